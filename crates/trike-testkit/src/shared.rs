@@ -1,0 +1,31 @@
+//! Where the shared test data lies, and what a test does when it is not there.
+
+use std::path::{Path, PathBuf};
+
+/// The path of `rel` inside the shared data beside the repository, or `None` after printing one
+/// `skipped: no shared data` line, which the test runner counts.
+///
+/// The data is not part of the product, so its absence is a skip on a user's machine. With `CI=true` it is
+/// a failure, so that a run which tested nothing cannot pass for one that did.
+///
+/// # Panics
+///
+/// When the data is absent and the environment says `CI=true`.
+pub fn shared(rel: &str) -> Option<PathBuf> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
+    let path = root.join(rel);
+    if path.exists() {
+        return Some(path);
+    }
+    assert!(
+        std::env::var("CI").as_deref() != Ok("true"),
+        "no shared data ({rel}), and CI=true makes that a failure"
+    );
+    announce_skip(rel);
+    None
+}
+
+#[expect(clippy::print_stdout, reason = "the test runner counts these lines")]
+fn announce_skip(rel: &str) {
+    println!("skipped: no shared data ({rel})");
+}

@@ -1,0 +1,94 @@
+//! Five trits a byte.
+
+use crate::{Encoding, Trit, TritError};
+
+/// Bytes that are five trits: 3^5.
+const BYTES: usize = 243;
+
+/// Powers of three, the weight of each digit.
+const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
+
+/// The five trits of every byte.
+const TRITS: [[i8; 5]; BYTES] = {
+    let mut table = [[0; 5]; BYTES];
+    let mut byte = 0;
+    while byte < BYTES {
+        let mut digit = 0;
+        while digit < 5 {
+            table[byte][digit] = (byte / POWERS[digit] as usize % 3) as i8 - 1;
+            digit += 1;
+        }
+        byte += 1;
+    }
+    table
+};
+
+/// A bit for each of the five trits of every byte, set where it is not zero.
+const NONZERO: [u8; BYTES] = {
+    let mut table = [0; BYTES];
+    let mut byte = 0;
+    while byte < BYTES {
+        let mut digit = 0;
+        while digit < 5 {
+            table[byte] |= ((TRITS[byte][digit] != 0) as u8) << digit;
+            digit += 1;
+        }
+        byte += 1;
+    }
+    table
+};
+
+pub(super) fn scan(
+    bytes: &[u8],
+    (plane, row): (usize, usize),
+    cols: usize,
+    nonzero: &mut [u64],
+) -> Result<(), TritError> {
+    for (i, &byte) in bytes.iter().enumerate() {
+        let col = 5 * i;
+        let Some(&bits) = NONZERO.get(byte as usize) else {
+            return Err(TritError::Code { plane, row, col, code: byte, encoding: Encoding::Base3 });
+        };
+        if cols - col < 5 && bits >> (cols - col) != 0 {
+            return Err(TritError::DirtyTail { plane, row });
+        }
+        let (word, bit) = (col / 64, col % 64);
+        nonzero[word] |= u64::from(bits) << bit;
+        // A byte may straddle two words; its tail was found clean, so a bit beyond the row never moves on.
+        if bit > 59 && word + 1 < nonzero.len() {
+            nonzero[word + 1] |= u64::from(bits) >> (64 - bit);
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn read(bytes: &[u8], start: usize, out: &mut [i8]) {
+    let mut done = 0;
+    while done < out.len() {
+        let (byte, at) = ((start + done) / 5, (start + done) % 5);
+        let n = (5 - at).min(out.len() - done);
+        out[done..done + n].copy_from_slice(&TRITS[bytes[byte] as usize][at..at + n]);
+        done += n;
+    }
+}
+
+pub(super) fn get(byte: u8, at: usize) -> Trit {
+    match TRITS[byte as usize][at] {
+        -1 => Trit::N,
+        0 => Trit::Z,
+        _ => Trit::P,
+    }
+}
+
+pub(super) fn set(byte: &mut u8, at: usize, trit: Trit) {
+    let old = TRITS[*byte as usize][at];
+    // The byte stays within 0..=242: it swaps one digit for another.
+    *byte = (i16::from(*byte) + i16::from(trit.value() - old) * i16::from(POWERS[at])) as u8;
+}
+
+pub(super) fn push(bytes: &mut Vec<u8>, trits: &[i8]) {
+    for chunk in trits.chunks(5) {
+        let digits = POWERS.iter().enumerate().map(|(i, &p)| p * (chunk.get(i).map_or(1, |&t| t + 1) as u8));
+        bytes.push(digits.sum());
+    }
+}

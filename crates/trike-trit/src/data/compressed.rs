@@ -1,0 +1,83 @@
+//! Gaps between nonzeros.
+
+use crate::{Encoding, Trit, TritError};
+
+/// 127 zeros and no trit.
+const SKIP: u8 = 127;
+
+/// The largest gap that a nonzero's own byte holds.
+const MAX_GAP: usize = 126;
+
+/// A nonzero: its column and its trit.
+pub(super) fn nonzeros(entries: &[u8]) -> impl Iterator<Item = (usize, i8)> + '_ {
+    let mut col = 0;
+    entries.iter().filter_map(move |&byte| {
+        col += usize::from(byte & 0x7F);
+        if byte == SKIP {
+            return None;
+        }
+        col += 1;
+        Some((col - 1, if byte & 0x80 == 0 { 1 } else { -1 }))
+    })
+}
+
+pub(super) fn scan(
+    entries: &[u8],
+    (plane, row): (usize, usize),
+    cols: usize,
+    nonzero: &mut [u64],
+) -> Result<(), TritError> {
+    if let Some(i) = entries.iter().position(|&b| b == u8::MAX) {
+        let col = nonzeros(&entries[..i]).last().map_or(0, |(col, _)| col + 1);
+        return Err(TritError::Code { plane, row, col, code: u8::MAX, encoding: Encoding::RowCompressed });
+    }
+    // A skip with nothing behind it would be a second way to write the same row.
+    if entries.last() == Some(&SKIP) {
+        return Err(TritError::DirtyTail { plane, row });
+    }
+    for (col, _) in nonzeros(entries) {
+        if col >= cols {
+            return Err(TritError::DirtyTail { plane, row });
+        }
+        nonzero[col / 64] |= 1 << (col % 64);
+    }
+    Ok(())
+}
+
+pub(super) fn read(entries: &[u8], start: usize, out: &mut [i8]) {
+    out.fill(0);
+    let end = start + out.len();
+    for (col, trit) in nonzeros(entries).skip_while(|&(col, _)| col < start).take_while(|&(col, _)| col < end)
+    {
+        out[col - start] = trit;
+    }
+}
+
+pub(super) fn get(entries: &[u8], col: usize) -> Trit {
+    match nonzeros(entries).find(|&(at, _)| at >= col) {
+        Some((at, trit)) if at == col => {
+            if trit < 0 {
+                Trit::N
+            } else {
+                Trit::P
+            }
+        }
+        _ => Trit::Z,
+    }
+}
+
+pub(super) fn push(entries: &mut Vec<u8>, trits: &[i8]) {
+    let mut gap = 0;
+    for &t in trits {
+        if t == 0 {
+            gap += 1;
+            continue;
+        }
+        while gap > MAX_GAP {
+            entries.push(SKIP);
+            gap -= usize::from(SKIP);
+        }
+        entries.push(gap as u8 | if t < 0 { 0x80 } else { 0 });
+        gap = 0;
+    }
+}

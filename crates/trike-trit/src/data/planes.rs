@@ -1,0 +1,60 @@
+//! Two bit planes.
+
+use super::live_bits;
+use crate::{Trit, TritError};
+
+pub(super) fn scan(
+    pos: &[u64],
+    neg: &[u64],
+    (plane, row): (usize, usize),
+    cols: usize,
+    nonzero: &mut [u64],
+) -> Result<(), TritError> {
+    for (word, ((p, n), out)) in pos.iter().zip(neg).zip(nonzero).enumerate() {
+        if p & n != 0 {
+            return Err(TritError::BothBits { plane, row, word });
+        }
+        if (p | n) & !live_bits(cols, word) != 0 {
+            return Err(TritError::DirtyTail { plane, row });
+        }
+        *out = p | n;
+    }
+    Ok(())
+}
+
+pub(super) fn read(pos: &[u64], neg: &[u64], start: usize, out: &mut [i8]) {
+    let mut done = 0;
+    while done < out.len() {
+        let (word, bit) = ((start + done) / 64, (start + done) % 64);
+        let n = (64 - bit).min(out.len() - done);
+        let (p, m) = (pos[word] >> bit, neg[word] >> bit);
+        for (i, t) in out[done..done + n].iter_mut().enumerate() {
+            *t = ((p >> i) & 1) as i8 - ((m >> i) & 1) as i8;
+        }
+        done += n;
+    }
+}
+
+pub(super) fn get(pos: &[u64], neg: &[u64], word: usize, bit: usize) -> Trit {
+    match ((pos[word] >> bit) & 1, (neg[word] >> bit) & 1) {
+        (1, _) => Trit::P,
+        (_, 1) => Trit::N,
+        _ => Trit::Z,
+    }
+}
+
+pub(super) fn set(pos: &mut [u64], neg: &mut [u64], word: usize, bit: usize, trit: Trit) {
+    let keep = !(1u64 << bit);
+    pos[word] = pos[word] & keep | u64::from(trit == Trit::P) << bit;
+    neg[word] = neg[word] & keep | u64::from(trit == Trit::N) << bit;
+}
+
+pub(super) fn push(pos: &mut Vec<u64>, neg: &mut Vec<u64>, trits: &[i8]) {
+    for chunk in trits.chunks(64) {
+        let bits = |value: i8| {
+            chunk.iter().enumerate().fold(0u64, |word, (i, &t)| word | u64::from(t == value) << i)
+        };
+        pos.push(bits(1));
+        neg.push(bits(-1));
+    }
+}

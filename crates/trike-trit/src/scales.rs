@@ -1,0 +1,190 @@
+//! Scales and means of a tensor, and what shares them.
+
+use half::f16;
+
+use crate::{Coupling, Granularity, TritError};
+
+/// Scales or means as they are stored: f16 or f32, never changed on the way.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ScaleValues {
+    /// Two bytes each.
+    F16(Vec<f16>),
+    /// Four bytes each.
+    F32(Vec<f32>),
+}
+
+impl ScaleValues {
+    /// Number of values.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F16(v) => v.len(),
+            Self::F32(v) => v.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Value `i` as f32, exactly; `None` past the end.
+    pub fn get(&self, i: usize) -> Option<f32> {
+        match self {
+            Self::F16(v) => v.get(i).map(|x| x.to_f32()),
+            Self::F32(v) => v.get(i).copied(),
+        }
+    }
+
+    /// All values as f32, exactly.
+    pub fn iter(&self) -> impl Iterator<Item = f32> + '_ {
+        (0..self.len()).map(|i| self.at(i))
+    }
+
+    /// Bytes that the values take.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::F16(v) => 2 * v.len(),
+            Self::F32(v) => 4 * v.len(),
+        }
+    }
+
+    /// `f16` when every value is an f16 exactly, else `f32`.
+    ///
+    /// ```
+    /// use trike_trit::ScaleValues;
+    ///
+    /// assert!(matches!(ScaleValues::exact(&[0.5, 2.0]), ScaleValues::F16(_)));
+    /// assert!(matches!(ScaleValues::exact(&[0.1]), ScaleValues::F32(_)));
+    /// ```
+    pub fn exact(values: &[f32]) -> Self {
+        let halves: Vec<f16> = values.iter().map(|&v| f16::from_f32(v)).collect();
+        if halves.iter().zip(values).all(|(h, v)| h.to_f32().to_bits() == v.to_bits()) {
+            Self::F16(halves)
+        } else {
+            Self::F32(values.to_vec())
+        }
+    }
+
+    /// The values at `indices`, in that order, in the same type; out-of-range indices are left out.
+    pub(crate) fn select(&self, indices: impl Iterator<Item = usize>) -> Self {
+        match self {
+            Self::F16(v) => Self::F16(indices.filter_map(|i| v.get(i).copied()).collect()),
+            Self::F32(v) => Self::F32(indices.filter_map(|i| v.get(i).copied()).collect()),
+        }
+    }
+
+    /// Value `i`; callers index below `len`, as established by [`TritError::Length`] checks.
+    pub(crate) fn at(&self, i: usize) -> f32 {
+        match self {
+            Self::F16(v) => v[i].to_f32(),
+            Self::F32(v) => v[i],
+        }
+    }
+
+    fn check(&self, what: &'static str, expected: usize) -> Result<(), TritError> {
+        if self.len() != expected {
+            return Err(TritError::Length { what, expected, got: self.len() });
+        }
+        match self.iter().enumerate().find(|(_, v)| !v.is_finite()) {
+            Some((index, value)) => Err(TritError::NonFinite { what, index, value }),
+            None => Ok(()),
+        }
+    }
+}
+
+impl From<Vec<f32>> for ScaleValues {
+    fn from(values: Vec<f32>) -> Self {
+        Self::F32(values)
+    }
+}
+
+impl From<Vec<f16>> for ScaleValues {
+    fn from(values: Vec<f16>) -> Self {
+        Self::F16(values)
+    }
+}
+
+/// The scales of a tensor, and optionally a mean for each place that has a scale (asymmetric fit).
+///
+/// Scales are ordered `[plane][row][group]` when planes are free and `[row][group]` when they are tied. At
+/// [`Granularity::Row`] there is no group axis, at [`Granularity::Tensor`] no row axis either. Means are
+/// ordered `[row][group]` in the same granularity and never have a plane axis. Lengths and finiteness are
+/// checked when the tensor is made, since only then is the shape known.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scales {
+    granularity: Granularity,
+    values: ScaleValues,
+    means: Option<ScaleValues>,
+}
+
+impl Scales {
+    /// Scales as stored; see the type for the order.
+    pub fn new(granularity: Granularity, values: impl Into<ScaleValues>, means: Option<ScaleValues>) -> Self {
+        Self { granularity, values: values.into(), means }
+    }
+
+    /// One f32 scale for a one-plane tensor.
+    pub fn tensor(scale: f32) -> Self {
+        Self::new(Granularity::Tensor, vec![scale], None)
+    }
+
+    /// What shares a scale.
+    pub fn granularity(&self) -> Granularity {
+        self.granularity
+    }
+
+    /// The scales.
+    pub fn values(&self) -> &ScaleValues {
+        &self.values
+    }
+
+    /// The means, where the fit is asymmetric.
+    pub fn means(&self) -> Option<&ScaleValues> {
+        self.means.as_ref()
+    }
+
+    /// Bytes that scales and means take.
+    pub fn bytes(&self) -> usize {
+        self.values.bytes() + self.means.as_ref().map_or(0, ScaleValues::bytes)
+    }
+
+    pub(crate) fn check(
+        &self,
+        rows: usize,
+        cols: usize,
+        depth: usize,
+        coupling: Coupling,
+    ) -> Result<(), TritError> {
+        let set = self.granularity.count(rows, cols).ok_or(TritError::Shape { rows, cols })?;
+        let sets = if coupling == Coupling::Free { depth } else { 1 };
+        self.values.check("scale", set.checked_mul(sets).ok_or(TritError::Shape { rows, cols })?)?;
+        self.means.as_ref().map_or(Ok(()), |means| means.check("mean", set))
+    }
+
+    /// Index of a mean, and of a scale of plane 0.
+    pub(crate) fn index(&self, cols: usize, row: usize, group: usize) -> usize {
+        match self.granularity {
+            Granularity::Tensor => 0,
+            Granularity::Row => row,
+            Granularity::Group(_) => row * self.granularity.groups_per_row(cols) + group,
+        }
+    }
+
+    /// The scales of `rows`, in that order, of a tensor that has `shape` and `sets` sets of scales.
+    pub(crate) fn select_rows(&self, shape: (usize, usize), sets: usize, rows: &[usize]) -> Self {
+        let groups = self.granularity.groups_per_row(shape.1);
+        let pick = |sets: usize| {
+            (0..sets).flat_map(move |set| {
+                rows.iter().flat_map(move |&r| (0..groups).map(move |g| (set * shape.0 + r) * groups + g))
+            })
+        };
+        match self.granularity {
+            Granularity::Tensor => self.clone(),
+            Granularity::Row | Granularity::Group(_) => Self {
+                granularity: self.granularity,
+                values: self.values.select(pick(sets)),
+                means: self.means.as_ref().map(|m| m.select(pick(1))),
+            },
+        }
+    }
+}

@@ -1,0 +1,363 @@
+//! The ternary tensor.
+
+use crate::{
+    Coupling, Encoding, MAX_DEPTH, Scales, SparsityMetadata, TritData, TritError, TritRow, data::bit_words,
+};
+
+/// A `rows x cols` (out x in) matrix of ternary weights in 1 to 6 planes, with its scales.
+///
+/// With free planes a weight is `mean + s0 t0 + s1 t1 + ...`, with tied planes
+/// `mean + s (t0 + t1 / 3 + t2 / 9 + ...)`; the mean is 0 unless the fit is asymmetric. [`Coupling`],
+/// [`Granularity`](crate::Granularity) and [`Encoding`] say which of the forms a tensor has, and the shape lives
+/// here: no function of a tensor takes it again.
+///
+/// ```
+/// use trike_trit::{Encoding, Scales, Trit, TritTensor};
+///
+/// let mut tensor = TritTensor::from_trits(2, 3, &[1, 0, -1, 0, 0, 1], Encoding::TwoBit, Scales::tensor(0.5))?;
+/// assert_eq!(tensor.dequantize(), [0.5, 0.0, -0.5, 0.0, 0.0, 0.5]);
+/// assert_eq!(tensor.zeros(), 3);
+///
+/// tensor.set(0, 1, 0, Trit::N)?;
+/// assert_eq!(tensor.dequantize()[3], -0.5);
+/// assert_eq!(tensor.to_encoding(Encoding::Base3)?.dequantize(), tensor.dequantize());
+/// # Ok::<(), trike_trit::TritError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct TritTensor {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    pub(crate) planes: Vec<TritData>,
+    pub(crate) sparsity: Vec<SparsityMetadata>,
+    coupling: Coupling,
+    scales: Scales,
+}
+
+impl TritTensor {
+    /// A tensor from its raw parts, one [`TritData`] for each plane, all in one encoding.
+    ///
+    /// # Errors
+    ///
+    /// Whatever makes the parts no tensor: a zero or unaddressable side, not 1 to 6 planes, mixed encodings, a
+    /// buffer of the wrong length, overlapping bits, an invalid code, a tail that is not zero trits, offsets out
+    /// of order, the wrong number of scales or means, or one that is not finite. The check is one linear pass.
+    pub fn new(
+        rows: usize,
+        cols: usize,
+        planes: Vec<TritData>,
+        coupling: Coupling,
+        scales: Scales,
+    ) -> Result<Self, TritError> {
+        check_shape(rows, cols)?;
+        let depth = planes.len();
+        let Some(encoding) = planes.first().map(TritData::encoding).filter(|_| depth <= MAX_DEPTH) else {
+            return Err(TritError::Depth { got: depth });
+        };
+        scales.check(rows, cols, depth, coupling)?;
+        let mut sparsity = Vec::with_capacity(depth);
+        for (plane, data) in planes.iter().enumerate() {
+            if data.encoding() != encoding {
+                return Err(TritError::MixedEncodings { plane, expected: encoding, got: data.encoding() });
+            }
+            data.check_lengths(plane, rows, cols)?;
+            sparsity.push(index(data, plane, rows, cols)?);
+        }
+        Ok(Self { rows, cols, planes, sparsity, coupling, scales })
+    }
+
+    /// A one-plane tensor from `rows * cols` numbers -1, 0 and 1 in row-major order.
+    ///
+    /// # Errors
+    ///
+    /// A length other than `rows * cols`, a number that is no trit, and what [`new`](Self::new) refuses.
+    pub fn from_trits(
+        rows: usize,
+        cols: usize,
+        trits: &[i8],
+        encoding: Encoding,
+        scales: Scales,
+    ) -> Result<Self, TritError> {
+        Self::from_planes(rows, cols, &[trits], encoding, Coupling::Free, scales)
+    }
+
+    /// A tensor from one slice of `rows * cols` numbers -1, 0 and 1 for each plane.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_trits`](Self::from_trits).
+    pub fn from_planes(
+        rows: usize,
+        cols: usize,
+        planes: &[&[i8]],
+        encoding: Encoding,
+        coupling: Coupling,
+        scales: Scales,
+    ) -> Result<Self, TritError> {
+        let expected = check_shape(rows, cols)?;
+        let mut packed = Vec::with_capacity(planes.len());
+        for trits in planes {
+            if trits.len() != expected {
+                return Err(TritError::Length { what: "trits", expected, got: trits.len() });
+            }
+            if let Some(index) = trits.iter().position(|t| !(-1..=1).contains(t)) {
+                return Err(TritError::Value { index, value: trits[index] });
+            }
+            let mut data = TritData::empty(encoding, rows, cols);
+            for row in trits.chunks_exact(cols) {
+                data.push_row(row)?;
+            }
+            packed.push(data);
+        }
+        Self::new(rows, cols, packed, coupling, scales)
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Number of planes, 1 to 6.
+    pub fn depth(&self) -> usize {
+        self.planes.len()
+    }
+
+    /// How every plane is packed.
+    pub fn encoding(&self) -> Encoding {
+        self.planes[0].encoding()
+    }
+
+    /// How the planes add up.
+    pub fn coupling(&self) -> Coupling {
+        self.coupling
+    }
+
+    /// The scales, in the order that [`Scales`] gives.
+    pub fn scales(&self) -> &Scales {
+        &self.scales
+    }
+
+    /// The raw parts of a plane; `None` past the last.
+    pub fn data(&self, plane: usize) -> Option<&TritData> {
+        self.planes.get(plane)
+    }
+
+    /// Number of scales along a row.
+    pub fn groups_per_row(&self) -> usize {
+        self.scales.granularity().groups_per_row(self.cols)
+    }
+
+    /// Weights of a row that share a scale; the last group of a row may be shorter.
+    pub fn group_len(&self) -> usize {
+        self.scales.granularity().group_len(self.cols)
+    }
+
+    /// What a trit of `plane` counts for in a group of a row: its scale, over `3^plane` when planes are tied.
+    ///
+    /// # Errors
+    ///
+    /// [`TritError::OutOfRange`].
+    pub fn scale(&self, plane: usize, row: usize, group: usize) -> Result<f32, TritError> {
+        self.check_plane(plane)?;
+        self.check_row(row)?;
+        check_index("group", group, self.groups_per_row())?;
+        Ok(self.scale_at(plane, row, group))
+    }
+
+    /// The mean of a group of a row, 0 when the fit is symmetric.
+    ///
+    /// # Errors
+    ///
+    /// [`TritError::OutOfRange`].
+    pub fn mean(&self, row: usize, group: usize) -> Result<f32, TritError> {
+        self.check_row(row)?;
+        check_index("group", group, self.groups_per_row())?;
+        Ok(self.mean_at(row, group))
+    }
+
+    fn scale_at(&self, plane: usize, row: usize, group: usize) -> f32 {
+        let first = self.scales.index(self.cols, row, group);
+        let values = self.scales.values();
+        match self.coupling {
+            Coupling::Free => values.at(first + plane * (values.len() / self.depth())),
+            Coupling::Tied => values.at(first) / [1.0, 3.0, 9.0, 27.0, 81.0, 243.0][plane],
+        }
+    }
+
+    fn mean_at(&self, row: usize, group: usize) -> f32 {
+        self.scales.means().map_or(0.0, |means| means.at(self.scales.index(self.cols, row, group)))
+    }
+
+    /// One row of one plane.
+    ///
+    /// # Errors
+    ///
+    /// [`TritError::OutOfRange`].
+    pub fn row(&self, plane: usize, row: usize) -> Result<TritRow<'_>, TritError> {
+        self.check_plane(plane)?;
+        self.check_row(row)?;
+        Ok(TritRow::new(&self.planes[plane], row, self.cols))
+    }
+
+    /// Decodes a row of a plane into `cols` numbers -1, 0 and 1.
+    ///
+    /// # Errors
+    ///
+    /// [`TritError::OutOfRange`], or [`TritError::Length`] when `out` is not `cols` long.
+    pub fn read_row(&self, plane: usize, row: usize, out: &mut [i8]) -> Result<(), TritError> {
+        check_len("output row", self.cols, out.len())?;
+        self.row(plane, row)?.read(0, out)
+    }
+
+    /// Writes the `cols` weights of a row to `out`: each scale times its trit, plane after plane, and the mean
+    /// first, all in f32.
+    ///
+    /// # Errors
+    ///
+    /// As [`read_row`](Self::read_row).
+    pub fn dequantize_row(&self, row: usize, out: &mut [f32]) -> Result<(), TritError> {
+        check_len("output row", self.cols, out.len())?;
+        self.check_row(row)?;
+        self.dequantize_into(row, &mut vec![0; self.cols], out);
+        Ok(())
+    }
+
+    /// All weights, row-major.
+    pub fn dequantize(&self) -> Vec<f32> {
+        let mut out = vec![0.0; self.rows * self.cols];
+        let mut trits = vec![0; self.cols];
+        for (row, out) in out.chunks_exact_mut(self.cols).enumerate() {
+            self.dequantize_into(row, &mut trits, out);
+        }
+        out
+    }
+
+    fn dequantize_into(&self, row: usize, trits: &mut [i8], out: &mut [f32]) {
+        let len = self.group_len();
+        for (group, out) in out.chunks_mut(len).enumerate() {
+            out.fill(self.mean_at(row, group));
+        }
+        for (plane, data) in self.planes.iter().enumerate() {
+            data.read(row, self.cols, 0, trits);
+            for (group, (out, trits)) in out.chunks_mut(len).zip(trits.chunks(len)).enumerate() {
+                let scale = self.scale_at(plane, row, group);
+                for (w, &t) in out.iter_mut().zip(trits) {
+                    *w += scale * f32::from(t);
+                }
+            }
+        }
+    }
+
+    /// The same tensor in another encoding; every trit, scale and mean is kept.
+    ///
+    /// # Errors
+    ///
+    /// [`TritError::TooLarge`] when a compressed encoding would need more than 32-bit row offsets.
+    pub fn to_encoding(&self, encoding: Encoding) -> Result<Self, TritError> {
+        if encoding == self.encoding() {
+            return Ok(self.clone());
+        }
+        let rows: Vec<usize> = (0..self.rows).collect();
+        Ok(Self {
+            rows: self.rows,
+            cols: self.cols,
+            planes: self.repack(encoding, &rows)?,
+            sparsity: self.sparsity.clone(),
+            coupling: self.coupling,
+            scales: self.scales.clone(),
+        })
+    }
+
+    /// The tensor whose row `i` is row `rows[i]` of this one, with its scales: a permutation or a selection.
+    ///
+    /// # Errors
+    ///
+    /// [`TritError::OutOfRange`] for a row that does not exist, [`TritError::Shape`] when `rows` is empty.
+    pub fn select_rows(&self, rows: &[usize]) -> Result<Self, TritError> {
+        check_shape(rows.len(), self.cols)?;
+        rows.iter().try_for_each(|&r| self.check_row(r))?;
+        let sets = if self.coupling == Coupling::Free { self.depth() } else { 1 };
+        let scales = self.scales.select_rows((self.rows, self.cols), sets, rows);
+        Self::new(rows.len(), self.cols, self.repack(self.encoding(), rows)?, self.coupling, scales)
+    }
+
+    fn repack(&self, encoding: Encoding, rows: &[usize]) -> Result<Vec<TritData>, TritError> {
+        let mut trits = vec![0; self.cols];
+        let mut planes = Vec::with_capacity(self.depth());
+        for data in &self.planes {
+            let mut packed = TritData::empty(encoding, rows.len(), self.cols);
+            for &row in rows {
+                data.read(row, self.cols, 0, &mut trits);
+                packed.push_row(&trits)?;
+            }
+            planes.push(packed);
+        }
+        Ok(planes)
+    }
+
+    /// Where the zeros of a plane are; `None` past the last plane.
+    pub fn sparsity(&self, plane: usize) -> Option<&SparsityMetadata> {
+        self.sparsity.get(plane)
+    }
+
+    /// Zero trits over all planes.
+    pub fn zeros(&self) -> u64 {
+        self.sparsity.iter().map(SparsityMetadata::zeros).sum()
+    }
+
+    /// Bytes that the trits (with the index of a compressed encoding), the scales and the means take. The
+    /// derived [`SparsityMetadata`] is not counted.
+    pub fn bytes(&self) -> usize {
+        self.planes.iter().map(TritData::bytes).sum::<usize>() + self.scales.bytes()
+    }
+
+    /// [`bytes`](Self::bytes) in bits, over `rows * cols`.
+    pub fn bits_per_weight(&self) -> f64 {
+        8.0 * self.bytes() as f64 / (self.rows as f64 * self.cols as f64)
+    }
+
+    pub(crate) fn check_plane(&self, plane: usize) -> Result<(), TritError> {
+        check_index("plane", plane, self.depth())
+    }
+
+    pub(crate) fn check_row(&self, row: usize) -> Result<(), TritError> {
+        check_index("row", row, self.rows)
+    }
+}
+
+/// Checks the rows of a plane and indexes its zeros, in one pass.
+pub(crate) fn index(
+    data: &TritData,
+    plane: usize,
+    rows: usize,
+    cols: usize,
+) -> Result<SparsityMetadata, TritError> {
+    let mut sparsity = SparsityMetadata::with_capacity(rows, cols);
+    let mut nonzero = vec![0; bit_words(cols)];
+    for row in 0..rows {
+        nonzero.fill(0);
+        data.scan_row((plane, row), cols, &mut nonzero)?;
+        sparsity.push_row(cols, &nonzero);
+    }
+    Ok(sparsity)
+}
+
+/// The number of elements, when both sides are usable and f32 weights would be addressable.
+fn check_shape(rows: usize, cols: usize) -> Result<usize, TritError> {
+    let side = 1..=u32::MAX as usize;
+    rows.checked_mul(cols)
+        .filter(|n| side.contains(&rows) && side.contains(&cols) && *n <= isize::MAX as usize / 4)
+        .ok_or(TritError::Shape { rows, cols })
+}
+
+pub(crate) fn check_index(what: &'static str, index: usize, limit: usize) -> Result<(), TritError> {
+    if index < limit { Ok(()) } else { Err(TritError::OutOfRange { what, index, limit }) }
+}
+
+fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), TritError> {
+    if expected == got { Ok(()) } else { Err(TritError::Length { what, expected, got }) }
+}
