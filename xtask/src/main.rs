@@ -1,2 +1,93 @@
-//! The command.
-fn main(){}
+//! Everything that must hold for Trike, as one command: `cargo xtask ci`.
+//!
+//! Start from [`steps::STEPS`], the list of checks from the cheapest to the dearest. Each check is one file here
+//! and one subcommand, so that the failure of a long run can be repeated alone.
+//!
+//! The decision a reader would question: rules are written in Rust over `cargo metadata` and plain text instead
+//! of being left to installed tools. A bare machine with only Rust can then run all of them; the price is that
+//! they see text, not syntax.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a build tool reports on both")]
+
+mod book;
+mod coverage;
+mod deny;
+mod deps;
+mod layering;
+mod package;
+mod readme;
+mod spdx;
+mod steps;
+mod tally;
+mod test;
+mod tidy;
+mod toolchain;
+mod workspace;
+
+use anyhow::Result;
+use clap::Parser;
+use std::process::ExitCode;
+use workspace::Workspace;
+
+/// What must hold, as one command.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+enum Command {
+    /// Run every check, cheapest first, and stop at the first failure.
+    Ci,
+    /// Formatting equals what rustfmt prints.
+    Fmt,
+    /// File lengths, module docs, forbidden words, white space, links of the book.
+    Tidy,
+    /// Dependencies point down and `unsafe` stays in its rooms.
+    Layering,
+    /// Licences, banned crates and sources, as deny.toml says.
+    Deny,
+    /// Dependency counts and what must be absent under a crate.
+    Deps,
+    /// What each publishable crate would ship.
+    Package,
+    /// Clippy over every target, warnings denied.
+    Clippy,
+    /// Each crate alone, without default features and with them.
+    Features,
+    /// Every test and doc test, with totals at the end.
+    Test,
+    /// API docs, with missing docs denied.
+    Doc,
+    /// The commands that the README promises.
+    Readme,
+    /// Share of lines that the tests execute (outside `ci`; needs cargo-llvm-cov).
+    Coverage,
+}
+
+fn main() -> ExitCode {
+    let command = Command::parse();
+    match Workspace::load().and_then(|ws| run(&ws, &command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            // Not `{e:?}`: a broken rule is an ordinary outcome, and its backtrace would bury the findings.
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(ws: &Workspace, command: &Command) -> Result<()> {
+    match command {
+        Command::Ci => steps::run_all(ws),
+        Command::Fmt => steps::run_one(ws, "fmt"),
+        Command::Tidy => steps::run_one(ws, "tidy"),
+        Command::Layering => steps::run_one(ws, "layering"),
+        Command::Deny => steps::run_one(ws, "deny"),
+        Command::Deps => steps::run_one(ws, "deps"),
+        Command::Package => steps::run_one(ws, "package"),
+        Command::Clippy => steps::run_one(ws, "clippy"),
+        Command::Features => steps::run_one(ws, "features"),
+        // Without the frame of a step, so that the totals are the last line.
+        Command::Test => test::run(ws).map(drop),
+        Command::Doc => steps::run_one(ws, "doc"),
+        Command::Readme => steps::run_one(ws, "readme"),
+        Command::Coverage => coverage::run(ws),
+    }
+}

@@ -1,1 +1,49 @@
-//! Placeholder.
+//! Host kernels for ternary, int8 and dense weights.
+//!
+//! Start from [`Cpu`]: an instruction set and a number of threads, whose methods are the operations of a decoder
+//! ([`Cpu::linear`], [`Cpu::rms_norm`], [`Cpu::rope`], [`Cpu::attention`], [`Cpu::gated`]). Slices go in, slices come
+//! out; weights are packed once into a [`Matrix`].
+//!
+//! The decision that shaped the crate: instructions are chosen at run time by a value that only detection can make
+//! ([`Isa`]), and every instruction set computes the ternary kernels to the same bits as the scalar specification. What
+//! was given up is a few per cent of speed in grouped scales, where the order of the additions is fixed. The second one:
+//! ternary weights are *copied* into one layout (two bits a weight, four rows interleaved), whatever encoding their
+//! tensor has; a smaller encoding saves space in the file and not in the kernels.
+//!
+//! * executor: [`Cpu`], [`Isa`]
+//! * weights: [`Matrix`], [`TernaryMatrix`], [`Int8Matrix`], [`DenseMatrix`] with [`DenseData`]
+//! * activations: [`ActivationPrecision`]
+//! * positions: [`RopeTable`], [`RopePairing`]
+//! * attention: [`Attention`], [`KvView`], [`KvData`]
+//! * gated MLP: [`GatedActivation`]
+//! * figures: [`LinearProblem`] and its [`Cost`], [`probe`] for what the machine can do at most
+//! * errors: [`CpuError`]
+//!
+//! `trike-nn` builds its host backend on this crate, and the command line its `doctor` and `bench`. It depends on
+//! `trike-trit` and rayon, and has no features to turn on.
+
+mod activations;
+mod attention;
+mod cost;
+mod error;
+mod gated;
+mod isa;
+mod kernels;
+mod line;
+mod linear;
+mod math;
+mod matrix;
+mod norm;
+mod pool;
+pub mod probe;
+mod rope;
+
+pub use activations::ActivationPrecision;
+pub use attention::{Attention, KvData, KvView};
+pub use cost::{Cost, LinearProblem};
+pub use error::{CpuError, Result};
+pub use gated::GatedActivation;
+pub use isa::Isa;
+pub use matrix::{DenseData, DenseMatrix, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix};
+pub use pool::{Cpu, MAX_THREADS};
+pub use rope::{RopePairing, RopeTable};

@@ -1,1 +1,41 @@
-//! Placeholder.
+//! From a model file to text: configuration, tokenizers, generation, sampling, measurement, conversion.
+//!
+//! Start from [`LanguageModel`]: `LanguageModel::load(path)` reads any file that [`ModelFile`] can open, with its
+//! tokenizer, and [`LanguageModel::generate`] continues a prompt.
+//!
+//! The decision that shaped this crate: a checkpoint is opened once as a [`ModelFile`], which knows its
+//! architecture, the names of its tensors and its special tokens, and everything else (running, inspecting,
+//! converting, scoring) works on that. A new file format is one arm there and not a second loader; the price is
+//! that formats share the names of HuggingFace checkpoints, and others are mapped to them.
+//!
+//! * models: [`ModelFile`], [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`Tensors`]
+//! * text: [`tokenizer`], [`sampler`], [`stream`], [`GenerateOptions`], [`Generation`], [`FinishReason`]
+//! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`inspect()`], [`bench`]
+//! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]
+//! * errors: [`LlmError`]
+//!
+//! `trike` re-exports what an application needs; the feature `candle` passes the reference backend through.
+#![forbid(unsafe_code)]
+
+pub mod bench;
+mod config;
+mod convert;
+mod error;
+mod file;
+mod generate;
+mod inspect;
+mod load;
+mod names;
+mod perplexity;
+pub mod sampler;
+pub mod stream;
+pub mod tokenizer;
+
+pub use config::{ModelConfig, SpecialIds};
+pub use convert::{ConvertOptions, ConvertReport, Target, convert};
+pub use error::LlmError;
+pub use file::{ModelFile, Tensors};
+pub use generate::{FinishReason, GenerateOptions, Generation};
+pub use inspect::{Inspection, TensorReport, inspect};
+pub use load::{HeadPrecision, LanguageModel, LoadOptions};
+pub use perplexity::{Comparison, Score, Split, compare, score};

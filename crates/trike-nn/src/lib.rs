@@ -1,1 +1,42 @@
-//! Placeholder.
+//! The backend trait, the layers and the one decoder block of Trike.
+//!
+//! Start from [`Decoder`]: a language model made from a [`DecoderSpec`] and weights, on any [`Backend`].
+//!
+//! The decision that shaped this crate: no model is written twice. There is one decoder block, driven by a spec
+//! that is read from the checkpoint, and a backend is a dozen fused operations on tensors that stay where it
+//! keeps them. The price is that an architecture whose block does not fit the spec cannot be added beside it; the
+//! spec has to grow.
+//!
+//! The second one: a batch is ragged. Tokens of all sequences lie one after the other in one tensor and only
+//! attention knows which rows belong to which sequence, so nothing is padded and a result does not depend on
+//! what else is in the batch.
+//!
+//! * model: [`Decoder`], [`DecoderSpec`], [`RopeSpec`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`Logits`]
+//! * weights: [`Weight`], [`WeightName`], [`DecoderWeights`]
+//! * backends: [`Backend`], [`CpuBackend`] and, with the feature `candle`, `CandleBackend`
+//! * errors: [`NnError`]
+//!
+//! `trike-llm` reads models from files into this; the feature `candle` (on by default) brings the reference
+//! backend and is the only heavy dependency.
+#![forbid(unsafe_code)]
+
+mod backend;
+#[cfg(feature = "candle")]
+mod candle;
+mod cpu;
+mod decoder;
+mod error;
+mod sequence;
+mod spec;
+mod weights;
+
+pub use backend::{AttentionSpec, Backend, CacheSpec, KvPrecision, Segment};
+#[cfg(feature = "candle")]
+pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
+pub use cpu::CpuBackend;
+pub use decoder::{Decoder, Logits, Step};
+pub use error::NnError;
+pub use sequence::{KvSpec, Sequence};
+pub use spec::{DecoderSpec, RopeSpec};
+pub use trike_cpu::{ActivationPrecision, GatedActivation, RopePairing};
+pub use weights::{DecoderWeights, Weight, WeightName};

@@ -1,0 +1,117 @@
+//! What joins the two halves of a gated MLP, and the residual sum.
+
+use crate::error::{Result, check_len};
+use crate::isa::with_kernels;
+use crate::kernels::{Kernels, Loop};
+use crate::math::exp;
+use crate::pool::Cpu;
+
+/// The function of the gate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GatedActivation {
+    /// `g / (1 + e^-g)`: Llama, Mistral, Qwen.
+    SiLu,
+    /// `max(g, 0)^2`: BitNet-b1.58-2B-4T.
+    SquaredReLu,
+}
+
+impl Cpu {
+    /// `out = activation(gate) * up`, element by element.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Length`](crate::CpuError::Length) when the three slices differ in length.
+    ///
+    /// ```
+    /// use trike_cpu::{Cpu, GatedActivation};
+    ///
+    /// let mut out = [f32::NAN; 2];
+    /// Cpu::new(1)?.gated(&[2.0, -1.0], &[3.0, 3.0], GatedActivation::SquaredReLu, &mut out)?;
+    /// assert_eq!(out, [12.0, 0.0]);
+    /// # Ok::<(), trike_cpu::CpuError>(())
+    /// ```
+    pub fn gated(
+        &self,
+        gate: &[f32],
+        up: &[f32],
+        activation: GatedActivation,
+        out: &mut [f32],
+    ) -> Result<()> {
+        check_len("up projection of gated", gate.len(), up.len())?;
+        check_len("output of gated", gate.len(), out.len())?;
+        with_kernels!(self.isa(), kernels => {
+            self.pool().for_units(out, 1, 16 * gate.len(), |first, out| {
+                let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
+                match activation {
+                    GatedActivation::SiLu => kernels.run(SiLu { gate, up, out }),
+                    GatedActivation::SquaredReLu => kernels.run(SquaredReLu { gate, up, out }),
+                }
+            });
+        });
+        Ok(())
+    }
+
+    /// `x += y`.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Length`](crate::CpuError::Length) when the slices differ in length.
+    pub fn add(&self, x: &mut [f32], y: &[f32]) -> Result<()> {
+        check_len("summand of add", x.len(), y.len())?;
+        with_kernels!(self.isa(), kernels => kernels.run(Sum { x, y }));
+        Ok(())
+    }
+}
+
+struct SiLu<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Loop for SiLu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for ((out, &gate), &up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
+            *out = gate / (1.0 + exp(-gate)) * up;
+        }
+    }
+}
+
+struct SquaredReLu<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Loop for SquaredReLu<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for ((out, &gate), &up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
+            // A comparison and not a maximum, so that NaN passes.
+            let positive = if gate < 0.0 { 0.0 } else { gate };
+            *out = positive * positive * up;
+        }
+    }
+}
+
+struct Sum<'a> {
+    x: &'a mut [f32],
+    y: &'a [f32],
+}
+
+impl Loop for Sum<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (x, y) in self.x.iter_mut().zip(self.y) {
+            *x += y;
+        }
+    }
+}

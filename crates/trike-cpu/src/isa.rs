@@ -1,0 +1,151 @@
+//! Which instructions the machine has, as values.
+//!
+//! A kernel for an instruction set is a method of its token, and only detection makes tokens: the existence of the
+//! value is the proof that the instructions exist.
+
+use std::fmt;
+
+use crate::error::{CpuError, Result};
+
+/// Portable Rust; always there, and the specification of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Scalar(());
+
+/// AVX2 with FMA and F16C.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Avx2(());
+
+/// AVX-512 F, BW, VL and VNNI, and everything in [`Avx2`].
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Avx512(());
+
+#[cfg(target_arch = "x86_64")]
+impl Avx2 {
+    fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c"))
+        .then_some(Self(()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Avx512 {
+    fn detect() -> Option<Self> {
+        let own = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni");
+        // The standard library also checks that the operating system saves the wide registers.
+        Avx2::detect().filter(|_| own).map(|_| Self(()))
+    }
+}
+
+/// The private side of [`Isa`]: a token for each instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Scalar(Scalar),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+/// An instruction set that this machine has.
+///
+/// There is no way to make one that it does not have: [`Isa::detect`], [`Isa::available`] and [`Isa::by_name`] ask the
+/// processor.
+///
+/// ```
+/// use trike_cpu::Isa;
+///
+/// let all = Isa::available();
+/// assert_eq!(all[0].name(), "scalar");
+/// assert_eq!(all.last().copied(), Some(Isa::detect()));
+/// assert!(Isa::by_name("mmx").is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isa(pub(crate) Kind);
+
+const KNOWN: &str = "scalar, avx2, avx512-vnni";
+
+impl Isa {
+    /// The best instruction set of this machine.
+    #[must_use]
+    pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            if let Some(token) = Avx512::detect() {
+                return Self(Kind::Avx512(token));
+            }
+            if let Some(token) = Avx2::detect() {
+                return Self(Kind::Avx2(token));
+            }
+        }
+        Self(Kind::Scalar(Scalar(())))
+    }
+
+    /// Every instruction set of this machine, from `scalar` to the best.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
+        let mut all = vec![Self(Kind::Scalar(Scalar(())))];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(Avx2::detect().map(|token| Self(Kind::Avx2(token))));
+            all.extend(Avx512::detect().map(|token| Self(Kind::Avx512(token))));
+        }
+        all
+    }
+
+    /// The instruction set called `scalar`, `avx2` or `avx512-vnni`; a knob for tests, benches and bug reports.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::UnknownIsa`] for another name, [`CpuError::IsaUnavailable`] when the machine lacks it.
+    pub fn by_name(name: &str) -> Result<Self> {
+        let available = Self::available();
+        if let Some(isa) = available.iter().find(|isa| isa.name() == name) {
+            return Ok(*isa);
+        }
+        if KNOWN.split(", ").any(|known| known == name) {
+            let names: Vec<&str> = available.iter().map(|isa| isa.name()).collect();
+            return Err(CpuError::IsaUnavailable { name: name.to_owned(), available: names.join(", ") });
+        }
+        Err(CpuError::UnknownIsa { name: name.to_owned(), known: KNOWN })
+    }
+
+    /// The name that [`Isa::by_name`] takes.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Kind::Scalar(_) => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512(_) => "avx512-vnni",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Runs an expression with the kernels of an instruction set: the only place where one is chosen.
+macro_rules! with_kernels {
+    ($isa:expr, $kernels:ident => $body:expr) => {
+        match $isa.0 {
+            $crate::isa::Kind::Scalar($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::isa::Kind::Avx2($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::isa::Kind::Avx512($kernels) => $body,
+        }
+    };
+}
+pub(crate) use with_kernels;

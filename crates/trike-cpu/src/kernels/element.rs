@@ -1,0 +1,142 @@
+//! Stored numbers that widen to f32.
+
+use half::{bf16, f16};
+
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::{
+    __m256, __m512, _mm_loadl_epi64, _mm_loadu_si128, _mm256_castsi256_ps, _mm256_cvtepi8_epi32,
+    _mm256_cvtepi32_ps, _mm256_cvtepu16_epi32, _mm256_cvtph_ps, _mm256_loadu_ps, _mm256_loadu_si256,
+    _mm256_slli_epi32, _mm512_castsi512_ps, _mm512_cvtepi8_epi32, _mm512_cvtepi32_ps, _mm512_cvtepu16_epi32,
+    _mm512_cvtph_ps, _mm512_loadu_ps, _mm512_slli_epi32,
+};
+
+/// A number that a dense kernel reads: f32, f16, bf16 or i8. Sealed by being private.
+pub(crate) trait Element: Copy + Send + Sync + 'static {
+    /// Zero, to pad the last chunk of a row.
+    const ZERO: Self;
+
+    /// The value; exact for every element type.
+    fn widen(self) -> f32;
+
+    /// Eight values.
+    ///
+    /// # Safety
+    ///
+    /// The machine has AVX2 and F16C.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn load8(chunk: &[Self; 8]) -> __m256;
+
+    /// Sixteen values.
+    ///
+    /// # Safety
+    ///
+    /// The machine has AVX-512 F.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn load16(chunk: &[Self; 16]) -> __m512;
+}
+
+impl Element for f32 {
+    const ZERO: Self = 0.0;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn load8(chunk: &[Self; 8]) -> __m256 {
+        // SAFETY: the array is eight readable f32, and the load takes any alignment.
+        unsafe { _mm256_loadu_ps(chunk.as_ptr()) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load16(chunk: &[Self; 16]) -> __m512 {
+        // SAFETY: the array is sixteen readable f32, and the load takes any alignment.
+        unsafe { _mm512_loadu_ps(chunk.as_ptr()) }
+    }
+}
+
+impl Element for f16 {
+    const ZERO: Self = f16::ZERO;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx2,f16c")]
+    unsafe fn load8(chunk: &[Self; 8]) -> __m256 {
+        // SAFETY: the array is sixteen readable bytes, and the load takes any alignment.
+        let bits = unsafe { _mm_loadu_si128(chunk.as_ptr().cast()) };
+        _mm256_cvtph_ps(bits)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load16(chunk: &[Self; 16]) -> __m512 {
+        // SAFETY: the array is 32 readable bytes, and the load takes any alignment.
+        let bits = unsafe { _mm256_loadu_si256(chunk.as_ptr().cast()) };
+        _mm512_cvtph_ps(bits)
+    }
+}
+
+impl Element for bf16 {
+    const ZERO: Self = bf16::ZERO;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32()
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn load8(chunk: &[Self; 8]) -> __m256 {
+        // SAFETY: the array is sixteen readable bytes, and the load takes any alignment.
+        let bits = unsafe { _mm_loadu_si128(chunk.as_ptr().cast()) };
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load16(chunk: &[Self; 16]) -> __m512 {
+        // SAFETY: the array is 32 readable bytes, and the load takes any alignment.
+        let bits = unsafe { _mm256_loadu_si256(chunk.as_ptr().cast()) };
+        _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
+    }
+}
+
+impl Element for i8 {
+    const ZERO: Self = 0;
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from(self)
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    unsafe fn load8(chunk: &[Self; 8]) -> __m256 {
+        // SAFETY: the array is eight readable bytes, all that the load reads.
+        let bits = unsafe { _mm_loadl_epi64(chunk.as_ptr().cast()) };
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bits))
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    unsafe fn load16(chunk: &[Self; 16]) -> __m512 {
+        // SAFETY: the array is sixteen readable bytes, and the load takes any alignment.
+        let bits = unsafe { _mm_loadu_si128(chunk.as_ptr().cast()) };
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bits))
+    }
+}

@@ -1,0 +1,89 @@
+//! Weights that stayed floats.
+
+use half::{bf16, f16};
+
+use crate::error::{CpuError, Result, check_len};
+
+/// The numbers of a [`DenseMatrix`], row-major, in the type in which they stay resident.
+#[derive(Clone, Debug)]
+pub enum DenseData {
+    /// Four bytes a weight.
+    F32(Vec<f32>),
+    /// Two bytes a weight, widened in registers.
+    F16(Vec<f16>),
+    /// Two bytes a weight, widened in registers.
+    Bf16(Vec<bf16>),
+}
+
+impl DenseData {
+    fn len(&self) -> usize {
+        match self {
+            Self::F32(v) => v.len(),
+            Self::F16(v) => v.len(),
+            Self::Bf16(v) => v.len(),
+        }
+    }
+}
+
+/// `rows x cols` floats; products and sums are f32 whatever the weights' type.
+///
+/// ```
+/// use trike_cpu::{DenseData, DenseMatrix};
+///
+/// let matrix = DenseMatrix::new(2, 3, DenseData::F32(vec![1.0; 6]))?;
+/// assert_eq!((matrix.rows(), matrix.cols(), matrix.bytes()), (2, 3, 24));
+/// assert!(DenseMatrix::new(2, 3, DenseData::F32(vec![1.0; 5])).is_err());
+/// # Ok::<(), trike_cpu::CpuError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DenseMatrix {
+    rows: usize,
+    cols: usize,
+    data: DenseData,
+}
+
+impl DenseMatrix {
+    /// Takes the numbers of a row-major matrix.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Shape`] for a dimension of zero, [`CpuError::Length`] when there are not `rows * cols` numbers.
+    pub fn new(rows: usize, cols: usize, data: DenseData) -> Result<Self> {
+        let count = shape("dense matrix", rows, cols)?;
+        check_len("numbers of a dense matrix", count, data.len())?;
+        Ok(Self { rows, cols, data })
+    }
+
+    /// Outputs.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// The numbers, row-major.
+    #[must_use]
+    pub fn data(&self) -> &DenseData {
+        &self.data
+    }
+
+    /// Bytes that the kernels read.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match &self.data {
+            DenseData::F32(v) => 4 * v.len(),
+            DenseData::F16(v) => 2 * v.len(),
+            DenseData::Bf16(v) => 2 * v.len(),
+        }
+    }
+}
+
+/// Elements of a matrix whose sides must not be zero.
+pub(super) fn shape(what: &'static str, rows: usize, cols: usize) -> Result<usize> {
+    rows.checked_mul(cols).filter(|&count| count > 0).ok_or(CpuError::Shape { what, rows, cols })
+}

@@ -1,0 +1,76 @@
+//! Weights of one byte with a scale for each group of a row.
+
+use crate::error::{CpuError, Result, check_len, check_range};
+
+use super::dense::shape;
+
+/// `rows x cols` weights `code * scale`, a scale for every `group` columns; the last group of a row may be shorter.
+///
+/// Activations stay f32: this is for embeddings and output heads, where a byte a weight is enough and the activations'
+/// error is not.
+///
+/// ```
+/// use trike_cpu::Int8Matrix;
+///
+/// // Five columns in groups of four: two scales a row.
+/// let matrix = Int8Matrix::new(2, 5, 4, vec![1; 10], vec![0.5; 4])?;
+/// assert_eq!(matrix.bytes(), 10 + 4 * 4);
+/// # Ok::<(), trike_cpu::CpuError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Int8Matrix {
+    rows: usize,
+    cols: usize,
+    group: usize,
+    codes: Vec<i8>,
+    scales: Vec<f32>,
+}
+
+impl Int8Matrix {
+    /// Takes the codes (row-major) and the scales (`[row][group]`).
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Shape`] for a dimension of zero, [`CpuError::Range`] for a group that is not `1..=cols`,
+    /// [`CpuError::Length`] for a wrong number of codes or scales, [`CpuError::NonFiniteParameter`] for a scale.
+    pub fn new(rows: usize, cols: usize, group: usize, codes: Vec<i8>, scales: Vec<f32>) -> Result<Self> {
+        let count = shape("int8 matrix", rows, cols)?;
+        check_range("group of an int8 matrix", 1, cols, group)?;
+        check_len("codes of an int8 matrix", count, codes.len())?;
+        check_len("scales of an int8 matrix", rows * cols.div_ceil(group), scales.len())?;
+        match scales.iter().enumerate().find(|(_, scale)| !scale.is_finite()) {
+            Some((index, &value)) => Err(CpuError::NonFiniteParameter { what: "int8 scale", index, value }),
+            None => Ok(Self { rows, cols, group, codes, scales }),
+        }
+    }
+
+    /// Outputs.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Inputs.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Columns that share a scale.
+    #[must_use]
+    pub fn group(&self) -> usize {
+        self.group
+    }
+
+    /// Bytes that the kernels read: codes and scales.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.codes.len() + 4 * self.scales.len()
+    }
+
+    /// The codes and scales of one row.
+    pub(crate) fn row(&self, row: usize) -> (&[i8], &[f32]) {
+        let groups = self.cols.div_ceil(self.group);
+        (&self.codes[row * self.cols..][..self.cols], &self.scales[row * groups..][..groups])
+    }
+}

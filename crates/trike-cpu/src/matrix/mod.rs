@@ -1,0 +1,102 @@
+//! Weights resident for the kernels.
+
+mod dense;
+mod int8;
+mod ternary;
+
+pub use dense::{DenseData, DenseMatrix};
+pub use int8::Int8Matrix;
+pub use ternary::{MAX_COLS, TernaryMatrix};
+
+use crate::kernels::Kernels;
+use crate::line::TILE;
+
+/// Any weight that [`Cpu::linear`](crate::Cpu::linear) multiplies with: `rows x cols`, out by in.
+#[derive(Clone, Debug)]
+pub enum Matrix {
+    /// Trits with scales.
+    Ternary(TernaryMatrix),
+    /// Bytes with a scale for each group.
+    Int8(Int8Matrix),
+    /// Floats.
+    Dense(DenseMatrix),
+}
+
+impl Matrix {
+    /// Outputs.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Ternary(m) => m.rows(),
+            Self::Int8(m) => m.rows(),
+            Self::Dense(m) => m.rows(),
+        }
+    }
+
+    /// Inputs.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        match self {
+            Self::Ternary(m) => m.cols(),
+            Self::Int8(m) => m.cols(),
+            Self::Dense(m) => m.cols(),
+        }
+    }
+
+    /// Bytes that the kernels read.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Ternary(m) => m.bytes(),
+            Self::Int8(m) => m.bytes(),
+            Self::Dense(m) => m.bytes(),
+        }
+    }
+
+    /// Tiles of four rows, the unit in which rows are handed to threads.
+    pub(crate) fn tiles(&self) -> usize {
+        self.rows().div_ceil(TILE)
+    }
+
+    /// Writes the weights of one row as f32; the caller checked `row` and the length of `out`.
+    pub(crate) fn dequantize_row<K: Kernels>(&self, kernels: K, row: usize, out: &mut [f32]) {
+        match self {
+            Self::Ternary(m) => m.dequantize_row(kernels, row, out),
+            Self::Int8(m) => {
+                let (codes, scales) = m.row(row);
+                kernels.widen(codes, out);
+                for (out, scale) in out.chunks_mut(m.group()).zip(scales) {
+                    for out in out {
+                        *out *= scale;
+                    }
+                }
+            }
+            Self::Dense(m) => {
+                let range = row * m.cols()..(row + 1) * m.cols();
+                match m.data() {
+                    DenseData::F32(v) => out.copy_from_slice(&v[range]),
+                    DenseData::F16(v) => kernels.widen(&v[range], out),
+                    DenseData::Bf16(v) => kernels.widen(&v[range], out),
+                }
+            }
+        }
+    }
+}
+
+impl From<TernaryMatrix> for Matrix {
+    fn from(matrix: TernaryMatrix) -> Self {
+        Self::Ternary(matrix)
+    }
+}
+
+impl From<Int8Matrix> for Matrix {
+    fn from(matrix: Int8Matrix) -> Self {
+        Self::Int8(matrix)
+    }
+}
+
+impl From<DenseMatrix> for Matrix {
+    fn from(matrix: DenseMatrix) -> Self {
+        Self::Dense(matrix)
+    }
+}

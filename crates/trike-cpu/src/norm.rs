@@ -1,0 +1,66 @@
+//! Root-mean-square normalization.
+
+use crate::error::{Result, check_len, check_rows};
+use crate::isa::with_kernels;
+use crate::kernels::{Kernels, Loop};
+use crate::pool::Cpu;
+
+impl Cpu {
+    /// `out = x / sqrt(mean(x^2) + eps) * weight` for each row of `weight.len()` elements.
+    ///
+    /// Squares are summed in f64, so the result does not depend on the instruction set or on the length of a row.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::NotMultiple`](crate::CpuError::NotMultiple) when `x` is not whole rows,
+    /// [`CpuError::Length`](crate::CpuError::Length) when `out` is not as long as `x`.
+    ///
+    /// ```
+    /// use trike_cpu::Cpu;
+    ///
+    /// let mut out = [f32::NAN; 2];
+    /// Cpu::new(1)?.rms_norm(&[3.0, -3.0], &[1.0, 2.0], 0.0, &mut out)?;
+    /// assert_eq!(out, [1.0, -2.0]);
+    /// # Ok::<(), trike_cpu::CpuError>(())
+    /// ```
+    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> Result<()> {
+        let cols = weight.len();
+        check_rows("input of rms_norm", cols, x.len())?;
+        check_len("output of rms_norm", x.len(), out.len())?;
+        with_kernels!(self.isa(), kernels => {
+            self.pool().for_units(out, cols, 4 * x.len(), |first, out| {
+                for (x, out) in x[first * cols..].chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
+                    kernels.run(RmsNorm { x, weight, eps, out });
+                }
+            });
+        });
+        Ok(())
+    }
+}
+
+/// One row.
+struct RmsNorm<'a> {
+    x: &'a [f32],
+    weight: &'a [f32],
+    eps: f32,
+    out: &'a mut [f32],
+}
+
+impl Loop for RmsNorm<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let mut sums = [0f64; 8];
+        for x in self.x.chunks(8) {
+            for (sum, &x) in sums.iter_mut().zip(x) {
+                *sum += f64::from(x) * f64::from(x);
+            }
+        }
+        let mean = sums.iter().sum::<f64>() / self.x.len() as f64;
+        let factor = (1.0 / (mean + f64::from(self.eps)).sqrt()) as f32;
+        for ((out, x), weight) in self.out.iter_mut().zip(self.x).zip(self.weight) {
+            *out = x * factor * weight;
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! GGUF files.
+
+mod decode;
+pub(crate) mod encode;
+mod header;
+mod meta;
+mod spans;
+mod types;
+mod writer;
+
+use std::{
+    collections::HashMap,
+    path::Path,
+};
+
+pub use meta::{MetaArray, MetaValue, Metadata, StringArray};
+pub use types::GgufType;
+pub use writer::GgufWriter;
+
+use crate::{FormatError, Tensor, TensorInfo, TensorSource, error::Place, map::MappedFile};
+
+/// A GGUF file, version 2 or 3, little-endian.
+///
+/// Opening reads the header only. Tensors keep GGUF's own names, such as `blk.0.attn_q.weight`, and load as
+///
+/// | type | loads as |
+/// |---|---|
+/// | `F32`, `F16`, `BF16` | [`Tensor::Dense`] |
+/// | `Q8_0` | [`Tensor::Int8`] with groups of 32 |
+/// | `TQ1_0` | [`Tensor::Trits`], base-3, groups of 256 |
+/// | `TQ2_0` | [`Tensor::Trits`], 2-bit, groups of 256 |
+/// | `Q2_0` | [`Tensor::Trits`], 2-bit, groups of 64 or 128; [`Tensor::Dense`] f32 when a code is 3, which is +2 d |
+///
+/// `Q2_0` exists with blocks of 64 and of 128 weights under one id. The distances between the tensors decide:
+/// the type is read only when exactly one size fits every such tensor of the file.
+///
+/// Other types are listed under their names and refused when loaded. A file whose metadata announces a transform
+/// of the activations or a quantization scheme that is not known is refused at once, by the name of the key.
+///
+/// ```
+/// # let dir = tempfile::tempdir()?;
+/// # let path = dir.path().join("model.gguf");
+/// use trike_format::{DenseData, DenseTensor, Gguf, GgufType, GgufWriter, TensorSource};
+///
+/// let norm = DenseTensor::new(vec![2], DenseData::F32(vec![1.0, 0.5]))?;
+/// let mut writer = GgufWriter::create(&path)?;
+/// writer.metadata("general.architecture", "llama")?;
+/// writer.tensor("output_norm.weight", &norm.into(), GgufType::F32)?;
+/// writer.finish()?;
+///
+/// let file = Gguf::open(&path)?;
+/// assert_eq!(file.str("general.architecture")?, Some("llama"));
+/// assert_eq!(file.load("output_norm.weight")?.to_f32(), [1.0, 0.5]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Gguf {
+    map: MappedFile,
+    version: u32,
+    metadata: Metadata,
+    tensors: Vec<TensorInfo>,
+    /// Where each tensor starts in the file.
+    starts: Vec<usize>,
+    index: HashMap<String, usize>,
+    /// Why `Q2_0` tensors cannot be read, where they cannot.
+    q2_0_refusal: Option<String>,
+}
+
+impl Gguf {
+    /// Opens a file and reads its header.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be opened, is no GGUF, is of another version or byte order, contradicts itself (a cap,
+    /// a duplicate name, a tensor outside the file or over another), or announces an unknown transform.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, FormatError> {
+        let map = MappedFile::open(path.as_ref())?;
+        let header = header::parse(map.path(), &map)?;
+        refuse_transforms(map.path(), &header.metadata)?;
+        let layout = spans::resolve(map.path(), &header, map.len())?;
+        let mut index = HashMap::with_capacity(layout.tensors.len());
+        for (i, info) in layout.tensors.iter().enumerate() {
+            if index.insert(info.name.clone(), i).is_some() {
+                let place = Place { path: map.path(), tensor: &info.name };
+                return Err(place.layout("unique tensor names", "the name twice"));
+            }
+        }
+        Ok(Self {
+            version: header.version,
+            metadata: header.metadata,
+            tensors: layout.tensors,
+            starts: layout.starts,
+            index,
+            q2_0_refusal: layout.q2_0_refusal,
+            map,
+        })
+    }
+
+    /// The version in the header, 2 or 3.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// All metadata, in the order of the file.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// An integer of any width, `None` when the key is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Header`] when the value is no integer or does not fit.
+    pub fn u32(&self, key: &str) -> Result<Option<u32>, FormatError> {
+        self.typed(key, "an integer from 0 to 4294967295", MetaValue::as_u32)
+    }
+
+    /// A float, `None` when the key is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Header`] when the value is no float.
+    pub fn f32(&self, key: &str) -> Result<Option<f32>, FormatError> {
+        self.typed(key, "a float", MetaValue::as_f32)
+    }
+
+    /// A truth value, `None` when the key is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Header`] when the value is no bool.
+    pub fn bool(&self, key: &str) -> Result<Option<bool>, FormatError> {
+        self.typed(key, "a bool", MetaValue::as_bool)
+    }
+
+    /// A text, `None` when the key is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Header`] when the value is no string.
+    pub fn str(&self, key: &str) -> Result<Option<&str>, FormatError> {
+        self.typed(key, "a string", MetaValue::as_str)
+    }
+
+    /// An array of strings, `None` when the key is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Header`] when the value is no such array.
+    pub fn strings(&self, key: &str) -> Result<Option<&StringArray>, FormatError> {
+        self.typed(key, "an array of strings", |v| match v {
+            MetaValue::Array(MetaArray::Str(strings)) => Some(strings),
+            _ => None,
+        })
+    }
+
+    /// An array of f32, `None` when the key is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Header`] when the value is no such array.
+    pub fn f32s(&self, key: &str) -> Result<Option<&[f32]>, FormatError> {
+        self.typed(key, "an array of f32", |v| match v {
+            MetaValue::Array(MetaArray::F32(values)) => Some(values.as_slice()),
+            _ => None,
+        })
+    }
+
+    /// An array of integers of any width up to 32 bits, `None` when the key is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Header`] when the value is no such array.
+    pub fn i64s(&self, key: &str) -> Result<Option<Vec<i64>>, FormatError> {
+        fn widen<T: Copy + Into<i64>>(values: &[T]) -> Option<Vec<i64>> {
+            Some(values.iter().map(|&v| v.into()).collect())
+        }
+        self.typed(key, "an array of integers of up to 32 bits", |v| match v.as_array()? {
+            MetaArray::U8(values) => widen(values),
+            MetaArray::I8(values) => widen(values),
+            MetaArray::U16(values) => widen(values),
+            MetaArray::I16(values) => widen(values),
+            MetaArray::U32(values) => widen(values),
+            MetaArray::I32(values) => widen(values),
+            _ => None,
+        })
+    }
+
+    /// The error for a key that a model needs and the file lacks.
+    pub fn missing_key(&self, key: &str) -> FormatError {
+        FormatError::Header {
+            path: self.path().to_owned(),
+            what: "the metadata".to_owned(),
+            expected: format!("the key `{key}`"),
+            got: "no such key".to_owned(),
+        }
+    }
+
+    fn typed<'a, T>(
+        &'a self,
+        key: &str,
+        expected: &str,
+        read: impl Fn(&'a MetaValue) -> Option<T>,
+    ) -> Result<Option<T>, FormatError> {
+        let Some(value) = self.metadata.get(key) else { return Ok(None) };
+        let error = || FormatError::Header {
+            path: self.path().to_owned(),
+            what: format!("`{key}`"),
+            expected: expected.to_owned(),
+            got: value.describe(),
+        };
+        read(value).map(Some).ok_or_else(error)
+    }
+}
+
+impl TensorSource for Gguf {
+    fn path(&self) -> &Path {
+        self.map.path()
+    }
+
+    fn tensors(&self) -> &[TensorInfo] {
+        &self.tensors
+    }
+
+    fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.index.get(name).map(|&i| &self.tensors[i])
+    }
+
+    fn load(&self, name: &str) -> Result<Tensor, FormatError> {
+        let place = Place { path: self.path(), tensor: name };
+        let &i = self.index.get(name).ok_or_else(|| place.missing())?;
+        let info = &self.tensors[i];
+        let Some(kind) = types::of(info) else {
+            let remedy = match (&self.q2_0_refusal, info.kind.to_string().as_str()) {
+                (Some(reason), "Q2_0") => reason,
+                _ => "use a file with TQ1_0, TQ2_0, Q2_0, Q8_0, BF16, F16 or F32 tensors",
+            };
+            return Err(place.unsupported(info.kind.to_string(), remedy));
+        };
+        // Opening established that the range lies inside the file and has the type's size.
+        let data = &self.map[self.starts[i]..self.starts[i] + info.bytes as usize];
+        decode::decode(place, kind, &info.shape, data)
+    }
+}
+
+/// Keys that mention quantization and change nothing about how tensors are read.
+const HARMLESS_QUANTIZATION_KEYS: [&str; 1] = ["general.quantization_version"];
+
+/// Refuses a file whose metadata asks for a step before the layers, or a scheme, that Trike does not know:
+/// without it the file would load and print gibberish.
+fn refuse_transforms(path: &Path, metadata: &Metadata) -> Result<(), FormatError> {
+    let transform = |key: &str| {
+        ["hadamard", "rotation"].iter().any(|word| key.contains(word))
+            || (key.contains(".quantization") && !HARMLESS_QUANTIZATION_KEYS.contains(&key))
+    };
+    // The tokenizer's keys say nothing about weights.
+    let found = metadata.iter().find(|(key, _)| !key.starts_with("tokenizer.") && transform(&key.to_lowercase()));
+    match found {
+        Some((key, _)) => Err(FormatError::Unsupported {
+            path: path.to_owned(),
+            name: key.to_owned(),
+            remedy: "this key announces a transform or scheme without which the weights mean nothing: use a file \
+                     of the model that does not have it"
+                .to_owned(),
+        }),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,198 @@
+//! The types of GGUF tensors: those that Trike reads and writes, and the names of the others.
+
+use std::fmt;
+
+use trike_trit::GroupSize;
+
+use crate::{StoredType, TensorInfo};
+
+/// A GGUF tensor type that Trike reads and writes.
+///
+/// `Q2_0` has two block sizes under one id; see [`Gguf`](crate::Gguf) for how a reader tells them apart.
+///
+/// ```
+/// use trike_format::GgufType;
+///
+/// let t = GgufType::Tq2_0;
+/// assert_eq!((t.id(), t.block(), t.block_bytes()), (35, 256, 66));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum GgufType {
+    /// Four bytes a weight.
+    F32,
+    /// Two bytes a weight.
+    F16,
+    /// Two bytes a weight, the exponent of f32.
+    Bf16,
+    /// 32 int8 codes and an f16 scale in 34 bytes.
+    Q8_0,
+    /// 256 trits and an f16 scale in 54 bytes.
+    Tq1_0,
+    /// 256 two-bit codes and an f16 scale in 66 bytes.
+    Tq2_0,
+    /// Two-bit codes and an f16 scale, 64 weights in 18 bytes: llama.cpp's own.
+    Q2_0G64,
+    /// Two-bit codes and an f16 scale, 128 weights in 34 bytes: PrismML's files.
+    Q2_0G128,
+}
+
+/// The id that both forms of `Q2_0` have.
+pub(crate) const Q2_0_ID: u32 = 42;
+
+impl GgufType {
+    /// Every type.
+    pub const ALL: [Self; 8] = [
+        Self::F32,
+        Self::F16,
+        Self::Bf16,
+        Self::Q8_0,
+        Self::Tq1_0,
+        Self::Tq2_0,
+        Self::Q2_0G64,
+        Self::Q2_0G128,
+    ];
+
+    /// The number in the file.
+    pub const fn id(self) -> u32 {
+        match self {
+            Self::F32 => 0,
+            Self::F16 => 1,
+            Self::Q8_0 => 8,
+            Self::Bf16 => 30,
+            Self::Tq1_0 => 34,
+            Self::Tq2_0 => 35,
+            Self::Q2_0G64 | Self::Q2_0G128 => Q2_0_ID,
+        }
+    }
+
+    /// Weights in a block; a row is a whole number of blocks.
+    pub const fn block(self) -> usize {
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => 1,
+            Self::Q8_0 => 32,
+            Self::Tq1_0 | Self::Tq2_0 => 256,
+            Self::Q2_0G64 => 64,
+            Self::Q2_0G128 => 128,
+        }
+    }
+
+    /// Bytes of a block.
+    pub const fn block_bytes(self) -> usize {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4,
+            Self::Q8_0 | Self::Q2_0G128 => 34,
+            Self::Tq1_0 => 54,
+            Self::Tq2_0 => 66,
+            Self::Q2_0G64 => 18,
+        }
+    }
+
+    /// The type of an id; `None` for `Q2_0`, whose id alone does not say which, and for every other id.
+    pub(crate) fn from_id(id: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|t| t.id() == id && id != Q2_0_ID)
+    }
+
+    /// Bytes of a tensor, `None` when its rows are no whole number of blocks or the size overflows.
+    pub(crate) fn bytes(self, shape: &[usize]) -> Option<usize> {
+        let cols = *shape.last()?;
+        if !cols.is_multiple_of(self.block()) {
+            return None;
+        }
+        let rows = shape[..shape.len() - 1].iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
+        (cols / self.block()).checked_mul(self.block_bytes())?.checked_mul(rows)
+    }
+}
+
+impl fmt::Display for GgufType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        StoredType::from(*self).fmt(f)
+    }
+}
+
+impl From<GgufType> for StoredType {
+    fn from(t: GgufType) -> Self {
+        match t {
+            GgufType::F32 => Self::F32,
+            GgufType::F16 => Self::F16,
+            GgufType::Bf16 => Self::Bf16,
+            GgufType::Q8_0 => Self::Q8_0,
+            GgufType::Tq1_0 => Self::Tq1_0,
+            GgufType::Tq2_0 => Self::Tq2_0,
+            GgufType::Q2_0G64 => Self::Q2_0(GroupSize::G64),
+            GgufType::Q2_0G128 => Self::Q2_0(GroupSize::G128),
+        }
+    }
+}
+
+/// The GGUF type of an entry that [`Gguf`](crate::Gguf) listed as readable.
+pub(crate) fn of(info: &TensorInfo) -> Option<GgufType> {
+    GgufType::ALL.into_iter().find(|&t| StoredType::from(t) == info.kind)
+}
+
+/// Names of the ids that Trike does not read, so that a refusal says what the file has.
+const OTHER: [(u32, &str); 37] = [
+    (2, "Q4_0"),
+    (3, "Q4_1"),
+    (4, "Q4_2 (removed from llama.cpp)"),
+    (5, "Q4_3 (removed from llama.cpp)"),
+    (6, "Q5_0"),
+    (7, "Q5_1"),
+    (9, "Q8_1"),
+    (10, "Q2_K"),
+    (11, "Q3_K"),
+    (12, "Q4_K"),
+    (13, "Q5_K"),
+    (14, "Q6_K"),
+    (15, "Q8_K"),
+    (16, "IQ2_XXS"),
+    (17, "IQ2_XS"),
+    (18, "IQ3_XXS"),
+    (19, "IQ1_S"),
+    (20, "IQ4_NL"),
+    (21, "IQ3_S"),
+    (22, "IQ2_S"),
+    (23, "IQ4_XS"),
+    (24, "I8"),
+    (25, "I16"),
+    (26, "I32"),
+    (27, "I64"),
+    (28, "F64"),
+    (29, "IQ1_M"),
+    (31, "Q4_0_4_4 (removed from llama.cpp)"),
+    (32, "Q4_0_4_8 (removed from llama.cpp)"),
+    (33, "Q4_0_8_8 (removed from llama.cpp)"),
+    (36, "I2_S (Microsoft's fork)"),
+    (39, "MXFP4"),
+    (40, "NVFP4"),
+    (41, "Q1_0"),
+    (Q2_0_ID, "Q2_0"),
+    (142, "PQ2_0 (PrismML's fork)"),
+    (143, "PTQ1_0 (PrismML's fork)"),
+];
+
+/// The name of an id that Trike does not read.
+pub(crate) fn other_name(id: u32) -> String {
+    let name = OTHER.iter().find(|(other, _)| *other == id);
+    name.map_or_else(|| format!("unknown GGUF type {id}"), |(_, name)| (*name).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{GgufType, OTHER, Q2_0_ID, other_name};
+
+    #[test]
+    fn ids_are_named_once_and_sizes_are_checked() {
+        for t in GgufType::ALL {
+            let read = GgufType::from_id(t.id());
+            assert!(read == Some(t) || t.id() == Q2_0_ID);
+            assert!(t.id() == Q2_0_ID || OTHER.iter().all(|(id, _)| *id != t.id()));
+            assert_eq!(t.bytes(&[3, t.block()]), Some(3 * t.block_bytes()));
+            assert_eq!(t.bytes(&[usize::MAX, t.block()]).is_none(), t.block_bytes() > 1);
+        }
+        assert_eq!(GgufType::Tq2_0.bytes(&[2, 255]), None);
+        assert_eq!(other_name(36), "I2_S (Microsoft's fork)");
+        assert_eq!(other_name(999), "unknown GGUF type 999");
+    }
+}

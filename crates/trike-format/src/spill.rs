@@ -1,0 +1,84 @@
+//! Writing a file whose header comes first but is known last: the data goes to a nameless file, and the whole
+//! replaces the target in one step.
+
+use std::{
+    fs::File,
+    io::{BufWriter, Read, Seek, Write},
+    path::{Path, PathBuf},
+};
+
+use tempfile::NamedTempFile;
+
+use crate::FormatError;
+
+/// Data on its way to a file, in the file's own directory so that it is on a disk with room for it.
+#[derive(Debug)]
+pub(crate) struct Spill {
+    target: PathBuf,
+    file: BufWriter<File>,
+    len: u64,
+}
+
+impl Spill {
+    pub(crate) fn create(target: &Path) -> Result<Self, FormatError> {
+        let file = tempfile::tempfile_in(parent(target)).map_err(|e| io_error(target, "create", e))?;
+        Ok(Self { target: target.to_owned(), file: BufWriter::with_capacity(1 << 20, file), len: 0 })
+    }
+
+    /// Bytes written so far.
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), FormatError> {
+        self.len += bytes.len() as u64;
+        self.file.write_all(bytes).map_err(|e| io_error(&self.target, "write", e))
+    }
+
+    /// Appends zeros up to a multiple of `alignment`.
+    pub(crate) fn align(&mut self, alignment: usize) -> Result<(), FormatError> {
+        let padding = self.len.next_multiple_of(alignment as u64) - self.len;
+        self.write(&vec![0; padding as usize])
+    }
+
+    /// The data, from its start.
+    pub(crate) fn into_reader(self) -> Result<File, FormatError> {
+        let error = |e| io_error(&self.target, "write", e);
+        let mut file = self.file.into_inner().map_err(|e| io_error(&self.target, "write", e.into_error()))?;
+        file.rewind().map_err(error)?;
+        Ok(file)
+    }
+}
+
+/// Writes a whole file and puts it in the place of `target` in one step: a reader sees the old file or the new
+/// one, and nothing is left behind when writing fails.
+pub(crate) fn replace(target: &Path, parts: &mut [&mut dyn Read]) -> Result<(), FormatError> {
+    let error = |e| io_error(target, "write", e);
+    let mut file = beside(target).map_err(error)?;
+    for part in parts {
+        std::io::copy(part, &mut file).map_err(error)?;
+    }
+    file.persist(target).map_err(|e| error(e.error))?;
+    Ok(())
+}
+
+/// A new file in the directory of `target`, with the permissions of any other new file.
+fn beside(target: &Path) -> std::io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".trike-");
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // A temporary file is private by default; this one becomes the target. The umask still applies.
+        builder.permissions(std::fs::Permissions::from_mode(0o666));
+    }
+    builder.tempfile_in(parent(target))
+}
+
+fn parent(target: &Path) -> &Path {
+    target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+pub(crate) fn io_error(path: &Path, action: &'static str, source: std::io::Error) -> FormatError {
+    FormatError::Io { path: path.to_owned(), action, source }
+}

@@ -1,0 +1,215 @@
+//! A loaded tensor, a tensor's entry in a file, and the trait of every file that has tensors.
+
+use std::{fmt, path::Path};
+
+use trike_trit::{Coupling, Encoding, GroupSize, TritTensor};
+
+use crate::{DenseTensor, FormatError, Int8Tensor};
+
+/// A tensor in memory: dense, int8 or ternary.
+///
+/// Matrices are `[rows, cols]`, out x in.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Tensor {
+    /// f32, f16 or bf16 numbers.
+    Dense(DenseTensor),
+    /// Int8 codes with a scale per group.
+    Int8(Int8Tensor),
+    /// Trits with scales.
+    Trits(TritTensor),
+}
+
+impl Tensor {
+    /// Product of all axes but the last.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Dense(t) => t.rows(),
+            Self::Int8(t) => t.rows(),
+            Self::Trits(t) => t.rows(),
+        }
+    }
+
+    /// Length of the last axis.
+    pub fn cols(&self) -> usize {
+        match self {
+            Self::Dense(t) => t.cols(),
+            Self::Int8(t) => t.cols(),
+            Self::Trits(t) => t.cols(),
+        }
+    }
+
+    /// Length of each axis, slowest first.
+    pub fn shape(&self) -> Vec<usize> {
+        match self {
+            Self::Dense(t) => t.shape().to_vec(),
+            Self::Int8(_) | Self::Trits(_) => vec![self.rows(), self.cols()],
+        }
+    }
+
+    /// Bytes that the numbers take in memory, scales included.
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Dense(t) => t.bytes(),
+            Self::Int8(t) => t.bytes(),
+            Self::Trits(t) => t.bytes(),
+        }
+    }
+
+    /// Every weight as f32 in row-major order: exact for dense tensors, code times scale for the others.
+    pub fn to_f32(&self) -> Vec<f32> {
+        match self {
+            Self::Dense(t) => t.to_f32(),
+            Self::Int8(t) => t.dequantize(),
+            Self::Trits(t) => t.dequantize(),
+        }
+    }
+
+    /// As [`to_f32`](Self::to_f32), without a copy when the weights are dense f32.
+    pub fn into_f32(self) -> Vec<f32> {
+        match self {
+            Self::Dense(t) => t.into_f32(),
+            other => other.to_f32(),
+        }
+    }
+
+    /// Writes row `row` as f32; `None` when there is no such row or `out` has not [`cols`](Self::cols) elements.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) -> Option<()> {
+        match self {
+            Self::Dense(t) => t.read_row(row, out).ok(),
+            Self::Int8(t) => t.dequantize_row(row, out).ok(),
+            Self::Trits(t) => t.dequantize_row(row, out).ok(),
+        }
+    }
+}
+
+impl From<DenseTensor> for Tensor {
+    fn from(tensor: DenseTensor) -> Self {
+        Self::Dense(tensor)
+    }
+}
+
+impl From<Int8Tensor> for Tensor {
+    fn from(tensor: Int8Tensor) -> Self {
+        Self::Int8(tensor)
+    }
+}
+
+impl From<TritTensor> for Tensor {
+    fn from(tensor: TritTensor) -> Self {
+        Self::Trits(tensor)
+    }
+}
+
+/// How a file stores a tensor. [`Display`](fmt::Display) gives the name that people know it by.
+///
+/// ```
+/// use trike_format::StoredType;
+/// use trike_trit::{Coupling, Encoding, GroupSize};
+///
+/// assert_eq!(StoredType::Q2_0(GroupSize::G64).to_string(), "Q2_0 g64");
+/// let trits = StoredType::Trits { encoding: Encoding::Base3, depth: 2, coupling: Coupling::Tied };
+/// assert_eq!(trits.to_string(), "trits base3 x2 tied");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoredType {
+    /// Four bytes a weight.
+    F32,
+    /// Two bytes a weight.
+    F16,
+    /// Two bytes a weight, the exponent of f32.
+    Bf16,
+    /// GGUF: 32 int8 codes and an f16 scale.
+    Q8_0,
+    /// GGUF: 256 trits in 52 bytes and an f16 scale.
+    Tq1_0,
+    /// GGUF: 256 two-bit codes and an f16 scale.
+    Tq2_0,
+    /// GGUF: 64 (mainline) or 128 (PrismML) two-bit codes and an f16 scale.
+    Q2_0(GroupSize),
+    /// Int8 codes with a scale per group of that many columns.
+    Int8 {
+        /// Columns that share a scale.
+        group: usize,
+    },
+    /// Trike's packed trits.
+    Trits {
+        /// How the trits are packed.
+        encoding: Encoding,
+        /// Number of planes.
+        depth: usize,
+        /// How the planes add up.
+        coupling: Coupling,
+    },
+    /// A type that Trike does not read, by its name. It is listed; loading it is refused.
+    Unsupported(String),
+}
+
+impl StoredType {
+    /// Whether tensors of this type can be loaded.
+    pub fn is_supported(&self) -> bool {
+        !matches!(self, Self::Unsupported(_))
+    }
+}
+
+impl fmt::Display for StoredType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::F32 => "F32".to_owned(),
+            Self::F16 => "F16".to_owned(),
+            Self::Bf16 => "BF16".to_owned(),
+            Self::Q8_0 => "Q8_0".to_owned(),
+            Self::Tq1_0 => "TQ1_0".to_owned(),
+            Self::Tq2_0 => "TQ2_0".to_owned(),
+            Self::Q2_0(group) => format!("Q2_0 g{}", group.get()),
+            Self::Int8 { group } => format!("int8 g{group}"),
+            Self::Trits { encoding, depth: 1, .. } => format!("trits {encoding}"),
+            Self::Trits { encoding, depth, coupling } => format!("trits {encoding} x{depth} {coupling}"),
+            Self::Unsupported(name) => name.clone(),
+        };
+        f.pad(&name)
+    }
+}
+
+/// A tensor's entry in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TensorInfo {
+    /// Its name, as the file spells it.
+    pub name: String,
+    /// Length of each axis, slowest first: a matrix is `[rows, cols]`, out x in.
+    pub shape: Vec<usize>,
+    /// How it is stored.
+    pub kind: StoredType,
+    /// Bytes that it takes in the file, scales included. For a type that Trike does not read, the distance to
+    /// the next tensor.
+    pub bytes: u64,
+}
+
+impl TensorInfo {
+    /// Number of weights; saturates instead of overflowing for the shape of an unsupported tensor.
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().fold(1, |n, &d| n.saturating_mul(d as u64))
+    }
+}
+
+/// A model file or directory: a list of tensors that are loaded one at a time.
+///
+/// Opening one reads headers only; [`load`](Self::load) copies one tensor out of the map and checks it.
+pub trait TensorSource {
+    /// The file or directory.
+    fn path(&self) -> &Path;
+
+    /// Every tensor, in the order of the file.
+    fn tensors(&self) -> &[TensorInfo];
+
+    /// The entry of a tensor, `None` when there is no tensor of that name.
+    fn info(&self, name: &str) -> Option<&TensorInfo>;
+
+    /// Loads a tensor, checked: codes in range, weights and scales finite.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::MissingTensor`], [`FormatError::UnsupportedTensor`], or what is wrong with its numbers.
+    fn load(&self, name: &str) -> Result<Tensor, FormatError>;
+}

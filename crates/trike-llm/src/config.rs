@@ -1,0 +1,82 @@
+//! A checkpoint's configuration, from whatever form it has.
+
+mod gguf;
+mod hf;
+
+use std::path::Path;
+
+use trike_format::Llama2c;
+use trike_nn::{DecoderSpec, GatedActivation, RopePairing, RopeSpec};
+
+use crate::LlmError;
+
+/// Ids of the tokens that begin and end text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SpecialIds {
+    /// Put before a text, when the model was trained so.
+    pub bos: Option<u32>,
+    /// Each of these ends a text.
+    pub eos: Vec<u32>,
+}
+
+/// What a checkpoint says of itself.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// Name of the architecture, as the file spells it.
+    pub architecture: String,
+    /// Sizes and constants.
+    pub spec: DecoderSpec,
+    /// Special tokens, when the configuration names them.
+    pub special: SpecialIds,
+}
+
+impl ModelConfig {
+    /// From a `config.json`; `path` is only named in errors.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Unsupported`] for another architecture, a RoPE scaling or a bias; [`LlmError::Config`] for a
+    /// missing or unusable value.
+    pub fn from_hf(path: &Path, config: &serde_json::Value) -> Result<Self, LlmError> {
+        hf::config(path, config)
+    }
+
+    /// From the metadata of a GGUF file.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_hf`](Self::from_hf).
+    pub fn from_gguf(file: &trike_format::Gguf) -> Result<Self, LlmError> {
+        gguf::config(file)
+    }
+
+    /// From the header of a llama2.c checkpoint, whose constants are fixed: theta 10,000, epsilon 1e-5, adjacent
+    /// pairs, BOS 1 and EOS 2; a BOS ends a text as well, since stories follow each other in its training data.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Nn`] when the sizes do not fit together.
+    pub fn from_llama2c(file: &Llama2c) -> Result<Self, LlmError> {
+        let h = file.config();
+        let spec = DecoderSpec {
+            hidden: h.dim,
+            intermediate: h.hidden_dim,
+            layers: h.n_layers,
+            heads: h.n_heads,
+            kv_heads: h.n_kv_heads,
+            head_dim: h.head_dim(),
+            vocab: h.vocab_size,
+            context: h.seq_len,
+            rms_eps: 1e-5,
+            rope: RopeSpec { theta: 10_000.0, pairing: RopePairing::Adjacent },
+            activation: GatedActivation::SiLu,
+            tied_head: h.shared_classifier,
+        };
+        spec.validate()?;
+        Ok(Self {
+            architecture: "llama2.c".to_owned(),
+            spec,
+            special: SpecialIds { bos: Some(1), eos: vec![2, 1] },
+        })
+    }
+}

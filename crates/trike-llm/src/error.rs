@@ -1,0 +1,127 @@
+//! What can go wrong between a model's path and its text.
+
+use std::path::PathBuf;
+
+/// Why a model could not be loaded, run, measured or converted.
+///
+/// The transparent variants carry the message of the layer below, which names the file, tensor or token.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LlmError {
+    /// A model file could not be read or written.
+    #[error(transparent)]
+    Format(#[from] trike_format::FormatError),
+    /// A tokenizer could not be read, or text not tokenized.
+    #[error(transparent)]
+    Tokenizer(#[from] crate::tokenizer::TokenizerError),
+    /// Logits could not be sampled.
+    #[error(transparent)]
+    Sampler(#[from] crate::sampler::SamplerError),
+    /// The decoder refused.
+    #[error(transparent)]
+    Nn(#[from] trike_nn::NnError),
+    /// The host kernels refused.
+    #[error(transparent)]
+    Cpu(#[from] trike_cpu::CpuError),
+    /// A ternary tensor refused.
+    #[error(transparent)]
+    Trit(#[from] trike_trit::TritError),
+    /// The checkpoint needs something that is not implemented.
+    #[error("{}: {name} is not implemented; {remedy}", path.display())]
+    Unsupported {
+        /// The model.
+        path: PathBuf,
+        /// What it needs, by its name in the file.
+        name: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// A configuration value is missing or not usable.
+    #[error("{}: `{key}`: expected {expected}, got {got}", path.display())]
+    Config {
+        /// The model.
+        path: PathBuf,
+        /// The key.
+        key: String,
+        /// What was expected.
+        expected: String,
+        /// What is there.
+        got: String,
+    },
+    /// There is no tokenizer with the model and none was given.
+    #[error("{}: no tokenizer comes with this model; name one with --tokenizer", path.display())]
+    NoTokenizer {
+        /// The model.
+        path: PathBuf,
+    },
+    /// The tokenizer and the model do not belong together.
+    #[error("{}: the tokenizer does not fit the model: {source}; name the right one with --tokenizer", path.display())]
+    TokenizerMismatch {
+        /// The model.
+        path: PathBuf,
+        /// The two sizes.
+        source: crate::tokenizer::TokenizerError,
+    },
+    /// A prompt leaves no room to generate.
+    #[error("the prompt has {tokens} tokens, the context holds {context}: shorten it or use a rolling window")]
+    PromptTooLong {
+        /// Tokens of the prompt, BOS included.
+        tokens: usize,
+        /// Positions that the model has.
+        context: usize,
+    },
+    /// Nothing to start from: an empty prompt and a tokenizer without BOS.
+    #[error("an empty prompt needs a tokenizer with a BOS token, and this one has none: give a prompt")]
+    EmptyPrompt,
+    /// No sequence of the text has two tokens or more.
+    #[error("nothing to score: no sequence of the text has two tokens or more")]
+    NothingToScore,
+    /// Logits hold infinities or values that are no numbers.
+    #[error("logit {index} of token {token} is {value}: the weights are damaged or overflow in this precision")]
+    NonFinite {
+        /// Position in the sequence.
+        token: usize,
+        /// Entry of the vocabulary.
+        index: usize,
+        /// The value.
+        value: f32,
+    },
+    /// Two models that cannot be compared.
+    #[error("the models have vocabularies of {ours} and {base}: divergence needs the same one")]
+    Vocabularies {
+        /// Size of the measured model's vocabulary.
+        ours: usize,
+        /// Size of the base model's.
+        base: usize,
+    },
+    /// A tensor cannot be converted without changing a value.
+    #[error("{}: {tensor} cannot become {target}: {reason}", path.display())]
+    NotLossless {
+        /// The model.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What was asked for.
+        target: String,
+        /// Why not, and what to do.
+        reason: String,
+    },
+    /// An option is out of range.
+    #[error("{option}: expected {expected}, got {got}")]
+    Option {
+        /// The option.
+        option: &'static str,
+        /// What is accepted.
+        expected: &'static str,
+        /// What was given.
+        got: String,
+    },
+    /// A file that is not a model could not be read or written.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}

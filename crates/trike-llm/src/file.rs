@@ -1,0 +1,268 @@
+//! A checkpoint, opened: its configuration, its tensors by the names of a decoder, its tokenizer.
+
+use std::path::{Path, PathBuf};
+
+use trike_format::{
+    DenseTensor, FileKind, FormatError, Gguf, HfDir, Int8Tensor, Llama2c, StoredType, Tensor, TensorInfo,
+    TensorSource, detect,
+};
+use trike_nn::WeightName;
+
+use crate::{
+    LlmError, ModelConfig, names,
+    tokenizer::{PieceType, SpVocab, Tokenizer},
+};
+
+/// The open file behind a [`ModelFile`].
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Tensors {
+    /// A directory with `config.json`.
+    Hf(HfDir),
+    /// A GGUF file.
+    Gguf(Gguf),
+    /// A llama2.c checkpoint.
+    Llama2c(Llama2c),
+}
+
+/// A checkpoint of any format that Trike reads. Opening it reads headers only.
+#[derive(Debug)]
+pub struct ModelFile {
+    tensors: Tensors,
+    config: ModelConfig,
+}
+
+impl ModelFile {
+    /// Opens a model directory, a GGUF file or a llama2.c checkpoint, whichever `path` is.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Format`] when it is none of these or broken, [`LlmError::Unsupported`] and
+    /// [`LlmError::Config`] when its configuration asks for something else than the decoder block.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, LlmError> {
+        let path = path.as_ref();
+        let tensors = match detect(path)? {
+            FileKind::HfDir => Tensors::Hf(HfDir::open(path)?),
+            FileKind::Gguf => Tensors::Gguf(Gguf::open(path)?),
+            FileKind::Llama2c => Tensors::Llama2c(Llama2c::open(path)?),
+        };
+        let config = match &tensors {
+            Tensors::Hf(dir) => ModelConfig::from_hf(path, dir.config())?,
+            Tensors::Gguf(file) => ModelConfig::from_gguf(file)?,
+            Tensors::Llama2c(file) => ModelConfig::from_llama2c(file)?,
+        };
+        Ok(Self { tensors, config })
+    }
+
+    /// The file or directory.
+    pub fn path(&self) -> &Path {
+        self.source().path()
+    }
+
+    /// What the checkpoint says of itself.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The open file.
+    pub fn tensors(&self) -> &Tensors {
+        &self.tensors
+    }
+
+    /// The tensors, under the file's own names.
+    pub fn source(&self) -> &dyn TensorSource {
+        match &self.tensors {
+            Tensors::Hf(dir) => dir,
+            Tensors::Gguf(file) => file,
+            Tensors::Llama2c(file) => file,
+        }
+    }
+
+    /// The name of the format, for reports.
+    pub fn format(&self) -> &'static str {
+        match &self.tensors {
+            Tensors::Hf(_) => "HuggingFace directory",
+            Tensors::Gguf(_) => "GGUF",
+            Tensors::Llama2c(_) => "llama2.c checkpoint",
+        }
+    }
+
+    /// The file's own name of a weight.
+    pub fn stored_name(&self, name: WeightName) -> String {
+        match &self.tensors {
+            Tensors::Gguf(_) => names::gguf(name),
+            Tensors::Hf(_) | Tensors::Llama2c(_) => name.to_string(),
+        }
+    }
+
+    /// Every weight of the decoder, in the order of a checkpoint.
+    pub fn weights(&self) -> Vec<WeightName> {
+        names::all(&self.config.spec)
+    }
+
+    /// The entry of a weight.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::MissingTensor`].
+    pub fn info(&self, name: WeightName) -> Result<&TensorInfo, LlmError> {
+        let stored = self.stored_name(name);
+        let missing = || {
+            LlmError::Format(FormatError::MissingTensor {
+                path: self.path().to_owned(),
+                tensor: stored.clone(),
+                remedy: "the checkpoint is incomplete: download or convert it again".to_owned(),
+            })
+        };
+        self.source().info(&stored).ok_or_else(missing)
+    }
+
+    /// Loads a weight.
+    ///
+    /// # Errors
+    ///
+    /// When it is missing, stored in a type that is not read, or holds unusable numbers.
+    pub fn load(&self, name: WeightName) -> Result<Tensor, LlmError> {
+        self.info(name)?;
+        Ok(self.source().load(&self.stored_name(name))?)
+    }
+
+    /// Whether a linear layer of a block is stored as trits.
+    pub fn is_ternary(&self) -> bool {
+        let trits = |kind: &StoredType| {
+            matches!(
+                kind,
+                StoredType::Trits { .. } | StoredType::Tq1_0 | StoredType::Tq2_0 | StoredType::Q2_0(_)
+            )
+        };
+        let block = self.weights().into_iter().filter(|&name| names::is_block_matrix(name));
+        block.filter_map(|name| self.info(name).ok()).any(|info| trits(&info.kind))
+    }
+
+    /// Whether every matrix is stored in f32.
+    pub fn is_f32(&self) -> bool {
+        self.source().tensors().iter().all(|t| t.kind == StoredType::F32)
+    }
+
+    /// The tokenizer at `explicit`, or the one that comes with the model.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NoTokenizer`] when there is none, [`LlmError::TokenizerMismatch`] when it has ids that the model
+    /// lacks, and what is wrong with its file.
+    pub fn tokenizer(&self, explicit: Option<&Path>) -> Result<Tokenizer, LlmError> {
+        let tokenizer = match explicit {
+            Some(path) => self.open_tokenizer(path)?,
+            None => self.own_tokenizer()?,
+        };
+        let special = &self.config.special;
+        let tokenizer = match (special.bos, special.eos.is_empty()) {
+            (None, true) => tokenizer,
+            (bos, _) => {
+                let eos = if special.eos.is_empty() { tokenizer.eos().to_vec() } else { special.eos.clone() };
+                let bos = bos.or(tokenizer.bos());
+                tokenizer.with_special(bos, eos).map_err(|e| self.mismatch(e))?
+            }
+        };
+        tokenizer.check_vocab(self.config.spec.vocab).map_err(|e| self.mismatch(e))?;
+        Ok(tokenizer)
+    }
+
+    fn mismatch(&self, source: crate::tokenizer::TokenizerError) -> LlmError {
+        LlmError::TokenizerMismatch { path: self.path().to_owned(), source }
+    }
+
+    fn open_tokenizer(&self, path: &Path) -> Result<Tokenizer, LlmError> {
+        // The llama2.c form does not say how many tokens it has.
+        if path.extension().is_some_and(|e| e == "bin") {
+            return Ok(Tokenizer::from_llama2c(path, self.config.spec.vocab)?);
+        }
+        Ok(Tokenizer::open(path)?)
+    }
+
+    fn own_tokenizer(&self) -> Result<Tokenizer, LlmError> {
+        let none = || LlmError::NoTokenizer { path: self.path().to_owned() };
+        match &self.tensors {
+            Tensors::Hf(dir) => {
+                let path: PathBuf =
+                    ["tokenizer.json", "tokenizer.model"].iter().find_map(|f| dir.file(f)).ok_or_else(none)?;
+                self.open_tokenizer(&path)
+            }
+            Tensors::Gguf(file) => gguf_tokenizer(file)?.ok_or_else(none),
+            Tensors::Llama2c(_) => Err(none()),
+        }
+    }
+}
+
+/// The tokenizer inside a GGUF file: a whole `tokenizer.json` under the key that GGUF has for it, or a
+/// SentencePiece vocabulary.
+fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
+    if let Some(json) = file.str("tokenizer.huggingface.json")? {
+        return Ok(Some(Tokenizer::from_hf_json_bytes(json.as_bytes())?));
+    }
+    match file.str("tokenizer.ggml.model")? {
+        None => Ok(None),
+        Some("llama") => {
+            let tokens = file.strings("tokenizer.ggml.tokens")?;
+            let tokens = tokens.ok_or_else(|| file.missing_key("tokenizer.ggml.tokens"))?;
+            let scores = file.f32s("tokenizer.ggml.scores")?;
+            let scores = scores.ok_or_else(|| file.missing_key("tokenizer.ggml.scores"))?;
+            let types = file.i64s("tokenizer.ggml.token_type")?;
+            let types = types.ok_or_else(|| file.missing_key("tokenizer.ggml.token_type"))?;
+            let types = types.iter().map(|&n| {
+                u32::try_from(n).ok().and_then(PieceType::from_number).ok_or_else(|| LlmError::Config {
+                    path: file.path().to_owned(),
+                    key: "tokenizer.ggml.token_type".to_owned(),
+                    expected: "types 1 to 6".to_owned(),
+                    got: n.to_string(),
+                })
+            });
+            let vocab = SpVocab {
+                tokens: tokens.iter().map(str::to_owned).collect(),
+                scores: scores.to_vec(),
+                types: types.collect::<Result<_, _>>()?,
+                bos: file.u32("tokenizer.ggml.bos_token_id")?,
+                eos: file.u32("tokenizer.ggml.eos_token_id")?.into_iter().collect(),
+                unk: file.u32("tokenizer.ggml.unknown_token_id")?,
+                add_space_prefix: file.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
+                remove_extra_spaces: file.bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false),
+            };
+            Ok(Some(Tokenizer::from_sentencepiece_vocab(&vocab)?))
+        }
+        Some(other) => Err(LlmError::Unsupported {
+            path: file.path().to_owned(),
+            name: format!("the GGUF tokenizer {other}"),
+            remedy: "give the model's tokenizer.json with --tokenizer".to_owned(),
+        }),
+    }
+}
+
+/// Rows of `tensor` in another order.
+pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, LlmError> {
+    fn pick<T: Copy>(values: &[T], width: usize, rows: &[usize]) -> Vec<T> {
+        rows.iter().flat_map(|&r| values[r * width..(r + 1) * width].iter().copied()).collect()
+    }
+    Ok(match tensor {
+        Tensor::Trits(t) => Tensor::Trits(t.select_rows(rows)?),
+        Tensor::Dense(t) => {
+            let width = t.cols();
+            let data = match t.data() {
+                trike_format::DenseData::F32(v) => trike_format::DenseData::F32(pick(v, width, rows)),
+                trike_format::DenseData::F16(v) => trike_format::DenseData::F16(pick(v, width, rows)),
+                trike_format::DenseData::Bf16(v) => trike_format::DenseData::Bf16(pick(v, width, rows)),
+            };
+            Tensor::Dense(DenseTensor::new(vec![rows.len(), width], data).map_err(FormatError::from)?)
+        }
+        Tensor::Int8(t) => {
+            let groups = t.groups_per_row();
+            let scales = match t.scales() {
+                trike_trit::ScaleValues::F16(v) => trike_trit::ScaleValues::F16(pick(v, groups, rows)),
+                trike_trit::ScaleValues::F32(v) => trike_trit::ScaleValues::F32(pick(v, groups, rows)),
+            };
+            let codes = pick(t.codes(), t.cols(), rows);
+            Tensor::Int8(
+                Int8Tensor::new(rows.len(), t.cols(), t.group(), codes, scales).map_err(FormatError::from)?,
+            )
+        }
+    })
+}

@@ -1,0 +1,245 @@
+//! Continuing a prompt.
+
+use std::{
+    ops::ControlFlow,
+    time::{Duration, Instant},
+};
+
+use trike_nn::{Backend, KvPrecision, KvSpec, Logits, Sequence, Step};
+
+use crate::{
+    LanguageModel, LlmError,
+    sampler::{Sampler, SamplerConfig},
+    stream::TextStream,
+};
+
+/// Tokens of a prompt that go through the model at once. Larger steps amortize the unpacking of weights; this
+/// many keep the activations of a step in the second-level cache at the widths of 2B models.
+pub(crate) const STEP: usize = 256;
+
+/// How to continue a prompt.
+#[derive(Clone, Debug, Default)]
+pub struct GenerateOptions {
+    /// Most tokens to generate; until the text or the context ends when `None`.
+    pub max_tokens: Option<usize>,
+    /// How each token is chosen; greedy by default.
+    pub sampler: SamplerConfig,
+    /// Any of these ends the text and is not part of it.
+    pub stop: Vec<String>,
+    /// Type of the cached keys and values; the model's default when `None`.
+    pub kv: Option<KvPrecision>,
+    /// Rolling window of that many tokens: the text may outgrow the context, and each token sees only this many.
+    pub window: Option<usize>,
+}
+
+/// Why a text ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    /// The model ended it.
+    Eos,
+    /// A stop string came.
+    Stop,
+    /// [`GenerateOptions::max_tokens`] were generated.
+    MaxTokens,
+    /// The context is full.
+    Context,
+    /// The caller broke it off.
+    Cancelled,
+}
+
+impl FinishReason {
+    /// A short name: `eos`, `stop`, `max_tokens`, `context`, `cancelled`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Eos => "eos",
+            Self::Stop => "stop",
+            Self::MaxTokens => "max_tokens",
+            Self::Context => "context",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
+/// A continued prompt.
+#[derive(Clone, Debug)]
+pub struct Generation {
+    /// The new text, without the prompt.
+    pub text: String,
+    /// Token ids of the prompt, BOS included.
+    pub prompt_ids: Vec<u32>,
+    /// New token ids, without the one that ended the text.
+    pub ids: Vec<u32>,
+    /// Why the text ended.
+    pub finish: FinishReason,
+    /// Time to the logits of the prompt's last token.
+    pub prefill: Duration,
+    /// Time from there to the end.
+    pub decode: Duration,
+}
+
+impl Generation {
+    /// New tokens per second of decoding. The first of them comes from the prompt's logits and is not counted.
+    pub fn tokens_per_second(&self) -> f64 {
+        rate(self.ids.len().saturating_sub(1), self.decode)
+    }
+
+    /// Prompt tokens per second.
+    pub fn prompt_tokens_per_second(&self) -> f64 {
+        rate(self.prompt_ids.len(), self.prefill)
+    }
+}
+
+fn rate(tokens: usize, time: Duration) -> f64 {
+    if time.is_zero() { 0.0 } else { tokens as f64 / time.as_secs_f64() }
+}
+
+impl<B: Backend> LanguageModel<B> {
+    /// Token ids of a prompt: BOS, where the tokenizer has one, and the text.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NoTokenizer`], [`LlmError::EmptyPrompt`], and text that the tokenizer cannot encode.
+    pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, LlmError> {
+        let tokenizer = self.tokenizer()?;
+        let ids = tokenizer.encode(prompt, tokenizer.bos().is_some())?;
+        if ids.is_empty() { Err(LlmError::EmptyPrompt) } else { Ok(ids) }
+    }
+
+    /// Continues `prompt`.
+    ///
+    /// # Errors
+    ///
+    /// As [`generate_with`](Self::generate_with).
+    pub fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<Generation, LlmError> {
+        self.generate_with(prompt, options, |_| ControlFlow::Continue(()))
+    }
+
+    /// Continues `prompt` and hands each piece of new text to `on_text` as soon as it is certain. A piece is whole
+    /// UTF-8; all pieces together are [`Generation::text`]. Breaking ends the generation.
+    ///
+    /// # Errors
+    ///
+    /// What [`encode_prompt`](Self::encode_prompt) says, [`LlmError::PromptTooLong`], options out of range, and
+    /// logits that cannot be sampled.
+    pub fn generate_with(
+        &self,
+        prompt: &str,
+        options: &GenerateOptions,
+        mut on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation, LlmError> {
+        let prompt_ids = self.encode_prompt(prompt)?;
+        let tokenizer = self.tokenizer()?;
+        let mut sampler = Sampler::new(options.sampler.clone())?;
+        let mut stream = TextStream::after(tokenizer, &prompt_ids)?.with_stops(options.stop.iter().cloned())?;
+        let mut sequence = self.sequence_for(prompt_ids.len(), options)?;
+
+        let start = Instant::now();
+        let mut logits = self.prefill(&mut sequence, &prompt_ids)?;
+        let prefill = start.elapsed();
+        let start = Instant::now();
+        let mut history = prompt_ids.clone();
+        let mut text = String::new();
+        let finish = loop {
+            let generated = history.len() - prompt_ids.len();
+            if options.max_tokens.is_some_and(|max| generated >= max) {
+                break FinishReason::MaxTokens;
+            }
+            let id = sampler.sample(&logits, &history)?;
+            if tokenizer.eos().contains(&id) {
+                break FinishReason::Eos;
+            }
+            history.push(id);
+            let piece = stream.push(id)?;
+            text.push_str(&piece.text);
+            if !piece.text.is_empty() && on_text(&piece.text).is_break() {
+                break FinishReason::Cancelled;
+            }
+            if piece.stopped {
+                break FinishReason::Stop;
+            }
+            if sequence.max_step() == 0 {
+                break match options.max_tokens {
+                    Some(max) if generated + 1 >= max => FinishReason::MaxTokens,
+                    _ => FinishReason::Context,
+                };
+            }
+            logits = self.step(&mut sequence, &[id])?;
+        };
+        let decode = start.elapsed();
+        let rest = stream.finish();
+        if !rest.is_empty() && finish != FinishReason::Cancelled {
+            text.push_str(&rest);
+            // The text has ended: there is nothing left to break off.
+            let _ = on_text(&rest);
+        }
+        let ids = history.split_off(prompt_ids.len());
+        Ok(Generation { text, prompt_ids, ids, finish, prefill, decode })
+    }
+
+    /// A sequence with room for the prompt and what may follow it.
+    fn sequence_for(&self, prompt: usize, options: &GenerateOptions) -> Result<Sequence<B>, LlmError> {
+        let precision = options.kv.unwrap_or(self.default_kv());
+        let context = self.decoder.spec().context;
+        let spec = match options.window {
+            Some(window) if (1..=context).contains(&window) => KvSpec::rolling(precision, window, STEP),
+            Some(window) => {
+                return Err(LlmError::Option {
+                    option: "window",
+                    expected: "1 to the model's context",
+                    got: format!("{window} with a context of {context}"),
+                });
+            }
+            None if prompt > context => return Err(LlmError::PromptTooLong { tokens: prompt, context }),
+            None => {
+                let wanted = prompt.saturating_add(options.max_tokens.unwrap_or(context));
+                KvSpec::new(precision, wanted.min(context))
+            }
+        };
+        Ok(self.decoder.sequence(spec)?)
+    }
+
+    /// Runs `ids` through the model in steps and returns the logits of the last.
+    fn prefill(&self, sequence: &mut Sequence<B>, ids: &[u32]) -> Result<Vec<f32>, LlmError> {
+        let mut logits = Vec::new();
+        for ids in ids.chunks(STEP) {
+            logits = self.step(sequence, ids)?;
+        }
+        Ok(logits)
+    }
+
+    fn step(&self, sequence: &mut Sequence<B>, ids: &[u32]) -> Result<Vec<f32>, LlmError> {
+        let mut logits = self.decoder.forward(&mut [Step { sequence, ids }], Logits::Last)?;
+        Ok(logits.pop().unwrap_or_default())
+    }
+
+    /// Hands the logits of every token of `ids` to `on_row`, token after token.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::PromptTooLong`], [`LlmError::NonFinite`] for damaged weights, and what the decoder says.
+    pub fn logits(
+        &self,
+        ids: &[u32],
+        kv: KvPrecision,
+        mut on_row: impl FnMut(usize, &[f32]),
+    ) -> Result<(), LlmError> {
+        let context = self.decoder.spec().context;
+        if ids.len() > context {
+            return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
+        }
+        let mut sequence = self.decoder.sequence(KvSpec::new(kv, ids.len().max(1)))?;
+        let mut token = 0;
+        for ids in ids.chunks(STEP) {
+            let mut step = [Step { sequence: &mut sequence, ids }];
+            let all = self.decoder.forward(&mut step, Logits::All)?.pop().unwrap_or_default();
+            for row in all.chunks_exact(self.decoder.spec().vocab) {
+                if let Some((index, &value)) = row.iter().enumerate().find(|(_, v)| !v.is_finite()) {
+                    return Err(LlmError::NonFinite { token, index, value });
+                }
+                on_row(token, row);
+                token += 1;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,246 @@
+//! From a checkpoint to a model that runs.
+
+use std::path::{Path, PathBuf};
+
+use half::f16;
+use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
+use trike_format::Tensor;
+use trike_nn::{
+    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Weight, WeightName,
+};
+
+use crate::{LlmError, ModelConfig, ModelFile, names, tokenizer::Tokenizer};
+
+/// How the output head (and the embedding, when they are one matrix) is held.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeadPrecision {
+    /// Int8 for a ternary model whose head is stored in floats, as stored for others.
+    #[default]
+    Auto,
+    /// As the checkpoint stores it.
+    AsStored,
+    /// Int8 in groups of 32, whatever the model.
+    Int8,
+}
+
+/// Weights that share a scale when a head is rounded to int8. 32 keeps the largest rounding error of a logit
+/// under a thousandth of the largest logit on the models measured; wider groups double it.
+const HEAD_GROUP: usize = 32;
+
+/// How a model is loaded.
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Tokenizer file, when it does not come with the model.
+    pub tokenizer: Option<PathBuf>,
+    /// Threads; 0 for one a processor.
+    pub threads: usize,
+    /// Activations of ternary layers.
+    pub activations: ActivationPrecision,
+    /// Output head.
+    pub head: HeadPrecision,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self {
+            tokenizer: None,
+            threads: 0,
+            activations: ActivationPrecision::F32,
+            head: HeadPrecision::Auto,
+        }
+    }
+}
+
+/// A language model: a decoder on a backend, with its tokenizer.
+///
+/// ```no_run
+/// use trike_llm::{GenerateOptions, LanguageModel};
+///
+/// let model = LanguageModel::load("models/tiny")?;
+/// let story = model.generate("Once upon a time", &GenerateOptions::default())?;
+/// println!("{}", story.text);
+/// # Ok::<(), trike_llm::LlmError>(())
+/// ```
+pub struct LanguageModel<B: Backend = CpuBackend> {
+    pub(crate) decoder: Decoder<B>,
+    pub(crate) tokenizer: Option<Tokenizer>,
+    pub(crate) path: PathBuf,
+    config: ModelConfig,
+    default_kv: KvPrecision,
+}
+
+impl LanguageModel<CpuBackend> {
+    /// Loads the model at `path` for the host's processors, with its own tokenizer.
+    ///
+    /// # Errors
+    ///
+    /// What [`ModelFile::open`] and [`ModelFile::tokenizer`] say, and damaged weights, each naming its file.
+    pub fn load(path: impl AsRef<Path>) -> Result<Self, LlmError> {
+        let file = ModelFile::open(path)?;
+        let mut model = Self::load_with(&file, &LoadOptions::default(), &mut |_, _| ())?;
+        model.tokenizer = Some(file.tokenizer(None)?);
+        Ok(model)
+    }
+
+    /// Loads an open model for the host's processors. `progress` is called with the number of weights loaded and
+    /// to load. Without a tokenizer, given or found, the model runs on token ids only.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load); a tokenizer that was asked for and does not fit is an error, one that is not
+    /// there is not.
+    pub fn load_with(
+        file: &ModelFile,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, LlmError> {
+        let backend = CpuBackend::new(Cpu::new(options.threads)?, options.activations);
+        Self::load_on(backend, file, options, progress)
+    }
+}
+
+impl<B: Backend> LanguageModel<B> {
+    /// Loads an open model onto a backend; `options.threads` and `options.activations` are the backend's own
+    /// matter here. See [`load_with`](LanguageModel::load_with).
+    ///
+    /// # Errors
+    ///
+    /// As [`load_with`](LanguageModel::load_with).
+    pub fn load_on(
+        backend: B,
+        file: &ModelFile,
+        options: &LoadOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, LlmError> {
+        // A tokenizer that does not fit should fail before gigabytes are loaded.
+        let tokenizer = match (&options.tokenizer, file.tokenizer(options.tokenizer.as_deref())) {
+            (_, Ok(tokenizer)) => Some(tokenizer),
+            (None, Err(LlmError::NoTokenizer { .. })) => None,
+            (_, Err(error)) => return Err(error),
+        };
+        let int8_head = match options.head {
+            HeadPrecision::Auto => file.is_ternary(),
+            HeadPrecision::AsStored => false,
+            HeadPrecision::Int8 => true,
+        };
+        let total = file.weights().len();
+        let mut weights = FileWeights { file, int8_head, progress, done: 0, total };
+        let decoder = Decoder::new(backend, file.config().spec.clone(), &mut weights)?;
+        Ok(Self {
+            decoder,
+            tokenizer,
+            path: file.path().to_owned(),
+            config: file.config().clone(),
+            default_kv: if file.is_f32() { KvPrecision::F32 } else { KvPrecision::F16 },
+        })
+    }
+
+    /// The decoder.
+    pub fn decoder(&self) -> &Decoder<B> {
+        &self.decoder
+    }
+
+    /// What the checkpoint says of itself.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NoTokenizer`] when the model was loaded without one.
+    pub fn tokenizer(&self) -> Result<&Tokenizer, LlmError> {
+        self.tokenizer.as_ref().ok_or_else(|| LlmError::NoTokenizer { path: self.path.clone() })
+    }
+
+    /// The type of cached keys and values unless another is asked for: f32 for a model with f32 weights, f16 for
+    /// every other.
+    pub fn default_kv(&self) -> KvPrecision {
+        self.default_kv
+    }
+}
+
+/// Reads the decoder's weights from a file.
+struct FileWeights<'a> {
+    file: &'a ModelFile,
+    int8_head: bool,
+    progress: &'a mut dyn FnMut(usize, usize),
+    done: usize,
+    total: usize,
+}
+
+impl FileWeights<'_> {
+    fn load(&mut self, name: WeightName) -> Result<Tensor, NnError> {
+        let tensor = self.file.load(name).map_err(|e| load_error(name, e))?;
+        self.done += 1;
+        (self.progress)(self.done, self.total);
+        Ok(tensor)
+    }
+
+    /// The embedding serves as the head when they are one matrix.
+    fn is_head(&self, name: WeightName) -> bool {
+        match name {
+            WeightName::Head => true,
+            WeightName::Embedding => self.file.config().spec.tied_head,
+            _ => false,
+        }
+    }
+}
+
+fn load_error(name: WeightName, error: impl std::error::Error + Send + Sync + 'static) -> NnError {
+    NnError::Load { name: name.to_string(), source: Box::new(error) }
+}
+
+impl DecoderWeights for FileWeights<'_> {
+    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+        match self.load(name)? {
+            Tensor::Dense(dense) if self.int8_head && self.is_head(name) => {
+                let int8 = trike_format::Int8Tensor::quantize(&dense, HEAD_GROUP, false);
+                weight(Tensor::Int8(int8.map_err(|e| load_error(name, e))?))
+            }
+            tensor => weight(tensor),
+        }
+    }
+
+    fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
+        Ok(self.load(name)?.into_f32())
+    }
+}
+
+/// The tensor of a file as a backend takes it.
+pub(crate) fn weight(tensor: Tensor) -> Result<Weight, NnError> {
+    let (rows, cols) = (tensor.rows(), tensor.cols());
+    Ok(match tensor {
+        Tensor::Trits(t) => Weight::Ternary(t),
+        Tensor::Int8(t) => {
+            let scales = t.scales().iter().collect();
+            Weight::Int8(Int8Matrix::new(rows, cols, t.group(), t.codes().to_vec(), scales)?)
+        }
+        Tensor::Dense(t) => Weight::Dense(DenseMatrix::new(
+            rows,
+            cols,
+            match t.into_data() {
+                trike_format::DenseData::F32(v) => DenseData::F32(v),
+                trike_format::DenseData::F16(v) => DenseData::F16(v),
+                trike_format::DenseData::Bf16(v) => DenseData::Bf16(v),
+            },
+        )?),
+    })
+}
+
+/// Names of weights that belong to a decoder, for callers that walk a file.
+pub(crate) fn role_of(file: &ModelFile, stored: &str) -> Option<WeightName> {
+    names::all(&file.config().spec).into_iter().find(|&name| file.stored_name(name) == stored)
+}
+
+/// Halves are exact in f32, so a scale list keeps its type.
+pub(crate) fn halves(values: &[f32]) -> Option<Vec<f16>> {
+    values
+        .iter()
+        .map(|&v| {
+            let half = f16::from_f32(v);
+            (half.to_f32().to_bits() == v.to_bits()).then_some(half)
+        })
+        .collect()
+}

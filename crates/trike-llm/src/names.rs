@@ -1,0 +1,118 @@
+//! The names that formats give to the weights of a decoder.
+
+use trike_nn::{DecoderSpec, RopePairing, WeightName};
+
+/// The name of a weight in a GGUF file.
+pub(crate) fn gguf(name: WeightName) -> String {
+    let (layer, rest) = match name {
+        WeightName::Embedding => return "token_embd.weight".to_owned(),
+        WeightName::FinalNorm => return "output_norm.weight".to_owned(),
+        WeightName::Head => return "output.weight".to_owned(),
+        WeightName::AttentionNorm(l) => (l, "attn_norm"),
+        WeightName::Query(l) => (l, "attn_q"),
+        WeightName::Key(l) => (l, "attn_k"),
+        WeightName::Value(l) => (l, "attn_v"),
+        WeightName::Output(l) => (l, "attn_output"),
+        WeightName::MlpNorm(l) => (l, "ffn_norm"),
+        WeightName::Gate(l) => (l, "ffn_gate"),
+        WeightName::Up(l) => (l, "ffn_up"),
+        WeightName::Down(l) => (l, "ffn_down"),
+    };
+    format!("blk.{layer}.{rest}.weight")
+}
+
+/// Every weight of a decoder, in the order of a checkpoint.
+pub(crate) fn all(spec: &DecoderSpec) -> Vec<WeightName> {
+    let mut names = vec![WeightName::Embedding];
+    for l in 0..spec.layers {
+        names.extend([
+            WeightName::AttentionNorm(l),
+            WeightName::Query(l),
+            WeightName::Key(l),
+            WeightName::Value(l),
+            WeightName::Output(l),
+            WeightName::MlpNorm(l),
+            WeightName::Gate(l),
+            WeightName::Up(l),
+            WeightName::Down(l),
+        ]);
+    }
+    names.push(WeightName::FinalNorm);
+    if !spec.tied_head {
+        names.push(WeightName::Head);
+    }
+    names
+}
+
+/// Whether a weight is one of the linear layers inside a block, the ones that are ternary in a ternary model.
+pub(crate) fn is_block_matrix(name: WeightName) -> bool {
+    !matches!(
+        name,
+        WeightName::Embedding
+            | WeightName::Head
+            | WeightName::FinalNorm
+            | WeightName::AttentionNorm(_)
+            | WeightName::MlpNorm(_)
+    )
+}
+
+/// Whether a weight is a norm.
+pub(crate) fn is_norm(name: WeightName) -> bool {
+    matches!(name, WeightName::FinalNorm | WeightName::AttentionNorm(_) | WeightName::MlpNorm(_))
+}
+
+/// For a query or key projection whose heads pair their dimensions one way, the old row of each new row when
+/// they shall pair the other way; `None` when nothing moves.
+///
+/// Adjacent rows `2 i` and `2 i + 1` of a head are rows `i` and `i + d / 2` in halves.
+pub(crate) fn rotary_rows(
+    name: WeightName,
+    spec: &DecoderSpec,
+    from: RopePairing,
+    to: RopePairing,
+) -> Option<Vec<usize>> {
+    let heads = match name {
+        WeightName::Query(_) => spec.heads,
+        WeightName::Key(_) => spec.kv_heads,
+        _ => return None,
+    };
+    let (d, half) = (spec.head_dim, spec.head_dim / 2);
+    let old: fn(usize, usize) -> usize = match (from, to) {
+        (RopePairing::Halves, RopePairing::Adjacent) => |i, half| i / 2 + (i % 2) * half,
+        (RopePairing::Adjacent, RopePairing::Halves) => |i, half| 2 * (i % half) + i / half,
+        _ => return None,
+    };
+    Some((0..heads).flat_map(|h| (0..d).map(move |i| h * d + old(i, half))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_nn::{GatedActivation, RopeSpec};
+
+    use super::*;
+
+    #[test]
+    fn pairing_there_and_back_is_the_identity() {
+        let spec = DecoderSpec {
+            hidden: 12,
+            intermediate: 4,
+            layers: 1,
+            heads: 2,
+            kv_heads: 1,
+            head_dim: 6,
+            vocab: 3,
+            context: 4,
+            rms_eps: 1e-5,
+            rope: RopeSpec { theta: 1e4, pairing: RopePairing::Halves },
+            activation: GatedActivation::SiLu,
+            tied_head: true,
+        };
+        let rows = |from, to| rotary_rows(WeightName::Query(0), &spec, from, to);
+        let there = rows(RopePairing::Halves, RopePairing::Adjacent).unwrap();
+        assert_eq!(there, [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]);
+        let back = rows(RopePairing::Adjacent, RopePairing::Halves).unwrap();
+        assert!((0..12).all(|i| there[back[i]] == i));
+        assert_eq!(rows(RopePairing::Halves, RopePairing::Halves), None);
+        assert_eq!(rotary_rows(WeightName::Value(0), &spec, RopePairing::Halves, RopePairing::Adjacent), None);
+    }
+}

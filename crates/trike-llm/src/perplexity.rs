@@ -1,0 +1,232 @@
+//! How well a model predicts a text, alone and against another model.
+
+use trike_nn::{Backend, KvPrecision};
+
+use crate::{LanguageModel, LlmError, tokenizer::Tokenizer};
+
+/// How a text is cut into sequences. Each gets BOS, where the tokenizer has one, and no EOS; a sequence is cut at
+/// the model's context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Split {
+    /// Stories between `<|endoftext|>` marks, stripped of white space at both ends; empty ones are dropped.
+    Stories,
+    /// Lines, treated the same way.
+    Lines,
+    /// The whole text, tokenized at once and cut into windows of the context.
+    Window,
+}
+
+/// Perplexity of a text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Score {
+    /// `exp` of [`nats`](Self::nats).
+    pub perplexity: f64,
+    /// Mean negative log-likelihood of a token, natural logarithm.
+    pub nats: f64,
+    /// Standard error of [`nats`](Self::nats), as if tokens were independent.
+    pub nats_error: f64,
+    /// Negative log-likelihood of the whole text in bits, over the bytes that the scored tokens decode to.
+    pub bits_per_byte: f64,
+    /// Tokens scored: all but the first of each sequence.
+    pub tokens: usize,
+    /// Bytes that they decode to.
+    pub bytes: usize,
+    /// Sequences scored.
+    pub sequences: usize,
+}
+
+/// A model against a base model on the same text.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Comparison {
+    /// The measured model.
+    pub score: Score,
+    /// The base model.
+    pub base: Score,
+    /// Mean Kullback-Leibler divergence of the model from the base, `sum p_base ln(p_base / p_model)`, in nats.
+    pub kl: f64,
+    /// Share of tokens for which both models have the same best token.
+    pub top1_agreement: f64,
+}
+
+/// Running sums of a score.
+#[derive(Default)]
+struct Sums {
+    nats: f64,
+    squares: f64,
+    tokens: usize,
+    bytes: usize,
+    sequences: usize,
+}
+
+impl Sums {
+    fn add(&mut self, nats: f64) {
+        self.nats += nats;
+        self.squares += nats * nats;
+        self.tokens += 1;
+    }
+
+    fn score(&self) -> Result<Score, LlmError> {
+        if self.tokens == 0 {
+            return Err(LlmError::NothingToScore);
+        }
+        let n = self.tokens as f64;
+        let nats = self.nats / n;
+        let variance = (self.squares / n - nats * nats).max(0.0);
+        Ok(Score {
+            perplexity: nats.exp(),
+            nats,
+            nats_error: (variance / n).sqrt(),
+            bits_per_byte: self.nats / std::f64::consts::LN_2 / (self.bytes.max(1) as f64),
+            tokens: self.tokens,
+            bytes: self.bytes,
+            sequences: self.sequences,
+        })
+    }
+}
+
+/// The sequences of a text, at most `limit` of them.
+fn sequences(
+    tokenizer: &Tokenizer,
+    text: &str,
+    split: Split,
+    context: usize,
+    limit: Option<usize>,
+) -> Result<Vec<Vec<u32>>, LlmError> {
+    let bos = tokenizer.bos();
+    let whole = |part: &str| -> Result<Vec<u32>, LlmError> {
+        let mut ids = tokenizer.encode(part, bos.is_some())?;
+        ids.truncate(context);
+        Ok(ids)
+    };
+    let parts = |mark: &str| {
+        let parts = text.split(mark).map(str::trim).filter(|part| !part.is_empty());
+        parts.take(limit.unwrap_or(usize::MAX)).map(whole).collect()
+    };
+    match split {
+        Split::Stories => parts("<|endoftext|>"),
+        Split::Lines => parts("\n"),
+        Split::Window => {
+            let ids = tokenizer.encode(text, false)?;
+            let room = context.saturating_sub(usize::from(bos.is_some())).max(1);
+            let windows = ids.chunks(room).take(limit.unwrap_or(usize::MAX));
+            Ok(windows.map(|ids| bos.into_iter().chain(ids.iter().copied()).collect()).collect())
+        }
+    }
+}
+
+/// `ln` of the sum of exponentials.
+fn log_sum_exp(row: &[f32]) -> f64 {
+    let largest = row.iter().fold(f32::NEG_INFINITY, |m, &v| m.max(v));
+    let sum: f64 = row.iter().map(|&v| f64::from(v - largest).exp()).sum();
+    f64::from(largest) + sum.ln()
+}
+
+fn best(row: &[f32]) -> usize {
+    row.iter().enumerate().fold(0, |best, (i, &v)| if v > row[best] { i } else { best })
+}
+
+/// Perplexity of `text` under `model`, over at most `limit` sequences. `progress` is called with the number of
+/// sequences done and to do.
+///
+/// # Errors
+///
+/// [`LlmError::NothingToScore`], [`LlmError::NoTokenizer`], and what the model says.
+pub fn score<B: Backend>(
+    model: &LanguageModel<B>,
+    kv: KvPrecision,
+    text: &str,
+    split: Split,
+    limit: Option<usize>,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Score, LlmError> {
+    let tokenizer = model.tokenizer()?;
+    let all = sequences(tokenizer, text, split, model.decoder().spec().context, limit)?;
+    let mut sums = Sums::default();
+    for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
+        model.logits(&ids[..ids.len() - 1], kv, |i, row| {
+            sums.add(log_sum_exp(row) - f64::from(row[ids[i + 1] as usize]));
+        })?;
+        sums.bytes += tokenizer.decode_bytes(&ids[1..])?.len();
+        sums.sequences += 1;
+        progress(done + 1, all.len());
+    }
+    sums.score()
+}
+
+/// [`score()`] of `model` and of `base`, with the divergence between them, over the tokens of `model`'s tokenizer.
+/// Sequences are cut at the shorter of the two contexts.
+///
+/// # Errors
+///
+/// [`LlmError::Vocabularies`] when the vocabularies differ in size, and as [`score()`].
+#[expect(clippy::too_many_arguments, reason = "two models and how to run each")]
+pub fn compare<B: Backend, C: Backend>(
+    model: &LanguageModel<B>,
+    kv: KvPrecision,
+    base: &LanguageModel<C>,
+    base_kv: KvPrecision,
+    text: &str,
+    split: Split,
+    limit: Option<usize>,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Comparison, LlmError> {
+    let (ours, theirs) = (model.decoder().spec(), base.decoder().spec());
+    if ours.vocab != theirs.vocab {
+        return Err(LlmError::Vocabularies { ours: ours.vocab, base: theirs.vocab });
+    }
+    let tokenizer = model.tokenizer()?;
+    let all = sequences(tokenizer, text, split, ours.context.min(theirs.context), limit)?;
+    let (mut sums, mut base_sums) = (Sums::default(), Sums::default());
+    let (mut kl, mut agreed) = (0.0, 0);
+    for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
+        let inputs = &ids[..ids.len() - 1];
+        let mut reference = Vec::with_capacity(inputs.len() * ours.vocab);
+        base.logits(inputs, base_kv, |_, row| reference.extend_from_slice(row))?;
+        model.logits(inputs, kv, |i, row| {
+            let base_row = &reference[i * ours.vocab..(i + 1) * ours.vocab];
+            let (norm, base_norm) = (log_sum_exp(row), log_sum_exp(base_row));
+            let next = ids[i + 1] as usize;
+            sums.add(norm - f64::from(row[next]));
+            base_sums.add(base_norm - f64::from(base_row[next]));
+            kl += row.iter().zip(base_row).fold(0.0, |sum, (&q, &p)| {
+                let log_p = f64::from(p) - base_norm;
+                sum + log_p.exp() * (log_p - (f64::from(q) - norm))
+            });
+            agreed += usize::from(best(row) == best(base_row));
+        })?;
+        let bytes = tokenizer.decode_bytes(&ids[1..])?.len();
+        for sums in [&mut sums, &mut base_sums] {
+            sums.bytes += bytes;
+            sums.sequences += 1;
+        }
+        progress(done + 1, all.len());
+    }
+    let score = sums.score()?;
+    let tokens = score.tokens as f64;
+    Ok(Comparison { base: base_sums.score()?, score, kl: kl / tokens, top1_agreement: agreed as f64 / tokens })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn log_sum_exp_by_hand() {
+        assert!((log_sum_exp(&[0.0, 0.0]) - 2f64.ln()).abs() < 1e-12);
+        assert!((log_sum_exp(&[1000.0, f32::NEG_INFINITY]) - 1000.0).abs() < 1e-12);
+        assert_eq!(best(&[1.0, 3.0, 3.0]), 1);
+    }
+
+    #[test]
+    fn sums_by_hand() {
+        let mut sums = Sums { bytes: 3, sequences: 1, ..Sums::default() };
+        sums.add(1.0);
+        sums.add(3.0);
+        let score = sums.score().unwrap();
+        assert_eq!((score.nats, score.tokens, score.bytes), (2.0, 2, 3));
+        assert!((score.perplexity - 2f64.exp()).abs() < 1e-12);
+        assert!((score.bits_per_byte - 4.0 / 2f64.ln() / 3.0).abs() < 1e-12);
+        assert!((score.nats_error - (1.0f64 / 2.0).sqrt()).abs() < 1e-12);
+        assert!(matches!(Sums::default().score(), Err(LlmError::NothingToScore)));
+    }
+}

@@ -1,0 +1,369 @@
+//! Text to token ids and back, for every tokenizer file that comes with a Llama-like model.
+//!
+//! Start from [`Tokenizer::open`], which tells the formats apart by content. Encoding a `tokenizer.json` is
+//! the `tokenizers` crate's work; SentencePiece vocabularies (`.model`, llama2.c `.bin`, GGUF) go through
+//! an exact merge of our own, because SentencePiece breaks ties by place and the crate's ranked merges
+//! cannot. Decoding is one table from id to bytes for all of them: it gives text token by token at a cost
+//! that does not grow, and the byte counts that bits per byte need. What was given up for it: decoders
+//! that look at more than one token (WordPiece, CTC) are refused by name.
+//!
+//! * [`Tokenizer`]: encode, decode, special tokens
+//! * [`SpVocab`], [`PieceType`]: a SentencePiece vocabulary in memory, from GGUF metadata for example
+//! * [`TokenizerError`]
+
+mod error;
+mod hf;
+mod limits;
+mod llama2c;
+mod pieces;
+mod proto;
+mod spm;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+pub use error::TokenizerError;
+pub use spm::{PieceType, SpVocab};
+
+use limits::read_capped;
+use pieces::Pieces;
+use spm::{ByteFallback, SpEncoder, SpaceForm};
+
+/// The share of a model's rows that may be without a token, as a divisor: rows are padded to a round
+/// number for the hardware's sake, by 2.5 % at most in models in use.
+const PADDING_DIVISOR: usize = 8;
+
+/// Text to ids and back.
+///
+/// ```
+/// use trike_llm::tokenizer::{PieceType, SpVocab, Tokenizer};
+///
+/// let tokens = ["<unk>", "<s>", "</s>", "\u{2581}", "h", "i", "hi", "\u{2581}hi"];
+/// let mut types = vec![PieceType::Normal; tokens.len()];
+/// types[0] = PieceType::Unknown;
+/// types[1..3].fill(PieceType::Control);
+/// let tokenizer = Tokenizer::from_sentencepiece_vocab(&SpVocab {
+///     tokens: tokens.map(str::to_owned).to_vec(),
+///     scores: vec![0.0, 0.0, 0.0, -9.0, -9.0, -9.0, -1.0, -2.0],
+///     types,
+///     bos: Some(1),
+///     eos: vec![2],
+///     unk: Some(0),
+///     add_space_prefix: true,
+///     remove_extra_spaces: false,
+/// })?;
+/// let ids = tokenizer.encode("hi hi", true)?;
+/// assert_eq!(ids, [1, 7, 7]);
+/// assert_eq!(tokenizer.decode(&ids)?, "hi hi");
+/// # Ok::<(), trike_llm::tokenizer::TokenizerError>(())
+/// ```
+#[derive(Clone)]
+pub struct Tokenizer {
+    encoder: Encoder,
+    pieces: Pieces,
+    strips_leading_space: bool,
+    bos: Option<u32>,
+    eos: Vec<u32>,
+}
+
+#[derive(Clone)]
+enum Encoder {
+    Hf(Box<tokenizers::Tokenizer>),
+    SentencePiece(Box<SpEncoder>),
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let encoder = match self.encoder {
+            Encoder::Hf(_) => "tokenizer.json",
+            Encoder::SentencePiece(_) => "SentencePiece",
+        };
+        f.debug_struct("Tokenizer")
+            .field("encoder", &encoder)
+            .field("vocab_size", &self.vocab_size())
+            .field("bos", &self.bos)
+            .field("eos", &self.eos)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Opens a tokenizer file of any supported format, or a directory with `tokenizer.json` or
+    /// `tokenizer.model`.
+    ///
+    /// A `tokenizer.json` does not say which tokens begin and end a sequence: add
+    /// [`with_special`](Self::with_special). A llama2.c file does not say how many tokens it should have:
+    /// use [`from_llama2c`](Self::from_llama2c) where the model is known, or
+    /// [`check_vocab`](Self::check_vocab) afterwards.
+    ///
+    /// # Errors
+    ///
+    /// An unreadable, broken or unsupported file; a tiktoken vocabulary and a GGUF file are named as such.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        let path = path.as_ref();
+        if !path.is_dir() {
+            return in_file(path, |bytes| Self::from_bytes(&bytes));
+        }
+        let candidates = ["tokenizer.json", "tokenizer.model"];
+        match candidates.iter().map(|name| path.join(name)).find(|file| file.is_file()) {
+            Some(file) => in_file(&file, |bytes| Self::from_bytes(&bytes)),
+            None => Err(TokenizerError::InFile {
+                path: path.to_owned(),
+                source: Box::new(TokenizerError::malformed(
+                    "the directory",
+                    "tokenizer.json or tokenizer.model",
+                    "neither",
+                )),
+            }),
+        }
+    }
+
+    /// Reads a HuggingFace `tokenizer.json` with a BPE model. BOS and EOS are not in it; see
+    /// [`with_special`](Self::with_special).
+    ///
+    /// # Errors
+    ///
+    /// An unreadable or broken file, and every part that would change text or ids without being implemented.
+    pub fn from_hf_json(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        in_file(path.as_ref(), |bytes| Self::from_hf_json_bytes(&bytes))
+    }
+
+    /// [`from_hf_json`](Self::from_hf_json) on the content of the file.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_hf_json`](Self::from_hf_json).
+    pub fn from_hf_json_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let hf = hf::parse(bytes)?;
+        Ok(Self {
+            encoder: Encoder::Hf(Box::new(hf.encoder)),
+            pieces: hf.pieces,
+            strips_leading_space: hf.strips_leading_space,
+            bos: None,
+            eos: Vec::new(),
+        })
+    }
+
+    /// Reads a llama2.c tokenizer for a model with `vocab_size` tokens; the file does not hold their number.
+    ///
+    /// # Errors
+    ///
+    /// An unreadable or broken file, and [`TokenizerError::VocabMismatch`] unless it holds exactly that many.
+    pub fn from_llama2c(path: impl AsRef<Path>, vocab_size: usize) -> Result<Self, TokenizerError> {
+        in_file(path.as_ref(), |bytes| {
+            let tokenizer = Self::from_llama2c_bytes(&bytes)?;
+            if tokenizer.vocab_size() != vocab_size {
+                let tokenizer = tokenizer.vocab_size();
+                return Err(TokenizerError::VocabMismatch { tokenizer, model: vocab_size });
+            }
+            Ok(tokenizer)
+        })
+    }
+
+    fn from_llama2c_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        Self::from_vocab(&llama2c::parse(bytes)?, SpaceForm::Plain, ByteFallback::WhereComplete)
+    }
+
+    /// Reads a SentencePiece `.model` file of type BPE.
+    ///
+    /// # Errors
+    ///
+    /// An unreadable or broken file, another model type (unigram), a normalizer that maps characters.
+    pub fn from_sentencepiece(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        in_file(path.as_ref(), |bytes| Self::from_sentencepiece_bytes(&bytes))
+    }
+
+    fn from_sentencepiece_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let model = proto::parse(bytes)?;
+        let fallback = if model.byte_fallback { ByteFallback::Required } else { ByteFallback::Off };
+        Self::from_vocab(&model.vocab, SpaceForm::Symbol, fallback)
+    }
+
+    /// Builds a tokenizer from a SentencePiece BPE vocabulary in memory, as GGUF files carry it under
+    /// `tokenizer.ggml.model = "llama"`. Unknown text becomes bytes where all 256 byte pieces exist, else `unk`.
+    ///
+    /// # Errors
+    ///
+    /// Lists of different lengths, a score that is not finite, a byte piece that is not `<0xHH>`, a special
+    /// id out of range.
+    pub fn from_sentencepiece_vocab(vocab: &SpVocab) -> Result<Self, TokenizerError> {
+        Self::from_vocab(vocab, SpaceForm::Symbol, ByteFallback::WhereComplete)
+    }
+
+    fn from_vocab(vocab: &SpVocab, space: SpaceForm, fallback: ByteFallback) -> Result<Self, TokenizerError> {
+        let (encoder, pieces) = SpEncoder::new(vocab, space, fallback)?;
+        Self {
+            encoder: Encoder::SentencePiece(Box::new(encoder)),
+            pieces,
+            strips_leading_space: vocab.add_space_prefix,
+            bos: None,
+            eos: Vec::new(),
+        }
+        .with_special(vocab.bos, vocab.eos.clone())
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let remedy = "pass a tokenizer.json, a SentencePiece .model or a llama2.c .bin";
+        match bytes {
+            _ if bytes.trim_ascii_start().starts_with(b"{") => Self::from_hf_json_bytes(bytes),
+            [b'G', b'G', b'U', b'F', ..] => Err(TokenizerError::unsupported(
+                "a GGUF file as a tokenizer",
+                "it brings its own when it is the model; for another model pass that model's tokenizer",
+            )),
+            _ if is_tiktoken(bytes) => Err(TokenizerError::unsupported(
+                "a tiktoken vocabulary (base64 tokens with ranks)",
+                "pass the tokenizer.json of the same model; Llama-3 repositories hold both",
+            )),
+            // The i32 of llama2.c's header is small, so its upper half is zero; in a `.model` the
+            // second byte is the length of a first piece with a name, a score and a type.
+            [_, _, 0, 0, ..] => Self::from_llama2c_bytes(bytes),
+            [0x0a, ..] => Self::from_sentencepiece_bytes(bytes),
+            _ => Err(TokenizerError::unsupported("this file's format", remedy)),
+        }
+    }
+
+    /// Sets the tokens that begin and end a sequence, as the model's configuration has them.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::UnknownId`] for an id without a token.
+    pub fn with_special(mut self, bos: Option<u32>, eos: Vec<u32>) -> Result<Self, TokenizerError> {
+        for &id in bos.iter().chain(&eos) {
+            self.pieces.get(id)?;
+        }
+        self.bos = bos;
+        self.eos = eos;
+        Ok(self)
+    }
+
+    /// The ids of `text`, after BOS when `add_bos` is set.
+    ///
+    /// BOS comes exactly once even if `text` spells it out. A `tokenizer.json` recognizes the special tokens
+    /// it lists inside `text`; SentencePiece vocabularies do not, so text can never forge them.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::NoBos`], and text without a token in a vocabulary without bytes or unknown token.
+    pub fn encode(&self, text: &str, add_bos: bool) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        let bos = if add_bos { Some(self.bos.ok_or(TokenizerError::NoBos)?) } else { None };
+        ids.extend(bos);
+        match &self.encoder {
+            Encoder::SentencePiece(encoder) => encoder.encode(text, &mut ids)?,
+            Encoder::Hf(encoder) => {
+                let encoding = encoder.encode_fast(text, false).map_err(TokenizerError::Json)?;
+                let found = encoding.get_ids();
+                let spelled_out = bos.is_some() && found.first() == bos.as_ref();
+                ids.extend_from_slice(&found[usize::from(spelled_out)..]);
+            }
+        }
+        Ok(ids)
+    }
+
+    /// The text of a sequence. Control tokens have none; the one space that the encoder put before the text
+    /// is taken away; bytes that are not UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::UnknownId`].
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        let bytes = self.decode_bytes(ids)?;
+        Ok(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+    }
+
+    /// [`decode`](Self::decode) before anything is replaced: the bytes of the text.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::UnknownId`].
+    pub fn decode_bytes(&self, ids: &[u32]) -> Result<Vec<u8>, TokenizerError> {
+        let mut bytes = Vec::with_capacity(ids.len() * 4);
+        for &id in ids {
+            bytes.extend_from_slice(self.pieces.get(id)?);
+        }
+        if self.strips_leading_space && bytes.first() == Some(&b' ') {
+            bytes.remove(0);
+        }
+        Ok(bytes)
+    }
+
+    /// The bytes that one token adds to a text, leading space included; none for control tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::UnknownId`].
+    pub fn token_bytes(&self, id: u32) -> Result<&[u8], TokenizerError> {
+        self.pieces.get(id)
+    }
+
+    /// The id of a token by its name in the file (`<s>`, `\u{2581}the`, `<0x0A>`).
+    #[must_use]
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        match &self.encoder {
+            Encoder::Hf(encoder) => encoder.token_to_id(token),
+            Encoder::SentencePiece(encoder) => encoder.id_of(token),
+        }
+    }
+
+    /// One more than the highest id.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The token that begins a sequence.
+    #[must_use]
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The tokens that end a sequence.
+    #[must_use]
+    pub fn eos(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// Whether decoding drops the first space of a text, because encoding puts one there.
+    pub(crate) fn strips_leading_space(&self) -> bool {
+        self.strips_leading_space
+    }
+
+    /// Checks that this tokenizer can belong to a model with `model` rows of vocabulary.
+    ///
+    /// Every id must have a row. Rows without an id are padding, up to an eighth of them; more means
+    /// another model's tokenizer, whose text would be nonsense.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::VocabMismatch`] with both sizes.
+    pub fn check_vocab(&self, model: usize) -> Result<(), TokenizerError> {
+        let tokenizer = self.vocab_size();
+        if tokenizer > model || model - tokenizer > model / PADDING_DIVISOR {
+            return Err(TokenizerError::VocabMismatch { tokenizer, model });
+        }
+        Ok(())
+    }
+}
+
+fn in_file(
+    path: &Path,
+    parse: impl FnOnce(Vec<u8>) -> Result<Tokenizer, TokenizerError>,
+) -> Result<Tokenizer, TokenizerError> {
+    read_capped(path)
+        .and_then(parse)
+        .map_err(|source| TokenizerError::InFile { path: PathBuf::from(path), source: Box::new(source) })
+}
+
+/// Whether the first line is a base64 token, a space and a rank.
+fn is_tiktoken(bytes: &[u8]) -> bool {
+    let line = bytes.split(|&b| b == b'\n').next().unwrap_or_default();
+    let mut words = line.trim_ascii_end().split(|&b| b == b' ');
+    let (Some(token), Some(rank), None) = (words.next(), words.next(), words.next()) else { return false };
+    let base64 = |b: &u8| b.is_ascii_alphanumeric() || b"+/=".contains(b);
+    !token.is_empty() && token.iter().all(base64) && !rank.is_empty() && rank.iter().all(u8::is_ascii_digit)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,428 @@
+//! The SentencePiece BPE algorithm over a scored vocabulary.
+//!
+//! The `tokenizers` crate ranks *pairs*, SentencePiece scores *results* and breaks ties by place: the
+//! leftmost pair wins. No ranking of pairs can say that. With `ab`, `bc` and `ca` of equal score, `abc`
+//! must become `ab c`, `bca` `bc a` and `cab` `ca b`; a ranking would need ab < bc < ca < ab. Ties are
+//! real: the sixteen pieces of spaces of the Llama-2 vocabulary share one score, and so do all tokens of
+//! a vocabulary that was written without scores. So the merge step is written out here, exactly, as is
+//! the rest of SentencePiece's encoder: frozen user-defined pieces, unused pieces taken apart again, bytes
+//! for what is unknown.
+
+use std::{
+    cmp::Ordering,
+    collections::{BinaryHeap, HashMap},
+};
+
+use super::{
+    TokenizerError,
+    limits::{check_token, check_tokens},
+    pieces::{Pieces, byte_token},
+};
+
+/// The character that SentencePiece writes for a space.
+pub(super) const SPACE_SYMBOL: &str = "\u{2581}";
+/// What SentencePiece prints for a piece that stands for no text.
+const UNKNOWN_SURFACE: &str = " \u{2047} ";
+
+/// What a piece of a SentencePiece vocabulary is for; the numbers are those of the `.model` file and of
+/// `tokenizer.ggml.token_type` in GGUF.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PieceType {
+    /// Text, produced by merging.
+    Normal,
+    /// Stands for text that has no piece.
+    Unknown,
+    /// Never text: `<s>`, `</s>`.
+    Control,
+    /// Text that is matched before any merge and never taken apart.
+    UserDefined,
+    /// Takes part in merges, but is taken apart again in the result.
+    Unused,
+    /// One byte, written `<0xHH>`.
+    Byte,
+}
+
+impl PieceType {
+    /// The type of a file's number, 1 to 6.
+    #[must_use]
+    pub fn from_number(number: u32) -> Option<Self> {
+        Some(match number {
+            1 => Self::Normal,
+            2 => Self::Unknown,
+            3 => Self::Control,
+            4 => Self::UserDefined,
+            5 => Self::Unused,
+            6 => Self::Byte,
+            _ => return None,
+        })
+    }
+}
+
+/// A SentencePiece BPE vocabulary, from whichever file it came.
+///
+/// `tokens`, `scores` and `types` have one entry an id. Spaces in tokens are written U+2581, as
+/// SentencePiece and GGUF files have them.
+#[derive(Clone, Debug)]
+pub struct SpVocab {
+    /// The pieces.
+    pub tokens: Vec<String>,
+    /// Their scores: of two possible merges the one with the higher-scored result comes first.
+    pub scores: Vec<f32>,
+    /// Their types.
+    pub types: Vec<PieceType>,
+    /// The beginning-of-sequence token.
+    pub bos: Option<u32>,
+    /// The tokens that end a sequence.
+    pub eos: Vec<u32>,
+    /// The piece for what has none; only needed where byte pieces are missing.
+    pub unk: Option<u32>,
+    /// Put a space before the text (`add_dummy_prefix`, `tokenizer.ggml.add_space_prefix`).
+    pub add_space_prefix: bool,
+    /// Drop spaces at both ends and all but one of each run (`remove_extra_whitespaces`).
+    pub remove_extra_spaces: bool,
+}
+
+/// How spaces of the text appear in pieces.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum SpaceForm {
+    /// As U+2581.
+    Symbol,
+    /// As they are: llama2.c.
+    Plain,
+}
+
+/// What becomes of text that has no piece.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum ByteFallback {
+    /// Bytes where all 256 byte pieces exist, else the unknown piece.
+    WhereComplete,
+    /// Bytes; the file says so, so all 256 must exist.
+    Required,
+    /// The unknown piece.
+    Off,
+}
+
+#[derive(Clone, Copy)]
+struct Mergeable {
+    id: u32,
+    score: f32,
+    unused: bool,
+}
+
+/// Encodes text with an [`SpVocab`].
+#[derive(Clone)]
+pub(super) struct SpEncoder {
+    /// Pieces that merging may produce.
+    mergeable: HashMap<Box<str>, Mergeable>,
+    /// Every piece by its name, control tokens included.
+    ids: HashMap<Box<str>, u32>,
+    user_defined: HashMap<Box<str>, u32>,
+    /// Distinct byte lengths of user-defined pieces, longest first.
+    user_defined_lengths: Vec<usize>,
+    /// Ids of the 256 byte pieces; `None` unless all are there.
+    bytes: Option<Box<[u32; 256]>>,
+    unk: Option<u32>,
+    add_space_prefix: bool,
+    remove_extra_spaces: bool,
+    space: SpaceForm,
+}
+
+impl SpEncoder {
+    /// Validates the vocabulary and builds the encoder with its decode table.
+    pub(super) fn new(
+        vocab: &SpVocab,
+        space: SpaceForm,
+        fallback: ByteFallback,
+    ) -> Result<(Self, Pieces), TokenizerError> {
+        let count = vocab.tokens.len();
+        check_tokens(count as u64)?;
+        for (name, length) in [("scores", vocab.scores.len()), ("token types", vocab.types.len())] {
+            if length != count {
+                return Err(TokenizerError::malformed(
+                    name,
+                    "as many entries as tokens",
+                    format!("{length} for {count}"),
+                ));
+            }
+        }
+        if count == 0 {
+            return Err(TokenizerError::malformed("the vocabulary", "at least one token", "none"));
+        }
+        let mut encoder = Self {
+            mergeable: HashMap::with_capacity(count),
+            ids: HashMap::with_capacity(count),
+            user_defined: HashMap::new(),
+            user_defined_lengths: Vec::new(),
+            bytes: None,
+            unk: vocab.unk,
+            add_space_prefix: vocab.add_space_prefix,
+            remove_extra_spaces: vocab.remove_extra_spaces,
+            space,
+        };
+        let mut bytes = [None; 256];
+        let mut pieces = Pieces::default();
+        for (index, token) in vocab.tokens.iter().enumerate() {
+            check_token(token.len())?;
+            let (score, kind) = (vocab.scores[index], vocab.types[index]);
+            // `check_tokens` holds the count far below 2^32.
+            let id = index as u32;
+            if !score.is_finite() {
+                return Err(TokenizerError::malformed(
+                    format!("score of token {id} {token:?}"),
+                    "a finite number",
+                    score.to_string(),
+                ));
+            }
+            encoder.ids.entry(token.as_str().into()).or_insert(id);
+            match kind {
+                PieceType::Normal | PieceType::Unused | PieceType::UserDefined => {
+                    if token.is_empty() {
+                        // GGUF files pad with empty tokens; they match no text.
+                        pieces.push(Some(b""))?;
+                        continue;
+                    }
+                    // Adding zero makes the two zeros one, as `==` has it.
+                    let entry = Mergeable { id, score: score + 0.0, unused: kind == PieceType::Unused };
+                    encoder.mergeable.entry(token.as_str().into()).or_insert(entry);
+                    if kind == PieceType::UserDefined {
+                        encoder.user_defined.entry(token.as_str().into()).or_insert(id);
+                        encoder.user_defined_lengths.push(token.len());
+                    }
+                    match space {
+                        SpaceForm::Symbol => pieces.push(Some(token.replace(SPACE_SYMBOL, " ").as_bytes()))?,
+                        SpaceForm::Plain => pieces.push(Some(token.as_bytes()))?,
+                    }
+                }
+                PieceType::Unknown => {
+                    encoder.unk.get_or_insert(id);
+                    pieces.push(Some(UNKNOWN_SURFACE.as_bytes()))?;
+                }
+                PieceType::Control => pieces.push(Some(b""))?,
+                PieceType::Byte => {
+                    let Some(byte) = byte_token(token) else {
+                        return Err(TokenizerError::malformed(
+                            format!("byte token {id}"),
+                            "<0xHH>",
+                            format!("{token:?}"),
+                        ));
+                    };
+                    bytes[usize::from(byte)].get_or_insert(id);
+                    pieces.push(Some(&[byte]))?;
+                }
+            }
+        }
+        encoder.user_defined_lengths.sort_unstable_by(|a, b| b.cmp(a));
+        encoder.user_defined_lengths.dedup();
+        if let Some(id) = encoder.unk {
+            pieces.get(id)?;
+        }
+        encoder.bytes = if fallback == ByteFallback::Off { None } else { all_bytes(&bytes) };
+        if fallback == ByteFallback::Required && encoder.bytes.is_none() {
+            let missing = bytes.iter().filter(|id| id.is_none()).count();
+            return Err(TokenizerError::malformed(
+                "byte_fallback",
+                "a piece for each of the 256 bytes",
+                format!("{missing} without one"),
+            ));
+        }
+        Ok((encoder, pieces))
+    }
+
+    pub(super) fn id_of(&self, token: &str) -> Option<u32> {
+        self.ids.get(token).copied()
+    }
+
+    /// Appends the ids of `text`; no special token is recognized in it.
+    pub(super) fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        let normalized = self.normalize(text);
+        let mut merger = Merger::new(self, &normalized);
+        merger.run();
+        let mut previous_unknown = false;
+        // A stack, not recursion: an unused piece may fall into many.
+        let mut stack = Vec::new();
+        // Symbol 0 only ever grows to the right, so it stays the first.
+        let mut next = if merger.symbols.is_empty() { None } else { Some(0) };
+        while let Some(index) = next {
+            let symbol = merger.symbols[index];
+            next = symbol.next;
+            stack.push((symbol.start, symbol.len));
+            while let Some((start, len)) = stack.pop() {
+                let piece = &normalized[start..start + len];
+                let entry = self.mergeable.get(piece);
+                // Only what a merge made can be taken apart; a single character stays.
+                let split = if entry.is_some_and(|e| e.unused) { merger.split_of_unused.get(piece) } else { None };
+                if let Some(&left) = split {
+                    stack.push((start + left, len - left));
+                    stack.push((start, left));
+                    continue;
+                }
+                let mut unknown = false;
+                if let Some(entry) = entry {
+                    out.push(entry.id);
+                } else if let Some(bytes) = &self.bytes {
+                    out.extend(piece.bytes().map(|byte| bytes[usize::from(byte)]));
+                } else if let Some(unk) = self.unk {
+                    // A run of unknown text is one token.
+                    if !previous_unknown {
+                        out.push(unk);
+                    }
+                    unknown = true;
+                } else if let Some(character) = piece.chars().next() {
+                    return Err(TokenizerError::Unencodable { character, offset: start });
+                }
+                previous_unknown = unknown;
+            }
+        }
+        Ok(())
+    }
+
+    fn normalize(&self, text: &str) -> String {
+        let text = if self.remove_extra_spaces { text.trim_matches(' ') } else { text };
+        let mut normalized = String::with_capacity(text.len() + text.len() / 2 + 3);
+        if text.is_empty() {
+            return normalized;
+        }
+        let space = match self.space {
+            SpaceForm::Symbol => SPACE_SYMBOL,
+            SpaceForm::Plain => " ",
+        };
+        if self.add_space_prefix {
+            normalized.push_str(space);
+        }
+        let mut previous_space = false;
+        for character in text.chars() {
+            if character != ' ' {
+                normalized.push(character);
+            } else if !(self.remove_extra_spaces && previous_space) {
+                normalized.push_str(space);
+            }
+            previous_space = character == ' ';
+        }
+        normalized
+    }
+
+    /// Length of the user-defined piece that `text` starts with, the longest one.
+    fn user_defined_prefix(&self, text: &str) -> Option<usize> {
+        self.user_defined_lengths
+            .iter()
+            .copied()
+            .find(|&len| text.get(..len).is_some_and(|prefix| self.user_defined.contains_key(prefix)))
+    }
+}
+
+fn all_bytes(found: &[Option<u32>; 256]) -> Option<Box<[u32; 256]>> {
+    let mut ids = Box::new([0; 256]);
+    for (slot, id) in ids.iter_mut().zip(found) {
+        *slot = (*id)?;
+    }
+    Some(ids)
+}
+
+#[derive(Clone, Copy)]
+struct Symbol {
+    start: usize,
+    /// Bytes; zero once merged into its left neighbour.
+    len: usize,
+    previous: Option<usize>,
+    next: Option<usize>,
+    frozen: bool,
+}
+
+/// A possible merge of two neighbours. The heap's greatest has the highest score, then the leftmost place.
+#[derive(Clone, Copy)]
+struct Candidate {
+    score: f32,
+    left: usize,
+    right: usize,
+    /// Bytes of both; differs once either has changed.
+    len: usize,
+}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.score.total_cmp(&other.score).then_with(|| other.left.cmp(&self.left))
+    }
+}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Candidate {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other) == Ordering::Equal
+    }
+}
+
+impl Eq for Candidate {}
+
+struct Merger<'a> {
+    encoder: &'a SpEncoder,
+    text: &'a str,
+    symbols: Vec<Symbol>,
+    agenda: BinaryHeap<Candidate>,
+    /// For each unused piece that came up, the length of its left half.
+    split_of_unused: HashMap<&'a str, usize>,
+}
+
+impl<'a> Merger<'a> {
+    fn new(encoder: &'a SpEncoder, text: &'a str) -> Self {
+        let mut symbols: Vec<Symbol> = Vec::new();
+        let mut start = 0;
+        while let Some(character) = text[start..].chars().next() {
+            let frozen = encoder.user_defined_prefix(&text[start..]);
+            let len = frozen.unwrap_or(character.len_utf8());
+            let index = symbols.len();
+            if let Some(last) = symbols.last_mut() {
+                last.next = Some(index);
+            }
+            let previous = index.checked_sub(1);
+            symbols.push(Symbol { start, len, previous, next: None, frozen: frozen.is_some() });
+            start += len;
+        }
+        Self { encoder, text, symbols, agenda: BinaryHeap::new(), split_of_unused: HashMap::new() }
+    }
+
+    fn consider(&mut self, left: Option<usize>, right: Option<usize>) {
+        let (Some(left), Some(right)) = (left, right) else { return };
+        let (a, b) = (self.symbols[left], self.symbols[right]);
+        if a.frozen || b.frozen {
+            return;
+        }
+        let len = a.len + b.len;
+        let piece = &self.text[a.start..a.start + len];
+        if let Some(&Mergeable { score, unused, .. }) = self.encoder.mergeable.get(piece) {
+            self.agenda.push(Candidate { score, left, right, len });
+            if unused {
+                self.split_of_unused.insert(piece, a.len);
+            }
+        }
+    }
+
+    fn run(&mut self) {
+        for right in 1..self.symbols.len() {
+            self.consider(Some(right - 1), Some(right));
+        }
+        while let Some(Candidate { left, right, len, .. }) = self.agenda.pop() {
+            let (a, b) = (self.symbols[left], self.symbols[right]);
+            if a.len == 0 || b.len == 0 || a.len + b.len != len {
+                continue;
+            }
+            self.symbols[left].len = len;
+            self.symbols[left].next = b.next;
+            self.symbols[right].len = 0;
+            if let Some(next) = b.next {
+                self.symbols[next].previous = Some(left);
+            }
+            self.consider(a.previous, Some(left));
+            self.consider(Some(left), b.next);
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "spm_tests.rs"]
+mod tests;

@@ -1,0 +1,191 @@
+//! What a decoder asks of the place where it runs.
+
+use std::ops::Range;
+
+use crate::{DecoderSpec, GatedActivation, NnError, RopeSpec, Weight};
+
+/// Type of the cached keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvPrecision {
+    /// Four bytes, exact.
+    F32,
+    /// Two bytes; accumulation stays f32.
+    F16,
+}
+
+/// Shape of the cache of one layer of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CacheSpec {
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Positions held; position `p` lies in slot `p % capacity`.
+    pub capacity: usize,
+    /// Type of the elements.
+    pub precision: KvPrecision,
+}
+
+/// Shape of an attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; query head `h` reads key head `h / (heads / kv_heads)`.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Scores are dot products times this.
+    pub scale: f32,
+}
+
+impl AttentionSpec {
+    /// The attention of a decoder, scaled by `1 / sqrt(head_dim)`.
+    pub fn of(spec: &DecoderSpec) -> Self {
+        Self {
+            heads: spec.heads,
+            kv_heads: spec.kv_heads,
+            head_dim: spec.head_dim,
+            scale: 1.0 / (spec.head_dim as f32).sqrt(),
+        }
+    }
+}
+
+/// The rows of a ragged batch that belong to one sequence.
+#[derive(Debug)]
+pub struct Segment<'a, C> {
+    /// Rows of the batch.
+    pub rows: Range<usize>,
+    /// Position of the first of them.
+    pub first_position: usize,
+    /// Positions that a query of this sequence sees, its own included; all when `None`.
+    pub window: Option<usize>,
+    /// The sequence's cache of this layer.
+    pub cache: &'a mut C,
+}
+
+/// A dozen fused operations on tensors that stay where the backend keeps them.
+///
+/// Activations are `tokens x width` f32, weights `out x in`. Shapes live in the tensors; an operation that gets
+/// shapes that do not fit returns an error and writes nothing.
+pub trait Backend {
+    /// Activations, `tokens x width`.
+    type Tensor;
+    /// A resident weight matrix.
+    type Matrix;
+    /// A resident vector: the weights of a norm.
+    type Vector;
+    /// Precomputed frequencies of a rotary embedding.
+    type Rope;
+    /// Cached keys and values of one layer of one sequence.
+    type Cache;
+
+    /// Name for reports, such as `cpu` with its instruction set.
+    fn name(&self) -> String;
+
+    /// Makes a matrix resident.
+    ///
+    /// # Errors
+    ///
+    /// When the backend cannot hold it.
+    fn load_matrix(&self, weight: Weight) -> Result<Self::Matrix, NnError>;
+
+    /// Makes a vector resident.
+    ///
+    /// # Errors
+    ///
+    /// When the backend cannot hold it.
+    fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, NnError>;
+
+    /// Prepares a rotary embedding over heads of `head_dim`.
+    ///
+    /// # Errors
+    ///
+    /// When the spec is one that the backend does not compute.
+    fn load_rope(&self, spec: &RopeSpec, head_dim: usize) -> Result<Self::Rope, NnError>;
+
+    /// An empty cache.
+    ///
+    /// # Errors
+    ///
+    /// When it does not fit in memory.
+    fn new_cache(&self, spec: &CacheSpec) -> Result<Self::Cache, NnError>;
+
+    /// Bytes that a resident matrix takes.
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+
+    /// Rows `ids` of a `vocab x hidden` matrix.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Token`] for an id past the last row.
+    fn embed(&self, table: &Self::Matrix, ids: &[u32]) -> Result<Self::Tensor, NnError>;
+
+    /// `x / sqrt(mean(x^2) + eps) * weight`, a token at a time (Zhang and Sennrich, 2019).
+    ///
+    /// # Errors
+    ///
+    /// When widths differ.
+    fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Result<Self::Tensor, NnError>;
+
+    /// `x W^T` for each of `weights`, which share their input.
+    ///
+    /// # Errors
+    ///
+    /// When widths differ.
+    fn linear(&self, x: &Self::Tensor, weights: &[&Self::Matrix]) -> Result<Vec<Self::Tensor>, NnError>;
+
+    /// Rotates every head of every token by its position.
+    ///
+    /// # Errors
+    ///
+    /// When there is not one position a token or the width is no multiple of the head's.
+    fn rope(&self, x: &mut Self::Tensor, rope: &Self::Rope, positions: &[u32]) -> Result<(), NnError>;
+
+    /// Stores the new keys and values of every segment in its cache, then attends causally from `q` over it.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit or a cache does not hold what a query sees.
+    fn attention(
+        &self,
+        spec: &AttentionSpec,
+        q: &Self::Tensor,
+        k: &Self::Tensor,
+        v: &Self::Tensor,
+        segments: &mut [Segment<'_, Self::Cache>],
+    ) -> Result<Self::Tensor, NnError>;
+
+    /// `activation(gate) * up`.
+    ///
+    /// # Errors
+    ///
+    /// When shapes differ.
+    fn gated(
+        &self,
+        gate: &Self::Tensor,
+        up: &Self::Tensor,
+        activation: GatedActivation,
+    ) -> Result<Self::Tensor, NnError>;
+
+    /// Adds `y` to `x`.
+    ///
+    /// # Errors
+    ///
+    /// When shapes differ.
+    fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), NnError>;
+
+    /// The given rows of `x`, in that order.
+    ///
+    /// # Errors
+    ///
+    /// For a row past the last.
+    fn select_rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor, NnError>;
+
+    /// Copies a tensor to the host, row-major.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>, NnError>;
+}

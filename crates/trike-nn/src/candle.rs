@@ -1,0 +1,239 @@
+//! The reference backend, over Candle tensors.
+//!
+//! Every operation is written as its formula, in f32 on the CPU and without a fused kernel: slow on purpose, and
+//! sharing nothing with the host kernels but the ternary tensor.
+
+use candle_core::{D, DType, Device, IndexOp, Tensor};
+
+use crate::{
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, GatedActivation, KvPrecision, NnError, RopePairing,
+    RopeSpec, Segment, Weight,
+};
+
+/// Runs a decoder on Candle's CPU tensors, as the reference that other backends are compared with.
+#[derive(Clone, Debug)]
+pub struct CandleBackend {
+    precision: ActivationPrecision,
+}
+
+impl CandleBackend {
+    /// A backend whose ternary layers take activations in `precision`. Int8 activations are rounded and scaled
+    /// back before a float product.
+    pub fn new(precision: ActivationPrecision) -> Self {
+        Self { precision }
+    }
+}
+
+/// A resident matrix of the reference backend: its weights in f32, whatever they were.
+#[derive(Clone, Debug)]
+pub struct CandleMatrix {
+    weight: Tensor,
+    ternary: bool,
+}
+
+/// Cosines and sines are made for each step from these frequencies.
+#[derive(Clone, Debug)]
+pub struct CandleRope {
+    frequencies: Tensor,
+    head_dim: usize,
+    pairing: RopePairing,
+}
+
+/// Keys and values of the positions so far, `kv_heads x positions x head_dim`.
+#[derive(Clone, Debug)]
+pub struct CandleCache {
+    k: Tensor,
+    v: Tensor,
+}
+
+impl Backend for CandleBackend {
+    type Tensor = Tensor;
+    type Matrix = CandleMatrix;
+    type Vector = Tensor;
+    type Rope = CandleRope;
+    type Cache = CandleCache;
+
+    fn name(&self) -> String {
+        "candle".to_owned()
+    }
+
+    fn load_matrix(&self, weight: Weight) -> Result<CandleMatrix, NnError> {
+        let shape = (weight.rows(), weight.cols());
+        let ternary = matches!(weight, Weight::Ternary(_));
+        Ok(CandleMatrix { weight: Tensor::from_vec(weight.dequantize()?, shape, &Device::Cpu)?, ternary })
+    }
+
+    fn load_vector(&self, values: Vec<f32>) -> Result<Tensor, NnError> {
+        let len = values.len();
+        Ok(Tensor::from_vec(values, len, &Device::Cpu)?)
+    }
+
+    fn load_rope(&self, spec: &RopeSpec, head_dim: usize) -> Result<CandleRope, NnError> {
+        let pairs = head_dim / 2;
+        let frequencies: Vec<f32> = (0..pairs)
+            .map(|i| f64::from(spec.theta).powf(-2.0 * i as f64 / head_dim as f64) as f32)
+            .collect();
+        let frequencies = Tensor::from_vec(frequencies, (1, pairs), &Device::Cpu)?;
+        Ok(CandleRope { frequencies, head_dim, pairing: spec.pairing })
+    }
+
+    fn new_cache(&self, spec: &CacheSpec) -> Result<CandleCache, NnError> {
+        let dtype = match spec.precision {
+            KvPrecision::F32 => DType::F32,
+            KvPrecision::F16 => DType::F16,
+        };
+        let empty = Tensor::zeros((spec.kv_heads, 0, spec.head_dim), dtype, &Device::Cpu)?;
+        Ok(CandleCache { k: empty.clone(), v: empty })
+    }
+
+    fn matrix_bytes(&self, matrix: &CandleMatrix) -> usize {
+        4 * matrix.weight.elem_count()
+    }
+
+    fn embed(&self, table: &CandleMatrix, ids: &[u32]) -> Result<Tensor, NnError> {
+        let vocab = table.weight.dim(0)?;
+        if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab) {
+            return Err(NnError::Token { id, vocab });
+        }
+        Ok(table.weight.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?)
+    }
+
+    fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, NnError> {
+        let mean_square = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(eps))?;
+        Ok(x.broadcast_div(&mean_square.sqrt()?)?.broadcast_mul(weight)?)
+    }
+
+    fn linear(&self, x: &Tensor, weights: &[&CandleMatrix]) -> Result<Vec<Tensor>, NnError> {
+        let rounded = round_activations(x, self.precision)?;
+        weights
+            .iter()
+            .map(|m| {
+                let x = if m.ternary { &rounded } else { x };
+                Ok(x.matmul(&m.weight.t()?)?)
+            })
+            .collect()
+    }
+
+    fn rope(&self, x: &mut Tensor, rope: &CandleRope, positions: &[u32]) -> Result<(), NnError> {
+        let (tokens, width) = x.dims2()?;
+        let heads = width / rope.head_dim;
+        let pairs = rope.head_dim / 2;
+        let positions: Vec<f32> = positions.iter().map(|&p| p as f32).collect();
+        let positions = Tensor::from_vec(positions, (tokens, 1), &Device::Cpu)?;
+        let angles = positions.matmul(&rope.frequencies)?;
+        // Pairs lie in the last axis (adjacent) or in the one before it (halves).
+        let (shape, axis, angles) = match rope.pairing {
+            RopePairing::Adjacent => {
+                ([tokens, heads, pairs, 2], 3, angles.reshape((tokens, 1, pairs, 1))?)
+            }
+            RopePairing::Halves => ([tokens, heads, 2, pairs], 2, angles.reshape((tokens, 1, 1, pairs))?),
+        };
+        let (cos, sin) = (angles.cos()?, angles.sin()?);
+        let paired = x.reshape(&shape)?;
+        let (a, b) = (paired.narrow(axis, 0, 1)?, paired.narrow(axis, 1, 1)?);
+        let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+        let second = (a.broadcast_mul(&sin)? + b.broadcast_mul(&cos)?)?;
+        *x = Tensor::cat(&[first, second], axis)?.reshape((tokens, width))?;
+        Ok(())
+    }
+
+    fn attention(
+        &self,
+        spec: &AttentionSpec,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        segments: &mut [Segment<'_, CandleCache>],
+    ) -> Result<Tensor, NnError> {
+        let mut outs = Vec::with_capacity(segments.len());
+        for segment in segments {
+            let tokens = segment.rows.len();
+            let split = |x: &Tensor, heads: usize| {
+                x.i(segment.rows.clone())?.reshape((tokens, heads, spec.head_dim))?.transpose(0, 1)?.contiguous()
+            };
+            let cache = &mut *segment.cache;
+            append(&mut cache.k, &split(k, spec.kv_heads)?, segment.first_position)?;
+            append(&mut cache.v, &split(v, spec.kv_heads)?, segment.first_position)?;
+            let seen = cache.k.dim(1)?;
+            let shared = spec.heads / spec.kv_heads;
+            let expand = |x: &Tensor| {
+                let x = x.to_dtype(DType::F32)?.unsqueeze(1)?;
+                let x = x.expand((spec.kv_heads, shared, seen, spec.head_dim))?.contiguous()?;
+                x.reshape((spec.heads, seen, spec.head_dim))
+            };
+            let scores = split(q, spec.heads)?.matmul(&expand(&cache.k)?.transpose(1, 2)?.contiguous()?)?;
+            let scores = (scores * f64::from(spec.scale))?;
+            let mask = mask(tokens, seen, segment.first_position, segment.window)?;
+            let weights = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
+            let out = weights.matmul(&expand(&cache.v)?)?;
+            outs.push(out.transpose(0, 1)?.reshape((tokens, spec.heads * spec.head_dim))?);
+        }
+        Ok(Tensor::cat(&outs, 0)?)
+    }
+
+    fn gated(&self, gate: &Tensor, up: &Tensor, activation: GatedActivation) -> Result<Tensor, NnError> {
+        let gate = match activation {
+            GatedActivation::SiLu => gate.silu()?,
+            GatedActivation::SquaredReLu => gate.relu()?.sqr()?,
+        };
+        Ok((gate * up)?)
+    }
+
+    fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<(), NnError> {
+        *x = (&*x + y)?;
+        Ok(())
+    }
+
+    fn select_rows(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor, NnError> {
+        let rows: Vec<u32> = rows.iter().map(|&r| r as u32).collect();
+        Ok(x.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?)
+    }
+
+    fn read(&self, x: &Tensor) -> Result<Vec<f32>, NnError> {
+        Ok(x.flatten_all()?.to_vec1()?)
+    }
+}
+
+/// Puts new keys or values behind the first `position` ones, dropping what a truncated sequence left there.
+fn append(cached: &mut Tensor, new: &Tensor, position: usize) -> Result<(), NnError> {
+    let held = cached.dim(1)?;
+    if held < position {
+        return Err(NnError::Shape { what: "cached positions", expected: position, got: held });
+    }
+    let old = cached.narrow(1, 0, position)?;
+    *cached = Tensor::cat(&[&old, &new.to_dtype(cached.dtype())?], 1)?;
+    Ok(())
+}
+
+/// 0 where query `i` at `first + i` sees position `j`, minus infinity elsewhere.
+fn mask(tokens: usize, seen: usize, first: usize, window: Option<usize>) -> Result<Tensor, NnError> {
+    let mask: Vec<f32> = (0..tokens)
+        .flat_map(|i| {
+            let position = first + i;
+            let oldest = window.map_or(0, |w| (position + 1).saturating_sub(w));
+            (0..seen).map(move |j| if (oldest..=position).contains(&j) { 0.0 } else { f32::NEG_INFINITY })
+        })
+        .collect();
+    Ok(Tensor::from_vec(mask, (1, tokens, seen), &Device::Cpu)?)
+}
+
+/// Activations as an int8 layer sees them, in f32.
+fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tensor, NnError> {
+    let (tokens, width) = x.dims2()?;
+    let group = match precision {
+        ActivationPrecision::F32 => return Ok(x.clone()),
+        ActivationPrecision::Int8PerToken => width,
+        ActivationPrecision::Int8PerGroup(size) => size.get(),
+    };
+    let mut values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+    for token in values.chunks_mut(width) {
+        for group in token.chunks_mut(group) {
+            let largest = group.iter().fold(0f32, |m, v| m.max(v.abs()));
+            let scale = 127.0 / largest.max(1e-5);
+            for v in group {
+                *v = (*v * scale).round_ties_even().clamp(-128.0, 127.0) / scale;
+            }
+        }
+    }
+    Ok(Tensor::from_vec(values, (tokens, width), &Device::Cpu)?)
+}

@@ -1,0 +1,242 @@
+//! The one decoder block, and the model made of it.
+
+use crate::{
+    AttentionSpec, Backend, DecoderSpec, DecoderWeights, KvSpec, NnError, Segment, Sequence, Weight, WeightName,
+};
+
+/// For which tokens of a step logits are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// The last of each sequence.
+    Last,
+    /// All.
+    All,
+}
+
+/// What one sequence does in a step: it reads `ids`.
+pub struct Step<'a, B: Backend> {
+    /// The sequence; its cache grows.
+    pub sequence: &'a mut Sequence<B>,
+    /// New token ids, at least one.
+    pub ids: &'a [u32],
+}
+
+/// Attention and gated MLP, each behind an RMSNorm and added to the residual stream.
+struct Block<B: Backend> {
+    attention_norm: B::Vector,
+    query: B::Matrix,
+    key: B::Matrix,
+    value: B::Matrix,
+    output: B::Matrix,
+    mlp_norm: B::Vector,
+    gate: B::Matrix,
+    up: B::Matrix,
+    down: B::Matrix,
+}
+
+/// A decoder-only language model on a backend.
+///
+/// See [`Decoder::new`] for how it is made and [`Decoder::forward`] for a step.
+pub struct Decoder<B: Backend> {
+    backend: B,
+    spec: DecoderSpec,
+    embedding: B::Matrix,
+    blocks: Vec<Block<B>>,
+    norm: B::Vector,
+    head: Option<B::Matrix>,
+    rope: B::Rope,
+}
+
+impl<B: Backend> Decoder<B> {
+    /// Loads every weight that `spec` asks for, one after the other, into `backend`.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Spec`] for a spec that does not fit together, [`NnError::WeightShape`] for a weight of another
+    /// shape, and what `weights` or the backend say.
+    pub fn new(backend: B, spec: DecoderSpec, weights: &mut impl DecoderWeights) -> Result<Self, NnError> {
+        spec.validate()?;
+        let (hidden, inner) = (spec.hidden, spec.intermediate);
+        let (q, kv) = (spec.query_width(), spec.kv_width());
+        let mut loader = Loader { backend: &backend, weights };
+        let embedding = loader.matrix(WeightName::Embedding, spec.vocab, hidden)?;
+        let mut blocks = Vec::with_capacity(spec.layers);
+        for layer in 0..spec.layers {
+            blocks.push(Block {
+                attention_norm: loader.vector(WeightName::AttentionNorm(layer), hidden)?,
+                query: loader.matrix(WeightName::Query(layer), q, hidden)?,
+                key: loader.matrix(WeightName::Key(layer), kv, hidden)?,
+                value: loader.matrix(WeightName::Value(layer), kv, hidden)?,
+                output: loader.matrix(WeightName::Output(layer), hidden, q)?,
+                mlp_norm: loader.vector(WeightName::MlpNorm(layer), hidden)?,
+                gate: loader.matrix(WeightName::Gate(layer), inner, hidden)?,
+                up: loader.matrix(WeightName::Up(layer), inner, hidden)?,
+                down: loader.matrix(WeightName::Down(layer), hidden, inner)?,
+            });
+        }
+        let norm = loader.vector(WeightName::FinalNorm, hidden)?;
+        let head = match spec.tied_head {
+            true => None,
+            false => Some(loader.matrix(WeightName::Head, spec.vocab, hidden)?),
+        };
+        let rope = backend.load_rope(&spec.rope, spec.head_dim)?;
+        Ok(Self { backend, spec, embedding, blocks, norm, head, rope })
+    }
+
+    /// Sizes and constants of the model.
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
+    /// Where the model runs.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
+    /// Bytes of all resident matrices.
+    pub fn weight_bytes(&self) -> usize {
+        let blocks = self.blocks.iter().flat_map(|b| {
+            [&b.query, &b.key, &b.value, &b.output, &b.gate, &b.up, &b.down]
+        });
+        blocks.chain([&self.embedding]).chain(&self.head).map(|m| self.backend.matrix_bytes(m)).sum()
+    }
+
+    /// A new, empty sequence.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Spec`] when the capacity or window is not usable.
+    pub fn sequence(&self, spec: KvSpec) -> Result<Sequence<B>, NnError> {
+        Sequence::new(&self.backend, &self.spec, spec)
+    }
+
+    /// Runs all `steps` as one ragged batch and returns, for each, its logits as `[tokens, vocab]` row-major:
+    /// one row or one for every new token, as `logits` says. Every sequence grows by its tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::EmptyStep`], [`NnError::Token`], [`NnError::ContextFull`] and [`NnError::StepTooLong`], before
+    /// anything is changed; what the backend says. After a backend's error the sequences keep their length.
+    pub fn forward(&self, steps: &mut [Step<'_, B>], logits: Logits) -> Result<Vec<Vec<f32>>, NnError> {
+        for step in steps.iter() {
+            step.sequence.check_step(step.ids.len())?;
+            if let Some(&id) = step.ids.iter().find(|&&id| id as usize >= self.spec.vocab) {
+                return Err(NnError::Token { id, vocab: self.spec.vocab });
+            }
+        }
+        if steps.is_empty() {
+            return Ok(Vec::new());
+        }
+        let ids: Vec<u32> = steps.iter().flat_map(|s| s.ids).copied().collect();
+        // `check_step` found that every position is a u32.
+        let positions: Vec<u32> =
+            steps.iter().flat_map(|s| (0..s.ids.len()).map(|i| (s.sequence.len() + i) as u32)).collect();
+        let mut x = self.backend.embed(&self.embedding, &ids)?;
+        for (layer, block) in self.blocks.iter().enumerate() {
+            self.block(layer, block, &mut x, &positions, steps)?;
+        }
+        let ends = steps.iter().scan(0, |end, s| {
+            *end += s.ids.len();
+            Some(*end)
+        });
+        let last: Vec<usize> = ends.map(|end| end - 1).collect();
+        let counts: Vec<usize> = match logits {
+            Logits::Last => vec![1; steps.len()],
+            Logits::All => steps.iter().map(|s| s.ids.len()).collect(),
+        };
+        if logits == Logits::Last {
+            x = self.backend.select_rows(&x, &last)?;
+        }
+        let x = self.backend.rms_norm(&x, &self.norm, self.spec.rms_eps)?;
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        let [out] = self.linear(&x, [head])?;
+        let mut all = self.backend.read(&out)?;
+        for step in steps.iter_mut() {
+            step.sequence.advance(step.ids.len());
+        }
+        // The usual case is one sequence: hand its logits over without a copy.
+        if let [_] = counts[..] {
+            return Ok(vec![all]);
+        }
+        Ok(counts.iter().map(|n| all.drain(..n * self.spec.vocab).collect()).collect())
+    }
+
+    fn block(
+        &self,
+        layer: usize,
+        block: &Block<B>,
+        x: &mut B::Tensor,
+        positions: &[u32],
+        steps: &mut [Step<'_, B>],
+    ) -> Result<(), NnError> {
+        let eps = self.spec.rms_eps;
+        let normed = self.backend.rms_norm(x, &block.attention_norm, eps)?;
+        let [mut q, mut k, v] = self.linear(&normed, [&block.query, &block.key, &block.value])?;
+        self.backend.rope(&mut q, &self.rope, positions)?;
+        self.backend.rope(&mut k, &self.rope, positions)?;
+        let mut row = 0;
+        let mut segments: Vec<_> = steps
+            .iter_mut()
+            .map(|step| {
+                let first_position = step.sequence.len();
+                let window = step.sequence.window();
+                let rows = row..row + step.ids.len();
+                row = rows.end;
+                Segment { rows, first_position, window, cache: &mut step.sequence.caches[layer] }
+            })
+            .collect();
+        let spec = AttentionSpec::of(&self.spec);
+        let attended = self.backend.attention(&spec, &q, &k, &v, &mut segments)?;
+        let [out] = self.linear(&attended, [&block.output])?;
+        self.backend.add(x, &out)?;
+
+        let normed = self.backend.rms_norm(x, &block.mlp_norm, eps)?;
+        let [gate, up] = self.linear(&normed, [&block.gate, &block.up])?;
+        let inner = self.backend.gated(&gate, &up, self.spec.activation)?;
+        let [out] = self.linear(&inner, [&block.down])?;
+        self.backend.add(x, &out)
+    }
+
+    fn linear<const N: usize>(
+        &self,
+        x: &B::Tensor,
+        weights: [&B::Matrix; N],
+    ) -> Result<[B::Tensor; N], NnError> {
+        let outs = self.backend.linear(x, &weights)?;
+        let got = outs.len();
+        outs.try_into().map_err(|_| NnError::Shape { what: "outputs of a linear pass", expected: N, got })
+    }
+}
+
+/// Checks shapes on the way into the backend.
+struct Loader<'a, B, W> {
+    backend: &'a B,
+    weights: &'a mut W,
+}
+
+impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
+    fn matrix(&mut self, name: WeightName, rows: usize, cols: usize) -> Result<B::Matrix, NnError> {
+        let weight: Weight = self.weights.matrix(name)?;
+        check(name, (rows, cols), (weight.rows(), weight.cols()))?;
+        self.backend.load_matrix(weight)
+    }
+
+    fn vector(&mut self, name: WeightName, len: usize) -> Result<B::Vector, NnError> {
+        let values = self.weights.vector(name)?;
+        check(name, (1, len), (1, values.len()))?;
+        self.backend.load_vector(values)
+    }
+}
+
+fn check(name: WeightName, expected: (usize, usize), got: (usize, usize)) -> Result<(), NnError> {
+    if expected == got {
+        return Ok(());
+    }
+    Err(NnError::WeightShape {
+        name: name.to_string(),
+        expected_rows: expected.0,
+        expected_cols: expected.1,
+        got_rows: got.0,
+        got_cols: got.1,
+    })
+}

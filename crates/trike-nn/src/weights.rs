@@ -1,0 +1,111 @@
+//! Weights on their way from a file to a backend.
+
+use std::fmt;
+
+use trike_cpu::{DenseMatrix, Int8Matrix};
+use trike_trit::TritTensor;
+
+use crate::NnError;
+
+/// A weight matrix `out x in` as a checkpoint holds it.
+#[derive(Clone, Debug)]
+pub enum Weight {
+    /// Ternary.
+    Ternary(TritTensor),
+    /// Int8 in groups along a row.
+    Int8(Int8Matrix),
+    /// Floats.
+    Dense(DenseMatrix),
+}
+
+impl Weight {
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Ternary(w) => w.rows(),
+            Self::Int8(w) => w.rows(),
+            Self::Dense(w) => w.rows(),
+        }
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        match self {
+            Self::Ternary(w) => w.cols(),
+            Self::Int8(w) => w.cols(),
+            Self::Dense(w) => w.cols(),
+        }
+    }
+}
+
+/// Names every weight of a decoder. Its `Display` is the name that HuggingFace checkpoints use.
+///
+/// ```
+/// use trike_nn::WeightName;
+///
+/// assert_eq!(WeightName::Query(3).to_string(), "model.layers.3.self_attn.q_proj.weight");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WeightName {
+    /// Token embedding, `vocab x hidden`.
+    Embedding,
+    /// RMSNorm before attention of a layer, `hidden`.
+    AttentionNorm(usize),
+    /// Query projection, `heads * head_dim x hidden`.
+    Query(usize),
+    /// Key projection, `kv_heads * head_dim x hidden`.
+    Key(usize),
+    /// Value projection, `kv_heads * head_dim x hidden`.
+    Value(usize),
+    /// Output projection of attention, `hidden x heads * head_dim`.
+    Output(usize),
+    /// RMSNorm before the MLP, `hidden`.
+    MlpNorm(usize),
+    /// Gate projection, `intermediate x hidden`.
+    Gate(usize),
+    /// Up projection, `intermediate x hidden`.
+    Up(usize),
+    /// Down projection, `hidden x intermediate`.
+    Down(usize),
+    /// Final RMSNorm, `hidden`.
+    FinalNorm,
+    /// Output head, `vocab x hidden`, unless tied to the embedding.
+    Head,
+}
+
+impl fmt::Display for WeightName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (layer, rest) = match self {
+            Self::Embedding => return f.pad("model.embed_tokens.weight"),
+            Self::FinalNorm => return f.pad("model.norm.weight"),
+            Self::Head => return f.pad("lm_head.weight"),
+            Self::AttentionNorm(l) => (l, "input_layernorm"),
+            Self::Query(l) => (l, "self_attn.q_proj"),
+            Self::Key(l) => (l, "self_attn.k_proj"),
+            Self::Value(l) => (l, "self_attn.v_proj"),
+            Self::Output(l) => (l, "self_attn.o_proj"),
+            Self::MlpNorm(l) => (l, "post_attention_layernorm"),
+            Self::Gate(l) => (l, "mlp.gate_proj"),
+            Self::Up(l) => (l, "mlp.up_proj"),
+            Self::Down(l) => (l, "mlp.down_proj"),
+        };
+        f.pad(&format!("model.layers.{layer}.{rest}.weight"))
+    }
+}
+
+/// Where a decoder gets its weights.
+pub trait DecoderWeights {
+    /// A matrix.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Load`] when it is not there or cannot be read.
+    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError>;
+
+    /// The weights of a norm.
+    ///
+    /// # Errors
+    ///
+    /// As [`matrix`](Self::matrix).
+    fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError>;
+}

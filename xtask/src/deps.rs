@@ -1,0 +1,90 @@
+//! How many packages a user of each crate compiles, and which must never be among them.
+
+use crate::workspace::{Workspace, no_findings};
+use anyhow::Result;
+use std::collections::BTreeSet;
+use xshell::cmd;
+
+/// Crate and the most packages that it may build with, itself included, with default features.
+const AT_MOST: &[(&str, usize)] = &[("trike-trit", 14)];
+
+/// Crate, and the start of package names that must be absent under it whatever its features.
+const ABSENT: &[(&str, &str)] =
+    &[("trike-trit", "candle"), ("trike-cpu", "candle"), ("trike-format", "candle"), ("trike-nn", "cubecl")];
+
+/// Prints the counts of every crate and checks the limits.
+pub(crate) fn run(ws: &Workspace) -> Result<String> {
+    let mut findings = Vec::new();
+    let mut note = String::new();
+    for package in ws.crates() {
+        let krate = package.name.as_str();
+        let default = packages(ws, krate, &[])?;
+        let bare = packages(ws, krate, &["--no-default-features"])?;
+        let full = packages(ws, krate, &["--all-features"])?;
+        println!("{krate}: {} packages, {} without default features", default.len(), bare.len());
+        findings.extend(count_findings(krate, default.len()));
+        findings.extend(absent_findings(krate, &full));
+        if AT_MOST.iter().any(|(limited, _)| *limited == krate) {
+            note = format!("{krate}: {} packages", default.len());
+        }
+    }
+    no_findings(&findings)?;
+    Ok(note)
+}
+
+/// The names and versions of what `krate` builds with on this host, itself included.
+fn packages(ws: &Workspace, krate: &str, features: &[&str]) -> Result<BTreeSet<String>> {
+    let listing = cmd!(ws.sh, "cargo tree --locked -p {krate} -e normal --prefix none {features...}");
+    Ok(unique(&listing.quiet().read()?))
+}
+
+/// A package that occurs again is printed again, with a star or without.
+fn unique(listing: &str) -> BTreeSet<String> {
+    let name_and_version = |line: &str| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
+    listing.lines().map(name_and_version).filter(|p| !p.is_empty()).collect()
+}
+
+fn count_findings(krate: &str, count: usize) -> Option<String> {
+    let (_, limit) = AT_MOST.iter().find(|(limited, _)| *limited == krate)?;
+    (count > *limit).then(|| format!("{krate} builds with {count} packages, at most {limit} are allowed"))
+}
+
+fn absent_findings(krate: &str, packages: &BTreeSet<String>) -> Vec<String> {
+    let rules = ABSENT.iter().filter(|(guarded, _)| *guarded == krate);
+    rules
+        .flat_map(|(_, start)| packages.iter().filter(move |p| p.starts_with(start)))
+        .map(|p| format!("{krate} builds with {p}; see: cargo tree --all-features -p {krate} -e normal"))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repeated_packages_count_once_and_versions_apart() {
+        let listing =
+            "a v1.0.0 (/somewhere/a)\nb v1.0.0\nsyn v2.0.1 (proc-macro)\nb v1.0.0 (*)\nb v2.0.0\n\n";
+        assert_eq!(
+            unique(listing).into_iter().collect::<Vec<_>>(),
+            ["a v1.0.0", "b v1.0.0", "b v2.0.0", "syn v2.0.1"]
+        );
+    }
+
+    #[test]
+    fn the_count_is_limited_at_its_limit() {
+        assert_eq!(count_findings("trike-trit", 13), None);
+        assert_eq!(count_findings("trike-trit", 14), None);
+        let expected = "trike-trit builds with 15 packages, at most 14 are allowed";
+        assert_eq!(count_findings("trike-trit", 15).unwrap(), expected);
+        assert_eq!(count_findings("trike-cli", 1_000), None);
+    }
+
+    #[test]
+    fn a_package_that_must_be_absent_is_found() {
+        let packages = unique("trike-nn v0.1.0\ncandle-core v0.11.1\ncubecl-common v0.11.3\n");
+        assert_eq!(absent_findings("trike-cpu", &packages).len(), 1);
+        assert!(absent_findings("trike-nn", &packages)[0].contains("cubecl-common v0.11.3"));
+        assert_eq!(absent_findings("trike-llm", &packages), [""; 0]);
+    }
+}

@@ -1,0 +1,105 @@
+//! The list of checks and the table of times at the end.
+
+use crate::{deny, deps, layering, package, readme, test, tidy, toolchain, workspace::Workspace};
+use anyhow::{Result, anyhow};
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+/// One check of `cargo xtask ci`; the name is also its subcommand.
+pub(crate) struct Step {
+    name: &'static str,
+    /// Returns a note for the table, empty when a pass says it all.
+    run: fn(&Workspace) -> Result<String>,
+    /// What to run to repair the failure or to see it alone.
+    remedy: &'static str,
+}
+
+/// Everything that must hold, cheapest first.
+///
+/// `doc` comes before `test` because it reuses what `clippy` compiled and takes seconds, and `readme` is last
+/// because it is the only step that compiles in release mode.
+pub(crate) const STEPS: &[Step] = &[
+    Step { name: "fmt", run: toolchain::fmt, remedy: "repair with: cargo fmt --all" },
+    Step { name: "tidy", run: tidy::run, remedy: "see again with: cargo xtask tidy" },
+    Step { name: "layering", run: layering::run, remedy: "see again with: cargo xtask layering" },
+    Step { name: "deny", run: deny::run, remedy: "see again with: cargo xtask deny" },
+    Step { name: "deps", run: deps::run, remedy: "see again with: cargo xtask deps" },
+    Step { name: "package", run: package::run, remedy: "see again with: cargo xtask package" },
+    Step { name: "clippy", run: toolchain::clippy, remedy: "see again with: cargo xtask clippy" },
+    Step { name: "features", run: toolchain::features, remedy: "see again with: cargo xtask features" },
+    Step { name: "doc", run: toolchain::doc, remedy: "see again with: cargo xtask doc" },
+    Step { name: "test", run: test::run, remedy: "see again with: cargo xtask test" },
+    Step { name: "readme", run: readme::run, remedy: "see again with: cargo xtask readme" },
+];
+
+/// Runs every step and stops at the first failure; the table is printed either way.
+pub(crate) fn run_all(ws: &Workspace) -> Result<()> {
+    let start = Instant::now();
+    let mut rows = Vec::new();
+    let mut outcome = Ok(());
+    for step in STEPS {
+        let (elapsed, result) = timed(ws, step);
+        let note = result.as_ref().map_or_else(|_| "FAILED".to_owned(), Clone::clone);
+        rows.push((step.name, elapsed, note));
+        if let Err(e) = result {
+            outcome = Err(e);
+            break;
+        }
+    }
+    let not_run = STEPS.len() - rows.len();
+    rows.push((
+        "total",
+        start.elapsed(),
+        if not_run == 0 { String::new() } else { format!("{not_run} not run") },
+    ));
+    println!("\n{}", table(&rows));
+    outcome
+}
+
+/// Runs the step of that name.
+pub(crate) fn run_one(ws: &Workspace, name: &str) -> Result<()> {
+    let step = STEPS.iter().find(|s| s.name == name);
+    let step = step.ok_or_else(|| anyhow!("no step is called {name}"))?;
+    timed(ws, step).1.map(drop)
+}
+
+fn timed(ws: &Workspace, step: &Step) -> (Duration, Result<String>) {
+    println!("== {}", step.name);
+    let start = Instant::now();
+    let result = (step.run)(ws);
+    let result = result.map_err(|e| anyhow!("step `{}` failed: {e:#}\n{}", step.name, step.remedy));
+    let elapsed = start.elapsed();
+    println!(
+        "== {}: {:.1} s{}",
+        step.name,
+        elapsed.as_secs_f64(),
+        if result.is_ok() { "" } else { ", FAILED" }
+    );
+    (elapsed, result)
+}
+
+fn table(rows: &[(&str, Duration, String)]) -> String {
+    let mut out = format!("{:<10} {:>9}  note\n", "step", "seconds");
+    for (name, elapsed, note) in rows {
+        let line = format!("{name:<10} {:>9.1}  {note}", elapsed.as_secs_f64());
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_lists_steps_with_seconds_and_notes() {
+        let rows = [
+            ("fmt", Duration::from_millis(1_240), String::new()),
+            ("test", Duration::from_secs(75), "3 passed, 0 failed, 1 skipped".to_owned()),
+        ];
+        let expected = "step         seconds  note\n\
+                        fmt              1.2\n\
+                        test            75.0  3 passed, 0 failed, 1 skipped\n";
+        assert_eq!(table(&rows), expected);
+    }
+}

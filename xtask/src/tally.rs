@@ -1,0 +1,151 @@
+//! Adds up what test binaries print: passed, failed, and skipped with its reasons.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Totals over the output of any number of test binaries run with `--show-output`.
+///
+/// libtest knows no skip at run time: a test that lacks its data prints `skipped: reason` and returns. It is
+/// counted here as skipped and not as passed, once a test however many such lines it prints.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+    /// Tests hidden behind an attribute or a doc-test flag; the project has none.
+    pub(crate) ignored: u64,
+    reasons: BTreeMap<String, u64>,
+    place: Place,
+}
+
+/// Where in a test binary's output the last line was.
+#[derive(Debug, Default, PartialEq)]
+enum Place {
+    /// Outside the captured output of any test.
+    #[default]
+    Outside,
+    /// In the captured output of a test that passed and has not said that it was skipped.
+    Passed,
+    /// In the captured output of a test that passed and was counted as skipped.
+    Skipped,
+    /// In the report of the failures, whose lines decide nothing.
+    Failures,
+}
+
+impl Tally {
+    /// Takes one line of output.
+    pub(crate) fn line(&mut self, line: &str) {
+        if let Some(summary) = line.strip_prefix("test result: ") {
+            self.summary(summary);
+            self.place = Place::Outside;
+        } else if line == "failures:" {
+            self.place = Place::Failures;
+        } else if line.starts_with("---- ") && line.ends_with(" stdout ----") && self.place != Place::Failures
+        {
+            self.place = Place::Passed;
+        } else if let Some(reason) = line.trim_start().strip_prefix("skipped: ") {
+            self.skip(reason);
+        }
+    }
+
+    fn summary(&mut self, summary: &str) {
+        // `ok. 5 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s`
+        let counts = summary.split_once(". ").map_or("", |(_, counts)| counts);
+        for part in counts.split("; ") {
+            if let Some((count, what)) = part.split_once(' ')
+                && let Ok(count) = count.parse::<u64>()
+            {
+                match what {
+                    "passed" => self.passed += count,
+                    "failed" => self.failed += count,
+                    "ignored" => self.ignored += count,
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn skip(&mut self, reason: &str) {
+        // Outside, a line belongs to no test that libtest counts; in a failure it changes nothing.
+        if self.place != Place::Passed {
+            return;
+        }
+        self.place = Place::Skipped;
+        self.skipped += 1;
+        // `no shared data (data/models/x.bin)`: the file is detail, the reason is what precedes it.
+        let reason = reason.split_once(" (").map_or(reason, |(reason, _)| reason);
+        *self.reasons.entry(reason.trim_end().to_owned()).or_default() += 1;
+    }
+
+    /// Whether a test failed or was hidden.
+    pub(crate) fn is_green(&self) -> bool {
+        self.failed == 0 && self.ignored == 0
+    }
+
+    /// Each reason for a skip with the number of tests that gave it.
+    pub(crate) fn reasons(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.reasons.iter().map(|(reason, count)| (reason.as_str(), *count))
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let passed = self.passed.saturating_sub(self.skipped);
+        write!(f, "{passed} passed, {} failed, {} skipped", self.failed, self.skipped)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tally(text: &str) -> Tally {
+        let mut tally = Tally::default();
+        text.lines().for_each(|line| tally.line(line));
+        tally
+    }
+
+    #[test]
+    fn binaries_add_up() {
+        let total = tally(
+            "test a ... ok\n\
+             test result: ok. 5 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n\
+             test result: FAILED. 2 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s\n",
+        );
+        assert_eq!(total.to_string(), "7 passed, 3 failed, 0 skipped");
+        assert_eq!(total.ignored, 1);
+        assert!(!total.is_green());
+    }
+
+    #[test]
+    fn a_test_that_skips_twice_counts_once_and_not_as_passed() {
+        let total = tally(
+            "successes:\n\n\
+             ---- reads stdout ----\n\
+             skipped: no shared data (data/a.bin)\n\
+             skipped: no shared data (data/b.bin)\n\n\
+             ---- talks stdout ----\n\
+             ran: avx2\n\n\
+             ---- decodes stdout ----\n\
+             skipped: no gguf package\n\n\
+             successes:\n    reads\n    talks\n    decodes\n\n\
+             test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n",
+        );
+        assert_eq!(total.to_string(), "1 passed, 0 failed, 2 skipped");
+        assert_eq!(total.reasons().collect::<Vec<_>>(), [("no gguf package", 1), ("no shared data", 1)]);
+        assert!(total.is_green());
+    }
+
+    #[test]
+    fn a_failed_test_is_never_a_skipped_one() {
+        let total = tally(
+            "failures:\n\n\
+             ---- reads stdout ----\n\
+             skipped: no shared data (data/a.bin)\n\
+             thread 'reads' panicked\n\n\
+             failures:\n    reads\n\n\
+             test result: FAILED. 0 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s\n",
+        );
+        assert_eq!(total.to_string(), "0 passed, 1 failed, 0 skipped");
+    }
+}

@@ -1,0 +1,192 @@
+//! Rules over the text of files: length, module docs, forbidden words, white space, size, links.
+
+use crate::book;
+use crate::workspace::{Workspace, no_findings};
+use anyhow::Result;
+
+/// Over this many lines a Rust file probably holds a second idea: a warning.
+const WARN_LINES: usize = 400;
+/// Over this many lines it certainly does: a failure.
+const MAX_LINES: usize = 800;
+/// A tracked file over this is data that belongs elsewhere; only `models/` ships weights.
+const MAX_BYTES: u64 = 2 * 1024 * 1024;
+
+/// What may not stand in Rust source, with the reason. Joined from pieces, so that this file passes.
+const FORBIDDEN: &[(&str, &str)] = &[
+    (concat!("todo", "!"), "write it, or leave it out"),
+    (concat!("unimplemented", "!"), "write it, or return an error that says what is refused"),
+    (concat!("dbg", "!"), "a debugging aid"),
+    (concat!("FIX", "ME"), "fix it, or open an issue"),
+    (concat!("TO", "DO"), "do it, or open an issue"),
+    (concat!("XX", "X"), "say what is wrong and why it stays"),
+    (concat!("#[ign", "ore"), "a test runs, or skips at run time with a counted reason"),
+    (concat!("```ign", "ore"), "an example compiles, or is text"),
+];
+
+/// Checks every tracked or addable file.
+pub(crate) fn run(ws: &Workspace) -> Result<String> {
+    let files = ws.files()?;
+    let (mut findings, mut warnings) = (Vec::new(), 0);
+    for file in &files {
+        let bytes = std::fs::metadata(ws.root.join(file))?.len();
+        findings.extend(size_finding(file, bytes));
+        if !is_text(file) {
+            continue;
+        }
+        let text = ws.sh.read_file(file)?;
+        findings.extend(space_findings(file, &text));
+        if file.ends_with(".rs") {
+            findings.extend(rust_findings(file, &text));
+            let lines = text.lines().count();
+            if lines > WARN_LINES && lines <= MAX_LINES {
+                warnings += 1;
+                println!("warning: {file} has {lines} lines; over {WARN_LINES}, look for the second idea");
+            }
+        }
+        // The summary's links have a rule of their own.
+        if file.ends_with(".md") && file != book::SUMMARY {
+            let exists = |path: &str| ws.root.join(path).exists();
+            findings.extend(book::link_findings(file, &text, &exists));
+        }
+    }
+    let summary = ws.sh.read_file(book::SUMMARY)?;
+    findings.extend(book::summary_findings(&summary, &files));
+    no_findings(&findings)?;
+    let long = if warnings == 0 { String::new() } else { format!(", {warnings} over {WARN_LINES} lines") };
+    Ok(format!("{} files{long}", files.len()))
+}
+
+/// Files that people write; test data may hold any bytes.
+fn is_text(path: &str) -> bool {
+    let by_name =
+        [".rs", ".toml", ".md", ".yml", ".yaml", ".py", ".sh"].iter().any(|end| path.ends_with(end));
+    let is_data = path.starts_with("models/") || path.contains("/tests/data/");
+    (by_name || path == ".ci/run") && !is_data
+}
+
+fn size_finding(path: &str, bytes: u64) -> Option<String> {
+    let too_large = bytes > MAX_BYTES && !path.starts_with("models/");
+    too_large.then(|| format!("{path} has {bytes} bytes, at most {MAX_BYTES} are tracked outside models/"))
+}
+
+fn space_findings(path: &str, text: &str) -> Vec<String> {
+    let mut findings = Vec::new();
+    for (number, line) in (1..).zip(text.split('\n')) {
+        if line.ends_with([' ', '\t', '\r']) {
+            findings.push(format!("{path}:{number}: white space at the end of the line"));
+        } else if line.contains('\t') {
+            findings.push(format!("{path}:{number}: a tab; indent with spaces"));
+        }
+    }
+    if !text.is_empty() && (!text.ends_with('\n') || text.ends_with("\n\n")) {
+        findings.push(format!("{path}: the file must end with one line break"));
+    }
+    findings
+}
+
+fn rust_findings(path: &str, text: &str) -> Vec<String> {
+    let mut findings = Vec::new();
+    let lines = text.lines().count();
+    if lines > MAX_LINES {
+        findings.push(format!("{path} has {lines} lines, at most {MAX_LINES}: split it by idea"));
+    }
+    let first = text.lines().find(|l| !l.trim().is_empty()).unwrap_or_default();
+    if first.strip_prefix("//!").is_none_or(|docs| docs.trim().is_empty()) {
+        findings.push(format!("{path}: start the file with `//!` docs that say what it is"));
+    }
+    for (number, line) in (1..).zip(text.lines()) {
+        for (word, reason) in FORBIDDEN {
+            if contains_word(line, word) {
+                findings.push(format!("{path}:{number}: `{word}`: {reason}"));
+            }
+        }
+    }
+    findings
+}
+
+/// Whether `word` occurs and is not part of a longer identifier.
+fn contains_word(line: &str, word: &str) -> bool {
+    let in_word = |c: char| c.is_alphanumeric() || c == '_';
+    let needs_edge = |c: Option<char>| c.is_some_and(in_word);
+    line.match_indices(word).any(|(at, _)| {
+        let before = line[..at].chars().next_back();
+        let after = line[at + word.len()..].chars().next();
+        let joined_left = needs_edge(word.chars().next()) && needs_edge(before);
+        let joined_right = needs_edge(word.chars().next_back()) && needs_edge(after);
+        !joined_left && !joined_right
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_has_at_most_its_lines() {
+        let file = |lines: usize| format!("//! Docs.\n{}", "\n".repeat(lines - 1));
+        assert_eq!(rust_findings("a.rs", &file(MAX_LINES - 1)), [""; 0]);
+        assert_eq!(rust_findings("a.rs", &file(MAX_LINES)), [""; 0]);
+        assert_eq!(
+            rust_findings("a.rs", &file(MAX_LINES + 1)),
+            ["a.rs has 801 lines, at most 800: split it by idea"]
+        );
+    }
+
+    #[test]
+    fn a_file_starts_with_docs() {
+        assert_eq!(rust_findings("a.rs", "\n//! Docs.\nmod a;\n"), [""; 0]);
+        for text in ["", "mod a;\n//! Docs.\n", "// Docs.\n", "/// Docs.\n", "//!\n"] {
+            assert_eq!(
+                rust_findings("a.rs", text),
+                ["a.rs: start the file with `//!` docs that say what it is"]
+            );
+        }
+    }
+
+    #[test]
+    fn every_forbidden_word_is_found_alone_and_not_inside_another() {
+        for (word, reason) in FORBIDDEN {
+            let findings = rust_findings("a.rs", &format!("//! Docs.\n    {word} (\n"));
+            assert_eq!(findings, [format!("a.rs:2: `{word}`: {reason}")]);
+        }
+        let longer = format!("//! Docs.\nlet my_{} = {}_Y;\n", FORBIDDEN[0].0, FORBIDDEN[5].0);
+        assert_eq!(rust_findings("a.rs", &longer), [""; 0]);
+        let attribute = format!("//! Docs.\n{} = \"slow\"]\n", FORBIDDEN[6].0);
+        assert_eq!(rust_findings("a.rs", &attribute).len(), 1);
+    }
+
+    #[test]
+    fn white_space_is_found() {
+        assert_eq!(space_findings("a", "a b\n\nc\n"), [""; 0]);
+        assert_eq!(space_findings("a", ""), [""; 0]);
+        for (text, message) in [
+            ("a \n", "a:1: white space"),
+            ("a\nb\t\n", "a:2: white space"),
+            ("a\r\n", "a:1: white space"),
+            ("\tb\n", "a:1: a tab"),
+            ("a", "end with one line break"),
+            ("a\n\n", "end with one line break"),
+        ] {
+            let findings = space_findings("a", text);
+            assert_eq!(findings.len(), 1, "{text:?}: {findings:?}");
+            assert!(findings[0].contains(message), "{findings:?}");
+        }
+    }
+
+    #[test]
+    fn large_files_live_in_models_only() {
+        assert_eq!(size_finding("a.bin", MAX_BYTES), None);
+        assert!(size_finding("a.bin", MAX_BYTES + 1).unwrap().contains("2097153 bytes"));
+        assert_eq!(size_finding("models/a.bin", MAX_BYTES + 1), None);
+    }
+
+    #[test]
+    fn data_is_not_text() {
+        for path in ["a.rs", "docs/src/a.md", ".ci/run", ".github/workflows/ci.yml"] {
+            assert!(is_text(path), "{path}");
+        }
+        for path in ["models/tiny/README.md", "crates/a/tests/data/b.toml", "a.bin", "Cargo.lock"] {
+            assert!(!is_text(path), "{path}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The workspace as the checks see it: a shell at its root, its packages and its files.
+
+use crate::layering;
+use anyhow::{Context, Result};
+use cargo_metadata::{Metadata, MetadataCommand, Package};
+use std::path::PathBuf;
+use xshell::{Shell, cmd};
+
+/// A shell at the repository's root with what `cargo metadata` says about it.
+pub(crate) struct Workspace {
+    pub(crate) sh: Shell,
+    pub(crate) root: PathBuf,
+    pub(crate) metadata: Metadata,
+}
+
+impl Workspace {
+    /// Reads the workspace that this binary was built from, all features on; the lock file must be up to date.
+    pub(crate) fn load() -> Result<Self> {
+        let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+            .parent()
+            .context("xtask lies one folder below the root")?
+            .to_path_buf();
+        let metadata = MetadataCommand::new()
+            .manifest_path(root.join("Cargo.toml"))
+            .features(cargo_metadata::CargoOpt::AllFeatures)
+            .other_options(["--locked".to_owned()])
+            .exec()?;
+        let sh = Shell::new()?;
+        sh.change_dir(&root);
+        Ok(Self { sh, root, metadata })
+    }
+
+    /// The members under `crates/`, bottom up, so that the first failure is the cause of the others.
+    pub(crate) fn crates(&self) -> Vec<&Package> {
+        let folder = self.root.join("crates");
+        let mut found: Vec<&Package> = self
+            .metadata
+            .workspace_packages()
+            .into_iter()
+            .filter(|p| p.manifest_path.as_std_path().starts_with(&folder))
+            .collect();
+        found.sort_by_key(|p| (layering::layer(&p.name), p.name.to_string()));
+        found
+    }
+
+    /// Files that git tracks or would track, relative to the root.
+    pub(crate) fn files(&self) -> Result<Vec<String>> {
+        // A CI container often runs as another user than the one who owns the checkout; git refuses that.
+        let trust = format!("safe.directory={}", self.root.display());
+        let listing = cmd!(self.sh, "git -c {trust} ls-files --cached --others --exclude-standard");
+        let listing = listing.quiet().read()?;
+        // A tracked file may be deleted in the working tree and not yet in the index.
+        Ok(listing.lines().filter(|f| self.root.join(f).is_file()).map(str::to_owned).collect())
+    }
+}
+
+/// Fails with every finding on a line of its own, or passes when there is none.
+pub(crate) fn no_findings(findings: &[String]) -> Result<()> {
+    anyhow::ensure!(findings.is_empty(), "{} found:\n  {}", findings.len(), findings.join("\n  "));
+    Ok(())
+}
