@@ -122,6 +122,12 @@ pub enum CpuError {
         /// What the thread pool said.
         reason: String,
     },
+    /// Memory that the system does not give.
+    #[error("cannot allocate {requested} bytes")]
+    Memory {
+        /// Bytes asked for.
+        requested: usize,
+    },
     /// A trit tensor that could not be read.
     #[error(transparent)]
     Trit(#[from] TritError),

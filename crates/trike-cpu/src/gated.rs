@@ -8,7 +8,6 @@ use crate::pool::Cpu;
 
 /// The function of the gate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
 pub enum GatedActivation {
     /// `g / (1 + e^-g)`: Llama, Mistral, Qwen.
     SiLu,

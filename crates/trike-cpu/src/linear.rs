@@ -102,7 +102,7 @@ impl Cpu {
             for mut piece in pieces {
                 match (piece.w, &prepared) {
                     (Matrix::Ternary(m), Some(prepared)) => {
-                        ternary_piece(kernels, m, prepared, precision, &mut piece)
+                        ternary_piece(kernels, m, prepared, precision, &mut piece);
                     }
                     // Ternary weights always come with prepared activations.
                     (Matrix::Ternary(_), None) => {}

@@ -52,12 +52,14 @@ impl Loop for RmsNorm<'_> {
     #[inline(always)]
     fn run(self) {
         let mut sums = [0f64; 8];
-        for x in self.x.chunks(8) {
+        let (chunks, tail) = self.x.as_chunks::<8>();
+        for x in chunks {
             for (sum, &x) in sums.iter_mut().zip(x) {
                 *sum += f64::from(x) * f64::from(x);
             }
         }
-        let mean = sums.iter().sum::<f64>() / self.x.len() as f64;
+        let last: f64 = tail.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+        let mean = (sums.iter().sum::<f64>() + last) / self.x.len() as f64;
         let factor = (1.0 / (mean + f64::from(self.eps)).sqrt()) as f32;
         for ((out, x), weight) in self.out.iter_mut().zip(self.x).zip(self.weight) {
             *out = x * factor * weight;

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use trike_trit::TritError;
 
+use crate::GgufType;
+
 /// Why a model file could not be read or written.
 ///
 /// Every message names the file, the tensor where there is one, what was expected and found, and what to do.
@@ -146,14 +148,14 @@ pub enum FormatError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The name of the type.
-        kind: String,
+        /// The type.
+        kind: GgufType,
         /// What the type holds.
         expected: String,
         /// What the tensor has.
         got: String,
         /// What to do.
-        remedy: String,
+        remedy: &'static str,
     },
     /// A file cannot be written as asked.
     #[error("{}: cannot write {what}: {reason}; {remedy}", path.display())]
@@ -174,7 +176,9 @@ pub enum FormatError {
 #[non_exhaustive]
 pub enum TensorError {
     /// A shape with no axis, more than [`MAX_DIMS`](crate::MAX_DIMS), an empty axis, or too many elements.
-    #[error("shape {shape:?} is not usable: 1 to 4 axes of at least 1, and an addressable number of elements")]
+    #[error(
+        "shape {shape:?} is not usable: 1 to 4 axes of at least 1, and an addressable number of elements"
+    )]
     Shape {
         /// The shape given.
         shape: Vec<usize>,
@@ -233,7 +237,11 @@ impl Place<'_> {
     }
 
     pub(crate) fn values(self, found: impl Into<String>) -> FormatError {
-        FormatError::Values { path: self.path.to_owned(), tensor: self.tensor.to_owned(), found: found.into() }
+        FormatError::Values {
+            path: self.path.to_owned(),
+            tensor: self.tensor.to_owned(),
+            found: found.into(),
+        }
     }
 
     pub(crate) fn tensor_error(self, error: &TensorError) -> FormatError {

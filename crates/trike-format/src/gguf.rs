@@ -8,10 +8,7 @@ mod spans;
 mod types;
 mod writer;
 
-use std::{
-    collections::HashMap,
-    path::Path,
-};
+use std::{collections::HashMap, path::Path};
 
 pub use meta::{MetaArray, MetaValue, Metadata, StringArray};
 pub use types::GgufType;
@@ -254,14 +251,16 @@ fn refuse_transforms(path: &Path, metadata: &Metadata) -> Result<(), FormatError
             || (key.contains(".quantization") && !HARMLESS_QUANTIZATION_KEYS.contains(&key))
     };
     // The tokenizer's keys say nothing about weights.
-    let found = metadata.iter().find(|(key, _)| !key.starts_with("tokenizer.") && transform(&key.to_lowercase()));
+    let found =
+        metadata.iter().find(|(key, _)| !key.starts_with("tokenizer.") && transform(&key.to_lowercase()));
     match found {
         Some((key, _)) => Err(FormatError::Unsupported {
             path: path.to_owned(),
             name: key.to_owned(),
-            remedy: "this key announces a transform or scheme without which the weights mean nothing: use a file \
+            remedy:
+                "this key announces a transform or scheme without which the weights mean nothing: use a file \
                      of the model that does not have it"
-                .to_owned(),
+                    .to_owned(),
         }),
         None => Ok(()),
     }

@@ -1,9 +1,36 @@
-//! Model files.
+//! Model files, read and written: GGUF with ternary types, HuggingFace directories, llama2.c checkpoints.
+//!
+//! Start from [`detect`], which says what a path is, and open it with [`Gguf`], [`HfDir`] or [`Llama2c`]. All
+//! three are a [`TensorSource`]: a list of tensors that load, one at a time, as a [`Tensor`]: dense, int8 or
+//! ternary. [`GgufWriter`] and [`HfDirWriter`] are the way back.
+//!
+//! The decision a reader would question: files are mapped, and a tensor is copied out of the map when it is
+//! loaded. Opening a file of any size touches its header only, nothing keeps two copies of a model, and a
+//! loaded tensor has been checked once and owes the file nothing; the price is that copy, and a condition that
+//! nobody can enforce: **a file must not be truncated or rewritten in place while it is open**. The writers here
+//! put a finished file in place in one step, so they never break it.
+//!
+//! The second one: no reader guesses. A type, a transform, a layout or a version that is not implemented is
+//! refused by its name with what to do, and no file, however broken, makes a reader panic or take more memory
+//! than the file has bytes, plus what named caps allow. No writer changes a value: what a type cannot hold
+//! exactly is an error.
+//!
+//! * what is it: [`detect`], [`FileKind`]
+//! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`HfDir`], [`Llama2c`]
+//! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]
+//! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`]
+//! * GGUF metadata: [`Metadata`], [`MetaValue`], [`MetaArray`], [`StringArray`]
+//! * errors: [`FormatError`], [`TensorError`]
+//!
+//! It depends on the crate of the trits and a few file libraries; there are no features to turn on.
 
 mod bytes;
 mod dense;
+mod detect;
 mod error;
+mod exact;
 mod gguf;
+mod hf;
 mod int8;
 mod llama2c;
 mod map;
@@ -11,8 +38,11 @@ mod spill;
 mod tensor;
 
 pub use dense::{DenseData, DenseTensor, MAX_DIMS};
+pub use detect::{FileKind, detect};
 pub use error::{FormatError, TensorError};
+pub use exact::exact_trits;
 pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray};
+pub use hf::{HfDir, HfDirWriter};
 pub use int8::Int8Tensor;
 pub use llama2c::{Llama2c, Llama2cConfig};
 pub use tensor::{StoredType, Tensor, TensorInfo, TensorSource};

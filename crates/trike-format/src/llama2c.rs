@@ -115,7 +115,12 @@ pub(crate) fn is_v0(path: &Path, start: &[u8], len: u64) -> bool {
 fn wrong_size(path: &Path, config: &Llama2cConfig, expected: u64, got: usize) -> FormatError {
     if (got as u64) < expected {
         let what = format!("the weights of a llama2.c version {} checkpoint", config.version);
-        return FormatError::Truncated { path: path.to_owned(), what, needed: expected, available: got as u64 };
+        return FormatError::Truncated {
+            path: path.to_owned(),
+            what,
+            needed: expected,
+            available: got as u64,
+        };
     }
     FormatError::Header {
         path: path.to_owned(),

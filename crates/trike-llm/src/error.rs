@@ -23,6 +23,9 @@ pub enum LlmError {
     /// The host kernels refused.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
+    /// The numbers of a tensor do not make one.
+    #[error(transparent)]
+    Tensor(#[from] trike_format::TensorError),
     /// A ternary tensor refused.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),

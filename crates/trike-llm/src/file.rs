@@ -32,6 +32,39 @@ pub struct ModelFile {
     config: ModelConfig,
 }
 
+impl Tensors {
+    /// Opens whatever `path` is, without looking at its configuration.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError`] when it is no checkpoint, or a broken one.
+    pub fn open(path: &Path) -> Result<Self, FormatError> {
+        Ok(match detect(path)? {
+            FileKind::HfDir => Self::Hf(HfDir::open(path)?),
+            FileKind::Gguf => Self::Gguf(Gguf::open(path)?),
+            FileKind::Llama2c => Self::Llama2c(Llama2c::open(path)?),
+        })
+    }
+
+    /// The tensors, under the file's own names.
+    pub fn source(&self) -> &dyn TensorSource {
+        match self {
+            Self::Hf(dir) => dir,
+            Self::Gguf(file) => file,
+            Self::Llama2c(file) => file,
+        }
+    }
+
+    /// The name of the format, for reports.
+    pub fn format(&self) -> &'static str {
+        match self {
+            Self::Hf(_) => "HuggingFace directory",
+            Self::Gguf(_) => "GGUF",
+            Self::Llama2c(_) => "llama2.c checkpoint",
+        }
+    }
+}
+
 impl ModelFile {
     /// Opens a model directory, a GGUF file or a llama2.c checkpoint, whichever `path` is.
     ///
@@ -41,11 +74,10 @@ impl ModelFile {
     /// [`LlmError::Config`] when its configuration asks for something else than the decoder block.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LlmError> {
         let path = path.as_ref();
-        let tensors = match detect(path)? {
-            FileKind::HfDir => Tensors::Hf(HfDir::open(path)?),
-            FileKind::Gguf => Tensors::Gguf(Gguf::open(path)?),
-            FileKind::Llama2c => Tensors::Llama2c(Llama2c::open(path)?),
-        };
+        Self::from_tensors(path, Tensors::open(path)?)
+    }
+
+    pub(crate) fn from_tensors(path: &Path, tensors: Tensors) -> Result<Self, LlmError> {
         let config = match &tensors {
             Tensors::Hf(dir) => ModelConfig::from_hf(path, dir.config())?,
             Tensors::Gguf(file) => ModelConfig::from_gguf(file)?,
@@ -71,20 +103,12 @@ impl ModelFile {
 
     /// The tensors, under the file's own names.
     pub fn source(&self) -> &dyn TensorSource {
-        match &self.tensors {
-            Tensors::Hf(dir) => dir,
-            Tensors::Gguf(file) => file,
-            Tensors::Llama2c(file) => file,
-        }
+        self.tensors.source()
     }
 
     /// The name of the format, for reports.
     pub fn format(&self) -> &'static str {
-        match &self.tensors {
-            Tensors::Hf(_) => "HuggingFace directory",
-            Tensors::Gguf(_) => "GGUF",
-            Tensors::Llama2c(_) => "llama2.c checkpoint",
-        }
+        self.tensors.format()
     }
 
     /// The file's own name of a weight.
@@ -185,7 +209,7 @@ impl ModelFile {
         match &self.tensors {
             Tensors::Hf(dir) => {
                 let path: PathBuf =
-                    ["tokenizer.json", "tokenizer.model"].iter().find_map(|f| dir.file(f)).ok_or_else(none)?;
+                    ["tokenizer.json", "tokenizer.model", "tokenizer.bin"].iter().find_map(|f| dir.file(f)).ok_or_else(none)?;
                 self.open_tokenizer(&path)
             }
             Tensors::Gguf(file) => gguf_tokenizer(file)?.ok_or_else(none),
@@ -251,7 +275,7 @@ pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, Llm
                 trike_format::DenseData::F16(v) => trike_format::DenseData::F16(pick(v, width, rows)),
                 trike_format::DenseData::Bf16(v) => trike_format::DenseData::Bf16(pick(v, width, rows)),
             };
-            Tensor::Dense(DenseTensor::new(vec![rows.len(), width], data).map_err(FormatError::from)?)
+            Tensor::Dense(DenseTensor::new(vec![rows.len(), width], data)?)
         }
         Tensor::Int8(t) => {
             let groups = t.groups_per_row();
@@ -261,7 +285,7 @@ pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, Llm
             };
             let codes = pick(t.codes(), t.cols(), rows);
             Tensor::Int8(
-                Int8Tensor::new(rows.len(), t.cols(), t.group(), codes, scales).map_err(FormatError::from)?,
+                Int8Tensor::new(rows.len(), t.cols(), t.group(), codes, scales)?,
             )
         }
     })

@@ -144,7 +144,9 @@ impl<B: Backend> LanguageModel<B> {
             if options.max_tokens.is_some_and(|max| generated >= max) {
                 break FinishReason::MaxTokens;
             }
-            let id = sampler.sample(&logits, &history)?;
+            // Rows beyond the tokenizer's last id are padding.
+            let known = tokenizer.vocab_size().min(logits.len());
+            let id = sampler.sample(&logits[..known], &history)?;
             if tokenizer.eos().contains(&id) {
                 break FinishReason::Eos;
             }

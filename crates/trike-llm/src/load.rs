@@ -2,14 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use half::f16;
 use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
 use trike_format::Tensor;
 use trike_nn::{
     ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Weight, WeightName,
 };
 
-use crate::{LlmError, ModelConfig, ModelFile, names, tokenizer::Tokenizer};
+use crate::{LlmError, ModelConfig, ModelFile, tokenizer::Tokenizer};
 
 /// How the output head (and the embedding, when they are one matrix) is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -215,7 +214,9 @@ pub(crate) fn weight(tensor: Tensor) -> Result<Weight, NnError> {
         Tensor::Trits(t) => Weight::Ternary(t),
         Tensor::Int8(t) => {
             let scales = t.scales().iter().collect();
-            Weight::Int8(Int8Matrix::new(rows, cols, t.group(), t.codes().to_vec(), scales)?)
+            // A group may be wider than a row of a file; a row has one scale then.
+            let group = t.group().min(cols);
+            Weight::Int8(Int8Matrix::new(rows, cols, group, t.codes().to_vec(), scales)?)
         }
         Tensor::Dense(t) => Weight::Dense(DenseMatrix::new(
             rows,
@@ -227,20 +228,4 @@ pub(crate) fn weight(tensor: Tensor) -> Result<Weight, NnError> {
             },
         )?),
     })
-}
-
-/// Names of weights that belong to a decoder, for callers that walk a file.
-pub(crate) fn role_of(file: &ModelFile, stored: &str) -> Option<WeightName> {
-    names::all(&file.config().spec).into_iter().find(|&name| file.stored_name(name) == stored)
-}
-
-/// Halves are exact in f32, so a scale list keeps its type.
-pub(crate) fn halves(values: &[f32]) -> Option<Vec<f16>> {
-    values
-        .iter()
-        .map(|&v| {
-            let half = f16::from_f32(v);
-            (half.to_f32().to_bits() == v.to_bits()).then_some(half)
-        })
-        .collect()
 }

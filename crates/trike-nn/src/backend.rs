@@ -97,12 +97,12 @@ pub trait Backend {
     /// When the backend cannot hold it.
     fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, NnError>;
 
-    /// Prepares a rotary embedding over heads of `head_dim`.
+    /// Prepares a rotary embedding over heads of `head_dim`, usually used for positions below `context`.
     ///
     /// # Errors
     ///
     /// When the spec is one that the backend does not compute.
-    fn load_rope(&self, spec: &RopeSpec, head_dim: usize) -> Result<Self::Rope, NnError>;
+    fn load_rope(&self, spec: &RopeSpec, head_dim: usize, context: usize) -> Result<Self::Rope, NnError>;
 
     /// An empty cache.
     ///
@@ -187,5 +187,5 @@ pub trait Backend {
     /// # Errors
     ///
     /// When the device fails.
-    fn read(&self, x: &Self::Tensor) -> Result<Vec<f32>, NnError>;
+    fn read(&self, x: Self::Tensor) -> Result<Vec<f32>, NnError>;
 }

@@ -60,7 +60,7 @@ impl Backend for CandleBackend {
     fn load_matrix(&self, weight: Weight) -> Result<CandleMatrix, NnError> {
         let shape = (weight.rows(), weight.cols());
         let ternary = matches!(weight, Weight::Ternary(_));
-        Ok(CandleMatrix { weight: Tensor::from_vec(weight.dequantize()?, shape, &Device::Cpu)?, ternary })
+        Ok(CandleMatrix { weight: Tensor::from_vec(weight.dequantize(), shape, &Device::Cpu)?, ternary })
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<Tensor, NnError> {
@@ -68,7 +68,7 @@ impl Backend for CandleBackend {
         Ok(Tensor::from_vec(values, len, &Device::Cpu)?)
     }
 
-    fn load_rope(&self, spec: &RopeSpec, head_dim: usize) -> Result<CandleRope, NnError> {
+    fn load_rope(&self, spec: &RopeSpec, head_dim: usize, _context: usize) -> Result<CandleRope, NnError> {
         let pairs = head_dim / 2;
         let frequencies: Vec<f32> = (0..pairs)
             .map(|i| f64::from(spec.theta).powf(-2.0 * i as f64 / head_dim as f64) as f32)
@@ -189,7 +189,7 @@ impl Backend for CandleBackend {
         Ok(x.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?)
     }
 
-    fn read(&self, x: &Tensor) -> Result<Vec<f32>, NnError> {
+    fn read(&self, x: Tensor) -> Result<Vec<f32>, NnError> {
         Ok(x.flatten_all()?.to_vec1()?)
     }
 }

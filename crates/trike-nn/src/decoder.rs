@@ -79,7 +79,7 @@ impl<B: Backend> Decoder<B> {
             true => None,
             false => Some(loader.matrix(WeightName::Head, spec.vocab, hidden)?),
         };
-        let rope = backend.load_rope(&spec.rope, spec.head_dim)?;
+        let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
         Ok(Self { backend, spec, embedding, blocks, norm, head, rope })
     }
 
@@ -93,11 +93,21 @@ impl<B: Backend> Decoder<B> {
         &self.backend
     }
 
+    /// Where the model runs, to change it between steps.
+    pub fn backend_mut(&mut self) -> &mut B {
+        &mut self.backend
+    }
+
+    /// The matrices that every step reads: those of the blocks, and the output head.
+    pub(crate) fn matrices(&self) -> (impl Iterator<Item = &B::Matrix>, &B::Matrix) {
+        let blocks =
+            self.blocks.iter().flat_map(|b| [&b.query, &b.key, &b.value, &b.output, &b.gate, &b.up, &b.down]);
+        (blocks, self.head.as_ref().unwrap_or(&self.embedding))
+    }
+
     /// Bytes of all resident matrices.
     pub fn weight_bytes(&self) -> usize {
-        let blocks = self.blocks.iter().flat_map(|b| {
-            [&b.query, &b.key, &b.value, &b.output, &b.gate, &b.up, &b.down]
-        });
+        let (blocks, _) = self.matrices();
         blocks.chain([&self.embedding]).chain(&self.head).map(|m| self.backend.matrix_bytes(m)).sum()
     }
 
@@ -150,7 +160,7 @@ impl<B: Backend> Decoder<B> {
         let x = self.backend.rms_norm(&x, &self.norm, self.spec.rms_eps)?;
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         let [out] = self.linear(&x, [head])?;
-        let mut all = self.backend.read(&out)?;
+        let mut all = self.backend.read(out)?;
         for step in steps.iter_mut() {
             step.sequence.advance(step.ids.len());
         }

@@ -33,7 +33,7 @@ mod weights;
 pub use backend::{AttentionSpec, Backend, CacheSpec, KvPrecision, Segment};
 #[cfg(feature = "candle")]
 pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
-pub use cpu::CpuBackend;
+pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
 pub use decoder::{Decoder, Logits, Step};
 pub use error::NnError;
 pub use sequence::{KvSpec, Sequence};

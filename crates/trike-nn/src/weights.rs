@@ -28,6 +28,15 @@ impl Weight {
         }
     }
 
+    /// All weights in f32, row-major.
+    pub fn dequantize(&self) -> Vec<f32> {
+        match self {
+            Self::Ternary(w) => w.dequantize(),
+            Self::Int8(w) => w.dequantize(),
+            Self::Dense(w) => w.to_f32(),
+        }
+    }
+
     /// Input features.
     pub fn cols(&self) -> usize {
         match self {

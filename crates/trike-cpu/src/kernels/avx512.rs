@@ -4,11 +4,18 @@
 //! the code kept in place (shifted by 2, 4 or 6 bits) one step adds at most `4 * 128 * 128 = 2^16` to a lane, so a lane
 //! holds `2^15 - 1` blocks; `MAX_COLS` allows `2^12`.
 
-use std::arch::x86_64::*;
+#![allow(
+    clippy::needless_range_loop,
+    reason = "the indices are rows, tokens and fields, and each walks several arrays"
+)]
 
-use super::{ByteToken, Element, Kernels, Loop};
+use std::arch::x86_64::*;
+use std::hint::black_box;
+
+use super::{ByteToken, Element, Kernels, Loop, streams};
 use crate::isa::Avx512;
-use crate::line::{ByteLine, CodeLine, FloatLine, SumLine, TILE};
+use crate::line::{ByteLine, CodeLine, FloatLine, Line, SumLine, TILE};
+use crate::probe::{Peak, WordLine};
 
 /// Writes the safe method that enters a function with the target features on.
 macro_rules! enter {
@@ -69,6 +76,17 @@ impl Kernels for Avx512 {
         enter!(widen(from, to));
     }
 
+    fn read<const S: usize>(self, lines: &[WordLine], ahead: usize) -> u64 {
+        enter!(read::<S>(lines, ahead))
+    }
+
+    fn peaks(self) -> &'static [Peak<Self>] {
+        &[
+            Peak { name: "vpdpbusd, 512 bits", macs: 16 * 64, run: |token, steps| token.peak_512(steps) },
+            Peak { name: "vpdpbusd, 256 bits", macs: 16 * 32, run: |token, steps| token.peak_256(steps) },
+        ]
+    }
+
     fn run<L: Loop>(self, task: L) -> L::Output {
         enter!(run(task))
     }
@@ -120,7 +138,7 @@ fn chunk(line: &CodeLine, c: usize) -> __m512i {
 /// Asks for the line that lies `lines` after this one; asking for memory that does not exist does nothing.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn prefetch(line: &CodeLine, lines: usize) {
+fn prefetch<T>(line: &Line<T>, lines: usize) {
     let ahead = std::ptr::from_ref(line).wrapping_add(lines);
     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
 }
@@ -236,7 +254,17 @@ fn units_i8<const T: usize, const UNIT: usize, const FACTORS: bool>(
     let units = 256 / UNIT;
     for (b, block) in blocks.iter().enumerate() {
         let scales = &scales[b * units..][..units];
+        // One token's lines stay in registers for all four rows; more would not fit.
+        let mut held = [[_mm512_setzero_si512(); 2]; 4];
+        if T == 1 {
+            for f in 0..4 {
+                held[f] = [sums(&x[0].negated[4 * b + f]), bytes(&x[0].codes[4 * b + f])];
+            }
+        }
         for r in 0..TILE {
+            if T == 1 {
+                prefetch(&block[r], AHEAD);
+            }
             let w = fields(&block[r]);
             for t in 0..T {
                 let lines = &x[t].codes[4 * b..][..4];
@@ -248,7 +276,8 @@ fn units_i8<const T: usize, const UNIT: usize, const FACTORS: bool>(
                 // The sums start from the bias, so that they count trits and not codes.
                 let mut dots = [_mm512_setzero_si512(); 4];
                 for f in 0..4 {
-                    dots[f] = _mm512_dpbusd_epi32(sums(&negated[f]), w[f], bytes(&lines[f]));
+                    let [start, x] = if T == 1 { held[f] } else { [sums(&negated[f]), bytes(&lines[f])] };
+                    dots[f] = _mm512_dpbusd_epi32(start, w[f], x);
                 }
                 let acc = &mut acc[r][t];
                 match UNIT {
@@ -460,6 +489,15 @@ fn dense<E: Element, const R: usize, const T: usize>(w: [&[E]; R], x: [&[f32]; T
 
 #[target_feature(enable = "avx512f,avx2,f16c")]
 fn int8<const T: usize>(codes: &[i8], scales: &[f32], group: usize, x: [&[f32]; T]) -> [f32; T] {
+    if codes.len().is_multiple_of(group) {
+        // The groups of the usual formats are unrolled.
+        match group {
+            32 => return int8_groups::<T, 2>(codes, scales, x),
+            64 => return int8_groups::<T, 4>(codes, scales, x),
+            128 => return int8_groups::<T, 8>(codes, scales, x),
+            _ => {}
+        }
+    }
     let mut acc = [_mm512_setzero_ps(); T];
     for (g, (codes, scale)) in codes.chunks(group).zip(scales).enumerate() {
         let mut xg: [&[f32]; T] = [&[]; T];
@@ -469,6 +507,36 @@ fn int8<const T: usize>(codes: &[i8], scales: &[f32], group: usize, x: [&[f32]; 
         let part = dense_lanes([codes], xg);
         for t in 0..T {
             acc[t] = _mm512_fmadd_ps(_mm512_set1_ps(*scale), part[t][0], acc[t]);
+        }
+    }
+    let mut out = [0.0; T];
+    for t in 0..T {
+        out[t] = fold(acc[t]);
+    }
+    out
+}
+
+/// [`int8`] for whole groups of `N` chunks.
+#[inline]
+#[target_feature(enable = "avx512f,avx2,f16c")]
+fn int8_groups<const T: usize, const N: usize>(codes: &[i8], scales: &[f32], x: [&[f32]; T]) -> [f32; T] {
+    let groups = codes.as_chunks::<16>().0.as_chunks::<N>().0;
+    let n = groups.len();
+    let mut xg: [&[[[f32; 16]; N]]; T] = [&[]; T];
+    for t in 0..T {
+        xg[t] = &x[t].as_chunks::<16>().0.as_chunks::<N>().0[..n];
+    }
+    let mut acc = [_mm512_setzero_ps(); T];
+    for (g, scale) in scales[..n].iter().enumerate() {
+        let mut part = [_mm512_setzero_ps(); T];
+        for c in 0..N {
+            let w = load(&groups[g][c]);
+            for t in 0..T {
+                part[t] = _mm512_fmadd_ps(w, load(&xg[t][g][c]), part[t]);
+            }
+        }
+        for t in 0..T {
+            acc[t] = _mm512_fmadd_ps(_mm512_set1_ps(*scale), part[t], acc[t]);
         }
     }
     let mut out = [0.0; T];
@@ -558,4 +626,58 @@ fn widen<E: Element>(from: &[E], to: &mut [f32]) {
     let mut last = [0.0; 16];
     store(&mut last, load_tail(tail));
     rest.copy_from_slice(&last[..rest.len()]);
+}
+
+impl Avx512 {
+    fn peak_512(self, steps: u64) {
+        enter!(peak_512(steps));
+    }
+
+    fn peak_256(self, steps: u64) {
+        enter!(peak_256(steps));
+    }
+}
+
+/// Sixteen independent sums: more than latency times throughput.
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn peak_512(steps: u64) {
+    let (w, x) = (black_box(_mm512_set1_epi8(2)), black_box(_mm512_set1_epi8(3)));
+    let mut acc = [_mm512_setzero_si512(); 16];
+    for _ in 0..steps {
+        for acc in &mut acc {
+            *acc = _mm512_dpbusd_epi32(*acc, w, x);
+        }
+    }
+    black_box(acc);
+}
+
+/// [`peak_512`] in half the width, for processors that split or slow down wide instructions.
+#[target_feature(enable = "avx512vl,avx512vnni")]
+fn peak_256(steps: u64) {
+    let (w, x) = (black_box(_mm256_set1_epi8(2)), black_box(_mm256_set1_epi8(3)));
+    let mut acc = [_mm256_setzero_si256(); 16];
+    for _ in 0..steps {
+        for acc in &mut acc {
+            *acc = _mm256_dpbusd_epi32(*acc, w, x);
+        }
+    }
+    black_box(acc);
+}
+
+#[target_feature(enable = "avx512f")]
+fn read<const S: usize>(lines: &[WordLine], ahead: usize) -> u64 {
+    let (streams, len) = streams::<S>(lines);
+    let mut acc = [_mm512_setzero_si512(); S];
+    for i in 0..len {
+        for s in 0..S {
+            let line = &streams[s][i];
+            if ahead > 0 {
+                prefetch(line, ahead);
+            }
+            // SAFETY: a line is 64 readable bytes, aligned to 64 by its type.
+            let words = unsafe { _mm512_load_si512(line.0.as_ptr().cast()) };
+            acc[s] = _mm512_add_epi64(acc[s], words);
+        }
+    }
+    acc.iter().fold(0, |sum, acc| sum ^ _mm512_reduce_add_epi64(*acc) as u64)
 }

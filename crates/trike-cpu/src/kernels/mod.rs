@@ -16,6 +16,7 @@ pub(crate) mod avx512;
 pub(crate) use element::Element;
 
 use crate::line::{ByteLine, CodeLine, FloatLine, SumLine, TILE};
+use crate::probe::{Peak, WordLine};
 
 /// One token's int8 activations, padded with zeros to whole blocks.
 #[derive(Clone, Copy)]
@@ -83,6 +84,12 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     /// Writes elements as f32; the slices have one length.
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]);
 
+    /// Reads lines in `S` streams side by side, asking `ahead` lines ahead unless that is zero; the sum of what was read.
+    fn read<const S: usize>(self, lines: &[WordLine], ahead: usize) -> u64;
+
+    /// Loops that reach for the int8 peak of the instruction set, at least one.
+    fn peaks(self) -> &'static [Peak<Self>];
+
     /// Runs a loop with this instruction set turned on.
     fn run<L: Loop>(self, task: L) -> L::Output;
 }
@@ -96,4 +103,11 @@ pub(crate) fn fold(mut lanes: [f32; 16]) -> f32 {
         }
     }
     lanes[0]
+}
+
+/// Cuts lines into `S` streams of one length.
+#[inline(always)]
+fn streams<const S: usize>(lines: &[WordLine]) -> ([&[WordLine]; S], usize) {
+    let len = lines.len() / S;
+    (std::array::from_fn(|s| &lines[s * len..][..len]), len)
 }

@@ -72,6 +72,16 @@ impl DenseMatrix {
         &self.data
     }
 
+    /// The numbers in f32, row-major.
+    #[must_use]
+    pub fn to_f32(&self) -> Vec<f32> {
+        match &self.data {
+            DenseData::F32(v) => v.clone(),
+            DenseData::F16(v) => v.iter().map(|x| x.to_f32()).collect(),
+            DenseData::Bf16(v) => v.iter().map(|x| x.to_f32()).collect(),
+        }
+    }
+
     /// Bytes that the kernels read.
     #[must_use]
     pub fn bytes(&self) -> usize {

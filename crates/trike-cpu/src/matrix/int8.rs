@@ -68,6 +68,16 @@ impl Int8Matrix {
         self.codes.len() + 4 * self.scales.len()
     }
 
+    /// All weights, row-major.
+    #[must_use]
+    pub fn dequantize(&self) -> Vec<f32> {
+        let groups = self.codes.chunks_exact(self.cols).flat_map(|row| row.chunks(self.group));
+        groups
+            .zip(&self.scales)
+            .flat_map(|(codes, &scale)| codes.iter().map(move |&c| scale * f32::from(c)))
+            .collect()
+    }
+
     /// The codes and scales of one row.
     pub(crate) fn row(&self, row: usize) -> (&[i8], &[f32]) {
         let groups = self.cols.div_ceil(self.group);

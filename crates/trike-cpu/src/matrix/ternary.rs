@@ -150,10 +150,6 @@ impl TernaryMatrix {
             + self.means.as_ref().map_or(0, Shared::bytes)
     }
 
-    pub(crate) fn tiles(&self) -> usize {
-        self.rows.div_ceil(TILE)
-    }
-
     pub(crate) fn blocks(&self) -> usize {
         self.cols.div_ceil(BLOCK)
     }

@@ -19,7 +19,8 @@ pub(crate) fn decode(
     shape: &[usize],
     data: &[u8],
 ) -> Result<Tensor, FormatError> {
-    let dense = |data| DenseTensor::new(shape.to_vec(), data).map(Tensor::Dense).map_err(|e| place.tensor_error(&e));
+    let dense =
+        |data| DenseTensor::new(shape.to_vec(), data).map(Tensor::Dense).map_err(|e| place.tensor_error(&e));
     match kind {
         GgufType::F32 => return dense(DenseData::F32(bytes::f32s(data))),
         GgufType::F16 => return dense(DenseData::F16(bytes::f16s(data))),
@@ -31,7 +32,9 @@ pub(crate) fn decode(
         [rows, cols] => (rows, cols),
         _ => {
             let kind = format!("{kind} of {} dimensions", shape.len());
-            return Err(place.unsupported(kind, "stacked experts are not implemented: use a model without them"));
+            return Err(
+                place.unsupported(kind, "stacked experts are not implemented: use a model without them")
+            );
         }
     };
     match kind {
@@ -62,7 +65,9 @@ fn trits(
 /// The same check as the constructor's, but naming the block as the file's readers count them.
 fn check_codes(place: Place<'_>, words: &[u64], group: GroupSize) -> Result<(), FormatError> {
     match words.iter().position(|w| w & (w >> 1) & LOW_BITS != 0) {
-        Some(word) => Err(place.values(format!("block {} has code 3, which is no trit", word * 32 / group.get()))),
+        Some(word) => {
+            Err(place.values(format!("block {} has code 3, which is no trit", word * 32 / group.get())))
+        }
         None => Ok(()),
     }
 }
@@ -120,7 +125,7 @@ const TQ1_DIGITS: [[u8; 5]; 256] = {
         let mut digit = 0;
         while digit < 5 {
             table[byte][digit] = ((rest * 3) >> 8) as u8;
-            rest = rest * 3 & 0xFF;
+            rest = (rest * 3) & 0xFF;
             digit += 1;
         }
         byte += 1;
@@ -217,7 +222,9 @@ mod tests {
         for (i, w) in [(0, 0.5), (32, -0.5), (96, 0.5), (129, -0.5), (161, 0.5)] {
             want[i] = w;
         }
-        let Tensor::Trits(tensor) = one_row(GgufType::Tq2_0, 256, &block).unwrap() else { panic!("no trits") };
+        let Tensor::Trits(tensor) = one_row(GgufType::Tq2_0, 256, &block).unwrap() else {
+            panic!("no trits")
+        };
         assert_eq!(tensor.dequantize(), want);
         assert_eq!(tensor.groups_per_row(), 1);
 
@@ -240,11 +247,21 @@ mod tests {
         block[48..51].fill(127);
         block[52..].copy_from_slice(&HALF);
         let mut want = [0.0; 256];
-        let set = [(1, 0.5), (33, -0.5), (129, 0.5), (161, -0.5), (160 + 49, 0.5), (240 + 7, 0.5), (240 + 11, -0.5)];
+        let set = [
+            (1, 0.5),
+            (33, -0.5),
+            (129, 0.5),
+            (161, -0.5),
+            (160 + 49, 0.5),
+            (240 + 7, 0.5),
+            (240 + 11, -0.5),
+        ];
         for (i, w) in set {
             want[i] = w;
         }
-        let Tensor::Trits(tensor) = one_row(GgufType::Tq1_0, 256, &block).unwrap() else { panic!("no trits") };
+        let Tensor::Trits(tensor) = one_row(GgufType::Tq1_0, 256, &block).unwrap() else {
+            panic!("no trits")
+        };
         assert_eq!(tensor.dequantize(), want);
     }
 

@@ -44,19 +44,24 @@ struct Refusal<'a> {
 }
 
 impl Refusal<'_> {
-    fn because(&self, expected: &str, got: impl Into<String>, remedy: &str) -> FormatError {
+    fn because(&self, expected: &str, got: impl Into<String>, remedy: &'static str) -> FormatError {
         FormatError::CannotHold {
             path: self.place.path.to_owned(),
             tensor: self.place.tensor.to_owned(),
-            kind: self.kind.to_string(),
+            kind: self.kind,
             expected: expected.to_owned(),
             got: got.into(),
-            remedy: remedy.to_owned(),
+            remedy,
         }
     }
 
     /// `scale(group)` of the groups of `len` weights that a block covers, as the f16 of the block.
-    fn block_scale(&self, block: usize, len: usize, scale: impl Fn(usize) -> f32) -> Result<f16, FormatError> {
+    fn block_scale(
+        &self,
+        block: usize,
+        len: usize,
+        scale: impl Fn(usize) -> f32,
+    ) -> Result<f16, FormatError> {
         let (start, size) = (block * self.kind.block(), self.kind.block());
         let first = scale(start / len);
         for group in start / len + 1..=(start + size - 1) / len {
@@ -68,7 +73,11 @@ impl Refusal<'_> {
         let half = f16::from_f32(first);
         if half.to_f32() != first {
             let got = format!("{first}");
-            return Err(self.because("scales that are f16 numbers", got, "write Trike's own directory instead"));
+            return Err(self.because(
+                "scales that are f16 numbers",
+                got,
+                "write Trike's own directory instead",
+            ));
         }
         Ok(half)
     }
@@ -172,7 +181,9 @@ fn ternary(
                 }
                 _ => {
                     out.extend(d);
-                    out.extend(codes.as_chunks::<4>().0.iter().map(|c| c[0] | c[1] << 2 | c[2] << 4 | c[3] << 6));
+                    out.extend(
+                        codes.as_chunks::<4>().0.iter().map(|c| c[0] | c[1] << 2 | c[2] << 4 | c[3] << 6),
+                    );
                 }
             }
         }

@@ -141,7 +141,8 @@ impl<'a> Reader<'a> {
         }
         let type_id = self.cursor.u32("a tensor type")?;
         let offset = self.cursor.u64("a tensor offset")?;
-        let offset = usize::try_from(offset).map_err(|_| layout("an offset inside the file", offset.to_string()))?;
+        let offset =
+            usize::try_from(offset).map_err(|_| layout("an offset inside the file", offset.to_string()))?;
         Ok(RawTensor { name, shape, type_id, offset })
     }
 
@@ -196,7 +197,13 @@ impl<'a> Reader<'a> {
             10 => numbers!(U64: u64, n),
             11 => numbers!(I64: i64, n),
             12 => numbers!(F64: f64, n),
-            _ => return Err(self.bad(&format!("the element type of `{key}`"), "0 to 12", type_id.to_string())),
+            _ => {
+                return Err(self.bad(
+                    &format!("the element type of `{key}`"),
+                    "0 to 12",
+                    type_id.to_string(),
+                ));
+            }
         })
     }
 

@@ -4,39 +4,63 @@ use std::collections::HashMap;
 
 /// A metadata value.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the variants are the format's own value types and say no more than their names")]
 pub enum MetaValue {
+    /// An unsigned integer of 8 bits.
     U8(u8),
+    /// A signed integer of 8 bits.
     I8(i8),
+    /// An unsigned integer of 16 bits.
     U16(u16),
+    /// A signed integer of 16 bits.
     I16(i16),
+    /// An unsigned integer of 32 bits.
     U32(u32),
+    /// A signed integer of 32 bits.
     I32(i32),
+    /// A float of 32 bits.
     F32(f32),
+    /// A truth value.
     Bool(bool),
+    /// A text.
     Str(String),
+    /// An array.
     Array(MetaArray),
+    /// An unsigned integer of 64 bits.
     U64(u64),
+    /// A signed integer of 64 bits.
     I64(i64),
+    /// A float of 64 bits.
     F64(f64),
 }
 
 /// A metadata array; all elements have one type.
 #[derive(Clone, Debug, PartialEq)]
-#[expect(missing_docs, reason = "the variants are the format's own value types and say no more than their names")]
 pub enum MetaArray {
+    /// Unsigned integers of 8 bits.
     U8(Vec<u8>),
+    /// Signed integers of 8 bits.
     I8(Vec<i8>),
+    /// Unsigned integers of 16 bits.
     U16(Vec<u16>),
+    /// Signed integers of 16 bits.
     I16(Vec<i16>),
+    /// Unsigned integers of 32 bits.
     U32(Vec<u32>),
+    /// Signed integers of 32 bits.
     I32(Vec<i32>),
+    /// Floats of 32 bits.
     F32(Vec<f32>),
+    /// Truth values.
     Bool(Vec<bool>),
+    /// Texts.
     Str(StringArray),
+    /// Arrays.
     Array(Vec<MetaArray>),
+    /// Unsigned integers of 64 bits.
     U64(Vec<u64>),
+    /// Signed integers of 64 bits.
     I64(Vec<i64>),
+    /// Floats of 64 bits.
     F64(Vec<f64>),
 }
 

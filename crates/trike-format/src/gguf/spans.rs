@@ -61,7 +61,12 @@ pub(crate) fn resolve(path: &Path, header: &Header, file_len: usize) -> Result<L
             let expected = format!("{bytes} bytes of {kind} before the next tensor");
             return Err(place.layout(expected, format!("{} bytes: the tensors overlap", spans[i])));
         }
-        tensors.push(TensorInfo { name: raw.name.clone(), shape: raw.shape.clone(), kind, bytes: bytes as u64 });
+        tensors.push(TensorInfo {
+            name: raw.name.clone(),
+            shape: raw.shape.clone(),
+            kind,
+            bytes: bytes as u64,
+        });
     }
     let starts = header.tensors.iter().map(|t| header.data_start + t.offset).collect();
     Ok(Layout { tensors, starts, q2_0_refusal: q2_0.err() })

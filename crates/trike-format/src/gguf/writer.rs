@@ -104,11 +104,16 @@ impl GgufWriter {
         let mut kinds = self.tensors.iter().filter(|t| t.kind.id() == Q2_0_ID);
         let first = kinds.next().map(|t| t.kind);
         if kinds.any(|t| Some(t.kind) != first) {
-            return Err(self.refuse("Q2_0", "the file mixes blocks of 64 and 128 under one id", "use one of them"));
+            return Err(self.refuse(
+                "Q2_0",
+                "the file mixes blocks of 64 and 128 under one id",
+                "use one of them",
+            ));
         }
         let shapes = self.tensors.iter().filter(|t| t.kind.id() == Q2_0_ID).map(|t| t.shape.as_slice());
         if !spans::q2_0_is_clear(shapes, DEFAULT_ALIGNMENT) {
-            let reason = "the tensors are so small that a reader could not tell blocks of 64 from blocks of 128";
+            let reason =
+                "the tensors are so small that a reader could not tell blocks of 64 from blocks of 128";
             return Err(self.refuse("Q2_0", reason, "use TQ2_0"));
         }
         let mut header = self.header();

@@ -1,22 +1,31 @@
 //! An exponential that gives the same bits on every machine.
 
-/// ln 2 in two parts: the first has trailing zeros, so that small multiples of it are exact.
-const LN2_HIGH: f64 = 6.931_471_803_691_238_2e-1;
-const LN2_LOW: f64 = 1.908_214_929_270_587_7e-10;
+/// ln 2 in two parts, as bits: the first ends in 21 zeros, so that small multiples of it are exact.
+const LN2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
+const LN2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
+
+/// `1 / n!`, the coefficients of the series; the next one adds less than 2^-57 for |r| <= ln 2 / 2.
+const COEFFICIENTS: [f64; 15] = {
+    let mut coefficients = [1.0; 15];
+    let mut factorial = 1.0;
+    let mut n = 1;
+    while n < coefficients.len() {
+        factorial *= n as f64;
+        coefficients[n] = 1.0 / factorial;
+        n += 1;
+    }
+    coefficients
+};
 
 /// `e^x` for `x` in [-700, 0], within four units in the last place; 1 for 0.
 ///
-/// The system's `exp` may round differently from one C library to the next; additions, multiplications and
-/// divisions may not.
+/// The system's `exp` may round differently from one C library to the next; additions and multiplications
+/// may not.
 pub(super) fn exp(x: f64) -> f64 {
     debug_assert!((-700.0..=0.0).contains(&x), "{x}");
     let k = (x * std::f64::consts::LOG2_E).round();
     let r = (x - k * LN2_HIGH) - k * LN2_LOW;
-    // |r| <= ln 2 / 2: the fourteenth term of the series is below 2^-57.
-    let mut sum = 1.0;
-    for n in (1..=14).rev() {
-        sum = 1.0 + sum * r / f64::from(n);
-    }
+    let sum = COEFFICIENTS.iter().rev().fold(0.0, |sum, c| sum * r + c);
     // 2^k: k is at least -1010, so the exponent field is in range.
     let power = f64::from_bits(((k as i64 + 1023) as u64) << 52);
     sum * power

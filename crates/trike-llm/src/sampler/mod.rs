@@ -76,7 +76,9 @@ pub enum SamplerError {
         got: String,
     },
     /// A logit is NaN or positive infinity: the model's weights or kernels are broken.
-    #[error("logit {index} of {vocab_size} is {value}; expected a number: check the model file for NaN weights")]
+    #[error(
+        "logit {index} of {vocab_size} is {value}; expected a number: check the model file for NaN weights"
+    )]
     BadLogit {
         /// The first such logit.
         index: usize,
@@ -229,7 +231,8 @@ impl Sampler {
         self.logits.clear();
         self.logits.extend_from_slice(logits);
         self.recent.clear();
-        self.recent.extend_from_slice(&history[history.len().saturating_sub(self.config.repetition_window)..]);
+        self.recent
+            .extend_from_slice(&history[history.len().saturating_sub(self.config.repetition_window)..]);
         self.recent.sort_unstable();
         self.recent.dedup();
         let penalty = self.config.repetition_penalty;

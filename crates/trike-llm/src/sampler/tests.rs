@@ -1,3 +1,5 @@
+//! Distributions, filters against their definitions, penalties, refusals.
+
 use super::*;
 
 const LOGITS: [f32; 6] = [1.0, 3.0, -2.0, 2.0, 0.5, -0.5];
@@ -96,11 +98,8 @@ fn greedy_takes_the_first_maximum() {
 #[test]
 fn the_penalty_lowers_recent_tokens_once_whatever_their_sign() {
     let sample = |penalty, window, logits: &[f32], history: &[u32]| {
-        let config = SamplerConfig {
-            repetition_penalty: penalty,
-            repetition_window: window,
-            ..Default::default()
-        };
+        let config =
+            SamplerConfig { repetition_penalty: penalty, repetition_window: window, ..Default::default() };
         Sampler::new(config).unwrap().sample(logits, history).unwrap()
     };
     assert_eq!(sample(1.0, 64, &[2.0, 1.5], &[0]), 0);
@@ -113,7 +112,11 @@ fn the_penalty_lowers_recent_tokens_once_whatever_their_sign() {
     assert_eq!(sample(1.5, usize::MAX, &[2.0, 1.5], &[0]), 1);
     assert_eq!(sample(0.5, 64, &[1.0, 1.5], &[0]), 0, "below 1 it rewards");
     assert_eq!(sample(f32::MIN_POSITIVE, 64, &[f32::MAX, 1.0], &[0]), 0, "no overflow to infinity");
-    assert_eq!(sample(f32::MAX, 64, &[f32::NEG_INFINITY, f32::MIN], &[1, 0]), 1, "the forbidden stay forbidden");
+    assert_eq!(
+        sample(f32::MAX, 64, &[f32::NEG_INFINITY, f32::MIN], &[1, 0]),
+        1,
+        "the forbidden stay forbidden"
+    );
 }
 
 #[test]
@@ -122,7 +125,7 @@ fn the_seed_alone_decides() {
     assert_eq!(a, draws(config(), &LOGITS, 12));
     assert_ne!(a, draws(SamplerConfig { seed: 43, ..config() }, &LOGITS, 12));
     // The same on every machine: this list is part of the contract.
-    assert_eq!(a, [9; 12]);
+    assert_eq!(a, [1, 4, 1, 1, 1, 1, 1, 3, 3, 1, 1, 3]);
 }
 
 #[test]
@@ -143,7 +146,10 @@ fn broken_logits_are_errors_and_draw_nothing() {
         let mut logits = LOGITS;
         logits[at] = bad;
         let error = sampler.sample(&logits, &[]).unwrap_err();
-        assert!(matches!(error, SamplerError::BadLogit { index, vocab_size: 6, .. } if index == at), "{error}");
+        assert!(
+            matches!(error, SamplerError::BadLogit { index, vocab_size: 6, .. } if index == at),
+            "{error}"
+        );
         assert!(error.to_string().contains(&format!("logit {at} of 6 is {bad}")), "{error}");
     }
     assert_eq!(
@@ -202,7 +208,13 @@ fn a_large_vocabulary_gives_what_a_full_sort_gives() {
         let mut sampler = Sampler::new(SamplerConfig { top_p, ..config() }).unwrap();
         sampler.sample(&logits, &[]).unwrap();
         let mut sum = 0.0;
-        let size = 1 + weights.iter().take_while(|w| { sum += **w; sum < f64::from(top_p) * total }).count();
+        let size = 1 + weights
+            .iter()
+            .take_while(|w| {
+                sum += **w;
+                sum < f64::from(top_p) * total
+            })
+            .count();
         let mut kept: Vec<u32> = sampler.candidates.iter().map(|c| c.id).collect();
         assert_eq!(kept.len(), size, "{top_p}");
         kept.sort_unstable();

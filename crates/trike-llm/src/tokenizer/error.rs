@@ -1,3 +1,5 @@
+//! What can go wrong with a tokenizer.
+
 use std::{error::Error, io, path::PathBuf};
 
 /// What can go wrong with a tokenizer: match [`VocabMismatch`](Self::VocabMismatch) and
@@ -25,15 +27,15 @@ pub enum TokenizerError {
         remedy: &'static str,
     },
     /// An error inside a named file.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {error}", path.display())]
     InFile {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        source: Box<TokenizerError>,
+        error: Box<TokenizerError>,
     },
     /// The file cannot be opened or read.
-    #[error("cannot read: {0}")]
+    #[error(transparent)]
     Io(#[from] io::Error),
     /// Something is larger than the limit that keeps hostile files from exhausting memory.
     #[error("{what} is {requested}, over the limit of {limit}")]
@@ -69,7 +71,7 @@ pub enum TokenizerError {
     },
     /// The `tokenizers` crate refused the file or the text.
     #[error("tokenizer.json: {0}")]
-    Json(#[source] Box<dyn Error + Send + Sync>),
+    Json(Box<dyn Error + Send + Sync>),
     /// Some text cannot be represented, so it would be lost without a word.
     #[error(
         "the vocabulary has no token for byte {byte:#04x} and no unknown token: text with it would be lost; \
@@ -80,7 +82,9 @@ pub enum TokenizerError {
         byte: u8,
     },
     /// A character of the text has no token, no byte fallback and no unknown token to stand for it.
-    #[error("no token for {character:?} at byte {offset} of the text, and the vocabulary has no unknown token")]
+    #[error(
+        "no token for {character:?} at byte {offset} of the text, and the vocabulary has no unknown token"
+    )]
     Unencodable {
         /// The character.
         character: char,

@@ -57,7 +57,8 @@ fn name(value: &Value) -> &str {
 }
 
 fn check_model(model: &Value) -> Result<(), TokenizerError> {
-    let Some(vocab) = model["vocab"].as_object().filter(|_| matches!(name(model), "BPE" | "of no type")) else {
+    let Some(vocab) = model["vocab"].as_object().filter(|_| matches!(name(model), "BPE" | "of no type"))
+    else {
         return Err(TokenizerError::unsupported(
             format!("tokenizer.json with model {}", name(model)),
             "use a model with a BPE tokenizer",
@@ -82,7 +83,11 @@ fn check_model(model: &Value) -> Result<(), TokenizerError> {
     for (token, id) in vocab {
         check_token(token.len())?;
         let id = id.as_u64().filter(|&id| id < MAX_TOKENS as u64).ok_or_else(|| {
-            TokenizerError::malformed(format!("id of token {token:?}"), "an integer below 4194304", id.to_string())
+            TokenizerError::malformed(
+                format!("id of token {token:?}"),
+                "an integer below 4194304",
+                id.to_string(),
+            )
         })?;
         if let Some(other) = owner.insert(id, token) {
             return Err(TokenizerError::malformed(
@@ -129,7 +134,10 @@ fn added_tokens(added: &Value) -> Result<Vec<(String, u32)>, TokenizerError> {
 
 /// One step from a token's name to its bytes.
 enum Step {
-    Replace { pattern: String, content: String },
+    Replace {
+        pattern: String,
+        content: String,
+    },
     /// `<0xHH>` is a byte.
     ByteFallback,
     /// Every character stands for a byte, as in GPT-2.

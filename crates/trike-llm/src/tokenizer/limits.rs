@@ -48,7 +48,8 @@ mod tests {
 
     #[test]
     fn every_limit_holds_at_its_edge() {
-        let table: [(fn(u64) -> Result<(), TokenizerError>, u64); 3] = [
+        type Check = fn(u64) -> Result<(), TokenizerError>;
+        let table: [(Check, u64); 3] = [
             (check_file, MAX_FILE_BYTES),
             (check_tokens, MAX_TOKENS as u64),
             (|n| check_token(n as usize), MAX_TOKEN_BYTES as u64),
@@ -57,7 +58,10 @@ mod tests {
             assert!(check(limit - 1).is_ok());
             assert!(check(limit).is_ok());
             let error = check(limit + 1).unwrap_err().to_string();
-            assert!(error.contains(&limit.to_string()) && error.contains(&(limit + 1).to_string()), "{error}");
+            assert!(
+                error.contains(&limit.to_string()) && error.contains(&(limit + 1).to_string()),
+                "{error}"
+            );
         }
     }
 }

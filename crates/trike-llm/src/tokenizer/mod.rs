@@ -15,6 +15,7 @@ mod error;
 mod hf;
 mod limits;
 mod llama2c;
+mod merge;
 mod pieces;
 mod proto;
 mod spm;
@@ -111,7 +112,7 @@ impl Tokenizer {
             Some(file) => in_file(&file, |bytes| Self::from_bytes(&bytes)),
             None => Err(TokenizerError::InFile {
                 path: path.to_owned(),
-                source: Box::new(TokenizerError::malformed(
+                error: Box::new(TokenizerError::malformed(
                     "the directory",
                     "tokenizer.json or tokenizer.model",
                     "neither",
@@ -353,7 +354,7 @@ fn in_file(
 ) -> Result<Tokenizer, TokenizerError> {
     read_capped(path)
         .and_then(parse)
-        .map_err(|source| TokenizerError::InFile { path: PathBuf::from(path), source: Box::new(source) })
+        .map_err(|error| TokenizerError::InFile { path: PathBuf::from(path), error: Box::new(error) })
 }
 
 /// Whether the first line is a base64 token, a space and a rank.

@@ -66,7 +66,9 @@ mod tests {
         assert_eq!(pieces.get(2).unwrap(), b"");
         assert_eq!(pieces.get(3).unwrap(), b"bc");
         for id in [1, 4, u32::MAX] {
-            assert!(matches!(pieces.get(id), Err(TokenizerError::UnknownId { id: i, vocab_size: 4 }) if i == id));
+            assert!(
+                matches!(pieces.get(id), Err(TokenizerError::UnknownId { id: i, vocab_size: 4 }) if i == id)
+            );
         }
     }
 

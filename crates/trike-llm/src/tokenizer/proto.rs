@@ -77,14 +77,9 @@ fn parse_piece(bytes: &[u8], index: usize) -> Result<(String, f32, PieceType), T
             2 => score = value.float("score")?,
             3 => {
                 let number = value.integer("type")?;
-                kind =
-                    u32::try_from(number).ok().and_then(PieceType::from_number).ok_or_else(|| {
-                        TokenizerError::malformed(
-                            format!("type of token {index}"),
-                            "1 to 6",
-                            number.to_string(),
-                        )
-                    })?;
+                kind = u32::try_from(number).ok().and_then(PieceType::from_number).ok_or_else(|| {
+                    TokenizerError::malformed(format!("type of token {index}"), "1 to 6", number.to_string())
+                })?;
             }
             _ => {}
         }
@@ -325,8 +320,14 @@ mod tests {
     }
 
     fn model(trainer: &[u8], normalizer: &[u8]) -> Vec<u8> {
-        [piece("<unk>", 0.0, 2), piece("<s>", 0.0, 3), piece("a", -1.0, 1), field(2, trainer), field(3, normalizer)]
-            .concat()
+        [
+            piece("<unk>", 0.0, 2),
+            piece("<s>", 0.0, 3),
+            piece("a", -1.0, 1),
+            field(2, trainer),
+            field(3, normalizer),
+        ]
+        .concat()
     }
 
     #[test]

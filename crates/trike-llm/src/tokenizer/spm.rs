@@ -8,14 +8,12 @@
 //! the rest of SentencePiece's encoder: frozen user-defined pieces, unused pieces taken apart again, bytes
 //! for what is unknown.
 
-use std::{
-    cmp::Ordering,
-    collections::{BinaryHeap, HashMap},
-};
+use std::collections::HashMap;
 
 use super::{
     TokenizerError,
     limits::{check_token, check_tokens},
+    merge::Merger,
     pieces::{Pieces, byte_token},
 };
 
@@ -103,18 +101,19 @@ pub(super) enum ByteFallback {
     Off,
 }
 
+/// A piece that merging may produce.
 #[derive(Clone, Copy)]
-struct Mergeable {
+pub(super) struct Mergeable {
     id: u32,
-    score: f32,
-    unused: bool,
+    pub(super) score: f32,
+    pub(super) unused: bool,
 }
 
 /// Encodes text with an [`SpVocab`].
 #[derive(Clone)]
 pub(super) struct SpEncoder {
     /// Pieces that merging may produce.
-    mergeable: HashMap<Box<str>, Mergeable>,
+    pub(super) mergeable: HashMap<Box<str>, Mergeable>,
     /// Every piece by its name, control tokens included.
     ids: HashMap<Box<str>, u32>,
     user_defined: HashMap<Box<str>, u32>,
@@ -189,10 +188,11 @@ impl SpEncoder {
                         encoder.user_defined.entry(token.as_str().into()).or_insert(id);
                         encoder.user_defined_lengths.push(token.len());
                     }
-                    match space {
-                        SpaceForm::Symbol => pieces.push(Some(token.replace(SPACE_SYMBOL, " ").as_bytes()))?,
-                        SpaceForm::Plain => pieces.push(Some(token.as_bytes()))?,
-                    }
+                    let text = match space {
+                        SpaceForm::Symbol => token.replace(SPACE_SYMBOL, " "),
+                        SpaceForm::Plain => token.clone(),
+                    };
+                    pieces.push(Some(text.as_bytes()))?;
                 }
                 PieceType::Unknown => {
                     encoder.unk.get_or_insert(id);
@@ -251,7 +251,8 @@ impl SpEncoder {
                 let piece = &normalized[start..start + len];
                 let entry = self.mergeable.get(piece);
                 // Only what a merge made can be taken apart; a single character stays.
-                let split = if entry.is_some_and(|e| e.unused) { merger.split_of_unused.get(piece) } else { None };
+                let split =
+                    if entry.is_some_and(|e| e.unused) { merger.split_of_unused.get(piece) } else { None };
                 if let Some(&left) = split {
                     stack.push((start + left, len - left));
                     stack.push((start, left));
@@ -299,11 +300,15 @@ impl SpEncoder {
             }
             previous_space = character == ' ';
         }
+        if self.remove_extra_spaces {
+            // SentencePiece looks at the result here: a U+2581 that the text brought goes too.
+            normalized.truncate(normalized.trim_end_matches(space).len());
+        }
         normalized
     }
 
     /// Length of the user-defined piece that `text` starts with, the longest one.
-    fn user_defined_prefix(&self, text: &str) -> Option<usize> {
+    pub(super) fn user_defined_prefix(&self, text: &str) -> Option<usize> {
         self.user_defined_lengths
             .iter()
             .copied()
@@ -317,110 +322,6 @@ fn all_bytes(found: &[Option<u32>; 256]) -> Option<Box<[u32; 256]>> {
         *slot = (*id)?;
     }
     Some(ids)
-}
-
-#[derive(Clone, Copy)]
-struct Symbol {
-    start: usize,
-    /// Bytes; zero once merged into its left neighbour.
-    len: usize,
-    previous: Option<usize>,
-    next: Option<usize>,
-    frozen: bool,
-}
-
-/// A possible merge of two neighbours. The heap's greatest has the highest score, then the leftmost place.
-#[derive(Clone, Copy)]
-struct Candidate {
-    score: f32,
-    left: usize,
-    right: usize,
-    /// Bytes of both; differs once either has changed.
-    len: usize,
-}
-
-impl Ord for Candidate {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.score.total_cmp(&other.score).then_with(|| other.left.cmp(&self.left))
-    }
-}
-
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Candidate {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Candidate {}
-
-struct Merger<'a> {
-    encoder: &'a SpEncoder,
-    text: &'a str,
-    symbols: Vec<Symbol>,
-    agenda: BinaryHeap<Candidate>,
-    /// For each unused piece that came up, the length of its left half.
-    split_of_unused: HashMap<&'a str, usize>,
-}
-
-impl<'a> Merger<'a> {
-    fn new(encoder: &'a SpEncoder, text: &'a str) -> Self {
-        let mut symbols: Vec<Symbol> = Vec::new();
-        let mut start = 0;
-        while let Some(character) = text[start..].chars().next() {
-            let frozen = encoder.user_defined_prefix(&text[start..]);
-            let len = frozen.unwrap_or(character.len_utf8());
-            let index = symbols.len();
-            if let Some(last) = symbols.last_mut() {
-                last.next = Some(index);
-            }
-            let previous = index.checked_sub(1);
-            symbols.push(Symbol { start, len, previous, next: None, frozen: frozen.is_some() });
-            start += len;
-        }
-        Self { encoder, text, symbols, agenda: BinaryHeap::new(), split_of_unused: HashMap::new() }
-    }
-
-    fn consider(&mut self, left: Option<usize>, right: Option<usize>) {
-        let (Some(left), Some(right)) = (left, right) else { return };
-        let (a, b) = (self.symbols[left], self.symbols[right]);
-        if a.frozen || b.frozen {
-            return;
-        }
-        let len = a.len + b.len;
-        let piece = &self.text[a.start..a.start + len];
-        if let Some(&Mergeable { score, unused, .. }) = self.encoder.mergeable.get(piece) {
-            self.agenda.push(Candidate { score, left, right, len });
-            if unused {
-                self.split_of_unused.insert(piece, a.len);
-            }
-        }
-    }
-
-    fn run(&mut self) {
-        for right in 1..self.symbols.len() {
-            self.consider(Some(right - 1), Some(right));
-        }
-        while let Some(Candidate { left, right, len, .. }) = self.agenda.pop() {
-            let (a, b) = (self.symbols[left], self.symbols[right]);
-            if a.len == 0 || b.len == 0 || a.len + b.len != len {
-                continue;
-            }
-            self.symbols[left].len = len;
-            self.symbols[left].next = b.next;
-            self.symbols[right].len = 0;
-            if let Some(next) = b.next {
-                self.symbols[next].previous = Some(left);
-            }
-            self.consider(a.previous, Some(left));
-            self.consider(Some(left), b.next);
-        }
-    }
 }
 
 #[cfg(test)]

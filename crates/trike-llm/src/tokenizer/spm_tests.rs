@@ -1,3 +1,5 @@
+//! The SentencePiece encoder against its definition, and every rule around the merges.
+
 use proptest::prelude::*;
 
 use super::*;
@@ -163,6 +165,7 @@ fn spaces_are_escaped_prefixed_and_collapsed_as_the_flags_say() {
         (true, true, "   ", ""),
         (true, false, "", ""),
         (true, false, "a\u{2581}", "_a_"),
+        (true, true, "a\u{2581} ", "_a"),
     ];
     for (prefix, collapse, text, want) in table {
         let mut v = vocab(&[]);

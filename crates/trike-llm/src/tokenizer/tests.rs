@@ -1,3 +1,5 @@
+//! Files of every format, whole and broken, through the public constructors.
+
 use std::fs;
 
 use serde_json::{Value, json};
@@ -20,7 +22,8 @@ fn byte_level() -> Value {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": special})
     };
-    let part = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
+    let part =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     json!({
         "version": "1.0",
         "added_tokens": [added(257, "<s>", true), added(258, "<t>", false)],
@@ -82,8 +85,7 @@ fn post_processor_truncation_and_padding_of_the_file_do_not_change_ids() {
     let post = json!({"type": "TemplateProcessing", "pair": [],
         "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
         "special_tokens": {"<s>": {"id": "<s>", "ids": [257], "tokens": ["<s>"]}}});
-    let truncation =
-        json!({"max_length": 1, "strategy": "LongestFirst", "stride": 0, "direction": "Right"});
+    let truncation = json!({"max_length": 1, "strategy": "LongestFirst", "stride": 0, "direction": "Right"});
     let padding = json!({"strategy": {"Fixed": 9}, "direction": "Left", "pad_to_multiple_of": null,
         "pad_id": 0, "pad_type_id": 0, "pad_token": "!"});
     for (pointer, value) in [("/post_processor", post), ("/truncation", truncation), ("/padding", padding)] {
@@ -101,11 +103,7 @@ fn parts_that_would_change_text_are_refused_by_name() {
         ("/model/continuing_subword_prefix", json!("##"), "continuing_subword_prefix"),
         ("/model/end_of_word_suffix", json!("</w>"), "end_of_word_suffix"),
         ("/normalizer", json!({"type": "Precompiled", "precompiled_charsmap": "AAAA"}), "Precompiled"),
-        (
-            "/normalizer",
-            json!({"type": "Sequence", "normalizers": [{"type": "Precompiled"}]}),
-            "Precompiled",
-        ),
+        ("/normalizer", json!({"type": "Sequence", "normalizers": [{"type": "Precompiled"}]}), "Precompiled"),
         ("/decoder", json!({"type": "WordPiece", "prefix": "##", "cleanup": true}), "WordPiece"),
         ("/decoder", json!(null), "of no type"),
         (
@@ -161,8 +159,7 @@ fn a_vocabulary_that_would_lose_text_is_refused() {
 
 #[test]
 fn sentencepiece_decoders_of_json_become_the_table() {
-    let mut vocab: serde_json::Map<_, _> =
-        (0..=255u32).map(|b| (format!("<0x{b:02X}>"), json!(b))).collect();
+    let mut vocab: serde_json::Map<_, _> = (0..=255u32).map(|b| (format!("<0x{b:02X}>"), json!(b))).collect();
     for (i, token) in ["\u{2581}", "a", "\u{2581}a"].into_iter().enumerate() {
         vocab.insert(token.to_owned(), json!(256 + i));
     }
@@ -219,7 +216,7 @@ fn open_tells_the_formats_apart_by_content() {
     assert!(error.contains("tokenizer.json or tokenizer.model"), "{error}");
     assert!(matches!(
         Tokenizer::open(dir.path().join("none")),
-        Err(TokenizerError::InFile { source, .. }) if matches!(*source, TokenizerError::Io(_))
+        Err(TokenizerError::InFile { error, .. }) if matches!(*error, TokenizerError::Io(_))
     ));
     write("tokenizer.json", &json);
     assert_eq!(Tokenizer::open(dir.path()).unwrap().vocab_size(), 259);
@@ -239,4 +236,40 @@ fn a_tokenizer_must_fit_the_rows_of_the_model() {
     }
     let error = Tokenizer::from_llama2c(&path, 71).unwrap_err().to_string();
     assert!(error.contains("70 tokens") && error.contains("71 rows"), "{error}");
+}
+
+/// Whatever a broken file still says must be usable without a panic, or be refused.
+#[test]
+fn corrupted_files_never_panic() {
+    let sentencepiece = {
+        // `a`, `b` and `ab` as a `.model`: pieces, then trainer_spec with model_type BPE.
+        let piece =
+            |text: &str| [&[0x0a, text.len() as u8 + 2, 0x0a, text.len() as u8], text.as_bytes()].concat();
+        [piece("a"), piece("b"), piece("ab"), vec![0x12, 2, 0x18, 2]].concat()
+    };
+    assert_eq!(Tokenizer::from_bytes(&sentencepiece).unwrap().encode("ab", false).unwrap().last(), Some(&2));
+    let mut rng = trike_testkit::Rng::new(5);
+    for whole in [llama2c(12), sentencepiece, byte_level().to_string().into_bytes()] {
+        let (mut opened, mut refused) = (0, 0);
+        for _ in 0..1500 {
+            let mut bytes = whole.clone();
+            for _ in 0..=rng.below(3) {
+                let at = rng.below(bytes.len());
+                bytes[at] = match rng.below(3) {
+                    0 => rng.below(256) as u8,
+                    1 => bytes[at] ^ (1 << rng.below(8)),
+                    _ => bytes[rng.below(bytes.len())],
+                };
+            }
+            let Ok(tokenizer) = Tokenizer::from_bytes(&bytes) else {
+                refused += 1;
+                continue;
+            };
+            opened += 1;
+            if let Ok(ids) = tokenizer.encode(" ab\u{2581}h\u{e9}he<s>12 ", false) {
+                tokenizer.decode(&ids).unwrap();
+            }
+        }
+        assert!(opened > 20 && refused > 20, "{opened} {refused}");
+    }
 }

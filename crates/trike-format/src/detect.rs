@@ -1,0 +1,88 @@
+//! What kind of model a path is.
+
+use std::{fs::File, io::Read, path::Path};
+
+use crate::{FormatError, hf, llama2c, spill::io_error};
+
+/// A kind of model that Trike reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// A GGUF file: open it with [`Gguf`](crate::Gguf).
+    Gguf,
+    /// A llama2.c checkpoint: open it with [`Llama2c`](crate::Llama2c).
+    Llama2c,
+    /// A HuggingFace directory, dense or packed: open it with [`HfDir`](crate::HfDir).
+    HfDir,
+}
+
+/// Bytes that tell every kind: the longest header of a llama2.c checkpoint that has no magic is 28.
+const START: usize = 32;
+
+/// Tells what a path is by its first bytes, or by its `config.json` when it is a directory.
+///
+/// # Errors
+///
+/// [`FormatError::Io`], or [`FormatError::NotAModel`] which says what the file seems to be and what to do.
+///
+/// ```
+/// let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("model.pt");
+/// std::fs::write(&path, b"PK\x03\x04")?;
+/// let error = trike_format::detect(&path).unwrap_err().to_string();
+/// assert!(error.contains("PyTorch") && error.contains("safetensors"));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn detect(path: impl AsRef<Path>) -> Result<FileKind, FormatError> {
+    let path = path.as_ref();
+    let not = |found: &str, remedy: &str| {
+        Err(FormatError::NotAModel {
+            path: path.to_owned(),
+            found: found.to_owned(),
+            remedy: remedy.to_owned(),
+        })
+    };
+    let metadata = std::fs::metadata(path).map_err(|e| io_error(path, "open", e))?;
+    if metadata.is_dir() {
+        if path.join(hf::CONFIG).is_file() {
+            return Ok(FileKind::HfDir);
+        }
+        return not(
+            "a directory without config.json",
+            "give the directory that has it, or the path of a model file",
+        );
+    }
+    if !metadata.is_file() {
+        return not("not a regular file", "give the path of a model file or directory");
+    }
+    let mut start = Vec::with_capacity(START);
+    let file = File::open(path).map_err(|e| io_error(path, "open", e))?;
+    file.take(START as u64).read_to_end(&mut start).map_err(|e| io_error(path, "read", e))?;
+
+    let as_safetensors = "save the model again as safetensors: Trike runs no pickled code";
+    match start.as_slice() {
+        [] => not("an empty file", "finish the download"),
+        [b'G', b'G', b'U', b'F', ..] => Ok(FileKind::Gguf),
+        [a, b, c, d, ..] if u32::from_le_bytes([*a, *b, *c, *d]) == llama2c::MAGIC => Ok(FileKind::Llama2c),
+        // Before the patterns below, which its small numbers may look like; its size makes it certain.
+        _ if llama2c::is_v0(path, &start, metadata.len()) => Ok(FileKind::Llama2c),
+        [b'P', b'K', 3, 4, ..] => not("a PyTorch file (.pt, .bin) or another zip archive", as_safetensors),
+        [0x80, 2..=5, ..] => not("a PyTorch file (pickle)", as_safetensors),
+        [b'l' | b'f', b'm', b'g', b'g', ..] | [b't', b'j', b'g', b'g', ..] | [b'a', b'l', b'g', b'g', ..] => {
+            not("a GGML file from before GGUF", "convert the model again with a current llama.cpp")
+        }
+        [0x89, b'H', b'D', b'F', ..] => not("an HDF5 file (Keras)", "save the model again as safetensors"),
+        [_, _, _, _, _, _, 0, 0, b'{', ..] => {
+            not("a lone safetensors file", "give the directory that holds it together with config.json")
+        }
+        _ if path.extension().is_some_and(|e| e == "onnx") => {
+            not("an ONNX graph", "use the model's safetensors or a GGUF file of it")
+        }
+        [b'v', b'e', b'r', b's', b'i', b'o', b'n', b' ', ..] => {
+            not("a Git LFS pointer instead of the file it stands for", "fetch the file with `git lfs pull`")
+        }
+        _ => not(
+            "no kind of model file that Trike knows",
+            "give a GGUF file, a llama2.c checkpoint, or a directory with config.json and safetensors",
+        ),
+    }
+}

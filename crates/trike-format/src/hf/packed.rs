@@ -1,0 +1,465 @@
+//! Trike's packed tensors inside a safetensors file: what `quantization_config` says about each, and its parts.
+//!
+//! The layout is described in `docs/src/formats.md`.
+
+use std::path::Path;
+
+use safetensors::Dtype;
+use serde_json::{Map, Value, json};
+use trike_trit::{Coupling, Encoding, Granularity, MAX_DEPTH, ScaleValues, Scales, TritData, TritTensor};
+
+use super::container::{Container, Slot};
+use crate::{
+    FormatError, Int8Tensor, StoredType, Tensor,
+    bytes::{self, put_f16s, put_f32s, put_u32s, put_u64s},
+    error::Place,
+};
+
+/// The only version of the description so far.
+pub(crate) const VERSION: u64 = 1;
+
+/// A packed tensor as `quantization_config` describes it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Packed {
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    form: Form,
+    scales: Dtype,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Form {
+    Int8 {
+        group: usize,
+    },
+    Trits {
+        encoding: Encoding,
+        depth: usize,
+        coupling: Coupling,
+        granularity: Granularity,
+        means: Option<Dtype>,
+    },
+}
+
+/// A part of a packed tensor: how its name ends, its type, and its shape; `None` where the trits decide.
+type Part = (&'static str, Dtype, Option<Vec<usize>>);
+
+impl Packed {
+    /// Reads one entry of `quantization_config.tensors`.
+    pub(crate) fn parse(place: Place<'_>, value: &Value) -> Result<Self, FormatError> {
+        let fields = Fields { place, object: value.as_object() };
+        let (rows, cols) = fields.shape()?;
+        let scales = fields.dtype("scale_dtype")?;
+        let encoding = fields.text("encoding")?;
+        let form = if encoding == "int8" {
+            let group = fields.number("group")?;
+            if group == 0 || group > cols {
+                return Err(place.layout(format!("a group of 1 to {cols}"), group.to_string()));
+            }
+            Form::Int8 { group }
+        } else {
+            let depth = fields.number("depth")?;
+            if !(1..=MAX_DEPTH).contains(&depth) {
+                return Err(place.layout(format!("1 to {MAX_DEPTH} planes"), depth.to_string()));
+            }
+            let means = !fields.get("mean_dtype").is_null();
+            Form::Trits {
+                encoding: fields.parse("encoding")?,
+                depth,
+                coupling: fields.parse("coupling")?,
+                granularity: fields.parse("granularity")?,
+                means: if means { Some(fields.dtype("mean_dtype")?) } else { None },
+            }
+        };
+        Ok(Self { rows, cols, form, scales })
+    }
+
+    /// The description of a tensor; `None` for a dense one, which needs none.
+    pub(crate) fn of(tensor: &Tensor) -> Option<Self> {
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        match tensor {
+            Tensor::Dense(_) => None,
+            Tensor::Int8(t) => {
+                Some(Self { rows, cols, form: Form::Int8 { group: t.group() }, scales: dtype_of(t.scales()) })
+            }
+            Tensor::Trits(t) => {
+                let form = Form::Trits {
+                    encoding: t.encoding(),
+                    depth: t.depth(),
+                    coupling: t.coupling(),
+                    granularity: t.scales().granularity(),
+                    means: t.scales().means().map(dtype_of),
+                };
+                Some(Self { rows, cols, form, scales: dtype_of(t.scales().values()) })
+            }
+        }
+    }
+
+    /// The entry of `quantization_config.tensors`.
+    pub(crate) fn to_json(&self) -> Value {
+        let mut entry = json!({ "shape": [self.rows, self.cols], "scale_dtype": self.scales.to_string() });
+        match &self.form {
+            Form::Int8 { group } => {
+                entry["encoding"] = "int8".into();
+                entry["group"] = (*group).into();
+            }
+            Form::Trits { encoding, depth, coupling, granularity, means } => {
+                entry["encoding"] = encoding.name().into();
+                entry["depth"] = (*depth).into();
+                entry["coupling"] = coupling.name().into();
+                entry["granularity"] = granularity.to_string().into();
+                if let Some(means) = means {
+                    entry["mean_dtype"] = means.to_string().into();
+                }
+            }
+        }
+        entry
+    }
+
+    pub(crate) fn kind(&self) -> StoredType {
+        match self.form {
+            Form::Int8 { group } => StoredType::Int8 { group },
+            Form::Trits { encoding, depth, coupling, .. } => StoredType::Trits { encoding, depth, coupling },
+        }
+    }
+
+    /// The stored parts, `None` when a size overflows.
+    pub(crate) fn parts(&self) -> Option<Vec<Part>> {
+        let (rows, cols) = (self.rows, self.cols);
+        match &self.form {
+            Form::Int8 { group } => Some(vec![
+                (".int8", Dtype::I8, Some(vec![rows, cols])),
+                (".scales", self.scales, Some(vec![rows, cols.div_ceil(*group)])),
+            ]),
+            Form::Trits { encoding, depth, coupling, granularity, means } => {
+                let depth = *depth;
+                let trits = |shape: Vec<usize>| (".trits", Dtype::U8, Some(shape));
+                let offsets = (".offsets", Dtype::U32, Some(vec![depth, rows.checked_add(1)?]));
+                let bit_bytes = 8 * cols.div_ceil(64);
+                let mut parts = match encoding {
+                    Encoding::Planes => vec![trits(vec![depth, 2, rows, bit_bytes])],
+                    Encoding::TwoBit => vec![trits(vec![depth, rows, 8 * cols.div_ceil(32)])],
+                    Encoding::Base3 => vec![trits(vec![depth, rows, cols.div_ceil(5)])],
+                    Encoding::Bitmap => {
+                        vec![trits(vec![depth, rows, bit_bytes]), offsets, (".signs", Dtype::U8, None)]
+                    }
+                    Encoding::RowCompressed => vec![(".trits", Dtype::U8, None), offsets],
+                };
+                let set = match granularity {
+                    Granularity::Tensor => vec![],
+                    Granularity::Row => vec![rows],
+                    Granularity::Group(_) => vec![rows, granularity.groups_per_row(cols)],
+                };
+                let sets = if *coupling == Coupling::Free { depth } else { 1 };
+                parts.push((".scales", self.scales, Some([vec![sets], set.clone()].concat())));
+                if let Some(means) = means {
+                    // A scalar has no axis in safetensors; the mean of a whole tensor keeps one.
+                    parts.push((".means", *means, Some(if set.is_empty() { vec![1] } else { set })));
+                }
+                Some(parts)
+            }
+        }
+    }
+
+    /// Puts the tensor together from its parts, which have the types and shapes of [`parts`](Self::parts).
+    pub(crate) fn load<'a>(
+        &self,
+        place: Place<'_>,
+        part: impl Fn(&str) -> Option<&'a [u8]>,
+    ) -> Result<Tensor, FormatError> {
+        let part = |suffix: &str| part(suffix).ok_or_else(|| missing_part(place, suffix));
+        let scales = scale_values(self.scales, part(".scales")?);
+        match &self.form {
+            Form::Int8 { group } => {
+                let codes = bytemuck::cast_slice::<u8, i8>(part(".int8")?).to_vec();
+                let tensor = Int8Tensor::new(self.rows, self.cols, *group, codes, scales);
+                tensor.map(Tensor::Int8).map_err(|e| place.tensor_error(&e))
+            }
+            Form::Trits { encoding, depth, coupling, granularity, means } => {
+                let means = match means {
+                    Some(dtype) => Some(scale_values(*dtype, part(".means")?)),
+                    None => None,
+                };
+                let trits = part(".trits")?;
+                let planes = match encoding {
+                    Encoding::Bitmap => {
+                        let offsets = bytes::u32s(part(".offsets")?);
+                        bitmap_planes(place, *depth, trits, &offsets, part(".signs")?)?
+                    }
+                    Encoding::RowCompressed => {
+                        let offsets = bytes::u32s(part(".offsets")?);
+                        compressed_planes(place, *depth, trits, &offsets)?
+                    }
+                    fixed => {
+                        trits.chunks_exact(trits.len() / depth).map(|b| fixed_plane(*fixed, b)).collect()
+                    }
+                };
+                let scales = Scales::new(*granularity, scales, means);
+                let tensor = TritTensor::new(self.rows, self.cols, planes, *coupling, scales);
+                tensor.map(Tensor::Trits).map_err(|e| place.trits(e))
+            }
+        }
+    }
+}
+
+/// A plane of an encoding with rows of a fixed length.
+fn fixed_plane(encoding: Encoding, plane: &[u8]) -> TritData {
+    match encoding {
+        Encoding::Planes => {
+            let (pos, neg) = plane.split_at(plane.len() / 2);
+            TritData::Planes { pos: bytes::u64s(pos), neg: bytes::u64s(neg) }
+        }
+        Encoding::TwoBit => TritData::TwoBit(bytes::u64s(plane)),
+        _ => TritData::Base3(plane.to_vec()),
+    }
+}
+
+fn bitmap_planes(
+    place: Place<'_>,
+    depth: usize,
+    trits: &[u8],
+    offsets: &[u32],
+    signs: &[u8],
+) -> Result<Vec<TritData>, FormatError> {
+    let signs = bytes::u64s(signs);
+    let mut rest = signs.as_slice();
+    let mut planes = Vec::with_capacity(depth);
+    for (map, offsets) in
+        trits.chunks_exact(trits.len() / depth).zip(offsets.chunks_exact(offsets.len() / depth))
+    {
+        let negative = take_plane(place, &mut rest, offsets, "words of signs")?.to_vec();
+        planes.push(TritData::Bitmap { nonzero: bytes::u64s(map), offsets: offsets.to_vec(), negative });
+    }
+    no_rest(place, rest, planes)
+}
+
+fn compressed_planes(
+    place: Place<'_>,
+    depth: usize,
+    trits: &[u8],
+    offsets: &[u32],
+) -> Result<Vec<TritData>, FormatError> {
+    let mut rest = trits;
+    let mut planes = Vec::with_capacity(depth);
+    for offsets in offsets.chunks_exact(offsets.len() / depth) {
+        let entries = take_plane(place, &mut rest, offsets, "entries")?.to_vec();
+        planes.push(TritData::RowCompressed { offsets: offsets.to_vec(), entries });
+    }
+    no_rest(place, rest, planes)
+}
+
+/// The next plane of a buffer that holds all planes back to back; its last row offset says how long it is.
+fn take_plane<'a, T>(
+    place: Place<'_>,
+    rest: &mut &'a [T],
+    offsets: &[u32],
+    what: &str,
+) -> Result<&'a [T], FormatError> {
+    let n = offsets.last().map_or(0, |&n| n as usize);
+    let Some((plane, after)) = rest.split_at_checked(n) else {
+        return Err(place.layout(format!("{n} {what} in the next plane"), rest.len().to_string()));
+    };
+    *rest = after;
+    Ok(plane)
+}
+
+fn no_rest<T>(place: Place<'_>, rest: &[T], planes: Vec<TritData>) -> Result<Vec<TritData>, FormatError> {
+    if rest.is_empty() {
+        return Ok(planes);
+    }
+    Err(place.layout("nothing after the last plane", format!("{} more elements", rest.len())))
+}
+
+/// The bytes of each stored part of a tensor, in the order of [`Packed::parts`], with the shape of each.
+pub(crate) fn pack(tensor: &Tensor) -> Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)> {
+    let Some(parts) = Packed::of(tensor).and_then(|packed| packed.parts()) else { return Vec::new() };
+    let content = |suffix| match tensor {
+        Tensor::Trits(t) => trit_part(t, suffix),
+        Tensor::Int8(t) if suffix == ".int8" => bytemuck::cast_slice(t.codes()).to_vec(),
+        Tensor::Int8(t) => scale_bytes(t.scales()),
+        Tensor::Dense(_) => Vec::new(),
+    };
+    let part = |(suffix, dtype, shape): Part| {
+        let bytes: Vec<u8> = content(suffix);
+        let shape = shape.unwrap_or_else(|| vec![bytes.len()]);
+        (suffix, dtype, shape, bytes)
+    };
+    parts.into_iter().map(part).collect()
+}
+
+fn trit_part(tensor: &TritTensor, suffix: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    match suffix {
+        ".scales" => return scale_bytes(tensor.scales().values()),
+        ".means" => return tensor.scales().means().map_or_else(Vec::new, scale_bytes),
+        _ => {}
+    }
+    for plane in (0..tensor.depth()).filter_map(|p| tensor.data(p)) {
+        match (suffix, plane) {
+            (".trits", TritData::Planes { pos, neg }) => {
+                put_u64s(pos, &mut out);
+                put_u64s(neg, &mut out);
+            }
+            (".trits", TritData::TwoBit(words)) => put_u64s(words, &mut out),
+            (".trits", TritData::Base3(bytes) | TritData::RowCompressed { entries: bytes, .. }) => {
+                out.extend_from_slice(bytes);
+            }
+            (".trits", TritData::Bitmap { nonzero, .. }) => put_u64s(nonzero, &mut out),
+            (".signs", TritData::Bitmap { negative, .. }) => put_u64s(negative, &mut out),
+            (_, TritData::Bitmap { offsets, .. } | TritData::RowCompressed { offsets, .. }) => {
+                put_u32s(offsets, &mut out);
+            }
+            _ => {}
+        }
+    }
+    out
+}
+
+fn dtype_of(values: &ScaleValues) -> Dtype {
+    match values {
+        ScaleValues::F16(_) => Dtype::F16,
+        ScaleValues::F32(_) => Dtype::F32,
+    }
+}
+
+fn scale_bytes(values: &ScaleValues) -> Vec<u8> {
+    let mut out = Vec::with_capacity(values.bytes());
+    match values {
+        ScaleValues::F16(v) => put_f16s(v, &mut out),
+        ScaleValues::F32(v) => put_f32s(v, &mut out),
+    }
+    out
+}
+
+fn scale_values(dtype: Dtype, data: &[u8]) -> ScaleValues {
+    if dtype == Dtype::F16 { bytes::f16s(data).into() } else { bytes::f32s(data).into() }
+}
+
+fn missing_part(place: Place<'_>, suffix: &str) -> FormatError {
+    place.layout(format!("a part `{}{suffix}`", place.tensor), "no such tensor in the file")
+}
+
+/// Finds the parts of a packed tensor and checks their types and shapes, by the headers alone.
+pub(crate) fn check_parts(
+    place: Place<'_>,
+    packed: &Packed,
+    find: impl Fn(&str) -> Option<(usize, Slot)>,
+) -> Result<Vec<(&'static str, usize, Slot)>, FormatError> {
+    let parts = packed.parts().ok_or_else(|| place.layout("an addressable tensor", "sizes that overflow"))?;
+    let mut found = Vec::with_capacity(parts.len());
+    for (suffix, dtype, shape) in parts {
+        let (file, slot) = find(suffix).ok_or_else(|| missing_part(place, suffix))?;
+        let fits = match &shape {
+            Some(shape) => slot.shape == *shape,
+            None => slot.shape.len() == 1,
+        };
+        if slot.dtype != dtype || !fits {
+            let shape = shape.map_or_else(|| "of one axis".to_owned(), |s| format!("{s:?}"));
+            let expected = format!("`{suffix}` as {dtype} {shape}");
+            return Err(place.layout(expected, format!("{} {:?}", slot.dtype, slot.shape)));
+        }
+        found.push((suffix, file, slot));
+    }
+    Ok(found)
+}
+
+/// The fields of an entry, with errors that name the tensor.
+struct Fields<'a> {
+    place: Place<'a>,
+    object: Option<&'a Map<String, Value>>,
+}
+
+impl Fields<'_> {
+    fn get(&self, key: &str) -> &Value {
+        self.object.and_then(|o| o.get(key)).unwrap_or(&Value::Null)
+    }
+
+    fn wrong(&self, key: &str, expected: &str) -> FormatError {
+        let expected = format!("`{key}` in quantization_config to be {expected}");
+        self.place.layout(expected, self.get(key).to_string())
+    }
+
+    fn text(&self, key: &str) -> Result<&str, FormatError> {
+        self.get(key).as_str().ok_or_else(|| self.wrong(key, "a string"))
+    }
+
+    fn number(&self, key: &str) -> Result<usize, FormatError> {
+        let number = self.get(key).as_u64().and_then(|n| n.try_into().ok());
+        number.ok_or_else(|| self.wrong(key, "a count"))
+    }
+
+    fn shape(&self) -> Result<(usize, usize), FormatError> {
+        let wrong = || self.wrong("shape", "[rows, cols], each 1 to 4294967295");
+        let side =
+            |v: &Value| v.as_u64().filter(|n| (1..=u64::from(u32::MAX)).contains(n)).map(|n| n as usize);
+        let shape: Option<Vec<usize>> =
+            self.get("shape").as_array().ok_or_else(wrong)?.iter().map(side).collect();
+        match shape.as_deref() {
+            Some(&[rows, cols]) if crate::dense::elements(&[rows, cols]).is_ok() => Ok((rows, cols)),
+            _ => Err(wrong()),
+        }
+    }
+
+    fn dtype(&self, key: &str) -> Result<Dtype, FormatError> {
+        match self.text(key)? {
+            "F16" => Ok(Dtype::F16),
+            "F32" => Ok(Dtype::F32),
+            _ => Err(self.wrong(key, "F16 or F32")),
+        }
+    }
+
+    /// A name of one of the storage kinds; an unknown one may come from a newer version.
+    fn parse<T: std::str::FromStr<Err = trike_trit::ParseKindError>>(
+        &self,
+        key: &str,
+    ) -> Result<T, FormatError> {
+        self.text(key)?.parse().map_err(|e: trike_trit::ParseKindError| {
+            self.place.unsupported(format!("`{}`", e.got), format!("{e}: use a newer version of Trike"))
+        })
+    }
+}
+
+/// Reads `quantization_config`: the packed tensors by name, none when the directory is dense.
+pub(crate) fn descriptions(path: &Path, config: &Value) -> Result<Vec<(String, Packed)>, FormatError> {
+    let quantization = match config.get("quantization_config") {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(quantization) => quantization,
+    };
+    let unsupported = |name: String, remedy: &str| FormatError::Unsupported {
+        path: path.to_owned(),
+        name,
+        remedy: remedy.to_owned(),
+    };
+    let method = quantization.get("quant_method").and_then(Value::as_str);
+    if method != Some("trike") {
+        let name = format!("quant_method {}", method.unwrap_or("(none)"));
+        let remedy = match method {
+            Some("bitnet") => {
+                "use a GGUF file of the model (TQ1_0, TQ2_0), or its variant with dense weights"
+            }
+            _ => "use the model's variant with dense weights (F32, F16, BF16), or a GGUF file of it",
+        };
+        return Err(unsupported(name, remedy));
+    }
+    let version = quantization.get("version").unwrap_or(&Value::Null);
+    if version.as_u64() != Some(VERSION) {
+        return Err(unsupported(format!("trike packing version {version}"), "use a newer version of Trike"));
+    }
+    let Some(tensors) = quantization.get("tensors").and_then(Value::as_object) else {
+        return Err(FormatError::Header {
+            path: path.to_owned(),
+            what: "`quantization_config.tensors`".to_owned(),
+            expected: "an object with an entry for each packed tensor".to_owned(),
+            got: "none".to_owned(),
+        });
+    };
+    tensors
+        .iter()
+        .map(|(name, value)| Ok((name.clone(), Packed::parse(Place { path, tensor: name }, value)?)))
+        .collect()
+}
+
+/// The containers of a directory, to find a part by its whole name.
+pub(crate) fn find_slot(containers: &[Container], name: &str) -> Option<(usize, Slot)> {
+    containers.iter().enumerate().find_map(|(i, c)| c.slot(name).map(|slot| (i, slot.clone())))
+}

@@ -1,0 +1,222 @@
+//! What is inside a checkpoint.
+
+use std::path::Path;
+
+use serde::Serialize;
+use trike_format::{Tensor, TensorInfo};
+use trike_trit::{ScaleValues, TritTensor};
+
+use crate::{LlmError, ModelConfig, ModelFile, Tensors};
+
+/// A checkpoint, described. The field names are the schema of `trike inspect --json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Inspection {
+    /// The file or directory.
+    pub path: String,
+    /// Name of the format.
+    pub format: &'static str,
+    /// The architecture and its sizes, when the decoder block can run it.
+    pub model: Option<ModelReport>,
+    /// Why the decoder block cannot run it, else.
+    pub refusal: Option<String>,
+    /// Every tensor, in the order of the file.
+    pub tensors: Vec<TensorReport>,
+    /// Sums over the tensors.
+    pub totals: Totals,
+}
+
+/// Architecture and sizes.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelReport {
+    /// Name, as the file spells it.
+    pub architecture: String,
+    /// Decoder blocks.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Inner width of the MLP.
+    pub intermediate: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Vocabulary.
+    pub vocab: usize,
+    /// Positions.
+    pub context: usize,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f32,
+    /// Whether the head is the embedding.
+    pub tied_head: bool,
+}
+
+/// One tensor.
+#[derive(Clone, Debug, Serialize)]
+pub struct TensorReport {
+    /// Its name in the file.
+    pub name: String,
+    /// Length of each axis, slowest first.
+    pub shape: Vec<usize>,
+    /// How it is stored.
+    pub encoding: String,
+    /// Bytes in the file, scales included.
+    pub bytes: u64,
+    /// Bits of a weight in the file, scales included.
+    pub bits_per_weight: f64,
+    /// Share of weights that are zero; of trits in all planes for a ternary tensor.
+    pub zeros: Option<f64>,
+    /// Granularity of the scales, and their extremes.
+    pub scales: Option<ScaleReport>,
+    /// Why the tensor cannot be loaded, or that it was not loaded as stored.
+    pub note: Option<String>,
+}
+
+/// Scales of one tensor.
+#[derive(Clone, Debug, Serialize)]
+pub struct ScaleReport {
+    /// What shares a scale: `tensor`, `row`, `group256`.
+    pub granularity: String,
+    /// Number of scales.
+    pub count: usize,
+    /// Smallest magnitude.
+    pub min: f32,
+    /// Mean magnitude.
+    pub mean: f32,
+    /// Largest magnitude.
+    pub max: f32,
+}
+
+/// Sums over all tensors.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Totals {
+    /// Tensors.
+    pub tensors: usize,
+    /// Weights.
+    pub parameters: u64,
+    /// Bytes of all tensors in the file.
+    pub bytes: u64,
+    /// Bits of a weight over the whole file.
+    pub bits_per_weight: f64,
+    /// Weights of ternary tensors.
+    pub ternary_parameters: u64,
+    /// Bits of a weight over the ternary tensors.
+    pub ternary_bits_per_weight: Option<f64>,
+    /// Share of zero trits over the ternary tensors.
+    pub ternary_zeros: Option<f64>,
+}
+
+/// Describes the checkpoint at `path`: every tensor is loaded once and counted. A checkpoint that cannot be run is
+/// described too, with the reason. `progress` is called with the number of tensors done and to do.
+///
+/// # Errors
+///
+/// [`LlmError::Format`] when the path is no checkpoint or its header is broken.
+pub fn inspect(
+    path: impl AsRef<Path>,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Inspection, LlmError> {
+    let path = path.as_ref();
+    let tensors = Tensors::open(path)?;
+    let (model, refusal) = match ModelFile::from_tensors(path, Tensors::open(path)?) {
+        Ok(file) => (Some(model_report(file.config())), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let source = tensors.source();
+    let total = source.tensors().len();
+    let mut reports = Vec::with_capacity(total);
+    let mut totals = Totals { tensors: total, ..Totals::default() };
+    let (mut ternary_bytes, mut trits, mut zeros) = (0u64, 0f64, 0f64);
+    for (done, info) in source.tensors().iter().enumerate() {
+        let loaded = source.load(&info.name);
+        if let Ok(Tensor::Trits(t)) = &loaded {
+            totals.ternary_parameters += info.elements();
+            ternary_bytes += info.bytes;
+            trits += info.elements() as f64 * t.depth() as f64;
+            zeros += t.zeros() as f64;
+        }
+        reports.push(tensor_report(info, loaded.as_ref().map_err(ToString::to_string)));
+        totals.parameters += info.elements();
+        totals.bytes += info.bytes;
+        progress(done + 1, total);
+    }
+    totals.bits_per_weight = bits(totals.bytes, totals.parameters);
+    if trits > 0.0 {
+        totals.ternary_bits_per_weight = Some(bits(ternary_bytes, totals.ternary_parameters));
+        totals.ternary_zeros = Some(zeros / trits);
+    }
+    let path = path.display().to_string();
+    Ok(Inspection { path, format: tensors.format(), model, refusal, tensors: reports, totals })
+}
+
+fn bits(bytes: u64, weights: u64) -> f64 {
+    8.0 * bytes as f64 / weights.max(1) as f64
+}
+
+fn model_report(config: &ModelConfig) -> ModelReport {
+    let spec = &config.spec;
+    ModelReport {
+        architecture: config.architecture.clone(),
+        layers: spec.layers,
+        hidden: spec.hidden,
+        intermediate: spec.intermediate,
+        heads: spec.heads,
+        kv_heads: spec.kv_heads,
+        head_dim: spec.head_dim,
+        vocab: spec.vocab,
+        context: spec.context,
+        rope_theta: spec.rope.theta,
+        tied_head: spec.tied_head,
+    }
+}
+
+fn tensor_report(info: &TensorInfo, loaded: Result<&Tensor, String>) -> TensorReport {
+    let share = |zeros: usize, of: usize| Some(zeros as f64 / of.max(1) as f64);
+    let (zeros, scales, note) = match loaded {
+        Err(reason) => (None, None, Some(reason)),
+        Ok(Tensor::Trits(t)) => (trit_zeros(t), Some(trit_scales(t)), None),
+        Ok(Tensor::Int8(t)) => {
+            let zeros = t.codes().iter().filter(|&&c| c == 0).count();
+            let granularity = if t.group() >= t.cols() { "row".to_owned() } else { format!("group{}", t.group()) };
+            (share(zeros, t.codes().len()), Some(scale_report(granularity, t.scales())), None)
+        }
+        Ok(dense @ Tensor::Dense(_)) => {
+            let values = dense.to_f32();
+            let zeros = values.iter().filter(|&&v| v == 0.0).count();
+            let ternary_type = matches!(info.kind, trike_format::StoredType::Q2_0(_));
+            let note = ternary_type.then(|| "loaded as dense: a code is +2".to_owned());
+            (share(zeros, values.len()), None, note)
+        }
+    };
+    TensorReport {
+        name: info.name.clone(),
+        shape: info.shape.clone(),
+        encoding: info.kind.to_string(),
+        bytes: info.bytes,
+        bits_per_weight: bits(info.bytes, info.elements()),
+        zeros,
+        scales,
+        note,
+    }
+}
+
+fn trit_zeros(t: &TritTensor) -> Option<f64> {
+    Some(t.zeros() as f64 / (t.rows() as f64 * t.cols() as f64 * t.depth() as f64))
+}
+
+fn trit_scales(t: &TritTensor) -> ScaleReport {
+    scale_report(t.scales().granularity().to_string(), t.scales().values())
+}
+
+fn scale_report(granularity: String, values: &ScaleValues) -> ScaleReport {
+    let mut report = ScaleReport { granularity, count: values.len(), min: f32::INFINITY, mean: 0.0, max: 0.0 };
+    let mut sum = 0.0;
+    for value in values.iter().map(f32::abs) {
+        report.min = report.min.min(value);
+        report.max = report.max.max(value);
+        sum += f64::from(value);
+    }
+    report.mean = (sum / values.len().max(1) as f64) as f32;
+    report
+}

@@ -1,0 +1,109 @@
+//! Real models against numbers that other implementations printed.
+
+use trike_llm::{
+    GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, ModelFile, Split, score,
+};
+use trike_nn::KvPrecision;
+use trike_testkit::{assert_close, npz, shared};
+
+fn load(model: &str, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
+    let file = ModelFile::open(shared(model)?).expect("a model");
+    let tokenizer = match tokenizer {
+        Some(name) => Some(shared(name)?),
+        None => None,
+    };
+    let options = LoadOptions { tokenizer, threads: 1, head, ..LoadOptions::default() };
+    Some(LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads"))
+}
+
+fn logits(model: &LanguageModel, ids: &[u32]) -> Vec<f32> {
+    let mut all = Vec::new();
+    model.logits(ids, KvPrecision::F32, |_, row| all.extend_from_slice(row)).expect("logits");
+    all
+}
+
+#[test]
+fn stories260k_logits_are_numpys() {
+    let Some(model) = load("data/models/stories260K.bin", None, HeadPrecision::Auto) else { return };
+    let Some(path) = shared("data/golden/golden_stories260K_numpy.npz") else { return };
+    let golden = npz(&path);
+    let (ids, want) = (golden["ids"].to_ids(), golden["logits"].to_f32());
+    let got = logits(&model, &ids);
+    assert_eq!(got.len(), want.len());
+    let worst = got.iter().zip(&want).fold(0f32, |m, (g, w)| m.max((g - w).abs()));
+    assert!(worst <= 2e-4, "{worst:e}");
+}
+
+#[test]
+fn stories260k_tells_the_story_that_llama2c_tells() {
+    for tokenizer in ["data/tokenizers/tok512.bin", "data/tokenizers/tok512.model"] {
+        let Some(model) = load("data/models/stories260K.bin", Some(tokenizer), HeadPrecision::Auto) else {
+            return;
+        };
+        let Some(path) = shared("data/golden/stories260K_greedy_200.txt") else { return };
+        let want = std::fs::read_to_string(path).expect("text");
+        let options = GenerateOptions { max_tokens: Some(200), ..GenerateOptions::default() };
+        let mut streamed = String::new();
+        let told = model.generate_with("", &options, |piece| {
+            streamed.push_str(piece);
+            std::ops::ControlFlow::Continue(())
+        });
+        assert_eq!(streamed, want, "{tokenizer}");
+        assert_eq!(told.expect("a story").text, want);
+    }
+}
+
+#[test]
+fn dense_perplexities_are_numpys() {
+    let models = [
+        ("data/models/stories260K.bin", "data/tokenizers/tok512.bin", 3.548, 4.591),
+        ("data/models/stories3M-q80.bin", "data/tokenizers/tok4096.bin", 3.740, 6.002),
+    ];
+    for (path, tokenizer, sample, eval) in models {
+        let Some(model) = load(path, Some(tokenizer), HeadPrecision::Auto) else { return };
+        for (corpus, want) in [("tinystories_sample", sample), ("tinystories_eval", eval)] {
+            let Some(text) = shared(&format!("data/corpora/{corpus}.txt")) else { return };
+            let text = std::fs::read_to_string(text).expect("text");
+            let got = score(&model, KvPrecision::F32, &text, Split::Stories, None, &mut |_, _| ());
+            let got = got.expect("a score").perplexity;
+            assert!((got / want - 1.0).abs() <= 1e-3, "{path} on {corpus}: {got}, want {want}");
+        }
+    }
+}
+
+#[test]
+fn the_nll_golden() {
+    let Some(model) =
+        load("data/models/stories260K.bin", Some("data/tokenizers/tok512.bin"), HeadPrecision::Auto)
+    else {
+        return;
+    };
+    let sentence = "One day, a clever fox found a shiny key under the old oak tree.";
+    let got = score(&model, KvPrecision::F32, sentence, Split::Lines, None, &mut |_, _| ()).expect("a score");
+    let nll = got.nats * got.tokens as f64;
+    assert!((nll / 54.404121 - 1.0).abs() <= 1e-4, "{nll} over {} tokens", got.tokens);
+}
+
+#[test]
+fn tiny_is_numpys_too() {
+    let Some(exact) = load("models/tiny", None, HeadPrecision::AsStored) else { return };
+    let Some(path) = shared("models/tiny/golden.npz") else { return };
+    let golden = npz(&path);
+    let ids = golden["ids"].to_ids();
+    assert_close(&logits(&exact, &ids), &golden["logits"].to_f32(), 1e-3);
+
+    let text = std::fs::read_to_string(shared("models/tiny/golden.txt").expect("beside it")).expect("text");
+    let prompt = "Once upon a time";
+    let options = GenerateOptions {
+        max_tokens: Some(ids.len() - exact.encode_prompt(prompt).expect("ids").len()),
+        ..GenerateOptions::default()
+    };
+    let told = exact.generate(prompt, &options).expect("a story");
+    assert_eq!(format!("{prompt}{}", told.text), text);
+
+    let Some(corpus) = shared("data/corpora/tinystories_eval.txt") else { return };
+    let corpus = std::fs::read_to_string(corpus).expect("text");
+    let got = score(&exact, KvPrecision::F32, &corpus, Split::Stories, None, &mut |_, _| ()).expect("a score");
+    assert!((got.bits_per_byte / 1.212 - 1.0).abs() <= 2e-3, "{got:?}");
+    assert_eq!(got.tokens, 9124);
+}
