@@ -251,11 +251,12 @@ fn ternary_tile<K: Kernels, const T: usize>(
 ) -> [[f32; TILE]; T] {
     let mut values = [[0.0; TILE]; T];
     let tokens = x.tokens::<T>(token);
+    let groups = m.groups();
     for plane in 0..m.depth() {
         let lines = m.tile(tile, plane);
-        m.scales(kernels, tile, plane, &mut scratch.groups);
         let part = match unit {
             None => {
+                m.scales(kernels, tile, plane, &mut scratch.groups);
                 let dots = match tokens {
                     Tokens::Floats(x) => kernels.ternary_rows_f32(lines, x),
                     Tokens::Bytes { tokens, .. } => {
@@ -265,7 +266,13 @@ fn ternary_tile<K: Kernels, const T: usize>(
                 dots.map(|dots| std::array::from_fn(|r| scratch.groups[0][r] * dots[r]))
             }
             Some(unit) => {
-                spread(m, unit, &scratch.groups, &mut scratch.units);
+                if m.group() == Some(unit) {
+                    // Units past the last group stay zero.
+                    m.scales(kernels, tile, plane, &mut scratch.units[..groups]);
+                } else {
+                    m.scales(kernels, tile, plane, &mut scratch.groups);
+                    spread(m, unit, &scratch.groups, &mut scratch.units);
+                }
                 match unit {
                     GroupSize::G32 => ternary_units::<K, T, 32>(kernels, lines, &scratch.units, tokens),
                     GroupSize::G64 => ternary_units::<K, T, 64>(kernels, lines, &scratch.units, tokens),
@@ -279,7 +286,6 @@ fn ternary_tile<K: Kernels, const T: usize>(
         }
     }
     if m.means(kernels, tile, &mut scratch.groups) {
-        let groups = scratch.groups.len();
         for (t, values) in values.iter_mut().enumerate() {
             let mut add = [0f64; TILE];
             for (means, sum) in scratch.groups.iter().zip(&scratch.sums[(token + t) * groups..]) {

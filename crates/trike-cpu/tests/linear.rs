@@ -248,7 +248,13 @@ fn a_thousand_random_dense_and_int8_problems() {
     let (cpus, mut rng) = (cpus(), Rng::new(9));
     for case in 0..2000 {
         let (rows, cols, tokens) = (2 + rng.below(30), 1 + rng.below(300), 1 + rng.below(9));
-        let group = 1 + rng.below(cols);
+        // The usual groups have their own loops, for whole rows and for ragged ones.
+        let usual = [32, 64, 128][rng.below(3)];
+        let (cols, group) = match rng.below(3) {
+            0 => (cols.max(usual) / usual * usual, usual),
+            1 => (cols.max(usual), usual),
+            _ => (cols, 1 + rng.below(cols)),
+        };
         let (w, values) = if case % 2 == 0 {
             dense(&mut rng, rows, cols, case / 2 % 3)
         } else {

@@ -64,7 +64,7 @@ pub fn detect(path: impl AsRef<Path>) -> Result<FileKind, FormatError> {
         [b'G', b'G', b'U', b'F', ..] => Ok(FileKind::Gguf),
         [a, b, c, d, ..] if u32::from_le_bytes([*a, *b, *c, *d]) == llama2c::MAGIC => Ok(FileKind::Llama2c),
         // Before the patterns below, which its small numbers may look like; its size makes it certain.
-        _ if llama2c::is_v0(path, &start, metadata.len()) => Ok(FileKind::Llama2c),
+        _ if llama2c::v0_size(path, &start) == Some(metadata.len()) => Ok(FileKind::Llama2c),
         [b'P', b'K', 3, 4, ..] => not("a PyTorch file (.pt, .bin) or another zip archive", as_safetensors),
         [0x80, 2..=5, ..] => not("a PyTorch file (pickle)", as_safetensors),
         [b'l' | b'f', b'm', b'g', b'g', ..] | [b't', b'j', b'g', b'g', ..] | [b'a', b'l', b'g', b'g', ..] => {
@@ -80,6 +80,8 @@ pub fn detect(path: impl AsRef<Path>) -> Result<FileKind, FormatError> {
         [b'v', b'e', b'r', b's', b'i', b'o', b'n', b' ', ..] => {
             not("a Git LFS pointer instead of the file it stands for", "fetch the file with `git lfs pull`")
         }
+        // Seven plausible numbers and the wrong size: the reader will say what is missing.
+        _ if llama2c::v0_size(path, &start).is_some() => Ok(FileKind::Llama2c),
         _ => not(
             "no kind of model file that Trike knows",
             "give a GGUF file, a llama2.c checkpoint, or a directory with config.json and safetensors",

@@ -93,10 +93,11 @@ impl Llama2c {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FormatError> {
         let map = MappedFile::open(path.as_ref())?;
         let (config, start) = header(map.path(), &map)?;
-        let (tensors, starts, end) = layout(&config, start);
-        if end != map.len() as u64 {
-            return Err(wrong_size(map.path(), &config, end, map.len()));
+        let size = size(&config, start);
+        if size != map.len() as u64 {
+            return Err(wrong_size(map.path(), &config, size, map.len()));
         }
+        let (tensors, starts) = layout(&config, start);
         let index = tensors.iter().enumerate().map(|(i, t)| (t.name.clone(), i)).collect();
         Ok(Self { map, config, tensors, starts: starts.into_iter().map(|s| s as usize).collect(), index })
     }
@@ -107,9 +108,10 @@ impl Llama2c {
     }
 }
 
-/// Whether the first bytes of a file of `len` bytes are a version 0 header of exactly such a file.
-pub(crate) fn is_v0(path: &Path, start: &[u8], len: u64) -> bool {
-    header(path, start).is_ok_and(|(config, at)| config.version == 0 && layout(&config, at).2 == len)
+/// The size that a file must have whose first bytes are a version 0 header; `None` when they are not.
+pub(crate) fn v0_size(path: &Path, start: &[u8]) -> Option<u64> {
+    let (config, at) = header(path, start).ok()?;
+    (config.version == 0).then(|| size(&config, at))
 }
 
 fn wrong_size(path: &Path, config: &Llama2cConfig, expected: u64, got: usize) -> FormatError {
@@ -209,8 +211,29 @@ fn bad(path: &Path, what: &str, expected: &str, got: impl ToString) -> FormatErr
     }
 }
 
-/// Every tensor in the order of the file, where each starts, and where the last one ends.
-fn layout(config: &Llama2cConfig, start: usize) -> (Vec<TensorInfo>, Vec<u64>, u64) {
+/// Size of the whole file, before anything is listed: the header may claim thousands of layers.
+fn size(config: &Llama2cConfig, start: usize) -> u64 {
+    let (dim, hidden, layers) = (config.dim, config.hidden_dim, config.n_layers as u64);
+    let matrix = |rows, cols| matrix_bytes(config, rows, cols);
+    let norms = (2 * layers + 1) * 4 * dim as u64;
+    let attention = 2 * matrix(dim, dim) + 2 * matrix(config.kv_dim(), dim);
+    let feed_forward = 2 * matrix(hidden, dim) + matrix(dim, hidden);
+    let embeddings = if config.shared_classifier { 1 } else { 2 } * matrix(config.vocab_size, dim);
+    start as u64 + norms + layers * (attention + feed_forward) + rope_table_bytes(config) + embeddings
+}
+
+/// Version 0 has tables of cosines and sines that nothing reads any more: two, half a head wide each.
+fn rope_table_bytes(config: &Llama2cConfig) -> u64 {
+    if config.version == 0 { (config.seq_len * config.head_dim() * 4) as u64 } else { 0 }
+}
+
+fn matrix_bytes(config: &Llama2cConfig, rows: usize, cols: usize) -> u64 {
+    let n = (rows * cols) as u64;
+    if config.group_size == 0 { 4 * n } else { n + n / config.group_size as u64 * 4 }
+}
+
+/// Every tensor in the order of the file, and where each starts.
+fn layout(config: &Llama2cConfig, start: usize) -> (Vec<TensorInfo>, Vec<u64>) {
     let mut list = List { config, tensors: Vec::new(), starts: Vec::new(), end: start as u64 };
     let (dim, hidden, kv_dim) = (config.dim, config.hidden_dim, config.kv_dim());
     let attention = [("q", dim, dim), ("k", kv_dim, dim), ("v", kv_dim, dim), ("o", dim, dim)];
@@ -236,13 +259,13 @@ fn layout(config: &Llama2cConfig, start: usize) -> (Vec<TensorInfo>, Vec<u64>, u
     }
     if config.version == 0 {
         list.norm("model.norm.weight".to_owned());
-        // Tables of cosines and sines that nothing reads any more: two, half a head wide each.
-        list.end += (config.seq_len * config.head_dim() * 4) as u64;
+        list.end += rope_table_bytes(config);
     }
     if !config.shared_classifier {
         list.matrix("lm_head", config.vocab_size, dim);
     }
-    (list.tensors, list.starts, list.end)
+    debug_assert_eq!(list.end, size(config, start));
+    (list.tensors, list.starts)
 }
 
 struct List<'a> {
@@ -270,11 +293,11 @@ impl List<'_> {
     }
 
     fn matrix(&mut self, name: &str, rows: usize, cols: usize) {
-        let n = (rows * cols) as u64;
-        let (kind, bytes) = match self.config.group_size {
-            0 => (StoredType::F32, 4 * n),
-            group => (StoredType::Int8 { group: row_group(group, cols) }, n + n / group as u64 * 4),
+        let kind = match self.config.group_size {
+            0 => StoredType::F32,
+            group => StoredType::Int8 { group: row_group(group, cols) },
         };
+        let bytes = matrix_bytes(self.config, rows, cols);
         self.push(format!("{name}.weight"), vec![rows, cols], kind, bytes);
     }
 

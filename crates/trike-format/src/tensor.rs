@@ -4,7 +4,7 @@ use std::{fmt, path::Path};
 
 use trike_trit::{Coupling, Encoding, GroupSize, TritTensor};
 
-use crate::{DenseTensor, FormatError, Int8Tensor};
+use crate::{DenseTensor, FormatError, Int8Tensor, TensorError, dense::check_row};
 
 /// A tensor in memory: dense, int8 or ternary.
 ///
@@ -72,12 +72,19 @@ impl Tensor {
         }
     }
 
-    /// Writes row `row` as f32; `None` when there is no such row or `out` has not [`cols`](Self::cols) elements.
-    pub fn read_row(&self, row: usize, out: &mut [f32]) -> Option<()> {
+    /// Writes row `row` as f32.
+    ///
+    /// # Errors
+    ///
+    /// [`TensorError::Row`] past the last row, [`TensorError::Length`] unless `out` has
+    /// [`cols`](Self::cols) elements.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) -> Result<(), TensorError> {
+        let rows = self.rows();
+        check_row(row, rows, self.cols(), out)?;
         match self {
-            Self::Dense(t) => t.read_row(row, out).ok(),
-            Self::Int8(t) => t.dequantize_row(row, out).ok(),
-            Self::Trits(t) => t.dequantize_row(row, out).ok(),
+            Self::Dense(t) => t.read_row(row, out),
+            Self::Int8(t) => t.dequantize_row(row, out),
+            Self::Trits(t) => t.dequantize_row(row, out).map_err(|_| TensorError::Row { row, rows }),
         }
     }
 }

@@ -137,8 +137,11 @@ fn the_parts_are_what_the_documentation_says() {
     assert_eq!(file.tensor("w.scales").unwrap().data(), 0.5f32.to_le_bytes());
 }
 
+/// A stored tensor: name, type, shape, bytes.
+type Stored = (&'static str, Dtype, Vec<usize>, Vec<u8>);
+
 /// Writes a directory with safetensors' own writer, as any other tool would.
-fn foreign(path: &Path, config: &Value, files: &[(&str, Vec<(&str, Dtype, Vec<usize>, Vec<u8>)>)]) {
+fn foreign(path: &Path, config: &Value, files: &[(&str, Vec<Stored>)]) {
     std::fs::create_dir_all(path).unwrap();
     std::fs::write(path.join("config.json"), config.to_string()).unwrap();
     for (file, tensors) in files {
@@ -256,7 +259,7 @@ fn packed_parts_that_do_not_fit_are_refused() {
     for (key, value, expected) in [
         ("encoding", json!("ternary9"), "stored as `ternary9`"),
         ("encoding", json!(3), "`encoding` in quantization_config to be a string, got 3"),
-        ("encoding", json!("csr"), "a part `w.offsets`"),
+        ("encoding", json!("csr"), "`.trits` as U8 of one axis, got U8 [1, 2, 2]"),
         ("encoding", json!("2bit"), "`.trits` as U8 [1, 2, 8], got U8 [1, 2, 2]"),
         ("coupling", json!("loose"), "`loose`"),
         ("granularity", json!("group48"), "`group48`"),

@@ -5,8 +5,8 @@ use std::time::Instant;
 use serde::Serialize;
 use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix, probe};
 use trike_nn::{
-    ActivationPrecision, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation, KvPrecision, KvSpec,
-    Logits, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
+    ActivationPrecision, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation, KvPrecision,
+    KvSpec, Logits, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
 };
 use trike_trit::{Encoding, Scales, TritTensor};
 
@@ -148,7 +148,13 @@ impl DecoderWeights for RandomWeights<'_> {
             }
             WeightName::Head => {
                 let codes: Vec<i8> = bytes.iter().map(|&b| (b as i8).max(-127)).collect();
-                Weight::Int8(Int8Matrix::new(rows, cols, 64, codes, vec![scale / 64.0; rows * cols.div_ceil(64)])?)
+                Weight::Int8(Int8Matrix::new(
+                    rows,
+                    cols,
+                    64,
+                    codes,
+                    vec![scale / 64.0; rows * cols.div_ceil(64)],
+                )?)
             }
             _ => {
                 // 41 of 256 bytes in a hundred are zero trits, as in BitNet-b1.58-2B-4T.
@@ -346,18 +352,14 @@ fn time_decode(decoder: &Decoder<CpuBackend>, tokens: usize, kv: KvPrecision) ->
     let ids = ids(decoder, tokens);
     let start = Instant::now();
     for id in &ids {
-        decoder.forward(&mut [Step { sequence: &mut sequence, ids: std::slice::from_ref(id) }], Logits::Last)?;
+        decoder
+            .forward(&mut [Step { sequence: &mut sequence, ids: std::slice::from_ref(id) }], Logits::Last)?;
     }
     Ok(start.elapsed().as_secs_f64())
 }
 
 /// Mean multiply-adds and bytes of a token.
-fn cost_per_token(
-    decoder: &Decoder<CpuBackend>,
-    kind: &str,
-    tokens: usize,
-    kv: KvPrecision,
-) -> (f64, f64) {
+fn cost_per_token(decoder: &Decoder<CpuBackend>, kind: &str, tokens: usize, kv: KvPrecision) -> (f64, f64) {
     let step = if kind == "prefill" { STEP } else { 1 };
     let cost: trike_cpu::Cost = (0..tokens)
         .step_by(step)

@@ -145,7 +145,8 @@ impl Job<'_> {
         let known: Vec<String> = self.input.weights().iter().map(|&w| self.input.stored_name(w)).collect();
         let tensors = self.input.source().tensors();
         // Old checkpoints store the rotary frequencies, which theta gives.
-        let lost = tensors.iter().find(|t| !known.contains(&t.name) && !t.name.ends_with("rotary_emb.inv_freq"));
+        let lost =
+            tensors.iter().find(|t| !known.contains(&t.name) && !t.name.ends_with("rotary_emb.inv_freq"));
         match lost {
             None => Ok(()),
             Some(t) => Err(self.not_lossless(&t.name, "it is no weight of a Llama and would be dropped")),
@@ -216,7 +217,12 @@ impl Job<'_> {
         }
     }
 
-    fn report(&self, tensors: usize, largest_change: f32, notes: Vec<String>) -> Result<ConvertReport, LlmError> {
+    fn report(
+        &self,
+        tensors: usize,
+        largest_change: f32,
+        notes: Vec<String>,
+    ) -> Result<ConvertReport, LlmError> {
         let io = |source| LlmError::Io { path: self.output.to_owned(), source };
         let meta = self.output.metadata().map_err(io)?;
         let output_bytes = if meta.is_dir() {

@@ -66,7 +66,9 @@ pub enum LlmError {
         source: crate::tokenizer::TokenizerError,
     },
     /// A prompt leaves no room to generate.
-    #[error("the prompt has {tokens} tokens, the context holds {context}: shorten it or use a rolling window")]
+    #[error(
+        "the prompt has {tokens} tokens, the context holds {context}: shorten it or use a rolling window"
+    )]
     PromptTooLong {
         /// Tokens of the prompt, BOS included.
         tokens: usize,
@@ -80,7 +82,9 @@ pub enum LlmError {
     #[error("nothing to score: no sequence of the text has two tokens or more")]
     NothingToScore,
     /// Logits hold infinities or values that are no numbers.
-    #[error("logit {index} of token {token} is {value}: the weights are damaged or overflow in this precision")]
+    #[error(
+        "logit {index} of token {token} is {value}: the weights are damaged or overflow in this precision"
+    )]
     NonFinite {
         /// Position in the sequence.
         token: usize,

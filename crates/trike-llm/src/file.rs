@@ -198,18 +198,24 @@ impl ModelFile {
 
     fn open_tokenizer(&self, path: &Path) -> Result<Tokenizer, LlmError> {
         // The llama2.c form does not say how many tokens it has.
-        if path.extension().is_some_and(|e| e == "bin") {
-            return Ok(Tokenizer::from_llama2c(path, self.config.spec.vocab)?);
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("bin") => Ok(Tokenizer::from_llama2c(path, self.config.spec.vocab)?),
+            Some("gguf") => {
+                let none = || LlmError::NoTokenizer { path: path.to_owned() };
+                gguf_tokenizer(&Gguf::open(path)?)?.ok_or_else(none)
+            }
+            _ => Ok(Tokenizer::open(path)?),
         }
-        Ok(Tokenizer::open(path)?)
     }
 
     fn own_tokenizer(&self) -> Result<Tokenizer, LlmError> {
         let none = || LlmError::NoTokenizer { path: self.path().to_owned() };
         match &self.tensors {
             Tensors::Hf(dir) => {
-                let path: PathBuf =
-                    ["tokenizer.json", "tokenizer.model", "tokenizer.bin"].iter().find_map(|f| dir.file(f)).ok_or_else(none)?;
+                let path: PathBuf = ["tokenizer.json", "tokenizer.model", "tokenizer.bin"]
+                    .iter()
+                    .find_map(|f| dir.file(f))
+                    .ok_or_else(none)?;
                 self.open_tokenizer(&path)
             }
             Tensors::Gguf(file) => gguf_tokenizer(file)?.ok_or_else(none),
@@ -219,8 +225,12 @@ impl ModelFile {
 }
 
 /// The tokenizer inside a GGUF file: a whole `tokenizer.json` under the key that GGUF has for it, or a
-/// SentencePiece vocabulary.
-fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
+/// SentencePiece vocabulary. `None` when it holds no tokenizer.
+///
+/// # Errors
+///
+/// [`LlmError::Unsupported`] for a vocabulary of another kind, by its name; keys that are missing or damaged.
+pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
     if let Some(json) = file.str("tokenizer.huggingface.json")? {
         return Ok(Some(Tokenizer::from_hf_json_bytes(json.as_bytes())?));
     }
@@ -284,9 +294,7 @@ pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, Llm
                 trike_trit::ScaleValues::F32(v) => trike_trit::ScaleValues::F32(pick(v, groups, rows)),
             };
             let codes = pick(t.codes(), t.cols(), rows);
-            Tensor::Int8(
-                Int8Tensor::new(rows.len(), t.cols(), t.group(), codes, scales)?,
-            )
+            Tensor::Int8(Int8Tensor::new(rows.len(), t.cols(), t.group(), codes, scales)?)
         }
     })
 }

@@ -130,7 +130,8 @@ impl<B: Backend> LanguageModel<B> {
         let prompt_ids = self.encode_prompt(prompt)?;
         let tokenizer = self.tokenizer()?;
         let mut sampler = Sampler::new(options.sampler.clone())?;
-        let mut stream = TextStream::after(tokenizer, &prompt_ids)?.with_stops(options.stop.iter().cloned())?;
+        let mut stream =
+            TextStream::after(tokenizer, &prompt_ids)?.with_stops(options.stop.iter().cloned())?;
         let mut sequence = self.sequence_for(prompt_ids.len(), options)?;
 
         let start = Instant::now();

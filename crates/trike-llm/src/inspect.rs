@@ -178,7 +178,8 @@ fn tensor_report(info: &TensorInfo, loaded: Result<&Tensor, String>) -> TensorRe
         Ok(Tensor::Trits(t)) => (trit_zeros(t), Some(trit_scales(t)), None),
         Ok(Tensor::Int8(t)) => {
             let zeros = t.codes().iter().filter(|&&c| c == 0).count();
-            let granularity = if t.group() >= t.cols() { "row".to_owned() } else { format!("group{}", t.group()) };
+            let granularity =
+                if t.group() >= t.cols() { "row".to_owned() } else { format!("group{}", t.group()) };
             (share(zeros, t.codes().len()), Some(scale_report(granularity, t.scales())), None)
         }
         Ok(dense @ Tensor::Dense(_)) => {
@@ -210,7 +211,8 @@ fn trit_scales(t: &TritTensor) -> ScaleReport {
 }
 
 fn scale_report(granularity: String, values: &ScaleValues) -> ScaleReport {
-    let mut report = ScaleReport { granularity, count: values.len(), min: f32::INFINITY, mean: 0.0, max: 0.0 };
+    let mut report =
+        ScaleReport { granularity, count: values.len(), min: f32::INFINITY, mean: 0.0, max: 0.0 };
     let mut sum = 0.0;
     for value in values.iter().map(f32::abs) {
         report.min = report.min.min(value);

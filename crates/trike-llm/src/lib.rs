@@ -8,8 +8,9 @@
 //! converting, scoring) works on that. A new file format is one arm there and not a second loader; the price is
 //! that formats share the names of HuggingFace checkpoints, and others are mapped to them.
 //!
-//! * models: [`ModelFile`], [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`Tensors`]
-//! * text: [`tokenizer`], [`sampler`], [`stream`], [`GenerateOptions`], [`Generation`], [`FinishReason`]
+//! * models: [`ModelFile`], [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`Tensors`],
+//!   [`ModelConfig`], [`SpecialIds`]
+//! * text: [`tokenizer`], [`gguf_tokenizer`], [`sampler`], [`stream`], [`GenerateOptions`], [`Generation`], [`FinishReason`]
 //! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`inspect()`], [`bench`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]
 //! * errors: [`LlmError`]
@@ -34,7 +35,7 @@ pub mod tokenizer;
 pub use config::{ModelConfig, SpecialIds};
 pub use convert::{ConvertOptions, ConvertReport, Target, convert};
 pub use error::LlmError;
-pub use file::{ModelFile, Tensors};
+pub use file::{ModelFile, Tensors, gguf_tokenizer};
 pub use generate::{FinishReason, GenerateOptions, Generation};
 pub use inspect::{Inspection, TensorReport, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
 use trike_format::Tensor;
 use trike_nn::{
-    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Weight, WeightName,
+    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Weight,
+    WeightName,
 };
 
 use crate::{LlmError, ModelConfig, ModelFile, tokenizer::Tokenizer};
@@ -41,12 +42,7 @@ pub struct LoadOptions {
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self {
-            tokenizer: None,
-            threads: 0,
-            activations: ActivationPrecision::F32,
-            head: HeadPrecision::Auto,
-        }
+        Self { tokenizer: None, threads: 0, activations: ActivationPrecision::F32, head: HeadPrecision::Auto }
     }
 }
 

@@ -113,6 +113,9 @@ mod tests {
         let back = rows(RopePairing::Adjacent, RopePairing::Halves).unwrap();
         assert!((0..12).all(|i| there[back[i]] == i));
         assert_eq!(rows(RopePairing::Halves, RopePairing::Halves), None);
-        assert_eq!(rotary_rows(WeightName::Value(0), &spec, RopePairing::Halves, RopePairing::Adjacent), None);
+        assert_eq!(
+            rotary_rows(WeightName::Value(0), &spec, RopePairing::Halves, RopePairing::Adjacent),
+            None
+        );
     }
 }

@@ -203,7 +203,12 @@ pub fn compare<B: Backend, C: Backend>(
     }
     let score = sums.score()?;
     let tokens = score.tokens as f64;
-    Ok(Comparison { base: base_sums.score()?, score, kl: kl / tokens, top1_agreement: agreed as f64 / tokens })
+    Ok(Comparison {
+        base: base_sums.score()?,
+        score,
+        kl: kl / tokens,
+        top1_agreement: agreed as f64 / tokens,
+    })
 }
 
 #[cfg(test)]

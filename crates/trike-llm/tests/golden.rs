@@ -1,8 +1,6 @@
 //! Real models against numbers that other implementations printed.
 
-use trike_llm::{
-    GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, ModelFile, Split, score,
-};
+use trike_llm::{GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, ModelFile, Split, score};
 use trike_nn::KvPrecision;
 use trike_testkit::{assert_close, npz, shared};
 
@@ -103,7 +101,8 @@ fn tiny_is_numpys_too() {
 
     let Some(corpus) = shared("data/corpora/tinystories_eval.txt") else { return };
     let corpus = std::fs::read_to_string(corpus).expect("text");
-    let got = score(&exact, KvPrecision::F32, &corpus, Split::Stories, None, &mut |_, _| ()).expect("a score");
+    let got =
+        score(&exact, KvPrecision::F32, &corpus, Split::Stories, None, &mut |_, _| ()).expect("a score");
     assert!((got.bits_per_byte / 1.212 - 1.0).abs() <= 2e-3, "{got:?}");
     assert_eq!(got.tokens, 9124);
 }

@@ -160,3 +160,26 @@ fn decoding_agrees_with_the_tokenizers_crate() {
         assert!(compared > 50, "{name}: {compared}");
     }
 }
+
+#[test]
+fn the_vocabulary_inside_a_gguf_file_encodes_alike() {
+    let Some(path) = shared("data/tokenizers/ggml-vocab-llama-spm.gguf") else { return };
+    let file = trike_format::Gguf::open(&path).unwrap();
+    let tokenizer = trike_llm::gguf_tokenizer(&file).unwrap().expect("it is a vocabulary");
+    let inputs = fs::read_to_string(path.with_extension("gguf.inp")).unwrap();
+    let outputs = fs::read_to_string(path.with_extension("gguf.out")).unwrap();
+    let mut inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
+    assert_eq!(inputs.pop(), Some(""));
+    assert_eq!(inputs.len(), outputs.lines().count());
+    for (text, want) in inputs.iter().zip(outputs.lines()) {
+        let want: Vec<u32> = want.split_whitespace().map(|id| id.parse().unwrap()).collect();
+        assert_eq!(tokenizer.encode(text, false).unwrap(), want, "{text:?}");
+    }
+}
+
+#[test]
+fn a_gguf_vocabulary_of_another_kind_is_refused_by_name() {
+    let Some(path) = shared("data/tokenizers/ggml-vocab-gpt-2.gguf") else { return };
+    let error = trike_llm::gguf_tokenizer(&trike_format::Gguf::open(path).unwrap()).unwrap_err();
+    assert!(error.to_string().contains("gpt2"), "{error}");
+}

@@ -6,8 +6,8 @@
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 
 use crate::{
-    ActivationPrecision, AttentionSpec, Backend, CacheSpec, GatedActivation, KvPrecision, NnError, RopePairing,
-    RopeSpec, Segment, Weight,
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, GatedActivation, KvPrecision, NnError,
+    RopePairing, RopeSpec, Segment, Weight,
 };
 
 /// Runs a decoder on Candle's CPU tensors, as the reference that other backends are compared with.
@@ -123,9 +123,7 @@ impl Backend for CandleBackend {
         let angles = positions.matmul(&rope.frequencies)?;
         // Pairs lie in the last axis (adjacent) or in the one before it (halves).
         let (shape, axis, angles) = match rope.pairing {
-            RopePairing::Adjacent => {
-                ([tokens, heads, pairs, 2], 3, angles.reshape((tokens, 1, pairs, 1))?)
-            }
+            RopePairing::Adjacent => ([tokens, heads, pairs, 2], 3, angles.reshape((tokens, 1, pairs, 1))?),
             RopePairing::Halves => ([tokens, heads, 2, pairs], 2, angles.reshape((tokens, 1, 1, pairs))?),
         };
         let (cos, sin) = (angles.cos()?, angles.sin()?);
@@ -149,7 +147,10 @@ impl Backend for CandleBackend {
         for segment in segments {
             let tokens = segment.rows.len();
             let split = |x: &Tensor, heads: usize| {
-                x.i(segment.rows.clone())?.reshape((tokens, heads, spec.head_dim))?.transpose(0, 1)?.contiguous()
+                x.i(segment.rows.clone())?
+                    .reshape((tokens, heads, spec.head_dim))?
+                    .transpose(0, 1)?
+                    .contiguous()
             };
             let cache = &mut *segment.cache;
             append(&mut cache.k, &split(k, spec.kv_heads)?, segment.first_position)?;

@@ -7,7 +7,8 @@ use trike_cpu::{
 };
 
 use crate::{
-    AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, NnError, RopeSpec, Segment, Weight,
+    AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, NnError, RopeSpec, Segment,
+    Weight,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.
@@ -53,12 +54,11 @@ impl Decoder<CpuBackend> {
         };
         let seen = (position + tokens) as u64;
         // A token sees half of its own step on average.
-        let scores = tokens as u64 * (position as u64 + (tokens as u64).div_ceil(2)) * spec.query_width() as u64;
+        let scores =
+            tokens as u64 * (position as u64 + (tokens as u64).div_ceil(2)) * spec.query_width() as u64;
         let layers = spec.layers as u64;
-        let attention = Cost {
-            macs: 2 * layers * scores,
-            bytes: 2 * layers * seen * spec.kv_width() as u64 * element,
-        };
+        let attention =
+            Cost { macs: 2 * layers * scores, bytes: 2 * layers * seen * spec.kv_width() as u64 * element };
         linear + LinearProblem::new(1, head, precision).cost() + attention
     }
 }
@@ -218,8 +218,7 @@ impl Backend for CpuBackend {
         for w in weights {
             same_width("columns of a linear layer", x.width, w.cols())?;
         }
-        let mut outs: Vec<CpuTensor> =
-            weights.iter().map(|w| CpuTensor::zeros(x.rows(), w.rows())).collect();
+        let mut outs: Vec<CpuTensor> = weights.iter().map(|w| CpuTensor::zeros(x.rows(), w.rows())).collect();
         let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(|out| out.data.as_mut_slice()).collect();
         self.cpu.linear_many(&x.data, weights, self.activations, &mut slices)?;
         Ok(outs)

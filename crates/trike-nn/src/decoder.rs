@@ -1,7 +1,8 @@
 //! The one decoder block, and the model made of it.
 
 use crate::{
-    AttentionSpec, Backend, DecoderSpec, DecoderWeights, KvSpec, NnError, Segment, Sequence, Weight, WeightName,
+    AttentionSpec, Backend, DecoderSpec, DecoderWeights, KvSpec, NnError, Segment, Sequence, Weight,
+    WeightName,
 };
 
 /// For which tokens of a step logits are computed.

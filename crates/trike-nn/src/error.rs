@@ -9,7 +9,9 @@ use std::error::Error;
 #[non_exhaustive]
 pub enum NnError {
     /// A sequence has no room for the tokens.
-    #[error("{requested} positions asked for, the sequence holds {capacity}: shorten the prompt, generate less, or use a rolling window")]
+    #[error(
+        "{requested} positions asked for, the sequence holds {capacity}: shorten the prompt, generate less, or use a rolling window"
+    )]
     ContextFull {
         /// Positions that the step would reach.
         requested: usize,

@@ -114,9 +114,10 @@ impl<B: Backend> Sequence<B> {
                 Err(NnError::StepTooLong { requested: tokens, limit: self.max_step() })
             }
             // Positions are u32 in the rotary embedding.
-            _ if self.len.saturating_add(tokens) > u32::MAX as usize => {
-                Err(NnError::ContextFull { requested: self.len.saturating_add(tokens), capacity: u32::MAX as usize })
-            }
+            _ if self.len.saturating_add(tokens) > u32::MAX as usize => Err(NnError::ContextFull {
+                requested: self.len.saturating_add(tokens),
+                capacity: u32::MAX as usize,
+            }),
             _ => Ok(()),
         }
     }

@@ -54,9 +54,8 @@ impl DecoderSpec {
     ///
     /// [`NnError::Spec`], which names the field, the rule and the value.
     pub fn validate(&self) -> Result<(), NnError> {
-        let fail = |field: &'static str, rule: &'static str, got: String| {
-            Err(NnError::Spec { field, rule, got })
-        };
+        let fail =
+            |field: &'static str, rule: &'static str, got: String| Err(NnError::Spec { field, rule, got });
         for (field, n) in [
             ("hidden", self.hidden),
             ("intermediate", self.intermediate),
@@ -72,7 +71,11 @@ impl DecoderSpec {
             }
         }
         if self.heads > 1 << 16 || self.layers > 1 << 16 {
-            return fail("heads or layers", "must be at most 65536", format!("{}, {}", self.heads, self.layers));
+            return fail(
+                "heads or layers",
+                "must be at most 65536",
+                format!("{}, {}", self.heads, self.layers),
+            );
         }
         if !self.heads.is_multiple_of(self.kv_heads) {
             return fail("kv_heads", "must divide heads", format!("{} of {}", self.kv_heads, self.heads));

@@ -13,6 +13,9 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 
+#[cfg(test)]
+mod tests;
+
 pub(crate) use element::Element;
 
 use crate::line::{ByteLine, CodeLine, FloatLine, SumLine, TILE};

@@ -104,8 +104,7 @@ fn dense(
     };
     for row in 0..tensor.rows() {
         out.clear();
-        // The row exists and the buffer is `cols` long, so this cannot be `None`.
-        tensor.read_row(row, &mut row_values).ok_or_else(|| refusal.place.missing())?;
+        tensor.read_row(row, &mut row_values).map_err(|e| refusal.place.tensor_error(&e))?;
         for &v in &row_values {
             match refusal.kind {
                 GgufType::F16 => {

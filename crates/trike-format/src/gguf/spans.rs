@@ -89,7 +89,8 @@ fn truncated(path: &Path, tensor: &str, needed: usize, available: usize) -> Form
 }
 
 /// The one block size that fits every `Q2_0` tensor, or why there is none. A file without such tensors gets
-/// llama.cpp's size, which nothing then uses.
+/// llama.cpp's size, which nothing then uses. What the spans cannot show: a file whose only such tensor is its last
+/// one, cut off exactly where blocks of 128 would end.
 fn q2_0_size(header: &Header, spans: &[usize], last: Option<usize>) -> Result<GgufType, String> {
     let entries = || header.tensors.iter().enumerate().filter(|(_, t)| t.type_id == Q2_0_ID);
     if entries().next().is_none() {

@@ -57,7 +57,8 @@ impl Reader<'_> {
 }
 
 pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
-    let architecture = file.str("general.architecture")?.ok_or_else(|| file.missing_key("general.architecture"))?;
+    let architecture =
+        file.str("general.architecture")?.ok_or_else(|| file.missing_key("general.architecture"))?;
     let r = Reader { file, architecture };
     if architecture != "llama" {
         return Err(r.unsupported(format!("the architecture {architecture}")));

@@ -118,7 +118,9 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
 /// Newer configurations hold theta in `rope_parameters`.
 fn theta(r: &Reader<'_>) -> Result<f32, LlmError> {
     match r.get("rope_parameters").and_then(|p| p.get("rope_theta")) {
-        Some(v) => v.as_f64().map(|x| x as f32).ok_or_else(|| r.error("rope_parameters", "a number in rope_theta")),
+        Some(v) => {
+            v.as_f64().map(|x| x as f32).ok_or_else(|| r.error("rope_parameters", "a number in rope_theta"))
+        }
         None => r.float("rope_theta", 10_000.0),
     }
 }

@@ -1,0 +1,154 @@
+//! The answer of a problem, and how an output is compared with it.
+
+use trike_cpu::ActivationPrecision;
+
+/// Rows and tokens that are computed one by one, at most; the first and the last are among them.
+const SAMPLED: usize = 48;
+
+/// The exact answer of `x W^T`, for as many tokens as `x` has.
+///
+/// A sample of outputs is known by value, and all outputs of a token by one checksum, the sum with signs `+` and `-`,
+/// which costs one pass over the weights instead of one a token. A wrong value at any place moves its checksum.
+///
+/// ```
+/// use trike_benches::Expected;
+///
+/// let expected = Expected::new(&[1, -2, 0, 3], 2, &[1.0, 0.5]);
+/// expected.assert_answer(&[0.0, 1.5], 1e-6, "by hand");
+/// ```
+#[derive(Clone, Debug)]
+pub struct Expected {
+    rows: usize,
+    /// `(token, row, value)`.
+    samples: Vec<(usize, usize, f64)>,
+    /// One for each token.
+    checksums: Vec<f64>,
+}
+
+impl Expected {
+    /// The answer for integer weights (`rows x cols`, row-major) and activations (`tokens x cols`), in f64.
+    ///
+    /// # Panics
+    ///
+    /// When `cols` is 0 or does not divide the lengths.
+    #[must_use]
+    pub fn new(weights: &[i8], cols: usize, x: &[f32]) -> Self {
+        assert!(cols > 0 && weights.len().is_multiple_of(cols) && x.len().is_multiple_of(cols), "whole rows");
+        let (rows, tokens) = (weights.len() / cols, x.len() / cols);
+        let dot = |token: usize, row: usize| -> f64 {
+            let (x, w) = (&x[token * cols..][..cols], &weights[row * cols..][..cols]);
+            x.iter().zip(w).map(|(&x, &w)| f64::from(x) * f64::from(w)).sum()
+        };
+        let pairs = sample(tokens).flat_map(|token| sample(rows).map(move |row| (token, row)));
+        let samples = pairs.map(|(token, row)| (token, row, dot(token, row))).collect();
+        // The signed sum of the rows meets the activations once for each token. In i32: 2^31 / 127 rows fit.
+        let mut sum = vec![0i32; cols];
+        for (row, weights) in weights.chunks_exact(cols).enumerate() {
+            let sign = i32::from(sign(row));
+            sum.iter_mut().zip(weights).for_each(|(sum, &w)| *sum += sign * i32::from(w));
+        }
+        let checksum =
+            |x: &[f32]| x.iter().zip(&sum).map(|(&x, &s)| f64::from(x) * f64::from(s)).sum::<f64>();
+        Self { rows, samples, checksums: x.chunks_exact(cols).map(checksum).collect() }
+    }
+
+    /// Asserts that `out` (`tokens x rows`) is the answer: sampled values within `bound` of the largest, and the
+    /// checksums within what independent errors of that size add up to.
+    ///
+    /// # Panics
+    ///
+    /// When it is not, with `what`, the place, and both values.
+    #[track_caller]
+    pub fn assert_answer(&self, out: &[f32], bound: f64, what: &str) {
+        assert_eq!(out.len(), self.rows * self.checksums.len(), "{what}: outputs");
+        let scale = self.samples.iter().fold(f64::MIN_POSITIVE, |m, &(_, _, value)| m.max(value.abs()));
+        for &(token, row, expected) in &self.samples {
+            let got = f64::from(out[token * self.rows + row]);
+            // Written so that NaN fails.
+            let close = (got - expected).abs() <= bound * scale;
+            assert!(close, "{what}: token {token}, row {row}: expected {expected}, got {got}");
+        }
+        let slack = bound * scale * (self.rows as f64).sqrt();
+        for (token, (out, expected)) in out.chunks_exact(self.rows).zip(&self.checksums).enumerate() {
+            let signed = out.iter().enumerate().map(|(row, &y)| f64::from(sign(row)) * f64::from(y));
+            let got: f64 = signed.sum();
+            let close = (got - expected).abs() <= slack;
+            assert!(close, "{what}: checksum of token {token}: expected {expected}, got {got}");
+        }
+    }
+}
+
+/// Up to [`SAMPLED`] of `0..n`, evenly spread, both ends included.
+fn sample(n: usize) -> impl Iterator<Item = usize> {
+    let count = n.min(SAMPLED);
+    (0..count).map(move |i| if i + 1 == count { n - 1 } else { i * n / count })
+}
+
+/// A fixed sign for each row without a short period: the top bit of a multiplicative hash.
+fn sign(row: usize) -> i8 {
+    if (row as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 63 == 0 { 1 } else { -1 }
+}
+
+/// What int8 activations make of `x` (rows of `cols`), written from the definition of
+/// [`ActivationPrecision::Int8PerToken`]; f32 activations stay as they are.
+///
+/// # Panics
+///
+/// For int8 with a factor for each group, which the catalogue does not have, and when `cols` is 0.
+#[must_use]
+pub fn as_quantized(x: &[f32], cols: usize, precision: ActivationPrecision) -> Vec<f32> {
+    match precision {
+        ActivationPrecision::F32 => x.to_vec(),
+        ActivationPrecision::Int8PerToken => x.chunks(cols).flat_map(quantize_token).collect(),
+        ActivationPrecision::Int8PerGroup(_) => panic!("no problem of the catalogue has factors for groups"),
+    }
+}
+
+fn quantize_token(x: &[f32]) -> impl Iterator<Item = f32> {
+    let scale = 127.0 / x.iter().fold(1e-5f32, |m, v| m.max(v.abs()));
+    x.iter().map(move |v| (v * scale).round_ties_even().clamp(-128.0, 127.0) / scale)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::catch_unwind;
+
+    #[test]
+    fn one_wrong_output_anywhere_is_refused() {
+        let (rows, cols, tokens) = (100, 7, 3);
+        let weights: Vec<i8> = (0..rows * cols).map(|i| (i * i % 5) as i8 - 2).collect();
+        let x: Vec<f32> = (0..tokens * cols).map(|i| i as f32 / 8.0 - 1.0).collect();
+        let expected = Expected::new(&weights, cols, &x);
+        let dot = |x: &[f32], w: &[i8]| x.iter().zip(w).map(|(&x, &w)| x * f32::from(w)).sum::<f32>();
+        let right: Vec<f32> =
+            x.chunks(cols).flat_map(|x| weights.chunks(cols).map(move |w| dot(x, w))).collect();
+        expected.assert_answer(&right, 1e-5, "right");
+        for place in 0..right.len() {
+            for wrong in [right[place] + 0.1, f32::NAN] {
+                let mut out = right.clone();
+                out[place] = wrong;
+                assert!(catch_unwind(|| expected.assert_answer(&out, 1e-5, "wrong")).is_err(), "{place}");
+            }
+        }
+        assert!(catch_unwind(|| expected.assert_answer(&right[1..], 1e-5, "short")).is_err());
+    }
+
+    #[test]
+    fn samples_reach_both_ends() {
+        for n in [1, 2, 47, 48, 49, 1000] {
+            let all: Vec<usize> = sample(n).collect();
+            assert_eq!((all[0], all[all.len() - 1], all.len()), (0, n - 1, n.min(SAMPLED)));
+            assert!(all.is_sorted_by(|a, b| a < b));
+        }
+        assert_eq!(sample(0).count(), 0);
+    }
+
+    #[test]
+    fn quantizing_keeps_the_largest_and_the_grid() {
+        let x = [127.0, -63.6, 0.5, 1.5, -254.0, 0.0, 3.0, 1.0];
+        let q = as_quantized(&x, 4, ActivationPrecision::Int8PerToken);
+        assert_eq!(q, [127.0, -64.0, 0.0, 2.0, -254.0, 0.0, 4.0, 0.0]);
+        assert_eq!(as_quantized(&x, 4, ActivationPrecision::F32), x);
+    }
+}

@@ -1,0 +1,130 @@
+//! AVX-512 with VNNI.
+//!
+//! `vpdpbusd` multiplies unsigned codes (0, 1, 2) with signed activations and adds four neighbours, exact in i32. With
+//! the code kept in place (shifted by 2, 4 or 6 bits) one step adds at most `4 * 128 * 128 = 2^16` to a lane, so a lane
+//! holds `2^15 - 1` blocks; `MAX_COLS` allows `2^12`.
+
+#![allow(
+    clippy::needless_range_loop,
+    reason = "the indices are rows, tokens and fields, and each walks several arrays"
+)]
+
+use std::arch::x86_64::*;
+use std::hint::black_box;
+
+use super::{ByteToken, Element, Kernels, Loop, streams};
+use crate::isa::Avx512;
+use crate::line::{ByteLine, CodeLine, FloatLine, Line, SumLine, TILE};
+use crate::probe::{Peak, WordLine};
+
+/// Writes the safe method that enters a function with the target features on.
+macro_rules! enter {
+    ($call:expr) => {
+        // SAFETY: `self` exists, and `Avx512::detect` makes one only where the processor has every feature named below.
+        unsafe { $call }
+    };
+}
+
+impl Kernels for Avx512 {
+    fn ternary_rows_i8<const T: usize>(self, tile: &[CodeLine], x: [ByteToken<'_>; T]) -> [[i32; TILE]; T] {
+        if T == 1 { [enter!(rows_i8_one(tile, x[0])); T] } else { enter!(rows_i8(tile, x)) }
+    }
+
+    fn ternary_units_i8<const T: usize, const UNIT: usize, const FACTORS: bool>(
+        self,
+        tile: &[CodeLine],
+        scales: &[[f32; TILE]],
+        x: [ByteToken<'_>; T],
+    ) -> [[f32; TILE]; T] {
+        enter!(units_i8::<T, UNIT, FACTORS>(tile, scales, x))
+    }
+
+    fn ternary_rows_f32<const T: usize>(self, tile: &[CodeLine], x: [&[FloatLine]; T]) -> [[f32; TILE]; T] {
+        enter!(rows_f32(tile, x))
+    }
+
+    fn ternary_units_f32<const T: usize, const UNIT: usize>(
+        self,
+        tile: &[CodeLine],
+        scales: &[[f32; TILE]],
+        x: [&[FloatLine]; T],
+    ) -> [[f32; TILE]; T] {
+        enter!(units_f32::<T, UNIT>(tile, scales, x))
+    }
+
+    fn dense<E: Element, const R: usize, const T: usize>(
+        self,
+        w: [&[E]; R],
+        x: [&[f32]; T],
+    ) -> [[f32; R]; T] {
+        enter!(dense(w, x))
+    }
+
+    fn int8<const T: usize>(self, codes: &[i8], scales: &[f32], group: usize, x: [&[f32]; T]) -> [f32; T] {
+        enter!(int8(codes, scales, group, x))
+    }
+
+    fn dense_rows<E: Element>(self, rows: &[E], x: &[f32], out: &mut [f32]) {
+        enter!(dense_rows(rows, x, out));
+    }
+
+    fn accumulate_rows<E: Element>(self, weights: &[f32], rows: &[E], out: &mut [f32]) {
+        enter!(accumulate_rows(weights, rows, out));
+    }
+
+    fn widen<E: Element>(self, from: &[E], to: &mut [f32]) {
+        enter!(widen(from, to));
+    }
+
+    fn read<const S: usize>(self, lines: &[WordLine], ahead: usize) -> u64 {
+        enter!(read::<S>(lines, ahead))
+    }
+
+    fn peaks(self) -> &'static [Peak<Self>] {
+        &[
+            Peak { name: "vpdpbusd, 512 bits", macs: 16 * 64, run: |token, steps| token.peak_512(steps) },
+            Peak { name: "vpdpbusd, 256 bits", macs: 16 * 32, run: |token, steps| token.peak_256(steps) },
+        ]
+    }
+
+    fn run<L: Loop>(self, task: L) -> L::Output {
+        enter!(run(task))
+    }
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
+fn run<L: Loop>(task: L) -> L::Output {
+    task.run()
+}
+
+/// Asks for the line that lies `lines` after this one; asking for memory that does not exist does nothing.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn prefetch<T>(line: &Line<T>, lines: usize) {
+    let ahead = std::ptr::from_ref(line).wrapping_add(lines);
+    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+}
+
+/// The fold of the specification: halves added until one lane is left.
+#[inline]
+#[target_feature(enable = "avx512f,avx2")]
+fn fold(v: __m512) -> f32 {
+    let v8 = _mm256_add_ps(_mm512_castps512_ps256(v), upper(v));
+    let v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
+    let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
+    _mm_cvtss_f32(_mm_add_ss(v2, _mm_movehdup_ps(v2)))
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn upper(v: __m512) -> __m256 {
+    _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)))
+}
+
+/// Sixteen values of any element type.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load<E: Element>(chunk: &[E; 16]) -> __m512 {
+    // SAFETY: this function's own target feature is the one that `load16` asks for.
+    unsafe { E::load16(chunk) }
+}

@@ -1,0 +1,115 @@
+//! Conversions keep every value, and refuse when they cannot.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::{SHAPE, Shape, ids, random_llama};
+use tempfile::TempDir;
+use trike_llm::{
+    ConvertOptions, ConvertReport, HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Target,
+    convert,
+};
+use trike_nn::KvPrecision;
+use trike_testkit::assert_close;
+use trike_trit::Encoding;
+
+/// Rows of 256 and 1024, which every GGUF type holds, and whose scales 1/16 and 1/32 are f16.
+const WIDE: Shape = Shape { hidden: 256, inner: 1024, heads: 4, layers: 2, ..SHAPE };
+
+fn to(input: &Path, output: &Path, target: Target, encoding: Encoding) -> Result<ConvertReport, LlmError> {
+    let options = ConvertOptions { target, encoding, int8_embeddings: false, tokenizer: None };
+    convert(&ModelFile::open(input)?, output, &options, &mut |_, _| ())
+}
+
+fn logits(path: &Path) -> Vec<f32> {
+    let file = ModelFile::open(path).expect("a model");
+    let options = LoadOptions { head: HeadPrecision::AsStored, threads: 1, ..LoadOptions::default() };
+    let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
+    let mut all = Vec::new();
+    model
+        .logits(&ids(20, WIDE.vocab, 1), KvPrecision::F32, |_, row| all.extend_from_slice(row))
+        .expect("logits");
+    all
+}
+
+fn model(dir: &TempDir, name: &str, shape: Shape, packed: bool) -> PathBuf {
+    let path = dir.path().join(name);
+    random_llama(&path, shape, 3, packed);
+    path
+}
+
+#[test]
+fn there_and_back_through_every_format() {
+    let dir = TempDir::new().expect("a directory");
+    let dense = model(&dir, "dense", WIDE, false);
+    let want = logits(&dense);
+    let file = |name: &str| dir.path().join(name);
+    for (target, name) in [(Target::Tq1_0, "1.gguf"), (Target::Tq2_0, "2.gguf"), (Target::Q2_0, "q.gguf")] {
+        let report = to(&dense, &file(name), target, Encoding::Base3).expect("it converts");
+        assert_eq!((report.tensors, report.largest_change), (3 + 9 * 2, 0.0));
+        assert_eq!(report.output_bytes, file(name).metadata().expect("it is there").len());
+        // Heads are paired the other way in GGUF: the same numbers in another order of additions.
+        assert_close(&logits(&file(name)), &want, 1e-5);
+        for encoding in Encoding::ALL {
+            let back = file(&format!("{name}-{encoding}"));
+            to(&file(name), &back, Target::Trike, encoding).expect("it converts back");
+            assert_close(&logits(&back), &want, 1e-6);
+        }
+    }
+    // A chain through everything ends at the bytes that a direct conversion has.
+    for (from, name) in [("1.gguf-csr", "chained"), ("dense", "direct")] {
+        to(&file(from), &file(name), Target::Trike, Encoding::Base3).expect("it converts");
+    }
+    assert!(values(&file("chained")) == values(&file("direct")), "a value changed");
+    assert!(values(&file("chained")) == values(&dense), "a value changed");
+}
+
+/// Every weight of a model, as floats.
+fn values(path: &Path) -> Vec<Vec<f32>> {
+    let file = ModelFile::open(path).expect("a model");
+    file.weights().iter().map(|&name| file.load(name).expect("a weight").into_f32()).collect()
+}
+
+#[test]
+fn dense_floats_are_refused_by_name_and_come_back_as_floats() {
+    let dir = TempDir::new().expect("a directory");
+    // 1 / sqrt(200) is no f16.
+    let narrow = model(&dir, "narrow", SHAPE, true);
+    let error = to(&narrow, &dir.path().join("n.gguf"), Target::Tq2_0, Encoding::TwoBit).unwrap_err();
+    assert!(error.to_string().contains("TQ2_0"), "{error}");
+    assert!(!dir.path().join("n.gguf").exists(), "nothing half-written is left");
+    let error = to(&narrow, &dir.path().join("half"), Target::F16, Encoding::TwoBit).unwrap_err();
+    assert!(matches!(error, LlmError::NotLossless { .. }), "{error}");
+
+    for (target, name) in [(Target::Tq2_0, "no-extension"), (Target::Trike, "d.gguf")] {
+        let error = to(&narrow, &dir.path().join(name), target, Encoding::TwoBit).unwrap_err();
+        assert!(matches!(error, LlmError::Option { option: "OUT", .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_dense_model_needs_quantize() {
+    let Some(stories) = trike_testkit::shared("data/models/stories260K.bin") else { return };
+    let dir = TempDir::new().expect("a directory");
+    let error = to(&stories, &dir.path().join("out"), Target::Trike, Encoding::Base3).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("trike quantize") && text.contains("model.layers.0."), "{text}");
+}
+
+#[test]
+fn rounded_embeddings_say_how_much_they_changed() {
+    let dir = TempDir::new().expect("a directory");
+    let dense = model(&dir, "dense", Shape { tied: true, ..WIDE }, false);
+    let options = ConvertOptions {
+        target: Target::Trike,
+        encoding: Encoding::TwoBit,
+        int8_embeddings: true,
+        tokenizer: None,
+    };
+    let out = dir.path().join("int8");
+    let report = convert(&ModelFile::open(&dense).expect("a model"), &out, &options, &mut |_, _| ())
+        .expect("it converts");
+    assert!(report.largest_change > 1e-4 && report.largest_change < 1.0 / 127.0, "{report:?}");
+    assert_close(&logits(&out), &logits(&dense), 2e-2);
+}
