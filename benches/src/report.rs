@@ -130,7 +130,10 @@ mod tests {
             cost: Cost { macs: 2_000_000, bytes: 0 },
         };
         let text = table(&[row], &[], "dense");
-        assert!(text.ends_with("| ugly m=1 | ternary | scalar | 2 | 2.00 ms | 1.0 | 0.0 | - | - | - |\n"), "{text}");
+        assert!(
+            text.ends_with("| ugly m=1 | ternary | scalar | 2 | 2.00 ms | 1.0 | 0.0 | - | - | - |\n"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! The numbers of a problem, and the forms in which kernels hold them.
 
-use trike_cpu::{
-    ActivationPrecision, CpuError, DenseData, DenseMatrix, Int8Matrix, Matrix, TernaryMatrix,
-};
+use trike_cpu::{ActivationPrecision, CpuError, DenseData, DenseMatrix, Int8Matrix, Matrix, TernaryMatrix};
 use trike_trit::{Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
 
 /// How the weights are held and in which numbers they meet the activations.
@@ -128,9 +126,7 @@ impl Weights {
     pub fn matrix(&self, kernel: Kernel) -> Result<Matrix, CpuError> {
         let (rows, cols) = (self.rows, self.cols);
         match kernel {
-            Kernel::TernaryInt8 | Kernel::TernaryF32 => {
-                self.pack(Scales::tensor(f32::from(Self::SCALE)))
-            }
+            Kernel::TernaryInt8 | Kernel::TernaryF32 => self.pack(Scales::tensor(f32::from(Self::SCALE))),
             Kernel::GroupedInt8 => {
                 let groups = cols.div_ceil(Self::GROUP.get());
                 let scales = (0..rows).flat_map(|row| (0..groups).map(move |g| Self::group_scale(row, g)));

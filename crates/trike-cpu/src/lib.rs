@@ -34,6 +34,7 @@ mod linear;
 mod math;
 mod matrix;
 mod norm;
+mod pieces;
 mod pool;
 pub mod probe;
 mod rope;

@@ -37,7 +37,44 @@ struct Block<B: Backend> {
 
 /// A decoder-only language model on a backend.
 ///
-/// See [`Decoder::new`] for how it is made and [`Decoder::forward`] for a step.
+/// ```
+/// use trike_cpu::{Cpu, DenseData, DenseMatrix};
+/// use trike_nn::{
+///     ActivationPrecision, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation, KvPrecision, KvSpec,
+///     Logits, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
+/// };
+///
+/// /// Identity-like matrices and norms of one.
+/// struct Simple;
+///
+/// impl DecoderWeights for Simple {
+///     fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+///         let (rows, cols) = if name == WeightName::Embedding { (3, 4) } else { (4, 4) };
+///         let values = (0..rows * cols).map(|i| f32::from(i % cols == i / cols)).collect();
+///         Ok(Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(values))?))
+///     }
+///
+///     fn vector(&mut self, _: WeightName) -> Result<Vec<f32>, NnError> {
+///         Ok(vec![1.0; 4])
+///     }
+/// }
+///
+/// let spec = DecoderSpec {
+///     hidden: 4, intermediate: 4, layers: 1, heads: 2, kv_heads: 2, head_dim: 2, vocab: 3, context: 8,
+///     rms_eps: 1e-5,
+///     rope: RopeSpec { theta: 10_000.0, pairing: RopePairing::Halves },
+///     activation: GatedActivation::SiLu,
+///     tied_head: true,
+/// };
+/// let decoder = Decoder::new(CpuBackend::new(Cpu::new(1)?, ActivationPrecision::F32), spec, &mut Simple)?;
+/// let mut sequence = decoder.sequence(KvSpec::new(KvPrecision::F32, 8))?;
+/// let logits = decoder.forward(&mut [Step { sequence: &mut sequence, ids: &[2, 1] }], Logits::All)?;
+/// assert_eq!(logits[0].len(), 2 * 3);
+/// // Every matrix hands its input on, so each token predicts itself.
+/// assert!(logits[0][2] > logits[0][0] && logits[0][3 + 1] > logits[0][3]);
+/// assert_eq!(sequence.len(), 2);
+/// # Ok::<(), NnError>(())
+/// ```
 pub struct Decoder<B: Backend> {
     backend: B,
     spec: DecoderSpec,

@@ -1,1 +1,47 @@
-//! Placeholder.
+//! Ternary language models: load, generate, measure, convert.
+//!
+//! Start from [`LanguageModel`]: it reads a HuggingFace directory, a GGUF file or a llama2.c checkpoint, and
+//! continues a prompt.
+//!
+//! ```
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+//! let model = trike::LanguageModel::load(path)?;
+//! let story = model.generate("Once upon a time", &trike::GenerateOptions::default())?;
+//! println!("{}", story.text);
+//! # assert!(story.text.starts_with(", there was a little girl named Lily."), "{}", story.text);
+//! # Ok::<(), trike::LlmError>(())
+//! ```
+//!
+//! The decision that shaped this crate: it holds no logic. A name here is a name of the crate below that does the
+//! work, under the same documentation; what was given up is a simplified API of its own, which would have to grow
+//! back into the one that it hides.
+//!
+//! * text: [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`GenerateOptions`], [`Generation`],
+//!   [`FinishReason`], [`SamplerConfig`], [`Tokenizer`]
+//! * files: [`ModelFile`], [`inspect()`] with [`Inspection`], [`convert()`] with [`ConvertOptions`],
+//!   [`ConvertReport`] and [`Target`]
+//! * measurement: [`score()`] with [`Score`] and [`Split`], [`compare()`] with [`Comparison`], [`llm::bench`]
+//! * precision and place: [`ActivationPrecision`], [`KvPrecision`], [`Cpu`], [`Isa`], [`CpuBackend`], [`Backend`]
+//! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
+//! * errors: [`LlmError`]
+//! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`nn`], [`llm`]
+//!
+//! An application depends on this crate. The feature `candle`, on by default, brings the reference backend
+//! `nn::CandleBackend` for comparisons; an application that only runs models turns default features off, as the
+//! command line does. A library depends on the one crate below that it needs.
+#![forbid(unsafe_code)]
+
+pub use trike_cpu as cpu;
+pub use trike_format as format;
+pub use trike_llm as llm;
+pub use trike_nn as nn;
+pub use trike_trit as trit;
+
+pub use trike_cpu::{Cpu, Isa};
+pub use trike_llm::{
+    Comparison, ConvertOptions, ConvertReport, FinishReason, GenerateOptions, Generation, HeadPrecision,
+    Inspection, LanguageModel, LlmError, LoadOptions, ModelFile, Score, Split, Target, compare, convert, inspect,
+    sampler::SamplerConfig, score, tokenizer::Tokenizer,
+};
+pub use trike_nn::{ActivationPrecision, Backend, CpuBackend, KvPrecision};
+pub use trike_trit::{Encoding, Trit, TritTensor};

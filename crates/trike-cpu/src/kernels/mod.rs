@@ -22,6 +22,7 @@ use crate::line::{ByteLine, CodeLine, FloatLine, SumLine, TILE};
 use crate::probe::{Peak, WordLine};
 
 /// One token's int8 activations, padded with zeros to whole blocks.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable kernels need no bias"))]
 #[derive(Clone, Copy)]
 pub(crate) struct ByteToken<'a> {
     /// Four lines a block, in the order of the columns.

@@ -9,11 +9,10 @@
 )]
 
 use std::arch::x86_64::*;
-use std::hint::black_box;
 
-use super::{ByteToken, Element, Kernels, Loop, streams};
+use super::{ByteToken, Element, Kernels, Loop};
 use crate::isa::Avx2;
-use crate::line::{ByteLine, CodeLine, FloatLine, SumLine, TILE};
+use crate::line::{CodeLine, FloatLine, TILE};
 use crate::probe::{Peak, WordLine};
 
 /// Writes the safe method that enters a function with the target features on.
@@ -23,6 +22,14 @@ macro_rules! enter {
         unsafe { $call }
     };
 }
+
+mod dense;
+mod peak;
+mod ternary;
+
+use dense::{accumulate_rows, dense, dense_rows, int8, widen};
+use peak::read;
+use ternary::{rows_f32, rows_i8, units_f32, units_i8};
 
 impl Kernels for Avx2 {
     fn ternary_rows_i8<const T: usize>(self, tile: &[CodeLine], x: [ByteToken<'_>; T]) -> [[i32; TILE]; T] {

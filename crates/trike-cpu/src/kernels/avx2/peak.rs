@@ -1,9 +1,18 @@
+//! Loops that reach for the ceilings of the machine.
+
+use std::arch::x86_64::*;
+use std::hint::black_box;
+
+use crate::isa::Avx2;
+use crate::kernels::streams;
+use crate::probe::WordLine;
+
 impl Avx2 {
-    fn peak_wide(self, steps: u64) {
+    pub(super) fn peak_wide(self, steps: u64) {
         enter!(peak_wide(steps));
     }
 
-    fn peak_merged(self, steps: u64) {
+    pub(super) fn peak_merged(self, steps: u64) {
         enter!(peak_merged(steps));
     }
 }
@@ -42,7 +51,7 @@ fn peak_merged(steps: u64) {
 }
 
 #[target_feature(enable = "avx2")]
-fn read<const S: usize>(lines: &[WordLine], ahead: usize) -> u64 {
+pub(super) fn read<const S: usize>(lines: &[WordLine], ahead: usize) -> u64 {
     let (streams, len) = streams::<S>(lines);
     let mut acc = [_mm256_setzero_si256(); S];
     for i in 0..len {
@@ -62,5 +71,6 @@ fn read<const S: usize>(lines: &[WordLine], ahead: usize) -> u64 {
     for acc in acc {
         sum = _mm256_add_epi64(sum, acc);
     }
-    total(sum) as u64
+    let pair = _mm_add_epi64(_mm256_castsi256_si128(sum), _mm256_extracti128_si256::<1>(sum));
+    (_mm_cvtsi128_si64(pair) as u64).wrapping_add(_mm_extract_epi64::<1>(pair) as u64)
 }

@@ -1,3 +1,11 @@
+//! Ternary weights with int8 and with f32 activations.
+
+use std::arch::x86_64::*;
+
+use super::{fold, load};
+use crate::kernels::ByteToken;
+use crate::line::{ByteLine, CodeLine, FloatLine, SumLine, TILE};
+
 /// Half `h` of a line of codes.
 #[inline]
 #[target_feature(enable = "avx2")]
@@ -66,7 +74,7 @@ fn fields(line: &CodeLine, h: usize) -> [__m256i; 4] {
 }
 
 #[target_feature(enable = "avx2")]
-fn rows_i8<const T: usize>(tile: &[CodeLine], x: [ByteToken<'_>; T]) -> [[i32; TILE]; T] {
+pub(super) fn rows_i8<const T: usize>(tile: &[CodeLine], x: [ByteToken<'_>; T]) -> [[i32; TILE]; T] {
     let ones = _mm256_set1_epi16(1);
     let mut acc = [[_mm256_setzero_si256(); T]; TILE];
     let (blocks, _) = tile.as_chunks::<TILE>();
@@ -111,7 +119,7 @@ fn add_scaled(sum: &mut __m256, scale: f32, value: __m256) {
 }
 
 #[target_feature(enable = "avx2")]
-fn units_i8<const T: usize, const UNIT: usize, const FACTORS: bool>(
+pub(super) fn units_i8<const T: usize, const UNIT: usize, const FACTORS: bool>(
     tile: &[CodeLine],
     scales: &[[f32; TILE]],
     x: [ByteToken<'_>; T],
@@ -194,7 +202,7 @@ fn join(p: [__m256; 4]) -> __m256 {
 
 /// A trit times an activation is exact, so the fused operation rounds as the specification's separate ones do.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn rows_f32<const T: usize>(tile: &[CodeLine], x: [&[FloatLine]; T]) -> [[f32; TILE]; T] {
+pub(super) fn rows_f32<const T: usize>(tile: &[CodeLine], x: [&[FloatLine]; T]) -> [[f32; TILE]; T] {
     let (blocks, _) = tile.as_chunks::<TILE>();
     let mut lines: [&[[FloatLine; 16]]; T] = [&[]; T];
     for t in 0..T {
@@ -229,7 +237,7 @@ fn rows_f32<const T: usize>(tile: &[CodeLine], x: [&[FloatLine]; T]) -> [[f32; T
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
-fn units_f32<const T: usize, const UNIT: usize>(
+pub(super) fn units_f32<const T: usize, const UNIT: usize>(
     tile: &[CodeLine],
     scales: &[[f32; TILE]],
     x: [&[FloatLine]; T],

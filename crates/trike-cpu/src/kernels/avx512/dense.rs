@@ -1,3 +1,10 @@
+//! Float and int8 weights, keys and values; multiply and add are fused.
+
+use std::arch::x86_64::*;
+
+use super::{fold, load};
+use crate::kernels::Element;
+
 /// The elements after the last whole chunk, padded with zeros.
 #[inline]
 #[target_feature(enable = "avx512f")]
@@ -44,7 +51,10 @@ fn dense_lanes<E: Element, const R: usize, const T: usize>(w: [&[E]; R], x: [&[f
 }
 
 #[target_feature(enable = "avx512f,avx2,f16c")]
-fn dense<E: Element, const R: usize, const T: usize>(w: [&[E]; R], x: [&[f32]; T]) -> [[f32; R]; T] {
+pub(super) fn dense<E: Element, const R: usize, const T: usize>(
+    w: [&[E]; R],
+    x: [&[f32]; T],
+) -> [[f32; R]; T] {
     let acc = dense_lanes(w, x);
     let mut out = [[0.0; R]; T];
     for t in 0..T {
@@ -56,7 +66,7 @@ fn dense<E: Element, const R: usize, const T: usize>(w: [&[E]; R], x: [&[f32]; T
 }
 
 #[target_feature(enable = "avx512f,avx2,f16c")]
-fn int8<const T: usize>(codes: &[i8], scales: &[f32], group: usize, x: [&[f32]; T]) -> [f32; T] {
+pub(super) fn int8<const T: usize>(codes: &[i8], scales: &[f32], group: usize, x: [&[f32]; T]) -> [f32; T] {
     if codes.len().is_multiple_of(group) {
         // The groups of the usual formats are unrolled.
         match group {
@@ -115,7 +125,7 @@ fn int8_groups<const T: usize, const N: usize>(codes: &[i8], scales: &[f32], x: 
 }
 
 #[target_feature(enable = "avx512f,avx2,f16c")]
-fn dense_rows<E: Element>(rows: &[E], x: &[f32], out: &mut [f32]) {
+pub(super) fn dense_rows<E: Element>(rows: &[E], x: &[f32], out: &mut [f32]) {
     let k = x.len();
     let (fours, rest) = out.as_chunks_mut::<4>();
     let (head, tail) = rows.split_at(4 * k * fours.len());
@@ -132,7 +142,7 @@ fn dense_rows<E: Element>(rows: &[E], x: &[f32], out: &mut [f32]) {
 
 /// Sixty-four outputs at a time stay in registers while the rows pass.
 #[target_feature(enable = "avx512f,avx2,f16c")]
-fn accumulate_rows<E: Element>(weights: &[f32], rows: &[E], out: &mut [f32]) {
+pub(super) fn accumulate_rows<E: Element>(weights: &[f32], rows: &[E], out: &mut [f32]) {
     let d = out.len();
     for (i, columns) in out.chunks_mut(64).enumerate() {
         if columns.len() == 64 {
@@ -185,7 +195,7 @@ fn store(to: &mut [f32; 16], lanes: __m512) {
 }
 
 #[target_feature(enable = "avx512f,avx2,f16c")]
-fn widen<E: Element>(from: &[E], to: &mut [f32]) {
+pub(super) fn widen<E: Element>(from: &[E], to: &mut [f32]) {
     let (chunks, tail) = from.as_chunks::<16>();
     let (to, rest) = to.as_chunks_mut::<16>();
     for (from, to) in chunks.iter().zip(to) {

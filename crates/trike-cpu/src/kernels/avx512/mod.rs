@@ -10,11 +10,10 @@
 )]
 
 use std::arch::x86_64::*;
-use std::hint::black_box;
 
-use super::{ByteToken, Element, Kernels, Loop, streams};
+use super::{ByteToken, Element, Kernels, Loop};
 use crate::isa::Avx512;
-use crate::line::{ByteLine, CodeLine, FloatLine, Line, SumLine, TILE};
+use crate::line::{CodeLine, FloatLine, Line, TILE};
 use crate::probe::{Peak, WordLine};
 
 /// Writes the safe method that enters a function with the target features on.
@@ -24,6 +23,14 @@ macro_rules! enter {
         unsafe { $call }
     };
 }
+
+mod dense;
+mod peak;
+mod ternary;
+
+use dense::{accumulate_rows, dense, dense_rows, int8, widen};
+use peak::read;
+use ternary::{rows_f32, rows_i8, rows_i8_one, units_f32, units_i8};
 
 impl Kernels for Avx512 {
     fn ternary_rows_i8<const T: usize>(self, tile: &[CodeLine], x: [ByteToken<'_>; T]) -> [[i32; TILE]; T] {

@@ -1,9 +1,19 @@
+//! Loops that reach for the ceilings of the machine.
+
+use std::arch::x86_64::*;
+use std::hint::black_box;
+
+use super::prefetch;
+use crate::isa::Avx512;
+use crate::kernels::streams;
+use crate::probe::WordLine;
+
 impl Avx512 {
-    fn peak_512(self, steps: u64) {
+    pub(super) fn peak_512(self, steps: u64) {
         enter!(peak_512(steps));
     }
 
-    fn peak_256(self, steps: u64) {
+    pub(super) fn peak_256(self, steps: u64) {
         enter!(peak_256(steps));
     }
 }
@@ -35,7 +45,7 @@ fn peak_256(steps: u64) {
 }
 
 #[target_feature(enable = "avx512f")]
-fn read<const S: usize>(lines: &[WordLine], ahead: usize) -> u64 {
+pub(super) fn read<const S: usize>(lines: &[WordLine], ahead: usize) -> u64 {
     let (streams, len) = streams::<S>(lines);
     let mut acc = [_mm512_setzero_si512(); S];
     for i in 0..len {

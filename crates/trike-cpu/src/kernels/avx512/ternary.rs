@@ -1,3 +1,11 @@
+//! Ternary weights with int8 and with f32 activations.
+
+use std::arch::x86_64::*;
+
+use super::{fold, prefetch};
+use crate::kernels::ByteToken;
+use crate::line::{ByteLine, CodeLine, FloatLine, SumLine, TILE};
+
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn codes(line: &CodeLine) -> __m512i {
@@ -41,7 +49,7 @@ const AHEAD: usize = 64;
 
 /// One token: the codes stay in place, each field with its own sums, which are scaled back once a row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn rows_i8_one(tile: &[CodeLine], x: ByteToken<'_>) -> [i32; TILE] {
+pub(super) fn rows_i8_one(tile: &[CodeLine], x: ByteToken<'_>) -> [i32; TILE] {
     let masks = [
         _mm512_set1_epi8(0x03),
         _mm512_set1_epi8(0x0C),
@@ -87,7 +95,7 @@ fn fields(line: &CodeLine) -> [__m512i; 4] {
 
 /// Several tokens: a line is unpacked once for all of them.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
-fn rows_i8<const T: usize>(tile: &[CodeLine], x: [ByteToken<'_>; T]) -> [[i32; TILE]; T] {
+pub(super) fn rows_i8<const T: usize>(tile: &[CodeLine], x: [ByteToken<'_>; T]) -> [[i32; TILE]; T] {
     let mut acc = [[_mm512_setzero_si512(); T]; TILE];
     let (blocks, _) = tile.as_chunks::<TILE>();
     let mut lines: [&[[ByteLine; 4]]; T] = [&[]; T];
@@ -121,7 +129,7 @@ fn add_scaled(sum: &mut __m512, scale: __m512, value: __m512) {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,avx2")]
-fn units_i8<const T: usize, const UNIT: usize, const FACTORS: bool>(
+pub(super) fn units_i8<const T: usize, const UNIT: usize, const FACTORS: bool>(
     tile: &[CodeLine],
     scales: &[[f32; TILE]],
     x: [ByteToken<'_>; T],
@@ -220,7 +228,7 @@ fn join(p: [__m512; 4]) -> __m512 {
 
 /// A trit times an activation is exact, so the fused operation rounds as the specification's separate ones do.
 #[target_feature(enable = "avx512f,avx2")]
-fn rows_f32<const T: usize>(tile: &[CodeLine], x: [&[FloatLine]; T]) -> [[f32; TILE]; T] {
+pub(super) fn rows_f32<const T: usize>(tile: &[CodeLine], x: [&[FloatLine]; T]) -> [[f32; TILE]; T] {
     let (blocks, _) = tile.as_chunks::<TILE>();
     let mut lines: [&[[FloatLine; 16]]; T] = [&[]; T];
     for t in 0..T {
@@ -248,7 +256,7 @@ fn rows_f32<const T: usize>(tile: &[CodeLine], x: [&[FloatLine]; T]) -> [[f32; T
 }
 
 #[target_feature(enable = "avx512f,avx2")]
-fn units_f32<const T: usize, const UNIT: usize>(
+pub(super) fn units_f32<const T: usize, const UNIT: usize>(
     tile: &[CodeLine],
     scales: &[[f32; TILE]],
     x: [&[FloatLine]; T],

@@ -1,0 +1,86 @@
+//! Reading and changing single trits at random places, in every encoding, in a tensor far beyond the first cache and in
+//! one within it.
+#![allow(clippy::print_stdout, reason = "a benchmark reports on stdout")]
+
+mod common;
+
+use std::error::Error;
+
+use criterion::BenchmarkId;
+use trike_testkit::Rng;
+use trike_trit::{Edit, Encoding, Scales, Trit, TritTensor};
+
+/// Name, rows and columns: 2.6 to 6 MB and 4 to 10 KB, depending on the encoding.
+const TENSORS: [(&str, usize, usize); 2] = [("large", 4096, 4096), ("small", 64, 512)];
+/// Places that are visited in turn: enough to touch every page of the large tensor many times.
+const PLACES: usize = 1 << 16;
+/// Changes in one call of `edit`.
+const BATCH: usize = 1024;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let mut c = common::criterion();
+    let mut rng = Rng::new(1);
+    let mut lines = Vec::new();
+    for (name, rows, cols) in TENSORS {
+        let trits = rng.trits(rows * cols, 0.6);
+        let mut place = || (rng.below(rows), rng.below(cols));
+        let places: Vec<(usize, usize)> = (0..PLACES).map(|_| place()).collect();
+        for encoding in Encoding::ALL {
+            let mut tensor = TritTensor::from_trits(rows, cols, &trits, encoding, Scales::tensor(1.0))?;
+            let mut group = common::group(&mut c, &format!("edits/{name}"));
+            let id = |what| BenchmarkId::new(what, encoding);
+            let mut walk = Walk::new(&places);
+            let get = common::time(&mut group, id("get"), 1, || {
+                let (row, col, _) = walk.step();
+                tensor.get(0, row, col)
+            });
+            let set = common::time(&mut group, id("set"), 1, || {
+                let (row, col, trit) = walk.step();
+                tensor.set(0, row, col, trit)
+            });
+            let mut edits = Vec::with_capacity(BATCH);
+            let batch = common::time(&mut group, id("edit"), BATCH as u64, || {
+                edits.clear();
+                edits.extend((0..BATCH).map(|_| {
+                    let (row, col, trit) = walk.step();
+                    Edit { plane: 0, row, col, trit }
+                }));
+                tensor.edit(&edits)
+            });
+            group.finish();
+            let ns = |seconds: Option<f64>| seconds.map_or("-".to_owned(), |s| format!("{:.1}", s * 1e9));
+            let each = batch.map(|seconds| seconds / BATCH as f64);
+            lines.push(format!("| {name} | {encoding} | {} | {} | {} |", ns(get), ns(set), ns(each)));
+        }
+    }
+    println!("\nMedian nanoseconds of one read, one change, and one change in a batch of {BATCH}.\n");
+    println!("| tensor | encoding | get | set | edit |\n|---|---|--:|--:|--:|\n{}\n", lines.join("\n"));
+    c.final_summary();
+    Ok(())
+}
+
+/// Random places in turn, each with another trit than the last time, so that every change is one.
+struct Walk<'a> {
+    places: &'a [(usize, usize)],
+    next: usize,
+    trits: [Trit; 3],
+}
+
+impl<'a> Walk<'a> {
+    fn new(places: &'a [(usize, usize)]) -> Self {
+        Self { places, next: 0, trits: [Trit::N, Trit::Z, Trit::P] }
+    }
+
+    #[inline]
+    fn step(&mut self) -> (usize, usize, Trit) {
+        if self.next == self.places.len() {
+            self.next = 0;
+            self.trits.rotate_left(1);
+        }
+        let (row, col) = self.places[self.next];
+        // The low bits of the column are as random as the place.
+        let trit = self.trits[(col % 64) % 3];
+        self.next += 1;
+        (row, col, trit)
+    }
+}

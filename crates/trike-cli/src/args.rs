@@ -1,0 +1,417 @@
+//! What a user can say.
+
+use std::path::PathBuf;
+
+use clap::{
+    ArgAction, Args, Parser, Subcommand,
+    builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser},
+    value_parser,
+};
+use trike::{
+    ActivationPrecision, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target, cpu::MAX_THREADS,
+    llm::bench::Synthetic, trit::GroupSize,
+};
+
+/// Run, inspect, convert and measure ternary language models
+///
+/// MODEL is a HuggingFace or Trike directory, a GGUF file or a llama2.c checkpoint. Exit codes: 0 done, 1 failed,
+/// 2 wrong usage, 130 interrupted.
+#[derive(Debug, Parser)]
+#[command(name = "trike", version, max_term_width = 100)]
+pub(crate) struct Cli {
+    /// No progress and no closing line on stderr
+    #[arg(
+        short,
+        long,
+        global = true,
+        env = "TRIKE_QUIET",
+        hide_env_values = true,
+        action = ArgAction::SetTrue,
+        value_parser = FalseyValueParser::new()
+    )]
+    pub(crate) quiet: bool,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Continue a prompt
+    Run(RunArgs),
+    /// Show a model's architecture and every tensor's encoding, size, zeros and scales
+    Inspect(InspectArgs),
+    /// Convert a model to another format without changing a value
+    Convert(ConvertArgs),
+    /// Measure how well a model predicts a text
+    Perplexity(PerplexityArgs),
+    /// Write the logits of token ids to a .npy file
+    Logits(LogitsArgs),
+    /// Measure tokens per second against what this machine can do
+    Bench(BenchArgs),
+    /// Show what this machine offers and how Trike uses it
+    Doctor(DoctorArgs),
+}
+
+/// Which model.
+#[derive(Args, Debug)]
+pub(crate) struct ModelArg {
+    /// Model directory or file; the model that comes with Trike when left out
+    #[arg(short, long, env = "TRIKE_MODEL", hide_env_values = true)]
+    pub(crate) model: Option<PathBuf>,
+}
+
+/// Which tokenizer.
+#[derive(Args, Debug)]
+pub(crate) struct TokenizerArg {
+    /// Tokenizer file (tokenizer.json, SentencePiece .model, llama2.c .bin) in place of the model's own
+    #[arg(long, env = "TRIKE_TOKENIZER", hide_env_values = true)]
+    pub(crate) tokenizer: Option<PathBuf>,
+}
+
+/// How to show a result.
+#[derive(Args, Debug)]
+pub(crate) struct JsonArg {
+    /// Print one JSON object in place of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// What computes.
+#[derive(Args, Debug)]
+pub(crate) struct CpuArgs {
+    /// Threads; 0 for one a processor
+    #[arg(
+        long,
+        default_value_t = 0,
+        env = "TRIKE_THREADS",
+        hide_env_values = true,
+        value_parser = threads()
+    )]
+    pub(crate) threads: usize,
+    /// Instruction set, scalar, avx2 or avx512-vnni, in place of the best that this machine has
+    #[arg(long, env = "TRIKE_ISA", hide_env_values = true, value_parser = Isa::by_name)]
+    pub(crate) isa: Option<Isa>,
+}
+
+/// In which numbers.
+#[derive(Args, Debug)]
+pub(crate) struct PrecisionArgs {
+    /// Activations of ternary layers
+    #[arg(
+        long,
+        default_value = "f32",
+        env = "TRIKE_ACTIVATIONS",
+        hide_env_values = true,
+        value_parser = one_of(ACTIVATIONS)
+    )]
+    pub(crate) activations: ActivationPrecision,
+    /// Output head: as stored, int8, or int8 only for a ternary model whose head is stored in floats (auto)
+    /// [default: auto; stored for `logits`]
+    #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
+    pub(crate) head: Option<HeadPrecision>,
+    /// Cached keys and values [default: f32 for a model with f32 weights and for `logits`, else f16]
+    #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_parser = one_of(KV))]
+    pub(crate) kv: Option<KvPrecision>,
+}
+
+/// Continue a prompt
+///
+/// The prompt and its continuation go to stdout as they come and nothing else does; the speed goes to stderr.
+/// Ctrl-C stops after the current token.
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) tokenizer: TokenizerArg,
+    /// Text to continue; may be empty
+    #[arg(short, long, allow_hyphen_values = true)]
+    pub(crate) prompt: String,
+    /// Most tokens to generate; until the text or the context ends when left out
+    #[arg(short = 'n', long, env = "TRIKE_MAX_TOKENS", hide_env_values = true)]
+    pub(crate) max_tokens: Option<usize>,
+    /// Rolling window of so many tokens: each token sees only these, and the text may outgrow the context
+    #[arg(long, env = "TRIKE_WINDOW", hide_env_values = true)]
+    pub(crate) window: Option<usize>,
+    /// End the text before this string; may be repeated
+    #[arg(long, allow_hyphen_values = true)]
+    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    #[command(flatten)]
+    pub(crate) precision: PrecisionArgs,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}
+
+/// How tokens are chosen. What is left out comes from the model's `generation_config.json`.
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Sampling (what is left out comes from the model's generation_config.json)")]
+pub(crate) struct SamplingArgs {
+    /// 0 takes the best token always [default: 1 when another option of this group samples, else 0]
+    #[arg(long, env = "TRIKE_TEMPERATURE", hide_env_values = true, allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Choose among this many best tokens
+    #[arg(long, env = "TRIKE_TOP_K", hide_env_values = true, allow_negative_numbers = true)]
+    pub(crate) top_k: Option<usize>,
+    /// Choose among the best tokens that together reach this probability
+    #[arg(long, env = "TRIKE_TOP_P", hide_env_values = true, allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Choose among tokens with at least this share of the best one's probability
+    #[arg(long, env = "TRIKE_MIN_P", hide_env_values = true, allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Divides the logits of the last 64 tokens; 1 leaves them
+    #[arg(long, env = "TRIKE_REPETITION_PENALTY", hide_env_values = true, allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Where chance starts; a new one each time when left out, shown at the end
+    #[arg(long, env = "TRIKE_SEED", hide_env_values = true)]
+    pub(crate) seed: Option<u64>,
+}
+
+/// Show a model's architecture and every tensor's encoding, size, zeros and scales
+///
+/// Every tensor is loaded once. A model that Trike cannot run is shown too, with the reason.
+#[derive(Args, Debug)]
+pub(crate) struct InspectArgs {
+    /// Model directory or file
+    pub(crate) model: PathBuf,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}
+
+/// Convert a model to another format without changing a value
+///
+/// A dense matrix becomes trits only where each of its values is one scale times -1, 0 or 1. What cannot be held
+/// exactly is refused.
+#[derive(Args, Debug)]
+pub(crate) struct ConvertArgs {
+    /// Model directory or file to read
+    pub(crate) input: PathBuf,
+    /// What to write; must not exist. tq1_0, tq2_0 and q2_0 take a path that ends in .gguf, trike a directory, f16
+    /// either
+    pub(crate) output: PathBuf,
+    /// Format of the result
+    #[arg(long, value_parser = one_of(TARGETS))]
+    pub(crate) to: Target,
+    /// How `--to trike` packs trits [default: base3]
+    #[arg(long, value_parser = one_of(ENCODINGS))]
+    pub(crate) encoding: Option<Encoding>,
+    /// Embedding and output head: as stored, or rounded to int8 in groups of 32, the one change of values there is
+    #[arg(long, default_value = "stored", value_parser = one_of(EMBEDDINGS))]
+    pub(crate) embeddings: bool,
+    #[command(flatten)]
+    pub(crate) tokenizer: TokenizerArg,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}
+
+/// Measure how well a model predicts a text
+///
+/// Perplexity, nats a token and bits a byte; with --base, the divergence from another model as well.
+#[derive(Args, Debug)]
+pub(crate) struct PerplexityArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) tokenizer: TokenizerArg,
+    /// UTF-8 text
+    #[arg(short, long)]
+    pub(crate) file: PathBuf,
+    /// Sequences: stories between `<|endoftext|>`, lines, or windows of the context over the whole text
+    /// [default: stories where the text has `<|endoftext|>`, else window]
+    #[arg(long, value_parser = one_of(SPLITS))]
+    pub(crate) split: Option<Split>,
+    /// Most sequences to score
+    #[arg(long)]
+    pub(crate) limit: Option<usize>,
+    /// Model to compare with, which must have the same vocabulary
+    #[arg(long)]
+    pub(crate) base: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) precision: PrecisionArgs,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}
+
+/// Write the logits of token ids to a .npy file
+#[derive(Args, Debug)]
+pub(crate) struct LogitsArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// Token ids, separated by commas
+    #[arg(long, required = true, value_delimiter = ',')]
+    pub(crate) ids: Vec<u32>,
+    /// File to write, f32 of shape [ids, vocabulary]; replaced when it exists
+    #[arg(short, long)]
+    pub(crate) output: PathBuf,
+    #[command(flatten)]
+    pub(crate) precision: PrecisionArgs,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}
+
+/// Measure tokens per second against what this machine can do
+///
+/// Medians over the repetitions. The shares are of the bandwidth and the int8 peak that the same run measured with
+/// the same threads.
+#[derive(Args, Debug)]
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// A model of random trits in place of a real one
+    #[arg(long, conflicts_with = "model", value_parser = one_of(SIZES))]
+    pub(crate) synthetic: Option<Synthetic>,
+    /// How the random trits are stored before they are packed for the kernels
+    #[arg(long, requires = "synthetic", default_value = "2bit", value_parser = one_of(ENCODINGS))]
+    pub(crate) encoding: Encoding,
+    /// Tokens of the prompt; 0 leaves prefill out
+    #[arg(short, long, default_value_t = 512)]
+    pub(crate) prompt: usize,
+    /// Tokens generated one by one; 0 leaves decode out
+    #[arg(short = 'n', long, default_value_t = 32)]
+    pub(crate) generate: usize,
+    /// Numbers of threads, separated by commas; 0 for one a processor
+    #[arg(
+        short,
+        long,
+        default_value = "0",
+        value_delimiter = ',',
+        env = "TRIKE_THREADS",
+        hide_env_values = true,
+        value_parser = threads()
+    )]
+    pub(crate) threads: Vec<usize>,
+    /// Repetitions, after one that is not counted
+    #[arg(short, long, default_value_t = 3)]
+    pub(crate) repetitions: usize,
+    /// Activations of ternary layers
+    #[arg(
+        long,
+        default_value = "f32",
+        env = "TRIKE_ACTIVATIONS",
+        hide_env_values = true,
+        value_parser = one_of(ACTIVATIONS)
+    )]
+    pub(crate) activations: ActivationPrecision,
+    /// Cached keys and values
+    #[arg(
+        long,
+        default_value = "f16",
+        env = "TRIKE_KV",
+        hide_env_values = true,
+        value_parser = one_of(KV)
+    )]
+    pub(crate) kv: KvPrecision,
+    /// How to print the result
+    #[arg(short, long, default_value = "md", value_parser = ["md", "json"])]
+    pub(crate) output: String,
+    /// The same as `-o json`
+    #[arg(long, conflicts_with = "output")]
+    pub(crate) json: bool,
+}
+
+/// Show what this machine offers and how Trike uses it
+///
+/// The ceilings are measured, which takes a few seconds and 256 MiB.
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}
+
+/// The names of an option's values.
+type Names<T> = &'static [(&'static str, T)];
+
+const ACTIVATIONS: Names<ActivationPrecision> = &[
+    ("f32", ActivationPrecision::F32),
+    ("int8-token", ActivationPrecision::Int8PerToken),
+    ("int8-group32", ActivationPrecision::Int8PerGroup(GroupSize::G32)),
+    ("int8-group64", ActivationPrecision::Int8PerGroup(GroupSize::G64)),
+    ("int8-group128", ActivationPrecision::Int8PerGroup(GroupSize::G128)),
+    ("int8-group256", ActivationPrecision::Int8PerGroup(GroupSize::G256)),
+];
+const HEADS: Names<HeadPrecision> =
+    &[("auto", HeadPrecision::Auto), ("stored", HeadPrecision::AsStored), ("int8", HeadPrecision::Int8)];
+const KV: Names<KvPrecision> = &[("f32", KvPrecision::F32), ("f16", KvPrecision::F16)];
+const SPLITS: Names<Split> = &[("stories", Split::Stories), ("lines", Split::Lines), ("window", Split::Window)];
+const TARGETS: Names<Target> = &[
+    (Target::Tq1_0.name(), Target::Tq1_0),
+    (Target::Tq2_0.name(), Target::Tq2_0),
+    (Target::Q2_0.name(), Target::Q2_0),
+    (Target::Trike.name(), Target::Trike),
+    (Target::F16.name(), Target::F16),
+];
+const ENCODINGS: Names<Encoding> = &[
+    (Encoding::Planes.name(), Encoding::Planes),
+    (Encoding::TwoBit.name(), Encoding::TwoBit),
+    (Encoding::Base3.name(), Encoding::Base3),
+    (Encoding::Bitmap.name(), Encoding::Bitmap),
+    (Encoding::RowCompressed.name(), Encoding::RowCompressed),
+];
+const EMBEDDINGS: Names<bool> = &[("stored", false), ("int8", true)];
+const SIZES: Names<Synthetic> = &[
+    (Synthetic::M125.name(), Synthetic::M125),
+    (Synthetic::Large.name(), Synthetic::Large),
+    (Synthetic::B2.name(), Synthetic::B2),
+];
+
+/// Parses one of the names, and lists them in the help and in errors.
+fn one_of<T: Copy + Send + Sync + 'static>(names: Names<T>) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(names.iter().map(|(name, _)| *name)).try_map(|given| {
+        names.iter().find(|(name, _)| *name == given).map(|(_, value)| *value).ok_or("no such name")
+    })
+}
+
+/// Parses a number of threads that a [`trike::Cpu`] may have.
+fn threads() -> impl TypedValueParser<Value = usize> {
+    value_parser!(u64).range(0..=MAX_THREADS as u64).map(|n| n as usize)
+}
+
+/// The name of a split.
+pub(crate) fn split_name(split: Split) -> &'static str {
+    SPLITS.iter().find(|(_, value)| *value == split).map_or("", |(name, _)| name)
+}
+
+/// The name of a precision of activations.
+pub(crate) fn activations_name(activations: ActivationPrecision) -> &'static str {
+    ACTIVATIONS.iter().find(|(_, value)| *value == activations).map_or("", |(name, _)| name)
+}
+
+/// The name of a type of keys and values.
+pub(crate) fn kv_name(kv: KvPrecision) -> &'static str {
+    KV.iter().find(|(_, value)| *value == kv).map_or("", |(name, _)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn names_are_parsed_to_their_values() {
+        let parse = |words: &[&str]| Cli::try_parse_from(words.iter().copied());
+        let cli = parse(&["trike", "bench", "--synthetic", "2b", "--encoding", "csr", "-t", "1,2"]).unwrap();
+        let Command::Bench(bench) = cli.command else { panic!("bench was asked for") };
+        assert_eq!(bench.synthetic, Some(Synthetic::B2));
+        assert_eq!(bench.encoding, Encoding::RowCompressed);
+        assert_eq!(bench.threads, [1, 2]);
+        let error = parse(&["trike", "run", "-p", "", "--kv", "f8"]).unwrap_err();
+        assert!(error.to_string().contains("[possible values: f32, f16]"), "{error}");
+        assert!(parse(&["trike", "doctor", "--threads", "5000"]).is_err());
+        assert!(parse(&["trike", "bench", "--encoding", "csr"]).is_err(), "nothing to encode");
+    }
+}

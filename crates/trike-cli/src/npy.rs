@@ -1,0 +1,103 @@
+//! Writing numpy's `.npy`, row by row.
+
+use std::{
+    fs::File,
+    io::{self, BufWriter, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context;
+
+/// The header is padded so that the data starts at a multiple of this.
+const ALIGNMENT: usize = 64;
+/// Magic, version and the length of the header.
+const PREFIX: usize = 10;
+
+/// A matrix of f32, written as its rows come. Until [`finish`](Self::finish) it lies beside its path under another
+/// name, so that a run which fails leaves an older file alone.
+pub(crate) struct NpyWriter {
+    path: PathBuf,
+    partial: PathBuf,
+    file: BufWriter<File>,
+    finished: bool,
+}
+
+impl NpyWriter {
+    /// Starts a matrix of `rows x cols`.
+    pub(crate) fn create(path: &Path, rows: usize, cols: usize) -> anyhow::Result<Self> {
+        let mut partial = path.as_os_str().to_owned();
+        partial.push(".partial");
+        let partial = PathBuf::from(partial);
+        let file = File::create(&partial).with_context(|| format!("cannot create {}", path.display()))?;
+        let mut writer =
+            Self { path: path.to_owned(), partial, file: BufWriter::new(file), finished: false };
+        writer.file.write_all(&header(rows, cols)).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(writer)
+    }
+
+    /// Adds a row.
+    pub(crate) fn row(&mut self, row: &[f32]) -> io::Result<()> {
+        row.iter().try_for_each(|value| self.file.write_all(&value.to_le_bytes()))
+    }
+
+    /// Puts the file where it belongs.
+    pub(crate) fn finish(mut self) -> anyhow::Result<()> {
+        self.file.flush().with_context(|| format!("cannot write {}", self.path.display()))?;
+        std::fs::rename(&self.partial, &self.path)
+            .with_context(|| format!("cannot write {}", self.path.display()))?;
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for NpyWriter {
+    fn drop(&mut self) {
+        if !self.finished {
+            // The error that brought us here is the one to report.
+            let _ = std::fs::remove_file(&self.partial);
+        }
+    }
+}
+
+/// Format version 1.0: the length of the header is a u16, and the header a Python literal that ends with a newline.
+fn header(rows: usize, cols: usize) -> Vec<u8> {
+    let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {cols}), }}");
+    let len = (PREFIX + text.len() + 1).next_multiple_of(ALIGNMENT) - PREFIX;
+    text.extend(std::iter::repeat_n(' ', len - 1 - text.len()));
+    text.push('\n');
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    // Two numbers of 20 digits at most make a header of 128 bytes.
+    bytes.extend((len as u16).to_le_bytes());
+    bytes.extend(text.into_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_by_hand() {
+        let bytes = header(3, 512);
+        assert_eq!(bytes.len() % 64, 0);
+        assert_eq!(&bytes[..10], b"\x93NUMPY\x01\x00\x76\x00");
+        assert!(bytes[10..].starts_with(b"{'descr': '<f4', 'fortran_order': False, 'shape': (3, 512), }  "));
+        assert_eq!(bytes.last(), Some(&b'\n'));
+        assert_eq!(header(usize::MAX, usize::MAX).len(), 128);
+    }
+
+    #[test]
+    fn a_file_that_is_not_finished_is_not_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.npy");
+        let mut writer = NpyWriter::create(&path, 1, 2).unwrap();
+        writer.row(&[1.0, 2.0]).unwrap();
+        drop(writer);
+        assert_eq!(dir.path().read_dir().unwrap().count(), 0);
+        let mut writer = NpyWriter::create(&path, 1, 2).unwrap();
+        writer.row(&[1.0, 2.0]).unwrap();
+        writer.finish().unwrap();
+        assert!(std::fs::read(&path).unwrap().ends_with(&[0, 0, 128, 63, 0, 0, 0, 64]));
+        assert_eq!(dir.path().read_dir().unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,163 @@
+//! Each operation of the host backend against the reference backend, and what both refuse.
+#![cfg(feature = "candle")]
+
+use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
+use trike_nn::{
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, CandleBackend, CpuBackend, GatedActivation,
+    KvPrecision, NnError, RopePairing, RopeSpec, Segment, Weight,
+};
+use trike_testkit::{Rng, assert_close};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
+
+fn cpu() -> CpuBackend {
+    CpuBackend::new(Cpu::new(2).expect("two threads"), ActivationPrecision::F32)
+}
+
+fn candle() -> CandleBackend {
+    CandleBackend::new(ActivationPrecision::F32)
+}
+
+/// A resident `rows x cols` table whose rows are activations: the way in for a test.
+fn tensor<B: Backend>(backend: &B, rows: usize, values: &[f32]) -> B::Tensor {
+    let table =
+        DenseMatrix::new(rows, values.len() / rows, DenseData::F32(values.to_vec())).expect("a matrix");
+    let table = backend.load_matrix(Weight::Dense(table)).expect("it loads");
+    backend.embed(&table, &(0..rows as u32).collect::<Vec<_>>()).expect("rows")
+}
+
+fn weights(rng: &mut Rng) -> Vec<Weight> {
+    let (rows, cols) = (10, 70);
+    let planes = [rng.trits(rows * cols, 0.6), rng.trits(rows * cols, 0.3)];
+    let planes: Vec<&[i8]> = planes.iter().map(Vec::as_slice).collect();
+    let granularity = Granularity::Group(GroupSize::G32);
+    let scales = Scales::new(granularity, rng.normals(rows * 3), Some(rng.normals(rows * 3).into()));
+    let tied = TritTensor::from_planes(rows, cols, &planes, Encoding::Planes, Coupling::Tied, scales);
+    let codes = rng.normals(rows * cols).iter().map(|v| (v * 40.0) as i8).collect();
+    let halves = rng.normals(rows * cols).iter().map(|&v| half::f16::from_f32(v)).collect();
+    let brains = rng.normals(rows * cols).iter().map(|&v| half::bf16::from_f32(v)).collect();
+    vec![
+        Weight::Ternary(tied.expect("a tensor")),
+        Weight::Int8(Int8Matrix::new(rows, cols, 32, codes, rng.normals(rows * 3)).expect("a matrix")),
+        Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(rng.normals(rows * cols))).expect("one")),
+        Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F16(halves)).expect("one")),
+        Weight::Dense(DenseMatrix::new(rows, cols, DenseData::Bf16(brains)).expect("one")),
+    ]
+}
+
+fn linear<B: Backend>(backend: &B, weights: &[Weight], x: &[f32]) -> Vec<Vec<f32>> {
+    let loaded: Vec<_> = weights.iter().map(|w| backend.load_matrix(w.clone()).expect("it loads")).collect();
+    let x = tensor(backend, x.len() / 70, x);
+    let outs = backend.linear(&x, &loaded.iter().collect::<Vec<_>>()).expect("products");
+    outs.into_iter().map(|out| backend.read(out).expect("values")).collect()
+}
+
+#[test]
+fn linear_layers_of_every_kind_share_an_input() {
+    let mut rng = Rng::new(1);
+    let weights = weights(&mut rng);
+    let x = rng.normals(3 * 70);
+    for (got, want) in linear(&cpu(), &weights, &x).iter().zip(linear(&candle(), &weights, &x)) {
+        assert_close(got, &want, 1e-5);
+    }
+}
+
+#[test]
+fn rows_are_looked_up_in_every_kind_of_table() {
+    fn rows<B: Backend>(backend: &B, weight: &Weight) -> Vec<f32> {
+        let table = backend.load_matrix(weight.clone()).expect("it loads");
+        assert!(matches!(backend.embed(&table, &[10]), Err(NnError::Token { id: 10, vocab: 10 })));
+        assert!(backend.matrix_bytes(&table) > 0);
+        backend.read(backend.embed(&table, &[9, 0, 9]).expect("rows")).expect("values")
+    }
+    for weight in weights(&mut Rng::new(2)) {
+        let want: Vec<f32> = weight.dequantize();
+        let want = [&want[9 * 70..], &want[..70], &want[9 * 70..]].concat();
+        assert_close(&rows(&cpu(), &weight), &want, 1e-6);
+        assert_close(&rows(&candle(), &weight), &want, 1e-6);
+    }
+}
+
+#[test]
+fn norms_gates_and_sums() {
+    fn run<B: Backend>(backend: &B) -> Vec<Vec<f32>> {
+        let mut rng = Rng::new(3);
+        let (a, b) = (rng.normals(4 * 33), rng.normals(4 * 33));
+        let norm = backend.load_vector(rng.normals(33)).expect("a vector");
+        let (mut x, y) = (tensor(backend, 4, &a), tensor(backend, 4, &b));
+        let outs = [
+            backend.rms_norm(&x, &norm, 1e-5).expect("a norm"),
+            backend.gated(&x, &y, GatedActivation::SiLu).expect("a gate"),
+            backend.gated(&x, &y, GatedActivation::SquaredReLu).expect("a gate"),
+            backend.select_rows(&x, &[3, 1]).expect("rows"),
+        ];
+        backend.add(&mut x, &y).expect("a sum");
+        assert!(backend.select_rows(&x, &[4]).is_err());
+        let narrow = tensor(backend, 4, &[1.0; 8]);
+        assert!(backend.add(&mut x, &narrow).is_err());
+        assert!(backend.gated(&x, &narrow, GatedActivation::SiLu).is_err());
+        assert!(backend.rms_norm(&narrow, &norm, 1e-5).is_err());
+        outs.into_iter().chain([x]).map(|out| backend.read(out).expect("values")).collect()
+    }
+    for (got, want) in run(&cpu()).iter().zip(run(&candle())) {
+        assert_close(got, &want, 1e-5);
+    }
+}
+
+#[test]
+fn rotations_in_both_pairings() {
+    fn run<B: Backend>(backend: &B, pairing: RopePairing) -> Vec<f32> {
+        let spec = RopeSpec { theta: 10_000.0, pairing };
+        let rope = backend.load_rope(&spec, 8, 16).expect("frequencies");
+        let mut x = tensor(backend, 3, &Rng::new(4).normals(3 * 2 * 8));
+        backend.rope(&mut x, &rope, &[0, 7, 300]).expect("a rotation");
+        let mut odd = tensor(backend, 3, &[1.0; 3 * 12]);
+        assert!(backend.rope(&mut odd, &rope, &[0, 1, 2]).is_err());
+        backend.read(x).expect("values")
+    }
+    let mut seen = Vec::new();
+    for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
+        let got = run(&cpu(), pairing);
+        assert_close(&got, &run(&candle(), pairing), 1e-4);
+        // Position 0 turns nothing.
+        assert_close(&got[..16], &Rng::new(4).normals(3 * 2 * 8)[..16], 1e-6);
+        seen.push(got);
+    }
+    assert_ne!(seen[0], seen[1]);
+}
+
+#[test]
+fn attention_of_two_sequences_at_once() {
+    fn run<B: Backend>(backend: &B, precision: KvPrecision, window: Option<usize>) -> Vec<f32> {
+        let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 6, scale: 0.4 };
+        let cache = CacheSpec { kv_heads: 2, head_dim: 6, capacity: 12, precision };
+        let mut caches = [backend.new_cache(&cache).expect("one"), backend.new_cache(&cache).expect("one")];
+        let mut rng = Rng::new(5);
+        let mut outs = Vec::new();
+        for (first, lens) in [(0, [5, 2]), (5, [1, 1])] {
+            let tokens: usize = lens.iter().sum();
+            let mut random = |width: usize| tensor(backend, tokens, &rng.normals(tokens * width));
+            let (q, k, v) = (random(24), random(12), random(12));
+            let [a, b] = &mut caches;
+            let mut segments = [
+                Segment { rows: 0..lens[0], first_position: first, window, cache: a },
+                Segment { rows: lens[0]..tokens, first_position: first.min(2), window, cache: b },
+            ];
+            let out = backend.attention(&spec, &q, &k, &v, &mut segments).expect("an attention");
+            outs.extend(backend.read(out).expect("values"));
+            assert!(
+                backend.attention(&spec, &k, &k, &v, &mut segments).is_err(),
+                "queries of the wrong width"
+            );
+        }
+        outs
+    }
+    let mut seen = Vec::new();
+    for window in [None, Some(3)] {
+        for precision in [KvPrecision::F32, KvPrecision::F16] {
+            let got = run(&cpu(), precision, window);
+            assert_close(&got, &run(&candle(), precision, window), 1e-4);
+            seen.push(got);
+        }
+    }
+    assert!(seen[0] != seen[1] && seen[0] != seen[2], "precision and window both matter");
+}
