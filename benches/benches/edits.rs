@@ -23,8 +23,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut lines = Vec::new();
     for (name, rows, cols) in TENSORS {
         let trits = rng.trits(rows * cols, 0.6);
-        let mut place = || (rng.below(rows), rng.below(cols));
-        let places: Vec<(usize, usize)> = (0..PLACES).map(|_| place()).collect();
+        let mut place = || (rng.below(rows) as u32, rng.below(cols) as u32);
+        let places: Vec<(u32, u32)> = (0..PLACES).map(|_| place()).collect();
         for encoding in Encoding::ALL {
             let mut tensor = TritTensor::from_trits(rows, cols, &trits, encoding, Scales::tensor(1.0))?;
             let mut group = common::group(&mut c, &format!("edits/{name}"));
@@ -61,13 +61,13 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// Random places in turn, each with another trit than the last time, so that every change is one.
 struct Walk<'a> {
-    places: &'a [(usize, usize)],
+    places: &'a [(u32, u32)],
     next: usize,
     trits: [Trit; 3],
 }
 
 impl<'a> Walk<'a> {
-    fn new(places: &'a [(usize, usize)]) -> Self {
+    fn new(places: &'a [(u32, u32)]) -> Self {
         Self { places, next: 0, trits: [Trit::N, Trit::Z, Trit::P] }
     }
 
@@ -78,6 +78,7 @@ impl<'a> Walk<'a> {
             self.trits.rotate_left(1);
         }
         let (row, col) = self.places[self.next];
+        let (row, col) = (row as usize, col as usize);
         // The low bits of the column are as random as the place.
         let trit = self.trits[(col % 64) % 3];
         self.next += 1;

@@ -29,6 +29,16 @@ impl Ceilings {
             macs_per_second: probe::int8_peak(&cpu).best().figure,
         })
     }
+
+    /// The higher of two measurements of each figure; a ceiling that was not reached once is still one.
+    #[must_use]
+    pub fn best_of(self, other: Self) -> Self {
+        Self {
+            threads: self.threads,
+            bytes_per_second: self.bytes_per_second.max(other.bytes_per_second),
+            macs_per_second: self.macs_per_second.max(other.macs_per_second),
+        }
+    }
 }
 
 /// One line of a report.
@@ -134,6 +144,16 @@ mod tests {
             text.ends_with("| ugly m=1 | ternary | scalar | 2 | 2.00 ms | 1.0 | 0.0 | - | - | - |\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn the_higher_figure_of_each_kind_counts() {
+        let [a, b] = [(3.0, 4.0), (2.0, 5.0)].map(|(bytes_per_second, macs_per_second)| Ceilings {
+            threads: 2,
+            bytes_per_second,
+            macs_per_second,
+        });
+        assert_eq!(a.best_of(b), Ceilings { threads: 2, bytes_per_second: 3.0, macs_per_second: 5.0 });
     }
 
     #[test]

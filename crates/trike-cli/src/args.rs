@@ -200,7 +200,7 @@ pub(crate) struct ConvertArgs {
     pub(crate) encoding: Option<Encoding>,
     /// Embedding and output head: as stored, or rounded to int8 in groups of 32, the one change of values there is
     #[arg(long, default_value = "stored", value_parser = one_of(EMBEDDINGS))]
-    pub(crate) embeddings: bool,
+    pub(crate) embeddings: Embeddings,
     #[command(flatten)]
     pub(crate) tokenizer: TokenizerArg,
     #[command(flatten)]
@@ -327,6 +327,13 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: JsonArg,
 }
 
+/// How `trike convert` writes the embedding and the output head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Embeddings {
+    Stored,
+    Int8,
+}
+
 /// The names of an option's values.
 type Names<T> = &'static [(&'static str, T)];
 
@@ -341,7 +348,8 @@ const ACTIVATIONS: Names<ActivationPrecision> = &[
 const HEADS: Names<HeadPrecision> =
     &[("auto", HeadPrecision::Auto), ("stored", HeadPrecision::AsStored), ("int8", HeadPrecision::Int8)];
 const KV: Names<KvPrecision> = &[("f32", KvPrecision::F32), ("f16", KvPrecision::F16)];
-const SPLITS: Names<Split> = &[("stories", Split::Stories), ("lines", Split::Lines), ("window", Split::Window)];
+const SPLITS: Names<Split> =
+    &[("stories", Split::Stories), ("lines", Split::Lines), ("window", Split::Window)];
 const TARGETS: Names<Target> = &[
     (Target::Tq1_0.name(), Target::Tq1_0),
     (Target::Tq2_0.name(), Target::Tq2_0),
@@ -356,7 +364,7 @@ const ENCODINGS: Names<Encoding> = &[
     (Encoding::Bitmap.name(), Encoding::Bitmap),
     (Encoding::RowCompressed.name(), Encoding::RowCompressed),
 ];
-const EMBEDDINGS: Names<bool> = &[("stored", false), ("int8", true)];
+const EMBEDDINGS: Names<Embeddings> = &[("stored", Embeddings::Stored), ("int8", Embeddings::Int8)];
 const SIZES: Names<Synthetic> = &[
     (Synthetic::M125.name(), Synthetic::M125),
     (Synthetic::Large.name(), Synthetic::Large),

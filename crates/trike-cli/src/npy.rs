@@ -29,9 +29,11 @@ impl NpyWriter {
         partial.push(".partial");
         let partial = PathBuf::from(partial);
         let file = File::create(&partial).with_context(|| format!("cannot create {}", path.display()))?;
-        let mut writer =
-            Self { path: path.to_owned(), partial, file: BufWriter::new(file), finished: false };
-        writer.file.write_all(&header(rows, cols)).with_context(|| format!("cannot write {}", path.display()))?;
+        let mut writer = Self { path: path.to_owned(), partial, file: BufWriter::new(file), finished: false };
+        writer
+            .file
+            .write_all(&header(rows, cols))
+            .with_context(|| format!("cannot write {}", path.display()))?;
         Ok(writer)
     }
 

@@ -26,7 +26,8 @@ const SEGMENTS: usize = BLOCK / SEGMENT;
 /// The smallest magnitude that a scale is made from, so that a token of zeros stays one.
 const SMALLEST: f32 = 1e-5;
 
-/// Activations of `tokens` tokens, padded with zeros to whole blocks.
+/// Activations of some tokens, padded with zeros to whole blocks; by default of none, for weights that read `x` itself.
+#[derive(Default)]
 pub(crate) struct Activations {
     blocks: usize,
     data: Data,
@@ -43,6 +44,12 @@ enum Data {
         factors: Vec<f32>,
         grouped: bool,
     },
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Self::Floats(Vec::new())
+    }
 }
 
 /// Some tokens in the form that a kernel takes.

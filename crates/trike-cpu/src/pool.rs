@@ -9,7 +9,7 @@ use crate::isa::Isa;
 /// Threads that a [`Cpu`] may have; far above any machine, it only stops a mistyped number from starting thousands.
 pub const MAX_THREADS: usize = 1024;
 
-/// Multiply-adds below which waking a thread costs more than it saves (about ten microseconds of one thread's work).
+/// Multiply-adds in f32 below which waking a thread costs more than it saves: about ten microseconds of work.
 const WORK_PER_THREAD: usize = 1 << 19;
 
 /// The executor of every host kernel: an instruction set and a number of threads.

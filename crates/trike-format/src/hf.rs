@@ -2,6 +2,7 @@
 
 mod container;
 mod packed;
+mod parts;
 mod writer;
 
 use std::{
@@ -119,7 +120,7 @@ impl HfDir {
                 container.slot(name).map(|slot| (name.to_owned(), Stored::Dense(i, slot.clone())))
             }));
         }
-        stored.sort_by(|(a, _), (b, _)| natural_key(a).cmp(&natural_key(b)));
+        stored.sort_by_cached_key(|(name, _)| natural_key(name));
 
         let mut tensors: Vec<TensorInfo> = Vec::with_capacity(stored.len());
         let mut entries = HashMap::with_capacity(stored.len());
@@ -165,9 +166,9 @@ fn info(name: String, stored: &Stored) -> TensorInfo {
     }
 }
 
-/// Splits a name so that runs of digits compare as numbers: layer 2 before layer 10.
-fn natural_key(name: &str) -> Vec<(u64, &str)> {
-    name.split('.').map(|part| (part.parse().unwrap_or(u64::MAX), part)).collect()
+/// A name as a list of its parts, those that are numbers as numbers: layer 2 comes before layer 10.
+fn natural_key(name: &str) -> Vec<(u64, String)> {
+    name.split('.').map(|part| (part.parse().unwrap_or(u64::MAX), part.to_owned())).collect()
 }
 
 impl TensorSource for HfDir {

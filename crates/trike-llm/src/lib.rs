@@ -37,6 +37,6 @@ pub use convert::{ConvertOptions, ConvertReport, Target, convert};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors, gguf_tokenizer};
 pub use generate::{FinishReason, GenerateOptions, Generation};
-pub use inspect::{Inspection, TensorReport, inspect};
+pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use perplexity::{Comparison, Score, Split, compare, score};

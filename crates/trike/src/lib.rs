@@ -40,8 +40,8 @@ pub use trike_trit as trit;
 pub use trike_cpu::{Cpu, Isa};
 pub use trike_llm::{
     Comparison, ConvertOptions, ConvertReport, FinishReason, GenerateOptions, Generation, HeadPrecision,
-    Inspection, LanguageModel, LlmError, LoadOptions, ModelFile, Score, Split, Target, compare, convert, inspect,
-    sampler::SamplerConfig, score, tokenizer::Tokenizer,
+    Inspection, LanguageModel, LlmError, LoadOptions, ModelFile, Score, Split, Target, compare, convert,
+    inspect, sampler::SamplerConfig, score, tokenizer::Tokenizer,
 };
 pub use trike_nn::{ActivationPrecision, Backend, CpuBackend, KvPrecision};
 pub use trike_trit::{Encoding, Trit, TritTensor};

@@ -8,7 +8,7 @@ use crate::kernels::Kernels;
 use crate::line::{BLOCK, CodeLine, Line, TILE};
 
 /// Columns that the integer kernels are proven for: `2^20` products of a code up to 2 and an activation of magnitude up
-/// to 128 stay below `2^28`, and the in-place sums of the AVX-512 kernel below `2^28` too.
+/// to 128 do not exceed `2^28`, and neither do the in-place sums of the AVX-512 kernel.
 pub const MAX_COLS: usize = 1 << 20;
 
 /// What the scale of a tied plane is divided by.

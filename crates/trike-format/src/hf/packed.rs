@@ -6,14 +6,10 @@ use std::path::Path;
 
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
-use trike_trit::{Coupling, Encoding, Granularity, MAX_DEPTH, ScaleValues, Scales, TritData, TritTensor};
+use trike_trit::{Coupling, Encoding, Granularity, MAX_DEPTH, ScaleValues};
 
 use super::container::{Container, Slot};
-use crate::{
-    FormatError, Int8Tensor, StoredType, Tensor,
-    bytes::{self, put_f16s, put_f32s, put_u32s, put_u64s},
-    error::Place,
-};
+use crate::{FormatError, StoredType, Tensor, error::Place};
 
 /// The only version of the description so far.
 pub(crate) const VERSION: u64 = 1;
@@ -23,12 +19,12 @@ pub(crate) const VERSION: u64 = 1;
 pub(crate) struct Packed {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    form: Form,
-    scales: Dtype,
+    pub(super) form: Form,
+    pub(super) scales: Dtype,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Form {
+pub(super) enum Form {
     Int8 {
         group: usize,
     },
@@ -42,7 +38,7 @@ enum Form {
 }
 
 /// A part of a packed tensor: how its name ends, its type, and its shape; `None` where the trits decide.
-type Part = (&'static str, Dtype, Option<Vec<usize>>);
+pub(super) type Part = (&'static str, Dtype, Option<Vec<usize>>);
 
 impl Packed {
     /// Reads one entry of `quantization_config.tensors`.
@@ -160,159 +156,6 @@ impl Packed {
             }
         }
     }
-
-    /// Puts the tensor together from its parts, which have the types and shapes of [`parts`](Self::parts).
-    pub(crate) fn load<'a>(
-        &self,
-        place: Place<'_>,
-        part: impl Fn(&str) -> Option<&'a [u8]>,
-    ) -> Result<Tensor, FormatError> {
-        let part = |suffix: &str| part(suffix).ok_or_else(|| missing_part(place, suffix));
-        let scales = scale_values(self.scales, part(".scales")?);
-        match &self.form {
-            Form::Int8 { group } => {
-                let codes = bytemuck::cast_slice::<u8, i8>(part(".int8")?).to_vec();
-                let tensor = Int8Tensor::new(self.rows, self.cols, *group, codes, scales);
-                tensor.map(Tensor::Int8).map_err(|e| place.tensor_error(&e))
-            }
-            Form::Trits { encoding, depth, coupling, granularity, means } => {
-                let means = match means {
-                    Some(dtype) => Some(scale_values(*dtype, part(".means")?)),
-                    None => None,
-                };
-                let trits = part(".trits")?;
-                let planes = match encoding {
-                    Encoding::Bitmap => {
-                        let offsets = bytes::u32s(part(".offsets")?);
-                        bitmap_planes(place, *depth, trits, &offsets, part(".signs")?)?
-                    }
-                    Encoding::RowCompressed => {
-                        let offsets = bytes::u32s(part(".offsets")?);
-                        compressed_planes(place, *depth, trits, &offsets)?
-                    }
-                    fixed => {
-                        trits.chunks_exact(trits.len() / depth).map(|b| fixed_plane(*fixed, b)).collect()
-                    }
-                };
-                let scales = Scales::new(*granularity, scales, means);
-                let tensor = TritTensor::new(self.rows, self.cols, planes, *coupling, scales);
-                tensor.map(Tensor::Trits).map_err(|e| place.trits(e))
-            }
-        }
-    }
-}
-
-/// A plane of an encoding with rows of a fixed length.
-fn fixed_plane(encoding: Encoding, plane: &[u8]) -> TritData {
-    match encoding {
-        Encoding::Planes => {
-            let (pos, neg) = plane.split_at(plane.len() / 2);
-            TritData::Planes { pos: bytes::u64s(pos), neg: bytes::u64s(neg) }
-        }
-        Encoding::TwoBit => TritData::TwoBit(bytes::u64s(plane)),
-        _ => TritData::Base3(plane.to_vec()),
-    }
-}
-
-fn bitmap_planes(
-    place: Place<'_>,
-    depth: usize,
-    trits: &[u8],
-    offsets: &[u32],
-    signs: &[u8],
-) -> Result<Vec<TritData>, FormatError> {
-    let signs = bytes::u64s(signs);
-    let mut rest = signs.as_slice();
-    let mut planes = Vec::with_capacity(depth);
-    for (map, offsets) in
-        trits.chunks_exact(trits.len() / depth).zip(offsets.chunks_exact(offsets.len() / depth))
-    {
-        let negative = take_plane(place, &mut rest, offsets, "words of signs")?.to_vec();
-        planes.push(TritData::Bitmap { nonzero: bytes::u64s(map), offsets: offsets.to_vec(), negative });
-    }
-    no_rest(place, rest, planes)
-}
-
-fn compressed_planes(
-    place: Place<'_>,
-    depth: usize,
-    trits: &[u8],
-    offsets: &[u32],
-) -> Result<Vec<TritData>, FormatError> {
-    let mut rest = trits;
-    let mut planes = Vec::with_capacity(depth);
-    for offsets in offsets.chunks_exact(offsets.len() / depth) {
-        let entries = take_plane(place, &mut rest, offsets, "entries")?.to_vec();
-        planes.push(TritData::RowCompressed { offsets: offsets.to_vec(), entries });
-    }
-    no_rest(place, rest, planes)
-}
-
-/// The next plane of a buffer that holds all planes back to back; its last row offset says how long it is.
-fn take_plane<'a, T>(
-    place: Place<'_>,
-    rest: &mut &'a [T],
-    offsets: &[u32],
-    what: &str,
-) -> Result<&'a [T], FormatError> {
-    let n = offsets.last().map_or(0, |&n| n as usize);
-    let Some((plane, after)) = rest.split_at_checked(n) else {
-        return Err(place.layout(format!("{n} {what} in the next plane"), rest.len().to_string()));
-    };
-    *rest = after;
-    Ok(plane)
-}
-
-fn no_rest<T>(place: Place<'_>, rest: &[T], planes: Vec<TritData>) -> Result<Vec<TritData>, FormatError> {
-    if rest.is_empty() {
-        return Ok(planes);
-    }
-    Err(place.layout("nothing after the last plane", format!("{} more elements", rest.len())))
-}
-
-/// The bytes of each stored part of a tensor, in the order of [`Packed::parts`], with the shape of each.
-pub(crate) fn pack(tensor: &Tensor) -> Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)> {
-    let Some(parts) = Packed::of(tensor).and_then(|packed| packed.parts()) else { return Vec::new() };
-    let content = |suffix| match tensor {
-        Tensor::Trits(t) => trit_part(t, suffix),
-        Tensor::Int8(t) if suffix == ".int8" => bytemuck::cast_slice(t.codes()).to_vec(),
-        Tensor::Int8(t) => scale_bytes(t.scales()),
-        Tensor::Dense(_) => Vec::new(),
-    };
-    let part = |(suffix, dtype, shape): Part| {
-        let bytes: Vec<u8> = content(suffix);
-        let shape = shape.unwrap_or_else(|| vec![bytes.len()]);
-        (suffix, dtype, shape, bytes)
-    };
-    parts.into_iter().map(part).collect()
-}
-
-fn trit_part(tensor: &TritTensor, suffix: &str) -> Vec<u8> {
-    let mut out = Vec::new();
-    match suffix {
-        ".scales" => return scale_bytes(tensor.scales().values()),
-        ".means" => return tensor.scales().means().map_or_else(Vec::new, scale_bytes),
-        _ => {}
-    }
-    for plane in (0..tensor.depth()).filter_map(|p| tensor.data(p)) {
-        match (suffix, plane) {
-            (".trits", TritData::Planes { pos, neg }) => {
-                put_u64s(pos, &mut out);
-                put_u64s(neg, &mut out);
-            }
-            (".trits", TritData::TwoBit(words)) => put_u64s(words, &mut out),
-            (".trits", TritData::Base3(bytes) | TritData::RowCompressed { entries: bytes, .. }) => {
-                out.extend_from_slice(bytes);
-            }
-            (".trits", TritData::Bitmap { nonzero, .. }) => put_u64s(nonzero, &mut out),
-            (".signs", TritData::Bitmap { negative, .. }) => put_u64s(negative, &mut out),
-            (_, TritData::Bitmap { offsets, .. } | TritData::RowCompressed { offsets, .. }) => {
-                put_u32s(offsets, &mut out);
-            }
-            _ => {}
-        }
-    }
-    out
 }
 
 fn dtype_of(values: &ScaleValues) -> Dtype {
@@ -322,20 +165,7 @@ fn dtype_of(values: &ScaleValues) -> Dtype {
     }
 }
 
-fn scale_bytes(values: &ScaleValues) -> Vec<u8> {
-    let mut out = Vec::with_capacity(values.bytes());
-    match values {
-        ScaleValues::F16(v) => put_f16s(v, &mut out),
-        ScaleValues::F32(v) => put_f32s(v, &mut out),
-    }
-    out
-}
-
-fn scale_values(dtype: Dtype, data: &[u8]) -> ScaleValues {
-    if dtype == Dtype::F16 { bytes::f16s(data).into() } else { bytes::f32s(data).into() }
-}
-
-fn missing_part(place: Place<'_>, suffix: &str) -> FormatError {
+pub(super) fn missing_part(place: Place<'_>, suffix: &str) -> FormatError {
     place.layout(format!("a part `{}{suffix}`", place.tensor), "no such tensor in the file")
 }
 

@@ -14,7 +14,8 @@ use serde_json::{Map, Value, json};
 
 use super::{
     CONFIG, INDEX, WEIGHTS,
-    packed::{self, Packed, VERSION},
+    packed::{Packed, VERSION},
+    parts,
 };
 use crate::{
     DenseData, FormatError, Tensor,
@@ -126,7 +127,7 @@ impl HfDirWriter {
                 {
                     return Err(self.duplicate(name));
                 }
-                for (suffix, dtype, shape, bytes) in packed::pack(tensor) {
+                for (suffix, dtype, shape, bytes) in parts::pack(tensor) {
                     self.part(format!("{name}{suffix}"), dtype, shape, &bytes)?;
                 }
                 Ok(())

@@ -1,0 +1,96 @@
+//! `trike bench`.
+
+use serde::Serialize;
+use trike::{
+    Cpu, HeadPrecision, Isa, ModelFile,
+    llm::bench::{self, BenchOptions, BenchReport},
+};
+
+use super::load;
+use crate::{
+    args::{self, BenchArgs},
+    progress::Progress,
+};
+
+/// Speeds of a model. The field names are the schema of `trike bench -o json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct BenchOutcome {
+    pub(crate) model: BenchModel,
+    /// Instruction set.
+    pub(crate) isa: &'static str,
+    /// What ternary layers take.
+    pub(crate) activations: &'static str,
+    /// Type of cached keys and values.
+    pub(crate) kv: &'static str,
+    #[serde(flatten)]
+    pub(crate) report: BenchReport,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub(crate) struct BenchModel {
+    /// Path, or size of the synthetic model.
+    pub(crate) name: String,
+    /// Bytes of all weights as the kernels hold them.
+    pub(crate) resident_bytes: usize,
+    /// How the trits of a synthetic model were stored.
+    pub(crate) encoding: Option<&'static str>,
+    /// Bytes of its linear layers in that encoding.
+    pub(crate) stored_bytes: Option<u64>,
+    /// Seconds to make, encode and pack it.
+    pub(crate) load_seconds: Option<f64>,
+}
+
+/// Measures a model's speed.
+pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcome> {
+    let options = BenchOptions {
+        prompt: args.prompt,
+        generate: args.generate,
+        threads: args.threads.clone(),
+        repetitions: args.repetitions,
+        kv: args.kv,
+    };
+    let (model, report) = match args.synthetic {
+        Some(size) => {
+            let making = Progress::start(format!("making {}", size.name()), quiet);
+            let mut model = bench::synthetic(size, args.encoding, args.activations, &mut |done, total| {
+                making.set(done, total)
+            })?;
+            drop(making);
+            let progress = Progress::start("measuring", quiet);
+            let report =
+                bench::run(&mut model.decoder, &options, &mut |done, total| progress.set(done, total))?;
+            let facts = BenchModel {
+                name: format!("synthetic {}", size.name()),
+                resident_bytes: model.decoder.weight_bytes(),
+                encoding: Some(args.encoding.name()),
+                stored_bytes: Some(model.stored_bytes),
+                load_seconds: Some(model.load_seconds),
+            };
+            (facts, report)
+        }
+        None => {
+            let file = ModelFile::open(args.model.path()?)?;
+            // The run brings its own threads.
+            let cpu = Cpu::new(1)?;
+            let mut model = load(&file, &cpu, None, args.activations, HeadPrecision::Auto, quiet)?;
+            let progress = Progress::start("measuring", quiet);
+            let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
+            let facts = BenchModel {
+                name: file.path().display().to_string(),
+                resident_bytes: model.decoder().weight_bytes(),
+                encoding: None,
+                stored_bytes: None,
+                load_seconds: None,
+            };
+            (facts, report)
+        }
+    };
+    Ok(BenchOutcome {
+        model,
+        isa: Isa::detect().name(),
+        activations: args::activations_name(args.activations),
+        kv: args::kv_name(args.kv),
+        report,
+    })
+}

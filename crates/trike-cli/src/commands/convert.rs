@@ -1,0 +1,40 @@
+//! `trike convert`.
+
+use anyhow::bail;
+use clap::{CommandFactory, error::ErrorKind};
+use trike::{ConvertOptions, ConvertReport, Encoding, ModelFile, Target};
+
+use crate::{
+    args::{Cli, ConvertArgs, Embeddings},
+    progress::Progress,
+};
+
+/// Writes a model in another format.
+pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<ConvertReport> {
+    if args.encoding.is_some() && args.to != Target::Trike {
+        return Err(conflict(
+            "--encoding chooses how `--to trike` packs; the other formats have one way each",
+        ));
+    }
+    let int8_embeddings = args.embeddings == Embeddings::Int8;
+    if int8_embeddings && args.to == Target::F16 {
+        return Err(conflict("`--to f16` holds floats: `--embeddings int8` goes with the other formats"));
+    }
+    let input = ModelFile::open(&args.input)?;
+    // Overwriting is for the user to do: the output may be a model, or the input itself.
+    if args.output.exists() {
+        bail!("{} exists: remove it or name another output", args.output.display());
+    }
+    let options = ConvertOptions {
+        target: args.to,
+        encoding: args.encoding.unwrap_or(Encoding::Base3),
+        int8_embeddings,
+        tokenizer: args.tokenizer.tokenizer.clone(),
+    };
+    let progress = Progress::start(format!("writing {}", args.output.display()), quiet);
+    Ok(trike::convert(&input, &args.output, &options, &mut |done, total| progress.set(done, total))?)
+}
+
+fn conflict(message: &str) -> anyhow::Error {
+    Cli::command().error(ErrorKind::ArgumentConflict, message).into()
+}

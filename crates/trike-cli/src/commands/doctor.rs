@@ -1,0 +1,96 @@
+//! `trike doctor`.
+
+use std::collections::BTreeMap;
+
+use clap::CommandFactory;
+use serde::Serialize;
+use trike::{
+    Isa,
+    cpu::probe::{self, Probe},
+};
+
+use super::shipped;
+use crate::{
+    args::{Cli, DoctorArgs},
+    progress::Progress,
+};
+
+/// What this machine offers. The field names are the schema of `trike doctor --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct Diagnosis {
+    pub(crate) version: &'static str,
+    /// Name of the processor, where the system tells it.
+    pub(crate) processor: Option<String>,
+    /// Instruction sets that Trike has kernels for and the machine has.
+    pub(crate) isa_available: Vec<&'static str>,
+    /// The one that is used.
+    pub(crate) isa: &'static str,
+    pub(crate) threads: usize,
+    /// Bytes read from memory in a second.
+    pub(crate) bandwidth: Measured,
+    /// Int8 multiply-adds in a second.
+    pub(crate) int8_peak: Measured,
+    /// Where the model that comes with Trike lies.
+    pub(crate) shipped_model: Option<String>,
+    /// Variables of the environment that the command reads and that are set.
+    pub(crate) environment: BTreeMap<String, String>,
+}
+
+/// A measured ceiling.
+#[derive(Debug, Serialize)]
+pub(crate) struct Measured {
+    pub(crate) unit: &'static str,
+    pub(crate) best: f64,
+    pub(crate) best_variant: &'static str,
+    /// Everything that was tried.
+    pub(crate) variants: BTreeMap<&'static str, f64>,
+}
+
+impl From<Probe> for Measured {
+    fn from(probe: Probe) -> Self {
+        Self {
+            unit: probe.unit,
+            best: probe.best().figure,
+            best_variant: probe.best().name,
+            variants: probe.variants.iter().map(|v| (v.name, v.figure)).collect(),
+        }
+    }
+}
+
+/// Looks at the machine.
+pub(crate) fn doctor(args: &DoctorArgs, quiet: bool) -> anyhow::Result<Diagnosis> {
+    let cpu = args.cpu.cpu()?;
+    let progress = Progress::start("measuring", quiet);
+    let bandwidth = probe::memory_bandwidth(&cpu)?;
+    progress.set(1, 2);
+    Ok(Diagnosis {
+        version: env!("CARGO_PKG_VERSION"),
+        processor: processor(),
+        isa_available: Isa::available().into_iter().map(Isa::name).collect(),
+        isa: cpu.isa().name(),
+        threads: cpu.threads(),
+        bandwidth: bandwidth.into(),
+        int8_peak: probe::int8_peak(&cpu).into(),
+        shipped_model: shipped::find().ok().map(|path| path.display().to_string()),
+        environment: environment(),
+    })
+}
+
+/// The name that Linux gives the first processor.
+fn processor() -> Option<String> {
+    let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'))?.1;
+    Some(name.trim().to_owned())
+}
+
+/// Every variable that an option of some command reads, and the one that switches colours off.
+fn environment() -> BTreeMap<String, String> {
+    let cli = Cli::command();
+    let commands = std::iter::once(&cli).chain(cli.get_subcommands());
+    let options = commands.flat_map(|command| command.get_arguments()).filter_map(|arg| arg.get_env());
+    options
+        .filter_map(|name| name.to_str())
+        .chain(["NO_COLOR"])
+        .filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?.to_string_lossy().into_owned())))
+        .collect()
+}

@@ -1,0 +1,97 @@
+//! What is done: each command takes its arguments and returns data.
+
+mod bench;
+mod convert;
+mod doctor;
+mod inspect;
+mod logits;
+mod perplexity;
+mod run;
+mod sampling;
+mod shipped;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use trike::{
+    ActivationPrecision, Cpu, CpuBackend, HeadPrecision, Isa, LanguageModel, LoadOptions, ModelFile,
+};
+
+use crate::{
+    args::{Cli, Command, CpuArgs, ModelArg},
+    interrupt, output,
+    progress::Progress,
+};
+
+pub(crate) use bench::BenchOutcome;
+pub(crate) use doctor::{Diagnosis, Measured};
+pub(crate) use logits::LogitsOutcome;
+pub(crate) use perplexity::PerplexityOutcome;
+pub(crate) use run::RunOutcome;
+
+/// Does what the command line says and shows the result.
+pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
+    let quiet = cli.quiet;
+    match cli.command {
+        Command::Run(args) if args.json.json => {
+            let outcome = run::run(&args, quiet, &mut |_| Ok(()))?;
+            output::show(&outcome, true)?;
+            return Ok(finished(&outcome));
+        }
+        Command::Run(args) => {
+            let outcome = run::run(&args, quiet, &mut output::stream)?;
+            output::end_stream()?;
+            if !quiet {
+                output::note(&outcome.speed());
+            }
+            return Ok(finished(&outcome));
+        }
+        Command::Inspect(args) => output::show(&inspect::inspect(&args, quiet)?, args.json.json)?,
+        Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,
+        Command::Perplexity(args) => output::show(&perplexity::perplexity(&args, quiet)?, args.json.json)?,
+        Command::Logits(args) => output::show(&logits::logits(&args, quiet)?, args.json.json)?,
+        Command::Bench(args) => {
+            output::show(&bench::bench(&args, quiet)?, args.json || args.output == "json")?
+        }
+        Command::Doctor(args) => output::show(&doctor::doctor(&args, quiet)?, args.json.json)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn finished(outcome: &RunOutcome) -> ExitCode {
+    if outcome.is_interrupted() { ExitCode::from(interrupt::CODE) } else { ExitCode::SUCCESS }
+}
+
+impl CpuArgs {
+    fn cpu(&self) -> anyhow::Result<Cpu> {
+        Ok(Cpu::with_isa(self.isa.unwrap_or_else(Isa::detect), self.threads)?)
+    }
+}
+
+impl ModelArg {
+    /// The model that was named, or the one that comes with Trike.
+    fn path(&self) -> anyhow::Result<PathBuf> {
+        match &self.model {
+            Some(path) => Ok(path.clone()),
+            None => shipped::find(),
+        }
+    }
+}
+
+/// Loads a model with a progress bar.
+fn load(
+    file: &ModelFile,
+    cpu: &Cpu,
+    tokenizer: Option<&Path>,
+    activations: ActivationPrecision,
+    head: HeadPrecision,
+    quiet: bool,
+) -> anyhow::Result<LanguageModel> {
+    let progress = Progress::start(format!("loading {}", file.path().display()), quiet);
+    let options =
+        LoadOptions { tokenizer: tokenizer.map(Path::to_owned), threads: cpu.threads(), activations, head };
+    let backend = CpuBackend::new(cpu.clone(), activations);
+    Ok(LanguageModel::load_on(backend, file, &options, &mut |done, total| progress.set(done, total))?)
+}

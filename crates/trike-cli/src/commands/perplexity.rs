@@ -1,0 +1,121 @@
+//! `trike perplexity`.
+
+use std::path::Path;
+
+use anyhow::Context;
+use serde::Serialize;
+use trike::{HeadPrecision, LanguageModel, LlmError, ModelFile, Score, Split};
+
+use super::load;
+use crate::{
+    args::{self, PerplexityArgs},
+    progress::Progress,
+};
+
+/// How well a model predicts a text. The field names are the schema of `trike perplexity --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct PerplexityOutcome {
+    pub(crate) model: String,
+    pub(crate) file: String,
+    pub(crate) split: &'static str,
+    /// Type of cached keys and values.
+    pub(crate) kv: &'static str,
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+    /// Against another model.
+    #[serde(flatten)]
+    pub(crate) against: Option<Against>,
+}
+
+/// A [`Score`] under the names of the schema.
+#[derive(Debug, Serialize)]
+pub(crate) struct Figures {
+    pub(crate) perplexity: f64,
+    /// Mean negative log-likelihood of a token.
+    pub(crate) nats: f64,
+    /// Standard error of that.
+    pub(crate) nats_error: f64,
+    pub(crate) bits_per_byte: f64,
+    /// Tokens scored.
+    pub(crate) tokens: usize,
+    /// Bytes that they decode to.
+    pub(crate) bytes: usize,
+    pub(crate) sequences: usize,
+}
+
+/// What `--base` adds.
+#[derive(Debug, Serialize)]
+pub(crate) struct Against {
+    pub(crate) base: Base,
+    /// Mean divergence from the base in nats.
+    pub(crate) kl: f64,
+    /// Share of tokens for which both have the same best token.
+    pub(crate) top1_agreement: f64,
+}
+
+/// The base model.
+#[derive(Debug, Serialize)]
+pub(crate) struct Base {
+    pub(crate) model: String,
+    #[serde(flatten)]
+    pub(crate) figures: Figures,
+}
+
+impl From<Score> for Figures {
+    fn from(score: Score) -> Self {
+        let Score { perplexity, nats, nats_error, bits_per_byte, tokens, bytes, sequences } = score;
+        Self { perplexity, nats, nats_error, bits_per_byte, tokens, bytes, sequences }
+    }
+}
+
+/// Scores a text.
+pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<PerplexityOutcome> {
+    let path = args.model.path()?;
+    let text = read(&args.file)?;
+    let split =
+        args.split.unwrap_or(if text.contains("<|endoftext|>") { Split::Stories } else { Split::Window });
+    let cpu = args.cpu.cpu()?;
+    let load = |path: &Path, tokenizer: Option<&Path>| -> anyhow::Result<LanguageModel> {
+        let head = args.precision.head.unwrap_or(HeadPrecision::Auto);
+        load(&ModelFile::open(path)?, &cpu, tokenizer, args.precision.activations, head, quiet)
+    };
+    let model = load(&path, args.tokenizer.tokenizer.as_deref())?;
+    let kv = args.precision.kv.unwrap_or(model.default_kv());
+    let base = args.base.as_deref().map(|path| load(path, None)).transpose()?;
+
+    let progress = Progress::start("scoring", quiet);
+    let mut set = |done, total| progress.set(done, total);
+    let (score, against) = match (&base, &args.base) {
+        (Some(base), Some(base_path)) => {
+            let base_kv = args.precision.kv.unwrap_or(base.default_kv());
+            let all = trike::compare(&model, kv, base, base_kv, &text, split, args.limit, &mut set);
+            let all = all.map_err(|e| in_file(e, &args.file))?;
+            let base = Base { model: base_path.display().to_string(), figures: all.base.into() };
+            (all.score, Some(Against { base, kl: all.kl, top1_agreement: all.top1_agreement }))
+        }
+        _ => {
+            let score = trike::score(&model, kv, &text, split, args.limit, &mut set);
+            (score.map_err(|e| in_file(e, &args.file))?, None)
+        }
+    };
+    Ok(PerplexityOutcome {
+        model: path.display().to_string(),
+        file: args.file.display().to_string(),
+        split: args::split_name(split),
+        kv: args::kv_name(kv),
+        figures: score.into(),
+        against,
+    })
+}
+
+fn read(path: &Path) -> anyhow::Result<String> {
+    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    String::from_utf8(bytes).with_context(|| format!("{}: expected UTF-8 text", path.display()))
+}
+
+/// The text has a name that only the command knows.
+fn in_file(error: LlmError, path: &Path) -> anyhow::Error {
+    let is_about_text = matches!(error, LlmError::NothingToScore);
+    let error = anyhow::Error::from(error);
+    if is_about_text { error.context(path.display().to_string()) } else { error }
+}

@@ -1,0 +1,127 @@
+//! How tokens are chosen: the command line first, then the model's `generation_config.json`.
+
+use std::{
+    fs::File,
+    hash::{BuildHasher, RandomState},
+    io::Read,
+    path::Path,
+};
+
+use anyhow::Context;
+use serde::Deserialize;
+use trike::{ModelFile, SamplerConfig, llm::Tensors};
+
+use crate::args::SamplingArgs;
+
+/// A generation configuration is a few hundred bytes; a file over this is another one.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The part of a `generation_config.json` that is about sampling.
+#[derive(Debug, Default, Deserialize)]
+struct GenerationConfig {
+    do_sample: Option<bool>,
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+}
+
+impl GenerationConfig {
+    /// The one that comes with a model, or an empty one.
+    fn of(file: &ModelFile) -> anyhow::Result<Self> {
+        let path = match file.tensors() {
+            Tensors::Hf(dir) => dir.file("generation_config.json"),
+            _ => None,
+        };
+        path.map_or_else(|| Ok(Self::default()), |path| Self::read(&path))
+    }
+
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let mut text = String::new();
+        File::open(path)
+            .and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
+            .with_context(|| path.display().to_string())?;
+        serde_json::from_str(&text)
+            .with_context(|| format!("{}: not a generation configuration; mend or remove it", path.display()))
+    }
+}
+
+impl SamplingArgs {
+    /// What the command line, the model and the defaults say together, in this order.
+    pub(crate) fn config(&self, file: &ModelFile) -> anyhow::Result<SamplerConfig> {
+        let config = self.merge(GenerationConfig::of(file)?);
+        config.validate().map_err(trike::LlmError::from)?;
+        Ok(config)
+    }
+
+    fn merge(&self, model: GenerationConfig) -> SamplerConfig {
+        // A model that is greedy by itself does not restrict what the command line samples from.
+        let sampled = if model.do_sample == Some(true) {
+            model
+        } else {
+            GenerationConfig { repetition_penalty: model.repetition_penalty, ..GenerationConfig::default() }
+        };
+        let asked =
+            self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.seed.is_some();
+        let neutral = if sampled.do_sample == Some(true) || asked { 1.0 } else { 0.0 };
+        let open = SamplerConfig::default();
+        SamplerConfig {
+            temperature: self.temperature.or(sampled.temperature).unwrap_or(neutral),
+            // Zero is how a generation configuration spells that all are kept.
+            top_k: self.top_k.or(sampled.top_k.filter(|&k| k > 0)),
+            top_p: self.top_p.or(sampled.top_p).unwrap_or(open.top_p),
+            min_p: self.min_p.or(sampled.min_p).unwrap_or(open.min_p),
+            repetition_penalty: self
+                .repetition_penalty
+                .or(sampled.repetition_penalty)
+                .unwrap_or(open.repetition_penalty),
+            repetition_window: open.repetition_window,
+            // The keys of a hash map are the system's randomness; 32 bits are short enough to type again.
+            seed: self.seed.unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: SamplingArgs = SamplingArgs {
+        temperature: None,
+        top_k: None,
+        top_p: None,
+        min_p: None,
+        repetition_penalty: None,
+        seed: None,
+    };
+
+    fn model(text: &str) -> GenerationConfig {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn the_command_line_comes_first_then_the_model_then_greedy() {
+        assert_eq!(NOTHING.merge(GenerationConfig::default()).temperature, 0.0);
+        let config =
+            NOTHING.merge(model(r#"{"do_sample": true, "temperature": 0.7, "top_p": 0.95, "top_k": 0}"#));
+        assert_eq!((config.temperature, config.top_p, config.top_k), (0.7, 0.95, None));
+        let zero = SamplingArgs { temperature: Some(0.0), ..NOTHING };
+        assert_eq!(zero.merge(model(r#"{"do_sample": true, "temperature": 0.7}"#)).temperature, 0.0);
+        let config = NOTHING.merge(model(r#"{"temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}"#));
+        assert_eq!((config.temperature, config.top_p, config.repetition_penalty), (0.0, 1.0, 1.2));
+    }
+
+    #[test]
+    fn an_option_that_only_means_something_when_sampling_samples() {
+        for args in [
+            SamplingArgs { top_k: Some(5), ..NOTHING },
+            SamplingArgs { top_p: Some(0.5), ..NOTHING },
+            SamplingArgs { min_p: Some(0.5), ..NOTHING },
+            SamplingArgs { seed: Some(5), ..NOTHING },
+        ] {
+            assert_eq!(args.merge(GenerationConfig::default()).temperature, 1.0, "{args:?}");
+        }
+        assert_eq!(SamplingArgs { seed: Some(5), ..NOTHING }.merge(GenerationConfig::default()).seed, 5);
+    }
+}

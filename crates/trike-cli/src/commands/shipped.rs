@@ -1,0 +1,38 @@
+//! Where the model that comes with Trike lies.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::bail;
+
+/// Its place in the repository and in a release.
+const PLACE: &str = "models/tiny";
+
+/// The working directory, then every directory above the executable, nearest first: `target/release` lies in the
+/// repository, and a release puts `models` beside the executable.
+fn places() -> Vec<PathBuf> {
+    let executable = std::env::current_exe().and_then(|path| path.canonicalize()).unwrap_or_default();
+    std::env::current_dir()
+        .into_iter()
+        .chain(executable.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty()).map(Path::to_owned))
+        .map(|dir| dir.join(PLACE))
+        .collect()
+}
+
+/// Finds it.
+///
+/// # Errors
+///
+/// Names every place that was looked at.
+pub(crate) fn find() -> anyhow::Result<PathBuf> {
+    let places = places();
+    match places.iter().find(|path| path.join("config.json").is_file()) {
+        Some(path) => Ok(path.clone()),
+        None => {
+            let looked: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
+            bail!(
+                "the model that comes with Trike is not there: name one with -m; looked for {}",
+                looked.join(", ")
+            )
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! Results as text.
+
+use std::fmt::{Display, Write};
+
+use comfy_table::{CellAlignment, Table, TableStyle, presets};
+use trike::{ConvertReport, Inspection};
+
+use super::Show;
+use crate::commands::{BenchOutcome, Diagnosis, LogitsOutcome, Measured, PerplexityOutcome, RunOutcome};
+
+/// A table whose columns after the first `left` are numbers.
+fn table<const N: usize>(style: TableStyle, left: usize, header: [&str; N]) -> Table {
+    let mut table = Table::new();
+    table.load_style(style).set_header(header);
+    for column in table.column_iter_mut().skip(left) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table
+}
+
+/// Names and values, one pair a line.
+fn facts<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    for (name, value) in pairs {
+        table.add_row([name.to_owned(), value]);
+    }
+    table.trim_fmt() + "\n"
+}
+
+/// A size in decimal units.
+fn bytes(n: u64) -> String {
+    match n {
+        0..1_000 => format!("{n} B"),
+        1_000..1_000_000 => format!("{:.1} kB", n as f64 / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.2} MB", n as f64 / 1e6),
+        _ => format!("{:.2} GB", n as f64 / 1e9),
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
+}
+
+fn or_dash(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
+}
+
+impl Show for RunOutcome {
+    fn text(&self) -> String {
+        format!("{}{}\n", self.prompt, self.text)
+    }
+}
+
+impl Show for Inspection {
+    fn text(&self) -> String {
+        let mut head = vec![("path", self.path.clone()), ("format", self.format.to_owned())];
+        if let Some(m) = &self.model {
+            head.extend([
+                ("architecture", m.architecture.clone()),
+                ("layers", m.layers.to_string()),
+                ("hidden", m.hidden.to_string()),
+                ("intermediate", m.intermediate.to_string()),
+                ("heads", format!("{} query, {} key and value, {} wide", m.heads, m.kv_heads, m.head_dim)),
+                ("vocabulary", m.vocab.to_string()),
+                ("context", m.context.to_string()),
+                ("rope theta", m.rope_theta.to_string()),
+                ("output head", if m.tied_head { "the embedding" } else { "its own" }.to_owned()),
+            ]);
+        }
+        if let Some(refusal) = &self.refusal {
+            head.push(("cannot run", refusal.clone()));
+        }
+        let columns =
+            ["tensor", "shape", "encoding", "bytes", "bits/weight", "zeros", "scales", "min", "mean", "max"];
+        let mut tensors = table(presets::NOTHING, 3, columns);
+        for t in &self.tensors {
+            let shape: Vec<String> = t.shape.iter().map(ToString::to_string).collect();
+            let scale = |pick: fn(&trike::llm::ScaleReport) -> f32| {
+                or_dash(t.scales.as_ref().map(|s| format!("{:.4e}", pick(s))))
+            };
+            tensors.add_row([
+                t.name.clone(),
+                shape.join(" x "),
+                t.encoding.clone(),
+                t.bytes.to_string(),
+                format!("{:.3}", t.bits_per_weight),
+                or_dash(t.zeros.map(percent)),
+                or_dash(t.scales.as_ref().map(|s| format!("{} x {}", s.count, s.granularity))),
+                scale(|s| s.min),
+                scale(|s| s.mean),
+                scale(|s| s.max),
+            ]);
+        }
+        let t = &self.totals;
+        let totals = [
+            ("tensors", t.tensors.to_string()),
+            ("parameters", t.parameters.to_string()),
+            ("bytes", format!("{} ({})", t.bytes, bytes(t.bytes))),
+            ("bits per weight", format!("{:.3}", t.bits_per_weight)),
+            ("ternary parameters", t.ternary_parameters.to_string()),
+            ("ternary bits per weight", or_dash(t.ternary_bits_per_weight.map(|b| format!("{b:.3}")))),
+            ("ternary zeros", or_dash(t.ternary_zeros.map(percent))),
+        ];
+        let mut text = format!("{}\n{}\n\n{}", facts(head), tensors.trim_fmt(), facts(totals));
+        for t in &self.tensors {
+            if let Some(note) = &t.note {
+                text += &format!("note: {}: {note}\n", t.name);
+            }
+        }
+        text
+    }
+}
+
+impl Show for ConvertReport {
+    fn text(&self) -> String {
+        let mut text = format!(
+            "{}: {} tensors, {} of tensors in, {} of files out; ",
+            self.output,
+            self.tensors,
+            bytes(self.input_bytes),
+            bytes(self.output_bytes)
+        );
+        text += &match self.largest_change {
+            0.0 => "every value is kept\n".to_owned(),
+            change => format!("largest change of a weight {:.2e} of its tensor's largest\n", change),
+        };
+        for note in &self.notes {
+            text += &format!("note: {note}\n");
+        }
+        text
+    }
+}
+
+impl Show for PerplexityOutcome {
+    fn text(&self) -> String {
+        let f = &self.figures;
+        let mut pairs = vec![
+            ("perplexity", format!("{:.4}", f.perplexity)),
+            ("nats a token", format!("{:.4} +- {:.4}", f.nats, f.nats_error)),
+            ("bits a byte", format!("{:.4}", f.bits_per_byte)),
+            ("tokens", f.tokens.to_string()),
+            ("bytes", f.bytes.to_string()),
+            ("sequences", format!("{} ({})", f.sequences, self.split)),
+            ("keys and values", self.kv.to_owned()),
+        ];
+        if let Some(against) = &self.against {
+            pairs.extend([
+                ("base", against.base.model.clone()),
+                ("perplexity of base", format!("{:.4}", against.base.figures.perplexity)),
+                ("KL from base", format!("{:.6} nats", against.kl)),
+                ("same best token", percent(against.top1_agreement)),
+            ]);
+        }
+        facts(pairs)
+    }
+}
+
+impl Show for LogitsOutcome {
+    fn text(&self) -> String {
+        format!("{}: f32 [{}, {}]\n", self.output, self.shape[0], self.shape[1])
+    }
+}
+
+impl Show for BenchOutcome {
+    fn text(&self) -> String {
+        let columns = ["model", "test", "threads", "tok/s", "share of bandwidth", "share of int8 peak"];
+        let mut rows = table(presets::ASCII_MARKDOWN, 2, columns);
+        for row in &self.report.rows {
+            rows.add_row([
+                self.model.name.clone(),
+                format!("{} {}", row.kind, row.tokens),
+                row.threads.to_string(),
+                format!("{:.2} ± {:.2}", row.tokens_per_second, row.standard_deviation),
+                percent(row.share_of_bandwidth),
+                percent(row.share_of_int8_peak),
+            ]);
+        }
+        let mut text = format!("{rows}\n\n");
+        let m = &self.model;
+        let _ = write!(
+            text,
+            "{}, activations {}, keys and values {}; weights {} in memory",
+            self.isa,
+            self.activations,
+            self.kv,
+            bytes(m.resident_bytes as u64)
+        );
+        if let (Some(encoding), Some(stored), Some(seconds)) = (m.encoding, m.stored_bytes, m.load_seconds) {
+            let _ = write!(text, ", linear layers {} as {encoding}, made in {seconds:.1} s", bytes(stored));
+        }
+        text.push('\n');
+        for c in &self.report.ceilings {
+            let _ = writeln!(
+                text,
+                "ceilings with {} threads: {:.1} GB/s ({}), {:.1} int8 GMAC/s ({})",
+                c.threads,
+                c.bandwidth / 1e9,
+                c.bandwidth_variant,
+                c.int8_peak / 1e9,
+                c.int8_variant
+            );
+        }
+        text
+    }
+}
+
+impl Show for Diagnosis {
+    fn text(&self) -> String {
+        let mut pairs = vec![
+            ("version", self.version.to_owned()),
+            ("processor", or_dash(self.processor.as_ref())),
+            ("instruction sets", self.isa_available.join(", ")),
+            ("used", self.isa.to_owned()),
+            ("threads", self.threads.to_string()),
+            ("memory bandwidth", ceiling(&self.bandwidth)),
+            ("int8 peak", ceiling(&self.int8_peak)),
+            ("model that comes with Trike", or_dash(self.shipped_model.as_ref())),
+        ];
+        let set = self.environment.iter().map(|(name, value)| ("environment", format!("{name}={value}")));
+        pairs.extend(set);
+        facts(pairs)
+    }
+}
+
+fn ceiling(measured: &Measured) -> String {
+    let all: Vec<String> =
+        measured.variants.iter().map(|(name, figure)| format!("{name} {:.1}", figure / 1e9)).collect();
+    format!("{:.1} G{} by {} ({})", measured.best / 1e9, measured.unit, measured.best_variant, all.join(", "))
+}
