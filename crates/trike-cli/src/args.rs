@@ -36,19 +36,12 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Continue a prompt
     Run(RunArgs),
-    /// Show a model's architecture and every tensor's encoding, size, zeros and scales
     Inspect(InspectArgs),
-    /// Convert a model to another format without changing a value
     Convert(ConvertArgs),
-    /// Measure how well a model predicts a text
     Perplexity(PerplexityArgs),
-    /// Write the logits of token ids to a .npy file
     Logits(LogitsArgs),
-    /// Measure tokens per second against what this machine can do
     Bench(BenchArgs),
-    /// Show what this machine offers and how Trike uses it
     Doctor(DoctorArgs),
 }
 
@@ -137,13 +130,14 @@ pub(crate) struct RunArgs {
     #[arg(long, allow_hyphen_values = true)]
     pub(crate) stop: Vec<String>,
     #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
-    #[command(flatten)]
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
     #[command(flatten)]
     pub(crate) json: JsonArg,
+    // Last, because its heading holds for all that follow.
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
 }
 
 /// How tokens are chosen. What is left out comes from the model's `generation_config.json`.
@@ -262,17 +256,26 @@ pub(crate) struct LogitsArgs {
 /// the same threads.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArg,
+    // Without `env`, which would make a set variable conflict with `--synthetic`; the command reads it.
+    /// Model directory or file; the model that comes with Trike when left out [env: TRIKE_MODEL]
+    #[arg(short, long)]
+    pub(crate) model: Option<PathBuf>,
     /// A model of random trits in place of a real one
     #[arg(long, conflicts_with = "model", value_parser = one_of(SIZES))]
     pub(crate) synthetic: Option<Synthetic>,
     /// How the random trits are stored before they are packed for the kernels
-    #[arg(long, requires = "synthetic", default_value = "2bit", value_parser = one_of(ENCODINGS))]
+    #[arg(
+        long,
+        requires = "synthetic",
+        // A requirement that conflicts with something given is waived.
+        conflicts_with = "model",
+        default_value = "2bit",
+        value_parser = one_of(ENCODINGS)
+    )]
     pub(crate) encoding: Encoding,
-    /// Tokens of the prompt; 0 leaves prefill out
-    #[arg(short, long, default_value_t = 512)]
-    pub(crate) prompt: usize,
+    /// Tokens of the prompt; 0 leaves prefill out [default: 512, or the context where that is shorter]
+    #[arg(short, long)]
+    pub(crate) prompt: Option<usize>,
     /// Tokens generated one by one; 0 leaves decode out
     #[arg(short = 'n', long, default_value_t = 32)]
     pub(crate) generate: usize,

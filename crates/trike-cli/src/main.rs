@@ -54,9 +54,16 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 /// Whether the library refused an option and not a file.
 fn is_usage(error: &anyhow::Error) -> bool {
-    use trike::{LlmError, llm::sampler::SamplerError};
+    use trike::{
+        LlmError,
+        llm::{sampler::SamplerError, tokenizer::TokenizerError},
+    };
     matches!(
         error.downcast_ref::<LlmError>(),
-        Some(LlmError::Option { .. } | LlmError::Sampler(SamplerError::InvalidOption { .. }))
+        Some(
+            LlmError::Option { .. }
+                | LlmError::Sampler(SamplerError::InvalidOption { .. })
+                | LlmError::Tokenizer(TokenizerError::EmptyStop { .. })
+        )
     )
 }

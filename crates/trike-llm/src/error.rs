@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub enum LlmError {
     /// A model file could not be read or written.
     #[error(transparent)]
-    Format(#[from] trike_format::FormatError),
+    Format(Box<trike_format::FormatError>),
     /// A tokenizer could not be read, or text not tokenized.
     #[error(transparent)]
     Tokenizer(#[from] crate::tokenizer::TokenizerError),
@@ -131,4 +131,11 @@ pub enum LlmError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+impl From<trike_format::FormatError> for LlmError {
+    fn from(error: trike_format::FormatError) -> Self {
+        // It is several times as large as the others.
+        Self::Format(Box::new(error))
+    }
 }

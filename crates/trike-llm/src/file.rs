@@ -132,7 +132,7 @@ impl ModelFile {
     pub fn info(&self, name: WeightName) -> Result<&TensorInfo, LlmError> {
         let stored = self.stored_name(name);
         let missing = || {
-            LlmError::Format(FormatError::MissingTensor {
+            LlmError::from(FormatError::MissingTensor {
                 path: self.path().to_owned(),
                 tensor: stored.clone(),
                 remedy: "the checkpoint is incomplete: download or convert it again".to_owned(),

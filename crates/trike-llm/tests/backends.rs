@@ -13,7 +13,8 @@ use tempfile::TempDir;
 use trike_cpu::{Cpu, Isa};
 use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile};
 use trike_nn::{
-    ActivationPrecision, Backend, CandleBackend, CpuBackend, KvPrecision, KvSpec, Logits, NnError, Step,
+    ActivationPrecision, Backend, CandleBackend, CpuBackend, KvPrecision, KvSpec, Logits, NnError, Sequence,
+    Step,
 };
 use trike_testkit::{assert_close, max_rel, shared};
 
@@ -138,7 +139,7 @@ fn batches_and_steps<B: Backend>(model: &LanguageModel<B>, bound: f32) {
     for (got, want) in together.iter().zip(&alone) {
         assert_close(got, want, bound);
     }
-    assert_eq!(sequences.iter().map(|s| s.len()).collect::<Vec<_>>(), [17, 1, 30]);
+    assert_eq!(sequences.iter().map(Sequence::len).collect::<Vec<_>>(), [17, 1, 30]);
 
     // One token of each, in one batch, after forgetting the last.
     for sequence in &mut sequences[..] {

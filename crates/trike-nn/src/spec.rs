@@ -127,7 +127,8 @@ pub(crate) mod tests {
     #[test]
     fn every_rule_names_its_field() {
         assert_eq!(small().validate(), Ok(()));
-        let table: [(&str, fn(&mut DecoderSpec)); 9] = [
+        type Spoil = fn(&mut DecoderSpec);
+        let table: [(&str, Spoil); 9] = [
             ("hidden", |s| s.hidden = 0),
             ("vocab", |s| s.vocab = (1 << 24) + 1),
             ("layers", |s| s.layers = 0),

@@ -10,7 +10,7 @@ fn trits(n: usize, every: u64) -> Vec<i8> {
         .map(|_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let draw = state >> 33;
-            if draw % every == 0 { (draw / every % 2) as i8 * 2 - 1 } else { 0 }
+            if draw.is_multiple_of(every) { (draw / every % 2) as i8 * 2 - 1 } else { 0 }
         })
         .collect()
 }

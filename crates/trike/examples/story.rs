@@ -1,7 +1,7 @@
 //! Tells a story with the model that comes with Trike: `cargo run --release --example story`.
 #![expect(clippy::print_stdout, reason = "an example shows what it made")]
 
-fn main() -> Result<(), trike::LlmError> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = trike::LanguageModel::load(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny"))?;
     let story = model.generate("Once upon a time", &trike::GenerateOptions::default())?;
     println!("Once upon a time{}", story.text);

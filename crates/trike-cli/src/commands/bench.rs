@@ -8,9 +8,12 @@ use trike::{
 
 use super::load;
 use crate::{
-    args::{self, BenchArgs},
+    args::{self, BenchArgs, ModelArg},
     progress::Progress,
 };
+
+/// Tokens of the prompt unless another number is given; the one of llama-bench.
+const PROMPT: usize = 512;
 
 /// Speeds of a model. The field names are the schema of `trike bench -o json`.
 #[derive(Debug, Serialize)]
@@ -43,8 +46,8 @@ pub(crate) struct BenchModel {
 
 /// Measures a model's speed.
 pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcome> {
-    let options = BenchOptions {
-        prompt: args.prompt,
+    let options = |context: usize| BenchOptions {
+        prompt: args.prompt.unwrap_or(PROMPT.min(context)),
         generate: args.generate,
         threads: args.threads.clone(),
         repetitions: args.repetitions,
@@ -54,10 +57,11 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         Some(size) => {
             let making = Progress::start(format!("making {}", size.name()), quiet);
             let mut model = bench::synthetic(size, args.encoding, args.activations, &mut |done, total| {
-                making.set(done, total)
+                making.set(done, total);
             })?;
             drop(making);
             let progress = Progress::start("measuring", quiet);
+            let options = options(model.decoder.spec().context);
             let report =
                 bench::run(&mut model.decoder, &options, &mut |done, total| progress.set(done, total))?;
             let facts = BenchModel {
@@ -70,11 +74,14 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
             (facts, report)
         }
         None => {
-            let file = ModelFile::open(args.model.path()?)?;
+            let from_environment = || std::env::var_os("TRIKE_MODEL").map(Into::into);
+            let model = ModelArg { model: args.model.clone().or_else(from_environment) };
+            let file = ModelFile::open(model.path()?)?;
             // The run brings its own threads.
             let cpu = Cpu::new(1)?;
             let mut model = load(&file, &cpu, None, args.activations, HeadPrecision::Auto, quiet)?;
             let progress = Progress::start("measuring", quiet);
+            let options = options(model.decoder().spec().context);
             let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
             let facts = BenchModel {
                 name: file.path().display().to_string(),

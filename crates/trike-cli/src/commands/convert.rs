@@ -32,7 +32,12 @@ pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<Convert
         tokenizer: args.tokenizer.tokenizer.clone(),
     };
     let progress = Progress::start(format!("writing {}", args.output.display()), quiet);
-    Ok(trike::convert(&input, &args.output, &options, &mut |done, total| progress.set(done, total))?)
+    let report = trike::convert(&input, &args.output, &options, &mut |done, total| progress.set(done, total));
+    if report.is_err() {
+        // A refusal leaves nothing but the directory that was to be filled; one with files in it stays.
+        let _ = std::fs::remove_dir(&args.output);
+    }
+    Ok(report?)
 }
 
 fn conflict(message: &str) -> anyhow::Error {

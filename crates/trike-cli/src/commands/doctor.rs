@@ -87,7 +87,7 @@ fn processor() -> Option<String> {
 fn environment() -> BTreeMap<String, String> {
     let cli = Cli::command();
     let commands = std::iter::once(&cli).chain(cli.get_subcommands());
-    let options = commands.flat_map(|command| command.get_arguments()).filter_map(|arg| arg.get_env());
+    let options = commands.flat_map(clap::Command::get_arguments).filter_map(clap::Arg::get_env);
     options
         .filter_map(|name| name.to_str())
         .chain(["NO_COLOR"])

@@ -53,7 +53,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Perplexity(args) => output::show(&perplexity::perplexity(&args, quiet)?, args.json.json)?,
         Command::Logits(args) => output::show(&logits::logits(&args, quiet)?, args.json.json)?,
         Command::Bench(args) => {
-            output::show(&bench::bench(&args, quiet)?, args.json || args.output == "json")?
+            output::show(&bench::bench(&args, quiet)?, args.json || args.output == "json")?;
         }
         Command::Doctor(args) => output::show(&doctor::doctor(&args, quiet)?, args.json.json)?,
     }

@@ -45,8 +45,8 @@ pub(crate) fn note(line: &str) {
 pub(crate) fn error(error: &anyhow::Error) {
     let mut line = "error".to_owned();
     for cause in error.chain().map(ToString::to_string) {
-        // Messages of the library end with their source already.
-        if !line.ends_with(&cause) {
+        // Messages of the library hold their source already.
+        if !line.contains(&cause) {
             line.push_str(": ");
             line.push_str(&cause);
         }

@@ -18,6 +18,14 @@ fn table<const N: usize>(style: TableStyle, left: usize, header: [&str; N]) -> T
     table
 }
 
+/// A table without lines, from the left margin.
+fn plain(mut table: Table) -> String {
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt() + "\n"
+}
+
 /// Names and values, one pair a line.
 fn facts<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let mut table = Table::new();
@@ -25,7 +33,7 @@ fn facts<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
     for (name, value) in pairs {
         table.add_row([name.to_owned(), value]);
     }
-    table.trim_fmt() + "\n"
+    plain(table)
 }
 
 /// A size in decimal units.
@@ -102,7 +110,7 @@ impl Show for Inspection {
             ("ternary bits per weight", or_dash(t.ternary_bits_per_weight.map(|b| format!("{b:.3}")))),
             ("ternary zeros", or_dash(t.ternary_zeros.map(percent))),
         ];
-        let mut text = format!("{}\n{}\n\n{}", facts(head), tensors.trim_fmt(), facts(totals));
+        let mut text = format!("{}\n{}\n{}", facts(head), plain(tensors), facts(totals));
         for t in &self.tensors {
             if let Some(note) = &t.note {
                 text += &format!("note: {}: {note}\n", t.name);
@@ -123,7 +131,7 @@ impl Show for ConvertReport {
         );
         text += &match self.largest_change {
             0.0 => "every value is kept\n".to_owned(),
-            change => format!("largest change of a weight {:.2e} of its tensor's largest\n", change),
+            change => format!("largest change of a weight {change:.2e} of its tensor's largest\n"),
         };
         for note in &self.notes {
             text += &format!("note: {note}\n");

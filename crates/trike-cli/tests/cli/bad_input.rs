@@ -1,0 +1,208 @@
+//! Whatever a user gives: an error that names the file and the remedy, and the right exit code.
+
+use crate::harness::{Trike, shared, text, tiny};
+
+#[test]
+fn files_that_are_no_models() {
+    let trike = Trike::new();
+    let noise: Vec<u8> = (0..5000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let noise_gguf = [b"GGUF".as_slice(), &noise].concat();
+    std::fs::create_dir(trike.path("directory")).unwrap();
+    let cases = [
+        (trike.path("missing"), "cannot open"),
+        (trike.write("empty.bin", ""), "empty"),
+        (trike.write("short.bin", "abc"), "GGUF"),
+        (trike.write("noise.bin", &noise), "noise.bin"),
+        (trike.write("noise.gguf", noise_gguf), "noise.gguf"),
+        (trike.path("directory"), "config.json"),
+    ];
+    for (path, part) in cases {
+        let out = trike.path("out");
+        for args in [
+            vec!["run", "-m", &path, "-p", "x"],
+            vec!["logits", "-m", &path, "--ids", "1", "-o", &out],
+            vec!["bench", "-m", &path],
+            vec!["inspect", &path],
+            vec!["convert", &path, &out, "--to", "trike"],
+        ] {
+            let error = trike.fails(1, &args);
+            assert!(error.contains(&path) && error.contains(part), "{error}");
+        }
+        assert!(!std::path::Path::new(&out).exists(), "{path}");
+    }
+}
+
+#[test]
+fn a_model_that_is_cut_off_or_lacks_a_file() {
+    let trike = Trike::new();
+    for len in [0, 7, 8, 100, 5000, 700_000] {
+        let dir = trike.copy_model(&tiny(), &format!("cut{len}"));
+        let weights = dir.join("model.safetensors");
+        let bytes = std::fs::read(&weights).unwrap();
+        std::fs::write(&weights, &bytes[..len]).unwrap();
+        let error = trike.fails(1, &["run", "-m", &text(dir), "-p", "x"]);
+        assert!(error.contains("model.safetensors"), "{len}: {error}");
+    }
+    for (file, part) in [("model.safetensors", "model.safetensors"), ("config.json", "config.json")] {
+        let dir = trike.copy_model(&tiny(), &format!("without_{file}"));
+        std::fs::remove_file(dir.join(file)).unwrap();
+        let error = trike.fails(1, &["run", "-m", &text(dir), "-p", "x"]);
+        assert!(error.contains(part), "{error}");
+    }
+    let dir = trike.copy_model(&tiny(), "without_tokenizer");
+    std::fs::remove_file(dir.join("tokenizer.json")).unwrap();
+    let error = trike.fails(1, &["run", "-m", &text(dir.clone()), "-p", "x"]);
+    assert!(error.contains("--tokenizer"), "{error}");
+    // Ids need none.
+    let (shape, _) = trike.logits(&text(dir), &[1, 2], &[]);
+    assert_eq!(shape, [2, 1024]);
+    for (file, content) in [
+        ("config.json", "{"),
+        ("config.json", "[]"),
+        ("tokenizer.json", "{}"),
+        ("generation_config.json", r#"{"temperature": "hot"}"#),
+    ] {
+        let dir = trike.copy_model(&tiny(), &format!("broken_{file}_{}", content.len()));
+        std::fs::write(dir.join(file), content).unwrap();
+        let error = trike.fails(1, &["run", "-m", &text(dir), "-p", "x"]);
+        assert!(error.contains(file), "{error}");
+    }
+}
+
+#[test]
+fn truncated_checkpoints_of_llama2c() {
+    let Some(model) = shared("data/models/stories260K.bin") else { return };
+    let bytes = std::fs::read(model).unwrap();
+    let trike = Trike::new();
+    for len in [27, 28, 30_000, bytes.len() - 1_000] {
+        let path = trike.write("cut.bin", &bytes[..len]);
+        assert!(trike.fails(1, &["run", "-m", &path, "-p", "x"]).contains("cut.bin"), "{len}");
+    }
+}
+
+#[test]
+fn weights_that_are_no_numbers_are_named() {
+    let Some(model) = shared("data/models/stories260K.bin") else { return };
+    let Some(tokenizer) = shared("data/tokenizers/tok512.bin") else { return };
+    let mut bytes = std::fs::read(model).unwrap();
+    // The header, the embedding of 512 x 64, five norms of 64, and then the first query matrix.
+    let at = 28 + 4 * (512 * 64 + 5 * 64 + 25);
+    bytes[at..at + 4].copy_from_slice(&f32::NAN.to_le_bytes());
+    let trike = Trike::new();
+    let (path, out) = (trike.write("nan.bin", bytes), trike.path("out"));
+    let words = trike.write("words.txt", "Once upon a time");
+    for args in [
+        vec!["run", "-m", &path, "--tokenizer", &tokenizer, "-p", "x"],
+        vec!["logits", "-m", &path, "--ids", "1,2", "-o", &out],
+        vec!["perplexity", "-m", &path, "--tokenizer", &tokenizer, "-f", &words],
+    ] {
+        let error = trike.fails(1, &args);
+        assert!(error.contains("nan.bin") && error.contains("layers.0.self_attn.q_proj"), "{error}");
+    }
+    assert!(trike.stdout(&["inspect", &path]).contains("note: model.layers.0.self_attn.q_proj.weight"));
+}
+
+#[test]
+fn a_tokenizer_of_another_model() {
+    let Some(model) = shared("data/models/stories260K.bin") else { return };
+    let trike = Trike::new();
+    for name in
+        ["tok4096.bin", "llama2_tokenizer.model", "llama3_tokenizer.model", "ggml-vocab-llama-spm.gguf"]
+    {
+        let Some(tokenizer) = shared(&format!("data/tokenizers/{name}")) else { return };
+        for model in [&model, &tiny()] {
+            let error = trike.fails(1, &["run", "-m", model, "--tokenizer", &tokenizer, "-p", "x"]);
+            assert!(error.contains("tokenizer"), "{error}");
+        }
+    }
+    let none = trike.fails(1, &["run", "-m", &model, "-p", "x"]);
+    assert!(none.contains("--tokenizer"), "{none}");
+    let missing = trike.path("missing.json");
+    let error = trike.fails(1, &["run", "-m", &model, "--tokenizer", &missing, "-p", "x"]);
+    assert!(error.contains("missing.json"), "{error}");
+}
+
+#[test]
+fn a_prompt_over_the_context() {
+    let trike = Trike::new();
+    let long = "hello world ".repeat(200);
+    let error = trike.fails(1, &["run", "-m", &tiny(), "-p", &long]);
+    assert!(error.contains("context holds 256") && error.contains("rolling window"), "{error}");
+    let ids = vec!["1"; 257].join(",");
+    let error = trike.fails(1, &["logits", "-m", &tiny(), "--ids", &ids, "-o", &trike.path("out")]);
+    assert!(error.contains("257") && error.contains("256"), "{error}");
+    let args = ["run", "-m", &tiny(), "-p", &long, "--window", "32", "-n", "2", "--temperature", "0"];
+    assert!(trike.stdout(&args).starts_with(&long));
+}
+
+#[test]
+fn options_out_of_range_are_wrong_usage() {
+    let trike = Trike::new();
+    let model = tiny();
+    for (args, part) in [
+        (vec!["--temperature", "-1"], "temperature"),
+        (vec!["--temperature", "nan"], "temperature"),
+        (vec!["--top-k", "0"], "top_k"),
+        (vec!["--top-k", "-1"], "--top-k"),
+        (vec!["--top-p", "0"], "top_p"),
+        (vec!["--top-p", "1.5"], "top_p"),
+        (vec!["--min-p", "-0.5"], "min_p"),
+        (vec!["--repetition-penalty", "0"], "repetition_penalty"),
+        (vec!["--max-tokens", "-1"], "-1"),
+        (vec!["--window", "0"], "window"),
+        (vec!["--window", "257"], "window"),
+        (vec!["--stop", ""], "stop"),
+        (vec!["--threads", "1025"], "--threads"),
+        (vec!["--isa", "mmx"], "avx2"),
+        (vec!["--kv", "f8"], "f16"),
+        (vec!["--frobnicate"], "--frobnicate"),
+    ] {
+        let error = trike.fails(2, &[&["run", "-m", &model, "-p", "x"], &args[..]].concat());
+        assert!(error.contains(part), "{args:?}: {error}");
+    }
+    for args in [
+        vec!["run", "-m", &model],
+        vec!["logits", "-m", &model, "--ids", "", "-o", "out"],
+        vec!["logits", "-m", &model, "--ids", "1,-3", "-o", "out"],
+        vec!["bench", "-m", &model, "-p", "257"],
+        vec!["bench", "-m", &model, "-r", "0"],
+        vec!["bench", "-m", &model, "--synthetic", "125m"],
+        vec!["bench", "-m", &model, "--encoding", "csr"],
+        vec!["frobnicate"],
+    ] {
+        trike.fails(2, &args);
+    }
+    let error = trike.fails(1, &["logits", "-m", &model, "--ids", "1,1024", "-o", "out"]);
+    assert!(error.contains("1024"), "{error}");
+}
+
+#[test]
+fn texts_that_cannot_be_scored() {
+    let trike = Trike::new();
+    let directory = trike.path("directory");
+    std::fs::create_dir(&directory).unwrap();
+    for (path, part) in [
+        (trike.path("missing.txt"), "cannot read"),
+        (trike.write("empty.txt", ""), "nothing to score"),
+        (trike.write("blank.txt", "<|endoftext|> \n <|endoftext|>"), "nothing to score"),
+        (trike.write("latin1.txt", [b'a', 0xe9, b'b']), "UTF-8"),
+        (directory, "cannot read"),
+    ] {
+        let error = trike.fails(1, &["perplexity", "-m", &tiny(), "-f", &path]);
+        assert!(error.contains(&path) && error.contains(part), "{error}");
+    }
+    let Some(other) = shared("data/models/stories260K.bin") else { return };
+    let words = trike.write("words.txt", "Once upon a time");
+    let error = trike.fails(1, &["perplexity", "-m", &tiny(), "-f", &words, "--base", &other]);
+    assert!(error.contains("1024") && error.contains("512"), "{error}");
+}
+
+#[test]
+fn an_output_that_cannot_be_written() {
+    let trike = Trike::new();
+    let nowhere = trike.path("no/where");
+    let error = trike.fails(1, &["logits", "-m", &tiny(), "--ids", "1", "-o", &nowhere]);
+    assert!(error.contains("no/where"), "{error}");
+    let error = trike.fails(1, &["convert", &tiny(), &trike.path("no/where.gguf"), "--to", "tq1_0"]);
+    assert!(error.contains("no/where.gguf"), "{error}");
+}

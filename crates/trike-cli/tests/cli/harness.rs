@@ -1,0 +1,142 @@
+//! A directory, and the command in it.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// The command with a directory of its own.
+pub(crate) struct Trike {
+    dir: TempDir,
+}
+
+impl Trike {
+    pub(crate) fn new() -> Self {
+        Self { dir: tempfile::tempdir().expect("a directory") }
+    }
+
+    /// A path in the directory.
+    pub(crate) fn path(&self, name: &str) -> String {
+        text(self.dir.path().join(name))
+    }
+
+    /// Writes a file into the directory.
+    pub(crate) fn write(&self, name: &str, bytes: impl AsRef<[u8]>) -> String {
+        let path = self.path(name);
+        std::fs::write(&path, bytes).expect("a file");
+        path
+    }
+
+    /// Copies the files of a model directory into a new one.
+    pub(crate) fn copy_model(&self, from: &str, name: &str) -> PathBuf {
+        let to = self.dir.path().join(name);
+        std::fs::create_dir(&to).expect("a directory");
+        for entry in Path::new(from).read_dir().expect("a model directory") {
+            let path = entry.expect("an entry").path();
+            // Not `copy`, which would copy a missing permission to write as well.
+            std::fs::write(to.join(path.file_name().expect("a name")), std::fs::read(&path).expect("a file"))
+                .expect("a file");
+        }
+        to
+    }
+
+    pub(crate) fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_trike"));
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("TRIKE_") {
+                command.env_remove(name);
+            }
+        }
+        command.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
+        command
+    }
+
+    pub(crate) fn output(&self, args: &[&str]) -> Output {
+        self.command(args).output().expect("the command starts")
+    }
+
+    /// What a run that succeeds says on stdout and stderr.
+    pub(crate) fn both(&self, args: &[&str]) -> (String, String) {
+        let output = self.output(args);
+        let (stdout, stderr) = (utf8(output.stdout), utf8(output.stderr));
+        assert_eq!(output.status.code(), Some(0), "trike {args:?}: {stderr}");
+        (stdout, stderr)
+    }
+
+    /// What a run that succeeds prints.
+    pub(crate) fn stdout(&self, args: &[&str]) -> String {
+        self.both(args).0
+    }
+
+    /// The object that a run with `--json` prints, with nothing on stderr.
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
+        let (stdout, stderr) = self.both(args);
+        assert_eq!(stderr, "", "trike {args:?}");
+        let value: Value = serde_json::from_str(&stdout).expect("JSON");
+        assert!(value.is_object(), "one object: {stdout}");
+        value
+    }
+
+    /// What a run that fails with `code` says on stderr; nothing on stdout.
+    #[track_caller]
+    pub(crate) fn fails(&self, code: i32, args: &[&str]) -> String {
+        let output = self.output(args);
+        let stderr = utf8(output.stderr);
+        assert_eq!(output.status.code(), Some(code), "trike {args:?}: {stderr}");
+        assert_eq!(utf8(output.stdout), "", "trike {args:?}");
+        assert!(stderr.starts_with("error: ") && stderr.ends_with('\n'), "trike {args:?}: {stderr}");
+        assert!(!stderr.contains("panicked"), "trike {args:?}: {stderr}");
+        stderr
+    }
+
+    /// The logits of `ids`, `[ids][vocabulary]`, and their shape.
+    pub(crate) fn logits(&self, model: &str, ids: &[u32], more: &[&str]) -> (Vec<usize>, Vec<f32>) {
+        let out = self.path("logits.npy");
+        let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+        let ids = ids.join(",");
+        let mut args = vec!["logits", "-m", model, "--ids", &ids, "-o", &out];
+        args.extend(more);
+        self.stdout(&args);
+        npy(&std::fs::read(out).expect("the file"))
+    }
+}
+
+pub(crate) fn utf8(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).expect("UTF-8")
+}
+
+pub(crate) fn text(path: PathBuf) -> String {
+    path.into_os_string().into_string().expect("a UTF-8 path")
+}
+
+/// Shared data, or `None` where there is none.
+pub(crate) fn shared(rel: &str) -> Option<String> {
+    trike_testkit::shared(rel).map(text)
+}
+
+/// The model that comes with Trike.
+pub(crate) fn tiny() -> String {
+    format!("{}/models/tiny", repository())
+}
+
+pub(crate) fn repository() -> String {
+    text(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().expect("the repository"))
+}
+
+/// Reads a matrix of f32 without the code that wrote it.
+fn npy(bytes: &[u8]) -> (Vec<usize>, Vec<f32>) {
+    assert_eq!(&bytes[..8], b"\x93NUMPY\x01\x00");
+    let len = usize::from(u16::from_le_bytes([bytes[8], bytes[9]]));
+    let (header, body) = bytes[10..].split_at(len);
+    let header = std::str::from_utf8(header).expect("ASCII");
+    assert!(header.contains("'descr': '<f4'") && header.contains("'fortran_order': False"), "{header}");
+    let shape = header.split(['(', ')']).nth(1).expect("a shape");
+    let shape: Vec<usize> = shape.split(',').map(|n| n.trim().parse().expect("a number")).collect();
+    let values: Vec<f32> =
+        body.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().expect("four bytes"))).collect();
+    assert_eq!(values.len(), shape.iter().product::<usize>());
+    (shape, values)
+}

@@ -1,0 +1,8 @@
+//! The command, run as a user runs it: each test has its own directory and a clean environment.
+
+mod bad_input;
+mod convert;
+mod harness;
+mod measure;
+mod reference;
+mod run;

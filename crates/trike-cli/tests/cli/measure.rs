@@ -1,0 +1,181 @@
+//! `trike perplexity`, `logits`, `bench`, `doctor`.
+
+use serde_json::Value;
+
+use crate::harness::{Trike, repository, shared, tiny, utf8};
+
+fn near(value: &Value, want: f64, relative: f64) {
+    let got = value.as_f64().expect("a number");
+    assert!((got / want - 1.0).abs() <= relative, "{got} is not within {relative} of {want}");
+}
+
+/// Perplexities of data/README.md, from a forward pass in numpy.
+#[test]
+fn dense_perplexities_are_those_of_numpy() {
+    let cases = [
+        ("stories260K.bin", "tok512.bin", "tinystories_sample.txt", 3.548),
+        ("stories3M-q80.bin", "tok4096.bin", "tinystories_sample.txt", 3.740),
+        ("stories260K.bin", "tok512.bin", "tinystories_eval.txt", 4.591),
+        ("stories3M-q80.bin", "tok4096.bin", "tinystories_eval.txt", 6.002),
+    ];
+    for (model, tokenizer, text, want) in cases {
+        let Some(model) = shared(&format!("data/models/{model}")) else { return };
+        let Some(tokenizer) = shared(&format!("data/tokenizers/{tokenizer}")) else { return };
+        let Some(text) = shared(&format!("data/corpora/{text}")) else { return };
+        let args = ["perplexity", "-m", &model, "--tokenizer", &tokenizer, "-f", &text, "--json"];
+        let json = Trike::new().json(&args);
+        near(&json["perplexity"], want, 1e-3);
+        assert_eq!(json["split"], "stories");
+    }
+}
+
+#[test]
+fn the_likelihood_of_a_sentence_is_that_of_llama2c() {
+    let Some(model) = shared("data/models/stories260K.bin") else { return };
+    let Some(tokenizer) = shared("data/tokenizers/tok512.bin") else { return };
+    let Some(golden) = shared("data/golden/stories260K_nll_golden.json") else { return };
+    let golden: Value = serde_json::from_slice(&std::fs::read(golden).unwrap()).unwrap();
+    let trike = Trike::new();
+    let text = trike.write("sentence.txt", golden["sentence"].as_str().unwrap());
+    let args =
+        ["perplexity", "-m", &model, "--tokenizer", &tokenizer, "-f", &text, "--split", "lines", "--json"];
+    let json = trike.json(&args);
+    let nll = json["nats"].as_f64().unwrap() * json["tokens"].as_f64().unwrap();
+    near(&nll.into(), golden["nll"].as_f64().unwrap(), 1e-4);
+    near(&json["perplexity"], golden["perplexity"].as_f64().unwrap(), 1e-4);
+}
+
+#[test]
+fn bits_a_byte_of_tiny_packed_or_not() {
+    let Some(checkpoint) = shared("models/tiny") else { return };
+    let Some(text) = shared("data/corpora/tinystories_eval.txt") else { return };
+    let trike = Trike::new();
+    let json = trike.json(&["perplexity", "-m", &tiny(), "-f", &text, "--base", &checkpoint, "--json"]);
+    for figures in [&json, &json["base"]] {
+        near(&figures["bits_per_byte"], 1.212, 2e-3);
+        near(&figures["nats"], 2.624, 1e-3);
+        near(&figures["perplexity"], 13.79, 2e-3);
+        assert_eq!(figures["tokens"], 9124);
+        assert_eq!(figures["sequences"], 40);
+    }
+    assert!(json["kl"].as_f64().is_some_and(|kl| (0.0..1e-3).contains(&kl)), "{json}");
+    assert!(json["top1_agreement"].as_f64().is_some_and(|share| (0.98..=1.0).contains(&share)), "{json}");
+    assert_eq!(json["base"]["model"], checkpoint);
+}
+
+#[test]
+fn the_split_follows_the_text_and_the_limit_counts_sequences() {
+    let trike = Trike::new();
+    let model = tiny();
+    let stories = trike.write("stories.txt", "Once upon a time.\n<|endoftext|>\n\n<|endoftext|> The end. ");
+    let lines = trike.write("lines.txt", "Once upon a time.\n\n The end. \n");
+    let score = |text: &str, more: &[&str]| {
+        trike.json(&[&["perplexity", "-m", &model, "-f", text, "--json"], more].concat())
+    };
+    let (a, b) = (score(&stories, &[]), score(&lines, &["--split", "lines"]));
+    assert_eq!((&a["split"], &a["sequences"]), (&"stories".into(), &2.into()));
+    for key in ["perplexity", "nats", "nats_error", "bits_per_byte", "tokens", "bytes", "sequences"] {
+        assert!(a[key].is_number(), "{key}");
+        assert_eq!(a[key], b[key], "the same sequences: {key}");
+    }
+    assert_eq!(a.get("kl"), None);
+    let whole = score(&lines, &[]);
+    assert_eq!((&whole["split"], &whole["sequences"]), (&"window".into(), &1.into()));
+    assert_eq!(score(&stories, &["--limit", "1"])["sequences"], 1);
+    let against_itself = score(&stories, &["--base", &model]);
+    assert_eq!((&against_itself["kl"], &against_itself["top1_agreement"]), (&0.0.into(), &1.0.into()));
+    let shown = trike.stdout(&["perplexity", "-m", &model, "-f", &stories, "--base", &model]);
+    assert!(shown.contains("same best token") && shown.contains("100.0 %"), "{shown}");
+}
+
+#[test]
+fn logits_of_stories_are_those_of_numpy() {
+    let Some(model) = shared("data/models/stories260K.bin") else { return };
+    let Some(golden) = shared("data/golden/golden_stories260K_numpy.npz") else { return };
+    let golden = trike_testkit::npz(golden.as_ref());
+    let (shape, got) = Trike::new().logits(&model, &golden["ids"].to_ids(), &[]);
+    let want = &golden["logits"];
+    assert_eq!(shape, want.shape);
+    let worst = got.iter().zip(want.to_f32()).fold(0f32, |worst, (g, w)| worst.max((g - w).abs()));
+    assert!(worst <= 2e-4, "{worst}");
+}
+
+#[test]
+fn logits_of_tiny_are_those_of_numpy() {
+    let Some(checkpoint) = shared("models/tiny") else { return };
+    let golden = trike_testkit::npz(format!("{checkpoint}/golden.npz").as_ref());
+    let (shape, got) = Trike::new().logits(&checkpoint, &golden["ids"].to_ids(), &[]);
+    assert_eq!(shape, golden["logits"].shape);
+    trike_testkit::assert_close(&got, &golden["logits"].to_f32(), 1e-3);
+}
+
+#[test]
+fn logits_say_what_they_wrote() {
+    let trike = Trike::new();
+    let out = trike.write("out.npy", "an older file");
+    let json = trike.json(&["logits", "-m", &tiny(), "--ids", "0,405,422", "-o", &out, "--json"]);
+    assert_eq!(json["shape"], serde_json::json!([3, 1024]));
+    assert_eq!((&json["kv"], &json["output"]), (&"f32".into(), &out.as_str().into()));
+    assert_eq!(std::fs::metadata(&out).unwrap().len(), 128 + 3 * 1024 * 4);
+    // A run that fails leaves it.
+    trike.fails(1, &["logits", "-m", &tiny(), "--ids", "0,5000", "-o", &out]);
+    assert_eq!(std::fs::metadata(&out).unwrap().len(), 128 + 3 * 1024 * 4);
+}
+
+#[test]
+fn bench_has_a_row_for_each_kind_and_number_of_threads() {
+    let trike = Trike::new();
+    let args = ["bench", "-m", &tiny(), "-p", "16", "-n", "4", "-t", "1,2", "-r", "2"];
+    let json = trike.json(&[&args[..], &["-o", "json"]].concat());
+    let rows = json["rows"].as_array().expect("rows");
+    let found: Vec<_> =
+        rows.iter().map(|r| (r["kind"].as_str(), r["threads"].as_u64(), r["tokens"].as_u64())).collect();
+    let want = [("prefill", 1, 16), ("decode", 1, 4), ("prefill", 2, 16), ("decode", 2, 4)];
+    assert_eq!(found, want.map(|(kind, threads, tokens)| (Some(kind), Some(threads), Some(tokens))));
+    for row in rows {
+        for key in ["tokens_per_second", "share_of_bandwidth", "share_of_int8_peak"] {
+            assert!(row[key].as_f64().is_some_and(|n| n > 0.0 && n.is_finite()), "{key}: {row}");
+        }
+    }
+    assert_eq!(json["ceilings"].as_array().map(Vec::len), Some(2));
+    assert!(json["model"]["resident_bytes"].as_u64().is_some_and(|n| n > 0));
+    let table = trike.stdout(&["bench", "-m", &tiny(), "-p", "0", "-n", "2", "-t", "1", "-r", "1"]);
+    assert!(table.starts_with("| model"), "{table}");
+    assert_eq!(table.lines().filter(|line| line.contains("| decode 2 ")).count(), 1, "{table}");
+}
+
+#[test]
+fn bench_makes_a_model_of_random_trits() {
+    let args =
+        ["bench", "--synthetic", "125m", "--encoding", "base3", "-p", "0", "-n", "1", "-t", "1", "-r", "1"];
+    let json = Trike::new().json(&[&args[..], &["--json"]].concat());
+    assert_eq!(
+        (&json["model"]["name"], &json["model"]["encoding"]),
+        (&"synthetic 125m".into(), &"base3".into())
+    );
+    // 12 layers of 4 x 768 x 768 and 3 x 768 x 2048 weights, five a byte, and an f16 scale a row.
+    let weights = 12 * (4 * 768 * 768 + 3 * 768 * 2048) as u64;
+    let stored = json["model"]["stored_bytes"].as_u64().unwrap();
+    assert!((weights / 5..weights * 21 / 100).contains(&stored), "{stored} bytes for {weights} weights");
+    assert_eq!(json["rows"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn doctor_names_the_machine_the_model_and_the_environment() {
+    let trike = Trike::new();
+    let mut command = trike.command(&["doctor", "--json"]);
+    let output = command.current_dir(repository()).env("TRIKE_THREADS", "1").output().unwrap();
+    assert!(output.status.success());
+    let json: Value = serde_json::from_str(&utf8(output.stdout)).unwrap();
+    assert_eq!(json["version"], env!("CARGO_PKG_VERSION"));
+    assert_eq!(json["threads"], 1);
+    assert_eq!(json["environment"]["TRIKE_THREADS"], "1");
+    assert!(json["isa_available"].as_array().is_some_and(|all| all.contains(&json["isa"])), "{json}");
+    for ceiling in ["bandwidth", "int8_peak"] {
+        let best = json[ceiling]["best"].as_f64().expect("a figure");
+        let variants = json[ceiling]["variants"].as_object().expect("variants");
+        assert!(best > 0.0 && variants.values().all(|figure| figure.as_f64().unwrap() <= best), "{json}");
+    }
+    assert!(json["shipped_model"].as_str().is_some_and(|path| path.ends_with("models/tiny")), "{json}");
+    assert!(trike.stdout(&["doctor"]).contains("memory bandwidth"));
+}

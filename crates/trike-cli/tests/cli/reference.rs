@@ -1,0 +1,53 @@
+//! The help texts in the book are those of the command.
+
+use std::fmt::Write;
+
+use crate::harness::{Trike, repository};
+
+const PAGE: &str = "docs/src/cli.md";
+const START: &str = "## Reference\n";
+/// Set to write the page in place of comparing it.
+const UPDATE: &str = "UPDATE_REFERENCE";
+const COMMANDS: [&str; 7] = ["run", "inspect", "convert", "perplexity", "logits", "bench", "doctor"];
+
+/// The last section of the page.
+fn reference() -> String {
+    let trike = Trike::new();
+    let mut text = START.to_owned();
+    text += "\nThese are the help texts of the command; a test compares them.\n";
+    for command in std::iter::once(None).chain(COMMANDS.map(Some)) {
+        let args: Vec<&str> = command.into_iter().chain(["--help"]).collect();
+        let help = trike.stdout(&args);
+        let help: Vec<&str> = help.trim_end().lines().map(str::trim_end).collect();
+        let title = command.map_or_else(|| "trike".to_owned(), |command| format!("trike {command}"));
+        write!(text, "\n### {title}\n\n```text\n{}\n```\n", help.join("\n")).unwrap();
+    }
+    text
+}
+
+#[test]
+fn the_page_has_the_help_of_every_command() {
+    let path = format!("{}/{PAGE}", repository());
+    let page = std::fs::read_to_string(&path).unwrap();
+    let (before, found) = page.split_at(page.find(START).expect("a section `Reference`"));
+    let want = reference();
+    if std::env::var_os(UPDATE).is_some() {
+        std::fs::write(path, before.to_owned() + &want).unwrap();
+    } else {
+        assert!(
+            found == want,
+            "{PAGE} is out of date; run `{UPDATE}=1 cargo test -p trike-cli --test cli reference` and look at the change"
+        );
+    }
+}
+
+#[test]
+fn every_command_has_an_example_on_the_page() {
+    let page = std::fs::read_to_string(format!("{}/{PAGE}", repository())).unwrap();
+    for command in COMMANDS {
+        assert!(
+            page.contains(&format!("\ntrike {command} ")) || page.contains(&format!("\ntrike {command}\n")),
+            "{command}"
+        );
+    }
+}
