@@ -1,16 +1,16 @@
 //! What a user can say.
 
+mod names;
+
 use std::path::PathBuf;
 
-use clap::{
-    ArgAction, Args, Parser, Subcommand,
-    builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser},
-    value_parser,
-};
+use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
-    ActivationPrecision, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target, cpu::MAX_THREADS,
-    llm::bench::Synthetic, trit::GroupSize,
+    ActivationPrecision, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target, llm::bench::Synthetic,
 };
+
+use names::{ACTIVATIONS, EMBEDDINGS, ENCODINGS, HEADS, KV, SIZES, SPLITS, TARGETS, one_of, threads};
+pub(crate) use names::{activations_name, kv_name, split_name};
 
 /// Run, inspect, convert and measure ternary language models
 ///
@@ -335,70 +335,6 @@ pub(crate) struct DoctorArgs {
 pub(crate) enum Embeddings {
     Stored,
     Int8,
-}
-
-/// The names of an option's values.
-type Names<T> = &'static [(&'static str, T)];
-
-const ACTIVATIONS: Names<ActivationPrecision> = &[
-    ("f32", ActivationPrecision::F32),
-    ("int8-token", ActivationPrecision::Int8PerToken),
-    ("int8-group32", ActivationPrecision::Int8PerGroup(GroupSize::G32)),
-    ("int8-group64", ActivationPrecision::Int8PerGroup(GroupSize::G64)),
-    ("int8-group128", ActivationPrecision::Int8PerGroup(GroupSize::G128)),
-    ("int8-group256", ActivationPrecision::Int8PerGroup(GroupSize::G256)),
-];
-const HEADS: Names<HeadPrecision> =
-    &[("auto", HeadPrecision::Auto), ("stored", HeadPrecision::AsStored), ("int8", HeadPrecision::Int8)];
-const KV: Names<KvPrecision> = &[("f32", KvPrecision::F32), ("f16", KvPrecision::F16)];
-const SPLITS: Names<Split> =
-    &[("stories", Split::Stories), ("lines", Split::Lines), ("window", Split::Window)];
-const TARGETS: Names<Target> = &[
-    (Target::Tq1_0.name(), Target::Tq1_0),
-    (Target::Tq2_0.name(), Target::Tq2_0),
-    (Target::Q2_0.name(), Target::Q2_0),
-    (Target::Trike.name(), Target::Trike),
-    (Target::F16.name(), Target::F16),
-];
-const ENCODINGS: Names<Encoding> = &[
-    (Encoding::Planes.name(), Encoding::Planes),
-    (Encoding::TwoBit.name(), Encoding::TwoBit),
-    (Encoding::Base3.name(), Encoding::Base3),
-    (Encoding::Bitmap.name(), Encoding::Bitmap),
-    (Encoding::RowCompressed.name(), Encoding::RowCompressed),
-];
-const EMBEDDINGS: Names<Embeddings> = &[("stored", Embeddings::Stored), ("int8", Embeddings::Int8)];
-const SIZES: Names<Synthetic> = &[
-    (Synthetic::M125.name(), Synthetic::M125),
-    (Synthetic::Large.name(), Synthetic::Large),
-    (Synthetic::B2.name(), Synthetic::B2),
-];
-
-/// Parses one of the names, and lists them in the help and in errors.
-fn one_of<T: Copy + Send + Sync + 'static>(names: Names<T>) -> impl TypedValueParser<Value = T> {
-    PossibleValuesParser::new(names.iter().map(|(name, _)| *name)).try_map(|given| {
-        names.iter().find(|(name, _)| *name == given).map(|(_, value)| *value).ok_or("no such name")
-    })
-}
-
-/// Parses a number of threads that a [`trike::Cpu`] may have.
-fn threads() -> impl TypedValueParser<Value = usize> {
-    value_parser!(u64).range(0..=MAX_THREADS as u64).map(|n| n as usize)
-}
-
-/// The name of a split.
-pub(crate) fn split_name(split: Split) -> &'static str {
-    SPLITS.iter().find(|(_, value)| *value == split).map_or("", |(name, _)| name)
-}
-
-/// The name of a precision of activations.
-pub(crate) fn activations_name(activations: ActivationPrecision) -> &'static str {
-    ACTIVATIONS.iter().find(|(_, value)| *value == activations).map_or("", |(name, _)| name)
-}
-
-/// The name of a type of keys and values.
-pub(crate) fn kv_name(kv: KvPrecision) -> &'static str {
-    KV.iter().find(|(_, value)| *value == kv).map_or("", |(name, _)| name)
 }
 
 #[cfg(test)]

@@ -58,7 +58,7 @@ pub enum LlmError {
         path: PathBuf,
     },
     /// The tokenizer and the model do not belong together.
-    #[error("{}: the tokenizer does not fit the model: {source}; name the right one with --tokenizer", path.display())]
+    #[error("{}: the tokenizer does not fit the model: {source}", path.display())]
     TokenizerMismatch {
         /// The model.
         path: PathBuf,

@@ -69,8 +69,8 @@ pub enum NnError {
         /// Columns found.
         got_cols: usize,
     },
-    /// A weight could not be read.
-    #[error("{name}: {source}")]
+    /// A weight could not be read; what the source says names it.
+    #[error("{source}")]
     Load {
         /// The weight's name.
         name: String,

@@ -228,19 +228,6 @@ impl TritData {
         Ok(())
     }
 
-    /// Overwrites one trit of an encoding with fixed places; `false` for the two that move what follows.
-    pub(crate) fn set_in_place(&mut self, row: usize, cols: usize, col: usize, trit: Trit) -> bool {
-        match self {
-            Self::Planes { pos, neg } => {
-                planes::set(pos, neg, row * bit_words(cols) + col / 64, col % 64, trit);
-            }
-            Self::TwoBit(codes) => two_bit::set(codes, row * cols.div_ceil(32) + col / 32, col % 32, trit),
-            Self::Base3(bytes) => base3::set(&mut bytes[row * cols.div_ceil(5) + col / 5], col % 5, trit),
-            Self::Bitmap { .. } | Self::RowCompressed { .. } => return false,
-        }
-        true
-    }
-
     /// Puts `trits` in place of a row of a compressed encoding and moves what follows; nothing changes when the
     /// offsets would overflow.
     pub(crate) fn replace_row(&mut self, row: usize, cols: usize, trits: &[i8]) -> Result<(), TritError> {
@@ -261,7 +248,7 @@ impl TritData {
             Self::Planes { .. } | Self::TwoBit(_) | Self::Base3(_) => {
                 trits.iter().enumerate().filter_map(|(col, &t)| Some((col, Trit::from_value(t)?))).for_each(
                     |(col, trit)| {
-                        self.set_in_place(row, cols, col, trit);
+                        self.swap(row, cols, col, trit);
                     },
                 );
                 Ok(())
@@ -269,18 +256,40 @@ impl TritData {
         }
     }
 
-    /// Whether the trits of columns `start..end` of a row are all zero.
-    pub(crate) fn is_zero(&self, row: usize, cols: usize, start: usize, end: usize) -> bool {
-        match self {
-            // A block of 32 trits is half a word here and one word there.
+    /// Changes a trit where an encoding can do so in place; returns the old trit and whether the block of 32 trits
+    /// around it is all zero now.
+    #[inline]
+    pub(crate) fn swap(&mut self, row: usize, cols: usize, col: usize, trit: Trit) -> Option<(Trit, bool)> {
+        Some(match self {
             Self::Planes { pos, neg } => {
-                let word = row * bit_words(cols) + start / 64;
-                ((pos[word] | neg[word]) >> (start % 64)) as u32 == 0
+                let (word, bit) = (row * bit_words(cols) + col / 64, col % 64);
+                let (p, n) = (&mut pos[word], &mut neg[word]);
+                let old = planes::trit(*p, *n, bit);
+                let keep = !(1u64 << bit);
+                *p = *p & keep | u64::from(trit == Trit::P) << bit;
+                *n = *n & keep | u64::from(trit == Trit::N) << bit;
+                (old, ((*p | *n) >> (bit & 32)) as u32 == 0)
             }
-            Self::TwoBit(codes) => codes[row * cols.div_ceil(32) + start / 32] == two_bit::ZEROS,
-            _ => (start..end).all(|col| self.get(row, cols, col) == Trit::Z),
-        }
+            Self::TwoBit(codes) => {
+                let word = &mut codes[row * cols.div_ceil(32) + col / 32];
+                let at = 2 * (col % 32);
+                let old = two_bit::trit(*word, at);
+                *word = *word & !(3 << at) | u64::from(trit.code()) << at;
+                (old, *word == two_bit::ZEROS)
+            }
+            Self::Base3(bytes) => {
+                let bytes = words_mut(bytes, row, cols.div_ceil(5));
+                let old = base3::swap(&mut bytes[col / 5], col % 5, trit);
+                (old, trit == Trit::Z && base3::block_is_zero(bytes, col / 32 * 32, cols))
+            }
+            Self::Bitmap { .. } | Self::RowCompressed { .. } => return None,
+        })
     }
+}
+
+/// [`words`], to be changed.
+fn words_mut<T>(buffer: &mut [T], row: usize, per_row: usize) -> &mut [T] {
+    &mut buffer[row * per_row..(row + 1) * per_row]
 }
 
 /// Row `row` of a buffer that has `per_row` elements a row.

@@ -48,25 +48,32 @@ impl TritTensor {
     pub fn set(&mut self, plane: usize, row: usize, col: usize, trit: Trit) -> Result<Trit, TritError> {
         self.check_place(plane, row, col)?;
         let (cols, data) = (self.cols, &mut self.planes[plane]);
+        let Some((old, block_is_zero)) = data.swap(row, cols, col, trit) else {
+            return self.set_compressed(plane, row, col, trit);
+        };
+        self.sparsity[plane].update(row, col, old, trit, block_is_zero);
+        Ok(old)
+    }
+
+    fn set_compressed(
+        &mut self,
+        plane: usize,
+        row: usize,
+        col: usize,
+        trit: Trit,
+    ) -> Result<Trit, TritError> {
+        let (cols, data) = (self.cols, &mut self.planes[plane]);
         let old = data.get(row, cols, col);
         if old == trit {
             return Ok(old);
         }
-        if !data.set_in_place(row, cols, col, trit) {
-            let mut trits = vec![0; cols];
-            data.read(row, cols, 0, &mut trits);
-            trits[col] = trit.value();
-            data.replace_row(row, cols, &trits)?;
-        }
-        self.sparsity[plane].count(row, old == Trit::Z, trit == Trit::Z);
-        if trit != Trit::Z {
-            self.sparsity[plane].mark(row, col, true);
-        } else {
-            let start = col / BLOCK_TRITS * BLOCK_TRITS;
-            if self.planes[plane].is_zero(row, cols, start, (start + BLOCK_TRITS).min(cols)) {
-                self.sparsity[plane].mark(row, col, false);
-            }
-        }
+        let mut trits = vec![0; cols];
+        data.read(row, cols, 0, &mut trits);
+        trits[col] = trit.value();
+        data.replace_row(row, cols, &trits)?;
+        let start = col / BLOCK_TRITS * BLOCK_TRITS;
+        let zero = trits[start..(start + BLOCK_TRITS).min(cols)].iter().all(|&t| t == 0);
+        self.sparsity[plane].update(row, col, old, trit, zero);
         Ok(old)
     }
 

@@ -1,5 +1,7 @@
 //! Where the zeros of a plane are.
 
+use crate::Trit;
+
 /// Trits that one bit of a chunk's bitmap speaks for.
 pub const BLOCK_TRITS: usize = 32;
 
@@ -78,25 +80,18 @@ impl SparsityMetadata {
         8 + 4 * self.row_zeros.len() + 8 * self.chunks.len()
     }
 
-    /// Notes that one trit of a row turned from zero to nonzero or back.
-    pub(crate) fn count(&mut self, row: usize, was_zero: bool, is_zero: bool) {
-        match (was_zero, is_zero) {
-            (true, false) => {
-                self.zeros -= 1;
-                self.row_zeros[row] -= 1;
-            }
-            (false, true) => {
-                self.zeros += 1;
-                self.row_zeros[row] += 1;
-            }
-            _ => {}
-        }
-    }
-
-    /// Sets the bit of the block that holds column `col`.
-    pub(crate) fn mark(&mut self, row: usize, col: usize, nonzero: bool) {
+    /// Notes that a trit changed from `old` to `new`, and whether its block of 32 is all zero now.
+    ///
+    /// Without branches: which way they go hangs on a load that often misses the cache, and a wrong guess would
+    /// wait for it.
+    #[inline]
+    pub(crate) fn update(&mut self, row: usize, col: usize, old: Trit, new: Trit, block_is_zero: bool) {
+        let (was, is) = (u32::from(old == Trit::Z), u32::from(new == Trit::Z));
+        let zeros = &mut self.row_zeros[row];
+        *zeros = *zeros - was + is;
+        self.zeros = self.zeros - u64::from(was) + u64::from(is);
         let word = &mut self.chunks[row * self.chunks_per_row + col / CHUNK_TRITS];
-        let bit = 1 << (col % CHUNK_TRITS / BLOCK_TRITS);
-        *word = if nonzero { *word | bit } else { *word & !bit };
+        let at = col % CHUNK_TRITS / BLOCK_TRITS;
+        *word = *word & !(1 << at) | u64::from(!block_is_zero) << at;
     }
 }

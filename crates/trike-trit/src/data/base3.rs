@@ -80,15 +80,36 @@ pub(super) fn get(byte: u8, at: usize) -> Trit {
     }
 }
 
-pub(super) fn set(byte: &mut u8, at: usize, trit: Trit) {
-    let old = TRITS[*byte as usize][at];
-    // The byte stays within 0..=242: it swaps one digit for another.
-    *byte = (i16::from(*byte) + i16::from(trit.value() - old) * i16::from(POWERS[at])) as u8;
-}
-
 pub(super) fn push(bytes: &mut Vec<u8>, trits: &[i8]) {
     for chunk in trits.chunks(5) {
         let digits = POWERS.iter().enumerate().map(|(i, &p)| p * (chunk.get(i).map_or(1, |&t| t + 1) as u8));
         bytes.push(digits.sum());
     }
+}
+
+/// Changes a digit of a byte and returns the old one. The byte stays within 0..=242.
+#[inline]
+pub(super) fn swap(byte: &mut u8, at: usize, trit: Trit) -> Trit {
+    let digit = TRITS[*byte as usize][at];
+    *byte = byte.wrapping_add(((trit.value() - digit) as u8).wrapping_mul(POWERS[at]));
+    [Trit::N, Trit::Z, Trit::P, Trit::Z][((digit + 1) & 3) as usize]
+}
+
+/// A byte of five zeros.
+const ZERO: u8 = 121;
+
+/// Whether the up to 32 trits of a row from `start` are all zero.
+pub(super) fn block_is_zero(bytes: &[u8], start: usize, cols: usize) -> bool {
+    let end = (start + 32).min(cols);
+    let (first, last) = (start / 5, (end - 1) / 5);
+    // Whole bytes inside, and what of the outer two lies in the block.
+    let outer = |byte: usize, from: usize, to: usize| {
+        NONZERO[bytes[byte] as usize] >> from & ((1u8 << (to - from)) - 1) == 0
+    };
+    if first == last {
+        return outer(first, start % 5, end - first * 5);
+    }
+    outer(first, start % 5, 5)
+        && bytes[first + 1..last].iter().all(|&b| b == ZERO)
+        && outer(last, 0, end - last * 5)
 }

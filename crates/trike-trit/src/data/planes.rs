@@ -36,17 +36,7 @@ pub(super) fn read(pos: &[u64], neg: &[u64], start: usize, out: &mut [i8]) {
 }
 
 pub(super) fn get(pos: &[u64], neg: &[u64], word: usize, bit: usize) -> Trit {
-    match ((pos[word] >> bit) & 1, (neg[word] >> bit) & 1) {
-        (1, _) => Trit::P,
-        (_, 1) => Trit::N,
-        _ => Trit::Z,
-    }
-}
-
-pub(super) fn set(pos: &mut [u64], neg: &mut [u64], word: usize, bit: usize, trit: Trit) {
-    let keep = !(1u64 << bit);
-    pos[word] = pos[word] & keep | u64::from(trit == Trit::P) << bit;
-    neg[word] = neg[word] & keep | u64::from(trit == Trit::N) << bit;
+    trit(pos[word], neg[word], bit)
 }
 
 pub(super) fn push(pos: &mut Vec<u64>, neg: &mut Vec<u64>, trits: &[i8]) {
@@ -57,4 +47,11 @@ pub(super) fn push(pos: &mut Vec<u64>, neg: &mut Vec<u64>, trits: &[i8]) {
         pos.push(bits(1));
         neg.push(bits(-1));
     }
+}
+
+/// The trit at a bit of two words.
+#[inline]
+pub(super) fn trit(pos: u64, neg: u64, bit: usize) -> Trit {
+    // By table and not by match: a branch on a word that is not in the cache yet would wait for it.
+    [Trit::Z, Trit::P, Trit::N, Trit::Z][((pos >> bit) & 1 | ((neg >> bit) & 1) << 1) as usize]
 }

@@ -51,15 +51,7 @@ pub(super) fn read(codes: &[u64], start: usize, out: &mut [i8]) {
 }
 
 pub(super) fn get(codes: &[u64], word: usize, at: usize) -> Trit {
-    match (codes[word] >> (2 * at)) & 3 {
-        0 => Trit::N,
-        1 => Trit::Z,
-        _ => Trit::P,
-    }
-}
-
-pub(super) fn set(codes: &mut [u64], word: usize, at: usize, trit: Trit) {
-    codes[word] = codes[word] & !(3 << (2 * at)) | u64::from(trit.code()) << (2 * at);
+    trit(codes[word], 2 * at)
 }
 
 pub(super) fn push(codes: &mut Vec<u64>, trits: &[i8]) {
@@ -71,4 +63,10 @@ pub(super) fn push(codes: &mut Vec<u64>, trits: &[i8]) {
             .fold(ZEROS, |word, (i, &t)| word & !(3 << (2 * i)) | (((t + 1) & 3) as u64) << (2 * i));
         codes.push(code);
     }
+}
+
+/// The trit whose code starts at a bit of a word; code 3 does not occur.
+#[inline]
+pub(super) fn trit(word: u64, at: usize) -> Trit {
+    [Trit::N, Trit::Z, Trit::P, Trit::Z][((word >> at) & 3) as usize]
 }

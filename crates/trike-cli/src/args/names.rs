@@ -1,0 +1,77 @@
+//! The names of options' values: one table for parsing, help, errors and reports.
+
+use clap::{
+    builder::{PossibleValuesParser, TypedValueParser},
+    value_parser,
+};
+use trike::{
+    ActivationPrecision, Encoding, HeadPrecision, KvPrecision, Split, Target, cpu::MAX_THREADS,
+    llm::bench::Synthetic, trit::GroupSize,
+};
+
+use super::Embeddings;
+
+/// The names of an option's values.
+pub(super) type Names<T> = &'static [(&'static str, T)];
+
+pub(super) const ACTIVATIONS: Names<ActivationPrecision> = &[
+    ("f32", ActivationPrecision::F32),
+    ("int8-token", ActivationPrecision::Int8PerToken),
+    ("int8-group32", ActivationPrecision::Int8PerGroup(GroupSize::G32)),
+    ("int8-group64", ActivationPrecision::Int8PerGroup(GroupSize::G64)),
+    ("int8-group128", ActivationPrecision::Int8PerGroup(GroupSize::G128)),
+    ("int8-group256", ActivationPrecision::Int8PerGroup(GroupSize::G256)),
+];
+pub(super) const HEADS: Names<HeadPrecision> =
+    &[("auto", HeadPrecision::Auto), ("stored", HeadPrecision::AsStored), ("int8", HeadPrecision::Int8)];
+pub(super) const KV: Names<KvPrecision> = &[("f32", KvPrecision::F32), ("f16", KvPrecision::F16)];
+pub(super) const SPLITS: Names<Split> =
+    &[("stories", Split::Stories), ("lines", Split::Lines), ("window", Split::Window)];
+pub(super) const TARGETS: Names<Target> = &[
+    (Target::Tq1_0.name(), Target::Tq1_0),
+    (Target::Tq2_0.name(), Target::Tq2_0),
+    (Target::Q2_0.name(), Target::Q2_0),
+    (Target::Trike.name(), Target::Trike),
+    (Target::F16.name(), Target::F16),
+];
+pub(super) const ENCODINGS: Names<Encoding> = &[
+    (Encoding::Planes.name(), Encoding::Planes),
+    (Encoding::TwoBit.name(), Encoding::TwoBit),
+    (Encoding::Base3.name(), Encoding::Base3),
+    (Encoding::Bitmap.name(), Encoding::Bitmap),
+    (Encoding::RowCompressed.name(), Encoding::RowCompressed),
+];
+pub(super) const EMBEDDINGS: Names<Embeddings> =
+    &[("stored", Embeddings::Stored), ("int8", Embeddings::Int8)];
+pub(super) const SIZES: Names<Synthetic> = &[
+    (Synthetic::M125.name(), Synthetic::M125),
+    (Synthetic::Large.name(), Synthetic::Large),
+    (Synthetic::B2.name(), Synthetic::B2),
+];
+
+/// Parses one of the names, and lists them in the help and in errors.
+pub(super) fn one_of<T: Copy + Send + Sync + 'static>(names: Names<T>) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(names.iter().map(|(name, _)| *name)).try_map(|given| {
+        names.iter().find(|(name, _)| *name == given).map(|(_, value)| *value).ok_or("no such name")
+    })
+}
+
+/// Parses a number of threads that a [`trike::Cpu`] may have.
+pub(super) fn threads() -> impl TypedValueParser<Value = usize> {
+    value_parser!(u64).range(0..=MAX_THREADS as u64).map(|n| n as usize)
+}
+
+/// The name of a split.
+pub(crate) fn split_name(split: Split) -> &'static str {
+    SPLITS.iter().find(|(_, value)| *value == split).map_or("", |(name, _)| name)
+}
+
+/// The name of a precision of activations.
+pub(crate) fn activations_name(activations: ActivationPrecision) -> &'static str {
+    ACTIVATIONS.iter().find(|(_, value)| *value == activations).map_or("", |(name, _)| name)
+}
+
+/// The name of a type of keys and values.
+pub(crate) fn kv_name(kv: KvPrecision) -> &'static str {
+    KV.iter().find(|(_, value)| *value == kv).map_or("", |(name, _)| name)
+}
