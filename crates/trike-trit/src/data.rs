@@ -280,7 +280,7 @@ impl TritData {
             Self::Base3(bytes) => {
                 let bytes = words_mut(bytes, row, cols.div_ceil(5));
                 let old = base3::swap(&mut bytes[col / 5], col % 5, trit);
-                (old, trit == Trit::Z && base3::block_is_zero(bytes, col / 32 * 32, cols))
+                (old, base3::block_is_zero(bytes, col / 32 * 32))
             }
             Self::Bitmap { .. } | Self::RowCompressed { .. } => return None,
         })

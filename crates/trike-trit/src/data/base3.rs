@@ -95,21 +95,11 @@ pub(super) fn swap(byte: &mut u8, at: usize, trit: Trit) -> Trit {
     [Trit::N, Trit::Z, Trit::P, Trit::Z][((digit + 1) & 3) as usize]
 }
 
-/// A byte of five zeros.
-const ZERO: u8 = 121;
-
 /// Whether the up to 32 trits of a row from `start` are all zero.
-pub(super) fn block_is_zero(bytes: &[u8], start: usize, cols: usize) -> bool {
-    let end = (start + 32).min(cols);
-    let (first, last) = (start / 5, (end - 1) / 5);
-    // Whole bytes inside, and what of the outer two lies in the block.
-    let outer = |byte: usize, from: usize, to: usize| {
-        NONZERO[bytes[byte] as usize] >> from & ((1u8 << (to - from)) - 1) == 0
-    };
-    if first == last {
-        return outer(first, start % 5, end - first * 5);
-    }
-    outer(first, start % 5, 5)
-        && bytes[first + 1..last].iter().all(|&b| b == ZERO)
-        && outer(last, 0, end - last * 5)
+#[inline]
+pub(super) fn block_is_zero(bytes: &[u8], start: usize) -> bool {
+    // Eight bytes hold forty trits, which is the block wherever it begins in the first of them.
+    let block = bytes[start / 5..].iter().take(8).enumerate();
+    let bits = block.fold(0u64, |bits, (i, &byte)| bits | u64::from(NONZERO[byte as usize]) << (5 * i));
+    (bits >> (start % 5)) as u32 == 0
 }
