@@ -11,7 +11,7 @@
 //! * models: [`ModelFile`], [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`Tensors`],
 //!   [`ModelConfig`], [`SpecialIds`]
 //! * text: [`tokenizer`], [`gguf_tokenizer`], [`sampler`], [`stream`], [`GenerateOptions`], [`Generation`], [`FinishReason`]
-//! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`inspect()`], [`bench`]
+//! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`inspect()`], [`mod@bench`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]
 //! * errors: [`LlmError`]
 //!
