@@ -31,6 +31,20 @@ little_endian! {
     u64s, put_u64s: u64, 8;
 }
 
+/// The two bits at `shift` of each of 32 bytes, in order.
+pub(crate) fn codes_at(run: &[u8; 32], shift: u32) -> u64 {
+    let gathered = run.as_chunks::<8>().0.iter().map(|&eight| gather(u64::from_le_bytes(eight) >> shift));
+    gathered.enumerate().fold(0, |word, (i, codes)| word | codes << (16 * i))
+}
+
+/// The low two bits of each of eight bytes, as 16 bits.
+fn gather(bytes: u64) -> u64 {
+    let x = bytes & 0x0303_0303_0303_0303;
+    let x = (x | x >> 6) & 0x000F_000F_000F_000F;
+    let x = (x | x >> 12) & 0x0000_00FF_0000_00FF;
+    (x | x >> 24) & 0xFFFF
+}
+
 /// Reads a header front to back; every read is checked against the end of the file.
 #[derive(Clone)]
 pub(crate) struct Cursor<'a> {

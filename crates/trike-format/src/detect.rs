@@ -1,8 +1,12 @@
 //! What kind of model a path is.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{
+    fs::File,
+    io::{ErrorKind, Read},
+    path::Path,
+};
 
-use crate::{FormatError, hf, llama2c, spill::io_error};
+use crate::{FormatError, hf, llama2c, look, spill::io_error};
 
 /// A kind of model that Trike reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -17,6 +21,11 @@ pub enum FileKind {
 
 /// Bytes that tell every kind: the longest header of a llama2.c checkpoint that has no magic is 28.
 const START: usize = 32;
+
+/// The start of the text that Git leaves in the place of a large file.
+pub(crate) const LFS: &[u8] = b"version https://git-lfs";
+pub(crate) const LFS_FOUND: &str = "a Git LFS pointer instead of the file it stands for";
+pub(crate) const LFS_REMEDY: &str = "fetch the file with `git lfs pull`";
 
 /// Tells what a path is by its first bytes, or by its `config.json` when it is a directory.
 ///
@@ -34,16 +43,12 @@ const START: usize = 32;
 /// ```
 pub fn detect(path: impl AsRef<Path>) -> Result<FileKind, FormatError> {
     let path = path.as_ref();
-    let not = |found: &str, remedy: &str| {
-        Err(FormatError::NotAModel {
-            path: path.to_owned(),
-            found: found.to_owned(),
-            remedy: remedy.to_owned(),
-        })
+    let not = |found: &str, remedy: &str| Err(look::not_a_model(path, found, remedy));
+    let Some(metadata) = look::target(path)? else {
+        return Err(io_error(path, "open", ErrorKind::NotFound.into()));
     };
-    let metadata = std::fs::metadata(path).map_err(|e| io_error(path, "open", e))?;
     if metadata.is_dir() {
-        if path.join(hf::CONFIG).is_file() {
+        if look::regular(&path.join(hf::CONFIG))?.is_some() {
             return Ok(FileKind::HfDir);
         }
         return not(
@@ -77,9 +82,7 @@ pub fn detect(path: impl AsRef<Path>) -> Result<FileKind, FormatError> {
         _ if path.extension().is_some_and(|e| e == "onnx") => {
             not("an ONNX graph", "use the model's safetensors or a GGUF file of it")
         }
-        [b'v', b'e', b'r', b's', b'i', b'o', b'n', b' ', ..] => {
-            not("a Git LFS pointer instead of the file it stands for", "fetch the file with `git lfs pull`")
-        }
+        start if start.starts_with(LFS) => not(LFS_FOUND, LFS_REMEDY),
         // Seven plausible numbers and the wrong size: the reader will say what is missing.
         _ if llama2c::v0_size(path, &start).is_some() => Ok(FileKind::Llama2c),
         _ => not(

@@ -4,6 +4,7 @@ mod decode;
 pub(crate) mod encode;
 mod header;
 mod meta;
+mod quants;
 mod spans;
 mod types;
 mod writer;
@@ -23,13 +24,22 @@ use crate::{FormatError, Tensor, TensorInfo, TensorSource, error::Place, map::Ma
 /// | type | loads as |
 /// |---|---|
 /// | `F32`, `F16`, `BF16` | [`Tensor::Dense`] |
-/// | `Q8_0` | [`Tensor::Int8`] with groups of 32 |
+/// | `Q8_0`, `Q5_0`, `Q4_0` | [`Tensor::Int8`] with groups of 32 |
+/// | `Q6_K` | [`Tensor::Int8`] with groups of 16 and f32 scales |
+/// | `Q4_1`, `Q5_1`, `Q4_K`, `Q5_K` | [`Tensor::Dense`] f32: a weight takes four bytes |
 /// | `TQ1_0` | [`Tensor::Trits`], base-3, groups of 256 |
 /// | `TQ2_0` | [`Tensor::Trits`], 2-bit, groups of 256 |
+/// | `PTQ1_0` | [`Tensor::Trits`], base-3, groups of 128 |
+/// | `I2_S` | [`Tensor::Trits`], 2-bit, one scale |
 /// | `Q2_0` | [`Tensor::Trits`], 2-bit, groups of 64 or 128; [`Tensor::Dense`] f32 when a code is 3, which is +2 d |
+/// | `PQ2_0` | as `Q2_0` with groups of 128 |
+///
+/// No value is rounded on the way, except that a scale and a minimum are added in f32 as everywhere.
 ///
 /// `Q2_0` exists with blocks of 64 and of 128 weights under one id. The distances between the tensors decide:
-/// the type is read only when exactly one size fits every such tensor of the file.
+/// the type is read only when exactly one size fits every such tensor of the file. `I2_S` depends on the processor
+/// that wrote it, and nothing in the file says which that was: it is read as x86 builds lay it out, and refused
+/// when a size or a code shows another layout.
 ///
 /// Other types are listed under their names and refused when loaded. A file whose metadata announces a transform
 /// of the activations or a quantization scheme that is not known is refused at once, by the name of the key.
@@ -59,8 +69,8 @@ pub struct Gguf {
     /// Where each tensor starts in the file.
     starts: Vec<usize>,
     index: HashMap<String, usize>,
-    /// Why `Q2_0` tensors cannot be read, where they cannot.
-    q2_0_refusal: Option<String>,
+    /// Why tensors of a type cannot be read, where the file's layout decides that.
+    refusals: Vec<(&'static str, String)>,
 }
 
 impl Gguf {
@@ -88,7 +98,7 @@ impl Gguf {
             tensors: layout.tensors,
             starts: layout.starts,
             index,
-            q2_0_refusal: layout.q2_0_refusal,
+            refusals: layout.refusals,
             map,
         })
     }
@@ -228,11 +238,13 @@ impl TensorSource for Gguf {
         let &i = self.index.get(name).ok_or_else(|| place.missing())?;
         let info = &self.tensors[i];
         let Some(kind) = types::of(info) else {
-            let remedy = match (&self.q2_0_refusal, info.kind.to_string().as_str()) {
-                (Some(reason), "Q2_0") => reason,
-                _ => "use a file with TQ1_0, TQ2_0, Q2_0, Q8_0, BF16, F16 or F32 tensors",
-            };
-            return Err(place.unsupported(info.kind.to_string(), remedy));
+            let name = info.kind.to_string();
+            let refusal = self.refusals.iter().find(|(refused, _)| *refused == name);
+            let remedy = refusal.map_or(
+                "use a file with TQ1_0, TQ2_0, Q2_0, Q4_0, Q4_K, Q5_K, Q6_K, Q8_0, BF16, F16 or F32 tensors",
+                |(_, reason)| reason,
+            );
+            return Err(place.unsupported(name, remedy));
         };
         // Opening established that the range lies inside the file and has the type's size.
         let data = &self.map[self.starts[i]..self.starts[i] + info.bytes as usize];

@@ -1,23 +1,31 @@
 //! HuggingFace model directories: `config.json`, safetensors, and the files beside them.
 
+mod bitnet;
 mod container;
 mod packed;
 mod parts;
+mod scheme;
+mod shards;
 mod writer;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::{Path, PathBuf},
 };
 
+use bitnet::{BitNet, Packing};
 use container::{Container, Slot};
 use packed::Packed;
 use safetensors::Dtype;
+use scheme::Scheme;
 use serde_json::Value;
 pub use writer::HfDirWriter;
 
 use crate::{
-    DenseData, DenseTensor, FormatError, StoredType, Tensor, TensorInfo, TensorSource, bytes, error::Place,
+    DenseData, DenseTensor, FormatError, StoredType, Tensor, TensorInfo, TensorSource, bytes,
+    detect::{LFS, LFS_FOUND, LFS_REMEDY},
+    error::Place,
+    look::{self, not_a_model},
     spill::io_error,
 };
 
@@ -27,8 +35,6 @@ pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The largest real JSON files of a model directory, indices of unmerged experts, have some 10 MB.
 const MAX_JSON_BYTES: u64 = 16 << 20;
-/// The largest real models have under 200 shards; each is a map that stays open.
-const MAX_SHARDS: usize = 4096;
 
 /// A HuggingFace model directory, dense or packed by Trike, in one file or in shards.
 ///
@@ -36,8 +42,13 @@ const MAX_SHARDS: usize = 4096;
 /// have the checkpoint's names, sorted with numbers in numerical order. Dense tensors of `F32`, `F16` and `BF16`
 /// load as [`Tensor::Dense`]; other types are listed and refused when loaded. A `quantization_config` of Trike's
 /// own says which tensors are packed; they appear under the names of the originals (`<name>.weight`, not
-/// `<name>.weight.trits`) and load as [`Tensor::Trits`] or [`Tensor::Int8`]. Any other `quant_method` is refused
-/// by its name.
+/// `<name>.weight.trits`) and load as [`Tensor::Trits`] or [`Tensor::Int8`].
+///
+/// The packing of `quant_method: "bitnet"` loads as [`Tensor::Trits`], 2-bit, with one f32 scale; its
+/// `weight_scale` is not listed apart. `linear_class` says what that scale means: `"autobitlinear"` multiplies by
+/// it, and `"bitlinear"`, which an absent one means, divides; the scale is then one over the stored number, rounded
+/// to f32 once. Of checkpoints with `quantization_mode: "online"` the master weights load as stored; see
+/// [`online_ternary`](Self::online_ternary). Any other method is refused by its name.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -64,6 +75,7 @@ pub struct HfDir {
     containers: Vec<Container>,
     tensors: Vec<TensorInfo>,
     entries: HashMap<String, Entry>,
+    bitnet: Option<BitNet>,
 }
 
 /// What is needed to load a tensor.
@@ -80,6 +92,8 @@ enum Stored {
     Dense(usize, Slot),
     /// The parts of a packed one: how the name ends, container, place.
     Packed(Packed, Vec<(&'static str, usize, Slot)>),
+    /// Container and place of the packed weight, and of its scale.
+    BitNet((usize, Slot), (usize, Slot)),
 }
 
 impl HfDir {
@@ -89,7 +103,7 @@ impl HfDir {
     ///
     /// Files are missing or broken, the weights are in a format that is not read (named in the error), a shard
     /// contradicts the index, a packed tensor lacks a part or has one of the wrong type or shape, or the
-    /// `quantization_config` is not Trike's.
+    /// `quantization_config` asks for something that is not known.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, FormatError> {
         let path = dir.as_ref().to_owned();
         let config_path = path.join(CONFIG);
@@ -102,20 +116,29 @@ impl HfDir {
                 got: "another kind of value".to_owned(),
             });
         }
-        let descriptions = packed::descriptions(&config_path, &config)?;
-        let containers = open_containers(&path)?;
+        let (descriptions, bitnet) = match Scheme::of(&config_path, &config)? {
+            Scheme::Dense => (Vec::new(), None),
+            Scheme::Trike(descriptions) => (descriptions, None),
+            Scheme::BitNet(bitnet) => (Vec::new(), Some(bitnet)),
+        };
+        let containers = shards::open(&path)?;
 
         let mut stored: Vec<(String, Stored)> = Vec::new();
-        let mut parts: HashMap<String, ()> = HashMap::new();
+        let mut parts: HashSet<String> = HashSet::new();
         for (name, description) in descriptions {
             let place = Place { path: &path, tensor: &name };
             let find = |suffix: &str| packed::find_slot(&containers, &format!("{name}{suffix}"));
             let found = packed::check_parts(place, &description, find)?;
-            parts.extend(found.iter().map(|(suffix, ..)| (format!("{name}{suffix}"), ())));
+            parts.extend(found.iter().map(|(suffix, ..)| format!("{name}{suffix}")));
             stored.push((name, Stored::Packed(description, found)));
         }
+        let packings = bitnet.as_ref().map(|bitnet| bitnet.packings(&path, &containers)).transpose()?;
+        for Packing { name, scale_name, weight, scale } in packings.unwrap_or_default() {
+            parts.extend([name.clone(), scale_name]);
+            stored.push((name, Stored::BitNet(weight, scale)));
+        }
         for (i, container) in containers.iter().enumerate() {
-            let whole = container.names().filter(|name| !parts.contains_key(*name));
+            let whole = container.names().filter(|name| !parts.contains(*name));
             stored.extend(whole.filter_map(|name| {
                 container.slot(name).map(|slot| (name.to_owned(), Stored::Dense(i, slot.clone())))
             }));
@@ -131,12 +154,27 @@ impl HfDir {
                 return Err(place.layout("unique tensor names", "the name twice"));
             }
         }
-        Ok(Self { path, config, containers, tensors, entries })
+        Ok(Self { path, config, containers, tensors, entries, bitnet })
     }
 
     /// `config.json`, always an object.
     pub fn config(&self) -> &Value {
         &self.config
+    }
+
+    /// Whether the directory holds a BitNet model whose layers make their weights ternary each time they run
+    /// (`quantization_mode: "online"`, often named `-bf16`). Its tensors load as stored, and those for which
+    /// [`ternarizes`](Self::ternarizes) is true mean what [`absmean_trits`](crate::absmean_trits) makes of them.
+    pub fn online_ternary(&self) -> bool {
+        self.bitnet.as_ref().is_some_and(|bitnet| bitnet.online)
+    }
+
+    /// Whether a tensor of such a model is the weight of a layer that makes it ternary: a matrix named
+    /// `<module>.weight` whose module is neither an embedding nor one of `modules_to_not_convert`, which is the head
+    /// when `quantization_config` does not give it.
+    pub fn ternarizes(&self, name: &str) -> bool {
+        let matrix = self.info(name).is_some_and(|info| info.shape.len() == 2);
+        matrix && self.bitnet.as_ref().is_some_and(|bitnet| bitnet.ternarizes(name))
     }
 
     /// The path of a file of the directory, such as `tokenizer.json`; `None` when there is no such file.
@@ -163,6 +201,12 @@ fn info(name: String, stored: &Stored) -> TensorInfo {
             kind: description.kind(),
             bytes: parts.iter().map(|(_, _, slot)| slot.len as u64).sum(),
         },
+        Stored::BitNet((_, weight), (_, scale)) => {
+            // Opening established that the shape is one.
+            let (rows, cols) = bitnet::shape(weight).unwrap_or_default();
+            let bytes = (weight.len + scale.len) as u64;
+            TensorInfo { name, shape: vec![rows, cols], kind: StoredType::BitNet, bytes }
+        }
     }
 }
 
@@ -200,6 +244,13 @@ impl TensorSource for HfDir {
                     parts.first().map_or(self.path.as_path(), |(_, file, _)| self.containers[*file].path());
                 description.load(Place { path, tensor: name }, part)
             }
+            Stored::BitNet((file, weight), (scale_file, scale)) => {
+                let container = &self.containers[*file];
+                let place = Place { path: container.path(), tensor: name };
+                let Some(bitnet) = &self.bitnet else { return Err(missing()) };
+                let scale = (scale.dtype, self.containers[*scale_file].bytes(scale));
+                bitnet.load(place, weight, container.bytes(weight), scale)
+            }
         }
     }
 }
@@ -209,6 +260,11 @@ fn load_dense(place: Place<'_>, slot: &Slot, data: &[u8]) -> Result<Tensor, Form
         Dtype::F32 => DenseData::F32(bytes::f32s(data)),
         Dtype::F16 => DenseData::F16(bytes::f16s(data)),
         Dtype::BF16 => DenseData::Bf16(bytes::bf16s(data)),
+        Dtype::U8 => {
+            let remedy = "it may be packed, but nothing in config.json says how: copy the whole config.json of the model, \
+                          with its quantization_config, or use a checkpoint with F32, F16 or BF16 weights";
+            return Err(place.unsupported("U8", remedy));
+        }
         other => {
             return Err(
                 place.unsupported(other.to_string(), "use a checkpoint with F32, F16 or BF16 weights")
@@ -218,80 +274,8 @@ fn load_dense(place: Place<'_>, slot: &Slot, data: &[u8]) -> Result<Tensor, Form
     DenseTensor::new(slot.shape.clone(), data).map(Tensor::Dense).map_err(|e| place.tensor_error(&e))
 }
 
-/// Opens `model.safetensors`, or the shards that the index names.
-fn open_containers(dir: &Path) -> Result<Vec<Container>, FormatError> {
-    let single = dir.join(WEIGHTS);
-    if single.is_file() {
-        return Ok(vec![Container::open(&single)?]);
-    }
-    let index_path = dir.join(INDEX);
-    if !index_path.is_file() {
-        return Err(no_weights(dir));
-    }
-    let index = read_json(&index_path)?;
-    let bad = |expected: &str, got: String| FormatError::Header {
-        path: index_path.clone(),
-        what: "`weight_map`".to_owned(),
-        expected: expected.to_owned(),
-        got,
-    };
-    let Some(map) = index.get("weight_map").and_then(Value::as_object) else {
-        return Err(bad("an object from tensor names to files", "none".to_owned()));
-    };
-    let mut files: Vec<&str> = Vec::new();
-    for (name, file) in map {
-        let plain = |f: &&str| f.ends_with(".safetensors") && !f.contains(['/', '\\']) && !f.starts_with('.');
-        // A path could lead out of the directory.
-        let file = file.as_str().filter(plain);
-        files.push(
-            file.ok_or_else(|| bad("names of .safetensors files", format!("{} for `{name}`", map[name])))?,
-        );
-    }
-    files.sort_unstable();
-    files.dedup();
-    if files.len() > MAX_SHARDS {
-        return Err(FormatError::OverLimit {
-            path: index_path,
-            what: "the number of shards".to_owned(),
-            limit: MAX_SHARDS as u64,
-            got: files.len() as u64,
-        });
-    }
-    let containers =
-        files.iter().map(|file| Container::open(&dir.join(file))).collect::<Result<Vec<_>, _>>()?;
-    for (name, file) in map {
-        let shard = files.iter().position(|f| file.as_str() == Some(f)).map(|i| &containers[i]);
-        if shard.is_none_or(|shard| shard.slot(name).is_none()) {
-            let place = Place { path: &index_path, tensor: name };
-            return Err(place.layout(format!("the tensor in {file}"), "no such tensor there"));
-        }
-    }
-    Ok(containers)
-}
-
-/// Says what the directory holds instead of weights that Trike reads.
-fn no_weights(dir: &Path) -> FormatError {
-    let has = |name: &str| dir.join(name).is_file();
-    let (found, remedy) = if has("pytorch_model.bin") || has("pytorch_model.bin.index.json") {
-        (
-            "PyTorch weights (pytorch_model.bin)",
-            "save the model again as safetensors: Trike runs no pickled code",
-        )
-    } else if has("consolidated.safetensors") || has("consolidated.00.pth") {
-        ("weights in the original authors' layout", "use the model's HuggingFace version")
-    } else if has("tf_model.h5") || has("flax_model.msgpack") {
-        ("TensorFlow or Flax weights", "save the model again as safetensors")
-    } else {
-        (
-            "no model.safetensors and no model.safetensors.index.json",
-            "finish the download, or give the path of a file",
-        )
-    };
-    FormatError::NotAModel { path: dir.to_owned(), found: found.to_owned(), remedy: remedy.to_owned() }
-}
-
 fn read_json(path: &Path) -> Result<Value, FormatError> {
-    let size = std::fs::metadata(path).map_err(|e| io_error(path, "open", e))?.len();
+    let size = look::content(path)?.len();
     if size > MAX_JSON_BYTES {
         return Err(FormatError::OverLimit {
             path: path.to_owned(),
@@ -301,6 +285,9 @@ fn read_json(path: &Path) -> Result<Value, FormatError> {
         });
     }
     let bytes = std::fs::read(path).map_err(|e| io_error(path, "read", e))?;
+    if bytes.starts_with(LFS) {
+        return Err(not_a_model(path, LFS_FOUND, LFS_REMEDY));
+    }
     serde_json::from_slice(&bytes).map_err(|e| FormatError::Header {
         path: path.to_owned(),
         what: "the file".to_owned(),

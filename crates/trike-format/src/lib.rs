@@ -12,18 +12,19 @@
 //!
 //! The second one: no reader guesses. A type, a transform, a layout or a version that is not implemented is
 //! refused by its name with what to do, and no file, however broken, makes a reader panic or take more memory
-//! than the file has bytes, plus what named caps allow. No writer changes a value: what a type cannot hold
+//! than its tensors take when loaded, plus what named caps allow. No writer changes a value: what a type cannot hold
 //! exactly is an error.
 //!
 //! * what is it: [`detect`], [`FileKind`]
 //! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`HfDir`], [`Llama2c`]
 //! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]
-//! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`]
+//! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`], [`absmean_trits`]
 //! * GGUF metadata: [`Metadata`], [`MetaValue`], [`MetaArray`], [`StringArray`]
 //! * errors: [`FormatError`], [`TensorError`]
 //!
 //! It depends on the crate of the trits and a few file libraries; there are no features to turn on.
 
+mod absmean;
 mod bytes;
 mod dense;
 mod detect;
@@ -33,10 +34,12 @@ mod gguf;
 mod hf;
 mod int8;
 mod llama2c;
+mod look;
 mod map;
 mod spill;
 mod tensor;
 
+pub use absmean::absmean_trits;
 pub use dense::{DenseData, DenseTensor, MAX_DIMS};
 pub use detect::{FileKind, detect};
 pub use error::{FormatError, TensorError};

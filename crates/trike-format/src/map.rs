@@ -8,7 +8,7 @@ use std::{
 
 use memmap2::Mmap;
 
-use crate::FormatError;
+use crate::{FormatError, look};
 
 /// A file mapped read-only: opening costs no reading, pages arrive when they are touched.
 ///
@@ -22,15 +22,13 @@ pub(crate) struct MappedFile {
 
 impl MappedFile {
     pub(crate) fn open(path: &Path) -> Result<Self, FormatError> {
-        let io = |action| move |source| FormatError::Io { path: path.to_owned(), action, source };
-        let file = File::open(path).map_err(io("open"))?;
-        if !file.metadata().map_err(io("open"))?.is_file() {
-            return Err(FormatError::NotAModel {
-                path: path.to_owned(),
-                found: "not a regular file".to_owned(),
-                remedy: "give the path of a model file".to_owned(),
-            });
-        }
+        // Before opening: that would wait for the other end of a pipe.
+        look::content(path)?;
+        let file = File::open(path).map_err(|source| FormatError::Io {
+            path: path.to_owned(),
+            action: "open",
+            source,
+        })?;
         Self::map(path, &file)
     }
 

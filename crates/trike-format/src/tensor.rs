@@ -134,6 +134,28 @@ pub enum StoredType {
     Tq2_0,
     /// GGUF: 64 (mainline) or 128 (PrismML) two-bit codes and an f16 scale.
     Q2_0(GroupSize),
+    /// GGUF of PrismML: the blocks of `Q2_0` with 128 weights under an id of their own.
+    Pq2_0,
+    /// GGUF of PrismML: 128 trits in 26 bytes and an f16 scale.
+    Ptq1_0,
+    /// GGUF of Microsoft: two-bit codes and one f32 scale for the tensor.
+    I2S,
+    /// GGUF: 32 four-bit codes and an f16 scale.
+    Q4_0,
+    /// GGUF: 32 four-bit codes, an f16 scale and an f16 minimum.
+    Q4_1,
+    /// GGUF: 32 five-bit codes and an f16 scale.
+    Q5_0,
+    /// GGUF: 32 five-bit codes, an f16 scale and an f16 minimum.
+    Q5_1,
+    /// GGUF: 256 four-bit codes with a scale and a minimum for each 32.
+    Q4K,
+    /// GGUF: 256 five-bit codes with a scale and a minimum for each 32.
+    Q5K,
+    /// GGUF: 256 six-bit codes with a scale for each 16.
+    Q6K,
+    /// HuggingFace's BitNet: two-bit codes, four rows a byte, and one scale for the tensor.
+    BitNet,
     /// Int8 codes with a scale per group of that many columns.
     Int8 {
         /// Columns that share a scale.
@@ -157,6 +179,22 @@ impl StoredType {
     pub fn is_supported(&self) -> bool {
         !matches!(self, Self::Unsupported(_))
     }
+
+    /// Whether the type is made for trits. A tensor of [`Q2_0`](Self::Q2_0) or [`Pq2_0`](Self::Pq2_0) may still
+    /// hold a weight that is no trit, and then loads dense.
+    pub fn is_ternary(&self) -> bool {
+        matches!(
+            self,
+            Self::Tq1_0
+                | Self::Tq2_0
+                | Self::Q2_0(_)
+                | Self::Pq2_0
+                | Self::Ptq1_0
+                | Self::I2S
+                | Self::BitNet
+                | Self::Trits { .. }
+        )
+    }
 }
 
 impl fmt::Display for StoredType {
@@ -169,6 +207,17 @@ impl fmt::Display for StoredType {
             Self::Tq1_0 => "TQ1_0".to_owned(),
             Self::Tq2_0 => "TQ2_0".to_owned(),
             Self::Q2_0(group) => format!("Q2_0 g{}", group.get()),
+            Self::Pq2_0 => "PQ2_0".to_owned(),
+            Self::Ptq1_0 => "PTQ1_0".to_owned(),
+            Self::I2S => "I2_S".to_owned(),
+            Self::Q4_0 => "Q4_0".to_owned(),
+            Self::Q4_1 => "Q4_1".to_owned(),
+            Self::Q5_0 => "Q5_0".to_owned(),
+            Self::Q5_1 => "Q5_1".to_owned(),
+            Self::Q4K => "Q4_K".to_owned(),
+            Self::Q5K => "Q5_K".to_owned(),
+            Self::Q6K => "Q6_K".to_owned(),
+            Self::BitNet => "bitnet 2bit".to_owned(),
             Self::Int8 { group } => format!("int8 g{group}"),
             Self::Trits { encoding, depth: 1, .. } => format!("trits {encoding}"),
             Self::Trits { encoding, depth, coupling } => format!("trits {encoding} x{depth} {coupling}"),

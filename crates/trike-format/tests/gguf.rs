@@ -270,24 +270,6 @@ fn vocabularies_of_llama_cpp_open() {
 }
 
 #[test]
-fn other_types_are_listed_and_refused_by_name_when_loaded() {
-    let raw = RawGguf::default()
-        .tensor("a", &[256], 12, &[0; 144])
-        .tensor("b", &[128], 36, &[0; 64])
-        .tensor("c", &[256], 143, &[0; 56])
-        .tensor("d", &[4], 77, &[0; 16])
-        .tensor("e", &[2], 0, &[0; 8]);
-    let file = open(&raw.bytes()).unwrap();
-    for (name, kind) in [("a", "Q4_K"), ("b", "I2_S"), ("c", "PTQ1_0"), ("d", "unknown GGUF type 77")] {
-        assert!(!file.info(name).unwrap().kind.is_supported());
-        let message = file.load(name).unwrap_err().to_string();
-        assert!(message.contains(kind) && message.contains(&format!("`{name}`")), "{message}");
-    }
-    assert_eq!(file.load("e").unwrap().to_f32(), [0.0, 0.0]);
-    assert!(matches!(file.load("f"), Err(FormatError::MissingTensor { .. })));
-}
-
-#[test]
 fn transforms_are_refused_by_the_name_of_their_key() {
     for key in [
         "prism.hadamard.block_size",

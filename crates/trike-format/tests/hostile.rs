@@ -162,6 +162,16 @@ fn gguf() {
         // Not the last one: cut to the right length, its blocks of 64 would be taken for blocks of 128.
         .tensor("q2", &[512, 8], 42, &q2_0_blocks(&[2; 4096], 64, |_| 0x3C00))
         .tensor("tq1", &[256], 34, &[0; 54])
+        .tensor("i2s", &[128], 36, &[0x55; 64])
+        .tensor("pq2", &[128], 142, &[0x15; 34])
+        .tensor("ptq1", &[128], 143, &[0x15; 28])
+        .tensor("q4_0", &[32], 2, &[0x15; 18])
+        .tensor("q4_1", &[32], 3, &[0x15; 20])
+        .tensor("q5_0", &[32], 6, &[0x15; 22])
+        .tensor("q5_1", &[32], 7, &[0x15; 24])
+        .tensor("q4k", &[256], 12, &[0x15; 144])
+        .tensor("q5k", &[256], 13, &[0x15; 176])
+        .tensor("q6k", &[256], 14, &[0x15; 210])
         .tensor("tq2", &[256, 2], 35, &tq2);
     let (_dir, path) = scratch("m.gguf");
     std::fs::write(&path, raw.bytes()).unwrap();
@@ -225,6 +235,32 @@ fn safetensors_and_configurations() {
     let len = std::fs::metadata(&config).unwrap().len() as usize;
     // A description may lose its last line break and still be whole.
     attack(&path, &config, len, 63);
+}
+
+#[test]
+fn bitnet_weights_and_their_configuration() {
+    let (_dir, path) = scratch("model");
+    std::fs::create_dir(&path).unwrap();
+    let header = json!({
+        "a.weight": { "dtype": "U8", "shape": [2, 35], "data_offsets": [0, 70] },
+        "a.weight_scale": { "dtype": "BF16", "shape": [1], "data_offsets": [70, 72] },
+        "norm": { "dtype": "F32", "shape": [2], "data_offsets": [72, 80] },
+    });
+    let header = header.to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header.as_bytes());
+    let start = bytes.len();
+    bytes.extend([0x95; 70]);
+    bytes.extend([0x00, 0x3F, 0, 0, 0, 0, 0, 0, 0, 0]);
+    let weights = path.join("model.safetensors");
+    std::fs::write(&weights, bytes).unwrap();
+    let config = path.join("config.json");
+    let packing = json!({ "quant_method": "bitnet", "linear_class": "autobitlinear",
+                          "quantization_mode": "offline", "modules_to_not_convert": ["lm_head"] });
+    let text = json!({ "quantization_config": packing }).to_string();
+    std::fs::write(&config, &text).unwrap();
+    attack(&path, &weights, start, 65);
+    attack(&path, &config, text.len(), 66);
 }
 
 #[test]

@@ -6,8 +6,11 @@
 use half::f16;
 use trike_trit::{Coupling, Granularity, GroupSize, ScaleValues, Scales, TritData, TritTensor};
 
-use super::types::GgufType;
-use crate::{DenseData, DenseTensor, FormatError, Int8Tensor, Tensor, bytes, error::Place};
+use super::{
+    quants,
+    types::{GgufType, I2_S_TRAILER},
+};
+use crate::{DenseData, DenseTensor, FormatError, Tensor, bytes, error::Place};
 
 /// Bits that are set in code 3 of 32 two-bit codes.
 const LOW_BITS: u64 = 0x5555_5555_5555_5555;
@@ -38,15 +41,17 @@ pub(crate) fn decode(
         }
     };
     match kind {
-        GgufType::Q8_0 => q8_0(place, rows, cols, data).map(Tensor::Int8),
-        GgufType::Tq1_0 => trits(place, rows, cols, GroupSize::G256, tq1_0(cols, data)),
+        GgufType::Tq1_0 => trits(place, rows, cols, GroupSize::G256, base3(cols, data, &TQ1_0)),
+        GgufType::Ptq1_0 => trits(place, rows, cols, GroupSize::G128, base3(cols, data, &PTQ1_0)),
         GgufType::Tq2_0 => {
             let (words, scales) = tq2_0(data);
             check_codes(place, &words, GroupSize::G256)?;
             trits(place, rows, cols, GroupSize::G256, (TritData::TwoBit(words), scales))
         }
+        GgufType::I2S => i2_s(place, rows, cols, data),
         GgufType::Q2_0G64 => q2_0(place, rows, cols, data, GroupSize::G64),
-        _ => q2_0(place, rows, cols, data, GroupSize::G128),
+        GgufType::Q2_0G128 | GgufType::Pq2_0 => q2_0(place, rows, cols, data, GroupSize::G128),
+        _ => quants::decode(kind, rows, cols, data).map_err(|e| place.tensor_error(&e)),
     }
 }
 
@@ -72,51 +77,41 @@ fn check_codes(place: Place<'_>, words: &[u64], group: GroupSize) -> Result<(), 
     }
 }
 
-fn q8_0(place: Place<'_>, rows: usize, cols: usize, data: &[u8]) -> Result<Int8Tensor, FormatError> {
-    let (mut codes, mut scales) = (Vec::with_capacity(rows * cols), Vec::with_capacity(rows * cols / 32));
-    for block in data.as_chunks::<34>().0 {
-        let ([d0, d1], qs) = split(block);
-        scales.push(f16::from_le_bytes([d0, d1]));
-        codes.extend_from_slice(bytemuck::cast_slice::<u8, i8>(qs));
-    }
-    Int8Tensor::new(rows, cols, 32, codes, ScaleValues::F16(scales)).map_err(|e| place.tensor_error(&e))
-}
-
-/// The scale at the front of a block, and the rest.
-fn split<const N: usize>(block: &[u8; N]) -> ([u8; 2], &[u8]) {
-    ([block[0], block[1]], &block[2..])
-}
-
-/// In a run of 32 bytes, byte `j` holds elements `j, j + 32, j + 64, j + 96` at shifts 0, 2, 4, 6: a run is four
-/// words of 32 codes, interleaved.
+/// Runs of 32 bytes and a scale.
 fn tq2_0(data: &[u8]) -> (Vec<u64>, Vec<f16>) {
     let blocks = data.as_chunks::<66>().0;
     let (mut words, mut scales) = (Vec::with_capacity(8 * blocks.len()), Vec::with_capacity(blocks.len()));
     for block in blocks {
-        for run in block[..64].as_chunks::<32>().0 {
-            let eights = run.as_chunks::<8>().0;
-            for shift in [0, 2, 4, 6] {
-                let mut word = 0;
-                for (i, &eight) in eights.iter().enumerate() {
-                    word |= gather(u64::from_le_bytes(eight) >> shift) << (16 * i);
-                }
-                words.push(word);
-            }
-        }
+        block[..64].as_chunks::<32>().0.iter().for_each(|run| put_run(run, [0, 2, 4, 6], &mut words));
         scales.push(f16::from_le_bytes([block[64], block[65]]));
     }
     (words, scales)
 }
 
-/// The low two bits of each of eight bytes, as 16 bits.
-fn gather(bytes: u64) -> u64 {
-    let x = bytes & 0x0303_0303_0303_0303;
-    let x = (x | x >> 6) & 0x000F_000F_000F_000F;
-    let x = (x | x >> 12) & 0x0000_00FF_0000_00FF;
-    (x | x >> 24) & 0xFFFF
+/// Byte `j` of a run holds elements `j, j + 32, j + 64, j + 96` at these shifts: a run is four words of 32 codes,
+/// interleaved.
+fn put_run(run: &[u8; 32], shifts: [u32; 4], words: &mut Vec<u64>) {
+    words.extend(shifts.map(|shift| bytes::codes_at(run, shift)));
 }
 
-/// Trits `0..5` of every byte of `TQ1_0`: each multiplication by 3 carries the next trit out of the byte.
+/// Runs of 32 bytes with the shifts the other way round, then the scale of the tensor.
+fn i2_s(place: Place<'_>, rows: usize, cols: usize, data: &[u8]) -> Result<Tensor, FormatError> {
+    // `GgufType::bytes` counted the trailer, so it is there.
+    let (codes, trailer) = data.split_at(data.len() - I2_S_TRAILER);
+    let mut words = Vec::with_capacity(codes.len() / 8);
+    codes.as_chunks::<32>().0.iter().for_each(|run| put_run(run, [6, 4, 2, 0], &mut words));
+    if check_codes(place, &words, GroupSize::G128).is_err() {
+        let remedy = "only the x86 layout is read, and it has no such code: the file was written by another build or \
+                      is damaged; use a TQ1_0 or TQ2_0 file of the model";
+        return Err(place.unsupported("I2_S with a code of 3", remedy));
+    }
+    let scale = f32::from_le_bytes([trailer[0], trailer[1], trailer[2], trailer[3]]);
+    let tensor =
+        TritTensor::new(rows, cols, vec![TritData::TwoBit(words)], Coupling::Free, Scales::tensor(scale));
+    tensor.map(Tensor::Trits).map_err(|e| place.trits(e))
+}
+
+/// Trits `0..5` of every byte of `TQ1_0` and `PTQ1_0`: each multiplication by 3 carries the next trit out of the byte.
 const TQ1_DIGITS: [[u8; 5]; 256] = {
     let mut table = [[0; 5]; 256];
     let mut byte = 0;
@@ -133,19 +128,33 @@ const TQ1_DIGITS: [[u8; 5]; 256] = {
     table
 };
 
-/// 32 bytes hold elements `lane + 32 t`, the next 16 `lane + 16 t`, both with five trits a byte, and the last
-/// four `lane + 4 t` with four.
-fn tq1_0(cols: usize, data: &[u8]) -> (TritData, Vec<f16>) {
-    let blocks = data.as_chunks::<54>().0;
-    let mut packed = Vec::with_capacity(data.len() / (cols / 256 * 54) * cols.div_ceil(5));
-    let mut scales = Vec::with_capacity(blocks.len());
+/// How a block of base-3 bytes is laid out: stages of as many bytes, each with as many trits, then an f16 scale.
+/// Byte `lane` of a stage of `n` bytes holds the elements `lane + n t` of the stage.
+struct Stages {
+    weights: usize,
+    bytes: usize,
+    stages: [(usize, usize); 3],
+}
+
+const TQ1_0: Stages = Stages { weights: 256, bytes: 54, stages: [(32, 5), (16, 5), (4, 4)] };
+const PTQ1_0: Stages = Stages { weights: 128, bytes: 28, stages: [(16, 5), (8, 5), (2, 4)] };
+
+fn base3(cols: usize, data: &[u8], layout: &Stages) -> (TritData, Vec<f16>) {
+    let per_row = cols / layout.weights;
+    let row_bytes = per_row * layout.bytes;
+    let mut packed = Vec::with_capacity(data.len() / row_bytes * cols.div_ceil(5));
+    let mut scales = Vec::with_capacity(data.len() / layout.bytes);
     let mut codes = vec![1u8; cols.next_multiple_of(5)];
-    for row in blocks.chunks_exact(cols / 256) {
-        for (block, codes) in row.iter().zip(codes.chunks_exact_mut(256)) {
-            spread(&block[..32], 5, &mut codes[..160]);
-            spread(&block[32..48], 5, &mut codes[160..240]);
-            spread(&block[48..52], 4, &mut codes[240..]);
-            scales.push(f16::from_le_bytes([block[52], block[53]]));
+    for row in data.chunks_exact(row_bytes) {
+        for (block, codes) in row.chunks_exact(layout.bytes).zip(codes.chunks_exact_mut(layout.weights)) {
+            let (mut bytes, mut codes) = (block, codes);
+            for (lanes, trits) in layout.stages {
+                let (stage, rest) = bytes.split_at(lanes);
+                let (run, later) = codes.split_at_mut(lanes * trits);
+                spread(stage, trits, run);
+                (bytes, codes) = (rest, later);
+            }
+            scales.push(f16::from_le_bytes([bytes[0], bytes[1]]));
         }
         let byte = |c: &[u8; 5]| c[0] + 3 * c[1] + 9 * c[2] + 27 * c[3] + 81 * c[4];
         packed.extend(codes.as_chunks::<5>().0.iter().map(byte));
@@ -266,8 +275,8 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_q2_0_in_both_sizes() {
-        for (kind, n) in [(GgufType::Q2_0G64, 64), (GgufType::Q2_0G128, 128)] {
+    fn a_block_of_q2_0_in_both_sizes_and_of_pq2_0() {
+        for (kind, n) in [(GgufType::Q2_0G64, 64), (GgufType::Q2_0G128, 128), (GgufType::Pq2_0, 128)] {
             let mut block = vec![0b01_01_01_01; 2 + n / 4];
             block[..2].copy_from_slice(&HALF);
             block[2] = 0b10_01_00_10; // elements 0, 1, 2, 3: +, -, 0, +
@@ -292,15 +301,56 @@ mod tests {
     }
 
     #[test]
-    fn a_block_of_q8_0() {
-        let mut block = [0; 34];
-        block[..2].copy_from_slice(&HALF);
-        (block[2], block[3], block[33]) = (127, 0x80, 0xFF);
-        let mut want = [0.0; 32];
-        (want[0], want[1], want[31]) = (63.5, -64.0, -0.5);
-        let tensor = one_row(GgufType::Q8_0, 32, &block).unwrap();
-        assert!(matches!(tensor, Tensor::Int8(_)));
+    fn a_block_of_ptq1_0() {
+        // The bytes of the test above: 128 is all zeros, 127 the same in four trits.
+        let mut block = [128; 28];
+        block[1] = 186; // lane 1 of the first stage, 2 0 1 1 2
+        block[18] = 46; // lane 2 of the second, 0 1 1 2 1
+        (block[24], block[25]) = (127, 146); // the third, 1 1 1 1 and 1 2 0 1
+        block[26..].copy_from_slice(&HALF);
+        let mut want = [0.0; 128];
+        let set = [
+            (1, 0.5),
+            (17, -0.5),
+            (65, 0.5),
+            (80 + 2, -0.5),
+            (80 + 26, 0.5),
+            (120 + 3, 0.5),
+            (120 + 5, -0.5),
+        ];
+        for (i, w) in set {
+            want[i] = w;
+        }
+        let tensor = one_row(GgufType::Ptq1_0, 128, &block).unwrap();
+        assert!(matches!(&tensor, Tensor::Trits(t) if t.group_len() == 128));
         assert_eq!(tensor.to_f32(), want);
+
+        block[26..].copy_from_slice(&[0x00, 0xFC]); // minus infinity
+        let error = one_row(GgufType::Ptq1_0, 128, &block).unwrap_err();
+        assert!(matches!(error, FormatError::Trits { .. }), "{error}");
+    }
+
+    #[test]
+    fn two_blocks_of_i2_s() {
+        // Byte 0: codes 2, 0, 1, 2 for elements 0, 32, 64, 96; byte 33: 0, 2, 1, 1 for 129, 161, 193, 225.
+        let mut data = [0b01_01_01_01; 2 * 32 + 32];
+        data[0] = 0b10_00_01_10;
+        data[33] = 0b00_10_01_01;
+        data[64..68].copy_from_slice(&0.75f32.to_le_bytes());
+        let mut want = [0.0; 256];
+        for (i, w) in [(0, 0.75), (32, -0.75), (96, 0.75), (129, -0.75), (161, 0.75)] {
+            want[i] = w;
+        }
+        let tensor = one_row(GgufType::I2S, 256, &data).unwrap();
+        assert!(matches!(&tensor, Tensor::Trits(t) if t.group_len() == 256));
+        assert_eq!(tensor.to_f32(), want);
+
+        data[64..68].copy_from_slice(&f32::NAN.to_le_bytes());
+        let error = one_row(GgufType::I2S, 256, &data).unwrap_err();
+        assert!(matches!(error, FormatError::Trits { .. }), "{error}");
+        data[5] = 0b11_01_01_01;
+        let error = one_row(GgufType::I2S, 256, &data).unwrap_err().to_string();
+        assert!(error.contains("`w`") && error.contains("only the x86 layout"), "{error}");
     }
 
     #[test]

@@ -14,6 +14,9 @@ pub(crate) fn encode(
     mut emit: impl FnMut(&[u8]) -> Result<(), FormatError>,
 ) -> Result<(), FormatError> {
     let refusal = Refusal { place, kind };
+    if !kind.is_writable() {
+        return Err(refusal.because("a type that Trike writes", "one that it only reads", OTHER_TYPE));
+    }
     let cols = tensor.cols();
     if !cols.is_multiple_of(kind.block()) {
         let expected = format!("rows of a multiple of {} weights", kind.block());

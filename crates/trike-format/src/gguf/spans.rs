@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{
     header::{Header, RawTensor},
-    types::{GgufType, Q2_0_ID, other_name},
+    types::{GgufType, I2_S_ID, Q2_0_ID, other_name},
 };
 use crate::{FormatError, StoredType, TensorInfo, error::Place};
 
@@ -13,8 +13,9 @@ pub(crate) struct Layout {
     pub(crate) tensors: Vec<TensorInfo>,
     /// Where each starts, from the start of the file.
     pub(crate) starts: Vec<usize>,
-    /// Why `Q2_0` is not readable here; its tensors are then listed as unsupported.
-    pub(crate) q2_0_refusal: Option<String>,
+    /// Types that are read only where the spans prove their layout, and why they are not read here; their
+    /// tensors are then listed as unsupported.
+    pub(crate) refusals: Vec<(&'static str, String)>,
 }
 
 pub(crate) fn resolve(path: &Path, header: &Header, file_len: usize) -> Result<Layout, FormatError> {
@@ -39,19 +40,18 @@ pub(crate) fn resolve(path: &Path, header: &Header, file_len: usize) -> Result<L
     }
     let last = order.last().copied();
     let q2_0 = q2_0_size(header, &spans, last);
+    let i2_s = i2_s_layout(header, &spans, last);
 
     let mut tensors = Vec::with_capacity(header.tensors.len());
     for (i, raw) in header.tensors.iter().enumerate() {
         let place = Place { path, tensor: &raw.name };
         let known = match raw.type_id {
             Q2_0_ID => q2_0.as_ref().ok().copied(),
+            I2_S_ID => i2_s.as_ref().ok().copied(),
             id => GgufType::from_id(id),
         };
         let (kind, bytes) = match known {
-            None => {
-                let name = if raw.type_id == Q2_0_ID { "Q2_0".to_owned() } else { other_name(raw.type_id) };
-                (StoredType::Unsupported(name), spans[i])
-            }
+            None => (StoredType::Unsupported(other_name(raw.type_id)), spans[i]),
             Some(kind) => (StoredType::from(kind), size(place, kind, raw)?),
         };
         if bytes > spans[i] {
@@ -69,7 +69,9 @@ pub(crate) fn resolve(path: &Path, header: &Header, file_len: usize) -> Result<L
         });
     }
     let starts = header.tensors.iter().map(|t| header.data_start + t.offset).collect();
-    Ok(Layout { tensors, starts, q2_0_refusal: q2_0.err() })
+    let refusals = [("Q2_0", q2_0.err()), ("I2_S", i2_s.err())];
+    let refusals = refusals.into_iter().filter_map(|(name, reason)| Some((name, reason?))).collect();
+    Ok(Layout { tensors, starts, refusals })
 }
 
 fn size(place: Place<'_>, kind: GgufType, raw: &RawTensor) -> Result<usize, FormatError> {
@@ -96,13 +98,8 @@ fn q2_0_size(header: &Header, spans: &[usize], last: Option<usize>) -> Result<Gg
     if entries().next().is_none() {
         return Ok(GgufType::Q2_0G64);
     }
-    // Writers align every tensor, the last one often too; nothing else may lie between two tensors.
     let fits = |kind: GgufType| {
-        entries().all(|(i, tensor)| {
-            kind.bytes(&tensor.shape).is_some_and(|bytes| {
-                bytes.next_multiple_of(header.alignment) == spans[i] || (last == Some(i) && bytes == spans[i])
-            })
-        })
+        entries().all(|(i, tensor)| fits_exactly(kind, tensor, header, spans[i], last == Some(i)))
     };
     let because = "blocks of 64 (llama.cpp) and of 128 weights (PrismML) share the id 42, and the distances between \
                    the tensors of this file fit";
@@ -111,6 +108,28 @@ fn q2_0_size(header: &Header, spans: &[usize], last: Option<usize>) -> Result<Gg
         (false, true) => Ok(GgufType::Q2_0G128),
         (true, true) => Err(format!("{because} both: use a TQ2_0 file of the model")),
         (false, false) => Err(format!("{because} neither: the file is damaged or of a third kind")),
+    }
+}
+
+/// Whether blocks of `kind` fill the room of a tensor. Writers align every tensor, the last one often too; nothing
+/// else may lie between two tensors.
+fn fits_exactly(kind: GgufType, tensor: &RawTensor, header: &Header, span: usize, last: bool) -> bool {
+    kind.bytes(&tensor.shape)
+        .is_some_and(|bytes| bytes.next_multiple_of(header.alignment) == span || (last && bytes == span))
+}
+
+/// `I2_S` where every such tensor has the size of its x86 layout; else why it is not read. The id says neither
+/// the layout nor the program that wrote it: other builds of llama.cpp gave it to another type for a while.
+fn i2_s_layout(header: &Header, spans: &[usize], last: Option<usize>) -> Result<GgufType, String> {
+    let mut entries = header.tensors.iter().enumerate().filter(|(_, t)| t.type_id == I2_S_ID);
+    let misfit = entries.find(|&(i, t)| !fits_exactly(GgufType::I2S, t, header, spans[i], last == Some(i)));
+    match misfit {
+        None => Ok(GgufType::I2S),
+        Some((i, tensor)) => Err(format!(
+            "only the x86 layout is read, rows of a multiple of 128 weights in two bits each and 32 bytes more, and \
+             `{}` of shape {:?} has {} bytes: use a TQ1_0 or TQ2_0 file of the model",
+            tensor.name, tensor.shape, spans[i]
+        )),
     }
 }
 

@@ -6,7 +6,7 @@ use trike_trit::GroupSize;
 
 use crate::{StoredType, TensorInfo};
 
-/// A GGUF tensor type that Trike reads and writes.
+/// A GGUF tensor type that Trike reads; those that [`is_writable`](Self::is_writable) names it also writes.
 ///
 /// `Q2_0` has two block sizes under one id; see [`Gguf`](crate::Gguf) for how a reader tells them apart.
 ///
@@ -35,14 +35,38 @@ pub enum GgufType {
     Q2_0G64,
     /// Two-bit codes and an f16 scale, 128 weights in 34 bytes: PrismML's files.
     Q2_0G128,
+    /// The blocks of [`Q2_0G128`](Self::Q2_0G128) under an id of their own, in PrismML's files.
+    Pq2_0,
+    /// 128 trits and an f16 scale in 28 bytes, in PrismML's files.
+    Ptq1_0,
+    /// 128 two-bit codes in 32 bytes and one f32 scale for the tensor, in Microsoft's files.
+    I2S,
+    /// 32 four-bit codes and an f16 scale in 18 bytes.
+    Q4_0,
+    /// 32 four-bit codes, an f16 scale and an f16 minimum in 20 bytes.
+    Q4_1,
+    /// 32 five-bit codes and an f16 scale in 22 bytes.
+    Q5_0,
+    /// 32 five-bit codes, an f16 scale and an f16 minimum in 24 bytes.
+    Q5_1,
+    /// 256 four-bit codes with a scale and a minimum for each 32 in 144 bytes.
+    Q4K,
+    /// 256 five-bit codes with a scale and a minimum for each 32 in 176 bytes.
+    Q5K,
+    /// 256 six-bit codes with a scale for each 16 in 210 bytes.
+    Q6K,
 }
 
 /// The id that both forms of `Q2_0` have.
 pub(crate) const Q2_0_ID: u32 = 42;
+/// Microsoft's, whose size alone says that a file has the layout that is read.
+pub(crate) const I2_S_ID: u32 = 36;
+/// What follows the codes of `I2_S`: the scale of the tensor, padded.
+pub(crate) const I2_S_TRAILER: usize = 32;
 
 impl GgufType {
     /// Every type.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 18] = [
         Self::F32,
         Self::F16,
         Self::Bf16,
@@ -51,18 +75,53 @@ impl GgufType {
         Self::Tq2_0,
         Self::Q2_0G64,
         Self::Q2_0G128,
+        Self::Pq2_0,
+        Self::Ptq1_0,
+        Self::I2S,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
     ];
+
+    /// Whether [`GgufWriter`](crate::GgufWriter) writes it too.
+    pub const fn is_writable(self) -> bool {
+        matches!(
+            self,
+            Self::F32
+                | Self::F16
+                | Self::Bf16
+                | Self::Q8_0
+                | Self::Tq1_0
+                | Self::Tq2_0
+                | Self::Q2_0G64
+                | Self::Q2_0G128
+        )
+    }
 
     /// The number in the file.
     pub const fn id(self) -> u32 {
         match self {
             Self::F32 => 0,
             Self::F16 => 1,
+            Self::Q4_0 => 2,
+            Self::Q4_1 => 3,
+            Self::Q5_0 => 6,
+            Self::Q5_1 => 7,
             Self::Q8_0 => 8,
+            Self::Q4K => 12,
+            Self::Q5K => 13,
+            Self::Q6K => 14,
             Self::Bf16 => 30,
             Self::Tq1_0 => 34,
             Self::Tq2_0 => 35,
+            Self::I2S => I2_S_ID,
             Self::Q2_0G64 | Self::Q2_0G128 => Q2_0_ID,
+            Self::Pq2_0 => 142,
+            Self::Ptq1_0 => 143,
         }
     }
 
@@ -70,22 +129,30 @@ impl GgufType {
     pub const fn block(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
-            Self::Q8_0 => 32,
-            Self::Tq1_0 | Self::Tq2_0 => 256,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 => 32,
             Self::Q2_0G64 => 64,
-            Self::Q2_0G128 => 128,
+            Self::Q2_0G128 | Self::Pq2_0 | Self::Ptq1_0 | Self::I2S => 128,
+            Self::Tq1_0 | Self::Tq2_0 | Self::Q4K | Self::Q5K | Self::Q6K => 256,
         }
     }
 
-    /// Bytes of a block.
+    /// Bytes of a block. `I2_S` has 32 more for the whole tensor.
     pub const fn block_bytes(self) -> usize {
         match self {
             Self::F16 | Self::Bf16 => 2,
             Self::F32 => 4,
-            Self::Q8_0 | Self::Q2_0G128 => 34,
+            Self::Q4_0 | Self::Q2_0G64 => 18,
+            Self::Q4_1 => 20,
+            Self::Q5_0 => 22,
+            Self::Q5_1 => 24,
+            Self::Ptq1_0 => 28,
+            Self::I2S => 32,
+            Self::Q8_0 | Self::Q2_0G128 | Self::Pq2_0 => 34,
             Self::Tq1_0 => 54,
             Self::Tq2_0 => 66,
-            Self::Q2_0G64 => 18,
+            Self::Q4K => 144,
+            Self::Q5K => 176,
+            Self::Q6K => 210,
         }
     }
 
@@ -101,7 +168,8 @@ impl GgufType {
             return None;
         }
         let rows = shape[..shape.len() - 1].iter().try_fold(1usize, |n, &d| n.checked_mul(d))?;
-        (cols / self.block()).checked_mul(self.block_bytes())?.checked_mul(rows)
+        let blocks = (cols / self.block()).checked_mul(self.block_bytes())?.checked_mul(rows)?;
+        blocks.checked_add(if self == Self::I2S { I2_S_TRAILER } else { 0 })
     }
 }
 
@@ -122,6 +190,16 @@ impl From<GgufType> for StoredType {
             GgufType::Tq2_0 => Self::Tq2_0,
             GgufType::Q2_0G64 => Self::Q2_0(GroupSize::G64),
             GgufType::Q2_0G128 => Self::Q2_0(GroupSize::G128),
+            GgufType::Pq2_0 => Self::Pq2_0,
+            GgufType::Ptq1_0 => Self::Ptq1_0,
+            GgufType::I2S => Self::I2S,
+            GgufType::Q4_0 => Self::Q4_0,
+            GgufType::Q4_1 => Self::Q4_1,
+            GgufType::Q5_0 => Self::Q5_0,
+            GgufType::Q5_1 => Self::Q5_1,
+            GgufType::Q4K => Self::Q4K,
+            GgufType::Q5K => Self::Q5K,
+            GgufType::Q6K => Self::Q6K,
         }
     }
 }
@@ -131,20 +209,13 @@ pub(crate) fn of(info: &TensorInfo) -> Option<GgufType> {
     GgufType::ALL.into_iter().find(|&t| StoredType::from(t) == info.kind)
 }
 
-/// Names of the ids that Trike does not read, so that a refusal says what the file has.
-const OTHER: [(u32, &str); 37] = [
-    (2, "Q4_0"),
-    (3, "Q4_1"),
+/// Names of the ids that Trike does not read, or not always, so that a refusal says what the file has.
+const OTHER: [(u32, &str); 28] = [
     (4, "Q4_2 (removed from llama.cpp)"),
     (5, "Q4_3 (removed from llama.cpp)"),
-    (6, "Q5_0"),
-    (7, "Q5_1"),
     (9, "Q8_1"),
     (10, "Q2_K"),
     (11, "Q3_K"),
-    (12, "Q4_K"),
-    (13, "Q5_K"),
-    (14, "Q6_K"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),
     (17, "IQ2_XS"),
@@ -163,13 +234,11 @@ const OTHER: [(u32, &str); 37] = [
     (31, "Q4_0_4_4 (removed from llama.cpp)"),
     (32, "Q4_0_4_8 (removed from llama.cpp)"),
     (33, "Q4_0_8_8 (removed from llama.cpp)"),
-    (36, "I2_S (Microsoft's fork)"),
+    (I2_S_ID, "I2_S"),
     (39, "MXFP4"),
     (40, "NVFP4"),
     (41, "Q1_0"),
     (Q2_0_ID, "Q2_0"),
-    (142, "PQ2_0 (PrismML's fork)"),
-    (143, "PTQ1_0 (PrismML's fork)"),
 ];
 
 /// The name of an id that Trike does not read.
@@ -180,19 +249,20 @@ pub(crate) fn other_name(id: u32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{GgufType, OTHER, Q2_0_ID, other_name};
+    use super::{GgufType, I2_S_ID, I2_S_TRAILER, OTHER, Q2_0_ID, other_name};
 
     #[test]
     fn ids_are_named_once_and_sizes_are_checked() {
         for t in GgufType::ALL {
             let read = GgufType::from_id(t.id());
             assert!(read == Some(t) || t.id() == Q2_0_ID);
-            assert!(t.id() == Q2_0_ID || OTHER.iter().all(|(id, _)| *id != t.id()));
-            assert_eq!(t.bytes(&[3, t.block()]), Some(3 * t.block_bytes()));
+            assert!([Q2_0_ID, I2_S_ID].contains(&t.id()) || OTHER.iter().all(|(id, _)| *id != t.id()));
+            let trailer = if t == GgufType::I2S { I2_S_TRAILER } else { 0 };
+            assert_eq!(t.bytes(&[3, t.block()]), Some(3 * t.block_bytes() + trailer));
             assert_eq!(t.bytes(&[usize::MAX, t.block()]).is_none(), t.block_bytes() > 1);
         }
         assert_eq!(GgufType::Tq2_0.bytes(&[2, 255]), None);
-        assert_eq!(other_name(36), "I2_S (Microsoft's fork)");
+        assert_eq!(other_name(41), "Q1_0");
         assert_eq!(other_name(999), "unknown GGUF type 999");
     }
 }

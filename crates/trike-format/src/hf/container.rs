@@ -5,7 +5,13 @@ use std::{collections::HashMap, path::Path};
 use safetensors::{Dtype, tensor::TensorInfo as Entry};
 use serde_json::{Map, Value};
 
-use crate::{FormatError, error::Place, map::MappedFile};
+use crate::{
+    FormatError,
+    detect::{LFS, LFS_FOUND, LFS_REMEDY},
+    error::Place,
+    look::not_a_model,
+    map::MappedFile,
+};
 
 /// The largest real headers have some 100,000 tensors of 110 bytes. Parsing one may take 16 times its size.
 const MAX_HEADER_BYTES: usize = 16 << 20;
@@ -31,6 +37,9 @@ pub(crate) struct Slot {
 impl Container {
     pub(crate) fn open(path: &Path) -> Result<Self, FormatError> {
         let map = MappedFile::open(path)?;
+        if map.starts_with(LFS) {
+            return Err(not_a_model(path, LFS_FOUND, LFS_REMEDY));
+        }
         let header_len = header_len(path, &map)?;
         let header: Map<String, Value> =
             serde_json::from_slice(&map[PREFIX..PREFIX + header_len]).map_err(|e| FormatError::Header {

@@ -8,7 +8,10 @@ use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use trike_trit::{Coupling, Encoding, Granularity, MAX_DEPTH, ScaleValues};
 
-use super::container::{Container, Slot};
+use super::{
+    container::{Container, Slot},
+    scheme::unsupported,
+};
 use crate::{FormatError, StoredType, Tensor, error::Place};
 
 /// The only version of the description so far.
@@ -249,31 +252,12 @@ impl Fields<'_> {
     }
 }
 
-/// Reads `quantization_config`: the packed tensors by name, none when the directory is dense.
-pub(crate) fn descriptions(path: &Path, config: &Value) -> Result<Vec<(String, Packed)>, FormatError> {
-    let quantization = match config.get("quantization_config") {
-        None | Some(Value::Null) => return Ok(Vec::new()),
-        Some(quantization) => quantization,
-    };
-    let unsupported = |name: String, remedy: &str| FormatError::Unsupported {
-        path: path.to_owned(),
-        name,
-        remedy: remedy.to_owned(),
-    };
-    let method = quantization.get("quant_method").and_then(Value::as_str);
-    if method != Some("trike") {
-        let name = format!("quant_method {}", method.unwrap_or("(none)"));
-        let remedy = match method {
-            Some("bitnet") => {
-                "use a GGUF file of the model (TQ1_0, TQ2_0), or its variant with dense weights"
-            }
-            _ => "use the model's variant with dense weights (F32, F16, BF16), or a GGUF file of it",
-        };
-        return Err(unsupported(name, remedy));
-    }
+/// Reads Trike's `quantization_config`: the packed tensors by name.
+pub(crate) fn descriptions(path: &Path, quantization: &Value) -> Result<Vec<(String, Packed)>, FormatError> {
     let version = quantization.get("version").unwrap_or(&Value::Null);
     if version.as_u64() != Some(VERSION) {
-        return Err(unsupported(format!("trike packing version {version}"), "use a newer version of Trike"));
+        let name = format!("trike packing version {version}");
+        return Err(unsupported(path, name, "use a newer version of Trike"));
     }
     let Some(tensors) = quantization.get("tensors").and_then(Value::as_object) else {
         return Err(FormatError::Header {

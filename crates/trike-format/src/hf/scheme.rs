@@ -1,0 +1,44 @@
+//! Which packing `quantization_config` announces.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{
+    bitnet::BitNet,
+    packed::{self, Packed},
+};
+use crate::FormatError;
+
+/// How the weights of a directory are packed.
+#[derive(Debug)]
+pub(crate) enum Scheme {
+    /// Not at all.
+    Dense,
+    /// By Trike: the packed tensors, described.
+    Trike(Vec<(String, Packed)>),
+    /// As BitNet layers.
+    BitNet(BitNet),
+}
+
+impl Scheme {
+    pub(crate) fn of(path: &Path, config: &Value) -> Result<Self, FormatError> {
+        let quantization = match config.get("quantization_config") {
+            None | Some(Value::Null) => return Ok(Self::Dense),
+            Some(quantization) => quantization,
+        };
+        match quantization.get("quant_method").and_then(Value::as_str) {
+            Some("trike") => packed::descriptions(path, quantization).map(Self::Trike),
+            Some("bitnet") => BitNet::parse(path, quantization).map(Self::BitNet),
+            other => Err(unsupported(
+                path,
+                format!("quant_method {}", other.unwrap_or("(none)")),
+                "use the model's variant with dense weights (F32, F16, BF16), or a GGUF file of it",
+            )),
+        }
+    }
+}
+
+pub(super) fn unsupported(path: &Path, name: String, remedy: &str) -> FormatError {
+    FormatError::Unsupported { path: path.to_owned(), name, remedy: remedy.to_owned() }
+}

@@ -1,0 +1,33 @@
+//! Scripts that share no code with the product, run by the interpreter `TRIKE_PYTHON`, or `python3`.
+//!
+//! Where it lacks a package the test prints `skipped: no python gguf package`; with `CI=true` that is a failure.
+
+use std::{path::Path, process::Command};
+
+fn python() -> Command {
+    Command::new(std::env::var_os("TRIKE_PYTHON").unwrap_or_else(|| "python3".into()))
+}
+
+#[expect(clippy::print_stdout, reason = "the test runner counts these lines")]
+pub(crate) fn has_package(package: &str) -> bool {
+    let import = format!("import {package}");
+    let found = python().args(["-c", &import]).output().is_ok_and(|o| o.status.success());
+    if !found {
+        assert!(
+            std::env::var("CI").as_deref() != Ok("true"),
+            "no python {package} package, and CI=true makes that a failure: pip install {package}"
+        );
+        println!("skipped: no python {package} package");
+    }
+    found
+}
+
+pub(crate) fn run(script: &str, arguments: &[&Path]) {
+    let output = python().args(["-c", script]).args(arguments).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+pub(crate) fn read_floats(path: &Path) -> Vec<f32> {
+    let bytes = std::fs::read(path).unwrap();
+    bytes.as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect()
+}

@@ -1,0 +1,148 @@
+//! Writes the first inputs of every target to `corpus/`: small whole files, from which the engine goes on.
+
+#[path = "../../../crates/trike-format/tests/common/mod.rs"]
+mod common;
+
+use std::path::Path;
+
+use common::{RawGguf, string};
+use serde_json::{Value, json};
+use trike_format::{DenseData, DenseTensor, HfDir, HfDirWriter, Int8Tensor};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
+
+fn main() {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
+    let seeds = [("gguf", gguf()), ("llama2c", llama2c()), ("hf_dir", hf_dir())];
+    for (target, inputs) in seeds {
+        let dir = corpus.join(target);
+        std::fs::create_dir_all(&dir).expect("the corpus can be made");
+        for (name, bytes) in inputs {
+            std::fs::write(dir.join(format!("seed-{name}")), bytes).expect("the corpus can be written to");
+        }
+    }
+}
+
+type Inputs = Vec<(String, Vec<u8>)>;
+
+/// A file for each type, one with all kinds of metadata, and one with several tensors.
+fn gguf() -> Inputs {
+    // Id, weights and bytes of a block, bytes after all blocks.
+    let types = [
+        (0u32, 1usize, 4usize, 0usize),
+        (1, 1, 2, 0),
+        (30, 1, 2, 0),
+        (2, 32, 18, 0),
+        (3, 32, 20, 0),
+        (6, 32, 22, 0),
+        (7, 32, 24, 0),
+        (8, 32, 34, 0),
+        (12, 256, 144, 0),
+        (13, 256, 176, 0),
+        (14, 256, 210, 0),
+        (34, 256, 54, 0),
+        (35, 256, 66, 0),
+        (36, 128, 32, 32),
+        (42, 64, 18, 0),
+        (42, 128, 34, 0),
+        (142, 128, 34, 0),
+        (143, 128, 28, 0),
+    ];
+    let mut inputs: Inputs = types
+        .iter()
+        .map(|&(id, weights, bytes, trailer)| {
+            let rows = if id == 42 { 8 } else { 2 };
+            let data = vec![0x15; rows * bytes + trailer];
+            let raw = RawGguf::default().tensor("w", &[weights as u64, rows as u64], id, &data).tensor(
+                "norm",
+                &[2],
+                0,
+                &[0; 8],
+            );
+            (format!("type-{id}-{bytes}"), raw.bytes())
+        })
+        .collect();
+    let list = |id: u32, n: u64, data: &[u8]| [&id.to_le_bytes()[..], &n.to_le_bytes(), data].concat();
+    let words = ["<s>", "a"].map(string).concat();
+    let metadata = RawGguf::default()
+        .key("general.architecture", 8, &string("llama"))
+        .key("general.alignment", 4, &32u32.to_le_bytes())
+        .key("llama.rope.freq_base", 6, &1e4f32.to_le_bytes())
+        .key("tokenizer.ggml.tokens", 9, &list(8, 2, &words))
+        .key("tokenizer.ggml.scores", 9, &list(6, 2, &[0; 8]))
+        .key("nested", 9, &list(9, 1, &list(7, 2, &[0, 1])))
+        .key("long", 10, &[0; 8])
+        .tensor("half", &[4, 2], 1, &[0; 16])
+        .tensor("brain", &[2, 2, 2], 30, &[0; 16]);
+    inputs.push(("metadata".to_owned(), metadata.bytes()));
+    inputs
+}
+
+/// A tiny model of each version.
+fn llama2c() -> Inputs {
+    let numbers = |vocab: i32| [4i32, 6, 2, 2, 1, vocab, 5].map(i32::to_le_bytes).concat();
+    let padded = |version: u32, tail: &[u8]| {
+        let mut header = [0x616b_3432u32, version].map(u32::to_le_bytes).concat();
+        header.extend(numbers(3));
+        header.extend(tail);
+        header.resize(256, 0);
+        header
+    };
+    let floats = |n: usize| vec![0u8; 4 * n];
+    let matrices = 3 * 4 + 2 * (16 + 8 + 8 + 16 + 3 * 24);
+    vec![
+        ("v0".to_owned(), [numbers(-3), floats(20 + matrices + 10 + 12)].concat()),
+        ("v1".to_owned(), [padded(1, &[1]), floats(20 + matrices)].concat()),
+        ("v2".to_owned(), [padded(2, &[1, 4, 0, 0, 0]), floats(20), vec![0; 2 * matrices]].concat()),
+    ]
+}
+
+/// Trike's own packing in every encoding, a dense directory, and BitNet's packing with either meaning of its scale.
+fn hf_dir() -> Inputs {
+    let dir = std::env::temp_dir().join(format!("trike-seeds-{}", std::process::id()));
+    let mut inputs = Inputs::new();
+    for encoding in Encoding::ALL {
+        let trits: Vec<i8> = (0..3 * 70).map(|i| (i % 7 % 3) as i8 - 1).collect();
+        let scales =
+            Scales::new(Granularity::Group(GroupSize::G64), vec![0.5f32; 12], Some(vec![0.25; 6].into()));
+        let tensor = TritTensor::from_planes(3, 70, &[&trits, &trits], encoding, Coupling::Free, scales);
+        let mut writer = HfDirWriter::create(&dir, json!({})).expect("a writer");
+        writer.tensor("w", &tensor.expect("a tensor").into()).expect("a part");
+        inputs.push((encoding.to_string(), finished(writer, &dir)));
+    }
+    let dense = DenseTensor::new(vec![2, 40], DenseData::F32(vec![0.5; 80])).expect("a tensor");
+    let mut writer = HfDirWriter::create(&dir, json!({ "model_type": "llama" })).expect("a writer");
+    writer.tensor("q", &Int8Tensor::quantize(&dense, 32, true).expect("a tensor").into()).expect("a part");
+    writer.tensor("norm", &dense.into()).expect("a part");
+    inputs.push(("int8".to_owned(), finished(writer, &dir)));
+
+    let header = |u8s: &str| {
+        format!(
+            r#"{{"a.weight":{{"dtype":"U8","shape":[2,3],"data_offsets":[0,6]}},"a.weight_scale":{{"dtype":"{u8s}","shape":[1],"data_offsets":[6,8]}}}}"#
+        )
+    };
+    for (class, mode) in [("bitlinear", "offline"), ("autobitlinear", "offline"), ("autobitlinear", "online")]
+    {
+        let config = json!({ "quantization_config": {
+            "quant_method": "bitnet", "linear_class": class, "quantization_mode": mode,
+            "modules_to_not_convert": ["lm_head"] } });
+        let header = header("BF16");
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        file.extend([0x95, 0x66, 0x59, 0x00, 0xAA, 0x55, 0x00, 0x3F]);
+        inputs.push((format!("{class}-{mode}"), input(&config, &file)));
+    }
+    inputs
+}
+
+fn finished(writer: HfDirWriter, dir: &Path) -> Vec<u8> {
+    writer.finish().expect("a directory");
+    let config = HfDir::open(dir).expect("a directory").config().clone();
+    let weights = std::fs::read(dir.join("model.safetensors")).expect("a file");
+    std::fs::remove_dir_all(dir).expect("a directory");
+    input(&config, &weights)
+}
+
+fn input(config: &Value, weights: &[u8]) -> Vec<u8> {
+    let config = config.to_string();
+    [&(config.len() as u16).to_le_bytes()[..], config.as_bytes(), weights].concat()
+}
