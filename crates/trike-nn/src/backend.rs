@@ -40,13 +40,14 @@ pub struct AttentionSpec {
 }
 
 impl AttentionSpec {
-    /// The attention of a decoder, scaled by `1 / sqrt(head_dim)`.
+    /// The attention of a decoder, scaled by `1 / sqrt(head_dim)` and by what its rotary embedding asks of
+    /// queries and keys.
     pub fn of(spec: &DecoderSpec) -> Self {
         Self {
             heads: spec.heads,
             kv_heads: spec.kv_heads,
             head_dim: spec.head_dim,
-            scale: 1.0 / (spec.head_dim as f32).sqrt(),
+            scale: spec.rope.attention_factor().powi(2) / (spec.head_dim as f32).sqrt(),
         }
     }
 }
@@ -127,6 +128,20 @@ pub trait Backend {
     ///
     /// When widths differ.
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Result<Self::Tensor, NnError>;
+
+    /// [`rms_norm`](Self::rms_norm) of every head on its own: of each run of the weight's length within a token.
+    ///
+    /// # Errors
+    ///
+    /// When the width is no multiple of the weight's length.
+    fn head_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Result<Self::Tensor, NnError>;
+
+    /// Adds a bias to every token.
+    ///
+    /// # Errors
+    ///
+    /// When widths differ.
+    fn add_bias(&self, x: &mut Self::Tensor, bias: &Self::Vector) -> Result<(), NnError>;
 
     /// `x W^T` for each of `weights`, which share their input.
     ///

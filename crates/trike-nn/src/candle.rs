@@ -70,10 +70,7 @@ impl Backend for CandleBackend {
 
     fn load_rope(&self, spec: &RopeSpec, head_dim: usize, _context: usize) -> Result<CandleRope, NnError> {
         let pairs = head_dim / 2;
-        let frequencies: Vec<f32> = (0..pairs)
-            .map(|i| f64::from(spec.theta).powf(-2.0 * i as f64 / head_dim as f64) as f32)
-            .collect();
-        let frequencies = Tensor::from_vec(frequencies, (1, pairs), &Device::Cpu)?;
+        let frequencies = Tensor::from_vec(spec.frequencies(head_dim), (1, pairs), &Device::Cpu)?;
         Ok(CandleRope { frequencies, head_dim, pairing: spec.pairing })
     }
 
@@ -101,6 +98,17 @@ impl Backend for CandleBackend {
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, NnError> {
         let mean_square = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(eps))?;
         Ok(x.broadcast_div(&mean_square.sqrt()?)?.broadcast_mul(weight)?)
+    }
+
+    fn head_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, NnError> {
+        let ((tokens, width), head) = (x.dims2()?, weight.dim(0)?);
+        let heads = x.reshape((tokens, width / head.max(1), head))?;
+        Ok(self.rms_norm(&heads, weight, eps)?.reshape((tokens, width))?)
+    }
+
+    fn add_bias(&self, x: &mut Tensor, bias: &Tensor) -> Result<(), NnError> {
+        *x = x.broadcast_add(bias)?;
+        Ok(())
     }
 
     fn linear(&self, x: &Tensor, weights: &[&CandleMatrix]) -> Result<Vec<Tensor>, NnError> {

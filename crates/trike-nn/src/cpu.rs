@@ -177,7 +177,8 @@ impl Backend for CpuBackend {
     }
 
     fn load_rope(&self, spec: &RopeSpec, head_dim: usize, context: usize) -> Result<CpuRope, NnError> {
-        let table = RopeTable::new(head_dim, spec.theta)?.precompute(context.min(KEPT_POSITIONS) as u32);
+        let table = RopeTable::from_frequencies(spec.frequencies(head_dim))?;
+        let table = table.precompute(context.min(KEPT_POSITIONS) as u32);
         Ok(CpuRope { table, head_dim, pairing: spec.pairing })
     }
 
@@ -212,6 +213,23 @@ impl Backend for CpuBackend {
         let mut out = x.like();
         self.cpu.rms_norm(&x.data, weight, eps, &mut out.data)?;
         Ok(out)
+    }
+
+    fn head_norm(&self, x: &CpuTensor, weight: &Vec<f32>, eps: f32) -> Result<CpuTensor, NnError> {
+        same_width("width beyond whole heads", 0, x.width % weight.len().max(1))?;
+        let mut out = x.like();
+        self.cpu.rms_norm(&x.data, weight, eps, &mut out.data)?;
+        Ok(out)
+    }
+
+    fn add_bias(&self, x: &mut CpuTensor, bias: &Vec<f32>) -> Result<(), NnError> {
+        same_width("width of a bias", x.width, bias.len())?;
+        for token in x.data.chunks_exact_mut(x.width) {
+            for (x, b) in token.iter_mut().zip(bias) {
+                *x += b;
+            }
+        }
+        Ok(())
     }
 
     fn linear(&self, x: &CpuTensor, weights: &[&Matrix]) -> Result<Vec<CpuTensor>, NnError> {

@@ -22,17 +22,32 @@ pub struct Step<'a, B: Backend> {
     pub ids: &'a [u32],
 }
 
+/// A linear layer.
+struct Linear<B: Backend> {
+    weight: B::Matrix,
+    bias: Option<B::Vector>,
+}
+
 /// Attention and gated MLP, each behind an RMSNorm and added to the residual stream.
 struct Block<B: Backend> {
     attention_norm: B::Vector,
-    query: B::Matrix,
-    key: B::Matrix,
-    value: B::Matrix,
-    output: B::Matrix,
+    query: Linear<B>,
+    key: Linear<B>,
+    value: Linear<B>,
+    qk_norm: Option<(B::Vector, B::Vector)>,
+    attention_sub_norm: Option<B::Vector>,
+    output: Linear<B>,
     mlp_norm: B::Vector,
-    gate: B::Matrix,
-    up: B::Matrix,
-    down: B::Matrix,
+    gate: Linear<B>,
+    up: Linear<B>,
+    mlp_sub_norm: Option<B::Vector>,
+    down: Linear<B>,
+}
+
+impl<B: Backend> Block<B> {
+    fn linears(&self) -> [&Linear<B>; 7] {
+        [&self.query, &self.key, &self.value, &self.output, &self.gate, &self.up, &self.down]
+    }
 }
 
 /// A decoder-only language model on a backend.
@@ -40,8 +55,8 @@ struct Block<B: Backend> {
 /// ```
 /// use trike_cpu::{Cpu, DenseData, DenseMatrix};
 /// use trike_nn::{
-///     ActivationPrecision, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation, KvPrecision, KvSpec,
-///     Logits, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
+///     ActivationPrecision, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation, KvPrecision,
+///     KvSpec, Logits, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
 /// };
 ///
 /// /// Identity-like matrices and norms of one.
@@ -61,10 +76,8 @@ struct Block<B: Backend> {
 ///
 /// let spec = DecoderSpec {
 ///     hidden: 4, intermediate: 4, layers: 1, heads: 2, kv_heads: 2, head_dim: 2, vocab: 3, context: 8,
-///     rms_eps: 1e-5,
-///     rope: RopeSpec { theta: 10_000.0, pairing: RopePairing::Halves },
-///     activation: GatedActivation::SiLu,
-///     tied_head: true,
+///     rms_eps: 1e-5, rope: RopeSpec::new(10_000.0, RopePairing::Halves), activation: GatedActivation::SiLu,
+///     tied_head: true, window: None, biases: Biases::default(), qk_norm: false, sub_norms: false,
 /// };
 /// let decoder = Decoder::new(CpuBackend::new(Cpu::new(1)?, ActivationPrecision::F32), spec, &mut Simple)?;
 /// let mut sequence = decoder.sequence(KvSpec::new(KvPrecision::F32, 8))?;
@@ -100,16 +113,53 @@ impl<B: Backend> Decoder<B> {
         let embedding = loader.matrix(WeightName::Embedding, spec.vocab, hidden)?;
         let mut blocks = Vec::with_capacity(spec.layers);
         for layer in 0..spec.layers {
+            use WeightName as W;
+            let biases = spec.biases;
+            let head_norms = [W::QueryNorm(layer), W::KeyNorm(layer)];
             blocks.push(Block {
-                attention_norm: loader.vector(WeightName::AttentionNorm(layer), hidden)?,
-                query: loader.matrix(WeightName::Query(layer), q, hidden)?,
-                key: loader.matrix(WeightName::Key(layer), kv, hidden)?,
-                value: loader.matrix(WeightName::Value(layer), kv, hidden)?,
-                output: loader.matrix(WeightName::Output(layer), hidden, q)?,
-                mlp_norm: loader.vector(WeightName::MlpNorm(layer), hidden)?,
-                gate: loader.matrix(WeightName::Gate(layer), inner, hidden)?,
-                up: loader.matrix(WeightName::Up(layer), inner, hidden)?,
-                down: loader.matrix(WeightName::Down(layer), hidden, inner)?,
+                attention_norm: loader.vector(W::AttentionNorm(layer), hidden)?,
+                query: loader.linear(
+                    W::Query(layer),
+                    q,
+                    hidden,
+                    biases.qkv.then_some(W::QueryBias(layer)),
+                )?,
+                key: loader.linear(W::Key(layer), kv, hidden, biases.qkv.then_some(W::KeyBias(layer)))?,
+                value: loader.linear(
+                    W::Value(layer),
+                    kv,
+                    hidden,
+                    biases.qkv.then_some(W::ValueBias(layer)),
+                )?,
+                qk_norm: match spec.qk_norm {
+                    false => None,
+                    true => {
+                        let [q, k] = head_norms.map(|name| loader.vector(name, spec.head_dim));
+                        Some((q?, k?))
+                    }
+                },
+                attention_sub_norm: loader.optional(spec.sub_norms, W::AttentionSubNorm(layer), q)?,
+                output: loader.linear(
+                    W::Output(layer),
+                    hidden,
+                    q,
+                    biases.output.then_some(W::OutputBias(layer)),
+                )?,
+                mlp_norm: loader.vector(W::MlpNorm(layer), hidden)?,
+                gate: loader.linear(
+                    W::Gate(layer),
+                    inner,
+                    hidden,
+                    biases.mlp.then_some(W::GateBias(layer)),
+                )?,
+                up: loader.linear(W::Up(layer), inner, hidden, biases.mlp.then_some(W::UpBias(layer)))?,
+                mlp_sub_norm: loader.optional(spec.sub_norms, W::MlpSubNorm(layer), inner)?,
+                down: loader.linear(
+                    W::Down(layer),
+                    hidden,
+                    inner,
+                    biases.mlp.then_some(W::DownBias(layer)),
+                )?,
             });
         }
         let norm = loader.vector(WeightName::FinalNorm, hidden)?;
@@ -138,8 +188,7 @@ impl<B: Backend> Decoder<B> {
 
     /// The matrices that every step reads: those of the blocks, and the output head.
     pub(crate) fn matrices(&self) -> (impl Iterator<Item = &B::Matrix>, &B::Matrix) {
-        let blocks =
-            self.blocks.iter().flat_map(|b| [&b.query, &b.key, &b.value, &b.output, &b.gate, &b.up, &b.down]);
+        let blocks = self.blocks.iter().flat_map(Block::linears).map(|linear| &linear.weight);
         (blocks, self.head.as_ref().unwrap_or(&self.embedding))
     }
 
@@ -219,7 +268,11 @@ impl<B: Backend> Decoder<B> {
     ) -> Result<(), NnError> {
         let eps = self.spec.rms_eps;
         let normed = self.backend.rms_norm(x, &block.attention_norm, eps)?;
-        let [mut q, mut k, v] = self.linear(&normed, [&block.query, &block.key, &block.value])?;
+        let [mut q, mut k, v] = self.project(&normed, [&block.query, &block.key, &block.value])?;
+        if let Some((q_norm, k_norm)) = &block.qk_norm {
+            q = self.backend.head_norm(&q, q_norm, eps)?;
+            k = self.backend.head_norm(&k, k_norm, eps)?;
+        }
         self.backend.rope(&mut q, &self.rope, positions)?;
         self.backend.rope(&mut k, &self.rope, positions)?;
         let mut row = 0;
@@ -227,7 +280,7 @@ impl<B: Backend> Decoder<B> {
             .iter_mut()
             .map(|step| {
                 let first_position = step.sequence.len();
-                let window = step.sequence.window();
+                let window = [step.sequence.window(), self.spec.window].into_iter().flatten().min();
                 let rows = row..row + step.ids.len();
                 row = rows.end;
                 Segment { rows, first_position, window, cache: &mut step.sequence.caches[layer] }
@@ -235,14 +288,37 @@ impl<B: Backend> Decoder<B> {
             .collect();
         let spec = AttentionSpec::of(&self.spec);
         let attended = self.backend.attention(&spec, &q, &k, &v, &mut segments)?;
-        let [out] = self.linear(&attended, [&block.output])?;
+        let attended = self.sub_norm(attended, block.attention_sub_norm.as_ref())?;
+        let [out] = self.project(&attended, [&block.output])?;
         self.backend.add(x, &out)?;
 
         let normed = self.backend.rms_norm(x, &block.mlp_norm, eps)?;
-        let [gate, up] = self.linear(&normed, [&block.gate, &block.up])?;
+        let [gate, up] = self.project(&normed, [&block.gate, &block.up])?;
         let inner = self.backend.gated(&gate, &up, self.spec.activation)?;
-        let [out] = self.linear(&inner, [&block.down])?;
+        let inner = self.sub_norm(inner, block.mlp_sub_norm.as_ref())?;
+        let [out] = self.project(&inner, [&block.down])?;
         self.backend.add(x, &out)
+    }
+
+    fn sub_norm(&self, x: B::Tensor, weight: Option<&B::Vector>) -> Result<B::Tensor, NnError> {
+        match weight {
+            None => Ok(x),
+            Some(weight) => self.backend.rms_norm(&x, weight, self.spec.rms_eps),
+        }
+    }
+
+    fn project<const N: usize>(
+        &self,
+        x: &B::Tensor,
+        layers: [&Linear<B>; N],
+    ) -> Result<[B::Tensor; N], NnError> {
+        let mut outs = self.linear(x, layers.map(|layer| &layer.weight))?;
+        for (out, layer) in outs.iter_mut().zip(layers) {
+            if let Some(bias) = &layer.bias {
+                self.backend.add_bias(out, bias)?;
+            }
+        }
+        Ok(outs)
     }
 
     fn linear<const N: usize>(
@@ -267,6 +343,22 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
         let weight: Weight = self.weights.matrix(name)?;
         check(name, (rows, cols), (weight.rows(), weight.cols()))?;
         self.backend.load_matrix(weight)
+    }
+
+    fn linear(
+        &mut self,
+        name: WeightName,
+        rows: usize,
+        cols: usize,
+        bias: Option<WeightName>,
+    ) -> Result<Linear<B>, NnError> {
+        let weight = self.matrix(name, rows, cols)?;
+        let bias = bias.map(|name| self.vector(name, rows)).transpose()?;
+        Ok(Linear { weight, bias })
+    }
+
+    fn optional(&mut self, wanted: bool, name: WeightName, len: usize) -> Result<Option<B::Vector>, NnError> {
+        wanted.then(|| self.vector(name, len)).transpose()
     }
 
     fn vector(&mut self, name: WeightName, len: usize) -> Result<B::Vector, NnError> {

@@ -11,9 +11,10 @@
 //! attention knows which rows belong to which sequence, so nothing is padded and a result does not depend on
 //! what else is in the batch.
 //!
-//! * model: [`Decoder`], [`DecoderSpec`], [`RopeSpec`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`Logits`]
+//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`Logits`]
 //! * weights: [`Weight`], [`WeightName`], [`DecoderWeights`]
 //! * backends: [`Backend`], [`CpuBackend`] and, with the feature `candle`, `CandleBackend`
+//! * layers for Candle users, with the feature `candle`: `modules`
 //! * errors: [`NnError`]
 //!
 //! `trike-llm` reads models from files into this; the feature `candle` (on by default) brings the reference
@@ -26,6 +27,9 @@ mod candle;
 mod cpu;
 mod decoder;
 mod error;
+#[cfg(feature = "candle")]
+pub mod modules;
+mod rope;
 mod sequence;
 mod spec;
 mod weights;
@@ -36,7 +40,8 @@ pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
 pub use decoder::{Decoder, Logits, Step};
 pub use error::NnError;
+pub use rope::{RopeScaling, RopeSpec};
 pub use sequence::{KvSpec, Sequence};
-pub use spec::{DecoderSpec, RopeSpec};
+pub use spec::{Biases, DecoderSpec};
 pub use trike_cpu::{ActivationPrecision, GatedActivation, RopePairing};
 pub use weights::{DecoderWeights, Weight, WeightName};

@@ -1,20 +1,24 @@
 //! What a decoder is, read from a checkpoint's configuration.
 
-use trike_cpu::{GatedActivation, RopePairing};
+use trike_cpu::GatedActivation;
 
-use crate::NnError;
+use crate::{NnError, RopeSpec};
 
-/// Rotary position embedding: dimensions `2 i` and `2 i + 1` of a head (or `i` and `i + d / 2`, see
-/// [`RopePairing`]) are rotated by `position * theta^(-2 i / d)` (Su et al., RoFormer, 2021).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RopeSpec {
-    /// Base of the frequencies, over 1.
-    pub theta: f32,
-    /// Which two dimensions rotate together.
-    pub pairing: RopePairing,
+/// Which linear layers add a bias to their output.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Biases {
+    /// Query, key and value projections (Qwen2).
+    pub qkv: bool,
+    /// Output projection of attention.
+    pub output: bool,
+    /// All three projections of the MLP.
+    pub mlp: bool,
 }
 
 /// Sizes and constants of a decoder; all counts are elements.
+///
+/// The switches cover the families that Trike runs: Llama has none of them on, Mistral a window, Qwen2 biases, Qwen3
+/// query and key norms, BitNet-b1.58 sub-norms and squared ReLU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
     /// Width of the residual stream.
@@ -41,6 +45,14 @@ pub struct DecoderSpec {
     pub activation: GatedActivation,
     /// Whether the output head is the embedding.
     pub tied_head: bool,
+    /// Positions that a query sees in every layer, its own included; all when `None`.
+    pub window: Option<usize>,
+    /// Biases of linear layers.
+    pub biases: Biases,
+    /// Whether every query and key head goes through an RMSNorm of its own width before it is rotated.
+    pub qk_norm: bool,
+    /// Whether the outputs of attention and of the gated activation go through an RMSNorm before their projections.
+    pub sub_norms: bool,
 }
 
 /// Largest value accepted for any size, so that products of two fit in 64 bits and a hostile configuration
@@ -86,10 +98,10 @@ impl DecoderSpec {
         if !(self.rms_eps >= 0.0 && self.rms_eps < 1.0) {
             return fail("rms_eps", "must be 0 or more and under 1", self.rms_eps.to_string());
         }
-        if !(self.rope.theta > 1.0 && self.rope.theta.is_finite()) {
-            return fail("rope.theta", "must be finite and over 1", self.rope.theta.to_string());
+        if self.window == Some(0) {
+            return fail("window", "must be at least 1", "0".to_owned());
         }
-        Ok(())
+        self.rope.validate(self.head_dim)
     }
 
     /// Width of all query heads together.
@@ -105,6 +117,8 @@ impl DecoderSpec {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use trike_cpu::RopePairing;
+
     use super::*;
 
     pub(crate) fn small() -> DecoderSpec {
@@ -118,9 +132,13 @@ pub(crate) mod tests {
             vocab: 97,
             context: 64,
             rms_eps: 1e-5,
-            rope: RopeSpec { theta: 10_000.0, pairing: RopePairing::Halves },
+            rope: RopeSpec::new(10_000.0, RopePairing::Halves),
             activation: GatedActivation::SiLu,
             tied_head: true,
+            window: None,
+            biases: Biases::default(),
+            qk_norm: false,
+            sub_norms: false,
         }
     }
 
@@ -128,7 +146,7 @@ pub(crate) mod tests {
     fn every_rule_names_its_field() {
         assert_eq!(small().validate(), Ok(()));
         type Spoil = fn(&mut DecoderSpec);
-        let table: [(&str, Spoil); 9] = [
+        let table: [(&str, Spoil); 10] = [
             ("hidden", |s| s.hidden = 0),
             ("vocab", |s| s.vocab = (1 << 24) + 1),
             ("layers", |s| s.layers = 0),
@@ -138,6 +156,7 @@ pub(crate) mod tests {
             ("rms_eps", |s| s.rms_eps = f32::NAN),
             ("rms_eps", |s| s.rms_eps = -1e-9),
             ("rope.theta", |s| s.rope.theta = 1.0),
+            ("window", |s| s.window = Some(0)),
         ];
         for (want, spoil) in table {
             let mut spec = small();

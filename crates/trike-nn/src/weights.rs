@@ -76,6 +76,28 @@ pub enum WeightName {
     Up(usize),
     /// Down projection, `hidden x intermediate`.
     Down(usize),
+    /// Bias of the query projection, `heads * head_dim`.
+    QueryBias(usize),
+    /// Bias of the key projection, `kv_heads * head_dim`.
+    KeyBias(usize),
+    /// Bias of the value projection, `kv_heads * head_dim`.
+    ValueBias(usize),
+    /// Bias of the output projection of attention, `hidden`.
+    OutputBias(usize),
+    /// Bias of the gate projection, `intermediate`.
+    GateBias(usize),
+    /// Bias of the up projection, `intermediate`.
+    UpBias(usize),
+    /// Bias of the down projection, `hidden`.
+    DownBias(usize),
+    /// RMSNorm of every query head, `head_dim`.
+    QueryNorm(usize),
+    /// RMSNorm of every key head, `head_dim`.
+    KeyNorm(usize),
+    /// RMSNorm over the output of attention, `heads * head_dim`.
+    AttentionSubNorm(usize),
+    /// RMSNorm over the gated activation, `intermediate`.
+    MlpSubNorm(usize),
     /// Final RMSNorm, `hidden`.
     FinalNorm,
     /// Output head, `vocab x hidden`, unless tied to the embedding.
@@ -97,9 +119,24 @@ impl fmt::Display for WeightName {
             Self::Gate(l) => (l, "mlp.gate_proj"),
             Self::Up(l) => (l, "mlp.up_proj"),
             Self::Down(l) => (l, "mlp.down_proj"),
+            Self::QueryNorm(l) => (l, "self_attn.q_norm"),
+            Self::KeyNorm(l) => (l, "self_attn.k_norm"),
+            Self::AttentionSubNorm(l) => (l, "self_attn.attn_sub_norm"),
+            Self::MlpSubNorm(l) => (l, "mlp.ffn_sub_norm"),
+            Self::QueryBias(l) => return bias(f, *l, "self_attn.q_proj"),
+            Self::KeyBias(l) => return bias(f, *l, "self_attn.k_proj"),
+            Self::ValueBias(l) => return bias(f, *l, "self_attn.v_proj"),
+            Self::OutputBias(l) => return bias(f, *l, "self_attn.o_proj"),
+            Self::GateBias(l) => return bias(f, *l, "mlp.gate_proj"),
+            Self::UpBias(l) => return bias(f, *l, "mlp.up_proj"),
+            Self::DownBias(l) => return bias(f, *l, "mlp.down_proj"),
         };
         f.pad(&format!("model.layers.{layer}.{rest}.weight"))
     }
+}
+
+fn bias(f: &mut fmt::Formatter<'_>, layer: usize, rest: &str) -> fmt::Result {
+    f.pad(&format!("model.layers.{layer}.{rest}.bias"))
 }
 
 /// Where a decoder gets its weights.
@@ -111,7 +148,7 @@ pub trait DecoderWeights {
     /// [`NnError::Load`] when it is not there or cannot be read.
     fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError>;
 
-    /// The weights of a norm.
+    /// The weights of a norm, or a bias.
     ///
     /// # Errors
     ///

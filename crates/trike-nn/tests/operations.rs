@@ -106,7 +106,7 @@ fn norms_gates_and_sums() {
 #[test]
 fn rotations_in_both_pairings() {
     fn run<B: Backend>(backend: &B, pairing: RopePairing) -> Vec<f32> {
-        let spec = RopeSpec { theta: 10_000.0, pairing };
+        let spec = RopeSpec::new(10_000.0, pairing);
         let rope = backend.load_rope(&spec, 8, 16).expect("frequencies");
         let mut x = tensor(backend, 3, &Rng::new(4).normals(3 * 2 * 8));
         backend.rope(&mut x, &rope, &[0, 7, 300]).expect("a rotation");

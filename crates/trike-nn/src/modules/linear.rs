@@ -1,0 +1,245 @@
+//! The ternary linear layer.
+
+use std::sync::Arc;
+
+use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
+use candle_nn::{Linear, Module, VarBuilder};
+use trike_cpu::{ActivationPrecision, Cpu, Matrix, TernaryMatrix};
+use trike_trit::{Granularity, TritTensor};
+
+use super::exec::{check_device, check_len, check_width, floats, shared_cpu, to_f32};
+use super::packed;
+use super::quantize::{QuantizationStats, Ternarize, quantize_tensor};
+use crate::NnError;
+
+/// `y = x W^T + b` with ternary `W` (`out x in`, any number of planes, any scales): takes the place of a
+/// `candle_nn::Linear`.
+///
+/// `x` is `[..., in]` on the CPU in f32, f16 or bf16 with any leading axes, `y` is `[..., out]` in the dtype of `x`.
+/// Products and sums are f32.
+///
+/// Gradients pass to `x` (`grad_x = grad_y W`) and to a bias that is a variable; the trits are constants. The backward
+/// pass widens `W` to f32 for as long as it runs.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_nn::Module;
+/// use trike_nn::modules::TernaryLinear;
+/// use trike_trit::{Encoding, Scales, TritTensor};
+///
+/// let trits = TritTensor::from_trits(2, 3, &[1, 0, -1, 1, 1, 1], Encoding::TwoBit, Scales::tensor(0.5))?;
+/// let layer = TernaryLinear::new(&trits, Some(Tensor::new(&[10f32, 20.0], &Device::Cpu)?))?;
+/// let y = layer.forward(&Tensor::new(&[[1f32, 2.0, 4.0]], &Device::Cpu)?)?;
+/// assert_eq!(y.to_vec2::<f32>()?, [[8.5, 23.5]]);
+/// # Ok::<(), trike_nn::NnError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct TernaryLinear {
+    weight: Arc<Matrix>,
+    bias: Option<Tensor>,
+    activations: ActivationPrecision,
+    cpu: Cpu,
+}
+
+impl TernaryLinear {
+    /// A layer with the weights of `weight`, f32 activations and the [shared executor](shared_cpu).
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Shape`] for a bias that is not `[out]`, [`NnError::Spec`] for its device or dtype, [`NnError::Cpu`] for
+    /// more columns than the kernels take.
+    pub fn new(weight: &TritTensor, bias: Option<Tensor>) -> Result<Self, NnError> {
+        if let Some(bias) = &bias {
+            to_f32(bias)?;
+            check_len("axes of a bias", 1, bias.rank())?;
+            check_len("length of a bias", weight.rows(), bias.elem_count())?;
+        }
+        let weight = Arc::new(Matrix::Ternary(TernaryMatrix::pack(weight)?));
+        Ok(Self { weight, bias, activations: ActivationPrecision::F32, cpu: shared_cpu()? })
+    }
+
+    /// Loads `weight` (`out_features x in_features`) and, where the checkpoint has one, `bias`, by the checkpoint's own
+    /// names under the prefix of `vb`.
+    ///
+    /// Parts that Trike packed (`weight.trits`, `weight.scales`, ...) are taken as they are, and `how` says what happens
+    /// to a dense weight, which is read as f32, whatever dtype `vb` asks for. The sizes are checked against the parts as
+    /// far as these show them: a layer wider than a packed tensor by less than the padding of its rows reads zeros there.
+    ///
+    /// ```
+    /// # use std::collections::HashMap;
+    /// use candle_core::{DType, Device, Tensor};
+    /// use candle_nn::VarBuilder;
+    /// use trike_nn::modules::{Ternarize, TernaryLinear};
+    ///
+    /// # let dense = Tensor::new(&[[0.5f32, 0.0, -0.5]], &Device::Cpu)?;
+    /// # let tensors = HashMap::from([("model.layers.0.mlp.up_proj.weight".to_owned(), dense)]);
+    /// # let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
+    /// let layer = TernaryLinear::load(3, 1, vb.pp("model.layers.0.mlp.up_proj"), Ternarize::Exact)?;
+    /// assert_eq!(layer.dequantize()?.to_vec2::<f32>()?, [[0.5, 0.0, -0.5]]);
+    /// # Ok::<(), trike_nn::NnError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Load`], which names the weight, with the reason: no such tensor, another shape, damaged parts, a
+    /// device that is not the CPU, or a dense weight that [`Ternarize::Exact`] does not take.
+    pub fn load(
+        in_features: usize,
+        out_features: usize,
+        vb: VarBuilder<'_>,
+        how: Ternarize,
+    ) -> Result<Self, NnError> {
+        let load = || {
+            check_device(vb.device())?;
+            let bias = vb.contains_tensor("bias").then(|| vb.get(out_features, "bias")).transpose()?;
+            Self::new(&load_trits(in_features, out_features, &vb, how)?, bias)
+        };
+        load().map_err(|source: NnError| {
+            let name = format!("{}.weight", vb.prefix());
+            NnError::Load { name: name.clone(), source: Box::new(Unreadable { name, source }) }
+        })
+    }
+
+    /// In which numbers activations meet the weights; f32 at first.
+    #[must_use]
+    pub fn with_activations(self, activations: ActivationPrecision) -> Self {
+        Self { activations, ..self }
+    }
+
+    /// Goes on with another executor.
+    #[must_use]
+    pub fn with_cpu(self, cpu: Cpu) -> Self {
+        Self { cpu, ..self }
+    }
+
+    /// Length of an input.
+    pub fn in_features(&self) -> usize {
+        self.weight.cols()
+    }
+
+    /// Length of an output.
+    pub fn out_features(&self) -> usize {
+        self.weight.rows()
+    }
+
+    /// The bias, `[out]`.
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+
+    /// In which numbers activations meet the weights.
+    pub fn activations(&self) -> ActivationPrecision {
+        self.activations
+    }
+
+    /// Bytes of the resident weights: codes and scales, padding included.
+    pub fn bytes(&self) -> usize {
+        self.weight.bytes()
+    }
+
+    /// The weights in f32, `[out, in]`.
+    ///
+    /// # Errors
+    ///
+    /// Those of the kernels and of Candle, on matrices that do not fit in memory.
+    pub fn dequantize(&self) -> Result<Tensor, NnError> {
+        dequantize(&self.cpu, &self.weight)
+    }
+
+    fn apply(&self, x: &Tensor) -> Result<Tensor, NnError> {
+        check_width("input of a ternary linear layer", x, self.in_features())?;
+        let op = LinearOp {
+            weight: Arc::clone(&self.weight),
+            activations: self.activations,
+            cpu: self.cpu.clone(),
+        };
+        let mut y = to_f32(x)?.apply_op1(op)?;
+        if let Some(bias) = &self.bias {
+            y = y.broadcast_add(&to_f32(bias)?)?;
+        }
+        Ok(y.to_dtype(x.dtype())?)
+    }
+}
+
+impl Module for TernaryLinear {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        Ok(self.apply(x)?)
+    }
+}
+
+/// Why a layer could not be loaded, with its name.
+#[derive(Debug, thiserror::Error)]
+#[error("{name}: {source}")]
+struct Unreadable {
+    name: String,
+    source: NnError,
+}
+
+/// A `candle_nn::Linear` as a ternary one, by BitNet's rule with one scale for the matrix, and what that did to the
+/// weights. The bias is kept.
+///
+/// [`quantize_tensor`] with [`TernaryLinear::new`] is the same with a choice of the rule.
+///
+/// # Errors
+///
+/// As [`quantize_tensor`] and [`TernaryLinear::new`].
+pub fn convert_linear(linear: &Linear) -> Result<(TernaryLinear, QuantizationStats), NnError> {
+    let (trits, stats) = quantize_tensor(linear.weight(), Ternarize::AbsMean(Granularity::Tensor))?;
+    Ok((TernaryLinear::new(&trits, linear.bias().cloned())?, stats))
+}
+
+/// The weight under the prefix of `vb`, packed or dense.
+fn load_trits(cols: usize, rows: usize, vb: &VarBuilder<'_>, how: Ternarize) -> Result<TritTensor, NnError> {
+    if packed::is_packed(vb) {
+        return packed::read(vb, rows, cols);
+    }
+    for (other, what) in [("weight.int8", "int8 codes"), ("weight_scale", "another packing of trits")] {
+        if vb.contains_tensor(other) {
+            let rule = "must be dense or packed by Trike";
+            return Err(NnError::Spec { field: "a weight", rule, got: format!("{what} (`{other}`)") });
+        }
+    }
+    let f32 = candle_core::DType::F32;
+    let weight = vb.get_with_hints_dtype((rows, cols), "weight", candle_nn::Init::default(), f32)?;
+    Ok(quantize_tensor(&weight, how)?.0)
+}
+
+fn dequantize(cpu: &Cpu, weight: &Matrix) -> Result<Tensor, NnError> {
+    let (rows, cols) = (weight.rows(), weight.cols());
+    let mut values = vec![0.0; rows * cols];
+    // Rows of a tensor are numbered in 32 bits, as `TritTensor` checks.
+    cpu.embed(weight, &(0..rows as u32).collect::<Vec<_>>(), &mut values)?;
+    Ok(Tensor::from_vec(values, (rows, cols), &candle_core::Device::Cpu)?)
+}
+
+/// `x W^T` on contiguous f32.
+struct LinearOp {
+    weight: Arc<Matrix>,
+    activations: ActivationPrecision,
+    cpu: Cpu,
+}
+
+impl CustomOp1 for LinearOp {
+    fn name(&self) -> &'static str {
+        "ternary_linear"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+        let x = floats(self.name(), storage, layout)?;
+        let mut dims = layout.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = self.weight.rows();
+        }
+        let mut y = vec![0.0; dims.iter().product()];
+        self.cpu.linear(x, &self.weight, self.activations, &mut y).map_err(NnError::from)?;
+        Ok((CpuStorage::F32(y), dims.into()))
+    }
+
+    /// Rounding of the activations, where there is any, counts as the identity (the straight-through estimator).
+    fn bwd(&self, x: &Tensor, _y: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
+        let weight = dequantize(&self.cpu, &self.weight)?;
+        let rows = self.weight.rows();
+        let grad = grad.reshape((grad.elem_count() / rows, rows))?;
+        Ok(Some(grad.matmul(&weight)?.reshape(x.shape())?))
+    }
+}

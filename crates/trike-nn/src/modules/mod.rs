@@ -1,0 +1,61 @@
+//! Candle modules over the host kernels.
+//!
+//! Start from [`TernaryLinear`], which takes the place of a `candle_nn::Linear`:
+//!
+//! ```
+//! # use candle_core::{Device, Tensor};
+//! # use candle_nn::{Linear, Module};
+//! use trike_nn::modules::convert_linear;
+//!
+//! let linear = Linear::new(Tensor::randn(0f32, 1.0, (256, 128), &Device::Cpu)?, None);
+//! let (ternary, stats) = convert_linear(&linear)?;
+//! let y = ternary.forward(&Tensor::randn(0f32, 1.0, (4, 128), &Device::Cpu)?)?;
+//! println!("{} bytes for {:?}, relative error {:.2}", ternary.bytes(), y.shape(), stats.relative_error);
+//! # assert_eq!((y.dims(), ternary.bytes()), (&[4, 256][..], 256 * 256 / 4 + 4));
+//! # assert!((0.4..0.6).contains(&stats.relative_error));
+//! # Ok::<(), trike_nn::NnError>(())
+//! ```
+//!
+//! The decision that shaped this module: tensors in, tensors out, and every operation is a custom operation of Candle
+//! with a backward pass, so a ternary layer can stand anywhere in a Candle model, also below layers that train. What was
+//! given up is the speed of [`Decoder`](crate::Decoder), which keeps its tensors out of Candle and shares the preparation
+//! of activations between projections.
+//!
+//! * linear layers: [`TernaryLinear`], [`BitLinear`], [`convert_linear`]
+//! * weights: [`quantize_tensor`] with [`Ternarize`] and [`QuantizationStats`]
+//! * attention: [`TernaryAttention`] with [`TernaryAttentionConfig`] and [`TernaryAttentionWeights`], [`KvCache`],
+//!   [`attention()`](attention())
+//! * the rest of a block: [`RmsNorm`] and [`rms_norm()`], [`RotaryEmbedding`], [`SwiGlu`] and [`gated()`]
+//! * threads: [`shared_cpu`]; every module has `with_cpu` for another executor
+//!
+//! Tensors are on the CPU, in f32, f16 or bf16; arithmetic is f32 and the result has the dtype of the input. A tensor on
+//! another device is an error that says so: nothing is copied behind the caller's back. Constructors and free functions
+//! return [`NnError`](crate::NnError); where the trait `candle_nn::Module` asks for Candle's error, that wraps it.
+
+// The handbook's examples are compiled like the ones here.
+#[cfg(doctest)]
+#[doc = include_str!("../../../../docs/src/candle.md")]
+pub struct Handbook;
+
+mod attention;
+mod bitlinear;
+mod exec;
+mod kv;
+mod linear;
+mod mlp;
+mod norm;
+mod packed;
+mod quantize;
+mod rotary;
+mod scores;
+
+pub use attention::{TernaryAttention, TernaryAttentionConfig, TernaryAttentionWeights};
+pub use bitlinear::BitLinear;
+pub use exec::shared_cpu;
+pub use kv::KvCache;
+pub use linear::{TernaryLinear, convert_linear};
+pub use mlp::{SwiGlu, gated};
+pub use norm::{RmsNorm, rms_norm};
+pub use quantize::{QuantizationStats, Ternarize, quantize_tensor};
+pub use rotary::RotaryEmbedding;
+pub use scores::attention;
