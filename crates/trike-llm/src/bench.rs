@@ -5,8 +5,8 @@ use std::time::Instant;
 use serde::Serialize;
 use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix, probe};
 use trike_nn::{
-    ActivationPrecision, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation, KvPrecision,
-    KvSpec, Logits, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
+    ActivationPrecision, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation,
+    KvPrecision, KvSpec, Logits, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
 };
 use trike_trit::{Encoding, Scales, TritTensor};
 
@@ -41,9 +41,13 @@ impl Synthetic {
             vocab: 32_000,
             context: 4096,
             rms_eps: 1e-5,
-            rope: RopeSpec { theta: 10_000.0, pairing: RopePairing::Halves },
+            rope: RopeSpec::new(10_000.0, RopePairing::Halves),
             activation: GatedActivation::SiLu,
             tied_head: false,
+            window: None,
+            biases: Biases::default(),
+            qk_norm: false,
+            sub_norms: false,
         }
     }
 
@@ -129,7 +133,8 @@ impl RandomWeights<'_> {
             WeightName::Output(_) => (s.hidden, s.query_width()),
             WeightName::Gate(_) | WeightName::Up(_) => (s.intermediate, s.hidden),
             WeightName::Down(_) => (s.hidden, s.intermediate),
-            WeightName::AttentionNorm(_) | WeightName::MlpNorm(_) | WeightName::FinalNorm => (1, s.hidden),
+            // Synthetic models have neither biases nor further norms.
+            _ => (1, s.hidden),
         }
     }
 }

@@ -3,10 +3,12 @@
 mod gguf;
 mod hf;
 
+pub(crate) use gguf::FACTORS as ROPE_FACTORS;
+
 use std::path::Path;
 
 use trike_format::Llama2c;
-use trike_nn::{DecoderSpec, GatedActivation, RopePairing, RopeSpec};
+use trike_nn::{ActivationPrecision, Biases, DecoderSpec, GatedActivation, RopePairing, RopeSpec};
 
 use crate::LlmError;
 
@@ -19,11 +21,47 @@ pub struct SpecialIds {
     pub eos: Vec<u32>,
 }
 
+/// The families of decoders that Trike runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Family {
+    /// Llama, and checkpoints of llama2.c.
+    Llama,
+    /// Llama with a sliding window.
+    Mistral,
+    /// Llama with biases on queries, keys and values.
+    Qwen2,
+    /// Llama with a norm over each query and key head.
+    Qwen3,
+    /// Ternary, with sub-norms and int8 activations a token.
+    BitNet,
+}
+
+impl Family {
+    /// Which dimensions a GGUF file of this family rotates together.
+    pub(crate) fn gguf_pairing(self) -> RopePairing {
+        match self {
+            Self::Llama | Self::Mistral => RopePairing::Adjacent,
+            Self::Qwen2 | Self::Qwen3 | Self::BitNet => RopePairing::Halves,
+        }
+    }
+
+    /// The precision that a model of this family was trained for.
+    pub fn activations(self) -> ActivationPrecision {
+        match self {
+            Self::BitNet => ActivationPrecision::Int8PerToken,
+            _ => ActivationPrecision::F32,
+        }
+    }
+}
+
 /// What a checkpoint says of itself.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Name of the architecture, as the file spells it.
     pub architecture: String,
+    /// The family that this architecture belongs to.
+    pub family: Family,
     /// Sizes and constants.
     pub spec: DecoderSpec,
     /// Special tokens, when the configuration names them.
@@ -68,13 +106,18 @@ impl ModelConfig {
             vocab: h.vocab_size,
             context: h.seq_len,
             rms_eps: 1e-5,
-            rope: RopeSpec { theta: 10_000.0, pairing: RopePairing::Adjacent },
+            rope: RopeSpec::new(10_000.0, RopePairing::Adjacent),
             activation: GatedActivation::SiLu,
             tied_head: h.shared_classifier,
+            window: None,
+            biases: Biases::default(),
+            qk_norm: false,
+            sub_norms: false,
         };
         spec.validate()?;
         Ok(Self {
             architecture: "llama2.c".to_owned(),
+            family: Family::Llama,
             spec,
             special: SpecialIds { bos: Some(1), eos: vec![2, 1] },
         })

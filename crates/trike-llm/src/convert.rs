@@ -1,16 +1,18 @@
 //! From one file format to another, without changing a value.
 
+mod config;
+
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use trike_format::{
-    DenseData, GgufType, GgufWriter, HfDirWriter, Int8Tensor, MetaValue, Tensor, exact_trits,
+    DenseData, DenseTensor, GgufType, GgufWriter, HfDirWriter, Int8Tensor, Tensor, exact_trits,
 };
 use trike_nn::{RopePairing, WeightName};
 use trike_trit::Encoding;
 
-use crate::{LlmError, ModelFile, Tensors, file::select_rows, names};
+use crate::{LlmError, ModelFile, Tensors, config::ROPE_FACTORS, file::select_rows, names};
 
 /// What to convert to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,12 +146,12 @@ impl Job<'_> {
     fn check_nothing_is_dropped(&self) -> Result<(), LlmError> {
         let known: Vec<String> = self.input.weights().iter().map(|&w| self.input.stored_name(w)).collect();
         let tensors = self.input.source().tensors();
-        // Old checkpoints store the rotary frequencies, which theta gives.
-        let lost =
-            tensors.iter().find(|t| !known.contains(&t.name) && !t.name.ends_with("rotary_emb.inv_freq"));
+        // Old checkpoints store the rotary frequencies, which theta gives; GGUF's divisors are in the spec.
+        let derived = |name: &str| name.ends_with("rotary_emb.inv_freq") || name == ROPE_FACTORS;
+        let lost = tensors.iter().find(|t| !known.contains(&t.name) && !derived(&t.name));
         match lost {
             None => Ok(()),
-            Some(t) => Err(self.not_lossless(&t.name, "it is no weight of a Llama and would be dropped")),
+            Some(t) => Err(self.not_lossless(&t.name, "it is no weight of the decoder and would be dropped")),
         }
     }
 
@@ -161,7 +163,7 @@ impl Job<'_> {
             tensor = select_rows(&tensor, &rows)?;
         }
         let stored = self.input.stored_name(name);
-        if names::is_norm(name) {
+        if names::is_vector(name) {
             return Ok((tensor, 0.0));
         }
         if self.options.target == Target::F16 {
@@ -213,7 +215,7 @@ impl Job<'_> {
         let halves: Vec<half::f16> = values.iter().map(|&v| half::f16::from_f32(v)).collect();
         match halves.iter().zip(&values).position(|(h, v)| h.to_f32() != *v) {
             Some(i) => Err(self.not_lossless(name, format!("weight {i} is {}, which no f16 is", values[i]))),
-            None => Ok(trike_format::DenseTensor::new(shape, DenseData::F16(halves))?.into()),
+            None => Ok(DenseTensor::new(shape, DenseData::F16(halves))?.into()),
         }
     }
 
@@ -243,7 +245,7 @@ impl Job<'_> {
     }
 
     fn directory(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<ConvertReport, LlmError> {
-        let mut writer = HfDirWriter::create(self.output, self.config_json())?;
+        let mut writer = HfDirWriter::create(self.output, self.config_json()?)?;
         let all = self.input.weights();
         let mut largest = 0f32;
         for (done, &name) in all.iter().enumerate() {
@@ -271,30 +273,15 @@ impl Job<'_> {
     }
 
     /// The configuration of a directory: the input's own, or one that says what its header said.
-    fn config_json(&self) -> Value {
+    fn config_json(&self) -> Result<Value, LlmError> {
         if let Tensors::Hf(dir) = self.input.tensors() {
-            return dir.config().clone();
+            return Ok(dir.config().clone());
         }
-        let (spec, special) = (&self.input.config().spec, &self.input.config().special);
-        json!({
-            "architectures": ["LlamaForCausalLM"],
-            "model_type": "llama",
-            "hidden_size": spec.hidden,
-            "intermediate_size": spec.intermediate,
-            "num_hidden_layers": spec.layers,
-            "num_attention_heads": spec.heads,
-            "num_key_value_heads": spec.kv_heads,
-            "head_dim": spec.head_dim,
-            "vocab_size": spec.vocab,
-            "max_position_embeddings": spec.context,
-            "rope_theta": exact(spec.rope.theta),
-            "rms_norm_eps": exact(spec.rms_eps),
-            "hidden_act": "silu",
-            "tie_word_embeddings": spec.tied_head,
-            "attention_bias": false,
-            "mlp_bias": false,
-            "bos_token_id": special.bos,
-            "eos_token_id": special.eos,
+        config::to_hf(self.output, self.input.config()).ok_or_else(|| {
+            self.not_lossless(
+                "the configuration",
+                "no HuggingFace configuration says the same; keep it as GGUF",
+            )
         })
     }
 
@@ -313,8 +300,13 @@ impl Job<'_> {
         }
         let all = self.input.weights();
         let mut largest = 0f32;
+        let pairing = self.input.config().family.gguf_pairing();
+        if let Some(factors) = config::rope_factors(&self.input.config().spec) {
+            let factors = DenseTensor::new(vec![factors.len()], DenseData::F32(factors))?;
+            writer.tensor(ROPE_FACTORS, &factors.into(), GgufType::F32)?;
+        }
         for (done, &name) in all.iter().enumerate() {
-            let (tensor, change) = self.load(name, RopePairing::Adjacent)?;
+            let (tensor, change) = self.load(name, pairing)?;
             largest = largest.max(change);
             let kind = self.gguf_type(name, &tensor)?;
             writer.tensor(&names::gguf(name), &tensor, kind)?;
@@ -326,7 +318,7 @@ impl Job<'_> {
 
     fn gguf_type(&self, name: WeightName, tensor: &Tensor) -> Result<GgufType, LlmError> {
         // Other readers of GGUF take norms in f32 only, which holds every narrower float.
-        if names::is_norm(name) {
+        if names::is_vector(name) {
             return Ok(GgufType::F32);
         }
         match (tensor, self.options.target) {
@@ -346,28 +338,10 @@ impl Job<'_> {
     }
 
     fn gguf_metadata(&self, writer: &mut GgufWriter, notes: &mut Vec<String>) -> Result<(), LlmError> {
-        let (spec, special) = (&self.input.config().spec, &self.input.config().special);
-        // Every size was checked to be at most 2^24.
-        let n = |size: usize| MetaValue::U32(size as u32);
-        writer.metadata("general.architecture", "llama")?;
-        if let Some(name) = self.output.file_stem().and_then(|s| s.to_str()) {
-            writer.metadata("general.name", name)?;
-        }
-        for (key, value) in [
-            ("llama.block_count", n(spec.layers)),
-            ("llama.context_length", n(spec.context)),
-            ("llama.embedding_length", n(spec.hidden)),
-            ("llama.feed_forward_length", n(spec.intermediate)),
-            ("llama.attention.head_count", n(spec.heads)),
-            ("llama.attention.head_count_kv", n(spec.kv_heads)),
-            ("llama.attention.key_length", n(spec.head_dim)),
-            ("llama.attention.value_length", n(spec.head_dim)),
-            ("llama.attention.layer_norm_rms_epsilon", spec.rms_eps.into()),
-            ("llama.rope.dimension_count", n(spec.head_dim)),
-            ("llama.rope.freq_base", spec.rope.theta.into()),
-            ("llama.vocab_size", n(spec.vocab)),
-        ] {
-            writer.metadata(key, value)?;
+        let special = &self.input.config().special;
+        let name = self.output.file_stem().and_then(|s| s.to_str());
+        for (key, value) in config::to_gguf(self.input.config(), name) {
+            writer.metadata(&key, value)?;
         }
         if let Some(bos) = special.bos {
             writer.metadata("tokenizer.ggml.bos_token_id", bos)?;
@@ -394,11 +368,6 @@ impl Job<'_> {
 }
 
 const NO_TOKENIZER: &str = "no tokenizer was carried over: name one with --tokenizer when you run the result";
-
-/// The shortest decimal that is this float, as configurations are written.
-fn exact(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or(f64::from(value))
-}
 
 fn read(path: &Path) -> Result<Vec<u8>, LlmError> {
     std::fs::read(path).map_err(|source| LlmError::Io { path: path.to_owned(), source })

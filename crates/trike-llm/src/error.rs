@@ -14,6 +14,9 @@ pub enum LlmError {
     /// A tokenizer could not be read, or text not tokenized.
     #[error(transparent)]
     Tokenizer(#[from] crate::tokenizer::TokenizerError),
+    /// A conversation could not be made a prompt.
+    #[error(transparent)]
+    Chat(Box<crate::chat::ChatError>),
     /// Logits could not be sampled.
     #[error(transparent)]
     Sampler(#[from] crate::sampler::SamplerError),
@@ -113,6 +116,16 @@ pub enum LlmError {
         /// Why not, and what to do.
         reason: String,
     },
+    /// A model of the hub is not in the cache.
+    #[error("{id} is not in {}: {reason}; download it with the hub's own tools, or give a path", cache.display())]
+    NotInCache {
+        /// The model.
+        id: String,
+        /// Where it was looked for.
+        cache: PathBuf,
+        /// What is missing.
+        reason: String,
+    },
     /// An option is out of range.
     #[error("{option}: expected {expected}, got {got}")]
     Option {
@@ -131,6 +144,12 @@ pub enum LlmError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+impl From<crate::chat::ChatError> for LlmError {
+    fn from(error: crate::chat::ChatError) -> Self {
+        Self::Chat(Box::new(error))
+    }
 }
 
 impl From<trike_format::FormatError> for LlmError {

@@ -4,14 +4,12 @@ use std::path::{Path, PathBuf};
 
 use trike_format::{
     DenseTensor, FileKind, FormatError, Gguf, HfDir, Int8Tensor, Llama2c, StoredType, Tensor, TensorInfo,
-    TensorSource, detect,
+    TensorSource, absmean_trits, detect,
 };
 use trike_nn::WeightName;
+use trike_trit::Encoding;
 
-use crate::{
-    LlmError, ModelConfig, names,
-    tokenizer::{PieceType, SpVocab, Tokenizer},
-};
+use crate::{LlmError, ModelConfig, names, tokenizer::Tokenizer};
 
 /// The open file behind a [`ModelFile`].
 #[derive(Debug)]
@@ -141,26 +139,34 @@ impl ModelFile {
         self.source().info(&stored).ok_or_else(missing)
     }
 
-    /// Loads a weight.
+    /// Loads a weight; the master weights of a BitNet checkpoint that is ternary only when it runs become trits here.
     ///
     /// # Errors
     ///
     /// When it is missing, stored in a type that is not read, or holds unusable numbers.
     pub fn load(&self, name: WeightName) -> Result<Tensor, LlmError> {
         self.info(name)?;
-        Ok(self.source().load(&self.stored_name(name))?)
+        let tensor = self.source().load(&self.stored_name(name))?;
+        match tensor {
+            Tensor::Dense(master) if self.ternarizes(name) => {
+                Ok(absmean_trits(&master, Encoding::TwoBit)?.into())
+            }
+            tensor => Ok(tensor),
+        }
     }
 
     /// Whether a linear layer of a block is stored as trits.
     pub fn is_ternary(&self) -> bool {
-        let trits = |kind: &StoredType| {
-            matches!(
-                kind,
-                StoredType::Trits { .. } | StoredType::Tq1_0 | StoredType::Tq2_0 | StoredType::Q2_0(_)
-            )
-        };
-        let block = self.weights().into_iter().filter(|&name| names::is_block_matrix(name));
-        block.filter_map(|name| self.info(name).ok()).any(|info| trits(&info.kind))
+        let mut block = self.weights().into_iter().filter(|&name| names::is_block_matrix(name));
+        block.any(|name| self.ternarizes(name) || self.info(name).is_ok_and(|info| info.kind.is_ternary()))
+    }
+
+    /// Whether a weight is stored as floats that its layer makes ternary each time it runs.
+    fn ternarizes(&self, name: WeightName) -> bool {
+        match &self.tensors {
+            Tensors::Hf(dir) => dir.ternarizes(&self.stored_name(name)),
+            Tensors::Gguf(_) | Tensors::Llama2c(_) => false,
+        }
     }
 
     /// Whether every matrix is stored in f32.
@@ -224,54 +230,18 @@ impl ModelFile {
     }
 }
 
-/// The tokenizer inside a GGUF file: a whole `tokenizer.json` under the key that GGUF has for it, or a
-/// SentencePiece vocabulary. `None` when it holds no tokenizer.
+/// The tokenizer inside a GGUF file: a whole `tokenizer.json` under the key that GGUF has for it, a
+/// SentencePiece vocabulary (`llama`) or a byte-level one (`gpt2`). `None` when it holds no tokenizer.
 ///
 /// # Errors
 ///
-/// [`LlmError::Unsupported`] for a vocabulary of another kind, by its name; keys that are missing or damaged.
+/// [`LlmError::Unsupported`] for a vocabulary or a pre-tokenizer of another kind, by its name; keys that are
+/// missing or damaged.
 pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
-    if let Some(json) = file.str("tokenizer.huggingface.json")? {
-        return Ok(Some(Tokenizer::from_hf_json_bytes(json.as_bytes())?));
-    }
-    match file.str("tokenizer.ggml.model")? {
-        None => Ok(None),
-        Some("llama") => {
-            let tokens = file.strings("tokenizer.ggml.tokens")?;
-            let tokens = tokens.ok_or_else(|| file.missing_key("tokenizer.ggml.tokens"))?;
-            let scores = file.f32s("tokenizer.ggml.scores")?;
-            let scores = scores.ok_or_else(|| file.missing_key("tokenizer.ggml.scores"))?;
-            let types = file.i64s("tokenizer.ggml.token_type")?;
-            let types = types.ok_or_else(|| file.missing_key("tokenizer.ggml.token_type"))?;
-            let types = types.iter().map(|&n| {
-                u32::try_from(n).ok().and_then(PieceType::from_number).ok_or_else(|| LlmError::Config {
-                    path: file.path().to_owned(),
-                    key: "tokenizer.ggml.token_type".to_owned(),
-                    expected: "types 1 to 6".to_owned(),
-                    got: n.to_string(),
-                })
-            });
-            let vocab = SpVocab {
-                tokens: tokens.iter().map(str::to_owned).collect(),
-                scores: scores.to_vec(),
-                types: types.collect::<Result<_, _>>()?,
-                bos: file.u32("tokenizer.ggml.bos_token_id")?,
-                eos: file.u32("tokenizer.ggml.eos_token_id")?.into_iter().collect(),
-                unk: file.u32("tokenizer.ggml.unknown_token_id")?,
-                add_space_prefix: file.bool("tokenizer.ggml.add_space_prefix")?.unwrap_or(true),
-                remove_extra_spaces: file.bool("tokenizer.ggml.remove_extra_whitespaces")?.unwrap_or(false),
-            };
-            Ok(Some(Tokenizer::from_sentencepiece_vocab(&vocab)?))
-        }
-        Some(other) => Err(LlmError::Unsupported {
-            path: file.path().to_owned(),
-            name: format!("the GGUF tokenizer {other}"),
-            remedy: "give the model's tokenizer.json with --tokenizer".to_owned(),
-        }),
-    }
+    crate::tokenizer::read_gguf(file)
 }
 
-/// Rows of `tensor` in another order.
+/// Rows of `tensor` in another order; the elements of a vector count as rows.
 pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, LlmError> {
     fn pick<T: Copy>(values: &[T], width: usize, rows: &[usize]) -> Vec<T> {
         rows.iter().flat_map(|&r| values[r * width..(r + 1) * width].iter().copied()).collect()
@@ -279,13 +249,16 @@ pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, Llm
     Ok(match tensor {
         Tensor::Trits(t) => Tensor::Trits(t.select_rows(rows)?),
         Tensor::Dense(t) => {
-            let width = t.cols();
+            let (width, shape) = match t.shape() {
+                [_] => (1, vec![rows.len()]),
+                _ => (t.cols(), vec![rows.len(), t.cols()]),
+            };
             let data = match t.data() {
                 trike_format::DenseData::F32(v) => trike_format::DenseData::F32(pick(v, width, rows)),
                 trike_format::DenseData::F16(v) => trike_format::DenseData::F16(pick(v, width, rows)),
                 trike_format::DenseData::Bf16(v) => trike_format::DenseData::Bf16(pick(v, width, rows)),
             };
-            Tensor::Dense(DenseTensor::new(vec![rows.len(), width], data)?)
+            Tensor::Dense(DenseTensor::new(shape, data)?)
         }
         Tensor::Int8(t) => {
             let groups = t.groups_per_row();

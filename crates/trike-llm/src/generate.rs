@@ -101,7 +101,7 @@ impl<B: Backend> LanguageModel<B> {
     /// [`LlmError::NoTokenizer`], [`LlmError::EmptyPrompt`], and text that the tokenizer cannot encode.
     pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, LlmError> {
         let tokenizer = self.tokenizer()?;
-        let ids = tokenizer.encode(prompt, tokenizer.bos().is_some())?;
+        let ids = tokenizer.encode(prompt, tokenizer.adds_bos())?;
         if ids.is_empty() { Err(LlmError::EmptyPrompt) } else { Ok(ids) }
     }
 
@@ -125,9 +125,28 @@ impl<B: Backend> LanguageModel<B> {
         &self,
         prompt: &str,
         options: &GenerateOptions,
+        on_text: impl FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Generation, LlmError> {
+        let ends = self.tokenizer()?.eos();
+        self.generate_ids(self.encode_prompt(prompt)?, ends, options, on_text)
+    }
+
+    /// [`generate_with`](Self::generate_with) on a prompt that is tokens already, such as a rendered conversation;
+    /// each of `ends` ends the text.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::EmptyPrompt`] for no ids, and as [`generate_with`](Self::generate_with).
+    pub fn generate_ids(
+        &self,
+        prompt_ids: Vec<u32>,
+        ends: &[u32],
+        options: &GenerateOptions,
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, LlmError> {
-        let prompt_ids = self.encode_prompt(prompt)?;
+        if prompt_ids.is_empty() {
+            return Err(LlmError::EmptyPrompt);
+        }
         let tokenizer = self.tokenizer()?;
         let mut sampler = Sampler::new(options.sampler.clone())?;
         let mut stream =
@@ -148,7 +167,7 @@ impl<B: Backend> LanguageModel<B> {
             // Rows beyond the tokenizer's last id are padding.
             let known = tokenizer.vocab_size().min(logits.len());
             let id = sampler.sample(&logits[..known], &history)?;
-            if tokenizer.eos().contains(&id) {
+            if ends.contains(&id) {
                 break FinishReason::Eos;
             }
             history.push(id);

@@ -185,8 +185,7 @@ fn tensor_report(info: &TensorInfo, loaded: Result<&Tensor, String>) -> TensorRe
         Ok(dense @ Tensor::Dense(_)) => {
             let values = dense.to_f32();
             let zeros = values.iter().filter(|&&v| v == 0.0).count();
-            let ternary_type = matches!(info.kind, trike_format::StoredType::Q2_0(_));
-            let note = ternary_type.then(|| "loaded as dense: a code is +2".to_owned());
+            let note = info.kind.is_ternary().then(|| "loaded as dense: a code is +2".to_owned());
             (share(zeros, values.len()), None, note)
         }
     };

@@ -9,8 +9,9 @@
 //! that formats share the names of HuggingFace checkpoints, and others are mapped to them.
 //!
 //! * models: [`ModelFile`], [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`Tensors`],
-//!   [`ModelConfig`], [`SpecialIds`]
-//! * text: [`tokenizer`], [`gguf_tokenizer`], [`sampler`], [`stream`], [`GenerateOptions`], [`Generation`], [`FinishReason`]
+//!   [`ModelConfig`], [`Family`], [`SpecialIds`]
+//! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`sampler`], [`stream`], [`GenerateOptions`], [`Generation`], [`FinishReason`]
+//! * the hub's cache: [`HubCache`], [`ModelId`]
 //! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`inspect()`], [`mod@bench`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]
 //! * errors: [`LlmError`]
@@ -19,11 +20,13 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod chat;
 mod config;
 mod convert;
 mod error;
 mod file;
 mod generate;
+mod hub;
 mod inspect;
 mod load;
 mod names;
@@ -32,11 +35,12 @@ pub mod sampler;
 pub mod stream;
 pub mod tokenizer;
 
-pub use config::{ModelConfig, SpecialIds};
+pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{ConvertOptions, ConvertReport, Target, convert};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors, gguf_tokenizer};
 pub use generate::{FinishReason, GenerateOptions, Generation};
+pub use hub::{HubCache, ModelId};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use perplexity::{Comparison, Score, Split, compare, score};

@@ -34,15 +34,15 @@ pub struct LoadOptions {
     pub tokenizer: Option<PathBuf>,
     /// Threads; 0 for one a processor.
     pub threads: usize,
-    /// Activations of ternary layers.
-    pub activations: ActivationPrecision,
+    /// Activations of ternary layers; what the model was trained for when `None`.
+    pub activations: Option<ActivationPrecision>,
     /// Output head.
     pub head: HeadPrecision,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { tokenizer: None, threads: 0, activations: ActivationPrecision::F32, head: HeadPrecision::Auto }
+        Self { tokenizer: None, threads: 0, activations: None, head: HeadPrecision::Auto }
     }
 }
 
@@ -89,7 +89,8 @@ impl LanguageModel<CpuBackend> {
         options: &LoadOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
-        let backend = CpuBackend::new(Cpu::new(options.threads)?, options.activations);
+        let activations = options.activations.unwrap_or(file.config().family.activations());
+        let backend = CpuBackend::new(Cpu::new(options.threads)?, activations);
         Self::load_on(backend, file, options, progress)
     }
 }

@@ -17,6 +17,17 @@ pub(crate) fn gguf(name: WeightName) -> String {
         WeightName::Gate(l) => (l, "ffn_gate"),
         WeightName::Up(l) => (l, "ffn_up"),
         WeightName::Down(l) => (l, "ffn_down"),
+        WeightName::QueryNorm(l) => (l, "attn_q_norm"),
+        WeightName::KeyNorm(l) => (l, "attn_k_norm"),
+        WeightName::AttentionSubNorm(l) => (l, "attn_sub_norm"),
+        WeightName::MlpSubNorm(l) => (l, "ffn_sub_norm"),
+        WeightName::QueryBias(l) => return format!("blk.{l}.attn_q.bias"),
+        WeightName::KeyBias(l) => return format!("blk.{l}.attn_k.bias"),
+        WeightName::ValueBias(l) => return format!("blk.{l}.attn_v.bias"),
+        WeightName::OutputBias(l) => return format!("blk.{l}.attn_output.bias"),
+        WeightName::GateBias(l) => return format!("blk.{l}.ffn_gate.bias"),
+        WeightName::UpBias(l) => return format!("blk.{l}.ffn_up.bias"),
+        WeightName::DownBias(l) => return format!("blk.{l}.ffn_down.bias"),
     };
     format!("blk.{layer}.{rest}.weight")
 }
@@ -36,6 +47,21 @@ pub(crate) fn all(spec: &DecoderSpec) -> Vec<WeightName> {
             WeightName::Up(l),
             WeightName::Down(l),
         ]);
+        if spec.biases.qkv {
+            names.extend([WeightName::QueryBias(l), WeightName::KeyBias(l), WeightName::ValueBias(l)]);
+        }
+        if spec.biases.output {
+            names.push(WeightName::OutputBias(l));
+        }
+        if spec.biases.mlp {
+            names.extend([WeightName::GateBias(l), WeightName::UpBias(l), WeightName::DownBias(l)]);
+        }
+        if spec.qk_norm {
+            names.extend([WeightName::QueryNorm(l), WeightName::KeyNorm(l)]);
+        }
+        if spec.sub_norms {
+            names.extend([WeightName::AttentionSubNorm(l), WeightName::MlpSubNorm(l)]);
+        }
     }
     names.push(WeightName::FinalNorm);
     if !spec.tied_head {
@@ -46,22 +72,24 @@ pub(crate) fn all(spec: &DecoderSpec) -> Vec<WeightName> {
 
 /// Whether a weight is one of the linear layers inside a block, the ones that are ternary in a ternary model.
 pub(crate) fn is_block_matrix(name: WeightName) -> bool {
-    !matches!(
+    matches!(
         name,
-        WeightName::Embedding
-            | WeightName::Head
-            | WeightName::FinalNorm
-            | WeightName::AttentionNorm(_)
-            | WeightName::MlpNorm(_)
+        WeightName::Query(_)
+            | WeightName::Key(_)
+            | WeightName::Value(_)
+            | WeightName::Output(_)
+            | WeightName::Gate(_)
+            | WeightName::Up(_)
+            | WeightName::Down(_)
     )
 }
 
-/// Whether a weight is a norm.
-pub(crate) fn is_norm(name: WeightName) -> bool {
-    matches!(name, WeightName::FinalNorm | WeightName::AttentionNorm(_) | WeightName::MlpNorm(_))
+/// Whether a weight is a norm or a bias.
+pub(crate) fn is_vector(name: WeightName) -> bool {
+    !is_block_matrix(name) && !matches!(name, WeightName::Embedding | WeightName::Head)
 }
 
-/// For a query or key projection whose heads pair their dimensions one way, the old row of each new row when
+/// For a query or key projection (its bias, its norm) whose heads pair their dimensions one way, the old row of each new row when
 /// they shall pair the other way; `None` when nothing moves.
 ///
 /// Adjacent rows `2 i` and `2 i + 1` of a head are rows `i` and `i + d / 2` in halves.
@@ -72,8 +100,9 @@ pub(crate) fn rotary_rows(
     to: RopePairing,
 ) -> Option<Vec<usize>> {
     let heads = match name {
-        WeightName::Query(_) => spec.heads,
-        WeightName::Key(_) => spec.kv_heads,
+        WeightName::Query(_) | WeightName::QueryBias(_) => spec.heads,
+        WeightName::Key(_) | WeightName::KeyBias(_) => spec.kv_heads,
+        WeightName::QueryNorm(_) | WeightName::KeyNorm(_) => 1,
         _ => return None,
     };
     let (d, half) = (spec.head_dim, spec.head_dim / 2);
@@ -87,7 +116,7 @@ pub(crate) fn rotary_rows(
 
 #[cfg(test)]
 mod tests {
-    use trike_nn::{GatedActivation, RopeSpec};
+    use trike_nn::{Biases, GatedActivation, RopeSpec};
 
     use super::*;
 
@@ -103,9 +132,13 @@ mod tests {
             vocab: 3,
             context: 4,
             rms_eps: 1e-5,
-            rope: RopeSpec { theta: 1e4, pairing: RopePairing::Halves },
+            rope: RopeSpec::new(1e4, RopePairing::Halves),
             activation: GatedActivation::SiLu,
             tied_head: true,
+            window: None,
+            biases: Biases::default(),
+            qk_norm: false,
+            sub_norms: false,
         };
         let rows = |from, to| rotary_rows(WeightName::Query(0), &spec, from, to);
         let there = rows(RopePairing::Halves, RopePairing::Adjacent).unwrap();

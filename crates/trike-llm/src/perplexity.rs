@@ -92,7 +92,7 @@ fn sequences(
     context: usize,
     limit: Option<usize>,
 ) -> Result<Vec<Vec<u32>>, LlmError> {
-    let bos = tokenizer.bos();
+    let bos = tokenizer.bos().filter(|_| tokenizer.adds_bos());
     let whole = |part: &str| -> Result<Vec<u32>, LlmError> {
         let mut ids = tokenizer.encode(part, bos.is_some())?;
         ids.truncate(context);

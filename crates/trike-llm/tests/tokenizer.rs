@@ -1,10 +1,13 @@
 //! Tokenizers against each other and against goldens of llama2.c, llama.cpp and numpy, on shared data.
 
+#[path = "common/mixed.rs"]
+mod mixed;
+
 use std::fs;
 
 use trike_llm::{
     stream::TextStream,
-    tokenizer::{Tokenizer, TokenizerError},
+    tokenizer::{BpeVocab, PieceType, PreTokenizer, Tokenizer, TokenizerError},
 };
 use trike_testkit::{NpyData, Rng, npz, shared};
 
@@ -74,9 +77,6 @@ fn a_vocabulary_of_another_model_is_refused() {
     let Some(bin) = shared("data/tokenizers/tok512.bin") else { return };
     let error = Tokenizer::from_llama2c(&bin, 4096).unwrap_err().to_string();
     assert!(error.contains("512") && error.contains("4096") && error.contains("tok512.bin"), "{error}");
-    let Some(tiktoken) = shared("data/tokenizers/llama3_tokenizer.model") else { return };
-    let error = Tokenizer::open(tiktoken).unwrap_err().to_string();
-    assert!(error.contains("tiktoken") && error.contains("tokenizer.json"), "{error}");
 }
 
 #[test]
@@ -161,25 +161,221 @@ fn decoding_agrees_with_the_tokenizers_crate() {
     }
 }
 
-#[test]
-fn the_vocabulary_inside_a_gguf_file_encodes_alike() {
-    let Some(path) = shared("data/tokenizers/ggml-vocab-llama-spm.gguf") else { return };
+fn gguf(name: &str) -> Option<(std::path::PathBuf, Tokenizer)> {
+    let path = shared(&format!("data/tokenizers/ggml-vocab-{name}.gguf"))?;
     let file = trike_format::Gguf::open(&path).unwrap();
     let tokenizer = trike_llm::gguf_tokenizer(&file).unwrap().expect("it is a vocabulary");
-    let inputs = fs::read_to_string(path.with_extension("gguf.inp")).unwrap();
-    let outputs = fs::read_to_string(path.with_extension("gguf.out")).unwrap();
-    let mut inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
-    assert_eq!(inputs.pop(), Some(""));
-    assert_eq!(inputs.len(), outputs.lines().count());
-    for (text, want) in inputs.iter().zip(outputs.lines()) {
-        let want: Vec<u32> = want.split_whitespace().map(|id| id.parse().unwrap()).collect();
-        assert_eq!(tokenizer.encode(text, false).unwrap(), want, "{text:?}");
+    Some((path, tokenizer))
+}
+
+#[test]
+fn the_vocabularies_inside_gguf_files_encode_alike() {
+    for name in ["llama-spm", "gpt-2"] {
+        let Some((path, tokenizer)) = gguf(name) else { return };
+        let inputs = fs::read_to_string(path.with_extension("gguf.inp")).unwrap();
+        let outputs = fs::read_to_string(path.with_extension("gguf.out")).unwrap();
+        let mut inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
+        assert_eq!(inputs.pop(), Some(""));
+        assert_eq!(inputs.len(), outputs.lines().count());
+        assert!(inputs.len() > 30);
+        for (text, want) in inputs.iter().zip(outputs.lines()) {
+            let want: Vec<u32> = want.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            assert_eq!(tokenizer.encode(text, false).unwrap(), want, "{text:?}");
+            assert_eq!(tokenizer.encode_literal(text).unwrap(), want, "{text:?}");
+            assert_eq!(tokenizer.decode(&want).unwrap(), *text);
+        }
     }
 }
 
 #[test]
-fn a_gguf_vocabulary_of_another_kind_is_refused_by_name() {
-    let Some(path) = shared("data/tokenizers/ggml-vocab-gpt-2.gguf") else { return };
-    let error = trike_llm::gguf_tokenizer(&trike_format::Gguf::open(path).unwrap()).unwrap_err();
-    assert!(error.to_string().contains("gpt2"), "{error}");
+fn gpt_2_s_special_token_is_known_and_bos_is_its_habit() {
+    let Some((_, gpt2)) = gguf("gpt-2") else { return };
+    assert_eq!((gpt2.vocab_size(), gpt2.bos(), gpt2.eos()), (50_257, Some(50_256), &[50_256][..]));
+    assert!(!gpt2.adds_bos(), "GPT-2 puts nothing before a text");
+    assert_eq!(gpt2.name_of(50_256).as_deref(), Some("<|endoftext|>"));
+    assert_eq!(gpt2.id_of("<|endoftext|>"), Some(50_256));
+    assert_eq!(gpt2.encode("a<|endoftext|>b", false).unwrap(), [64, 50_256, 65]);
+    let literal = gpt2.encode_literal("a<|endoftext|>b").unwrap();
+    assert!(!literal.contains(&50_256));
+    assert_eq!(gpt2.decode(&literal).unwrap(), "a<|endoftext|>b");
+    let Some((_, llama)) = gguf("llama-spm") else { return };
+    assert!(llama.adds_bos());
+    assert_eq!(llama.encode_marked("<s>a</s>").unwrap(), [1, 263, 2]);
+    assert!(!llama.encode("<s>a</s>", false).unwrap().contains(&1), "plain text forges nothing");
+}
+
+/// tiktoken's own ids, made by the script beside them.
+#[test]
+fn llama_3_s_tiktoken_file_encodes_as_tiktoken_does() {
+    let Some(path) = shared("data/tokenizers/llama3_tokenizer.model") else { return };
+    let llama3 = Tokenizer::open(path).unwrap();
+    assert_eq!(
+        (llama3.vocab_size(), llama3.bos(), llama3.eos(), llama3.adds_bos()),
+        (128_256, Some(128_000), &[128_001, 128_009][..], true)
+    );
+    let golden = include_str!("data/tokenizer/mixed_llama3.txt");
+    let texts = mixed::texts();
+    assert_eq!(golden.lines().count(), texts.len());
+    for (text, line) in texts.iter().zip(golden.lines()) {
+        let (hash, ids) = line.split_once(' ').unwrap();
+        let fnv = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |value, byte| {
+            (value ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        assert_eq!(format!("{fnv:016x}"), hash, "the script must make the same text: {text:?}");
+        let want: Vec<u32> = ids.split(' ').map(|id| id.parse().unwrap()).collect();
+        assert_eq!(llama3.encode(text, false).unwrap(), want, "{text:?}");
+    }
+}
+
+#[test]
+fn llama_3_s_special_tokens_are_recognized_or_text_as_asked() {
+    let Some(path) = shared("data/tokenizers/llama3_tokenizer.model") else { return };
+    let llama3 = Tokenizer::from_tiktoken(path).unwrap();
+    for (name, id) in [
+        ("<|begin_of_text|>", 128_000),
+        ("<|end_of_text|>", 128_001),
+        ("<|start_header_id|>", 128_006),
+        ("<|end_header_id|>", 128_007),
+        ("<|eot_id|>", 128_009),
+        ("<|reserved_special_token_250|>", 128_255),
+    ] {
+        assert_eq!(llama3.id_of(name), Some(id));
+        assert_eq!(llama3.name_of(id).as_deref(), Some(name));
+        assert_eq!(llama3.encode(name, false).unwrap(), [id]);
+        assert_eq!(llama3.token_bytes(id).unwrap(), b"");
+        let literal = llama3.encode_literal(name).unwrap();
+        assert!(literal.iter().all(|&id| id < 128_000) && literal.len() > 1);
+        assert_eq!(llama3.decode(&literal).unwrap(), name);
+    }
+    assert_eq!(llama3.encode("<|begin_of_text|>a", true).unwrap(), [128_000, 64]);
+    assert_eq!(llama3.turn_ends(), [128_001, 128_009]);
+}
+
+#[test]
+fn five_hundred_mixed_texts_come_back_from_their_ids() {
+    let texts = mixed::texts();
+    let open = |name: &str| shared(name).map(|path| Tokenizer::open(path).unwrap());
+    let byte_level = [
+        open("data/tokenizers/llama3_tokenizer.model"),
+        gguf("gpt-2").map(|(_, tokenizer)| tokenizer),
+        open("models/tiny/tokenizer.json"),
+    ];
+    // SentencePiece vocabularies with all bytes keep everything but U+2581, which none of the texts has.
+    let sentencepiece = [
+        open("data/tokenizers/llama2_tokenizer.model"),
+        gguf("llama-spm").map(|(_, tokenizer)| tokenizer),
+        open("data/tokenizers/bitnet_b1_58-large_tokenizer.json"),
+        shared("data/tokenizers/tok512.bin").map(|p| Tokenizer::from_llama2c(p, 512).unwrap()),
+        shared("data/tokenizers/tok4096.bin").map(|p| Tokenizer::from_llama2c(p, 4096).unwrap()),
+    ];
+    for tokenizer in byte_level.iter().chain(&sentencepiece).flatten() {
+        for text in &texts {
+            let ids = tokenizer.encode(text, false).unwrap();
+            assert_eq!(tokenizer.decode(&ids).unwrap(), *text, "{tokenizer:?}");
+            assert_eq!(
+                tokenizer.encode_marked(text).unwrap(),
+                ids,
+                "{tokenizer:?}: no special token is in it"
+            );
+            assert_eq!(tokenizer.encode_literal(text).unwrap(), ids, "{tokenizer:?}");
+        }
+    }
+    // This one's file asks for runs of spaces to become one and for none at the ends.
+    let Some(tok512) = open("data/tokenizers/tok512.model") else { return };
+    for text in &texts {
+        let ids = tok512.encode(text, false).unwrap();
+        let collapsed = text.split(' ').filter(|s| !s.is_empty()).collect::<Vec<_>>().join(" ");
+        assert_eq!(tok512.decode(&ids).unwrap(), collapsed);
+    }
+}
+
+/// Llama-3's vocabulary in the form that GGUF files have: every split of a token into two is a merge.
+fn llama3_as_byte_level(llama3: &Tokenizer, pre: PreTokenizer) -> Tokenizer {
+    let stand_in = |&byte: &u8| {
+        let printable = |b: u8| matches!(b, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
+        let others = (0..byte).filter(|&b| !printable(b)).count() as u32;
+        char::from_u32(if printable(byte) { byte.into() } else { 0x100 + others }).unwrap()
+    };
+    let bytes: Vec<&[u8]> = (0..128_000).map(|id| llama3.token_bytes(id).unwrap()).collect();
+    let names: Vec<String> = bytes.iter().map(|b| b.iter().map(stand_in).collect()).collect();
+    let ids: std::collections::HashMap<&[u8], usize> = bytes.iter().copied().zip(0..).collect();
+    let mut merges = Vec::new();
+    for token in &bytes {
+        let splits =
+            (1..token.len()).filter_map(|at| Some((*ids.get(&token[..at])?, *ids.get(&token[at..])?)));
+        let mut splits: Vec<_> = splits.collect();
+        splits.sort_unstable();
+        merges.extend(splits.iter().map(|&(a, b)| format!("{} {}", names[a], names[b])));
+    }
+    let mut types = vec![PieceType::Normal; names.len()];
+    let mut tokens = names;
+    tokens.extend((128_000..128_256).map(|id| llama3.name_of(id).unwrap()));
+    types.resize(tokens.len(), PieceType::Control);
+    let vocab = BpeVocab {
+        tokens,
+        types,
+        merges,
+        pre,
+        bos: Some(128_000),
+        eos: vec![128_001, 128_009],
+        add_bos: None,
+    };
+    Tokenizer::from_byte_level_vocab(&vocab).unwrap()
+}
+
+#[test]
+fn llama_3_in_gguf_form_encodes_as_tiktoken_does() {
+    let Some(path) = shared("data/tokenizers/llama3_tokenizer.model") else { return };
+    let llama3 = Tokenizer::open(path).unwrap();
+    let bpe = llama3_as_byte_level(&llama3, PreTokenizer::LlamaBpe);
+    assert!(bpe.adds_bos());
+    // The rule of Qwen2 differs in runs of digits only.
+    let single_digits = llama3_as_byte_level(&llama3, PreTokenizer::Qwen2);
+    assert!(!single_digits.adds_bos());
+    let marked = "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>";
+    let digits =
+        |text: &str| text.chars().collect::<Vec<_>>().windows(2).any(|w| w.iter().all(|c| c.is_numeric()));
+    let (mut same, mut other) = (0, 0);
+    for text in mixed::texts().iter().map(String::as_str).chain([marked]) {
+        let ids = llama3.encode(text, false).unwrap();
+        assert_eq!(bpe.encode(text, false).unwrap(), ids, "{text:?}");
+        assert_eq!(bpe.encode_literal(text).unwrap(), llama3.encode_literal(text).unwrap(), "{text:?}");
+        assert_eq!(bpe.decode(&ids).unwrap(), llama3.decode(&ids).unwrap());
+        let split = single_digits.encode(text, false).unwrap();
+        assert_eq!(single_digits.decode(&split).unwrap(), llama3.decode(&ids).unwrap());
+        if split == ids {
+            same += 1;
+        } else {
+            assert!(digits(text), "{text:?}");
+            other += 1;
+        }
+    }
+    assert!(same > 400 && other > 20, "{same} {other}");
+    assert_eq!(single_digits.encode("1234", false).unwrap().len(), 4);
+}
+
+/// Names that belong to rules that are not implemented, and none at all.
+#[test]
+fn other_pre_tokenizers_and_models_are_refused_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let refusal = |model: &str, pre: Option<&str>| {
+        let path = dir.path().join("vocab.gguf");
+        let mut writer = trike_format::GgufWriter::create(&path).unwrap();
+        writer.metadata("general.architecture", "llama").unwrap();
+        writer.metadata("tokenizer.ggml.model", model).unwrap();
+        if let Some(pre) = pre {
+            writer.metadata("tokenizer.ggml.pre", pre).unwrap();
+        }
+        writer.finish().unwrap();
+        trike_llm::gguf_tokenizer(&trike_format::Gguf::open(&path).unwrap()).unwrap_err().to_string()
+    };
+    for pre in ["default", "deepseek-llm", "tekken", "gpt-4o", "qwen35", ""] {
+        let error = refusal("gpt2", Some(pre));
+        assert!(error.contains(&format!("pre-tokenizer {pre}")) && error.contains("--tokenizer"), "{error}");
+    }
+    assert!(refusal("gpt2", None).contains("tokenizer.ggml.pre"));
+    for model in ["bert", "t5", "rwkv"] {
+        assert!(refusal(model, None).contains(model));
+    }
+    assert!(refusal("gpt2", Some("qwen2")).contains("tokenizer.ggml.tokens"));
 }

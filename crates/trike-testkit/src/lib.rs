@@ -4,7 +4,7 @@
 //! source of seeded inputs. Nothing here depends on a crate under test: an oracle that shares code with
 //! what it checks proves nothing.
 //!
-//! * data: [`shared`], [`npz`], [`NpyArray`]
+//! * data: [`shared`], [`python`], [`npz`], [`NpyArray`]
 //! * inputs: [`Rng`]
 //! * comparison: [`max_rel`], [`assert_close`]
 #![forbid(unsafe_code)]
@@ -17,4 +17,4 @@ mod shared;
 pub use compare::{assert_close, max_rel};
 pub use npz::{NpyArray, NpyData, npz};
 pub use rng::Rng;
-pub use shared::shared;
+pub use shared::{python, shared};

@@ -29,3 +29,30 @@ pub fn shared(rel: &str) -> Option<PathBuf> {
 fn announce_skip(rel: &str) {
     println!("skipped: no shared data ({rel})");
 }
+
+/// A Python interpreter that can import `module`, or `None` after printing one `skipped:` line.
+///
+/// The interpreter is `$TRIKE_PYTHON`, or else `python3`. Tests use it to run implementations that share no code
+/// with what they check.
+///
+/// # Panics
+///
+/// When there is none and the environment says `CI=true`.
+pub fn python(module: &str) -> Option<std::process::Command> {
+    let interpreter = std::env::var("TRIKE_PYTHON").unwrap_or_else(|_| "python3".to_owned());
+    let probe = std::process::Command::new(&interpreter).args(["-c", &format!("import {module}")]).output();
+    if probe.is_ok_and(|out| out.status.success()) {
+        return Some(std::process::Command::new(interpreter));
+    }
+    assert!(
+        std::env::var("CI").as_deref() != Ok("true"),
+        "no Python with {module} ({interpreter}), and CI=true makes that a failure"
+    );
+    announce_no_python(module);
+    None
+}
+
+#[expect(clippy::print_stdout, reason = "the test runner counts these lines")]
+fn announce_no_python(module: &str) {
+    println!("skipped: no python {module} package");
+}

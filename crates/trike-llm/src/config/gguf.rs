@@ -1,9 +1,9 @@
 //! Metadata of a GGUF file.
 
 use trike_format::{Gguf, MetaValue, TensorSource};
-use trike_nn::{DecoderSpec, GatedActivation, RopePairing, RopeSpec};
+use trike_nn::{Biases, DecoderSpec, GatedActivation, RopeScaling, RopeSpec};
 
-use super::{ModelConfig, SpecialIds};
+use super::{Family, ModelConfig, SpecialIds};
 use crate::LlmError;
 
 struct Reader<'a> {
@@ -60,9 +60,15 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
     let architecture =
         file.str("general.architecture")?.ok_or_else(|| file.missing_key("general.architecture"))?;
     let r = Reader { file, architecture };
-    if architecture != "llama" {
-        return Err(r.unsupported(format!("the architecture {architecture}")));
-    }
+    // The first BitNet models gate with SiLU, those of 2025 with squared ReLU.
+    let (family, activation) = match architecture {
+        "llama" => (Family::Llama, GatedActivation::SiLu),
+        "qwen2" => (Family::Qwen2, GatedActivation::SiLu),
+        "qwen3" => (Family::Qwen3, GatedActivation::SiLu),
+        "bitnet" => (Family::BitNet, GatedActivation::SiLu),
+        "bitnet-b1.58" | "bitnet-25" => (Family::BitNet, GatedActivation::SquaredReLu),
+        _ => return Err(r.unsupported(format!("the architecture {architecture}"))),
+    };
     let hidden = r.required("embedding_length")?;
     let heads = r.required("attention.head_count")?;
     let head_dim = r.size("attention.key_length")?.unwrap_or(hidden / heads);
@@ -78,6 +84,7 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
         }
     })?;
     let eps = r.key("attention.layer_norm_rms_epsilon");
+    let has = |name: &str| file.info(name).is_some();
     let spec = DecoderSpec {
         hidden,
         intermediate: r.required("feed_forward_length")?,
@@ -88,12 +95,17 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
         vocab,
         context: r.required("context_length")?,
         rms_eps: file.f32(&eps)?.ok_or_else(|| r.error(&eps, "a number"))?,
-        rope: RopeSpec {
-            theta: file.f32(&r.key("rope.freq_base"))?.unwrap_or(10_000.0),
-            pairing: RopePairing::Adjacent,
+        rope: rope(&r, family, head_dim)?,
+        activation,
+        tied_head: !has("output.weight"),
+        window: window(&r)?,
+        biases: Biases {
+            qkv: has("blk.0.attn_q.bias"),
+            output: has("blk.0.attn_output.bias"),
+            mlp: has("blk.0.ffn_gate.bias"),
         },
-        activation: GatedActivation::SiLu,
-        tied_head: file.info("output.weight").is_none(),
+        qk_norm: has("blk.0.attn_q_norm.weight"),
+        sub_norms: has("blk.0.attn_sub_norm.weight"),
     };
     spec.validate()?;
     let special = SpecialIds {
@@ -103,27 +115,69 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
             .flatten()
             .collect(),
     };
-    Ok(ModelConfig { architecture: architecture.to_owned(), spec, special })
+    Ok(ModelConfig { architecture: architecture.to_owned(), family, spec, special })
 }
+
+/// A window of 0 means none.
+fn window(r: &Reader<'_>) -> Result<Option<usize>, LlmError> {
+    match r.file.metadata().get(&r.key("attention.sliding_window")).and_then(MetaValue::as_i64) {
+        Some(0) => Ok(None),
+        _ => r.size("attention.sliding_window"),
+    }
+}
+
+fn rope(r: &Reader<'_>, family: Family, head_dim: usize) -> Result<RopeSpec, LlmError> {
+    let theta = r.file.f32(&r.key("rope.freq_base"))?.unwrap_or(10_000.0);
+    let mut spec = RopeSpec::new(theta, family.gguf_pairing());
+    let key = r.key("rope.scaling.type");
+    let factor = r.key("rope.scaling.factor");
+    let factor = || r.file.f32(&factor)?.ok_or_else(|| r.error(&factor, "a number"));
+    spec.scaling = match r.file.str(&key)? {
+        None | Some("none") => RopeScaling::None,
+        Some("linear") => RopeScaling::Linear { factor: factor()? },
+        Some("yarn") => {
+            let factor = factor()?;
+            let attention = r.file.f32(&r.key("rope.scaling.attn_factor"))?.unwrap_or(1.0);
+            RopeScaling::Yarn {
+                factor,
+                beta_fast: r.file.f32(&r.key("rope.scaling.yarn_beta_fast"))?.unwrap_or(32.0),
+                beta_slow: r.file.f32(&r.key("rope.scaling.yarn_beta_slow"))?.unwrap_or(1.0),
+                original_context: r.required("rope.scaling.original_context_length")?,
+                attention_factor: attention * (0.1 * factor.max(1.0).ln() + 1.0),
+            }
+        }
+        Some(kind) => return Err(r.unsupported(format!("{key} {kind}"))),
+    };
+    // Llama 3's scaling comes as a list of divisors.
+    if r.file.info(FACTORS).is_some() {
+        if spec.scaling != RopeScaling::None {
+            return Err(r.unsupported(format!("{key} together with the tensor {FACTORS}")));
+        }
+        let factors = r.file.load(FACTORS)?.into_f32();
+        if factors.len() != head_dim / 2 {
+            return Err(LlmError::Config {
+                path: r.file.path().to_owned(),
+                key: FACTORS.to_owned(),
+                expected: format!("{} factors", head_dim / 2),
+                got: factors.len().to_string(),
+            });
+        }
+        spec.scaling = RopeScaling::Factors(factors);
+    }
+    Ok(spec)
+}
+
+/// The tensor that divides the rotary frequencies.
+pub(crate) const FACTORS: &str = "rope_freqs.weight";
 
 /// What would change the arithmetic and is not in the decoder block.
 fn refuse_extras(r: &Reader<'_>, head_dim: usize) -> Result<(), LlmError> {
-    let scaling = r.key("rope.scaling.type");
-    if let Some(kind) = r.file.str(&scaling)?.filter(|kind| *kind != "none") {
-        return Err(r.unsupported(format!("{scaling} {kind}")));
+    let long = "rope_factors_long.weight";
+    if r.file.info(long).is_some() {
+        return Err(r.unsupported(format!("RoPE scaling by the tensor {long}")));
     }
-    for tensor in ["rope_freqs.weight", "rope_factors_long.weight"] {
-        if r.file.info(tensor).is_some() {
-            return Err(r.unsupported(format!("RoPE scaling by the tensor {tensor}")));
-        }
-    }
-    for key in ["expert_count", "attention.sliding_window"] {
-        if r.file.metadata().get(&r.key(key)).and_then(MetaValue::as_i64).is_some_and(|n| n > 0) {
-            return Err(r.unsupported(r.key(key)));
-        }
-    }
-    if let Some(tensor) = r.file.tensors().iter().find(|t| t.name.ends_with(".bias")) {
-        return Err(r.unsupported(format!("the bias {}", tensor.name)));
+    if r.file.metadata().get(&r.key("expert_count")).and_then(MetaValue::as_i64).is_some_and(|n| n > 0) {
+        return Err(r.unsupported(r.key("expert_count")));
     }
     for (key, width) in [("rope.dimension_count", "RoPE"), ("attention.value_length", "values")] {
         match r.size(key)? {

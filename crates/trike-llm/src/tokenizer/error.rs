@@ -72,6 +72,9 @@ pub enum TokenizerError {
     /// The `tokenizers` crate refused the file or the text.
     #[error("tokenizer.json: {0}")]
     Json(Box<dyn Error + Send + Sync>),
+    /// The `tokenizers` crate refused a vocabulary: a merge of tokens that are not there, for example.
+    #[error("the vocabulary: {0}")]
+    Vocabulary(Box<dyn Error + Send + Sync>),
     /// Some text cannot be represented, so it would be lost without a word.
     #[error(
         "the vocabulary has no token for byte {byte:#04x} and no unknown token: text with it would be lost; \

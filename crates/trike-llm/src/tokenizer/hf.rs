@@ -13,13 +13,17 @@ use super::{
     TokenizerError,
     limits::{MAX_TOKENS, check_token, check_tokens},
     pieces::{Pieces, byte_token},
+    specials::SpecialTokens,
 };
 
 /// A tokenizer of the crate with Trike's decode table.
 pub(super) struct HfTokenizer {
     pub(super) encoder: tokenizers::Tokenizer,
     pub(super) pieces: Pieces,
+    pub(super) specials: SpecialTokens,
     pub(super) strips_leading_space: bool,
+    /// Whether the file puts a token before every sequence, where it says.
+    pub(super) adds_bos: Option<bool>,
 }
 
 pub(super) fn parse(bytes: &[u8]) -> Result<HfTokenizer, TokenizerError> {
@@ -28,6 +32,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HfTokenizer, TokenizerError> {
     check_normalizer(&json["normalizer"])?;
     let added = added_tokens(&json["added_tokens"])?;
     let decoding = Decoding::parse(&json["decoder"])?;
+    let adds_bos = adds_bos(&json["post_processor"]);
     let Some(object) = json.as_object_mut() else {
         return Err(TokenizerError::malformed("tokenizer.json", "an object", "another value"));
     };
@@ -48,8 +53,28 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HfTokenizer, TokenizerError> {
         }
     }
     let pieces = decode_table(&encoder, &decoding)?;
-    check_coverage(&encoder, &decoding)?;
-    Ok(HfTokenizer { encoder, pieces, strips_leading_space: decoding.strips_leading_space })
+    check_coverage(&encoder, decoding.is_byte_level())?;
+    let added = encoder.get_added_tokens_decoder();
+    let special = added.iter().filter(|(_, token)| token.special);
+    let specials = SpecialTokens::new(special.map(|(&id, token)| (token.content.as_str(), id)));
+    let strips_leading_space = decoding.strips_leading_space;
+    Ok(HfTokenizer { encoder, pieces, specials, strips_leading_space, adds_bos })
+}
+
+/// Whether the post-processor puts a special token first; `None` where there is none to ask.
+fn adds_bos(processor: &Value) -> Option<bool> {
+    match name(processor) {
+        "TemplateProcessing" => Some(processor["single"][0]["SpecialToken"].is_object()),
+        "BertProcessing" | "RobertaProcessing" => Some(true),
+        "ByteLevel" => Some(false),
+        "Sequence" => {
+            let steps = processor["processors"].as_array().map(Vec::as_slice).unwrap_or_default();
+            // A sequence in a sequence is not followed: none is known, and depth would be the file's to choose.
+            let steps = steps.iter().filter(|step| name(step) != "Sequence").filter_map(adds_bos);
+            steps.reduce(|any, step| any | step)
+        }
+        _ => None,
+    }
 }
 
 fn name(value: &Value) -> &str {
@@ -230,7 +255,7 @@ impl Decoding {
 }
 
 /// GPT-2's printable stand-ins: printable Latin-1 for itself, the other bytes from U+0100 on.
-fn byte_level_alphabet() -> HashMap<char, u8> {
+pub(super) fn byte_level_alphabet() -> HashMap<char, u8> {
     let mut next = 0x100;
     (0..=255u8)
         .map(|byte| match byte {
@@ -260,7 +285,10 @@ fn decode_table(encoder: &tokenizers::Tokenizer, decoding: &Decoding) -> Result<
 }
 
 /// Without an unknown token the crate drops what it has no token for.
-fn check_coverage(encoder: &tokenizers::Tokenizer, decoding: &Decoding) -> Result<(), TokenizerError> {
+pub(super) fn check_coverage(
+    encoder: &tokenizers::Tokenizer,
+    byte_level: bool,
+) -> Result<(), TokenizerError> {
     let tokenizers::ModelWrapper::BPE(bpe) = encoder.get_model() else {
         return Err(TokenizerError::unsupported(
             "tokenizer.json without a BPE model",
@@ -270,7 +298,7 @@ fn check_coverage(encoder: &tokenizers::Tokenizer, decoding: &Decoding) -> Resul
     if bpe.get_unk_token().as_ref().is_some_and(|unk| encoder.token_to_id(unk).is_some()) {
         return Ok(());
     }
-    let missing = if decoding.is_byte_level() {
+    let missing = if byte_level {
         let alphabet = byte_level_alphabet();
         alphabet.iter().filter(|(c, _)| encoder.token_to_id(&c.to_string()).is_none()).map(|(_, &b)| b).min()
     } else {

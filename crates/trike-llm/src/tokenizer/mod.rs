@@ -3,34 +3,52 @@
 //! Start from [`Tokenizer::open`], which tells the formats apart by content. Encoding a `tokenizer.json` is
 //! the `tokenizers` crate's work; SentencePiece vocabularies (`.model`, llama2.c `.bin`, GGUF) go through
 //! an exact merge of our own, because SentencePiece breaks ties by place and the crate's ranked merges
-//! cannot. Decoding is one table from id to bytes for all of them: it gives text token by token at a cost
+//! cannot; tiktoken's ranks have one too, for the same reason. Byte-level vocabularies in GGUF files become
+//! the crate's again. Decoding is one table from id to bytes for all of them: it gives text token by token at a cost
 //! that does not grow, and the byte counts that bits per byte need. What was given up for it: decoders
 //! that look at more than one token (WordPiece, CTC) are refused by name.
 //!
 //! * [`Tokenizer`]: encode, decode, special tokens
 //! * [`SpVocab`], [`PieceType`]: a SentencePiece vocabulary in memory, from GGUF metadata for example
+//! * [`BpeVocab`], [`PreTokenizer`]: a byte-level vocabulary in memory
 //! * [`TokenizerError`]
 
+mod bpe;
+mod encode;
 mod error;
+mod gguf;
 mod hf;
 mod limits;
 mod llama2c;
 mod merge;
 mod pieces;
 mod proto;
+mod ranks;
+mod specials;
+mod split;
 mod spm;
+mod tiktoken;
 
 use std::{
     fmt,
     path::{Path, PathBuf},
 };
 
+pub use bpe::BpeVocab;
 pub use error::TokenizerError;
+pub use split::PreTokenizer;
 pub use spm::{PieceType, SpVocab};
 
+pub(crate) use encode::Shield;
+pub(crate) use gguf::read as read_gguf;
+
+use encode::{Encoder, HfEncoder};
+use hf::HfTokenizer;
 use limits::read_capped;
 use pieces::Pieces;
+use specials::SpecialTokens;
 use spm::{ByteFallback, SpEncoder, SpaceForm};
+use tiktoken::is_tiktoken;
 
 /// The share of a model's rows that may be without a token, as a divisor: rows are padded to a round
 /// number for the hardware's sake, by 2.5 % at most in models in use.
@@ -64,22 +82,33 @@ const PADDING_DIVISOR: usize = 8;
 pub struct Tokenizer {
     encoder: Encoder,
     pieces: Pieces,
+    specials: SpecialTokens,
     strips_leading_space: bool,
     bos: Option<u32>,
     eos: Vec<u32>,
+    adds_bos: Option<bool>,
 }
 
-#[derive(Clone)]
-enum Encoder {
-    Hf(Box<tokenizers::Tokenizer>),
-    SentencePiece(Box<SpEncoder>),
-}
+/// Spellings of tokens that end a turn or a text in the chat formats of Llama-like models.
+const TURN_ENDS: [&str; 10] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+    "</s>",
+    "<EOT>",
+];
 
 impl fmt::Debug for Tokenizer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let encoder = match self.encoder {
-            Encoder::Hf(_) => "tokenizer.json",
+            Encoder::Hf(_) => "BPE",
             Encoder::SentencePiece(_) => "SentencePiece",
+            Encoder::Ranks(_) => "tiktoken",
         };
         f.debug_struct("Tokenizer")
             .field("encoder", &encoder)
@@ -101,7 +130,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// An unreadable, broken or unsupported file; a tiktoken vocabulary and a GGUF file are named as such.
+    /// An unreadable, broken or unsupported file; a GGUF file is named as such.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         let path = path.as_ref();
         if !path.is_dir() {
@@ -137,13 +166,54 @@ impl Tokenizer {
     ///
     /// As [`from_hf_json`](Self::from_hf_json).
     pub fn from_hf_json_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
-        let hf = hf::parse(bytes)?;
-        Ok(Self {
-            encoder: Encoder::Hf(Box::new(hf.encoder)),
+        Ok(Self::from_hf(hf::parse(bytes)?))
+    }
+
+    fn from_hf(hf: HfTokenizer) -> Self {
+        Self {
+            encoder: Encoder::Hf(Box::new(HfEncoder::new(hf.encoder))),
             pieces: hf.pieces,
+            specials: hf.specials,
             strips_leading_space: hf.strips_leading_space,
             bos: None,
             eos: Vec::new(),
+            adds_bos: hf.adds_bos,
+        }
+    }
+
+    /// Builds a tokenizer from a byte-level BPE vocabulary in memory, as GGUF files carry it under
+    /// `tokenizer.ggml.model = "gpt2"`. It works as the same model's `tokenizer.json`, except that text is never
+    /// normalized, which Qwen's files ask for (NFC): every text comes back from its ids.
+    ///
+    /// # Errors
+    ///
+    /// Lists of different lengths, a merge that is not two tokens, a byte without a token, a special id out of
+    /// range.
+    pub fn from_byte_level_vocab(vocab: &BpeVocab) -> Result<Self, TokenizerError> {
+        Self::from_hf(bpe::build(vocab)?).with_special(vocab.bos, vocab.eos.clone())
+    }
+
+    /// Reads Llama-3's tiktoken `.model`, with the special tokens that belong to it: BOS is
+    /// `<|begin_of_text|>`, and `<|end_of_text|>` and `<|eot_id|>` end a text.
+    ///
+    /// # Errors
+    ///
+    /// An unreadable or broken file, and a tiktoken vocabulary of another model, since the file does not say how
+    /// it splits text.
+    pub fn from_tiktoken(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        in_file(path.as_ref(), |bytes| Self::from_tiktoken_bytes(&bytes))
+    }
+
+    fn from_tiktoken_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let file = tiktoken::parse(bytes)?;
+        Ok(Self {
+            encoder: Encoder::Ranks(Box::new(file.encoder)),
+            pieces: file.pieces,
+            specials: file.specials,
+            strips_leading_space: false,
+            bos: Some(file.bos),
+            eos: file.eos.to_vec(),
+            adds_bos: Some(true),
         })
     }
 
@@ -195,28 +265,29 @@ impl Tokenizer {
 
     fn from_vocab(vocab: &SpVocab, space: SpaceForm, fallback: ByteFallback) -> Result<Self, TokenizerError> {
         let (encoder, pieces) = SpEncoder::new(vocab, space, fallback)?;
+        let named = vocab.tokens.iter().zip(&vocab.types).zip(0u32..);
+        let control = named.filter(|((_, kind), _)| **kind == PieceType::Control);
         Self {
             encoder: Encoder::SentencePiece(Box::new(encoder)),
             pieces,
+            specials: SpecialTokens::new(control.map(|((token, _), id)| (token.as_str(), id))),
             strips_leading_space: vocab.add_space_prefix,
             bos: None,
             eos: Vec::new(),
+            adds_bos: None,
         }
         .with_special(vocab.bos, vocab.eos.clone())
     }
 
     fn from_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
-        let remedy = "pass a tokenizer.json, a SentencePiece .model or a llama2.c .bin";
+        let remedy = "pass a tokenizer.json, a SentencePiece or tiktoken .model or a llama2.c .bin";
         match bytes {
             _ if bytes.trim_ascii_start().starts_with(b"{") => Self::from_hf_json_bytes(bytes),
             [b'G', b'G', b'U', b'F', ..] => Err(TokenizerError::unsupported(
                 "a GGUF file as a tokenizer",
                 "it brings its own when it is the model; for another model pass that model's tokenizer",
             )),
-            _ if is_tiktoken(bytes) => Err(TokenizerError::unsupported(
-                "a tiktoken vocabulary (base64 tokens with ranks)",
-                "pass the tokenizer.json of the same model; Llama-3 repositories hold both",
-            )),
+            _ if is_tiktoken(bytes) => Self::from_tiktoken_bytes(bytes),
             // The i32 of llama2.c's header is small, so its upper half is zero; in a `.model` the
             // second byte is the length of a first piece with a name, a score and a type.
             [_, _, 0, 0, ..] => Self::from_llama2c_bytes(bytes),
@@ -237,30 +308,6 @@ impl Tokenizer {
         self.bos = bos;
         self.eos = eos;
         Ok(self)
-    }
-
-    /// The ids of `text`, after BOS when `add_bos` is set.
-    ///
-    /// BOS comes exactly once even if `text` spells it out. A `tokenizer.json` recognizes the special tokens
-    /// it lists inside `text`; SentencePiece vocabularies do not, so text can never forge them.
-    ///
-    /// # Errors
-    ///
-    /// [`TokenizerError::NoBos`], and text without a token in a vocabulary without bytes or unknown token.
-    pub fn encode(&self, text: &str, add_bos: bool) -> Result<Vec<u32>, TokenizerError> {
-        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
-        let bos = if add_bos { Some(self.bos.ok_or(TokenizerError::NoBos)?) } else { None };
-        ids.extend(bos);
-        match &self.encoder {
-            Encoder::SentencePiece(encoder) => encoder.encode(text, &mut ids)?,
-            Encoder::Hf(encoder) => {
-                let encoding = encoder.encode_fast(text, false).map_err(TokenizerError::Json)?;
-                let found = encoding.get_ids();
-                let spelled_out = bos.is_some() && found.first() == bos.as_ref();
-                ids.extend_from_slice(&found[usize::from(spelled_out)..]);
-            }
-        }
-        Ok(ids)
     }
 
     /// The text of a sequence. Control tokens have none; the one space that the encoder put before the text
@@ -302,10 +349,20 @@ impl Tokenizer {
     /// The id of a token by its name in the file (`<s>`, `\u{2581}the`, `<0x0A>`).
     #[must_use]
     pub fn id_of(&self, token: &str) -> Option<u32> {
-        match &self.encoder {
-            Encoder::Hf(encoder) => encoder.token_to_id(token),
-            Encoder::SentencePiece(encoder) => encoder.id_of(token),
-        }
+        self.specials.id_of(token).or_else(|| self.encoder.id_of(token))
+    }
+
+    /// The name of a token in the file, control tokens included; for tiktoken's tokens of bytes that are no text,
+    /// and for ids without a token, `None`.
+    #[must_use]
+    pub fn name_of(&self, id: u32) -> Option<String> {
+        let special = self.specials.iter().find(|&(_, special)| special == id);
+        special.map(|(name, _)| name.to_owned()).or_else(|| self.encoder.name_of(id, &self.pieces))
+    }
+
+    /// The special tokens, which stand for no text, by their spelling; in no order.
+    pub fn special_tokens(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.specials.iter()
     }
 
     /// One more than the highest id.
@@ -324,6 +381,31 @@ impl Tokenizer {
     #[must_use]
     pub fn eos(&self) -> &[u32] {
         &self.eos
+    }
+
+    /// Whether a sequence starts with BOS: what the file says, or else whether there is a BOS.
+    #[must_use]
+    pub fn adds_bos(&self) -> bool {
+        self.bos.is_some() && self.adds_bos.unwrap_or(true)
+    }
+
+    /// Sets what [`adds_bos`](Self::adds_bos) says, as `add_bos_token` in a model's files does.
+    #[must_use]
+    pub fn with_adds_bos(mut self, adds_bos: bool) -> Self {
+        self.adds_bos = Some(adds_bos);
+        self
+    }
+
+    /// The tokens that end an answer in a chat: [`eos`](Self::eos), and every special token that chat formats end
+    /// a turn or a text with (`<|eot_id|>`, `<|im_end|>` and so on). A checkpoint's configuration often names only
+    /// one of them.
+    #[must_use]
+    pub fn turn_ends(&self) -> Vec<u32> {
+        let named = TURN_ENDS.iter().filter_map(|name| self.specials.id_of(name));
+        let mut ids: Vec<u32> = self.eos.iter().copied().chain(named).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
     }
 
     /// Whether decoding drops the first space of a text, because encoding puts one there.
@@ -355,15 +437,6 @@ fn in_file(
     read_capped(path)
         .and_then(parse)
         .map_err(|error| TokenizerError::InFile { path: PathBuf::from(path), error: Box::new(error) })
-}
-
-/// Whether the first line is a base64 token, a space and a rank.
-fn is_tiktoken(bytes: &[u8]) -> bool {
-    let line = bytes.split(|&b| b == b'\n').next().unwrap_or_default();
-    let mut words = line.trim_ascii_end().split(|&b| b == b' ');
-    let (Some(token), Some(rank), None) = (words.next(), words.next(), words.next()) else { return false };
-    let base64 = |b: &u8| b.is_ascii_alphanumeric() || b"+/=".contains(b);
-    !token.is_empty() && token.iter().all(base64) && !rank.is_empty() && rank.iter().all(u8::is_ascii_digit)
 }
 
 #[cfg(test)]

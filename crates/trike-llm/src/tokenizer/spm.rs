@@ -233,6 +233,10 @@ impl SpEncoder {
         self.ids.get(token).copied()
     }
 
+    pub(super) fn name_of(&self, id: u32) -> Option<&str> {
+        self.ids.iter().find(|&(_, &other)| other == id).map(|(name, _)| &**name)
+    }
+
     /// Appends the ids of `text`; no special token is recognized in it.
     pub(super) fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
         let normalized = self.normalize(text);

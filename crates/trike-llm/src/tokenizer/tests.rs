@@ -238,6 +238,27 @@ fn a_tokenizer_must_fit_the_rows_of_the_model() {
     assert!(error.contains("70 tokens") && error.contains("71 rows"), "{error}");
 }
 
+#[test]
+fn the_post_processor_says_whether_a_sequence_starts_with_bos() {
+    let template = |single: Value| json!({"type": "TemplateProcessing", "single": single});
+    let (bos, text) = (json!({"SpecialToken": {"id": "<s>"}}), json!({"Sequence": {"id": "A"}}));
+    let bytes = json!({"type": "ByteLevel"});
+    for (processor, adds) in [
+        (Value::Null, true),
+        (template(json!([bos, text])), true),
+        (template(json!([text, bos])), false),
+        (bytes.clone(), false),
+        (json!({"type": "Sequence", "processors": [bytes, template(json!([bos, text]))]}), true),
+        (json!({"type": "Sequence", "processors": [bytes]}), false),
+    ] {
+        let t = Tokenizer::from_hf_json_bytes(&changed("/post_processor", processor.clone())).unwrap();
+        assert!(!t.adds_bos(), "without a BOS there is none to add");
+        let t = t.with_special(Some(257), vec![]).unwrap();
+        assert_eq!(t.adds_bos(), adds, "{processor}");
+        assert!(t.with_adds_bos(true).adds_bos());
+    }
+}
+
 /// Whatever a broken file still says must be usable without a panic, or be refused.
 #[test]
 fn corrupted_files_never_panic() {

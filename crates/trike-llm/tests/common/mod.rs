@@ -1,9 +1,11 @@
 //! Random models for the integration tests.
+#![allow(dead_code, reason = "each test file is a crate of its own and uses a part")]
 
 use std::path::Path;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use trike_format::{DenseData, DenseTensor, HfDirWriter, Tensor};
+use trike_llm::ModelConfig;
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Scales, TritTensor};
 
@@ -68,6 +70,67 @@ pub(crate) fn random_llama(dir: &Path, shape: Shape, seed: u64, packed: bool) {
         add("lm_head.weight", &dense(rng.normals(vocab * hidden), vec![vocab, hidden]));
     }
     writer.finish().expect("the directory is whole");
+}
+
+/// The nearest half float, so that every format can hold the value.
+fn half(value: f32) -> f32 {
+    half::f16::from_f32(value).to_f32()
+}
+
+/// Writes a random checkpoint of the architecture that `config` describes, its linear layers as trits or as the
+/// same weights in f32, and returns its configuration as Trike reads it.
+pub(crate) fn random_checkpoint(dir: &Path, config: &Value, seed: u64, packed: bool) -> ModelConfig {
+    let parsed = ModelConfig::from_hf(dir, config).expect("a configuration");
+    let mut writer = HfDirWriter::create(dir, config.clone()).expect("a new directory");
+    let mut rng = Rng::new(seed);
+    let spec = &parsed.spec;
+    let (q, kv) = (spec.query_width(), spec.kv_width());
+    let dense = |writer: &mut HfDirWriter, rng: &mut Rng, name: String, shape: Vec<usize>, around: f32| {
+        let spread = if shape.len() == 1 { 0.2 } else { 1.0 };
+        let values = rng.normals(shape.iter().product()).iter().map(|v| half(around + spread * v)).collect();
+        let tensor = DenseTensor::new(shape, DenseData::F32(values)).expect("a tensor").into();
+        writer.tensor(&name, &tensor).expect("it is written");
+    };
+    dense(&mut writer, &mut rng, "model.embed_tokens.weight".to_owned(), vec![spec.vocab, spec.hidden], 0.0);
+    for layer in 0..spec.layers {
+        let name = |rest: &str| format!("model.layers.{layer}.{rest}");
+        for (rest, rows, cols, bias) in [
+            ("self_attn.q_proj", q, spec.hidden, spec.biases.qkv),
+            ("self_attn.k_proj", kv, spec.hidden, spec.biases.qkv),
+            ("self_attn.v_proj", kv, spec.hidden, spec.biases.qkv),
+            ("self_attn.o_proj", spec.hidden, q, spec.biases.output),
+            ("mlp.gate_proj", spec.intermediate, spec.hidden, spec.biases.mlp),
+            ("mlp.up_proj", spec.intermediate, spec.hidden, spec.biases.mlp),
+            ("mlp.down_proj", spec.hidden, spec.intermediate, spec.biases.mlp),
+        ] {
+            let trits = rng.trits(rows * cols, 0.6);
+            let scale = Scales::tensor(half(1.5 / (cols as f32).sqrt()));
+            let tensor =
+                TritTensor::from_trits(rows, cols, &trits, Encoding::TwoBit, scale).expect("a tensor");
+            let floats = DenseTensor::new(vec![rows, cols], DenseData::F32(tensor.dequantize()));
+            let tensor = if packed { tensor.into() } else { floats.expect("a tensor").into() };
+            writer.tensor(&name(&format!("{rest}.weight")), &tensor).expect("it is written");
+            if bias {
+                dense(&mut writer, &mut rng, name(&format!("{rest}.bias")), vec![rows], 0.0);
+            }
+        }
+        let mut norms = vec![("input_layernorm", spec.hidden), ("post_attention_layernorm", spec.hidden)];
+        if spec.qk_norm {
+            norms.extend([("self_attn.q_norm", spec.head_dim), ("self_attn.k_norm", spec.head_dim)]);
+        }
+        if spec.sub_norms {
+            norms.extend([("self_attn.attn_sub_norm", q), ("mlp.ffn_sub_norm", spec.intermediate)]);
+        }
+        for (rest, len) in norms {
+            dense(&mut writer, &mut rng, name(&format!("{rest}.weight")), vec![len], 1.0);
+        }
+    }
+    dense(&mut writer, &mut rng, "model.norm.weight".to_owned(), vec![spec.hidden], 1.0);
+    if !spec.tied_head {
+        dense(&mut writer, &mut rng, "lm_head.weight".to_owned(), vec![spec.vocab, spec.hidden], 0.0);
+    }
+    writer.finish().expect("the directory is whole");
+    parsed
 }
 
 /// Ids that do not repeat soon.

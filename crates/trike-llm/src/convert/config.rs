@@ -1,0 +1,153 @@
+//! A configuration, written in the way of another format.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use trike_format::MetaValue;
+use trike_nn::{DecoderSpec, GatedActivation, RopePairing, RopeScaling};
+
+use crate::{Family, ModelConfig};
+
+/// A `config.json` that reads back as `config`; `None` when there is none.
+pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
+    let (spec, special) = (&config.spec, &config.special);
+    // Named by what the block does: a `llama` GGUF file may have a window or biases.
+    let architecture = if spec.sub_norms {
+        "BitNetForCausalLM"
+    } else if spec.qk_norm {
+        "Qwen3ForCausalLM"
+    } else if spec.biases.qkv && !spec.biases.output {
+        "Qwen2ForCausalLM"
+    } else if spec.window.is_some() {
+        "MistralForCausalLM"
+    } else {
+        "LlamaForCausalLM"
+    };
+    let mut json = json!({
+        "architectures": [architecture],
+        "hidden_size": spec.hidden,
+        "intermediate_size": spec.intermediate,
+        "num_hidden_layers": spec.layers,
+        "num_attention_heads": spec.heads,
+        "num_key_value_heads": spec.kv_heads,
+        "head_dim": spec.head_dim,
+        "vocab_size": spec.vocab,
+        "max_position_embeddings": spec.context,
+        "rope_theta": exact(spec.rope.theta),
+        "rms_norm_eps": exact(spec.rms_eps),
+        "hidden_act": match spec.activation {
+            GatedActivation::SiLu => "silu",
+            GatedActivation::SquaredReLu => "relu2",
+        },
+        "tie_word_embeddings": spec.tied_head,
+        "attention_bias": spec.biases.qkv && spec.biases.output,
+        "mlp_bias": spec.biases.mlp,
+        "bos_token_id": special.bos,
+        "eos_token_id": special.eos,
+    });
+    json["model_type"] = json!(architecture.trim_end_matches("ForCausalLM").to_lowercase());
+    if let Some(window) = spec.window {
+        json["sliding_window"] = json!(window);
+    }
+    match &spec.rope.scaling {
+        RopeScaling::None => {}
+        RopeScaling::Linear { factor } => {
+            json["rope_scaling"] = json!({"rope_type": "linear", "factor": exact(*factor)});
+        }
+        RopeScaling::Llama3 { factor, low, high, original_context } => {
+            json["rope_scaling"] = json!({
+                "rope_type": "llama3", "factor": exact(*factor), "low_freq_factor": exact(*low),
+                "high_freq_factor": exact(*high), "original_max_position_embeddings": original_context,
+            });
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, attention_factor } => {
+            json["rope_scaling"] = json!({
+                "rope_type": "yarn", "factor": exact(*factor), "beta_fast": exact(*beta_fast),
+                "beta_slow": exact(*beta_slow), "attention_factor": exact(*attention_factor),
+                "original_max_position_embeddings": original_context,
+            });
+        }
+        RopeScaling::Factors(_) => return None,
+    }
+    // A combination of switches that no configuration has would be read back as something else.
+    let read = ModelConfig::from_hf(path, &json).ok()?.spec;
+    let mut same = spec.clone();
+    same.rope.pairing = RopePairing::Halves;
+    // YaRN's reach may be the product of its factor and the original context.
+    same.context = read.context;
+    (read == same && read.context >= spec.context).then_some(json)
+}
+
+/// Metadata of a GGUF file.
+pub(super) fn to_gguf(config: &ModelConfig, name: Option<&str>) -> Vec<(String, MetaValue)> {
+    let spec = &config.spec;
+    let architecture = match (config.family, spec.activation) {
+        (Family::Llama | Family::Mistral, _) => "llama",
+        (Family::Qwen2, _) => "qwen2",
+        (Family::Qwen3, _) => "qwen3",
+        (Family::BitNet, GatedActivation::SiLu) => "bitnet",
+        (Family::BitNet, GatedActivation::SquaredReLu) => "bitnet-b1.58",
+    };
+    // Every size was checked to be at most 2^24.
+    let n = |size: usize| MetaValue::U32(size as u32);
+    let mut all = vec![("general.architecture".to_owned(), architecture.into())];
+    all.extend(name.map(|name| ("general.name".to_owned(), name.into())));
+    let mut add = |key: &str, value: MetaValue| all.push((format!("{architecture}.{key}"), value));
+    for (key, size) in [
+        ("block_count", spec.layers),
+        ("context_length", spec.context),
+        ("embedding_length", spec.hidden),
+        ("feed_forward_length", spec.intermediate),
+        ("attention.head_count", spec.heads),
+        ("attention.head_count_kv", spec.kv_heads),
+        ("attention.key_length", spec.head_dim),
+        ("attention.value_length", spec.head_dim),
+        ("rope.dimension_count", spec.head_dim),
+        ("vocab_size", spec.vocab),
+    ] {
+        add(key, n(size));
+    }
+    add("attention.layer_norm_rms_epsilon", spec.rms_eps.into());
+    add("rope.freq_base", spec.rope.theta.into());
+    if let Some(window) = spec.window {
+        add("attention.sliding_window", n(window));
+    }
+    match spec.rope.scaling {
+        // The last two are a tensor.
+        RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => {}
+        RopeScaling::Linear { factor } => {
+            add("rope.scaling.type", "linear".into());
+            add("rope.scaling.factor", factor.into());
+        }
+        RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, attention_factor } => {
+            add("rope.scaling.type", "yarn".into());
+            add("rope.scaling.factor", factor.into());
+            add("rope.scaling.original_context_length", n(original_context));
+            add("rope.scaling.yarn_beta_fast", beta_fast.into());
+            add("rope.scaling.yarn_beta_slow", beta_slow.into());
+            // GGUF's readers multiply by `0.1 ln(factor) + 1` themselves.
+            add("rope.scaling.attn_factor", (attention_factor / (0.1 * factor.ln() + 1.0)).into());
+        }
+    }
+    all
+}
+
+/// What the rotary frequencies are divided by, for a scaling that GGUF holds as a tensor.
+pub(super) fn rope_factors(spec: &DecoderSpec) -> Option<Vec<f32>> {
+    match &spec.rope.scaling {
+        RopeScaling::Factors(factors) => Some(factors.clone()),
+        RopeScaling::Llama3 { .. } => {
+            let mut plain = spec.rope.clone();
+            plain.scaling = RopeScaling::None;
+            let pairs =
+                plain.frequencies(spec.head_dim).into_iter().zip(spec.rope.frequencies(spec.head_dim));
+            Some(pairs.map(|(plain, scaled)| plain / scaled).collect())
+        }
+        _ => None,
+    }
+}
+
+/// The shortest decimal that is this float, as configurations are written.
+fn exact(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}

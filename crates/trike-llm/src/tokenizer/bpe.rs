@@ -1,0 +1,179 @@
+//! Byte-level BPE vocabularies as GGUF files carry them (`tokenizer.ggml.model = "gpt2"`).
+
+use tokenizers::{
+    AddedToken,
+    models::bpe::{BPE, Vocab},
+};
+
+use super::{
+    TokenizerError,
+    hf::{HfTokenizer, byte_level_alphabet, check_coverage},
+    limits::{check_token, check_tokens},
+    pieces::Pieces,
+    specials::SpecialTokens,
+    split::PreTokenizer,
+    spm::PieceType,
+};
+
+/// A byte-level BPE vocabulary in memory.
+///
+/// `tokens` and `types` have one entry an id. Every character of a normal token stands for a byte, as GPT-2 has
+/// it; control and user-defined tokens are text.
+#[derive(Clone, Debug)]
+pub struct BpeVocab {
+    /// The tokens.
+    pub tokens: Vec<String>,
+    /// Their types.
+    pub types: Vec<PieceType>,
+    /// Two tokens with a space between them, in the order in which they are merged.
+    pub merges: Vec<String>,
+    /// How text is split before.
+    pub pre: PreTokenizer,
+    /// The beginning-of-sequence token.
+    pub bos: Option<u32>,
+    /// The tokens that end a sequence.
+    pub eos: Vec<u32>,
+    /// Whether a sequence starts with BOS; the habit of the pre-tokenizer's model when `None`.
+    pub add_bos: Option<bool>,
+}
+
+/// Validates the vocabulary and builds the crate's encoder with Trike's decode table.
+pub(super) fn build(vocab: &BpeVocab) -> Result<HfTokenizer, TokenizerError> {
+    let count = vocab.tokens.len();
+    check_tokens(count as u64)?;
+    check_tokens(vocab.merges.len() as u64)?;
+    if vocab.types.len() != count {
+        return Err(TokenizerError::malformed(
+            "token types",
+            "as many entries as tokens",
+            format!("{} for {count}", vocab.types.len()),
+        ));
+    }
+    let alphabet = byte_level_alphabet();
+    let mut pieces = Pieces::default();
+    let mut ids = Vocab::default();
+    ids.reserve(count);
+    let (mut specials, mut added) = (Vec::new(), Vec::new());
+    for (id, (token, kind)) in (0u32..).zip(vocab.tokens.iter().zip(&vocab.types)) {
+        check_token(token.len())?;
+        let marks_sequence = vocab.bos == Some(id) || vocab.eos.contains(&id);
+        match kind {
+            // Files without types, and some with wrong ones, leave these as text.
+            _ if marks_sequence => specials.push((token.as_str(), id)),
+            PieceType::Control | PieceType::Unknown => specials.push((token.as_str(), id)),
+            PieceType::UserDefined if !token.is_empty() => added.push(token.as_str()),
+            _ => {}
+        }
+        let known = match kind {
+            _ if marks_sequence => Vec::new(),
+            PieceType::Control | PieceType::Unknown | PieceType::Unused => Vec::new(),
+            PieceType::UserDefined => token.clone().into_bytes(),
+            PieceType::Normal | PieceType::Byte => {
+                let bytes: Option<Vec<u8>> = token.chars().map(|c| alphabet.get(&c).copied()).collect();
+                bytes.unwrap_or_else(|| token.clone().into_bytes())
+            }
+        };
+        pieces.push(Some(&known))?;
+        // Unused entries fill holes of the numbering; no text may become one.
+        if *kind != PieceType::Unused && !token.is_empty() {
+            ids.entry(token.clone()).or_insert(id);
+        }
+    }
+    let specials = SpecialTokens::new(specials);
+    let model = BPE::builder()
+        .vocab_and_merges(ids, merges(&vocab.merges)?)
+        .ignore_merges(vocab.pre.ignores_merges())
+        .build()
+        .map_err(TokenizerError::Vocabulary)?;
+    let mut encoder = tokenizers::Tokenizer::new(model);
+    encoder.with_pre_tokenizer(Some(vocab.pre.byte_level()?));
+    let token = |content: &str, special| AddedToken::from(content.to_owned(), special).normalized(false);
+    let special = specials.iter().map(|(content, _)| token(content, true));
+    encoder.add_special_tokens(special.collect::<Vec<_>>()).map_err(TokenizerError::Vocabulary)?;
+    let added = added.into_iter().filter(|content| specials.id_of(content).is_none());
+    encoder
+        .add_tokens(added.map(|content| token(content, false)).collect::<Vec<_>>())
+        .map_err(TokenizerError::Vocabulary)?;
+    check_coverage(&encoder, true)?;
+    let adds_bos = Some(vocab.add_bos.unwrap_or(vocab.pre.adds_bos()));
+    Ok(HfTokenizer { encoder, pieces, specials, strips_leading_space: false, adds_bos })
+}
+
+fn merges(lines: &[String]) -> Result<Vec<(String, String)>, TokenizerError> {
+    (0..)
+        .zip(lines)
+        .map(|(index, line): (usize, _)| match line.split_once(' ') {
+            Some((left, right)) if !left.is_empty() && !right.is_empty() && !right.contains(' ') => {
+                Ok((left.to_owned(), right.to_owned()))
+            }
+            _ => Err(TokenizerError::malformed(
+                format!("merge {index}"),
+                "two tokens with one space between them",
+                format!("{line:?}"),
+            )),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tokenizer::Tokenizer;
+
+    /// 256 bytes, `he` (256), a control token (257), an added text (258), a hole (259).
+    fn vocab() -> BpeVocab {
+        let mut alphabet: Vec<(u8, char)> = byte_level_alphabet().into_iter().map(|(c, b)| (b, c)).collect();
+        alphabet.sort_unstable();
+        let mut tokens: Vec<String> = alphabet.iter().map(|(_, c)| c.to_string()).collect();
+        tokens.extend(["he", "<|end|>", "\u{e9} \u{e9}", "[PAD259]"].map(str::to_owned));
+        let mut types = vec![PieceType::Normal; 260];
+        types[257] = PieceType::Control;
+        types[258] = PieceType::UserDefined;
+        types[259] = PieceType::Unused;
+        let merges = vec!["h e".to_owned()];
+        BpeVocab { tokens, types, merges, pre: PreTokenizer::Qwen2, bos: None, eos: vec![257], add_bos: None }
+    }
+
+    #[test]
+    fn each_type_is_what_it_says() {
+        let t = Tokenizer::from_byte_level_vocab(&vocab()).unwrap();
+        assert_eq!((t.vocab_size(), t.eos(), t.bos(), t.adds_bos()), (260, &[257][..], None, false));
+        let text = "he\u{e9} \u{e9}<|end|>[PAD259]";
+        let ids = t.encode(text, false).unwrap();
+        assert_eq!(ids[..3], [256, 258, 257]);
+        assert!(!ids.contains(&259), "a hole of the numbering is no text");
+        assert_eq!(t.decode(&ids).unwrap(), "he\u{e9} \u{e9}[PAD259]");
+        let literal = t.encode_literal(text).unwrap();
+        assert!(!literal.contains(&257) && literal[1] == 258, "added tokens stay, special ones are text");
+        assert_eq!(t.decode(&literal).unwrap(), text);
+        assert_eq!(t.token_bytes(259).unwrap(), b"");
+        assert_eq!(t.turn_ends(), [257]);
+        // A file without types still knows the tokens that its metadata names.
+        let untyped = BpeVocab { types: vec![PieceType::Normal; 260], ..vocab() };
+        let t = Tokenizer::from_byte_level_vocab(&untyped).unwrap();
+        assert_eq!(t.encode("<|end|>", false).unwrap(), [257]);
+    }
+
+    #[test]
+    fn broken_vocabularies_are_refused() {
+        let refused = |vocab: &BpeVocab| Tokenizer::from_byte_level_vocab(vocab).unwrap_err().to_string();
+        assert!(refused(&BpeVocab { types: Vec::new(), ..vocab() }).contains("0 for 260"));
+        assert!(refused(&BpeVocab { eos: vec![260], ..vocab() }).contains("260"));
+        for merge in ["he", "h", " he", "h e e", "h ", ""] {
+            let error = refused(&BpeVocab { merges: vec![merge.to_owned()], ..vocab() });
+            assert!(error.contains("merge 0"), "{merge:?}: {error}");
+        }
+        for merge in ["h x", "zz e"] {
+            let error = refused(&BpeVocab { merges: vec![merge.to_owned()], ..vocab() });
+            assert!(error.starts_with("the vocabulary"), "{merge:?}: {error}");
+        }
+        let mut holed = vocab();
+        holed.tokens[7] = "other".to_owned();
+        assert!(matches!(
+            Tokenizer::from_byte_level_vocab(&holed),
+            Err(TokenizerError::MissingByte { byte: 7 })
+        ));
+        let empty = BpeVocab { tokens: vec![], types: vec![], merges: vec![], eos: vec![], ..vocab() };
+        assert!(Tokenizer::from_byte_level_vocab(&empty).is_err());
+    }
+}

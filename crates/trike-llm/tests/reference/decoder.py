@@ -1,0 +1,136 @@
+"""Logits of a decoder by numpy, in float64: the reference that shares no code with Trike.
+
+usage: decoder.py MODEL_DIR OUT ID,ID,...   (OUT: raw little-endian f32, tokens x vocabulary)
+
+Reads config.json and a dense f32 model.safetensors. Written from the papers and the published model
+definitions: RMSNorm, rotary embedding on halves with linear, Llama-3 and YaRN scaling, grouped-query
+attention with a window, gated MLP with SiLU or squared ReLU, biases, query and key norms, BitNet's
+sub-norms and its int8 activations.
+"""
+
+import json
+import math
+import pathlib
+import struct
+import sys
+
+import numpy as np
+
+
+def tensors(path):
+    data = path.read_bytes()
+    (n,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + n])
+    out = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        assert entry["dtype"] == "F32", (name, entry["dtype"])
+        first, last = (8 + n + offset for offset in entry["data_offsets"])
+        out[name] = np.frombuffer(data[first:last], "<f4").astype(np.float64).reshape(entry["shape"])
+    return out
+
+
+def frequencies(config, d):
+    theta = config.get("rope_theta", 10000.0)
+    plain = theta ** (-np.arange(0, d, 2) / d)
+    scaling = config.get("rope_scaling")
+    if not scaling:
+        return plain, 1.0
+    kind = scaling.get("rope_type", scaling.get("type"))
+    factor = scaling["factor"]
+    if kind == "linear":
+        return plain / factor, 1.0
+    context = scaling["original_max_position_embeddings"]
+    if kind == "llama3":
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        out = []
+        for f in plain:
+            wavelength = 2 * math.pi / f
+            if wavelength < context / high:
+                out.append(f)
+            elif wavelength > context / low:
+                out.append(f / factor)
+            else:
+                smooth = (context / wavelength - low) / (high - low)
+                out.append((1 - smooth) * f / factor + smooth * f)
+        return np.array(out), 1.0
+    assert kind == "yarn", kind
+
+    def dimension(turns):
+        return d * math.log(context / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    first = max(math.floor(dimension(32)), 0)
+    last = min(math.ceil(dimension(1)), d - 1)
+    ramp = np.clip((np.arange(d // 2) - first) / max(last - first, 0.001), 0, 1)
+    return plain / factor * ramp + plain * (1 - ramp), 0.1 * math.log(factor) + 1.0
+
+
+def main(directory, out, ids):
+    directory = pathlib.Path(directory)
+    config = json.loads((directory / "config.json").read_text())
+    w = tensors(directory / "model.safetensors")
+    ids = [int(i) for i in ids.split(",")]
+    kind = config["architectures"][0]
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    kv_heads = config.get("num_key_value_heads", heads)
+    d = config.get("head_dim") or hidden // heads
+    eps = config["rms_norm_eps"]
+    window = config.get("sliding_window") if kind == "MistralForCausalLM" else None
+    int8 = kind == "BitNetForCausalLM"
+
+    def norm(x, name):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * w[name]
+
+    def linear(x, name):
+        if int8:
+            scale = 127 / np.maximum(np.abs(x).max(-1, keepdims=True), 1e-5)
+            x = np.clip(np.round(x * scale), -128, 127) / scale
+        y = x @ w[name + ".weight"].T
+        return y + w[name + ".bias"] if name + ".bias" in w else y
+
+    freq, attention_factor = frequencies(config, d)
+    n = len(ids)
+    angle = np.arange(n)[:, None] * freq
+    cos, sin = np.cos(angle) * attention_factor, np.sin(angle) * attention_factor
+
+    def rotate(x):
+        a, b = x[..., : d // 2], x[..., d // 2 :]
+        return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+    i, j = np.arange(n)[:, None], np.arange(n)[None, :]
+    seen = (j <= i) & ((j > i - window) if window else True)
+    x = w["model.embed_tokens.weight"][ids]
+    for layer in range(config["num_hidden_layers"]):
+        p = f"model.layers.{layer}."
+        h = norm(x, p + "input_layernorm.weight")
+        q = linear(h, p + "self_attn.q_proj").reshape(n, heads, d)
+        k = linear(h, p + "self_attn.k_proj").reshape(n, kv_heads, d)
+        v = linear(h, p + "self_attn.v_proj").reshape(n, kv_heads, d).transpose(1, 0, 2)
+        if p + "self_attn.q_norm.weight" in w:
+            q, k = norm(q, p + "self_attn.q_norm.weight"), norm(k, p + "self_attn.k_norm.weight")
+        q, k = rotate(q.transpose(1, 0, 2)), rotate(k.transpose(1, 0, 2))
+        o = np.empty((n, heads, d))
+        for head in range(heads):
+            g = head // (heads // kv_heads)
+            scores = np.where(seen, q[head] @ k[g].T / math.sqrt(d), -np.inf)
+            p_ = np.exp(scores - scores.max(-1, keepdims=True))
+            o[:, head] = p_ / p_.sum(-1, keepdims=True) @ v[g]
+        o = o.reshape(n, heads * d)
+        if p + "self_attn.attn_sub_norm.weight" in w:
+            o = norm(o, p + "self_attn.attn_sub_norm.weight")
+        x = x + linear(o, p + "self_attn.o_proj")
+        h = norm(x, p + "post_attention_layernorm.weight")
+        gate, up = linear(h, p + "mlp.gate_proj"), linear(h, p + "mlp.up_proj")
+        act = config.get("hidden_act", "silu")
+        h = (np.maximum(gate, 0) ** 2 if act == "relu2" else gate / (1 + np.exp(-gate))) * up
+        if p + "mlp.ffn_sub_norm.weight" in w:
+            h = norm(h, p + "mlp.ffn_sub_norm.weight")
+        x = x + linear(h, p + "mlp.down_proj")
+    x = norm(x, "model.norm.weight")
+    head = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    (x @ w[head].T).astype("<f4").tofile(out)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
