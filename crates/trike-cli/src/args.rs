@@ -37,18 +37,22 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Run(RunArgs),
+    Chat(ChatArgs),
     Inspect(InspectArgs),
     Convert(ConvertArgs),
     Perplexity(PerplexityArgs),
     Logits(LogitsArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
 }
 
 /// Which model.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArg {
-    /// Model directory or file; the model that comes with Trike when left out
+    /// Model directory or file, or org/name[@revision] of a model in the HuggingFace cache; the model that comes
+    /// with Trike when left out
     #[arg(short, long, env = "TRIKE_MODEL", hide_env_values = true)]
     pub(crate) model: Option<PathBuf>,
 }
@@ -89,15 +93,9 @@ pub(crate) struct CpuArgs {
 /// In which numbers.
 #[derive(Args, Debug)]
 pub(crate) struct PrecisionArgs {
-    /// Activations of ternary layers
-    #[arg(
-        long,
-        default_value = "f32",
-        env = "TRIKE_ACTIVATIONS",
-        hide_env_values = true,
-        value_parser = one_of(ACTIVATIONS)
-    )]
-    pub(crate) activations: ActivationPrecision,
+    /// Activations of ternary layers [default: those that the model was trained with, f32 for most]
+    #[arg(long, env = "TRIKE_ACTIVATIONS", hide_env_values = true, value_parser = one_of(ACTIVATIONS))]
+    pub(crate) activations: Option<ActivationPrecision>,
     /// Output head: as stored, int8, or int8 only for a ternary model whose head is stored in floats (auto)
     /// [default: auto; stored for `logits`]
     #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
@@ -135,6 +133,38 @@ pub(crate) struct RunArgs {
     pub(crate) cpu: CpuArgs,
     #[command(flatten)]
     pub(crate) json: JsonArg,
+    // Last, because its heading holds for all that follow.
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// Talk to a model
+///
+/// Reads a message a line from stdin and answers on stdout, with the chat template that comes with the model. When
+/// the conversation outgrows the context its oldest turns are dropped, with a notice. `/clear` starts over, `/exit`
+/// or the end of stdin ends. Ctrl-C stops an answer, and ends the command while it waits for a message.
+#[derive(Args, Debug)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) tokenizer: TokenizerArg,
+    /// What the model is told before the first message
+    #[arg(long, env = "TRIKE_SYSTEM", hide_env_values = true)]
+    pub(crate) system: Option<String>,
+    /// Chat template in Jinja, in place of the model's own
+    #[arg(long, env = "TRIKE_CHAT_TEMPLATE", hide_env_values = true)]
+    pub(crate) chat_template: Option<PathBuf>,
+    /// Most tokens of an answer; the conversation is trimmed to leave room for them
+    #[arg(short = 'n', long, default_value_t = 512, env = "TRIKE_MAX_TOKENS", hide_env_values = true)]
+    pub(crate) max_tokens: usize,
+    /// End an answer before this string; may be repeated
+    #[arg(long, allow_hyphen_values = true)]
+    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) precision: PrecisionArgs,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
     // Last, because its heading holds for all that follow.
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -293,15 +323,9 @@ pub(crate) struct BenchArgs {
     /// Repetitions, after one that is not counted
     #[arg(short, long, default_value_t = 3)]
     pub(crate) repetitions: usize,
-    /// Activations of ternary layers
-    #[arg(
-        long,
-        default_value = "f32",
-        env = "TRIKE_ACTIVATIONS",
-        hide_env_values = true,
-        value_parser = one_of(ACTIVATIONS)
-    )]
-    pub(crate) activations: ActivationPrecision,
+    /// Activations of ternary layers [default: those that the model was trained with, f32 for most]
+    #[arg(long, env = "TRIKE_ACTIVATIONS", hide_env_values = true, value_parser = one_of(ACTIVATIONS))]
+    pub(crate) activations: Option<ActivationPrecision>,
     /// Cached keys and values
     #[arg(
         long,
@@ -361,4 +385,20 @@ mod tests {
         assert!(parse(&["trike", "doctor", "--threads", "5000"]).is_err());
         assert!(parse(&["trike", "bench", "--encoding", "csr"]).is_err(), "nothing to encode");
     }
+}
+
+/// Print a completion script for a shell
+///
+/// For example `trike completions bash > ~/.local/share/bash-completion/completions/trike`.
+#[derive(Args, Debug)]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+/// Write the manual pages
+#[derive(Args, Debug)]
+pub(crate) struct ManArgs {
+    /// Directory for trike.1 and a page for each command; made when it is not there
+    pub(crate) dir: PathBuf,
 }

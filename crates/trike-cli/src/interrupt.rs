@@ -30,6 +30,11 @@ pub(crate) fn stop_gracefully() {
     let _ = STATE.compare_exchange(ABRUPT, GRACEFUL, Ordering::SeqCst, Ordering::SeqCst);
 }
 
+/// Says that the command has stopped what it was asked to stop; the next Ctrl-C ends it.
+pub(crate) fn resume() {
+    STATE.store(ABRUPT, Ordering::SeqCst);
+}
+
 /// Whether Ctrl-C came.
 pub(crate) fn requested() -> bool {
     STATE.load(Ordering::SeqCst) == REQUESTED

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use trike::{
-    Cpu, HeadPrecision, Isa, ModelFile,
+    ActivationPrecision, Cpu, HeadPrecision, Isa, ModelFile,
     llm::bench::{self, BenchOptions, BenchReport},
 };
 
@@ -53,10 +53,11 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         repetitions: args.repetitions,
         kv: args.kv,
     };
+    let mut activations = args.activations.unwrap_or(ActivationPrecision::F32);
     let (model, report) = match args.synthetic {
         Some(size) => {
             let making = Progress::start(format!("making {}", size.name()), quiet);
-            let mut model = bench::synthetic(size, args.encoding, args.activations, &mut |done, total| {
+            let mut model = bench::synthetic(size, args.encoding, activations, &mut |done, total| {
                 making.set(done, total);
             })?;
             drop(making);
@@ -80,6 +81,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
             // The run brings its own threads.
             let cpu = Cpu::new(1)?;
             let mut model = load(&file, &cpu, None, args.activations, HeadPrecision::Auto, quiet)?;
+            activations = model.decoder().backend().activations();
             let progress = Progress::start("measuring", quiet);
             let options = options(model.decoder().spec().context);
             let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
@@ -96,7 +98,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
     Ok(BenchOutcome {
         model,
         isa: Isa::detect().name(),
-        activations: args::activations_name(args.activations),
+        activations: args::activations_name(activations),
         kv: args::kv_name(args.kv),
         report,
     })

@@ -1,8 +1,11 @@
 //! What is done: each command takes its arguments and returns data.
 
 mod bench;
+mod chat;
+mod completions;
 mod convert;
 mod doctor;
+mod hub;
 mod inspect;
 mod logits;
 mod perplexity;
@@ -48,6 +51,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             }
             return Ok(finished(&outcome));
         }
+        Command::Chat(args) => chat::chat(&args, quiet)?,
         Command::Inspect(args) => output::show(&inspect::inspect(&args, quiet)?, args.json.json)?,
         Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,
         Command::Perplexity(args) => output::show(&perplexity::perplexity(&args, quiet)?, args.json.json)?,
@@ -56,6 +60,8 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             output::show(&bench::bench(&args, quiet)?, args.json || args.output == "json")?;
         }
         Command::Doctor(args) => output::show(&doctor::doctor(&args, quiet)?, args.json.json)?,
+        Command::Completions(args) => output::stream(&completions::script(args.shell)?)?,
+        Command::Man(args) => output::stream(&completions::manual(&args.dir)?)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -74,7 +80,7 @@ impl ModelArg {
     /// The model that was named, or the one that comes with Trike.
     fn path(&self) -> anyhow::Result<PathBuf> {
         match &self.model {
-            Some(path) => Ok(path.clone()),
+            Some(path) => hub::resolve(path),
             None => shipped::find(),
         }
     }
@@ -85,13 +91,14 @@ fn load(
     file: &ModelFile,
     cpu: &Cpu,
     tokenizer: Option<&Path>,
-    activations: ActivationPrecision,
+    activations: Option<ActivationPrecision>,
     head: HeadPrecision,
     quiet: bool,
 ) -> anyhow::Result<LanguageModel> {
     let progress = Progress::start(format!("loading {}", file.path().display()), quiet);
     let options =
         LoadOptions { tokenizer: tokenizer.map(Path::to_owned), threads: cpu.threads(), activations, head };
-    let backend = CpuBackend::new(cpu.clone(), activations);
+    let trained = file.config().family.activations();
+    let backend = CpuBackend::new(cpu.clone(), activations.unwrap_or(trained));
     Ok(LanguageModel::load_on(backend, file, &options, &mut |done, total| progress.set(done, total))?)
 }

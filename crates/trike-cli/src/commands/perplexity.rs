@@ -77,7 +77,14 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     let cpu = args.cpu.cpu()?;
     let load = |path: &Path, tokenizer: Option<&Path>| -> anyhow::Result<LanguageModel> {
         let head = args.precision.head.unwrap_or(HeadPrecision::Auto);
-        load(&ModelFile::open(path)?, &cpu, tokenizer, args.precision.activations, head, quiet)
+        load(
+            &ModelFile::open(super::hub::resolve(path)?)?,
+            &cpu,
+            tokenizer,
+            args.precision.activations,
+            head,
+            quiet,
+        )
     };
     let model = load(&path, args.tokenizer.tokenizer.as_deref())?;
     let kv = args.precision.kv.unwrap_or(model.default_kv());

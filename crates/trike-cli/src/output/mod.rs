@@ -35,6 +35,14 @@ pub(crate) fn end_stream() -> io::Result<()> {
     if io::stdout().is_terminal() { stream("\n") } else { Ok(()) }
 }
 
+/// Asks for a line where a person types it.
+pub(crate) fn ask() {
+    if io::stdin().is_terminal() {
+        // Without a stderr there is nobody to ask.
+        let _ = write!(io::stderr().lock(), "> ").and_then(|()| io::stderr().flush());
+    }
+}
+
 /// Writes a line to stderr.
 pub(crate) fn note(line: &str) {
     // Without a stderr there is nobody to tell.

@@ -8,7 +8,8 @@ const PAGE: &str = "docs/src/cli.md";
 const START: &str = "## Reference\n";
 /// Set to write the page in place of comparing it.
 const UPDATE: &str = "UPDATE_REFERENCE";
-const COMMANDS: [&str; 7] = ["run", "inspect", "convert", "perplexity", "logits", "bench", "doctor"];
+const COMMANDS: [&str; 10] =
+    ["run", "chat", "inspect", "convert", "perplexity", "logits", "bench", "doctor", "completions", "man"];
 
 /// The last section of the page.
 fn reference() -> String {

@@ -1,0 +1,128 @@
+//! `trike chat`.
+
+use std::{
+    io::{self, BufRead},
+    ops::ControlFlow,
+};
+
+use anyhow::Context;
+use trike::{
+    FinishReason, GenerateOptions, Generation, HeadPrecision, LanguageModel, ModelFile,
+    llm::chat::{ChatTemplate, Conversation, Message, RenderOptions},
+};
+
+use super::load;
+use crate::{args::ChatArgs, interrupt, output};
+
+/// Longest message read from stdin, in bytes: more than any context holds.
+const MAX_MESSAGE: u64 = 1 << 24;
+
+/// Talks until stdin ends.
+pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
+    let file = ModelFile::open(args.model.path()?)?;
+    let tokenizer = args.tokenizer.tokenizer.as_deref();
+    let head = args.precision.head.unwrap_or(HeadPrecision::Auto);
+    let sampler = args.sampling.config(&file)?;
+    let model = load(&file, &args.cpu.cpu()?, tokenizer, args.precision.activations, head, quiet)?;
+    let template = template(args, &file, &model)?;
+    let options = GenerateOptions {
+        max_tokens: Some(args.max_tokens),
+        sampler,
+        stop: args.stop.clone(),
+        kv: args.precision.kv,
+        window: None,
+    };
+    let mut talk = Conversation::new(args.system.as_deref());
+    loop {
+        output::ask();
+        let Some(message) = read_line()? else { return Ok(()) };
+        match message.trim() {
+            "" => {}
+            "/exit" => return Ok(()),
+            "/clear" => talk.clear(),
+            text => {
+                talk.push(Message::user(text));
+                let answer = answer(&model, &template, &mut talk, &options, quiet)?;
+                talk.push(Message::assistant(answer.text.trim()));
+                output::stream("\n")?;
+                if !quiet {
+                    output::note(&closing(&answer));
+                }
+            }
+        }
+    }
+}
+
+/// The template that was named, or the model's own.
+fn template(args: &ChatArgs, file: &ModelFile, model: &LanguageModel) -> anyhow::Result<ChatTemplate> {
+    let tokenizer = model.tokenizer()?;
+    if let Some(path) = &args.chat_template {
+        let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        let mut template = ChatTemplate::from_source(&source)?;
+        for (variable, id) in
+            [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos().first().copied())]
+        {
+            if let Some(name) = id.and_then(|id| tokenizer.name_of(id)) {
+                template = template.with_token(variable, name);
+            }
+        }
+        return Ok(template);
+    }
+    ChatTemplate::for_model(file, tokenizer)?.with_context(|| {
+        let path = file.path().display();
+        format!("{path}: no chat template comes with this model; give one with --chat-template, or use `trike run`")
+    })
+}
+
+/// The model's answer to the conversation, shown as it comes.
+fn answer(
+    model: &LanguageModel,
+    template: &ChatTemplate,
+    talk: &mut Conversation,
+    options: &GenerateOptions,
+    quiet: bool,
+) -> anyhow::Result<Generation> {
+    let tokenizer = model.tokenizer()?;
+    let context = model.decoder().spec().context;
+    // At least half of the context is for the conversation.
+    let room = options.max_tokens.unwrap_or(context).min(context / 2);
+    let prompt = talk.fit(template, tokenizer, &RenderOptions::default(), context - room)?;
+    if prompt.dropped_turns > 0 && !quiet {
+        output::note(&format!(
+            "the conversation outgrew the context: the oldest {} messages were dropped",
+            prompt.dropped_messages
+        ));
+    }
+    interrupt::stop_gracefully();
+    let mut failed = None;
+    let generation = model.generate_ids(prompt.ids, &tokenizer.turn_ends(), options, |piece| {
+        match output::stream(piece) {
+            Ok(()) if interrupt::requested() => ControlFlow::Break(()),
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        }
+    });
+    interrupt::resume();
+    match failed {
+        Some(error) => Err(error.into()),
+        None => Ok(generation?),
+    }
+}
+
+fn closing(answer: &Generation) -> String {
+    let why = match answer.finish {
+        FinishReason::Eos | FinishReason::Stop => String::new(),
+        other => format!("; ended by {}", other.name()),
+    };
+    format!("({} tokens, {:.1} tok/s{why})", answer.ids.len(), answer.tokens_per_second())
+}
+
+/// The next line of stdin, `None` at its end.
+fn read_line() -> anyhow::Result<Option<String>> {
+    let mut line = String::new();
+    let read = io::Read::take(io::stdin().lock(), MAX_MESSAGE).read_line(&mut line).context("stdin")?;
+    Ok((read > 0).then_some(line))
+}

@@ -1,0 +1,117 @@
+//! Conversations, completions, manual pages, and models by their names on the hub.
+
+use std::{
+    io::Write,
+    process::{Output, Stdio},
+};
+
+use crate::harness::{Trike, tiny, text, utf8};
+
+/// One line a message; the tiny model has no template of its own.
+const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}";
+
+fn talk(trike: &Trike, args: &[&str], lines: &str) -> Output {
+    let template = trike.write("chat.jinja", TEMPLATE);
+    let model = tiny();
+    let mut all = vec!["chat", "-m", &model, "--temperature", "0", "--chat-template", &template];
+    all.extend(args);
+    let mut child = trike
+        .command(&all)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    child.stdin.take().expect("a pipe").write_all(lines.as_bytes()).expect("it reads");
+    child.wait_with_output().expect("it ends")
+}
+
+fn good(output: Output) -> (String, String) {
+    let (stdout, stderr) = (utf8(output.stdout), utf8(output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    (stdout, stderr)
+}
+
+#[test]
+fn an_answer_depends_on_what_was_said_before() {
+    let trike = Trike::new();
+    let one = good(talk(&trike, &["-n", "12"], "Once upon a time\n"));
+    assert!(one.0.len() > 10 && one.0.ends_with('\n'), "{one:?}");
+    assert!(one.1.contains("12 tokens"), "{one:?}");
+    let (two, _) = good(talk(&trike, &["-n", "12"], "Once upon a time\nAnd then\n/exit\nnever read\n"));
+    assert!(two.starts_with(&one.0) && two.len() > one.0.len(), "{two}");
+    // Starting over forgets the first turn; a system prompt is there from the start.
+    let (alone, _) = good(talk(&trike, &["-n", "12", "-q"], "And then\n"));
+    let (cleared, notes) = good(talk(&trike, &["-n", "12", "-q"], "Once upon a time\n/clear\n\nAnd then\n"));
+    assert_eq!(cleared, one.0.clone() + &alone);
+    assert_eq!(notes, "");
+    assert_ne!(two, one.0.clone() + &alone);
+    let (told, _) = good(talk(&trike, &["-n", "12", "--system", "Tom is sad."], "Once upon a time\n"));
+    assert_ne!(told, one.0);
+}
+
+#[test]
+fn history_is_trimmed_with_a_notice() {
+    let trike = Trike::new();
+    let lines = "The little dog ran to the park and saw a big red ball on the grass.\n".repeat(12);
+    let (_, notes) = good(talk(&trike, &["-n", "8"], &lines));
+    assert!(notes.contains("oldest") && notes.contains("dropped"), "{notes}");
+    let endless = "a long message ".repeat(300) + "\n";
+    let output = talk(&trike, &["-n", "8"], &endless);
+    let stderr = utf8(output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(stderr.starts_with("error: "), "{stderr}");
+}
+
+#[test]
+fn what_cannot_be_a_conversation_says_why() {
+    let trike = Trike::new();
+    let error = trike.fails(1, &["chat", "-m", &tiny()]);
+    assert!(error.contains("--chat-template") && error.contains("trike run"), "{error}");
+    let broken = trike.write("broken.jinja", "{% for m in messages %}");
+    let error = trike.fails(1, &["chat", "-m", &tiny(), "--chat-template", &broken]);
+    assert!(error.contains('1'), "the line: {error}");
+    trike.fails(1, &["chat", "-m", &tiny(), "--chat-template", "missing.jinja"]);
+}
+
+#[test]
+fn completions_and_manual_pages() {
+    let trike = Trike::new();
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let script = trike.stdout(&["completions", shell]);
+        assert!(script.contains("trike") && script.contains("perplexity"), "{shell}");
+    }
+    let dir = trike.path("man");
+    let pages = trike.stdout(&["man", &dir]);
+    for page in ["trike.1", "trike-run.1", "trike-chat.1", "trike-convert.1"] {
+        assert!(pages.contains(page), "{pages}");
+        let page = std::fs::read_to_string(format!("{dir}/{page}")).expect("a page");
+        assert!(page.contains(".TH"), "{page}");
+    }
+}
+
+#[test]
+fn a_model_is_found_in_the_cache_by_its_name() {
+    let trike = Trike::new();
+    let snapshot = trike.path("cache/models--trike--tiny/snapshots/0123abc");
+    std::fs::create_dir_all(trike.path("cache/models--trike--tiny/refs")).expect("a directory");
+    std::fs::create_dir_all(trike.path("cache/models--trike--tiny/snapshots")).expect("a directory");
+    trike.write("cache/models--trike--tiny/refs/main", "0123abc");
+    let copied = text(trike.copy_model(&tiny(), "model"));
+    std::fs::rename(copied, &snapshot).expect("it moves");
+    let run = |id: &str| {
+        let args = ["run", "-m", id, "-p", "Once", "-n", "3", "--temperature", "0"];
+        let output = trike.command(&args).env("HF_HUB_CACHE", trike.path("cache")).output();
+        output.expect("the command starts")
+    };
+    for id in ["trike/tiny", "trike/tiny@main", "trike/tiny@0123abc"] {
+        let (stdout, _) = good(run(id));
+        assert!(stdout.starts_with("Once"), "{stdout}");
+    }
+    for (id, word) in [("trike/huge", "not there"), ("trike/tiny@v2", "v2")] {
+        let output = run(id);
+        let stderr = utf8(output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{stderr}");
+        assert!(stderr.contains(word) && stderr.contains(id), "{stderr}");
+    }
+}
