@@ -5,7 +5,7 @@ use std::{
     process::{Output, Stdio},
 };
 
-use crate::harness::{Trike, tiny, text, utf8};
+use crate::harness::{Trike, text, tiny, utf8};
 
 /// One line a message; the tiny model has no template of its own.
 const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{{ m.content }}\n{% endfor %}";
@@ -114,4 +114,48 @@ fn a_model_is_found_in_the_cache_by_its_name() {
         assert_eq!(output.status.code(), Some(1), "{stderr}");
         assert!(stderr.contains(word) && stderr.contains(id), "{stderr}");
     }
+}
+
+#[cfg(unix)]
+#[test]
+fn a_conversation_through_a_terminal() {
+    let Some(python) = trike_testkit::python("pty") else { return };
+    let trike = Trike::new();
+    let template = trike.write("chat.jinja", TEMPLATE);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cli/terminal.py");
+    let run = |lines: &[&str]| {
+        let command =
+            ["--", env!("CARGO_BIN_EXE_trike"), "chat", "-m", &tiny(), "--temperature", "0", "-n", "12"];
+        let output = through_terminal(&python, script, lines, &command, &["--chat-template", &template]);
+        (output.status.code(), utf8(output.stdout).replace("\r\n", "\n"), utf8(output.stderr))
+    };
+    let (code, shown, errors) = run(&["Once upon a time", "And then", "/exit"]);
+    assert_eq!(code, Some(0), "{errors}");
+    assert_eq!(shown.matches("> ").count(), 3, "{shown}");
+    assert_eq!(shown.matches("12 tokens").count(), 2, "{shown}");
+    // The same words as through a pipe, between what the terminal echoes.
+    let (piped, _) = good(talk(&trike, &["-n", "12"], "Once upon a time\nAnd then\n"));
+    for answer in piped.trim_end().lines().filter(|line| !line.is_empty()) {
+        assert!(shown.contains(answer), "{answer:?} in {shown:?}");
+    }
+    // Ctrl-C while it waits ends it, with the code that shells give.
+    let (code, shown, _) = run(&["Once upon a time", "\x03"]);
+    assert_eq!(code, Some(130), "{shown}");
+    assert!(shown.contains("12 tokens"), "{shown}");
+}
+
+#[cfg(unix)]
+fn through_terminal(
+    python: &std::process::Command,
+    script: &str,
+    lines: &[&str],
+    command: &[&str],
+    more: &[&str],
+) -> Output {
+    let mut fresh = std::process::Command::new(python.get_program());
+    fresh.arg(script).args(lines).args(command).args(more);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("TRIKE_")) {
+        fresh.env_remove(name);
+    }
+    fresh.output().expect("it starts")
 }
