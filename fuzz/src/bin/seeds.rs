@@ -12,7 +12,14 @@ use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor}
 
 fn main() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
-    let seeds = [("gguf", gguf()), ("llama2c", llama2c()), ("hf_dir", hf_dir())];
+    let seeds = [
+        ("gguf", gguf()),
+        ("llama2c", llama2c()),
+        ("hf_dir", hf_dir()),
+        ("tokenizer", tokenizer()),
+        ("config_json", config_json()),
+        ("chat_template", chat_template()),
+    ];
     for (target, inputs) in seeds {
         let dir = corpus.join(target);
         std::fs::create_dir_all(&dir).expect("the corpus can be made");
@@ -145,4 +152,77 @@ fn finished(writer: HfDirWriter, dir: &Path) -> Vec<u8> {
 fn input(config: &Value, weights: &[u8]) -> Vec<u8> {
     let config = config.to_string();
     [&(config.len() as u16).to_le_bytes()[..], config.as_bytes(), weights].concat()
+}
+
+/// A tokenizer of each kind behind the byte that chooses the reader.
+fn tokenizer() -> Inputs {
+    let json = json!({
+        "version": "1.0", "added_tokens": [{"id": 0, "content": "<s>", "special": true, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false}],
+        "normalizer": null, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true},
+        "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "vocab": {"<s>": 0, "a": 1, "b": 2, "ab": 3, "\u{120}": 4}, "merges": [["a", "b"]]},
+    });
+    let pieces: [(&str, f32, u8); 5] =
+        [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3), ("<0x0A>", 0.0, 6), ("\u{2581}a", -1.0, 1)];
+    let mut bin = 8i32.to_le_bytes().to_vec();
+    let mut model = Vec::new();
+    for (piece, score, kind) in pieces {
+        bin.extend(score.to_le_bytes());
+        bin.extend((piece.len() as i32).to_le_bytes());
+        bin.extend(piece.as_bytes());
+        // Field 1 of the file: a piece with its text (1), score (2) and type (3).
+        let mut entry = vec![0x0A, piece.len() as u8];
+        entry.extend(piece.as_bytes());
+        entry.push(0x15);
+        entry.extend(score.to_le_bytes());
+        entry.extend([0x18, kind]);
+        model.extend([0x0A, entry.len() as u8]);
+        model.extend(entry);
+    }
+    // Field 2: model type BPE (3) and byte fallback (35).
+    model.extend([0x12, 5, 0x18, 2, 0x98, 0x02, 1]);
+    let ranks = b"YQ== 0\nYg== 1\nYWI= 2\n".to_vec();
+    let kinds = [("json", json.to_string().into_bytes()), ("bin", bin), ("model", model), ("ranks", ranks)];
+    let behind = |(kind, (name, bytes)): (usize, (&str, Vec<u8>))| {
+        (name.to_owned(), [vec![kind as u8], bytes].concat())
+    };
+    kinds.into_iter().enumerate().map(behind).collect()
+}
+
+/// A configuration of each family.
+fn config_json() -> Inputs {
+    let scalings = [
+        json!(null),
+        json!({"type": "linear", "factor": 2.0}),
+        json!({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64}),
+        json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+    ];
+    let names = ["Llama", "Mistral", "Qwen2", "Qwen3", "BitNet"];
+    names
+        .iter()
+        .enumerate()
+        .map(|(i, name)| {
+            let config = json!({
+                "architectures": [format!("{name}ForCausalLM")], "hidden_size": 64, "intermediate_size": 96,
+                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+                "vocab_size": 99, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+                "tie_word_embeddings": true, "rope_scaling": scalings[i % scalings.len()], "eos_token_id": [1, 2],
+            });
+            ((*name).to_owned(), config.to_string().into_bytes())
+        })
+        .collect()
+}
+
+/// Templates with loops, conditions, filters and what they are filled with.
+fn chat_template() -> Inputs {
+    [
+        ("plain", "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m['content'] | trim }}{% endfor %}\0Hello"),
+        ("cases", "{%- if messages[0].role == 'system' -%}{{ messages[0].content | upper }}{%- else -%}x{%- endif -%}"),
+        ("calls", "{{ raise_exception('no') if not messages else strftime_now('%Y') }}{{ messages | tojson(indent=2) }}"),
+        ("state", "{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}\0<s>"),
+    ]
+    .map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()))
+    .into()
 }
