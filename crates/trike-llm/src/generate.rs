@@ -13,8 +13,8 @@ use crate::{
     stream::TextStream,
 };
 
-/// Tokens of a prompt that go through the model at once. Larger steps amortize the unpacking of weights; this
-/// many keep the activations of a step in the second-level cache at the widths of 2B models.
+/// Tokens of a prompt that go through the model at once. A longer step unpacks weights for more tokens, and takes more
+/// memory for activations; this one was chosen, not tuned.
 pub(crate) const STEP: usize = 256;
 
 /// How to continue a prompt.

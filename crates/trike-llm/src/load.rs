@@ -23,8 +23,8 @@ pub enum HeadPrecision {
     Int8,
 }
 
-/// Weights that share a scale when a head is rounded to int8. 32 keeps the largest rounding error of a logit
-/// under a thousandth of the largest logit on the models measured; wider groups double it.
+/// Weights that share a scale when a head is rounded to int8: a block of GGUF's `Q8_0`. A narrow group keeps one large
+/// weight from coarsening its neighbours.
 const HEAD_GROUP: usize = 32;
 
 /// How a model is loaded.

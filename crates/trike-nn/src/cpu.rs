@@ -92,7 +92,7 @@ pub struct CpuRope {
     pairing: RopePairing,
 }
 
-/// Positions whose sines and cosines are kept: enough for common contexts at 4 KiB a position at most.
+/// Positions whose sines and cosines are kept, at eight bytes a pair: 4 MiB for heads of 128.
 const KEPT_POSITIONS: usize = 8192;
 
 #[derive(Debug)]
