@@ -8,13 +8,17 @@ use xshell::cmd;
 
 /// Unit, integration and example tests, but no benches: those are timed, not tested.
 const TESTS: &[&str] = &["--lib", "--bins", "--tests", "--examples"];
+/// The tests of downloads, which exist only with a feature that is off by default. Features are unified over the whole
+/// workspace here too, so that only the command and its HTTP client are compiled again.
+const DOWNLOADS: &[&str] = &["--features", "trike-cli/hub", "--bin", "trike", "--test", "cli", "download"];
 
-/// Runs `cargo test` for targets and then for docs, and echoes their output.
+/// Runs `cargo test` for targets, for those of the feature `hub`, and for docs, and echoes their output.
 ///
 /// A failure does not stop the rest. Returns the line of totals, which is also the last line printed.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let mut tally = Tally::default();
     let targets = cargo_test(ws, TESTS, &mut tally)?;
+    let downloads = cargo_test(ws, DOWNLOADS, &mut tally)?;
     let docs = cargo_test(ws, &["--doc"], &mut tally)?;
     println!();
     for (reason, count) in tally.reasons() {
@@ -22,7 +26,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     }
     println!("{tally}");
     ensure!(tally.ignored == 0, "{} tests are ignored; a test runs, or skips with a reason", tally.ignored);
-    ensure!(tally.is_green() && targets && docs, "tests failed: {tally}");
+    ensure!(tally.is_green() && targets && downloads && docs, "tests failed: {tally}");
     Ok(tally.to_string())
 }
 

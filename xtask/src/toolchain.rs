@@ -2,6 +2,7 @@
 
 use crate::workspace::Workspace;
 use anyhow::Result;
+use std::collections::BTreeMap;
 use xshell::cmd;
 
 /// Formatting equals what rustfmt prints.
@@ -19,12 +20,17 @@ pub(crate) fn clippy(ws: &Workspace) -> Result<String> {
 /// Each crate alone, so that no crate leans on a feature that another one turned on.
 ///
 /// Clippy instead of `cargo check`: it stops at dead code that only exists without a feature, and shares its
-/// compiled dependencies with the `clippy` step, which a different profile or `RUSTFLAGS` would not.
+/// compiled dependencies with the `clippy` step, which a different profile or `RUSTFLAGS` would not. A crate with
+/// features that are off by default is checked with all of them too, and its tests with it.
 pub(crate) fn features(ws: &Workspace) -> Result<String> {
     let crates = ws.crates();
     for package in &crates {
         let name = package.name.as_str();
-        for flags in [&["--no-default-features"][..], &[]] {
+        let mut ways = vec![&["--no-default-features"][..], &[]];
+        if has_more_than_default(&package.features) {
+            ways.push(&["--all-features", "--all-targets"]);
+        }
+        for flags in ways {
             println!("-- {name} {}", if flags.is_empty() { "(default features)" } else { flags[0] });
             cmd!(ws.sh, "cargo clippy --quiet --locked -p {name} {flags...} -- -D warnings").quiet().run()?;
         }
@@ -32,9 +38,32 @@ pub(crate) fn features(ws: &Workspace) -> Result<String> {
     Ok(format!("{} crates alone", crates.len()))
 }
 
+/// Whether there are features that `default` does not turn on by name.
+fn has_more_than_default(features: &BTreeMap<String, Vec<String>>) -> bool {
+    let default = features.get("default").map_or(&[][..], Vec::as_slice);
+    features.keys().any(|name| name != "default" && !default.contains(name))
+}
+
 /// API docs of every crate, with missing docs and broken links denied.
 pub(crate) fn doc(ws: &Workspace) -> Result<String> {
     let _flags = ws.sh.push_env("RUSTDOCFLAGS", "-D warnings -D missing_docs");
     cmd!(ws.sh, "cargo doc --locked --workspace --no-deps").quiet().run()?;
     Ok(String::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn features_beside_the_default_ones_are_noticed() {
+        let table = |rows: &[(&str, &[&str])]| {
+            let own = |list: &[&str]| list.iter().map(|&name| name.to_owned()).collect();
+            rows.iter().map(|(name, list)| ((*name).to_owned(), own(list))).collect()
+        };
+        assert!(!has_more_than_default(&table(&[])));
+        assert!(!has_more_than_default(&table(&[("default", &["a"]), ("a", &["dep:b"])])));
+        assert!(has_more_than_default(&table(&[("a", &["dep:b"])])));
+        assert!(has_more_than_default(&table(&[("default", &["a"]), ("a", &[]), ("c", &["dep:b"])])));
+    }
 }

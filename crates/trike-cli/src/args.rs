@@ -51,8 +51,8 @@ pub(crate) enum Command {
 /// Which model.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArg {
-    /// Model directory or file, or org/name[@revision] of a model in the HuggingFace cache; the model that comes
-    /// with Trike when left out
+    /// Model directory or file, or org/name[@revision][:file] on the HuggingFace hub; the model that comes with
+    /// Trike when left out
     #[arg(short, long, env = "TRIKE_MODEL", hide_env_values = true)]
     pub(crate) model: Option<PathBuf>,
 }

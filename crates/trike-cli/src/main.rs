@@ -7,6 +7,7 @@
 //!
 //! * what can be said: [`args`]
 //! * what is done: [`commands`]
+//! * what is brought from the hub, with the feature `hub`: `download`
 //! * what is shown: [`output`], [`progress`]
 //! * what is written beside that: [`npy`]
 //! * Ctrl-C: [`interrupt`]
@@ -14,6 +15,8 @@
 
 mod args;
 mod commands;
+#[cfg(feature = "hub")]
+mod download;
 mod interrupt;
 mod npy;
 mod output;

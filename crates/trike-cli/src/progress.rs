@@ -15,6 +15,8 @@ const TICK: Duration = Duration::from_millis(100);
 
 const UNKNOWN: &str = "{spinner} {msg} {elapsed}";
 const KNOWN: &str = "{msg} [{bar:30}] {pos}/{len} {eta}";
+#[cfg(feature = "hub")]
+const BYTES: &str = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 
 /// A line on stderr that appears after a second and goes when this is dropped: a spinner until the first
 /// [`set`](Self::set), a bar from there. Nothing is drawn where stderr is no terminal.
@@ -45,6 +47,16 @@ impl Progress {
         Self { bar, running: Some(running), waiting: Some(waiting) }
     }
 
+    /// So many bytes are there of so many.
+    #[cfg(feature = "hub")]
+    pub(crate) fn set_bytes(&self, done: u64, total: u64) {
+        if self.bar.length().is_none() {
+            self.bar.set_style(style(BYTES));
+        }
+        self.bar.set_length(total);
+        self.bar.set_position(done);
+    }
+
     /// So much is done of so much.
     pub(crate) fn set(&self, done: usize, total: usize) {
         if self.bar.length().is_none() {
@@ -67,7 +79,7 @@ impl Drop for Progress {
 }
 
 fn style(template: &str) -> ProgressStyle {
-    // The two templates are constants of this file, and a test builds both.
+    // The templates are constants of this file, and a test builds them.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
@@ -77,6 +89,8 @@ mod tests {
 
     #[test]
     fn the_templates_are_templates() {
+        #[cfg(feature = "hub")]
+        assert!(ProgressStyle::with_template(BYTES).is_ok());
         for template in [UNKNOWN, KNOWN] {
             assert!(ProgressStyle::with_template(template).is_ok(), "{template}");
         }

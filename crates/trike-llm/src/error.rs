@@ -126,6 +126,16 @@ pub enum LlmError {
         /// What is missing.
         reason: String,
     },
+    /// A repository of the hub holds no model that can be run, or several.
+    #[error("{id}: {reason}; {}", listed(files))]
+    HubFiles {
+        /// The model.
+        id: String,
+        /// What is wrong, and what to do.
+        reason: String,
+        /// The files that this is about.
+        files: Vec<String>,
+    },
     /// An option is out of range.
     #[error("{option}: expected {expected}, got {got}")]
     Option {
@@ -144,6 +154,17 @@ pub enum LlmError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+/// The names come from elsewhere: nothing in them may steer a terminal.
+fn listed(files: &[String]) -> String {
+    if files.is_empty() {
+        return "there are no files".to_owned();
+    }
+    let plain = |name: &String| -> String {
+        name.chars().take(200).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    };
+    format!("there are: {}", files.iter().map(plain).collect::<Vec<_>>().join(", "))
 }
 
 impl From<crate::chat::ChatError> for LlmError {

@@ -1,82 +1,30 @@
 //! Models in the cache that HuggingFace's own tools fill.
 
+mod id;
+
 use std::{
-    fmt,
+    fs::File,
+    io::Read,
     path::{Path, PathBuf},
-    str::FromStr,
 };
 
+use serde_json::Value;
+
 use crate::LlmError;
+use id::{Found, is_inside, shown};
+pub use id::{HubModel, ModelId};
 
-/// A model on the hub: `org/name`, and a revision after `@`.
-///
-/// ```
-/// use trike_llm::ModelId;
-///
-/// let id: ModelId = "microsoft/bitnet-b1.58-2B-4T@main".parse()?;
-/// assert_eq!((id.org(), id.name(), id.revision()), ("microsoft", "bitnet-b1.58-2B-4T", "main"));
-/// assert!("model.gguf".parse::<ModelId>().is_err());
-/// # Ok::<(), trike_llm::LlmError>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ModelId {
-    org: String,
-    name: String,
-    revision: Option<String>,
-}
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+/// The index of a model with a million tensors; a file over this is another one.
+const MAX_INDEX_BYTES: u64 = 128 << 20;
+/// Far more than a model has; the number of requests that an index can cause.
+const MAX_SHARDS: usize = 4096;
+/// Deeper folders of a snapshot hold no models.
+const MAX_DEPTH: usize = 4;
 
-impl ModelId {
-    /// Who the model belongs to.
-    pub fn org(&self) -> &str {
-        &self.org
-    }
-
-    /// Its name there.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The branch, tag or commit; `main` unless one was given.
-    pub fn revision(&self) -> &str {
-        self.revision.as_deref().unwrap_or("main")
-    }
-}
-
-impl fmt::Display for ModelId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.org, self.name)?;
-        self.revision.as_ref().map_or(Ok(()), |revision| write!(f, "@{revision}"))
-    }
-}
-
-impl FromStr for ModelId {
-    type Err = LlmError;
-
-    fn from_str(text: &str) -> Result<Self, LlmError> {
-        // What the hub allows in a name; anything else could leave the cache's folder.
-        let word = |s: &str| {
-            let plain = s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
-            plain && !s.is_empty() && !s.starts_with('.') && !s.contains("..") && !s.contains("--")
-        };
-        let (id, revision) = match text.split_once('@') {
-            Some((id, revision)) => (id, Some(revision)),
-            None => (text, None),
-        };
-        let revision_ok = revision.is_none_or(|r| r.split('/').all(|part| word(part) || part.contains("--")));
-        match id.split_once('/') {
-            Some((org, name)) if word(org) && word(name) && revision_ok => {
-                Ok(Self { org: org.to_owned(), name: name.to_owned(), revision: revision.map(str::to_owned) })
-            }
-            _ => Err(LlmError::Option {
-                option: "model",
-                expected: "a path, or org/name[@revision]",
-                got: text.to_owned(),
-            }),
-        }
-    }
-}
-
-/// A folder laid out as the hub's tools lay out theirs: `models--org--name/{refs,snapshots}`.
+/// A folder laid out as the hub's tools lay out theirs: `models--org--name/{blobs,refs,snapshots}`.
 ///
 /// Nothing is downloaded: what is there is found, offline too.
 #[derive(Clone, Debug)]
@@ -90,20 +38,31 @@ impl HubCache {
         Self { root: root.into() }
     }
 
+    /// The folder of the whole cache.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The folder of a model, whether it is there or not.
+    pub fn folder(&self, id: &ModelId) -> PathBuf {
+        self.root.join(format!("models--{}--{}", id.org(), id.name()))
+    }
+
     /// The model's directory, or its GGUF file when the snapshot is just that.
     ///
     /// # Errors
     ///
-    /// [`LlmError::NotInCache`] when the model, its revision or a model file in it is not there, with what to do.
+    /// [`LlmError::NotInCache`] when the model, its revision or a file that it needs is not there, with what to do;
+    /// [`LlmError::HubFiles`] when there are several models.
     pub fn resolve(&self, id: &ModelId) -> Result<PathBuf, LlmError> {
         let missing =
             |reason: String| LlmError::NotInCache { id: id.to_string(), cache: self.root.clone(), reason };
-        let folder = self.root.join(format!("models--{}--{}", id.org, id.name));
+        let folder = self.folder(id);
         if !folder.is_dir() {
             return Err(missing("the model is not there".to_owned()));
         }
         let reference = folder.join("refs").join(id.revision());
-        let snapshot = match std::fs::read_to_string(&reference) {
+        let snapshot = match read_start(&reference, 128) {
             Ok(commit) if is_commit(commit.trim()) => folder.join("snapshots").join(commit.trim()),
             Ok(_) => return Err(missing(format!("{} names no commit", reference.display()))),
             // A commit is a revision of its own.
@@ -112,31 +71,86 @@ impl HubCache {
         if !snapshot.is_dir() {
             return Err(missing(format!("it has no revision `{}`", id.revision())));
         }
-        model_in(&snapshot).map_err(missing)
+        let mut files = Vec::new();
+        list(&snapshot, "", MAX_DEPTH, &mut files);
+        match id.find(&files) {
+            Found::One(HubModel::File(file)) => Ok(snapshot.join(file)),
+            Found::One(HubModel::Directory) => {
+                // An index that cannot be read is for the reader of the directory to complain about.
+                let shards = if files.iter().any(|file| file == WEIGHTS) {
+                    Vec::new()
+                } else {
+                    hub_shards(&snapshot.join(INDEX)).unwrap_or_default()
+                };
+                match shards.iter().find(|shard| !files.contains(shard)) {
+                    Some(shard) => Err(missing(format!("its snapshot lacks {shard}"))),
+                    None => Ok(snapshot),
+                }
+            }
+            Found::Several(names) => {
+                Err(LlmError::HubFiles { id: id.to_string(), reason: id.which(), files: shown(names) })
+            }
+            Found::Nothing => Err(missing(match id.file() {
+                Some(file) => format!("its snapshot has no file `{file}`"),
+                None => format!("its snapshot has neither {CONFIG} with {WEIGHTS} nor a GGUF file"),
+            })),
+        }
     }
+}
+
+/// The safetensors files that an index on disk names, each once.
+///
+/// # Errors
+///
+/// [`LlmError::Io`] for a file that cannot be read, [`LlmError::Config`] for one that is no index or names files that do
+/// not lie beside it.
+pub fn hub_shards(index: &Path) -> Result<Vec<String>, LlmError> {
+    let text = read_start(index, MAX_INDEX_BYTES)
+        .map_err(|source| LlmError::Io { path: index.to_owned(), source })?;
+    let bad = |expected: &str, got: String| LlmError::Config {
+        path: index.to_owned(),
+        key: "weight_map".to_owned(),
+        expected: expected.to_owned(),
+        got,
+    };
+    let value: Value = serde_json::from_str(&text).map_err(|e| bad("JSON", e.to_string()))?;
+    let map = value.get("weight_map").and_then(Value::as_object);
+    let map = map.ok_or_else(|| bad("an object from tensor names to files", "none".to_owned()))?;
+    let mut shards: Vec<String> = Vec::new();
+    for file in map.values() {
+        let name = file.as_str().filter(|f| is_inside(f) && f.ends_with(".safetensors") && !f.contains('/'));
+        let name = name.ok_or_else(|| bad("names of .safetensors files", file.to_string()))?;
+        shards.push(name.to_owned());
+    }
+    shards.sort();
+    shards.dedup();
+    if shards.len() > MAX_SHARDS {
+        return Err(bad("at most 4096 files", shards.len().to_string()));
+    }
+    Ok(shards)
+}
+
+/// A text of at most so many bytes; the rest is cut off.
+fn read_start(path: &Path, most: u64) -> std::io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(most).read_to_string(&mut text)?;
+    Ok(text)
 }
 
 fn is_commit(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// What in a snapshot is the model.
-fn model_in(snapshot: &Path) -> Result<PathBuf, String> {
-    if snapshot.join("config.json").exists() {
-        return Ok(snapshot.to_owned());
-    }
-    let entries = snapshot.read_dir().map_err(|e| e.to_string())?;
-    let mut files: Vec<PathBuf> = entries
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .filter(|path| path.extension().is_some_and(|e| e == "gguf"))
-        .collect();
-    files.sort();
-    match &files[..] {
-        [file] => Ok(file.clone()),
-        [] => Err("its snapshot has neither a config.json nor a GGUF file".to_owned()),
-        several => {
-            let list: Vec<String> = several.iter().map(|path| path.display().to_string()).collect();
-            Err(format!("its snapshot has several GGUF files, name one by its path: {}", list.join(", ")))
+/// The files under a folder that are really there, by their paths from it with `/`.
+fn list(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<String>) {
+    for entry in folder.read_dir().into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let path = entry.path();
+        // Entries are links into `blobs`, and one that leads nowhere is a download that was removed.
+        if path.is_file() {
+            files.push(format!("{prefix}{name}"));
+        } else if depth > 1 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            list(&path, &format!("{prefix}{name}/"), depth - 1, files);
         }
     }
 }
@@ -146,18 +160,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-
-    #[test]
-    fn ids_that_could_leave_the_cache_are_none() {
-        for good in ["a/b", "a-1/b.c_d", "a/b@main", "a/b@refs/pr/1", "a/b@v1.0"] {
-            assert_eq!(good.parse::<ModelId>().unwrap().to_string(), good);
-        }
-        for bad in
-            ["", "a", "a/", "/a", "a/b/c", "../b", "a/..", "a/b@", "a/b@../x", "a--b/c", "a b/c", "a/b@x//y"]
-        {
-            assert!(bad.parse::<ModelId>().is_err(), "{bad}");
-        }
-    }
 
     #[test]
     fn snapshots_are_found_by_branch_and_commit() {
@@ -170,21 +172,53 @@ mod tests {
         fs::write(model.join("refs/main"), "abc123\n").unwrap();
         fs::write(model.join("refs/pr/7"), "def456").unwrap();
         fs::write(model.join("refs/bad"), "../../../etc").unwrap();
-        fs::write(one.join("config.json"), "{}").unwrap();
+        fs::write(one.join(CONFIG), "{}").unwrap();
         fs::write(two.join("m.gguf"), "").unwrap();
         let cache = HubCache::new(dir.path());
         let resolve = |id: &str| cache.resolve(&id.parse().unwrap());
+        // Tools that only wanted the configuration leave this behind.
+        assert!(resolve("org/name").unwrap_err().to_string().contains("neither"));
+        fs::write(one.join(WEIGHTS), "").unwrap();
         assert_eq!(resolve("org/name").unwrap(), one);
         assert_eq!(resolve("org/name@pr/7").unwrap(), two.join("m.gguf"));
         assert_eq!(resolve("org/name@def456").unwrap(), two.join("m.gguf"));
-        for (id, word) in [("org/other", "not there"), ("org/name@v2", "v2"), ("org/name@bad", "commit")] {
-            let error = resolve(id).unwrap_err().to_string();
+        for (id, word) in [
+            ("org/other", "not there"),
+            ("org/name@v2", "v2"),
+            ("org/name@bad", "commit"),
+            ("org/name@pr/7:n.gguf", "no file `n.gguf`"),
+        ] {
+            let error = resolve(id).unwrap_err();
+            assert!(matches!(error, LlmError::NotInCache { .. }), "{error}");
+            let error = error.to_string();
             assert!(error.contains(word) && error.contains(&dir.path().display().to_string()), "{error}");
         }
-        fs::write(two.join("n.gguf"), "").unwrap();
+        fs::create_dir(two.join("q")).unwrap();
+        fs::write(two.join("q/n.gguf"), "").unwrap();
         assert!(resolve("org/name@pr/7").unwrap_err().to_string().contains("several"));
-        fs::remove_file(two.join("n.gguf")).unwrap();
+        assert_eq!(resolve("org/name@pr/7:q/n.gguf").unwrap(), two.join("q/n.gguf"));
+        fs::remove_dir_all(two.join("q")).unwrap();
         fs::remove_file(two.join("m.gguf")).unwrap();
         assert!(resolve("org/name@pr/7").unwrap_err().to_string().contains("neither"));
+    }
+
+    #[test]
+    fn a_snapshot_with_a_shard_missing_is_not_in_the_cache() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let snapshot = dir.path().join("models--a--b/snapshots/abc");
+        fs::create_dir_all(&snapshot).unwrap();
+        fs::write(snapshot.join(CONFIG), "{}").unwrap();
+        let index = r#"{"weight_map": {"x": "2.safetensors", "y": "1.safetensors", "z": "2.safetensors"}}"#;
+        fs::write(snapshot.join(INDEX), index).unwrap();
+        assert_eq!(hub_shards(&snapshot.join(INDEX)).unwrap(), ["1.safetensors", "2.safetensors"]);
+        fs::write(snapshot.join("1.safetensors"), "").unwrap();
+        let resolve = || HubCache::new(dir.path()).resolve(&"a/b@abc".parse().unwrap());
+        assert!(resolve().unwrap_err().to_string().contains("lacks 2.safetensors"));
+        fs::write(snapshot.join("2.safetensors"), "").unwrap();
+        assert_eq!(resolve().unwrap(), snapshot);
+        for bad in ["", "[]", r#"{"weight_map": {"x": "../1.safetensors"}}"#, r#"{"weight_map": {"x": 1}}"#] {
+            fs::write(snapshot.join(INDEX), bad).unwrap();
+            assert!(hub_shards(&snapshot.join(INDEX)).is_err(), "{bad}");
+        }
     }
 }

@@ -10,8 +10,9 @@
 //!
 //! * models: [`ModelFile`], [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`Tensors`],
 //!   [`ModelConfig`], [`Family`], [`SpecialIds`]
-//! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`sampler`], [`stream`], [`GenerateOptions`], [`Generation`], [`FinishReason`]
-//! * the hub's cache: [`HubCache`], [`ModelId`]
+//! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`sampler`], [`stream`], [`GenerateOptions`], [`GenerationConfig`],
+//!   [`Generation`], [`FinishReason`]
+//! * the hub's cache: [`HubCache`], [`ModelId`], [`HubModel`], [`hub_shards`]
 //! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`inspect()`], [`mod@bench`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]
 //! * errors: [`LlmError`]
@@ -26,6 +27,7 @@ mod convert;
 mod error;
 mod file;
 mod generate;
+mod generation_config;
 mod hub;
 mod inspect;
 mod load;
@@ -40,7 +42,8 @@ pub use convert::{ConvertOptions, ConvertReport, Target, convert};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors, gguf_tokenizer};
 pub use generate::{FinishReason, GenerateOptions, Generation};
-pub use hub::{HubCache, ModelId};
+pub use generation_config::GenerationConfig;
+pub use hub::{HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use perplexity::{Comparison, Score, Split, compare, score};

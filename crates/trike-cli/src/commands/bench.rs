@@ -77,7 +77,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         None => {
             let from_environment = || std::env::var_os("TRIKE_MODEL").map(Into::into);
             let model = ModelArg { model: args.model.clone().or_else(from_environment) };
-            let file = ModelFile::open(model.path()?)?;
+            let file = ModelFile::open(model.path(quiet)?)?;
             // The run brings its own threads.
             let cpu = Cpu::new(1)?;
             let mut model = load(&file, &cpu, None, args.activations, HeadPrecision::Auto, quiet)?;

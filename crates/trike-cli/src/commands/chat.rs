@@ -19,7 +19,7 @@ const MAX_MESSAGE: u64 = 1 << 24;
 
 /// Talks until stdin ends.
 pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
-    let file = ModelFile::open(args.model.path()?)?;
+    let file = ModelFile::open(args.model.path(quiet)?)?;
     let tokenizer = args.tokenizer.tokenizer.as_deref();
     let head = args.precision.head.unwrap_or(HeadPrecision::Auto);
     let sampler = args.sampling.config(&file)?;

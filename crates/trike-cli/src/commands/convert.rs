@@ -20,7 +20,7 @@ pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<Convert
     if int8_embeddings && args.to == Target::F16 {
         return Err(conflict("`--to f16` holds floats: `--embeddings int8` goes with the other formats"));
     }
-    let input = ModelFile::open(super::hub::resolve(&args.input)?)?;
+    let input = ModelFile::open(super::hub::resolve(&args.input, quiet)?)?;
     // Overwriting is for the user to do: the output may be a model, or the input itself.
     if args.output.exists() {
         bail!("{} exists: remove it or name another output", args.output.display());

@@ -83,7 +83,7 @@ fn processor() -> Option<String> {
     Some(name.trim().to_owned())
 }
 
-/// Every variable that an option of some command reads, and the one that switches colours off.
+/// Every variable that an option of some command reads, those of the hub, and the one that switches colours off.
 fn environment() -> BTreeMap<String, String> {
     let cli = Cli::command();
     let commands = std::iter::once(&cli).chain(cli.get_subcommands());
@@ -91,6 +91,7 @@ fn environment() -> BTreeMap<String, String> {
     options
         .filter_map(|name| name.to_str())
         .chain(["NO_COLOR"])
+        .chain(super::hub::VARIABLES)
         .filter_map(|name| Some((name.to_owned(), std::env::var_os(name)?.to_string_lossy().into_owned())))
         .collect()
 }

@@ -24,7 +24,7 @@ pub(crate) struct LogitsOutcome {
 
 /// Writes the logits of every id.
 pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOutcome> {
-    let file = ModelFile::open(args.model.path()?)?;
+    let file = ModelFile::open(args.model.path(quiet)?)?;
     // This command shows what a model computes, so nothing is rounded unless asked for.
     let head = args.precision.head.unwrap_or(HeadPrecision::AsStored);
     let kv = args.precision.kv.unwrap_or(KvPrecision::F32);

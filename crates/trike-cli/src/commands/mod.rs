@@ -78,9 +78,9 @@ impl CpuArgs {
 
 impl ModelArg {
     /// The model that was named, or the one that comes with Trike.
-    fn path(&self) -> anyhow::Result<PathBuf> {
+    fn path(&self, quiet: bool) -> anyhow::Result<PathBuf> {
         match &self.model {
-            Some(path) => hub::resolve(path),
+            Some(path) => hub::resolve(path, quiet),
             None => shipped::find(),
         }
     }

@@ -70,7 +70,7 @@ impl From<Score> for Figures {
 
 /// Scores a text.
 pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<PerplexityOutcome> {
-    let path = args.model.path()?;
+    let path = args.model.path(quiet)?;
     let text = read(&args.file)?;
     let split =
         args.split.unwrap_or(if text.contains("<|endoftext|>") { Split::Stories } else { Split::Window });
@@ -78,7 +78,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     let load = |path: &Path, tokenizer: Option<&Path>| -> anyhow::Result<LanguageModel> {
         let head = args.precision.head.unwrap_or(HeadPrecision::Auto);
         load(
-            &ModelFile::open(super::hub::resolve(path)?)?,
+            &ModelFile::open(super::hub::resolve(path, quiet)?)?,
             &cpu,
             tokenizer,
             args.precision.activations,

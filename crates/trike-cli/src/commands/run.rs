@@ -55,7 +55,7 @@ pub(crate) fn run(
     quiet: bool,
     sink: &mut dyn FnMut(&str) -> io::Result<()>,
 ) -> anyhow::Result<RunOutcome> {
-    let file = ModelFile::open(args.model.path()?)?;
+    let file = ModelFile::open(args.model.path(quiet)?)?;
     let sampler = args.sampling.config(&file)?;
     let seed = (sampler.temperature > 0.0).then_some(sampler.seed);
     let options = GenerateOptions {

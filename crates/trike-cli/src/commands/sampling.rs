@@ -1,56 +1,15 @@
 //! How tokens are chosen: the command line first, then the model's `generation_config.json`.
 
-use std::{
-    fs::File,
-    hash::{BuildHasher, RandomState},
-    io::Read,
-    path::Path,
-};
+use std::hash::{BuildHasher, RandomState};
 
-use anyhow::Context;
-use serde::Deserialize;
-use trike::{ModelFile, SamplerConfig, llm::Tensors};
+use trike::{ModelFile, SamplerConfig, llm::GenerationConfig};
 
 use crate::args::SamplingArgs;
-
-/// A generation configuration is a few hundred bytes; a file over this is another one.
-const MAX_BYTES: u64 = 1 << 20;
-
-/// The part of a `generation_config.json` that is about sampling.
-#[derive(Debug, Default, Deserialize)]
-struct GenerationConfig {
-    do_sample: Option<bool>,
-    temperature: Option<f32>,
-    top_k: Option<usize>,
-    top_p: Option<f32>,
-    min_p: Option<f32>,
-    repetition_penalty: Option<f32>,
-}
-
-impl GenerationConfig {
-    /// The one that comes with a model, or an empty one.
-    fn of(file: &ModelFile) -> anyhow::Result<Self> {
-        let path = match file.tensors() {
-            Tensors::Hf(dir) => dir.file("generation_config.json"),
-            _ => None,
-        };
-        path.map_or_else(|| Ok(Self::default()), |path| Self::read(&path))
-    }
-
-    fn read(path: &Path) -> anyhow::Result<Self> {
-        let mut text = String::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
-            .with_context(|| path.display().to_string())?;
-        serde_json::from_str(&text)
-            .with_context(|| format!("{}: not a generation configuration; mend or remove it", path.display()))
-    }
-}
 
 impl SamplingArgs {
     /// What the command line, the model and the defaults say together, in this order.
     pub(crate) fn config(&self, file: &ModelFile) -> anyhow::Result<SamplerConfig> {
-        let config = self.merge(GenerationConfig::of(file)?);
+        let config = self.merge(file.generation_config()?);
         config.validate().map_err(trike::LlmError::from)?;
         Ok(config)
     }

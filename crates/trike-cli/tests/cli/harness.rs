@@ -46,10 +46,14 @@ impl Trike {
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_trike"));
         for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("TRIKE_") {
+            let name_text = name.to_string_lossy().to_ascii_uppercase();
+            let foreign = name_text.starts_with("HF_") || name_text.ends_with("_PROXY");
+            if foreign || name_text.starts_with("TRIKE_") || name_text.starts_with("HUGGING") {
                 command.env_remove(name);
             }
         }
+        // A test asks no hub but its own.
+        command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", self.path("hf")).env_remove("TRANSFORMERS_OFFLINE");
         command.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
         command
     }

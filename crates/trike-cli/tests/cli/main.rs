@@ -3,7 +3,11 @@
 mod bad_input;
 mod chat;
 mod convert;
+#[cfg(feature = "hub")]
+mod download;
 mod harness;
+#[cfg(feature = "hub")]
+mod hub_server;
 mod measure;
 mod reference;
 mod run;

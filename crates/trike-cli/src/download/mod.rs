@@ -1,0 +1,172 @@
+//! Models from the hub into its cache.
+//!
+//! Start from [`download`]. The decision that shaped this module: it speaks the hub's documented HTTP interface itself,
+//! over `ureq`, because the libraries for it leave open what a command must not: how long a silent server is waited for,
+//! and whether what came has the announced digest. Where the token goes on a redirect is one rule here. Its price is that large
+//! files come over plain HTTP, without the hub's own protocol for deduplicated chunks.
+
+mod blobs;
+mod error;
+mod http;
+
+use std::io::Read;
+
+use serde::Deserialize;
+use trike::llm::{HubCache, HubModel, ModelId, hub_shards};
+
+use crate::progress::Progress;
+use blobs::{Remote, Store};
+pub(crate) use error::HubError;
+pub(crate) use http::Endpoint;
+use http::{Ask, Client, again, read_error, text};
+
+/// A repository with a hundred thousand files has a listing of this size.
+const MAX_LISTING: u64 = 16 << 20;
+/// The largest tokenizers have some 30 MB; nothing but weights is larger.
+const MAX_SMALL: u64 = 256 << 20;
+/// Over the largest file that the hub takes.
+const MAX_LARGE: u64 = 1 << 40;
+
+const INDEX: &str = "model.safetensors.index.json";
+const WEIGHTS: &str = "model.safetensors";
+/// What a model directory is read from, beside the weights.
+const SMALL: [&str; 9] = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer.bin",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+];
+
+/// The part of the hub's description of a model that is needed.
+#[derive(Deserialize)]
+struct Description {
+    sha: String,
+    #[serde(default)]
+    siblings: Vec<Sibling>,
+}
+
+#[derive(Deserialize)]
+struct Sibling {
+    rfilename: String,
+}
+
+/// Brings what Trike needs of a model into the cache. What is there already is not asked for again.
+///
+/// Nothing of it can be found by its name before all of it is there.
+pub(crate) fn download(
+    id: &ModelId,
+    cache: &HubCache,
+    endpoint: Endpoint,
+    quiet: bool,
+) -> anyhow::Result<()> {
+    let progress = Progress::start(format!("downloading {id}"), quiet);
+    let client = Client::new(endpoint, format!("{}/{}", id.org(), id.name()), id.revision())?;
+    let folder = cache.folder(id);
+    let locks = folder.file_name().map(|name| cache.root().join(".locks").join(name));
+    let store = Store { locks: locks.unwrap_or_default(), folder };
+
+    let Description { sha: commit, siblings } = again(|| describe(&client))?;
+    let files: Vec<String> = siblings.into_iter().map(|sibling| sibling.rfilename).collect();
+    let look = |path: &str| again(|| headers(&client, &commit, path));
+    let listed = |name: &&str| files.iter().any(|file| file == name);
+
+    let (small, weights): (Vec<Remote>, Vec<String>) = match id.choose(&files)? {
+        HubModel::File(file) => (Vec::new(), vec![file]),
+        HubModel::Directory => {
+            let mut small = SMALL
+                .iter()
+                .filter(|name| listed(name))
+                .map(|name| look(name))
+                .collect::<Result<Vec<_>, _>>()?;
+            if listed(&WEIGHTS) {
+                (small, vec![WEIGHTS.to_owned()])
+            } else {
+                let index = limited(look(INDEX)?, MAX_SMALL)?;
+                store.fetch(&client, &index, &mut |_| {})?;
+                let shards = hub_shards(&store.blob(&index))?;
+                if let Some(missing) = shards.iter().find(|shard| !files.contains(shard)) {
+                    let got = format!("none of the name {}", error::printable(missing));
+                    return Err(HubError::answer(&index.url, "shards that the repository lists", got).into());
+                }
+                small.push(index);
+                (small, shards)
+            }
+        }
+    };
+    let small = small.into_iter().map(|remote| limited(remote, MAX_SMALL));
+    let weights = weights.iter().map(|path| limited(look(path)?, MAX_LARGE));
+    let wanted = small.chain(weights).collect::<Result<Vec<_>, _>>()?;
+
+    // Each is below 2^40, and there are some thousands.
+    let total = wanted.iter().map(|remote| remote.size).sum();
+    let mut done = 0;
+    for remote in &wanted {
+        store.fetch(&client, remote, &mut |bytes| progress.set_bytes(done + bytes, total))?;
+        done += remote.size;
+    }
+    for remote in &wanted {
+        store.link(remote, &commit)?;
+    }
+    Ok(store.name(id.revision(), &commit)?)
+}
+
+/// The commit of a revision, and the files in it.
+fn describe(client: &Client) -> Result<Description, HubError> {
+    let revision = client.revision.replace('/', "%2F");
+    let url = client.url(&["api/models", &client.repository, "revision"]) + "/" + &revision;
+    let answer = client.send(&url, Ask::From(0))?;
+    client.check(&url, &answer)?;
+    let mut listing = Vec::new();
+    let read = client.body(answer).take(MAX_LISTING + 1).read_to_end(&mut listing);
+    read.map_err(|error| read_error(&url, client.endpoint.read_timeout, error))?;
+    if listing.len() as u64 > MAX_LISTING {
+        return Err(HubError::answer(&url, format!("a listing of at most {MAX_LISTING} bytes"), "more"));
+    }
+    let expected = "the description of a model, a commit and its files";
+    let description: Description = serde_json::from_slice(&listing)
+        .map_err(|error| HubError::answer(&url, expected, error::printable(&error.to_string())))?;
+    // It becomes a name in the cache.
+    if description.sha.len() != 40 || !description.sha.bytes().all(|b| b.is_ascii_hexdigit()) {
+        let got = format!("the commit `{}`", error::printable(&description.sha));
+        return Err(HubError::answer(&url, expected, got));
+    }
+    Ok(description)
+}
+
+/// Asks for the name and the size of a file's content.
+fn headers(client: &Client, commit: &str, path: &str) -> Result<Remote, HubError> {
+    let url = client.url(&[&client.repository, "resolve", commit, path]);
+    let answer = client.send(&url, Ask::Head)?;
+    client.check(&url, &answer)?;
+    let header = |linked: &str, own: &str| {
+        text(answer.headers(), linked).or_else(|| text(answer.headers(), own)).map(str::to_owned)
+    };
+    let etag = header("x-linked-etag", "etag").unwrap_or_default();
+    let etag = etag.trim_start_matches("W/").trim_matches('"').to_owned();
+    // It becomes a name in the cache.
+    let plain = etag.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    if !plain || !(1..=128).contains(&etag.len()) || etag.starts_with('.') || etag.ends_with(".incomplete") {
+        let got = format!("`{}`", error::printable(&etag));
+        return Err(HubError::answer(&url, "an ETag that names the content", got));
+    }
+    let size = header("x-linked-size", "content-length").unwrap_or_default();
+    let bad_size = || {
+        let got = format!("`{}`", error::printable(&size));
+        HubError::answer(&url, "the size of the file in bytes", got)
+    };
+    let size = size.parse().map_err(|_| bad_size())?;
+    Ok(Remote { path: path.to_owned(), url, etag, size })
+}
+
+fn limited(remote: Remote, most: u64) -> Result<Remote, HubError> {
+    if remote.size > most {
+        let got = format!("{} bytes", remote.size);
+        return Err(HubError::answer(&remote.url, format!("a file of at most {most} bytes"), got));
+    }
+    Ok(remote)
+}

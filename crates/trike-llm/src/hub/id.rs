@@ -1,0 +1,281 @@
+//! The names of models on the hub, and which of a repository's files they mean.
+
+use std::{fmt, str::FromStr};
+
+use super::{CONFIG, INDEX, WEIGHTS};
+use crate::LlmError;
+
+/// Names that an error lists.
+const SHOWN: usize = 24;
+
+/// A model on the hub: `org/name`, a revision after `@`, and after `:` which of its files, where it has several models.
+///
+/// ```
+/// use trike_llm::ModelId;
+///
+/// let id: ModelId = "microsoft/bitnet-b1.58-2B-4T@main".parse()?;
+/// assert_eq!((id.org(), id.name(), id.revision()), ("microsoft", "bitnet-b1.58-2B-4T", "main"));
+/// let id: ModelId = "org/name-gguf:model-TQ2_0.gguf".parse()?;
+/// assert_eq!((id.revision(), id.file()), ("main", Some("model-TQ2_0.gguf")));
+/// assert!("model.gguf".parse::<ModelId>().is_err());
+/// # Ok::<(), trike_llm::LlmError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ModelId {
+    org: String,
+    name: String,
+    revision: Option<String>,
+    file: Option<String>,
+}
+
+/// What in a repository is the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HubModel {
+    /// The repository's own folder: `config.json` beside `model.safetensors`, or beside an index and its shards.
+    Directory,
+    /// One file, by its path in the repository.
+    File(String),
+}
+
+/// What the names of files say.
+pub(super) enum Found {
+    One(HubModel),
+    Several(Vec<String>),
+    Nothing,
+}
+
+impl ModelId {
+    /// Who the model belongs to.
+    pub fn org(&self) -> &str {
+        &self.org
+    }
+
+    /// Its name there.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The branch, tag or commit; `main` unless one was given.
+    pub fn revision(&self) -> &str {
+        self.revision.as_deref().unwrap_or("main")
+    }
+
+    /// The file that was asked for.
+    pub fn file(&self) -> Option<&str> {
+        self.file.as_deref()
+    }
+
+    /// Chooses the model among the files of the repository: the one that was asked for; else the directory, when it has
+    /// `config.json` and safetensors; else the only GGUF file.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::HubFiles`] when there is none, when there are several, when the file that was asked for is not there,
+    /// for a part of a split GGUF file, and for a path that would leave the repository's folder.
+    pub fn choose(&self, files: &[String]) -> Result<HubModel, LlmError> {
+        let refuse = |reason: String, names: Vec<String>| {
+            Err(LlmError::HubFiles { id: self.to_string(), reason, files: shown(names) })
+        };
+        match self.find(files) {
+            Found::One(HubModel::File(file)) if !is_inside(&file) => {
+                refuse("its file has a path that leaves the repository".to_owned(), vec![file])
+            }
+            Found::One(HubModel::File(file)) if is_part(&file) => refuse(
+                "one part of a split GGUF file is no model; put the parts together with `llama-gguf-split --merge`"
+                    .to_owned(),
+                vec![file],
+            ),
+            Found::One(model) => Ok(model),
+            Found::Several(names) => refuse(self.which(), names),
+            Found::Nothing => match &self.file {
+                Some(file) => refuse(format!("it has no file `{file}`"), files.to_vec()),
+                None => refuse(
+                    format!("it has neither {CONFIG} with {WEIGHTS} or its index, nor a GGUF file"),
+                    files.to_vec(),
+                ),
+            },
+        }
+    }
+
+    pub(super) fn find(&self, files: &[String]) -> Found {
+        let has = |name: &str| files.iter().any(|file| file == name);
+        match &self.file {
+            Some(file) if has(file) => Found::One(HubModel::File(file.clone())),
+            Some(_) => Found::Nothing,
+            None if has(CONFIG) && (has(WEIGHTS) || has(INDEX)) => Found::One(HubModel::Directory),
+            None => {
+                let mut models: Vec<&String> = files.iter().filter(|file| is_gguf_model(file)).collect();
+                models.sort();
+                match &models[..] {
+                    [] => Found::Nothing,
+                    [file] => Found::One(HubModel::File((*file).clone())),
+                    several => Found::Several(several.iter().map(|&file| file.clone()).collect()),
+                }
+            }
+        }
+    }
+
+    /// How to say which.
+    pub(super) fn which(&self) -> String {
+        format!("it has several GGUF files; choose one as {self}:FILE")
+    }
+}
+
+/// What is beside language models in GGUF repositories: projectors of images, and statistics for quantizers.
+fn is_gguf_model(path: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    name.ends_with(".gguf") && !name.starts_with("mmproj") && !name.contains("imatrix")
+}
+
+/// Whether a file is named as one of several that make a GGUF file, `…-00001-of-00003.gguf`.
+fn is_part(path: &str) -> bool {
+    let number = |s: &str| s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit());
+    let Some((start, count)) = path.strip_suffix(".gguf").and_then(|stem| stem.rsplit_once("-of-")) else {
+        return false;
+    };
+    number(count) && count != "00001" && start.rsplit_once('-').is_some_and(|(_, part)| number(part))
+}
+
+/// Whether a path in a repository stays under the folder that it is joined to, on every system.
+pub(super) fn is_inside(path: &str) -> bool {
+    path.len() <= 1024
+        && path.split('/').all(|part| {
+            let plain = part.chars().all(|c| !c.is_control() && !"\\:".contains(c));
+            plain && !["", ".", ".."].contains(&part)
+        })
+}
+
+pub(super) fn shown(mut names: Vec<String>) -> Vec<String> {
+    if names.len() > SHOWN {
+        let more = names.len() - SHOWN;
+        names.truncate(SHOWN);
+        names.push(format!("and {more} more"));
+    }
+    names
+}
+
+impl fmt::Display for ModelId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.org, self.name)?;
+        if let Some(revision) = &self.revision {
+            write!(f, "@{revision}")?;
+        }
+        self.file.as_ref().map_or(Ok(()), |file| write!(f, ":{file}"))
+    }
+}
+
+impl FromStr for ModelId {
+    type Err = LlmError;
+
+    fn from_str(text: &str) -> Result<Self, LlmError> {
+        // What the hub allows in a name; anything else could leave the cache's folder.
+        let word = |s: &str| {
+            let plain = s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+            plain && !s.is_empty() && !s.starts_with('.') && !s.contains("..") && !s.contains("--")
+        };
+        // Neither a name nor a revision of git has a colon.
+        let (rest, file) = match text.split_once(':') {
+            Some((rest, file)) => (rest, Some(file)),
+            None => (text, None),
+        };
+        let (id, revision) = match rest.split_once('@') {
+            Some((id, revision)) => (id, Some(revision)),
+            None => (rest, None),
+        };
+        let revision_ok = revision.is_none_or(|r| r.split('/').all(|part| word(&part.replace("--", "-"))));
+        let own = |part: Option<&str>| part.map(str::to_owned);
+        match id.split_once('/') {
+            Some((org, name)) if word(org) && word(name) && revision_ok && file.is_none_or(is_inside) => {
+                Ok(Self {
+                    org: org.to_owned(),
+                    name: name.to_owned(),
+                    revision: own(revision),
+                    file: own(file),
+                })
+            }
+            _ => Err(LlmError::Option {
+                option: "model",
+                expected: "a path, or org/name[@revision][:file]",
+                got: text.to_owned(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(list: &[&str]) -> Vec<String> {
+        list.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn ids_that_could_leave_the_cache_are_none() {
+        for good in [
+            "a/b",
+            "a-1/b.c_d",
+            "a/b@main",
+            "a/b@refs/pr/1",
+            "a/b@v1.0",
+            "a/b@x--y",
+            "a/b:m.gguf",
+            "a/b@main:q/m.gguf",
+        ] {
+            assert_eq!(good.parse::<ModelId>().unwrap().to_string(), good);
+        }
+        for bad in [
+            "",
+            "a",
+            "a/",
+            "/a",
+            "a/b/c",
+            "../b",
+            "a/..",
+            "a/b@",
+            "a/b@../x",
+            "a/b@--/../..",
+            "a/b@..--",
+            "a--b/c",
+            "a b/c",
+            "a/b@x//y",
+            "a/b:",
+            "a/b:../m.gguf",
+            "a/b:/etc/m.gguf",
+            "a/b:x/../m",
+            "a/b:m\\n",
+            "a/b:c:m",
+            "a/b:m\n",
+        ] {
+            assert!(bad.parse::<ModelId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn the_model_is_chosen_among_the_files() {
+        let choose = |id: &str, files: &[&str]| id.parse::<ModelId>().unwrap().choose(&names(files));
+        for weights in [WEIGHTS, INDEX] {
+            assert_eq!(choose("a/b", &["x.gguf", CONFIG, weights]).unwrap(), HubModel::Directory);
+        }
+        let one = ["README.md", CONFIG, "q/m.gguf", "mmproj-m.gguf", "m-imatrix.gguf"];
+        assert_eq!(choose("a/b", &one).unwrap(), HubModel::File("q/m.gguf".to_owned()));
+        let two = ["b.gguf", "a.gguf", CONFIG];
+        assert_eq!(choose("a/b@v1:b.gguf", &two).unwrap(), HubModel::File("b.gguf".to_owned()));
+        for (id, files, want) in [
+            ("a/b@v1", &two[..], "choose one as a/b@v1:FILE; there are: a.gguf, b.gguf"),
+            ("a/b:c.gguf", &two, "no file `c.gguf`; there are: b.gguf, a.gguf, config.json"),
+            ("a/b", &["pytorch_model.bin", CONFIG], "neither config.json with model.safetensors"),
+            ("a/b", &[], "neither"),
+            ("a/b", &["../../m.gguf"], "leaves the repository"),
+            ("a/b", &["m-00001-of-00002.gguf"], "llama-gguf-split"),
+            ("a/b", &["/m.gguf"], "leaves the repository"),
+            ("a/b", &["q/..\\m.gguf"], "leaves the repository"),
+        ] {
+            let error = choose(id, files).unwrap_err().to_string();
+            assert!(error.starts_with(id) && error.contains(want), "{error}");
+        }
+        let many: Vec<String> = (0..1000).map(|i| format!("{i:03}.gguf")).collect();
+        let error = "a/b".parse::<ModelId>().unwrap().choose(&many).unwrap_err().to_string();
+        assert!(error.ends_with("023.gguf, and 976 more"), "{error}");
+    }
+}
