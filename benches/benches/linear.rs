@@ -1,22 +1,20 @@
-//! `y = x W^T` at the shapes of the catalogue: ternary, int8 and dense kernels beside candle, with their shares of the
-//! ceilings that the same run measured.
+//! `y = x W^T` at the shapes of the catalogue: ternary, int8 and dense kernels beside rivals, with their shares of the
+//! ceilings that the same run measured. For development; `cargo xtask bench-report` is what is recorded.
 #![allow(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 mod common;
-#[path = "common/rival.rs"]
-mod rival;
 
 use std::error::Error;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion};
-use rival::Rival;
-use trike_benches::{Ceilings, Kernel, Problem, Row, SHAPES, Shape, Weights, table};
+use trike_benches::{
+    Ceilings, DENSE, Kernel, Measured, Plan, Problem, RIVAL_ISA, Rival, SHAPES, Weights, ceilings_text,
+    clock, figures, raise_all, table,
+};
 use trike_cpu::{Cpu, Isa};
 use trike_testkit::Rng;
 
-/// The rival that the last column of the report is relative to.
-const BASE: &str = "candle f32";
 /// The shapes at which slower instruction sets are timed too: one with round numbers, one without.
 const ISA_SHAPES: [&str; 2] = ["attention-2b", "ugly"];
 /// The shape at which all threads are timed too.
@@ -25,19 +23,15 @@ const THREADS_SHAPE: &str = "up-2b";
 fn main() -> Result<(), Box<dyn Error>> {
     let mut c = common::criterion();
     let threads = Cpu::new(0)?.threads();
+    let mut counts = vec![1, threads];
+    counts.dedup();
     let mut ceilings: Vec<Ceilings> = Vec::new();
     let mut rows = Vec::new();
     let mut rng = Rng::new(1);
     for shape in SHAPES {
         // Between the problems too, because another program may have the machine while one probe runs.
-        for (i, threads) in [1, threads].into_iter().take(threads.min(2)).enumerate() {
-            let now = Ceilings::measure(threads)?;
-            match ceilings.get_mut(i) {
-                Some(best) => *best = best.best_of(now),
-                None => ceilings.push(now),
-            }
-        }
-        let weights = Weights::new(shape.rows, shape.cols, rng.trits(shape.rows * shape.cols, 0.6));
+        raise_all(&mut ceilings, &counts)?;
+        let weights = Weights::new(shape.rows, shape.cols, rng.trits(shape.rows * shape.cols, shape.density));
         let x = rng.normals(shape.tokens.iter().copied().max().unwrap_or(0) * shape.cols);
         let best = Cpu::new(1)?;
         let mut cpus = vec![best.clone()];
@@ -55,50 +49,50 @@ fn main() -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    println!("\n{}", table(&rows, &ceilings, BASE));
+    println!("\n{}\n{}", ceilings_text(&ceilings), table(&figures(&rows, &ceilings)));
     c.final_summary();
     Ok(())
 }
 
-/// Times all kernels on one problem, and the rival beside those with the best instructions.
+/// Times all kernels on one problem, and the rivals beside those with the best instructions.
 fn run(
     c: &mut Criterion,
     cpu: &Cpu,
     problem: Problem,
     weights: &Weights,
     x: &[f32],
-    rows: &mut Vec<Row>,
+    rows: &mut Vec<Measured>,
 ) -> Result<(), Box<dyn Error>> {
     let mut group = common::group(c, &format!("linear/{problem}"));
-    for kernel in Kernel::ALL {
+    for kernel in problem.shape.kernels {
         time_kernel(&mut group, cpu, problem, weights, kernel, x, rows)?;
     }
     if cpu.isa() == Isa::detect() {
         // Inside a pool of its own, so that it has as many threads as the kernels beside it.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(cpu.threads()).build()?;
-        for (dtype, name) in Rival::DTYPES {
-            let Shape { rows: n, cols: k, .. } = problem.shape;
-            let rival = Rival::new(&weights.integers(Kernel::F32), n, k, dtype)?;
+        for &kind in Plan::rivals(&problem) {
+            let rival = Rival::new(kind, &weights.integers(&DENSE), weights.rows(), weights.cols())?;
             let copies = problem.copies(rival.bytes());
             let rivals = (0..copies).map(|_| rival.duplicate()).collect::<Result<Vec<_>, _>>()?;
             let x = rival.activations(x)?;
             let cost = problem.cost(rival.bytes());
             let mut turn = 0;
-            let id = id(name, "gemm", cpu.threads());
+            let id = id(kind.name(), RIVAL_ISA, cpu.threads());
             let seconds = common::time_by(&mut group, id, cost.macs, |calls| {
                 pool.install(|| {
-                    common::clock(calls, || {
+                    clock(calls, || {
                         turn = (turn + 1) % copies;
-                        rivals[turn].linear(&x).expect("shapes that match")
+                        rivals[turn].linear(&x, cpu.threads()).expect("shapes that match")
                     })
                 })
             });
-            rows.extend(seconds.map(|seconds| Row {
+            rows.extend(seconds.map(|seconds| Measured {
                 problem: problem.to_string(),
-                kernel: name.to_owned(),
-                isa: "gemm".to_owned(),
+                kernel: kind.name().to_owned(),
+                isa: RIVAL_ISA.to_owned(),
                 threads: cpu.threads(),
-                seconds,
+                rival: true,
+                samples: vec![seconds],
                 cost,
             }));
         }
@@ -112,9 +106,9 @@ fn time_kernel(
     cpu: &Cpu,
     problem: Problem,
     weights: &Weights,
-    kernel: Kernel,
+    kernel: &Kernel,
     x: &[f32],
-    rows: &mut Vec<Row>,
+    rows: &mut Vec<Measured>,
 ) -> Result<(), Box<dyn Error>> {
     let matrix = weights.matrix(kernel)?;
     let copies = problem.copies(matrix.bytes());
@@ -123,16 +117,17 @@ fn time_kernel(
     let mut out = vec![f32::NAN; problem.tokens * problem.shape.rows];
     let isa = cpu.isa().name();
     let mut turn = 0;
-    let seconds = common::time(group, id(kernel.name(), isa, cpu.threads()), cost.macs, || {
+    let seconds = common::time(group, id(kernel.name, isa, cpu.threads()), cost.macs, || {
         turn = (turn + 1) % copies;
-        cpu.linear(x, &matrices[turn], kernel.precision(), &mut out).expect("shapes that match");
+        cpu.linear(x, &matrices[turn], kernel.activations, &mut out).expect("shapes that match");
     });
-    rows.extend(seconds.map(|seconds| Row {
+    rows.extend(seconds.map(|seconds| Measured {
         problem: problem.to_string(),
-        kernel: kernel.name().to_owned(),
+        kernel: kernel.name.to_owned(),
         isa: isa.to_owned(),
         threads: cpu.threads(),
-        seconds,
+        rival: false,
+        samples: vec![seconds],
         cost,
     }));
     Ok(())

@@ -2,6 +2,11 @@
 
 use trike_cpu::ActivationPrecision;
 
+/// Bound of `max|got - want| / max|want|` for everything that sums in f32.
+pub const BOUND: f64 = 1e-5;
+/// The same where activations and outputs are rounded to f16, with 11 bits of precision.
+pub const F16_BOUND: f64 = 4e-3;
+
 /// Rows and tokens that are computed one by one, at most; the first and the last are among them.
 const SAMPLED: usize = 48;
 
@@ -52,28 +57,47 @@ impl Expected {
         Self { rows, samples, checksums: x.chunks_exact(cols).map(checksum).collect() }
     }
 
-    /// Asserts that `out` (`tokens x rows`) is the answer: sampled values within `bound` of the largest, and the
-    /// checksums within what independent errors of that size add up to.
+    /// Compares `out` (`tokens x rows`) with the answer: sampled values within `bound` of the largest, and the checksums
+    /// within what independent errors of that size add up to.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// When it is not, with `what`, the place, and both values.
-    #[track_caller]
-    pub fn assert_answer(&self, out: &[f32], bound: f64, what: &str) {
-        assert_eq!(out.len(), self.rows * self.checksums.len(), "{what}: outputs");
+    /// When it is not the answer: the place and both values.
+    pub fn check(&self, out: &[f32], bound: f64) -> Result<(), String> {
+        let len = self.rows * self.checksums.len();
+        if out.len() != len {
+            return Err(format!("expected {len} outputs, got {}", out.len()));
+        }
         let scale = self.samples.iter().fold(f64::MIN_POSITIVE, |m, &(_, _, value)| m.max(value.abs()));
         for &(token, row, expected) in &self.samples {
             let got = f64::from(out[token * self.rows + row]);
             // Written so that NaN fails.
             let close = (got - expected).abs() <= bound * scale;
-            assert!(close, "{what}: token {token}, row {row}: expected {expected}, got {got}");
+            if !close {
+                return Err(format!("token {token}, row {row}: expected {expected}, got {got}"));
+            }
         }
         let slack = bound * scale * (self.rows as f64).sqrt();
         for (token, (out, expected)) in out.chunks_exact(self.rows).zip(&self.checksums).enumerate() {
             let signed = out.iter().enumerate().map(|(row, &y)| f64::from(sign(row)) * f64::from(y));
             let got: f64 = signed.sum();
             let close = (got - expected).abs() <= slack;
-            assert!(close, "{what}: checksum of token {token}: expected {expected}, got {got}");
+            if !close {
+                return Err(format!("checksum of token {token}: expected {expected}, got {got}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// [`check`](Self::check) for tests.
+    ///
+    /// # Panics
+    ///
+    /// When `out` is not the answer, with `what`, the place, and both values.
+    #[track_caller]
+    pub fn assert_answer(&self, out: &[f32], bound: f64, what: &str) {
+        if let Err(place) = self.check(out, bound) {
+            panic!("{what}: {place}");
         }
     }
 }

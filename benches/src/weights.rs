@@ -1,67 +1,19 @@
 //! The numbers of a problem, and the forms in which kernels hold them.
 
-use trike_cpu::{ActivationPrecision, CpuError, DenseData, DenseMatrix, Int8Matrix, Matrix, TernaryMatrix};
-use trike_trit::{Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
+use trike_cpu::{CpuError, DenseData, DenseMatrix, Int8Matrix, Matrix};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
 
-/// How the weights are held and in which numbers they meet the activations.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernel {
-    /// Trits with one scale, int8 activations with a factor for each token: how BitNet models run.
-    TernaryInt8,
-    /// Trits with an f16 scale for 128 weights, int8 activations.
-    GroupedInt8,
-    /// Trits with one scale, f32 activations: the exact path.
-    TernaryF32,
-    /// Bytes with a scale for 64 weights, f32 activations: what embeddings and heads use.
-    Int8,
-    /// Dense f16, widened in registers.
-    F16,
-    /// Dense f32.
-    F32,
-}
+use crate::kernel::{Form, Kernel, Planes};
 
-impl Kernel {
-    /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::TernaryInt8, Self::GroupedInt8, Self::TernaryF32, Self::Int8, Self::F16, Self::F32];
-
-    /// How reports call it: weights, then activations.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::TernaryInt8 => "ternary x int8",
-            Self::GroupedInt8 => "ternary/128 x int8",
-            Self::TernaryF32 => "ternary x f32",
-            Self::Int8 => "int8/64 x f32",
-            Self::F16 => "f16 x f32",
-            Self::F32 => "f32 x f32",
-        }
-    }
-
-    /// What [`Cpu::linear`](trike_cpu::Cpu::linear) is called with.
-    #[must_use]
-    pub fn precision(self) -> ActivationPrecision {
-        match self {
-            Self::TernaryInt8 | Self::GroupedInt8 => ActivationPrecision::Int8PerToken,
-            Self::TernaryF32 | Self::Int8 | Self::F16 | Self::F32 => ActivationPrecision::F32,
-        }
-    }
-
-    /// Whether every group of [`Weights::GROUP`] has a scale of its own.
-    #[must_use]
-    pub fn is_grouped(self) -> bool {
-        !matches!(self, Self::TernaryInt8 | Self::TernaryF32)
-    }
-}
-
-/// `rows x cols` small integers, each a trit times a scale: the same numbers in whatever form a kernel holds them.
+/// `rows x cols` small integers, trits times scales: the same numbers in whatever form a kernel holds them.
 ///
 /// ```
-/// use trike_benches::{Kernel, Weights};
+/// use trike_benches::{LAYER, TERNARY, Weights};
 ///
 /// let weights = Weights::new(1, 3, vec![1, 0, -1]);
-/// assert_eq!(weights.integers(Kernel::TernaryF32), [3, 0, -3]);
-/// assert_eq!(weights.matrix(Kernel::F16)?.bytes(), 6);
+/// assert_eq!(weights.integers(&TERNARY), [3, 0, -3]);
+/// let f16 = LAYER.iter().find(|kernel| kernel.name == "f16 x f32").expect("in the list");
+/// assert_eq!(weights.matrix(f16)?.bytes(), 6);
 /// # Ok::<(), trike_cpu::CpuError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -72,10 +24,10 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Weights that share a scale where a kernel [is grouped](Kernel::is_grouped).
-    pub const GROUP: GroupSize = GroupSize::G128;
-    /// The scale where there is only one.
+    /// The scale of a whole tensor.
     const SCALE: u8 = 3;
+    /// Which weights share a factor where a kernel does not say: integers of weights that are no trits.
+    const GROUP: Granularity = Granularity::Group(GroupSize::G128);
 
     /// Weights with these trits, row-major.
     ///
@@ -102,20 +54,31 @@ impl Weights {
 
     /// The weights that a kernel multiplies with, row-major.
     #[must_use]
-    pub fn integers(&self, kernel: Kernel) -> Vec<i8> {
-        let mut integers = self.trits.clone();
-        for (row, weights) in integers.chunks_exact_mut(self.cols.max(1)).enumerate() {
-            for (group, weights) in weights.chunks_mut(Self::GROUP.get()).enumerate() {
-                let scale = if kernel.is_grouped() { Self::group_scale(row, group) } else { Self::SCALE };
-                weights.iter_mut().for_each(|w| *w *= scale as i8);
+    pub fn integers(&self, kernel: &Kernel) -> Vec<i8> {
+        let (planes, scales) = match kernel.form {
+            Form::Ternary { planes, scales, .. } => (planes, scales),
+            Form::Int8 | Form::F16 | Form::F32 => (Planes::One, Self::GROUP),
+        };
+        let len = scales.group_len(self.cols).max(1);
+        let mut integers = vec![0i8; self.trits.len()];
+        for plane in 0..planes.count() {
+            let trits = self.plane(plane);
+            let rows = integers.chunks_exact_mut(self.cols.max(1)).zip(trits.chunks_exact(self.cols.max(1)));
+            for (row, (out, trits)) in rows.enumerate() {
+                for (group, (out, trits)) in out.chunks_mut(len).zip(trits.chunks(len)).enumerate() {
+                    let scale = plane_scale(planes, plane, shared_scale(scales, row, group)) as i8;
+                    out.iter_mut().zip(trits).for_each(|(w, &t)| *w += scale * t);
+                }
             }
         }
         integers
     }
 
-    /// 1 to 7, and different in neighbouring rows and groups, so that a scale from the wrong place shows.
-    fn group_scale(row: usize, group: usize) -> u8 {
-        1 + ((3 * row + 2 * group) % 7) as u8
+    /// The trits of a plane: those of the first, moved, so that no two planes are alike and all are as dense.
+    fn plane(&self, plane: usize) -> Vec<i8> {
+        let mut trits = self.trits.clone();
+        trits.rotate_left(plane * (self.trits.len() / 3 + 1) % self.trits.len().max(1));
+        trits
     }
 
     /// The weights as a kernel holds them.
@@ -123,33 +86,100 @@ impl Weights {
     /// # Errors
     ///
     /// What the constructors of the matrices and of [`TritTensor`] refuse; nothing for a shape of the catalogue.
-    pub fn matrix(&self, kernel: Kernel) -> Result<Matrix, CpuError> {
+    pub fn matrix(&self, kernel: &Kernel) -> Result<Matrix, CpuError> {
         let (rows, cols) = (self.rows, self.cols);
-        match kernel {
-            Kernel::TernaryInt8 | Kernel::TernaryF32 => self.pack(Scales::tensor(f32::from(Self::SCALE))),
-            Kernel::GroupedInt8 => {
-                let groups = cols.div_ceil(Self::GROUP.get());
-                let scales = (0..rows).flat_map(|row| (0..groups).map(move |g| Self::group_scale(row, g)));
-                let values = ScaleValues::F16(scales.map(Into::into).collect());
-                self.pack(Scales::new(Granularity::Group(Self::GROUP), values, None))
-            }
-            Kernel::Int8 => {
+        match kernel.form {
+            Form::Ternary { planes, scales, pack } => pack(&self.tensor(planes, scales)?),
+            Form::Int8 => {
                 let scales = vec![1.0; rows * cols.div_ceil(64)];
                 Ok(Int8Matrix::new(rows, cols, 64, self.integers(kernel), scales)?.into())
             }
-            Kernel::F16 => {
+            Form::F16 => {
                 let data = DenseData::F16(self.integers(kernel).into_iter().map(Into::into).collect());
                 Ok(DenseMatrix::new(rows, cols, data)?.into())
             }
-            Kernel::F32 => {
+            Form::F32 => {
                 let data = DenseData::F32(self.integers(kernel).into_iter().map(Into::into).collect());
                 Ok(DenseMatrix::new(rows, cols, data)?.into())
             }
         }
     }
 
-    fn pack(&self, scales: Scales) -> Result<Matrix, CpuError> {
-        let tensor = TritTensor::from_trits(self.rows, self.cols, &self.trits, Encoding::TwoBit, scales)?;
-        Ok(TernaryMatrix::pack(&tensor)?.into())
+    fn tensor(&self, planes: Planes, granularity: Granularity) -> Result<TritTensor, CpuError> {
+        let trits: Vec<Vec<i8>> = (0..planes.count()).map(|plane| self.plane(plane)).collect();
+        let trits: Vec<&[i8]> = trits.iter().map(Vec::as_slice).collect();
+        let (coupling, sets) = match planes {
+            // The scales of tied planes follow from that of the first.
+            Planes::One | Planes::Tied(_) => {
+                (if planes == Planes::One { Coupling::Free } else { Coupling::Tied }, 1)
+            }
+            Planes::Free(_) => (Coupling::Free, planes.count()),
+        };
+        let (rows, groups) = match granularity {
+            Granularity::Tensor => (1, 1),
+            Granularity::Row | Granularity::Group(_) => (self.rows, granularity.groups_per_row(self.cols)),
+        };
+        let mut values = Vec::with_capacity(sets * rows * groups);
+        for plane in 0..sets {
+            for row in 0..rows {
+                let of = |group| plane_scale(planes, plane, shared_scale(granularity, row, group));
+                values.extend((0..groups).map(of));
+            }
+        }
+        // One scale is f32, as BitNet checkpoints have it; more of them are f16, as in GGUF blocks.
+        let values = match granularity {
+            Granularity::Tensor => ScaleValues::F32(values.into_iter().map(Into::into).collect()),
+            Granularity::Row | Granularity::Group(_) => {
+                ScaleValues::F16(values.into_iter().map(Into::into).collect())
+            }
+        };
+        let scales = Scales::new(granularity, values, None);
+        Ok(TritTensor::from_planes(self.rows, self.cols, &trits, Encoding::TwoBit, coupling, scales)?)
+    }
+}
+
+/// The factor of a group: 1 to 7, and different in neighbouring rows and groups, so that a scale from the wrong place
+/// shows.
+fn shared_scale(granularity: Granularity, row: usize, group: usize) -> u8 {
+    match granularity {
+        Granularity::Tensor => Weights::SCALE,
+        Granularity::Row | Granularity::Group(_) => 1 + ((3 * row + 2 * group) % 7) as u8,
+    }
+}
+
+/// The scale of a plane. Tied planes are worth 9, 3 and 1 times the factor, so that the thirds are integers, and free
+/// planes one more each; with at most three of them a weight is 91 at most.
+fn plane_scale(planes: Planes, plane: usize, shared: u8) -> u8 {
+    match planes {
+        Planes::One => shared,
+        Planes::Tied(n) => shared * 3u8.pow(u32::from(n) - 1 - plane as u32),
+        Planes::Free(_) => shared + plane as u8,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::EVERY;
+
+    #[test]
+    fn tensors_hold_the_integers() {
+        let (rows, cols) = (5, 300);
+        let weights = Weights::new(rows, cols, (0..rows * cols).map(|i| (i * i % 7 % 3) as i8 - 1).collect());
+        for kernel in EVERY {
+            let Form::Ternary { planes, scales, .. } = kernel.form else { continue };
+            let tensor = weights.tensor(planes, scales).expect("a valid tensor");
+            let want: Vec<f32> = weights.integers(kernel).into_iter().map(f32::from).collect();
+            assert_eq!(tensor.dequantize(), want, "{}", kernel.name);
+            assert_eq!(tensor.depth(), planes.count());
+        }
+    }
+
+    #[test]
+    fn no_weight_leaves_a_byte() {
+        for planes in [Planes::One, Planes::Tied(2), Planes::Tied(3), Planes::Free(2), Planes::Free(3)] {
+            let most: u32 = (0..planes.count()).map(|p| u32::from(plane_scale(planes, p, 7))).sum();
+            assert!(most <= 127, "{planes:?}: {most}");
+        }
     }
 }

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a build tool reports on both")]
 
+mod bench_report;
 mod book;
 mod coverage;
 mod deny;
@@ -59,6 +60,13 @@ enum Command {
     Readme,
     /// Share of lines that the tests execute (outside `ci`; needs cargo-llvm-cov).
     Coverage,
+    /// Time the catalogue beside rivals, compare with the last record, and record it (outside `ci`).
+    #[command(disable_help_flag = true)]
+    BenchReport {
+        /// Options of the report; `--help` lists them.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -89,5 +97,6 @@ fn run(ws: &Workspace, command: &Command) -> Result<()> {
         Command::Doc => steps::run_one(ws, "doc"),
         Command::Readme => steps::run_one(ws, "readme"),
         Command::Coverage => coverage::run(ws),
+        Command::BenchReport { options } => bench_report::run(ws, options),
     }
 }

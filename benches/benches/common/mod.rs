@@ -1,10 +1,10 @@
 //! What the benchmarks share: short criterion runs whose medians can be printed.
 
-use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput};
+use trike_benches::clock;
 
 /// Samples of each benchmark; the median of so few is steady, and the whole catalogue stays within minutes.
 const SAMPLES: usize = 15;
@@ -57,13 +57,4 @@ pub(crate) fn time_by(
     let mut measured = samples.split_off(samples.len().saturating_sub(SAMPLES));
     measured.sort_by(f64::total_cmp);
     measured.get(measured.len() / 2).copied()
-}
-
-/// How long so many calls take.
-pub(crate) fn clock<T>(calls: u64, mut call: impl FnMut() -> T) -> Duration {
-    let start = Instant::now();
-    for _ in 0..calls {
-        black_box(call());
-    }
-    start.elapsed()
 }

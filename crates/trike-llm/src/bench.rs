@@ -209,6 +209,10 @@ pub struct BenchRow {
     pub tokens_per_second: f64,
     /// Standard deviation over the repetitions.
     pub standard_deviation: f64,
+    /// Multiply-adds of a token, the mean over the tokens.
+    pub macs_per_token: f64,
+    /// Bytes that a token must read or write at least once, the mean over the tokens.
+    pub bytes_per_token: f64,
     /// Compulsory bytes a second, over the bandwidth that this run measured with these threads.
     pub share_of_bandwidth: f64,
     /// Multiply-adds a second, over the int8 peak that this run measured with these threads.
@@ -312,6 +316,8 @@ pub fn run(
                 repetitions: options.repetitions,
                 tokens_per_second: rate,
                 standard_deviation: deviation(&rates),
+                macs_per_token: macs,
+                bytes_per_token: bytes,
                 share_of_bandwidth: rate * bytes / ceiling.bandwidth,
                 share_of_int8_peak: rate * macs / ceiling.int8_peak,
             });

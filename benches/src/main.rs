@@ -1,0 +1,153 @@
+//! `cargo xtask bench-report`: times the catalogue, records it, shows it in the book, and compares it with the last time.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command reports on both")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use trike_benches::{
+    Machine, Plan, Record, SCHEMA, Software, baseline, ceilings_text, compare, figures, load, load_all,
+    models, newest, now, pages, products, table, void_reasons, write_pages,
+};
+
+/// Times the catalogue of products and whole models beside rivals, compares it with the last run on this machine, and
+/// records it.
+///
+/// A full run without regressions becomes a record under `benches/records/` and the chapter "Measured figures" of the
+/// book. A quick or filtered run is compared and printed only.
+#[derive(Parser)]
+#[command(name = "cargo xtask bench-report", bin_name = "cargo xtask bench-report")]
+struct Args {
+    /// Fewer problems and fewer rounds, in a minute and a half.
+    #[arg(long)]
+    quick: bool,
+    /// Only rows whose names contain this, such as `square m=1 /` or `avx2`, beside their references; may be repeated.
+    #[arg(long, value_name = "TEXT")]
+    filter: Vec<String>,
+    /// Fall of a row's share of the ceiling and of its ratio to the rival that is a regression, in per cent.
+    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = percent)]
+    threshold: f64,
+    /// Record the run as the new baseline although rows regressed.
+    #[arg(long)]
+    accept: bool,
+    /// Write the record to this file too, whatever the outcome.
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Write the book's chapter from the last record, and measure nothing.
+    #[arg(long, conflicts_with_all = ["quick", "filter", "threshold", "accept", "output"])]
+    render: bool,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    let percent: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    if (0.0..100.0).contains(&percent) {
+        Ok(percent)
+    } else {
+        Err("expected 0 or more and less than 100".into())
+    }
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether the run counts and nothing regressed.
+fn run(args: &Args) -> Result<bool> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("this package lies below the root")?;
+    let (folder, book) = (root.join("benches/records"), root.join("docs/src"));
+    // Before the minutes of measuring, so that a broken record is found first.
+    let records = load_all(&folder)?;
+    if args.render {
+        let (path, record) = newest(&records).context("there is no record to show")?;
+        write_pages(&book, &pages(record, path))?;
+        println!("docs/src/figures.md shows {}", path.display());
+        return Ok(true);
+    }
+    let plan = Plan { quick: args.quick, filters: args.filter.clone() };
+    let record = measure(&plan, root)?;
+    for rows in record.rows.chunk_by(|a, b| a.problem == b.problem) {
+        println!("### {}\n\n{}", rows[0].problem, table(rows));
+    }
+    println!("{}", ceilings_text(&record.ceilings));
+    if let Some(path) = &args.output {
+        fs::write(path, record.to_text()?).with_context(|| format!("cannot write {}", path.display()))?;
+        println!("written: {}", path.display());
+    }
+    let is_void = !record.void.is_empty();
+    for reason in &record.void {
+        println!("void: {reason}");
+    }
+    let regressed = compared(&plan, &records, &record, args.threshold / 100.0);
+    if !plan.is_full() {
+        println!("not recorded: only a full run is");
+        return Ok(!is_void && !regressed);
+    }
+    if regressed && !is_void && !args.accept {
+        println!(
+            "not recorded: repeat it on a quiet machine, repair it, or make it the baseline with --accept"
+        );
+        return Ok(false);
+    }
+    let path = record.path();
+    let file = folder.join(&path);
+    fs::create_dir_all(file.parent().context("a record lies in its machine's folder")?)?;
+    fs::write(&file, record.to_text()?).with_context(|| format!("cannot write {}", file.display()))?;
+    println!("recorded: benches/records/{}", path.display());
+    if is_void {
+        println!("the run is void: it is no baseline, and the book does not show it");
+        return Ok(false);
+    }
+    write_pages(&book, &pages(&record, &path))?;
+    println!("docs/src/figures.md shows it");
+    Ok(true)
+}
+
+fn measure(plan: &Plan, root: &Path) -> Result<Record> {
+    let before = load();
+    let mut progress = |what: &str| eprintln!("{what}");
+    let mut ceilings = Vec::new();
+    let mut measured = products(plan, &mut ceilings, &mut progress)?;
+    measured.extend(models(plan, &mut ceilings, &mut progress)?);
+    ensure!(!measured.is_empty(), "no row's name contains {}", plan.filters.join(" or "));
+    let machine = Machine::detect();
+    Ok(Record {
+        schema: SCHEMA,
+        date: now(),
+        quick: plan.quick,
+        software: Software::detect(root),
+        load: [before, load()],
+        void: void_reasons(&machine, &ceilings),
+        rows: figures(&measured, &ceilings),
+        machine,
+        ceilings,
+    })
+}
+
+/// Says how the run compares with the baseline; whether a row regressed.
+fn compared(plan: &Plan, records: &[(PathBuf, Record)], record: &Record, threshold: f64) -> bool {
+    let Some((path, before)) = baseline(records, &record.machine) else {
+        println!("no earlier record of {}: nothing to compare with", record.machine.id());
+        return false;
+    };
+    let comparison = compare(before, record, threshold);
+    println!("{} rows compared with benches/records/{}", comparison.compared, path.display());
+    if plan.is_full() {
+        for name in &comparison.gone {
+            println!("no longer timed: {name}");
+        }
+    }
+    for regression in &comparison.regressions {
+        println!("regression over {} %: {regression}", 100.0 * threshold);
+    }
+    !comparison.regressions.is_empty()
+}

@@ -1,0 +1,287 @@
+//! The catalogue's products, timed in turns and checked.
+
+use anyhow::{Context, Result, anyhow};
+use rayon::ThreadPool;
+use trike_cpu::{Cpu, Isa, Matrix};
+use trike_testkit::Rng;
+
+use crate::catalogue::{Problem, SHAPES, Shape};
+use crate::ceilings::{Ceilings, raise_all};
+use crate::expected::{BOUND, Expected, as_quantized};
+use crate::figure::Measured;
+use crate::kernel::{DENSE, Kernel};
+use crate::plan::Plan;
+use crate::rival::{Input, Rival, RivalKind};
+use crate::timing::{Contender, clock, interleave};
+use crate::weights::Weights;
+
+/// The shape at which slower instruction sets are timed too.
+const ISA_SHAPE: &str = "square";
+/// What the rows of rivals have for an instruction set: theirs is theirs.
+pub const RIVAL_ISA: &str = "gemm";
+
+/// Times everything that the plan says and raises the ceilings between the shapes, because something else may have the
+/// machine while one probe runs.
+///
+/// # Errors
+///
+/// A kernel or rival whose answer is wrong, and no threads or no memory.
+pub fn products(
+    plan: &Plan,
+    ceilings: &mut Vec<Ceilings>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Measured>> {
+    let threads = Plan::threads(Cpu::new(0)?.threads());
+    let best = threads.iter().map(|&threads| Cpu::new(threads)).collect::<Result<Vec<_>, _>>()?;
+    let slower = Isa::available().into_iter().filter(|&isa| isa != Isa::detect());
+    let slower = slower.map(|isa| Cpu::with_isa(isa, 1)).collect::<Result<Vec<_>, _>>()?;
+    let mut rng = Rng::new(1);
+    let mut measured = Vec::new();
+    for shape in SHAPES.iter().filter(|shape| plan.has_shape(shape)) {
+        let mut cpus = best.clone();
+        if shape.name == ISA_SHAPE {
+            cpus.extend(slower.iter().cloned());
+        }
+        let rows: Vec<(Problem, Vec<Row>)> = shape
+            .problems()
+            .map(|problem| (problem, rows(plan, &problem, &cpus, &threads)))
+            .filter(|(_, rows)| !rows.is_empty())
+            .collect();
+        if rows.is_empty() {
+            continue;
+        }
+        raise_all(ceilings, &threads)?;
+        progress(&format!("{}: packing", shape.name));
+        let bench = Bench::new(shape, &rows, &mut rng)?;
+        for (problem, rows) in rows {
+            progress(&problem.to_string());
+            measured.extend(bench.time(plan, problem, &rows)?);
+        }
+    }
+    Ok(measured)
+}
+
+/// Who is timed.
+enum Row {
+    Ours(Kernel, Cpu),
+    Rival(RivalKind, usize),
+}
+
+impl Row {
+    fn facts(&self) -> (&'static str, &'static str, usize) {
+        match self {
+            Self::Ours(kernel, cpu) => (kernel.name, cpu.isa().name(), cpu.threads()),
+            Self::Rival(kind, threads) => (kind.name(), RIVAL_ISA, *threads),
+        }
+    }
+}
+
+/// The rows of a problem, with what they are compared with.
+fn rows(plan: &Plan, problem: &Problem, cpus: &[Cpu], threads: &[usize]) -> Vec<Row> {
+    let cpus = cpus.iter().filter(|cpu| problem.is_for(cpu.isa()));
+    let ours =
+        cpus.flat_map(|cpu| problem.shape.kernels.iter().map(|kernel| Row::Ours(*kernel, cpu.clone())));
+    let rivals = threads
+        .iter()
+        .flat_map(|&threads| Plan::rivals(problem).iter().map(move |&kind| Row::Rival(kind, threads)));
+    let mut rows: Vec<Row> = ours.chain(rivals).collect();
+    let name = problem.to_string();
+    let is_asked_for = |row: &Row| {
+        let (kernel, isa, threads) = row.facts();
+        plan.has_row(&name, kernel, isa, threads)
+    };
+    let any = rows.iter().any(is_asked_for);
+    rows.retain(|row| is_asked_for(row) || any && Plan::is_reference(row.facts().0));
+    rows
+}
+
+/// A shape's weights in every form that its rows need.
+struct Bench {
+    weights: Weights,
+    x: Vec<f32>,
+    /// Equal matrices of a kernel, so that each call can find its weights in memory.
+    matrices: Vec<(&'static str, Vec<Matrix>)>,
+    rivals: Vec<(RivalKind, Vec<Rival>)>,
+}
+
+impl Bench {
+    fn new(shape: &Shape, rows: &[(Problem, Vec<Row>)], rng: &mut Rng) -> Result<Self> {
+        let weights = Weights::new(shape.rows, shape.cols, rng.trits(shape.rows * shape.cols, shape.density));
+        let x = rng.normals(shape.tokens.iter().copied().max().unwrap_or(0) * shape.cols);
+        let mut bench = Self { weights, x, matrices: Vec::new(), rivals: Vec::new() };
+        for (problem, row) in
+            rows.iter().flat_map(|(problem, rows)| rows.iter().map(move |row| (problem, row)))
+        {
+            match row {
+                Row::Ours(kernel, _) => {
+                    let at = bench.matrices.iter().position(|(name, _)| *name == kernel.name);
+                    let at = at.unwrap_or_else(|| {
+                        bench.matrices.push((kernel.name, Vec::new()));
+                        bench.matrices.len() - 1
+                    });
+                    let held = &mut bench.matrices[at].1;
+                    if held.is_empty() {
+                        held.push(bench.weights.matrix(kernel).with_context(|| kernel.name)?);
+                    }
+                    let copies = problem.copies(held[0].bytes()).max(held.len());
+                    held.resize(copies, held[0].clone());
+                }
+                Row::Rival(kind, _) => {
+                    let at = bench.rivals.iter().position(|(other, _)| other == kind);
+                    let at = at.unwrap_or_else(|| {
+                        bench.rivals.push((*kind, Vec::new()));
+                        bench.rivals.len() - 1
+                    });
+                    let held = &mut bench.rivals[at].1;
+                    if held.is_empty() {
+                        held.push(Rival::new(
+                            *kind,
+                            &bench.weights.integers(&DENSE),
+                            shape.rows,
+                            shape.cols,
+                        )?);
+                    }
+                    while held.len() < problem.copies(held[0].bytes()) {
+                        held.push(held[0].duplicate()?);
+                    }
+                }
+            }
+        }
+        Ok(bench)
+    }
+
+    fn matrices(&self, kernel: &Kernel) -> &[Matrix] {
+        self.matrices.iter().find(|(name, _)| *name == kernel.name).map_or(&[], |(_, held)| held)
+    }
+
+    fn rivals(&self, kind: RivalKind) -> &[Rival] {
+        self.rivals.iter().find(|(other, _)| *other == kind).map_or(&[], |(_, held)| held)
+    }
+
+    /// Checks each row's answer, then times them in turns.
+    fn time(&self, plan: &Plan, problem: Problem, rows: &[Row]) -> Result<Vec<Measured>> {
+        let x = &self.x[..problem.tokens * problem.shape.cols];
+        self.check(problem, rows, x)?;
+        let mut inputs: Vec<Option<Input>> = Vec::new();
+        let mut pools: Vec<Option<ThreadPool>> = Vec::new();
+        for row in rows {
+            let Row::Rival(kind, threads) = row else {
+                inputs.push(None);
+                pools.push(None);
+                continue;
+            };
+            inputs.push(Some(self.rivals(*kind)[0].activations(x)?));
+            // Inside a pool of its own, so that it has as many threads as the kernels beside it.
+            pools.push(Some(rayon::ThreadPoolBuilder::new().num_threads(*threads).build()?));
+        }
+        let mut contenders: Vec<Contender<'_>> = Vec::new();
+        for (row, (input, pool)) in rows.iter().zip(inputs.iter().zip(&pools)) {
+            contenders.push(match (row, input, pool) {
+                (Row::Rival(kind, threads), Some(input), Some(pool)) => {
+                    let held = self.rivals(*kind);
+                    let (held, threads) = (&held[..problem.copies(held[0].bytes())], *threads);
+                    let mut turn = 0;
+                    Contender::by(move |calls| {
+                        pool.install(|| {
+                            clock(calls, || {
+                                turn = (turn + 1) % held.len();
+                                held[turn].linear(input, threads).expect("shapes that were checked")
+                            })
+                        })
+                    })
+                }
+                (Row::Ours(kernel, cpu), ..) => {
+                    let held = self.matrices(kernel);
+                    let held = &held[..problem.copies(held[0].bytes())];
+                    let mut out = vec![f32::NAN; problem.tokens * problem.shape.rows];
+                    let mut turn = 0;
+                    Contender::new(move || {
+                        turn = (turn + 1) % held.len();
+                        cpu.linear(x, &held[turn], kernel.activations, &mut out)
+                            .expect("shapes that were checked");
+                    })
+                }
+                (Row::Rival(..), ..) => return Err(anyhow!("a rival without activations")),
+            });
+        }
+        let (rounds, burst) = plan.turns(&problem);
+        interleave(&mut contenders, rounds, burst);
+        let measured = rows.iter().zip(contenders).map(|(row, contender)| {
+            let (kernel, isa, threads) = row.facts();
+            let bytes = match row {
+                Row::Ours(kernel, _) => self.matrices(kernel)[0].bytes(),
+                Row::Rival(kind, _) => self.rivals(*kind)[0].bytes(),
+            };
+            Measured {
+                problem: problem.to_string(),
+                kernel: kernel.to_owned(),
+                isa: isa.to_owned(),
+                threads,
+                rival: matches!(row, Row::Rival(..)),
+                samples: contender.into_samples(),
+                cost: problem.cost(bytes),
+            }
+        });
+        Ok(measured.collect())
+    }
+
+    /// Every row once, against the exact answer: fast and wrong is worthless.
+    fn check(&self, problem: Problem, rows: &[Row], x: &[f32]) -> Result<()> {
+        let cols = problem.shape.cols;
+        let mut expected: Vec<(&'static str, Expected)> = Vec::new();
+        for row in rows {
+            let (kernel, isa, threads) = row.facts();
+            let (known, bound) = match row {
+                Row::Ours(kernel, _) => (kernel, BOUND),
+                Row::Rival(kind, _) => (&DENSE, kind.bound()),
+            };
+            let at = expected.iter().position(|(name, _)| *name == known.name).unwrap_or_else(|| {
+                let x = as_quantized(x, cols, known.activations);
+                expected.push((known.name, Expected::new(&self.weights.integers(known), cols, &x)));
+                expected.len() - 1
+            });
+            let out = match row {
+                Row::Ours(kernel, cpu) => {
+                    let mut out = vec![f32::NAN; problem.tokens * problem.shape.rows];
+                    cpu.linear(x, &self.matrices(kernel)[0], kernel.activations, &mut out)?;
+                    out
+                }
+                Row::Rival(kind, threads) => {
+                    let rival = &self.rivals(*kind)[0];
+                    rival.linear(&rival.activations(x)?, *threads)?.into_floats()?
+                }
+            };
+            expected[at].1.check(&out, bound).map_err(|place| {
+                anyhow!("{problem}, {kernel}, {isa}, {threads} threads: a wrong answer: {place}")
+            })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filtered_problem_is_timed_with_its_references() {
+        let plan = Plan { quick: true, filters: vec!["square-95 m=1 / ternary x int8".into()] };
+        let mut ceilings = Vec::new();
+        let mut said = Vec::new();
+        let found =
+            products(&plan, &mut ceilings, &mut |what| said.push(what.to_owned())).expect("right answers");
+        assert!(!found.is_empty() && found.iter().all(|row| row.problem == "square-95 m=1" && !row.rival));
+        assert!(found.iter().all(|row| row.samples.len() == 9 && row.samples.iter().all(|&s| s > 0.0)));
+        assert_eq!(ceilings.len(), Plan::threads(Cpu::new(0).expect("threads").threads()).len());
+        assert_eq!(said, ["square-95: packing", "square-95 m=1"]);
+
+        let square = SHAPES.iter().find(|shape| shape.name == "square").expect("in the catalogue");
+        let problem = square.problems().next().expect("decode");
+        let cpus = [Cpu::new(1).expect("a thread")];
+        let asked = Plan { quick: false, filters: vec!["square m=1 / f16".into()] };
+        let names: Vec<_> = rows(&asked, &problem, &cpus, &[1]).iter().map(|row| row.facts().0).collect();
+        assert_eq!(names, ["ternary x int8", "f16 x f32", "candle f32"]);
+        let none = Plan { quick: false, filters: vec!["no such row".into()] };
+        assert!(rows(&none, &problem, &cpus, &[1]).is_empty());
+    }
+}

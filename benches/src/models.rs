@@ -1,0 +1,128 @@
+//! Whole models of random trits, as `trike bench --synthetic` times them.
+
+use anyhow::Result;
+use trike_cpu::{ActivationPrecision, Cost, Cpu, Isa};
+use trike_llm::bench::{self, BenchOptions, Synthetic};
+use trike_nn::KvPrecision;
+use trike_trit::Encoding;
+
+use crate::ceilings::{Ceilings, raise_all};
+use crate::figure::{Measured, rounded};
+use crate::plan::Plan;
+
+/// What rows of models have for a kernel.
+pub const MODEL_KERNEL: &str = "model, ternary x int8";
+
+/// A model, and how much of it is timed.
+#[derive(Clone, Copy, Debug)]
+pub struct Model {
+    /// Its size.
+    pub size: Synthetic,
+    /// Tokens of the prompt.
+    pub prompt: usize,
+    /// Tokens generated one by one.
+    pub generate: usize,
+    /// Rounds: each times all phases and numbers of threads, after one that does not count.
+    pub rounds: usize,
+    /// Whether a quick run has it.
+    pub quick: bool,
+}
+
+/// The models that are timed.
+pub const MODELS: &[Model] = &[
+    Model { size: Synthetic::M125, prompt: 512, generate: 128, rounds: 7, quick: true },
+    Model { size: Synthetic::B2, prompt: 512, generate: 32, rounds: 4, quick: false },
+];
+
+/// Rounds of a quick run.
+const QUICK_ROUNDS: usize = 3;
+
+impl Model {
+    /// The names of its problems: decode and prefill.
+    #[must_use]
+    pub fn problems(&self) -> [String; 2] {
+        [self.problem("decode"), self.problem("prefill")]
+    }
+
+    fn problem(&self, kind: &str) -> String {
+        let name = self.size.name();
+        if kind == "prefill" { format!("{name} prefill {}", self.prompt) } else { format!("{name} decode") }
+    }
+}
+
+/// Times the models of the plan. A row's time and cost are those of a token.
+///
+/// # Errors
+///
+/// No threads, no memory, and what the decoder refuses.
+pub fn models(
+    plan: &Plan,
+    ceilings: &mut Vec<Ceilings>,
+    progress: &mut dyn FnMut(&str),
+) -> Result<Vec<Measured>> {
+    let isa = Isa::detect().name();
+    let mut measured: Vec<Measured> = Vec::new();
+    for model in MODELS.iter().filter(|model| model.quick || !plan.quick) {
+        let has = |kind: &str, threads| plan.has_row(&model.problem(kind), MODEL_KERNEL, isa, threads);
+        let threads = Plan::threads(Cpu::new(0)?.threads());
+        let threads: Vec<usize> =
+            threads.into_iter().filter(|&n| has("prefill", n) || has("decode", n)).collect();
+        if threads.is_empty() {
+            continue;
+        }
+        progress(&format!("{}: making", model.size.name()));
+        let activations = ActivationPrecision::Int8PerToken;
+        let mut made = bench::synthetic(model.size, Encoding::TwoBit, activations, &mut |_, _| {})?;
+        let any = |kind: &str, tokens: usize| if threads.iter().any(|&n| has(kind, n)) { tokens } else { 0 };
+        let options = BenchOptions {
+            prompt: any("prefill", model.prompt),
+            generate: any("decode", model.generate),
+            threads: threads.clone(),
+            repetitions: 1,
+            kv: KvPrecision::F16,
+        };
+        let rounds = if plan.quick { QUICK_ROUNDS } else { model.rounds };
+        for round in 1..=rounds {
+            progress(&format!("{}: round {round} of {rounds}", model.size.name()));
+            // One repetition a round, so that phases and numbers of threads take turns.
+            let report = bench::run(&mut made.decoder, &options, &mut |_, _| {})?;
+            for row in report.rows {
+                let problem = model.problem(row.kind);
+                let seconds = 1.0 / row.tokens_per_second;
+                let same = measured.iter_mut().find(|m| m.problem == problem && m.threads == row.threads);
+                if let Some(known) = same {
+                    known.samples.push(seconds);
+                    continue;
+                }
+                let (macs, bytes) = (row.macs_per_token.round() as u64, row.bytes_per_token.round() as u64);
+                measured.push(Measured {
+                    problem,
+                    kernel: MODEL_KERNEL.to_owned(),
+                    isa: isa.to_owned(),
+                    threads: row.threads,
+                    rival: false,
+                    samples: vec![seconds],
+                    cost: Cost { macs, bytes },
+                });
+            }
+            for c in report.ceilings {
+                let found = Ceilings {
+                    threads: c.threads,
+                    bytes_per_second: rounded(c.bandwidth),
+                    bytes_variant: c.bandwidth_variant.to_owned(),
+                    macs_per_second: rounded(c.int8_peak),
+                    macs_variant: c.int8_variant.to_owned(),
+                };
+                match ceilings.iter_mut().find(|known| known.threads == c.threads) {
+                    Some(known) => known.raise(found),
+                    None => ceilings.push(found),
+                }
+            }
+        }
+        raise_all(ceilings, &threads)?;
+    }
+    // A problem's rows lie next to each other in a report.
+    let problems: Vec<String> = MODELS.iter().flat_map(Model::problems).collect();
+    measured.sort_by_key(|row| problems.iter().position(|problem| *problem == row.problem));
+    Ok(measured)
+}

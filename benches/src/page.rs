@@ -1,0 +1,338 @@
+//! The chapter of the book that a record becomes: tables and charts.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::ceilings::threads;
+use crate::figure::{BASE, Figure, ceilings_text, table};
+use crate::models::MODEL_KERNEL;
+use crate::record::Record;
+use crate::svg::{Chart, Scale};
+use crate::targets::TARGETS;
+
+/// The chapter, under the folder of the book's sources.
+pub const CHAPTER: &str = "figures.md";
+/// Charts lie in a folder of this name beside it.
+const CHARTS: &str = "figures";
+/// The chapter that it follows in the summary.
+const BEFORE: &str = "(benchmarks.md)";
+
+/// A file of the book: its path under the book's sources, and its text.
+pub type Page = (String, String);
+
+/// The chapter and its charts. `path` is where the record lies, relative to the folder of records.
+#[must_use]
+pub fn pages(record: &Record, path: &Path) -> Vec<Page> {
+    let charts: Vec<(&str, Chart)> =
+        charts(record).into_iter().filter(|(_, chart)| !chart.is_empty()).collect();
+    let mut pages = vec![(CHAPTER.to_owned(), chapter(record, path, &charts))];
+    pages.extend(charts.iter().map(|(name, chart)| (format!("{CHARTS}/{name}.svg"), chart.to_svg())));
+    pages
+}
+
+/// Writes the pages into the book's sources, removes charts of earlier ones, and lists the chapter in the summary.
+///
+/// # Errors
+///
+/// When a file cannot be written.
+pub fn write_pages(book: &Path, pages: &[Page]) -> Result<()> {
+    let charts = book.join(CHARTS);
+    if charts.exists() {
+        fs::remove_dir_all(&charts)?;
+    }
+    fs::create_dir_all(&charts)?;
+    for (path, text) in pages {
+        fs::write(book.join(path), text).with_context(|| format!("cannot write {path}"))?;
+    }
+    let summary = book.join("SUMMARY.md");
+    let text = fs::read_to_string(&summary).context("the book has no summary")?;
+    fs::write(&summary, listed(&text))?;
+    Ok(())
+}
+
+/// The summary with the chapter in it.
+fn listed(summary: &str) -> String {
+    let link = format!("({CHAPTER})");
+    if summary.contains(&link) {
+        return summary.to_owned();
+    }
+    let mut text = String::new();
+    for line in summary.lines() {
+        let _ = writeln!(text, "{line}");
+        if line.contains(BEFORE) {
+            let _ = writeln!(text, "- [Measured figures]{link}");
+        }
+    }
+    text
+}
+
+fn chapter(record: &Record, path: &Path, charts: &[(&str, Chart)]) -> String {
+    let Record { machine, software, load, .. } = record;
+    let mut text = format!(
+        "# Measured figures\n\n\
+         `cargo xtask bench-report` wrote this chapter from `benches/records/{}`; what it means is told in\n\
+         [Benchmarks](benchmarks.md). Other machines give other figures.\n\n",
+        path.display().to_string().replace('\\', "/")
+    );
+    if !record.void.is_empty() {
+        let _ = writeln!(text, "**This run is void:** {}.\n", record.void.join("; "));
+    }
+    let gib = machine.memory_bytes as f64 / f64::from(1u32 << 30);
+    let modified = if software.modified { " with changes" } else { "" };
+    let _ = writeln!(
+        text,
+        "* {}, {} with {}, family {}, best instructions `{}`\n\
+         * {:.0} GiB of memory, huge pages `{}`; {}, kernel {}\n\
+         * {}, commit `{}`{modified}\n\
+         * runnable tasks before and after: {:.1}, {:.1}\n\
+         {}",
+        record.date,
+        machine.cpu,
+        if machine.cores == 1 { "1 core".to_owned() } else { format!("{} cores", machine.cores) },
+        machine.family,
+        machine.isa,
+        gib,
+        machine.huge_pages,
+        machine.os,
+        machine.kernel,
+        software.rustc,
+        software.commit,
+        load[0],
+        load[1],
+        ceilings_text(&record.ceilings)
+    );
+    text.push_str(
+        "## Targets\n\n| figure | threads | measured | target | reached |\n|---|--:|--:|--:|---|\n",
+    );
+    for target in TARGETS {
+        let measured = target.measured(record);
+        let value = measured.map_or("-".to_owned(), |value| target.text(value));
+        let reached = measured.map_or("-", |value| if value >= target.least { "yes" } else { "no" });
+        let least = target.text(target.least);
+        let _ = writeln!(text, "| {} | {} | {value} | {least} | {reached} |", target.what, target.threads);
+    }
+    if !charts.is_empty() {
+        text.push_str("\n## Charts\n");
+    }
+    for (name, chart) in charts {
+        let _ = write!(text, "\n![{}]({CHARTS}/{name}.svg)\n", chart.title);
+    }
+    text.push_str("\n## Products\n");
+    for rows in record.rows.chunk_by(|a, b| a.problem == b.problem).filter(|rows| !is_model(&rows[0])) {
+        let _ = write!(text, "\n### {}\n\n{}", rows[0].problem, table(rows));
+    }
+    let models: Vec<Figure> = record.rows.iter().filter(|row| is_model(row)).cloned().collect();
+    if !models.is_empty() {
+        text.push_str(
+            "\n## Models\n\nRandom trits with a scale a row, int8 activations, an int8 head, and a cache in f16. \
+             `/s` are tokens a second.\n\n\
+             | model | threads | /s | spread | GMAC/s | GB/s | of bandwidth | of int8 peak |\n\
+             |---|--:|--:|--:|--:|--:|--:|--:|\n",
+        );
+        for row in &models {
+            let share = |share: Option<f64>| share.map_or("-".to_owned(), |s| format!("{:.1} %", 100.0 * s));
+            let _ = writeln!(
+                text,
+                "| {} | {} | {:.1} | {:.0} % | {:.1} | {:.1} | {} | {} |",
+                row.problem,
+                row.threads,
+                1.0 / row.seconds,
+                100.0 * row.spread,
+                row.gmac_per_second,
+                row.gb_per_second,
+                share(row.share_of_bandwidth),
+                share(row.share_of_int8_peak)
+            );
+        }
+    }
+    text
+}
+
+fn is_model(row: &Figure) -> bool {
+    row.kernel == MODEL_KERNEL
+}
+
+/// What is drawn, with the names of the files.
+fn charts(record: &Record) -> Vec<(&'static str, Chart)> {
+    let best = |problem: &'static str| {
+        move |row: &&Figure| row.problem == problem && (row.rival || row.isa == record.machine.isa)
+    };
+    let title = |what: &str| format!("{what}, 4096 x 4096, {}", record.machine.isa);
+    let both = |problem, of: fn(&Figure) -> Option<f64>, title| {
+        let rows: Vec<&Figure> = record.rows.iter().filter(best(problem)).collect();
+        by_threads(&rows, |row| row.kernel.clone(), of, title)
+    };
+    let models: Vec<&Figure> = record.rows.iter().filter(|row| is_model(row)).collect();
+    let nearer = "Whole models: share of the nearer ceiling".to_owned();
+    vec![
+        (
+            "decode",
+            both(
+                "square m=1",
+                |row| row.share_of_bandwidth,
+                title("One token: share of the memory bandwidth"),
+            ),
+        ),
+        (
+            "prefill",
+            both("square m=128", |row| row.share_of_int8_peak, title("128 tokens: share of the int8 peak")),
+        ),
+        ("rivals", rivals(record)),
+        ("models", by_threads(&models, |row| row.problem.clone(), Figure::share, nearer)),
+    ]
+}
+
+/// A group for each name, a bar for each number of threads.
+fn by_threads(
+    rows: &[&Figure],
+    name: impl Fn(&Figure) -> String,
+    value: impl Fn(&Figure) -> Option<f64>,
+    title: String,
+) -> Chart {
+    let mut series: Vec<usize> = rows.iter().map(|row| row.threads).collect();
+    series.sort_unstable();
+    series.dedup();
+    let mut groups: Vec<(String, Vec<Option<f64>>)> = Vec::new();
+    for row in rows {
+        let name = name(row);
+        let at = groups.iter().position(|(other, _)| *other == name).unwrap_or_else(|| {
+            groups.push((name, vec![None; series.len()]));
+            groups.len() - 1
+        });
+        if let Some(bar) = series.iter().position(|&threads| threads == row.threads) {
+            groups[at].1[bar] = value(row);
+        }
+    }
+    let series = series.into_iter().map(threads).collect();
+    Chart { title, series, groups, scale: Scale::Percent }
+}
+
+/// Every kernel and instruction set against the rival, on one thread.
+fn rivals(record: &Record) -> Chart {
+    let problems = [("square m=1", "one token"), ("square m=128", "128 tokens")];
+    let mut groups: Vec<(String, Vec<Option<f64>>)> = Vec::new();
+    for (bar, (problem, _)) in problems.iter().enumerate() {
+        let rows =
+            record.rows.iter().filter(|r| r.problem == *problem && r.threads == 1 && r.x_rival.is_some());
+        for row in rows {
+            let name = if row.rival { row.kernel.clone() } else { format!("{} {}", row.kernel, row.isa) };
+            let at = groups.iter().position(|(other, _)| *other == name).unwrap_or_else(|| {
+                groups.push((name, vec![None; problems.len()]));
+                groups.len() - 1
+            });
+            groups[at].1[bar] = row.x_rival;
+        }
+    }
+    Chart {
+        title: format!("4096 x 4096 on one thread: times as fast as {}", BASE.name()),
+        series: problems.iter().map(|(_, name)| (*name).to_owned()).collect(),
+        groups,
+        scale: Scale::Times,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::tests::example;
+    use expect_test::expect;
+
+    #[test]
+    fn a_record_becomes_this_chapter() {
+        let record = example();
+        let pages = pages(&record, &record.path());
+        let names: Vec<&str> = pages.iter().map(|(path, _)| path.as_str()).collect();
+        assert_eq!(names, ["figures.md", "figures/decode.svg", "figures/rivals.svg", "figures/models.svg"]);
+        expect![[r#"
+            # Measured figures
+
+            `cargo xtask bench-report` wrote this chapter from `benches/records/amd-epyc-family-26-2-cores-avx512-vnni/2026-11-21-0731.json`; what it means is told in
+            [Benchmarks](benchmarks.md). Other machines give other figures.
+
+            * 2026-11-21T07:31:09Z, AMD EPYC with 2 cores, family 26, best instructions `avx512-vnni`
+            * 24 GiB of memory, huge pages `madvise`; Debian GNU/Linux 12 (bookworm), kernel 6.1.0
+            * rustc 1.95.0, commit `0123456789ab`
+            * runnable tasks before and after: 0.2, 1.5
+            * 1 thread: 41.0 GB/s from memory (four streams), 541 GMAC/s in int8 (vpdpbusd)
+            * 2 threads: 82.0 GB/s from memory (four streams), 1082 GMAC/s in int8 (vpdpbusd)
+
+            ## Targets
+
+            | figure | threads | measured | target | reached |
+            |---|--:|--:|--:|---|
+            | one token, 4096 x 4096, of bandwidth | 1 | 82.5 % | 85.0 % | no |
+            | one token, 4096 x 4096, of bandwidth | 2 | 82.5 % | 88.0 % | no |
+            | 128 tokens, 4096 x 4096, of int8 peak | 1 | - | 85.0 % | - |
+            | 128 tokens, 4096 x 4096, of int8 peak | 2 | - | 85.0 % | - |
+            | decode of 2b, of bandwidth | 1 | 0.7 % | 80.0 % | no |
+            | decode of 2b, of bandwidth | 2 | - | 80.0 % | - |
+            | prefill 512 of 2b, of int8 peak | 1 | - | 72.0 % | - |
+            | prefill 512 of 2b, of int8 peak | 2 | - | 72.0 % | - |
+            | decode of 125m, of bandwidth | 2 | - | 45.0 % | - |
+            | groups of 64 over groups of 256, one token | 1 | - | 0.90x | - |
+            | groups of 128 over groups of 256, one token | 1 | - | 0.90x | - |
+            | groups of 64 over groups of 256, 128 tokens | 1 | - | 0.90x | - |
+            | groups of 128 over groups of 256, 128 tokens | 1 | - | 0.90x | - |
+            | avx2 over candle f32, one token | 1 | - | 5.00x | - |
+            | avx2 over candle f32, 128 tokens | 1 | - | 1.50x | - |
+
+            ## Charts
+
+            ![One token: share of the memory bandwidth, 4096 x 4096, avx512-vnni](figures/decode.svg)
+
+            ![4096 x 4096 on one thread: times as fast as candle f32](figures/rivals.svg)
+
+            ![Whole models: share of the nearer ceiling](figures/models.svg)
+
+            ## Products
+
+            ### square m=1
+
+            | kernel | isa | threads | time | spread | GMAC/s | GB/s | of bandwidth | of int8 peak | x candle f32 | x 2-bit |
+            |---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
+            | ternary x int8 | avx512-vnni | 1 | 125.0 us | 5 % | 134.2 | 33.8 | 82 % | 25 % | 16.00 | - |
+            | ternary/128 x int8 | avx512-vnni | 1 | 140.0 us | 5 % | 119.8 | 30.2 | 74 % | 22 % | 14.29 | 0.90 |
+            | ternary x int8 | avx512-vnni | 2 | 62.5 us | 5 % | 268.4 | 67.6 | 82 % | 25 % | 32.00 | - |
+            | candle f32 | gemm | 1 | 2.00 ms | 5 % | 8.4 | 2.1 | 5 % | 2 % | - | - |
+
+            ## Models
+
+            Random trits with a scale a row, int8 activations, an int8 head, and a cache in f16. `/s` are tokens a second.
+
+            | model | threads | /s | spread | GMAC/s | GB/s | of bandwidth | of int8 peak |
+            |---|--:|--:|--:|--:|--:|--:|--:|
+            | 2b decode | 1 | 64.0 | 5 % | 1.1 | 0.3 | 0.7 % | 0.2 % |
+        "#]].assert_eq(&pages[0].1);
+        let again = super::pages(&record, &record.path());
+        assert_eq!(pages, again);
+    }
+
+    #[test]
+    fn a_void_run_says_so() {
+        let record = Record { void: vec!["busy".into(), "hot".into()], ..example() };
+        assert!(pages(&record, &record.path())[0].1.contains("**This run is void:** busy; hot.\n"));
+    }
+
+    #[test]
+    fn pages_replace_those_of_the_record_before() {
+        let book = tempfile::tempdir().unwrap();
+        fs::create_dir(book.path().join(CHARTS)).unwrap();
+        fs::write(book.path().join("figures/old.svg"), "").unwrap();
+        fs::write(book.path().join("SUMMARY.md"), "# Summary\n\n- [B](benchmarks.md)\n- [C](c.md)\n")
+            .unwrap();
+        let record = example();
+        for _ in 0..2 {
+            write_pages(book.path(), &pages(&record, &record.path())).unwrap();
+            let summary = fs::read_to_string(book.path().join("SUMMARY.md")).unwrap();
+            assert_eq!(
+                summary,
+                "# Summary\n\n- [B](benchmarks.md)\n- [Measured figures](figures.md)\n- [C](c.md)\n"
+            );
+            assert!(!book.path().join("figures/old.svg").exists());
+            assert!(book.path().join("figures/decode.svg").exists());
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! What a run times, and how long it takes for it.
+
+use std::time::Duration;
+
+use crate::catalogue::{Problem, Shape};
+use crate::figure::{BASE, row_name};
+use crate::kernel::TERNARY;
+use crate::rival::RivalKind;
+
+/// Numbers of threads that are timed, as far as the machine has them.
+const THREADS: [usize; 2] = [1, 2];
+/// Shapes of a quick run.
+const QUICK_SHAPES: [&str; 3] = ["square", "square-95", "square-99"];
+
+/// What a run times.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// Fewer problems and fewer rounds.
+    pub quick: bool,
+    /// Rows whose names contain one of these; all when there is none.
+    pub filters: Vec<String>,
+}
+
+impl Plan {
+    /// Whether the run times everything.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        !self.quick && self.filters.is_empty()
+    }
+
+    /// Whether a shape is timed.
+    #[must_use]
+    pub fn has_shape(&self, shape: &Shape) -> bool {
+        !self.quick || QUICK_SHAPES.contains(&shape.name)
+    }
+
+    /// Whether a row is timed.
+    #[must_use]
+    pub fn has_row(&self, problem: &str, kernel: &str, isa: &str, threads: usize) -> bool {
+        let name = row_name(problem, kernel, isa, threads);
+        self.filters.is_empty() || self.filters.iter().any(|filter| name.contains(filter.as_str()))
+    }
+
+    /// Whether rows of this kernel are timed wherever others are, because those are compared with it.
+    #[must_use]
+    pub fn is_reference(kernel: &str) -> bool {
+        kernel == BASE.name() || kernel == TERNARY.name
+    }
+
+    /// Numbers of threads.
+    #[must_use]
+    pub fn threads(cores: usize) -> Vec<usize> {
+        THREADS.into_iter().filter(|&threads| threads <= cores.max(1)).collect()
+    }
+
+    /// Rivals at a problem.
+    #[must_use]
+    pub fn rivals(problem: &Problem) -> &'static [RivalKind] {
+        if problem.shape.rivals { &RivalKind::ALL } else { &[] }
+    }
+
+    /// Rounds and length of a turn: many short ones for one token, a call or two for many tokens.
+    #[must_use]
+    pub fn turns(&self, problem: &Problem) -> (usize, Duration) {
+        match (problem.tokens == 1, self.quick) {
+            (true, false) => (25, Duration::from_millis(20)),
+            (true, true) => (9, Duration::from_millis(10)),
+            (false, false) => (11, Duration::from_millis(10)),
+            (false, true) => (3, Duration::from_millis(5)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::catalogue::SHAPES;
+
+    #[test]
+    fn filters_choose_rows_by_parts_of_their_names() {
+        let plan = Plan { quick: false, filters: vec!["square m=1 /".into(), "avx2 / t=1".into()] };
+        assert!(
+            !plan.is_full()
+                && Plan::default().is_full()
+                && !Plan { quick: true, ..Plan::default() }.is_full()
+        );
+        assert!(plan.has_row("square m=1", "x", "scalar", 2));
+        assert!(plan.has_row("ugly m=128", "x", "avx2", 1));
+        assert!(!plan.has_row("square m=128", "x", "avx2", 2));
+        assert!(Plan::default().has_row("a", "b", "c", 1));
+    }
+
+    #[test]
+    fn a_machine_without_a_second_core_is_timed_with_one_thread() {
+        assert_eq!([0, 1, 2, 64].map(|cores| Plan::threads(cores).len()), [1, 1, 2, 2]);
+    }
+
+    #[test]
+    fn a_quick_run_has_the_square() {
+        let quick = Plan { quick: true, ..Plan::default() };
+        assert_eq!(SHAPES.iter().filter(|shape| quick.has_shape(shape)).count(), QUICK_SHAPES.len());
+        assert!(SHAPES.iter().all(|shape| Plan::default().has_shape(shape)));
+    }
+}
