@@ -225,9 +225,9 @@ impl<S: Simd> Loop for &mut Quantize<'_, S> {
     #[inline(always)]
     fn run(self) {
         if self.slices == 1 {
-            self.int8()
+            self.int8();
         } else {
-            self.fixed_point()
+            self.fixed_point();
         }
         let segments = self.codes.len() / self.slices * 16 / SEGMENT;
         let rows = self.codes.as_flattened().chunks_exact(segments * SEGMENT);

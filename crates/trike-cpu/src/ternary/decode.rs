@@ -3,7 +3,7 @@
 use super::{Units, bias, products, unpack, write};
 use crate::activations::Activations;
 use crate::kernels::{Kernels, Loop};
-use crate::line::{CodeLine, FloatLine, Line, ROWS};
+use crate::line::{CodeLine, Line, ROWS};
 use crate::linear::Piece;
 use crate::matrix::layout::{LONG, Layout};
 use crate::matrix::{Groups, TernaryMatrix};

@@ -13,6 +13,11 @@
 //! A unit is the smaller of the group of the weights and that of the activations; where neither has groups it is a whole
 //! row, or [`LONG`] columns of a longer one.
 
+#![allow(
+    clippy::needless_range_loop,
+    reason = "the indices are rows of activations, tiles and fields, and each walks several arrays"
+)]
+
 mod decode;
 mod prefill;
 

@@ -101,9 +101,9 @@ impl<K: Kernels> Loop for Prefill<'_, '_, K> {
                         groups: m.groups(),
                     };
                     if tiles == 2 {
-                        job.rows::<K, 2>(k, &mut scratch)
+                        job.rows::<K, 2>(k, &mut scratch);
                     } else {
-                        job.rows::<K, 1>(k, &mut scratch)
+                        job.rows::<K, 1>(k, &mut scratch);
                     }
                     start = end;
                 }
