@@ -1,5 +1,7 @@
 //! Activations in the form that the ternary kernels read, made once for every matrix that shares them.
 
+use std::cell::Cell;
+
 use trike_trit::GroupSize;
 
 use crate::error::{CpuError, Result};
@@ -53,6 +55,11 @@ pub(crate) struct Activations {
     packed: Vec<[i8; 4]>,
 }
 
+thread_local! {
+    /// Memory of the activations before: fresh pages for every call cost more than filling them.
+    static RECYCLED: Cell<Activations> = Cell::default();
+}
+
 /// Some rows, interleaved for the panel kernel: four columns of each row, then the next four.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel {
@@ -83,10 +90,15 @@ impl Activations {
         let blocks = padded.div_ceil(SEGMENT) * (SEGMENT / 16);
         let segments = blocks * 16 / SEGMENT;
         let rows = tokens * slices;
-        let mut codes = vec![[0; 16]; rows * blocks];
-        let mut negated = vec![0; rows * (segments + 1)];
-        let mut factors = vec![0.0; tokens];
-        let mut groups = vec![0.0; if group.is_some() { rows * segments } else { 0 }];
+        let Self { mut codes, mut negated, mut factors, mut groups, mut panels, packed, .. } =
+            RECYCLED.take();
+        // Everything but the padding is written below.
+        codes.resize(rows * blocks, [0; 16]);
+        negated.resize(rows * (segments + 1), 0);
+        factors.resize(tokens, 0.0);
+        groups.clear();
+        groups.resize(if group.is_some() { rows * segments } else { 0 }, 0.0);
+        panels.clear();
         let mut group_rows = groups.chunks_mut(segments);
         let mut jobs: Vec<_> = codes
             .chunks_mut(slices * blocks)
@@ -113,11 +125,16 @@ impl Activations {
         {
             return Err(CpuError::NonFinite { token, index, value });
         }
-        let mut this = Self { tokens, slices, codes, blocks, negated, factors, groups, ..Self::default() };
+        let mut this = Self { tokens, slices, codes, blocks, negated, factors, groups, panels, packed };
         if rows > IN_PLACE {
             this.interleave::<K>(pool);
         }
         Ok(this)
+    }
+
+    /// Keeps the memory for the next call on this thread, which is likely to need as much.
+    pub(crate) fn recycle(self) {
+        RECYCLED.set(self);
     }
 
     /// Makes the panels.
@@ -130,7 +147,7 @@ impl Activations {
             self.panels.push(panel);
             first += panel.rows;
         }
-        self.packed = vec![[0; 4]; rows * steps];
+        self.packed.resize(rows * steps, [0; 4]);
         let mut rest = self.packed.as_mut_slice();
         let mut jobs = Vec::with_capacity(self.panels.len());
         for panel in &self.panels {
@@ -230,9 +247,13 @@ impl<S: Simd> Loop for &mut Quantize<'_, S> {
             self.fixed_point();
         }
         let segments = self.codes.len() / self.slices * 16 / SEGMENT;
+        for codes in self.codes.chunks_exact_mut(self.codes.len() / self.slices) {
+            codes.as_flattened_mut()[self.x.len()..].fill(0);
+        }
         let rows = self.codes.as_flattened().chunks_exact(segments * SEGMENT);
         for (negated, codes) in self.negated.chunks_exact_mut(segments + 1).zip(rows) {
             let mut sum = 0;
+            negated[0] = 0;
             for (negated, codes) in negated[1..].iter_mut().zip(codes.as_chunks::<SEGMENT>().0) {
                 sum -= i32::from(codes.iter().map(|&code| i16::from(code)).sum::<i16>());
                 *negated = sum;
@@ -284,8 +305,9 @@ impl<S: Simd> Quantize<'_, S> {
         let s = self.simd;
         let largest = largest(self.x);
         if largest >= INFINITE {
-            // Every output of the token becomes NaN; the codes stay zero.
+            // Every output of the token becomes NaN, whatever the codes are.
             *self.factor = f32::NAN;
+            self.codes.as_flattened_mut().fill(0);
             return;
         }
         // The largest magnitude is below `2^(exponent + 1)`, so that integers stay below `2^30`; powers of two are exact.

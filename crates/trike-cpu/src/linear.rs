@@ -101,6 +101,7 @@ impl Cpu {
                 }
             }
         });
+        prepared.recycle();
         Ok(())
     }
 

@@ -282,6 +282,7 @@ impl Simd for AvxVnni {
 
     /// As the 512-bit kernel: at most `2^16` a line.
     const LINES: usize = 1 << 12;
+    const WIDE: bool = true;
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[6, 4, 2, 1];
 
@@ -329,16 +330,6 @@ impl Simd for AvxVnni {
     #[inline(always)]
     fn no_acc(self) -> [__m256i; 2] {
         [op!(_mm256_setzero_si256()); 2]
-    }
-
-    #[inline(always)]
-    fn begin(self, ints: Self::Ints) -> (Self::Acc, Self::Ints) {
-        (ints, ints)
-    }
-
-    #[inline(always)]
-    fn end(self, acc: Self::Acc, _: Self::Ints) -> Self::Ints {
-        acc
     }
 
     #[inline(always)]

@@ -28,6 +28,7 @@ impl Simd for Avx512 {
     type Floats = __m512;
 
     const LINES: usize = 1 << 12;
+    const WIDE: bool = true;
     /// Two tiles by twelve tokens: 24 of the 32 registers hold sums.
     const TILES: usize = 2;
     const TOKENS: &'static [usize] = &[12, 8, 4, 2, 1];
@@ -176,16 +177,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn no_acc(self) -> __m512i {
         op!(_mm512_setzero_si512())
-    }
-
-    #[inline(always)]
-    fn begin(self, ints: Self::Ints) -> (Self::Acc, Self::Ints) {
-        (ints, ints)
-    }
-
-    #[inline(always)]
-    fn end(self, acc: Self::Acc, _: Self::Ints) -> Self::Ints {
-        acc
     }
 
     #[inline(always)]

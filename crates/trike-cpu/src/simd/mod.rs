@@ -103,16 +103,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn steps(largest: u8) -> usize;
     /// No sums.
     fn no_acc(self) -> Self::Acc;
-    /// Sums that start from integers, and what is left of the integers to be added to [`Simd::to_ints`].
-    #[inline(always)]
-    fn begin(self, ints: Self::Ints) -> (Self::Acc, Self::Ints) {
-        (self.no_acc(), ints)
-    }
-    /// [`Simd::to_ints`] plus what [`Simd::begin`] left.
-    #[inline(always)]
-    fn end(self, acc: Self::Acc, rest: Self::Ints) -> Self::Ints {
-        self.add_ints(self.to_ints(acc), rest)
-    }
+    /// Whether sums are integers from the start, so that a panel of any length needs no widening in between.
+    const WIDE: bool = false;
     /// Adds four products a row: unsigned codes with signed activations.
     fn dot(self, acc: Self::Acc, codes: Self::Bytes, x: Self::Bytes) -> Self::Acc;
     /// The sums of [`Simd::dot`].

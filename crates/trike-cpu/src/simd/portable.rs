@@ -18,6 +18,7 @@ impl Simd for Scalar {
 
     /// `16 * 2 * 128` a line stays within an i32 for `2^19` lines.
     const LINES: usize = 1 << 12;
+    const WIDE: bool = true;
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[4, 1];
 
@@ -113,16 +114,6 @@ impl Simd for Scalar {
     #[inline(always)]
     fn no_acc(self) -> [i32; 16] {
         [0; 16]
-    }
-
-    #[inline(always)]
-    fn begin(self, ints: Self::Ints) -> (Self::Acc, Self::Ints) {
-        (ints, ints)
-    }
-
-    #[inline(always)]
-    fn end(self, acc: Self::Acc, _: Self::Ints) -> Self::Ints {
-        acc
     }
 
     #[inline(always)]

@@ -190,38 +190,52 @@ fn products<S: Simd, const N: usize, const T: usize>(
     largest: u8,
     mut ints: [[S::Ints; T]; N],
 ) -> [[S::Ints; T]; N] {
+    if S::WIDE {
+        return run_of_products(s, panels, x, ints);
+    }
     let mut start = 0;
     while start < x.len() {
         let len = S::steps(largest).min(x.len() - start);
-        let x = &x[start..start + len];
         let mut parts: [&[CodeLine]; N] = [&[]; N];
         for n in 0..N {
             parts[n] = &panels[n][start..start + len];
         }
-        let mut acc = [[s.no_acc(); T]; N];
-        for n in 0..N {
-            for t in 0..T {
-                (acc[n][t], ints[n][t]) = s.begin(ints[n][t]);
-            }
-        }
-        for (i, x) in x.iter().enumerate() {
-            let mut codes = [s.splat_byte(0); N];
-            for n in 0..N {
-                codes[n] = s.load(&parts[n][i]);
-            }
-            for t in 0..T {
-                let x = s.four(x[t]);
-                for n in 0..N {
-                    acc[n][t] = s.dot(acc[n][t], codes[n], x);
-                }
-            }
-        }
-        for n in 0..N {
-            for t in 0..T {
-                ints[n][t] = s.end(acc[n][t], ints[n][t]);
-            }
-        }
+        ints = run_of_products(s, parts, &x[start..start + len], ints);
         start += len;
+    }
+    ints
+}
+
+/// [`products`] over as many steps as sums can hold.
+#[inline(always)]
+fn run_of_products<S: Simd, const N: usize, const T: usize>(
+    s: S,
+    panels: [&[CodeLine]; N],
+    x: &[[[i8; 4]; T]],
+    mut ints: [[S::Ints; T]; N],
+) -> [[S::Ints; T]; N] {
+    // Sums start from zeros: with anything else the compiler keeps the start in registers that the sums need.
+    let mut acc = [[s.no_acc(); T]; N];
+    let mut parts: [&[CodeLine]; N] = [&[]; N];
+    for n in 0..N {
+        parts[n] = &panels[n][..x.len()];
+    }
+    for (i, x) in x.iter().enumerate() {
+        let mut codes = [s.splat_byte(0); N];
+        for n in 0..N {
+            codes[n] = s.load(&parts[n][i]);
+        }
+        for t in 0..T {
+            let x = s.four(x[t]);
+            for n in 0..N {
+                acc[n][t] = s.dot(acc[n][t], codes[n], x);
+            }
+        }
+    }
+    for n in 0..N {
+        for t in 0..T {
+            ints[n][t] = s.add_ints(s.to_ints(acc[n][t]), ints[n][t]);
+        }
     }
     ints
 }

@@ -66,6 +66,15 @@ impl<K: Kernels> Loop for Prefill<'_, '_, K> {
             largest: 3u8.pow(run.len() as u32) - 1,
         };
         let folds: Vec<Fold> = m.folds().map(fold).collect();
+        // What does not depend on the rows of the weights.
+        let mut blocks = Vec::new();
+        let mut start = 0;
+        while start < units.end() {
+            let end = (start + block).min(m.shape().padded_cols());
+            blocks.push((start, end, Part::between(units, start, end.min(units.end()))));
+            start = end;
+        }
+        let negated = negated(x, bias(m.planes()), blocks.iter().flat_map(|(_, _, parts)| parts));
         let mut scratch = Scratch::default();
         let mut panel = vec![Line([0; 64]); folds.len() * K::TILES * room];
         let mut tile = piece.tiles.start;
@@ -76,36 +85,26 @@ impl<K: Kernels> Loop for Prefill<'_, '_, K> {
                 for (t, groups) in scratch.groups.chunks_exact_mut(m.groups()).enumerate() {
                     m.scales(k, tile + t, set, groups);
                 }
-                let mut start = 0;
-                while start < units.end() {
-                    let end = (start + block).min(m.shape().padded_cols());
+                let mut first_part = 0;
+                for (start, end, parts) in &blocks {
                     for (run, planes) in m.folds().enumerate() {
                         for t in 0..tiles {
                             let panel = &mut panel[(run * tiles + t) * room..][..room];
                             for plane in planes.clone() {
                                 let lines = m.tile(tile + t, set, plane);
-                                unpack(k, m.shape(), lines, (start, end), plane == planes.start, panel);
+                                unpack(k, m.shape(), lines, (*start, *end), plane == planes.start, panel);
                             }
                         }
                     }
-                    let parts = Part::between(units, start, end.min(units.end()));
-                    let (folds, panel) = (folds.as_slice(), panel.as_slice());
-                    let job = Block {
-                        x,
-                        folds,
-                        bias: bias(m.planes()),
-                        parts: &parts,
-                        panel,
-                        room,
-                        start,
-                        groups: m.groups(),
-                    };
+                    let (folds, panel, negated) = (folds.as_slice(), panel.as_slice(), negated.as_slice());
+                    let (start, groups) = (*start, m.groups());
+                    let job = Block { x, folds, negated, parts, first_part, panel, room, start, groups };
                     if tiles == 2 {
                         job.rows::<K, 2>(k, &mut scratch);
                     } else {
                         job.rows::<K, 1>(k, &mut scratch);
                     }
-                    start = end;
+                    first_part += parts.len();
                 }
             }
             for t in 0..tiles {
@@ -145,10 +144,12 @@ impl Scratch {
 struct Block<'a> {
     x: &'a Activations,
     folds: &'a [Fold],
-    /// What codes of all planes are above their values.
-    bias: i32,
+    /// What codes of all planes are above their values, times the sums of the activations, negated; see [`negated`].
+    negated: &'a [i32],
     /// The parts of units in the panel.
     parts: &'a [Part],
+    /// The number of parts in the panels before.
+    first_part: usize,
     panel: &'a [CodeLine],
     /// Steps that the panel has room for, for each run and tile.
     room: usize,
@@ -235,15 +236,16 @@ impl Block<'_> {
         }
         let x = self.x.panel::<T>(rows);
         let all = self.x.rows();
-        for part in self.parts {
+        let parts = self.negated.len() / all;
+        let negated = self.negated[rows.first * parts..][self.first_part * T..].as_chunks::<T>().0;
+        for (part, negated) in self.parts.iter().zip(negated) {
             let steps = part.start / 4..part.end / 4;
             let inside = (part.start - self.start) / 4..(part.end - self.start) / 4;
-            // The sums start from the bias, so that they count values and not codes.
+            // With the bias the sums count values and not codes.
             let mut ints = [[s.splat_int(0); T]; N];
-            for t in 0..T {
-                let negated = self.bias.wrapping_mul(self.x.negated(rows.first + t, part.start, part.end));
-                for n in 0..N {
-                    ints[n][t] = s.splat_int(negated);
+            for n in 0..N {
+                for t in 0..T {
+                    ints[n][t] = s.splat_int(negated[t]);
                 }
             }
             if let [fold] = self.folds {
@@ -263,34 +265,64 @@ impl Block<'_> {
             // A long unit takes several panels: what there is so far waits.
             if !part.first {
                 for n in 0..N {
+                    let places = &scratch.ints[n * all + rows.first..][..T];
                     for t in 0..T {
-                        ints[n][t] =
-                            s.add_ints(ints[n][t], s.load_ints(&scratch.ints[n * all + rows.first + t]));
+                        ints[n][t] = s.add_ints(ints[n][t], s.load_ints(&places[t]));
                     }
                 }
             }
             if !part.last {
                 for n in 0..N {
+                    let places = &mut scratch.ints[n * all + rows.first..][..T];
                     for t in 0..T {
-                        s.store_ints(ints[n][t], &mut scratch.ints[n * all + rows.first + t]);
+                        s.store_ints(ints[n][t], &mut places[t]);
                     }
                 }
                 continue;
             }
+            let mut floats = [[s.splat(0.0); T]; N];
             for n in 0..N {
-                let scale = s.load_floats(&scratch.groups[n * self.groups + part.group]);
+                for t in 0..T {
+                    floats[n][t] = s.to_floats(ints[n][t]);
+                }
+            }
+            let mut scales = [[s.splat(0.0); T]; N];
+            for n in 0..N {
+                scales[n] = [s.load_floats(&scratch.groups[n * self.groups + part.group]); T];
+            }
+            if self.x.grouped() {
+                for t in 0..T {
+                    let factor = s.splat(self.x.group_factor(rows.first + t, part.unit));
+                    for n in 0..N {
+                        scales[n][t] = s.mul(scales[n][t], factor);
+                    }
+                }
+            }
+            for n in 0..N {
+                for t in 0..T {
+                    floats[n][t] = s.mul(scales[n][t], floats[n][t]);
+                }
+            }
+            for n in 0..N {
                 let places = &mut scratch.sums[n * all + rows.first..][..T];
                 for t in 0..T {
-                    let mut factor = scale;
-                    if self.x.grouped() {
-                        factor = s.mul(scale, s.splat(self.x.group_factor(rows.first + t, part.unit)));
-                    }
-                    let add = s.mul(factor, s.to_floats(ints[n][t]));
-                    s.store_floats(s.add(s.load_floats(&places[t]), add), &mut places[t]);
+                    s.store_floats(s.add(s.load_floats(&places[t]), floats[n][t]), &mut places[t]);
                 }
             }
         }
     }
+}
+
+/// For each panel of activations, each part, and each row of the panel: minus the bias times the sum of the activations.
+fn negated<'a>(x: &Activations, bias: i32, parts: impl Iterator<Item = &'a Part> + Clone) -> Vec<i32> {
+    let mut all = Vec::new();
+    for panel in x.panels() {
+        for part in parts.clone() {
+            let row = |t| bias.wrapping_mul(x.negated(panel.first + t, part.start, part.end));
+            all.extend((0..panel.rows).map(row));
+        }
+    }
+    all
 }
 
 /// What the means of one tile add.

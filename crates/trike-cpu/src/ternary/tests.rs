@@ -107,14 +107,14 @@ impl<S: Simd> Loop for Run<'_, S> {
         for f in 0..5 {
             self.ints(&mut out, fives[f]);
         }
-        let (mut acc, mut rest) = s.begin(s.load_ints(&case.ints));
+        let (mut acc, mut ints) = (s.no_acc(), s.load_ints(&case.ints));
         for step in 1..=case.steps {
             acc = s.dot(acc, s.min_bytes(any, s.splat_byte(case.largest)), s.four(x[1]));
-            if step % S::steps(case.largest) == 0 {
-                (acc, rest) = s.begin(s.end(acc, rest));
+            if step % S::steps(case.largest) == 0 || step == case.steps {
+                ints = s.add_ints(ints, s.to_ints(acc));
+                acc = s.no_acc();
             }
         }
-        let ints = s.end(acc, rest);
         self.ints(&mut out, ints);
         let mut plain = s.no_acc();
         plain = s.dot(plain, unpacked[3], s.four(x[2]));
