@@ -1,16 +1,22 @@
 //! Activations in the form that the ternary kernels read, made once for every matrix that shares them.
 
+use std::cell::Cell;
+
 use trike_trit::GroupSize;
 
 use crate::error::{CpuError, Result};
-use crate::kernels::{ByteToken, Kernels, Loop};
-use crate::line::{BLOCK, ByteLine, FloatLine, Line, SumLine};
+use crate::kernels::{Kernels, Loop};
+use crate::line::{Line, ROWS};
 use crate::pool::Pool;
+use crate::simd::Simd;
 
 /// In which numbers ternary weights meet their activations; int8 and dense weights always compute in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationPrecision {
-    /// Nothing is rounded but the sums.
+    /// As exact as f32: each token becomes a fixed-point number of four signed bytes a value, whose step is at most
+    /// `2^-29` of the token's largest magnitude, and the products are summed in integers. Values within `2^-5` of the
+    /// largest are exact, and nothing is rounded before the scales. (A token whose largest magnitude lies below `2^-90` keeps
+    /// steps of `2^-120`.)
     F32,
     /// One factor a token: `s = 127 / max(max|x|, 1e-5)`, `code = round(x * s)` with halves to even, clamped to
     /// `-128..=127`. BitNet models were trained with this.
@@ -20,255 +26,397 @@ pub enum ActivationPrecision {
 }
 
 /// Columns that share an entry of the factors and of the sums.
-const SEGMENT: usize = 32;
-/// Segments of a block.
-const SEGMENTS: usize = BLOCK / SEGMENT;
+pub(crate) const SEGMENT: usize = 32;
+/// Rows of codes up to which the kernel that leaves weights in place is used.
+pub(crate) const IN_PLACE: usize = 4;
+/// Signed bytes of a value with [`ActivationPrecision::F32`].
+const SLICES: usize = 4;
 /// The smallest magnitude that a scale is made from, so that a token of zeros stays one.
 const SMALLEST: f32 = 1e-5;
 
-/// Activations of some tokens, padded with zeros to whole blocks; by default of none, for weights that read `x` itself.
+/// Activations of some tokens as rows of int8 codes, padded with zeros; by default of none, for weights that read `x`
+/// itself.
+///
+/// A token has one row, or four with [`ActivationPrecision::F32`]: the least significant byte first.
 #[derive(Default)]
 pub(crate) struct Activations {
+    tokens: usize,
+    slices: usize,
+    /// Sixteen columns each, `[row][block]`.
+    codes: Vec<[i8; 16]>,
     blocks: usize,
-    data: Data,
-    /// Sums over segments, `[token][segment]`, in units of the token's factor; empty unless weights have means.
-    segments: Vec<f32>,
+    /// Minus the sum of the codes before each segment and after the last, `[row][segments + 1]`.
+    negated: Vec<i32>,
+    /// What one step of a code stands for, for each token.
+    factors: Vec<f32>,
+    /// Factors of the segments, `[row][segment]`; empty unless groups have factors.
+    groups: Vec<f32>,
+    panels: Vec<Panel>,
+    packed: Vec<[i8; 4]>,
 }
 
-enum Data {
-    Floats(Vec<FloatLine>),
-    Bytes {
-        codes: Vec<ByteLine>,
-        negated: Vec<SumLine>,
-        tokens: Vec<TokenFacts>,
-        factors: Vec<f32>,
-        grouped: bool,
-    },
+thread_local! {
+    /// Memory of the activations before: fresh pages for every call cost more than filling them.
+    static RECYCLED: Cell<Activations> = Cell::default();
 }
 
-impl Default for Data {
-    fn default() -> Self {
-        Self::Floats(Vec::new())
-    }
-}
-
-/// Some tokens in the form that a kernel takes.
+/// Some rows, interleaved for the panel kernel: four columns of each row, then the next four.
 #[derive(Clone, Copy)]
-pub(crate) enum Tokens<'a, const T: usize> {
-    Floats([&'a [FloatLine]; T]),
-    /// `grouped` says whether the factors belong to groups and not to the token.
-    Bytes {
-        tokens: [ByteToken<'a>; T],
-        grouped: bool,
-    },
-}
-
-/// What belongs to a whole token.
-#[derive(Clone, Copy, Default)]
-struct TokenFacts {
-    sum: i32,
-    factor: f32,
+pub(crate) struct Panel {
+    /// The first row.
+    pub(crate) first: usize,
+    /// How many: one of [`Simd::TOKENS`].
+    pub(crate) rows: usize,
+    start: usize,
 }
 
 impl Activations {
-    /// Brings `x` (rows of `cols`) into kernel form.
+    /// Brings `x` (rows of `cols`) into kernel form, padded to at least `padded` columns.
     pub(crate) fn prepare<K: Kernels>(
         kernels: K,
         pool: &Pool,
         x: &[f32],
         cols: usize,
+        padded: usize,
         precision: ActivationPrecision,
-        with_sums: bool,
     ) -> Result<Self> {
-        let group = match precision {
-            ActivationPrecision::F32 => return Ok(Self::floats(pool, x, cols, with_sums)),
-            ActivationPrecision::Int8PerToken => None,
-            ActivationPrecision::Int8PerGroup(size) => Some(size.get()),
+        let (slices, group) = match precision {
+            ActivationPrecision::F32 => (SLICES, None),
+            ActivationPrecision::Int8PerToken => (1, None),
+            ActivationPrecision::Int8PerGroup(size) => (1, Some(size.get())),
         };
-        let (count, blocks) = (x.len() / cols, cols.div_ceil(BLOCK));
-        let mut codes = vec![Line([0; 64]); count * blocks * 4];
-        let mut negated = vec![Line([0; 16]); count * blocks * 4];
-        let mut factors = vec![0.0; count * blocks * SEGMENTS];
-        let mut tokens = vec![TokenFacts::default(); count];
-        let mut rows: Vec<_> = codes
-            .chunks_mut(blocks * 4)
-            .zip(negated.chunks_mut(blocks * 4))
-            .zip(factors.chunks_mut(blocks * SEGMENTS))
-            .zip(&mut tokens)
+        let tokens = x.len() / cols;
+        // Whole segments, so that every unit ends where a sum is known.
+        let blocks = padded.div_ceil(SEGMENT) * (SEGMENT / 16);
+        let segments = blocks * 16 / SEGMENT;
+        let rows = tokens * slices;
+        let Self { mut codes, mut negated, mut factors, mut groups, mut panels, packed, .. } =
+            RECYCLED.take();
+        // Everything but the padding is written below.
+        codes.resize(rows * blocks, [0; 16]);
+        negated.resize(rows * (segments + 1), 0);
+        factors.resize(tokens, 0.0);
+        groups.clear();
+        groups.resize(if group.is_some() { rows * segments } else { 0 }, 0.0);
+        panels.clear();
+        let mut group_rows = groups.chunks_mut(segments);
+        let mut jobs: Vec<_> = codes
+            .chunks_mut(slices * blocks)
+            .zip(negated.chunks_mut(slices * (segments + 1)))
+            .zip(&mut factors)
             .zip(x.chunks(cols))
-            .map(|((((codes, negated), factors), facts), x)| Quantize {
+            .map(|(((codes, negated), factor), x)| Quantize {
+                simd: kernels,
                 codes,
                 negated,
-                factors,
-                facts,
+                factor,
+                groups: group_rows.next().unwrap_or_default(),
                 x,
+                slices,
                 group,
             })
             .collect();
-        pool.for_units(&mut rows, 1, 8 * x.len(), |_, rows| {
-            for row in rows {
-                kernels.run(row);
-            }
-        });
+        pool.for_units(&mut jobs, 1, 4 * x.len(), |_, jobs| jobs.iter_mut().for_each(|job| kernels.run(job)));
         // A quantizer that met a value that is not finite left a factor that is not either.
-        if let Some(token) = tokens.iter().position(|facts| !facts.factor.is_finite()) {
-            let row = &x[token * cols..][..cols];
-            if let Some((index, &value)) = row.iter().enumerate().find(|(_, v)| !v.is_finite()) {
-                return Err(CpuError::NonFinite { token, index, value });
-            }
+        if precision != ActivationPrecision::F32
+            && let Some(token) = factors.iter().position(|factor| !factor.is_finite())
+            && let Some((index, &value)) =
+                x[token * cols..][..cols].iter().enumerate().find(|(_, v)| !v.is_finite())
+        {
+            return Err(CpuError::NonFinite { token, index, value });
         }
-        let mut segments = Vec::new();
-        if with_sums {
-            let sums = negated.as_chunks::<4>().0.iter().flatten().flat_map(|line| line.0.as_chunks::<8>().0);
-            segments = sums.map(|sums| -sums.iter().sum::<i32>() as f32).collect();
-            if group.is_some() {
-                for (sum, factor) in segments.iter_mut().zip(&factors) {
-                    *sum *= factor;
-                }
-            }
+        let mut this = Self { tokens, slices, codes, blocks, negated, factors, groups, panels, packed };
+        if rows > IN_PLACE {
+            this.interleave::<K>(pool);
         }
-        let data = Data::Bytes { codes, negated, tokens, factors, grouped: group.is_some() };
-        Ok(Self { blocks, data, segments })
+        Ok(this)
     }
 
-    fn floats(pool: &Pool, x: &[f32], cols: usize, with_sums: bool) -> Self {
-        let blocks = cols.div_ceil(BLOCK);
-        let mut lines = vec![Line([0.0; 16]); x.len() / cols * blocks * 16];
-        pool.for_units(&mut lines, blocks * 16, x.len(), |start, part| {
-            for (lines, x) in part.chunks_mut(blocks * 16).zip(x[start * cols..].chunks(cols)) {
-                for (line, x) in lines.iter_mut().zip(x.chunks(16)) {
-                    line.0[..x.len()].copy_from_slice(x);
+    /// Keeps the memory for the next call on this thread, which is likely to need as much.
+    pub(crate) fn recycle(self) {
+        RECYCLED.set(self);
+    }
+
+    /// Makes the panels.
+    fn interleave<S: Simd>(&mut self, pool: &Pool) {
+        let (rows, steps) = (self.tokens * self.slices, self.blocks * 4);
+        let mut first = 0;
+        while first < rows {
+            let fits = S::TOKENS.iter().copied().find(|&n| n <= rows - first);
+            let panel = Panel { first, rows: fits.unwrap_or(1), start: first * steps };
+            self.panels.push(panel);
+            first += panel.rows;
+        }
+        self.packed.resize(rows * steps, [0; 4]);
+        let mut rest = self.packed.as_mut_slice();
+        let mut jobs = Vec::with_capacity(self.panels.len());
+        for panel in &self.panels {
+            let (packed, tail) = rest.split_at_mut(panel.rows * steps);
+            jobs.push((panel, packed));
+            rest = tail;
+        }
+        let codes = self.codes.as_flattened().as_chunks::<4>().0;
+        pool.for_units(&mut jobs, 1, rows * steps, |_, jobs| {
+            for (panel, packed) in jobs {
+                for (t, codes) in
+                    codes[panel.first * steps..].chunks_exact(steps).take(panel.rows).enumerate()
+                {
+                    let places = packed[t..].iter_mut().step_by(panel.rows);
+                    places.zip(codes).for_each(|(place, four)| *place = *four);
                 }
             }
         });
-        let sum =
-            |lines: &[FloatLine]| lines.iter().flat_map(|line| line.0).map(f64::from).sum::<f64>() as f32;
-        let segments = if with_sums { lines.chunks(SEGMENT / 16).map(sum).collect() } else { Vec::new() };
-        Self { blocks, data: Data::Floats(lines), segments }
     }
 
-    /// `T` tokens from `first`.
-    pub(crate) fn tokens<const T: usize>(&self, first: usize) -> Tokens<'_, T> {
-        match &self.data {
-            Data::Floats(lines) => {
-                let len = self.blocks * 16;
-                Tokens::Floats(std::array::from_fn(|t| &lines[(first + t) * len..][..len]))
-            }
-            Data::Bytes { codes, negated, tokens, factors, grouped } => {
-                let len = self.blocks * 4;
-                let token = |t: usize| ByteToken {
-                    codes: &codes[(first + t) * len..][..len],
-                    negated: &negated[(first + t) * len..][..len],
-                    sum: tokens[first + t].sum,
-                    factors: &factors[(first + t) * self.blocks * SEGMENTS..][..self.blocks * SEGMENTS],
-                };
-                Tokens::Bytes { tokens: std::array::from_fn(token), grouped: *grouped }
-            }
-        }
+    /// Rows of codes of a token.
+    pub(crate) fn slices(&self) -> usize {
+        self.slices
     }
 
-    /// What the outputs of a token are multiplied with at the end.
+    /// Rows of codes.
+    pub(crate) fn rows(&self) -> usize {
+        self.tokens * self.slices
+    }
+
+    /// The panels; none for so few rows that weights are left in place.
+    pub(crate) fn panels(&self) -> &[Panel] {
+        &self.panels
+    }
+
+    /// Steps of four columns of a panel, each with one entry for each of its `T` rows.
+    #[inline(always)]
+    pub(crate) fn panel<const T: usize>(&self, panel: Panel) -> &[[[i8; 4]; T]] {
+        self.packed[panel.start..][..T * self.blocks * 4].as_chunks().0
+    }
+
+    /// A row, sixteen columns at a time.
+    #[inline(always)]
+    pub(crate) fn row(&self, row: usize) -> &[[i8; 16]] {
+        &self.codes[row * self.blocks..][..self.blocks]
+    }
+
+    /// Minus the sum of the codes of a row from column `start` (a multiple of 32) to `end` (the same, or the end).
+    #[inline(always)]
+    pub(crate) fn negated(&self, row: usize, start: usize, end: usize) -> i32 {
+        let segments = self.blocks * 16 / SEGMENT;
+        let sums = &self.negated[row * (segments + 1)..][..segments + 1];
+        sums[end.div_ceil(SEGMENT).min(segments)] - sums[start / SEGMENT]
+    }
+
+    /// Whether groups have factors of their own.
+    #[inline(always)]
+    pub(crate) fn grouped(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// The factor of the group at column `start`, 1 when the whole token has one.
+    #[inline(always)]
+    pub(crate) fn group_factor(&self, row: usize, start: usize) -> f32 {
+        let segments = self.blocks * 16 / SEGMENT;
+        // Past the last column there is nothing to multiply.
+        self.groups.get(row * segments + start / SEGMENT).copied().unwrap_or(1.0)
+    }
+
+    /// What a token's outputs are multiplied with at the end.
+    #[inline(always)]
     pub(crate) fn factor(&self, token: usize) -> f32 {
-        match &self.data {
-            Data::Bytes { tokens, grouped: false, .. } => tokens[token].factor,
-            _ => 1.0,
-        }
-    }
-
-    /// The sums of a token over groups of `len` columns (a multiple of 32, or everything).
-    pub(crate) fn group_sums(&self, token: usize, len: usize, out: &mut [f64]) {
-        let segments = &self.segments[token * self.blocks * SEGMENTS..][..self.blocks * SEGMENTS];
-        let per_group = if out.len() == 1 { segments.len() } else { len / SEGMENT };
-        for (out, segments) in out.iter_mut().zip(segments.chunks(per_group)) {
-            *out = segments.iter().copied().map(f64::from).sum();
-        }
+        self.factors[token]
     }
 }
 
 /// Quantizes one token.
-struct Quantize<'a> {
-    codes: &'a mut [ByteLine],
-    negated: &'a mut [SumLine],
-    factors: &'a mut [f32],
-    facts: &'a mut TokenFacts,
+struct Quantize<'a, S> {
+    simd: S,
+    codes: &'a mut [[i8; 16]],
+    negated: &'a mut [i32],
+    factor: &'a mut f32,
+    groups: &'a mut [f32],
     x: &'a [f32],
+    slices: usize,
     group: Option<usize>,
 }
 
-impl Loop for &mut Quantize<'_> {
+impl<S: Simd> Loop for &mut Quantize<'_, S> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let len = self.group.unwrap_or(self.codes.len() * 64);
-        // Codes are written line by line; a group of 32 is half a line.
-        let width = len.min(64);
-        let mut finite = true;
-        for (g, x) in self.x.chunks(len).enumerate() {
-            // As integers, magnitudes sort like the floats they are, and anything not finite sorts above them.
-            let largest = x.iter().fold(0, |m, v| (v.to_bits() & 0x7FFF_FFFF).max(m));
-            finite &= largest < 0x7F80_0000;
-            let scale = 127.0 / f32::from_bits(largest).max(SMALLEST);
-            let factor = 1.0 / scale;
-            self.facts.factor = factor;
-            for segment in &mut self.factors[g * len / SEGMENT..][..x.len().div_ceil(SEGMENT)] {
-                *segment = if self.group.is_some() { factor } else { 1.0 };
-            }
-            for (i, x) in x.chunks(width).enumerate() {
-                let start = g * len + i * width;
-                let codes = &mut self.codes[start / 64].0[start % 64..][..x.len()];
-                for (code, &x) in codes.iter_mut().zip(x) {
-                    *code = round(x * scale);
-                }
-            }
+        if self.slices == 1 {
+            self.int8();
+        } else {
+            self.fixed_point();
         }
-        let mut sum = 0;
-        for (codes, negated) in self.codes.iter().zip(self.negated.iter_mut()) {
-            for (four, negated) in codes.0.as_chunks::<4>().0.iter().zip(&mut negated.0) {
-                *negated = -four.iter().map(|&code| i32::from(code)).sum::<i32>();
-                sum -= *negated;
-            }
+        let segments = self.codes.len() / self.slices * 16 / SEGMENT;
+        for codes in self.codes.chunks_exact_mut(self.codes.len() / self.slices) {
+            codes.as_flattened_mut()[self.x.len()..].fill(0);
         }
-        self.facts.sum = sum;
-        if !finite {
-            self.facts.factor = f32::NAN;
+        let rows = self.codes.as_flattened().chunks_exact(segments * SEGMENT);
+        for (negated, codes) in self.negated.chunks_exact_mut(segments + 1).zip(rows) {
+            let mut sum = 0;
+            negated[0] = 0;
+            for (negated, codes) in negated[1..].iter_mut().zip(codes.as_chunks::<SEGMENT>().0) {
+                sum -= i32::from(codes.iter().map(|&code| i16::from(code)).sum::<i16>());
+                *negated = sum;
+            }
         }
     }
 }
 
-/// Rounds to the nearest integer, halves to even, and clamps to an i8.
+impl<S: Simd> Quantize<'_, S> {
+    #[inline(always)]
+    fn int8(&mut self) {
+        let s = self.simd;
+        let mut ints = Line([0; ROWS]);
+        let codes = self.codes.as_flattened_mut();
+        let len = self.group.unwrap_or(self.x.len());
+        let mut finite = true;
+        for (g, (x, codes)) in self.x.chunks(len).zip(codes.chunks_mut(len)).enumerate() {
+            let largest = largest(x);
+            finite &= largest < INFINITE;
+            let scale = 127.0 / f32::from_bits(largest).max(SMALLEST);
+            let factor = 1.0 / scale;
+            if self.group.is_some() {
+                self.groups[g * len / SEGMENT..].iter_mut().take(len / SEGMENT).for_each(|f| *f = factor);
+            } else {
+                *self.factor = factor;
+            }
+            let (xs, tail) = x.as_chunks::<16>();
+            for (i, x) in xs.iter().enumerate() {
+                // Scaled magnitudes are at most 127 and a rounding error, so the nearest integer is a code.
+                s.store_ints(s.round(s.mul(s.load_any(x), s.splat(scale))), &mut ints);
+                for (code, int) in codes[16 * i..16 * i + 16].iter_mut().zip(ints.0) {
+                    *code = int as i8;
+                }
+            }
+            for (code, &x) in codes[16 * xs.len()..].iter_mut().zip(tail) {
+                *code = (x * scale).round_ties_even() as i8;
+            }
+        }
+        if self.group.is_some() {
+            *self.factor = 1.0;
+        }
+        if !finite {
+            *self.factor = f32::NAN;
+        }
+    }
+
+    #[inline(always)]
+    fn fixed_point(&mut self) {
+        let s = self.simd;
+        let largest = largest(self.x);
+        if largest >= INFINITE {
+            // Every output of the token becomes NaN, whatever the codes are.
+            *self.factor = f32::NAN;
+            self.codes.as_flattened_mut().fill(0);
+            return;
+        }
+        // The largest magnitude is below `2^(exponent + 1)`, so that integers stay below `2^30`; powers of two are exact.
+        let exponent = ((largest >> 23) as i32 - 127).max(-91);
+        let scale = f32::from_bits(((127 + 29 - exponent) as u32) << 23);
+        *self.factor = f32::from_bits(((127 - 29 + exponent) as u32) << 23);
+        let quarter = self.codes.len() / SLICES;
+        let (low, high) = self.codes.split_at_mut(2 * quarter);
+        let ((d0, d1), (d2, d3)) = (low.split_at_mut(quarter), high.split_at_mut(quarter));
+        let mut ints = Line([0; ROWS]);
+        for (i, x) in self.x.chunks(16).enumerate() {
+            let mut padded = [0.0; 16];
+            padded[..x.len()].copy_from_slice(x);
+            s.store_ints(s.round(s.mul(s.load_any(&padded), s.splat(scale))), &mut ints);
+            for int in &mut ints.0 {
+                // The offset carries each byte's sign into the next, and taking it back leaves balanced digits.
+                *int = (*int + OFFSET) ^ OFFSET;
+            }
+            for col in 0..16 {
+                d0[i][col] = ints.0[col] as i8;
+                d1[i][col] = (ints.0[col] >> 8) as i8;
+                d2[i][col] = (ints.0[col] >> 16) as i8;
+                d3[i][col] = (ints.0[col] >> 24) as i8;
+            }
+        }
+    }
+}
+
+/// 128 in each byte but the highest.
+const OFFSET: i32 = 0x0080_8080;
+/// The bits of infinity.
+const INFINITE: u32 = 0x7F80_0000;
+
+/// The bits of the largest magnitude. As integers, magnitudes sort like the floats they are, and anything not finite
+/// sorts above them.
 #[inline(always)]
-fn round(x: f32) -> i8 {
-    // Around 1.5 * 2^23 floats are one apart, so the addition rounds, and the low bits are the integer.
-    const MAGIC: f32 = 12_582_912.0;
-    let integer = (x.clamp(-128.0, 127.0) + MAGIC).to_bits().wrapping_sub(MAGIC.to_bits());
-    integer as i8
+fn largest(x: &[f32]) -> u32 {
+    x.iter().fold(0, |m, v| (v.to_bits() & 0x7FFF_FFFF).max(m))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::round;
+    use super::*;
+    use crate::isa::with_kernels;
+    use crate::{Cpu, Isa};
+    use trike_testkit::Rng;
 
     #[test]
-    fn rounding_is_to_even_and_clamped() {
-        for (x, code) in [
-            (0.5, 0),
-            (1.5, 2),
-            (-0.5, 0),
-            (-2.5, -2),
-            (0.500_001, 1),
-            (126.5, 126),
-            (127.4, 127),
-            (127.6, 127),
-            (1e30, 127),
-            (-127.5, -128),
-            (-128.6, -128),
-        ] {
-            assert_eq!(round(x), code, "{x}");
+    fn rounding_is_to_even_everywhere() {
+        let x: Vec<f32> = (-254..=254).map(|half| half as f32 / 2.0).collect();
+        let pool = Cpu::new(1).expect("one thread");
+        for isa in Isa::available() {
+            let precision = ActivationPrecision::Int8PerToken;
+            let made = with_kernels!(isa, kernels => {
+                Activations::prepare(kernels, pool.pool(), &x, x.len(), x.len(), precision)
+            })
+            .expect("finite");
+            for (code, x) in made.row(0).as_flattened().iter().zip(&x) {
+                assert_eq!(*code, x.round_ties_even() as i8, "{isa}: {x}");
+            }
         }
-        for i in -1280..1270 {
-            let x = i as f32 / 10.0;
-            assert_eq!(round(x), x.round_ties_even() as i8, "{x}");
+    }
+
+    #[test]
+    fn four_bytes_hold_every_value_within_its_step() {
+        let mut rng = Rng::new(1);
+        let pool = Cpu::new(2).expect("two threads");
+        for largest in [1.0f32, 0.999_999_9, 3e38, 1e-30, 1e-20, 77.7] {
+            let mut x =
+                rng.normals(100).iter().map(|v| (v / 8.0).clamp(-1.0, 1.0) * largest).collect::<Vec<_>>();
+            (x[3], x[50]) = (-largest, largest);
+            for isa in Isa::available() {
+                let made = with_kernels!(isa, kernels => {
+                    Activations::prepare(kernels, pool.pool(), &x, 50, 96, ActivationPrecision::F32)
+                })
+                .expect("finite");
+                for (token, x) in x.chunks(50).enumerate() {
+                    let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+                    for (col, &want) in x.iter().enumerate() {
+                        let digit = |s: usize| f64::from(made.row(4 * token + s)[col / 16][col % 16]);
+                        let value: f64 = (0..4).map(|s| digit(s) * 256f64.powi(s as i32)).sum();
+                        let got = value * f64::from(made.factors[token]);
+                        let bound = (f64::from(max) * 2f64.powi(-29)).max(2f64.powi(-120));
+                        assert!((got - f64::from(want)).abs() <= bound, "{isa}: {want} became {got}");
+                        if want.abs() >= max / 32.0 && max > 1e-26 {
+                            assert_eq!(got, f64::from(want), "{isa}: exact");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sums_cover_every_segment() {
+        let x: Vec<f32> = (0..70).map(|i| (i % 9) as f32 - 4.0).collect();
+        let pool = Cpu::new(1).expect("one thread");
+        for isa in Isa::available() {
+            let precision = ActivationPrecision::Int8PerGroup(GroupSize::G32);
+            let made = with_kernels!(isa, kernels => {
+                Activations::prepare(kernels, pool.pool(), &x, 70, 160, precision)
+            })
+            .expect("finite");
+            let codes: Vec<i32> = made.row(0).as_flattened().iter().map(|&v| i32::from(v)).collect();
+            assert_eq!(codes.len(), 160);
+            for (start, end) in [(0, 32), (32, 64), (0, 70), (64, 160), (96, 160), (128, 512)] {
+                let want = -codes[start..end.min(160)].iter().sum::<i32>();
+                assert_eq!(made.negated(0, start, end), want, "{isa} {start}..{end}");
+            }
         }
     }
 }

@@ -11,15 +11,56 @@ use crate::error::{CpuError, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Scalar(());
 
+impl Scalar {
+    /// Portable Rust needs no proof.
+    pub(crate) fn portable() -> Self {
+        Self(())
+    }
+}
+
+/// SSSE3 and SSE4.1: every x86-64 processor since 2008.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sse41(());
+
 /// AVX2 with FMA and F16C.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Avx2(());
 
-/// AVX-512 F, BW, VL and VNNI, and everything in [`Avx2`].
+/// AVX-VNNI, in 256 bits, and everything in [`Avx2`].
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Avx512(());
+pub(crate) struct AvxVnni(Avx2);
+
+/// AVX-512 F, BW, VL and VNNI, and everything in [`Avx2`]; the byte permutes, where the processor has them.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Avx512(Option<Vbmi>);
+
+/// AVX-512 VBMI.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Vbmi(());
+
+#[cfg(target_arch = "x86_64")]
+impl Sse41 {
+    fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("ssse3") && is_x86_feature_detected!("sse4.1")).then_some(Self(()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl AvxVnni {
+    fn detect() -> Option<Self> {
+        Avx2::detect().filter(|_| is_x86_feature_detected!("avxvnni")).map(Self)
+    }
+
+    /// The kernels that need no VNNI.
+    pub(crate) fn avx2(self) -> Avx2 {
+        self.0
+    }
+}
 
 #[cfg(target_arch = "x86_64")]
 impl Avx2 {
@@ -39,7 +80,13 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni");
         // The standard library also checks that the operating system saves the wide registers.
-        Avx2::detect().filter(|_| own).map(|_| Self(()))
+        let vbmi = is_x86_feature_detected!("avx512vbmi").then_some(Vbmi(()));
+        Avx2::detect().filter(|_| own).map(|_| Self(vbmi))
+    }
+
+    /// The byte permutes.
+    pub(crate) fn vbmi(self) -> Option<Vbmi> {
+        self.0
     }
 }
 
@@ -48,7 +95,11 @@ impl Avx512 {
 pub(crate) enum Kind {
     Scalar(Scalar),
     #[cfg(target_arch = "x86_64")]
+    Sse41(Sse41),
+    #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(AvxVnni),
     #[cfg(target_arch = "x86_64")]
     Avx512(Avx512),
 }
@@ -69,22 +120,13 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Isa(pub(crate) Kind);
 
-const KNOWN: &str = "scalar, avx2, avx512-vnni";
+const KNOWN: &str = "scalar, sse4.1, avx2, avx-vnni, avx512-vnni";
 
 impl Isa {
     /// The best instruction set of this machine.
     #[must_use]
     pub fn detect() -> Self {
-        #[cfg(target_arch = "x86_64")]
-        {
-            if let Some(token) = Avx512::detect() {
-                return Self(Kind::Avx512(token));
-            }
-            if let Some(token) = Avx2::detect() {
-                return Self(Kind::Avx2(token));
-            }
-        }
-        Self(Kind::Scalar(Scalar(())))
+        Self::available().pop().unwrap_or(Self(Kind::Scalar(Scalar(()))))
     }
 
     /// Every instruction set of this machine, from `scalar` to the best.
@@ -94,13 +136,15 @@ impl Isa {
         let mut all = vec![Self(Kind::Scalar(Scalar(())))];
         #[cfg(target_arch = "x86_64")]
         {
+            all.extend(Sse41::detect().map(|token| Self(Kind::Sse41(token))));
             all.extend(Avx2::detect().map(|token| Self(Kind::Avx2(token))));
+            all.extend(AvxVnni::detect().map(|token| Self(Kind::AvxVnni(token))));
             all.extend(Avx512::detect().map(|token| Self(Kind::Avx512(token))));
         }
         all
     }
 
-    /// The instruction set called `scalar`, `avx2` or `avx512-vnni`; a knob for tests, benches and bug reports.
+    /// The instruction set called `scalar`, `sse4.1`, `avx2`, `avx-vnni` or `avx512-vnni`; a knob for tests, benches and bug reports.
     ///
     /// # Errors
     ///
@@ -123,7 +167,11 @@ impl Isa {
         match self.0 {
             Kind::Scalar(_) => "scalar",
             #[cfg(target_arch = "x86_64")]
+            Kind::Sse41(_) => "sse4.1",
+            #[cfg(target_arch = "x86_64")]
             Kind::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Kind::AvxVnni(_) => "avx-vnni",
             #[cfg(target_arch = "x86_64")]
             Kind::Avx512(_) => "avx512-vnni",
         }
@@ -142,7 +190,11 @@ macro_rules! with_kernels {
         match $isa.0 {
             $crate::isa::Kind::Scalar($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
+            $crate::isa::Kind::Sse41($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
             $crate::isa::Kind::Avx2($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            $crate::isa::Kind::AvxVnni($kernels) => $body,
             #[cfg(target_arch = "x86_64")]
             $crate::isa::Kind::Avx512($kernels) => $body,
         }

@@ -5,16 +5,14 @@
 #[repr(C, align(64))]
 pub(crate) struct Line<T>(pub(crate) T);
 
-/// 256 two-bit codes: byte `j` holds elements `j`, `j + 64`, `j + 128`, `j + 192`, lowest bits first.
+/// Sixty-four codes or packed bytes of ternary weights; the layouts say what they mean.
 pub(crate) type CodeLine = Line<[u8; 64]>;
-/// 64 int8 activations.
-pub(crate) type ByteLine = Line<[i8; 64]>;
-/// 16 sums of four neighbouring int8 activations.
-pub(crate) type SumLine = Line<[i32; 16]>;
-/// 16 f32 activations.
+/// Sixteen i32, one a row.
+pub(crate) type IntLine = Line<[i32; 16]>;
+/// Sixteen f32, one a row.
 pub(crate) type FloatLine = Line<[f32; 16]>;
 
-/// Weights in a [`CodeLine`].
-pub(crate) const BLOCK: usize = 256;
-/// Rows that lie interleaved, line by line.
+/// Rows of a tile of ternary weights: the 32-bit lanes of the widest vector.
+pub(crate) const ROWS: usize = 16;
+/// Rows that dense and int8 weights are cut between.
 pub(crate) const TILE: usize = 4;

@@ -7,10 +7,10 @@ use crate::cost::LinearProblem;
 use crate::error::{CpuError, Result, check_len, check_rows};
 use crate::isa::with_kernels;
 use crate::kernels::Kernels;
-use crate::line::TILE;
 use crate::matrix::Matrix;
-use crate::pieces::{dense_piece, int8_piece, ternary_piece};
+use crate::pieces::{dense_piece, int8_piece};
 use crate::pool::Cpu;
+use crate::ternary::ternary_piece;
 
 impl Cpu {
     /// `out = x W^T`: `x` is `m x k`, `w` is `n x k`, `out` is `m x n`, all row-major; `m` is `x.len() / k`.
@@ -83,13 +83,13 @@ impl Cpu {
         outs: &mut [&mut [f32]],
         work: usize,
     ) -> Result<()> {
-        let ternary = ws.iter().any(|w| matches!(w, Matrix::Ternary(_)));
-        let means = ws.iter().any(|w| matches!(w, Matrix::Ternary(m) if m.has_means()));
-        let cols = ws[0].cols();
-        let prepared = if ternary {
-            Activations::prepare(kernels, self.pool(), x, cols, precision, means)?
-        } else {
-            Activations::default()
+        let padded = ws.iter().filter_map(|w| match w {
+            Matrix::Ternary(m) => Some(m.shape().padded_cols()),
+            Matrix::Int8(_) | Matrix::Dense(_) => None,
+        });
+        let prepared = match padded.max() {
+            Some(padded) => Activations::prepare(kernels, self.pool(), x, ws[0].cols(), padded, precision)?,
+            None => Activations::default(),
         };
         let tasks = cut(ws, outs, self.pool().parts(work));
         self.pool().run(tasks, |pieces| {
@@ -101,6 +101,7 @@ impl Cpu {
                 }
             }
         });
+        prepared.recycle();
         Ok(())
     }
 
@@ -158,7 +159,7 @@ fn cut<'a>(ws: &[&'a Matrix], outs: &'a mut [&mut [f32]], parts: usize) -> Vec<V
                 part += 1;
                 continue;
             }
-            let rows = (take * TILE).min(w.rows() - tile * TILE);
+            let rows = (take * w.tile_rows()).min(w.rows() - tile * w.tile_rows());
             let out = rest.iter_mut().map(|rest| rest.split_off_mut(..rows).unwrap_or_default()).collect();
             tasks[part].push(Piece { w, tiles: tile..tile + take, out });
             tile += take;

@@ -6,8 +6,8 @@ mod common;
 use common::{GRANULARITIES, PRECISIONS, Weights, as_quantized, bits, cpus, describe, oracle};
 use half::{bf16, f16};
 use trike_cpu::{
-    ActivationPrecision, Cpu, CpuError, DenseData, DenseMatrix, Int8Matrix, Isa, LinearProblem, MAX_COLS,
-    Matrix, TernaryMatrix,
+    ActivationPrecision, Cpu, CpuError, DenseData, DenseMatrix, Int8Matrix, Isa, Layout, LinearProblem,
+    MAX_COLS, Matrix, TernaryMatrix,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
@@ -31,12 +31,50 @@ fn check_ternary(cpus: &[Cpu], spec: &Weights, tokens: usize, precision: Activat
     let tensor = spec.make(rng);
     let x = rng.normals(tokens * spec.cols);
     let want = oracle(&as_quantized(&x, spec.cols, precision), &tensor.dequantize(), spec.cols);
-    let w = pack(&tensor);
-    let scalar = linear(&cpus[0], &x, &w, precision);
+    let scalar = linear(&cpus[0], &x, &pack(&tensor), precision);
     assert_close(&scalar, &want, BOUND);
-    for cpu in &cpus[1..] {
-        let got = linear(cpu, &x, &w, precision);
-        assert_eq!(bits(&got), bits(&scalar), "{}: {spec:?}, {tokens} tokens, {precision:?}", describe(cpu));
+    for layout in LAYOUTS {
+        let w = Matrix::from(TernaryMatrix::pack_as(&tensor, layout).expect("a packable tensor"));
+        for cpu in cpus {
+            let got = linear(cpu, &x, &w, precision);
+            let same = bits(&got) == bits(&scalar);
+            assert!(same, "{}: {layout:?}, {spec:?}, {tokens} tokens, {precision:?}", describe(cpu));
+        }
+    }
+}
+
+const LAYOUTS: [Layout; 2] = [Layout::TwoBit, Layout::Base3];
+
+/// A token's result does not depend on the tokens beside it, so neither on the kernel that computes them.
+#[test]
+fn tokens_do_not_know_of_each_other() {
+    let (cpus, mut rng) = (cpus(), Rng::new(5));
+    for (depth, coupling) in
+        [(1, Coupling::Free), (2, Coupling::Free), (3, Coupling::Tied), (6, Coupling::Tied)]
+    {
+        for granularity in GRANULARITIES {
+            let means = depth == 2;
+            let spec = Weights { depth, coupling, means, ..Weights::plain(37, 700, granularity) };
+            let tensor = spec.make(&mut rng);
+            let x = rng.normals(29 * 700);
+            for precision in PRECISIONS {
+                for layout in LAYOUTS {
+                    let w = Matrix::from(TernaryMatrix::pack_as(&tensor, layout).expect("a packable tensor"));
+                    for cpu in &cpus {
+                        let all = linear(cpu, &x, &w, precision);
+                        for (token, all) in all.chunks(37).enumerate().step_by(7) {
+                            let alone = linear(cpu, &x[token * 700..][..700], &w, precision);
+                            let same = bits(&alone) == bits(all);
+                            assert!(
+                                same,
+                                "{}: {layout:?}, {spec:?}, token {token}, {precision:?}",
+                                describe(cpu)
+                            );
+                        }
+                    }
+                }
+            }
+        }
     }
 }
 
@@ -51,8 +89,14 @@ fn the_instruction_sets_that_ran_are_those_that_the_machine_has() {
     let Some(flags) = info.lines().find_map(|line| line.strip_prefix("flags")) else { return };
     let has = |names: &[&str]| names.iter().all(|name| flags.split_whitespace().any(|flag| flag == *name));
     let mut expected = vec!["scalar"];
+    if has(&["ssse3", "sse4_1"]) {
+        expected.push("sse4.1");
+    }
     if has(&["avx2", "fma", "f16c"]) {
         expected.push("avx2");
+        if has(&["avx_vnni"]) {
+            expected.push("avx-vnni");
+        }
         if has(&["avx512f", "avx512bw", "avx512vl", "avx512_vnni"]) {
             expected.push("avx512-vnni");
         }
@@ -66,7 +110,7 @@ fn names_of_instruction_sets() {
         assert_eq!(Isa::by_name(isa.name()).expect("available"), isa);
     }
     assert!(matches!(Isa::by_name("AVX2"), Err(CpuError::UnknownIsa { .. })));
-    for name in ["scalar", "avx2", "avx512-vnni"] {
+    for name in ["scalar", "sse4.1", "avx2", "avx-vnni", "avx512-vnni"] {
         match Isa::by_name(name) {
             Ok(isa) => assert_eq!(isa.name(), name),
             Err(CpuError::IsaUnavailable { available, .. }) => assert!(!available.contains(name)),

@@ -1,9 +1,7 @@
 //! The kernels that differ by instruction set, behind one trait; the scalar implementation is the specification.
 //!
-//! The ternary kernels give the same bits on every instruction set: the integer stage is exact, and the f32 stages use
-//! sixteen running sums (lane `l` takes the elements that are `l` modulo 16, or the four bytes `4l..4l + 4` of a line),
-//! multiply and add separately, and fold the lanes in one fixed order. The dense and int8-weight kernels fuse multiply
-//! and add where the machine can, so they agree only within rounding.
+//! The ternary kernels, which are written over [`Simd`], give the same bits on every instruction set. The dense and
+//! int8-weight kernels fuse multiply and add where the machine can, so they agree only within rounding.
 
 pub(crate) mod element;
 pub(crate) mod scalar;
@@ -12,28 +10,13 @@ pub(crate) mod scalar;
 pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
-
-#[cfg(test)]
-mod tests;
+#[cfg(target_arch = "x86_64")]
+mod shared;
 
 pub(crate) use element::Element;
 
-use crate::line::{ByteLine, CodeLine, FloatLine, SumLine, TILE};
 use crate::probe::{Peak, WordLine};
-
-/// One token's int8 activations, padded with zeros to whole blocks.
-#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable kernels need no bias"))]
-#[derive(Clone, Copy)]
-pub(crate) struct ByteToken<'a> {
-    /// Four lines a block, in the order of the columns.
-    pub(crate) codes: &'a [ByteLine],
-    /// For each line of `codes`, minus the sums of its groups of four: the `-1` of `trit = code - 1`.
-    pub(crate) negated: &'a [SumLine],
-    /// The sum of all codes.
-    pub(crate) sum: i32,
-    /// What one step of a code stands for, for each 32 columns (1 when the factor belongs to the whole token).
-    pub(crate) factors: &'a [f32],
-}
+use crate::simd::Simd;
 
 /// A loop that is compiled once for each instruction set.
 ///
@@ -45,33 +28,8 @@ pub(crate) trait Loop {
     fn run(self) -> Self::Output;
 }
 
-/// The kernels of one instruction set. `T` tokens share one reading of the weights.
-///
-/// A tile is [`TILE`] rows, line by line: line `4 b + r` holds block `b` of row `r`.
-pub(crate) trait Kernels: Copy + Send + Sync + 'static {
-    /// `sum_i trit[r][i] * x[t][i]` over whole rows, exact.
-    fn ternary_rows_i8<const T: usize>(self, tile: &[CodeLine], x: [ByteToken<'_>; T]) -> [[i32; TILE]; T];
-
-    /// `sum_u scale[u][r] * factor[t][u] * sum_{i in u} trit[r][i] * x[t][i]` over units of `UNIT` (32, 64, 128 or 256)
-    /// columns; `FACTORS` says whether the tokens' factors are used at all.
-    fn ternary_units_i8<const T: usize, const UNIT: usize, const FACTORS: bool>(
-        self,
-        tile: &[CodeLine],
-        scales: &[[f32; TILE]],
-        x: [ByteToken<'_>; T],
-    ) -> [[f32; TILE]; T];
-
-    /// [`Kernels::ternary_rows_i8`] with f32 activations.
-    fn ternary_rows_f32<const T: usize>(self, tile: &[CodeLine], x: [&[FloatLine]; T]) -> [[f32; TILE]; T];
-
-    /// [`Kernels::ternary_units_i8`] with f32 activations.
-    fn ternary_units_f32<const T: usize, const UNIT: usize>(
-        self,
-        tile: &[CodeLine],
-        scales: &[[f32; TILE]],
-        x: [&[FloatLine]; T],
-    ) -> [[f32; TILE]; T];
-
+/// The kernels of one instruction set: those of dense and int8 weights, and the vectors that ternary ones are written in.
+pub(crate) trait Kernels: Simd {
     /// Dot products of `R` rows with `T` tokens, all of one length.
     fn dense<E: Element, const R: usize, const T: usize>(self, w: [&[E]; R], x: [&[f32]; T])
     -> [[f32; R]; T];

@@ -2,14 +2,17 @@
 
 mod dense;
 mod int8;
+pub(crate) mod layout;
 mod ternary;
 
 pub use dense::{DenseData, DenseMatrix};
 pub use int8::Int8Matrix;
+pub use layout::Layout;
+pub(crate) use ternary::Groups;
 pub use ternary::{MAX_COLS, TernaryMatrix};
 
 use crate::kernels::Kernels;
-use crate::line::TILE;
+use crate::line::{ROWS, TILE};
 
 /// Any weight that [`Cpu::linear`](crate::Cpu::linear) multiplies with: `rows x cols`, out by in.
 #[derive(Clone, Debug)]
@@ -53,9 +56,17 @@ impl Matrix {
         }
     }
 
-    /// Tiles of four rows, the unit in which rows are handed to threads.
+    /// Rows of a tile, the unit in which rows are handed to threads.
+    pub(crate) fn tile_rows(&self) -> usize {
+        match self {
+            Self::Ternary(_) => ROWS,
+            Self::Int8(_) | Self::Dense(_) => TILE,
+        }
+    }
+
+    /// Tiles of [`Matrix::tile_rows`] rows.
     pub(crate) fn tiles(&self) -> usize {
-        self.rows().div_ceil(TILE)
+        self.rows().div_ceil(self.tile_rows())
     }
 
     /// Writes the weights of one row as f32; the caller checked `row` and the length of `out`.

@@ -1,106 +1,169 @@
 //! Ternary weights as the kernels read them.
 
+use std::ops::Range;
+
 use half::f16;
 use trike_trit::{Coupling, Granularity, GroupSize, TritTensor};
 
 use crate::error::{Result, check_range};
-use crate::kernels::Kernels;
-use crate::line::{BLOCK, CodeLine, Line, TILE};
+use crate::line::{CodeLine, FloatLine, Line, ROWS};
+use crate::matrix::layout::{Layout, Shape};
+use crate::memory::Lines;
+use crate::simd::Simd;
 
-/// Columns that the integer kernels are proven for: `2^20` products of a code up to 2 and an activation of magnitude up
-/// to 128 do not exceed `2^28`, and neither do the in-place sums of the AVX-512 kernel.
+/// Columns of a ternary matrix, at most. Integer sums never span more than 16,320 columns, so this only bounds lengths.
 pub const MAX_COLS: usize = 1 << 20;
 
-/// What the scale of a tied plane is divided by.
-const DIVISORS: [f32; 6] = [1.0, 3.0, 9.0, 27.0, 81.0, 243.0];
+/// Planes that are folded into one small integer when weights are unpacked: `3^4 = 81` codes fit what every instruction
+/// set multiplies exactly.
+pub(crate) const FOLDED: usize = 4;
 
-/// A trit tensor packed for the kernels: two bits a weight, rows in tiles of four.
+/// A trit tensor packed for the kernels: tiles of sixteen rows, in one of the [`Layout`]s.
 ///
 /// ```text
-/// line:  64 bytes = 256 weights of one row; byte j holds weights j, j+64, j+128, j+192
-///        in bits 1..0, 3..2, 5..4, 7..6; code = trit + 1
-/// tile:  rows 4t .. 4t+4: line 0 of each row, then line 1 of each row, ...
-/// all:   [tile][plane][block][row of the tile], padded with trit zero to whole lines and tiles
+/// tile:  rows 16t .. 16t+16, their weights line by line (64 bytes); one sequential stream
+/// line:  four bytes a row, row after row; what a byte holds is the layout's
+/// all:   [tile][plane][line], padded with trit zero to whole lines and tiles
 /// ```
 ///
-/// One mask turns a line into 64 codes that lie next to each other, four rows share every load of an activation, and a
-/// range of tiles is one contiguous range of memory. Scales lie in the same order, `[tile][plane][group][row of the
-/// tile]`, in the type that the tensor had. What was given up: the matrix is a copy, and a single row is strided.
+/// A 32-bit lane of a vector is a row, so nothing is summed across lanes, a scale for each row is one vector, and a range
+/// of tiles is one contiguous range of memory. Scales lie in the same order, `[tile][plane][group][row of the tile]`, in
+/// the type that the tensor had. What was given up: the matrix is a copy, up to fifteen rows are padding, and a single row
+/// is strided.
 ///
 /// ```
-/// use trike_cpu::TernaryMatrix;
+/// use trike_cpu::{Layout, TernaryMatrix};
 /// use trike_trit::{Encoding, Scales, TritTensor};
 ///
-/// let trits: Vec<i8> = (0..8 * 512).map(|i| (i % 3) as i8 - 1).collect();
-/// let tensor = TritTensor::from_trits(8, 512, &trits, Encoding::Base3, Scales::tensor(0.5))?;
+/// let trits: Vec<i8> = (0..16 * 640).map(|i| (i % 3) as i8 - 1).collect();
+/// let tensor = TritTensor::from_trits(16, 640, &trits, Encoding::Base3, Scales::tensor(0.5))?;
 /// let matrix = TernaryMatrix::pack(&tensor)?;
-/// assert_eq!((matrix.rows(), matrix.cols(), matrix.depth()), (8, 512, 1));
-/// assert_eq!(matrix.bytes(), 8 * 512 / 4 + 4);
+/// assert_eq!((matrix.rows(), matrix.cols(), matrix.depth()), (16, 640, 1));
+/// assert_eq!(matrix.bytes(), 16 * 640 / 4 + 4);
+/// let dense = TernaryMatrix::pack_as(&tensor, Layout::Base3)?;
+/// assert_eq!(dense.bytes(), 16 * 640 / 5 + 4);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct TernaryMatrix {
     rows: usize,
     cols: usize,
-    depth: usize,
+    /// Sets of planes with scales of their own.
+    sets: usize,
+    /// Tied planes of a set.
+    planes: usize,
     group: Option<GroupSize>,
-    tied: bool,
-    lines: Vec<CodeLine>,
+    shape: Shape,
+    lines: Lines<CodeLine>,
     scales: Shared,
     means: Option<Shared>,
 }
 
-/// Scales or means: one for each plane, or four (one a row) for each tile, plane and group.
+/// Scales or means: one for each set, or one for each row of each tile, set and group.
 #[derive(Clone, Debug)]
 enum Shared {
     Tensor(Vec<f32>),
-    F16(Vec<[f16; TILE]>),
-    F32(Vec<[f32; TILE]>),
+    F16(Vec<[f16; ROWS]>),
+    F32(Vec<[f32; ROWS]>),
 }
 
 impl Shared {
     fn bytes(&self) -> usize {
         match self {
-            Self::Tensor(v) => 4 * v.len(),
-            Self::F16(v) => 2 * TILE * v.len(),
-            Self::F32(v) => 4 * TILE * v.len(),
+            Self::Tensor(v) => size_of_val(v.as_slice()),
+            Self::F16(v) => size_of_val(v.as_slice()),
+            Self::F32(v) => size_of_val(v.as_slice()),
         }
     }
 
-    /// `count` groups from `first`, or the one value of set `set` for all of them.
-    fn read<K: Kernels>(&self, kernels: K, set: usize, first: usize, out: &mut [[f32; TILE]]) {
+    /// The groups from `first`, or the one value of set `set` for all of them.
+    #[inline(always)]
+    fn read<S: Simd>(&self, s: S, set: usize, first: usize, out: &mut [FloatLine]) {
         match self {
-            Self::Tensor(v) => out.fill([v[set]; TILE]),
-            Self::F16(v) => kernels.widen(v[first..first + out.len()].as_flattened(), out.as_flattened_mut()),
-            Self::F32(v) => out.copy_from_slice(&v[first..first + out.len()]),
+            Self::Tensor(v) => out.fill(Line([v[set]; ROWS])),
+            Self::F16(v) => {
+                for (out, values) in out.iter_mut().zip(&v[first..]) {
+                    s.store_floats(s.load_halves(values), out);
+                }
+            }
+            Self::F32(v) => {
+                for (out, values) in out.iter_mut().zip(&v[first..]) {
+                    out.0 = *values;
+                }
+            }
+        }
+    }
+}
+
+/// The scales of one set of one tile, one vector for each group.
+#[derive(Clone, Copy)]
+pub(crate) enum Groups<'a> {
+    /// As they lie in memory.
+    Halves(&'a [[f16; ROWS]]),
+    /// Widened.
+    Lines(&'a [FloatLine]),
+}
+
+impl Groups<'_> {
+    /// The scales of a group.
+    #[inline(always)]
+    pub(crate) fn load<S: Simd>(&self, s: S, group: usize) -> S::Floats {
+        match self {
+            Self::Halves(v) => {
+                // The same group of the next tile, roughly.
+                s.prefetch(&v[group], size_of_val(*v));
+                s.load_halves(&v[group])
+            }
+            Self::Lines(v) => s.load_floats(&v[group]),
         }
     }
 }
 
 impl TernaryMatrix {
-    /// Packs a tensor of any encoding, depth, coupling and granularity; every weight keeps its value.
+    /// Packs a tensor of any encoding, depth, coupling and granularity as [`Layout::TwoBit`]; every weight keeps its value.
     ///
     /// # Errors
     ///
-    /// [`CpuError::Range`](crate::CpuError::Range) when the rows are longer than [`MAX_COLS`].
+    /// [`CpuError::Range`](crate::CpuError::Range) when the rows are longer than [`MAX_COLS`],
+    /// [`CpuError::Memory`](crate::CpuError::Memory) when there is no room.
     pub fn pack(tensor: &TritTensor) -> Result<Self> {
+        Self::pack_as(tensor, Layout::TwoBit)
+    }
+
+    /// Packs a tensor in a chosen layout.
+    ///
+    /// # Errors
+    ///
+    /// As [`TernaryMatrix::pack`].
+    pub fn pack_as(tensor: &TritTensor, layout: Layout) -> Result<Self> {
         let (rows, cols, depth) = (tensor.rows(), tensor.cols(), tensor.depth());
         check_range("columns of a ternary matrix", 1, MAX_COLS, cols)?;
-        let (blocks, tiles) = (cols.div_ceil(BLOCK), rows.div_ceil(TILE));
-        let mut lines = vec![Line([0b01_01_01_01u8; 64]); tiles * depth * blocks * TILE];
+        let scales = tensor.scales();
+        let group = match scales.granularity() {
+            Granularity::Group(size) => Some(size),
+            Granularity::Tensor | Granularity::Row => None,
+        };
+        let tied = tensor.coupling() == Coupling::Tied;
+        let (sets, planes) = if tied { (1, depth) } else { (depth, 1) };
+        let shape = Shape::new(layout, cols, group);
+        let mut lines = Lines::zeroed(rows.div_ceil(ROWS) * depth * shape.lines())?;
+        // Padding, in columns and in rows, is trit zero.
+        let padded = shape.padded_cols();
+        let mut codes = vec![1u8; ROWS * padded];
         let mut trits = vec![0i8; cols];
-        for row in 0..rows {
-            for plane in 0..depth {
-                tensor.read_row(plane, row, &mut trits)?;
-                let first = ((row / TILE * depth + plane) * blocks) * TILE + row % TILE;
-                for (block, trits) in trits.chunks(BLOCK).enumerate() {
-                    lines[first + block * TILE] = pack_line(trits);
+        for (i, lines) in lines.chunks_exact_mut(shape.lines()).enumerate() {
+            let (tile, plane) = (i / depth, i % depth);
+            for (r, codes) in codes.chunks_exact_mut(padded).enumerate() {
+                let row = tile * ROWS + r;
+                if row < rows {
+                    tensor.read_row(plane, row, &mut trits)?;
+                    codes.iter_mut().zip(&trits).for_each(|(code, trit)| *code = (trit + 1).cast_unsigned());
+                } else {
+                    codes.fill(1);
                 }
             }
+            shape.pack(&codes, lines);
         }
-        let tied = tensor.coupling() == Coupling::Tied;
-        let sets = if tied { 1 } else { depth };
-        let scales = tensor.scales();
         let halves = matches!(scales.values(), trike_trit::ScaleValues::F16(_));
         // Scales of a tied plane are derived; plane 0 has the stored ones.
         let packed = shared(tensor, sets, halves, |plane, row, group| tensor.scale(plane, row, group))?;
@@ -111,11 +174,7 @@ impl TernaryMatrix {
                 Some(shared(tensor, 1, halves, |_, row, group| tensor.mean(row, group))?)
             }
         };
-        let group = match scales.granularity() {
-            Granularity::Group(size) => Some(size),
-            Granularity::Tensor | Granularity::Row => None,
-        };
-        Ok(Self { rows, cols, depth, group, tied, lines, scales: packed, means })
+        Ok(Self { rows, cols, sets, planes, group, shape, lines, scales: packed, means })
     }
 
     /// Outputs.
@@ -133,7 +192,7 @@ impl TernaryMatrix {
     /// Planes, 1 to 6.
     #[must_use]
     pub fn depth(&self) -> usize {
-        self.depth
+        self.sets * self.planes
     }
 
     /// Columns that share a scale, or `None` when a whole row does.
@@ -142,85 +201,111 @@ impl TernaryMatrix {
         self.group
     }
 
+    /// How the weights lie in memory.
+    #[must_use]
+    pub fn layout(&self) -> Layout {
+        self.shape.layout()
+    }
+
     /// Bytes that the kernels read: codes, scales and means, padding included.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of_val(self.lines.as_slice())
+        size_of_val::<[CodeLine]>(&self.lines)
             + self.scales.bytes()
             + self.means.as_ref().map_or(0, Shared::bytes)
     }
 
-    pub(crate) fn blocks(&self) -> usize {
-        self.cols.div_ceil(BLOCK)
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.shape
+    }
+
+    /// Sets of planes with scales of their own.
+    pub(crate) fn sets(&self) -> usize {
+        self.sets
+    }
+
+    /// Planes of a set; plane `p` counts `3^-p` of the set's scale.
+    pub(crate) fn planes(&self) -> usize {
+        self.planes
     }
 
     pub(crate) fn groups(&self) -> usize {
         self.group.map_or(1, |size| self.cols.div_ceil(size.get()))
     }
 
-    pub(crate) fn has_means(&self) -> bool {
-        self.means.is_some()
-    }
-
     /// The lines of one plane of one tile.
-    pub(crate) fn tile(&self, tile: usize, plane: usize) -> &[CodeLine] {
-        let len = self.blocks() * TILE;
-        &self.lines[(tile * self.depth + plane) * len..][..len]
+    #[inline]
+    pub(crate) fn tile(&self, tile: usize, set: usize, plane: usize) -> &[CodeLine] {
+        let len = self.shape.lines();
+        &self.lines[((tile * self.sets + set) * self.planes + plane) * len..][..len]
     }
 
-    /// The scales of one plane of one tile, one for each group.
-    pub(crate) fn scales<K: Kernels>(&self, kernels: K, tile: usize, plane: usize, out: &mut [[f32; TILE]]) {
-        let (set, sets) = if self.tied { (0, 1) } else { (plane, self.depth) };
-        self.scales.read(kernels, set, (tile * sets + set) * self.groups(), out);
-        if self.tied && plane > 0 {
-            // Divided, not multiplied by a rounded third: the value is the one that the tensor defines.
-            for scale in out.as_flattened_mut() {
-                *scale /= DIVISORS[plane];
-            }
+    /// [`TernaryMatrix::scales`], widened into `scratch` only where they are not used as they are.
+    #[inline(always)]
+    pub(crate) fn group_scales<'a, S: Simd>(
+        &'a self,
+        s: S,
+        tile: usize,
+        set: usize,
+        scratch: &'a mut [FloatLine],
+    ) -> Groups<'a> {
+        if let (Shared::F16(v), 1) = (&self.scales, self.planes) {
+            return Groups::Halves(&v[(tile * self.sets + set) * self.groups()..][..self.groups()]);
+        }
+        self.scales(s, tile, set, scratch);
+        Groups::Lines(scratch)
+    }
+
+    /// What the integer `sum_p 3^(planes - 1 - p) trit_p` of one set is multiplied with, for each group of a tile.
+    #[inline(always)]
+    pub(crate) fn scales<S: Simd>(&self, kernels: S, tile: usize, set: usize, out: &mut [FloatLine]) {
+        self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), out);
+        if self.planes > 1 {
+            let divisor = 3f32.powi(self.planes as i32 - 1);
+            out.iter_mut().flat_map(|line| &mut line.0).for_each(|scale| *scale /= divisor);
         }
     }
 
     /// The means of one tile, one for each group; `false` when the weights have none.
-    pub(crate) fn means<K: Kernels>(&self, kernels: K, tile: usize, out: &mut [[f32; TILE]]) -> bool {
+    #[inline(always)]
+    pub(crate) fn means<S: Simd>(&self, kernels: S, tile: usize, out: &mut [FloatLine]) -> bool {
         let Some(means) = &self.means else { return false };
         means.read(kernels, 0, tile * self.groups(), out);
         true
     }
 
-    /// Writes the weights of one row: the mean, then each plane's scale times its trit.
-    pub(crate) fn dequantize_row<K: Kernels>(&self, kernels: K, row: usize, out: &mut [f32]) {
-        let (tile, r) = (row / TILE, row % TILE);
+    /// Writes the weights of one row as the tensor defines them: the mean, then each plane's scale times its trit.
+    pub(crate) fn dequantize_row<S: Simd>(&self, kernels: S, row: usize, out: &mut [f32]) {
+        let (tile, r) = (row / ROWS, row % ROWS);
         let len = self.group.map_or(self.cols, GroupSize::get);
-        let mut shared = vec![[0.0; TILE]; self.groups()];
+        let mut shared = vec![Line([0.0; ROWS]); self.groups()];
         out.fill(0.0);
         if self.means(kernels, tile, &mut shared) {
             for (out, mean) in out.chunks_mut(len).zip(&shared) {
-                out.fill(mean[r]);
+                out.fill(mean.0[r]);
             }
         }
-        for plane in 0..self.depth {
-            self.scales(kernels, tile, plane, &mut shared);
-            let lines = self.tile(tile, plane);
-            for (block, out) in out.chunks_mut(BLOCK).enumerate() {
-                let line = &lines[block * TILE + r];
-                for (i, out) in out.iter_mut().enumerate() {
-                    let trit = ((line.0[i % 64] >> (2 * (i / 64))) & 3) as i8 - 1;
-                    *out += shared[(block * BLOCK + i) / len][r] * f32::from(trit);
+        let mut codes = vec![0u8; self.cols];
+        for set in 0..self.sets {
+            self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), &mut shared);
+            for plane in 0..self.planes {
+                let divisor = 3f32.powi(plane as i32);
+                self.shape.read_row(self.tile(tile, set, plane), r, &mut codes);
+                for ((out, codes), scale) in out.chunks_mut(len).zip(codes.chunks(len)).zip(&shared) {
+                    let scale = scale.0[r] / divisor;
+                    out.iter_mut()
+                        .zip(codes)
+                        .for_each(|(out, code)| *out += scale * (f32::from(*code) - 1.0));
                 }
             }
         }
     }
-}
 
-/// Up to 256 trits as codes; what is missing is trit zero.
-fn pack_line(trits: &[i8]) -> CodeLine {
-    let mut line = Line([0b01_01_01_01u8; 64]);
-    for (i, &trit) in trits.iter().enumerate() {
-        let shift = 2 * (i / 64);
-        let byte = &mut line.0[i % 64];
-        *byte = (*byte & !(3 << shift)) | (((trit + 1) as u8) << shift);
+    /// The planes of a set in runs that fold into one small integer: at most [`FOLDED`] each.
+    pub(crate) fn folds(&self) -> impl Iterator<Item = Range<usize>> + Clone {
+        let (planes, runs) = (self.planes, self.planes.div_ceil(FOLDED));
+        (0..runs).map(move |run| run * planes / runs..(run + 1) * planes / runs)
     }
-    line
 }
 
 /// Brings scales or means into tile order.
@@ -235,11 +320,11 @@ fn shared(
         return Ok(Shared::Tensor(values?));
     }
     let (rows, groups) = (tensor.rows(), tensor.groups_per_row());
-    let mut all = vec![[0.0; TILE]; rows.div_ceil(TILE) * sets * groups];
+    let mut all = vec![[0.0; ROWS]; rows.div_ceil(ROWS) * sets * groups];
     for row in 0..rows {
         for set in 0..sets {
             for group in 0..groups {
-                all[(row / TILE * sets + set) * groups + group][row % TILE] = value(set, row, group)?;
+                all[(row / ROWS * sets + set) * groups + group][row % ROWS] = value(set, row, group)?;
             }
         }
     }

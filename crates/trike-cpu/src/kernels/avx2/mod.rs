@@ -1,7 +1,4 @@
-//! AVX2 with FMA and F16C: two 256-bit registers stand for the sixteen lanes of the specification.
-//!
-//! `vpmaddubsw` adds two products of a code (0, 1, 2) and an activation: at most `2 * 2 * 128 = 2^9` in an i16. The four
-//! fields of a line add up to `2^11`, and `vpmaddwd` widens before anything grows further.
+//! AVX2 with FMA and F16C: dense and int8 weights, and the ceilings of the machine.
 
 #![allow(
     clippy::needless_range_loop,
@@ -10,9 +7,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{ByteToken, Element, Kernels, Loop};
+use super::{Element, Kernels, Loop};
 use crate::isa::Avx2;
-use crate::line::{CodeLine, FloatLine, TILE};
 use crate::probe::{Peak, WordLine};
 
 /// Writes the safe method that enters a function with the target features on.
@@ -25,39 +21,11 @@ macro_rules! enter {
 
 mod dense;
 mod peak;
-mod ternary;
 
 use dense::{accumulate_rows, dense, dense_rows, int8, widen};
 use peak::read;
-use ternary::{rows_f32, rows_i8, units_f32, units_i8};
 
 impl Kernels for Avx2 {
-    fn ternary_rows_i8<const T: usize>(self, tile: &[CodeLine], x: [ByteToken<'_>; T]) -> [[i32; TILE]; T] {
-        enter!(rows_i8(tile, x))
-    }
-
-    fn ternary_units_i8<const T: usize, const UNIT: usize, const FACTORS: bool>(
-        self,
-        tile: &[CodeLine],
-        scales: &[[f32; TILE]],
-        x: [ByteToken<'_>; T],
-    ) -> [[f32; TILE]; T] {
-        enter!(units_i8::<T, UNIT, FACTORS>(tile, scales, x))
-    }
-
-    fn ternary_rows_f32<const T: usize>(self, tile: &[CodeLine], x: [&[FloatLine]; T]) -> [[f32; TILE]; T] {
-        enter!(rows_f32(tile, x))
-    }
-
-    fn ternary_units_f32<const T: usize, const UNIT: usize>(
-        self,
-        tile: &[CodeLine],
-        scales: &[[f32; TILE]],
-        x: [&[FloatLine]; T],
-    ) -> [[f32; TILE]; T] {
-        enter!(units_f32::<T, UNIT>(tile, scales, x))
-    }
-
     fn dense<E: Element, const R: usize, const T: usize>(
         self,
         w: [&[E]; R],

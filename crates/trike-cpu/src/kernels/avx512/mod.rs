@@ -1,8 +1,4 @@
-//! AVX-512 with VNNI.
-//!
-//! `vpdpbusd` multiplies unsigned codes (0, 1, 2) with signed activations and adds four neighbours, exact in i32. With
-//! the code kept in place (shifted by 2, 4 or 6 bits) one step adds at most `4 * 128 * 128 = 2^16` to a lane, so a lane
-//! holds `2^15 - 1` blocks; `MAX_COLS` allows `2^12`.
+//! AVX-512 with VNNI: dense and int8 weights, and the ceilings of the machine.
 
 #![allow(
     clippy::needless_range_loop,
@@ -11,9 +7,9 @@
 
 use std::arch::x86_64::*;
 
-use super::{ByteToken, Element, Kernels, Loop};
+use super::{Element, Kernels, Loop};
 use crate::isa::Avx512;
-use crate::line::{CodeLine, FloatLine, Line, TILE};
+use crate::line::Line;
 use crate::probe::{Peak, WordLine};
 
 /// Writes the safe method that enters a function with the target features on.
@@ -26,39 +22,11 @@ macro_rules! enter {
 
 mod dense;
 mod peak;
-mod ternary;
 
 use dense::{accumulate_rows, dense, dense_rows, int8, widen};
 use peak::read;
-use ternary::{rows_f32, rows_i8, rows_i8_one, units_f32, units_i8};
 
 impl Kernels for Avx512 {
-    fn ternary_rows_i8<const T: usize>(self, tile: &[CodeLine], x: [ByteToken<'_>; T]) -> [[i32; TILE]; T] {
-        if T == 1 { [enter!(rows_i8_one(tile, x[0])); T] } else { enter!(rows_i8(tile, x)) }
-    }
-
-    fn ternary_units_i8<const T: usize, const UNIT: usize, const FACTORS: bool>(
-        self,
-        tile: &[CodeLine],
-        scales: &[[f32; TILE]],
-        x: [ByteToken<'_>; T],
-    ) -> [[f32; TILE]; T] {
-        enter!(units_i8::<T, UNIT, FACTORS>(tile, scales, x))
-    }
-
-    fn ternary_rows_f32<const T: usize>(self, tile: &[CodeLine], x: [&[FloatLine]; T]) -> [[f32; TILE]; T] {
-        enter!(rows_f32(tile, x))
-    }
-
-    fn ternary_units_f32<const T: usize, const UNIT: usize>(
-        self,
-        tile: &[CodeLine],
-        scales: &[[f32; TILE]],
-        x: [&[FloatLine]; T],
-    ) -> [[f32; TILE]; T] {
-        enter!(units_f32::<T, UNIT>(tile, scales, x))
-    }
-
     fn dense<E: Element, const R: usize, const T: usize>(
         self,
         w: [&[E]; R],
@@ -95,12 +63,21 @@ impl Kernels for Avx512 {
     }
 
     fn run<L: Loop>(self, task: L) -> L::Output {
-        enter!(run(task))
+        match self.vbmi() {
+            // SAFETY: `self` exists, and so does a token of the byte permutes: the processor has every feature below.
+            Some(_) => unsafe { run_permuting(task) },
+            None => enter!(run(task)),
+        }
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 fn run<L: Loop>(task: L) -> L::Output {
+    task.run()
+}
+
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")]
+fn run_permuting<L: Loop>(task: L) -> L::Output {
     task.run()
 }
 

@@ -1,0 +1,157 @@
+//! What the lines of a ternary matrix hold.
+
+use trike_trit::GroupSize;
+
+use crate::line::{CodeLine, ROWS};
+
+/// How ternary weights lie in memory for the kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Two bits a weight: the least work for each.
+    TwoBit,
+    /// Five weights a byte, 1.6 bits each: the fewest bytes. Fast with AVX-512 VBMI; other processors unpack first.
+    Base3,
+}
+
+/// Columns that an integer sum of a long unit spans at most: a multiple of what the layouts and the panels step by.
+///
+/// With six folded planes and activations of -128 the sum stays below `364 * 128 * 16320 < 2^30`.
+pub(crate) const LONG: usize = 16_320;
+
+/// A layout for rows of some length.
+///
+/// Two bits: byte `j` of row `r` of line `i` holds columns `16 i + j`, `+ 4`, `+ 8` and `+ 12`, lowest bits first, as
+/// `trit + 1`.
+///
+/// Base 3: the lines of `5 span` columns are `span / 4`; byte `j` of row `r` of line `i` is `d0 + 3 d1 + 9 d2 + 27 d3 +
+/// 81 d4` with `df = trit + 1` of column `f span + 4 i + j`. The span is the group of the scales, so that each digit of
+/// a line belongs to one group, and 4 when a whole row has one scale.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape {
+    layout: Layout,
+    cols: usize,
+    span: usize,
+}
+
+impl Shape {
+    pub(crate) fn new(layout: Layout, cols: usize, group: Option<GroupSize>) -> Self {
+        let span = match layout {
+            Layout::TwoBit => 4,
+            Layout::Base3 => group.map_or(4, GroupSize::get),
+        };
+        Self { layout, cols, span }
+    }
+
+    pub(crate) fn layout(&self) -> Layout {
+        self.layout
+    }
+
+    /// Columns between two digits of a byte.
+    pub(crate) fn span(&self) -> usize {
+        self.span
+    }
+
+    /// Columns after which the pattern of the lines repeats.
+    pub(crate) fn period(&self) -> usize {
+        match self.layout {
+            Layout::TwoBit => 16,
+            Layout::Base3 => 5 * self.span,
+        }
+    }
+
+    /// Columns with their padding.
+    pub(crate) fn padded_cols(&self) -> usize {
+        self.cols.next_multiple_of(self.period())
+    }
+
+    /// Lines of one plane of one tile.
+    pub(crate) fn lines(&self) -> usize {
+        self.lines_for(self.padded_cols())
+    }
+
+    /// Lines of so many columns, a multiple of the period.
+    pub(crate) fn lines_for(&self, cols: usize) -> usize {
+        match self.layout {
+            Layout::TwoBit => cols / 16,
+            Layout::Base3 => cols / 20,
+        }
+    }
+
+    /// Packs the codes of sixteen rows, each padded.
+    pub(crate) fn pack(&self, codes: &[u8], lines: &mut [CodeLine]) {
+        let padded = self.padded_cols();
+        for (r, codes) in codes.chunks_exact(padded).enumerate().take(ROWS) {
+            match self.layout {
+                Layout::TwoBit => {
+                    for (line, codes) in lines.iter_mut().zip(codes.as_chunks::<16>().0) {
+                        let [a, b, c, d] = fours(codes);
+                        // Codes stay below four, so nothing is carried from byte to byte.
+                        let bytes = a | b << 2 | c << 4 | d << 6;
+                        line.0.as_chunks_mut().0[r] = bytes.to_le_bytes();
+                    }
+                }
+                Layout::Base3 => {
+                    let per_period = self.span / 4;
+                    for (lines, codes) in
+                        lines.chunks_exact_mut(per_period).zip(codes.chunks_exact(5 * self.span))
+                    {
+                        for (i, line) in lines.iter_mut().enumerate() {
+                            let digit = |f: usize, j: usize| codes[f * self.span + 4 * i + j];
+                            line.0.as_chunks_mut().0[r] = std::array::from_fn::<u8, 4, _>(|j| {
+                                (0..5).rev().fold(0, |byte, f| 3 * byte + digit(f, j))
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The codes of one row of a tile, as many as `out` has room for.
+    pub(crate) fn read_row(&self, lines: &[CodeLine], r: usize, out: &mut [u8]) {
+        let byte = |line: usize, j: usize| lines[line].0[4 * r + j];
+        for (col, out) in out.iter_mut().enumerate() {
+            *out = match self.layout {
+                Layout::TwoBit => (byte(col / 16, col % 4) >> (2 * (col % 16 / 4))) & 3,
+                Layout::Base3 => {
+                    let (period, rest) = (col / (5 * self.span), col % (5 * self.span));
+                    let (f, inner) = (rest / self.span, rest % self.span);
+                    byte(period * self.span / 4 + inner / 4, inner % 4) / [1, 3, 9, 27, 81][f] % 3
+                }
+            };
+        }
+    }
+}
+
+/// Four columns of each field as one word.
+fn fours(codes: &[u8; 16]) -> [u32; 4] {
+    let words = codes.as_chunks::<4>().0;
+    std::array::from_fn(|f| u32::from_le_bytes(words[f]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::line::Line;
+
+    #[test]
+    fn what_is_packed_is_read() {
+        for layout in [Layout::TwoBit, Layout::Base3] {
+            for group in [None, Some(GroupSize::G32), Some(GroupSize::G128)] {
+                for cols in [1, 15, 16, 17, 20, 21, 159, 160, 161, 700] {
+                    let shape = Shape::new(layout, cols, group);
+                    let padded = shape.padded_cols();
+                    assert!(padded >= cols && padded < cols + shape.period());
+                    let codes: Vec<u8> = (0..ROWS * padded).map(|i| (i * i % 7 % 3) as u8).collect();
+                    let mut lines = vec![Line([0xFF; 64]); shape.lines()];
+                    shape.pack(&codes, &mut lines);
+                    for (r, codes) in codes.chunks(padded).enumerate() {
+                        let mut got = vec![9; padded];
+                        shape.read_row(&lines, r, &mut got);
+                        assert_eq!(got, codes, "{layout:?} {group:?} {cols} row {r}");
+                    }
+                }
+            }
+        }
+    }
+}

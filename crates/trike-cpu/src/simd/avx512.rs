@@ -1,0 +1,300 @@
+//! One 512-bit register for sixteen rows; `vpdpbusd` adds four products of a code and an activation to an i32.
+//!
+//! The 2-bit fields of a line stay where they are: masked, field `f` is the code times `4^f`, and its own sum is divided
+//! by `4^f` at the end. A step adds at most `4 * 2 * 64 * 128 = 2^16`, so an i32 holds `2^15 - 1` lines.
+
+use std::arch::x86_64::*;
+
+use half::f16;
+
+use super::Simd;
+use crate::isa::{Avx512, Vbmi};
+use crate::line::{CodeLine, FloatLine, IntLine, Line};
+
+/// Calls an intrinsic.
+macro_rules! op {
+    ($call:expr) => {
+        // SAFETY: `self` exists, and `Avx512::detect` makes one only where the processor has AVX-512 F, BW, VL and VNNI.
+        unsafe { $call }
+    };
+}
+
+impl Simd for Avx512 {
+    type Bytes = __m512i;
+    type Fields = [__m512i; 4];
+    type Sums = [__m512i; 4];
+    type Acc = __m512i;
+    type Ints = __m512i;
+    type Floats = __m512;
+
+    const LINES: usize = 1 << 12;
+    const WIDE: bool = true;
+    /// Two tiles by twelve tokens: 24 of the 32 registers hold sums.
+    const TILES: usize = 2;
+    const TOKENS: &'static [usize] = &[12, 8, 4, 2, 1];
+
+    #[inline(always)]
+    fn load(self, line: &CodeLine) -> __m512i {
+        // SAFETY: a line is 64 readable bytes, aligned to 64 by its type; the token proves the instruction.
+        unsafe { _mm512_load_si512(line.0.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn store(self, bytes: __m512i, line: &mut CodeLine) {
+        // SAFETY: a line is 64 writable bytes, aligned to 64 by its type; the token proves the instruction.
+        unsafe { _mm512_store_si512(line.0.as_mut_ptr().cast(), bytes) };
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, place: &T, bytes: usize) {
+        let ahead = std::ptr::from_ref(place).wrapping_byte_add(bytes);
+        op!(_mm_prefetch::<_MM_HINT_T0>(ahead.cast()));
+    }
+
+    #[inline(always)]
+    fn fields(self, line: __m512i) -> [__m512i; 4] {
+        [
+            self.and_bytes(line, self.splat_byte(0x03)),
+            self.and_bytes(line, self.splat_byte(0x0C)),
+            self.and_bytes(line, self.splat_byte(0x30)),
+            self.and_bytes(line, self.splat_byte(0xC0)),
+        ]
+    }
+
+    #[inline(always)]
+    fn no_sums(self) -> [__m512i; 4] {
+        [op!(_mm512_setzero_si512()); 4]
+    }
+
+    #[inline(always)]
+    fn line(self, mut sums: [__m512i; 4], fields: [__m512i; 4], x: &[i8; 16]) -> [__m512i; 4] {
+        let x = x.as_chunks().0;
+        for f in 0..4 {
+            sums[f] = self.dot(sums[f], fields[f], self.four(x[f]));
+        }
+        sums
+    }
+
+    #[inline(always)]
+    fn finish(self, s: [__m512i; 4]) -> __m512i {
+        // Every summand of field f is a multiple of 4^f, so the shifts lose nothing.
+        let low = self.add_ints(s[0], op!(_mm512_srai_epi32::<2>(s[1])));
+        let high = self.add_ints(op!(_mm512_srai_epi32::<4>(s[2])), op!(_mm512_srai_epi32::<6>(s[3])));
+        self.add_ints(low, high)
+    }
+
+    #[inline(always)]
+    fn unpack(self, line: __m512i) -> [__m512i; 4] {
+        let mask = self.splat_byte(3);
+        [
+            self.and_bytes(line, mask),
+            self.and_bytes(op!(_mm512_srli_epi16::<2>(line)), mask),
+            self.and_bytes(op!(_mm512_srli_epi16::<4>(line)), mask),
+            self.and_bytes(op!(_mm512_srli_epi16::<6>(line)), mask),
+        ]
+    }
+
+    #[inline(always)]
+    fn fold(self, high: __m512i, low: __m512i) -> __m512i {
+        let twice = op!(_mm512_add_epi8(high, high));
+        let thrice = op!(_mm512_add_epi8(twice, high));
+        op!(_mm512_add_epi8(thrice, low))
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_sub_epi8(a, b))
+    }
+
+    #[inline(always)]
+    fn min_bytes(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_min_epu8(a, b))
+    }
+
+    #[inline(always)]
+    fn and_bytes(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_and_si512(a, b))
+    }
+
+    #[inline(always)]
+    fn splat_byte(self, value: u8) -> __m512i {
+        op!(_mm512_set1_epi8(value.cast_signed()))
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], index: __m512i) -> __m512i {
+        // SAFETY: the array is sixteen readable bytes, and the load takes any alignment.
+        let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
+        let table = op!(_mm512_broadcast_i32x4(table));
+        op!(_mm512_shuffle_epi8(table, index))
+    }
+
+    #[inline(always)]
+    fn digits(self, line: __m512i) -> [__m512i; 5] {
+        let Some(vbmi) = self.vbmi() else { return without_permutes(self, line) };
+        let (four, fifth) = self.spread(vbmi, line);
+        let [a, b, c, d] = self.unpack(four);
+        // The lowest two bits of 81 and 162 are 1 and 2.
+        [a, b, c, d, self.and_bytes(fifth, self.splat_byte(3))]
+    }
+
+    #[inline(always)]
+    fn scaled_digits(self, line: __m512i) -> [__m512i; 5] {
+        let Some(vbmi) = self.vbmi() else { return without_permutes(self, line) };
+        let (four, fifth) = self.spread(vbmi, line);
+        let [a, b, c, d] = self.fields(four);
+        [a, b, c, d, fifth]
+    }
+
+    #[inline(always)]
+    fn finish_digits(self, sums: [__m512i; 5]) -> [__m512i; 5] {
+        if self.vbmi().is_none() {
+            return sums;
+        }
+        // Every sum is a multiple of what its digit was scaled with. The fifth grows by at most `4 * 162 * 128` a line,
+        // below 2^31 for `LINES` lines; the inverse of 81 modulo 2^32 divides it.
+        const INVERSE_OF_81: i32 = 0x7819_48B1;
+        [
+            sums[0],
+            op!(_mm512_srai_epi32::<2>(sums[1])),
+            op!(_mm512_srai_epi32::<4>(sums[2])),
+            op!(_mm512_srai_epi32::<6>(sums[3])),
+            op!(_mm512_mullo_epi32(sums[4], self.splat_int(INVERSE_OF_81))),
+        ]
+    }
+
+    #[inline(always)]
+    fn four(self, x: [i8; 4]) -> __m512i {
+        op!(_mm512_set1_epi32(bytemuck::cast(x)))
+    }
+
+    #[inline(always)]
+    fn steps(_: u8) -> usize {
+        // `4 * 255 * 128` a step.
+        1 << 13
+    }
+
+    #[inline(always)]
+    fn no_acc(self) -> __m512i {
+        op!(_mm512_setzero_si512())
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: __m512i, codes: __m512i, x: __m512i) -> __m512i {
+        op!(_mm512_dpbusd_epi32(acc, codes, x))
+    }
+
+    #[inline(always)]
+    fn to_ints(self, acc: __m512i) -> __m512i {
+        acc
+    }
+
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> __m512i {
+        op!(_mm512_set1_epi32(value))
+    }
+
+    #[inline(always)]
+    fn add_ints(self, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_add_epi32(a, b))
+    }
+
+    #[inline(always)]
+    fn scale_add(self, a: __m512i, factor: i32, b: __m512i) -> __m512i {
+        self.add_ints(op!(_mm512_mullo_epi32(a, self.splat_int(factor))), b)
+    }
+
+    #[inline(always)]
+    fn load_ints(self, line: &IntLine) -> __m512i {
+        // SAFETY: a line is 64 readable bytes, aligned to 64 by its type; the token proves the instruction.
+        unsafe { _mm512_load_si512(line.0.as_ptr().cast()) }
+    }
+
+    #[inline(always)]
+    fn store_ints(self, ints: __m512i, line: &mut IntLine) {
+        // SAFETY: a line is 64 writable bytes, aligned to 64 by its type; the token proves the instruction.
+        unsafe { _mm512_store_si512(line.0.as_mut_ptr().cast(), ints) };
+    }
+
+    #[inline(always)]
+    fn to_floats(self, ints: __m512i) -> __m512 {
+        op!(_mm512_cvtepi32_ps(ints))
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        op!(_mm512_set1_ps(value))
+    }
+
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_mul_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(a, b))
+    }
+
+    #[inline(always)]
+    fn round(self, floats: __m512) -> __m512i {
+        op!(_mm512_cvtps_epi32(floats))
+    }
+
+    #[inline(always)]
+    fn load_any(self, floats: &[f32; 16]) -> __m512 {
+        // SAFETY: the array is sixteen readable f32, and the load takes any alignment; the token proves the instruction.
+        unsafe { _mm512_loadu_ps(floats.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn load_halves(self, halves: &[f16; 16]) -> __m512 {
+        // SAFETY: the array is 32 readable bytes, and the load takes any alignment; the token proves the instruction.
+        let halves = unsafe { _mm256_loadu_si256(halves.as_ptr().cast()) };
+        op!(_mm512_cvtph_ps(halves))
+    }
+
+    #[inline(always)]
+    fn load_floats(self, line: &FloatLine) -> __m512 {
+        // SAFETY: a line is 64 readable bytes, aligned to 64 by its type; the token proves the instruction.
+        unsafe { _mm512_load_ps(line.0.as_ptr()) }
+    }
+
+    #[inline(always)]
+    fn store_floats(self, floats: __m512, line: &mut FloatLine) {
+        // SAFETY: a line is 64 writable bytes, aligned to 64 by its type; the token proves the instruction.
+        unsafe { _mm512_store_ps(line.0.as_mut_ptr(), floats) };
+    }
+}
+
+/// [`Simd::digits`] for processors with VNNI and without VBMI.
+#[inline(always)]
+fn without_permutes(s: Avx512, line: __m512i) -> [__m512i; 5] {
+    crate::simd::digits_by_remainders(s, line)
+}
+
+/// `c = d0 + 3 d1 + 9 d2 + 27 d3` becomes `d0 + 4 d1 + 16 d2 + 64 d3`.
+static SPREAD: [CodeLine; 2] = {
+    let mut lines = [Line([0; 64]); 2];
+    let mut c = 0;
+    while c < 81 {
+        lines[c / 64].0[c % 64] = (c % 3 + 4 * (c / 3 % 3) + 16 * (c / 9 % 3) + 64 * (c / 27)) as u8;
+        c += 1;
+    }
+    lines
+};
+
+impl Avx512 {
+    /// Splits a line of base-3 bytes in six instructions: the first four digits as 2-bit fields, and 81 times the fifth.
+    #[inline(always)]
+    fn spread(self, _: Vbmi, line: __m512i) -> (__m512i, __m512i) {
+        let step = self.splat_byte(81);
+        // Below 81 the difference wraps around and the minimum is the byte itself: twice is the remainder.
+        let once = self.min_bytes(line, self.sub_bytes(line, step));
+        let rest = self.min_bytes(once, self.sub_bytes(once, step));
+        let [low, high] = [self.load(&SPREAD[0]), self.load(&SPREAD[1])];
+        // SAFETY: an argument of type `Vbmi` exists, which only detection makes.
+        let four = unsafe { _mm512_permutex2var_epi8(low, rest, high) };
+        (four, self.sub_bytes(line, rest))
+    }
+}

@@ -1,0 +1,180 @@
+//! The handful of vector operations that the ternary kernels are written in, once for every instruction set.
+//!
+//! Every type stands for sixteen rows, whatever the width of the registers: `Bytes` holds four neighbouring columns of
+//! each row, row after row; `Ints` and `Floats` hold one value a row. An instruction set with narrower registers uses two
+//! or four of them. Operations are named by what they mean; the methods are safe because their token exists only where
+//! the instructions do, and `#[inline(always)]` so that they land in the function that turned the instructions on
+//! ([`Kernels::run`](crate::kernels::Kernels::run)). For the same reason no code over them is a closure: a closure is a
+//! function of its own, where the instructions are off and every operation would become a call.
+//!
+//! Integer operations are exact and float operations are single, so every implementation gives the same bits.
+
+use half::f16;
+
+use crate::line::{CodeLine, FloatLine, IntLine};
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod portable;
+#[cfg(target_arch = "x86_64")]
+mod sse;
+
+/// Sixteen rows at a time.
+pub(crate) trait Simd: Copy + Send + Sync + 'static {
+    /// Four bytes a row.
+    type Bytes: Copy;
+    /// The four 2-bit fields of a line, in the form that [`Simd::line`] takes.
+    type Fields: Copy;
+    /// Running sums over lines, for one token.
+    type Sums: Copy;
+    /// Running sums over panel steps, for one token.
+    type Acc: Copy;
+    /// One i32 a row.
+    type Ints: Copy;
+    /// One f32 a row.
+    type Floats: Copy;
+
+    /// Lines that [`Simd::line`] may add before [`Simd::finish`], for any codes up to 2 and any int8 activations.
+    const LINES: usize;
+    /// Tiles that the panel kernel takes together.
+    const TILES: usize;
+    /// Numbers of tokens that the panel kernel takes together, from the largest to 1.
+    const TOKENS: &'static [usize];
+
+    /// Reads a line.
+    fn load(self, line: &CodeLine) -> Self::Bytes;
+    /// Writes a line.
+    fn store(self, bytes: Self::Bytes, line: &mut CodeLine);
+    /// Asks for the cache line that lies `bytes` after this place; memory that does not exist may be asked for.
+    fn prefetch<T>(self, place: &T, bytes: usize);
+
+    /// Splits a line of 2-bit codes: field `f` of row `r` holds columns `4 f..4 f + 4`.
+    fn fields(self, line: Self::Bytes) -> Self::Fields;
+    /// No sums.
+    fn no_sums(self) -> Self::Sums;
+    /// Adds the products of a line's sixteen columns.
+    fn line(self, sums: Self::Sums, fields: Self::Fields, x: &[i8; 16]) -> Self::Sums;
+    /// The sums of code times activation.
+    fn finish(self, sums: Self::Sums) -> Self::Ints;
+
+    /// The four fields of a line as bytes of 0, 1 or 2.
+    fn unpack(self, line: Self::Bytes) -> [Self::Bytes; 4];
+    /// `3 high + low`, byte by byte; at most 255.
+    fn fold(self, high: Self::Bytes, low: Self::Bytes) -> Self::Bytes;
+
+    /// `a - b`, byte by byte, wrapping.
+    fn sub_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// The smaller of two unsigned bytes.
+    fn min_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// The bits that both have.
+    fn and_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
+    /// The same byte everywhere.
+    fn splat_byte(self, value: u8) -> Self::Bytes;
+    /// `table[index & 15]` for indices below 128.
+    fn lookup(self, table: &[u8; 16], index: Self::Bytes) -> Self::Bytes;
+
+    /// The five base-3 digits of each byte of a line, as bytes of 0, 1 or 2, the least significant first.
+    #[inline(always)]
+    fn digits(self, line: Self::Bytes) -> [Self::Bytes; 5] {
+        digits_by_remainders(self, line)
+    }
+    /// [`Simd::digits`] times whatever is cheapest, the same in every call.
+    #[inline(always)]
+    fn scaled_digits(self, line: Self::Bytes) -> [Self::Bytes; 5] {
+        self.digits(line)
+    }
+    /// The exact sums of digit times activation from those of the scaled digits, after [`Simd::LINES`] lines at most.
+    #[inline(always)]
+    fn finish_digits(self, sums: [Self::Acc; 5]) -> [Self::Ints; 5] {
+        [
+            self.to_ints(sums[0]),
+            self.to_ints(sums[1]),
+            self.to_ints(sums[2]),
+            self.to_ints(sums[3]),
+            self.to_ints(sums[4]),
+        ]
+    }
+
+    /// Four activations for every row.
+    fn four(self, x: [i8; 4]) -> Self::Bytes;
+    /// Steps that [`Simd::dot`] may add before [`Simd::to_ints`], for codes up to `largest` and any int8 activations.
+    fn steps(largest: u8) -> usize;
+    /// No sums.
+    fn no_acc(self) -> Self::Acc;
+    /// Whether sums are integers from the start, so that a panel of any length needs no widening in between.
+    const WIDE: bool = false;
+    /// Adds four products a row: unsigned codes with signed activations.
+    fn dot(self, acc: Self::Acc, codes: Self::Bytes, x: Self::Bytes) -> Self::Acc;
+    /// The sums of [`Simd::dot`].
+    fn to_ints(self, acc: Self::Acc) -> Self::Ints;
+
+    /// The same integer for every row.
+    fn splat_int(self, value: i32) -> Self::Ints;
+    /// `a + b`, wrapping.
+    fn add_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// `factor * a + b`, wrapping.
+    fn scale_add(self, a: Self::Ints, factor: i32, b: Self::Ints) -> Self::Ints;
+    /// Reads integers.
+    fn load_ints(self, line: &IntLine) -> Self::Ints;
+    /// Writes integers.
+    fn store_ints(self, ints: Self::Ints, line: &mut IntLine);
+
+    /// The nearest floats.
+    fn to_floats(self, ints: Self::Ints) -> Self::Floats;
+    /// The same float for every row.
+    fn splat(self, value: f32) -> Self::Floats;
+    /// `a * b`.
+    fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// `a + b`.
+    fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
+    /// The nearest integers, halves to even; the floats are below `2^31` in magnitude.
+    fn round(self, floats: Self::Floats) -> Self::Ints;
+    /// Reads sixteen floats from anywhere.
+    fn load_any(self, floats: &[f32; 16]) -> Self::Floats;
+    /// Reads f16 as f32.
+    fn load_halves(self, halves: &[f16; 16]) -> Self::Floats;
+    /// Reads floats.
+    fn load_floats(self, line: &FloatLine) -> Self::Floats;
+    /// Writes floats.
+    fn store_floats(self, floats: Self::Floats, line: &mut FloatLine);
+}
+
+/// [`Simd::digits`] by subtraction: where the byte is not smaller than a power of three, once or twice.
+#[inline(always)]
+fn digits_by_remainders<S: Simd>(s: S, line: S::Bytes) -> [S::Bytes; 5] {
+    let rest81 = modulo(s, line, 81);
+    let rest27 = modulo(s, rest81, 27);
+    let rest9 = modulo(s, rest27, 9);
+    let three = s.splat_byte(3);
+    [
+        s.lookup(&[0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 0, 0, 0, 0, 0, 0], rest9),
+        s.lookup(&[0, 0, 0, 1, 1, 1, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0], rest9),
+        // The lowest two bits of 9 and 18 are 1 and 2.
+        s.and_bytes(s.sub_bytes(rest27, rest9), three),
+        // The lowest four bits of 27 and 54 are 11 and 6.
+        s.lookup(&[0, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0, 1, 0, 0, 0, 0], s.sub_bytes(rest81, rest27)),
+        // The lowest two bits of 81 and 162 are 1 and 2.
+        s.and_bytes(s.sub_bytes(line, rest81), three),
+    ]
+}
+
+/// `value % step` for values below three times the step.
+#[inline(always)]
+fn modulo<S: Simd>(s: S, value: S::Bytes, step: u8) -> S::Bytes {
+    let step = s.splat_byte(step);
+    // Below the step a difference wraps around and the minimum is the byte itself: twice is the remainder.
+    let once = s.min_bytes(value, s.sub_bytes(value, step));
+    s.min_bytes(once, s.sub_bytes(once, step))
+}
+
+/// Whether the panel kernel of an instruction set takes so many tiles and tokens together.
+pub(crate) const fn takes<S: Simd>(tiles: usize, tokens: usize) -> bool {
+    let (mut i, mut found) = (0, false);
+    while i < S::TOKENS.len() {
+        found |= S::TOKENS[i] == tokens;
+        i += 1;
+    }
+    found && tiles <= S::TILES
+}

@@ -1,0 +1,199 @@
+//! Arrays: the specification of the other implementations, and what machines without one run.
+
+use std::array::from_fn;
+
+use half::f16;
+
+use super::Simd;
+use crate::isa::Scalar;
+use crate::line::{CodeLine, FloatLine, IntLine};
+
+impl Simd for Scalar {
+    type Bytes = [u8; 64];
+    type Fields = [u8; 64];
+    type Sums = [i32; 16];
+    type Acc = [i32; 16];
+    type Ints = [i32; 16];
+    type Floats = [f32; 16];
+
+    /// `16 * 2 * 128` a line stays within an i32 for `2^19` lines.
+    const LINES: usize = 1 << 12;
+    const WIDE: bool = true;
+    const TILES: usize = 1;
+    const TOKENS: &'static [usize] = &[4, 1];
+
+    #[inline(always)]
+    fn load(self, line: &CodeLine) -> [u8; 64] {
+        line.0
+    }
+
+    #[inline(always)]
+    fn store(self, bytes: [u8; 64], line: &mut CodeLine) {
+        line.0 = bytes;
+    }
+
+    #[inline(always)]
+    fn prefetch<T>(self, _: &T, _: usize) {
+        // Portable code cannot.
+    }
+
+    #[inline(always)]
+    fn fields(self, line: [u8; 64]) -> [u8; 64] {
+        line
+    }
+
+    #[inline(always)]
+    fn no_sums(self) -> [i32; 16] {
+        [0; 16]
+    }
+
+    #[inline(always)]
+    fn line(self, sums: [i32; 16], line: [u8; 64], x: &[i8; 16]) -> [i32; 16] {
+        self.unpack(line)
+            .iter()
+            .zip(x.as_chunks().0)
+            .fold(sums, |sums, (&codes, &x)| self.dot(sums, codes, self.four(x)))
+    }
+
+    #[inline(always)]
+    fn finish(self, sums: [i32; 16]) -> [i32; 16] {
+        sums
+    }
+
+    #[inline(always)]
+    fn unpack(self, line: [u8; 64]) -> [[u8; 64]; 4] {
+        from_fn(|field| line.map(|byte| (byte >> (2 * field)) & 3))
+    }
+
+    #[inline(always)]
+    fn fold(self, high: [u8; 64], low: [u8; 64]) -> [u8; 64] {
+        from_fn(|i| 3 * high[i] + low[i])
+    }
+
+    #[inline(always)]
+    fn sub_bytes(self, a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
+        from_fn(|i| a[i].wrapping_sub(b[i]))
+    }
+
+    #[inline(always)]
+    fn min_bytes(self, a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
+        from_fn(|i| a[i].min(b[i]))
+    }
+
+    #[inline(always)]
+    fn and_bytes(self, a: [u8; 64], b: [u8; 64]) -> [u8; 64] {
+        from_fn(|i| a[i] & b[i])
+    }
+
+    #[inline(always)]
+    fn splat_byte(self, value: u8) -> [u8; 64] {
+        [value; 64]
+    }
+
+    #[inline(always)]
+    fn lookup(self, table: &[u8; 16], index: [u8; 64]) -> [u8; 64] {
+        index.map(|i| table[usize::from(i % 16)])
+    }
+
+    #[inline(always)]
+    fn digits(self, line: [u8; 64]) -> [[u8; 64]; 5] {
+        [1, 3, 9, 27, 81].map(|power| line.map(|byte| byte / power % 3))
+    }
+
+    #[inline(always)]
+    fn four(self, x: [i8; 4]) -> [u8; 64] {
+        from_fn(|i| x[i % 4].cast_unsigned())
+    }
+
+    #[inline(always)]
+    fn steps(_: u8) -> usize {
+        // `4 * 255 * 128` a step.
+        1 << 13
+    }
+
+    #[inline(always)]
+    fn no_acc(self) -> [i32; 16] {
+        [0; 16]
+    }
+
+    #[inline(always)]
+    fn dot(self, acc: [i32; 16], codes: [u8; 64], x: [u8; 64]) -> [i32; 16] {
+        let product = |i: usize| i32::from(codes[i]) * i32::from(x[i].cast_signed());
+        from_fn(|row| acc[row] + (4 * row..4 * row + 4).map(product).sum::<i32>())
+    }
+
+    #[inline(always)]
+    fn to_ints(self, acc: [i32; 16]) -> [i32; 16] {
+        acc
+    }
+
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> [i32; 16] {
+        [value; 16]
+    }
+
+    #[inline(always)]
+    fn add_ints(self, a: [i32; 16], b: [i32; 16]) -> [i32; 16] {
+        from_fn(|row| a[row].wrapping_add(b[row]))
+    }
+
+    #[inline(always)]
+    fn scale_add(self, a: [i32; 16], factor: i32, b: [i32; 16]) -> [i32; 16] {
+        from_fn(|row| a[row].wrapping_mul(factor).wrapping_add(b[row]))
+    }
+
+    #[inline(always)]
+    fn load_ints(self, line: &IntLine) -> [i32; 16] {
+        line.0
+    }
+
+    #[inline(always)]
+    fn store_ints(self, ints: [i32; 16], line: &mut IntLine) {
+        line.0 = ints;
+    }
+
+    #[inline(always)]
+    fn to_floats(self, ints: [i32; 16]) -> [f32; 16] {
+        ints.map(|v| v as f32)
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> [f32; 16] {
+        [value; 16]
+    }
+
+    #[inline(always)]
+    fn mul(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        from_fn(|row| a[row] * b[row])
+    }
+
+    #[inline(always)]
+    fn add(self, a: [f32; 16], b: [f32; 16]) -> [f32; 16] {
+        from_fn(|row| a[row] + b[row])
+    }
+
+    #[inline(always)]
+    fn round(self, floats: [f32; 16]) -> [i32; 16] {
+        floats.map(|v| v.round_ties_even() as i32)
+    }
+
+    #[inline(always)]
+    fn load_any(self, floats: &[f32; 16]) -> [f32; 16] {
+        *floats
+    }
+
+    #[inline(always)]
+    fn load_halves(self, halves: &[f16; 16]) -> [f32; 16] {
+        halves.map(f16::to_f32)
+    }
+
+    #[inline(always)]
+    fn load_floats(self, line: &FloatLine) -> [f32; 16] {
+        line.0
+    }
+
+    #[inline(always)]
+    fn store_floats(self, floats: [f32; 16], line: &mut FloatLine) {
+        line.0 = floats;
+    }
+}

@@ -1,0 +1,340 @@
+//! Many rows of activations: weights are unpacked once into a panel that stays in the first cache.
+
+use std::ops::Range;
+
+use super::{Units, bias, products, unpack, write};
+use crate::activations::{Activations, Panel};
+use crate::kernels::{Kernels, Loop};
+use crate::line::{CodeLine, FloatLine, IntLine, Line, ROWS};
+use crate::linear::Piece;
+use crate::matrix::TernaryMatrix;
+use crate::matrix::layout::LONG;
+use crate::simd::{Simd, takes};
+
+/// Columns of a panel of one tile where units are long: divides [`LONG`], and is a multiple of the periods of the layouts.
+const BLOCK: usize = 960;
+const _: () = assert!(LONG.is_multiple_of(BLOCK) && BLOCK.is_multiple_of(16) && BLOCK.is_multiple_of(20));
+
+/// The panel kernel.
+pub(super) struct Prefill<'a, 'p, K> {
+    kernels: K,
+    m: &'a TernaryMatrix,
+    x: &'a Activations,
+    units: Units,
+    piece: &'a mut Piece<'p>,
+}
+
+impl<'a, 'p, K: Kernels> Prefill<'a, 'p, K> {
+    pub(super) fn new(
+        kernels: K,
+        m: &'a TernaryMatrix,
+        x: &'a Activations,
+        units: Units,
+        piece: &'a mut Piece<'p>,
+    ) -> Self {
+        Self { kernels, m, x, units, piece }
+    }
+
+    /// Columns of a panel: whole units, or a part of a long one.
+    fn block(&self) -> usize {
+        if self.units.cols == LONG {
+            return BLOCK;
+        }
+        let whole = least_common_multiple(self.units.cols, self.m.shape().period());
+        (BLOCK / whole).max(1) * whole
+    }
+}
+
+fn least_common_multiple(a: usize, b: usize) -> usize {
+    let (mut x, mut y) = (a, b);
+    while y > 0 {
+        (x, y) = (y, x % y);
+    }
+    a / x * b
+}
+
+impl<K: Kernels> Loop for Prefill<'_, '_, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let block = self.block();
+        let Self { kernels: k, m, x, units, piece } = self;
+        let room = block / 4;
+        let fold = |run: Range<usize>| Fold {
+            weight: 3i32.pow((m.planes() - run.end) as u32),
+            largest: 3u8.pow(run.len() as u32) - 1,
+        };
+        let folds: Vec<Fold> = m.folds().map(fold).collect();
+        // What does not depend on the rows of the weights.
+        let mut blocks = Vec::new();
+        let mut start = 0;
+        while start < units.end() {
+            let end = (start + block).min(m.shape().padded_cols());
+            blocks.push((start, end, Part::between(units, start, end.min(units.end()))));
+            start = end;
+        }
+        let negated = negated(x, bias(m.planes()), blocks.iter().flat_map(|(_, _, parts)| parts));
+        let mut scratch = Scratch::default();
+        let mut panel = vec![Line([0; 64]); folds.len() * K::TILES * room];
+        let mut tile = piece.tiles.start;
+        while tile < piece.tiles.end {
+            let tiles = K::TILES.min(piece.tiles.end - tile);
+            scratch.clear(tiles * m.groups(), tiles * x.rows());
+            for set in 0..m.sets() {
+                for (t, groups) in scratch.groups.chunks_exact_mut(m.groups()).enumerate() {
+                    m.scales(k, tile + t, set, groups);
+                }
+                let mut first_part = 0;
+                for (start, end, parts) in &blocks {
+                    for (run, planes) in m.folds().enumerate() {
+                        for t in 0..tiles {
+                            let panel = &mut panel[(run * tiles + t) * room..][..room];
+                            for plane in planes.clone() {
+                                let lines = m.tile(tile + t, set, plane);
+                                unpack(k, m.shape(), lines, (*start, *end), plane == planes.start, panel);
+                            }
+                        }
+                    }
+                    let (folds, panel, negated) = (folds.as_slice(), panel.as_slice(), negated.as_slice());
+                    let (start, groups) = (*start, m.groups());
+                    let job = Block { x, folds, negated, parts, first_part, panel, room, start, groups };
+                    if tiles == 2 {
+                        job.rows::<K, 2>(k, &mut scratch);
+                    } else {
+                        job.rows::<K, 1>(k, &mut scratch);
+                    }
+                    first_part += parts.len();
+                }
+            }
+            for t in 0..tiles {
+                let groups = &mut scratch.groups[..m.groups()];
+                let sums = &mut scratch.sums[t * x.rows()..][..x.rows()];
+                if m.means(k, tile + t, groups) {
+                    add_means(k, x, units, groups, sums);
+                }
+                write(k, x, m, tile + t, sums, piece);
+            }
+            tile += tiles;
+        }
+    }
+}
+
+/// What a thread keeps beside its panel.
+#[derive(Default)]
+struct Scratch {
+    /// Scales or means of some tiles, `[tile][group]`.
+    groups: Vec<FloatLine>,
+    /// Outputs of some tiles and rows of activations, `[tile][row]`.
+    sums: Vec<FloatLine>,
+    /// Exact sums of a long unit so far, in the same order.
+    ints: Vec<IntLine>,
+}
+
+impl Scratch {
+    fn clear(&mut self, groups: usize, sums: usize) {
+        self.groups.resize(groups, Line([0.0; ROWS]));
+        self.sums.clear();
+        self.sums.resize(sums, Line([0.0; ROWS]));
+        self.ints.resize(sums, Line([0; ROWS]));
+    }
+}
+
+/// One panel of `N` tiles against all rows of activations.
+struct Block<'a> {
+    x: &'a Activations,
+    folds: &'a [Fold],
+    /// What codes of all planes are above their values, times the sums of the activations, negated; see [`negated`].
+    negated: &'a [i32],
+    /// The parts of units in the panel.
+    parts: &'a [Part],
+    /// The number of parts in the panels before.
+    first_part: usize,
+    panel: &'a [CodeLine],
+    /// Steps that the panel has room for, for each run and tile.
+    room: usize,
+    /// The first column of the panel.
+    start: usize,
+    groups: usize,
+}
+
+/// A run of folded planes.
+struct Fold {
+    /// What its integers count.
+    weight: i32,
+    /// Its largest code.
+    largest: u8,
+}
+
+/// The columns of one unit that lie in a panel.
+struct Part {
+    start: usize,
+    end: usize,
+    /// The first column of the unit.
+    unit: usize,
+    group: usize,
+    /// Whether the unit starts here.
+    first: bool,
+    /// Whether it ends here.
+    last: bool,
+}
+
+impl Part {
+    /// The parts between two columns.
+    fn between(units: Units, start: usize, end: usize) -> Vec<Self> {
+        let mut parts = Vec::new();
+        let mut from = start;
+        while from < end {
+            let unit = from / units.cols;
+            let (unit_start, unit_end) = units.range(unit);
+            let to = unit_end.min(end);
+            let group = units.group_of(unit);
+            parts.push(Self {
+                start: from,
+                end: to,
+                unit: unit_start,
+                group,
+                first: from == unit_start,
+                last: to == unit_end,
+            });
+            from = to;
+        }
+        parts
+    }
+}
+
+impl Block<'_> {
+    /// Some steps of the panels of one run.
+    #[inline(always)]
+    fn panels<const N: usize>(&self, run: usize, steps: &Range<usize>) -> [&[CodeLine]; N] {
+        let mut panels: [&[CodeLine]; N] = [&[]; N];
+        for n in 0..N {
+            panels[n] = &self.panel[(run * N + n) * self.room..][steps.clone()];
+        }
+        panels
+    }
+
+    #[inline(always)]
+    fn rows<S: Simd, const N: usize>(&self, s: S, scratch: &mut Scratch) {
+        for &rows in self.x.panels() {
+            match rows.rows {
+                12 => self.one::<S, N, 12>(s, rows, scratch),
+                8 => self.one::<S, N, 8>(s, rows, scratch),
+                6 => self.one::<S, N, 6>(s, rows, scratch),
+                4 => self.one::<S, N, 4>(s, rows, scratch),
+                2 => self.one::<S, N, 2>(s, rows, scratch),
+                _ => self.one::<S, N, 1>(s, rows, scratch),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn one<S: Simd, const N: usize, const T: usize>(&self, s: S, rows: Panel, scratch: &mut Scratch) {
+        // The widths of other instruction sets are not even compiled.
+        if const { !takes::<S>(N, T) } {
+            return;
+        }
+        let x = self.x.panel::<T>(rows);
+        let all = self.x.rows();
+        let parts = self.negated.len() / all;
+        let negated = self.negated[rows.first * parts..][self.first_part * T..].as_chunks::<T>().0;
+        for (part, negated) in self.parts.iter().zip(negated) {
+            let steps = part.start / 4..part.end / 4;
+            let inside = (part.start - self.start) / 4..(part.end - self.start) / 4;
+            // With the bias the sums count values and not codes.
+            let mut ints = [[s.splat_int(0); T]; N];
+            for n in 0..N {
+                for t in 0..T {
+                    ints[n][t] = s.splat_int(negated[t]);
+                }
+            }
+            if let [fold] = self.folds {
+                ints = products::<S, N, T>(s, self.panels(0, &inside), &x[steps], fold.largest, ints);
+            } else {
+                for (run, fold) in self.folds.iter().enumerate() {
+                    let zeros = [[s.splat_int(0); T]; N];
+                    let panels = self.panels(run, &inside);
+                    let dots = products::<S, N, T>(s, panels, &x[steps.clone()], fold.largest, zeros);
+                    for n in 0..N {
+                        for t in 0..T {
+                            ints[n][t] = s.scale_add(dots[n][t], fold.weight, ints[n][t]);
+                        }
+                    }
+                }
+            }
+            // A long unit takes several panels: what there is so far waits.
+            if !part.first {
+                for n in 0..N {
+                    let places = &scratch.ints[n * all + rows.first..][..T];
+                    for t in 0..T {
+                        ints[n][t] = s.add_ints(ints[n][t], s.load_ints(&places[t]));
+                    }
+                }
+            }
+            if !part.last {
+                for n in 0..N {
+                    let places = &mut scratch.ints[n * all + rows.first..][..T];
+                    for t in 0..T {
+                        s.store_ints(ints[n][t], &mut places[t]);
+                    }
+                }
+                continue;
+            }
+            let mut floats = [[s.splat(0.0); T]; N];
+            for n in 0..N {
+                for t in 0..T {
+                    floats[n][t] = s.to_floats(ints[n][t]);
+                }
+            }
+            let mut scales = [[s.splat(0.0); T]; N];
+            for n in 0..N {
+                scales[n] = [s.load_floats(&scratch.groups[n * self.groups + part.group]); T];
+            }
+            if self.x.grouped() {
+                for t in 0..T {
+                    let factor = s.splat(self.x.group_factor(rows.first + t, part.unit));
+                    for n in 0..N {
+                        scales[n][t] = s.mul(scales[n][t], factor);
+                    }
+                }
+            }
+            for n in 0..N {
+                for t in 0..T {
+                    floats[n][t] = s.mul(scales[n][t], floats[n][t]);
+                }
+            }
+            for n in 0..N {
+                let places = &mut scratch.sums[n * all + rows.first..][..T];
+                for t in 0..T {
+                    s.store_floats(s.add(s.load_floats(&places[t]), floats[n][t]), &mut places[t]);
+                }
+            }
+        }
+    }
+}
+
+/// For each panel of activations, each part, and each row of the panel: minus the bias times the sum of the activations.
+fn negated<'a>(x: &Activations, bias: i32, parts: impl Iterator<Item = &'a Part> + Clone) -> Vec<i32> {
+    let mut all = Vec::new();
+    for panel in x.panels() {
+        for part in parts.clone() {
+            let row = |t| bias.wrapping_mul(x.negated(panel.first + t, part.start, part.end));
+            all.extend((0..panel.rows).map(row));
+        }
+    }
+    all
+}
+
+/// What the means of one tile add.
+#[inline(always)]
+fn add_means<S: Simd>(s: S, x: &Activations, units: Units, means: &[FloatLine], sums: &mut [FloatLine]) {
+    for unit in 0..units.count {
+        let (start, end) = units.range(unit);
+        let mean = s.load_floats(&means[units.group_of(unit)]);
+        for (t, place) in sums.iter_mut().enumerate() {
+            let total = s.to_floats(s.splat_int(x.negated(t, start, end).wrapping_neg()));
+            let factor = s.mul(mean, s.splat(x.group_factor(t, start)));
+            s.store_floats(s.add(s.load_floats(place), s.mul(factor, total)), place);
+        }
+    }
+}
