@@ -16,6 +16,7 @@
 //! * positions: [`RopeTable`], [`RopePairing`]
 //! * attention: [`Attention`], [`KvView`], [`KvData`]
 //! * gated MLP: [`GatedActivation`]
+//! * trits times trits: [`TritPlanes`], [`PlaneVector`], [`PlaneMatrix`], [`TritScore`], [`BitCounter`]
 //! * figures: [`LinearProblem`] and its [`Cost`], [`probe`] for what the machine can do at most
 //! * errors: [`CpuError`]
 //!
@@ -37,6 +38,7 @@ mod memory;
 mod norm;
 mod pieces;
 mod pool;
+mod popcount;
 pub mod probe;
 mod rope;
 mod simd;
@@ -50,4 +52,8 @@ pub use gated::GatedActivation;
 pub use isa::Isa;
 pub use matrix::{DenseData, DenseMatrix, Int8Matrix, Layout, MAX_COLS, Matrix, TernaryMatrix};
 pub use pool::{Cpu, MAX_THREADS};
+pub use popcount::{
+    BitCounter, MAX_TRITS, MAX_WEIGHT, PlaneMatrix, PlaneVector, TritHit, TritPlanes, TritPlanesMut,
+    TritScore,
+};
 pub use rope::{RopePairing, RopeTable};
