@@ -150,9 +150,20 @@ macro_rules! with_lanes {
                 let $lanes = $crate::popcount::lanes::Portable;
                 $body
             }
+            // Counting by halves of bytes pays from 256 bits on.
+            #[cfg(target_arch = "x86_64")]
+            $crate::isa::Kind::Sse41(_) => {
+                let $lanes = $crate::popcount::lanes::Portable;
+                $body
+            }
             #[cfg(target_arch = "x86_64")]
             $crate::isa::Kind::Avx2(token) => {
                 let $lanes = $crate::popcount::x86::Nibbles::of_avx2(token);
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            $crate::isa::Kind::AvxVnni(token) => {
+                let $lanes = $crate::popcount::x86::Nibbles::of_avx2(token.avx2());
                 $body
             }
             #[cfg(target_arch = "x86_64")]

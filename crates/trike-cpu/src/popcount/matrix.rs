@@ -3,8 +3,9 @@
 use trike_trit::{Encoding, TritData, TritTensor};
 
 use super::lanes::LINE_WORDS;
-use super::planes::{MAX_TRITS, TritPlanes, TritPlanesMut, WordLine, as_words, as_words_mut, zeroed_lines};
+use super::planes::{MAX_TRITS, TritPlanes, TritPlanesMut, WordLine, as_words, as_words_mut};
 use crate::error::{CpuError, Result, check_len, check_range};
+use crate::memory::Lines;
 
 /// Rows of trits in bit planes, in one allocation: the keys or the stored vectors of a search.
 ///
@@ -31,7 +32,7 @@ use crate::error::{CpuError, Result, check_len, check_range};
 #[derive(Clone, Debug)]
 pub struct PlaneMatrix {
     /// Room for more rows than there are, perhaps; what lies behind them is never read.
-    lines: Vec<WordLine>,
+    lines: Lines<WordLine>,
     rows: usize,
     cols: usize,
     /// Words from one plane to the next.
@@ -58,8 +59,8 @@ impl PlaneMatrix {
         let words = cols.div_ceil(64);
         let padded = words.next_multiple_of(LINE_WORDS);
         let stride = if padded - words <= words / 16 { padded } else { words };
-        let mut matrix = Self { lines: Vec::new(), rows: 0, cols, stride };
-        matrix.lines = zeroed_lines(matrix.lines_of(rows)?)?;
+        let mut matrix = Self { lines: Lines::default(), rows: 0, cols, stride };
+        matrix.lines = Lines::zeroed(matrix.lines_of(rows)?)?;
         Ok(matrix)
     }
 
@@ -108,7 +109,7 @@ impl PlaneMatrix {
         check_len("trits of a row", self.cols, row.len())?;
         let needed = self.lines_of(self.rows + 1)?;
         if needed > self.lines.len() {
-            let mut lines = zeroed_lines(needed.max(self.lines.len().saturating_mul(2)))?;
+            let mut lines = Lines::zeroed(needed.max(self.lines.len().saturating_mul(2)))?;
             lines[..self.lines.len()].copy_from_slice(&self.lines);
             self.lines = lines;
         }
