@@ -25,6 +25,7 @@
 mod activations;
 mod attention;
 mod cost;
+mod dense_pieces;
 mod error;
 mod gated;
 mod isa;

@@ -4,12 +4,13 @@ use std::ops::Range;
 
 use crate::activations::{ActivationPrecision, Activations};
 use crate::cost::LinearProblem;
+use crate::dense_pieces::{dense_piece, int8_piece};
 use crate::error::{CpuError, Result, check_len, check_rows};
 use crate::isa::with_kernels;
 use crate::kernels::Kernels;
 use crate::line::TILE;
 use crate::matrix::Matrix;
-use crate::pieces::{dense_piece, int8_piece, ternary_piece};
+use crate::pieces::ternary_piece;
 use crate::pool::Cpu;
 
 impl Cpu {
