@@ -26,6 +26,7 @@
 mod activations;
 mod attention;
 mod cost;
+mod dense_pieces;
 mod error;
 mod gated;
 mod isa;
@@ -36,7 +37,6 @@ mod math;
 mod matrix;
 mod memory;
 mod norm;
-mod pieces;
 mod pool;
 mod popcount;
 pub mod probe;

@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use crate::activations::{ActivationPrecision, Activations};
 use crate::cost::LinearProblem;
+use crate::dense_pieces::{dense_piece, int8_piece};
 use crate::error::{CpuError, Result, check_len, check_rows};
 use crate::isa::with_kernels;
 use crate::kernels::Kernels;
 use crate::matrix::Matrix;
-use crate::pieces::{dense_piece, int8_piece};
 use crate::pool::Cpu;
 use crate::ternary::ternary_piece;
 

@@ -1,9 +1,12 @@
 //! The kernels that differ by instruction set, behind one trait; the scalar implementation is the specification.
 //!
-//! The ternary kernels, which are written over [`Simd`], give the same bits on every instruction set. The dense and
-//! int8-weight kernels fuse multiply and add where the machine can, so they agree only within rounding.
+//! The ternary kernels, which are written over the vectors of [`crate::simd`], give the same bits on every instruction set.
+//! The kernels for float and int8 weights fuse multiply and add where the machine can and sum in as many lanes as it has,
+//! so they agree only within rounding: each errs at most twice as much as a plain f32 sum (`tests/dense.rs`). Within one
+//! instruction set no result depends on the tokens and rows that are computed beside it.
 
 pub(crate) mod element;
+pub(crate) mod rows;
 pub(crate) mod scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -11,9 +14,14 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
+mod floats;
+#[cfg(target_arch = "x86_64")]
+mod product;
+#[cfg(target_arch = "x86_64")]
 mod shared;
 
 pub(crate) use element::Element;
+pub(crate) use rows::Rows;
 
 use crate::probe::{Peak, WordLine};
 use crate::simd::Simd;
@@ -30,12 +38,9 @@ pub(crate) trait Loop {
 
 /// The kernels of one instruction set: those of dense and int8 weights, and the vectors that ternary ones are written in.
 pub(crate) trait Kernels: Simd {
-    /// Dot products of `R` rows with `T` tokens, all of one length.
-    fn dense<E: Element, const R: usize, const T: usize>(self, w: [&[E]; R], x: [&[f32]; T])
-    -> [[f32; R]; T];
-
-    /// `sum_g scale[g] * sum_{i in g} code[i] * x[t][i]` for one row of int8 weights.
-    fn int8<const T: usize>(self, codes: &[i8], scales: &[f32], group: usize, x: [&[f32]; T]) -> [f32; T];
+    /// `out[t][r] = w[r] . x[t]` for rows of weights that are not ternary; `x` holds `out.len()` tokens, and each slice of
+    /// `out` has `w.count()` places. An output has the same bits whatever rows and tokens are computed beside it.
+    fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]);
 
     /// `out[j] = rows[j] . x` for contiguous rows of `x.len()` elements.
     fn dense_rows<E: Element>(self, rows: &[E], x: &[f32], out: &mut [f32]);

@@ -2,29 +2,19 @@
 
 use std::hint::black_box;
 
-use super::{Element, Kernels, Loop, fold, streams};
+use super::{Element, Kernels, Loop, Rows, fold, streams};
 use crate::isa::Scalar;
 use crate::probe::{Peak, WordLine};
 
 impl Kernels for Scalar {
-    fn dense<E: Element, const R: usize, const T: usize>(
-        self,
-        w: [&[E]; R],
-        x: [&[f32]; T],
-    ) -> [[f32; R]; T] {
-        x.map(|x| w.map(|w| dot(w, x)))
-    }
-
-    fn int8<const T: usize>(self, codes: &[i8], scales: &[f32], group: usize, x: [&[f32]; T]) -> [f32; T] {
-        x.map(|x| {
-            let mut sums = [0.0; 16];
-            for ((codes, x), scale) in codes.chunks(group).zip(x.chunks(group)).zip(scales) {
-                for (sum, part) in sums.iter_mut().zip(dot_lanes(codes, x)) {
-                    *sum += scale * part;
-                }
+    fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
+        let mut weights = vec![0.0; w.cols];
+        for row in 0..w.count() {
+            weights.iter_mut().zip(w.weights(row)).for_each(|(to, weight)| *to = weight);
+            for (x, out) in x.chunks_exact(w.cols).zip(out.iter_mut()) {
+                out[row] = dot(&weights, x);
             }
-            fold(sums)
-        })
+        }
     }
 
     fn dense_rows<E: Element>(self, rows: &[E], x: &[f32], out: &mut [f32]) {

@@ -2,23 +2,15 @@
 
 use std::arch::x86_64::*;
 
-use super::{Element, Kernels, Loop};
+use super::{Element, Kernels, Loop, Rows};
 use crate::isa::{AvxVnni, Scalar, Sse41};
 use crate::probe::{Peak, WordLine};
 
 /// Hands the dense kernels on.
 macro_rules! dense_kernels_of {
     ($self:ident => $other:expr) => {
-        fn dense<E: Element, const R: usize, const T: usize>(
-            $self,
-            w: [&[E]; R],
-            x: [&[f32]; T],
-        ) -> [[f32; R]; T] {
-            $other.dense(w, x)
-        }
-
-        fn int8<const T: usize>($self, codes: &[i8], scales: &[f32], group: usize, x: [&[f32]; T]) -> [f32; T] {
-            $other.int8(codes, scales, group, x)
+        fn product<E: Element>($self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
+            $other.product(w, x, out);
         }
 
         fn dense_rows<E: Element>($self, rows: &[E], x: &[f32], out: &mut [f32]) {

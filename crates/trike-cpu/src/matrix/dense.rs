@@ -3,6 +3,7 @@
 use half::{bf16, f16};
 
 use crate::error::{CpuError, Result, check_len};
+use crate::kernels::{Element, Rows};
 
 /// The numbers of a [`DenseMatrix`], row-major, in the type in which they stay resident.
 #[derive(Clone, Debug)]
@@ -90,6 +91,12 @@ impl DenseMatrix {
             DenseData::F16(v) => 2 * v.len(),
             DenseData::Bf16(v) => 2 * v.len(),
         }
+    }
+
+    /// Some rows of `data`, which the caller took from this matrix, for a kernel.
+    pub(crate) fn slice<'a, E: Element>(&self, data: &'a [E], rows: std::ops::Range<usize>) -> Rows<'a, E> {
+        let all = Rows { codes: data, cols: self.cols, scales: &[], group: self.cols };
+        all.slice(rows)
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::error::{CpuError, Result, check_len, check_range};
 
 use super::dense::shape;
+use crate::kernels::Rows;
 
 /// `rows x cols` weights `code * scale`, a scale for every `group` columns; the last group of a row may be shorter.
 ///
@@ -78,9 +79,9 @@ impl Int8Matrix {
             .collect()
     }
 
-    /// The codes and scales of one row.
-    pub(crate) fn row(&self, row: usize) -> (&[i8], &[f32]) {
-        let groups = self.cols.div_ceil(self.group);
-        (&self.codes[row * self.cols..][..self.cols], &self.scales[row * groups..][..groups])
+    /// Some rows for a kernel.
+    pub(crate) fn slice(&self, rows: std::ops::Range<usize>) -> Rows<'_, i8> {
+        let all = Rows { codes: &self.codes, cols: self.cols, scales: &self.scales, group: self.group };
+        all.slice(rows)
     }
 }

@@ -74,9 +74,9 @@ impl Matrix {
         match self {
             Self::Ternary(m) => m.dequantize_row(kernels, row, out),
             Self::Int8(m) => {
-                let (codes, scales) = m.row(row);
-                kernels.widen(codes, out);
-                for (out, scale) in out.chunks_mut(m.group()).zip(scales) {
+                let row = m.slice(row..row + 1);
+                kernels.widen(row.codes, out);
+                for (out, scale) in out.chunks_mut(m.group()).zip(row.scales) {
                     for out in out {
                         *out *= scale;
                     }

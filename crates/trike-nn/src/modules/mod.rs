@@ -11,7 +11,7 @@
 //! let (ternary, stats) = convert_linear(&linear)?;
 //! let y = ternary.forward(&Tensor::randn(0f32, 1.0, (4, 128), &Device::Cpu)?)?;
 //! println!("{} bytes for {:?}, relative error {:.2}", ternary.bytes(), y.shape(), stats.relative_error);
-//! # assert_eq!((y.dims(), ternary.bytes()), (&[4, 256][..], 256 * 256 / 4 + 4));
+//! # assert_eq!((y.dims(), ternary.bytes()), (&[4, 256][..], 256 * 128 / 4 + 4));
 //! # assert!((0.4..0.6).contains(&stats.relative_error));
 //! # Ok::<(), trike_nn::NnError>(())
 //! ```

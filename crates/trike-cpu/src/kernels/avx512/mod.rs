@@ -7,7 +7,8 @@
 
 use std::arch::x86_64::*;
 
-use super::{Element, Kernels, Loop};
+use super::product::product;
+use super::{Element, Kernels, Loop, Rows};
 use crate::isa::Avx512;
 use crate::line::Line;
 use crate::probe::{Peak, WordLine};
@@ -21,22 +22,15 @@ macro_rules! enter {
 }
 
 mod dense;
+mod floats;
 mod peak;
 
-use dense::{accumulate_rows, dense, dense_rows, int8, widen};
+use dense::{accumulate_rows, dense_rows, widen};
 use peak::read;
 
 impl Kernels for Avx512 {
-    fn dense<E: Element, const R: usize, const T: usize>(
-        self,
-        w: [&[E]; R],
-        x: [&[f32]; T],
-    ) -> [[f32; R]; T] {
-        enter!(dense(w, x))
-    }
-
-    fn int8<const T: usize>(self, codes: &[i8], scales: &[f32], group: usize, x: [&[f32]; T]) -> [f32; T] {
-        enter!(int8(codes, scales, group, x))
+    fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
+        product(self, w, x, out);
     }
 
     fn dense_rows<E: Element>(self, rows: &[E], x: &[f32], out: &mut [f32]) {

@@ -1,0 +1,141 @@
+//! Few tokens: one pass over the weights.
+//!
+//! Memory is the limit, and four streams a quarter of the rows apart are read faster than one: each has its own page, and
+//! the processor's prefetchers work within a page. Rows of one stream lie behind each other, so asking a fixed distance
+//! ahead is right at the ends of rows as well.
+
+use super::{Block, ForTokens, LINE, SIDE, Source, few, lines, weight};
+use crate::kernels::floats::FloatLanes;
+use crate::kernels::rows::{BLOCK, Rows};
+use crate::kernels::{Element, Loop};
+
+/// How far ahead weights are asked for, in bytes.
+const AHEAD: usize = 2048;
+
+/// The whole product for a few tokens.
+pub(super) struct Few<'a, 'o, S, E, const SCALES: usize> {
+    pub(super) simd: S,
+    pub(super) w: Rows<'a, E>,
+    pub(super) x: &'a [Block<f32>],
+    pub(super) out: &'a mut [&'o mut [f32]],
+}
+
+impl<S: FloatLanes, E: Element, const SCALES: usize> ForTokens for Few<'_, '_, S, E, SCALES> {
+    const MOST: usize = few::<S>();
+
+    fn tokens(&self) -> usize {
+        self.out.len()
+    }
+
+    fn with<const T: usize>(self) {
+        let Self { simd, w, x, out } = self;
+        let blocks = w.blocks();
+        let x = std::array::from_fn(|t| &x[t * blocks..][..blocks]);
+        simd.run(Stream::<S, E, SCALES, T> { simd, w, x, out });
+    }
+}
+
+/// Passes over all rows once, in four streams.
+struct Stream<'a, 'o, S, E, const SCALES: usize, const T: usize> {
+    simd: S,
+    w: Rows<'a, E>,
+    x: [&'a [Block<f32>]; T],
+    out: &'a mut [&'o mut [f32]],
+}
+
+impl<S: FloatLanes, E: Element, const SCALES: usize, const T: usize> Loop
+    for Stream<'_, '_, S, E, SCALES, T>
+{
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { simd, w, x, out } = self;
+        let (rows, quarter) = (w.count(), w.count() / SIDE);
+        for row in 0..quarter {
+            let sums = four_rows::<S, E, SCALES, T>(simd, w, [0, 1, 2, 3].map(|q| q * quarter + row), x);
+            for (out, sums) in out.iter_mut().zip(sums) {
+                for (q, sum) in sums.into_iter().enumerate() {
+                    out[q * quarter + row] = sum;
+                }
+            }
+        }
+        let left = SIDE * quarter;
+        if left < rows {
+            let sums =
+                four_rows::<S, E, SCALES, T>(simd, w, [0, 1, 2, 3].map(|q| (left + q).min(rows - 1)), x);
+            for (out, sums) in out.iter_mut().zip(sums) {
+                out[left..rows].copy_from_slice(&sums[..rows - left]);
+            }
+        }
+    }
+}
+
+/// Four rows times `T` tokens.
+#[inline(always)]
+fn four_rows<S: FloatLanes, E: Element, const SCALES: usize, const T: usize>(
+    simd: S,
+    w: Rows<'_, E>,
+    rows: [usize; SIDE],
+    x: [&[Block<f32>]; T],
+) -> [[f32; SIDE]; T] {
+    let (blocks, span) = (w.blocks(), w.span());
+    let source = rows.map(|row| Source::<E, SCALES>::new(w, row));
+    let whole = w.cols / BLOCK;
+    let mut sums = [[0.0; SIDE]; T];
+    for start in (0..blocks).step_by(span) {
+        let end = (start + span).min(blocks);
+        let mut acc = [[simd.splat_lanes(0.0); SIDE]; T];
+        let codes = source.map(|source| &source.blocks[start..end.min(whole)]);
+        let xs = x.map(|x| &x[start..end]);
+        for i in 0..codes[0].len() {
+            let codes = codes.map(|codes| &codes[i]);
+            for codes in codes {
+                for line in 0..lines::<E>() {
+                    simd.prefetch_lanes::<true>(
+                        std::ptr::from_ref(codes).cast::<u8>().wrapping_add(AHEAD + line * LINE),
+                    );
+                }
+            }
+            let scales = source.map(|source| source.scales(start + i));
+            add_block(simd, codes, scales, xs.map(|x| &x[i]), &mut acc);
+        }
+        if end > whole {
+            let codes = source.map(|source| source.last());
+            let scales = source.map(|source| source.scales(whole));
+            add_block(simd, codes.each_ref(), scales, xs.map(|x| &x[whole - start]), &mut acc);
+        }
+        for (sums, acc) in sums.iter_mut().zip(acc) {
+            let folded = simd.fold_lanes(acc);
+            if start == 0 {
+                *sums = folded;
+            } else {
+                sums.iter_mut().zip(folded).for_each(|(sum, more)| *sum += more);
+            }
+        }
+    }
+    sums
+}
+
+/// Adds the products of one block.
+#[inline(always)]
+fn add_block<S: FloatLanes, E: Element, const SCALES: usize, const T: usize>(
+    simd: S,
+    codes: [&Block<E>; SIDE],
+    scales: [[f32; SCALES]; SIDE],
+    x: [&Block<f32>; T],
+    acc: &mut [[S::Lanes; SIDE]; T],
+) {
+    for at in (0..BLOCK).step_by(S::LANES) {
+        let mut xs = [simd.splat_lanes(0.0); T];
+        for t in 0..T {
+            xs[t] = simd.load_lanes(x[t], at);
+        }
+        for r in 0..SIDE {
+            let w = weight(simd, codes[r], scales[r], at);
+            for t in 0..T {
+                acc[t][r] = simd.mul_add(w, xs[t], acc[t][r]);
+            }
+        }
+    }
+}

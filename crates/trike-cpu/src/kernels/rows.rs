@@ -1,0 +1,100 @@
+//! Rows of weights that are not ternary, as the kernels see them.
+
+use super::Element;
+
+/// Columns that a kernel takes in one step: a line of int8 weights.
+pub(crate) const BLOCK: usize = 64;
+
+/// Columns whose products are summed in lanes before the lanes are folded, in blocks: six tokens of so many activations
+/// are 24 KiB, which stay in a first cache of 48 KiB while four rows of weights, 16 KiB, pass.
+const LONGEST: usize = 16;
+
+/// Contiguous rows of weights `scale * code`, or of plain numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a, E> {
+    /// The numbers, row-major, `cols` a row.
+    pub(crate) codes: &'a [E],
+    /// Columns, at least one.
+    pub(crate) cols: usize,
+    /// For each row one scale for every `group` columns; empty when the numbers are the weights.
+    pub(crate) scales: &'a [f32],
+    /// Columns that share a scale; the last group of a row may be shorter.
+    pub(crate) group: usize,
+}
+
+impl<'a, E: Element> Rows<'a, E> {
+    /// How many there are.
+    pub(crate) fn count(&self) -> usize {
+        self.codes.len() / self.cols
+    }
+
+    /// Scales of a row.
+    pub(crate) fn groups(&self) -> usize {
+        if self.scales.is_empty() { 0 } else { self.cols.div_ceil(self.group) }
+    }
+
+    /// The numbers of a row.
+    #[inline(always)]
+    pub(crate) fn codes(&self, row: usize) -> &'a [E] {
+        &self.codes[row * self.cols..][..self.cols]
+    }
+
+    /// Some of the rows.
+    pub(crate) fn slice(&self, rows: std::ops::Range<usize>) -> Self {
+        let groups = self.groups();
+        Self {
+            codes: &self.codes[rows.start * self.cols..rows.end * self.cols],
+            scales: &self.scales[rows.start * groups..rows.end * groups],
+            ..*self
+        }
+    }
+
+    /// The weights of one row, which the specification multiplies with.
+    pub(crate) fn weights(&self, row: usize) -> impl Iterator<Item = f32> {
+        let groups = self.groups();
+        let scales = &self.scales[row * groups..][..groups];
+        let group = if scales.is_empty() { self.cols } else { self.group };
+        self.codes(row).chunks(group).enumerate().flat_map(move |(g, codes)| {
+            let scale = scales.get(g).copied().unwrap_or(1.0);
+            codes.iter().map(move |code| scale * code.widen())
+        })
+    }
+
+    /// Blocks of a row, the last one may be broken.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable kernels need no blocks"))]
+    pub(crate) fn blocks(&self) -> usize {
+        self.cols.div_ceil(BLOCK)
+    }
+
+    /// Blocks whose products are summed before the lanes are folded. It depends on the columns alone, so a result does
+    /// not depend on how many tokens or rows are computed together.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable kernels need no blocks"))]
+    pub(crate) fn span(&self) -> usize {
+        self.blocks().div_ceil(self.blocks().div_ceil(LONGEST))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_are_short_and_even() {
+        for (cols, span) in
+            [(1, 1), (64, 1), (65, 2), (1024, 16), (1025, 9), (2560, 14), (4096, 16), (6912, 16)]
+        {
+            let rows = Rows { codes: &vec![0i8; cols], cols, scales: &[], group: cols };
+            assert_eq!(rows.span(), span, "{cols}");
+        }
+    }
+
+    #[test]
+    fn weights_take_the_scale_of_their_group() {
+        let rows = Rows { codes: &[1i8, 2, 3, 4, 5, 6], cols: 3, scales: &[1.0, 10.0, 2.0, 20.0], group: 2 };
+        let all: Vec<f32> = (0..rows.count()).flat_map(|row| rows.weights(row)).collect();
+        assert_eq!(all, [1.0, 2.0, 30.0, 8.0, 10.0, 120.0]);
+        assert_eq!(rows.slice(1..2).weights(0).collect::<Vec<_>>(), all[3..]);
+        let plain = Rows { codes: &[1.5f32, 2.5], cols: 1, scales: &[], group: 1 };
+        assert_eq!(plain.weights(1).collect::<Vec<_>>(), [2.5]);
+    }
+}
