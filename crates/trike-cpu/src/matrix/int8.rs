@@ -4,6 +4,7 @@ use crate::error::{CpuError, Result, check_len, check_range};
 
 use super::dense::shape;
 use crate::kernels::Rows;
+use crate::memory::Lines;
 
 /// `rows x cols` weights `code * scale`, a scale for every `group` columns; the last group of a row may be shorter.
 ///
@@ -23,7 +24,7 @@ pub struct Int8Matrix {
     rows: usize,
     cols: usize,
     group: usize,
-    codes: Vec<i8>,
+    codes: Lines<i8>,
     scales: Vec<f32>,
 }
 
@@ -33,7 +34,8 @@ impl Int8Matrix {
     /// # Errors
     ///
     /// [`CpuError::Shape`] for a dimension of zero, [`CpuError::Range`] for a group that is not `1..=cols`,
-    /// [`CpuError::Length`] for a wrong number of codes or scales, [`CpuError::NonFiniteParameter`] for a scale.
+    /// [`CpuError::Length`] for a wrong number of codes or scales, [`CpuError::NonFiniteParameter`] for a scale, [`CpuError::Memory`] when there
+    /// is no room.
     pub fn new(rows: usize, cols: usize, group: usize, codes: Vec<i8>, scales: Vec<f32>) -> Result<Self> {
         let count = shape("int8 matrix", rows, cols)?;
         check_range("group of an int8 matrix", 1, cols, group)?;
@@ -41,7 +43,12 @@ impl Int8Matrix {
         check_len("scales of an int8 matrix", rows * cols.div_ceil(group), scales.len())?;
         match scales.iter().enumerate().find(|(_, scale)| !scale.is_finite()) {
             Some((index, &value)) => Err(CpuError::NonFiniteParameter { what: "int8 scale", index, value }),
-            None => Ok(Self { rows, cols, group, codes, scales }),
+            None => {
+                // Heads are the largest matrices that are read in every step: in huge pages if there are any.
+                let mut resident = Lines::zeroed(count)?;
+                resident.copy_from_slice(&codes);
+                Ok(Self { rows, cols, group, codes: resident, scales })
+            }
         }
     }
 
