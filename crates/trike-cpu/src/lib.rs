@@ -20,7 +20,7 @@
 //! * errors: [`CpuError`]
 //!
 //! `trike-nn` builds its host backend on this crate, and the command line its `doctor` and `bench`. It depends on
-//! `trike-trit` and rayon, and has no features to turn on.
+//! `trike-trit`, has its own threads, and has no features to turn on.
 
 mod activations;
 mod attention;
@@ -33,6 +33,7 @@ mod line;
 mod linear;
 mod math;
 mod matrix;
+mod memory;
 mod norm;
 mod pieces;
 mod pool;

@@ -83,6 +83,7 @@ pub(crate) trait Kernels: Copy + Send + Sync + 'static {
     fn dense_rows<E: Element>(self, rows: &[E], x: &[f32], out: &mut [f32]);
 
     /// `out += sum_j weights[j] * rows[j]` for contiguous rows of `out.len()` elements.
+    #[allow(dead_code, reason = "attention has its own kernels")]
     fn accumulate_rows<E: Element>(self, weights: &[f32], rows: &[E], out: &mut [f32]);
 
     /// Writes elements as f32; the slices have one length.
