@@ -21,7 +21,7 @@
 //! * errors: [`CpuError`]
 //!
 //! `trike-nn` builds its host backend on this crate, and the command line its `doctor` and `bench`. It depends on
-//! `trike-trit` and rayon, and has no features to turn on.
+//! `trike-trit`, has its own threads, and has no features to turn on.
 
 mod activations;
 mod attention;

@@ -18,6 +18,7 @@ use crate::error::{CpuError, Result};
 use crate::isa::with_kernels;
 use crate::kernels::Kernels;
 use crate::line::Line;
+use crate::memory::Lines;
 use crate::pool::{Cpu, ranges};
 
 /// One way to reach for a ceiling.
@@ -51,48 +52,99 @@ impl Probe {
 }
 
 /// Bytes that are read: far beyond any last-level cache that a core can fill alone.
-const BUFFER_BYTES: usize = 256 << 20;
-/// Times that the buffer is read by each variant; the fastest counts.
-const PASSES: usize = 6;
-/// How far the prefetching variants ask ahead, in lines.
-const AHEAD: usize = 64;
-/// How long a loop must take to be measured.
-const LONG_ENOUGH: Duration = Duration::from_millis(8);
+const BUFFER_BYTES: usize = 128 << 20;
+/// Times that each variant is run. They take turns, so that a moment in which the machine does something else strikes all
+/// of them, and the fastest turn counts.
+const TURNS: usize = 6;
+/// How long a loop must take to be measured; short, so that some of the turns are left alone.
+const LONG_ENOUGH: Duration = Duration::from_millis(2);
 
 /// Eight u64: a line to be read.
 pub(crate) type WordLine = Line<[u64; 8]>;
 
-/// Bytes a second that all threads of `cpu` read from memory together.
+/// A way to read memory.
+struct Reading<K> {
+    name: &'static str,
+    /// In which of the two buffers.
+    pages: Pages,
+    sum: fn(K, &[WordLine]) -> u64,
+}
+
+impl<K> Reading<K> {
+    fn new(name: &'static str, pages: Pages, sum: fn(K, &[WordLine]) -> u64) -> Self {
+        Self { name, pages, sum }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pages {
+    Huge,
+    Usual,
+}
+
+/// What is tried. How far ahead a loop must ask depends on the machine's own prefetchers, which some streams start sooner
+/// than others.
+fn readings<K: Kernels>() -> [Reading<K>; 10] {
+    use Pages::{Huge, Usual};
+    [
+        Reading::new("huge pages, one stream", Huge, |k: K, lines| k.read::<1>(lines, 0)),
+        Reading::new("huge pages, one stream, 4 KiB ahead", Huge, |k: K, lines| k.read::<1>(lines, 64)),
+        Reading::new("huge pages, one stream, 8 KiB ahead", Huge, |k: K, lines| k.read::<1>(lines, 128)),
+        Reading::new("huge pages, one stream, 16 KiB ahead", Huge, |k: K, lines| k.read::<1>(lines, 256)),
+        Reading::new("huge pages, two streams", Huge, |k: K, lines| k.read::<2>(lines, 0)),
+        Reading::new("huge pages, two streams, 4 KiB ahead", Huge, |k: K, lines| k.read::<2>(lines, 64)),
+        Reading::new("huge pages, four streams, 2 KiB ahead", Huge, |k: K, lines| k.read::<4>(lines, 32)),
+        Reading::new("usual pages, one stream, 4 KiB ahead", Usual, |k: K, lines| k.read::<1>(lines, 64)),
+        Reading::new("usual pages, four streams", Usual, |k: K, lines| k.read::<4>(lines, 0)),
+        Reading::new("usual pages, eight streams", Usual, |k: K, lines| k.read::<8>(lines, 0)),
+    ]
+}
+
+/// Bytes a second that all threads of `cpu` read from memory together, each a contiguous slice.
 ///
 /// # Errors
 ///
-/// [`CpuError::Memory`] when the buffer of 256 MiB cannot be had.
+/// [`CpuError::Memory`] when the two buffers of 128 MiB cannot be had.
 pub fn memory_bandwidth(cpu: &Cpu) -> Result<Probe> {
     let lines = BUFFER_BYTES / size_of::<WordLine>();
-    let mut buffer: Vec<WordLine> = Vec::new();
-    buffer.try_reserve_exact(lines).map_err(|_| CpuError::Memory { requested: BUFFER_BYTES })?;
+    let mut huge = Lines::zeroed(lines)?;
+    let mut usual: Vec<WordLine> = Vec::new();
+    usual.try_reserve_exact(lines).map_err(|_| CpuError::Memory { requested: BUFFER_BYTES })?;
     // Written, because pages that were never written all are the same page of zeros.
-    buffer.resize(lines, Line([1; 8]));
-    let variants = with_kernels!(cpu.isa(), kernels => vec![
-        Variant { name: "one stream", figure: read(cpu, &buffer, |part| kernels.read::<1>(part, 0)) },
-        Variant { name: "one stream, prefetched", figure: read(cpu, &buffer, |part| kernels.read::<1>(part, AHEAD)) },
-        Variant { name: "four streams, prefetched", figure: read(cpu, &buffer, |part| kernels.read::<4>(part, AHEAD)) },
-        Variant { name: "eight streams", figure: read(cpu, &buffer, |part| kernels.read::<8>(part, 0)) },
-    ]);
+    huge.fill(Line([1; 8]));
+    usual.resize(lines, Line([1; 8]));
+    let variants = with_kernels!(cpu.isa(), kernels => {
+        let read = |reading: &Reading<_>| {
+            let buffer: &[WordLine] = if reading.pages == Pages::Huge { &huge } else { &usual };
+            let tasks: Vec<_> = ranges(lines, cpu.threads()).map(|range| &buffer[range]).collect();
+            let time = time(|| cpu.pool().run(tasks, |part| {
+                black_box((reading.sum)(kernels, black_box(part)));
+            }));
+            BUFFER_BYTES as f64 / time
+        };
+        let readings = readings();
+        let names = readings.each_ref().map(|reading| reading.name);
+        best_of_turns(&names, |i| read(&readings[i]))
+    });
     Ok(Probe { unit: "bytes/s", threads: cpu.threads(), variants })
 }
 
-/// The best rate of a few passes over the buffer, a contiguous slice a thread.
-fn read(cpu: &Cpu, buffer: &[WordLine], sum: impl Fn(&[WordLine]) -> u64 + Sync) -> f64 {
-    let pass = || {
-        let tasks: Vec<_> = ranges(buffer.len(), cpu.threads()).map(|range| &buffer[range]).collect();
-        let start = Instant::now();
-        cpu.pool().run(tasks, |part| {
-            black_box(sum(black_box(part)));
-        });
-        size_of_val(buffer) as f64 / start.elapsed().as_secs_f64().max(f64::MIN_POSITIVE)
-    };
-    (0..PASSES).map(|_| pass()).fold(0.0, f64::max)
+/// Seconds that something takes, more than zero.
+fn time(f: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    f();
+    start.elapsed().as_secs_f64().max(f64::MIN_POSITIVE)
+}
+
+/// The highest figure of each variant, which take turns.
+fn best_of_turns(names: &[&'static str], measure: impl Fn(usize) -> f64) -> Vec<Variant> {
+    let mut variants: Vec<_> = names.iter().map(|&name| Variant { name, figure: 0.0 }).collect();
+    for _ in 0..TURNS {
+        for (i, variant) in variants.iter_mut().enumerate() {
+            variant.figure = variant.figure.max(measure(i));
+        }
+    }
+    variants
 }
 
 /// A loop of int8 multiply-adds that stays in registers.
@@ -113,21 +165,25 @@ pub fn int8_peak(cpu: &Cpu) -> Probe {
 }
 
 fn peaks<K: Kernels>(cpu: &Cpu, kernels: K) -> Vec<Variant> {
-    let measure = |peak: &Peak<K>| {
-        let time = |steps: u64| {
-            let start = Instant::now();
-            cpu.pool().run(vec![(); cpu.threads()], |()| (peak.run)(kernels, steps));
-            start.elapsed()
-        };
-        // Doubling also gives the clock time to rise.
+    let peaks = kernels.peaks();
+    let run = |i: usize, steps: u64| {
+        time(|| cpu.pool().run(vec![(); cpu.threads()], |()| (peaks[i].run)(kernels, steps)))
+    };
+    // Doubling also gives the clock time to rise.
+    let long_enough = |i: usize| {
         let mut steps = 1024;
-        while time(steps) < LONG_ENOUGH {
+        while run(i, steps) < LONG_ENOUGH.as_secs_f64() {
             steps *= 2;
         }
-        let fastest = (0..4).map(|_| time(steps).as_secs_f64()).fold(f64::INFINITY, f64::min);
-        Variant { name: peak.name, figure: (steps * peak.macs) as f64 * cpu.threads() as f64 / fastest }
+        steps
     };
-    kernels.peaks().iter().map(measure).collect()
+    let steps: Vec<u64> = (0..peaks.len()).map(long_enough).collect();
+    let names: Vec<_> = peaks.iter().map(|peak| peak.name).collect();
+    best_of_turns(&names, |i| {
+        let macs = (steps[i] * peaks[i].macs) as f64 * cpu.threads() as f64;
+        // A burst is a fraction of a turn: with several threads it is rare that all are left alone.
+        (0..4).map(|_| macs / run(i, steps[i])).fold(0.0, f64::max)
+    })
 }
 
 #[cfg(test)]
@@ -143,8 +199,8 @@ mod tests {
             assert!(peak.variants.iter().all(|v| v.figure.is_finite() && v.figure > 1e6), "{isa}: {peak:?}");
             assert!(peak.variants.iter().all(|v| v.figure <= peak.best().figure));
         }
-        let bandwidth = memory_bandwidth(&Cpu::new(2).expect("two threads")).expect("256 MiB");
-        assert_eq!(bandwidth.variants.len(), 4);
+        let bandwidth = memory_bandwidth(&Cpu::new(2).expect("two threads")).expect("two buffers");
+        assert_eq!(bandwidth.variants.len(), 10);
         assert!(bandwidth.variants.iter().all(|v| v.figure.is_finite() && v.figure > 1e6), "{bandwidth:?}");
     }
 }

@@ -1,6 +1,8 @@
 //! Rotary position embedding.
 
 use crate::error::{CpuError, Result, check_len, check_range};
+use crate::isa::with_kernels;
+use crate::kernels::{Kernels, Loop};
 use crate::pool::Cpu;
 
 /// Which two elements of a head turn together.
@@ -28,8 +30,8 @@ pub enum RopePairing {
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     frequencies: Vec<f32>,
-    /// `[position][frequency]`, cosine and sine.
-    turns: Vec<(f32, f32)>,
+    /// `[position][2][frequency]`: cosines, then sines.
+    turns: Vec<f32>,
 }
 
 impl RopeTable {
@@ -69,7 +71,11 @@ impl RopeTable {
     /// Keeps the sines and cosines of positions `0..positions`; others are computed when they are met, to the same bits.
     #[must_use]
     pub fn precompute(mut self, positions: u32) -> Self {
-        self.turns = (0..positions).flat_map(|p| self.frequencies.iter().map(move |&f| turn(p, f))).collect();
+        let n = self.frequencies.len();
+        self.turns = vec![0.0; 2 * n * positions as usize];
+        for (position, turns) in (0..positions).zip(self.turns.chunks_exact_mut(2 * n)) {
+            write_turns(&self.frequencies, position, turns);
+        }
         self
     }
 
@@ -85,20 +91,66 @@ impl RopeTable {
         &self.frequencies
     }
 
-    fn turns(&self, position: u32, out: &mut Vec<(f32, f32)>) {
+    /// The cosines and sines of a position; `scratch` is used where they are not kept.
+    fn turns<'a>(&'a self, position: u32, scratch: &'a mut [f32]) -> (&'a [f32], &'a [f32]) {
         let n = self.frequencies.len();
-        out.clear();
-        match self.turns.get(position as usize * n..).filter(|turns| turns.len() >= n) {
-            Some(turns) => out.extend_from_slice(&turns[..n]),
-            None => out.extend(self.frequencies.iter().map(|&f| turn(position, f))),
-        }
+        // Without overflow: beyond the table, saturated or not, there is nothing.
+        let kept = (position as usize).checked_mul(2 * n).and_then(|at| self.turns.get(at..)?.get(..2 * n));
+        let turns = match kept {
+            Some(kept) => kept,
+            None => {
+                write_turns(&self.frequencies, position, scratch);
+                scratch
+            }
+        };
+        turns.split_at(n)
     }
 }
 
-/// Cosine and sine of one angle.
-fn turn(position: u32, frequency: f32) -> (f32, f32) {
-    let (sin, cos) = f64::from(position as f32 * frequency).sin_cos();
-    (cos as f32, sin as f32)
+/// Cosines and sines of all angles of a position. The angle is the f32 product.
+fn write_turns(frequencies: &[f32], position: u32, turns: &mut [f32]) {
+    let (cosines, sines) = turns.split_at_mut(frequencies.len());
+    for ((&frequency, cos), sin) in frequencies.iter().zip(cosines).zip(sines) {
+        let (s, c) = f64::from(position as f32 * frequency).sin_cos();
+        (*cos, *sin) = (c as f32, s as f32);
+    }
+}
+
+/// Turns the heads of one token.
+struct Turn<'a> {
+    x: &'a mut [f32],
+    head_dim: usize,
+    cosines: &'a [f32],
+    sines: &'a [f32],
+    pairing: RopePairing,
+}
+
+impl Loop for Turn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for head in self.x.chunks_exact_mut(self.head_dim) {
+            match self.pairing {
+                RopePairing::Adjacent => {
+                    let pairs = head.as_chunks_mut::<2>().0.iter_mut();
+                    for ((pair, &cos), &sin) in pairs.zip(self.cosines).zip(self.sines) {
+                        let [a, b] = *pair;
+                        *pair = [a * cos - b * sin, a * sin + b * cos];
+                    }
+                }
+                RopePairing::Halves => {
+                    let (low, high) = head.split_at_mut(self.cosines.len());
+                    for (((low, high), &cos), &sin) in
+                        low.iter_mut().zip(high).zip(self.cosines).zip(self.sines)
+                    {
+                        let (a, b) = (*low, *high);
+                        (*low, *high) = (a * cos - b * sin, a * sin + b * cos);
+                    }
+                }
+            }
+        }
+    }
 }
 
 impl Cpu {
@@ -128,29 +180,14 @@ impl Cpu {
         if x.is_empty() {
             return Ok(());
         }
-        let half = table.frequencies.len();
-        self.pool().for_units(x, row, 4 * positions.len() * row, |first, x| {
-            let mut turns = Vec::with_capacity(half);
-            for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
-                table.turns(position, &mut turns);
-                for head in x.chunks_exact_mut(head_dim) {
-                    match pairing {
-                        RopePairing::Adjacent => {
-                            for (pair, &(cos, sin)) in head.as_chunks_mut::<2>().0.iter_mut().zip(&turns) {
-                                let [a, b] = *pair;
-                                *pair = [a * cos - b * sin, a * sin + b * cos];
-                            }
-                        }
-                        RopePairing::Halves => {
-                            let (low, high) = head.split_at_mut(half);
-                            for ((low, high), &(cos, sin)) in low.iter_mut().zip(high).zip(&turns) {
-                                let (a, b) = (*low, *high);
-                                (*low, *high) = (a * cos - b * sin, a * sin + b * cos);
-                            }
-                        }
-                    }
+        with_kernels!(self.isa(), kernels => {
+            self.pool().for_units(x, row, 4 * positions.len() * row, |first, x| {
+                let mut scratch = vec![0.0; table.rotated()];
+                for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
+                    let (cosines, sines) = table.turns(position, &mut scratch);
+                    kernels.run(Turn { x, head_dim, cosines, sines, pairing });
                 }
-            }
+            });
         });
         Ok(())
     }

@@ -223,27 +223,102 @@ fn a_thousand_random_attentions() {
 }
 
 #[test]
+fn attention_over_many_blocks() {
+    let (cpus, mut rng) = (cpus(), Rng::new(6));
+    // Few rows over several chunks, whole panels and parts of them, more heads in a group than a panel has rows, and
+    // windows that begin and end within blocks; the ring is as small as it may be, so that it wraps.
+    for (kv_heads, share, d, tokens, first, window) in [
+        (2, 4, 128, 1, 700, None),
+        (2, 5, 64, 1, 900, Some(513)),
+        (1, 3, 40, 2, 600, Some(300)),
+        (2, 4, 128, 30, 50, None),
+        (1, 1, 64, 150, 0, None),
+        (1, 1, 80, 70, 1000, Some(100)),
+        (2, 2, 33, 20, 500, Some(65)),
+        (1, 4, 16, 90, 300, Some(1)),
+        (1, 71, 32, 3, 90, None),
+        (3, 7, 96, 25, 64, Some(64)),
+    ] {
+        let scale = 1.0 / (d as f32).sqrt();
+        let problem = Attention { heads: kv_heads * share, kv_heads, head_dim: d, scale, window };
+        let capacity = first + tokens - problem.span(first).start;
+        let cache = Cache::new(&mut rng, &problem, first + tokens, capacity);
+        let half = |x: &[f32]| x.iter().map(|&v| f16::from_f32(v)).collect::<Vec<f16>>();
+        let (half_k, half_v) = (half(&cache.ring_k), half(&cache.ring_v));
+        let q = rng.normals(tokens * problem.heads * d);
+        let want = cache.oracle(&problem, &q, first);
+        for cpu in &cpus {
+            for (k, v) in [
+                (KvData::F32(&cache.ring_k), KvData::F32(&cache.ring_v)),
+                (KvData::F16(&half_k), KvData::F16(&half_v)),
+            ] {
+                let mut out = vec![f32::NAN; q.len()];
+                cpu.attention(&problem, &q, first, KvView { k, v, capacity }, &mut out).expect("valid");
+                assert_close(&out, &want, BOUND);
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_query_does_not_see_does_not_reach_it() {
+    let mut rng = Rng::new(7);
+    for (share, tokens, window) in [(1, 8, Some(3)), (4, 40, Some(10)), (4, 40, None), (60, 3, None)] {
+        let problem = Attention { heads: share, kv_heads: 1, head_dim: 24, scale: 0.2, window };
+        let cache = Cache::new(&mut rng, &problem, 100, 100);
+        let q = rng.normals(tokens * share * 24);
+        let first = 100 - tokens;
+        let want = cache.oracle(&problem, &q, first);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for at in [first, first + tokens / 2, 99] {
+                let (mut k, mut v) = (cache.ring_k.clone(), cache.ring_v.clone());
+                k[at * 24] = bad;
+                v[at * 24 + 3] = bad;
+                let kv = KvView { k: KvData::F32(&k), v: KvData::F32(&v), capacity: 100 };
+                for cpu in cpus() {
+                    let mut out = vec![0.0; q.len()];
+                    cpu.attention(&problem, &q, first, kv, &mut out).expect("valid");
+                    for (row, (out, want)) in out.chunks(24).zip(want.chunks(24)).enumerate() {
+                        if problem.span(first + row / share).contains(&at) {
+                            assert!(
+                                !out[3].is_finite() || bad.is_infinite(),
+                                "{bad} at {at}, row {row}: {out:?}"
+                            );
+                        } else {
+                            assert_close(out, want, BOUND);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn attention_threads_change_no_bit() {
     let mut rng = Rng::new(5);
     let problem = Attention { heads: 6, kv_heads: 3, head_dim: 64, scale: 0.125, window: Some(50) };
     let cache = Cache::new(&mut rng, &problem, 130, 100);
     let q = rng.normals(40 * 6 * 64);
+    // One token, some that are few rows, and blocks of rows.
     let kv = KvView { k: KvData::F32(&cache.ring_k), v: KvData::F32(&cache.ring_v), capacity: 100 };
     for isa in trike_cpu::Isa::available() {
-        let outs: Vec<Vec<u32>> = [1, 2, 5]
-            .map(|threads| {
-                let mut out = vec![f32::NAN; q.len()];
+        for tokens in [1, 3, 40] {
+            let q = &q[..tokens * 6 * 64];
+            let outs = [1, 2, 5].map(|threads| {
                 let cpu = Cpu::with_isa(isa, threads).expect("a few threads");
-                cpu.attention(&problem, &q, 90, kv, &mut out).expect("valid");
-                bits(&out)
-            })
-            .to_vec();
-        assert!(outs.iter().all(|out| *out == outs[0]), "{isa}");
-        assert_close(
-            &outs[0].iter().map(|&b| f32::from_bits(b)).collect::<Vec<_>>(),
-            &cache.oracle(&problem, &q, 90),
-            BOUND,
-        );
+                // More than once, because the number of parts depends on whether the workers are awake.
+                let outs = [(); 3].map(|()| {
+                    let mut out = vec![f32::NAN; q.len()];
+                    cpu.attention(&problem, q, 90, kv, &mut out).expect("valid");
+                    out
+                });
+                assert!(outs.iter().all(|out| bits(out) == bits(&outs[0])), "{isa} with {threads}");
+                outs
+            });
+            assert!(outs.iter().all(|outs_of| bits(&outs_of[0]) == bits(&outs[0][0])), "{isa}");
+            assert_close(&outs[0][0], &cache.oracle(&problem, q, 90), BOUND);
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! The backend over the host kernels.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use half::f16;
+use half::slice::HalfFloatSliceExt;
 use trike_cpu::{
     ActivationPrecision, Attention, Cost, Cpu, CpuError, KvData, KvView, LinearProblem, Matrix, RopePairing,
     RopeTable, TernaryMatrix,
@@ -16,12 +19,13 @@ use crate::{
 pub struct CpuBackend {
     cpu: Cpu,
     activations: ActivationPrecision,
+    spare: Arc<Spare>,
 }
 
 impl CpuBackend {
     /// A backend on the threads and instructions of `cpu`, whose ternary layers take `activations`.
     pub fn new(cpu: Cpu, activations: ActivationPrecision) -> Self {
-        Self { cpu, activations }
+        Self { cpu, activations, spare: Arc::default() }
     }
 
     /// Goes on with another executor; resident weights stay.
@@ -37,6 +41,52 @@ impl CpuBackend {
     /// What ternary layers take.
     pub fn activations(&self) -> ActivationPrecision {
         self.activations
+    }
+
+    /// A tensor of anything: the operation writes all of it.
+    fn tensor(&self, rows: usize, width: usize) -> CpuTensor {
+        CpuTensor {
+            width,
+            len: rows * width,
+            data: self.spare.take(rows * width),
+            spare: Arc::clone(&self.spare),
+        }
+    }
+
+    fn like(&self, x: &CpuTensor) -> CpuTensor {
+        self.tensor(x.rows(), x.width)
+    }
+}
+
+/// Memory of tensors that are gone, for the next ones: a prompt's activations are megabytes, and the system takes longer
+/// to hand out new pages for them than the smaller operations take.
+#[derive(Debug, Default)]
+struct Spare(Mutex<Vec<Vec<f32>>>);
+
+impl Spare {
+    /// Buffers kept. A block of the decoder holds fewer tensors at once.
+    const MOST: usize = 12;
+
+    /// A buffer of at least `len` elements, whatever they are.
+    fn take(&self, len: usize) -> Vec<f32> {
+        let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let fits = buffers.iter().enumerate().filter(|(_, buffer)| buffer.len() >= len);
+        match fits.min_by_key(|(_, buffer)| buffer.len()).map(|(i, _)| i) {
+            // A prompt's buffer is too good for a token, and would be missed by the next prompt.
+            Some(i) if buffers[i].len() / 8 <= len => buffers.swap_remove(i),
+            _ => vec![0.0; len],
+        }
+    }
+
+    fn give(&self, buffer: Vec<f32>) {
+        let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if buffers.len() == Self::MOST {
+            // The oldest: what has not been taken for long is of a size that is not used any more.
+            buffers.remove(0);
+        }
+        if !buffer.is_empty() {
+            buffers.push(buffer);
+        }
     }
 }
 
@@ -67,20 +117,30 @@ impl Decoder<CpuBackend> {
 #[derive(Clone, Debug)]
 pub struct CpuTensor {
     width: usize,
+    len: usize,
+    /// The elements, and after them whatever the memory held.
     data: Vec<f32>,
+    /// Where the memory goes.
+    spare: Arc<Spare>,
 }
 
 impl CpuTensor {
-    fn zeros(rows: usize, width: usize) -> Self {
-        Self { width, data: vec![0.0; rows * width] }
-    }
-
     fn rows(&self) -> usize {
-        self.data.len() / self.width
+        self.len / self.width
     }
 
-    fn like(&self) -> Self {
-        Self { width: self.width, data: vec![0.0; self.data.len()] }
+    fn values(&self) -> &[f32] {
+        &self.data[..self.len]
+    }
+
+    fn values_mut(&mut self) -> &mut [f32] {
+        &mut self.data[..self.len]
+    }
+}
+
+impl Drop for CpuTensor {
+    fn drop(&mut self) {
+        self.spare.give(std::mem::take(&mut self.data));
     }
 }
 
@@ -112,11 +172,7 @@ impl Elements {
     fn write(&mut self, at: usize, values: &[f32]) {
         match self {
             Self::F32(v) => v[at..at + values.len()].copy_from_slice(values),
-            Self::F16(v) => {
-                for (slot, &value) in v[at..at + values.len()].iter_mut().zip(values) {
-                    *slot = f16::from_f32(value);
-                }
-            }
+            Self::F16(v) => v[at..at + values.len()].convert_from_f32_slice(values),
         }
     }
 
@@ -201,8 +257,8 @@ impl Backend for CpuBackend {
     }
 
     fn embed(&self, table: &Matrix, ids: &[u32]) -> Result<CpuTensor, NnError> {
-        let mut out = CpuTensor::zeros(ids.len(), table.cols());
-        match self.cpu.embed(table, ids, &mut out.data) {
+        let mut out = self.tensor(ids.len(), table.cols());
+        match self.cpu.embed(table, ids, out.values_mut()) {
             Err(CpuError::IdOutOfRange { id, rows, .. }) => Err(NnError::Token { id, vocab: rows }),
             other => Ok(other.map(|()| out)?),
         }
@@ -210,21 +266,22 @@ impl Backend for CpuBackend {
 
     fn rms_norm(&self, x: &CpuTensor, weight: &Vec<f32>, eps: f32) -> Result<CpuTensor, NnError> {
         same_width("width of a norm", x.width, weight.len())?;
-        let mut out = x.like();
-        self.cpu.rms_norm(&x.data, weight, eps, &mut out.data)?;
+        let mut out = self.like(x);
+        self.cpu.rms_norm(x.values(), weight, eps, out.values_mut())?;
         Ok(out)
     }
 
     fn head_norm(&self, x: &CpuTensor, weight: &Vec<f32>, eps: f32) -> Result<CpuTensor, NnError> {
         same_width("width beyond whole heads", 0, x.width % weight.len().max(1))?;
-        let mut out = x.like();
-        self.cpu.rms_norm(&x.data, weight, eps, &mut out.data)?;
+        let mut out = self.like(x);
+        self.cpu.rms_norm(x.values(), weight, eps, out.values_mut())?;
         Ok(out)
     }
 
     fn add_bias(&self, x: &mut CpuTensor, bias: &Vec<f32>) -> Result<(), NnError> {
         same_width("width of a bias", x.width, bias.len())?;
-        for token in x.data.chunks_exact_mut(x.width) {
+        let width = x.width;
+        for token in x.values_mut().chunks_exact_mut(width) {
             for (x, b) in token.iter_mut().zip(bias) {
                 *x += b;
             }
@@ -236,15 +293,15 @@ impl Backend for CpuBackend {
         for w in weights {
             same_width("columns of a linear layer", x.width, w.cols())?;
         }
-        let mut outs: Vec<CpuTensor> = weights.iter().map(|w| CpuTensor::zeros(x.rows(), w.rows())).collect();
-        let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(|out| out.data.as_mut_slice()).collect();
-        self.cpu.linear_many(&x.data, weights, self.activations, &mut slices)?;
+        let mut outs: Vec<CpuTensor> = weights.iter().map(|w| self.tensor(x.rows(), w.rows())).collect();
+        let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(CpuTensor::values_mut).collect();
+        self.cpu.linear_many(x.values(), weights, self.activations, &mut slices)?;
         Ok(outs)
     }
 
     fn rope(&self, x: &mut CpuTensor, rope: &CpuRope, positions: &[u32]) -> Result<(), NnError> {
         let heads = x.width / rope.head_dim;
-        self.cpu.rope(&mut x.data, heads, rope.head_dim, positions, &rope.table, rope.pairing)?;
+        self.cpu.rope(x.values_mut(), heads, rope.head_dim, positions, &rope.table, rope.pairing)?;
         Ok(())
     }
 
@@ -264,13 +321,17 @@ impl Backend for CpuBackend {
         for got in [q.rows(), k.rows(), v.rows()] {
             same_width("rows of a batch", rows, got)?;
         }
-        let mut out = q.like();
+        let mut out = self.like(q);
+        // Rows between the segments attend to nothing.
+        if segments.iter().map(|s| s.rows.len()).sum::<usize>() != rows {
+            out.values_mut().fill(0.0);
+        }
         for segment in segments {
             same_width("heads of a cache", spec.kv_heads, segment.cache.spec.kv_heads)?;
             same_width("width of a cached head", spec.head_dim, segment.cache.spec.head_dim)?;
             for (i, row) in segment.rows.clone().enumerate() {
                 let span = row * kv_width..(row + 1) * kv_width;
-                segment.cache.store(segment.first_position + i, &k.data[span.clone()], &v.data[span]);
+                segment.cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span]);
             }
             let problem = Attention {
                 heads: spec.heads,
@@ -282,8 +343,8 @@ impl Backend for CpuBackend {
             let cache = &*segment.cache;
             let view = KvView { k: cache.k.view(), v: cache.v.view(), capacity: cache.spec.capacity };
             let span = segment.rows.start * q.width..segment.rows.end * q.width;
-            let out = &mut out.data[span.clone()];
-            self.cpu.attention(&problem, &q.data[span], segment.first_position, view, out)?;
+            let out = &mut out.values_mut()[span.clone()];
+            self.cpu.attention(&problem, &q.values()[span], segment.first_position, view, out)?;
         }
         Ok(out)
     }
@@ -294,29 +355,31 @@ impl Backend for CpuBackend {
         up: &CpuTensor,
         activation: GatedActivation,
     ) -> Result<CpuTensor, NnError> {
-        let mut out = gate.like();
-        self.cpu.gated(&gate.data, &up.data, activation, &mut out.data)?;
+        let mut out = self.like(gate);
+        self.cpu.gated(gate.values(), up.values(), activation, out.values_mut())?;
         Ok(out)
     }
 
     fn add(&self, x: &mut CpuTensor, y: &CpuTensor) -> Result<(), NnError> {
         same_width("width of an addend", x.width, y.width)?;
-        self.cpu.add(&mut x.data, &y.data)?;
+        self.cpu.add(x.values_mut(), y.values())?;
         Ok(())
     }
 
     fn select_rows(&self, x: &CpuTensor, rows: &[usize]) -> Result<CpuTensor, NnError> {
-        let mut data = Vec::with_capacity(rows.len() * x.width);
-        for &row in rows {
-            let Some(values) = x.data.get(row * x.width..(row + 1) * x.width) else {
+        let mut out = self.tensor(rows.len(), x.width);
+        for (&row, out) in rows.iter().zip(out.values_mut().chunks_exact_mut(x.width)) {
+            let Some(values) = x.values().get(row * x.width..(row + 1) * x.width) else {
                 return Err(NnError::Shape { what: "row to select", expected: x.rows(), got: row });
             };
-            data.extend_from_slice(values);
+            out.copy_from_slice(values);
         }
-        Ok(CpuTensor { width: x.width, data })
+        Ok(out)
     }
 
-    fn read(&self, x: CpuTensor) -> Result<Vec<f32>, NnError> {
-        Ok(x.data)
+    fn read(&self, mut x: CpuTensor) -> Result<Vec<f32>, NnError> {
+        let mut data = std::mem::take(&mut x.data);
+        data.truncate(x.len);
+        Ok(data)
     }
 }

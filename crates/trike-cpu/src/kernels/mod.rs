@@ -42,12 +42,6 @@ pub(crate) trait Kernels: Simd {
     /// `out` has `w.count()` places. An output has the same bits whatever rows and tokens are computed beside it.
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]);
 
-    /// `out[j] = rows[j] . x` for contiguous rows of `x.len()` elements.
-    fn dense_rows<E: Element>(self, rows: &[E], x: &[f32], out: &mut [f32]);
-
-    /// `out += sum_j weights[j] * rows[j]` for contiguous rows of `out.len()` elements.
-    fn accumulate_rows<E: Element>(self, weights: &[f32], rows: &[E], out: &mut [f32]);
-
     /// Writes elements as f32; the slices have one length.
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]);
 

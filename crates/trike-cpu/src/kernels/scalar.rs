@@ -17,20 +17,6 @@ impl Kernels for Scalar {
         }
     }
 
-    fn dense_rows<E: Element>(self, rows: &[E], x: &[f32], out: &mut [f32]) {
-        for (row, out) in rows.chunks_exact(x.len()).zip(out) {
-            *out = dot(row, x);
-        }
-    }
-
-    fn accumulate_rows<E: Element>(self, weights: &[f32], rows: &[E], out: &mut [f32]) {
-        for (weight, row) in weights.iter().zip(rows.chunks_exact(out.len())) {
-            for (out, &value) in out.iter_mut().zip(row) {
-                *out += weight * value.widen();
-            }
-        }
-    }
-
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]) {
         for (to, from) in to.iter_mut().zip(from) {
             *to = from.widen();

@@ -13,14 +13,6 @@ macro_rules! dense_kernels_of {
             $other.product(w, x, out);
         }
 
-        fn dense_rows<E: Element>($self, rows: &[E], x: &[f32], out: &mut [f32]) {
-            $other.dense_rows(rows, x, out);
-        }
-
-        fn accumulate_rows<E: Element>($self, weights: &[f32], rows: &[E], out: &mut [f32]) {
-            $other.accumulate_rows(weights, rows, out);
-        }
-
         fn widen<E: Element>($self, from: &[E], to: &mut [f32]) {
             $other.widen(from, to);
         }

@@ -24,20 +24,12 @@ mod dense;
 mod floats;
 mod peak;
 
-use dense::{accumulate_rows, dense_rows, widen};
+use dense::widen;
 use peak::read;
 
 impl Kernels for Avx2 {
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
         product(self, w, x, out);
-    }
-
-    fn dense_rows<E: Element>(self, rows: &[E], x: &[f32], out: &mut [f32]) {
-        enter!(dense_rows(rows, x, out));
-    }
-
-    fn accumulate_rows<E: Element>(self, weights: &[f32], rows: &[E], out: &mut [f32]) {
-        enter!(accumulate_rows(weights, rows, out));
     }
 
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]) {
@@ -71,16 +63,6 @@ impl Kernels for Avx2 {
 #[target_feature(enable = "avx2,fma,f16c")]
 fn run<L: Loop>(task: L) -> L::Output {
     task.run()
-}
-
-/// The fold of the specification, for the lower and the upper eight lanes.
-#[inline]
-#[target_feature(enable = "avx2")]
-fn fold(v: [__m256; 2]) -> f32 {
-    let v8 = _mm256_add_ps(v[0], v[1]);
-    let v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
-    let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
-    _mm_cvtss_f32(_mm_add_ss(v2, _mm_movehdup_ps(v2)))
 }
 
 /// Eight values of any element type.

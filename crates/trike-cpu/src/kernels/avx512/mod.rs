@@ -25,20 +25,12 @@ mod dense;
 mod floats;
 mod peak;
 
-use dense::{accumulate_rows, dense_rows, widen};
+use dense::widen;
 use peak::read;
 
 impl Kernels for Avx512 {
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
         product(self, w, x, out);
-    }
-
-    fn dense_rows<E: Element>(self, rows: &[E], x: &[f32], out: &mut [f32]) {
-        enter!(dense_rows(rows, x, out));
-    }
-
-    fn accumulate_rows<E: Element>(self, weights: &[f32], rows: &[E], out: &mut [f32]) {
-        enter!(accumulate_rows(weights, rows, out));
     }
 
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]) {
@@ -81,22 +73,6 @@ fn run_permuting<L: Loop>(task: L) -> L::Output {
 fn prefetch<T>(line: &Line<T>, lines: usize) {
     let ahead = std::ptr::from_ref(line).wrapping_add(lines);
     _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-}
-
-/// The fold of the specification: halves added until one lane is left.
-#[inline]
-#[target_feature(enable = "avx512f,avx2")]
-fn fold(v: __m512) -> f32 {
-    let v8 = _mm256_add_ps(_mm512_castps512_ps256(v), upper(v));
-    let v4 = _mm_add_ps(_mm256_castps256_ps128(v8), _mm256_extractf128_ps::<1>(v8));
-    let v2 = _mm_add_ps(v4, _mm_movehl_ps(v4, v4));
-    _mm_cvtss_f32(_mm_add_ss(v2, _mm_movehdup_ps(v2)))
-}
-
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn upper(v: __m512) -> __m256 {
-    _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(v)))
 }
 
 /// Sixteen values of any element type.

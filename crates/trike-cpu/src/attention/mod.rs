@@ -1,4 +1,18 @@
 //! Causal attention over a ring of keys and values.
+//!
+//! Two ways to the same sums: `decode` for a few query rows, whose vectors lie along a head, so that keys and values are
+//! read once for all heads of a group; `prefill` for blocks of rows, whose vectors lie across the rows, so that products
+//! stay in registers (after FlashAttention: Dao et al., 2022). Both cut the positions at fixed places, so that the number
+//! of threads changes no bit.
+
+#![allow(
+    clippy::needless_range_loop,
+    reason = "the indices are rows, heads and vectors, and each walks several arrays"
+)]
+
+mod decode;
+mod lanes;
+mod prefill;
 
 use std::ops::Range;
 
@@ -6,9 +20,13 @@ use half::f16;
 
 use crate::error::{CpuError, Result, check_len, check_range, check_rows};
 use crate::isa::with_kernels;
-use crate::kernels::{Element, Kernels, Loop, fold};
-use crate::math::exp;
-use crate::pool::Cpu;
+use crate::kernels::Element;
+use crate::pool::{Cpu, Pool};
+
+use lanes::Lanes;
+
+/// Query rows of a group of heads up to which reading is what costs, and not multiplying.
+const FEW_ROWS: usize = 8;
 
 /// What is attended, beside the numbers.
 ///
@@ -96,7 +114,7 @@ impl Cpu {
     /// `m x heads x head_dim`.
     ///
     /// The query at position `p` sees positions `max(0, p + 1 - window)..=p`, all of which must be in the ring already
-    /// (its own included). Scores, their maximum, exponentials and sums are f32, in two passes.
+    /// (its own included). Scores, their maximum, exponentials and sums are f32.
     ///
     /// # Errors
     ///
@@ -124,14 +142,16 @@ impl Cpu {
         out: &mut [f32],
     ) -> Result<()> {
         let tokens = problem.validate(q, first_position, &kv, out)?;
-        let job = Job { problem, q, first_position, capacity: kv.capacity };
-        let tasks = job.cut(tokens, out, self);
-        with_kernels!(self.isa(), kernels => self.pool().run(tasks, |(first, out)| match (kv.k, kv.v) {
-            (KvData::F32(k), KvData::F32(v)) => job.run(kernels, k, v, first, out),
-            (KvData::F16(k), KvData::F16(v)) => job.run(kernels, k, v, first, out),
-            (KvData::F32(k), KvData::F16(v)) => job.run(kernels, k, v, first, out),
-            (KvData::F16(k), KvData::F32(v)) => job.run(kernels, k, v, first, out),
-        }));
+        if tokens == 0 {
+            return Ok(());
+        }
+        let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity }, self.pool());
+        with_kernels!(self.isa(), kernels => match (kv.k, kv.v) {
+            (KvData::F32(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
+            (KvData::F16(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
+            (KvData::F32(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
+            (KvData::F16(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
+        });
         Ok(())
     }
 }
@@ -140,96 +160,81 @@ impl Cpu {
 struct Job<'a> {
     problem: &'a Attention,
     q: &'a [f32],
+    tokens: usize,
     first_position: usize,
     capacity: usize,
 }
 
 impl Job<'_> {
-    /// Cuts the (token, head) items into one contiguous share a thread, of about the same number of seen positions.
-    fn cut<'o>(&self, tokens: usize, out: &'o mut [f32], cpu: &Cpu) -> Vec<(usize, &'o mut [f32])> {
-        let (heads, d) = (self.problem.heads, self.problem.head_dim);
-        let seen = |item: usize| self.problem.span(self.first_position + item / heads).len();
-        let total: usize =
-            (0..tokens).map(|t| seen(t * heads).saturating_mul(heads)).fold(0, usize::saturating_add);
-        let parts = cpu.pool().parts(total.saturating_mul(2 * d));
-        let mut tasks = Vec::with_capacity(parts);
-        let (mut rest, mut item, mut done) = (out, 0, 0usize);
-        for part in 1..=parts {
-            let goal = (total as u128 * part as u128 / parts as u128) as usize;
-            let first = item;
-            while item < tokens * heads && (done < goal || part == parts) {
-                done = done.saturating_add(seen(item));
-                item += 1;
-            }
-            if item > first {
-                let (mine, tail) = rest.split_at_mut((item - first) * d);
-                tasks.push((first, mine));
-                rest = tail;
-            }
+    fn run<S: Lanes, A: Element, B: Element>(&self, s: S, pool: &Pool, k: &[A], v: &[B], out: &mut [f32]) {
+        if self.tokens == 1 || self.tokens * self.share() <= FEW_ROWS {
+            decode::run(self, s, pool, k, v, out);
+        } else {
+            prefill::run(self, s, pool, k, v, out);
         }
-        tasks
     }
 
-    fn run<K: Kernels, A: Element, B: Element>(
-        &self,
-        kernels: K,
-        k: &[A],
-        v: &[B],
-        first: usize,
-        out: &mut [f32],
-    ) {
-        let Attention { heads, kv_heads, head_dim: d, scale, .. } = *self.problem;
-        let mut scores = Vec::new();
-        for (i, out) in out.chunks_exact_mut(d).enumerate() {
-            let (token, head) = ((first + i) / heads, (first + i) % heads);
-            let span = self.problem.span(self.first_position + token);
-            let ring = head / (heads / kv_heads) * self.capacity * d..;
-            let (k, v) = (&k[ring.clone()], &v[ring]);
-            scores.clear();
-            scores.resize(span.len(), 0.0);
-            // The span is one run of slots, or two where it wraps around the ring.
-            let start = span.start % self.capacity;
-            let before_wrap = span.len().min(self.capacity - start);
-            let (head_scores, tail_scores) = scores.split_at_mut(before_wrap);
-            let q = &self.q[(first + i) * d..][..d];
-            kernels.dense_rows(&k[start * d..(start + before_wrap) * d], q, head_scores);
-            kernels.dense_rows(&k[..tail_scores.len() * d], q, tail_scores);
-            let total = kernels.run(Softmax { scores: &mut scores, scale });
-            out.fill(0.0);
-            let (head_scores, tail_scores) = scores.split_at(before_wrap);
-            kernels.accumulate_rows(head_scores, &v[start * d..(start + before_wrap) * d], out);
-            kernels.accumulate_rows(tail_scores, &v[..tail_scores.len() * d], out);
-            out.iter_mut().for_each(|v| *v /= total);
-        }
+    /// Query heads that read the same keys.
+    fn share(&self) -> usize {
+        self.problem.heads / self.problem.kv_heads
+    }
+
+    /// The positions that a token sees.
+    fn span(&self, token: usize) -> Range<usize> {
+        self.problem.span(self.first_position + token)
+    }
+
+    /// Threads that this much work is worth: keys and values that are multiplied with a query head.
+    fn parts(&self, pool: &Pool, seen: usize) -> usize {
+        pool.parts(seen.saturating_mul(2 * self.problem.head_dim))
+    }
+
+    /// The elements of a head that belong to some positions, of which the ring holds each: one run, and a second one
+    /// where they wrap around.
+    fn runs<'k, E>(&self, ring: &'k [E], kv_head: usize, positions: &Range<usize>) -> [&'k [E]; 2] {
+        let d = self.problem.head_dim;
+        let ring = &ring[kv_head * self.capacity * d..][..self.capacity * d];
+        let start = positions.start % self.capacity;
+        let before_wrap = positions.len().min(self.capacity - start);
+        [&ring[start * d..][..before_wrap * d], &ring[..(positions.len() - before_wrap) * d]]
     }
 }
 
-/// Turns scores into exponentials of their distance to the largest, and returns the sum.
-struct Softmax<'a> {
-    scores: &'a mut [f32],
-    scale: f32,
+/// Cuts a list into at most `parts` contiguous shares of about the same cost.
+fn share_out<T>(items: Vec<T>, cost: impl Fn(&T) -> usize, parts: usize) -> Vec<Vec<T>> {
+    let total = items.iter().map(&cost).fold(0, usize::saturating_add);
+    let mut shares: Vec<Vec<T>> = (0..parts).map(|_| Vec::new()).collect();
+    let mut done = 0usize;
+    for item in items {
+        // Where the middle of the item lies; in u128, because the product of two sizes may not fit a usize.
+        let cost = cost(&item);
+        let middle = done as u128 + cost as u128 / 2;
+        let part = (middle * parts as u128 / total.max(1) as u128).min(parts as u128 - 1) as usize;
+        shares[part].push(item);
+        done = done.saturating_add(cost);
+    }
+    shares.retain(|share| !share.is_empty());
+    shares
 }
 
-impl Loop for Softmax<'_> {
-    type Output = f32;
+#[cfg(test)]
+mod tests {
+    use super::share_out;
 
-    #[inline(always)]
-    fn run(self) -> f32 {
-        let mut largest = [f32::NEG_INFINITY; 16];
-        for scores in self.scores.chunks_mut(16) {
-            for (score, largest) in scores.iter_mut().zip(&mut largest) {
-                *score *= self.scale;
-                *largest = if *score > *largest { *score } else { *largest };
+    #[test]
+    fn shares_are_contiguous_and_even() {
+        for n in [0, 1, 2, 5, 100] {
+            for parts in [1, 2, 3, 7] {
+                let shares = share_out((0..n).collect(), |_| 3, parts);
+                assert_eq!(shares.concat(), (0..n).collect::<Vec<usize>>());
+                assert!(
+                    shares.len() <= parts
+                        && shares.iter().all(|s| !s.is_empty() && s.len() <= n.div_ceil(parts))
+                );
             }
         }
-        let largest = largest.into_iter().fold(f32::NEG_INFINITY, f32::max);
-        let mut sums = [0.0; 16];
-        for scores in self.scores.chunks_mut(16) {
-            for (score, sum) in scores.iter_mut().zip(&mut sums) {
-                *score = exp(*score - largest);
-                *sum += *score;
-            }
-        }
-        fold(sums)
+        let shares = share_out(vec![1, 2, 3, 4, 5, 6, 7, 8], |&cost| cost, 2);
+        assert_eq!(shares, [vec![1, 2, 3, 4, 5], vec![6, 7, 8]]);
+        assert_eq!(share_out(vec![usize::MAX, usize::MAX], |&cost| cost, 2).concat().len(), 2);
     }
 }

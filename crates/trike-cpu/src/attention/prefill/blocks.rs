@@ -1,0 +1,86 @@
+//! Keys and values in the form that the products read, widened once for all panels of an item.
+
+use std::ops::Range;
+
+use super::{KEYS, SCALARS};
+use crate::attention::lanes::Lanes;
+use crate::kernels::{Element, Loop};
+
+/// Widened keys and values of one block.
+pub(super) struct Blocks {
+    /// `[KEYS][head_dim]`
+    pub(super) keys: Vec<f32>,
+    /// `[head_dim / SCALARS][KEYS]`, the last columns padded with zeros.
+    pub(super) values: Vec<[[f32; SCALARS]; KEYS]>,
+    /// `[KEYS][head_dim]`, values on their way.
+    wide: Vec<f32>,
+    /// Whether every value is finite, so that a weight of zero leaves nothing of it.
+    pub(super) finite: bool,
+}
+
+impl Blocks {
+    pub(super) fn new(d: usize) -> Self {
+        let values = vec![[[0.0; SCALARS]; KEYS]; d.div_ceil(SCALARS)];
+        Self { keys: vec![0.0; KEYS * d], values, wide: vec![0.0; KEYS * d], finite: true }
+    }
+
+    /// Widens the keys and values of `positions`, which lie within the block from `start`; the others become zeros.
+    pub(super) fn fill<S: Lanes, A: Element, B: Element>(
+        &mut self,
+        s: S,
+        keys: [&[A]; 2],
+        values: [&[B]; 2],
+        start: usize,
+        positions: &Range<usize>,
+    ) {
+        let d = self.keys.len() / KEYS;
+        let within = (positions.start - start) * d..(positions.end - start) * d;
+        widen_within(s, &mut self.keys, &within, keys);
+        widen_within(s, &mut self.wide, &within, values);
+        self.finite = s.run(Pack { wide: &self.wide, values: &mut self.values });
+    }
+}
+
+/// Writes two runs of elements to a part of `to`, and zeros around them.
+fn widen_within<S: Lanes, E: Element>(s: S, to: &mut [f32], within: &Range<usize>, from: [&[E]; 2]) {
+    to[..within.start].fill(0.0);
+    to[within.end..].fill(0.0);
+    let (low, high) = to[within.clone()].split_at_mut(from[0].len());
+    s.widen(from[0], low);
+    s.widen(from[1], high);
+}
+
+/// Brings the values of a block into groups of columns, and says whether all of them are finite.
+struct Pack<'a> {
+    wide: &'a [f32],
+    values: &'a mut [[[f32; SCALARS]; KEYS]],
+}
+
+impl Loop for Pack<'_> {
+    type Output = bool;
+
+    #[inline(always)]
+    fn run(self) -> bool {
+        let d = self.wide.len() / KEYS;
+        let mut highest = [0; SCALARS];
+        for (n, row) in self.wide.chunks_exact(d).enumerate() {
+            let (eights, tail) = row.as_chunks::<SCALARS>();
+            let (whole, last) = self.values.split_at_mut(eights.len());
+            for (values, eight) in whole.iter_mut().zip(eights) {
+                values[n] = *eight;
+                for (highest, value) in highest.iter_mut().zip(eight) {
+                    // As integers, magnitudes sort like the floats they are, and anything not finite above them.
+                    let magnitude = value.to_bits() & 0x7FFF_FFFF;
+                    *highest = if magnitude > *highest { magnitude } else { *highest };
+                }
+            }
+            for values in last {
+                values[n][..tail.len()].copy_from_slice(tail);
+                for value in tail {
+                    highest[0] = highest[0].max(value.to_bits() & 0x7FFF_FFFF);
+                }
+            }
+        }
+        highest.into_iter().all(|magnitude| magnitude < 0x7F80_0000)
+    }
+}

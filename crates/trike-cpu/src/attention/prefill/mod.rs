@@ -1,0 +1,392 @@
+//! Blocks of query rows against blocks of keys.
+//!
+//! The rows of a group of heads (tokens times heads that share their keys) lie across the lanes. A panel is up to 48 rows:
+//! scores are `keys x rows`, outputs `columns x rows`, and both products take eight scalars of the keys or values times
+//! three vectors of rows at a time. The largest score and the sums of a row are kept in its lane, so nothing is ever summed
+//! across lanes. Keys and values are widened once for all panels of an item.
+
+mod blocks;
+mod product;
+
+use std::ops::Range;
+
+use super::lanes::Lanes;
+use super::{Job, share_out};
+use crate::kernels::{Element, Loop};
+use crate::line::{FloatLine, Line};
+use crate::math::exp;
+use crate::pool::Pool;
+
+use blocks::Blocks;
+use product::{Keys, Values, product};
+
+/// Positions of a block. Blocks start at multiples of it, so a row's sums do not depend on the rows beside it.
+const KEYS: usize = 64;
+/// Scalars that meet the vectors of a panel at once.
+const SCALARS: usize = 8;
+/// Most rows of a panel.
+const ROWS: usize = 48;
+
+/// Some tokens and the heads that share one head of keys.
+struct Item<'o> {
+    kv_head: usize,
+    tokens: Range<usize>,
+    /// A head of the output for each row, token after token.
+    out: Vec<&'o mut [f32]>,
+}
+
+pub(super) fn run<S: Lanes, A: Element, B: Element>(
+    job: &Job<'_>,
+    s: S,
+    pool: &Pool,
+    k: &[A],
+    v: &[B],
+    out: &mut [f32],
+) {
+    let (share, d, kv_heads) = (job.share(), job.problem.head_dim, job.problem.kv_heads);
+    let seen = (0..job.tokens).map(|t| job.span(t).len().saturating_mul(job.problem.heads));
+    let parts = job.parts(pool, seen.fold(0, usize::saturating_add));
+    // Widening is shared by the panels of an item, but every thread needs some items.
+    let block = |panels: usize| (panels * ROWS / share).max(1);
+    let enough = |panels: &usize| kv_heads * job.tokens.div_ceil(block(*panels)) >= 4 * parts;
+    let block = block([4, 2].into_iter().find(enough).unwrap_or(1));
+    let mut items = Vec::new();
+    for start in (0..job.tokens).step_by(block) {
+        let tokens = start..(start + block).min(job.tokens);
+        items.extend((0..kv_heads).map(|kv_head| Item { kv_head, tokens: tokens.clone(), out: Vec::new() }));
+    }
+    for (row, out) in out.chunks_exact_mut(d).enumerate() {
+        let (token, head) = (row / job.problem.heads, row % job.problem.heads);
+        items[token / block * kv_heads + head / share].out.push(out);
+    }
+    let cost =
+        |item: &Item<'_>| item.tokens.clone().map(|t| job.span(t).len()).fold(0, usize::saturating_add);
+    pool.run(share_out(items, cost, parts), |items| {
+        let mut blocks = Blocks::new(d);
+        for item in items {
+            match item.out.len() {
+                0..=16 => attend::<S, A, B, 1>(job, s, k, v, item, &mut blocks),
+                17..=32 => attend::<S, A, B, 2>(job, s, k, v, item, &mut blocks),
+                _ => attend::<S, A, B, 3>(job, s, k, v, item, &mut blocks),
+            }
+        }
+    });
+}
+
+/// One value for each of `16 V` rows.
+type Row<const V: usize> = [FloatLine; V];
+
+fn row_of<const V: usize>(value: f32) -> Row<V> {
+    [Line([value; 16]); V]
+}
+
+/// A panel on its way through the blocks.
+struct Panel<const V: usize> {
+    /// `[head_dim][V]` queries.
+    q: Vec<FloatLine>,
+    /// `[head_dim][V]`, padded to whole groups of scalars: values weighted by the exponentials so far.
+    out: Vec<FloatLine>,
+    /// The largest score so far.
+    largest: Row<V>,
+    /// The sum of the exponentials so far.
+    total: Row<V>,
+    /// The first position that a row sees, and the one after the last.
+    seen: [(usize, usize); ROWS],
+    /// Positions that any row sees.
+    any: Range<usize>,
+    /// Positions that every row sees.
+    all: Range<usize>,
+}
+
+/// Computes one item.
+fn attend<S: Lanes, A: Element, B: Element, const V: usize>(
+    job: &Job<'_>,
+    s: S,
+    k: &[A],
+    v: &[B],
+    mut item: Item<'_>,
+    blocks: &mut Blocks,
+) {
+    let mut panels = Vec::new();
+    for first in (0..item.out.len()).step_by(16 * V) {
+        panels.push(panel::<S, V>(job, s, &item, first, (item.out.len() - first).min(16 * V)));
+    }
+    let mut scores = [row_of::<V>(0.0); KEYS];
+    let span = job.span(item.tokens.start).start..job.span(item.tokens.end - 1).end;
+    for start in (span.start / KEYS * KEYS..span.end).step_by(KEYS) {
+        let positions = span.start.max(start)..span.end.min(start + KEYS);
+        let keys = job.runs(k, item.kv_head, &positions);
+        let values = job.runs(v, item.kv_head, &positions);
+        blocks.fill(s, keys, values, start, &positions);
+        let (scale, panels, scores) = (job.problem.scale, &mut panels[..], &mut scores);
+        s.run(AttendBlock { s, scale, blocks, start, panels, scores });
+    }
+    for (panel, out) in panels.iter().zip(item.out.chunks_mut(16 * V)) {
+        s.run(Finish { s, panel, out });
+    }
+}
+
+/// Adds a block to the panels of an item.
+struct AttendBlock<'a, S, const V: usize> {
+    s: S,
+    scale: f32,
+    blocks: &'a Blocks,
+    start: usize,
+    panels: &'a mut [Panel<V>],
+    scores: &'a mut [Row<V>; KEYS],
+}
+
+impl<S: Lanes, const V: usize> Loop for AttendBlock<'_, S, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for panel in self.panels {
+            attend_block(self.s, self.scale, self.blocks, self.start, panel, self.scores);
+        }
+    }
+}
+
+/// The queries of some rows, and what they see.
+fn panel<S: Lanes, const V: usize>(
+    job: &Job<'_>,
+    s: S,
+    item: &Item<'_>,
+    first: usize,
+    rows: usize,
+) -> Panel<V> {
+    let (share, d) = (job.share(), job.problem.head_dim);
+    let mut from: [&[f32]; ROWS] = [&[]; ROWS];
+    let mut seen = [(0, 0); ROWS];
+    for row in 0..16 * V {
+        // Lanes without a row see what the last one sees, and are not read.
+        let at = first + row.min(rows - 1);
+        let (token, head) = (item.tokens.start + at / share, item.kv_head * share + at % share);
+        let span = job.span(token);
+        seen[row] = (span.start, span.end);
+        from[row] = &job.q[(token * job.problem.heads + head) * d..][..d];
+    }
+    let mut q = bytemuck::zeroed_vec(d * V);
+    s.run(Gather::<S, V> { s, from: &from, q: q.as_chunks_mut().0 });
+    // Both ends grow with the token.
+    let (low, high) = (seen[0], seen[16 * V - 1]);
+    Panel {
+        q,
+        out: bytemuck::zeroed_vec(d.next_multiple_of(SCALARS) * V),
+        largest: row_of(f32::NEG_INFINITY),
+        total: row_of(0.0),
+        seen,
+        any: low.0..high.1,
+        all: high.0..low.1,
+    }
+}
+
+/// Copies without a call, as which short copies of two lengths are compiled.
+#[inline(always)]
+fn copy<S: Lanes>(s: S, from: &[f32; 16], to: &mut [f32; 16]) {
+    for part in 0..16 / S::LANES {
+        s.store_lanes(to, part * S::LANES, s.load_lanes(from, part * S::LANES));
+    }
+}
+
+/// Lays rows across the lanes.
+struct Gather<'a, 'q, S, const V: usize> {
+    s: S,
+    from: &'a [&'q [f32]; ROWS],
+    q: &'a mut [Row<V>],
+}
+
+impl<S: Lanes, const V: usize> Loop for Gather<'_, '_, S, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (i, q) in self.q.chunks_mut(16).enumerate() {
+            for v in 0..V {
+                let mut square = [[0.0; 16]; 16];
+                for l in 0..16 {
+                    let from = &self.from[16 * v + l][16 * i..];
+                    match from.first_chunk::<16>() {
+                        Some(whole) => copy(self.s, whole, &mut square[l]),
+                        None => square[l][..from.len()].copy_from_slice(from),
+                    }
+                }
+                self.s.transpose(&mut square);
+                for (q, row) in q.iter_mut().zip(&square) {
+                    q[v].0 = *row;
+                }
+            }
+        }
+    }
+}
+
+/// Adds a block to a panel.
+#[inline(always)]
+fn attend_block<S: Lanes, const V: usize>(
+    s: S,
+    scale: f32,
+    blocks: &Blocks,
+    start: usize,
+    panel: &mut Panel<V>,
+    scores: &mut [Row<V>; KEYS],
+) {
+    let q = panel.q.as_chunks::<V>().0;
+    let d = q.len();
+    let low = panel.any.start.max(start) - start;
+    let high = panel.any.end.min(start + KEYS).saturating_sub(start);
+    if low >= high {
+        return;
+    }
+    let (low, high) = (low / SCALARS * SCALARS, high.next_multiple_of(SCALARS));
+    let scores = &mut scores[low..high];
+    let keys = blocks.keys[low * d..high * d].chunks_exact(SCALARS * d);
+    for (keys, scores) in keys.zip(scores.as_chunks_mut::<SCALARS>().0) {
+        product(s, Keys::new(keys, d), q, None, scores);
+    }
+    let masked = start + low < panel.all.start || start + high > panel.all.end;
+    if masked {
+        mask(&panel.seen, start + low, scores);
+    }
+    let keep = soften(scale, scores, &mut panel.largest, &mut panel.total);
+    let outs = panel.out.as_chunks_mut::<V>().0.as_chunks_mut::<SCALARS>().0;
+    if masked && !blocks.finite {
+        for (values, outs) in blocks.values.iter().zip(outs) {
+            add_seen(&values[low..high], scores, &keep, &panel.seen, start + low, outs);
+        }
+        return;
+    }
+    for (values, outs) in blocks.values.iter().zip(outs) {
+        product(s, Values(&values[low..high]), scores, Some(&keep), outs);
+    }
+}
+
+/// Makes the scores of positions that a row does not see minus infinity.
+#[inline(always)]
+fn mask<const V: usize>(seen: &[(usize, usize); ROWS], start: usize, scores: &mut [Row<V>]) {
+    // Relative to `start` the ends fit an i32: they are cut to the length of a block.
+    let (mut low, mut high) = ([[0i32; 16]; V], [[0i32; 16]; V]);
+    for row in 0..16 * V {
+        low[row / 16][row % 16] = seen[row].0.saturating_sub(start).min(KEYS) as i32;
+        high[row / 16][row % 16] = seen[row].1.saturating_sub(start).min(KEYS) as i32;
+    }
+    for (position, scores) in (0i32..).zip(scores) {
+        for v in 0..V {
+            for l in 0..16 {
+                let visible = position >= low[v][l] && position < high[v][l];
+                scores[v].0[l] = if visible { scores[v].0[l] } else { f32::NEG_INFINITY };
+            }
+        }
+    }
+}
+
+/// Turns scores into exponentials of their distance to the largest so far, and returns what the sums of earlier blocks
+/// must be multiplied with.
+#[inline(always)]
+fn soften<const V: usize>(
+    scale: f32,
+    scores: &mut [Row<V>],
+    largest: &mut Row<V>,
+    total: &mut Row<V>,
+) -> Row<V> {
+    let mut keep = row_of::<V>(0.0);
+    for v in 0..V {
+        let mut top = largest[v].0;
+        for scores in scores.iter_mut() {
+            for l in 0..16 {
+                let score = scores[v].0[l] * scale;
+                scores[v].0[l] = score;
+                // Not a maximum: NaN is passed over here and found by the exponential.
+                top[l] = if score > top[l] { score } else { top[l] };
+            }
+        }
+        // A row that has seen nothing yet keeps minus infinity as its largest score, and all its exponentials are zero.
+        let mut from = [0.0; 16];
+        for l in 0..16 {
+            from[l] = if top[l] == f32::NEG_INFINITY { 0.0 } else { top[l] };
+            keep[v].0[l] = exp(largest[v].0[l] - from[l]);
+        }
+        let mut sum = [0.0; 16];
+        for scores in scores.iter_mut() {
+            for l in 0..16 {
+                let weight = exp(scores[v].0[l] - from[l]);
+                scores[v].0[l] = weight;
+                sum[l] += weight;
+            }
+        }
+        for l in 0..16 {
+            total[v].0[l] = total[v].0[l] * keep[v].0[l] + sum[l];
+        }
+        largest[v].0 = top;
+    }
+    keep
+}
+
+/// The second product where a value is not finite and some row must not see it: zero times infinity is not zero.
+fn add_seen<const V: usize>(
+    values: &[[f32; SCALARS]],
+    weights: &[Row<V>],
+    keep: &Row<V>,
+    seen: &[(usize, usize); ROWS],
+    start: usize,
+    out: &mut [Row<V>; SCALARS],
+) {
+    for (i, out) in out.iter_mut().enumerate() {
+        for row in 0..16 * V {
+            let sum = &mut out[row / 16].0[row % 16];
+            *sum *= keep[row / 16].0[row % 16];
+            for (position, (values, weights)) in (start..).zip(values.iter().zip(weights)) {
+                if (seen[row].0..seen[row].1).contains(&position) {
+                    *sum += weights[row / 16].0[row % 16] * values[i];
+                }
+            }
+        }
+    }
+}
+
+/// Writes the rows of a panel.
+struct Finish<'a, 'o, S, const V: usize> {
+    s: S,
+    panel: &'a Panel<V>,
+    out: &'a mut [&'o mut [f32]],
+}
+
+impl<S: Lanes, const V: usize> Loop for Finish<'_, '_, S, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let s = self.s;
+        let mut shares = row_of::<V>(0.0);
+        for v in 0..V {
+            for l in 0..16 {
+                shares[v].0[l] = 1.0 / self.panel.total[v].0[l];
+            }
+        }
+        for (i, columns) in self.panel.out.as_chunks::<V>().0.chunks(16).enumerate() {
+            for (v, out) in self.out.chunks_mut(16).enumerate() {
+                let mut square = [[0.0; 16]; 16];
+                for (row, column) in square.iter_mut().zip(columns) {
+                    for part in 0..16 / S::LANES {
+                        let at = part * S::LANES;
+                        s.store_lanes(
+                            row,
+                            at,
+                            s.mul_lanes(s.load_lanes(&column[v].0, at), s.load_lanes(&shares[v].0, at)),
+                        );
+                    }
+                }
+                s.transpose(&mut square);
+                for (out, row) in out.iter_mut().zip(&square) {
+                    let out = &mut out[16 * i..];
+                    match out.first_chunk_mut::<16>() {
+                        Some(whole) => copy(s, row, whole),
+                        None => {
+                            let n = out.len();
+                            out.copy_from_slice(&row[..n]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Products whose sums stay in registers: eight scalars times the vectors of a panel.
+
+use super::{Row, SCALARS};
+use crate::attention::lanes::Lanes;
+
+/// Where the scalars of a product lie.
+pub(super) trait Scalars: Copy {
+    /// The first `steps` steps. Where the compiler sees the length, it needs no checks.
+    fn cut(self, steps: usize) -> Self;
+    /// Scalar `i` of step `k`.
+    fn at(&self, k: usize, i: usize) -> f32;
+}
+
+/// Eight keys; a step is a column.
+#[derive(Clone, Copy)]
+pub(super) struct Keys<'a>([&'a [f32]; SCALARS]);
+
+impl<'a> Keys<'a> {
+    /// From eight keys of `d` columns, one after the other.
+    #[inline(always)]
+    pub(super) fn new(keys: &'a [f32], d: usize) -> Self {
+        let mut rows: [&[f32]; SCALARS] = [&[]; SCALARS];
+        for i in 0..SCALARS {
+            rows[i] = &keys[i * d..][..d];
+        }
+        Self(rows)
+    }
+}
+
+impl Scalars for Keys<'_> {
+    #[inline(always)]
+    fn cut(mut self, steps: usize) -> Self {
+        for row in &mut self.0 {
+            *row = &row[..steps];
+        }
+        self
+    }
+
+    #[inline(always)]
+    fn at(&self, k: usize, i: usize) -> f32 {
+        self.0[i][k]
+    }
+}
+
+/// Eight columns of values; a step is a position.
+#[derive(Clone, Copy)]
+pub(super) struct Values<'a>(pub(super) &'a [[f32; SCALARS]]);
+
+impl Scalars for Values<'_> {
+    #[inline(always)]
+    fn cut(self, steps: usize) -> Self {
+        Self(&self.0[..steps])
+    }
+
+    #[inline(always)]
+    fn at(&self, k: usize, i: usize) -> f32 {
+        self.0[k][i]
+    }
+}
+
+/// `out[i] = out[i] * keep + sum_k a(k, i) * b[k]`; without `keep` what was in `out` is forgotten.
+#[inline(always)]
+pub(super) fn product<S: Lanes, A: Scalars, const V: usize>(
+    s: S,
+    a: A,
+    b: &[Row<V>],
+    keep: Option<&Row<V>>,
+    out: &mut [Row<V>; SCALARS],
+) {
+    // As many sums as the registers hold: 24 of 32, or 12 of 16.
+    match (S::LANES, V) {
+        (16, 3) => tile::<S, A, V, 8, 3>(s, a, b, keep, out, 0, 0),
+        (16, 2) => tile::<S, A, V, 8, 2>(s, a, b, keep, out, 0, 0),
+        (16, _) => tile::<S, A, V, 8, 1>(s, a, b, keep, out, 0, 0),
+        (lanes, 3) => {
+            for vector in (0..48 / lanes).step_by(3) {
+                tile::<S, A, V, 4, 3>(s, a, b, keep, out, 0, vector);
+                tile::<S, A, V, 4, 3>(s, a, b, keep, out, 4, vector);
+            }
+        }
+        (lanes, _) => {
+            for vector in (0..16 * V / lanes).step_by(2) {
+                tile::<S, A, V, 4, 2>(s, a, b, keep, out, 0, vector);
+                tile::<S, A, V, 4, 2>(s, a, b, keep, out, 4, vector);
+            }
+        }
+    }
+}
+
+/// [`product`] for `I` scalars from `scalar` and `N` vectors from `vector`, whose sums stay in registers.
+#[inline(always)]
+fn tile<S: Lanes, A: Scalars, const V: usize, const I: usize, const N: usize>(
+    s: S,
+    a: A,
+    b: &[Row<V>],
+    keep: Option<&Row<V>>,
+    out: &mut [Row<V>; SCALARS],
+    scalar: usize,
+    vector: usize,
+) {
+    let mut acc = [[s.splat_lanes(0.0); N]; I];
+    if let Some(keep) = keep {
+        for n in 0..N {
+            let lane = (vector + n) * S::LANES;
+            let keep = s.load_lanes(&keep[lane / 16].0, lane % 16);
+            for i in 0..I {
+                acc[i][n] = s.mul_lanes(s.load_lanes(&out[scalar + i][lane / 16].0, lane % 16), keep);
+            }
+        }
+    }
+    let a = a.cut(b.len());
+    for (k, b) in b.iter().enumerate() {
+        let mut x = [s.splat_lanes(0.0); N];
+        for n in 0..N {
+            let lane = (vector + n) * S::LANES;
+            x[n] = s.load_lanes(&b[lane / 16].0, lane % 16);
+        }
+        for i in 0..I {
+            let w = s.splat_lanes(a.at(k, scalar + i));
+            for n in 0..N {
+                acc[i][n] = s.mul_add(w, x[n], acc[i][n]);
+            }
+        }
+    }
+    for i in 0..I {
+        for n in 0..N {
+            let lane = (vector + n) * S::LANES;
+            s.store_lanes(&mut out[scalar + i][lane / 16].0, lane % 16, acc[i][n]);
+        }
+    }
+}
