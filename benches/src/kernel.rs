@@ -1,6 +1,6 @@
 //! The kernels that are timed, as data: one line each.
 
-use trike_cpu::{ActivationPrecision, CpuError, Matrix, TernaryMatrix};
+use trike_cpu::{ActivationPrecision, CpuError, Layout, Matrix, TernaryMatrix};
 use trike_trit::{Granularity, GroupSize, TritTensor};
 
 /// How the weights are held and in which numbers they meet the activations.
@@ -85,6 +85,11 @@ fn two_bit(tensor: &TritTensor) -> Result<Matrix, CpuError> {
     Ok(TernaryMatrix::pack(tensor)?.into())
 }
 
+/// The layout of 1.6 bits a weight.
+fn base3(tensor: &TritTensor) -> Result<Matrix, CpuError> {
+    Ok(TernaryMatrix::pack_as(tensor, Layout::Base3)?.into())
+}
+
 const G64: Granularity = Granularity::Group(GroupSize::G64);
 const G128: Granularity = Granularity::Group(GroupSize::G128);
 const G256: Granularity = Granularity::Group(GroupSize::G256);
@@ -96,6 +101,8 @@ const GROUPED: Kernel = Kernel::ternary("ternary/128 x int8", Planes::One, G128,
 const FLOATS: Kernel = TERNARY.with_floats("ternary x f32");
 const INT8: Kernel = Kernel::dense("int8/64 x f32", Form::Int8);
 const F16: Kernel = Kernel::dense("f16 x f32", Form::F16);
+/// The name of the kernel of 1.6 bits a weight.
+pub(crate) const BASE3: &str = "1.6 bit x int8";
 /// Dense f32.
 pub const DENSE: Kernel = Kernel::dense("f32 x f32", Form::F32);
 
@@ -110,6 +117,8 @@ pub const EVERY: &[Kernel] = &[
     Kernel::ternary("ternary/64 x int8", Planes::One, G64, two_bit),
     GROUPED,
     Kernel::ternary("ternary/256 x int8", Planes::One, G256, two_bit),
+    Kernel::ternary(BASE3, Planes::One, Granularity::Tensor, base3),
+    Kernel::ternary("1.6 bit/128 x int8", Planes::One, G128, base3),
     Kernel::ternary("2 tied planes x int8", Planes::Tied(2), Granularity::Tensor, two_bit),
     Kernel::ternary("3 tied planes x int8", Planes::Tied(3), Granularity::Tensor, two_bit),
     Kernel::ternary("2 free planes x int8", Planes::Free(2), Granularity::Tensor, two_bit),

@@ -1,7 +1,7 @@
 //! What the project wants to reach, as data: one line each.
 
 use crate::figure::Figure;
-use crate::kernel::TERNARY;
+use crate::kernel::{BASE3, TERNARY};
 use crate::models::MODEL_KERNEL;
 use crate::record::Record;
 
@@ -39,7 +39,7 @@ pub enum Measure {
     Kernel(&'static str),
 }
 
-use Measure::{Bandwidth, Int8Peak, Rival};
+use Measure::{Bandwidth, Int8Peak, Rival, Ternary};
 
 /// A line of [`TARGETS`].
 const fn target(
@@ -71,6 +71,7 @@ pub const TARGETS: &[Target] = &[
     target("groups of 128 over groups of 256, one token", (ONE, "ternary/128 x int8", 1), TQ2, 0.9),
     target("groups of 64 over groups of 256, 128 tokens", (MANY, "ternary/64 x int8", 1), TQ2, 0.9),
     target("groups of 128 over groups of 256, 128 tokens", (MANY, "ternary/128 x int8", 1), TQ2, 0.9),
+    target("1.6 bits over 2 bits, one token", (ONE, BASE3, 2), Ternary, 1.1),
     Target {
         isa: Some("avx2"),
         ..target("avx2 over candle f32, one token", (ONE, TERNARY.name, 1), Rival, 5.0)

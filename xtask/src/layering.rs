@@ -31,7 +31,7 @@ const HOUSE: &[Room] = &[
     Room {
         krate: "trike-cpu",
         layer: 1,
-        may_use: &["bytemuck", "half", "memmap2", "rayon", "thiserror"],
+        may_use: &["bytemuck", "half", "memmap2", "thiserror"],
         unsafe_allowed: true,
     },
     Room {

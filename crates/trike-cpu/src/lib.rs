@@ -5,13 +5,13 @@
 //! out; weights are packed once into a [`Matrix`].
 //!
 //! The decision that shaped the crate: instructions are chosen at run time by a value that only detection can make
-//! ([`Isa`]), and every instruction set computes the ternary kernels to the same bits as the scalar specification. What
-//! was given up is a few per cent of speed in grouped scales, where the order of the additions is fixed. The second one:
-//! ternary weights are *copied* into one layout (two bits a weight, four rows interleaved), whatever encoding their
-//! tensor has; a smaller encoding saves space in the file and not in the kernels.
+//! ([`Isa`]), and every instruction set computes the ternary kernels to the same bits, from one source over a small set of
+//! vector operations. What was given up: multiplications and additions of floats are rounded apart, since not every
+//! processor can fuse them. The second one: ternary weights are *copied* into tiles of sixteen rows, in one of the
+//! [`Layout`]s, whatever encoding their tensor has.
 //!
 //! * executor: [`Cpu`], [`Isa`]
-//! * weights: [`Matrix`], [`TernaryMatrix`], [`Int8Matrix`], [`DenseMatrix`] with [`DenseData`]
+//! * weights: [`Matrix`], [`TernaryMatrix`] with [`Layout`], [`Int8Matrix`], [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
 //! * attention: [`Attention`], [`KvView`], [`KvData`]
