@@ -51,6 +51,8 @@ pub(crate) struct Activations {
     factors: Vec<f32>,
     /// Factors of the segments, `[row][segment]`; empty unless groups have factors.
     groups: Vec<f32>,
+    /// Sixty-four rows side by side, `[block of rows][column]`, for sparse weights.
+    beside: Vec<[i8; BESIDE]>,
     panels: Vec<Panel>,
     packed: Vec<[i8; 4]>,
 }
@@ -59,6 +61,13 @@ thread_local! {
     /// Memory of the activations before: fresh pages for every call cost more than filling them.
     static RECYCLED: Cell<Activations> = Cell::default();
 }
+
+/// Rows of codes that lie side by side for sparse weights.
+pub(crate) const BESIDE: usize = 64;
+
+/// One value for each of them.
+#[repr(C, align(64))]
+pub(crate) struct Beside<T>(pub(crate) [T; BESIDE]);
 
 /// Some rows, interleaved for the panel kernel: four columns of each row, then the next four.
 #[derive(Clone, Copy)]
@@ -79,6 +88,7 @@ impl Activations {
         cols: usize,
         padded: usize,
         precision: ActivationPrecision,
+        wanted: Wanted,
     ) -> Result<Self> {
         let (slices, group) = match precision {
             ActivationPrecision::F32 => (SLICES, None),
@@ -90,7 +100,7 @@ impl Activations {
         let blocks = padded.div_ceil(SEGMENT) * (SEGMENT / 16);
         let segments = blocks * 16 / SEGMENT;
         let rows = tokens * slices;
-        let Self { mut codes, mut negated, mut factors, mut groups, mut panels, packed, .. } =
+        let Self { mut codes, mut negated, mut factors, mut groups, mut panels, packed, mut beside, .. } =
             RECYCLED.take();
         // Everything but the padding is written below.
         codes.resize(rows * blocks, [0; 16]);
@@ -99,6 +109,7 @@ impl Activations {
         groups.clear();
         groups.resize(if group.is_some() { rows * segments } else { 0 }, 0.0);
         panels.clear();
+        beside.clear();
         let mut group_rows = groups.chunks_mut(segments);
         let mut jobs: Vec<_> = codes
             .chunks_mut(slices * blocks)
@@ -125,9 +136,15 @@ impl Activations {
         {
             return Err(CpuError::NonFinite { token, index, value });
         }
-        let mut this = Self { tokens, slices, codes, blocks, negated, factors, groups, panels, packed };
+        let mut this =
+            Self { tokens, slices, codes, blocks, negated, factors, groups, panels, packed, beside };
         if rows > IN_PLACE {
-            this.interleave::<K>(pool);
+            if wanted.panels {
+                this.interleave::<K>(pool);
+            }
+            if wanted.beside {
+                this.put_beside(kernels, pool);
+            }
         }
         Ok(this)
     }
@@ -135,6 +152,28 @@ impl Activations {
     /// Keeps the memory for the next call on this thread, which is likely to need as much.
     pub(crate) fn recycle(self) {
         RECYCLED.set(self);
+    }
+
+    /// Lays 64 rows side by side.
+    fn put_beside<K: Kernels>(&mut self, kernels: K, pool: &Pool) {
+        /// Blocks of sixteen columns of a job.
+        const SHARE: usize = 64;
+        let (rows, blocks) = (self.tokens * self.slices, self.blocks);
+        self.beside.resize(rows.div_ceil(BESIDE) * blocks * 16, [0; BESIDE]);
+        let mut jobs: Vec<Transpose<'_>> = Vec::new();
+        for (beside, codes) in self.beside.chunks_mut(blocks * 16).zip(self.codes.chunks(BESIDE * blocks)) {
+            jobs.extend(beside.chunks_mut(SHARE * 16).enumerate().map(|(share, beside)| Transpose {
+                codes,
+                blocks,
+                first: share * SHARE,
+                beside,
+            }));
+        }
+        pool.for_units(&mut jobs, 1, rows * blocks * 4, |_, jobs| {
+            for job in jobs {
+                kernels.run(job);
+            }
+        });
     }
 
     /// Makes the panels.
@@ -176,6 +215,17 @@ impl Activations {
     /// Rows of codes.
     pub(crate) fn rows(&self) -> usize {
         self.tokens * self.slices
+    }
+
+    /// Whether there are so few rows that weights are left in place.
+    pub(crate) fn in_place(&self) -> bool {
+        self.rows() <= IN_PLACE
+    }
+
+    /// All columns of the `block`-th 64 rows; rows that do not exist are zeros.
+    #[inline(always)]
+    pub(crate) fn beside(&self, block: usize) -> &[[i8; BESIDE]] {
+        &self.beside[block * self.blocks * 16..][..self.blocks * 16]
     }
 
     /// The panels; none for so few rows that weights are left in place.
@@ -222,6 +272,71 @@ impl Activations {
     pub(crate) fn factor(&self, token: usize) -> f32 {
         self.factors[token]
     }
+}
+
+/// In which orders the kernels for many rows want them, beside row after row.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Wanted {
+    /// Interleaved, for weights with a place for each.
+    pub(crate) panels: bool,
+    /// Side by side, for sparse weights.
+    pub(crate) beside: bool,
+}
+
+/// Lays some columns of up to 64 rows side by side.
+struct Transpose<'a> {
+    codes: &'a [[i8; 16]],
+    /// Blocks of a row.
+    blocks: usize,
+    /// The first block.
+    first: usize,
+    beside: &'a mut [[i8; BESIDE]],
+}
+
+impl Loop for &mut Transpose<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (i, beside) in self.beside.as_chunks_mut::<16>().0.iter_mut().enumerate() {
+            for (eight, codes) in self.codes.chunks(8 * self.blocks).enumerate() {
+                let mut words = [[0u64; 8]; 2];
+                for (r, codes) in codes.chunks_exact(self.blocks).enumerate() {
+                    let [low, high] = bytemuck::cast::<[i8; 16], [u64; 2]>(codes[self.first + i]);
+                    (words[0][r], words[1][r]) = (u64::from_le(low), u64::from_le(high));
+                }
+                for half in 0..2 {
+                    let words = transposed(words[half]);
+                    for c in 0..8 {
+                        let (word, places) = (words[c], beside[8 * half + c].as_chunks_mut::<8>().0);
+                        places[eight] = bytemuck::cast(word.to_le_bytes());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Eight by eight bytes, reflected: byte `c` of word `r` becomes byte `r` of word `c`.
+#[inline(always)]
+#[allow(
+    clippy::needless_range_loop,
+    reason = "the level is also the distance; an iterator is not inlined here"
+)]
+fn transposed(mut words: [u64; 8]) -> [u64; 8] {
+    const MASKS: [u64; 3] = [0x00FF_00FF_00FF_00FF, 0x0000_FFFF_0000_FFFF, 0x0000_0000_FFFF_FFFF];
+    for level in 0..3 {
+        let (step, bits, mask) = (1 << level, 8 << level, MASKS[level]);
+        for low in 0..8 {
+            if low & step == 0 {
+                // The upper half of the lower word and the lower half of the upper one change places.
+                let swap = ((words[low] >> bits) ^ words[low + step]) & mask;
+                words[low] ^= swap << bits;
+                words[low + step] ^= swap;
+            }
+        }
+    }
+    words
 }
 
 /// Quantizes one token.
@@ -362,7 +477,7 @@ mod tests {
         for isa in Isa::available() {
             let precision = ActivationPrecision::Int8PerToken;
             let made = with_kernels!(isa, kernels => {
-                Activations::prepare(kernels, pool.pool(), &x, x.len(), x.len(), precision)
+                Activations::prepare(kernels, pool.pool(), &x, x.len(), x.len(), precision, Wanted::default())
             })
             .expect("finite");
             for (code, x) in made.row(0).as_flattened().iter().zip(&x) {
@@ -381,7 +496,7 @@ mod tests {
             (x[3], x[50]) = (-largest, largest);
             for isa in Isa::available() {
                 let made = with_kernels!(isa, kernels => {
-                    Activations::prepare(kernels, pool.pool(), &x, 50, 96, ActivationPrecision::F32)
+                    Activations::prepare(kernels, pool.pool(), &x, 50, 96, ActivationPrecision::F32, Wanted::default())
                 })
                 .expect("finite");
                 for (token, x) in x.chunks(50).enumerate() {
@@ -408,7 +523,7 @@ mod tests {
         for isa in Isa::available() {
             let precision = ActivationPrecision::Int8PerGroup(GroupSize::G32);
             let made = with_kernels!(isa, kernels => {
-                Activations::prepare(kernels, pool.pool(), &x, 70, 160, precision)
+                Activations::prepare(kernels, pool.pool(), &x, 70, 160, precision, Wanted::default())
             })
             .expect("finite");
             let codes: Vec<i32> = made.row(0).as_flattened().iter().map(|&v| i32::from(v)).collect();

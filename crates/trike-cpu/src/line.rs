@@ -7,6 +7,8 @@ pub(crate) struct Line<T>(pub(crate) T);
 
 /// Sixty-four codes or packed bytes of ternary weights; the layouts say what they mean.
 pub(crate) type CodeLine = Line<[u8; 64]>;
+/// Bytes that the slots of sparse weights point at: activations, and a zero at the end.
+pub(crate) type TableLine = Line<[i8; 128]>;
 /// Sixteen i32, one a row.
 pub(crate) type IntLine = Line<[i32; 16]>;
 /// Sixteen f32, one a row.

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use crate::activations::{ActivationPrecision, Activations};
+use crate::activations::{ActivationPrecision, Activations, Wanted};
 use crate::cost::LinearProblem;
 use crate::dense_pieces::{dense_piece, int8_piece};
 use crate::error::{CpuError, Result, check_len, check_rows};
 use crate::isa::with_kernels;
 use crate::kernels::Kernels;
-use crate::matrix::Matrix;
+use crate::matrix::{Layout, Matrix};
 use crate::pool::Cpu;
 use crate::ternary::ternary_piece;
 
@@ -88,7 +88,12 @@ impl Cpu {
             Matrix::Int8(_) | Matrix::Dense(_) => None,
         });
         let prepared = match padded.max() {
-            Some(padded) => Activations::prepare(kernels, self.pool(), x, ws[0].cols(), padded, precision)?,
+            Some(padded) => {
+                let sparse = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() == Layout::Sparse);
+                let fixed = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() != Layout::Sparse);
+                let wanted = Wanted { panels: ws.iter().any(fixed), beside: ws.iter().any(sparse) };
+                Activations::prepare(kernels, self.pool(), x, ws[0].cols(), padded, precision, wanted)?
+            }
             None => Activations::default(),
         };
         let tasks = cut(ws, outs, self.pool().parts(work));

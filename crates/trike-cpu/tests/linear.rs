@@ -43,7 +43,7 @@ fn check_ternary(cpus: &[Cpu], spec: &Weights, tokens: usize, precision: Activat
     }
 }
 
-const LAYOUTS: [Layout; 2] = [Layout::TwoBit, Layout::Base3];
+const LAYOUTS: [Layout; 3] = [Layout::TwoBit, Layout::Base3, Layout::Sparse];
 
 /// A token's result does not depend on the tokens beside it, so neither on the kernel that computes them.
 #[test]

@@ -3,6 +3,7 @@
 mod dense;
 mod int8;
 pub(crate) mod layout;
+pub(crate) mod sparse;
 mod ternary;
 
 pub use dense::{DenseData, DenseMatrix};

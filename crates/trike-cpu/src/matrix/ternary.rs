@@ -7,7 +7,8 @@ use trike_trit::{Coupling, Granularity, GroupSize, TritTensor};
 
 use crate::error::{Result, check_range};
 use crate::line::{CodeLine, FloatLine, Line, ROWS};
-use crate::matrix::layout::{Layout, Shape};
+use crate::matrix::layout::{Fixed, Layout, Shape};
+use crate::matrix::sparse::Sparse;
 use crate::memory::Lines;
 use crate::simd::Simd;
 
@@ -25,6 +26,9 @@ pub(crate) const FOLDED: usize = 4;
 /// line:  four bytes a row, row after row; what a byte holds is the layout's
 /// all:   [tile][plane][line], padded with trit zero to whole lines and tiles
 /// ```
+///
+/// [`Layout::Sparse`] keeps a byte for each nonzero instead, and as many lines for every tile; what finds no room in them is
+/// listed apart.
 ///
 /// A 32-bit lane of a vector is a row, so nothing is summed across lanes, a scale for each row is one vector, and a range
 /// of tiles is one contiguous range of memory. Scales lie in the same order, `[tile][plane][group][row of the tile]`, in
@@ -53,8 +57,11 @@ pub struct TernaryMatrix {
     /// Tied planes of a set.
     planes: usize,
     group: Option<GroupSize>,
+    /// How the columns are padded, and what the lines hold.
     shape: Shape,
     lines: Lines<CodeLine>,
+    /// The weights of [`Layout::Sparse`], which has no lines of the others.
+    sparse: Option<Box<Sparse>>,
     scales: Shared,
     means: Option<Shared>,
 }
@@ -145,25 +152,15 @@ impl TernaryMatrix {
         };
         let tied = tensor.coupling() == Coupling::Tied;
         let (sets, planes) = if tied { (1, depth) } else { (depth, 1) };
-        let shape = Shape::new(layout, cols, group);
-        let mut lines = Lines::zeroed(rows.div_ceil(ROWS) * depth * shape.lines())?;
-        // Padding, in columns and in rows, is trit zero.
-        let padded = shape.padded_cols();
-        let mut codes = vec![1u8; ROWS * padded];
-        let mut trits = vec![0i8; cols];
-        for (i, lines) in lines.chunks_exact_mut(shape.lines()).enumerate() {
-            let (tile, plane) = (i / depth, i % depth);
-            for (r, codes) in codes.chunks_exact_mut(padded).enumerate() {
-                let row = tile * ROWS + r;
-                if row < rows {
-                    tensor.read_row(plane, row, &mut trits)?;
-                    codes.iter_mut().zip(&trits).for_each(|(code, trit)| *code = (trit + 1).cast_unsigned());
-                } else {
-                    codes.fill(1);
-                }
+        let (fixed, sparse) = match layout {
+            Layout::TwoBit => (Fixed::TwoBit, None),
+            Layout::Base3 => (Fixed::Base3, None),
+            Layout::Sparse => {
+                (Fixed::TwoBit, Some(Box::new(Sparse::pack(tensor, group.map(GroupSize::get))?)))
             }
-            shape.pack(&codes, lines);
-        }
+        };
+        let shape = Shape::new(fixed, cols, group);
+        let lines = if sparse.is_none() { pack_lines(tensor, &shape)? } else { Lines::default() };
         let halves = matches!(scales.values(), trike_trit::ScaleValues::F16(_));
         // Scales of a tied plane are derived; plane 0 has the stored ones.
         let packed = shared(tensor, sets, halves, |plane, row, group| tensor.scale(plane, row, group))?;
@@ -174,7 +171,7 @@ impl TernaryMatrix {
                 Some(shared(tensor, 1, halves, |_, row, group| tensor.mean(row, group))?)
             }
         };
-        Ok(Self { rows, cols, sets, planes, group, shape, lines, scales: packed, means })
+        Ok(Self { rows, cols, sets, planes, group, shape, lines, sparse, scales: packed, means })
     }
 
     /// Outputs.
@@ -204,13 +201,18 @@ impl TernaryMatrix {
     /// How the weights lie in memory.
     #[must_use]
     pub fn layout(&self) -> Layout {
-        self.shape.layout()
+        match (&self.sparse, self.shape.layout()) {
+            (Some(_), _) => Layout::Sparse,
+            (None, Fixed::TwoBit) => Layout::TwoBit,
+            (None, Fixed::Base3) => Layout::Base3,
+        }
     }
 
     /// Bytes that the kernels read: codes, scales and means, padding included.
     #[must_use]
     pub fn bytes(&self) -> usize {
         size_of_val::<[CodeLine]>(&self.lines)
+            + self.sparse().map_or(0, Sparse::bytes)
             + self.scales.bytes()
             + self.means.as_ref().map_or(0, Shared::bytes)
     }
@@ -237,7 +239,19 @@ impl TernaryMatrix {
     #[inline]
     pub(crate) fn tile(&self, tile: usize, set: usize, plane: usize) -> &[CodeLine] {
         let len = self.shape.lines();
-        &self.lines[((tile * self.sets + set) * self.planes + plane) * len..][..len]
+        &self.lines[self.plane_index(tile, set, plane) * len..][..len]
+    }
+
+    /// The weights of [`Layout::Sparse`].
+    #[inline(always)]
+    pub(crate) fn sparse(&self) -> Option<&Sparse> {
+        self.sparse.as_deref()
+    }
+
+    /// The number of a plane of a tile, counted through all tiles.
+    #[inline(always)]
+    pub(crate) fn plane_index(&self, tile: usize, set: usize, plane: usize) -> usize {
+        (tile * self.sets + set) * self.planes + plane
     }
 
     /// [`TernaryMatrix::scales`], widened into `scratch` only where they are not used as they are.
@@ -290,7 +304,10 @@ impl TernaryMatrix {
             self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), &mut shared);
             for plane in 0..self.planes {
                 let divisor = 3f32.powi(plane as i32);
-                self.shape.read_row(self.tile(tile, set, plane), r, &mut codes);
+                match &self.sparse {
+                    Some(sparse) => sparse.read_row(self.plane_index(tile, set, plane), r, &mut codes),
+                    None => self.shape.read_row(self.tile(tile, set, plane), r, &mut codes),
+                }
                 for ((out, codes), scale) in out.chunks_mut(len).zip(codes.chunks(len)).zip(&shared) {
                     let scale = scale.0[r] / divisor;
                     out.iter_mut()
@@ -306,6 +323,30 @@ impl TernaryMatrix {
         let (planes, runs) = (self.planes, self.planes.div_ceil(FOLDED));
         (0..runs).map(move |run| run * planes / runs..(run + 1) * planes / runs)
     }
+}
+
+/// Packs every weight into its place.
+fn pack_lines(tensor: &TritTensor, shape: &Shape) -> Result<Lines<CodeLine>> {
+    let (rows, cols, depth) = (tensor.rows(), tensor.cols(), tensor.depth());
+    let mut lines = Lines::zeroed(rows.div_ceil(ROWS) * depth * shape.lines())?;
+    // Padding, in columns and in rows, is trit zero.
+    let padded = shape.padded_cols();
+    let mut codes = vec![1u8; ROWS * padded];
+    let mut trits = vec![0i8; cols];
+    for (i, lines) in lines.chunks_exact_mut(shape.lines()).enumerate() {
+        let (tile, plane) = (i / depth, i % depth);
+        for (r, codes) in codes.chunks_exact_mut(padded).enumerate() {
+            let row = tile * ROWS + r;
+            if row < rows {
+                tensor.read_row(plane, row, &mut trits)?;
+                codes.iter_mut().zip(&trits).for_each(|(code, trit)| *code = (trit + 1).cast_unsigned());
+            } else {
+                codes.fill(1);
+            }
+        }
+        shape.pack(&codes, lines);
+    }
+    Ok(lines)
 }
 
 /// Brings scales or means into tile order.

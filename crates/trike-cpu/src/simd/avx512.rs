@@ -7,9 +7,10 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::Simd;
+use super::{Simd, avx512_sparse};
+use crate::activations::{BESIDE, Beside};
 use crate::isa::{Avx512, Vbmi};
-use crate::line::{CodeLine, FloatLine, IntLine, Line};
+use crate::line::{CodeLine, FloatLine, IntLine, Line, TableLine};
 
 /// Calls an intrinsic.
 macro_rules! op {
@@ -187,6 +188,38 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn to_ints(self, acc: __m512i) -> __m512i {
         acc
+    }
+
+    #[inline(always)]
+    fn find<const T: usize>(
+        self,
+        lines: &[CodeLine],
+        windows: usize,
+        tables: [&[TableLine]; T],
+    ) -> Option<[__m512i; T]> {
+        let vbmi = self.vbmi()?;
+        Some(match windows {
+            1 => avx512_sparse::find::<T, 1>(self, vbmi, lines, tables),
+            2 => avx512_sparse::find::<T, 2>(self, vbmi, lines, tables),
+            _ => avx512_sparse::find::<T, 4>(self, vbmi, lines, tables),
+        })
+    }
+
+    #[inline(always)]
+    fn list(
+        self,
+        lines: &[CodeLine],
+        row: usize,
+        origins: &[[u32; 4]],
+        positive: &mut [u32],
+        negative: &mut [u32],
+    ) -> (usize, usize) {
+        avx512_sparse::list(self, lines, row, origins, positive, negative)
+    }
+
+    #[inline(always)]
+    fn add_columns(self, x: &[[i8; BESIDE]], positive: &[u32], negative: &[u32], sums: &mut Beside<i32>) {
+        avx512_sparse::add_columns(self, x, positive, negative, sums);
     }
 
     #[inline(always)]

@@ -1,11 +1,11 @@
 //! One to four rows of activations: the weights pass once, as they lie in memory.
 
-use super::{Units, bias, products, unpack, write};
+use super::{Units, bias, products, sparse, unpack, write};
 use crate::activations::Activations;
 use crate::kernels::{Kernels, Loop};
-use crate::line::{CodeLine, Line, ROWS};
+use crate::line::{CodeLine, Line, ROWS, TableLine};
 use crate::linear::Piece;
-use crate::matrix::layout::{LONG, Layout};
+use crate::matrix::layout::{Fixed, LONG};
 use crate::matrix::{Groups, TernaryMatrix};
 use crate::simd::Simd;
 
@@ -43,20 +43,49 @@ impl<K: Kernels, const T: usize> Loop for Decode<'_, '_, K, T> {
         let mut outputs = [Line([0.0; ROWS]); T];
         let rows: [&[[i8; 16]]; T] = std::array::from_fn(|t| x.row(t));
         let shape = m.shape();
-        let all = Unit::<T>::all(units, x, bias(m.planes()));
+        // The nonzeros of sparse weights are values, not codes.
+        let bias = if m.sparse().is_some() { 0 } else { bias(m.planes()) };
+        let all = Unit::<T>::all(units, x, bias);
+        let tables: [Vec<TableLine>; T] = std::array::from_fn(|t| {
+            m.sparse().map_or_else(Vec::new, |sparse| sparse.tables(rows[t].as_flattened()))
+        });
+        let mut exact = vec![[Line([0; ROWS]); T]; if m.sparse().is_some() { units.count } else { 0 }];
         // Five groups lie side by side in the digits of a line, or a line is part of one long unit.
         let direct = if shape.span() == 4 { units.cols == LONG } else { units.cols == shape.span() };
         let steps = shape.padded_cols() / 4;
-        let mut panel = match m.layout() {
-            Layout::Base3 if !direct => vec![Line([0; 64]); m.folds().count() * steps],
-            Layout::TwoBit | Layout::Base3 => Vec::new(),
+        let mut panel = match m.shape().layout() {
+            Fixed::Base3 if !direct => vec![Line([0; 64]); m.folds().count() * steps],
+            Fixed::TwoBit | Fixed::Base3 => Vec::new(),
         };
         for tile in piece.tiles.clone() {
             let mut sums = [k.splat(0.0); T];
             for set in 0..m.sets() {
                 let scales = m.group_scales(k, tile, set, &mut groups);
-                match m.layout() {
-                    Layout::TwoBit if m.planes() == 1 && !x.grouped() && units.cols < LONG => {
+                if let Some(sparse) = m.sparse() {
+                    if m.planes() == 1
+                        && let [unit] = all.as_slice()
+                        && let Some(ints) =
+                            sparse::one_unit(k, sparse, m.plane_index(tile, set, 0), rows, &tables)
+                    {
+                        sums = add(k, unit, ints, scales, x.grouped(), sums);
+                        continue;
+                    }
+                    exact.fill([Line([0; ROWS]); T]);
+                    for plane in 0..m.planes() {
+                        let index = m.plane_index(tile, set, plane);
+                        sparse::add_plane(k, sparse, index, units, rows, &tables, &mut exact);
+                    }
+                    for (unit, exact) in all.iter().zip(&exact) {
+                        let mut ints = [k.splat_int(0); T];
+                        for t in 0..T {
+                            ints[t] = k.load_ints(&exact[t]);
+                        }
+                        sums = add(k, unit, ints, scales, x.grouped(), sums);
+                    }
+                    continue;
+                }
+                match m.shape().layout() {
+                    Fixed::TwoBit if m.planes() == 1 && !x.grouped() && units.cols < LONG => {
                         let lines = m.tile(tile, set, 0);
                         sums = match units.cols {
                             32 => short_units::<K, T, 2>(k, lines, rows, &all, scales, sums),
@@ -65,7 +94,7 @@ impl<K: Kernels, const T: usize> Loop for Decode<'_, '_, K, T> {
                             _ => short_units::<K, T, 16>(k, lines, rows, &all, scales, sums),
                         };
                     }
-                    Layout::TwoBit => {
+                    Fixed::TwoBit => {
                         for unit in &all {
                             let (start, end) = (unit.start, unit.end);
                             let mut ints = [k.splat_int(0); T];
@@ -77,7 +106,7 @@ impl<K: Kernels, const T: usize> Loop for Decode<'_, '_, K, T> {
                             sums = add(k, unit, ints, scales, x.grouped(), sums);
                         }
                     }
-                    Layout::Base3 if direct && shape.span() == 4 => {
+                    Fixed::Base3 if direct && shape.span() == 4 => {
                         for unit in &all {
                             let (start, end) = (unit.start, unit.end);
                             let mut ints = [k.splat_int(0); T];
@@ -89,7 +118,7 @@ impl<K: Kernels, const T: usize> Loop for Decode<'_, '_, K, T> {
                             sums = add(k, unit, ints, scales, x.grouped(), sums);
                         }
                     }
-                    Layout::Base3 if direct => {
+                    Fixed::Base3 if direct => {
                         for first in (0..units.count).step_by(5) {
                             let (start, end) = (first * units.cols, (first + 5) * units.cols);
                             let mut ints = [[k.splat_int(0); T]; 5];
@@ -105,7 +134,7 @@ impl<K: Kernels, const T: usize> Loop for Decode<'_, '_, K, T> {
                             }
                         }
                     }
-                    Layout::Base3 => {
+                    Fixed::Base3 => {
                         for (fold, panel) in m.folds().zip(panel.chunks_exact_mut(steps)) {
                             for plane in fold.clone() {
                                 let whole = (0, shape.padded_cols());

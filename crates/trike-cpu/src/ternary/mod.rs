@@ -20,6 +20,7 @@
 
 mod decode;
 mod prefill;
+mod sparse;
 
 #[cfg(test)]
 mod tests;
@@ -31,7 +32,7 @@ use crate::kernels::Kernels;
 use crate::line::{CodeLine, FloatLine, Line, ROWS};
 use crate::linear::Piece;
 use crate::matrix::TernaryMatrix;
-use crate::matrix::layout::{LONG, Layout, Shape};
+use crate::matrix::layout::{Fixed, LONG, Shape};
 use crate::simd::Simd;
 
 /// How a row of columns is cut into exact sums.
@@ -95,13 +96,15 @@ pub(crate) fn ternary_piece<K: Kernels>(
     piece: &mut Piece<'_>,
 ) {
     let units = Units::new(m, precision);
-    if x.panels().is_empty() {
+    if x.in_place() {
         match x.rows() {
             1 => kernels.run(decode::Decode::<K, 1>::new(kernels, m, x, units, piece)),
             2 => kernels.run(decode::Decode::<K, 2>::new(kernels, m, x, units, piece)),
             3 => kernels.run(decode::Decode::<K, 3>::new(kernels, m, x, units, piece)),
             _ => kernels.run(decode::Decode::<K, 4>::new(kernels, m, x, units, piece)),
         }
+    } else if let Some(sparse) = m.sparse() {
+        kernels.run(sparse::ManyTokens::new(kernels, m, sparse, x, units, piece));
     } else {
         kernels.run(prefill::Prefill::new(kernels, m, x, units, piece));
     }
@@ -136,6 +139,20 @@ fn write<S: Simd>(
     }
 }
 
+/// What the means of one tile add.
+#[inline(always)]
+fn add_means<S: Simd>(s: S, x: &Activations, units: Units, means: &[FloatLine], sums: &mut [FloatLine]) {
+    for unit in 0..units.count {
+        let (start, end) = units.range(unit);
+        let mean = s.load_floats(&means[units.group_of(unit)]);
+        for (t, place) in sums.iter_mut().enumerate() {
+            let total = s.to_floats(s.splat_int(x.negated(t, start, end).wrapping_neg()));
+            let factor = s.mul(mean, s.splat(x.group_factor(t, start)));
+            s.store_floats(s.add(s.load_floats(place), s.mul(factor, total)), place);
+        }
+    }
+}
+
 /// Unpacks columns `start..end` of one plane of one tile into four columns a line; planes after the first of a run are
 /// folded in. `start` and `end` are multiples of the layout's period, or the end of its padding.
 #[inline(always)]
@@ -149,7 +166,7 @@ fn unpack<S: Simd>(
 ) {
     let lines = &lines[shape.lines_for(start)..shape.lines_for(end)];
     match shape.layout() {
-        Layout::TwoBit => {
+        Fixed::TwoBit => {
             for (line, places) in lines.iter().zip(panel.as_chunks_mut::<4>().0) {
                 // The next panel's.
                 s.prefetch(line, size_of_val(lines));
@@ -159,7 +176,7 @@ fn unpack<S: Simd>(
                 }
             }
         }
-        Layout::Base3 => {
+        Fixed::Base3 => {
             let (steps, all) = (shape.span() / 4, size_of_val(lines));
             for (lines, panel) in lines.chunks_exact(steps).zip(panel.chunks_exact_mut(5 * steps)) {
                 for (i, line) in lines.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::{Units, bias, products, unpack, write};
+use super::{Units, add_means, bias, products, unpack, write};
 use crate::activations::{Activations, Panel};
 use crate::kernels::{Kernels, Loop};
 use crate::line::{CodeLine, FloatLine, IntLine, Line, ROWS};
@@ -323,18 +323,4 @@ fn negated<'a>(x: &Activations, bias: i32, parts: impl Iterator<Item = &'a Part>
         }
     }
     all
-}
-
-/// What the means of one tile add.
-#[inline(always)]
-fn add_means<S: Simd>(s: S, x: &Activations, units: Units, means: &[FloatLine], sums: &mut [FloatLine]) {
-    for unit in 0..units.count {
-        let (start, end) = units.range(unit);
-        let mean = s.load_floats(&means[units.group_of(unit)]);
-        for (t, place) in sums.iter_mut().enumerate() {
-            let total = s.to_floats(s.splat_int(x.negated(t, start, end).wrapping_neg()));
-            let factor = s.mul(mean, s.splat(x.group_factor(t, start)));
-            s.store_floats(s.add(s.load_floats(place), s.mul(factor, total)), place);
-        }
-    }
 }

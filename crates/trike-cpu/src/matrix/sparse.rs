@@ -1,0 +1,393 @@
+//! Where the nonzeros of sparse planes are.
+
+use trike_trit::TritTensor;
+
+use crate::error::{CpuError, Result};
+use crate::line::{CodeLine, Line, ROWS, TableLine};
+use crate::matrix::layout::LONG;
+use crate::memory::Lines;
+use crate::simd::Simd;
+
+/// Columns that a slot can point at.
+pub(crate) const WINDOW: usize = 127;
+/// A slot that points at nothing: the entry of a table that is always zero.
+pub(crate) const EMPTY: u8 = 127;
+/// The bit of a slot that holds the sign.
+pub(crate) const NEGATIVE: u8 = 128;
+/// Bytes that a kernel streams in the time that one spilled entry takes it.
+const SPILL_BYTES: usize = 64;
+/// The same for a line of 1, 2 or 4 windows: each takes two loads and a permute, and four of them take longer than memory.
+const LINE_BYTES: [usize; 3] = [64, 68, 104];
+/// Trits that the choice of the cells looks at.
+const SAMPLE: usize = 1 << 18;
+
+/// How the nonzeros of a row find their slots.
+///
+/// The columns of a unit (a group of the scales, or [`LONG`] columns) are covered by `cells`: cell `j` may hold columns
+/// `j step .. j step + 127`, or the last 127 of the unit where that would reach past them. Neighbouring cells overlap, so
+/// that a row with more nonzeros than usual in one place finds room in the next. A cell has 1, 2 or 4 slots for each row,
+/// and a line of 64 bytes is 4, 2 or 1 cells:
+///
+/// ```text
+/// byte 4 r + s of a line:  slot s of row r: its column within the window (0..127, or 127 for none), and the sign in bit 7
+/// ```
+///
+/// All tiles have the same cells. Entries that find no slot are spilled: `column << 5 | row << 1 | negative`, in the order
+/// of their columns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Cells {
+    cols: usize,
+    /// Columns of a unit.
+    unit: usize,
+    /// Slots of a row in a cell.
+    slots: usize,
+    step: usize,
+    /// Lines of a whole unit.
+    whole: usize,
+    /// Lines of the last unit, where it is shorter.
+    rest: usize,
+}
+
+impl Cells {
+    fn new(cols: usize, unit: usize, slots: usize, step: usize) -> Self {
+        let mut this = Self { cols, unit, slots, step, whole: 0, rest: 0 };
+        (this.whole, this.rest) = (this.lines_for(unit), this.lines_for(cols % unit));
+        this
+    }
+
+    /// Columns of a unit.
+    pub(crate) fn unit(&self) -> usize {
+        self.unit
+    }
+
+    /// Cells of a line.
+    pub(crate) fn per_line(&self) -> usize {
+        4 / self.slots
+    }
+
+    /// Lines of a unit of so many columns.
+    fn lines_for(&self, cols: usize) -> usize {
+        cols.div_ceil(self.step).div_ceil(self.per_line())
+    }
+
+    /// Lines of one plane of one tile.
+    fn lines(&self) -> usize {
+        self.cols / self.unit * self.whole + self.rest
+    }
+
+    /// The units: their first columns, how many columns they have, and their first lines.
+    pub(crate) fn units(&self) -> impl Iterator<Item = (usize, usize, usize)> {
+        let this = *self;
+        (0..self.cols.div_ceil(self.unit)).map(move |unit| {
+            let start = unit * this.unit;
+            (start, this.unit.min(this.cols - start), unit * this.whole)
+        })
+    }
+
+    /// The lines of a unit.
+    #[inline(always)]
+    pub(crate) fn lines_of(&self, unit: usize) -> (usize, usize) {
+        let start = unit * self.whole;
+        let last = (unit + 1) * self.unit > self.cols;
+        (start, start + if last { self.rest } else { self.whole })
+    }
+
+    /// The first column of the window of a cell, in a unit of so many columns.
+    fn window(&self, cell: usize, cols: usize) -> usize {
+        (cell * self.step).min(cols.saturating_sub(WINDOW))
+    }
+
+    /// Hands the columns of the nonzeros of one row of one unit, in order, to the cells: `put(cell, slot, which)`, or
+    /// `spill(which)`. Windows end in the order of their columns, so first come, first served loses the fewest.
+    #[inline]
+    fn place(
+        &self,
+        unit_cols: usize,
+        entries: &[u32],
+        mut put: impl FnMut(usize, usize, usize),
+        mut spill: impl FnMut(usize),
+    ) {
+        let mut next = 0;
+        for cell in 0..self.lines_for(unit_cols) * self.per_line() {
+            let start = self.window(cell, unit_cols);
+            while next < entries.len() && (entries[next] as usize) < start {
+                spill(next);
+                next += 1;
+            }
+            for slot in 0..self.slots {
+                if next < entries.len() && (entries[next] as usize) < start + WINDOW {
+                    put(cell, slot, next);
+                    next += 1;
+                }
+            }
+        }
+        (next..entries.len()).for_each(spill);
+    }
+
+    /// The cells that are read in the least time, judged by a sample of units.
+    fn choose(tensor: &TritTensor, unit: usize) -> Result<Self> {
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        let mut trits = vec![0i8; cols];
+        let mut sample: Vec<(usize, Vec<u32>)> = Vec::new();
+        let wanted = (SAMPLE / cols).clamp(4, 256).min(rows * tensor.depth());
+        let mut taken = 0;
+        for i in 0..wanted {
+            // Spread over rows and planes.
+            let at = i * rows * tensor.depth() / wanted;
+            tensor.read_row(at / rows, at % rows, &mut trits)?;
+            for trits in trits.chunks(unit) {
+                if taken < 2 * SAMPLE {
+                    taken += trits.len();
+                    let set = trits.iter().enumerate().filter(|(_, trit)| **trit != 0);
+                    sample.push((trits.len(), set.map(|(col, _)| col as u32).collect()));
+                }
+            }
+        }
+        let mut candidates: Vec<(usize, Self)> = Vec::new();
+        for slots in [1, 2, 4] {
+            for step in (4..32).chain((32..64).step_by(2)).chain((64..=WINDOW).step_by(3)) {
+                let cells = Self::new(cols, unit, slots, step);
+                let lines: usize = sample.iter().map(|(len, _)| cells.lines_for(*len)).sum();
+                let bytes = lines * LINE_BYTES[cells.per_line() / 2] / ROWS;
+                candidates.push((bytes, cells));
+            }
+        }
+        candidates.sort_by_key(|(bytes, _)| *bytes);
+        let (mut best, mut least) = (candidates[0].1, usize::MAX);
+        for (bytes, cells) in candidates {
+            if bytes >= least {
+                break;
+            }
+            let mut spilled = 0;
+            for (len, entries) in &sample {
+                cells.place(*len, entries, |_, _, _| (), |_| spilled += 1);
+            }
+            let cost = bytes + SPILL_BYTES * spilled;
+            if cost < least {
+                (best, least) = (cells, cost);
+            }
+        }
+        Ok(best)
+    }
+}
+
+/// The nonzeros of all planes of a matrix.
+#[derive(Clone, Debug)]
+pub(crate) struct Sparse {
+    cells: Cells,
+    /// `[tile][plane][line]`.
+    lines: Lines<CodeLine>,
+    spills: Vec<u32>,
+    /// Where the spills of each plane of each tile end.
+    ends: Vec<usize>,
+}
+
+/// One plane of one tile.
+#[derive(Clone, Copy)]
+pub(crate) struct SparseTile<'a> {
+    pub(crate) lines: &'a [CodeLine],
+    pub(crate) spills: &'a [u32],
+}
+
+/// The columns that the slots of one row of some lines point at: positive ones and negative ones, appended to those that
+/// are there; how many there are then.
+#[inline(always)]
+pub(crate) fn list_slots(
+    lines: &[CodeLine],
+    row: usize,
+    origins: &[[u32; 4]],
+    (positive, negative): (&mut [u32], &mut [u32]),
+    (mut plus, mut minus): (usize, usize),
+) -> (usize, usize) {
+    let origins = &origins[..lines.len()];
+    for i in 0..lines.len() {
+        let (bytes, origins) = (lines[i].0.as_chunks::<4>().0[row % ROWS], origins[i]);
+        for s in 0..4 {
+            let index = bytes[s] & !NEGATIVE;
+            let col = origins[s] + u32::from(index);
+            let (set, sign) = (usize::from(index != EMPTY), usize::from(bytes[s] >> 7));
+            // Written to the ends of both lists, and counted where it belongs: no branch waits for it.
+            positive[plus] = col;
+            negative[minus] = col;
+            minus += set & sign;
+            plus += set & (sign ^ 1);
+        }
+    }
+    (plus, minus)
+}
+
+/// A nonzero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) row: usize,
+    pub(crate) col: usize,
+    pub(crate) negative: bool,
+}
+
+impl Entry {
+    /// What was spilled.
+    #[inline(always)]
+    pub(crate) fn spilled(word: u32) -> Self {
+        Self { row: (word >> 1) as usize % ROWS, col: (word >> 5) as usize, negative: word & 1 != 0 }
+    }
+}
+
+impl Sparse {
+    pub(crate) fn pack(tensor: &TritTensor, group: Option<usize>) -> Result<Self> {
+        let (rows, cols, depth) = (tensor.rows(), tensor.cols(), tensor.depth());
+        let cells = Cells::choose(tensor, group.unwrap_or(LONG))?;
+        let per_tile = cells.lines();
+        let mut lines = Lines::zeroed(rows.div_ceil(ROWS) * depth * per_tile)?;
+        let mut spills: Vec<u32> = Vec::new();
+        let mut ends = Vec::new();
+        let (mut trits, mut entries) = (vec![0i8; cols], Vec::new());
+        for (i, lines) in lines.chunks_exact_mut(per_tile).enumerate() {
+            lines.fill(Line([EMPTY; 64]));
+            let (tile, plane, first) = (i / depth, i % depth, spills.len());
+            for r in 0..ROWS.min(rows - tile * ROWS) {
+                tensor.read_row(plane, tile * ROWS + r, &mut trits)?;
+                for (start, len, line) in cells.units() {
+                    let trits = &trits[start..start + len];
+                    entries.clear();
+                    entries.extend((0u32..).zip(trits).filter(|(_, trit)| **trit != 0).map(|(col, _)| col));
+                    let requested = 4 * (spills.len() + entries.len());
+                    spills.try_reserve(entries.len()).map_err(|_| CpuError::Memory { requested })?;
+                    let sign = |i: usize| trits[entries[i] as usize] < 0;
+                    let put = |cell: usize, slot: usize, i: usize| {
+                        let col = entries[i] as usize - cells.window(cell, len);
+                        let byte = 4 * r + cell % cells.per_line() * cells.slots + slot;
+                        let negative = if sign(i) { NEGATIVE } else { 0 };
+                        lines[line + cell / cells.per_line()].0[byte] = col as u8 | negative;
+                    };
+                    // Columns lie below 2^20: `MAX_COLS`.
+                    let spill = |i: usize| {
+                        let col = entries[i] + start as u32;
+                        spills.push(col << 5 | (r as u32) << 1 | u32::from(sign(i)));
+                    };
+                    cells.place(len, &entries, put, spill);
+                }
+            }
+            spills[first..].sort_unstable();
+            ends.push(spills.len());
+        }
+        spills.shrink_to_fit();
+        Ok(Self { cells, lines, spills, ends })
+    }
+
+    pub(crate) fn cells(&self) -> &Cells {
+        &self.cells
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val::<[CodeLine]>(&self.lines)
+            + size_of_val(self.spills.as_slice())
+            + size_of_val(self.ends.as_slice())
+    }
+
+    /// The `index`-th plane, counted through all tiles.
+    #[inline(always)]
+    pub(crate) fn tile(&self, index: usize) -> SparseTile<'_> {
+        let len = self.cells.lines();
+        let start = if index == 0 { 0 } else { self.ends[index - 1] };
+        SparseTile { lines: &self.lines[index * len..][..len], spills: &self.spills[start..self.ends[index]] }
+    }
+
+    /// Every nonzero of one row of a plane: those in slots in the order of their columns, then those that were spilled.
+    #[inline(always)]
+    pub(crate) fn for_row(&self, tile: SparseTile<'_>, row: usize, mut see: impl FnMut(Entry)) {
+        let (slots, per_line) = (self.cells.slots, self.cells.per_line());
+        for (unit, (start, len, _)) in self.cells.units().enumerate() {
+            let (first, last) = self.cells.lines_of(unit);
+            for (i, line) in tile.lines[first..last].iter().enumerate() {
+                for (s, byte) in line.0[4 * row..4 * row + 4].iter().enumerate() {
+                    if byte & !NEGATIVE != EMPTY {
+                        let window = start + self.cells.window(i * per_line + s / slots, len);
+                        let col = window + usize::from(byte & !NEGATIVE);
+                        see(Entry { row, col, negative: *byte >= NEGATIVE });
+                    }
+                }
+            }
+        }
+        tile.spills.iter().map(|&word| Entry::spilled(word)).filter(|e| e.row == row).for_each(see);
+    }
+
+    /// The first columns that the slots of each line count from.
+    pub(crate) fn origins(&self) -> Vec<[u32; 4]> {
+        let mut origins = Vec::with_capacity(self.cells.lines());
+        for (unit, (start, len, _)) in self.cells.units().enumerate() {
+            let (first, last) = self.cells.lines_of(unit);
+            origins.extend((0..last - first).map(|line| {
+                let cell = |s: usize| line * self.cells.per_line() + s / self.cells.slots;
+                [0, 1, 2, 3].map(|s| (start + self.cells.window(cell(s), len)) as u32)
+            }));
+        }
+        origins
+    }
+
+    /// The columns of the nonzeros of one row of a plane, by sign, in order where `sorted` asks for it; `origins` are [`Sparse::origins`].
+    #[inline(always)]
+    pub(crate) fn list_row<'a, S: Simd>(
+        &self,
+        simd: S,
+        tile: SparseTile<'_>,
+        row: usize,
+        origins: &[[u32; 4]],
+        sorted: bool,
+        (positive, negative): (&'a mut Vec<u32>, &'a mut Vec<u32>),
+    ) -> (&'a [u32], &'a [u32]) {
+        // The vectors only lend their room: a slot for each column, and one vector.
+        let room = 4 * tile.lines.len() + ROWS;
+        for list in [&mut *positive, &mut *negative] {
+            if list.len() < room {
+                list.resize(room, 0);
+            }
+        }
+        let (mut plus, mut minus) = simd.list(tile.lines, row, origins, positive, negative);
+        let slotted = (plus, minus);
+        for &word in tile.spills {
+            let entry = Entry::spilled(word);
+            if entry.row == row {
+                let (list, len) =
+                    if entry.negative { (&mut *negative, &mut minus) } else { (&mut *positive, &mut plus) };
+                if *len == list.len() {
+                    list.push(0);
+                }
+                list[*len] = entry.col as u32;
+                *len += 1;
+            }
+        }
+        // The columns of one unit may come in any order.
+        if sorted && plus > slotted.0 {
+            positive[..plus].sort_unstable();
+        }
+        if sorted && minus > slotted.1 {
+            negative[..minus].sort_unstable();
+        }
+        (&positive[..plus], &negative[..minus])
+    }
+
+    /// The codes, `trit + 1`, of one row.
+    pub(crate) fn read_row(&self, index: usize, row: usize, out: &mut [u8]) {
+        out.fill(1);
+        self.for_row(self.tile(index), row, |e| out[e.col] = if e.negative { 0 } else { 2 });
+    }
+
+    /// The tables that the slots point into, for one row of activations: one for each cell, in the order of the lines.
+    pub(crate) fn tables(&self, x: &[i8]) -> Vec<TableLine> {
+        let mut tables = vec![Line([0; 128]); self.cells.lines() * self.cells.per_line()];
+        for (start, len, line) in self.cells.units() {
+            let x = &x[start..start + len];
+            let first = line * self.cells.per_line();
+            let count = self.cells.lines_for(len) * self.cells.per_line();
+            for (cell, table) in tables[first..first + count].iter_mut().enumerate() {
+                let window = &x[self.cells.window(cell, len)..];
+                match (window.first_chunk::<WINDOW>(), table.0.first_chunk_mut::<WINDOW>()) {
+                    // A copy of known length is two moves.
+                    (Some(window), Some(table)) => *table = *window,
+                    _ => table.0[..window.len()].copy_from_slice(window),
+                }
+            }
+        }
+        tables
+    }
+}
