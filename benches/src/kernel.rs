@@ -90,6 +90,11 @@ fn base3(tensor: &TritTensor) -> Result<Matrix, CpuError> {
     Ok(TernaryMatrix::pack_as(tensor, Layout::Base3)?.into())
 }
 
+/// The layout of nonzeros only.
+fn sparse(tensor: &TritTensor) -> Result<Matrix, CpuError> {
+    Ok(TernaryMatrix::pack_as(tensor, Layout::Sparse)?.into())
+}
+
 const G64: Granularity = Granularity::Group(GroupSize::G64);
 const G128: Granularity = Granularity::Group(GroupSize::G128);
 const G256: Granularity = Granularity::Group(GroupSize::G256);
@@ -103,6 +108,8 @@ const INT8: Kernel = Kernel::dense("int8/64 x f32", Form::Int8);
 const F16: Kernel = Kernel::dense("f16 x f32", Form::F16);
 /// The name of the kernel of 1.6 bits a weight.
 pub(crate) const BASE3: &str = "1.6 bit x int8";
+/// The name of the kernel that reads nonzeros only.
+pub(crate) const SLOTS: &str = "sparse x int8";
 /// Dense f32.
 pub const DENSE: Kernel = Kernel::dense("f32 x f32", Form::F32);
 
@@ -129,7 +136,7 @@ pub const EVERY: &[Kernel] = &[
 ];
 
 /// What is timed where nearly all weights are zero.
-pub const SPARSE: &[Kernel] = &[TERNARY];
+pub const SPARSE: &[Kernel] = &[TERNARY, Kernel::ternary(SLOTS, Planes::One, Granularity::Tensor, sparse)];
 
 #[cfg(test)]
 mod tests {

@@ -161,6 +161,15 @@ impl Isa {
         Err(CpuError::UnknownIsa { name: name.to_owned(), known: KNOWN })
     }
 
+    /// Whether it has the byte permutes that weights of 1.6 bits are unpacked with at full speed.
+    pub(crate) fn permutes_bytes(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512(token) => token.vbmi().is_some(),
+            _ => false,
+        }
+    }
+
     /// The name that [`Isa::by_name`] takes.
     #[must_use]
     pub fn name(self) -> &'static str {

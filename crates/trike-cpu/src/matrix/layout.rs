@@ -1,6 +1,7 @@
 //! What the lines of a ternary matrix hold.
 
-use trike_trit::{Granularity, GroupSize, TritTensor};
+use crate::isa::Isa;
+use trike_trit::{Encoding, Granularity, GroupSize, TritTensor};
 
 use crate::line::{CodeLine, ROWS};
 
@@ -26,7 +27,9 @@ const SPARSE_GROUPS_FROM: f64 = 0.99;
 
 impl Layout {
     /// The layout in which a tensor is multiplied fastest: [`Layout::Sparse`] where at least nine of ten trits are zero (99
-    /// of 100 where groups of 128 columns or more have scales of their own, never with smaller groups), else [`Layout::TwoBit`].
+    /// of 100 where groups of 128 columns or more have scales of their own, never with smaller groups); [`Layout::Base3`] for
+    /// tensors in that encoding, where it is smaller with their groups and this machine is as fast with it; else
+    /// [`Layout::TwoBit`].
     ///
     /// ```
     /// use trike_cpu::Layout;
@@ -42,15 +45,29 @@ impl Layout {
     /// ```
     #[must_use]
     pub fn choose(tensor: &TritTensor) -> Self {
+        // A tensor that was packed for few bytes stays small where the processor has the permutes that make up for it.
+        let dense = || {
+            let group = match tensor.scales().granularity() {
+                Granularity::Group(size) => Some(size),
+                Granularity::Tensor | Granularity::Row => None,
+            };
+            let lines = |layout| Shape::new(layout, tensor.cols(), group).lines() as f64;
+            let small = lines(Fixed::Base3) <= BASE3_UP_TO * lines(Fixed::TwoBit);
+            let wanted = tensor.encoding() == Encoding::Base3 && Isa::detect().permutes_bytes();
+            if wanted && small { Self::Base3 } else { Self::TwoBit }
+        };
         let from = match tensor.scales().granularity() {
             Granularity::Tensor | Granularity::Row => SPARSE_FROM,
             Granularity::Group(size) if size.get() >= 128 => SPARSE_GROUPS_FROM,
-            Granularity::Group(_) => return Self::TwoBit,
+            Granularity::Group(_) => return dense(),
         };
         let all = tensor.rows() as f64 * tensor.cols() as f64 * tensor.depth() as f64;
-        if tensor.zeros() as f64 >= from * all { Self::Sparse } else { Self::TwoBit }
+        if tensor.zeros() as f64 >= from * all { Self::Sparse } else { dense() }
     }
 }
+
+/// Shares of the bytes of two bits a weight up to which 1.6 bits gain more than their instructions cost.
+const BASE3_UP_TO: f64 = 0.85;
 
 /// A layout in which every weight has a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -46,7 +46,7 @@ impl Cpu {
     ///
     /// # Errors
     ///
-    /// [`CpuError::Range`] above [`MAX_THREADS`], [`CpuError::Threads`] when the system does not give the threads.
+    /// [`CpuError::Range`](crate::CpuError::Range) above [`MAX_THREADS`], [`CpuError::Threads`](crate::CpuError::Threads) when the system does not give the threads.
     pub fn new(threads: usize) -> Result<Self> {
         Self::with_isa(Isa::detect(), threads)
     }
