@@ -15,7 +15,8 @@ use crate::ternary::ternary_piece;
 impl Cpu {
     /// `out = x W^T`: `x` is `m x k`, `w` is `n x k`, `out` is `m x n`, all row-major; `m` is `x.len() / k`.
     ///
-    /// With f32 activations a value that is not finite reaches every output of its token, as in dense arithmetic.
+    /// With f32 activations a value that is not finite reaches every output of its token: as NaN with ternary weights, as in
+    /// dense arithmetic with others.
     ///
     /// # Errors
     ///
