@@ -13,9 +13,11 @@ use crew::Crew;
 /// Threads that a [`Cpu`] may have; far above any machine, it only stops a mistyped number from starting thousands.
 pub const MAX_THREADS: usize = 1024;
 
-/// Multiply-adds in f32 below which handing a share to a worker costs more than it saves: about a microsecond of work. A
-/// hand-over and its answer take 0.3 us, and the worker finds the inputs in another core's cache.
-const WORK_PER_THREAD: usize = 1 << 15;
+/// Multiply-adds in f32 below which handing a share to a worker costs more than it saves: some microseconds of work. A
+/// hand-over and its answer take 0.3 us when both cores are free; when another program has one of them, the answer
+/// takes as long as the system's time slice, and the fewer hand-overs a token needs the less that hurts. A small model that
+/// splits every step of a microsecond falls from thousands of tokens a second to tens.
+const WORK_PER_THREAD: usize = 1 << 17;
 /// The same while the workers sleep: waking one takes tens of microseconds.
 const WORK_PER_SLEEPER: usize = 1 << 19;
 
