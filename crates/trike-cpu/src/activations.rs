@@ -13,7 +13,7 @@ use crate::simd::Simd;
 /// In which numbers ternary weights meet their activations; int8 and dense weights always compute in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationPrecision {
-    /// As exact as f32: each token becomes a fixed-point number of four signed bytes a value, whose step is at most
+    /// The exact path: each token becomes a fixed-point number of four signed bytes a value, whose step is at most
     /// `2^-29` of the token's largest magnitude, and the products are summed in integers. Values within `2^-5` of the
     /// largest are exact, and nothing is rounded before the scales. (A token whose largest magnitude lies below `2^-90` keeps
     /// steps of `2^-120`.)
