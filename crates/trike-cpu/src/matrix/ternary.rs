@@ -117,8 +117,8 @@ impl Groups<'_> {
     pub(crate) fn load<S: Simd>(&self, s: S, group: usize) -> S::Floats {
         match self {
             Self::Halves(v) => {
-                // The same group of the next tile, roughly.
-                s.prefetch(&v[group], size_of_val(*v));
+                // Roughly the same group two tiles further on, about as long before its use as the weights are asked for.
+                s.prefetch(&v[group], 2 * size_of_val(*v));
                 s.load_halves(&v[group])
             }
             Self::Lines(v) => s.load_floats(&v[group]),
@@ -233,6 +233,12 @@ impl TernaryMatrix {
 
     pub(crate) fn groups(&self) -> usize {
         self.group.map_or(1, |size| self.cols.div_ceil(size.get()))
+    }
+
+    /// All lines, tile after tile and plane after plane.
+    #[inline(always)]
+    pub(crate) fn lines(&self) -> &[CodeLine] {
+        &self.lines
     }
 
     /// The lines of one plane of one tile.

@@ -1,6 +1,6 @@
 //! One to four rows of activations: the weights pass once, as they lie in memory.
 
-use super::{Units, bias, products, sparse, unpack, write};
+use super::{Ahead, Units, bias, products, sparse, unpack, write};
 use crate::activations::Activations;
 use crate::kernels::{Kernels, Loop};
 use crate::line::{CodeLine, Line, ROWS, TableLine};
@@ -10,7 +10,7 @@ use crate::matrix::{Groups, TernaryMatrix};
 use crate::simd::Simd;
 
 /// Bytes that the prefetch runs ahead of the reading.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 8192;
 
 /// The kernel for `T` rows of activations.
 pub(super) struct Decode<'a, 'p, K, const T: usize> {
@@ -138,7 +138,9 @@ impl<K: Kernels, const T: usize> Loop for Decode<'_, '_, K, T> {
                         for (fold, panel) in m.folds().zip(panel.chunks_exact_mut(steps)) {
                             for plane in fold.clone() {
                                 let whole = (0, shape.padded_cols());
-                                unpack(k, shape, m.tile(tile, set, plane), whole, plane == fold.start, panel);
+                                let lines = m.tile(tile, set, plane);
+                                let ahead = m.depth() * size_of_val(lines);
+                                unpack(k, shape, lines, whole, ahead, plane == fold.start, panel);
                             }
                         }
                         for unit in &all {
@@ -157,6 +159,7 @@ impl<K: Kernels, const T: usize> Loop for Decode<'_, '_, K, T> {
                                         [&panel[start / 4..end / 4]],
                                         x,
                                         largest,
+                                        Ahead { places: [&panel[0]], stride: 0 },
                                         zero,
                                     );
                                     ints[t] = k.scale_add(dots[0][0], weight, ints[t]);
@@ -179,7 +182,7 @@ impl<K: Kernels, const T: usize> Loop for Decode<'_, '_, K, T> {
             for t in 0..T {
                 k.store_floats(sums[t], &mut outputs[t]);
             }
-            write(k, x, m, tile, &outputs, piece);
+            write(k, x, m, tile..tile + 1, &outputs, piece);
         }
     }
 }
@@ -287,6 +290,8 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
         columns[t] = &x[t].as_chunks().0[..whole.len()];
     }
     for (u, (lines, unit)) in whole.iter().zip(units).enumerate() {
+        // Before the products: a choice after them would part the loads of activations from their use.
+        let scale = scales.load(s, unit.group);
         let mut ints = [s.splat_int(0); T];
         let mut i = 0;
         while i < L {
@@ -304,7 +309,10 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
                 ints[t] = s.add_ints(ints[t], s.finish(parts[t]));
             }
         }
-        sums = add(s, unit, ints, scales, false, sums);
+        for t in 0..T {
+            let exact = s.add_ints(ints[t], s.splat_int(unit.negated[t]));
+            sums[t] = s.add(sums[t], s.mul(scale, s.to_floats(exact)));
+        }
     }
     if let (Some(unit), false) = (units.get(whole.len()), rest.is_empty()) {
         let mut tail: [&[[i8; 4]]; T] = [&[]; T];

@@ -25,6 +25,8 @@ mod sparse;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
+
 use trike_trit::GroupSize;
 
 use crate::activations::{ActivationPrecision, Activations};
@@ -110,31 +112,40 @@ pub(crate) fn ternary_piece<K: Kernels>(
     }
 }
 
-/// Writes the outputs of one tile; `sums` holds a line for each row of activations.
+/// Writes the outputs of some tiles; `sums` holds a line for each tile and row of activations.
 #[inline(always)]
 fn write<S: Simd>(
     s: S,
     x: &Activations,
     m: &TernaryMatrix,
-    tile: usize,
+    tiles: Range<usize>,
     sums: &[FloatLine],
     piece: &mut Piece<'_>,
 ) {
-    let first = tile * ROWS;
-    let start = first - piece.tiles.start * ROWS;
-    let rows = ROWS.min(m.rows() - first);
+    /// Tokens that the prefetch runs ahead: their outputs lie far apart, and many of them share a set of the cache.
+    const AHEAD: usize = 6;
+    let start = (tiles.start - piece.tiles.start) * ROWS;
+    let rows = (tiles.len() * ROWS).min(m.rows() - tiles.start * ROWS);
+    let all = sums.len() / tiles.len();
     let mut line = Line([0.0; ROWS]);
-    for (token, (out, sums)) in piece.out.iter_mut().zip(sums.chunks_exact(x.slices())).enumerate() {
-        // The most significant byte comes last.
-        let mut joined = s.load_floats(&sums[sums.len() - 1]);
-        for low in sums[..sums.len() - 1].iter().rev() {
-            joined = s.add(s.mul(joined, s.splat(256.0)), s.load_floats(low));
+    for token in 0..piece.out.len() {
+        if let Some(out) = piece.out.get(token + AHEAD) {
+            s.prefetch(&out[start], 0);
+            s.prefetch(&out[start + rows - 1], 0);
         }
-        s.store_floats(s.mul(joined, s.splat(x.factor(token))), &mut line);
-        let out = &mut out[start..start + rows];
-        match out.as_chunks_mut::<ROWS>().0 {
-            [out] => *out = line.0,
-            _ => out.copy_from_slice(&line.0[..rows]),
+        let out = &mut piece.out[token][start..start + rows];
+        for (sums, out) in sums.chunks_exact(all).zip(out.chunks_mut(ROWS)) {
+            let slices = &sums[token * x.slices()..][..x.slices()];
+            // The most significant byte comes last.
+            let mut joined = s.load_floats(&slices[slices.len() - 1]);
+            for low in slices[..slices.len() - 1].iter().rev() {
+                joined = s.add(s.mul(joined, s.splat(256.0)), s.load_floats(low));
+            }
+            s.store_floats(s.mul(joined, s.splat(x.factor(token))), &mut line);
+            match out.as_chunks_mut::<ROWS>().0 {
+                [out] => *out = line.0,
+                _ => out.copy_from_slice(&line.0[..out.len()]),
+            }
         }
     }
 }
@@ -154,13 +165,15 @@ fn add_means<S: Simd>(s: S, x: &Activations, units: Units, means: &[FloatLine], 
 }
 
 /// Unpacks columns `start..end` of one plane of one tile into four columns a line; planes after the first of a run are
-/// folded in. `start` and `end` are multiples of the layout's period, or the end of its padding.
+/// folded in. `start` and `end` are multiples of the layout's period, or the end of its padding. What will be unpacked next
+/// lies `ahead` bytes after what is now.
 #[inline(always)]
 fn unpack<S: Simd>(
     s: S,
     shape: &Shape,
     lines: &[CodeLine],
     (start, end): (usize, usize),
+    ahead: usize,
     first: bool,
     panel: &mut [CodeLine],
 ) {
@@ -168,8 +181,7 @@ fn unpack<S: Simd>(
     match shape.layout() {
         Fixed::TwoBit => {
             for (line, places) in lines.iter().zip(panel.as_chunks_mut::<4>().0) {
-                // The next panel's.
-                s.prefetch(line, size_of_val(lines));
+                s.prefetch(line, ahead);
                 let codes = s.unpack(s.load(line));
                 for f in 0..4 {
                     put(s, &mut places[f], codes[f], first);
@@ -177,10 +189,10 @@ fn unpack<S: Simd>(
             }
         }
         Fixed::Base3 => {
-            let (steps, all) = (shape.span() / 4, size_of_val(lines));
+            let steps = shape.span() / 4;
             for (lines, panel) in lines.chunks_exact(steps).zip(panel.chunks_exact_mut(5 * steps)) {
                 for (i, line) in lines.iter().enumerate() {
-                    s.prefetch(line, all);
+                    s.prefetch(line, ahead);
                     let codes = s.digits(s.load(line));
                     for f in 0..5 {
                         put(s, &mut panel[f * steps + i], codes[f], first);
@@ -198,6 +210,13 @@ fn put<S: Simd>(s: S, place: &mut CodeLine, codes: S::Bytes, first: bool) {
     s.store(codes, place);
 }
 
+/// What is asked for while panels are multiplied: `stride` bytes further with every step.
+#[derive(Clone, Copy)]
+struct Ahead<'a, const N: usize> {
+    places: [&'a CodeLine; N],
+    stride: usize,
+}
+
 /// `ints` plus the sums of code times activation over some steps of four columns: `N` tiles by `T` rows in registers.
 #[inline(always)]
 fn products<S: Simd, const N: usize, const T: usize>(
@@ -205,10 +224,11 @@ fn products<S: Simd, const N: usize, const T: usize>(
     panels: [&[CodeLine]; N],
     x: &[[[i8; 4]; T]],
     largest: u8,
+    mut ahead: Ahead<'_, N>,
     mut ints: [[S::Ints; T]; N],
 ) -> [[S::Ints; T]; N] {
     if S::WIDE {
-        return run_of_products(s, panels, x, ints);
+        return run_of_products(s, panels, x, ahead, ints);
     }
     let mut start = 0;
     while start < x.len() {
@@ -217,7 +237,9 @@ fn products<S: Simd, const N: usize, const T: usize>(
         for n in 0..N {
             parts[n] = &panels[n][start..start + len];
         }
-        ints = run_of_products(s, parts, &x[start..start + len], ints);
+        ints = run_of_products(s, parts, &x[start..start + len], ahead, ints);
+        // One run is enough to ask for everything where runs are short.
+        ahead.stride = 0;
         start += len;
     }
     ints
@@ -229,6 +251,7 @@ fn run_of_products<S: Simd, const N: usize, const T: usize>(
     s: S,
     panels: [&[CodeLine]; N],
     x: &[[[i8; 4]; T]],
+    ahead: Ahead<'_, N>,
     mut ints: [[S::Ints; T]; N],
 ) -> [[S::Ints; T]; N] {
     // Sums start from zeros: with anything else the compiler keeps the start in registers that the sums need.
@@ -241,6 +264,7 @@ fn run_of_products<S: Simd, const N: usize, const T: usize>(
         let mut codes = [s.splat_byte(0); N];
         for n in 0..N {
             codes[n] = s.load(&parts[n][i]);
+            s.prefetch(ahead.places[n], i * ahead.stride);
         }
         for t in 0..T {
             let x = s.four(x[t]);

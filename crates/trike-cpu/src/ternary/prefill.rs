@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::{Units, add_means, bias, products, unpack, write};
-use crate::activations::{Activations, Panel};
+use super::{Ahead, Units, add_means, bias, products, unpack, write};
+use crate::activations::{Activations, Panel, SEGMENT};
 use crate::kernels::{Kernels, Loop};
 use crate::line::{CodeLine, FloatLine, IntLine, Line, ROWS};
 use crate::linear::Piece;
@@ -11,9 +11,11 @@ use crate::matrix::TernaryMatrix;
 use crate::matrix::layout::LONG;
 use crate::simd::{Simd, takes};
 
-/// Columns of a panel of one tile where units are long: divides [`LONG`], and is a multiple of the periods of the layouts.
-const BLOCK: usize = 960;
-const _: () = assert!(LONG.is_multiple_of(BLOCK) && BLOCK.is_multiple_of(16) && BLOCK.is_multiple_of(20));
+/// Columns of a panel, at most: two tiles of them and the activations that pass fit the first cache.
+const BLOCK: usize = 880;
+/// Columns of a unit up to which the float sums of fewer rows stay in registers: from here on it costs more to load each
+/// weight twice than to fetch the sums of all rows once a unit.
+const SHORT: usize = 256;
 
 /// The panel kernel.
 pub(super) struct Prefill<'a, 'p, K> {
@@ -35,13 +37,13 @@ impl<'a, 'p, K: Kernels> Prefill<'a, 'p, K> {
         Self { kernels, m, x, units, piece }
     }
 
-    /// Columns of a panel: whole units, or a part of a long one.
+    /// Columns of a panel: whole units or parts of long ones that start where a sum of activations is known, and about as
+    /// many in the last panel as in the others.
     fn block(&self) -> usize {
-        if self.units.cols == LONG {
-            return BLOCK;
-        }
-        let whole = least_common_multiple(self.units.cols, self.m.shape().period());
-        (BLOCK / whole).max(1) * whole
+        let step = if self.units.cols == LONG { SEGMENT } else { self.units.cols };
+        let whole = least_common_multiple(step, self.m.shape().period());
+        let panels = self.units.end().div_ceil(BLOCK.max(whole));
+        self.units.end().div_ceil(panels).next_multiple_of(whole)
     }
 }
 
@@ -87,18 +89,52 @@ impl<K: Kernels> Loop for Prefill<'_, '_, K> {
                 }
                 let mut first_part = 0;
                 for (start, end, parts) in &blocks {
+                    let (from, to) = (m.shape().lines_for(*start), m.shape().lines_for(*end));
+                    // The weights of the next panel, of the next set's first one, or of the next tiles'.
+                    let planes_ahead =
+                        if set + 1 < m.sets() { m.planes() } else { tiles * m.depth() - set * m.planes() };
+                    let last = *end >= units.end();
+                    let ahead = if last { planes_ahead * m.shape().lines() } else { to };
+                    let ahead = ahead - from;
                     for (run, planes) in m.folds().enumerate() {
                         for t in 0..tiles {
                             let panel = &mut panel[(run * tiles + t) * room..][..room];
                             for plane in planes.clone() {
                                 let lines = m.tile(tile + t, set, plane);
-                                unpack(k, m.shape(), lines, (*start, *end), plane == planes.start, panel);
+                                unpack(
+                                    k,
+                                    m.shape(),
+                                    lines,
+                                    (*start, *end),
+                                    ahead * size_of::<CodeLine>(),
+                                    plane == planes.start,
+                                    panel,
+                                );
                             }
                         }
                     }
                     let (folds, panel, negated) = (folds.as_slice(), panel.as_slice(), negated.as_slice());
                     let (start, groups) = (*start, m.groups());
-                    let job = Block { x, folds, negated, parts, first_part, panel, room, start, groups };
+                    let short = K::WIDE && units.cols <= SHORT && folds.len() == 1 && !x.grouped();
+                    let mut next = [&m.lines()[0]; 2];
+                    for t in 0..tiles {
+                        let now = m.plane_index(tile + t, set, 0) * m.shape().lines() + from;
+                        // After the last tiles there is nothing to ask for.
+                        next[t] = m.lines().get(now + ahead).unwrap_or(next[t]);
+                    }
+                    let job = Block {
+                        x,
+                        folds,
+                        negated,
+                        parts,
+                        first_part,
+                        panel,
+                        room,
+                        start,
+                        groups,
+                        short,
+                        next,
+                    };
                     if tiles == 2 {
                         job.rows::<K, 2>(k, &mut scratch);
                     } else {
@@ -109,12 +145,11 @@ impl<K: Kernels> Loop for Prefill<'_, '_, K> {
             }
             for t in 0..tiles {
                 let groups = &mut scratch.groups[..m.groups()];
-                let sums = &mut scratch.sums[t * x.rows()..][..x.rows()];
                 if m.means(k, tile + t, groups) {
-                    add_means(k, x, units, groups, sums);
+                    add_means(k, x, units, groups, &mut scratch.sums[t * x.rows()..][..x.rows()]);
                 }
-                write(k, x, m, tile + t, sums, piece);
             }
+            write(k, x, m, tile..tile + tiles, &scratch.sums, piece);
             tile += tiles;
         }
     }
@@ -156,6 +191,10 @@ struct Block<'a> {
     /// The first column of the panel.
     start: usize,
     groups: usize,
+    /// Whether units are short enough for [`Block::short`].
+    short: bool,
+    /// For each tile the first line of the weights that are unpacked next.
+    next: [&'a CodeLine; 2],
 }
 
 /// A run of folded planes.
@@ -214,10 +253,22 @@ impl Block<'_> {
         panels
     }
 
+    /// The weights of the next panel, asked for while the last rows of activations pass: four columns of a tile are 16
+    /// bytes with two bits a weight.
+    #[inline(always)]
+    fn ahead<const N: usize>(&self, rows: Panel) -> Ahead<'_, N> {
+        let mut places = [self.next[0]; N];
+        places.copy_from_slice(&self.next[..N]);
+        Ahead { places, stride: if rows.first + rows.rows == self.x.rows() { 16 } else { 0 } }
+    }
+
     #[inline(always)]
     fn rows<S: Simd, const N: usize>(&self, s: S, scratch: &mut Scratch) {
         for &rows in self.x.panels() {
             match rows.rows {
+                12 if self.short => self.short::<S, N, 12, 6>(s, rows, scratch),
+                8 if self.short => self.short::<S, N, 8, 4>(s, rows, scratch),
+                4 if self.short => self.short::<S, N, 4, 4>(s, rows, scratch),
                 12 => self.one::<S, N, 12>(s, rows, scratch),
                 8 => self.one::<S, N, 8>(s, rows, scratch),
                 6 => self.one::<S, N, 6>(s, rows, scratch),
@@ -225,6 +276,73 @@ impl Block<'_> {
                 2 => self.one::<S, N, 2>(s, rows, scratch),
                 _ => self.one::<S, N, 1>(s, rows, scratch),
             }
+        }
+    }
+
+    /// Short units: `H` rows of activations at a time, so that their sums over all units of the panel stay in registers
+    /// beside the integers of one.
+    #[inline(always)]
+    fn short<S: Simd, const N: usize, const T: usize, const H: usize>(
+        &self,
+        s: S,
+        rows: Panel,
+        scratch: &mut Scratch,
+    ) {
+        if const { !S::WIDE || !takes::<S>(N, T) } {
+            return;
+        }
+        let x = self.x.panel::<T>(rows);
+        let all = self.x.rows();
+        let parts = self.negated.len() / all;
+        let negated = self.negated[rows.first * parts..][self.first_part * T..].as_chunks::<T>().0;
+        let ahead = self.ahead::<N>(rows);
+        let mut first = 0;
+        while first < T {
+            let row = rows.first + first;
+            let mut sums = [[s.splat(0.0); H]; N];
+            for n in 0..N {
+                let places = &scratch.sums[n * all + row..][..H];
+                for t in 0..H {
+                    sums[n][t] = s.load_floats(&places[t]);
+                }
+            }
+            for (part, negated) in self.parts.iter().zip(negated) {
+                let inside = (part.start - self.start) / 4..(part.end - self.start) / 4;
+                let panels = self.panels::<N>(0, &inside);
+                let x = &x[part.start / 4..part.end / 4];
+                let mut parts: [&[CodeLine]; N] = [&[]; N];
+                for n in 0..N {
+                    parts[n] = &panels[n][..x.len()];
+                }
+                let mut acc = [[s.no_acc(); H]; N];
+                for (i, x) in x.iter().enumerate() {
+                    let mut codes = [s.splat_byte(0); N];
+                    for n in 0..N {
+                        codes[n] = s.load(&parts[n][i]);
+                        s.prefetch(ahead.places[n], (inside.start + i) * ahead.stride);
+                    }
+                    for t in 0..H {
+                        let x = s.four(x[first + t]);
+                        for n in 0..N {
+                            acc[n][t] = s.dot(acc[n][t], codes[n], x);
+                        }
+                    }
+                }
+                for n in 0..N {
+                    let scale = s.load_floats(&scratch.groups[n * self.groups + part.group]);
+                    for t in 0..H {
+                        let exact = s.add_ints(s.to_ints(acc[n][t]), s.splat_int(negated[first + t]));
+                        sums[n][t] = s.add(sums[n][t], s.mul(scale, s.to_floats(exact)));
+                    }
+                }
+            }
+            for n in 0..N {
+                let places = &mut scratch.sums[n * all + row..][..H];
+                for t in 0..H {
+                    s.store_floats(sums[n][t], &mut places[t]);
+                }
+            }
+            first += H;
         }
     }
 
@@ -238,6 +356,7 @@ impl Block<'_> {
         let all = self.x.rows();
         let parts = self.negated.len() / all;
         let negated = self.negated[rows.first * parts..][self.first_part * T..].as_chunks::<T>().0;
+        let ahead = self.ahead::<N>(rows);
         for (part, negated) in self.parts.iter().zip(negated) {
             let steps = part.start / 4..part.end / 4;
             let inside = (part.start - self.start) / 4..(part.end - self.start) / 4;
@@ -249,12 +368,12 @@ impl Block<'_> {
                 }
             }
             if let [fold] = self.folds {
-                ints = products::<S, N, T>(s, self.panels(0, &inside), &x[steps], fold.largest, ints);
+                ints = products::<S, N, T>(s, self.panels(0, &inside), &x[steps], fold.largest, ahead, ints);
             } else {
                 for (run, fold) in self.folds.iter().enumerate() {
                     let zeros = [[s.splat_int(0); T]; N];
                     let panels = self.panels(run, &inside);
-                    let dots = products::<S, N, T>(s, panels, &x[steps.clone()], fold.largest, zeros);
+                    let dots = products::<S, N, T>(s, panels, &x[steps.clone()], fold.largest, ahead, zeros);
                     for n in 0..N {
                         for t in 0..T {
                             ints[n][t] = s.scale_add(dots[n][t], fold.weight, ints[n][t]);

@@ -189,7 +189,7 @@ impl<K: Kernels> Loop for ManyTokens<'_, '_, K> {
                 if m.means(k, first + t, &mut groups) {
                     super::add_means(k, x, units, &groups, &mut outputs[..x.rows()]);
                 }
-                write(k, x, m, first + t, &outputs[..x.rows()], piece);
+                write(k, x, m, first + t..first + t + 1, &outputs[..x.rows()], piece);
             }
             first += tiles;
         }
