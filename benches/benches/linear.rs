@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for shape in SHAPES {
         // Between the problems too, because another program may have the machine while one probe runs.
         raise_all(&mut ceilings, &counts)?;
-        let weights = Weights::new(shape.rows, shape.cols, rng.trits(shape.rows * shape.cols, shape.density));
+        let weights = Weights::random(&shape, &mut rng);
         let x = rng.normals(shape.tokens.iter().copied().max().unwrap_or(0) * shape.cols);
         let best = Cpu::new(1)?;
         let mut cpus = vec![best.clone()];

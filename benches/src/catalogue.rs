@@ -4,7 +4,7 @@ use std::fmt;
 
 use trike_cpu::{ActivationPrecision, Cost, Isa, LinearProblem};
 
-use crate::kernel::{EVERY, Kernel, LAYER, SPARSE};
+use crate::kernel::{BLOCKS, EVERY, Kernel, LAYER, SPARSE};
 
 /// A weight matrix, `rows x cols` (out x in), and the numbers of tokens that it is timed with.
 #[derive(Clone, Copy, Debug)]
@@ -19,8 +19,10 @@ pub struct Shape {
     pub tokens: &'static [usize],
     /// Whether one token finds the weights in memory, as in a model, or in the cache that the last call filled.
     pub streamed: bool,
-    /// Share of the weights that are not zero.
+    /// Share of the weights that are not zero, outside of [`zero_blocks`](Self::zero_blocks).
     pub density: f32,
+    /// Share of the blocks of 32 by 32 weights that are zero, about, at random places.
+    pub zero_blocks: f32,
     /// What is timed.
     pub kernels: &'static [Kernel],
     /// Whether dense rivals are timed too; they do not care how many weights are zero.
@@ -30,8 +32,8 @@ pub struct Shape {
 /// Share of nonzero weights in trained models, about.
 const TRAINED: f32 = 0.6;
 
-/// Everything that is timed: the matrices of a decoder with 2 billion weights, a square, the square with 95 and 99 % zeros,
-/// and one without a round number.
+/// Everything that is timed: the matrices of a decoder with 2 billion weights, a square, the square with 95 and 99 % zeros
+/// and with 50 and 90 % of its blocks zero, and one without a round number.
 ///
 /// ```
 /// use trike_benches::SHAPES;
@@ -40,13 +42,22 @@ const TRAINED: f32 = 0.6;
 /// assert_eq!((down.rows, down.cols), (2560, 6912));
 /// assert_eq!(down.problems().map(|p| p.to_string()).collect::<Vec<_>>(), ["down-2b m=1", "down-2b m=128"]);
 /// ```
-pub const SHAPES: [Shape; 7] = [
+pub const SHAPES: [Shape; 9] = [
     Shape { name: "attention-2b", rows: 2560, cols: 2560, tokens: &[1, 128, 512], ..STREAMED },
     Shape { name: "up-2b", rows: 6912, cols: 2560, tokens: &[1, 128], ..STREAMED },
     Shape { name: "down-2b", rows: 2560, cols: 6912, tokens: &[1, 128], ..STREAMED },
     Shape { name: "square", kernels: EVERY, ..STREAMED },
     Shape { name: "square-95", tokens: &[1], density: 0.05, kernels: SPARSE, rivals: false, ..STREAMED },
     Shape { name: "square-99", tokens: &[1], density: 0.01, kernels: SPARSE, rivals: false, ..STREAMED },
+    Shape {
+        name: "square-blocks-50",
+        tokens: &[1],
+        zero_blocks: 0.5,
+        kernels: BLOCKS,
+        rivals: false,
+        ..STREAMED
+    },
+    Shape { name: "square-blocks-90", zero_blocks: 0.9, kernels: BLOCKS, rivals: false, ..STREAMED },
     Shape { name: "ugly", rows: 257, cols: 1001, streamed: false, ..STREAMED },
 ];
 
@@ -58,6 +69,7 @@ const STREAMED: Shape = Shape {
     tokens: &[1, 128],
     streamed: true,
     density: TRAINED,
+    zero_blocks: 0.0,
     kernels: LAYER,
     rivals: true,
 };
@@ -93,7 +105,7 @@ impl Problem {
     /// ```
     /// use trike_benches::SHAPES;
     ///
-    /// let ugly = SHAPES[6].problems().next().expect("decode");
+    /// let ugly = SHAPES[8].problems().next().expect("decode");
     /// let cost = ugly.cost(257 * 1001 * 4);
     /// assert_eq!((cost.macs, cost.bytes), (257_257, 4 * (257_257 + 257 + 1001)));
     /// ```
@@ -149,7 +161,7 @@ mod tests {
             assert!(copies * bytes >= STREAM_BYTES && (copies - 1) * bytes < STREAM_BYTES);
         }
         assert_eq!(Problem { shape: SHAPES[0], tokens: 128 }.copies(1 << 20), 1);
-        assert_eq!(Problem { shape: SHAPES[6], tokens: 1 }.copies(1 << 20), 1);
+        assert_eq!(Problem { shape: SHAPES[8], tokens: 1 }.copies(1 << 20), 1);
     }
 
     #[test]
@@ -157,7 +169,7 @@ mod tests {
         let large = Problem { shape: SHAPES[0], tokens: 512 };
         for isa in Isa::available() {
             assert_eq!(large.is_for(isa), isa.name() != "scalar");
-            assert!(Problem { shape: SHAPES[6], tokens: 128 }.is_for(isa));
+            assert!(Problem { shape: SHAPES[8], tokens: 128 }.is_for(isa));
         }
     }
 }

@@ -95,6 +95,11 @@ fn sparse(tensor: &TritTensor) -> Result<Matrix, CpuError> {
     Ok(TernaryMatrix::pack_as(tensor, Layout::Sparse)?.into())
 }
 
+/// The layout without blocks of zeros.
+fn blocks(tensor: &TritTensor) -> Result<Matrix, CpuError> {
+    Ok(TernaryMatrix::pack_as(tensor, Layout::Blocks)?.into())
+}
+
 const G64: Granularity = Granularity::Group(GroupSize::G64);
 const G128: Granularity = Granularity::Group(GroupSize::G128);
 const G256: Granularity = Granularity::Group(GroupSize::G256);
@@ -110,6 +115,8 @@ const F16: Kernel = Kernel::dense("f16 x f32", Form::F16);
 pub(crate) const BASE3: &str = "1.6 bit x int8";
 /// The name of the kernel that reads nonzeros only.
 pub(crate) const SLOTS: &str = "sparse x int8";
+/// The name of the kernel that leaves out blocks of zeros.
+pub(crate) const SKIPPING: &str = "blocks x int8";
 /// Dense f32.
 pub const DENSE: Kernel = Kernel::dense("f32 x f32", Form::F32);
 
@@ -126,6 +133,7 @@ pub const EVERY: &[Kernel] = &[
     Kernel::ternary("ternary/256 x int8", Planes::One, G256, two_bit),
     Kernel::ternary(BASE3, Planes::One, Granularity::Tensor, base3),
     Kernel::ternary("1.6 bit/128 x int8", Planes::One, G128, base3),
+    Kernel::ternary(SKIPPING, Planes::One, Granularity::Tensor, blocks),
     Kernel::ternary("2 tied planes x int8", Planes::Tied(2), Granularity::Tensor, two_bit),
     Kernel::ternary("3 tied planes x int8", Planes::Tied(3), Granularity::Tensor, two_bit),
     Kernel::ternary("2 free planes x int8", Planes::Free(2), Granularity::Tensor, two_bit),
@@ -138,13 +146,16 @@ pub const EVERY: &[Kernel] = &[
 /// What is timed where nearly all weights are zero.
 pub const SPARSE: &[Kernel] = &[TERNARY, Kernel::ternary(SLOTS, Planes::One, Granularity::Tensor, sparse)];
 
+/// What is timed where whole blocks of weights are zero.
+pub const BLOCKS: &[Kernel] = &[TERNARY, Kernel::ternary(SKIPPING, Planes::One, Granularity::Tensor, blocks)];
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn lists_have_the_reference_first_and_unique_names() {
-        for list in [LAYER, EVERY, SPARSE] {
+        for list in [LAYER, EVERY, SPARSE, BLOCKS] {
             assert_eq!(list[0].name, TERNARY.name);
             let mut names: Vec<&str> = list.iter().map(|kernel| kernel.name).collect();
             names.sort_unstable();

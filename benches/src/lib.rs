@@ -11,7 +11,8 @@
 //! integers, so the figures say nothing about rounding; the tests of `trike-cpu` do.
 //!
 //! * what: [`Shape`], [`SHAPES`], [`Problem`], [`Model`], [`MODELS`], chosen by a [`Plan`]
-//! * with which numbers: [`Weights`], [`Kernel`] with [`Form`] and [`Planes`]; [`LAYER`], [`EVERY`], [`SPARSE`]
+//! * with which numbers: [`Weights`], [`Kernel`] with [`Form`] and [`Planes`]; [`LAYER`], [`EVERY`], [`SPARSE`],
+//!   [`BLOCKS`]
 //! * beside whom: [`Rival`], [`RivalKind`]
 //! * the answer: [`Expected`], [`as_quantized`]
 //! * the time: [`Contender`], [`interleave`], [`products`], [`models`]
@@ -44,7 +45,7 @@ pub use ceilings::{Ceilings, raise_all, void_reasons};
 pub use compare::{Comparison, Regression, compare};
 pub use expected::{BOUND, Expected, F16_BOUND, as_quantized};
 pub use figure::{BASE, Figure, Measured, ceilings_text, figures, row_name, table};
-pub use kernel::{DENSE, EVERY, Form, Kernel, LAYER, Planes, SPARSE, TERNARY};
+pub use kernel::{BLOCKS, DENSE, EVERY, Form, Kernel, LAYER, Planes, SPARSE, TERNARY};
 pub use machine::{Machine, Software, load};
 pub use measure::{RIVAL_ISA, products};
 pub use models::{MODEL_KERNEL, MODELS, Model, models};

@@ -106,7 +106,7 @@ struct Bench {
 
 impl Bench {
     fn new(shape: &Shape, rows: &[(Problem, Vec<Row>)], rng: &mut Rng) -> Result<Self> {
-        let weights = Weights::new(shape.rows, shape.cols, rng.trits(shape.rows * shape.cols, shape.density));
+        let weights = Weights::random(shape, rng);
         let x = rng.normals(shape.tokens.iter().copied().max().unwrap_or(0) * shape.cols);
         let mut bench = Self { weights, x, matrices: Vec::new(), rivals: Vec::new() };
         for (problem, row) in

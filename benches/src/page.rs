@@ -278,6 +278,8 @@ mod tests {
             | groups of 128 over groups of 256, 128 tokens | 1 | - | 0.90x | - |
             | 95 % zeros over dense 2 bits, one token | 2 | - | 1.80x | - |
             | 99 % zeros over dense 2 bits, one token | 2 | - | 5.00x | - |
+            | half of the blocks zero over dense 2 bits | 2 | - | 1.60x | - |
+            | 90 % of the blocks zero over dense 2 bits | 2 | - | 5.00x | - |
             | 1.6 bits over 2 bits, one token | 2 | - | 1.10x | - |
             | avx2 over candle f32, one token | 1 | - | 5.00x | - |
             | avx2 over candle f32, 128 tokens | 1 | - | 1.50x | - |

@@ -1,7 +1,7 @@
 //! What the project wants to reach, as data: one line each.
 
 use crate::figure::Figure;
-use crate::kernel::{BASE3, SLOTS, TERNARY};
+use crate::kernel::{BASE3, SKIPPING, SLOTS, TERNARY};
 use crate::models::MODEL_KERNEL;
 use crate::record::Record;
 
@@ -73,6 +73,8 @@ pub const TARGETS: &[Target] = &[
     target("groups of 128 over groups of 256, 128 tokens", (MANY, "ternary/128 x int8", 1), TQ2, 0.9),
     target("95 % zeros over dense 2 bits, one token", ("square-95 m=1", SLOTS, 2), Ternary, 1.8),
     target("99 % zeros over dense 2 bits, one token", ("square-99 m=1", SLOTS, 2), Ternary, 5.0),
+    target("half of the blocks zero over dense 2 bits", ("square-blocks-50 m=1", SKIPPING, 2), Ternary, 1.6),
+    target("90 % of the blocks zero over dense 2 bits", ("square-blocks-90 m=1", SKIPPING, 2), Ternary, 5.0),
     target("1.6 bits over 2 bits, one token", (ONE, BASE3, 2), Ternary, 1.1),
     Target {
         isa: Some("avx2"),

@@ -12,7 +12,7 @@ fn every_kernel_answers_every_problem_of_the_catalogue() {
     let mut ran = BTreeSet::new();
     let mut rng = Rng::new(1);
     for shape in SHAPES {
-        let weights = Weights::new(shape.rows, shape.cols, rng.trits(shape.rows * shape.cols, shape.density));
+        let weights = Weights::random(&shape, &mut rng);
         let most = shape.tokens.iter().copied().max().unwrap_or(0);
         let x = rng.normals(most * shape.cols);
         for kernel in shape.kernels {
@@ -40,7 +40,7 @@ fn every_kernel_answers_every_problem_of_the_catalogue() {
 fn the_rivals_answer_the_same_problems() -> candle_core::Result<()> {
     let mut rng = Rng::new(2);
     for shape in SHAPES {
-        let weights = Weights::new(shape.rows, shape.cols, rng.trits(shape.rows * shape.cols, shape.density));
+        let weights = Weights::random(&shape, &mut rng);
         let integers = weights.integers(&DENSE);
         for problem in shape.problems() {
             let x = rng.normals(problem.tokens * shape.cols);

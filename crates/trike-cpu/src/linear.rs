@@ -147,20 +147,17 @@ pub(crate) struct Piece<'a> {
 
 /// Cuts the tiles of all matrices, in order, into contiguous shares of about the same number of bytes.
 fn cut<'a>(ws: &[&'a Matrix], outs: &'a mut [&mut [f32]], parts: usize) -> Vec<Vec<Piece<'a>>> {
-    let per_tile = |w: &Matrix| w.bytes() / w.tiles();
-    let total: usize = ws.iter().map(|w| per_tile(w) * w.tiles()).sum();
+    let total: usize = ws.iter().map(|w| w.cost_before(w.tiles())).sum();
     let mut tasks: Vec<Vec<Piece<'a>>> = (0..parts).map(|_| Vec::new()).collect();
     let (mut part, mut done) = (0, 0);
     for (&w, out) in ws.iter().zip(outs) {
         let mut rest: Vec<&mut [f32]> = out.chunks_exact_mut(w.rows()).collect();
         let mut tile = 0;
         while tile < w.tiles() {
-            let bytes = per_tile(w).max(1);
             // In u128: the product of two sizes may not fit a usize.
             let goal = (total as u128 * (part as u128 + 1) / parts as u128) as usize;
-            let left = w.tiles() - tile;
-            let take = if part + 1 == parts { left } else { (goal.saturating_sub(done) + bytes / 2) / bytes };
-            let take = take.min(left);
+            let take =
+                if part + 1 == parts { w.tiles() - tile } else { up_to(w, tile, goal.saturating_sub(done)) };
             if take == 0 {
                 part += 1;
                 continue;
@@ -168,10 +165,26 @@ fn cut<'a>(ws: &[&'a Matrix], outs: &'a mut [&mut [f32]], parts: usize) -> Vec<V
             let rows = (take * w.tile_rows()).min(w.rows() - tile * w.tile_rows());
             let out = rest.iter_mut().map(|rest| rest.split_off_mut(..rows).unwrap_or_default()).collect();
             tasks[part].push(Piece { w, tiles: tile..tile + take, out });
+            done += w.cost_before(tile + take) - w.cost_before(tile);
             tile += take;
-            done += take * bytes;
         }
     }
     tasks.retain(|pieces| !pieces.is_empty());
     tasks
+}
+
+/// How many tiles from one on cost about `goal`: a tile counts when its middle is reached.
+fn up_to(w: &Matrix, tile: usize, goal: usize) -> usize {
+    let (start, left) = (w.cost_before(tile), w.tiles() - tile);
+    let (mut low, mut high) = (0, left);
+    while low < high {
+        let middle = (low + high) / 2;
+        let [before, after] = [middle, middle + 1].map(|n| w.cost_before(tile + n) - start);
+        if before + (after - before).div_ceil(2) <= goal {
+            low = middle + 1;
+        } else {
+            high = middle;
+        }
+    }
+    low
 }

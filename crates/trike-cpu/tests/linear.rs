@@ -43,7 +43,7 @@ fn check_ternary(cpus: &[Cpu], spec: &Weights, tokens: usize, precision: Activat
     }
 }
 
-const LAYOUTS: [Layout; 3] = [Layout::TwoBit, Layout::Base3, Layout::Sparse];
+const LAYOUTS: [Layout; 4] = [Layout::TwoBit, Layout::Base3, Layout::Sparse, Layout::Blocks];
 
 /// A token's result does not depend on the tokens beside it, so neither on the kernel that computes them.
 #[test]
@@ -449,7 +449,7 @@ fn bytes_and_costs_are_counted() {
     let scales =
         Scales::new(Granularity::Group(GroupSize::G128), ScaleValues::F16(vec![f16::ONE; 4096 * 32]), None);
     let tensor =
-        TritTensor::from_trits(4096, 4096, &vec![0; 4096 * 4096], Encoding::Base3, scales).expect("valid");
+        TritTensor::from_trits(4096, 4096, &vec![1; 4096 * 4096], Encoding::Base3, scales).expect("valid");
     let w = pack(&tensor);
     assert_eq!(w.bytes() * 8, 4096 * 4096 * 2 + 4096 * 32 * 16, "2.125 bits a weight");
     let cost = LinearProblem::new(3, &w, ActivationPrecision::Int8PerToken).cost();

@@ -160,8 +160,9 @@ fn the_planner_takes_the_sparse_layout_where_it_is_faster() {
         (0.85, Granularity::Row, Layout::TwoBit),
         (0.95, Granularity::Tensor, Layout::Sparse),
         (0.95, g128, Layout::TwoBit),
-        (1.0, g128, Layout::Sparse),
-        (1.0, g64, Layout::TwoBit),
+        (0.993, g128, Layout::Sparse),
+        (0.993, g64, Layout::TwoBit),
+        (1.0, g64, Layout::Blocks),
     ] {
         let planes = [rng.trits(64 * 512, 1.0 - zeros)];
         let tensor = tensor((64, 512), &planes, granularity, Coupling::Free, &mut rng);

@@ -6,7 +6,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use trike_cpu::{
     ActivationPrecision, Attention, Cost, Cpu, CpuError, KvData, KvView, Layout, LinearProblem, Matrix,
-    RopePairing, RopeTable, TernaryMatrix,
+    RopePairing, RopeTable,
 };
 
 use crate::{
@@ -222,7 +222,7 @@ impl Backend for CpuBackend {
 
     fn load_matrix(&self, weight: Weight) -> Result<Matrix, NnError> {
         Ok(match weight {
-            Weight::Ternary(w) => Matrix::Ternary(TernaryMatrix::pack_as(&w, Layout::choose(&w))?),
+            Weight::Ternary(w) => Matrix::Ternary(self.cpu.pack(&w, Layout::choose(&w))?),
             Weight::Int8(w) => Matrix::Int8(w),
             Weight::Dense(w) => Matrix::Dense(w),
         })

@@ -360,7 +360,7 @@ fn add_columns<S: Lanes, E: Element, const H: usize, const C: usize>(
     for j in 0..n {
         let row = &rows[j * d + column..][..width];
         if width == 16 * C {
-            let chunks = &row.as_chunks().0[..C];
+            let chunks = &row.as_chunks::<16>().0[..C];
             for c in 0..C {
                 for part in 0..16 / S::LANES {
                     let value = s.load_lanes(&chunks[c], part * S::LANES);

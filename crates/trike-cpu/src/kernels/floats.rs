@@ -1,20 +1,20 @@
-//! The few vector operations that the kernels for float and int8 weights are written in.
+//! The few vector operations that attention and the kernels for float and int8 weights are written in.
 //!
 //! They are methods of the tokens, so they are safe: the token's existence proves the instructions. An implementation
 //! marks each `#[inline(always)]` and not `#[target_feature]`, because a method of a trait cannot have the attribute
 //! and be safe; the features come from [`Kernels::run`], which every loop over these operations is entered through.
-//! Called from anywhere else they would be right, and slow.
+//! Called from anywhere else they would be right, and slow. No code over them is a closure: a closure is a function of
+//! its own, with the features off.
 
 use super::{Element, Kernels};
+use crate::isa::Scalar;
 
 /// Vectors of f32.
 pub(crate) trait FloatLanes: Kernels {
     /// One vector.
     type Lanes: Copy;
-    /// Its lanes; they divide [`BLOCK`](super::rows::BLOCK).
+    /// Its lanes; they divide sixteen.
     const LANES: usize;
-    /// Tokens whose running sums, beside four rows, stay in registers; at most [`MOST_TOKENS`].
-    const SIDE_TOKENS: usize;
 
     /// A vector of one number.
     fn splat_lanes(self, value: f32) -> Self::Lanes;
@@ -28,15 +28,146 @@ pub(crate) trait FloatLanes: Kernels {
     /// `a * b`
     fn mul_lanes(self, a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
 
-    /// `a * b + c`, rounded once.
+    /// `a * b + c`, rounded once where the machine can.
     fn mul_add(self, a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes;
 
     /// The sum of the lanes of each vector, halves added until one lane is left.
     fn fold_lanes(self, lanes: [Self::Lanes; 4]) -> [f32; 4];
+}
+
+/// What the kernels for float and int8 weights need beside, where they are written in vectors.
+#[cfg(target_arch = "x86_64")]
+pub(crate) trait Streaming: FloatLanes {
+    /// Tokens whose running sums, beside four rows, stay in registers; at most [`MOST_TOKENS`].
+    const SIDE_TOKENS: usize;
 
     /// Asks for a line, into the first cache or only into the second; asking for memory that does not exist does nothing.
     fn prefetch_lanes<const FIRST: bool>(self, line: *const u8);
 }
 
-/// The largest [`FloatLanes::SIDE_TOKENS`].
+/// The largest [`Streaming::SIDE_TOKENS`].
+#[cfg(target_arch = "x86_64")]
 pub(crate) const MOST_TOKENS: usize = 6;
+
+/// Four lanes: registers that every machine has.
+impl FloatLanes for Scalar {
+    type Lanes = [f32; 4];
+    const LANES: usize = 4;
+
+    #[inline(always)]
+    fn splat_lanes(self, value: f32) -> [f32; 4] {
+        [value; 4]
+    }
+
+    #[inline(always)]
+    fn load_lanes<E: Element, const N: usize>(self, from: &[E; N], at: usize) -> [f32; 4] {
+        [from[at].widen(), from[at + 1].widen(), from[at + 2].widen(), from[at + 3].widen()]
+    }
+
+    #[inline(always)]
+    fn store_lanes<const N: usize>(self, to: &mut [f32; N], at: usize, lanes: [f32; 4]) {
+        to[at..at + 4].copy_from_slice(&lanes);
+    }
+
+    #[inline(always)]
+    fn mul_lanes(self, a: [f32; 4], b: [f32; 4]) -> [f32; 4] {
+        [a[0] * b[0], a[1] * b[1], a[2] * b[2], a[3] * b[3]]
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
+        [a[0] * b[0] + c[0], a[1] * b[1] + c[1], a[2] * b[2] + c[2], a[3] * b[3] + c[3]]
+    }
+
+    #[inline(always)]
+    fn fold_lanes(self, lanes: [[f32; 4]; 4]) -> [f32; 4] {
+        lanes.map(|v| (v[0] + v[2]) + (v[1] + v[3]))
+    }
+}
+
+/// Hands every operation on to the instruction set that has the same floats.
+#[cfg(target_arch = "x86_64")]
+macro_rules! lanes_of {
+    ($token:ty, $other:ty, $self:ident => $call:expr) => {
+        impl FloatLanes for $token {
+            type Lanes = <$other as FloatLanes>::Lanes;
+            const LANES: usize = <$other as FloatLanes>::LANES;
+
+            #[inline(always)]
+            fn splat_lanes($self, value: f32) -> Self::Lanes {
+                $call.splat_lanes(value)
+            }
+
+            #[inline(always)]
+            fn load_lanes<E: Element, const N: usize>($self, from: &[E; N], at: usize) -> Self::Lanes {
+                $call.load_lanes(from, at)
+            }
+
+            #[inline(always)]
+            fn store_lanes<const N: usize>($self, to: &mut [f32; N], at: usize, lanes: Self::Lanes) {
+                $call.store_lanes(to, at, lanes);
+            }
+
+            #[inline(always)]
+            fn mul_lanes($self, a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
+                $call.mul_lanes(a, b)
+            }
+
+            #[inline(always)]
+            fn mul_add($self, a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes {
+                $call.mul_add(a, b, c)
+            }
+
+            #[inline(always)]
+            fn fold_lanes($self, lanes: [Self::Lanes; 4]) -> [f32; 4] {
+                $call.fold_lanes(lanes)
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+lanes_of!(crate::isa::AvxVnni, crate::isa::Avx2, self => self.avx2());
+#[cfg(target_arch = "x86_64")]
+lanes_of!(crate::isa::Sse41, Scalar, self => Scalar::portable());
+
+#[cfg(test)]
+mod tests {
+    use super::FloatLanes;
+    use crate::Isa;
+    use crate::isa::with_kernels;
+    use crate::kernels::{Kernels, Loop};
+
+    struct Everything<S>(S);
+
+    impl<S: FloatLanes> Loop for Everything<S> {
+        type Output = ();
+
+        fn run(self) {
+            let s = self.0;
+            let number = |i: usize, j: usize| (100 * i + j) as f32;
+            let rows: [[f32; 16]; 4] = std::array::from_fn(|i| std::array::from_fn(|j| number(i, j)));
+            let mut sums = [0.0; 4];
+            for at in (0..16).step_by(S::LANES) {
+                let part = s.fold_lanes([0, 1, 2, 3].map(|i| s.load_lanes(&rows[i], at)));
+                sums.iter_mut().zip(part).for_each(|(sum, part)| *sum += part);
+                let mut out = [f32::NAN; 16];
+                let (two, x, y) =
+                    (s.splat_lanes(2.0), s.load_lanes(&rows[1], at), s.load_lanes(&rows[2], at));
+                s.store_lanes(&mut out, at, s.mul_add(two, x, s.mul_lanes(two, y)));
+                for (l, value) in out.into_iter().enumerate() {
+                    let want = 2.0 * number(1, l) + 2.0 * number(2, l);
+                    assert!(if (at..at + S::LANES).contains(&l) { value == want } else { value.is_nan() });
+                }
+            }
+            assert_eq!(sums, [0, 1, 2, 3].map(|i| (0..16).map(|j| number(i, j)).sum::<f32>()));
+        }
+    }
+
+    #[test]
+    fn every_operation_does_what_it_says() {
+        for isa in Isa::available() {
+            with_kernels!(isa, kernels => kernels.run(Everything(kernels)));
+        }
+    }
+}

@@ -6,6 +6,7 @@
 //! instruction set no result depends on the tokens and rows that are computed beside it.
 
 pub(crate) mod element;
+mod floats;
 pub(crate) mod rows;
 pub(crate) mod scalar;
 
@@ -14,13 +15,12 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 #[cfg(target_arch = "x86_64")]
-mod floats;
-#[cfg(target_arch = "x86_64")]
 mod product;
 #[cfg(target_arch = "x86_64")]
 mod shared;
 
 pub(crate) use element::Element;
+pub(crate) use floats::FloatLanes;
 pub(crate) use rows::Rows;
 
 use crate::probe::{Peak, WordLine};

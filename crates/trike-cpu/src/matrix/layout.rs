@@ -1,7 +1,6 @@
 //! What the lines of a ternary matrix hold.
 
-use crate::isa::Isa;
-use trike_trit::{Encoding, Granularity, GroupSize, TritTensor};
+use trike_trit::GroupSize;
 
 use crate::line::{CodeLine, ROWS};
 
@@ -14,60 +13,9 @@ pub enum Layout {
     Base3,
     /// A byte for each weight that is not zero, and some unused: for zeros without structure, from about 85 % of them.
     Sparse,
+    /// Two bits a weight, without the blocks of sixteen rows by 32 columns that are zero: for zeros with structure.
+    Blocks,
 }
-
-/// The share of zeros from which [`Layout::choose`] takes [`Layout::Sparse`].
-///
-/// Measured with 4096 x 4096 and 2560 x 6912 weights: one token from memory takes as long as with two bits at 86 to 88 %,
-/// 128 tokens do at about 83 %; at 90 % both are 1.3 to 1.5 times as fast, at 95 % more than twice.
-const SPARSE_FROM: f64 = 0.90;
-/// The same for weights with a scale for each group of at least 128 columns: the sums of each group cost more than its few
-/// nonzeros. Smaller groups never gain.
-const SPARSE_GROUPS_FROM: f64 = 0.99;
-
-impl Layout {
-    /// The layout in which a tensor is multiplied fastest: [`Layout::Sparse`] where at least nine of ten trits are zero (99
-    /// of 100 where groups of 128 columns or more have scales of their own, never with smaller groups); [`Layout::Base3`] for
-    /// tensors in that encoding, where it is smaller with their groups and this machine is as fast with it; else
-    /// [`Layout::TwoBit`].
-    ///
-    /// ```
-    /// use trike_cpu::Layout;
-    /// use trike_trit::{Encoding, Scales, TritTensor};
-    ///
-    /// let layout = |every: usize| {
-    ///     let trits: Vec<i8> = (0..64 * 64).map(|i| i8::from(i % every == 0)).collect();
-    ///     let tensor = TritTensor::from_trits(64, 64, &trits, Encoding::TwoBit, Scales::tensor(1.0))?;
-    ///     Ok::<_, trike_trit::TritError>(Layout::choose(&tensor))
-    /// };
-    /// assert_eq!((layout(3)?, layout(20)?), (Layout::TwoBit, Layout::Sparse));
-    /// # Ok::<(), trike_trit::TritError>(())
-    /// ```
-    #[must_use]
-    pub fn choose(tensor: &TritTensor) -> Self {
-        // A tensor that was packed for few bytes stays small where the processor has the permutes that make up for it.
-        let dense = || {
-            let group = match tensor.scales().granularity() {
-                Granularity::Group(size) => Some(size),
-                Granularity::Tensor | Granularity::Row => None,
-            };
-            let lines = |layout| Shape::new(layout, tensor.cols(), group).lines() as f64;
-            let small = lines(Fixed::Base3) <= BASE3_UP_TO * lines(Fixed::TwoBit);
-            let wanted = tensor.encoding() == Encoding::Base3 && Isa::detect().permutes_bytes();
-            if wanted && small { Self::Base3 } else { Self::TwoBit }
-        };
-        let from = match tensor.scales().granularity() {
-            Granularity::Tensor | Granularity::Row => SPARSE_FROM,
-            Granularity::Group(size) if size.get() >= 128 => SPARSE_GROUPS_FROM,
-            Granularity::Group(_) => return dense(),
-        };
-        let all = tensor.rows() as f64 * tensor.cols() as f64 * tensor.depth() as f64;
-        if tensor.zeros() as f64 >= from * all { Self::Sparse } else { dense() }
-    }
-}
-
-/// Shares of the bytes of two bits a weight up to which 1.6 bits gain more than their instructions cost.
-const BASE3_UP_TO: f64 = 0.85;
 
 /// A layout in which every weight has a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,10 +95,7 @@ impl Shape {
             match self.layout {
                 Fixed::TwoBit => {
                     for (line, codes) in lines.iter_mut().zip(codes.as_chunks::<16>().0) {
-                        let [a, b, c, d] = fours(codes);
-                        // Codes stay below four, so nothing is carried from byte to byte.
-                        let bytes = a | b << 2 | c << 4 | d << 6;
-                        line.0.as_chunks_mut().0[r] = bytes.to_le_bytes();
+                        put_two_bits(line, r, codes);
                     }
                 }
                 Fixed::Base3 => {
@@ -184,6 +129,15 @@ impl Shape {
             };
         }
     }
+}
+
+/// Writes sixteen codes of row `r` into a line of two bits a weight.
+#[inline]
+pub(super) fn put_two_bits(line: &mut CodeLine, r: usize, codes: &[u8; 16]) {
+    let [a, b, c, d] = fours(codes);
+    // Codes stay below four, so nothing is carried from byte to byte.
+    let bytes = a | b << 2 | c << 4 | d << 6;
+    line.0.as_chunks_mut().0[r] = bytes.to_le_bytes();
 }
 
 /// Four columns of each field as one word.

@@ -1,8 +1,11 @@
 //! Weights resident for the kernels.
 
+pub(crate) mod blocks;
+mod choose;
 mod dense;
 mod int8;
 pub(crate) mod layout;
+mod shares;
 pub(crate) mod sparse;
 mod ternary;
 
@@ -68,6 +71,14 @@ impl Matrix {
     /// Tiles of [`Matrix::tile_rows`] rows.
     pub(crate) fn tiles(&self) -> usize {
         self.rows().div_ceil(self.tile_rows())
+    }
+
+    /// What the tiles before one cost, in bytes or more: the measure by which threads share tiles.
+    pub(crate) fn cost_before(&self, tile: usize) -> usize {
+        match self {
+            Self::Ternary(m) => m.cost_before(tile),
+            Self::Int8(_) | Self::Dense(_) => tile * (self.bytes() / self.tiles()).max(1),
+        }
     }
 
     /// Writes the weights of one row as f32; the caller checked `row` and the length of `out`.

@@ -5,7 +5,9 @@ use trike_trit::TritTensor;
 use crate::error::{CpuError, Result};
 use crate::line::{CodeLine, Line, ROWS, TableLine};
 use crate::matrix::layout::LONG;
+use crate::matrix::shares::{Share, for_tiles};
 use crate::memory::Lines;
+use crate::pool::Pool;
 use crate::simd::Simd;
 
 /// Columns that a slot can point at.
@@ -124,17 +126,56 @@ impl Cells {
         (next..entries.len()).for_each(spill);
     }
 
+    /// Fills the lines of some tiles, and says what found no slot.
+    fn pack(&self, tensor: &TritTensor, planes: &[usize], share: Share<'_, CodeLine>) -> Result<Spilled> {
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        let mut spills: Vec<u32> = Vec::new();
+        let mut ends = Vec::new();
+        let (mut trits, mut entries) = (vec![0i8; cols], Vec::new());
+        let places = share.tiles.flat_map(|tile| planes.iter().map(move |&plane| (tile, plane)));
+        for ((tile, plane), lines) in places.zip(share.part.chunks_exact_mut(self.lines())) {
+            lines.fill(Line([EMPTY; 64]));
+            let first = spills.len();
+            for r in 0..ROWS.min(rows - tile * ROWS) {
+                tensor.read_row(plane, tile * ROWS + r, &mut trits)?;
+                for (start, len, line) in self.units() {
+                    let trits = &trits[start..start + len];
+                    entries.clear();
+                    entries.extend((0u32..).zip(trits).filter(|(_, trit)| **trit != 0).map(|(col, _)| col));
+                    let requested = 4 * (spills.len() + entries.len());
+                    spills.try_reserve(entries.len()).map_err(|_| CpuError::Memory { requested })?;
+                    let sign = |i: usize| trits[entries[i] as usize] < 0;
+                    let put = |cell: usize, slot: usize, i: usize| {
+                        let col = entries[i] as usize - self.window(cell, len);
+                        let byte = 4 * r + cell % self.per_line() * self.slots + slot;
+                        let negative = if sign(i) { NEGATIVE } else { 0 };
+                        lines[line + cell / self.per_line()].0[byte] = col as u8 | negative;
+                    };
+                    // Columns lie below 2^20: `MAX_COLS`.
+                    let spill = |i: usize| {
+                        let col = entries[i] + start as u32;
+                        spills.push(col << 5 | (r as u32) << 1 | u32::from(sign(i)));
+                    };
+                    self.place(len, &entries, put, spill);
+                }
+            }
+            spills[first..].sort_unstable();
+            ends.push(spills.len());
+        }
+        Ok(Spilled { spills, ends })
+    }
+
     /// The cells that are read in the least time, judged by a sample of units.
-    fn choose(tensor: &TritTensor, unit: usize) -> Result<Self> {
+    fn choose(tensor: &TritTensor, planes: &[usize], unit: usize) -> Result<Self> {
         let (rows, cols) = (tensor.rows(), tensor.cols());
         let mut trits = vec![0i8; cols];
         let mut sample: Vec<(usize, Vec<u32>)> = Vec::new();
-        let wanted = (SAMPLE / cols).clamp(4, 256).min(rows * tensor.depth());
+        let wanted = (SAMPLE / cols).clamp(4, 256).min(rows * planes.len());
         let mut taken = 0;
         for i in 0..wanted {
             // Spread over rows and planes.
-            let at = i * rows * tensor.depth() / wanted;
-            tensor.read_row(at / rows, at % rows, &mut trits)?;
+            let at = i * rows * planes.len() / wanted;
+            tensor.read_row(planes[at / rows], at % rows, &mut trits)?;
             for trits in trits.chunks(unit) {
                 if taken < 2 * SAMPLE {
                     taken += trits.len();
@@ -179,6 +220,12 @@ pub(crate) struct Sparse {
     lines: Lines<CodeLine>,
     spills: Vec<u32>,
     /// Where the spills of each plane of each tile end.
+    ends: Vec<usize>,
+}
+
+/// What found no slot in some tiles, and where that of each plane of each tile ends.
+struct Spilled {
+    spills: Vec<u32>,
     ends: Vec<usize>,
 }
 
@@ -233,44 +280,27 @@ impl Entry {
 }
 
 impl Sparse {
-    pub(crate) fn pack(tensor: &TritTensor, group: Option<usize>) -> Result<Self> {
-        let (rows, cols, depth) = (tensor.rows(), tensor.cols(), tensor.depth());
-        let cells = Cells::choose(tensor, group.unwrap_or(LONG))?;
-        let per_tile = cells.lines();
-        let mut lines = Lines::zeroed(rows.div_ceil(ROWS) * depth * per_tile)?;
-        let mut spills: Vec<u32> = Vec::new();
-        let mut ends = Vec::new();
-        let (mut trits, mut entries) = (vec![0i8; cols], Vec::new());
-        for (i, lines) in lines.chunks_exact_mut(per_tile).enumerate() {
-            lines.fill(Line([EMPTY; 64]));
-            let (tile, plane, first) = (i / depth, i % depth, spills.len());
-            for r in 0..ROWS.min(rows - tile * ROWS) {
-                tensor.read_row(plane, tile * ROWS + r, &mut trits)?;
-                for (start, len, line) in cells.units() {
-                    let trits = &trits[start..start + len];
-                    entries.clear();
-                    entries.extend((0u32..).zip(trits).filter(|(_, trit)| **trit != 0).map(|(col, _)| col));
-                    let requested = 4 * (spills.len() + entries.len());
-                    spills.try_reserve(entries.len()).map_err(|_| CpuError::Memory { requested })?;
-                    let sign = |i: usize| trits[entries[i] as usize] < 0;
-                    let put = |cell: usize, slot: usize, i: usize| {
-                        let col = entries[i] as usize - cells.window(cell, len);
-                        let byte = 4 * r + cell % cells.per_line() * cells.slots + slot;
-                        let negative = if sign(i) { NEGATIVE } else { 0 };
-                        lines[line + cell / cells.per_line()].0[byte] = col as u8 | negative;
-                    };
-                    // Columns lie below 2^20: `MAX_COLS`.
-                    let spill = |i: usize| {
-                        let col = entries[i] + start as u32;
-                        spills.push(col << 5 | (r as u32) << 1 | u32::from(sign(i)));
-                    };
-                    cells.place(len, &entries, put, spill);
-                }
-            }
-            spills[first..].sort_unstable();
-            ends.push(spills.len());
+    /// Packs some planes of a tensor.
+    pub(crate) fn pack(
+        tensor: &TritTensor,
+        planes: &[usize],
+        group: Option<usize>,
+        pool: Option<&Pool>,
+    ) -> Result<Self> {
+        let cells = Cells::choose(tensor, planes, group.unwrap_or(LONG))?;
+        let (tiles, per_tile) = (tensor.rows().div_ceil(ROWS), planes.len() * cells.lines());
+        let mut lines = Lines::zeroed(tiles * per_tile)?;
+        let work = tensor.rows() * tensor.cols() * planes.len();
+        let parts = for_tiles(pool, work, tiles, &mut lines, &|tile| tile * per_tile, |share| {
+            cells.pack(tensor, planes, share)
+        })?;
+        let count = parts.iter().map(|part| part.spills.len()).sum();
+        let (mut spills, mut ends) = (Vec::new(), Vec::with_capacity(tiles * planes.len()));
+        spills.try_reserve_exact(count).map_err(|_| CpuError::Memory { requested: 4 * count })?;
+        for part in parts {
+            ends.extend(part.ends.iter().map(|end| spills.len() + end));
+            spills.extend(part.spills);
         }
-        spills.shrink_to_fit();
         Ok(Self { cells, lines, spills, ends })
     }
 

@@ -7,9 +7,12 @@ use trike_trit::{Coupling, Granularity, GroupSize, TritTensor};
 
 use crate::error::{Result, check_range};
 use crate::line::{CodeLine, FloatLine, Line, ROWS};
+use crate::matrix::blocks::Blocks;
 use crate::matrix::layout::{Fixed, Layout, Shape};
+use crate::matrix::shares::{Share, for_tiles};
 use crate::matrix::sparse::Sparse;
 use crate::memory::Lines;
+use crate::pool::{Cpu, Pool};
 use crate::simd::Simd;
 
 /// Columns of a ternary matrix, at most. Integer sums never span more than 16,320 columns, so this only bounds lengths.
@@ -28,7 +31,10 @@ pub(crate) const FOLDED: usize = 4;
 /// ```
 ///
 /// [`Layout::Sparse`] keeps a byte for each nonzero instead, and as many lines for every tile; what finds no room in them is
-/// listed apart.
+/// listed apart. [`Layout::Blocks`] leaves out blocks of zeros, in any tile as many as there are.
+///
+/// A plane that is all zeros is left out of every layout: any free one, and the first and the last of tied ones. (A plane
+/// between two others that are tied is left out of [`Layout::Blocks`], and kept in the others, which fold neighbours.)
 ///
 /// A 32-bit lane of a vector is a row, so nothing is summed across lanes, a scale for each row is one vector, and a range
 /// of tiles is one contiguous range of memory. Scales lie in the same order, `[tile][plane][group][row of the tile]`, in
@@ -52,18 +58,29 @@ pub(crate) const FOLDED: usize = 4;
 pub struct TernaryMatrix {
     rows: usize,
     cols: usize,
-    /// Sets of planes with scales of their own.
+    /// Planes of the tensor.
+    depth: usize,
+    /// Sets of planes with scales of their own, those left out that are zero.
     sets: usize,
-    /// Tied planes of a set.
+    /// Tied planes of a set, from the first to the last that is not zero.
     planes: usize,
+    /// Tied planes before them: the scale of the first is `3^-skipped` of that of the set.
+    skipped: usize,
     group: Option<GroupSize>,
     /// How the columns are padded, and what the lines hold.
     shape: Shape,
-    lines: Lines<CodeLine>,
-    /// The weights of [`Layout::Sparse`], which has no lines of the others.
-    sparse: Option<Box<Sparse>>,
+    store: Store,
     scales: Shared,
     means: Option<Shared>,
+}
+
+/// The weights.
+#[derive(Clone, Debug)]
+enum Store {
+    /// Every weight has a place.
+    Fixed(Lines<CodeLine>),
+    Sparse(Box<Sparse>),
+    Blocks(Box<Blocks>),
 }
 
 /// Scales or means: one for each set, or one for each row of each tile, set and group.
@@ -80,6 +97,16 @@ impl Shared {
             Self::Tensor(v) => size_of_val(v.as_slice()),
             Self::F16(v) => size_of_val(v.as_slice()),
             Self::F32(v) => size_of_val(v.as_slice()),
+        }
+    }
+
+    /// The largest magnitude.
+    fn largest(&self) -> f32 {
+        let most = |most: f32, value: f32| most.max(value.abs());
+        match self {
+            Self::Tensor(v) => v.iter().copied().fold(0.0, most),
+            Self::F16(v) => v.as_flattened().iter().map(|v| v.to_f32()).fold(0.0, most),
+            Self::F32(v) => v.as_flattened().iter().copied().fold(0.0, most),
         }
     }
 
@@ -137,12 +164,16 @@ impl TernaryMatrix {
         Self::pack_as(tensor, Layout::TwoBit)
     }
 
-    /// Packs a tensor in a chosen layout.
+    /// Packs a tensor in a chosen layout, on this thread; [`Cpu::pack`] does it on all of them.
     ///
     /// # Errors
     ///
     /// As [`TernaryMatrix::pack`].
     pub fn pack_as(tensor: &TritTensor, layout: Layout) -> Result<Self> {
+        Self::pack_with(tensor, layout, None)
+    }
+
+    fn pack_with(tensor: &TritTensor, layout: Layout, pool: Option<&Pool>) -> Result<Self> {
         let (rows, cols, depth) = (tensor.rows(), tensor.cols(), tensor.depth());
         check_range("columns of a ternary matrix", 1, MAX_COLS, cols)?;
         let scales = tensor.scales();
@@ -150,20 +181,24 @@ impl TernaryMatrix {
             Granularity::Group(size) => Some(size),
             Granularity::Tensor | Granularity::Row => None,
         };
-        let tied = tensor.coupling() == Coupling::Tied;
-        let (sets, planes) = if tied { (1, depth) } else { (depth, 1) };
-        let (fixed, sparse) = match layout {
-            Layout::TwoBit => (Fixed::TwoBit, None),
-            Layout::Base3 => (Fixed::Base3, None),
-            Layout::Sparse => {
-                (Fixed::TwoBit, Some(Box::new(Sparse::pack(tensor, group.map(GroupSize::get))?)))
-            }
+        let kept = kept_planes(tensor);
+        let (sets, planes, skipped) = match (tensor.coupling(), kept.first()) {
+            (Coupling::Tied, Some(&first)) => (1, kept.len(), first),
+            (Coupling::Tied, None) | (Coupling::Free, _) => (kept.len(), 1, 0),
         };
+        let fixed = if layout == Layout::Base3 { Fixed::Base3 } else { Fixed::TwoBit };
         let shape = Shape::new(fixed, cols, group);
-        let lines = if sparse.is_none() { pack_lines(tensor, &shape)? } else { Lines::default() };
         let halves = matches!(scales.values(), trike_trit::ScaleValues::F16(_));
         // Scales of a tied plane are derived; plane 0 has the stored ones.
-        let packed = shared(tensor, sets, halves, |plane, row, group| tensor.scale(plane, row, group))?;
+        let stored = |set: usize| if skipped + planes > 1 { 0 } else { kept[set] };
+        let packed = shared(tensor, sets, halves, |set, row, group| tensor.scale(stored(set), row, group))?;
+        let store = match layout {
+            Layout::TwoBit | Layout::Base3 => Store::Fixed(pack_lines(tensor, &kept, &shape, pool)?),
+            Layout::Sparse => {
+                Store::Sparse(Box::new(Sparse::pack(tensor, &kept, group.map(GroupSize::get), pool)?))
+            }
+            Layout::Blocks => Store::Blocks(Box::new(Blocks::pack(tensor, &kept, packed.largest(), pool)?)),
+        };
         let means = match scales.means() {
             None => None,
             Some(means) => {
@@ -171,7 +206,7 @@ impl TernaryMatrix {
                 Some(shared(tensor, 1, halves, |_, row, group| tensor.mean(row, group))?)
             }
         };
-        Ok(Self { rows, cols, sets, planes, group, shape, lines, sparse, scales: packed, means })
+        Ok(Self { rows, cols, depth, sets, planes, skipped, group, shape, store, scales: packed, means })
     }
 
     /// Outputs.
@@ -186,10 +221,10 @@ impl TernaryMatrix {
         self.cols
     }
 
-    /// Planes, 1 to 6.
+    /// Planes of the tensor, 1 to 6, those included that are zero.
     #[must_use]
     pub fn depth(&self) -> usize {
-        self.sets * self.planes
+        self.depth
     }
 
     /// Columns that share a scale, or `None` when a whole row does.
@@ -201,20 +236,40 @@ impl TernaryMatrix {
     /// How the weights lie in memory.
     #[must_use]
     pub fn layout(&self) -> Layout {
-        match (&self.sparse, self.shape.layout()) {
-            (Some(_), _) => Layout::Sparse,
-            (None, Fixed::TwoBit) => Layout::TwoBit,
-            (None, Fixed::Base3) => Layout::Base3,
+        match (&self.store, self.shape.layout()) {
+            (Store::Sparse(_), _) => Layout::Sparse,
+            (Store::Blocks(_), _) => Layout::Blocks,
+            (Store::Fixed(_), Fixed::TwoBit) => Layout::TwoBit,
+            (Store::Fixed(_), Fixed::Base3) => Layout::Base3,
         }
     }
 
     /// Bytes that the kernels read: codes, scales and means, padding included.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        size_of_val::<[CodeLine]>(&self.lines)
-            + self.sparse().map_or(0, Sparse::bytes)
-            + self.scales.bytes()
-            + self.means.as_ref().map_or(0, Shared::bytes)
+        let weights = match &self.store {
+            Store::Fixed(lines) => size_of_val::<[CodeLine]>(lines),
+            Store::Sparse(sparse) => sparse.bytes(),
+            Store::Blocks(blocks) => blocks.bytes(),
+        };
+        weights + self.shared_bytes()
+    }
+
+    fn shared_bytes(&self) -> usize {
+        self.scales.bytes() + self.means.as_ref().map_or(0, Shared::bytes)
+    }
+
+    /// What the tiles before one cost, in bytes or more: the measure by which threads share tiles.
+    pub(crate) fn cost_before(&self, tile: usize) -> usize {
+        let tiles = self.rows.div_ceil(ROWS);
+        match &self.store {
+            // Even a tile of zeros has outputs.
+            Store::Blocks(blocks) => {
+                let shared = self.shared_bytes().div_ceil(tiles) + 2 * size_of::<FloatLine>();
+                blocks.bytes_before(tile, self.sets * self.planes) + tile * shared
+            }
+            Store::Fixed(_) | Store::Sparse(_) => tile * (self.bytes() / tiles).max(1),
+        }
     }
 
     pub(crate) fn shape(&self) -> &Shape {
@@ -244,14 +299,19 @@ impl TernaryMatrix {
     /// The lines of one plane of one tile.
     #[inline]
     pub(crate) fn tile(&self, tile: usize, set: usize, plane: usize) -> &[CodeLine] {
-        let len = self.shape.lines();
-        &self.lines[self.plane_index(tile, set, plane) * len..][..len]
+        let (Store::Fixed(lines), len) = (&self.store, self.shape.lines()) else { return &[] };
+        &lines[self.plane_index(tile, set, plane) * len..][..len]
     }
 
     /// The weights of [`Layout::Sparse`].
     #[inline(always)]
     pub(crate) fn sparse(&self) -> Option<&Sparse> {
-        self.sparse.as_deref()
+        if let Store::Sparse(sparse) = &self.store { Some(sparse) } else { None }
+    }
+
+    /// The weights of [`Layout::Blocks`].
+    pub(crate) fn blocks(&self) -> Option<&Blocks> {
+        if let Store::Blocks(blocks) = &self.store { Some(blocks) } else { None }
     }
 
     /// The number of a plane of a tile, counted through all tiles.
@@ -269,7 +329,7 @@ impl TernaryMatrix {
         set: usize,
         scratch: &'a mut [FloatLine],
     ) -> Groups<'a> {
-        if let (Shared::F16(v), 1) = (&self.scales, self.planes) {
+        if let (Shared::F16(v), 1) = (&self.scales, self.skipped + self.planes) {
             return Groups::Halves(&v[(tile * self.sets + set) * self.groups()..][..self.groups()]);
         }
         self.scales(s, tile, set, scratch);
@@ -280,8 +340,8 @@ impl TernaryMatrix {
     #[inline(always)]
     pub(crate) fn scales<S: Simd>(&self, kernels: S, tile: usize, set: usize, out: &mut [FloatLine]) {
         self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), out);
-        if self.planes > 1 {
-            let divisor = 3f32.powi(self.planes as i32 - 1);
+        if self.skipped + self.planes > 1 {
+            let divisor = 3f32.powi((self.skipped + self.planes) as i32 - 1);
             out.iter_mut().flat_map(|line| &mut line.0).for_each(|scale| *scale /= divisor);
         }
     }
@@ -309,10 +369,12 @@ impl TernaryMatrix {
         for set in 0..self.sets {
             self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), &mut shared);
             for plane in 0..self.planes {
-                let divisor = 3f32.powi(plane as i32);
-                match &self.sparse {
-                    Some(sparse) => sparse.read_row(self.plane_index(tile, set, plane), r, &mut codes),
-                    None => self.shape.read_row(self.tile(tile, set, plane), r, &mut codes),
+                let divisor = 3f32.powi((self.skipped + plane) as i32);
+                let index = self.plane_index(tile, set, plane);
+                match &self.store {
+                    Store::Fixed(_) => self.shape.read_row(self.tile(tile, set, plane), r, &mut codes),
+                    Store::Sparse(sparse) => sparse.read_row(index, r, &mut codes),
+                    Store::Blocks(blocks) => blocks.read_row(index, r, &mut codes),
                 }
                 for ((out, codes), scale) in out.chunks_mut(len).zip(codes.chunks(len)).zip(&shared) {
                     let scale = scale.0[r] / divisor;
@@ -331,27 +393,69 @@ impl TernaryMatrix {
     }
 }
 
-/// Packs every weight into its place.
-fn pack_lines(tensor: &TritTensor, shape: &Shape) -> Result<Lines<CodeLine>> {
-    let (rows, cols, depth) = (tensor.rows(), tensor.cols(), tensor.depth());
-    let mut lines = Lines::zeroed(rows.div_ceil(ROWS) * depth * shape.lines())?;
-    // Padding, in columns and in rows, is trit zero.
-    let padded = shape.padded_cols();
-    let mut codes = vec![1u8; ROWS * padded];
-    let mut trits = vec![0i8; cols];
-    for (i, lines) in lines.chunks_exact_mut(shape.lines()).enumerate() {
-        let (tile, plane) = (i / depth, i % depth);
-        for (r, codes) in codes.chunks_exact_mut(padded).enumerate() {
-            let row = tile * ROWS + r;
-            if row < rows {
-                tensor.read_row(plane, row, &mut trits)?;
-                codes.iter_mut().zip(&trits).for_each(|(code, trit)| *code = (trit + 1).cast_unsigned());
-            } else {
-                codes.fill(1);
-            }
-        }
-        shape.pack(&codes, lines);
+impl Cpu {
+    /// [`TernaryMatrix::pack_as`] on all threads: the same matrix, to the bit.
+    ///
+    /// ```
+    /// use trike_cpu::{Cpu, Layout};
+    /// use trike_trit::{Encoding, Scales, TritTensor};
+    ///
+    /// let tensor = TritTensor::from_trits(40, 64, &[1; 40 * 64], Encoding::TwoBit, Scales::tensor(0.5))?;
+    /// let matrix = Cpu::new(2)?.pack(&tensor, Layout::choose(&tensor))?;
+    /// assert_eq!((matrix.rows(), matrix.layout()), (40, Layout::TwoBit));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`TernaryMatrix::pack`].
+    pub fn pack(&self, tensor: &TritTensor, layout: Layout) -> Result<TernaryMatrix> {
+        TernaryMatrix::pack_with(tensor, layout, Some(self.pool()))
     }
+}
+
+/// The planes that are packed: those with a nonzero, and tied ones between two of them.
+pub(super) fn kept_planes(tensor: &TritTensor) -> Vec<usize> {
+    let all = tensor.rows() as u64 * tensor.cols() as u64;
+    let is_zero = |plane| tensor.sparsity(plane).is_some_and(|index| index.zeros() == all);
+    let present: Vec<usize> = (0..tensor.depth()).filter(|&plane| !is_zero(plane)).collect();
+    match (tensor.coupling(), present.as_slice()) {
+        (Coupling::Tied, [first, .., last]) => (*first..last + 1).collect(),
+        (Coupling::Tied | Coupling::Free, _) => present,
+    }
+}
+
+/// Packs every weight of some planes into its place.
+fn pack_lines(
+    tensor: &TritTensor,
+    planes: &[usize],
+    shape: &Shape,
+    pool: Option<&Pool>,
+) -> Result<Lines<CodeLine>> {
+    let (rows, cols, per_tile) = (tensor.rows(), tensor.cols(), planes.len() * shape.lines());
+    let tiles = rows.div_ceil(ROWS);
+    let mut lines = Lines::zeroed(tiles * per_tile)?;
+    let work = rows * cols * planes.len();
+    for_tiles(pool, work, tiles, &mut lines, &|tile| tile * per_tile, |Share { tiles, part }| {
+        // Padding, in columns and in rows, is trit zero.
+        let padded = shape.padded_cols();
+        let mut codes = vec![1u8; ROWS * padded];
+        let mut trits = vec![0i8; cols];
+        let places = tiles.flat_map(|tile| planes.iter().map(move |&plane| (tile, plane)));
+        for ((tile, plane), lines) in places.zip(part.chunks_exact_mut(shape.lines())) {
+            for (r, codes) in codes.chunks_exact_mut(padded).enumerate() {
+                let row = tile * ROWS + r;
+                if row < rows {
+                    tensor.read_row(plane, row, &mut trits)?;
+                    codes.iter_mut().zip(&trits).for_each(|(code, trit)| *code = (trit + 1).cast_unsigned());
+                } else {
+                    codes.fill(1);
+                }
+            }
+            shape.pack(&codes, lines);
+        }
+        Ok(())
+    })?;
     Ok(lines)
 }
 

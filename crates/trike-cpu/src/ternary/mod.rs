@@ -10,6 +10,8 @@
 //!     + sum over units of (mean * group factor) * f32(exact sum of the activations)
 //! ```
 //!
+//! [`sparse`] and [`blocks`] do the same over weights of which zeros are left out: single ones, or blocks of them.
+//!
 //! A unit is the smaller of the group of the weights and that of the activations; where neither has groups it is a whole
 //! row, or [`LONG`] columns of a longer one.
 
@@ -18,6 +20,7 @@
     reason = "the indices are rows of activations, tiles and fields, and each walks several arrays"
 )]
 
+mod blocks;
 mod decode;
 mod prefill;
 mod sparse;
@@ -98,7 +101,9 @@ pub(crate) fn ternary_piece<K: Kernels>(
     piece: &mut Piece<'_>,
 ) {
     let units = Units::new(m, precision);
-    if x.in_place() {
+    if let Some(blocks) = m.blocks() {
+        blocks::piece(kernels, m, blocks, x, units, piece);
+    } else if x.in_place() {
         match x.rows() {
             1 => kernels.run(decode::Decode::<K, 1>::new(kernels, m, x, units, piece)),
             2 => kernels.run(decode::Decode::<K, 2>::new(kernels, m, x, units, piece)),

@@ -5,13 +5,11 @@ use std::arch::x86_64::*;
 use super::load;
 use crate::isa::Avx2;
 use crate::kernels::Element;
-use crate::kernels::floats::FloatLanes;
+use crate::kernels::floats::{FloatLanes, Streaming};
 
 impl FloatLanes for Avx2 {
     type Lanes = __m256;
     const LANES: usize = 8;
-    // Twelve sums, three activations and a weight in sixteen registers.
-    const SIDE_TOKENS: usize = 3;
 
     #[inline(always)]
     fn splat_lanes(self, value: f32) -> __m256 {
@@ -46,6 +44,11 @@ impl FloatLanes for Avx2 {
     fn fold_lanes(self, lanes: [__m256; 4]) -> [f32; 4] {
         enter!(fold_four(lanes))
     }
+}
+
+impl Streaming for Avx2 {
+    // Twelve sums, three activations and a weight in sixteen registers.
+    const SIDE_TOKENS: usize = 3;
 
     #[inline(always)]
     fn prefetch_lanes<const FIRST: bool>(self, line: *const u8) {

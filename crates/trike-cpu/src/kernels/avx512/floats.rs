@@ -5,13 +5,11 @@ use std::arch::x86_64::*;
 use super::load;
 use crate::isa::Avx512;
 use crate::kernels::Element;
-use crate::kernels::floats::FloatLanes;
+use crate::kernels::floats::{FloatLanes, Streaming};
 
 impl FloatLanes for Avx512 {
     type Lanes = __m512;
     const LANES: usize = 16;
-    // 24 sums, four weights and an activation in 32 registers.
-    const SIDE_TOKENS: usize = 6;
 
     #[inline(always)]
     fn splat_lanes(self, value: f32) -> __m512 {
@@ -46,6 +44,11 @@ impl FloatLanes for Avx512 {
     fn fold_lanes(self, lanes: [__m512; 4]) -> [f32; 4] {
         enter!(fold_four(lanes))
     }
+}
+
+impl Streaming for Avx512 {
+    // 24 sums, four weights and an activation in 32 registers.
+    const SIDE_TOKENS: usize = 6;
 
     #[inline(always)]
     fn prefetch_lanes<const FIRST: bool>(self, line: *const u8) {

@@ -19,7 +19,7 @@ mod stream;
 use std::ops::Range;
 
 use super::Element;
-use super::floats::{FloatLanes, MOST_TOKENS};
+use super::floats::{MOST_TOKENS, Streaming};
 use super::rows::{BLOCK, Rows};
 use panel::many;
 use stream::Few;
@@ -44,7 +44,7 @@ const fn lines<E>() -> usize {
 }
 
 /// `out[t][r] = w[r] . x[t]`.
-pub(crate) fn product<S: FloatLanes, E: Element>(simd: S, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
+pub(crate) fn product<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
     let scales_per_block = match (w.scales.is_empty(), w.group) {
         (true, _) => 0,
         (false, 32) => 2,
@@ -70,7 +70,7 @@ pub(crate) fn product<S: FloatLanes, E: Element>(simd: S, w: Rows<'_, E>, x: &[f
 }
 
 /// Groups that no loop is made for: the weights of some rows are written as f32, and those multiplied.
-fn widened<S: FloatLanes, E: Element>(simd: S, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
+fn widened<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
     let mut weights = Vec::with_capacity(PANEL.min(w.count()) * w.cols);
     for first in (0..w.count()).step_by(PANEL) {
         let rows = first..(first + PANEL).min(w.count());
@@ -102,7 +102,7 @@ fn aligned(len: usize) -> (Vec<f32>, usize) {
     (buffer, start)
 }
 
-fn scaled<S: FloatLanes, E: Element, const SCALES: usize>(
+fn scaled<S: Streaming, E: Element, const SCALES: usize>(
     simd: S,
     w: Rows<'_, E>,
     x: &[Block<f32>],
@@ -118,13 +118,13 @@ fn scaled<S: FloatLanes, E: Element, const SCALES: usize>(
 }
 
 /// Tokens whose sums stay in registers beside weights that have yet to be widened.
-const fn few<S: FloatLanes>() -> usize {
+const fn few<S: Streaming>() -> usize {
     S::SIDE_TOKENS - 1
 }
 
 /// The product for some tokens, not so many that a panel is worth making: rows that stay in the second cache meet a few
 /// tokens at a time.
-fn some<S: FloatLanes, E: Element, const SCALES: usize>(
+fn some<S: Streaming, E: Element, const SCALES: usize>(
     simd: S,
     w: Rows<'_, E>,
     x: &[Block<f32>],
@@ -178,7 +178,7 @@ fn for_tokens<F: ForTokens>(task: F) {
 
 /// The weights of a block from column `at`.
 #[inline(always)]
-fn weight<S: FloatLanes, E: Element, const SCALES: usize>(
+fn weight<S: Streaming, E: Element, const SCALES: usize>(
     simd: S,
     codes: &Block<E>,
     scales: [f32; SCALES],

@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::{Block, ForTokens, LINE, PANEL, SIDE, Source, aligned, for_tokens, groups, lines, weight};
-use crate::kernels::floats::FloatLanes;
+use crate::kernels::floats::Streaming;
 use crate::kernels::rows::{BLOCK, Rows};
 use crate::kernels::{Element, Loop};
 
@@ -16,7 +16,7 @@ const QUAD: usize = SIDE * BLOCK;
 const ROWS_AHEAD: usize = 4;
 
 /// The product for many tokens, panel by panel.
-pub(super) fn many<S: FloatLanes, E: Element, const SCALES: usize>(
+pub(super) fn many<S: Streaming, E: Element, const SCALES: usize>(
     simd: S,
     w: Rows<'_, E>,
     x: &[Block<f32>],
@@ -69,7 +69,7 @@ struct Pack<'a, S, E, const SCALES: usize> {
     panel: &'a mut [[f32; QUAD]],
 }
 
-impl<S: FloatLanes, E: Element, const SCALES: usize> Loop for Pack<'_, S, E, SCALES> {
+impl<S: Streaming, E: Element, const SCALES: usize> Loop for Pack<'_, S, E, SCALES> {
     type Output = ();
 
     #[inline(always)]
@@ -120,7 +120,7 @@ struct Group<'a, 'o, S> {
     out: &'a mut [&'o mut [f32]],
 }
 
-impl<S: FloatLanes> ForTokens for Group<'_, '_, S> {
+impl<S: Streaming> ForTokens for Group<'_, '_, S> {
     const MOST: usize = S::SIDE_TOKENS;
 
     fn tokens(&self) -> usize {
@@ -145,7 +145,7 @@ struct Multiply<'a, 'o, S, const T: usize> {
     out: &'a mut [&'o mut [f32]],
 }
 
-impl<S: FloatLanes, const T: usize> Loop for Multiply<'_, '_, S, T> {
+impl<S: Streaming, const T: usize> Loop for Multiply<'_, '_, S, T> {
     type Output = ();
 
     #[inline(always)]

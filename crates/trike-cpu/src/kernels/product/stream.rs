@@ -5,7 +5,7 @@
 //! ahead is right at the ends of rows as well.
 
 use super::{Block, ForTokens, LINE, SIDE, Source, few, lines, weight};
-use crate::kernels::floats::FloatLanes;
+use crate::kernels::floats::Streaming;
 use crate::kernels::rows::{BLOCK, Rows};
 use crate::kernels::{Element, Loop};
 
@@ -20,7 +20,7 @@ pub(super) struct Few<'a, 'o, S, E, const SCALES: usize> {
     pub(super) out: &'a mut [&'o mut [f32]],
 }
 
-impl<S: FloatLanes, E: Element, const SCALES: usize> ForTokens for Few<'_, '_, S, E, SCALES> {
+impl<S: Streaming, E: Element, const SCALES: usize> ForTokens for Few<'_, '_, S, E, SCALES> {
     const MOST: usize = few::<S>();
 
     fn tokens(&self) -> usize {
@@ -43,9 +43,7 @@ struct Stream<'a, 'o, S, E, const SCALES: usize, const T: usize> {
     out: &'a mut [&'o mut [f32]],
 }
 
-impl<S: FloatLanes, E: Element, const SCALES: usize, const T: usize> Loop
-    for Stream<'_, '_, S, E, SCALES, T>
-{
+impl<S: Streaming, E: Element, const SCALES: usize, const T: usize> Loop for Stream<'_, '_, S, E, SCALES, T> {
     type Output = ();
 
     #[inline(always)]
@@ -73,7 +71,7 @@ impl<S: FloatLanes, E: Element, const SCALES: usize, const T: usize> Loop
 
 /// Four rows times `T` tokens.
 #[inline(always)]
-fn four_rows<S: FloatLanes, E: Element, const SCALES: usize, const T: usize>(
+fn four_rows<S: Streaming, E: Element, const SCALES: usize, const T: usize>(
     simd: S,
     w: Rows<'_, E>,
     rows: [usize; SIDE],
@@ -119,7 +117,7 @@ fn four_rows<S: FloatLanes, E: Element, const SCALES: usize, const T: usize>(
 
 /// Adds the products of one block.
 #[inline(always)]
-fn add_block<S: FloatLanes, E: Element, const SCALES: usize, const T: usize>(
+fn add_block<S: Streaming, E: Element, const SCALES: usize, const T: usize>(
     simd: S,
     codes: [&Block<E>; SIDE],
     scales: [[f32; SCALES]; SIDE],

@@ -1,0 +1,50 @@
+//! Weights are packed in shares of their tiles, on every thread that there is.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use crate::error::Result;
+use crate::pool::{Pool, ranges};
+
+/// Some tiles, and the part of the memory that is theirs.
+pub(super) struct Share<'a, T> {
+    pub(super) tiles: Range<usize>,
+    pub(super) part: &'a mut [T],
+}
+
+/// Fills the tiles of a matrix by contiguous shares, on the threads of `pool` or on this one, and returns what each share
+/// returned, in order. What tile `t` fills starts at element `start(t)`.
+///
+/// `work` says how many weights there are; packing one takes about as long as two multiply-adds in f32.
+pub(super) fn for_tiles<T: Send, R: Send>(
+    pool: Option<&Pool>,
+    work: usize,
+    tiles: usize,
+    memory: &mut [T],
+    start: &(impl Fn(usize) -> usize + Sync),
+    fill: impl Fn(Share<'_, T>) -> Result<R> + Sync,
+) -> Result<Vec<R>> {
+    let parts = pool.map_or(1, |pool| pool.parts(work.saturating_mul(2)));
+    let mut rest = memory;
+    let mut results: Vec<Mutex<Option<Result<R>>>> = Vec::new();
+    let mut shares = Vec::new();
+    for tiles in ranges(tiles, parts) {
+        let (part, tail) = rest.split_at_mut(start(tiles.end) - start(tiles.start));
+        shares.push((shares.len(), Share { tiles, part }));
+        results.push(Mutex::new(None));
+        rest = tail;
+    }
+    let run = |(number, share): (usize, Share<'_, T>)| {
+        let result = fill(share);
+        // No share panics with the lock held.
+        *results[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+    };
+    match pool {
+        Some(pool) => pool.run(shares, run),
+        None => shares.into_iter().for_each(run),
+    }
+    results
+        .into_iter()
+        .filter_map(|result| result.into_inner().unwrap_or_else(PoisonError::into_inner))
+        .collect()
+}

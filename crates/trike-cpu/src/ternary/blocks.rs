@@ -1,0 +1,535 @@
+//! Weights of which blocks of zeros are left out.
+//!
+//! A block that is not there adds nothing to an exact sum, and its activations are not part of what is subtracted for the
+//! codes. A unit without any block adds `scale * 0`, which changes no bit while the scale is finite, and is passed over;
+//! where the factors of the activations could make a product of scales infinite, all units are visited.
+
+use std::ops::Range;
+
+use super::{Units, add_means, bias, products, write};
+use crate::activations::{Activations, Panel};
+use crate::kernels::{Kernels, Loop};
+use crate::line::{CodeLine, FloatLine, IntLine, Line, ROWS};
+use crate::linear::Piece;
+use crate::matrix::TernaryMatrix;
+use crate::matrix::blocks::{BLOCK, BlockTile, Blocks, ZEROS, numbers};
+use crate::simd::{Simd, takes};
+
+/// Bytes that the prefetch runs ahead of the reading.
+const AHEAD: usize = 4096;
+/// Steps of four columns of a block.
+const STEPS: usize = BLOCK / 4;
+/// Blocks of a panel, all its tiles together: 32 KiB.
+const ROOM: usize = 64;
+
+/// Some tiles of a matrix, all rows of activations.
+pub(super) fn piece<K: Kernels>(
+    kernels: K,
+    m: &TernaryMatrix,
+    blocks: &Blocks,
+    x: &Activations,
+    units: Units,
+    piece: &mut Piece<'_>,
+) {
+    let skips = !x.grouped() || {
+        let factors =
+            (0..x.rows()).flat_map(|row| (0..units.count).map(move |unit| (row, units.range(unit).0)));
+        let largest = factors.map(|(row, start)| x.group_factor(row, start)).fold(0.0, f32::max);
+        (blocks.largest_scale() * largest).is_finite()
+    };
+    let job = Job { m, blocks, x, units, skips };
+    match x.rows() {
+        _ if !x.in_place() => kernels.run(ManyTokens { kernels, job, piece }),
+        1 => kernels.run(FewTokens::<K, 1> { kernels, job, piece }),
+        2 => kernels.run(FewTokens::<K, 2> { kernels, job, piece }),
+        3 => kernels.run(FewTokens::<K, 3> { kernels, job, piece }),
+        _ => kernels.run(FewTokens::<K, 4> { kernels, job, piece }),
+    }
+}
+
+/// A product.
+#[derive(Clone, Copy)]
+struct Job<'a> {
+    m: &'a TernaryMatrix,
+    blocks: &'a Blocks,
+    x: &'a Activations,
+    units: Units,
+    /// Whether units without blocks may be passed over.
+    skips: bool,
+}
+
+impl Job<'_> {
+    /// Blocks of a unit, the last one excepted.
+    #[inline(always)]
+    fn per_unit(&self) -> usize {
+        self.units.cols / BLOCK
+    }
+
+    /// The blocks of a row, with its padding.
+    fn count(&self) -> usize {
+        self.m.cols().div_ceil(BLOCK)
+    }
+
+    /// Minus the sum of some activations of one row.
+    #[inline(always)]
+    fn negated(&self, row: usize, block: usize) -> i32 {
+        self.x.negated(row, block * BLOCK, (block + 1) * BLOCK)
+    }
+}
+
+/// One to four rows of activations: the blocks pass once, as they lie in memory.
+struct FewTokens<'a, 'p, K, const T: usize> {
+    kernels: K,
+    job: Job<'a>,
+    piece: &'a mut Piece<'p>,
+}
+
+impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { kernels: k, job, piece } = self;
+        let Job { m, blocks, x, units, skips } = job;
+        let mut groups = vec![Line([0.0; ROWS]); m.groups()];
+        let mut outputs = [Line([0.0; ROWS]); T];
+        let negated: Vec<[i32; T]> =
+            (0..job.count()).map(|block| std::array::from_fn(|t| job.negated(t, block))).collect();
+        let columns = Columns { codes: std::array::from_fn(|t| x.row(t).as_chunks().0), negated: &negated };
+        // One plane of a set needs no sums beside its own.
+        let direct = skips && m.planes() == 1;
+        let mut exact = vec![[Line([0; ROWS]); T]; if direct { 0 } else { units.count }];
+        for tile in piece.tiles.clone() {
+            let mut sums = [k.splat(0.0); T];
+            for set in 0..m.sets() {
+                let scales = m.group_scales(k, tile, set, &mut groups);
+                exact.fill([Line([0; ROWS]); T]);
+                for plane in 0..m.planes() {
+                    for ints in exact.as_flattened_mut() {
+                        k.store_ints(k.scale_add(k.load_ints(ints), 3, k.splat_int(0)), ints);
+                    }
+                    let plane = blocks.tile(m.plane_index(tile, set, plane));
+                    let mut first = 0;
+                    while first < plane.places.len() {
+                        let unit = usize::from(plane.places[first]) / job.per_unit();
+                        let last = if units.count == 1 {
+                            plane.places.len()
+                        } else {
+                            end_of_unit(plane.places, first, (unit + 1) * job.per_unit())
+                        };
+                        let part = BlockTile {
+                            lines: &plane.lines[first..last],
+                            places: &plane.places[first..last],
+                        };
+                        let ints = dots::<K, T>(k, part, columns);
+                        if direct {
+                            let scale = scales.load(k, units.group_of(unit));
+                            for t in 0..T {
+                                sums[t] = add_scaled(k, sums[t], scale, job.factor(t, unit), ints[t]);
+                            }
+                        } else {
+                            for t in 0..T {
+                                let place = &mut exact[unit][t];
+                                k.store_ints(k.add_ints(k.load_ints(place), ints[t]), place);
+                            }
+                        }
+                        first = last;
+                    }
+                }
+                for (unit, ints) in exact.iter().enumerate() {
+                    let scale = scales.load(k, units.group_of(unit));
+                    for t in 0..T {
+                        let ints = k.load_ints(&ints[t]);
+                        sums[t] = add_scaled(k, sums[t], scale, job.factor(t, unit), ints);
+                    }
+                }
+            }
+            for t in 0..T {
+                k.store_floats(sums[t], &mut outputs[t]);
+            }
+            if m.means(k, tile, &mut groups) {
+                add_means(k, x, units, &groups, &mut outputs);
+            }
+            write(k, x, m, tile, &outputs, piece);
+        }
+    }
+}
+
+impl Job<'_> {
+    /// The factor of a unit, where the activations have factors of their own.
+    #[inline(always)]
+    fn factor(&self, row: usize, unit: usize) -> Option<f32> {
+        self.x.grouped().then_some(self.x.group_factor(row, self.units.range(unit).0))
+    }
+}
+
+/// Where the blocks below number `end` end, looked for from `first`.
+#[inline(always)]
+fn end_of_unit(places: &[u16], first: usize, end: usize) -> usize {
+    let mut last = first;
+    while last < places.len() && usize::from(places[last]) < end {
+        last += 1;
+    }
+    last
+}
+
+/// `sum + (scale * factor) * exact`; without factors there is one multiplication less, and the same result.
+#[inline(always)]
+fn add_scaled<S: Simd>(
+    s: S,
+    sum: S::Floats,
+    scale: S::Floats,
+    factor: Option<f32>,
+    exact: S::Ints,
+) -> S::Floats {
+    let scale = match factor {
+        Some(factor) => s.mul(scale, s.splat(factor)),
+        None => scale,
+    };
+    s.add(sum, s.mul(scale, s.to_floats(exact)))
+}
+
+/// Activations by blocks.
+#[derive(Clone, Copy)]
+struct Columns<'a, const T: usize> {
+    codes: [&'a [[[i8; 16]; 2]]; T],
+    /// Minus the sums of the blocks.
+    negated: &'a [[i32; T]],
+}
+
+/// The exact sums of some blocks.
+#[inline(always)]
+fn dots<S: Simd, const T: usize>(s: S, tile: BlockTile<'_>, x: Columns<'_, T>) -> [S::Ints; T] {
+    let mut total = [s.splat_int(0); T];
+    let mut less = [0i32; T];
+    // For one token each line of a block has sums of its own, so that an addition does not wait for the one before.
+    let most = if T == 1 { S::LINES } else { S::LINES / 2 };
+    let mut start = 0;
+    while start < tile.lines.len() {
+        let end = (start + most).min(tile.lines.len());
+        let (lines, places) = (&tile.lines[start..end], &tile.places[start..end]);
+        let mut sums = [[s.no_sums(); T]; 2];
+        for (block, place) in lines.iter().zip(places) {
+            let place = usize::from(*place);
+            for half in 0..2 {
+                s.prefetch(&block[half], AHEAD);
+                let fields = s.fields(s.load(&block[half]));
+                let own = if T == 1 { half } else { 0 };
+                for t in 0..T {
+                    sums[own][t] = s.line(sums[own][t], fields, &x.codes[t][place][half]);
+                }
+            }
+            for t in 0..T {
+                less[t] += x.negated[place][t];
+            }
+        }
+        for t in 0..T {
+            total[t] = s.add_ints(total[t], s.finish(sums[0][t]));
+            if T == 1 {
+                total[t] = s.add_ints(total[t], s.finish(sums[1][t]));
+            }
+        }
+        start = end;
+    }
+    for t in 0..T {
+        total[t] = s.add_ints(total[t], s.splat_int(less[t]));
+    }
+    total
+}
+
+/// Many rows of activations: blocks are unpacked once into a panel that stays in the first cache.
+struct ManyTokens<'a, 'p, K> {
+    kernels: K,
+    job: Job<'a>,
+    piece: &'a mut Piece<'p>,
+}
+
+impl<K: Kernels> Loop for ManyTokens<'_, '_, K> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { kernels: k, job, piece } = self;
+        let (m, rows) = (job.m, job.x.rows());
+        let mut scratch = Scratch {
+            negated: (0..job.count())
+                .flat_map(|block| (0..rows).map(move |row| job.negated(row, block)))
+                .collect(),
+            panel: vec![Line([0; 64]); m.folds().count() * ROOM * STEPS],
+            ..Scratch::default()
+        };
+        let mut tile = piece.tiles.start;
+        while tile < piece.tiles.end {
+            // Two tiles share the loads of the activations, unless too few of their blocks lie side by side.
+            let both = if K::TILES == 2 && tile + 1 < piece.tiles.end {
+                let [both, first, second] =
+                    [tile..tile + 2, tile..tile + 1, tile + 1..tile + 2].map(|t| scratch.count(&job, t));
+                2 * PAIRED * both <= ALONE * (first + second)
+            } else {
+                false
+            };
+            let tiles = if both {
+                job.tiles::<K, 2>(k, tile, &mut scratch);
+                2
+            } else {
+                job.tiles::<K, 1>(k, tile, &mut scratch);
+                1
+            };
+            for t in 0..tiles {
+                let sums = &mut scratch.sums[t * rows..][..rows];
+                if m.means(k, tile + t, &mut scratch.groups) {
+                    add_means(k, job.x, job.units, &scratch.groups, sums);
+                }
+                write(k, job.x, m, tile + t, sums, piece);
+            }
+            tile += tiles;
+        }
+    }
+}
+
+/// What a block costs where two tiles are multiplied together, for each of them, and what it costs alone.
+const PAIRED: usize = 8;
+const ALONE: usize = 9;
+
+/// What a thread keeps beside the outputs.
+#[derive(Default)]
+struct Scratch {
+    /// Minus the sums of the activations, `[block][row]`.
+    negated: Vec<i32>,
+    /// `[fold][tile][block][step]`.
+    panel: Vec<CodeLine>,
+    /// The blocks that any of some tiles has, a bit for each.
+    words: Vec<u64>,
+    /// Their numbers.
+    list: Vec<usize>,
+    /// How many blocks of each plane of each tile have passed.
+    passed: Vec<usize>,
+    /// The bias of the blocks of a panel, for each row.
+    less: Vec<i32>,
+    /// Scales or means of some tiles, `[tile][group]`.
+    groups: Vec<FloatLine>,
+    /// Outputs of some tiles and rows of activations, `[tile][row]`.
+    sums: Vec<FloatLine>,
+    /// Exact sums of a unit so far, in the same order.
+    ints: Vec<IntLine>,
+}
+
+impl Scratch {
+    /// Marks the blocks of a set that any of some tiles has.
+    fn mark(&mut self, job: &Job<'_>, tiles: Range<usize>, set: usize) {
+        self.words.clear();
+        self.words.resize(job.count().div_ceil(64), 0);
+        for tile in tiles {
+            for plane in 0..job.m.planes() {
+                for place in job.blocks.tile(job.m.plane_index(tile, set, plane)).places {
+                    self.words[usize::from(place / 64)] |= 1 << (place % 64);
+                }
+            }
+        }
+    }
+
+    /// How many blocks some tiles have together, over all sets.
+    fn count(&mut self, job: &Job<'_>, tiles: Range<usize>) -> usize {
+        let mut count = 0;
+        for set in 0..job.m.sets() {
+            self.mark(job, tiles.clone(), set);
+            count += self.words.iter().map(|word| word.count_ones() as usize).sum::<usize>();
+        }
+        count
+    }
+}
+
+impl Job<'_> {
+    /// The outputs of `N` tiles, but for the means.
+    #[inline(always)]
+    fn tiles<S: Simd, const N: usize>(&self, s: S, tile: usize, scratch: &mut Scratch) {
+        let (m, rows) = (self.m, self.x.rows());
+        scratch.groups.resize(N * m.groups(), Line([0.0; ROWS]));
+        scratch.sums.clear();
+        scratch.sums.resize(N * rows, Line([0.0; ROWS]));
+        scratch.ints.resize(N * rows, Line([0; ROWS]));
+        for set in 0..m.sets() {
+            for (n, groups) in scratch.groups.chunks_exact_mut(m.groups()).enumerate() {
+                m.scales(s, tile + n, set, groups);
+            }
+            scratch.mark(self, tile..tile + N, set);
+            let mut list = std::mem::take(&mut scratch.list);
+            list.clear();
+            list.extend(numbers(&scratch.words));
+            scratch.passed.clear();
+            scratch.passed.resize(N * m.planes(), 0);
+            let mut rest = list.as_slice();
+            for unit in 0..self.units.count {
+                let len = rest.iter().take_while(|&&block| block < (unit + 1) * self.per_unit()).count();
+                let (blocks, tail) = rest.split_at(len);
+                rest = tail;
+                let parts = blocks.len().div_ceil(ROOM / N).max(usize::from(!self.skips));
+                for part in 0..parts {
+                    let from = part * (ROOM / N);
+                    let blocks = &blocks[from..blocks.len().min(from + ROOM / N)];
+                    self.unpack::<S, N>(s, (tile, set), blocks, scratch);
+                    let (first, last) = (part == 0, part + 1 == parts);
+                    let part = Part { job: self, unit, blocks, first, last };
+                    part.rows::<S, N>(s, scratch);
+                }
+            }
+            scratch.list = list;
+        }
+    }
+
+    /// Unpacks some blocks of `N` tiles into the panel, and adds up what their codes are above their values.
+    #[inline(always)]
+    fn unpack<S: Simd, const N: usize>(
+        &self,
+        s: S,
+        (tile, set): (usize, usize),
+        blocks: &[usize],
+        scratch: &mut Scratch,
+    ) {
+        let (m, rows) = (self.m, self.x.rows());
+        for (run, planes) in m.folds().enumerate() {
+            for n in 0..N {
+                let panel = &mut scratch.panel[(run * N + n) * (ROOM / N) * STEPS..];
+                for plane in planes.clone() {
+                    let weights = self.blocks.tile(m.plane_index(tile + n, set, plane));
+                    let passed = &mut scratch.passed[n * m.planes() + plane];
+                    for (block, places) in blocks.iter().zip(panel.as_chunks_mut::<STEPS>().0) {
+                        let here =
+                            weights.places.get(*passed).is_some_and(|&place| usize::from(place) == *block);
+                        let lines = if here { &weights.lines[*passed] } else { &[ZEROS; 2] };
+                        *passed += usize::from(here);
+                        for half in 0..2 {
+                            s.prefetch(&lines[half], AHEAD);
+                            let codes = s.unpack(s.load(&lines[half]));
+                            for f in 0..4 {
+                                super::put(s, &mut places[4 * half + f], codes[f], plane == planes.start);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        scratch.less.clear();
+        scratch.less.resize(rows, 0);
+        for block in blocks {
+            let negated = &scratch.negated[block * rows..][..rows];
+            for (less, negated) in scratch.less.iter_mut().zip(negated) {
+                *less += negated;
+            }
+        }
+        let bias = bias(m.planes());
+        for less in &mut scratch.less {
+            *less = bias.wrapping_mul(*less);
+        }
+    }
+}
+
+/// Some blocks of one unit, unpacked.
+struct Part<'a> {
+    job: &'a Job<'a>,
+    unit: usize,
+    blocks: &'a [usize],
+    /// Whether they are the first of the unit.
+    first: bool,
+    /// Whether they are the last.
+    last: bool,
+}
+
+impl Part<'_> {
+    #[inline(always)]
+    fn rows<S: Simd, const N: usize>(&self, s: S, scratch: &mut Scratch) {
+        for &rows in self.job.x.panels() {
+            match rows.rows {
+                12 => self.one::<S, N, 12>(s, rows, scratch),
+                8 => self.one::<S, N, 8>(s, rows, scratch),
+                6 => self.one::<S, N, 6>(s, rows, scratch),
+                4 => self.one::<S, N, 4>(s, rows, scratch),
+                2 => self.one::<S, N, 2>(s, rows, scratch),
+                _ => self.one::<S, N, 1>(s, rows, scratch),
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn one<S: Simd, const N: usize, const T: usize>(&self, s: S, rows: Panel, scratch: &mut Scratch) {
+        // The widths of other instruction sets are not even compiled.
+        if const { !takes::<S>(N, T) } {
+            return;
+        }
+        let (job, all) = (self.job, self.job.x.rows());
+        let mut ints = [[s.splat_int(0); T]; N];
+        for n in 0..N {
+            for t in 0..T {
+                ints[n][t] = s.splat_int(scratch.less[rows.first + t]);
+            }
+        }
+        for (run, fold) in job.m.folds().enumerate() {
+            let largest = 3u8.pow(fold.len() as u32) - 1;
+            let dots = self.dots::<S, N, T>(s, rows, run, largest, &scratch.panel);
+            let weight = 3i32.pow((job.m.planes() - fold.end) as u32);
+            for n in 0..N {
+                for t in 0..T {
+                    ints[n][t] = if weight == 1 {
+                        s.add_ints(dots[n][t], ints[n][t])
+                    } else {
+                        s.scale_add(dots[n][t], weight, ints[n][t])
+                    };
+                }
+            }
+        }
+        for n in 0..N {
+            let places = &mut scratch.ints[n * all + rows.first..][..T];
+            for t in 0..T {
+                // What the blocks before left waits for the last ones.
+                if !self.first {
+                    ints[n][t] = s.add_ints(ints[n][t], s.load_ints(&places[t]));
+                }
+                if !self.last {
+                    s.store_ints(ints[n][t], &mut places[t]);
+                }
+            }
+        }
+        if !self.last {
+            return;
+        }
+        for n in 0..N {
+            let scale = s.load_floats(&scratch.groups[n * job.m.groups() + job.units.group_of(self.unit)]);
+            let places = &mut scratch.sums[n * all + rows.first..][..T];
+            for t in 0..T {
+                let sum = s.load_floats(&places[t]);
+                let factor = job.factor(rows.first + t, self.unit);
+                s.store_floats(add_scaled(s, sum, scale, factor, ints[n][t]), &mut places[t]);
+            }
+        }
+    }
+
+    /// The sums of code times activation of one fold, by runs of neighbouring blocks.
+    #[inline(always)]
+    fn dots<S: Simd, const N: usize, const T: usize>(
+        &self,
+        s: S,
+        rows: Panel,
+        run: usize,
+        largest: u8,
+        panel: &[CodeLine],
+    ) -> [[S::Ints; T]; N] {
+        let x = self.job.x.panel::<T>(rows);
+        let mut ints = [[s.splat_int(0); T]; N];
+        let mut first = 0;
+        while first < self.blocks.len() {
+            let mut last = first + 1;
+            while last < self.blocks.len() && self.blocks[last] == self.blocks[last - 1] + 1 {
+                last += 1;
+            }
+            let mut panels: [&[CodeLine]; N] = [&[]; N];
+            for n in 0..N {
+                let panel = &panel[(run * N + n) * (ROOM / N) * STEPS..];
+                panels[n] = &panel[first * STEPS..last * STEPS];
+            }
+            let (start, steps) = (self.blocks[first] * STEPS, (last - first) * STEPS);
+            ints = products::<S, N, T>(s, panels, &x[start..start + steps], largest, ints);
+            first = last;
+        }
+        ints
+    }
+}
