@@ -290,10 +290,10 @@ impl TernaryMatrix {
         self.group.map_or(1, |size| self.cols.div_ceil(size.get()))
     }
 
-    /// All lines, tile after tile and plane after plane.
+    /// All lines where every weight has a place, tile after tile and plane after plane.
     #[inline(always)]
     pub(crate) fn lines(&self) -> &[CodeLine] {
-        &self.lines
+        if let Store::Fixed(lines) = &self.store { lines } else { &[] }
     }
 
     /// The lines of one plane of one tile.

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::{Units, add_means, bias, products, write};
+use super::{Ahead, Units, add_means, bias, products, write};
 use crate::activations::{Activations, Panel};
 use crate::kernels::{Kernels, Loop};
 use crate::line::{CodeLine, FloatLine, IntLine, Line, ROWS};
@@ -16,7 +16,7 @@ use crate::matrix::blocks::{BLOCK, BlockTile, Blocks, ZEROS, numbers};
 use crate::simd::{Simd, takes};
 
 /// Bytes that the prefetch runs ahead of the reading.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 8192;
 /// Steps of four columns of a block.
 const STEPS: usize = BLOCK / 4;
 /// Blocks of a panel, all its tiles together: 32 KiB.
@@ -150,7 +150,7 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
             if m.means(k, tile, &mut groups) {
                 add_means(k, x, units, &groups, &mut outputs);
             }
-            write(k, x, m, tile, &outputs, piece);
+            write(k, x, m, tile..tile + 1, &outputs, piece);
         }
     }
 }
@@ -280,8 +280,8 @@ impl<K: Kernels> Loop for ManyTokens<'_, '_, K> {
                 if m.means(k, tile + t, &mut scratch.groups) {
                     add_means(k, job.x, job.units, &scratch.groups, sums);
                 }
-                write(k, job.x, m, tile + t, sums, piece);
             }
+            write(k, job.x, m, tile..tile + tiles, &scratch.sums[..tiles * rows], piece);
             tile += tiles;
         }
     }
@@ -527,7 +527,9 @@ impl Part<'_> {
                 panels[n] = &panel[first * STEPS..last * STEPS];
             }
             let (start, steps) = (self.blocks[first] * STEPS, (last - first) * STEPS);
-            ints = products::<S, N, T>(s, panels, &x[start..start + steps], largest, ints);
+            // The blocks of the next panel are found by their numbers: nothing to ask for here.
+            let ahead = Ahead { places: [&panel[0]; N], stride: 0 };
+            ints = products::<S, N, T>(s, panels, &x[start..start + steps], largest, ahead, ints);
             first = last;
         }
         ints

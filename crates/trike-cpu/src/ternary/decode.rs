@@ -139,7 +139,7 @@ impl<K: Kernels, const T: usize> Loop for Decode<'_, '_, K, T> {
                             for plane in fold.clone() {
                                 let whole = (0, shape.padded_cols());
                                 let lines = m.tile(tile, set, plane);
-                                let ahead = m.depth() * size_of_val(lines);
+                                let ahead = m.sets() * m.planes() * size_of_val(lines);
                                 unpack(k, shape, lines, whole, ahead, plane == fold.start, panel);
                             }
                         }

@@ -17,6 +17,9 @@ const BLOCK: usize = 880;
 /// weight twice than to fetch the sums of all rows once a unit.
 const SHORT: usize = 256;
 
+/// After the last tiles there is nothing to ask for.
+static NOTHING: CodeLine = Line([0; 64]);
+
 /// The panel kernel.
 pub(super) struct Prefill<'a, 'p, K> {
     kernels: K,
@@ -92,7 +95,7 @@ impl<K: Kernels> Loop for Prefill<'_, '_, K> {
                     let (from, to) = (m.shape().lines_for(*start), m.shape().lines_for(*end));
                     // The weights of the next panel, of the next set's first one, or of the next tiles'.
                     let planes_ahead =
-                        if set + 1 < m.sets() { m.planes() } else { tiles * m.depth() - set * m.planes() };
+                        if set + 1 < m.sets() { m.planes() } else { (tiles * m.sets() - set) * m.planes() };
                     let last = *end >= units.end();
                     let ahead = if last { planes_ahead * m.shape().lines() } else { to };
                     let ahead = ahead - from;
@@ -116,11 +119,10 @@ impl<K: Kernels> Loop for Prefill<'_, '_, K> {
                     let (folds, panel, negated) = (folds.as_slice(), panel.as_slice(), negated.as_slice());
                     let (start, groups) = (*start, m.groups());
                     let short = K::WIDE && units.cols <= SHORT && folds.len() == 1 && !x.grouped();
-                    let mut next = [&m.lines()[0]; 2];
+                    let mut next = [&NOTHING; 2];
                     for t in 0..tiles {
                         let now = m.plane_index(tile + t, set, 0) * m.shape().lines() + from;
-                        // After the last tiles there is nothing to ask for.
-                        next[t] = m.lines().get(now + ahead).unwrap_or(next[t]);
+                        next[t] = m.lines().get(now + ahead).unwrap_or(&NOTHING);
                     }
                     let job = Block {
                         x,
