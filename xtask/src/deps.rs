@@ -9,8 +9,13 @@ use xshell::cmd;
 const AT_MOST: &[(&str, usize)] = &[("trike-trit", 14)];
 
 /// Crate, and the start of package names that must be absent under it whatever its features.
-const ABSENT: &[(&str, &str)] =
-    &[("trike-trit", "candle"), ("trike-cpu", "candle"), ("trike-format", "candle"), ("trike-nn", "cubecl")];
+const ABSENT: &[(&str, &str)] = &[
+    ("trike-trit", "candle"),
+    ("trike-cpu", "candle"),
+    ("trike-format", "candle"),
+    ("trike-vsa", "candle"),
+    ("trike-nn", "cubecl"),
+];
 
 /// Prints the counts of every crate and checks the limits.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {

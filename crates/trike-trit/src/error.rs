@@ -123,4 +123,14 @@ pub enum TritError {
         /// The number given.
         value: i8,
     },
+    /// An integer that so many balanced trits do not reach.
+    #[error("{value} is not a number of {trits} trits: expected {limit} at most, either side of zero")]
+    Balanced {
+        /// Trits of the number.
+        trits: usize,
+        /// The largest integer they reach.
+        limit: i64,
+        /// The integer given.
+        value: i64,
+    },
 }

@@ -16,11 +16,13 @@
 //! * scales: [`Scales`], [`ScaleValues`], [`Granularity`], [`GroupSize`]
 //! * zeros: [`SparsityMetadata`]
 //! * edits: [`Edit`], [`TritTensor::set`], [`TritTensor::edit`]
+//! * balanced integers: [`trits_of`], [`value_of`], [`Tryte3`], [`Word6`], [`TryteVec`]
 //! * errors: [`TritError`]
 //!
 //! Every crate of Trike depends on this one; it depends on three small crates and has no features to turn on.
 #![forbid(unsafe_code)]
 
+mod balanced;
 mod data;
 mod edit;
 mod error;
@@ -30,7 +32,9 @@ mod scales;
 mod sparsity;
 mod tensor;
 mod trit;
+mod trytes;
 
+pub use balanced::{I64_TRITS, Tryte3, Word6, trits_of, value_of};
 pub use data::TritData;
 pub use edit::Edit;
 pub use error::TritError;
@@ -40,3 +44,4 @@ pub use scales::{ScaleValues, Scales};
 pub use sparsity::{BLOCK_TRITS, CHUNK_TRITS, SparsityMetadata};
 pub use tensor::TritTensor;
 pub use trit::Trit;
+pub use trytes::TryteVec;

@@ -24,7 +24,7 @@
 //! * precision and place: [`ActivationPrecision`], [`KvPrecision`], [`Cpu`], [`Isa`], [`CpuBackend`], [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`]
-//! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`nn`], [`llm`]
+//! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`nn`], [`llm`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, on by default, brings the reference backend
 //! `nn::CandleBackend` for comparisons; an application that only runs models turns default features off, as the
@@ -36,6 +36,7 @@ pub use trike_format as format;
 pub use trike_llm as llm;
 pub use trike_nn as nn;
 pub use trike_trit as trit;
+pub use trike_vsa as vsa;
 
 pub use trike_cpu::{Cpu, Isa};
 pub use trike_llm::{

@@ -56,6 +56,31 @@ impl BitCounter {
         Ok(Self { lines: Vec::new(), len, depth: 0, total: 0 })
     }
 
+    /// Counts that were kept: how often each position of vectors of a total weight was +1 and -1.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Length`](crate::CpuError::Length) for slices of different lengths,
+    /// [`CpuError::Range`](crate::CpuError::Range) above [`MAX_TRITS`], for a total above [`MAX_WEIGHT`], and where the two
+    /// counts of a position exceed the total, [`CpuError::Memory`](crate::CpuError::Memory).
+    pub fn from_counts(positive: &[u32], negative: &[u32], total: u32) -> Result<Self> {
+        let mut counter = Self::new(positive.len())?;
+        check_len("counts of -1", positive.len(), negative.len())?;
+        for (&p, &n) in positive.iter().zip(negative) {
+            check_range("counts of one position", 0, total as usize, p as usize + n as usize)?;
+        }
+        counter.make_room(total as usize)?;
+        counter.total = total;
+        let half = counter.plane_words().max(1);
+        for (at, plane) in as_words_mut(&mut counter.lines).chunks_exact_mut(half).enumerate() {
+            let counts = if at % 2 == 0 { positive } else { negative };
+            for (word, counts) in plane.iter_mut().zip(counts.chunks(64)) {
+                *word = counts.iter().rev().fold(0, |word, c| (word << 1) | u64::from((c >> (at / 2)) & 1));
+            }
+        }
+        Ok(counter)
+    }
+
     /// Trits of a vector.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -87,6 +112,22 @@ impl BitCounter {
     /// The words of all levels.
     pub(super) fn levels(&self) -> &[u64] {
         as_words(&self.lines)
+    }
+
+    /// The words of all levels, to be written: no count may exceed the total, and padding stays zero.
+    pub(super) fn levels_mut(&mut self) -> &mut [u64] {
+        as_words_mut(&mut self.lines)
+    }
+
+    /// Says how much the levels hold now: no more than [`BitCounter::make_room`] made room for.
+    pub(super) fn set_total(&mut self, total: u32) {
+        self.total = total;
+    }
+
+    /// Whether the two counts of any position together exceed a total.
+    pub(super) fn exceeds(&self, cpu: &Cpu, total: u32) -> bool {
+        let (half, depth, levels) = (self.plane_words(), self.depth, self.levels());
+        with_lanes!(cpu.isa(), lanes => lanes.run(Exceeds { lanes, levels, half, depth, total }))
     }
 
     /// Adds a vector as if it came `weight` times.
@@ -147,9 +188,9 @@ impl BitCounter {
                 let levels = as_words_mut(&mut self.lines);
                 possible &= !lanes.run(Subtract { lanes, levels, half, depth, first, vector });
             }
-            let (half, depth, levels) = (self.plane_words(), self.depth, self.levels());
-            possible && !lanes.run(Exceeds { lanes, levels, half, depth, total })
+            possible
         });
+        let possible = possible && !self.exceeds(cpu, total);
         if possible {
             self.total = total;
         } else {
@@ -160,7 +201,7 @@ impl BitCounter {
     }
 
     /// Makes levels for counts up to the new total.
-    fn make_room(&mut self, weight: usize) -> Result<()> {
+    pub(super) fn make_room(&mut self, weight: usize) -> Result<()> {
         let total = (self.total as usize).saturating_add(weight);
         check_range("weight of a bundle", 0, MAX_WEIGHT as usize, total)?;
         let depth = (usize::BITS - total.leading_zeros()) as usize;

@@ -21,6 +21,18 @@ struct SumMod3;
 #[derive(Clone, Copy)]
 struct Product;
 
+/// `a`, or `b` where `a` is zero.
+#[derive(Clone, Copy)]
+struct Overlay;
+
+impl Operation for Overlay {
+    #[inline(always)]
+    fn apply<K: Lanes>(self, lanes: K, [ap, an]: [K::Bits; 2], [bp, bn]: [K::Bits; 2]) -> [K::Bits; 2] {
+        let there = lanes.or(ap, an);
+        [lanes.or(ap, lanes.and_not(bp, there)), lanes.or(an, lanes.and_not(bn, there))]
+    }
+}
+
 impl Operation for SumMod3 {
     #[inline(always)]
     fn apply<K: Lanes>(self, lanes: K, [ap, an]: [K::Bits; 2], [bp, bn]: [K::Bits; 2]) -> [K::Bits; 2] {
@@ -159,6 +171,16 @@ impl Cpu {
         elements(self.isa(), Product, a, b, out)
     }
 
+    /// `out = a` where `a` is not zero, and `b` elsewhere: a vector with its ties broken.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cpu::trit_sum_mod3`].
+    #[inline]
+    pub fn trit_overlay(&self, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+        elements(self.isa(), Overlay, a, b, out)
+    }
+
     /// `out = -a`. Where a view is enough, [`TritPlanes::negated`] costs nothing.
     ///
     /// # Errors
@@ -193,6 +215,7 @@ mod tests {
                 let [p, n] = pb;
                 assert_eq!(SumMod3.apply(Portable, pa, [n, p]), planes(mod3(a - b)), "{a} - {b}");
                 assert_eq!(Product.apply(Portable, pa, pb), planes(a * b), "{a} * {b}");
+                assert_eq!(Overlay.apply(Portable, pa, pb), planes(if a == 0 { b } else { a }), "{a} {b}");
             }
         }
     }

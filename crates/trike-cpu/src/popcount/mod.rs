@@ -8,6 +8,8 @@
 //! Every algorithm is written once, over the handful of operations in [`lanes::Lanes`], and compiled for each
 //! instruction set; all of it is integer and exact, so every instruction set gives the same bits.
 
+mod algebra;
+mod counted;
 mod counter;
 mod decide;
 mod element;
@@ -15,6 +17,7 @@ mod lanes;
 mod matrix;
 mod pair;
 mod planes;
+mod rotate;
 mod scores;
 mod top;
 #[cfg(target_arch = "x86_64")]

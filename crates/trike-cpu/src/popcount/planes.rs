@@ -145,6 +145,36 @@ impl<'a> TritPlanesMut<'a> {
         Ok(Self { pos, neg, len })
     }
 
+    /// Trits.
+    #[must_use]
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no trits.
+    #[must_use]
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Writes one trit over the bits of its place.
+    ///
+    /// # Errors
+    ///
+    /// [`TritError::OutOfRange`] past the last.
+    pub fn set(&mut self, index: usize, trit: Trit) -> Result<()> {
+        if index >= self.len {
+            return Err(TritError::OutOfRange { what: "trit", index, limit: self.len }.into());
+        }
+        let (word, bit) = (index / 64, index % 64);
+        for (plane, sign) in [(&mut *self.pos, Trit::P), (&mut *self.neg, Trit::N)] {
+            plane[word] = (plane[word] & !(1 << bit)) | (u64::from(trit == sign) << bit);
+        }
+        Ok(())
+    }
+
     /// Copies a vector of the same length.
     ///
     /// # Errors

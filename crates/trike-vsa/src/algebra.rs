@@ -1,0 +1,298 @@
+//! The three algebras behind one trait.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use trike_cpu::{BitCounter, Cpu, PlaneVector, TritPlanes, TritPlanesMut, TritScore};
+
+use crate::error::Result;
+use crate::random;
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for super::Z3 {}
+    impl Sealed for super::Bipolar {}
+    impl Sealed for super::Ternary {}
+}
+
+/// The name of an algebra, where it is a value and no type: in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum AlgebraKind {
+    /// [`Z3`].
+    Z3,
+    /// [`Bipolar`].
+    Bipolar,
+    /// [`Ternary`].
+    Ternary,
+}
+
+impl AlgebraKind {
+    /// Every algebra.
+    pub const ALL: [Self; 3] = [Self::Z3, Self::Bipolar, Self::Ternary];
+}
+
+impl fmt::Display for AlgebraKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Z3 => "z3",
+            Self::Bipolar => "bipolar",
+            Self::Ternary => "ternary",
+        })
+    }
+}
+
+/// What binding, bundling and similarity mean for vectors of trits.
+///
+/// An algebra is a type, so that vectors of two of them cannot meet:
+///
+/// ```compile_fail
+/// use trike_vsa::{Bipolar, PackedTritVec, Z3, bind};
+///
+/// let a = PackedTritVec::<Z3>::random(100, 1)?;
+/// let b = PackedTritVec::<Bipolar>::random(100, 2)?;
+/// bind(&a, &b)?;
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+///
+/// The methods work on planes and say nothing that [`bind`](crate::bind()) and the other functions of the crate do not; they
+/// are what an algorithm for every algebra is written in. All of them work on words; nothing looks at one trit.
+pub trait Algebra:
+    sealed::Sealed + Copy + fmt::Debug + Default + PartialEq + Eq + Send + Sync + 'static
+{
+    /// Its name.
+    const KIND: AlgebraKind;
+    /// The score by which vectors are compared.
+    const SCORE: TritScore;
+    /// Whether a trit may be 0.
+    const ZEROS: bool;
+    /// The square of the signal to noise ratio of a bundle's counts times `k / D`: see [`capacity`](crate::capacity).
+    const COUNT_EFFICIENCY: f64;
+
+    /// The vector that changes nothing when it is bound.
+    fn identity(out: TritPlanesMut<'_>) -> Result<()>;
+    /// Binds two vectors: the result is like neither.
+    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()>;
+    /// Takes a key out of a bound vector.
+    fn unbind(cpu: &Cpu, bound: TritPlanes<'_>, key: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()>;
+    /// The vector that binding is undone by.
+    fn inverse<'a>(a: TritPlanes<'a>) -> TritPlanes<'a>;
+    /// Binds everything in a counter.
+    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()>;
+    /// Takes a key out of everything in a counter.
+    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()>;
+    /// The trits of a bundle, where the sum of the squares of the weights in it is `squares`.
+    fn decide(cpu: &Cpu, counter: &BitCounter, squares: u64, out: TritPlanesMut<'_>) -> Result<()>;
+    /// How similar two vectors are by their score: 1 for the same, around 0 for random ones.
+    fn similarity(cpu: &Cpu, score: i32, a: TritPlanes<'_>, b: TritPlanes<'_>) -> f64;
+    /// How much more often than by chance a score matches, as a weight: 0 for unlike vectors, below it for opposite ones.
+    fn excess(score: i32, dim: usize) -> i64;
+    /// A word of random trits: the two planes, from the numbers of a seed.
+    fn random_word(seed: u64, word: u64) -> [u64; 2];
+}
+
+/// Sums modulo 3: every trit is a third of a turn.
+///
+/// Binding is `a + b` modulo 3 with -1 for 2, unbinding is the difference and exact for every trit, zeros included. A
+/// bundle has the most frequent of the three values, and two vectors are alike where they match: the similarity
+/// `(3 matches - D) / 2D` is 1 for the same vector and 0 on average for random ones. Values are uniform, so that no key
+/// is lost to zeros, and the three values carry more than two: this is the algebra to start with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Z3;
+
+/// The bipolar form of "multiply, add, permute" (MAP-B): -1 and +1, and no zeros.
+///
+/// Binding is the product, which is its own inverse; a bundle has the sign of the sum, and where that is 0 the value of a
+/// fixed random vector; the similarity is the cosine, `dot / D`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Bipolar;
+
+/// "Multiply, add, permute" on trits of any density.
+///
+/// Binding is the product. A zero cannot be undone: `unbind(bind(a, b), a)` keeps `b` only where `a` is not zero, and its
+/// cosine with `b` is the square root of the density of `a` (0.816 for uniform trits, 1 for keys without zeros: see
+/// [`PackedTritVec::random_dense`](crate::PackedTritVec::random_dense)). A bundle has the sign of the sum where that is
+/// further from 0 than 0.612 of its standard deviation, which loses least; the similarity is the cosine.
+///
+/// Searches rank by the dot product.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ternary;
+
+fn all_ones(mut out: TritPlanesMut<'_>, len: usize) -> Result<()> {
+    let words = len.div_ceil(64);
+    let mut pos = vec![u64::MAX; words];
+    if let Some(last) = pos.last_mut() {
+        *last = random::live(len);
+    }
+    Ok(out.copy_from(TritPlanes::new(&pos, &vec![0; words], len)?)?)
+}
+
+impl Algebra for Z3 {
+    const KIND: AlgebraKind = AlgebraKind::Z3;
+    const SCORE: TritScore = TritScore::Matches;
+    const ZEROS: bool = true;
+    const COUNT_EFFICIENCY: f64 = 2.0;
+
+    fn identity(mut out: TritPlanesMut<'_>) -> Result<()> {
+        let zeros = PlaneVector::zeros(out.len())?;
+        Ok(out.copy_from(zeros.view())?)
+    }
+
+    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+        Ok(cpu.trit_sum_mod3(a, b, out)?)
+    }
+
+    fn unbind(cpu: &Cpu, bound: TritPlanes<'_>, key: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+        Ok(cpu.trit_difference_mod3(bound, key, out)?)
+    }
+
+    fn inverse<'a>(a: TritPlanes<'a>) -> TritPlanes<'a> {
+        a.negated()
+    }
+
+    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+        Ok(counter.sum_mod3(cpu, key)?)
+    }
+
+    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+        Ok(counter.sum_mod3(cpu, key.negated())?)
+    }
+
+    fn decide(cpu: &Cpu, counter: &BitCounter, _: u64, out: TritPlanesMut<'_>) -> Result<()> {
+        Ok(counter.plurality(cpu, out)?)
+    }
+
+    fn similarity(_: &Cpu, score: i32, a: TritPlanes<'_>, _: TritPlanes<'_>) -> f64 {
+        let dim = a.len() as f64;
+        (3.0 * f64::from(score) - dim) / (2.0 * dim)
+    }
+
+    fn excess(score: i32, dim: usize) -> i64 {
+        3 * i64::from(score) - dim as i64
+    }
+
+    fn random_word(seed: u64, word: u64) -> [u64; 2] {
+        random::uniform(seed, word)
+    }
+}
+
+impl Algebra for Bipolar {
+    const KIND: AlgebraKind = AlgebraKind::Bipolar;
+    const SCORE: TritScore = TritScore::Dot;
+    const ZEROS: bool = false;
+    const COUNT_EFFICIENCY: f64 = 1.0;
+
+    fn identity(out: TritPlanesMut<'_>) -> Result<()> {
+        let len = out.len();
+        all_ones(out, len)
+    }
+
+    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+        Ok(cpu.trit_product(a, b, out)?)
+    }
+
+    fn unbind(cpu: &Cpu, bound: TritPlanes<'_>, key: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+        Ok(cpu.trit_product(bound, key, out)?)
+    }
+
+    fn inverse<'a>(a: TritPlanes<'a>) -> TritPlanes<'a> {
+        a
+    }
+
+    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+        Ok(counter.product(cpu, key)?)
+    }
+
+    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+        Ok(counter.product(cpu, key)?)
+    }
+
+    fn decide(cpu: &Cpu, counter: &BitCounter, _: u64, out: TritPlanesMut<'_>) -> Result<()> {
+        if counter.total() % 2 == 1 {
+            // An odd sum of signs is not zero.
+            return Ok(counter.majority(cpu, 0, out)?);
+        }
+        let mut signs = PlaneVector::zeros(counter.len())?;
+        counter.majority(cpu, 0, signs.view_mut())?;
+        let ties = random::ties(counter.len())?;
+        Ok(cpu.trit_overlay(signs.view(), ties.view(), out)?)
+    }
+
+    fn similarity(_: &Cpu, score: i32, a: TritPlanes<'_>, _: TritPlanes<'_>) -> f64 {
+        f64::from(score) / a.len() as f64
+    }
+
+    fn excess(score: i32, _: usize) -> i64 {
+        score.into()
+    }
+
+    fn random_word(seed: u64, word: u64) -> [u64; 2] {
+        let bits = random::bits(seed, word, 0);
+        [bits, !bits]
+    }
+}
+
+impl Algebra for Ternary {
+    const KIND: AlgebraKind = AlgebraKind::Ternary;
+    const SCORE: TritScore = TritScore::Dot;
+    const ZEROS: bool = true;
+    const COUNT_EFFICIENCY: f64 = 1.0;
+
+    fn identity(out: TritPlanesMut<'_>) -> Result<()> {
+        let len = out.len();
+        all_ones(out, len)
+    }
+
+    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+        Ok(cpu.trit_product(a, b, out)?)
+    }
+
+    fn unbind(cpu: &Cpu, bound: TritPlanes<'_>, key: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+        Ok(cpu.trit_product(bound, key, out)?)
+    }
+
+    fn inverse<'a>(a: TritPlanes<'a>) -> TritPlanes<'a> {
+        a
+    }
+
+    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+        Ok(counter.product(cpu, key)?)
+    }
+
+    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+        Ok(counter.product(cpu, key)?)
+    }
+
+    fn decide(cpu: &Cpu, counter: &BitCounter, squares: u64, out: TritPlanesMut<'_>) -> Result<()> {
+        Ok(counter.majority(cpu, threshold(cpu, counter, squares), out)?)
+    }
+
+    fn similarity(cpu: &Cpu, score: i32, a: TritPlanes<'_>, b: TritPlanes<'_>) -> f64 {
+        let norms = f64::from(cpu.trit_nonzeros(a)) * f64::from(cpu.trit_nonzeros(b));
+        if norms == 0.0 { 0.0 } else { f64::from(score) / norms.sqrt() }
+    }
+
+    fn excess(score: i32, _: usize) -> i64 {
+        score.into()
+    }
+
+    fn random_word(seed: u64, word: u64) -> [u64; 2] {
+        random::uniform(seed, word)
+    }
+}
+
+/// The best distance from 0 for the sign of a sum to be kept, in standard deviations: the maximum of `2 phi(c)^2 / Q(c)`.
+const BEST_CUT: f64 = 0.612;
+
+/// The largest sum that becomes 0.
+fn threshold(cpu: &Cpu, counter: &BitCounter, squares: u64) -> u32 {
+    let places = counter.len() as f64 * f64::from(counter.total());
+    if places == 0.0 {
+        return 0;
+    }
+    let density = counter.nonzeros(cpu) as f64 / places;
+    let deviation = (density * squares as f64).sqrt();
+    // Sums are whole numbers, so a cut lies half way between two of them. Negative numbers become 0.
+    (BEST_CUT * deviation - 0.5).round() as u32
+}

@@ -1,0 +1,383 @@
+//! Bundles that keep their counts.
+
+use serde::{Deserialize, Serialize};
+use std::marker::PhantomData;
+
+use trike_cpu::{BitCounter, TritPlanes};
+use trike_trit::Trit;
+
+use crate::algebra::{Algebra, AlgebraKind, Bipolar, Z3};
+use crate::error::{Result, VsaError, check_dim};
+use crate::sparse::SparseVec;
+use crate::vector::{PackedTritVec, check_algebra, check_dims, check_trit, cpu};
+
+/// Vectors that were bundled, as the counts of the three values in every dimension.
+///
+/// Counts are sliced by bits, 64 dimensions a word, and take `2 ceil(log2(k + 1))` bits a dimension. They lose nothing: vectors
+/// can be added and taken out at any time, a key can be bound to all of them or taken from all of them at once, and scores
+/// are the sums of the scores of the vectors, which finds more of them than the two bits of
+/// [`Bundle::to_vector`] do.
+///
+/// ```
+/// use trike_vsa::{Bundle, PackedTritVec, Z3, bind};
+///
+/// let keys = PackedTritVec::<Z3>::random_set(4096, 3, 1)?;
+/// let values = PackedTritVec::random_set(4096, 3, 2)?;
+/// let mut record = Bundle::new(4096)?;
+/// for (key, value) in keys.iter().zip(&values) {
+///     record.add(&bind(key, value)?)?;
+/// }
+/// record.unbind(&keys[1])?;
+/// assert!(record.similarity(&values[1])? > 0.9);
+/// assert!(record.similarity(&values[0])? < 0.1);
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+#[derive(Clone, Debug, Deserialize)]
+#[serde(try_from = "BundleParts")]
+pub struct Bundle<A: Algebra = Z3> {
+    counter: BitCounter,
+    /// The squares of the weights of what is in it, added up; saturating.
+    squares: u64,
+    algebra: PhantomData<A>,
+}
+
+/// What is kept of a bundle in other formats.
+#[derive(Serialize, Deserialize)]
+struct BundleParts {
+    algebra: AlgebraKind,
+    total: u32,
+    squares: u64,
+    positive: Vec<u32>,
+    negative: Vec<u32>,
+}
+
+impl<A: Algebra> Serialize for Bundle<A> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        let (mut positive, mut negative) = (vec![0; self.dim()], vec![0; self.dim()]);
+        let counts = cpu().and_then(|cpu| Ok(self.counter.counts(cpu, &mut positive, &mut negative)?));
+        counts.map_err(serde::ser::Error::custom)?;
+        BundleParts { algebra: A::KIND, total: self.total(), squares: self.squares, positive, negative }
+            .serialize(serializer)
+    }
+}
+
+impl<A: Algebra> TryFrom<BundleParts> for Bundle<A> {
+    type Error = VsaError;
+
+    fn try_from(parts: BundleParts) -> Result<Self> {
+        check_algebra::<A>(parts.algebra)?;
+        Self::from_counts(&parts.positive, &parts.negative, parts.total, parts.squares)
+    }
+}
+
+impl<A: Algebra> Bundle<A> {
+    /// A bundle of nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`] for no dimensions or too many.
+    pub fn new(dim: usize) -> Result<Self> {
+        check_dims(dim)?;
+        Ok(Self { counter: BitCounter::new(dim)?, squares: 0, algebra: PhantomData })
+    }
+
+    /// A bundle of vectors.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Empty`] for none, [`VsaError::Dimension`] for different dimensions.
+    pub fn of<'a>(vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>) -> Result<Self> {
+        let views: Vec<TritPlanes<'_>> = vectors.into_iter().map(PackedTritVec::view).collect();
+        let first = views.first().ok_or(VsaError::Empty { what: "a bundle" })?;
+        let mut bundle = Self::new(first.len())?;
+        bundle.add_views(&views)?;
+        Ok(bundle)
+    }
+
+    /// A bundle of counts that were kept: how often each dimension was +1 and -1, the weight of everything, and the squares
+    /// of the weights, which are the number of vectors where each came once.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`] for no dimensions, [`VsaError::Cpu`] for lists of different lengths and for counts that exceed
+    /// the total, [`VsaError::Zero`] for counts below the total in [`Bipolar`](crate::Bipolar).
+    pub fn from_counts(positive: &[u32], negative: &[u32], total: u32, squares: u64) -> Result<Self> {
+        check_dims(positive.len())?;
+        let counter = BitCounter::from_counts(positive, negative, total)?;
+        let zero = |(p, n): (&u32, &u32)| p + n < total;
+        if !A::ZEROS
+            && let Some(index) = positive.iter().zip(negative).position(zero)
+        {
+            return Err(VsaError::Zero { index });
+        }
+        Ok(Self { counter, squares, algebra: PhantomData })
+    }
+
+    /// Dimensions.
+    #[must_use]
+    pub fn dim(&self) -> usize {
+        self.counter.len()
+    }
+
+    /// The weight of everything that is in it: the number of vectors where each came once.
+    #[must_use]
+    pub fn total(&self) -> u32 {
+        self.counter.total()
+    }
+
+    /// The counts.
+    #[must_use]
+    pub fn counter(&self) -> &BitCounter {
+        &self.counter
+    }
+
+    /// The squares of the weights of what is in it, added up: the noise that the vectors are to each other.
+    #[must_use]
+    pub fn squares(&self) -> u64 {
+        self.squares
+    }
+
+    /// Adds a vector.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`], [`VsaError::Cpu`] where the weights together exceed `i32::MAX`.
+    pub fn add(&mut self, vector: &PackedTritVec<A>) -> Result<()> {
+        self.add_weighted(vector, 1)
+    }
+
+    /// Adds a vector as if it came so often.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bundle::add`].
+    pub fn add_weighted(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<()> {
+        self.check(vector.dim())?;
+        self.counter.add(cpu()?, vector.view(), weight)?;
+        self.squares = self.squares.saturating_add(square(weight));
+        Ok(())
+    }
+
+    /// Adds many vectors, sixteen in one pass over the counts.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bundle::add`]; nothing was added then.
+    pub fn add_all<'a>(&mut self, vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>) -> Result<()> {
+        let views: Vec<TritPlanes<'_>> = vectors.into_iter().map(PackedTritVec::view).collect();
+        self.add_views(&views)
+    }
+
+    fn add_views(&mut self, views: &[TritPlanes<'_>]) -> Result<()> {
+        views.iter().try_for_each(|view| self.check(view.len()))?;
+        self.counter.add_all(cpu()?, views)?;
+        self.squares = self.squares.saturating_add(views.len() as u64);
+        Ok(())
+    }
+
+    /// Takes out a vector that was added once.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bundle::remove_weighted`].
+    pub fn remove(&mut self, vector: &PackedTritVec<A>) -> Result<()> {
+        self.remove_weighted(vector, 1)
+    }
+
+    /// Takes out a vector that was added with this weight.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`], [`VsaError::NotInBundle`] where the counts say that it cannot have been; they are all there
+    /// is to go by.
+    pub fn remove_weighted(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<()> {
+        self.check(vector.dim())?;
+        let there = self.counter.remove(cpu()?, vector.view(), weight)?;
+        self.forget(there, weight)
+    }
+
+    fn forget(&mut self, there: bool, weight: u32) -> Result<()> {
+        if !there {
+            return Err(VsaError::NotInBundle { weight });
+        }
+        self.squares = self.squares.saturating_sub(square(weight));
+        Ok(())
+    }
+
+    /// Changes one dimension of vectors of this weight that are in the bundle, without their other dimensions: the words
+    /// of one dimension are touched, one for each sign and bit of a count.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`] past the last dimension, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar),
+    /// [`VsaError::NotInBundle`] where there is not so much of the old value.
+    pub fn replace(&mut self, index: usize, from: Trit, to: Trit, weight: u32) -> Result<()> {
+        check_trit::<A>(self.dim(), index, to)?;
+        if self.counter.replace(index, from, to, weight)? {
+            Ok(())
+        } else {
+            Err(VsaError::NotInBundle { weight })
+        }
+    }
+
+    /// Adds a vector with few nonzero dimensions; only their words are touched.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bundle::add`], and [`VsaError::Zero`] in [`Bipolar`](crate::Bipolar).
+    pub fn add_sparse(&mut self, vector: &SparseVec, weight: u32) -> Result<()> {
+        self.check_sparse(vector)?;
+        self.counter.add_sparse(vector.entries(), weight)?;
+        self.squares = self.squares.saturating_add(square(weight));
+        Ok(())
+    }
+
+    /// Takes out what [`Bundle::add_sparse`] added.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bundle::remove_weighted`].
+    pub fn remove_sparse(&mut self, vector: &SparseVec, weight: u32) -> Result<()> {
+        self.check_sparse(vector)?;
+        let there = self.counter.remove_sparse(cpu()?, vector.entries(), weight)?;
+        self.forget(there, weight)
+    }
+
+    fn check_sparse(&self, vector: &SparseVec) -> Result<()> {
+        self.check(vector.dim())?;
+        match vector.first_zero() {
+            Some(index) if !A::ZEROS => Err(VsaError::Zero { index }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes the bundle less like a vector, as much as adding it that often makes it more like it: a negative example.
+    ///
+    /// Where values are signs the opposite vector is added. Where they are thirds of a turn both other thirds are, so that the
+    /// total grows by twice the weight.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bundle::add_weighted`].
+    pub fn push_away(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<()> {
+        self.check(vector.dim())?;
+        let mut other = PackedTritVec::blank(vector.dim())?;
+        if A::KIND != AlgebraKind::Z3 {
+            other.view_mut().copy_from(vector.view().negated())?;
+            return self.add_weighted(&other, weight);
+        }
+        let ones = PackedTritVec::<Bipolar>::identity(vector.dim())?;
+        for third in [ones.view(), ones.view().negated()] {
+            cpu()?.trit_sum_mod3(vector.view(), third, other.view_mut())?;
+            self.add_weighted(&other, weight)?;
+        }
+        Ok(())
+    }
+
+    /// Adds everything that is in another bundle.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bundle::add`].
+    pub fn merge(&mut self, other: &Self) -> Result<()> {
+        self.check(other.dim())?;
+        self.counter.merge(cpu()?, &other.counter)?;
+        self.squares = self.squares.saturating_add(other.squares);
+        Ok(())
+    }
+
+    /// Binds a key to everything in the bundle.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`].
+    pub fn bind(&mut self, key: &PackedTritVec<A>) -> Result<()> {
+        self.check(key.dim())?;
+        A::bind_counts(cpu()?, &mut self.counter, key.view())
+    }
+
+    /// Takes a key from everything in the bundle.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`].
+    pub fn unbind(&mut self, key: &PackedTritVec<A>) -> Result<()> {
+        self.check(key.dim())?;
+        A::unbind_counts(cpu()?, &mut self.counter, key.view())
+    }
+
+    /// Rotates everything in the bundle, as [`permute`](crate::permute()) does.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Cpu`] without memory.
+    pub fn permute(&mut self, by: isize) -> Result<()> {
+        Ok(self.counter.rotate(cpu()?, by)?)
+    }
+
+    /// The trits of the bundle: by plurality, majority or a cut, as the algebra says.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Cpu`] without memory.
+    pub fn to_vector(&self) -> Result<PackedTritVec<A>> {
+        let mut out = PackedTritVec::blank(self.dim())?;
+        A::decide(cpu()?, &self.counter, self.squares, out.view_mut())?;
+        Ok(out)
+    }
+
+    /// The sum of the vectors: how often each dimension was +1 less how often it was -1.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Cpu`] without memory.
+    pub fn sums(&self) -> Result<Vec<i32>> {
+        let mut sums = vec![0; self.dim()];
+        self.counter.sums(cpu()?, &mut sums)?;
+        Ok(sums)
+    }
+
+    /// The scores of a vector with everything in the bundle, added up: matches in [`Z3`], and else dot products.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`].
+    pub fn score(&self, vector: &PackedTritVec<A>) -> Result<i64> {
+        self.check(vector.dim())?;
+        Ok(self.counter.score(cpu()?, A::SCORE, vector.view())?)
+    }
+
+    /// How much of the bundle is a vector: around 1 for one that was added once, 0 for a random one; and twice as much for
+    /// twice the weight. 0 where the vector is all zeros in [`Ternary`](crate::Ternary).
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`].
+    pub fn similarity(&self, vector: &PackedTritVec<A>) -> Result<f64> {
+        let score = self.score(vector)?;
+        let reach = if A::KIND == AlgebraKind::Ternary { vector.nonzeros()? } else { self.dim() };
+        Ok(share::<A>(score, self.total(), self.dim(), reach))
+    }
+
+    fn check(&self, dim: usize) -> Result<()> {
+        check_dim("what meets a bundle", self.dim(), dim)
+    }
+}
+
+/// What a score with counts is as a number of vectors; `reach` is the score of a vector with itself.
+pub(crate) fn share<A: Algebra>(score: i64, total: u32, dim: usize, reach: usize) -> f64 {
+    if reach == 0 {
+        return 0.0;
+    }
+    match A::KIND {
+        AlgebraKind::Z3 => {
+            let chance = f64::from(total) * dim as f64;
+            (3.0 * score as f64 - chance) / (2.0 * dim as f64)
+        }
+        _ => score as f64 / reach as f64,
+    }
+}
+
+fn square(weight: u32) -> u64 {
+    u64::from(weight) * u64::from(weight)
+}

@@ -1,0 +1,279 @@
+//! How many vectors a bundle can hold: the probability that the right one of `N` candidates scores highest.
+//!
+//! A bundle of `k` vectors of `D` dimensions is compared with the vector that is in it and with `N - 1` random ones. The scores
+//! are sums over many dimensions, so they are normal; in units of their common standard deviation the right one's mean is `s`
+//! above the others', and (Frady et al. 2018)
+//!
+//! ```text
+//! P = integral of phi(h) Phi(h + s)^(N - 1) dh,    s = sqrt(eta D / k)
+//! ```
+//!
+//! with the efficiency `eta` of the algebra and of what is kept of the bundle:
+//!
+//! | kept | eta |
+//! |---|---|
+//! | [`Z3`](crate::Z3), counts | 2 |
+//! | [`Z3`](crate::Z3), the most frequent value | 27 / (8 pi) = 1.074 |
+//! | [`Bipolar`](crate::Bipolar), [`Ternary`](crate::Ternary), counts | 1 |
+//! | [`Ternary`](crate::Ternary), sign above the best cut | 0.810 |
+//! | [`Bipolar`](crate::Bipolar), sign | 2 / pi = 0.637 |
+//!
+//! The multiplying algebras are classical; a density cancels out of `s`, since zeros take from the noise what they take from
+//! the signal. For sums modulo 3: write a trit as a third of a turn, a unit vector in the plane. A match with a vector of the
+//! bundle is 1 in every dimension; the other `k - 1` vectors and all `k` before a random candidate match a third of the
+//! time, with a variance of 2/9 each. So with counts `s = D (1 - 1/3) / sqrt(2/9 k D) = sqrt(2 D / k)`: twice the
+//! efficiency of a sign, because the plane has two directions. Deciding for the most frequent value is deciding for the
+//! sector, of three, that the sum of the unit vectors lies in, which is normal with a variance of `k / 2` in each direction.
+//! One more unit vector along a sector's middle moves the mass `2 sin 60 / (2 pi (k/2)) integral exp(-r^2 / k) dr =
+//! sqrt(3) / (2 sqrt(pi k))` into it, over its two edges, so that it is the most frequent with probability
+//! `1/3 + 0.489 / sqrt(k)`, and `s = D 0.489 / sqrt(k) / sqrt(2/9 D)`: `eta = 27 / (8 pi)`.
+//!
+//! Binding does not change any of this where it is exact. With keys of density `p` in [`Ternary`](crate::Ternary) signal and
+//! noise both shrink, and `s` stays.
+
+use crate::algebra::{Algebra, AlgebraKind};
+use crate::error::{Result, VsaError, check_range, check_real};
+
+/// What of a bundle is compared with the candidates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kept {
+    /// The counts of a [`Bundle`](crate::Bundle).
+    Counts,
+    /// The trits of [`Bundle::to_vector`](crate::Bundle::to_vector), two bits a dimension.
+    Trits,
+}
+
+/// The square of the signal to noise ratio times `k / D`.
+#[must_use]
+pub fn efficiency<A: Algebra>(kept: Kept) -> f64 {
+    use std::f64::consts::PI;
+    match (kept, A::KIND) {
+        (Kept::Counts, _) => A::COUNT_EFFICIENCY,
+        (Kept::Trits, AlgebraKind::Z3) => 27.0 / (8.0 * PI),
+        (Kept::Trits, AlgebraKind::Bipolar) => 2.0 / PI,
+        // 2 phi(c)^2 / Q(c) at c = 0.612.
+        (Kept::Trits, AlgebraKind::Ternary) => 0.8098,
+    }
+}
+
+/// The probability that of `candidates` vectors, one of which is among the `items` of a bundle, that one scores highest.
+///
+/// Items of different weights count by `sum(w^2) / w^2` of the one that is looked for.
+///
+/// ```
+/// use trike_vsa::capacity::{Kept, retrieval_probability};
+/// use trike_vsa::{Bipolar, Z3};
+///
+/// let p = retrieval_probability::<Z3>(Kept::Trits, 10_000, 500, 500)?;
+/// assert!((p - 0.932).abs() < 0.001);
+/// let p = retrieval_probability::<Bipolar>(Kept::Trits, 10_000, 500, 500)?;
+/// assert!((p - 0.693).abs() < 0.001);
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`VsaError::Range`] for no dimensions, items or candidates.
+pub fn retrieval_probability<A: Algebra>(
+    kept: Kept,
+    dim: usize,
+    items: usize,
+    candidates: usize,
+) -> Result<f64> {
+    check_range("dimensions of a bundle", 1, usize::MAX, dim)?;
+    check_range("items of a bundle", 1, usize::MAX, items)?;
+    check_range("candidates", 1, usize::MAX, candidates)?;
+    let ratio = (efficiency::<A>(kept) * dim as f64 / items as f64).sqrt();
+    Ok(highest(ratio, candidates))
+}
+
+/// The probability that a normal number with mean `s` is above `candidates - 1` with mean 0, all of variance 1.
+fn highest(s: f64, candidates: usize) -> f64 {
+    if candidates == 1 {
+        return 1.0;
+    }
+    // Trapezoids: their error vanishes faster than any power of the step for a function that decays like this one.
+    const STEP: f64 = 1.0 / 64.0;
+    const STEPS: i32 = 9 * 64;
+    let others = (candidates - 1) as f64;
+    let sum: f64 = (-STEPS..=STEPS)
+        .map(|i| {
+            let h = f64::from(i) * STEP;
+            let density = (-0.5 * h * h).exp();
+            density * (others * (-upper_tail(h + s)).ln_1p()).exp()
+        })
+        .sum();
+    (sum * STEP / (2.0 * std::f64::consts::PI).sqrt()).clamp(0.0, 1.0)
+}
+
+/// The probability that a standard normal number is above `x`, within 1e-7 relative.
+fn upper_tail(x: f64) -> f64 {
+    let z = x.abs() / std::f64::consts::SQRT_2;
+    // The complementary error function by Chebyshev's fit, as in Numerical Recipes, `erfcc`: relative error below 1.2e-7.
+    let t = 1.0 / (1.0 + 0.5 * z);
+    const COEFFICIENTS: [f64; 10] = [
+        -1.265_512_23,
+        1.000_023_68,
+        0.374_091_96,
+        0.096_784_18,
+        -0.186_288_06,
+        0.278_868_07,
+        -1.135_203_98,
+        1.488_515_87,
+        -0.822_152_23,
+        0.170_872_77,
+    ];
+    let polynomial = COEFFICIENTS.iter().rev().fold(0.0, |sum, c| sum * t + c);
+    let tail = 0.5 * t * (-z * z + polynomial).exp();
+    if x < 0.0 { 1.0 - tail } else { tail }
+}
+
+/// The most items for which [`retrieval_probability`] is at least `probability`; 0 where one is too many.
+///
+/// ```
+/// use trike_vsa::capacity::{Kept, max_items};
+/// use trike_vsa::{Bipolar, Ternary, Z3};
+///
+/// // 99 % of 1000 candidates in 10,000 dimensions.
+/// assert_eq!(max_items::<Bipolar>(Kept::Trits, 10_000, 1000, 0.99)?, 193);
+/// assert_eq!(max_items::<Ternary>(Kept::Trits, 10_000, 1000, 0.99)?, 246);
+/// assert_eq!(max_items::<Z3>(Kept::Trits, 10_000, 1000, 0.99)?, 326);
+/// assert_eq!(max_items::<Z3>(Kept::Counts, 10_000, 1000, 0.99)?, 608);
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`retrieval_probability`], and [`VsaError::Real`] for a probability outside of 0 to 1.
+pub fn max_items<A: Algebra>(kept: Kept, dim: usize, candidates: usize, probability: f64) -> Result<usize> {
+    check_real("a probability", 0.0, 1.0, probability)?;
+    let enough =
+        |items| Ok::<_, VsaError>(retrieval_probability::<A>(kept, dim, items, candidates)? >= probability);
+    if !enough(1)? {
+        return Ok(0);
+    }
+    // Nothing is found in more than this many.
+    let (mut good, mut bad) = (1, dim.saturating_mul(1024).max(2));
+    if enough(bad)? {
+        return Ok(usize::MAX);
+    }
+    while bad - good > 1 {
+        let middle = good + (bad - good) / 2;
+        *(if enough(middle)? { &mut good } else { &mut bad }) = middle;
+    }
+    Ok(good)
+}
+
+/// The fewest dimensions in which `items` of a bundle are each found among `candidates` with a probability; `usize::MAX` where
+/// no number is enough.
+///
+/// # Errors
+///
+/// As [`max_items`]; [`VsaError::Real`] also for a probability of 1, which no number of dimensions reaches.
+pub fn min_dimensions<A: Algebra>(
+    kept: Kept,
+    items: usize,
+    candidates: usize,
+    probability: f64,
+) -> Result<usize> {
+    check_real("a probability", 0.0, 1.0 - 1e-9, probability)?;
+    let enough =
+        |dim| Ok::<_, VsaError>(retrieval_probability::<A>(kept, dim, items, candidates)? >= probability);
+    if enough(1)? {
+        return Ok(1);
+    }
+    let (mut bad, mut good) = (1usize, 2usize);
+    while !enough(good)? {
+        if good == usize::MAX {
+            return Ok(good);
+        }
+        (bad, good) = (good, good.saturating_mul(2));
+    }
+    while good - bad > 1 {
+        let middle = bad + (good - bad) / 2;
+        *(if enough(middle)? { &mut good } else { &mut bad }) = middle;
+    }
+    Ok(good)
+}
+
+/// The expected similarity of a bundle's trits with a vector in it.
+///
+/// # Errors
+///
+/// [`VsaError::Range`] for no items.
+pub fn expected_similarity<A: Algebra>(items: usize) -> Result<f64> {
+    check_range("items of a bundle", 1, usize::MAX, items)?;
+    // The signal to noise ratio is the similarity in units of the deviation of that of a random vector: 1 / sqrt(2 D)
+    // in Z3, where the similarity is 3/2 times a share of matches, and 1 / sqrt(D) for a cosine.
+    let chance = if A::KIND == AlgebraKind::Z3 { 0.5 } else { 1.0 };
+    Ok((efficiency::<A>(Kept::Trits) * chance / items as f64).sqrt().min(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Bipolar, Ternary, Z3};
+
+    #[test]
+    fn tails_are_those_of_the_normal_distribution() {
+        for (x, expected) in [
+            (0.0, 0.5),
+            (1.0, 0.158_655_253_931_457),
+            (-1.0, 0.841_344_746_068_543),
+            (3.0, 1.349_898_031_630_09e-3),
+            (6.0, 9.865_876_450_376_98e-10),
+            (9.0, 1.128_588_405_953_84e-19),
+        ] {
+            let got = upper_tail(x);
+            assert!((got / expected - 1.0).abs() < 2e-7, "{x}: {got}");
+        }
+    }
+
+    /// The table of the literature at D = 10,000 and k = 500, and the limits that follow from it.
+    #[test]
+    fn published_figures() {
+        let p = |n| {
+            [
+                retrieval_probability::<Bipolar>(Kept::Counts, 10_000, 500, n).unwrap(),
+                retrieval_probability::<Ternary>(Kept::Trits, 10_000, 500, n).unwrap(),
+                retrieval_probability::<Bipolar>(Kept::Trits, 10_000, 500, n).unwrap(),
+            ]
+        };
+        for (n, expected) in
+            [(500, [0.910, 0.824, 0.693]), (1000, [0.877, 0.771, 0.623]), (10_000, [0.725, 0.567, 0.394])]
+        {
+            for (got, expected) in p(n).into_iter().zip(expected) {
+                assert!((got - expected).abs() < 0.001, "{n}: {got} {expected}");
+            }
+        }
+        for (n, expected) in [(100, [656, 531, 418]), (1000, [472, 382, 300]), (10_000, [370, 300, 236])] {
+            let got = [
+                max_items::<Bipolar>(Kept::Counts, 10_000, n, 0.9).unwrap(),
+                max_items::<Ternary>(Kept::Trits, 10_000, n, 0.9).unwrap(),
+                max_items::<Bipolar>(Kept::Trits, 10_000, n, 0.9).unwrap(),
+            ];
+            for (got, expected) in got.into_iter().zip(expected) {
+                assert!(got.abs_diff(expected) <= 1, "{n}: {got} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn limits_are_inverse_to_each_other() {
+        for items in [1, 2, 30, 400] {
+            let dim = min_dimensions::<Z3>(Kept::Trits, items, 200, 0.95).unwrap();
+            let most = |dim| max_items::<Z3>(Kept::Trits, dim, 200, 0.95).unwrap();
+            assert!(most(dim) >= items && most(dim - 1) < items, "{items} in {dim}");
+        }
+        assert_eq!(max_items::<Z3>(Kept::Trits, 100, 1, 0.99).unwrap(), usize::MAX);
+        assert_eq!(max_items::<Z3>(Kept::Trits, 1, 1000, 0.99).unwrap(), 0);
+        assert_eq!(min_dimensions::<Z3>(Kept::Trits, usize::MAX, 1000, 0.99).unwrap(), usize::MAX);
+        for wrong in [f64::NAN, -0.1, 1.1] {
+            assert!(max_items::<Z3>(Kept::Trits, 100, 10, wrong).is_err());
+            assert!(min_dimensions::<Z3>(Kept::Trits, 100, 10, wrong).is_err());
+        }
+        for (dim, items, candidates) in [(0, 1, 1), (1, 0, 1), (1, 1, 0)] {
+            assert!(retrieval_probability::<Z3>(Kept::Counts, dim, items, candidates).is_err());
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Vectors of real numbers.
+
+use trike_cpu::{ActivationPrecision, Cpu, CpuError, DenseData, DenseMatrix, Matrix, TernaryMatrix};
+use trike_trit::{Encoding, Scales, TritTensor};
+
+use crate::algebra::{Algebra, AlgebraKind, Ternary, Z3};
+use crate::error::{Result, VsaError, check_dim, check_range};
+use crate::random::{bits, item_seed};
+use crate::vector::{PackedTritVec, check_dims};
+
+/// Numbers of a projection at most: their matrix is made in memory.
+const MAX_TRITS: usize = 1 << 32;
+/// Inputs below which trits are too coarse for directions: there are not enough different ones.
+const FEW: usize = 64;
+
+/// Vectors of real numbers as hypervectors whose similarity follows the angle between them, by random projections.
+///
+/// Every dimension looks at the input along random directions, of trits or, with fewer than 64 inputs, of normal numbers (then
+/// an input that is all but perpendicular to one may fall on its other side on another processor). [`Bipolar`](crate::Bipolar) keeps the sign, so that
+/// the similarity is `1 - 2 angle / pi`; [`Ternary`] keeps it where the projection is above 0.612 of its standard
+/// deviation. [`Z3`] takes two directions and the third of the circle that they point into. The length of the input does not
+/// matter. Trits are coarse for an input with only a few nonzero numbers, which is better encoded as the bundle of its
+/// entries.
+///
+/// ```
+/// use trike_vsa::{Bipolar, RandomProjection, similarity};
+///
+/// let projection = RandomProjection::<Bipolar>::new(3, 10_000, 1)?;
+/// let (x, y) = (projection.encode(&[1.0, 0.0, 0.0])?, projection.encode(&[5.0, 5.0, 0.0])?);
+/// assert!((similarity(&x, &y)? - 0.5).abs() < 0.1, "45 degrees");
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RandomProjection<A: Algebra = Z3> {
+    matrix: Matrix,
+    cpu: Cpu,
+    dim: usize,
+    algebra: std::marker::PhantomData<A>,
+}
+
+impl<A: Algebra> RandomProjection<A> {
+    /// Projections of `inputs` numbers to `dim` dimensions, on the caller's thread. The directions are those of a seed.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`] for no inputs or dimensions, or for more than 2^32 numbers of directions.
+    pub fn new(inputs: usize, dim: usize, seed: u64) -> Result<Self> {
+        check_dims(dim)?;
+        let rows = if A::KIND == AlgebraKind::Z3 { 2 * dim } else { dim };
+        check_range("inputs of a projection", 1, MAX_TRITS / rows.min(MAX_TRITS), inputs)?;
+        let seeds = (0..rows).map(|row| item_seed(seed, row as u64));
+        let matrix = if inputs < FEW {
+            // The ones among 64 bits are binomial, which is near enough to normal.
+            let number = |seed, input| bits(seed, input as u64, 0).count_ones() as f32 - 32.0;
+            let numbers = seeds.flat_map(|seed| (0..inputs).map(move |input| number(seed, input))).collect();
+            DenseMatrix::new(rows, inputs, DenseData::F32(numbers))?.into()
+        } else {
+            let mut trits = Vec::new();
+            for seed in seeds {
+                trits.extend(PackedTritVec::<Ternary>::random(inputs, seed)?.to_trits());
+            }
+            let tensor = TritTensor::from_trits(rows, inputs, &trits, Encoding::TwoBit, Scales::tensor(1.0));
+            TernaryMatrix::pack(&tensor.map_err(CpuError::from)?)?.into()
+        };
+        Ok(Self { matrix, cpu: Cpu::new(1)?, dim, algebra: std::marker::PhantomData })
+    }
+
+    /// The same projection, computed on the threads of a [`Cpu`].
+    #[must_use]
+    pub fn on(mut self, cpu: Cpu) -> Self {
+        self.cpu = cpu;
+        self
+    }
+
+    /// Numbers of an input.
+    #[must_use]
+    pub fn inputs(&self) -> usize {
+        self.matrix.cols()
+    }
+
+    /// The hypervector of an input.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`] for another number of inputs, [`VsaError::Real`] for one that is not finite.
+    pub fn encode(&self, input: &[f32]) -> Result<PackedTritVec<A>> {
+        check_dim("inputs of a projection", self.inputs(), input.len())?;
+        if let Some(&got) = input.iter().find(|x| !x.is_finite()) {
+            let (minimum, maximum) = (f32::MIN.into(), f32::MAX.into());
+            return Err(VsaError::Real {
+                what: "an input of a projection",
+                minimum,
+                maximum,
+                got: got.into(),
+            });
+        }
+        // Scaled, so that no sum overflows.
+        let largest = input.iter().fold(0f32, |most, x| most.max(x.abs())).max(f32::MIN_POSITIVE);
+        let input: Vec<f32> = input.iter().map(|x| x / largest).collect();
+        let mut seen = vec![0.0; self.matrix.rows()];
+        self.cpu.linear(&input, &self.matrix, ActivationPrecision::F32, &mut seen)?;
+        let squares: f32 = seen.iter().map(|x| x * x).sum();
+        let cut = match A::KIND {
+            AlgebraKind::Ternary => 0.612 * (squares / seen.len() as f32).sqrt(),
+            _ => 0.0,
+        };
+        let trits: Vec<i8> = if A::KIND == AlgebraKind::Z3 {
+            let (across, along) = seen.split_at(self.dim);
+            across.iter().zip(along).map(|(&x, &y)| third(x, y)).collect()
+        } else {
+            // A sum of exactly 0 is rare, and has to be something where there are no zeros.
+            seen.iter()
+                .map(|&x| {
+                    if x.abs() < cut {
+                        0
+                    } else if x < 0.0 {
+                        -1
+                    } else {
+                        1
+                    }
+                })
+                .collect()
+        };
+        PackedTritVec::from_trits(&trits)
+    }
+}
+
+/// The third of the circle that a point lies in: 0 around the first axis, and then the others.
+fn third(x: f32, y: f32) -> i8 {
+    let edge = 3f32.sqrt() * x;
+    if y.abs() <= edge {
+        0
+    } else if y >= 0.0 {
+        1
+    } else {
+        -1
+    }
+}

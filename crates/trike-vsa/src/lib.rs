@@ -1,0 +1,83 @@
+//! Hyperdimensional computing on trit planes.
+//!
+//! Start from [`PackedTritVec`], a hypervector of two bits a dimension, and [`bind()`], [`bundle_many`] and [`similarity()`], which
+//! everything else is made of; keep vectors in an [`ItemMemory`], and what was bundled in a [`Bundle`].
+//!
+//! ```
+//! use trike_vsa::{Bundle, ItemMemory, PackedTritVec, Z3, bind, similarity, unbind};
+//!
+//! let colours = PackedTritVec::<Z3>::random_set(10_000, 5, 1)?;
+//! let [sky, grass] = [2, 3].map(|seed| PackedTritVec::random(10_000, seed).unwrap());
+//! // "The sky is colour 0, grass is colour 4", in one vector.
+//! let mut scene = Bundle::new(10_000)?;
+//! scene.add(&bind(&sky, &colours[0])?)?;
+//! scene.add(&bind(&grass, &colours[4])?)?;
+//! let scene = scene.to_vector()?;
+//! // What colour is grass?
+//! let noisy = unbind(&scene, &grass)?;
+//! assert!(similarity(&noisy, &colours[4])? > 0.4);
+//! assert_eq!(ItemMemory::of(&colours)?.nearest(&noisy)?.index, 4);
+//! # Ok::<(), trike_vsa::VsaError>(())
+//! ```
+//!
+//! The decision that shaped the crate: the algebra is a type. [`Z3`] adds trits modulo 3, [`Bipolar`] and [`Ternary`] multiply
+//! them; vectors of two algebras cannot meet, and every structure works with each. What was given up is choosing an algebra
+//! at run time without a `match`; files and serialized values say theirs and are checked. The second one: bundles keep counts
+//! in bit-sliced form, so that items can be taken out again and a key unbound from all of them at once, and become trits
+//! when someone asks for them.
+//!
+//! * vectors: [`PackedTritVec`], [`SparseVec`], [`Algebra`] with [`AlgebraKind`]
+//! * operations: [`bind()`], [`unbind`], [`inverse`], [`negate`], [`permute`], [`bundle()`], [`bundle_many`], [`bundle_weighted`],
+//!   [`bundle_balanced`]; [`bind_into`], [`unbind_into`] and [`permute_into`] for loops
+//! * comparison: [`similarity()`], [`dot`], [`matches`](matches()), [`hamming_distance`], [`cosine_similarity`]
+//! * sets with an order: [`level_set`], [`thermometer_set`], [`circular_set`]
+//! * counts: [`Bundle`]
+//! * search: [`ItemMemory`] with [`Hit`] and [`Settled`]; its file is described at [`ItemMemory::write`]
+//! * structures: [`Record`], [`Multiset`], [`Sequence`], [`bind_sequence`], [`ngram`], [`ngrams`], [`Tree`], [`Graph`],
+//!   [`Automaton`], [`Hierarchy`], [`DistributedMemory`], [`factorize`]
+//! * how much they hold: [`capacity`], [`CapacityPolicy`]
+//! * encodings: [`ScalarEncoder`], [`RandomProjection`], [`TextEncoder`], [`CentroidClassifier`]
+//! * errors: [`VsaError`]
+//!
+//! Programs that compute with hypervectors depend on this crate alone. It has no features to turn on: instructions are
+//! chosen at run time, single operations run on the caller's thread, and searches on the threads of a [`trike_cpu::Cpu`].
+#![forbid(unsafe_code)]
+
+// The handbook's examples are compiled like the ones here.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/vsa.md")]
+pub struct Handbook;
+
+mod algebra;
+mod balanced;
+mod basis;
+mod bundle;
+pub mod capacity;
+mod encode;
+mod error;
+mod file;
+mod memory;
+mod ops;
+mod random;
+mod sparse;
+mod structures;
+mod vector;
+
+pub use algebra::{Algebra, AlgebraKind, Bipolar, Ternary, Z3};
+pub use balanced::bundle_balanced;
+pub use basis::{circular_set, level_set, thermometer_set};
+pub use bundle::Bundle;
+pub use encode::{CentroidClassifier, RandomProjection, ScalarEncoder, TextEncoder};
+pub use error::{Result, VsaError};
+pub use file::MAX_FILE_DIM;
+pub use memory::{Hit, ItemMemory, Settled};
+pub use ops::{
+    bind, bind_into, bundle, bundle_many, bundle_weighted, cosine_similarity, dot, hamming_distance, inverse,
+    matches, negate, permute, permute_into, similarity, unbind, unbind_into,
+};
+pub use sparse::SparseVec;
+pub use structures::{
+    Automaton, CapacityPolicy, DistributedMemory, Factors, Graph, Hierarchy, Insertion, Multiset, ROLES,
+    Record, Sequence, Tree, WhenFull, bind_sequence, factorize, ngram, ngrams,
+};
+pub use vector::PackedTritVec;

@@ -1,0 +1,234 @@
+//! The operations of the algebras on vectors.
+
+use crate::algebra::Algebra;
+use crate::bundle::Bundle;
+use crate::error::{Result, check_dim};
+use crate::vector::{PackedTritVec, cpu};
+
+/// Binds two vectors: the result is like neither, and [`unbind`] takes one out again.
+///
+/// Commutative and associative. For loops, [`bind_into`] writes over a vector that is there.
+///
+/// # Errors
+///
+/// [`VsaError::Dimension`](crate::VsaError::Dimension) for different dimensions, here and below.
+#[inline]
+pub fn bind<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+    let mut out = PackedTritVec::blank(a.dim())?;
+    bind_into(a, b, &mut out)?;
+    Ok(out)
+}
+
+/// [`bind`], over a vector of the same dimensions.
+///
+/// # Errors
+///
+/// As [`bind`].
+#[inline]
+pub fn bind_into<A: Algebra>(
+    a: &PackedTritVec<A>,
+    b: &PackedTritVec<A>,
+    out: &mut PackedTritVec<A>,
+) -> Result<()> {
+    check_pair(a, b)?;
+    check_dim("the place of a bound vector", a.dim(), out.dim())?;
+    A::bind(cpu()?, a.view(), b.view(), out.view_mut())
+}
+
+/// Takes `key` out of a vector that it was bound into.
+///
+/// Exact in [`Z3`](crate::Z3) and [`Bipolar`](crate::Bipolar); in [`Ternary`](crate::Ternary) dimensions where the key is
+/// zero are lost.
+///
+/// ```
+/// use trike_vsa::{PackedTritVec, Ternary, bind, cosine_similarity, unbind};
+///
+/// let value = PackedTritVec::<Ternary>::random(10_000, 1)?;
+/// let (sparse, dense) = (PackedTritVec::random(10_000, 2)?, PackedTritVec::random_dense(10_000, 3)?);
+/// let lost = unbind(&bind(&sparse, &value)?, &sparse)?;
+/// // The square root of the density of the key, 2/3.
+/// assert!((cosine_similarity(&lost, &value)? - 0.816).abs() < 0.02);
+/// assert_eq!(unbind(&bind(&dense, &value)?, &dense)?, value);
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`bind`].
+#[inline]
+pub fn unbind<A: Algebra>(bound: &PackedTritVec<A>, key: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+    let mut out = PackedTritVec::blank(bound.dim())?;
+    unbind_into(bound, key, &mut out)?;
+    Ok(out)
+}
+
+/// [`unbind`], over a vector of the same dimensions.
+///
+/// # Errors
+///
+/// As [`bind`].
+#[inline]
+pub fn unbind_into<A: Algebra>(
+    bound: &PackedTritVec<A>,
+    key: &PackedTritVec<A>,
+    out: &mut PackedTritVec<A>,
+) -> Result<()> {
+    check_pair(bound, key)?;
+    check_dim("the place of an unbound vector", bound.dim(), out.dim())?;
+    A::unbind(cpu()?, bound.view(), key.view(), out.view_mut())
+}
+
+/// The vector that undoes binding with `a`: its negative in [`Z3`](crate::Z3), itself elsewhere.
+///
+/// # Errors
+///
+/// [`VsaError::Cpu`](crate::VsaError::Cpu) without memory.
+pub fn inverse<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+    let mut out = PackedTritVec::blank(a.dim())?;
+    out.view_mut().copy_from(A::inverse(a.view()))?;
+    Ok(out)
+}
+
+/// The vector with every sign turned, which is least like `a` in [`Bipolar`](crate::Bipolar) and
+/// [`Ternary`](crate::Ternary), and its inverse in [`Z3`](crate::Z3).
+///
+/// # Errors
+///
+/// As [`inverse`].
+pub fn negate<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+    let mut out = PackedTritVec::blank(a.dim())?;
+    out.view_mut().copy_from(a.view().negated())?;
+    Ok(out)
+}
+
+/// Rotates the dimensions: `out[(j + by) mod D] = a[j]`. Like nothing it came from, and undone by `-by`; it preserves
+/// binding, bundling and similarity.
+///
+/// # Errors
+///
+/// As [`inverse`].
+pub fn permute<A: Algebra>(a: &PackedTritVec<A>, by: isize) -> Result<PackedTritVec<A>> {
+    let mut out = PackedTritVec::blank(a.dim())?;
+    permute_into(a, by, &mut out)?;
+    Ok(out)
+}
+
+/// [`permute`], over a vector of the same dimensions.
+///
+/// # Errors
+///
+/// As [`bind`].
+pub fn permute_into<A: Algebra>(a: &PackedTritVec<A>, by: isize, out: &mut PackedTritVec<A>) -> Result<()> {
+    check_dim("the place of a permuted vector", a.dim(), out.dim())?;
+    Ok(cpu()?.trit_rotate(a.view(), by, out.view_mut())?)
+}
+
+/// Bundles two vectors: the result is like both.
+///
+/// # Errors
+///
+/// As [`bind`].
+pub fn bundle<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+    bundle_many([a, b])
+}
+
+/// Bundles vectors: the result is like each, by about `1 / sqrt(k)`. A [`Bundle`] keeps the counts instead.
+///
+/// ```
+/// use trike_vsa::{PackedTritVec, Z3, bundle_many, similarity};
+///
+/// let vectors = PackedTritVec::<Z3>::random_set(10_000, 25, 7)?;
+/// let bundle = bundle_many(&vectors)?;
+/// // By the theory 0.73 / sqrt(25) for the plurality of three values; see the module `capacity`.
+/// assert!((similarity(&bundle, &vectors[3])? - 0.147).abs() < 0.04);
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`bind`], and [`VsaError::Empty`](crate::VsaError::Empty) for none.
+pub fn bundle_many<'a, A: Algebra>(
+    vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>,
+) -> Result<PackedTritVec<A>> {
+    Bundle::of(vectors)?.to_vector()
+}
+
+/// Bundles vectors as if each came as often as its weight says.
+///
+/// # Errors
+///
+/// As [`bundle_many`], and [`VsaError::Cpu`](crate::VsaError::Cpu) for weights of more than `i32::MAX` together.
+pub fn bundle_weighted<'a, A: Algebra>(
+    vectors: impl IntoIterator<Item = (&'a PackedTritVec<A>, u32)>,
+) -> Result<PackedTritVec<A>> {
+    let mut bundle: Option<Bundle<A>> = None;
+    for (vector, weight) in vectors {
+        let bundle = match &mut bundle {
+            Some(bundle) => bundle,
+            none => none.insert(Bundle::new(vector.dim())?),
+        };
+        bundle.add_weighted(vector, weight)?;
+    }
+    bundle.ok_or(crate::VsaError::Empty { what: "a bundle" })?.to_vector()
+}
+
+/// The dot product.
+///
+/// # Errors
+///
+/// As [`bind`].
+#[inline]
+pub fn dot<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<i32> {
+    check_pair(a, b)?;
+    Ok(cpu()?.trit_dot(a.view(), b.view())?)
+}
+
+/// Dimensions where both have the same value.
+///
+/// # Errors
+///
+/// As [`bind`].
+#[inline]
+pub fn matches<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<usize> {
+    check_pair(a, b)?;
+    Ok(cpu()?.trit_matches(a.view(), b.view())? as usize)
+}
+
+/// Dimensions where the values differ.
+///
+/// # Errors
+///
+/// As [`bind`].
+#[inline]
+pub fn hamming_distance<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<usize> {
+    Ok(a.dim() - matches(a, b)?)
+}
+
+/// The cosine of the angle between two vectors; 0 where one is all zeros.
+///
+/// # Errors
+///
+/// As [`bind`].
+pub fn cosine_similarity<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<f64> {
+    let dot = dot(a, b)?;
+    let norms = a.nonzeros()? as f64 * b.nonzeros()? as f64;
+    Ok(if norms == 0.0 { 0.0 } else { f64::from(dot) / norms.sqrt() })
+}
+
+/// How similar two vectors are in their algebra: 1 for the same, around 0 for random ones. By matches in
+/// [`Z3`](crate::Z3), and else the cosine.
+///
+/// # Errors
+///
+/// As [`bind`].
+pub fn similarity<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<f64> {
+    check_pair(a, b)?;
+    let cpu = cpu()?;
+    let score = cpu.trit_score(A::SCORE, a.view(), b.view())?;
+    Ok(A::similarity(cpu, score, a.view(), b.view()))
+}
+
+#[inline]
+fn check_pair<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<()> {
+    check_dim("the second hypervector", a.dim(), b.dim())
+}

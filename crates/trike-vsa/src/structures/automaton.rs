@@ -1,0 +1,116 @@
+//! Finite automata in one bundle.
+
+use serde::{Deserialize, Serialize};
+
+use crate::algebra::{Algebra, Z3};
+use crate::bundle::Bundle;
+use crate::error::Result;
+use crate::memory::{Hit, ItemMemory};
+use crate::ops::{bind, permute};
+use crate::vector::PackedTritVec;
+
+/// A finite automaton: the bundle of its transitions `bind(symbol, bind(from, permute(to, 1)))`.
+///
+/// A turnstile:
+///
+/// ```
+/// use trike_vsa::{Automaton, ItemMemory, PackedTritVec, Z3};
+///
+/// let states = PackedTritVec::<Z3>::random_set(2048, 2, 1)?; // locked, unlocked
+/// let symbols = PackedTritVec::random_set(2048, 2, 2)?; // push, coin
+/// let memory = ItemMemory::of(&states)?;
+/// let mut turnstile = Automaton::new(2048)?;
+/// for (from, symbol, to) in [(0, 0, 0), (0, 1, 1), (1, 1, 1), (1, 0, 0)] {
+///     turnstile.add(&symbols[symbol], &states[from], &states[to])?;
+/// }
+/// let mut state = 0;
+/// let mut seen = Vec::new();
+/// for symbol in [0, 1, 1, 0, 0] {
+///     state = turnstile.next(&symbols[symbol], &states[state], &memory)?.unwrap().index;
+///     seen.push(state);
+/// }
+/// assert_eq!(seen, [0, 1, 1, 0, 0]);
+/// let unknown = PackedTritVec::random(2048, 3)?;
+/// assert_eq!(turnstile.next(&unknown, &states[0], &memory)?, None);
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Automaton<A: Algebra = Z3> {
+    bundle: Bundle<A>,
+}
+
+/// Half a transition tells one from none.
+const THRESHOLD: f64 = 0.5;
+
+impl<A: Algebra> Automaton<A> {
+    /// An automaton without transitions.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    pub fn new(dim: usize) -> Result<Self> {
+        Ok(Self { bundle: Bundle::new(dim)? })
+    }
+
+    fn transition(
+        symbol: &PackedTritVec<A>,
+        from: &PackedTritVec<A>,
+        to: &PackedTritVec<A>,
+    ) -> Result<PackedTritVec<A>> {
+        bind(symbol, &bind(from, &permute(to, 1)?)?)
+    }
+
+    /// Adds a transition.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`](crate::VsaError::Dimension).
+    pub fn add(
+        &mut self,
+        symbol: &PackedTritVec<A>,
+        from: &PackedTritVec<A>,
+        to: &PackedTritVec<A>,
+    ) -> Result<()> {
+        self.bundle.add(&Self::transition(symbol, from, to)?)
+    }
+
+    /// Takes a transition out.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
+    pub fn remove(
+        &mut self,
+        symbol: &PackedTritVec<A>,
+        from: &PackedTritVec<A>,
+        to: &PackedTritVec<A>,
+    ) -> Result<()> {
+        self.bundle.remove(&Self::transition(symbol, from, to)?)
+    }
+
+    /// The state of a memory that a symbol leads to from a state; `None` where no transition is likely.
+    ///
+    /// # Errors
+    ///
+    /// As [`ItemMemory::nearest_counted`].
+    pub fn next(
+        &self,
+        symbol: &PackedTritVec<A>,
+        from: &PackedTritVec<A>,
+        states: &ItemMemory<A>,
+    ) -> Result<Option<Hit>> {
+        let mut bundle = self.bundle.clone();
+        bundle.unbind(symbol)?;
+        bundle.unbind(from)?;
+        bundle.permute(-1)?;
+        let hit = states.nearest_counted(&bundle)?;
+        Ok((hit.similarity >= THRESHOLD).then_some(hit))
+    }
+
+    /// The counts of the transitions.
+    #[must_use]
+    pub fn bundle(&self) -> &Bundle<A> {
+        &self.bundle
+    }
+}

@@ -1,0 +1,126 @@
+//! Records of records: three levels of roles.
+
+use trike_trit::Tryte3;
+
+use super::policy::{CapacityPolicy, Insertion};
+use crate::algebra::{Algebra, Z3};
+use crate::bundle::Bundle;
+use crate::error::Result;
+use crate::memory::{Hit, ItemMemory};
+use crate::ops::bind_into;
+use crate::random::item_seed;
+use crate::vector::PackedTritVec;
+
+/// Roles of a level: the values of a tryte.
+pub const ROLES: usize = Tryte3::VALUES;
+
+/// A record of three levels, each with a role for every tryte: 27^3 = 19,683 slots can be addressed, and as many hold a value
+/// as the capacity allows.
+///
+/// The 81 role vectors are made once. A slot's key is the three roles of its address bound together.
+///
+/// ```
+/// use trike_trit::Tryte3;
+/// use trike_vsa::{CapacityPolicy, Hierarchy, ItemMemory, PackedTritVec, WhenFull, Z3};
+///
+/// let words = PackedTritVec::<Z3>::random_set(4096, 100, 1)?;
+/// let memory = ItemMemory::of(&words)?;
+/// let policy = CapacityPolicy::new(100, 0.999, WhenFull::Refuse)?;
+/// let mut record = Hierarchy::new(4096, 7, policy)?;
+/// let address = |a, b, c| [a, b, c].map(|value| Tryte3::new(value).unwrap());
+/// record.insert(address(-13, 0, 5), &words[3])?;
+/// let inserted = record.insert(address(-13, 0, 6), &words[4])?;
+/// assert!(inserted.probability > 0.999);
+/// assert_eq!(record.get(address(-13, 0, 6), &memory)?.index, 4);
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Hierarchy<A: Algebra = Z3> {
+    /// Level by level, the role of each tryte from the lowest on.
+    roles: Vec<PackedTritVec<A>>,
+    bundle: Bundle<A>,
+    policy: CapacityPolicy,
+}
+
+impl<A: Algebra> Hierarchy<A> {
+    /// An empty record; the roles are those of a seed.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    pub fn new(dim: usize, seed: u64, policy: CapacityPolicy) -> Result<Self> {
+        let roles = PackedTritVec::random_set(dim, 3 * ROLES, item_seed(seed, 0))?;
+        Ok(Self { roles, bundle: Bundle::new(dim)?, policy })
+    }
+
+    /// The key of a slot.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Cpu`](crate::VsaError::Cpu) without memory.
+    pub fn key(&self, address: [Tryte3; 3]) -> Result<PackedTritVec<A>> {
+        let role = |level: usize| {
+            let offset = address[level].value() - Tryte3::MIN.value();
+            &self.roles[level * ROLES + offset as usize]
+        };
+        let mut outer = PackedTritVec::blank(self.bundle.dim())?;
+        bind_into(role(0), role(1), &mut outer)?;
+        let mut key = PackedTritVec::blank(self.bundle.dim())?;
+        bind_into(&outer, role(2), &mut key)?;
+        Ok(key)
+    }
+
+    /// Slots with a value.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bundle.total() as usize
+    }
+
+    /// Whether no slot has a value.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bundle.total() == 0
+    }
+
+    /// The counts of all slots.
+    #[must_use]
+    pub fn bundle(&self) -> &Bundle<A> {
+        &self.bundle
+    }
+
+    /// Puts a value into a slot.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Capacity`](crate::VsaError::Capacity) where the policy refuses,
+    /// [`VsaError::Dimension`](crate::VsaError::Dimension).
+    pub fn insert(&mut self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<Insertion> {
+        let judged = CapacityPolicy::judge::<A>(Some(&self.policy), self.bundle.dim(), self.len() + 1)?;
+        self.bundle.add(&self.slot(address, value)?)?;
+        Ok(judged)
+    }
+
+    /// Takes a value out of a slot.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
+    pub fn remove(&mut self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<()> {
+        self.bundle.remove(&self.slot(address, value)?)
+    }
+
+    fn slot(&self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+        crate::ops::bind(&self.key(address)?, value)
+    }
+
+    /// The value of a slot, among the vectors of a memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`ItemMemory::nearest_counted`].
+    pub fn get(&self, address: [Tryte3; 3], memory: &ItemMemory<A>) -> Result<Hit> {
+        let mut bundle = self.bundle.clone();
+        bundle.unbind(&self.key(address)?)?;
+        memory.nearest_counted(&bundle)
+    }
+}

@@ -1,0 +1,86 @@
+//! How often things are in a bundle.
+
+use serde::{Deserialize, Serialize};
+
+use crate::algebra::{Algebra, Z3};
+use crate::bundle::Bundle;
+use crate::error::Result;
+use crate::vector::PackedTritVec;
+
+/// A collection that knows about how often it has each vector.
+///
+/// ```
+/// use trike_vsa::{Multiset, PackedTritVec, Z3};
+///
+/// let fruit = PackedTritVec::<Z3>::random_set(10_000, 3, 1)?;
+/// let mut basket = Multiset::new(10_000)?;
+/// basket.add(&fruit[0], 5)?;
+/// basket.add(&fruit[1], 2)?;
+/// assert_eq!([0, 1, 2].map(|i| basket.count(&fruit[i]).unwrap()), [5, 2, 0]);
+/// basket.remove(&fruit[0], 5)?;
+/// assert_eq!(basket.count(&fruit[0])?, 0);
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Multiset<A: Algebra = Z3> {
+    bundle: Bundle<A>,
+}
+
+impl<A: Algebra> Multiset<A> {
+    /// Nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    pub fn new(dim: usize) -> Result<Self> {
+        Ok(Self { bundle: Bundle::new(dim)? })
+    }
+
+    /// Adds a vector so many times.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bundle::add_weighted`].
+    pub fn add(&mut self, vector: &PackedTritVec<A>, times: u32) -> Result<()> {
+        self.bundle.add_weighted(vector, times)
+    }
+
+    /// Takes a vector out so many times.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bundle::remove_weighted`].
+    pub fn remove(&mut self, vector: &PackedTritVec<A>, times: u32) -> Result<()> {
+        self.bundle.remove_weighted(vector, times)
+    }
+
+    /// How often a vector is there, rounded. The standard deviation before rounding is `sqrt(squares / (2 D))` in
+    /// [`Z3`], and `sqrt(squares / D)` else, with the squares of the other weights added up.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`](crate::VsaError::Dimension).
+    pub fn count(&self, vector: &PackedTritVec<A>) -> Result<u32> {
+        // Negative numbers become 0.
+        Ok(self.bundle.similarity(vector)?.round() as u32)
+    }
+
+    /// Everything together.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bundle.total() as usize
+    }
+
+    /// Whether there is nothing.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bundle.total() == 0
+    }
+
+    /// The counts.
+    #[must_use]
+    pub fn bundle(&self) -> &Bundle<A> {
+        &self.bundle
+    }
+}

@@ -1,0 +1,72 @@
+//! What a structure does when one more item makes retrieval uncertain.
+
+use crate::algebra::Algebra;
+use crate::capacity::{Kept, retrieval_probability};
+use crate::error::{Result, VsaError, check_range, check_real};
+
+/// What happens to an item that is one too many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WhenFull {
+    /// It is inserted, and the [`Insertion`] says so.
+    Warn,
+    /// It is refused with [`VsaError::Capacity`].
+    Refuse,
+}
+
+/// How sure retrieval has to be, by the theory in [`capacity`](crate::capacity).
+///
+/// ```
+/// use trike_vsa::{CapacityPolicy, PackedTritVec, Record, VsaError, WhenFull, Z3};
+///
+/// let policy = CapacityPolicy::new(100, 0.99, WhenFull::Refuse)?;
+/// let mut record = Record::<Z3>::with_policy(256, policy)?;
+/// let vectors = PackedTritVec::random_set(256, 100, 1)?;
+/// let refused = vectors.iter().find_map(|v| record.insert(&vectors[0], v).err());
+/// assert!(matches!(refused, Some(VsaError::Capacity { items: 20, .. })), "{refused:?}");
+/// assert_eq!(record.len(), 19);
+/// # Ok::<(), VsaError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CapacityPolicy {
+    candidates: usize,
+    minimum: f64,
+    when_full: WhenFull,
+}
+
+/// What inserting one more item did to retrieval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Insertion {
+    /// Items now.
+    pub items: usize,
+    /// The probability that an item is found among the candidates of the policy; 1 where there is no policy.
+    pub probability: f64,
+    /// Whether that is as much as the policy asks for.
+    pub sufficient: bool,
+}
+
+impl CapacityPolicy {
+    /// Items are found among so many candidates with at least a probability.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`] for no candidates, [`VsaError::Real`] for what is no probability.
+    pub fn new(candidates: usize, minimum: f64, when_full: WhenFull) -> Result<Self> {
+        check_range("candidates", 1, usize::MAX, candidates)?;
+        check_real("probability of retrieval", 0.0, 1.0, minimum)?;
+        Ok(Self { candidates, minimum, when_full })
+    }
+
+    /// Judges a number of items that are read from counts.
+    pub(crate) fn judge<A: Algebra>(policy: Option<&Self>, dim: usize, items: usize) -> Result<Insertion> {
+        let Some(policy) = policy else {
+            return Ok(Insertion { items, probability: 1.0, sufficient: true });
+        };
+        let Self { candidates, minimum, when_full } = *policy;
+        let probability = retrieval_probability::<A>(Kept::Counts, dim, items, candidates)?;
+        let sufficient = probability >= minimum;
+        if !sufficient && when_full == WhenFull::Refuse {
+            return Err(VsaError::Capacity { items, candidates, dimensions: dim, probability, minimum });
+        }
+        Ok(Insertion { items, probability, sufficient })
+    }
+}

@@ -1,0 +1,149 @@
+//! Keys and values in one bundle.
+
+use serde::{Deserialize, Serialize};
+
+use super::policy::{CapacityPolicy, Insertion};
+use crate::algebra::{Algebra, Z3};
+use crate::bundle::Bundle;
+use crate::error::Result;
+use crate::memory::{Hit, ItemMemory};
+use crate::ops::{bind, unbind};
+use crate::vector::PackedTritVec;
+
+/// Pairs of keys and values: the bundle of `bind(key, value)`.
+///
+/// A value is found by unbinding its key from all counts and taking the candidate that there is most of. Where a record has
+/// to be one vector, [`Record::to_vector`] decides its trits; [`unbind`] and
+/// [`ItemMemory::nearest`] then find less, as [`capacity`](crate::capacity) says.
+///
+/// ```
+/// use trike_vsa::{ItemMemory, PackedTritVec, Record, Z3};
+///
+/// let [name, capital] = [1, 2].map(|seed| PackedTritVec::<Z3>::random(2048, seed).unwrap());
+/// let words = PackedTritVec::random_set(2048, 50, 3)?;
+/// let memory = ItemMemory::of(&words)?;
+/// let mut country = Record::new(2048)?;
+/// country.insert(&name, &words[10])?;
+/// country.insert(&capital, &words[20])?;
+/// assert_eq!(country.get(&capital, &memory)?.index, 20);
+/// country.replace(&capital, &words[20], &words[30])?;
+/// assert_eq!(country.get(&capital, &memory)?.index, 30);
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(bound = "")]
+pub struct Record<A: Algebra = Z3> {
+    bundle: Bundle<A>,
+    #[serde(skip)]
+    policy: Option<CapacityPolicy>,
+}
+
+impl<A: Algebra> Record<A> {
+    /// An empty record that takes whatever is inserted.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    pub fn new(dim: usize) -> Result<Self> {
+        Ok(Self { bundle: Bundle::new(dim)?, policy: None })
+    }
+
+    /// An empty record that watches its capacity.
+    ///
+    /// # Errors
+    ///
+    /// As [`Record::new`].
+    pub fn with_policy(dim: usize, policy: CapacityPolicy) -> Result<Self> {
+        Ok(Self { bundle: Bundle::new(dim)?, policy: Some(policy) })
+    }
+
+    /// Dimensions.
+    #[must_use]
+    pub fn dim(&self) -> usize {
+        self.bundle.dim()
+    }
+
+    /// Pairs.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bundle.total() as usize
+    }
+
+    /// Whether there are no pairs.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.bundle.total() == 0
+    }
+
+    /// The counts of all pairs.
+    #[must_use]
+    pub fn bundle(&self) -> &Bundle<A> {
+        &self.bundle
+    }
+
+    /// Adds a pair.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`](crate::VsaError::Dimension), and [`VsaError::Capacity`](crate::VsaError::Capacity) where the
+    /// policy refuses.
+    pub fn insert(&mut self, key: &PackedTritVec<A>, value: &PackedTritVec<A>) -> Result<Insertion> {
+        let judged = CapacityPolicy::judge::<A>(self.policy.as_ref(), self.dim(), self.len() + 1)?;
+        self.bundle.add(&bind(key, value)?)?;
+        Ok(judged)
+    }
+
+    /// Takes out a pair.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
+    pub fn remove(&mut self, key: &PackedTritVec<A>, value: &PackedTritVec<A>) -> Result<()> {
+        self.bundle.remove(&bind(key, value)?)
+    }
+
+    /// Gives a key another value.
+    ///
+    /// # Errors
+    ///
+    /// As [`Record::remove`]; nothing is changed then.
+    pub fn replace(
+        &mut self,
+        key: &PackedTritVec<A>,
+        old: &PackedTritVec<A>,
+        new: &PackedTritVec<A>,
+    ) -> Result<()> {
+        let new = bind(key, new)?;
+        self.remove(key, old)?;
+        self.bundle.add(&new)
+    }
+
+    /// The value of a key among the vectors of a memory.
+    ///
+    /// # Errors
+    ///
+    /// As [`ItemMemory::nearest_counted`].
+    pub fn get(&self, key: &PackedTritVec<A>, memory: &ItemMemory<A>) -> Result<Hit> {
+        let mut bundle = self.bundle.clone();
+        bundle.unbind(key)?;
+        memory.nearest_counted(&bundle)
+    }
+
+    /// The record as one vector of two bits a dimension.
+    ///
+    /// # Errors
+    ///
+    /// As [`Bundle::to_vector`].
+    pub fn to_vector(&self) -> Result<PackedTritVec<A>> {
+        self.bundle.to_vector()
+    }
+
+    /// The value of a key, with noise: for records that were made a vector.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`](crate::VsaError::Dimension).
+    pub fn get_from(vector: &PackedTritVec<A>, key: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+        unbind(vector, key)
+    }
+}

@@ -1,0 +1,245 @@
+//! The hypervector.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+use serde::{Deserialize, Serialize};
+use trike_cpu::{Cpu, MAX_TRITS, PlaneVector, TritPlanes, TritPlanesMut};
+use trike_trit::Trit;
+
+use crate::algebra::{Algebra, AlgebraKind, Ternary, Z3};
+use crate::error::{Result, VsaError, check_range, check_real};
+use crate::random;
+
+/// The executor of single operations, which take less than handing them to a thread would: the best instruction set, and the
+/// caller's thread.
+pub(crate) fn cpu() -> Result<&'static Cpu> {
+    static ONE: OnceLock<Cpu> = OnceLock::new();
+    match ONE.get() {
+        Some(cpu) => Ok(cpu),
+        None => {
+            let cpu = Cpu::new(1)?;
+            Ok(ONE.get_or_init(|| cpu))
+        }
+    }
+}
+
+/// A hypervector: at least one trit, in two bit planes, with its algebra in the type.
+///
+/// Two bits a dimension: 10,000 dimensions are 2,560 bytes. Trit `j` is bit `j % 64` of word `j / 64`, in the positive plane
+/// where it is +1 and in the negative one where it is -1.
+///
+/// ```
+/// use trike_vsa::{PackedTritVec, bind, similarity, unbind};
+///
+/// let (a, b) = (PackedTritVec::<trike_vsa::Z3>::random(10_000, 1)?, PackedTritVec::random(10_000, 2)?);
+/// let bound = bind(&a, &b)?;
+/// assert!(similarity(&bound, &a)?.abs() < 0.05, "like neither");
+/// assert_eq!(unbind(&bound, &a)?, b, "and nothing is lost");
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "VectorParts", into = "VectorParts")]
+pub struct PackedTritVec<A: Algebra = Z3> {
+    trits: PlaneVector,
+    algebra: PhantomData<A>,
+}
+
+/// What is kept of a vector in other formats.
+#[derive(Serialize, Deserialize)]
+struct VectorParts {
+    algebra: AlgebraKind,
+    dim: usize,
+    pos: Vec<u64>,
+    neg: Vec<u64>,
+}
+
+impl<A: Algebra> From<PackedTritVec<A>> for VectorParts {
+    fn from(vector: PackedTritVec<A>) -> Self {
+        let view = vector.view();
+        Self { algebra: A::KIND, dim: view.len(), pos: view.pos().to_vec(), neg: view.neg().to_vec() }
+    }
+}
+
+impl<A: Algebra> TryFrom<VectorParts> for PackedTritVec<A> {
+    type Error = VsaError;
+
+    fn try_from(parts: VectorParts) -> Result<Self> {
+        check_algebra::<A>(parts.algebra)?;
+        Self::from_view(TritPlanes::new(&parts.pos, &parts.neg, parts.dim)?)
+    }
+}
+
+/// Checks the algebra that something says it has.
+pub(crate) fn check_algebra<A: Algebra>(got: AlgebraKind) -> Result<()> {
+    if got == A::KIND { Ok(()) } else { Err(VsaError::Algebra { expected: A::KIND, got }) }
+}
+
+impl<A: Algebra> PackedTritVec<A> {
+    /// A random vector: uniform trits, or signs without zeros in [`Bipolar`](crate::Bipolar). The same seed gives the same
+    /// vector on every machine.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`] for no dimensions or more than [`MAX_TRITS`].
+    pub fn random(dim: usize, seed: u64) -> Result<Self> {
+        Self::from_words(dim, |word| A::random_word(seed, word as u64))
+    }
+
+    /// A random vector of signs, without zeros: in [`Ternary`] a key that can be unbound exactly.
+    ///
+    /// # Errors
+    ///
+    /// As [`PackedTritVec::random`].
+    pub fn random_dense(dim: usize, seed: u64) -> Result<Self> {
+        Self::from_words(dim, |word| {
+            let bits = random::bits(seed, word as u64, 0);
+            [bits, !bits]
+        })
+    }
+
+    /// As many random vectors, each unrelated to the others: item `i` is the same however many there are.
+    ///
+    /// # Errors
+    ///
+    /// As [`PackedTritVec::random`].
+    pub fn random_set(dim: usize, count: usize, seed: u64) -> Result<Vec<Self>> {
+        (0..count).map(|i| Self::random(dim, random::item_seed(seed, i as u64))).collect()
+    }
+
+    /// The vector that binding does nothing with: zeros in [`Z3`], ones elsewhere.
+    ///
+    /// # Errors
+    ///
+    /// As [`PackedTritVec::random`].
+    pub fn identity(dim: usize) -> Result<Self> {
+        let mut out = Self::blank(dim)?;
+        A::identity(out.trits.view_mut())?;
+        Ok(out)
+    }
+
+    /// A vector of numbers -1, 0 and 1.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`] for none, [`VsaError::Cpu`] for other numbers, [`VsaError::Zero`] for zeros in
+    /// [`Bipolar`](crate::Bipolar).
+    pub fn from_trits(trits: &[i8]) -> Result<Self> {
+        check_dims(trits.len())?;
+        Self::checked(PlaneVector::from_trits(trits)?)
+    }
+
+    /// A copy of planes.
+    ///
+    /// # Errors
+    ///
+    /// As [`PackedTritVec::from_trits`].
+    pub fn from_view(planes: TritPlanes<'_>) -> Result<Self> {
+        check_dims(planes.len())?;
+        Self::checked(PlaneVector::from_view(planes)?)
+    }
+
+    fn checked(trits: PlaneVector) -> Result<Self> {
+        let view = trits.view();
+        if !A::ZEROS && cpu()?.trit_nonzeros(view) as usize != view.len() {
+            let index = (0..view.len()).find(|&i| view.get(i) == Some(Trit::Z)).unwrap_or(0);
+            return Err(VsaError::Zero { index });
+        }
+        Ok(Self { trits, algebra: PhantomData })
+    }
+
+    /// A place for a result, which is no vector of the algebra before it was written.
+    pub(crate) fn blank(dim: usize) -> Result<Self> {
+        check_dims(dim)?;
+        Ok(Self { trits: PlaneVector::zeros(dim)?, algebra: PhantomData })
+    }
+
+    pub(crate) fn from_words(dim: usize, word: impl FnMut(usize) -> [u64; 2]) -> Result<Self> {
+        check_dims(dim)?;
+        Ok(Self { trits: random::from_words(dim, word)?, algebra: PhantomData })
+    }
+
+    /// Dimensions.
+    #[must_use]
+    #[inline]
+    pub fn dim(&self) -> usize {
+        self.trits.len()
+    }
+
+    /// The planes.
+    #[must_use]
+    #[inline]
+    pub fn view(&self) -> TritPlanes<'_> {
+        self.trits.view()
+    }
+
+    #[inline]
+    pub(crate) fn view_mut(&mut self) -> TritPlanesMut<'_> {
+        self.trits.view_mut()
+    }
+
+    /// The trits as -1, 0 and 1.
+    #[must_use]
+    pub fn to_trits(&self) -> Vec<i8> {
+        self.trits.to_trits()
+    }
+
+    /// A trit; `None` past the last dimension.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<Trit> {
+        self.view().get(index)
+    }
+
+    /// Changes one dimension in place; two words are touched.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Range`] past the last dimension, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar).
+    pub fn set(&mut self, index: usize, trit: Trit) -> Result<()> {
+        check_trit::<A>(self.dim(), index, trit)?;
+        Ok(self.view_mut().set(index, trit)?)
+    }
+
+    /// Dimensions that are not zero.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Cpu`] where the host kernels cannot start.
+    pub fn nonzeros(&self) -> Result<usize> {
+        Ok(cpu()?.trit_nonzeros(self.view()) as usize)
+    }
+}
+
+impl PackedTritVec<Ternary> {
+    /// A random vector whose trits are not zero with a probability.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Real`] for a density that is no probability, and as [`PackedTritVec::random`].
+    pub fn random_with_density(dim: usize, density: f64, seed: u64) -> Result<Self> {
+        check_real("density of a random vector", 0.0, 1.0, density)?;
+        Self::from_words(dim, |word| random::of_density(seed, word as u64, density))
+    }
+}
+
+/// Checks a number of dimensions.
+pub(crate) fn check_dims(dim: usize) -> Result<()> {
+    check_range("dimensions of a hypervector", 1, MAX_TRITS, dim)
+}
+
+/// Checks that an algebra has this trit at this dimension.
+pub(crate) fn check_trit<A: Algebra>(dim: usize, index: usize, trit: Trit) -> Result<()> {
+    check_range("dimension of a hypervector", 0, dim - 1, index)?;
+    if !A::ZEROS && trit == Trit::Z { Err(VsaError::Zero { index }) } else { Ok(()) }
+}
+
+/// The algebra, the number of dimensions and the first trits.
+impl<A: Algebra> fmt::Debug for PackedTritVec<A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PackedTritVec<{}>({} trits: ", A::KIND, self.dim())?;
+        let first = (0..self.dim().min(16)).filter_map(|i| self.get(i));
+        first.map(|t| ["-", "0", "+"][usize::from(t.code())]).try_for_each(|t| f.write_str(t))?;
+        f.write_str(if self.dim() > 16 { "...)" } else { ")" })
+    }
+}
