@@ -9,8 +9,8 @@ use std::error::Error;
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion};
 use trike_benches::{
-    Ceilings, DENSE, Kernel, Measured, Plan, Problem, RIVAL_ISA, Rival, SHAPES, Weights, ceilings_text,
-    clock, figures, raise_all, table,
+    Ceilings, DENSE, Kernel, Limits, Measured, Plan, Problem, RIVAL_ISA, Rival, SHAPES, Weights,
+    ceilings_text, clock, figures, raise_all, table,
 };
 use trike_cpu::{Cpu, Isa};
 use trike_testkit::Rng;
@@ -94,6 +94,7 @@ fn run(
                 rival: true,
                 samples: vec![seconds],
                 cost,
+                limits: Limits::Both,
             }));
         }
     }
@@ -129,6 +130,7 @@ fn time_kernel(
         rival: false,
         samples: vec![seconds],
         cost,
+        limits: Limits::Both,
     }));
     Ok(())
 }

@@ -80,7 +80,7 @@ pub const PORTABLE_MACS: u64 = 1 << 27;
 
 /// Bytes of weights that take turns when they must come from memory: as many as the bandwidth probe reads, and far
 /// beyond a last-level cache.
-const STREAM_BYTES: usize = 256 << 20;
+pub(crate) const STREAM_BYTES: usize = 256 << 20;
 
 impl Shape {
     /// The problems of this shape, in the order of [`Shape::tokens`].

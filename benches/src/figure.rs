@@ -27,6 +27,19 @@ pub struct Measured {
     pub samples: Vec<f64>,
     /// Work of one call.
     pub cost: Cost,
+    /// The ceilings that it can meet.
+    pub limits: Limits,
+}
+
+/// The ceilings that a row is set beside. Its rate over another one would say nothing, and move when that one does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limits {
+    /// Either may be nearer.
+    Both,
+    /// The memory alone.
+    Memory,
+    /// The arithmetic alone, because the operands stay in a cache.
+    Arithmetic,
 }
 
 /// One line of a report: a time, and what it means.
@@ -117,8 +130,12 @@ pub fn figures(measured: &[Measured], ceilings: &[Ceilings]) -> Vec<Figure> {
             bytes: row.cost.bytes,
             gmac_per_second: rounded(macs / 1e9),
             gb_per_second: rounded(bytes / 1e9),
-            share_of_bandwidth: of.map(|c| rounded(bytes / c.bytes_per_second)),
-            share_of_int8_peak: of.map(|c| rounded(macs / c.macs_per_second)),
+            share_of_bandwidth: of
+                .filter(|_| row.limits != Limits::Arithmetic)
+                .map(|c| rounded(bytes / c.bytes_per_second)),
+            share_of_int8_peak: of
+                .filter(|_| row.limits != Limits::Memory)
+                .map(|c| rounded(macs / c.macs_per_second)),
             x_rival: if row.kernel == BASE.name() { None } else { ratio(&|o| o.kernel == BASE.name()) },
             x_ternary: if is_reference(row) { None } else { ratio(&is_reference) },
         })
@@ -152,7 +169,7 @@ pub fn ceilings_text(ceilings: &[Ceilings]) -> String {
 /// The rows as a Markdown table, the problem of each in front unless all have the same.
 ///
 /// ```
-/// use trike_benches::{Ceilings, Measured, figures, table};
+/// use trike_benches::{Ceilings, Limits, Measured, figures, table};
 /// use trike_cpu::Cost;
 ///
 /// let ceilings = Ceilings {
@@ -170,6 +187,7 @@ pub fn ceilings_text(ceilings: &[Ceilings]) -> String {
 ///     rival: false,
 ///     samples: vec![seconds],
 ///     cost: Cost { macs: 4_000_000, bytes: 1_000_000 },
+///     limits: Limits::Both,
 /// };
 /// let text = table(&figures(&[row("ternary", 1e-4), row("candle f32", 4e-4)], &[ceilings]));
 /// assert!(text.contains("| ternary | avx2 | 1 | 100.0 us | 0 % | 40.0 | 10.0 | 50 % | 10 % | 4.00 | - |"), "{text}");
@@ -232,6 +250,7 @@ mod tests {
             rival: false,
             samples: vec![2e-3, 1e-3, 3e-3],
             cost: Cost { macs: 2_000_000, bytes: 0 },
+            limits: Limits::Both,
         };
         let nothing = Measured { samples: Vec::new(), ..row.clone() };
         let text = table(&figures(&[row, nothing], &[]));
@@ -252,6 +271,7 @@ mod tests {
             rival: false,
             samples: vec![seconds; 3],
             cost: Cost { macs: 1, bytes: 1 },
+            limits: Limits::Both,
         };
         let all = [
             row(TERNARY.name, "avx2", 1, 2.0),

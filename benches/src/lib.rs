@@ -11,12 +11,13 @@
 //! integers, so the figures say nothing about rounding; the tests of `trike-cpu` do.
 //!
 //! * what: [`Shape`], [`SHAPES`], [`Problem`], [`Model`], [`MODELS`], chosen by a [`Plan`]
+//! * what else: [`OPERATIONS`], the kernels that multiply no weights, with their [`Operands`]
 //! * with which numbers: [`Weights`], [`Kernel`] with [`Form`] and [`Planes`]; [`LAYER`], [`EVERY`], [`SPARSE`],
 //!   [`BLOCKS`]
 //! * beside whom: [`Rival`], [`RivalKind`]
 //! * the answer: [`Expected`], [`as_quantized`]
-//! * the time: [`Contender`], [`interleave`], [`products`], [`models`]
-//! * the judgement: [`Ceilings`], [`Measured`], [`Figure`], [`table`], [`Target`], [`compare`]
+//! * the time: [`Contender`], [`interleave`], [`products`], [`operations`], [`models`]
+//! * the judgement: [`Ceilings`], [`Measured`] with its [`Limits`], [`Figure`], [`table`], [`Target`], [`compare`]
 //! * what stays: [`Record`] of a [`Machine`] and its [`Software`]; [`pages`] of the book with [`Chart`]s
 // The rival's only interface takes pointers; one file calls it.
 #![deny(unsafe_code)]
@@ -31,6 +32,8 @@ mod kernel;
 mod machine;
 mod measure;
 mod models;
+mod operands;
+mod operations;
 mod page;
 mod plan;
 mod record;
@@ -44,11 +47,13 @@ pub use catalogue::{PORTABLE_MACS, Problem, SHAPES, Shape};
 pub use ceilings::{Ceilings, raise_all, void_reasons};
 pub use compare::{Comparison, Regression, compare};
 pub use expected::{BOUND, Expected, F16_BOUND, as_quantized};
-pub use figure::{BASE, Figure, Measured, ceilings_text, figures, row_name, table};
+pub use figure::{BASE, Figure, Limits, Measured, ceilings_text, figures, row_name, table};
 pub use kernel::{BLOCKS, DENSE, EVERY, Form, Kernel, LAYER, Planes, SPARSE, TERNARY};
 pub use machine::{Machine, Software, load};
 pub use measure::{RIVAL_ISA, products};
 pub use models::{MODEL_KERNEL, MODELS, Model, models};
+pub use operands::Operands;
+pub use operations::{OPERATIONS, Operation, Work, operations};
 pub use page::{CHAPTER, Page, pages, write_pages};
 pub use plan::Plan;
 pub use record::{Record, SCHEMA, baseline, load_all, newest, now};

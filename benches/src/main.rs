@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use trike_benches::{
     Machine, Plan, Record, SCHEMA, Software, baseline, ceilings_text, compare, figures, load, load_all,
-    models, newest, now, pages, products, table, void_reasons, write_pages,
+    models, newest, now, operations, pages, products, table, void_reasons, write_pages,
 };
 
 /// Times the catalogue of products and whole models beside rivals, compares it with the last run on this machine, and
@@ -117,6 +117,7 @@ fn measure(plan: &Plan, root: &Path) -> Result<Record> {
     let mut progress = |what: &str| eprintln!("{what}");
     let mut ceilings = Vec::new();
     let mut measured = products(plan, &mut ceilings, &mut progress)?;
+    measured.extend(operations(plan, &mut ceilings, &mut progress)?);
     measured.extend(models(plan, &mut ceilings, &mut progress)?);
     ensure!(!measured.is_empty(), "no row's name contains {}", plan.filters.join(" or "));
     let machine = Machine::detect();

@@ -8,7 +8,7 @@ use trike_testkit::Rng;
 use crate::catalogue::{Problem, SHAPES, Shape};
 use crate::ceilings::{Ceilings, raise_all};
 use crate::expected::{BOUND, Expected, as_quantized};
-use crate::figure::Measured;
+use crate::figure::{Limits, Measured};
 use crate::kernel::{DENSE, Kernel};
 use crate::plan::Plan;
 use crate::rival::{Input, Rival, RivalKind};
@@ -204,7 +204,7 @@ impl Bench {
                 (Row::Rival(..), ..) => return Err(anyhow!("a rival without activations")),
             });
         }
-        let (rounds, burst) = plan.turns(&problem);
+        let (rounds, burst) = plan.turns(problem.tokens);
         interleave(&mut contenders, rounds, burst);
         let measured = rows.iter().zip(contenders).map(|(row, contender)| {
             let (kernel, isa, threads) = row.facts();
@@ -220,6 +220,7 @@ impl Bench {
                 rival: matches!(row, Row::Rival(..)),
                 samples: contender.into_samples(),
                 cost: problem.cost(bytes),
+                limits: Limits::Both,
             }
         });
         Ok(measured.collect())

@@ -7,7 +7,7 @@ use trike_nn::KvPrecision;
 use trike_trit::Encoding;
 
 use crate::ceilings::{Ceilings, raise_all};
-use crate::figure::{Measured, rounded};
+use crate::figure::{Limits, Measured, rounded};
 use crate::plan::Plan;
 
 /// What rows of models have for a kernel.
@@ -103,6 +103,7 @@ pub fn models(
                     rival: false,
                     samples: vec![seconds],
                     cost: Cost { macs, bytes },
+                    limits: Limits::Both,
                 });
             }
             for c in report.ceilings {

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use crate::ceilings::threads;
 use crate::figure::{BASE, Figure, ceilings_text, table};
 use crate::models::MODEL_KERNEL;
+use crate::operations::OPERATIONS;
 use crate::record::Record;
 use crate::svg::{Chart, Scale};
 use crate::targets::TARGETS;
@@ -121,7 +122,14 @@ fn chapter(record: &Record, path: &Path, charts: &[(&str, Chart)]) -> String {
         let _ = write!(text, "\n![{}]({CHARTS}/{name}.svg)\n", chart.title);
     }
     text.push_str("\n## Products\n");
-    for rows in record.rows.chunk_by(|a, b| a.problem == b.problem).filter(|rows| !is_model(&rows[0])) {
+    let problems = || record.rows.chunk_by(|a, b| a.problem == b.problem);
+    for rows in problems().filter(|rows| !is_model(&rows[0]) && !is_operation(&rows[0])) {
+        let _ = write!(text, "\n### {}\n\n{}", rows[0].problem, table(rows));
+    }
+    for (i, rows) in problems().filter(|rows| is_operation(&rows[0])).enumerate() {
+        if i == 0 {
+            text.push_str("\n## Trits with trits, and attention\n");
+        }
         let _ = write!(text, "\n### {}\n\n{}", rows[0].problem, table(rows));
     }
     let models: Vec<Figure> = record.rows.iter().filter(|row| is_model(row)).cloned().collect();
@@ -153,6 +161,10 @@ fn chapter(record: &Record, path: &Path, charts: &[(&str, Chart)]) -> String {
 
 fn is_model(row: &Figure) -> bool {
     row.kernel == MODEL_KERNEL
+}
+
+fn is_operation(row: &Figure) -> bool {
+    OPERATIONS.iter().any(|operation| operation.problem == row.problem)
 }
 
 /// What is drawn, with the names of the files.
@@ -313,6 +325,17 @@ mod tests {
         "#]].assert_eq(&pages[0].1);
         let again = super::pages(&record, &record.path());
         assert_eq!(pages, again);
+    }
+
+    #[test]
+    fn operations_have_a_section_of_their_own() {
+        let mut record = example();
+        let name = OPERATIONS[0].problem;
+        record.rows.insert(4, Figure { problem: name.to_owned(), ..record.rows[0].clone() });
+        let text = &pages(&record, &record.path())[0].1;
+        let section = format!("\n\n## Trits with trits, and attention\n\n### {name}\n\n| kernel | isa |");
+        assert!(text.contains(&section), "{text}");
+        assert_eq!(text.matches(name).count(), 1, "it is no product");
     }
 
     #[test]

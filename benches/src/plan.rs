@@ -59,10 +59,10 @@ impl Plan {
         if problem.shape.rivals { &RivalKind::ALL } else { &[] }
     }
 
-    /// Rounds and length of a turn: many short ones for one token, a call or two for many tokens.
+    /// Rounds and length of a turn for so many tokens: many short ones for one token, a call or two for many tokens.
     #[must_use]
-    pub fn turns(&self, problem: &Problem) -> (usize, Duration) {
-        match (problem.tokens == 1, self.quick) {
+    pub fn turns(&self, tokens: usize) -> (usize, Duration) {
+        match (tokens == 1, self.quick) {
             (true, false) => (25, Duration::from_millis(20)),
             (true, true) => (9, Duration::from_millis(10)),
             (false, false) => (11, Duration::from_millis(10)),

@@ -3,7 +3,9 @@
 
 use std::collections::BTreeSet;
 
-use trike_benches::{BOUND, DENSE, Expected, Plan, Rival, RivalKind, SHAPES, Weights, as_quantized};
+use trike_benches::{
+    BOUND, DENSE, Expected, OPERATIONS, Operands, Plan, Rival, RivalKind, SHAPES, Weights, as_quantized,
+};
 use trike_cpu::{Cpu, Isa};
 use trike_testkit::Rng;
 
@@ -34,6 +36,21 @@ fn every_kernel_answers_every_problem_of_the_catalogue() {
     }
     println!("instruction sets at benchmark shapes: {ran:?}");
     assert_eq!(ran, Isa::available().iter().map(|isa| isa.name()).collect());
+}
+
+#[test]
+fn every_operation_answers_on_every_instruction_set() {
+    let mut rng = Rng::new(3);
+    for operation in OPERATIONS {
+        let operands = Operands::new(operation, 1, &mut rng).expect("an operation of the catalogue");
+        for isa in Isa::available().into_iter().filter(|&isa| operation.is_for(isa)) {
+            for threads in [1, 2] {
+                let cpu = Cpu::with_isa(isa, threads).expect("a few threads");
+                let checked = operands.check(&cpu);
+                assert!(checked.is_ok(), "{}, {isa}, {threads} threads: {checked:?}", operation.problem);
+            }
+        }
+    }
 }
 
 #[test]

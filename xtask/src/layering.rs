@@ -88,7 +88,7 @@ const HOUSE: &[Room] = &[
     Room {
         krate: "trike-benches",
         layer: ROOF + 1,
-        may_use: &["anyhow", "candle-core", "clap", "gemm", "rayon", "serde", "serde_json"],
+        may_use: &["anyhow", "candle-core", "clap", "gemm", "half", "rayon", "serde", "serde_json"],
         unsafe_allowed: true,
     },
     // Its own room on the ground: it must compile before, and in spite of, everything that it checks.
