@@ -14,7 +14,33 @@ pub(crate) struct Unsupported {
 }
 
 /// Every pair of kernel and target that is not compiled.
-pub(crate) const UNSUPPORTED: &[Unsupported] = &[];
+pub(crate) const UNSUPPORTED: &[Unsupported] = &[
+    Unsupported {
+        kernel: "linear::kernels::mma::mma::Mma",
+        targets: &["hip*", "metal", "spirv", "wgsl*"],
+        feature: "the matrix instruction on bytes, s8 m16n8k32",
+    },
+    Unsupported {
+        kernel: "attention::mma::mma::Mma",
+        targets: &["hip*", "metal", "spirv", "wgsl*"],
+        feature: "the matrix instruction on halves, f16 m16n8k16, in planes of 32",
+    },
+    Unsupported {
+        kernel: "linear::kernels::decode::decode::Decode",
+        targets: &["wgsl-minimal"],
+        feature: "ten storage buffers",
+    },
+    Unsupported {
+        kernel: "linear::kernels::tiled::tiled::Tiled",
+        targets: &["wgsl-minimal"],
+        feature: "ten storage buffers",
+    },
+    Unsupported {
+        kernel: "linear::kernels::base3::base3::Base3",
+        targets: &["wgsl-minimal"],
+        feature: "ten storage buffers",
+    },
+];
 
 /// Instructions that the PTX of a kernel contains, on every CUDA target that launches it.
 pub(crate) struct Expected {
@@ -25,7 +51,20 @@ pub(crate) struct Expected {
 }
 
 /// The kernels that are there for an instruction.
-pub(crate) const EXPECTED: &[Expected] = &[];
+pub(crate) const EXPECTED: &[Expected] = &[
+    Expected { kernel: "linear::kernels::decode::decode::Decode", instructions: &["dp4a."] },
+    Expected { kernel: "linear::kernels::tiled::tiled::Tiled", instructions: &["dp4a."] },
+    Expected { kernel: "linear::kernels::base3::base3::Base3", instructions: &["dp4a."] },
+    Expected {
+        kernel: "linear::kernels::mma::mma::Mma",
+        instructions: &["mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"],
+    },
+    Expected {
+        kernel: "attention::mma::mma::Mma",
+        instructions: &["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"],
+    },
+    Expected { kernel: "popcount::trit_dots::TritDots", instructions: &["popc."] },
+];
 
 /// A kernel whose cubes fill less than half of a multiprocessor, or whose units spill.
 pub(crate) struct Tight {
@@ -40,7 +79,72 @@ pub(crate) struct Tight {
 }
 
 /// The kernels with a reason for less than half of the warps, or for spilling.
-pub(crate) const TIGHT: &[Tight] = &[];
+pub(crate) const TIGHT: &[Tight] = &[
+    Tight {
+        kernel: "linear::kernels::mma::mma::Mma",
+        occupancy: 0.12,
+        spilled: 40,
+        reason: "sums and operands of 64 rows by 32 codes a plane stay in registers; the second buffer in shared memory and \
+                 weights loaded a block ahead hide the latency that more warps would",
+    },
+    Tight {
+        kernel: "linear::kernels::decode::decode::Decode",
+        occupancy: 0.16,
+        spilled: 40,
+        reason: "16 sums for each row of codes stay in registers; forms of four rows and more are for devices without matrix \
+                 instructions, and forms without splits are cubes of one plane, for columns too few to split",
+    },
+    Tight {
+        kernel: "linear::kernels::base3::base3::Base3",
+        occupancy: 0.25,
+        spilled: 0,
+        reason: "as the decode kernel, whose sums it keeps",
+    },
+    Tight {
+        kernel: "linear::kernels::tiled::tiled::Tiled",
+        occupancy: 0.12,
+        spilled: 72,
+        reason: "the portable path keeps 32 sums a unit and 12.7 KB of shared memory; CUDA prefers matrix instructions",
+    },
+    Tight {
+        kernel: "linear::kernels::dense::dense_decode::DenseDecode",
+        occupancy: 0.43,
+        spilled: 0,
+        reason: "sums of sixteen rows stay in registers",
+    },
+    Tight {
+        kernel: "popcount::trit_dots::TritDots",
+        occupancy: 0.31,
+        spilled: 0,
+        reason: "a square of sums stays in registers, so that each word is read once for all of them",
+    },
+    Tight {
+        kernel: "attention::mma::mma::Mma",
+        occupancy: 0.12,
+        spilled: 16,
+        reason: "one cube of eight planes a multiprocessor on purpose: the sums of 16 x head, the scores of 16 x 64 and the \
+                 next tile stay in registers",
+    },
+    Tight {
+        kernel: "attention::decode::decode::Decode",
+        occupancy: 0.25,
+        spilled: 40,
+        reason: "sums of four heads and their partial dot products stay in registers",
+    },
+    Tight {
+        kernel: "attention::prefill::prefill::Prefill",
+        occupancy: 0.31,
+        spilled: 120,
+        reason: "the portable path keeps a tile of scores in registers and 15 KB in shared memory; CUDA prefers matrix \
+                 instructions where the cache holds halves",
+    },
+    Tight {
+        kernel: "ops::top::kernel::top::Top",
+        occupancy: 0.5,
+        spilled: 32,
+        reason: "the candidates of a unit are a small array that one compiler puts into memory; a token is sampled once",
+    },
+];
 
 /// Whether a kernel's path ends with `end`, at the start of a segment.
 pub(crate) fn is_kernel(path: &str, end: &str) -> bool {
