@@ -34,6 +34,13 @@ const HOUSE: &[Room] = &[
         may_use: &["bytemuck", "half", "memmap2", "thiserror"],
         unsafe_allowed: true,
     },
+    // Unsafe is launches: a kernel trusts the lengths that its launcher checked.
+    Room {
+        krate: "trike-cube",
+        layer: 1,
+        may_use: &["bytemuck", "cubecl", "half", "thiserror"],
+        unsafe_allowed: true,
+    },
     Room {
         krate: "trike-format",
         layer: 1,
@@ -89,6 +96,28 @@ const HOUSE: &[Room] = &[
         krate: "trike-benches",
         layer: ROOF + 1,
         may_use: &["anyhow", "candle-core", "clap", "gemm", "half", "rayon", "serde", "serde_json"],
+        unsafe_allowed: true,
+    },
+    // One above the roof, because it makes its inputs with the test kit. Unsafe is a method that CubeCL declares so: the launch
+    // of a device that records launches and runs nothing.
+    Room {
+        krate: "trike-gpu-test",
+        layer: ROOF + 1,
+        may_use: &[
+            "anyhow",
+            "clap",
+            "cubecl",
+            "cubecl-common",
+            "cubecl-cpp",
+            "cubecl-environment",
+            "cubecl-runtime",
+            "cubecl-server",
+            "cubecl-spirv",
+            "cubecl-wgpu",
+            "cudarc",
+            "half",
+            "serde_json",
+        ],
         unsafe_allowed: true,
     },
     // Its own room on the ground: it must compile before, and in spite of, everything that it checks.

@@ -14,6 +14,8 @@ mod book;
 mod coverage;
 mod deny;
 mod deps;
+mod gpu_bundle;
+mod gpu_test;
 mod layering;
 mod package;
 mod readme;
@@ -60,6 +62,10 @@ enum Command {
     Readme,
     /// Share of lines that the tests execute (outside `ci`; needs cargo-llvm-cov).
     Coverage,
+    /// The GPU kernels: compiled for every target without a GPU, run on every device found.
+    GpuTest(gpu_test::Options),
+    /// A folder that tests and times the GPU kernels on another machine (outside `ci`).
+    GpuBundle,
     /// Time the catalogue beside rivals, compare with the last record, and record it (outside `ci`).
     #[command(disable_help_flag = true)]
     BenchReport {
@@ -95,6 +101,9 @@ fn run(ws: &Workspace, command: &Command) -> Result<()> {
         // Without the frame of a step, so that the totals are the last line.
         Command::Test => test::run(ws).map(drop),
         Command::Doc => steps::run_one(ws, "doc"),
+        // Without the frame of a step, as for `test`.
+        Command::GpuTest(options) => gpu_test::run(ws, options),
+        Command::GpuBundle => gpu_bundle::run(ws),
         Command::Readme => steps::run_one(ws, "readme"),
         Command::Coverage => coverage::run(ws),
         Command::BenchReport { options } => bench_report::run(ws, options),

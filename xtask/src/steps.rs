@@ -1,6 +1,6 @@
 //! The list of checks and the table of times at the end.
 
-use crate::{deny, deps, layering, package, readme, test, tidy, toolchain, workspace::Workspace};
+use crate::{deny, deps, gpu_test, layering, package, readme, test, tidy, toolchain, workspace::Workspace};
 use anyhow::{Result, anyhow};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
@@ -16,8 +16,8 @@ pub(crate) struct Step {
 
 /// Everything that must hold, cheapest first.
 ///
-/// `doc` comes before `test` because it reuses what `clippy` compiled and takes seconds, and `readme` is last
-/// because it is the only step that compiles in release mode.
+/// `doc` comes before `test` because it reuses what `clippy` compiled and takes seconds, `gpu-test` after it because
+/// its binary is then built, and `readme` is last because it is the only step that compiles in release mode.
 pub(crate) const STEPS: &[Step] = &[
     Step { name: "fmt", run: toolchain::fmt, remedy: "repair with: cargo fmt --all" },
     Step { name: "tidy", run: tidy::run, remedy: "see again with: cargo xtask tidy" },
@@ -29,6 +29,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "features", run: toolchain::features, remedy: "see again with: cargo xtask features" },
     Step { name: "doc", run: toolchain::doc, remedy: "see again with: cargo xtask doc" },
     Step { name: "test", run: test::run, remedy: "see again with: cargo xtask test" },
+    Step { name: "gpu-test", run: gpu_test::step, remedy: "see again with: cargo xtask gpu-test" },
     Step { name: "readme", run: readme::run, remedy: "see again with: cargo xtask readme" },
 ];
 

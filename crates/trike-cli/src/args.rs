@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
-    ActivationPrecision, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target, llm::bench::Synthetic,
+    ActivationPrecision, Encoding, HeadPrecision, Isa, KvPrecision, Place, Split, Target, llm::bench::Synthetic,
 };
 
 use names::{ACTIVATIONS, EMBEDDINGS, ENCODINGS, HEADS, KV, SIZES, SPLITS, TARGETS, one_of, threads};
@@ -90,6 +90,15 @@ pub(crate) struct CpuArgs {
     pub(crate) isa: Option<Isa>,
 }
 
+/// Where.
+#[derive(Args, Debug)]
+pub(crate) struct DeviceArg {
+    /// Where to run: cpu, auto (the first GPU that is not a software driver, else cpu), or wgpu, vulkan, cuda, hip or metal
+    /// with a number, as far as the build has them; `trike doctor` lists what there is
+    #[arg(long, default_value = "cpu", env = "TRIKE_DEVICE", hide_env_values = true, value_name = "NAME")]
+    pub(crate) device: Place,
+}
+
 /// In which numbers.
 #[derive(Args, Debug)]
 pub(crate) struct PrecisionArgs {
@@ -132,6 +141,8 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
     #[command(flatten)]
+    pub(crate) device: DeviceArg,
+    #[command(flatten)]
     pub(crate) json: JsonArg,
     // Last, because its heading holds for all that follow.
     #[command(flatten)]
@@ -165,6 +176,8 @@ pub(crate) struct ChatArgs {
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArg,
     // Last, because its heading holds for all that follow.
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
@@ -201,6 +214,9 @@ pub(crate) struct SamplingArgs {
 pub(crate) struct InspectArgs {
     /// Model directory or file
     pub(crate) model: PathBuf,
+    /// Show what the model takes on a GPU instead: weights, keys and values of one sequence over the context, activations
+    #[arg(long)]
+    pub(crate) memory: bool,
     #[command(flatten)]
     pub(crate) json: JsonArg,
 }
@@ -258,6 +274,8 @@ pub(crate) struct PerplexityArgs {
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
     #[command(flatten)]
+    pub(crate) device: DeviceArg,
+    #[command(flatten)]
     pub(crate) json: JsonArg,
 }
 
@@ -276,6 +294,8 @@ pub(crate) struct LogitsArgs {
     pub(crate) precision: PrecisionArgs,
     #[command(flatten)]
     pub(crate) cpu: CpuArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArg,
     #[command(flatten)]
     pub(crate) json: JsonArg,
 }

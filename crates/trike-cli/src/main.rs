@@ -65,6 +65,7 @@ fn is_usage(error: &anyhow::Error) -> bool {
         error.downcast_ref::<LlmError>(),
         Some(
             LlmError::Option { .. }
+                | LlmError::NoDevice { .. }
                 | LlmError::Sampler(SamplerError::InvalidOption { .. })
                 | LlmError::Tokenizer(TokenizerError::EmptyStop { .. })
         )

@@ -136,6 +136,14 @@ pub enum LlmError {
         /// The files that this is about.
         files: Vec<String>,
     },
+    /// A device that this build or this machine does not have.
+    #[error("--device {device}: {reason}; `trike doctor` lists what there is")]
+    NoDevice {
+        /// The name given.
+        device: String,
+        /// What is missing.
+        reason: String,
+    },
     /// An option is out of range.
     #[error("{option}: expected {expected}, got {got}")]
     Option {

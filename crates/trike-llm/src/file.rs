@@ -162,7 +162,7 @@ impl ModelFile {
     }
 
     /// Whether a weight is stored as floats that its layer makes ternary each time it runs.
-    fn ternarizes(&self, name: WeightName) -> bool {
+    pub(crate) fn ternarizes(&self, name: WeightName) -> bool {
         match &self.tensors {
             Tensors::Hf(dir) => dir.ternarizes(&self.stored_name(name)),
             Tensors::Gguf(_) | Tensors::Llama2c(_) => false,

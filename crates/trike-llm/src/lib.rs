@@ -14,16 +14,19 @@
 //!   [`Generation`], [`FinishReason`]
 //! * the hub's cache: [`HubCache`], [`ModelId`], [`HubModel`], [`hub_shards`]
 //! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`inspect()`], [`mod@bench`]
+//! * devices: [`Place`], [`Opened`], [`Use`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]
 //! * errors: [`LlmError`]
 //!
-//! `trike` re-exports what an application needs; the feature `candle` passes the reference backend through.
+//! `trike` re-exports what an application needs; the feature `candle` passes the reference backend through,
+//! and `gpu` with `wgpu`, `vulkan`, `cuda`, `hip` and `metal` the device backend and its runtimes.
 #![forbid(unsafe_code)]
 
 pub mod bench;
 pub mod chat;
 mod config;
 mod convert;
+mod device;
 mod error;
 mod file;
 mod generate;
@@ -39,6 +42,7 @@ pub mod tokenizer;
 
 pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{ConvertOptions, ConvertReport, Target, convert};
+pub use device::{DeviceReport, Opened, Place, Use, devices, memory_plan};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors, gguf_tokenizer};
 pub use generate::{FinishReason, GenerateOptions, Generation};

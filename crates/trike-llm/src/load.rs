@@ -25,7 +25,7 @@ pub enum HeadPrecision {
 
 /// Weights that share a scale when a head is rounded to int8: a block of GGUF's `Q8_0`. A narrow group keeps one large
 /// weight from coarsening its neighbours.
-const HEAD_GROUP: usize = 32;
+pub(crate) const HEAD_GROUP: usize = 32;
 
 /// How a model is loaded.
 #[derive(Clone, Debug)]
@@ -43,6 +43,17 @@ pub struct LoadOptions {
 impl Default for LoadOptions {
     fn default() -> Self {
         Self { tokenizer: None, threads: 0, activations: None, head: HeadPrecision::Auto }
+    }
+}
+
+impl LoadOptions {
+    /// Whether a head that is stored in floats is rounded to int8.
+    pub(crate) fn rounds_head(&self, file: &ModelFile) -> bool {
+        match self.head {
+            HeadPrecision::Auto => file.is_ternary(),
+            HeadPrecision::AsStored => false,
+            HeadPrecision::Int8 => true,
+        }
     }
 }
 
@@ -114,20 +125,17 @@ impl<B: Backend> LanguageModel<B> {
             (None, Err(LlmError::NoTokenizer { .. })) => None,
             (_, Err(error)) => return Err(error),
         };
-        let int8_head = match options.head {
-            HeadPrecision::Auto => file.is_ternary(),
-            HeadPrecision::AsStored => false,
-            HeadPrecision::Int8 => true,
-        };
+        let int8_head = options.rounds_head(file);
         let total = file.weights().len();
         let mut weights = FileWeights { file, int8_head, progress, done: 0, total };
+        let halves = backend.can_cache(KvPrecision::F16);
         let decoder = Decoder::new(backend, file.config().spec.clone(), &mut weights)?;
         Ok(Self {
             decoder,
             tokenizer,
             path: file.path().to_owned(),
             config: file.config().clone(),
-            default_kv: if file.is_f32() { KvPrecision::F32 } else { KvPrecision::F16 },
+            default_kv: if file.is_f32() || !halves { KvPrecision::F32 } else { KvPrecision::F16 },
         })
     }
 
@@ -151,7 +159,7 @@ impl<B: Backend> LanguageModel<B> {
     }
 
     /// The type of cached keys and values unless another is asked for: f32 for a model with f32 weights, f16 for
-    /// every other.
+    /// every other, unless the backend has no f16.
     pub fn default_kv(&self) -> KvPrecision {
         self.default_kv
     }

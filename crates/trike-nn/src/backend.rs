@@ -65,6 +65,35 @@ pub struct Segment<'a, C> {
     pub cache: &'a mut C,
 }
 
+/// What a linear layer reads: a tensor, or what the step before it would make of tensors.
+///
+/// Named so that a backend can take that step on the way into the layer.
+pub enum Input<'a, B: Backend + ?Sized> {
+    /// A tensor.
+    Plain(&'a B::Tensor),
+    /// [`Backend::rms_norm`] of a tensor.
+    Normed(&'a B::Tensor, Norm<'a, B>),
+    /// [`Backend::gated`] of two tensors, through an RMSNorm where there is one.
+    Gated {
+        /// Input of the activation.
+        gate: &'a B::Tensor,
+        /// What it is multiplied with.
+        up: &'a B::Tensor,
+        /// The activation.
+        activation: GatedActivation,
+        /// The norm.
+        norm: Option<Norm<'a, B>>,
+    },
+}
+
+/// An RMSNorm.
+pub struct Norm<'a, B: Backend + ?Sized> {
+    /// Its weights.
+    pub weight: &'a B::Vector,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
 /// A dozen fused operations on tensors that stay where the backend keeps them.
 ///
 /// Activations are `tokens x width` f32, weights `out x in`. Shapes live in the tensors; an operation that gets
@@ -90,6 +119,25 @@ pub trait Backend {
     ///
     /// When the backend cannot hold it.
     fn load_matrix(&self, weight: Weight) -> Result<Self::Matrix, NnError>;
+
+    /// Makes matrices resident that are always multiplied with the same tensor, so that a backend can lay them side by side.
+    /// Each is taken from `weights` when the one before it is resident, unless the backend needs them together.
+    ///
+    /// # Errors
+    ///
+    /// What `weights` says, and as [`load_matrix`](Self::load_matrix).
+    fn load_matrices(
+        &self,
+        weights: &mut dyn Iterator<Item = Result<Weight, NnError>>,
+    ) -> Result<Vec<Self::Matrix>, NnError> {
+        weights.map(|weight| self.load_matrix(weight?)).collect()
+    }
+
+    /// Whether caches can hold elements of that type.
+    fn can_cache(&self, precision: KvPrecision) -> bool {
+        let _ = precision;
+        true
+    }
 
     /// Makes a vector resident.
     ///
@@ -149,6 +197,43 @@ pub trait Backend {
     ///
     /// When widths differ.
     fn linear(&self, x: &Self::Tensor, weights: &[&Self::Matrix]) -> Result<Vec<Self::Tensor>, NnError>;
+
+    /// [`linear`](Self::linear) of what `input` stands for.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    fn linear_of(&self, input: Input<'_, Self>, weights: &[&Self::Matrix]) -> Result<Vec<Self::Tensor>, NnError> {
+        let made = match input {
+            Input::Plain(x) => return self.linear(x, weights),
+            Input::Normed(x, Norm { weight, eps }) => self.rms_norm(x, weight, eps)?,
+            Input::Gated { gate, up, activation, norm } => {
+                let product = self.gated(gate, up, activation)?;
+                match norm {
+                    Some(Norm { weight, eps }) => self.rms_norm(&product, weight, eps)?,
+                    None => product,
+                }
+            }
+        };
+        self.linear(&made, weights)
+    }
+
+    /// Adds what [`linear_of`](Self::linear_of) makes of `input` and one matrix to `to`.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    fn linear_add(
+        &self,
+        input: Input<'_, Self>,
+        weight: &Self::Matrix,
+        to: &mut Self::Tensor,
+    ) -> Result<(), NnError> {
+        for out in self.linear_of(input, &[weight])? {
+            self.add(to, &out)?;
+        }
+        Ok(())
+    }
 
     /// Rotates every head of every token by its position.
     ///

@@ -1,7 +1,7 @@
 //! The one decoder block, and the model made of it.
 
 use crate::{
-    AttentionSpec, Backend, DecoderSpec, DecoderWeights, KvSpec, NnError, Segment, Sequence, Weight,
+    AttentionSpec, Backend, DecoderSpec, DecoderWeights, Input, KvSpec, NnError, Norm, Segment, Sequence, Weight,
     WeightName,
 };
 
@@ -116,21 +116,31 @@ impl<B: Backend> Decoder<B> {
             use WeightName as W;
             let biases = spec.biases;
             let head_norms = [W::QueryNorm(layer), W::KeyNorm(layer)];
+            let bias = |wanted: bool, name: W| wanted.then_some(name);
+            let [query, key, value] = loader.linears(
+                hidden,
+                [
+                    (W::Query(layer), q, bias(biases.qkv, W::QueryBias(layer))),
+                    (W::Key(layer), kv, bias(biases.qkv, W::KeyBias(layer))),
+                    (W::Value(layer), kv, bias(biases.qkv, W::ValueBias(layer))),
+                ],
+            )?;
+            let [output] =
+                loader.linears(q, [(W::Output(layer), hidden, bias(biases.output, W::OutputBias(layer)))])?;
+            let [gate, up] = loader.linears(
+                hidden,
+                [
+                    (W::Gate(layer), inner, bias(biases.mlp, W::GateBias(layer))),
+                    (W::Up(layer), inner, bias(biases.mlp, W::UpBias(layer))),
+                ],
+            )?;
+            let [down] =
+                loader.linears(inner, [(W::Down(layer), hidden, bias(biases.mlp, W::DownBias(layer)))])?;
             blocks.push(Block {
                 attention_norm: loader.vector(W::AttentionNorm(layer), hidden)?,
-                query: loader.linear(
-                    W::Query(layer),
-                    q,
-                    hidden,
-                    biases.qkv.then_some(W::QueryBias(layer)),
-                )?,
-                key: loader.linear(W::Key(layer), kv, hidden, biases.qkv.then_some(W::KeyBias(layer)))?,
-                value: loader.linear(
-                    W::Value(layer),
-                    kv,
-                    hidden,
-                    biases.qkv.then_some(W::ValueBias(layer)),
-                )?,
+                query,
+                key,
+                value,
                 qk_norm: match spec.qk_norm {
                     false => None,
                     true => {
@@ -139,27 +149,12 @@ impl<B: Backend> Decoder<B> {
                     }
                 },
                 attention_sub_norm: loader.optional(spec.sub_norms, W::AttentionSubNorm(layer), q)?,
-                output: loader.linear(
-                    W::Output(layer),
-                    hidden,
-                    q,
-                    biases.output.then_some(W::OutputBias(layer)),
-                )?,
+                output,
                 mlp_norm: loader.vector(W::MlpNorm(layer), hidden)?,
-                gate: loader.linear(
-                    W::Gate(layer),
-                    inner,
-                    hidden,
-                    biases.mlp.then_some(W::GateBias(layer)),
-                )?,
-                up: loader.linear(W::Up(layer), inner, hidden, biases.mlp.then_some(W::UpBias(layer)))?,
+                gate,
+                up,
                 mlp_sub_norm: loader.optional(spec.sub_norms, W::MlpSubNorm(layer), inner)?,
-                down: loader.linear(
-                    W::Down(layer),
-                    hidden,
-                    inner,
-                    biases.mlp.then_some(W::DownBias(layer)),
-                )?,
+                down,
             });
         }
         let norm = loader.vector(WeightName::FinalNorm, hidden)?;
@@ -244,9 +239,9 @@ impl<B: Backend> Decoder<B> {
         if logits == Logits::Last {
             x = self.backend.select_rows(&x, &last)?;
         }
-        let x = self.backend.rms_norm(&x, &self.norm, self.spec.rms_eps)?;
+        let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: self.spec.rms_eps });
         let head = self.head.as_ref().unwrap_or(&self.embedding);
-        let [out] = self.linear(&x, [head])?;
+        let [out] = self.linear(normed, [head])?;
         let mut all = self.backend.read(out)?;
         for step in steps.iter_mut() {
             step.sequence.advance(step.ids.len());
@@ -267,8 +262,8 @@ impl<B: Backend> Decoder<B> {
         steps: &mut [Step<'_, B>],
     ) -> Result<(), NnError> {
         let eps = self.spec.rms_eps;
-        let normed = self.backend.rms_norm(x, &block.attention_norm, eps)?;
-        let [mut q, mut k, v] = self.project(&normed, [&block.query, &block.key, &block.value])?;
+        let normed = Input::Normed(&*x, Norm { weight: &block.attention_norm, eps });
+        let [mut q, mut k, v] = self.project(normed, [&block.query, &block.key, &block.value])?;
         if let Some((q_norm, k_norm)) = &block.qk_norm {
             q = self.backend.head_norm(&q, q_norm, eps)?;
             k = self.backend.head_norm(&k, k_norm, eps)?;
@@ -288,31 +283,25 @@ impl<B: Backend> Decoder<B> {
             .collect();
         let spec = AttentionSpec::of(&self.spec);
         let attended = self.backend.attention(&spec, &q, &k, &v, &mut segments)?;
-        let attended = self.sub_norm(attended, block.attention_sub_norm.as_ref())?;
-        let [out] = self.project(&attended, [&block.output])?;
-        self.backend.add(x, &out)?;
+        let attended = match &block.attention_sub_norm {
+            None => Input::Plain(&attended),
+            Some(weight) => Input::Normed(&attended, Norm { weight, eps }),
+        };
+        self.project_add(attended, &block.output, x)?;
 
-        let normed = self.backend.rms_norm(x, &block.mlp_norm, eps)?;
-        let [gate, up] = self.project(&normed, [&block.gate, &block.up])?;
-        let inner = self.backend.gated(&gate, &up, self.spec.activation)?;
-        let inner = self.sub_norm(inner, block.mlp_sub_norm.as_ref())?;
-        let [out] = self.project(&inner, [&block.down])?;
-        self.backend.add(x, &out)
-    }
-
-    fn sub_norm(&self, x: B::Tensor, weight: Option<&B::Vector>) -> Result<B::Tensor, NnError> {
-        match weight {
-            None => Ok(x),
-            Some(weight) => self.backend.rms_norm(&x, weight, self.spec.rms_eps),
-        }
+        let normed = Input::Normed(&*x, Norm { weight: &block.mlp_norm, eps });
+        let [gate, up] = self.project(normed, [&block.gate, &block.up])?;
+        let norm = block.mlp_sub_norm.as_ref().map(|weight| Norm { weight, eps });
+        let inner = Input::Gated { gate: &gate, up: &up, activation: self.spec.activation, norm };
+        self.project_add(inner, &block.down, x)
     }
 
     fn project<const N: usize>(
         &self,
-        x: &B::Tensor,
+        input: Input<'_, B>,
         layers: [&Linear<B>; N],
     ) -> Result<[B::Tensor; N], NnError> {
-        let mut outs = self.linear(x, layers.map(|layer| &layer.weight))?;
+        let mut outs = self.linear(input, layers.map(|layer| &layer.weight))?;
         for (out, layer) in outs.iter_mut().zip(layers) {
             if let Some(bias) = &layer.bias {
                 self.backend.add_bias(out, bias)?;
@@ -321,12 +310,21 @@ impl<B: Backend> Decoder<B> {
         Ok(outs)
     }
 
+    /// Adds a layer's output to the residual stream.
+    fn project_add(&self, input: Input<'_, B>, layer: &Linear<B>, x: &mut B::Tensor) -> Result<(), NnError> {
+        self.backend.linear_add(input, &layer.weight, x)?;
+        match &layer.bias {
+            Some(bias) => self.backend.add_bias(x, bias),
+            None => Ok(()),
+        }
+    }
+
     fn linear<const N: usize>(
         &self,
-        x: &B::Tensor,
+        input: Input<'_, B>,
         weights: [&B::Matrix; N],
     ) -> Result<[B::Tensor; N], NnError> {
-        let outs = self.backend.linear(x, &weights)?;
+        let outs = self.backend.linear_of(input, &weights)?;
         let got = outs.len();
         outs.try_into().map_err(|_| NnError::Shape { what: "outputs of a linear pass", expected: N, got })
     }
@@ -345,16 +343,27 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
         self.backend.load_matrix(weight)
     }
 
-    fn linear(
+    /// Layers that share their input: name, rows and bias of each.
+    fn linears<const N: usize>(
         &mut self,
-        name: WeightName,
-        rows: usize,
         cols: usize,
-        bias: Option<WeightName>,
-    ) -> Result<Linear<B>, NnError> {
-        let weight = self.matrix(name, rows, cols)?;
-        let bias = bias.map(|name| self.vector(name, rows)).transpose()?;
-        Ok(Linear { weight, bias })
+        layers: [(WeightName, usize, Option<WeightName>); N],
+    ) -> Result<[Linear<B>; N], NnError> {
+        let weights = &mut *self.weights;
+        let mut each = layers.iter().map(|&(name, rows, _)| {
+            let weight = weights.matrix(name)?;
+            check(name, (rows, cols), (weight.rows(), weight.cols()))?;
+            Ok(weight)
+        });
+        let matrices = self.backend.load_matrices(&mut each)?;
+        let got = matrices.len();
+        let mut linears = Vec::with_capacity(N);
+        for (weight, (_, rows, bias)) in matrices.into_iter().zip(layers) {
+            let bias = bias.map(|name| self.vector(name, rows)).transpose()?;
+            linears.push(Linear { weight, bias });
+        }
+        let count = NnError::Shape { what: "resident matrices", expected: N, got };
+        linears.try_into().map_err(|_| count)
     }
 
     fn optional(&mut self, wanted: bool, name: WeightName, len: usize) -> Result<Option<B::Vector>, NnError> {

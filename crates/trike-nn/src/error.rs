@@ -87,6 +87,24 @@ pub enum NnError {
     #[cfg(feature = "candle")]
     #[error("candle: {0}")]
     Candle(#[from] candle_core::Error),
+    /// A device refused or failed.
+    #[cfg(feature = "gpu")]
+    #[error(transparent)]
+    Cube(#[from] trike_cube::CubeError),
+    /// A device does not have the memory that a model is going to need. Nothing was loaded.
+    #[error(
+        "{device}: the model needs {needed} bytes ({plan}), {available} are free: generate less, use a rolling window, or run it on the processor"
+    )]
+    Memory {
+        /// The device.
+        device: String,
+        /// What the bytes are for.
+        plan: crate::MemoryPlan,
+        /// Bytes in all.
+        needed: u64,
+        /// Bytes that the device has left.
+        available: u64,
+    },
     /// A caller and a backend disagree on a shape.
     #[error("{what}: expected {expected}, got {got}")]
     Shape {

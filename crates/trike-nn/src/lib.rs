@@ -12,13 +12,16 @@
 //! what else is in the batch.
 //!
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`Logits`]
+//! * memory: [`MemoryPlan`]
 //! * weights: [`Weight`], [`WeightName`], [`DecoderWeights`]
-//! * backends: [`Backend`], [`CpuBackend`] and, with the feature `candle`, `CandleBackend`
+//! * backends: [`Backend`], [`CpuBackend`], with the feature `candle` `CandleBackend`, with the feature `gpu` `CubeBackend`
 //! * layers for Candle users, with the feature `candle`: `modules`
+//! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
 //!
 //! `trike-llm` reads models from files into this; the feature `candle` (on by default) brings the reference
-//! backend and is the only heavy dependency.
+//! backend. The feature `gpu` brings the device backend without a runtime, and `wgpu`, `vulkan`, `cuda`, `hip` and `metal` bring
+//! one each; these and `candle` are the only heavy dependencies.
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -26,7 +29,10 @@ mod backend;
 mod candle;
 mod cpu;
 mod decoder;
+#[cfg(feature = "gpu")]
+mod device;
 mod error;
+mod memory;
 #[cfg(feature = "candle")]
 pub mod modules;
 mod rope;
@@ -34,14 +40,19 @@ mod sequence;
 mod spec;
 mod weights;
 
-pub use backend::{AttentionSpec, Backend, CacheSpec, KvPrecision, Segment};
+pub use backend::{AttentionSpec, Backend, CacheSpec, Input, KvPrecision, Norm, Segment};
 #[cfg(feature = "candle")]
 pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
 pub use decoder::{Decoder, Logits, Step};
+#[cfg(feature = "gpu")]
+pub use device::{CubeBackend, CubeMatrix, CubeRope, CubeTensor};
 pub use error::NnError;
+pub use memory::MemoryPlan;
 pub use rope::{RopeScaling, RopeSpec};
 pub use sequence::{KvSpec, Sequence};
 pub use spec::{Biases, DecoderSpec};
 pub use trike_cpu::{ActivationPrecision, GatedActivation, RopePairing};
+#[cfg(feature = "gpu")]
+pub use trike_cube as cube;
 pub use weights::{DecoderWeights, Weight, WeightName};

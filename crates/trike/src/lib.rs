@@ -21,7 +21,8 @@
 //! * files: [`ModelFile`], [`inspect()`] with [`Inspection`], [`convert()`] with [`ConvertOptions`],
 //!   [`ConvertReport`] and [`Target`]
 //! * measurement: [`score()`] with [`Score`] and [`Split`], [`compare()`] with [`Comparison`], [`llm::bench`]
-//! * precision and place: [`ActivationPrecision`], [`KvPrecision`], [`Cpu`], [`Isa`], [`CpuBackend`], [`Backend`]
+//! * precision and place: [`ActivationPrecision`], [`KvPrecision`], [`Cpu`], [`Isa`], [`CpuBackend`], [`Backend`],
+//!   [`KvSpec`], [`Place`], [`devices()`], [`memory_plan()`], [`MemoryPlan`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`]
 //! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`nn`], [`llm`], [`vsa`]
@@ -41,8 +42,10 @@ pub use trike_vsa as vsa;
 pub use trike_cpu::{Cpu, Isa};
 pub use trike_llm::{
     Comparison, ConvertOptions, ConvertReport, FinishReason, GenerateOptions, Generation, HeadPrecision,
-    Inspection, LanguageModel, LlmError, LoadOptions, ModelFile, Score, Split, Target, compare, convert,
-    inspect, sampler::SamplerConfig, score, tokenizer::Tokenizer,
+    Inspection, LanguageModel, LlmError, LoadOptions, ModelFile, Place, Score, Split, Target, compare, convert,
+    devices, inspect, memory_plan, sampler::SamplerConfig, score, tokenizer::Tokenizer,
 };
-pub use trike_nn::{ActivationPrecision, Backend, CpuBackend, KvPrecision};
+#[cfg(feature = "gpu")]
+pub use trike_nn::CubeBackend;
+pub use trike_nn::{ActivationPrecision, Backend, CpuBackend, KvPrecision, KvSpec, MemoryPlan};
 pub use trike_trit::{Encoding, Trit, TritTensor};

@@ -7,11 +7,14 @@ use std::{
 
 use anyhow::Context;
 use trike::{
-    FinishReason, GenerateOptions, Generation, HeadPrecision, LanguageModel, ModelFile,
-    llm::chat::{ChatTemplate, Conversation, Message, RenderOptions},
+    Backend, FinishReason, GenerateOptions, Generation, LanguageModel, ModelFile, SamplerConfig,
+    llm::{
+        Use,
+        chat::{ChatTemplate, Conversation, Message, RenderOptions},
+    },
 };
 
-use super::load;
+use super::Wanted;
 use crate::{args::ChatArgs, interrupt, output};
 
 /// Longest message read from stdin, in bytes: more than any context holds.
@@ -20,11 +23,32 @@ const MAX_MESSAGE: u64 = 1 << 24;
 /// Talks until stdin ends.
 pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
-    let tokenizer = args.tokenizer.tokenizer.as_deref();
-    let head = args.precision.head.unwrap_or(HeadPrecision::Auto);
     let sampler = args.sampling.config(&file)?;
-    let model = load(&file, &args.cpu.cpu()?, tokenizer, args.precision.activations, head, quiet)?;
-    let template = template(args, &file, &model)?;
+    let cpu = args.cpu.cpu()?;
+    let mut wanted = Wanted::new(&file, &args.device.device, &cpu, &args.precision, quiet);
+    wanted.tokenizer = args.tokenizer.tokenizer.as_deref();
+    wanted.load(&file, Talk { args, file: &file, sampler, quiet })
+}
+
+/// What is done with the model.
+struct Talk<'a> {
+    args: &'a ChatArgs,
+    file: &'a ModelFile,
+    sampler: SamplerConfig,
+    quiet: bool,
+}
+
+impl Use for Talk<'_> {
+    type Out = anyhow::Result<()>;
+
+    fn with<B: Backend>(self, model: LanguageModel<B>) -> Self::Out {
+        talk(&model, self)
+    }
+}
+
+fn talk<B: Backend>(model: &LanguageModel<B>, what: Talk<'_>) -> anyhow::Result<()> {
+    let Talk { args, file, sampler, quiet } = what;
+    let template = template(args, file, model)?;
     let options = GenerateOptions {
         max_tokens: Some(args.max_tokens),
         sampler,
@@ -42,7 +66,7 @@ pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
             "/clear" => talk.clear(),
             text => {
                 talk.push(Message::user(text));
-                let answer = answer(&model, &template, &mut talk, &options, quiet)?;
+                let answer = answer(model, &template, &mut talk, &options, quiet)?;
                 talk.push(Message::assistant(answer.text.trim()));
                 output::stream("\n")?;
                 if !quiet {
@@ -54,7 +78,11 @@ pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
 }
 
 /// The template that was named, or the model's own.
-fn template(args: &ChatArgs, file: &ModelFile, model: &LanguageModel) -> anyhow::Result<ChatTemplate> {
+fn template<B: Backend>(
+    args: &ChatArgs,
+    file: &ModelFile,
+    model: &LanguageModel<B>,
+) -> anyhow::Result<ChatTemplate> {
     let tokenizer = model.tokenizer()?;
     if let Some(path) = &args.chat_template {
         let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -75,8 +103,8 @@ fn template(args: &ChatArgs, file: &ModelFile, model: &LanguageModel) -> anyhow:
 }
 
 /// The model's answer to the conversation, shown as it comes.
-fn answer(
-    model: &LanguageModel,
+fn answer<B: Backend>(
+    model: &LanguageModel<B>,
     template: &ChatTemplate,
     talk: &mut Conversation,
     options: &GenerateOptions,

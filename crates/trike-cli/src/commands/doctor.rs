@@ -7,6 +7,7 @@ use serde::Serialize;
 use trike::{
     Isa,
     cpu::probe::{self, Probe},
+    llm::DeviceReport,
 };
 
 use super::shipped;
@@ -30,6 +31,8 @@ pub(crate) struct Diagnosis {
     pub(crate) bandwidth: Measured,
     /// Int8 multiply-adds in a second.
     pub(crate) int8_peak: Measured,
+    /// GPUs, and software drivers that pose as such, that this build reaches.
+    pub(crate) devices: Vec<DeviceReport>,
     /// Where the model that comes with Trike lies.
     pub(crate) shipped_model: Option<String>,
     /// Variables of the environment that the command reads and that are set.
@@ -71,6 +74,7 @@ pub(crate) fn doctor(args: &DoctorArgs, quiet: bool) -> anyhow::Result<Diagnosis
         threads: cpu.threads(),
         bandwidth: bandwidth.into(),
         int8_peak: probe::int8_peak(&cpu).into(),
+        devices: trike::devices(),
         shipped_model: shipped::find().ok().map(|path| path.display().to_string()),
         environment: environment(),
     })

@@ -14,22 +14,25 @@ mod sampling;
 mod shipped;
 
 use std::{
+    cell::RefCell,
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use trike::{
-    ActivationPrecision, Cpu, CpuBackend, HeadPrecision, Isa, LanguageModel, LoadOptions, ModelFile,
+    ActivationPrecision, Backend, Cpu, CpuBackend, HeadPrecision, Isa, KvPrecision, KvSpec, LanguageModel,
+    LoadOptions, ModelFile, Place, llm::Use,
 };
 
 use crate::{
-    args::{Cli, Command, CpuArgs, ModelArg},
+    args::{Cli, Command, CpuArgs, ModelArg, PrecisionArgs},
     interrupt, output,
     progress::Progress,
 };
 
 pub(crate) use bench::BenchOutcome;
 pub(crate) use doctor::{Diagnosis, Measured};
+pub(crate) use inspect::MemoryOutcome;
 pub(crate) use logits::LogitsOutcome;
 pub(crate) use perplexity::PerplexityOutcome;
 pub(crate) use run::RunOutcome;
@@ -52,6 +55,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             return Ok(finished(&outcome));
         }
         Command::Chat(args) => chat::chat(&args, quiet)?,
+        Command::Inspect(args) if args.memory => output::show(&inspect::memory(&args, quiet)?, args.json.json)?,
         Command::Inspect(args) => output::show(&inspect::inspect(&args, quiet)?, args.json.json)?,
         Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,
         Command::Perplexity(args) => output::show(&perplexity::perplexity(&args, quiet)?, args.json.json)?,
@@ -86,7 +90,81 @@ impl ModelArg {
     }
 }
 
-/// Loads a model with a progress bar.
+/// How a command wants its model.
+struct Wanted<'a> {
+    place: &'a Place,
+    cpu: &'a Cpu,
+    tokenizer: Option<&'a Path>,
+    activations: Option<ActivationPrecision>,
+    head: HeadPrecision,
+    /// Keys and values that the command is going to need at most, for the memory plan of a device.
+    kv: KvSpec,
+    quiet: bool,
+}
+
+impl<'a> Wanted<'a> {
+    /// What the common options say; a sequence over the model's context.
+    fn new(
+        file: &ModelFile,
+        place: &'a Place,
+        cpu: &'a Cpu,
+        precision: &PrecisionArgs,
+        quiet: bool,
+    ) -> Self {
+        let kv = precision.kv.unwrap_or(if file.is_f32() { KvPrecision::F32 } else { KvPrecision::F16 });
+        Self {
+            place,
+            cpu,
+            tokenizer: None,
+            activations: precision.activations,
+            head: precision.head.unwrap_or(HeadPrecision::Auto),
+            kv: KvSpec::new(kv, file.config().spec.context),
+            quiet,
+        }
+    }
+
+    /// Loads a model where it is wanted, with a progress bar, and hands it to `user`.
+    fn load<U: Use<Out = anyhow::Result<T>>, T>(&self, file: &ModelFile, user: U) -> anyhow::Result<T> {
+        let opened = self.place.open()?;
+        if *self.place == Place::Auto && opened.is_cpu() && !self.quiet {
+            output::note("--device auto: no GPU that this build reaches, running on the processor");
+        }
+        let progress = Progress::start(format!("loading {}", file.path().display()), self.quiet);
+        let progress = RefCell::new(Some(progress));
+        let mut set = |done, total| {
+            if let Some(progress) = &*progress.borrow() {
+                progress.set(done, total);
+            }
+        };
+        opened.load(file, &self.options(), self.cpu, &self.kv, &mut set, Loaded { progress: &progress, user })?
+    }
+
+    fn options(&self) -> LoadOptions {
+        LoadOptions {
+            tokenizer: self.tokenizer.map(Path::to_owned),
+            threads: self.cpu.threads(),
+            activations: self.activations,
+            head: self.head,
+        }
+    }
+}
+
+/// Ends the progress of loading before the model is used.
+struct Loaded<'a, U> {
+    progress: &'a RefCell<Option<Progress>>,
+    user: U,
+}
+
+impl<U: Use> Use for Loaded<'_, U> {
+    type Out = U::Out;
+
+    fn with<B: Backend>(self, model: LanguageModel<B>) -> U::Out {
+        drop(self.progress.take());
+        self.user.with(model)
+    }
+}
+
+/// Loads a model for the processor, with a progress bar.
 fn load(
     file: &ModelFile,
     cpu: &Cpu,

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use anyhow::Context;
 use serde::Serialize;
-use trike::{HeadPrecision, LanguageModel, LlmError, ModelFile, Score, Split};
+use trike::{Backend, LanguageModel, LlmError, ModelFile, Score, Split, llm::Use};
 
-use super::load;
+use super::Wanted;
 use crate::{
     args::{self, PerplexityArgs},
     progress::Progress,
@@ -75,33 +75,93 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     let split =
         args.split.unwrap_or(if text.contains("<|endoftext|>") { Split::Stories } else { Split::Window });
     let cpu = args.cpu.cpu()?;
-    let load = |path: &Path, tokenizer: Option<&Path>| -> anyhow::Result<LanguageModel> {
-        let head = args.precision.head.unwrap_or(HeadPrecision::Auto);
-        load(
-            &ModelFile::open(super::hub::resolve(path, quiet)?)?,
-            &cpu,
-            tokenizer,
-            args.precision.activations,
-            head,
-            quiet,
-        )
+    let file = ModelFile::open(&path)?;
+    let base = match &args.base {
+        Some(path) => Some(ModelFile::open(super::hub::resolve(path, quiet)?)?),
+        None => None,
     };
-    let model = load(&path, args.tokenizer.tokenizer.as_deref())?;
-    let kv = args.precision.kv.unwrap_or(model.default_kv());
-    let base = args.base.as_deref().map(|path| load(path, None)).transpose()?;
+    let place = &args.device.device;
+    let mut wanted = Wanted::new(&file, place, &cpu, &args.precision, quiet);
+    wanted.tokenizer = args.tokenizer.tokenizer.as_deref();
+    let scoring = Scoring { args, path: &path, text: &text, split, quiet };
+    match &base {
+        None => wanted.load(&file, Alone(scoring)),
+        Some(base) => {
+            let base_wanted = Wanted::new(base, place, &cpu, &args.precision, quiet);
+            wanted.load(&file, Beside { scoring, base, wanted: &base_wanted })
+        }
+    }
+}
 
+/// What is scored.
+#[derive(Clone, Copy)]
+struct Scoring<'a> {
+    args: &'a PerplexityArgs,
+    path: &'a Path,
+    text: &'a str,
+    split: Split,
+    quiet: bool,
+}
+
+/// One model.
+struct Alone<'a>(Scoring<'a>);
+
+impl Use for Alone<'_> {
+    type Out = anyhow::Result<PerplexityOutcome>;
+
+    fn with<B: Backend>(self, model: LanguageModel<B>) -> Self::Out {
+        outcome(self.0, &model, None::<&LanguageModel<B>>)
+    }
+}
+
+/// A model whose base is not loaded yet.
+struct Beside<'a> {
+    scoring: Scoring<'a>,
+    base: &'a ModelFile,
+    wanted: &'a Wanted<'a>,
+}
+
+impl Use for Beside<'_> {
+    type Out = anyhow::Result<PerplexityOutcome>;
+
+    fn with<B: Backend>(self, model: LanguageModel<B>) -> Self::Out {
+        self.wanted.load(self.base, Pair { scoring: self.scoring, model: &model })
+    }
+}
+
+/// A model and its base.
+struct Pair<'a, B: Backend> {
+    scoring: Scoring<'a>,
+    model: &'a LanguageModel<B>,
+}
+
+impl<B: Backend> Use for Pair<'_, B> {
+    type Out = anyhow::Result<PerplexityOutcome>;
+
+    fn with<C: Backend>(self, base: LanguageModel<C>) -> Self::Out {
+        outcome(self.scoring, self.model, Some(&base))
+    }
+}
+
+fn outcome<B: Backend, C: Backend>(
+    scoring: Scoring<'_>,
+    model: &LanguageModel<B>,
+    base: Option<&LanguageModel<C>>,
+) -> anyhow::Result<PerplexityOutcome> {
+    let Scoring { args, path, text, split, quiet } = scoring;
+    let kv = args.precision.kv.unwrap_or(model.default_kv());
     let progress = Progress::start("scoring", quiet);
     let mut set = |done, total| progress.set(done, total);
-    let (score, against) = match (&base, &args.base) {
+    let (score, against) = match (base, &args.base) {
         (Some(base), Some(base_path)) => {
             let base_kv = args.precision.kv.unwrap_or(base.default_kv());
-            let all = trike::compare(&model, kv, base, base_kv, &text, split, args.limit, &mut set);
+            let all = trike::compare(model, kv, base, base_kv, text, split, args.limit, &mut set);
             let all = all.map_err(|e| in_file(e, &args.file))?;
             let base = Base { model: base_path.display().to_string(), figures: all.base.into() };
             (all.score, Some(Against { base, kl: all.kl, top1_agreement: all.top1_agreement }))
         }
         _ => {
-            let score = trike::score(&model, kv, &text, split, args.limit, &mut set);
+            let score = trike::score(model, kv, text, split, args.limit, &mut set);
             (score.map_err(|e| in_file(e, &args.file))?, None)
         }
     };

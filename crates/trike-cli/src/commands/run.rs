@@ -3,9 +3,9 @@
 use std::{io, ops::ControlFlow, time::Duration};
 
 use serde::Serialize;
-use trike::{Backend, FinishReason, GenerateOptions, HeadPrecision, ModelFile};
+use trike::{Backend, FinishReason, GenerateOptions, LanguageModel, ModelFile, llm::Use};
 
-use super::load;
+use super::Wanted;
 use crate::{args::RunArgs, interrupt, progress::Progress};
 
 /// A continued prompt. The field names are the schema of `trike run --json`.
@@ -65,9 +65,37 @@ pub(crate) fn run(
         kv: args.precision.kv,
         window: args.window,
     };
-    let head = args.precision.head.unwrap_or(HeadPrecision::Auto);
-    let tokenizer = args.tokenizer.tokenizer.as_deref();
-    let model = load(&file, &args.cpu.cpu()?, tokenizer, args.precision.activations, head, quiet)?;
+    let cpu = args.cpu.cpu()?;
+    let mut wanted = Wanted::new(&file, &args.device.device, &cpu, &args.precision, quiet);
+    wanted.tokenizer = args.tokenizer.tokenizer.as_deref();
+    if let Some(max) = args.max_tokens {
+        // A token of the prompt is a byte or more, and BOS comes before them.
+        let most = args.prompt.len().saturating_add(2).saturating_add(max);
+        wanted.kv.capacity = wanted.kv.capacity.min(most);
+    }
+    wanted.load(&file, Continue { args, file: &file, options, seed, quiet, sink })
+}
+
+/// What is done with the model.
+struct Continue<'a> {
+    args: &'a RunArgs,
+    file: &'a ModelFile,
+    options: GenerateOptions,
+    seed: Option<u64>,
+    quiet: bool,
+    sink: &'a mut dyn FnMut(&str) -> io::Result<()>,
+}
+
+impl Use for Continue<'_> {
+    type Out = anyhow::Result<RunOutcome>;
+
+    fn with<B: Backend>(self, model: LanguageModel<B>) -> Self::Out {
+        generate(&model, self)
+    }
+}
+
+fn generate<B: Backend>(model: &LanguageModel<B>, what: Continue<'_>) -> anyhow::Result<RunOutcome> {
+    let Continue { args, file, options, seed, quiet, sink } = what;
     let prompt = model.tokenizer()?.decode(&model.encode_prompt(&args.prompt)?)?;
 
     // The prompt is shown with the first piece: a prompt that is refused leaves stdout empty.

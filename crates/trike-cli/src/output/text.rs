@@ -6,7 +6,7 @@ use comfy_table::{CellAlignment, Table, TableStyle, presets};
 use trike::{ConvertReport, Inspection};
 
 use super::Show;
-use crate::commands::{BenchOutcome, Diagnosis, LogitsOutcome, Measured, PerplexityOutcome, RunOutcome};
+use crate::commands::{BenchOutcome, Diagnosis, LogitsOutcome, Measured, MemoryOutcome, PerplexityOutcome, RunOutcome};
 
 /// A table whose columns after the first `left` are numbers.
 fn table<const N: usize>(style: TableStyle, left: usize, header: [&str; N]) -> Table {
@@ -120,6 +120,18 @@ impl Show for Inspection {
     }
 }
 
+impl Show for MemoryOutcome {
+    fn text(&self) -> String {
+        facts([
+            ("model", self.model.clone()),
+            ("weights", bytes(self.weights)),
+            ("keys and values", format!("{} ({} positions in {})", bytes(self.cache), self.positions, self.kv)),
+            ("activations", bytes(self.scratch)),
+            ("total", bytes(self.total)),
+        ])
+    }
+}
+
 impl Show for ConvertReport {
     fn text(&self) -> String {
         let mut text = format!(
@@ -225,6 +237,16 @@ impl Show for Diagnosis {
             ("int8 peak", ceiling(&self.int8_peak)),
             ("model that comes with Trike", or_dash(self.shipped_model.as_ref())),
         ];
+        for device in &self.devices {
+            let mut facts = vec![device.adapter.clone()];
+            facts.extend(device.software.then(|| "software".to_owned()));
+            facts.extend(device.memory.map(bytes));
+            facts.extend(device.features.iter().map(|name| (*name).to_owned()));
+            pairs.push(("device", format!("{}: {}", device.name, facts.join(", "))));
+        }
+        if self.devices.is_empty() {
+            pairs.push(("device", "none that this build reaches".to_owned()));
+        }
         let set = self.environment.iter().map(|(name, value)| ("environment", format!("{name}={value}")));
         pairs.extend(set);
         facts(pairs)

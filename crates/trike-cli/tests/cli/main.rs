@@ -3,6 +3,7 @@
 mod bad_input;
 mod chat;
 mod convert;
+mod device;
 #[cfg(feature = "hub")]
 mod download;
 mod harness;

@@ -70,6 +70,18 @@ impl Int8Matrix {
         self.group
     }
 
+    /// The codes, row-major.
+    #[must_use]
+    pub fn codes(&self) -> &[i8] {
+        &self.codes
+    }
+
+    /// The scales, `[row][group]`.
+    #[must_use]
+    pub fn scales(&self) -> &[f32] {
+        &self.scales
+    }
+
     /// Bytes that the kernels read: codes and scales.
     #[must_use]
     pub fn bytes(&self) -> usize {

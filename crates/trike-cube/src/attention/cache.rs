@@ -1,0 +1,343 @@
+//! Keys and values on the device, and the positions of tokens.
+
+use std::ops::Range;
+
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use half::f16;
+
+use crate::device::{AnyBuffer, Buffer, Device, Launch};
+use crate::error::{CubeError, Result, check_len, check_range};
+use crate::ops::spread;
+use crate::plan::Settings;
+
+/// Type of cached keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum KvPrecision {
+    /// Four bytes, exact.
+    F32,
+    /// Two bytes; what is computed with them stays f32.
+    F16,
+}
+
+/// Shape of the cache of one layer of one sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CacheShape {
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Positions held; position `p` lies in slot `p % capacity`.
+    pub capacity: usize,
+    /// Type of the elements.
+    pub precision: KvPrecision,
+}
+
+impl CacheShape {
+    /// Numbers of the keys, and of the values.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Range`] and [`CubeError::Shape`] for sides of zero or a product over 32 bits.
+    pub fn numbers(&self) -> Result<usize> {
+        check_range("key/value heads of a cache", 1, 1 << 16, self.kv_heads)?;
+        check_range("head_dim of a cache", 1, 1 << 16, self.head_dim)?;
+        crate::error::check_shape("cache", self.kv_heads * self.head_dim, self.capacity)
+    }
+
+    /// Bytes of keys and values together.
+    ///
+    /// # Errors
+    ///
+    /// As [`CacheShape::numbers`].
+    pub fn bytes(&self) -> Result<u64> {
+        let each = match self.precision {
+            KvPrecision::F32 => 4,
+            KvPrecision::F16 => 2,
+        };
+        Ok(2 * each * self.numbers()? as u64)
+    }
+
+    /// Numbers that a load takes at once.
+    pub(super) fn lanes(&self) -> usize {
+        if self.head_dim.is_multiple_of(4) { 4 } else { 1 }
+    }
+}
+
+/// Keys or values, `[kv_head][slot][head_dim]`.
+#[derive(Clone, Debug)]
+pub(super) enum KvBuffer {
+    F32(Buffer<f32>),
+    F16(Buffer<f16>),
+}
+
+impl KvBuffer {
+    fn empty(device: &Device, precision: KvPrecision, len: usize) -> Result<Self> {
+        Ok(match precision {
+            KvPrecision::F32 => Self::F32(device.empty(len)?),
+            KvPrecision::F16 => Self::F16(device.empty(len)?),
+        })
+    }
+
+    pub(super) fn vectors(&self, lanes: usize) -> BufferArg {
+        match self {
+            Self::F32(buffer) => buffer.vectors(lanes),
+            Self::F16(buffer) => buffer.vectors(lanes),
+        }
+    }
+
+    /// The halves, two in a word.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::NotMultiple`] when they are no whole number of words.
+    pub(super) fn words(&self) -> Result<Buffer<u32>> {
+        match self {
+            Self::F32(buffer) => buffer.cast(),
+            Self::F16(buffer) => buffer.cast(),
+        }
+    }
+
+    fn memory(&self) -> &dyn AnyBuffer {
+        match self {
+            Self::F32(buffer) => buffer,
+            Self::F16(buffer) => buffer,
+        }
+    }
+
+    fn overlaps(&self, other: &Buffer<f32>) -> bool {
+        match self {
+            Self::F32(buffer) => buffer.overlaps(other),
+            Self::F16(buffer) => buffer.overlaps(other),
+        }
+    }
+}
+
+/// Keys and values of one layer of one sequence, as a ring: position `p` lies in slot `p % capacity`.
+#[derive(Clone, Debug)]
+pub struct KvCache {
+    pub(super) k: KvBuffer,
+    pub(super) v: KvBuffer,
+    shape: CacheShape,
+}
+
+impl KvCache {
+    /// Room for keys and values, which hold anything until they are stored.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CacheShape::numbers`] and of [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without it.
+    pub fn empty(device: &Device, shape: CacheShape) -> Result<Self> {
+        let len = shape.numbers()?;
+        if shape.precision == KvPrecision::F16 && !device.capabilities().f16 {
+            let device = device.name().to_owned();
+            return Err(CubeError::Feature { kernel: "cache", feature: "f16", device });
+        }
+        let buffer = || KvBuffer::empty(device, shape.precision, len);
+        Ok(Self { k: buffer()?, v: buffer()?, shape })
+    }
+
+    /// Its shape.
+    #[must_use]
+    pub fn shape(&self) -> CacheShape {
+        self.shape
+    }
+
+    /// Whether a tensor shares memory with the cache.
+    pub(super) fn overlaps(&self, other: &Buffer<f32>) -> bool {
+        self.k.overlaps(other) || self.v.overlaps(other)
+    }
+
+    /// The keys and the values in f32, as they lie: `[kv_head][slot][head_dim]`.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::read`].
+    pub fn read(&self, device: &Device) -> Result<(Vec<f32>, Vec<f32>)> {
+        let read = |buffer: &KvBuffer| -> Result<Vec<f32>> {
+            match buffer {
+                KvBuffer::F32(buffer) => device.read(buffer),
+                KvBuffer::F16(buffer) => Ok(device.read(buffer)?.iter().map(|v| v.to_f32()).collect()),
+            }
+        };
+        Ok((read(&self.k)?, read(&self.v)?))
+    }
+}
+
+/// The position of each row of a batch, on the host and on the device.
+///
+/// ```no_run
+/// # let device = trike_cube::Device::open(trike_cube::DeviceSpec::Auto)?;
+/// let positions = trike_cube::attention::Positions::upload(&device, &[7, 8, 9])?;
+/// assert_eq!(positions.values(), [7, 8, 9]);
+/// # Ok::<(), trike_cube::CubeError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Positions {
+    values: Vec<u32>,
+    buffer: Buffer<u32>,
+}
+
+/// Positions stay below this, so that sums of them with lengths fit 32 bits.
+pub(crate) const MAX_POSITION: usize = 1 << 30;
+
+impl Positions {
+    /// Puts positions on the device.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Range`] for none, or for one of `2^30` or more.
+    pub fn upload(device: &Device, values: &[u32]) -> Result<Self> {
+        check_values(values)?;
+        Ok(Self { values: values.to_vec(), buffer: device.upload(values)? })
+    }
+
+    /// Overwrites them with as many others.
+    ///
+    /// # Errors
+    ///
+    /// As [`Positions::upload`], and [`CubeError::Length`].
+    pub fn write(&mut self, device: &Device, values: &[u32]) -> Result<()> {
+        check_values(values)?;
+        device.write(&self.buffer, values)?;
+        self.values.copy_from_slice(values);
+        Ok(())
+    }
+
+    /// The positions.
+    #[must_use]
+    pub fn values(&self) -> &[u32] {
+        &self.values
+    }
+
+    pub(crate) fn buffer(&self) -> &Buffer<u32> {
+        &self.buffer
+    }
+
+    /// The first of some rows, which must have positions one after the other.
+    pub(super) fn first_of(&self, rows: &Range<usize>) -> Result<usize> {
+        check_range("end of the rows of a segment", 1, self.values.len(), rows.end)?;
+        check_range("start of the rows of a segment", 0, rows.end - 1, rows.start)?;
+        let values = &self.values[rows.clone()];
+        match values.windows(2).find(|two| two[1] != two[0] + 1) {
+            Some(two) => {
+                let (expected, got) = (two[0] as usize + 1, two[1] as usize);
+                Err(CubeError::Range {
+                    what: "position after a token's",
+                    minimum: expected,
+                    maximum: expected,
+                    got,
+                })
+            }
+            None => Ok(values[0] as usize),
+        }
+    }
+}
+
+/// The rows of a batch that belong to one sequence.
+#[derive(Clone, Debug)]
+pub struct Segment<'a> {
+    /// Rows of the batch, whose positions follow each other.
+    pub rows: Range<usize>,
+    /// The position of every row of the batch.
+    pub positions: &'a Positions,
+    /// The sequence's cache of this layer.
+    pub cache: &'a KvCache,
+}
+
+fn check_values(values: &[u32]) -> Result<()> {
+    check_range("positions", 1, u32::MAX as usize, values.len())?;
+    let last = values.iter().copied().max().unwrap_or(0);
+    check_range("position", 0, MAX_POSITION - 1, last as usize)
+}
+
+mod kernel {
+    use super::*;
+
+    /// Unit `i` stores vector `i` of the new keys, and of the new values.
+    #[cube(launch_unchecked)]
+    pub(super) fn store<E: Float, N: Size>(
+        k: &[Vector<f32, N>],
+        v: &[Vector<f32, N>],
+        positions: &[u32],
+        keys: &mut [Vector<E, N>],
+        values: &mut [Vector<E, N>],
+        count: u32,
+        first_row: u32,
+        kv_heads: u32,
+        dim: u32,
+        capacity: u32,
+    ) {
+        let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
+        if i < count as usize {
+            let (d, rest) = (i % dim as usize, i / dim as usize);
+            let (head, row) = (rest % kv_heads as usize, first_row as usize + rest / kv_heads as usize);
+            let slot = (positions[row] % capacity) as usize;
+            let from = first_row as usize * (kv_heads * dim) as usize + i;
+            let to = (head * capacity as usize + slot) * dim as usize + d;
+            keys[to] = Vector::cast_from(k[from]);
+            values[to] = Vector::cast_from(v[from]);
+        }
+    }
+}
+
+/// Units of a cube that stores.
+const UNITS: u32 = 128;
+
+impl Device {
+    /// Stores the keys and values of a segment in its cache, each at its position; `k` and `v` are
+    /// `positions x kv_heads x head_dim`.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`] for keys or values of another length, [`CubeError::Range`] for rows that do not exist, whose
+    /// positions do not follow each other, or that are more than the cache holds, [`CubeError::Overlap`], and those of the
+    /// launch.
+    pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &Segment<'_>) -> Result<()> {
+        let Segment { rows, positions, cache } = segment;
+        let shape = cache.shape;
+        let width = shape.kv_heads * shape.head_dim;
+        check_len("new keys", positions.values().len() * width, k.len())?;
+        check_len("new values", positions.values().len() * width, v.len())?;
+        positions.first_of(rows)?;
+        check_range("tokens to store in a cache", 1, shape.capacity, rows.len())?;
+        if [k, v].iter().any(|new| cache.overlaps(new)) {
+            return Err(CubeError::Overlap { what: "new keys or values and the cache" });
+        }
+        let lanes = shape.lanes();
+        let count = rows.len() * width / lanes;
+        let cubes = spread(count.div_ceil(UNITS as usize));
+        let settings = Settings { cubes, ..Settings::linear(1, UNITS, 5) };
+        let launch = Launch::new("store", &(shape.precision, lanes), settings);
+        self.launch(&launch, &[cache.k.memory(), cache.v.memory()], |client, cubes, units| {
+            match shape.precision {
+                KvPrecision::F32 => store::<f32>(client, cubes, units, (k, v), segment),
+                KvPrecision::F16 => store::<f16>(client, cubes, units, (k, v), segment),
+            }
+        })
+    }
+}
+
+fn store<E: Float>(
+    client: &Client,
+    cubes: CubeCount,
+    units: CubeDim,
+    (k, v): (&Buffer<f32>, &Buffer<f32>),
+    segment: &Segment<'_>,
+) {
+    let (shape, rows) = (segment.cache.shape, &segment.rows);
+    let lanes = shape.lanes();
+    let (k, v, positions) = (k.vectors(lanes), v.vectors(lanes), segment.positions.buffer().arg());
+    let (keys, values) = (segment.cache.k.vectors(lanes), segment.cache.v.vectors(lanes));
+    let dim = shape.head_dim / lanes;
+    let sizes = [rows.len() * shape.kv_heads * dim, rows.start, shape.kv_heads, dim, shape.capacity];
+    // Each was compared with a length that fits 32 bits.
+    let [count, first, heads, dim, capacity] = sizes.map(|n| n as u32);
+    // SAFETY: `Device::store` compared the lengths, rows are those of `positions`, a slot is below the capacity, and no two
+    // rows share a slot because there are no more than that of consecutive positions.
+    unsafe {
+        kernel::store::launch_unchecked::<E>(
+            client, cubes, units, lanes, k, v, positions, keys, values, count, first, heads, dim, capacity,
+        );
+    }
+}

@@ -1,0 +1,289 @@
+//! Causal attention over a ring of keys and values, without expanding what query heads share.
+//!
+//! [`Device::store`] puts new keys and values into a [`KvCache`], [`Device::attention`] attends over it.
+
+mod cache;
+mod decode;
+mod mma;
+mod plan;
+mod prefill;
+
+use cubecl::client::Client;
+use cubecl::prelude::{CubeCount, CubeDim, Float};
+use half::f16;
+
+pub(crate) use cache::MAX_POSITION;
+pub use cache::{CacheShape, KvCache, KvPrecision, Positions, Segment};
+pub use plan::{AttentionBlueprint, AttentionProblem};
+
+use crate::device::{Buffer, Device, Launch};
+use crate::error::{CubeError, Result, check_len, check_shape};
+use crate::ops::spread;
+use crate::plan::{Plan, Settings, Strategy};
+
+/// What is attended, beside the cache and the numbers. Query head `h` reads key head `h / (heads / kv_heads)`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// What scores are multiplied with, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Positions that a query sees, itself included; `None` means all before it.
+    pub window: Option<usize>,
+}
+
+impl Device {
+    /// Softmax attention of the tokens of a segment over its cache, which holds what they see, their own keys and values
+    /// included; `q` and `out` are `positions x heads x head_dim`, and other rows of `out` stay as they are.
+    ///
+    /// The query at position `p` sees positions `max(0, p + 1 - window)..=p`. Scores, their maximum, exponentials and sums
+    /// are f32, but [`AttentionBlueprint::Mma`] multiplies halves. Where positions are shared by several cubes, their sums
+    /// take memory between the two launches.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`] for queries or an output of another length, [`CubeError::Range`] for rows that do not exist,
+    /// whose positions do not follow each other, or that see more than the cache holds, [`CubeError::NonFinite`] for the
+    /// scale, [`CubeError::Overlap`], and those of [`Plan::plan`] and of the launch.
+    pub fn attention(
+        &self,
+        spec: &AttentionSpec,
+        q: &Buffer<f32>,
+        segment: &Segment<'_>,
+        out: &Buffer<f32>,
+        strategy: &Strategy<AttentionBlueprint>,
+    ) -> Result<()> {
+        let Segment { rows, positions, cache } = segment;
+        let first_position = positions.first_of(rows)?;
+        let (AttentionSpec { heads, scale, window }, shape) = (*spec, cache.shape());
+        let problem = AttentionProblem { heads, window, tokens: rows.len(), first_position, cache: shape };
+        problem.validate()?;
+        let count = check_shape(
+            "queries of a batch",
+            positions.values().len(),
+            heads.saturating_mul(shape.head_dim),
+        )?;
+        check_len("queries of attention", count, q.len())?;
+        check_len("output of attention", count, out.len())?;
+        if !scale.is_finite() {
+            return Err(CubeError::NonFinite { what: "scale of attention", index: 0, value: scale });
+        }
+        if out.overlaps(q) || cache.overlaps(out) {
+            return Err(CubeError::Overlap { what: "output of attention and an input" });
+        }
+        let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
+        let call = Call { problem: &problem, q, positions, cache, first_row: rows.start, scale };
+        match blueprint {
+            AttentionBlueprint::Decode { units, heads, splits } => {
+                let form = problem.decode_form(units, heads, splits);
+                let launch = Launch::new("attention/decode", &(form, shape.precision), settings);
+                let per = problem.per_split(splits);
+                if splits == 1 {
+                    return self.launch(&launch, &[out], |client, cubes, units| {
+                        call.decode(client, cubes, units, form, per, out);
+                    });
+                }
+                let parts = self.empty(problem.parts(splits)?)?;
+                self.launch(&launch, &[&parts], |client, cubes, units| {
+                    call.decode(client, cubes, units, form, per, &parts);
+                })?;
+                self.combine(&problem, &parts, rows.start, splits, out)
+            }
+            AttentionBlueprint::Prefill => {
+                let form = problem.prefill_form();
+                let launch = Launch::new("attention/prefill", &(form, shape.precision), settings);
+                self.launch(&launch, &[out], |client, cubes, units| match shape.precision {
+                    KvPrecision::F32 => call.prefill::<f32>(client, cubes, units, form, out),
+                    KvPrecision::F16 => call.prefill::<f16>(client, cubes, units, form, out),
+                })
+            }
+            AttentionBlueprint::Mma { planes } => {
+                let form = problem.mma_form(planes);
+                let launch = Launch::new("attention/mma", &form, settings);
+                let (k, v) = (cache.k.words()?, cache.v.words()?);
+                self.launch(&launch, &[out], |client, cubes, units| {
+                    call.mma(client, cubes, units, form, (&k, &v), out);
+                })
+            }
+        }
+    }
+
+    fn combine(
+        &self,
+        problem: &AttentionProblem,
+        parts: &Buffer<f32>,
+        first_row: usize,
+        splits: usize,
+        out: &Buffer<f32>,
+    ) -> Result<()> {
+        /// Units of a cube.
+        const UNITS: u32 = 64;
+        let (rows, head_dim) = (problem.tokens * problem.heads, problem.cache.head_dim);
+        let settings = Settings { cubes: spread(rows), ..Settings::linear(1, UNITS, 2) };
+        let launch = Launch::new("attention/combine", &head_dim, settings);
+        self.launch(&launch, &[out], |client, cubes, units| {
+            let [count, first, splits] = [rows, first_row * problem.heads, splits].map(|n| n as u32);
+            let (parts, out) = (parts.arg(), out.arg());
+            // SAFETY: `parts` has the length of `AttentionProblem::parts`, `out` was compared with all rows of the batch.
+            unsafe {
+                decode::combine::launch_unchecked(
+                    client,
+                    cubes,
+                    units,
+                    parts,
+                    out,
+                    count,
+                    first,
+                    splits,
+                    head_dim,
+                    UNITS as usize,
+                );
+            }
+        })
+    }
+}
+
+/// The arguments of a call, checked.
+struct Call<'a> {
+    problem: &'a AttentionProblem,
+    q: &'a Buffer<f32>,
+    positions: &'a Positions,
+    cache: &'a KvCache,
+    first_row: usize,
+    scale: f32,
+}
+
+impl Call<'_> {
+    /// The window; one that is never full is the largest number.
+    fn window(&self) -> u32 {
+        self.problem.window.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX)
+    }
+
+    fn decode(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        form: decode::Form,
+        per: usize,
+        out: &Buffer<f32>,
+    ) {
+        match self.problem.cache.precision {
+            KvPrecision::F32 => self.decode_as::<f32>(client, cubes, units, form, per, out),
+            KvPrecision::F16 => self.decode_as::<f16>(client, cubes, units, form, per, out),
+        }
+    }
+
+    fn decode_as<E: Float>(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        form: decode::Form,
+        per: usize,
+        out: &Buffer<f32>,
+    ) {
+        let n = form.width;
+        let (q, k, v) = (self.q.vectors(n), self.cache.k.vectors(n), self.cache.v.vectors(n));
+        let shape = self.problem.cache;
+        let [first, heads, capacity, per] =
+            [self.first_row, shape.kv_heads, shape.capacity, per].map(|n| n as u32);
+        let (positions, out) = (self.positions.buffer().arg(), out.arg());
+        // SAFETY: `Device::attention` compared the lengths; slots are below the capacity, heads past the last are clamped,
+        // rows are those of `positions`.
+        unsafe {
+            decode::decode::launch_unchecked::<E>(
+                client,
+                cubes,
+                units,
+                n,
+                q,
+                k,
+                v,
+                positions,
+                out,
+                first,
+                heads,
+                capacity,
+                self.window(),
+                per,
+                self.scale,
+                form,
+            );
+        }
+    }
+
+    fn mma(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        form: mma::Form,
+        (k, v): (&Buffer<u32>, &Buffer<u32>),
+        out: &Buffer<f32>,
+    ) {
+        let (q, k, v, out) = (self.q.vectors(4), k.vectors(4), v.vectors(4), out.vectors(2));
+        let [tokens, first, position, heads, capacity] = self.sizes();
+        // SAFETY: as in `decode_as`; tokens past the last are clamped and not stored.
+        unsafe {
+            mma::mma::launch_unchecked(
+                client,
+                cubes,
+                units,
+                q,
+                k,
+                v,
+                out,
+                tokens,
+                first,
+                position,
+                heads,
+                capacity,
+                self.window(),
+                self.scale,
+                form,
+            );
+        }
+    }
+
+    /// Tokens, the first row and position, key heads and the capacity.
+    fn sizes(&self) -> [u32; 5] {
+        let (problem, shape) = (self.problem, self.problem.cache);
+        // Each was compared with a length that fits 32 bits.
+        [problem.tokens, self.first_row, problem.first_position, shape.kv_heads, shape.capacity]
+            .map(|n| n as u32)
+    }
+
+    fn prefill<E: Float>(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        form: prefill::Form,
+        out: &Buffer<f32>,
+    ) {
+        let (q, k, v, out) =
+            (self.q.vectors(4), self.cache.k.vectors(4), self.cache.v.vectors(4), out.vectors(4));
+        let [tokens, first, position, heads, capacity] = self.sizes();
+        // SAFETY: as in `decode_as`; tokens past the last are clamped and not stored.
+        unsafe {
+            prefill::prefill::launch_unchecked::<E>(
+                client,
+                cubes,
+                units,
+                q,
+                k,
+                v,
+                out,
+                tokens,
+                first,
+                position,
+                heads,
+                capacity,
+                self.window(),
+                self.scale,
+                form,
+            );
+        }
+    }
+}

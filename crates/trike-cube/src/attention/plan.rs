@@ -1,0 +1,310 @@
+//! Which attention is wanted, and how it can be computed.
+
+use super::cache::{CacheShape, KvPrecision, MAX_POSITION};
+use super::{decode, mma, prefill};
+use crate::device::Capabilities;
+use crate::error::{CubeError, Result, check_range, check_shape};
+use crate::plan::{Cost, Plan, Settings};
+
+/// Some consecutive tokens of a sequence that attend over its cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct AttentionProblem {
+    /// Query heads.
+    pub heads: usize,
+    /// Positions that a query sees; `None` means all before it.
+    pub window: Option<usize>,
+    /// Tokens.
+    pub tokens: usize,
+    /// Position of the first.
+    pub first_position: usize,
+    /// The cache.
+    pub cache: CacheShape,
+}
+
+/// How [`AttentionProblem`] is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttentionBlueprint {
+    /// A cube for each row, key head and part of the positions.
+    Decode {
+        /// Units of a cube.
+        units: u32,
+        /// Query heads of a cube.
+        heads: usize,
+        /// Parts that the positions are cut into; their sums are joined by a second kernel when there are several.
+        splits: usize,
+    },
+    /// A cube for each sixteen rows (tokens times query heads of a key head) and each key head.
+    Prefill,
+    /// Matrix instructions on halves: queries and weights are rounded to f16, sums stay f32. For caches of f16.
+    Mma {
+        /// Planes of a cube, sixteen rows each.
+        planes: usize,
+    },
+}
+
+/// Positions between two updates of the running maximum of a decode.
+const CHUNK: usize = 64;
+/// Query heads of a decode's cube, at most: their sums stay in registers.
+const MOST_HEADS: usize = 4;
+/// Cubes that fill a device whose processors are not known.
+const CUBES: usize = 64;
+/// Rows up to which every row reads the keys anew.
+const FEW_ROWS: usize = 16;
+
+impl AttentionProblem {
+    fn share(&self) -> usize {
+        self.heads / self.cache.kv_heads
+    }
+
+    /// The positions that a token sees.
+    fn seen(&self, token: usize) -> usize {
+        (self.first_position + token + 1).min(self.window.unwrap_or(usize::MAX))
+    }
+
+    /// Positions of a part: whole chunks.
+    pub(super) fn per_split(&self, splits: usize) -> usize {
+        self.seen(self.tokens - 1).div_ceil(splits).next_multiple_of(CHUNK)
+    }
+
+    pub(super) fn decode_form(&self, units: u32, heads: usize, splits: usize) -> decode::Form {
+        let vectors = self.cache.head_dim / self.cache.lanes();
+        decode::Form {
+            head_dim: self.cache.head_dim,
+            share: self.share(),
+            heads,
+            lanes: if vectors >= 8 { 8 } else { 1 << vectors.ilog2() },
+            chunk: CHUNK,
+            units: units as usize,
+            width: self.cache.lanes(),
+            split: splits > 1,
+        }
+    }
+
+    pub(super) fn prefill_form(&self) -> prefill::Form {
+        prefill::Form { head_dim: self.cache.head_dim, share: self.share() }
+    }
+
+    pub(super) fn mma_form(&self, planes: usize) -> mma::Form {
+        mma::Form { head_dim: self.cache.head_dim, share: self.share(), planes }
+    }
+
+    /// Cubes along the rows, with so many rows a cube.
+    fn blocks(&self, rows: usize) -> usize {
+        (self.tokens * self.share()).div_ceil(rows)
+    }
+
+    /// Floats that the parts of all rows leave for the second kernel.
+    pub(super) fn parts(&self, splits: usize) -> Result<usize> {
+        let rows = self.tokens.saturating_mul(self.heads).saturating_mul(splits);
+        check_shape("parts of an attention", rows, self.cache.head_dim + 2)
+    }
+}
+
+impl Plan for AttentionProblem {
+    type Blueprint = AttentionBlueprint;
+    const NAME: &'static str = "attention";
+
+    fn validate(&self) -> Result<()> {
+        self.cache.numbers()?;
+        check_range("query heads of attention", 1, 1 << 16, self.heads)?;
+        if !self.heads.is_multiple_of(self.cache.kv_heads) {
+            let (unit, got) = (self.cache.kv_heads, self.heads);
+            return Err(CubeError::NotMultiple { what: "query heads of attention", unit, got });
+        }
+        check_range("tokens of attention", 1, MAX_POSITION, self.tokens)?;
+        check_range("first position of attention", 0, MAX_POSITION - self.tokens, self.first_position)?;
+        check_range("window of attention", 1, usize::MAX, self.window.unwrap_or(1))?;
+        check_shape("queries of attention", self.tokens, self.heads.saturating_mul(self.cache.head_dim))?;
+        // From the oldest position that the first token sees to the last token's own.
+        let needed = self.seen(0) + self.tokens - 1;
+        check_range("positions that a cache has to hold", 1, self.cache.capacity, needed)
+    }
+
+    fn candidates(&self, device: &Capabilities) -> Vec<AttentionBlueprint> {
+        let vectors = self.cache.head_dim / self.cache.lanes();
+        let most = device.max_units.min(device.max_unit_sides[0]);
+        // A unit for each vector of a head, and some positions side by side where the device has the units.
+        let units = u32::try_from(vectors.next_power_of_two()).unwrap_or(u32::MAX).clamp(128, 512).min(most);
+        let heads = self.share().min(MOST_HEADS);
+        let chunks = self.seen(self.tokens - 1).div_ceil(CHUNK);
+        let cubes = self.tokens * self.cache.kv_heads * self.share().div_ceil(heads);
+        let wanted = device.multiprocessors.map_or(CUBES, |n| 2 * n as usize);
+        let splits = wanted.div_ceil(cubes).clamp(1, chunks);
+        let decode = AttentionBlueprint::Decode { units, heads, splits };
+        let mut all = vec![decode];
+        if splits > 1 {
+            all.push(AttentionBlueprint::Decode { units, heads, splits: 1 });
+        } else if chunks > 1 {
+            all.push(AttentionBlueprint::Decode { units, heads, splits: 2 });
+        }
+        let possible = |blueprint: &AttentionBlueprint| {
+            self.settings(blueprint, device).is_ok_and(|s| s.check(Self::NAME, device).is_ok())
+        };
+        // Large cubes read keys less often, small ones fill the device.
+        let wide = self.blocks(8 * mma::PLANE_ROWS) * self.cache.kv_heads >= wanted / 2;
+        let planes: &[usize] = if wide { &[8, 6, 4, 2] } else { &[4, 2, 6, 8] };
+        let mma = planes.iter().map(|&planes| AttentionBlueprint::Mma { planes });
+        let tiles: Vec<_> = mma.chain([AttentionBlueprint::Prefill]).filter(possible).collect();
+        let many = self.tokens > 1 && self.tokens * self.share() > FEW_ROWS;
+        let at = if many { 0 } else { all.len() };
+        all.splice(at..at, tiles);
+        all
+    }
+
+    fn settings(&self, blueprint: &AttentionBlueprint, device: &Capabilities) -> Result<Settings> {
+        let CacheShape { kv_heads, head_dim, precision, .. } = self.cache;
+        if precision == KvPrecision::F16 && !device.f16 {
+            return Err(CubeError::Feature {
+                kernel: Self::NAME,
+                feature: "f16",
+                device: device.name.clone(),
+            });
+        }
+        // A number that does not fit is refused by `Settings::check`.
+        let sides = |x: usize, y: usize, z: usize| [x, y, z].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        match *blueprint {
+            AttentionBlueprint::Decode { units, heads, splits } => {
+                check_range("query heads of a cube", 1, self.share().min(8), heads)?;
+                check_range("parts of the positions", 1, self.seen(self.tokens - 1).div_ceil(CHUNK), splits)?;
+                let vectors = head_dim / self.cache.lanes();
+                // A unit for each vector of a head, and no more positions side by side than a chunk has.
+                check_range("units of a cube of attention", vectors.max(32), 512, units as usize)?;
+                let form = self.decode_form(units, heads, splits);
+                if !units.is_power_of_two() || form.units / form.lanes > CHUNK {
+                    let got = units as usize;
+                    return Err(CubeError::NotMultiple {
+                        what: "units of a cube, a power of two",
+                        unit: 32,
+                        got,
+                    });
+                }
+                if splits > 1 {
+                    self.parts(splits)?;
+                }
+                let cubes = sides(splits, kv_heads * self.share().div_ceil(heads), self.tokens);
+                Ok(Settings { cubes, ..Settings::linear(1, units, 5) }.shared(form.shared_bytes()))
+            }
+            AttentionBlueprint::Prefill => {
+                if !head_dim.is_multiple_of(4) {
+                    return Err(CubeError::NotMultiple {
+                        what: "head_dim of a prefill",
+                        unit: 4,
+                        got: head_dim,
+                    });
+                }
+                let cubes = sides(self.blocks(prefill::ROWS), kv_heads, 1);
+                let settings = Settings { cubes, ..Settings::linear(1, prefill::UNITS as u32, 4) };
+                Ok(settings.shared(self.prefill_form().shared_bytes()))
+            }
+            AttentionBlueprint::Mma { planes } => {
+                let missing = |feature| {
+                    let device = device.name.clone();
+                    Err(CubeError::Feature { kernel: Self::NAME, feature, device })
+                };
+                if !device.f16_mma {
+                    return missing("matrix instructions on f16");
+                }
+                if device.planes != Some((mma::LANES as u32, mma::LANES as u32)) {
+                    return missing("planes of 32 units");
+                }
+                if precision != KvPrecision::F16 {
+                    return missing("matrix instructions on a cache of f32");
+                }
+                if !head_dim.is_multiple_of(32) {
+                    let what = "head_dim of attention with matrix instructions";
+                    return Err(CubeError::NotMultiple { what, unit: 32, got: head_dim });
+                }
+                check_range("head_dim of attention with matrix instructions", 32, 128, head_dim)?;
+                check_range("planes of a cube of attention", 1, 8, planes)?;
+                let form = self.mma_form(planes);
+                if !form.even() {
+                    let what = "vectors of a tile, shared by planes";
+                    return Err(CubeError::NotMultiple { what, unit: planes, got: head_dim / 16 });
+                }
+                let cubes = sides(self.blocks(mma::PLANE_ROWS * planes), kv_heads, 1);
+                let settings = Settings {
+                    cubes,
+                    units: [mma::LANES as u32, planes as u32],
+                    ..Settings::linear(1, 1, 4)
+                };
+                Ok(settings.shared(form.shared_bytes()))
+            }
+        }
+    }
+
+    fn cost(&self) -> Cost {
+        let CacheShape { kv_heads, head_dim, precision, .. } = self.cache;
+        // The tokens whose window is not full yet see one position more each.
+        let full = self.seen(self.tokens - 1);
+        let growing = full - self.seen(0);
+        let pairs = self.tokens as u64 * full as u64 - growing as u64 * (growing as u64 + 1) / 2;
+        let element = if precision == KvPrecision::F16 { 2 } else { 4 };
+        let read = 2 * element * (self.seen(0) + self.tokens - 1) as u64 * (kv_heads * head_dim) as u64;
+        let queries = 8 * self.tokens as u64 * (self.heads * head_dim) as u64;
+        Cost { operations: 4 * pairs * (self.heads * head_dim) as u64, bytes: read + queries }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem() -> AttentionProblem {
+        let cache = CacheShape { kv_heads: 2, head_dim: 64, capacity: 100, precision: KvPrecision::F32 };
+        AttentionProblem { heads: 6, window: None, tokens: 20, first_position: 80, cache }
+    }
+
+    #[test]
+    fn limits_are_refused_at_their_edge() {
+        problem().validate().expect("just fits");
+        type Spoil = fn(&mut AttentionProblem);
+        let table: [(&str, Spoil); 8] = [
+            ("heads", |p| p.heads = 7),
+            ("heads", |p| p.heads = 0),
+            ("tokens", |p| p.tokens = 0),
+            ("window", |p| p.window = Some(0)),
+            ("hold", |p| p.first_position = 81),
+            ("hold", |p| (p.window, p.first_position) = (Some(82), 1000)),
+            ("first position", |p| (p.window, p.first_position) = (Some(5), MAX_POSITION)),
+            ("cache", |p| p.cache.capacity = 0),
+        ];
+        for (what, spoil) in table {
+            let mut spoiled = problem();
+            spoil(&mut spoiled);
+            let refused = spoiled.validate().expect_err(what).to_string();
+            assert!(refused.contains(what), "{what}: {refused}");
+        }
+        AttentionProblem { window: Some(81), first_position: 1000, ..problem() }
+            .validate()
+            .expect("a full window");
+    }
+
+    #[test]
+    fn every_candidate_fits_the_smallest_device() {
+        let device = Capabilities::smallest();
+        for head_dim in [2, 6, 8, 32, 64, 80, 96, 128, 256] {
+            for tokens in [1, 3, 20] {
+                let cache = CacheShape { head_dim, capacity: 1 << 14, ..problem().cache };
+                let problem = AttentionProblem { cache, tokens, first_position: 5000, ..problem() };
+                let candidates = problem.candidates(&device);
+                assert!(!candidates.is_empty());
+                for blueprint in candidates {
+                    let settings = problem.settings(&blueprint, &device).expect("its own candidate");
+                    settings
+                        .check("attention", &device)
+                        .unwrap_or_else(|e| panic!("{head_dim} {blueprint:?}: {e}"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn costs_count_what_is_seen() {
+        let one = AttentionProblem { tokens: 1, first_position: 9, ..problem() };
+        assert_eq!(one.cost(), Cost { operations: 4 * 10 * 6 * 64, bytes: 2 * 4 * 10 * 128 + 8 * 6 * 64 });
+        let two = AttentionProblem { tokens: 2, first_position: 9, ..problem() };
+        assert_eq!(two.cost().operations, 4 * (10 + 11) * 6 * 64);
+        let windowed = AttentionProblem { tokens: 3, window: Some(4), first_position: 2, ..problem() };
+        assert_eq!(windowed.cost().operations, 4 * (3 + 4 + 4) * 6 * 64);
+    }
+}

@@ -1,0 +1,204 @@
+//! Many query rows: tiles of keys and values pass through shared memory while scores and sums stay in registers (after
+//! FlashAttention: Dao et al., 2022).
+
+use cubecl::prelude::*;
+
+use super::decode::LOWEST;
+
+/// Rows of a cube: a row is a token and one of the query heads of a key head.
+pub(super) const ROWS: usize = 16;
+/// Keys of a tile.
+const KEYS: usize = 32;
+/// Units of a row; each holds four scores of a tile.
+const PER_ROW: usize = 8;
+/// Units of a cube.
+pub(super) const UNITS: usize = ROWS * PER_ROW;
+/// Vectors of a slab, the columns of a tile that lie in shared memory at once.
+const SLAB: usize = 8;
+/// Vectors between two keys of a slab: one more, so that units of a row meet different banks.
+const STRIDE: usize = SLAB + 1;
+
+/// Four numbers.
+type Quad = Vector<f32, Const<4>>;
+
+/// What is compiled into the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Form {
+    /// Width of a head, a multiple of four.
+    pub(super) head_dim: usize,
+    /// Query heads of a key head.
+    pub(super) share: usize,
+}
+
+impl Form {
+    fn vectors(self) -> usize {
+        self.head_dim / 4
+    }
+
+    fn slabs(self) -> usize {
+        self.vectors().div_ceil(SLAB)
+    }
+
+    /// Bytes of shared memory.
+    pub(super) fn shared_bytes(self) -> usize {
+        16 * ROWS * self.slabs() * SLAB + 16 * KEYS * STRIDE + 4 * ROWS * (KEYS + 1)
+    }
+}
+
+/// Copies a slab of the keys or values of a tile; what does not exist or is not seen by anyone becomes zeros.
+#[cube]
+fn load<E: Float>(
+    from: &[Vector<E, Const<4>>],
+    tile: &mut Shared<[Quad]>,
+    kv_head: usize,
+    capacity: usize,
+    first: usize,
+    end: usize,
+    slab: usize,
+    #[comptime] form: Form,
+) {
+    let vectors = comptime!(form.vectors());
+    #[unroll]
+    for i in 0..comptime!(KEYS * SLAB / UNITS) {
+        let n = UNIT_POS as usize + comptime!(i * UNITS);
+        let (key, c) = (n / SLAB, n % SLAB);
+        let column = slab * SLAB + c;
+        let mut value = Quad::new(0.0f32);
+        if first + key < end && column < vectors {
+            let at = (kv_head * capacity + (first + key) % capacity) * vectors + column;
+            value = Quad::cast_from(from[at]);
+        }
+        tile[key * STRIDE + c] = value;
+    }
+}
+
+/// Cube `(block, key head)` attends with rows `16 block ..`, whose queries share their keys.
+///
+/// Unit `(r, g)` holds the scores of row `r` with keys `g, g + 8, ..` of a tile, and columns `4 g ..` of each slab of the
+/// sums. All loops depend on scalars and the cube alone.
+#[cube(launch_unchecked)]
+pub(super) fn prefill<E: Float>(
+    q: &[Quad],
+    k: &[Vector<E, Const<4>>],
+    v: &[Vector<E, Const<4>>],
+    out: &mut [Quad],
+    tokens: u32,
+    first_row: u32,
+    first_position: u32,
+    kv_heads: u32,
+    capacity: u32,
+    window: u32,
+    scale: f32,
+    #[comptime] form: Form,
+) {
+    let unit = UNIT_POS as usize;
+    let (r, g) = (unit / PER_ROW, unit % PER_ROW);
+    let vectors = comptime!(form.vectors());
+    let slabs = comptime!(form.slabs());
+    let kv_head = CUBE_POS_Y as usize;
+    let query_heads = kv_heads as usize * form.share;
+    let last = tokens as usize - 1;
+    let block = CUBE_POS_X as usize * ROWS;
+
+    // What the first and the last row of the block see.
+    let low = first_position + block as u32 / form.share as u32 + 1;
+    let first_key = (low - min(window, low)) as usize;
+    let end = first_position as usize + clamp_max((block + comptime!(ROWS - 1)) / form.share, last) + 1;
+
+    let row = block + r;
+    let token = clamp_max(row / form.share, last);
+    let query = (first_row as usize + token) * query_heads + kv_head * form.share + row % form.share;
+    let position_end = first_position + token as u32 + 1;
+    let start = (position_end - min(window, position_end)) as usize;
+
+    let mut queries = Shared::<[Quad]>::new_slice(comptime!(ROWS * form.slabs() * SLAB));
+    let mut tile = Shared::<[Quad]>::new_slice(comptime!(KEYS * STRIDE));
+    let mut weights = Shared::<[f32]>::new_slice(comptime!(ROWS * (KEYS + 1)));
+    let mut sums = Array::<Quad>::new(slabs);
+    #[unroll]
+    for slab in 0..slabs {
+        let column = slab * SLAB + g;
+        let mut value = Quad::new(0.0f32);
+        if column < vectors {
+            value = q[query * vectors + column] * Quad::new(scale);
+        }
+        queries[r * comptime!(form.slabs() * SLAB) + column] = value;
+        sums[slab] = Quad::new(0.0f32);
+    }
+    let mut largest = LOWEST.runtime();
+    let mut total = 0.0f32;
+    let mut scores = Array::<f32>::new(4usize);
+    let mut dots = Array::<Quad>::new(4usize);
+
+    for t in 0..(end - first_key).div_ceil(KEYS) {
+        let first = first_key + t * KEYS;
+        #[unroll]
+        for i in 0..4usize {
+            dots[i] = Quad::new(0.0f32);
+        }
+        for slab in 0..slabs {
+            sync_cube();
+            load::<E>(k, &mut tile, kv_head, capacity as usize, first, end, slab, form);
+            sync_cube();
+            #[unroll]
+            for c in 0..SLAB {
+                let x = queries[r * comptime!(form.slabs() * SLAB) + slab * SLAB + c];
+                #[unroll]
+                for i in 0..4usize {
+                    dots[i] += x * tile[(g + comptime!(PER_ROW * i)) * STRIDE + c];
+                }
+            }
+        }
+        #[unroll]
+        for i in 0..4usize {
+            let key = first + g + comptime!(PER_ROW * i);
+            let dot = dots[i].extract(0usize)
+                + dots[i].extract(1usize)
+                + dots[i].extract(2usize)
+                + dots[i].extract(3usize);
+            scores[i] = select(key >= start && key < position_end as usize, dot, LOWEST);
+            weights[r * comptime!(KEYS + 1) + g + comptime!(PER_ROW * i)] = scores[i];
+        }
+        sync_cube();
+        let mut most = largest;
+        #[unroll]
+        for j in 0..KEYS {
+            most = max(most, weights[r * comptime!(KEYS + 1) + j]);
+        }
+        let kept = f32::exp(largest - most);
+        largest = most;
+        sync_cube();
+        #[unroll]
+        for i in 0..4usize {
+            let key = first + g + comptime!(PER_ROW * i);
+            let seen = key >= start && key < position_end as usize;
+            weights[r * comptime!(KEYS + 1) + g + comptime!(PER_ROW * i)] =
+                select(seen, f32::exp(scores[i] - most), 0.0f32);
+        }
+        total *= kept;
+        #[unroll]
+        for slab in 0..slabs {
+            sync_cube();
+            load::<E>(v, &mut tile, kv_head, capacity as usize, first, end, slab, form);
+            sync_cube();
+            let mut sum = sums[slab] * Quad::new(kept);
+            for j in 0..KEYS {
+                let weight = weights[r * comptime!(KEYS + 1) + j];
+                sum += tile[j * STRIDE + g] * Quad::new(weight);
+                if comptime!(slab == 0) {
+                    total += weight;
+                }
+            }
+            sums[slab] = sum;
+        }
+    }
+    if row < tokens as usize * form.share {
+        #[unroll]
+        for slab in 0..slabs {
+            let column = slab * SLAB + g;
+            if column < vectors {
+                out[query * vectors + column] = sums[slab] / Quad::new(total);
+            }
+        }
+    }
+}

@@ -1,0 +1,335 @@
+//! The one room that talks to CubeCL's host interface: devices, memory, launches.
+
+mod buffer;
+mod capabilities;
+mod open;
+mod spec;
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cubecl::MemoryAllocationMode;
+use cubecl::client::Client;
+use cubecl::prelude::{CubeCount, CubeDim};
+
+pub(crate) use buffer::Memory as AnyBuffer;
+pub use buffer::{Buffer, Element};
+
+pub use capabilities::Capabilities;
+pub use open::{DeviceInfo, devices};
+pub use spec::{DeviceSpec, Runtime};
+
+use crate::error::{CubeError, Result, check_len};
+use crate::plan::Settings;
+
+/// Whether kernels may exchange values inside of a plane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Planes {
+    /// When the runtime says that the device can.
+    #[default]
+    Advertised,
+    /// Always. CubeCL says that no software Vulkan driver can; lavapipe does, and tests use it.
+    Forced,
+    /// Never: the kernels for devices without planes.
+    Off,
+}
+
+/// What can be chosen when a device is opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct DeviceOptions {
+    /// Which kernels may use planes.
+    pub planes: Planes,
+}
+
+/// An open device: a queue of launches, and memory.
+///
+/// Operations are added to the queue and run in order; reading a buffer waits for them. Clones share the queue and the
+/// memory. All work goes through one queue, whichever thread calls.
+///
+/// ```no_run
+/// use trike_cube::{Device, DeviceSpec};
+///
+/// let device = Device::open(DeviceSpec::Auto)?;
+/// let x = device.upload(&[1.0f32, 2.0])?;
+/// assert_eq!(device.read(&x)?, [1.0, 2.0]);
+/// # Ok::<(), trike_cube::CubeError>(())
+/// ```
+#[derive(Clone)]
+pub struct Device {
+    client: Client,
+    spec: DeviceSpec,
+    capabilities: Arc<Capabilities>,
+    counter: Arc<buffer::Counter>,
+    /// Kernels that were compiled and enqueued once without an error.
+    proven: Arc<Mutex<HashSet<u64>>>,
+}
+
+impl std::fmt::Debug for Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Device").field("spec", &self.spec).field("name", &self.capabilities.name).finish()
+    }
+}
+
+/// Memory of a device in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// In buffers now.
+    pub in_use: u64,
+    /// In buffers at most, since the device was opened.
+    pub peak: u64,
+    /// Held by the runtime, whose pools keep what buffers gave back.
+    pub reserved: u64,
+    /// In all, where the runtime says so.
+    pub total: Option<u64>,
+}
+
+/// A launch: which kernel, how it was compiled, and where it runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch {
+    kernel: &'static str,
+    settings: Settings,
+    key: u64,
+}
+
+impl Launch {
+    /// Settings that a plan has checked, and a key of everything that is compiled into the kernel.
+    pub fn new(kernel: &'static str, blueprint: &impl Hash, settings: Settings) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (kernel, blueprint, settings.units, settings.bindings).hash(&mut hasher);
+        Self { kernel, settings, key: hasher.finish() }
+    }
+}
+
+impl Device {
+    /// Opens a device by name.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::NotLinked`] when the build lacks the runtime, [`CubeError::NoDevice`] when the machine lacks the device.
+    pub fn open(spec: DeviceSpec) -> Result<Self> {
+        Self::open_with(spec, DeviceOptions::default())
+    }
+
+    /// Opens a device with options.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::open`].
+    pub fn open_with(spec: DeviceSpec, options: DeviceOptions) -> Result<Self> {
+        let found = open::find(spec)?;
+        Ok(Self::over(found.device.client(), found.spec, found.software, options))
+    }
+
+    /// A device over a client of CubeCL, whatever stands behind it.
+    ///
+    /// This is for harnesses that compile what operations launch without running it.
+    #[must_use]
+    pub fn over(mut client: Client, spec: DeviceSpec, software: bool, options: DeviceOptions) -> Self {
+        // The type of a stream's name is not exported; an allocation knows the one of this thread.
+        let stream = client.empty(size_of::<u32>()).stream;
+        // SAFETY: the stream is this thread's own, and from here on every call of this client names it.
+        unsafe { client.set_stream(stream) };
+        let capabilities = Capabilities::new(client.properties(), software, options.planes);
+        Self {
+            client,
+            spec,
+            capabilities: Arc::new(capabilities),
+            counter: Arc::default(),
+            proven: Arc::default(),
+        }
+    }
+
+    /// The name under which the device can be opened again.
+    #[must_use]
+    pub fn spec(&self) -> DeviceSpec {
+        self.spec
+    }
+
+    /// The name that the device gives itself.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.capabilities.name
+    }
+
+    /// Whether the device is a driver that computes on the host.
+    #[must_use]
+    pub fn is_software(&self) -> bool {
+        self.capabilities.software
+    }
+
+    /// What the device can do.
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// How much memory is used.
+    #[must_use]
+    pub fn memory(&self) -> Memory {
+        let usage = self.client.memory_report(cubecl::MemoryScope::Device).usage();
+        Memory {
+            in_use: self.counter.now(),
+            peak: self.counter.peak(),
+            reserved: usage.bytes_reserved,
+            total: self.capabilities.memory_bytes,
+        }
+    }
+
+    /// Room for `len` numbers, which hold anything.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Range`] for no numbers or more than `2^32 - 1`, [`CubeError::Memory`] for more bytes than one allocation
+    /// may have.
+    pub fn empty<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
+        let bytes = self.check_size::<T>(len)?;
+        Ok(Buffer::over(self.client.empty(bytes), len, self.capabilities.alignment, &self.counter))
+    }
+
+    /// A copy of `values` in the memory of the device.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::empty`].
+    pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
+        self.check_size::<T>(values.len())?;
+        let handle = self.client.create_from_slice(bytemuck::cast_slice(values));
+        Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.counter))
+    }
+
+    /// A copy of `values` that stays: weights lie in allocations of exactly their size, which are not moved or reused.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::empty`], and [`CubeError::Device`] when the device did not take them.
+    pub fn upload_weights<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
+        self.check_size::<T>(values.len())?;
+        // SAFETY: the mode is the queue's own and is put back below; nothing between the two lines can return.
+        unsafe { self.client.allocation_mode(MemoryAllocationMode::Persistent) };
+        let handle = self.client.create_from_slice(bytemuck::cast_slice(values));
+        // SAFETY: as above.
+        unsafe { self.client.allocation_mode(MemoryAllocationMode::Auto) };
+        self.client.check([&handle]).map_err(|e| self.failed("upload of weights", &e))?;
+        Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.counter))
+    }
+
+    /// Overwrites a whole buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`] when the lengths differ.
+    pub fn write<T: Element>(&self, buffer: &Buffer<T>, values: &[T]) -> Result<()> {
+        check_len("values to write", buffer.len(), values.len())?;
+        let bytes = cubecl::bytes::Bytes::from_bytes_vec(bytemuck::cast_slice(values).to_vec());
+        self.client.write(&buffer.handle(), bytes);
+        Ok(())
+    }
+
+    /// Waits for everything that writes the buffer, and copies it to the host.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Device`] when the device is lost or when something that should have written the buffer failed.
+    pub fn read<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
+        let bytes = self.client.read_one(buffer.handle()).map_err(|e| self.failed("reading back", &e))?;
+        let len = buffer.bytes().min(bytes.len());
+        check_len("bytes read back", buffer.bytes(), len)?;
+        Ok(bytemuck::pod_collect_to_vec(&bytes[..len]))
+    }
+
+    /// Waits until everything in the queue has run.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Device`] when the device is lost.
+    pub fn sync(&self) -> Result<()> {
+        cubecl::future::block_on(self.client.sync()).map_err(|e| self.failed("waiting", &e))
+    }
+
+    /// The time that the device took for what `run` added to the queue, by the device's own clock where it has one.
+    ///
+    /// `run` must not wait for anything; call it once before, so that compiling is not measured.
+    ///
+    /// # Errors
+    ///
+    /// Those of `run`, and [`CubeError::Device`] when the device gives no time.
+    pub fn timed(&self, run: impl FnOnce() -> Result<()> + Send) -> Result<Duration> {
+        let failed = |reason: String| CubeError::Device {
+            operation: "measuring",
+            device: self.name().to_owned(),
+            reason: first_lines(&reason),
+        };
+        let (ran, ticks) = self.client.profile(run, "timed").map_err(|e| failed(e.to_string()))?;
+        ran?;
+        let ticks = cubecl::future::block_on(ticks.resolve());
+        Ok(ticks.ok_or_else(|| failed("no time came back".to_owned()))?.duration())
+    }
+
+    /// Adds a kernel to the queue.
+    ///
+    /// `enqueue` gets the client, the cubes and the units that the launch says, and passes them to the kernel's own launch
+    /// function. The first launch of a kernel (as the key of `launch` tells kernels apart) waits until it was compiled and
+    /// enqueued, so that a refusal of the compiler or the driver is this call's error; later ones do not wait.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Settings::check`], and [`CubeError::Launch`].
+    pub(crate) fn launch(
+        &self,
+        launch: &Launch,
+        written: &[&dyn AnyBuffer],
+        enqueue: impl FnOnce(&Client, CubeCount, CubeDim),
+    ) -> Result<()> {
+        let Launch { kernel, settings, key } = *launch;
+        settings.check(kernel, &self.capabilities)?;
+        let [x, y, z] = settings.cubes;
+        let [units_x, units_y] = settings.units;
+        enqueue(&self.client, CubeCount::Static(x, y, z), CubeDim::new_2d(units_x, units_y));
+        if self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(&key) {
+            return Ok(());
+        }
+        let handles: Vec<_> = written.iter().map(|buffer| buffer.handle()).collect();
+        self.client
+            .check(&handles)
+            .map_err(|e| CubeError::Launch { kernel, reason: first_lines(&e.to_string()) })?;
+        self.proven.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
+        Ok(())
+    }
+
+    fn check_size<T: Element>(&self, len: usize) -> Result<usize> {
+        let bytes = len.checked_mul(size_of::<T>()).filter(|_| len > 0 && u32::try_from(len).is_ok());
+        let bytes = bytes.ok_or(CubeError::Range {
+            what: "elements of a buffer",
+            minimum: 1,
+            maximum: u32::MAX as usize,
+            got: len,
+        })?;
+        let limit = self.capabilities.max_buffer_bytes;
+        if bytes as u64 > limit {
+            return Err(CubeError::Memory { what: "a buffer", requested: bytes as u64, limit });
+        }
+        Ok(bytes)
+    }
+
+    fn failed(&self, operation: &'static str, error: &cubecl::server::ServerError) -> CubeError {
+        CubeError::Device {
+            operation,
+            device: self.name().to_owned(),
+            reason: first_lines(&error.to_string()),
+        }
+    }
+}
+
+/// The beginning of a message, without the backtraces that runtimes put at its end.
+fn first_lines(message: &str) -> String {
+    let text = message.split("Backtrace").next().unwrap_or(message);
+    let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let mut out = lines.next().unwrap_or("no reason given").to_owned();
+    for line in lines.take(20) {
+        out.push_str("; ");
+        out.push_str(line);
+    }
+    out
+}

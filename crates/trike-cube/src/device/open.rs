@@ -1,0 +1,138 @@
+//! Finding devices.
+
+use cubecl::Device as CubeDevice;
+use cubecl::device::{WgpuBackend, WgpuDevice, WgpuDeviceKind};
+
+use super::{Capabilities, Device, DeviceOptions, DeviceSpec, Runtime};
+use crate::error::{CubeError, Result};
+
+/// A device that exists.
+pub(super) struct Found {
+    pub(super) device: CubeDevice,
+    pub(super) spec: DeviceSpec,
+    pub(super) software: bool,
+}
+
+/// A device of this machine, as `trike doctor` shows it.
+#[derive(Clone, Debug)]
+pub struct DeviceInfo {
+    /// The name that opens it.
+    pub spec: DeviceSpec,
+    /// What it can do, or why it could not be opened.
+    pub capabilities: std::result::Result<Capabilities, String>,
+}
+
+/// Every device that this build can reach on this machine, in the order in which `auto` tries them; each is opened to ask
+/// for its name.
+///
+/// A device that `vulkan` and `wgpu` both reach is listed twice.
+#[must_use]
+pub fn devices() -> Vec<DeviceInfo> {
+    let specs = Runtime::ALL.into_iter().flat_map(|runtime| {
+        (0..on_machine(runtime).len()).map(move |index| DeviceSpec::Numbered(runtime, index))
+    });
+    specs
+        .map(|spec| {
+            let capabilities = Device::open_with(spec, DeviceOptions::default())
+                .map(|device| device.capabilities().clone())
+                .map_err(|e| e.to_string());
+            DeviceInfo { spec, capabilities }
+        })
+        .collect()
+}
+
+pub(super) fn find(spec: DeviceSpec) -> Result<Found> {
+    match spec {
+        DeviceSpec::Auto => {
+            for runtime in Runtime::ALL {
+                let hardware = on_machine(runtime).into_iter().enumerate().find(|(_, d)| !is_software(d));
+                if let Some((index, device)) = hardware {
+                    return Ok(Found { device, spec: DeviceSpec::Numbered(runtime, index), software: false });
+                }
+            }
+            Err(CubeError::NoDevice { spec: spec.to_string(), available: 0 })
+        }
+        DeviceSpec::Numbered(runtime, index) => {
+            if !runtime.is_linked() {
+                return Err(CubeError::NotLinked { spec: spec.to_string(), runtime: runtime.name() });
+            }
+            let devices = on_machine(runtime);
+            let available = devices.len();
+            let device = devices.into_iter().nth(index);
+            let device = device.ok_or_else(|| CubeError::NoDevice { spec: spec.to_string(), available })?;
+            let software = is_software(&device);
+            Ok(Found { device, spec, software })
+        }
+    }
+}
+
+/// The devices of a runtime, software ones last.
+fn on_machine(runtime: Runtime) -> Vec<CubeDevice> {
+    if !runtime.is_linked() {
+        return Vec::new();
+    }
+    match runtime {
+        Runtime::Cuda => numbered(CubeDevice::cuda),
+        Runtime::Hip => numbered(CubeDevice::rocm),
+        Runtime::Metal => graphics(WgpuBackend::Metal),
+        Runtime::Vulkan => graphics(WgpuBackend::Vulkan),
+        Runtime::Wgpu => graphics(WgpuBackend::Auto),
+        Runtime::Cpu => CubeDevice::cpu().into_iter().collect(),
+    }
+}
+
+fn numbered<E>(named: impl Fn(usize) -> std::result::Result<CubeDevice, E>) -> Vec<CubeDevice> {
+    (0..).map_while(|index| named(index).ok()).collect()
+}
+
+fn graphics(backend: WgpuBackend) -> Vec<CubeDevice> {
+    // One question for each kind: they are counted apart.
+    let kinds = [
+        WgpuDeviceKind::DiscreteGpu(0),
+        WgpuDeviceKind::IntegratedGpu(0),
+        WgpuDeviceKind::VirtualGpu(0),
+        WgpuDeviceKind::Other(0),
+        WgpuDeviceKind::Cpu,
+    ];
+    kinds
+        .into_iter()
+        .flat_map(|kind| {
+            let first = CubeDevice::Wgpu(WgpuDevice::new(kind).on(backend));
+            CubeDevice::enumerate(first.to_id()).into_iter().map(CubeDevice::from_id)
+        })
+        .collect()
+}
+
+fn is_software(device: &CubeDevice) -> bool {
+    match device {
+        CubeDevice::Wgpu(device) => device.kind == WgpuDeviceKind::Cpu,
+        CubeDevice::Cpu(_) => true,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_there_is_refused_by_name() {
+        for runtime in Runtime::ALL {
+            let spec = DeviceSpec::Numbered(runtime, 4242);
+            let refused = Device::open(spec).expect_err("no machine has so many");
+            let expected = if runtime.is_linked() {
+                matches!(refused, CubeError::NoDevice { .. })
+            } else {
+                matches!(refused, CubeError::NotLinked { .. })
+            };
+            assert!(expected && refused.to_string().contains(runtime.name()), "{refused}");
+        }
+    }
+
+    #[test]
+    fn auto_is_never_software() {
+        if let Ok(device) = Device::open(DeviceSpec::Auto) {
+            assert!(!device.is_software(), "{device:?}");
+        }
+    }
+}

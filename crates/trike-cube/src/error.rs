@@ -1,0 +1,171 @@
+//! The one error type of the crate.
+
+use trike_trit::TritError;
+
+/// What a device, a plan or a launch refuses. Plans refuse before anything is launched: outputs are as they were.
+///
+/// Callers that go on without a device match [`CubeError::NoDevice`] and [`CubeError::NotLinked`] first, those that move work
+/// elsewhere [`CubeError::Limit`], [`CubeError::Feature`] and [`CubeError::Memory`].
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CubeError {
+    /// A device name that is none.
+    #[error(
+        "unknown device {name:?}, expected auto, cpu, or one of wgpu, vulkan, cuda, hip, metal with a number (cuda:0)"
+    )]
+    UnknownDevice {
+        /// The name given.
+        name: String,
+    },
+    /// A runtime that this build does not contain.
+    #[error("device {spec}: this build has no {runtime} runtime, build with the feature `{runtime}`")]
+    NotLinked {
+        /// The device asked for.
+        spec: String,
+        /// The runtime, which is also the feature's name.
+        runtime: &'static str,
+    },
+    /// The machine does not have the device.
+    #[error("device {spec}: not found, {available} such devices on this machine")]
+    NoDevice {
+        /// The device asked for.
+        spec: String,
+        /// Devices of that runtime.
+        available: usize,
+    },
+    /// A buffer or a matrix does not have the length that the other arguments ask for.
+    #[error("{what}: expected {expected} elements, got {got}")]
+    Length {
+        /// Which one.
+        what: &'static str,
+        /// The length asked for.
+        expected: usize,
+        /// The length given.
+        got: usize,
+    },
+    /// A number outside of the range that a kernel is proven for.
+    #[error("{what}: expected {minimum}..={maximum}, got {got}")]
+    Range {
+        /// Which number.
+        what: &'static str,
+        /// The smallest accepted value.
+        minimum: usize,
+        /// The largest accepted value.
+        maximum: usize,
+        /// The value given.
+        got: usize,
+    },
+    /// A number that has to be a multiple of another.
+    #[error("{what}: expected a multiple of {unit}, got {got}")]
+    NotMultiple {
+        /// Which number.
+        what: &'static str,
+        /// What it has to be a multiple of.
+        unit: usize,
+        /// The value given.
+        got: usize,
+    },
+    /// A shape with an empty side, or with more elements than can be counted.
+    #[error("{what} of {rows} x {cols}: expected sides of at least 1 and a product that fits 32 bits")]
+    Shape {
+        /// Which matrix.
+        what: &'static str,
+        /// Its rows.
+        rows: usize,
+        /// Its columns.
+        cols: usize,
+    },
+    /// A parameter that is not finite.
+    #[error("{what} {index} is {value}, expected a finite value")]
+    NonFinite {
+        /// Which parameter.
+        what: &'static str,
+        /// Its index.
+        index: usize,
+        /// The value found there.
+        value: f32,
+    },
+    /// A device's limit.
+    #[error("{kernel}: {what} of {requested} requested, the device has at most {limit}")]
+    Limit {
+        /// The operation that asked.
+        kernel: &'static str,
+        /// Which limit.
+        what: &'static str,
+        /// What was asked for.
+        requested: u64,
+        /// What the device has.
+        limit: u64,
+    },
+    /// Something that a device cannot do at all.
+    #[error("{kernel}: needs {feature}, which {device} does not have")]
+    Feature {
+        /// The operation that asked.
+        kernel: &'static str,
+        /// What it needs.
+        feature: &'static str,
+        /// The name of the device.
+        device: String,
+    },
+    /// Memory that the device does not have, or not in one piece.
+    #[error("{what}: {requested} bytes requested, {limit} available at most")]
+    Memory {
+        /// For what.
+        what: &'static str,
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes that one allocation may have.
+        limit: u64,
+    },
+    /// A kernel that the device's compiler or driver refused.
+    #[error("{kernel}: the launch failed: {reason}")]
+    Launch {
+        /// The operation.
+        kernel: &'static str,
+        /// What the runtime said.
+        reason: String,
+    },
+    /// A transfer or a wait that failed: the device is lost, or a launch before it failed while it ran.
+    #[error("{operation} on {device} failed: {reason}")]
+    Device {
+        /// What was attempted.
+        operation: &'static str,
+        /// The name of the device.
+        device: String,
+        /// What the runtime said.
+        reason: String,
+    },
+    /// Buffers that must not share memory.
+    #[error("{what} share memory, expected buffers of their own")]
+    Overlap {
+        /// Which buffers.
+        what: &'static str,
+    },
+    /// A trit tensor that could not be read.
+    #[error(transparent)]
+    Trit(#[from] TritError),
+}
+
+/// Result of this crate.
+pub type Result<T> = std::result::Result<T, CubeError>;
+
+/// Checks a length.
+pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Result<()> {
+    if expected == got { Ok(()) } else { Err(CubeError::Length { what, expected, got }) }
+}
+
+/// Checks that a number is inside of a range.
+pub(crate) fn check_range(what: &'static str, minimum: usize, maximum: usize, got: usize) -> Result<()> {
+    if (minimum..=maximum).contains(&got) {
+        Ok(())
+    } else {
+        Err(CubeError::Range { what, minimum, maximum, got })
+    }
+}
+
+/// The number of elements of a matrix that kernels can index: both sides at least 1, the product below `2^32`.
+pub(crate) fn check_shape(what: &'static str, rows: usize, cols: usize) -> Result<usize> {
+    rows.checked_mul(cols)
+        .filter(|&count| count > 0 && u32::try_from(count).is_ok())
+        .ok_or(CubeError::Shape { what, rows, cols })
+}

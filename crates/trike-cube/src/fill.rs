@@ -1,0 +1,40 @@
+//! Buffers of one value.
+
+use cubecl::prelude::*;
+
+use crate::device::{Buffer, Device, Launch};
+use crate::error::Result;
+use crate::plan::Settings;
+
+/// Units of a cube.
+const UNITS: u32 = 64;
+/// Words that one unit writes.
+const EACH: usize = 16;
+
+/// Unit `u` of cube `c` writes words `c * 1024 + u`, and every 64th after it up to 16.
+#[cube(launch_unchecked)]
+fn fill_words(out: &mut [u32], value: u32, #[comptime] each: usize) {
+    let first = CUBE_POS * CUBE_DIM as usize * each + UNIT_POS as usize;
+    for i in 0..each {
+        let index = first + i * CUBE_DIM as usize;
+        if index < out.len() {
+            out[index] = value;
+        }
+    }
+}
+
+impl Device {
+    /// Writes the same word everywhere.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Limit`](crate::CubeError::Limit) for a buffer that needs more cubes than the device has,
+    /// [`CubeError::Launch`](crate::CubeError::Launch).
+    pub fn fill(&self, out: &Buffer<u32>, value: u32) -> Result<()> {
+        let settings = Settings::linear(out.len().div_ceil(UNITS as usize * EACH), UNITS, 1);
+        self.launch(&Launch::new("fill", &EACH, settings), &[out], |client, cubes, units| {
+            // SAFETY: the kernel compares every index with the length, and its loop has a fixed end.
+            unsafe { fill_words::launch_unchecked(client, cubes, units, out.arg(), value, EACH) };
+        })
+    }
+}

@@ -1,0 +1,43 @@
+//! CubeCL kernels for ternary, int8 and dense weights: one source for CUDA, ROCm, Vulkan, Metal and WebGPU.
+//!
+//! Start from [`Device`]: open one with a [`DeviceSpec`] (`wgpu:0`, `cuda:0`, `auto`), upload into [`Buffer`]s, and call the
+//! operations. Kernels run in the order of the calls; nothing waits until something is read back.
+//!
+//! The decision that shaped the crate: every kernel is planned on the host before it is launched. A [`Plan`] says *what* is
+//! wanted, its blueprint says *how* (compiled into the kernel), [`Settings`] say *where* (cubes, units, shared memory), and
+//! everything that a device could refuse is refused by the plan, with the limit and the request in the error: on a device
+//! thread a refusal would leave the output as it was. What was given up: shapes travel with every call, and a plan is made
+//! anew each time (it is a few comparisons).
+//!
+//! The second one: no runtime is linked unless a feature says so (`wgpu`, `vulkan`, `cuda`, `hip`, `metal`, `cpu`), and only
+//! the module `device` talks to CubeCL's host interface, which changes with every release.
+//!
+//! * devices: [`Device`], [`DeviceSpec`], [`Capabilities`], [`devices`]
+//! * memory: [`Buffer`], [`Element`]
+//! * plans: [`Plan`], [`Strategy`], [`Settings`], [`Cost`]
+//! * weights times activations: [`linear`]
+//! * other operations of a decoder: [`ops`]
+//! * attention: [`attention`]
+//! * trits times trits: [`TritTable`]
+//! * errors: [`CubeError`]
+//!
+//! `trike-nn` builds its device backend on this crate. It depends on `trike-trit` and on CubeCL.
+
+pub mod attention;
+mod device;
+mod error;
+mod fill;
+pub mod linear;
+pub mod ops;
+mod plan;
+mod popcount;
+#[cfg(test)]
+mod testing;
+
+pub use device::{
+    Buffer, Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Element, Launch, Memory, Planes,
+    Runtime, devices,
+};
+pub use error::{CubeError, Result};
+pub use plan::{Cost, Plan, Settings, Strategy};
+pub use popcount::{TritDotBlueprint, TritDotProblem, TritTable};

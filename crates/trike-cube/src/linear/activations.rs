@@ -1,0 +1,197 @@
+//! Activations as the ternary kernels read them.
+
+use trike_trit::GroupSize;
+
+use crate::device::{Buffer, Device};
+use crate::error::{Result, check_range, check_shape};
+
+/// Columns of a block: what 32 lanes read of sixteen rows of weights in one vector each.
+pub const BLOCK: usize = 128;
+/// Columns that share an entry of the sums.
+pub const SEGMENT: usize = 32;
+/// Columns of a ternary matrix, at most: integer sums of digits stay below `2^31`.
+pub const MAX_COLS: usize = 1 << 17;
+/// Entries of the sums of a row after those of its segments: the sum of the row, and zeros up to a vector.
+const EXTRA: usize = 4;
+
+/// In which numbers ternary weights meet their activations.
+///
+/// The same numbers as on the host (`trike_cpu::ActivationPrecision`), so that integer stages agree to the last bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ActivationPrecision {
+    /// Each token is a fixed-point number of four signed bytes a value, whose step is at most `2^-29` of the token's
+    /// largest magnitude.
+    F32,
+    /// Each token is a fixed-point number of two signed bytes a value, whose step is at most `2^-13` of the token's largest
+    /// magnitude: finer than f16 for what matters in a sum, at half the work of [`ActivationPrecision::F32`].
+    F16,
+    /// One factor a token: `code = round(x * 127 / max(max|x|, 1e-5))`, halves to even.
+    Int8PerToken,
+    /// The same for each group of columns.
+    Int8PerGroup(GroupSize),
+}
+
+impl ActivationPrecision {
+    /// Signed bytes of a value, the rows of codes of a token.
+    #[must_use]
+    pub fn slices(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 => 2,
+            Self::Int8PerToken | Self::Int8PerGroup(_) => 1,
+        }
+    }
+
+    /// Columns that share a factor, or `None` when a whole token does.
+    #[must_use]
+    pub fn group(self) -> Option<usize> {
+        match self {
+            Self::Int8PerGroup(size) => Some(size.get()),
+            Self::F32 | Self::F16 | Self::Int8PerToken => None,
+        }
+    }
+}
+
+/// Shape of some activations: `tokens x cols` in a precision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ActivationShape {
+    /// Rows.
+    pub tokens: usize,
+    /// Columns.
+    pub cols: usize,
+    /// The numbers.
+    pub precision: ActivationPrecision,
+}
+
+impl ActivationShape {
+    /// Rows of codes: one, two or four a token.
+    #[must_use]
+    pub fn code_rows(&self) -> usize {
+        self.tokens * self.precision.slices()
+    }
+
+    /// Blocks of 128 columns of a row of codes, the last one padded with zeros.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.cols.div_ceil(BLOCK)
+    }
+
+    /// Words of the codes: 32 a block.
+    #[must_use]
+    pub fn code_words(&self) -> usize {
+        self.code_rows() * self.blocks() * (BLOCK / 4)
+    }
+
+    /// Sums of a row of codes: one for each segment of 32 columns, then the sum of the row and three zeros.
+    #[must_use]
+    pub fn sum_stride(&self) -> usize {
+        self.blocks() * (BLOCK / SEGMENT) + EXTRA
+    }
+
+    /// Factors: one a token, or one for each segment of each token.
+    #[must_use]
+    pub fn factors(&self) -> usize {
+        match self.precision.group() {
+            None => self.tokens,
+            Some(_) => self.tokens * self.blocks() * (BLOCK / SEGMENT),
+        }
+    }
+
+    /// Where the word of four columns lies in the codes of a row; `col` is a multiple of 4.
+    #[must_use]
+    pub fn word_of(col: usize) -> usize {
+        let (block, i, h, t) = (col / BLOCK, col % BLOCK / 32, col % 32 / 16, col % 16 / 4);
+        block * (BLOCK / 4) + t * 8 + i * 2 + h
+    }
+
+    /// Refuses shapes that no kernel takes.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Range`](crate::CubeError::Range) for no columns or more than [`MAX_COLS`],
+    /// [`CubeError::Shape`](crate::CubeError::Shape) for no tokens or too many.
+    pub fn validate(&self) -> Result<()> {
+        check_range("columns of activations", 1, MAX_COLS, self.cols)?;
+        let rows = self.tokens.saturating_mul(self.precision.slices());
+        check_shape("activations", rows, self.blocks() * BLOCK).map(|_| ())
+    }
+}
+
+/// Some tokens in the form that ternary kernels read, on the device.
+///
+/// ```text
+/// codes    [code row][block][t][i][h]: a word is columns 128 block + 32 i + 16 h + 4 t .. + 4, low byte first
+/// sums     [code row][segment], then the sum of the row and three zeros
+/// factors  [token], or [token][segment]
+/// ```
+///
+/// In that order the eight words that a lane needs of a block are two vectors, for the dot products of four bytes and for
+/// the matrix instructions alike. What a code stands for is the factor times the sum over the token's rows of `256^row`
+/// times the digit.
+#[derive(Clone, Debug)]
+pub struct Activations {
+    shape: ActivationShape,
+    pub(crate) codes: Buffer<u32>,
+    pub(crate) sums: Buffer<i32>,
+    pub(crate) factors: Buffer<f32>,
+}
+
+impl Activations {
+    /// Room for some activations, which hold anything until a quantizer fills them.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`ActivationShape::validate`] and [`Device::empty`].
+    pub fn empty(device: &Device, shape: ActivationShape) -> Result<Self> {
+        shape.validate()?;
+        Ok(Self {
+            shape,
+            codes: device.empty(shape.code_words())?,
+            sums: device.empty(shape.code_rows() * shape.sum_stride())?,
+            factors: device.empty(shape.factors())?,
+        })
+    }
+
+    /// Their shape.
+    #[must_use]
+    pub fn shape(&self) -> ActivationShape {
+        self.shape
+    }
+
+    /// The codes, as the diagram above says.
+    #[must_use]
+    pub fn codes(&self) -> &Buffer<u32> {
+        &self.codes
+    }
+
+    /// The sums.
+    #[must_use]
+    pub fn sums(&self) -> &Buffer<i32> {
+        &self.sums
+    }
+
+    /// The factors.
+    #[must_use]
+    pub fn factors(&self) -> &Buffer<f32> {
+        &self.factors
+    }
+
+    /// Quantizes on the host and uploads: the specification of the quantizers on the device, and the way for the tests.
+    ///
+    /// A token with a value that is not finite gets the factor NaN, which reaches all of its outputs.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`](crate::CubeError::Length) for a wrong number of values, and those of [`Activations::empty`].
+    pub fn upload(device: &Device, shape: ActivationShape, x: &[f32]) -> Result<Self> {
+        shape.validate()?;
+        crate::error::check_len("activations", shape.tokens * shape.cols, x.len())?;
+        let host = super::quantize::quantize(shape, x);
+        Ok(Self {
+            shape,
+            codes: device.upload(&host.codes)?,
+            sums: device.upload(&host.sums)?,
+            factors: device.upload(&host.factors)?,
+        })
+    }
+}

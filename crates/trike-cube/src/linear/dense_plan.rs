@@ -1,0 +1,205 @@
+//! Which kernel multiplies dense weights, and its launch.
+
+use super::dense::{DenseForm, DenseKind, DenseMatrix};
+use super::kernels::dense::{self, DenseCompiled, ScaleMode};
+use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::error::{CubeError, Result, check_len, check_range, check_shape};
+use crate::plan::{Cost, Plan, Settings, Strategy};
+
+/// One dense linear: `tokens x cols` f32 activations times `rows x cols` weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DenseProblem {
+    /// Rows of the activations.
+    pub tokens: usize,
+    /// The weights.
+    pub w: DenseForm,
+    /// Whether the products are added to what the output holds.
+    pub add: bool,
+}
+
+/// How a dense linear is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DenseBlueprint {
+    /// Few tokens: a cube of 64 units shares the columns of two rows.
+    Decode {
+        /// Tokens of a cube: 1, 2, 4 or 8.
+        tokens: usize,
+    },
+    /// Many tokens: 64 rows times 64 tokens a cube, sixteen columns at a time through shared memory.
+    Tiled,
+}
+
+impl DenseProblem {
+    fn compiled(&self) -> DenseCompiled {
+        let scale = match self.w.kind {
+            DenseKind::Int8 if self.w.group == self.w.cols => ScaleMode::Row,
+            DenseKind::Int8 if self.w.group.is_multiple_of(4) => ScaleMode::Word,
+            DenseKind::Int8 => ScaleMode::Weight,
+            DenseKind::F32 | DenseKind::F16 | DenseKind::Bf16 => ScaleMode::None,
+        };
+        DenseCompiled { kind: self.w.kind, scale, add: self.add }
+    }
+}
+
+impl Plan for DenseProblem {
+    type Blueprint = DenseBlueprint;
+
+    const NAME: &'static str = "dense linear";
+
+    fn validate(&self) -> Result<()> {
+        self.w.validate()?;
+        check_shape("activations of a dense linear", self.tokens, self.w.cols)?;
+        check_shape("output of a dense linear", self.tokens, self.w.rows)?;
+        Ok(())
+    }
+
+    fn candidates(&self, _device: &Capabilities) -> Vec<DenseBlueprint> {
+        let decode = DenseBlueprint::Decode { tokens: self.tokens.next_power_of_two().min(8) };
+        if self.tokens <= 8 {
+            vec![decode, DenseBlueprint::Tiled]
+        } else {
+            vec![DenseBlueprint::Tiled, decode]
+        }
+    }
+
+    fn settings(&self, blueprint: &DenseBlueprint, _device: &Capabilities) -> Result<Settings> {
+        let side = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Ok(match *blueprint {
+            DenseBlueprint::Decode { tokens } => {
+                check_range("tokens of a cube", 1, 8, tokens)?;
+                if !tokens.is_power_of_two() {
+                    return Err(CubeError::NotMultiple { what: "tokens of a cube", unit: 2, got: tokens });
+                }
+                Settings {
+                    cubes: [side(self.w.rows.div_ceil(dense::ROWS)), side(self.tokens.div_ceil(tokens)), 1],
+                    units: [dense::UNITS as u32, 1],
+                    shared_bytes: dense::shared_bytes(tokens),
+                    bindings: 4,
+                }
+            }
+            DenseBlueprint::Tiled => Settings {
+                cubes: [side(self.w.rows.div_ceil(dense::SIDE)), side(self.tokens.div_ceil(dense::SIDE)), 1],
+                units: [16, 16],
+                shared_bytes: dense::TILED_SHARED_BYTES,
+                bindings: 4,
+            },
+        })
+    }
+
+    fn cost(&self) -> Cost {
+        let [tokens, rows, cols] = [self.tokens, self.w.rows, self.w.cols].map(|n| n as u64);
+        let outputs = if self.add { 8 } else { 4 } * tokens * rows;
+        Cost {
+            operations: tokens.saturating_mul(rows * cols).saturating_mul(2),
+            bytes: (self.w.bytes() as u64).saturating_add(4 * tokens * cols).saturating_add(outputs),
+        }
+    }
+}
+
+impl Device {
+    /// `out = x W^T`, with `x` of `tokens x cols` and `out` of `tokens x rows`, row-major; the tokens are `x.len() / cols`.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::NotMultiple`] and [`CubeError::Length`] for wrong lengths, [`CubeError::Overlap`] when `out` shares
+    /// memory with `x`, and those of [`Plan::plan`] and of the launch.
+    pub fn dense(
+        &self,
+        x: &Buffer<f32>,
+        w: &DenseMatrix,
+        out: &Buffer<f32>,
+        strategy: &Strategy<DenseBlueprint>,
+    ) -> Result<()> {
+        self.dense_linear(x, w, out, false, strategy)
+    }
+
+    /// `out += x W^T`, as [`Device::dense`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::dense`].
+    pub fn dense_add(
+        &self,
+        x: &Buffer<f32>,
+        w: &DenseMatrix,
+        out: &Buffer<f32>,
+        strategy: &Strategy<DenseBlueprint>,
+    ) -> Result<()> {
+        self.dense_linear(x, w, out, true, strategy)
+    }
+
+    fn dense_linear(
+        &self,
+        x: &Buffer<f32>,
+        w: &DenseMatrix,
+        out: &Buffer<f32>,
+        add: bool,
+        strategy: &Strategy<DenseBlueprint>,
+    ) -> Result<()> {
+        let form = w.form();
+        if !x.len().is_multiple_of(form.cols) {
+            return Err(CubeError::NotMultiple {
+                what: "activations of a dense linear",
+                unit: form.cols,
+                got: x.len(),
+            });
+        }
+        let problem = DenseProblem { tokens: x.len() / form.cols, w: form, add };
+        problem.validate()?;
+        check_len("output of a dense linear", problem.tokens * form.rows, out.len())?;
+        if out.overlaps(x) {
+            return Err(CubeError::Overlap { what: "activations and output of a dense linear" });
+        }
+        let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
+        let compiled = problem.compiled();
+        let launch = Launch::new(DenseProblem::NAME, &(blueprint, compiled), settings);
+        let [tokens, rows, cols] = [problem.tokens, form.rows, form.cols].map(|n| n as u32);
+        let (stride, group, groups) = (form.stride() as u32, form.group as u32, form.groups() as u32);
+        self.launch(&launch, &[out], |client, cubes, units| match blueprint {
+            DenseBlueprint::Decode { tokens: each } => {
+                // SAFETY: the lengths of the weights come from `DenseMatrix::upload`, those of `x` and `out` were checked
+                // above; the kernel clamps rows and tokens to them and compares columns. Its loop ends at `stride`.
+                unsafe {
+                    dense::dense_decode::launch_unchecked(
+                        client,
+                        cubes,
+                        units,
+                        w.words.arg(),
+                        w.scales.arg(),
+                        x.arg(),
+                        out.arg(),
+                        tokens,
+                        rows,
+                        cols,
+                        stride,
+                        group,
+                        groups,
+                        compiled,
+                        each,
+                    );
+                }
+            }
+            DenseBlueprint::Tiled => {
+                // SAFETY: as above.
+                unsafe {
+                    dense::dense_tiled::launch_unchecked(
+                        client,
+                        cubes,
+                        units,
+                        w.words.arg(),
+                        w.scales.arg(),
+                        x.arg(),
+                        out.arg(),
+                        tokens,
+                        rows,
+                        cols,
+                        stride,
+                        group,
+                        groups,
+                        compiled,
+                    );
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,282 @@
+//! Few tokens: dot products of four bytes, the columns of a row shared by the units of a cube.
+
+use cubecl::prelude::*;
+
+#[expect(unused_imports, reason = "the launch function's arguments")]
+use super::DimsLaunch;
+use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_of};
+
+/// Cube `(tile, chunk)` computes sixteen rows for `rows` rows of codes.
+///
+/// Its units are `(32, splits)`: unit `(lane, k)` walks the blocks `k, k + splits, ..` of the tile, one vector of weights
+/// and two of each row of codes a block, and holds two rows of weights times `rows` sums. What the units hold is added up
+/// in shared memory at the end, so nothing is exchanged inside of planes, and any plane size will do.
+///
+/// Where blocks of zeros are left out, `index` says where the blocks of each tile begin, and then which blocks they are.
+#[cube(launch_unchecked)]
+pub(in crate::linear) fn decode<S: Float>(
+    codes: &[Quad],
+    scales: &[S],
+    means: &[S],
+    x: &[Quad],
+    sums: &[i32],
+    factors: &[f32],
+    index: &[u32],
+    out0: &mut [f32],
+    out1: &mut [f32],
+    out2: &mut [f32],
+    dims: Dims,
+    #[comptime] form: Form,
+    #[comptime] rows: usize,
+    #[comptime] splits: usize,
+) {
+    let place = Place::new(rows);
+    let blocks = dims.blocks as usize;
+    let mut first = place.k;
+    let mut end = blocks;
+    if comptime!(form.skip) {
+        first += index[place.tile] as usize;
+        end = index[place.tile + 1] as usize;
+    }
+    let last = dims.code_rows as usize - 1;
+    let segment = comptime!(form.segment());
+
+    let mut ints = Array::<i32>::new(2 * rows);
+    let mut totals = Array::<f32>::new(2 * rows);
+    #[unroll]
+    for n in 0..2 * rows {
+        ints[n] = 0;
+        totals[n] = 0.0;
+    }
+    let mut words = Array::<Quad>::new(form.planes);
+    let mut xs = Array::<Quad>::new(2 * rows);
+
+    #[unroll]
+    for set in 0..form.sets {
+        let plane = place.tile * form.sets + set;
+        let mut at = first;
+        while at < end {
+            let mut block = at;
+            let mut vectors = plane * blocks + at;
+            if comptime!(form.skip) {
+                // One cube a tile: behind the beginnings of all tiles and their end.
+                block = index[CUBE_COUNT_X as usize + 1 + at] as usize;
+                vectors = at * form.sets + set;
+            }
+            #[unroll]
+            for p in 0..form.planes {
+                words[p] = codes[(vectors * form.planes + p) * 32 + place.lane];
+            }
+            #[unroll]
+            for m in 0..rows {
+                // Rows past the last are computed like the last, and not stored.
+                let at = (clamp_max(place.first + m, last) * blocks + block) * 8 + place.t * 2;
+                xs[2 * m] = x[at];
+                xs[2 * m + 1] = x[at + 1];
+            }
+            #[unroll]
+            for i in 0..4usize {
+                #[unroll]
+                for j in 0..4usize {
+                    let four = four_codes(&words, i, j, form.planes);
+                    #[unroll]
+                    for m in 0..rows {
+                        let meets = comptime!(i * 2 + j / 2);
+                        let four_x = xs[2 * m + comptime!(meets / 4)].extract(comptime!(meets % 4));
+                        let n = comptime!((j % 2) * rows + m);
+                        ints[n] = dp4a(four, i32::reinterpret(four_x), ints[n]);
+                    }
+                }
+                if comptime!(segment != 0 && (i + 1) * 32 % segment == 0) {
+                    let at32 = block * 4 + comptime!(((i + 1) * 32 - segment) / 32);
+                    scale_segment(
+                        &mut ints,
+                        &mut totals,
+                        scales,
+                        means,
+                        sums,
+                        factors,
+                        at32,
+                        &place,
+                        &dims,
+                        form,
+                        rows,
+                        set,
+                        segment,
+                    );
+                }
+            }
+            at += splits;
+        }
+        if comptime!(segment == 0 && !form.exact()) {
+            scale_segment(
+                &mut ints,
+                &mut totals,
+                scales,
+                means,
+                sums,
+                factors,
+                0usize,
+                &place,
+                &dims,
+                form,
+                rows,
+                set,
+                0usize,
+            );
+        }
+    }
+    finish(&ints, &totals, scales, sums, factors, out0, out1, out2, &place, &dims, form, rows, splits);
+}
+
+/// Where a unit stands.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Place {
+    /// The tile of the cube.
+    pub(super) tile: usize,
+    /// The lane of the tile, `4 g + t`.
+    pub(super) lane: usize,
+    pub(super) g: usize,
+    pub(super) t: usize,
+    /// Which of the groups of units that share the columns.
+    pub(super) k: usize,
+    /// The first row of codes of the cube.
+    pub(super) first: usize,
+}
+
+#[cube]
+impl Place {
+    pub(super) fn new(#[comptime] rows: usize) -> Place {
+        let lane = UNIT_POS_X as usize;
+        Place {
+            tile: CUBE_POS_X as usize,
+            lane,
+            g: lane / 4,
+            t: lane % 4,
+            k: UNIT_POS_Y as usize,
+            first: CUBE_POS_Y as usize * rows,
+        }
+    }
+}
+
+/// Scales the integer sums of a segment, from segment number `at32` on, or those of a whole row of one set; one of the four
+/// lanes of a row takes the bias away for all of them.
+#[cube]
+pub(super) fn scale_segment<S: Float>(
+    ints: &mut Array<i32>,
+    totals: &mut Array<f32>,
+    scales: &[S],
+    means: &[S],
+    sums: &[i32],
+    factors: &[f32],
+    at32: usize,
+    place: &Place,
+    dims: &Dims,
+    #[comptime] form: Form,
+    #[comptime] rows: usize,
+    #[comptime] set: usize,
+    #[comptime] segment: usize,
+) {
+    let last = dims.code_rows as usize - 1;
+    let group = group_of(at32, dims, form.group);
+    let at = ((place.tile * form.sets + set) * dims.groups as usize + group) * 16 + place.g;
+    let of_mean = (place.tile * dims.groups as usize + group) * 16 + place.g;
+    // A whole row is shared by all groups of units, a segment belongs to one.
+    let takes = place.t == 0 && (comptime!(segment != 0) || place.k == 0);
+    #[unroll]
+    for m in 0..rows {
+        let row = clamp_max(place.first + m, last);
+        let factor = segment_factor(factors, row / form.slices, at32, dims, form.x_group);
+        let mut sum = 0i32;
+        if takes {
+            sum = sum_of(sums, row, at32, dims, segment);
+        }
+        #[unroll]
+        for half in 0..2usize {
+            let n = comptime!(half * rows + m);
+            let int = ints[n] - sum * comptime!(form.bias());
+            let mut value = f32::cast_from(int) * f32::cast_from(scales[at + comptime!(8 * half)]);
+            if comptime!(form.means && set == 0) {
+                value += f32::cast_from(sum) * f32::cast_from(means[of_mean + comptime!(8 * half)]);
+            }
+            totals[n] += value * factor;
+            ints[n] = 0;
+        }
+    }
+}
+
+/// Adds up what the units of a cube hold, joins the digits of each token, and stores.
+#[cube]
+pub(super) fn finish<S: Float>(
+    ints: &Array<i32>,
+    totals: &Array<f32>,
+    scales: &[S],
+    sums: &[i32],
+    factors: &[f32],
+    out0: &mut [f32],
+    out1: &mut [f32],
+    out2: &mut [f32],
+    place: &Place,
+    dims: &Dims,
+    #[comptime] form: Form,
+    #[comptime] rows: usize,
+    #[comptime] splits: usize,
+) {
+    let last = dims.code_rows as usize - 1;
+    // `[k][t][m][row of the tile]`.
+    let per_lane = comptime!(16 * rows);
+    let all = comptime!(4 * splits * per_lane);
+    let mut shared_ints = Shared::<[i32]>::new_slice(comptime!(if form.exact() { all } else { 1 }));
+    let mut shared_floats = Shared::<[f32]>::new_slice(comptime!(if form.exact() { 1 } else { all }));
+    #[unroll]
+    for m in 0..rows {
+        #[unroll]
+        for half in 0..2usize {
+            let at = (place.k * 4 + place.t) * per_lane + comptime!(m * 16 + half * 8) + place.g;
+            let n = comptime!(half * rows + m);
+            if comptime!(form.exact()) {
+                shared_ints[at] = ints[n];
+            } else {
+                shared_floats[at] = totals[n];
+            }
+        }
+    }
+    sync_cube();
+
+    let tokens = comptime!(rows / form.slices);
+    let mut index = place.k * 32 + place.lane;
+    while index < 16 * tokens {
+        let (r, within) = (index % 16, index / 16);
+        let token = place.first / form.slices + within;
+        if token * form.slices <= last {
+            let mut value = 0.0f32;
+            // From the most significant digit down.
+            #[unroll]
+            for s in 0..form.slices {
+                let m = within * form.slices + comptime!(form.slices - 1 - s);
+                let mut digit = 0.0f32;
+                if comptime!(form.exact()) {
+                    let mut int = 0i32;
+                    for part in 0..comptime!(4 * splits) {
+                        int += shared_ints[part * per_lane + m * 16 + r];
+                    }
+                    int -= sum_of(sums, place.first + m, 0, dims, 0usize) * comptime!(form.bias());
+                    digit = f32::cast_from(int);
+                } else {
+                    for part in 0..comptime!(4 * splits) {
+                        digit += shared_floats[part * per_lane + m * 16 + r];
+                    }
+                }
+                value = value * 256.0 + digit;
+            }
+            if comptime!(form.exact()) {
+                value *= f32::cast_from(scales[place.tile * 16 + r]);
+            }
+            if comptime!(form.x_group == 0) {
+                value *= factors[token];
+            }
+            store(out0, out1, out2, value, token, place.tile, r, dims, form);
+        }
+        index += comptime!(32 * splits);
+    }
+}

@@ -1,0 +1,193 @@
+//! The kernels of ternary linears, and what they share.
+
+pub(super) mod base3;
+pub(super) mod decode;
+pub(crate) mod dense;
+pub(super) mod mma;
+pub(super) mod sparse;
+pub(super) mod tiled;
+
+pub use mma::MmaShape;
+
+use cubecl::prelude::*;
+
+/// Four words of a lane.
+pub(super) type Quad = Vector<u32, Const<4>>;
+
+/// What is compiled into every ternary kernel, whatever its tiling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Form {
+    /// Sets of planes with scales of their own.
+    pub(crate) sets: usize,
+    /// Planes of a set, folded.
+    pub(crate) planes: usize,
+    /// Columns that share a scale; 0 when a whole row does.
+    pub(crate) group: usize,
+    /// Whether groups have means.
+    pub(crate) means: bool,
+    /// Rows of codes of a token.
+    pub(crate) slices: usize,
+    /// Columns of a token that share a factor; 0 when all do.
+    pub(crate) x_group: usize,
+    /// Outputs.
+    pub(crate) parts: usize,
+    /// Whether products are added to what the outputs hold.
+    pub(crate) add: bool,
+    /// Whether blocks of zeros are left out.
+    pub(crate) skip: bool,
+}
+
+impl Form {
+    /// Columns after which integer sums are scaled, at most a block; 0 when that waits until the end of the row.
+    pub(super) fn segment(self) -> usize {
+        match (self.group, self.x_group) {
+            // The sums of what is left out must not be taken away.
+            (0, 0) if self.skip => 128,
+            (0, 0) => 0,
+            (0, n) | (n, 0) => n.min(128),
+            (a, b) => a.min(b).min(128),
+        }
+    }
+
+    /// Whether the whole row is one integer sum.
+    pub(super) fn exact(self) -> bool {
+        self.segment() == 0 && self.sets == 1 && !self.means
+    }
+
+    /// What is subtracted for each unit of the activations: codes are trits plus one, folded codes of five planes lie
+    /// around 128 instead so that they fit a signed byte.
+    pub(super) fn bias(self) -> i32 {
+        if self.planes == 5 { -7 } else { (3i32.pow(self.planes as u32) - 1) / 2 }
+    }
+}
+
+/// Shapes, known when a kernel runs.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Dims {
+    /// Blocks of 128 columns.
+    pub(super) blocks: u32,
+    /// Groups of a row.
+    pub(super) groups: u32,
+    /// Rows of codes of the activations.
+    pub(super) code_rows: u32,
+    /// The first tile of the second part.
+    pub(super) tile1: u32,
+    /// The first tile of the third part.
+    pub(super) tile2: u32,
+    /// Rows of the first part.
+    pub(super) rows0: u32,
+    /// Rows of the second part.
+    pub(super) rows1: u32,
+    /// Rows of the third part.
+    pub(super) rows2: u32,
+}
+
+/// Field `j` of word `i` of a lane's planes: four codes, folded into one signed byte each.
+#[cube]
+pub(super) fn four_codes(
+    words: &Array<Quad>,
+    #[comptime] i: usize,
+    #[comptime] j: usize,
+    #[comptime] planes: usize,
+) -> i32 {
+    let mut codes = (words[0].extract(i) >> comptime!(2 * j as u32)) & 0x0303_0303;
+    #[unroll]
+    for p in 1..planes {
+        // The sum stays below 243, so no byte carries into the next.
+        codes = codes * 3 + ((words[p].extract(i) >> comptime!(2 * j as u32)) & 0x0303_0303);
+    }
+    if comptime!(planes == 5) {
+        codes ^= 0x8080_8080;
+    }
+    i32::reinterpret(codes)
+}
+
+/// The sum of a row's codes over the columns that are scaled at once: those from a segment on, or the whole row.
+#[cube]
+pub(super) fn sum_of(sums: &[i32], row: usize, first: usize, dims: &Dims, #[comptime] segment: usize) -> i32 {
+    let segments = dims.blocks as usize * 4;
+    let base = row * (segments + 4);
+    let mut sum = 0i32;
+    if comptime!(segment == 0) {
+        sum = sums[base + segments];
+    } else {
+        #[unroll]
+        for s in 0..comptime!(segment / 32) {
+            // There is nothing behind the last segment; what lies there in memory is another sum.
+            sum += select(first + s < segments, sums[base + first + s], 0i32);
+        }
+    }
+    sum
+}
+
+/// The group of a segment's scale; columns of padding have none, and take the last.
+#[cube]
+pub(super) fn group_of(first: usize, dims: &Dims, #[comptime] group: usize) -> usize {
+    let mut index = 0usize;
+    if comptime!(group != 0) {
+        index = clamp_max(first * 32 / group, dims.groups as usize - 1);
+    }
+    index
+}
+
+/// The factor of a token at a segment, 1 when the whole token has one.
+#[cube]
+pub(super) fn segment_factor(
+    factors: &[f32],
+    token: usize,
+    first: usize,
+    dims: &Dims,
+    #[comptime] x_group: usize,
+) -> f32 {
+    let mut factor = 1.0f32;
+    if comptime!(x_group != 0) {
+        let segments = dims.blocks as usize * 4;
+        factor = factors[token * segments + clamp_max(first, segments - 1)];
+    }
+    factor
+}
+
+/// Writes the output of row `r` of a tile for a token; rows of padding are dropped.
+#[cube]
+pub(super) fn store(
+    out0: &mut [f32],
+    out1: &mut [f32],
+    out2: &mut [f32],
+    value: f32,
+    token: usize,
+    tile: usize,
+    r: usize,
+    dims: &Dims,
+    #[comptime] form: Form,
+) {
+    if comptime!(form.parts == 1) {
+        store_part(out0, value, token, tile * 16 + r, dims.rows0 as usize, form.add);
+    } else {
+        let (tile1, tile2) = (dims.tile1 as usize, dims.tile2 as usize);
+        if tile < tile1 {
+            store_part(out0, value, token, tile * 16 + r, dims.rows0 as usize, form.add);
+        } else {
+            if comptime!(form.parts == 2) {
+                store_part(out1, value, token, (tile - tile1) * 16 + r, dims.rows1 as usize, form.add);
+            } else {
+                if tile < tile2 {
+                    store_part(out1, value, token, (tile - tile1) * 16 + r, dims.rows1 as usize, form.add);
+                } else {
+                    store_part(out2, value, token, (tile - tile2) * 16 + r, dims.rows2 as usize, form.add);
+                }
+            }
+        }
+    }
+}
+
+#[cube]
+fn store_part(out: &mut [f32], value: f32, token: usize, row: usize, rows: usize, #[comptime] add: bool) {
+    if row < rows {
+        let at = token * rows + row;
+        if comptime!(add) {
+            out[at] += value;
+        } else {
+            out[at] = value;
+        }
+    }
+}

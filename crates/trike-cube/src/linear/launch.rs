@@ -1,0 +1,256 @@
+//! `y = x W^T` on a device.
+
+use cubecl::client::Client;
+use cubecl::prelude::{CubeCount, CubeDim};
+use half::f16;
+
+use super::activations::Activations;
+use super::kernels::{self, DimsLaunch, Form, MmaShape};
+use super::plan::{DecodeBlueprint, LinearBlueprint, LinearProblem};
+use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
+use crate::device::{AnyBuffer, Buffer, Device, Launch};
+use crate::error::{CubeError, Result, check_len};
+use crate::plan::{Plan, Strategy};
+
+impl Device {
+    /// `outs[i] = x W_i^T` for the parts of `w`, each `tokens x rows` of its part, row-major.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`] when the columns or an output do not fit, and those of [`Plan::plan`] and of the launch.
+    pub fn linear(
+        &self,
+        x: &Activations,
+        w: &TernaryMatrix,
+        outs: &[&Buffer<f32>],
+        strategy: &Strategy<LinearBlueprint>,
+    ) -> Result<()> {
+        self.ternary_linear(x, w, outs, false, strategy)
+    }
+
+    /// `outs[i] += x W_i^T`, as [`Device::linear`]: a residual connection costs no pass of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::linear`].
+    pub fn linear_add(
+        &self,
+        x: &Activations,
+        w: &TernaryMatrix,
+        outs: &[&Buffer<f32>],
+        strategy: &Strategy<LinearBlueprint>,
+    ) -> Result<()> {
+        self.ternary_linear(x, w, outs, true, strategy)
+    }
+
+    fn ternary_linear(
+        &self,
+        x: &Activations,
+        w: &TernaryMatrix,
+        outs: &[&Buffer<f32>],
+        add: bool,
+        strategy: &Strategy<LinearBlueprint>,
+    ) -> Result<()> {
+        let problem = LinearProblem { x: x.shape(), w: w.form().clone(), add };
+        check_len("outputs of a linear", problem.w.parts.len(), outs.len())?;
+        for (i, (out, rows)) in outs.iter().zip(&problem.w.parts).enumerate() {
+            let expected = problem.x.tokens.checked_mul(*rows);
+            let overflow =
+                CubeError::Shape { what: "output of a linear", rows: problem.x.tokens, cols: *rows };
+            check_len("output of a linear", expected.ok_or(overflow)?, out.len())?;
+            if outs[..i].iter().any(|other| other.overlaps(out)) {
+                return Err(CubeError::Overlap { what: "outputs of a linear" });
+            }
+        }
+        let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
+        let form = problem.compiled();
+        let args = Args { x, w, outs, dims: &problem.w, code_rows: problem.x.code_rows() };
+        let written: Vec<&dyn AnyBuffer> = outs.iter().map(|&out| out as &dyn AnyBuffer).collect();
+        let launch = Launch::new(
+            LinearProblem::NAME,
+            &(blueprint, form, problem.w.halves, problem.w.layout),
+            settings,
+        );
+        let base3 = problem.w.layout == TernaryLayout::Base3;
+        self.launch(&launch, &written, |client, cubes, units| match (&blueprint, problem.w.halves) {
+            (LinearBlueprint::Decode(b), true) if base3 => args.base3::<f16>(client, cubes, units, form, b),
+            (LinearBlueprint::Decode(b), false) if base3 => args.base3::<f32>(client, cubes, units, form, b),
+            (LinearBlueprint::Decode(b), true) => args.decode::<f16>(client, cubes, units, form, b),
+            (LinearBlueprint::Decode(b), false) => args.decode::<f32>(client, cubes, units, form, b),
+            (LinearBlueprint::Tiled, true) => args.tiled::<f16>(client, cubes, units, form),
+            (LinearBlueprint::Tiled, false) => args.tiled::<f32>(client, cubes, units, form),
+            (LinearBlueprint::Mma(shape), true) => args.mma::<f16>(client, cubes, units, form, *shape),
+            (LinearBlueprint::Mma(shape), false) => args.mma::<f32>(client, cubes, units, form, *shape),
+        })
+    }
+}
+
+/// The buffers of a launch.
+struct Args<'a> {
+    x: &'a Activations,
+    w: &'a TernaryMatrix,
+    outs: &'a [&'a Buffer<f32>],
+    dims: &'a TernaryForm,
+    code_rows: usize,
+}
+
+impl Args<'_> {
+    /// An output, or the first one again: a kernel for fewer parts does not touch what it was not compiled for.
+    fn out(&self, part: usize) -> &Buffer<f32> {
+        self.outs.get(part).unwrap_or(&self.outs[0])
+    }
+
+    fn dims(&self) -> DimsLaunch {
+        let rows = |part: usize| self.dims.parts.get(part).copied().unwrap_or(0);
+        let tiles = |parts: usize| (0..parts).map(|part| rows(part).div_ceil(TILE)).sum::<usize>();
+        DimsLaunch::new(
+            self.dims.blocks() as u32,
+            self.dims.groups() as u32,
+            self.code_rows as u32,
+            tiles(1) as u32,
+            tiles(2) as u32,
+            rows(0) as u32,
+            rows(1) as u32,
+            rows(2) as u32,
+        )
+    }
+
+    fn decode<S: cubecl::prelude::Float>(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        form: Form,
+        b: &DecodeBlueprint,
+    ) {
+        let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
+        // SAFETY: the lengths of the weights come from `TernaryMatrix::pack`, those of the activations from
+        // `ActivationShape`, those of the outputs were checked above; all are what `LinearProblem` describes, and the kernel
+        // clamps rows of codes and groups to them. Its loops end at `blocks` and at the number of outputs.
+        unsafe {
+            kernels::decode::decode::launch_unchecked::<S>(
+                client,
+                cubes,
+                units,
+                self.w.codes.vectors(4),
+                scales,
+                means,
+                self.x.codes.vectors(4),
+                self.x.sums.arg(),
+                self.x.factors.arg(),
+                self.w.index.as_ref().unwrap_or(&self.w.codes).arg(),
+                self.out(0).arg(),
+                self.out(1).arg(),
+                self.out(2).arg(),
+                self.dims(),
+                form,
+                b.rows,
+                b.splits,
+            );
+        }
+    }
+
+    fn base3<S: cubecl::prelude::Float>(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        form: Form,
+        b: &DecodeBlueprint,
+    ) {
+        let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
+        // SAFETY: as in `decode`, with the blocks of this layout; the kernel clamps columns to those of the activations.
+        unsafe {
+            kernels::base3::base3::launch_unchecked::<S>(
+                client,
+                cubes,
+                units,
+                self.w.codes.vectors(4),
+                scales,
+                means,
+                self.x.codes.arg(),
+                self.x.sums.arg(),
+                self.x.factors.arg(),
+                self.out(0).arg(),
+                self.out(1).arg(),
+                self.out(2).arg(),
+                self.dims(),
+                self.dims.steps() as u32,
+                form,
+                b.rows,
+                b.splits,
+            );
+        }
+    }
+
+    fn tiled<S: cubecl::prelude::Float>(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        form: Form,
+    ) {
+        let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
+        // SAFETY: as in `decode`; tiles past the last are clamped too.
+        unsafe {
+            kernels::tiled::tiled::launch_unchecked::<S>(
+                client,
+                cubes,
+                units,
+                self.w.codes.vectors(4),
+                scales,
+                means,
+                self.x.codes.vectors(4),
+                self.x.sums.arg(),
+                self.x.factors.arg(),
+                self.out(0).arg(),
+                self.out(1).arg(),
+                self.out(2).arg(),
+                self.dims(),
+                self.dims.tiles() as u32,
+                form,
+            );
+        }
+    }
+
+    fn mma<S: cubecl::prelude::Float>(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        form: Form,
+        shape: MmaShape,
+    ) {
+        let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
+        // SAFETY: as in `tiled`; the plan checked that planes are what the instruction wants.
+        unsafe {
+            kernels::mma::mma::launch_unchecked::<S>(
+                client,
+                cubes,
+                units,
+                self.w.codes.vectors(4),
+                scales,
+                means,
+                self.x.codes.vectors(4),
+                self.x.sums.arg(),
+                self.x.factors.arg(),
+                self.out(0).arg(),
+                self.out(1).arg(),
+                self.out(2).arg(),
+                self.dims(),
+                self.dims.tiles() as u32,
+                form,
+                shape,
+            );
+        }
+    }
+}
+
+impl Shared {
+    fn arg(&self) -> cubecl::prelude::BufferArg {
+        match self {
+            Self::F16(buffer) => buffer.arg(),
+            Self::F32(buffer) => buffer.arg(),
+        }
+    }
+}

@@ -1,0 +1,22 @@
+//! Weights times activations: `y = x W^T`, with `x` of `m x k`, `W` of `n x k` and `y` of `m x n`, all row-major.
+
+mod activations;
+mod dense;
+mod dense_plan;
+mod edit;
+pub(crate) mod kernels;
+mod launch;
+mod plan;
+mod quantize;
+mod sparse;
+mod ternary;
+#[cfg(test)]
+mod tests;
+
+pub use activations::{ActivationPrecision, ActivationShape, Activations, BLOCK, MAX_COLS, SEGMENT};
+pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
+pub use dense_plan::{DenseBlueprint, DenseProblem};
+pub use kernels::MmaShape;
+pub use plan::{DecodeBlueprint, LinearBlueprint, LinearProblem};
+pub use sparse::{MAX_SPARSE_COLS, SparseBlueprint, SparseForm, SparseMatrix, SparseProblem};
+pub use ternary::{MAX_PARTS, TILE, TernaryForm, TernaryLayout, TernaryMatrix};

@@ -1,0 +1,578 @@
+//! Ternary weights as the kernels read them.
+
+use half::f16;
+use trike_trit::{Coupling, Granularity, ScaleValues, TritTensor};
+
+use super::activations::{BLOCK, MAX_COLS};
+use crate::device::{Buffer, Device};
+use crate::error::{CubeError, Result, check_len, check_range, check_shape};
+
+/// Rows of a tile.
+pub const TILE: usize = 16;
+/// Columns of a block of five trits a byte.
+pub(crate) const BASE3_BLOCK: usize = 160;
+/// Lanes that read a tile's block, one vector of four words each and plane.
+const LANES: usize = 32;
+/// Matrices that one launch multiplies with the same activations, at most.
+pub const MAX_PARTS: usize = 3;
+/// Planes that fit one signed byte when they are folded: `(3^5 - 1) / 2 = 121`.
+const FOLDED: usize = 5;
+
+/// How ternary weights lie in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TernaryLayout {
+    /// Two bits a weight: every kernel, and the least work for each weight.
+    #[default]
+    TwoBit,
+    /// Five weights a byte: the fewest bytes. One plane a set, and one kernel, for few tokens.
+    Base3,
+    /// Two bits a weight, and blocks of 16 rows by 128 columns left out where they are zero; for zeros in blocks. No means,
+    /// and one kernel, for few tokens.
+    Blocks,
+}
+
+/// One or more trit tensors with the same columns, resident on a device (q/k/v, gate/up): one launch, several outputs.
+///
+/// ```text
+/// codes    [tile][set][block][plane][lane][word i of 4]: trit + 1 in two bits
+/// lane     4 g + t
+/// word i   field j (bits 2j, 2j+1 of each byte), byte b: row 16 tile + g + 8 (j & 1),
+///          column 128 block + 32 i + 16 (j >> 1) + 4 t + b
+/// scales   [tile][set][group][row of the tile], means without the sets
+/// ```
+///
+/// With [`TernaryLayout::Base3`] a block is 160 columns, `[tile][set][block][lane][word i of 4]`, and a byte is `ceil(256 / 243
+/// (81 d0 + 27 d1 + 9 d2 + 3 d3 + d4))`, so that three times a byte has the next digit above its eight bits. Digit `e` of word
+/// `i` is field `f = 5i + e`: row `16 tile + g + 8 (f & 1)`, column `160 block + 16 (f >> 1) + 4 t + b`.
+///
+/// So a lane's load is one vector of sixteen bytes, `(word >> 2j) & 0x03030303` are the four weights that meet one word of
+/// the activations in a dot product of four bytes, and the four fields are also what the lane holds of a 16 x 32 operand of
+/// the matrix instruction. Nothing is unpacked twice for either.
+///
+/// With [`TernaryLayout::Blocks`] it is `[stored block][set][plane][lane][word i of 4]`, and beside the codes lie, for each
+/// tile, the number of blocks stored before it, and then the numbers of the stored blocks.
+///
+/// A *set* has scales of its own; the planes of a set are folded into one small integer, `3^(p-1) t0 + ... + t(p-1)`: tied
+/// planes are one set (two when there are six, which a byte does not hold), free planes a set each. Tiles are padded with
+/// rows of trit zero and scale zero, blocks with columns of trit zero.
+#[derive(Clone, Debug)]
+pub struct TernaryMatrix {
+    form: TernaryForm,
+    /// Planes of the tensors, which sets may have one place more for.
+    depth: usize,
+    pub(crate) codes: Buffer<u32>,
+    pub(crate) index: Option<Buffer<u32>>,
+    pub(crate) scales: Shared,
+    pub(crate) means: Option<Shared>,
+}
+
+/// What a kernel must know about a ternary matrix.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TernaryForm {
+    /// Rows of the parts, 1 to [`MAX_PARTS`] of them.
+    pub parts: Vec<usize>,
+    /// Columns.
+    pub cols: usize,
+    /// Columns that share a scale, or `None` when a whole row does.
+    pub group: Option<usize>,
+    /// Sets of planes with scales of their own.
+    pub sets: usize,
+    /// Planes of a set.
+    pub planes: usize,
+    /// Whether groups have means.
+    pub means: bool,
+    /// Whether scales and means are f16, not f32.
+    pub halves: bool,
+    /// How the weights lie in memory.
+    pub layout: TernaryLayout,
+    /// Blocks that are stored, of all planes together: all of them but with [`TernaryLayout::Blocks`].
+    pub stored: usize,
+}
+
+impl TernaryForm {
+    /// Rows of all parts.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.parts.iter().sum()
+    }
+
+    /// Tiles of all parts; a part starts a tile of its own.
+    #[must_use]
+    pub fn tiles(&self) -> usize {
+        self.parts.iter().map(|rows| rows.div_ceil(TILE)).sum()
+    }
+
+    /// Blocks of 128 columns.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.cols.div_ceil(BLOCK)
+    }
+
+    /// Groups of a row.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.group.map_or(1, |group| self.cols.div_ceil(group))
+    }
+
+    /// Bytes that a kernel reads.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let scales = self.tiles() * TILE * self.groups() * (self.sets + usize::from(self.means));
+        let index = if self.layout == TernaryLayout::Blocks { self.tiles() + 1 + self.stored } else { 0 };
+        (self.code_words() + index) * 4 + scales * if self.halves { 2 } else { 4 }
+    }
+
+    /// Words of the codes.
+    #[must_use]
+    pub fn code_words(&self) -> usize {
+        self.stored * self.sets * self.planes * LANES * 4
+    }
+
+    /// Vectors of a lane along a row: the blocks of the layout.
+    #[must_use]
+    pub fn steps(&self) -> usize {
+        match self.layout {
+            TernaryLayout::TwoBit | TernaryLayout::Blocks => self.blocks(),
+            TernaryLayout::Base3 => self.cols.div_ceil(BASE3_BLOCK),
+        }
+    }
+
+    /// Refuses what no kernel takes.
+    pub(crate) fn validate(&self) -> Result<()> {
+        check_range("parts of a ternary matrix", 1, MAX_PARTS, self.parts.len())?;
+        check_range("columns of a ternary matrix", 1, MAX_COLS, self.cols)?;
+        let folded = if self.layout == TernaryLayout::Base3 { 1 } else { FOLDED };
+        check_range("planes of a set", 1, folded, self.planes)?;
+        check_range("sets of planes", 1, trike_trit::MAX_DEPTH, self.sets)?;
+        for &rows in &self.parts {
+            check_shape("ternary matrix", rows.next_multiple_of(TILE), self.blocks() * BLOCK)?;
+        }
+        check_range("stored blocks", 0, self.tiles().saturating_mul(self.steps()), self.stored)?;
+        check_shape(
+            "codes of a ternary matrix",
+            self.tiles(),
+            self.steps() * self.sets * self.planes * LANES * 4,
+        )?;
+        if self.layout == TernaryLayout::Blocks {
+            check_range("means of a matrix without its zeros", 0, 0, usize::from(self.means))?;
+        }
+        if let Some(group) = self.group {
+            check_range("columns of a group", 32, 256, group)?;
+            if !group.is_power_of_two() {
+                return Err(CubeError::NotMultiple { what: "columns of a group", unit: 32, got: group });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Scales or means on the device.
+#[derive(Clone, Debug)]
+pub(crate) enum Shared {
+    F16(Buffer<f16>),
+    F32(Buffer<f32>),
+}
+
+impl Shared {
+    fn upload(device: &Device, values: &[f32], halves: bool) -> Result<Self> {
+        Ok(if halves {
+            let values: Vec<f16> = values.iter().map(|&v| f16::from_f32(v)).collect();
+            Self::F16(device.upload_weights(&values)?)
+        } else {
+            Self::F32(device.upload_weights(values)?)
+        })
+    }
+}
+
+impl TernaryMatrix {
+    /// Packs tensors of the same columns, grouping, planes and coupling; every weight keeps its value.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Range`] for no tensors, more than [`MAX_PARTS`], or rows longer than [`MAX_COLS`];
+    /// [`CubeError::Length`] when the tensors differ in what they must share; [`CubeError::Shape`] and
+    /// [`CubeError::Memory`] for tensors too large for the device.
+    pub fn pack(device: &Device, tensors: &[&TritTensor]) -> Result<Self> {
+        Self::pack_as(device, tensors, TernaryLayout::TwoBit)
+    }
+
+    /// [`TernaryMatrix::pack`] in a chosen layout.
+    ///
+    /// # Errors
+    ///
+    /// As [`TernaryMatrix::pack`]; [`CubeError::Range`] for tied planes in [`TernaryLayout::Base3`], and for means in
+    /// [`TernaryLayout::Blocks`].
+    pub fn pack_as(device: &Device, tensors: &[&TritTensor], layout: TernaryLayout) -> Result<Self> {
+        let form = form_of(tensors, device.capabilities().f16, layout)?;
+        let mut host = pack(&form, tensors)?;
+        let mut form = form;
+        let mut index = None;
+        if layout == TernaryLayout::Blocks {
+            let kept = without_zeros(&mut form, &mut host.codes);
+            index = Some(device.upload_weights(&kept)?);
+        }
+        Ok(Self {
+            codes: device.upload_weights(&host.codes)?,
+            index,
+            scales: Shared::upload(device, &host.scales, form.halves)?,
+            means: host.means.map(|means| Shared::upload(device, &means, form.halves)).transpose()?,
+            depth: tensors[0].depth(),
+            form,
+        })
+    }
+
+    /// What the kernels know about it.
+    #[must_use]
+    pub fn form(&self) -> &TernaryForm {
+        &self.form
+    }
+
+    /// Planes of the tensors that it was packed from.
+    #[must_use]
+    pub fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// Bytes that the kernels read, and that it takes on the device.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.form.bytes()
+    }
+}
+
+/// What the tensors have in common, refused when they have not.
+pub(super) fn form_of(tensors: &[&TritTensor], f16: bool, layout: TernaryLayout) -> Result<TernaryForm> {
+    check_range("parts of a ternary matrix", 1, MAX_PARTS, tensors.len())?;
+    let first = tensors[0];
+    let kind = |t: &TritTensor| match t.scales().granularity() {
+        Granularity::Tensor | Granularity::Row => None,
+        Granularity::Group(size) => Some(size.get()),
+    };
+    for tensor in tensors {
+        check_len("columns of the parts of a ternary matrix", first.cols(), tensor.cols())?;
+        check_len("planes of the parts of a ternary matrix", first.depth(), tensor.depth())?;
+        let same = tensor.coupling() == first.coupling();
+        check_len("coupling of the parts of a ternary matrix", 1, usize::from(same))?;
+        check_len(
+            "groups of the parts of a ternary matrix",
+            kind(first).unwrap_or(0),
+            kind(tensor).unwrap_or(0),
+        )?;
+    }
+    let depth = first.depth();
+    let (sets, planes) = match first.coupling() {
+        Coupling::Free => (depth, 1),
+        Coupling::Tied if depth <= FOLDED => (1, depth),
+        Coupling::Tied => (2, depth.div_ceil(2)),
+    };
+    let exact = |values: &ScaleValues| matches!(values, ScaleValues::F16(_));
+    // Scales of folded planes are divided by a power of three, which halves do not hold.
+    let halves = f16
+        && planes == 1
+        && tensors.iter().all(|t| exact(t.scales().values()) && t.scales().means().is_none_or(exact));
+    let form = TernaryForm {
+        parts: tensors.iter().map(|t| t.rows()).collect(),
+        cols: first.cols(),
+        group: kind(first),
+        sets,
+        planes,
+        means: tensors.iter().any(|t| t.scales().means().is_some()),
+        halves,
+        layout,
+        stored: 0,
+    };
+    let stored = form.tiles().checked_mul(form.steps());
+    let shape = CubeError::Shape { what: "ternary matrix", rows: form.rows(), cols: form.cols };
+    let form = TernaryForm { stored: stored.ok_or(shape)?, ..form };
+    form.validate()?;
+    Ok(form)
+}
+
+/// The buffers of a matrix on the host.
+pub(super) struct Packed {
+    pub(super) codes: Vec<u32>,
+    pub(super) scales: Vec<f32>,
+    pub(super) means: Option<Vec<f32>>,
+}
+
+/// Packs what `form_of` has accepted.
+pub(super) fn pack(form: &TernaryForm, tensors: &[&TritTensor]) -> Result<Packed> {
+    let (sets, planes, groups) = (form.sets, form.planes, form.groups());
+    let mut codes = vec![0u32; form.code_words()];
+    let mut scales = vec![0.0; form.tiles() * sets * groups * TILE];
+    let mut means = form.means.then(|| vec![0.0; form.tiles() * groups * TILE]);
+    let tiles = tensors.iter().flat_map(|t| (0..t.rows().div_ceil(TILE)).map(move |tile| (*t, tile)));
+    let per_tile = codes.len() / form.tiles();
+    // Sixteen rows of one plane, padded with trit zero.
+    let width = form.cols.next_multiple_of(BLOCK).max(form.cols.next_multiple_of(BASE3_BLOCK));
+    let mut trits = vec![0i8; TILE * width];
+    for ((number, (tensor, tile)), codes) in tiles.enumerate().zip(codes.chunks_exact_mut(per_tile)) {
+        let rows = tile * TILE..((tile + 1) * TILE).min(tensor.rows());
+        for set in 0..sets {
+            for plane in 0..planes {
+                trits.fill(0);
+                if let Some(of) = plane_of(tensor, sets, planes, set, plane) {
+                    for (row, trits) in rows.clone().zip(trits.chunks_exact_mut(width)) {
+                        tensor.read_row(of, row, &mut trits[..form.cols])?;
+                    }
+                }
+                for block in 0..form.steps() {
+                    let at = ((set * form.steps() + block) * planes + plane) * LANES * 4;
+                    match form.layout {
+                        TernaryLayout::TwoBit | TernaryLayout::Blocks => {
+                            pack_block(&trits, width, block, &mut codes[at..at + LANES * 4]);
+                        }
+                        TernaryLayout::Base3 => {
+                            pack_base3(&trits, width, block, &mut codes[at..at + LANES * 4]);
+                        }
+                    }
+                }
+            }
+            // What the folded integer is multiplied with: the scale of the set's last plane.
+            let last = (0..planes).rev().find_map(|plane| plane_of(tensor, sets, planes, set, plane));
+            for (r, row) in rows.clone().enumerate() {
+                for group in 0..groups {
+                    scales[((number * sets + set) * groups + group) * TILE + r] =
+                        tensor.scale(last.unwrap_or(0), row, group)?;
+                }
+            }
+        }
+        if let Some(means) = &mut means {
+            for (r, row) in rows.clone().enumerate() {
+                for group in 0..groups {
+                    means[(number * groups + group) * TILE + r] = tensor.mean(row, group)?;
+                }
+            }
+        }
+    }
+    Ok(Packed { codes, scales, means })
+}
+
+/// The tensor's plane at a place of a set; sets may have one place more than there are planes, at the front of the first.
+fn plane_of(tensor: &TritTensor, sets: usize, planes: usize, set: usize, plane: usize) -> Option<usize> {
+    (set * planes + plane).checked_sub(sets * planes - tensor.depth())
+}
+
+/// One block of sixteen rows: 32 lanes of four words.
+fn pack_block(trits: &[i8], width: usize, block: usize, out: &mut [u32]) {
+    for (lane, words) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let (g, t) = (lane / 4, lane % 4);
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = (0..4).fold(0, |word, j| {
+                let at = (g + 8 * (j & 1)) * width + block * BLOCK + 32 * i + 16 * (j >> 1) + 4 * t;
+                let four = u32::from_le_bytes([0, 1, 2, 3].map(|b| (trits[at + b] + 1) as u8));
+                word | four << (2 * j)
+            });
+        }
+    }
+}
+
+/// Leaves out the blocks whose words are all trit zero, and brings the planes of the others together; the index that says
+/// where they are.
+fn without_zeros(form: &mut TernaryForm, codes: &mut Vec<u32>) -> Vec<u32> {
+    /// Sixteen trits of zero.
+    const ZEROS: u32 = 0x5555_5555;
+    let (blocks, vectors) = (form.blocks(), form.planes * LANES * 4);
+    let mut index = vec![0];
+    let (mut numbers, mut kept) = (Vec::new(), Vec::new());
+    for tile in codes.chunks_exact(form.sets * blocks * vectors) {
+        for block in 0..blocks {
+            let sets = || tile.chunks_exact(blocks * vectors).map(|set| &set[block * vectors..][..vectors]);
+            if sets().any(|words| words.iter().any(|&word| word != ZEROS)) {
+                sets().for_each(|words| kept.extend_from_slice(words));
+                numbers.push(block as u32);
+            }
+        }
+        index.push(numbers.len() as u32);
+    }
+    form.stored = numbers.len();
+    // A buffer is never empty, and holds a whole vector.
+    if kept.is_empty() {
+        kept.resize(4, ZEROS);
+    }
+    *codes = kept;
+    index.extend(numbers);
+    index
+}
+
+/// One block of five trits a byte.
+fn pack_base3(trits: &[i8], width: usize, block: usize, out: &mut [u32]) {
+    for (lane, words) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        let (g, t) = (lane / 4, lane % 4);
+        for (i, word) in words.iter_mut().enumerate() {
+            *word = u32::from_le_bytes([0, 1, 2, 3].map(|b| {
+                let digits = (5 * i..5 * i + 5).fold(0u32, |value, f| {
+                    let at = (g + 8 * (f & 1)) * width + block * BASE3_BLOCK + 16 * (f >> 1) + 4 * t + b;
+                    3 * value + (trits[at] + 1) as u32
+                });
+                (256 * digits).div_ceil(243) as u8
+            }));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trike_testkit::Rng;
+    use trike_trit::{Encoding, GroupSize, Scales};
+
+    /// The weight at a place, read from the packed form by the diagram.
+    fn weight(form: &TernaryForm, packed: &Packed, first_tile: usize, row: usize, col: usize) -> f32 {
+        let (tile, r) = (first_tile + row / TILE, row % TILE);
+        let (block, c) = (col / BLOCK, col % BLOCK);
+        let (i, h, t, b) = (c / 32, c % 32 / 16, c % 16 / 4, c % 4);
+        let (g, j) = (r % 8, 2 * h + r / 8);
+        let group = form.group.map_or(0, |group| col / group);
+        let mut sum = packed.means.as_ref().map_or(0.0, |m| m[(tile * form.groups() + group) * TILE + r]);
+        for set in 0..form.sets {
+            let mut folded = 0i32;
+            for plane in 0..form.planes {
+                let at = (((tile * form.sets + set) * form.blocks() + block) * form.planes + plane) * 128;
+                let word = packed.codes[at + (4 * g + t) * 4 + i];
+                folded = 3 * folded + (word >> (8 * b + 2 * j) & 3) as i32 - 1;
+            }
+            let scale = packed.scales[((tile * form.sets + set) * form.groups() + group) * TILE + r];
+            sum += scale * folded as f32;
+        }
+        sum
+    }
+
+    #[test]
+    fn every_weight_is_where_the_diagram_says() {
+        let mut rng = Rng::new(5);
+        for (depth, coupling) in [
+            (1, Coupling::Free),
+            (3, Coupling::Free),
+            (2, Coupling::Tied),
+            (5, Coupling::Tied),
+            (6, Coupling::Tied),
+        ] {
+            for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Group(GroupSize::G64)] {
+                let tensors: Vec<TritTensor> = [19, 1]
+                    .into_iter()
+                    .map(|rows| {
+                        let cols = 150;
+                        let trits: Vec<Vec<i8>> = (0..depth).map(|_| rng.trits(rows * cols, 0.6)).collect();
+                        let planes: Vec<&[i8]> = trits.iter().map(Vec::as_slice).collect();
+                        let set = granularity.count(rows, cols).expect("a count");
+                        let sets = if coupling == Coupling::Free { depth } else { 1 };
+                        let values: Vec<f32> = rng.normals(set * sets);
+                        let means = ScaleValues::F32(rng.normals(set));
+                        let scales = Scales::new(granularity, values, Some(means));
+                        TritTensor::from_planes(rows, cols, &planes, Encoding::TwoBit, coupling, scales)
+                            .expect("a tensor")
+                    })
+                    .collect();
+                let parts: Vec<&TritTensor> = tensors.iter().collect();
+                let form = form_of(&parts, true, TernaryLayout::TwoBit).expect("one form");
+                let packed = pack(&form, &parts).expect("packed");
+                assert_eq!((form.tiles(), form.rows()), (3, 20));
+                assert_eq!(
+                    form.bytes(),
+                    4 * (packed.codes.len()
+                        + packed.scales.len()
+                        + packed.means.as_ref().map_or(0, Vec::len))
+                );
+                for (first, tensor) in [(0, parts[0]), (2, parts[1])] {
+                    for (at, want) in tensor.dequantize().into_iter().enumerate() {
+                        let got = weight(&form, &packed, first, at / 150, at % 150);
+                        assert!(
+                            (got - want).abs() <= 1e-5 * want.abs().max(1.0),
+                            "{depth} {coupling:?} {at}: {got} {want}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn parts_that_differ_are_refused() {
+        let make = |rows: usize, cols: usize, scales: Scales| {
+            TritTensor::from_trits(rows, cols, &vec![1; rows * cols], Encoding::TwoBit, scales)
+                .expect("a tensor")
+        };
+        let a = make(2, 64, Scales::tensor(1.0));
+        let b = make(2, 65, Scales::tensor(1.0));
+        let c = make(2, 64, Scales::new(Granularity::Group(GroupSize::G32), vec![1.0; 4], None));
+        assert!(matches!(
+            form_of(&[&a, &b], true, TernaryLayout::TwoBit),
+            Err(CubeError::Length { expected: 64, got: 65, .. })
+        ));
+        assert!(matches!(
+            form_of(&[&a, &c], true, TernaryLayout::TwoBit),
+            Err(CubeError::Length { expected: 0, got: 32, .. })
+        ));
+        assert!(matches!(form_of(&[], true, TernaryLayout::TwoBit), Err(CubeError::Range { got: 0, .. })));
+        assert!(matches!(
+            form_of(&[&a; 4], true, TernaryLayout::TwoBit),
+            Err(CubeError::Range { got: 4, .. })
+        ));
+        assert!(form_of(&[&a, &a, &a], true, TernaryLayout::TwoBit).is_ok());
+    }
+
+    #[test]
+    fn blocks_of_zeros_are_left_out() {
+        // Two tiles by three blocks; one weight in the first tile's last block, none in the second tile.
+        let mut trits = vec![0; 20 * 300];
+        trits[3 * 300 + 260] = -1;
+        let tensor =
+            TritTensor::from_trits(20, 300, &trits, Encoding::Bitmap, Scales::tensor(1.0)).expect("a tensor");
+        let mut form = form_of(&[&tensor], true, TernaryLayout::Blocks).expect("a form");
+        let packed = pack(&form, &[&tensor]).expect("packed");
+        let mut codes = packed.codes.clone();
+        let index = without_zeros(&mut form, &mut codes);
+        assert_eq!(index, [0, 1, 1, 2]);
+        assert_eq!((form.stored, &codes[..]), (1, &packed.codes[2 * 128..3 * 128]));
+        assert_eq!(form.bytes(), 4 * (128 + 4) + 4 * 2 * TILE);
+    }
+
+    #[test]
+    fn base_3_holds_every_trit() {
+        let mut rng = Rng::new(6);
+        let trits = rng.trits(17 * 330, 0.6);
+        let tensor =
+            TritTensor::from_trits(17, 330, &trits, Encoding::Planes, Scales::tensor(1.0)).expect("a tensor");
+        let form = form_of(&[&tensor], true, TernaryLayout::Base3).expect("a form");
+        let packed = pack(&form, &[&tensor]).expect("packed");
+        assert_eq!((form.steps(), packed.codes.len()), (3, 2 * 3 * 128));
+        for (at, &want) in trits.iter().enumerate() {
+            let (row, col) = (at / 330, at % 330);
+            let (tile, r, block, c) = (row / 16, row % 16, col / 160, col % 160);
+            let f = 2 * (c / 16) + r / 8;
+            let lane = 4 * (r % 8) + c % 16 / 4;
+            let word = packed.codes[((tile * 3 + block) * 32 + lane) * 4 + f / 5];
+            let mut byte = u32::from(word.to_le_bytes()[c % 4]);
+            for _ in 0..f % 5 {
+                byte = (byte * 3) & 0xFF;
+            }
+            assert_eq!(((byte * 3) >> 8) as i8 - 1, want, "{row} {col}");
+        }
+        let two = form_of(&[&tensor], true, TernaryLayout::TwoBit).expect("a form");
+        assert_eq!((two.code_words(), form.code_words()), (2 * 3 * 128, 2 * 3 * 128));
+        let tied = TritTensor::from_planes(
+            1,
+            3,
+            &[&[1, 0, 1], &[0, 0, 1]],
+            Encoding::TwoBit,
+            Coupling::Tied,
+            Scales::tensor(1.0),
+        );
+        let refused = form_of(&[&tied.expect("a tensor")], true, TernaryLayout::Base3);
+        assert!(matches!(refused, Err(CubeError::Range { maximum: 1, got: 2, .. })));
+    }
+
+    #[test]
+    fn two_bits_and_a_scale_a_weight() {
+        let scales = Scales::new(Granularity::Group(GroupSize::G128), vec![f16::ONE; 2 * 32], None);
+        let tensor =
+            TritTensor::from_trits(32, 256, &vec![1; 32 * 256], Encoding::TwoBit, scales).expect("a tensor");
+        let form = form_of(&[&tensor], true, TernaryLayout::TwoBit).expect("a form");
+        assert_eq!(form.bytes() as f64 * 8.0 / (32.0 * 256.0), 2.125);
+        assert_eq!(
+            form_of(&[&tensor], false, TernaryLayout::TwoBit).expect("a form").bytes() * 8 / (32 * 256),
+            2
+        );
+    }
+}

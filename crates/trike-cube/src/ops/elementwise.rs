@@ -1,0 +1,176 @@
+//! Number by number: gates, sums, biases.
+
+use cubecl::prelude::*;
+
+use super::gated::GatedActivation;
+use super::spread;
+use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::error::{CubeError, Result, check_len, check_range};
+use crate::plan::{Cost, Plan, Settings, Strategy};
+
+/// What is done to each number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Elementwise {
+    /// `out = activation(gate) * up`.
+    Gated(GatedActivation),
+    /// `x += y`, where `y` has this many numbers and begins anew at its end: as many as `x` for a sum, a row for a bias.
+    Add(usize),
+}
+
+/// An operation on `len` numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ElementwiseProblem {
+    /// What is done.
+    pub operation: Elementwise,
+    /// Numbers.
+    pub len: usize,
+}
+
+/// How [`ElementwiseProblem`] is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ElementwiseBlueprint {
+    /// Numbers of a load: 4, or 1 where there is no whole number of those.
+    pub lanes: usize,
+}
+
+/// Units of a cube.
+const UNITS: u32 = 128;
+
+impl Plan for ElementwiseProblem {
+    type Blueprint = ElementwiseBlueprint;
+    const NAME: &'static str = "elementwise";
+
+    fn validate(&self) -> Result<()> {
+        check_range("numbers of an elementwise operation", 1, u32::MAX as usize, self.len)?;
+        match self.operation {
+            Elementwise::Add(period) if period == 0 || !self.len.is_multiple_of(period) => {
+                Err(CubeError::NotMultiple { what: "numbers of a sum", unit: period, got: self.len })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn candidates(&self, _: &Capabilities) -> Vec<ElementwiseBlueprint> {
+        let whole = match self.operation {
+            Elementwise::Gated(_) => self.len.is_multiple_of(4),
+            Elementwise::Add(period) => period.is_multiple_of(4),
+        };
+        let one = ElementwiseBlueprint { lanes: 1 };
+        if whole { vec![ElementwiseBlueprint { lanes: 4 }, one] } else { vec![one] }
+    }
+
+    fn settings(&self, blueprint: &ElementwiseBlueprint, device: &Capabilities) -> Result<Settings> {
+        if !self.candidates(device).contains(blueprint) {
+            let what = "numbers of an elementwise operation";
+            return Err(CubeError::NotMultiple { what, unit: blueprint.lanes, got: self.len });
+        }
+        let bindings = if matches!(self.operation, Elementwise::Gated(_)) { 3 } else { 2 };
+        let cubes = spread((self.len / blueprint.lanes).div_ceil(UNITS as usize));
+        Ok(Settings { cubes, ..Settings::linear(1, UNITS, bindings) })
+    }
+
+    fn cost(&self) -> Cost {
+        let len = self.len as u64;
+        match self.operation {
+            Elementwise::Gated(GatedActivation::SiLu) => Cost { operations: 20 * len, bytes: 12 * len },
+            Elementwise::Gated(GatedActivation::SquaredReLu) => Cost { operations: 3 * len, bytes: 12 * len },
+            Elementwise::Add(period) => Cost { operations: len, bytes: 8 * len + 4 * period as u64 },
+        }
+    }
+}
+
+mod kernel {
+    use super::super::gated::activate;
+    use super::*;
+
+    /// Unit `i` joins vector `i`.
+    #[cube(launch_unchecked)]
+    pub(super) fn gated<N: Size>(
+        gate: &[Vector<f32, N>],
+        up: &[Vector<f32, N>],
+        out: &mut [Vector<f32, N>],
+        #[comptime] activation: GatedActivation,
+        #[comptime] lanes: usize,
+    ) {
+        let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
+        if i < out.len() {
+            let (g, u) = (gate[i], up[i]);
+            let mut value = Vector::<f32, N>::new(0.0f32);
+            #[unroll]
+            for lane in 0..lanes {
+                value.insert(lane, activate(g.extract(lane), activation) * u.extract(lane));
+            }
+            out[i] = value;
+        }
+    }
+
+    /// Unit `i` adds to vector `i`.
+    #[cube(launch_unchecked)]
+    pub(super) fn add<N: Size>(x: &mut [Vector<f32, N>], y: &[Vector<f32, N>]) {
+        let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
+        if i < x.len() {
+            let sum = x[i] + y[i % y.len()];
+            x[i] = sum;
+        }
+    }
+}
+
+impl Device {
+    /// `out = activation(gate) * up`.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`] when the lengths differ, [`CubeError::Overlap`] when the output shares memory with an input, and
+    /// those of [`Plan::plan`] and of the launch.
+    pub fn gated(
+        &self,
+        gate: &Buffer<f32>,
+        up: &Buffer<f32>,
+        activation: GatedActivation,
+        out: &Buffer<f32>,
+        strategy: &Strategy<ElementwiseBlueprint>,
+    ) -> Result<()> {
+        check_len("up projection of gated", gate.len(), up.len())?;
+        check_len("output of gated", gate.len(), out.len())?;
+        if out.overlaps(gate) || out.overlaps(up) {
+            return Err(CubeError::Overlap { what: "input and output of gated" });
+        }
+        let problem = ElementwiseProblem { operation: Elementwise::Gated(activation), len: out.len() };
+        let (ElementwiseBlueprint { lanes }, settings) = problem.plan(strategy, self.capabilities())?;
+        self.launch(&Launch::new("gated", &(activation, lanes), settings), &[out], |client, cubes, units| {
+            let (gate, up, out) = (gate.vectors(lanes), up.vectors(lanes), out.vectors(lanes));
+            // SAFETY: the lengths were compared above, and the kernel compares its index with them.
+            unsafe {
+                kernel::gated::launch_unchecked(
+                    client, cubes, units, lanes, gate, up, out, activation, lanes,
+                );
+            };
+        })
+    }
+
+    /// `x += y`, where a `y` that is shorter begins anew at its end: a row of it is a bias.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::NotMultiple`] when `x` is no whole number of `y`, [`CubeError::Overlap`] when they share memory, and
+    /// those of [`Plan::plan`] and of the launch.
+    pub fn add(
+        &self,
+        x: &Buffer<f32>,
+        y: &Buffer<f32>,
+        strategy: &Strategy<ElementwiseBlueprint>,
+    ) -> Result<()> {
+        if x.overlaps(y) {
+            return Err(CubeError::Overlap { what: "summands" });
+        }
+        let problem = ElementwiseProblem { operation: Elementwise::Add(y.len()), len: x.len() };
+        let (ElementwiseBlueprint { lanes }, settings) = problem.plan(strategy, self.capabilities())?;
+        self.launch(&Launch::new("add", &lanes, settings), &[x], |client, cubes, units| {
+            let (x, y) = (x.vectors(lanes), y.vectors(lanes));
+            // SAFETY: the kernel compares its index with the length of `x` and takes it modulo that of `y`, which is not 0.
+            unsafe {
+                kernel::add::launch_unchecked(client, cubes, units, lanes, x, y);
+            };
+        })
+    }
+}

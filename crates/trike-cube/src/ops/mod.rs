@@ -1,0 +1,113 @@
+//! Operations of a decoder beside the linear layers: norms, quantizers, gates, rotations, look-ups, sampling.
+//!
+//! Tensors are `tokens x width`, row-major, f32.
+
+mod dequantize;
+mod elementwise;
+mod gated;
+mod lookup;
+mod math;
+mod reduce;
+mod rope;
+mod rows;
+mod top;
+
+pub use elementwise::{Elementwise, ElementwiseBlueprint, ElementwiseProblem};
+pub use gated::GatedActivation;
+pub use lookup::{Indices, LookupBlueprint, LookupProblem};
+pub use rope::{RopeBlueprint, RopePairing, RopeProblem, RopeTable};
+pub use rows::{Norm, RowBlueprint, RowInput, RowProblem, RowSource, RowTarget};
+pub use top::{MOST, TopBlueprint, TopProblem};
+
+use crate::device::Capabilities;
+use crate::error::{CubeError, Result};
+
+/// Cubes in two lines, where one would be longer than any device allows. Kernels compare `CUBE_POS` with the number.
+pub(crate) fn spread(cubes: usize) -> [u32; 3] {
+    const LONGEST: usize = 65_535;
+    let lines = cubes.div_ceil(LONGEST).max(1);
+    [cubes.div_ceil(lines).max(1), lines, 1].map(|n| u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// Refuses a kernel that exchanges values inside of planes where there are none, or where a cube is no whole number of them.
+pub(crate) fn check_planes(kernel: &'static str, units: u32, device: &Capabilities) -> Result<()> {
+    match device.planes {
+        Some((_, most)) if units.is_multiple_of(most) => Ok(()),
+        Some((_, most)) => Err(CubeError::NotMultiple {
+            what: "units of a cube of planes",
+            unit: most as usize,
+            got: units as usize,
+        }),
+        None => Err(CubeError::Feature { kernel, feature: "plane operations", device: device.name.clone() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::{DenseForm, DenseKind};
+    use crate::plan::{Cost, Plan};
+
+    #[test]
+    fn cubes_are_spread_over_two_lines() {
+        assert_eq!(spread(0), [1, 1, 1]);
+        for cubes in [1, 65_535, 65_536, 131_071, 1 << 24] {
+            let [x, y, z] = spread(cubes).map(|n| n as usize);
+            assert!(x <= 65_535 && y <= 65_535 && z == 1, "{cubes}");
+            assert!(x * y >= cubes && x * y < cubes + y, "{cubes}: {x} x {y}");
+        }
+    }
+
+    fn fits<P: Plan + std::fmt::Debug>(problem: &P, cost: Cost) {
+        let device = Capabilities::smallest();
+        problem.validate().unwrap_or_else(|e| panic!("{problem:?}: {e}"));
+        let candidates = problem.candidates(&device);
+        assert!(!candidates.is_empty(), "{problem:?}");
+        for blueprint in candidates {
+            let settings = problem.settings(&blueprint, &device).expect("its own candidate");
+            settings.check(P::NAME, &device).unwrap_or_else(|e| panic!("{problem:?} {blueprint:?}: {e}"));
+        }
+        assert_eq!(problem.cost(), cost, "{problem:?}");
+    }
+
+    #[test]
+    fn every_candidate_fits_the_smallest_device() {
+        let gated = Elementwise::Gated(GatedActivation::SquaredReLu);
+        fits(&ElementwiseProblem { operation: gated, len: 1001 }, Cost { operations: 3003, bytes: 12_012 });
+        let sum = ElementwiseProblem { operation: Elementwise::Add(8), len: 1 << 20 };
+        fits(&sum, Cost { operations: 1 << 20, bytes: (8 << 20) + 32 });
+        let table = DenseForm { rows: 128_256, cols: 100, kind: DenseKind::Int8, group: 32 };
+        let lookup = LookupProblem { count: 3, table };
+        fits(&lookup, Cost { operations: 300, bytes: 3 * (100 + 16 + 4 + 400) });
+        let pairing = RopePairing::Halves;
+        let rope = RopeProblem { tokens: 2, heads: 3, head_dim: 80, rotated: 64, pairing };
+        fits(&rope, Cost { operations: 6 * 192, bytes: 16 * 192 + 4 * 2 * 65 });
+        let top = TopProblem { rows: 2, cols: 151_936, k: 40 };
+        fits(&top, Cost { operations: 2 * 151_936 * 40, bytes: 2 * 4 * 151_936 + 8 * 80 });
+        fits(
+            &TopProblem { k: MOST, ..top },
+            Cost { operations: 2 * 151_936 * 256, bytes: 2 * 4 * 151_936 + 8 * 512 },
+        );
+    }
+
+    #[test]
+    fn limits_are_refused_at_their_edge() {
+        let top = TopProblem { rows: 1, cols: 1000, k: MOST };
+        top.validate().expect("at the limit");
+        for (cols, k) in [(1000, MOST + 1), (1000, 0), (100, 101), (0, 1)] {
+            TopProblem { cols, k, ..top }.validate().expect_err("out of range");
+        }
+        let pairing = RopePairing::Adjacent;
+        let rope = RopeProblem { tokens: 1, heads: 1, head_dim: 8, rotated: 8, pairing };
+        rope.validate().expect("all of a head");
+        for rotated in [0, 3, 10] {
+            RopeProblem { rotated, ..rope }.validate().expect_err("no pairs of this head");
+        }
+        for (len, period) in [(8, 3), (8, 0), (0, 1)] {
+            let sum = ElementwiseProblem { operation: Elementwise::Add(period), len };
+            sum.validate().expect_err("no whole number of rows");
+        }
+        let odd = ElementwiseProblem { operation: Elementwise::Add(6), len: 12 };
+        odd.settings(&ElementwiseBlueprint { lanes: 4 }, &Capabilities::smallest()).expect_err("no vectors");
+    }
+}

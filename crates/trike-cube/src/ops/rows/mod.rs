@@ -1,0 +1,514 @@
+//! One row at a time: residual sum or gate, then RMSNorm, then floats or codes for the ternary kernels, in one pass.
+
+mod kernel;
+
+use cubecl::client::Client;
+use cubecl::prelude::{CubeCount, CubeDim};
+
+use super::gated::GatedActivation;
+use super::spread;
+use crate::device::{AnyBuffer, Buffer, Capabilities, Device, Launch};
+use crate::error::{CubeError, Result, check_len, check_shape};
+use crate::linear::{ActivationPrecision, ActivationShape, Activations};
+use crate::plan::{Cost, Plan, Settings, Strategy};
+use kernel::Form;
+
+/// Where rows come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowSource {
+    /// They are there.
+    Plain,
+    /// The residual stream, after something was added to it.
+    Added,
+    /// `activation(gate) * up`.
+    Gated(GatedActivation),
+}
+
+/// What rows become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RowTarget {
+    /// Floats; only of rows that are normalized.
+    Floats,
+    /// Codes for the ternary kernels.
+    Codes(ActivationPrecision),
+}
+
+/// `rows x cols` numbers on their way into a linear layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowProblem {
+    /// Tokens, or tokens times heads for a norm of heads.
+    pub rows: usize,
+    /// Columns.
+    pub cols: usize,
+    /// Where they come from.
+    pub source: RowSource,
+    /// Whether they are normalized.
+    pub norm: bool,
+    /// What they become.
+    pub target: RowTarget,
+}
+
+/// How [`RowProblem`] is computed: a cube a row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RowBlueprint {
+    /// Units of a cube, a power of two from 32 (64 where groups have factors).
+    pub units: u32,
+    /// Whether units exchange values inside of planes.
+    pub planes: bool,
+    /// Numbers of a load: 4, or 1 where rows are no multiple of it.
+    pub lanes: usize,
+}
+
+/// Units of a cube, at most: more add synchronization and no bandwidth.
+const MOST_UNITS: u32 = 512;
+
+impl RowProblem {
+    fn codes(&self) -> Option<ActivationShape> {
+        match self.target {
+            RowTarget::Floats => None,
+            RowTarget::Codes(precision) => {
+                Some(ActivationShape { tokens: self.rows, cols: self.cols, precision })
+            }
+        }
+    }
+
+    /// Units of the smallest cube.
+    fn fewest_units(&self) -> u32 {
+        // A group of 256 columns is 64 quads, and must not be cut.
+        if self.codes().is_some_and(|shape| shape.precision.group().is_some()) { 64 } else { 32 }
+    }
+
+    fn form(&self, blueprint: &RowBlueprint) -> Form {
+        let precision = self.codes().map(|shape| shape.precision);
+        Form {
+            gate: match self.source {
+                RowSource::Gated(activation) => Some(activation),
+                RowSource::Plain | RowSource::Added => None,
+            },
+            norm: self.norm,
+            slices: precision.map_or(1, ActivationPrecision::slices),
+            group: precision.and_then(ActivationPrecision::group).unwrap_or(0),
+            units: blueprint.units as usize,
+            planes: blueprint.planes,
+        }
+    }
+}
+
+impl Plan for RowProblem {
+    type Blueprint = RowBlueprint;
+    const NAME: &'static str = "rows";
+
+    fn validate(&self) -> Result<()> {
+        check_shape("rows", self.rows, self.cols)?;
+        match self.codes() {
+            Some(shape) => shape.validate(),
+            None if self.norm => Ok(()),
+            None => {
+                Err(CubeError::Range { what: "stages of rows of floats", minimum: 1, maximum: 1, got: 0 })
+            }
+        }
+    }
+
+    fn candidates(&self, device: &Capabilities) -> Vec<RowBlueprint> {
+        let quads = self.cols.div_ceil(4).next_power_of_two();
+        let most = MOST_UNITS.min(device.max_units.max(1)).min(device.max_unit_sides[0].max(1));
+        // The largest power of two that the device has.
+        let most = 1 << most.ilog2();
+        // Two quads a unit: their loads are under way together.
+        let units = u32::try_from(quads / 2).unwrap_or(u32::MAX).clamp(self.fewest_units().min(most), most);
+        let lanes = if self.cols.is_multiple_of(4) { 4 } else { 1 };
+        let with = |planes| RowBlueprint { units, planes, lanes };
+        let whole = device.planes.is_some_and(|(_, most)| most <= units);
+        if whole { vec![with(true), with(false)] } else { vec![with(false)] }
+    }
+
+    fn settings(&self, blueprint: &RowBlueprint, device: &Capabilities) -> Result<Settings> {
+        let RowBlueprint { units, planes, lanes } = *blueprint;
+        if !units.is_power_of_two() || units < self.fewest_units() {
+            return Err(CubeError::NotMultiple {
+                what: "units of a row, a power of two",
+                unit: self.fewest_units() as usize,
+                got: units as usize,
+            });
+        }
+        if !matches!(lanes, 1 | 4) || !self.cols.is_multiple_of(lanes) {
+            return Err(CubeError::NotMultiple { what: "columns of rows", unit: lanes, got: self.cols });
+        }
+        if planes {
+            super::check_planes(Self::NAME, units, device)?;
+        }
+        let form = self.form(blueprint);
+        let (arrays, bindings) = match self.target {
+            RowTarget::Floats => (1, 4),
+            RowTarget::Codes(_) => (2 + form.slices, 6),
+        };
+        let settings = Settings { cubes: spread(self.rows), ..Settings::linear(1, units, bindings) };
+        Ok(settings.shared(4 * arrays * units as usize))
+    }
+
+    fn cost(&self) -> Cost {
+        let count = (self.rows as u64).saturating_mul(self.cols as u64);
+        let (read, mut operations) = match self.source {
+            RowSource::Plain => (4, 0),
+            // The stream is written back.
+            RowSource::Added => (12, 1),
+            RowSource::Gated(GatedActivation::SquaredReLu) => (8, 3),
+            RowSource::Gated(GatedActivation::SiLu) => (8, 20),
+        };
+        operations += if self.norm { 4 } else { 0 };
+        let written = match self.codes() {
+            None => 4 * count,
+            Some(shape) => {
+                operations += 4 + 3 * shape.precision.slices() as u64;
+                let sums = 4 * (shape.code_rows() * shape.sum_stride()) as u64;
+                4 * shape.code_words() as u64 + sums + 4 * shape.factors() as u64
+            }
+        };
+        let weight = if self.norm { 4 * self.cols as u64 } else { 0 };
+        let bytes = count.saturating_mul(read).saturating_add(written).saturating_add(weight);
+        Cost { operations: count.saturating_mul(operations), bytes }
+    }
+}
+
+/// Rows and where they come from.
+#[derive(Clone, Copy, Debug)]
+pub enum RowInput<'a> {
+    /// `rows x cols` numbers.
+    Plain(&'a Buffer<f32>),
+    /// `stream += addend`, then the stream.
+    Added {
+        /// Read and written.
+        stream: &'a Buffer<f32>,
+        /// As long as the stream.
+        addend: &'a Buffer<f32>,
+    },
+    /// `activation(gate) * up`.
+    Gated {
+        /// Input of the activation.
+        gate: &'a Buffer<f32>,
+        /// As long as the gate.
+        up: &'a Buffer<f32>,
+        /// The activation.
+        activation: GatedActivation,
+    },
+}
+
+impl<'a> RowInput<'a> {
+    fn source(&self) -> RowSource {
+        match self {
+            Self::Plain(_) => RowSource::Plain,
+            Self::Added { .. } => RowSource::Added,
+            Self::Gated { activation, .. } => RowSource::Gated(*activation),
+        }
+    }
+
+    /// The first buffer, and the second or the first again.
+    fn buffers(&self) -> (&'a Buffer<f32>, &'a Buffer<f32>) {
+        match *self {
+            Self::Plain(x) => (x, x),
+            Self::Added { stream, addend } => (stream, addend),
+            Self::Gated { gate, up, .. } => (gate, up),
+        }
+    }
+}
+
+/// An RMSNorm: `x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, 2019).
+#[derive(Clone, Copy, Debug)]
+pub struct Norm<'a> {
+    /// A number for each column.
+    pub weight: &'a Buffer<f32>,
+    /// Added to the mean square, 0 or more and finite.
+    pub eps: f32,
+}
+
+impl Device {
+    /// RMSNorm of rows as long as the weight.
+    ///
+    /// Squares are summed in f32, in an order that depends on the blueprint and not on the values.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::NotMultiple`] when the input is not whole rows, [`CubeError::Length`] when the output is not as long,
+    /// [`CubeError::NonFinite`] for the constant, [`CubeError::Overlap`] when the output shares memory with an input, and
+    /// those of [`Plan::plan`] and of the launch.
+    pub fn rms_norm(
+        &self,
+        input: RowInput<'_>,
+        norm: Norm<'_>,
+        out: &Buffer<f32>,
+        strategy: &Strategy<RowBlueprint>,
+    ) -> Result<()> {
+        let cols = norm.weight.len();
+        let rows = checked_rows(&input, cols)?;
+        check_len("output of a norm", rows * cols, out.len())?;
+        let problem =
+            RowProblem { rows, cols, source: input.source(), norm: true, target: RowTarget::Floats };
+        self.rows(&problem, &input, Some(norm), Outputs::Floats(out), strategy)
+    }
+
+    /// Quantizes rows for the ternary kernels, normalized first if there is a norm; `out` says how long they are.
+    ///
+    /// For equal numbers the codes are those of `trike-cpu` to the bit where the device divides as IEEE 754 says (CUDA and
+    /// the software driver do; Vulkan allows 2.5 units in the last place, which can move a value that lies halfway between
+    /// two codes). A row with a number that is not finite gets the factor NaN and codes of zero.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::rms_norm`]; a norm's weight must have a number for each column of `out`.
+    pub fn quantize(
+        &self,
+        input: RowInput<'_>,
+        norm: Option<Norm<'_>>,
+        out: &Activations,
+        strategy: &Strategy<RowBlueprint>,
+    ) -> Result<()> {
+        let shape = out.shape();
+        check_len("rows to quantize", shape.tokens, checked_rows(&input, shape.cols)?)?;
+        if let Some(norm) = norm {
+            check_len("weight of a norm", shape.cols, norm.weight.len())?;
+        }
+        let target = RowTarget::Codes(shape.precision);
+        let problem = RowProblem {
+            rows: shape.tokens,
+            cols: shape.cols,
+            source: input.source(),
+            norm: norm.is_some(),
+            target,
+        };
+        self.rows(&problem, &input, norm, Outputs::Codes(out), strategy)
+    }
+
+    fn rows(
+        &self,
+        problem: &RowProblem,
+        input: &RowInput<'_>,
+        norm: Option<Norm<'_>>,
+        outputs: Outputs<'_>,
+        strategy: &Strategy<RowBlueprint>,
+    ) -> Result<()> {
+        let eps = norm.map_or(0.0, |norm| norm.eps);
+        if !(eps >= 0.0 && eps.is_finite()) {
+            return Err(CubeError::NonFinite { what: "constant of a norm", index: 0, value: eps });
+        }
+        let (x, other) = input.buffers();
+        let weight = norm.map_or(other, |norm| norm.weight);
+        let added = problem.source == RowSource::Added;
+        let mut written: Vec<&dyn AnyBuffer> = match outputs {
+            Outputs::Floats(out) => {
+                if [x, other, weight].iter().any(|input| input.overlaps(out)) {
+                    return Err(CubeError::Overlap { what: "input and output of a norm" });
+                }
+                vec![out]
+            }
+            Outputs::Codes(out) => vec![&out.codes, &out.sums, &out.factors],
+        };
+        if added {
+            if x.overlaps(other) || x.overlaps(weight) {
+                return Err(CubeError::Overlap { what: "residual stream and what is added to it" });
+            }
+            written.push(x);
+        }
+        let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
+        let form = problem.form(&blueprint);
+        let args = Args { x, other, weight, problem, eps, form, lanes: blueprint.lanes };
+        let launch = Launch::new(RowProblem::NAME, &(form, added, problem.target, blueprint.lanes), settings);
+        self.launch(&launch, &written, |client, cubes, units| match (outputs, added) {
+            (Outputs::Floats(out), false) => args.floats(client, cubes, units, out),
+            (Outputs::Floats(out), true) => args.added_floats(client, cubes, units, out),
+            (Outputs::Codes(out), false) => args.codes(client, cubes, units, out),
+            (Outputs::Codes(out), true) => args.added_codes(client, cubes, units, out),
+        })
+    }
+}
+
+/// Whole rows of an input whose buffers are equally long.
+fn checked_rows(input: &RowInput<'_>, cols: usize) -> Result<usize> {
+    let (x, other) = input.buffers();
+    check_len("second input of rows", x.len(), other.len())?;
+    if x.len().is_multiple_of(cols) {
+        Ok(x.len() / cols)
+    } else {
+        Err(CubeError::NotMultiple { what: "numbers of rows", unit: cols, got: x.len() })
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Outputs<'a> {
+    Floats(&'a Buffer<f32>),
+    Codes(&'a Activations),
+}
+
+/// What every kernel of rows gets.
+struct Args<'a> {
+    x: &'a Buffer<f32>,
+    other: &'a Buffer<f32>,
+    weight: &'a Buffer<f32>,
+    problem: &'a RowProblem,
+    eps: f32,
+    form: Form,
+    lanes: usize,
+}
+
+impl Args<'_> {
+    fn shape(&self) -> (u32, u32) {
+        // `check_shape` found that the product fits.
+        (self.problem.rows as u32, self.problem.cols as u32)
+    }
+
+    fn floats(&self, client: &Client, cubes: CubeCount, units: CubeDim, out: &Buffer<f32>) {
+        let (x, other, weight, n) = (
+            self.x.vectors(self.lanes),
+            self.other.vectors(self.lanes),
+            self.weight.vectors(self.lanes),
+            self.lanes,
+        );
+        let (rows, cols) = self.shape();
+        // SAFETY: `checked_rows` and `rms_norm` compared every length with `rows x cols`, the kernel compares every row with
+        // `rows` and every column with `cols`, and `lanes` divides `cols` (`RowProblem::settings`).
+        unsafe {
+            kernel::floats::launch_unchecked(
+                client,
+                cubes,
+                units,
+                n,
+                x,
+                other,
+                weight,
+                out.vectors(n),
+                rows,
+                cols,
+                self.eps,
+                self.form,
+            );
+        };
+    }
+
+    fn added_floats(&self, client: &Client, cubes: CubeCount, units: CubeDim, out: &Buffer<f32>) {
+        let (x, other, weight, n) = (
+            self.x.vectors(self.lanes),
+            self.other.vectors(self.lanes),
+            self.weight.vectors(self.lanes),
+            self.lanes,
+        );
+        let (rows, cols) = self.shape();
+        // SAFETY: as in `floats`; the stream is bound once, which `rows` checked.
+        unsafe {
+            kernel::added_floats::launch_unchecked(
+                client,
+                cubes,
+                units,
+                n,
+                x,
+                other,
+                weight,
+                out.vectors(n),
+                rows,
+                cols,
+                self.eps,
+                self.form,
+            );
+        };
+    }
+
+    fn codes(&self, client: &Client, cubes: CubeCount, units: CubeDim, out: &Activations) {
+        let (x, other, weight, n) = (
+            self.x.vectors(self.lanes),
+            self.other.vectors(self.lanes),
+            self.weight.vectors(self.lanes),
+            self.lanes,
+        );
+        let (codes, sums, factors) = (out.codes.arg(), out.sums.arg(), out.factors.arg());
+        let (rows, cols) = self.shape();
+        // SAFETY: as in `floats`; the lengths of the outputs come from `ActivationShape`, which has the same rows and columns.
+        unsafe {
+            kernel::codes::launch_unchecked(
+                client, cubes, units, n, x, other, weight, codes, sums, factors, rows, cols, self.eps,
+                self.form,
+            );
+        };
+    }
+
+    fn added_codes(&self, client: &Client, cubes: CubeCount, units: CubeDim, out: &Activations) {
+        let (x, other, weight, n) = (
+            self.x.vectors(self.lanes),
+            self.other.vectors(self.lanes),
+            self.weight.vectors(self.lanes),
+            self.lanes,
+        );
+        let (codes, sums, factors) = (out.codes.arg(), out.sums.arg(), out.factors.arg());
+        let (rows, cols) = self.shape();
+        // SAFETY: as in `codes` and `added_floats`.
+        unsafe {
+            kernel::added_codes::launch_unchecked(
+                client, cubes, units, n, x, other, weight, codes, sums, factors, rows, cols, self.eps,
+                self.form,
+            );
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trike_trit::GroupSize;
+
+    const INT8: RowTarget = RowTarget::Codes(ActivationPrecision::Int8PerToken);
+
+    fn problem() -> RowProblem {
+        RowProblem { rows: 3, cols: 2560, source: RowSource::Plain, norm: true, target: INT8 }
+    }
+
+    #[test]
+    fn every_candidate_fits_the_smallest_device() {
+        let device = Capabilities::smallest();
+        let group = RowTarget::Codes(ActivationPrecision::Int8PerGroup(GroupSize::G256));
+        let exact = RowTarget::Codes(ActivationPrecision::F32);
+        for target in [RowTarget::Floats, INT8, group, exact] {
+            for cols in [1, 64, 130, 2560, 28_672] {
+                let problem = RowProblem { cols, target, ..problem() };
+                let candidates = problem.candidates(&device);
+                assert!(!candidates.is_empty());
+                for blueprint in candidates {
+                    let settings = problem.settings(&blueprint, &device).expect("its own candidate");
+                    settings
+                        .check("rows", &device)
+                        .unwrap_or_else(|e| panic!("{problem:?} {blueprint:?}: {e}"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn limits_are_refused_at_their_edge() {
+        problem().validate().expect("fine");
+        for (rows, cols) in [(0, 8), (8, 0), (1 << 16, 1 << 16), (1, crate::linear::MAX_COLS + 1)] {
+            RowProblem { rows, cols, ..problem() }.validate().expect_err("out of range");
+        }
+        RowProblem { cols: crate::linear::MAX_COLS, rows: 1, ..problem() }.validate().expect("at the limit");
+        let idle = RowProblem { norm: false, target: RowTarget::Floats, ..problem() };
+        assert!(matches!(idle.validate(), Err(CubeError::Range { .. })), "rows that stay what they are");
+        let device = Capabilities { planes: Some((8, 64)), ..Capabilities::smallest() };
+        let with = |units, planes, lanes| problem().settings(&RowBlueprint { units, planes, lanes }, &device);
+        with(64, true, 4).expect("a whole plane");
+        assert!(matches!(with(32, true, 4), Err(CubeError::NotMultiple { unit: 64, got: 32, .. })));
+        assert!(matches!(with(64, false, 2), Err(CubeError::NotMultiple { unit: 2, .. })));
+        let odd = RowProblem { cols: 2562, ..problem() };
+        let refused = odd.settings(&RowBlueprint { units: 64, planes: false, lanes: 4 }, &device);
+        assert!(matches!(refused, Err(CubeError::NotMultiple { unit: 4, got: 2562, .. })));
+        let without = RowBlueprint { units: 64, planes: true, lanes: 4 };
+        let refused = problem().settings(&without, &Capabilities::smallest());
+        assert!(matches!(refused, Err(CubeError::Feature { .. })));
+    }
+
+    #[test]
+    fn costs_count_every_byte_once() {
+        let floats = RowProblem { rows: 2, cols: 128, target: RowTarget::Floats, ..problem() };
+        assert_eq!(floats.cost().bytes, 4 * (2 * 128 + 2 * 128 + 128));
+        let codes = RowProblem { norm: false, target: INT8, ..floats };
+        assert_eq!(codes.cost().bytes, 4 * 2 * 128 + 2 * 128 + 2 * 4 * 8 + 2 * 4);
+        let gated = RowProblem { source: RowSource::Gated(GatedActivation::SquaredReLu), ..codes };
+        assert_eq!(gated.cost().bytes - codes.cost().bytes, 4 * 2 * 128);
+        let added = RowProblem { source: RowSource::Added, ..codes };
+        assert_eq!(added.cost().bytes - codes.cost().bytes, 8 * 2 * 128);
+    }
+}

@@ -1,0 +1,224 @@
+//! What every kernel has: a problem that says what, a blueprint that says how, settings that say where, and a cost.
+
+use std::fmt::Debug;
+use std::hash::Hash;
+
+use crate::device::Capabilities;
+use crate::error::{CubeError, Result};
+
+/// How an operation chooses its kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Strategy<B> {
+    /// The plan chooses for the device.
+    #[default]
+    Inferred,
+    /// This blueprint, for tests and for tuning; an operation refuses one that the device or the problem does not allow.
+    Forced(B),
+}
+
+/// Work of one launch.
+///
+/// Divided by a measured time and by what the device can do, it gives the share of the device that was used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Arithmetic operations; a multiply-add is two.
+    pub operations: u64,
+    /// Bytes that must pass at least once: inputs, weights as they lie in memory, outputs.
+    pub bytes: u64,
+}
+
+impl std::ops::Add for Cost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            operations: self.operations.saturating_add(other.operations),
+            bytes: self.bytes.saturating_add(other.bytes),
+        }
+    }
+}
+
+impl std::iter::Sum for Cost {
+    fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
+        costs.fold(Self::default(), std::ops::Add::add)
+    }
+}
+
+/// Where a kernel runs: how many cubes of how many units, and what each cube holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Cubes along x, y and z.
+    pub cubes: [u32; 3],
+    /// Units of a cube along x and y.
+    pub units: [u32; 2],
+    /// Bytes of shared memory of a cube.
+    pub shared_bytes: usize,
+    /// Buffers that the kernel binds.
+    pub bindings: usize,
+}
+
+impl Settings {
+    /// `cubes` cubes of `units` units in one line, without shared memory.
+    #[must_use]
+    pub fn linear(cubes: usize, units: u32, bindings: usize) -> Self {
+        // A number that does not fit is refused by `check`, like any other above the limit.
+        let cubes = u32::try_from(cubes).unwrap_or(u32::MAX);
+        Self { cubes: [cubes, 1, 1], units: [units, 1], shared_bytes: 0, bindings }
+    }
+
+    /// With this much shared memory.
+    #[must_use]
+    pub fn shared(self, bytes: usize) -> Self {
+        Self { shared_bytes: bytes, ..self }
+    }
+
+    /// Units of a cube.
+    #[must_use]
+    pub fn units_per_cube(&self) -> u32 {
+        self.units[0].saturating_mul(self.units[1])
+    }
+
+    /// Refuses what the device does not have.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Limit`] with the first limit that is exceeded; a side of zero is [`CubeError::Range`].
+    pub fn check(&self, kernel: &'static str, device: &Capabilities) -> Result<()> {
+        const CUBES: [&str; 3] = ["cubes along x", "cubes along y", "cubes along z"];
+        const UNITS: [&str; 2] = ["units along x", "units along y"];
+        let mut requests = Vec::with_capacity(8);
+        for ((what, requested), limit) in CUBES.into_iter().zip(self.cubes).zip(device.max_cubes) {
+            requests.push((what, requested, limit));
+        }
+        for ((what, requested), limit) in UNITS.into_iter().zip(self.units).zip(device.max_unit_sides) {
+            requests.push((what, requested, limit));
+        }
+        requests.push(("units of a cube", self.units_per_cube(), device.max_units));
+        for (what, requested, limit) in requests {
+            if requested == 0 {
+                return Err(CubeError::Range { what, minimum: 1, maximum: limit as usize, got: 0 });
+            }
+            check_limit(kernel, what, u64::from(requested), u64::from(limit))?;
+        }
+        check_limit(
+            kernel,
+            "bytes of shared memory",
+            self.shared_bytes as u64,
+            device.max_shared_bytes as u64,
+        )?;
+        check_limit(kernel, "buffers", self.bindings as u64, u64::from(device.max_bindings))
+    }
+}
+
+/// Refuses a request over a limit.
+pub(crate) fn check_limit(
+    kernel: &'static str,
+    what: &'static str,
+    requested: u64,
+    limit: u64,
+) -> Result<()> {
+    if requested <= limit { Ok(()) } else { Err(CubeError::Limit { kernel, what, requested, limit }) }
+}
+
+/// A problem that knows its kernels.
+///
+/// [`Plan::candidates`] lists every blueprint that [`Strategy::Inferred`] may choose on some device like this one, the chosen
+/// one first: tests run all of them, and the compile phase of `cargo xtask gpu-test` compiles all of them for every target.
+pub trait Plan {
+    /// What is compiled into the kernel.
+    type Blueprint: Clone + Debug + PartialEq + Eq + Hash;
+
+    /// The operation's name in errors and reports.
+    const NAME: &'static str;
+
+    /// Refuses shapes that no kernel of this operation takes.
+    ///
+    /// # Errors
+    ///
+    /// Whatever is wrong with the problem itself, on any device.
+    fn validate(&self) -> Result<()>;
+
+    /// Every blueprint that fits this problem on this device, the best first.
+    fn candidates(&self, device: &Capabilities) -> Vec<Self::Blueprint>;
+
+    /// Where a blueprint runs.
+    ///
+    /// # Errors
+    ///
+    /// What makes this blueprint impossible for the problem or for the device.
+    fn settings(&self, blueprint: &Self::Blueprint, device: &Capabilities) -> Result<Settings>;
+
+    /// Operations and compulsory bytes.
+    fn cost(&self) -> Cost;
+
+    /// Validates, chooses, and checks the device's limits.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Plan::validate`], [`Plan::settings`] and [`Settings::check`]; [`CubeError::Feature`] when no blueprint fits.
+    fn plan(
+        &self,
+        strategy: &Strategy<Self::Blueprint>,
+        device: &Capabilities,
+    ) -> Result<(Self::Blueprint, Settings)> {
+        self.validate()?;
+        let blueprint = match strategy {
+            Strategy::Forced(blueprint) => blueprint.clone(),
+            Strategy::Inferred => {
+                self.candidates(device).into_iter().next().ok_or_else(|| CubeError::Feature {
+                    kernel: Self::NAME,
+                    feature: "a kernel for this problem",
+                    device: device.name.clone(),
+                })?
+            }
+        };
+        let settings = self.settings(&blueprint, device)?;
+        settings.check(Self::NAME, device)?;
+        Ok((blueprint, settings))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_limit_is_checked_at_its_edge() {
+        let device = Capabilities::smallest();
+        let at = Settings {
+            cubes: device.max_cubes,
+            units: [device.max_units, 1],
+            shared_bytes: device.max_shared_bytes,
+            bindings: device.max_bindings as usize,
+        };
+        at.check("edge", &device).expect("at the limit");
+        let mut over = vec![
+            Settings { shared_bytes: at.shared_bytes + 1, ..at },
+            Settings { bindings: at.bindings + 1, ..at },
+            Settings { units: [device.max_units, 2], ..at },
+            Settings { units: [device.max_unit_sides[0] + 1, 1], ..at },
+        ];
+        for axis in 0..3 {
+            let mut cubes = at.cubes;
+            cubes[axis] += 1;
+            over.push(Settings { cubes, ..at });
+        }
+        for settings in over {
+            let refused = settings.check("edge", &device).expect_err("over the limit");
+            assert!(
+                matches!(refused, CubeError::Limit { requested, limit, .. } if requested > limit),
+                "{refused}"
+            );
+        }
+        for zero in [Settings { cubes: [1, 0, 1], ..at }, Settings { units: [0, 1], ..at }] {
+            assert!(matches!(zero.check("edge", &device), Err(CubeError::Range { got: 0, .. })));
+        }
+    }
+
+    #[test]
+    fn costs_add_without_overflow() {
+        let big = Cost { operations: u64::MAX, bytes: 3 };
+        let sum: Cost = [big, Cost { operations: 1, bytes: 4 }].into_iter().sum();
+        assert_eq!(sum, Cost { operations: u64::MAX, bytes: 7 });
+    }
+}

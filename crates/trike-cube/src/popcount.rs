@@ -1,0 +1,320 @@
+//! Trits times trits: AND and popcount, for hypervectors and ternary keys.
+
+use cubecl::prelude::*;
+use trike_trit::TritTensor;
+
+use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::error::{CubeError, Result, check_len, check_range, check_shape};
+use crate::plan::{Cost, Plan, Settings, Strategy};
+
+/// Four words of a plane of bits.
+type Quad = Vector<u32, Const<4>>;
+
+/// Trits of a step: a vector of each sign.
+const STEP: usize = 128;
+/// Rows of a cube.
+const ROWS: usize = 4;
+/// Units of a cube.
+const UNITS: usize = 64;
+/// Parts into which the units' counts are added up first.
+const PARTS: usize = 8;
+
+/// Rows of trits on a device, in bit planes: a codebook, or queries.
+///
+/// ```text
+/// words    [row][step of 128 trits][sign: pos, neg][word of 4]: bit j of word w is trit 128 step + 32 w + j
+/// ```
+#[derive(Clone, Debug)]
+pub struct TritTable {
+    rows: usize,
+    cols: usize,
+    words: Buffer<u32>,
+}
+
+impl TritTable {
+    /// Uploads the trits of a tensor of one plane; its scales are left behind.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`] for more than one plane, [`CubeError::Shape`] and [`CubeError::Memory`] for one too large.
+    pub fn upload(device: &Device, tensor: &TritTensor) -> Result<Self> {
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        check_len("planes of a table of trits", 1, tensor.depth())?;
+        check_shape("table of trits", rows, cols.next_multiple_of(STEP))?;
+        let mut words = vec![0; rows * words_of(cols)];
+        let mut trits = vec![0i8; cols.next_multiple_of(STEP)];
+        for (row, words) in words.chunks_exact_mut(words_of(cols)).enumerate() {
+            tensor.read_row(0, row, &mut trits[..cols])?;
+            pack_row(&trits, words);
+        }
+        Ok(Self { rows, cols, words: device.upload_weights(&words)? })
+    }
+
+    /// Rows.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Trits of a row.
+    #[must_use]
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Bytes that it takes on the device.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.words.bytes()
+    }
+}
+
+/// Words of a row.
+fn words_of(cols: usize) -> usize {
+    cols.div_ceil(STEP) * 8
+}
+
+fn pack_row(trits: &[i8], words: &mut [u32]) {
+    for (trits, words) in trits.as_chunks::<STEP>().0.iter().zip(words.as_chunks_mut::<8>().0) {
+        for (w, trits) in trits.as_chunks::<32>().0.iter().enumerate() {
+            for (j, &trit) in trits.iter().enumerate() {
+                words[w] |= u32::from(trit > 0) << j;
+                words[4 + w] |= u32::from(trit < 0) << j;
+            }
+        }
+    }
+}
+
+/// The dot products of some queries with all rows of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TritDotProblem {
+    /// Rows of the queries.
+    pub queries: usize,
+    /// Rows of the table.
+    pub rows: usize,
+    /// Trits of a row.
+    pub cols: usize,
+}
+
+/// How they are computed: queries that share one pass over the table, 1, 2, 4 or 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TritDotBlueprint {
+    /// Queries of a cube.
+    pub queries: usize,
+}
+
+impl Plan for TritDotProblem {
+    type Blueprint = TritDotBlueprint;
+
+    const NAME: &'static str = "trit dot";
+
+    fn validate(&self) -> Result<()> {
+        check_shape("table of trits", self.rows, self.cols.next_multiple_of(STEP))?;
+        check_shape("queries of trits", self.queries, self.cols.next_multiple_of(STEP))?;
+        check_shape("dot products of trits", self.queries, self.rows)?;
+        // Every count fits an i32.
+        check_range("trits of a row", 1, i32::MAX as usize, self.cols)
+    }
+
+    fn candidates(&self, _device: &Capabilities) -> Vec<TritDotBlueprint> {
+        vec![TritDotBlueprint { queries: self.queries.next_power_of_two().min(8) }]
+    }
+
+    fn settings(&self, blueprint: &TritDotBlueprint, _device: &Capabilities) -> Result<Settings> {
+        let queries = blueprint.queries;
+        check_range("queries of a cube", 1, 8, queries)?;
+        if !queries.is_power_of_two() {
+            return Err(CubeError::NotMultiple { what: "queries of a cube", unit: 2, got: queries });
+        }
+        let side = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Ok(Settings {
+            cubes: [side(self.rows.div_ceil(ROWS)), side(self.queries.div_ceil(queries)), 1],
+            units: [UNITS as u32, 1],
+            shared_bytes: 4 * ROWS * queries * (UNITS + PARTS),
+            bindings: 3,
+        })
+    }
+
+    fn cost(&self) -> Cost {
+        let [queries, rows, words] = [self.queries, self.rows, words_of(self.cols)].map(|n| n as u64);
+        // For a word of both signs of both sides: four ANDs, two ORs, two counts, two sums.
+        Cost {
+            operations: 10 * queries * rows * (words / 2),
+            bytes: 4 * (queries * words + rows * words + queries * rows),
+        }
+    }
+}
+
+/// Cube `(x, y)` compares four rows with `each` queries; unit `u` takes every 64th step of the rows.
+#[cube(launch_unchecked)]
+fn trit_dots(
+    table: &[Quad],
+    queries: &[Quad],
+    out: &mut [i32],
+    rows: u32,
+    count: u32,
+    steps: u32,
+    #[comptime] each: usize,
+) {
+    let unit = UNIT_POS_X as usize;
+    let first_row = CUBE_POS_X as usize * ROWS;
+    let first_query = CUBE_POS_Y as usize * each;
+    let (last_row, last_query) = (rows as usize - 1, count as usize - 1);
+    let steps = steps as usize;
+    let values = comptime!(ROWS * each);
+
+    let mut sums = Array::<i32>::new(values);
+    #[unroll]
+    for n in 0..values {
+        sums[n] = 0;
+    }
+    let mut step = unit;
+    while step < steps {
+        #[unroll]
+        for m in 0..each {
+            // Queries and rows past the last are counted like the last, and not stored.
+            let at = (clamp_max(first_query + m, last_query) * steps + step) * 2;
+            let (a, b) = (queries[at], queries[at + 1]);
+            #[unroll]
+            for r in 0..ROWS {
+                let at = (clamp_max(first_row + r, last_row) * steps + step) * 2;
+                let (p, n) = (table[at], table[at + 1]);
+                // At most one of the two products of a sign has a bit, so one count does for both.
+                let plus = ((p & a) | (n & b)).count_ones();
+                let minus = ((p & b) | (n & a)).count_ones();
+                let difference =
+                    Vector::<i32, Const<4>>::cast_from(plus) - Vector::<i32, Const<4>>::cast_from(minus);
+                sums[comptime!(r * each + m)] += difference.vector_sum();
+            }
+        }
+        step += UNITS;
+    }
+
+    let mut shared = Shared::<[i32]>::new_slice(comptime!(values * UNITS));
+    let mut parts = Shared::<[i32]>::new_slice(comptime!(values * PARTS));
+    #[unroll]
+    for n in 0..values {
+        shared[n * UNITS + unit] = sums[n];
+    }
+    sync_cube();
+    let mut index = unit;
+    while index < comptime!(values * PARTS) {
+        let mut sum = 0i32;
+        for i in 0..comptime!(UNITS / PARTS) {
+            sum += shared[index / PARTS * UNITS + index % PARTS + i * PARTS];
+        }
+        parts[index] = sum;
+        index += UNITS;
+    }
+    sync_cube();
+    if unit < values {
+        let (row, query) = (first_row + unit / each, first_query + unit % each);
+        if row <= last_row && query <= last_query {
+            let mut sum = 0i32;
+            for i in 0..comptime!(PARTS) {
+                sum += parts[unit * PARTS + i];
+            }
+            out[query * rows as usize + row] = sum;
+        }
+    }
+}
+
+impl Device {
+    /// `out[q][r]` becomes the dot product of query `q` and row `r` of the table.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`] when the trits of a row or the output do not fit, and those of [`Plan::plan`] and of the launch.
+    pub fn trit_dot(
+        &self,
+        queries: &TritTable,
+        table: &TritTable,
+        out: &Buffer<i32>,
+        strategy: &Strategy<TritDotBlueprint>,
+    ) -> Result<()> {
+        check_len("trits of a query", table.cols, queries.cols)?;
+        let problem = TritDotProblem { queries: queries.rows, rows: table.rows, cols: table.cols };
+        let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
+        check_len("dot products of trits", problem.queries * problem.rows, out.len())?;
+        let launch = Launch::new(TritDotProblem::NAME, &blueprint, settings);
+        let steps = (words_of(problem.cols) / 8) as u32;
+        self.launch(&launch, &[out], |client, cubes, units| {
+            // SAFETY: the lengths of both tables come from `TritTable::upload`, that of `out` was checked above; the kernel
+            // clamps rows and queries to them, and its loop ends at `steps`.
+            unsafe {
+                trit_dots::launch_unchecked(
+                    client,
+                    cubes,
+                    units,
+                    table.words.vectors(4),
+                    queries.words.vectors(4),
+                    out.arg(),
+                    problem.rows as u32,
+                    problem.queries as u32,
+                    steps,
+                    blueprint.queries,
+                );
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use trike_testkit::Rng;
+    use trike_trit::{Encoding, Scales};
+
+    #[test]
+    fn counts_are_exact() {
+        let mut rng = Rng::new(21);
+        for device in testing::devices() {
+            for (queries, rows, cols) in [(1, 1, 1), (3, 9, 200), (9, 6, 128 * 64 + 5)] {
+                let make = |rng: &mut Rng, rows: usize, all: bool| {
+                    let trits = if all { vec![-1; rows * cols] } else { rng.trits(rows * cols, 0.7) };
+                    let tensor =
+                        TritTensor::from_trits(rows, cols, &trits, Encoding::Base3, Scales::tensor(1.0))
+                            .expect("a tensor");
+                    (trits, TritTable::upload(&device, &tensor).expect("uploaded"))
+                };
+                let (q, query) = make(&mut rng, queries, rows == 6);
+                let (t, table) = make(&mut rng, rows, rows == 6);
+                let out = device.upload(&vec![i32::MIN; queries * rows]).expect("room");
+                device.trit_dot(&query, &table, &out, &Strategy::Inferred).expect("a launch");
+                let want: Vec<i32> = q
+                    .chunks(cols)
+                    .flat_map(|q| {
+                        t.chunks(cols).map(|t| q.iter().zip(t).map(|(a, b)| i32::from(a * b)).sum())
+                    })
+                    .collect();
+                assert_eq!(device.read(&out).expect("a device"), want);
+            }
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let Some(device) = testing::device(crate::Planes::Off) else { return };
+        let tensor = |cols: usize| {
+            TritTensor::from_trits(2, cols, &vec![1; 2 * cols], Encoding::Planes, Scales::tensor(1.0))
+                .expect("a tensor")
+        };
+        let (a, b) = (
+            TritTable::upload(&device, &tensor(5)).expect("room"),
+            TritTable::upload(&device, &tensor(6)).expect("room"),
+        );
+        let out = device.upload(&[0i32; 4]).expect("room");
+        let short = device.upload(&[0i32; 3]).expect("room");
+        assert!(matches!(
+            device.trit_dot(&a, &b, &out, &Strategy::Inferred),
+            Err(CubeError::Length { expected: 6, got: 5, .. })
+        ));
+        assert!(matches!(
+            device.trit_dot(&a, &a, &short, &Strategy::Inferred),
+            Err(CubeError::Length { expected: 4, got: 3, .. })
+        ));
+        let forced = Strategy::Forced(TritDotBlueprint { queries: 3 });
+        assert!(matches!(device.trit_dot(&a, &a, &out, &forced), Err(CubeError::NotMultiple { .. })));
+    }
+}

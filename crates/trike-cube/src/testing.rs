@@ -1,0 +1,129 @@
+//! The devices on which the tests run kernels.
+
+use std::sync::OnceLock;
+
+use crate::{CubeError, Device, DeviceOptions, DeviceSpec, Planes, Runtime};
+
+/// The software Vulkan driver, twice: with the kernels that exchange values inside of planes, and with those that do not.
+/// None after one `skipped:` line, which the test runner counts, where there is no such driver.
+///
+/// # Panics
+///
+/// When there is none and the environment says `CI=true`: a run that tested nothing must not pass for one that did.
+pub(crate) fn devices() -> Vec<Device> {
+    [Planes::Forced, Planes::Off].into_iter().filter_map(device).collect()
+}
+
+/// One of [`devices`].
+pub(crate) fn device(planes: Planes) -> Option<Device> {
+    static OPEN: [OnceLock<Option<Device>>; 3] = [OnceLock::new(), OnceLock::new(), OnceLock::new()];
+    let device = OPEN[planes as usize].get_or_init(|| open(planes).ok()).clone();
+    if device.is_none() {
+        assert!(
+            std::env::var("CI").as_deref() != Ok("true") || !cfg!(feature = "wgpu"),
+            "no software Vulkan driver, and CI=true makes that a failure"
+        );
+        announce_skip();
+    }
+    device
+}
+
+/// Software devices come last, so the last one of all; a real device is left to `cargo xtask gpu-test`.
+fn open(planes: Planes) -> Result<Device, CubeError> {
+    let mut index = 0;
+    loop {
+        let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
+        let device = Device::open_with(spec, DeviceOptions { planes })?;
+        // Without a Vulkan driver wgpu falls back to OpenGL in silence; that one has no halves.
+        if device.is_software() && device.name().contains("llvmpipe") && device.capabilities().f16 {
+            return Ok(device);
+        }
+        index += 1;
+    }
+}
+
+fn announce_skip() {
+    if cfg!(feature = "wgpu") {
+        println!("skipped: no Vulkan driver (software)");
+    } else {
+        println!("skipped: built without the feature wgpu");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_driver_is_the_one_that_is_meant() {
+        for device in devices() {
+            assert!(device.name().contains("llvmpipe"), "{device:?}");
+            assert!(device.is_software());
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read_back() {
+        for device in devices() {
+            let words: Vec<u32> = (0..3000).collect();
+            let buffer = device.upload(&words).expect("room");
+            assert_eq!(device.read(&buffer).expect("a device"), words);
+            let view = buffer.view(1024, 100).expect("aligned");
+            assert_eq!(device.read(&view).expect("a device"), words[1024..1124]);
+            device.write(&view, &[7; 100]).expect("the length");
+            assert_eq!(
+                device.read(&buffer).expect("a device")[1020..1028],
+                [1020, 1021, 1022, 1023, 7, 7, 7, 7]
+            );
+            assert!(matches!(buffer.view(1, 10), Err(CubeError::NotMultiple { .. })));
+            assert!(matches!(buffer.view(2048, 953), Err(CubeError::Range { .. })));
+            assert!(matches!(
+                device.write(&view, &[7; 99]),
+                Err(CubeError::Length { expected: 100, got: 99, .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn filling_reaches_every_word_and_no_other() {
+        for device in devices() {
+            for len in [1, 63, 64, 1024, 1025, 5000] {
+                let buffer = device.upload(&vec![3u32; len + 64]).expect("room");
+                let part = buffer.view(64, len).expect("aligned");
+                device.fill(&part, 0xABCD_0123).expect("a launch");
+                let got = device.read(&buffer).expect("a device");
+                assert_eq!(got[..64], [3; 64], "{len}");
+                assert_eq!(got[64..], vec![0xABCD_0123; len], "{len}");
+            }
+        }
+    }
+
+    #[test]
+    fn too_much_memory_is_refused_with_both_numbers() {
+        for device in devices() {
+            let limit = device.capabilities().max_buffer_bytes;
+            let len = usize::try_from(limit / 4 + 1).expect("a length").min(u32::MAX as usize + 1);
+            let refused = device.empty::<u32>(len).expect_err("over the limit").to_string();
+            assert!(
+                refused.contains(&len.to_string()) || refused.contains(&(4 * len).to_string()),
+                "{refused}"
+            );
+            assert!(matches!(device.empty::<u32>(0), Err(CubeError::Range { got: 0, .. })));
+        }
+    }
+
+    #[test]
+    fn memory_in_use_is_counted() {
+        let Some(device) = device(Planes::Off) else { return };
+        let spare = Device::open_with(device.spec(), DeviceOptions { planes: Planes::Off }).expect("there");
+        let before = spare.memory();
+        let buffer = spare.upload_weights(&[1.5f32; 1000]).expect("room");
+        assert_eq!(spare.memory().in_use, before.in_use + 4000);
+        let view = buffer.view(0, 10).expect("aligned");
+        drop(buffer);
+        assert_eq!(spare.memory().in_use, before.in_use + 4000, "a view keeps the memory");
+        assert_eq!(spare.read(&view).expect("a device"), [1.5; 10]);
+        drop(view);
+        assert_eq!((spare.memory().in_use, spare.memory().peak), (before.in_use, before.in_use + 4000));
+    }
+}

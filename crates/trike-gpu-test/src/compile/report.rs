@@ -1,0 +1,219 @@
+//! The compile phase as text: a line a kernel, what broke a rule, and the totals.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::{self, Write as _};
+
+use super::expect::{EXPECTED, TIGHT, UNSUPPORTED, is_kernel, is_listed};
+use super::{Built, Code, Cuda};
+use crate::tally::{Outcome, Tally};
+
+/// What was compiled, and the rules that it was held to.
+pub struct Report {
+    built: Vec<Built>,
+    targets: Vec<&'static str>,
+    tally: Tally,
+    missing_tools: Option<String>,
+}
+
+impl Report {
+    /// Holds what was built to the tables. `complete` says that nothing was filtered out, so that what is missing is missed.
+    pub(super) fn new(
+        built: Vec<Built>,
+        targets: Vec<&'static str>,
+        mut tally: Tally,
+        complete: bool,
+        missing_tools: Option<String>,
+    ) -> Self {
+        for kernel in &built {
+            let name = format!("{}: {} [{}]", kernel.target, kernel.path, kernel.form);
+            let outcome = match (&kernel.outcome, &missing_tools) {
+                (Err(reason), _) => Outcome::Fail(format!("{reason}\n    source: {}", kernel.source.display())),
+                (Ok(Code { cuda: None, .. }), Some(reason)) if kernel.target.starts_with("cuda") => {
+                    Outcome::Skip(reason.clone())
+                }
+                (Ok(code), _) => code.cuda.as_ref().map_or(Outcome::Pass, |cuda| tight(kernel.path, cuda)),
+            };
+            tally.add(&name, outcome);
+        }
+        let compiled = Compiled::of(&built);
+        if complete {
+            compiled.check_pairs(&targets, &mut tally);
+            compiled.check_stale(missing_tools.is_none(), &mut tally);
+        }
+        if missing_tools.is_none() {
+            compiled.check_instructions(&mut tally);
+        }
+        Self { built, targets, tally, missing_tools }
+    }
+
+    /// Outcomes of all pairs and rules.
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// The kernels, with what they cost on CUDA, as a table for the book.
+    pub fn table(&self) -> String {
+        let mut text = String::new();
+        let paths: BTreeSet<&str> = self.built.iter().map(|b| b.path).collect();
+        for path in paths {
+            let mut line = format!("{path}\n");
+            for target in &self.targets {
+                let forms: Vec<&Built> =
+                    self.built.iter().filter(|b| b.path == path && b.target == *target).collect();
+                if forms.is_empty() {
+                    let row = UNSUPPORTED.iter().find(|r| is_kernel(path, r.kernel) && is_listed(target, r.targets));
+                    let reason = row.map_or("not launched", |r| r.feature);
+                    let _ = writeln!(line, "    {target:<13} unsupported: {reason}");
+                    continue;
+                }
+                let _ = write!(line, "    {target:<13} {:>3} forms", forms.len());
+                let cuda: Vec<&Cuda> =
+                    forms.iter().filter_map(|b| b.outcome.as_ref().ok()?.cuda.as_ref()).collect();
+                if !cuda.is_empty() {
+                    let range = |of: &dyn Fn(&Cuda) -> usize| {
+                        let values = || cuda.iter().map(|c| of(c));
+                        (values().min().unwrap_or(0), values().max().unwrap_or(0))
+                    };
+                    let (fewest, most) = range(&|c| c.resources.registers as usize);
+                    let (_, spilled) = range(&|c| c.resources.spilled as usize);
+                    let (_, shared) = range(&|c| c.resources.shared as usize + c.dynamic_shared);
+                    let share = cuda.iter().map(|c| c.occupancy).fold(1.0, f64::min);
+                    let _ = write!(
+                        line,
+                        ", {fewest} to {most} registers, {spilled} B spilled, up to {shared} B shared, occupancy from {:.0} %",
+                        100.0 * share
+                    );
+                }
+                line.push('\n');
+            }
+            text += &line;
+        }
+        text
+    }
+}
+
+/// Whether enough warps fit, and nothing spills without a reason.
+fn tight(path: &str, cuda: &Cuda) -> Outcome {
+    let row = TIGHT.iter().find(|row| is_kernel(path, row.kernel));
+    let (share, spilled) = row.map_or((0.5, 0), |row| (row.occupancy, row.spilled));
+    let reason = row.map_or("no reason is given for less", |row| row.reason);
+    if cuda.occupancy < share {
+        let Cuda { resources, dynamic_shared, units, occupancy, .. } = cuda;
+        return Outcome::Fail(format!(
+            "occupancy {:.0} % (cubes of {units}, {} registers, {} B of shared memory), expected {:.0} %: {reason}",
+            100.0 * occupancy,
+            resources.registers,
+            resources.shared as usize + dynamic_shared,
+            100.0 * share,
+        ));
+    }
+    if cuda.resources.spilled > spilled {
+        let found = cuda.resources.spilled;
+        return Outcome::Fail(format!("{found} B spilled, at most {spilled} expected: {reason}"));
+    }
+    Outcome::Pass
+}
+
+/// Which kernels each target has, and what their PTX contains.
+struct Compiled<'a> {
+    targets: BTreeMap<&'a str, BTreeSet<&'a str>>,
+    built: &'a [Built],
+}
+
+impl<'a> Compiled<'a> {
+    fn of(built: &'a [Built]) -> Self {
+        let mut targets: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for kernel in built {
+            targets.entry(kernel.path).or_default().insert(kernel.target);
+        }
+        Self { targets, built }
+    }
+
+    /// Every kernel is launched on every target, or a row says why not.
+    fn check_pairs(&self, all: &[&str], tally: &mut Tally) {
+        for (path, has) in &self.targets {
+            for target in all.iter().filter(|t| !has.contains(**t)) {
+                let known = UNSUPPORTED.iter().any(|r| is_kernel(path, r.kernel) && is_listed(target, r.targets));
+                if !known {
+                    let found = "never launched there, and no row of UNSUPPORTED says why".to_owned();
+                    tally.add(&format!("{target}: {path}"), Outcome::Fail(found));
+                }
+            }
+        }
+    }
+
+    /// Every row of the tables is needed.
+    fn check_stale(&self, with_cuda: bool, tally: &mut Tally) {
+        let mut stale = |table: &str, kernel: &str, why: String| {
+            tally.add(&format!("{table}: {kernel}"), Outcome::Fail(why));
+        };
+        for row in UNSUPPORTED {
+            for entry in row.targets {
+                // A row may only list targets on which no kernel of that name is launched.
+                let launched = self.targets.iter().any(|(path, has)| {
+                    is_kernel(path, row.kernel) && has.iter().any(|target| is_listed(target, &[entry]))
+                });
+                let exists = self.targets.keys().any(|path| is_kernel(path, row.kernel));
+                if launched || !exists {
+                    let why = if exists { "is launched there" } else { "no kernel has this name" };
+                    stale("UNSUPPORTED", row.kernel, format!("stale row for {entry}: {why}"));
+                }
+            }
+        }
+        let unknown = |kernel: &str| !self.targets.keys().any(|path| is_kernel(path, kernel));
+        for row in EXPECTED.iter().filter(|row| unknown(row.kernel)) {
+            stale("EXPECTED", row.kernel, "stale row: no kernel has this name".to_owned());
+        }
+        for row in TIGHT {
+            let mut of_row = self.built.iter().filter(|b| is_kernel(b.path, row.kernel));
+            let needed = of_row.any(|b| {
+                let cuda = b.outcome.as_ref().ok().and_then(|code| code.cuda.as_ref());
+                cuda.is_some_and(|c| c.occupancy < 0.5 || c.resources.spilled > 0)
+            });
+            if unknown(row.kernel) || (with_cuda && !needed) {
+                stale("TIGHT", row.kernel, "stale row: the kernel is not tight any more".to_owned());
+            }
+        }
+    }
+
+    /// Every kernel that is there for an instruction has it.
+    fn check_instructions(&self, tally: &mut Tally) {
+        for row in EXPECTED {
+            let mut by_target: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+            for kernel in self.built.iter().filter(|b| is_kernel(b.path, row.kernel)) {
+                if let Ok(Code { cuda: Some(cuda), .. }) = &kernel.outcome {
+                    let found = by_target.entry(kernel.target).or_default();
+                    found.extend(cuda.instructions.iter().map(String::as_str));
+                }
+            }
+            for (target, found) in by_target {
+                for expected in row.instructions {
+                    let name = format!("{target}: {} uses {expected}", row.kernel);
+                    let there = found.iter().any(|instruction| instruction.starts_with(expected));
+                    let missing = || Outcome::Fail("no such instruction in the PTX of any form".to_owned());
+                    tally.add(&name, if there { Outcome::Pass } else { missing() });
+                }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.table())?;
+        for target in &self.targets {
+            let kernels = self.built.iter().filter(|b| b.target == *target).count();
+            let bytes: usize = self
+                .built
+                .iter()
+                .filter(|b| b.target == *target)
+                .filter_map(|b| Some(b.outcome.as_ref().ok()?.source_bytes))
+                .sum();
+            writeln!(f, "{target}: {kernels} kernels, {bytes} bytes of source")?;
+        }
+        if let Some(reason) = &self.missing_tools {
+            writeln!(f, "CUDA ends with its source: {reason}")?;
+        }
+        Ok(())
+    }
+}

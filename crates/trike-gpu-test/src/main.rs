@@ -1,0 +1,112 @@
+//! `trike-gpu-test compile`, `run` and `bench`: one binary for `cargo xtask gpu-test` and for the bundle.
+#![forbid(unsafe_code)]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test tool reports on both")]
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use trike_cube::Runtime;
+use trike_gpu_test::{Tally, bench, run};
+
+/// Compiles Trike's GPU kernels for every target without a GPU, runs them on every device found, and times them.
+#[derive(Parser)]
+#[command(name = "trike-gpu-test")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Compile every kernel for CUDA, HIP, Metal, SPIR-V and WGSL; needs no GPU.
+    Compile {
+        /// The folder `nvidia` among the packages of NVIDIA's compilers; without it CUDA ends with its source.
+        #[arg(long)]
+        nvidia: Option<PathBuf>,
+        /// Why there is no `--nvidia`, for the report.
+        #[arg(long, default_value = "no --nvidia was given", conflicts_with = "nvidia")]
+        why_no_nvidia: String,
+        /// Only targets whose name contains this.
+        #[arg(long)]
+        target: Option<String>,
+        /// Only cases whose name contains this.
+        #[arg(long)]
+        filter: Option<String>,
+        /// For the second and third target of a generator, only what the shapes of models lead to.
+        #[arg(long)]
+        quick: bool,
+        /// Where the generated sources go.
+        #[arg(long, default_value = "target/gpu-test")]
+        out: PathBuf,
+    },
+    /// Run every suite on every device and compare with the CPU.
+    Run {
+        /// Runtimes to look for devices with, separated by commas: cuda, hip, metal, vulkan, wgpu; all by default.
+        #[arg(long = "runtime", value_delimiter = ',', value_parser = runtime)]
+        runtimes: Vec<Runtime>,
+        /// Only cases whose name contains this.
+        #[arg(long)]
+        filter: Option<String>,
+        /// Fail when there is no device at all.
+        #[arg(long)]
+        device_required: bool,
+    },
+    /// Time the operations on one device, as JSON.
+    Bench(bench::Options),
+}
+
+fn runtime(name: &str) -> Result<Runtime, String> {
+    let known = || Runtime::ALL.map(Runtime::name).join(", ");
+    Runtime::ALL.into_iter().find(|r| r.name() == name).ok_or_else(|| format!("expected one of {}", known()))
+}
+
+fn main() -> ExitCode {
+    match execute(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command) -> Result<()> {
+    match command {
+            Command::Compile { nvidia, why_no_nvidia, target, filter, quick, out } => {
+            use trike_gpu_test::compile::{Options, Toolkit, run};
+            let toolkit = match nvidia {
+                Some(folder) => Ok(Toolkit::find(&folder)?),
+                None => Err(why_no_nvidia),
+            };
+            let options =
+                Options { target: target.as_deref(), filter: filter.as_deref(), quick, toolkit, out: &out };
+            let report = run(&options, |line| println!("{line}"))?;
+            print!("{report}");
+            finish(report.tally(), true)
+        }
+        Command::Run { runtimes, filter, device_required } => {
+            let options = run::Options { runtimes, filter, device_required };
+            let tally = run::run(&options, |line| println!("{line}"));
+            finish(&tally, false)
+        }
+        Command::Bench(options) => bench::run(&options, |line| println!("{line}")),
+    }
+}
+
+/// Prints what failed, why what was skipped was, and the totals as the last line.
+fn finish(tally: &Tally, print_failures: bool) -> Result<()> {
+    if print_failures {
+        for (case, found) in tally.failures() {
+            println!("FAILED {case}\n    {found}");
+        }
+    }
+    for (reason, cases) in tally.skips() {
+        println!("{cases} skipped: {reason}");
+    }
+    println!("{tally}");
+    if !tally.failures().is_empty() {
+        bail!("{} failed", tally.failures().len());
+    }
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! The run phase: every suite on every device found, against the CPU's results.
+
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use trike_cube::{Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Planes, Runtime, devices};
+
+use crate::session::Session;
+use crate::suites;
+use crate::tally::{Outcome, Tally};
+
+/// What to run, and where.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The runtimes to look for devices with; empty for all that are linked.
+    pub runtimes: Vec<Runtime>,
+    /// Only cases whose name contains this.
+    pub filter: Option<String>,
+    /// Whether a run without any device is a failure.
+    pub device_required: bool,
+}
+
+/// Runs the suites; `say` takes a line for each device and for each runtime without one.
+pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Tally {
+    let mut tally = Tally::default();
+    let wanted = |runtime: &Runtime| options.runtimes.is_empty() || options.runtimes.contains(runtime);
+    let found: Vec<DeviceInfo> = devices().into_iter().filter(|d| runtime_of(d).is_some_and(|r| wanted(&r))).collect();
+    for runtime in Runtime::ALL.iter().filter(|r| wanted(r)) {
+        let there = found.iter().any(|d| runtime_of(d) == Some(*runtime));
+        let reason = match (runtime.is_linked(), there) {
+            (true, true) => continue,
+            (true, false) => format!("no {runtime} device on this machine"),
+            (false, _) => format!("this build has no {runtime} runtime"),
+        };
+        // Without a wish, only what the build could have used is worth a line.
+        if runtime.is_linked() || !options.runtimes.is_empty() {
+            say(&format!("{runtime}: skipped, {reason}"));
+            tally.skip(&reason, 1);
+        }
+    }
+    for info in &found {
+        match &info.capabilities {
+            Ok(capabilities) => {
+                say(&format!("{}: {}", info.spec, describe(capabilities)));
+                tally.merge(device(info.spec, capabilities, options, &mut say));
+            }
+            Err(reason) => tally.add(&format!("open {}", info.spec), Outcome::Fail(reason.clone())),
+        }
+    }
+    if found.is_empty() && options.device_required {
+        tally.add("find a device", Outcome::Fail("there is none, and one is required".to_owned()));
+    }
+    tally
+}
+
+fn runtime_of(info: &DeviceInfo) -> Option<Runtime> {
+    match info.spec {
+        DeviceSpec::Numbered(runtime, _) => Some(runtime),
+        DeviceSpec::Auto => None,
+    }
+}
+
+/// Runs every suite on one device: a software device twice, with and without the plane operations that it has but CubeCL
+/// does not announce for it.
+fn device(spec: DeviceSpec, capabilities: &Capabilities, options: &Options, say: &mut impl FnMut(&str)) -> Tally {
+    let mut tally = Tally::default();
+    if capabilities.software {
+        let fallen = fallback(capabilities);
+        tally.add(&format!("{spec} is Vulkan's software driver"), fallen.map_or(Outcome::Pass, Outcome::Fail));
+    }
+    let ways: &[Planes] =
+        if capabilities.software { &[Planes::Forced, Planes::Off] } else { &[Planes::Advertised] };
+    for &planes in ways {
+        let device = match Device::open_with(spec, DeviceOptions { planes }) {
+            Ok(device) => device,
+            Err(e) => {
+                tally.add(&format!("open {spec}"), Outcome::Fail(e.to_string()));
+                continue;
+            }
+        };
+        let mut session = Session::new(&device).filtered(options.filter.as_deref());
+        let start = Instant::now();
+        suites::all(&mut session);
+        let (seconds, slowest) = (start.elapsed().as_secs_f64(), session.slowest().to_vec());
+        let done = session.finish();
+        say(&format!("    planes {planes:?}: {done} in {seconds:.1} s"));
+        for (time, case) in slowest.iter().filter(|(time, _)| time.as_secs_f64() > 1.0) {
+            say(&format!("        {:.1} s: {case}", time.as_secs_f64()));
+        }
+        for (case, found) in done.failures() {
+            say(&format!("    FAILED {case}\n        {found}"));
+        }
+        tally.merge(done);
+    }
+    tally
+}
+
+/// What is wrong with a software device, which must be the Vulkan driver: with a broken driver list wgpu falls back to OpenGL
+/// in silence, under a name that is nearly the same.
+fn fallback(capabilities: &Capabilities) -> Option<String> {
+    let Capabilities { name, f16, max_bindings, .. } = capabilities;
+    let vulkan = name.starts_with("llvmpipe") && *f16 && *max_bindings >= 24;
+    (!vulkan).then(|| {
+        format!("the adapter is {name:?} with {max_bindings} buffers, f16 {f16}: expected llvmpipe through Vulkan")
+    })
+}
+
+/// One line on a device.
+fn describe(c: &Capabilities) -> String {
+    let mut text = c.name.clone();
+    match c.planes {
+        Some((least, most)) if least == most => {
+            let _ = write!(text, ", planes of {least}");
+        }
+        Some((least, most)) => {
+            let _ = write!(text, ", planes of {least} to {most}");
+        }
+        None => text += ", no plane operations announced",
+    }
+    let has = [(c.f16, "f16"), (c.i8, "i8 buffers"), (c.int8_mma, "int8 mma"), (c.async_copy, "async copies")];
+    for (_, feature) in has.iter().filter(|(there, _)| *there) {
+        let _ = write!(text, ", {feature}");
+    }
+    let _ = write!(text, ", {} KiB shared, {} buffers", c.max_shared_bytes >> 10, c.max_bindings);
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fallback_to_opengl_is_noticed() {
+        let mut device = Capabilities::smallest();
+        device.name = "llvmpipe (LLVM 15.0.6, 256 bits)".to_owned();
+        device.f16 = true;
+        device.max_bindings = 30;
+        assert_eq!(fallback(&device), None);
+        let mut opengl = device.clone();
+        opengl.f16 = false;
+        opengl.max_bindings = 14;
+        assert!(fallback(&opengl).is_some());
+        device.name = "NVIDIA H200".to_owned();
+        assert!(fallback(&device).is_some_and(|found| found.contains("H200")));
+    }
+
+    #[test]
+    fn a_runtime_that_is_not_there_is_a_skip_with_a_reason() {
+        let options = Options { runtimes: vec![Runtime::Hip], ..Options::default() };
+        let mut lines = Vec::new();
+        let tally = run(&options, |line| lines.push(line.to_owned()));
+        assert_eq!(tally.to_string(), "0 passed, 0 failed, 1 skipped", "{lines:?}");
+        let required = Options { device_required: true, ..options };
+        assert_eq!(run(&required, |_| {}).failures().len(), 1);
+    }
+}

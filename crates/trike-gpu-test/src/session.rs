@@ -1,0 +1,281 @@
+//! A run of suites over one device: names cases, catches what goes wrong, and compares with the oracle.
+
+use std::fmt::{Debug, Display};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use trike_cube::{Buffer, CubeError, Device, Element, Plan, Strategy};
+
+use crate::tally::{Outcome, Tally};
+
+/// Why a case did not pass.
+#[derive(Debug)]
+pub enum Failure {
+    /// The device lacks a feature; the case is skipped.
+    Missing(String),
+    /// The result is wrong, or there is none.
+    Wrong(String),
+}
+
+impl From<CubeError> for Failure {
+    fn from(error: CubeError) -> Self {
+        match error {
+            CubeError::Feature { feature, .. } => Self::Missing(feature.to_owned()),
+            // How many buffers a kernel binds is no choice of a blueprint.
+            CubeError::Limit { what: "buffers", requested, .. } => Self::Missing(format!("{requested} buffers")),
+            other => Self::Wrong(other.to_string()),
+        }
+    }
+}
+
+/// What a case returns.
+pub type Verdict = Result<(), Failure>;
+
+/// How many of the slowest cases are remembered.
+const SLOWEST: usize = 5;
+
+/// One device, the cases that were run on it, and what came of them.
+pub struct Session<'a> {
+    device: &'a Device,
+    compared: bool,
+    filter: Option<&'a str>,
+    tally: Tally,
+    slowest: Vec<(Duration, String)>,
+}
+
+impl<'a> Session<'a> {
+    /// Runs cases on a device and compares their results.
+    pub fn new(device: &'a Device) -> Self {
+        Self { device, compared: true, filter: None, tally: Tally::default(), slowest: Vec::new() }
+    }
+
+    /// Runs cases on a device that computes nothing, for their launches alone.
+    pub fn recording(device: &'a Device) -> Self {
+        Self { compared: false, ..Self::new(device) }
+    }
+
+    /// With only the cases whose name contains `filter`.
+    #[must_use]
+    pub fn filtered(self, filter: Option<&'a str>) -> Self {
+        Self { filter, ..self }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &'a Device {
+        self.device
+    }
+
+    /// Whether results are compared; without, they are zeros and mean nothing.
+    pub fn compares(&self) -> bool {
+        self.compared
+    }
+
+    /// Runs one case. Names begin with the operation: `linear/decode 33x77 m=3 groups of 32, Inferred`.
+    ///
+    /// A panic is a failure of the case and not the end of the run.
+    pub fn case(&mut self, name: impl Display, run: impl FnOnce(&Oracle) -> Verdict) {
+        let name = name.to_string();
+        if self.filter.is_some_and(|part| !name.contains(part)) {
+            return;
+        }
+        let oracle = Oracle { compares: self.compared };
+        let start = Instant::now();
+        let outcome = match catch_unwind(AssertUnwindSafe(|| run(&oracle))) {
+            Ok(Ok(())) => Outcome::Pass,
+            Ok(Err(Failure::Missing(feature))) => Outcome::Skip(format!("the device has no {feature}")),
+            Ok(Err(Failure::Wrong(found))) => Outcome::Fail(found),
+            Err(panic) => Outcome::Fail(format!("panic: {}", panic_message(panic.as_ref()))),
+        };
+        self.tally.add(&name, outcome);
+        self.slowest.push((start.elapsed(), name));
+        self.slowest.sort_unstable_by(|a, b| b.cmp(a));
+        self.slowest.truncate(SLOWEST);
+    }
+
+    /// The cases that took longest, the longest first: nearly all of it is a driver compiling a kernel.
+    pub fn slowest(&self) -> &[(Duration, String)] {
+        &self.slowest
+    }
+
+    /// Runs a case with the blueprint that is inferred and with every one that could be.
+    pub fn each<P: Plan>(
+        &mut self,
+        name: impl Display,
+        problem: &P,
+        run: impl Fn(&Oracle, &Strategy<P::Blueprint>) -> Verdict,
+    ) {
+        self.case(format_args!("{} {name}, inferred", P::NAME), |oracle| run(oracle, &Strategy::Inferred));
+        for blueprint in problem.candidates(self.device.capabilities()) {
+            let case = format!("{} {name}, {blueprint:?}", P::NAME);
+            let forced = Strategy::Forced(blueprint);
+            self.case(case, |oracle| run(oracle, &forced));
+        }
+    }
+
+    /// What came of the cases.
+    pub fn finish(self) -> Tally {
+        self.tally
+    }
+}
+
+/// What a panic said.
+pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
+}
+
+/// An output that is not what a kernel should leave: it must write all of it.
+///
+/// # Errors
+/// As [`Device::upload`].
+pub fn poisoned(device: &Device, len: usize) -> trike_cube::Result<Buffer<f32>> {
+    device.upload(&vec![f32::NAN; len])
+}
+
+/// An integer output that is not what a kernel should leave.
+///
+/// # Errors
+/// As [`Device::upload`].
+pub fn poisoned_words<T: Element + From<u16>>(device: &Device, len: usize) -> trike_cube::Result<Buffer<T>> {
+    device.upload(&vec![T::from(0xdead); len])
+}
+
+/// Compares results, where there are any.
+pub struct Oracle {
+    compares: bool,
+}
+
+impl Oracle {
+    /// Whether results are worth computing an expectation for.
+    pub fn compares(&self) -> bool {
+        self.compares
+    }
+
+    /// Integer stages: equal, element for element.
+    ///
+    /// # Errors
+    /// The first element that differs.
+    pub fn exact<T: PartialEq + Debug>(&self, what: &str, got: &[T], want: &[T]) -> Verdict {
+        if !self.compares {
+            return Ok(());
+        }
+        same_length(what, got.len(), want.len())?;
+        match got.iter().zip(want).position(|(g, w)| g != w) {
+            None => Ok(()),
+            Some(at) => Err(Failure::Wrong(format!("{what}[{at}]: {:?}, expected {:?}", got[at], want[at]))),
+        }
+    }
+
+    /// Float stages: no further from the exact result than twice a plain computation in the same precision, plus `slack`
+    /// of the largest magnitude, for a plain computation that happens to be exact.
+    ///
+    /// # Errors
+    /// The element that is furthest off, or the first that is no number.
+    pub fn twice_plain(&self, what: &str, got: &[f32], exact: &[f64], plain: &[f32], slack: f64) -> Verdict {
+        if !self.compares {
+            return Ok(());
+        }
+        same_length(what, got.len(), exact.len())?;
+        let largest = exact.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+        let off = |values: &[f32]| {
+            values.iter().zip(exact).map(|(&v, &e)| (f64::from(v) - e).abs()).fold(0.0f64, f64::max)
+        };
+        self.within(what, got, exact, 2.0 * off(plain) + slack * largest)
+    }
+
+    /// Float stages with a known bound: at most `tolerance` from the exact result.
+    ///
+    /// # Errors
+    /// The element that is furthest off, or the first that is no number.
+    pub fn within(&self, what: &str, got: &[f32], exact: &[f64], tolerance: f64) -> Verdict {
+        if !self.compares {
+            return Ok(());
+        }
+        same_length(what, got.len(), exact.len())?;
+        let mut worst = (0, 0.0);
+        for (at, (&g, &e)) in got.iter().zip(exact).enumerate() {
+            let off = (f64::from(g) - e).abs();
+            if off.is_nan() {
+                return Err(Failure::Wrong(format!("{what}[{at}]: {g}, expected {e}")));
+            }
+            if off > worst.1 {
+                worst = (at, off);
+            }
+        }
+        let (at, off) = worst;
+        if off <= tolerance {
+            return Ok(());
+        }
+        Err(Failure::Wrong(format!(
+            "{what}[{at}]: {}, expected {} within {tolerance:e}, off by {off:e}",
+            got[at], exact[at]
+        )))
+    }
+
+    /// A call that must be refused with this variant of the error.
+    ///
+    /// # Errors
+    /// What came instead.
+    pub fn refused<T>(
+        &self,
+        what: &str,
+        result: trike_cube::Result<T>,
+        expected: impl Fn(&CubeError) -> bool,
+    ) -> Verdict {
+        match result {
+            Err(error) if expected(&error) => Ok(()),
+            Err(error) => Err(Failure::Wrong(format!("{what}: refused with another error: {error}"))),
+            Ok(_) => Err(Failure::Wrong(format!("{what}: not refused"))),
+        }
+    }
+}
+
+fn same_length(what: &str, got: usize, want: usize) -> Verdict {
+    if got == want { Ok(()) } else { Err(Failure::Wrong(format!("{what}: {got} elements, expected {want}"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COMPARES: Oracle = Oracle { compares: true };
+
+    fn wrong(verdict: Verdict) -> String {
+        match verdict {
+            Err(Failure::Wrong(found)) => found,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn integers_must_be_equal() {
+        COMPARES.exact("x", &[1, 2], &[1, 2]).unwrap();
+        assert_eq!(wrong(COMPARES.exact("x", &[1, 3], &[1, 2])), "x[1]: 3, expected 2");
+        assert_eq!(wrong(COMPARES.exact("x", &[1], &[1, 2])), "x: 1 elements, expected 2");
+    }
+
+    #[test]
+    fn floats_may_be_off_by_twice_a_plain_computation() {
+        let exact = [1.0f64, 2.0];
+        let plain = [1.0f32, 2.125];
+        COMPARES.twice_plain("y", &[1.0, 1.75], &exact, &plain, 0.0).unwrap();
+        assert!(wrong(COMPARES.twice_plain("y", &[1.0, 1.5], &exact, &plain, 0.0)).contains("y[1]"));
+        assert!(wrong(COMPARES.twice_plain("y", &[f32::NAN, 2.0], &exact, &plain, 1.0)).contains("NaN"));
+        COMPARES.twice_plain("y", &[1.0, 2.5], &exact, &[1.0, 2.0], 0.25).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_compared_where_nothing_is_computed() {
+        let records = Oracle { compares: false };
+        records.exact("x", &[0], &[1, 2]).unwrap();
+        records.within("x", &[f32::NAN], &[1.0], 0.0).unwrap();
+    }
+
+    #[test]
+    fn a_refusal_must_be_the_expected_one() {
+        let refusal = || Err::<(), _>(CubeError::Overlap { what: "x" });
+        COMPARES.refused("a", refusal(), |e| matches!(e, CubeError::Overlap { .. })).unwrap();
+        assert!(wrong(COMPARES.refused("a", refusal(), |_| false)).contains("another error"));
+        assert!(wrong(COMPARES.refused("a", Ok(()), |_| true)).contains("not refused"));
+    }
+}

@@ -1,0 +1,83 @@
+//! What a model is going to need, before it is loaded.
+
+use std::fmt;
+
+use crate::{DecoderSpec, KvPrecision, KvSpec};
+
+/// Bytes that a model takes while it runs.
+///
+/// Made before anything is loaded, so that a device that is too small refuses at once and not after minutes.
+///
+/// ```
+/// use trike_nn::MemoryPlan;
+///
+/// let plan = MemoryPlan { weights: 1_000_000, cache: 200_000, scratch: 30_000 };
+/// assert_eq!(plan.total(), 1_230_000);
+/// assert_eq!(plan.to_string(), "1000000 weights, 200000 keys and values, 30000 activations");
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Resident matrices and vectors.
+    pub weights: u64,
+    /// Keys and values of one sequence.
+    pub cache: u64,
+    /// Tensors that live at the same time within the longest step, and the logits.
+    pub scratch: u64,
+}
+
+impl MemoryPlan {
+    /// The plan for a model whose weights take `weights` bytes, with one sequence that takes steps of up to `step` tokens and
+    /// asks for the last logits.
+    pub fn new(spec: &DecoderSpec, weights: u64, kv: &KvSpec, step: usize) -> Self {
+        Self { weights, cache: cache_bytes(spec, kv), scratch: scratch_bytes(spec, step) }
+    }
+
+    /// All together.
+    pub fn total(&self) -> u64 {
+        self.weights.saturating_add(self.cache).saturating_add(self.scratch)
+    }
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { weights, cache, scratch } = self;
+        write!(f, "{weights} weights, {cache} keys and values, {scratch} activations")
+    }
+}
+
+fn cache_bytes(spec: &DecoderSpec, kv: &KvSpec) -> u64 {
+    let element = match kv.precision {
+        KvPrecision::F32 => 4,
+        KvPrecision::F16 => 2,
+    };
+    [spec.layers, spec.kv_width(), kv.capacity].iter().fold(2 * element, |n: u64, &d| n.saturating_mul(d as u64))
+}
+
+/// The widest place of a block: the residual stream, and either queries, keys, values and what was attended, or gate, up and
+/// their product, each with a copy in codes of up to four bytes a value; then the logits of one token.
+fn scratch_bytes(spec: &DecoderSpec, step: usize) -> u64 {
+    let attention = 2 * spec.query_width() + 2 * spec.kv_width();
+    let widest = spec.hidden + attention.max(3 * spec.intermediate);
+    let codes = spec.hidden.max(spec.intermediate).max(spec.query_width());
+    let tokens = (widest + codes) as u64;
+    4 * tokens.saturating_mul(step as u64).saturating_add(spec.vocab as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::tests::small;
+
+    #[test]
+    fn a_plan_counts_what_a_sequence_holds() {
+        let spec = small();
+        let f16 = MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::F16, 10), 4);
+        // Two layers of keys and values of two heads of eight.
+        assert_eq!((f16.weights, f16.cache), (7, 2 * 2 * 16 * 10 * 2));
+        let f32 = MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::F32, 10), 8);
+        assert_eq!(f32.cache, 2 * f16.cache);
+        // Twice the tokens, the same logits.
+        assert_eq!(f32.scratch - 4 * 97, 2 * (f16.scratch - 4 * 97));
+        assert_eq!(f32.total(), f32.weights + f32.cache + f32.scratch);
+    }
+}

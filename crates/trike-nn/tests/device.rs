@@ -1,0 +1,275 @@
+//! The device backend against the host's, on the software Vulkan driver.
+#![cfg(feature = "gpu")]
+
+use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
+use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
+use trike_nn::{
+    ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec, DecoderWeights,
+    GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing, RopeScaling, RopeSpec, Step,
+    Weight, WeightName,
+};
+use trike_testkit::{Rng, assert_close};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
+
+/// The software Vulkan driver; `None` after a line that the test runner counts.
+fn software() -> Option<Device> {
+    let open = |index| {
+        let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
+        Device::open_with(spec, DeviceOptions { planes: Planes::Forced }).ok()
+    };
+    let found = (0..).map_while(open).find(|device| device.is_software() && device.capabilities().f16);
+    if found.is_none() {
+        let needed = std::env::var("CI").as_deref() == Ok("true") && cfg!(feature = "wgpu");
+        assert!(!needed, "no software Vulkan driver, and CI=true makes that a failure");
+        announce_skip();
+    }
+    found
+}
+
+#[expect(clippy::print_stdout, reason = "the test runner counts these lines")]
+fn announce_skip() {
+    println!("skipped: no Vulkan driver");
+}
+
+/// How the matrices of blocks are stored.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    Trits,
+    /// In groups of 32 columns, with means, in planes; query and key of other kinds than value.
+    Mixed,
+    F32,
+}
+
+/// The same random weights each time, for a spec.
+struct Random<'a> {
+    spec: &'a DecoderSpec,
+    kind: Kind,
+    rng: Rng,
+}
+
+impl<'a> Random<'a> {
+    fn new(spec: &'a DecoderSpec, kind: Kind) -> Self {
+        Self { spec, kind, rng: Rng::new(7) }
+    }
+
+    fn shape(&self, name: WeightName) -> (usize, usize) {
+        let s = self.spec;
+        match name {
+            WeightName::Embedding | WeightName::Head => (s.vocab, s.hidden),
+            WeightName::Query(_) => (s.query_width(), s.hidden),
+            WeightName::Key(_) | WeightName::Value(_) => (s.kv_width(), s.hidden),
+            WeightName::Output(_) => (s.hidden, s.query_width()),
+            WeightName::Gate(_) | WeightName::Up(_) => (s.intermediate, s.hidden),
+            WeightName::Down(_) => (s.hidden, s.intermediate),
+            WeightName::QueryBias(_) | WeightName::AttentionSubNorm(_) => (1, s.query_width()),
+            WeightName::KeyBias(_) | WeightName::ValueBias(_) => (1, s.kv_width()),
+            WeightName::GateBias(_) | WeightName::UpBias(_) | WeightName::MlpSubNorm(_) => (1, s.intermediate),
+            WeightName::QueryNorm(_) | WeightName::KeyNorm(_) => (1, s.head_dim),
+            WeightName::OutputBias(_)
+            | WeightName::DownBias(_)
+            | WeightName::AttentionNorm(_)
+            | WeightName::MlpNorm(_)
+            | WeightName::FinalNorm => (1, s.hidden),
+        }
+    }
+
+    fn trits(&mut self, rows: usize, cols: usize, depth: usize, granularity: Granularity) -> Weight {
+        let planes: Vec<Vec<i8>> = (0..depth).map(|_| self.rng.trits(rows * cols, 0.5)).collect();
+        let planes: Vec<&[i8]> = planes.iter().map(Vec::as_slice).collect();
+        let count = granularity.count(rows, cols).expect("a count");
+        let near = |n: usize, rng: &mut Rng, size: f32| {
+            ScaleValues::exact(&rng.normals(n).iter().map(|v| size * (1.0 + 0.2 * v)).collect::<Vec<_>>())
+        };
+        let size = 1.4 / (cols as f32).sqrt();
+        let values = near(count * depth, &mut self.rng, size / depth as f32);
+        let means = (depth > 1).then(|| near(count, &mut self.rng, 0.05 * size));
+        let scales = Scales::new(granularity, values, means);
+        let tensor = TritTensor::from_planes(rows, cols, &planes, Encoding::TwoBit, Coupling::Free, scales);
+        Weight::Ternary(tensor.expect("a tensor"))
+    }
+}
+
+impl DecoderWeights for Random<'_> {
+    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+        let (rows, cols) = self.shape(name);
+        let values = |rng: &mut Rng, size: f32| rng.normals(rows * cols).iter().map(|v| size * v).collect::<Vec<_>>();
+        Ok(match (self.kind, name) {
+            // A ternary table, which is looked up and multiplied.
+            (Kind::Mixed, WeightName::Embedding) => self.trits(rows, cols, 1, Granularity::Group(GroupSize::G32)),
+            (_, WeightName::Head) => {
+                let codes = (0..rows * cols).map(|_| self.rng.below(255) as i8).collect();
+                let scales = vec![0.01; rows * cols.div_ceil(32)];
+                Weight::Int8(Int8Matrix::new(rows, cols, 32.min(cols), codes, scales)?)
+            }
+            (_, WeightName::Embedding) => {
+                let values = values(&mut self.rng, 1.0).into_iter().map(half::f16::from_f32).collect();
+                Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F16(values))?)
+            }
+            (Kind::Trits, _) => self.trits(rows, cols, 1, Granularity::Tensor),
+            (Kind::Mixed, WeightName::Value(_)) => self.trits(rows, cols, 1, Granularity::Row),
+            (Kind::Mixed, WeightName::Up(_)) => {
+                let values = values(&mut self.rng, 1.4 / (cols as f32).sqrt());
+                Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(values))?)
+            }
+            (Kind::Mixed, _) => self.trits(rows, cols, 2, Granularity::Group(GroupSize::G32)),
+            (Kind::F32, _) => {
+                let values = values(&mut self.rng, 1.4 / (cols as f32).sqrt());
+                Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(values))?)
+            }
+        })
+    }
+
+    fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
+        let (_, len) = self.shape(name);
+        Ok(self.rng.normals(len).iter().map(|v| 1.0 + 0.2 * v).collect())
+    }
+}
+
+fn base() -> DecoderSpec {
+    DecoderSpec {
+        hidden: 96,
+        intermediate: 160,
+        layers: 2,
+        heads: 6,
+        kv_heads: 2,
+        head_dim: 16,
+        vocab: 113,
+        context: 64,
+        rms_eps: 1e-5,
+        rope: RopeSpec::new(10_000.0, RopePairing::Halves),
+        activation: GatedActivation::SiLu,
+        tied_head: false,
+        window: None,
+        biases: Biases::default(),
+        qk_norm: false,
+        sub_norms: false,
+    }
+}
+
+/// The families that Trike runs, each with what it switches on.
+fn architectures() -> [(&'static str, DecoderSpec, Kind); 7] {
+    let yarn = RopeScaling::Yarn {
+        factor: 4.0,
+        beta_fast: 32.0,
+        beta_slow: 1.0,
+        original_context: 16,
+        attention_factor: 1.1,
+    };
+    let adjacent = RopeSpec::new(10_000.0, RopePairing::Adjacent);
+    [
+        ("llama", base(), Kind::Trits),
+        ("llama, dense, adjacent", DecoderSpec { rope: adjacent, tied_head: true, ..base() }, Kind::F32),
+        ("llama, mixed kinds", DecoderSpec { tied_head: true, ..base() }, Kind::Mixed),
+        ("mistral", DecoderSpec { window: Some(7), ..base() }, Kind::Trits),
+        (
+            "qwen2",
+            DecoderSpec { biases: Biases { qkv: true, output: true, mlp: true }, tied_head: true, ..base() },
+            Kind::Trits,
+        ),
+        (
+            "qwen3",
+            DecoderSpec { qk_norm: true, head_dim: 24, rope: RopeSpec { scaling: yarn, ..base().rope }, ..base() },
+            Kind::Trits,
+        ),
+        (
+            "bitnet",
+            DecoderSpec { sub_norms: true, activation: GatedActivation::SquaredReLu, tied_head: true, ..base() },
+            Kind::Trits,
+        ),
+    ]
+}
+
+fn ids(n: usize, seed: u64) -> Vec<u32> {
+    let mut rng = Rng::new(seed);
+    (0..n).map(|_| rng.below(113) as u32).collect()
+}
+
+fn cpu(spec: &DecoderSpec, kind: Kind, precision: ActivationPrecision) -> Decoder<CpuBackend> {
+    let backend = CpuBackend::new(Cpu::new(1).expect("a thread"), precision);
+    Decoder::new(backend, spec.clone(), &mut Random::new(spec, kind)).expect("it loads")
+}
+
+fn gpu(device: &Device, spec: &DecoderSpec, kind: Kind, precision: ActivationPrecision) -> Decoder<CubeBackend> {
+    let backend = CubeBackend::new(device.clone(), precision);
+    Decoder::new(backend, spec.clone(), &mut Random::new(spec, kind)).expect("it loads")
+}
+
+/// Logits of every id, in steps of at most `step`.
+fn logits<B: Backend>(decoder: &Decoder<B>, ids: &[u32], kv: KvSpec, step: usize) -> Vec<f32> {
+    let mut sequence = decoder.sequence(kv).expect("a sequence");
+    let mut all = Vec::new();
+    for ids in ids.chunks(step) {
+        let mut steps = [Step { sequence: &mut sequence, ids }];
+        all.extend(decoder.forward(&mut steps, Logits::All).expect("logits").remove(0));
+    }
+    all
+}
+
+#[test]
+fn every_architecture_agrees_with_the_host() {
+    let Some(device) = software() else { return };
+    for (name, spec, kind) in architectures() {
+        let kv = KvSpec::new(KvPrecision::F32, 40);
+        let ids = ids(30, 3);
+        let want = logits(&cpu(&spec, kind, ActivationPrecision::F32), &ids, kv, 30);
+        let decoder = gpu(&device, &spec, kind, ActivationPrecision::F32);
+        for step in [30, 11, 1] {
+            let got = logits(&decoder, &ids, kv, step);
+            assert!(got.len() == want.len() && got.iter().all(|v| v.is_finite()), "{name}");
+            assert_close(&got, &want, 1e-3);
+        }
+    }
+}
+
+#[test]
+fn int8_activations_and_half_caches_agree_with_the_host() {
+    let Some(device) = software() else { return };
+    let (spec, kv, ids) = (base(), KvSpec::new(KvPrecision::F16, 40), ids(20, 5));
+    for precision in [ActivationPrecision::Int8PerToken, ActivationPrecision::Int8PerGroup(GroupSize::G64)] {
+        let want = logits(&cpu(&spec, Kind::Trits, precision), &ids, kv, 20);
+        let got = logits(&gpu(&device, &spec, Kind::Trits, precision), &ids, kv, 20);
+        // An activation on the edge of a step may round the other way, which moves a logit by a step.
+        assert_close(&got, &want, 2e-2);
+    }
+}
+
+#[test]
+fn a_batch_is_ragged_and_a_window_rolls() {
+    let Some(device) = software() else { return };
+    let spec = base();
+    let on_cpu = cpu(&spec, Kind::Trits, ActivationPrecision::F32);
+    let on_gpu = gpu(&device, &spec, Kind::Trits, ActivationPrecision::F32);
+    let kv = KvSpec::new(KvPrecision::F32, 40);
+    let texts = [ids(17, 7), ids(1, 8), ids(30, 9)];
+    let mut sequences: Vec<_> = texts.iter().map(|_| on_gpu.sequence(kv).expect("a sequence")).collect();
+    let mut steps: Vec<_> = sequences.iter_mut().zip(&texts).map(|(sequence, ids)| Step { sequence, ids }).collect();
+    let together = on_gpu.forward(&mut steps, Logits::Last).expect("logits");
+    for (got, ids) in together.iter().zip(&texts) {
+        let want = logits(&on_cpu, ids, kv, 40);
+        assert_close(got, &want[want.len() - spec.vocab..], 1e-3);
+    }
+    // Past the context and around the ring several times.
+    let rolling = KvSpec::rolling(KvPrecision::F32, 9, 4);
+    let long = ids(90, 10);
+    assert_close(&logits(&on_gpu, &long, rolling, 4), &logits(&on_cpu, &long, rolling, 4), 1e-3);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_before_it_is_loaded() {
+    let Some(device) = software() else { return };
+    let backend = CubeBackend::new(device.clone(), ActivationPrecision::F32);
+    let plan = MemoryPlan { weights: 1 << 60, cache: 5, scratch: 7 };
+    match (device.memory().total, backend.check_memory(&plan)) {
+        (Some(total), Err(NnError::Memory { needed, available, .. })) => {
+            assert!(needed == plan.total() && available <= total);
+        }
+        // A driver that does not say what it has.
+        (None, Ok(())) => {}
+        other => panic!("{other:?}"),
+    }
+    backend.check_memory(&MemoryPlan { weights: 1, cache: 1, scratch: 1 }).expect("three bytes fit");
+    let decoder = gpu(&device, &base(), Kind::Trits, ActivationPrecision::F32);
+    let mut sequence = decoder.sequence(KvSpec::new(KvPrecision::F32, 4)).expect("a sequence");
+    let mut steps = [Step { sequence: &mut sequence, ids: &[113] }];
+    assert!(matches!(decoder.forward(&mut steps, Logits::Last), Err(NnError::Token { id: 113, vocab: 113 })));
+}

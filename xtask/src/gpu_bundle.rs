@@ -1,0 +1,155 @@
+//! A folder that tests and times the kernels on a machine with a GPU and nothing else: one binary and one script.
+//!
+//! CubeCL's CUDA runtime links LLVM for a code generator that Trike does not use. With `DOCS_RS` set its build scripts leave
+//! LLVM out; what the linker then misses are functions that nothing calls, and they become functions that abort.
+
+use crate::gpu_test::compilers;
+use crate::workspace::Workspace;
+use anyhow::{Context, Result, ensure};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use xshell::cmd;
+
+/// Largest size of the folder, in bytes: what a slow link still carries.
+const LIMIT: u64 = 60_000_000;
+
+/// The script of the bundle.
+const SCRIPT: &str = include_str!("gpu_bundle.sh");
+
+/// Headers that generated sources include, from NVIDIA's packages: the machine may have NVRTC without a toolkit.
+const HEADERS: &[(&str, &[&str])] = &[
+    ("cuda_runtime/include", &["."]),
+    ("cuda_nvcc/include", &["crt"]),
+    ("cuda_cccl/include", &["cuda", "nv"]),
+];
+
+/// Builds the folder `target/gpu-bundle`.
+pub(crate) fn run(ws: &Workspace) -> Result<()> {
+    let target = ws.metadata.target_directory.as_std_path().join("gpu-bundle-build");
+    let folder = ws.metadata.target_directory.as_std_path().join("gpu-bundle");
+    let stubs = target.join("stubs");
+    std::fs::create_dir_all(&stubs)?;
+    println!("== linking once to see what is missing");
+    let probe = link(ws, &target, &["-Clink-arg=-Wl,--unresolved-symbols=ignore-all", "-Cstrip=none"])?;
+    let missing = undefined(&cmd!(ws.sh, "nm -D --undefined-only {probe}").quiet().read()?);
+    println!("== {} functions of LLVM become stubs", missing.len());
+    let archive = archive(ws, &stubs, &missing)?;
+    let argument = format!("-Clink-arg={}", archive.display());
+    let binary = link(ws, &target, &[&argument, "-Cstrip=symbols"])?;
+    let left = undefined(&cmd!(ws.sh, "nm -D --undefined-only {binary}").quiet().read()?);
+    ensure!(left.is_empty(), "still undefined: {left:?}");
+
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(folder.join("cuda/include"))?;
+    std::fs::copy(&binary, folder.join("trike-gpu-test")).context("cannot copy the binary")?;
+    let script = folder.join("run.sh");
+    std::fs::write(&script, SCRIPT)?;
+    cmd!(ws.sh, "chmod +x {script}").quiet().run()?;
+    headers(&compilers(ws)?, &folder.join("cuda/include"))?;
+    let size = size_of(&folder)?;
+    println!("{}: {:.1} MB", folder.display(), size as f64 / 1e6);
+    ensure!(size <= LIMIT, "the bundle is {size} bytes, at most {LIMIT} are allowed");
+    // The machine that builds it has no GPU: that the binary starts and says so is all that can be seen here.
+    let binary = folder.join("trike-gpu-test");
+    cmd!(ws.sh, "{binary} --help").quiet().ignore_stdout().run()?;
+    Ok(())
+}
+
+/// The release binary with the runtimes that need no library at build time, linked with these arguments.
+fn link(ws: &Workspace, target: &Path, arguments: &[&str]) -> Result<PathBuf> {
+    let environment = [
+        // LLVM's build scripts look for this.
+        ("DOCS_RS", "1"),
+        ("CARGO_TARGET_DIR", target.to_str().context("the target folder's name is not text")?),
+        // A case that panics is a failure and not the end.
+        ("CARGO_PROFILE_RELEASE_PANIC", "unwind"),
+        ("CARGO_PROFILE_RELEASE_DEBUG", "none"),
+        // Linked twice, and the time that counts is the GPU's.
+        ("CARGO_PROFILE_RELEASE_LTO", "off"),
+        ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
+    ];
+    let _environment: Vec<_> = environment.iter().map(|(name, value)| ws.sh.push_env(name, value)).collect();
+    let package = ["-p", "trike-gpu-test", "--bin", "trike-gpu-test"];
+    let features = ["--features", "trike-cube/vulkan,trike-cube/cuda"];
+    cmd!(ws.sh, "cargo rustc --quiet --locked --release {package...} {features...} -- {arguments...}").run()?;
+    Ok(target.join("release/trike-gpu-test"))
+}
+
+/// The functions of LLVM among undefined dynamic symbols.
+fn undefined(listing: &str) -> BTreeSet<String> {
+    let names = listing.lines().filter_map(|line| line.split_whitespace().last());
+    // Symbols with a version are those of the C library.
+    names.filter(|name| !name.contains('@') && name.contains("LLVM")).map(str::to_owned).collect()
+}
+
+/// An archive of functions that abort.
+fn archive(ws: &Workspace, folder: &Path, names: &BTreeSet<String>) -> Result<PathBuf> {
+    let (source, object, archive) =
+        (folder.join("stubs.c"), folder.join("stubs.o"), folder.join("libllvmstubs.a"));
+    std::fs::write(&source, stubs(names))?;
+    let _ = std::fs::remove_file(&archive);
+    cmd!(ws.sh, "cc -O1 -fno-builtin -c {source} -o {object}").quiet().run()?;
+    cmd!(ws.sh, "ar rcs {archive} {object}").quiet().run()?;
+    Ok(archive)
+}
+
+/// C source of functions that abort.
+fn stubs(names: &BTreeSet<String>) -> String {
+    let mut text = "/* Functions of LLVM that the CUDA runtime names and, with its C++ generator, never calls. */\n\
+                    extern void abort(void) __attribute__((noreturn));\n"
+        .to_owned();
+    for name in names {
+        let _ = writeln!(text, "void {name}(void) {{ abort(); }}");
+    }
+    text
+}
+
+fn headers(nvidia: &Path, to: &Path) -> Result<()> {
+    for (package, parts) in HEADERS {
+        for part in *parts {
+            // The barrier's headers are looked for in `include` and in `include/cccl`; the first is enough.
+            copy_tree(&nvidia.join(package).join(part), &to.join(part))?;
+        }
+    }
+    Ok(())
+}
+
+fn copy_tree(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_tree(&entry.path(), &target)?;
+        } else {
+            std::fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+fn size_of(folder: &Path) -> Result<u64> {
+    let mut size = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let meta = entry.metadata()?;
+        size += if meta.is_dir() { size_of(&entry.path())? } else { meta.len() };
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_functions_of_llvm_become_stubs() {
+        let listing = "                 U LLVMAddFunction\n                 U abort@GLIBC_2.2.5\n\
+                       \x20                w __gmon_start__\n                 U LLVMContextCreate\n";
+        let names = undefined(listing);
+        assert_eq!(names.iter().collect::<Vec<_>>(), ["LLVMAddFunction", "LLVMContextCreate"]);
+        let source = stubs(&names);
+        assert!(source.contains("void LLVMContextCreate(void) { abort(); }"), "{source}");
+    }
+}

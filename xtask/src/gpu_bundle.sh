@@ -1,0 +1,39 @@
+#!/bin/sh
+# Tests Trike's kernels on this machine's GPU, then times them: ./run.sh [folder for the records]
+# Needs a driver; for CUDA also NVRTC, from a toolkit or from any Python package that brought it.
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+out=${1:-$here/records}
+mkdir -p "$out"
+
+# NVRTC: where the loader looks, in a toolkit, or among Python packages.
+if ! ldconfig -p 2>/dev/null | grep -q 'libnvrtc\.so'; then
+    lib=$(find /usr/local/cuda*/lib64 /opt /usr/lib /usr/local/lib /root /home -name 'libnvrtc.so.1[23]' 2>/dev/null | head -n 1)
+    if [ -n "$lib" ]; then
+        LD_LIBRARY_PATH=$(dirname "$lib")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+        export LD_LIBRARY_PATH
+    else
+        echo "NVRTC was not found: CUDA will fail, Vulkan does not need it." >&2
+    fi
+fi
+# Headers: a toolkit's, or those of the bundle.
+if [ -z "${CUDA_PATH:-}" ]; then
+    if [ -f /usr/local/cuda/include/cuda_fp16.h ]; then CUDA_PATH=/usr/local/cuda; else CUDA_PATH=$here/cuda; fi
+    export CUDA_PATH
+fi
+
+status=0
+{
+    date -u '+%Y-%m-%dT%H:%M:%SZ'
+    nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format=csv 2>/dev/null
+    echo "CUDA_PATH=$CUDA_PATH LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}"
+} >"$out/machine.txt"
+for runtime in ${TRIKE_RUNTIMES:-cuda vulkan}; do
+    echo "== suites on $runtime"
+    "$here/trike-gpu-test" run --runtime "$runtime" >"$out/suites-$runtime.txt" 2>&1 || status=1
+    tail -n 1 "$out/suites-$runtime.txt"
+    echo "== benchmarks on $runtime"
+    "$here/trike-gpu-test" bench --device "$runtime:0" >"$out/bench-$runtime.jsonl" 2>"$out/bench-$runtime.log" || status=1
+    wc -l <"$out/bench-$runtime.jsonl"
+done
+exit $status

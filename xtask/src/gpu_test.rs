@@ -1,0 +1,194 @@
+//! The kernels of `trike-cube`, compiled for every target and run on every device found.
+//!
+//! NVIDIA's compilers come from PyPI into `target/gpu-venv`: no GPU, driver or toolkit is needed to see machine code.
+
+use crate::workspace::Workspace;
+use anyhow::{Context, Result, ensure};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use xshell::cmd;
+
+/// NVIDIA's compilers and the headers that generated sources include. One minor version, so that the registers that the
+/// tables allow do not depend on the day.
+const WHEELS: &[&str] = &[
+    "nvidia-cuda-nvrtc-cu12==12.9.86",
+    "nvidia-cuda-nvcc-cu12==12.9.86",
+    "nvidia-cuda-runtime-cu12==12.9.79",
+    "nvidia-cuda-cccl-cu12==12.9.27",
+];
+
+/// What to do; by default everything.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub(crate) struct Options {
+    /// One phase only: compile or run.
+    #[arg(long, value_parser = ["compile", "run"])]
+    phase: Option<String>,
+    /// Runtimes of the run phase, separated by commas; those of other names than wgpu are built in for the occasion.
+    #[arg(long)]
+    runtime: Option<String>,
+    /// Targets of the compile phase: those whose name contains this.
+    #[arg(long)]
+    target: Option<String>,
+    /// Only cases whose name contains this.
+    #[arg(long)]
+    filter: Option<String>,
+    /// For the second and third target of a generator, compile only what the shapes of models lead to.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// The step of `ci`: both phases, the quick one of the first, and a device is required there.
+pub(crate) fn step(ws: &Workspace) -> Result<String> {
+    let options = Options { quick: true, ..Options::default() };
+    phases(ws, &options, std::env::var("CI").is_ok_and(|ci| ci == "true"))
+}
+
+/// The subcommand.
+pub(crate) fn run(ws: &Workspace, options: &Options) -> Result<()> {
+    phases(ws, options, false).map(drop)
+}
+
+fn phases(ws: &Workspace, options: &Options, device_required: bool) -> Result<String> {
+    let phase = |name: &str| options.phase.as_deref().is_none_or(|only| only == name);
+    let binary = build(ws, options.runtime.as_deref())?;
+    let mut total = Counts::default();
+    let mut green = true;
+    if phase("compile") {
+        let mut compile = Command::new(&binary);
+        compile.arg("compile").arg("--out").arg(ws.root.join("target/gpu-test"));
+        match compilers(ws) {
+            Ok(nvidia) => {
+                // The loader reads the variable when the process starts, so that the binary cannot set it for itself.
+                compile.env("LD_LIBRARY_PATH", nvidia.join("cuda_nvrtc/lib")).arg("--nvidia").arg(nvidia);
+            }
+            Err(e) => {
+                let reason = format!("NVIDIA's compilers could not be installed: {e}");
+                compile.arg(format!("--why-no-nvidia={}", one_line(&reason)));
+            }
+        }
+        for (flag, value) in [("--target", &options.target), ("--filter", &options.filter)] {
+            compile.args(value.iter().flat_map(|v| [flag, v.as_str()]));
+        }
+        if options.quick {
+            compile.arg("--quick");
+        }
+        green &= counted(compile, &mut total)?;
+    }
+    if phase("run") {
+        let mut run = Command::new(&binary);
+        run.arg("run");
+        if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
+            // Drivers look for a display there and complain of nothing else.
+            run.env("XDG_RUNTIME_DIR", std::env::temp_dir());
+        }
+        for (flag, value) in [("--runtime", &options.runtime), ("--filter", &options.filter)] {
+            run.args(value.iter().flat_map(|v| [flag, v.as_str()]));
+        }
+        if device_required {
+            run.arg("--device-required");
+        }
+        green &= counted(run, &mut total)?;
+    }
+    let totals = format!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
+    println!("{totals}");
+    ensure!(green, "kernels failed: {totals}");
+    Ok(totals)
+}
+
+/// The test binary, with the features of the workspace's own tests, so that nothing is compiled twice for them.
+fn build(ws: &Workspace, runtime: Option<&str>) -> Result<PathBuf> {
+    const FEATURES: [&str; 4] = ["cuda", "hip", "vulkan", "metal"];
+    let wanted = |name: &&str| runtime.is_some_and(|list| list.split(',').any(|r| r == *name));
+    let features: Vec<String> = FEATURES
+        .iter()
+        .filter(|name| wanted(name))
+        .flat_map(|name| ["--features".to_owned(), format!("trike-cube/{name}")])
+        .collect();
+    let what = ["--bin", "trike-gpu-test", "--test", "software"];
+    cmd!(ws.sh, "cargo build --quiet --locked --workspace {what...} {features...}").run()?;
+    let target = ws.metadata.target_directory.as_std_path();
+    Ok(target.join("debug").join(format!("trike-gpu-test{}", std::env::consts::EXE_SUFFIX)))
+}
+
+/// The folder `nvidia` with the compilers, installed first where it is not there.
+pub(crate) fn compilers(ws: &Workspace) -> Result<PathBuf> {
+    let venv = ws.metadata.target_directory.as_std_path().join("gpu-venv");
+    if let Some(found) = packages(&venv) {
+        return Ok(found);
+    }
+    println!("installing NVIDIA's compilers into {}", venv.display());
+    cmd!(ws.sh, "python3 -m venv --clear {venv}").quiet().ignore_stderr().run()?;
+    let python = venv.join("bin/python");
+    let wheels = WHEELS;
+    let pip = cmd!(
+        ws.sh,
+        "{python} -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 {wheels...}"
+    );
+    pip.quiet().run()?;
+    packages(&venv).with_context(|| format!("the packages are not under {}", venv.display()))
+}
+
+/// Where the compilers of an environment lie, if they all do.
+fn packages(venv: &Path) -> Option<PathBuf> {
+    let lib = std::fs::read_dir(venv.join("lib")).ok()?;
+    lib.flatten().map(|python| python.path().join("site-packages/nvidia")).find(|nvidia| {
+        ["cuda_nvrtc/lib", "cuda_nvcc/bin/ptxas", "cuda_runtime/include", "cuda_cccl/include"]
+            .iter()
+            .all(|part| nvidia.join(part).exists())
+    })
+}
+
+#[derive(Debug, Default, PartialEq)]
+struct Counts {
+    passed: u64,
+    failed: u64,
+    skipped: u64,
+}
+
+impl Counts {
+    /// Reads `3 passed, 0 failed, 1 skipped`.
+    fn parse(line: &str) -> Option<Self> {
+        let mut parts = line.split(", ");
+        let mut next = |name: &str| parts.next()?.strip_suffix(name)?.trim_end().parse().ok();
+        Some(Self { passed: next("passed")?, failed: next("failed")?, skipped: next("skipped")? })
+    }
+}
+
+/// Runs a phase, repeats what it prints, adds its totals, and says whether it was content.
+fn counted(mut command: Command, total: &mut Counts) -> Result<bool> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut child = command.spawn().context("cannot start trike-gpu-test")?;
+    let stdout = child.stdout.take().context("trike-gpu-test has no stdout")?;
+    let mut last = None;
+    for line in BufReader::new(stdout).lines() {
+        let line = line?;
+        println!("{line}");
+        last = Counts::parse(&line).or(last);
+    }
+    let status = child.wait()?;
+    // A phase that ends without its totals did not end by itself.
+    let counts = last.with_context(|| format!("trike-gpu-test ended early: {status}"))?;
+    total.passed += counts.passed;
+    total.failed += counts.failed;
+    total.skipped += counts.skipped;
+    Ok(status.success())
+}
+
+fn one_line(text: &str) -> String {
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_are_read() {
+        let expected = Counts { passed: 12, failed: 0, skipped: 3 };
+        assert_eq!(Counts::parse("12 passed, 0 failed, 3 skipped"), Some(expected));
+        for other in ["", "12 skipped: no planes", "12 passed", "x passed, 0 failed, 3 skipped"] {
+            assert_eq!(Counts::parse(other), None, "{other}");
+        }
+    }
+}
