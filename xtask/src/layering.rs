@@ -40,6 +40,7 @@ const HOUSE: &[Room] = &[
         may_use: &["bytemuck", "half", "memmap2", "safetensors", "serde_json", "tempfile", "thiserror"],
         unsafe_allowed: true,
     },
+    Room { krate: "trike-quant", layer: 2, may_use: &["half", "thiserror"], unsafe_allowed: false },
     Room {
         krate: "trike-nn",
         layer: 3,

@@ -12,6 +12,7 @@
 //! what else is in the batch.
 //!
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`Logits`]
+//! * one block alone: [`DecoderBlock`], [`BlockPlace`], [`Site`], [`Watch`]
 //! * weights: [`Weight`], [`WeightName`], [`DecoderWeights`]
 //! * backends: [`Backend`], [`CpuBackend`] and, with the feature `candle`, `CandleBackend`
 //! * layers for Candle users, with the feature `candle`: `modules`
@@ -22,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod block;
 #[cfg(feature = "candle")]
 mod candle;
 mod cpu;
@@ -35,6 +37,7 @@ mod spec;
 mod weights;
 
 pub use backend::{AttentionSpec, Backend, CacheSpec, KvPrecision, Segment};
+pub use block::{BlockPlace, DecoderBlock, Site, Watch};
 #[cfg(feature = "candle")]
 pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};

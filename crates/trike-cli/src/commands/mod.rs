@@ -5,13 +5,16 @@ mod chat;
 mod completions;
 mod convert;
 mod doctor;
+mod eval;
 mod hub;
 mod inspect;
 mod logits;
 mod perplexity;
+mod quantize;
 mod run;
 mod sampling;
 mod shipped;
+mod text;
 
 use std::{
     path::{Path, PathBuf},
@@ -30,6 +33,7 @@ use crate::{
 
 pub(crate) use bench::BenchOutcome;
 pub(crate) use doctor::{Diagnosis, Measured};
+pub(crate) use eval::EvalOutcome;
 pub(crate) use logits::LogitsOutcome;
 pub(crate) use perplexity::PerplexityOutcome;
 pub(crate) use run::RunOutcome;
@@ -54,7 +58,9 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Chat(args) => chat::chat(&args, quiet)?,
         Command::Inspect(args) => output::show(&inspect::inspect(&args, quiet)?, args.json.json)?,
         Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,
+        Command::Quantize(args) => output::show(&quantize::quantize(&args, quiet)?, args.json.json)?,
         Command::Perplexity(args) => output::show(&perplexity::perplexity(&args, quiet)?, args.json.json)?,
+        Command::Eval(args) => output::show(&eval::eval(&args, quiet)?, args.json.json)?,
         Command::Logits(args) => output::show(&logits::logits(&args, quiet)?, args.json.json)?,
         Command::Bench(args) => {
             output::show(&bench::bench(&args, quiet)?, args.json || args.output == "json")?;

@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use serde::Serialize;
 use trike::{HeadPrecision, LanguageModel, LlmError, ModelFile, Score, Split};
 
-use super::load;
+use super::{load, text::read};
 use crate::{
     args::{self, PerplexityArgs},
     progress::Progress,
@@ -113,11 +112,6 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         figures: score.into(),
         against,
     })
-}
-
-fn read(path: &Path) -> anyhow::Result<String> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    String::from_utf8(bytes).with_context(|| format!("{}: expected UTF-8 text", path.display()))
 }
 
 /// The text has a name that only the command knows.

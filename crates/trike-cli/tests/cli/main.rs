@@ -9,5 +9,6 @@ mod harness;
 #[cfg(feature = "hub")]
 mod hub_server;
 mod measure;
+mod quantize;
 mod reference;
 mod run;
