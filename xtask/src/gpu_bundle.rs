@@ -72,7 +72,8 @@ fn link(ws: &Workspace, target: &Path, arguments: &[&str]) -> Result<PathBuf> {
     let _environment: Vec<_> = environment.iter().map(|(name, value)| ws.sh.push_env(name, value)).collect();
     let package = ["-p", "trike-gpu-test", "--bin", "trike-gpu-test"];
     let features = ["--features", "trike-cube/vulkan,trike-cube/cuda"];
-    cmd!(ws.sh, "cargo rustc --quiet --locked --release {package...} {features...} -- {arguments...}").run()?;
+    cmd!(ws.sh, "cargo rustc --quiet --locked --release {package...} {features...} -- {arguments...}")
+        .run()?;
     Ok(target.join("release/trike-gpu-test"))
 }
 
@@ -96,9 +97,10 @@ fn archive(ws: &Workspace, folder: &Path, names: &BTreeSet<String>) -> Result<Pa
 
 /// C source of functions that abort.
 fn stubs(names: &BTreeSet<String>) -> String {
-    let mut text = "/* Functions of LLVM that the CUDA runtime names and, with its C++ generator, never calls. */\n\
+    let mut text =
+        "/* Functions of LLVM that the CUDA runtime names and, with its C++ generator, never calls. */\n\
                     extern void abort(void) __attribute__((noreturn));\n"
-        .to_owned();
+            .to_owned();
     for name in names {
         let _ = writeln!(text, "void {name}(void) {{ abort(); }}");
     }

@@ -48,6 +48,7 @@ const HOUSE: &[Room] = &[
         unsafe_allowed: true,
     },
     Room { krate: "trike-vsa", layer: 2, may_use: &["serde", "thiserror"], unsafe_allowed: false },
+    Room { krate: "trike-quant", layer: 2, may_use: &["half", "thiserror"], unsafe_allowed: false },
     Room {
         krate: "trike-nn",
         layer: 3,

@@ -1,18 +1,23 @@
 //! What a user can say.
 
+mod eval;
 mod names;
+mod quantize;
 
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
-    ActivationPrecision, Encoding, HeadPrecision, Isa, KvPrecision, Place, Split, Target, llm::bench::Synthetic,
+    ActivationPrecision, Encoding, HeadPrecision, Isa, KvPrecision, Place, Split, Target,
+    llm::bench::Synthetic,
 };
 
+pub(crate) use eval::EvalArgs;
 use names::{ACTIVATIONS, EMBEDDINGS, ENCODINGS, HEADS, KV, SIZES, SPLITS, TARGETS, one_of, threads};
 pub(crate) use names::{activations_name, kv_name, split_name};
+pub(crate) use quantize::{Method, QuantizeArgs};
 
-/// Run, inspect, convert and measure ternary language models
+/// Run, make, inspect, convert and measure ternary language models
 ///
 /// MODEL is a HuggingFace or Trike directory, a GGUF file or a llama2.c checkpoint. Exit codes: 0 done, 1 failed,
 /// 2 wrong usage, 130 interrupted.
@@ -40,7 +45,9 @@ pub(crate) enum Command {
     Chat(ChatArgs),
     Inspect(InspectArgs),
     Convert(ConvertArgs),
+    Quantize(QuantizeArgs),
     Perplexity(PerplexityArgs),
+    Eval(EvalArgs),
     Logits(LogitsArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),

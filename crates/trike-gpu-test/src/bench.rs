@@ -32,14 +32,8 @@ pub struct Options {
 }
 
 /// Rows and columns of the weights that are timed: those of the models and of the rivals' tables.
-const SHAPES: &[(usize, usize)] = &[
-    (2560, 2560),
-    (2560, 6912),
-    (13824, 2560),
-    (4096, 4096),
-    (4096, 14336),
-    (8192, 28672),
-];
+const SHAPES: &[(usize, usize)] =
+    &[(2560, 2560), (2560, 6912), (13824, 2560), (4096, 4096), (4096, 14336), (8192, 28672)];
 /// Tokens.
 const TOKENS: &[usize] = &[1, 2, 4, 8, 16, 32, 64, 128, 2048, 8192];
 

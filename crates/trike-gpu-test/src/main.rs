@@ -73,7 +73,7 @@ fn main() -> ExitCode {
 
 fn execute(command: Command) -> Result<()> {
     match command {
-            Command::Compile { nvidia, why_no_nvidia, target, filter, quick, out } => {
+        Command::Compile { nvidia, why_no_nvidia, target, filter, quick, out } => {
             use trike_gpu_test::compile::{Options, Toolkit, run};
             let toolkit = match nvidia {
                 Some(folder) => Ok(Toolkit::find(&folder)?),

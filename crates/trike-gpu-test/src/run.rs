@@ -24,7 +24,8 @@ pub struct Options {
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Tally {
     let mut tally = Tally::default();
     let wanted = |runtime: &Runtime| options.runtimes.is_empty() || options.runtimes.contains(runtime);
-    let found: Vec<DeviceInfo> = devices().into_iter().filter(|d| runtime_of(d).is_some_and(|r| wanted(&r))).collect();
+    let found: Vec<DeviceInfo> =
+        devices().into_iter().filter(|d| runtime_of(d).is_some_and(|r| wanted(&r))).collect();
     for runtime in Runtime::ALL.iter().filter(|r| wanted(r)) {
         let there = found.iter().any(|d| runtime_of(d) == Some(*runtime));
         let reason = match (runtime.is_linked(), there) {
@@ -62,11 +63,17 @@ fn runtime_of(info: &DeviceInfo) -> Option<Runtime> {
 
 /// Runs every suite on one device: a software device twice, with and without the plane operations that it has but CubeCL
 /// does not announce for it.
-fn device(spec: DeviceSpec, capabilities: &Capabilities, options: &Options, say: &mut impl FnMut(&str)) -> Tally {
+fn device(
+    spec: DeviceSpec,
+    capabilities: &Capabilities,
+    options: &Options,
+    say: &mut impl FnMut(&str),
+) -> Tally {
     let mut tally = Tally::default();
     if capabilities.software {
         let fallen = fallback(capabilities);
-        tally.add(&format!("{spec} is Vulkan's software driver"), fallen.map_or(Outcome::Pass, Outcome::Fail));
+        tally
+            .add(&format!("{spec} is Vulkan's software driver"), fallen.map_or(Outcome::Pass, Outcome::Fail));
     }
     let ways: &[Planes] =
         if capabilities.software { &[Planes::Forced, Planes::Off] } else { &[Planes::Advertised] };
@@ -101,7 +108,9 @@ fn fallback(capabilities: &Capabilities) -> Option<String> {
     let Capabilities { name, f16, max_bindings, .. } = capabilities;
     let vulkan = name.starts_with("llvmpipe") && *f16 && *max_bindings >= 24;
     (!vulkan).then(|| {
-        format!("the adapter is {name:?} with {max_bindings} buffers, f16 {f16}: expected llvmpipe through Vulkan")
+        format!(
+            "the adapter is {name:?} with {max_bindings} buffers, f16 {f16}: expected llvmpipe through Vulkan"
+        )
     })
 }
 
@@ -117,7 +126,8 @@ fn describe(c: &Capabilities) -> String {
         }
         None => text += ", no plane operations announced",
     }
-    let has = [(c.f16, "f16"), (c.i8, "i8 buffers"), (c.int8_mma, "int8 mma"), (c.async_copy, "async copies")];
+    let has =
+        [(c.f16, "f16"), (c.i8, "i8 buffers"), (c.int8_mma, "int8 mma"), (c.async_copy, "async copies")];
     for (_, feature) in has.iter().filter(|(there, _)| *there) {
         let _ = write!(text, ", {feature}");
     }

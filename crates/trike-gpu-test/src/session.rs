@@ -22,7 +22,9 @@ impl From<CubeError> for Failure {
         match error {
             CubeError::Feature { feature, .. } => Self::Missing(feature.to_owned()),
             // How many buffers a kernel binds is no choice of a blueprint.
-            CubeError::Limit { what: "buffers", requested, .. } => Self::Missing(format!("{requested} buffers")),
+            CubeError::Limit { what: "buffers", requested, .. } => {
+                Self::Missing(format!("{requested} buffers"))
+            }
             other => Self::Wrong(other.to_string()),
         }
     }

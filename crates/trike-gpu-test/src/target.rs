@@ -5,17 +5,19 @@
 //! desktop NVIDIA GPU of three generations, two AMD generations with wavefronts of 64 and of 32, an Apple GPU, a Vulkan GPU
 //! with matrix instructions, and WebGPU with and without what browsers call extensions.
 
+use cubecl::cmma::MatrixLayout;
 use cubecl::ir::features::{AtomicUsage, Features, MmaConfig, Plane, Tma, TypeUsage};
 use cubecl::ir::{
     AddressType, ContiguousElements, DeviceIdentity, DeviceProperties, ElemType, FloatKind,
     HardwareProperties, IntKind, MemoryDeviceProperties, MmaProperties, OpaqueType, TargetProperties, Type,
     UIntKind, VectorSize, amd::AMDArchitecture, amd::AmdWmma,
 };
-use cubecl::cmma::MatrixLayout;
 use cubecl::server::{Handle, MemoryLayout, MemoryLayoutDescriptor, MemoryLayoutPolicy};
 use cubecl_common::device::ServiceId;
 use cubecl_common::profile::TimingMethod;
-use cubecl_cpp::cuda::{arch::CudaArchitecture, mma::CudaCmmaCompiler, mma::manual::contiguous_elements_cuda};
+use cubecl_cpp::cuda::{
+    arch::CudaArchitecture, mma::CudaCmmaCompiler, mma::manual::contiguous_elements_cuda,
+};
 use cubecl_cpp::hip::mma::{
     HipCmmaCompiler, manual::contiguous_elements_rdna3, manual::contiguous_elements_rdna4,
 };
@@ -159,21 +161,15 @@ impl Target {
             contiguous_elements: contiguous,
         };
         let mma = match self.family {
-            Family::Cuda(_) => nvidia_or_amd(
-                MatrixLayout::RowMajor,
-                1,
-                ContiguousElements::new(contiguous_elements_cuda),
-            ),
-            Family::Hip(arch) if arch.wmma_generation() == Some(AmdWmma::Rdna4) => nvidia_or_amd(
-                MatrixLayout::ColMajor,
-                1,
-                ContiguousElements::new(contiguous_elements_rdna4),
-            ),
-            Family::Hip(_) => nvidia_or_amd(
-                MatrixLayout::ColMajor,
-                2,
-                ContiguousElements::new(contiguous_elements_rdna3),
-            ),
+            Family::Cuda(_) => {
+                nvidia_or_amd(MatrixLayout::RowMajor, 1, ContiguousElements::new(contiguous_elements_cuda))
+            }
+            Family::Hip(arch) if arch.wmma_generation() == Some(AmdWmma::Rdna4) => {
+                nvidia_or_amd(MatrixLayout::ColMajor, 1, ContiguousElements::new(contiguous_elements_rdna4))
+            }
+            Family::Hip(_) => {
+                nvidia_or_amd(MatrixLayout::ColMajor, 2, ContiguousElements::new(contiguous_elements_rdna3))
+            }
             _ => MmaProperties::default(),
         };
         TargetProperties { mma }
@@ -183,7 +179,9 @@ impl Target {
     pub fn layout_policy(&self) -> LayoutPolicy {
         let alignment = self.memory().alignment as usize;
         match self.family {
-            Family::Cuda(_) | Family::Hip(_) => LayoutPolicy::Pitched(PitchedMemoryLayoutPolicy::new(alignment)),
+            Family::Cuda(_) | Family::Hip(_) => {
+                LayoutPolicy::Pitched(PitchedMemoryLayoutPolicy::new(alignment))
+            }
             _ => LayoutPolicy::Contiguous(ContiguousMemoryLayoutPolicy::new(alignment)),
         }
     }

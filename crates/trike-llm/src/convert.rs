@@ -254,30 +254,13 @@ impl Job<'_> {
             writer.tensor(&name.to_string(), &tensor)?;
             progress(done + 1, all.len());
         }
-        let mut notes = Vec::new();
-        match (&self.options.tokenizer, self.input.tensors()) {
-            (Some(path), _) => writer.write_file(tokenizer_name(path)?, &read(path)?)?,
-            (None, Tensors::Hf(dir)) => {
-                for path in AUXILIARY.iter().filter_map(|name| dir.file(name)) {
-                    writer.copy_file(path)?;
-                }
-            }
-            (None, Tensors::Gguf(file)) => match file.str("tokenizer.huggingface.json")? {
-                Some(json) => writer.write_file("tokenizer.json", json.as_bytes())?,
-                None => notes.push(NO_TOKENIZER.to_owned()),
-            },
-            (None, Tensors::Llama2c(_)) => notes.push(NO_TOKENIZER.to_owned()),
-        }
+        let notes = carry_tokenizer(&writer, self.input, self.options.tokenizer.as_deref())?;
         writer.finish()?;
         self.report(all.len(), largest, notes)
     }
 
-    /// The configuration of a directory: the input's own, or one that says what its header said.
     fn config_json(&self) -> Result<Value, LlmError> {
-        if let Tensors::Hf(dir) = self.input.tensors() {
-            return Ok(dir.config().clone());
-        }
-        config::to_hf(self.output, self.input.config()).ok_or_else(|| {
+        directory_config(self.input, self.output).ok_or_else(|| {
             self.not_lossless(
                 "the configuration",
                 "no HuggingFace configuration says the same; keep it as GGUF",
@@ -365,6 +348,37 @@ impl Job<'_> {
         }
         Ok(())
     }
+}
+
+/// The configuration of a directory: the input's own, or one that says what its header said; `None` when none does.
+pub(crate) fn directory_config(input: &ModelFile, output: &Path) -> Option<Value> {
+    match input.tensors() {
+        Tensors::Hf(dir) => Some(dir.config().clone()),
+        Tensors::Gguf(_) | Tensors::Llama2c(_) => config::to_hf(output, input.config()),
+    }
+}
+
+/// Puts a tokenizer, the one given or the model's own, and what else belongs to a model into a directory. Returns what the user
+/// should know.
+pub(crate) fn carry_tokenizer(
+    writer: &HfDirWriter,
+    input: &ModelFile,
+    tokenizer: Option<&Path>,
+) -> Result<Vec<String>, LlmError> {
+    match (tokenizer, input.tensors()) {
+        (Some(path), _) => writer.write_file(tokenizer_name(path)?, &read(path)?)?,
+        (None, Tensors::Hf(dir)) => {
+            for path in AUXILIARY.iter().filter_map(|name| dir.file(name)) {
+                writer.copy_file(path)?;
+            }
+        }
+        (None, Tensors::Gguf(file)) => match file.str("tokenizer.huggingface.json")? {
+            Some(json) => writer.write_file("tokenizer.json", json.as_bytes())?,
+            None => return Ok(vec![NO_TOKENIZER.to_owned()]),
+        },
+        (None, Tensors::Llama2c(_)) => return Ok(vec![NO_TOKENIZER.to_owned()]),
+    }
+    Ok(Vec::new())
 }
 
 const NO_TOKENIZER: &str = "no tokenizer was carried over: name one with --tokenizer when you run the result";

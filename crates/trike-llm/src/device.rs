@@ -107,7 +107,9 @@ impl Place {
             let spec = match self {
                 Self::Cpu => return Ok(Opened(Where::Cpu)),
                 Self::Auto => DeviceSpec::Auto,
-                Self::Device { .. } => self.to_string().parse().map_err(|e: CubeError| failed(e.to_string()))?,
+                Self::Device { .. } => {
+                    self.to_string().parse().map_err(|e: CubeError| failed(e.to_string()))?
+                }
             };
             match Device::open(spec) {
                 Ok(device) => Ok(Opened(Where::Device(device))),
@@ -118,9 +120,9 @@ impl Place {
         #[cfg(not(feature = "gpu"))]
         match self {
             Self::Cpu | Self::Auto => Ok(Opened(Where::Cpu)),
-            Self::Device { runtime, .. } => {
-                Err(failed(format!("this build has no {runtime} runtime, build with the feature `{runtime}`")))
-            }
+            Self::Device { runtime, .. } => Err(failed(format!(
+                "this build has no {runtime} runtime, build with the feature `{runtime}`"
+            ))),
         }
     }
 }
@@ -180,7 +182,9 @@ pub fn memory_plan(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Resu
             _ => false,
         };
         let form = match &info.kind {
-            StoredType::F32 | StoredType::F16 | StoredType::Bf16 if is_head && int8_head => Form::Int8(HEAD_GROUP),
+            StoredType::F32 | StoredType::F16 | StoredType::Bf16 if is_head && int8_head => {
+                Form::Int8(HEAD_GROUP)
+            }
             _ if file.ternarizes(name) => Form::Trits { planes: 1, group: None },
             kind => Form::of(kind),
         };
@@ -204,15 +208,9 @@ enum Form {
     /// A byte a weight and an f32 for each group of columns.
     Int8(usize),
     /// Two bits a trit, and a scale a row or for each group of columns.
-    Trits {
-        planes: u64,
-        group: Option<u64>,
-    },
+    Trits { planes: u64, group: Option<u64> },
     /// Two bits a trit; how many scales there are is not in the header.
-    Packed {
-        planes: u64,
-        encoding: Encoding,
-    },
+    Packed { planes: u64, encoding: Encoding },
 }
 
 impl Form {
@@ -228,7 +226,9 @@ impl Form {
             StoredType::Q2_0(group) => trits(Some(group.get() as u64)),
             StoredType::Pq2_0 | StoredType::Ptq1_0 => trits(Some(128)),
             StoredType::I2S | StoredType::BitNet => trits(None),
-            StoredType::Trits { encoding, depth, .. } => Self::Packed { planes: *depth as u64, encoding: *encoding },
+            StoredType::Trits { encoding, depth, .. } => {
+                Self::Packed { planes: *depth as u64, encoding: *encoding }
+            }
             // What has minima, or is not known, is held in floats.
             _ => Self::Dense(4),
         }
@@ -309,7 +309,13 @@ fn report(device: trike_nn::cube::DeviceInfo) -> DeviceReport {
                 ("asynchronous copies", can.async_copy),
             ];
             let features = all.into_iter().filter(|(_, has)| *has).map(|(name, _)| name).collect();
-            DeviceReport { name, adapter: can.name, software: can.software, memory: can.memory_bytes, features }
+            DeviceReport {
+                name,
+                adapter: can.name,
+                software: can.software,
+                memory: can.memory_bytes,
+                features,
+            }
         }
         Err(reason) => {
             DeviceReport { name, adapter: reason, software: false, memory: None, features: Vec::new() }
@@ -333,7 +339,8 @@ mod tests {
 
     #[test]
     fn a_place_that_is_not_there_is_refused_by_its_name() {
-        let refused = Place::Device { runtime: "cuda", index: 4242 }.open().expect_err("no machine has so many");
+        let refused =
+            Place::Device { runtime: "cuda", index: 4242 }.open().expect_err("no machine has so many");
         assert!(refused.to_string().contains("cuda"), "{refused}");
         assert!(Place::Cpu.open().expect("always there").is_cpu());
     }

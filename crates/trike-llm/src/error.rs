@@ -144,6 +144,26 @@ pub enum LlmError {
         /// What is missing.
         reason: String,
     },
+    /// A weight could not be made ternary.
+    #[error("{tensor}: {source}")]
+    Quantize {
+        /// The weight.
+        tensor: String,
+        /// Why not.
+        source: Box<trike_quant::QuantError>,
+    },
+    /// Text that is too little to calibrate on.
+    #[error(
+        "the calibration text makes {sequences} sequences with {tokens} tokens to learn from: expected at least {needed}"
+    )]
+    Calibration {
+        /// Sequences of two tokens or more.
+        sequences: usize,
+        /// Their tokens.
+        tokens: usize,
+        /// Tokens needed.
+        needed: usize,
+    },
     /// An option is out of range.
     #[error("{option}: expected {expected}, got {got}")]
     Option {

@@ -1,4 +1,4 @@
-//! From a model file to text: configuration, tokenizers, generation, sampling, measurement, conversion.
+//! From a model file to text: configuration, tokenizers, generation, sampling, measurement, conversion, quantization.
 //!
 //! Start from [`LanguageModel`]: `LanguageModel::load(path)` reads any file that [`ModelFile`] can open, with its
 //! tokenizer, and [`LanguageModel::generate`] continues a prompt.
@@ -13,7 +13,9 @@
 //! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`sampler`], [`stream`], [`GenerateOptions`], [`GenerationConfig`],
 //!   [`Generation`], [`FinishReason`]
 //! * the hub's cache: [`HubCache`], [`ModelId`], [`HubModel`], [`hub_shards`]
-//! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`inspect()`], [`mod@bench`]
+//! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`answer()`], [`Question`], [`TaskScore`],
+//!   [`inspect()`], [`mod@bench`]
+//! * making a model ternary: [`quantize()`], [`ModelQuantizationConfig`], [`Calibration`], [`QuantizeReport`]
 //! * devices: [`Place`], [`Opened`], [`Use`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]
 //! * errors: [`LlmError`]
@@ -36,8 +38,10 @@ mod inspect;
 mod load;
 mod names;
 mod perplexity;
+mod quantize;
 pub mod sampler;
 pub mod stream;
+mod tasks;
 pub mod tokenizer;
 
 pub use config::{Family, ModelConfig, SpecialIds};
@@ -51,3 +55,8 @@ pub use hub::{HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use perplexity::{Comparison, Score, Split, compare, score};
+pub use quantize::{
+    Calibration, Compensation, Evaluation, LayerReport, ModelQuantizationConfig, QuantizeMethod,
+    QuantizeReport, TernaryTotals, quantize,
+};
+pub use tasks::{Question, TaskScore, answer, read_questions};

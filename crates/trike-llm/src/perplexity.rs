@@ -85,7 +85,7 @@ impl Sums {
 }
 
 /// The sequences of a text, at most `limit` of them.
-fn sequences(
+pub(crate) fn sequences(
     tokenizer: &Tokenizer,
     text: &str,
     split: Split,
@@ -115,7 +115,7 @@ fn sequences(
 }
 
 /// `ln` of the sum of exponentials.
-fn log_sum_exp(row: &[f32]) -> f64 {
+pub(crate) fn log_sum_exp(row: &[f32]) -> f64 {
     let largest = row.iter().fold(f32::NEG_INFINITY, |m, &v| m.max(v));
     let sum: f64 = row.iter().map(|&v| f64::from(v - largest).exp()).sum();
     f64::from(largest) + sum.ln()

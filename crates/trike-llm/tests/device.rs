@@ -2,7 +2,9 @@
 #![cfg(feature = "gpu")]
 
 use trike_cpu::Cpu;
-use trike_llm::{GenerateOptions, LanguageModel, LlmError, LoadOptions, ModelFile, Place, Use, devices, memory_plan};
+use trike_llm::{
+    GenerateOptions, LanguageModel, LlmError, LoadOptions, ModelFile, Place, Use, devices, memory_plan,
+};
 use trike_nn::{Backend, KvPrecision, KvSpec};
 use trike_testkit::shared;
 
@@ -72,7 +74,11 @@ fn the_plan_is_near_what_is_taken() {
         let opened = place.open().expect("it is there");
         let taken = opened.load(&file, &options, &cpu, &kv, &mut |_, _| (), Bytes).expect("it loads") as u64;
         // Norms are in the plan and not in the matrices.
-        assert!(plan.weights >= taken && plan.weights < taken + taken / 5, "{model}: {} for {taken}", plan.weights);
+        assert!(
+            plan.weights >= taken && plan.weights < taken + taken / 5,
+            "{model}: {} for {taken}",
+            plan.weights
+        );
     }
 }
 

@@ -86,6 +86,31 @@ pub enum Input<'a, B: Backend + ?Sized> {
     },
 }
 
+impl<'a, B: Backend + ?Sized> Input<'a, B> {
+    /// The tensor that this stands for; one that has to be made goes to `room`.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit.
+    pub fn make<'t>(self, backend: &B, room: &'t mut Option<B::Tensor>) -> Result<&'t B::Tensor, NnError>
+    where
+        'a: 't,
+    {
+        let made = match self {
+            Self::Plain(x) => return Ok(x),
+            Self::Normed(x, Norm { weight, eps }) => backend.rms_norm(x, weight, eps)?,
+            Self::Gated { gate, up, activation, norm } => {
+                let product = backend.gated(gate, up, activation)?;
+                match norm {
+                    Some(Norm { weight, eps }) => backend.rms_norm(&product, weight, eps)?,
+                    None => product,
+                }
+            }
+        };
+        Ok(room.insert(made))
+    }
+}
+
 /// An RMSNorm.
 pub struct Norm<'a, B: Backend + ?Sized> {
     /// Its weights.
@@ -203,19 +228,12 @@ pub trait Backend {
     /// # Errors
     ///
     /// When shapes do not fit.
-    fn linear_of(&self, input: Input<'_, Self>, weights: &[&Self::Matrix]) -> Result<Vec<Self::Tensor>, NnError> {
-        let made = match input {
-            Input::Plain(x) => return self.linear(x, weights),
-            Input::Normed(x, Norm { weight, eps }) => self.rms_norm(x, weight, eps)?,
-            Input::Gated { gate, up, activation, norm } => {
-                let product = self.gated(gate, up, activation)?;
-                match norm {
-                    Some(Norm { weight, eps }) => self.rms_norm(&product, weight, eps)?,
-                    None => product,
-                }
-            }
-        };
-        self.linear(&made, weights)
+    fn linear_of(
+        &self,
+        input: Input<'_, Self>,
+        weights: &[&Self::Matrix],
+    ) -> Result<Vec<Self::Tensor>, NnError> {
+        self.linear(input.make(self, &mut None)?, weights)
     }
 
     /// Adds what [`linear_of`](Self::linear_of) makes of `input` and one matrix to `to`.

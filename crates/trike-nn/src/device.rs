@@ -110,12 +110,9 @@ impl CubeBackend {
         let memory = self.device.memory();
         let available = memory.total.map(|total| total.saturating_sub(memory.in_use));
         match available {
-            Some(available) if plan.total() > available => Err(NnError::Memory {
-                device: self.name(),
-                plan: *plan,
-                needed: plan.total(),
-                available,
-            }),
+            Some(available) if plan.total() > available => {
+                Err(NnError::Memory { device: self.name(), plan: *plan, needed: plan.total(), available })
+            }
             _ => Ok(()),
         }
     }
@@ -260,7 +257,8 @@ impl Backend for CubeBackend {
         if tensors.len() == weights.len() {
             match pack(&tensors) {
                 // Tensors of different kinds lie apart.
-                Err(NnError::Cube(CubeError::Length { .. } | CubeError::Range { .. })) if tensors.len() > 1 => {}
+                Err(NnError::Cube(CubeError::Length { .. } | CubeError::Range { .. }))
+                    if tensors.len() > 1 => {}
                 other => return other,
             }
         }
@@ -327,9 +325,11 @@ impl Backend for CubeBackend {
                 let values = table.select_rows(&rows)?.dequantize();
                 Ok(CubeTensor { buffer: self.device.upload(&values)?, width })
             }
-            Kind::Ternary { table: None, packed, .. } => {
-                Err(NnError::Shape { what: "matrices beside a table", expected: 0, got: packed.form().parts.len() })
-            }
+            Kind::Ternary { table: None, packed, .. } => Err(NnError::Shape {
+                what: "matrices beside a table",
+                expected: 0,
+                got: packed.form().parts.len(),
+            }),
         }
     }
 
@@ -376,7 +376,9 @@ impl Backend for CubeBackend {
                     let mut made: Vec<_> = made.into_iter().map(Some).collect();
                     for (weight, out) in weights.iter().zip(&mut outs).skip(i) {
                         match &weight.0 {
-                            Kind::Ternary { packed: other, part, .. } if Arc::ptr_eq(packed, other) && out.is_none() => {
+                            Kind::Ternary { packed: other, part, .. }
+                                if Arc::ptr_eq(packed, other) && out.is_none() =>
+                            {
                                 // Each part once: a matrix that is asked for twice is computed twice.
                                 *out = made[*part].take();
                             }
@@ -401,7 +403,12 @@ impl Backend for CubeBackend {
         Ok(outs.into_iter().flatten().collect())
     }
 
-    fn linear_add(&self, input: Input<'_, Self>, weight: &CubeMatrix, to: &mut CubeTensor) -> Result<(), NnError> {
+    fn linear_add(
+        &self,
+        input: Input<'_, Self>,
+        weight: &CubeMatrix,
+        to: &mut CubeTensor,
+    ) -> Result<(), NnError> {
         let (tokens, cols) = shape_of(&input)?;
         let (rows, width) = weight.shape();
         same("columns of a linear layer", width, cols)?;
@@ -475,7 +482,11 @@ impl Backend for CubeBackend {
         let positions = self.positions(&positions)?;
         for segment in segments {
             let window = segment.window;
-            let rows = attention::Segment { rows: segment.rows.clone(), positions: &positions, cache: &*segment.cache };
+            let rows = attention::Segment {
+                rows: segment.rows.clone(),
+                positions: &positions,
+                cache: &*segment.cache,
+            };
             self.device.store(&k.buffer, &v.buffer, &rows)?;
             let spec = attention::AttentionSpec { heads: spec.heads, scale: spec.scale, window };
             self.device.attention(&spec, &q.buffer, &rows, &out.buffer, &Strategy::Inferred)?;

@@ -13,6 +13,7 @@
 //!
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`Logits`]
 //! * memory: [`MemoryPlan`]
+//! * one block alone: [`DecoderBlock`], [`BlockPlace`], [`Site`], [`Watch`]
 //! * weights: [`Weight`], [`WeightName`], [`DecoderWeights`]
 //! * backends: [`Backend`], [`CpuBackend`], with the feature `candle` `CandleBackend`, with the feature `gpu` `CubeBackend`
 //! * layers for Candle users, with the feature `candle`: `modules`
@@ -25,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 mod backend;
+mod block;
 #[cfg(feature = "candle")]
 mod candle;
 mod cpu;
@@ -41,6 +43,7 @@ mod spec;
 mod weights;
 
 pub use backend::{AttentionSpec, Backend, CacheSpec, Input, KvPrecision, Norm, Segment};
+pub use block::{BlockPlace, DecoderBlock, Site, Watch};
 #[cfg(feature = "candle")]
 pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};

@@ -50,7 +50,9 @@ fn cache_bytes(spec: &DecoderSpec, kv: &KvSpec) -> u64 {
         KvPrecision::F32 => 4,
         KvPrecision::F16 => 2,
     };
-    [spec.layers, spec.kv_width(), kv.capacity].iter().fold(2 * element, |n: u64, &d| n.saturating_mul(d as u64))
+    [spec.layers, spec.kv_width(), kv.capacity]
+        .iter()
+        .fold(2 * element, |n: u64, &d| n.saturating_mul(d as u64))
 }
 
 /// The widest place of a block: the residual stream, and either queries, keys, values and what was attended, or gate, up and

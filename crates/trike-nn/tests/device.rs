@@ -5,8 +5,8 @@ use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
 use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_nn::{
     ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec, DecoderWeights,
-    GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing, RopeScaling, RopeSpec, Step,
-    Weight, WeightName,
+    GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing, RopeScaling, RopeSpec,
+    Step, Weight, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
@@ -63,7 +63,9 @@ impl<'a> Random<'a> {
             WeightName::Down(_) => (s.hidden, s.intermediate),
             WeightName::QueryBias(_) | WeightName::AttentionSubNorm(_) => (1, s.query_width()),
             WeightName::KeyBias(_) | WeightName::ValueBias(_) => (1, s.kv_width()),
-            WeightName::GateBias(_) | WeightName::UpBias(_) | WeightName::MlpSubNorm(_) => (1, s.intermediate),
+            WeightName::GateBias(_) | WeightName::UpBias(_) | WeightName::MlpSubNorm(_) => {
+                (1, s.intermediate)
+            }
             WeightName::QueryNorm(_) | WeightName::KeyNorm(_) => (1, s.head_dim),
             WeightName::OutputBias(_)
             | WeightName::DownBias(_)
@@ -92,10 +94,13 @@ impl<'a> Random<'a> {
 impl DecoderWeights for Random<'_> {
     fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
         let (rows, cols) = self.shape(name);
-        let values = |rng: &mut Rng, size: f32| rng.normals(rows * cols).iter().map(|v| size * v).collect::<Vec<_>>();
+        let values =
+            |rng: &mut Rng, size: f32| rng.normals(rows * cols).iter().map(|v| size * v).collect::<Vec<_>>();
         Ok(match (self.kind, name) {
             // A ternary table, which is looked up and multiplied.
-            (Kind::Mixed, WeightName::Embedding) => self.trits(rows, cols, 1, Granularity::Group(GroupSize::G32)),
+            (Kind::Mixed, WeightName::Embedding) => {
+                self.trits(rows, cols, 1, Granularity::Group(GroupSize::G32))
+            }
             (_, WeightName::Head) => {
                 let codes = (0..rows * cols).map(|_| self.rng.below(255) as i8).collect();
                 let scales = vec![0.01; rows * cols.div_ceil(32)];
@@ -168,12 +173,22 @@ fn architectures() -> [(&'static str, DecoderSpec, Kind); 7] {
         ),
         (
             "qwen3",
-            DecoderSpec { qk_norm: true, head_dim: 24, rope: RopeSpec { scaling: yarn, ..base().rope }, ..base() },
+            DecoderSpec {
+                qk_norm: true,
+                head_dim: 24,
+                rope: RopeSpec { scaling: yarn, ..base().rope },
+                ..base()
+            },
             Kind::Trits,
         ),
         (
             "bitnet",
-            DecoderSpec { sub_norms: true, activation: GatedActivation::SquaredReLu, tied_head: true, ..base() },
+            DecoderSpec {
+                sub_norms: true,
+                activation: GatedActivation::SquaredReLu,
+                tied_head: true,
+                ..base()
+            },
             Kind::Trits,
         ),
     ]
@@ -189,7 +204,12 @@ fn cpu(spec: &DecoderSpec, kind: Kind, precision: ActivationPrecision) -> Decode
     Decoder::new(backend, spec.clone(), &mut Random::new(spec, kind)).expect("it loads")
 }
 
-fn gpu(device: &Device, spec: &DecoderSpec, kind: Kind, precision: ActivationPrecision) -> Decoder<CubeBackend> {
+fn gpu(
+    device: &Device,
+    spec: &DecoderSpec,
+    kind: Kind,
+    precision: ActivationPrecision,
+) -> Decoder<CubeBackend> {
     let backend = CubeBackend::new(device.clone(), precision);
     Decoder::new(backend, spec.clone(), &mut Random::new(spec, kind)).expect("it loads")
 }
@@ -242,7 +262,8 @@ fn a_batch_is_ragged_and_a_window_rolls() {
     let kv = KvSpec::new(KvPrecision::F32, 40);
     let texts = [ids(17, 7), ids(1, 8), ids(30, 9)];
     let mut sequences: Vec<_> = texts.iter().map(|_| on_gpu.sequence(kv).expect("a sequence")).collect();
-    let mut steps: Vec<_> = sequences.iter_mut().zip(&texts).map(|(sequence, ids)| Step { sequence, ids }).collect();
+    let mut steps: Vec<_> =
+        sequences.iter_mut().zip(&texts).map(|(sequence, ids)| Step { sequence, ids }).collect();
     let together = on_gpu.forward(&mut steps, Logits::Last).expect("logits");
     for (got, ids) in together.iter().zip(&texts) {
         let want = logits(&on_cpu, ids, kv, 40);

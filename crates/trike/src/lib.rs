@@ -1,4 +1,4 @@
-//! Ternary language models: load, generate, measure, convert.
+//! Ternary language models: load, generate, measure, convert, quantize.
 //!
 //! Start from [`LanguageModel`]: it reads a HuggingFace directory, a GGUF file or a llama2.c checkpoint, and
 //! continues a prompt.
@@ -12,6 +12,22 @@
 //! # Ok::<(), trike::LlmError>(())
 //! ```
 //!
+//! A dense model becomes ternary, and is saved, loaded and run, in four lines:
+//!
+//! ```
+//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+//! # let dir = tempfile::tempdir()?;
+//! # let out = dir.path().join("ternary");
+//! # let text = trike::Calibration::Generated { sequences: 1, seed: 1 };
+//! # let options = trike::ModelQuantizationConfig::planes(2);
+//! let dense = trike::ModelFile::open(path)?;
+//! trike::quantize(&dense, &out, &text, &options, &mut |_, _| ())?;
+//! let story = trike::LanguageModel::load(&out)?.generate("Once upon a time", &Default::default())?;
+//! println!("{}", story.text);
+//! # assert!(story.text.starts_with(", there was a little girl named Lily."), "{}", story.text);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! The decision that shaped this crate: it holds no logic. A name here is a name of the crate below that does the
 //! work, under the same documentation; what was given up is a simplified API of its own, which would have to grow
 //! back into the one that it hides.
@@ -20,12 +36,14 @@
 //!   [`FinishReason`], [`SamplerConfig`], [`Tokenizer`]
 //! * files: [`ModelFile`], [`inspect()`] with [`Inspection`], [`convert()`] with [`ConvertOptions`],
 //!   [`ConvertReport`] and [`Target`]
+//! * making a model ternary: [`quantize()`] with [`ModelQuantizationConfig`], [`QuantizeMethod`], [`Calibration`] and
+//!   [`QuantizeReport`]
 //! * measurement: [`score()`] with [`Score`] and [`Split`], [`compare()`] with [`Comparison`], [`llm::bench`]
 //! * precision and place: [`ActivationPrecision`], [`KvPrecision`], [`Cpu`], [`Isa`], [`CpuBackend`], [`Backend`],
 //!   [`KvSpec`], [`Place`], [`devices()`], [`memory_plan()`], [`MemoryPlan`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`]
-//! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`nn`], [`llm`], [`vsa`]
+//! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`llm`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, on by default, brings the reference backend
 //! `nn::CandleBackend` for comparisons; an application that only runs models turns default features off, as the
@@ -36,14 +54,16 @@ pub use trike_cpu as cpu;
 pub use trike_format as format;
 pub use trike_llm as llm;
 pub use trike_nn as nn;
+pub use trike_quant as quant;
 pub use trike_trit as trit;
 pub use trike_vsa as vsa;
 
 pub use trike_cpu::{Cpu, Isa};
 pub use trike_llm::{
-    Comparison, ConvertOptions, ConvertReport, FinishReason, GenerateOptions, Generation, HeadPrecision,
-    Inspection, LanguageModel, LlmError, LoadOptions, ModelFile, Place, Score, Split, Target, compare, convert,
-    devices, inspect, memory_plan, sampler::SamplerConfig, score, tokenizer::Tokenizer,
+    Calibration, Comparison, ConvertOptions, ConvertReport, FinishReason, GenerateOptions, Generation,
+    HeadPrecision, Inspection, LanguageModel, LlmError, LoadOptions, ModelFile, ModelQuantizationConfig,
+    Place, QuantizeMethod, QuantizeReport, Score, Split, Target, compare, convert, devices, inspect,
+    memory_plan, quantize, sampler::SamplerConfig, score, tokenizer::Tokenizer,
 };
 #[cfg(feature = "gpu")]
 pub use trike_nn::CubeBackend;

@@ -5,13 +5,16 @@ mod chat;
 mod completions;
 mod convert;
 mod doctor;
+mod eval;
 mod hub;
 mod inspect;
 mod logits;
 mod perplexity;
+mod quantize;
 mod run;
 mod sampling;
 mod shipped;
+mod text;
 
 use std::{
     cell::RefCell,
@@ -32,6 +35,7 @@ use crate::{
 
 pub(crate) use bench::BenchOutcome;
 pub(crate) use doctor::{Diagnosis, Measured};
+pub(crate) use eval::EvalOutcome;
 pub(crate) use inspect::MemoryOutcome;
 pub(crate) use logits::LogitsOutcome;
 pub(crate) use perplexity::PerplexityOutcome;
@@ -55,10 +59,14 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             return Ok(finished(&outcome));
         }
         Command::Chat(args) => chat::chat(&args, quiet)?,
-        Command::Inspect(args) if args.memory => output::show(&inspect::memory(&args, quiet)?, args.json.json)?,
+        Command::Inspect(args) if args.memory => {
+            output::show(&inspect::memory(&args, quiet)?, args.json.json)?
+        }
         Command::Inspect(args) => output::show(&inspect::inspect(&args, quiet)?, args.json.json)?,
         Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,
+        Command::Quantize(args) => output::show(&quantize::quantize(&args, quiet)?, args.json.json)?,
         Command::Perplexity(args) => output::show(&perplexity::perplexity(&args, quiet)?, args.json.json)?,
+        Command::Eval(args) => output::show(&eval::eval(&args, quiet)?, args.json.json)?,
         Command::Logits(args) => output::show(&logits::logits(&args, quiet)?, args.json.json)?,
         Command::Bench(args) => {
             output::show(&bench::bench(&args, quiet)?, args.json || args.output == "json")?;
@@ -104,13 +112,7 @@ struct Wanted<'a> {
 
 impl<'a> Wanted<'a> {
     /// What the common options say; a sequence over the model's context.
-    fn new(
-        file: &ModelFile,
-        place: &'a Place,
-        cpu: &'a Cpu,
-        precision: &PrecisionArgs,
-        quiet: bool,
-    ) -> Self {
+    fn new(file: &ModelFile, place: &'a Place, cpu: &'a Cpu, precision: &PrecisionArgs, quiet: bool) -> Self {
         let kv = precision.kv.unwrap_or(if file.is_f32() { KvPrecision::F32 } else { KvPrecision::F16 });
         Self {
             place,
@@ -136,7 +138,14 @@ impl<'a> Wanted<'a> {
                 progress.set(done, total);
             }
         };
-        opened.load(file, &self.options(), self.cpu, &self.kv, &mut set, Loaded { progress: &progress, user })?
+        opened.load(
+            file,
+            &self.options(),
+            self.cpu,
+            &self.kv,
+            &mut set,
+            Loaded { progress: &progress, user },
+        )?
     }
 
     fn options(&self) -> LoadOptions {

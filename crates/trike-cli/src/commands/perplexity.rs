@@ -2,11 +2,10 @@
 
 use std::path::Path;
 
-use anyhow::Context;
 use serde::Serialize;
 use trike::{Backend, LanguageModel, LlmError, ModelFile, Score, Split, llm::Use};
 
-use super::Wanted;
+use super::{Wanted, text::read};
 use crate::{
     args::{self, PerplexityArgs},
     progress::Progress,
@@ -173,11 +172,6 @@ fn outcome<B: Backend, C: Backend>(
         figures: score.into(),
         against,
     })
-}
-
-fn read(path: &Path) -> anyhow::Result<String> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-    String::from_utf8(bytes).with_context(|| format!("{}: expected UTF-8 text", path.display()))
 }
 
 /// The text has a name that only the command knows.

@@ -3,10 +3,13 @@
 use std::fmt::{Display, Write};
 
 use comfy_table::{CellAlignment, Table, TableStyle, presets};
-use trike::{ConvertReport, Inspection};
+use trike::{ConvertReport, Inspection, QuantizeReport};
 
 use super::Show;
-use crate::commands::{BenchOutcome, Diagnosis, LogitsOutcome, Measured, MemoryOutcome, PerplexityOutcome, RunOutcome};
+use crate::commands::{
+    BenchOutcome, Diagnosis, EvalOutcome, LogitsOutcome, Measured, MemoryOutcome, PerplexityOutcome,
+    RunOutcome,
+};
 
 /// A table whose columns after the first `left` are numbers.
 fn table<const N: usize>(style: TableStyle, left: usize, header: [&str; N]) -> Table {
@@ -125,7 +128,10 @@ impl Show for MemoryOutcome {
         facts([
             ("model", self.model.clone()),
             ("weights", bytes(self.weights)),
-            ("keys and values", format!("{} ({} positions in {})", bytes(self.cache), self.positions, self.kv)),
+            (
+                "keys and values",
+                format!("{} ({} positions in {})", bytes(self.cache), self.positions, self.kv),
+            ),
             ("activations", bytes(self.scratch)),
             ("total", bytes(self.total)),
         ])
@@ -145,6 +151,63 @@ impl Show for ConvertReport {
             0.0 => "every value is kept\n".to_owned(),
             change => format!("largest change of a weight {change:.2e} of its tensor's largest\n"),
         };
+        for note in &self.notes {
+            text += &format!("note: {note}\n");
+        }
+        text
+    }
+}
+
+impl Show for QuantizeReport {
+    fn text(&self) -> String {
+        let columns = ["layer", "shape", "bits/weight", "zeros", "weight error", "output error"];
+        let mut layers = table(presets::NOTHING, 2, columns);
+        for l in &self.layers {
+            let share = |error: Option<f64>| or_dash(error.map(|e| format!("{e:.4}")));
+            layers.add_row([
+                l.name.clone(),
+                format!("{} x {}", l.rows, l.cols),
+                format!("{:.3}", l.bits_per_weight),
+                or_dash(l.zeros.map(percent)),
+                share(l.weight_error),
+                share(l.output_error),
+            ]);
+        }
+        let t = &self.ternary;
+        let mut pairs = vec![
+            ("written", self.output.clone()),
+            ("planes", format!("{}, a scale per {}", self.planes, self.granularity)),
+            ("method", self.method.clone()),
+            (
+                "calibration",
+                format!("{} sequences, {} tokens", self.calibration_sequences, self.calibration_tokens),
+            ),
+            ("ternary layers", format!("{} of {}", t.layers, self.layers.len())),
+            ("their bits per weight", format!("{:.3}", t.bits_per_weight)),
+            ("their zeros", percent(t.zeros)),
+            ("tensors", format!("{} before, {} after", bytes(self.input_bytes), bytes(self.output_bytes))),
+            ("seconds", format!("{:.1}", self.seconds)),
+        ];
+        if let Some(e) = &self.evaluation {
+            pairs.extend([
+                ("measured on", format!("{} ({} tokens)", e.text, e.tokens)),
+                (
+                    "perplexity",
+                    format!(
+                        "{:.4} before, {:.4} after: {:.3}x",
+                        e.perplexity_before, e.perplexity_after, e.ratio
+                    ),
+                ),
+                ("KL from the dense model", format!("{:.6} nats", e.kl)),
+                ("same best token", percent(e.top1_agreement)),
+            ]);
+        }
+        let mut text = format!("{}\n{}", plain(layers), facts(pairs));
+        for l in &self.layers {
+            if let Some(reason) = &l.kept {
+                text += &format!("kept: {}: {reason}\n", l.name);
+            }
+        }
         for note in &self.notes {
             text += &format!("note: {note}\n");
         }
@@ -173,6 +236,26 @@ impl Show for PerplexityOutcome {
             ]);
         }
         facts(pairs)
+    }
+}
+
+impl Show for EvalOutcome {
+    fn text(&self) -> String {
+        let columns = ["task", "questions", "right", "right by bytes", "guessing", "too long"];
+        let mut tasks = table(presets::NOTHING, 1, columns);
+        for t in &self.tasks {
+            let share = |p: f64, error: f64| format!("{:.1} +- {:.1} %", 100.0 * p, 100.0 * error);
+            let s = &t.score;
+            tasks.add_row([
+                t.file.clone(),
+                s.questions.to_string(),
+                share(s.accuracy, s.accuracy_error),
+                share(s.normalized, s.normalized_error),
+                percent(s.chance),
+                s.too_long.to_string(),
+            ]);
+        }
+        plain(tasks)
     }
 }
 

@@ -5,7 +5,9 @@ use crate::harness::{Trike, tiny};
 #[test]
 fn devices_that_are_none_are_wrong_usage() {
     let trike = Trike::new();
-    for (name, part) in [("gpu", "--device"), ("cuda:first", "cuda:first"), ("wgpu:4242", "wgpu:4242"), ("cuda:77", "cuda")] {
+    for (name, part) in
+        [("gpu", "--device"), ("cuda:first", "cuda:first"), ("wgpu:4242", "wgpu:4242"), ("cuda:77", "cuda")]
+    {
         let output = trike.output(&["run", "-m", &tiny(), "-p", "x", "--device", name]);
         let error = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{name}: {error}");
@@ -36,7 +38,8 @@ fn a_software_driver_runs_when_it_is_asked_for() {
         announce_skip();
         return;
     };
-    let common = ["run", "-m", &tiny(), "-p", "Once upon a time", "-n", "8", "--activations", "f32", "--kv", "f32"];
+    let common =
+        ["run", "-m", &tiny(), "-p", "Once upon a time", "-n", "8", "--activations", "f32", "--kv", "f32"];
     let on_cpu = trike.stdout(&common);
     let on_device = trike.json(&[&common[..], &["--device", name, "--json", "-q"]].concat());
     let text = format!("{}{}", on_device["prompt"].as_str().unwrap(), on_device["text"].as_str().unwrap());

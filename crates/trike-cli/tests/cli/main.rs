@@ -10,5 +10,6 @@ mod harness;
 #[cfg(feature = "hub")]
 mod hub_server;
 mod measure;
+mod quantize;
 mod reference;
 mod run;

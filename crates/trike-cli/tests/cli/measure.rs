@@ -179,3 +179,32 @@ fn doctor_names_the_machine_the_model_and_the_environment() {
     assert!(json["shipped_model"].as_str().is_some_and(|path| path.ends_with("models/tiny")), "{json}");
     assert!(trike.stdout(&["doctor"]).contains("memory bandwidth"));
 }
+
+/// A trained model knows which of two sentences it has read something like.
+#[test]
+fn eval_answers_by_likelihood() {
+    let trike = Trike::new();
+    let good = "Once upon a time, there was a little girl named Lily. She was very happy.";
+    let bad = "Once upon time a, there little was a girl Lily named. Happy she very was.";
+    let pair = serde_json::json!({"sentence_good": good, "sentence_bad": bad}).to_string();
+    let choice =
+        serde_json::json!({"context": "Once upon a", "choices": ["zzq", "time", "xwv"], "answer": 1})
+            .to_string();
+    let wrong =
+        serde_json::json!({"context": "Once upon a", "choices": ["zzq", "time"], "answer": 0}).to_string();
+    let long =
+        serde_json::json!({"context": good.repeat(200), "choices": ["a", "b"], "answer": 0}).to_string();
+    let task = trike.write("task.jsonl", [pair, choice, wrong, long].join("\n"));
+    let json = trike.json(&["eval", "-m", &tiny(), "-t", &task, "--json"]);
+    let score = &json["tasks"][0];
+    assert_eq!((&score["questions"], &score["too_long"]), (&3.into(), &1.into()), "{json}");
+    let near = |key: &str, want: f64| (score[key].as_f64().unwrap() - want).abs() < 1e-9;
+    assert!(near("accuracy", 2.0 / 3.0) && near("accuracy_error", (2.0f64 / 27.0).sqrt()), "{json}");
+    assert!(near("chance", (0.5 + 1.0 / 3.0 + 0.5) / 3.0), "{json}");
+    let text = trike.stdout(&["eval", "-m", &tiny(), "-t", &task, "--limit", "1"]);
+    assert!(text.contains("100.0 +- 0.0 %") && text.contains("right by bytes"), "{text}");
+    let broken = trike.write("broken.jsonl", "{}\n");
+    assert!(trike.fails(1, &["eval", "-m", &tiny(), "-t", &broken]).contains("line 1"));
+    let empty = trike.write("empty.jsonl", "");
+    assert!(trike.fails(1, &["eval", "-m", &tiny(), "-t", &empty]).contains("empty.jsonl"));
+}

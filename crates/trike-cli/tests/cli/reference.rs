@@ -8,8 +8,20 @@ const PAGE: &str = "docs/src/cli.md";
 const START: &str = "## Reference\n";
 /// Set to write the page in place of comparing it.
 const UPDATE: &str = "UPDATE_REFERENCE";
-const COMMANDS: [&str; 10] =
-    ["run", "chat", "inspect", "convert", "perplexity", "logits", "bench", "doctor", "completions", "man"];
+const COMMANDS: [&str; 12] = [
+    "run",
+    "chat",
+    "inspect",
+    "convert",
+    "quantize",
+    "perplexity",
+    "eval",
+    "logits",
+    "bench",
+    "doctor",
+    "completions",
+    "man",
+];
 
 /// The last section of the page.
 fn reference() -> String {

@@ -46,7 +46,8 @@ impl Toolkit {
             options: vec![arch, "-lineinfo".to_owned()],
             ..Default::default()
         };
-        let ptx = compile_ptx_with_opts(source, options).map_err(|e| first_lines(&format!("NVRTC: {e:?}")))?;
+        let ptx =
+            compile_ptx_with_opts(source, options).map_err(|e| first_lines(&format!("NVRTC: {e:?}")))?;
         Ok(ptx.to_src())
     }
 

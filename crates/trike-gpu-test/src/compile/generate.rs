@@ -75,7 +75,8 @@ fn cpp<T: cubecl_cpp::target::CppTarget>(
     options: CompilationOptions,
 ) -> Result<Source>
 where
-    CppCompiler<T>: Compiler<Representation = cubecl_cpp::ComputeKernel, CompilationOptions = CompilationOptions>,
+    CppCompiler<T>:
+        Compiler<Representation = cubecl_cpp::ComputeKernel, CompilationOptions = CompilationOptions>,
 {
     let kernel = CppCompiler::<T>::default().compile(definition, &options);
     let kernel = kernel.map_err(|e| first_lines(&e.to_string()))?;

@@ -206,7 +206,8 @@ fn build(target: &Target, number: usize, launch: &Launch, options: &Options) -> 
     let outcome = match generate::generate(target, launch.kernel.as_ref()) {
         Err(e) => Err(format!("{e:#}")),
         Ok(source) => {
-            std::fs::write(&file, &source.bytes).with_context(|| format!("cannot write {}", file.display()))?;
+            std::fs::write(&file, &source.bytes)
+                .with_context(|| format!("cannot write {}", file.display()))?;
             check(target, launch, &source, &file, options).map_err(|e| format!("{e:#}"))
         }
     };

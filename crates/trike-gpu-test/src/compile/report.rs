@@ -27,7 +27,9 @@ impl Report {
         for kernel in &built {
             let name = format!("{}: {} [{}]", kernel.target, kernel.path, kernel.form);
             let outcome = match (&kernel.outcome, &missing_tools) {
-                (Err(reason), _) => Outcome::Fail(format!("{reason}\n    source: {}", kernel.source.display())),
+                (Err(reason), _) => {
+                    Outcome::Fail(format!("{reason}\n    source: {}", kernel.source.display()))
+                }
                 (Ok(Code { cuda: None, .. }), Some(reason)) if kernel.target.starts_with("cuda") => {
                     Outcome::Skip(reason.clone())
                 }
@@ -61,7 +63,9 @@ impl Report {
                 let forms: Vec<&Built> =
                     self.built.iter().filter(|b| b.path == path && b.target == *target).collect();
                 if forms.is_empty() {
-                    let row = UNSUPPORTED.iter().find(|r| is_kernel(path, r.kernel) && is_listed(target, r.targets));
+                    let row = UNSUPPORTED
+                        .iter()
+                        .find(|r| is_kernel(path, r.kernel) && is_listed(target, r.targets));
                     let reason = row.map_or("not launched", |r| r.feature);
                     let _ = writeln!(line, "    {target:<13} unsupported: {reason}");
                     continue;
@@ -133,7 +137,8 @@ impl<'a> Compiled<'a> {
     fn check_pairs(&self, all: &[&str], tally: &mut Tally) {
         for (path, has) in &self.targets {
             for target in all.iter().filter(|t| !has.contains(**t)) {
-                let known = UNSUPPORTED.iter().any(|r| is_kernel(path, r.kernel) && is_listed(target, r.targets));
+                let known =
+                    UNSUPPORTED.iter().any(|r| is_kernel(path, r.kernel) && is_listed(target, r.targets));
                 if !known {
                     let found = "never launched there, and no row of UNSUPPORTED says why".to_owned();
                     tally.add(&format!("{target}: {path}"), Outcome::Fail(found));

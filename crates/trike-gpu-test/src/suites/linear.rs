@@ -54,7 +54,13 @@ const CASES: &[Case] = &[
     (&[70], Weights { cols: 130, ..PLAIN }, 66, INT8, false),
     (&[33], Weights { granularity: groups(GroupSize::G32), ..PLAIN }, 4, INT8, false),
     (&[33], Weights { granularity: groups(GroupSize::G64), precise: false, ..PLAIN }, 1, INT8, false),
-    (&[20], Weights { cols: 385, granularity: groups(GroupSize::G128), means: true, ..PLAIN }, 3, INT8, false),
+    (
+        &[20],
+        Weights { cols: 385, granularity: groups(GroupSize::G128), means: true, ..PLAIN },
+        3,
+        INT8,
+        false,
+    ),
     (&[20], Weights { cols: 520, granularity: groups(GroupSize::G256), ..PLAIN }, 18, INT8, false),
     (&[18], Weights { means: true, ..PLAIN }, 2, INT8, false),
     (&[21], Weights { depth: 2, ..PLAIN }, 2, INT8, false),
@@ -213,7 +219,8 @@ impl Inputs {
         let cols = self.tensors[0].cols();
         let shape = ActivationShape { tokens: self.tokens, cols, precision: self.precision };
         let x = Activations::upload(device, shape, &self.x)?;
-        let base = |rows: usize| -> Vec<f32> { (0..self.tokens * rows).map(|i| (i % 7) as f32 - 3.0).collect() };
+        let base =
+            |rows: usize| -> Vec<f32> { (0..self.tokens * rows).map(|i| (i % 7) as f32 - 3.0).collect() };
         let outs = self.tensors.iter().map(|t| match self.add {
             true => device.upload(&base(t.rows())),
             false => poisoned(device, self.tokens * t.rows()),

@@ -1,0 +1,215 @@
+//! `trike quantize`.
+
+use serde_json::Value;
+
+use crate::harness::{Trike, shared, text, tiny};
+
+/// The trained dense model, its tokenizer, and a short calibration and evaluation text that share no story.
+struct Bench {
+    trike: Trike,
+    model: String,
+    tokenizer: String,
+    calibration: String,
+    eval: String,
+}
+
+impl Bench {
+    fn new() -> Option<Self> {
+        let trike = Trike::new();
+        let stories = |rel: &str, n: usize| -> Option<String> {
+            let all = std::fs::read_to_string(shared(rel)?).unwrap();
+            Some(all.split("<|endoftext|>").take(n).collect::<Vec<_>>().join("<|endoftext|>"))
+        };
+        Some(Self {
+            model: shared("data/models/stories260K.bin")?,
+            tokenizer: shared("data/tokenizers/tok512.bin")?,
+            calibration: trike
+                .write("calibration.txt", stories("data/corpora/tinystories_calibration.txt", 16)?),
+            eval: trike.write("eval.txt", stories("data/corpora/tinystories_eval.txt", 4)?),
+            trike,
+        })
+    }
+
+    fn args<'a>(&'a self, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+        let mut args =
+            vec!["quantize", "-m", &self.model, "--tokenizer", &self.tokenizer, "-o", out, "--json"];
+        args.extend(["--calibration", &self.calibration, "--eval", &self.eval, "--group", "32"]);
+        args.extend(more);
+        args
+    }
+
+    fn run(&self, name: &str, more: &[&str]) -> Value {
+        let out = self.trike.path(name);
+        self.trike.json(&self.args(&out, more))
+    }
+}
+
+fn ratio(report: &Value) -> f64 {
+    report["evaluation"]["ratio"].as_f64().unwrap()
+}
+
+/// At every number of planes compensation loses less than rounding, and more planes lose less; the result runs and is what the
+/// report says.
+#[test]
+fn compensation_loses_less_than_rounding_and_planes_lose_less() {
+    let Some(bench) = Bench::new() else { return };
+    let mut before = f64::INFINITY;
+    for planes in ["1", "2", "3"] {
+        let rounded =
+            ratio(&bench.run(&format!("rounded{planes}"), &["--planes", planes, "--method", "nearest"]));
+        let name = format!("compensated{planes}");
+        let report = bench.run(&name, &["--planes", planes]);
+        let compensated = ratio(&report);
+        assert!(compensated - 1.0 < 0.8 * (rounded - 1.0), "{planes}: {compensated} of {rounded}");
+        assert!(compensated < before, "{planes}: {compensated} of {before}");
+        before = compensated;
+
+        let out = bench.trike.path(&name);
+        let saved: Value =
+            serde_json::from_slice(&std::fs::read(format!("{out}/report.json")).unwrap()).unwrap();
+        assert_eq!(saved, report);
+        assert!(!std::path::Path::new(&format!("{out}.partial")).exists());
+        let score = bench.trike.json(&[
+            "perplexity",
+            "-m",
+            &out,
+            "-f",
+            &bench.eval,
+            "--head",
+            "stored",
+            "--kv",
+            "f32",
+            "--json",
+        ]);
+        let (got, want) = (&score["perplexity"], &report["evaluation"]["perplexity_after"]);
+        assert!((got.as_f64().unwrap() / want.as_f64().unwrap() - 1.0).abs() < 1e-6, "{got} {want}");
+        let inspection = bench.trike.json(&["inspect", &out, "--json"]);
+        assert_eq!(inspection["totals"]["bytes"], report["output_bytes"]);
+        assert_eq!(inspection["totals"]["ternary_parameters"], report["ternary"]["parameters"]);
+    }
+    assert!(before < 1.1, "three planes are near the dense model: {before}");
+}
+
+#[test]
+fn every_option_changes_the_model() {
+    let Some(bench) = Bench::new() else { return };
+    let weights = |name: &str| std::fs::read(bench.trike.path(&format!("{name}/model.safetensors"))).unwrap();
+    let base = ["--planes", "1", "--sequences", "6"];
+    bench.run("base", &base);
+    let first = weights("base");
+    // The same again, on one thread, is the same to the last byte.
+    bench.run("again", &[&base[..], &["--threads", "1"]].concat());
+    assert!(weights("again") == first, "not the same bytes twice");
+    for (i, more) in [
+        &["--mean"][..],
+        &["--coupling", "free", "--planes", "2"],
+        &["--planes", "2"],
+        &["--damping", "0.2"],
+        &["--plain"],
+        &["--method", "nearest"],
+        &["--method", "absmean"],
+        &["--method", "twn"],
+        &["--method", "absmax"],
+        &["--encoding", "2bit"],
+        &["--head", "int8"],
+        &["--skip", "layers.0.*down"],
+        &["--min-size", "5000"],
+        &["--split", "window"],
+        &["--group", "row"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let name = format!("other{i}");
+        // A later option of the same name wins only where it may be repeated: leave out what is given again.
+        let kept = base.chunks(2).filter(|pair| !more.contains(&pair[0])).flatten().copied();
+        let mut args: Vec<&str> = kept.chain(more.iter().copied()).collect();
+        let out = bench.trike.path(&name);
+        let mut all =
+            vec!["quantize", "-m", &bench.model, "--tokenizer", &bench.tokenizer, "-o", &out, "--json"];
+        all.extend(["--calibration", &bench.calibration]);
+        if !more.contains(&"--group") {
+            args.extend(["--group", "32"]);
+        }
+        all.extend(args);
+        let report = bench.trike.json(&all);
+        assert!(weights(&name) != first, "{more:?}");
+        let kept = report["layers"].as_array().unwrap().iter().filter(|l| !l["kept"].is_null()).count();
+        let expected = match more[0] {
+            "--skip" => 1,
+            "--min-size" => 20,
+            _ => 0,
+        };
+        assert_eq!(kept, expected, "{more:?}");
+    }
+}
+
+#[test]
+fn an_interrupted_run_goes_on_and_gives_the_same_model() {
+    let Some(bench) = Bench::new() else { return };
+    let args = ["--planes", "1", "--sequences", "6"];
+    bench.run("whole", &args);
+    let weights = |name: &str| std::fs::read(bench.trike.path(&format!("{name}/model.safetensors"))).unwrap();
+    let out = bench.trike.path("broken");
+    let finished = bench.trike.path("broken.partial/block-0/config.json");
+    let mut child =
+        bench.trike.command(&bench.args(&out, &args)).stdout(std::process::Stdio::null()).spawn().unwrap();
+    while !std::path::Path::new(&finished).exists() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be stopped");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!std::path::Path::new(&out).exists(), "half a model");
+    let kept = std::fs::metadata(&finished).unwrap().modified().unwrap();
+    // Other options start over, and the same ones go on.
+    let report = bench.run("broken", &args);
+    assert!(weights("broken") == weights("whole"));
+    assert_eq!(report["layers"].as_array().unwrap().len(), 35);
+    assert!(kept < std::fs::metadata(&out).unwrap().modified().unwrap());
+    // A directory that is not one of ours is not removed.
+    let mine = bench.trike.path("mine.partial");
+    std::fs::create_dir(&mine).unwrap();
+    let error = bench.trike.fails(2, &bench.args(&bench.trike.path("mine"), &args));
+    assert!(error.contains("mine.partial"), "{error}");
+    assert!(std::path::Path::new(&mine).exists());
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_and_leaves_nothing() {
+    let trike = Trike::new();
+    let out = trike.path("out");
+    let short = trike.write("short.txt", "Hi");
+    let model = tiny();
+    let error = trike.fails(1, &["quantize", "-m", &model, "-o", &model, "-c", &short]);
+    assert!(error.contains("exists"), "{error}");
+    let error = trike.fails(1, &["quantize", "-m", &model, "-o", &out, "-c", &short]);
+    assert!(error.contains("at least 16"), "{error}");
+    for (more, part) in [
+        (&["--group", "tensor"][..], "a scale per row or group"),
+        (&["--damping", "0"], "damping"),
+        (&["--method", "absmean", "--planes", "2"], "free planes"),
+        (&["--skip", "*"], "every layer"),
+    ] {
+        let error = trike.fails(
+            if more[0] == "--method" { 1 } else { 2 },
+            &[&["quantize", "-m", &model, "-o", &out, "-c", &short], more].concat(),
+        );
+        assert!(error.contains(part), "{error}");
+    }
+    trike.fails(2, &["quantize", "-m", &model, "-o", &out, "--planes", "7"]);
+    assert!(!std::path::Path::new(&out).exists());
+    assert!(!std::path::Path::new(&text(format!("{out}.partial").into())).exists());
+}
+
+#[test]
+fn a_ternary_model_stays_as_it_is() {
+    let trike = Trike::new();
+    let out = trike.path("out");
+    let report = trike.json(&["quantize", "-m", &tiny(), "-o", &out, "--sequences", "1", "--json"]);
+    assert_eq!(report["ternary"]["layers"], 0);
+    assert!(report["layers"].as_array().unwrap().iter().all(|l| l["kept"] == "it is ternary already"));
+    let (_, before) = trike.logits(&tiny(), &[0, 405, 422], &[]);
+    let (_, after) = trike.logits(&out, &[0, 405, 422], &[]);
+    assert_eq!(before, after);
+}

@@ -1,0 +1,387 @@
+//! Block after block: what the dense one does, what the ternary one gets, and weights that bring the two together.
+
+use std::{ops::ControlFlow, time::Instant};
+
+use trike_cpu::{DenseData, DenseMatrix};
+use trike_format::Tensor;
+use trike_nn::{
+    Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, NnError, Site, Weight, WeightName,
+};
+use trike_quant::{
+    CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantizeConfig, compensate,
+    hessian_error, quantize_matrix,
+};
+use trike_trit::TritTensor;
+
+use super::{
+    Compensation, LayerReport, ModelQuantizationConfig, QuantizeMethod,
+    hidden::{self, Batch},
+    quant_error,
+    store::Store,
+};
+use crate::{LlmError, ModelFile, load::weight};
+
+/// An input is ruled by outliers when its largest magnitude is over so many times its root mean square.
+const OUTLIER: f64 = 10.0;
+
+/// The state of a walk: the streams of the dense model, and those of the one that is ternary so far.
+pub(super) struct Walk<'a> {
+    input: &'a ModelFile,
+    config: &'a ModelQuantizationConfig,
+    backend: &'a CpuBackend,
+    store: &'a Store,
+    rope: CpuRope,
+    dense: Vec<Batch>,
+    ternary: Vec<Batch>,
+}
+
+/// What the tokens of a text say about a site.
+struct Statistics {
+    hessian: Hessian,
+    /// Inputs of the dense model with those of the ternary one.
+    cross: CrossProduct,
+    /// What the residual streams differ by, with the inputs, where the layer's output is added to them.
+    residual: Option<CrossProduct>,
+}
+
+/// Reads a block's weights in f32, all dense.
+struct BlockWeights<'a>(&'a ModelFile);
+
+impl BlockWeights<'_> {
+    fn load(&self, name: WeightName) -> Result<Tensor, NnError> {
+        self.0.load(name).map_err(|e| NnError::Load { name: name.to_string(), source: Box::new(e) })
+    }
+}
+
+impl DecoderWeights for BlockWeights<'_> {
+    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+        let tensor = self.load(name)?;
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        Ok(Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(tensor.into_f32()))?))
+    }
+
+    fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
+        Ok(self.load(name)?.into_f32())
+    }
+}
+
+impl<'a> Walk<'a> {
+    pub(super) fn new(
+        input: &'a ModelFile,
+        config: &'a ModelQuantizationConfig,
+        backend: &'a CpuBackend,
+        store: &'a Store,
+        ids: &[Vec<u32>],
+    ) -> Result<Self, LlmError> {
+        let spec = &input.config().spec;
+        let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
+        let embed = || {
+            if ids.is_empty() {
+                return Ok(Vec::new());
+            }
+            let table = backend.load_matrix(weight(input.load(WeightName::Embedding)?)?)?;
+            hidden::embed(backend, &table, ids)
+        };
+        Ok(Self { input, config, backend, store, rope, dense: embed()?, ternary: embed()? })
+    }
+
+    /// Every linear layer of the blocks, in order.
+    pub(super) fn run(
+        mut self,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Vec<LayerReport>, LlmError> {
+        let layers = self.input.config().spec.layers;
+        let mut reports = Vec::new();
+        for layer in 0..layers {
+            match self.store.load(layer)? {
+                Some((done, block)) => {
+                    reports.extend(done);
+                    if layer + 1 < layers {
+                        self.advance(layer, |name| block.load(name).transpose())?;
+                    }
+                }
+                None => {
+                    let before = reports.len();
+                    let tensors =
+                        self.block(layer, &mut reports, &mut |done| progress(layer * 7 + done, layers * 7))?;
+                    self.store.save(layer, &reports[before..], tensors)?;
+                }
+            }
+            progress((layer + 1) * 7, layers * 7);
+        }
+        Ok(reports)
+    }
+
+    fn load(&self, layer: usize) -> Result<DecoderBlock<CpuBackend>, NnError> {
+        DecoderBlock::load(self.backend, &self.input.config().spec, layer, &mut BlockWeights(self.input))
+    }
+
+    fn place(&self) -> BlockPlace<'_, CpuBackend> {
+        BlockPlace { backend: self.backend, spec: &self.input.config().spec, rope: &self.rope }
+    }
+
+    /// Takes the streams through a block that an earlier run finished.
+    fn advance(
+        &mut self,
+        layer: usize,
+        finished: impl Fn(WeightName) -> Result<Option<Tensor>, LlmError>,
+    ) -> Result<(), LlmError> {
+        if self.dense.is_empty() {
+            return Ok(());
+        }
+        let dense = self.load(layer)?;
+        let mut ternary = self.load(layer)?;
+        for name in Site::ALL.iter().flat_map(|site| site.matrices(layer)) {
+            if let Some(tensor) = finished(name)? {
+                self.replace(&mut ternary, name, tensor.rows(), tensor.into_f32())?;
+            }
+        }
+        self.pass(&dense, &ternary)
+    }
+
+    fn replace(
+        &self,
+        block: &mut DecoderBlock<CpuBackend>,
+        name: WeightName,
+        rows: usize,
+        values: Vec<f32>,
+    ) -> Result<(), LlmError> {
+        let cols = values.len() / rows.max(1);
+        let matrix = DenseMatrix::new(rows, cols, DenseData::F32(values))?;
+        block.replace(self.backend, name, Weight::Dense(matrix))?;
+        Ok(())
+    }
+
+    fn pass(
+        &mut self,
+        dense: &DecoderBlock<CpuBackend>,
+        ternary: &DecoderBlock<CpuBackend>,
+    ) -> Result<(), LlmError> {
+        let on = |_, _, _| ControlFlow::Continue(());
+        let place = self.place();
+        let next = |batches: &[Batch], block| -> Result<Vec<Vec<f32>>, NnError> {
+            batches.iter().map(|batch| batch.through(place, block, on, None)).collect()
+        };
+        let (after_dense, after_ternary) = (next(&self.dense, dense)?, next(&self.ternary, ternary)?);
+        for (batches, after) in [(&mut self.dense, after_dense), (&mut self.ternary, after_ternary)] {
+            for (batch, x) in batches.iter_mut().zip(after) {
+                batch.x = x;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a block ternary and takes the streams through it.
+    fn block(
+        &mut self,
+        layer: usize,
+        reports: &mut Vec<LayerReport>,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<Vec<(WeightName, TritTensor)>, LlmError> {
+        let dense = self.load(layer)?;
+        let mut ternary = self.load(layer)?;
+        let mut tensors = Vec::new();
+        let mut done = 0;
+        for site in Site::ALL {
+            let mut wanted = Vec::new();
+            for name in site.matrices(layer) {
+                match self.kept(name)? {
+                    Some(report) => reports.push(report),
+                    None => wanted.push(name),
+                }
+            }
+            let statistics = match self.config.method {
+                QuantizeMethod::Compensate(_) if !wanted.is_empty() => {
+                    Some(self.watch(site, &dense, &ternary)?)
+                }
+                _ => None,
+            };
+            let solver = match (&statistics, self.config.method) {
+                (Some(statistics), QuantizeMethod::Compensate(how)) => {
+                    Some(Solver::new(self, how, statistics).map_err(|e| quant_error(wanted[0], e))?)
+                }
+                _ => None,
+            };
+            for name in wanted {
+                let (tensor, report) = self.layer(name, solver.as_ref())?;
+                self.replace(&mut ternary, name, tensor.rows(), tensor.dequantize())?;
+                reports.push(report);
+                tensors.push((name, tensor));
+            }
+            done += site.matrices(layer).len();
+            progress(done);
+        }
+        self.pass(&dense, &ternary)?;
+        Ok(tensors)
+    }
+
+    /// The report of a layer that stays as it is; `None` for one that becomes ternary.
+    fn kept(&self, name: WeightName) -> Result<Option<LayerReport>, LlmError> {
+        let info = self.input.info(name)?;
+        let weights = info.elements();
+        let text = name.to_string();
+        let reason = if info.kind.is_ternary() || matches!(self.input.load(name)?, Tensor::Trits(_)) {
+            "it is ternary already".to_owned()
+        } else if self.config.skips(&text) {
+            "a skip pattern names it".to_owned()
+        } else if (weights as u128) < self.config.min_layer_size as u128 {
+            format!("it has {weights} weights, fewer than {}", self.config.min_layer_size)
+        } else {
+            return Ok(None);
+        };
+        Ok(Some(LayerReport {
+            name: text,
+            rows: info.shape.first().copied().unwrap_or(0),
+            cols: info.shape.last().copied().unwrap_or(0),
+            kept: Some(reason),
+            bytes: info.bytes,
+            bits_per_weight: 8.0 * info.bytes as f64 / weights.max(1) as f64,
+            weight_error: None,
+            output_error: None,
+            zeros: None,
+            damping: None,
+            dead_inputs: None,
+            outlier_inputs: None,
+            seconds: 0.0,
+        }))
+    }
+
+    /// Runs both models up to a site and sums what is seen there.
+    fn watch(
+        &self,
+        site: Site,
+        dense: &DecoderBlock<CpuBackend>,
+        ternary: &DecoderBlock<CpuBackend>,
+    ) -> Result<Statistics, LlmError> {
+        let spec = &self.input.config().spec;
+        let width = match site {
+            Site::Attention | Site::Mlp => spec.hidden,
+            Site::Output => spec.query_width(),
+            Site::Down => spec.intermediate,
+        };
+        let failed = |e| quant_error(format!("the inputs of {}", site.matrices(0)[0]), e);
+        let mut sums = Statistics {
+            hessian: Hessian::new(width).map_err(failed)?,
+            cross: CrossProduct::new(width, width).map_err(failed)?,
+            residual: match site.adds_to_residual() {
+                true => Some(CrossProduct::new(spec.hidden, width).map_err(failed)?),
+                false => None,
+            },
+        };
+        let cpu = self.backend.cpu();
+        let place = self.place();
+        for (ours, theirs) in self.ternary.iter().zip(&self.dense) {
+            let seen = |batch: &Batch, block| -> Result<(Vec<f32>, Vec<f32>), NnError> {
+                let mut seen = (Vec::new(), Vec::new());
+                let keep = |_, input, stream| {
+                    seen = (input, stream);
+                    ControlFlow::Break(())
+                };
+                batch.through(place, block, keep, Some(site))?;
+                Ok(seen)
+            };
+            let ((x, stream), (dense_x, dense_stream)) = (seen(ours, ternary)?, seen(theirs, dense)?);
+            sums.hessian.add(cpu, &x).map_err(failed)?;
+            sums.cross.add(cpu, &dense_x, &x).map_err(failed)?;
+            if let Some(residual) = &mut sums.residual {
+                let gap: Vec<f32> = dense_stream.iter().zip(&stream).map(|(d, s)| d - s).collect();
+                residual.add(cpu, &gap, &x).map_err(failed)?;
+            }
+        }
+        Ok(sums)
+    }
+
+    fn layer(
+        &self,
+        name: WeightName,
+        solver: Option<&Solver<'_>>,
+    ) -> Result<(TritTensor, LayerReport), LlmError> {
+        let start = Instant::now();
+        let tensor = self.input.load(name)?;
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        let weights = tensor.into_f32();
+        let failed = |e| quant_error(name, e);
+        let view = MatrixView::new(rows, cols, &weights).map_err(failed)?;
+        let layout = self.config.layout;
+        let (tensor, output_error) = match (solver, self.config.method) {
+            (Some(solver), _) => solver.solve(self, view).map_err(failed)?,
+            (None, QuantizeMethod::Round(rule)) => {
+                let config = QuantizeConfig { rule, layout, ..QuantizeConfig::default() };
+                (quantize_matrix(view, &config).map_err(failed)?.0, None)
+            }
+            (None, QuantizeMethod::Compensate(_)) => {
+                let config = QuantizeConfig { layout, ..QuantizeConfig::default() };
+                (quantize_matrix(view, &config).map_err(failed)?.0, None)
+            }
+        };
+        let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+        let lost = norm(&mut weights.iter().zip(tensor.dequantize()).map(|(w, t)| w - t));
+        let whole = norm(&mut weights.iter().copied());
+        let trits = (rows * cols * tensor.depth()) as f64;
+        let report = LayerReport {
+            name: name.to_string(),
+            rows,
+            cols,
+            kept: None,
+            bytes: tensor.bytes() as u64,
+            bits_per_weight: tensor.bits_per_weight(),
+            weight_error: Some(if whole > 0.0 { (lost / whole).sqrt() } else { 0.0 }),
+            output_error,
+            zeros: Some(tensor.zeros() as f64 / trits),
+            damping: solver.map(|s| s.factor.damping()),
+            dead_inputs: solver.map(|s| s.factor.dead()),
+            outlier_inputs: solver.map(|s| s.statistics.hessian.outliers(OUTLIER)),
+            seconds: start.elapsed().as_secs_f64(),
+        };
+        Ok((tensor, report))
+    }
+}
+
+/// What all layers of a site share.
+struct Solver<'a> {
+    how: Compensation,
+    statistics: &'a Statistics,
+    hessian: Vec<f32>,
+    factor: HessianFactor,
+}
+
+impl<'a> Solver<'a> {
+    fn new(
+        walk: &Walk<'_>,
+        how: Compensation,
+        statistics: &'a Statistics,
+    ) -> Result<Self, trike_quant::QuantError> {
+        let hessian = statistics.hessian.matrix()?;
+        let granularity = walk.config.layout.granularity;
+        let width = statistics.hessian.width();
+        let factor = HessianFactor::new(&hessian, width, granularity, how.order, how.damping)?;
+        Ok(Self { how, statistics, hessian, factor })
+    }
+
+    /// The ternary weight, and what it loses of the outputs that it aimed at.
+    fn solve(
+        &self,
+        walk: &Walk<'_>,
+        weights: MatrixView<'_>,
+    ) -> Result<(TritTensor, Option<f64>), trike_quant::QuantError> {
+        let cpu = walk.backend.cpu();
+        let target = match self.how.follow {
+            false => weights.values().to_vec(),
+            true => {
+                let Statistics { cross, residual, .. } = self.statistics;
+                let shift = cross.shift(cpu, weights.values(), &self.hessian, residual.as_ref())?;
+                self.factor.corrected(cpu, weights.values(), &shift)?
+            }
+        };
+        let view = MatrixView::new(weights.rows(), weights.cols(), &target)?;
+        let config = CompensateConfig {
+            layout: walk.config.layout,
+            rounds: self.how.rounds,
+            threads: walk.config.threads,
+        };
+        let (tensor, _) = compensate(view, &self.factor, None, &config)?;
+        let lost = hessian_error(&target, &tensor.dequantize(), &self.hessian)?;
+        let whole = hessian_error(&target, &vec![0.0; target.len()], &self.hessian)?;
+        Ok((tensor, Some(if whole > 0.0 { (lost / whole).sqrt() } else { 0.0 })))
+    }
+}

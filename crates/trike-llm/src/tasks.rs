@@ -1,0 +1,231 @@
+//! Multiple-choice tasks, answered by likelihood.
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::Value;
+use trike_nn::{Backend, KvPrecision};
+
+use crate::{LanguageModel, LlmError, perplexity::log_sum_exp};
+
+/// A beginning and how it may go on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// The beginning; may be empty.
+    pub context: String,
+    /// What may follow, with the white space that parts it from the context.
+    pub options: Vec<String>,
+    /// Which of them is right.
+    pub answer: usize,
+}
+
+/// How a model did on a task.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TaskScore {
+    /// Questions answered.
+    pub questions: usize,
+    /// Questions with an option that is longer than the context, left out.
+    pub too_long: usize,
+    /// Share answered right when the option with the largest log-likelihood is taken; ties are wrong.
+    pub accuracy: f64,
+    /// Its standard error, `sqrt(p (1 - p) / n)`.
+    pub accuracy_error: f64,
+    /// The same when log-likelihoods are divided by the bytes of the options.
+    pub normalized: f64,
+    /// Its standard error.
+    pub normalized_error: f64,
+    /// Share that guessing would answer right.
+    pub chance: f64,
+}
+
+/// Reads questions, one JSON object a line, in any of these forms:
+///
+/// | task | fields |
+/// |---|---|
+/// | any | `context`, `choices` (texts), `answer` (index) |
+/// | BLiMP | `sentence_good`, `sentence_bad` |
+/// | HellaSwag | `ctx`, `endings`, `label` |
+/// | PIQA | `goal`, `sol1`, `sol2`, `label` |
+/// | ARC | `question` with `stem` and `choices` (`label`, `text`), `answerKey` |
+///
+/// ```
+/// use std::path::Path;
+/// use trike_llm::read_questions;
+///
+/// let line = r#"{"sentence_good": "Cats sleep.", "sentence_bad": "Cats sleeps."}"#;
+/// let questions = read_questions(Path::new("blimp.jsonl"), line)?;
+/// assert_eq!((questions[0].options.len(), questions[0].answer), (2, 0));
+/// # Ok::<(), trike_llm::LlmError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`LlmError::Config`], which names `path` and the line, for what is none of these.
+pub fn read_questions(path: &Path, text: &str) -> Result<Vec<Question>, LlmError> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    lines
+        .map(|(i, line)| {
+            let wrong = |got: String| LlmError::Config {
+                path: path.to_owned(),
+                key: format!("line {}", i + 1),
+                expected: "a question in one of the forms that `trike eval --help` lists".to_owned(),
+                got,
+            };
+            let value: Value = serde_json::from_str(line).map_err(|e| wrong(e.to_string()))?;
+            let question = question(&value).filter(|q| q.options.len() > 1 && q.answer < q.options.len());
+            question.filter(|q| q.options.iter().all(|o| !o.trim().is_empty())).ok_or_else(|| {
+                let keys =
+                    value.as_object().map(|o| o.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
+                wrong(keys.map_or("no object".to_owned(), |keys| format!("an object with {keys}")))
+            })
+        })
+        .collect()
+}
+
+fn question(value: &Value) -> Option<Question> {
+    let text = |key: &str| value.get(key).and_then(Value::as_str).map(str::to_owned);
+    let texts = |value: &Value| -> Option<Vec<String>> {
+        value.as_array()?.iter().map(|v| v.as_str().map(|s| format!(" {}", s.trim_start()))).collect()
+    };
+    let index = |key: &str| -> Option<usize> {
+        let value = value.get(key)?;
+        value.as_u64().map(|n| n as usize).or_else(|| value.as_str()?.parse().ok())
+    };
+    if let (Some(good), Some(bad)) = (text("sentence_good"), text("sentence_bad")) {
+        return Some(Question { context: String::new(), options: vec![good, bad], answer: 0 });
+    }
+    if let (Some(context), Some(endings)) = (text("ctx"), value.get("endings")) {
+        return Some(Question { context, options: texts(endings)?, answer: index("label")? });
+    }
+    if let (Some(context), Some(first), Some(second)) = (text("goal"), text("sol1"), text("sol2")) {
+        let options = vec![format!(" {first}"), format!(" {second}")];
+        return Some(Question { context, options, answer: index("label")? });
+    }
+    if let Some(stem) = value.pointer("/question/stem").and_then(Value::as_str) {
+        let choices = value.pointer("/question/choices")?.as_array()?;
+        let key = value.get("answerKey")?.as_str()?;
+        let option = |c: &Value| c.get("text")?.as_str().map(|s| format!(" {s}"));
+        return Some(Question {
+            context: stem.to_owned(),
+            options: choices.iter().map(option).collect::<Option<_>>()?,
+            answer: choices.iter().position(|c| c.get("label").and_then(Value::as_str) == Some(key))?,
+        });
+    }
+    Some(Question {
+        context: text("context")?,
+        options: texts(value.get("choices")?)?,
+        answer: index("answer")?,
+    })
+}
+
+/// Answers questions by the likelihood of each option after its context. `progress` is called with the number of questions done and to
+/// do.
+///
+/// # Errors
+///
+/// [`LlmError::NothingToScore`] when no question fits the context, [`LlmError::NoTokenizer`], and what the model says.
+pub fn answer<B: Backend>(
+    model: &LanguageModel<B>,
+    kv: KvPrecision,
+    questions: &[Question],
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<TaskScore, LlmError> {
+    let (mut right, mut normalized, mut answered, mut chance) = (0usize, 0usize, 0usize, 0f64);
+    for (done, question) in questions.iter().enumerate() {
+        let mut scores = Vec::with_capacity(question.options.len());
+        for option in &question.options {
+            match log_likelihood(model, kv, &question.context, option)? {
+                Some(score) => scores.push((score, score / option.trim().len() as f64)),
+                None => break,
+            }
+        }
+        if scores.len() == question.options.len() {
+            answered += 1;
+            chance += 1.0 / scores.len() as f64;
+            let others = |i: usize| i != question.answer;
+            let best = scores[question.answer];
+            right += usize::from((0..scores.len()).filter(|&i| others(i)).all(|i| scores[i].0 < best.0));
+            normalized += usize::from((0..scores.len()).filter(|&i| others(i)).all(|i| scores[i].1 < best.1));
+        }
+        progress(done + 1, questions.len());
+    }
+    if answered == 0 {
+        return Err(LlmError::NothingToScore);
+    }
+    let n = answered as f64;
+    let error = |p: f64| (p * (1.0 - p) / n).sqrt();
+    let (accuracy, normalized) = (right as f64 / n, normalized as f64 / n);
+    Ok(TaskScore {
+        questions: answered,
+        too_long: questions.len() - answered,
+        accuracy,
+        accuracy_error: error(accuracy),
+        normalized,
+        normalized_error: error(normalized),
+        chance: chance / n,
+    })
+}
+
+/// Natural logarithm of the probability of `option` after `context`; `None` when both are longer than the model's context.
+fn log_likelihood<B: Backend>(
+    model: &LanguageModel<B>,
+    kv: KvPrecision,
+    context: &str,
+    option: &str,
+) -> Result<Option<f64>, LlmError> {
+    let tokenizer = model.tokenizer()?;
+    let all = tokenizer.encode(&format!("{context}{option}"), tokenizer.adds_bos())?;
+    let before = tokenizer.encode(context, tokenizer.adds_bos())?;
+    // The last token of the context may be another one when text follows it. The first token of all cannot be predicted.
+    let start = all.iter().zip(&before).take_while(|(a, b)| a == b).count().max(1);
+    if all.len() <= start || all.len() > model.decoder().spec().context {
+        return Ok(None);
+    }
+    let mut sum = 0f64;
+    model.logits(&all[..all.len() - 1], kv, |i, row| {
+        if i + 1 >= start {
+            sum += f64::from(row[all[i + 1] as usize]) - log_sum_exp(row);
+        }
+    })?;
+    Ok(Some(sum))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_is_read() {
+        let lines = [
+            (r#"{"context": "A", "choices": ["b", "c"], "answer": 1}"#, "A", " b", 1),
+            (r#"{"sentence_good": "x y", "sentence_bad": "y x", "UID": "u"}"#, "", "x y", 0),
+            (r#"{"ctx": "A", "endings": ["b", "c", "d"], "label": "2"}"#, "A", " b", 2),
+            (r#"{"goal": "A", "sol1": "b", "sol2": "c", "label": 0}"#, "A", " b", 0),
+            (
+                r#"{"question": {"stem": "A", "choices": [{"label": "1", "text": "b"}, {"label": "2", "text": "c"}]}, "answerKey": "2"}"#,
+                "A",
+                " b",
+                1,
+            ),
+        ];
+        let text = lines.map(|(line, ..)| line).join("\n\n");
+        let questions = read_questions(Path::new("t"), &text).unwrap();
+        for (question, (_, context, first, answer)) in questions.iter().zip(lines) {
+            assert_eq!(
+                (question.context.as_str(), question.options[0].as_str(), question.answer),
+                (context, first, answer)
+            );
+        }
+        for (bad, part) in [
+            ("{", "line 1"),
+            ("[]", "no object"),
+            (r#"{"ctx": "A"}"#, "ctx"),
+            (r#"{"context": "A", "choices": ["b", "c"], "answer": 2}"#, "choices"),
+            (r#"{"context": "A", "choices": ["b"], "answer": 0}"#, "choices"),
+            (r#"{"context": "A", "choices": ["b", " "], "answer": 0}"#, "choices"),
+        ] {
+            let error = read_questions(Path::new("t"), bad).unwrap_err().to_string();
+            assert!(error.contains(part), "{bad}: {error}");
+        }
+    }
+}

@@ -1,0 +1,387 @@
+//! The one decoder block.
+
+use std::ops::ControlFlow;
+
+use crate::{
+    AttentionSpec, Backend, DecoderSpec, DecoderWeights, Input, NnError, Norm, Segment, Weight, WeightName,
+};
+
+/// A linear layer.
+struct Linear<B: Backend> {
+    weight: B::Matrix,
+    bias: Option<B::Vector>,
+}
+
+/// Where linear layers of a block read their input, in the order in which a token passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Site {
+    /// The normed residual stream, read by the query, key and value projections.
+    Attention,
+    /// What attention returns, read by its output projection.
+    Output,
+    /// The normed residual stream, read by the gate and up projections.
+    Mlp,
+    /// The gated activation, read by the down projection.
+    Down,
+}
+
+impl Site {
+    /// Every site, in order.
+    pub const ALL: [Self; 4] = [Self::Attention, Self::Output, Self::Mlp, Self::Down];
+
+    /// The matrices of a layer that read this input.
+    pub fn matrices(self, layer: usize) -> Vec<WeightName> {
+        match self {
+            Self::Attention => {
+                vec![WeightName::Query(layer), WeightName::Key(layer), WeightName::Value(layer)]
+            }
+            Self::Output => vec![WeightName::Output(layer)],
+            Self::Mlp => vec![WeightName::Gate(layer), WeightName::Up(layer)],
+            Self::Down => vec![WeightName::Down(layer)],
+        }
+    }
+
+    /// Whether what is made of the input is added to the residual stream as it is.
+    pub fn adds_to_residual(self) -> bool {
+        matches!(self, Self::Output | Self::Down)
+    }
+}
+
+/// Where a block runs: everything that the blocks of a model share.
+pub struct BlockPlace<'a, B: Backend> {
+    /// The backend that holds the block.
+    pub backend: &'a B,
+    /// Sizes and constants of the model.
+    pub spec: &'a DecoderSpec,
+    /// Its rotary embedding.
+    pub rope: &'a B::Rope,
+}
+
+impl<B: Backend> Clone for BlockPlace<'_, B> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<B: Backend> Copy for BlockPlace<'_, B> {}
+
+/// What a watcher of [`DecoderBlock::forward_watched`] sees at a site: the input of its matrices, and the residual stream to
+/// which the result of this half of the block will be added, each `tokens x width`. Breaking ends the pass there.
+pub type Watch<'a, B> = dyn FnMut(Site, &<B as Backend>::Tensor, &<B as Backend>::Tensor) -> Result<ControlFlow<()>, NnError>
+    + 'a;
+
+/// Attention and gated MLP, each behind an RMSNorm and added to the residual stream.
+///
+/// A [`Decoder`](crate::Decoder) is made of these; on its own a block is for whoever works through a model one block at a time.
+pub struct DecoderBlock<B: Backend> {
+    attention_norm: B::Vector,
+    query: Linear<B>,
+    key: Linear<B>,
+    value: Linear<B>,
+    qk_norm: Option<(B::Vector, B::Vector)>,
+    attention_sub_norm: Option<B::Vector>,
+    output: Linear<B>,
+    mlp_norm: B::Vector,
+    gate: Linear<B>,
+    up: Linear<B>,
+    mlp_sub_norm: Option<B::Vector>,
+    down: Linear<B>,
+}
+
+impl<B: Backend> DecoderBlock<B> {
+    /// Loads the weights of block `layer`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Decoder::new`](crate::Decoder::new).
+    pub fn load(
+        backend: &B,
+        spec: &DecoderSpec,
+        layer: usize,
+        weights: &mut impl DecoderWeights,
+    ) -> Result<Self, NnError> {
+        spec.validate()?;
+        Self::from_loader(&mut Loader { backend, weights }, spec, layer)
+    }
+
+    pub(crate) fn from_loader(
+        loader: &mut Loader<'_, B, impl DecoderWeights>,
+        spec: &DecoderSpec,
+        layer: usize,
+    ) -> Result<Self, NnError> {
+        use WeightName as W;
+        let (hidden, inner) = (spec.hidden, spec.intermediate);
+        let (q, kv) = (spec.query_width(), spec.kv_width());
+        let biases = spec.biases;
+        let head_norms = [W::QueryNorm(layer), W::KeyNorm(layer)];
+        let bias = |wanted: bool, name: W| wanted.then_some(name);
+        let [query, key, value] = loader.linears(
+            hidden,
+            [
+                (W::Query(layer), q, bias(biases.qkv, W::QueryBias(layer))),
+                (W::Key(layer), kv, bias(biases.qkv, W::KeyBias(layer))),
+                (W::Value(layer), kv, bias(biases.qkv, W::ValueBias(layer))),
+            ],
+        )?;
+        let [output] =
+            loader.linears(q, [(W::Output(layer), hidden, bias(biases.output, W::OutputBias(layer)))])?;
+        let [gate, up] = loader.linears(
+            hidden,
+            [
+                (W::Gate(layer), inner, bias(biases.mlp, W::GateBias(layer))),
+                (W::Up(layer), inner, bias(biases.mlp, W::UpBias(layer))),
+            ],
+        )?;
+        let [down] =
+            loader.linears(inner, [(W::Down(layer), hidden, bias(biases.mlp, W::DownBias(layer)))])?;
+        Ok(Self {
+            attention_norm: loader.vector(W::AttentionNorm(layer), hidden)?,
+            query,
+            key,
+            value,
+            qk_norm: match spec.qk_norm {
+                false => None,
+                true => {
+                    let [q, k] = head_norms.map(|name| loader.vector(name, spec.head_dim));
+                    Some((q?, k?))
+                }
+            },
+            attention_sub_norm: loader.optional(spec.sub_norms, W::AttentionSubNorm(layer), q)?,
+            output,
+            mlp_norm: loader.vector(W::MlpNorm(layer), hidden)?,
+            gate,
+            up,
+            mlp_sub_norm: loader.optional(spec.sub_norms, W::MlpSubNorm(layer), inner)?,
+            down,
+        })
+    }
+
+    /// The matrices of all linear layers.
+    pub fn matrices(&self) -> [&B::Matrix; 7] {
+        [&self.query, &self.key, &self.value, &self.output, &self.gate, &self.up, &self.down]
+            .map(|l| &l.weight)
+    }
+
+    /// Puts another weight in the place of one of the block's seven matrices, whatever layer the name has; `false` for the name
+    /// of something else.
+    ///
+    /// # Errors
+    ///
+    /// When the backend cannot hold it.
+    pub fn replace(&mut self, backend: &B, name: WeightName, weight: Weight) -> Result<bool, NnError> {
+        let place = match name {
+            WeightName::Query(_) => &mut self.query,
+            WeightName::Key(_) => &mut self.key,
+            WeightName::Value(_) => &mut self.value,
+            WeightName::Output(_) => &mut self.output,
+            WeightName::Gate(_) => &mut self.gate,
+            WeightName::Up(_) => &mut self.up,
+            WeightName::Down(_) => &mut self.down,
+            _ => return Ok(false),
+        };
+        place.weight = backend.load_matrix(weight)?;
+        Ok(true)
+    }
+
+    /// Passes `x`, `tokens x hidden`, through the block; `segments` say which rows belong to which sequence, and `positions` has
+    /// one entry a row.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says.
+    pub fn forward(
+        &self,
+        place: BlockPlace<'_, B>,
+        x: &mut B::Tensor,
+        positions: &[u32],
+        segments: &mut [Segment<'_, B::Cache>],
+    ) -> Result<(), NnError> {
+        self.pass(place, x, positions, segments, None).map(|_| ())
+    }
+
+    /// [`forward`](Self::forward) that shows `watch` what the linear layers read. Where that breaks, `x` is the residual stream as it
+    /// was there.
+    ///
+    /// # Errors
+    ///
+    /// What the backend or `watch` says.
+    pub fn forward_watched(
+        &self,
+        place: BlockPlace<'_, B>,
+        x: &mut B::Tensor,
+        positions: &[u32],
+        segments: &mut [Segment<'_, B::Cache>],
+        watch: &mut Watch<'_, B>,
+    ) -> Result<ControlFlow<()>, NnError> {
+        self.pass(place, x, positions, segments, Some(watch))
+    }
+
+    fn pass(
+        &self,
+        place: BlockPlace<'_, B>,
+        x: &mut B::Tensor,
+        positions: &[u32],
+        segments: &mut [Segment<'_, B::Cache>],
+        mut watch: Option<&mut Watch<'_, B>>,
+    ) -> Result<ControlFlow<()>, NnError> {
+        const STOPPED: Result<ControlFlow<()>, NnError> = Ok(ControlFlow::Break(()));
+        let BlockPlace { backend, spec, rope } = place;
+        let eps = spec.rms_eps;
+        // Nobody sees an input that the backend makes on the way into a layer: for a watcher it is made before.
+        let mut rooms = [None, None, None, None];
+        let [of_attention, of_output, of_mlp, of_down] = &mut rooms;
+
+        let mut input = Input::Normed(&*x, Norm { weight: &self.attention_norm, eps });
+        if let Some(watch) = &mut watch {
+            let made = input.make(backend, of_attention)?;
+            if watch(Site::Attention, made, x)?.is_break() {
+                return STOPPED;
+            }
+            input = Input::Plain(made);
+        }
+        let [mut q, mut k, v] = project(backend, input, [&self.query, &self.key, &self.value])?;
+        if let Some((q_norm, k_norm)) = &self.qk_norm {
+            q = backend.head_norm(&q, q_norm, eps)?;
+            k = backend.head_norm(&k, k_norm, eps)?;
+        }
+        backend.rope(&mut q, rope, positions)?;
+        backend.rope(&mut k, rope, positions)?;
+        let attended = backend.attention(&AttentionSpec::of(spec), &q, &k, &v, segments)?;
+        let mut input = match &self.attention_sub_norm {
+            None => Input::Plain(&attended),
+            Some(weight) => Input::Normed(&attended, Norm { weight, eps }),
+        };
+        if let Some(watch) = &mut watch {
+            let made = input.make(backend, of_output)?;
+            if watch(Site::Output, made, x)?.is_break() {
+                return STOPPED;
+            }
+            input = Input::Plain(made);
+        }
+        project_add(backend, input, &self.output, x)?;
+
+        let mut input = Input::Normed(&*x, Norm { weight: &self.mlp_norm, eps });
+        if let Some(watch) = &mut watch {
+            let made = input.make(backend, of_mlp)?;
+            if watch(Site::Mlp, made, x)?.is_break() {
+                return STOPPED;
+            }
+            input = Input::Plain(made);
+        }
+        let [gate, up] = project(backend, input, [&self.gate, &self.up])?;
+        let norm = self.mlp_sub_norm.as_ref().map(|weight| Norm { weight, eps });
+        let mut input = Input::Gated { gate: &gate, up: &up, activation: spec.activation, norm };
+        if let Some(watch) = &mut watch {
+            let made = input.make(backend, of_down)?;
+            if watch(Site::Down, made, x)?.is_break() {
+                return STOPPED;
+            }
+            input = Input::Plain(made);
+        }
+        project_add(backend, input, &self.down, x)?;
+        Ok(ControlFlow::Continue(()))
+    }
+}
+
+fn project<B: Backend, const N: usize>(
+    backend: &B,
+    input: Input<'_, B>,
+    layers: [&Linear<B>; N],
+) -> Result<[B::Tensor; N], NnError> {
+    let mut outs = linear(backend, input, layers.map(|layer| &layer.weight))?;
+    for (out, layer) in outs.iter_mut().zip(layers) {
+        if let Some(bias) = &layer.bias {
+            backend.add_bias(out, bias)?;
+        }
+    }
+    Ok(outs)
+}
+
+/// Adds a layer's output to the residual stream.
+fn project_add<B: Backend>(
+    backend: &B,
+    input: Input<'_, B>,
+    layer: &Linear<B>,
+    x: &mut B::Tensor,
+) -> Result<(), NnError> {
+    backend.linear_add(input, &layer.weight, x)?;
+    match &layer.bias {
+        Some(bias) => backend.add_bias(x, bias),
+        None => Ok(()),
+    }
+}
+
+pub(crate) fn linear<B: Backend, const N: usize>(
+    backend: &B,
+    input: Input<'_, B>,
+    weights: [&B::Matrix; N],
+) -> Result<[B::Tensor; N], NnError> {
+    let outs = backend.linear_of(input, &weights)?;
+    let got = outs.len();
+    outs.try_into().map_err(|_| NnError::Shape { what: "outputs of a linear pass", expected: N, got })
+}
+
+/// Checks shapes on the way into the backend.
+pub(crate) struct Loader<'a, B, W> {
+    pub(crate) backend: &'a B,
+    pub(crate) weights: &'a mut W,
+}
+
+impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
+    pub(crate) fn matrix(
+        &mut self,
+        name: WeightName,
+        rows: usize,
+        cols: usize,
+    ) -> Result<B::Matrix, NnError> {
+        let weight: Weight = self.weights.matrix(name)?;
+        check(name, (rows, cols), (weight.rows(), weight.cols()))?;
+        self.backend.load_matrix(weight)
+    }
+
+    /// Layers that share their input: name, rows and bias of each.
+    fn linears<const N: usize>(
+        &mut self,
+        cols: usize,
+        layers: [(WeightName, usize, Option<WeightName>); N],
+    ) -> Result<[Linear<B>; N], NnError> {
+        let weights = &mut *self.weights;
+        let mut each = layers.iter().map(|&(name, rows, _)| {
+            let weight = weights.matrix(name)?;
+            check(name, (rows, cols), (weight.rows(), weight.cols()))?;
+            Ok(weight)
+        });
+        let matrices = self.backend.load_matrices(&mut each)?;
+        let got = matrices.len();
+        let mut linears = Vec::with_capacity(N);
+        for (weight, (_, rows, bias)) in matrices.into_iter().zip(layers) {
+            let bias = bias.map(|name| self.vector(name, rows)).transpose()?;
+            linears.push(Linear { weight, bias });
+        }
+        let count = NnError::Shape { what: "resident matrices", expected: N, got };
+        linears.try_into().map_err(|_| count)
+    }
+
+    fn optional(&mut self, wanted: bool, name: WeightName, len: usize) -> Result<Option<B::Vector>, NnError> {
+        wanted.then(|| self.vector(name, len)).transpose()
+    }
+
+    pub(crate) fn vector(&mut self, name: WeightName, len: usize) -> Result<B::Vector, NnError> {
+        let values = self.weights.vector(name)?;
+        check(name, (1, len), (1, values.len()))?;
+        self.backend.load_vector(values)
+    }
+}
+
+fn check(name: WeightName, expected: (usize, usize), got: (usize, usize)) -> Result<(), NnError> {
+    if expected == got {
+        return Ok(());
+    }
+    Err(NnError::WeightShape {
+        name: name.to_string(),
+        expected_rows: expected.0,
+        expected_cols: expected.1,
+        got_rows: got.0,
+        got_cols: got.1,
+    })
+}

@@ -1,0 +1,45 @@
+//! Activations as int8.
+
+use crate::{QuantError, error::check_finite};
+
+/// The smallest largest magnitude that a scale is made from, as in BitNet's layers.
+const SMALLEST: f32 = 1e-5;
+
+/// Int8 codes of `tokens x width` activations with a scale for every `group` of them along a token (`group = width` for one a
+/// token; the last group of a token may be shorter). A value is about `code * scale`: the scale is `max(|x|, 1e-5) / 127`
+/// over the group, and codes are rounded half to even, which is the rule of BitNet's layers.
+///
+/// ```
+/// use trike_quant::quantize_activations;
+///
+/// let (codes, scales) = quantize_activations(&[1.27, -0.5, 0.0, 254.0], 2, 2)?;
+/// assert_eq!(codes, [127, -50, 0, 127]);
+/// assert_eq!(scales, [1.27f32 / 127.0, 2.0]);
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantError::Option`] for a width or group of zero or a length that is no multiple of the width,
+/// [`QuantError::NonFinite`].
+pub fn quantize_activations(
+    x: &[f32],
+    width: usize,
+    group: usize,
+) -> Result<(Vec<i8>, Vec<f32>), QuantError> {
+    if width == 0 || group == 0 || !x.len().is_multiple_of(width) {
+        return Err(QuantError::Option {
+            option: "width and group",
+            expected: "at least 1, and whole tokens",
+            got: format!("{width} and {group} for {} activations", x.len()),
+        });
+    }
+    check_finite("activations", x)?;
+    let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
+    for values in x.chunks_exact(width).flat_map(|token| token.chunks(group)) {
+        let scale = values.iter().fold(SMALLEST, |m, v| m.max(v.abs())) / 127.0;
+        scales.push(scale);
+        codes.extend(values.iter().map(|v| (v / scale).round_ties_even().clamp(-128.0, 127.0) as i8));
+    }
+    Ok((codes, scales))
+}

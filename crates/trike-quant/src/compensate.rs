@@ -1,0 +1,373 @@
+//! Ternarization that makes up for its own errors.
+//!
+//! Rounding one column of a layer's weights changes its output; the columns that are not rounded yet can take most of that
+//! change back, since inputs are correlated. That is the column update of GPTQ (Frantar et al., 2210.17323). Three things are done
+//! beyond it: a group's grid is fitted when its turn comes, to the weights as they then are; after all columns are rounded, scales
+//! and means are refitted together against the Hessian, and codes are changed one at a time while that lowers the error
+//! (coordinate descent); and both are repeated.
+
+use trike_trit::{Coupling, TritTensor};
+
+use crate::{
+    Grid, HessianFactor, MatrixView, QuantError, TritLayout,
+    error::check_len,
+    fit::{fit_free, fit_tied, fit_tied_mean},
+    linalg::solve_spd,
+    quantize::QuantizationStats,
+    tensor::{scales, stored_grids, tensor},
+    threads::in_chunks,
+};
+
+/// Rows that are rounded side by side, so that a row of the factor is read once for all of them.
+const ROWS: usize = 16;
+/// Passes of coordinate descent over a row; most rows are done after two.
+const PASSES: usize = 4;
+
+/// How [`compensate`] works.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CompensateConfig {
+    /// The shape of the result.
+    pub layout: TritLayout,
+    /// Rounds of refitting scales and improving codes after the column updates; 0 for the column updates alone.
+    pub rounds: usize,
+    /// Threads; 0 for one a processor. The result does not depend on it.
+    pub threads: usize,
+}
+
+impl Default for CompensateConfig {
+    fn default() -> Self {
+        Self { layout: TritLayout::default(), rounds: 3, threads: 0 }
+    }
+}
+
+/// The rows of a chunk on their way.
+struct Chunk {
+    /// What is aimed at, in order.
+    target: Vec<f32>,
+    codes: Vec<i16>,
+    /// Whether a weight may be anything but zero, in order; empty when all may.
+    keep: Vec<bool>,
+    /// `[row][group as stored]`.
+    grids: Vec<Grid>,
+}
+
+/// Ternarizes `weights` so that the outputs of the layer change little on the inputs that `factor` saw. Where `keep`, as
+/// [`prune`](crate::prune) makes it, is false, every trit is zero, and the other weights make up for that as well.
+///
+/// ```
+/// use trike_quant::{ColumnOrder, CompensateConfig, HessianFactor, MatrixView, compensate, hessian_error};
+///
+/// // The second input is the first one with a little of its own.
+/// let hessian = [1.0, 0.9, 0.9, 1.0];
+/// let layout = trike_quant::TritLayout { granularity: trike_trit::Granularity::Row, ..Default::default() };
+/// let factor = HessianFactor::new(&hessian, 2, layout.granularity, ColumnOrder::Stored, 0.01)?;
+/// let w = [0.6, 0.5];
+/// let (trits, _) = compensate(MatrixView::new(1, 2, &w)?, &factor, None, &CompensateConfig { layout, ..Default::default() })?;
+/// assert!(hessian_error(&w, &trits.dequantize(), &hessian)? < 0.01);
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantError::Length`] when the factor is of another width, [`QuantError::Option`] for another granularity or too many
+/// planes, [`QuantError::Trit`].
+pub fn compensate(
+    weights: MatrixView<'_>,
+    factor: &HessianFactor,
+    keep: Option<&[bool]>,
+    config: &CompensateConfig,
+) -> Result<(TritTensor, QuantizationStats), QuantError> {
+    let layout = &config.layout;
+    layout.validate()?;
+    let (rows, cols) = (weights.rows(), weights.cols());
+    if let Some(keep) = keep {
+        check_len("weights that are kept or not", rows * cols, keep.len())?;
+        if layout.with_mean {
+            return Err(QuantError::Option {
+                option: "mean",
+                expected: "no mean with pruning: a zero trit would not be a zero weight",
+                got: "a mean".to_owned(),
+            });
+        }
+    }
+    check_len("columns of the factor", cols, factor.width)?;
+    if layout.granularity != factor.granularity {
+        return Err(QuantError::Option {
+            option: "granularity",
+            expected: "that of the factor",
+            got: layout.granularity.to_string(),
+        });
+    }
+    let starts: Vec<usize> = (0..rows).step_by(ROWS).collect();
+    let mut chunks: Vec<Chunk> = in_chunks(starts, config.threads, |start| {
+        let rows = start..(start + ROWS).min(rows);
+        let target: Vec<f32> =
+            rows.flat_map(|r| factor.order.iter().map(move |&c| weights.row(r)[c])).collect();
+        let rows = start..start + target.len() / cols;
+        let keep = keep.map_or(Vec::new(), |keep| {
+            rows.flat_map(|r| factor.order.iter().map(move |&c| keep[r * cols + c])).collect()
+        });
+        let mut chunk = by_columns(target, keep, factor, layout);
+        for _ in 0..config.rounds {
+            refit(&mut chunk, factor, layout);
+            descend(&mut chunk, factor);
+        }
+        if config.rounds > 0 {
+            refit(&mut chunk, factor, layout);
+        }
+        chunk
+    });
+
+    // What is stored may be rounded: the codes have the last word.
+    let grids: Vec<Grid> = chunks.iter_mut().flat_map(|c| std::mem::take(&mut c.grids)).collect();
+    let scales = scales(&grids, layout);
+    let mut stored = stored_grids(&scales, layout, grids.len()).into_iter();
+    let groups = factor.groups.len();
+    for chunk in &mut chunks {
+        let rows = chunk.target.len() / cols;
+        chunk.grids = stored.by_ref().take(rows * groups).collect();
+    }
+    let polish = config.rounds > 0;
+    let chunks = in_chunks(chunks, config.threads, |mut chunk| {
+        if polish {
+            descend(&mut chunk, factor);
+        }
+        chunk
+    });
+    let mut codes = vec![0i16; rows * cols];
+    let done = chunks.iter().flat_map(|c| c.codes.chunks_exact(cols));
+    for (out, row) in codes.chunks_exact_mut(cols).zip(done) {
+        for (&column, &code) in factor.order.iter().zip(row) {
+            out[column] = code;
+        }
+    }
+    let result = tensor(rows, cols, &codes, scales, layout)?;
+    let stats = QuantizationStats::of(weights.values(), &result, 0);
+    Ok((result, stats))
+}
+
+/// Fits a grid of the layout's kind.
+fn fit(weights: &[f32], importance: &[f32], layout: &TritLayout) -> Grid {
+    match layout.coupling {
+        Coupling::Free => fit_free(weights, Some(importance), layout.depth, layout.with_mean),
+        Coupling::Tied if layout.with_mean => fit_tied_mean(weights, Some(importance), layout.depth),
+        Coupling::Tied => fit_tied(weights, Some(importance), layout.depth),
+    }
+}
+
+/// Rounds column after column, each taking back what it can of the errors so far.
+fn by_columns(target: Vec<f32>, keep: Vec<bool>, factor: &HessianFactor, layout: &TritLayout) -> Chunk {
+    let n = factor.width;
+    let groups = factor.groups.len();
+    let rows = target.len() / n;
+    let mut current = target.clone();
+    let mut codes = vec![0i16; target.len()];
+    let mut grids = vec![Grid::tied(layout.depth, 0.0, 0.0); rows * groups];
+    let mut errors = vec![0f32; rows];
+    for &(start, end, group) in &factor.groups {
+        // What an error in a column costs when the columns after it make up for it.
+        let importance: Vec<f32> =
+            (start..end).map(|j| factor.upper[j * n + j].max(f32::MIN_POSITIVE).powi(-2)).collect();
+        let largest = importance.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(*v));
+        let importance: Vec<f32> = importance.iter().map(|v| v / largest).collect();
+        for r in 0..rows {
+            let span = r * n + start..r * n + end;
+            // What is zero anyway has no say in the scale.
+            let zeroed = |i: usize| !keep.is_empty() && !keep[i];
+            let weights: Vec<f32> = span.map(|i| if zeroed(i) { 0.0 } else { current[i] }).collect();
+            grids[r * groups + group] = fit(&weights, &importance, layout);
+        }
+        for j in start..end {
+            let upper = &factor.upper[j * n..(j + 1) * n];
+            for (r, error) in errors.iter_mut().enumerate() {
+                let grid = &grids[r * groups + group];
+                let w = current[r * n + j];
+                let code = if keep.is_empty() || keep[r * n + j] { grid.nearest(w) } else { 0 };
+                codes[r * n + j] = code;
+                *error = (w - grid.value(code)) / upper[j];
+            }
+            for (row, &error) in current.chunks_exact_mut(n).zip(&errors) {
+                add_scaled(&mut row[j + 1..], -error, &upper[j + 1..]);
+            }
+        }
+    }
+    Chunk { target, codes, keep, grids }
+}
+
+/// Refits the scales and means of every row against the Hessian, all groups together, with the codes as they are.
+fn refit(chunk: &mut Chunk, factor: &HessianFactor, layout: &TritLayout) {
+    let n = factor.width;
+    let groups = factor.groups.len();
+    let planes = if layout.coupling == Coupling::Free { layout.depth } else { 1 };
+    let per_group = planes + usize::from(layout.with_mean);
+    let unknowns = groups * per_group;
+    let mut image = vec![0f32; n];
+    let mut basis = vec![0f32; per_group * n];
+    for (r, target) in chunk.target.chunks_exact(n).enumerate() {
+        let codes = &mut chunk.codes[r * n..(r + 1) * n];
+        let grids = &mut chunk.grids[r * groups..(r + 1) * groups];
+        for (j, &code) in codes.iter().enumerate() {
+            if layout.coupling == Coupling::Free {
+                for (p, &t) in Grid::trits(code, layout.depth)[..layout.depth].iter().enumerate() {
+                    basis[p * n + j] = f32::from(t);
+                }
+            } else {
+                basis[j] = f32::from(code);
+            }
+        }
+        if layout.with_mean {
+            basis[planes * n..].fill(1.0);
+        }
+        let mut normal = vec![0f64; unknowns * unknowns];
+        let mut right = vec![0f64; unknowns];
+        for (g, &(start, end, _)) in factor.groups.iter().enumerate() {
+            for b in 0..per_group {
+                image.fill(0.0);
+                for j in start..end {
+                    let v = basis[b * n + j];
+                    if v != 0.0 {
+                        add_scaled(&mut image, v, &factor.hessian[j * n..(j + 1) * n]);
+                    }
+                }
+                let k = g * per_group + b;
+                right[k] = dot(&image, target);
+                for (g2, &(start, end, _)) in factor.groups.iter().enumerate().take(g + 1) {
+                    for b2 in 0..per_group {
+                        let l = g2 * per_group + b2;
+                        normal[k * unknowns + l] =
+                            dot(&image[start..end], &basis[b2 * n + start..b2 * n + end]);
+                        normal[l * unknowns + k] = normal[k * unknowns + l];
+                    }
+                }
+            }
+        }
+        // A group whose codes are all zero has no say; its row of the system would be singular.
+        for k in 0..unknowns {
+            if normal[k * unknowns + k] <= 0.0 {
+                normal[k * unknowns + k] = 1.0;
+            }
+        }
+        let Some(solution) = solve_spd(&mut normal, &right, 1e-9) else { continue };
+        for (g, &(start, end, group)) in factor.groups.iter().enumerate() {
+            let own = &solution[g * per_group..(g + 1) * per_group];
+            if own[..planes].iter().all(|s| *s == 0.0) && !layout.with_mean {
+                continue;
+            }
+            let mean = if layout.with_mean { own[planes] as f32 } else { 0.0 };
+            grids[group] = if layout.coupling == Coupling::Free {
+                let sizes: Vec<f32> = own[..planes].iter().map(|s| s.abs() as f32).collect();
+                Grid::free(&sizes, mean)
+            } else {
+                Grid::tied(layout.depth, own[0].abs() as f32, mean)
+            };
+            // A scale that came out negative is positive with its trits turned round.
+            if own[..planes].iter().any(|s| *s < 0.0) {
+                for code in &mut codes[start..end] {
+                    *code = flipped(*code, own, planes, layout.depth);
+                }
+            }
+        }
+    }
+}
+
+fn flipped(code: i16, own: &[f64], planes: usize, depth: usize) -> i16 {
+    if planes == 1 {
+        return -code;
+    }
+    let trits = Grid::trits(code, depth);
+    trits[..depth].iter().zip(own).fold(0, |sum, (&t, s)| 3 * sum + i16::from(if *s < 0.0 { -t } else { t }))
+}
+
+/// Changes one code at a time to the level that is best with all others as they are, until nothing changes.
+fn descend(chunk: &mut Chunk, factor: &HessianFactor) {
+    let n = factor.width;
+    let groups = factor.groups.len();
+    let rows = chunk.target.len() / n;
+    let mut values = vec![0f32; rows * n];
+    for r in 0..rows {
+        for &(start, end, group) in &factor.groups {
+            let grid = &chunk.grids[r * groups + group];
+            for j in start..end {
+                values[r * n + j] = grid.value(chunk.codes[r * n + j]);
+            }
+        }
+    }
+    // (target - values) H, all rows beside each other.
+    let mut gradient = vec![0f32; rows * n];
+    for (k, hessian) in factor.hessian.chunks_exact(n).enumerate() {
+        for r in 0..rows {
+            let error = chunk.target[r * n + k] - values[r * n + k];
+            if error != 0.0 {
+                add_scaled(&mut gradient[r * n..(r + 1) * n], error, hessian);
+            }
+        }
+    }
+    for r in 0..rows {
+        let gradient = &mut gradient[r * n..(r + 1) * n];
+        for _ in 0..PASSES {
+            let mut changed = false;
+            for &(start, end, group) in &factor.groups {
+                let grid = &chunk.grids[r * groups + group];
+                for j in (start..end).filter(|&j| chunk.keep.is_empty() || chunk.keep[r * n + j]) {
+                    let hessian = &factor.hessian[j * n..(j + 1) * n];
+                    let old = values[r * n + j];
+                    let code = grid.nearest(old + gradient[j] / hessian[j]);
+                    if code != chunk.codes[r * n + j] {
+                        let new = grid.value(code);
+                        chunk.codes[r * n + j] = code;
+                        values[r * n + j] = new;
+                        add_scaled(gradient, old - new, hessian);
+                        changed = true;
+                    }
+                }
+            }
+            if !changed {
+                break;
+            }
+        }
+    }
+}
+
+#[inline]
+fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
+    for (to, from) in to.iter_mut().zip(from) {
+        *to += factor * from;
+    }
+}
+
+/// In f32 lanes: the sums decide about scales, which are stored with eleven bits.
+fn dot(a: &[f32], b: &[f32]) -> f64 {
+    let mut lanes = [0f32; 16];
+    let (heads_a, tail_a) = a.as_chunks::<16>();
+    let (heads_b, tail_b) = b.as_chunks::<16>();
+    for (a, b) in heads_a.iter().zip(heads_b) {
+        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane += a * b;
+        }
+    }
+    let tail: f64 = tail_a.iter().zip(tail_b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+    lanes.iter().map(|v| f64::from(*v)).sum::<f64>() + tail
+}
+
+/// `sum_rows (w - v) H (w - v)^T`: the squared change of the layer's outputs over the calibration tokens.
+///
+/// # Errors
+///
+/// [`QuantError::Length`] when the buffers do not fit together.
+pub fn hessian_error(weights: &[f32], quantized: &[f32], hessian: &[f32]) -> Result<f64, QuantError> {
+    let n = hessian.len().isqrt();
+    check_len("Hessian", n * n, hessian.len())?;
+    check_len("quantized weights", weights.len(), quantized.len())?;
+    check_len("weights beyond whole rows", 0, weights.len().checked_rem(n).unwrap_or(1))?;
+    let mut total = 0f64;
+    let mut image = vec![0f32; n];
+    for (w, v) in weights.chunks_exact(n).zip(quantized.chunks_exact(n)) {
+        let error: Vec<f32> = w.iter().zip(v).map(|(w, v)| w - v).collect();
+        image.fill(0.0);
+        for (k, &e) in error.iter().enumerate().filter(|(_, e)| **e != 0.0) {
+            add_scaled(&mut image, e, &hessian[k * n..(k + 1) * n]);
+        }
+        total += dot(&image, &error);
+    }
+    Ok(total.max(0.0))
+}

@@ -1,0 +1,205 @@
+//! A damped Hessian and its factor, in the order in which columns are rounded.
+
+use trike_cpu::Cpu;
+use trike_trit::Granularity;
+
+use crate::{
+    QuantError,
+    error::check_len,
+    linalg::{cholesky, invert_lower, product, transpose},
+};
+
+/// In which order columns are rounded. What is stored stays in the order of the matrix.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ColumnOrder {
+    /// As stored.
+    Stored,
+    /// Groups by the sum of their inputs' squares, largest first, and columns within a group the same way: what matters most is
+    /// rounded while most columns are left to make up for it.
+    #[default]
+    Activation,
+}
+
+/// Share of the mean diagonal that is added to the diagonal at most, before a Hessian is given up.
+const MOST_DAMPING: f64 = 10.0;
+
+/// The Hessian of a layer's inputs, damped, ordered and factored once for all matrices that read these inputs.
+///
+/// `damping` times the mean diagonal is added to the diagonal; ten times as much, and so on, when the matrix is not positive
+/// definite with it. The upper triangular `U` satisfies `U^T U = H^-1` (Frantar et al., 2210.17323, step 3).
+///
+/// ```
+/// use trike_quant::{ColumnOrder, HessianFactor};
+/// use trike_trit::Granularity;
+///
+/// // Two inputs that are always alike: singular, until it is damped.
+/// let factor = HessianFactor::new(&[1.0, 1.0, 1.0, 1.0], 2, Granularity::Row, ColumnOrder::Activation, 0.01)?;
+/// assert_eq!(factor.damping(), 0.01);
+/// assert!(HessianFactor::new(&[1.0, -3.0, -3.0, 1.0], 2, Granularity::Row, ColumnOrder::Stored, 0.0)?.damping() > 1.0);
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct HessianFactor {
+    pub(crate) width: usize,
+    pub(crate) granularity: Granularity,
+    /// The stored column of each position.
+    pub(crate) order: Vec<usize>,
+    /// Spans of positions that share a scale, with their group's number as stored.
+    pub(crate) groups: Vec<(usize, usize, usize)>,
+    /// Damped, in order.
+    pub(crate) hessian: Vec<f32>,
+    /// In order.
+    pub(crate) upper: Vec<f32>,
+    damping: f64,
+    dead: usize,
+}
+
+impl HessianFactor {
+    /// Factors the symmetric `width x width` matrix `hessian`, for scales of this granularity.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Length`]; [`QuantError::Option`] for one scale for a whole tensor, whose refitting would tie all rows
+    /// together, or a damping that is not a share; [`QuantError::Indefinite`] when no damping helps.
+    pub fn new(
+        hessian: &[f32],
+        width: usize,
+        granularity: Granularity,
+        order: ColumnOrder,
+        damping: f64,
+    ) -> Result<Self, QuantError> {
+        check_len("Hessian", width * width, hessian.len())?;
+        if granularity == Granularity::Tensor {
+            return Err(QuantError::Option {
+                option: "granularity",
+                expected: "a scale per row or group for error compensation",
+                got: "one scale per tensor".to_owned(),
+            });
+        }
+        if !(0.0..=1.0).contains(&damping) {
+            return Err(QuantError::Option {
+                option: "damping",
+                expected: "0 to 1",
+                got: damping.to_string(),
+            });
+        }
+        let diagonal = |c: usize| f64::from(hessian[c * width + c]);
+        let dead = (0..width).filter(|&c| diagonal(c) <= 0.0).count();
+        let (order, groups) = ordered(width, granularity.group_len(width), order, &diagonal);
+        let mean = (0..width).map(diagonal).sum::<f64>() / width as f64;
+        // Without any signal every direction counts alike, and compensation becomes rounding.
+        let unit = if mean > 0.0 { mean } else { 1.0 };
+        let mut share = if mean > 0.0 { damping } else { 1.0 };
+        let lower = loop {
+            let mut reversed = vec![0f64; width * width];
+            for (i, row) in reversed.chunks_exact_mut(width).enumerate() {
+                let from = order[width - 1 - i];
+                for (j, out) in row.iter_mut().enumerate() {
+                    *out = f64::from(hessian[from * width + order[width - 1 - j]]);
+                }
+                row[i] += share * unit;
+            }
+            match cholesky(&mut reversed, width) {
+                Ok(()) => break reversed,
+                Err((column, pivot)) if share >= MOST_DAMPING => {
+                    return Err(QuantError::Indefinite {
+                        column: order[width - 1 - column],
+                        pivot,
+                        damping: share,
+                    });
+                }
+                Err(_) => share = (share * 10.0).max(1e-4),
+            }
+        };
+        let mut inverse = lower;
+        invert_lower(&mut inverse, width);
+        let mut upper = vec![0f32; width * width];
+        for i in 0..width {
+            for j in i..width {
+                upper[i * width + j] = inverse[(width - 1 - i) * width + width - 1 - j] as f32;
+            }
+        }
+        drop(inverse);
+        let mut damped = Vec::with_capacity(width * width);
+        for (i, &from) in order.iter().enumerate() {
+            damped.extend(order.iter().map(|&to| hessian[from * width + to]));
+            damped[i * width + i] += (share * unit) as f32;
+        }
+        Ok(Self { width, granularity, order, groups, hessian: damped, upper, damping: share, dead })
+    }
+
+    /// Number of inputs.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// The share of the mean diagonal that was added: more than asked for where the matrix needed it, 1 where it was all zero.
+    pub fn damping(&self) -> f64 {
+        self.damping
+    }
+
+    /// Inputs that were never anything but zero.
+    pub fn dead(&self) -> usize {
+        self.dead
+    }
+
+    /// The diagonal of the inverse of the damped Hessian, in the order of the matrix.
+    pub fn inverse_diagonal(&self) -> Vec<f64> {
+        let n = self.width;
+        let mut out = vec![0f64; n];
+        // H^-1 = U^T U.
+        for row in self.upper.chunks_exact(n) {
+            for (&column, u) in self.order.iter().zip(row) {
+                out[column] += f64::from(*u).powi(2);
+            }
+        }
+        out
+    }
+
+    /// `weights + shift H^-1`: the `rows x width` weights that minimize `||X V^T - Y||^2` with the damping pulling towards `weights`,
+    /// when `shift` is `Y^T X - weights X^T X`, the correlation of the inputs with what the weights leave.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Length`].
+    pub fn corrected(&self, cpu: &Cpu, weights: &[f32], shift: &[f32]) -> Result<Vec<f32>, QuantError> {
+        check_len("weights beyond whole rows", 0, weights.len() % self.width)?;
+        check_len("shift", weights.len(), shift.len())?;
+        let ordered: Vec<f32> =
+            shift.chunks_exact(self.width).flat_map(|row| self.order.iter().map(|&c| row[c])).collect();
+        let half = product(cpu, &ordered, self.upper.clone(), self.width)?;
+        let whole = product(cpu, &half, transpose(&self.upper, self.width), self.width)?;
+        let mut out = weights.to_vec();
+        for (out, step) in out.chunks_exact_mut(self.width).zip(whole.chunks_exact(self.width)) {
+            for (&column, step) in self.order.iter().zip(step) {
+                out[column] += step;
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// The columns in order, and the groups as spans of it.
+fn ordered(
+    width: usize,
+    group_len: usize,
+    order: ColumnOrder,
+    diagonal: &impl Fn(usize) -> f64,
+) -> (Vec<usize>, Vec<(usize, usize, usize)>) {
+    let mut groups: Vec<(usize, Vec<usize>)> = (0..width.div_ceil(group_len))
+        .map(|g| (g, (g * group_len..((g + 1) * group_len).min(width)).collect()))
+        .collect();
+    if order == ColumnOrder::Activation {
+        for (_, columns) in &mut groups {
+            columns.sort_by(|&a, &b| diagonal(b).total_cmp(&diagonal(a)).then(a.cmp(&b)));
+        }
+        let sum = |columns: &[usize]| columns.iter().map(|&c| diagonal(c)).sum::<f64>();
+        groups.sort_by(|a, b| sum(&b.1).total_cmp(&sum(&a.1)).then(a.0.cmp(&b.0)));
+    }
+    let (mut flat, mut spans) = (Vec::with_capacity(width), Vec::with_capacity(groups.len()));
+    for (group, columns) in groups {
+        spans.push((flat.len(), flat.len() + columns.len(), group));
+        flat.extend(columns);
+    }
+    (flat, spans)
+}

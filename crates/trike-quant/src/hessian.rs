@@ -1,0 +1,263 @@
+//! What calibration collects about the inputs of a layer.
+
+use trike_cpu::Cpu;
+
+use crate::{
+    QuantError,
+    error::{check_finite, check_len},
+    linalg::{product, transpose},
+};
+
+/// Tokens that are multiplied at once: enough for the kernels, and few for f32 sums.
+const BLOCK: usize = 512;
+/// How far the f32 sum of a diagonal element may be from the f64 sum, relative.
+const DRIFT: f64 = 1e-3;
+
+/// `X^T X` of the inputs `X` (`tokens x width`) of a layer, with the range of each input. It is the Hessian of the layer's
+/// squared output error by a row of its weights, up to a factor.
+///
+/// Blocks of 512 tokens are multiplied and summed in f32; the diagonal is also summed in f64, replaces that of the f32 sum, and
+/// says when the two drift apart.
+///
+/// ```
+/// use trike_cpu::Cpu;
+/// use trike_quant::Hessian;
+///
+/// let mut hessian = Hessian::new(2)?;
+/// hessian.add(&Cpu::new(1)?, &[1.0, 2.0, 3.0, -4.0])?;
+/// assert_eq!(hessian.matrix()?, [10.0, -10.0, -10.0, 20.0]);
+/// assert_eq!((hessian.tokens(), hessian.largest()), (2, &[3.0, 4.0][..]));
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Hessian {
+    width: usize,
+    sum: Vec<f32>,
+    diagonal: Vec<f64>,
+    largest: Vec<f32>,
+    tokens: u64,
+}
+
+impl Hessian {
+    /// Nothing seen yet.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Option`] for a width of zero or one whose square is not addressable.
+    pub fn new(width: usize) -> Result<Self, QuantError> {
+        let len = square(width)?;
+        Ok(Self {
+            width,
+            sum: vec![0.0; len],
+            diagonal: vec![0.0; width],
+            largest: vec![0.0; width],
+            tokens: 0,
+        })
+    }
+
+    /// Adds `x`, `tokens x width`.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Length`] for part of a token, [`QuantError::NonFinite`]; nothing was added then.
+    pub fn add(&mut self, cpu: &Cpu, x: &[f32]) -> Result<(), QuantError> {
+        check_len("activations beyond whole tokens", 0, x.len() % self.width)?;
+        check_finite("activations", x)?;
+        for block in x.chunks(BLOCK * self.width) {
+            let t = transpose(block, self.width);
+            let tokens = block.len() / self.width;
+            let part = product(cpu, &t, t.clone(), tokens)?;
+            for (sum, part) in self.sum.iter_mut().zip(part) {
+                *sum += part;
+            }
+            for (i, values) in t.chunks_exact(tokens).enumerate() {
+                self.diagonal[i] += values.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>();
+                self.largest[i] = values.iter().fold(self.largest[i], |m, v| m.max(v.abs()));
+            }
+            self.tokens += tokens as u64;
+        }
+        Ok(())
+    }
+
+    /// Number of inputs.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// Tokens seen.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
+    }
+
+    /// The largest magnitude of each input.
+    pub fn largest(&self) -> &[f32] {
+        &self.largest
+    }
+
+    /// The sum of the squares of each input.
+    pub fn diagonal(&self) -> &[f64] {
+        &self.diagonal
+    }
+
+    /// Share of the inputs whose largest magnitude is over `times` their root mean square: those that a few outliers rule.
+    pub fn outliers(&self, times: f64) -> f64 {
+        let rms = |i: usize| (self.diagonal[i] / self.tokens.max(1) as f64).sqrt();
+        let count = (0..self.width).filter(|&i| f64::from(self.largest[i]) > times * rms(i)).count();
+        count as f64 / self.width as f64
+    }
+
+    /// The matrix, `width x width`, symmetric to the last bit.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Overflow`] when an f32 sum is not finite or drifted from the f64 sum.
+    pub fn matrix(&self) -> Result<Vec<f32>, QuantError> {
+        let n = self.width;
+        let mut out = self.sum.clone();
+        for i in 0..n {
+            let exact = self.diagonal[i];
+            let drift = (f64::from(out[i * n + i]) - exact).abs();
+            let sound = drift <= DRIFT * exact
+                && exact.is_finite()
+                && out[i * n..(i + 1) * n].iter().all(|v| v.is_finite());
+            if !sound {
+                return Err(QuantError::Overflow { index: i, value: exact });
+            }
+            out[i * n + i] = exact as f32;
+            for j in 0..i {
+                // The two halves are the same sums, which kernels may take in another order.
+                out[j * n + i] = out[i * n + j];
+            }
+        }
+        Ok(out)
+    }
+}
+
+/// `Y^T X` of two sets of activations of the same tokens: `rows x cols` when `Y` is `tokens x rows` and `X` `tokens x cols`.
+#[derive(Clone, Debug)]
+pub struct CrossProduct {
+    rows: usize,
+    cols: usize,
+    sum: Vec<f32>,
+}
+
+impl CrossProduct {
+    /// Nothing seen yet.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Option`] for a side of zero or too large a product.
+    pub fn new(rows: usize, cols: usize) -> Result<Self, QuantError> {
+        square(rows.max(cols)).and(square(rows.min(cols)))?;
+        Ok(Self { rows, cols, sum: vec![0.0; rows * cols] })
+    }
+
+    /// Adds the products of as many tokens of each.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Length`] for part of a token or different numbers of tokens, [`QuantError::NonFinite`].
+    pub fn add(&mut self, cpu: &Cpu, y: &[f32], x: &[f32]) -> Result<(), QuantError> {
+        check_len("activations beyond whole tokens", 0, x.len() % self.cols)?;
+        check_len("activations of the other side", x.len() / self.cols * self.rows, y.len())?;
+        check_finite("activations", x)?;
+        check_finite("activations of the other side", y)?;
+        for (y, x) in y.chunks(BLOCK * self.rows).zip(x.chunks(BLOCK * self.cols)) {
+            let (yt, xt) = (transpose(y, self.rows), transpose(x, self.cols));
+            let part = product(cpu, &yt, xt, y.len() / self.rows)?;
+            for (sum, part) in self.sum.iter_mut().zip(part) {
+                *sum += part;
+            }
+        }
+        Ok(())
+    }
+
+    /// The sums, row-major.
+    pub fn matrix(&self) -> &[f32] {
+        &self.sum
+    }
+
+    /// What [`HessianFactor::corrected`](crate::HessianFactor::corrected) takes, for a layer whose inputs have moved: this is
+    /// `X0^T X` of the inputs `X0` that the layer was made for and those that it gets, `hessian` is `X^T X`, and the result
+    /// `weights (X0^T X - X^T X)`, plus `more`, the `rows x cols` correlation of `X` with what the output should have beside that.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Length`] when the parts do not fit together.
+    pub fn shift(
+        &self,
+        cpu: &Cpu,
+        weights: &[f32],
+        hessian: &[f32],
+        more: Option<&Self>,
+    ) -> Result<Vec<f32>, QuantError> {
+        check_len("rows of the cross product", self.cols, self.rows)?;
+        check_len("Hessian", self.sum.len(), hessian.len())?;
+        check_len("weights beyond whole rows", 0, weights.len() % self.cols)?;
+        let gap: Vec<f32> = self.sum.iter().zip(hessian).map(|(k, h)| k - h).collect();
+        let mut out = product(cpu, weights, transpose(&gap, self.cols), self.cols)?;
+        if let Some(more) = more {
+            check_len("further correlation", out.len(), more.sum.len())?;
+            for (out, more) in out.iter_mut().zip(&more.sum) {
+                *out += more;
+            }
+        }
+        Ok(out)
+    }
+}
+
+fn square(side: usize) -> Result<usize, QuantError> {
+    let len = side.checked_mul(side).filter(|n| *n > 0 && *n <= isize::MAX as usize / 8);
+    len.ok_or_else(|| QuantError::Option {
+        option: "inputs of a layer",
+        expected: "at least 1, and few enough for their square to be addressable",
+        got: side.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_testkit::{Rng, assert_close};
+
+    use super::*;
+
+    #[test]
+    fn sums_over_blocks_are_sums() {
+        let cpu = Cpu::new(2).unwrap();
+        let (tokens, n, m) = (2 * BLOCK + 37, 9, 4);
+        let mut rng = Rng::new(3);
+        let (x, y) = (rng.normals(tokens * n), rng.normals(tokens * m));
+        let mut hessian = Hessian::new(n).unwrap();
+        let mut cross = CrossProduct::new(m, n).unwrap();
+        // In pieces that are no blocks.
+        for (x, y) in x.chunks(100 * n).zip(y.chunks(100 * m)) {
+            hessian.add(&cpu, x).unwrap();
+            cross.add(&cpu, y, x).unwrap();
+        }
+        let entry = |a: &[f32], i: usize, wa: usize, b: &[f32], j: usize, wb: usize| -> f32 {
+            (0..tokens).map(|t| f64::from(a[t * wa + i]) * f64::from(b[t * wb + j])).sum::<f64>() as f32
+        };
+        let want: Vec<f32> = (0..n * n).map(|k| entry(&x, k / n, n, &x, k % n, n)).collect();
+        let got = hessian.matrix().unwrap();
+        assert_close(&got, &want, 1e-5);
+        assert!((0..n * n).all(|k| got[k] == got[k % n * n + k / n]));
+        let want: Vec<f32> = (0..m * n).map(|k| entry(&y, k / n, m, &x, k % n, n)).collect();
+        assert_close(cross.matrix(), &want, 1e-4);
+        assert_eq!(hessian.tokens(), tokens as u64);
+        assert_eq!((hessian.outliers(1.0), hessian.outliers(100.0)), (1.0, 0.0));
+    }
+
+    #[test]
+    fn what_cannot_be_summed_is_refused() {
+        let cpu = Cpu::new(1).unwrap();
+        assert!(Hessian::new(0).is_err() && CrossProduct::new(0, 3).is_err());
+        let mut hessian = Hessian::new(2).unwrap();
+        assert!(matches!(hessian.add(&cpu, &[1.0; 3]), Err(QuantError::Length { .. })));
+        assert!(matches!(hessian.add(&cpu, &[1.0, f32::NAN]), Err(QuantError::NonFinite { index: 1, .. })));
+        assert_eq!(hessian.tokens(), 0);
+        hessian.add(&cpu, &[1e30, 1.0]).unwrap();
+        assert!(matches!(hessian.matrix(), Err(QuantError::Overflow { index: 0, .. })));
+        let mut cross = CrossProduct::new(1, 2).unwrap();
+        assert!(matches!(cross.add(&cpu, &[1.0; 2], &[1.0; 2]), Err(QuantError::Length { .. })));
+    }
+}

@@ -1,0 +1,173 @@
+//! Small dense linear algebra: Cholesky factors in f64, and products on the host kernels.
+
+use trike_cpu::{ActivationPrecision, Cpu, DenseData, DenseMatrix, Matrix};
+
+use crate::QuantError;
+
+/// Solves `a x = b` for a symmetric positive semidefinite `a` of the size of `b`, with `ridge` times the mean diagonal added
+/// to it. `a` is overwritten; `None` when it is not positive definite even so.
+pub(crate) fn solve_spd(a: &mut [f64], b: &[f64], ridge: f64) -> Option<Vec<f64>> {
+    let n = b.len();
+    let mean = (0..n).map(|i| a[i * n + i]).sum::<f64>() / n.max(1) as f64;
+    if !(mean > 0.0 && mean.is_finite()) {
+        return None;
+    }
+    for i in 0..n {
+        a[i * n + i] += ridge * mean;
+    }
+    cholesky(a, n).ok()?;
+    let mut x = b.to_vec();
+    for i in 0..n {
+        let (done, rest) = x.split_at_mut(i);
+        rest[0] = (rest[0] - dot(&a[i * n..i * n + i], done)) / a[i * n + i];
+    }
+    for i in (0..n).rev() {
+        x[i] /= a[i * n + i];
+        let xi = x[i];
+        for (x, l) in x[..i].iter_mut().zip(&a[i * n..i * n + i]) {
+            *x -= l * xi;
+        }
+    }
+    x.iter().all(|v| v.is_finite()).then_some(x)
+}
+
+/// `sum a_i b_i`, in eight lanes so that the compiler can use vectors.
+pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let mut lanes = [0f64; 8];
+    let (heads_a, tail_a) = a.as_chunks::<8>();
+    let (heads_b, tail_b) = b.as_chunks::<8>();
+    for (a, b) in heads_a.iter().zip(heads_b) {
+        for ((lane, a), b) in lanes.iter_mut().zip(a).zip(b) {
+            *lane += a * b;
+        }
+    }
+    lanes.iter().sum::<f64>() + tail_a.iter().zip(tail_b).map(|(a, b)| a * b).sum::<f64>()
+}
+
+/// The lower factor of the symmetric `n x n` matrix `a = l l^T`, in the lower triangle of `a`; what is above stays.
+///
+/// # Errors
+///
+/// The column of the first pivot that is not positive, and that pivot.
+pub(crate) fn cholesky(a: &mut [f64], n: usize) -> Result<(), (usize, f64)> {
+    for i in 0..n {
+        let (above, row) = a.split_at_mut(i * n);
+        for j in 0..i {
+            let other = &above[j * n..j * n + j + 1];
+            row[j] = (row[j] - dot(&row[..j], &other[..j])) / other[j];
+        }
+        let pivot = row[i] - dot(&row[..i], &row[..i]);
+        if !(pivot > 0.0 && pivot.is_finite()) {
+            return Err((i, pivot));
+        }
+        row[i] = pivot.sqrt();
+    }
+    Ok(())
+}
+
+/// The inverse of the lower triangular `l`, in its place.
+pub(crate) fn invert_lower(l: &mut [f64], n: usize) {
+    // Row i of the inverse: (e_i - sum_{j<i} l_ij inverse_j) / l_ii.
+    let mut row = vec![0f64; n];
+    for i in 0..n {
+        let (done, rest) = l.split_at_mut(i * n);
+        row[..=i].fill(0.0);
+        for j in 0..i {
+            let factor = rest[j];
+            for (sum, v) in row[..=j].iter_mut().zip(&done[j * n..=j * n + j]) {
+                *sum -= factor * v;
+            }
+        }
+        let pivot = rest[i];
+        row[i] = 1.0;
+        for (out, v) in rest[..=i].iter_mut().zip(&row) {
+            *out = v / pivot;
+        }
+    }
+}
+
+/// `a b^T` of row-major `m x k` and `n x k`.
+pub(crate) fn product(cpu: &Cpu, a: &[f32], b: Vec<f32>, k: usize) -> Result<Vec<f32>, QuantError> {
+    let n = b.len() / k;
+    let matrix = Matrix::Dense(DenseMatrix::new(n, k, DenseData::F32(b))?);
+    let mut out = vec![0.0; a.len() / k * n];
+    cpu.linear(a, &matrix, ActivationPrecision::F32, &mut out)?;
+    Ok(out)
+}
+
+/// The columns of a row-major matrix as rows.
+pub(crate) fn transpose(a: &[f32], cols: usize) -> Vec<f32> {
+    let rows = a.len() / cols.max(1);
+    let mut out = vec![0.0; a.len()];
+    // In tiles, so that both sides stay in the cache.
+    const TILE: usize = 32;
+    for r0 in (0..rows).step_by(TILE) {
+        for c0 in (0..cols).step_by(TILE) {
+            for c in c0..(c0 + TILE).min(cols) {
+                for r in r0..(r0 + TILE).min(rows) {
+                    out[c * rows + r] = a[r * cols + c];
+                }
+            }
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_testkit::Rng;
+
+    use super::*;
+
+    fn spd(n: usize, seed: u64) -> Vec<f64> {
+        let x = Rng::new(seed).normals(2 * n * n);
+        let entry =
+            |i: usize, j: usize| (0..2 * n).map(|t| f64::from(x[t * n + i]) * f64::from(x[t * n + j])).sum();
+        (0..n * n).map(|k| entry(k / n, k % n)).collect()
+    }
+
+    #[test]
+    fn factors_inverses_and_solutions() {
+        for n in [1, 2, 7, 8, 9, 33] {
+            let a = spd(n, n as u64);
+            let mut l = a.clone();
+            cholesky(&mut l, n).unwrap();
+            let lower = |l: &[f64], i: usize, j: usize| if j <= i { l[i * n + j] } else { 0.0 };
+            for i in 0..n {
+                for j in 0..n {
+                    let back: f64 = (0..n).map(|k| lower(&l, i, k) * lower(&l, j, k)).sum();
+                    assert!((back - a[i * n + j]).abs() < 1e-9 * a[0], "{n}");
+                }
+            }
+            let mut inverse = l.clone();
+            invert_lower(&mut inverse, n);
+            for i in 0..n {
+                for j in 0..n {
+                    let unit: f64 = (0..n).map(|k| lower(&l, i, k) * lower(&inverse, k, j)).sum();
+                    assert!((unit - f64::from(u8::from(i == j))).abs() < 1e-8, "{n} {i} {j} {unit}");
+                }
+            }
+            let b: Vec<f64> = (0..n).map(|i| i as f64 - 1.5).collect();
+            let x = solve_spd(&mut a.clone(), &b, 0.0).unwrap();
+            for i in 0..n {
+                let back: f64 = (0..n).map(|j| a[i * n + j] * x[j]).sum();
+                assert!((back - b[i]).abs() < 1e-8, "{n}");
+            }
+        }
+        assert!(solve_spd(&mut [0.0], &[1.0], 1e-9).is_none());
+        assert_eq!(cholesky(&mut [1.0, 0.0, 2.0, 1.0], 2), Err((1, -3.0)));
+    }
+
+    #[test]
+    fn products_and_transposes() {
+        let mut rng = Rng::new(9);
+        let (m, k, n) = (35, 3, 5);
+        let (a, b) = (rng.normals(m * k), rng.normals(n * k));
+        let got = product(&Cpu::new(1).unwrap(), &a, b.clone(), k).unwrap();
+        let want: Vec<f32> =
+            (0..m * n).map(|i| (0..k).map(|t| a[i / n * k + t] * b[i % n * k + t]).sum()).collect();
+        trike_testkit::assert_close(&got, &want, 1e-6);
+        let t = transpose(&a, k);
+        assert!((0..m * k).all(|i| t[i % k * m + i / k] == a[i]));
+    }
+}

@@ -1,0 +1,149 @@
+//! Which layer gets how many bytes.
+
+use crate::QuantError;
+
+/// One way to store a layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Choice {
+    /// Bytes that it takes.
+    pub bytes: u64,
+    /// What it costs: any measure that adds up over layers, such as the divergence from the dense model.
+    pub loss: f64,
+}
+
+/// Steps into which the bytes beyond the smallest choices are cut. A sum is rounded up to them, layer by layer, so that a budget is
+/// never exceeded, and at most `layers / 8192` of it is left over.
+const STEPS: u64 = 8192;
+
+/// The choice of each layer that makes the sum of the losses smallest within `budget` bytes: a knapsack with one item out of each
+/// list, solved by dynamic programming. Where the bytes beyond the smallest choices are at most 8192, the result is exact.
+///
+/// ```
+/// use trike_quant::{Choice, allocate};
+///
+/// let layer = |losses: [f64; 2]| vec![Choice { bytes: 10, loss: losses[0] }, Choice { bytes: 20, loss: losses[1] }];
+/// // There is room for one large choice: where it helps most.
+/// assert_eq!(allocate(&[layer([1.0, 0.9]), layer([5.0, 1.0])], 30)?, [0, 1]);
+/// assert!(allocate(&[layer([1.0, 0.9])], 9).is_err());
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantError::Budget`], which names the smallest that can be met; [`QuantError::Option`] for a layer without choices or a loss
+/// that is not finite.
+pub fn allocate(layers: &[Vec<Choice>], budget: u64) -> Result<Vec<usize>, QuantError> {
+    let mut smallest = 0u64;
+    for choices in layers {
+        let least = choices.iter().map(|c| c.bytes).min();
+        let sound = choices.iter().all(|c| c.loss.is_finite());
+        let Some(least) = least.filter(|_| sound) else {
+            return Err(QuantError::Option {
+                option: "choices of a layer",
+                expected: "at least one, with finite losses",
+                got: format!("{choices:?}"),
+            });
+        };
+        smallest = smallest.saturating_add(least);
+    }
+    if smallest > budget {
+        return Err(QuantError::Budget { requested: budget, smallest });
+    }
+    let spare = budget - smallest;
+    let unit = spare.div_ceil(STEPS).max(1);
+    let room = (spare / unit) as usize;
+    // The smallest loss of the layers so far with so many units beyond their smallest choices, and the choice of the last of them.
+    let mut best = vec![0f64; room + 1];
+    let mut taken: Vec<Vec<usize>> = Vec::with_capacity(layers.len());
+    for choices in layers {
+        let least = choices.iter().map(|c| c.bytes).min().unwrap_or(0);
+        let mut next = vec![f64::INFINITY; room + 1];
+        let mut chosen = vec![0; room + 1];
+        for (i, choice) in choices.iter().enumerate() {
+            let units = ((choice.bytes - least).div_ceil(unit)).min(usize::MAX as u64) as usize;
+            for used in units..=room {
+                let loss = best[used - units] + choice.loss;
+                if loss < next[used] {
+                    (next[used], chosen[used]) = (loss, i);
+                }
+            }
+        }
+        best = next;
+        taken.push(chosen);
+    }
+    // With more room a sum is never larger, because a layer may leave room unused.
+    let mut used = room;
+    let mut result = vec![0; layers.len()];
+    for (layer, choices) in layers.iter().enumerate().rev() {
+        let choice = taken[layer][used];
+        result[layer] = choice;
+        let least = choices.iter().map(|c| c.bytes).min().unwrap_or(0);
+        used -= (choices[choice].bytes - least).div_ceil(unit) as usize;
+    }
+    Ok(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_testkit::Rng;
+
+    use super::*;
+
+    /// Every combination.
+    fn brute(layers: &[Vec<Choice>], budget: u64) -> Option<f64> {
+        match layers {
+            [] => Some(0.0),
+            [first, rest @ ..] => first
+                .iter()
+                .filter(|c| c.bytes <= budget)
+                .filter_map(|c| brute(rest, budget - c.bytes).map(|loss| loss + c.loss))
+                .min_by(f64::total_cmp),
+        }
+    }
+
+    #[test]
+    fn as_good_as_every_combination() {
+        let mut rng = Rng::new(2);
+        for _ in 0..60 {
+            let layers: Vec<Vec<Choice>> = (0..1 + rng.below(5))
+                .map(|_| {
+                    let one = |_| Choice { bytes: rng.below(90) as u64, loss: f64::from(rng.f32_unit()) };
+                    (0..4).map(one).collect()
+                })
+                .collect();
+            let budget = rng.below(300) as u64;
+            match (allocate(&layers, budget), brute(&layers, budget)) {
+                (Ok(choices), Some(want)) => {
+                    let picked = || choices.iter().zip(&layers).map(|(&c, layer)| layer[c]);
+                    assert!(picked().map(|c| c.bytes).sum::<u64>() <= budget);
+                    assert!((picked().map(|c| c.loss).sum::<f64>() - want).abs() < 1e-12);
+                }
+                (Err(QuantError::Budget { requested, smallest }), None) => {
+                    assert!(requested == budget && smallest > budget);
+                    assert!(brute(&layers, smallest).is_some() && brute(&layers, smallest - 1).is_none());
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn large_budgets_are_kept_and_nearly_used_up() {
+        let mut rng = Rng::new(3);
+        let layers: Vec<Vec<Choice>> = (0..200)
+            .map(|_| {
+                let weight = 1_000_000 + rng.below(9_000_000) as u64;
+                let harm = f64::from(rng.f32_unit());
+                (1..=6).map(|p| Choice { bytes: p * weight / 5, loss: harm / 9f64.powi(p as i32) }).collect()
+            })
+            .collect();
+        let least: u64 = layers.iter().map(|l| l[0].bytes).sum();
+        let budget = 2 * least;
+        let bytes = |choices: &[usize]| choices.iter().zip(&layers).map(|(&c, l)| l[c].bytes).sum::<u64>();
+        let got = bytes(&allocate(&layers, budget).unwrap());
+        assert!(got <= budget && got as f64 > 0.97 * budget as f64, "{got} of {budget}");
+        assert!(allocate(&[vec![]], 5).is_err());
+        assert!(allocate(&[vec![Choice { bytes: 1, loss: f64::NAN }]], 5).is_err());
+        assert_eq!(allocate(&[], 0).unwrap(), [0usize; 0]);
+    }
+}

@@ -1,0 +1,218 @@
+//! Which weights become zero.
+
+use crate::{HessianFactor, MatrixView, QuantError, error::check_len};
+
+/// What makes a weight worth keeping.
+#[derive(Clone, Copy, Debug)]
+pub enum PruneScore<'a> {
+    /// Its magnitude.
+    Magnitude,
+    /// Its magnitude times the root of the sum of its input's squares (Wanda, Sun et al., 2306.11695): one number an input, as
+    /// [`Hessian::diagonal`](crate::Hessian::diagonal) gives them.
+    Wanda(&'a [f64]),
+    /// What the layer's squared output error grows by when it becomes zero and the rest of its row makes up for that:
+    /// `w^2 / (H^-1)_jj` (SparseGPT, Frantar and Alistarh, 2301.00774).
+    Compensated(&'a HessianFactor),
+}
+
+/// Which weights become zero together. A score of several is the sum of their squares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrunePattern {
+    /// The least of the whole matrix, one by one.
+    Unstructured,
+    /// The least of a row, one by one.
+    PerRow,
+    /// In every `of` weights along a row, all but `keep`; the share says nothing then. The last few of a row are pruned in
+    /// proportion, rounded down.
+    NOfM {
+        /// Weights kept.
+        keep: usize,
+        /// Of so many.
+        of: usize,
+    },
+    /// Blocks of `rows x cols` weights; those at the edges may be smaller. Rows of 32, squares of 16 and runs of 2048 are what
+    /// kernels can skip.
+    Blocks {
+        /// Rows of a block.
+        rows: usize,
+        /// Columns of a block.
+        cols: usize,
+    },
+}
+
+/// Says of each weight whether it is kept, so that `share` of the scores' units are not: weights, or blocks. Ties keep what comes
+/// last.
+///
+/// ```
+/// use trike_quant::{MatrixView, PrunePattern, PruneScore, prune};
+///
+/// let w = [0.1, -3.0, 2.0, 0.5];
+/// let view = MatrixView::new(1, 4, &w)?;
+/// let keep = prune(view, PruneScore::Magnitude, PrunePattern::Unstructured, 0.5)?;
+/// assert_eq!(keep, [false, true, true, false]);
+/// let keep = prune(view, PruneScore::Magnitude, PrunePattern::NOfM { keep: 1, of: 2 }, 0.0)?;
+/// assert_eq!(keep, [false, true, true, false]);
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantError::Option`] for a share outside 0 to 1 or an empty pattern, [`QuantError::Length`] when the statistics are of
+/// another width.
+pub fn prune(
+    weights: MatrixView<'_>,
+    score: PruneScore<'_>,
+    pattern: PrunePattern,
+    share: f64,
+) -> Result<Vec<bool>, QuantError> {
+    if !(0.0..=1.0).contains(&share) {
+        return Err(QuantError::Option {
+            option: "share to prune",
+            expected: "0 to 1",
+            got: share.to_string(),
+        });
+    }
+    let (rows, cols) = (weights.rows(), weights.cols());
+    let scores = squared_scores(weights, score)?;
+    let mut keep = vec![true; rows * cols];
+    let count = |n: usize| (share * n as f64).round() as usize;
+    match pattern {
+        PrunePattern::Unstructured => {
+            for i in least(&scores, count(rows * cols)) {
+                keep[i] = false;
+            }
+        }
+        PrunePattern::PerRow => {
+            for (scores, keep) in scores.chunks_exact(cols).zip(keep.chunks_exact_mut(cols)) {
+                for i in least(scores, count(cols)) {
+                    keep[i] = false;
+                }
+            }
+        }
+        PrunePattern::NOfM { keep: kept, of } => {
+            if of == 0 || kept > of {
+                return Err(empty_pattern(format!("{kept} of {of}")));
+            }
+            for (scores, keep) in scores.chunks_exact(cols).zip(keep.chunks_exact_mut(cols)) {
+                for (scores, keep) in scores.chunks(of).zip(keep.chunks_mut(of)) {
+                    for i in least(scores, (of - kept) * scores.len() / of) {
+                        keep[i] = false;
+                    }
+                }
+            }
+        }
+        PrunePattern::Blocks { rows: height, cols: width } => {
+            if height == 0 || width == 0 {
+                return Err(empty_pattern(format!("{height} x {width}")));
+            }
+            let across = cols.div_ceil(width);
+            let block = |i: usize| i / cols / height * across + i % cols / width;
+            let mut sums = vec![0f64; rows.div_ceil(height) * across];
+            for (i, score) in scores.iter().enumerate() {
+                sums[block(i)] += score;
+            }
+            let mut kept = vec![true; sums.len()];
+            for b in least(&sums, count(sums.len())) {
+                kept[b] = false;
+            }
+            for (i, keep) in keep.iter_mut().enumerate() {
+                *keep = kept[block(i)];
+            }
+        }
+    }
+    Ok(keep)
+}
+
+fn empty_pattern(got: String) -> QuantError {
+    QuantError::Option {
+        option: "pattern to prune",
+        expected: "at least one weight, and no more kept than there are",
+        got,
+    }
+}
+
+fn squared_scores(weights: MatrixView<'_>, score: PruneScore<'_>) -> Result<Vec<f64>, QuantError> {
+    let cols = weights.cols();
+    let factors = match score {
+        PruneScore::Magnitude => vec![1.0; cols],
+        PruneScore::Wanda(squares) => {
+            check_len("sums of squared inputs", cols, squares.len())?;
+            squares.to_vec()
+        }
+        PruneScore::Compensated(factor) => {
+            check_len("columns of the factor", cols, factor.width())?;
+            factor.inverse_diagonal().iter().map(|d| 1.0 / d).collect()
+        }
+    };
+    let each = weights.values().iter().enumerate();
+    Ok(each.map(|(i, w)| f64::from(*w).powi(2) * factors[i % cols]).collect())
+}
+
+/// The places of the `count` smallest, the first of those that are equal.
+fn least(scores: &[f64], count: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..scores.len()).collect();
+    order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]).then(a.cmp(&b)));
+    order.truncate(count);
+    order
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_testkit::Rng;
+    use trike_trit::Granularity;
+
+    use super::*;
+    use crate::ColumnOrder;
+
+    fn dropped(keep: &[bool]) -> usize {
+        keep.iter().filter(|k| !**k).count()
+    }
+
+    #[test]
+    fn every_pattern_drops_its_share() {
+        let (rows, cols) = (32, 80);
+        let weights = Rng::new(1).normals(rows * cols);
+        let view = MatrixView::new(rows, cols, &weights).unwrap();
+        let run = |pattern, share| prune(view, PruneScore::Magnitude, pattern, share).unwrap();
+        for share in [0.0, 0.3, 0.5, 1.0] {
+            let want = (share * (rows * cols) as f64).round() as usize;
+            assert_eq!(dropped(&run(PrunePattern::Unstructured, share)), want);
+            let by_row = run(PrunePattern::PerRow, share);
+            assert!(by_row.chunks(cols).all(|row| dropped(row) == (share * cols as f64).round() as usize));
+        }
+        let half = run(PrunePattern::NOfM { keep: 2, of: 4 }, 0.0);
+        assert!(half.chunks(4).all(|four| dropped(four) == 2));
+        // 80 columns are two blocks of 32 and one of 16.
+        let blocks = run(PrunePattern::Blocks { rows: 1, cols: 32 }, 0.5);
+        assert!(blocks.chunks(cols).all(|row| row.chunks(32).all(|b| [0, b.len()].contains(&dropped(b)))));
+        let squares = run(PrunePattern::Blocks { rows: 16, cols: 16 }, 0.2);
+        assert_eq!(dropped(&squares), 2 * 256);
+        let kept =
+            |keep: &[bool]| weights.iter().zip(keep).filter(|(_, k)| **k).map(|(w, _)| w.abs()).sum::<f32>();
+        assert!(kept(&run(PrunePattern::Unstructured, 0.5)) > kept(&blocks));
+    }
+
+    #[test]
+    fn scores_count_what_they_say() {
+        let weights = [1.0, 2.0, 3.0];
+        let view = MatrixView::new(1, 3, &weights).unwrap();
+        let keep =
+            prune(view, PruneScore::Wanda(&[100.0, 1.0, 1.0]), PrunePattern::Unstructured, 0.67).unwrap();
+        assert_eq!(keep, [true, false, false]);
+        // The second and third input are nearly the same: either can go, and the third is larger.
+        let hessian = [1.0, 0.0, 0.0, 0.0, 1.0, 0.999, 0.0, 0.999, 1.0];
+        let factor =
+            HessianFactor::new(&hessian, 3, Granularity::Row, ColumnOrder::Activation, 1e-6).unwrap();
+        let keep = prune(view, PruneScore::Compensated(&factor), PrunePattern::Unstructured, 0.34).unwrap();
+        assert_eq!(keep, [true, false, true]);
+        let inverse = factor.inverse_diagonal();
+        assert!(
+            (inverse[0] - 1.0).abs() < 1e-4
+                && (inverse[1] / (1.0 / (1.0 - 0.999f64.powi(2))) - 1.0).abs() < 0.01
+        );
+        assert!(prune(view, PruneScore::Wanda(&[1.0]), PrunePattern::Unstructured, 0.5).is_err());
+        assert!(prune(view, PruneScore::Magnitude, PrunePattern::Unstructured, 1.1).is_err());
+        assert!(prune(view, PruneScore::Magnitude, PrunePattern::Blocks { rows: 0, cols: 1 }, 0.5).is_err());
+        assert!(prune(view, PruneScore::Magnitude, PrunePattern::NOfM { keep: 3, of: 2 }, 0.5).is_err());
+    }
+}

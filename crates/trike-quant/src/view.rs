@@ -1,0 +1,63 @@
+//! A matrix, borrowed and checked.
+
+use crate::{QuantError, error::check_finite};
+
+/// A row-major `rows x cols` (out x in) matrix of finite numbers.
+///
+/// ```
+/// use trike_quant::MatrixView;
+///
+/// let view = MatrixView::new(2, 3, &[0.0; 6])?;
+/// assert_eq!((view.rows(), view.cols(), view.row(1)), (2, 3, &[0.0; 3][..]));
+/// assert!(MatrixView::new(2, 3, &[0.0; 5]).is_err());
+/// assert!(MatrixView::new(1, 1, &[f32::NAN]).is_err());
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixView<'a> {
+    rows: usize,
+    cols: usize,
+    values: &'a [f32],
+}
+
+impl<'a> MatrixView<'a> {
+    /// Checks the length and every number.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Option`] for a side of zero, [`QuantError::Length`], [`QuantError::NonFinite`].
+    pub fn new(rows: usize, cols: usize, values: &'a [f32]) -> Result<Self, QuantError> {
+        let expected = rows.checked_mul(cols).filter(|&n| n > 0).ok_or_else(|| QuantError::Option {
+            option: "shape",
+            expected: "rows and columns of at least 1",
+            got: format!("{rows} x {cols}"),
+        })?;
+        crate::error::check_len("weights", expected, values.len())?;
+        check_finite("weights", values)?;
+        Ok(Self { rows, cols, values })
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// All numbers.
+    pub fn values(&self) -> &'a [f32] {
+        self.values
+    }
+
+    /// One row, of `cols` numbers.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such row, as indexing does.
+    pub fn row(&self, row: usize) -> &'a [f32] {
+        &self.values[row * self.cols..(row + 1) * self.cols]
+    }
+}
