@@ -2,7 +2,7 @@
 //!
 //! cargo-deny takes minutes to compile on a bare machine, so this module checks the same policy over
 //! `cargo metadata`, with the same file as the one place where it is written. It reads only what that file uses:
-//! the lists of strings under `[licenses]`, `[bans]` and `[sources]`. Where cargo-deny is installed it runs too.
+//! the lists of strings under `[licenses]`, `[bans]` and `[sources]`, and what `[[licenses.clarify]]` says. Where cargo-deny is installed it runs too.
 
 use crate::spdx;
 use crate::workspace::{Workspace, no_findings};
@@ -15,6 +15,8 @@ struct Policy {
     licenses: Vec<String>,
     banned: Vec<String>,
     registries: Vec<String>,
+    /// Packages that state no licence themselves, and the one that they have.
+    clarified: Vec<(String, String)>,
 }
 
 /// A package of the dependency graph as the policy sees it.
@@ -68,6 +70,7 @@ impl Policy {
             licenses: strings(text, "licenses", "allow")?,
             banned: strings(text, "bans", "deny")?,
             registries: strings(text, "sources", "allow-registry")?,
+            clarified: clarified(text)?,
         })
     }
 
@@ -78,7 +81,8 @@ impl Policy {
             findings
                 .push(format!("{name} is banned; see who brings it: cargo tree --all-features -i {name}"));
         }
-        match &subject.license {
+        let clarified = self.clarified.iter().find(|(known, _)| known == name).map(|(_, license)| license);
+        match subject.license.as_ref().or(clarified) {
             None => findings.push(format!("{name} states no license")),
             Some(license) => {
                 match spdx::satisfied(license, &|wanted| self.licenses.iter().any(|l| l == wanted)) {
@@ -123,12 +127,26 @@ fn strings(text: &str, section: &str, key: &str) -> Result<Vec<String>> {
     anyhow::bail!("deny.toml: the array `{key}` under {section} is not closed")
 }
 
+/// Package and licence of every `[[licenses.clarify]]`.
+fn clarified(text: &str) -> Result<Vec<(String, String)>> {
+    let tables = text.split("[[licenses.clarify]]").skip(1);
+    let value = |table: &str, key: &str| {
+        let start = format!("{key} = \"");
+        let lines = table.lines().take_while(|l| !l.starts_with('['));
+        let mut values =
+            lines.filter_map(|l| Some(l.strip_prefix(start.as_str())?.split('"').next()?.to_owned()));
+        values.next().with_context(|| format!("deny.toml: no `{key}` under [[licenses.clarify]]"))
+    };
+    tables.map(|table| Ok((value(table, "crate")?, value(table, "expression")?))).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const TOML: &str = "[bans]\nwildcards = \"deny\"\ndeny = [\n    # Needs a C library.\n    \"onig\", # why\n]\n\
                         [licenses]\nallow = [\"MIT\", \"Zlib\"]\n\
+                        [[licenses.clarify]]\ncrate = \"silent\"\nexpression = \"Zlib\"\n\
                         [sources]\nallow-registry = [\"https://example.org/index\"]\n";
 
     fn subject() -> Subject {
@@ -146,9 +164,13 @@ mod tests {
         assert_eq!(policy.banned, ["onig"]);
         assert_eq!(policy.licenses, ["MIT", "Zlib"]);
         assert_eq!(policy.registries, ["https://example.org/index"]);
-        for broken in
-            [TOML.replace("[bans]", "[ban]"), TOML.replace("allow =", "accept ="), TOML.replace("]\n", "\n")]
-        {
+        assert_eq!(policy.clarified, [("silent".to_owned(), "Zlib".to_owned())]);
+        for broken in [
+            TOML.replace("[bans]", "[ban]"),
+            TOML.replace("allow =", "accept ="),
+            TOML.replace("]\n", "\n"),
+            TOML.replace("expression", "licence"),
+        ] {
             assert!(Policy::parse(&broken).is_err(), "{broken}");
         }
     }
@@ -157,6 +179,8 @@ mod tests {
     fn each_rule_refuses_what_it_is_for() {
         let policy = Policy::parse(TOML).unwrap();
         assert_eq!(policy.findings(&subject()), [""; 0]);
+        let silent = Subject { name: "silent".to_owned(), license: None, ..subject() };
+        assert_eq!(policy.findings(&silent), [""; 0]);
         let workspace = Subject { source: None, ..subject() };
         assert_eq!(policy.findings(&workspace), [""; 0]);
         for (wrong, message) in [

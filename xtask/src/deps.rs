@@ -12,9 +12,18 @@ const AT_MOST: &[(&str, usize)] = &[("trike-trit", 14)];
 const ABSENT: &[(&str, &str)] = &[
     ("trike-trit", "candle"),
     ("trike-cpu", "candle"),
+    ("trike-cube", "candle"),
     ("trike-format", "candle"),
+    ("trike-quant", "candle"),
     ("trike-vsa", "candle"),
+];
+/// Crate, and the start of package names that only its own features may bring.
+const NOT_BY_DEFAULT: &[(&str, &str)] = &[
+    ("trike-vsa", "cubecl"),
     ("trike-nn", "cubecl"),
+    ("trike-llm", "cubecl"),
+    ("trike", "cubecl"),
+    ("trike-cli", "cubecl"),
 ];
 
 /// Prints the counts of every crate and checks the limits.
@@ -28,7 +37,8 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
         let full = packages(ws, krate, &["--all-features"])?;
         println!("{krate}: {} packages, {} without default features", default.len(), bare.len());
         findings.extend(count_findings(krate, default.len()));
-        findings.extend(absent_findings(krate, &full));
+        findings.extend(absent_findings(krate, &full, ABSENT));
+        findings.extend(absent_findings(krate, &default, NOT_BY_DEFAULT));
         if AT_MOST.iter().any(|(limited, _)| *limited == krate) {
             note = format!("{krate}: {} packages", default.len());
         }
@@ -54,11 +64,13 @@ fn count_findings(krate: &str, count: usize) -> Option<String> {
     (count > *limit).then(|| format!("{krate} builds with {count} packages, at most {limit} are allowed"))
 }
 
-fn absent_findings(krate: &str, packages: &BTreeSet<String>) -> Vec<String> {
-    let rules = ABSENT.iter().filter(|(guarded, _)| *guarded == krate);
+fn absent_findings(krate: &str, packages: &BTreeSet<String>, rules: &[(&str, &str)]) -> Vec<String> {
+    let rules = rules.iter().filter(|(guarded, _)| *guarded == krate);
     rules
         .flat_map(|(_, start)| packages.iter().filter(move |p| p.starts_with(start)))
-        .map(|p| format!("{krate} builds with {p}; see: cargo tree --all-features -p {krate} -e normal"))
+        .map(|p| {
+            format!("{krate} builds with {p}; see: cargo tree -p {krate} -e normal, and with --all-features")
+        })
         .collect()
 }
 
@@ -88,8 +100,8 @@ mod tests {
     #[test]
     fn a_package_that_must_be_absent_is_found() {
         let packages = unique("trike-nn v0.1.0\ncandle-core v0.11.1\ncubecl-common v0.11.3\n");
-        assert_eq!(absent_findings("trike-cpu", &packages).len(), 1);
-        assert!(absent_findings("trike-nn", &packages)[0].contains("cubecl-common v0.11.3"));
-        assert_eq!(absent_findings("trike-llm", &packages), [""; 0]);
+        assert_eq!(absent_findings("trike-cpu", &packages, ABSENT).len(), 1);
+        assert!(absent_findings("trike-nn", &packages, NOT_BY_DEFAULT)[0].contains("cubecl-common v0.11.3"));
+        assert_eq!(absent_findings("trike-llm", &packages, ABSENT), [""; 0]);
     }
 }
