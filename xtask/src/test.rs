@@ -1,6 +1,6 @@
 //! Every test and doc test of the workspace, with the totals over all test binaries as the last line.
 
-use crate::{tally::Tally, workspace::Workspace};
+use crate::{tally::Tally, toolchain::FEATURES, workspace::Workspace};
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -8,17 +8,13 @@ use xshell::cmd;
 
 /// Unit, integration and example tests, but no benches: those are timed, not tested.
 const TESTS: &[&str] = &["--lib", "--bins", "--tests", "--examples"];
-/// The tests of downloads, which exist only with a feature that is off by default. Features are unified over the whole
-/// workspace here too, so that only the command and its HTTP client are compiled again.
-const DOWNLOADS: &[&str] = &["--features", "trike-cli/hub", "--bin", "trike", "--test", "cli", "download"];
 
-/// Runs `cargo test` for targets, for those of the feature `hub`, and for docs, and echoes their output.
+/// Runs `cargo test` for targets and for docs, and echoes their output.
 ///
 /// A failure does not stop the rest. Returns the line of totals, which is also the last line printed.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let mut tally = Tally::default();
     let targets = cargo_test(ws, TESTS, &mut tally)?;
-    let downloads = cargo_test(ws, DOWNLOADS, &mut tally)?;
     let docs = cargo_test(ws, &["--doc"], &mut tally)?;
     println!();
     for (reason, count) in tally.reasons() {
@@ -26,13 +22,16 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     }
     println!("{tally}");
     ensure!(tally.ignored == 0, "{} tests are ignored; a test runs, or skips with a reason", tally.ignored);
-    ensure!(tally.is_green() && targets && downloads && docs, "tests failed: {tally}");
+    ensure!(tally.is_green() && targets && docs, "tests failed: {tally}");
     Ok(tally.to_string())
 }
 
 /// Whether cargo was content; what its test binaries printed goes into `tally` and to stdout.
 fn cargo_test(ws: &Workspace, what: &[&str], tally: &mut Tally) -> Result<bool> {
-    let tests = cmd!(ws.sh, "cargo test --locked --workspace --no-fail-fast {what...} -- --show-output");
+    let tests = cmd!(
+        ws.sh,
+        "cargo test --locked --workspace {FEATURES...} --no-fail-fast {what...} -- --show-output"
+    );
     let mut child = Command::from(tests)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
