@@ -48,12 +48,15 @@ fn wrap(sum: i8) -> i8 {
     }
 }
 
-/// `27 * high + low` of a product, in 16 bits: 152 / 4096 is near enough to 1 / 27 that the nearest multiple is the right one
-/// for every product of two trytes (`products_split_exactly`).
+/// `27 * high + low` of a product. Moved up to where it is positive, a product is divided by a multiplication whose upper half is
+/// the quotient: 2428 / 2^16 is near enough to 1 / 27 for every product of two trytes (`products_split_exactly`).
 #[inline(always)]
 fn split(product: i16) -> (i8, i8) {
-    let high = (product * 152 + 2048) >> 12;
-    ((product - i16::from(COUNT) * high) as i8, high as i8)
+    const HALF: i16 = COUNT as i16 / 2;
+    const UP: i16 = 6;
+    let moved = product + HALF + UP * COUNT as i16;
+    let quotient = ((u32::from(moved as u16) * 2428) >> 16) as i16;
+    ((moved - HALF - COUNT as i16 * quotient) as i8, (quotient - UP) as i8)
 }
 
 impl TryteVec {
