@@ -9,6 +9,7 @@ use common::{RawGguf, string};
 use serde_json::{Value, json};
 use trike_format::{DenseData, DenseTensor, HfDir, HfDirWriter, Int8Tensor};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
+use trike_vsa::{Algebra, Bipolar, ItemMemory, PackedTritVec, Ternary, Z3};
 
 fn main() {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus");
@@ -19,6 +20,7 @@ fn main() {
         ("tokenizer", tokenizer()),
         ("config_json", config_json()),
         ("chat_template", chat_template()),
+        ("hypervectors", hypervectors()),
     ];
     for (target, inputs) in seeds {
         let dir = corpus.join(target);
@@ -27,6 +29,22 @@ fn main() {
             std::fs::write(dir.join(format!("seed-{name}")), bytes).expect("the corpus can be written to");
         }
     }
+}
+
+/// A file of each algebra, without its checksum, which the target adds.
+fn hypervectors() -> Inputs {
+    fn file<A: Algebra>() -> Vec<u8> {
+        let set = PackedTritVec::<A>::random_set(37, 3, 1).expect("37 dimensions");
+        let mut bytes = Vec::new();
+        ItemMemory::of(&set).and_then(|memory| memory.write(&mut bytes)).expect("memory can be written to");
+        bytes.truncate(bytes.len() - 8);
+        bytes
+    }
+    vec![
+        ("z3".to_owned(), file::<Z3>()),
+        ("bipolar".to_owned(), file::<Bipolar>()),
+        ("ternary".to_owned(), file::<Ternary>()),
+    ]
 }
 
 type Inputs = Vec<(String, Vec<u8>)>;
