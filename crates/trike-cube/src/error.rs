@@ -107,6 +107,14 @@ pub enum CubeError {
         /// The name of the device.
         device: String,
     },
+    /// A problem that no kernel computes on this kind of device.
+    #[error("{operation}: no kernel for {device}")]
+    NoKernel {
+        /// The operation.
+        operation: &'static str,
+        /// The name of the device.
+        device: String,
+    },
     /// Memory that the device does not have, or not in one piece.
     #[error("{what}: {requested} bytes requested, {limit} available at most")]
     Memory {

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use crate::device::{Buffer, Device, Launch};
 use crate::error::Result;
+use crate::ops::spread;
 use crate::plan::Settings;
 
 /// Units of a cube.
@@ -31,7 +32,8 @@ impl Device {
     /// [`CubeError::Limit`](crate::CubeError::Limit) for a buffer that needs more cubes than the device has,
     /// [`CubeError::Launch`](crate::CubeError::Launch).
     pub fn fill(&self, out: &Buffer<u32>, value: u32) -> Result<()> {
-        let settings = Settings::linear(out.len().div_ceil(UNITS as usize * EACH), UNITS, 1);
+        let cubes = spread(out.len().div_ceil(UNITS as usize * EACH));
+        let settings = Settings { cubes, ..Settings::linear(1, UNITS, 1) };
         self.launch(&Launch::new("fill", &EACH, settings), &[out], |client, cubes, units| {
             // SAFETY: the kernel compares every index with the length, and its loop has a fixed end.
             unsafe { fill_words::launch_unchecked(client, cubes, units, out.arg(), value, EACH) };

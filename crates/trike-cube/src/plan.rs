@@ -122,8 +122,8 @@ pub(crate) fn check_limit(
 
 /// A problem that knows its kernels.
 ///
-/// [`Plan::candidates`] lists every blueprint that [`Strategy::Inferred`] may choose on some device like this one, the chosen
-/// one first: tests run all of them, and the compile phase of `cargo xtask gpu-test` compiles all of them for every target.
+/// [`Plan::candidates`] lists every blueprint that [`Strategy::Inferred`] may choose on some device like this one, the best
+/// first; the first that is inside of the device's limits is chosen: tests run all of them, and the compile phase of `cargo xtask gpu-test` compiles all of them for every target.
 pub trait Plan {
     /// What is compiled into the kernel.
     type Blueprint: Clone + Debug + PartialEq + Eq + Hash;
@@ -155,7 +155,8 @@ pub trait Plan {
     ///
     /// # Errors
     ///
-    /// Those of [`Plan::validate`], [`Plan::settings`] and [`Settings::check`]; [`CubeError::Feature`] when no blueprint fits.
+    /// Those of [`Plan::validate`], [`Plan::settings`] and [`Settings::check`]; [`CubeError::NoKernel`] when there is no
+    /// blueprint at all.
     fn plan(
         &self,
         strategy: &Strategy<Self::Blueprint>,
@@ -165,10 +166,13 @@ pub trait Plan {
         let blueprint = match strategy {
             Strategy::Forced(blueprint) => blueprint.clone(),
             Strategy::Inferred => {
-                self.candidates(device).into_iter().next().ok_or_else(|| CubeError::Feature {
-                    kernel: Self::NAME,
-                    feature: "a kernel for this problem",
-                    device: device.name.clone(),
+                let candidates = self.candidates(device);
+                let fits = |b: &&Self::Blueprint| {
+                    self.settings(b, device).is_ok_and(|s| s.check(Self::NAME, device).is_ok())
+                };
+                // Where none fits, the best one says by its error what is missing.
+                candidates.iter().find(fits).or(candidates.first()).cloned().ok_or_else(|| {
+                    CubeError::NoKernel { operation: Self::NAME, device: device.name.clone() }
                 })?
             }
         };

@@ -72,7 +72,7 @@ impl AttentionProblem {
             head_dim: self.cache.head_dim,
             share: self.share(),
             heads,
-            lanes: if vectors >= 8 { 8 } else { 1 << vectors.ilog2() },
+            lanes: dot_units(vectors),
             chunk: CHUNK,
             units: units as usize,
             width: self.cache.lanes(),
@@ -100,6 +100,11 @@ impl AttentionProblem {
     }
 }
 
+/// Units that make a dot product of so many vectors.
+fn dot_units(vectors: usize) -> usize {
+    if vectors >= 8 { 8 } else { 1 << vectors.ilog2() }
+}
+
 impl Plan for AttentionProblem {
     type Blueprint = AttentionBlueprint;
     const NAME: &'static str = "attention";
@@ -125,6 +130,7 @@ impl Plan for AttentionProblem {
         let most = device.max_units.min(device.max_unit_sides[0]);
         // A unit for each vector of a head, and some positions side by side where the device has the units.
         let units = u32::try_from(vectors.next_power_of_two()).unwrap_or(u32::MAX).clamp(128, 512).min(most);
+        let units = units.min((CHUNK * dot_units(vectors)) as u32);
         let heads = self.share().min(MOST_HEADS);
         let chunks = self.seen(self.tokens - 1).div_ceil(CHUNK);
         let cubes = self.tokens * self.cache.kv_heads * self.share().div_ceil(heads);
@@ -282,7 +288,7 @@ mod tests {
     #[test]
     fn every_candidate_fits_the_smallest_device() {
         let device = Capabilities::smallest();
-        for head_dim in [2, 6, 8, 32, 64, 80, 96, 128, 256] {
+        for head_dim in [1, 2, 3, 4, 6, 8, 32, 64, 80, 96, 128, 256] {
             for tokens in [1, 3, 20] {
                 let cache = CacheShape { head_dim, capacity: 1 << 14, ..problem().cache };
                 let problem = AttentionProblem { cache, tokens, first_position: 5000, ..problem() };

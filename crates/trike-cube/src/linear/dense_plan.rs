@@ -4,6 +4,7 @@ use super::dense::{DenseForm, DenseKind, DenseMatrix};
 use super::kernels::dense::{self, DenseCompiled, ScaleMode};
 use crate::device::{Buffer, Capabilities, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
+use crate::ops::spread;
 use crate::plan::{Cost, Plan, Settings, Strategy};
 
 /// One dense linear: `tokens x cols` f32 activations times `rows x cols` weights.
@@ -70,8 +71,10 @@ impl Plan for DenseProblem {
                 if !tokens.is_power_of_two() {
                     return Err(CubeError::NotMultiple { what: "tokens of a cube", unit: 2, got: tokens });
                 }
+                // A vocabulary has more pairs of rows than a device has cubes along one side.
+                let [x, z, _] = spread(self.w.rows.div_ceil(dense::ROWS));
                 Settings {
-                    cubes: [side(self.w.rows.div_ceil(dense::ROWS)), side(self.tokens.div_ceil(tokens)), 1],
+                    cubes: [x, side(self.tokens.div_ceil(tokens)), z],
                     units: [dense::UNITS as u32, 1],
                     shared_bytes: dense::shared_bytes(tokens),
                     bindings: 4,

@@ -9,6 +9,7 @@ use super::activations::BLOCK;
 use super::ternary::{TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{Device, Launch};
 use crate::error::{CubeError, Result};
+use crate::ops::spread;
 use crate::plan::Settings;
 
 /// Units of a cube.
@@ -17,7 +18,7 @@ const UNITS: u32 = 64;
 /// Unit `i` replaces some bits of one word; no word is named twice.
 #[cube(launch_unchecked)]
 fn replace_bits(codes: &mut [u32], changes: &[u32], count: u32) {
-    let i = ABSOLUTE_POS;
+    let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
     if i < count as usize {
         let at = changes[3 * i] as usize;
         codes[at] = (codes[at] & !changes[3 * i + 1]) | changes[3 * i + 2];
@@ -37,7 +38,8 @@ impl Device {
         if changes.is_empty() {
             return Ok(());
         }
-        let settings = Settings::linear((changes.len() / 3).div_ceil(UNITS as usize), UNITS, 2);
+        let cubes = spread((changes.len() / 3).div_ceil(UNITS as usize));
+        let settings = Settings { cubes, ..Settings::linear(1, UNITS, 2) };
         let count = (changes.len() / 3) as u32;
         let changes = self.upload(&changes)?;
         self.launch(&Launch::new("edit of trits", &(), settings), &[&w.codes], |client, cubes, units| {

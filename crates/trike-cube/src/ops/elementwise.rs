@@ -41,7 +41,8 @@ impl Plan for ElementwiseProblem {
     const NAME: &'static str = "elementwise";
 
     fn validate(&self) -> Result<()> {
-        check_range("numbers of an elementwise operation", 1, u32::MAX as usize, self.len)?;
+        // Units of the last line of cubes count past the end, and must not start again from zero.
+        check_range("numbers of an elementwise operation", 1, (u32::MAX - (1 << 24)) as usize, self.len)?;
         match self.operation {
             Elementwise::Add(period) if period == 0 || !self.len.is_multiple_of(period) => {
                 Err(CubeError::NotMultiple { what: "numbers of a sum", unit: period, got: self.len })

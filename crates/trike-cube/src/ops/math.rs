@@ -29,19 +29,23 @@ pub(crate) fn exp(x: f32) -> f32 {
 }
 
 /// The nearest integer of a value below `2^22`, halves to even, whatever the device's own rounding does.
+///
+/// Between a product and this sum stand the bits of its magnitude: a compiler that joined the two to one multiply-add would
+/// round once where the host rounds twice, and a value next to a half would become the other code.
 #[cube]
 pub(crate) fn nearest(x: f32) -> i32 {
-    i32::reinterpret(x + 12_582_912.0) - 0x4B40_0000
+    let int = i32::reinterpret(f32::reinterpret(magnitude(x)) + 8_388_608.0) - 0x4B00_0000;
+    select(x < 0.0, -int, int)
 }
 
 /// The nearest integer of a value below `2^31`.
 #[cube]
 pub(crate) fn nearest_wide(x: f32) -> i32 {
-    let magnitude = f32::reinterpret(u32::reinterpret(x) & 0x7FFF_FFFF);
-    let mut int = i32::reinterpret(magnitude + 8_388_608.0) - 0x4B00_0000;
+    let size = f32::reinterpret(magnitude(x));
+    let mut int = i32::reinterpret(size + 8_388_608.0) - 0x4B00_0000;
     // From `2^23` on floats are integers.
-    if magnitude >= 8_388_608.0 {
-        int = i32::cast_from(magnitude);
+    if size >= 8_388_608.0 {
+        int = i32::cast_from(size);
     }
     select(x < 0.0, -int, int)
 }

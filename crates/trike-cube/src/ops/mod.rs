@@ -45,7 +45,7 @@ pub(crate) fn check_planes(kernel: &'static str, units: u32, device: &Capabiliti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linear::{DenseForm, DenseKind};
+    use crate::linear::{DenseForm, DenseKind, DenseProblem};
     use crate::plan::{Cost, Plan};
 
     #[test]
@@ -77,6 +77,12 @@ mod tests {
         let sum = ElementwiseProblem { operation: Elementwise::Add(8), len: 1 << 20 };
         fits(&sum, Cost { operations: 1 << 20, bytes: (8 << 20) + 32 });
         let table = DenseForm { rows: 128_256, cols: 100, kind: DenseKind::Int8, group: 32 };
+        for (rows, tokens) in [(131_070, 1), (131_072, 1), (262_145, 9)] {
+            let head = DenseForm { rows, ..table };
+            let bytes = rows * (100 + 16) + 4 * tokens * (100 + rows);
+            let operations = (2 * tokens * rows * 100) as u64;
+            fits(&DenseProblem { tokens, w: head, add: false }, Cost { operations, bytes: bytes as u64 });
+        }
         let lookup = LookupProblem { count: 3, table };
         fits(&lookup, Cost { operations: 300, bytes: 3 * (100 + 16 + 4 + 400) });
         let pairing = RopePairing::Halves;

@@ -4,6 +4,9 @@ use cubecl::prelude::*;
 
 /// The sum of a value over all units, in every unit.
 ///
+/// Where planes are used, the cube is a whole number of them (`check_planes`), and each has a place by its own number: which
+/// units make a plane is the driver's business.
+///
 /// `shared` has a place for each unit, `units` is a power of two; the order of the additions depends on both flags alone.
 #[cube]
 pub(crate) fn sum_floats(
@@ -16,7 +19,7 @@ pub(crate) fn sum_floats(
     if comptime!(planes) {
         let part = plane_sum(value);
         if UNIT_POS_PLANE == 0 {
-            shared[(UNIT_POS / PLANE_DIM) as usize] = part;
+            shared[PLANE_POS as usize] = part;
         }
         sync_cube();
         let parts = (units as u32 / PLANE_DIM) as usize;
@@ -53,7 +56,7 @@ pub(crate) fn sum_ints(
     if comptime!(planes) {
         let part = plane_sum(value);
         if UNIT_POS_PLANE == 0 {
-            shared[(UNIT_POS / PLANE_DIM) as usize] = part;
+            shared[PLANE_POS as usize] = part;
         }
         sync_cube();
         let parts = (units as u32 / PLANE_DIM) as usize;
@@ -90,7 +93,7 @@ pub(crate) fn max_words(
     if comptime!(planes) {
         let part = plane_max(value);
         if UNIT_POS_PLANE == 0 {
-            shared[(UNIT_POS / PLANE_DIM) as usize] = part;
+            shared[PLANE_POS as usize] = part;
         }
         sync_cube();
         let parts = (units as u32 / PLANE_DIM) as usize;

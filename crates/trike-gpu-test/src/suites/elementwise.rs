@@ -189,7 +189,13 @@ fn lookups(session: &mut Session) {
     let device = session.device();
     for kind in [DenseKind::F32, DenseKind::F16, DenseKind::Bf16, DenseKind::Int8] {
         for (rows, cols) in [(1, 1), (9, 13), (5, 64), (7, 100)] {
-            let Ok((matrix, floats)) = table(device, rows, cols, kind) else { continue };
+            let (matrix, floats) = match table(device, rows, cols, kind) {
+                Ok(made) => made,
+                Err(error) => {
+                    session.case(format_args!("{kind:?} {rows}x{cols}"), |_| Err(error.into()));
+                    continue;
+                }
+            };
             let ids: Vec<u32> = (0..6).map(|i| (i * 5 % rows) as u32).collect();
             let problem = LookupProblem { count: ids.len(), table: matrix.form() };
             session.each(format_args!("{kind:?} {rows}x{cols}"), &problem, |oracle, strategy| {

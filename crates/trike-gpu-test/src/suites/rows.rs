@@ -195,6 +195,7 @@ impl Case {
         let out = Activations::upload(device, shape, &poison)?;
         device.write(out.codes(), &vec![0xdead_beef; shape.code_words()])?;
         device.write(out.sums(), &vec![-77; shape.code_rows() * shape.sum_stride()])?;
+        device.write(out.factors(), &vec![f32::NAN; shape.factors()])?;
         self.with(oracle, device, |input, norm| device.quantize(input, norm, &out, strategy))?;
         // The oracle quantizes what the same stages leave in floats: its codes are then the device's to the bit.
         let floats = if self.norm {
@@ -219,7 +220,16 @@ impl Case {
                 Ok(device.read(a.sums())?.iter().map(|&s| s as f32).collect())
             };
             let exact: Vec<f64> = sums(&want)?.iter().map(|&s| f64::from(s)).collect();
-            return oracle.within("sums", &sums(&out)?, &exact, 2.0);
+            oracle.within("sums", &sums(&out)?, &exact, 2.0)?;
+            // What a code stands for, from both: a step of the coarsest factor apart, and what the gates differ by.
+            let values = |a: &Activations| -> Result<Vec<f32>, CubeError> {
+                let floats = poisoned(device, self.rows * self.cols)?;
+                device.dequantize(a, &floats)?;
+                device.read(&floats)
+            };
+            let exact: Vec<f64> = values(&want)?.iter().map(|&v| f64::from(v)).collect();
+            let most = exact.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+            return oracle.within("codes", &values(&out)?, &exact, 1.001 * largest + 1e-6 * most);
         }
         oracle.exact("codes", &device.read(out.codes())?, &device.read(want.codes())?)?;
         oracle.exact("sums", &device.read(out.sums())?, &device.read(want.sums())?)?;
@@ -270,6 +280,28 @@ fn refusals(session: &mut Session) {
             matches!(e, CubeError::NotMultiple { unit: 7, .. })
         })
     });
+    session.case("values whose products are next to a half get the host's codes", |oracle| {
+        // The product rounds to a half, which then rounds to even; a multiply-add would round once, to the other side.
+        let (largest, mut row) = (3.7f32, Vec::new());
+        let scale = 127.0 / largest;
+        for k in 0..126u8 {
+            let half = f32::from(k) + 0.5;
+            let near = (half / scale).to_bits();
+            row.extend((near - 4..near + 4).map(f32::from_bits).filter(|v| {
+                let exact = f64::from(*v) * f64::from(scale);
+                let once = exact > f64::from(half);
+                v * scale == half && exact != f64::from(half) && once == (k % 2 == 0)
+            }));
+        }
+        row.extend(row.clone().iter().map(|v| -v));
+        row.push(largest);
+        assert!(row.len() > 20, "values that tell one rounding from two");
+        let shape = ActivationShape { tokens: 1, cols: row.len(), precision: INT8 };
+        let out = Activations::upload(device, shape, &vec![1.0; row.len()])?;
+        device.quantize(RowInput::Plain(&device.upload(&row)?), None, &out, &Strategy::Inferred)?;
+        let want = Activations::upload(device, shape, &row)?;
+        oracle.exact("codes", &device.read(out.codes())?, &device.read(want.codes())?)
+    });
     session.case("rows with what is not finite get the factor NaN", |oracle| {
         for (precision, bad) in [(INT8, f32::NAN), (ActivationPrecision::F32, f32::INFINITY)] {
             let mut x = vec![1.0; 80];
@@ -280,6 +312,14 @@ fn refusals(session: &mut Session) {
             let nan: Vec<bool> = device.read(out.factors())?.iter().map(|f| f.is_nan()).collect();
             oracle.exact("factors that are no number", &nan, &[false, true])?;
         }
-        Ok(())
+        // Finite, and its square is not.
+        let x = device.upload(&[1.0f32, 3e19, 1.0, 1.0])?;
+        let shape = ActivationShape { tokens: 1, cols: 4, precision: INT8 };
+        let out = Activations::empty(device, shape)?;
+        let ones = device.upload(&[1.0f32; 4])?;
+        let norm = Some(Norm { weight: &ones, eps: EPS });
+        device.quantize(RowInput::Plain(&x), norm, &out, &Strategy::Inferred)?;
+        let nan = device.read(out.factors())?[0].is_nan();
+        oracle.exact("a factor of squares that overflow", &[nan], &[true])
     });
 }

@@ -85,7 +85,7 @@ fn put(out: &mut [f32], at: usize, value: f32, #[comptime] add: bool) {
     }
 }
 
-/// Cube `(x, y)` computes two rows for `each` tokens; unit `u` takes every 64th word of the rows.
+/// Cube `(x, y, z)` computes two rows for `each` tokens, the pair of rows `z * cubes along x + x`; unit `u` takes every 64th word of the rows.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn dense_decode(
     words: &[u32],
@@ -102,7 +102,8 @@ pub(in crate::linear) fn dense_decode(
     #[comptime] each: usize,
 ) {
     let unit = UNIT_POS_X as usize;
-    let first_row = CUBE_POS_X as usize * ROWS;
+    // Past the last row in the last line of cubes.
+    let first_row = (CUBE_POS_Z * CUBE_COUNT_X + CUBE_POS_X) as usize * ROWS;
     let first_token = CUBE_POS_Y as usize * each;
     let (last_row, last_token) = (rows as usize - 1, tokens as usize - 1);
     let (cols, stride) = (cols as usize, stride as usize);

@@ -117,6 +117,8 @@ fn norm_factor<N: Size>(
         }
         let total = sum_floats(sum, shared, form.units, form.planes);
         factor = 1.0 / f32::sqrt(total / f32::cast_from(cols as u32) + eps);
+        // Squares that leave the range of f32 would make the row zero without a word.
+        factor = select(magnitude(total) < INFINITE, factor, f32::reinterpret(0x7FC0_0000u32));
     }
     factor
 }
