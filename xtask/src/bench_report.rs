@@ -1,11 +1,16 @@
 //! Figures of this machine. Outside `ci`: minutes on a quiet machine, and meaningless on a busy one.
 
-use crate::workspace::Workspace;
+use crate::{gpu_bench, workspace::Workspace};
 use anyhow::{Result, ensure};
 use std::process::Command;
 
-/// Builds and runs the report in the profile that users get, with its own options.
+/// Builds and runs the report in the profile that users get, with its own options; after `--gpu` the one of devices.
 pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
+    if let Some((first, options)) = options.split_first()
+        && first == "--gpu"
+    {
+        return gpu_bench::run(ws, options);
+    }
     // Not through the shell helper: its echo of the command would stand in front of the tables.
     let status = Command::new(env!("CARGO"))
         .args([

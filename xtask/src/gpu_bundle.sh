@@ -1,6 +1,7 @@
 #!/bin/sh
 # Tests Trike's kernels on this machine's GPU, then times them: ./run.sh [folder for the records]
 # Needs a driver; for CUDA also NVRTC, from a toolkit or from any Python package that brought it.
+# TRIKE_RUNTIMES chooses runtimes (cuda vulkan), TRIKE_BENCH adds options of `trike-gpu-test bench` (--filter m=1).
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/records}
@@ -33,7 +34,7 @@ for runtime in ${TRIKE_RUNTIMES:-cuda vulkan}; do
     "$here/trike-gpu-test" run --runtime "$runtime" >"$out/suites-$runtime.txt" 2>&1 || status=1
     tail -n 1 "$out/suites-$runtime.txt"
     echo "== benchmarks on $runtime"
-    "$here/trike-gpu-test" bench --device "$runtime:0" >"$out/bench-$runtime.jsonl" 2>"$out/bench-$runtime.log" || status=1
+    "$here/trike-gpu-test" bench --device "$runtime:0" ${TRIKE_BENCH:-} >"$out/bench-$runtime.jsonl" 2>"$out/bench-$runtime.log" || status=1
     wc -l <"$out/bench-$runtime.jsonl"
 done
 exit $status

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 use xshell::cmd;
 
 /// NVIDIA's compilers and the headers that generated sources include. One minor version, so that the registers that the
@@ -41,21 +42,25 @@ pub(crate) struct Options {
 /// The step of `ci`: both phases, the quick one of the first, and a device is required there.
 pub(crate) fn step(ws: &Workspace) -> Result<String> {
     let options = Options { quick: true, ..Options::default() };
-    phases(ws, &options, std::env::var("CI").is_ok_and(|ci| ci == "true"))
+    // With the features of the workspace's own tests, so that nothing is compiled twice for them.
+    let binary = build(ws, &["--workspace", "--bin", "trike-gpu-test", "--test", "software"], None)?;
+    phases(ws, &binary, &options, std::env::var("CI").is_ok_and(|ci| ci == "true"))
 }
 
 /// The subcommand.
 pub(crate) fn run(ws: &Workspace, options: &Options) -> Result<()> {
-    phases(ws, options, false).map(drop)
+    let binary = build(ws, &["-p", "trike-gpu-test", "--bin", "trike-gpu-test"], options.runtime.as_deref())?;
+    phases(ws, &binary, options, false).map(drop)
 }
 
-fn phases(ws: &Workspace, options: &Options, device_required: bool) -> Result<String> {
+fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: bool) -> Result<String> {
     let phase = |name: &str| options.phase.as_deref().is_none_or(|only| only == name);
-    let binary = build(ws, options.runtime.as_deref())?;
     let mut total = Counts::default();
     let mut green = true;
+    let mut times = Vec::new();
     if phase("compile") {
-        let mut compile = Command::new(&binary);
+        let start = Instant::now();
+        let mut compile = Command::new(binary);
         compile.arg("compile").arg("--out").arg(ws.root.join("target/gpu-test"));
         match compilers(ws) {
             Ok(nvidia) => {
@@ -74,9 +79,11 @@ fn phases(ws: &Workspace, options: &Options, device_required: bool) -> Result<St
             compile.arg("--quick");
         }
         green &= counted(compile, &mut total)?;
+        times.push(format!("compile {:.0} s", start.elapsed().as_secs_f64()));
     }
     if phase("run") {
-        let mut run = Command::new(&binary);
+        let start = Instant::now();
+        let mut run = Command::new(binary);
         run.arg("run");
         if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
             // Drivers look for a display there and complain of nothing else.
@@ -89,15 +96,17 @@ fn phases(ws: &Workspace, options: &Options, device_required: bool) -> Result<St
             run.arg("--device-required");
         }
         green &= counted(run, &mut total)?;
+        times.push(format!("run {:.0} s", start.elapsed().as_secs_f64()));
     }
+    println!("{}", times.join(", "));
     let totals = format!("{} passed, {} failed, {} skipped", total.passed, total.failed, total.skipped);
     println!("{totals}");
     ensure!(green, "kernels failed: {totals}");
     Ok(totals)
 }
 
-/// The test binary, with the features of the workspace's own tests, so that nothing is compiled twice for them.
-fn build(ws: &Workspace, runtime: Option<&str>) -> Result<PathBuf> {
+/// The test binary, with the runtimes that were asked for.
+fn build(ws: &Workspace, what: &[&str], runtime: Option<&str>) -> Result<PathBuf> {
     const FEATURES: [&str; 4] = ["cuda", "hip", "vulkan", "metal"];
     let wanted = |name: &&str| runtime.is_some_and(|list| list.split(',').any(|r| r == *name));
     let features: Vec<String> = FEATURES
@@ -105,8 +114,9 @@ fn build(ws: &Workspace, runtime: Option<&str>) -> Result<PathBuf> {
         .filter(|name| wanted(name))
         .flat_map(|name| ["--features".to_owned(), format!("trike-cube/{name}")])
         .collect();
-    let what = ["--bin", "trike-gpu-test", "--test", "software"];
-    cmd!(ws.sh, "cargo build --quiet --locked --workspace {what...} {features...}").run()?;
+    // LLVM's build scripts look for this; without them the CUDA and HIP runtimes link only where nothing calls LLVM.
+    let _docs = ws.sh.push_env("DOCS_RS", "1");
+    cmd!(ws.sh, "cargo build --quiet --locked {what...} {features...}").run()?;
     let target = ws.metadata.target_directory.as_std_path();
     Ok(target.join("debug").join(format!("trike-gpu-test{}", std::env::consts::EXE_SUFFIX)))
 }

@@ -14,6 +14,7 @@ mod book;
 mod coverage;
 mod deny;
 mod deps;
+mod gpu_bench;
 mod gpu_bundle;
 mod gpu_test;
 mod layering;
@@ -66,7 +67,8 @@ enum Command {
     GpuTest(gpu_test::Options),
     /// A folder that tests and times the GPU kernels on another machine (outside `ci`).
     GpuBundle,
-    /// Time the catalogue beside rivals, compare with the last record, and record it (outside `ci`).
+    /// Time the catalogue beside rivals, compare with the last record, and record it (outside `ci`); after `--gpu`, that
+    /// of the devices.
     #[command(disable_help_flag = true)]
     BenchReport {
         /// Options of the report; `--help` lists them.

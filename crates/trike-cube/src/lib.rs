@@ -19,6 +19,7 @@
 //! * other operations of a decoder: [`ops`]
 //! * attention: [`attention`]
 //! * trits times trits: [`TritTable`]
+//! * what a device can do at most: [`Device::probe_copy`], [`Products`]
 //! * errors: [`CubeError`]
 //!
 //! `trike-nn` builds its device backend on this crate. It depends on `trike-trit` and on CubeCL.
@@ -31,6 +32,7 @@ pub mod linear;
 pub mod ops;
 mod plan;
 mod popcount;
+mod probe;
 #[cfg(test)]
 mod testing;
 
@@ -41,3 +43,4 @@ pub use device::{
 pub use error::{CubeError, Result};
 pub use plan::{Cost, Plan, Settings, Strategy};
 pub use popcount::{TritDotBlueprint, TritDotProblem, TritTable};
+pub use probe::Products;

@@ -52,8 +52,17 @@ enum Command {
         #[arg(long)]
         device_required: bool,
     },
-    /// Time the operations on one device, as JSON.
+    /// Time the operations on one device, as lines of JSON: a record.
     Bench(bench::Options),
+    /// Write the tables of the book's chapter on performance from the newest record.
+    Report {
+        /// The folder of records.
+        #[arg(long, default_value = "benches/records/gpu")]
+        records: PathBuf,
+        /// The chapter.
+        #[arg(long, default_value = "docs/src/performance.md")]
+        chapter: PathBuf,
+    },
 }
 
 fn runtime(name: &str) -> Result<Runtime, String> {
@@ -91,6 +100,12 @@ fn execute(command: Command) -> Result<()> {
             finish(&tally, false)
         }
         Command::Bench(options) => bench::run(&options, |line| println!("{line}")),
+        Command::Report { records, chapter } => {
+            let text = bench::report::render(&records, &chapter)?;
+            std::fs::write(&chapter, text)?;
+            println!("{} is that of the newest record", chapter.display());
+            Ok(())
+        }
     }
 }
 

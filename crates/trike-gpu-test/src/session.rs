@@ -36,6 +36,17 @@ pub type Verdict = Result<(), Failure>;
 /// How many of the slowest cases are remembered.
 const SLOWEST: usize = 5;
 
+/// Who chose the blueprints of a case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Origin {
+    /// The plan, for the shapes of real models.
+    Models,
+    /// The plan, for the small shapes of a suite.
+    Inferred,
+    /// The suite, so that every candidate runs.
+    Forced,
+}
+
 /// One device, the cases that were run on it, and what came of them.
 pub struct Session<'a> {
     device: &'a Device,
@@ -43,17 +54,27 @@ pub struct Session<'a> {
     filter: Option<&'a str>,
     tally: Tally,
     slowest: Vec<(Duration, String)>,
+    /// Called after each case of a recording session.
+    after: Option<&'a mut dyn FnMut(Origin)>,
 }
 
 impl<'a> Session<'a> {
     /// Runs cases on a device and compares their results.
     pub fn new(device: &'a Device) -> Self {
-        Self { device, compared: true, filter: None, tally: Tally::default(), slowest: Vec::new() }
+        Self {
+            device,
+            compared: true,
+            filter: None,
+            tally: Tally::default(),
+            slowest: Vec::new(),
+            after: None,
+        }
     }
 
-    /// Runs cases on a device that computes nothing, for their launches alone.
-    pub fn recording(device: &'a Device) -> Self {
-        Self { compared: false, ..Self::new(device) }
+    /// Runs cases on a device that computes nothing, for their launches alone; `after` is called after each case with who
+    /// chose its blueprint.
+    pub fn recording(device: &'a Device, after: &'a mut dyn FnMut(Origin)) -> Self {
+        Self { compared: false, after: Some(after), ..Self::new(device) }
     }
 
     /// With only the cases whose name contains `filter`.
@@ -76,6 +97,10 @@ impl<'a> Session<'a> {
     ///
     /// A panic is a failure of the case and not the end of the run.
     pub fn case(&mut self, name: impl Display, run: impl FnOnce(&Oracle) -> Verdict) {
+        self.case_of(Origin::Inferred, name, run);
+    }
+
+    fn case_of(&mut self, origin: Origin, name: impl Display, run: impl FnOnce(&Oracle) -> Verdict) {
         let name = name.to_string();
         if self.filter.is_some_and(|part| !name.contains(part)) {
             return;
@@ -92,6 +117,9 @@ impl<'a> Session<'a> {
         self.slowest.push((start.elapsed(), name));
         self.slowest.sort_unstable_by(|a, b| b.cmp(a));
         self.slowest.truncate(SLOWEST);
+        if let Some(after) = &mut self.after {
+            after(origin);
+        }
     }
 
     /// The cases that took longest, the longest first: nearly all of it is a driver compiling a kernel.
@@ -110,7 +138,7 @@ impl<'a> Session<'a> {
         for blueprint in problem.candidates(self.device.capabilities()) {
             let case = format!("{} {name}, {blueprint:?}", P::NAME);
             let forced = Strategy::Forced(blueprint);
-            self.case(case, |oracle| run(oracle, &forced));
+            self.case_of(Origin::Forced, case, |oracle| run(oracle, &forced));
         }
     }
 

@@ -1,19 +1,56 @@
-//! Every suite on the software Vulkan driver, and the compile phase as far as it goes without NVIDIA's compilers.
+//! The run phase and the benchmarks on the software Vulkan driver, with little to do: `cargo xtask gpu-test` runs all suites.
 #![allow(clippy::print_stdout, reason = "tests say what they skip")]
 
-use trike_cube::Runtime;
-use trike_gpu_test::run;
+use clap::Parser;
+use trike_cube::{DeviceSpec, Runtime};
+use trike_gpu_test::{bench, run};
+
+/// The software driver; `None` after a line that the test runner counts.
+fn software() -> Option<DeviceSpec> {
+    let devices = trike_cube::devices();
+    let found = devices.iter().find(|d| d.capabilities.as_ref().is_ok_and(|c| c.software && c.f16));
+    if found.is_none() {
+        assert!(std::env::var("CI").as_deref() != Ok("true"), "no software Vulkan driver, and CI=true");
+        println!("skipped: no Vulkan driver (software)");
+    }
+    found.map(|device| device.spec)
+}
+
+#[derive(Parser)]
+struct Bench {
+    #[command(flatten)]
+    options: bench::Options,
+}
 
 #[test]
-fn every_operation_runs_on_the_software_driver() {
-    let there = trike_cube::devices().iter().any(|d| d.capabilities.as_ref().is_ok_and(|c| c.software));
-    if !there {
-        assert!(std::env::var("CI").as_deref() != Ok("true"), "no software Vulkan driver, and CI=true");
-        println!("skipped: no software Vulkan driver");
+fn a_tiny_record_has_every_problem_and_counts_for_nothing() {
+    let Some(device) = software() else { return };
+    let device = device.to_string();
+    let arguments =
+        ["bench", "--device", &device, "--software", "--tiny", "--windows", "1", "--window-ms", "1"];
+    let options = Bench::parse_from(arguments.into_iter().chain(["--rotate-mib", "1"])).options;
+    let mut lines = Vec::new();
+    bench::run(&options, |line| lines.push(line.to_owned())).expect("every problem is timed");
+    let text = lines.join("\n");
+    let record = bench::report::Record::parse(&text).expect("a record");
+    assert!(!record.counts(), "it ran on the host");
+    for (problem, kernel) in bench::Catalogue::tiny().names() {
+        assert!(record.has(&problem, &kernel), "{problem}, {kernel}: {text}");
+    }
+    let plain = Bench::parse_from(["bench", "--device", &device, "--tiny"]).options;
+    let refused = bench::run(&plain, |_| {}).expect_err("figures of the host mean nothing");
+    assert!(refused.to_string().contains("computes on the host"), "{refused}");
+}
+
+#[test]
+fn the_run_phase_runs_on_the_software_driver() {
+    if software().is_none() {
         return;
     }
-    let options = run::Options { runtimes: vec![Runtime::Wgpu], ..run::Options::default() };
+    let filter = Some("probe/".to_owned());
+    let options = run::Options { runtimes: vec![Runtime::Wgpu], filter, ..run::Options::default() };
     let tally = run::run(&options, |line| println!("{line}"));
     assert!(tally.failures().is_empty(), "{:#?}", tally.failures());
-    assert!(tally.passed() > 0, "{tally}");
+    // The kernels that need nothing, with planes and without, and the adapter's name.
+    assert!(tally.passed() > 10, "{tally}");
 }

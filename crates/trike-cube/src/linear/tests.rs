@@ -5,7 +5,7 @@ use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales
 
 use super::quantize::quantize;
 use super::*;
-use crate::{Device, Plan, Strategy, testing};
+use crate::{Capabilities, Device, Plan, Strategy, testing};
 use ActivationPrecision::{F16, F32, Int8PerGroup, Int8PerToken};
 use Coupling::{Free, Tied};
 
@@ -325,4 +325,63 @@ fn wrong_lengths_are_refused_before_anything_is_written() {
         assert!(error.contains(message), "{error}");
     }
     assert_eq!(device.read(&a).expect("a device"), [7.0; 6]);
+}
+
+/// What is inferred for a plain matrix on a device with matrix instructions and so many multiprocessors.
+fn inferred(rows: usize, cols: usize, tokens: usize, multiprocessors: Option<u32>) -> LinearBlueprint {
+    let mut device = Capabilities { multiprocessors, max_units: 1024, ..Capabilities::smallest() };
+    (device.int8_mma, device.planes, device.max_shared_bytes) = (true, Some((32, 32)), 232_448);
+    let w = TernaryForm {
+        parts: vec![rows],
+        cols,
+        sets: 1,
+        planes: 1,
+        group: None,
+        means: false,
+        halves: true,
+        layout: TernaryLayout::TwoBit,
+        stored: 0,
+    };
+    let x = ActivationShape { tokens, cols, precision: Int8PerToken };
+    LinearProblem { x, w, add: false }.candidates(&device)[0]
+}
+
+#[test]
+fn few_tiles_of_long_rows_get_more_groups_on_large_devices() {
+    for (rows, cols, multiprocessors, splits) in [
+        (4096, 14336, Some(132), 16),
+        (640, 14336, Some(132), 32),
+        (13824, 14336, Some(132), 8),
+        // Every unit walks two blocks.
+        (4096, 2560, Some(132), 8),
+        (4096, 128 * 31, Some(132), 8),
+        (4096, 128 * 32, Some(132), 16),
+        (16, 14336, None, 8),
+    ] {
+        let expected = LinearBlueprint::Decode(DecodeBlueprint { rows: 1, splits });
+        assert_eq!(
+            inferred(rows, cols, 1, multiprocessors),
+            expected,
+            "{rows} x {cols}, {multiprocessors:?}"
+        );
+    }
+}
+
+#[test]
+fn squares_are_narrower_where_they_would_leave_multiprocessors_idle() {
+    for (rows, tokens, multiprocessors, tiles) in [
+        (4096, 8192, Some(132), 4),
+        (2560, 2048, Some(132), 4),
+        (13824, 128, Some(132), 2),
+        (4096, 128, Some(132), 1),
+        (4096, 128, Some(32), 4),
+        (4096, 128, None, 4),
+    ] {
+        match inferred(rows, 2560, tokens, multiprocessors) {
+            LinearBlueprint::Mma(shape) => {
+                assert!(shape.staged && shape.tiles == tiles, "{rows}, {tokens}: {shape:?}");
+            }
+            other => panic!("{rows}, {tokens}: {other:?}"),
+        }
+    }
 }

@@ -17,12 +17,14 @@ pub use report::Report;
 use anyhow::{Context, Result};
 use cubecl_runtime::id::KernelId;
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::record::{Launch, Recording};
-use crate::session::Session;
+use crate::session::{Origin, Session};
 use crate::suites;
 use crate::tally::Tally;
 use crate::target::{Family, Target};
@@ -34,8 +36,8 @@ pub struct Options<'a> {
     pub target: Option<&'a str>,
     /// Only cases whose name contains this; the tables are then not checked for what is missing.
     pub filter: Option<&'a str>,
-    /// Whether the second and third target of a generator compile only what the shapes of models lead to, and each kernel in
-    /// at least one form.
+    /// Whether to leave out forms that no plan chooses: CUDA 9.0 generates them and compiles one of each kernel, other targets
+    /// generate one of each kernel, and the second and third target of a generator have only the forms for shapes of models.
     pub quick: bool,
     /// NVIDIA's compilers, or why there are none.
     pub toolkit: std::result::Result<Toolkit, String>,
@@ -61,7 +63,8 @@ pub struct Built {
 pub struct Code {
     /// Bytes of the generated source.
     pub source_bytes: usize,
-    /// What the machine code costs; CUDA only, and only with NVIDIA's compilers.
+    /// What the machine code costs; CUDA only, with NVIDIA's compilers, for forms that a quick run does not leave at their
+    /// source.
     pub cuda: Option<Cuda>,
 }
 
@@ -79,14 +82,81 @@ pub struct Cuda {
     pub instructions: Vec<String>,
 }
 
-/// The kernels of one target, each form once.
+/// A kernel in one form, and how far it goes.
+struct Job {
+    launch: Launch,
+    /// Who chose the form first.
+    origin: Origin,
+    /// Whether CUDA goes on to machine code.
+    to_machine_code: bool,
+}
+
+/// The kernels of one target, each form once, those that plans choose first.
 struct Captured {
     target: Target,
-    launches: Vec<Launch>,
-    /// How many of the launches, from the first on, the shapes of models lead to.
-    of_models: usize,
+    jobs: Vec<Job>,
     /// What suites said on the recording device: a plan that fails there fails on the device too.
     tally: Tally,
+}
+
+/// Where the time of a compile phase went.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// Until all suites had run on the recording devices.
+    pub capture: Duration,
+    /// Generating sources and compiling them, with all threads.
+    pub build: Duration,
+    /// Threads that did so.
+    pub threads: usize,
+    /// Of the threads together: expanding kernels and generating sources.
+    pub generate: Duration,
+    /// Of the threads together: NVRTC.
+    pub nvrtc: Duration,
+    /// Of the threads together: `ptxas`.
+    pub ptxas: Duration,
+    /// Of the threads together: validating WGSL.
+    pub naga: Duration,
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [capture, build, generate, nvrtc, ptxas, naga] =
+            [self.capture, self.build, self.generate, self.nvrtc, self.ptxas, self.naga]
+                .map(|time| time.as_secs_f64());
+        write!(
+            f,
+            "capture {capture:.1} s, build {build:.1} s with {} threads (of their time: sources {generate:.1} s, NVRTC \
+             {nvrtc:.1} s, ptxas {ptxas:.1} s, naga {naga:.1} s)",
+            self.threads
+        )
+    }
+}
+
+/// A stage's time, added up by all threads.
+#[derive(Default)]
+struct Clock(AtomicU64);
+
+impl Clock {
+    fn time<T>(&self, stage: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let done = stage();
+        let spent = u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.0.fetch_add(spent, Ordering::Relaxed);
+        done
+    }
+
+    fn read(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// The stages of [`build`].
+#[derive(Default)]
+struct Clocks {
+    generate: Clock,
+    nvrtc: Clock,
+    ptxas: Clock,
+    naga: Clock,
 }
 
 /// Captures and compiles everything; `say` takes a line for each target as soon as its kernels are known.
@@ -94,36 +164,42 @@ struct Captured {
 /// # Errors
 /// When a folder cannot be written or a recording device stops; what does not compile is in the report.
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
+    let start = Instant::now();
     let mut captured = Vec::new();
     for target in Target::all() {
         if options.target.is_none_or(|part| target.name.contains(part)) {
             let mut capture = capture(target, options.filter)?;
-            if options.quick && !capture.target.is_thorough() {
+            let launched = capture.jobs.len();
+            if options.quick {
                 capture.thin();
             }
-            say(&format!("{}: {} kernels launched", capture.target.name, capture.launches.len()));
+            let name = capture.target.name;
+            say(&format!("{name}: {launched} kernels launched, {} of them built", capture.jobs.len()));
             captured.push(capture);
         }
     }
-    let jobs: Vec<(&Target, usize, &Launch)> = captured
-        .iter()
-        .flat_map(|c| c.launches.iter().enumerate().map(|(number, launch)| (&c.target, number, launch)))
-        .collect();
+    let capture_time = start.elapsed();
     for target in captured.iter().map(|c| c.target.name) {
         let folder = options.out.join(target);
         // Sources of an earlier run that no kernel has any more would only mislead.
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
     }
+    let jobs: Vec<(&Target, usize, &Job)> = captured
+        .iter()
+        .flat_map(|c| c.jobs.iter().enumerate().map(|(number, job)| (&c.target, number, job)))
+        .collect();
+    let start = Instant::now();
     let next = AtomicUsize::new(0);
     let built = Mutex::new(BTreeMap::new());
     let failed = Mutex::new(None);
+    let clocks = Clocks::default();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(&(target, number, launch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match build(target, number, launch, options) {
+                while let Some(&(target, number, job)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    match build(target, number, job, options, &clocks) {
                         Ok(done) => {
                             lock(&built).insert((target.name, number), done);
                         }
@@ -136,6 +212,15 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
     if let Some(e) = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner) {
         return Err(e);
     }
+    let times = Times {
+        capture: capture_time,
+        build: start.elapsed(),
+        threads,
+        generate: clocks.generate.read(),
+        nvrtc: clocks.nvrtc.read(),
+        ptxas: clocks.ptxas.read(),
+        naga: clocks.naga.read(),
+    };
     let built = built.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     let targets: Vec<&'static str> = captured.iter().map(|c| c.target.name).collect();
     let mut tally = Tally::default();
@@ -144,9 +229,24 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
             tally.add(&format!("{name}: {case}"), crate::tally::Outcome::Fail(found.clone()));
         }
     }
-    let complete = options.target.is_none() && options.filter.is_none();
-    let missing_tools = options.toolkit.as_ref().err().cloned();
-    Ok(Report::new(built.into_values().collect(), targets, tally, complete, missing_tools))
+    let scope = Scope {
+        all_targets: options.target.is_none() && options.filter.is_none(),
+        all_forms: !options.quick,
+        missing_tools: options.toolkit.as_ref().err().cloned(),
+        times,
+    };
+    Ok(Report::new(built.into_values().collect(), targets, tally, scope))
+}
+
+/// What a report is about.
+struct Scope {
+    /// Whether no target and no case was filtered out, so that what is missing is missed.
+    all_targets: bool,
+    /// Whether every form went as far as it can, so that a row that none needs is stale.
+    all_forms: bool,
+    /// Why CUDA ends with its source, if it does.
+    missing_tools: Option<String>,
+    times: Times,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -154,14 +254,16 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Captured {
-    /// Keeps what models need, and the first form of every kernel that they do not.
+    /// Keeps what [`Options::quick`] says.
     fn thin(&mut self) {
         let mut seen = HashSet::new();
-        let mut number = 0;
-        let of_models = self.of_models;
-        self.launches.retain(|launch| {
-            number += 1;
-            seen.insert(launch.path()) || number <= of_models
+        let machine_code = matches!(self.target.family, Family::Cuda(_));
+        let last = if self.target.is_thorough() { Origin::Inferred } else { Origin::Models };
+        self.jobs.retain_mut(|job| {
+            let wanted = seen.insert(job.launch.path()) || job.origin <= last;
+            job.to_machine_code = wanted;
+            // A source costs little beside its compilation.
+            wanted || (machine_code && self.target.is_thorough())
         });
     }
 }
@@ -178,22 +280,36 @@ fn capture(target: Target, filter: Option<&str>) -> Result<Captured> {
     };
     let spec = DeviceSpec::Numbered(runtime, 0);
     let device = Device::over(recording.client(), spec, false, DeviceOptions::default());
-    let mut session = Session::recording(&device).filtered(filter);
-    let mut seen: HashSet<KernelId> = HashSet::new();
-    suites::shapes(&mut session);
-    let mut launches = recording.take()?;
-    launches.retain(|launch| seen.insert(launch.id.clone()));
-    let of_models = launches.len();
-    suites::all(&mut session);
-    launches.extend(recording.take()?.into_iter().filter(|launch| seen.insert(launch.id.clone())));
-    let tally = session.finish();
+    let mut launches: Vec<(Origin, Launch)> = Vec::new();
+    let mut stopped = None;
+    let mut tally = Tally::default();
+    for (of_models, suite) in [(true, suites::shapes as fn(&mut Session)), (false, suites::all)] {
+        let mut after = |origin| match recording.take() {
+            Ok(taken) => {
+                let origin = if of_models { Origin::Models } else { origin };
+                launches.extend(taken.into_iter().map(|launch| (origin, launch)));
+            }
+            Err(e) => stopped = Some(e),
+        };
+        let mut session = Session::recording(&device, &mut after).filtered(filter);
+        suite(&mut session);
+        tally.merge(session.finish());
+    }
+    if let Some(e) = stopped {
+        return Err(e);
+    }
     drop(device);
     recording.close();
-    Ok(Captured { target, launches, of_models, tally })
+    launches.sort_by_key(|(origin, _)| *origin);
+    let mut seen: HashSet<KernelId> = HashSet::new();
+    launches.retain(|(_, launch)| seen.insert(launch.id.clone()));
+    let jobs = launches.into_iter().map(|(origin, launch)| Job { launch, origin, to_machine_code: true });
+    Ok(Captured { target, jobs: jobs.collect(), tally })
 }
 
 /// Generates and compiles one kernel. An error is a folder that cannot be written; what does not compile is an outcome.
-fn build(target: &Target, number: usize, launch: &Launch, options: &Options) -> Result<Built> {
+fn build(target: &Target, number: usize, job: &Job, options: &Options, clocks: &Clocks) -> Result<Built> {
+    let launch = &job.launch;
     let extension = match target.family {
         Family::Cuda(_) => "cu",
         Family::Hip(_) => "hip",
@@ -203,12 +319,12 @@ fn build(target: &Target, number: usize, launch: &Launch, options: &Options) -> 
     };
     let name = launch.path().rsplit("::").next().unwrap_or("kernel");
     let file = options.out.join(target.name).join(format!("{number:03}-{name}.{extension}"));
-    let outcome = match generate::generate(target, launch.kernel.as_ref()) {
+    let outcome = match clocks.generate.time(|| generate::generate(target, launch.kernel.as_ref())) {
         Err(e) => Err(format!("{e:#}")),
         Ok(source) => {
             std::fs::write(&file, &source.bytes)
                 .with_context(|| format!("cannot write {}", file.display()))?;
-            check(target, launch, &source, &file, options).map_err(|e| format!("{e:#}"))
+            check(target, job, &source, &file, options, clocks).map_err(|e| format!("{e:#}"))
         }
     };
     let form = launch.id.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
@@ -218,21 +334,22 @@ fn build(target: &Target, number: usize, launch: &Launch, options: &Options) -> 
 /// Compiles or validates a source as far as its target allows here.
 fn check(
     target: &Target,
-    launch: &Launch,
+    job: &Job,
     source: &generate::Source,
     file: &Path,
     options: &Options,
+    clocks: &Clocks,
 ) -> Result<Code> {
     let text = || std::str::from_utf8(&source.bytes).context("the source is not text");
     let mut code = Code { source_bytes: source.bytes.len(), cuda: None };
     match (target.family, &options.toolkit) {
-        (Family::Cuda(sm), Ok(toolkit)) => {
-            let ptx = toolkit.ptx(text()?, sm)?;
+        (Family::Cuda(sm), Ok(toolkit)) if job.to_machine_code => {
+            let ptx = clocks.nvrtc.time(|| toolkit.ptx(text()?, sm))?;
             let ptx_file = file.with_extension("ptx");
             std::fs::write(&ptx_file, &ptx)
                 .with_context(|| format!("cannot write {}", ptx_file.display()))?;
-            let resources = toolkit.resources(&ptx_file, sm)?;
-            let units = launch.id.cube_dim.num_elems();
+            let resources = clocks.ptxas.time(|| toolkit.resources(&ptx_file, sm))?;
+            let units = job.launch.id.cube_dim.num_elems();
             code.cuda = Some(Cuda {
                 resources,
                 dynamic_shared: source.dynamic_shared,
@@ -241,8 +358,8 @@ fn check(
                 instructions: instructions(&ptx),
             });
         }
-        (Family::WebGpu, _) => wgsl::validate(text()?, true)?,
-        (Family::WebGpuMinimal, _) => wgsl::validate(text()?, false)?,
+        (Family::WebGpu, _) => clocks.naga.time(|| wgsl::validate(text()?, true))?,
+        (Family::WebGpuMinimal, _) => clocks.naga.time(|| wgsl::validate(text()?, false))?,
         _ => {}
     }
     Ok(code)

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 
 use super::expect::{EXPECTED, TIGHT, UNSUPPORTED, is_kernel, is_listed};
-use super::{Built, Code, Cuda};
+use super::{Built, Code, Cuda, Scope};
 use crate::tally::{Outcome, Tally};
 
 /// What was compiled, and the rules that it was held to.
@@ -12,21 +12,16 @@ pub struct Report {
     built: Vec<Built>,
     targets: Vec<&'static str>,
     tally: Tally,
-    missing_tools: Option<String>,
+    scope: Scope,
 }
 
 impl Report {
-    /// Holds what was built to the tables. `complete` says that nothing was filtered out, so that what is missing is missed.
-    pub(super) fn new(
-        built: Vec<Built>,
-        targets: Vec<&'static str>,
-        mut tally: Tally,
-        complete: bool,
-        missing_tools: Option<String>,
-    ) -> Self {
+    /// Holds what was built to the tables.
+    pub(super) fn new(built: Vec<Built>, targets: Vec<&'static str>, mut tally: Tally, scope: Scope) -> Self {
+        let missing_tools = &scope.missing_tools;
         for kernel in &built {
             let name = format!("{}: {} [{}]", kernel.target, kernel.path, kernel.form);
-            let outcome = match (&kernel.outcome, &missing_tools) {
+            let outcome = match (&kernel.outcome, missing_tools) {
                 (Err(reason), _) => {
                     Outcome::Fail(format!("{reason}\n    source: {}", kernel.source.display()))
                 }
@@ -38,14 +33,14 @@ impl Report {
             tally.add(&name, outcome);
         }
         let compiled = Compiled::of(&built);
-        if complete {
+        if scope.all_targets {
             compiled.check_pairs(&targets, &mut tally);
-            compiled.check_stale(missing_tools.is_none(), &mut tally);
+            compiled.check_stale(scope.all_forms && missing_tools.is_none(), &mut tally);
         }
         if missing_tools.is_none() {
             compiled.check_instructions(&mut tally);
         }
-        Self { built, targets, tally, missing_tools }
+        Self { built, targets, tally, scope }
     }
 
     /// Outcomes of all pairs and rules.
@@ -148,7 +143,7 @@ impl<'a> Compiled<'a> {
     }
 
     /// Every row of the tables is needed.
-    fn check_stale(&self, with_cuda: bool, tally: &mut Tally) {
+    fn check_stale(&self, all_machine_code: bool, tally: &mut Tally) {
         let mut stale = |table: &str, kernel: &str, why: String| {
             tally.add(&format!("{table}: {kernel}"), Outcome::Fail(why));
         };
@@ -175,7 +170,7 @@ impl<'a> Compiled<'a> {
                 let cuda = b.outcome.as_ref().ok().and_then(|code| code.cuda.as_ref());
                 cuda.is_some_and(|c| c.occupancy < 0.5 || c.resources.spilled > 0)
             });
-            if unknown(row.kernel) || (with_cuda && !needed) {
+            if unknown(row.kernel) || (all_machine_code && !needed) {
                 stale("TIGHT", row.kernel, "stale row: the kernel is not tight any more".to_owned());
             }
         }
@@ -216,9 +211,9 @@ impl fmt::Display for Report {
                 .sum();
             writeln!(f, "{target}: {kernels} kernels, {bytes} bytes of source")?;
         }
-        if let Some(reason) = &self.missing_tools {
+        if let Some(reason) = &self.scope.missing_tools {
             writeln!(f, "CUDA ends with its source: {reason}")?;
         }
-        Ok(())
+        writeln!(f, "{}", self.scope.times)
     }
 }

@@ -1,8 +1,8 @@
 //! `y = x W^T` with ternary weights: precisions, groups, planes, parts, odd sizes, residuals.
 
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, BLOCK, LinearBlueprint, LinearProblem, TernaryForm,
-    TernaryMatrix,
+    ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint,
+    LinearProblem, TernaryForm, TernaryMatrix,
 };
 use trike_cube::{CubeError, Device, Plan, Strategy};
 use trike_testkit::Rng;
@@ -114,7 +114,34 @@ pub fn linear(session: &mut Session) {
             Err(e) => session.case(name, |_| Err(e)),
         }
     }
+    many_groups(session);
     refusals(session);
+}
+
+/// Numbers of groups of units that are inferred for long rows on large devices only.
+fn many_groups(session: &mut Session) {
+    let device = session.device();
+    let capabilities = device.capabilities();
+    for (rows, splits, weights) in [
+        (1, 16, PLAIN),
+        (2, 16, Weights { granularity: groups(GroupSize::G128), ..PLAIN }),
+        (1, 32, Weights { depth: 2, ..PLAIN }),
+        (2, 32, Weights { granularity: groups(GroupSize::G64), means: true, ..PLAIN }),
+    ] {
+        // Units of a group, and the sums that it leaves in shared memory.
+        let (units, shared) = (32 * splits, 256 * rows * splits + 4);
+        if units > capabilities.max_units as usize || shared > capabilities.max_shared_bytes {
+            continue;
+        }
+        let weights = Weights { cols: 4170, ..weights };
+        let mut rng = Rng::new(splits as u64);
+        let tensors = vec![tensor(&mut rng, 19, weights)];
+        let x = rng.normals(rows * weights.cols);
+        let inputs = Inputs { tensors, x, tokens: rows, precision: INT8, add: false };
+        let forced = Strategy::Forced(LinearBlueprint::Decode(DecodeBlueprint { rows, splits }));
+        let name = format!("ternary linear [19] x {} m={rows}, {splits} groups of units", weights.cols);
+        session.case(name, |oracle| inputs.check(oracle, device, &forced));
+    }
 }
 
 /// What is refused before anything is launched.
@@ -149,10 +176,9 @@ pub fn shapes(session: &mut Session) {
     ];
     for (granularity, depth, coupling) in groupings {
         let weights = Weights { granularity, depth, coupling, precise: false, ..PLAIN };
-        for parts in [one, two, three] {
-            let cols = 2560;
+        for (parts, cols) in [(one, 2560), (two, 2560), (three, 2560), (one, 14336)] {
             // On both sides of each limit between the blueprints.
-            for tokens in [1, 2, 8, 16, 32, 128] {
+            for tokens in [1, 2, 8, 16, 32, 128, 2048] {
                 let mut rng = Rng::new(tokens as u64);
                 let small: Vec<TritTensor> = parts.iter().map(|_| tensor(&mut rng, 16, weights)).collect();
                 let inputs = Inputs {

@@ -8,6 +8,7 @@ pub mod attention;
 pub mod elementwise;
 pub mod linear;
 pub mod matrices;
+pub mod probe;
 pub mod rows;
 pub mod sampling;
 
@@ -21,6 +22,7 @@ pub fn all(session: &mut Session) {
     elementwise::elementwise(session);
     sampling::sampling(session);
     attention::attention(session);
+    probe::probe(session);
 }
 
 /// Forms of kernels that only large problems call for, on small buffers: for devices that record, where nothing is compared.

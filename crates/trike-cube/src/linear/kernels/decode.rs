@@ -12,6 +12,9 @@ use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_o
 /// and two of each row of codes a block, and holds two rows of weights times `rows` sums. What the units hold is added up
 /// in shared memory at the end, so nothing is exchanged inside of planes, and any plane size will do.
 ///
+/// For one or two rows, where memory is all that counts, the weights of the next block are on their way while one is
+/// multiplied.
+///
 /// Where blocks of zeros are left out, `index` says where the blocks of each tile begin, and then which blocks they are.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn decode<S: Float>(
@@ -50,11 +53,20 @@ pub(in crate::linear) fn decode<S: Float>(
     }
     let mut words = Array::<Quad>::new(form.planes);
     let mut xs = Array::<Quad>::new(2 * rows);
+    let loads_ahead = comptime!(!form.skip && rows <= 2);
+    let mut next = Array::<Quad>::new(comptime!(if loads_ahead { form.planes } else { 1 }));
 
     #[unroll]
     for set in 0..form.sets {
         let plane = place.tile * form.sets + set;
         let mut at = first;
+        if comptime!(loads_ahead) {
+            let vectors = plane * blocks + clamp_max(first, blocks - 1);
+            #[unroll]
+            for p in 0..form.planes {
+                next[p] = codes[(vectors * form.planes + p) * 32 + place.lane];
+            }
+        }
         while at < end {
             let mut block = at;
             let mut vectors = plane * blocks + at;
@@ -63,9 +75,19 @@ pub(in crate::linear) fn decode<S: Float>(
                 block = index[CUBE_COUNT_X as usize + 1 + at] as usize;
                 vectors = at * form.sets + set;
             }
-            #[unroll]
-            for p in 0..form.planes {
-                words[p] = codes[(vectors * form.planes + p) * 32 + place.lane];
+            if comptime!(loads_ahead) {
+                // Past the last block it is the last one again, from a cache.
+                let ahead = plane * blocks + clamp_max(at + splits, blocks - 1);
+                #[unroll]
+                for p in 0..form.planes {
+                    words[p] = next[p];
+                    next[p] = codes[(ahead * form.planes + p) * 32 + place.lane];
+                }
+            } else {
+                #[unroll]
+                for p in 0..form.planes {
+                    words[p] = codes[(vectors * form.planes + p) * 32 + place.lane];
+                }
             }
             #[unroll]
             for m in 0..rows {
