@@ -18,7 +18,7 @@
 //! * weights times activations: [`linear`]
 //! * other operations of a decoder: [`ops`]
 //! * attention: [`attention`]
-//! * trits times trits: [`TritTable`]
+//! * trits times trits: [`TritTable`]; hypervectors: [`vsa`]
 //! * errors: [`CubeError`]
 //!
 //! `trike-nn` builds its device backend on this crate. It depends on `trike-trit` and on CubeCL.
@@ -33,6 +33,7 @@ mod plan;
 mod popcount;
 #[cfg(test)]
 mod testing;
+pub mod vsa;
 
 pub use device::{
     Buffer, Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Element, Launch, Memory, Planes,
@@ -40,4 +41,4 @@ pub use device::{
 };
 pub use error::{CubeError, Result};
 pub use plan::{Cost, Plan, Settings, Strategy};
-pub use popcount::{TritDotBlueprint, TritDotProblem, TritTable};
+pub use popcount::{TritDotBlueprint, TritDotProblem, TritScore, TritTable};

@@ -10,6 +10,7 @@ pub mod linear;
 pub mod matrices;
 pub mod rows;
 pub mod sampling;
+pub mod vsa;
 
 use crate::session::Session;
 
@@ -21,6 +22,7 @@ pub fn all(session: &mut Session) {
     elementwise::elementwise(session);
     sampling::sampling(session);
     attention::attention(session);
+    vsa::vsa(session);
 }
 
 /// Forms of kernels that only large problems call for, on small buffers: for devices that record, where nothing is compared.
