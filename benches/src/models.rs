@@ -1,6 +1,6 @@
 //! Whole models of random trits, as `trike bench --synthetic` times them.
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use trike_cpu::{ActivationPrecision, Cost, Cpu, Isa};
 use trike_llm::bench::{self, BenchOptions, Synthetic};
 use trike_nn::KvPrecision;
@@ -89,17 +89,19 @@ pub fn models(
             for row in report.rows {
                 let problem = model.problem(row.kind);
                 let seconds = 1.0 / row.tokens_per_second;
-                let same = measured.iter_mut().find(|m| m.problem == problem && m.threads == row.threads);
+                let threads = row.threads.context("a model on the host has threads")?;
+                let same = measured.iter_mut().find(|m| m.problem == problem && m.threads == threads);
                 if let Some(known) = same {
                     known.samples.push(seconds);
                     continue;
                 }
-                let (macs, bytes) = (row.macs_per_token.round() as u64, row.bytes_per_token.round() as u64);
+                let whole = |figure: Option<f64>| figure.unwrap_or(0.0).round() as u64;
+                let (macs, bytes) = (whole(row.macs_per_token), whole(row.bytes_per_token));
                 measured.push(Measured {
                     problem,
                     kernel: MODEL_KERNEL.to_owned(),
                     isa: isa.to_owned(),
-                    threads: row.threads,
+                    threads,
                     rival: false,
                     samples: vec![seconds],
                     cost: Cost { macs, bytes },

@@ -310,7 +310,7 @@ pub(crate) struct LogitsArgs {
 /// Measure tokens per second against what this machine can do
 ///
 /// Medians over the repetitions. The shares are of the bandwidth and the int8 peak that the same run measured with
-/// the same threads.
+/// the same threads. On a GPU there are the speeds and the most memory that was used.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     // Without `env`, which would make a set variable conflict with `--synthetic`; the command reads it.
@@ -362,6 +362,8 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(KV)
     )]
     pub(crate) kv: KvPrecision,
+    #[command(flatten)]
+    pub(crate) device: DeviceArg,
     /// How to print the result
     #[arg(short, long, default_value = "md", value_parser = ["md", "json"])]
     pub(crate) output: String,

@@ -18,7 +18,7 @@
 //! * weights times activations: [`linear`]
 //! * other operations of a decoder: [`ops`]
 //! * attention: [`attention`]
-//! * trits times trits: [`TritTable`]
+//! * trits times trits: [`TritTable`]; hypervectors: [`vsa`]
 //! * what a device can do at most: [`Device::probe_copy`], [`Products`]
 //! * errors: [`CubeError`]
 //!
@@ -35,6 +35,7 @@ mod popcount;
 mod probe;
 #[cfg(test)]
 mod testing;
+pub mod vsa;
 
 pub use device::{
     Buffer, Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Element, Launch, Memory, Planes,
@@ -42,5 +43,5 @@ pub use device::{
 };
 pub use error::{CubeError, Result};
 pub use plan::{Cost, Plan, Settings, Strategy};
-pub use popcount::{TritDotBlueprint, TritDotProblem, TritTable};
+pub use popcount::{TritDotBlueprint, TritDotProblem, TritScore, TritTable};
 pub use probe::Products;

@@ -8,10 +8,10 @@ use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::plan::{Cost, Plan, Settings, Strategy};
 
 /// Four words of a plane of bits.
-type Quad = Vector<u32, Const<4>>;
+pub(crate) type Quad = Vector<u32, Const<4>>;
 
 /// Trits of a step: a vector of each sign.
-const STEP: usize = 128;
+pub(crate) const STEP: usize = 128;
 /// Rows of a cube.
 const ROWS: usize = 4;
 /// Units of a cube.
@@ -50,6 +50,76 @@ impl TritTable {
         Ok(Self { rows, cols, words: device.upload_weights(&words)? })
     }
 
+    /// Uploads rows of bit planes: of each row its positive and its negative trits, 64 a word, zeros past the last.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`] for planes of other lengths than `cols` asks for, [`CubeError::Range`] for trits past the last or
+    /// with both signs, [`CubeError::Shape`] and [`CubeError::Memory`] for a table too large.
+    pub fn from_planes<'a>(
+        device: &Device,
+        cols: usize,
+        rows: impl ExactSizeIterator<Item = [&'a [u64]; 2]>,
+    ) -> Result<Self> {
+        let count = rows.len();
+        check_shape("table of trits", count, cols.next_multiple_of(STEP))?;
+        let past = if cols.is_multiple_of(64) { 0 } else { !0u64 << (cols % 64) };
+        let mut words = vec![0; count * words_of(cols)];
+        for (planes, words) in rows.zip(words.chunks_exact_mut(words_of(cols))) {
+            for plane in planes {
+                check_len("words of a plane of trits", cols.div_ceil(64), plane.len())?;
+                let last = plane.last().map_or(0, |last| (last & past).count_ones());
+                check_range("trits past the last", 0, 0, last as usize)?;
+            }
+            let [pos, neg] = planes;
+            let both = pos.iter().zip(neg).map(|(p, n)| (p & n).count_ones() as usize).sum();
+            check_range("trits with both signs", 0, 0, both)?;
+            for (sign, plane) in planes.into_iter().enumerate() {
+                for (i, &word) in plane.iter().enumerate() {
+                    let at = i / 2 * 8 + sign * 4 + i % 2 * 2;
+                    (words[at], words[at + 1]) = (word as u32, (word >> 32) as u32);
+                }
+            }
+        }
+        Ok(Self { rows: count, cols, words: device.upload_weights(&words)? })
+    }
+
+    /// Room for rows that a kernel is going to write as a whole.
+    ///
+    /// # Errors
+    ///
+    /// As [`TritTable::from_planes`].
+    pub fn empty(device: &Device, rows: usize, cols: usize) -> Result<Self> {
+        check_shape("table of trits", rows, cols.next_multiple_of(STEP))?;
+        let words = device.empty(check_shape("words of a table of trits", rows, words_of(cols))?)?;
+        Ok(Self { rows, cols, words })
+    }
+
+    /// The bit planes of each row, as [`TritTable::from_planes`] takes them.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Device`].
+    pub fn read_planes(&self, device: &Device) -> Result<Vec<[Vec<u64>; 2]>> {
+        let words = device.read(&self.words)?;
+        let plane = |row: &[u32], sign: usize| -> Vec<u64> {
+            let places = (0..self.cols.div_ceil(64)).map(|i| i / 2 * 8 + sign * 4 + i % 2 * 2);
+            places.map(|at| u64::from(row[at]) | u64::from(row[at + 1]) << 32).collect()
+        };
+        let rows = words.chunks_exact(words_of(self.cols));
+        Ok(rows.map(|row| [0, 1].map(|sign| plane(row, sign))).collect())
+    }
+
+    /// Some of the rows, sharing the memory.
+    pub(crate) fn rows_from(&self, first: usize, rows: usize) -> Result<Self> {
+        let row = words_of(self.cols);
+        Ok(Self { rows, cols: self.cols, words: self.words.view(first * row, rows * row)? })
+    }
+
+    pub(crate) fn words(&self) -> &Buffer<u32> {
+        &self.words
+    }
+
     /// Rows.
     #[must_use]
     pub fn rows(&self) -> usize {
@@ -70,7 +140,7 @@ impl TritTable {
 }
 
 /// Words of a row.
-fn words_of(cols: usize) -> usize {
+pub(crate) fn words_of(cols: usize) -> usize {
     cols.div_ceil(STEP) * 8
 }
 
@@ -85,9 +155,21 @@ fn pack_row(trits: &[i8], words: &mut [u32]) {
     }
 }
 
-/// The dot products of some queries with all rows of a table.
+/// How two rows of trits are compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum TritScore {
+    /// The dot product: places with the same sign less places with opposite ones.
+    #[default]
+    Dot,
+    /// Places with the same value, zeros included.
+    Matches,
+}
+
+/// The scores of some queries with all rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TritDotProblem {
+    /// What is counted.
+    pub score: TritScore,
     /// Rows of the queries.
     pub queries: usize,
     /// Rows of the table.
@@ -154,7 +236,11 @@ fn trit_dots(
     rows: u32,
     count: u32,
     steps: u32,
+    // What a row without trits scores.
+    start: i32,
     #[comptime] each: usize,
+    #[comptime] score: TritScore,
+    #[comptime] floats: bool,
 ) {
     let unit = UNIT_POS_X as usize;
     let first_row = CUBE_POS_X as usize * ROWS;
@@ -181,7 +267,12 @@ fn trit_dots(
                 let (p, n) = (table[at], table[at + 1]);
                 // At most one of the two products of a sign has a bit, so one count does for both.
                 let plus = ((p & a) | (n & b)).count_ones();
-                let minus = ((p & b) | (n & a)).count_ones();
+                let minus = if comptime!(score == TritScore::Dot) {
+                    ((p & b) | (n & a)).count_ones()
+                } else {
+                    // Places where neither is nonzero match too: those are all but the union.
+                    (p | n | a | b).count_ones()
+                };
                 let difference =
                     Vector::<i32, Const<4>>::cast_from(plus) - Vector::<i32, Const<4>>::cast_from(minus);
                 sums[comptime!(r * each + m)] += difference.vector_sum();
@@ -210,9 +301,12 @@ fn trit_dots(
     if unit < values {
         let (row, query) = (first_row + unit / each, first_query + unit % each);
         if row <= last_row && query <= last_query {
-            let mut sum = 0i32;
+            let mut sum = start;
             for i in 0..comptime!(PARTS) {
                 sum += parts[unit * PARTS + i];
+            }
+            if comptime!(floats) {
+                sum = i32::reinterpret(f32::cast_from(sum));
             }
             out[query * rows as usize + row] = sum;
         }
@@ -232,11 +326,41 @@ impl Device {
         out: &Buffer<i32>,
         strategy: &Strategy<TritDotBlueprint>,
     ) -> Result<()> {
+        self.trit_scores(TritScore::Dot, queries, table, out, strategy)
+    }
+
+    /// `out[q][r]` becomes the score of query `q` and row `r` of the table.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::trit_dot`].
+    pub fn trit_scores(
+        &self,
+        score: TritScore,
+        queries: &TritTable,
+        table: &TritTable,
+        out: &Buffer<i32>,
+        strategy: &Strategy<TritDotBlueprint>,
+    ) -> Result<()> {
+        self.scores_as(score, queries, table, out, strategy, false)
+    }
+
+    /// [`Device::trit_scores`], as integers or as the bits of floats.
+    pub(crate) fn scores_as(
+        &self,
+        score: TritScore,
+        queries: &TritTable,
+        table: &TritTable,
+        out: &Buffer<i32>,
+        strategy: &Strategy<TritDotBlueprint>,
+        floats: bool,
+    ) -> Result<()> {
         check_len("trits of a query", table.cols, queries.cols)?;
-        let problem = TritDotProblem { queries: queries.rows, rows: table.rows, cols: table.cols };
+        let problem = TritDotProblem { score, queries: queries.rows, rows: table.rows, cols: table.cols };
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
-        check_len("dot products of trits", problem.queries * problem.rows, out.len())?;
-        let launch = Launch::new(TritDotProblem::NAME, &blueprint, settings);
+        check_len("scores of trits", problem.queries * problem.rows, out.len())?;
+        let launch = Launch::new(TritDotProblem::NAME, &(blueprint, score, floats), settings);
+        let start = if score == TritScore::Matches { problem.cols as i32 } else { 0 };
         let steps = (words_of(problem.cols) / 8) as u32;
         self.launch(&launch, &[out], |client, cubes, units| {
             // SAFETY: the lengths of both tables come from `TritTable::upload`, that of `out` was checked above; the kernel
@@ -252,7 +376,10 @@ impl Device {
                     problem.rows as u32,
                     problem.queries as u32,
                     steps,
+                    start,
                     blueprint.queries,
+                    score,
+                    floats,
                 );
             }
         })

@@ -5,8 +5,8 @@ use std::time::Instant;
 use serde::Serialize;
 use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix, probe};
 use trike_nn::{
-    ActivationPrecision, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation,
-    KvPrecision, KvSpec, Logits, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
+    ActivationPrecision, Backend, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation,
+    KvPrecision, KvSpec, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
 };
 use trike_trit::{Encoding, Scales, TritTensor};
 
@@ -72,19 +72,33 @@ pub fn synthetic(
     activations: ActivationPrecision,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<SyntheticModel, LlmError> {
+    synthetic_on(CpuBackend::new(Cpu::new(0)?, activations), size, encoding, progress)
+}
+
+/// [`synthetic`] on a backend.
+///
+/// # Errors
+///
+/// When the backend cannot hold it.
+pub fn synthetic_on<B: Backend>(
+    backend: B,
+    size: Synthetic,
+    encoding: Encoding,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<SyntheticModel<B>, LlmError> {
     let spec = size.spec();
     let total = crate::names::all(&spec).len();
     let mut weights = RandomWeights { spec: &spec, encoding, state: 1, stored: 0, done: 0, total, progress };
     let start = Instant::now();
-    let decoder = Decoder::new(CpuBackend::new(Cpu::new(0)?, activations), spec.clone(), &mut weights)?;
+    let decoder = Decoder::new(backend, spec.clone(), &mut weights)?;
     let stored_bytes = weights.stored;
     Ok(SyntheticModel { decoder, stored_bytes, load_seconds: start.elapsed().as_secs_f64() })
 }
 
 /// A model of random weights, and what it took to make it.
-pub struct SyntheticModel {
+pub struct SyntheticModel<B: Backend = CpuBackend> {
     /// The model.
-    pub decoder: Decoder<CpuBackend>,
+    pub decoder: Decoder<B>,
     /// Bytes of the linear layers in their encoding, before they were packed for the kernels.
     pub stored_bytes: u64,
     /// Seconds to make, encode and pack the weights.
@@ -199,8 +213,8 @@ pub struct BenchOptions {
 pub struct BenchRow {
     /// `prefill` or `decode`.
     pub kind: &'static str,
-    /// Threads.
-    pub threads: usize,
+    /// Threads; none where a device computes.
+    pub threads: Option<usize>,
     /// Tokens of a repetition.
     pub tokens: usize,
     /// Repetitions.
@@ -209,14 +223,14 @@ pub struct BenchRow {
     pub tokens_per_second: f64,
     /// Standard deviation over the repetitions.
     pub standard_deviation: f64,
-    /// Multiply-adds of a token, the mean over the tokens.
-    pub macs_per_token: f64,
+    /// Multiply-adds of a token, the mean over the tokens; like what follows only on the host, whose ceilings are measured.
+    pub macs_per_token: Option<f64>,
     /// Bytes that a token must read or write at least once, the mean over the tokens.
-    pub bytes_per_token: f64,
+    pub bytes_per_token: Option<f64>,
     /// Compulsory bytes a second, over the bandwidth that this run measured with these threads.
-    pub share_of_bandwidth: f64,
+    pub share_of_bandwidth: Option<f64>,
     /// Multiply-adds a second, over the int8 peak that this run measured with these threads.
-    pub share_of_int8_peak: f64,
+    pub share_of_int8_peak: Option<f64>,
 }
 
 /// Ceilings measured with one number of threads.
@@ -271,7 +285,60 @@ pub fn run(
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<BenchReport, LlmError> {
-    let context = decoder.spec().context;
+    let kinds = kinds(decoder.spec(), options)?;
+    let total = options.threads.len() * kinds.len() * (options.repetitions + 1);
+    let mut done = 0;
+    let (mut rows, mut ceilings) = (Vec::new(), Vec::new());
+    for &threads in &options.threads {
+        let cpu = Cpu::new(threads)?;
+        let ceiling = ceiling(&cpu)?;
+        decoder.backend_mut().set_cpu(cpu);
+        for &(kind, tokens) in &kinds {
+            let row = time(decoder, kind, tokens, options, &mut || {
+                done += 1;
+                progress(done, total);
+            })?;
+            let (macs, bytes) = cost_per_token(decoder, kind, tokens, options.kv);
+            let rate = row.tokens_per_second;
+            rows.push(BenchRow {
+                threads: Some(ceiling.threads),
+                macs_per_token: Some(macs),
+                bytes_per_token: Some(bytes),
+                share_of_bandwidth: Some(rate * bytes / ceiling.bandwidth),
+                share_of_int8_peak: Some(rate * macs / ceiling.int8_peak),
+                ..row
+            });
+        }
+        ceilings.push(ceiling);
+    }
+    Ok(BenchReport { rows, ceilings })
+}
+
+/// Times prefill and decode of `decoder` where it is, whatever `options` say of threads. Ceilings are the host's, so there are
+/// none here.
+///
+/// # Errors
+///
+/// As [`run`].
+pub fn run_on<B: Backend>(
+    decoder: &Decoder<B>,
+    options: &BenchOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<BenchReport, LlmError> {
+    let kinds = kinds(decoder.spec(), options)?;
+    let total = kinds.len() * (options.repetitions + 1);
+    let mut done = 0;
+    let mut count = || {
+        done += 1;
+        progress(done, total);
+    };
+    let rows = kinds.iter().map(|&(kind, tokens)| time(decoder, kind, tokens, options, &mut count));
+    Ok(BenchReport { rows: rows.collect::<Result<_, _>>()?, ceilings: Vec::new() })
+}
+
+/// What is timed, with its number of tokens.
+fn kinds(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<(&'static str, usize)>, LlmError> {
+    let context = spec.context;
     for (option, got) in [("-p", options.prompt), ("-n", options.generate)] {
         if got > context {
             let got = format!("{got} with a context of {context}");
@@ -281,50 +348,43 @@ pub fn run(
     if options.repetitions == 0 {
         return Err(LlmError::Option { option: "-r", expected: "at least 1", got: "0".to_owned() });
     }
-    let kinds: Vec<_> = [("prefill", options.prompt), ("decode", options.generate)]
-        .into_iter()
-        .filter(|(_, tokens)| *tokens > 0)
-        .collect();
-    let total = options.threads.len() * kinds.len() * (options.repetitions + 1);
-    let mut done = 0;
-    let (mut rows, mut ceilings) = (Vec::new(), Vec::new());
-    for &threads in &options.threads {
-        let cpu = Cpu::new(threads)?;
-        let ceiling = ceiling(&cpu)?;
-        decoder.backend_mut().set_cpu(cpu);
-        for &(kind, tokens) in &kinds {
-            let mut rates = Vec::with_capacity(options.repetitions);
-            for repetition in 0..=options.repetitions {
-                let seconds = match kind {
-                    "prefill" => time_prefill(decoder, tokens, options.kv)?,
-                    _ => time_decode(decoder, tokens, options.kv)?,
-                };
-                // The first one pages weights in and wakes the threads.
-                if repetition > 0 {
-                    rates.push(tokens as f64 / seconds);
-                }
-                done += 1;
-                progress(done, total);
-            }
-            rates.sort_by(f64::total_cmp);
-            let (macs, bytes) = cost_per_token(decoder, kind, tokens, options.kv);
-            let rate = median(&rates);
-            rows.push(BenchRow {
-                kind,
-                threads: ceiling.threads,
-                tokens,
-                repetitions: options.repetitions,
-                tokens_per_second: rate,
-                standard_deviation: deviation(&rates),
-                macs_per_token: macs,
-                bytes_per_token: bytes,
-                share_of_bandwidth: rate * bytes / ceiling.bandwidth,
-                share_of_int8_peak: rate * macs / ceiling.int8_peak,
-            });
+    let kinds = [("prefill", options.prompt), ("decode", options.generate)];
+    Ok(kinds.into_iter().filter(|(_, tokens)| *tokens > 0).collect())
+}
+
+/// A row without what is compared with ceilings.
+fn time<B: Backend>(
+    decoder: &Decoder<B>,
+    kind: &'static str,
+    tokens: usize,
+    options: &BenchOptions,
+    count: &mut dyn FnMut(),
+) -> Result<BenchRow, LlmError> {
+    let mut rates = Vec::with_capacity(options.repetitions);
+    for repetition in 0..=options.repetitions {
+        let seconds = match kind {
+            "prefill" => time_prefill(decoder, tokens, options.kv)?,
+            _ => time_decode(decoder, tokens, options.kv)?,
+        };
+        // The first one pages weights in and wakes the threads, or compiles the kernels of a device.
+        if repetition > 0 {
+            rates.push(tokens as f64 / seconds);
         }
-        ceilings.push(ceiling);
+        count();
     }
-    Ok(BenchReport { rows, ceilings })
+    rates.sort_by(f64::total_cmp);
+    Ok(BenchRow {
+        kind,
+        threads: None,
+        tokens,
+        repetitions: options.repetitions,
+        tokens_per_second: median(&rates),
+        standard_deviation: deviation(&rates),
+        macs_per_token: None,
+        bytes_per_token: None,
+        share_of_bandwidth: None,
+        share_of_int8_peak: None,
+    })
 }
 
 impl LanguageModel<CpuBackend> {
@@ -343,28 +403,27 @@ impl LanguageModel<CpuBackend> {
 }
 
 /// Ids that walk through the vocabulary, so that no embedding row stays hot.
-fn ids(decoder: &Decoder<CpuBackend>, n: usize) -> Vec<u32> {
+fn ids<B: Backend>(decoder: &Decoder<B>, n: usize) -> Vec<u32> {
     let vocab = decoder.spec().vocab;
     (0..n).map(|i| ((i * 7919 + 1) % vocab) as u32).collect()
 }
 
-fn time_prefill(decoder: &Decoder<CpuBackend>, tokens: usize, kv: KvPrecision) -> Result<f64, LlmError> {
+fn time_prefill<B: Backend>(decoder: &Decoder<B>, tokens: usize, kv: KvPrecision) -> Result<f64, LlmError> {
     let mut sequence = decoder.sequence(KvSpec::new(kv, tokens))?;
     let ids = ids(decoder, tokens);
     let start = Instant::now();
     for ids in ids.chunks(STEP) {
-        decoder.forward(&mut [Step { sequence: &mut sequence, ids }], Logits::Last)?;
+        decoder.forward_top(&mut [Step { sequence: &mut sequence, ids }], 1)?;
     }
     Ok(start.elapsed().as_secs_f64())
 }
 
-fn time_decode(decoder: &Decoder<CpuBackend>, tokens: usize, kv: KvPrecision) -> Result<f64, LlmError> {
+fn time_decode<B: Backend>(decoder: &Decoder<B>, tokens: usize, kv: KvPrecision) -> Result<f64, LlmError> {
     let mut sequence = decoder.sequence(KvSpec::new(kv, tokens))?;
     let ids = ids(decoder, tokens);
     let start = Instant::now();
     for id in &ids {
-        decoder
-            .forward(&mut [Step { sequence: &mut sequence, ids: std::slice::from_ref(id) }], Logits::Last)?;
+        decoder.forward_top(&mut [Step { sequence: &mut sequence, ids: std::slice::from_ref(id) }], 1)?;
     }
     Ok(start.elapsed().as_secs_f64())
 }

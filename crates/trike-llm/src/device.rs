@@ -1,14 +1,20 @@
 //! Where a model runs.
 
+mod plan;
+
 use std::{fmt, str::FromStr};
 
 use serde::Serialize;
 use trike_cpu::Cpu;
-use trike_format::StoredType;
-use trike_nn::{Backend, CpuBackend, KvSpec, MemoryPlan, WeightName};
+use trike_nn::{ActivationPrecision, Backend, CpuBackend, DeviceUse, KvPrecision, KvSpec};
 use trike_trit::Encoding;
 
-use crate::{LanguageModel, LlmError, LoadOptions, ModelFile, generate::STEP, load::HEAD_GROUP};
+use crate::{
+    LanguageModel, LlmError, LoadOptions, ModelFile,
+    bench::{self, BenchOptions, BenchReport, Synthetic},
+};
+
+pub use plan::memory_plan;
 
 /// Runtimes that reach devices; which of them a build has is a matter of features of the same names.
 const RUNTIMES: [&str; 5] = ["wgpu", "vulkan", "cuda", "hip", "metal"];
@@ -114,7 +120,12 @@ impl Place {
             match Device::open(spec) {
                 Ok(device) => Ok(Opened(Where::Device(device))),
                 Err(CubeError::NoDevice { .. }) if *self == Self::Auto => Ok(Opened(Where::Cpu)),
-                Err(error) => Err(failed(error.to_string())),
+                Err(error) => {
+                    // The name is said once.
+                    let reason = error.to_string();
+                    let named = format!("device {self}: ");
+                    Err(failed(reason.strip_prefix(&named).map_or(reason.clone(), str::to_owned)))
+                }
             }
         }
         #[cfg(not(feature = "gpu"))]
@@ -133,12 +144,13 @@ impl Opened {
         matches!(self.0, Where::Cpu)
     }
 
-    /// Loads a model there and hands it to `user`. On a device the plan for a sequence of `kv` is compared with its memory
-    /// first. `cpu` computes when the place is the processor.
+    /// Loads a model there and hands it to `user`. On a device the plan for a sequence of `kv` is compared with its memory and
+    /// with its largest allocation first. `cpu` computes when the place is the processor.
     ///
     /// # Errors
     ///
-    /// As [`LanguageModel::load_on`], and [`NnError::Memory`](trike_nn::NnError::Memory) before anything is loaded.
+    /// As [`LanguageModel::load_on`], and before anything is loaded [`NnError::Memory`](trike_nn::NnError::Memory) and
+    /// [`LlmError::TooLarge`].
     pub fn load<U: Use>(
         self,
         file: &ModelFile,
@@ -148,6 +160,9 @@ impl Opened {
         progress: &mut dyn FnMut(usize, usize),
         user: U,
     ) -> Result<U::Out, LlmError> {
+        // Only a device has memory to compare a plan with.
+        #[cfg(not(feature = "gpu"))]
+        let _ = kv;
         let activations = options.activations.unwrap_or(file.config().family.activations());
         match self.0 {
             Where::Cpu => {
@@ -157,115 +172,91 @@ impl Opened {
             #[cfg(feature = "gpu")]
             Where::Device(device) => {
                 let backend = trike_nn::CubeBackend::new(device, activations);
-                backend.check_memory(&memory_plan(file, options, kv)?)?;
+                let kv = held(&backend, kv);
+                backend.check_memory(&memory_plan(file, options, &kv)?)?;
+                let limit = backend.device().capabilities().max_buffer_bytes;
+                plan::check_pieces(&plan::pieces(file, options, &kv)?, &backend.name(), limit)?;
                 Ok(user.with(LanguageModel::load_on(backend, file, options, progress)?))
             }
         }
     }
-}
 
-/// What a model is going to need on a device: its weights as kernels hold them there, a sequence of `kv`, and the tensors of a
-/// step of a prompt. Only headers are read, so the scales of packed trits are taken from their size in the file.
-///
-/// # Errors
-///
-/// When a weight is missing.
-pub fn memory_plan(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Result<MemoryPlan, LlmError> {
-    let int8_head = options.rounds_head(file);
-    let spec = &file.config().spec;
-    let mut weights = 0u64;
-    for name in file.weights() {
-        let info = file.info(name)?;
-        let is_head = match name {
-            WeightName::Head => true,
-            WeightName::Embedding => spec.tied_head,
-            _ => false,
-        };
-        let form = match &info.kind {
-            StoredType::F32 | StoredType::F16 | StoredType::Bf16 if is_head && int8_head => {
-                Form::Int8(HEAD_GROUP)
+    /// Makes a model of random trits there, as [`bench::synthetic`] does, and measures it. `made` is called with the number of
+    /// weights made and to make, `progress` as [`bench::run`] does.
+    ///
+    /// # Errors
+    ///
+    /// What the backend says of memory, and as [`bench::run`].
+    pub fn bench_synthetic(
+        self,
+        size: Synthetic,
+        encoding: Encoding,
+        activations: ActivationPrecision,
+        options: &BenchOptions,
+        made: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<SyntheticBench, LlmError> {
+        match self.0 {
+            Where::Cpu => {
+                let mut model = bench::synthetic(size, encoding, activations, made)?;
+                let report = bench::run(&mut model.decoder, options, progress)?;
+                Ok(SyntheticBench::new(&model, options.kv, report))
             }
-            _ if file.ternarizes(name) => Form::Trits { planes: 1, group: None },
-            kind => Form::of(kind),
-        };
-        let (rows, cols) = match info.shape[..] {
-            [rows, cols] => (rows as u64, cols as u64),
-            // Vectors are f32.
-            _ => {
-                weights = weights.saturating_add(info.elements().saturating_mul(4));
-                continue;
-            }
-        };
-        weights = weights.saturating_add(form.bytes(rows, cols, info.bytes));
-    }
-    Ok(MemoryPlan::new(spec, weights, kv, STEP))
-}
-
-/// How the kernels hold a matrix.
-enum Form {
-    /// Bytes a weight.
-    Dense(u64),
-    /// A byte a weight and an f32 for each group of columns.
-    Int8(usize),
-    /// Two bits a trit, and a scale a row or for each group of columns.
-    Trits { planes: u64, group: Option<u64> },
-    /// Two bits a trit; how many scales there are is not in the header.
-    Packed { planes: u64, encoding: Encoding },
-}
-
-impl Form {
-    fn of(kind: &StoredType) -> Self {
-        let trits = |group| Self::Trits { planes: 1, group };
-        match kind {
-            StoredType::F32 => Self::Dense(4),
-            StoredType::F16 | StoredType::Bf16 => Self::Dense(2),
-            StoredType::Q8_0 | StoredType::Q4_0 | StoredType::Q5_0 => Self::Int8(32),
-            StoredType::Q6K => Self::Int8(16),
-            StoredType::Int8 { group } => Self::Int8(*group),
-            StoredType::Tq1_0 | StoredType::Tq2_0 => trits(Some(256)),
-            StoredType::Q2_0(group) => trits(Some(group.get() as u64)),
-            StoredType::Pq2_0 | StoredType::Ptq1_0 => trits(Some(128)),
-            StoredType::I2S | StoredType::BitNet => trits(None),
-            StoredType::Trits { encoding, depth, .. } => {
-                Self::Packed { planes: *depth as u64, encoding: *encoding }
-            }
-            // What has minima, or is not known, is held in floats.
-            _ => Self::Dense(4),
-        }
-    }
-
-    /// Bytes of a matrix that takes `stored` bytes in the file.
-    fn bytes(&self, rows: u64, cols: u64, stored: u64) -> u64 {
-        let padded = rows.saturating_mul(cols.next_multiple_of(16));
-        let codes = |planes: u64| {
-            let plane = rows.next_multiple_of(16).saturating_mul(cols.next_multiple_of(128)) / 4;
-            plane.saturating_mul(planes)
-        };
-        match *self {
-            Self::Dense(each) => padded.saturating_mul(each),
-            Self::Int8(group) => {
-                let scales = rows.saturating_mul(cols.div_ceil(group.max(1) as u64));
-                padded.saturating_add(scales.saturating_mul(4))
-            }
-            // Scales are f16 where they can be: a file with f32 scales has one a tensor.
-            Self::Trits { planes, group } => {
-                let groups = group.map_or(1, |group| cols.div_ceil(group));
-                let scales = rows.next_multiple_of(16).saturating_mul(groups).saturating_mul(planes);
-                codes(planes).saturating_add(scales.saturating_mul(2))
-            }
-            Self::Packed { planes, encoding } => {
-                let weights = rows.saturating_mul(cols).saturating_mul(planes);
-                // The rest of what the file holds is scales; of a sparse encoding not even that is known.
-                let trits = match encoding {
-                    Encoding::Base3 => weights / 5,
-                    Encoding::TwoBit | Encoding::Planes => weights / 4,
-                    _ => stored,
-                };
-                let row_scales = rows.next_multiple_of(16).saturating_mul(2 * planes);
-                codes(planes).saturating_add(stored.saturating_sub(trits).max(row_scales))
+            #[cfg(feature = "gpu")]
+            Where::Device(device) => {
+                let backend = trike_nn::CubeBackend::new(device, activations);
+                let positions = options.prompt.max(options.generate).max(1);
+                let kv = held(&backend, &KvSpec::new(options.kv, positions));
+                backend.check_memory(&plan::synthetic_plan(&size.spec(), &kv))?;
+                let model = bench::synthetic_on(backend, size, encoding, made)?;
+                let report = bench::run_on(
+                    &model.decoder,
+                    &BenchOptions { kv: kv.precision, ..options.clone() },
+                    progress,
+                )?;
+                Ok(SyntheticBench::new(&model, kv.precision, report))
             }
         }
     }
+}
+
+/// A model of random trits, measured.
+#[derive(Clone, Debug)]
+pub struct SyntheticBench {
+    /// Where it ran.
+    pub backend: String,
+    /// Bytes of all weights as the kernels hold them.
+    pub weight_bytes: usize,
+    /// Bytes of the linear layers in their encoding.
+    pub stored_bytes: u64,
+    /// Seconds to make, encode and pack the weights.
+    pub load_seconds: f64,
+    /// What was used of a device.
+    pub device: Option<DeviceUse>,
+    /// Type of cached keys and values, which is f32 where a device has no f16.
+    pub kv: KvPrecision,
+    /// The speeds.
+    pub report: BenchReport,
+}
+
+impl SyntheticBench {
+    fn new<B: Backend>(model: &bench::SyntheticModel<B>, kv: KvPrecision, report: BenchReport) -> Self {
+        Self {
+            backend: model.decoder.backend().name(),
+            weight_bytes: model.decoder.weight_bytes(),
+            stored_bytes: model.stored_bytes,
+            load_seconds: model.load_seconds,
+            device: model.decoder.backend().device_use(),
+            kv,
+            report,
+        }
+    }
+}
+
+/// Keys and values as a backend holds them.
+#[cfg(feature = "gpu")]
+fn held(backend: &impl Backend, kv: &KvSpec) -> KvSpec {
+    if backend.can_cache(kv.precision) { *kv } else { KvSpec { precision: KvPrecision::F32, ..*kv } }
 }
 
 /// A device of this machine, as reports show it.
@@ -343,14 +334,5 @@ mod tests {
             Place::Device { runtime: "cuda", index: 4242 }.open().expect_err("no machine has so many");
         assert!(refused.to_string().contains("cuda"), "{refused}");
         assert!(Place::Cpu.open().expect("always there").is_cpu());
-    }
-
-    #[test]
-    fn forms_take_what_the_kernels_lay_out() {
-        let trits = Form::Trits { planes: 2, group: Some(128) };
-        // Two planes of 16 x 256 trits, and two scales for each of 16 rows and planes.
-        assert_eq!(trits.bytes(10, 200, 0), 2 * 16 * 256 / 4 + 2 * 16 * 2 * 2);
-        assert_eq!(Form::Dense(2).bytes(10, 20, 0), 10 * 32 * 2);
-        assert_eq!(Form::Int8(32).bytes(10, 64, 0), 10 * 64 + 10 * 2 * 4);
     }
 }

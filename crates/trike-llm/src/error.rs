@@ -144,6 +144,20 @@ pub enum LlmError {
         /// What is missing.
         reason: String,
     },
+    /// Something that a device does not hold in one piece. Nothing was loaded.
+    #[error("{what}: {requested} bytes in one piece, {device} takes at most {limit}: {remedy}")]
+    TooLarge {
+        /// A weight, or keys and values.
+        what: String,
+        /// The device.
+        device: String,
+        /// Bytes that it takes.
+        requested: u64,
+        /// Bytes of the device's largest allocation.
+        limit: u64,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// A weight could not be made ternary.
     #[error("{tensor}: {source}")]
     Quantize {

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use trike_nn::{Backend, KvPrecision, KvSpec, Logits, Sequence, Step};
+use trike_nn::{Backend, Best, KvPrecision, KvSpec, Logits, Sequence, Step};
 
 use crate::{
     LanguageModel, LlmError,
@@ -30,6 +30,31 @@ pub struct GenerateOptions {
     pub kv: Option<KvPrecision>,
     /// Rolling window of that many tokens: the text may outgrow the context, and each token sees only this many.
     pub window: Option<usize>,
+}
+
+impl GenerateOptions {
+    /// Keys and values that a prompt of that many tokens and what may follow it take, in a model of that context and default
+    /// type.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::PromptTooLong`], and [`LlmError::Option`] for a window that the context does not hold.
+    pub fn cache(&self, prompt: usize, context: usize, default: KvPrecision) -> Result<KvSpec, LlmError> {
+        let precision = self.kv.unwrap_or(default);
+        match self.window {
+            Some(window) if (1..=context).contains(&window) => Ok(KvSpec::rolling(precision, window, STEP)),
+            Some(window) => Err(LlmError::Option {
+                option: "window",
+                expected: "1 to the model's context",
+                got: format!("{window} with a context of {context}"),
+            }),
+            None if prompt > context => Err(LlmError::PromptTooLong { tokens: prompt, context }),
+            None => {
+                let wanted = prompt.saturating_add(self.max_tokens.unwrap_or(context));
+                Ok(KvSpec::new(precision, wanted.min(context)))
+            }
+        }
+    }
 }
 
 /// Why a text ended.
@@ -153,8 +178,12 @@ impl<B: Backend> LanguageModel<B> {
             TextStream::after(tokenizer, &prompt_ids)?.with_stops(options.stop.iter().cloned())?;
         let mut sequence = self.sequence_for(prompt_ids.len(), options)?;
 
+        // Rows beyond the tokenizer's last id are padding.
+        let known = tokenizer.vocab_size().min(self.decoder.spec().vocab);
+        // With padding the largest logits of all might be of tokens that do not exist.
+        let enough = options.sampler.candidates().filter(|_| known == self.decoder.spec().vocab);
         let start = Instant::now();
-        let mut logits = self.prefill(&mut sequence, &prompt_ids)?;
+        let mut best = self.prefill(&mut sequence, &prompt_ids, enough)?;
         let prefill = start.elapsed();
         let start = Instant::now();
         let mut history = prompt_ids.clone();
@@ -164,9 +193,10 @@ impl<B: Backend> LanguageModel<B> {
             if options.max_tokens.is_some_and(|max| generated >= max) {
                 break FinishReason::MaxTokens;
             }
-            // Rows beyond the tokenizer's last id are padding.
-            let known = tokenizer.vocab_size().min(logits.len());
-            let id = sampler.sample(&logits[..known], &history)?;
+            let id = match &best {
+                Best::Top(top) => sampler.sample_top(top, known)?,
+                Best::All(logits) => sampler.sample(&logits[..known], &history)?,
+            };
             if ends.contains(&id) {
                 break FinishReason::Eos;
             }
@@ -185,7 +215,7 @@ impl<B: Backend> LanguageModel<B> {
                     _ => FinishReason::Context,
                 };
             }
-            logits = self.step(&mut sequence, &[id])?;
+            best = self.step(&mut sequence, &[id], enough)?;
         };
         let decode = start.elapsed();
         let rest = stream.finish();
@@ -200,38 +230,32 @@ impl<B: Backend> LanguageModel<B> {
 
     /// A sequence with room for the prompt and what may follow it.
     fn sequence_for(&self, prompt: usize, options: &GenerateOptions) -> Result<Sequence<B>, LlmError> {
-        let precision = options.kv.unwrap_or(self.default_kv());
-        let context = self.decoder.spec().context;
-        let spec = match options.window {
-            Some(window) if (1..=context).contains(&window) => KvSpec::rolling(precision, window, STEP),
-            Some(window) => {
-                return Err(LlmError::Option {
-                    option: "window",
-                    expected: "1 to the model's context",
-                    got: format!("{window} with a context of {context}"),
-                });
-            }
-            None if prompt > context => return Err(LlmError::PromptTooLong { tokens: prompt, context }),
-            None => {
-                let wanted = prompt.saturating_add(options.max_tokens.unwrap_or(context));
-                KvSpec::new(precision, wanted.min(context))
-            }
-        };
+        let spec = options.cache(prompt, self.decoder.spec().context, self.default_kv())?;
         Ok(self.decoder.sequence(spec)?)
     }
 
-    /// Runs `ids` through the model in steps and returns the logits of the last.
-    fn prefill(&self, sequence: &mut Sequence<B>, ids: &[u32]) -> Result<Vec<f32>, LlmError> {
-        let mut logits = Vec::new();
+    /// Runs `ids` through the model in steps and returns what the last says of the next token.
+    fn prefill(
+        &self,
+        sequence: &mut Sequence<B>,
+        ids: &[u32],
+        enough: Option<usize>,
+    ) -> Result<Best, LlmError> {
+        let mut best = Best::All(Vec::new());
         for ids in ids.chunks(STEP) {
-            logits = self.step(sequence, ids)?;
+            best = self.step(sequence, ids, enough)?;
         }
-        Ok(logits)
+        Ok(best)
     }
 
-    fn step(&self, sequence: &mut Sequence<B>, ids: &[u32]) -> Result<Vec<f32>, LlmError> {
-        let mut logits = self.decoder.forward(&mut [Step { sequence, ids }], Logits::Last)?;
-        Ok(logits.pop().unwrap_or_default())
+    /// Of the next token, the `enough` largest logits, or all.
+    fn step(&self, sequence: &mut Sequence<B>, ids: &[u32], enough: Option<usize>) -> Result<Best, LlmError> {
+        let steps = &mut [Step { sequence, ids }];
+        let best = match enough {
+            Some(k) => self.decoder.forward_top(steps, k)?.pop(),
+            None => self.decoder.forward(steps, Logits::Last)?.pop().map(Best::All),
+        };
+        Ok(best.unwrap_or(Best::All(Vec::new())))
     }
 
     /// Hands the logits of every token of `ids` to `on_row`, token after token.

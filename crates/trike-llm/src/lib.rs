@@ -46,7 +46,7 @@ pub mod tokenizer;
 
 pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{ConvertOptions, ConvertReport, Target, convert};
-pub use device::{DeviceReport, Opened, Place, Use, devices, memory_plan};
+pub use device::{DeviceReport, Opened, Place, SyntheticBench, Use, devices, memory_plan};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors, gguf_tokenizer};
 pub use generate::{FinishReason, GenerateOptions, Generation};

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{DecoderSpec, GatedActivation, NnError, RopeSpec, Weight};
+use crate::{DecoderSpec, DeviceUse, GatedActivation, NnError, RopeSpec, Weight};
 
 /// Type of the cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -137,6 +137,11 @@ pub trait Backend {
 
     /// Name for reports, such as `cpu` with its instruction set.
     fn name(&self) -> String;
+
+    /// What is used of a device; `None` on the host.
+    fn device_use(&self) -> Option<DeviceUse> {
+        None
+    }
 
     /// Makes a matrix resident.
     ///
@@ -299,6 +304,17 @@ pub trait Backend {
     ///
     /// For a row past the last.
     fn select_rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor, NnError>;
+
+    /// The `k` largest numbers of each row with their columns, as they come back with one wait: the largest first, equal ones by
+    /// their column, NaN before everything. `None` where whole rows are as near, or when `k` is more than the backend finds.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    fn top(&self, x: &Self::Tensor, k: usize) -> Result<Option<Vec<Vec<(u32, f32)>>>, NnError> {
+        let _ = (x, k);
+        Ok(None)
+    }
 
     /// Copies a tensor to the host, row-major.
     ///

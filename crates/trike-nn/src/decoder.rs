@@ -15,6 +15,16 @@ pub enum Logits {
     All,
 }
 
+/// What comes of a sequence's last token.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Best {
+    /// The tokens with the largest logits and these, the largest first, equal ones by their id. All are finite or negative
+    /// infinity.
+    Top(Vec<(u32, f32)>),
+    /// A logit for each token of the vocabulary.
+    All(Vec<f32>),
+}
+
 /// What one sequence does in a step: it reads `ids`.
 pub struct Step<'a, B: Backend> {
     /// The sequence; its cache grows.
@@ -139,6 +149,51 @@ impl<B: Backend> Decoder<B> {
     /// [`NnError::EmptyStep`], [`NnError::Token`], [`NnError::ContextFull`] and [`NnError::StepTooLong`], before
     /// anything is changed; what the backend says. After a backend's error the sequences keep their length.
     pub fn forward(&self, steps: &mut [Step<'_, B>], logits: Logits) -> Result<Vec<Vec<f32>>, NnError> {
+        let Some(out) = self.run(steps, logits)? else { return Ok(Vec::new()) };
+        let mut all = self.backend.read(out)?;
+        let counts: Vec<usize> = match logits {
+            Logits::Last => vec![1; steps.len()],
+            Logits::All => steps.iter().map(|s| s.ids.len()).collect(),
+        };
+        advance(steps);
+        // The usual case is one sequence: hand its logits over without a copy.
+        if let [_] = counts[..] {
+            return Ok(vec![all]);
+        }
+        Ok(counts.iter().map(|n| all.drain(..n * self.spec.vocab).collect()).collect())
+    }
+
+    /// As [`forward`](Self::forward) for the last token of each sequence, of whose logits the `k` largest are enough. A backend
+    /// whose memory is far hands over only these, unless one is not usable: then there are all, to be reported from.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    pub fn forward_top(&self, steps: &mut [Step<'_, B>], k: usize) -> Result<Vec<Best>, NnError> {
+        let Some(out) = self.run(steps, Logits::Last)? else { return Ok(Vec::new()) };
+        let usable = |row: &Vec<(u32, f32)>| {
+            // NaN and infinity come first; a row of negative infinities has nothing to choose from.
+            row.first().is_some_and(|(_, logit)| logit.is_finite())
+        };
+        let best = match self.backend.top(&out, k)? {
+            Some(rows) if rows.len() == steps.len() && rows.iter().all(usable) => {
+                rows.into_iter().map(Best::Top).collect()
+            }
+            _ => {
+                let mut all = self.backend.read(out)?;
+                if steps.len() == 1 {
+                    advance(steps);
+                    return Ok(vec![Best::All(all)]);
+                }
+                steps.iter().map(|_| Best::All(all.drain(..self.spec.vocab).collect())).collect()
+            }
+        };
+        advance(steps);
+        Ok(best)
+    }
+
+    /// Runs the steps up to the logits. `None` for no steps.
+    fn run(&self, steps: &mut [Step<'_, B>], logits: Logits) -> Result<Option<B::Tensor>, NnError> {
         for step in steps.iter() {
             step.sequence.check_step(step.ids.len())?;
             if let Some(&id) = step.ids.iter().find(|&&id| id as usize >= self.spec.vocab) {
@@ -146,7 +201,7 @@ impl<B: Backend> Decoder<B> {
             }
         }
         if steps.is_empty() {
-            return Ok(Vec::new());
+            return Ok(None);
         }
         let ids: Vec<u32> = steps.iter().flat_map(|s| s.ids).copied().collect();
         // `check_step` found that every position is a u32.
@@ -173,24 +228,20 @@ impl<B: Backend> Decoder<B> {
             Some(*end)
         });
         let last: Vec<usize> = ends.map(|end| end - 1).collect();
-        let counts: Vec<usize> = match logits {
-            Logits::Last => vec![1; steps.len()],
-            Logits::All => steps.iter().map(|s| s.ids.len()).collect(),
-        };
-        if logits == Logits::Last {
+        // Where each reads one token, every row is a last one.
+        if logits == Logits::Last && last.len() < ids.len() {
             x = self.backend.select_rows(&x, &last)?;
         }
         let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: self.spec.rms_eps });
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         let [out] = linear(&self.backend, normed, [head])?;
-        let mut all = self.backend.read(out)?;
-        for step in steps.iter_mut() {
-            step.sequence.advance(step.ids.len());
-        }
-        // The usual case is one sequence: hand its logits over without a copy.
-        if let [_] = counts[..] {
-            return Ok(vec![all]);
-        }
-        Ok(counts.iter().map(|n| all.drain(..n * self.spec.vocab).collect()).collect())
+        Ok(Some(out))
+    }
+}
+
+/// Every sequence has read its ids.
+fn advance<B: Backend>(steps: &mut [Step<'_, B>]) {
+    for step in steps {
+        step.sequence.advance(step.ids.len());
     }
 }

@@ -1,5 +1,6 @@
 //! The backend over the kernels of a device.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use trike_cpu::{ActivationPrecision, DenseData, GatedActivation, RopePairing};
@@ -10,7 +11,9 @@ use trike_cube::{Buffer, CubeError, Device, Strategy};
 use trike_trit::TritTensor;
 
 use crate::backend::{Input, Norm};
-use crate::{AttentionSpec, Backend, CacheSpec, KvPrecision, MemoryPlan, NnError, RopeSpec, Segment, Weight};
+use crate::{
+    AttentionSpec, Backend, CacheSpec, DeviceUse, KvPrecision, MemoryPlan, NnError, RopeSpec, Segment, Weight,
+};
 
 /// Runs a decoder on a device of `trike-cube`.
 ///
@@ -31,6 +34,28 @@ pub struct CubeBackend {
     activations: ActivationPrecision,
     /// The positions of this step: every layer has the same ones.
     positions: Mutex<Option<Positions>>,
+    copies: Copies,
+}
+
+/// What went over the bus since the backend was made, weights left out.
+#[derive(Debug, Default)]
+struct Copies {
+    uploads: AtomicU64,
+    uploaded_bytes: AtomicU64,
+    read_backs: AtomicU64,
+    read_bytes: AtomicU64,
+}
+
+impl Copies {
+    fn uploaded(&self, bytes: usize) {
+        self.uploads.fetch_add(1, Ordering::Relaxed);
+        self.uploaded_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn read(&self, bytes: usize) {
+        self.read_backs.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
 }
 
 /// Activations, `rows x width`, row-major.
@@ -87,7 +112,7 @@ const KEPT_POSITIONS: usize = 8192;
 impl CubeBackend {
     /// A backend on a device, whose ternary layers take `activations`.
     pub fn new(device: Device, activations: ActivationPrecision) -> Self {
-        Self { device, activations, positions: Mutex::new(None) }
+        Self { device, activations, positions: Mutex::new(None), copies: Copies::default() }
     }
 
     /// The device.
@@ -117,6 +142,17 @@ impl CubeBackend {
         }
     }
 
+    /// A copy of activations of the host, row-major.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Shape`] for what is not whole rows, and what the device says.
+    pub fn upload(&self, values: &[f32], width: usize) -> Result<CubeTensor, NnError> {
+        same("numbers beyond whole rows", 0, values.len().checked_rem(width).unwrap_or(values.len()))?;
+        self.copies.uploaded(size_of_val(values));
+        Ok(CubeTensor { buffer: self.device.upload(values)?, width })
+    }
+
     fn tensor(&self, rows: usize, width: usize) -> Result<CubeTensor, NnError> {
         let len = rows.checked_mul(width).ok_or(CubeError::Shape { what: "tensor", rows, cols: width })?;
         Ok(CubeTensor { buffer: self.device.empty(len)?, width })
@@ -127,7 +163,10 @@ impl CubeBackend {
         let mut kept = self.positions.lock().unwrap_or_else(PoisonError::into_inner);
         match &*kept {
             Some(positions) if positions.values() == values => Ok(positions.clone()),
-            _ => Ok(kept.insert(Positions::upload(&self.device, values)?).clone()),
+            _ => {
+                self.copies.uploaded(size_of_val(values));
+                Ok(kept.insert(Positions::upload(&self.device, values)?).clone())
+            }
         }
     }
 
@@ -214,6 +253,20 @@ impl Backend for CubeBackend {
 
     fn name(&self) -> String {
         format!("{} ({})", self.device.spec(), self.device.name())
+    }
+
+    fn device_use(&self) -> Option<DeviceUse> {
+        let memory = self.device.memory();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Some(DeviceUse {
+            in_use: memory.in_use,
+            peak: memory.peak,
+            total: memory.total,
+            uploads: count(&self.copies.uploads),
+            uploaded_bytes: count(&self.copies.uploaded_bytes),
+            read_backs: count(&self.copies.read_backs),
+            read_bytes: count(&self.copies.read_bytes),
+        })
     }
 
     fn load_matrix(&self, weight: Weight) -> Result<CubeMatrix, NnError> {
@@ -315,6 +368,7 @@ impl Backend for CubeBackend {
         match &table.0 {
             Kind::Dense(table) => {
                 let out = self.tensor(ids.len(), width)?;
+                self.copies.uploaded(size_of_val(ids));
                 // A table has fewer than 2^32 rows.
                 let ids = Indices::upload(&self.device, ids, vocab as u32)?;
                 self.device.lookup(table, &ids, &out.buffer, &Strategy::Inferred)?;
@@ -323,7 +377,7 @@ impl Backend for CubeBackend {
             Kind::Ternary { table: Some(table), .. } => {
                 let rows: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
                 let values = table.select_rows(&rows)?.dequantize();
-                Ok(CubeTensor { buffer: self.device.upload(&values)?, width })
+                self.upload(&values, width)
             }
             Kind::Ternary { table: None, packed, .. } => Err(NnError::Shape {
                 what: "matrices beside a table",
@@ -519,12 +573,26 @@ impl Backend for CubeBackend {
         let out = self.tensor(rows.len(), x.width)?;
         // A buffer has fewer than 2^32 numbers.
         let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
+        self.copies.uploaded(size_of_val(&rows[..]));
         let rows = Indices::upload(&self.device, &rows, x.rows() as u32)?;
         self.device.select_rows(&x.buffer, x.width, &rows, &out.buffer)?;
         Ok(out)
     }
 
+    fn top(&self, x: &CubeTensor, k: usize) -> Result<Option<Vec<Vec<(u32, f32)>>>, NnError> {
+        if !(1..=ops::MOST.min(x.width)).contains(&k) {
+            return Ok(None);
+        }
+        let values = self.device.empty(x.rows() * k)?;
+        let ids = self.device.top(&x.buffer, x.width, k, &values, &Strategy::Inferred)?;
+        let (ids, values) = self.device.read_both(ids.buffer(), &values)?;
+        self.copies.read(size_of_val(&ids[..]) + size_of_val(&values[..]));
+        let pairs: Vec<(u32, f32)> = ids.into_iter().zip(values).collect();
+        Ok(Some(pairs.chunks_exact(k).map(<[_]>::to_vec).collect()))
+    }
+
     fn read(&self, x: CubeTensor) -> Result<Vec<f32>, NnError> {
+        self.copies.read(x.buffer.bytes());
         Ok(self.device.read(&x.buffer)?)
     }
 }

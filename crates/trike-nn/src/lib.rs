@@ -47,11 +47,11 @@ pub use block::{BlockPlace, DecoderBlock, Site, Watch};
 #[cfg(feature = "candle")]
 pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
-pub use decoder::{Decoder, Logits, Step};
+pub use decoder::{Best, Decoder, Logits, Step};
 #[cfg(feature = "gpu")]
 pub use device::{CubeBackend, CubeMatrix, CubeRope, CubeTensor};
 pub use error::NnError;
-pub use memory::MemoryPlan;
+pub use memory::{DeviceUse, MemoryPlan};
 pub use rope::{RopeScaling, RopeSpec};
 pub use sequence::{KvSpec, Sequence};
 pub use spec::{Biases, DecoderSpec};

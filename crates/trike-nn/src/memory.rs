@@ -45,6 +45,33 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
+/// What a backend uses of a device other than the host, and what it copied between the two.
+///
+/// ```
+/// use trike_nn::{ActivationPrecision, Backend, CpuBackend};
+///
+/// let host = CpuBackend::new(trike_cpu::Cpu::new(1)?, ActivationPrecision::F32);
+/// assert_eq!(host.device_use(), None);
+/// # Ok::<(), trike_nn::NnError>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceUse {
+    /// Bytes in buffers now.
+    pub in_use: u64,
+    /// Bytes in buffers at most, since the device was opened.
+    pub peak: u64,
+    /// Bytes of memory in all, where the runtime says so.
+    pub total: Option<u64>,
+    /// Copies to the device since the model was loaded: ids, positions, rows of a table that stays on the host.
+    pub uploads: u64,
+    /// Their bytes.
+    pub uploaded_bytes: u64,
+    /// Times that the host waited for something to come back.
+    pub read_backs: u64,
+    /// The bytes that came.
+    pub read_bytes: u64,
+}
+
 fn cache_bytes(spec: &DecoderSpec, kv: &KvSpec) -> u64 {
     let element = match kv.precision {
         KvPrecision::F32 => 4,

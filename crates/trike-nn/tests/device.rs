@@ -4,9 +4,9 @@
 use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
 use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_nn::{
-    ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec, DecoderWeights,
-    GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing, RopeScaling, RopeSpec,
-    Step, Weight, WeightName,
+    ActivationPrecision, Backend, Best, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec,
+    DecoderWeights, GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing,
+    RopeScaling, RopeSpec, Step, Weight, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
@@ -273,6 +273,86 @@ fn a_batch_is_ragged_and_a_window_rolls() {
     let rolling = KvSpec::rolling(KvPrecision::F32, 9, 4);
     let long = ids(90, 10);
     assert_close(&logits(&on_gpu, &long, rolling, 4), &logits(&on_cpu, &long, rolling, 4), 1e-3);
+}
+
+/// Ids and positions go there and what the sampler looks at comes back, once a token.
+#[test]
+fn a_token_is_one_read_back() {
+    let Some(device) = software() else { return };
+    let spec = base();
+    let on_cpu = cpu(&spec, Kind::Trits, ActivationPrecision::F32);
+    let on_gpu = gpu(&device, &spec, Kind::Trits, ActivationPrecision::F32);
+    let kv = KvSpec::new(KvPrecision::F32, 40);
+    let (mut here, mut there) = (on_cpu.sequence(kv).expect("here"), on_gpu.sequence(kv).expect("there"));
+    let used = || on_gpu.backend().device_use().expect("a device");
+    let prompt = ids(9, 2);
+    let mut before = used();
+    assert_eq!((before.read_backs, before.uploads), (0, 0), "weights are not counted");
+    let mut next = prompt.clone();
+    for (step, k) in [1, 5, 1, 64].into_iter().enumerate() {
+        let logits = on_cpu.forward(&mut [Step { sequence: &mut here, ids: &next }], Logits::Last);
+        let logits = logits.expect("logits").remove(0);
+        let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], k).expect("best");
+        let [Best::Top(top)] = &best[..] else { panic!("{k}: {best:?}") };
+        let mut order: Vec<u32> = (0..113).collect();
+        order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+        let found: Vec<u32> = top.iter().map(|(id, _)| *id).collect();
+        assert_eq!(found, order[..k], "step {step}");
+        let values: Vec<f32> = top.iter().map(|(_, logit)| *logit).collect();
+        let want: Vec<f32> = found.iter().map(|&id| logits[id as usize]).collect();
+        assert_close(&values, &want, 1e-3);
+        let after = used();
+        assert_eq!(after.read_backs - before.read_backs, 1, "step {step}");
+        assert_eq!(after.read_bytes - before.read_bytes, 8 * k as u64, "step {step}");
+        // Ids and positions; of a prompt also which row is the last.
+        let uploads = if step == 0 { 3 } else { 2 };
+        assert_eq!(after.uploads - before.uploads, uploads, "step {step}");
+        (before, next) = (after, vec![found[0]]);
+    }
+    // More than the kernel finds: all come, once.
+    let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], 113).expect("best");
+    assert!(matches!(&best[..], [Best::Top(top)] if top.len() == 113), "113 are few");
+    let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], 114).expect("best");
+    assert!(matches!(&best[..], [Best::All(logits)] if logits.len() == 113), "more than there are");
+    assert_eq!(used().read_bytes - before.read_bytes, 8 * 113 + 4 * 113);
+    assert!(used().peak >= used().in_use && used().in_use > 0);
+    assert_eq!(on_cpu.backend().device_use(), None);
+}
+
+#[cfg(feature = "candle")]
+#[test]
+fn a_linear_layer_of_candle_takes_a_device_and_counts_its_copies() {
+    use candle_core::{Device as CandleDevice, Module, Tensor};
+    use trike_nn::modules::TernaryLinear;
+
+    let Some(device) = software() else { return };
+    let spec = base();
+    let mut random = Random::new(&spec, Kind::Trits);
+    let Weight::Ternary(weight) = random.trits(70, 130, 2, Granularity::Group(GroupSize::G32)) else {
+        panic!("trits")
+    };
+    let bias = Tensor::new(&random.rng.normals(70)[..], &CandleDevice::Cpu).expect("a bias");
+    let x = Tensor::from_vec(random.rng.normals(2 * 3 * 130), (2, 3, 130), &CandleDevice::Cpu).expect("x");
+    let flat = |y: &Tensor| y.flatten_all().and_then(|y| y.to_vec1::<f32>()).expect("values");
+    let on_host = TernaryLinear::new(&weight, Some(bias.clone())).expect("a layer");
+    let layer = TernaryLinear::new_on(&device, &weight, Some(bias)).expect("a layer");
+    assert_eq!(on_host.device_use(), None);
+    let calls = [ActivationPrecision::F32, ActivationPrecision::Int8PerToken];
+    for (precision, tolerance) in calls.into_iter().zip([1e-5, 1e-3]) {
+        let (here, there) =
+            (on_host.clone().with_activations(precision), layer.clone().with_activations(precision));
+        for call in 1..=2 {
+            let (want, got) = (here.forward(&x).expect("here"), there.forward(&x).expect("there"));
+            assert_eq!(got.dims(), [2, 3, 70]);
+            assert_close(&flat(&got), &flat(&want), tolerance);
+            let used = there.device_use().expect("a device");
+            assert_eq!((used.uploads, used.read_backs), (call, call));
+            assert_eq!((used.uploaded_bytes, used.read_bytes), (call * 4 * 6 * 130, call * 4 * 6 * 70));
+        }
+    }
+    let narrow = Tensor::zeros((2, 129), candle_core::DType::F32, &CandleDevice::Cpu).expect("zeros");
+    let refused = layer.forward(&narrow).expect_err("a narrow input").to_string();
+    assert!(refused.contains("130") && refused.contains("129"), "{refused}");
 }
 
 #[test]

@@ -287,11 +287,16 @@ const BEST_CUT: f64 = 0.612;
 
 /// The largest sum that becomes 0.
 fn threshold(cpu: &Cpu, counter: &BitCounter, squares: u64) -> u32 {
-    let places = counter.len() as f64 * f64::from(counter.total());
+    cut(counter.nonzeros(cpu).unsigned_abs(), counter.len(), counter.total(), squares)
+}
+
+/// The same for a bundle of so many nonzeros, counted as often as they are in it.
+pub(crate) fn cut(nonzeros: u64, dim: usize, total: u32, squares: u64) -> u32 {
+    let places = dim as f64 * f64::from(total);
     if places == 0.0 {
         return 0;
     }
-    let density = counter.nonzeros(cpu) as f64 / places;
+    let density = nonzeros as f64 / places;
     let deviation = (density * squares as f64).sqrt();
     // Sums are whole numbers, so a cut lies half way between two of them. Negative numbers become 0.
     (BEST_CUT * deviation - 0.5).round() as u32

@@ -104,6 +104,10 @@ pub enum VsaError {
     /// The host kernels refused.
     #[error(transparent)]
     Cpu(#[from] CpuError),
+    /// A device refused or failed.
+    #[cfg(feature = "gpu")]
+    #[error(transparent)]
+    Cube(#[from] trike_cube::CubeError),
 }
 
 /// Result of this crate.

@@ -37,10 +37,12 @@
 //!   [`Automaton`], [`Hierarchy`], [`DistributedMemory`], [`factorize`]
 //! * how much they hold: [`capacity`], [`CapacityPolicy`]
 //! * encodings: [`ScalarEncoder`], [`RandomProjection`], [`TextEncoder`], [`CentroidClassifier`]
+//! * batches on a device, with the feature `gpu`: `DeviceVectors`, `DeviceMemory`
 //! * errors: [`VsaError`]
 //!
-//! Programs that compute with hypervectors depend on this crate alone. It has no features to turn on: instructions are
-//! chosen at run time, single operations run on the caller's thread, and searches on the threads of a [`trike_cpu::Cpu`].
+//! Programs that compute with hypervectors depend on this crate alone. Instructions are chosen at run time, single operations
+//! run on the caller's thread, and searches on the threads of a [`trike_cpu::Cpu`]. The feature `gpu` adds batches on a device,
+//! and `wgpu`, `vulkan`, `cuda`, `hip` and `metal` bring a runtime each to reach one.
 #![forbid(unsafe_code)]
 
 // The handbook's examples are compiled like the ones here.
@@ -53,6 +55,8 @@ mod balanced;
 mod basis;
 mod bundle;
 pub mod capacity;
+#[cfg(feature = "gpu")]
+mod device;
 mod encode;
 mod error;
 mod file;
@@ -67,6 +71,8 @@ pub use algebra::{Algebra, AlgebraKind, Bipolar, Ternary, Z3};
 pub use balanced::bundle_balanced;
 pub use basis::{circular_set, level_set, thermometer_set};
 pub use bundle::Bundle;
+#[cfg(feature = "gpu")]
+pub use device::{DeviceMemory, DeviceVectors, SearchPlace};
 pub use encode::{CentroidClassifier, RandomProjection, ScalarEncoder, TextEncoder};
 pub use error::{Result, VsaError};
 pub use file::MAX_FILE_DIM;
@@ -80,4 +86,6 @@ pub use structures::{
     Automaton, CapacityPolicy, DistributedMemory, Factors, Graph, Hierarchy, Insertion, Multiset, ROLES,
     Record, Sequence, Tree, WhenFull, bind_sequence, factorize, ngram, ngrams,
 };
+#[cfg(feature = "gpu")]
+pub use trike_cube as cube;
 pub use vector::PackedTritVec;

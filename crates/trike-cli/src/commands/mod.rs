@@ -4,6 +4,7 @@ mod bench;
 mod chat;
 mod completions;
 mod convert;
+mod device;
 mod doctor;
 mod eval;
 mod hub;
@@ -24,7 +25,8 @@ use std::{
 
 use trike::{
     ActivationPrecision, Backend, Cpu, CpuBackend, HeadPrecision, Isa, KvPrecision, KvSpec, LanguageModel,
-    LoadOptions, ModelFile, Place, llm::Use,
+    LoadOptions, ModelFile, Place,
+    llm::{Opened, Use},
 };
 
 use crate::{
@@ -34,6 +36,7 @@ use crate::{
 };
 
 pub(crate) use bench::BenchOutcome;
+pub(crate) use device::DeviceOutcome;
 pub(crate) use doctor::{Diagnosis, Measured};
 pub(crate) use eval::EvalOutcome;
 pub(crate) use inspect::MemoryOutcome;
@@ -98,6 +101,15 @@ impl ModelArg {
     }
 }
 
+/// Opens a place, and says where `auto` ended up without a GPU.
+fn open(place: &Place, quiet: bool) -> anyhow::Result<Opened> {
+    let opened = place.open()?;
+    if *place == Place::Auto && opened.is_cpu() && !quiet {
+        output::note("--device auto: no GPU that this build reaches, running on the processor");
+    }
+    Ok(opened)
+}
+
 /// How a command wants its model.
 struct Wanted<'a> {
     place: &'a Place,
@@ -127,10 +139,16 @@ impl<'a> Wanted<'a> {
 
     /// Loads a model where it is wanted, with a progress bar, and hands it to `user`.
     fn load<U: Use<Out = anyhow::Result<T>>, T>(&self, file: &ModelFile, user: U) -> anyhow::Result<T> {
-        let opened = self.place.open()?;
-        if *self.place == Place::Auto && opened.is_cpu() && !self.quiet {
-            output::note("--device auto: no GPU that this build reaches, running on the processor");
-        }
+        self.load_in(open(self.place, self.quiet)?, file, user)
+    }
+
+    /// [`load`](Self::load) where the place is open already.
+    fn load_in<U: Use<Out = anyhow::Result<T>>, T>(
+        &self,
+        opened: Opened,
+        file: &ModelFile,
+        user: U,
+    ) -> anyhow::Result<T> {
         let progress = Progress::start(format!("loading {}", file.path().display()), self.quiet);
         let progress = RefCell::new(Some(progress));
         let mut set = |done, total| {

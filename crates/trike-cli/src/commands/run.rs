@@ -5,7 +5,7 @@ use std::{io, ops::ControlFlow, time::Duration};
 use serde::Serialize;
 use trike::{Backend, FinishReason, GenerateOptions, LanguageModel, ModelFile, llm::Use};
 
-use super::Wanted;
+use super::{DeviceOutcome, Wanted};
 use crate::{args::RunArgs, interrupt, progress::Progress};
 
 /// A continued prompt. The field names are the schema of `trike run --json`.
@@ -26,6 +26,8 @@ pub(crate) struct RunOutcome {
     decode_seconds: f64,
     decode_tokens_per_second: f64,
     backend: String,
+    /// None on the processor.
+    device: Option<DeviceOutcome>,
 }
 
 impl RunOutcome {
@@ -68,11 +70,10 @@ pub(crate) fn run(
     let cpu = args.cpu.cpu()?;
     let mut wanted = Wanted::new(&file, &args.device.device, &cpu, &args.precision, quiet);
     wanted.tokenizer = args.tokenizer.tokenizer.as_deref();
-    if let Some(max) = args.max_tokens {
-        // A token of the prompt is a byte or more, and BOS comes before them.
-        let most = args.prompt.len().saturating_add(2).saturating_add(max);
-        wanted.kv.capacity = wanted.kv.capacity.min(most);
-    }
+    // A token of the prompt is a byte or more, and BOS comes before them.
+    let context = wanted.kv.capacity;
+    let most = args.prompt.len().saturating_add(2).min(context);
+    wanted.kv = options.cache(most, context, wanted.kv.precision)?;
     wanted.load(&file, Continue { args, file: &file, options, seed, quiet, sink })
 }
 
@@ -133,6 +134,7 @@ fn generate<B: Backend>(model: &LanguageModel<B>, what: Continue<'_>) -> anyhow:
         finish: generation.finish.name(),
         seed,
         backend: model.decoder().backend().name(),
+        device: model.decoder().backend().device_use().map(DeviceOutcome::from),
     })
 }
 

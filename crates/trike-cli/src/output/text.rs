@@ -273,10 +273,10 @@ impl Show for BenchOutcome {
             rows.add_row([
                 self.model.name.clone(),
                 format!("{} {}", row.kind, row.tokens),
-                row.threads.to_string(),
+                or_dash(row.threads),
                 format!("{:.2} ± {:.2}", row.tokens_per_second, row.standard_deviation),
-                percent(row.share_of_bandwidth),
-                percent(row.share_of_int8_peak),
+                or_dash(row.share_of_bandwidth.map(percent)),
+                or_dash(row.share_of_int8_peak.map(percent)),
             ]);
         }
         let mut text = format!("{rows}\n\n");
@@ -284,13 +284,20 @@ impl Show for BenchOutcome {
         let _ = write!(
             text,
             "{}, activations {}, keys and values {}; weights {} in memory",
-            self.isa,
+            self.isa.unwrap_or(&self.backend),
             self.activations,
             self.kv,
             bytes(m.resident_bytes as u64)
         );
         if let (Some(encoding), Some(stored), Some(seconds)) = (m.encoding, m.stored_bytes, m.load_seconds) {
             let _ = write!(text, ", linear layers {} as {encoding}, made in {seconds:.1} s", bytes(stored));
+        }
+        if let Some(device) = &self.device {
+            let _ = write!(text, ", at most {} of the device's", bytes(device.peak_bytes));
+            let _ = match device.memory_bytes {
+                Some(all) => write!(text, " {}", bytes(all)),
+                None => write!(text, " memory"),
+            };
         }
         text.push('\n');
         for c in &self.report.ceilings {

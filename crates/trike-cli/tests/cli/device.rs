@@ -1,50 +1,231 @@
-//! `--device`: what is not there is refused by its name, and `auto` falls back where there is no GPU.
+//! `--device`: a model runs on the software Vulkan driver as on the processor, what is not there is refused by its name, and
+//! `auto` falls back where there is no GPU.
 
-use crate::harness::{Trike, tiny};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+use crate::harness::{Trike, shared, tiny};
+
+/// What `trike doctor` lists.
+fn devices() -> &'static [Value] {
+    static DEVICES: OnceLock<Vec<Value>> = OnceLock::new();
+    DEVICES.get_or_init(|| {
+        let json = Trike::new().json(&["doctor", "--json", "--threads", "1"]);
+        json["devices"].as_array().expect("a list").clone()
+    })
+}
+
+/// The software driver; `None` after a line that the test runner counts.
+fn software() -> Option<&'static str> {
+    let found = devices().iter().find(|device| device["software"] == true);
+    if found.is_none() && cfg!(feature = "wgpu") {
+        let needed = std::env::var("CI").as_deref() == Ok("true");
+        assert!(!needed, "no software Vulkan driver, and CI=true makes that a failure");
+        announce_skip("no Vulkan driver");
+    }
+    found.map(|device| device["name"].as_str().expect("a name"))
+}
+
+#[expect(clippy::print_stdout, reason = "the test runner counts these lines")]
+fn announce_skip(reason: &str) {
+    println!("skipped: {reason}");
+}
 
 #[test]
 fn devices_that_are_none_are_wrong_usage() {
     let trike = Trike::new();
+    let out = trike.path("logits.npy");
     for (name, part) in
         [("gpu", "--device"), ("cuda:first", "cuda:first"), ("wgpu:4242", "wgpu:4242"), ("cuda:77", "cuda")]
     {
-        let output = trike.output(&["run", "-m", &tiny(), "-p", "x", "--device", name]);
-        let error = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{name}: {error}");
-        assert!(error.starts_with("error: ") && error.contains(part), "{name}: {error}");
+        for args in [
+            vec!["run", "-m", &tiny(), "-p", "x", "--device", name],
+            vec!["chat", "-m", &tiny(), "--device", name],
+            vec!["perplexity", "-m", &tiny(), "-f", &trike.write("text", "Once."), "--device", name],
+            vec!["logits", "-m", &tiny(), "--ids", "1", "-o", &out, "--device", name],
+            vec!["bench", "-m", &tiny(), "--device", name],
+        ] {
+            let error = trike.fails(2, &args);
+            assert!(error.contains(part), "{name}: {error}");
+        }
+    }
+    assert!(!std::path::Path::new(&out).exists());
+}
+
+#[test]
+fn a_runtime_that_was_not_built_in_is_named_as_a_feature() {
+    let trike = Trike::new();
+    let built = [
+        ("wgpu", cfg!(feature = "wgpu") || cfg!(feature = "vulkan")),
+        ("vulkan", cfg!(feature = "vulkan")),
+        ("cuda", cfg!(feature = "cuda")),
+        ("hip", cfg!(feature = "hip")),
+        ("metal", cfg!(feature = "metal")),
+    ];
+    for (runtime, is_built) in built {
+        let error =
+            trike.fails(2, &["run", "-m", &tiny(), "-p", "x", "--device", &format!("{runtime}:4242")]);
+        let feature = format!("build with the feature `{runtime}`");
+        assert_eq!(error.contains(&feature), !is_built, "{error}");
+        assert!(error.contains("trike doctor"), "{error}");
     }
 }
 
 #[test]
 fn auto_takes_the_processor_where_there_is_no_gpu_and_says_so() {
     let trike = Trike::new();
-    let devices = trike.json(&["doctor", "--json", "--threads", "1"])["devices"].clone();
-    let hardware = devices.as_array().unwrap().iter().any(|device| device["software"] == false);
-    let args = ["run", "-m", &tiny(), "-p", "Once", "-n", "3", "--device", "auto"];
-    let (on_auto, notes) = trike.both(&args);
-    if hardware {
+    if devices().iter().any(|device| device["software"] == false) {
+        announce_skip("there is a GPU");
         return;
     }
+    let args = ["run", "-m", &tiny(), "-p", "Once", "-n", "3", "--device", "auto"];
+    let (on_auto, notes) = trike.both(&args);
     assert!(notes.contains("running on the processor"), "{notes}");
     assert_eq!(on_auto, trike.stdout(&args[..7]));
+    let (_, notes) =
+        trike.both(&["bench", "-m", &tiny(), "-p", "0", "-n", "1", "-r", "1", "--device", "auto"]);
+    assert!(notes.contains("running on the processor"), "{notes}");
+}
+
+/// The text that llama2.c prints, through kernels on a device. One read-back a token: the last one needs none after it, and the
+/// prompt's logits are the first's.
+#[test]
+fn the_golden_text_of_stories_comes_from_a_device() {
+    let Some(model) = shared("data/models/stories260K.bin") else { return };
+    let Some(golden) = shared("data/golden/stories260K_greedy_200.txt") else { return };
+    let Some(tokenizer) = shared("data/tokenizers/tok512.bin") else { return };
+    let Some(device) = software() else { return };
+    let golden = std::fs::read_to_string(golden).unwrap();
+    let trike = Trike::new();
+    let args = ["run", "-m", &model, "--tokenizer", &tokenizer, "-p", "", "--temperature", "0"];
+    let json =
+        trike.json(&[&args[..], &["--max-tokens", "200", "--device", device, "--json", "-q"]].concat());
+    let text = format!("{}{}", json["prompt"].as_str().unwrap(), json["text"].as_str().unwrap());
+    assert_eq!(text.trim_end(), golden.trim_end());
+    assert!(json["backend"].as_str().unwrap().starts_with(device), "{json}");
+    let used = |name: &str| json["device"][name].as_u64().unwrap_or_else(|| panic!("{name}: {json}"));
+    let tokens = json["ids"].as_array().unwrap().len() as u64;
+    assert_eq!((tokens, used("read_backs")), (200, 201));
+    // An id and a logit each.
+    assert_eq!(used("read_bytes"), 201 * 8);
+    // An id and a position each.
+    assert_eq!(used("uploads"), 201 * 2);
+    assert!(used("peak_bytes") > 260_032, "{json}");
+}
+
+/// Packed trits, an int8 head, sampling: the same choices as on the processor.
+#[test]
+fn tiny_says_on_a_device_what_it_says_on_the_processor() {
+    let Some(device) = software() else { return };
+    let trike = Trike::new();
+    let common = ["run", "-m", &tiny(), "-p", "Once upon a time", "-n", "24", "--activations", "f32"];
+    for (sampling, reads) in [
+        (&["--temperature", "0"][..], 8),
+        (&["--temperature", "0.7", "--top-k", "4", "--seed", "3"], 4 * 8),
+        (&["--temperature", "0.7", "--seed", "3"], 4 * 1024),
+        (&["--temperature", "0", "--repetition-penalty", "1.3"], 4 * 1024),
+    ] {
+        let args = [&common[..], &["--kv", "f32", "--json", "-q"], sampling].concat();
+        let (here, there) = (trike.json(&args), trike.json(&[&args[..], &["--device", device]].concat()));
+        assert_eq!(here["ids"], there["ids"], "{sampling:?}");
+        assert_eq!(here["device"], Value::Null);
+        let backs = there["device"]["read_backs"].as_u64().unwrap();
+        assert_eq!(backs, there["ids"].as_array().unwrap().len() as u64 + 1, "{sampling:?}");
+        assert_eq!(there["device"]["read_bytes"], backs * reads, "{sampling:?}");
+    }
 }
 
 #[test]
-fn a_software_driver_runs_when_it_is_asked_for() {
+fn logits_and_perplexity_agree_with_the_processor() {
+    let Some(device) = software() else { return };
     let trike = Trike::new();
-    let devices = trike.json(&["doctor", "--json", "--threads", "1"])["devices"].clone();
-    let software = devices.as_array().unwrap().iter().find(|device| device["software"] == true).cloned();
-    let Some(name) = software.as_ref().and_then(|device| device["name"].as_str()) else {
-        announce_skip();
-        return;
+    let ids = [0, 405, 422, 17, 3, 900];
+    let exact = ["--activations", "f32", "--kv", "f32"];
+    let (shape, want) = trike.logits(&tiny(), &ids, &exact);
+    let (on_device, got) = trike.logits(&tiny(), &ids, &[&exact[..], &["--device", device]].concat());
+    assert_eq!(shape, on_device);
+    trike_testkit::assert_close(&got, &want, 1e-3);
+    let text = trike.write("text", "Once upon a time, there was a little girl named Lily.");
+    let args = ["perplexity", "-m", &tiny(), "-f", &text, "--json", "-q"];
+    let here = trike.json(&[&args[..], &exact].concat());
+    let there = trike.json(&[&args[..], &exact, &["--device", device]].concat());
+    let nats = |json: &Value| json["nats"].as_f64().unwrap();
+    assert!((nats(&here) - nats(&there)).abs() < 1e-3, "{here} {there}");
+    let answers = |more: &[&str]| {
+        let template = trike.write("template", "{{ messages[-1].content }}");
+        let mut command =
+            trike.command(&["chat", "-m", &tiny(), "--chat-template", &template, "-n", "8", "-q"]);
+        let questions = std::fs::File::open(trike.write("questions", "Once upon a time\n")).unwrap();
+        let output = command.args(exact).args(more).stdin(questions).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        output.stdout
     };
-    let common =
-        ["run", "-m", &tiny(), "-p", "Once upon a time", "-n", "8", "--activations", "f32", "--kv", "f32"];
-    let on_cpu = trike.stdout(&common);
-    let on_device = trike.json(&[&common[..], &["--device", name, "--json", "-q"]].concat());
-    let text = format!("{}{}", on_device["prompt"].as_str().unwrap(), on_device["text"].as_str().unwrap());
-    assert_eq!(text, on_cpu.trim_end_matches('\n'));
-    assert!(on_device["backend"].as_str().unwrap().starts_with(name), "{on_device}");
+    let answer = answers(&["--device", device]);
+    assert!(answer.len() > 8 && answer == answers(&[]), "{answer:?}");
+}
+
+#[test]
+fn bench_measures_a_device_with_its_memory() {
+    let Some(device) = software() else { return };
+    let trike = Trike::new();
+    let args = ["bench", "-m", &tiny(), "-p", "16", "-n", "2", "-r", "1", "--device", device];
+    let json = trike.json(&[&args[..], &["--json", "-q"]].concat());
+    let rows = json["rows"].as_array().expect("rows");
+    let found: Vec<_> = rows.iter().map(|r| (r["kind"].as_str(), r["tokens"].as_u64())).collect();
+    assert_eq!(found, [(Some("prefill"), Some(16)), (Some("decode"), Some(2))]);
+    for row in rows {
+        assert!(row["tokens_per_second"].as_f64().is_some_and(|n| n > 0.0 && n.is_finite()), "{row}");
+        assert_eq!((&row["threads"], &row["share_of_bandwidth"]), (&Value::Null, &Value::Null));
+    }
+    assert_eq!((&json["isa"], json["ceilings"].as_array().map(Vec::len)), (&Value::Null, Some(0)));
+    assert!(json["backend"].as_str().is_some_and(|name| name.starts_with(device)), "{json}");
+    let resident = json["model"]["resident_bytes"].as_u64().unwrap();
+    assert!(json["device"]["peak_bytes"].as_u64().is_some_and(|peak| peak > resident), "{json}");
+    let table = trike.stdout(&args);
+    assert!(table.contains("| prefill 16 |") && table.contains("of the device's"), "{table}");
+    let error = trike.fails(2, &[&args[..], &["-t", "1,2"]].concat());
+    assert!(error.contains("--threads") && error.contains("1,2"), "{error}");
+}
+
+#[test]
+fn what_a_device_does_not_hold_is_refused_before_it_is_loaded() {
+    let Some(device) = software() else { return };
+    let trike = Trike::new();
+    let dir = trike.copy_model(&tiny(), "long");
+    let config = std::fs::read_to_string(dir.join("config.json")).unwrap();
+    let long = config.replace("\"max_position_embeddings\": 256", "\"max_position_embeddings\": 16777216");
+    assert_ne!(config, long);
+    std::fs::write(dir.join("config.json"), long).unwrap();
+    let dir = dir.to_str().unwrap();
+    let run = ["run", "-m", dir, "-p", "Once", "--kv", "f32", "--device", device];
+    let error = trike.fails(1, &run);
+    // 2 heads of 64 at each position, or all of it where the driver says how much there is.
+    assert!(error.contains("8589934592 bytes in one piece") || error.contains("keys and values"), "{error}");
+    assert!(error.contains("on the processor"), "{error}");
+    // A short text fits, and the processor runs on.
+    trike.stdout(&[&run[..], &["-n", "2"]].concat());
+    trike.stdout(&["run", "-m", dir, "-p", "Once", "-n", "2"]);
+}
+
+#[test]
+fn doctor_lists_devices_with_their_features() {
+    let text = Trike::new().stdout(&["doctor", "--threads", "1"]);
+    assert!(text.contains("device "), "{text}");
+    if !cfg!(feature = "gpu") {
+        assert!(text.contains("none that this build reaches"), "{text}");
+    }
+    for device in devices() {
+        let name = device["name"].as_str().expect("a name");
+        assert!(
+            text.contains(name) && text.contains(device["adapter"].as_str().unwrap()),
+            "{device}: {text}"
+        );
+        assert!(device["features"].is_array(), "{device}");
+    }
+    let Some(software) = software() else { return };
+    let line = text.lines().find(|line| line.contains(software)).expect("its line");
+    assert!(line.contains("software"), "{line}");
 }
 
 #[test]
@@ -53,11 +234,13 @@ fn the_memory_plan_adds_up() {
     let plan = trike.json(&["inspect", &tiny(), "--memory", "--json"]);
     let of = |name: &str| plan[name].as_u64().unwrap();
     assert_eq!(of("total"), of("weights") + of("cache") + of("scratch"));
-    assert!(of("weights") > 0 && of("cache") > 0 && of("positions") > 0);
+    // Keys and values of 4 layers, 2 heads of 64, at 256 positions, in halves.
+    assert_eq!((of("cache"), of("positions")), (2 * 4 * 128 * 256 * 2, 256));
+    assert!(of("weights") > 0);
     assert!(trike.stdout(&["inspect", &tiny(), "--memory"]).contains("keys and values"));
-}
-
-#[expect(clippy::print_stdout, reason = "the test runner counts these lines")]
-fn announce_skip() {
-    println!("skipped: no Vulkan driver");
+    let Some(device) = software() else { return };
+    // The plan is near what a run takes, and never below the weights that it finds there.
+    let args = ["run", "-m", &tiny(), "-p", "x", "--kv", "f16", "--json", "-q", "--device", device];
+    let peak = trike.json(&args)["device"]["peak_bytes"].as_u64().unwrap();
+    assert!(peak <= of("total") * 11 / 10, "{peak} bytes, planned {plan}");
 }

@@ -7,6 +7,7 @@ mod spec;
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -119,7 +120,13 @@ impl Device {
     /// As [`Device::open`].
     pub fn open_with(spec: DeviceSpec, options: DeviceOptions) -> Result<Self> {
         let found = open::find(spec)?;
-        Ok(Self::over(found.device.client(), found.spec, found.software, options))
+        let failed = |reason: String| CubeError::Device {
+            operation: "opening",
+            device: found.spec.to_string(),
+            reason: first_lines(&reason),
+        };
+        let client = guarded(|| found.device.client()).map_err(failed)?;
+        Ok(Self::over(client, found.spec, found.software, options))
     }
 
     /// A device over a client of CubeCL, whatever stands behind it.
@@ -211,7 +218,7 @@ impl Device {
         let handle = self.client.create_from_slice(bytemuck::cast_slice(values));
         // SAFETY: as above.
         unsafe { self.client.allocation_mode(MemoryAllocationMode::Auto) };
-        self.client.check([&handle]).map_err(|e| self.failed("upload of weights", &e))?;
+        self.wait("upload of weights", || self.client.check([&handle]))?;
         Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.counter))
     }
 
@@ -233,10 +240,25 @@ impl Device {
     ///
     /// [`CubeError::Device`] when the device is lost or when something that should have written the buffer failed.
     pub fn read<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
-        let bytes = self.client.read_one(buffer.handle()).map_err(|e| self.failed("reading back", &e))?;
-        let len = buffer.bytes().min(bytes.len());
-        check_len("bytes read back", buffer.bytes(), len)?;
-        Ok(bytemuck::pod_collect_to_vec(&bytes[..len]))
+        let bytes = self.wait("reading back", || self.client.read_one(buffer.handle()))?;
+        numbers(buffer, &bytes)
+    }
+
+    /// [`Device::read`] of two buffers, with one wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::read`].
+    pub fn read_both<T: Element, U: Element>(
+        &self,
+        first: &Buffer<T>,
+        second: &Buffer<U>,
+    ) -> Result<(Vec<T>, Vec<U>)> {
+        let bytes = self.wait("reading back", || self.client.read(vec![first.handle(), second.handle()]))?;
+        let [first_bytes, second_bytes] = &bytes[..] else {
+            return Err(CubeError::Length { what: "buffers read back", expected: 2, got: bytes.len() });
+        };
+        Ok((numbers(first, first_bytes)?, numbers(second, second_bytes)?))
     }
 
     /// Waits until everything in the queue has run.
@@ -245,7 +267,7 @@ impl Device {
     ///
     /// [`CubeError::Device`] when the device is lost.
     pub fn sync(&self) -> Result<()> {
-        cubecl::future::block_on(self.client.sync()).map_err(|e| self.failed("waiting", &e))
+        self.wait("waiting", || cubecl::future::block_on(self.client.sync()))
     }
 
     /// The time that the device took for what `run` added to the queue, by the device's own clock where it has one.
@@ -261,7 +283,8 @@ impl Device {
             device: self.name().to_owned(),
             reason: first_lines(&reason),
         };
-        let (ran, ticks) = self.client.profile(run, "timed").map_err(|e| failed(e.to_string()))?;
+        let profile = guarded(|| self.client.profile(run, "timed")).map_err(failed)?;
+        let (ran, ticks) = profile.map_err(|e| failed(e.to_string()))?;
         ran?;
         let ticks = cubecl::future::block_on(ticks.resolve());
         Ok(ticks.ok_or_else(|| failed("no time came back".to_owned()))?.duration())
@@ -291,9 +314,8 @@ impl Device {
             return Ok(());
         }
         let handles: Vec<_> = written.iter().map(|buffer| buffer.handle()).collect();
-        self.client
-            .check(&handles)
-            .map_err(|e| CubeError::Launch { kernel, reason: first_lines(&e.to_string()) })?;
+        let failed = |reason: String| CubeError::Launch { kernel, reason: first_lines(&reason) };
+        guarded(|| self.client.check(&handles)).map_err(failed)?.map_err(|e| failed(e.to_string()))?;
         self.proven.lock().unwrap_or_else(PoisonError::into_inner).insert(key);
         Ok(())
     }
@@ -313,13 +335,37 @@ impl Device {
         Ok(bytes)
     }
 
-    fn failed(&self, operation: &'static str, error: &cubecl::server::ServerError) -> CubeError {
-        CubeError::Device {
+    /// Waits for the device's thread.
+    fn wait<T>(
+        &self,
+        operation: &'static str,
+        wait: impl FnOnce() -> std::result::Result<T, cubecl::server::ServerError>,
+    ) -> Result<T> {
+        let failed = |reason: String| CubeError::Device {
             operation,
             device: self.name().to_owned(),
-            reason: first_lines(&error.to_string()),
-        }
+            reason: first_lines(&reason),
+        };
+        guarded(wait).map_err(failed)?.map_err(|e| failed(e.to_string()))
     }
+}
+
+/// The numbers of a buffer from what came back.
+fn numbers<T: Element>(buffer: &Buffer<T>, bytes: &[u8]) -> Result<Vec<T>> {
+    let len = buffer.bytes().min(bytes.len());
+    check_len("bytes read back", buffer.bytes(), len)?;
+    Ok(bytemuck::pod_collect_to_vec(&bytes[..len]))
+}
+
+/// A call that waits for the device's thread. CubeCL catches what panics there (a driver that is out of memory, a device that
+/// is lost) and raises it again here, where it becomes an error. It takes a build that unwinds.
+fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    // Nothing of ours is left half done: the closures call the client and touch nothing else.
+    catch_unwind(AssertUnwindSafe(call)).map_err(|payload| {
+        let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+        text.unwrap_or_else(|| "a panic without a message".to_owned())
+    })
 }
 
 /// The beginning of a message, without the backtraces that runtimes put at its end.
@@ -332,4 +378,21 @@ fn first_lines(message: &str) -> String {
         out.push_str(line);
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn panics_of_calls_become_their_message() {
+        assert_eq!(guarded(|| 5), Ok(5));
+        assert_eq!(
+            guarded(|| panic!("no memory for {} bytes", 7)),
+            Err::<(), _>("no memory for 7 bytes".to_owned())
+        );
+        assert_eq!(guarded(|| panic!("lost")), Err::<(), _>("lost".to_owned()));
+        let other = guarded(|| std::panic::panic_any(5));
+        assert_eq!(other, Err::<(), _>("a panic without a message".to_owned()));
+    }
 }

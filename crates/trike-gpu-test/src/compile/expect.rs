@@ -83,6 +83,7 @@ pub(crate) const EXPECTED: &[Expected] = &[
         kernel: "probe::multiply_halves::MultiplyHalves",
         instructions: &["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"],
     },
+    Expected { kernel: "vsa::bundle::nonzeros::Nonzeros", instructions: &["popc."] },
 ];
 
 /// A kernel whose cubes fill less than half of a multiprocessor, or whose units spill.

@@ -5,7 +5,7 @@ use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, DenseMatrix, DenseProblem, DenseValues, LinearProblem,
     SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix,
 };
-use trike_cube::{Strategy, TritDotProblem, TritTable};
+use trike_cube::{Strategy, TritDotProblem, TritScore, TritTable};
 use trike_testkit::Rng;
 use trike_trit::{Edit, Encoding, Granularity, GroupSize, Scales, Trit, TritTensor};
 
@@ -223,7 +223,7 @@ fn trit_dot(session: &mut Session) {
             (trits, tensor)
         };
         let (q, t) = (table(queries), table(rows));
-        let problem = TritDotProblem { queries, rows, cols };
+        let problem = TritDotProblem { score: TritScore::Dot, queries, rows, cols };
         session.each(format_args!("{queries} by {rows} of {cols}"), &problem, |oracle, strategy| {
             let (query, codebook) = (TritTable::upload(device, &q.1)?, TritTable::upload(device, &t.1)?);
             let out = device.upload(&vec![i32::MIN; queries * rows])?;

@@ -11,6 +11,7 @@ pub mod matrices;
 pub mod probe;
 pub mod rows;
 pub mod sampling;
+pub mod vsa;
 
 use crate::session::Session;
 
@@ -23,6 +24,7 @@ pub fn all(session: &mut Session) {
     sampling::sampling(session);
     attention::attention(session);
     probe::probe(session);
+    vsa::vsa(session);
 }
 
 /// Forms of kernels that only large problems call for, on small buffers: for devices that record, where nothing is compared.

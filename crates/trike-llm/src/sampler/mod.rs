@@ -125,6 +125,17 @@ impl SamplerConfig {
         check(penalty.is_finite() && penalty > 0.0, "repetition_penalty", "over 0", &penalty)?;
         check(self.repetition_window > 0, "repetition_window", "at least 1", &0)
     }
+
+    /// How many of the largest logits decide, where a few do: one for the best token, `top_k`; not with a penalty, which may
+    /// reorder them.
+    #[must_use]
+    pub fn candidates(&self) -> Option<usize> {
+        match self.top_k {
+            _ if self.repetition_penalty != 1.0 => None,
+            _ if self.temperature == 0.0 => Some(1),
+            top_k => top_k,
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -162,6 +173,7 @@ pub struct Sampler {
     logits: Vec<f32>,
     candidates: Vec<Candidate>,
     recent: Vec<u32>,
+    sparse: Vec<f32>,
 }
 
 impl std::fmt::Debug for Sampler {
@@ -179,7 +191,14 @@ impl Sampler {
     pub fn new(config: SamplerConfig) -> Result<Self, SamplerError> {
         config.validate()?;
         let rng = ChaCha8Rng::seed_from_u64(config.seed);
-        Ok(Self { config, rng, logits: Vec::new(), candidates: Vec::new(), recent: Vec::new() })
+        Ok(Self {
+            config,
+            rng,
+            logits: Vec::new(),
+            candidates: Vec::new(),
+            recent: Vec::new(),
+            sparse: Vec::new(),
+        })
     }
 
     /// The options.
@@ -224,6 +243,39 @@ impl Sampler {
         let least = f64::from(self.config.min_p);
         self.candidates.retain(|c| c.weight >= least);
         Ok(self.draw())
+    }
+
+    /// [`sample`](Self::sample) for a configuration of a few [`candidates`](SamplerConfig::candidates), of which `top` has the
+    /// ids and logits, the largest first; there are `vocab_size` tokens.
+    ///
+    /// ```
+    /// use trike_llm::sampler::{Sampler, SamplerConfig};
+    ///
+    /// let config = SamplerConfig { temperature: 0.8, top_k: Some(2), seed: 7, ..Default::default() };
+    /// assert_eq!(config.candidates(), Some(2));
+    /// let (mut all, mut few) = (Sampler::new(config.clone())?, Sampler::new(config)?);
+    /// let chosen = all.sample(&[0.5, 2.0, -1.0, 2.5], &[])?;
+    /// assert_eq!(few.sample_top(&[(3, 2.5), (1, 2.0)], 4)?, chosen);
+    /// # Ok::<(), trike_llm::sampler::SamplerError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`sample`](Self::sample); [`SamplerError::HistoryOutOfRange`] for an id that is none.
+    pub fn sample_top(&mut self, top: &[(u32, f32)], vocab_size: usize) -> Result<u32, SamplerError> {
+        let mut logits = std::mem::take(&mut self.sparse);
+        logits.clear();
+        logits.resize(vocab_size, f32::NEG_INFINITY);
+        let mut known = Ok(());
+        for &(id, logit) in top {
+            match logits.get_mut(id as usize) {
+                Some(place) => *place = logit,
+                None => known = Err(SamplerError::HistoryOutOfRange { id, vocab_size }),
+            }
+        }
+        let chosen = known.and_then(|()| self.sample(&logits, &[]));
+        self.sparse = logits;
+        chosen
     }
 
     /// Copies the logits and applies the penalty to each recent token once.

@@ -230,3 +230,41 @@ fn a_large_vocabulary_gives_what_a_full_sort_gives() {
     want.sort_unstable();
     assert_eq!(kept, want);
 }
+
+#[test]
+fn a_few_candidates_choose_as_all_of_them_do() {
+    // Ties in every place, and tokens that are forbidden.
+    let logits: Vec<f32> = (0..300u32)
+        .map(|i| [f32::NEG_INFINITY, 0.5, 2.0, -1.0, 2.5][(i.wrapping_mul(7919) % 5) as usize])
+        .collect();
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+    let top_k = |k| SamplerConfig { top_k: Some(k), ..config() };
+    let table = [
+        SamplerConfig::default(),
+        SamplerConfig { top_k: Some(7), ..SamplerConfig::default() },
+        top_k(1),
+        top_k(40),
+        top_k(290),
+        SamplerConfig { top_p: 0.6, min_p: 0.1, ..top_k(100) },
+        SamplerConfig { temperature: 3.0, ..top_k(250) },
+    ];
+    for config in table {
+        let k = config.candidates().expect("a few decide");
+        let top: Vec<(u32, f32)> = order[..k].iter().map(|&id| (id, logits[id as usize])).collect();
+        let (mut all, mut few) =
+            (Sampler::new(config.clone()).unwrap(), Sampler::new(config.clone()).unwrap());
+        for draw in 0..100 {
+            let want = all.sample(&logits, &[5]).unwrap();
+            assert_eq!(few.sample_top(&top, logits.len()), Ok(want), "{config:?}, draw {draw}");
+        }
+    }
+    let more = [config(), SamplerConfig { repetition_penalty: 1.1, ..SamplerConfig::default() }];
+    assert!(more.iter().all(|config| config.candidates().is_none()));
+    let mut greedy = Sampler::new(SamplerConfig::default()).unwrap();
+    assert_eq!(
+        greedy.sample_top(&[(9, 1.0)], 9),
+        Err(SamplerError::HistoryOutOfRange { id: 9, vocab_size: 9 })
+    );
+    assert_eq!(greedy.sample_top(&[], 9), Err(SamplerError::NoCandidate { vocab_size: 9 }));
+}

@@ -39,6 +39,8 @@ pub struct TernaryLinear {
     bias: Option<Tensor>,
     activations: ActivationPrecision,
     cpu: Cpu,
+    #[cfg(feature = "gpu")]
+    device: Option<Arc<super::on_device::OnDevice>>,
 }
 
 impl TernaryLinear {
@@ -55,7 +57,51 @@ impl TernaryLinear {
             check_len("length of a bias", weight.rows(), bias.elem_count())?;
         }
         let weight = Arc::new(Matrix::Ternary(TernaryMatrix::pack(weight)?));
-        Ok(Self { weight, bias, activations: ActivationPrecision::F32, cpu: shared_cpu()? })
+        Ok(Self {
+            weight,
+            bias,
+            activations: ActivationPrecision::F32,
+            cpu: shared_cpu()?,
+            #[cfg(feature = "gpu")]
+            device: None,
+        })
+    }
+
+    /// [`new`](Self::new), and the product is computed on a device: each call copies its input there and its output back, which
+    /// [`device_use`](Self::device_use) counts. That pays for large layers and many rows only, and is for code that stays with
+    /// Candle's tensors on the CPU; [`CubeBackend`](crate::CubeBackend) leaves a whole decoder on the device.
+    ///
+    /// Gradients are computed on the host, where the weights are held too.
+    ///
+    /// ```no_run
+    /// # use trike_trit::{Encoding, Scales, TritTensor};
+    /// use trike_nn::{cube::{Device, DeviceSpec}, modules::TernaryLinear};
+    ///
+    /// # let trits = TritTensor::from_trits(2, 3, &[1, 0, -1, 1, 1, 1], Encoding::TwoBit, Scales::tensor(0.5))?;
+    /// let layer = TernaryLinear::new_on(&Device::open(DeviceSpec::Auto)?, &trits, None)?;
+    /// assert_eq!(layer.device_use().map(|used| used.read_backs), Some(0));
+    /// # Ok::<(), trike_nn::NnError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and [`NnError::Cube`] for what the device does not take.
+    #[cfg(feature = "gpu")]
+    pub fn new_on(
+        device: &trike_cube::Device,
+        weight: &TritTensor,
+        bias: Option<Tensor>,
+    ) -> Result<Self, NnError> {
+        let layer = Self::new(weight, bias)?;
+        let device = super::on_device::OnDevice::load(device, weight, layer.activations)?;
+        Ok(Self { device: Some(Arc::new(device)), ..layer })
+    }
+
+    /// The device's memory and the copies that this layer made; `None` for a layer of the host. Of what
+    /// [`with_activations`](Self::with_activations) makes of a layer, the copies are counted apart.
+    #[cfg(feature = "gpu")]
+    pub fn device_use(&self) -> Option<crate::DeviceUse> {
+        self.device.as_ref().and_then(|device| device.used())
     }
 
     /// Loads `weight` (`out_features x in_features`) and, where the checkpoint has one, `bias`, by the checkpoint's own
@@ -103,7 +149,14 @@ impl TernaryLinear {
     /// In which numbers activations meet the weights; f32 at first.
     #[must_use]
     pub fn with_activations(self, activations: ActivationPrecision) -> Self {
-        Self { activations, ..self }
+        #[cfg(feature = "gpu")]
+        let device = self.device.as_ref().map(|device| Arc::new(device.with_activations(activations)));
+        Self {
+            activations,
+            #[cfg(feature = "gpu")]
+            device,
+            ..self
+        }
     }
 
     /// Goes on with another executor.
@@ -152,6 +205,8 @@ impl TernaryLinear {
             weight: Arc::clone(&self.weight),
             activations: self.activations,
             cpu: self.cpu.clone(),
+            #[cfg(feature = "gpu")]
+            device: self.device.clone(),
         };
         let mut y = to_f32(x)?.apply_op1(op)?;
         if let Some(bias) = &self.bias {
@@ -217,6 +272,8 @@ struct LinearOp {
     weight: Arc<Matrix>,
     activations: ActivationPrecision,
     cpu: Cpu,
+    #[cfg(feature = "gpu")]
+    device: Option<Arc<super::on_device::OnDevice>>,
 }
 
 impl CustomOp1 for LinearOp {
@@ -229,6 +286,10 @@ impl CustomOp1 for LinearOp {
         let mut dims = layout.dims().to_vec();
         if let Some(last) = dims.last_mut() {
             *last = self.weight.rows();
+        }
+        #[cfg(feature = "gpu")]
+        if let Some(device) = &self.device {
+            return Ok((CpuStorage::F32(device.linear(x)?), dims.into()));
         }
         let mut y = vec![0.0; dims.iter().product()];
         self.cpu.linear(x, &self.weight, self.activations, &mut y).map_err(NnError::from)?;

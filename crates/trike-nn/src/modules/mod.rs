@@ -44,6 +44,8 @@ mod kv;
 mod linear;
 mod mlp;
 mod norm;
+#[cfg(feature = "gpu")]
+mod on_device;
 mod packed;
 mod quantize;
 mod rotary;

@@ -1,0 +1,67 @@
+//! Exact search: scores of a batch of queries with every row, and the best of each.
+
+use crate::device::{Buffer, Device};
+use crate::error::{Result, check_len, check_range, check_shape};
+use crate::ops;
+use crate::plan::Strategy;
+use crate::popcount::{TritScore, TritTable};
+
+/// Dimensions of a vector that can be searched for: every score is a whole number that an f32 holds.
+pub const MAX_SEARCHED: usize = 1 << 24;
+
+/// Bytes of scores that are kept at a time.
+const SCORES: usize = 64 << 20;
+/// Rows of a table at whose multiples a part of it may begin, whatever its columns are: a step takes 32 bytes.
+const BOUNDARY: usize = 8;
+
+/// A row that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TritHit {
+    /// Its index.
+    pub row: u32,
+    /// Its score with the query.
+    pub score: i32,
+}
+
+impl Device {
+    /// Of every query the `k` rows of `table` with the largest scores, the largest first, equal ones by their index; all rows
+    /// where there are fewer. What comes back is as much as is found.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`](crate::CubeError::Length) for queries of another length,
+    /// [`CubeError::Range`](crate::CubeError::Range) for a `k` of 0 or over [`ops::MOST`] and for more than [`MAX_SEARCHED`]
+    /// dimensions, and what the kernels say.
+    pub fn nearest(
+        &self,
+        score: TritScore,
+        queries: &TritTable,
+        table: &TritTable,
+        k: usize,
+    ) -> Result<Vec<Vec<TritHit>>> {
+        check_len("trits of a query", table.cols(), queries.cols())?;
+        check_range("dimensions of a vector to search for", 1, MAX_SEARCHED, table.cols())?;
+        check_range("rows to find", 1, ops::MOST, k)?;
+        let k = k.min(table.rows());
+        let at_once = (SCORES / 4 / table.rows())
+            .next_multiple_of(BOUNDARY)
+            .clamp(BOUNDARY, queries.rows().max(BOUNDARY));
+        let mut found = Vec::with_capacity(queries.rows());
+        let mut first = 0;
+        while first < queries.rows() {
+            let some = at_once.min(queries.rows() - first);
+            let part = queries.rows_from(first, some)?;
+            let scores: Buffer<i32> = self.empty(check_shape("scores of queries", some, table.rows())?)?;
+            self.scores_as(score, &part, table, &scores, &Strategy::Inferred, true)?;
+            let values = self.empty::<f32>(some * k)?;
+            let rows = self.top(&scores.cast()?, table.rows(), k, &values, &Strategy::Inferred)?;
+            let (rows, values) = self.read_both(rows.buffer(), &values)?;
+            let hits = rows.chunks_exact(k).zip(values.chunks_exact(k));
+            // Whole numbers below 2^24.
+            let hit = |(&row, &value): (&u32, &f32)| TritHit { row, score: value as i32 };
+            found.extend(hits.map(|(rows, values)| rows.iter().zip(values).map(hit).collect::<Vec<_>>()));
+            first += some;
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,224 @@
+//! What a model takes of a device's memory, from headers alone.
+
+#[cfg(feature = "gpu")]
+use std::collections::BTreeMap;
+
+use trike_format::StoredType;
+#[cfg(feature = "gpu")]
+use trike_nn::DecoderSpec;
+use trike_nn::{KvSpec, MemoryPlan, WeightName};
+use trike_trit::Encoding;
+
+use crate::{LlmError, LoadOptions, ModelFile, generate::STEP, load::HEAD_GROUP};
+
+/// What a model is going to need on a device: its weights as kernels hold them there, a sequence of `kv`, and the tensors of a
+/// step of a prompt. Only headers are read, so the scales of packed trits are taken from their size in the file.
+///
+/// # Errors
+///
+/// When a weight is missing.
+pub fn memory_plan(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Result<MemoryPlan, LlmError> {
+    let mut weights = 0u64;
+    for name in file.weights() {
+        let info = file.info(name)?;
+        let bytes = match info.shape[..] {
+            [rows, cols] => form(file, options, name)?.bytes(rows as u64, cols as u64, info.bytes),
+            // Vectors are f32.
+            _ => info.elements().saturating_mul(4),
+        };
+        weights = weights.saturating_add(bytes);
+    }
+    Ok(MemoryPlan::new(&file.config().spec, weights, kv, STEP))
+}
+
+/// What becomes of a matrix.
+fn form(file: &ModelFile, options: &LoadOptions, name: WeightName) -> Result<Form, LlmError> {
+    let is_head = match name {
+        WeightName::Head => true,
+        WeightName::Embedding => file.config().spec.tied_head,
+        _ => false,
+    };
+    Ok(match &file.info(name)?.kind {
+        StoredType::F32 | StoredType::F16 | StoredType::Bf16 if is_head && options.rounds_head(file) => {
+            Form::Int8(HEAD_GROUP)
+        }
+        _ if file.ternarizes(name) => Form::Trits { planes: 1, group: None },
+        kind => Form::of(kind),
+    })
+}
+
+/// Something that lies in one allocation, and the bytes of it.
+#[cfg(any(feature = "gpu", test))]
+pub(super) type Piece = (String, u64);
+
+/// The allocations of a model that can be large: matrices, those that lie side by side together, and keys or values of a
+/// layer.
+#[cfg(feature = "gpu")]
+pub(super) fn pieces(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Result<Vec<Piece>, LlmError> {
+    let mut together: BTreeMap<(usize, &'static str), Piece> = BTreeMap::new();
+    let mut pieces = Vec::new();
+    for name in file.weights() {
+        let info = file.info(name)?;
+        let [rows, cols] = info.shape[..] else { continue };
+        let form = form(file, options, name)?;
+        let bytes = form.largest(rows as u64, cols as u64);
+        let beside = match name {
+            WeightName::Query(layer) | WeightName::Key(layer) | WeightName::Value(layer) => {
+                Some((layer, "query"))
+            }
+            WeightName::Gate(layer) | WeightName::Up(layer) => Some((layer, "gate")),
+            _ => None,
+        };
+        match beside.filter(|_| matches!(form, Form::Trits { .. } | Form::Packed { .. })) {
+            Some(key) => {
+                let (names, sum) = together.entry(key).or_insert_with(|| (String::new(), 0));
+                *names += if names.is_empty() { "" } else { " with " };
+                *names += &info.name;
+                *sum = sum.saturating_add(bytes);
+            }
+            None => pieces.push((info.name.clone(), bytes)),
+        }
+    }
+    pieces.extend(together.into_values());
+    let one = DecoderSpec { layers: 1, ..file.config().spec.clone() };
+    // Keys are as many as values.
+    let cache = MemoryPlan::new(&one, 0, kv, STEP).cache / 2;
+    pieces.push((format!("keys of a layer at {} positions", kv.capacity), cache));
+    Ok(pieces)
+}
+
+/// Refuses the first that a device cannot hold in one piece.
+#[cfg(any(feature = "gpu", test))]
+pub(super) fn check_pieces(pieces: &[Piece], device: &str, limit: u64) -> Result<(), LlmError> {
+    match pieces.iter().find(|(_, bytes)| *bytes > limit) {
+        None => Ok(()),
+        Some((what, requested)) => Err(LlmError::TooLarge {
+            what: what.clone(),
+            device: device.to_owned(),
+            requested: *requested,
+            limit,
+            remedy: if what.starts_with("keys") {
+                "generate less, use a rolling window, or run it on the processor"
+            } else {
+                "run it on the processor"
+            },
+        }),
+    }
+}
+
+/// How the kernels hold a matrix.
+enum Form {
+    /// Bytes a weight.
+    Dense(u64),
+    /// A byte a weight and an f32 for each group of columns.
+    Int8(usize),
+    /// Two bits a trit, and a scale a row or for each group of columns.
+    Trits { planes: u64, group: Option<u64> },
+    /// Two bits a trit; how many scales there are is not in the header.
+    Packed { planes: u64, encoding: Encoding },
+}
+
+impl Form {
+    fn of(kind: &StoredType) -> Self {
+        let trits = |group| Self::Trits { planes: 1, group };
+        match kind {
+            StoredType::F32 => Self::Dense(4),
+            StoredType::F16 | StoredType::Bf16 => Self::Dense(2),
+            StoredType::Q8_0 | StoredType::Q4_0 | StoredType::Q5_0 => Self::Int8(32),
+            StoredType::Q6K => Self::Int8(16),
+            StoredType::Int8 { group } => Self::Int8(*group),
+            StoredType::Tq1_0 | StoredType::Tq2_0 => trits(Some(256)),
+            StoredType::Q2_0(group) => trits(Some(group.get() as u64)),
+            StoredType::Pq2_0 | StoredType::Ptq1_0 => trits(Some(128)),
+            StoredType::I2S | StoredType::BitNet => trits(None),
+            StoredType::Trits { encoding, depth, .. } => {
+                Self::Packed { planes: *depth as u64, encoding: *encoding }
+            }
+            // What has minima, or is not known, is held in floats.
+            _ => Self::Dense(4),
+        }
+    }
+
+    /// Bytes of a matrix's largest allocation: scales lie apart.
+    #[cfg(feature = "gpu")]
+    fn largest(&self, rows: u64, cols: u64) -> u64 {
+        match *self {
+            Self::Dense(_) => self.bytes(rows, cols, 0),
+            Self::Int8(_) => rows.saturating_mul(cols.next_multiple_of(16)),
+            Self::Trits { planes, .. } | Self::Packed { planes, .. } => {
+                codes(rows, cols).saturating_mul(planes)
+            }
+        }
+    }
+
+    /// Bytes of a matrix that takes `stored` bytes in the file.
+    fn bytes(&self, rows: u64, cols: u64, stored: u64) -> u64 {
+        let padded = rows.saturating_mul(cols.next_multiple_of(16));
+        let codes = |planes: u64| codes(rows, cols).saturating_mul(planes);
+        match *self {
+            Self::Dense(each) => padded.saturating_mul(each),
+            Self::Int8(group) => {
+                let scales = rows.saturating_mul(cols.div_ceil(group.max(1) as u64));
+                padded.saturating_add(scales.saturating_mul(4))
+            }
+            // Scales are f16 where they can be: a file with f32 scales has one a tensor.
+            Self::Trits { planes, group } => {
+                let groups = group.map_or(1, |group| cols.div_ceil(group));
+                let scales = rows.next_multiple_of(16).saturating_mul(groups).saturating_mul(planes);
+                codes(planes).saturating_add(scales.saturating_mul(2))
+            }
+            Self::Packed { planes, encoding } => {
+                let weights = rows.saturating_mul(cols).saturating_mul(planes);
+                // The rest of what the file holds is scales; of a sparse encoding not even that is known.
+                let trits = match encoding {
+                    Encoding::Base3 => weights / 5,
+                    Encoding::TwoBit | Encoding::Planes => weights / 4,
+                    _ => stored,
+                };
+                let row_scales = rows.next_multiple_of(16).saturating_mul(2 * planes);
+                codes(planes).saturating_add(stored.saturating_sub(trits).max(row_scales))
+            }
+        }
+    }
+}
+
+/// Bytes of a plane of two-bit codes in the kernels' tiles.
+fn codes(rows: u64, cols: u64) -> u64 {
+    rows.next_multiple_of(16).saturating_mul(cols.next_multiple_of(128)) / 4
+}
+
+/// The plan for [`bench::synthetic`].
+#[cfg(feature = "gpu")]
+pub(super) fn synthetic_plan(spec: &DecoderSpec, kv: &KvSpec) -> MemoryPlan {
+    let table = spec.vocab as u64 * spec.hidden as u64;
+    let (hidden, query, keys) = (spec.hidden as u64, spec.query_width() as u64, spec.kv_width() as u64);
+    let layer = hidden * (2 * query + 2 * keys + 3 * spec.intermediate as u64);
+    // Two bytes a weight of the embedding and one of the head, four trits a byte.
+    MemoryPlan::new(spec, 3 * table + spec.layers as u64 * layer / 4, kv, STEP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_take_what_the_kernels_lay_out() {
+        let trits = Form::Trits { planes: 2, group: Some(128) };
+        // Two planes of 16 x 256 trits, and two scales for each of 16 rows and planes.
+        assert_eq!(trits.bytes(10, 200, 0), 2 * 16 * 256 / 4 + 2 * 16 * 2 * 2);
+        assert_eq!(Form::Dense(2).bytes(10, 20, 0), 10 * 32 * 2);
+        assert_eq!(Form::Int8(32).bytes(10, 64, 0), 10 * 64 + 10 * 2 * 4);
+    }
+
+    #[test]
+    fn what_is_too_large_for_one_piece_is_named() {
+        let pieces = [("a.weight".to_owned(), 128), ("b.weight".to_owned(), 129)];
+        check_pieces(&pieces, "wgpu:0", 129).expect("at the limit");
+        let refused = check_pieces(&pieces, "wgpu:0", 128).expect_err("over it").to_string();
+        assert_eq!(
+            refused,
+            "b.weight: 129 bytes in one piece, wgpu:0 takes at most 128: run it on the processor"
+        );
+        check_pieces(&pieces, "wgpu:0", 127).expect_err("both");
+    }
+}

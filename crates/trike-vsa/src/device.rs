@@ -1,0 +1,312 @@
+//! Hypervectors on a device: batches that stay there, and searches that go where they cost less.
+
+use std::marker::PhantomData;
+
+use trike_cpu::{TritPlanes, TritScore};
+use trike_cube::vsa::{Decision, MAX_SEARCHED, TritOp};
+use trike_cube::{Device, TritTable, ops};
+
+use crate::algebra::{Algebra, AlgebraKind, Z3, cut};
+use crate::bundle::Bundle;
+use crate::error::{Result, VsaError, check_dim, check_range};
+use crate::memory::{Hit, ItemMemory};
+use crate::random;
+use crate::vector::PackedTritVec;
+
+/// Hypervectors in the memory of a device. Every operation on them runs there, over the whole batch, and leaves its result there;
+/// [`DeviceVectors::read`] brings it back. Results are those of the same functions on the host, to the bit.
+///
+/// One operation on one vector takes the host some tens of nanoseconds and a device some tens of microseconds, most of which
+/// is the way: this is for thousands at a time. Vectors that are on the host anyway are combined there at the speed of its
+/// memory, which is more than the bus has, so nothing here copies a vector to a device to combine it.
+///
+/// ```no_run
+/// use trike_vsa::{DeviceVectors, PackedTritVec, Z3, cube::{Device, DeviceSpec}};
+///
+/// let device = Device::open(DeviceSpec::Auto)?;
+/// let keys = DeviceVectors::upload(&device, &PackedTritVec::<Z3>::random_set(10_000, 500, 1)?)?;
+/// let values = DeviceVectors::upload(&device, &PackedTritVec::random_set(10_000, 500, 2)?)?;
+/// let record = keys.bind(&values)?.bundle(500)?.read()?;
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DeviceVectors<A: Algebra = Z3> {
+    device: Device,
+    table: TritTable,
+    algebra: PhantomData<A>,
+}
+
+impl<A: Algebra> DeviceVectors<A> {
+    /// Copies vectors to a device.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Empty`] for none, [`VsaError::Dimension`] for different dimensions, [`VsaError::Cube`] for what the device
+    /// does not hold, here and below.
+    pub fn upload(device: &Device, vectors: &[PackedTritVec<A>]) -> Result<Self> {
+        let views: Vec<TritPlanes<'_>> = vectors.iter().map(PackedTritVec::view).collect();
+        Self::from_views(device, &views)
+    }
+
+    fn from_views(device: &Device, views: &[TritPlanes<'_>]) -> Result<Self> {
+        let dim = views.first().ok_or(VsaError::Empty { what: "a batch of hypervectors" })?.len();
+        views.iter().try_for_each(|view| check_dim("a vector of a batch", dim, view.len()))?;
+        let rows = views.iter().map(|view| [view.pos(), view.neg()]);
+        Ok(Self::over(device, TritTable::from_planes(device, dim, rows)?))
+    }
+
+    fn over(device: &Device, table: TritTable) -> Self {
+        Self { device: device.clone(), table, algebra: PhantomData }
+    }
+
+    /// Room for as many vectors of these dimensions.
+    fn room(&self, count: usize) -> Result<Self> {
+        Ok(Self::over(&self.device, TritTable::empty(&self.device, count, self.dim())?))
+    }
+
+    /// Dimensions.
+    #[must_use]
+    pub fn dim(&self) -> usize {
+        self.table.cols()
+    }
+
+    /// Vectors, at least one.
+    #[expect(clippy::len_without_is_empty, reason = "a batch is never empty")]
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.table.rows()
+    }
+
+    /// Copies the vectors to the host.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Cube`] when the device is lost.
+    pub fn read(&self) -> Result<Vec<PackedTritVec<A>>> {
+        let planes = self.table.read_planes(&self.device)?;
+        let vector =
+            |[pos, neg]: [Vec<u64>; 2]| PackedTritVec::from_view(TritPlanes::new(&pos, &neg, self.dim())?);
+        planes.into_iter().map(vector).collect()
+    }
+
+    /// [`bind`](crate::bind()) of each vector and the other at its place, or the only other.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`] for other dimensions, [`VsaError::Cube`] for another number of vectors that is not one.
+    pub fn bind(&self, other: &Self) -> Result<Self> {
+        self.combine(if A::KIND == AlgebraKind::Z3 { TritOp::SumMod3 } else { TritOp::Product }, other)
+    }
+
+    /// [`unbind`](crate::unbind) of each vector and the key at its place, or the only key.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVectors::bind`].
+    pub fn unbind(&self, key: &Self) -> Result<Self> {
+        self.combine(if A::KIND == AlgebraKind::Z3 { TritOp::DifferenceMod3 } else { TritOp::Product }, key)
+    }
+
+    fn combine(&self, op: TritOp, other: &Self) -> Result<Self> {
+        check_dim("the second batch of hypervectors", self.dim(), other.dim())?;
+        let out = self.room(self.len())?;
+        self.device.trit_combine(op, &self.table, &other.table, &out.table)?;
+        Ok(out)
+    }
+
+    /// [`permute`](crate::permute()) of each vector.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Cube`].
+    pub fn permute(&self, by: isize) -> Result<Self> {
+        let out = self.room(self.len())?;
+        self.device.permute(&self.table, by, &out.table)?;
+        Ok(out)
+    }
+
+    /// [`bundle_many`](crate::bundle_many) of each run of `each` vectors.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Cube`] when the vectors are no whole number of runs.
+    pub fn bundle(&self, each: usize) -> Result<Self> {
+        self.bundled(each, None)
+    }
+
+    /// [`bundle_weighted`](crate::bundle_weighted) of each run of `each` vectors, with a weight for each vector.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVectors::bundle`], and for another number of weights, or more than `i32::MAX` together.
+    pub fn bundle_weighted(&self, each: usize, weights: &[u32]) -> Result<Self> {
+        self.bundled(each, Some(weights))
+    }
+
+    fn bundled(&self, each: usize, weights: Option<&[u32]>) -> Result<Self> {
+        let counts = self.device.bundle(&self.table, each, weights)?;
+        let out = self.room(counts.bundles())?;
+        let decide = |decision| self.device.decide(&counts, decision, &out.table);
+        match A::KIND {
+            AlgebraKind::Z3 => decide(Decision::Plurality)?,
+            // A sum of an odd weight of signs is not zero, and of an even one the host's random signs decide.
+            AlgebraKind::Bipolar => {
+                let ties = random::ties(self.dim())?;
+                let ties = Self::from_views(&self.device, &[ties.view()])?;
+                decide(Decision::Signs(&ties.table))?;
+            }
+            AlgebraKind::Ternary => {
+                // The cut is the host's own, from how many nonzeros there are.
+                let nonzeros = self.device.nonzeros(&self.table)?;
+                let cuts: Vec<u32> = (0..counts.bundles())
+                    .map(|bundle| {
+                        let rows = bundle * each..(bundle + 1) * each;
+                        let weight = |row| weights.map_or(1, |weights: &[u32]| u64::from(weights[row]));
+                        let all = rows.clone().map(|row| weight(row) * u64::from(nonzeros[row])).sum();
+                        let squares = rows.map(|row| weight(row) * weight(row)).fold(0, u64::saturating_add);
+                        cut(all, self.dim(), counts.totals()[bundle], squares)
+                    })
+                    .collect();
+                decide(Decision::Majority(&cuts))?;
+            }
+        }
+        Ok(out)
+    }
+
+    /// The counts of each run of `each` vectors, on the host, as [`Bundle::of`] makes them.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceVectors::bundle`].
+    pub fn bundle_counts(&self, each: usize) -> Result<Vec<Bundle<A>>> {
+        let counts = self.device.bundle(&self.table, each, None)?;
+        let all = counts.read(&self.device)?.into_iter().zip(counts.totals());
+        all.map(|([pos, neg], &total)| Bundle::from_counts(&pos, &neg, total, each as u64)).collect()
+    }
+
+    /// The score of each vector with each of `others`, vector after vector: matches in [`Z3`], and else dot products.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Dimension`].
+    pub fn scores(&self, others: &Self) -> Result<Vec<i32>> {
+        check_dim("the other batch of hypervectors", self.dim(), others.dim())?;
+        let out = self.device.empty::<i32>(self.len().saturating_mul(others.len()))?;
+        let strategy = trike_cube::Strategy::Inferred;
+        self.device.trit_scores(score::<A>(), &self.table, &others.table, &out, &strategy)?;
+        Ok(self.device.read(&out)?)
+    }
+}
+
+fn score<A: Algebra>() -> trike_cube::TritScore {
+    match A::SCORE {
+        TritScore::Matches => trike_cube::TritScore::Matches,
+        _ => trike_cube::TritScore::Dot,
+    }
+}
+
+/// Where searches of a [`DeviceMemory`] run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SearchPlace {
+    /// On the device from about so many trits that a search compares, on the host below and wherever the device cannot.
+    #[default]
+    ByCost,
+    /// On the host.
+    Host,
+    /// On the device.
+    Device,
+}
+
+/// An [`ItemMemory`] with a copy on a device, where large searches run.
+///
+/// ```no_run
+/// use trike_vsa::{DeviceMemory, ItemMemory, PackedTritVec, Z3, cube::{Device, DeviceSpec}};
+///
+/// let words = PackedTritVec::<Z3>::random_set(10_000, 100_000, 1)?;
+/// let memory = DeviceMemory::new(ItemMemory::of(&words)?, &Device::open(DeviceSpec::Auto)?)?;
+/// assert_eq!(memory.top_k_batch(&words[..64], 1)?[7][0].index, 7);
+/// # Ok::<(), trike_vsa::VsaError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct DeviceMemory<A: Algebra = Z3> {
+    host: ItemMemory<A>,
+    vectors: DeviceVectors<A>,
+    place: SearchPlace,
+}
+
+/// Trits that a search compares from which a device is worth the way: the host compares some 3e11 a second on a thread, and a
+/// launch with its read-back takes some 50 microseconds. An estimate, not a measurement.
+const WORTHWHILE: u64 = 1 << 24;
+
+impl<A: Algebra> DeviceMemory<A> {
+    /// Copies a memory to a device.
+    ///
+    /// # Errors
+    ///
+    /// [`VsaError::Empty`] for a memory without vectors, [`VsaError::Cube`] where the device does not hold it.
+    pub fn new(host: ItemMemory<A>, device: &Device) -> Result<Self> {
+        let rows = (0..host.len()).map(|row| host.row(row)).collect::<Result<Vec<_>>>()?;
+        let vectors = DeviceVectors::from_views(device, &rows)?;
+        Ok(Self { host, vectors, place: SearchPlace::ByCost })
+    }
+
+    /// Where searches run from now on.
+    #[must_use]
+    pub fn at(self, place: SearchPlace) -> Self {
+        Self { place, ..self }
+    }
+
+    /// The memory on the host.
+    #[must_use]
+    pub fn host(&self) -> &ItemMemory<A> {
+        &self.host
+    }
+
+    /// The vectors on the device.
+    #[must_use]
+    pub fn vectors(&self) -> &DeviceVectors<A> {
+        &self.vectors
+    }
+
+    /// Whether a search of so many queries for the `k` best runs on the device.
+    #[must_use]
+    pub fn is_on_device(&self, queries: usize, k: usize) -> bool {
+        let fits = self.host.dim() <= MAX_SEARCHED && (1..=ops::MOST).contains(&k.min(self.host.len()));
+        let compared = [queries, self.host.len(), self.host.dim()];
+        let compared = compared.iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));
+        match self.place {
+            SearchPlace::Host => false,
+            SearchPlace::Device => true,
+            // A software driver is the host, only slower.
+            SearchPlace::ByCost => fits && compared >= WORTHWHILE && !self.vectors.device.is_software(),
+        }
+    }
+
+    /// [`ItemMemory::top_k_batch`], where it costs less: the same hits either way.
+    ///
+    /// # Errors
+    ///
+    /// As [`ItemMemory::top_k_batch`]; with [`SearchPlace::Device`] [`VsaError::Cube`] for more than the device finds, and
+    /// where a search fails there.
+    pub fn top_k_batch(&self, queries: &[PackedTritVec<A>], k: usize) -> Result<Vec<Vec<Hit>>> {
+        check_range("k of the k most similar", 1, usize::MAX, k)?;
+        queries.iter().try_for_each(|query| check_dim("a query", self.host.dim(), query.dim()))?;
+        if queries.is_empty() || !self.is_on_device(queries.len(), k) {
+            return self.host.top_k_batch(queries, k);
+        }
+        let device = &self.vectors.device;
+        let batch = DeviceVectors::upload(device, queries)?;
+        let k = k.min(self.host.len());
+        let found = device.nearest(score::<A>(), &batch.table, &self.vectors.table, k)?;
+        let hits = |(query, found): (&PackedTritVec<A>, Vec<trike_cube::vsa::TritHit>)| {
+            let hit = |found: trike_cube::vsa::TritHit| {
+                let index = found.row as usize;
+                let row = self.host.row(index)?;
+                let similarity = A::similarity(self.host.cpu(), found.score, query.view(), row);
+                Ok(Hit { index, score: found.score.into(), similarity })
+            };
+            found.into_iter().map(hit).collect()
+        };
+        queries.iter().zip(found).map(hits).collect()
+    }
+}
