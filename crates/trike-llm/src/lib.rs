@@ -15,7 +15,7 @@
 //! * the hub's cache: [`HubCache`], [`ModelId`], [`HubModel`], [`hub_shards`]
 //! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`answer()`], [`Question`], [`TaskScore`],
 //!   [`inspect()`], [`mod@bench`]
-//! * making a model ternary: [`quantize()`], [`ModelQuantizationConfig`], [`Calibration`], [`QuantizeReport`]
+//! * making a model ternary: [`quantize()`], [`ModelQuantizationConfig`], [`Tuning`], [`Calibration`], [`QuantizeReport`]
 //! * devices: [`Place`], [`Opened`], [`Use`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]
 //! * errors: [`LlmError`]
@@ -57,6 +57,6 @@ pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use perplexity::{Comparison, Score, Split, compare, score};
 pub use quantize::{
     Calibration, Compensation, Evaluation, LayerReport, ModelQuantizationConfig, QuantizeMethod,
-    QuantizeReport, TernaryTotals, quantize,
+    QuantizeReport, TernaryTotals, Tuning, TuningReport, quantize,
 };
 pub use tasks::{Question, TaskScore, answer, read_questions};

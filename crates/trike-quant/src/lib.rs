@@ -15,6 +15,7 @@
 //! * the result's shape: [`TritLayout`], [`ScaleType`]
 //! * calibration: [`Hessian`], [`CrossProduct`]
 //! * compensation: [`compensate`], [`CompensateConfig`], [`HessianFactor`], [`ColumnOrder`], [`hessian_error`]
+//! * learning: [`Latent`], [`LatentRates`]
 //! * pruning: [`prune`], [`PruneScore`], [`PrunePattern`]; [`compensate`] takes the result
 //! * planning: [`allocate`] with a [`Choice`] for each way to store a layer
 //! * activations: [`quantize_activations`]
@@ -31,6 +32,7 @@ mod factor;
 mod fit;
 mod grid;
 mod hessian;
+mod latent;
 mod linalg;
 mod plan;
 mod prune;
@@ -47,6 +49,7 @@ pub use factor::{ColumnOrder, HessianFactor};
 pub use fit::{error, fit_free, fit_tied, fit_tied_mean};
 pub use grid::Grid;
 pub use hessian::{CrossProduct, Hessian};
+pub use latent::{Latent, LatentRates};
 pub use plan::{Choice, allocate};
 pub use prune::{PrunePattern, PruneScore, prune};
 pub use quantize::{QuantizationStats, quantize_matrix};

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use trike_quant::{ColumnOrder, QuantizeConfig, ScaleRule, TritLayout};
 use trike_trit::{Coupling, Encoding};
 
+use super::Tuning;
 use crate::{LlmError, Split};
 
 /// Text that a model runs on while it is made ternary.
@@ -73,6 +74,9 @@ pub struct ModelQuantizationConfig {
     pub layout: TritLayout,
     /// Rounding or compensation.
     pub method: QuantizeMethod,
+    /// How codes and scales are tuned after compensation; `None` for not at all. Without compensation there is no text to tune on,
+    /// and free planes are not tuned.
+    pub tuning: Option<Tuning>,
     /// Layers whose name contains one of these stay as they are; `*` stands for any characters.
     pub skip_patterns: Vec<String>,
     /// Layers with fewer weights stay as they are.
@@ -98,6 +102,7 @@ impl ModelQuantizationConfig {
         Self {
             layout: TritLayout { depth, encoding: Encoding::Base3, ..TritLayout::default() },
             method: QuantizeMethod::Compensate(Compensation::default()),
+            tuning: Some(Tuning::default()),
             skip_patterns: Vec::new(),
             min_layer_size: 0,
             int8_head: false,
@@ -138,6 +143,9 @@ impl ModelQuantizationConfig {
                     got: "one scale per tensor".to_owned(),
                 });
             }
+        }
+        if let Some(tuning) = &self.tuning {
+            tuning.validate()?;
         }
         if let Some(empty) = self.skip_patterns.iter().find(|p| p.chars().all(|c| c == '*')) {
             return Err(LlmError::Option {

@@ -4,6 +4,9 @@ mod config;
 mod hidden;
 mod report;
 mod store;
+#[cfg(test)]
+mod tests;
+mod tune;
 mod walk;
 
 use std::{path::Path, time::Instant};
@@ -15,6 +18,8 @@ use trike_cpu::Cpu;
 use trike_format::{HfDirWriter, Int8Tensor, Tensor};
 use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision, RopePairing, WeightName};
 use trike_quant::QuantError;
+use trike_trit::Coupling;
+pub use tune::{Tuning, TuningReport};
 
 use crate::{
     GenerateOptions, HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Split, compare, convert,
@@ -33,11 +38,11 @@ pub(crate) fn quant_error(tensor: impl ToString, source: QuantError) -> LlmError
 }
 
 /// Makes `input` ternary and writes the result to the directory `output`, with its tokenizer. `progress` is called with the number
-/// of linear layers done and to do.
+/// of linear layers done and to do; tuning the model as a whole counts as a tenth more of them.
 ///
 /// With error compensation the text of `calibration` runs through the model one block at a time. The dense model and the one that
 /// is ternary so far run side by side, so that a layer sees the inputs that it will get and aims at the output that the dense model
-/// has. Only one block and the residual streams of the text are in memory.
+/// has. Only one block and the residual streams of the text are in memory. Codes and scales are then tuned, as [`Tuning`] says.
 ///
 /// Finished blocks are kept in `<output>.partial` until all is done: the same call after an interruption goes on from there, and a
 /// call with other options starts over. `output` appears in one step at the end.
@@ -90,8 +95,10 @@ pub fn quantize(
     };
     let tokens = ids.iter().map(Vec::len).sum();
     let store = Store::open(output, &store::fingerprint(input, config, &ids))?;
-    let layers = walk::Walk::new(input, config, &backend, &store, &ids)?.run(progress)?;
     let mut notes = Vec::new();
+    let tuning = tuning_of(input, config, &mut notes)?;
+    let walk::Walked { layers, blocks, model } =
+        walk::Walk::new(input, config, &backend, &store, &ids, tuning)?.run(progress)?;
     for pattern in &config.skip_patterns {
         let alone = ModelQuantizationConfig { skip_patterns: vec![pattern.clone()], ..config.clone() };
         if !layers.iter().any(|l| alone.skips(&l.name)) {
@@ -118,6 +125,8 @@ pub fn quantize(
         calibration_tokens: tokens,
         ternary: TernaryTotals::of(&layers),
         layers,
+        tuned_blocks: blocks,
+        tuned_model: model,
         input_bytes: input.source().tensors().iter().map(|t| t.bytes).sum(),
         output_bytes,
         bits_per_weight: 8.0 * output_bytes as f64 / parameters.max(1) as f64,
@@ -125,6 +134,34 @@ pub fn quantize(
         seconds: start.elapsed().as_secs_f64(),
         notes,
     })
+}
+
+/// How the model is tuned; `None`, with a note where it was asked for, when it is not.
+fn tuning_of(
+    input: &ModelFile,
+    config: &ModelQuantizationConfig,
+    notes: &mut Vec<String>,
+) -> Result<Option<Tuning>, LlmError> {
+    let Some(tuning) = config.tuning.filter(|_| matches!(config.method, QuantizeMethod::Compensate(_)))
+    else {
+        return Ok(None);
+    };
+    if config.layout.coupling == Coupling::Free && config.layout.depth > 1 {
+        notes.push("free planes are not tuned: tied ones are".to_owned());
+        return Ok(None);
+    }
+    let mut weights = 0u64;
+    for name in input.weights().into_iter().filter(|&name| names::is_block_matrix(name)) {
+        weights += input.info(name)?.elements();
+    }
+    if weights > tuning.most_weights {
+        notes.push(format!(
+            "the model was not tuned: its blocks have {weights} weights, more than {}",
+            tuning.most_weights
+        ));
+        return Ok(None);
+    }
+    Ok(Some(tuning))
 }
 
 fn compensation_damping(config: &ModelQuantizationConfig) -> f64 {

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::TuningReport;
 use crate::{Comparison, Score};
 
 /// A model made ternary. The field names are the schema of `report.json` and of `trike quantize --json`.
@@ -23,6 +24,10 @@ pub struct QuantizeReport {
     pub calibration_tokens: usize,
     /// Every linear layer of the blocks, in the order of the model.
     pub layers: Vec<LayerReport>,
+    /// Of each block that was tuned, by its number.
+    pub tuned_blocks: Vec<(usize, TuningReport)>,
+    /// Of the model, where all blocks were tuned together.
+    pub tuned_model: Option<TuningReport>,
     /// Sums over all of them that were made ternary.
     pub ternary: TernaryTotals,
     /// Bytes of the tensors read.

@@ -8,13 +8,13 @@ use std::{
 use serde_json::json;
 use trike_format::{HfDir, HfDirWriter, Tensor, TensorSource};
 use trike_nn::WeightName;
-use trike_trit::TritTensor;
 
-use super::{LayerReport, ModelQuantizationConfig};
+use super::{LayerReport, ModelQuantizationConfig, TuningReport};
 use crate::{LlmError, ModelFile};
 
 const SETTINGS: &str = "settings.txt";
 const LAYERS: &str = "layers.json";
+const TUNED: &str = "tuned";
 
 /// The directory `<output>.partial`.
 #[derive(Debug)]
@@ -32,10 +32,10 @@ pub(super) fn fingerprint(input: &ModelFile, config: &ModelQuantizationConfig, i
     let path = fs::canonicalize(input.path()).unwrap_or_else(|_| input.path().to_owned());
     let tensors: u64 = input.source().tensors().iter().map(|t| t.bytes).sum();
     let changed = fs::metadata(&path).and_then(|m| m.modified()).ok();
-    let ModelQuantizationConfig { layout, method, skip_patterns, min_layer_size, .. } = config;
+    let ModelQuantizationConfig { layout, method, tuning, skip_patterns, min_layer_size, .. } = config;
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "{version} {path:?} {tensors} {changed:?} {hash:016x} {layout:?} {method:?} {skip_patterns:?} {min_layer_size}"
+        "{version} {path:?} {tensors} {changed:?} {hash:016x} {layout:?} {method:?} {tuning:?} {skip_patterns:?} {min_layer_size}"
     )
 }
 
@@ -85,19 +85,39 @@ impl Store {
         self.dir.join("model")
     }
 
-    /// The report of a finished block, and its weights; `None` when it is not finished.
-    pub(super) fn load(&self, layer: usize) -> Result<Option<(Vec<LayerReport>, Block)>, LlmError> {
-        let dir = self.block(layer);
+    /// Opens a directory of ours that holds tensors and what is to be said about them; `None` when it is not finished.
+    fn open_part<T: serde::de::DeserializeOwned>(&self, dir: &Path) -> Result<Option<(T, Block)>, LlmError> {
         if !dir.join("config.json").exists() {
             if dir.exists() {
-                fs::remove_dir_all(&dir).map_err(io(&dir))?;
+                fs::remove_dir_all(dir).map_err(io(dir))?;
             }
             return Ok(None);
         }
         let path = dir.join(LAYERS);
         let text = fs::read(&path).map_err(io(&path))?;
-        let layers = serde_json::from_slice(&text).map_err(|e| io(&path)(e.into()))?;
-        Ok(Some((layers, Block(HfDir::open(&dir)?))))
+        let about = serde_json::from_slice(&text).map_err(|e| io(&path)(e.into()))?;
+        Ok(Some((about, Block(HfDir::open(dir)?))))
+    }
+
+    fn save_part(
+        &self,
+        dir: &Path,
+        about: &impl serde::Serialize,
+        tensors: impl Iterator<Item = (WeightName, Tensor)>,
+    ) -> Result<(), LlmError> {
+        let mut writer = HfDirWriter::create(dir, json!({}))?;
+        for (name, tensor) in tensors {
+            writer.tensor(&name.to_string(), &tensor)?;
+        }
+        let path = dir.join(LAYERS);
+        writer.write_file(LAYERS, &serde_json::to_vec(about).map_err(|e| io(&path)(e.into()))?)?;
+        Ok(writer.finish()?)
+    }
+
+    /// The reports of a finished block, and its weights; `None` when it is not finished.
+    pub(super) fn load(&self, layer: usize) -> Result<Option<Finished>, LlmError> {
+        let part = self.open_part(&self.block(layer))?;
+        Ok(part.map(|((layers, tuned), block)| (layers, tuned, block)))
     }
 
     /// Keeps a finished block; one without ternary layers needs no keeping.
@@ -105,25 +125,39 @@ impl Store {
         &self,
         layer: usize,
         layers: &[LayerReport],
-        tensors: Vec<(WeightName, TritTensor)>,
+        tuned: Option<TuningReport>,
+        tensors: Vec<(WeightName, Tensor)>,
     ) -> Result<(), LlmError> {
         if tensors.is_empty() {
             return Ok(());
         }
-        let mut writer = HfDirWriter::create(self.block(layer), json!({}))?;
-        for (name, tensor) in tensors {
-            writer.tensor(&name.to_string(), &tensor.into())?;
-        }
-        let path = self.block(layer).join(LAYERS);
-        writer.write_file(LAYERS, &serde_json::to_vec(layers).map_err(|e| io(&path)(e.into()))?)?;
-        Ok(writer.finish()?)
+        self.save_part(&self.block(layer), &(layers, tuned), tensors.into_iter())
     }
 
-    /// Every finished block.
+    /// The reports of all layers, of each tuned block and of the tuned model, when this is finished.
+    pub(super) fn tuned(&self) -> Result<Option<TunedModel>, LlmError> {
+        Ok(self.open_part(&self.dir.join(TUNED))?.map(|(about, _)| about))
+    }
+
+    /// Keeps the weights of the tuned model, which take the place of those of the blocks.
+    pub(super) fn save_tuned(
+        &self,
+        layers: &[LayerReport],
+        blocks: &[(usize, TuningReport)],
+        model: &TuningReport,
+        tensors: impl Iterator<Item = (WeightName, Tensor)>,
+    ) -> Result<(), LlmError> {
+        self.save_part(&self.dir.join(TUNED), &(layers, blocks, model), tensors)
+    }
+
+    /// Everything that is finished, what replaces something before it.
     pub(super) fn blocks(&self, layers: usize) -> Result<Vec<Block>, LlmError> {
-        (0..layers)
-            .filter_map(|layer| self.load(layer).map(|b| b.map(|(_, block)| block)).transpose())
-            .collect()
+        let tuned = self.open_part::<TunedModel>(&self.dir.join(TUNED))?.map(|(_, block)| block);
+        let mut all: Vec<Block> = tuned.into_iter().collect();
+        for layer in 0..layers {
+            all.extend(self.load(layer)?.map(|(_, _, block)| block));
+        }
+        Ok(all)
     }
 
     /// Puts the finished model in its place and removes everything else.
@@ -132,6 +166,12 @@ impl Store {
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
     }
 }
+
+/// A finished block: the reports of its layers and of its tuning, and its weights.
+pub(super) type Finished = (Vec<LayerReport>, Option<TuningReport>, Block);
+
+/// The reports of all layers, of each tuned block by its number, and of the tuned model.
+pub(super) type TunedModel = (Vec<LayerReport>, Vec<(usize, TuningReport)>, TuningReport);
 
 /// The ternary weights of a finished block.
 #[derive(Debug)]

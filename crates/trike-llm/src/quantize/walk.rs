@@ -18,6 +18,7 @@ use super::{
     hidden::{self, Batch},
     quant_error,
     store::Store,
+    tune::{self, Tuning, TuningReport},
 };
 use crate::{LlmError, ModelFile, load::weight};
 
@@ -33,6 +34,22 @@ pub(super) struct Walk<'a> {
     rope: CpuRope,
     dense: Vec<Batch>,
     ternary: Vec<Batch>,
+    /// How blocks and the model are tuned, where they are.
+    tuning: Option<Tuning>,
+    /// The calibration text.
+    ids: &'a [Vec<u32>],
+}
+
+/// The weights of a block that are no longer as they were, and the report of its tuning.
+type Done = (Vec<(WeightName, Tensor)>, Option<TuningReport>);
+
+/// What a walk did.
+pub(super) struct Walked {
+    pub(super) layers: Vec<LayerReport>,
+    /// Of each block that was tuned, by its number.
+    pub(super) blocks: Vec<(usize, TuningReport)>,
+    /// Of all of them together.
+    pub(super) model: Option<TuningReport>,
 }
 
 /// What the tokens of a text say about a site.
@@ -45,7 +62,7 @@ struct Statistics {
 }
 
 /// Reads a block's weights in f32, all dense.
-struct BlockWeights<'a>(&'a ModelFile);
+pub(super) struct BlockWeights<'a>(pub(super) &'a ModelFile);
 
 impl BlockWeights<'_> {
     fn load(&self, name: WeightName) -> Result<Tensor, NnError> {
@@ -71,45 +88,117 @@ impl<'a> Walk<'a> {
         config: &'a ModelQuantizationConfig,
         backend: &'a CpuBackend,
         store: &'a Store,
-        ids: &[Vec<u32>],
+        ids: &'a [Vec<u32>],
+        tuning: Option<Tuning>,
     ) -> Result<Self, LlmError> {
         let spec = &input.config().spec;
         let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
-        let embed = || {
-            if ids.is_empty() {
-                return Ok(Vec::new());
-            }
-            let table = backend.load_matrix(weight(input.load(WeightName::Embedding)?)?)?;
-            hidden::embed(backend, &table, ids)
-        };
-        Ok(Self { input, config, backend, store, rope, dense: embed()?, ternary: embed()? })
+        let (dense, ternary) = (Vec::new(), Vec::new());
+        let mut walk = Self { input, config, backend, store, rope, dense, ternary, tuning, ids };
+        (walk.dense, walk.ternary) = (walk.embed()?, walk.embed()?);
+        Ok(walk)
     }
 
-    /// Every linear layer of the blocks, in order.
-    pub(super) fn run(
-        mut self,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Vec<LayerReport>, LlmError> {
+    /// The streams that enter the first block.
+    fn embed(&self) -> Result<Vec<Batch>, LlmError> {
+        if self.ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let table = self.backend.load_matrix(weight(self.input.load(WeightName::Embedding)?)?)?;
+        hidden::embed(self.backend, &table, self.ids)
+    }
+
+    /// Every linear layer of the blocks, in order, and then all of them together.
+    pub(super) fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Walked, LlmError> {
         let layers = self.input.config().spec.layers;
-        let mut reports = Vec::new();
+        let whole = self.tuning.filter(|t| t.model_epochs > 0 && !self.ids.is_empty());
+        let mut walked = Walked { layers: Vec::new(), blocks: Vec::new(), model: None };
+        if let (Some(_), Some((layers, blocks, model))) = (whole, self.store.tuned()?) {
+            return Ok(Walked { layers, blocks, model: Some(model) });
+        }
+        // The model as a whole counts as much as another tenth of its layers.
+        let steps = layers * 7 + whole.map_or(0, |_| layers * 7 / 10 + 1);
         for layer in 0..layers {
             match self.store.load(layer)? {
-                Some((done, block)) => {
-                    reports.extend(done);
-                    if layer + 1 < layers {
+                Some((done, tuned, block)) => {
+                    walked.layers.extend(done);
+                    walked.blocks.extend(tuned.map(|t| (layer, t)));
+                    if layer + 1 < layers || whole.is_some() {
                         self.advance(layer, |name| block.load(name).transpose())?;
                     }
                 }
                 None => {
-                    let before = reports.len();
-                    let tensors =
-                        self.block(layer, &mut reports, &mut |done| progress(layer * 7 + done, layers * 7))?;
-                    self.store.save(layer, &reports[before..], tensors)?;
+                    let before = walked.layers.len();
+                    let mut report = |done| progress(layer * 7 + done, steps);
+                    let (tensors, tuned) = self.block(layer, &mut walked.layers, &mut report)?;
+                    self.store.save(layer, &walked.layers[before..], tuned, tensors)?;
+                    walked.blocks.extend(tuned.map(|t| (layer, t)));
                 }
             }
-            progress((layer + 1) * 7, layers * 7);
+            progress((layer + 1) * 7, steps);
         }
-        Ok(reports)
+        if let Some(tuning) = whole {
+            self.whole(&tuning, &mut walked, &mut |done, all| {
+                progress(layers * 7 + done * (steps - layers * 7) / all.max(1), steps);
+            })?;
+            progress(steps, steps);
+        }
+        Ok(walked)
+    }
+
+    /// Tunes all blocks together, where there is anything ternary in them.
+    fn whole(
+        self,
+        tuning: &Tuning,
+        walked: &mut Walked,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<(), LlmError> {
+        let mut blocks = vec![Vec::new(); self.input.config().spec.layers];
+        for (layer, replaced) in blocks.iter_mut().enumerate() {
+            let Some((_, _, block)) = self.store.load(layer)? else { continue };
+            for name in Site::ALL.iter().flat_map(|site| site.matrices(layer)) {
+                replaced.extend(block.load(name).transpose()?.map(|tensor| (name, tensor)));
+            }
+        }
+        if blocks.iter().all(Vec::is_empty) {
+            return Ok(());
+        }
+        let (head, starts) = (tune::Head::load(self.input)?, self.embed()?);
+        let report = tune::whole(
+            self.input,
+            self.backend.cpu(),
+            tuning,
+            &head,
+            &mut blocks,
+            &starts,
+            &self.dense,
+            progress,
+        )?;
+        if report.kept {
+            self.renew(&mut walked.layers, blocks.iter().flatten())?;
+        }
+        self.store.save_tuned(&walked.layers, &walked.blocks, &report, blocks.into_iter().flatten())?;
+        walked.model = Some(report);
+        Ok(())
+    }
+
+    /// Puts what a report says about the weights themselves right after tuning.
+    fn renew<'t>(
+        &self,
+        layers: &mut [LayerReport],
+        tensors: impl Iterator<Item = &'t (WeightName, Tensor)>,
+    ) -> Result<(), LlmError> {
+        for (name, tensor) in tensors {
+            let Tensor::Trits(tensor) = tensor else { continue };
+            let text = name.to_string();
+            if let Some(report) = layers.iter_mut().find(|l| l.name == text) {
+                let weights = self.input.load(*name)?.into_f32();
+                (report.weight_error, report.zeros) = measured(&weights, tensor);
+                report.bytes = tensor.bytes() as u64;
+                report.bits_per_weight = tensor.bits_per_weight();
+            }
+        }
+        Ok(())
     }
 
     fn load(&self, layer: usize) -> Result<DecoderBlock<CpuBackend>, NnError> {
@@ -152,18 +241,25 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
+    /// What comes out of a block, a buffer for each batch.
+    fn outputs(&self, batches: &[Batch], block: &DecoderBlock<CpuBackend>) -> Result<Vec<Vec<f32>>, NnError> {
+        let on = |_, _, _| ControlFlow::Continue(());
+        batches.iter().map(|batch| batch.through(self.place(), block, on, None)).collect()
+    }
+
     fn pass(
         &mut self,
         dense: &DecoderBlock<CpuBackend>,
         ternary: &DecoderBlock<CpuBackend>,
     ) -> Result<(), LlmError> {
-        let on = |_, _, _| ControlFlow::Continue(());
-        let place = self.place();
-        let next = |batches: &[Batch], block| -> Result<Vec<Vec<f32>>, NnError> {
-            batches.iter().map(|batch| batch.through(place, block, on, None)).collect()
-        };
-        let (after_dense, after_ternary) = (next(&self.dense, dense)?, next(&self.ternary, ternary)?);
-        for (batches, after) in [(&mut self.dense, after_dense), (&mut self.ternary, after_ternary)] {
+        let after = self.outputs(&self.dense, dense)?;
+        self.pass_to(after, ternary)
+    }
+
+    /// Takes the dense streams to `after`, and the ternary ones through their block.
+    fn pass_to(&mut self, after: Vec<Vec<f32>>, ternary: &DecoderBlock<CpuBackend>) -> Result<(), LlmError> {
+        let after_ternary = self.outputs(&self.ternary, ternary)?;
+        for (batches, after) in [(&mut self.dense, after), (&mut self.ternary, after_ternary)] {
             for (batch, x) in batches.iter_mut().zip(after) {
                 batch.x = x;
             }
@@ -177,7 +273,8 @@ impl<'a> Walk<'a> {
         layer: usize,
         reports: &mut Vec<LayerReport>,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<Vec<(WeightName, TritTensor)>, LlmError> {
+    ) -> Result<Done, LlmError> {
+        let first = reports.len();
         let dense = self.load(layer)?;
         let mut ternary = self.load(layer)?;
         let mut tensors = Vec::new();
@@ -206,13 +303,28 @@ impl<'a> Walk<'a> {
                 let (tensor, report) = self.layer(name, solver.as_ref())?;
                 self.replace(&mut ternary, name, tensor.rows(), tensor.dequantize())?;
                 reports.push(report);
-                tensors.push((name, tensor));
+                tensors.push((name, tensor.into()));
             }
             done += site.matrices(layer).len();
             progress(done);
         }
-        self.pass(&dense, &ternary)?;
-        Ok(tensors)
+        let after = self.outputs(&self.dense, &dense)?;
+        let mut tuned = None;
+        if let Some(tuning) = self.tuning.filter(|t| t.block_epochs > 0 && !self.ids.is_empty())
+            && !tensors.is_empty()
+        {
+            let (input, cpu) = (self.input, self.backend.cpu());
+            let report = tune::block(input, cpu, layer, &tuning, &mut tensors, &self.ternary, &after)?;
+            if report.kept {
+                for (name, tensor) in &tensors {
+                    self.replace(&mut ternary, *name, tensor.rows(), tensor.clone().into_f32())?;
+                }
+                self.renew(&mut reports[first..], tensors.iter())?;
+            }
+            tuned = Some(report);
+        }
+        self.pass_to(after, &ternary)?;
+        Ok((tensors, tuned))
     }
 
     /// The report of a layer that stays as it is; `None` for one that becomes ternary.
@@ -314,10 +426,7 @@ impl<'a> Walk<'a> {
                 (quantize_matrix(view, &config).map_err(failed)?.0, None)
             }
         };
-        let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
-        let lost = norm(&mut weights.iter().zip(tensor.dequantize()).map(|(w, t)| w - t));
-        let whole = norm(&mut weights.iter().copied());
-        let trits = (rows * cols * tensor.depth()) as f64;
+        let (weight_error, zeros) = measured(&weights, &tensor);
         let report = LayerReport {
             name: name.to_string(),
             rows,
@@ -325,9 +434,9 @@ impl<'a> Walk<'a> {
             kept: None,
             bytes: tensor.bytes() as u64,
             bits_per_weight: tensor.bits_per_weight(),
-            weight_error: Some(if whole > 0.0 { (lost / whole).sqrt() } else { 0.0 }),
+            weight_error,
             output_error,
-            zeros: Some(tensor.zeros() as f64 / trits),
+            zeros,
             damping: solver.map(|s| s.factor.damping()),
             dead_inputs: solver.map(|s| s.factor.dead()),
             outlier_inputs: solver.map(|s| s.statistics.hessian.outliers(OUTLIER)),
@@ -335,6 +444,16 @@ impl<'a> Walk<'a> {
         };
         Ok((tensor, report))
     }
+}
+
+/// The relative error of a ternary weight, and its share of zero trits.
+fn measured(weights: &[f32], tensor: &TritTensor) -> (Option<f64>, Option<f64>) {
+    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+    let lost = norm(&mut weights.iter().zip(tensor.dequantize()).map(|(w, t)| w - t));
+    let whole = norm(&mut weights.iter().copied());
+    let trits = (weights.len() * tensor.depth()) as f64;
+    let error = if whole > 0.0 { (lost / whole).sqrt() } else { 0.0 };
+    (Some(error), Some(tensor.zeros() as f64 / trits))
 }
 
 /// What all layers of a site share.

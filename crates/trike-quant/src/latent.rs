@@ -1,0 +1,268 @@
+//! Weights that are learned through rounding.
+//!
+//! A gradient of what a model puts out does not reach through a rounding. The straight-through estimator (Bengio et al.,
+//! 1308.3432) lets it pass as if nothing had been rounded, to a latent weight behind every code; where enough of it comes together,
+//! the latent weight crosses the border between two levels and the code changes. Learned step sizes are those of LSQ (Esser et
+//! al., 1902.08153), here with latent weights in units of their step, so that both are learned apart.
+
+use trike_trit::{Coupling, Granularity, ScaleValues, TritTensor};
+
+use crate::{
+    Grid, MatrixView, QuantError, ScaleType, TritLayout,
+    error::{check_finite, check_len},
+    tensor::{scales, tensor},
+};
+
+/// How far inside its cell a latent weight starts at least, in steps: nearer to the border, noise alone would move it over.
+const MARGIN: f32 = 0.05;
+/// Of Adam (Kingma and Ba, 1412.6980): what stays of the mean of gradients and of that of their squares in a step.
+const MOMENTA: (f32, f32) = (0.9, 0.98);
+
+/// How far [`Latent::update`] goes at most.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LatentRates {
+    /// A latent weight, in steps between levels.
+    pub codes: f32,
+    /// A scale, as a share of it; means by the same share of the step.
+    pub scales: f32,
+}
+
+/// A ternary matrix with tied planes on its way to another one: a latent weight for each code, and its scales.
+///
+/// ```
+/// use trike_quant::{Latent, LatentRates, MatrixView, QuantizeConfig, quantize_matrix};
+///
+/// let w = [0.9, -1.0, 0.3, 0.0];
+/// let view = MatrixView::new(1, 4, &w)?;
+/// let config = QuantizeConfig::default();
+/// let (trits, _) = quantize_matrix(view, &config)?;
+/// let mut latent = Latent::new(view, &trits, None)?;
+/// assert_eq!(latent.tensor()?, trits);
+/// // A loss that falls as the third weight grows.
+/// for _ in 0..60 {
+///     latent.update(&[0.0, 0.0, -1.0, 0.0], LatentRates { codes: 0.02, scales: 0.0 })?;
+/// }
+/// assert!(trits.dequantize()[2] == 0.0 && latent.tensor()?.dequantize()[2] > 0.9);
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Latent {
+    rows: usize,
+    cols: usize,
+    layout: TritLayout,
+    /// In steps of its grid, beyond the mean.
+    at: Vec<f32>,
+    /// Whether a weight may be anything but zero; empty when all may.
+    keep: Vec<bool>,
+    /// In the order of means.
+    steps: Vec<f32>,
+    means: Vec<f32>,
+    of_codes: Adam,
+    of_steps: Adam,
+    of_means: Adam,
+    updates: i32,
+}
+
+/// Running means of gradients and of their squares.
+#[derive(Clone, Debug)]
+struct Adam {
+    mean: Vec<f32>,
+    square: Vec<f32>,
+}
+
+impl Adam {
+    fn new(len: usize) -> Self {
+        Self { mean: vec![0.0; len], square: vec![0.0; len] }
+    }
+
+    /// The direction of a step, about -1 to 1; `unbias` are the factors that make up for starting at zero.
+    #[inline]
+    fn direction(mean: &mut f32, square: &mut f32, gradient: f32, unbias: (f32, f32)) -> f32 {
+        *mean += (1.0 - MOMENTA.0) * (gradient - *mean);
+        *square += (1.0 - MOMENTA.1) * (gradient * gradient - *square);
+        // What has no gradient has no direction.
+        *mean * unbias.0 / ((*square * unbias.1).sqrt() + 1e-30)
+    }
+}
+
+impl Latent {
+    /// Starts at the codes and scales of `trits`: each latent weight is that of `weights` where this rounds to the code, and the
+    /// nearest that does where not, since compensation moved it. Where `keep`, as [`prune`](crate::prune) makes it, is false, codes
+    /// stay what they are.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Length`] for another shape, [`QuantError::Option`] for free planes.
+    pub fn new(
+        weights: MatrixView<'_>,
+        trits: &TritTensor,
+        keep: Option<&[bool]>,
+    ) -> Result<Self, QuantError> {
+        let (rows, cols, depth) = (weights.rows(), weights.cols(), trits.depth());
+        if trits.coupling() == Coupling::Free && depth > 1 {
+            return Err(QuantError::Option {
+                option: "coupling",
+                expected: "tied planes for latent weights",
+                got: "free".to_owned(),
+            });
+        }
+        check_len("rows of the trits", rows, trits.rows())?;
+        check_len("columns of the trits", cols, trits.cols())?;
+        let keep = keep.unwrap_or_default().to_vec();
+        if !keep.is_empty() {
+            check_len("weights that are kept or not", rows * cols, keep.len())?;
+        }
+        let granularity = trits.scales().granularity();
+        let layout = TritLayout {
+            depth,
+            coupling: trits.coupling(),
+            granularity,
+            with_mean: trits.scales().means().is_some(),
+            encoding: trits.encoding(),
+            scales: match trits.scales().values() {
+                ScaleValues::F16(_) => ScaleType::F16,
+                ScaleValues::F32(_) => ScaleType::F32,
+            },
+        };
+        let fraction = 3f32.powi(depth as i32 - 1);
+        let steps: Vec<f32> = trits.scales().values().iter().map(|s| s / fraction).collect();
+        let means: Vec<f32> =
+            trits.scales().means().map_or_else(|| vec![0.0; steps.len()], |m| m.iter().collect());
+        let mut at = Vec::with_capacity(rows * cols);
+        let mut codes = vec![0i16; cols];
+        let mut plane = vec![0i8; cols];
+        for row in 0..rows {
+            codes.fill(0);
+            for p in 0..depth {
+                trits.read_row(p, row, &mut plane)?;
+                for (code, &trit) in codes.iter_mut().zip(&plane) {
+                    *code = 3 * *code + i16::from(trit);
+                }
+            }
+            for (column, (&w, &code)) in weights.row(row).iter().zip(&codes).enumerate() {
+                let grid = grid_of(granularity, cols, row, column);
+                let code = f32::from(code);
+                let wanted = if steps[grid] == 0.0 { code } else { (w - means[grid]) / steps[grid] };
+                at.push(wanted.clamp(code - 0.5 + MARGIN, code + 0.5 - MARGIN));
+            }
+        }
+        let (of_codes, of_steps) = (Adam::new(at.len()), Adam::new(steps.len()));
+        let of_means = Adam::new(if layout.with_mean { steps.len() } else { 0 });
+        Ok(Self { rows, cols, layout, at, keep, steps, means, of_codes, of_steps, of_means, updates: 0 })
+    }
+
+    /// Output features.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Number of planes.
+    pub fn depth(&self) -> usize {
+        self.layout.depth
+    }
+
+    fn most(&self) -> f32 {
+        f32::from(Grid::max_code(self.layout.depth))
+    }
+
+    /// Spans of a row that share a grid, and the number of the first one's grid.
+    fn spans(&self, row: usize) -> (usize, usize) {
+        (self.layout.granularity.group_len(self.cols), grid_of(self.layout.granularity, self.cols, row, 0))
+    }
+
+    /// The weights as they are now, rounded, row-major.
+    pub fn values(&self) -> Vec<f32> {
+        let most = self.most();
+        let mut out = Vec::with_capacity(self.at.len());
+        for (row, at) in self.at.chunks_exact(self.cols).enumerate() {
+            let (len, first) = self.spans(row);
+            for (at, grid) in at.chunks(len.max(1)).zip(first..) {
+                let (step, mean) = (self.steps[grid], self.means[grid]);
+                out.extend(at.iter().map(|at| mean + step * at.round_ties_even().clamp(-most, most)));
+            }
+        }
+        out
+    }
+
+    /// Takes a step of Adam against `gradient`, that of a loss by the weights of [`values`](Self::values).
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Length`], [`QuantError::NonFinite`]; nothing has changed then.
+    pub fn update(&mut self, gradient: &[f32], rates: LatentRates) -> Result<(), QuantError> {
+        check_len("gradient", self.at.len(), gradient.len())?;
+        check_finite("gradient", gradient)?;
+        self.updates = self.updates.saturating_add(1);
+        let unbias = (1.0 / (1.0 - MOMENTA.0.powi(self.updates)), 1.0 / (1.0 - MOMENTA.1.powi(self.updates)));
+        let most = self.most();
+        let mut by_step = vec![0f32; self.steps.len()];
+        let mut by_mean = vec![0f32; self.of_means.mean.len()];
+        let cols = self.cols;
+        for row in 0..self.rows {
+            let (len, first) = self.spans(row);
+            for (start, grid) in (row * cols..(row + 1) * cols).step_by(len.max(1)).zip(first..) {
+                let span = start..(start + len).min((row + 1) * cols);
+                let step = self.steps[grid];
+                let (mut of_step, mut of_mean) = (0f32, 0f32);
+                let moments = self.of_codes.mean[span.clone()].iter_mut();
+                let moments = moments.zip(&mut self.of_codes.square[span.clone()]);
+                let places = self.at[span.clone()].iter_mut().zip(&gradient[span.clone()]);
+                for ((i, (at, &g)), (mean, square)) in span.zip(places).zip(moments) {
+                    of_step += g * at.round_ties_even().clamp(-most, most);
+                    of_mean += g;
+                    if !self.keep.is_empty() && !self.keep[i] {
+                        continue;
+                    }
+                    let direction = Adam::direction(mean, square, g * step, unbias);
+                    *at = (*at - rates.codes * direction).clamp(-most - 0.5, most + 0.5);
+                }
+                by_step[grid] += of_step;
+                if let Some(sum) = by_mean.get_mut(grid) {
+                    *sum += of_mean;
+                }
+            }
+        }
+        let moments = self.of_means.mean.iter_mut().zip(&mut self.of_means.square);
+        let places = self.means.iter_mut().zip(&self.steps).zip(&by_mean);
+        for (((to, step), &g), (mean, square)) in places.zip(moments) {
+            *to -= rates.scales * step * Adam::direction(mean, square, g, unbias);
+        }
+        let moments = self.of_steps.mean.iter_mut().zip(&mut self.of_steps.square);
+        for ((step, &g), (mean, square)) in self.steps.iter_mut().zip(&by_step).zip(moments) {
+            let share = rates.scales * Adam::direction(mean, square, g, unbias);
+            *step *= (1.0 - share).clamp(0.5, 2.0);
+        }
+        Ok(())
+    }
+
+    /// The weights as they are now, packed.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Trit`], as for any tensor.
+    pub fn tensor(&self) -> Result<TritTensor, QuantError> {
+        let depth = self.layout.depth;
+        let most = self.most();
+        let codes: Vec<i16> =
+            self.at.iter().map(|at| at.round_ties_even().clamp(-most, most) as i16).collect();
+        let grid = |(&step, &mean): (&f32, &f32)| Grid::tied(depth, step, mean);
+        let grids: Vec<Grid> = self.steps.iter().zip(&self.means).map(grid).collect();
+        tensor(self.rows, self.cols, &codes, scales(&grids, &self.layout), &self.layout)
+    }
+}
+
+/// The number of the grid of a weight, in the order of means.
+fn grid_of(granularity: Granularity, cols: usize, row: usize, column: usize) -> usize {
+    match granularity {
+        Granularity::Tensor => 0,
+        _ => {
+            let len = granularity.group_len(cols);
+            row * cols.div_ceil(len.max(1)) + column / len.max(1)
+        }
+    }
+}

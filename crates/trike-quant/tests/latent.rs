@@ -1,0 +1,122 @@
+//! Weights learned through rounding.
+
+use trike_quant::{
+    Latent, LatentRates, MatrixView, QuantError, QuantizeConfig, ScaleRule, TritLayout, quantize_matrix,
+};
+use trike_testkit::Rng;
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, TritTensor};
+
+const ROWS: usize = 3;
+const COLS: usize = 77;
+
+fn layouts() -> Vec<TritLayout> {
+    let mut all = Vec::new();
+    for granularity in [Granularity::Tensor, Granularity::Row, Granularity::Group(GroupSize::G32)] {
+        for (depth, with_mean, encoding) in
+            [(1, false, Encoding::TwoBit), (2, true, Encoding::Base3), (4, false, Encoding::Base3)]
+        {
+            all.push(TritLayout { depth, with_mean, encoding, granularity, ..TritLayout::default() });
+        }
+    }
+    all
+}
+
+fn rounded(weights: &[f32], layout: TritLayout) -> TritTensor {
+    let view = MatrixView::new(ROWS, COLS, weights).unwrap();
+    let config = QuantizeConfig { layout, ..QuantizeConfig::default() };
+    quantize_matrix(view, &config).unwrap().0
+}
+
+#[test]
+fn it_starts_where_the_tensor_is() {
+    let weights = Rng::new(1).normals(ROWS * COLS);
+    let other = Rng::new(2).normals(ROWS * COLS);
+    for layout in layouts() {
+        let trits = rounded(&weights, layout);
+        // Also when the codes are not those that the weights round to.
+        for near in [&weights, &other] {
+            let latent = Latent::new(MatrixView::new(ROWS, COLS, near).unwrap(), &trits, None).unwrap();
+            assert_eq!(latent.tensor().unwrap(), trits, "{layout:?}");
+            let values = trits.dequantize();
+            let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
+            let close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5 * largest;
+            assert!(latent.values().iter().zip(&values).all(close), "{layout:?}");
+        }
+    }
+}
+
+/// Learning to be the weights themselves, measured with correlated inputs, ends nearer to them than rounding.
+#[test]
+fn learning_lowers_a_loss() {
+    let mut rng = Rng::new(3);
+    let weights = rng.normals(ROWS * COLS);
+    let mix = rng.normals(COLS * 12);
+    let image = |w: &[f32]| -> Vec<f32> {
+        let each = w.chunks_exact(COLS).flat_map(|row| {
+            (0..12).map(|i| row.iter().zip(&mix[i * COLS..]).map(|(w, m)| w * m).sum::<f32>())
+        });
+        each.collect()
+    };
+    let aim = image(&weights);
+    let loss = |w: &[f32]| image(w).iter().zip(&aim).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
+    for layout in layouts() {
+        let trits = rounded(&weights, layout);
+        let mut latent = Latent::new(MatrixView::new(ROWS, COLS, &weights).unwrap(), &trits, None).unwrap();
+        let steps = 200;
+        for i in 0..steps {
+            let error: Vec<f32> = image(&latent.values()).iter().zip(&aim).map(|(a, b)| a - b).collect();
+            let by = |r: usize, c: usize| (0..12).map(|i| error[r * 12 + i] * mix[i * COLS + c]).sum::<f32>();
+            let gradient: Vec<f32> = (0..ROWS * COLS).map(|k| by(k / COLS, k % COLS)).collect();
+            let left = 1.0 - i as f32 / steps as f32;
+            latent.update(&gradient, LatentRates { codes: 0.03 * left, scales: 3e-3 * left }).unwrap();
+        }
+        let (before, after) = (loss(&trits.dequantize()), loss(&latent.tensor().unwrap().dequantize()));
+        assert!(after < 0.5 * before, "{layout:?}: {before} to {after}");
+    }
+}
+
+#[test]
+fn what_is_not_kept_stays() {
+    let weights = Rng::new(4).normals(ROWS * COLS);
+    let trits = rounded(&weights, TritLayout::default());
+    let before = trits.dequantize();
+    let keep: Vec<bool> = before.iter().map(|v| *v != 0.0).collect();
+    let view = MatrixView::new(ROWS, COLS, &weights).unwrap();
+    let mut latent = Latent::new(view, &trits, Some(&keep)).unwrap();
+    for _ in 0..80 {
+        latent.update(&vec![-1.0; ROWS * COLS], LatentRates { codes: 0.05, scales: 0.0 }).unwrap();
+    }
+    for (before, after) in before.iter().zip(latent.tensor().unwrap().dequantize()) {
+        assert!(if *before == 0.0 { after == 0.0 } else { after > 0.0 }, "{before} {after}");
+    }
+}
+
+#[test]
+fn what_cannot_be_learned_is_refused() {
+    let weights = Rng::new(5).normals(ROWS * COLS);
+    let view = MatrixView::new(ROWS, COLS, &weights).unwrap();
+    let layout = TritLayout { depth: 2, coupling: Coupling::Free, ..TritLayout::default() };
+    let free = rounded(&weights, layout);
+    assert!(matches!(Latent::new(view, &free, None), Err(QuantError::Option { option: "coupling", .. })));
+    let trits = rounded(&weights, TritLayout::default());
+    let narrow = MatrixView::new(ROWS, COLS - 1, &weights[ROWS..]).unwrap();
+    assert!(matches!(Latent::new(narrow, &trits, None), Err(QuantError::Length { .. })));
+    assert!(matches!(Latent::new(view, &trits, Some(&[true])), Err(QuantError::Length { .. })));
+    let mut latent = Latent::new(view, &trits, None).unwrap();
+    let rates = LatentRates { codes: 0.1, scales: 0.1 };
+    assert!(matches!(latent.update(&[1.0], rates), Err(QuantError::Length { .. })));
+    let mut bad = vec![0.0; ROWS * COLS];
+    bad[7] = f32::NAN;
+    assert!(matches!(latent.update(&bad, rates), Err(QuantError::NonFinite { index: 7, .. })));
+    assert_eq!(latent.tensor().unwrap(), trits, "nothing has changed");
+    // Without a gradient nothing moves, and a group of zeros stays one.
+    latent.update(&vec![0.0; ROWS * COLS], rates).unwrap();
+    assert_eq!(latent.tensor().unwrap(), trits);
+    let zeros = vec![0.0; ROWS * COLS];
+    let config = QuantizeConfig { rule: ScaleRule::LeastSquares, ..QuantizeConfig::default() };
+    let view = MatrixView::new(ROWS, COLS, &zeros).unwrap();
+    let (trits, _) = quantize_matrix(view, &config).unwrap();
+    let mut latent = Latent::new(view, &trits, None).unwrap();
+    latent.update(&weights, rates).unwrap();
+    assert!(latent.tensor().unwrap().dequantize().iter().all(|v| *v == 0.0));
+}
