@@ -8,12 +8,11 @@ use std::{
 use serde_json::json;
 use trike_format::{HfDir, HfDirWriter, Tensor, TensorSource};
 use trike_nn::WeightName;
-use trike_trit::TritTensor;
 
-use super::{LayerReport, ModelQuantizationConfig};
+use super::{LayerReport, ModelQuantizationConfig, io};
 use crate::{LlmError, ModelFile};
 
-const SETTINGS: &str = "settings.txt";
+pub(super) const SETTINGS: &str = "settings.txt";
 const LAYERS: &str = "layers.json";
 
 /// The directory `<output>.partial`.
@@ -32,15 +31,21 @@ pub(super) fn fingerprint(input: &ModelFile, config: &ModelQuantizationConfig, i
     let path = fs::canonicalize(input.path()).unwrap_or_else(|_| input.path().to_owned());
     let tensors: u64 = input.source().tensors().iter().map(|t| t.bytes).sum();
     let changed = fs::metadata(&path).and_then(|m| m.modified()).ok();
-    let ModelQuantizationConfig { layout, method, skip_patterns, min_layer_size, .. } = config;
+    let ModelQuantizationConfig {
+        layout,
+        method,
+        skip_patterns,
+        min_layer_size,
+        layers,
+        prune,
+        auto_encoding,
+        ..
+    } = config;
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "{version} {path:?} {tensors} {changed:?} {hash:016x} {layout:?} {method:?} {skip_patterns:?} {min_layer_size}"
+        "{version} {path:?} {tensors} {changed:?} {hash:016x} {layout:?} {method:?} {skip_patterns:?} {min_layer_size} {layers:?} {prune:?} \
+         {auto_encoding}"
     )
-}
-
-fn io(path: &Path) -> impl Fn(std::io::Error) -> LlmError + '_ {
-    move |source| LlmError::Io { path: path.to_owned(), source }
 }
 
 impl Store {
@@ -105,14 +110,14 @@ impl Store {
         &self,
         layer: usize,
         layers: &[LayerReport],
-        tensors: Vec<(WeightName, TritTensor)>,
+        tensors: Vec<(WeightName, Tensor)>,
     ) -> Result<(), LlmError> {
         if tensors.is_empty() {
             return Ok(());
         }
         let mut writer = HfDirWriter::create(self.block(layer), json!({}))?;
         for (name, tensor) in tensors {
-            writer.tensor(&name.to_string(), &tensor.into())?;
+            writer.tensor(&name.to_string(), &tensor)?;
         }
         let path = self.block(layer).join(LAYERS);
         writer.write_file(LAYERS, &serde_json::to_vec(layers).map_err(|e| io(&path)(e.into()))?)?;
