@@ -62,6 +62,7 @@ const HOUSE: &[Room] = &[
             "half",
             "minijinja",
             "minijinja-contrib",
+            "plotters",
             "rand",
             "rand_chacha",
             "serde",

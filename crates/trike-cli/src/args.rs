@@ -1,5 +1,6 @@
 //! What a user can say.
 
+mod edit;
 mod eval;
 mod names;
 mod quantize;
@@ -12,10 +13,11 @@ use trike::{
     llm::bench::Synthetic,
 };
 
+pub(crate) use edit::EditArgs;
 pub(crate) use eval::EvalArgs;
 use names::{ACTIVATIONS, EMBEDDINGS, ENCODINGS, HEADS, KV, SIZES, SPLITS, TARGETS, one_of, threads};
 pub(crate) use names::{activations_name, kv_name, split_name};
-pub(crate) use quantize::{Method, QuantizeArgs};
+pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
 
 /// Run, make, inspect, convert and measure ternary language models
 ///
@@ -46,6 +48,7 @@ pub(crate) enum Command {
     Inspect(InspectArgs),
     Convert(ConvertArgs),
     Quantize(QuantizeArgs),
+    Edit(EditArgs),
     Perplexity(PerplexityArgs),
     Eval(EvalArgs),
     Logits(LogitsArgs),
@@ -266,8 +269,8 @@ pub(crate) struct PerplexityArgs {
     /// UTF-8 text
     #[arg(short, long)]
     pub(crate) file: PathBuf,
-    /// Sequences: stories between `<|endoftext|>`, lines, or windows of the context over the whole text
-    /// [default: stories where the text has `<|endoftext|>`, else window]
+    /// Sequences: stories between `<|endoftext|>`, lines, windows of the context over the whole text, or the second
+    /// halves of such windows as llama-perplexity scores them (llama.cpp) [default: stories where the text has `<|endoftext|>`, else window]
     #[arg(long, value_parser = one_of(SPLITS))]
     pub(crate) split: Option<Split>,
     /// Most sequences to score

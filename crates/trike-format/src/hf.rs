@@ -2,6 +2,7 @@
 
 mod bitnet;
 mod container;
+mod overwrite;
 mod packed;
 mod parts;
 mod scheme;

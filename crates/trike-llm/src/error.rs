@@ -166,6 +166,14 @@ pub enum LlmError {
         /// Why not.
         source: Box<trike_quant::QuantError>,
     },
+    /// A budget that cannot be met.
+    #[error("{asked} cannot be met; the nearest that can is {nearest}")]
+    Budget {
+        /// What was asked for.
+        asked: String,
+        /// What can be met.
+        nearest: String,
+    },
     /// Text that is too little to calibrate on.
     #[error(
         "the calibration text makes {sequences} sequences with {tokens} tokens to learn from: expected at least {needed}"

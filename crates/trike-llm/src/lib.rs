@@ -15,7 +15,9 @@
 //! * the hub's cache: [`HubCache`], [`ModelId`], [`HubModel`], [`hub_shards`]
 //! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`answer()`], [`Question`], [`TaskScore`],
 //!   [`inspect()`], [`mod@bench`]
-//! * making a model ternary: [`quantize()`], [`ModelQuantizationConfig`], [`Tuning`], [`Calibration`], [`QuantizeReport`]
+//! * making a model ternary: [`quantize()`], [`ModelQuantizationConfig`], [`Tuning`], [`Calibration`], [`QuantizeReport`];
+//!   for a budget: [`quantize_to()`], [`Budget`], [`PlanOptions`], [`Plan`]; [`Pruning`]
+//! * changing a packed model: [`edit_tensor`], [`edit_file`], [`undo_edits`], [`LanguageModel::edit_layer`], [`Change`]
 //! * devices: [`Place`], [`Opened`], [`Use`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]
 //! * errors: [`LlmError`]
@@ -29,6 +31,7 @@ pub mod chat;
 mod config;
 mod convert;
 mod device;
+mod edit;
 mod error;
 mod file;
 mod generate;
@@ -47,6 +50,7 @@ pub mod tokenizer;
 pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{ConvertOptions, ConvertReport, Target, convert};
 pub use device::{DeviceReport, Opened, Place, SyntheticBench, Use, devices, memory_plan};
+pub use edit::{Change, EditReport, edit_file, edit_tensor, undo_edits};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors, gguf_tokenizer};
 pub use generate::{FinishReason, GenerateOptions, Generation};
@@ -56,7 +60,9 @@ pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, in
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use perplexity::{Comparison, Score, Split, compare, score};
 pub use quantize::{
-    Calibration, Compensation, Evaluation, LayerReport, ModelQuantizationConfig, QuantizeMethod,
-    QuantizeReport, TernaryTotals, Tuning, TuningReport, quantize,
+    Budget, Calibration, Compensation, CurvePoint, Evaluation, Importance, LayerChoice, LayerReport,
+    Measured, ModelQuantizationConfig, Plan, PlanOptions, PlannedLayer, Planning, Pruning, QuantizeMethod,
+    QuantizeReport, Sensitivity, Stored, StoredKind, TernaryTotals, Trial, Tuning, TuningReport, plan_for,
+    quantize, quantize_to,
 };
 pub use tasks::{Question, TaskScore, answer, read_questions};

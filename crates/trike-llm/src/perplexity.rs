@@ -14,6 +14,16 @@ pub enum Split {
     Lines,
     /// The whole text, tokenized at once and cut into windows of the context.
     Window,
+    /// The same as `llama-perplexity` does it, for figures to compare with its own: BOS takes the place of each window's first
+    /// token, the last, shorter window is left out, and of each window the tokens of the second half are scored.
+    LlamaCpp,
+}
+
+impl Split {
+    /// Predictions at the start of a sequence that are not scored.
+    fn unscored(self, len: usize) -> usize {
+        if self == Self::LlamaCpp { len / 2 } else { 0 }
+    }
 }
 
 /// Perplexity of a text.
@@ -44,8 +54,53 @@ pub struct Comparison {
     pub base: Score,
     /// Mean Kullback-Leibler divergence of the model from the base, `sum p_base ln(p_base / p_model)`, in nats.
     pub kl: f64,
+    /// Standard error of [`kl`](Self::kl).
+    pub kl_error: f64,
+    /// Standard error of the difference of the two scores' [`nats`](Score::nats), which is that of the logarithm of the ratio of
+    /// the perplexities. Both models see the same tokens, so that it is far smaller than the scores' own.
+    pub gap_error: f64,
     /// Share of tokens for which both models have the same best token.
     pub top1_agreement: f64,
+}
+
+/// A mean over tokens with its standard error: the larger one of that for independent tokens and that for independent sequences,
+/// whose tokens may have anything to do with each other.
+#[derive(Default)]
+struct Mean {
+    sum: f64,
+    squares: f64,
+    tokens: f64,
+    /// Tokens and sum of each sequence.
+    sequences: Vec<(f64, f64)>,
+}
+
+impl Mean {
+    fn start(&mut self) {
+        self.sequences.push((0.0, 0.0));
+    }
+
+    fn add(&mut self, value: f64) {
+        self.sum += value;
+        self.squares += value * value;
+        self.tokens += 1.0;
+        if let Some((tokens, sum)) = self.sequences.last_mut() {
+            *tokens += 1.0;
+            *sum += value;
+        }
+    }
+
+    fn mean(&self) -> f64 {
+        self.sum / self.tokens
+    }
+
+    fn error(&self) -> f64 {
+        let mean = self.mean();
+        let alone = (self.squares / self.tokens - mean * mean).max(0.0) / self.tokens;
+        let together: f64 =
+            self.sequences.iter().map(|(tokens, sum)| (sum - tokens * mean).powi(2)).sum::<f64>()
+                / self.tokens.powi(2);
+        alone.max(together).sqrt()
+    }
 }
 
 /// Running sums of a score.
@@ -111,6 +166,12 @@ pub(crate) fn sequences(
             let windows = ids.chunks(room).take(limit.unwrap_or(usize::MAX));
             Ok(windows.map(|ids| bos.into_iter().chain(ids.iter().copied()).collect()).collect())
         }
+        Split::LlamaCpp => {
+            let ids = tokenizer.encode(text, bos.is_some())?;
+            let windows = ids.chunks_exact(context.max(2)).take(limit.unwrap_or(usize::MAX));
+            let first = |window: &[u32]| bos.into_iter().chain(window.first().copied()).take(1);
+            Ok(windows.map(|w| first(w).chain(w[1..].iter().copied()).collect()).collect())
+        }
     }
 }
 
@@ -143,10 +204,13 @@ pub fn score<B: Backend>(
     let all = sequences(tokenizer, text, split, model.decoder().spec().context, limit)?;
     let mut sums = Sums::default();
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
+        let from = split.unscored(ids.len());
         model.logits(&ids[..ids.len() - 1], kv, |i, row| {
-            sums.add(log_sum_exp(row) - f64::from(row[ids[i + 1] as usize]));
+            if i >= from {
+                sums.add(log_sum_exp(row) - f64::from(row[ids[i + 1] as usize]));
+            }
         })?;
-        sums.bytes += tokenizer.decode_bytes(&ids[1..])?.len();
+        sums.bytes += tokenizer.decode_bytes(&ids[from + 1..])?.len();
         sums.sequences += 1;
         progress(done + 1, all.len());
     }
@@ -174,27 +238,47 @@ pub fn compare<B: Backend, C: Backend>(
     if ours.vocab != theirs.vocab {
         return Err(LlmError::Vocabularies { ours: ours.vocab, base: theirs.vocab });
     }
+    let all = sequences(model.tokenizer()?, text, split, ours.context.min(theirs.context), limit)?;
+    compare_ids(model, kv, base, base_kv, &all, split, progress)
+}
+
+/// [`compare()`] on sequences of tokens, each of at most the shorter of the two contexts.
+pub(crate) fn compare_ids<B: Backend, C: Backend>(
+    model: &LanguageModel<B>,
+    kv: KvPrecision,
+    base: &LanguageModel<C>,
+    base_kv: KvPrecision,
+    all: &[Vec<u32>],
+    split: Split,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<Comparison, LlmError> {
     let tokenizer = model.tokenizer()?;
-    let all = sequences(tokenizer, text, split, ours.context.min(theirs.context), limit)?;
+    let vocab = model.decoder().spec().vocab;
     let (mut sums, mut base_sums) = (Sums::default(), Sums::default());
-    let (mut kl, mut agreed) = (0.0, 0);
+    let (mut divergence, mut gap) = (Mean::default(), Mean::default());
+    let mut agreed = 0;
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
         let inputs = &ids[..ids.len() - 1];
-        let mut reference = Vec::with_capacity(inputs.len() * ours.vocab);
+        let from = split.unscored(ids.len());
+        let mut reference = Vec::with_capacity(inputs.len() * vocab);
         base.logits(inputs, base_kv, |_, row| reference.extend_from_slice(row))?;
+        divergence.start();
+        gap.start();
         model.logits(inputs, kv, |i, row| {
-            let base_row = &reference[i * ours.vocab..(i + 1) * ours.vocab];
+            if i < from {
+                return;
+            }
+            let base_row = &reference[i * vocab..(i + 1) * vocab];
             let (norm, base_norm) = (log_sum_exp(row), log_sum_exp(base_row));
             let next = ids[i + 1] as usize;
-            sums.add(norm - f64::from(row[next]));
-            base_sums.add(base_norm - f64::from(base_row[next]));
-            kl += row.iter().zip(base_row).fold(0.0, |sum, (&q, &p)| {
-                let log_p = f64::from(p) - base_norm;
-                sum + log_p.exp() * (log_p - (f64::from(q) - norm))
-            });
+            let (nats, base_nats) = (norm - f64::from(row[next]), base_norm - f64::from(base_row[next]));
+            sums.add(nats);
+            base_sums.add(base_nats);
+            gap.add(nats - base_nats);
+            divergence.add(kl(row, base_row));
             agreed += usize::from(best(row) == best(base_row));
         })?;
-        let bytes = tokenizer.decode_bytes(&ids[1..])?.len();
+        let bytes = tokenizer.decode_bytes(&ids[from + 1..])?.len();
         for sums in [&mut sums, &mut base_sums] {
             sums.bytes += bytes;
             sums.sequences += 1;
@@ -202,12 +286,22 @@ pub fn compare<B: Backend, C: Backend>(
         progress(done + 1, all.len());
     }
     let score = sums.score()?;
-    let tokens = score.tokens as f64;
     Ok(Comparison {
         base: base_sums.score()?,
+        top1_agreement: agreed as f64 / score.tokens as f64,
         score,
-        kl: kl / tokens,
-        top1_agreement: agreed as f64 / tokens,
+        kl: divergence.mean(),
+        kl_error: divergence.error(),
+        gap_error: gap.error(),
+    })
+}
+
+/// Kullback-Leibler divergence of the distribution with these logits from that of `base`, in nats.
+pub(crate) fn kl(row: &[f32], base: &[f32]) -> f64 {
+    let (norm, base_norm) = (log_sum_exp(row), log_sum_exp(base));
+    row.iter().zip(base).fold(0.0, |sum, (&q, &p)| {
+        let log_p = f64::from(p) - base_norm;
+        sum + log_p.exp() * (log_p - (f64::from(q) - norm))
     })
 }
 
@@ -220,6 +314,24 @@ mod tests {
         assert!((log_sum_exp(&[0.0, 0.0]) - 2f64.ln()).abs() < 1e-12);
         assert!((log_sum_exp(&[1000.0, f32::NEG_INFINITY]) - 1000.0).abs() < 1e-12);
         assert_eq!(best(&[1.0, 3.0, 3.0]), 1);
+    }
+
+    #[test]
+    fn errors_of_means_count_sequences() {
+        let mut mean = Mean::default();
+        for values in [[1.0, 1.0], [3.0, 3.0]] {
+            mean.start();
+            for value in values {
+                mean.add(value);
+            }
+        }
+        assert_eq!(mean.mean(), 2.0);
+        // Four independent tokens would give 1/2; two sequences that vary as wholes give 1/sqrt(2).
+        assert!((mean.error() - 0.5f64.sqrt()).abs() < 1e-12);
+        assert!(
+            (kl(&[0.0, 0.0], &[0.0, 3f64.ln() as f32]) - (0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln())).abs()
+                < 1e-6
+        );
     }
 
     #[test]

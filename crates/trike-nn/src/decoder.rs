@@ -2,7 +2,7 @@
 
 use crate::{
     Backend, DecoderBlock, DecoderSpec, DecoderWeights, Input, KvSpec, NnError, Norm, Segment, Sequence,
-    WeightName,
+    Site, Weight, WeightName,
     block::{BlockPlace, Loader, linear},
 };
 
@@ -103,6 +103,28 @@ impl<B: Backend> Decoder<B> {
         };
         let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
         Ok(Self { backend, spec, embedding, blocks, norm, head, rope })
+    }
+
+    /// Puts another weight of the same shape in the place of a linear layer's, between steps.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::WeightShape`] for another shape or a name that is no linear layer of the blocks, and what the backend says.
+    pub fn replace(&mut self, name: WeightName, weight: Weight) -> Result<(), NnError> {
+        let got = (weight.rows(), weight.cols());
+        let found = (0..self.spec.layers)
+            .find_map(|layer| block_matrix(&self.spec, layer, name).map(|shape| (layer, shape)));
+        let expected = found.map_or((0, 0), |(_, shape)| shape);
+        match found.and_then(|(layer, _)| self.blocks.get_mut(layer)) {
+            Some(block) if expected == got => block.replace(&self.backend, name, weight).map(|_| ()),
+            _ => Err(NnError::WeightShape {
+                name: name.to_string(),
+                expected_rows: expected.0,
+                expected_cols: expected.1,
+                got_rows: got.0,
+                got_cols: got.1,
+            }),
+        }
     }
 
     /// Sizes and constants of the model.
@@ -244,4 +266,18 @@ fn advance<B: Backend>(steps: &mut [Step<'_, B>]) {
     for step in steps {
         step.sequence.advance(step.ids.len());
     }
+}
+
+/// Rows and columns of a linear layer; `None` for the name of something else than one of block `layer`.
+fn block_matrix(spec: &DecoderSpec, layer: usize, name: WeightName) -> Option<(usize, usize)> {
+    if !Site::ALL.iter().any(|site| site.matrices(layer).contains(&name)) {
+        return None;
+    }
+    Some(match name {
+        WeightName::Query(_) => (spec.query_width(), spec.hidden),
+        WeightName::Key(_) | WeightName::Value(_) => (spec.kv_width(), spec.hidden),
+        WeightName::Output(_) => (spec.hidden, spec.query_width()),
+        WeightName::Down(_) => (spec.hidden, spec.intermediate),
+        _ => (spec.intermediate, spec.hidden),
+    })
 }

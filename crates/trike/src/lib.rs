@@ -15,15 +15,28 @@
 //! A dense model becomes ternary, and is saved, loaded and run, in four lines:
 //!
 //! ```
-//! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+//! # let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 //! # let dir = tempfile::tempdir()?;
-//! # let out = dir.path().join("ternary");
+//! # let (path, out) = (dir.path().join("dense"), dir.path().join("ternary"));
+//! # // The model that comes with Trike is ternary: its weights as floats are the dense one here.
+//! # use trike::format::{DenseData, DenseTensor, HfDirWriter};
+//! # let file = trike::ModelFile::open(tiny)?;
+//! # let trike::llm::Tensors::Hf(parts) = file.tensors() else { panic!("a directory") };
+//! # let mut writer = HfDirWriter::create(&path, parts.config().clone())?;
+//! # for info in file.source().tensors() {
+//! #     let tensor = file.source().load(&info.name)?;
+//! #     let dense = DenseTensor::new(tensor.shape(), DenseData::F32(tensor.into_f32()))?;
+//! #     writer.tensor(&info.name, &dense.into())?;
+//! # }
+//! # writer.copy_file(parts.file("tokenizer.json").ok_or("no tokenizer")?)?;
+//! # writer.finish()?;
 //! # let text = trike::Calibration::Generated { sequences: 1, seed: 1 };
 //! # let options = trike::ModelQuantizationConfig::planes(2);
-//! let dense = trike::ModelFile::open(path)?;
-//! trike::quantize(&dense, &out, &text, &options, &mut |_, _| ())?;
+//! let dense = trike::ModelFile::open(&path)?;
+//! let report = trike::quantize(&dense, &out, &text, &options, &mut |_, _| ())?;
 //! let story = trike::LanguageModel::load(&out)?.generate("Once upon a time", &Default::default())?;
-//! println!("{}", story.text);
+//! println!("{:.2} bits a weight: {}", report.ternary.bits_per_weight, story.text);
+//! # assert_eq!(report.ternary.layers, 28);
 //! # assert!(story.text.starts_with(", there was a little girl named Lily."), "{}", story.text);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

@@ -3,10 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use trike::Split;
 
-use super::{CpuArgs, JsonArg, ModelArg, PrecisionArgs, TokenizerArg};
+use super::{
+    CpuArgs, JsonArg, ModelArg, PrecisionArgs, TokenizerArg,
+    names::{SPLITS, one_of},
+};
 
-/// Let a model answer multiple-choice questions by likelihood
+/// Measure a model: multiple-choice tasks by likelihood, perplexity, divergence from another
 ///
 /// Each line of a task is a JSON object: `context`, `choices`, `answer` (an index); or BLiMP (`sentence_good`,
 /// `sentence_bad`), HellaSwag (`ctx`, `endings`, `label`), PIQA (`goal`, `sol1`, `sol2`, `label`), ARC (`question`,
@@ -19,9 +23,18 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) tokenizer: TokenizerArg,
     /// Tasks, one JSON object a line
-    #[arg(short, long, required = true, num_args = 1..)]
+    #[arg(short, long, required_unless_present = "text", num_args = 1..)]
     pub(crate) tasks: Vec<PathBuf>,
-    /// Most questions of each task
+    /// UTF-8 texts to measure the perplexity on
+    #[arg(long, num_args = 1..)]
+    pub(crate) text: Vec<PathBuf>,
+    /// Model whose divergence from this one is measured on the texts; must have the same vocabulary
+    #[arg(long, requires = "text")]
+    pub(crate) base: Option<PathBuf>,
+    /// How texts are cut, as for `perplexity` [default: stories where the text has `<|endoftext|>`, else window]
+    #[arg(long, requires = "text", value_parser = one_of(SPLITS))]
+    pub(crate) split: Option<Split>,
+    /// Most questions of each task, and sequences of each text
     #[arg(long)]
     pub(crate) limit: Option<usize>,
     #[command(flatten)]

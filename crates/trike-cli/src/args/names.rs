@@ -25,8 +25,12 @@ pub(super) const ACTIVATIONS: Names<ActivationPrecision> = &[
 pub(super) const HEADS: Names<HeadPrecision> =
     &[("auto", HeadPrecision::Auto), ("stored", HeadPrecision::AsStored), ("int8", HeadPrecision::Int8)];
 pub(super) const KV: Names<KvPrecision> = &[("f32", KvPrecision::F32), ("f16", KvPrecision::F16)];
-pub(super) const SPLITS: Names<Split> =
-    &[("stories", Split::Stories), ("lines", Split::Lines), ("window", Split::Window)];
+pub(super) const SPLITS: Names<Split> = &[
+    ("stories", Split::Stories),
+    ("lines", Split::Lines),
+    ("window", Split::Window),
+    ("llama.cpp", Split::LlamaCpp),
+];
 pub(super) const TARGETS: Names<Target> = &[
     (Target::Tq1_0.name(), Target::Tq1_0),
     (Target::Tq2_0.name(), Target::Tq2_0),

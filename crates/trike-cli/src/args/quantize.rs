@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use clap::{Args, builder::TypedValueParser, value_parser};
 use trike::{
     Encoding, Split,
+    llm::Importance,
+    quant::PrunePattern,
     trit::{Coupling, Granularity, GroupSize},
 };
 
 use super::{
     Embeddings, JsonArg, ModelArg, TokenizerArg,
-    names::{EMBEDDINGS, ENCODINGS, Names, SPLITS, one_of, threads},
+    names::{EMBEDDINGS, Names, SPLITS, one_of, threads},
 };
 
 /// How weights become trits.
@@ -21,6 +23,15 @@ pub(crate) enum Method {
     AbsMean,
     Twn,
     AbsMax,
+}
+
+/// How trits are packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Packing {
+    /// By what is in them.
+    Auto,
+    /// As told.
+    Fixed(Encoding),
 }
 
 const METHODS: Names<Method> = &[
@@ -42,13 +53,80 @@ const GROUPS: Names<Granularity> = &[
 
 const COUPLINGS: Names<Coupling> = &[("tied", Coupling::Tied), ("free", Coupling::Free)];
 
+const PACKINGS: Names<Packing> = &[
+    ("auto", Packing::Auto),
+    (Encoding::Planes.name(), Packing::Fixed(Encoding::Planes)),
+    (Encoding::TwoBit.name(), Packing::Fixed(Encoding::TwoBit)),
+    (Encoding::Base3.name(), Packing::Fixed(Encoding::Base3)),
+    (Encoding::Bitmap.name(), Packing::Fixed(Encoding::Bitmap)),
+    (Encoding::RowCompressed.name(), Packing::Fixed(Encoding::RowCompressed)),
+];
+
+const IMPORTANCES: Names<Importance> = &[
+    ("magnitude", Importance::Magnitude),
+    ("wanda", Importance::Wanda),
+    ("compensated", Importance::Compensated),
+];
+
+/// A size in bytes: a number with or without a unit, decimal (kB, MB, GB) or binary (KiB, MiB, GiB).
+fn size(text: &str) -> Result<u64, String> {
+    let at = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
+    let factor = match unit.trim() {
+        "" | "B" => 1.0,
+        "kB" | "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "KiB" => 1024.0,
+        "MiB" => 1024.0 * 1024.0,
+        "GiB" => 1024.0 * 1024.0 * 1024.0,
+        _ => return Err("expected a number of bytes, or one with kB, MB, GB, KiB, MiB or GiB".to_owned()),
+    };
+    let number: f64 = number.parse().map_err(|_| "expected a number of bytes, such as 1.9GB".to_owned())?;
+    Ok((number * factor) as u64)
+}
+
+/// `weights`, `rows`, `N:M` or `HxW`.
+fn pattern(text: &str) -> Result<PrunePattern, String> {
+    let pair = |mark| {
+        let (a, b) = text.split_once(mark)?;
+        Some((a.parse::<usize>().ok()?, b.parse::<usize>().ok()?))
+    };
+    match (text, pair(':'), pair('x')) {
+        ("weights", ..) => Ok(PrunePattern::Unstructured),
+        ("rows", ..) => Ok(PrunePattern::PerRow),
+        (_, Some((keep, of)), _) if keep >= 1 && keep < of => Ok(PrunePattern::NOfM { keep, of }),
+        (_, _, Some((rows, cols))) if rows >= 1 && cols >= 1 => Ok(PrunePattern::Blocks { rows, cols }),
+        _ => Err("expected weights, rows, KEEP:OF such as 2:4, or ROWSxCOLS such as 16x32".to_owned()),
+    }
+}
+
 fn planes() -> impl TypedValueParser<Value = usize> {
     value_parser!(u64).range(1..=6).map(|n| n as usize)
 }
 
+/// What the model may cost. Planes and groups, int8 or floats are then allotted to each layer by what they were measured to
+/// cost.
+#[derive(Args, Debug)]
+#[group(id = "budget", multiple = false)]
+pub(crate) struct BudgetArgs {
+    /// Most perplexity over the dense model's, such as 1.02, on text that is neither calibrated on nor planned with
+    #[arg(long)]
+    pub(crate) max_ppl_ratio: Option<f64>,
+    /// Most divergence from the dense model, in nats a token
+    #[arg(long)]
+    pub(crate) max_kl: Option<f64>,
+    /// Most bits a weight over the linear layers of the blocks, scales included
+    #[arg(long)]
+    pub(crate) bits: Option<f64>,
+    /// Most bytes of all tensors, such as 1.9GB
+    #[arg(long, value_parser = size)]
+    pub(crate) max_bytes: Option<u64>,
+}
+
 /// Make a dense model ternary, and say what that costs
 ///
-/// Writes a model directory with its tokenizer and a report.json. The calibration text runs through the model one block at
+/// Writes a model directory with its tokenizer, a report.json and a report.html. The calibration text runs through the model one block at
 /// a time; what a layer loses by rounding is made up for by its other weights as far as the text allows. An interrupted run
 /// goes on where it was when the same command is run again.
 #[derive(Args, Debug)]
@@ -63,12 +141,23 @@ pub(crate) struct QuantizeArgs {
     /// Directory to write; must not exist
     #[arg(short, long)]
     pub(crate) output: PathBuf,
-    /// Planes of trits, 1 to 6: more are nearer to the dense model and larger
-    #[arg(short, long, default_value_t = 3, value_parser = planes())]
-    pub(crate) planes: usize,
-    /// Weights of a row that share a scale
-    #[arg(short, long, default_value = "128", value_parser = one_of(GROUPS))]
-    pub(crate) group: Granularity,
+    /// Planes of trits, 1 to 6: more are nearer to the dense model and larger; with a budget, the most of a layer
+    /// [default: 3, 4 with a budget]
+    #[arg(short, long, value_parser = planes())]
+    pub(crate) planes: Option<usize>,
+    /// Weights of a row that share a scale; with a budget, the one size to choose from [default: 128; 32, 64, 128 and row with a
+    /// budget]
+    #[arg(short, long, value_parser = one_of(GROUPS))]
+    pub(crate) group: Option<Granularity>,
+    #[command(flatten)]
+    pub(crate) budget: BudgetArgs,
+    /// How each layer is stored: a plan.json of an earlier run, edited or not. Layers that it does not name are stored as the
+    /// other options say
+    #[arg(long, conflicts_with = "budget")]
+    pub(crate) plan: Option<PathBuf>,
+    /// Write the plan for a budget to OUT, a file, and no model
+    #[arg(long, requires = "budget", conflicts_with_all = ["eval", "curve"])]
+    pub(crate) plan_only: bool,
     /// How planes add up: each a third of the one before (tied), or each with a scale of its own (free)
     #[arg(long, default_value = "tied", value_parser = one_of(COUPLINGS))]
     pub(crate) coupling: Coupling,
@@ -85,9 +174,21 @@ pub(crate) struct QuantizeArgs {
     /// Compensate within a layer only: columns in stored order, no refitting, nothing of what the layers before lost
     #[arg(long)]
     pub(crate) plain: bool,
-    /// How trits are packed
-    #[arg(long, default_value = "base3", value_parser = one_of(ENCODINGS))]
-    pub(crate) encoding: Encoding,
+    /// How trits are packed; auto takes row-compressed where the kernels are faster with it, else the smaller of base3 and
+    /// bitmap [default: base3; auto with --prune]
+    #[arg(long, value_parser = one_of(PACKINGS))]
+    pub(crate) encoding: Option<Packing>,
+    /// Make this share of each layer's weights, or blocks, zero first; the others make up for it. For N:M the pattern says it
+    #[arg(long, conflicts_with = "budget")]
+    pub(crate) prune: Option<f64>,
+    /// What makes a weight worth keeping: its magnitude, that times its input's (wanda), or what its layer would lose in spite
+    /// of the others (compensated)
+    #[arg(long, default_value = "compensated", value_parser = one_of(IMPORTANCES))]
+    pub(crate) prune_by: Importance,
+    /// What becomes zero together: single weights of a matrix, the same share of each row (rows), all but KEEP of OF
+    /// neighbours (2:4), or blocks of ROWSxCOLS (1x32, 16x16, 1x2048)
+    #[arg(long, default_value = "weights", value_parser = pattern, conflicts_with = "budget")]
+    pub(crate) prune_pattern: PrunePattern,
     /// Leave layers whose name contains this as they are, `*` for any characters; may be repeated
     #[arg(long)]
     pub(crate) skip: Vec<String>,
@@ -109,6 +210,9 @@ pub(crate) struct QuantizeArgs {
     /// UTF-8 text on which both models are measured; should not be the one to calibrate on
     #[arg(short, long)]
     pub(crate) eval: Option<PathBuf>,
+    /// Measure one to four planes, every layer alike, too: the report plots perplexity against bits
+    #[arg(long, requires = "eval")]
+    pub(crate) curve: bool,
     /// Threads; 0 for one a processor
     #[arg(
         long,

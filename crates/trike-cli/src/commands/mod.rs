@@ -6,6 +6,7 @@ mod completions;
 mod convert;
 mod device;
 mod doctor;
+mod edit;
 mod eval;
 mod hub;
 mod inspect;
@@ -42,6 +43,7 @@ pub(crate) use eval::EvalOutcome;
 pub(crate) use inspect::MemoryOutcome;
 pub(crate) use logits::LogitsOutcome;
 pub(crate) use perplexity::PerplexityOutcome;
+pub(crate) use quantize::QuantizeOutcome;
 pub(crate) use run::RunOutcome;
 
 /// Does what the command line says and shows the result.
@@ -68,6 +70,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) => output::show(&inspect::inspect(&args, quiet)?, args.json.json)?,
         Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,
         Command::Quantize(args) => output::show(&quantize::quantize(&args, quiet)?, args.json.json)?,
+        Command::Edit(args) => output::show(&edit::edit(&args)?, args.json.json)?,
         Command::Perplexity(args) => output::show(&perplexity::perplexity(&args, quiet)?, args.json.json)?,
         Command::Eval(args) => output::show(&eval::eval(&args, quiet)?, args.json.json)?,
         Command::Logits(args) => output::show(&logits::logits(&args, quiet)?, args.json.json)?,

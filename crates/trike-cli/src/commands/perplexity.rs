@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use trike::{Backend, LanguageModel, LlmError, ModelFile, Score, Split, llm::Use};
+use trike::{Backend, Comparison, LanguageModel, LlmError, ModelFile, Score, Split, llm::Use};
 
 use super::{Wanted, text::read};
 use crate::{
@@ -48,6 +48,12 @@ pub(crate) struct Against {
     pub(crate) base: Base,
     /// Mean divergence from the base in nats.
     pub(crate) kl: f64,
+    /// Standard error of that.
+    pub(crate) kl_error: f64,
+    /// The perplexity over the base's.
+    pub(crate) ratio: f64,
+    /// Standard error of that; both models see the same tokens.
+    pub(crate) ratio_error: f64,
     /// Share of tokens for which both have the same best token.
     pub(crate) top1_agreement: f64,
 }
@@ -58,6 +64,20 @@ pub(crate) struct Base {
     pub(crate) model: String,
     #[serde(flatten)]
     pub(crate) figures: Figures,
+}
+
+impl Against {
+    pub(super) fn new(base: &Path, all: &Comparison) -> Self {
+        let ratio = all.score.perplexity / all.base.perplexity;
+        Self {
+            base: Base { model: base.display().to_string(), figures: all.base.clone().into() },
+            kl: all.kl,
+            kl_error: all.kl_error,
+            ratio,
+            ratio_error: ratio * all.gap_error,
+            top1_agreement: all.top1_agreement,
+        }
+    }
 }
 
 impl From<Score> for Figures {
@@ -156,8 +176,8 @@ fn outcome<B: Backend, C: Backend>(
             let base_kv = args.precision.kv.unwrap_or(base.default_kv());
             let all = trike::compare(model, kv, base, base_kv, text, split, args.limit, &mut set);
             let all = all.map_err(|e| in_file(e, &args.file))?;
-            let base = Base { model: base_path.display().to_string(), figures: all.base.into() };
-            (all.score, Some(Against { base, kl: all.kl, top1_agreement: all.top1_agreement }))
+            let against = Against::new(base_path, &all);
+            (all.score, Some(against))
         }
         _ => {
             let score = trike::score(model, kv, text, split, args.limit, &mut set);
@@ -175,7 +195,7 @@ fn outcome<B: Backend, C: Backend>(
 }
 
 /// The text has a name that only the command knows.
-fn in_file(error: LlmError, path: &Path) -> anyhow::Error {
+pub(super) fn in_file(error: LlmError, path: &Path) -> anyhow::Error {
     let is_about_text = matches!(error, LlmError::NothingToScore);
     let error = anyhow::Error::from(error);
     if is_about_text { error.context(path.display().to_string()) } else { error }

@@ -1,20 +1,42 @@
 //! `trike quantize`.
 
-use anyhow::bail;
+use std::fs;
+
+use anyhow::{Context, bail};
+use serde::Serialize;
 use trike::{
-    Calibration, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split,
-    llm::Compensation,
-    quant::{CalibrationMethod, ColumnOrder, ScaleRule, ScaleType, TritLayout},
+    Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split,
+    llm::{Budget, Compensation, Plan, PlanOptions, Pruning, Sensitivity, plan_for, quantize_to},
+    quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, ScaleType, TritLayout},
+    trit::{Granularity, GroupSize},
 };
 
 use super::text::read;
 use crate::{
-    args::{Embeddings, Method, QuantizeArgs},
+    args::{BudgetArgs, Embeddings, Method, Packing, QuantizeArgs},
     progress::Progress,
 };
 
+/// What was written. The fields of either are the schema of `trike quantize --json`.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum QuantizeOutcome {
+    /// A model.
+    Model(Box<QuantizeReport>),
+    /// A plan, with `--plan-only`.
+    Plan(PlanOutcome),
+}
+
+/// A plan and what it was made of.
+#[derive(Debug, Serialize)]
+pub(crate) struct PlanOutcome {
+    pub(crate) output: String,
+    pub(crate) plan: Plan,
+    pub(crate) sensitivities: Vec<Sensitivity>,
+}
+
 /// Makes a model ternary and measures what that cost.
-pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<QuantizeReport> {
+pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<QuantizeOutcome> {
     let input = ModelFile::open(args.model.path(quiet)?)?;
     if args.output.exists() {
         bail!("{} exists: remove it or name another output", args.output.display());
@@ -28,33 +50,109 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
         Some(text) => Calibration::Text { text, split: split(text), limit: Some(args.sequences) },
         None => Calibration::Generated { sequences: args.sequences, seed: args.seed },
     };
-    let config = config(args);
-    let progress = Progress::start(format!("writing {}", args.output.display()), quiet);
-    let mut report = trike::quantize(&input, &args.output, &calibration, &config, &mut |done, total| {
-        progress.set(done, total);
-    })?;
-    drop(progress);
+    let mut config = config(args);
+    if let Some(path) = &args.plan {
+        config.layers = Plan::parse(path, &read(path)?)?.choices(path, &input)?;
+    }
+    let (mut report, calibration) = match args.budget.budget() {
+        Some(budget) => {
+            let mut options = PlanOptions::new(budget);
+            options.planes = args.planes.unwrap_or(options.planes);
+            if let Some(group) = args.group {
+                options.groups = vec![group];
+            }
+            let steps = Steps::new(quiet);
+            let mut set = |what: &str, done: usize, total: usize| steps.set(what, done, total);
+            if args.plan_only {
+                let (plan, sensitivities) =
+                    plan_for(&input, &args.output, &calibration, &config, &options, &mut set)?;
+                let output = args.output.display().to_string();
+                fs::write(&args.output, plan.to_json()).with_context(|| output.clone())?;
+                return Ok(QuantizeOutcome::Plan(PlanOutcome { output, plan, sensitivities }));
+            }
+            (quantize_to(&input, &args.output, &calibration, &config, &options, &mut set)?, calibration)
+        }
+        None => {
+            let progress = Progress::start(format!("writing {}", args.output.display()), quiet);
+            let report = trike::quantize(&input, &args.output, &calibration, &config, &mut |done, total| {
+                progress.set(done, total);
+            })?;
+            (report, calibration)
+        }
+    };
+    // Measuring can fail or be interrupted, and the model is finished.
+    report.save()?;
     if let (Some(text), Some(path)) = (&eval, &args.eval) {
         let progress = Progress::start("measuring", quiet);
         let name = path.display().to_string();
         report.evaluate(&name, text, split(text), None, &config, &mut |done, total| {
             progress.set(done, total);
         })?;
+        if args.curve {
+            let progress = Progress::start("measuring other settings", quiet);
+            let mut set = |done, total| progress.set(done, total);
+            report.measure_curve(&input, &calibration, &config, text, split(text), None, &mut set)?;
+        }
+        report.save()?;
     }
-    report.save()?;
-    Ok(report)
+    Ok(QuantizeOutcome::Model(Box::new(report)))
+}
+
+/// A progress bar for each step of many.
+struct Steps {
+    quiet: bool,
+    current: std::cell::RefCell<Option<(String, Progress)>>,
+}
+
+impl Steps {
+    fn new(quiet: bool) -> Self {
+        Self { quiet, current: None.into() }
+    }
+
+    fn set(&self, what: &str, done: usize, total: usize) {
+        let mut current = self.current.borrow_mut();
+        if current.as_ref().is_none_or(|(name, _)| name != what) {
+            // The old bar ends before the new one starts.
+            drop(current.take());
+            *current = Some((what.to_owned(), Progress::start(what.to_owned(), self.quiet)));
+        }
+        if let Some((_, progress)) = &*current {
+            progress.set(done, total);
+        }
+    }
+}
+
+impl BudgetArgs {
+    fn budget(&self) -> Option<Budget> {
+        let quality = self.max_ppl_ratio.map(Budget::PerplexityRatio).or(self.max_kl.map(Budget::Divergence));
+        quality.or(self.bits.map(Budget::Bits)).or(self.max_bytes.map(Budget::Bytes))
+    }
 }
 
 fn config(args: &QuantizeArgs) -> ModelQuantizationConfig {
+    // N:M says its share itself.
+    let nm = matches!(args.prune_pattern, PrunePattern::NOfM { .. });
+    let share = args.prune.or(nm.then_some(0.0));
+    let prune = share.map(|share| Pruning { importance: args.prune_by, pattern: args.prune_pattern, share });
+    let packing = match (args.encoding, &prune) {
+        (Some(packing), _) => packing,
+        (None, Some(_)) => Packing::Auto,
+        (None, None) => Packing::Fixed(Encoding::Base3),
+    };
     ModelQuantizationConfig {
         layout: TritLayout {
-            depth: args.planes,
+            depth: args.planes.unwrap_or(3),
             coupling: args.coupling,
-            granularity: args.group,
+            granularity: args.group.unwrap_or(Granularity::Group(GroupSize::G128)),
             with_mean: args.mean,
-            encoding: args.encoding,
+            encoding: match packing {
+                Packing::Auto => Encoding::Base3,
+                Packing::Fixed(encoding) => encoding,
+            },
             scales: ScaleType::F16,
         },
+        auto_encoding: packing == Packing::Auto,
+        prune,
         method: match args.method {
             Method::Compensate if args.plain => QuantizeMethod::Compensate(Compensation {
                 order: ColumnOrder::Stored,
@@ -75,5 +173,6 @@ fn config(args: &QuantizeArgs) -> ModelQuantizationConfig {
         int8_head: args.head == Embeddings::Int8,
         tokenizer: args.tokenizer.tokenizer.clone(),
         threads: args.threads,
+        ..ModelQuantizationConfig::default()
     }
 }

@@ -3,12 +3,12 @@
 use std::fmt::{Display, Write};
 
 use comfy_table::{CellAlignment, Table, TableStyle, presets};
-use trike::{ConvertReport, Inspection, QuantizeReport};
+use trike::{ConvertReport, Inspection, QuantizeReport, llm::EditReport};
 
 use super::Show;
 use crate::commands::{
     BenchOutcome, Diagnosis, EvalOutcome, LogitsOutcome, Measured, MemoryOutcome, PerplexityOutcome,
-    RunOutcome,
+    QuantizeOutcome, RunOutcome,
 };
 
 /// A table whose columns after the first `left` are numbers.
@@ -158,61 +158,103 @@ impl Show for ConvertReport {
     }
 }
 
-impl Show for QuantizeReport {
+impl Show for EditReport {
     fn text(&self) -> String {
-        let columns = ["layer", "shape", "bits/weight", "zeros", "weight error", "output error"];
-        let mut layers = table(presets::NOTHING, 2, columns);
-        for l in &self.layers {
-            let share = |error: Option<f64>| or_dash(error.map(|e| format!("{e:.4}")));
-            layers.add_row([
-                l.name.clone(),
-                format!("{} x {}", l.rows, l.cols),
-                format!("{:.3}", l.bits_per_weight),
-                or_dash(l.zeros.map(percent)),
-                share(l.weight_error),
-                share(l.output_error),
-            ]);
-        }
-        let t = &self.ternary;
-        let mut pairs = vec![
-            ("written", self.output.clone()),
-            ("planes", format!("{}, a scale per {}", self.planes, self.granularity)),
-            ("method", self.method.clone()),
-            (
-                "calibration",
-                format!("{} sequences, {} tokens", self.calibration_sequences, self.calibration_tokens),
-            ),
-            ("ternary layers", format!("{} of {}", t.layers, self.layers.len())),
-            ("their bits per weight", format!("{:.3}", t.bits_per_weight)),
-            ("their zeros", percent(t.zeros)),
-            ("tensors", format!("{} before, {} after", bytes(self.input_bytes), bytes(self.output_bytes))),
-            ("seconds", format!("{:.1}", self.seconds)),
-        ];
-        if let Some(e) = &self.evaluation {
-            pairs.extend([
-                ("measured on", format!("{} ({} tokens)", e.text, e.tokens)),
-                (
-                    "perplexity",
-                    format!(
-                        "{:.4} before, {:.4} after: {:.3}x",
-                        e.perplexity_before, e.perplexity_after, e.ratio
-                    ),
-                ),
-                ("KL from the dense model", format!("{:.6} nats", e.kl)),
-                ("same best token", percent(e.top1_agreement)),
-            ]);
-        }
-        let mut text = format!("{}\n{}", plain(layers), facts(pairs));
-        for l in &self.layers {
-            if let Some(reason) = &l.kept {
-                text += &format!("kept: {}: {reason}\n", l.name);
+        let changed = self.changed.iter().map(|(name, trits)| format!("{name}: {trits} trits\n"));
+        let undo = format!("edits that `trike edit {} --undo` takes back: {}\n", self.model, self.undoable);
+        changed.chain([undo]).collect()
+    }
+}
+
+impl Show for QuantizeOutcome {
+    fn text(&self) -> String {
+        match self {
+            Self::Model(report) => quantize_report(report),
+            Self::Plan(outcome) => {
+                let mut layers = table(presets::NOTHING, 1, ["layer", "stored as"]);
+                for l in &outcome.plan.layers {
+                    layers.add_row([l.name.clone(), l.stored.to_string()]);
+                }
+                let pairs = [
+                    ("written", outcome.output.clone()),
+                    ("made for", or_dash(outcome.plan.made_for.as_ref())),
+                ];
+                format!("{}\n{}", plain(layers), facts(pairs))
             }
         }
-        for note in &self.notes {
-            text += &format!("note: {note}\n");
-        }
-        text
     }
+}
+
+fn quantize_report(report: &QuantizeReport) -> String {
+    let columns = ["layer", "shape", "stored as", "bits/weight", "zeros", "weight error", "output error"];
+    let mut layers = table(presets::NOTHING, 3, columns);
+    for l in &report.layers {
+        let share = |error: Option<f64>| or_dash(error.map(|e| format!("{e:.4}")));
+        layers.add_row([
+            l.name.clone(),
+            format!("{} x {}", l.rows, l.cols),
+            l.stored.clone(),
+            format!("{:.3}", l.bits_per_weight),
+            or_dash(l.zeros.map(percent)),
+            share(l.weight_error),
+            share(l.output_error),
+        ]);
+    }
+    let t = &report.ternary;
+    let mut pairs = vec![
+        ("written", report.output.clone()),
+        ("planes", format!("{}, a scale per {}", report.planes, report.granularity)),
+        ("method", report.method.clone()),
+        (
+            "calibration",
+            format!("{} sequences, {} tokens", report.calibration_sequences, report.calibration_tokens),
+        ),
+        ("ternary layers", format!("{} of {}", t.layers, report.layers.len())),
+        ("their bits per weight", format!("{:.3}", t.bits_per_weight)),
+        ("their zeros", percent(t.zeros)),
+        ("tensors", format!("{} before, {} after", bytes(report.input_bytes), bytes(report.output_bytes))),
+        ("seconds", format!("{:.1}", report.seconds)),
+    ];
+    if let Some(e) = &report.evaluation {
+        pairs.extend([
+            ("measured on", format!("{} ({} tokens)", e.text, e.tokens)),
+            (
+                "perplexity",
+                format!(
+                    "{:.4} before, {:.4} after: {:.4}x, +- {:.4}",
+                    e.perplexity_before, e.perplexity_after, e.ratio, e.ratio_error
+                ),
+            ),
+            ("KL from the dense model", format!("{:.6} nats, +- {:.6}", e.kl, e.kl_error)),
+            ("same best token", percent(e.top1_agreement)),
+        ]);
+    }
+    if let Some(planning) = &report.planning {
+        pairs.push(("planned for", planning.budget.clone()));
+    }
+    let mut text = format!("{}\n{}", plain(layers), facts(pairs));
+    if !report.curve.is_empty() {
+        let mut curve = table(presets::NOTHING, 1, ["setting", "bits/weight", "bytes", "ratio", "KL"]);
+        for p in &report.curve {
+            curve.add_row([
+                p.setting.clone(),
+                format!("{:.3}", p.bits_per_weight),
+                p.bytes.to_string(),
+                format!("{:.4}", p.ratio),
+                format!("{:.6}", p.kl),
+            ]);
+        }
+        text = format!("{text}\n{}", plain(curve));
+    }
+    for l in &report.layers {
+        if let Some(reason) = &l.kept {
+            text += &format!("kept: {}: {reason}\n", l.name);
+        }
+    }
+    for note in &report.notes {
+        text += &format!("note: {note}\n");
+    }
+    text
 }
 
 impl Show for PerplexityOutcome {
@@ -231,7 +273,8 @@ impl Show for PerplexityOutcome {
             pairs.extend([
                 ("base", against.base.model.clone()),
                 ("perplexity of base", format!("{:.4}", against.base.figures.perplexity)),
-                ("KL from base", format!("{:.6} nats", against.kl)),
+                ("KL from base", format!("{:.6} nats, +- {:.6}", against.kl, against.kl_error)),
+                ("perplexity over base's", format!("{:.4}, +- {:.4}", against.ratio, against.ratio_error)),
                 ("same best token", percent(against.top1_agreement)),
             ]);
         }
@@ -255,7 +298,22 @@ impl Show for EvalOutcome {
                 s.too_long.to_string(),
             ]);
         }
-        plain(tasks)
+        let mut texts =
+            table(presets::NOTHING, 2, ["text", "split", "tokens", "perplexity", "ratio", "KL from base"]);
+        for t in &self.texts {
+            let f = &t.figures;
+            let against = t.against.as_ref();
+            texts.add_row([
+                t.file.clone(),
+                t.split.to_owned(),
+                f.tokens.to_string(),
+                format!("{:.4} +- {:.4}", f.perplexity, f.perplexity * f.nats_error),
+                or_dash(against.map(|a| format!("{:.4} +- {:.4}", a.ratio, a.ratio_error))),
+                or_dash(against.map(|a| format!("{:.6} +- {:.6}", a.kl, a.kl_error))),
+            ]);
+        }
+        let shown = [(self.tasks.is_empty(), tasks), (self.texts.is_empty(), texts)];
+        shown.into_iter().filter(|(empty, _)| !empty).map(|(_, table)| plain(table)).collect()
     }
 }
 

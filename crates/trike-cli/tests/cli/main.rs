@@ -11,5 +11,6 @@ mod harness;
 mod hub_server;
 mod measure;
 mod quantize;
+mod quantize_plan;
 mod reference;
 mod run;

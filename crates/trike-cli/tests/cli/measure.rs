@@ -208,3 +208,31 @@ fn eval_answers_by_likelihood() {
     let empty = trike.write("empty.jsonl", "");
     assert!(trike.fails(1, &["eval", "-m", &tiny(), "-t", &empty]).contains("empty.jsonl"));
 }
+
+/// Texts go the way of `trike perplexity`, and windows that of llama.cpp: the second half of each whole window is scored.
+#[test]
+fn eval_scores_texts_and_windows() {
+    let trike = Trike::new();
+    let story =
+        "Once upon a time, there was a little girl named Lily. She was very happy and played all day. ";
+    let text = trike.write("text.txt", story.repeat(40));
+    let eval = |more: &[&str]| {
+        trike.json(&[&["eval", "-m", &tiny(), "--text", &text, "--json", "--kv", "f32"], more].concat())["texts"][0].clone()
+    };
+    let plain = eval(&[]);
+    let alone = trike.json(&["perplexity", "-m", &tiny(), "-f", &text, "--kv", "f32", "--json"]);
+    assert_eq!((&plain["perplexity"], &plain["split"]), (&alone["perplexity"], &"window".into()));
+    // The context is 256: of each whole window, 127 tokens are predicted from 128 or more before them.
+    let halves = eval(&["--split", "llama.cpp"]);
+    let windows = halves["sequences"].as_u64().unwrap();
+    assert_eq!(halves["tokens"], windows * 127);
+    assert!(windows >= 2 && windows == plain["tokens"].as_u64().unwrap() / 256, "{plain} {halves}");
+    assert!(halves["perplexity"].as_f64() < plain["perplexity"].as_f64(), "more is known in the second half");
+    let same = eval(&["--base", &tiny(), "--split", "llama.cpp", "--limit", "1"]);
+    assert_eq!((&same["sequences"], &same["tokens"]), (&1.into(), &127.into()));
+    assert!(
+        same["kl"].as_f64().unwrap().abs() < 1e-9 && same["ratio"] == 1.0 && same["ratio_error"] == 0.0,
+        "{same}"
+    );
+    trike.fails(2, &["eval", "-m", &tiny()]);
+}

@@ -5,8 +5,8 @@ use serde_json::Value;
 use crate::harness::{Trike, shared, text, tiny};
 
 /// The trained dense model, its tokenizer, and a short calibration and evaluation text that share no story.
-struct Bench {
-    trike: Trike,
+pub(crate) struct Bench {
+    pub(crate) trike: Trike,
     model: String,
     tokenizer: String,
     calibration: String,
@@ -14,7 +14,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let trike = Trike::new();
         let stories = |rel: &str, n: usize| -> Option<String> {
             let all = std::fs::read_to_string(shared(rel)?).unwrap();
@@ -30,12 +30,29 @@ impl Bench {
         })
     }
 
-    fn args<'a>(&'a self, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    pub(crate) fn args<'a>(&'a self, out: &'a str, more: &[&'a str]) -> Vec<&'a str> {
         let mut args =
             vec!["quantize", "-m", &self.model, "--tokenizer", &self.tokenizer, "-o", out, "--json"];
         args.extend(["--calibration", &self.calibration, "--eval", &self.eval, "--group", "32"]);
         args.extend(more);
         args
+    }
+
+    /// The arguments without a group and a text to measure on.
+    pub(crate) fn bare(&self, out: &str, more: &[&str]) -> Vec<String> {
+        let args = ["quantize", "-m", &self.model, "--tokenizer", &self.tokenizer, "-o", out, "--json"];
+        let text = ["--calibration", &self.calibration];
+        args.iter().chain(&text).chain(more).map(|&arg| arg.to_owned()).collect()
+    }
+
+    /// A run without a group, measured on so many stories.
+    pub(crate) fn run_with(&self, name: &str, more: &[&str], stories: usize) -> Value {
+        let text = std::fs::read_to_string(&self.eval).unwrap();
+        let few: Vec<&str> = text.split("<|endoftext|>").take(stories).collect();
+        let eval = self.trike.write("few.txt", few.join("<|endoftext|>"));
+        let out = self.trike.path(name);
+        let args = self.bare(&out, &[more, &["--eval", &eval]].concat());
+        self.trike.json(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
     fn run(&self, name: &str, more: &[&str]) -> Value {
@@ -116,6 +133,7 @@ fn every_option_changes_the_model() {
         &["--min-size", "5000"],
         &["--split", "window"],
         &["--group", "row"],
+        &["--sequences", "3"],
     ]
     .iter()
     .enumerate()
@@ -212,4 +230,19 @@ fn a_ternary_model_stays_as_it_is() {
     let (_, before) = trike.logits(&tiny(), &[0, 405, 422], &[]);
     let (_, after) = trike.logits(&out, &[0, 405, 422], &[]);
     assert_eq!(before, after);
+}
+
+#[test]
+fn without_a_text_the_model_writes_its_own_and_the_seed_says_which() {
+    let Some(bench) = Bench::new() else { return };
+    let weights = |name: &str, seed: &str| {
+        let out = bench.trike.path(name);
+        let model = ["quantize", "-m", &bench.model, "--tokenizer", &bench.tokenizer, "-o", &out, "--json"];
+        let more = ["--planes", "1", "--sequences", "1", "--seed", seed, "--group", "32"];
+        let report = bench.trike.json(&[&model[..], &more].concat());
+        assert_eq!(report["calibration_sequences"], 1);
+        std::fs::read(format!("{out}/model.safetensors")).unwrap()
+    };
+    let first = weights("a", "1");
+    assert!(first == weights("b", "1") && first != weights("c", "2"));
 }

@@ -8,12 +8,13 @@ const PAGE: &str = "docs/src/cli.md";
 const START: &str = "## Reference\n";
 /// Set to write the page in place of comparing it.
 const UPDATE: &str = "UPDATE_REFERENCE";
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "run",
     "chat",
     "inspect",
     "convert",
     "quantize",
+    "edit",
     "perplexity",
     "eval",
     "logits",

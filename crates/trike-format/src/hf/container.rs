@@ -34,6 +34,13 @@ pub(crate) struct Slot {
     pub(crate) len: usize,
 }
 
+impl Slot {
+    /// Where it starts in its file.
+    pub(crate) fn start(&self) -> usize {
+        self.start
+    }
+}
+
 impl Container {
     pub(crate) fn open(path: &Path) -> Result<Self, FormatError> {
         let map = MappedFile::open(path)?;

@@ -1,9 +1,11 @@
 //! How a model is made ternary.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use trike_quant::{ColumnOrder, QuantizeConfig, ScaleRule, TritLayout};
-use trike_trit::{Coupling, Encoding};
+use trike_trit::{Coupling, Encoding, Granularity};
+
+use super::{pruning::Pruning, quant_error};
 
 use super::Tuning;
 use crate::{LlmError, Split};
@@ -27,6 +29,26 @@ pub enum Calibration<'a> {
         /// Where chance starts.
         seed: u64,
     },
+}
+
+impl Calibration<'_> {
+    /// Most sequences.
+    pub(super) fn limit(&self) -> usize {
+        match *self {
+            Self::Text { limit, .. } => limit.unwrap_or(usize::MAX),
+            Self::Generated { sequences, .. } => sequences,
+        }
+    }
+
+    /// The same with at most so many sequences; what is generated only grows by a third, because it is slow.
+    pub(super) fn with_limit(self, limit: usize) -> Self {
+        match self {
+            Self::Text { text, split, .. } => Self::Text { text, split, limit: Some(limit) },
+            Self::Generated { sequences, seed } => {
+                Self::Generated { sequences: limit.min(sequences + sequences.div_ceil(3)), seed }
+            }
+        }
+    }
 }
 
 /// How weights become trits.
@@ -58,6 +80,25 @@ impl Default for Compensation {
     }
 }
 
+/// How one layer is stored, in place of what the configuration says for all of them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerChoice {
+    /// As trits, with so many planes and scales shared so.
+    Trits {
+        /// Planes, 1 to 6.
+        planes: usize,
+        /// What shares a scale.
+        granularity: Granularity,
+    },
+    /// As int8 in groups of 32.
+    Int8,
+    /// As it is, and why.
+    Dense {
+        /// The reason, for reports.
+        reason: String,
+    },
+}
+
 /// How a model is made ternary: which of its layers, in which shape, by which method.
 ///
 /// ```
@@ -85,6 +126,12 @@ pub struct ModelQuantizationConfig {
     pub int8_head: bool,
     /// A tokenizer to use and to put into the result, when none comes with the model.
     pub tokenizer: Option<PathBuf>,
+    /// Layers, by name, that are stored in another way than `layout` says, as a plan puts it.
+    pub layers: BTreeMap<String, LayerChoice>,
+    /// Which weights become zero first.
+    pub prune: Option<Pruning>,
+    /// Pack each layer as the measured crossover of the kernels and the bytes say, in place of `layout.encoding`.
+    pub auto_encoding: bool,
     /// Threads; 0 for one a processor.
     pub threads: usize,
 }
@@ -107,6 +154,9 @@ impl ModelQuantizationConfig {
             min_layer_size: 0,
             int8_head: false,
             tokenizer: None,
+            layers: BTreeMap::new(),
+            prune: None,
+            auto_encoding: false,
             threads: 0,
         }
     }
@@ -114,6 +164,24 @@ impl ModelQuantizationConfig {
     /// Whether a layer of this name stays as it is.
     pub fn skips(&self, name: &str) -> bool {
         self.skip_patterns.iter().any(|pattern| contains(name, pattern))
+    }
+
+    /// How errors are compensated; `None` for rounding.
+    pub(super) fn compensation(&self) -> Option<Compensation> {
+        match self.method {
+            QuantizeMethod::Round(_) => None,
+            QuantizeMethod::Compensate(how) => Some(how),
+        }
+    }
+
+    /// Planes, scales and packing of a layer that becomes ternary.
+    pub(super) fn layout_of(&self, name: &str) -> TritLayout {
+        match self.layers.get(name) {
+            Some(&LayerChoice::Trits { planes, granularity }) => {
+                TritLayout { depth: planes, granularity, ..self.layout }
+            }
+            _ => self.layout,
+        }
     }
 
     /// Checks that the options go together.
@@ -126,8 +194,15 @@ impl ModelQuantizationConfig {
             QuantizeMethod::Round(rule) => rule,
             QuantizeMethod::Compensate(_) => ScaleRule::LeastSquares,
         };
-        let config = QuantizeConfig { rule, layout: self.layout, ..QuantizeConfig::default() };
-        config.validate().map_err(|e| super::quant_error("the options", e))?;
+        let planned = self.layers.keys().map(|name| (name.as_str(), self.layout_of(name)));
+        let layouts: Vec<_> = std::iter::once(("the options", self.layout)).chain(planned).collect();
+        for (what, layout) in &layouts {
+            let config = QuantizeConfig { rule, layout: *layout, ..QuantizeConfig::default() };
+            config.validate().map_err(|e| quant_error(what, e))?;
+        }
+        if let Some(prune) = &self.prune {
+            prune.validate(&self.method, self.layout.with_mean)?;
+        }
         if let QuantizeMethod::Compensate(c) = &self.method {
             if !(c.damping > 0.0 && c.damping <= 1.0) {
                 return Err(LlmError::Option {
@@ -136,7 +211,7 @@ impl ModelQuantizationConfig {
                     got: c.damping.to_string(),
                 });
             }
-            if self.layout.granularity == trike_trit::Granularity::Tensor {
+            if layouts.iter().any(|(_, layout)| layout.granularity == Granularity::Tensor) {
                 return Err(LlmError::Option {
                     option: "granularity",
                     expected: "a scale per row or group, or the method of rounding",
@@ -203,7 +278,7 @@ mod tests {
                 c.method =
                     QuantizeMethod::Compensate(Compensation { damping: 0.0, ..Compensation::default() });
             }),
-            ("granularity", |c| c.layout.granularity = trike_trit::Granularity::Tensor),
+            ("granularity", |c| c.layout.granularity = Granularity::Tensor),
             ("skip pattern", |c| c.skip_patterns = vec![String::new()]),
             ("coupling", |c| {
                 c.method = QuantizeMethod::Round(ScaleRule::AbsMean);

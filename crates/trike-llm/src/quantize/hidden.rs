@@ -48,6 +48,11 @@ pub(super) fn embed(
 }
 
 impl Batch {
+    /// The same sequences with other residual streams.
+    pub(super) fn with(&self, x: Vec<f32>) -> Self {
+        Self { lengths: self.lengths.clone(), positions: self.positions.clone(), x }
+    }
+
     /// Runs the stream through a block and returns what comes out; `watch` sees what its linear layers read, on the host, and the
     /// stream beside it.
     pub(super) fn through(

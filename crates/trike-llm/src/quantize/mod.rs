@@ -1,8 +1,14 @@
 //! The walk that makes a dense model ternary.
 
+mod budget;
 mod config;
+mod curve;
 mod hidden;
+mod html;
+mod plan;
+mod pruning;
 mod report;
+mod sensitivity;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -11,8 +17,12 @@ mod walk;
 
 use std::{path::Path, time::Instant};
 
-pub use config::{Calibration, Compensation, ModelQuantizationConfig, QuantizeMethod};
-pub use report::{Evaluation, LayerReport, QuantizeReport, TernaryTotals};
+pub use budget::{Budget, PlanOptions, Trial, plan_for, quantize_to};
+pub use config::{Calibration, Compensation, LayerChoice, ModelQuantizationConfig, QuantizeMethod};
+pub use plan::{Plan, PlannedLayer, Stored, StoredKind};
+pub use pruning::{Importance, Pruning};
+pub use report::{CurvePoint, Evaluation, LayerReport, Planning, QuantizeReport, TernaryTotals};
+pub use sensitivity::{Measured, Sensitivity};
 use store::Store;
 use trike_cpu::Cpu;
 use trike_format::{HfDirWriter, Int8Tensor, Tensor};
@@ -31,7 +41,11 @@ const HEAD_GROUP: usize = 32;
 /// Tokens of the shortest text that calibration learns anything from.
 const LEAST_TOKENS: usize = 16;
 /// The report's file in a directory.
-pub(crate) const REPORT: &str = "report.json";
+const REPORT: &str = "report.json";
+/// The same for readers.
+const PAGE: &str = "report.html";
+/// The plan's file in a directory.
+const PLAN: &str = "plan.json";
 
 pub(crate) fn quant_error(tensor: impl ToString, source: QuantError) -> LlmError {
     LlmError::Quantize { tensor: tensor.to_string(), source: Box::new(source) }
@@ -74,7 +88,15 @@ pub fn quantize(
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<QuantizeReport, LlmError> {
     config.validate()?;
-    let start = Instant::now();
+    refuse_existing(output)?;
+    let ids = match config.method {
+        QuantizeMethod::Round(_) => Vec::new(),
+        QuantizeMethod::Compensate(_) => calibration_ids(input, calibration, config)?,
+    };
+    quantize_ids(input, output, &ids, config, progress)
+}
+
+fn refuse_existing(output: &Path) -> Result<(), LlmError> {
     if output.exists() {
         return Err(LlmError::Option {
             option: "output",
@@ -82,6 +104,23 @@ pub fn quantize(
             got: output.display().to_string(),
         });
     }
+    Ok(())
+}
+
+fn io(path: &Path) -> impl Fn(std::io::Error) -> LlmError + '_ {
+    move |source| LlmError::Io { path: path.to_owned(), source }
+}
+
+/// [`quantize()`] with the tokens of a text.
+fn quantize_ids(
+    input: &ModelFile,
+    output: &Path,
+    ids: &[Vec<u32>],
+    config: &ModelQuantizationConfig,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<QuantizeReport, LlmError> {
+    config.validate()?;
+    let start = Instant::now();
     let json = convert::directory_config(input, output).ok_or_else(|| LlmError::Unsupported {
         path: input.path().to_owned(),
         name: "a directory of this model".to_owned(),
@@ -89,12 +128,8 @@ pub fn quantize(
     })?;
     let cpu = Cpu::new(config.threads)?;
     let backend = CpuBackend::new(cpu.clone(), ActivationPrecision::F32);
-    let ids = match config.method {
-        QuantizeMethod::Round(_) => Vec::new(),
-        QuantizeMethod::Compensate(_) => calibration_ids(input, calibration, config)?,
-    };
     let tokens = ids.iter().map(Vec::len).sum();
-    let store = Store::open(output, &store::fingerprint(input, config, &ids))?;
+    let store = Store::open(output, &store::fingerprint(input, config, ids))?;
     let mut notes = Vec::new();
     let tuning = tuning_of(input, config, &mut notes)?;
     let walk::Walked { layers, blocks, model } =
@@ -131,6 +166,8 @@ pub fn quantize(
         output_bytes,
         bits_per_weight: 8.0 * output_bytes as f64 / parameters.max(1) as f64,
         evaluation: None,
+        planning: None,
+        curve: Vec::new(),
         seconds: start.elapsed().as_secs_f64(),
         notes,
     })
@@ -204,16 +241,22 @@ impl QuantizeReport {
         Ok(())
     }
 
-    /// Writes `report.json` into the model's directory.
+    /// Writes `report.json` and `report.html` into the model's directory, and `plan.json` where there is a plan.
     ///
     /// # Errors
     ///
     /// [`LlmError::Io`].
     pub fn save(&self) -> Result<(), LlmError> {
-        let path = Path::new(&self.output).join(REPORT);
-        let io = |source| LlmError::Io { path: path.clone(), source };
-        let json = serde_json::to_vec_pretty(self).map_err(|e| io(e.into()))?;
-        std::fs::write(&path, json).map_err(io)
+        let json = serde_json::to_vec_pretty(self).map_err(|e| io(Path::new(REPORT))(e.into()))?;
+        let plan = self.planning.as_ref().map(|p| p.plan.to_json().into_bytes());
+        let files = [(REPORT, Some(json)), (PAGE, Some(self.html().into_bytes())), (PLAN, plan)];
+        for (name, content) in files {
+            if let Some(content) = content {
+                let path = Path::new(&self.output).join(name);
+                std::fs::write(&path, content).map_err(io(&path))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -264,6 +307,35 @@ fn calibration_ids(
     Ok(ids)
 }
 
+/// Bytes that a tensor takes in the result when it is no linear layer that becomes ternary.
+fn stored_bytes(
+    input: &ModelFile,
+    config: &ModelQuantizationConfig,
+    name: WeightName,
+) -> Result<u64, LlmError> {
+    let tensor = input.load(name)?;
+    Ok(match rounded_head(config, name, &tensor)? {
+        Some(int8) => int8.bytes() as u64,
+        None => tensor.bytes() as u64,
+    })
+}
+
+/// A head or embedding in int8, where that was asked for.
+fn rounded_head(
+    config: &ModelQuantizationConfig,
+    name: WeightName,
+    tensor: &Tensor,
+) -> Result<Option<Int8Tensor>, LlmError> {
+    match tensor {
+        Tensor::Dense(dense)
+            if config.int8_head && matches!(name, WeightName::Embedding | WeightName::Head) =>
+        {
+            Ok(Some(Int8Tensor::quantize(dense, HEAD_GROUP, true)?))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// Writes the model's directory into the store, and returns the bytes and weights of its tensors.
 fn assemble(
     input: &ModelFile,
@@ -284,11 +356,8 @@ fn assemble(
         if let Some(rows) = names::rotary_rows(name, spec, spec.rope.pairing, RopePairing::Halves) {
             tensor = select_rows(&tensor, &rows)?;
         }
-        if config.int8_head
-            && matches!(name, WeightName::Embedding | WeightName::Head)
-            && let Tensor::Dense(dense) = &tensor
-        {
-            tensor = Int8Tensor::quantize(dense, HEAD_GROUP, true)?.into();
+        if let Some(int8) = rounded_head(config, name, &tensor)? {
+            tensor = int8.into();
         }
         writer.tensor(&name.to_string(), &tensor)?;
         bytes += tensor.bytes() as u64;

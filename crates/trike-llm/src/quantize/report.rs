@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::TuningReport;
+use super::{Plan, Sensitivity, Trial, TuningReport};
 use crate::{Comparison, Score};
 
 /// A model made ternary. The field names are the schema of `report.json` and of `trike quantize --json`.
@@ -38,10 +38,42 @@ pub struct QuantizeReport {
     pub bits_per_weight: f64,
     /// Before and after, when a text to measure on was given.
     pub evaluation: Option<Evaluation>,
+    /// How the layers' precision was allotted, where a budget was given.
+    pub planning: Option<Planning>,
+    /// Other settings of the same model on the text of `evaluation`, where a curve was asked for; the model itself is one of them.
+    pub curve: Vec<CurvePoint>,
     /// Seconds that it took.
     pub seconds: f64,
     /// What the user should know.
     pub notes: Vec<String>,
+}
+
+/// From a budget to a plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct Planning {
+    /// What was asked for.
+    pub budget: String,
+    /// What each way to store each layer costs.
+    pub sensitivities: Vec<Sensitivity>,
+    /// The models that were made and measured on the way, the last good one of which is the result.
+    pub trials: Vec<Trial>,
+    /// How each layer is stored.
+    pub plan: Plan,
+}
+
+/// A setting and what it costs.
+#[derive(Clone, Debug, Serialize)]
+pub struct CurvePoint {
+    /// What it is.
+    pub setting: String,
+    /// Bits of a weight over the linear layers of the blocks.
+    pub bits_per_weight: f64,
+    /// Bytes of the model.
+    pub bytes: u64,
+    /// Perplexity over the dense model's.
+    pub ratio: f64,
+    /// Divergence from the dense model, in nats a token.
+    pub kl: f64,
 }
 
 /// One linear layer.
@@ -55,6 +87,8 @@ pub struct LayerReport {
     pub cols: usize,
     /// Why it stays as it is; all that follows is then about what it was.
     pub kept: Option<String>,
+    /// How it is stored: planes, what shares a scale and packing; `int8`; or the type of floats.
+    pub stored: String,
     /// Bytes, scales included.
     pub bytes: u64,
     /// The same in bits a weight.
@@ -103,27 +137,33 @@ pub struct Evaluation {
     pub perplexity_after: f64,
     /// The second over the first.
     pub ratio: f64,
+    /// Standard error of the ratio; both models see the same tokens.
+    pub ratio_error: f64,
     /// Standard error of the mean negative log-likelihood of the ternary model, in nats, as if tokens were independent.
     pub nats_error: f64,
     /// Mean Kullback-Leibler divergence from the dense model, in nats a token.
     pub kl: f64,
+    /// Its standard error.
+    pub kl_error: f64,
     /// Share of tokens for which both have the same best token.
     pub top1_agreement: f64,
 }
 
 impl Evaluation {
     pub(super) fn new(text: String, comparison: &Comparison) -> Self {
-        let Comparison { score: Score { perplexity, nats_error, tokens, .. }, base, kl, top1_agreement } =
-            comparison;
+        let Comparison { score: Score { perplexity, nats_error, tokens, .. }, base, .. } = comparison;
+        let ratio = perplexity / base.perplexity;
         Self {
             text,
             tokens: *tokens,
             perplexity_before: base.perplexity,
             perplexity_after: *perplexity,
-            ratio: perplexity / base.perplexity,
+            ratio,
+            ratio_error: ratio * comparison.gap_error,
             nats_error: *nats_error,
-            kl: *kl,
-            top1_agreement: *top1_agreement,
+            kl: comparison.kl,
+            kl_error: comparison.kl_error,
+            top1_agreement: comparison.top1_agreement,
         }
     }
 }
@@ -132,7 +172,7 @@ impl TernaryTotals {
     pub(super) fn of(layers: &[LayerReport]) -> Self {
         let mut totals = Self::default();
         let mut zeros = 0.0;
-        for layer in layers.iter().filter(|l| l.kept.is_none()) {
+        for layer in layers.iter().filter(|l| l.zeros.is_some()) {
             let weights = (layer.rows * layer.cols) as u64;
             totals.layers += 1;
             totals.parameters += weights;

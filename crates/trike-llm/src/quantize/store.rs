@@ -9,10 +9,10 @@ use serde_json::json;
 use trike_format::{HfDir, HfDirWriter, Tensor, TensorSource};
 use trike_nn::WeightName;
 
-use super::{LayerReport, ModelQuantizationConfig, TuningReport};
+use super::{LayerReport, ModelQuantizationConfig, TuningReport, io};
 use crate::{LlmError, ModelFile};
 
-const SETTINGS: &str = "settings.txt";
+pub(super) const SETTINGS: &str = "settings.txt";
 const LAYERS: &str = "layers.json";
 const TUNED: &str = "tuned";
 
@@ -32,15 +32,22 @@ pub(super) fn fingerprint(input: &ModelFile, config: &ModelQuantizationConfig, i
     let path = fs::canonicalize(input.path()).unwrap_or_else(|_| input.path().to_owned());
     let tensors: u64 = input.source().tensors().iter().map(|t| t.bytes).sum();
     let changed = fs::metadata(&path).and_then(|m| m.modified()).ok();
-    let ModelQuantizationConfig { layout, method, tuning, skip_patterns, min_layer_size, .. } = config;
+    let ModelQuantizationConfig {
+        layout,
+        method,
+        tuning,
+        skip_patterns,
+        min_layer_size,
+        layers,
+        prune,
+        auto_encoding,
+        ..
+    } = config;
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "{version} {path:?} {tensors} {changed:?} {hash:016x} {layout:?} {method:?} {tuning:?} {skip_patterns:?} {min_layer_size}"
+        "{version} {path:?} {tensors} {changed:?} {hash:016x} {layout:?} {method:?} {tuning:?} {skip_patterns:?} {min_layer_size} \
+         {layers:?} {prune:?} {auto_encoding}"
     )
-}
-
-fn io(path: &Path) -> impl Fn(std::io::Error) -> LlmError + '_ {
-    move |source| LlmError::Io { path: path.to_owned(), source }
 }
 
 impl Store {

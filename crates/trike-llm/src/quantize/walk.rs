@@ -3,20 +3,20 @@
 use std::{ops::ControlFlow, time::Instant};
 
 use trike_cpu::{DenseData, DenseMatrix};
-use trike_format::Tensor;
+use trike_format::{DenseTensor, Int8Tensor, Tensor};
 use trike_nn::{
     Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, NnError, Site, Weight, WeightName,
 };
 use trike_quant::{
-    CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantizeConfig, compensate,
-    hessian_error, quantize_matrix,
+    CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantizeConfig, TritLayout,
+    compensate, hessian_error, quantize_matrix,
 };
-use trike_trit::TritTensor;
+use trike_trit::{Granularity, TritTensor};
 
 use super::{
-    Compensation, LayerReport, ModelQuantizationConfig, QuantizeMethod,
+    Compensation, HEAD_GROUP, LayerChoice, LayerReport, ModelQuantizationConfig, QuantizeMethod,
     hidden::{self, Batch},
-    quant_error,
+    pruning, quant_error,
     store::Store,
     tune::{self, Tuning, TuningReport},
 };
@@ -293,15 +293,19 @@ impl<'a> Walk<'a> {
                 }
                 _ => None,
             };
-            let solver = match (&statistics, self.config.method) {
-                (Some(statistics), QuantizeMethod::Compensate(how)) => {
-                    Some(Solver::new(self, how, statistics).map_err(|e| quant_error(wanted[0], e))?)
-                }
-                _ => None,
-            };
+            // One for each way to share scales that the site's layers want.
+            let mut solvers: Vec<Solver<'_>> = Vec::new();
             for name in wanted {
-                let (tensor, report) = self.layer(name, solver.as_ref())?;
-                self.replace(&mut ternary, name, tensor.rows(), tensor.dequantize())?;
+                let granularity = self.config.layout_of(&name.to_string()).granularity;
+                if let (Some(statistics), QuantizeMethod::Compensate(how)) = (&statistics, self.config.method)
+                    && !solvers.iter().any(|s| s.granularity == granularity)
+                {
+                    let solver = Solver::new(how, statistics, granularity);
+                    solvers.push(solver.map_err(|e| quant_error(name, e))?);
+                }
+                let solver = solvers.iter().find(|s| s.granularity == granularity);
+                let (tensor, report) = self.layer(name, solver)?;
+                self.replace(&mut ternary, name, tensor.rows(), tensor.to_f32())?;
                 reports.push(report);
                 tensors.push((name, tensor.into()));
             }
@@ -336,6 +340,8 @@ impl<'a> Walk<'a> {
             "it is ternary already".to_owned()
         } else if self.config.skips(&text) {
             "a skip pattern names it".to_owned()
+        } else if let Some(LayerChoice::Dense { reason }) = self.config.layers.get(&text) {
+            reason.clone()
         } else if (weights as u128) < self.config.min_layer_size as u128 {
             format!("it has {weights} weights, fewer than {}", self.config.min_layer_size)
         } else {
@@ -346,6 +352,7 @@ impl<'a> Walk<'a> {
             rows: info.shape.first().copied().unwrap_or(0),
             cols: info.shape.last().copied().unwrap_or(0),
             kept: Some(reason),
+            stored: info.kind.to_string(),
             bytes: info.bytes,
             bits_per_weight: 8.0 * info.bytes as f64 / weights.max(1) as f64,
             weight_error: None,
@@ -407,16 +414,21 @@ impl<'a> Walk<'a> {
         &self,
         name: WeightName,
         solver: Option<&Solver<'_>>,
-    ) -> Result<(TritTensor, LayerReport), LlmError> {
+    ) -> Result<(Tensor, LayerReport), LlmError> {
         let start = Instant::now();
         let tensor = self.input.load(name)?;
         let (rows, cols) = (tensor.rows(), tensor.cols());
         let weights = tensor.into_f32();
         let failed = |e| quant_error(name, e);
         let view = MatrixView::new(rows, cols, &weights).map_err(failed)?;
-        let layout = self.config.layout;
+        let layout = self.config.layout_of(&name.to_string());
+        if self.config.layers.get(&name.to_string()) == Some(&LayerChoice::Int8) {
+            let dense = DenseTensor::new(vec![rows, cols], trike_format::DenseData::F32(weights))?;
+            let int8 = Int8Tensor::quantize(&dense, HEAD_GROUP.min(cols), true)?;
+            return Ok(int8_layer(name, &dense, int8, solver, start));
+        }
         let (tensor, output_error) = match (solver, self.config.method) {
-            (Some(solver), _) => solver.solve(self, view).map_err(failed)?,
+            (Some(solver), _) => solver.solve(self, view, layout).map_err(failed)?,
             (None, QuantizeMethod::Round(rule)) => {
                 let config = QuantizeConfig { rule, layout, ..QuantizeConfig::default() };
                 (quantize_matrix(view, &config).map_err(failed)?.0, None)
@@ -426,6 +438,10 @@ impl<'a> Walk<'a> {
                 (quantize_matrix(view, &config).map_err(failed)?.0, None)
             }
         };
+        let tensor = match self.config.auto_encoding {
+            true => pruning::packed(tensor)?,
+            false => tensor,
+        };
         let (weight_error, zeros) = measured(&weights, &tensor);
         let report = LayerReport {
             name: name.to_string(),
@@ -434,6 +450,7 @@ impl<'a> Walk<'a> {
             kept: None,
             bytes: tensor.bytes() as u64,
             bits_per_weight: tensor.bits_per_weight(),
+            stored: layout_name(&tensor),
             weight_error,
             output_error,
             zeros,
@@ -442,23 +459,68 @@ impl<'a> Walk<'a> {
             outlier_inputs: solver.map(|s| s.statistics.hessian.outliers(OUTLIER)),
             seconds: start.elapsed().as_secs_f64(),
         };
-        Ok((tensor, report))
+        Ok((tensor.into(), report))
     }
 }
 
 /// The relative error of a ternary weight, and its share of zero trits.
 fn measured(weights: &[f32], tensor: &TritTensor) -> (Option<f64>, Option<f64>) {
-    let norm = |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
-    let lost = norm(&mut weights.iter().zip(tensor.dequantize()).map(|(w, t)| w - t));
-    let whole = norm(&mut weights.iter().copied());
     let trits = (weights.len() * tensor.depth()) as f64;
-    let error = if whole > 0.0 { (lost / whole).sqrt() } else { 0.0 };
-    (Some(error), Some(tensor.zeros() as f64 / trits))
+    (Some(relative_error(weights, &tensor.dequantize())), Some(tensor.zeros() as f64 / trits))
+}
+
+/// `||w - v|| / ||w||`.
+fn relative_error(w: &[f32], v: &[f32]) -> f64 {
+    let lost: f64 = w.iter().zip(v).map(|(w, v)| f64::from(w - v).powi(2)).sum();
+    let whole: f64 = w.iter().map(|w| f64::from(*w).powi(2)).sum();
+    if whole > 0.0 { (lost / whole).sqrt() } else { 0.0 }
+}
+
+/// The report's word for how a ternary layer is stored.
+fn layout_name(tensor: &TritTensor) -> String {
+    let planes = if tensor.depth() == 1 { "plane" } else { "planes" };
+    let granularity = tensor.scales().granularity();
+    format!("{} {planes}, {granularity}, {}", tensor.depth(), tensor.encoding().name())
+}
+
+/// A layer that is int8, with its report.
+fn int8_layer(
+    name: WeightName,
+    dense: &DenseTensor,
+    int8: Int8Tensor,
+    solver: Option<&Solver<'_>>,
+    start: Instant,
+) -> (Tensor, LayerReport) {
+    let (rows, cols) = (int8.rows(), int8.cols());
+    let (before, after) = (dense.to_f32(), int8.dequantize());
+    let output_error = solver.and_then(|s| {
+        let lost = hessian_error(&before, &after, &s.hessian).ok()?;
+        let whole = hessian_error(&before, &vec![0.0; before.len()], &s.hessian).ok()?;
+        Some(if whole > 0.0 { (lost / whole).sqrt() } else { 0.0 })
+    });
+    let report = LayerReport {
+        name: name.to_string(),
+        rows,
+        cols,
+        kept: None,
+        stored: "int8".to_owned(),
+        bytes: int8.bytes() as u64,
+        bits_per_weight: 8.0 * int8.bytes() as f64 / (rows * cols) as f64,
+        weight_error: Some(relative_error(&before, &after)),
+        output_error,
+        zeros: None,
+        damping: None,
+        dead_inputs: None,
+        outlier_inputs: None,
+        seconds: start.elapsed().as_secs_f64(),
+    };
+    (int8.into(), report)
 }
 
 /// What all layers of a site share.
 struct Solver<'a> {
     how: Compensation,
+    granularity: Granularity,
     statistics: &'a Statistics,
     hessian: Vec<f32>,
     factor: HessianFactor,
@@ -466,15 +528,14 @@ struct Solver<'a> {
 
 impl<'a> Solver<'a> {
     fn new(
-        walk: &Walk<'_>,
         how: Compensation,
         statistics: &'a Statistics,
+        granularity: Granularity,
     ) -> Result<Self, trike_quant::QuantError> {
         let hessian = statistics.hessian.matrix()?;
-        let granularity = walk.config.layout.granularity;
         let width = statistics.hessian.width();
         let factor = HessianFactor::new(&hessian, width, granularity, how.order, how.damping)?;
-        Ok(Self { how, statistics, hessian, factor })
+        Ok(Self { how, granularity, statistics, hessian, factor })
     }
 
     /// The ternary weight, and what it loses of the outputs that it aimed at.
@@ -482,6 +543,7 @@ impl<'a> Solver<'a> {
         &self,
         walk: &Walk<'_>,
         weights: MatrixView<'_>,
+        layout: TritLayout,
     ) -> Result<(TritTensor, Option<f64>), trike_quant::QuantError> {
         let cpu = walk.backend.cpu();
         let target = match self.how.follow {
@@ -493,12 +555,12 @@ impl<'a> Solver<'a> {
             }
         };
         let view = MatrixView::new(weights.rows(), weights.cols(), &target)?;
-        let config = CompensateConfig {
-            layout: walk.config.layout,
-            rounds: self.how.rounds,
-            threads: walk.config.threads,
+        let config = CompensateConfig { layout, rounds: self.how.rounds, threads: walk.config.threads };
+        let keep = match &walk.config.prune {
+            Some(prune) => Some(prune.keep(view, &self.statistics.hessian, &self.factor)?),
+            None => None,
         };
-        let (tensor, _) = compensate(view, &self.factor, None, &config)?;
+        let (tensor, _) = compensate(view, &self.factor, keep.as_deref(), &config)?;
         let lost = hessian_error(&target, &tensor.dequantize(), &self.hessian)?;
         let whole = hessian_error(&target, &vec![0.0; target.len()], &self.hessian)?;
         Ok((tensor, Some(if whole > 0.0 { (lost / whole).sqrt() } else { 0.0 })))

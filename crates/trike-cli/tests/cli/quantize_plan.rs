@@ -1,0 +1,319 @@
+//! `trike quantize` with budgets, plans, pruning, curves and its page; `trike edit`; what becomes of the result in other formats.
+
+use std::{fs, path::Path};
+
+use serde_json::{Value, json};
+use trike::{
+    format::{DenseData, DenseTensor, HfDir, HfDirWriter, Tensor, TensorSource},
+    trit::{Encoding, Scales, TritTensor},
+};
+use trike_testkit::Rng;
+
+use crate::harness::{Trike, text};
+
+/// Hidden and inner size of the small model: what every block of every format divides.
+const WIDTH: usize = 256;
+
+/// A random dense model with one block, that needs no data of anybody's.
+fn small(trike: &Trike) -> String {
+    let path = trike.path("small");
+    let config = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": WIDTH,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 64,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "hidden_act": "silu", "tie_word_embeddings": true,
+    });
+    let mut writer = HfDirWriter::create(&path, config).unwrap();
+    let mut rng = Rng::new(7);
+    let mut put = |name: &str, shape: Vec<usize>, values: Vec<f32>| {
+        let tensor = DenseTensor::new(shape, DenseData::F32(values)).unwrap();
+        writer.tensor(name, &Tensor::Dense(tensor)).unwrap();
+    };
+    put("model.embed_tokens.weight", vec![64, WIDTH], rng.normals(64 * WIDTH));
+    put("model.norm.weight", vec![WIDTH], vec![1.0; WIDTH]);
+    for norm in ["input_layernorm", "post_attention_layernorm"] {
+        put(&format!("model.layers.0.{norm}.weight"), vec![WIDTH], vec![1.0; WIDTH]);
+    }
+    for layer in
+        ["self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down"]
+    {
+        let values = rng.normals(WIDTH * WIDTH).iter().map(|w| w / 16.0).collect();
+        put(&format!("model.layers.0.{layer}_proj.weight"), vec![WIDTH, WIDTH], values);
+    }
+    writer.finish().unwrap();
+    path
+}
+
+/// Runs `trike quantize` on the small model without any text, and returns the directory and the report.
+fn rounded(trike: &Trike, model: &str, name: &str, more: &[&str]) -> (String, Value) {
+    let out = trike.path(name);
+    let mut args = vec!["quantize", "-m", model, "-o", &out, "--method", "nearest", "--json"];
+    args.extend(more);
+    let report = trike.json(&args);
+    (out, report)
+}
+
+/// Equal but for the order of sums: a GGUF file of this architecture has the two halves of rotary pairs side by side.
+fn near(got: &[f32], want: &[f32]) {
+    let largest = want.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let worst = got.iter().zip(want).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+    assert!(got.len() == want.len() && worst < 2e-6 * largest, "{worst} of {largest}");
+}
+
+#[test]
+fn one_plane_becomes_gguf_with_equal_logits() {
+    let trike = Trike::new();
+    let model = small(&trike);
+    let (out, _) = rounded(&trike, &model, "one", &["--planes", "1", "--group", "256"]);
+    let ids = [1, 5, 9, 60];
+    let (_, want) = trike.logits(&out, &ids, &[]);
+    for target in ["tq2_0", "q2_0", "tq1_0"] {
+        let gguf = trike.path(&format!("{target}.gguf"));
+        let report = trike.json(&["convert", &out, &gguf, "--to", target, "--json"]);
+        assert_eq!(report["largest_change"], 0.0);
+        near(&trike.logits(&gguf, &ids, &[]).1, &want);
+        // On the way back not a bit has changed.
+        let back = trike.path(&format!("{target}-back"));
+        trike.json(&["convert", &gguf, &back, "--to", "trike", "--json"]);
+        let weights =
+            |dir: &str| HfDir::open(dir).unwrap().load("model.layers.0.self_attn.q_proj.weight").unwrap();
+        assert_eq!(weights(&back).to_f32(), weights(&out).to_f32(), "{target}");
+    }
+    // Smaller groups fit one of the two, and two planes neither.
+    let (fine, _) = rounded(&trike, &model, "fine", &["--planes", "1", "--group", "64"]);
+    let gguf = trike.path("fine.gguf");
+    trike.fails(1, &["convert", &fine, &trike.path("x.gguf"), "--to", "tq2_0"]);
+    trike.json(&["convert", &fine, &gguf, "--to", "q2_0", "--json"]);
+    near(&trike.logits(&gguf, &ids, &[]).1, &trike.logits(&fine, &ids, &[]).1);
+    let (two, _) = rounded(&trike, &model, "two", &["--planes", "2", "--group", "256"]);
+    let error = trike.fails(1, &["convert", &two, &trike.path("y.gguf"), "--to", "tq2_0"]);
+    assert!(error.contains("one plane"), "{error}");
+}
+
+#[test]
+fn a_plan_is_a_file_that_can_be_edited() {
+    let trike = Trike::new();
+    let model = small(&trike);
+    let layer = |name: &str| format!("model.layers.0.{name}_proj.weight");
+    let plan = |layers: Value| json!({ "format": "trike plan 1", "layers": layers }).to_string();
+    let path = trike.write(
+        "plan.json",
+        plan(json!([
+            { "name": layer("mlp.up"), "as": "int8" },
+            { "name": layer("mlp.down"), "as": "dense", "reason": "mine" },
+            { "name": layer("mlp.gate"), "as": "trits", "planes": 2, "group": "row" },
+        ])),
+    );
+    let (out, report) = rounded(&trike, &model, "planned", &["--plan", &path, "--planes", "1"]);
+    let stored = |name: &str| {
+        let layers = report["layers"].as_array().unwrap();
+        layers.iter().find(|l| l["name"] == layer(name)).unwrap().clone()
+    };
+    assert_eq!(stored("mlp.up")["stored"], "int8");
+    assert_eq!(stored("mlp.down")["kept"], "mine");
+    assert_eq!(stored("mlp.gate")["stored"], "2 planes, row, base3");
+    assert_eq!(stored("self_attn.q")["stored"], "1 plane, group128, base3");
+    let inspection = trike.json(&["inspect", &out, "--json"]);
+    assert_eq!(inspection["totals"]["bytes"], report["output_bytes"]);
+    for (layers, part) in [
+        (json!([{ "name": "no.such.weight", "as": "int8" }]), "no.such.weight"),
+        (json!([{ "name": layer("mlp.up"), "as": "trits", "planes": 9, "group": "64" }]), "1 to 6"),
+    ] {
+        let path = trike.write("bad.json", plan(layers));
+        let error = trike.fails(
+            1,
+            &["quantize", "-m", &model, "-o", &trike.path("x"), "--method", "nearest", "--plan", &path],
+        );
+        assert!(error.contains(part), "{error}");
+    }
+    assert!(!Path::new(&trike.path("x")).exists());
+}
+
+#[test]
+fn edits_change_the_file_and_are_taken_back() {
+    let trike = Trike::new();
+    let model = small(&trike);
+    for encoding in ["base3", "2bit", "planes"] {
+        let (out, _) = rounded(&trike, &model, encoding, &["--planes", "2", "--encoding", encoding]);
+        let weights = || fs::read(format!("{out}/model.safetensors")).unwrap();
+        let first = weights();
+        let tensor = "model.layers.0.mlp.up_proj.weight";
+        let differ = |a: &[u8], b: &[u8]| a.iter().zip(b).filter(|(a, b)| a != b).count();
+        let report =
+            trike.json(&["edit", &out, "-t", tensor, "--set", "3,17=0.4", "--set", "3,18=-0.4", "--json"]);
+        assert_eq!(report["undoable"], 1);
+        let second = weights();
+        assert!((1..=64).contains(&differ(&first, &second)), "{encoding}: {}", differ(&first, &second));
+        let before = trike.logits(&out, &[1, 2], &[]).1;
+        trike.json(&["edit", &out, "-t", tensor, "--zero-row", "5", "--negate-row", "6", "--json"]);
+        assert_ne!(trike.logits(&out, &[1, 2], &[]).1, before);
+        trike.json(&["edit", &out, "--undo", "--json"]);
+        assert!(weights() == second, "{encoding}");
+        trike.json(&["edit", &out, "--undo", "--json"]);
+        assert!(weights() == first && !Path::new(&format!("{out}/edits.json")).exists(), "{encoding}");
+        let error = trike.fails(2, &["edit", &out, "--undo"]);
+        assert!(error.contains("1 of 0"), "{error}");
+        for (args, part) in [
+            (&["-t", tensor, "--set", "256,0=1"][..], "256"),
+            (&["-t", "model.norm.weight", "--zero-row", "0"], "ternary"),
+            (&["-t", "no", "--zero-row", "0"], "no"),
+            (&["-t", tensor, "--set", "1,1=NaN"], "finite"),
+        ] {
+            let output = trike.output(&[&["edit", &out], args].concat());
+            let error = String::from_utf8(output.stderr).unwrap();
+            assert!(matches!(output.status.code(), Some(1 | 2)), "{args:?}: {error}");
+            assert!(error.contains(part), "{args:?}: {error}");
+        }
+        assert!(weights() == first);
+    }
+    trike.fails(2, &["edit", &trike.path("base3")]);
+    // A compressed encoding has no room for another nonzero.
+    let (out, _) = rounded(&trike, &model, "bitmap", &["--planes", "1", "--encoding", "bitmap"]);
+    let args = ["edit", &out, "-t", "model.layers.0.mlp.up_proj.weight", "--zero-row", "0"];
+    let error = trike.fails(1, &args);
+    assert!(error.contains("base3") && !Path::new(&format!("{out}/edits.json")).exists(), "{error}");
+}
+
+#[test]
+fn tensors_are_written_over_only_by_their_like() {
+    let trike = Trike::new();
+    let (out, _) = rounded(&trike, &small(&trike), "one", &["--planes", "1"]);
+    let other = TritTensor::from_trits(1, 2, &[1, 0], Encoding::Base3, Scales::tensor(1.0)).unwrap();
+    for name in ["model.layers.0.mlp.up_proj.weight", "model.norm.weight", "no"] {
+        let dir = trike::format::HfDir::open(&out).unwrap();
+        assert!(dir.overwrite(name, &Tensor::Trits(other.clone())).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn pages_have_every_section_and_plot_and_need_nothing_else() {
+    let Some(bench) = crate::quantize::Bench::new() else { return };
+    let more = ["--bits", "3.2", "--sequences", "8", "--curve", "--planes", "3", "--group", "64"];
+    let report = bench.run_with("paged", &more, 4);
+    let out = bench.trike.path("paged");
+    let page = fs::read_to_string(format!("{out}/report.html")).unwrap();
+    for section in ["summary", "quality", "curve", "layers", "sensitivity", "plan", "tuning", "notes"] {
+        assert!(page.contains(&format!("<h2 id=\"{section}\"")), "{section}");
+    }
+    for plot in ["curve", "bits", "output-error", "weight-error", "sensitivity"] {
+        let at = page.find(&format!("<figure id=\"plot-{plot}\"")).unwrap_or_else(|| panic!("{plot}"));
+        let end = at + page[at..].find("</figure>").unwrap();
+        let drawn = ["<rect", "<polyline", "<circle"].iter().map(|s| page[at..end].matches(s).count());
+        assert!(drawn.sum::<usize>() > 5, "{plot} is empty");
+    }
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    for foreign in ["http:", "https:", "<script", "<link", "@import", "url("] {
+        let found = page.replace("http://www.w3.org/2000/svg", "").contains(foreign);
+        assert!(!found, "{foreign}");
+    }
+    for l in report["layers"].as_array().unwrap() {
+        assert!(page.contains(l["name"].as_str().unwrap()));
+    }
+    // The budget is kept, and its plan gives the same model again.
+    let planned = |key: &str| -> f64 {
+        report["layers"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|l| {
+                let weights = l["rows"].as_f64().unwrap() * l["cols"].as_f64().unwrap();
+                if key == "bits" { 8.0 * l["bytes"].as_f64().unwrap() } else { weights }
+            })
+            .sum()
+    };
+    let bits = planned("bits") / planned("weights");
+    assert!(bits <= 3.2 && bits > 3.0, "{bits}");
+    assert_eq!(report["curve"].as_array().unwrap().len(), 5);
+    assert!(!Path::new(&format!("{out}.plan")).exists() && !Path::new(&format!("{out}.curve-1")).exists());
+}
+
+#[test]
+fn budgets_are_met_or_refused_with_the_nearest() {
+    let Some(bench) = crate::quantize::Bench::new() else { return };
+    let out = bench.trike.path("none");
+    for (code, more, part) in [
+        (1, &["--bits", "0.5"][..], "bits a weight"),
+        (1, &["--max-bytes", "100kB"], "bytes"),
+        (2, &["--max-ppl-ratio", "0.9"], "nearest"),
+        (2, &["--max-kl", "0"], "over 0"),
+        (2, &["--bits", "3", "--method", "nearest"], "error compensation"),
+    ] {
+        let error = bench.trike.fails(code, &bench.args(&out, &[more, &["--sequences", "2"]].concat()));
+        assert!(error.contains(part), "{more:?}: {error}");
+        assert!(!Path::new(&out).exists() && !Path::new(&format!("{out}.plan")).exists(), "{more:?}");
+    }
+    bench.trike.fails(2, &bench.args(&out, &["--bits", "3", "--max-kl", "1"]));
+    // Bytes are kept to, and used.
+    let report = bench.run_with(
+        "bytes",
+        &["--max-bytes", "220kB", "--sequences", "4", "--planes", "3", "--group", "64"],
+        2,
+    );
+    let bytes = report["output_bytes"].as_u64().unwrap();
+    assert!(bytes <= 220_000 && bytes > 210_000, "{bytes}");
+    // A plan alone is a file, and makes the same model.
+    let path = bench.trike.path("plan.json");
+    let args = bench.bare(
+        &path,
+        &["--max-bytes", "220kB", "--sequences", "4", "--planes", "3", "--group", "64", "--plan-only"],
+    );
+    let outcome = bench.trike.json(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(outcome["plan"], report["planning"]["plan"]);
+    let saved: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    assert_eq!(saved, outcome["plan"]);
+    assert_eq!(fs::read(bench.trike.path("bytes/plan.json")).unwrap(), fs::read(&path).unwrap());
+    // A loose budget of quality: met on the text that was kept out, with less than the largest.
+    let report = bench.run_with(
+        "quality",
+        &["--max-kl", "0.4", "--sequences", "8", "--planes", "3", "--group", "64"],
+        4,
+    );
+    let trials = report["planning"]["trials"].as_array().unwrap();
+    assert!(trials.iter().any(|t| t["met"] == true), "{trials:?}");
+    assert!(report["evaluation"]["kl"].as_f64().unwrap() < 0.6);
+}
+
+#[test]
+fn pruning_makes_zeros_of_the_kind_that_was_asked_for() {
+    let Some(bench) = crate::quantize::Bench::new() else { return };
+    let weights = |name: &str| fs::read(bench.trike.path(&format!("{name}/model.safetensors"))).unwrap();
+    let base = ["--planes", "1", "--sequences", "4"];
+    let run = |name: &str, more: &[&str]| {
+        let args = [&base[..], more].concat();
+        bench.run_with(name, &args, 1)
+    };
+    let plain = run("plain", &[]);
+    let zeros = |report: &Value| report["ternary"]["zeros"].as_f64().unwrap();
+    let half = run("half", &["--prune", "0.7"]);
+    assert!(zeros(&half) >= 0.7 && zeros(&half) > zeros(&plain) + 0.1, "{} {}", zeros(&half), zeros(&plain));
+    let sparse = run("sparse", &["--prune", "0.96", "--group", "row"]);
+    assert!(
+        sparse["layers"][0]["stored"].as_str().unwrap().contains("row"),
+        "{}",
+        sparse["layers"][0]["stored"]
+    );
+    for (i, more) in [
+        &["--prune", "0.7", "--prune-by", "magnitude"][..],
+        &["--prune", "0.7", "--prune-by", "wanda"],
+        &["--prune", "0.7", "--prune-pattern", "rows"],
+        &["--prune", "0.7", "--prune-pattern", "1x32"],
+        &["--prune-pattern", "1:4"],
+        &["--prune", "0.7", "--encoding", "2bit"],
+    ]
+    .iter()
+    .enumerate()
+    {
+        let name = format!("pruned{i}");
+        assert!(zeros(&run(&name, more)) >= 0.69, "{more:?}");
+        assert!(weights(&name) != weights("half"), "{more:?}");
+    }
+    for (more, part) in [
+        (&["--prune", "1"][..], "under 1"),
+        (&["--prune", "0.5", "--mean"], "no mean"),
+        (&["--prune", "0.5", "--method", "nearest"], "error compensation"),
+    ] {
+        let out = text(bench.trike.path("refused").into());
+        let args = bench.bare(&out, more);
+        let error = bench.trike.fails(2, &args.iter().map(String::as_str).collect::<Vec<_>>());
+        assert!(error.contains(part), "{more:?}: {error}");
+    }
+}

@@ -1,0 +1,291 @@
+//! Changing single weights or rows of a packed model, in a file or in memory, and taking that back.
+
+use std::{fs, path::Path};
+
+use serde::{Deserialize, Serialize};
+use trike_format::{HfDir, Tensor, TensorSource};
+use trike_nn::{Backend, Weight, WeightName};
+use trike_quant::Grid;
+use trike_trit::{Coupling, Edit, Trit, TritTensor};
+
+use crate::{LanguageModel, LlmError, ModelFile, names};
+
+/// Where a directory keeps what takes its edits back.
+const JOURNAL: &str = "edits.json";
+
+/// A change of a ternary weight matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// The weight at a row and column becomes the level of its group's grid that is nearest to a value.
+    Value {
+        /// Output feature.
+        row: usize,
+        /// Input feature.
+        col: usize,
+        /// The value.
+        value: f32,
+    },
+    /// The weight at a row and column gets these trits, the plane that counts most first.
+    Trits {
+        /// Output feature.
+        row: usize,
+        /// Input feature.
+        col: usize,
+        /// One for each plane.
+        trits: Vec<Trit>,
+    },
+    /// All weights of a row become zero.
+    ZeroRow(usize),
+    /// All weights of a row change their sign.
+    NegateRow(usize),
+}
+
+/// Changes single weights or rows of a tensor in place, all or none, and returns the edits that take that back.
+///
+/// ```
+/// use trike_llm::{Change, edit_tensor};
+/// use trike_trit::{Encoding, Scales, TritTensor};
+///
+/// let mut w = TritTensor::from_trits(2, 3, &[1, 0, -1, 0, 1, 1], Encoding::Base3, Scales::tensor(0.5))?;
+/// let before = w.clone();
+/// let undo = edit_tensor(&mut w, &[Change::Value { row: 0, col: 1, value: 0.4 }, Change::NegateRow(1)])?;
+/// assert_eq!(w.dequantize(), [0.5, 0.5, -0.5, -0.0, -0.5, -0.5]);
+/// w.edit(&undo)?;
+/// assert_eq!(w, before);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// [`LlmError::Trit`] for a place outside the tensor, [`LlmError::Option`] for another number of trits than it has planes, a value that
+/// is not finite, or a whole row of a tensor with means, in which a zero trit is no zero weight.
+pub fn edit_tensor(tensor: &mut TritTensor, changes: &[Change]) -> Result<Vec<Edit>, LlmError> {
+    let mut edits = Vec::new();
+    for change in changes {
+        edits_of(tensor, change, &mut edits)?;
+    }
+    // A place may be changed twice: what was there before comes last.
+    let mut undo = Vec::with_capacity(edits.len());
+    for edit in edits.iter().rev() {
+        undo.push(Edit { trit: tensor.get(edit.plane, edit.row, edit.col)?, ..*edit });
+    }
+    tensor.edit(&edits)?;
+    Ok(undo)
+}
+
+fn edits_of(tensor: &TritTensor, change: &Change, edits: &mut Vec<Edit>) -> Result<(), LlmError> {
+    let depth = tensor.depth();
+    let refuse = |option, expected, got: String| Err(LlmError::Option { option, expected, got });
+    match change {
+        &Change::Value { row, col, value } => {
+            if !value.is_finite() {
+                return refuse("value", "a finite number", value.to_string());
+            }
+            // For its check of the place.
+            tensor.get(0, row, col)?;
+            let group = col / tensor.group_len();
+            let mean = tensor.mean(row, group)?;
+            let scales: Vec<f32> =
+                (0..depth).map(|p| tensor.scale(p, row, group)).collect::<Result<_, _>>()?;
+            let grid = match tensor.coupling() {
+                Coupling::Tied => Grid::tied(depth, scales[depth - 1], mean),
+                Coupling::Free => Grid::free(&scales, mean),
+            };
+            let trits = Grid::trits(grid.nearest(value), depth);
+            for (plane, &t) in trits[..depth].iter().enumerate() {
+                edits.push(Edit { plane, row, col, trit: trit(t)? });
+            }
+        }
+        Change::Trits { row, col, trits } => {
+            if trits.len() != depth {
+                return refuse(
+                    "trits",
+                    "one for each plane of the tensor",
+                    format!("{} for {depth}", trits.len()),
+                );
+            }
+            tensor.get(0, *row, *col)?;
+            edits.extend(trits.iter().enumerate().map(|(plane, &trit)| Edit {
+                plane,
+                row: *row,
+                col: *col,
+                trit,
+            }));
+        }
+        &(Change::ZeroRow(row) | Change::NegateRow(row)) => {
+            if tensor.scales().means().is_some() {
+                return refuse("row", "a row of a tensor without means", "one with means".to_owned());
+            }
+            let mut trits = vec![0; tensor.cols()];
+            for plane in 0..depth {
+                tensor.read_row(plane, row, &mut trits)?;
+                let negate = matches!(change, Change::NegateRow(_));
+                for (col, &t) in trits.iter().enumerate().filter(|(_, t)| **t != 0) {
+                    edits.push(Edit { plane, row, col, trit: trit(if negate { -t } else { 0 })? });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn trit(value: i8) -> Result<Trit, LlmError> {
+    Trit::from_value(value).ok_or_else(|| LlmError::Option {
+        option: "trit",
+        expected: "-1, 0 or 1",
+        got: value.to_string(),
+    })
+}
+
+/// What an edit did. The field names are the schema of `trike edit --json`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EditReport {
+    /// The directory.
+    pub model: String,
+    /// The tensors that changed, and the trits of each that did.
+    pub changed: Vec<(String, usize)>,
+    /// Edits that can be taken back.
+    pub undoable: usize,
+}
+
+/// One edit of one tensor, as the journal keeps it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Entry {
+    tensor: String,
+    /// Plane, row, column and trit of every place before the edit.
+    undo: Vec<(usize, usize, usize, i8)>,
+}
+
+/// Changes a packed tensor of a Trike directory in place. What takes that back is in `edits.json` beside it before the first byte
+/// changes, so that [`undo_edits`] repairs an edit that was interrupted, too.
+///
+/// The directory must not be open elsewhere meanwhile.
+///
+/// # Errors
+///
+/// As [`edit_tensor`]; [`LlmError::Option`] when the tensor is not ternary, and what reading and writing say, such as that a
+/// compressed encoding has no room for another nonzero.
+pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditReport, LlmError> {
+    let mut journal = journal(dir)?;
+    let (hf, mut trits) = open(dir, tensor)?;
+    let undo = edit_tensor(&mut trits, changes)?;
+    let count = undo.len();
+    let undo = undo.iter().map(|e| (e.plane, e.row, e.col, e.trit.value())).collect();
+    // A change that the file has no room for must leave no entry.
+    let entry = Entry { tensor: tensor.to_owned(), undo };
+    journal.push(entry);
+    save(dir, &journal)?;
+    if let Err(error) = hf.overwrite(tensor, &Tensor::Trits(trits)) {
+        if matches!(error, trike_format::FormatError::Write { .. }) {
+            journal.pop();
+            save(dir, &journal)?;
+        }
+        return Err(error.into());
+    }
+    Ok(EditReport {
+        model: dir.display().to_string(),
+        changed: vec![(tensor.to_owned(), count)],
+        undoable: journal.len(),
+    })
+}
+
+/// Takes the last `steps` edits of a directory back, the last one first.
+///
+/// # Errors
+///
+/// [`LlmError::Option`] when there are fewer, and what reading and writing say.
+pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, LlmError> {
+    let mut journal = journal(dir)?;
+    if steps == 0 || journal.len() < steps {
+        return Err(LlmError::Option {
+            option: "undo",
+            expected: "at least one edit, and no more than were made",
+            got: format!("{steps} of {}", journal.len()),
+        });
+    }
+    let mut changed = Vec::new();
+    for _ in 0..steps {
+        let Some(entry) = journal.pop() else { break };
+        let (hf, mut trits) = open(dir, &entry.tensor)?;
+        let edits: Vec<Edit> = entry
+            .undo
+            .iter()
+            .map(|&(plane, row, col, t)| Ok(Edit { plane, row, col, trit: trit(t)? }))
+            .collect::<Result<_, LlmError>>()?;
+        trits.edit(&edits)?;
+        hf.overwrite(&entry.tensor, &Tensor::Trits(trits))?;
+        save(dir, &journal)?;
+        changed.push((entry.tensor, edits.len()));
+    }
+    Ok(EditReport { model: dir.display().to_string(), changed, undoable: journal.len() })
+}
+
+fn open(dir: &Path, name: &str) -> Result<(HfDir, TritTensor), LlmError> {
+    let hf = HfDir::open(dir)?;
+    match hf.load(name)? {
+        Tensor::Trits(trits) => Ok((hf, trits)),
+        Tensor::Dense(_) | Tensor::Int8(_) => Err(LlmError::Option {
+            option: "tensor",
+            expected: "a ternary tensor; `trike inspect` shows which are",
+            got: format!("`{name}`, {}", hf.info(name).map_or_else(String::new, |i| i.kind.to_string())),
+        }),
+    }
+}
+
+fn journal(dir: &Path) -> Result<Vec<Entry>, LlmError> {
+    let path = dir.join(JOURNAL);
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let io = |source| LlmError::Io { path: path.clone(), source };
+    let text = fs::read(&path).map_err(io)?;
+    serde_json::from_slice(&text).map_err(|e| io(e.into()))
+}
+
+/// Replaces the journal in one step; an empty one is removed.
+fn save(dir: &Path, journal: &[Entry]) -> Result<(), LlmError> {
+    let path = dir.join(JOURNAL);
+    let io = |source| LlmError::Io { path: path.clone(), source };
+    if journal.is_empty() {
+        return fs::remove_file(&path).map_err(io);
+    }
+    let beside = dir.join(format!("{JOURNAL}.new"));
+    let text = serde_json::to_vec(journal).map_err(|e| io(e.into()))?;
+    fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path)).map_err(io)
+}
+
+impl<B: Backend> LanguageModel<B> {
+    /// Changes single weights or rows of a loaded model's linear layer, and returns the tensor as it was, for
+    /// [`replace_layer`](Self::replace_layer) to take that back. `file` is what the model was loaded from and stays as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`edit_tensor`]; [`LlmError::Option`] when the layer is not ternary, and what reading `file` and the backend say.
+    pub fn edit_layer(
+        &mut self,
+        file: &ModelFile,
+        name: WeightName,
+        changes: &[Change],
+    ) -> Result<TritTensor, LlmError> {
+        let (Tensor::Trits(before), true) = (file.load(name)?, names::is_block_matrix(name)) else {
+            return Err(LlmError::Option {
+                option: "layer",
+                expected: "a ternary linear layer of a block",
+                got: name.to_string(),
+            });
+        };
+        let mut after = before.clone();
+        edit_tensor(&mut after, changes)?;
+        self.replace_layer(name, after)?;
+        Ok(before)
+    }
+
+    /// Puts another tensor in the place of a loaded model's linear layer.
+    ///
+    /// # Errors
+    ///
+    /// When it has another shape, and what the backend says.
+    pub fn replace_layer(&mut self, name: WeightName, tensor: TritTensor) -> Result<(), LlmError> {
+        Ok(self.decoder.replace(name, Weight::Ternary(tensor))?)
+    }
+}

@@ -1,0 +1,505 @@
+//! A model that meets a budget: what each layer costs is measured, a knapsack allots, and trials check it.
+
+use std::{
+    fmt, fs,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use trike_cpu::Cpu;
+use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision};
+use trike_quant::QuantError;
+use trike_trit::{Granularity, GroupSize};
+
+use super::{
+    Calibration, ModelQuantizationConfig, Plan, QuantizeReport, Sensitivity, calibration_ids, io,
+    plan::{plan, solve, solve_loss, totals},
+    quant_error, quantize_ids, refuse_existing,
+    report::Planning,
+    sensitivity, store,
+};
+use crate::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Split, perplexity::compare_ids};
+
+/// Tokens on which sensitivities are measured.
+const HELD_TOKENS: usize = 8192;
+/// Models that are made on the way to a budget of quality.
+const TRIALS: usize = 7;
+/// Two sizes between which it is not worth to search on.
+const NEAR: f64 = 1.004;
+/// Standard errors by which a measured loss must lie under the budget: met with 95 % on text of the same kind.
+const SURE: f64 = 1.645;
+/// What a model may cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    /// Its perplexity over that of the dense model, on text that is neither calibrated on nor planned with.
+    PerplexityRatio(f64),
+    /// Its divergence from the dense model, in nats a token.
+    Divergence(f64),
+    /// Bits of a weight over the linear layers of the blocks, scales included.
+    Bits(f64),
+    /// Bytes of all of its tensors.
+    Bytes(u64),
+}
+
+/// What a plan is made for, and what it chooses from beside int8 and the layers as they are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanOptions {
+    /// What the model may cost.
+    pub budget: Budget,
+    /// Most planes of a layer.
+    pub planes: usize,
+    /// What may share a scale.
+    pub groups: Vec<Granularity>,
+}
+
+impl PlanOptions {
+    /// Up to four planes, more of which would take the room of int8, and a scale for 32, 64 or 128 weights or a row.
+    pub fn new(budget: Budget) -> Self {
+        let sizes = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
+        let groups = sizes.map(Granularity::Group).into_iter().chain([Granularity::Row]).collect();
+        Self { budget, planes: 4, groups }
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PerplexityRatio(ratio) => {
+                write!(f, "a perplexity of at most {ratio} times the dense model's")
+            }
+            Self::Divergence(nats) => write!(f, "a divergence of at most {nats} nats a token"),
+            Self::Bits(bits) => write!(f, "at most {bits} bits a weight"),
+            Self::Bytes(bytes) => write!(f, "at most {bytes} bytes"),
+        }
+    }
+}
+
+/// A model that was made on the way to a budget of quality.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Trial {
+    /// Bytes of the planned layers.
+    pub bytes: u64,
+    /// The same in bits a weight.
+    pub bits_per_weight: f64,
+    /// Divergence that the sensitivities add up to.
+    pub predicted_kl: f64,
+    /// Divergence on the text that was kept out of calibration.
+    pub kl: f64,
+    /// Perplexity over the dense model's on that text.
+    pub ratio: f64,
+    /// Standard error of the one of the two that the budget is about.
+    pub error: f64,
+    /// Whether it meets the budget, by 1.645 standard errors.
+    pub met: bool,
+}
+
+/// Plans a model for a budget: measures what each way to store each layer costs, on calibration text, and allots planes, scales, int8
+/// or dense.
+///
+/// Budgets of quality are checked: models are made and measured on sequences that they were not calibrated on, until the smallest
+/// that meets the budget is found. A budget of bytes or bits needs no more than the allotment.
+///
+/// Planes and groups are those of `options`, not of `config.layout`. What was measured is kept in `<output>.plan`
+/// until all is done, so that the same call after an interruption goes on. `progress` is called with what is being done, and
+/// how much of it is done and to do.
+///
+/// # Errors
+///
+/// [`LlmError::Budget`] for a budget that cannot be met, with the nearest that can; and as [`quantize`](super::quantize()).
+pub fn quantize_to(
+    input: &ModelFile,
+    output: &Path,
+    calibration: &Calibration<'_>,
+    config: &ModelQuantizationConfig,
+    options: &PlanOptions,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<QuantizeReport, LlmError> {
+    let mut planner = Planner::new(input, output, calibration, config, options)?;
+    let sensitivities = planner.sensitivities(progress)?;
+    match options.budget {
+        Budget::Bits(_) | Budget::Bytes(_) => planner.allotted(sensitivities, progress),
+        Budget::PerplexityRatio(_) | Budget::Divergence(_) => planner.searched(sensitivities, progress),
+    }
+}
+
+/// The plan of [`quantize_to`] alone, for a budget of bytes or bits; for one of quality, the first that it would try.
+///
+/// # Errors
+///
+/// As [`quantize_to`].
+pub fn plan_for(
+    input: &ModelFile,
+    output: &Path,
+    calibration: &Calibration<'_>,
+    config: &ModelQuantizationConfig,
+    options: &PlanOptions,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<(Plan, Vec<Sensitivity>), LlmError> {
+    let planner = Planner::new(input, output, calibration, config, options)?;
+    let sensitivities = planner.sensitivities(progress)?;
+    let chosen = match options.budget {
+        Budget::Bits(_) | Budget::Bytes(_) => planner.within(&sensitivities)?,
+        Budget::PerplexityRatio(_) | Budget::Divergence(_) => {
+            solve_loss(&sensitivities, planner.loss()).map_err(|e| quant_error("the plan", e))?
+        }
+    };
+    let plan = plan(&sensitivities, &chosen, options.budget.to_string());
+    planner.clean()?;
+    Ok((plan, sensitivities))
+}
+
+struct Planner<'a> {
+    input: &'a ModelFile,
+    output: &'a Path,
+    config: ModelQuantizationConfig,
+    options: PlanOptions,
+    budget: Budget,
+    calibration: Vec<Vec<u32>>,
+    held: Vec<Vec<u32>>,
+    dir: PathBuf,
+}
+
+/// A trial with what made it.
+struct Made {
+    trial: Trial,
+    plan: Plan,
+    report: QuantizeReport,
+}
+
+impl<'a> Planner<'a> {
+    fn new(
+        input: &'a ModelFile,
+        output: &'a Path,
+        calibration: &Calibration<'_>,
+        config: &ModelQuantizationConfig,
+        options: &PlanOptions,
+    ) -> Result<Self, LlmError> {
+        let budget = options.budget;
+        config.validate()?;
+        refuse_existing(output)?;
+        if config.prune.is_some() {
+            return Err(LlmError::Option {
+                option: "budget",
+                expected: "a budget or pruning: what pruning costs is not part of the plan",
+                got: "both".to_owned(),
+            });
+        }
+        if !(1..=trike_trit::MAX_DEPTH).contains(&options.planes) || options.groups.is_empty() {
+            return Err(LlmError::Option {
+                option: "choices of a plan",
+                expected: "1 to 6 planes and at least one size of groups",
+                got: format!("{} planes, {} sizes", options.planes, options.groups.len()),
+            });
+        }
+        if config.compensation().is_none() {
+            return Err(LlmError::Option {
+                option: "method",
+                expected: "error compensation with a budget: the plan is measured with it",
+                got: "rounding".to_owned(),
+            });
+        }
+        let (option, expected, value, ok) = match budget {
+            Budget::PerplexityRatio(r) => ("perplexity ratio", "a number over 1", r, r > 1.0),
+            Budget::Divergence(nats) => ("divergence", "a number over 0", nats, nats > 0.0),
+            Budget::Bits(bits) => ("bits", "a number over 0", bits, bits > 0.0),
+            Budget::Bytes(bytes) => ("bytes", "a number over 0", bytes as f64, bytes > 0),
+        };
+        if !(ok && value.is_finite()) {
+            let got = match (budget, value.is_finite()) {
+                (Budget::PerplexityRatio(_), true) => {
+                    format!("{value}; the nearest that can be met is 1, the dense model")
+                }
+                _ => value.to_string(),
+            };
+            return Err(LlmError::Option { option, expected, got });
+        }
+        // What is planned and tried with is not what is calibrated on.
+        let wanted = calibration.limit();
+        let mut all = calibration_ids(input, &calibration.with_limit(wanted.saturating_mul(2)), config)?;
+        if all.len() < 2 {
+            return Err(LlmError::Option {
+                option: "calibration text",
+                expected: "at least two sequences: a budget is checked on one that is not calibrated on",
+                got: all.len().to_string(),
+            });
+        }
+        let keep = wanted.min((3 * all.len()).div_ceil(4)).min(all.len() - 1);
+        let held = all.split_off(keep);
+        let mut name = output.as_os_str().to_owned();
+        name.push(".plan");
+        let (config, options) = (config.clone(), options.clone());
+        Ok(Self { input, output, config, options, budget, calibration: all, held, dir: name.into() })
+    }
+
+    /// Removes what was kept for a second call.
+    fn clean(&self) -> Result<(), LlmError> {
+        fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
+    }
+
+    /// Measures, or reads what an earlier call with the same settings measured.
+    fn sensitivities(
+        &self,
+        progress: &mut dyn FnMut(&str, usize, usize),
+    ) -> Result<Vec<Sensitivity>, LlmError> {
+        let ids = [&self.calibration[..], &self.held[..]].concat();
+        let settings = format!(
+            "{} {:?}",
+            store::fingerprint(self.input, &self.config, &ids),
+            (self.options.planes, &self.options.groups)
+        );
+        let (marker, path) = (self.dir.join(store::SETTINGS), self.dir.join("sensitivities.json"));
+        if self.dir.exists() {
+            match fs::read_to_string(&marker) {
+                Ok(found) if found == settings => {
+                    if let Ok(text) = fs::read(&path)
+                        && let Ok(measured) = serde_json::from_slice(&text)
+                    {
+                        return Ok(measured);
+                    }
+                }
+                Ok(_) => self.clean()?,
+                Err(_) => {
+                    return Err(LlmError::Option {
+                        option: "output",
+                        expected: "a path beside which `.plan` is free",
+                        got: self.dir.display().to_string(),
+                    });
+                }
+            }
+        }
+        fs::create_dir_all(&self.dir).map_err(io(&self.dir))?;
+        fs::write(&marker, settings).map_err(io(&marker))?;
+        let backend = CpuBackend::new(Cpu::new(self.config.threads)?, ActivationPrecision::F32);
+        let mut tokens = 0;
+        let few: Vec<Vec<u32>> = self
+            .held
+            .iter()
+            .take_while(|ids| {
+                let room = tokens < HELD_TOKENS;
+                tokens += ids.len();
+                room
+            })
+            .cloned()
+            .collect();
+        let options = sensitivity::options(self.options.planes, &self.options.groups);
+        let measured = sensitivity::measure(
+            self.input,
+            &self.config,
+            &backend,
+            [&self.calibration, &few],
+            &options,
+            &mut |done, total| progress("measuring what each layer costs", done, total),
+        )?;
+        if measured.is_empty() {
+            return Err(LlmError::Option {
+                option: "budget",
+                expected: "a model with dense layers to plan for",
+                got: "none that becomes ternary".to_owned(),
+            });
+        }
+        let text = serde_json::to_vec(&measured).map_err(|e| io(&path)(e.into()))?;
+        fs::write(&path, text).map_err(io(&path))?;
+        Ok(measured)
+    }
+
+    /// Bytes of everything that a plan has no say in.
+    fn others(&self, sensitivities: &[Sensitivity]) -> Result<u64, LlmError> {
+        let mut others = 0;
+        for name in self.input.weights() {
+            let text = name.to_string();
+            if !sensitivities.iter().any(|s| s.layer == text) {
+                others += super::stored_bytes(self.input, &self.config, name)?;
+            }
+        }
+        Ok(others)
+    }
+
+    /// The choices within a budget of bytes or bits.
+    fn within(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, LlmError> {
+        let weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
+        let (budget, others) = match self.budget {
+            Budget::Bytes(bytes) => {
+                let others = self.others(sensitivities)?;
+                (bytes.saturating_sub(others), others)
+            }
+            Budget::Bits(bits) => ((bits * weights as f64 / 8.0) as u64, 0),
+            Budget::PerplexityRatio(_) | Budget::Divergence(_) => (u64::MAX, 0),
+        };
+        solve(sensitivities, budget).map_err(|e| match (e, self.budget) {
+            (QuantError::Budget { smallest, .. }, Budget::Bytes(_)) => LlmError::Budget {
+                asked: self.budget.to_string(),
+                nearest: format!("{} bytes", smallest + others),
+            },
+            (QuantError::Budget { smallest, .. }, _) => LlmError::Budget {
+                asked: self.budget.to_string(),
+                // Rounded up, so that what is said can be asked for.
+                nearest: format!(
+                    "{:.3} bits a weight",
+                    (8e3 * smallest as f64 / weights as f64).ceil() / 1e3
+                ),
+            },
+            (other, _) => quant_error("the plan", other),
+        })
+    }
+
+    fn allotted(
+        &mut self,
+        sensitivities: Vec<Sensitivity>,
+        progress: &mut dyn FnMut(&str, usize, usize),
+    ) -> Result<QuantizeReport, LlmError> {
+        let chosen = match self.within(&sensitivities) {
+            Ok(chosen) => chosen,
+            Err(error) => {
+                self.clean()?;
+                return Err(error);
+            }
+        };
+        let plan = plan(&sensitivities, &chosen, self.budget.to_string());
+        let mut config = self.config.clone();
+        config.layers = plan.choices(self.output, self.input)?;
+        let mut report =
+            quantize_ids(self.input, self.output, &self.calibration, &config, &mut |done, total| {
+                progress("writing", done, total);
+            })?;
+        report.planning =
+            Some(Planning { budget: self.budget.to_string(), sensitivities, trials: Vec::new(), plan });
+        self.clean()?;
+        Ok(report)
+    }
+
+    /// The divergence that the budget comes to. For a model that predicts its own text, the logarithm of the ratio of perplexities is
+    /// the divergence; how far a real one is from that is seen in the trials.
+    fn loss(&self) -> f64 {
+        match self.budget {
+            Budget::PerplexityRatio(ratio) => ratio.ln(),
+            Budget::Divergence(nats) => nats,
+            Budget::Bits(_) | Budget::Bytes(_) => f64::INFINITY,
+        }
+    }
+
+    fn searched(
+        &mut self,
+        sensitivities: Vec<Sensitivity>,
+        progress: &mut dyn FnMut(&str, usize, usize),
+    ) -> Result<QuantizeReport, LlmError> {
+        let dense = LanguageModel::load_with(self.input, &self.load_options(), &mut |_, _| ())?;
+        let failed = |e| quant_error("the plan", e);
+        let wanted = self.loss();
+        let mut trials: Vec<Trial> = Vec::new();
+        let mut best: Option<Made> = None;
+        // The largest that was too bad, and the smallest that was good enough, in bytes of the planned layers.
+        let (mut low, mut high) = (0u64, u64::MAX);
+        let mut goal = wanted;
+        let mut tried: Vec<Vec<usize>> = Vec::new();
+        for number in 0..TRIALS {
+            let mut chosen = solve_loss(&sensitivities, goal).map_err(failed)?;
+            let bytes = totals(&sensitivities, &chosen).0;
+            if tried.contains(&chosen) || bytes <= low || bytes >= high {
+                if low == 0 || high == u64::MAX || (high as f64 / low as f64) < NEAR {
+                    break;
+                }
+                chosen = solve(&sensitivities, low + (high - low) / 2).map_err(failed)?;
+                let bytes = totals(&sensitivities, &chosen).0;
+                if tried.contains(&chosen) || bytes <= low || bytes >= high {
+                    break;
+                }
+            }
+            let name = format!("trial {}", number + 1);
+            let mut say = |done: usize, total: usize| progress(&name, done, total);
+            let made = self.trial(&dense, &sensitivities, &chosen, number, &mut say)?;
+            let (bytes, predicted, lost) =
+                (made.trial.bytes, made.trial.predicted_kl, self.measured(&made.trial));
+            trials.push(made.trial.clone());
+            tried.push(chosen);
+            if made.trial.met {
+                high = bytes;
+                if let Some(old) = best.replace(made) {
+                    remove(&old.report.output)?;
+                }
+            } else {
+                low = low.max(bytes);
+                remove(&made.report.output)?;
+            }
+            if high != u64::MAX && low != 0 && (high as f64 / low as f64) < NEAR {
+                break;
+            }
+            // A loss that is not over zero says nothing about the next one.
+            let step = if lost > 0.0 { (wanted / lost).clamp(0.1, 10.0) } else { 4.0 };
+            goal = predicted.max(wanted * 1e-6) * step;
+        }
+        let Some(made) = best else {
+            self.clean()?;
+            let nearest = trials.iter().map(|t| self.measured(t)).fold(f64::INFINITY, f64::min);
+            let nearest = match self.budget {
+                Budget::PerplexityRatio(_) => format!("{:.5} times the dense model's", nearest.exp()),
+                _ => format!("{nearest:.2e} nats a token"),
+            };
+            return Err(LlmError::Budget { asked: self.budget.to_string(), nearest });
+        };
+        let Made { plan, mut report, .. } = made;
+        fs::rename(&report.output, self.output).map_err(io(self.output))?;
+        report.output = self.output.display().to_string();
+        report.planning = Some(Planning { budget: self.budget.to_string(), sensitivities, trials, plan });
+        self.clean()?;
+        Ok(report)
+    }
+
+    /// What a trial lost at most, in nats a token, with 95 %.
+    fn measured(&self, trial: &Trial) -> f64 {
+        match self.budget {
+            Budget::Divergence(_) => trial.kl + SURE * trial.error,
+            _ => trial.ratio.ln() + SURE * trial.error / trial.ratio,
+        }
+    }
+
+    fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            tokenizer: self.config.tokenizer.clone(),
+            threads: self.config.threads,
+            activations: Some(ActivationPrecision::F32),
+            head: HeadPrecision::AsStored,
+        }
+    }
+
+    fn trial(
+        &self,
+        dense: &LanguageModel,
+        sensitivities: &[Sensitivity],
+        chosen: &[usize],
+        number: usize,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Made, LlmError> {
+        let plan = plan(sensitivities, chosen, self.budget.to_string());
+        let mut config = self.config.clone();
+        config.layers = plan.choices(self.output, self.input)?;
+        let path = self.dir.join(format!("trial-{number}"));
+        if path.exists() {
+            fs::remove_dir_all(&path).map_err(io(&path))?;
+        }
+        let report = quantize_ids(self.input, &path, &self.calibration, &config, progress)?;
+        let made = LanguageModel::load_with(&ModelFile::open(&path)?, &self.load_options(), &mut |_, _| ())?;
+        let kv = KvPrecision::F32;
+        let comparison = compare_ids(&made, kv, dense, kv, &self.held, Split::Stories, &mut |_, _| ())?;
+        let (bytes, predicted_kl) = totals(sensitivities, chosen);
+        let weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
+        let ratio = comparison.score.perplexity / comparison.base.perplexity;
+        let mut trial = Trial {
+            bytes,
+            bits_per_weight: 8.0 * bytes as f64 / weights.max(1) as f64,
+            predicted_kl,
+            kl: comparison.kl,
+            ratio,
+            error: match self.budget {
+                Budget::Divergence(_) => comparison.kl_error,
+                _ => ratio * comparison.gap_error,
+            },
+            met: false,
+        };
+        trial.met = self.measured(&trial) <= self.loss();
+        Ok(Made { trial, plan, report })
+    }
+}
+
+fn remove(dir: &str) -> Result<(), LlmError> {
+    fs::remove_dir_all(dir).map_err(io(Path::new(dir)))
+}
