@@ -174,6 +174,18 @@ pub(crate) struct QuantizeArgs {
     /// Compensate within a layer only: columns in stored order, no refitting, nothing of what the layers before lost
     #[arg(long)]
     pub(crate) plain: bool,
+    /// Leave codes and scales as compensation made them; rounding, free planes and --plain are never tuned
+    #[arg(long)]
+    pub(crate) no_tune: bool,
+    /// Passes over the text in which the codes and scales of a block are tuned against the dense block's output
+    #[arg(long, default_value_t = 4, conflicts_with_all = ["no_tune", "plain"])]
+    pub(crate) tune_block_epochs: usize,
+    /// Passes over the text in which those of the whole model are tuned against the dense model's probabilities
+    #[arg(long, default_value_t = 8, conflicts_with_all = ["no_tune", "plain"])]
+    pub(crate) tune_model_epochs: usize,
+    /// Models with more weights than this in their blocks are not tuned: it takes time
+    #[arg(long, default_value_t = 8 << 20, conflicts_with_all = ["no_tune", "plain"])]
+    pub(crate) tune_max_weights: u64,
     /// How trits are packed; auto takes row-compressed where the kernels are faster with it, else the smaller of base3 and
     /// bitmap [default: base3; auto with --prune]
     #[arg(long, value_parser = one_of(PACKINGS))]

@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use trike::{
     Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split,
-    llm::{Budget, Compensation, Plan, PlanOptions, Pruning, Sensitivity, plan_for, quantize_to},
+    llm::{Budget, Compensation, Plan, PlanOptions, Pruning, Sensitivity, Tuning, plan_for, quantize_to},
     quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, ScaleType, TritLayout},
     trit::{Granularity, GroupSize},
 };
@@ -168,6 +168,12 @@ fn config(args: &QuantizeArgs) -> ModelQuantizationConfig {
             Method::Twn => QuantizeMethod::Round(ScaleRule::Twn),
             Method::AbsMax => QuantizeMethod::Round(ScaleRule::Calibrated(CalibrationMethod::AbsMax)),
         },
+        tuning: (!args.no_tune && !args.plain).then(|| Tuning {
+            block_epochs: args.tune_block_epochs,
+            model_epochs: args.tune_model_epochs,
+            most_weights: args.tune_max_weights,
+            ..Tuning::default()
+        }),
         skip_patterns: args.skip.clone(),
         min_layer_size: args.min_size,
         int8_head: args.head == Embeddings::Int8,

@@ -13,6 +13,11 @@ pub(crate) struct Bench {
     eval: String,
 }
 
+/// Tuning takes most of the time, and is left out where it is not what is tested.
+fn untuned(more: &[&str]) -> &'static [&'static str] {
+    if more.iter().any(|arg| arg.starts_with("--tune")) { &[] } else { &["--no-tune"] }
+}
+
 impl Bench {
     pub(crate) fn new() -> Option<Self> {
         let trike = Trike::new();
@@ -35,6 +40,7 @@ impl Bench {
             vec!["quantize", "-m", &self.model, "--tokenizer", &self.tokenizer, "-o", out, "--json"];
         args.extend(["--calibration", &self.calibration, "--eval", &self.eval, "--group", "32"]);
         args.extend(more);
+        args.extend(untuned(more));
         args
     }
 
@@ -42,7 +48,7 @@ impl Bench {
     pub(crate) fn bare(&self, out: &str, more: &[&str]) -> Vec<String> {
         let args = ["quantize", "-m", &self.model, "--tokenizer", &self.tokenizer, "-o", out, "--json"];
         let text = ["--calibration", &self.calibration];
-        args.iter().chain(&text).chain(more).map(|&arg| arg.to_owned()).collect()
+        args.iter().chain(&text).chain(more).chain(untuned(more)).map(|&arg| arg.to_owned()).collect()
     }
 
     /// A run without a group, measured on so many stories.
@@ -134,6 +140,8 @@ fn every_option_changes_the_model() {
         &["--split", "window"],
         &["--group", "row"],
         &["--sequences", "3"],
+        &["--tune-block-epochs", "1", "--tune-model-epochs", "0"],
+        &["--tune-block-epochs", "0", "--tune-model-epochs", "1"],
     ]
     .iter()
     .enumerate()
@@ -238,7 +246,7 @@ fn without_a_text_the_model_writes_its_own_and_the_seed_says_which() {
     let weights = |name: &str, seed: &str| {
         let out = bench.trike.path(name);
         let model = ["quantize", "-m", &bench.model, "--tokenizer", &bench.tokenizer, "-o", &out, "--json"];
-        let more = ["--planes", "1", "--sequences", "1", "--seed", seed, "--group", "32"];
+        let more = ["--planes", "1", "--sequences", "1", "--seed", seed, "--group", "32", "--no-tune"];
         let report = bench.trike.json(&[&model[..], &more].concat());
         assert_eq!(report["calibration_sequences"], 1);
         std::fs::read(format!("{out}/model.safetensors")).unwrap()

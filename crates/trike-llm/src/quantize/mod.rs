@@ -133,7 +133,7 @@ fn quantize_ids(
     let mut notes = Vec::new();
     let tuning = tuning_of(input, config, &mut notes)?;
     let walk::Walked { layers, blocks, model } =
-        walk::Walk::new(input, config, &backend, &store, &ids, tuning)?.run(progress)?;
+        walk::Walk::new(input, config, &backend, &store, ids, tuning)?.run(progress)?;
     for pattern in &config.skip_patterns {
         let alone = ModelQuantizationConfig { skip_patterns: vec![pattern.clone()], ..config.clone() };
         if !layers.iter().any(|l| alone.skips(&l.name)) {
@@ -198,7 +198,7 @@ fn tuning_of(
         ));
         return Ok(None);
     }
-    Ok(Some(tuning))
+    Ok(Some(Tuning { keep_zeros: tuning.keep_zeros || config.prune.is_some(), ..tuning }))
 }
 
 fn compensation_damping(config: &ModelQuantizationConfig) -> f64 {
