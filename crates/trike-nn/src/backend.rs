@@ -111,6 +111,9 @@ impl<'a, B: Backend + ?Sized> Input<'a, B> {
     }
 }
 
+/// The largest numbers of a row with their columns, the largest first.
+pub type Largest = Vec<(u32, f32)>;
+
 /// An RMSNorm.
 pub struct Norm<'a, B: Backend + ?Sized> {
     /// Its weights.
@@ -311,7 +314,7 @@ pub trait Backend {
     /// # Errors
     ///
     /// When the device fails.
-    fn top(&self, x: &Self::Tensor, k: usize) -> Result<Option<Vec<Vec<(u32, f32)>>>, NnError> {
+    fn top(&self, x: &Self::Tensor, k: usize) -> Result<Option<Vec<Largest>>, NnError> {
         let _ = (x, k);
         Ok(None)
     }

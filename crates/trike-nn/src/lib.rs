@@ -42,7 +42,7 @@ mod sequence;
 mod spec;
 mod weights;
 
-pub use backend::{AttentionSpec, Backend, CacheSpec, Input, KvPrecision, Norm, Segment};
+pub use backend::{AttentionSpec, Backend, CacheSpec, Input, KvPrecision, Largest, Norm, Segment};
 pub use block::{BlockPlace, DecoderBlock, Site, Watch};
 #[cfg(feature = "candle")]
 pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};

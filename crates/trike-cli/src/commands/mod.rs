@@ -65,7 +65,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Chat(args) => chat::chat(&args, quiet)?,
         Command::Inspect(args) if args.memory => {
-            output::show(&inspect::memory(&args, quiet)?, args.json.json)?
+            output::show(&inspect::memory(&args, quiet)?, args.json.json)?;
         }
         Command::Inspect(args) => output::show(&inspect::inspect(&args, quiet)?, args.json.json)?,
         Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,

@@ -307,7 +307,7 @@ impl<'a> Walk<'a> {
                 let (tensor, report) = self.layer(name, solver)?;
                 self.replace(&mut ternary, name, tensor.rows(), tensor.to_f32())?;
                 reports.push(report);
-                tensors.push((name, tensor.into()));
+                tensors.push((name, tensor));
             }
             done += site.matrices(layer).len();
             progress(done);
