@@ -275,7 +275,9 @@ impl<B: Backend> LanguageModel<B> {
         }
         let mut sequence = self.decoder.sequence(KvSpec::new(kv, ids.len().max(1)))?;
         let mut token = 0;
-        for ids in ids.chunks(STEP) {
+        // The logits of a step lie in one piece, and small devices have none above 128 MiB.
+        let rows = ((128 << 20) / (4 * self.decoder.spec().vocab)).clamp(1, STEP);
+        for ids in ids.chunks(rows) {
             let mut step = [Step { sequence: &mut sequence, ids }];
             let all = self.decoder.forward(&mut step, Logits::All)?.pop().unwrap_or_default();
             for row in all.chunks_exact(self.decoder.spec().vocab) {

@@ -132,8 +132,10 @@ impl CubeBackend {
     ///
     /// [`NnError::Memory`].
     pub fn check_memory(&self, plan: &MemoryPlan) -> Result<(), NnError> {
+        // What models before this one left in the runtime's pools is free, and of no use to weights of other sizes.
+        self.device.release()?;
         let memory = self.device.memory();
-        let available = memory.total.map(|total| total.saturating_sub(memory.in_use));
+        let available = memory.total.map(|total| total.saturating_sub(memory.in_use.max(memory.reserved)));
         match available {
             Some(available) if plan.total() > available => {
                 Err(NnError::Memory { device: self.name(), plan: *plan, needed: plan.total(), available })
@@ -309,9 +311,13 @@ impl Backend for CubeBackend {
         };
         if tensors.len() == weights.len() {
             match pack(&tensors) {
-                // Tensors of different kinds lie apart.
-                Err(NnError::Cube(CubeError::Length { .. } | CubeError::Range { .. }))
-                    if tensors.len() > 1 => {}
+                // Tensors of different kinds lie apart, and those that are too large for one allocation together.
+                Err(NnError::Cube(
+                    CubeError::Length { .. }
+                    | CubeError::Range { .. }
+                    | CubeError::Shape { .. }
+                    | CubeError::Memory { .. },
+                )) if tensors.len() > 1 => {}
                 other => return other,
             }
         }
@@ -497,7 +503,13 @@ impl Backend for CubeBackend {
         let needed = positions.iter().copied().max().map_or(0, |last| last as usize + 1);
         if needed > table.positions() {
             let grown = needed.max(2 * table.positions());
-            *table = RopeTable::upload(&self.device, &rope.frequencies, grown, rope.pairing)?;
+            let upload =
+                |positions| RopeTable::upload(&self.device, &rope.frequencies, positions, rope.pairing);
+            *table = match upload(grown) {
+                // Twice as many may be more than one allocation may have where as many as are needed are not.
+                Err(CubeError::Memory { .. }) => upload(needed)?,
+                other => other?,
+            };
         }
         let positions = self.positions(positions)?;
         Ok(self.device.rope(&x.buffer, rope.head_dim, &positions, &table, &Strategy::Inferred)?)
@@ -579,7 +591,7 @@ impl Backend for CubeBackend {
         Ok(out)
     }
 
-    fn top(&self, x: &CubeTensor, k: usize) -> Result<Option<Vec<Vec<(u32, f32)>>>, NnError> {
+    fn top(&self, x: &CubeTensor, k: usize) -> Result<Option<Vec<crate::backend::Largest>>, NnError> {
         if !(1..=ops::MOST.min(x.width)).contains(&k) {
             return Ok(None);
         }

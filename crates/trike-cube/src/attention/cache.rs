@@ -134,7 +134,9 @@ impl KvCache {
             return Err(CubeError::Feature { kernel: "cache", feature: "f16", device });
         }
         let buffer = || KvBuffer::empty(device, shape.precision, len);
-        Ok(Self { k: buffer()?, v: buffer()?, shape })
+        let (k, v) = (buffer()?, buffer()?);
+        device.confirm("allocating keys and values", &[k.memory(), v.memory()])?;
+        Ok(Self { k, v, shape })
     }
 
     /// Its shape.

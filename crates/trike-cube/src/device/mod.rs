@@ -138,7 +138,11 @@ impl Device {
         let stream = client.empty(size_of::<u32>()).stream;
         // SAFETY: the stream is this thread's own, and from here on every call of this client names it.
         unsafe { client.set_stream(stream) };
-        let capabilities = Capabilities::new(client.properties(), software, options.planes);
+        let mut capabilities = Capabilities::new(client.properties(), software, options.planes);
+        if matches!(spec, DeviceSpec::Numbered(Runtime::Wgpu | Runtime::Vulkan | Runtime::Metal, _)) {
+            // Shaders count bytes in 32 bits, whatever the driver would allocate.
+            capabilities.max_buffer_bytes = capabilities.max_buffer_bytes.min(u32::MAX.into());
+        }
         Self {
             client,
             spec,
@@ -184,6 +188,21 @@ impl Device {
         }
     }
 
+    /// Gives memory that no buffer is in back to the driver.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Device`] when the device is lost.
+    pub fn release(&self) -> Result<()> {
+        self.wait("giving memory back", || self.client.memory_cleanup())
+    }
+
+    /// Waits until allocations are made, which otherwise fail where they are used.
+    pub(crate) fn confirm(&self, operation: &'static str, buffers: &[&dyn AnyBuffer]) -> Result<()> {
+        let handles: Vec<_> = buffers.iter().map(|buffer| buffer.handle()).collect();
+        self.wait(operation, || self.client.check(&handles))
+    }
+
     /// Room for `len` numbers, which hold anything.
     ///
     /// # Errors
@@ -213,11 +232,15 @@ impl Device {
     /// As [`Device::empty`], and [`CubeError::Device`] when the device did not take them.
     pub fn upload_weights<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
         self.check_size::<T>(values.len())?;
+        // The mode is that of the queue, which all clones of a device share: two uploads at once would end each other's.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the mode is the queue's own and is put back below; nothing between the two lines can return.
         unsafe { self.client.allocation_mode(MemoryAllocationMode::Persistent) };
         let handle = self.client.create_from_slice(bytemuck::cast_slice(values));
         // SAFETY: as above.
         unsafe { self.client.allocation_mode(MemoryAllocationMode::Auto) };
+        drop(alone);
         self.wait("upload of weights", || self.client.check([&handle]))?;
         Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.counter))
     }

@@ -1,3 +1,5 @@
+//! The walk over small random models: what each stage gains, what is refused, and that nothing depends on chance.
+
 use std::{
     fs,
     path::{Path, PathBuf},

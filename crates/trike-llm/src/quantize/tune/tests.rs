@@ -1,3 +1,5 @@
+//! The block's forward pass against the backend's, its gradients against differences, and that tuning lowers what it should.
+
 use std::ops::ControlFlow;
 
 use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
