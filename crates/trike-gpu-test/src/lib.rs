@@ -10,7 +10,7 @@
 //!
 //! * cases and outcomes: [`Session`], [`Oracle`], [`Tally`], [`suites`]
 //! * without a GPU: [`compile`], [`mod@record`], [`target`]
-//! * on devices: [`run`], [`bench`]
+//! * on devices: [`run`], [`mod@bench`]
 //!
 //! A development tool, never published; unsafe is the launch that CubeCL declares so, which here runs nothing.
 #![deny(unsafe_op_in_unsafe_fn)]

@@ -7,7 +7,7 @@ use cubecl::prelude::*;
 use super::DimsLaunch;
 use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_of};
 
-/// How planes share the work of [`mma`].
+/// How planes share the work of the kernel on matrix instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MmaShape {
     /// Tiles of sixteen rows of weights of a plane.
