@@ -79,7 +79,7 @@ mod tests {
         let table = DenseForm { rows: 128_256, cols: 100, kind: DenseKind::Int8, group: 32 };
         for (rows, tokens) in [(131_070, 1), (131_072, 1), (262_145, 9)] {
             let head = DenseForm { rows, ..table };
-            let bytes = rows * (100 + 16) + 4 * tokens * (100 + rows);
+            let bytes = rows * (112 + 16) + 4 * tokens * (100 + rows);
             let operations = (2 * tokens * rows * 100) as u64;
             fits(&DenseProblem { tokens, w: head, add: false }, Cost { operations, bytes: bytes as u64 });
         }
