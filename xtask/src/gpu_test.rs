@@ -2,6 +2,7 @@
 //!
 //! NVIDIA's compilers come from PyPI into `target/gpu-venv`: no GPU, driver or toolkit is needed to see machine code.
 
+use crate::toolchain::FEATURES;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
@@ -43,7 +44,8 @@ pub(crate) struct Options {
 pub(crate) fn step(ws: &Workspace) -> Result<String> {
     let options = Options { quick: true, ..Options::default() };
     // With the features of the workspace's own tests, so that nothing is compiled twice for them.
-    let binary = build(ws, &["--workspace", "--bin", "trike-gpu-test", "--test", "software"], None)?;
+    let what = [&["--workspace"], &FEATURES[..], &["--bin", "trike-gpu-test", "--test", "software"]].concat();
+    let binary = build(ws, &what, None)?;
     phases(ws, &binary, &options, std::env::var("CI").is_ok_and(|ci| ci == "true"))
 }
 
