@@ -40,7 +40,7 @@ pub enum Change {
     NegateRow(usize),
 }
 
-/// Changes single weights or rows of a tensor in place, all or none, and returns the edits that take that back.
+/// Changes single weights or rows of a tensor in place, one after the other, all or none, and returns the edits that take that back.
 ///
 /// ```
 /// use trike_llm::{Change, edit_tensor};
@@ -60,16 +60,20 @@ pub enum Change {
 /// [`LlmError::Trit`] for a place outside the tensor, [`LlmError::Option`] for another number of trits than it has planes, a value that
 /// is not finite, or a whole row of a tensor with means, in which a zero trit is no zero weight.
 pub fn edit_tensor(tensor: &mut TritTensor, changes: &[Change]) -> Result<Vec<Edit>, LlmError> {
-    let mut edits = Vec::new();
+    // Each change sees what those before it did, and all of them are made or none.
+    let mut changed = tensor.clone();
+    let mut undo = Vec::new();
     for change in changes {
-        edits_of(tensor, change, &mut edits)?;
+        let mut edits = Vec::new();
+        edits_of(&changed, change, &mut edits)?;
+        for edit in &edits {
+            undo.push(Edit { trit: changed.get(edit.plane, edit.row, edit.col)?, ..*edit });
+        }
+        changed.edit(&edits)?;
     }
-    // A place may be changed twice: what was there before comes last.
-    let mut undo = Vec::with_capacity(edits.len());
-    for edit in edits.iter().rev() {
-        undo.push(Edit { trit: tensor.get(edit.plane, edit.row, edit.col)?, ..*edit });
-    }
-    tensor.edit(&edits)?;
+    *tensor = changed;
+    // What was there first comes last.
+    undo.reverse();
     Ok(undo)
 }
 
@@ -267,7 +271,12 @@ impl<B: Backend> LanguageModel<B> {
         name: WeightName,
         changes: &[Change],
     ) -> Result<TritTensor, LlmError> {
-        let (Tensor::Trits(before), true) = (file.load(name)?, names::is_block_matrix(name)) else {
+        // What an earlier call has put there counts, and not what the file has.
+        let found = match self.replaced.get(&name) {
+            Some(tensor) => Tensor::Trits(tensor.clone()),
+            None => file.load(name)?,
+        };
+        let (Tensor::Trits(before), true) = (found, names::is_block_matrix(name)) else {
             return Err(LlmError::Option {
                 option: "layer",
                 expected: "a ternary linear layer of a block",
@@ -286,6 +295,52 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// When it has another shape, and what the backend says.
     pub fn replace_layer(&mut self, name: WeightName, tensor: TritTensor) -> Result<(), LlmError> {
-        Ok(self.decoder.replace(name, Weight::Ternary(tensor))?)
+        self.decoder.replace(name, Weight::Ternary(tensor.clone()))?;
+        self.replaced.insert(name, tensor);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trike_trit::{Encoding, Scales};
+
+    #[test]
+    fn each_change_sees_what_those_before_it_did() {
+        let start =
+            TritTensor::from_trits(2, 3, &[1, 0, -1, 0, 1, 1], Encoding::Base3, Scales::tensor(0.5)).unwrap();
+        let set = Change::Value { row: 1, col: 0, value: 0.5 };
+        for (changes, expected) in [
+            (&[Change::NegateRow(0), Change::NegateRow(0)][..], [0.5, 0.0, -0.5, 0.0, 0.5, 0.5]),
+            (&[set.clone(), Change::ZeroRow(1)], [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]),
+            (&[Change::ZeroRow(1), set.clone()], [0.5, 0.0, -0.5, 0.5, 0.0, 0.0]),
+            (&[set.clone(), Change::NegateRow(1)], [0.5, 0.0, -0.5, -0.5, -0.5, -0.5]),
+        ] {
+            let mut tensor = start.clone();
+            let undo = edit_tensor(&mut tensor, changes).unwrap();
+            assert_eq!(tensor.dequantize(), expected, "{changes:?}");
+            tensor.edit(&undo).unwrap();
+            assert_eq!(tensor, start, "{changes:?}");
+        }
+        // All or none.
+        let mut tensor = start.clone();
+        assert!(edit_tensor(&mut tensor, &[set, Change::ZeroRow(2)]).is_err());
+        assert_eq!(tensor, start);
+    }
+
+    #[test]
+    fn a_second_edit_in_memory_keeps_the_first() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+        let file = ModelFile::open(path).unwrap();
+        let mut model = LanguageModel::load(path).unwrap();
+        let name = WeightName::Down(0);
+        let first = model.edit_layer(&file, name, &[Change::ZeroRow(0)]).unwrap();
+        let second = model.edit_layer(&file, name, &[Change::ZeroRow(1)]).unwrap();
+        let row = |tensor: &TritTensor, row: usize| {
+            tensor.dequantize()[row * tensor.cols()..][..tensor.cols()].to_vec()
+        };
+        let zero = |values: Vec<f32>| values.iter().all(|v| *v == 0.0);
+        assert!(!zero(row(&first, 0)) && zero(row(&second, 0)) && !zero(row(&second, 1)));
     }
 }

@@ -1,6 +1,9 @@
 //! From a checkpoint to a model that runs.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+};
 
 use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
 use trike_format::Tensor;
@@ -8,6 +11,7 @@ use trike_nn::{
     ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Weight,
     WeightName,
 };
+use trike_trit::TritTensor;
 
 use crate::{LlmError, ModelConfig, ModelFile, tokenizer::Tokenizer};
 
@@ -73,6 +77,8 @@ pub struct LanguageModel<B: Backend = CpuBackend> {
     pub(crate) path: PathBuf,
     config: ModelConfig,
     default_kv: KvPrecision,
+    /// Linear layers that were put in the place of the file's.
+    pub(crate) replaced: HashMap<WeightName, TritTensor>,
 }
 
 impl LanguageModel<CpuBackend> {
@@ -135,6 +141,7 @@ impl<B: Backend> LanguageModel<B> {
             tokenizer,
             path: file.path().to_owned(),
             config: file.config().clone(),
+            replaced: HashMap::new(),
             default_kv: if file.is_f32() || !halves { KvPrecision::F32 } else { KvPrecision::F16 },
         })
     }

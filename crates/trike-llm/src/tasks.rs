@@ -38,6 +38,38 @@ pub struct TaskScore {
     pub chance: f64,
 }
 
+impl TaskScore {
+    /// The mean over tasks, each counted alike (how BLiMP is quoted), with the standard errors of independent tasks,
+    /// `sqrt(sum e^2) / n`; the questions are added up. `None` of no tasks.
+    ///
+    /// ```
+    /// use trike_llm::TaskScore;
+    ///
+    /// let score = |accuracy| TaskScore {
+    ///     questions: 100, too_long: 1, accuracy, accuracy_error: 0.03,
+    ///     normalized: 0.5, normalized_error: 0.04, chance: 0.5,
+    /// };
+    /// let mean = TaskScore::mean(&[score(0.6), score(0.8)]).unwrap();
+    /// assert_eq!((mean.questions, mean.too_long), (200, 2));
+    /// assert!((mean.accuracy - 0.7).abs() < 1e-12 && (mean.accuracy_error - 0.03 / 2f64.sqrt()).abs() < 1e-12);
+    /// ```
+    #[must_use]
+    pub fn mean(scores: &[Self]) -> Option<Self> {
+        let n = scores.len() as f64;
+        let mean = |of: fn(&Self) -> f64| scores.iter().map(of).sum::<f64>() / n;
+        let error = |of: fn(&Self) -> f64| scores.iter().map(|s| of(s).powi(2)).sum::<f64>().sqrt() / n;
+        (!scores.is_empty()).then(|| Self {
+            questions: scores.iter().map(|s| s.questions).sum(),
+            too_long: scores.iter().map(|s| s.too_long).sum(),
+            accuracy: mean(|s| s.accuracy),
+            accuracy_error: error(|s| s.accuracy_error),
+            normalized: mean(|s| s.normalized),
+            normalized_error: error(|s| s.normalized_error),
+            chance: mean(|s| s.chance),
+        })
+    }
+}
+
 /// Reads questions, one JSON object a line, in any of these forms:
 ///
 /// | task | fields |

@@ -6,6 +6,8 @@ use crate::{Grid, linalg::solve_spd};
 
 /// Tied planes up to this many are fitted exactly; with more, levels are so close that a search over the step loses nothing.
 const EXACT_DEPTH: usize = 3;
+/// Events of an exact fit, of twelve bytes each: 13 a weight with three planes. More are a tensor's, in which a search is near enough.
+const MOST_EVENTS: usize = 1 << 24;
 /// A group up to this long gets the exact asymmetric fit, whose cost grows with the square of the length.
 const EXACT_LEN: usize = 512;
 /// Rounds of an alternating fit. Each lowers the error and most end after three.
@@ -14,7 +16,7 @@ const ROUNDS: usize = 12;
 /// The tied grid without a mean that is nearest to `weights` in least squares, each weight counting by its `importance`
 /// (all alike when `None`).
 ///
-/// Exact for up to three planes: as the step shrinks, codes grow one at a time at known steps, so that every assignment
+/// Exact for up to three planes (of up to 2^24 weights, 4 M with two planes, 1.3 M with three): as the step shrinks, codes grow one at a time at known steps, so that every assignment
 /// that a step can induce is visited in the order of those events and the best one is kept. With one plane this is the
 /// optimal ternary fit. More planes are searched.
 ///
@@ -30,7 +32,8 @@ const ROUNDS: usize = 12;
 ///
 /// Unless `depth` is 1 to 6.
 pub fn fit_tied(weights: &[f32], importance: Option<&[f32]>, depth: usize) -> Grid {
-    let step = if depth <= EXACT_DEPTH {
+    let events = weights.len().saturating_mul(Grid::max_code(depth) as usize);
+    let step = if depth <= EXACT_DEPTH && events <= MOST_EVENTS {
         exact_step(weights, importance, depth)
     } else {
         searched_step(weights, importance, depth)

@@ -95,7 +95,9 @@ pub fn prune(
             }
             for (scores, keep) in scores.chunks_exact(cols).zip(keep.chunks_exact_mut(cols)) {
                 for (scores, keep) in scores.chunks(of).zip(keep.chunks_mut(of)) {
-                    for i in least(scores, (of - kept) * scores.len() / of) {
+                    // Wide, because a pattern may be as long as it likes.
+                    let dropped = (of - kept) as u128 * scores.len() as u128 / of as u128;
+                    for i in least(scores, dropped as usize) {
                         keep[i] = false;
                     }
                 }
@@ -180,6 +182,8 @@ mod tests {
             let by_row = run(PrunePattern::PerRow, share);
             assert!(by_row.chunks(cols).all(|row| dropped(row) == (share * cols as f64).round() as usize));
         }
+        let all = run(PrunePattern::NOfM { keep: 1, of: usize::MAX }, 0.0);
+        assert!(all.chunks(cols).all(|row| dropped(row) == cols - 1));
         let half = run(PrunePattern::NOfM { keep: 2, of: 4 }, 0.0);
         assert!(half.chunks(4).all(|four| dropped(four) == 2));
         // 80 columns are two blocks of 32 and one of 16.

@@ -194,13 +194,13 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, conflicts_with = "budget")]
     pub(crate) prune: Option<f64>,
     /// What makes a weight worth keeping: its magnitude, that times its input's (wanda), or what its layer would lose in spite
-    /// of the others (compensated)
-    #[arg(long, default_value = "compensated", value_parser = one_of(IMPORTANCES))]
-    pub(crate) prune_by: Importance,
+    /// of the others (compensated) [default: compensated]
+    #[arg(long, value_parser = one_of(IMPORTANCES), conflicts_with = "budget")]
+    pub(crate) prune_by: Option<Importance>,
     /// What becomes zero together: single weights of a matrix, the same share of each row (rows), all but KEEP of OF
-    /// neighbours (2:4), or blocks of ROWSxCOLS (1x32, 16x16, 1x2048)
-    #[arg(long, default_value = "weights", value_parser = pattern, conflicts_with = "budget")]
-    pub(crate) prune_pattern: PrunePattern,
+    /// neighbours (2:4), or blocks of ROWSxCOLS (1x32, 16x16, 1x2048) [default: weights]
+    #[arg(long, value_parser = pattern, conflicts_with = "budget")]
+    pub(crate) prune_pattern: Option<PrunePattern>,
     /// Leave layers whose name contains this as they are, `*` for any characters; may be repeated
     #[arg(long)]
     pub(crate) skip: Vec<String>,

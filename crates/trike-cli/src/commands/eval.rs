@@ -24,6 +24,8 @@ use crate::{
 pub(crate) struct EvalOutcome {
     pub(crate) model: String,
     pub(crate) tasks: Vec<TaskOutcome>,
+    /// The mean over the tasks, where there are several.
+    pub(crate) mean: Option<TaskScore>,
     pub(crate) texts: Vec<TextOutcome>,
 }
 
@@ -76,11 +78,13 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
         let score = answer(&model, kv, &questions, &mut |done, total| progress.set(done, total));
         Ok(TaskOutcome { score: score.with_context(|| name.clone())?, file: name })
     };
-    let tasks = tasks.into_iter().map(outcome).collect::<anyhow::Result<_>>()?;
+    let tasks = tasks.into_iter().map(outcome).collect::<anyhow::Result<Vec<_>>>()?;
+    let scores: Vec<_> = tasks.iter().map(|task| task.score.clone()).collect();
+    let mean = TaskScore::mean(&scores).filter(|_| scores.len() > 1);
     let base = base.as_ref().map(|(path, base)| (path.as_path(), base));
     let score = |(file, text): &(&std::path::PathBuf, String)| measure(args, &model, base, file, text, quiet);
     let texts = texts.iter().map(score).collect::<anyhow::Result<_>>()?;
-    Ok(EvalOutcome { model: path.display().to_string(), tasks, texts })
+    Ok(EvalOutcome { model: path.display().to_string(), tasks, mean, texts })
 }
 
 fn measure(

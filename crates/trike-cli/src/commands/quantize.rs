@@ -1,12 +1,15 @@
 //! `trike quantize`.
 
-use std::fs;
+use std::{fs, path::Path};
 
 use anyhow::{Context, bail};
 use serde::Serialize;
 use trike::{
     Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split,
-    llm::{Budget, Compensation, Plan, PlanOptions, Pruning, Sensitivity, Tuning, plan_for, quantize_to},
+    llm::{
+        Budget, Compensation, Importance, Plan, PlanOptions, Pruning, Sensitivity, Tuning, plan_for,
+        quantize_to,
+    },
     quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, ScaleType, TritLayout},
     trit::{Granularity, GroupSize},
 };
@@ -50,7 +53,14 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
         Some(text) => Calibration::Text { text, split: split(text), limit: Some(args.sequences) },
         None => Calibration::Generated { sequences: args.sequences, seed: args.seed },
     };
-    let mut config = config(args);
+    let mut config = config(args)?;
+    if let Some(text) = &eval {
+        QuantizeReport::check_text(&input, text, split(text), &config)
+            .with_context(|| args.eval.as_deref().unwrap_or(Path::new("")).display().to_string())?;
+    }
+    if args.curve {
+        config.validate_curve().context("--curve measures one to four planes")?;
+    }
     if let Some(path) = &args.plan {
         config.layers = Plan::parse(path, &read(path)?)?.choices(path, &input)?;
     }
@@ -88,6 +98,7 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
         report.evaluate(&name, text, split(text), None, &config, &mut |done, total| {
             progress.set(done, total);
         })?;
+        report.save()?;
         if args.curve {
             let progress = Progress::start("measuring other settings", quiet);
             let mut set = |done, total| progress.set(done, total);
@@ -129,17 +140,30 @@ impl BudgetArgs {
     }
 }
 
-fn config(args: &QuantizeArgs) -> ModelQuantizationConfig {
+fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
     // N:M says its share itself.
-    let nm = matches!(args.prune_pattern, PrunePattern::NOfM { .. });
-    let share = args.prune.or(nm.then_some(0.0));
-    let prune = share.map(|share| Pruning { importance: args.prune_by, pattern: args.prune_pattern, share });
+    let nm = matches!(args.prune_pattern, Some(PrunePattern::NOfM { .. }));
+    let share = match (args.prune, nm) {
+        (Some(_), true) => bail!("--prune beside N:M: the pattern says how much is pruned"),
+        (None, true) => Some(0.0),
+        (share, false) => share,
+    };
+    if share.is_none() && (args.prune_by.is_some() || args.prune_pattern.is_some()) {
+        bail!(
+            "--prune-by and --prune-pattern say how, and --prune or a pattern such as 2:4 how much: give one of these"
+        );
+    }
+    let prune = share.map(|share| Pruning {
+        importance: args.prune_by.unwrap_or(Importance::Compensated),
+        pattern: args.prune_pattern.unwrap_or(PrunePattern::Unstructured),
+        share,
+    });
     let packing = match (args.encoding, &prune) {
         (Some(packing), _) => packing,
         (None, Some(_)) => Packing::Auto,
         (None, None) => Packing::Fixed(Encoding::Base3),
     };
-    ModelQuantizationConfig {
+    Ok(ModelQuantizationConfig {
         layout: TritLayout {
             depth: args.planes.unwrap_or(3),
             coupling: args.coupling,
@@ -180,5 +204,5 @@ fn config(args: &QuantizeArgs) -> ModelQuantizationConfig {
         tokenizer: args.tokenizer.tokenizer.clone(),
         threads: args.threads,
         ..ModelQuantizationConfig::default()
-    }
+    })
 }

@@ -286,11 +286,11 @@ impl Show for EvalOutcome {
     fn text(&self) -> String {
         let columns = ["task", "questions", "right", "right by bytes", "guessing", "too long"];
         let mut tasks = table(presets::NOTHING, 1, columns);
-        for t in &self.tasks {
+        let mean = self.mean.iter().map(|s| (format!("mean of {} tasks", self.tasks.len()), s));
+        for (name, s) in self.tasks.iter().map(|t| (t.file.clone(), &t.score)).chain(mean) {
             let share = |p: f64, error: f64| format!("{:.1} +- {:.1} %", 100.0 * p, 100.0 * error);
-            let s = &t.score;
             tasks.add_row([
-                t.file.clone(),
+                name,
                 s.questions.to_string(),
                 share(s.accuracy, s.accuracy_error),
                 share(s.normalized, s.normalized_error),

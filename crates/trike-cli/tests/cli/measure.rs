@@ -201,6 +201,13 @@ fn eval_answers_by_likelihood() {
     let near = |key: &str, want: f64| (score[key].as_f64().unwrap() - want).abs() < 1e-9;
     assert!(near("accuracy", 2.0 / 3.0) && near("accuracy_error", (2.0f64 / 27.0).sqrt()), "{json}");
     assert!(near("chance", (0.5 + 1.0 / 3.0 + 0.5) / 3.0), "{json}");
+    assert!(json["mean"].is_null(), "of one task: {json}");
+    let other = trike
+        .write("other.jsonl", serde_json::json!({"sentence_good": good, "sentence_bad": bad}).to_string());
+    let text = trike.stdout(&["eval", "-m", &tiny(), "-t", &task, &other]);
+    // Two of three and one of one; half the error of the first.
+    let mean = text.lines().find(|line| line.contains("mean of 2 tasks"));
+    assert!(mean.is_some_and(|line| line.contains(" 4 ") && line.contains("83.3 +- 13.6 %")), "{text}");
     let text = trike.stdout(&["eval", "-m", &tiny(), "-t", &task, "--limit", "1"]);
     assert!(text.contains("100.0 +- 0.0 %") && text.contains("right by bytes"), "{text}");
     let broken = trike.write("broken.jsonl", "{}\n");

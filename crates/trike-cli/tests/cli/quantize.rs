@@ -205,7 +205,7 @@ fn an_interrupted_run_goes_on_and_gives_the_same_model() {
 fn what_cannot_be_done_is_refused_and_leaves_nothing() {
     let trike = Trike::new();
     let out = trike.path("out");
-    let short = trike.write("short.txt", "Hi");
+    let (short, empty) = (trike.write("short.txt", "Hi"), trike.write("empty.txt", ""));
     let model = tiny();
     let error = trike.fails(1, &["quantize", "-m", &model, "-o", &model, "-c", &short]);
     assert!(error.contains("exists"), "{error}");
@@ -216,9 +216,13 @@ fn what_cannot_be_done_is_refused_and_leaves_nothing() {
         (&["--damping", "0"], "damping"),
         (&["--method", "absmean", "--planes", "2"], "free planes"),
         (&["--skip", "*"], "every layer"),
+        (&["--prune-by", "wanda"], "how much"),
+        (&["--prune", "0.5", "--prune-pattern", "2:4"], "the pattern says"),
+        (&["--eval", &short, "--curve", "--method", "absmean", "--planes", "1"], "one to four planes"),
+        (&["--eval", &empty], "empty.txt"),
     ] {
         let error = trike.fails(
-            if more[0] == "--method" { 1 } else { 2 },
+            if ["--method", "--prune", "--prune-by", "--eval"].contains(&more[0]) { 1 } else { 2 },
             &[&["quantize", "-m", &model, "-o", &out, "-c", &short], more].concat(),
         );
         assert!(error.contains(part), "{error}");

@@ -223,7 +223,7 @@ fn pages_have_every_section_and_plot_and_need_nothing_else() {
     let bits = planned("bits") / planned("weights");
     assert!(bits <= 3.2 && bits > 3.0, "{bits}");
     assert_eq!(report["curve"].as_array().unwrap().len(), 5);
-    assert!(!Path::new(&format!("{out}.plan")).exists() && !Path::new(&format!("{out}.curve-1")).exists());
+    assert!(!Path::new(&format!("{out}.plan")).exists() && !Path::new(&format!("{out}.curve")).exists());
 }
 
 #[test]
@@ -250,6 +250,17 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     );
     let bytes = report["output_bytes"].as_u64().unwrap();
     assert!(bytes <= 220_000 && bytes > 210_000, "{bytes}");
+    // Layers that are left as they are count among the bits.
+    let report = bench.run_with(
+        "bits",
+        &["--bits", "10", "--skip", "down_proj", "--sequences", "2", "--planes", "2", "--group", "64"],
+        1,
+    );
+    let layers = report["layers"].as_array().unwrap();
+    let sum = |of: &dyn Fn(&Value) -> f64| layers.iter().map(of).sum::<f64>();
+    let weights = sum(&|l| l["rows"].as_f64().unwrap() * l["cols"].as_f64().unwrap());
+    let bits = 8.0 * sum(&|l| l["bytes"].as_f64().unwrap()) / weights;
+    assert!(bits <= 10.0 && bits > 9.0, "{bits}");
     // A plan alone is a file, and makes the same model.
     let path = bench.trike.path("plan.json");
     let args = bench.bare(

@@ -7,7 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use trike_cpu::Cpu;
-use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision};
+use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision, WeightName};
 use trike_quant::QuantError;
 use trike_trit::{Granularity, GroupSize};
 
@@ -18,7 +18,9 @@ use super::{
     report::Planning,
     sensitivity, store,
 };
-use crate::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Split, perplexity::compare_ids};
+use crate::{
+    HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Split, names, perplexity::compare_ids,
+};
 
 /// Tokens on which sensitivities are measured.
 const HELD_TOKENS: usize = 8192;
@@ -138,7 +140,7 @@ pub fn plan_for(
     let planner = Planner::new(input, output, calibration, config, options)?;
     let sensitivities = planner.sensitivities(progress)?;
     let chosen = match options.budget {
-        Budget::Bits(_) | Budget::Bytes(_) => planner.within(&sensitivities)?,
+        Budget::Bits(_) | Budget::Bytes(_) => planner.within_or_clean(&sensitivities)?,
         Budget::PerplexityRatio(_) | Budget::Divergence(_) => {
             solve_loss(&sensitivities, planner.loss()).map_err(|e| quant_error("the plan", e))?
         }
@@ -225,10 +227,17 @@ impl<'a> Planner<'a> {
         }
         let keep = wanted.min((3 * all.len()).div_ceil(4)).min(all.len() - 1);
         let held = all.split_off(keep);
-        let mut name = output.as_os_str().to_owned();
-        name.push(".plan");
         let (config, options) = (config.clone(), options.clone());
-        Ok(Self { input, output, config, options, budget, calibration: all, held, dir: name.into() })
+        Ok(Self {
+            input,
+            output,
+            config,
+            options,
+            budget,
+            calibration: all,
+            held,
+            dir: store::beside(output, ".plan"),
+        })
     }
 
     /// Removes what was kept for a second call.
@@ -241,34 +250,18 @@ impl<'a> Planner<'a> {
         &self,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<Vec<Sensitivity>, LlmError> {
-        let ids = [&self.calibration[..], &self.held[..]].concat();
         let settings = format!(
             "{} {:?}",
-            store::fingerprint(self.input, &self.config, &ids),
+            store::fingerprint(self.input, &self.config, &[&self.calibration, &self.held]),
             (self.options.planes, &self.options.groups)
         );
-        let (marker, path) = (self.dir.join(store::SETTINGS), self.dir.join("sensitivities.json"));
-        if self.dir.exists() {
-            match fs::read_to_string(&marker) {
-                Ok(found) if found == settings => {
-                    if let Ok(text) = fs::read(&path)
-                        && let Ok(measured) = serde_json::from_slice(&text)
-                    {
-                        return Ok(measured);
-                    }
-                }
-                Ok(_) => self.clean()?,
-                Err(_) => {
-                    return Err(LlmError::Option {
-                        option: "output",
-                        expected: "a path beside which `.plan` is free",
-                        got: self.dir.display().to_string(),
-                    });
-                }
-            }
+        let path = self.dir.join("sensitivities.json");
+        if store::resume(&self.dir, &settings)?
+            && let Ok(text) = fs::read(&path)
+            && let Ok(measured) = serde_json::from_slice(&text)
+        {
+            return Ok(measured);
         }
-        fs::create_dir_all(&self.dir).map_err(io(&self.dir))?;
-        fs::write(&marker, settings).map_err(io(&marker))?;
         let backend = CpuBackend::new(Cpu::new(self.config.threads)?, ActivationPrecision::F32);
         let mut tokens = 0;
         let few: Vec<Vec<u32>> = self
@@ -291,6 +284,7 @@ impl<'a> Planner<'a> {
             &mut |done, total| progress("measuring what each layer costs", done, total),
         )?;
         if measured.is_empty() {
+            self.clean()?;
             return Err(LlmError::Option {
                 option: "budget",
                 expected: "a model with dense layers to plan for",
@@ -302,27 +296,46 @@ impl<'a> Planner<'a> {
         Ok(measured)
     }
 
-    /// Bytes of everything that a plan has no say in.
-    fn others(&self, sensitivities: &[Sensitivity]) -> Result<u64, LlmError> {
-        let mut others = 0;
-        for name in self.input.weights() {
+    /// Bytes and weights of what a plan has no say in, of the tensors that are `wanted`.
+    fn others(
+        &self,
+        sensitivities: &[Sensitivity],
+        wanted: impl Fn(WeightName) -> bool,
+    ) -> Result<(u64, u64), LlmError> {
+        let (mut bytes, mut weights) = (0, 0);
+        for name in self.input.weights().into_iter().filter(|&name| wanted(name)) {
             let text = name.to_string();
             if !sensitivities.iter().any(|s| s.layer == text) {
-                others += super::stored_bytes(self.input, &self.config, name)?;
+                bytes += super::stored_bytes(self.input, &self.config, name)?;
+                weights += self.input.info(name)?.elements();
             }
         }
-        Ok(others)
+        Ok((bytes, weights))
+    }
+
+    /// The choices within a budget of bytes or bits; one that cannot be met leaves nothing behind.
+    fn within_or_clean(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, LlmError> {
+        let chosen = self.within(sensitivities);
+        if chosen.is_err() {
+            self.clean()?;
+        }
+        chosen
     }
 
     /// The choices within a budget of bytes or bits.
     fn within(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, LlmError> {
-        let weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
+        let mut weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
         let (budget, others) = match self.budget {
             Budget::Bytes(bytes) => {
-                let others = self.others(sensitivities)?;
+                let others = self.others(sensitivities, |_| true)?.0;
                 (bytes.saturating_sub(others), others)
             }
-            Budget::Bits(bits) => ((bits * weights as f64 / 8.0) as u64, 0),
+            Budget::Bits(bits) => {
+                // Layers that are left as they are count, too.
+                let (others, kept) = self.others(sensitivities, names::is_block_matrix)?;
+                weights += kept;
+                (((bits * weights as f64 / 8.0) as u64).saturating_sub(others), others)
+            }
             Budget::PerplexityRatio(_) | Budget::Divergence(_) => (u64::MAX, 0),
         };
         solve(sensitivities, budget).map_err(|e| match (e, self.budget) {
@@ -335,7 +348,7 @@ impl<'a> Planner<'a> {
                 // Rounded up, so that what is said can be asked for.
                 nearest: format!(
                     "{:.3} bits a weight",
-                    (8e3 * smallest as f64 / weights as f64).ceil() / 1e3
+                    (8e3 * (smallest + others) as f64 / weights as f64).ceil() / 1e3
                 ),
             },
             (other, _) => quant_error("the plan", other),
@@ -347,13 +360,7 @@ impl<'a> Planner<'a> {
         sensitivities: Vec<Sensitivity>,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<QuantizeReport, LlmError> {
-        let chosen = match self.within(&sensitivities) {
-            Ok(chosen) => chosen,
-            Err(error) => {
-                self.clean()?;
-                return Err(error);
-            }
-        };
+        let chosen = self.within_or_clean(&sensitivities)?;
         let plan = plan(&sensitivities, &chosen, self.budget.to_string());
         let mut config = self.config.clone();
         config.layers = plan.choices(self.output, self.input)?;
@@ -389,16 +396,19 @@ impl<'a> Planner<'a> {
         let mut best: Option<Made> = None;
         // The largest that was too bad, and the smallest that was good enough, in bytes of the planned layers.
         let (mut low, mut high) = (0u64, u64::MAX);
+        // All layers as they are lose nothing: there is always something to search below.
+        let whole: u64 = sensitivities.iter().filter_map(|s| s.choices.iter().map(|c| c.bytes).max()).sum();
         let mut goal = wanted;
         let mut tried: Vec<Vec<usize>> = Vec::new();
         for number in 0..TRIALS {
             let mut chosen = solve_loss(&sensitivities, goal).map_err(failed)?;
             let bytes = totals(&sensitivities, &chosen).0;
             if tried.contains(&chosen) || bytes <= low || bytes >= high {
-                if low == 0 || high == u64::MAX || (high as f64 / low as f64) < NEAR {
+                let top = high.min(whole);
+                if low == 0 || (top as f64 / low as f64) < NEAR {
                     break;
                 }
-                chosen = solve(&sensitivities, low + (high - low) / 2).map_err(failed)?;
+                chosen = solve(&sensitivities, low + top.saturating_sub(low) / 2).map_err(failed)?;
                 let bytes = totals(&sensitivities, &chosen).0;
                 if tried.contains(&chosen) || bytes <= low || bytes >= high {
                     break;

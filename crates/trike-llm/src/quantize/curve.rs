@@ -1,12 +1,27 @@
 //! The same model at other settings, measured for comparison.
 
-use std::{fs, path::Path};
+use std::fs;
 
-use super::{Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport, io, quantize};
+use super::{Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport, io, quantize, store};
 use crate::{LlmError, ModelFile, Split};
 
 /// Most planes of a point: more are nearly the dense model.
 const MOST_PLANES: usize = 4;
+
+impl ModelQuantizationConfig {
+    /// Checks that the points of [`QuantizeReport::measure_curve`], one to four planes, can be made with these options.
+    ///
+    /// # Errors
+    ///
+    /// As [`validate`](Self::validate), for the first that cannot.
+    pub fn validate_curve(&self) -> Result<(), LlmError> {
+        (1..=MOST_PLANES).try_for_each(|planes| {
+            let mut alike = self.clone();
+            alike.layout.depth = planes;
+            alike.validate()
+        })
+    }
+}
 
 impl QuantizeReport {
     /// Makes the same model with one to four planes, every layer alike, measures each on the text that
@@ -31,18 +46,22 @@ impl QuantizeReport {
         let mut curve = vec![own.ok_or(LlmError::NothingToScore)?];
         let alike = ModelQuantizationConfig { layers: Default::default(), ..config.clone() };
         let depth = config.layout.depth;
+        let scratch = store::beside(self.output.as_ref(), ".curve");
         for planes in 1..=MOST_PLANES {
             // This model is a point already.
             let same = self.planning.is_none() && config.layers.is_empty() && planes == depth;
             if !same {
                 let mut alike = alike.clone();
                 alike.layout.depth = planes;
-                let mut path = Path::new(&self.output).as_os_str().to_owned();
-                path.push(format!(".curve-{planes}"));
-                let path = Path::new(&path);
-                let mut report = quantize(input, path, calibration, &alike, &mut |_, _| ())?;
+                // What an interrupted call left is of no use: the model itself is measured again, too.
+                if store::resume(&scratch, "curve")? {
+                    fs::remove_dir_all(&scratch).map_err(io(&scratch))?;
+                    store::resume(&scratch, "curve")?;
+                }
+                let path = scratch.join("model");
+                let mut report = quantize(input, &path, calibration, &alike, &mut |_, _| ())?;
                 let measured = report.evaluate("", text, split, limit, &alike, &mut |_, _| ());
-                fs::remove_dir_all(path).map_err(io(path))?;
+                fs::remove_dir_all(&scratch).map_err(io(&scratch))?;
                 measured?;
                 let name = format!("{planes} {}", if planes == 1 { "plane" } else { "planes" });
                 curve.extend(report.point(&name));

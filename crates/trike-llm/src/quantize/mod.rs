@@ -38,6 +38,8 @@ use crate::{
 
 /// Weights that share a scale when a head is rounded: a block of `Q8_0`.
 const HEAD_GROUP: usize = 32;
+/// Longest sequence of a calibration text: attention over it is in memory as a whole, and longer ones say little more of weights.
+const LONGEST: usize = 2048;
 /// Tokens of the shortest text that calibration learns anything from.
 const LEAST_TOKENS: usize = 16;
 /// The report's file in a directory.
@@ -129,7 +131,7 @@ fn quantize_ids(
     let cpu = Cpu::new(config.threads)?;
     let backend = CpuBackend::new(cpu.clone(), ActivationPrecision::F32);
     let tokens = ids.iter().map(Vec::len).sum();
-    let store = Store::open(output, &store::fingerprint(input, config, ids))?;
+    let store = Store::open(output, &store::fingerprint(input, config, &[ids]))?;
     let mut notes = Vec::new();
     let tuning = tuning_of(input, config, &mut notes)?;
     let walk::Walked { layers, blocks, model } =
@@ -241,6 +243,25 @@ impl QuantizeReport {
         Ok(())
     }
 
+    /// Checks that [`evaluate`](Self::evaluate) will find something to measure in a text, before a model is made for it.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NothingToScore`], and what the tokenizer says.
+    pub fn check_text(
+        input: &ModelFile,
+        text: &str,
+        split: Split,
+        config: &ModelQuantizationConfig,
+    ) -> Result<(), LlmError> {
+        let tokenizer = input.tokenizer(config.tokenizer.as_deref())?;
+        let ids = sequences(&tokenizer, text, split, input.config().spec.context, None)?;
+        if ids.iter().all(|ids| ids.len() < 2) {
+            return Err(LlmError::NothingToScore);
+        }
+        Ok(())
+    }
+
     /// Writes `report.json` and `report.html` into the model's directory, and `plan.json` where there is a plan.
     ///
     /// # Errors
@@ -266,7 +287,7 @@ fn calibration_ids(
     calibration: &Calibration<'_>,
     config: &ModelQuantizationConfig,
 ) -> Result<Vec<Vec<u32>>, LlmError> {
-    let context = input.config().spec.context;
+    let context = input.config().spec.context.min(LONGEST);
     let mut ids = match *calibration {
         Calibration::Text { text, split, limit } => {
             let tokenizer = input.tokenizer(config.tokenizer.as_deref())?;

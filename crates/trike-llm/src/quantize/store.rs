@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    time::SystemTime,
 };
 
 use serde_json::json;
@@ -12,7 +13,9 @@ use trike_nn::WeightName;
 use super::{LayerReport, ModelQuantizationConfig, TuningReport, io};
 use crate::{LlmError, ModelFile};
 
-pub(super) const SETTINGS: &str = "settings.txt";
+const SETTINGS: &str = "settings.txt";
+/// What settings of ours begin with: nothing else is removed.
+const MARK: &str = "trike quantize 1 ";
 const LAYERS: &str = "layers.json";
 const TUNED: &str = "tuned";
 
@@ -22,16 +25,67 @@ pub(super) struct Store {
     dir: PathBuf,
 }
 
-/// Everything that a finished block depends on, as text.
-pub(super) fn fingerprint(input: &ModelFile, config: &ModelQuantizationConfig, ids: &[Vec<u32>]) -> String {
-    // FNV-1a over the tokens.
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for id in ids.iter().flat_map(|ids| ids.iter().copied().chain([u32::MAX])) {
-        hash = (hash ^ u64::from(id)).wrapping_mul(0x0100_0000_01b3);
+/// The path of `output` with something added to its name, whatever separators it ends with.
+pub(super) fn beside(output: &Path, suffix: &str) -> PathBuf {
+    let mut name = output.components().collect::<PathBuf>().into_os_string();
+    name.push(suffix);
+    name.into()
+}
+
+/// Opens a directory for what is not finished yet: whether what lies in it was made with the same settings. What was made
+/// with others is removed, what is not ours refused.
+pub(super) fn resume(dir: &Path, settings: &str) -> Result<bool, LlmError> {
+    let path = dir.join(SETTINGS);
+    let settings = format!("{MARK}{settings}");
+    if dir.exists() {
+        match fs::read_to_string(&path) {
+            Ok(found) if found == settings => return Ok(true),
+            Ok(found) if found.starts_with(MARK) => fs::remove_dir_all(dir).map_err(io(dir))?,
+            // Not one of ours: it is not for us to remove.
+            _ => {
+                return Err(LlmError::Option {
+                    option: "output",
+                    expected: "a path beside which names with `.partial`, `.plan` and `.curve` are free",
+                    got: dir.display().to_string(),
+                });
+            }
+        }
     }
+    fs::create_dir_all(dir).map_err(io(dir))?;
+    fs::write(&path, settings).map_err(io(&path))?;
+    Ok(false)
+}
+
+/// FNV-1a over the tokens.
+fn hash(ids: &[Vec<u32>]) -> u64 {
+    let all = ids.iter().flat_map(|ids| ids.iter().copied().chain([u32::MAX]));
+    all.fold(0xcbf2_9ce4_8422_2325, |hash, id| (hash ^ u64::from(id)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The files of a model: names, sizes, and when each was written.
+fn files(path: &Path) -> Vec<(PathBuf, u64, Option<SystemTime>)> {
+    let all = match fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|e| e.path()).collect(),
+        Err(_) => vec![path.to_owned()],
+    };
+    let about = |path: PathBuf| {
+        let meta = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        Some((path, meta.len(), meta.modified().ok()))
+    };
+    let mut all: Vec<_> = all.into_iter().filter_map(about).collect();
+    all.sort();
+    all
+}
+
+/// Everything that a finished block depends on, as text; `texts` are what the model is calibrated on, and planned with.
+pub(super) fn fingerprint(
+    input: &ModelFile,
+    config: &ModelQuantizationConfig,
+    texts: &[&[Vec<u32>]],
+) -> String {
+    let hashes: Vec<u64> = texts.iter().map(|ids| hash(ids)).collect();
     let path = fs::canonicalize(input.path()).unwrap_or_else(|_| input.path().to_owned());
-    let tensors: u64 = input.source().tensors().iter().map(|t| t.bytes).sum();
-    let changed = fs::metadata(&path).and_then(|m| m.modified()).ok();
+    let files = files(&path);
     let ModelQuantizationConfig {
         layout,
         method,
@@ -45,7 +99,7 @@ pub(super) fn fingerprint(input: &ModelFile, config: &ModelQuantizationConfig, i
     } = config;
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "{version} {path:?} {tensors} {changed:?} {hash:016x} {layout:?} {method:?} {tuning:?} {skip_patterns:?} {min_layer_size} \
+        "{version} {files:?} {hashes:x?} {layout:?} {method:?} {tuning:?} {skip_patterns:?} {min_layer_size} \
          {layers:?} {prune:?} {auto_encoding}"
     )
 }
@@ -53,33 +107,12 @@ pub(super) fn fingerprint(input: &ModelFile, config: &ModelQuantizationConfig, i
 impl Store {
     /// Opens what an earlier walk with the same settings left, or starts empty.
     pub(super) fn open(output: &Path, settings: &str) -> Result<Self, LlmError> {
-        let mut name = output.as_os_str().to_owned();
-        name.push(".partial");
-        let dir = PathBuf::from(name);
-        let path = dir.join(SETTINGS);
-        if dir.exists() {
-            match fs::read_to_string(&path) {
-                Ok(found) if found == settings => {
-                    // A model that was not finished holds nothing that the blocks do not.
-                    let model = dir.join("model");
-                    if model.exists() {
-                        fs::remove_dir_all(&model).map_err(io(&model))?;
-                    }
-                    return Ok(Self { dir });
-                }
-                Ok(_) => fs::remove_dir_all(&dir).map_err(io(&dir))?,
-                // Not one of ours: it is not for us to remove.
-                Err(_) => {
-                    return Err(LlmError::Option {
-                        option: "output",
-                        expected: "a path beside which `.partial` is free",
-                        got: dir.display().to_string(),
-                    });
-                }
-            }
+        let dir = beside(output, ".partial");
+        let model = dir.join("model");
+        // A model that was not finished holds nothing that the blocks do not.
+        if resume(&dir, settings)? && model.exists() {
+            fs::remove_dir_all(&model).map_err(io(&model))?;
         }
-        fs::create_dir_all(&dir).map_err(io(&dir))?;
-        fs::write(&path, settings).map_err(io(&path))?;
         Ok(Self { dir })
     }
 
@@ -169,7 +202,7 @@ impl Store {
 
     /// Puts the finished model in its place and removes everything else.
     pub(super) fn finish(self, output: &Path) -> Result<(), LlmError> {
-        fs::rename(self.model(), output).map_err(io(output))?;
+        fs::rename(self.model(), beside(output, "")).map_err(io(output))?;
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
     }
 }

@@ -177,12 +177,15 @@ fn what_was_interrupted_goes_on() {
     let part = |name: &str| dir.path().join("out.partial").join(name);
     let read = || fs::read(part("tuned").join("model.safetensors")).unwrap();
     let bytes = read();
+    let written = || fs::metadata(part("block-0").join("model.safetensors")).unwrap().modified().unwrap();
+    let first = written();
     // The first block was finished, the second was being written.
     fs::remove_dir_all(part("tuned")).unwrap();
     fs::remove_file(part("block-1").join("config.json")).unwrap();
     let store = Store::open(&output, "same").unwrap();
     let resumed = walk(&input, &config, &store).unwrap();
     assert!(bytes == read());
+    assert_eq!(first, written(), "what was finished was made again");
     let blocks = |walked: &walk::Walked| walked.blocks.iter().map(|(i, t)| (*i, t.after)).collect::<Vec<_>>();
     assert_eq!(blocks(&whole), blocks(&resumed));
     assert_eq!(whole.model.unwrap().after, resumed.model.unwrap().after);
@@ -192,6 +195,37 @@ fn what_was_interrupted_goes_on() {
     // With other settings it starts over.
     Store::open(&output, "other").unwrap();
     assert!(!part("block-0").exists());
+}
+
+#[test]
+fn nothing_of_others_is_removed_and_nothing_of_another_model_is_used() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    // A path may end with a separator.
+    let config = ModelQuantizationConfig {
+        method: QuantizeMethod::Round(ScaleRule::LeastSquares),
+        ..options(1, None)
+    };
+    made(&dir, "slash/", &input, &config);
+    assert!(dir.path().join("slash").join("config.json").exists());
+    assert!(!dir.path().join("slash.partial").exists());
+    // Settings of another program are not ours.
+    let foreign = dir.path().join("out.partial");
+    fs::create_dir(&foreign).unwrap();
+    fs::write(foreign.join("settings.txt"), "theirs").unwrap();
+    assert!(Store::open(&dir.path().join("out"), "ours").is_err());
+    assert!(foreign.join("settings.txt").exists());
+    // Weights of the same size in the same file, and the same text cut elsewhere.
+    let (a, b) = (text(1), text(2));
+    let print = |texts: &[&[Vec<u32>]]| store::fingerprint(&input, &config, texts);
+    let before = print(&[&a, &b]);
+    assert_eq!(before, print(&[&a, &b]));
+    let together = [&a[..], &b[..1]].concat();
+    assert_ne!(before, print(&[&together, &b[1..]]));
+    let file = dir.path().join("dense").join("model.safetensors");
+    let written = fs::File::options().write(true).open(&file).unwrap();
+    written.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(1)).unwrap();
+    assert_ne!(before, print(&[&a, &b]));
 }
 
 #[test]
@@ -227,6 +261,10 @@ fn spoiled_weights_are_named_and_dead_inputs_are_counted() {
         }
         if tensor.contains("layers.1.mlp.gate_proj") {
             values.fill(0.25);
+        }
+        if tensor.contains("layers.1.input_layernorm") {
+            // Its squares are below every f32.
+            values[0] = 1e-23;
         }
     });
     let store = Store::open(&dir.path().join("dead-out"), "dead").unwrap();

@@ -61,6 +61,11 @@ struct Statistics {
     residual: Option<CrossProduct>,
 }
 
+/// Runs a block to its end.
+fn go_on(_: Site, _: Vec<f32>, _: Vec<f32>) -> ControlFlow<()> {
+    ControlFlow::Continue(())
+}
+
 /// Reads a block's weights in f32, all dense.
 pub(super) struct BlockWeights<'a>(pub(super) &'a ModelFile);
 
@@ -175,10 +180,21 @@ impl<'a> Walk<'a> {
             progress,
         )?;
         if report.kept {
+            blocks.iter_mut().try_for_each(|tensors| self.repack(tensors))?;
             self.renew(&mut walked.layers, blocks.iter().flatten())?;
         }
         self.store.save_tuned(&walked.layers, &walked.blocks, &report, blocks.into_iter().flatten())?;
         walked.model = Some(report);
+        Ok(())
+    }
+
+    /// Chooses encodings anew where that was asked for: tuning has changed what is zero.
+    fn repack(&self, tensors: &mut [(WeightName, Tensor)]) -> Result<(), LlmError> {
+        for (_, tensor) in tensors.iter_mut().filter(|_| self.config.auto_encoding) {
+            if let Tensor::Trits(trits) = tensor {
+                *tensor = pruning::packed(trits.clone())?.into();
+            }
+        }
         Ok(())
     }
 
@@ -195,6 +211,7 @@ impl<'a> Walk<'a> {
                 let weights = self.input.load(*name)?.into_f32();
                 (report.weight_error, report.zeros) = measured(&weights, tensor);
                 report.bytes = tensor.bytes() as u64;
+                report.stored = layout_name(tensor);
                 report.bits_per_weight = tensor.bits_per_weight();
             }
         }
@@ -225,7 +242,8 @@ impl<'a> Walk<'a> {
                 self.replace(&mut ternary, name, tensor.rows(), tensor.into_f32())?;
             }
         }
-        self.pass(&dense, &ternary)
+        self.pass_dense(&dense)?;
+        Ok(self.pass_ternary(&ternary)?)
     }
 
     fn replace(
@@ -241,28 +259,18 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// What comes out of a block, a buffer for each batch.
-    fn outputs(&self, batches: &[Batch], block: &DecoderBlock<CpuBackend>) -> Result<Vec<Vec<f32>>, NnError> {
-        let on = |_, _, _| ControlFlow::Continue(());
-        batches.iter().map(|batch| batch.through(self.place(), block, on, None)).collect()
+    /// Takes the streams of the dense model through its block, batch after batch in its place: they are most of what is in memory.
+    fn pass_dense(&mut self, block: &DecoderBlock<CpuBackend>) -> Result<(), NnError> {
+        for i in 0..self.dense.len() {
+            self.dense[i].x = self.dense[i].through(self.place(), block, go_on, None)?;
+        }
+        Ok(())
     }
 
-    fn pass(
-        &mut self,
-        dense: &DecoderBlock<CpuBackend>,
-        ternary: &DecoderBlock<CpuBackend>,
-    ) -> Result<(), LlmError> {
-        let after = self.outputs(&self.dense, dense)?;
-        self.pass_to(after, ternary)
-    }
-
-    /// Takes the dense streams to `after`, and the ternary ones through their block.
-    fn pass_to(&mut self, after: Vec<Vec<f32>>, ternary: &DecoderBlock<CpuBackend>) -> Result<(), LlmError> {
-        let after_ternary = self.outputs(&self.ternary, ternary)?;
-        for (batches, after) in [(&mut self.dense, after), (&mut self.ternary, after_ternary)] {
-            for (batch, x) in batches.iter_mut().zip(after) {
-                batch.x = x;
-            }
+    /// The same with the streams of the ternary model.
+    fn pass_ternary(&mut self, block: &DecoderBlock<CpuBackend>) -> Result<(), NnError> {
+        for i in 0..self.ternary.len() {
+            self.ternary[i].x = self.ternary[i].through(self.place(), block, go_on, None)?;
         }
         Ok(())
     }
@@ -289,7 +297,7 @@ impl<'a> Walk<'a> {
             }
             let statistics = match self.config.method {
                 QuantizeMethod::Compensate(_) if !wanted.is_empty() => {
-                    Some(self.watch(site, &dense, &ternary)?)
+                    Some(self.watch(layer, site, &dense, &ternary)?)
                 }
                 _ => None,
             };
@@ -312,22 +320,25 @@ impl<'a> Walk<'a> {
             done += site.matrices(layer).len();
             progress(done);
         }
-        let after = self.outputs(&self.dense, &dense)?;
+        self.pass_dense(&dense)?;
+        drop(dense);
         let mut tuned = None;
         if let Some(tuning) = self.tuning.filter(|t| t.block_epochs > 0 && !self.ids.is_empty())
             && !tensors.is_empty()
         {
             let (input, cpu) = (self.input, self.backend.cpu());
-            let report = tune::block(input, cpu, layer, &tuning, &mut tensors, &self.ternary, &after)?;
+            let streams = (&self.ternary[..], &self.dense[..]);
+            let report = tune::block(input, cpu, layer, &tuning, &mut tensors, streams)?;
             if report.kept {
                 for (name, tensor) in &tensors {
                     self.replace(&mut ternary, *name, tensor.rows(), tensor.clone().into_f32())?;
                 }
+                self.repack(&mut tensors)?;
                 self.renew(&mut reports[first..], tensors.iter())?;
             }
             tuned = Some(report);
         }
-        self.pass_to(after, &ternary)?;
+        self.pass_ternary(&ternary)?;
         Ok((tensors, tuned))
     }
 
@@ -368,6 +379,7 @@ impl<'a> Walk<'a> {
     /// Runs both models up to a site and sums what is seen there.
     fn watch(
         &self,
+        layer: usize,
         site: Site,
         dense: &DecoderBlock<CpuBackend>,
         ternary: &DecoderBlock<CpuBackend>,
@@ -378,7 +390,7 @@ impl<'a> Walk<'a> {
             Site::Output => spec.query_width(),
             Site::Down => spec.intermediate,
         };
-        let failed = |e| quant_error(format!("the inputs of {}", site.matrices(0)[0]), e);
+        let failed = |e| quant_error(format!("the inputs of {}", site.matrices(layer)[0]), e);
         let mut sums = Statistics {
             hessian: Hessian::new(width).map_err(failed)?,
             cross: CrossProduct::new(width, width).map_err(failed)?,

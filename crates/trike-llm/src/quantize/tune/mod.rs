@@ -40,7 +40,7 @@ const WARM: f32 = 0.05;
 /// How codes and scales are tuned after compensation, on the same calibration text.
 ///
 /// A pass over the text takes about three times what the model takes to read it. In memory are, for the model's blocks that are
-/// tuned at once (one, then all), sixteen bytes a weight beside the weights, and the activations of a batch.
+/// tuned at once (one, then all), 24 bytes a weight, the head both ways, and the activations and logits of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
     /// Passes over the text for each block against the dense block's output; 0 for none.
@@ -269,16 +269,15 @@ fn token_errors(out: &mut [f32], aim: &[f32], width: usize) -> f64 {
     total
 }
 
-/// Tunes the ternary matrices of `replaced`, those of a block that are no longer as they were, whose inputs are the streams of `batches`, against what the dense block puts out,
-/// `aims`, a buffer for each batch.
+/// Tunes the ternary matrices of `replaced`, those of a block that are no longer as they were, whose inputs are the streams of
+/// `batches`, against what the dense block puts out, `aims`.
 pub(super) fn block(
     input: &ModelFile,
     cpu: &Cpu,
     layer: usize,
     tuning: &Tuning,
     replaced: &mut [(WeightName, Tensor)],
-    batches: &[Batch],
-    aims: &[Vec<f32>],
+    (batches, aims): (&[Batch], &[Batch]),
 ) -> Result<TuningReport, LlmError> {
     let start = std::time::Instant::now();
     let spec = &input.config().spec;
@@ -292,7 +291,7 @@ pub(super) fn block(
         let (mut sum, mut tokens) = (0.0, 0);
         for step in Text::steps(&text.held, tuning.batch_tokens) {
             let x = gather(&step, spec.hidden, |i| &batches[i].x);
-            let aim = gather(&step, spec.hidden, |i| &aims[i]);
+            let aim = gather(&step, spec.hidden, |i| &aims[i].x);
             let (mut y, _) = forward(&ground, &learner.fixed, &matrices, x, &lengths(&step))?;
             sum += token_errors(&mut y, &aim, spec.hidden);
             tokens += y.len() / spec.hidden;
@@ -307,7 +306,7 @@ pub(super) fn block(
     for (i, step) in plan.iter().enumerate() {
         let matrices = learner.now(spec)?;
         let x = gather(step, spec.hidden, |i| &batches[i].x);
-        let aim = gather(step, spec.hidden, |i| &aims[i]);
+        let aim = gather(step, spec.hidden, |i| &aims[i].x);
         let (mut y, tape) = forward(&ground, &learner.fixed, &matrices, x, &lengths(step))?;
         token_errors(&mut y, &aim, spec.hidden);
         let (gradients, _) = backward(&ground, &learner.fixed, &matrices, &tape, y, false)?;
