@@ -196,21 +196,34 @@ impl Oracle {
         }
     }
 
-    /// Float stages: no further from the exact result than twice a plain computation in the same precision, plus `slack`
-    /// of the largest magnitude, for a plain computation that happens to be exact.
+    /// Float stages, in rows of `row` elements: no further from the exact result than twice a plain computation of that row in
+    /// the same precision, plus `slack` of the row's largest magnitude, for a plain computation that happens to be exact.
+    ///
+    /// A bound for each row, because a row of small numbers next to one of large ones could be anything under a common bound.
     ///
     /// # Errors
-    /// The element that is furthest off, or the first that is no number.
-    pub fn twice_plain(&self, what: &str, got: &[f32], exact: &[f64], plain: &[f32], slack: f64) -> Verdict {
+    /// The element that is furthest off in the first row that is wrong, or the first that is no number.
+    pub fn twice_plain(
+        &self,
+        what: &str,
+        got: &[f32],
+        exact: &[f64],
+        plain: &[f32],
+        row: usize,
+        slack: f64,
+    ) -> Verdict {
         if !self.compares {
             return Ok(());
         }
         same_length(what, got.len(), exact.len())?;
-        let largest = exact.iter().fold(0.0f64, |m, v| m.max(v.abs()));
-        let off = |values: &[f32]| {
-            values.iter().zip(exact).map(|(&v, &e)| (f64::from(v) - e).abs()).fold(0.0f64, f64::max)
-        };
-        self.within(what, got, exact, 2.0 * off(plain) + slack * largest)
+        same_length(what, plain.len(), exact.len())?;
+        let rows = got.chunks(row).zip(exact.chunks(row)).zip(plain.chunks(row));
+        for (number, ((got, exact), plain)) in rows.enumerate() {
+            let largest = exact.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+            let off = plain.iter().zip(exact).map(|(&v, &e)| (f64::from(v) - e).abs()).fold(0.0f64, f64::max);
+            self.within(&format!("row {number} of {what}"), got, exact, 2.0 * off + slack * largest)?;
+        }
+        Ok(())
     }
 
     /// Float stages with a known bound: at most `tolerance` from the exact result.
@@ -288,10 +301,14 @@ mod tests {
     fn floats_may_be_off_by_twice_a_plain_computation() {
         let exact = [1.0f64, 2.0];
         let plain = [1.0f32, 2.125];
-        COMPARES.twice_plain("y", &[1.0, 1.75], &exact, &plain, 0.0).unwrap();
-        assert!(wrong(COMPARES.twice_plain("y", &[1.0, 1.5], &exact, &plain, 0.0)).contains("y[1]"));
-        assert!(wrong(COMPARES.twice_plain("y", &[f32::NAN, 2.0], &exact, &plain, 1.0)).contains("NaN"));
-        COMPARES.twice_plain("y", &[1.0, 2.5], &exact, &[1.0, 2.0], 0.25).unwrap();
+        COMPARES.twice_plain("y", &[1.0, 1.75], &exact, &plain, 2, 0.0).unwrap();
+        assert!(wrong(COMPARES.twice_plain("y", &[1.0, 1.5], &exact, &plain, 2, 0.0)).contains("y[1]"));
+        assert!(wrong(COMPARES.twice_plain("y", &[f32::NAN, 2.0], &exact, &plain, 2, 1.0)).contains("NaN"));
+        COMPARES.twice_plain("y", &[1.0, 2.5], &exact, &[1.0, 2.0], 2, 0.25).unwrap();
+        // What one row may be off by, another may not.
+        COMPARES.twice_plain("y", &[1.125, 2.0], &exact, &plain, 2, 0.0).unwrap();
+        let first = COMPARES.twice_plain("y", &[1.125, 2.0], &exact, &plain, 1, 0.0);
+        assert!(wrong(first).starts_with("row 0 of y[0]"));
     }
 
     #[test]

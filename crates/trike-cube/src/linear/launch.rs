@@ -6,11 +6,12 @@ use half::f16;
 
 use super::activations::Activations;
 use super::kernels::{self, DimsLaunch, Form, MmaShape};
-use super::plan::{DecodeBlueprint, LinearBlueprint, LinearProblem};
+use super::plan::{DecodeBlueprint, LinearBlueprint, LinearProblem, SplitBlueprint, SplitKernel};
 use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len};
-use crate::plan::{Plan, Strategy};
+use crate::ops::spread;
+use crate::plan::{Plan, Settings, Strategy};
 
 impl Device {
     /// `outs[i] = x W_i^T` for the parts of `w`, each `tokens x rows` of its part, row-major.
@@ -65,27 +66,54 @@ impl Device {
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
         let form = problem.compiled();
         let args = Args { x, w, outs, dims: &problem.w, code_rows: problem.x.code_rows() };
-        let written: Vec<&dyn AnyBuffer> = outs.iter().map(|&out| out as &dyn AnyBuffer).collect();
         let launch = Launch::new(
             LinearProblem::NAME,
             &(blueprint, form, problem.w.halves, problem.w.layout),
             settings,
         );
-        let base3 = problem.w.layout == TernaryLayout::Base3;
-        self.launch(&launch, &written, |client, cubes, units| match (&blueprint, problem.w.halves) {
-            (LinearBlueprint::Decode(b), true) if base3 => args.base3::<f16>(client, cubes, units, form, b),
-            (LinearBlueprint::Decode(b), false) if base3 => args.base3::<f32>(client, cubes, units, form, b),
-            (LinearBlueprint::Decode(b), true) => args.decode::<f16>(client, cubes, units, form, b),
-            (LinearBlueprint::Decode(b), false) => args.decode::<f32>(client, cubes, units, form, b),
-            (LinearBlueprint::Tiled, true) => args.tiled::<f16>(client, cubes, units, form),
-            (LinearBlueprint::Tiled, false) => args.tiled::<f32>(client, cubes, units, form),
-            (LinearBlueprint::Mma(shape), true) => args.mma::<f16>(client, cubes, units, form, *shape),
-            (LinearBlueprint::Mma(shape), false) => args.mma::<f32>(client, cubes, units, form, *shape),
+        let LinearBlueprint::Split(SplitBlueprint { cubes, .. }) = blueprint else {
+            return self.launch(&launch, &written(outs), |client, grid, units| {
+                args.run(client, grid, units, form, blueprint);
+            });
+        };
+        let scratch = self.empty::<f32>(problem.scratch_numbers(cubes)?)?;
+        let first = Args { outs: &[&scratch], ..args };
+        self.launch(&launch, &[&scratch], |client, grid, units| {
+            first.run(client, grid, units, form, blueprint);
+        })?;
+        self.combine_columns(&problem, &args, &scratch, form, cubes)
+    }
+
+    /// The second kernel of columns that cubes share: adds up what they left.
+    fn combine_columns(
+        &self,
+        problem: &LinearProblem,
+        args: &Args<'_>,
+        scratch: &Buffer<f32>,
+        form: Form,
+        cubes: usize,
+    ) -> Result<()> {
+        let outputs = problem.x.tokens * problem.w.tiles() * TILE;
+        let grid = spread(outputs.div_ceil(kernels::combine::UNITS as usize));
+        let settings = Settings { cubes: grid, ..Settings::linear(1, kernels::combine::UNITS, 7) };
+        let launch = Launch::new("ternary linear/combine", &(form, problem.w.halves), settings);
+        self.launch(&launch, &written(args.outs), |client, grid, units| {
+            if problem.w.halves {
+                args.combine::<f16>(client, grid, units, scratch, form, cubes);
+            } else {
+                args.combine::<f32>(client, grid, units, scratch, form, cubes);
+            }
         })
     }
 }
 
+/// Outputs as what a launch writes.
+fn written<'a>(outs: &'a [&'a Buffer<f32>]) -> Vec<&'a dyn AnyBuffer> {
+    outs.iter().map(|&out| out as &dyn AnyBuffer).collect()
+}
+
 /// The buffers of a launch.
+#[derive(Clone, Copy)]
 struct Args<'a> {
     x: &'a Activations,
     w: &'a TernaryMatrix,
@@ -115,17 +143,43 @@ impl Args<'_> {
         )
     }
 
+    /// The kernel of a blueprint; of columns that cubes share, the first.
+    fn run(&self, client: &Client, grid: CubeCount, units: CubeDim, form: Form, blueprint: LinearBlueprint) {
+        let (kernel, cubes) = match blueprint {
+            LinearBlueprint::Split(SplitBlueprint { kernel, cubes }) => (kernel, cubes),
+            LinearBlueprint::Decode(b) => (SplitKernel::Decode(b), 1),
+            LinearBlueprint::Mma(shape) => (SplitKernel::Mma(shape), 1),
+            LinearBlueprint::Tiled if self.dims.halves => {
+                return self.tiled::<f16>(client, grid, units, form);
+            }
+            LinearBlueprint::Tiled => return self.tiled::<f32>(client, grid, units, form),
+        };
+        let base3 = self.dims.layout == TernaryLayout::Base3;
+        match (kernel, self.dims.halves) {
+            (SplitKernel::Decode(b), true) if base3 => self.base3::<f16>(client, grid, units, form, b, cubes),
+            (SplitKernel::Decode(b), false) if base3 => {
+                self.base3::<f32>(client, grid, units, form, b, cubes);
+            }
+            (SplitKernel::Decode(b), true) => self.decode::<f16>(client, grid, units, form, b, cubes),
+            (SplitKernel::Decode(b), false) => self.decode::<f32>(client, grid, units, form, b, cubes),
+            (SplitKernel::Mma(shape), true) => self.mma::<f16>(client, grid, units, form, shape, cubes),
+            (SplitKernel::Mma(shape), false) => self.mma::<f32>(client, grid, units, form, shape, cubes),
+        }
+    }
+
     fn decode<S: cubecl::prelude::Float>(
         &self,
         client: &Client,
         cubes: CubeCount,
         units: CubeDim,
         form: Form,
-        b: &DecodeBlueprint,
+        b: DecodeBlueprint,
+        split_cubes: usize,
     ) {
         let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
         // SAFETY: the lengths of the weights come from `TernaryMatrix::pack`, those of the activations from
-        // `ActivationShape`, those of the outputs were checked above; all are what `LinearProblem` describes, and the kernel
+        // `ActivationShape`, those of the outputs were checked above, and where cubes share
+        // the columns the one output is a scratch buffer of `LinearProblem::scratch_numbers`; all are what `LinearProblem` describes, and the kernel
         // clamps rows of codes and groups to them. Its loops end at `blocks` and at the number of outputs.
         unsafe {
             kernels::decode::decode::launch_unchecked::<S>(
@@ -146,6 +200,7 @@ impl Args<'_> {
                 form,
                 b.rows,
                 b.splits,
+                split_cubes,
             );
         }
     }
@@ -156,7 +211,8 @@ impl Args<'_> {
         cubes: CubeCount,
         units: CubeDim,
         form: Form,
-        b: &DecodeBlueprint,
+        b: DecodeBlueprint,
+        split_cubes: usize,
     ) {
         let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
         // SAFETY: as in `decode`, with the blocks of this layout; the kernel clamps columns to those of the activations.
@@ -179,6 +235,38 @@ impl Args<'_> {
                 form,
                 b.rows,
                 b.splits,
+                split_cubes,
+            );
+        }
+    }
+
+    fn combine<S: cubecl::prelude::Float>(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        scratch: &Buffer<f32>,
+        form: Form,
+        split_cubes: usize,
+    ) {
+        // SAFETY: `scratch` has the length of `LinearProblem::scratch_numbers`, all of which the first kernel has written for
+        // rows of codes that exist; units past the last output do nothing, and the outputs were compared as in `decode`.
+        unsafe {
+            kernels::combine::combine::launch_unchecked::<S>(
+                client,
+                cubes,
+                units,
+                scratch.arg(),
+                self.w.scales.arg(),
+                self.x.sums.arg(),
+                self.x.factors.arg(),
+                self.out(0).arg(),
+                self.out(1).arg(),
+                self.out(2).arg(),
+                self.dims(),
+                self.dims.tiles() as u32,
+                split_cubes as u32,
+                form,
             );
         }
     }
@@ -220,6 +308,7 @@ impl Args<'_> {
         units: CubeDim,
         form: Form,
         shape: MmaShape,
+        split_cubes: usize,
     ) {
         let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
         // SAFETY: as in `tiled`; the plan checked that planes are what the instruction wants.
@@ -241,6 +330,7 @@ impl Args<'_> {
                 self.dims.tiles() as u32,
                 form,
                 shape,
+                split_cubes,
             );
         }
     }

@@ -9,6 +9,7 @@ mod launch;
 mod plan;
 mod quantize;
 mod sparse;
+mod sparse_matrix;
 mod ternary;
 #[cfg(test)]
 mod tests;
@@ -17,6 +18,9 @@ pub use activations::{ActivationPrecision, ActivationShape, Activations, BLOCK, 
 pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
 pub use dense_plan::{DenseBlueprint, DenseProblem};
 pub use kernels::MmaShape;
-pub use plan::{DecodeBlueprint, LinearBlueprint, LinearProblem};
-pub use sparse::{MAX_SPARSE_COLS, SparseBlueprint, SparseForm, SparseMatrix, SparseProblem};
+pub use plan::{
+    DecodeBlueprint, LinearBlueprint, LinearProblem, MAX_SPLIT_CUBES, SplitBlueprint, SplitKernel,
+};
+pub use sparse::{SparseBlueprint, SparseProblem};
+pub use sparse_matrix::{MAX_SPARSE_COLS, SparseForm, SparseLayout, SparseMatrix};
 pub use ternary::{MAX_PARTS, TILE, TernaryForm, TernaryLayout, TernaryMatrix};

@@ -1,7 +1,7 @@
 //! Which kernel multiplies ternary weights, and where it runs.
 
 use super::activations::{ActivationShape, BLOCK};
-use super::kernels::{Form, MmaShape, tiled};
+use super::kernels::{Form, MmaShape, combine, tiled};
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
 use crate::device::Capabilities;
 use crate::error::{CubeError, Result, check_len, check_range};
@@ -14,6 +14,15 @@ const BINDINGS: usize = 10;
 /// Units of a multiprocessor that have a vector of weights on its way, two cubes of 512: 16 KiB, and those of the next
 /// block beside them. To read 4.3 TB/s with 132 multiprocessors takes about 23 KB of each (at 700 ns).
 const BUSY_UNITS: usize = 1024;
+
+/// Nanoseconds from a load to its data, on a data-centre GPU that is busy.
+const LATENCY: f64 = 700.0;
+/// Bytes a nanosecond that a multiprocessor takes at most: 64 a clock at 1.7 GHz.
+const MULTIPROCESSOR_RATE: f64 = 110.0;
+/// Bytes a nanosecond that memory gives for each multiprocessor: 4.3 TB/s for 132.
+const MEMORY_RATE: f64 = 33.0;
+/// Nanoseconds of the second launch: the gap between two kernels of a queue, and a latency or two.
+const SECOND_LAUNCH: f64 = 2500.0;
 
 /// One ternary linear: some activations times one or more matrices side by side.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,7 +45,31 @@ pub enum LinearBlueprint {
     Tiled,
     /// Matrix instructions; see [`MmaShape`].
     Mma(MmaShape),
+    /// Columns shared by cubes; see [`SplitBlueprint`].
+    Split(SplitBlueprint),
 }
+
+/// Columns that cubes share, for few tokens and so few rows of weights that most multiprocessors would have none: each cube
+/// leaves its sums in a scratch buffer, and a second kernel adds them up in the order of the cubes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SplitBlueprint {
+    /// The first kernel.
+    pub kernel: SplitKernel,
+    /// Cubes that share the columns, 2 to [`MAX_SPLIT_CUBES`].
+    pub cubes: usize,
+}
+
+/// The first kernel of a [`SplitBlueprint`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SplitKernel {
+    /// Dot products of four bytes.
+    Decode(DecodeBlueprint),
+    /// Matrix instructions, with at least two planes that share the columns of a cube and nothing staged.
+    Mma(MmaShape),
+}
+
+/// Cubes that share the columns of a matrix, at most.
+pub const MAX_SPLIT_CUBES: usize = 16;
 
 /// Cubes of one tile and some rows of codes; the columns are shared by the units of a cube.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -146,13 +179,81 @@ impl LinearProblem {
         })
     }
 
+    fn split_settings(&self, blueprint: SplitBlueprint, device: &Capabilities) -> Result<Settings> {
+        check_range("cubes that share columns", 2, MAX_SPLIT_CUBES, blueprint.cubes)?;
+        let one = match blueprint.kernel {
+            SplitKernel::Decode(decode) => self.decode_settings(decode)?,
+            SplitKernel::Mma(shape) => {
+                check_range("splits of the columns of a cube that shares them", 2, 16, shape.splits)?;
+                self.mma_settings(shape, device)?
+            }
+        };
+        self.scratch_numbers(blueprint.cubes)?;
+        Ok(Settings { cubes: [one.cubes[0], one.cubes[1], blueprint.cubes as u32], ..one })
+    }
+
+    /// Numbers of the scratch buffer of a [`SplitBlueprint`].
+    pub(super) fn scratch_numbers(&self, cubes: usize) -> Result<usize> {
+        let shape = CubeError::Shape { what: "sums that cubes leave", rows: cubes, cols: self.x.code_rows() };
+        let factors = [self.x.code_rows(), self.w.tiles(), TILE, combine::numbers(self.compiled())];
+        let numbers = factors.into_iter().try_fold(cubes, usize::checked_mul);
+        numbers.filter(|&n| u32::try_from(n).is_ok()).ok_or(shape)
+    }
+
+    /// Nanoseconds that the weights take, predicted, with the columns shared by `cubes` cubes.
+    ///
+    /// A multiprocessor gets what its loads in flight bring in a latency, and all of them together what the memory gives.
+    fn predicted(&self, kernel: SplitKernel, one: &Settings, cubes: usize, multiprocessors: usize) -> f64 {
+        // A unit has one vector on its way, and where it loads ahead that of the next block too.
+        let vectors = match kernel {
+            SplitKernel::Decode(b) if b.rows > 2 || self.w.layout != TernaryLayout::TwoBit => 1,
+            SplitKernel::Decode(_) | SplitKernel::Mma(_) => 2,
+        };
+        let count = one.cubes.iter().fold(cubes, |product, &n| product.saturating_mul(n as usize));
+        let units = one.units_per_cube() as usize;
+        let bytes_of_cube = (self.w.code_words() * 4) as f64 / (self.w.tiles() * cubes) as f64;
+        let busiest = count.div_ceil(multiprocessors);
+        let resident = busiest.min((BUSY_UNITS / units).max(1));
+        let rate = ((resident * units * vectors * 16) as f64 / LATENCY).min(MULTIPROCESSOR_RATE);
+        let by_latency = LATENCY + busiest as f64 * bytes_of_cube / rate;
+        let by_memory = count as f64 * bytes_of_cube / (MEMORY_RATE * multiprocessors as f64);
+        by_latency.max(by_memory) + if cubes > 1 { SECOND_LAUNCH } else { 0.0 }
+    }
+
+    /// Cubes that share the columns, where that is predicted to pay for the second launch.
+    fn split_candidate(&self, kernel: SplitKernel, device: &Capabilities) -> Option<SplitBlueprint> {
+        let multiprocessors = device.multiprocessors? as usize;
+        if multiprocessors == 0 {
+            return None;
+        }
+        let (one, splits) = match kernel {
+            SplitKernel::Decode(decode) => (self.decode_settings(decode).ok()?, decode.splits),
+            SplitKernel::Mma(shape) => (self.mma_settings(shape, device).ok()?, shape.splits),
+        };
+        let alone = self.predicted(kernel, &one, 1, multiprocessors);
+        let ways =
+            [2, 4, 8, MAX_SPLIT_CUBES].into_iter().filter(|cubes| self.w.steps() >= 2 * splits * cubes);
+        let ways = ways.map(|cubes| (cubes, self.predicted(kernel, &one, cubes, multiprocessors)));
+        let (cubes, time) = ways.min_by(|a, b| a.1.total_cmp(&b.1))?;
+        let blueprint = SplitBlueprint { kernel, cubes };
+        (time < alone && self.split_settings(blueprint, device).is_ok()).then_some(blueprint)
+    }
+
     /// The matrix instructions' blueprint: few rows of codes share the columns among planes, many stage them.
     fn mma_candidate(&self, device: &Capabilities) -> Option<MmaShape> {
         let code_rows = self.x.code_rows();
         let shape = if code_rows <= 32 {
             let octets = code_rows.div_ceil(8).next_power_of_two();
-            let splits = [8, 4, 2, 1].into_iter().find(|&s| s == 1 || self.w.blocks() >= 2 * s)?;
-            MmaShape { tiles: 1, octets, row_planes: 1, code_planes: 1, splits, staged: false }
+            // As in `decode_candidates`, more than eight only where tiles are few for the device.
+            let units = device.multiprocessors.map_or(0, |n| n as usize * BUSY_UNITS);
+            let of =
+                |splits| MmaShape { tiles: 1, octets, row_planes: 1, code_planes: 1, splits, staged: false };
+            let splits = [16, 8, 4, 2, 1].into_iter().find(|&splits| {
+                let few = splits <= 8 || self.w.tiles().saturating_mul(LANES * splits) <= units;
+                let fits = splits <= 8 || of(splits).shared_bytes() <= device.max_shared_bytes;
+                few && fits && (splits == 1 || self.w.blocks() >= 2 * splits)
+            })?;
+            of(splits)
         } else {
             // Squares of 128 rows by 128 rows of codes; narrower ones where those are fewer than the multiprocessors.
             let (row_planes, code_planes, octets) = (2, 4, 4);
@@ -189,6 +290,16 @@ impl LinearProblem {
     }
 }
 
+impl LinearProblem {
+    /// The decode kernel's blueprints, the best of them with its columns shared by cubes first where that pays.
+    fn with_split(&self, decode: Vec<DecodeBlueprint>, device: &Capabilities) -> Vec<LinearBlueprint> {
+        let best = decode.first().map(|&decode| SplitKernel::Decode(decode));
+        let split = best.filter(|_| self.x.code_rows() <= 16);
+        let split = split.and_then(|kernel| self.split_candidate(kernel, device)).map(LinearBlueprint::Split);
+        split.into_iter().chain(decode.into_iter().map(LinearBlueprint::Decode)).collect()
+    }
+}
+
 impl Plan for LinearProblem {
     type Blueprint = LinearBlueprint;
 
@@ -208,13 +319,17 @@ impl Plan for LinearProblem {
         let code_rows = self.x.code_rows();
         let mut all = Vec::with_capacity(4);
         if self.w.layout != TernaryLayout::TwoBit {
-            return self.decode_candidates(device).into_iter().map(LinearBlueprint::Decode).collect();
+            return self.with_split(self.decode_candidates(device), device);
         }
         // The dot products keep up with memory for one or two rows only; see the instruction budget in the chapter on GPUs.
         if code_rows > 2 {
-            all.extend(self.mma_candidate(device).map(LinearBlueprint::Mma));
+            let shape = self.mma_candidate(device);
+            let few = shape.filter(|shape| shape.splits > 1);
+            let split = few.and_then(|shape| self.split_candidate(SplitKernel::Mma(shape), device));
+            all.extend(split.map(LinearBlueprint::Split));
+            all.extend(shape.map(LinearBlueprint::Mma));
         }
-        let decode = self.decode_candidates(device).into_iter().map(LinearBlueprint::Decode);
+        let decode = self.with_split(self.decode_candidates(device), device);
         if code_rows <= 16 {
             all.extend(decode);
             all.push(LinearBlueprint::Tiled);
@@ -226,7 +341,12 @@ impl Plan for LinearProblem {
     }
 
     fn settings(&self, blueprint: &LinearBlueprint, device: &Capabilities) -> Result<Settings> {
-        if self.w.layout != TernaryLayout::TwoBit && !matches!(blueprint, LinearBlueprint::Decode(_)) {
+        let of_any_layout = matches!(
+            blueprint,
+            LinearBlueprint::Decode(_)
+                | LinearBlueprint::Split(SplitBlueprint { kernel: SplitKernel::Decode(_), .. })
+        );
+        if self.w.layout != TernaryLayout::TwoBit && !of_any_layout {
             let (feature, device) = ("a place of two bits for every weight", "the matrix".to_owned());
             return Err(CubeError::Feature { kernel: Self::NAME, feature, device });
         }
@@ -234,6 +354,7 @@ impl Plan for LinearProblem {
             LinearBlueprint::Decode(blueprint) => self.decode_settings(blueprint),
             LinearBlueprint::Tiled => Ok(self.tiled_settings()),
             LinearBlueprint::Mma(shape) => self.mma_settings(shape, device),
+            LinearBlueprint::Split(blueprint) => self.split_settings(blueprint, device),
         }
     }
 

@@ -331,6 +331,12 @@ fn wrong_lengths_are_refused_before_anything_is_written() {
 fn inferred(rows: usize, cols: usize, tokens: usize, multiprocessors: Option<u32>) -> LinearBlueprint {
     let mut device = Capabilities { multiprocessors, max_units: 1024, ..Capabilities::smallest() };
     (device.int8_mma, device.planes, device.max_shared_bytes) = (true, Some((32, 32)), 232_448);
+    let (w, x) = problem(rows, cols, tokens);
+    LinearProblem { x, w, add: false }.candidates(&device)[0]
+}
+
+/// A plain matrix and its activations.
+fn problem(rows: usize, cols: usize, tokens: usize) -> (TernaryForm, ActivationShape) {
     let w = TernaryForm {
         parts: vec![rows],
         cols,
@@ -340,10 +346,9 @@ fn inferred(rows: usize, cols: usize, tokens: usize, multiprocessors: Option<u32
         means: false,
         halves: true,
         layout: TernaryLayout::TwoBit,
-        stored: 0,
+        stored: rows.div_ceil(TILE) * cols.div_ceil(BLOCK),
     };
-    let x = ActivationShape { tokens, cols, precision: Int8PerToken };
-    LinearProblem { x, w, add: false }.candidates(&device)[0]
+    (w, ActivationShape { tokens, cols, precision: Int8PerToken })
 }
 
 #[test]
@@ -365,6 +370,67 @@ fn few_tiles_of_long_rows_get_more_groups_on_large_devices() {
             "{rows} x {cols}, {multiprocessors:?}"
         );
     }
+}
+
+#[test]
+fn planes_share_columns_until_they_fill_a_large_device() {
+    for (rows, cols, tokens, multiprocessors, splits) in [
+        (4096, 14336, 16, Some(132), 16),
+        (4352, 14336, 16, Some(132), 8),
+        (4096, 128 * 31, 3, Some(132), 8),
+        (4096, 14336, 3, None, 8),
+    ] {
+        match inferred(rows, cols, tokens, multiprocessors) {
+            LinearBlueprint::Mma(shape) => assert_eq!(shape.splits, splits, "{rows} x {cols}: {shape:?}"),
+            other => panic!("{rows} x {cols}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn cubes_share_columns_where_a_second_launch_is_predicted_to_pay() {
+    // Sixteen tiles of long rows leave most multiprocessors of a large device without a cube.
+    for (tokens, cubes) in [(1, 4), (16, 8)] {
+        match inferred(256, 57344, tokens, Some(132)) {
+            LinearBlueprint::Split(split) => assert_eq!(split.cubes, cubes, "{split:?}"),
+            other => panic!("{tokens}: {other:?}"),
+        }
+    }
+    // Shorter rows, more rows, few multiprocessors, and a device that does not say how many it has.
+    for (rows, cols, multiprocessors) in
+        [(256, 4096, Some(132)), (8192, 57344, Some(132)), (256, 57344, Some(8)), (256, 57344, None)]
+    {
+        for tokens in [1, 16] {
+            let found = inferred(rows, cols, tokens, multiprocessors);
+            assert!(!matches!(found, LinearBlueprint::Split(_)), "{rows} x {cols}, {tokens}: {found:?}");
+        }
+    }
+}
+
+#[test]
+fn what_cubes_cannot_share_is_refused() {
+    let mut device = Capabilities { max_bindings: 16, ..Capabilities::smallest() };
+    (device.int8_mma, device.planes) = (true, Some((32, 32)));
+    let (w, x) = problem(256, 57344, 1);
+    let problem = LinearProblem { x, w, add: false };
+    let decode = SplitKernel::Decode(DecodeBlueprint { rows: 1, splits: 8 });
+    let shape = MmaShape { tiles: 1, octets: 1, row_planes: 1, code_planes: 1, splits: 2, staged: false };
+    let plan = |kernel, cubes| {
+        let split = LinearBlueprint::Split(SplitBlueprint { kernel, cubes });
+        problem.plan(&Strategy::Forced(split), &device)
+    };
+    for kernel in [decode, SplitKernel::Mma(shape)] {
+        for cubes in [2, MAX_SPLIT_CUBES] {
+            let (_, settings) = plan(kernel, cubes).expect("inside of the limits");
+            assert_eq!(settings.cubes, [16, 1, cubes as u32]);
+        }
+        for cubes in [0, 1, MAX_SPLIT_CUBES + 1] {
+            assert!(matches!(plan(kernel, cubes), Err(crate::CubeError::Range { got, .. }) if got == cubes));
+        }
+    }
+    // The sums of a cube's planes meet in shared memory, which one plane alone does not use.
+    let alone = plan(SplitKernel::Mma(MmaShape { splits: 1, ..shape }), 2);
+    assert!(matches!(alone, Err(crate::CubeError::Range { minimum: 2, got: 1, .. })));
 }
 
 #[test]

@@ -5,13 +5,19 @@ use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::cache::stamp;
 use super::generate::first_lines;
 use crate::target::CudaSm;
+
+/// What CubeCL's runtime passes to NVRTC beside the architecture.
+const OPTIONS: [&str; 1] = ["-lineinfo"];
 
 /// NVIDIA's compilers as their packages on PyPI lay them out.
 pub struct Toolkit {
     includes: Vec<String>,
     ptxas: PathBuf,
+    /// Tells versions of the two compilers apart.
+    identity: String,
 }
 
 impl Toolkit {
@@ -32,7 +38,14 @@ impl Toolkit {
         for folder in &includes {
             ensure!(folder.is_dir(), "{} is missing", folder.display());
         }
-        Ok(Self { includes: includes.map(|folder| folder.display().to_string()).to_vec(), ptxas })
+        let identity = format!("{} {} {OPTIONS:?}", stamp(&nvrtc), stamp(&ptxas));
+        let includes = includes.map(|folder| folder.display().to_string()).to_vec();
+        Ok(Self { includes, ptxas, identity })
+    }
+
+    /// What differs between versions of the compilers.
+    pub(super) fn identity(&self) -> &str {
+        &self.identity
     }
 
     /// PTX of a source, compiled as CubeCL's runtime compiles it.
@@ -43,7 +56,7 @@ impl Toolkit {
         let arch = format!("--gpu-architecture={}", sm.arch());
         let options = CompileOptions {
             include_paths: self.includes.clone(),
-            options: vec![arch, "-lineinfo".to_owned()],
+            options: std::iter::once(arch).chain(OPTIONS.map(str::to_owned)).collect(),
             ..Default::default()
         };
         let ptx =

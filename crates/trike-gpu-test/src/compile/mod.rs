@@ -5,6 +5,7 @@
 //! and SPIR-V end with the generated source. A kernel that one target launches and another never does must stand in the
 //! table of unsupported pairs.
 
+mod cache;
 mod cuda;
 mod expect;
 mod generate;
@@ -23,6 +24,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use self::cache::Cache;
 use crate::record::{Launch, Recording};
 use crate::session::{Origin, Session};
 use crate::suites;
@@ -36,8 +38,8 @@ pub struct Options<'a> {
     pub target: Option<&'a str>,
     /// Only cases whose name contains this; the tables are then not checked for what is missing.
     pub filter: Option<&'a str>,
-    /// Whether to leave out forms that no plan chooses: CUDA 9.0 generates them and compiles one of each kernel, other targets
-    /// generate one of each kernel, and the second and third target of a generator have only the forms for shapes of models.
+    /// Whether to build less: one form of each kernel, and for the first target of each generator those that plans choose for
+    /// the shapes of models. Forms that plans choose for small shapes only, and forms that tests force, are left out.
     pub quick: bool,
     /// NVIDIA's compilers, or why there are none.
     pub toolkit: std::result::Result<Toolkit, String>,
@@ -63,8 +65,7 @@ pub struct Built {
 pub struct Code {
     /// Bytes of the generated source.
     pub source_bytes: usize,
-    /// What the machine code costs; CUDA only, with NVIDIA's compilers, for forms that a quick run does not leave at their
-    /// source.
+    /// What the machine code costs; CUDA only, with NVIDIA's compilers.
     pub cuda: Option<Cuda>,
 }
 
@@ -82,13 +83,11 @@ pub struct Cuda {
     pub instructions: Vec<String>,
 }
 
-/// A kernel in one form, and how far it goes.
+/// A kernel in one form.
 struct Job {
     launch: Launch,
     /// Who chose the form first.
     origin: Origin,
-    /// Whether CUDA goes on to machine code.
-    to_machine_code: bool,
 }
 
 /// The kernels of one target, each form once, those that plans choose first.
@@ -116,6 +115,8 @@ pub struct Times {
     pub ptxas: Duration,
     /// Of the threads together: validating WGSL.
     pub naga: Duration,
+    /// Kernels that an earlier run had compiled for CUDA.
+    pub cached: u64,
 }
 
 impl fmt::Display for Times {
@@ -126,8 +127,8 @@ impl fmt::Display for Times {
         write!(
             f,
             "capture {capture:.1} s, build {build:.1} s with {} threads (of their time: sources {generate:.1} s, NVRTC \
-             {nvrtc:.1} s, ptxas {ptxas:.1} s, naga {naga:.1} s)",
-            self.threads
+             {nvrtc:.1} s, ptxas {ptxas:.1} s, naga {naga:.1} s; machine code of {} kernels kept from before)",
+            self.threads, self.cached
         )
     }
 }
@@ -157,6 +158,7 @@ struct Clocks {
     nvrtc: Clock,
     ptxas: Clock,
     naga: Clock,
+    cached: AtomicU64,
 }
 
 /// Captures and compiles everything; `say` takes a line for each target as soon as its kernels are known.
@@ -194,12 +196,13 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
     let built = Mutex::new(BTreeMap::new());
     let failed = Mutex::new(None);
     let clocks = Clocks::default();
+    let cache = Cache::open(options.out.join("cache"))?;
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(&(target, number, job)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    match build(target, number, job, options, &clocks) {
+                    match build(target, number, job, options, &cache, &clocks) {
                         Ok(done) => {
                             lock(&built).insert((target.name, number), done);
                         }
@@ -220,7 +223,12 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
         nvrtc: clocks.nvrtc.read(),
         ptxas: clocks.ptxas.read(),
         naga: clocks.naga.read(),
+        cached: clocks.cached.load(Ordering::Relaxed),
     };
+    let all_targets = options.target.is_none() && options.filter.is_none();
+    if all_targets && !options.quick && options.toolkit.is_ok() {
+        cache.prune();
+    }
     let built = built.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     let targets: Vec<&'static str> = captured.iter().map(|c| c.target.name).collect();
     let mut tally = Tally::default();
@@ -230,7 +238,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
         }
     }
     let scope = Scope {
-        all_targets: options.target.is_none() && options.filter.is_none(),
+        all_targets,
         all_forms: !options.quick,
         missing_tools: options.toolkit.as_ref().err().cloned(),
         times,
@@ -257,13 +265,11 @@ impl Captured {
     /// Keeps what [`Options::quick`] says.
     fn thin(&mut self) {
         let mut seen = HashSet::new();
-        let machine_code = matches!(self.target.family, Family::Cuda(_));
-        let last = if self.target.is_thorough() { Origin::Inferred } else { Origin::Models };
-        self.jobs.retain_mut(|job| {
-            let wanted = seen.insert(job.launch.path()) || job.origin <= last;
-            job.to_machine_code = wanted;
-            // A source costs little beside its compilation.
-            wanted || (machine_code && self.target.is_thorough())
+        let thorough = self.target.is_thorough();
+        self.jobs.retain(|job| {
+            // Forms for models come first.
+            let first = seen.insert(job.launch.path());
+            first || (thorough && job.origin == Origin::Models)
         });
     }
 }
@@ -303,12 +309,19 @@ fn capture(target: Target, filter: Option<&str>) -> Result<Captured> {
     launches.sort_by_key(|(origin, _)| *origin);
     let mut seen: HashSet<KernelId> = HashSet::new();
     launches.retain(|(_, launch)| seen.insert(launch.id.clone()));
-    let jobs = launches.into_iter().map(|(origin, launch)| Job { launch, origin, to_machine_code: true });
+    let jobs = launches.into_iter().map(|(origin, launch)| Job { launch, origin });
     Ok(Captured { target, jobs: jobs.collect(), tally })
 }
 
 /// Generates and compiles one kernel. An error is a folder that cannot be written; what does not compile is an outcome.
-fn build(target: &Target, number: usize, job: &Job, options: &Options, clocks: &Clocks) -> Result<Built> {
+fn build(
+    target: &Target,
+    number: usize,
+    job: &Job,
+    options: &Options,
+    cache: &Cache,
+    clocks: &Clocks,
+) -> Result<Built> {
     let launch = &job.launch;
     let extension = match target.family {
         Family::Cuda(_) => "cu",
@@ -324,7 +337,7 @@ fn build(target: &Target, number: usize, job: &Job, options: &Options, clocks: &
         Ok(source) => {
             std::fs::write(&file, &source.bytes)
                 .with_context(|| format!("cannot write {}", file.display()))?;
-            check(target, job, &source, &file, options, clocks).map_err(|e| format!("{e:#}"))
+            check(target, job, &source, &file, options, cache, clocks).map_err(|e| format!("{e:#}"))
         }
     };
     let form = launch.id.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
@@ -338,17 +351,32 @@ fn check(
     source: &generate::Source,
     file: &Path,
     options: &Options,
+    cache: &Cache,
     clocks: &Clocks,
 ) -> Result<Code> {
     let text = || std::str::from_utf8(&source.bytes).context("the source is not text");
     let mut code = Code { source_bytes: source.bytes.len(), cuda: None };
     match (target.family, &options.toolkit) {
-        (Family::Cuda(sm), Ok(toolkit)) if job.to_machine_code => {
-            let ptx = clocks.nvrtc.time(|| toolkit.ptx(text()?, sm))?;
+        (Family::Cuda(sm), Ok(toolkit)) => {
             let ptx_file = file.with_extension("ptx");
-            std::fs::write(&ptx_file, &ptx)
-                .with_context(|| format!("cannot write {}", ptx_file.display()))?;
-            let resources = clocks.ptxas.time(|| toolkit.resources(&ptx_file, sm))?;
+            let write = |ptx: &str| {
+                std::fs::write(&ptx_file, ptx).with_context(|| format!("cannot write {}", ptx_file.display()))
+            };
+            let key = cache::key(toolkit, text()?, sm);
+            let (resources, ptx) = match cache.get(&key) {
+                Some(kept) => {
+                    clocks.cached.fetch_add(1, Ordering::Relaxed);
+                    write(&kept.1)?;
+                    kept
+                }
+                None => {
+                    let ptx = clocks.nvrtc.time(|| toolkit.ptx(text()?, sm))?;
+                    write(&ptx)?;
+                    let resources = clocks.ptxas.time(|| toolkit.resources(&ptx_file, sm))?;
+                    cache.put(&key, &resources, &ptx)?;
+                    (resources, ptx)
+                }
+            };
             let units = job.launch.id.cube_dim.num_elems();
             code.cuda = Some(Cuda {
                 resources,

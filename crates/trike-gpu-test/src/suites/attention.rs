@@ -215,7 +215,8 @@ impl Case {
         let (blueprint, _) = self.problem.plan(strategy, device.capabilities())?;
         let halves = matches!(blueprint, AttentionBlueprint::Mma { .. });
         let (exact, plain) = self.expected(halves);
-        oracle.twice_plain("attended", of_tokens, &exact, &plain, if halves { 2e-4 } else { 1e-6 })
+        let slack = if halves { 2e-4 } else { 1e-6 };
+        oracle.twice_plain("attended", of_tokens, &exact, &plain, row, slack)
     }
 }
 

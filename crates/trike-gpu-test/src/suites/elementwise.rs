@@ -49,7 +49,7 @@ fn gates_and_sums(session: &mut Session) {
                         })
                         .unzip(),
                 };
-                oracle.twice_plain("gated", &device.read(&out)?, &exact, &plain, 2e-7)
+                oracle.twice_plain("gated", &device.read(&out)?, &exact, &plain, len, 2e-7)
             });
         }
     }

@@ -2,7 +2,7 @@
 
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint,
-    LinearProblem, TernaryForm, TernaryMatrix,
+    LinearProblem, MmaShape, SplitBlueprint, SplitKernel, TernaryForm, TernaryMatrix,
 };
 use trike_cube::{CubeError, Device, Plan, Strategy};
 use trike_testkit::Rng;
@@ -115,7 +115,81 @@ pub fn linear(session: &mut Session) {
         }
     }
     many_groups(session);
+    split(session);
     refusals(session);
+}
+
+/// A row of [`SPLITS`]: the weights' rows and form, tokens, precision, whether products are added, the splits of a cube, and
+/// the cubes.
+type Split = (&'static [usize], Weights, usize, ActivationPrecision, bool, usize, usize);
+
+/// Columns that cubes share: an integer a row, groups of every size, means, sets, digits, factors of groups, and cubes that
+/// have no block left.
+const SPLITS: &[Split] = &[
+    (&[19], Weights { cols: 1030, ..PLAIN }, 1, INT8, false, 2, 3),
+    (&[33, 5], Weights { cols: 777, granularity: groups(GroupSize::G32), ..PLAIN }, 3, INT8, false, 1, 2),
+    (&[17], Weights { cols: 2049, granularity: Granularity::Tensor, ..PLAIN }, 16, INT8, true, 2, 16),
+    (&[21], Weights { cols: 900, depth: 6, coupling: Coupling::Tied, ..PLAIN }, 1, INT8, false, 2, 2),
+    (
+        &[20],
+        Weights { cols: 1300, granularity: groups(GroupSize::G128), means: true, ..PLAIN },
+        2,
+        ActivationPrecision::F32,
+        true,
+        2,
+        4,
+    ),
+    (
+        &[18],
+        Weights { cols: 1500, granularity: groups(GroupSize::G256), precise: false, ..PLAIN },
+        5,
+        ActivationPrecision::Int8PerGroup(GroupSize::G64),
+        false,
+        1,
+        3,
+    ),
+    (&[16], Weights { cols: 700, granularity: groups(GroupSize::G64), ..PLAIN }, 2, INT8, false, 2, 2),
+    (&[9], Weights { cols: 500, ..PLAIN }, 1, ActivationPrecision::F32, false, 1, 2),
+];
+
+/// Columns that are shared by cubes, which is inferred for long rows and large devices only.
+fn split(session: &mut Session) {
+    let device = session.device();
+    for (seed, &(rows, weights, tokens, precision, add, splits, cubes)) in SPLITS.iter().enumerate() {
+        let mut rng = Rng::new(seed as u64);
+        let tensors: Vec<TritTensor> = rows.iter().map(|&n| tensor(&mut rng, n, weights)).collect();
+        let x: Vec<f32> = rng.normals(tokens * weights.cols);
+        let inputs = Inputs { tensors, x, tokens, precision, add };
+        let code_rows = (tokens * precision.slices()).next_power_of_two().clamp(precision.slices(), 16);
+        let decode = DecodeBlueprint { rows: code_rows, splits };
+        let mut kernels = vec![(SplitKernel::Decode(decode), LinearBlueprint::Decode(decode))];
+        if code_rows > 2 && device.capabilities().int8_mma {
+            // Columns of a cube that shares them are shared by planes too.
+            let (octets, splits) = (code_rows.div_ceil(8), splits.max(2));
+            let shape = MmaShape { tiles: 1, octets, row_planes: 1, code_planes: 1, splits, staged: false };
+            kernels.push((SplitKernel::Mma(shape), LinearBlueprint::Mma(shape)));
+        }
+        let exact = !matches!(weights.granularity, Granularity::Group(_)) && weights.depth == 1;
+        for (kernel, alone) in kernels {
+            let forced = Strategy::Forced(LinearBlueprint::Split(SplitBlueprint { kernel, cubes }));
+            let name = format!(
+                "ternary linear {rows:?} x {} m={tokens} {precision:?}, {}, {cubes} cubes share columns, {kernel:?}",
+                weights.cols, weights.granularity
+            );
+            session.case(name, |oracle| {
+                inputs.check(oracle, device, &forced)?;
+                if exact {
+                    // One integer a row does not know in how many pieces it was summed.
+                    let (whole, pieces) =
+                        (inputs.run(device, &Strategy::Forced(alone))?, inputs.run(device, &forced)?);
+                    for (part, (whole, pieces)) in whole.1.iter().zip(&pieces.1).enumerate() {
+                        oracle.exact(&format!("output {part} of all cubes"), pieces, whole)?;
+                    }
+                }
+                Ok(())
+            });
+        }
+    }
 }
 
 /// Numbers of groups of units that are inferred for long rows on large devices only.
@@ -176,9 +250,14 @@ pub fn shapes(session: &mut Session) {
     ];
     for (granularity, depth, coupling) in groupings {
         let weights = Weights { granularity, depth, coupling, precise: false, ..PLAIN };
-        for (parts, cols) in [(one, 2560), (two, 2560), (three, 2560), (one, 14336)] {
+        // Few rows that are long: their columns are shared by cubes.
+        let few: &[usize] = &[256];
+        for (parts, cols) in [(one, 2560), (two, 2560), (three, 2560), (one, 14336), (few, 57344)] {
             // On both sides of each limit between the blueprints.
             for tokens in [1, 2, 8, 16, 32, 128, 2048] {
+                if parts == few && !(2..=16).contains(&tokens) {
+                    continue;
+                }
                 let mut rng = Rng::new(tokens as u64);
                 let small: Vec<TritTensor> = parts.iter().map(|_| tensor(&mut rng, 16, weights)).collect();
                 let inputs = Inputs {
@@ -240,15 +319,23 @@ impl Inputs {
         Ok(self.pack(device)?.form().clone())
     }
 
-    fn check(&self, oracle: &Oracle, device: &Device, strategy: &Strategy<LinearBlueprint>) -> Verdict {
+    /// What the outputs hold before products are added.
+    fn base(&self, rows: usize) -> Vec<f32> {
+        (0..self.tokens * rows).map(|i| (i % 7) as f32 - 3.0).collect()
+    }
+
+    /// The activations on the device, and the outputs.
+    fn run(
+        &self,
+        device: &Device,
+        strategy: &Strategy<LinearBlueprint>,
+    ) -> Result<(Activations, Vec<Vec<f32>>), Failure> {
         let w = self.pack(device)?;
         let cols = self.tensors[0].cols();
         let shape = ActivationShape { tokens: self.tokens, cols, precision: self.precision };
         let x = Activations::upload(device, shape, &self.x)?;
-        let base =
-            |rows: usize| -> Vec<f32> { (0..self.tokens * rows).map(|i| (i % 7) as f32 - 3.0).collect() };
         let outs = self.tensors.iter().map(|t| match self.add {
-            true => device.upload(&base(t.rows())),
+            true => device.upload(&self.base(t.rows())),
             false => poisoned(device, self.tokens * t.rows()),
         });
         let outs = outs.collect::<trike_cube::Result<Vec<_>>>()?;
@@ -258,14 +345,20 @@ impl Inputs {
         } else {
             device.linear(&x, &w, &out_refs, strategy)?;
         }
+        let outs = outs.iter().map(|out| device.read(out)).collect::<trike_cube::Result<Vec<_>>>()?;
+        Ok((x, outs))
+    }
+
+    fn check(&self, oracle: &Oracle, device: &Device, strategy: &Strategy<LinearBlueprint>) -> Verdict {
+        let (x, outs) = self.run(device, strategy)?;
+        if !oracle.compares() {
+            return Ok(());
+        }
         let seen = Seen::read(device, &x)?;
-        for (part, (tensor, out)) in self.tensors.iter().zip(&outs).enumerate() {
-            let got = device.read(out)?;
-            if !oracle.compares() {
-                continue;
-            }
-            let (exact, plain) = seen.times(tensor, self.add.then(|| base(tensor.rows())).as_deref());
-            oracle.twice_plain(&format!("output {part}"), &got, &exact, &plain, 1e-6)?;
+        for (part, (tensor, got)) in self.tensors.iter().zip(&outs).enumerate() {
+            let base = self.add.then(|| self.base(tensor.rows()));
+            let (exact, plain) = seen.times(tensor, base.as_deref());
+            oracle.twice_plain(&format!("output {part}"), got, &exact, &plain, tensor.rows(), 1e-6)?;
         }
         Ok(())
     }

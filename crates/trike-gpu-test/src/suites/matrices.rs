@@ -1,11 +1,12 @@
-//! Products with weights in other forms: floats, bytes, lists of nonzeros, five trits a byte; trits times trits; edits.
+//! Products with weights in other forms: floats, bytes, lists of nonzeros, bits, five trits a byte; trits times trits; edits.
 
 use half::{bf16, f16};
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, DenseMatrix, DenseProblem, DenseValues, LinearProblem,
-    SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix,
+    ActivationPrecision, ActivationShape, Activations, DecodeBlueprint, DenseMatrix, DenseProblem,
+    DenseValues, LinearBlueprint, LinearProblem, MAX_COLS, MAX_SPARSE_COLS, SparseLayout, SparseMatrix,
+    SparseProblem, SplitBlueprint, SplitKernel, TernaryLayout, TernaryMatrix,
 };
-use trike_cube::{Strategy, TritDotProblem, TritScore, TritTable};
+use trike_cube::{CubeError, Strategy, TritDotProblem, TritScore, TritTable};
 use trike_testkit::Rng;
 use trike_trit::{Edit, Encoding, Granularity, GroupSize, Scales, Trit, TritTensor};
 
@@ -96,10 +97,13 @@ fn sparse(session: &mut Session) {
                 .expect("a tensor of the table is well-formed");
         let x = whole_numbers(&mut rng, tokens, cols);
         let shape = ActivationShape { tokens, cols, precision };
-        for add in [false, true] {
-            let name =
-                format!("{rows} x {cols} m={tokens} {precision:?}{}", if add { ", added" } else { "" });
-            let w = match SparseMatrix::pack(device, &tensor) {
+        let layouts = [SparseLayout::Entries, SparseLayout::Bitmap];
+        for (layout, add) in layouts.into_iter().flat_map(|layout| [(layout, false), (layout, true)]) {
+            let name = format!(
+                "{layout:?} {rows} x {cols} m={tokens} {precision:?}{}",
+                if add { ", added" } else { "" }
+            );
+            let w = match SparseMatrix::pack_as(device, &tensor, layout) {
                 Ok(w) => w,
                 Err(e) => {
                     session.case(name, |_| Err(e.into()));
@@ -127,6 +131,52 @@ fn sparse(session: &mut Session) {
             });
         }
     }
+    sparse_blocks(session);
+}
+
+/// Bits of rows with chunks of zeros before, between and behind the others, one of them all zero, and rows longer than lists
+/// have places for.
+fn sparse_blocks(session: &mut Session) {
+    let device = session.device();
+    for (rows, cols, tokens, of) in [(7, 1600, 2, 3), (3, MAX_SPARSE_COLS + 200, 1, 5)] {
+        session.case(
+            format_args!("sparse linear, one chunk of {of}, {rows} x {cols} m={tokens}"),
+            |oracle| {
+                let mut rng = Rng::new(cols as u64);
+                let mut trits = rng.trits(rows * cols, 0.5);
+                for (i, trit) in trits.iter_mut().enumerate() {
+                    let (row, chunk) = (i / cols, i % cols / 128);
+                    *trit *= i8::from(row != 1 && (row + chunk) % of == 1);
+                }
+                let tensor =
+                    TritTensor::from_trits(rows, cols, &trits, Encoding::Bitmap, Scales::tensor(0.5))
+                        .expect("a tensor of the table is well-formed");
+                let w = SparseMatrix::pack_as(device, &tensor, SparseLayout::Bitmap)?;
+                let x = whole_numbers(&mut rng, tokens, cols);
+                let shape = ActivationShape { tokens, cols, precision: ActivationPrecision::Int8PerToken };
+                let out = poisoned(device, tokens * rows)?;
+                device.sparse(&Activations::upload(device, shape, &x)?, &w, &out, &Strategy::Inferred)?;
+                let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+                compare(oracle, &device.read(&out)?, &tensor.dequantize(), &x, cols, 0.0)
+            },
+        );
+    }
+    session.case("sparse linear refuses what a layout has no place for", |oracle| {
+        let tensor = |cols: usize| {
+            TritTensor::from_trits(1, cols, &vec![1; cols], Encoding::Bitmap, Scales::tensor(1.0))
+                .expect("a tensor of ones")
+        };
+        for (cols, layout) in [(MAX_SPARSE_COLS, SparseLayout::Entries), (MAX_COLS, SparseLayout::Bitmap)] {
+            let refused = SparseMatrix::pack_as(device, &tensor(cols + 1), layout);
+            oracle.refused(
+                "pack",
+                refused,
+                |e| matches!(e, CubeError::Range { got, .. } if *got == cols + 1),
+            )?;
+            SparseMatrix::pack_as(device, &tensor(cols), layout)?;
+        }
+        Ok(())
+    });
 }
 
 /// Rows, columns, tokens, precision, scales, planes.
@@ -159,14 +209,7 @@ fn base3(session: &mut Session) {
                 continue;
             }
         };
-        let problem = LinearProblem { x: shape, w: w.form().clone(), add: false };
-        session.each(name, &problem, |oracle, strategy| {
-            let resident = Activations::upload(device, shape, &x)?;
-            let out = poisoned(device, tokens * rows)?;
-            device.linear(&resident, &w, &[&out], strategy)?;
-            let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
-            compare(oracle, &device.read(&out)?, &tensor.dequantize(), &x, cols, 0.0)
-        });
+        each_layout(session, &name, &w, &tensor, shape, &x);
     }
 }
 
@@ -201,15 +244,38 @@ fn blocks(session: &mut Session) {
                 continue;
             }
         };
-        let problem = LinearProblem { x: shape, w: w.form().clone(), add: false };
-        session.each(name, &problem, |oracle, strategy| {
-            let resident = Activations::upload(device, shape, &x)?;
-            let out = poisoned(device, tokens * rows)?;
-            device.linear(&resident, &w, &[&out], strategy)?;
-            let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
-            compare(oracle, &device.read(&out)?, &tensor.dequantize(), &x, cols, 0.0)
-        });
+        each_layout(session, &name, &w, &tensor, shape, &x);
     }
+}
+
+/// A linear of a layout of its own with every blueprint, and with columns that cubes share.
+fn each_layout(
+    session: &mut Session,
+    name: &str,
+    w: &TernaryMatrix,
+    tensor: &TritTensor,
+    shape: ActivationShape,
+    x: &[f32],
+) {
+    let device = session.device();
+    let problem = LinearProblem { x: shape, w: w.form().clone(), add: false };
+    let check = |oracle: &Oracle, strategy: &Strategy<LinearBlueprint>| {
+        let resident = Activations::upload(device, shape, x)?;
+        let out = poisoned(device, shape.tokens * tensor.rows())?;
+        device.linear(&resident, w, &[&out], strategy)?;
+        let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+        compare(oracle, &device.read(&out)?, &tensor.dequantize(), &x, shape.cols, 0.0)
+    };
+    session.each(name, &problem, check);
+    let slices = shape.precision.slices();
+    if shape.code_rows() > 4 {
+        return;
+    }
+    let decode = DecodeBlueprint { rows: shape.code_rows().next_power_of_two().clamp(slices, 16), splits: 2 };
+    let blueprint = SplitBlueprint { kernel: SplitKernel::Decode(decode), cubes: 3 };
+    session.case(format_args!("ternary linear {name}, {blueprint:?}"), |oracle| {
+        check(oracle, &Strategy::Forced(LinearBlueprint::Split(blueprint)))
+    });
 }
 
 fn trit_dot(session: &mut Session) {
@@ -283,5 +349,5 @@ fn compare(oracle: &Oracle, got: &[f32], weights: &[f32], x: &[f64], cols: usize
             plain.push(base + x.iter().zip(w).map(|(&x, &w)| x as f32 * w).sum::<f32>());
         }
     }
-    oracle.twice_plain("output", got, &exact, &plain, 1e-6)
+    oracle.twice_plain("output", got, &exact, &plain, weights.len() / cols, 1e-6)
 }

@@ -180,7 +180,7 @@ impl Case {
             device.rms_norm(input, norm.expect("a norm"), &out, strategy)
         })?;
         let (exact, plain) = self.normed();
-        oracle.twice_plain("normed", &device.read(&out)?, &exact, &plain, 3e-7)
+        oracle.twice_plain("normed", &device.read(&out)?, &exact, &plain, self.cols, 3e-7)
     }
 
     fn codes(

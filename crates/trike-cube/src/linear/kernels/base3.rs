@@ -28,8 +28,9 @@ pub(in crate::linear) fn base3<S: Float>(
     #[comptime] form: Form,
     #[comptime] rows: usize,
     #[comptime] splits: usize,
+    #[comptime] cubes: usize,
 ) {
-    let place = Place::new(rows);
+    let place = Place::new(rows, splits);
     let last = dims.code_rows as usize - 1;
     let steps = steps as usize;
     let sixteens = dims.blocks as usize * 8;
@@ -101,7 +102,7 @@ pub(in crate::linear) fn base3<S: Float>(
                     );
                 }
             }
-            step += splits;
+            step += comptime!(splits * cubes);
         }
         if comptime!(form.segment() == 0 && !form.exact()) {
             scale_segment(
@@ -121,5 +122,5 @@ pub(in crate::linear) fn base3<S: Float>(
             );
         }
     }
-    finish(&ints, &totals, scales, sums, factors, out0, out1, out2, &place, &dims, form, rows, splits);
+    finish(&ints, &totals, scales, sums, factors, out0, out1, out2, &place, &dims, form, rows, splits, cubes);
 }

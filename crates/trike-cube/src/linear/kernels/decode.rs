@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 #[expect(unused_imports, reason = "the launch function's arguments")]
 use super::DimsLaunch;
+use super::combine::leave;
 use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_of};
 
 /// Cube `(tile, chunk)` computes sixteen rows for `rows` rows of codes.
@@ -11,6 +12,9 @@ use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_o
 /// Its units are `(32, splits)`: unit `(lane, k)` walks the blocks `k, k + splits, ..` of the tile, one vector of weights
 /// and two of each row of codes a block, and holds two rows of weights times `rows` sums. What the units hold is added up
 /// in shared memory at the end, so nothing is exchanged inside of planes, and any plane size will do.
+///
+/// Where cubes share the columns too, cube `(tile, chunk, z)` has the groups from `z * splits` on, and leaves its sums in
+/// `out0`, which is then a scratch buffer for [`combine`](super::combine::combine) and no output.
 ///
 /// For one or two rows, where memory is all that counts, the weights of the next block are on their way while one is
 /// multiplied.
@@ -32,8 +36,9 @@ pub(in crate::linear) fn decode<S: Float>(
     #[comptime] form: Form,
     #[comptime] rows: usize,
     #[comptime] splits: usize,
+    #[comptime] cubes: usize,
 ) {
-    let place = Place::new(rows);
+    let place = Place::new(rows, splits);
     let blocks = dims.blocks as usize;
     let mut first = place.k;
     let mut end = blocks;
@@ -77,7 +82,7 @@ pub(in crate::linear) fn decode<S: Float>(
             }
             if comptime!(loads_ahead) {
                 // Past the last block it is the last one again, from a cache.
-                let ahead = plane * blocks + clamp_max(at + splits, blocks - 1);
+                let ahead = plane * blocks + clamp_max(at + comptime!(splits * cubes), blocks - 1);
                 #[unroll]
                 for p in 0..form.planes {
                     words[p] = next[p];
@@ -128,7 +133,7 @@ pub(in crate::linear) fn decode<S: Float>(
                     );
                 }
             }
-            at += splits;
+            at += comptime!(splits * cubes);
         }
         if comptime!(segment == 0 && !form.exact()) {
             scale_segment(
@@ -148,7 +153,7 @@ pub(in crate::linear) fn decode<S: Float>(
             );
         }
     }
-    finish(&ints, &totals, scales, sums, factors, out0, out1, out2, &place, &dims, form, rows, splits);
+    finish(&ints, &totals, scales, sums, factors, out0, out1, out2, &place, &dims, form, rows, splits, cubes);
 }
 
 /// Where a unit stands.
@@ -160,22 +165,26 @@ pub(super) struct Place {
     pub(super) lane: usize,
     pub(super) g: usize,
     pub(super) t: usize,
-    /// Which of the groups of units that share the columns.
+    /// Which of the groups of units that share the columns, those of all cubes counted.
     pub(super) k: usize,
+    /// Which of the groups of its cube.
+    pub(super) slot: usize,
     /// The first row of codes of the cube.
     pub(super) first: usize,
 }
 
 #[cube]
 impl Place {
-    pub(super) fn new(#[comptime] rows: usize) -> Place {
+    pub(super) fn new(#[comptime] rows: usize, #[comptime] splits: usize) -> Place {
         let lane = UNIT_POS_X as usize;
+        let slot = UNIT_POS_Y as usize;
         Place {
             tile: CUBE_POS_X as usize,
             lane,
             g: lane / 4,
             t: lane % 4,
-            k: UNIT_POS_Y as usize,
+            k: CUBE_POS_Z as usize * splits + slot,
+            slot,
             first: CUBE_POS_Y as usize * rows,
         }
     }
@@ -227,7 +236,8 @@ pub(super) fn scale_segment<S: Float>(
     }
 }
 
-/// Adds up what the units of a cube hold, joins the digits of each token, and stores.
+/// Adds up what the units of a cube hold, joins the digits of each token, and stores; where cubes share the columns, leaves
+/// the sums for [`combine`](super::combine::combine).
 #[cube]
 pub(super) fn finish<S: Float>(
     ints: &Array<i32>,
@@ -243,6 +253,7 @@ pub(super) fn finish<S: Float>(
     #[comptime] form: Form,
     #[comptime] rows: usize,
     #[comptime] splits: usize,
+    #[comptime] cubes: usize,
 ) {
     let last = dims.code_rows as usize - 1;
     // `[k][t][m][row of the tile]`.
@@ -254,7 +265,7 @@ pub(super) fn finish<S: Float>(
     for m in 0..rows {
         #[unroll]
         for half in 0..2usize {
-            let at = (place.k * 4 + place.t) * per_lane + comptime!(m * 16 + half * 8) + place.g;
+            let at = (place.slot * 4 + place.t) * per_lane + comptime!(m * 16 + half * 8) + place.g;
             let n = comptime!(half * rows + m);
             if comptime!(form.exact()) {
                 shared_ints[at] = ints[n];
@@ -265,40 +276,60 @@ pub(super) fn finish<S: Float>(
     }
     sync_cube();
 
-    let tokens = comptime!(rows / form.slices);
-    let mut index = place.k * 32 + place.lane;
-    while index < 16 * tokens {
-        let (r, within) = (index % 16, index / 16);
-        let token = place.first / form.slices + within;
-        if token * form.slices <= last {
-            let mut value = 0.0f32;
-            // From the most significant digit down.
-            #[unroll]
-            for s in 0..form.slices {
-                let m = within * form.slices + comptime!(form.slices - 1 - s);
-                let mut digit = 0.0f32;
-                if comptime!(form.exact()) {
-                    let mut int = 0i32;
-                    for part in 0..comptime!(4 * splits) {
-                        int += shared_ints[part * per_lane + m * 16 + r];
-                    }
-                    int -= sum_of(sums, place.first + m, 0, dims, 0usize) * comptime!(form.bias());
-                    digit = f32::cast_from(int);
-                } else {
-                    for part in 0..comptime!(4 * splits) {
-                        digit += shared_floats[part * per_lane + m * 16 + r];
+    if comptime!(cubes > 1) {
+        let mut index = place.slot * 32 + place.lane;
+        while index < per_lane {
+            let (r, row) = (index % 16, place.first + index / 16);
+            if row <= last {
+                let mut int = 0i32;
+                let mut float = 0.0f32;
+                for part in 0..comptime!(4 * splits) {
+                    if comptime!(form.exact()) {
+                        int += shared_ints[part * per_lane + index];
+                    } else {
+                        float += shared_floats[part * per_lane + index];
                     }
                 }
-                value = value * 256.0 + digit;
+                leave(out0, int, float, row, place.tile, r, CUBE_COUNT_X as usize, dims, form);
             }
-            if comptime!(form.exact()) {
-                value *= f32::cast_from(scales[place.tile * 16 + r]);
-            }
-            if comptime!(form.x_group == 0) {
-                value *= factors[token];
-            }
-            store(out0, out1, out2, value, token, place.tile, r, dims, form);
+            index += comptime!(32 * splits);
         }
-        index += comptime!(32 * splits);
+    } else {
+        let tokens = comptime!(rows / form.slices);
+        let mut index = place.slot * 32 + place.lane;
+        while index < 16 * tokens {
+            let (r, within) = (index % 16, index / 16);
+            let token = place.first / form.slices + within;
+            if token * form.slices <= last {
+                let mut value = 0.0f32;
+                // From the most significant digit down.
+                #[unroll]
+                for s in 0..form.slices {
+                    let m = within * form.slices + comptime!(form.slices - 1 - s);
+                    let mut digit = 0.0f32;
+                    if comptime!(form.exact()) {
+                        let mut int = 0i32;
+                        for part in 0..comptime!(4 * splits) {
+                            int += shared_ints[part * per_lane + m * 16 + r];
+                        }
+                        int -= sum_of(sums, place.first + m, 0, dims, 0usize) * comptime!(form.bias());
+                        digit = f32::cast_from(int);
+                    } else {
+                        for part in 0..comptime!(4 * splits) {
+                            digit += shared_floats[part * per_lane + m * 16 + r];
+                        }
+                    }
+                    value = value * 256.0 + digit;
+                }
+                if comptime!(form.exact()) {
+                    value *= f32::cast_from(scales[place.tile * 16 + r]);
+                }
+                if comptime!(form.x_group == 0) {
+                    value *= factors[token];
+                }
+                store(out0, out1, out2, value, token, place.tile, r, dims, form);
+            }
+            index += comptime!(32 * splits);
+        }
     }
 }

@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 
 #[expect(unused_imports, reason = "the launch function's arguments")]
 use super::DimsLaunch;
+use super::combine::leave;
 use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_of};
 
 /// How planes share the work of the kernel on matrix instructions.
@@ -58,6 +59,9 @@ impl MmaShape {
 /// A lane's vector of weights is four operands of sixteen rows by 32 columns, unpacked in registers and used for all rows
 /// of codes of the plane; its two vectors of a row of codes are the four operands of 32 columns by eight. Elements `2t` and
 /// `2t + 1` of rows `g` and `g + 8` are the lane's part of a result, as the instruction defines.
+///
+/// Where cubes share the columns too, the splits of cube `(x, y, z)` are those from `z * splits` on, and `out0` is the scratch
+/// buffer of [`combine`](super::combine::combine).
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn mma<S: Float>(
     codes: &[Quad],
@@ -73,6 +77,7 @@ pub(in crate::linear) fn mma<S: Float>(
     tiles: u32,
     #[comptime] form: Form,
     #[comptime] shape: MmaShape,
+    #[comptime] cubes: usize,
 ) {
     let def = MmaDefinition::<i8, i8, i32>::new(16usize, 8usize, 32usize);
     let size!(NA) = def.vector_size(MatrixIdent::A);
@@ -82,7 +87,8 @@ pub(in crate::linear) fn mma<S: Float>(
     let lane = UNIT_POS_X as usize;
     let (g, t) = (lane / 4, lane % 4);
     let plane = UNIT_POS_Y as usize;
-    let k = plane / comptime!(shape.row_planes * shape.code_planes);
+    let slot = plane / comptime!(shape.row_planes * shape.code_planes);
+    let k = CUBE_POS_Z as usize * shape.splits + slot;
     let within = plane % comptime!(shape.row_planes * shape.code_planes);
     let row_plane = within / shape.code_planes;
     let code_plane = within % shape.code_planes;
@@ -147,7 +153,7 @@ pub(in crate::linear) fn mma<S: Float>(
         let mut block = k;
         while block < blocks {
             // What the next round needs is on its way while this one is multiplied.
-            let ahead = clamp_max(block + shape.splits, blocks - 1);
+            let ahead = clamp_max(block + comptime!(shape.splits * cubes), blocks - 1);
             #[unroll]
             for n in 0..comptime!(shape.tiles * form.planes) {
                 words[n] = next[n];
@@ -257,7 +263,7 @@ pub(in crate::linear) fn mma<S: Float>(
                 }
                 sync_cube();
             }
-            block += shape.splits;
+            block += comptime!(shape.splits * cubes);
         }
         if comptime!(segment == 0 && !form.exact()) {
             #[unroll]
@@ -366,7 +372,7 @@ pub(in crate::linear) fn mma<S: Float>(
                     #[unroll]
                     for col in 0..2usize {
                         let n = comptime!(a * shape.octets + b);
-                        let at = k * per_split
+                        let at = slot * per_split
                             + (comptime!(8 * b + col) + 2 * t) * height
                             + comptime!(16 * a + 8 * half)
                             + g;
@@ -381,42 +387,64 @@ pub(in crate::linear) fn mma<S: Float>(
             }
         }
         sync_cube();
-        let mut index = unit;
-        while index < comptime!(per_split / form.slices) {
-            let (r, within) = (index % height, index / height);
-            let token = first / form.slices + within;
-            let tile = first_tile + r / 16;
-            if token * form.slices <= last && tile <= last_tile {
-                let mut value = 0.0f32;
-                #[unroll]
-                for s in 0..form.slices {
-                    let m = within * form.slices + comptime!(form.slices - 1 - s);
-                    let mut digit = 0.0f32;
-                    if comptime!(form.exact()) {
-                        let mut int = 0i32;
-                        #[unroll]
-                        for part in 0..shape.splits {
-                            int += shared_ints[part * per_split + m * height + r];
-                        }
-                        int -= sum_of(sums, first + m, 0, &dims, 0usize) * comptime!(form.bias());
-                        digit = f32::cast_from(int);
-                    } else {
-                        #[unroll]
-                        for part in 0..shape.splits {
-                            digit += shared_floats[part * per_split + m * height + r];
+        if comptime!(cubes > 1) {
+            let mut index = unit;
+            while index < per_split {
+                let (r, row) = (index % height, first + index / height);
+                let tile = first_tile + r / 16;
+                if row <= last && tile <= last_tile {
+                    let mut int = 0i32;
+                    let mut float = 0.0f32;
+                    #[unroll]
+                    for part in 0..shape.splits {
+                        if comptime!(form.exact()) {
+                            int += shared_ints[part * per_split + index];
+                        } else {
+                            float += shared_floats[part * per_split + index];
                         }
                     }
-                    value = value * 256.0 + digit;
+                    leave(out0, int, float, row, tile, r % 16, tiles as usize, &dims, form);
                 }
-                if comptime!(form.exact()) {
-                    value *= f32::cast_from(scales[tile * 16 + r % 16]);
-                }
-                if comptime!(form.x_group == 0) {
-                    value *= factors[token];
-                }
-                store(out0, out1, out2, value, token, tile, r % 16, &dims, form);
+                index += units;
             }
-            index += units;
+        } else {
+            let mut index = unit;
+            while index < comptime!(per_split / form.slices) {
+                let (r, within) = (index % height, index / height);
+                let token = first / form.slices + within;
+                let tile = first_tile + r / 16;
+                if token * form.slices <= last && tile <= last_tile {
+                    let mut value = 0.0f32;
+                    #[unroll]
+                    for s in 0..form.slices {
+                        let m = within * form.slices + comptime!(form.slices - 1 - s);
+                        let mut digit = 0.0f32;
+                        if comptime!(form.exact()) {
+                            let mut int = 0i32;
+                            #[unroll]
+                            for part in 0..shape.splits {
+                                int += shared_ints[part * per_split + m * height + r];
+                            }
+                            int -= sum_of(sums, first + m, 0, &dims, 0usize) * comptime!(form.bias());
+                            digit = f32::cast_from(int);
+                        } else {
+                            #[unroll]
+                            for part in 0..shape.splits {
+                                digit += shared_floats[part * per_split + m * height + r];
+                            }
+                        }
+                        value = value * 256.0 + digit;
+                    }
+                    if comptime!(form.exact()) {
+                        value *= f32::cast_from(scales[tile * 16 + r % 16]);
+                    }
+                    if comptime!(form.x_group == 0) {
+                        value *= factors[token];
+                    }
+                    store(out0, out1, out2, value, token, tile, r % 16, &dims, form);
+                }
+                index += units;
+            }
         }
     }
 }

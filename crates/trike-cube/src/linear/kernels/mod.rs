@@ -1,6 +1,8 @@
 //! The kernels of ternary linears, and what they share.
 
 pub(super) mod base3;
+pub(super) mod bitmap;
+pub(super) mod combine;
 pub(super) mod decode;
 pub(crate) mod dense;
 pub(super) mod mma;

@@ -58,7 +58,25 @@ pub(in crate::linear) fn sparse(
         }
         index += UNITS;
     }
+    finish(&sums, scales, factors, out, rows, code_rows, slices, add, each);
+}
 
+/// Adds up what the units of each row hold, joins the digits of each token, and stores.
+#[cube]
+pub(super) fn finish(
+    sums: &Array<i32>,
+    scales: &[f32],
+    factors: &[f32],
+    out: &mut [f32],
+    rows: u32,
+    code_rows: u32,
+    #[comptime] slices: usize,
+    #[comptime] add: bool,
+    #[comptime] each: usize,
+) {
+    let (unit, r) = (UNIT_POS_X as usize, UNIT_POS_Y as usize);
+    let first = CUBE_POS_Y as usize * each;
+    let (last_row, last) = (rows as usize - 1, code_rows as usize - 1);
     let mut shared = Shared::<[i32]>::new_slice(comptime!(ROWS * UNITS * each));
     #[unroll]
     for m in 0..each {

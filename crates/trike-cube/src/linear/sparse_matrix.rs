@@ -1,0 +1,370 @@
+//! Ternary weights that are mostly zero, in the memory of a device.
+
+use trike_trit::{Granularity, TritTensor};
+
+use super::activations::{BLOCK, MAX_COLS};
+use super::kernels::bitmap::SIGN_BITS;
+use crate::device::{Buffer, Device};
+use crate::error::{CubeError, Result, check_len, check_range, check_shape};
+
+/// Columns of a sparse matrix, at most, in [`SparseLayout::Entries`]: a column and a sign are two bytes.
+pub const MAX_SPARSE_COLS: usize = 1 << 15;
+
+/// How the weights of a sparse matrix lie in memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SparseLayout {
+    /// Two bytes for each nonzero. The smaller one above about 92 % of zeros without structure.
+    #[default]
+    Entries,
+    /// A bit for each weight and a sign for each nonzero, in chunks of 128 columns; chunks of zeros are left out.
+    Bitmap,
+}
+
+/// A trit tensor of one plane without (most of) its zeros.
+///
+/// [`SparseLayout::Entries`] lists the nonzeros:
+///
+/// ```text
+/// offsets  [row], [rows]: entries before the row's, counted in entries
+/// entries  2 column + (1 when the trit is -1), two a word, the first in its lower half
+/// scales   [row]
+/// ```
+///
+/// [`SparseLayout::Bitmap`] has the chunks of 128 columns that are not all zero:
+///
+/// ```text
+/// starts   [row], [rows]: chunks before the row's, words of signs before the row's
+/// headers  [chunk]: 2^17 (number of the chunk in its row) + (signs of the row before the chunk's)
+/// bits     [chunk][t of 4]: bit 4 s + b is 1 when the weight of column 128 number + 16 s + 4 t + b is not zero
+/// signs    a row: for each bit that is 1, in the order of the words and from the lowest, 1 when the trit is -1;
+///          a row begins a word, and two words follow the last
+/// scales   [row]
+/// ```
+///
+/// Two bits a weight are more than the first from 87.5 % zeros, and more than the second from about 30 % of them; less memory
+/// is not less time where finding the places of the nonzeros costs more than reading all weights. What was given up: scales of
+/// groups, and a place for every weight.
+#[derive(Clone, Debug)]
+pub struct SparseMatrix {
+    form: SparseForm,
+    pub(super) weights: Weights,
+    pub(super) scales: Buffer<f32>,
+}
+
+/// The buffers of a layout.
+#[derive(Clone, Debug)]
+pub(super) enum Weights {
+    Entries { offsets: Buffer<u32>, entries: Buffer<u32> },
+    Bitmap { starts: Buffer<u32>, headers: Buffer<u32>, bits: Buffer<u32>, signs: Buffer<u32> },
+}
+
+/// What a plan must know about a sparse matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SparseForm {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub cols: usize,
+    /// Trits that are not zero.
+    pub nonzeros: usize,
+    /// Chunks of 128 columns of a row that are not all zero.
+    pub chunks: usize,
+    /// How the weights lie in memory.
+    pub layout: SparseLayout,
+}
+
+/// Integer operations of a GPU for each byte that its memory gives, as an H200 has them (0.86 for two bits).
+const OPERATIONS_PER_BYTE: f64 = 3.4;
+/// Operations for an entry of a list and one row of codes, counted in the instruction stream.
+const ENTRY_OPERATIONS: f64 = 14.0;
+/// Operations for a word of a bitmap, without its bits.
+const WORD_OPERATIONS: f64 = 24.0;
+/// Operations for a bit that is set and one row of codes.
+const BIT_OPERATIONS: f64 = 11.0;
+
+impl SparseForm {
+    /// Bytes that a kernel reads.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let words = match self.layout {
+            SparseLayout::Entries => self.rows + 1 + self.nonzeros.div_ceil(2).max(1),
+            // Rows of signs end with a part of a word, half of one on the average.
+            SparseLayout::Bitmap => {
+                2 * (self.rows + 1) + 5 * self.chunks.max(1) + (self.nonzeros + 16 * self.rows) / 32 + 2
+            }
+        };
+        4 * (words + self.rows)
+    }
+
+    /// The layout whose kernel is predicted to take less time for one row of codes: the longer one of what its bytes and its
+    /// operations take. Both were counted, and not measured.
+    #[must_use]
+    pub fn predicted(self) -> SparseLayout {
+        let cost = |layout, operations: f64| {
+            let bytes = Self { layout, ..self }.bytes() as f64;
+            bytes.max(operations / OPERATIONS_PER_BYTE)
+        };
+        let nonzeros = self.nonzeros as f64;
+        let entries = cost(SparseLayout::Entries, ENTRY_OPERATIONS * nonzeros);
+        let words = 4.0 * WORD_OPERATIONS * self.chunks as f64;
+        let bitmap = cost(SparseLayout::Bitmap, words + BIT_OPERATIONS * nonzeros);
+        if self.cols > MAX_SPARSE_COLS || bitmap < entries {
+            SparseLayout::Bitmap
+        } else {
+            SparseLayout::Entries
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        let widest = match self.layout {
+            SparseLayout::Entries => MAX_SPARSE_COLS,
+            SparseLayout::Bitmap => MAX_COLS,
+        };
+        check_range("columns of a sparse matrix", 1, widest, self.cols)?;
+        check_shape("sparse matrix", self.rows, self.cols)?;
+        check_shape("chunks of a sparse matrix", self.rows, self.cols.next_multiple_of(BLOCK))?;
+        Ok(())
+    }
+}
+
+impl SparseMatrix {
+    /// Packs a tensor with one plane and a scale for the tensor or for each row, in the layout of [`SparseForm::predicted`].
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`] for more planes, [`CubeError::Range`] for rows longer than [`MAX_COLS`] and for scales of
+    /// groups or means, [`CubeError::Shape`] and [`CubeError::Memory`].
+    pub fn pack(device: &Device, tensor: &TritTensor) -> Result<Self> {
+        let form = form_of(tensor)?;
+        Self::pack_form(device, tensor, SparseForm { layout: form.predicted(), ..form })
+    }
+
+    /// [`SparseMatrix::pack`] in a chosen layout.
+    ///
+    /// # Errors
+    ///
+    /// As [`SparseMatrix::pack`]; [`CubeError::Range`] for rows longer than [`MAX_SPARSE_COLS`] in
+    /// [`SparseLayout::Entries`].
+    pub fn pack_as(device: &Device, tensor: &TritTensor, layout: SparseLayout) -> Result<Self> {
+        Self::pack_form(device, tensor, SparseForm { layout, ..form_of(tensor)? })
+    }
+
+    fn pack_form(device: &Device, tensor: &TritTensor, form: SparseForm) -> Result<Self> {
+        form.validate()?;
+        let scales = (0..form.rows).map(|row| Ok(tensor.scale(0, row, 0)?)).collect::<Result<Vec<f32>>>()?;
+        let weights = match form.layout {
+            SparseLayout::Entries => {
+                let host = list(tensor)?;
+                Weights::Entries {
+                    offsets: device.upload_weights(&host.offsets)?,
+                    entries: device.upload_weights(&host.entries)?,
+                }
+            }
+            SparseLayout::Bitmap => {
+                let host = map(tensor)?;
+                Weights::Bitmap {
+                    starts: device.upload_weights(&host.starts)?,
+                    headers: device.upload_weights(&host.headers)?,
+                    bits: device.upload_weights(&host.bits)?,
+                    signs: device.upload_weights(&host.signs)?,
+                }
+            }
+        };
+        Ok(Self { form, weights, scales: device.upload_weights(&scales)? })
+    }
+
+    /// What plans know about it.
+    #[must_use]
+    pub fn form(&self) -> SparseForm {
+        self.form
+    }
+
+    /// Bytes that it takes on the device.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let weights = match &self.weights {
+            Weights::Entries { offsets, entries } => offsets.bytes() + entries.bytes(),
+            Weights::Bitmap { starts, headers, bits, signs } => {
+                starts.bytes() + headers.bytes() + bits.bytes() + signs.bytes()
+            }
+        };
+        weights + self.scales.bytes()
+    }
+}
+
+/// The form of a tensor as a list, refused when there is none.
+fn form_of(tensor: &TritTensor) -> Result<SparseForm> {
+    check_len("planes of a sparse matrix", 1, tensor.depth())?;
+    let grouped = matches!(tensor.scales().granularity(), Granularity::Group(_));
+    if grouped || tensor.scales().means().is_some() {
+        return Err(CubeError::Range {
+            what: "scales of a row of a sparse matrix (without means)",
+            minimum: 1,
+            maximum: 1,
+            got: tensor.groups_per_row(),
+        });
+    }
+    let nonzeros = (tensor.rows() as u64 * tensor.cols() as u64).saturating_sub(tensor.zeros()) as usize;
+    let (rows, cols) = (tensor.rows(), tensor.cols());
+    let mut chunks = 0;
+    let mut trits = vec![0i8; cols];
+    for row in 0..rows {
+        tensor.read_row(0, row, &mut trits)?;
+        chunks += trits.chunks(BLOCK).filter(|chunk| chunk.iter().any(|&t| t != 0)).count();
+    }
+    Ok(SparseForm { rows, cols, nonzeros, chunks, layout: SparseLayout::Entries })
+}
+
+struct List {
+    offsets: Vec<u32>,
+    entries: Vec<u32>,
+}
+
+fn list(tensor: &TritTensor) -> Result<List> {
+    let mut offsets = vec![0];
+    let mut halves = Vec::new();
+    let mut trits = vec![0i8; tensor.cols()];
+    for row in 0..tensor.rows() {
+        tensor.read_row(0, row, &mut trits)?;
+        halves.extend(
+            trits
+                .iter()
+                .enumerate()
+                .filter(|(_, t)| **t != 0)
+                .map(|(col, t)| 2 * col as u32 + u32::from(*t < 0)),
+        );
+        offsets.push(halves.len() as u32);
+    }
+    // A buffer is never empty.
+    let mut entries: Vec<u32> =
+        halves.chunks(2).map(|pair| pair[0] | pair.get(1).unwrap_or(&0) << 16).collect();
+    if entries.is_empty() {
+        entries.push(0);
+    }
+    Ok(List { offsets, entries })
+}
+
+struct Map {
+    starts: Vec<u32>,
+    headers: Vec<u32>,
+    bits: Vec<u32>,
+    signs: Vec<u32>,
+}
+
+fn map(tensor: &TritTensor) -> Result<Map> {
+    let mut host = Map { starts: vec![0, 0], headers: Vec::new(), bits: Vec::new(), signs: Vec::new() };
+    let mut trits = vec![0i8; tensor.cols().next_multiple_of(BLOCK)];
+    for row in 0..tensor.rows() {
+        tensor.read_row(0, row, &mut trits[..tensor.cols()])?;
+        let (first, mut count) = (host.signs.len(), 0);
+        for (number, chunk) in trits.chunks(BLOCK).enumerate() {
+            if chunk.iter().all(|&trit| trit == 0) {
+                continue;
+            }
+            host.headers.push((number as u32) << SIGN_BITS | count as u32);
+            for t in 0..4 {
+                let mut word = 0;
+                for bit in 0..32 {
+                    let trit = chunk[16 * (bit / 4) + 4 * t + bit % 4];
+                    if trit != 0 {
+                        word |= 1 << bit;
+                        host.signs.resize(first + count / 32 + 1, 0);
+                        host.signs[first + count / 32] |= u32::from(trit < 0) << (count % 32);
+                        count += 1;
+                    }
+                }
+                host.bits.push(word);
+            }
+        }
+        host.starts.extend([host.headers.len() as u32, host.signs.len() as u32]);
+    }
+    // A word of bits may ask for signs behind the last; and a buffer is never empty.
+    host.signs.extend([0, 0]);
+    if host.headers.is_empty() {
+        host.headers.push(0);
+        host.bits.extend([0; 4]);
+    }
+    Ok(host)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trike_testkit::Rng;
+    use trike_trit::{Encoding, Scales};
+
+    #[test]
+    fn nonzeros_are_listed_in_order() {
+        let trits = [0, 1, 0, -1, 0, 0, 0, 0, -1];
+        let tensor =
+            TritTensor::from_trits(3, 3, &trits, Encoding::TwoBit, Scales::tensor(0.5)).expect("a tensor");
+        let packed = list(&tensor).expect("packed");
+        assert_eq!(packed.offsets, [0, 1, 2, 3]);
+        assert_eq!(packed.entries, [2 | 1 << 16, 5]);
+        let form = form_of(&tensor).expect("a form");
+        assert_eq!((form.nonzeros, form.chunks), (3, 3));
+        assert_eq!(form.bytes(), 4 * (packed.offsets.len() + packed.entries.len() + 3));
+    }
+
+    #[test]
+    fn bits_and_signs_are_where_the_diagram_says() {
+        let mut rng = Rng::new(32);
+        // The second chunk of every row is zero, the last row is zero.
+        let (rows, cols) = (5, 700);
+        let mut trits = rng.trits(rows * cols, 0.4);
+        trits.chunks_mut(cols).for_each(|row| row[128..256].fill(0));
+        trits[4 * cols..].fill(0);
+        let tensor = TritTensor::from_trits(rows, cols, &trits, Encoding::Bitmap, Scales::tensor(0.5))
+            .expect("a tensor");
+        let packed = map(&tensor).expect("packed");
+        let mut read = vec![0i8; rows * cols];
+        for row in 0..rows {
+            let signs = &packed.signs[packed.starts[2 * row + 1] as usize..];
+            let mut seen = 0;
+            for chunk in packed.starts[2 * row] as usize..packed.starts[2 * row + 2] as usize {
+                let header = packed.headers[chunk];
+                assert_eq!((header & 0x1_FFFF) as usize, seen, "{row}");
+                for (t, word) in packed.bits[4 * chunk..][..4].iter().enumerate() {
+                    for bit in (0..32).filter(|bit| word >> bit & 1 == 1) {
+                        let col = (header >> 17) as usize * 128 + 16 * (bit / 4) + 4 * t + bit % 4;
+                        read[row * cols + col] = 1 - 2 * (signs[seen / 32] >> (seen % 32) & 1) as i8;
+                        seen += 1;
+                    }
+                }
+            }
+        }
+        assert_eq!(read, trits);
+        let form = SparseForm { layout: SparseLayout::Bitmap, ..form_of(&tensor).expect("a form") };
+        assert_eq!((form.chunks, packed.headers.len(), packed.bits.len()), (20, 20, 80));
+        // An estimate for the ends of rows.
+        let words = packed.starts.len() + packed.headers.len() + packed.bits.len() + packed.signs.len();
+        assert!(form.bytes().abs_diff(4 * (words + rows)) <= 4 * rows, "{} {words}", form.bytes());
+    }
+
+    #[test]
+    fn the_layout_follows_the_share_of_zeros() {
+        let of = |share: f64| {
+            let (rows, cols) = (4096, 4096);
+            let nonzeros = (share * (rows * cols) as f64) as usize;
+            let chunks = (1.0 - (1.0 - share).powi(128)) * (rows * cols / 128) as f64;
+            let layout = SparseLayout::Entries;
+            SparseForm { rows, cols, nonzeros, chunks: chunks as usize, layout }
+        };
+        for (share, layout) in [
+            (0.01, SparseLayout::Entries),
+            (0.05, SparseLayout::Entries),
+            (0.3, SparseLayout::Bitmap),
+            (0.6, SparseLayout::Bitmap),
+        ] {
+            assert_eq!(of(share).predicted(), layout, "{share}");
+        }
+        // Only bits have places for more columns.
+        let wide = SparseForm { cols: MAX_SPARSE_COLS + 1, ..of(0.01) };
+        assert_eq!(wide.predicted(), SparseLayout::Bitmap);
+        // The sizes of the chapter: bits are smaller from about 8 % of nonzeros on, and than two bits up to about 70 %.
+        let bytes = |share, layout| SparseForm { layout, ..of(share) }.bytes();
+        assert!(bytes(0.08, SparseLayout::Entries) < bytes(0.08, SparseLayout::Bitmap));
+        assert!(bytes(0.09, SparseLayout::Entries) > bytes(0.09, SparseLayout::Bitmap));
+        assert!(bytes(0.7, SparseLayout::Bitmap) < 4096 * 4096 / 4);
+    }
+}
