@@ -64,7 +64,7 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
 fn binary(ws: &Workspace, arguments: &[&str]) -> Result<String> {
     let output = Command::new(env!("CARGO"))
         .args(["run", "--quiet", "--release", "--locked", "-p", "trike-gpu-test", "--features"])
-        .args(["trike-cube/vulkan", "--bin", "trike-gpu-test", "--"])
+        .args(["trike-cube/vulkan,rivals", "--bin", "trike-gpu-test", "--"])
         .args(arguments)
         .current_dir(&ws.root)
         .stderr(std::process::Stdio::inherit())

@@ -31,22 +31,26 @@ pub(crate) fn run(ws: &Workspace) -> Result<()> {
     let stubs = target.join("stubs");
     std::fs::create_dir_all(&stubs)?;
     println!("== linking once to see what is missing");
-    let probe = link(ws, &target, &["-Clink-arg=-Wl,--unresolved-symbols=ignore-all", "-Cstrip=none"])?;
+    let probe = link(ws, &target, &["-Clink-arg=-Wl,--unresolved-symbols=ignore-all"])?;
     let missing = undefined(&cmd!(ws.sh, "nm -D --undefined-only {probe}").quiet().read()?);
     println!("== {} functions of LLVM become stubs", missing.len());
     let archive = archive(ws, &stubs, &missing)?;
     let argument = format!("-Clink-arg={}", archive.display());
-    let binary = link(ws, &target, &[&argument, "-Cstrip=symbols"])?;
+    let binary = link(ws, &target, &[&argument])?;
     let left = undefined(&cmd!(ws.sh, "nm -D --undefined-only {binary}").quiet().read()?);
     ensure!(left.is_empty(), "still undefined: {left:?}");
+    let linked = libraries(&cmd!(ws.sh, "readelf -d {binary}").quiet().read()?);
+    println!("== linked with {}", linked.join(", "));
+    let foreign: Vec<&String> = linked.iter().filter(|name| !is_of_c(name)).collect();
+    ensure!(foreign.is_empty(), "linked with {foreign:?}, which another machine may not have");
 
     let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(folder.join("cuda/include"))?;
+    std::fs::create_dir_all(&folder)?;
     std::fs::copy(&binary, folder.join("trike-gpu-test")).context("cannot copy the binary")?;
     let script = folder.join("run.sh");
     std::fs::write(&script, SCRIPT)?;
     cmd!(ws.sh, "chmod +x {script}").quiet().run()?;
-    headers(&compilers(ws)?, &folder.join("cuda/include"))?;
+    headers(ws, &compilers(ws)?, &target, &folder)?;
     let size = size_of(&folder)?;
     println!("{}: {:.1} MB", folder.display(), size as f64 / 1e6);
     ensure!(size <= LIMIT, "the bundle is {size} bytes, at most {LIMIT} are allowed");
@@ -71,22 +75,37 @@ fn link(ws: &Workspace, target: &Path, arguments: &[&str]) -> Result<PathBuf> {
     ];
     let _environment: Vec<_> = environment.iter().map(|(name, value)| ws.sh.push_env(name, value)).collect();
     let package = ["-p", "trike-gpu-test", "--bin", "trike-gpu-test"];
-    let features = ["--features", "trike-cube/vulkan,trike-cube/cuda"];
+    let features = ["--features", "trike-cube/vulkan,trike-cube/cuda,rivals"];
+    // Without the relocations of a binary that loads anywhere, which are a fifth of it.
+    let small = ["-Crelocation-model=static", "-Cstrip=symbols"];
     // Only its types are used, and its kernels take minutes to compile.
     let config = ["--config", "profile.release.package.trike-cpu.opt-level=1"];
     cmd!(
         ws.sh,
-        "cargo rustc --quiet --locked --release {config...} {package...} {features...} -- {arguments...}"
+        "cargo rustc --quiet --locked --release {config...} {package...} {features...} -- {small...} {arguments...}"
     )
     .run()?;
     Ok(target.join("release/trike-gpu-test"))
 }
 
-/// The functions of LLVM among undefined dynamic symbols.
+/// The functions of LLVM, and of CubeCL's own C++ around it, among undefined dynamic symbols.
 fn undefined(listing: &str) -> BTreeSet<String> {
-    let names = listing.lines().filter_map(|line| line.split_whitespace().last());
+    let names = listing.lines().filter_map(|line| line.trim_start().strip_prefix("U "));
     // Symbols with a version are those of the C library.
-    names.filter(|name| !name.contains('@') && name.contains("LLVM")).map(str::to_owned).collect()
+    let of_llvm = |name: &&str| name.starts_with("LLVM") || name.starts_with("cubecl_");
+    names.filter(|name| !name.contains('@')).filter(of_llvm).map(str::to_owned).collect()
+}
+
+/// The shared libraries that a binary asks the loader for, from what `readelf -d` says.
+fn libraries(listing: &str) -> Vec<String> {
+    let names = listing.lines().filter(|line| line.contains("(NEEDED)"));
+    names.filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_owned())).collect()
+}
+
+/// Whether a library belongs to the C compiler and its library, which every machine has.
+fn is_of_c(name: &str) -> bool {
+    let known = ["libc.so", "libm.so", "libgcc_s.so", "libdl.so", "libpthread.so", "librt.so", "ld-linux"];
+    known.iter().any(|start| name.starts_with(start))
 }
 
 /// An archive of functions that abort.
@@ -112,13 +131,18 @@ fn stubs(names: &BTreeSet<String>) -> String {
     text
 }
 
-fn headers(nvidia: &Path, to: &Path) -> Result<()> {
+/// Packs the headers, which compressed are a tenth of their size; the script unpacks them.
+fn headers(ws: &Workspace, nvidia: &Path, target: &Path, folder: &Path) -> Result<()> {
+    let include = target.join("cuda/include");
+    let _ = std::fs::remove_dir_all(&include);
     for (package, parts) in HEADERS {
         for part in *parts {
             // The barrier's headers are looked for in `include` and in `include/cccl`; the first is enough.
-            copy_tree(&nvidia.join(package).join(part), &to.join(part))?;
+            copy_tree(&nvidia.join(package).join(part), &include.join(part))?;
         }
     }
+    let archive = folder.join("cuda.tar.gz");
+    cmd!(ws.sh, "tar -czf {archive} -C {target} cuda").quiet().run()?;
     Ok(())
 }
 
@@ -153,10 +177,22 @@ mod tests {
     #[test]
     fn only_functions_of_llvm_become_stubs() {
         let listing = "                 U LLVMAddFunction\n                 U abort@GLIBC_2.2.5\n\
-                       \x20                w __gmon_start__\n                 U LLVMContextCreate\n";
+                       \x20                w __gmon_start__\n                 U LLVMContextCreate\n\
+                       \x20                U cubecl_free_message\n                 U cuInit\n";
         let names = undefined(listing);
-        assert_eq!(names.iter().collect::<Vec<_>>(), ["LLVMAddFunction", "LLVMContextCreate"]);
+        let expected = ["LLVMAddFunction", "LLVMContextCreate", "cubecl_free_message"];
+        assert_eq!(names.iter().collect::<Vec<_>>(), expected);
         let source = stubs(&names);
         assert!(source.contains("void LLVMContextCreate(void) { abort(); }"), "{source}");
+    }
+
+    #[test]
+    fn only_libraries_of_c_are_asked_for() {
+        let listing = " 0x0000000000000001 (NEEDED)             Shared library: [libgcc_s.so.1]\n\
+                       \x200x0000000000000001 (NEEDED)             Shared library: [libcuda.so.1]\n\
+                       \x200x000000000000000c (INIT)               0x1000\n";
+        let found = libraries(listing);
+        assert_eq!(found, ["libgcc_s.so.1", "libcuda.so.1"]);
+        assert!(is_of_c(&found[0]) && !is_of_c(&found[1]));
     }
 }

@@ -7,9 +7,10 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/records}
 mkdir -p "$out"
 
-# NVRTC: where the loader looks, in a toolkit, or among Python packages.
+# NVRTC: where the loader looks, in a toolkit, or among Python packages; a large disk is not searched for ever.
 if ! ldconfig -p 2>/dev/null | grep -q 'libnvrtc\.so'; then
-    lib=$(find /usr/local/cuda*/lib64 /opt /usr/lib /usr/local/lib /root /home -name 'libnvrtc.so.1[23]' 2>/dev/null | head -n 1)
+    lib=$(timeout 30 find /usr/local/cuda*/lib64 /usr/lib /usr/local/lib /opt /root /home -xdev \
+        -name 'libnvrtc.so.1[23]' -print -quit 2>/dev/null)
     if [ -n "$lib" ]; then
         LD_LIBRARY_PATH=$(dirname "$lib")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
         export LD_LIBRARY_PATH
@@ -17,9 +18,10 @@ if ! ldconfig -p 2>/dev/null | grep -q 'libnvrtc\.so'; then
         echo "NVRTC was not found: CUDA will fail, Vulkan does not need it." >&2
     fi
 fi
-# Headers: a toolkit's, or those of the bundle.
+# Headers: a toolkit's, or those of the bundle, unpacked the first time.
 if [ -z "${CUDA_PATH:-}" ]; then
     if [ -f /usr/local/cuda/include/cuda_fp16.h ]; then CUDA_PATH=/usr/local/cuda; else CUDA_PATH=$here/cuda; fi
+    [ -d "$CUDA_PATH/include" ] || tar -xzf "$here/cuda.tar.gz" -C "$here"
     export CUDA_PATH
 fi
 

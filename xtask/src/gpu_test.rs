@@ -1,4 +1,4 @@
-//! The kernels of `trike-cube`, compiled for every target and run on every device found.
+//! The kernels of `trike-cube`, compiled for every target, emulated, and run on every device found.
 //!
 //! NVIDIA's compilers come from PyPI into `target/gpu-venv`: no GPU, driver or toolkit is needed to see machine code.
 
@@ -20,12 +20,12 @@ const WHEELS: &[&str] = &[
     "nvidia-cuda-cccl-cu12==12.9.27",
 ];
 
-/// What to do; by default everything.
+/// What to do; by default every phase.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// One phase only: compile or run.
-    #[arg(long, value_parser = ["compile", "run"])]
-    phase: Option<String>,
+    /// Some phases only, separated by commas: compile, emulate, run.
+    #[arg(long = "phase", value_delimiter = ',', value_parser = ["compile", "emulate", "run"])]
+    phases: Vec<String>,
     /// Runtimes of the run phase, separated by commas; those of other names than wgpu are built in for the occasion.
     #[arg(long)]
     runtime: Option<String>,
@@ -40,10 +40,11 @@ pub(crate) struct Options {
     quick: bool,
 }
 
-/// The step of `ci`: the second phase, and a device is required there. The first takes over four minutes even where it is quick,
-/// and is a command of its own until it takes less.
+/// The step of `ci`: the phases that compute, and a device is required there. Compiling takes over four minutes even where it is
+/// quick, and is a command of its own until it takes less.
 pub(crate) fn step(ws: &Workspace) -> Result<String> {
-    let options = Options { quick: true, phase: Some("run".to_owned()), ..Options::default() };
+    let computing = ["emulate", "run"].map(str::to_owned).to_vec();
+    let options = Options { quick: true, phases: computing, ..Options::default() };
     // With the features of the workspace's own tests, so that nothing is compiled twice for them.
     let what = [&["--workspace"], &FEATURES[..], &["--bin", "trike-gpu-test", "--test", "software"]].concat();
     let binary = build(ws, &what, None)?;
@@ -57,7 +58,7 @@ pub(crate) fn run(ws: &Workspace, options: &Options) -> Result<()> {
 }
 
 fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: bool) -> Result<String> {
-    let phase = |name: &str| options.phase.as_deref().is_none_or(|only| only == name);
+    let phase = |name: &str| options.phases.is_empty() || options.phases.iter().any(|one| one == name);
     let mut total = Counts::default();
     let mut green = true;
     let mut times = Vec::new();
@@ -83,6 +84,14 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
         }
         green &= counted(compile, &mut total)?;
         times.push(format!("compile {:.0} s", start.elapsed().as_secs_f64()));
+    }
+    if phase("emulate") {
+        let start = Instant::now();
+        let mut emulate = Command::new(binary);
+        emulate.arg("emulate").arg("--out").arg(ws.root.join("target/gpu-test/emulate"));
+        emulate.args(options.filter.iter().flat_map(|filter| ["--filter", filter]));
+        green &= counted(emulate, &mut total)?;
+        times.push(format!("emulate {:.0} s", start.elapsed().as_secs_f64()));
     }
     if phase("run") {
         let start = Instant::now();

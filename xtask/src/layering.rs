@@ -101,7 +101,7 @@ const HOUSE: &[Room] = &[
         unsafe_allowed: true,
     },
     // One above the roof, because it makes its inputs with the test kit. Unsafe is a method that CubeCL declares so: the launch
-    // of a device that records launches and runs nothing.
+    // of a device that records launches and runs nothing; and one call of a rival.
     Room {
         krate: "trike-gpu-test",
         layer: ROOF + 1,
@@ -116,6 +116,9 @@ const HOUSE: &[Room] = &[
             "cubecl-server",
             "cubecl-spirv",
             "cubecl-wgpu",
+            "cubek-attention",
+            "cubek-matmul",
+            "cubek-std",
             "cudarc",
             "half",
             "serde_json",

@@ -1,4 +1,4 @@
-//! `trike-gpu-test compile`, `run` and `bench`: one binary for `cargo xtask gpu-test` and for the bundle.
+//! `trike-gpu-test compile`, `run`, `emulate` and `bench`: one binary for `cargo xtask gpu-test` and for the bundle.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test tool reports on both")]
 
@@ -7,7 +7,7 @@ use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use trike_cube::Runtime;
-use trike_gpu_test::{Tally, bench, run};
+use trike_gpu_test::{Tally, bench, emulate, run};
 
 /// Compiles Trike's GPU kernels for every target without a GPU, runs them on every device found, and times them.
 #[derive(Parser)]
@@ -51,6 +51,15 @@ enum Command {
         /// Fail when there is no device at all.
         #[arg(long)]
         device_required: bool,
+    },
+    /// Compile kernels for CUDA with the host's g++, run them on emulated threads, and compare with the CPU; needs no GPU.
+    Emulate {
+        /// Only cases whose name contains this, of every suite; by default those with matrix instructions.
+        #[arg(long)]
+        filter: Option<String>,
+        /// Where sources and programs go; emptied first.
+        #[arg(long, default_value = "target/gpu-test/emulate")]
+        out: PathBuf,
     },
     /// Time the operations on one device, as lines of JSON: a record.
     Bench(bench::Options),
@@ -98,6 +107,11 @@ fn execute(command: Command) -> Result<()> {
             let options = run::Options { runtimes, filter, device_required };
             let tally = run::run(&options, |line| println!("{line}"));
             finish(&tally, false)
+        }
+        Command::Emulate { filter, out } => {
+            let options = emulate::Options { filter, out };
+            let tally = emulate::run(&options, |line| println!("{line}"))?;
+            finish(&tally, true)
         }
         Command::Bench(options) => bench::run(&options, |line| println!("{line}")),
         Command::Report { records, chapter } => {

@@ -5,13 +5,14 @@
 //! most is measured in the same run, by kernels that only copy or only multiply.
 //!
 //! The first line says where and how, the last one how many figures there are: a record without it is of a run that did not
-//! end. A problem that fails is a line too, and the others go on.
+//! end. A problem that fails is a line too, and the others go on. Rivals come after Trike's own figures, in the same run.
 
 mod catalogue;
 mod models;
 mod operands;
 pub mod predict;
 pub mod report;
+mod rivals;
 mod timer;
 
 pub use catalogue::{Attention, Catalogue, Model, Product, Weights, Zeros};
@@ -86,11 +87,18 @@ struct Record<'a> {
     ceilings: Ceilings,
     figures: usize,
     failures: usize,
+    not_run: usize,
 }
 
 impl Record<'_> {
     fn line(&mut self, value: &Value) {
         (self.say)(&value.to_string());
+    }
+
+    /// Why a rival has no figure, of one problem or of all.
+    fn not_run(&mut self, rival: &str, problem: Option<&str>, reason: &str) {
+        self.not_run += 1;
+        self.line(&json!({ "problem": problem, "kernel": rival, "not_run": reason }));
     }
 
     /// A figure, or why there is none.
@@ -141,7 +149,8 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<()> {
     }
     let capabilities = device.capabilities();
     let timer = Timer::new(&device, options.windows, options.window_ms);
-    let mut record = Record { say: &mut say, ceilings: Ceilings::default(), figures: 0, failures: 0 };
+    let ceilings = Ceilings::default();
+    let mut record = Record { say: &mut say, ceilings, figures: 0, failures: 0, not_run: 0 };
     record.line(&json!({
         "schema": SCHEMA,
         "date": now(),
@@ -157,7 +166,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<()> {
         "rotate_mib": options.rotate_mib,
         "full": options.filter.is_none() && !options.tiny,
     }));
-    ceilings(&timer, options, &mut record);
+    measure_ceilings(&timer, options, &mut record);
     let catalogue = options.catalogue();
     products(&timer, options, &catalogue, &mut record);
     for attention in catalogue.attention.iter().filter(|a| options.wants(&a.name())) {
@@ -169,8 +178,9 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<()> {
             models::model(&device, model, options.windows, &mut record);
         }
     }
-    let Record { figures, failures, .. } = record;
-    record.line(&json!({ "end": true, "figures": figures, "failures": failures }));
+    rivals::all(&timer, options, &catalogue, &mut record);
+    let Record { figures, failures, not_run, .. } = record;
+    record.line(&json!({ "end": true, "figures": figures, "failures": failures, "not_run": not_run }));
     if failures > 0 {
         bail!("{failures} problems failed, {figures} were timed");
     }
@@ -200,7 +210,7 @@ fn products(timer: &Timer<'_>, options: &Options, catalogue: &Catalogue, record:
 }
 
 /// What the device can do at most. Always measured: every share needs it.
-fn ceilings(timer: &Timer<'_>, options: &Options, record: &mut Record<'_>) {
+fn measure_ceilings(timer: &Timer<'_>, options: &Options, record: &mut Record<'_>) {
     let device = timer.device();
     let copy = || -> Result<(Sample, Cost, String)> {
         // A half is read, the other written.

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use super::catalogue::{Catalogue, Product, Zeros};
+use super::rivals::{CUBEK, CUBLAS};
 use super::{SCHEMA, predict};
 
 /// Where the generated part of the chapter begins and ends.
@@ -20,6 +21,8 @@ pub struct Record {
     head: Value,
     /// Figures by problem and kernel.
     figures: BTreeMap<(String, String), Value>,
+    /// Rivals that did not run at all, with the reason.
+    absent: BTreeMap<String, String>,
     is_complete: bool,
 }
 
@@ -32,7 +35,7 @@ impl Record {
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
         let head: Value = serde_json::from_str(lines.next().context("the record is empty")?)?;
         ensure!(head["schema"] == SCHEMA, "schema {}, expected {SCHEMA}", head["schema"]);
-        let mut record = Self { head, figures: BTreeMap::new(), is_complete: false };
+        let mut record = Self { head, figures: BTreeMap::new(), absent: BTreeMap::new(), is_complete: false };
         for line in lines {
             let figure: Value = serde_json::from_str(line)?;
             if figure["end"] == true {
@@ -40,6 +43,10 @@ impl Record {
                 continue;
             }
             let name = |key: &str| figure[key].as_str().map(str::to_owned);
+            if let (None, Some(rival), Some(reason)) = (name("problem"), name("kernel"), name("not_run")) {
+                record.absent.insert(rival, reason);
+                continue;
+            }
             let (Some(problem), Some(kernel)) = (name("problem"), name("kernel")) else {
                 bail!("a figure without problem or kernel: {line}");
             };
@@ -172,9 +179,6 @@ const BARS: &[Bar] = &[
     },
 ];
 
-/// The rival that bars are multiples of.
-const CUBLAS: &str = "cuBLAS f16";
-
 impl Bar {
     fn measured(&self, record: &Record) -> Option<f64> {
         let best = |values: &mut dyn Iterator<Item = f64>| values.reduce(f64::max);
@@ -258,6 +262,38 @@ pub fn tables(record: Option<(&str, &Record)>) -> String {
             share("share_of_arithmetic"),
         );
     }
+    text + &rivals(record, &catalogue)
+}
+
+/// Trike beside the rivals: the time of the best of its kernels, and theirs.
+fn rivals(record: Option<&Record>, catalogue: &Catalogue) -> String {
+    let mut text =
+        "\n| problem | trike, us | cuBLAS f16, us | cubek f16, us | over the best of them |\n".to_owned();
+    text += "|---|---|---|---|---|\n";
+    let products = catalogue.products.iter().filter(|(product, _)| product.zeros == Zeros::Usual);
+    let products = products.map(|(product, _)| product.name());
+    let prompts = catalogue.attention.iter().filter(|a| a.tokens > 1).map(super::Attention::name);
+    let mut problems: Vec<String> = Vec::new();
+    for problem in products.chain(prompts) {
+        if is_shown(&problem, "") && !problems.contains(&problem) {
+            problems.push(problem);
+        }
+    }
+    for problem in problems {
+        let of = |kernel: &str| record.and_then(|r| r.seconds(&problem, kernel));
+        let best = |kernels: &[&str]| kernels.iter().filter_map(|k| of(k)).reduce(f64::min);
+        let show = |seconds: Option<f64>| seconds.map_or(MISSING.to_owned(), |s| format!("{:.1}", 1e6 * s));
+        let own = best(&[TWO_BITS[0], TWO_BITS[1], TRIKE[0]]);
+        let over = own
+            .zip(best(&[CUBLAS, CUBEK]))
+            .map_or(String::new(), |(own, theirs)| format!("{:.1}x", theirs / own));
+        // cuBLAS has no attention.
+        let cublas = if problem.starts_with("attention") { String::new() } else { show(of(CUBLAS)) };
+        let _ = writeln!(text, "| {problem} | {} | {cublas} | {} | {over} |", show(own), show(of(CUBEK)));
+    }
+    for (rival, reason) in record.iter().flat_map(|record| &record.absent) {
+        let _ = writeln!(text, "\n{rival} did not run: {reason}.");
+    }
     text
 }
 
@@ -308,7 +344,8 @@ mod tests {
             HEAD.to_owned(),
             figure("4096x14336 m=1", "two bits, group128 scales", 5.0),
             figure("4096x14336 m=1", CUBLAS, 28.0),
-            r#"{"end":true,"figures":2,"failures":0}"#.to_owned(),
+            r#"{"problem":null,"kernel":"cubek f16","not_run":"no f16"}"#.to_owned(),
+            r#"{"end":true,"figures":2,"failures":0,"not_run":1}"#.to_owned(),
         ];
         let record = Record::parse(&lines.join("\n")).unwrap();
         assert!(record.counts());
@@ -317,6 +354,8 @@ mod tests {
             some.contains("| 4096x14336, one token, over cuBLAS f16 | 5.0x |") && some.contains("| 5.6x |")
         );
         assert!(some.contains("| 5.0 | 75 % |") && some.contains(MISSING), "{some}");
+        assert!(some.contains("| 4096x14336 m=1 | 5.0 | 28.0 | not measured yet | 5.6x |"), "{some}");
+        assert!(some.contains("cubek f16 did not run: no f16."), "{some}");
     }
 
     #[test]

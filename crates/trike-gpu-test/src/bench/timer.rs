@@ -44,31 +44,23 @@ impl<'a> Timer<'a> {
     pub(super) fn median(&self, launch: impl Fn(usize) -> trike_cube::Result<()> + Sync) -> Result<Sample> {
         launch(0)?;
         self.device.sync()?;
-        let (windows, launches) = self.windows_of(|launches| self.timed(launches, 0, &launch))?;
-        let mut seconds = Vec::with_capacity(windows);
-        for window in 0..windows {
-            let time = self.timed(launches, window * launches, &launch)?;
+        self.median_by(|launches, first| {
+            Ok(self.device.timed(|| (first..first + launches).try_for_each(&launch))?)
+        })
+    }
+
+    /// The same by any clock: `time` launches so often, counting from its second argument, and says how long that took.
+    pub(super) fn median_by(&self, mut time: impl FnMut(usize, usize) -> Result<Duration>) -> Result<Sample> {
+        const FEW: usize = 4;
+        // Enough launches that the ends of a window do not count, judged by a short one.
+        let one = (time(FEW, 0)? / FEW as u32).max(Duration::from_nanos(100));
+        let launches = (self.window.as_nanos() / one.as_nanos()).clamp(2, 4096) as usize;
+        let mut seconds = Vec::with_capacity(self.windows);
+        for window in 0..self.windows {
+            let time = time(launches, window * launches)?;
             seconds.push(time.as_secs_f64() / launches as f64);
         }
         Ok(Sample::of(seconds))
-    }
-
-    /// Windows, and launches in each: enough that the ends of a window do not count, judged by a short one.
-    fn windows_of(&self, mut time: impl FnMut(usize) -> Result<Duration>) -> Result<(usize, usize)> {
-        const FEW: usize = 4;
-        let one = (time(FEW)? / FEW as u32).max(Duration::from_nanos(100));
-        let launches = (self.window.as_nanos() / one.as_nanos()).clamp(2, 4096) as usize;
-        Ok((self.windows, launches))
-    }
-
-    /// The time of `launches` launches.
-    fn timed(
-        &self,
-        launches: usize,
-        first: usize,
-        launch: &(impl Fn(usize) -> trike_cube::Result<()> + Sync),
-    ) -> Result<Duration> {
-        Ok(self.device.timed(|| (first..first + launches).try_for_each(launch))?)
     }
 }
 

@@ -1,0 +1,347 @@
+// A CUDA device of one thread: runs one launch of one kernel, whose threads take turns on stacks of their own.
+//
+//     kernel IN OUT
+//
+// IN holds little-endian words (buffers, arguments, bytes of the by-value argument, cubes x y z, threads x y z, bytes of shared
+// memory), the size of each buffer, the buffer of each argument, the by-value argument, and the buffers. OUT gets the buffers.
+//
+// The launch is run three times, with the threads in rising, falling and random order, and must leave the same bytes: a
+// barrier that is missing shows there. Buffers and shared memory lie between poisoned regions, shared memory starts as rubbish,
+// and barriers, shuffles and matrix instructions must be reached by all threads of their cube or warp from the same line.
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sanitizer/asan_interface.h>
+#include <sys/mman.h>
+#include <vector>
+
+#include "runtime.h"
+
+#ifndef __x86_64__
+#error "threads change stacks by instructions of x86-64"
+#endif
+
+extern "C" void emu_entry(char **buffers, const void *info);
+extern const int emu_arguments;
+extern const unsigned emu_info_bytes;
+
+emu_thread *emu_current;
+emu_dim blockIdx, gridDim, blockDim;
+char *emu_shared;
+
+enum { READY, WAITS_FOR_WARP, WAITS_FOR_CUBE, DONE };
+
+// What the lanes of a warp bring to an instruction that they execute together, and what they take away.
+struct warp {
+    int arrived = 0, line = 0;
+    unsigned a[32][4], b[32][2], c[32][4], value[32], result[32];
+    int from[32];
+    float f[32][4];
+};
+
+static const size_t STACK = 2u << 20, GUARD = 1u << 20;
+static std::vector<emu_thread> threads;
+static std::vector<char *> stacks;
+static std::vector<warp> warps;
+static int total, waiting, barrier_line, done;
+static void *main_stack;
+static char **arguments;
+static const void *info_argument;
+
+[[noreturn]] static void fail(const char *what) {
+    int thread = emu_current ? emu_current->index : -1;
+    fprintf(stderr, "%s (cube %u %u %u, thread %d)\n", what, blockIdx.x, blockIdx.y, blockIdx.z, thread);
+    exit(3);
+}
+
+// Saves the registers that calls keep, changes stacks, and returns where the other stack was left.
+extern "C" void emu_switch(void **save, void *load);
+asm(R"(
+.globl emu_switch
+emu_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+)");
+
+static void yield() { emu_switch(&emu_current->stack, main_stack); }
+
+static void body() {
+    emu_entry(arguments, info_argument);
+    emu_current->state = DONE;
+    done++;
+    if (waiting) fail("a thread ended while others wait at a barrier");
+    yield();
+    abort();
+}
+
+void emu_barrier(int line) {
+    if (done) fail("a barrier after the end of a thread");
+    if (waiting == 0) barrier_line = line;
+    else if (barrier_line != line) fail("threads at different barriers");
+    if (++waiting == total) {
+        waiting = 0;
+        for (auto &thread : threads) thread.state = READY;
+        return;
+    }
+    emu_current->state = WAITS_FOR_CUBE;
+    yield();
+}
+
+// The last lane that arrives executes for all.
+template <class F> static void together(int line, F execute) {
+    int first = emu_current->index / 32 * 32;
+    warp &w = warps[first / 32];
+    if (w.arrived == 0) w.line = line;
+    else if (w.line != line) fail("lanes at different instructions of a warp");
+    if (++w.arrived == 32) {
+        w.arrived = 0;
+        execute(w);
+        for (int lane = 0; lane < 32; lane++) threads[first + lane].state = READY;
+        return;
+    }
+    emu_current->state = WAITS_FOR_WARP;
+    yield();
+}
+
+// PTX ISA, "Matrix fragments for mma.m16n8k32" with bytes. Of lane 4 g + t: number i of A lies in row g (8 further for i in 4..8
+// and 12..16) and column 4 t + i % 4 (16 further from 8 on), of B in row 4 t + i % 4 (16 further from 4 on) and column g, of C
+// and D in row g (8 further from 2 on) and column 2 t + i % 2.
+void emu_mma_s8(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned a0, unsigned a1, unsigned a2,
+                unsigned a3, unsigned b0, unsigned b1, unsigned c0, unsigned c1, unsigned c2, unsigned c3) {
+    warp &mine = warps[emu_current->index / 32];
+    int lane = emu_current->index % 32;
+    unsigned a[4] = {a0, a1, a2, a3}, c[4] = {c0, c1, c2, c3};
+    memcpy(mine.a[lane], a, sizeof a);
+    memcpy(mine.c[lane], c, sizeof c);
+    mine.b[lane][0] = b0;
+    mine.b[lane][1] = b1;
+    together(line, [](warp &w) {
+        static signed char A[16][32], B[32][8];
+        for (int l = 0; l < 32; l++) {
+            int g = l / 4, t = l % 4;
+            for (int i = 0; i < 16; i++) {
+                int row = i / 4 % 2 ? g + 8 : g, column = t * 4 + i % 4 + (i >= 8 ? 16 : 0);
+                A[row][column] = (signed char)(w.a[l][i / 4] >> 8 * (i % 4));
+            }
+            for (int i = 0; i < 8; i++) B[t * 4 + i % 4 + (i >= 4 ? 16 : 0)][g] = (signed char)(w.b[l][i / 4] >> 8 * (i % 4));
+        }
+        for (int l = 0; l < 32; l++) {
+            int g = l / 4, t = l % 4;
+            for (int i = 0; i < 4; i++) {
+                int row = i >= 2 ? g + 8 : g, column = 2 * t + i % 2;
+                int64_t sum = (int32_t)w.c[l][i];
+                for (int k = 0; k < 32; k++) sum += (int)A[row][k] * (int)B[k][column];
+                if (sum != (int32_t)sum) fail("a sum of mma leaves 32 bits");
+                w.c[l][i] = (uint32_t)(int32_t)sum;
+            }
+        }
+    });
+    d0 = mine.c[lane][0];
+    d1 = mine.c[lane][1];
+    d2 = mine.c[lane][2];
+    d3 = mine.c[lane][3];
+}
+
+static float half_of(unsigned word, int which) {
+    unsigned short bits = which ? word >> 16 : word & 0xffff;
+    __half value;
+    memcpy(&value, &bits, 2);
+    return (float)value;
+}
+
+// PTX ISA, "Matrix fragments for mma.m16n8k16" with halves: a row of eight is spread over the four lanes of a group, two to a
+// word; the words of A are the upper left, lower left, upper right and lower right quarter.
+void emu_mma_f16(int line, float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                 unsigned b0, unsigned b1, float c0, float c1, float c2, float c3) {
+    warp &mine = warps[emu_current->index / 32];
+    int lane = emu_current->index % 32;
+    unsigned a[4] = {a0, a1, a2, a3};
+    float c[4] = {c0, c1, c2, c3};
+    memcpy(mine.a[lane], a, sizeof a);
+    memcpy(mine.f[lane], c, sizeof c);
+    mine.b[lane][0] = b0;
+    mine.b[lane][1] = b1;
+    together(line, [](warp &w) {
+        for (int l = 0; l < 32; l++) {
+            int g = l / 4, t = l % 4;
+            for (int i = 0; i < 4; i++) {
+                int row = g + 8 * (i / 2), column = 2 * t + i % 2;
+                float sum = 0;
+                for (int k = 0; k < 16; k++) {
+                    float x = half_of(w.a[row % 8 * 4 + k % 8 / 2][row / 8 + 2 * (k / 8)], k % 2);
+                    float y = half_of(w.b[column * 4 + k % 8 / 2][k / 8], k % 2);
+                    sum += x * y;
+                }
+                w.f[l][i] += sum;
+            }
+        }
+    });
+    d0 = mine.f[lane][0];
+    d1 = mine.f[lane][1];
+    d2 = mine.f[lane][2];
+    d3 = mine.f[lane][3];
+}
+
+unsigned emu_shuffle(int line, unsigned value, int kind, unsigned argument) {
+    warp &mine = warps[emu_current->index / 32];
+    int lane = emu_current->index % 32, from = lane;
+    if (kind == EMU_XOR) from = lane ^ (int)argument;
+    if (kind == EMU_INDEX) from = (int)(argument % 32);
+    if (kind == EMU_UP) from = lane - (int)argument;
+    if (kind == EMU_DOWN) from = lane + (int)argument;
+    mine.value[lane] = value;
+    mine.from[lane] = from < 0 || from > 31 ? lane : from;
+    together(line, [](warp &w) {
+        for (int l = 0; l < 32; l++) w.result[l] = w.value[w.from[l]];
+    });
+    return mine.result[lane];
+}
+
+unsigned emu_ballot(int line, bool predicate) {
+    warp &mine = warps[emu_current->index / 32];
+    int lane = emu_current->index % 32;
+    mine.value[lane] = predicate;
+    together(line, [](warp &w) {
+        unsigned mask = 0;
+        for (int l = 0; l < 32; l++) mask |= w.value[l] << l;
+        for (auto &result : w.result) result = mask;
+    });
+    return mine.result[lane];
+}
+
+static char *guarded(size_t size) {
+    size_t end = GUARD + size, length = GUARD + (size + 255) / 256 * 256 + GUARD;
+    char *whole = (char *)aligned_alloc(256, length);
+    if (!whole) fail("no memory");
+    memset(whole, 0x7b, length);
+    __asan_poison_memory_region(whole, GUARD);
+    __asan_poison_memory_region(whole + end, length - end);
+    return whole + GUARD;
+}
+
+static void resume(emu_thread &thread) {
+    emu_current = &thread;
+    emu_switch(&main_stack, thread.stack);
+}
+
+static void run_cube(int order) {
+    for (int i = 0; i < total; i++) {
+        unsigned x = blockDim.x, y = blockDim.y;
+        void **top = (void **)(stacks[i] + STACK - 64);
+        *--top = nullptr;
+        *--top = (void *)body;
+        for (int k = 0; k < 6; k++) *--top = nullptr;
+        threads[i] = {top, {i % x, i / x % y, i / (x * y)}, i, READY};
+    }
+    done = waiting = 0;
+    for (auto &w : warps) w.arrived = 0;
+    int count = (int)warps.size();
+    while (done < total) {
+        bool any = false;
+        if (order == 2) {
+            int start = rand() % total;
+            for (int k = 0; k < total; k++) {
+                emu_thread &thread = threads[(start + k) % total];
+                if (thread.state != READY) continue;
+                any = true;
+                resume(thread);
+                if (rand() % 8 == 0) break;
+            }
+        } else {
+            for (int k = 0; k < count; k++) {
+                int first = 32 * (order ? count - 1 - k : k);
+                // A warp goes on until all of its lanes wait for others.
+                for (bool more = true; more;) {
+                    more = false;
+                    for (int lane = 0; lane < 32; lane++) {
+                        int i = first + (order ? 31 - lane : lane);
+                        if (i >= total || threads[i].state != READY) continue;
+                        more = any = true;
+                        resume(threads[i]);
+                    }
+                }
+            }
+        }
+        if (!any) fail("nobody can go on: lanes of a warp are missing at an instruction");
+    }
+    emu_current = nullptr;
+}
+
+int main(int count, char **names) {
+    FILE *in = count == 3 ? fopen(names[1], "rb") : nullptr;
+    if (!in) fail("expected a readable input and the name of an output");
+    auto bytes = [&](void *to, size_t size) {
+        if (size && fread(to, 1, size, in) != size) fail("the input is too short");
+    };
+    auto word = [&] {
+        uint32_t value;
+        bytes(&value, 4);
+        return value;
+    };
+    unsigned buffers = word(), given = word(), info_bytes = word();
+    gridDim = {word(), word(), word()};
+    blockDim = {word(), word(), word()};
+    unsigned shared = word();
+    if ((int)given != emu_arguments) fail("another number of buffers than the kernel takes");
+    if (info_bytes < emu_info_bytes) fail("fewer bytes by value than the kernel takes");
+    std::vector<unsigned> sizes(buffers), of(given);
+    for (auto &size : sizes) size = word();
+    for (auto &buffer : of) buffer = word();
+    std::vector<uint64_t> info(info_bytes / 8 + 32);
+    bytes(info.data(), info_bytes);
+    std::vector<std::vector<char>> before(buffers), first(buffers);
+    std::vector<char *> at(buffers), passed(given);
+    for (unsigned i = 0; i < buffers; i++) {
+        before[i].resize(sizes[i]);
+        bytes(before[i].data(), sizes[i]);
+        at[i] = guarded(sizes[i]);
+    }
+    fclose(in);
+    for (unsigned i = 0; i < given; i++) passed[i] = at[of[i]];
+    arguments = passed.data();
+    info_argument = info.data();
+    total = (int)(blockDim.x * blockDim.y * blockDim.z);
+    threads.resize(total);
+    warps.resize((total + 31) / 32);
+    for (int i = 0; i < total; i++) {
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        char *stack = (char *)mmap(nullptr, STACK, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (stack == MAP_FAILED) fail("no memory for stacks");
+        mprotect(stack, 4096, PROT_NONE);
+        stacks.push_back(stack);
+    }
+    emu_shared = guarded(shared);
+    unsigned cubes = gridDim.x * gridDim.y * gridDim.z;
+    for (int order = 0; order < 3; order++) {
+        for (unsigned i = 0; i < buffers; i++) memcpy(at[i], before[i].data(), sizes[i]);
+        for (unsigned k = 0; k < cubes; k++) {
+            unsigned cube = order == 1 ? cubes - 1 - k : k;
+            blockIdx = {cube % gridDim.x, cube / gridDim.x % gridDim.y, cube / (gridDim.x * gridDim.y)};
+            memset(emu_shared, order == 1 ? 0x5a : 0xff, shared);
+            run_cube(order);
+        }
+        for (unsigned i = 0; i < buffers; i++) {
+            if (order == 0) first[i].assign(at[i], at[i] + sizes[i]);
+            else if (memcmp(first[i].data(), at[i], sizes[i])) fail("the result depends on the order of the threads");
+        }
+    }
+    FILE *out = fopen(names[2], "wb");
+    if (!out) fail("cannot write the output");
+    for (auto &buffer : first) fwrite(buffer.data(), 1, buffer.size(), out);
+    return fclose(out) ? 9 : 0;
+}

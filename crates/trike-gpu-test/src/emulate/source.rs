@@ -1,0 +1,168 @@
+//! From CUDA C++ as CubeCL generates it to C++ that the host's compiler takes.
+//!
+//! The text is kept; only what g++ cannot know is replaced: the headers, the declaration of shared memory, and inline PTX.
+
+use anyhow::{Context, Result, anyhow, bail};
+use cubecl::{Compiler, define_kernel};
+use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures};
+use cubecl_cpp::target::Cuda;
+use cubecl_runtime::kernel::CubeKernel;
+use std::fmt::Write as _;
+
+/// A kernel as text for g++.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Source {
+    /// C++ that includes `runtime.h`.
+    pub(super) text: String,
+    /// Shared memory that a launch asks for, in bytes.
+    pub(super) shared: usize,
+}
+
+/// Matrix instructions of PTX with the functions that emulate them.
+const INSTRUCTIONS: &[(&str, &str)] = &[
+    ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "emu_mma_s8"),
+    ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "emu_mma_f16"),
+];
+
+/// Generates a kernel as for CUDA 9.0 and makes it compile on the host.
+///
+/// # Errors
+/// What the generator refuses, and instructions that the runtime does not have.
+pub(super) fn generate(kernel: &dyn CubeKernel) -> Result<Source> {
+    let definition = define_kernel(kernel).map_err(|e| anyhow!("{e}"))?;
+    let supports_features = CppSupportedFeatures {
+        grid_constants: true,
+        clusters: true,
+        fast_math: true,
+        fast_tanh: true,
+        elect_sync: true,
+        dp4a: true,
+    };
+    let options = CompilationOptions { warp_size: 32, supports_features, amd_wmma: None };
+    let kernel = CppCompiler::<Cuda>::default().compile(definition, &options).map_err(|e| anyhow!("{e}"))?;
+    Ok(Source { text: for_host(&kernel.source)?, shared: kernel.shared_memory_size })
+}
+
+/// The text for g++, with an entry that passes buffers to the kernel.
+pub(super) fn for_host(source: &str) -> Result<String> {
+    const ENTRY: &str = "extern \"C\" __global__";
+    let body = source.find("template <typename T, size_t N>").context("the source has another beginning")?;
+    let mut text = "#include \"runtime.h\"\n".to_owned();
+    // Names of integers; the other lines before are declarations of NVIDIA's headers.
+    for line in source[..body].lines().filter(|line| line.starts_with("typedef")) {
+        let _ = writeln!(text, "{line}");
+    }
+    let mut entry = None;
+    for line in source[body..].lines().filter(|line| !line.starts_with("#include")) {
+        if let Some(signature) = line.strip_prefix(ENTRY) {
+            entry = Some(call(signature)?);
+        }
+        if let Some((before, rest)) = line.split_once("extern __shared__") {
+            let (_, rest) = rest.split_once("char ").context("shared memory of another type")?;
+            let (name, after) = rest.split_once("[];").context("shared memory of a fixed size")?;
+            let _ = writeln!(text, "{before}char* const {name} = emu_shared;{after}");
+        } else if line.contains("asm") {
+            let _ = writeln!(text, "{}", instruction(line)?);
+        } else {
+            let _ = writeln!(text, "{line}");
+        }
+    }
+    text += &entry.context("the source has no kernel")?;
+    Ok(text)
+}
+
+/// A call of the emulation for a line of inline PTX.
+fn instruction(line: &str) -> Result<String> {
+    let known = INSTRUCTIONS.iter().find(|(name, _)| line.contains(&format!("asm volatile(\"{name}")));
+    let (_, function) = known.with_context(|| format!("an instruction that is not emulated: {line}"))?;
+    let (_, operands) = line.split_once("\" : ").context("inline PTX without operands")?;
+    // Constraints in quotes, each before its operand in parentheses.
+    let mut call = format!("{function}(__LINE__");
+    for operand in operands.split('"').skip(2).step_by(2) {
+        let operand = operand.trim_start().strip_prefix('(').context("an operand without parentheses")?;
+        let (operand, _) = operand.split_once(')').context("an operand without an end")?;
+        let _ = write!(call, ", {operand}");
+    }
+    Ok(call + ");")
+}
+
+/// The entry of the runtime: what follows `__global__` up to the body's brace names the kernel and its parameters.
+fn call(signature: &str) -> Result<String> {
+    let (head, _) = signature.rsplit_once(") {").context("a kernel without a body")?;
+    // `__launch_bounds__(256) name(parameters`.
+    let (_, head) = head.split_once(')').context("a kernel without bounds")?;
+    let (name, parameters) = head.split_once('(').context("a kernel without parameters")?;
+    let mut arguments: Vec<String> = Vec::new();
+    let mut by_value = false;
+    for parameter in parameters.split(", ") {
+        let (kind, _) = parameter.rsplit_once(' ').context("a parameter without a name")?;
+        if kind.contains("__grid_constant__") {
+            by_value = true;
+        } else if by_value {
+            bail!("a buffer after the argument by value: {parameter}");
+        } else {
+            arguments.push(format!("({kind})buffers[{}]", arguments.len()));
+        }
+    }
+    let buffers = arguments.len();
+    if by_value {
+        arguments.push("*(const info_st*)info".to_owned());
+    }
+    let info = if by_value { "sizeof(info_st)" } else { "0" };
+    Ok(format!(
+        "extern \"C\" void emu_entry(char** buffers, const void* info) {{ {}({}); }}\n\
+         extern const int emu_arguments;\nconst int emu_arguments = {buffers};\n\
+         extern const unsigned emu_info_bytes;\nconst unsigned emu_info_bytes = {info};\n",
+        name.trim(),
+        arguments.join(", "),
+    ))
+}
+
+/// A kernel as CubeCL writes them: each thread passes a number to its neighbour through shared memory.
+#[cfg(test)]
+pub(super) const NEIGHBOUR: &str = "\
+typedef unsigned int uint32_t;
+#define X
+template <typename T, size_t N>
+struct array { T data[N]; };
+#include <cuda_fp16.h>
+struct info_st {
+uint32_t static_meta[1];
+};
+extern \"C\" __global__ void __launch_bounds__(64)  neighbour(uint32_t const* const __restrict__ v1, \
+uint32_t * const __restrict__ v2, __grid_constant__ info_st const v3) {
+extern __shared__ __align__(16) char v4[];uint32_t const v5 = threadIdx.x;
+uint32_t * const v6 = (uint32_t*)v4;
+v6[v5] = v1[v5];
+__syncthreads();
+v2[v5] = v6[(v5 + 1) % v3.static_meta[0]];
+}
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shared_memory_headers_and_the_entry_are_replaced() {
+        let text = for_host(NEIGHBOUR).unwrap();
+        assert!(
+            text.starts_with("#include \"runtime.h\"\ntypedef unsigned int uint32_t;\ntemplate"),
+            "{text}"
+        );
+        assert!(text.contains("\nchar* const v4 = emu_shared;uint32_t const v5 = threadIdx.x;\n"), "{text}");
+        let call = "neighbour((uint32_t const* const __restrict__)buffers[0], (uint32_t * const __restrict__)buffers[1], \
+                    *(const info_st*)info);";
+        assert!(text.contains(call) && text.contains("emu_arguments = 2;"), "{text}");
+        assert!(!text.contains("cuda_fp16"), "{text}");
+        assert!(for_host("int main() {}").is_err());
+    }
+
+    #[test]
+    fn matrix_instructions_become_calls_and_others_are_refused() {
+        let mma = "asm volatile(\"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0}, {%1}, {%2}, {%3};\" : \"=r\"(d0) : \"r\"(a0), \"r\"(b0), \"r\"(c[1]));";
+        assert_eq!(instruction(mma).unwrap(), "emu_mma_s8(__LINE__, d0, a0, b0, c[1]);");
+        let other = instruction("asm volatile(\"lop3.b32 %0, %1;\" : \"=r\"(d) : \"r\"(a));").unwrap_err();
+        assert!(other.to_string().contains("not emulated"), "{other}");
+    }
+}
