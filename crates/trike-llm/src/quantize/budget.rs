@@ -16,6 +16,7 @@ use super::{
     plan::{plan, solve, solve_loss, totals},
     quant_error, quantize_ids, refuse_existing,
     report::Planning,
+    rewrite::Prepared,
     sensitivity, store,
 };
 use crate::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Split, perplexity::compare_ids};
@@ -114,7 +115,9 @@ pub fn quantize_to(
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<QuantizeReport, LlmError> {
-    let mut planner = Planner::new(input, output, calibration, config, options)?;
+    let mut planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
+        progress("scaling the inputs of layers", done, total);
+    })?;
     let sensitivities = planner.sensitivities(progress)?;
     match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.allotted(sensitivities, progress),
@@ -135,7 +138,9 @@ pub fn plan_for(
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<(Plan, Vec<Sensitivity>), LlmError> {
-    let planner = Planner::new(input, output, calibration, config, options)?;
+    let planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
+        progress("scaling the inputs of layers", done, total);
+    })?;
     let sensitivities = planner.sensitivities(progress)?;
     let chosen = match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.within(&sensitivities)?,
@@ -149,7 +154,7 @@ pub fn plan_for(
 }
 
 struct Planner<'a> {
-    input: &'a ModelFile,
+    prepared: Prepared<'a>,
     output: &'a Path,
     config: ModelQuantizationConfig,
     options: PlanOptions,
@@ -173,6 +178,7 @@ impl<'a> Planner<'a> {
         calibration: &Calibration<'_>,
         config: &ModelQuantizationConfig,
         options: &PlanOptions,
+        progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
         let budget = options.budget;
         config.validate()?;
@@ -228,7 +234,13 @@ impl<'a> Planner<'a> {
         let mut name = output.as_os_str().to_owned();
         name.push(".plan");
         let (config, options) = (config.clone(), options.clone());
-        Ok(Self { input, output, config, options, budget, calibration: all, held, dir: name.into() })
+        let prepared = Prepared::new(input, &config, &all, progress)?;
+        Ok(Self { prepared, output, config, options, budget, calibration: all, held, dir: name.into() })
+    }
+
+    /// The model that becomes ternary.
+    fn input(&self) -> &ModelFile {
+        self.prepared.file()
     }
 
     /// Removes what was kept for a second call.
@@ -244,7 +256,7 @@ impl<'a> Planner<'a> {
         let ids = [&self.calibration[..], &self.held[..]].concat();
         let settings = format!(
             "{} {:?}",
-            store::fingerprint(self.input, &self.config, &ids),
+            store::fingerprint(self.input(), &self.config, &ids),
             (self.options.planes, &self.options.groups)
         );
         let (marker, path) = (self.dir.join(store::SETTINGS), self.dir.join("sensitivities.json"));
@@ -283,7 +295,7 @@ impl<'a> Planner<'a> {
             .collect();
         let options = sensitivity::options(self.options.planes, &self.options.groups);
         let measured = sensitivity::measure(
-            self.input,
+            self.input(),
             &self.config,
             &backend,
             [&self.calibration, &few],
@@ -305,10 +317,10 @@ impl<'a> Planner<'a> {
     /// Bytes of everything that a plan has no say in.
     fn others(&self, sensitivities: &[Sensitivity]) -> Result<u64, LlmError> {
         let mut others = 0;
-        for name in self.input.weights() {
+        for name in self.input().weights() {
             let text = name.to_string();
             if !sensitivities.iter().any(|s| s.layer == text) {
-                others += super::stored_bytes(self.input, &self.config, name)?;
+                others += super::stored_bytes(self.input(), &self.config, name)?;
             }
         }
         Ok(others)
@@ -356,9 +368,9 @@ impl<'a> Planner<'a> {
         };
         let plan = plan(&sensitivities, &chosen, self.budget.to_string());
         let mut config = self.config.clone();
-        config.layers = plan.choices(self.output, self.input)?;
+        config.layers = plan.choices(self.output, self.input())?;
         let mut report =
-            quantize_ids(self.input, self.output, &self.calibration, &config, &mut |done, total| {
+            quantize_ids(&self.prepared, self.output, &self.calibration, &config, &mut |done, total| {
                 progress("writing", done, total);
             })?;
         report.planning =
@@ -382,7 +394,7 @@ impl<'a> Planner<'a> {
         sensitivities: Vec<Sensitivity>,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<QuantizeReport, LlmError> {
-        let dense = LanguageModel::load_with(self.input, &self.load_options(), &mut |_, _| ())?;
+        let dense = LanguageModel::load_with(self.prepared.original, &self.load_options(), &mut |_, _| ())?;
         let failed = |e| quant_error("the plan", e);
         let wanted = self.loss();
         let mut trials: Vec<Trial> = Vec::new();
@@ -471,12 +483,12 @@ impl<'a> Planner<'a> {
     ) -> Result<Made, LlmError> {
         let plan = plan(sensitivities, chosen, self.budget.to_string());
         let mut config = self.config.clone();
-        config.layers = plan.choices(self.output, self.input)?;
+        config.layers = plan.choices(self.output, self.input())?;
         let path = self.dir.join(format!("trial-{number}"));
         if path.exists() {
             fs::remove_dir_all(&path).map_err(io(&path))?;
         }
-        let report = quantize_ids(self.input, &path, &self.calibration, &config, progress)?;
+        let report = quantize_ids(&self.prepared, &path, &self.calibration, &config, progress)?;
         let made = LanguageModel::load_with(&ModelFile::open(&path)?, &self.load_options(), &mut |_, _| ())?;
         let kv = KvPrecision::F32;
         let comparison = compare_ids(&made, kv, dense, kv, &self.held, Split::Stories, &mut |_, _| ())?;

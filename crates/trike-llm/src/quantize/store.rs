@@ -36,6 +36,8 @@ pub(super) fn fingerprint(input: &ModelFile, config: &ModelQuantizationConfig, i
         layout,
         method,
         tuning,
+        salience,
+        rotation,
         skip_patterns,
         min_layer_size,
         layers,
@@ -45,8 +47,8 @@ pub(super) fn fingerprint(input: &ModelFile, config: &ModelQuantizationConfig, i
     } = config;
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "{version} {path:?} {tensors} {changed:?} {hash:016x} {layout:?} {method:?} {tuning:?} {skip_patterns:?} {min_layer_size} \
-         {layers:?} {prune:?} {auto_encoding}"
+        "{version} {path:?} {tensors} {changed:?} {hash:016x} {layout:?} {method:?} {tuning:?} {salience} {rotation:?} \
+         {skip_patterns:?} {min_layer_size} {layers:?} {prune:?} {auto_encoding}"
     )
 }
 
