@@ -353,7 +353,13 @@ impl Job<'_> {
 /// The configuration of a directory: the input's own, or one that says what its header said; `None` when none does.
 pub(crate) fn directory_config(input: &ModelFile, output: &Path) -> Option<Value> {
     match input.tensors() {
-        Tensors::Hf(dir) => Some(dir.config().clone()),
+        Tensors::Hf(dir) => {
+            let mut json = dir.config().clone();
+            if input.unties() {
+                json["tie_word_embeddings"] = Value::Bool(false);
+            }
+            Some(json)
+        }
         Tensors::Gguf(_) | Tensors::Llama2c(_) => config::to_hf(output, input.config()),
     }
 }

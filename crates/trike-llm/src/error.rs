@@ -166,6 +166,17 @@ pub enum LlmError {
         /// Why not.
         source: Box<trike_quant::QuantError>,
     },
+    /// A weight that would have to be scaled or rotated, and of which there are only trits.
+    #[error(
+        "{}: {tensor} is ternary: it can be neither scaled nor rotated; leave out --salience and --rotate, or start from the dense model",
+        path.display()
+    )]
+    NotFoldable {
+        /// The model.
+        path: PathBuf,
+        /// The weight.
+        tensor: String,
+    },
     /// A budget that cannot be met.
     #[error("{asked} cannot be met; the nearest that can is {nearest}")]
     Budget {

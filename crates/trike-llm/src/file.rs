@@ -9,7 +9,12 @@ use trike_format::{
 use trike_nn::WeightName;
 use trike_trit::Encoding;
 
-use crate::{LlmError, ModelConfig, names, tokenizer::Tokenizer};
+use crate::{
+    LlmError, ModelConfig,
+    fold::{Fold, Folded},
+    names,
+    tokenizer::Tokenizer,
+};
 
 /// The open file behind a [`ModelFile`].
 #[derive(Debug)]
@@ -28,6 +33,7 @@ pub enum Tensors {
 pub struct ModelFile {
     tensors: Tensors,
     config: ModelConfig,
+    folded: Option<Folded>,
 }
 
 impl Tensors {
@@ -81,7 +87,38 @@ impl ModelFile {
             Tensors::Gguf(file) => ModelConfig::from_gguf(file)?,
             Tensors::Llama2c(file) => ModelConfig::from_llama2c(file)?,
         };
-        Ok(Self { tensors, config })
+        Ok(Self { tensors, config, folded: None })
+    }
+
+    /// The same file with its weights rewritten as they are loaded; see [`Fold`].
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NotFoldable`] when a weight that has to change is ternary, [`LlmError::Option`] for scales that do not fit
+    /// the model, and for a file that is folded already.
+    pub fn folded(mut self, fold: Fold) -> Result<Self, LlmError> {
+        if self.folded.is_some() {
+            return Err(LlmError::Option {
+                option: "fold",
+                expected: "a model as its file has it",
+                got: "one that is folded already".to_owned(),
+            });
+        }
+        let folded = Folded::new(&self, fold)?;
+        // The gain of the last norm is in the head alone.
+        self.config.spec.tied_head &= !folded.unties;
+        self.folded = Some(folded);
+        Ok(self)
+    }
+
+    /// Whether embedding and head are one matrix in the file and two in this model.
+    pub(crate) fn unties(&self) -> bool {
+        self.folded.as_ref().is_some_and(|f| f.unties)
+    }
+
+    /// Whether [`folded`](Self::folded) made this.
+    pub(crate) fn is_folded(&self) -> bool {
+        self.folded.is_some()
     }
 
     /// The file or directory.
@@ -128,7 +165,7 @@ impl ModelFile {
     ///
     /// [`FormatError::MissingTensor`].
     pub fn info(&self, name: WeightName) -> Result<&TensorInfo, LlmError> {
-        let stored = self.stored_name(name);
+        let stored = self.stored_name(self.folded.as_ref().map_or(name, |f| f.source(name)));
         let missing = || {
             LlmError::from(FormatError::MissingTensor {
                 path: self.path().to_owned(),
@@ -145,6 +182,23 @@ impl ModelFile {
     ///
     /// When it is missing, stored in a type that is not read, or holds unusable numbers.
     pub fn load(&self, name: WeightName) -> Result<Tensor, LlmError> {
+        match &self.folded {
+            None => self.load_plain(name),
+            Some(folded) => folded.load(self, name, |name| self.load_plain(name)),
+        }
+    }
+
+    /// Loads a weight in the type in which a copy of the model stores it.
+    pub(crate) fn load_stored(&self, name: WeightName) -> Result<Tensor, LlmError> {
+        let tensor = self.load(name)?;
+        match &self.folded {
+            None => Ok(tensor),
+            Some(folded) => folded.narrow(self, name, tensor),
+        }
+    }
+
+    /// Loads a weight as the file has it.
+    fn load_plain(&self, name: WeightName) -> Result<Tensor, LlmError> {
         self.info(name)?;
         let tensor = self.source().load(&self.stored_name(name))?;
         match tensor {

@@ -16,7 +16,7 @@
 //! * measurement: [`score()`], [`Score`], [`compare()`], [`Comparison`], [`Split`], [`answer()`], [`Question`], [`TaskScore`],
 //!   [`inspect()`], [`mod@bench`]
 //! * making a model ternary: [`quantize()`], [`ModelQuantizationConfig`], [`Tuning`], [`Calibration`], [`QuantizeReport`];
-//!   for a budget: [`quantize_to()`], [`Budget`], [`PlanOptions`], [`Plan`]; [`Pruning`]
+//!   [`Fold`], what it may rewrite first; for a budget: [`quantize_to()`], [`Budget`], [`PlanOptions`], [`Plan`]; [`Pruning`]
 //! * changing a packed model: [`edit_tensor`], [`edit_file`], [`undo_edits`], [`LanguageModel::edit_layer`], [`Change`]
 //! * devices: [`Place`], [`Opened`], [`Use`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]
@@ -34,6 +34,7 @@ mod device;
 mod edit;
 mod error;
 mod file;
+mod fold;
 mod generate;
 mod generation_config;
 mod hub;
@@ -53,6 +54,7 @@ pub use device::{DeviceReport, Opened, Place, SyntheticBench, Use, devices, memo
 pub use edit::{Change, EditReport, edit_file, edit_tensor, undo_edits};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors, gguf_tokenizer};
+pub use fold::Fold;
 pub use generate::{FinishReason, GenerateOptions, Generation};
 pub use generation_config::GenerationConfig;
 pub use hub::{HubCache, HubModel, ModelId, hub_shards};
@@ -62,7 +64,7 @@ pub use perplexity::{Comparison, Score, Split, compare, score};
 pub use quantize::{
     Budget, Calibration, Compensation, CurvePoint, Evaluation, Importance, LayerChoice, LayerReport,
     Measured, ModelQuantizationConfig, Plan, PlanOptions, PlannedLayer, Planning, Pruning, QuantizeMethod,
-    QuantizeReport, Sensitivity, Stored, StoredKind, TernaryTotals, Trial, Tuning, TuningReport, plan_for,
-    quantize, quantize_to,
+    QuantizeReport, SalienceReport, Sensitivity, Stored, StoredKind, TernaryTotals, Trial, Tuning,
+    TuningReport, plan_for, quantize, quantize_to,
 };
 pub use tasks::{Question, TaskScore, answer, read_questions};

@@ -15,6 +15,7 @@
 //! * the result's shape: [`TritLayout`], [`ScaleType`]
 //! * calibration: [`Hessian`], [`CrossProduct`]
 //! * compensation: [`compensate`], [`CompensateConfig`], [`HessianFactor`], [`ColumnOrder`], [`hessian_error`]
+//! * rewriting weights first: [`Rotation`], [`salience()`], [`scale_columns`], [`scaled_hessian`]
 //! * learning: [`Latent`], [`LatentRates`]
 //! * pruning: [`prune`], [`PruneScore`], [`PrunePattern`]; [`compensate`] takes the result
 //! * planning: [`allocate`] with a [`Choice`] for each way to store a layer
@@ -37,6 +38,8 @@ mod linalg;
 mod plan;
 mod prune;
 mod quantize;
+mod rotate;
+mod salience;
 mod tensor;
 mod threads;
 mod view;
@@ -53,4 +56,6 @@ pub use latent::{Latent, LatentRates};
 pub use plan::{Choice, allocate};
 pub use prune::{PrunePattern, PruneScore, prune};
 pub use quantize::{QuantizationStats, quantize_matrix};
+pub use rotate::Rotation;
+pub use salience::{Salience, salience, scale_columns, scaled_hessian};
 pub use view::MatrixView;

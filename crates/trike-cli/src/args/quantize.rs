@@ -174,6 +174,14 @@ pub(crate) struct QuantizeArgs {
     /// Compensate within a layer only: columns in stored order, no refitting, nothing of what the layers before lost
     #[arg(long)]
     pub(crate) plain: bool,
+    /// Scale the inputs of layers first by what loses least, searched on the text; the norms before them, value or up projections take
+    /// the inverse, and the result runs as any other
+    #[arg(long)]
+    pub(crate) salience: bool,
+    /// Rotate the residual stream first, by random signs from SEED (1 when only --rotate is given) and Hadamard matrices. An
+    /// output head that was the embedding becomes a matrix of its own
+    #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
+    pub(crate) rotate: Option<u64>,
     /// Leave codes and scales as compensation made them; rounding, free planes and --plain are never tuned
     #[arg(long)]
     pub(crate) no_tune: bool,

@@ -198,6 +198,8 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
             most_weights: args.tune_max_weights,
             ..Tuning::default()
         }),
+        salience: args.salience,
+        rotation: args.rotate,
         skip_patterns: args.skip.clone(),
         min_layer_size: args.min_size,
         int8_head: args.head == Embeddings::Int8,

@@ -125,6 +125,9 @@ fn every_option_changes_the_model() {
     assert!(weights("again") == first, "not the same bytes twice");
     for (i, more) in [
         &["--mean"][..],
+        &["--salience"],
+        &["--rotate"],
+        &["--rotate=2"],
         &["--coupling", "free", "--planes", "2"],
         &["--planes", "2"],
         &["--damping", "0.2"],
@@ -158,6 +161,8 @@ fn every_option_changes_the_model() {
             args.extend(["--group", "32"]);
         }
         all.extend(args);
+        // As the base, so that it is the option that makes the difference.
+        all.extend(untuned(more));
         let report = bench.trike.json(&all);
         assert!(weights(&name) != first, "{more:?}");
         let kept = report["layers"].as_array().unwrap().iter().filter(|l| !l["kept"].is_null()).count();

@@ -251,12 +251,12 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     let bytes = report["output_bytes"].as_u64().unwrap();
     assert!(bytes <= 220_000 && bytes > 210_000, "{bytes}");
     // Layers that are left as they are count among the bits.
-    let report = bench.run_with(
+    let kept = bench.run_with(
         "bits",
         &["--bits", "10", "--skip", "down_proj", "--sequences", "2", "--planes", "2", "--group", "64"],
         1,
     );
-    let layers = report["layers"].as_array().unwrap();
+    let layers = kept["layers"].as_array().unwrap();
     let sum = |of: &dyn Fn(&Value) -> f64| layers.iter().map(of).sum::<f64>();
     let weights = sum(&|l| l["rows"].as_f64().unwrap() * l["cols"].as_f64().unwrap());
     let bits = 8.0 * sum(&|l| l["bytes"].as_f64().unwrap()) / weights;

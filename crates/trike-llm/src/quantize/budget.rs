@@ -16,6 +16,7 @@ use super::{
     plan::{plan, solve, solve_loss, totals},
     quant_error, quantize_ids, refuse_existing,
     report::Planning,
+    rewrite::Prepared,
     sensitivity, store,
 };
 use crate::{
@@ -116,7 +117,9 @@ pub fn quantize_to(
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<QuantizeReport, LlmError> {
-    let mut planner = Planner::new(input, output, calibration, config, options)?;
+    let mut planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
+        progress("scaling the inputs of layers", done, total);
+    })?;
     let sensitivities = planner.sensitivities(progress)?;
     match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.allotted(sensitivities, progress),
@@ -137,7 +140,9 @@ pub fn plan_for(
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<(Plan, Vec<Sensitivity>), LlmError> {
-    let planner = Planner::new(input, output, calibration, config, options)?;
+    let planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
+        progress("scaling the inputs of layers", done, total);
+    })?;
     let sensitivities = planner.sensitivities(progress)?;
     let chosen = match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.within_or_clean(&sensitivities)?,
@@ -151,7 +156,7 @@ pub fn plan_for(
 }
 
 struct Planner<'a> {
-    input: &'a ModelFile,
+    prepared: Prepared<'a>,
     output: &'a Path,
     config: ModelQuantizationConfig,
     options: PlanOptions,
@@ -175,6 +180,7 @@ impl<'a> Planner<'a> {
         calibration: &Calibration<'_>,
         config: &ModelQuantizationConfig,
         options: &PlanOptions,
+        progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
         let budget = options.budget;
         config.validate()?;
@@ -228,8 +234,9 @@ impl<'a> Planner<'a> {
         let keep = wanted.min((3 * all.len()).div_ceil(4)).min(all.len() - 1);
         let held = all.split_off(keep);
         let (config, options) = (config.clone(), options.clone());
+        let prepared = Prepared::new(input, &config, &all, progress)?;
         Ok(Self {
-            input,
+            prepared,
             output,
             config,
             options,
@@ -238,6 +245,11 @@ impl<'a> Planner<'a> {
             held,
             dir: store::beside(output, ".plan"),
         })
+    }
+
+    /// The model that becomes ternary.
+    fn input(&self) -> &ModelFile {
+        self.prepared.file()
     }
 
     /// Removes what was kept for a second call.
@@ -252,7 +264,7 @@ impl<'a> Planner<'a> {
     ) -> Result<Vec<Sensitivity>, LlmError> {
         let settings = format!(
             "{} {:?}",
-            store::fingerprint(self.input, &self.config, &[&self.calibration, &self.held]),
+            store::fingerprint(self.input(), &self.config, &[&self.calibration, &self.held]),
             (self.options.planes, &self.options.groups)
         );
         let path = self.dir.join("sensitivities.json");
@@ -276,7 +288,7 @@ impl<'a> Planner<'a> {
             .collect();
         let options = sensitivity::options(self.options.planes, &self.options.groups);
         let measured = sensitivity::measure(
-            self.input,
+            self.input(),
             &self.config,
             &backend,
             [&self.calibration, &few],
@@ -303,11 +315,11 @@ impl<'a> Planner<'a> {
         wanted: impl Fn(WeightName) -> bool,
     ) -> Result<(u64, u64), LlmError> {
         let (mut bytes, mut weights) = (0, 0);
-        for name in self.input.weights().into_iter().filter(|&name| wanted(name)) {
+        for name in self.input().weights().into_iter().filter(|&name| wanted(name)) {
             let text = name.to_string();
             if !sensitivities.iter().any(|s| s.layer == text) {
-                bytes += super::stored_bytes(self.input, &self.config, name)?;
-                weights += self.input.info(name)?.elements();
+                bytes += super::stored_bytes(self.input(), &self.config, name)?;
+                weights += self.input().info(name)?.elements();
             }
         }
         Ok((bytes, weights))
@@ -363,9 +375,9 @@ impl<'a> Planner<'a> {
         let chosen = self.within_or_clean(&sensitivities)?;
         let plan = plan(&sensitivities, &chosen, self.budget.to_string());
         let mut config = self.config.clone();
-        config.layers = plan.choices(self.output, self.input)?;
+        config.layers = plan.choices(self.output, self.input())?;
         let mut report =
-            quantize_ids(self.input, self.output, &self.calibration, &config, &mut |done, total| {
+            quantize_ids(&self.prepared, self.output, &self.calibration, &config, &mut |done, total| {
                 progress("writing", done, total);
             })?;
         report.planning =
@@ -389,7 +401,7 @@ impl<'a> Planner<'a> {
         sensitivities: Vec<Sensitivity>,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<QuantizeReport, LlmError> {
-        let dense = LanguageModel::load_with(self.input, &self.load_options(), &mut |_, _| ())?;
+        let dense = LanguageModel::load_with(self.prepared.original, &self.load_options(), &mut |_, _| ())?;
         let failed = |e| quant_error("the plan", e);
         let wanted = self.loss();
         let mut trials: Vec<Trial> = Vec::new();
@@ -481,12 +493,12 @@ impl<'a> Planner<'a> {
     ) -> Result<Made, LlmError> {
         let plan = plan(sensitivities, chosen, self.budget.to_string());
         let mut config = self.config.clone();
-        config.layers = plan.choices(self.output, self.input)?;
+        config.layers = plan.choices(self.output, self.input())?;
         let path = self.dir.join(format!("trial-{number}"));
         if path.exists() {
             fs::remove_dir_all(&path).map_err(io(&path))?;
         }
-        let report = quantize_ids(self.input, &path, &self.calibration, &config, progress)?;
+        let report = quantize_ids(&self.prepared, &path, &self.calibration, &config, progress)?;
         let made = LanguageModel::load_with(&ModelFile::open(&path)?, &self.load_options(), &mut |_, _| ())?;
         let kv = KvPrecision::F32;
         let comparison = compare_ids(&made, kv, dense, kv, &self.held, Split::Stories, &mut |_, _| ())?;

@@ -118,6 +118,12 @@ pub struct ModelQuantizationConfig {
     /// How codes and scales are tuned after compensation; `None` for not at all. Without compensation there is no text to tune on,
     /// and free planes are not tuned.
     pub tuning: Option<Tuning>,
+    /// Whether the inputs of layers are scaled first by what a search on the text finds to lose least: what matters more in a group
+    /// gets larger weights. The norms before them, value or up projections take the inverse, so that the result runs as any other.
+    pub salience: bool,
+    /// Whether the residual stream is rotated first, with signs from this seed. Embedding and head, where they were one, are two
+    /// then. See [`Fold`](crate::Fold).
+    pub rotation: Option<u64>,
     /// Layers whose name contains one of these stay as they are; `*` stands for any characters.
     pub skip_patterns: Vec<String>,
     /// Layers with fewer weights stay as they are.
@@ -150,6 +156,8 @@ impl ModelQuantizationConfig {
             layout: TritLayout { depth, encoding: Encoding::Base3, ..TritLayout::default() },
             method: QuantizeMethod::Compensate(Compensation::default()),
             tuning: Some(Tuning::default()),
+            salience: false,
+            rotation: None,
             skip_patterns: Vec::new(),
             min_layer_size: 0,
             int8_head: false,

@@ -8,6 +8,7 @@ mod html;
 mod plan;
 mod pruning;
 mod report;
+mod rewrite;
 mod sensitivity;
 mod store;
 #[cfg(test)]
@@ -21,7 +22,10 @@ pub use budget::{Budget, PlanOptions, Trial, plan_for, quantize_to};
 pub use config::{Calibration, Compensation, LayerChoice, ModelQuantizationConfig, QuantizeMethod};
 pub use plan::{Plan, PlannedLayer, Stored, StoredKind};
 pub use pruning::{Importance, Pruning};
-pub use report::{CurvePoint, Evaluation, LayerReport, Planning, QuantizeReport, TernaryTotals};
+pub use report::{
+    CurvePoint, Evaluation, LayerReport, Planning, QuantizeReport, SalienceReport, TernaryTotals,
+};
+use rewrite::Prepared;
 pub use sensitivity::{Measured, Sensitivity};
 use store::Store;
 use trike_cpu::Cpu;
@@ -54,7 +58,8 @@ pub(crate) fn quant_error(tensor: impl ToString, source: QuantError) -> LlmError
 }
 
 /// Makes `input` ternary and writes the result to the directory `output`, with its tokenizer. `progress` is called with the number
-/// of linear layers done and to do; tuning the model as a whole counts as a tenth more of them.
+/// of linear layers done and to do; tuning the model as a whole counts as a tenth more of them. A search for scales of inputs counts
+/// layers for itself, before.
 ///
 /// With error compensation the text of `calibration` runs through the model one block at a time. The dense model and the one that
 /// is ternary so far run side by side, so that a layer sees the inputs that it will get and aims at the output that the dense model
@@ -91,11 +96,12 @@ pub fn quantize(
 ) -> Result<QuantizeReport, LlmError> {
     config.validate()?;
     refuse_existing(output)?;
-    let ids = match config.method {
-        QuantizeMethod::Round(_) => Vec::new(),
-        QuantizeMethod::Compensate(_) => calibration_ids(input, calibration, config)?,
+    let ids = match rewrite::needs_text(config) {
+        false => Vec::new(),
+        true => calibration_ids(input, calibration, config)?,
     };
-    quantize_ids(input, output, &ids, config, progress)
+    let prepared = Prepared::new(input, config, &ids, progress)?;
+    quantize_ids(&prepared, output, &ids, config, progress)
 }
 
 fn refuse_existing(output: &Path) -> Result<(), LlmError> {
@@ -115,7 +121,7 @@ fn io(path: &Path) -> impl Fn(std::io::Error) -> LlmError + '_ {
 
 /// [`quantize()`] with the tokens of a text.
 fn quantize_ids(
-    input: &ModelFile,
+    prepared: &Prepared<'_>,
     output: &Path,
     ids: &[Vec<u32>],
     config: &ModelQuantizationConfig,
@@ -123,6 +129,7 @@ fn quantize_ids(
 ) -> Result<QuantizeReport, LlmError> {
     config.validate()?;
     let start = Instant::now();
+    let input = prepared.file();
     let json = convert::directory_config(input, output).ok_or_else(|| LlmError::Unsupported {
         path: input.path().to_owned(),
         name: "a directory of this model".to_owned(),
@@ -132,10 +139,12 @@ fn quantize_ids(
     let backend = CpuBackend::new(cpu.clone(), ActivationPrecision::F32);
     let tokens = ids.iter().map(Vec::len).sum();
     let store = Store::open(output, &store::fingerprint(input, config, &[ids]))?;
-    let mut notes = Vec::new();
+    let mut notes = prepared.notes.clone();
     let tuning = tuning_of(input, config, &mut notes)?;
+    // Rounding looks at weights only, whatever the text was needed for.
+    let seen = if config.compensation().is_some() { ids } else { &[] };
     let walk::Walked { layers, blocks, model } =
-        walk::Walk::new(input, config, &backend, &store, ids, tuning)?.run(progress)?;
+        walk::Walk::new(input, config, &backend, &store, seen, tuning)?.run(progress)?;
     for pattern in &config.skip_patterns {
         let alone = ModelQuantizationConfig { skip_patterns: vec![pattern.clone()], ..config.clone() };
         if !layers.iter().any(|l| alone.skips(&l.name)) {
@@ -160,6 +169,7 @@ fn quantize_ids(
         },
         calibration_sequences: ids.len(),
         calibration_tokens: tokens,
+        salience: prepared.salience.clone(),
         ternary: TernaryTotals::of(&layers),
         layers,
         tuned_blocks: blocks,
@@ -334,7 +344,7 @@ fn stored_bytes(
     config: &ModelQuantizationConfig,
     name: WeightName,
 ) -> Result<u64, LlmError> {
-    let tensor = input.load(name)?;
+    let tensor = input.load_stored(name)?;
     Ok(match rounded_head(config, name, &tensor)? {
         Some(int8) => int8.bytes() as u64,
         None => tensor.bytes() as u64,
@@ -372,7 +382,7 @@ fn assemble(
     for name in input.weights() {
         let mut tensor = match blocks.iter().find_map(|block| block.load(name)) {
             Some(tensor) => tensor?,
-            None => input.load(name)?,
+            None => input.load_stored(name)?,
         };
         if let Some(rows) = names::rotary_rows(name, spec, spec.rope.pairing, RopePairing::Halves) {
             tensor = select_rows(&tensor, &rows)?;

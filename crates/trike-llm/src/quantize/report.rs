@@ -22,6 +22,8 @@ pub struct QuantizeReport {
     pub calibration_sequences: usize,
     /// Their tokens.
     pub calibration_tokens: usize,
+    /// What inputs were scaled by before, in the order of the model.
+    pub salience: Vec<SalienceReport>,
     /// Every linear layer of the blocks, in the order of the model.
     pub layers: Vec<LayerReport>,
     /// Of each block that was tuned, by its number.
@@ -74,6 +76,21 @@ pub struct CurvePoint {
     pub ratio: f64,
     /// Divergence from the dense model, in nats a token.
     pub kl: f64,
+}
+
+/// The scales of the inputs that some layers share.
+#[derive(Clone, Debug, Serialize)]
+pub struct SalienceReport {
+    /// The block.
+    pub layer: usize,
+    /// The first of the layers.
+    pub inputs_of: String,
+    /// An input's scale is its mean magnitude to this power; 0 where scales gained nothing.
+    pub alpha: f32,
+    /// The squared error of the layers' outputs over these outputs, summed over the layers, without scales.
+    pub before: f64,
+    /// The same with them.
+    pub after: f64,
 }
 
 /// One linear layer.

@@ -18,7 +18,7 @@ use super::{
     quant_error,
     walk::BlockWeights,
 };
-use crate::{LlmError, ModelFile, load::weight, perplexity::kl};
+use crate::{LlmError, ModelFile, fold::site_width, load::weight, perplexity::kl};
 
 /// Rows whose logits are in memory at a time.
 const LOGIT_ROWS: usize = 256;
@@ -140,11 +140,7 @@ impl Model<'_> {
     fn hessian(&self, layer: usize, site: Site, seen: &[Batch]) -> Result<Hessian, LlmError> {
         let spec = &self.input.config().spec;
         let failed = |e| quant_error(format!("the inputs of {}", site.matrices(layer)[0]), e);
-        let width = match site {
-            Site::Attention | Site::Mlp => spec.hidden,
-            Site::Output => spec.query_width(),
-            Site::Down => spec.intermediate,
-        };
+        let width = site_width(spec, site);
         let mut hessian = Hessian::new(width).map_err(failed)?;
         let place = BlockPlace { backend: self.backend, spec, rope: &self.rope };
         for batch in seen {
@@ -171,7 +167,8 @@ impl Model<'_> {
     ) -> Result<Sensitivity, LlmError> {
         let spec = &self.input.config().spec;
         let tensor = self.input.load(name)?;
-        let (rows, cols, stored) = (tensor.rows(), tensor.cols(), tensor.bytes() as u64);
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        let stored = self.input.load_stored(name)?.bytes() as u64;
         let weights = DenseTensor::new(vec![rows, cols], trike_format::DenseData::F32(tensor.into_f32()))?;
         let mut block = DecoderBlock::load(self.backend, spec, layer, &mut BlockWeights(self.input))?;
         let mut choices: Vec<Measured> = Vec::new();

@@ -90,6 +90,8 @@ pub(super) fn fingerprint(
         layout,
         method,
         tuning,
+        salience,
+        rotation,
         skip_patterns,
         min_layer_size,
         layers,
@@ -99,8 +101,8 @@ pub(super) fn fingerprint(
     } = config;
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "{version} {files:?} {hashes:x?} {layout:?} {method:?} {tuning:?} {skip_patterns:?} {min_layer_size} \
-         {layers:?} {prune:?} {auto_encoding}"
+        "{version} {files:?} {hashes:x?} {layout:?} {method:?} {tuning:?} {salience} {rotation:?} {skip_patterns:?} \
+         {min_layer_size} {layers:?} {prune:?} {auto_encoding}"
     )
 }
 

@@ -275,6 +275,64 @@ fn spoiled_weights_are_named_and_dead_inputs_are_counted() {
     assert!(walked.layers.iter().all(|l| l.weight_error.unwrap().is_finite()));
 }
 
+/// A model with a few strong inputs, as large models have.
+fn lopsided(dir: &Path) -> ModelFile {
+    model(dir, |name, values| {
+        if name.contains("layernorm") {
+            values[..3].iter_mut().for_each(|v| *v *= 12.0);
+        }
+    })
+}
+
+#[test]
+fn rewritten_models_stay_what_they_were() {
+    let dir = TempDir::new().unwrap();
+    let input = lopsided(&dir.path().join("dense"));
+    let mut all = Vec::new();
+    for (salience, rotation) in
+        [(false, None), (true, None), (false, Some(1)), (false, Some(2)), (true, Some(1))]
+    {
+        let config = ModelQuantizationConfig { salience, rotation, ..options(6, None) };
+        let ids = text(1);
+        let prepared = Prepared::new(&input, &config, &ids, &mut |done, all| assert!(done <= all)).unwrap();
+        let out = dir.path().join(format!("out-{}", all.len()));
+        let report = quantize_ids(&prepared, &out, &ids, &config, &mut |_, _| ()).unwrap();
+        let output = ModelFile::open(&out).unwrap();
+        let lost = divergence(&input, &output);
+        assert!(lost < 0.01, "{salience} {rotation:?}: {lost}");
+        assert_eq!(report.salience.len(), if salience { 4 * LAYERS } else { 0 });
+        assert!(report.salience.iter().all(|s| s.after <= s.before));
+        assert_eq!(salience, report.salience.iter().any(|s| s.alpha > 0.0));
+        // Embedding and head are no longer one, and it is said what that takes.
+        assert_eq!(output.config().spec.tied_head, rotation.is_none());
+        let says = |what: &str| report.notes.iter().any(|n| n.contains(what));
+        let table = 4 * VOCAB * HIDDEN;
+        let head = format!("two now, take {} bytes, without that {table}", 2 * table);
+        assert_eq!((says("inputs of layers were scaled"), says(&head)), (salience, rotation.is_some()));
+        let bytes = fs::read(out.join("model.safetensors")).unwrap();
+        assert!(!all.contains(&bytes));
+        all.push(bytes);
+    }
+}
+
+#[test]
+fn salience_helps_rounding_where_a_few_inputs_are_strong() {
+    let dir = TempDir::new().unwrap();
+    let input = lopsided(&dir.path().join("dense"));
+    let mut config = options(2, None);
+    config.method = QuantizeMethod::Round(ScaleRule::LeastSquares);
+    let lost = |config: &ModelQuantizationConfig, name: &str| {
+        let (ids, out) = (text(1), dir.path().join(name));
+        let prepared = Prepared::new(&input, config, &ids, &mut |_, _| ()).unwrap();
+        quantize_ids(&prepared, &out, &ids, config, &mut |_, _| ()).unwrap();
+        divergence(&input, &ModelFile::open(&out).unwrap())
+    };
+    let plain = lost(&config, "plain");
+    config.salience = true;
+    let scaled = lost(&config, "scaled");
+    assert!(scaled < plain, "{scaled} {plain}");
+}
+
 #[test]
 fn what_is_not_tuned_is_said() {
     let dir = TempDir::new().unwrap();

@@ -20,7 +20,7 @@ use super::{
     store::Store,
     tune::{self, Tuning, TuningReport},
 };
-use crate::{LlmError, ModelFile, load::weight};
+use crate::{LlmError, ModelFile, fold::site_width, load::weight};
 
 /// An input is ruled by outliers when its largest magnitude is over so many times its root mean square.
 const OUTLIER: f64 = 10.0;
@@ -358,14 +358,18 @@ impl<'a> Walk<'a> {
         } else {
             return Ok(None);
         };
+        let bytes = match self.input.is_folded() {
+            true => self.input.load_stored(name)?.bytes() as u64,
+            false => info.bytes,
+        };
         Ok(Some(LayerReport {
             name: text,
             rows: info.shape.first().copied().unwrap_or(0),
             cols: info.shape.last().copied().unwrap_or(0),
             kept: Some(reason),
             stored: info.kind.to_string(),
-            bytes: info.bytes,
-            bits_per_weight: 8.0 * info.bytes as f64 / weights.max(1) as f64,
+            bytes,
+            bits_per_weight: 8.0 * bytes as f64 / weights.max(1) as f64,
             weight_error: None,
             output_error: None,
             zeros: None,
@@ -385,11 +389,7 @@ impl<'a> Walk<'a> {
         ternary: &DecoderBlock<CpuBackend>,
     ) -> Result<Statistics, LlmError> {
         let spec = &self.input.config().spec;
-        let width = match site {
-            Site::Attention | Site::Mlp => spec.hidden,
-            Site::Output => spec.query_width(),
-            Site::Down => spec.intermediate,
-        };
+        let width = site_width(spec, site);
         let failed = |e| quant_error(format!("the inputs of {}", site.matrices(layer)[0]), e);
         let mut sums = Statistics {
             hessian: Hessian::new(width).map_err(failed)?,

@@ -1,0 +1,169 @@
+//! Rotations that spread outliers over their neighbours.
+
+use crate::{QuantError, error::check_len, quantize::Chance};
+
+/// An orthogonal matrix `R = H D`: random signs `D`, then the normalized Walsh-Hadamard matrix `H` in blocks along the diagonal, each as
+/// long as the largest power of two that divides the width.
+///
+/// A layer `W x` is the same as `(W R^T)(R x)`. What was one large number of `x`, or one large weight of a row, is spread over its
+/// block, so that the numbers of a group are nearer to a normal distribution and share a scale better (QuaRot, Ashkboos et al.,
+/// 2404.00456). A width that is odd has blocks of one: only signs change.
+///
+/// ```
+/// use trike_quant::Rotation;
+///
+/// let rotation = Rotation::new(6, 1)?;
+/// assert_eq!(rotation.block(), 2);
+/// let mut x = [3.0, 0.0, 0.0, 4.0, 0.0, 0.0];
+/// rotation.rows(&mut x)?;
+/// let norm: f32 = x.iter().map(|v| v * v).sum();
+/// assert!((norm - 25.0).abs() < 1e-4 && x.iter().all(|v| v.abs() < 3.0));
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rotation {
+    /// 1 and -1.
+    signs: Vec<f32>,
+    block: usize,
+}
+
+impl Rotation {
+    /// A rotation of vectors of `width` numbers; the same seed gives the same one on every machine.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Option`] for a width of zero.
+    pub fn new(width: usize, seed: u64) -> Result<Self, QuantError> {
+        if width == 0 {
+            return Err(QuantError::Option {
+                option: "width of a rotation",
+                expected: "at least 1",
+                got: "0".to_owned(),
+            });
+        }
+        let mut chance = Chance(seed);
+        let signs = (0..width).map(|_| if chance.bits() >> 63 == 0 { 1.0 } else { -1.0 }).collect();
+        Ok(Self { signs, block: 1 << width.trailing_zeros() })
+    }
+
+    /// Length of the vectors.
+    pub fn width(&self) -> usize {
+        self.signs.len()
+    }
+
+    /// Numbers that are spread over each other.
+    pub fn block(&self) -> usize {
+        self.block
+    }
+
+    /// Puts `R x` in the place of each row `x` of `values`, `rows x width`: of activations, or of a weight that reads them (`W R^T`).
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Length`] for part of a row.
+    pub fn rows(&self, values: &mut [f32]) -> Result<(), QuantError> {
+        let width = self.width();
+        check_len("numbers beyond whole rows", 0, values.len() % width)?;
+        let scale = (self.block as f32).sqrt().recip();
+        for row in values.chunks_exact_mut(width) {
+            for (v, sign) in row.iter_mut().zip(&self.signs) {
+                *v *= sign * scale;
+            }
+            row.chunks_exact_mut(self.block).for_each(|block| walsh(block, 1));
+        }
+        Ok(())
+    }
+
+    /// Puts `R W` in the place of `values`, the `width x cols` weight of a layer that puts out what is rotated; a bias has one column.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Length`] unless there are `width * cols` numbers.
+    pub fn columns(&self, values: &mut [f32], cols: usize) -> Result<(), QuantError> {
+        let width = self.width();
+        check_len("numbers of a rotated output", width.saturating_mul(cols), values.len())?;
+        if cols == 0 {
+            return Ok(());
+        }
+        let scale = (self.block as f32).sqrt().recip();
+        for (row, sign) in values.chunks_exact_mut(cols).zip(&self.signs) {
+            row.iter_mut().for_each(|v| *v *= sign * scale);
+        }
+        values.chunks_exact_mut(self.block * cols).for_each(|rows| walsh(rows, cols));
+        Ok(())
+    }
+}
+
+/// The Walsh-Hadamard transform of a power of two of vectors of `unit` numbers, without its factor: sums and differences of pairs, of
+/// pairs of pairs, and so on.
+fn walsh(values: &mut [f32], unit: usize) {
+    let mut half = unit;
+    while half < values.len() {
+        for pair in values.chunks_exact_mut(2 * half) {
+            let (low, high) = pair.split_at_mut(half);
+            for (a, b) in low.iter_mut().zip(high) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_testkit::{Rng, assert_close};
+
+    use super::*;
+
+    /// `R` by its definition: the sign of entry `i, j` of a Hadamard matrix is the parity of the bits that `i` and `j` share.
+    fn matrix(rotation: &Rotation) -> Vec<f32> {
+        let (n, block) = (rotation.width(), rotation.block());
+        let entry = |i: usize, j: usize| match i / block == j / block {
+            true if ((i % block) & (j % block)).count_ones().is_multiple_of(2) => rotation.signs[j],
+            true => -rotation.signs[j],
+            false => 0.0,
+        };
+        (0..n * n).map(|k| entry(k / n, k % n) / (block as f32).sqrt()).collect()
+    }
+
+    #[test]
+    fn rows_and_columns_are_products_with_the_matrix() {
+        for (width, block) in [(1, 1), (2, 2), (3, 1), (12, 4), (64, 64), (96, 32)] {
+            let rotation = Rotation::new(width, 7).unwrap();
+            assert_eq!((rotation.block(), rotation.width()), (block, width));
+            let r = matrix(&rotation);
+            let x = Rng::new(width as u64).normals(3 * width);
+            // R R^T is the identity.
+            for k in 0..width * width {
+                let (i, j) = (k / width, k % width);
+                let dot: f32 = (0..width).map(|k| r[i * width + k] * r[j * width + k]).sum();
+                assert!((dot - f32::from(i == j)).abs() < 1e-5, "{width}: {i}, {j}");
+            }
+            let mut rows = x.clone();
+            rotation.rows(&mut rows).unwrap();
+            let at =
+                |t: usize, i: usize| (0..width).map(|j| r[i * width + j] * x[t * width + j]).sum::<f32>();
+            let want: Vec<f32> = (0..3 * width).map(|k| at(k / width, k % width)).collect();
+            assert_close(&rows, &want, 1e-5);
+            let mut columns = x.clone();
+            rotation.columns(&mut columns, 3).unwrap();
+            let at = |i: usize, c: usize| (0..width).map(|j| r[i * width + j] * x[j * 3 + c]).sum::<f32>();
+            let want: Vec<f32> = (0..3 * width).map(|k| at(k / 3, k % 3)).collect();
+            assert_close(&columns, &want, 1e-5);
+        }
+    }
+
+    #[test]
+    fn seeds_differ_and_what_does_not_fit_is_refused() {
+        assert_eq!(Rotation::new(64, 1).unwrap(), Rotation::new(64, 1).unwrap());
+        assert_ne!(Rotation::new(64, 1).unwrap(), Rotation::new(64, 2).unwrap());
+        assert!(matches!(Rotation::new(0, 1), Err(QuantError::Option { .. })));
+        let rotation = Rotation::new(4, 1).unwrap();
+        assert!(matches!(rotation.rows(&mut [0.0; 6]), Err(QuantError::Length { got: 2, .. })));
+        for len in [7, 9] {
+            let error = rotation.columns(&mut vec![0.0; len], 2).unwrap_err();
+            assert!(matches!(error, QuantError::Length { expected: 8, .. }), "{len}");
+        }
+        assert!(rotation.columns(&mut [], usize::MAX).is_err());
+    }
+}

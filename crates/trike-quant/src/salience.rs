@@ -1,0 +1,156 @@
+//! Scales for the inputs of a layer that make what matters larger.
+
+use crate::{
+    QuantError,
+    error::{check_finite, check_len},
+};
+
+/// Exponents that [`salience`] tries beside 0.
+const ALPHAS: [f32; 8] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9];
+/// Largest scale, and smallest as its inverse: norm gains are stored as they come out of it.
+const LARGEST: f32 = 32.0;
+
+/// What [`salience`] found.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Salience {
+    /// What each input is divided by, and its column of the weights multiplied with; all 1 where nothing is gained.
+    pub scales: Vec<f32>,
+    /// The exponent.
+    pub alpha: f32,
+    /// The loss without scales.
+    pub before: f64,
+    /// The loss with them.
+    pub after: f64,
+}
+
+/// Searches for scales of a layer's inputs of the form `magnitude^alpha`, the one of least `loss`.
+///
+/// `W x` is the same as `(W diag(s)) (x / s)`. In a group of weights that share a scale, rounding errors are all about as large;
+/// where `s` is large, the error of the weight times its input is smaller by that (AWQ, Lin et al., 2306.00978). `magnitudes` are the mean
+/// absolute values of the inputs. Scales are divided by their geometric mean and kept between 1/32 and 32; inputs that were always zero
+/// have scale 1.
+///
+/// ```
+/// use trike_quant::salience;
+///
+/// // A loss that would have the first input four times as large as the second.
+/// let found = salience(&[16.0, 1.0], &mut |s| Ok(f64::from((s[0] / s[1]).log2() - 2.0).powi(2)))?;
+/// assert_eq!((found.alpha, found.scales), (0.5, vec![2.0, 0.5]));
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+///
+/// # Errors
+///
+/// [`QuantError::Option`] for no or negative magnitudes, [`QuantError::NonFinite`]; what `loss` says.
+pub fn salience(
+    magnitudes: &[f32],
+    loss: &mut dyn FnMut(&[f32]) -> Result<f64, QuantError>,
+) -> Result<Salience, QuantError> {
+    check_finite("magnitudes of inputs", magnitudes)?;
+    if magnitudes.is_empty() || magnitudes.iter().any(|m| *m < 0.0) {
+        return Err(QuantError::Option {
+            option: "magnitudes of inputs",
+            expected: "one or more, none under 0",
+            got: magnitudes.iter().copied().reduce(f32::min).map_or("none".to_owned(), |m| m.to_string()),
+        });
+    }
+    let ones = vec![1.0; magnitudes.len()];
+    let before = loss(&ones)?;
+    let mut best = Salience { scales: ones, alpha: 0.0, before, after: before };
+    for alpha in ALPHAS {
+        let scales = powers(magnitudes, alpha);
+        let after = loss(&scales)?;
+        if after < best.after {
+            best = Salience { scales, alpha, before, after };
+        }
+    }
+    Ok(best)
+}
+
+/// `magnitude^alpha` over the geometric mean.
+fn powers(magnitudes: &[f32], alpha: f32) -> Vec<f32> {
+    let logs: Vec<Option<f32>> = magnitudes.iter().map(|&m| (m > 0.0).then(|| m.log2())).collect();
+    let count = logs.iter().flatten().count().max(1);
+    let mean = logs.iter().flatten().map(|l| f64::from(*l)).sum::<f64>() / count as f64;
+    let scale = |log: &f32| (alpha * (log - mean as f32)).exp2().clamp(LARGEST.recip(), LARGEST);
+    logs.iter().map(|log| log.as_ref().map_or(1.0, scale)).collect()
+}
+
+/// Multiplies each column of `values`, `rows x scales.len()`, with its scale.
+///
+/// # Errors
+///
+/// [`QuantError::Length`] for part of a row.
+pub fn scale_columns(values: &mut [f32], scales: &[f32]) -> Result<(), QuantError> {
+    check_len("numbers beyond whole rows", 0, values.len().checked_rem(scales.len()).unwrap_or(1))?;
+    for row in values.chunks_exact_mut(scales.len()) {
+        row.iter_mut().zip(scales).for_each(|(v, s)| *v *= s);
+    }
+    Ok(())
+}
+
+/// The Hessian of inputs that are divided by `scales`, from that of the inputs as they are.
+///
+/// # Errors
+///
+/// [`QuantError::Length`] unless `hessian` is square and as wide as there are scales.
+pub fn scaled_hessian(hessian: &[f32], scales: &[f32]) -> Result<Vec<f32>, QuantError> {
+    check_len("Hessian", scales.len() * scales.len(), hessian.len())?;
+    let rows = hessian.chunks_exact(scales.len().max(1)).zip(scales);
+    Ok(rows.flat_map(|(row, a)| row.iter().zip(scales).map(move |(h, b)| h / (a * b))).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exponent_of_least_loss_is_found() {
+        let magnitudes = [8.0, 2.0, 0.5, 0.0];
+        for (wanted, want) in [(0.0, 0.0), (0.29, 0.3), (1.5, 0.9), (-1.0, 0.0)] {
+            let mut calls = 0;
+            let found = salience(&magnitudes, &mut |s| {
+                calls += 1;
+                assert!((s.iter().map(|s| s.log2()).sum::<f32>()).abs() < 1e-4);
+                assert_eq!(s[3], 1.0);
+                // The first is four times the second.
+                Ok(f64::from((s[0] / s[1]).log2() / 2.0 - wanted).powi(2))
+            });
+            let found = found.unwrap();
+            assert_eq!((found.alpha, calls), (want, 1 + ALPHAS.len()), "{wanted}");
+            assert!(found.after <= found.before);
+        }
+        // A loss that is no number is never the best.
+        let found = salience(&magnitudes, &mut |s| Ok(if s[0] == 1.0 { 1.0 } else { f64::NAN }));
+        assert_eq!(found.unwrap().scales, [1.0; 4]);
+    }
+
+    #[test]
+    fn scales_stay_in_bounds() {
+        let s = powers(&[1e30, 1e-30, 1.0], 0.9);
+        assert_eq!(s, [LARGEST, LARGEST.recip(), 1.0]);
+        assert_eq!(powers(&[0.0, 0.0], 0.5), [1.0; 2]);
+        for bad in [&[][..], &[-1.0], &[f32::NAN]] {
+            assert!(salience(bad, &mut |_| Ok(0.0)).is_err());
+        }
+    }
+
+    #[test]
+    fn weights_times_inputs_stay_as_they_are() {
+        let (scales, x) = ([2.0, 0.5, 4.0], [3.0f32, -1.0, 0.25]);
+        let w = [1.0f32, 2.0, 3.0, -1.0, 0.5, 8.0];
+        let mut scaled = w;
+        scale_columns(&mut scaled, &scales).unwrap();
+        for (row, scaled) in w.chunks(3).zip(scaled.chunks(3)) {
+            let y: f32 = row.iter().zip(x).map(|(w, x)| w * x).sum();
+            let ours: f32 = scaled.iter().zip(x).zip(scales).map(|((w, x), s)| w * (x / s)).sum();
+            assert_eq!(y, ours);
+        }
+        let hessian: Vec<f32> = x.iter().flat_map(|a| x.map(|b| a * b)).collect();
+        let divided: Vec<f32> = x.iter().zip(scales).map(|(x, s)| x / s).collect();
+        let want: Vec<f32> = divided.iter().flat_map(|a| divided.iter().map(move |b| a * b)).collect();
+        assert_eq!(scaled_hessian(&hessian, &scales).unwrap(), want);
+        assert!(scaled_hessian(&hessian, &scales[..2]).is_err());
+        assert!(scale_columns(&mut [1.0; 4], &scales).is_err() && scale_columns(&mut [1.0], &[]).is_err());
+    }
+}
