@@ -1,6 +1,6 @@
 //! Hypervectors of 10,000 dimensions: single operations, bundles, search and retrieval, beside numpy on int8 arrays in the
-//! same run where there is a Python with numpy (`TRIKE_PYTHON`, else `python3`); trytes beside trit by trit. A whole run
-//! draws `docs/src/vsa-capacity.svg` anew.
+//! same run where there is a Python with numpy (`TRIKE_PYTHON`, else `python3`), and beside torch-hd where it has that;
+//! trytes beside trit by trit. A whole run draws `docs/src/vsa-capacity.svg` anew.
 #![allow(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 mod common;
@@ -77,6 +77,36 @@ for name, call in cases.items():
     print(name + "\t" + repr(sorted(times)[len(times) // 2]))
 "#;
 
+/// The same with torch-hd's MAP vectors (f32, its default), on one thread but for the search.
+const TORCHHD: &str = r#"
+import sys, time
+import torch, torchhd
+
+D, K, N = (int(a) for a in sys.argv[1:4])
+torch.manual_seed(1)
+torch.set_num_threads(1)
+a, b = torchhd.random(2, D, vsa="MAP")
+many = torchhd.random(K, D, vsa="MAP")
+stored = torchhd.random(N, D, vsa="MAP")
+
+cases = {
+    "bind ternary": lambda: torchhd.bind(a, b),
+    "dot": lambda: torchhd.dot_similarity(a, b),
+    "hamming": lambda: torchhd.hamming_similarity(a, b),
+    "permute": lambda: torchhd.permute(a, shifts=777),
+    "bundle of 500 bipolar": lambda: torchhd.hard_quantize(torchhd.multiset(many)),
+    "top-1 of 2000": lambda: torchhd.dot_similarity(a, stored).argmax(),
+}
+for name, call in cases.items():
+    call()
+    times = []
+    while len(times) < 9 or (sum(times) < 0.05 and len(times) < 2000):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    print(name + "\t" + repr(sorted(times)[len(times) // 2]))
+"#;
+
 /// A line of the report.
 struct Line {
     what: String,
@@ -97,13 +127,20 @@ fn main() -> Outcome<()> {
     bundles::<Ternary>(&mut c, "bundle of 500 ternary", &mut lines)?;
     search(&mut c, &mut lines)?;
     trytes(&mut c, &mut lines)?;
-    let rivals = if lines.is_empty() { HashMap::new() } else { numpy()? };
-    println!("\nMedians.\n\n| operation | time | beside numpy int8 | |\n|---|--:|--:|---|");
+    let mut rivals = Vec::new();
+    for (module, script) in [("numpy", NUMPY), ("torchhd", TORCHHD)] {
+        rivals.push(if lines.is_empty() { HashMap::new() } else { rival_times(module, script)? });
+    }
+    println!(
+        "\nMedians.\n\n| operation | time | beside numpy int8 | beside torch-hd MAP | |\n|---|--:|--:|--:|---|"
+    );
     for Line { what, seconds, rival, note } in &lines {
-        let times = rival
-            .and_then(|name| rivals.get(name))
-            .map_or(String::new(), |r| format!("{:.0} x", r / seconds));
-        println!("| {what} | {} | {times} | {note} |", time_text(*seconds));
+        let times = |rivals: &HashMap<String, f64>| {
+            let time = rival.and_then(|name| rivals.get(name));
+            time.map_or(String::new(), |r| format!("{:.0} x", r / seconds))
+        };
+        let [numpy, torch] = [times(&rivals[0]), times(&rivals[1])];
+        println!("| {what} | {} | {numpy} | {torch} | {note} |", time_text(*seconds));
     }
     if !lines.is_empty() {
         retrieval()?;
@@ -121,11 +158,11 @@ fn time_text(seconds: f64) -> String {
     }
 }
 
-/// The rival's seconds by name; none where there is no numpy.
-fn numpy() -> Outcome<HashMap<String, f64>> {
-    let Some(mut python) = trike_testkit::python("numpy") else { return Ok(HashMap::new()) };
+/// A rival's seconds by name; none where Python has no such module.
+fn rival_times(module: &str, script: &str) -> Outcome<HashMap<String, f64>> {
+    let Some(mut python) = trike_testkit::python(module) else { return Ok(HashMap::new()) };
     let sizes = [DIM, ITEMS, STORED_NUMPY].map(|n| n.to_string());
-    let out = python.arg("-c").arg(NUMPY).args(sizes).output()?;
+    let out = python.arg("-c").arg(script).args(sizes).output()?;
     let text = String::from_utf8(out.stdout)?;
     let parse =
         |line: &str| line.split_once('\t').and_then(|(name, s)| Some((name.to_owned(), s.parse().ok()?)));

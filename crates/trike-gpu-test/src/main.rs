@@ -33,7 +33,7 @@ enum Command {
         /// Only cases whose name contains this.
         #[arg(long)]
         filter: Option<String>,
-        /// For the second and third target of a generator, only what the shapes of models lead to.
+        /// One form of each kernel, and for one target of each generator all that the shapes of models lead to.
         #[arg(long)]
         quick: bool,
         /// Where the generated sources go.
