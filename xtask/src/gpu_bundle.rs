@@ -17,9 +17,9 @@ const LIMIT: u64 = 60_000_000;
 /// The script of the bundle.
 const SCRIPT: &str = include_str!("gpu_bundle.sh");
 
-/// Headers that generated sources include, from NVIDIA's packages: the machine may have NVRTC without a toolkit.
+/// Headers that generated sources include (an empty name is all of a folder), from NVIDIA's packages: the machine may have NVRTC without a toolkit.
 const HEADERS: &[(&str, &[&str])] = &[
-    ("cuda_runtime/include", &["."]),
+    ("cuda_runtime/include", &[""]),
     ("cuda_nvcc/include", &["crt"]),
     ("cuda_cccl/include", &["cuda", "nv"]),
 ];
@@ -147,14 +147,15 @@ fn headers(ws: &Workspace, nvidia: &Path, target: &Path, folder: &Path) -> Resul
 }
 
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
-    std::fs::create_dir_all(to)?;
+    std::fs::create_dir_all(to).with_context(|| format!("cannot create {}", to.display()))?;
     for entry in std::fs::read_dir(from).with_context(|| format!("cannot read {}", from.display()))? {
         let entry = entry?;
         let target = to.join(entry.file_name());
         if entry.file_type()?.is_dir() {
             copy_tree(&entry.path(), &target)?;
         } else {
-            std::fs::copy(entry.path(), target)?;
+            std::fs::copy(entry.path(), &target)
+                .with_context(|| format!("cannot copy {} to {}", entry.path().display(), target.display()))?;
         }
     }
     Ok(())
