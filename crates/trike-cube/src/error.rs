@@ -33,6 +33,15 @@ pub enum CubeError {
         /// Devices of that runtime.
         available: usize,
     },
+    /// A software driver in a build that gives Vulkan SPIR-V: Mesa's ends the process when it reads a kernel that shares memory.
+    #[error(
+        "device {spec}: a software driver, which this build would give SPIR-V, and that ends the process; \
+         build without the feature `vulkan` to compute on it"
+    )]
+    SoftwareSpirv {
+        /// The device asked for.
+        spec: String,
+    },
     /// A buffer or a matrix does not have the length that the other arguments ask for.
     #[error("{what}: expected {expected} elements, got {got}")]
     Length {

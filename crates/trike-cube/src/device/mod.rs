@@ -108,7 +108,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotLinked`] when the build lacks the runtime, [`CubeError::NoDevice`] when the machine lacks the device.
+    /// [`CubeError::NotLinked`] when the build lacks the runtime, [`CubeError::NoDevice`] when the machine lacks the device,
+    /// [`CubeError::SoftwareSpirv`] for a software driver in a build with the feature `vulkan`.
     pub fn open(spec: DeviceSpec) -> Result<Self> {
         Self::open_with(spec, DeviceOptions::default())
     }

@@ -61,6 +61,10 @@ pub(super) fn find(spec: DeviceSpec) -> Result<Found> {
             let device = devices.into_iter().nth(index);
             let device = device.ok_or_else(|| CubeError::NoDevice { spec: spec.to_string(), available })?;
             let software = is_software(&device);
+            // With the feature CubeCL gives every Vulkan device SPIR-V, by whichever name it is opened.
+            if software && cfg!(feature = "vulkan") && matches!(device, CubeDevice::Wgpu(_)) {
+                return Err(CubeError::SoftwareSpirv { spec: spec.to_string() });
+            }
             Ok(Found { device, spec, software })
         }
     }
@@ -126,6 +130,16 @@ mod tests {
                 matches!(refused, CubeError::NotLinked { .. })
             };
             assert!(expected && refused.to_string().contains(runtime.name()), "{refused}");
+        }
+    }
+
+    /// In a build with SPIR-V no software driver is opened, in one without there is no need.
+    #[test]
+    fn software_drivers_are_not_given_spirv() {
+        for info in devices() {
+            if let Ok(capabilities) = info.capabilities {
+                assert!(!(capabilities.software && cfg!(feature = "vulkan")), "{}", info.spec);
+            }
         }
     }
 
