@@ -25,18 +25,20 @@ pub struct DeviceInfo {
 /// Every device that this build can reach on this machine, in the order in which `auto` tries them; each is opened to ask
 /// for its name.
 ///
-/// A device that `vulkan` and `wgpu` both reach is listed twice.
+/// A device that `vulkan` and `wgpu` both reach is listed twice. Software drivers that a build with SPIR-V refuses are left out.
 #[must_use]
 pub fn devices() -> Vec<DeviceInfo> {
     let specs = Runtime::ALL.into_iter().flat_map(|runtime| {
         (0..on_machine(runtime).len()).map(move |index| DeviceSpec::Numbered(runtime, index))
     });
     specs
-        .map(|spec| {
-            let capabilities = Device::open_with(spec, DeviceOptions::default())
-                .map(|device| device.capabilities().clone())
-                .map_err(|e| e.to_string());
-            DeviceInfo { spec, capabilities }
+        .filter_map(|spec| {
+            let capabilities = match Device::open_with(spec, DeviceOptions::default()) {
+                Ok(device) => Ok(device.capabilities().clone()),
+                Err(CubeError::SoftwareSpirv { .. }) => return None,
+                Err(e) => Err(e.to_string()),
+            };
+            Some(DeviceInfo { spec, capabilities })
         })
         .collect()
 }
