@@ -53,7 +53,7 @@ enum Command {
     Package,
     /// Clippy over every target, warnings denied.
     Clippy,
-    /// Each crate alone, without default features and with them.
+    /// Each published crate alone, without default features and with them.
     Features,
     /// Every test and doc test, with totals at the end.
     Test,

@@ -25,7 +25,7 @@ pub(crate) fn clippy(ws: &Workspace) -> Result<String> {
     Ok(String::new())
 }
 
-/// Each crate alone, so that no crate leans on a feature that another one turned on.
+/// Each published crate alone, so that no crate leans on a feature that another one turned on.
 ///
 /// Clippy instead of `cargo check`: it stops at dead code that only exists without a feature, and shares its
 /// compiled dependencies with the `clippy` step, which a different profile or `RUSTFLAGS` would not. That step checks
@@ -33,7 +33,9 @@ pub(crate) fn clippy(ws: &Workspace) -> Result<String> {
 /// minutes are worth more than knowing that each compiles with all features alone.
 pub(crate) fn features(ws: &Workspace) -> Result<String> {
     let _docs = no_llvm(ws);
-    let crates = ws.crates();
+    // What is never published is used by this workspace only, and `clippy` and `test` have seen it there.
+    let crates: Vec<_> =
+        ws.crates().into_iter().filter(|c| c.publish.as_ref().is_none_or(|to| !to.is_empty())).collect();
     for package in &crates {
         let name = package.name.as_str();
         let has_default = package.features.get("default").is_some_and(|list| !list.is_empty());
