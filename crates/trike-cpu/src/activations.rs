@@ -2,12 +2,13 @@
 
 use std::cell::Cell;
 
-use trike_trit::GroupSize;
+use trike_trit::{GroupSize, Hadamard};
 
 use crate::error::{CpuError, Result};
 use crate::kernels::{Kernels, Loop};
 use crate::line::{Line, ROWS};
 use crate::pool::Pool;
+use crate::rotate::Rotate;
 use crate::simd::Simd;
 
 /// In which numbers ternary weights meet their activations; int8 and dense weights always compute in f32.
@@ -60,6 +61,8 @@ pub(crate) struct Activations {
 thread_local! {
     /// Memory of the activations before: fresh pages for every call cost more than filling them.
     static RECYCLED: Cell<Activations> = Cell::default();
+    /// A token on its way through a rotation.
+    static ROTATED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
 /// Rows of codes that lie side by side for sparse weights.
@@ -80,7 +83,8 @@ pub(crate) struct Panel {
 }
 
 impl Activations {
-    /// Brings `x` (rows of `cols`) into kernel form, padded to at least `padded` columns.
+    /// Brings `x` (rows of `cols`) into kernel form, padded to at least `padded` columns; rotated first where the weights are.
+    #[expect(clippy::too_many_arguments, reason = "one call site, and each says what the codes are")]
     pub(crate) fn prepare<K: Kernels>(
         kernels: K,
         pool: &Pool,
@@ -88,6 +92,7 @@ impl Activations {
         cols: usize,
         padded: usize,
         precision: ActivationPrecision,
+        rotation: Option<Hadamard>,
         wanted: Wanted,
     ) -> Result<Self> {
         let (slices, group) = match precision {
@@ -127,7 +132,22 @@ impl Activations {
                 group,
             })
             .collect();
-        pool.for_units(&mut jobs, 1, 4 * x.len(), |_, jobs| jobs.iter_mut().for_each(|job| kernels.run(job)));
+        pool.for_units(&mut jobs, 1, 4 * x.len(), |_, jobs| {
+            let mut row = ROTATED.take();
+            for job in jobs {
+                let x = match rotation {
+                    None => job.x,
+                    Some(rotation) => {
+                        row.clear();
+                        row.extend_from_slice(job.x);
+                        kernels.run(Rotate { x: &mut row, rotation });
+                        &row
+                    }
+                };
+                kernels.run(Run { job, x });
+            }
+            ROTATED.set(row);
+        });
         // A quantizer that met a value that is not finite left a factor that is not either.
         if precision != ActivationPrecision::F32
             && let Some(token) = factors.iter().position(|factor| !factor.is_finite())
@@ -351,22 +371,29 @@ struct Quantize<'a, S> {
     group: Option<usize>,
 }
 
-impl<S: Simd> Loop for &mut Quantize<'_, S> {
+/// One token of a job: as it came, or rotated.
+struct Run<'a, 'j, S> {
+    job: &'a mut Quantize<'j, S>,
+    x: &'a [f32],
+}
+
+impl<S: Simd> Loop for Run<'_, '_, S> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        if self.slices == 1 {
-            self.int8();
+        let Self { job, x } = self;
+        if job.slices == 1 {
+            job.int8(x);
         } else {
-            self.fixed_point();
+            job.fixed_point(x);
         }
-        let segments = self.codes.len() / self.slices * 16 / SEGMENT;
-        for codes in self.codes.chunks_exact_mut(self.codes.len() / self.slices) {
-            codes.as_flattened_mut()[self.x.len()..].fill(0);
+        let segments = job.codes.len() / job.slices * 16 / SEGMENT;
+        for codes in job.codes.chunks_exact_mut(job.codes.len() / job.slices) {
+            codes.as_flattened_mut()[x.len()..].fill(0);
         }
-        let rows = self.codes.as_flattened().chunks_exact(segments * SEGMENT);
-        for (negated, codes) in self.negated.chunks_exact_mut(segments + 1).zip(rows) {
+        let rows = job.codes.as_flattened().chunks_exact(segments * SEGMENT);
+        for (negated, codes) in job.negated.chunks_exact_mut(segments + 1).zip(rows) {
             let mut sum = 0;
             negated[0] = 0;
             for (negated, codes) in negated[1..].iter_mut().zip(codes.as_chunks::<SEGMENT>().0) {
@@ -379,13 +406,13 @@ impl<S: Simd> Loop for &mut Quantize<'_, S> {
 
 impl<S: Simd> Quantize<'_, S> {
     #[inline(always)]
-    fn int8(&mut self) {
+    fn int8(&mut self, x: &[f32]) {
         let s = self.simd;
         let mut ints = Line([0; ROWS]);
         let codes = self.codes.as_flattened_mut();
-        let len = self.group.unwrap_or(self.x.len());
+        let len = self.group.unwrap_or(x.len());
         let mut finite = true;
-        for (g, (x, codes)) in self.x.chunks(len).zip(codes.chunks_mut(len)).enumerate() {
+        for (g, (x, codes)) in x.chunks(len).zip(codes.chunks_mut(len)).enumerate() {
             let largest = largest(x);
             finite &= largest < INFINITE;
             let scale = 127.0 / f32::from_bits(largest).max(SMALLEST);
@@ -416,9 +443,9 @@ impl<S: Simd> Quantize<'_, S> {
     }
 
     #[inline(always)]
-    fn fixed_point(&mut self) {
+    fn fixed_point(&mut self, x: &[f32]) {
         let s = self.simd;
-        let largest = largest(self.x);
+        let largest = largest(x);
         if largest >= INFINITE {
             // Every output of the token becomes NaN, whatever the codes are.
             *self.factor = f32::NAN;
@@ -433,7 +460,7 @@ impl<S: Simd> Quantize<'_, S> {
         let (low, high) = self.codes.split_at_mut(2 * quarter);
         let ((d0, d1), (d2, d3)) = (low.split_at_mut(quarter), high.split_at_mut(quarter));
         let mut ints = Line([0; ROWS]);
-        for (i, x) in self.x.chunks(16).enumerate() {
+        for (i, x) in x.chunks(16).enumerate() {
             let mut padded = [0.0; 16];
             padded[..x.len()].copy_from_slice(x);
             s.store_ints(s.round(s.mul(s.load_any(&padded), s.splat(scale))), &mut ints);
@@ -477,7 +504,7 @@ mod tests {
         for isa in Isa::available() {
             let precision = ActivationPrecision::Int8PerToken;
             let made = with_kernels!(isa, kernels => {
-                Activations::prepare(kernels, pool.pool(), &x, x.len(), x.len(), precision, Wanted::default())
+                Activations::prepare(kernels, pool.pool(), &x, x.len(), x.len(), precision, None, Wanted::default())
             })
             .expect("finite");
             for (code, x) in made.row(0).as_flattened().iter().zip(&x) {
@@ -496,7 +523,7 @@ mod tests {
             (x[3], x[50]) = (-largest, largest);
             for isa in Isa::available() {
                 let made = with_kernels!(isa, kernels => {
-                    Activations::prepare(kernels, pool.pool(), &x, 50, 96, ActivationPrecision::F32, Wanted::default())
+                    Activations::prepare(kernels, pool.pool(), &x, 50, 96, ActivationPrecision::F32, None, Wanted::default())
                 })
                 .expect("finite");
                 for (token, x) in x.chunks(50).enumerate() {
@@ -523,7 +550,7 @@ mod tests {
         for isa in Isa::available() {
             let precision = ActivationPrecision::Int8PerGroup(GroupSize::G32);
             let made = with_kernels!(isa, kernels => {
-                Activations::prepare(kernels, pool.pool(), &x, 70, 160, precision, Wanted::default())
+                Activations::prepare(kernels, pool.pool(), &x, 70, 160, precision, None, Wanted::default())
             })
             .expect("finite");
             let codes: Vec<i32> = made.row(0).as_flattened().iter().map(|&v| i32::from(v)).collect();

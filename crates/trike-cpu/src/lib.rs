@@ -41,6 +41,7 @@ mod pool;
 mod popcount;
 pub mod probe;
 mod rope;
+mod rotate;
 mod simd;
 mod ternary;
 

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use trike_trit::Hadamard;
+
 use crate::activations::{ActivationPrecision, Activations, Wanted};
 use crate::cost::LinearProblem;
 use crate::dense_pieces::{dense_piece, int8_piece};
@@ -45,7 +47,8 @@ impl Cpu {
     }
 
     /// [`Cpu::linear`] for several matrices with the same input (q/k/v, gate/up): the activations are prepared once,
-    /// and the rows of all matrices are one range that the threads share.
+    /// and the rows of all matrices are one range that the threads share. Matrices that want them rotated in different ways
+    /// are computed one after the other.
     ///
     /// # Errors
     ///
@@ -72,6 +75,18 @@ impl Cpu {
         if tokens == 0 {
             return Ok(());
         }
+        let rotation = rotation_of(first);
+        if ws.iter().any(|w| rotation_of(w) != rotation) {
+            // Codes are common to matrices of one rotation. Ternary ones come first: they may refuse what `x` holds.
+            for ternary in [true, false] {
+                for (&w, out) in ws.iter().zip(outs.iter_mut()) {
+                    if matches!(w, Matrix::Ternary(_)) == ternary {
+                        self.linear_many(x, &[w], precision, &mut [&mut **out])?;
+                    }
+                }
+            }
+            return Ok(());
+        }
         with_kernels!(self.isa(), kernels => self.linear_with(kernels, x, ws, precision, outs, work))
     }
 
@@ -93,7 +108,8 @@ impl Cpu {
                 let sparse = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() == Layout::Sparse);
                 let fixed = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() != Layout::Sparse);
                 let wanted = Wanted { panels: ws.iter().any(fixed), beside: ws.iter().any(sparse) };
-                Activations::prepare(kernels, self.pool(), x, ws[0].cols(), padded, precision, wanted)?
+                let (cols, rotation) = (ws[0].cols(), rotation_of(ws[0]));
+                Activations::prepare(kernels, self.pool(), x, cols, padded, precision, rotation, wanted)?
             }
             None => Activations::default(),
         };
@@ -129,6 +145,14 @@ impl Cpu {
             }
         });
         Ok(())
+    }
+}
+
+/// What the activations of a matrix go through.
+fn rotation_of(w: &Matrix) -> Option<Hadamard> {
+    match w {
+        Matrix::Ternary(m) => m.rotation(),
+        Matrix::Int8(_) | Matrix::Dense(_) => None,
     }
 }
 

@@ -10,7 +10,7 @@ use trike_cpu::{
     MAX_COLS, Matrix, TernaryMatrix,
 };
 use trike_testkit::{Rng, assert_close};
-use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
 
 /// Bound of `max|got - want| / max|want|` for everything that sums in f32.
 const BOUND: f32 = 1e-5;
@@ -39,6 +39,53 @@ fn check_ternary(cpus: &[Cpu], spec: &Weights, tokens: usize, precision: Activat
             let got = linear(cpu, &x, &w, precision);
             let same = bits(&got) == bits(&scalar);
             assert!(same, "{}: {layout:?}, {spec:?}, {tokens} tokens, {precision:?}", describe(cpu));
+        }
+    }
+}
+
+#[test]
+fn rotated_weights_rotate_their_inputs() {
+    let (cpus, mut rng) = (cpus(), Rng::new(6));
+    for (cols, block) in [(2, 2), (12, 4), (160, 32), (192, 64), (768, 256), (4096, 4096)] {
+        let rotation = Some(Hadamard::new(block).expect("a power of two"));
+        for granularity in [GRANULARITIES[1], GRANULARITIES[3]] {
+            let spec =
+                Weights { depth: 2, coupling: Coupling::Tied, ..Weights::plain(19, cols, granularity) };
+            let plain = spec.make(&mut rng);
+            let tensor = plain.clone().with_rotation(rotation).expect("whole blocks");
+            let x = rng.normals(7 * cols);
+            let mut rotated = x.clone();
+            cpus[0]
+                .rotate(&mut rotated, Hadamard::new(block).expect("a power of two"))
+                .expect("whole blocks");
+            for precision in PRECISIONS {
+                let want = oracle(&as_quantized(&rotated, cols, precision), &plain.dequantize(), cols);
+                if precision == ActivationPrecision::F32 {
+                    assert_close(&want, &oracle(&x, &tensor.dequantize(), cols), BOUND);
+                }
+                for layout in LAYOUTS {
+                    let w = Matrix::from(TernaryMatrix::pack_as(&tensor, layout).expect("a packable tensor"));
+                    let plain =
+                        Matrix::from(TernaryMatrix::pack_as(&plain, layout).expect("a packable tensor"));
+                    for cpu in &cpus {
+                        let got = linear(cpu, &x, &w, precision);
+                        assert_close(&got, &want, BOUND);
+                        let apart = linear(cpu, &rotated, &plain, precision);
+                        assert_eq!(bits(&got), bits(&apart), "{}: {layout:?}, {cols}", describe(cpu));
+                        // Beside a matrix that wants its inputs as they are.
+                        let mut outs = [vec![f32::NAN; 7 * 19], vec![f32::NAN; 7 * 19]];
+                        let [first, second] = &mut outs;
+                        cpu.linear_many(&x, &[&plain, &w], precision, &mut [first, second])
+                            .expect("valid shapes");
+                        assert_eq!(bits(&outs[1]), bits(&got));
+                        assert_eq!(bits(&outs[0]), bits(&linear(cpu, &x, &plain, precision)));
+                    }
+                    let mut rows = vec![f32::NAN; 2 * cols];
+                    cpus[0].embed(&w, &[18, 3], &mut rows).expect("rows of the table");
+                    let all = tensor.dequantize();
+                    assert_close(&rows, &[&all[18 * cols..], &all[3 * cols..4 * cols]].concat(), 1e-6);
+                }
+            }
         }
     }
 }

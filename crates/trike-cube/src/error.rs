@@ -1,6 +1,6 @@
 //! The one error type of the crate.
 
-use trike_trit::TritError;
+use trike_trit::{Hadamard, TritError};
 
 /// What a device, a plan or a launch refuses. Plans refuse before anything is launched: outputs are as they were.
 ///
@@ -158,6 +158,16 @@ pub enum CubeError {
         /// Which buffers.
         what: &'static str,
     },
+    /// Inputs that went through another rotation than the weights were stored behind.
+    #[error("{what}: expected inputs rotated in blocks of {expected}, got {got} (1 stands for none)")]
+    Rotation {
+        /// Of what.
+        what: &'static str,
+        /// Numbers of a block.
+        expected: usize,
+        /// Those given.
+        got: usize,
+    },
     /// A trit tensor that could not be read.
     #[error(transparent)]
     Trit(#[from] TritError),
@@ -169,6 +179,20 @@ pub type Result<T> = std::result::Result<T, CubeError>;
 /// Checks a length.
 pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Result<()> {
     if expected == got { Ok(()) } else { Err(CubeError::Length { what, expected, got }) }
+}
+
+/// Checks what inputs go through.
+pub(crate) fn check_rotation(
+    what: &'static str,
+    expected: Option<Hadamard>,
+    got: Option<Hadamard>,
+) -> Result<()> {
+    let block = |rotation: Option<Hadamard>| rotation.map_or(1, Hadamard::block);
+    if expected == got {
+        Ok(())
+    } else {
+        Err(CubeError::Rotation { what, expected: block(expected), got: block(got) })
+    }
 }
 
 /// Checks that a number is inside of a range.

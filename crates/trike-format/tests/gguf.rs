@@ -12,7 +12,7 @@ use trike_format::{
     StoredType, StringArray, Tensor, TensorSource,
 };
 use trike_testkit::Rng;
-use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
 
 fn scratch() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -393,6 +393,8 @@ fn what_a_type_cannot_hold_is_an_error() {
     );
     let means = Scales::new(Granularity::Tensor, vec![1.0], Some(vec![0.5].into()));
     let with_means = TritTensor::from_trits(1, 256, &[1; 256], Encoding::TwoBit, means);
+    let turned = TritTensor::from_trits(1, 256, &[1; 256], Encoding::TwoBit, Scales::tensor(1.0))
+        .and_then(|tensor| tensor.with_rotation(Hadamard::largest(256, 64)));
     let dense = Tensor::from(DenseTensor::new(vec![1, 256], DenseData::F32(rng.normals(256))).unwrap());
     let cases = [
         (
@@ -407,6 +409,11 @@ fn what_a_type_cannot_hold_is_an_error() {
         (GgufType::Tq2_0, scaled(70_000.0), "scales that are f16 numbers, got 70000"),
         (GgufType::Tq2_0, two_planes.unwrap().into(), "one plane, got 2 planes"),
         (GgufType::Tq2_0, with_means.unwrap().into(), "no means"),
+        (
+            GgufType::Tq2_0,
+            turned.unwrap().into(),
+            "inputs as they are, got inputs rotated in blocks of 64; write Trike's own directory",
+        ),
         (GgufType::Tq2_0, dense.clone(), "got dense weights; make it ternary with `trike quantize`"),
         (GgufType::Q8_0, dense.clone(), "expected int8 codes, got dense weights"),
         (GgufType::F16, dense.clone(), "values that are F16 numbers"),

@@ -14,7 +14,7 @@ use trike_format::{
     detect, exact_trits,
 };
 use trike_testkit::Rng;
-use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
 
 fn scratch() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -52,6 +52,8 @@ fn ternary_tensors() -> Vec<(String, Tensor)> {
                 let tensor =
                     TritTensor::from_planes(rows, cols, &planes, encoding, coupling, scales).unwrap();
                 let name = format!("model.{encoding}.{granularity}.{depth}.{coupling}.weight");
+                // Those whose rows are whole blocks are rotated.
+                let tensor = tensor.with_rotation(Hadamard::largest(cols, 8)).unwrap();
                 tensors.push((name, tensor.into()));
             }
         }
@@ -141,6 +143,52 @@ fn the_parts_are_what_the_documentation_says() {
 type Stored = (&'static str, Dtype, Vec<usize>, Vec<u8>);
 
 /// Writes a directory with safetensors' own writer, as any other tool would.
+#[test]
+fn rotated_tensors_have_other_parts_and_another_version() {
+    let (_dir, path) = scratch();
+    let tensor = TritTensor::from_trits(1, 4, &[1, 0, -1, 1], Encoding::Base3, Scales::tensor(0.5)).unwrap();
+    let tensor = tensor.with_rotation(Some(Hadamard::new(2).unwrap())).unwrap();
+    write(&path, &[("w".to_owned(), tensor.clone().into())], None);
+    assert_eq!(HfDir::open(&path).unwrap().load("w").unwrap(), tensor.into());
+    let config: Value = serde_json::from_slice(&std::fs::read(path.join("config.json")).unwrap()).unwrap();
+    // What knows version 1 alone refuses.
+    assert_eq!(config["quantization_config"]["version"], 2);
+    assert_eq!(config["quantization_config"]["tensors"]["w"]["rotation"], 2);
+    let bytes = std::fs::read(path.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    assert!(file.tensor("w.trits").is_err() && file.tensor("w.rotated").is_ok());
+    assert_eq!(file.tensor("w.rotation").unwrap().data(), 2u32.to_le_bytes());
+
+    let entry = |rotation: Value| {
+        json!({ "shape": [1, 4], "encoding": "base3", "depth": 1, "coupling": "free",
+                "granularity": "tensor", "scale_dtype": "F32", "rotation": rotation })
+    };
+    let open = |rotation: Value, block: u32| {
+        let (dir, path) = scratch();
+        let packing = json!({ "quant_method": "trike", "version": 2, "tensors": { "w": entry(rotation) } });
+        let parts = vec![
+            ("w.rotated", Dtype::U8, vec![1, 1, 1], vec![121]),
+            ("w.rotation", Dtype::U32, vec![1], block.to_le_bytes().to_vec()),
+            ("w.scales", Dtype::F32, vec![1], floats(&[1.0])),
+        ];
+        foreign(&path, &json!({ "quantization_config": packing }), &[("model.safetensors", parts)]);
+        let opened = HfDir::open(&path).and_then(|file| file.load("w"));
+        drop(dir);
+        opened.map_err(|e| e.to_string())
+    };
+    assert!(open(json!(4), 4).is_ok());
+    for (rotation, block, expected) in [
+        (json!(3), 3, "a power of two from 2 to 4096 that divides the columns, got 3"),
+        (json!(8), 8, "a power of two from 2 to 4096 that divides the columns, got 8"),
+        (json!("4"), 4, "`rotation` in quantization_config to be a count"),
+        (json!(4), 2, "`.rotation` to be 4, got [2]"),
+        (Value::Null, 4, "a part `w.trits`"),
+    ] {
+        let message = open(rotation, block).unwrap_err();
+        assert!(message.contains(expected), "expected {expected}, got {message}");
+    }
+}
+
 fn foreign(path: &Path, config: &Value, files: &[(&str, Vec<Stored>)]) {
     std::fs::create_dir_all(path).unwrap();
     std::fs::write(path.join("config.json"), config.to_string()).unwrap();
@@ -221,7 +269,7 @@ fn other_packings_and_other_versions_are_refused_by_name() {
     for (packing, expected) in [
         (json!({ "quant_method": "gptq", "bits": 4 }), "`quant_method gptq`"),
         (json!({ "bits": 4 }), "`quant_method (none)`"),
-        (json!({ "quant_method": "trike", "version": 2, "tensors": {} }), "`trike packing version 2`"),
+        (json!({ "quant_method": "trike", "version": 3, "tensors": {} }), "`trike packing version 3`"),
         (json!({ "quant_method": "trike", "version": "1" }), "version \"1\""),
         (json!({ "quant_method": "trike", "version": 1 }), "`quantization_config.tensors`"),
     ] {

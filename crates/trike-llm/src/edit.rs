@@ -85,6 +85,14 @@ fn edits_of(tensor: &TritTensor, change: &Change, edits: &mut Vec<Edit>) -> Resu
             if !value.is_finite() {
                 return refuse("value", "a finite number", value.to_string());
             }
+            if let Some(rotation) = tensor.rotation() {
+                let got = format!("inputs rotated in blocks of {}", rotation.block());
+                return refuse(
+                    "value",
+                    "trits in its place: a weight is a sum over a block of rotated ones",
+                    got,
+                );
+            }
             // For its check of the place.
             tensor.get(0, row, col)?;
             let group = col / tensor.group_len();

@@ -4,6 +4,7 @@
 //! sharing nothing with the host kernels but the ternary tensor.
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
+use trike_trit::Hadamard;
 
 use crate::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, GatedActivation, KvPrecision, NnError,
@@ -27,8 +28,10 @@ impl CandleBackend {
 /// A resident matrix of the reference backend: its weights in f32, whatever they were.
 #[derive(Clone, Debug)]
 pub struct CandleMatrix {
+    /// Of ternary weights that are stored rotated, as they are stored.
     weight: Tensor,
     ternary: bool,
+    rotation: Option<Hadamard>,
 }
 
 /// Cosines and sines are made for each step from these frequencies.
@@ -59,8 +62,15 @@ impl Backend for CandleBackend {
 
     fn load_matrix(&self, weight: Weight) -> Result<CandleMatrix, NnError> {
         let shape = (weight.rows(), weight.cols());
-        let ternary = matches!(weight, Weight::Ternary(_));
-        Ok(CandleMatrix { weight: Tensor::from_vec(weight.dequantize(), shape, &Device::Cpu)?, ternary })
+        let (weight, ternary, rotation) = match weight {
+            Weight::Ternary(tensor) => {
+                let rotation = tensor.rotation();
+                (Weight::Ternary(tensor.with_rotation(None)?), true, rotation)
+            }
+            other => (other, false, None),
+        };
+        let weight = Tensor::from_vec(weight.dequantize(), shape, &Device::Cpu)?;
+        Ok(CandleMatrix { weight, ternary, rotation })
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<Tensor, NnError> {
@@ -92,7 +102,8 @@ impl Backend for CandleBackend {
         if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab) {
             return Err(NnError::Token { id, vocab });
         }
-        Ok(table.weight.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?)
+        let rows = table.weight.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?;
+        rotated(&rows, table.rotation)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, NnError> {
@@ -112,11 +123,13 @@ impl Backend for CandleBackend {
     }
 
     fn linear(&self, x: &Tensor, weights: &[&CandleMatrix]) -> Result<Vec<Tensor>, NnError> {
-        let rounded = round_activations(x, self.precision)?;
         weights
             .iter()
             .map(|m| {
-                let x = if m.ternary { &rounded } else { x };
+                let x = match m.ternary {
+                    true => round_activations(&rotated(x, m.rotation)?, self.precision)?,
+                    false => x.clone(),
+                };
                 Ok(x.matmul(&m.weight.t()?)?)
             })
             .collect()
@@ -224,6 +237,16 @@ fn mask(tokens: usize, seen: usize, first: usize, window: Option<usize>) -> Resu
         })
         .collect();
     Ok(Tensor::from_vec(mask, (1, tokens, seen), &Device::Cpu)?)
+}
+
+/// `H x` for each row, or the rows as they are: `H[i][j]` is 1 or -1 by the bits that `i` and `j` share, over the root of the block.
+fn rotated(x: &Tensor, rotation: Option<Hadamard>) -> Result<Tensor, NnError> {
+    let Some(block) = rotation.map(Hadamard::block) else { return Ok(x.clone()) };
+    let sign = |k: usize| if (k / block & k % block).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+    let signs: Vec<f32> = (0..block * block).map(sign).collect();
+    let matrix = (Tensor::from_vec(signs, (block, block), &Device::Cpu)? / (block as f64).sqrt())?;
+    let (tokens, width) = x.dims2()?;
+    Ok(x.reshape((tokens * width / block, block))?.matmul(&matrix)?.reshape((tokens, width))?)
 }
 
 /// Activations as an int8 layer sees them, in f32.

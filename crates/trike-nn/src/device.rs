@@ -172,8 +172,8 @@ impl CubeBackend {
         }
     }
 
-    /// Codes for ternary layers, straight from what `input` is made of.
-    fn codes(&self, input: &Input<'_, Self>) -> Result<Activations, NnError> {
+    /// Codes for the ternary layer `of`, straight from what `input` is made of.
+    fn codes(&self, input: &Input<'_, Self>, of: &TernaryMatrix) -> Result<Activations, NnError> {
         let (rows, norm, tokens, cols) = match input {
             Input::Plain(x) => (RowInput::Plain(&x.buffer), None, x.rows(), x.width),
             Input::Normed(x, norm) => (RowInput::Plain(&x.buffer), Some(norm), x.rows(), x.width),
@@ -189,6 +189,7 @@ impl CubeBackend {
             ActivationPrecision::Int8PerGroup(size) => linear::ActivationPrecision::Int8PerGroup(size),
         };
         let codes = Activations::empty(&self.device, ActivationShape { tokens, cols, precision })?;
+        let codes = codes.with_rotation(of.rotation())?;
         let norm = norm.map(|norm| ops::Norm { weight: norm.weight, eps: norm.eps });
         self.device.quantize(rows, norm, &codes, &Strategy::Inferred)?;
         Ok(codes)
@@ -314,6 +315,7 @@ impl Backend for CubeBackend {
                 // Tensors of different kinds lie apart, and those that are too large for one allocation together.
                 Err(NnError::Cube(
                     CubeError::Length { .. }
+                    | CubeError::Rotation { .. }
                     | CubeError::Range { .. }
                     | CubeError::Shape { .. }
                     | CubeError::Memory { .. },
@@ -426,8 +428,8 @@ impl Backend for CubeBackend {
                 _ if outs[i].is_some() => {}
                 Kind::Ternary { packed, .. } => {
                     let x = match &codes {
-                        Some(codes) => codes,
-                        None => codes.insert(self.codes(&input)?),
+                        Some(codes) if Activations::rotation(codes) == packed.rotation() => codes,
+                        _ => codes.insert(self.codes(&input, packed)?),
                     };
                     let parts = packed.form().parts.iter();
                     let made = parts.map(|&rows| self.tensor(tokens, rows)).collect::<Result<Vec<_>, _>>()?;
@@ -476,7 +478,7 @@ impl Backend for CubeBackend {
         same("rows of an addend", to.rows(), tokens)?;
         match &weight.0 {
             Kind::Ternary { packed, .. } if packed.form().parts.len() == 1 => {
-                let codes = self.codes(&input)?;
+                let codes = self.codes(&input, packed)?;
                 self.device.linear_add(&codes, packed, &[&to.buffer], &Strategy::Inferred)?;
             }
             Kind::Ternary { .. } => {

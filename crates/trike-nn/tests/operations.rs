@@ -7,7 +7,7 @@ use trike_nn::{
     KvPrecision, NnError, RopePairing, RopeSpec, Segment, Weight,
 };
 use trike_testkit::{Rng, assert_close};
-use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, Scales, TritTensor};
 
 fn cpu() -> CpuBackend {
     CpuBackend::new(Cpu::new(2).expect("two threads"), ActivationPrecision::F32)
@@ -35,8 +35,11 @@ fn weights(rng: &mut Rng) -> Vec<Weight> {
     let codes = rng.normals(rows * cols).iter().map(|v| (v * 40.0) as i8).collect();
     let halves = rng.normals(rows * cols).iter().map(|&v| half::f16::from_f32(v)).collect();
     let brains = rng.normals(rows * cols).iter().map(|&v| half::bf16::from_f32(v)).collect();
+    let tied = tied.expect("a tensor");
+    let rotated = tied.clone().with_rotation(Hadamard::largest(cols, 8)).expect("pairs");
     vec![
-        Weight::Ternary(tied.expect("a tensor")),
+        Weight::Ternary(tied),
+        Weight::Ternary(rotated),
         Weight::Int8(Int8Matrix::new(rows, cols, 32, codes, rng.normals(rows * 3)).expect("a matrix")),
         Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(rng.normals(rows * cols))).expect("one")),
         Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F16(halves)).expect("one")),

@@ -1,5 +1,7 @@
 //! Rotations that spread outliers over their neighbours.
 
+use trike_trit::Hadamard;
+
 use crate::{QuantError, error::check_len, quantize::Chance};
 
 /// An orthogonal matrix `R = H D`: random signs `D`, then the normalized Walsh-Hadamard matrix `H` in blocks along the diagonal, each as
@@ -44,6 +46,24 @@ impl Rotation {
         let mut chance = Chance(seed);
         let signs = (0..width).map(|_| if chance.bits() >> 63 == 0 { 1.0 } else { -1.0 }).collect();
         Ok(Self { signs, block: 1 << width.trailing_zeros() })
+    }
+
+    /// `hadamard` itself, without signs, for vectors of `width` numbers: what the inputs of a
+    /// [`TritTensor`](trike_trit::TritTensor) go through that is stored rotated.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Option`] when vectors are no whole blocks.
+    pub fn plain(width: usize, hadamard: Hadamard) -> Result<Self, QuantError> {
+        let block = hadamard.block();
+        if width == 0 || !width.is_multiple_of(block) {
+            return Err(QuantError::Option {
+                option: "width of a rotation",
+                expected: "whole blocks",
+                got: format!("{width} in blocks of {block}"),
+            });
+        }
+        Ok(Self { signs: vec![1.0; width], block })
     }
 
     /// Length of the vectors.
@@ -151,6 +171,20 @@ mod tests {
             let want: Vec<f32> = (0..3 * width).map(|k| at(k / 3, k % 3)).collect();
             assert_close(&columns, &want, 1e-5);
         }
+    }
+
+    #[test]
+    fn plain_ones_are_the_transform_of_tensors() {
+        for (width, block) in [(12, 4), (96, 32), (64, 16)] {
+            let hadamard = Hadamard::new(block).unwrap();
+            let rotation = Rotation::plain(width, hadamard).unwrap();
+            let (mut got, mut want) = (Rng::new(3).normals(2 * width), Rng::new(3).normals(2 * width));
+            rotation.rows(&mut got).unwrap();
+            hadamard.apply(&mut want).unwrap();
+            assert_close(&got, &want, 1e-6);
+        }
+        let hadamard = Hadamard::new(8).unwrap();
+        assert!(Rotation::plain(12, hadamard).is_err() && Rotation::plain(0, hadamard).is_err());
     }
 
     #[test]

@@ -123,6 +123,14 @@ pub enum TritError {
         /// The number given.
         value: i8,
     },
+    /// A rotation whose blocks are no power of two, or of which rows are no whole number.
+    #[error("{what}: expected a power of two from 2 to 4096 that divides the columns, got {got}")]
+    Rotation {
+        /// Which length.
+        what: &'static str,
+        /// The length given.
+        got: usize,
+    },
     /// An integer that so many balanced trits do not reach.
     #[error("{value} is not a number of {trits} trits: expected {limit} at most, either side of zero")]
     Balanced {

@@ -15,6 +15,7 @@
 //! * tensor: [`TritTensor`], [`TritRow`], [`TritData`] (its raw parts), [`Encoding`], [`Coupling`]
 //! * scales: [`Scales`], [`ScaleValues`], [`Granularity`], [`GroupSize`]
 //! * zeros: [`SparsityMetadata`]
+//! * inputs that are rotated first: [`Hadamard`], [`TritTensor::with_rotation`]
 //! * edits: [`Edit`], [`TritTensor::set`], [`TritTensor::edit`]
 //! * balanced integers: [`trits_of`], [`value_of`], [`Tryte3`], [`Word6`], [`TryteVec`]
 //! * errors: [`TritError`]
@@ -26,6 +27,7 @@ mod balanced;
 mod data;
 mod edit;
 mod error;
+mod hadamard;
 mod kinds;
 mod row;
 mod scales;
@@ -38,6 +40,7 @@ pub use balanced::{I64_TRITS, Tryte3, Word6, trits_of, value_of};
 pub use data::TritData;
 pub use edit::Edit;
 pub use error::TritError;
+pub use hadamard::Hadamard;
 pub use kinds::{Coupling, Encoding, Granularity, GroupSize, MAX_DEPTH, ParseKindError};
 pub use row::{TritRow, Trits};
 pub use scales::{ScaleValues, Scales};

@@ -1,7 +1,8 @@
 //! The ternary tensor.
 
 use crate::{
-    Coupling, Encoding, MAX_DEPTH, Scales, SparsityMetadata, TritData, TritError, TritRow, data::bit_words,
+    Coupling, Encoding, Hadamard, MAX_DEPTH, Scales, SparsityMetadata, TritData, TritError, TritRow,
+    data::bit_words,
 };
 
 /// A `rows x cols` (out x in) matrix of ternary weights in 1 to 6 planes, with its scales.
@@ -10,6 +11,9 @@ use crate::{
 /// `mean + s (t0 + t1 / 3 + t2 / 9 + ...)`; the mean is 0 unless the fit is asymmetric. [`Coupling`],
 /// [`Granularity`](crate::Granularity) and [`Encoding`] say which of the forms a tensor has, and the shape lives
 /// here: no function of a tensor takes it again.
+///
+/// With a [`rotation`](Self::rotation) `H` the tensor stands for `W = T H`, `T` being what trits and scales say: whoever
+/// multiplies rotates the inputs, `W x = T (H x)`. [`dequantize`](Self::dequantize) gives `W`.
 ///
 /// ```
 /// use trike_trit::{Encoding, Scales, Trit, TritTensor};
@@ -31,6 +35,7 @@ pub struct TritTensor {
     pub(crate) sparsity: Vec<SparsityMetadata>,
     coupling: Coupling,
     scales: Scales,
+    rotation: Option<Hadamard>,
 }
 
 impl TritTensor {
@@ -62,7 +67,36 @@ impl TritTensor {
             data.check_lengths(plane, rows, cols)?;
             sparsity.push(index(data, plane, rows, cols)?);
         }
-        Ok(Self { rows, cols, planes, sparsity, coupling, scales })
+        Ok(Self { rows, cols, planes, sparsity, coupling, scales, rotation: None })
+    }
+
+    /// The same trits behind a rotation of their inputs, or without one.
+    ///
+    /// ```
+    /// use trike_trit::{Encoding, Hadamard, Scales, TritTensor};
+    ///
+    /// let tensor = TritTensor::from_trits(1, 2, &[1, 0], Encoding::TwoBit, Scales::tensor(2.0))?;
+    /// let rotated = tensor.with_rotation(Some(Hadamard::new(2)?))?;
+    /// let half = 2.0 * 0.5f32.sqrt();
+    /// assert!(rotated.dequantize().iter().all(|w| (w - half).abs() < 1e-6));
+    /// # Ok::<(), trike_trit::TritError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`TritError::Rotation`] when rows are no whole blocks.
+    pub fn with_rotation(mut self, rotation: Option<Hadamard>) -> Result<Self, TritError> {
+        if let Some(rotation) = rotation.filter(|r| !self.cols.is_multiple_of(r.block())) {
+            let what = "block of a rotation of inputs";
+            return Err(TritError::Rotation { what, got: rotation.block() });
+        }
+        self.rotation = rotation;
+        Ok(self)
+    }
+
+    /// What inputs go through before they meet the trits.
+    pub fn rotation(&self) -> Option<Hadamard> {
+        self.rotation
     }
 
     /// A one-plane tensor from `rows * cols` numbers -1, 0 and 1 in row-major order.
@@ -214,7 +248,7 @@ impl TritTensor {
     }
 
     /// Writes the `cols` weights of a row to `out`: each scale times its trit, plane after plane, and the mean
-    /// first, all in f32.
+    /// first, all in f32; then the rotation, where there is one.
     ///
     /// # Errors
     ///
@@ -250,6 +284,10 @@ impl TritTensor {
                 }
             }
         }
+        if let Some(rotation) = self.rotation {
+            // `with_rotation` checked that a row is whole blocks.
+            rotation.apply_blocks(out);
+        }
     }
 
     /// The same tensor in another encoding; every trit, scale and mean is kept.
@@ -269,6 +307,7 @@ impl TritTensor {
             sparsity: self.sparsity.clone(),
             coupling: self.coupling,
             scales: self.scales.clone(),
+            rotation: self.rotation,
         })
     }
 
@@ -282,7 +321,8 @@ impl TritTensor {
         rows.iter().try_for_each(|&r| self.check_row(r))?;
         let sets = if self.coupling == Coupling::Free { self.depth() } else { 1 };
         let scales = self.scales.select_rows((self.rows, self.cols), sets, rows);
-        Self::new(rows.len(), self.cols, self.repack(self.encoding(), rows)?, self.coupling, scales)
+        let planes = self.repack(self.encoding(), rows)?;
+        Self::new(rows.len(), self.cols, planes, self.coupling, scales)?.with_rotation(self.rotation)
     }
 
     fn repack(&self, encoding: Encoding, rows: &[usize]) -> Result<Vec<TritData>, TritError> {

@@ -182,6 +182,17 @@ pub(crate) struct QuantizeArgs {
     /// output head that was the embedding becomes a matrix of its own
     #[arg(long, value_name = "SEED", num_args = 0..=1, require_equals = true, default_missing_value = "1")]
     pub(crate) rotate: Option<u64>,
+    /// Rotate the inputs of output and down projections, for which there is nothing to fold a rotation into: the model does it when
+    /// it runs, by Hadamard matrices in blocks of at most BLOCK numbers (512 when only --hadamard is given)
+    #[arg(
+        long,
+        value_name = "BLOCK",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "512",
+        conflicts_with = "prune"
+    )]
+    pub(crate) hadamard: Option<usize>,
     /// Leave codes and scales as compensation made them; rounding, free planes and --plain are never tuned
     #[arg(long)]
     pub(crate) no_tune: bool,

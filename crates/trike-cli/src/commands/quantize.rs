@@ -200,6 +200,7 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
         }),
         salience: args.salience,
         rotation: args.rotate,
+        input_rotation: args.hadamard,
         skip_patterns: args.skip.clone(),
         min_layer_size: args.min_size,
         int8_head: args.head == Embeddings::Int8,

@@ -128,6 +128,8 @@ fn every_option_changes_the_model() {
         &["--salience"],
         &["--rotate"],
         &["--rotate=2"],
+        &["--hadamard"],
+        &["--hadamard=4"],
         &["--coupling", "free", "--planes", "2"],
         &["--planes", "2"],
         &["--damping", "0.2"],

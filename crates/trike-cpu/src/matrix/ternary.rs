@@ -3,9 +3,10 @@
 use std::ops::Range;
 
 use half::f16;
-use trike_trit::{Coupling, Granularity, GroupSize, TritTensor};
+use trike_trit::{Coupling, Granularity, GroupSize, Hadamard, TritTensor};
 
 use crate::error::{Result, check_range};
+use crate::kernels::Kernels;
 use crate::line::{CodeLine, FloatLine, Line, ROWS};
 use crate::matrix::blocks::Blocks;
 use crate::matrix::layout::{Fixed, Layout, Shape};
@@ -13,6 +14,7 @@ use crate::matrix::shares::{Share, for_tiles};
 use crate::matrix::sparse::Sparse;
 use crate::memory::Lines;
 use crate::pool::{Cpu, Pool};
+use crate::rotate::Rotate;
 use crate::simd::Simd;
 
 /// Columns of a ternary matrix, at most. Integer sums never span more than 16,320 columns, so this only bounds lengths.
@@ -72,6 +74,8 @@ pub struct TernaryMatrix {
     store: Store,
     scales: Shared,
     means: Option<Shared>,
+    /// What inputs go through first.
+    rotation: Option<Hadamard>,
 }
 
 /// The weights.
@@ -206,7 +210,9 @@ impl TernaryMatrix {
                 Some(shared(tensor, 1, halves, |_, row, group| tensor.mean(row, group))?)
             }
         };
-        Ok(Self { rows, cols, depth, sets, planes, skipped, group, shape, store, scales: packed, means })
+        let rotation = tensor.rotation();
+        let scales = packed;
+        Ok(Self { rows, cols, depth, sets, planes, skipped, group, shape, store, scales, means, rotation })
     }
 
     /// Outputs.
@@ -231,6 +237,12 @@ impl TernaryMatrix {
     #[must_use]
     pub fn group(&self) -> Option<GroupSize> {
         self.group
+    }
+
+    /// What inputs go through before they meet the trits; [`Cpu::linear`] sees to it.
+    #[must_use]
+    pub fn rotation(&self) -> Option<Hadamard> {
+        self.rotation
     }
 
     /// How the weights lie in memory.
@@ -354,8 +366,8 @@ impl TernaryMatrix {
         true
     }
 
-    /// Writes the weights of one row as the tensor defines them: the mean, then each plane's scale times its trit.
-    pub(crate) fn dequantize_row<S: Simd>(&self, kernels: S, row: usize, out: &mut [f32]) {
+    /// Writes the weights of one row as the tensor defines them: the mean, then each plane's scale times its trit; rotated.
+    pub(crate) fn dequantize_row<S: Kernels>(&self, kernels: S, row: usize, out: &mut [f32]) {
         let (tile, r) = (row / ROWS, row % ROWS);
         let len = self.group.map_or(self.cols, GroupSize::get);
         let mut shared = vec![Line([0.0; ROWS]); self.groups()];
@@ -383,6 +395,9 @@ impl TernaryMatrix {
                         .for_each(|(out, code)| *out += scale * (f32::from(*code) - 1.0));
                 }
             }
+        }
+        if let Some(rotation) = self.rotation {
+            kernels.run(Rotate { x: out, rotation });
         }
     }
 

@@ -1,9 +1,9 @@
 //! Activations as the ternary kernels read them.
 
-use trike_trit::GroupSize;
+use trike_trit::{GroupSize, Hadamard};
 
 use crate::device::{Buffer, Device};
-use crate::error::{Result, check_range, check_shape};
+use crate::error::{CubeError, Result, check_range, check_shape};
 
 /// Columns of a block: what 32 lanes read of sixteen rows of weights in one vector each.
 pub const BLOCK: usize = 128;
@@ -108,8 +108,8 @@ impl ActivationShape {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`](crate::CubeError::Range) for no columns or more than [`MAX_COLS`],
-    /// [`CubeError::Shape`](crate::CubeError::Shape) for no tokens or too many.
+    /// [`CubeError::Range`] for no columns or more than [`MAX_COLS`],
+    /// [`CubeError::Shape`] for no tokens or too many.
     pub fn validate(&self) -> Result<()> {
         check_range("columns of activations", 1, MAX_COLS, self.cols)?;
         let rows = self.tokens.saturating_mul(self.precision.slices());
@@ -131,6 +131,7 @@ impl ActivationShape {
 #[derive(Clone, Debug)]
 pub struct Activations {
     shape: ActivationShape,
+    rotation: Option<Hadamard>,
     pub(crate) codes: Buffer<u32>,
     pub(crate) sums: Buffer<i32>,
     pub(crate) factors: Buffer<f32>,
@@ -146,10 +147,34 @@ impl Activations {
         shape.validate()?;
         Ok(Self {
             shape,
+            rotation: None,
             codes: device.empty(shape.code_words())?,
             sums: device.empty(shape.code_rows() * shape.sum_stride())?,
             factors: device.empty(shape.factors())?,
         })
+    }
+
+    /// The same, for codes of rotated values: a quantizer rotates what it fills them from, and only weights that are stored behind
+    /// that rotation take them. What [`Activations::upload`] is given must be rotated already.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::NotMultiple`] when rows are no whole blocks.
+    pub fn with_rotation(mut self, rotation: Option<Hadamard>) -> Result<Self> {
+        if let Some(unit) = rotation.map(Hadamard::block)
+            && !self.shape.cols.is_multiple_of(unit)
+        {
+            let (what, got) = ("columns of rotated activations", self.shape.cols);
+            return Err(CubeError::NotMultiple { what, unit, got });
+        }
+        self.rotation = rotation;
+        Ok(self)
+    }
+
+    /// What the values went through.
+    #[must_use]
+    pub fn rotation(&self) -> Option<Hadamard> {
+        self.rotation
     }
 
     /// Their shape.
@@ -182,13 +207,14 @@ impl Activations {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`](crate::CubeError::Length) for a wrong number of values, and those of [`Activations::empty`].
+    /// [`CubeError::Length`] for a wrong number of values, and those of [`Activations::empty`].
     pub fn upload(device: &Device, shape: ActivationShape, x: &[f32]) -> Result<Self> {
         shape.validate()?;
         crate::error::check_len("activations", shape.tokens * shape.cols, x.len())?;
         let host = super::quantize::quantize(shape, x);
         Ok(Self {
             shape,
+            rotation: None,
             codes: device.upload(&host.codes)?,
             sums: device.upload(&host.sums)?,
             factors: device.upload(&host.factors)?,

@@ -9,7 +9,7 @@ use super::kernels::{self, DimsLaunch, Form, MmaShape};
 use super::plan::{DecodeBlueprint, LinearBlueprint, LinearProblem, SplitBlueprint, SplitKernel};
 use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
-use crate::error::{CubeError, Result, check_len};
+use crate::error::{CubeError, Result, check_len, check_rotation};
 use crate::ops::spread;
 use crate::plan::{Plan, Settings, Strategy};
 
@@ -18,7 +18,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] when the columns or an output do not fit, and those of [`Plan::plan`] and of the launch.
+    /// [`CubeError::Length`] when the columns or an output do not fit, [`CubeError::Rotation`] when `x` was not rotated as `w` asks
+    /// for, and those of [`Plan::plan`] and of the launch.
     pub fn linear(
         &self,
         x: &Activations,
@@ -52,6 +53,7 @@ impl Device {
         add: bool,
         strategy: &Strategy<LinearBlueprint>,
     ) -> Result<()> {
+        check_rotation("activations of a linear", w.rotation(), x.rotation())?;
         let problem = LinearProblem { x: x.shape(), w: w.form().clone(), add };
         check_len("outputs of a linear", problem.w.parts.len(), outs.len())?;
         for (i, (out, rows)) in outs.iter().zip(&problem.w.parts).enumerate() {

@@ -5,7 +5,7 @@ use trike_trit::{Granularity, TritTensor};
 use super::activations::{BLOCK, MAX_COLS};
 use super::kernels::bitmap::SIGN_BITS;
 use crate::device::{Buffer, Device};
-use crate::error::{CubeError, Result, check_len, check_range, check_shape};
+use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape};
 
 /// Columns of a sparse matrix, at most, in [`SparseLayout::Entries`]: a column and a sign are two bytes.
 pub const MAX_SPARSE_COLS: usize = 1 << 15;
@@ -132,7 +132,7 @@ impl SparseMatrix {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for more planes, [`CubeError::Range`] for rows longer than [`MAX_COLS`] and for scales of
+    /// [`CubeError::Length`] for more planes, [`CubeError::Rotation`] for one behind a rotation, [`CubeError::Range`] for rows longer than [`MAX_COLS`] and for scales of
     /// groups or means, [`CubeError::Shape`] and [`CubeError::Memory`].
     pub fn pack(device: &Device, tensor: &TritTensor) -> Result<Self> {
         let form = form_of(tensor)?;
@@ -195,6 +195,7 @@ impl SparseMatrix {
 /// The form of a tensor as a list, refused when there is none.
 fn form_of(tensor: &TritTensor) -> Result<SparseForm> {
     check_len("planes of a sparse matrix", 1, tensor.depth())?;
+    check_rotation("a sparse matrix", None, tensor.rotation())?;
     let grouped = matches!(tensor.scales().granularity(), Granularity::Group(_));
     if grouped || tensor.scales().means().is_some() {
         return Err(CubeError::Range {

@@ -1,11 +1,11 @@
 //! Ternary weights as the kernels read them.
 
 use half::f16;
-use trike_trit::{Coupling, Granularity, ScaleValues, TritTensor};
+use trike_trit::{Coupling, Granularity, Hadamard, ScaleValues, TritTensor};
 
 use super::activations::{BLOCK, MAX_COLS};
 use crate::device::{Buffer, Device};
-use crate::error::{CubeError, Result, check_len, check_range, check_shape};
+use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape};
 
 /// Rows of a tile.
 pub const TILE: usize = 16;
@@ -60,6 +60,7 @@ pub struct TernaryMatrix {
     form: TernaryForm,
     /// Planes of the tensors, which sets may have one place more for.
     depth: usize,
+    rotation: Option<Hadamard>,
     pub(crate) codes: Buffer<u32>,
     pub(crate) index: Option<Buffer<u32>>,
     pub(crate) scales: Shared,
@@ -190,7 +191,7 @@ impl TernaryMatrix {
     /// # Errors
     ///
     /// [`CubeError::Range`] for no tensors, more than [`MAX_PARTS`], or rows longer than [`MAX_COLS`];
-    /// [`CubeError::Length`] when the tensors differ in what they must share; [`CubeError::Shape`] and
+    /// [`CubeError::Length`] and [`CubeError::Rotation`] when the tensors differ in what they must share; [`CubeError::Shape`] and
     /// [`CubeError::Memory`] for tensors too large for the device.
     pub fn pack(device: &Device, tensors: &[&TritTensor]) -> Result<Self> {
         Self::pack_as(device, tensors, TernaryLayout::TwoBit)
@@ -217,6 +218,7 @@ impl TernaryMatrix {
             scales: Shared::upload(device, &host.scales, form.halves)?,
             means: host.means.map(|means| Shared::upload(device, &means, form.halves)).transpose()?,
             depth: tensors[0].depth(),
+            rotation: tensors[0].rotation(),
             form,
         })
     }
@@ -231,6 +233,12 @@ impl TernaryMatrix {
     #[must_use]
     pub fn depth(&self) -> usize {
         self.depth
+    }
+
+    /// What activations go through before they are multiplied.
+    #[must_use]
+    pub fn rotation(&self) -> Option<Hadamard> {
+        self.rotation
     }
 
     /// Bytes that the kernels read, and that it takes on the device.
@@ -251,6 +259,7 @@ pub(super) fn form_of(tensors: &[&TritTensor], f16: bool, layout: TernaryLayout)
     for tensor in tensors {
         check_len("columns of the parts of a ternary matrix", first.cols(), tensor.cols())?;
         check_len("planes of the parts of a ternary matrix", first.depth(), tensor.depth())?;
+        check_rotation("parts of a ternary matrix", first.rotation(), tensor.rotation())?;
         let same = tensor.coupling() == first.coupling();
         check_len("coupling of the parts of a ternary matrix", 1, usize::from(same))?;
         check_len(

@@ -159,6 +159,10 @@ fn ternary(
     if tensor.scales().means().is_some() {
         return Err(refusal.because("no means", "a mean per group", elsewhere));
     }
+    if let Some(rotation) = tensor.rotation() {
+        let got = format!("inputs rotated in blocks of {}", rotation.block());
+        return Err(refusal.because("inputs as they are", got, elsewhere));
+    }
     let trits_error = |e| refusal.place.trits(e);
     let block_size = refusal.kind.block();
     let mut trits = vec![0; tensor.cols()];

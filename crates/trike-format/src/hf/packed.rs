@@ -6,7 +6,7 @@ use std::path::Path;
 
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
-use trike_trit::{Coupling, Encoding, Granularity, MAX_DEPTH, ScaleValues};
+use trike_trit::{Coupling, Encoding, Granularity, Hadamard, MAX_DEPTH, ScaleValues};
 
 use super::{
     container::{Container, Slot},
@@ -14,8 +14,10 @@ use super::{
 };
 use crate::{FormatError, StoredType, Tensor, error::Place};
 
-/// The only version of the description so far.
+/// The version of the description, where no tensor is rotated: readers of version 1 know nothing of that, and refuse the next.
 pub(crate) const VERSION: u64 = 1;
+/// The version of one with rotated tensors.
+pub(crate) const ROTATED: u64 = 2;
 
 /// A packed tensor as `quantization_config` describes it.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,6 +39,7 @@ pub(super) enum Form {
         coupling: Coupling,
         granularity: Granularity,
         means: Option<Dtype>,
+        rotation: Option<Hadamard>,
     },
 }
 
@@ -62,7 +65,12 @@ impl Packed {
                 return Err(place.layout(format!("1 to {MAX_DEPTH} planes"), depth.to_string()));
             }
             let means = !fields.get("mean_dtype").is_null();
+            let rotation = match fields.get("rotation") {
+                Value::Null => None,
+                _ => Some(fields.rotation(cols)?),
+            };
             Form::Trits {
+                rotation,
                 encoding: fields.parse("encoding")?,
                 depth,
                 coupling: fields.parse("coupling")?,
@@ -88,6 +96,7 @@ impl Packed {
                     coupling: t.coupling(),
                     granularity: t.scales().granularity(),
                     means: t.scales().means().map(dtype_of),
+                    rotation: t.rotation(),
                 };
                 Some(Self { rows, cols, form, scales: dtype_of(t.scales().values()) })
             }
@@ -102,7 +111,10 @@ impl Packed {
                 entry["encoding"] = "int8".into();
                 entry["group"] = (*group).into();
             }
-            Form::Trits { encoding, depth, coupling, granularity, means } => {
+            Form::Trits { encoding, depth, coupling, granularity, means, rotation } => {
+                if let Some(rotation) = rotation {
+                    entry["rotation"] = rotation.block().into();
+                }
                 entry["encoding"] = encoding.name().into();
                 entry["depth"] = (*depth).into();
                 entry["coupling"] = coupling.name().into();
@@ -130,9 +142,11 @@ impl Packed {
                 (".int8", Dtype::I8, Some(vec![rows, cols])),
                 (".scales", self.scales, Some(vec![rows, cols.div_ceil(*group)])),
             ]),
-            Form::Trits { encoding, depth, coupling, granularity, means } => {
+            Form::Trits { encoding, depth, coupling, granularity, means, rotation } => {
                 let depth = *depth;
-                let trits = |shape: Vec<usize>| (".trits", Dtype::U8, Some(shape));
+                // Another name, so that a reader that looks for parts alone does not take them for what they are not.
+                let name = if rotation.is_some() { ".rotated" } else { ".trits" };
+                let trits = |shape: Vec<usize>| (name, Dtype::U8, Some(shape));
                 let offsets = (".offsets", Dtype::U32, Some(vec![depth, rows.checked_add(1)?]));
                 let bit_bytes = 8 * cols.div_ceil(64);
                 let mut parts = match encoding {
@@ -142,8 +156,11 @@ impl Packed {
                     Encoding::Bitmap => {
                         vec![trits(vec![depth, rows, bit_bytes]), offsets, (".signs", Dtype::U8, None)]
                     }
-                    Encoding::RowCompressed => vec![(".trits", Dtype::U8, None), offsets],
+                    Encoding::RowCompressed => vec![(name, Dtype::U8, None), offsets],
                 };
+                if rotation.is_some() {
+                    parts.push((".rotation", Dtype::U32, Some(vec![1])));
+                }
                 let set = match granularity {
                     Granularity::Tensor => vec![],
                     Granularity::Row => vec![rows],
@@ -221,6 +238,13 @@ impl Fields<'_> {
         number.ok_or_else(|| self.wrong(key, "a count"))
     }
 
+    fn rotation(&self, cols: usize) -> Result<Hadamard, FormatError> {
+        let block = self.number("rotation")?;
+        let rotation = Hadamard::new(block).ok().filter(|_| cols.is_multiple_of(block));
+        rotation
+            .ok_or_else(|| self.wrong("rotation", "a power of two from 2 to 4096 that divides the columns"))
+    }
+
     fn shape(&self) -> Result<(usize, usize), FormatError> {
         let wrong = || self.wrong("shape", "[rows, cols], each 1 to 4294967295");
         let side =
@@ -255,7 +279,7 @@ impl Fields<'_> {
 /// Reads Trike's `quantization_config`: the packed tensors by name.
 pub(crate) fn descriptions(path: &Path, quantization: &Value) -> Result<Vec<(String, Packed)>, FormatError> {
     let version = quantization.get("version").unwrap_or(&Value::Null);
-    if version.as_u64() != Some(VERSION) {
+    if !version.as_u64().is_some_and(|v| [VERSION, ROTATED].contains(&v)) {
         let name = format!("trike packing version {version}");
         return Err(unsupported(path, name, "use a newer version of Trike"));
     }

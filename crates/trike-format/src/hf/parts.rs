@@ -25,12 +25,22 @@ impl Packed {
                 let tensor = Int8Tensor::new(self.rows, self.cols, *group, codes, scales);
                 tensor.map(Tensor::Int8).map_err(|e| place.tensor_error(&e))
             }
-            Form::Trits { encoding, depth, coupling, granularity, means } => {
+            Form::Trits { encoding, depth, coupling, granularity, means, rotation } => {
                 let means = match means {
                     Some(dtype) => Some(scale_values(*dtype, part(".means")?)),
                     None => None,
                 };
-                let trits = part(".trits")?;
+                let trits = match rotation {
+                    None => part(".trits")?,
+                    Some(rotation) => {
+                        let block = bytes::u32s(part(".rotation")?);
+                        if block != [rotation.block() as u32] {
+                            let expected = format!("`.rotation` to be {}", rotation.block());
+                            return Err(place.layout(expected, format!("{block:?}")));
+                        }
+                        part(".rotated")?
+                    }
+                };
                 let planes = match encoding {
                     Encoding::Bitmap => {
                         let offsets = bytes::u32s(part(".offsets")?);
@@ -46,6 +56,7 @@ impl Packed {
                 };
                 let scales = Scales::new(*granularity, scales, means);
                 let tensor = TritTensor::new(self.rows, self.cols, planes, *coupling, scales);
+                let tensor = tensor.and_then(|tensor| tensor.with_rotation(*rotation));
                 tensor.map(Tensor::Trits).map_err(|e| place.trits(e))
             }
         }
@@ -142,19 +153,28 @@ fn trit_part(tensor: &TritTensor, suffix: &str) -> Vec<u8> {
     match suffix {
         ".scales" => return scale_bytes(tensor.scales().values()),
         ".means" => return tensor.scales().means().map_or_else(Vec::new, scale_bytes),
+        ".rotation" => {
+            // A block is at most 4096.
+            let block = tensor.rotation().map(|rotation| rotation.block() as u32);
+            put_u32s(block.as_slice(), &mut out);
+            return out;
+        }
         _ => {}
     }
     for plane in (0..tensor.depth()).filter_map(|p| tensor.data(p)) {
         match (suffix, plane) {
-            (".trits", TritData::Planes { pos, neg }) => {
+            (".trits" | ".rotated", TritData::Planes { pos, neg }) => {
                 put_u64s(pos, &mut out);
                 put_u64s(neg, &mut out);
             }
-            (".trits", TritData::TwoBit(words)) => put_u64s(words, &mut out),
-            (".trits", TritData::Base3(bytes) | TritData::RowCompressed { entries: bytes, .. }) => {
+            (".trits" | ".rotated", TritData::TwoBit(words)) => put_u64s(words, &mut out),
+            (
+                ".trits" | ".rotated",
+                TritData::Base3(bytes) | TritData::RowCompressed { entries: bytes, .. },
+            ) => {
                 out.extend_from_slice(bytes);
             }
-            (".trits", TritData::Bitmap { nonzero, .. }) => put_u64s(nonzero, &mut out),
+            (".trits" | ".rotated", TritData::Bitmap { nonzero, .. }) => put_u64s(nonzero, &mut out),
             (".signs", TritData::Bitmap { negative, .. }) => put_u64s(negative, &mut out),
             (_, TritData::Bitmap { offsets, .. } | TritData::RowCompressed { offsets, .. }) => {
                 put_u32s(offsets, &mut out);

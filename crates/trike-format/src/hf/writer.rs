@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     CONFIG, INDEX, WEIGHTS,
-    packed::{Packed, VERSION},
+    packed::{Packed, ROTATED, VERSION},
     parts,
 };
 use crate::{
@@ -227,8 +227,10 @@ impl HfDirWriter {
         }
         self.config.remove("quantization_config");
         if !self.descriptions.is_empty() {
+            let rotated = self.descriptions.values().any(|tensor| tensor.get("rotation").is_some());
+            let version = if rotated { ROTATED } else { VERSION };
             let packing =
-                json!({ "quant_method": "trike", "version": VERSION, "tensors": self.descriptions });
+                json!({ "quant_method": "trike", "version": version, "tensors": self.descriptions });
             self.config.insert("quantization_config".to_owned(), packing);
         }
         write_json(&self.dir.join(CONFIG), &Value::Object(self.config))

@@ -4,7 +4,7 @@ use trike_cube::linear::{ActivationPrecision, ActivationShape, Activations};
 use trike_cube::ops::{GatedActivation, Norm, RowBlueprint, RowInput, RowProblem, RowSource, RowTarget};
 use trike_cube::{CubeError, Device, Plan, Strategy};
 use trike_testkit::Rng;
-use trike_trit::GroupSize;
+use trike_trit::{GroupSize, Hadamard};
 
 use crate::session::{Oracle, Session, Verdict, poisoned};
 
@@ -48,21 +48,48 @@ const CODED: &[(usize, usize, RowSource, bool, ActivationPrecision)] = &[
     ),
 ];
 
+/// Rows, columns, source, norm, precision and block of a rotation.
+type Rotated = (usize, usize, RowSource, bool, ActivationPrecision, usize);
+
+const ROTATED: &[Rotated] = &[
+    (2, 130, PLAIN, false, INT8, 2),
+    (3, 172, PLAIN, false, INT8, 4),
+    (2, 136, PLAIN, true, ActivationPrecision::F32, 8),
+    (2, 384, PLAIN, false, ActivationPrecision::F32, 128),
+    (3, 1536, RowSource::Gated(GatedActivation::SquaredReLu), true, INT8, 512),
+    (2, 1024, RowSource::Gated(GatedActivation::SiLu), false, INT8, 256),
+    (2, 256, RowSource::Added, true, ActivationPrecision::Int8PerGroup(GroupSize::G64), 256),
+    (1, 192, PLAIN, false, ActivationPrecision::Int8PerGroup(GroupSize::G32), 64),
+    (1, 2048, PLAIN, false, ActivationPrecision::F16, 2048),
+];
+
 /// Norms and quantizers with every source of rows.
 pub fn rows(session: &mut Session) {
     let device = session.device();
     for (seed, &(rows, cols, source)) in NORMED.iter().enumerate() {
-        let problem = RowProblem { rows, cols, source, norm: true, target: RowTarget::Floats };
+        let problem =
+            RowProblem { rows, cols, source, norm: true, target: RowTarget::Floats, rotation: None };
         let case = Case::new(seed, rows, cols, source, true);
         session.each(format_args!("{rows}x{cols} {source:?}, norm"), &problem, |oracle, strategy| {
             case.norm(oracle, device, strategy)
         });
     }
     for (seed, &(rows, cols, source, norm, precision)) in CODED.iter().enumerate() {
-        let problem = RowProblem { rows, cols, source, norm, target: RowTarget::Codes(precision) };
+        let target = RowTarget::Codes(precision);
+        let problem = RowProblem { rows, cols, source, norm, target, rotation: None };
         let case = Case::new(100 + seed, rows, cols, source, norm);
         let name = format!("{rows}x{cols} {source:?}, norm {norm}, {precision:?}");
-        session.each(name, &problem, |oracle, strategy| case.codes(oracle, device, strategy, precision));
+        session
+            .each(name, &problem, |oracle, strategy| case.codes(oracle, device, strategy, precision, None));
+    }
+    for (seed, &(rows, cols, source, norm, precision, block)) in ROTATED.iter().enumerate() {
+        let rotation = Hadamard::new(block).ok();
+        let problem = RowProblem { rows, cols, source, norm, target: RowTarget::Codes(precision), rotation };
+        let case = Case::new(200 + seed, rows, cols, source, norm);
+        let name = format!("{rows}x{cols} {source:?}, norm {norm}, {precision:?}, rotated in {block}");
+        session.each(name, &problem, |oracle, strategy| {
+            case.codes(oracle, device, strategy, precision, rotation)
+        });
     }
     refusals(session);
 }
@@ -82,7 +109,7 @@ pub fn shapes(session: &mut Session) {
             (silu, false, group),
         ] {
             let target = RowTarget::Codes(precision);
-            let large = RowProblem { rows, cols, source, norm, target };
+            let large = RowProblem { rows, cols, source, norm, target, rotation: None };
             session.case(
                 format_args!("rows {rows}x{cols} {source:?}, norm {norm}, {precision:?}"),
                 |oracle| {
@@ -92,11 +119,13 @@ pub fn shapes(session: &mut Session) {
                         device,
                         &Strategy::Forced(blueprint),
                         precision,
+                        None,
                     )
                 },
             );
         }
-        let large = RowProblem { rows, cols, source: PLAIN, norm: true, target: RowTarget::Floats };
+        let large =
+            RowProblem { rows, cols, source: PLAIN, norm: true, target: RowTarget::Floats, rotation: None };
         session.case(format_args!("rows {rows}x{cols}, norm"), |oracle| {
             let (blueprint, _) = large.plan(&Strategy::Inferred, device.capabilities())?;
             Case::new(1, 2, 260, PLAIN, true).norm(oracle, device, &Strategy::Forced(blueprint))
@@ -189,16 +218,17 @@ impl Case {
         device: &Device,
         strategy: &Strategy<RowBlueprint>,
         precision: ActivationPrecision,
+        rotation: Option<Hadamard>,
     ) -> Verdict {
         let shape = ActivationShape { tokens: self.rows, cols: self.cols, precision };
         let poison = vec![f32::NAN; self.rows * self.cols];
-        let out = Activations::upload(device, shape, &poison)?;
+        let out = Activations::upload(device, shape, &poison)?.with_rotation(rotation)?;
         device.write(out.codes(), &vec![0xdead_beef; shape.code_words()])?;
         device.write(out.sums(), &vec![-77; shape.code_rows() * shape.sum_stride()])?;
         device.write(out.factors(), &vec![f32::NAN; shape.factors()])?;
         self.with(oracle, device, |input, norm| device.quantize(input, norm, &out, strategy))?;
         // The oracle quantizes what the same stages leave in floats: its codes are then the device's to the bit.
-        let floats = if self.norm {
+        let mut floats = if self.norm {
             let normed = poisoned(device, self.rows * self.cols)?;
             self.with(oracle, device, |input, norm| {
                 device.rms_norm(input, norm.expect("a norm"), &normed, strategy)
@@ -209,6 +239,9 @@ impl Case {
         };
         if !oracle.compares() {
             return Ok(());
+        }
+        if let Some(rotation) = rotation {
+            rotation.apply(&mut floats).expect("whole blocks");
         }
         let want = Activations::upload(device, shape, &floats)?;
         if self.source == RowSource::Gated(GatedActivation::SiLu) {
@@ -274,6 +307,11 @@ fn refusals(session: &mut Session) {
             let refused = device.rms_norm(plain, norm, &out, &Strategy::Forced(odd));
             oracle.refused("units", refused, |e| matches!(e, CubeError::NotMultiple { .. }))?;
         }
+        let shape = ActivationShape { tokens: 3, cols: 8, precision: INT8 };
+        let refused = Activations::empty(device, shape)?.with_rotation(Hadamard::new(16).ok());
+        oracle.refused("blocks", refused.map(|_| ()), |e| {
+            matches!(e, CubeError::NotMultiple { unit: 16, got: 8, .. })
+        })?;
         let shape = ActivationShape { tokens: 3, cols: 7, precision: INT8 };
         let codes = Activations::empty(device, shape)?;
         oracle.refused("codes", device.quantize(plain, None, &codes, strategy), |e| {

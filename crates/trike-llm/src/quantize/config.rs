@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use trike_nn::WeightName;
 use trike_quant::{ColumnOrder, QuantizeConfig, ScaleRule, TritLayout};
-use trike_trit::{Coupling, Encoding, Granularity};
+use trike_trit::{Coupling, Encoding, Granularity, Hadamard};
 
 use super::{pruning::Pruning, quant_error};
 
@@ -124,6 +125,10 @@ pub struct ModelQuantizationConfig {
     /// Whether the residual stream is rotated first, with signs from this seed. Embedding and head, where they were one, are two
     /// then. See [`Fold`](crate::Fold).
     pub rotation: Option<u64>,
+    /// Whether the inputs of output and down projections that become ternary are rotated when the model runs, by Hadamard matrices
+    /// in blocks of at most so many numbers: nothing before these could take the rotation in. See
+    /// [`TritTensor::rotation`](trike_trit::TritTensor::rotation).
+    pub input_rotation: Option<usize>,
     /// Layers whose name contains one of these stay as they are; `*` stands for any characters.
     pub skip_patterns: Vec<String>,
     /// Layers with fewer weights stay as they are.
@@ -158,6 +163,7 @@ impl ModelQuantizationConfig {
             tuning: Some(Tuning::default()),
             salience: false,
             rotation: None,
+            input_rotation: None,
             skip_patterns: Vec::new(),
             min_layer_size: 0,
             int8_head: false,
@@ -179,6 +185,14 @@ impl ModelQuantizationConfig {
         match self.method {
             QuantizeMethod::Round(_) => None,
             QuantizeMethod::Compensate(how) => Some(how),
+        }
+    }
+
+    /// What the inputs of a layer are rotated by, when it becomes ternary.
+    pub(super) fn rotation_of(&self, name: WeightName, cols: usize) -> Option<Hadamard> {
+        match name {
+            WeightName::Output(_) | WeightName::Down(_) => Hadamard::largest(cols, self.input_rotation?),
+            _ => None,
         }
     }
 
@@ -207,6 +221,22 @@ impl ModelQuantizationConfig {
         for (what, layout) in &layouts {
             let config = QuantizeConfig { rule, layout: *layout, ..QuantizeConfig::default() };
             config.validate().map_err(|e| quant_error(what, e))?;
+        }
+        if let Some(most) = self.input_rotation {
+            if !(2..=Hadamard::MAX).contains(&most) {
+                return Err(LlmError::Option {
+                    option: "block of a rotation of inputs",
+                    expected: "2 to 4096 numbers at most",
+                    got: most.to_string(),
+                });
+            }
+            if self.prune.is_some() {
+                return Err(LlmError::Option {
+                    option: "pruning",
+                    expected: "inputs as they are: a zero of a rotated weight is none of the weight",
+                    got: "a rotation of inputs".to_owned(),
+                });
+            }
         }
         if let Some(prune) = &self.prune {
             prune.validate(&self.method, self.layout.with_mean)?;
@@ -261,7 +291,9 @@ fn contains(name: &str, pattern: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use trike_quant::PrunePattern;
+
+    use super::{super::Importance, *};
 
     #[test]
     fn patterns() {
@@ -280,7 +312,16 @@ mod tests {
     fn options_are_checked() {
         assert!(ModelQuantizationConfig::default().validate().is_ok());
         type Spoil = fn(&mut ModelQuantizationConfig);
-        let table: [(&str, Spoil); 5] = [
+        let table: [(&str, Spoil); 7] = [
+            ("block of a rotation", |c| c.input_rotation = Some(1)),
+            ("a rotation of inputs", |c| {
+                c.input_rotation = Some(64);
+                c.prune = Some(Pruning {
+                    share: 0.5,
+                    pattern: PrunePattern::Unstructured,
+                    importance: Importance::Magnitude,
+                });
+            }),
             ("planes", |c| c.layout.depth = 0),
             ("damping", |c| {
                 c.method =

@@ -9,14 +9,14 @@ use trike_nn::{
     Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, Input, NnError, Norm, Site, Weight, WeightName,
 };
 use trike_quant::{CompensateConfig, Hessian, HessianFactor, MatrixView, QuantError, TritLayout, compensate};
-use trike_trit::{Granularity, TritTensor};
+use trike_trit::{Granularity, Hadamard, TritTensor};
 
 use super::{
     Compensation, HEAD_GROUP, LayerChoice, ModelQuantizationConfig,
     hidden::{self, Batch},
     plan::{self, Stored},
     quant_error,
-    walk::BlockWeights,
+    walk::{BlockWeights, rotated, rotated_hessian},
 };
 use crate::{LlmError, ModelFile, fold::site_width, load::weight, perplexity::kl};
 
@@ -80,11 +80,14 @@ pub(super) fn measure(
             let planned: Vec<WeightName> =
                 names.iter().copied().filter(|&n| model.becomes_ternary(n)).collect();
             if !planned.is_empty() {
+                let failed = |e| quant_error(planned[0], e);
                 let hessian = model.hessian(layer, site, &seen)?;
-                let mut solver = Factors {
-                    hessian: hessian.matrix().map_err(|e| quant_error(planned[0], e))?,
-                    factors: Vec::new(),
-                };
+                let cols = hessian.width();
+                // The layers of a site read the same inputs; where these are rotated, there is one.
+                let rotation = config.rotation_of(planned[0], cols);
+                let hessian = hessian.matrix().map_err(failed)?;
+                let hessian = rotated_hessian(rotation, cols, &hessian).map_err(failed)?;
+                let mut solver = Factors { hessian, rotation, factors: Vec::new() };
                 for name in planned {
                     all.push(model.layer(layer, name, &mut solver, options, &streams, &dense)?);
                 }
@@ -209,12 +212,14 @@ impl Model<'_> {
         solver: &mut Factors,
     ) -> Result<TritTensor, QuantError> {
         let (rows, cols) = (weights.rows(), weights.cols());
-        let values = weights.to_f32();
+        let rotation = solver.rotation;
+        let values = rotated(rotation, cols, &weights.to_f32())?;
         let how = self.config.compensation().unwrap_or_default();
         let factor = solver.factor(cols, layout.granularity, how)?;
         // One round is near enough to tell layers apart, and half the time.
         let config = CompensateConfig { layout, rounds: how.rounds.min(1), threads: self.config.threads };
-        Ok(compensate(MatrixView::new(rows, cols, &values)?, factor, None, &config)?.0)
+        let trits = compensate(MatrixView::new(rows, cols, &values)?, factor, None, &config)?.0;
+        Ok(trits.with_rotation(rotation)?)
     }
 
     /// Mean divergence from the dense model when `block` takes the place of block `layer`.
@@ -257,7 +262,9 @@ impl Model<'_> {
 
 /// What the layers that read the same input share.
 struct Factors {
+    /// Of the inputs as trits meet them.
     hessian: Vec<f32>,
+    rotation: Option<Hadamard>,
     /// One for each way to share scales that was asked for.
     factors: Vec<(Granularity, HessianFactor)>,
 }

@@ -92,6 +92,7 @@ pub(super) fn fingerprint(
         tuning,
         salience,
         rotation,
+        input_rotation,
         skip_patterns,
         min_layer_size,
         layers,
@@ -101,7 +102,7 @@ pub(super) fn fingerprint(
     } = config;
     let version = env!("CARGO_PKG_VERSION");
     format!(
-        "{version} {files:?} {hashes:x?} {layout:?} {method:?} {tuning:?} {salience} {rotation:?} {skip_patterns:?} \
+        "{version} {files:?} {hashes:x?} {layout:?} {method:?} {tuning:?} {salience} {rotation:?} {input_rotation:?} {skip_patterns:?} \
          {min_layer_size} {layers:?} {prune:?} {auto_encoding}"
     )
 }

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use trike_format::{DenseData, DenseTensor};
 use trike_quant::ScaleRule;
 use trike_testkit::Rng;
-use trike_trit::{Granularity, GroupSize};
+use trike_trit::{Granularity, GroupSize, Hadamard};
 
 use super::*;
 
@@ -313,6 +313,56 @@ fn rewritten_models_stay_what_they_were() {
         assert!(!all.contains(&bytes));
         all.push(bytes);
     }
+}
+
+#[test]
+fn rotated_inputs_meet_rotated_weights() {
+    let dir = TempDir::new().unwrap();
+    // A strong weight here and there: one scale does not fit it and its neighbours.
+    let input = model(&dir.path().join("dense"), |name, values| {
+        if name.contains("down_proj") || name.contains("o_proj") {
+            values.iter_mut().step_by(9).for_each(|v| *v *= 8.0);
+        }
+    });
+    let even = model(&dir.path().join("even"), |_, _| ());
+    let lost = |input: &ModelFile, name: &str, planes, rule: Option<ScaleRule>, input_rotation, tuning| {
+        let mut config = ModelQuantizationConfig { input_rotation, ..options(planes, tuning) };
+        if let Some(rule) = rule {
+            config.method = QuantizeMethod::Round(rule);
+        }
+        let (bytes, lost) = made(&dir, name, input, &config);
+        let output = ModelFile::open(dir.path().join(name)).unwrap();
+        for layer in 0..LAYERS {
+            for (name, block) in [
+                (WeightName::Down(layer), Some(8)),
+                (WeightName::Output(layer), Some(16)),
+                (WeightName::Up(layer), None),
+                (WeightName::Value(layer), None),
+            ] {
+                let Tensor::Trits(trits) = output.load(name).unwrap() else {
+                    panic!("{name} is not ternary")
+                };
+                let want = block.filter(|_| input_rotation.is_some());
+                assert_eq!(trits.rotation().map(Hadamard::block), want, "{name}");
+            }
+        }
+        (bytes, lost)
+    };
+    let rounded = Some(ScaleRule::LeastSquares);
+    for (name, rule) in [("near", None), ("near-rounded", rounded)] {
+        let (_, lost) = lost(&input, name, 6, rule, Some(16), None);
+        assert!(lost < 0.01, "{name}: {lost}");
+    }
+    for (name, rule) in [("rounded", rounded), ("compensated", None)] {
+        let (plain, before) = lost(&input, name, 2, rule, None, None);
+        let (turned, after) = lost(&input, &format!("{name}-turned"), 2, rule, Some(16), None);
+        assert!(plain != turned && after < 0.8 * before, "{name}: {before} {after}");
+    }
+    // Codes of random weights are not to be learned from so little text; scales are.
+    let scales = Tuning { rate: 1e-6, scale_rate: 1e-3, block_epochs: 24, model_epochs: 24, ..short() };
+    let (_, before) = lost(&even, "untuned", 1, None, Some(16), None);
+    let (_, after) = lost(&even, "tuned", 1, None, Some(16), Some(scales));
+    assert!(after < before, "{before} {after}");
 }
 
 #[test]

@@ -8,10 +8,10 @@ use trike_nn::{
     Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, NnError, Site, Weight, WeightName,
 };
 use trike_quant::{
-    CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantizeConfig, TritLayout,
-    compensate, hessian_error, quantize_matrix,
+    CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantError, QuantizeConfig, Rotation,
+    TritLayout, compensate, hessian_error, quantize_matrix,
 };
-use trike_trit::{Granularity, TritTensor};
+use trike_trit::{Granularity, Hadamard, TritTensor};
 
 use super::{
     Compensation, HEAD_GROUP, LayerChoice, LayerReport, ModelQuantizationConfig, QuantizeMethod,
@@ -308,7 +308,9 @@ impl<'a> Walk<'a> {
                 if let (Some(statistics), QuantizeMethod::Compensate(how)) = (&statistics, self.config.method)
                     && !solvers.iter().any(|s| s.granularity == granularity)
                 {
-                    let solver = Solver::new(how, statistics, granularity);
+                    // The layers of a site read the same inputs; where these are rotated, there is one.
+                    let rotation = self.config.rotation_of(name, statistics.hessian.width());
+                    let solver = Solver::new(how, statistics, granularity, rotation);
                     solvers.push(solver.map_err(|e| quant_error(name, e))?);
                 }
                 let solver = solvers.iter().find(|s| s.granularity == granularity);
@@ -441,13 +443,17 @@ impl<'a> Walk<'a> {
         }
         let (tensor, output_error) = match (solver, self.config.method) {
             (Some(solver), _) => solver.solve(self, view, layout).map_err(failed)?,
-            (None, QuantizeMethod::Round(rule)) => {
+            (None, method) => {
+                let rule = match method {
+                    QuantizeMethod::Round(rule) => rule,
+                    QuantizeMethod::Compensate(_) => QuantizeConfig::default().rule,
+                };
                 let config = QuantizeConfig { rule, layout, ..QuantizeConfig::default() };
-                (quantize_matrix(view, &config).map_err(failed)?.0, None)
-            }
-            (None, QuantizeMethod::Compensate(_)) => {
-                let config = QuantizeConfig { layout, ..QuantizeConfig::default() };
-                (quantize_matrix(view, &config).map_err(failed)?.0, None)
+                let rotation = self.config.rotation_of(name, cols);
+                let turned = rotated(rotation, cols, &weights).map_err(failed)?;
+                let view = MatrixView::new(rows, cols, &turned).map_err(failed)?;
+                let tensor = quantize_matrix(view, &config).map_err(failed)?.0;
+                (tensor.with_rotation(rotation).map_err(|e| quant_error(name, e.into()))?, None)
             }
         };
         let tensor = match self.config.auto_encoding {
@@ -492,7 +498,30 @@ fn relative_error(w: &[f32], v: &[f32]) -> f64 {
 fn layout_name(tensor: &TritTensor) -> String {
     let planes = if tensor.depth() == 1 { "plane" } else { "planes" };
     let granularity = tensor.scales().granularity();
-    format!("{} {planes}, {granularity}, {}", tensor.depth(), tensor.encoding().name())
+    let rotated = tensor.rotation().map_or_else(String::new, |r| format!(", rotated in {}", r.block()));
+    format!("{} {planes}, {granularity}, {}{rotated}", tensor.depth(), tensor.encoding().name())
+}
+
+/// Rows of weights that read rotated inputs, of those that read `cols` inputs as they are.
+pub(super) fn rotated(rotation: Option<Hadamard>, cols: usize, rows: &[f32]) -> Result<Vec<f32>, QuantError> {
+    let mut values = rows.to_vec();
+    if let Some(rotation) = rotation {
+        Rotation::plain(cols, rotation)?.rows(&mut values)?;
+    }
+    Ok(values)
+}
+
+/// The Hessian of rotated inputs, of that of inputs as they are.
+pub(super) fn rotated_hessian(
+    rotation: Option<Hadamard>,
+    cols: usize,
+    hessian: &[f32],
+) -> Result<Vec<f32>, QuantError> {
+    let mut values = rotated(rotation, cols, hessian)?;
+    if let Some(rotation) = rotation {
+        Rotation::plain(cols, rotation)?.columns(&mut values, cols)?;
+    }
+    Ok(values)
 }
 
 /// A layer that is int8, with its report.
@@ -534,7 +563,10 @@ struct Solver<'a> {
     how: Compensation,
     granularity: Granularity,
     statistics: &'a Statistics,
+    /// Of the inputs as they are.
     hessian: Vec<f32>,
+    rotation: Option<Hadamard>,
+    /// Of the inputs as the trits meet them.
     factor: HessianFactor,
 }
 
@@ -543,11 +575,13 @@ impl<'a> Solver<'a> {
         how: Compensation,
         statistics: &'a Statistics,
         granularity: Granularity,
-    ) -> Result<Self, trike_quant::QuantError> {
+        rotation: Option<Hadamard>,
+    ) -> Result<Self, QuantError> {
         let hessian = statistics.hessian.matrix()?;
         let width = statistics.hessian.width();
-        let factor = HessianFactor::new(&hessian, width, granularity, how.order, how.damping)?;
-        Ok(Self { how, granularity, statistics, hessian, factor })
+        let turned = rotated_hessian(rotation, width, &hessian)?;
+        let factor = HessianFactor::new(&turned, width, granularity, how.order, how.damping)?;
+        Ok(Self { how, granularity, statistics, hessian, rotation, factor })
     }
 
     /// The ternary weight, and what it loses of the outputs that it aimed at.
@@ -556,23 +590,26 @@ impl<'a> Solver<'a> {
         walk: &Walk<'_>,
         weights: MatrixView<'_>,
         layout: TritLayout,
-    ) -> Result<(TritTensor, Option<f64>), trike_quant::QuantError> {
+    ) -> Result<(TritTensor, Option<f64>), QuantError> {
         let cpu = walk.backend.cpu();
-        let target = match self.how.follow {
-            false => weights.values().to_vec(),
-            true => {
-                let Statistics { cross, residual, .. } = self.statistics;
-                let shift = cross.shift(cpu, weights.values(), &self.hessian, residual.as_ref())?;
-                self.factor.corrected(cpu, weights.values(), &shift)?
-            }
-        };
+        let turned = |values: &[f32]| rotated(self.rotation, weights.cols(), values);
+        let mut target = turned(weights.values())?;
+        if self.how.follow {
+            let Statistics { cross, residual, .. } = self.statistics;
+            let shift = cross.shift(cpu, weights.values(), &self.hessian, residual.as_ref())?;
+            target = self.factor.corrected(cpu, &target, &turned(&shift)?)?;
+        }
         let view = MatrixView::new(weights.rows(), weights.cols(), &target)?;
         let config = CompensateConfig { layout, rounds: self.how.rounds, threads: walk.config.threads };
         let keep = match &walk.config.prune {
+            // Nothing is rotated then.
             Some(prune) => Some(prune.keep(view, &self.statistics.hessian, &self.factor)?),
             None => None,
         };
         let (tensor, _) = compensate(view, &self.factor, keep.as_deref(), &config)?;
+        let tensor = tensor.with_rotation(self.rotation)?;
+        // Rotating twice is as not at all.
+        let target = turned(&target)?;
         let lost = hessian_error(&target, &tensor.dequantize(), &self.hessian)?;
         let whole = hessian_error(&target, &vec![0.0; target.len()], &self.hessian)?;
         Ok((tensor, Some(if whole > 0.0 { (lost / whole).sqrt() } else { 0.0 })))

@@ -8,21 +8,29 @@
 
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
-use trike_trit::{Coupling, Granularity, GroupSize, ScaleValues, Scales, TritData, TritTensor};
+use trike_trit::{Coupling, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritData, TritTensor};
 
 use super::exec::check_len;
 use crate::NnError;
 
 /// Whether `weight` is stored in parts.
 pub(super) fn is_packed(vb: &VarBuilder<'_>) -> bool {
-    vb.contains_tensor("weight.trits")
+    vb.contains_tensor("weight.trits") || vb.contains_tensor("weight.rotated")
 }
 
 /// The `rows x cols` tensor `weight` from its parts.
 pub(super) fn read(vb: &VarBuilder<'_>, rows: usize, cols: usize) -> Result<TritTensor, NnError> {
     let part = |suffix: &str, dtype| vb.get_unchecked_dtype(&format!("weight.{suffix}"), dtype);
     let has = |suffix: &str| vb.contains_tensor(&format!("weight.{suffix}"));
-    let trits = part("trits", DType::U8)?;
+    let rotation = match has("rotated") {
+        false => None,
+        true => {
+            let block: Vec<u32> = part("rotation", DType::U32)?.flatten_all()?.to_vec1()?;
+            check_len("elements of `weight.rotation`", 1, block.len())?;
+            Some(Hadamard::new(block[0] as usize)?)
+        }
+    };
+    let trits = part(if rotation.is_some() { "rotated" } else { "trits" }, DType::U8)?;
     let bytes: Vec<u8> = trits.flatten_all()?.to_vec1()?;
     let bit_bytes = 8 * cols.div_ceil(64);
     let planes: Vec<TritData> = if has("offsets") {
@@ -72,7 +80,7 @@ pub(super) fn read(vb: &VarBuilder<'_>, rows: usize, cols: usize) -> Result<Trit
     let means = if has("means") { Some(values(&part("means", DType::F32)?)?) } else { None };
     let (granularity, coupling, scales) = scales;
     let scales = Scales::new(granularity, scales, means);
-    Ok(TritTensor::new(rows, cols, planes, coupling, scales)?)
+    Ok(TritTensor::new(rows, cols, planes, coupling, scales)?.with_rotation(rotation)?)
 }
 
 /// Bytes from which the next check cannot be wrong by chance: a third of the base-3 bytes pass it.

@@ -9,7 +9,7 @@ use trike_format::{HfDirWriter, Int8Tensor};
 use trike_nn::NnError;
 use trike_nn::modules::{BitLinear, RmsNorm, SwiGlu, Ternarize, TernaryLinear};
 use trike_testkit::Rng;
-use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, Scales, TritTensor};
 
 use super::{close, distance, normal, values};
 
@@ -127,6 +127,31 @@ fn dense_weights_are_rounded_only_when_asked() {
     let bit = BitLinear::load(40, 4, builder(&tensors, DType::F32).pp("proj")).expect("a layer");
     close(&bit.as_linear().dequantize().expect("weights"), &layer.dequantize().expect("weights"), 0.0);
     assert!(distance(&bit.forward(&x).expect("y"), &want) > 1e-4, "int8 activations");
+}
+
+#[test]
+fn rotated_weights_load_as_what_they_stand_for() {
+    let mut rng = Rng::new(35);
+    let how = Ternarize::Exact;
+    for encoding in Encoding::ALL {
+        let scales = Scales::new(Granularity::Row, vec![0.5; 3], None);
+        let tensor =
+            TritTensor::from_trits(3, 96, &rng.trits(3 * 96, 0.5), encoding, scales).expect("a tensor");
+        let tensor = tensor.with_rotation(Hadamard::largest(96, 512)).expect("blocks of 32");
+        let mut parts = written(&tensor.clone().into());
+        let layer = load(&parts, 96, 3, how).expect("a layer");
+        let want = Tensor::from_vec(tensor.dequantize(), (3, 96), &Device::Cpu).expect("weights");
+        close(&layer.dequantize().expect("weights"), &want, 1e-6);
+        let x = normal(&mut rng, &[2, 96]);
+        let product = x.matmul(&want.t().expect("a matrix")).expect("y");
+        close(&layer.forward(&x).expect("y"), &product, 1e-5);
+        // Whoever knows nothing of rotations finds no trits.
+        assert!(!parts.contains_key("proj.weight.trits"));
+        parts.insert("proj.weight.rotation".to_owned(), Tensor::new(&[3u32], &Device::Cpu).expect("one"));
+        assert!(load(&parts, 96, 3, how).expect_err("no power of two").to_string().contains("power of two"));
+        parts.remove("proj.weight.rotation");
+        assert!(load(&parts, 96, 3, how).is_err());
+    }
 }
 
 #[test]

@@ -22,6 +22,15 @@ pub(super) struct Form {
     pub(super) units: usize,
     /// Whether units exchange values inside of planes.
     pub(super) planes: bool,
+    /// Columns that are rotated together; 0 when none are.
+    pub(super) rotation: usize,
+}
+
+impl Form {
+    /// Floats through which units exchange what is rotated.
+    fn spare(self) -> usize {
+        if self.rotation > 4 { 4 * self.units } else { 1 }
+    }
 }
 
 /// Bits of a float's infinity.
@@ -90,6 +99,68 @@ fn normed<N: Size>(
         }
     }
     out
+}
+
+/// The same, rotated: a Walsh-Hadamard transform of each block of columns. All units of a cube call it, for neighbouring quads of
+/// which a block's are all among them. Two rounds are those of a quad's own columns; in the others two units exchange theirs.
+#[cube]
+fn turned<N: Size>(
+    x: &[Vector<f32, N>],
+    other: &[Vector<f32, N>],
+    weight: &[Vector<f32, N>],
+    row: usize,
+    quad: usize,
+    cols: usize,
+    factor: f32,
+    spare: &mut Shared<[f32]>,
+    #[comptime] form: Form,
+) -> Vector<f32, Const<4>> {
+    let mut v = Vector::<f32, Const<4>>::new(0.0f32);
+    if quad * 4 < cols {
+        v = normed::<N>(x, other, weight, row, quad, cols, factor, form);
+    }
+    if comptime!(form.rotation >= 2) {
+        let (a, b, c, d) = (v.extract(0usize), v.extract(1usize), v.extract(2usize), v.extract(3usize));
+        v.insert(0usize, a + b);
+        v.insert(1usize, a - b);
+        v.insert(2usize, c + d);
+        v.insert(3usize, c - d);
+    }
+    if comptime!(form.rotation >= 4) {
+        let (a, b, c, d) = (v.extract(0usize), v.extract(1usize), v.extract(2usize), v.extract(3usize));
+        v.insert(0usize, a + c);
+        v.insert(1usize, b + d);
+        v.insert(2usize, a - c);
+        v.insert(3usize, b - d);
+    }
+    if comptime!(form.rotation > 4) {
+        let unit = UNIT_POS as usize;
+        #[unroll]
+        for round in 0..comptime!(form.rotation.ilog2() as usize - 2) {
+            #[unroll]
+            for lane in 0..4usize {
+                spare[lane * form.units + unit] = v.extract(lane);
+            }
+            sync_cube();
+            let distance = comptime!(1usize << round);
+            let upper = (unit & distance) != 0;
+            let sign = select(upper, -1.0f32, 1.0f32);
+            #[unroll]
+            for lane in 0..4usize {
+                let theirs = spare[lane * form.units + (unit ^ distance)];
+                v.insert(lane, theirs + sign * v.extract(lane));
+            }
+            sync_cube();
+        }
+    }
+    if comptime!(form.rotation != 0) {
+        v *= Vector::new(comptime!(if form.rotation == 0 {
+            1.0
+        } else {
+            (1.0 / (form.rotation as f64).sqrt()) as f32
+        }));
+    }
+    v
 }
 
 /// `1 / sqrt(mean(x^2) + eps)`, or 1 without a norm.
@@ -208,16 +279,25 @@ fn to_codes<N: Size>(
     let mut floats = Shared::<[f32]>::new_slice(units);
     let mut words = Shared::<[u32]>::new_slice(units);
     let mut ints = Shared::<[i32]>::new_slice(comptime!(units * form.slices));
+    let mut spare = Shared::<[f32]>::new_slice(comptime!(form.spare()));
 
     let factor = norm_factor::<N>(x, other, row, cols, eps, &mut floats, form);
     let mut scale = 0.0f32;
     if comptime!(form.group == 0) {
         let mut bits = 0u32;
-        let mut quad = unit;
-        while quad * 4 < cols {
-            let v = normed::<N>(x, other, weight, row, quad, cols, factor, form);
-            bits = max(bits, largest(v));
-            quad += units;
+        if comptime!(form.rotation == 0) {
+            let mut quad = unit;
+            while quad * 4 < cols {
+                let v = normed::<N>(x, other, weight, row, quad, cols, factor, form);
+                bits = max(bits, largest(v));
+                quad += units;
+            }
+        } else {
+            for chunk in 0..quads.div_ceil(units) {
+                let quad = chunk * units + unit;
+                let v = turned::<N>(x, other, weight, row, quad, cols, factor, &mut spare, form);
+                bits = max(bits, largest(v));
+            }
         }
         let all = max_words(bits, &mut words, units, form.planes);
         let (row_scale, step) = scale_of(all, form.slices);
@@ -236,10 +316,7 @@ fn to_codes<N: Size>(
     let offset = comptime!((0..form.slices - 1).fold(0i32, |o, byte| o | 0x80 << (8 * byte)));
     for chunk in 0..quads.div_ceil(units) {
         let quad = chunk * units + unit;
-        let mut v = Vector::<f32, Const<4>>::new(0.0f32);
-        if quad * 4 < cols {
-            v = normed::<N>(x, other, weight, row, quad, cols, factor, form);
-        }
+        let v = turned::<N>(x, other, weight, row, quad, cols, factor, &mut spare, form);
         if comptime!(form.group != 0) {
             let of_group = comptime!(form.group / 4);
             words[unit] = largest(v);

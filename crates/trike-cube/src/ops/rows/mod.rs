@@ -8,10 +8,11 @@ use cubecl::prelude::{CubeCount, CubeDim};
 use super::gated::GatedActivation;
 use super::spread;
 use crate::device::{AnyBuffer, Buffer, Capabilities, Device, Launch};
-use crate::error::{CubeError, Result, check_len, check_shape};
+use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::linear::{ActivationPrecision, ActivationShape, Activations};
 use crate::plan::{Cost, Plan, Settings, Strategy};
 use kernel::Form;
+use trike_trit::Hadamard;
 
 /// Where rows come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,6 +47,8 @@ pub struct RowProblem {
     pub norm: bool,
     /// What they become.
     pub target: RowTarget,
+    /// What they are rotated by on the way to codes.
+    pub rotation: Option<Hadamard>,
 }
 
 /// How [`RowProblem`] is computed: a cube a row.
@@ -74,8 +77,10 @@ impl RowProblem {
 
     /// Units of the smallest cube.
     fn fewest_units(&self) -> u32 {
-        // A group of 256 columns is 64 quads, and must not be cut.
-        if self.codes().is_some_and(|shape| shape.precision.group().is_some()) { 64 } else { 32 }
+        // A group of 256 columns is 64 quads, and must not be cut; no more must a block.
+        let grouped = self.codes().is_some_and(|shape| shape.precision.group().is_some());
+        let of_block = self.rotation.map_or(0, |rotation| rotation.block() as u32 / 4);
+        of_block.max(if grouped { 64 } else { 32 })
     }
 
     fn form(&self, blueprint: &RowBlueprint) -> Form {
@@ -90,6 +95,7 @@ impl RowProblem {
             group: precision.and_then(ActivationPrecision::group).unwrap_or(0),
             units: blueprint.units as usize,
             planes: blueprint.planes,
+            rotation: self.rotation.map_or(0, Hadamard::block),
         }
     }
 }
@@ -100,6 +106,13 @@ impl Plan for RowProblem {
 
     fn validate(&self) -> Result<()> {
         check_shape("rows", self.rows, self.cols)?;
+        if let Some(unit) = self.rotation.map(Hadamard::block) {
+            if !self.cols.is_multiple_of(unit) {
+                return Err(CubeError::NotMultiple { what: "columns of rotated rows", unit, got: self.cols });
+            }
+            let codes = usize::from(self.codes().is_some());
+            check_range("rotated rows that become codes", 1, 1, codes)?;
+        }
         match self.codes() {
             Some(shape) => shape.validate(),
             None if self.norm => Ok(()),
@@ -111,7 +124,10 @@ impl Plan for RowProblem {
 
     fn candidates(&self, device: &Capabilities) -> Vec<RowBlueprint> {
         let quads = self.cols.div_ceil(4).next_power_of_two();
-        let most = MOST_UNITS.min(device.max_units.max(1)).min(device.max_unit_sides[0].max(1));
+        let most = MOST_UNITS
+            .max(self.fewest_units())
+            .min(device.max_units.max(1))
+            .min(device.max_unit_sides[0].max(1));
         // The largest power of two that the device has.
         let most = 1 << most.ilog2();
         // Two quads a unit: their loads are under way together.
@@ -140,7 +156,7 @@ impl Plan for RowProblem {
         let form = self.form(blueprint);
         let (arrays, bindings) = match self.target {
             RowTarget::Floats => (1, 4),
-            RowTarget::Codes(_) => (2 + form.slices, 6),
+            RowTarget::Codes(_) => (2 + form.slices + if form.rotation > 4 { 4 } else { 0 }, 6),
         };
         let settings = Settings { cubes: spread(self.rows), ..Settings::linear(1, units, bindings) };
         Ok(settings.shared(4 * arrays * units as usize))
@@ -156,6 +172,7 @@ impl Plan for RowProblem {
             RowSource::Gated(GatedActivation::SiLu) => (8, 20),
         };
         operations += if self.norm { 4 } else { 0 };
+        operations += self.rotation.map_or(0, |rotation| u64::from(rotation.block().ilog2()) + 1);
         let written = match self.codes() {
             None => 4 * count,
             Some(shape) => {
@@ -241,12 +258,19 @@ impl Device {
         let cols = norm.weight.len();
         let rows = checked_rows(&input, cols)?;
         check_len("output of a norm", rows * cols, out.len())?;
-        let problem =
-            RowProblem { rows, cols, source: input.source(), norm: true, target: RowTarget::Floats };
+        let problem = RowProblem {
+            rows,
+            cols,
+            source: input.source(),
+            norm: true,
+            target: RowTarget::Floats,
+            rotation: None,
+        };
         self.rows(&problem, &input, Some(norm), Outputs::Floats(out), strategy)
     }
 
-    /// Quantizes rows for the ternary kernels, normalized first if there is a norm; `out` says how long they are.
+    /// Quantizes rows for the ternary kernels, normalized first if there is a norm; `out` says how long they are, and what they are
+    /// rotated by in between, to the bits of [`Hadamard::apply`].
     ///
     /// For equal numbers the codes are those of `trike-cpu` to the bit where the device divides as IEEE 754 says (CUDA and
     /// the software driver do; Vulkan allows 2.5 units in the last place, which can move a value that lies halfway between
@@ -274,6 +298,7 @@ impl Device {
             source: input.source(),
             norm: norm.is_some(),
             target,
+            rotation: out.rotation(),
         };
         self.rows(&problem, &input, norm, Outputs::Codes(out), strategy)
     }
@@ -455,7 +480,7 @@ mod tests {
     const INT8: RowTarget = RowTarget::Codes(ActivationPrecision::Int8PerToken);
 
     fn problem() -> RowProblem {
-        RowProblem { rows: 3, cols: 2560, source: RowSource::Plain, norm: true, target: INT8 }
+        RowProblem { rows: 3, cols: 2560, source: RowSource::Plain, norm: true, target: INT8, rotation: None }
     }
 
     #[test]
@@ -464,8 +489,9 @@ mod tests {
         let group = RowTarget::Codes(ActivationPrecision::Int8PerGroup(GroupSize::G256));
         let exact = RowTarget::Codes(ActivationPrecision::F32);
         for target in [RowTarget::Floats, INT8, group, exact] {
-            for cols in [1, 64, 130, 2560, 28_672] {
-                let problem = RowProblem { cols, target, ..problem() };
+            for (cols, block) in [(1, 1), (64, 2), (130, 1), (2560, 512), (28_672, 32)] {
+                let rotation = Hadamard::largest(cols, block).filter(|_| target != RowTarget::Floats);
+                let problem = RowProblem { cols, target, rotation, ..problem() };
                 let candidates = problem.candidates(&device);
                 assert!(!candidates.is_empty());
                 for blueprint in candidates {
@@ -487,6 +513,13 @@ mod tests {
         RowProblem { cols: crate::linear::MAX_COLS, rows: 1, ..problem() }.validate().expect("at the limit");
         let idle = RowProblem { norm: false, target: RowTarget::Floats, ..problem() };
         assert!(matches!(idle.validate(), Err(CubeError::Range { .. })), "rows that stay what they are");
+        let rotation = Hadamard::new(1024).ok();
+        let cut = RowProblem { rotation, ..problem() }.validate();
+        assert!(matches!(cut, Err(CubeError::NotMultiple { unit: 1024, got: 2560, .. })));
+        let rotation = Hadamard::new(512).ok();
+        RowProblem { rotation, ..problem() }.validate().expect("whole blocks");
+        let floats = RowProblem { rotation, target: RowTarget::Floats, ..problem() }.validate();
+        assert!(matches!(floats, Err(CubeError::Range { .. })), "rotated floats");
         let device = Capabilities { planes: Some((8, 64)), ..Capabilities::smallest() };
         let with = |units, planes, lanes| problem().settings(&RowBlueprint { units, planes, lanes }, &device);
         with(64, true, 4).expect("a whole plane");

@@ -25,11 +25,11 @@ use rand_chacha::{
 use trike_cpu::Cpu;
 use trike_format::Tensor;
 use trike_nn::{DecoderSpec, WeightName};
-use trike_quant::{Latent, LatentRates, MatrixView};
-use trike_trit::Coupling;
+use trike_quant::{Latent, LatentRates, MatrixView, QuantError};
+use trike_trit::{Coupling, Hadamard};
 pub(super) use whole::{Head, whole};
 
-use super::{hidden::Batch, quant_error};
+use super::{hidden::Batch, quant_error, walk::rotated};
 use crate::{LlmError, ModelFile};
 
 /// One of so many sequences says whether tuning helped, and is not tuned on.
@@ -187,7 +187,22 @@ fn schedule(i: usize, n: usize) -> f32 {
 /// The matrices of a block: those that are tuned as latent weights, the others as they are.
 struct Learner {
     fixed: Fixed,
-    matrices: Vec<(WeightName, Result<Latent, Vec<f32>>)>,
+    matrices: Vec<(WeightName, Result<Learned, Vec<f32>>)>,
+}
+
+/// A matrix that is tuned.
+struct Learned {
+    /// As the trits meet its inputs.
+    latent: Latent,
+    rotation: Option<Hadamard>,
+}
+
+impl Learned {
+    /// Values of the matrix as those of the latent one, and the other way round: the transform is its own inverse, and its own
+    /// transpose for gradients.
+    fn turned(&self, values: &[f32]) -> Result<Vec<f32>, QuantError> {
+        rotated(self.rotation, self.latent.cols(), values)
+    }
 }
 
 impl Learner {
@@ -211,30 +226,37 @@ impl Learner {
                 Some((_, other)) => return Ok((name, Err(other.clone().into_f32()))),
             };
             let failed = |e| quant_error(name, e);
+            let rotation = trits.rotation();
+            let trits = trits.clone().with_rotation(None).map_err(|e| failed(e.into()))?;
+            let values = rotated(rotation, cols, &values).map_err(failed)?;
             let view = MatrixView::new(rows, cols, &values).map_err(failed)?;
             let keep: Option<Vec<bool>> =
                 tuning.keep_zeros.then(|| trits.dequantize().iter().map(|v| *v != 0.0).collect());
-            Ok((name, Ok(Latent::new(view, trits, keep.as_deref()).map_err(failed)?)))
+            let latent = Latent::new(view, &trits, keep.as_deref()).map_err(failed)?;
+            Ok((name, Ok(Learned { latent, rotation })))
         };
         let matrices = names(layer).into_iter().map(matrix).collect::<Result<_, LlmError>>()?;
         Ok(Self { fixed, matrices })
     }
 
     fn now(&self, spec: &DecoderSpec) -> Result<Matrices, LlmError> {
-        let each = self.matrices.iter().map(|(_, m)| match m {
-            Ok(latent) => latent.values(),
-            Err(values) => values.clone(),
+        let each = self.matrices.iter().map(|(name, m)| match m {
+            Ok(learned) => learned.turned(&learned.latent.values()).map_err(|e| quant_error(*name, e)),
+            Err(values) => Ok(values.clone()),
         });
-        Ok(Matrices::new(spec, each.collect())?)
+        Ok(Matrices::new(spec, each.collect::<Result<_, LlmError>>()?)?)
     }
 
     fn update(&mut self, gradients: &[Vec<f32>], rates: LatentRates) -> Result<(), LlmError> {
         for ((name, matrix), gradient) in self.matrices.iter_mut().zip(gradients) {
-            if let Ok(latent) = matrix {
+            if let Ok(learned) = matrix {
+                let failed = |e| quant_error(*name, e);
+                let gradient = learned.turned(gradient).map_err(failed)?;
+                let latent = &mut learned.latent;
                 // Levels lie three times as near with every plane, and less is left to be gained by each.
                 let share = 3f32.powi(1 - latent.depth() as i32);
                 let rates = LatentRates { codes: rates.codes * share, scales: rates.scales * share };
-                latent.update(gradient, rates).map_err(|e| quant_error(*name, e))?;
+                latent.update(&gradient, rates).map_err(failed)?;
             }
         }
         Ok(())
@@ -243,10 +265,12 @@ impl Learner {
     /// Puts what was tuned in its place.
     fn finish(&self, replaced: &mut [(WeightName, Tensor)]) -> Result<(), LlmError> {
         for (name, matrix) in &self.matrices {
-            if let Ok(latent) = matrix
+            if let Ok(Learned { latent, rotation }) = matrix
                 && let Some((_, tensor)) = replaced.iter_mut().find(|(other, _)| other == name)
             {
-                *tensor = latent.tensor().map_err(|e| quant_error(*name, e))?.into();
+                let failed = |e| quant_error(*name, e);
+                let trits = latent.tensor().map_err(failed)?;
+                *tensor = trits.with_rotation(*rotation).map_err(|e| failed(e.into()))?.into();
             }
         }
         Ok(())

@@ -1,0 +1,134 @@
+//! Inputs of weights that are stored rotated.
+
+use trike_trit::Hadamard;
+
+use crate::error::{Result, check_rows};
+use crate::isa::with_kernels;
+use crate::kernels::{Kernels, Loop};
+use crate::pool::Cpu;
+
+impl Cpu {
+    /// Transforms every block of `x` in its place, to the bits of [`Hadamard::apply`].
+    ///
+    /// [`Cpu::linear`] does this on the way to the codes of activations for weights that want it.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::NotMultiple`](crate::CpuError::NotMultiple) for part of a block.
+    ///
+    /// ```
+    /// use trike_cpu::Cpu;
+    /// use trike_trit::Hadamard;
+    ///
+    /// let mut x = [3.0, 1.0, -1.0, 1.0];
+    /// Cpu::new(1)?.rotate(&mut x, Hadamard::new(4)?)?;
+    /// assert_eq!(x, [2.0, 0.0, 2.0, 2.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn rotate(&self, x: &mut [f32], rotation: Hadamard) -> Result<()> {
+        check_rows("numbers to rotate", rotation.block(), x.len())?;
+        let work = x.len().saturating_mul(rotation.block().ilog2() as usize);
+        with_kernels!(self.isa(), kernels => {
+            self.pool().for_units(x, rotation.block(), work, |_, x| kernels.run(Rotate { x, rotation }));
+        });
+        Ok(())
+    }
+}
+
+/// Whole blocks.
+pub(crate) struct Rotate<'a> {
+    pub(crate) x: &'a mut [f32],
+    pub(crate) rotation: Hadamard,
+}
+
+impl Loop for Rotate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let (block, factor) = (self.rotation.block(), self.rotation.factor());
+        for x in self.x.chunks_exact_mut(block) {
+            // Four rounds without leaving the registers, then two for each pass over the block.
+            let (lines, rest) = x.as_chunks_mut::<16>();
+            lines.iter_mut().for_each(sixteen);
+            if block < 16 {
+                few(rest);
+            }
+            let mut half = 16;
+            while 4 * half <= block {
+                for four in x.chunks_exact_mut(4 * half) {
+                    let (low, high) = four.split_at_mut(2 * half);
+                    let ((a, b), (c, d)) = (low.split_at_mut(half), high.split_at_mut(half));
+                    for (((a, b), c), d) in a.iter_mut().zip(b).zip(c).zip(d) {
+                        let (ab, ba, cd, dc) = (*a + *b, *a - *b, *c + *d, *c - *d);
+                        (*a, *b, *c, *d) = (ab + cd, ba + dc, ab - cd, ba - dc);
+                    }
+                }
+                half *= 4;
+            }
+            if 2 * half == block {
+                let (low, high) = x.split_at_mut(half);
+                for (a, b) in low.iter_mut().zip(high) {
+                    (*a, *b) = (*a + *b, *a - *b);
+                }
+            }
+            x.iter_mut().for_each(|v| *v *= factor);
+        }
+    }
+}
+
+/// Sixteen numbers at once: each round adds what lies `1 << round` places away, with the sign of the half.
+#[inline(always)]
+fn sixteen(x: &mut [f32; 16]) {
+    for round in 0..4 {
+        let old = *x;
+        for (i, v) in x.iter_mut().enumerate() {
+            let sign = if i >> round & 1 == 0 { 1.0 } else { -1.0 };
+            *v = old[i ^ (1 << round)] + sign * old[i];
+        }
+    }
+}
+
+/// A block of fewer.
+#[inline(always)]
+fn few(x: &mut [f32]) {
+    let mut half = 1;
+    while half < x.len() {
+        for pair in x.chunks_exact_mut(2 * half) {
+            let (low, high) = pair.split_at_mut(half);
+            for (a, b) in low.iter_mut().zip(high) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+        half *= 2;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CpuError, Isa};
+    use trike_testkit::Rng;
+
+    #[test]
+    fn every_block_and_instruction_set_has_the_bits_of_the_specification() {
+        let mut rng = Rng::new(9);
+        for bits in 1..=12 {
+            let rotation = Hadamard::new(1 << bits).expect("a power of two");
+            let x = rng.normals(3 << bits);
+            let mut want = x.clone();
+            rotation.apply(&mut want).expect("whole blocks");
+            for isa in Isa::available() {
+                for threads in [1, 3] {
+                    let cpu = Cpu::with_isa(isa, threads).expect("a few threads");
+                    let mut got = x.clone();
+                    cpu.rotate(&mut got, rotation).expect("whole blocks");
+                    let same = got.iter().zip(&want).all(|(g, w)| g.to_bits() == w.to_bits());
+                    assert!(same, "{isa}, {threads} threads: {bits} bits");
+                    let refused = cpu.rotate(&mut [0.0; 3], rotation);
+                    assert!(matches!(refused, Err(CpuError::NotMultiple { got: 3, .. })));
+                }
+            }
+        }
+    }
+}
