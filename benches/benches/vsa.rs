@@ -67,6 +67,10 @@ cases = {
     "bundle of 500 bipolar": lambda: np.where(signs.sum(0, dtype=np.int32) > 0, 1, -1).astype(np.int8),
     "top-1 of 2000": lambda: (stored == a).sum(1, dtype=np.int32).argmax(),
 }
+"#;
+
+/// What both end with: the median time of each case.
+const TIMES: &str = r#"
 for name, call in cases.items():
     call()
     times = []
@@ -97,14 +101,6 @@ cases = {
     "bundle of 500 bipolar": lambda: torchhd.hard_quantize(torchhd.multiset(many)),
     "top-1 of 2000": lambda: torchhd.dot_similarity(a, stored).argmax(),
 }
-for name, call in cases.items():
-    call()
-    times = []
-    while len(times) < 9 or (sum(times) < 0.05 and len(times) < 2000):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    print(name + "\t" + repr(sorted(times)[len(times) // 2]))
 "#;
 
 /// A line of the report.
@@ -162,7 +158,7 @@ fn time_text(seconds: f64) -> String {
 fn rival_times(module: &str, script: &str) -> Outcome<HashMap<String, f64>> {
     let Some(mut python) = trike_testkit::python(module) else { return Ok(HashMap::new()) };
     let sizes = [DIM, ITEMS, STORED_NUMPY].map(|n| n.to_string());
-    let out = python.arg("-c").arg(script).args(sizes).output()?;
+    let out = python.arg("-c").arg(format!("{script}{TIMES}")).args(sizes).output()?;
     let text = String::from_utf8(out.stdout)?;
     let parse =
         |line: &str| line.split_once('\t').and_then(|(name, s)| Some((name.to_owned(), s.parse().ok()?)));

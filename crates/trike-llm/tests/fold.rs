@@ -14,16 +14,7 @@ use trike_testkit::{Rng, assert_close};
 const VOCAB: usize = 113;
 
 fn config(architecture: &str, more: Value) -> Value {
-    let mut config = json!({
-        "architectures": [architecture], "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2,
-        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": VOCAB,
-        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
-        "tie_word_embeddings": false, "hidden_act": "silu",
-    });
-    for (key, value) in more.as_object().expect("an object") {
-        config[key] = value.clone();
-    }
-    config
+    common::config(architecture, 2, VOCAB, more)
 }
 
 fn logits(file: &ModelFile) -> Vec<f32> {

@@ -158,11 +158,16 @@ fn quantize_ids(
     }
     let (output_bytes, parameters) = assemble(input, config, &store, json, &mut notes)?;
     store.finish(output)?;
+    let plain = (config.planes_name(), config.layout.granularity.to_string());
+    let layouts = match config.layers.is_empty() {
+        true => plain,
+        false => ("as planned for each layer".to_owned(), "layer's plan".to_owned()),
+    };
     Ok(QuantizeReport {
         input: input.path().display().to_string(),
         output: output.display().to_string(),
-        planes: config.planes_name(),
-        granularity: config.layout.granularity.to_string(),
+        planes: layouts.0,
+        granularity: layouts.1,
         method: match config.method {
             QuantizeMethod::Round(rule) => format!("rounding, {rule:?}"),
             QuantizeMethod::Compensate(_) => "error compensation".to_owned(),

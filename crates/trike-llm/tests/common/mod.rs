@@ -133,6 +133,20 @@ pub(crate) fn random_checkpoint(dir: &Path, config: &Value, seed: u64, packed: b
     parsed
 }
 
+/// A `config.json` of a small model, and what it has more or otherwise.
+pub(crate) fn config(architecture: &str, layers: usize, vocab: usize, more: Value) -> Value {
+    let mut config = json!({
+        "architectures": [architecture], "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": layers,
+        "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": vocab,
+        "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "tie_word_embeddings": false, "hidden_act": "silu",
+    });
+    for (key, value) in more.as_object().expect("an object") {
+        config[key] = value.clone();
+    }
+    config
+}
+
 /// Ids that do not repeat soon.
 pub(crate) fn ids(n: usize, vocab: usize, seed: u64) -> Vec<u32> {
     let mut rng = Rng::new(seed);
