@@ -242,7 +242,7 @@ fn mask(tokens: usize, seen: usize, first: usize, window: Option<usize>) -> Resu
 /// `H x` for each row, or the rows as they are: `H[i][j]` is 1 or -1 by the bits that `i` and `j` share, over the root of the block.
 fn rotated(x: &Tensor, rotation: Option<Hadamard>) -> Result<Tensor, NnError> {
     let Some(block) = rotation.map(Hadamard::block) else { return Ok(x.clone()) };
-    let sign = |k: usize| if (k / block & k % block).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+    let sign = |k: usize| if ((k / block) & (k % block)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
     let signs: Vec<f32> = (0..block * block).map(sign).collect();
     let matrix = (Tensor::from_vec(signs, (block, block), &Device::Cpu)? / (block as f64).sqrt())?;
     let (tokens, width) = x.dims2()?;
