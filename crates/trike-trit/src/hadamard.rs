@@ -98,7 +98,7 @@ mod tests {
             hadamard.apply(&mut got).unwrap();
             for at in [0, 1, n / 2, n - 1, n, 2 * n - 1] {
                 let (block, i) = (at / n, at % n);
-                let sign = |j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+                let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 let sum: f64 = (0..n).map(|j| sign(j) * f64::from(x[block * n + j])).sum();
                 assert!((f64::from(got[at]) - sum / (n as f64).sqrt()).abs() < 1e-3, "{n}: {at}");
             }
