@@ -142,6 +142,12 @@ pub enum CubeError {
         /// What the runtime said.
         reason: String,
     },
+    /// Something inside of a capture that cannot be recorded, or that was not the same in both of its runs.
+    #[error("a capture cannot hold {what}")]
+    Capture {
+        /// What it was.
+        what: &'static str,
+    },
     /// A transfer or a wait that failed: the device is lost, or a launch before it failed while it ran.
     #[error("{operation} on {device} failed: {reason}")]
     Device {

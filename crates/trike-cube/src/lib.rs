@@ -14,6 +14,7 @@
 //!
 //! * devices: [`Device`], [`DeviceSpec`], [`Capabilities`], [`devices`]
 //! * memory: [`Buffer`], [`Element`]
+//! * launches that run again with one call: [`Device::capture`], [`Graph`]
 //! * plans: [`Plan`], [`Strategy`], [`Settings`], [`Cost`]
 //! * weights times activations: [`linear`]
 //! * other operations of a decoder: [`ops`]
@@ -38,8 +39,8 @@ mod testing;
 pub mod vsa;
 
 pub use device::{
-    Buffer, Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Element, Launch, Memory, Planes,
-    Runtime, devices,
+    Buffer, Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Element, Graph, Graphs, Launch,
+    Memory, Planes, Runtime, devices,
 };
 pub use error::{CubeError, Result};
 pub use plan::{Cost, Plan, Settings, Strategy};

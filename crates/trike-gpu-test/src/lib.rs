@@ -23,6 +23,7 @@ pub mod emulate;
 pub mod record;
 pub mod run;
 pub mod session;
+mod stand_in;
 pub mod suites;
 pub mod tally;
 pub mod target;

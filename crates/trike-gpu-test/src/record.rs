@@ -1,33 +1,18 @@
 //! A device that is not there: it takes every launch, keeps the kernel, and runs nothing.
 //!
-//! CubeCL's client is erased over its server, so a server of our own can stand where CUDA's or Vulkan's would. With the
-//! properties of the device it stands for, Trike's own host code chooses layouts, blueprints and cubes for that device,
-//! and what it launches is what there is to compile. No list of kernels is kept by hand.
+//! With the properties of the device that it stands in for, Trike's own host code chooses layouts, blueprints
+//! and cubes for that device, and what it launches is what there is to compile. No list of kernels is kept by hand.
 //!
 //! Reads give zeros, writes go nowhere, and allocations always succeed.
 
 use cubecl::client::Client;
-use cubecl::server::{
-    BufferBinding, CopyDescriptor, CubeCount, IoError, KernelArguments, ProfileError, ProfilingToken, Server,
-    ServerCommunication, ServerError, ServerStorage, ServerUtilities,
-};
+use cubecl::server::{CopyDescriptor, CubeCount, KernelArguments, ServerError};
 use cubecl_common::bytes::Bytes;
-use cubecl_common::device::{DeviceId, DeviceService, ServerUtilitiesHandle, ServiceId};
-use cubecl_common::device_handle::DeviceHandle;
-use cubecl_common::profile::ProfileDuration;
-use cubecl_environment::backtrace::BackTrace;
-use cubecl_environment::future::DynFut;
-use cubecl_environment::stream::StreamId;
-use cubecl_runtime::dry_run::LaunchMode;
 use cubecl_runtime::id::KernelId;
 use cubecl_runtime::kernel::CubeKernel;
-use cubecl_runtime::logging::ServerLogger;
-use cubecl_runtime::memory_management::{ManagedMemoryHandle, MemoryAllocationMode, StreamMemoryReport};
-use cubecl_runtime::storage::ManagedResource;
-use cubecl_server::storage::{BytesResource, BytesStorage};
-use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use crate::stand_in::{Behaviour, StandIn};
 use crate::target::Target;
 
 /// One launch as the host asked for it.
@@ -57,13 +42,9 @@ type Launches = Arc<Mutex<Vec<Launch>>>;
 
 /// A client of a recording device, and what was launched through it.
 pub struct Recording {
-    device: DeviceId,
-    client: Client,
+    device: StandIn<Recorder>,
     launches: Launches,
 }
-
-/// Every recording is a device of its own, so that two of them never share a list.
-static NEXT: AtomicU16 = AtomicU16::new(0);
 
 impl Recording {
     /// A device with the properties of `target`.
@@ -71,17 +52,14 @@ impl Recording {
     /// # Errors
     /// When CubeCL refuses to register another device (after 65 536 of them).
     pub fn new(target: &Target) -> anyhow::Result<Self> {
-        let device = DeviceId::new(0, NEXT.fetch_add(1, Ordering::Relaxed));
         let launches = Launches::default();
-        let recorder = Recorder::new(device, target, launches.clone());
-        let client = Client::try_init(device, recorder)
-            .map_err(|e| anyhow::anyhow!("cannot record for {}: {e:?}", target.name))?;
-        Ok(Self { device, client, launches })
+        let device = StandIn::new(target, |_| Recorder(launches.clone()))?;
+        Ok(Self { device, launches })
     }
 
     /// A client as a runtime would give it.
     pub fn client(&self) -> Client {
-        self.client.clone()
+        self.device.client().clone()
     }
 
     /// What was launched since the last call.
@@ -90,153 +68,47 @@ impl Recording {
     /// When the device's thread is gone.
     pub fn take(&self) -> anyhow::Result<Vec<Launch>> {
         // Launches travel through a queue; a flush returns after all of them.
-        self.client.flush().map_err(|e| anyhow::anyhow!("the recording device stopped: {e}"))?;
+        self.device.client().flush().map_err(|e| anyhow::anyhow!("the recording device stopped: {e}"))?;
         Ok(std::mem::take(&mut *self.launches.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Ends the device's thread, which looks for work thousands of times a second as long as it lives. Other clients of the
-    /// device must be gone.
+    /// Ends the device's thread. Other clients of the device must be gone.
     pub fn close(self) {
-        drop(self.client);
-        DeviceHandle::<Recorder>::shutdown(self.device);
+        self.device.close();
     }
 }
 
-/// The server's side.
-#[derive(Debug)]
-struct Recorder {
-    utilities: Arc<ServerUtilities>,
-    launches: LaunchSink,
-}
+/// Keeps launches, and nothing else.
+struct Recorder(Launches);
 
-/// The list again, for a server that must be `Debug`.
-struct LaunchSink(Launches);
-
-impl std::fmt::Debug for LaunchSink {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("LaunchSink")
-    }
-}
-
-impl Recorder {
-    fn new(device: DeviceId, target: &Target, launches: Launches) -> Self {
-        let (utilities, _captures) = ServerUtilities::init(
-            ServiceId::of::<Self>(device),
-            target.runtime(),
-            target.properties(),
-            target.target_properties(),
-            Arc::new(ServerLogger::default()),
-            target.layout_policy(),
-        );
-        Self { utilities: Arc::new(utilities), launches: LaunchSink(launches) }
-    }
-}
-
-impl DeviceService for Recorder {
-    /// What CubeCL calls when a device is named that nobody registered: the first target, recorded for nobody.
-    fn init(device: DeviceId) -> Self {
-        Self::new(device, &Target::all()[0], Launches::default())
+impl Behaviour for Recorder {
+    /// Recorded for nobody.
+    fn unregistered() -> Self {
+        Self(Launches::default())
     }
 
-    fn utilities(&self) -> ServerUtilitiesHandle {
-        self.utilities.clone()
-    }
-}
+    fn allocate(&mut self, _id: usize, _bytes: usize) {}
 
-impl ServerCommunication for Recorder {}
-
-impl Server for Recorder {
-    fn initialize_memory(
-        &mut self,
-        _memory: ManagedMemoryHandle,
-        _size: u64,
-        _stream: StreamId,
-    ) -> Result<(), ServerError> {
-        Ok(())
-    }
-
-    fn logger(&self) -> Arc<ServerLogger> {
-        self.utilities.logger.clone()
-    }
-
-    fn utilities(&self) -> Arc<ServerUtilities> {
-        self.utilities.clone()
-    }
-
-    fn read(
-        &mut self,
-        descriptors: Vec<CopyDescriptor>,
-        _stream: StreamId,
-    ) -> DynFut<Result<Vec<Bytes>, ServerError>> {
+    fn read(&mut self, parts: &[CopyDescriptor]) -> Result<Vec<Bytes>, ServerError> {
         let zeros = |d: &CopyDescriptor| {
             Bytes::from_bytes_vec(vec![0; d.shape.iter().product::<usize>() * d.elem_size])
         };
-        let zeros: Vec<Bytes> = descriptors.iter().map(zeros).collect();
-        Box::pin(std::future::ready(Ok(zeros)))
+        Ok(parts.iter().map(zeros).collect())
     }
 
-    fn write(&mut self, _descriptors: Vec<(CopyDescriptor, Bytes)>, _stream: StreamId) {}
+    fn write(&mut self, _part: &CopyDescriptor, _bytes: &Bytes) {}
 
-    fn sync(&mut self, _handles: Vec<BufferBinding>, _stream: StreamId) -> DynFut<Result<(), ServerError>> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    fn check(&mut self, _handles: Vec<BufferBinding>, _stream: StreamId) -> Result<(), ServerError> {
-        Ok(())
-    }
-
-    unsafe fn launch(
-        &mut self,
-        kernel: Box<dyn CubeKernel>,
-        count: CubeCount,
-        _bindings: KernelArguments,
-        _stream: StreamId,
-        _mode: LaunchMode,
-    ) {
-        let cubes = match count {
+    fn launch(&mut self, kernel: Box<dyn CubeKernel>, count: &CubeCount, _arguments: &KernelArguments) {
+        let cubes = match *count {
             CubeCount::Static(x, y, z) => Some([x, y, z]),
             CubeCount::Dynamic(_) => None,
         };
         let launch = Launch { id: kernel.id(), kernel, cubes };
-        self.launches.0.lock().unwrap_or_else(PoisonError::into_inner).push(launch);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(launch);
     }
 
-    fn flush(&mut self, _stream: StreamId) -> Result<(), ServerError> {
+    fn failed(&mut self) -> Result<(), ServerError> {
         Ok(())
-    }
-
-    fn memory_report(&mut self, _stream: StreamId) -> Option<StreamMemoryReport> {
-        None
-    }
-
-    fn memory_cleanup(&mut self, _stream: StreamId) -> Result<(), ServerError> {
-        Ok(())
-    }
-
-    fn start_profile(&mut self, _stream: StreamId) -> Result<ProfilingToken, ServerError> {
-        Ok(ProfilingToken { id: 0 })
-    }
-
-    fn end_profile(
-        &mut self,
-        _stream: StreamId,
-        _token: ProfilingToken,
-    ) -> Result<ProfileDuration, ProfileError> {
-        Err(ProfileError::NotMeasured { backtrace: BackTrace::capture() })
-    }
-
-    fn allocation_mode(&mut self, _mode: MemoryAllocationMode, _stream: StreamId) {}
-}
-
-impl ServerStorage for Recorder {
-    type Storage = BytesStorage;
-
-    fn get_resource(
-        &mut self,
-        _binding: BufferBinding,
-        _stream: StreamId,
-    ) -> Result<ManagedResource<BytesResource>, ServerError> {
-        Err(IoError::UnsupportedIoOperation { backtrace: BackTrace::capture() }.into())
     }
 }
 
@@ -280,6 +152,22 @@ mod tests {
             drop(client);
             recording.close();
         }
+    }
+
+    /// Whatever name it goes by: it is asked.
+    #[test]
+    fn a_stand_in_has_no_graphs() {
+        use trike_cube::{CubeError, Device, DeviceOptions, DeviceSpec, Graphs, Runtime};
+        use trike_nn::{ActivationPrecision, CubeBackend};
+
+        let recording = Recording::new(&Target::all()[0]).unwrap();
+        let spec = DeviceSpec::Numbered(Runtime::Cuda, 0);
+        let device = Device::over(recording.client(), spec, false, DeviceOptions::default());
+        assert_eq!(device.capabilities().graphs, Graphs::None);
+        let refused = device.capture(|| Ok::<_, CubeError>(())).unwrap_err();
+        assert!(matches!(refused, CubeError::Feature { feature: "graphs", .. }), "{refused}");
+        let backend = CubeBackend::new(device, ActivationPrecision::F32).with_graphs(true);
+        assert!(!backend.graphs());
     }
 
     #[test]

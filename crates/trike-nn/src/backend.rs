@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{DecoderSpec, DeviceUse, GatedActivation, NnError, RopeSpec, Weight};
+use crate::{Best, DecoderSpec, DeviceUse, GatedActivation, NnError, RopeSpec, Weight};
 
 /// Type of the cached keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,6 +114,25 @@ impl<'a, B: Backend + ?Sized> Input<'a, B> {
 /// The largest numbers of a row with their columns, the largest first.
 pub type Largest = Vec<(u32, f32)>;
 
+/// A step in which one sequence reads one token: the usual one when a model writes, and always the same but for these.
+#[derive(Debug)]
+pub struct TokenStep<'a, B: Backend + ?Sized> {
+    /// The token, below the rows of the table.
+    pub id: u32,
+    /// Its position.
+    pub position: usize,
+    /// Positions that it sees, its own included; all when `None`.
+    pub window: Option<usize>,
+    /// Positions that the sequence's caches hold.
+    pub capacity: usize,
+    /// Where the token is looked up.
+    pub table: &'a B::Matrix,
+    /// A number that no two models share, nor a model before and after a weight was replaced.
+    pub version: u64,
+    /// How many of the largest logits are asked for; `None` for all.
+    pub largest: Option<usize>,
+}
+
 /// An RMSNorm.
 pub struct Norm<'a, B: Backend + ?Sized> {
     /// Its weights.
@@ -137,6 +156,8 @@ pub trait Backend {
     type Rope;
     /// Cached keys and values of one layer of one sequence.
     type Cache;
+    /// What the backend keeps with a sequence from one step to the next, over what its caches are.
+    type Recorded: Default;
 
     /// Name for reports, such as `cpu` with its instruction set.
     fn name(&self) -> String;
@@ -325,4 +346,39 @@ pub trait Backend {
     ///
     /// When the device fails.
     fn read(&self, x: Self::Tensor) -> Result<Vec<f32>, NnError>;
+
+    /// What comes of a step of one token: of the logits that `run` makes, as many as `step` asks for.
+    ///
+    /// `run` makes the same calls each time and has the same effect however often it runs, so that a backend may record what
+    /// it launches. Then `recorded` is where that is kept: it goes when the sequence does.
+    ///
+    /// # Errors
+    ///
+    /// Those of `run`, and when the device fails.
+    fn token(
+        &self,
+        step: &TokenStep<'_, Self>,
+        recorded: &mut Self::Recorded,
+        run: &mut dyn FnMut() -> Result<Self::Tensor, NnError>,
+    ) -> Result<Best, NnError> {
+        let _ = recorded;
+        best_of(self, run()?, step.largest)
+    }
+}
+
+/// The largest logits of one row, or all of them where those are not usable or not asked for.
+pub(crate) fn best_of<B: Backend + ?Sized>(
+    backend: &B,
+    logits: B::Tensor,
+    largest: Option<usize>,
+) -> Result<Best, NnError> {
+    match largest.map_or(Ok(None), |k| backend.top(&logits, k))?.as_deref_mut() {
+        Some([row]) if usable(row) => Ok(Best::Top(std::mem::take(row))),
+        _ => Ok(Best::All(backend.read(logits)?)),
+    }
+}
+
+/// Whether there is something to choose from: NaN and infinity come first, and a row of negative infinities has nothing else.
+pub(crate) fn usable(row: &[(u32, f32)]) -> bool {
+    row.first().is_some_and(|(_, logit)| logit.is_finite())
 }

@@ -55,6 +55,7 @@ impl Backend for CandleBackend {
     type Vector = Tensor;
     type Rope = CandleRope;
     type Cache = CandleCache;
+    type Recorded = ();
 
     fn name(&self) -> String {
         "candle".to_owned()

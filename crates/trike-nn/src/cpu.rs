@@ -215,6 +215,7 @@ impl Backend for CpuBackend {
     type Vector = Vec<f32>;
     type Rope = CpuRope;
     type Cache = CpuCache;
+    type Recorded = ();
 
     fn name(&self) -> String {
         format!("cpu ({}, {} threads)", self.cpu.isa().name(), self.cpu.threads())

@@ -1,8 +1,11 @@
 //! The model made of decoder blocks.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::{
     Backend, DecoderBlock, DecoderSpec, DecoderWeights, Input, KvSpec, NnError, Norm, Segment, Sequence,
-    Site, Weight, WeightName,
+    Site, TokenStep, Weight, WeightName,
+    backend::usable,
     block::{BlockPlace, Loader, linear},
 };
 
@@ -79,6 +82,13 @@ pub struct Decoder<B: Backend> {
     norm: B::Vector,
     head: Option<B::Matrix>,
     rope: B::Rope,
+    /// Another one for each model and whenever this one changes: what was recorded of an older one is of no use.
+    version: u64,
+}
+
+fn next_version() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl<B: Backend> Decoder<B> {
@@ -102,7 +112,7 @@ impl<B: Backend> Decoder<B> {
             false => Some(loader.matrix(WeightName::Head, spec.vocab, spec.hidden)?),
         };
         let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
-        Ok(Self { backend, spec, embedding, blocks, norm, head, rope })
+        Ok(Self { backend, spec, embedding, blocks, norm, head, rope, version: next_version() })
     }
 
     /// Puts another weight of the same shape in the place of a linear layer's, between steps.
@@ -115,6 +125,7 @@ impl<B: Backend> Decoder<B> {
         let found = (0..self.spec.layers)
             .find_map(|layer| block_matrix(&self.spec, layer, name).map(|shape| (layer, shape)));
         let expected = found.map_or((0, 0), |(_, shape)| shape);
+        self.version = next_version();
         match found.and_then(|(layer, _)| self.blocks.get_mut(layer)) {
             Some(block) if expected == got => block.replace(&self.backend, name, weight).map(|_| ()),
             _ => Err(NnError::WeightShape {
@@ -139,6 +150,7 @@ impl<B: Backend> Decoder<B> {
 
     /// Where the model runs, to change it between steps.
     pub fn backend_mut(&mut self) -> &mut B {
+        self.version = next_version();
         &mut self.backend
     }
 
@@ -171,8 +183,21 @@ impl<B: Backend> Decoder<B> {
     /// [`NnError::EmptyStep`], [`NnError::Token`], [`NnError::ContextFull`] and [`NnError::StepTooLong`], before
     /// anything is changed; what the backend says. After a backend's error the sequences keep their length.
     pub fn forward(&self, steps: &mut [Step<'_, B>], logits: Logits) -> Result<Vec<Vec<f32>>, NnError> {
-        let Some(out) = self.run(steps, logits)? else { return Ok(Vec::new()) };
-        let mut all = self.backend.read(out)?;
+        if !self.check(steps)? {
+            return Ok(Vec::new());
+        }
+        if let [step] = steps
+            && step.ids.len() == 1
+        {
+            return match self.token(step, None)? {
+                Best::All(logits) => Ok(vec![logits]),
+                Best::Top(few) => {
+                    let (expected, got) = (self.spec.vocab, few.len());
+                    Err(NnError::Shape { what: "logits of a token", expected, got })
+                }
+            };
+        }
+        let mut all = self.backend.read(self.run(steps, logits)?)?;
         let counts: Vec<usize> = match logits {
             Logits::Last => vec![1; steps.len()],
             Logits::All => steps.iter().map(|s| s.ids.len()).collect(),
@@ -192,13 +217,17 @@ impl<B: Backend> Decoder<B> {
     ///
     /// As [`forward`](Self::forward).
     pub fn forward_top(&self, steps: &mut [Step<'_, B>], k: usize) -> Result<Vec<Best>, NnError> {
-        let Some(out) = self.run(steps, Logits::Last)? else { return Ok(Vec::new()) };
-        let usable = |row: &Vec<(u32, f32)>| {
-            // NaN and infinity come first; a row of negative infinities has nothing to choose from.
-            row.first().is_some_and(|(_, logit)| logit.is_finite())
-        };
+        if !self.check(steps)? {
+            return Ok(Vec::new());
+        }
+        if let [step] = steps
+            && step.ids.len() == 1
+        {
+            return Ok(vec![self.token(step, Some(k))?]);
+        }
+        let out = self.run(steps, Logits::Last)?;
         let best = match self.backend.top(&out, k)? {
-            Some(rows) if rows.len() == steps.len() && rows.iter().all(usable) => {
+            Some(rows) if rows.len() == steps.len() && rows.iter().all(|row| usable(row)) => {
                 rows.into_iter().map(Best::Top).collect()
             }
             _ => {
@@ -214,17 +243,45 @@ impl<B: Backend> Decoder<B> {
         Ok(best)
     }
 
-    /// Runs the steps up to the logits. `None` for no steps.
-    fn run(&self, steps: &mut [Step<'_, B>], logits: Logits) -> Result<Option<B::Tensor>, NnError> {
-        for step in steps.iter() {
+    /// The step of one sequence that reads one token, which the backend may have recorded.
+    fn token(&self, step: &mut Step<'_, B>, largest: Option<usize>) -> Result<Best, NnError> {
+        let Some(&id) = step.ids.first() else { return Err(NnError::EmptyStep) };
+        let token = TokenStep {
+            id,
+            position: step.sequence.len(),
+            window: self.window(step.sequence),
+            capacity: step.sequence.spec().capacity,
+            table: &self.embedding,
+            version: self.version,
+            largest,
+        };
+        let mut recorded = std::mem::take(&mut step.sequence.recorded);
+        let mut run = || self.run(std::slice::from_mut(step), Logits::Last);
+        let best = self.backend.token(&token, &mut recorded, &mut run);
+        step.sequence.recorded = recorded;
+        let best = best?;
+        step.sequence.advance(1);
+        Ok(best)
+    }
+
+    /// Positions that a query of a sequence sees.
+    fn window(&self, sequence: &Sequence<B>) -> Option<usize> {
+        [sequence.window(), self.spec.window].into_iter().flatten().min()
+    }
+
+    /// Refuses steps that cannot be made. `false` for none.
+    fn check(&self, steps: &[Step<'_, B>]) -> Result<bool, NnError> {
+        for step in steps {
             step.sequence.check_step(step.ids.len())?;
             if let Some(&id) = step.ids.iter().find(|&&id| id as usize >= self.spec.vocab) {
                 return Err(NnError::Token { id, vocab: self.spec.vocab });
             }
         }
-        if steps.is_empty() {
-            return Ok(None);
-        }
+        Ok(!steps.is_empty())
+    }
+
+    /// Runs the steps, which were checked, up to the logits.
+    fn run(&self, steps: &mut [Step<'_, B>], logits: Logits) -> Result<B::Tensor, NnError> {
         let ids: Vec<u32> = steps.iter().flat_map(|s| s.ids).copied().collect();
         // `check_step` found that every position is a u32.
         let positions: Vec<u32> =
@@ -237,7 +294,7 @@ impl<B: Backend> Decoder<B> {
                 .iter_mut()
                 .map(|step| {
                     let first_position = step.sequence.len();
-                    let window = [step.sequence.window(), self.spec.window].into_iter().flatten().min();
+                    let window = self.window(step.sequence);
                     let rows = row..row + step.ids.len();
                     row = rows.end;
                     Segment { rows, first_position, window, cache: &mut step.sequence.caches[layer] }
@@ -257,7 +314,7 @@ impl<B: Backend> Decoder<B> {
         let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: self.spec.rms_eps });
         let head = self.head.as_ref().unwrap_or(&self.embedding);
         let [out] = linear(&self.backend, normed, [head])?;
-        Ok(Some(out))
+        Ok(out)
     }
 }
 

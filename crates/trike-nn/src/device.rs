@@ -1,23 +1,29 @@
 //! The backend over the kernels of a device.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+mod recorded;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use trike_cpu::{ActivationPrecision, DenseData, GatedActivation, RopePairing};
 use trike_cube::attention::{self, CacheShape, KvCache, Positions};
 use trike_cube::linear::{self, ActivationShape, Activations, DenseMatrix, DenseValues, TernaryMatrix};
 use trike_cube::ops::{self, Indices, RopeTable, RowInput};
-use trike_cube::{Buffer, CubeError, Device, Strategy};
+use trike_cube::{Buffer, CubeError, Device, Graphs, Strategy};
 use trike_trit::TritTensor;
 
+pub use self::recorded::CubeRecorded;
+use self::recorded::{Recording, Token, can_find, host_table};
 use crate::backend::{Input, Norm};
 use crate::{
-    AttentionSpec, Backend, CacheSpec, DeviceUse, KvPrecision, MemoryPlan, NnError, RopeSpec, Segment, Weight,
+    AttentionSpec, Backend, Best, CacheSpec, DeviceUse, KvPrecision, MemoryPlan, NnError, RopeSpec, Segment,
+    TokenStep, Weight,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
 ///
-/// Tensors stay on the device: ids and positions go there once a step, logits come back.
+/// Tensors stay on the device: ids and positions go there once a step, logits come back. The step of one sequence that reads
+/// one token is recorded and run again, where the device can ([`CubeBackend::with_graphs`]).
 ///
 /// ```no_run
 /// use trike_cube::{Device, DeviceSpec};
@@ -34,6 +40,12 @@ pub struct CubeBackend {
     activations: ActivationPrecision,
     /// The positions of this step: every layer has the same ones.
     positions: Mutex<Option<Positions>>,
+    /// Whether steps are recorded; a device that refuses turns it off.
+    graphs: AtomicBool,
+    /// Held while a step is recorded.
+    record_alone: Mutex<()>,
+    /// The step that is being recorded. Never held while something is asked of the device.
+    recording: Mutex<Option<Recording>>,
     copies: Copies,
 }
 
@@ -44,6 +56,8 @@ struct Copies {
     uploaded_bytes: AtomicU64,
     read_backs: AtomicU64,
     read_bytes: AtomicU64,
+    captures: AtomicU64,
+    replays: AtomicU64,
 }
 
 impl Copies {
@@ -55,6 +69,14 @@ impl Copies {
     fn read(&self, bytes: usize) {
         self.read_backs.fetch_add(1, Ordering::Relaxed);
         self.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    fn captured(&self) {
+        self.captures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn replayed(&self) {
+        self.replays.fetch_add(1, Ordering::Relaxed);
     }
 }
 
@@ -83,7 +105,7 @@ enum Kind {
         part: usize,
         /// The host's copy of a matrix that came alone and may be looked up in: a table is read in so few rows that those
         /// are made on the host.
-        table: Option<TritTensor>,
+        table: Option<Arc<TritTensor>>,
     },
     Dense(DenseMatrix),
 }
@@ -112,7 +134,16 @@ const KEPT_POSITIONS: usize = 8192;
 impl CubeBackend {
     /// A backend on a device, whose ternary layers take `activations`.
     pub fn new(device: Device, activations: ActivationPrecision) -> Self {
-        Self { device, activations, positions: Mutex::new(None), copies: Copies::default() }
+        let graphs = device.capabilities().graphs != Graphs::None;
+        Self {
+            device,
+            activations,
+            positions: Mutex::new(None),
+            graphs: graphs.into(),
+            record_alone: Mutex::new(()),
+            recording: Mutex::new(None),
+            copies: Copies::default(),
+        }
     }
 
     /// The device.
@@ -162,14 +193,19 @@ impl CubeBackend {
 
     /// The positions on the device, kept for the layers that follow.
     fn positions(&self, values: &[u32]) -> Result<Positions, NnError> {
-        let mut kept = self.positions.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*kept {
-            Some(positions) if positions.values() == values => Ok(positions.clone()),
-            _ => {
-                self.copies.uploaded(size_of_val(values));
-                Ok(kept.insert(Positions::upload(&self.device, values)?).clone())
-            }
+        if let Some(recorded) = self.recorded_position() {
+            same("positions of a recorded step", recorded.values().len(), values.len())?;
+            return Ok(recorded);
         }
+        let kept = || self.positions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(positions) = kept().as_ref().filter(|positions| positions.values() == values) {
+            return Ok(positions.clone());
+        }
+        self.copies.uploaded(size_of_val(values));
+        // Not under the lock: what is asked of the device may wait for a thread that records, which may want the lock.
+        let positions = Positions::upload(&self.device, values)?;
+        *kept() = Some(positions.clone());
+        Ok(positions)
     }
 
     /// Codes for the ternary layer `of`, straight from what `input` is made of.
@@ -253,6 +289,7 @@ impl Backend for CubeBackend {
     type Vector = Buffer<f32>;
     type Rope = CubeRope;
     type Cache = KvCache;
+    type Recorded = CubeRecorded;
 
     fn name(&self) -> String {
         format!("{} ({})", self.device.spec(), self.device.name())
@@ -269,6 +306,8 @@ impl Backend for CubeBackend {
             uploaded_bytes: count(&self.copies.uploaded_bytes),
             read_backs: count(&self.copies.read_backs),
             read_bytes: count(&self.copies.read_bytes),
+            captures: count(&self.copies.captures),
+            replays: count(&self.copies.replays),
         })
     }
 
@@ -277,7 +316,7 @@ impl Backend for CubeBackend {
         Ok(CubeMatrix(match weight {
             Weight::Ternary(tensor) => {
                 let packed = Arc::new(TernaryMatrix::pack(device, &[&tensor])?);
-                Kind::Ternary { packed, part: 0, table: Some(tensor) }
+                Kind::Ternary { packed, part: 0, table: Some(Arc::new(tensor)) }
             }
             Weight::Int8(w) => {
                 let values = DenseValues::Int8 { codes: w.codes(), scales: w.scales(), group: w.group() };
@@ -373,25 +412,30 @@ impl Backend for CubeBackend {
         if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab) {
             return Err(NnError::Token { id, vocab });
         }
+        let recorded = self.recorded_input();
         match &table.0 {
             Kind::Dense(table) => {
                 let out = self.tensor(ids.len(), width)?;
-                self.copies.uploaded(size_of_val(ids));
-                // A table has fewer than 2^32 rows.
-                let ids = Indices::upload(&self.device, ids, vocab as u32)?;
+                let ids = match recorded {
+                    Some(Token::Id(id)) => id,
+                    _ => {
+                        self.copies.uploaded(size_of_val(ids));
+                        // A table has fewer than 2^32 rows.
+                        Indices::upload(&self.device, ids, vocab as u32)?
+                    }
+                };
                 self.device.lookup(table, &ids, &out.buffer, &Strategy::Inferred)?;
                 Ok(out)
             }
-            Kind::Ternary { table: Some(table), .. } => {
+            Kind::Ternary { .. } => {
+                let table = host_table(table)?;
+                if let Some(Token::Row { row, .. }) = recorded {
+                    return Ok(CubeTensor { buffer: row, width });
+                }
                 let rows: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
                 let values = table.select_rows(&rows)?.dequantize();
                 self.upload(&values, width)
             }
-            Kind::Ternary { table: None, packed, .. } => Err(NnError::Shape {
-                what: "matrices beside a table",
-                expected: 0,
-                got: packed.form().parts.len(),
-            }),
         }
     }
 
@@ -501,17 +545,20 @@ impl Backend for CubeBackend {
     fn rope(&self, x: &mut CubeTensor, rope: &CubeRope, positions: &[u32]) -> Result<(), NnError> {
         same("positions of a rotary embedding", x.rows(), positions.len())?;
         same("width beyond whole heads", 0, x.width % rope.head_dim)?;
-        let mut table = rope.table.lock().unwrap_or_else(PoisonError::into_inner);
         let needed = positions.iter().copied().max().map_or(0, |last| last as usize + 1);
+        let kept = || rope.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = kept().clone();
         if needed > table.positions() {
             let grown = needed.max(2 * table.positions());
             let upload =
                 |positions| RopeTable::upload(&self.device, &rope.frequencies, positions, rope.pairing);
-            *table = match upload(grown) {
+            // Not under the lock, as in `positions`.
+            table = match upload(grown) {
                 // Twice as many may be more than one allocation may have where as many as are needed are not.
                 Err(CubeError::Memory { .. }) => upload(needed)?,
                 other => other?,
             };
+            *kept() = table.clone();
         }
         let positions = self.positions(positions)?;
         Ok(self.device.rope(&x.buffer, rope.head_dim, &positions, &table, &Strategy::Inferred)?)
@@ -594,7 +641,7 @@ impl Backend for CubeBackend {
     }
 
     fn top(&self, x: &CubeTensor, k: usize) -> Result<Option<Vec<crate::backend::Largest>>, NnError> {
-        if !(1..=ops::MOST.min(x.width)).contains(&k) {
+        if !can_find(k, x.width) {
             return Ok(None);
         }
         let values = self.device.empty(x.rows() * k)?;
@@ -608,5 +655,14 @@ impl Backend for CubeBackend {
     fn read(&self, x: CubeTensor) -> Result<Vec<f32>, NnError> {
         self.copies.read(x.buffer.bytes());
         Ok(self.device.read(&x.buffer)?)
+    }
+
+    fn token(
+        &self,
+        step: &TokenStep<'_, Self>,
+        recorded: &mut CubeRecorded,
+        run: &mut dyn FnMut() -> Result<CubeTensor, NnError>,
+    ) -> Result<Best, NnError> {
+        self.recorded_token(step, recorded, run)
     }
 }

@@ -42,14 +42,14 @@ mod sequence;
 mod spec;
 mod weights;
 
-pub use backend::{AttentionSpec, Backend, CacheSpec, Input, KvPrecision, Largest, Norm, Segment};
+pub use backend::{AttentionSpec, Backend, CacheSpec, Input, KvPrecision, Largest, Norm, Segment, TokenStep};
 pub use block::{BlockPlace, DecoderBlock, Site, Watch};
 #[cfg(feature = "candle")]
 pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
 pub use decoder::{Best, Decoder, Logits, Step};
 #[cfg(feature = "gpu")]
-pub use device::{CubeBackend, CubeMatrix, CubeRope, CubeTensor};
+pub use device::{CubeBackend, CubeMatrix, CubeRecorded, CubeRope, CubeTensor};
 pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
 pub use rope::{RopeScaling, RopeSpec};

@@ -70,6 +70,10 @@ pub struct DeviceUse {
     pub read_backs: u64,
     /// The bytes that came.
     pub read_bytes: u64,
+    /// Steps that were recorded.
+    pub captures: u64,
+    /// Steps that were done by running a recorded one again.
+    pub replays: u64,
 }
 
 fn cache_bytes(spec: &DecoderSpec, kv: &KvSpec) -> u64 {

@@ -42,6 +42,8 @@ impl KvSpec {
 ///
 /// Made by [`Decoder::sequence`](crate::Decoder::sequence).
 pub struct Sequence<B: Backend> {
+    /// What the backend recorded over the caches: in front of them, so that it goes first.
+    pub(crate) recorded: B::Recorded,
     pub(crate) caches: Vec<B::Cache>,
     spec: KvSpec,
     len: usize,
@@ -57,7 +59,7 @@ impl<B: Backend> Sequence<B> {
             precision: spec.precision,
         };
         let caches = (0..decoder.layers).map(|_| backend.new_cache(&cache)).collect::<Result<_, _>>()?;
-        Ok(Self { caches, spec, len: 0 })
+        Ok(Self { recorded: B::Recorded::default(), caches, spec, len: 0 })
     }
 
     /// Tokens so far; the position of the next one.

@@ -6,10 +6,13 @@ use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_nn::{
     ActivationPrecision, Backend, Best, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec,
     DecoderWeights, GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing,
-    RopeScaling, RopeSpec, Step, Weight, WeightName,
+    RopeScaling, RopeSpec, Sequence, Step, Weight, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
+
+#[path = "device/graphs.rs"]
+mod graphs;
 
 /// The software Vulkan driver; `None` after a line that the test runner counts.
 fn software() -> Option<Device> {

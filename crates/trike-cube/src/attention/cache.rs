@@ -1,6 +1,8 @@
 //! Keys and values on the device, and the positions of tokens.
 
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use cubecl::client::Client;
 use cubecl::prelude::*;
@@ -178,6 +180,8 @@ impl KvCache {
 pub struct Positions {
     values: Vec<u32>,
     buffer: Buffer<u32>,
+    /// Of all clones, which share the buffer.
+    below: Arc<AtomicU32>,
 }
 
 /// Positions stay below this, so that sums of them with lengths fit 32 bits.
@@ -190,17 +194,18 @@ impl Positions {
     ///
     /// [`CubeError::Range`] for none, or for one of `2^30` or more.
     pub fn upload(device: &Device, values: &[u32]) -> Result<Self> {
-        check_values(values)?;
-        Ok(Self { values: values.to_vec(), buffer: device.upload(values)? })
+        let below = AtomicU32::new(MAX_POSITION as u32);
+        check_values(values, MAX_POSITION)?;
+        Ok(Self { values: values.to_vec(), buffer: device.upload(values)?, below: Arc::new(below) })
     }
 
     /// Overwrites them with as many others.
     ///
     /// # Errors
     ///
-    /// As [`Positions::upload`], and [`CubeError::Length`].
+    /// [`CubeError::Range`] for one that is not [below](Self::below) the bound, and [`CubeError::Length`].
     pub fn write(&mut self, device: &Device, values: &[u32]) -> Result<()> {
-        check_values(values)?;
+        check_values(values, self.below() as usize)?;
         device.write(&self.buffer, values)?;
         self.values.copy_from_slice(values);
         Ok(())
@@ -210,6 +215,18 @@ impl Positions {
     #[must_use]
     pub fn values(&self) -> &[u32] {
         &self.values
+    }
+
+    /// What may be written is below this: `2^30`, or the end of the shortest table of a rotation by these positions that was
+    /// [recorded](Device::capture). A replay compares nothing.
+    #[must_use]
+    pub fn below(&self) -> u32 {
+        self.below.load(Ordering::Relaxed)
+    }
+
+    /// Holds for what is written from here on.
+    pub(crate) fn keep_below(&self, bound: usize) {
+        self.below.fetch_min(u32::try_from(bound).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
     pub(crate) fn buffer(&self) -> &Buffer<u32> {
@@ -247,10 +264,11 @@ pub struct Segment<'a> {
     pub cache: &'a KvCache,
 }
 
-fn check_values(values: &[u32]) -> Result<()> {
+/// `below` is at least 1.
+fn check_values(values: &[u32], below: usize) -> Result<()> {
     check_range("positions", 1, u32::MAX as usize, values.len())?;
     let last = values.iter().copied().max().unwrap_or(0);
-    check_range("position", 0, MAX_POSITION - 1, last as usize)
+    check_range("position", 0, below - 1, last as usize)
 }
 
 mod kernel {

@@ -54,11 +54,15 @@ impl Form {
     }
 }
 
-/// Cube `(split, key head and block of its query heads, row)` attends with `heads` query heads over `per` positions.
+/// Cube `(split, key head and block of its query heads, row)` attends with `heads` query heads over its part of the positions
+/// that the row sees: whole chunks, as many in each part, and none in the last ones where there are fewer chunks than parts.
 ///
 /// For each chunk of positions: `lanes` units make the dot products of a key with all heads, the scores become weights
 /// relative to the running maximum, and units that hold a vector of columns sum the values (online softmax: Milakov and
-/// Gimelshein, 2018). The loops depend on scalars alone, so that every unit meets every barrier.
+/// Gimelshein, 2018). The loops depend on the row's position alone, so that every unit meets every barrier.
+///
+/// How far a part reaches is found here and not by the host, because a recorded launch has its arguments for good: the grid is
+/// that of [`AttentionProblem::horizon`](super::AttentionProblem::horizon), and the position comes from a buffer.
 #[cube(launch_unchecked)]
 pub(super) fn decode<E: Float, N: Size>(
     q: &[Vector<f32, N>],
@@ -70,7 +74,6 @@ pub(super) fn decode<E: Float, N: Size>(
     kv_heads: u32,
     capacity: u32,
     window: u32,
-    per: u32,
     scale: f32,
     #[comptime] form: Form,
 ) {
@@ -86,8 +89,12 @@ pub(super) fn decode<E: Float, N: Size>(
 
     let end = positions[row] + 1;
     let start = select(window < end, end - min(window, end), 0u32);
+    let parts = CUBE_COUNT_X;
+    let chunk_len = comptime!(form.chunk as u32);
+    let per = (end - start).div_ceil(parts).div_ceil(chunk_len) * chunk_len;
     let from = start + CUBE_POS_X * per;
-    let to = min(from + per, end);
+    // A part that begins behind the last position is empty.
+    let to = max(from, min(from + per, end));
 
     let mut queries = Shared::<[Vector<f32, N>]>::new_slice(comptime!(form.heads * form.vectors()));
     let mut scores = Shared::<[f32]>::new_slice(comptime!(form.heads * form.chunk));
@@ -120,7 +127,7 @@ pub(super) fn decode<E: Float, N: Size>(
     let at_once = comptime!(form.units / form.lanes);
     sync_cube();
 
-    for c in 0..per as usize / chunk {
+    for c in 0..(to - from).div_ceil(chunk_len) as usize {
         let base = from as usize + c * chunk;
         // Scores, a part in each lane.
         for turn in 0..comptime!(form.chunk / (form.units / form.lanes)) {

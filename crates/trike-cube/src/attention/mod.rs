@@ -14,7 +14,7 @@ use half::f16;
 
 pub(crate) use cache::MAX_POSITION;
 pub use cache::{CacheShape, KvCache, KvPrecision, Positions, Segment};
-pub use plan::{AttentionBlueprint, AttentionProblem};
+pub use plan::{AttentionBlueprint, AttentionProblem, horizon};
 
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape};
@@ -44,7 +44,11 @@ impl Device {
     ///
     /// [`CubeError::Length`] for queries or an output of another length, [`CubeError::Range`] for rows that do not exist,
     /// whose positions do not follow each other, or that see more than the cache holds, [`CubeError::NonFinite`] for the
-    /// scale, [`CubeError::Overlap`], and those of [`Plan::plan`] and of the launch.
+    /// scale, [`CubeError::Overlap`], [`CubeError::Capture`] inside of a capture for any other kernel than
+    /// [`AttentionBlueprint::Decode`], and those of [`Plan::plan`] and of the launch.
+    ///
+    /// A launch that was recorded attends from whatever positions are written over these, as long as their
+    /// [`horizon`] is the same.
     pub fn attention(
         &self,
         spec: &AttentionSpec,
@@ -72,20 +76,23 @@ impl Device {
             return Err(CubeError::Overlap { what: "output of attention and an input" });
         }
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
+        if self.is_capturing() && !matches!(blueprint, AttentionBlueprint::Decode { .. }) {
+            // Their position is an argument, and a window would move with it.
+            return Err(CubeError::Capture { what: "attention of prompts" });
+        }
         let call = Call { problem: &problem, q, positions, cache, first_row: rows.start, scale };
         match blueprint {
             AttentionBlueprint::Decode { units, heads, splits } => {
                 let form = problem.decode_form(units, heads, splits);
                 let launch = Launch::new("attention/decode", &(form, shape.precision), settings);
-                let per = problem.per_split(splits);
                 if splits == 1 {
                     return self.launch(&launch, &[out], |client, cubes, units| {
-                        call.decode(client, cubes, units, form, per, out);
+                        call.decode(client, cubes, units, form, out);
                     });
                 }
                 let parts = self.empty(problem.parts(splits)?)?;
                 self.launch(&launch, &[&parts], |client, cubes, units| {
-                    call.decode(client, cubes, units, form, per, &parts);
+                    call.decode(client, cubes, units, form, &parts);
                 })?;
                 self.combine(&problem, &parts, rows.start, splits, out)
             }
@@ -165,12 +172,11 @@ impl Call<'_> {
         cubes: CubeCount,
         units: CubeDim,
         form: decode::Form,
-        per: usize,
         out: &Buffer<f32>,
     ) {
         match self.problem.cache.precision {
-            KvPrecision::F32 => self.decode_as::<f32>(client, cubes, units, form, per, out),
-            KvPrecision::F16 => self.decode_as::<f16>(client, cubes, units, form, per, out),
+            KvPrecision::F32 => self.decode_as::<f32>(client, cubes, units, form, out),
+            KvPrecision::F16 => self.decode_as::<f16>(client, cubes, units, form, out),
         }
     }
 
@@ -180,14 +186,12 @@ impl Call<'_> {
         cubes: CubeCount,
         units: CubeDim,
         form: decode::Form,
-        per: usize,
         out: &Buffer<f32>,
     ) {
         let n = form.width;
         let (q, k, v) = (self.q.vectors(n), self.cache.k.vectors(n), self.cache.v.vectors(n));
         let shape = self.problem.cache;
-        let [first, heads, capacity, per] =
-            [self.first_row, shape.kv_heads, shape.capacity, per].map(|n| n as u32);
+        let [first, heads, capacity] = [self.first_row, shape.kv_heads, shape.capacity].map(|n| n as u32);
         let (positions, out) = (self.positions.buffer().arg(), out.arg());
         // SAFETY: `Device::attention` compared the lengths; slots are below the capacity, heads past the last are clamped,
         // rows are those of `positions`.
@@ -206,7 +210,6 @@ impl Call<'_> {
                 heads,
                 capacity,
                 self.window(),
-                per,
                 self.scale,
                 form,
             );

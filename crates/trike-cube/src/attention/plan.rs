@@ -61,9 +61,11 @@ impl AttentionProblem {
         (self.first_position + token + 1).min(self.window.unwrap_or(usize::MAX))
     }
 
-    /// Positions of a part: whole chunks.
-    pub(super) fn per_split(&self, splits: usize) -> usize {
-        self.seen(self.tokens - 1).div_ceil(splits).next_multiple_of(CHUNK)
+    /// As [`horizon`], for what the last token sees.
+    #[must_use]
+    pub fn horizon(&self) -> usize {
+        let last = self.first_position.saturating_add(self.tokens.max(1) - 1);
+        horizon(last, self.window, self.cache.capacity)
     }
 
     pub(super) fn decode_form(&self, units: u32, heads: usize, splits: usize) -> decode::Form {
@@ -100,6 +102,18 @@ impl AttentionProblem {
     }
 }
 
+/// The positions that an attention at `position` is planned for: at least those that it sees, and the same for many positions,
+/// so that launches that were recorded at one of them are those of the others.
+///
+/// Chunks of 64 positions, a power of two of them, but no more than a window or a cache ever shows.
+#[must_use]
+pub fn horizon(position: usize, window: Option<usize>, capacity: usize) -> usize {
+    let window = window.unwrap_or(usize::MAX);
+    let seen = position.saturating_add(1).min(window);
+    let chunks = seen.div_ceil(CHUNK).checked_next_power_of_two().unwrap_or(usize::MAX);
+    chunks.saturating_mul(CHUNK).min(window.min(capacity).max(seen))
+}
+
 /// Units that make a dot product of so many vectors.
 fn dot_units(vectors: usize) -> usize {
     if vectors >= 8 { 8 } else { 1 << vectors.ilog2() }
@@ -132,7 +146,7 @@ impl Plan for AttentionProblem {
         let units = u32::try_from(vectors.next_power_of_two()).unwrap_or(u32::MAX).clamp(128, 512).min(most);
         let units = units.min((CHUNK * dot_units(vectors)) as u32);
         let heads = self.share().min(MOST_HEADS);
-        let chunks = self.seen(self.tokens - 1).div_ceil(CHUNK);
+        let chunks = self.horizon().div_ceil(CHUNK);
         let cubes = self.tokens * self.cache.kv_heads * self.share().div_ceil(heads);
         let wanted = device.multiprocessors.map_or(CUBES, |n| 2 * n as usize);
         let splits = wanted.div_ceil(cubes).clamp(1, chunks);
@@ -171,7 +185,7 @@ impl Plan for AttentionProblem {
         match *blueprint {
             AttentionBlueprint::Decode { units, heads, splits } => {
                 check_range("query heads of a cube", 1, self.share().min(8), heads)?;
-                check_range("parts of the positions", 1, self.seen(self.tokens - 1).div_ceil(CHUNK), splits)?;
+                check_range("parts of the positions", 1, self.horizon().div_ceil(CHUNK), splits)?;
                 let vectors = head_dim / self.cache.lanes();
                 // A unit for each vector of a head, and no more positions side by side than a chunk has.
                 check_range("units of a cube of attention", vectors.max(32), 512, units as usize)?;
@@ -301,6 +315,41 @@ mod tests {
                         .unwrap_or_else(|e| panic!("{head_dim} {blueprint:?}: {e}"));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn plans_are_the_same_within_a_horizon() {
+        // Position, window, capacity, horizon.
+        let table = [
+            (0, None, 1000, 64),
+            (63, None, 1000, 64),
+            (64, None, 1000, 128),
+            (128, None, 1000, 256),
+            (255, None, 1000, 256),
+            (512, None, 1000, 1000),
+            (999, None, 1000, 1000),
+            (5, None, 10, 10),
+            (9, Some(33), 66, 33),
+            (500, Some(33), 66, 33),
+            (100, Some(200), 300, 128),
+            (128, Some(200), 300, 200),
+            (1 << 29, Some(200), 300, 200),
+            (usize::MAX, None, 7, usize::MAX),
+        ];
+        for (position, window, capacity, want) in table {
+            assert_eq!(horizon(position, window, capacity), want, "{position} {window:?} {capacity}");
+        }
+        let device = Capabilities { multiprocessors: Some(132), ..Capabilities::smallest() };
+        let cache = CacheShape { capacity: 5000, ..problem().cache };
+        for window in [None, Some(300)] {
+            let mut plans = std::collections::HashMap::new();
+            for first_position in 0..5000 {
+                let one = AttentionProblem { tokens: 1, window, first_position, cache, ..problem() };
+                let plan = one.plan(&crate::Strategy::Inferred, &device).expect("a plan");
+                assert_eq!(*plans.entry(one.horizon()).or_insert(plan), plan, "{first_position}");
+            }
+            assert_eq!(plans.len(), if window.is_some() { 4 } else { 8 });
         }
     }
 

@@ -9,6 +9,7 @@ use cubecl::prelude::{BufferArg, CubePrimitive};
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
+use super::graph::Captures;
 use crate::error::{CubeError, Result, check_range};
 
 mod sealed {
@@ -53,17 +54,30 @@ impl Counter {
     }
 }
 
+/// What the clones of a device and its buffers share.
+#[derive(Debug, Default)]
+pub(super) struct Common {
+    pub(super) counter: Counter,
+    pub(super) captures: Captures,
+}
+
 /// One allocation; it goes back when the last buffer over it does.
 #[derive(Debug)]
 pub(super) struct Allocation {
     handle: Handle,
     bytes: u64,
-    counter: Arc<Counter>,
+    common: Arc<Common>,
+}
+
+impl Allocation {
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        self.counter.now.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.common.counter.now.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -83,11 +97,22 @@ pub struct Buffer<T> {
 }
 
 impl<T: Element> Buffer<T> {
-    pub(super) fn over(handle: Handle, len: usize, alignment: u64, counter: &Arc<Counter>) -> Self {
+    pub(super) fn over(handle: Handle, len: usize, alignment: u64, common: &Arc<Common>) -> Self {
         let bytes = (len * size_of::<T>()) as u64;
-        counter.add(bytes);
-        let allocation = Allocation { handle, bytes, counter: Arc::clone(counter) };
-        Self { allocation: Arc::new(allocation), start: 0, len, alignment, element: PhantomData }
+        common.counter.add(bytes);
+        let allocation = Allocation { handle, bytes, common: Arc::clone(common) };
+        Self::whole(Arc::new(allocation), alignment)
+    }
+
+    /// All of an allocation, whose bytes are a whole number of elements.
+    pub(super) fn whole(allocation: Arc<Allocation>, alignment: u64) -> Self {
+        // It was made for a length of a `usize`.
+        let len = allocation.bytes as usize / size_of::<T>();
+        Self { allocation, start: 0, len, alignment, element: PhantomData }
+    }
+
+    pub(super) fn allocation(&self) -> &Arc<Allocation> {
+        &self.allocation
     }
 
     /// Numbers, at least 1.
@@ -160,16 +185,22 @@ impl<T: Element> Buffer<T> {
         handle.offset_start(start).offset_end(end)
     }
 
+    /// The handle for a launch, which a capture keeps the memory for.
+    fn handle_of_launch(&self) -> Handle {
+        self.allocation.common.captures.give(&self.allocation);
+        self.handle()
+    }
+
     /// The buffer as an argument of a kernel.
     pub(crate) fn arg(&self) -> BufferArg {
         // SAFETY: the handle covers `len` elements: allocated so by `Device`, or checked by `view` and `cast`.
-        unsafe { BufferArg::from_raw_parts(self.handle(), self.len) }
+        unsafe { BufferArg::from_raw_parts(self.handle_of_launch(), self.len) }
     }
 
     /// The buffer as an argument of vectors of `lanes` numbers; what is left over at its end is out of the kernel's reach.
     pub(crate) fn vectors(&self, lanes: usize) -> BufferArg {
         // SAFETY: as in `arg`; a vector is `lanes` elements, and the length is rounded down.
-        unsafe { BufferArg::from_raw_parts(self.handle(), self.len / lanes) }
+        unsafe { BufferArg::from_raw_parts(self.handle_of_launch(), self.len / lanes) }
     }
 }
 

@@ -3,7 +3,7 @@
 use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind, IntKind};
 
-use super::Planes;
+use super::{Graphs, Planes};
 
 /// What plans need to know about a device.
 ///
@@ -46,6 +46,8 @@ pub struct Capabilities {
     pub f16_mma: bool,
     /// Whether copies from global to shared memory can go on beside the arithmetic.
     pub async_copy: bool,
+    /// How recorded launches run again.
+    pub graphs: Graphs,
     /// Processors that run cubes side by side, where the runtime says so.
     pub multiprocessors: Option<u32>,
     /// Bytes of the last cache, where the runtime says so.
@@ -89,6 +91,7 @@ impl Capabilities {
             int8_mma: mma(i8_type, ElemType::Int(IntKind::I32), 32),
             f16_mma: mma(ElemType::Float(FloatKind::F16), ElemType::Float(FloatKind::F32), 16),
             async_copy: features.copy_async,
+            graphs: Graphs::None,
             multiprocessors: hardware.num_streaming_multiprocessors,
             cache_bytes: hardware.last_level_cache_size,
         }
@@ -115,6 +118,7 @@ impl Capabilities {
             int8_mma: false,
             f16_mma: false,
             async_copy: false,
+            graphs: Graphs::None,
             multiprocessors: None,
             cache_bytes: None,
         }

@@ -2,6 +2,9 @@
 
 mod buffer;
 mod capabilities;
+mod graph;
+#[cfg(test)]
+mod graph_tests;
 mod open;
 mod spec;
 
@@ -19,6 +22,7 @@ pub(crate) use buffer::Memory as AnyBuffer;
 pub use buffer::{Buffer, Element};
 
 pub use capabilities::Capabilities;
+pub use graph::{Graph, Graphs};
 pub use open::{DeviceInfo, devices};
 pub use spec::{DeviceSpec, Runtime};
 
@@ -62,7 +66,7 @@ pub struct Device {
     client: Client,
     spec: DeviceSpec,
     capabilities: Arc<Capabilities>,
-    counter: Arc<buffer::Counter>,
+    common: Arc<buffer::Common>,
     /// Kernels that were compiled and enqueued once without an error.
     proven: Arc<Mutex<HashSet<u64>>>,
 }
@@ -140,6 +144,7 @@ impl Device {
         // SAFETY: the stream is this thread's own, and from here on every call of this client names it.
         unsafe { client.set_stream(stream) };
         let mut capabilities = Capabilities::new(client.properties(), software, options.planes);
+        capabilities.graphs = graph::supported(&client, spec);
         if matches!(spec, DeviceSpec::Numbered(Runtime::Wgpu | Runtime::Vulkan | Runtime::Metal, _)) {
             // Shaders count bytes in 32 bits, whatever the driver would allocate.
             capabilities.max_buffer_bytes = capabilities.max_buffer_bytes.min(u32::MAX.into());
@@ -148,7 +153,7 @@ impl Device {
             client,
             spec,
             capabilities: Arc::new(capabilities),
-            counter: Arc::default(),
+            common: Arc::default(),
             proven: Arc::default(),
         }
     }
@@ -182,8 +187,8 @@ impl Device {
     pub fn memory(&self) -> Memory {
         let usage = self.client.memory_report(cubecl::MemoryScope::Device).usage();
         Memory {
-            in_use: self.counter.now(),
-            peak: self.counter.peak(),
+            in_use: self.common.counter.now(),
+            peak: self.common.counter.peak(),
             reserved: usage.bytes_reserved,
             total: self.capabilities.memory_bytes,
         }
@@ -195,11 +200,13 @@ impl Device {
     ///
     /// [`CubeError::Device`] when the device is lost.
     pub fn release(&self) -> Result<()> {
+        let _turn = self.common.captures.enter_to("a wait")?;
         self.wait("giving memory back", || self.client.memory_cleanup())
     }
 
     /// Waits until allocations are made, which otherwise fail where they are used.
     pub(crate) fn confirm(&self, operation: &'static str, buffers: &[&dyn AnyBuffer]) -> Result<()> {
+        let _turn = self.common.captures.enter_to("a wait")?;
         let handles: Vec<_> = buffers.iter().map(|buffer| buffer.handle()).collect();
         self.wait(operation, || self.client.check(&handles))
     }
@@ -212,7 +219,14 @@ impl Device {
     /// may have.
     pub fn empty<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let bytes = self.check_size::<T>(len)?;
-        Ok(Buffer::over(self.client.empty(bytes), len, self.capabilities.alignment, &self.counter))
+        let (alignment, captures) = (self.capabilities.alignment, &self.common.captures);
+        if let Some(room) = captures.room(bytes as u64, alignment)? {
+            return Ok(room);
+        }
+        let _turn = graph::enter();
+        let made = Buffer::over(self.client.empty(bytes), len, alignment, &self.common);
+        captures.keep(made.allocation());
+        Ok(made)
     }
 
     /// A copy of `values` in the memory of the device.
@@ -222,8 +236,9 @@ impl Device {
     /// As [`Device::empty`].
     pub fn upload<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
         self.check_size::<T>(values.len())?;
+        let _turn = self.common.captures.enter_to("a copy to the device")?;
         let handle = self.client.create_from_slice(bytemuck::cast_slice(values));
-        Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.counter))
+        Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.common))
     }
 
     /// A copy of `values` that stays: weights lie in allocations of exactly their size, which are not moved or reused.
@@ -235,6 +250,7 @@ impl Device {
         self.check_size::<T>(values.len())?;
         // The mode is that of the queue, which all clones of a device share: two uploads at once would end each other's.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _turn = self.common.captures.enter_to("a copy to the device")?;
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the mode is the queue's own and is put back below; nothing between the two lines can return.
         unsafe { self.client.allocation_mode(MemoryAllocationMode::Persistent) };
@@ -243,7 +259,7 @@ impl Device {
         unsafe { self.client.allocation_mode(MemoryAllocationMode::Auto) };
         drop(alone);
         self.wait("upload of weights", || self.client.check([&handle]))?;
-        Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.counter))
+        Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.common))
     }
 
     /// Overwrites a whole buffer.
@@ -253,6 +269,7 @@ impl Device {
     /// [`CubeError::Length`] when the lengths differ.
     pub fn write<T: Element>(&self, buffer: &Buffer<T>, values: &[T]) -> Result<()> {
         check_len("values to write", buffer.len(), values.len())?;
+        let _turn = self.common.captures.enter_to("a copy to the device")?;
         let bytes = cubecl::bytes::Bytes::from_bytes_vec(bytemuck::cast_slice(values).to_vec());
         self.client.write(&buffer.handle(), bytes);
         Ok(())
@@ -264,6 +281,7 @@ impl Device {
     ///
     /// [`CubeError::Device`] when the device is lost or when something that should have written the buffer failed.
     pub fn read<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
+        let _turn = self.common.captures.enter_to("a copy from the device")?;
         let bytes = self.wait("reading back", || self.client.read_one(buffer.handle()))?;
         numbers(buffer, &bytes)
     }
@@ -278,6 +296,7 @@ impl Device {
         first: &Buffer<T>,
         second: &Buffer<U>,
     ) -> Result<(Vec<T>, Vec<U>)> {
+        let _turn = self.common.captures.enter_to("a copy from the device")?;
         let bytes = self.wait("reading back", || self.client.read(vec![first.handle(), second.handle()]))?;
         let [first_bytes, second_bytes] = &bytes[..] else {
             return Err(CubeError::Length { what: "buffers read back", expected: 2, got: bytes.len() });
@@ -291,6 +310,7 @@ impl Device {
     ///
     /// [`CubeError::Device`] when the device is lost.
     pub fn sync(&self) -> Result<()> {
+        let _turn = self.common.captures.enter_to("a wait")?;
         self.wait("waiting", || cubecl::future::block_on(self.client.sync()))
     }
 
@@ -300,14 +320,16 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of `run`, and [`CubeError::Device`] when the device gives no time.
+    /// Those of `run`, [`CubeError::Device`] when the device gives no time, and [`CubeError::Capture`] inside of a capture or of
+    /// another measurement.
     pub fn timed(&self, run: impl FnOnce() -> Result<()> + Send) -> Result<Duration> {
         let failed = |reason: String| CubeError::Device {
             operation: "measuring",
             device: self.name().to_owned(),
             reason: first_lines(&reason),
         };
-        let profile = guarded(|| self.client.profile(run, "timed")).map_err(failed)?;
+        let _turn = graph::enter_to_measure()?;
+        let profile = guarded(|| self.client.profile(graph::measured(run), "timed")).map_err(failed)?;
         let (ran, ticks) = profile.map_err(|e| failed(e.to_string()))?;
         ran?;
         let ticks = cubecl::future::block_on(ticks.resolve());
@@ -322,7 +344,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Settings::check`], and [`CubeError::Launch`].
+    /// Those of [`Settings::check`], [`CubeError::Launch`], and [`CubeError::Capture`] for what the first run of a capture did
+    /// not launch.
     pub(crate) fn launch(
         &self,
         launch: &Launch,
@@ -333,8 +356,11 @@ impl Device {
         settings.check(kernel, &self.capabilities)?;
         let [x, y, z] = settings.cubes;
         let [units_x, units_y] = settings.units;
+        let _turn = graph::enter();
+        let proven = self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(&key);
+        self.common.captures.note(launch, proven)?;
         enqueue(&self.client, CubeCount::Static(x, y, z), CubeDim::new_2d(units_x, units_y));
-        if self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(&key) {
+        if proven {
             return Ok(());
         }
         let handles: Vec<_> = written.iter().map(|buffer| buffer.handle()).collect();

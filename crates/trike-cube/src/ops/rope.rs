@@ -192,12 +192,16 @@ impl Device {
         check_len("input of rope", tokens * heads * head_dim, x.len())?;
         let last = positions.values().iter().copied().max().unwrap_or(0);
         check_range("position of rope", 0, table.positions - 1, last as usize)?;
+        if self.is_capturing() {
+            positions.keep_below(table.positions);
+        }
         self.launch(&Launch::new("rope", &table.pairing, settings), &[x], |client, cubes, units| {
             let (x, positions, turns) = (x.arg(), positions.buffer().arg(), table.turns.arg());
             // `validate` found that the product fits.
             let [count, heads, dim, pairs] =
                 [tokens * heads * table.frequencies, heads, head_dim, table.frequencies].map(|n| n as u32);
-            // SAFETY: the length of `x` and the largest position were compared above, and the kernel compares its index.
+            // SAFETY: the length of `x` and the largest position were compared above, what is written over positions that were
+            // recorded is compared by `Positions::write`, and the kernel compares its index.
             unsafe {
                 kernel::rope::launch_unchecked(
                     client,

@@ -2,34 +2,21 @@
 
 use anyhow::{Context, Result, bail, ensure};
 use cubecl::client::Client;
-use cubecl::server::{
-    BufferBinding, CopyDescriptor, CubeCount, IoError, KernelArguments, ProfileError, ProfilingToken, Server,
-    ServerCommunication, ServerError, ServerStorage, ServerUtilities,
-};
+use cubecl::server::{BufferBinding, CopyDescriptor, CubeCount, KernelArguments, ServerError};
 use cubecl_common::bytes::Bytes;
-use cubecl_common::device::{DeviceId, DeviceService, ServerUtilitiesHandle, ServiceId};
-use cubecl_common::device_handle::DeviceHandle;
-use cubecl_common::profile::ProfileDuration;
 use cubecl_environment::backtrace::BackTrace;
-use cubecl_environment::future::DynFut;
-use cubecl_environment::stream::StreamId;
-use cubecl_runtime::dry_run::LaunchMode;
 use cubecl_runtime::id::KernelId;
 use cubecl_runtime::kernel::CubeKernel;
-use cubecl_runtime::logging::ServerLogger;
-use cubecl_runtime::memory_management::{ManagedMemoryHandle, MemoryAllocationMode, StreamMemoryReport};
 use cubecl_runtime::server::KernelResource;
-use cubecl_runtime::storage::ManagedResource;
-use cubecl_server::storage::{BytesResource, BytesStorage};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::host::{Host, Run};
 use super::source;
 use crate::session::panic_message;
+use crate::stand_in::{Behaviour, StandIn};
 use crate::target::Target;
 
 /// What memory holds before anything is written.
@@ -38,14 +25,8 @@ const POISON: u8 = 0xab;
 /// A change of a kernel's text, to see whether it is noticed.
 pub(super) type Change = fn(&str) -> String;
 
-/// A client of an emulated device.
-pub(super) struct Emulation {
-    device: DeviceId,
-    client: Client,
-}
-
-/// Every emulation is a device of its own.
-static NEXT: AtomicU16 = AtomicU16::new(0);
+/// An emulated device.
+pub(super) struct Emulation(StandIn<Emulator>);
 
 /// The GPU that is emulated: an H200, as far as its kernels can tell.
 fn target() -> Result<Target> {
@@ -56,28 +37,25 @@ fn target() -> Result<Target> {
 impl Emulation {
     /// A device whose kernels are compiled by `host`, after `change` where there is one.
     pub(super) fn new(host: &Arc<Host>, change: Option<Change>) -> Result<Self> {
-        let device = DeviceId::new(0, NEXT.fetch_add(1, Ordering::Relaxed));
-        let server = Emulator::new(device, &target()?, Some((host.clone(), change)));
-        let client = Client::try_init(device, server)
-            .map_err(|e| anyhow::anyhow!("cannot emulate a device: {e:?}"))?;
-        Ok(Self { device, client })
+        let host = Arc::clone(host);
+        let behaviour =
+            |number: u16| Emulator { name: format!("device-{number}"), ..Emulator::of(Some((host, change))) };
+        Ok(Self(StandIn::new(&target()?, behaviour)?))
     }
 
     /// A client as a runtime would give it.
     pub(super) fn client(&self) -> Client {
-        self.client.clone()
+        self.0.client().clone()
     }
 
     /// Ends the device's thread. Other clients of the device must be gone.
     pub(super) fn close(self) {
-        drop(self.client);
-        DeviceHandle::<Emulator>::shutdown(self.device);
+        self.0.close();
     }
 }
 
-/// The server's side.
+/// Memory of the host, and a process for each launch.
 struct Emulator {
-    utilities: Arc<ServerUtilities>,
     name: String,
     host: Option<(Arc<Host>, Option<Change>)>,
     memory: HashMap<usize, Vec<u8>>,
@@ -85,12 +63,6 @@ struct Emulator {
     programs: HashMap<KernelId, Result<(PathBuf, usize), String>>,
     /// What a launch found, for the next call that waits.
     failure: Option<String>,
-}
-
-impl std::fmt::Debug for Emulator {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Emulator").field("name", &self.name).finish_non_exhaustive()
-    }
 }
 
 /// A part of an allocation: which one, from, to.
@@ -101,23 +73,9 @@ fn range(binding: &BufferBinding) -> (usize, usize, usize) {
 }
 
 impl Emulator {
-    fn new(device: DeviceId, target: &Target, host: Option<(Arc<Host>, Option<Change>)>) -> Self {
-        let (utilities, _captures) = ServerUtilities::init(
-            ServiceId::of::<Self>(device),
-            target.runtime(),
-            target.properties(),
-            target.target_properties(),
-            Arc::new(ServerLogger::default()),
-            target.layout_policy(),
-        );
-        Self {
-            utilities: Arc::new(utilities),
-            name: format!("device-{}", device.index_id),
-            host,
-            memory: HashMap::new(),
-            programs: HashMap::new(),
-            failure: None,
-        }
+    fn of(host: Option<(Arc<Host>, Option<Change>)>) -> Self {
+        let (memory, programs) = (HashMap::new(), HashMap::new());
+        Self { name: String::new(), host, memory, programs, failure: None }
     }
 
     /// The program of a kernel. A generator that panics is an error of the kernel.
@@ -188,16 +146,19 @@ impl Emulator {
         let memory = self.memory.get(&id).context("memory that was never allocated")?;
         memory.get(from..to).with_context(|| format!("bytes {from} to {to} of {}", memory.len()))
     }
+}
 
-    /// What went wrong since somebody asked.
-    fn failed(&mut self) -> Result<(), ServerError> {
-        match self.failure.take() {
-            None => Ok(()),
-            Some(reason) => Err(ServerError::Generic { reason, backtrace: BackTrace::capture() }),
-        }
+impl Behaviour for Emulator {
+    /// One that refuses to launch.
+    fn unregistered() -> Self {
+        Self::of(None)
     }
 
-    fn read_all(&mut self, descriptors: &[CopyDescriptor]) -> Result<Vec<Bytes>, ServerError> {
+    fn allocate(&mut self, id: usize, bytes: usize) {
+        self.memory.insert(id, vec![POISON; bytes]);
+    }
+
+    fn read(&mut self, parts: &[CopyDescriptor]) -> Result<Vec<Bytes>, ServerError> {
         self.failed()?;
         let one = |d: &CopyDescriptor| -> Result<Bytes> {
             let (id, from, _) = range(&d.handle);
@@ -208,118 +169,28 @@ impl Emulator {
             reason: format!("{e:#}"),
             backtrace: BackTrace::capture(),
         };
-        descriptors.iter().map(|d| one(d).map_err(generic)).collect()
-    }
-}
-
-impl DeviceService for Emulator {
-    /// What CubeCL calls when a device is named that nobody registered: one that refuses to launch.
-    fn init(device: DeviceId) -> Self {
-        Self::new(device, &Target::all()[0], None)
+        parts.iter().map(|d| one(d).map_err(generic)).collect()
     }
 
-    fn utilities(&self) -> ServerUtilitiesHandle {
-        self.utilities.clone()
-    }
-}
-
-impl ServerCommunication for Emulator {}
-
-impl Server for Emulator {
-    fn initialize_memory(
-        &mut self,
-        memory: ManagedMemoryHandle,
-        size: u64,
-        _stream: StreamId,
-    ) -> Result<(), ServerError> {
-        self.memory.insert(memory.descriptor().id.value, vec![POISON; size as usize]);
-        Ok(())
-    }
-
-    fn logger(&self) -> Arc<ServerLogger> {
-        self.utilities.logger.clone()
-    }
-
-    fn utilities(&self) -> Arc<ServerUtilities> {
-        self.utilities.clone()
-    }
-
-    fn read(
-        &mut self,
-        descriptors: Vec<CopyDescriptor>,
-        _stream: StreamId,
-    ) -> DynFut<Result<Vec<Bytes>, ServerError>> {
-        let read = self.read_all(&descriptors);
-        Box::pin(std::future::ready(read))
-    }
-
-    fn write(&mut self, descriptors: Vec<(CopyDescriptor, Bytes)>, _stream: StreamId) {
-        for (descriptor, bytes) in descriptors {
-            let (id, from, _) = range(&descriptor.handle);
-            let memory = self.memory.get_mut(&id);
-            match memory.and_then(|memory| memory.get_mut(from..from + bytes.len())) {
-                Some(part) => part.copy_from_slice(&bytes),
-                None => self.failure = Some("a write beyond an allocation".to_owned()),
-            }
+    fn write(&mut self, part: &CopyDescriptor, bytes: &Bytes) {
+        let (id, from, _) = range(&part.handle);
+        let memory = self.memory.get_mut(&id);
+        match memory.and_then(|memory| memory.get_mut(from..from + bytes.len())) {
+            Some(part) => part.copy_from_slice(bytes),
+            None => self.failure = Some("a write beyond an allocation".to_owned()),
         }
     }
 
-    fn sync(&mut self, _handles: Vec<BufferBinding>, _stream: StreamId) -> DynFut<Result<(), ServerError>> {
-        Box::pin(std::future::ready(self.failed()))
-    }
-
-    fn check(&mut self, _handles: Vec<BufferBinding>, _stream: StreamId) -> Result<(), ServerError> {
-        self.failed()
-    }
-
-    unsafe fn launch(
-        &mut self,
-        kernel: Box<dyn CubeKernel>,
-        count: CubeCount,
-        bindings: KernelArguments,
-        _stream: StreamId,
-        _mode: LaunchMode,
-    ) {
-        if let Err(e) = self.execute(kernel.as_ref(), &count, &bindings) {
+    fn launch(&mut self, kernel: Box<dyn CubeKernel>, count: &CubeCount, arguments: &KernelArguments) {
+        if let Err(e) = self.execute(kernel.as_ref(), count, arguments) {
             self.failure.get_or_insert(format!("{e:#}"));
         }
     }
 
-    fn flush(&mut self, _stream: StreamId) -> Result<(), ServerError> {
-        Ok(())
-    }
-
-    fn memory_report(&mut self, _stream: StreamId) -> Option<StreamMemoryReport> {
-        None
-    }
-
-    fn memory_cleanup(&mut self, _stream: StreamId) -> Result<(), ServerError> {
-        Ok(())
-    }
-
-    fn start_profile(&mut self, _stream: StreamId) -> Result<ProfilingToken, ServerError> {
-        Ok(ProfilingToken { id: 0 })
-    }
-
-    fn end_profile(
-        &mut self,
-        _stream: StreamId,
-        _token: ProfilingToken,
-    ) -> Result<ProfileDuration, ProfileError> {
-        Err(ProfileError::NotMeasured { backtrace: BackTrace::capture() })
-    }
-
-    fn allocation_mode(&mut self, _mode: MemoryAllocationMode, _stream: StreamId) {}
-}
-
-impl ServerStorage for Emulator {
-    type Storage = BytesStorage;
-
-    fn get_resource(
-        &mut self,
-        _binding: BufferBinding,
-        _stream: StreamId,
-    ) -> Result<ManagedResource<BytesResource>, ServerError> {
-        Err(IoError::UnsupportedIoOperation { backtrace: BackTrace::capture() }.into())
+    fn failed(&mut self) -> Result<(), ServerError> {
+        match self.failure.take() {
+            None => Ok(()),
+            Some(reason) => Err(ServerError::Generic { reason, backtrace: BackTrace::capture() }),
+        }
     }
 }

@@ -6,6 +6,7 @@
 
 pub mod attention;
 pub mod elementwise;
+pub mod graphs;
 pub mod linear;
 pub mod matrices;
 pub mod probe;
@@ -23,6 +24,7 @@ pub fn all(session: &mut Session) {
     elementwise::elementwise(session);
     sampling::sampling(session);
     attention::attention(session);
+    graphs::graphs(session);
     probe::probe(session);
     vsa::vsa(session);
 }
