@@ -9,7 +9,7 @@ use trike_nn::{
     RopeScaling, RopeSpec, Sequence, Step, Weight, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
-use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
 
 #[path = "device/graphs.rs"]
 mod graphs;
@@ -38,6 +38,8 @@ fn announce_skip() {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Trits,
+    /// The same, the inputs of output and down projections rotated.
+    Rotated,
     /// In groups of 32 columns, with means, in planes; query and key of other kinds than value.
     Mixed,
     F32,
@@ -113,7 +115,15 @@ impl DecoderWeights for Random<'_> {
                 let values = values(&mut self.rng, 1.0).into_iter().map(half::f16::from_f32).collect();
                 Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F16(values))?)
             }
-            (Kind::Trits, _) => self.trits(rows, cols, 1, Granularity::Tensor),
+            (Kind::Rotated, WeightName::Output(_) | WeightName::Down(_)) => {
+                let Weight::Ternary(plain) = self.trits(rows, cols, 1, Granularity::Row) else {
+                    unreachable!()
+                };
+                let rotation = Hadamard::largest(cols, 64);
+                assert!(rotation.is_some(), "{cols} columns");
+                Weight::Ternary(plain.with_rotation(rotation)?)
+            }
+            (Kind::Trits | Kind::Rotated, _) => self.trits(rows, cols, 1, Granularity::Tensor),
             (Kind::Mixed, WeightName::Value(_)) => self.trits(rows, cols, 1, Granularity::Row),
             (Kind::Mixed, WeightName::Up(_)) => {
                 let values = values(&mut self.rng, 1.4 / (cols as f32).sqrt());
@@ -155,7 +165,7 @@ fn base() -> DecoderSpec {
 }
 
 /// The families that Trike runs, each with what it switches on.
-fn architectures() -> [(&'static str, DecoderSpec, Kind); 7] {
+fn architectures() -> [(&'static str, DecoderSpec, Kind); 8] {
     let yarn = RopeScaling::Yarn {
         factor: 4.0,
         beta_fast: 32.0,
@@ -193,6 +203,11 @@ fn architectures() -> [(&'static str, DecoderSpec, Kind); 7] {
                 ..base()
             },
             Kind::Trits,
+        ),
+        (
+            "bitnet, rotated inputs",
+            DecoderSpec { sub_norms: true, activation: GatedActivation::SquaredReLu, ..base() },
+            Kind::Rotated,
         ),
     ]
 }

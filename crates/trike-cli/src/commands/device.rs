@@ -16,6 +16,9 @@ pub(crate) struct DeviceOutcome {
     /// Times that something was waited for and copied back.
     pub(crate) read_backs: u64,
     pub(crate) read_bytes: u64,
+    /// Steps that were recorded as a graph, and steps that were done by running one.
+    pub(crate) captures: u64,
+    pub(crate) replays: u64,
 }
 
 impl From<DeviceUse> for DeviceOutcome {
@@ -27,6 +30,8 @@ impl From<DeviceUse> for DeviceOutcome {
             uploaded_bytes: used.uploaded_bytes,
             read_backs: used.read_backs,
             read_bytes: used.read_bytes,
+            captures: used.captures,
+            replays: used.replays,
         }
     }
 }

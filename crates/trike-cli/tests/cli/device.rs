@@ -79,10 +79,10 @@ fn auto_takes_the_processor_where_there_is_no_gpu_and_says_so() {
         announce_skip("there is a GPU");
         return;
     }
-    let args = ["run", "-m", &tiny(), "-p", "Once", "-n", "3", "--device", "auto"];
+    let args = ["run", "-m", &tiny(), "-p", "Once", "-n", "3", "--temperature", "0", "--device", "auto"];
     let (on_auto, notes) = trike.both(&args);
     assert!(notes.contains("running on the processor"), "{notes}");
-    assert_eq!(on_auto, trike.stdout(&args[..7]));
+    assert_eq!(on_auto, trike.stdout(&args[..9]));
     let (_, notes) =
         trike.both(&["bench", "-m", &tiny(), "-p", "0", "-n", "1", "-r", "1", "--device", "auto"]);
     assert!(notes.contains("running on the processor"), "{notes}");
@@ -112,6 +112,8 @@ fn the_golden_text_of_stories_comes_from_a_device() {
     // An id and a position each.
     assert_eq!(used("uploads"), 201 * 2);
     assert!(used("peak_bytes") > 260_032, "{json}");
+    // Up to position 63, to 127 and to 200 a step is recorded and run again; the first of each is launched.
+    assert_eq!((used("captures"), used("replays")), (3, 201 - 3), "{json}");
 }
 
 /// Packed trits, an int8 head, sampling: the same choices as on the processor.

@@ -23,6 +23,9 @@ const LAUNCH: f64 = 1.5e-6;
 /// The host's part of a launch, in seconds: planning, locking, handing over. Small kernels wait for it.
 const HOST: f64 = 7.0e-6;
 
+/// The host's part of a step that was recorded, in seconds: two small copies, the graph, a read-back that is waited for.
+const STEP: f64 = 70.0e-6;
+
 /// Share of the copy that kernels for one token read weights with.
 const DECODE: f64 = 0.75;
 /// The same with matrix instructions, whose planes are fewer.
@@ -165,10 +168,8 @@ pub fn model(model: &Model) -> [Prediction; 2] {
     let launches = (13 * model.layers + 4) as f64;
     let weights = model.weights() as f64;
     let head = (model.vocab * model.hidden) as f64;
-    let read = (weights / 4.0 + head) / (COPY * DECODE) + launches * LAUNCH;
-    // A read-back of the logits ends a token.
-    let host = launches * HOST + 50e-6;
-    let decode = if host > read { (host, Bound::Host) } else { (read, Bound::Memory) };
+    // All of them are one graph; the next id and position go there before, and the best logits come back after it.
+    let decode = (weights / 4.0 + head) / (COPY * DECODE) + launches * LAUNCH + STEP;
     let tokens = model.prompt as f64;
     let products = 2.0 * weights * tokens / (INT8 * MANY * 0.8);
     let case = Attention {
@@ -183,7 +184,10 @@ pub fn model(model: &Model) -> [Prediction; 2] {
     // Norms, gates and quantization pass over activations in f32, about forty bytes a column and layer.
     let rows = model.layers as f64 * tokens * (40 * model.hidden + 12 * model.intermediate) as f64 / COPY;
     let prefill = (products + attend + rows + 50e-6) / tokens;
-    [Prediction { seconds: decode.0, bound: decode.1 }, Prediction { seconds: prefill, bound: Bound::Matrix }]
+    [
+        Prediction { seconds: decode, bound: Bound::Memory },
+        Prediction { seconds: prefill, bound: Bound::Matrix },
+    ]
 }
 
 /// A dense f16 product of cuBLAS, which the bars of the project are multiples of.
