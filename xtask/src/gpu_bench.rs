@@ -7,6 +7,9 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use std::process::Command;
 
+/// What the test binary is built with.
+const FEATURES: &str = "trike-cube/vulkan,rivals";
+
 /// Times the kernels on a device, records them, and shows the newest record in the chapter on performance.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench-report --gpu", bin_name = "cargo xtask bench-report --gpu")]
@@ -44,7 +47,9 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
                 "1",
             ]);
         }
-        let record = binary(ws, &arguments)?;
+        // In a build with SPIR-V no software driver is opened.
+        let features = if options.tiny { "rivals" } else { FEATURES };
+        let record = binary(ws, features, &arguments)?;
         print!("{record}");
         if options.tiny || options.filter.is_some() {
             println!("not recorded: only a full run is");
@@ -56,15 +61,15 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
         std::fs::write(&file, record).with_context(|| format!("cannot write {}", file.display()))?;
         println!("recorded: {}", file.display());
     }
-    print!("{}", binary(ws, &["report"])?);
+    print!("{}", binary(ws, FEATURES, &["report"])?);
     Ok(())
 }
 
 /// Builds the test binary as users build theirs, runs it in the root, and returns what it prints.
-fn binary(ws: &Workspace, arguments: &[&str]) -> Result<String> {
+fn binary(ws: &Workspace, features: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(env!("CARGO"))
         .args(["run", "--quiet", "--release", "--locked", "-p", "trike-gpu-test", "--features"])
-        .args(["trike-cube/vulkan,rivals", "--bin", "trike-gpu-test", "--"])
+        .args([features, "--bin", "trike-gpu-test", "--"])
         .args(arguments)
         .current_dir(&ws.root)
         .stderr(std::process::Stdio::inherit())

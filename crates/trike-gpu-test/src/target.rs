@@ -96,6 +96,7 @@ impl Target {
             of("cuda-sm120a", Family::Cuda(SM_120)),
             of("hip-gfx942", Family::Hip(AMDArchitecture::GFX94)),
             of("hip-gfx1100", Family::Hip(AMDArchitecture::GFX11)),
+            of("hip-gfx1201", Family::Hip(AMDArchitecture::GFX12)),
             of("metal", Family::Metal),
             of("spirv", Family::Vulkan),
             of("wgsl", Family::WebGpu),

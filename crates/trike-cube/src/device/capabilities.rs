@@ -42,6 +42,9 @@ pub struct Capabilities {
     pub i8: bool,
     /// Whether planes multiply 16 x 32 by 32 x 8 bytes in one instruction (`mma` s8 m16n8k32).
     pub int8_mma: bool,
+    /// Shapes `[m, n, k]` of bytes that planes multiply as cooperative matrices, `m x k` by `k x n`, in the order in which plans
+    /// prefer them.
+    pub int8_cmma: Vec<[usize; 3]>,
     /// Whether planes multiply 16 x 16 by 16 x 8 halves into floats in one instruction (`mma` f16 m16n8k16).
     pub f16_mma: bool,
     /// Whether copies from global to shared memory can go on beside the arithmetic.
@@ -89,6 +92,7 @@ impl Capabilities {
             bf16: float(FloatKind::BF16),
             i8: features.type_usage(i8_type).contains(TypeUsage::Buffer),
             int8_mma: mma(i8_type, ElemType::Int(IntKind::I32), 32),
+            int8_cmma: cooperative_bytes(properties),
             f16_mma: mma(ElemType::Float(FloatKind::F16), ElemType::Float(FloatKind::F32), 16),
             async_copy: features.copy_async,
             graphs: Graphs::None,
@@ -116,6 +120,7 @@ impl Capabilities {
             bf16: false,
             i8: false,
             int8_mma: false,
+            int8_cmma: Vec::new(),
             f16_mma: false,
             async_copy: false,
             graphs: Graphs::None,
@@ -123,4 +128,20 @@ impl Capabilities {
             cache_bytes: None,
         }
     }
+}
+
+/// The shapes for cooperative matrices of signed bytes with sums of 32 bits: squares first, and of them those with most columns.
+fn cooperative_bytes(properties: &DeviceProperties) -> Vec<[usize; 3]> {
+    let (byte, sum) = (ElemType::Int(IntKind::I8), ElemType::Int(IntKind::I32));
+    let of_bytes = properties
+        .features
+        .matmul
+        .cmma
+        .iter()
+        .filter(|config| config.a_type == byte && config.b_type == byte && config.cd_type == sum);
+    let mut shapes: Vec<[usize; 3]> =
+        of_bytes.map(|config| [config.m, config.n, config.k].map(|side| side as usize)).collect();
+    shapes.sort_unstable_by_key(|&[m, n, k]| (m != n, std::cmp::Reverse(k), m, n));
+    shapes.dedup();
+    shapes
 }

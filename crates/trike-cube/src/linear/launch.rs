@@ -5,7 +5,7 @@ use cubecl::prelude::{CubeCount, CubeDim};
 use half::f16;
 
 use super::activations::Activations;
-use super::kernels::{self, DimsLaunch, Form, MmaShape};
+use super::kernels::{self, DimsLaunch, Form, MmaShape, WmmaShape};
 use super::plan::{DecodeBlueprint, LinearBlueprint, LinearProblem, SplitBlueprint, SplitKernel};
 use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
@@ -155,6 +155,10 @@ impl Args<'_> {
                 return self.tiled::<f16>(client, grid, units, form);
             }
             LinearBlueprint::Tiled => return self.tiled::<f32>(client, grid, units, form),
+            LinearBlueprint::Wmma(shape) if self.dims.halves => {
+                return self.wmma::<f16>(client, grid, units, form, shape);
+            }
+            LinearBlueprint::Wmma(shape) => return self.wmma::<f32>(client, grid, units, form, shape),
         };
         let base3 = self.dims.layout == TernaryLayout::Base3;
         match (kernel, self.dims.halves) {
@@ -333,6 +337,40 @@ impl Args<'_> {
                 form,
                 shape,
                 split_cubes,
+            );
+        }
+    }
+
+    fn wmma<S: cubecl::prelude::Float>(
+        &self,
+        client: &Client,
+        cubes: CubeCount,
+        units: CubeDim,
+        form: Form,
+        shape: WmmaShape,
+    ) {
+        let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
+        // SAFETY: as in `tiled`; the plan checked that the device has these matrices and that the units of a cube share their
+        // elements evenly.
+        unsafe {
+            kernels::wmma::wmma::launch_unchecked::<S>(
+                client,
+                cubes,
+                units,
+                self.w.codes.vectors(4),
+                scales,
+                means,
+                self.x.codes.vectors(4),
+                self.x.sums.arg(),
+                self.x.factors.arg(),
+                self.out(0).arg(),
+                self.out(1).arg(),
+                self.out(2).arg(),
+                self.dims(),
+                self.dims.tiles() as u32,
+                form,
+                shape,
+                units.num_elems() as usize,
             );
         }
     }

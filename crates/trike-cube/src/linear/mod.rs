@@ -17,7 +17,7 @@ mod tests;
 pub use activations::{ActivationPrecision, ActivationShape, Activations, BLOCK, MAX_COLS, SEGMENT};
 pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
 pub use dense_plan::{DenseBlueprint, DenseProblem};
-pub use kernels::MmaShape;
+pub use kernels::{MAX_STAGES, MmaShape, Staging, WmmaShape};
 pub use plan::{
     DecodeBlueprint, LinearBlueprint, LinearProblem, MAX_SPLIT_CUBES, SplitBlueprint, SplitKernel,
 };

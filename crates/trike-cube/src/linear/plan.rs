@@ -1,7 +1,7 @@
 //! Which kernel multiplies ternary weights, and where it runs.
 
 use super::activations::{ActivationShape, BLOCK};
-use super::kernels::{Form, MmaShape, combine, tiled};
+use super::kernels::{Form, MAX_STAGES, MmaShape, Staging, WmmaShape, combine, tiled};
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
 use crate::device::Capabilities;
 use crate::error::{CubeError, Result, check_len, check_range};
@@ -45,6 +45,8 @@ pub enum LinearBlueprint {
     Tiled,
     /// Matrix instructions; see [`MmaShape`].
     Mma(MmaShape),
+    /// Cooperative matrices, for many tokens on devices that have bytes in no other matrix instructions; see [`WmmaShape`].
+    Wmma(WmmaShape),
     /// Columns shared by cubes; see [`SplitBlueprint`].
     Split(SplitBlueprint),
 }
@@ -154,7 +156,13 @@ impl LinearProblem {
                 shape.row_planes * shape.code_planes,
             )?;
         }
-        if shape.staged {
+        if let Staging::Async { stages } = shape.staging {
+            if !device.async_copy {
+                return Err(needs("asynchronous copies to shared memory"));
+            }
+            check_range("blocks of activations in shared memory", 2, MAX_STAGES, stages)?;
+        }
+        if shape.staging != Staging::Direct {
             check_range("splits of staged columns", 1, 1, shape.splits)?;
             let per_unit = 2 * shape.octets;
             if !per_unit.is_multiple_of(shape.row_planes) {
@@ -174,6 +182,45 @@ impl LinearProblem {
                 1,
             ],
             units: [LANES as u32, side(shape.planes())],
+            shared_bytes: shape.shared_bytes(),
+            bindings: BINDINGS,
+        })
+    }
+
+    fn wmma_settings(&self, shape: WmmaShape, device: &Capabilities) -> Result<Settings> {
+        let needs = |feature| CubeError::Feature { kernel: Self::NAME, feature, device: device.name.clone() };
+        let WmmaShape { m, n, k, .. } = shape;
+        if !device.int8_cmma.contains(&[m, n, k]) {
+            return Err(needs("cooperative matrices of bytes of this shape"));
+        }
+        let Some((_, most)) = device.planes else {
+            return Err(needs("planes"));
+        };
+        check_range("matrices of a plane along the rows of weights", 1, 8, shape.row_matrices)?;
+        check_range("matrices of a plane along the rows of codes", 1, 8, shape.code_matrices)?;
+        for planes in [shape.row_planes, shape.code_planes] {
+            check_range("planes of a side of a cube", 1, 16, planes)?;
+        }
+        check_range("planes of a cube", 1, 16, shape.planes())?;
+        let multiple = |what, unit: usize, got: usize| match got {
+            got if unit != 0 && got.is_multiple_of(unit) => Ok(()),
+            got => Err(CubeError::NotMultiple { what, unit, got }),
+        };
+        // Scales may change after 32 columns; the units of a cube take sums of whole tokens, all of them equally many.
+        let slices = self.x.precision.slices();
+        multiple("columns that share a scale", k, 32)?;
+        multiple("bytes of a row of a matrix", 16, k)?;
+        multiple("rows of weights of a cube", TILE, shape.rows())?;
+        multiple("rows of codes of a matrix", slices, n)?;
+        multiple("sums of a matrix", most as usize * slices, m * n)?;
+        let side = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Ok(Settings {
+            cubes: [
+                side(self.w.tiles().div_ceil(shape.rows() / TILE)),
+                side(self.x.code_rows().div_ceil(shape.code_rows())),
+                1,
+            ],
+            units: [most, side(shape.planes())],
             shared_bytes: shape.shared_bytes(),
             bindings: BINDINGS,
         })
@@ -246,8 +293,14 @@ impl LinearProblem {
             let octets = code_rows.div_ceil(8).next_power_of_two();
             // As in `decode_candidates`, more than eight only where tiles are few for the device.
             let units = device.multiprocessors.map_or(0, |n| n as usize * BUSY_UNITS);
-            let of =
-                |splits| MmaShape { tiles: 1, octets, row_planes: 1, code_planes: 1, splits, staged: false };
+            let of = |splits| MmaShape {
+                tiles: 1,
+                octets,
+                row_planes: 1,
+                code_planes: 1,
+                splits,
+                staging: Staging::Direct,
+            };
             let splits = [16, 8, 4, 2, 1].into_iter().find(|&splits| {
                 let few = splits <= 8 || self.w.tiles().saturating_mul(LANES * splits) <= units;
                 let fits = splits <= 8 || of(splits).shared_bytes() <= device.max_shared_bytes;
@@ -261,9 +314,32 @@ impl LinearProblem {
             let cubes = |tiles: usize| self.w.tiles().div_ceil(tiles * row_planes) * columns;
             let enough = device.multiprocessors.map_or(1, |n| n as usize);
             let tiles = [4, 2].into_iter().find(|&tiles| cubes(tiles) >= enough).unwrap_or(1);
-            MmaShape { tiles, octets, row_planes, code_planes, splits: 1, staged: true }
+            MmaShape { tiles, octets, row_planes, code_planes, splits: 1, staging: Staging::Registers }
         };
         self.mma_settings(shape, device).ok().map(|_| shape)
+    }
+
+    /// The cooperative matrices' blueprint: four planes with squares of 32 rows by 32 rows of codes, or less of the rows of codes
+    /// and then of the weights where there are few or shared memory is small.
+    fn wmma_candidate(&self, device: &Capabilities) -> Option<WmmaShape> {
+        let few = self.x.code_rows() <= 32;
+        let sides = [[32, 32], [32, 16], [16, 16]].into_iter().filter(|&[_, codes]| !few || codes == 16);
+        let shapes = sides.flat_map(|[rows, codes]| {
+            device.int8_cmma.iter().map(move |&[m, n, k]| WmmaShape {
+                m,
+                n,
+                k,
+                row_matrices: (rows / m.max(1)).max(1),
+                code_matrices: (codes / n.max(1)).max(1),
+                row_planes: 2,
+                code_planes: 2,
+            })
+        });
+        let fits = |shape: &WmmaShape| {
+            self.wmma_settings(*shape, device)
+                .is_ok_and(|settings| settings.check(Self::NAME, device).is_ok())
+        };
+        shapes.into_iter().find(fits)
     }
 
     /// The blueprints of the decode kernel, the best first.
@@ -328,12 +404,19 @@ impl Plan for LinearProblem {
             let split = few.and_then(|shape| self.split_candidate(SplitKernel::Mma(shape), device));
             all.extend(split.map(LinearBlueprint::Split));
             all.extend(shape.map(LinearBlueprint::Mma));
+            // A block is multiplied for longer than the next one is on its way: two are enough.
+            let copied = shape.filter(|shape| shape.staging == Staging::Registers && device.async_copy);
+            let copied = copied.map(|shape| MmaShape { staging: Staging::Async { stages: 2 }, ..shape });
+            all.extend(copied.map(LinearBlueprint::Mma));
         }
         let decode = self.with_split(self.decode_candidates(device), device);
         if code_rows <= 16 {
             all.extend(decode);
             all.push(LinearBlueprint::Tiled);
         } else {
+            if !device.int8_mma {
+                all.extend(self.wmma_candidate(device).map(LinearBlueprint::Wmma));
+            }
             all.push(LinearBlueprint::Tiled);
             all.extend(decode);
         }
@@ -354,6 +437,7 @@ impl Plan for LinearProblem {
             LinearBlueprint::Decode(blueprint) => self.decode_settings(blueprint),
             LinearBlueprint::Tiled => Ok(self.tiled_settings()),
             LinearBlueprint::Mma(shape) => self.mma_settings(shape, device),
+            LinearBlueprint::Wmma(shape) => self.wmma_settings(shape, device),
             LinearBlueprint::Split(blueprint) => self.split_settings(blueprint, device),
         }
     }

@@ -314,7 +314,7 @@ fn wrong_lengths_are_refused_before_anything_is_written() {
                     row_planes: 1,
                     code_planes: 1,
                     splits: 1,
-                    staged: false,
+                    staging: Staging::Direct,
                 })),
             ),
             "which llvmpipe",
@@ -414,7 +414,8 @@ fn what_cubes_cannot_share_is_refused() {
     let (w, x) = problem(256, 57344, 1);
     let problem = LinearProblem { x, w, add: false };
     let decode = SplitKernel::Decode(DecodeBlueprint { rows: 1, splits: 8 });
-    let shape = MmaShape { tiles: 1, octets: 1, row_planes: 1, code_planes: 1, splits: 2, staged: false };
+    let shape =
+        MmaShape { tiles: 1, octets: 1, row_planes: 1, code_planes: 1, splits: 2, staging: Staging::Direct };
     let plan = |kernel, cubes| {
         let split = LinearBlueprint::Split(SplitBlueprint { kernel, cubes });
         problem.plan(&Strategy::Forced(split), &device)
@@ -445,9 +446,107 @@ fn squares_are_narrower_where_they_would_leave_multiprocessors_idle() {
     ] {
         match inferred(rows, 2560, tokens, multiprocessors) {
             LinearBlueprint::Mma(shape) => {
-                assert!(shape.staged && shape.tiles == tiles, "{rows}, {tokens}: {shape:?}");
+                assert!(
+                    shape.staging == Staging::Registers && shape.tiles == tiles,
+                    "{rows}, {tokens}: {shape:?}"
+                );
             }
             other => panic!("{rows}, {tokens}: {other:?}"),
         }
+    }
+}
+
+#[test]
+fn asynchronous_copies_are_refused_where_there_are_none_and_offered_second() {
+    let mut device = Capabilities { max_units: 1024, max_bindings: 16, ..Capabilities::smallest() };
+    (device.int8_mma, device.planes, device.max_shared_bytes) = (true, Some((32, 32)), 232_448);
+    let (w, x) = problem(4096, 2560, 2048);
+    let problem = LinearProblem { x, w, add: false };
+    let staged = |device: &Capabilities| -> Vec<Staging> {
+        let all = problem.candidates(device).into_iter();
+        all.filter_map(|b| if let LinearBlueprint::Mma(shape) = b { Some(shape.staging) } else { None })
+            .collect()
+    };
+    assert_eq!(staged(&device), [Staging::Registers]);
+    let shape =
+        MmaShape { tiles: 4, octets: 4, row_planes: 2, code_planes: 4, splits: 1, staging: Staging::Direct };
+    let plan = |stages, device: &Capabilities| {
+        let staging = Staging::Async { stages };
+        problem.plan(&Strategy::Forced(LinearBlueprint::Mma(MmaShape { staging, ..shape })), device)
+    };
+    assert!(matches!(plan(2, &device), Err(crate::CubeError::Feature { .. })));
+    device.async_copy = true;
+    assert_eq!(staged(&device), [Staging::Registers, Staging::Async { stages: 2 }]);
+    for (stages, fine) in [(1, false), (2, true), (MAX_STAGES, true), (MAX_STAGES + 1, false)] {
+        let found = plan(stages, &device);
+        assert_eq!(found.is_ok(), fine, "{stages}: {found:?}");
+        // 128 rows of codes of 128 bytes, and a vector of padding each.
+        if let Ok((_, settings)) = found {
+            assert_eq!(settings.shared_bytes, stages * 128 * 144 + 8);
+        }
+    }
+}
+
+#[test]
+fn cooperative_matrices_are_for_many_tokens_and_devices_without_other_matrices() {
+    let mut device = Capabilities { max_units: 1024, max_bindings: 16, ..Capabilities::smallest() };
+    (device.planes, device.max_shared_bytes, device.int8_cmma) = (Some((32, 64)), 48 << 10, vec![[16; 3]]);
+    let chosen = |tokens: usize, device: &Capabilities| {
+        let (w, x) = problem(4096, 2560, tokens);
+        LinearProblem { x, w, add: false }.plan(&Strategy::Inferred, device).expect("there is a kernel")
+    };
+    let wmma = |tokens: usize, device: &Capabilities| match chosen(tokens, device) {
+        (LinearBlueprint::Wmma(shape), settings) => (shape, settings),
+        (other, _) => panic!("{tokens}: {other:?}"),
+    };
+    let (shape, settings) = wmma(2048, &device);
+    assert_eq!((shape.rows(), shape.code_rows(), settings.shared_bytes), (64, 64, 40 << 10));
+    // Planes of 64 at most: four of them, whatever size they turn out to have.
+    assert_eq!((settings.cubes, settings.units), ([64, 32, 1], [64, 4]));
+    // Few tokens, and less shared memory.
+    assert_eq!(wmma(17, &device).0.code_rows(), 32);
+    device.max_shared_bytes = 32 << 10;
+    assert_eq!((wmma(2048, &device).0.code_rows(), wmma(2048, &device).1.shared_bytes), (32, 32 << 10));
+    device.max_shared_bytes = 16 << 10;
+    assert_eq!(chosen(2048, &device).0, LinearBlueprint::Tiled);
+    // What Intel's devices list.
+    (device.max_shared_bytes, device.planes, device.int8_cmma) = (64 << 10, Some((8, 32)), vec![[8, 16, 32]]);
+    assert_eq!((wmma(2048, &device).0.rows(), wmma(2048, &device).0.code_rows()), (64, 64));
+    assert!(matches!(chosen(16, &device).0, LinearBlueprint::Decode(_)));
+    device.int8_mma = true;
+    device.planes = Some((32, 32));
+    assert!(matches!(chosen(2048, &device).0, LinearBlueprint::Mma(_)));
+    (device.int8_mma, device.planes) = (false, None);
+    assert_eq!(chosen(2048, &device).0, LinearBlueprint::Tiled);
+}
+
+#[test]
+fn cooperative_matrices_that_do_not_fit_are_refused() {
+    let mut device = Capabilities { max_units: 1024, max_bindings: 16, ..Capabilities::smallest() };
+    (device.planes, device.max_shared_bytes) = (Some((32, 32)), 64 << 10);
+    device.int8_cmma = vec![[16; 3], [8, 8, 16], [16, 16, 8], [16, 2, 16], [16, 16, 64]];
+    let (w, mut x) = problem(4096, 2560, 2048);
+    x.precision = F32;
+    let problem = LinearProblem { x, w, add: false };
+    let one =
+        WmmaShape { m: 16, n: 16, k: 16, row_matrices: 1, code_matrices: 1, row_planes: 1, code_planes: 1 };
+    let plan = |shape| problem.plan(&Strategy::Forced(LinearBlueprint::Wmma(shape)), &device);
+    plan(one).expect("inside of the limits");
+    let table = [
+        (WmmaShape { k: 32, ..one }, "cooperative matrices of bytes of this shape"),
+        (WmmaShape { row_matrices: 0, ..one }, "expected 1..=8, got 0"),
+        (WmmaShape { code_matrices: 9, ..one }, "expected 1..=8, got 9"),
+        (WmmaShape { code_planes: 17, ..one }, "expected 1..=16, got 17"),
+        // A scale lasts 32 columns, and a row of a matrix fills 16 bytes.
+        (WmmaShape { k: 64, ..one }, "columns that share a scale"),
+        (WmmaShape { k: 8, ..one }, "bytes of a row of a matrix"),
+        // Half a tile; two digits of four; fewer sums than units have digits to take.
+        (WmmaShape { m: 8, n: 8, ..one }, "rows of weights of a cube"),
+        (WmmaShape { n: 2, ..one }, "rows of codes of a matrix"),
+        (WmmaShape { m: 8, n: 8, row_matrices: 2, ..one }, "sums of a matrix"),
+    ];
+    for (shape, message) in table {
+        let error = plan(shape).expect_err(message).to_string();
+        assert!(error.contains(message), "{shape:?}: {error}");
     }
 }

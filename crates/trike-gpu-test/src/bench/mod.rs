@@ -21,7 +21,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use std::time::{SystemTime, UNIX_EPOCH};
 use timer::{Sample, Timer};
-use trike_cube::{Buffer, Cost, Device, DeviceSpec, Products};
+use trike_cube::{Buffer, Cost, CubeError, Device, DeviceSpec, Products, Runtime};
 
 /// The version of the records' schema.
 pub const SCHEMA: u64 = 1;
@@ -138,12 +138,22 @@ impl Record<'_> {
     }
 }
 
+/// The device to time: `auto` is never software, unless that was asked for and there is nothing else.
+fn open(options: &Options) -> trike_cube::Result<Device> {
+    match (Device::open(options.device), options.device) {
+        (Err(CubeError::NoDevice { .. }), DeviceSpec::Auto) if options.software => {
+            Device::open(DeviceSpec::Numbered(Runtime::Wgpu, 0))
+        }
+        (opened, _) => opened,
+    }
+}
+
 /// Times the problems; `say` takes the lines of the record.
 ///
 /// # Errors
 /// When there is no such device, or when a problem failed, after all others were timed.
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<()> {
-    let device = Device::open(options.device).context("cannot open a device to time")?;
+    let device = open(options).context("cannot open a device to time")?;
     if device.is_software() && !options.software {
         bail!("{} computes on the host; --software times it all the same", device.name());
     }
@@ -205,6 +215,11 @@ fn products(timer: &Timer<'_>, options: &Options, catalogue: &Catalogue, record:
                 Err(e) => Err(anyhow::anyhow!("{e:#}")),
             };
             record.figure(&name, &weights.name(), arithmetic, measured);
+            let copied = matrices.as_ref().ok().and_then(|matrices| matrices.copied(timer, product.tokens));
+            if let Some(copied) = copied {
+                let kernel = format!("{}, asynchronous copies", weights.name());
+                record.figure(&name, &kernel, arithmetic, copied);
+            }
         }
     }
 }

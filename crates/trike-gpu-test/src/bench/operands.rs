@@ -4,8 +4,8 @@ use anyhow::Result;
 use half::f16;
 use trike_cube::attention::{AttentionProblem, CacheShape, KvCache, KvPrecision, Positions, Segment};
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, DenseMatrix, DenseProblem, DenseValues, LinearProblem,
-    SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix,
+    ActivationPrecision, ActivationShape, Activations, DenseMatrix, DenseProblem, DenseValues,
+    LinearBlueprint, LinearProblem, SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix,
 };
 use trike_cube::{Buffer, Cost, Device, Plan, Strategy, attention::AttentionSpec};
 use trike_testkit::Rng;
@@ -65,22 +65,19 @@ impl Matrices {
     pub(super) fn product(&self, timer: &Timer<'_>, tokens: usize) -> Result<(Sample, Cost, String)> {
         let device = timer.device();
         let (rows, cols) = self.shape();
-        let x = Rng::new(3).normals(tokens * cols);
-        let out: Buffer<f32> = device.empty(tokens * rows)?;
+        let x = || Rng::new(3).normals(tokens * cols);
         let shape = ActivationShape { tokens, cols, precision: ActivationPrecision::Int8PerToken };
         match self {
             Self::Ternary(all) => {
                 let problem = LinearProblem { x: shape, w: all[0].form().clone(), add: false };
                 let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-                let x = Activations::upload(device, shape, &x)?;
-                let forced = Strategy::Forced(blueprint);
-                let time = timer.median(|i| device.linear(&x, &all[i % all.len()], &[&out], &forced))?;
-                Ok((time, problem.cost(), format!("{blueprint:?}")))
+                ternary(timer, all, &problem, blueprint)
             }
             Self::Sparse(all) => {
                 let problem = SparseProblem { x: shape, w: all[0].form(), add: false };
                 let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-                let x = Activations::upload(device, shape, &x)?;
+                let x = Activations::upload(device, shape, &x())?;
+                let out: Buffer<f32> = device.empty(tokens * rows)?;
                 let forced = Strategy::Forced(blueprint);
                 let time = timer.median(|i| device.sparse(&x, &all[i % all.len()], &out, &forced))?;
                 Ok((time, problem.cost(), format!("{blueprint:?}")))
@@ -88,12 +85,26 @@ impl Matrices {
             Self::Dense(all) => {
                 let problem = DenseProblem { tokens, w: all[0].form(), add: false };
                 let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-                let x = device.upload(&x)?;
+                let x = device.upload(&x())?;
+                let out: Buffer<f32> = device.empty(tokens * rows)?;
                 let forced = Strategy::Forced(blueprint);
                 let time = timer.median(|i| device.dense(&x, &all[i % all.len()], &out, &forced))?;
                 Ok((time, problem.cost(), format!("{blueprint:?}")))
             }
         }
+    }
+
+    /// The same with asynchronous copies of the activations, where the plan has that among its candidates: which of the two
+    /// comes first there is for figures to say.
+    pub(super) fn copied(&self, timer: &Timer<'_>, tokens: usize) -> Option<Result<(Sample, Cost, String)>> {
+        let Self::Ternary(all) = self else { return None };
+        let x =
+            ActivationShape { tokens, cols: self.shape().1, precision: ActivationPrecision::Int8PerToken };
+        let problem = LinearProblem { x, w: all[0].form().clone(), add: false };
+        let mut candidates = problem.candidates(timer.device().capabilities()).into_iter();
+        let copied =
+            candidates.find(|b| matches!(b, LinearBlueprint::Mma(shape) if shape.staging.is_async()))?;
+        Some(ternary(timer, all, &problem, copied))
     }
 
     fn shape(&self) -> (usize, usize) {
@@ -103,6 +114,22 @@ impl Matrices {
             Self::Dense(all) => (all[0].rows(), all[0].cols()),
         }
     }
+}
+
+/// The time of a ternary product with a blueprint.
+fn ternary(
+    timer: &Timer<'_>,
+    all: &[TernaryMatrix],
+    problem: &LinearProblem,
+    blueprint: LinearBlueprint,
+) -> Result<(Sample, Cost, String)> {
+    let device = timer.device();
+    let x = Rng::new(3).normals(problem.x.tokens * problem.x.cols);
+    let x = Activations::upload(device, problem.x, &x)?;
+    let out: Buffer<f32> = device.empty(problem.x.tokens * problem.w.rows())?;
+    let forced = Strategy::Forced(blueprint);
+    let time = timer.median(|i| device.linear(&x, &all[i % all.len()], &[&out], &forced))?;
+    Ok((time, problem.cost(), format!("{blueprint:?}")))
 }
 
 /// As many as take `rotate` bytes together, two at least.

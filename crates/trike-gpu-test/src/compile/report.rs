@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 
-use super::expect::{EXPECTED, TIGHT, UNSUPPORTED, is_kernel, is_listed};
+use super::expect::{EXPECTED, Expected, TIGHT, UNSUPPORTED, is_kernel, is_listed};
 use super::{Built, Code, Cuda, Scope};
 use crate::tally::{Outcome, Tally};
 
@@ -161,8 +161,11 @@ impl<'a> Compiled<'a> {
             }
         }
         let unknown = |kernel: &str| !self.targets.keys().any(|path| is_kernel(path, kernel));
-        for row in EXPECTED.iter().filter(|row| unknown(row.kernel)) {
-            stale("EXPECTED", row.kernel, "stale row: no kernel has this name".to_owned());
+        let formless = |row: &Expected| {
+            !self.built.iter().any(|b| is_kernel(b.path, row.kernel) && b.form.contains(row.form))
+        };
+        for row in EXPECTED.iter().filter(|row| formless(row)) {
+            stale("EXPECTED", row.kernel, "stale row: no kernel has this name and form".to_owned());
         }
         for row in TIGHT {
             let mut of_row = self.built.iter().filter(|b| is_kernel(b.path, row.kernel));
@@ -180,7 +183,8 @@ impl<'a> Compiled<'a> {
     fn check_instructions(&self, tally: &mut Tally) {
         for row in EXPECTED {
             let mut by_target: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-            for kernel in self.built.iter().filter(|b| is_kernel(b.path, row.kernel)) {
+            let of_row = |b: &&Built| is_kernel(b.path, row.kernel) && b.form.contains(row.form);
+            for kernel in self.built.iter().filter(of_row) {
                 if let Ok(Code { cuda: Some(cuda), .. }) = &kernel.outcome {
                     let found = by_target.entry(kernel.target).or_default();
                     found.extend(cuda.instructions.iter().map(String::as_str));

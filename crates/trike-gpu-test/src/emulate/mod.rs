@@ -2,11 +2,11 @@
 //!
 //! Drivers that compute on the host have no matrix instructions on bytes or halves that CubeCL could use, and a machine without
 //! a GPU would run the kernels made of them nowhere. What CubeCL generates for CUDA is plain C++ but for a handful of functions
-//! and two instructions; with these written down from NVIDIA's documentation, a launch is a program that takes buffers and
+//! and a few instructions; with these written down from NVIDIA's documentation, a launch is a program that takes buffers and
 //! leaves buffers. A device whose server starts such programs runs the same suites as a real one.
 //!
-//! It is no simulator: nothing is timed, the arithmetic of floats is the host's, and asynchronous copies, tensor maps and
-//! clusters are refused. What it does find is in `runtime.cpp`: wrong results, accesses out of bounds, missing or divergent
+//! It is no simulator: nothing is timed, the arithmetic of floats is the host's, and tensor maps, clusters and barriers in memory
+//! are refused. What it does find is in `runtime.cpp`: wrong results, accesses out of bounds, missing or divergent
 //! barriers, sums that leave 32 bits.
 
 mod host;
@@ -50,8 +50,10 @@ struct Job {
 
 /// The cases with matrix instructions, in parts that take about the same time.
 const CASES: &[(Suite, &str)] = &[
-    (linear, "staged: true"),
-    (linear, "staged: false"),
+    (linear, "staging: Direct"),
+    (linear, "staging: Registers"),
+    (linear, "staging: Async"),
+    (linear, "Wmma"),
     (attention, "Mma { planes: 8 }"),
     (attention, "Mma { planes: 4 }"),
     (attention, "Mma { planes: 2 }"),
@@ -61,6 +63,10 @@ const CASES: &[(Suite, &str)] = &[
 /// Changes of kernels that must make these cases fail: without them a run that compares nothing would look like success.
 const CHANGES: &[(Suite, &str, &str, Change)] = &[
     (linear, "[70] x 130 m=66 Int8PerToken, row x1, Mma", "a product without barriers", without_barriers),
+    (linear, LONG_ASYNC, "copies that nobody waits for", without_waits),
+    (linear, LONG_ASYNC, "a wait for the copies of one block too few", waiting_late),
+    (linear, LONG_WMMA, "cooperative matrices without barriers", without_barriers),
+    (linear, LONG_WMMA, "cooperative matrices by columns instead of rows", by_columns),
     (linear, "[48, 31] x 257 m=16 Int8PerToken, row x1, added, Mma", "exchanged sums of bytes", exchanged),
     (
         attention,
@@ -70,8 +76,27 @@ const CHANGES: &[(Suite, &str, &str, Change)] = &[
     ),
 ];
 
+/// More blocks than there are in shared memory, and rows of codes that end inside of a cube.
+const LONG_ASYNC: &str = "[37] x 700 m=21 Int8PerToken, row x1, Mma";
+/// The same with cooperative matrices.
+const LONG_WMMA: &str = "[37] x 700 m=21 Int8PerToken, row x1, Wmma";
+
 fn without_barriers(text: &str) -> String {
     text.replace("__syncthreads();", "")
+}
+
+fn without_waits(text: &str) -> String {
+    text.replace("emu_wait_group(", "// ")
+}
+
+/// Each wait leaves one group more on its way.
+fn waiting_late(text: &str) -> String {
+    text.replace("emu_wait_group(__LINE__, ", "emu_wait_group(__LINE__, 1 + ")
+}
+
+/// The matrix of codes as if its rows were columns.
+fn by_columns(text: &str) -> String {
+    text.replace("nvcuda::wmma::col_major", "nvcuda::wmma::row_major")
 }
 
 /// The first two numbers that each matrix instruction leaves.

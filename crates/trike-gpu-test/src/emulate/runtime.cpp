@@ -7,12 +7,14 @@
 //
 // The launch is run three times, with the threads in rising, falling and random order, and must leave the same bytes: a
 // barrier that is missing shows there. Buffers and shared memory lie between poisoned regions, shared memory starts as rubbish,
-// and barriers, shuffles and matrix instructions must be reached by all threads of their cube or warp from the same line.
+// and barriers, shuffles and matrix instructions must be reached by all threads of their cube or warp from the same line. What
+// is copied asynchronously is there after the wait for it, and rubbish before.
 
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
 #include <vector>
@@ -39,12 +41,19 @@ struct warp {
     unsigned a[32][4], b[32][2], c[32][4], value[32], result[32];
     int from[32];
     float f[32][4];
+    void *brought[32];
 };
+
+// Copies that a thread has started: what is on its way, in groups, the last of which is still open.
+struct copy { char *to; const char *from; };
+struct copies { std::deque<std::vector<copy>> groups; std::vector<copy> open; };
 
 static const size_t STACK = 2u << 20, GUARD = 1u << 20;
 static std::vector<emu_thread> threads;
 static std::vector<char *> stacks;
 static std::vector<warp> warps;
+static std::vector<copies> started;
+static size_t shared_bytes;
 static int total, waiting, barrier_line, done;
 static void *main_stack;
 static char **arguments;
@@ -55,6 +64,8 @@ static const void *info_argument;
     fprintf(stderr, "%s (cube %u %u %u, thread %d)\n", what, blockIdx.x, blockIdx.y, blockIdx.z, thread);
     exit(3);
 }
+
+void emu_fail(const char *what) { fail(what); }
 
 // Saves the registers that calls keep, changes stacks, and returns where the other stack was left.
 extern "C" void emu_switch(void **save, void *load);
@@ -82,6 +93,10 @@ static void yield() { emu_switch(&emu_current->stack, main_stack); }
 
 static void body() {
     emu_entry(arguments, info_argument);
+    copies &mine = started[emu_current->index];
+    for (auto &group : mine.groups)
+        if (!group.empty()) fail("a thread ended without waiting for its copies");
+    if (!mine.open.empty()) fail("a thread ended without waiting for its copies");
     emu_current->state = DONE;
     done++;
     if (waiting) fail("a thread ended while others wait at a barrier");
@@ -116,6 +131,40 @@ template <class F> static void together(int line, F execute) {
     }
     emu_current->state = WAITS_FOR_WARP;
     yield();
+}
+
+void emu_warp(int line, void *mine, void (*execute)(void **lanes)) {
+    warps[emu_current->index / 32].brought[emu_current->index % 32] = mine;
+    together(line, [=](warp &w) { execute(w.brought); });
+}
+
+// PTX ISA, "cp.async": the bytes arrive at any time between the instruction and the wait for its group, and only then are they
+// the thread's own to read; other threads need a barrier after that. Until the wait there is rubbish in their place here, so
+// that it shows who reads too early, and who still reads what was there before.
+unsigned emu_shared_place(const void *pointer) {
+    const char *at = (const char *)pointer;
+    if (at < emu_shared || at >= emu_shared + shared_bytes) fail("an address that is not in shared memory");
+    return (unsigned)(at - emu_shared);
+}
+
+void emu_copy_async(int, unsigned to, const void *from) {
+    if (to % 16 || (uintptr_t)from % 16) fail("an asynchronous copy that is not aligned");
+    memset(emu_shared + to, 0xa5, 16);
+    started[emu_current->index].open.push_back({emu_shared + to, (const char *)from});
+}
+
+void emu_commit_group(int) {
+    copies &mine = started[emu_current->index];
+    mine.groups.push_back(std::move(mine.open));
+    mine.open.clear();
+}
+
+void emu_wait_group(int, unsigned pending) {
+    copies &mine = started[emu_current->index];
+    while (mine.groups.size() > pending) {
+        for (copy &one : mine.groups.front()) memcpy(one.to, one.from, 16);
+        mine.groups.pop_front();
+    }
 }
 
 // PTX ISA, "Matrix fragments for mma.m16n8k32" with bytes. Of lane 4 g + t: number i of A lies in row g (8 further for i in 4..8
@@ -250,6 +299,7 @@ static void run_cube(int order) {
     }
     done = waiting = 0;
     for (auto &w : warps) w.arrived = 0;
+    started.assign(total, {});
     int count = (int)warps.size();
     while (done < total) {
         bool any = false;
@@ -326,6 +376,7 @@ int main(int count, char **names) {
         stacks.push_back(stack);
     }
     emu_shared = guarded(shared);
+    shared_bytes = shared;
     unsigned cubes = gridDim.x * gridDim.y * gridDim.z;
     for (int order = 0; order < 3; order++) {
         for (unsigned i = 0; i < buffers; i++) memcpy(at[i], before[i].data(), sizes[i]);

@@ -11,6 +11,8 @@ typedef _Float16 __half;
 
 struct emu_dim { unsigned x, y, z; };
 
+static const int warpSize = 32;
+
 // A thread of a cube: its saved stack pointer, where it is in the cube, and what it waits for.
 struct emu_thread {
     void *stack;
@@ -29,6 +31,14 @@ void emu_mma_s8(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3
                 unsigned a3, unsigned b0, unsigned b1, unsigned c0, unsigned c1, unsigned c2, unsigned c3);
 void emu_mma_f16(int line, float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                  unsigned b0, unsigned b1, float c0, float c1, float c2, float c3);
+// Copies of 16 bytes to a place in shared memory (`cp.async`), the end of a group of them, and the wait for all but `pending`.
+unsigned emu_shared_place(const void *pointer);
+void emu_copy_async(int line, unsigned to, const void *from);
+void emu_commit_group(int line);
+void emu_wait_group(int line, unsigned pending);
+// The last lane of a warp that arrives executes with what each of them has brought.
+void emu_warp(int line, void *mine, void (*execute)(void **lanes));
+[[noreturn]] void emu_fail(const char *what);
 enum { EMU_XOR, EMU_INDEX, EMU_UP, EMU_DOWN };
 unsigned emu_shuffle(int line, unsigned value, int kind, unsigned argument);
 unsigned emu_ballot(int line, bool predicate);
@@ -43,6 +53,7 @@ template <class T> static inline T emu_shuffled(int line, T value, int kind, uns
 }
 
 #define __syncthreads() emu_barrier(__LINE__)
+#define __cvta_generic_to_shared(pointer) emu_shared_place(pointer)
 #define __activemask() (~0u)
 #define __shfl_xor_sync(mask, value, argument) emu_shuffled(__LINE__, value, EMU_XOR, argument)
 #define __shfl_sync(mask, value, argument) emu_shuffled(__LINE__, value, EMU_INDEX, argument)
@@ -69,3 +80,94 @@ static inline float exp(float a) { return __builtin_expf(a); }
 static inline float sqrt(float a) { return __builtin_sqrtf(a); }
 static inline float floor(float a) { return __builtin_floorf(a); }
 static inline float abs(float a) { return __builtin_fabsf(a); }
+
+// CUDA C++ Programming Guide, "Warp Matrix Functions". Which lane holds which element is not specified, and here it is no order
+// that a kernel could have meant.
+namespace nvcuda { namespace wmma {
+struct row_major {};
+struct col_major {};
+enum layout_t { mem_row_major, mem_col_major };
+struct matrix_a { template <int m, int n, int k> struct of { enum { rows = m, columns = k }; }; };
+struct matrix_b { template <int m, int n, int k> struct of { enum { rows = k, columns = n }; }; };
+struct accumulator { template <int m, int n, int k> struct of { enum { rows = m, columns = n }; }; };
+
+template <class Use, int m, int n, int k, class T, class Layout = void> struct fragment {
+    using shape = typename Use::template of<m, n, k>;
+    enum { rows = shape::rows, columns = shape::columns, num_elements = rows * columns / 32 };
+    T x[num_elements];
+    // The element of the matrix, row by row, that is number `i` of a lane.
+    static int element(int lane, int i) { return i * 32 + (lane ^ i * 5 % 32); }
+};
+
+// What all lanes must pass alike.
+struct emu_address { const void *pointer; unsigned ldm; int layout; };
+
+static inline void emu_same(int line, const void *pointer, unsigned ldm, int layout, unsigned size) {
+    if ((size_t)pointer % 32) emu_fail("a matrix that is not aligned to 32 bytes");
+    if (ldm * size % 16) emu_fail("rows of a matrix that are not aligned to 16 bytes");
+    emu_address mine = {pointer, ldm, layout};
+    emu_warp(line, &mine, [](void **lanes) {
+        emu_address first = *(emu_address *)lanes[0];
+        for (int lane = 1; lane < 32; lane++) {
+            emu_address other = *(emu_address *)lanes[lane];
+            bool same = other.pointer == first.pointer && other.ldm == first.ldm && other.layout == first.layout;
+            if (!same) emu_fail("lanes with different matrices");
+        }
+    });
+}
+
+template <class F> static inline unsigned emu_offset(int i, unsigned ldm, bool by_rows) {
+    int element = F::element(emu_current->index % 32, i);
+    unsigned row = element / F::columns, column = element % F::columns;
+    return by_rows ? row * ldm + column : column * ldm + row;
+}
+
+template <class Use, int m, int n, int k, class T> static inline bool emu_by_rows(fragment<Use, m, n, k, T, row_major> &) { return true; }
+template <class Use, int m, int n, int k, class T> static inline bool emu_by_rows(fragment<Use, m, n, k, T, col_major> &) { return false; }
+
+template <class Use, int m, int n, int k, class T, class Layout>
+static inline void load_matrix_sync(fragment<Use, m, n, k, T, Layout> &f, const T *p, unsigned ldm, int line = __builtin_LINE()) {
+    bool by_rows = emu_by_rows(f);
+    emu_same(line, p, ldm, by_rows, sizeof(T));
+    for (int i = 0; i < f.num_elements; i++) f.x[i] = p[emu_offset<fragment<Use, m, n, k, T, Layout>>(i, ldm, by_rows)];
+}
+
+template <int m, int n, int k, class T>
+static inline void store_matrix_sync(T *p, const fragment<accumulator, m, n, k, T> &f, unsigned ldm, layout_t layout,
+                                     int line = __builtin_LINE()) {
+    emu_same(line, p, ldm, layout, sizeof(T));
+    bool by_rows = layout == mem_row_major;
+    for (int i = 0; i < f.num_elements; i++) p[emu_offset<fragment<accumulator, m, n, k, T>>(i, ldm, by_rows)] = f.x[i];
+}
+
+template <class Use, int m, int n, int k, class T, class Layout, class V>
+static inline void fill_fragment(fragment<Use, m, n, k, T, Layout> &f, V value) {
+    for (T &x : f.x) x = value;
+}
+
+template <int m, int n, int k, class LayoutA, class LayoutB>
+static inline void mma_sync(fragment<accumulator, m, n, k, int> &d, const fragment<matrix_a, m, n, k, signed char, LayoutA> &a,
+                            const fragment<matrix_b, m, n, k, signed char, LayoutB> &b,
+                            const fragment<accumulator, m, n, k, int> &c, int line = __builtin_LINE()) {
+    using A = fragment<matrix_a, m, n, k, signed char, LayoutA>;
+    using B = fragment<matrix_b, m, n, k, signed char, LayoutB>;
+    using C = fragment<accumulator, m, n, k, int>;
+    struct operands { C *d; const A *a; const B *b; const C *c; } mine = {&d, &a, &b, &c};
+    emu_warp(line, &mine, [](void **lanes) {
+        static signed char a[m * k], b[k * n];
+        static long long sums[m * n];
+        for (int lane = 0; lane < 32; lane++) {
+            operands &of = *(operands *)lanes[lane];
+            for (int i = 0; i < A::num_elements; i++) a[A::element(lane, i)] = of.a->x[i];
+            for (int i = 0; i < B::num_elements; i++) b[B::element(lane, i)] = of.b->x[i];
+            for (int i = 0; i < C::num_elements; i++) sums[C::element(lane, i)] = of.c->x[i];
+        }
+        for (int i = 0; i < m * n; i++) {
+            for (int j = 0; j < k; j++) sums[i] += (int)a[i / n * k + j] * (int)b[j * n + i % n];
+            if (sums[i] != (int)sums[i]) emu_fail("a sum of wmma leaves 32 bits");
+        }
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < C::num_elements; i++) ((operands *)lanes[lane])->d->x[i] = (int)sums[C::element(lane, i)];
+    });
+}
+}}

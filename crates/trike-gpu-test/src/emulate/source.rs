@@ -2,7 +2,7 @@
 //!
 //! The text is kept; only what g++ cannot know is replaced: the headers, the declaration of shared memory, and inline PTX.
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use cubecl::{Compiler, define_kernel};
 use cubecl_cpp::shared::{CompilationOptions, CppCompiler, CppSupportedFeatures};
 use cubecl_cpp::target::Cuda;
@@ -18,11 +18,17 @@ pub(super) struct Source {
     pub(super) shared: usize,
 }
 
-/// Matrix instructions of PTX with the functions that emulate them.
+/// Beginnings of instructions of PTX with the functions that emulate them: matrix instructions, and asynchronous copies.
 const INSTRUCTIONS: &[(&str, &str)] = &[
     ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "emu_mma_s8"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "emu_mma_f16"),
+    ("cp.async.cg.shared::cta.global [%0], [%1], 16, 16;", "emu_copy_async"),
+    ("cp.async.commit_group;", "emu_commit_group"),
+    (WAIT_GROUP, "emu_wait_group"),
 ];
+
+/// The one instruction with a number in its text.
+const WAIT_GROUP: &str = "cp.async.wait_group ";
 
 /// Generates a kernel as for CUDA 9.0 and makes it compile on the host.
 ///
@@ -71,19 +77,31 @@ pub(super) fn for_host(source: &str) -> Result<String> {
     Ok(text)
 }
 
-/// A call of the emulation for a line of inline PTX.
+/// A line with a call of the emulation in the place of its inline PTX.
 fn instruction(line: &str) -> Result<String> {
-    let known = INSTRUCTIONS.iter().find(|(name, _)| line.contains(&format!("asm volatile(\"{name}")));
-    let (_, function) = known.with_context(|| format!("an instruction that is not emulated: {line}"))?;
-    let (_, operands) = line.split_once("\" : ").context("inline PTX without operands")?;
+    let unknown = || format!("an instruction that is not emulated: {line}");
+    let (before, text) = line.split_once("asm volatile(\"").with_context(unknown)?;
+    let known = INSTRUCTIONS.iter().find(|(name, _)| text.starts_with(name));
+    let (name, function) = known.with_context(unknown)?;
+    // Other statements may follow.
+    let (text, after) = text.split_once(");").context("inline PTX without an end")?;
+    let (_, operands) = text.split_once("\" : ").context("inline PTX without operands")?;
+    // Behind the operands stands that memory is read or written.
+    let operands = operands.split(": \"memory\"").next().unwrap_or(operands);
+    let mut call = format!("{before}{function}(__LINE__");
+    if *name == WAIT_GROUP {
+        let (number, _) = text[name.len()..].split_once(';').context("a wait without a number")?;
+        let _ = write!(call, ", {number}");
+    }
     // Constraints in quotes, each before its operand in parentheses.
-    let mut call = format!("{function}(__LINE__");
     for operand in operands.split('"').skip(2).step_by(2) {
         let operand = operand.trim_start().strip_prefix('(').context("an operand without parentheses")?;
-        let (operand, _) = operand.split_once(')').context("an operand without an end")?;
+        // The last one may have lost its end.
+        let operand = operand.split(')').next().unwrap_or(operand);
         let _ = write!(call, ", {operand}");
     }
-    Ok(call + ");")
+    ensure!(!after.contains("asm"), "two instructions in a line: {line}");
+    Ok(call + ");" + after)
 }
 
 /// The entry of the runtime: what follows `__global__` up to the body's brace names the kernel and its parameters.
@@ -162,6 +180,10 @@ mod tests {
     fn matrix_instructions_become_calls_and_others_are_refused() {
         let mma = "asm volatile(\"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0}, {%1}, {%2}, {%3};\" : \"=r\"(d0) : \"r\"(a0), \"r\"(b0), \"r\"(c[1]));";
         assert_eq!(instruction(mma).unwrap(), "emu_mma_s8(__LINE__, d0, a0, b0, c[1]);");
+        let copy = "asm volatile(\"cp.async.cg.shared::cta.global [%0], [%1], 16, 16;\" :  : \"r\"(v1), \"l\"(v2) : \"memory\");}";
+        assert_eq!(instruction(copy).unwrap(), "emu_copy_async(__LINE__, v1, v2);}");
+        let wait = "asm volatile(\"cp.async.wait_group 1;\" :  :  : \"memory\");__syncthreads();";
+        assert_eq!(instruction(wait).unwrap(), "emu_wait_group(__LINE__, 1);__syncthreads();");
         let other = instruction("asm volatile(\"lop3.b32 %0, %1;\" : \"=r\"(d) : \"r\"(a));").unwrap_err();
         assert!(other.to_string().contains("not emulated"), "{other}");
     }

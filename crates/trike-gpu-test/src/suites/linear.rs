@@ -2,7 +2,8 @@
 
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint,
-    LinearProblem, MmaShape, SplitBlueprint, SplitKernel, TernaryForm, TernaryMatrix,
+    LinearProblem, MAX_STAGES, MmaShape, SplitBlueprint, SplitKernel, Staging, TernaryForm, TernaryMatrix,
+    WmmaShape,
 };
 use trike_cube::{CubeError, Device, Plan, Strategy};
 use trike_testkit::Rng;
@@ -116,6 +117,7 @@ pub fn linear(session: &mut Session) {
     }
     many_groups(session);
     split(session);
+    forced(session);
     refusals(session);
 }
 
@@ -166,7 +168,14 @@ fn split(session: &mut Session) {
         if code_rows > 2 && device.capabilities().int8_mma {
             // Columns of a cube that shares them are shared by planes too.
             let (octets, splits) = (code_rows.div_ceil(8), splits.max(2));
-            let shape = MmaShape { tiles: 1, octets, row_planes: 1, code_planes: 1, splits, staged: false };
+            let shape = MmaShape {
+                tiles: 1,
+                octets,
+                row_planes: 1,
+                code_planes: 1,
+                splits,
+                staging: Staging::Direct,
+            };
             kernels.push((SplitKernel::Mma(shape), LinearBlueprint::Mma(shape)));
         }
         let exact = !matches!(weights.granularity, Granularity::Group(_)) && weights.depth == 1;
@@ -189,6 +198,123 @@ fn split(session: &mut Session) {
                 Ok(())
             });
         }
+    }
+}
+
+/// A row of [`FORCED`]: the weights' rows and form, tokens, precision, whether products are added, and the blueprint.
+type Forced = (&'static [usize], Weights, usize, ActivationPrecision, bool, LinearBlueprint);
+
+/// Two planes or one on matrix instructions.
+const fn mma([row_planes, code_planes]: [usize; 2], staging: Staging) -> LinearBlueprint {
+    LinearBlueprint::Mma(MmaShape { tiles: 1, octets: 1, row_planes, code_planes, splits: 1, staging })
+}
+
+/// Cooperative matrices, of a plane and of a cube.
+const fn wmma(
+    [m, n, k]: [usize; 3],
+    [row_matrices, code_matrices]: [usize; 2],
+    [row_planes, code_planes]: [usize; 2],
+) -> LinearBlueprint {
+    LinearBlueprint::Wmma(WmmaShape { m, n, k, row_matrices, code_matrices, row_planes, code_planes })
+}
+
+/// Blueprints that no plan chooses for small shapes, or not on every device that has them.
+///
+/// With asynchronous copies: more blocks than there are in shared memory and fewer, one set after the other, parts, rows that end
+/// inside of a cube. With cooperative matrices of each shape: the same, and every kind of scale, mean and digit.
+const FORCED: &[Forced] = &[
+    (&[37], Weights { cols: 700, ..PLAIN }, 21, INT8, false, mma([1, 2], Staging::Async { stages: 3 })),
+    (
+        &[21, 18],
+        Weights { cols: 1030, depth: 2, coupling: Coupling::Tied, ..PLAIN },
+        33,
+        INT8,
+        true,
+        mma([2, 1], Staging::Async { stages: 2 }),
+    ),
+    (
+        &[20],
+        Weights { cols: 500, depth: 3, granularity: groups(GroupSize::G64), means: true, ..PLAIN },
+        9,
+        ActivationPrecision::F16,
+        false,
+        mma([1, 2], Staging::Async { stages: MAX_STAGES }),
+    ),
+    (
+        &[9],
+        Weights { cols: 128, ..PLAIN },
+        5,
+        INT8,
+        false,
+        mma([1, 1], Staging::Async { stages: MAX_STAGES }),
+    ),
+    (&[37], Weights { cols: 700, ..PLAIN }, 21, INT8, false, wmma([16, 16, 16], [1, 1], [1, 2])),
+    (
+        &[21, 18],
+        Weights { cols: 300, depth: 5, coupling: Coupling::Tied, ..PLAIN },
+        33,
+        INT8,
+        true,
+        wmma([16, 16, 16], [2, 1], [1, 1]),
+    ),
+    (
+        &[20],
+        Weights { cols: 260, depth: 3, granularity: groups(GroupSize::G64), means: true, ..PLAIN },
+        9,
+        ActivationPrecision::F32,
+        false,
+        wmma([16, 16, 16], [1, 2], [2, 1]),
+    ),
+    (
+        &[19, 5],
+        Weights { cols: 390, granularity: groups(GroupSize::G256), precise: false, ..PLAIN },
+        18,
+        ActivationPrecision::Int8PerGroup(GroupSize::G32),
+        false,
+        wmma([32, 8, 16], [1, 1], [1, 2]),
+    ),
+    (
+        &[17],
+        Weights { cols: 200, granularity: Granularity::Tensor, depth: 2, ..PLAIN },
+        20,
+        ActivationPrecision::F16,
+        true,
+        wmma([8, 32, 16], [2, 1], [1, 1]),
+    ),
+    (&[33], Weights { cols: 140, ..PLAIN }, 40, INT8, false, wmma([16, 16, 32], [2, 2], [1, 1])),
+    // What is inferred for many tokens where there are no other matrix instructions.
+    (&[70], Weights { cols: 130, precise: false, ..PLAIN }, 66, INT8, false, wmma([16; 3], [2, 2], [2, 2])),
+    (
+        &[70],
+        Weights { cols: 130, granularity: groups(GroupSize::G128), precise: false, ..PLAIN },
+        66,
+        INT8,
+        false,
+        wmma([16; 3], [2, 2], [2, 2]),
+    ),
+];
+
+/// What is forced.
+fn forced(session: &mut Session) {
+    let device = session.device();
+    let capabilities = device.capabilities();
+    for (seed, &(rows, weights, tokens, precision, add, blueprint)) in FORCED.iter().enumerate() {
+        let there = match blueprint {
+            LinearBlueprint::Wmma(shape) => capabilities.int8_cmma.contains(&[shape.m, shape.n, shape.k]),
+            _ => capabilities.int8_mma && capabilities.async_copy,
+        };
+        if !there {
+            continue;
+        }
+        let mut rng = Rng::new(seed as u64);
+        let tensors: Vec<TritTensor> = rows.iter().map(|&n| tensor(&mut rng, n, weights)).collect();
+        let x: Vec<f32> = rng.normals(tokens * weights.cols);
+        let inputs = Inputs { tensors, x, tokens, precision, add };
+        let name = format!(
+            "ternary linear {rows:?} x {} m={tokens} {precision:?}, {} x{}, {blueprint:?}",
+            weights.cols, weights.granularity, weights.depth
+        );
+        session.case(name, |oracle| inputs.check(oracle, device, &Strategy::Forced(blueprint)));
     }
 }
 
@@ -274,7 +400,18 @@ pub fn shapes(session: &mut Session) {
                         let x = ActivationShape { tokens, cols, precision: INT8 };
                         let problem = LinearProblem { x, w: form, add: false };
                         let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-                        inputs.check(oracle, device, &Strategy::Forced(blueprint))
+                        inputs.check(oracle, device, &Strategy::Forced(blueprint))?;
+                        // What a tuner has beside it, for one of the shapes: its registers stand next to those in the report.
+                        let is_async = |b: &LinearBlueprint| {
+                            matches!(b, LinearBlueprint::Mma(shape) if shape.staging.is_async())
+                        };
+                        if (parts, cols, tokens, depth) == (one, 2560, 2048, 1) && granularity != groups(GroupSize::G64) {
+                            let others = problem.candidates(device.capabilities()).into_iter().filter(is_async);
+                            for blueprint in others {
+                                inputs.check(oracle, device, &Strategy::Forced(blueprint))?;
+                            }
+                        }
+                        Ok(())
                     },
                 );
             }

@@ -1,6 +1,7 @@
 //! Matrix instructions on bytes: `mma` s8 m16n8k32, the weights as its 16 x 32 operand.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
+use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 #[expect(unused_imports, reason = "the launch function's arguments")]
@@ -21,8 +22,44 @@ pub struct MmaShape {
     pub code_planes: usize,
     /// Planes of a cube that share the columns; with more than one, the two above are 1.
     pub splits: usize,
-    /// Whether blocks of activations pass through shared memory, the next one loaded while one is multiplied.
-    pub staged: bool,
+    /// How blocks of activations reach the planes.
+    pub staging: Staging,
+}
+
+/// How blocks of activations reach the planes of a cube, see [`MmaShape`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Staging {
+    /// Each plane loads the rows that it multiplies.
+    Direct,
+    /// Through two blocks of shared memory: the next block waits in registers while one is multiplied.
+    Registers,
+    /// Through blocks of shared memory that asynchronous copies (`cp.async`) fill while an earlier one is multiplied, without
+    /// passing through registers.
+    Async {
+        /// Blocks of shared memory, 2 to [`MAX_STAGES`]; all but one of them are on their way.
+        stages: usize,
+    },
+}
+
+/// Blocks of activations in shared memory, at most.
+pub const MAX_STAGES: usize = 4;
+
+impl Staging {
+    /// Blocks of shared memory.
+    #[must_use]
+    pub fn stages(self) -> usize {
+        match self {
+            Self::Direct => 0,
+            Self::Registers => 2,
+            Self::Async { stages } => stages,
+        }
+    }
+
+    /// Whether copies go on beside the multiplications.
+    #[must_use]
+    pub fn is_async(self) -> bool {
+        matches!(self, Self::Async { .. })
+    }
 }
 
 impl MmaShape {
@@ -48,7 +85,7 @@ impl MmaShape {
 
     /// Bytes of shared memory.
     pub(in crate::linear) fn shared_bytes(self) -> usize {
-        let staged = if self.staged { 2 * 16 * self.stage() } else { 16 };
+        let staged = 16 * (self.staging.stages() * self.stage()).max(1);
         let partial = if self.splits > 1 { 4 * self.splits * 16 * self.tiles * 8 * self.octets } else { 4 };
         staged + partial + 4
     }
@@ -117,10 +154,11 @@ pub(in crate::linear) fn mma<S: Float>(
     }
 
     let mut stage = Shared::<[Quad]>::new_aligned_slice(
-        comptime!(if shape.staged { 2 * shape.stage() } else { 1 }),
+        comptime!((shape.staging.stages() * shape.stage()).max(1)),
         16usize,
     );
-    let mut copied = Array::<Quad>::new(comptime!(if shape.staged { shape.copies() } else { 1 }));
+    let in_registers = comptime!(shape.staging == Staging::Registers);
+    let mut copied = Array::<Quad>::new(comptime!(if in_registers { shape.copies() } else { 1 }));
     let unit = plane * 32 + lane;
     let units = comptime!(32 * shape.planes());
 
@@ -141,7 +179,7 @@ pub(in crate::linear) fn mma<S: Float>(
                     codes[((tile * blocks + clamp_max(k, blocks - 1)) * form.planes + p) * 32 + lane];
             }
         }
-        if comptime!(shape.staged) {
+        if comptime!(in_registers) {
             #[unroll]
             for c in 0..shape.copies() {
                 let vector = unit + comptime!(c * units);
@@ -149,6 +187,12 @@ pub(in crate::linear) fn mma<S: Float>(
                 stage[vector / 8 * MmaShape::STRIDE + vector % 8] = x[row * blocks * 8 + vector % 8];
             }
             sync_cube();
+        }
+        if comptime!(shape.staging.is_async()) {
+            #[unroll]
+            for s in 0..comptime!(shape.staging.stages() - 1) {
+                copy_block(x, &mut stage, s, blocks, cube_first, last, unit, units, shape);
+            }
         }
         let mut block = k;
         while block < blocks {
@@ -167,7 +211,7 @@ pub(in crate::linear) fn mma<S: Float>(
                         codes[((tile * blocks + ahead) * form.planes + p) * 32 + lane];
                 }
             }
-            if comptime!(shape.staged) {
+            if comptime!(in_registers) {
                 #[unroll]
                 for c in 0..shape.copies() {
                     let vector = unit + comptime!(c * units);
@@ -175,11 +219,20 @@ pub(in crate::linear) fn mma<S: Float>(
                     copied[c] = x[(row * blocks + ahead) * 8 + vector % 8];
                 }
             }
+            if comptime!(shape.staging.is_async()) {
+                // All but the copies of the blocks behind this one have arrived, those of other units too; and all planes have
+                // read the block before, whose place the next copies take.
+                wait_for_copies(comptime!(shape.staging.stages() - 2));
+                sync_cube();
+                let next_block = block + comptime!(shape.staging.stages() - 1);
+                copy_block(x, &mut stage, next_block, blocks, cube_first, last, unit, units, shape);
+            }
             #[unroll]
             for b in 0..shape.octets {
-                if comptime!(shape.staged) {
+                if comptime!(shape.staging != Staging::Direct) {
                     let row = code_plane * comptime!(shape.octets * 8) + comptime!(8 * b) + g;
-                    let at = block % 2 * comptime!(shape.stage()) + row * MmaShape::STRIDE + 2 * t;
+                    let place = block % comptime!(shape.staging.stages());
+                    let at = place * comptime!(shape.stage()) + row * MmaShape::STRIDE + 2 * t;
                     xs[2 * b] = stage[at];
                     xs[2 * b + 1] = stage[at + 1];
                 } else {
@@ -254,7 +307,7 @@ pub(in crate::linear) fn mma<S: Float>(
                     }
                 }
             }
-            if comptime!(shape.staged) {
+            if comptime!(in_registers) {
                 #[unroll]
                 for c in 0..shape.copies() {
                     let vector = unit + comptime!(c * units);
@@ -264,6 +317,10 @@ pub(in crate::linear) fn mma<S: Float>(
                 sync_cube();
             }
             block += comptime!(shape.splits * cubes);
+        }
+        if comptime!(shape.staging.is_async() && set + 1 < form.sets) {
+            // The first copies of the next set take the places of blocks that other planes may still read.
+            sync_cube();
         }
         if comptime!(segment == 0 && !form.exact()) {
             #[unroll]
@@ -447,4 +504,39 @@ pub(in crate::linear) fn mma<S: Float>(
             }
         }
     }
+}
+
+/// Starts the copies of a block of activations, a group for each unit; of blocks behind the last one the group is empty.
+///
+/// Rows behind the last one are copies of it, which nobody stores.
+#[cube]
+fn copy_block(
+    x: &[Quad],
+    stage: &mut [Quad],
+    block: usize,
+    blocks: usize,
+    cube_first: usize,
+    last: usize,
+    unit: usize,
+    #[comptime] units: usize,
+    #[comptime] shape: MmaShape,
+) {
+    if block < blocks {
+        let place = block % comptime!(shape.staging.stages()) * comptime!(shape.stage());
+        #[unroll]
+        for c in 0..shape.copies() {
+            let vector = unit + comptime!(c * units);
+            let row = clamp_max(cube_first + vector / 8, last);
+            let from = (row * blocks + block) * 8 + vector % 8;
+            let to = place + vector / 8 * MmaShape::STRIDE + vector % 8;
+            copy_async(&x[from..from + 1], &mut stage[to..to + 1], 4u32);
+        }
+    }
+    gpu_asm!("cp.async.commit_group;");
+}
+
+/// Waits until at most `pending` groups of the unit's own copies are on their way.
+#[cube]
+fn wait_for_copies(#[comptime] pending: usize) {
+    gpu_asm!("cp.async.wait_group {n};", n = const pending);
 }

@@ -8,8 +8,10 @@ pub(crate) mod dense;
 pub(super) mod mma;
 pub(super) mod sparse;
 pub(super) mod tiled;
+pub(super) mod wmma;
 
-pub use mma::MmaShape;
+pub use mma::{MAX_STAGES, MmaShape, Staging};
+pub use wmma::WmmaShape;
 
 use cubecl::prelude::*;
 

@@ -1,0 +1,494 @@
+//! Matrix instructions on bytes where a device has them as cooperative matrices only: whole matrices are loaded, multiplied
+//! and stored, and which unit holds which element is the device's own business.
+
+use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
+use cubecl::prelude::*;
+
+#[expect(unused_imports, reason = "the launch function's arguments")]
+use super::DimsLaunch;
+use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_of};
+
+/// Four bytes in shared memory.
+type Bytes = Vector<i8, Const<4>>;
+
+/// How planes share the work of the kernel on cooperative matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct WmmaShape {
+    /// Rows of weights of a matrix of the device.
+    pub m: usize,
+    /// Rows of codes of a matrix of the device.
+    pub n: usize,
+    /// Columns of a matrix of the device.
+    pub k: usize,
+    /// Matrices of a plane along the rows of weights.
+    pub row_matrices: usize,
+    /// Matrices of a plane along the rows of codes.
+    pub code_matrices: usize,
+    /// Planes of a cube along the rows of weights.
+    pub row_planes: usize,
+    /// Planes of a cube along the rows of codes.
+    pub code_planes: usize,
+}
+
+impl WmmaShape {
+    /// Planes of a cube that multiply.
+    #[must_use]
+    pub fn planes(self) -> usize {
+        self.row_planes * self.code_planes
+    }
+
+    /// Rows of weights of a cube.
+    #[must_use]
+    pub fn rows(self) -> usize {
+        self.m * self.row_matrices * self.row_planes
+    }
+
+    /// Rows of codes of a cube.
+    #[must_use]
+    pub fn code_rows(self) -> usize {
+        self.n * self.code_matrices * self.code_planes
+    }
+
+    /// Matrices of sums of a plane.
+    fn sums(self) -> usize {
+        self.row_matrices * self.code_matrices
+    }
+
+    /// Numbers of one matrix of sums of each plane.
+    fn slot(self) -> usize {
+        self.planes() * self.m * self.n
+    }
+
+    /// Words of four bytes of a row that a matrix has.
+    fn words(self) -> usize {
+        self.k / 4
+    }
+
+    /// Bytes of shared memory: two blocks of weights and codes, and two matrices of sums of each plane.
+    pub(in crate::linear) fn shared_bytes(self) -> usize {
+        2 * 128 * (self.rows() + self.code_rows()) + 2 * 4 * self.slot()
+    }
+}
+
+/// Cube `(x, y)` computes `shape.rows()` rows for `shape.code_rows()` rows of codes, block after block of the columns.
+///
+/// The next block's weights and codes wait in registers while one is multiplied, and are unpacked into the other half of
+/// shared memory after it. There a block is `[128 / k][row][k]`, so that a matrix is contiguous; a row's words are ordered by
+/// the 32 columns that they belong to, because scales may change there, and within them as the packed weights have them.
+///
+/// Sums leave a plane's matrices through shared memory, one matrix of each plane at a time, where a unit of the cube takes
+/// those of one row and one token, all digits of it. What a unit is to a plane does not matter there, and a device may have
+/// planes of several sizes: those past the last one that is needed only unpack.
+#[cube(launch_unchecked)]
+pub(in crate::linear) fn wmma<S: Float>(
+    codes: &[Quad],
+    scales: &[S],
+    means: &[S],
+    x: &[Quad],
+    sums: &[i32],
+    factors: &[f32],
+    out0: &mut [f32],
+    out1: &mut [f32],
+    out2: &mut [f32],
+    dims: Dims,
+    tiles: u32,
+    #[comptime] form: Form,
+    #[comptime] shape: WmmaShape,
+    #[comptime] units: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let plane = PLANE_POS as usize;
+    let first_tile = CUBE_POS_X as usize * comptime!(shape.rows() / 16);
+    let first = CUBE_POS_Y as usize * comptime!(shape.code_rows());
+    let blocks = dims.blocks as usize;
+    let last = dims.code_rows as usize - 1;
+    let last_tile = tiles as usize - 1;
+    let segment = comptime!(form.segment());
+
+    let mut w_stage = Shared::<[Bytes]>::new_aligned_slice(comptime!(2 * shape.rows() * 32), 32usize);
+    let mut x_stage = Shared::<[Bytes]>::new_aligned_slice(comptime!(2 * shape.code_rows() * 32), 32usize);
+    let mut scratch = Shared::<[i32]>::new_aligned_slice(comptime!(2 * shape.slot()), 32usize);
+
+    // Vectors of weights and of codes that a unit brings, the last of them perhaps none.
+    let w_vectors = comptime!((2 * shape.rows()).div_ceil(units));
+    let x_vectors = comptime!((8 * shape.code_rows()).div_ceil(units));
+    let mut w_next = Array::<Quad>::new(comptime!(w_vectors * form.planes));
+    let mut x_next = Array::<Quad>::new(x_vectors);
+
+    let mut acc = Sequence::<Matrix<i32>>::new();
+    #[unroll]
+    for _ in 0..comptime!(shape.sums()) {
+        let c = Matrix::<i32>::from_value(
+            MatrixIdent::Accumulator,
+            shape.m,
+            shape.n,
+            shape.k,
+            MatrixLayout::Undefined,
+            0i32,
+        );
+        acc.push(c);
+    }
+    // `[matrix][pair of row and token][digit]`.
+    let pairs = comptime!(shape.slot() / form.slices / units);
+    let numbers = comptime!(shape.sums() * pairs * form.slices);
+    let mut totals = Array::<f32>::new(numbers);
+    #[unroll]
+    for n in 0..numbers {
+        totals[n] = 0.0;
+    }
+
+    #[unroll]
+    for set in 0..form.sets {
+        load_block(
+            codes,
+            x,
+            &mut w_next,
+            &mut x_next,
+            0usize,
+            set,
+            first_tile,
+            first,
+            last_tile,
+            last,
+            blocks,
+            form,
+            shape,
+            units,
+        );
+        stage_block(&w_next, &x_next, &mut w_stage, &mut x_stage, 0usize, form, shape, units);
+        sync_cube();
+        for block in 0..blocks {
+            let ahead = clamp_max(block + 1, blocks - 1);
+            load_block(
+                codes,
+                x,
+                &mut w_next,
+                &mut x_next,
+                ahead,
+                set,
+                first_tile,
+                first,
+                last_tile,
+                last,
+                blocks,
+                form,
+                shape,
+                units,
+            );
+            #[unroll]
+            for step in 0..comptime!(128 / shape.k) {
+                if plane < shape.planes() {
+                    multiply(&w_stage, &x_stage, &mut acc, block % 2, plane, step, shape);
+                }
+                if comptime!(segment != 0 && ((step + 1) * shape.k).is_multiple_of(segment)) {
+                    let at32 = block * 4 + comptime!((((step + 1) * shape.k).max(segment) - segment) / 32);
+                    collect(
+                        &mut acc,
+                        &mut scratch,
+                        &mut totals,
+                        scales,
+                        means,
+                        sums,
+                        factors,
+                        at32,
+                        set,
+                        plane,
+                        first_tile,
+                        first,
+                        last_tile,
+                        last,
+                        &dims,
+                        form,
+                        shape,
+                        units,
+                    );
+                }
+            }
+            stage_block(&w_next, &x_next, &mut w_stage, &mut x_stage, (block + 1) % 2, form, shape, units);
+            sync_cube();
+        }
+        if comptime!(segment == 0) {
+            collect(
+                &mut acc,
+                &mut scratch,
+                &mut totals,
+                scales,
+                means,
+                sums,
+                factors,
+                0usize,
+                set,
+                plane,
+                first_tile,
+                first,
+                last_tile,
+                last,
+                &dims,
+                form,
+                shape,
+                units,
+            );
+        }
+    }
+
+    #[unroll]
+    for n in 0..comptime!(shape.sums()) {
+        #[unroll]
+        for pair in 0..pairs {
+            let (weight_row, row) = place(pair, n, unit, form.slices, shape, units);
+            let row = first + row;
+            let (tile, r) = (first_tile + weight_row / 16, weight_row % 16);
+            if row <= last && tile <= last_tile {
+                let token = row / form.slices;
+                let mut value = 0.0f32;
+                #[unroll]
+                for s in 0..form.slices {
+                    let at = comptime!((n * pairs + pair) * form.slices + form.slices - 1 - s);
+                    value = value * 256.0 + totals[at];
+                }
+                if comptime!(form.exact()) {
+                    value *= f32::cast_from(scales[tile * 16 + r]);
+                }
+                if comptime!(form.x_group == 0) {
+                    value *= factors[token];
+                }
+                store(out0, out1, out2, value, token, tile, r, &dims, form);
+            }
+        }
+    }
+}
+
+/// A unit's vectors of a block; rows behind the last are copies of it.
+#[cube]
+fn load_block(
+    codes: &[Quad],
+    x: &[Quad],
+    w_next: &mut Array<Quad>,
+    x_next: &mut Array<Quad>,
+    block: usize,
+    #[comptime] set: usize,
+    first_tile: usize,
+    first: usize,
+    last_tile: usize,
+    last: usize,
+    blocks: usize,
+    #[comptime] form: Form,
+    #[comptime] shape: WmmaShape,
+    #[comptime] units: usize,
+) {
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for c in 0..comptime!((2 * shape.rows()).div_ceil(units)) {
+        let vector = unit + comptime!(c * units);
+        let tile = clamp_max(first_tile + vector / 32, last_tile) * form.sets + set;
+        #[unroll]
+        for p in 0..form.planes {
+            w_next[c * form.planes + p] =
+                codes[((tile * blocks + block) * form.planes + p) * 32 + vector % 32];
+        }
+    }
+    #[unroll]
+    for c in 0..comptime!((8 * shape.code_rows()).div_ceil(units)) {
+        let vector = unit + comptime!(c * units);
+        x_next[c] = x[(clamp_max(first + vector / 8, last) * blocks + block) * 8 + vector % 8];
+    }
+}
+
+/// Unpacks a unit's vectors into half `half` of shared memory.
+#[cube]
+fn stage_block(
+    w_next: &Array<Quad>,
+    x_next: &Array<Quad>,
+    w_stage: &mut [Bytes],
+    x_stage: &mut [Bytes],
+    half: usize,
+    #[comptime] form: Form,
+    #[comptime] shape: WmmaShape,
+    #[comptime] units: usize,
+) {
+    let unit = UNIT_POS as usize;
+    #[unroll]
+    for c in 0..comptime!((2 * shape.rows()).div_ceil(units)) {
+        let vector = unit + comptime!(c * units);
+        if vector < comptime!(2 * shape.rows()) {
+            let (g, t) = (vector % 32 / 4, vector % 4);
+            let mut of_tile = Array::<Quad>::new(form.planes);
+            #[unroll]
+            for p in 0..form.planes {
+                of_tile[p] = w_next[c * form.planes + p];
+            }
+            #[unroll]
+            for i in 0..4usize {
+                #[unroll]
+                for j in 0..4usize {
+                    let row = vector / 32 * 16 + g + comptime!(8 * (j % 2));
+                    let word = 2 * t + comptime!(8 * i + j / 2);
+                    let at =
+                        half * comptime!(shape.rows() * 32) + word_at(word, row, shape.rows(), shape.words());
+                    w_stage[at] = Bytes::reinterpret(four_codes(&of_tile, i, j, form.planes));
+                }
+            }
+        }
+    }
+    #[unroll]
+    for c in 0..comptime!((8 * shape.code_rows()).div_ceil(units)) {
+        let vector = unit + comptime!(c * units);
+        if vector < comptime!(8 * shape.code_rows()) {
+            #[unroll]
+            for w in 0..4usize {
+                // Vectors 2 t and 2 t + 1 are words 2 i and 2 i + 1 of columns 32 i and on.
+                let word = vector % 2 * 16 + vector % 8 / 2 * 2 + comptime!(w / 2 * 8 + w % 2);
+                let at = half * comptime!(shape.code_rows() * 32)
+                    + word_at(word, vector / 8, shape.code_rows(), shape.words());
+                x_stage[at] = Bytes::reinterpret(x_next[c].extract(w));
+            }
+        }
+    }
+}
+
+/// The place of word `word` of a row in `[word / words][row][word % words]`.
+#[cube]
+fn word_at(word: usize, row: usize, #[comptime] rows: usize, #[comptime] words: usize) -> usize {
+    (word / words * rows + row) * words + word % words
+}
+
+/// A plane's matrices of step `step` of half `half`, multiplied.
+#[cube]
+fn multiply(
+    w_stage: &[Bytes],
+    x_stage: &[Bytes],
+    acc: &mut Sequence<Matrix<i32>>,
+    half: usize,
+    plane: usize,
+    #[comptime] step: usize,
+    #[comptime] shape: WmmaShape,
+) {
+    let (row_plane, code_plane) = (plane / shape.code_planes, plane % shape.code_planes);
+    let mut of_codes = Sequence::<Matrix<i8>>::new();
+    #[unroll]
+    for b in 0..shape.code_matrices {
+        let row = (code_plane * shape.code_matrices + b) * shape.n;
+        let from = half * comptime!(shape.code_rows() * 32)
+            + (comptime!(step * shape.code_rows()) + row) * comptime!(shape.words());
+        let to = from + comptime!(shape.n * shape.words());
+        // SAFETY: loaded in the next line.
+        let mut matrix = unsafe {
+            Matrix::<i8>::uninitialized(MatrixIdent::B, shape.m, shape.n, shape.k, MatrixLayout::ColMajor)
+        };
+        cmma::load(&mut matrix, &x_stage[from..to], comptime!(shape.k as u32));
+        of_codes.push(matrix);
+    }
+    #[unroll]
+    for a in 0..shape.row_matrices {
+        let row = (row_plane * shape.row_matrices + a) * shape.m;
+        let from = half * comptime!(shape.rows() * 32)
+            + (comptime!(step * shape.rows()) + row) * comptime!(shape.words());
+        let to = from + comptime!(shape.m * shape.words());
+        // SAFETY: loaded in the next line.
+        let mut matrix = unsafe {
+            Matrix::<i8>::uninitialized(MatrixIdent::A, shape.m, shape.n, shape.k, MatrixLayout::RowMajor)
+        };
+        cmma::load(&mut matrix, &w_stage[from..to], comptime!(shape.k as u32));
+        #[unroll]
+        for b in 0..shape.code_matrices {
+            let n = comptime!(a * shape.code_matrices + b);
+            cmma::execute(&matrix, of_codes.index(b), acc.index(n), acc.index(n));
+        }
+    }
+}
+
+/// The row of weights and the first row of codes, both counted from the cube's first, of a unit's pair `pair` of matrix `n`.
+#[cube]
+fn place(
+    #[comptime] pair: usize,
+    #[comptime] n: usize,
+    unit: usize,
+    #[comptime] slices: usize,
+    #[comptime] shape: WmmaShape,
+    #[comptime] units: usize,
+) -> (usize, usize) {
+    let index = unit + comptime!(pair * units);
+    let tokens = comptime!(shape.n / slices);
+    let (r, token, plane) = (index % shape.m, index / shape.m % tokens, index / comptime!(shape.m * tokens));
+    let row_matrix = plane / shape.code_planes * shape.row_matrices + comptime!(n / shape.code_matrices);
+    let code_matrix = plane % shape.code_planes * shape.code_matrices + comptime!(n % shape.code_matrices);
+    (row_matrix * shape.m + r, code_matrix * shape.n + token * slices)
+}
+
+/// Adds the integer sums of all planes to the totals, scaled, and clears them: those of a segment that begins at columns
+/// `32 * at32`, or of whole rows.
+#[cube]
+fn collect<S: Float>(
+    acc: &mut Sequence<Matrix<i32>>,
+    scratch: &mut [i32],
+    totals: &mut Array<f32>,
+    scales: &[S],
+    means: &[S],
+    sums: &[i32],
+    factors: &[f32],
+    at32: usize,
+    #[comptime] set: usize,
+    plane: usize,
+    first_tile: usize,
+    first: usize,
+    last_tile: usize,
+    last: usize,
+    dims: &Dims,
+    #[comptime] form: Form,
+    #[comptime] shape: WmmaShape,
+    #[comptime] units: usize,
+) {
+    let unit = UNIT_POS as usize;
+    let segment = comptime!(form.segment());
+    let pairs = comptime!(shape.slot() / form.slices / units);
+    let groups = dims.groups as usize;
+    let group = group_of(at32, dims, form.group);
+    #[unroll]
+    for n in 0..comptime!(shape.sums()) {
+        // Two slots take turns, so that one barrier lies between a matrix and the next in its place.
+        let slot = comptime!(n % 2 * shape.slot());
+        if plane < shape.planes() {
+            let from = comptime!(slot) + plane * comptime!(shape.m * shape.n);
+            let to = from + comptime!(shape.m * shape.n);
+            cmma::store(
+                &mut scratch[from..to],
+                acc.index(n),
+                comptime!(shape.m as u32),
+                MatrixLayout::ColMajor,
+            );
+            cmma::fill(acc.index_mut(n), 0i32);
+        }
+        sync_cube();
+        #[unroll]
+        for pair in 0..pairs {
+            let (weight_row, row) = place(pair, n, unit, form.slices, shape, units);
+            let (tile, r) = (clamp_max(first_tile + weight_row / 16, last_tile), weight_row % 16);
+            let index = unit + comptime!(pair * units);
+            // `[plane][row of codes][row of weights]`.
+            let base = slot + index / shape.m * comptime!(form.slices * shape.m) + index % shape.m;
+            #[unroll]
+            for s in 0..form.slices {
+                let code_row = clamp_max(first + row + s, last);
+                let sum = sum_of(sums, code_row, at32, dims, segment);
+                let int = scratch[base + comptime!(s * shape.m)] - sum * comptime!(form.bias());
+                let at = comptime!((n * pairs + pair) * form.slices + s);
+                if comptime!(form.exact()) {
+                    // Scaled when the digits of a token are joined.
+                    totals[at] = f32::cast_from(int);
+                } else {
+                    let scale = scales[((tile * form.sets + set) * groups + group) * 16 + r];
+                    let mut value = f32::cast_from(int) * f32::cast_from(scale);
+                    if comptime!(form.means && set == 0) {
+                        value +=
+                            f32::cast_from(sum) * f32::cast_from(means[(tile * groups + group) * 16 + r]);
+                    }
+                    totals[at] +=
+                        value * segment_factor(factors, code_row / form.slices, at32, dims, form.x_group);
+                }
+            }
+        }
+    }
+    if comptime!(shape.sums() % 2 == 1) {
+        sync_cube();
+    }
+}
