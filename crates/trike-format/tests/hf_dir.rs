@@ -178,8 +178,8 @@ fn rotated_tensors_have_other_parts_and_another_version() {
     };
     assert!(open(json!(4), 4).is_ok());
     for (rotation, block, expected) in [
-        (json!(3), 3, "a power of two from 2 to 4096 that divides the columns, got 3"),
-        (json!(8), 8, "a power of two from 2 to 4096 that divides the columns, got 8"),
+        (json!(3), 3, "a power of two from 2 to 1024 that divides the columns, got 3"),
+        (json!(8), 8, "a power of two from 2 to 1024 that divides the columns, got 8"),
         (json!("4"), 4, "`rotation` in quantization_config to be a count"),
         (json!(4), 2, "`.rotation` to be 4, got [2]"),
         (Value::Null, 4, "a part `w.trits`"),

@@ -124,7 +124,7 @@ pub enum TritError {
         value: i8,
     },
     /// A rotation whose blocks are no power of two, or of which rows are no whole number.
-    #[error("{what}: expected a power of two from 2 to 4096 that divides the columns, got {got}")]
+    #[error("{what}: expected a power of two from 2 to 1024 that divides the columns, got {got}")]
     Rotation {
         /// Which length.
         what: &'static str,

@@ -21,8 +21,8 @@ use crate::TritError;
 pub struct Hadamard(u32);
 
 impl Hadamard {
-    /// The largest block.
-    pub const MAX: usize = 4096;
+    /// The largest block: what 256 threads of a GPU, which all of them have, hold in four registers each.
+    pub const MAX: usize = 1024;
 
     /// Blocks of `block` numbers.
     ///
@@ -39,7 +39,12 @@ impl Hadamard {
     /// The largest block of at most `most` numbers that rows of `cols` are whole blocks of; `None` for odd rows.
     pub fn largest(cols: usize, most: usize) -> Option<Self> {
         let fits = |block: &usize| cols.is_multiple_of(*block);
-        (1..=12).rev().map(|bits| 1 << bits).filter(|&b| b <= most).find(fits).and_then(|b| Self::new(b).ok())
+        (1..=Self::MAX.ilog2())
+            .rev()
+            .map(|bits| 1 << bits)
+            .filter(|&b| b <= most)
+            .find(fits)
+            .and_then(|b| Self::new(b).ok())
     }
 
     /// Numbers of a block.
@@ -90,7 +95,7 @@ mod tests {
 
     #[test]
     fn transforms_are_the_product_with_the_matrix_and_their_own_inverse() {
-        for bits in 1..=12 {
+        for bits in 1..=Hadamard::MAX.ilog2() {
             let n = 1 << bits;
             let hadamard = Hadamard::new(n).unwrap();
             let x: Vec<f32> = (0..2 * n).map(|i| ((i * 37 + 11) % 19) as f32 - 9.0).collect();
@@ -111,7 +116,7 @@ mod tests {
 
     #[test]
     fn blocks_that_do_not_fit_are_refused() {
-        for block in [0, 1, 3, 48, 8192, usize::MAX] {
+        for block in [0, 1, 3, 48, 2048, usize::MAX] {
             assert!(matches!(Hadamard::new(block), Err(TritError::Rotation { got, .. }) if got == block));
         }
         let hadamard = Hadamard::new(8).unwrap();

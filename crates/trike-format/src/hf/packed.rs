@@ -242,7 +242,7 @@ impl Fields<'_> {
         let block = self.number("rotation")?;
         let rotation = Hadamard::new(block).ok().filter(|_| cols.is_multiple_of(block));
         rotation
-            .ok_or_else(|| self.wrong("rotation", "a power of two from 2 to 4096 that divides the columns"))
+            .ok_or_else(|| self.wrong("rotation", "a power of two from 2 to 1024 that divides the columns"))
     }
 
     fn shape(&self) -> Result<(usize, usize), FormatError> {

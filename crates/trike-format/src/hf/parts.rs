@@ -154,7 +154,7 @@ fn trit_part(tensor: &TritTensor, suffix: &str) -> Vec<u8> {
         ".scales" => return scale_bytes(tensor.scales().values()),
         ".means" => return tensor.scales().means().map_or_else(Vec::new, scale_bytes),
         ".rotation" => {
-            // A block is at most 4096.
+            // A block is at most 1024.
             let block = tensor.rotation().map(|rotation| rotation.block() as u32);
             put_u32s(block.as_slice(), &mut out);
             return out;

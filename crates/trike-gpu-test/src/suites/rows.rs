@@ -60,7 +60,7 @@ const ROTATED: &[Rotated] = &[
     (2, 1024, RowSource::Gated(GatedActivation::SiLu), false, INT8, 256),
     (2, 256, RowSource::Added, true, ActivationPrecision::Int8PerGroup(GroupSize::G64), 256),
     (1, 192, PLAIN, false, ActivationPrecision::Int8PerGroup(GroupSize::G32), 64),
-    (1, 2048, PLAIN, false, ActivationPrecision::F16, 2048),
+    (1, 2048, PLAIN, false, ActivationPrecision::F16, 1024),
 ];
 
 /// Norms and quantizers with every source of rows.

@@ -226,7 +226,7 @@ impl ModelQuantizationConfig {
             if !(2..=Hadamard::MAX).contains(&most) {
                 return Err(LlmError::Option {
                     option: "block of a rotation of inputs",
-                    expected: "2 to 4096 numbers at most",
+                    expected: "2 to 1024 numbers at most",
                     got: most.to_string(),
                 });
             }
