@@ -148,6 +148,12 @@ pub enum CubeError {
         /// What it was.
         what: &'static str,
     },
+    /// Values on the host that are no longer those on the device.
+    #[error("{what} were overwritten through a clone")]
+    Overwritten {
+        /// Which.
+        what: &'static str,
+    },
     /// A transfer or a wait that failed: the device is lost, or a launch before it failed while it ran.
     #[error("{operation} on {device} failed: {reason}")]
     Device {

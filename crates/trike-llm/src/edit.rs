@@ -25,7 +25,8 @@ pub enum Change {
         /// The value.
         value: f32,
     },
-    /// The weight at a row and column gets these trits, the plane that counts most first.
+    /// The weight at a row and column gets these trits, the plane that counts most first. Where inputs are rotated that
+    /// changes all weights of the row that are in its block.
     Trits {
         /// Output feature.
         row: usize,

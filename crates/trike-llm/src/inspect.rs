@@ -175,7 +175,12 @@ fn tensor_report(info: &TensorInfo, loaded: Result<&Tensor, String>) -> TensorRe
     let share = |zeros: usize, of: usize| Some(zeros as f64 / of.max(1) as f64);
     let (zeros, scales, note) = match loaded {
         Err(reason) => (None, None, Some(reason)),
-        Ok(Tensor::Trits(t)) => (trit_zeros(t), Some(trit_scales(t)), None),
+        Ok(Tensor::Trits(t)) => {
+            let note = t.rotation().map(|r| {
+                format!("inputs are rotated in blocks of {}: a zero trit is no zero weight", r.block())
+            });
+            (trit_zeros(t), Some(trit_scales(t)), note)
+        }
         Ok(Tensor::Int8(t)) => {
             let zeros = t.codes().iter().filter(|&&c| c == 0).count();
             let granularity =

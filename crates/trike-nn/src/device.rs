@@ -646,7 +646,7 @@ impl Backend for CubeBackend {
         }
         let values = self.device.empty(x.rows() * k)?;
         let ids = self.device.top(&x.buffer, x.width, k, &values, &Strategy::Inferred)?;
-        let (ids, values) = self.device.read_both(ids.buffer(), &values)?;
+        let (ids, values) = ids.read_with(&self.device, &values)?;
         self.copies.read(size_of_val(&ids[..]) + size_of_val(&values[..]));
         let pairs: Vec<(u32, f32)> = ids.into_iter().zip(values).collect();
         Ok(Some(pairs.chunks_exact(k).map(<[_]>::to_vec).collect()))

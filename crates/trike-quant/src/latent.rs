@@ -92,7 +92,7 @@ impl Latent {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] for another shape, [`QuantError::Option`] for free planes.
+    /// [`QuantError::Length`] for another shape, [`QuantError::Option`] for free planes and for trits behind a rotation.
     pub fn new(
         weights: MatrixView<'_>,
         trits: &TritTensor,
@@ -104,6 +104,13 @@ impl Latent {
                 option: "coupling",
                 expected: "tied planes for latent weights",
                 got: "free".to_owned(),
+            });
+        }
+        if let Some(rotation) = trits.rotation() {
+            return Err(QuantError::Option {
+                option: "rotation",
+                expected: "trits and weights as the rotated inputs meet them",
+                got: format!("trits behind one in blocks of {}", rotation.block()),
             });
         }
         check_len("rows of the trits", rows, trits.rows())?;

@@ -179,9 +179,17 @@ impl KvCache {
 #[derive(Clone, Debug)]
 pub struct Positions {
     values: Vec<u32>,
+    /// How often the buffer had been written when it got these values.
+    writes: u32,
     buffer: Buffer<u32>,
-    /// Of all clones, which share the buffer.
-    below: Arc<AtomicU32>,
+    shared: Arc<OfClones>,
+}
+
+/// What all clones share, with the buffer.
+#[derive(Debug)]
+struct OfClones {
+    below: AtomicU32,
+    writes: AtomicU32,
 }
 
 /// Positions stay below this, so that sums of them with lengths fit 32 bits.
@@ -194,21 +202,38 @@ impl Positions {
     ///
     /// [`CubeError::Range`] for none, or for one of `2^30` or more.
     pub fn upload(device: &Device, values: &[u32]) -> Result<Self> {
-        let below = AtomicU32::new(MAX_POSITION as u32);
         check_values(values, MAX_POSITION)?;
-        Ok(Self { values: values.to_vec(), buffer: device.upload(values)?, below: Arc::new(below) })
+        let shared = OfClones { below: AtomicU32::new(MAX_POSITION as u32), writes: AtomicU32::new(0) };
+        let buffer = device.upload(values)?;
+        Ok(Self { values: values.to_vec(), writes: 0, buffer, shared: Arc::new(shared) })
     }
 
-    /// Overwrites them with as many others.
+    /// Overwrites them with as many others. Clones, which share the buffer, are of no use for launches from then on.
     ///
     /// # Errors
     ///
     /// [`CubeError::Range`] for one that is not [below](Self::below) the bound, and [`CubeError::Length`].
     pub fn write(&mut self, device: &Device, values: &[u32]) -> Result<()> {
-        check_values(values, self.below() as usize)?;
-        device.write(&self.buffer, values)?;
+        let (shared, writes) = (&self.shared, &mut self.writes);
+        device.write_checked(&self.buffer, values, || {
+            check_values(values, shared.below.load(Ordering::Relaxed) as usize)?;
+            *writes = shared.writes.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+            Ok(())
+        })?;
         self.values.copy_from_slice(values);
         Ok(())
+    }
+
+    /// Refuses positions that are no longer what the buffer holds.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Overwritten`].
+    pub(crate) fn check_current(&self) -> Result<()> {
+        match self.writes == self.shared.writes.load(Ordering::Relaxed) {
+            true => Ok(()),
+            false => Err(CubeError::Overwritten { what: "positions" }),
+        }
     }
 
     /// The positions.
@@ -221,12 +246,12 @@ impl Positions {
     /// [recorded](Device::capture). A replay compares nothing.
     #[must_use]
     pub fn below(&self) -> u32 {
-        self.below.load(Ordering::Relaxed)
+        self.shared.below.load(Ordering::Relaxed)
     }
 
     /// Holds for what is written from here on.
     pub(crate) fn keep_below(&self, bound: usize) {
-        self.below.fetch_min(u32::try_from(bound).unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.shared.below.fetch_min(u32::try_from(bound).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
 
     pub(crate) fn buffer(&self) -> &Buffer<u32> {
@@ -235,6 +260,7 @@ impl Positions {
 
     /// The first of some rows, which must have positions one after the other.
     pub(super) fn first_of(&self, rows: &Range<usize>) -> Result<usize> {
+        self.check_current()?;
         check_range("end of the rows of a segment", 1, self.values.len(), rows.end)?;
         check_range("start of the rows of a segment", 0, rows.end - 1, rows.start)?;
         let values = &self.values[rows.clone()];
@@ -321,6 +347,10 @@ impl Device {
         check_len("new values", positions.values().len() * width, v.len())?;
         positions.first_of(rows)?;
         check_range("tokens to store in a cache", 1, shape.capacity, rows.len())?;
+        if self.is_capturing() && rows.len() > 1 {
+            // What is written over them later need not be positions that follow each other.
+            return Err(CubeError::Capture { what: "keys and values of several positions" });
+        }
         if [k, v].iter().any(|new| cache.overlaps(new)) {
             return Err(CubeError::Overlap { what: "new keys or values and the cache" });
         }

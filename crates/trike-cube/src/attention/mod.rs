@@ -76,7 +76,8 @@ impl Device {
             return Err(CubeError::Overlap { what: "output of attention and an input" });
         }
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
-        if self.is_capturing() && !matches!(blueprint, AttentionBlueprint::Decode { .. }) {
+        let one = rows.len() == 1;
+        if self.is_capturing() && !(one && matches!(blueprint, AttentionBlueprint::Decode { .. })) {
             // Their position is an argument, and a window would move with it.
             return Err(CubeError::Capture { what: "attention of prompts" });
         }

@@ -172,7 +172,8 @@ impl Drop for Window<'_> {
 /// Held to write during a capture, to read while something is asked of a device.
 ///
 /// One for all devices of the process: what another thread launches must not be recorded, streams of a runtime share what is
-/// recorded, and CUDA ends a capture when any thread of the process waits or allocates.
+/// recorded, and CUDA ends a capture when any thread of the process waits or allocates. What is still in the queue of another
+/// GPU is not waited for: there an allocation that is made late can end a capture, after which steps are launched one by one.
 static GATE: RwLock<()> = RwLock::new(());
 
 thread_local! {
@@ -198,10 +199,23 @@ impl Drop for Inside {
     }
 }
 
-/// The captures of a device, of which there is one at a time.
+/// Stands for a device and all that was made on it: its address says whose capture one is.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
-    tape: Mutex<Option<Tape>>,
+    _place: u8,
+}
+
+/// What the capture of the process has seen, of which there is one at a time. One for all devices: two that were opened of one
+/// GPU share its queue, and what one launches is recorded by the other.
+static TAPE: Mutex<Option<Tape>> = Mutex::new(None);
+
+fn tape() -> MutexGuard<'static, Option<Tape>> {
+    TAPE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether this thread captures, on whatever device.
+fn captures() -> bool {
+    !matches!(INSIDE.get(), 0 | MEASURES)
 }
 
 /// What one capture has seen.
@@ -261,59 +275,64 @@ pub(super) fn measured<T>(run: impl FnOnce() -> T) -> impl FnOnce() -> T {
 }
 
 /// All devices for this thread, whose calls of one of them go to a tape.
-struct Alone<'a> {
-    captures: &'a Captures,
+struct Alone {
     _inside: Inside,
     _gate: RwLockWriteGuard<'static, ()>,
 }
 
-impl Drop for Alone<'_> {
+impl Drop for Alone {
     fn drop(&mut self) {
-        self.captures.tape().take();
+        let gone = tape().take();
+        drop(gone);
     }
 }
 
 impl Captures {
-    fn tape(&self) -> MutexGuard<'_, Option<Tape>> {
-        self.tape.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn address(&self) -> usize {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The tape, when it is this thread that captures on this device.
-    fn mine(&self) -> Option<MutexGuard<'_, Option<Tape>>> {
-        (INSIDE.get() == self.address()).then(|| self.tape())
+    /// The tape, when it is this thread that captures on this device. On another one it can ask for nothing meanwhile.
+    fn mine(&self) -> Result<Option<MutexGuard<'static, Option<Tape>>>> {
+        if !captures() {
+            return Ok(None);
+        }
+        let mut tape = tape();
+        if INSIDE.get() != self.address()
+            && let Some(tape) = &mut *tape
+        {
+            return Err(tape.differ(OTHER_DEVICE));
+        }
+        Ok(Some(tape))
     }
 
     /// As [`enter`], for what cannot be recorded.
     pub(super) fn enter_to(&self, what: &'static str) -> Result<Turn> {
-        match self.mine() {
+        match self.mine()? {
             Some(_) => Err(CubeError::Capture { what }),
             None => Ok(enter()),
         }
     }
 
-    fn alone(&self) -> Result<Alone<'_>> {
+    fn alone(&self) -> Result<Alone> {
         if INSIDE.get() != 0 {
             return Err(CubeError::Capture { what: NESTED });
         }
         let gate = GATE.write().unwrap_or_else(PoisonError::into_inner);
-        *self.tape() = Some(Tape::default());
-        Ok(Alone { captures: self, _inside: Inside::of(self.address()), _gate: gate })
+        *tape() = Some(Tape::default());
+        Ok(Alone { _inside: Inside::of(self.address()), _gate: gate })
     }
 
     /// The second run begins.
     fn record(&self) {
-        if let Some(tape) = &mut *self.tape() {
+        if let Some(tape) = &mut *tape() {
             tape.recording = true;
         }
     }
 
     /// The number of launches and what they were given.
     fn finish(&self) -> Result<(usize, Vec<Arc<Allocation>>)> {
-        let tape = self.tape().take().unwrap_or_default();
+        let tape = tape().take().unwrap_or_default();
         let differs = tape.differs.or((tape.again != tape.first.len()).then_some(OTHER_LAUNCHES));
         match differs {
             Some(what) => Err(CubeError::Capture { what }),
@@ -323,7 +342,7 @@ impl Captures {
 
     /// Room that a capture has made before: of this many bytes, for this thread. `Ok(None)` when it has to be made.
     pub(super) fn room<T: Element>(&self, bytes: u64, alignment: u64) -> Result<Option<Buffer<T>>> {
-        let Some(mut mine) = self.mine() else { return Ok(None) };
+        let Some(mut mine) = self.mine()? else { return Ok(None) };
         let Some(tape) = &mut *mine else { return Ok(None) };
         match tape.free(bytes) {
             Some(free) => Ok(Some(Buffer::whole(Arc::clone(free), alignment))),
@@ -334,21 +353,25 @@ impl Captures {
 
     /// Keeps room that was made in a first run.
     pub(super) fn keep(&self, allocation: &Arc<Allocation>) {
-        if let Some(tape) = self.mine().as_deref_mut().and_then(Option::as_mut) {
+        if let Ok(Some(mut mine)) = self.mine()
+            && let Some(tape) = &mut *mine
+        {
             tape.room.push(Arc::clone(allocation));
         }
     }
 
-    /// Keeps what a recorded launch is given.
+    /// Keeps what a recorded launch is given. Memory of another device ends the capture.
     pub(super) fn give(&self, allocation: &Arc<Allocation>) {
-        if let Some(tape) = self.mine().as_deref_mut().and_then(Option::as_mut).filter(|t| t.recording) {
+        if let Ok(Some(mut mine)) = self.mine()
+            && let Some(tape) = mine.as_mut().filter(|tape| tape.recording)
+        {
             tape.given.entry(address(allocation)).or_insert_with(|| Arc::clone(allocation));
         }
     }
 
     /// Notes a launch; of a second run it has to be that of the first. `proven` says whether it may do without a wait.
     pub(super) fn note(&self, launch: &Launch, proven: bool) -> Result<()> {
-        let Some(mut mine) = self.mine() else { return Ok(()) };
+        let Some(mut mine) = self.mine()? else { return Ok(()) };
         let Some(tape) = &mut *mine else { return Ok(()) };
         let this = (launch.key, launch.settings.cubes);
         if !tape.recording {
@@ -363,5 +386,6 @@ impl Captures {
     }
 }
 
+const OTHER_DEVICE: &str = "launches or memory of another device";
 const NESTED: &str = "another capture or a measurement";
 const OTHER_LAUNCHES: &str = "other launches than its first run";

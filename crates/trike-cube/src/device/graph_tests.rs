@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::{Buffer, Capabilities, Device, Graphs};
+use crate::attention::Positions;
 use crate::error::{CubeError, Result};
 use crate::plan::Strategy;
 use crate::testing::devices;
@@ -198,6 +199,47 @@ fn other_threads_are_not_recorded() {
         let rounds = other.join().expect("no panic").expect("launches");
         assert!(rounds > 0);
         assert_eq!(device.read(&sum).expect("a device"), [f32::from(rounds); LEN]);
+    }
+}
+
+/// Two devices of one GPU have one queue: what one launches would be in the recording of the other, and its memory would not.
+#[test]
+fn another_device_has_no_part_in_a_capture() {
+    for device in devices() {
+        let other = Device::open(device.spec()).expect("there");
+        let mine = device.upload(&[0u32; 8]).expect("room");
+        let theirs = other.upload(&[0u32; 8]).expect("room");
+        let refused: [Result<()>; 5] = [
+            device.capture(|| device.fill(&theirs, 1)).map(|_| ()),
+            device.capture(|| other.fill(&theirs, 1)).map(|_| ()),
+            device.capture(|| other.fill(&mine, 1)).map(|_| ()),
+            device.capture(|| other.empty::<u32>(8)).map(|_| ()),
+            device.capture(|| other.write(&theirs, &[1; 8])).map(|_| ()),
+        ];
+        for (i, refused) in refused.into_iter().enumerate() {
+            let error = refused.expect_err("another device").to_string();
+            assert!(error.contains("another device"), "{i}: {error}");
+        }
+        let (graph, ()) = device.capture(|| device.fill(&mine, 3)).expect("a graph");
+        device.fill(&mine, 0).expect("a launch");
+        other.fill(&theirs, 4).expect("a launch");
+        graph.replay().expect("a replay");
+        assert_eq!(device.read(&mine).expect("a device"), [3; 8]);
+        assert_eq!(other.read(&theirs).expect("a device"), [4; 8]);
+    }
+}
+
+#[test]
+fn clones_of_positions_notice_that_they_were_overwritten() {
+    for device in devices() {
+        let mut positions = Positions::upload(&device, &[5]).expect("a position");
+        let clone = positions.clone();
+        clone.check_current().expect("nothing was written");
+        positions.write(&device, &[9000]).expect("below the bound");
+        positions.check_current().expect("its own");
+        assert!(matches!(clone.check_current(), Err(CubeError::Overwritten { .. })));
+        positions.write(&device, &[1 << 30]).expect_err("over the bound");
+        positions.check_current().expect("nothing was written");
     }
 }
 

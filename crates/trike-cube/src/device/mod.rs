@@ -268,8 +268,19 @@ impl Device {
     ///
     /// [`CubeError::Length`] when the lengths differ.
     pub fn write<T: Element>(&self, buffer: &Buffer<T>, values: &[T]) -> Result<()> {
+        self.write_checked(buffer, values, || Ok(()))
+    }
+
+    /// The same when `check` finds nothing wrong, with no capture between the two.
+    pub(crate) fn write_checked<T: Element>(
+        &self,
+        buffer: &Buffer<T>,
+        values: &[T],
+        check: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
         check_len("values to write", buffer.len(), values.len())?;
         let _turn = self.common.captures.enter_to("a copy to the device")?;
+        check()?;
         let bytes = cubecl::bytes::Bytes::from_bytes_vec(bytemuck::cast_slice(values).to_vec());
         self.client.write(&buffer.handle(), bytes);
         Ok(())

@@ -4,7 +4,7 @@ use super::activations::{ActivationShape, Activations};
 use super::kernels::{bitmap, sparse};
 use super::sparse_matrix::{SparseForm, SparseLayout, SparseMatrix, Weights};
 use crate::device::{Buffer, Capabilities, Device, Launch};
-use crate::error::{CubeError, Result, check_len, check_range, check_shape};
+use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape};
 use crate::plan::{Cost, Plan, Settings, Strategy};
 
 /// One sparse linear.
@@ -115,6 +115,7 @@ impl Device {
         add: bool,
         strategy: &Strategy<SparseBlueprint>,
     ) -> Result<()> {
+        check_rotation("activations of a sparse linear", None, x.rotation())?;
         let problem = SparseProblem { x: x.shape(), w: w.form(), add };
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
         check_len("output of a sparse linear", problem.x.tokens * w.form().rows, out.len())?;
@@ -185,7 +186,7 @@ mod tests {
     use crate::linear::{MAX_COLS, MAX_SPARSE_COLS};
     use crate::testing;
     use trike_testkit::{Rng, assert_close};
-    use trike_trit::{Encoding, Granularity, GroupSize, Scales, TritTensor};
+    use trike_trit::{Encoding, Granularity, GroupSize, Hadamard, Scales, TritTensor};
 
     fn tensor(rng: &mut Rng, rows: usize, cols: usize, density: f32) -> TritTensor {
         let scales = Scales::new(Granularity::Row, rng.normals(rows), None);
@@ -255,5 +256,16 @@ mod tests {
         let grouped = Scales::new(Granularity::Group(GroupSize::G32), vec![1.0; 2], None);
         let tensor = TritTensor::from_trits(1, 64, &[1; 64], Encoding::TwoBit, grouped).expect("a tensor");
         assert!(matches!(SparseMatrix::pack(&device, &tensor), Err(CubeError::Range { got: 2, .. })));
+        let plain =
+            TritTensor::from_trits(1, 64, &[1; 64], Encoding::TwoBit, Scales::tensor(1.0)).expect("one");
+        let rotated = plain.clone().with_rotation(Hadamard::new(8).ok()).expect("whole blocks");
+        let refused = SparseMatrix::pack(&device, &rotated).expect_err("a rotation");
+        assert!(matches!(refused, CubeError::Rotation { expected: 1, got: 8, .. }));
+        let w = SparseMatrix::pack(&device, &plain).expect("a matrix");
+        let codes =
+            Activations::empty(&device, x).and_then(|codes| codes.with_rotation(Hadamard::new(8).ok()));
+        let out = device.empty(1).expect("room");
+        let refused = device.sparse(&codes.expect("room"), &w, &out, &Strategy::Inferred);
+        assert!(matches!(refused, Err(CubeError::Rotation { expected: 1, got: 8, .. })));
     }
 }

@@ -3,7 +3,7 @@
 use cubecl::prelude::*;
 
 use super::spread;
-use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::device::{Buffer, Capabilities, Device, Element, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::linear::kernels::dense::weight_of;
 use crate::linear::{DenseForm, DenseKind, DenseMatrix};
@@ -58,9 +58,26 @@ impl Indices {
         self.below
     }
 
-    /// The numbers.
-    #[must_use]
-    pub fn buffer(&self) -> &Buffer<u32> {
+    /// Copies them to the host.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::read`].
+    pub fn read(&self, device: &Device) -> Result<Vec<u32>> {
+        device.read(&self.buffer)
+    }
+
+    /// Copies them and another buffer to the host, with one wait.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::read_both`].
+    pub fn read_with<T: Element>(&self, device: &Device, other: &Buffer<T>) -> Result<(Vec<u32>, Vec<T>)> {
+        device.read_both(&self.buffer, other)
+    }
+
+    /// The numbers, for launches: whoever could write them could write past the bound.
+    pub(crate) fn buffer(&self) -> &Buffer<u32> {
         &self.buffer
     }
 }

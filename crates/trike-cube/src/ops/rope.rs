@@ -190,6 +190,7 @@ impl Device {
             RopeProblem { tokens, heads, head_dim, rotated: table.rotated(), pairing: table.pairing };
         let (_, settings) = problem.plan(strategy, self.capabilities())?;
         check_len("input of rope", tokens * heads * head_dim, x.len())?;
+        positions.check_current()?;
         let last = positions.values().iter().copied().max().unwrap_or(0);
         check_range("position of rope", 0, table.positions - 1, last as usize)?;
         if self.is_capturing() {

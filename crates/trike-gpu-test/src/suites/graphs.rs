@@ -152,11 +152,11 @@ fn step(oracle: &Oracle, device: &Device, window: Option<usize>, recorded: u32, 
         let id = i as u32 % 9;
         model.write(device, id, position)?;
         let (want_x, want_ids) = model.launch(device)?;
-        let (want_ids, want_x) = device.read_both(want_ids.buffer(), &want_x)?;
+        let (want_ids, want_x) = want_ids.read_with(device, &want_x)?;
         device.write(&x, &[f32::NAN; HIDDEN])?;
-        device.write(ids.buffer(), &[77; 5])?;
+        ids.write(device, &[0; 5])?;
         graph.replay()?;
-        let (got_ids, got_x) = device.read_both(ids.buffer(), &x)?;
+        let (got_ids, got_x) = ids.read_with(device, &x)?;
         oracle.exact("attended", &got_x, &want_x)?;
         oracle.exact("largest", &got_ids, &want_ids)?;
         let mut order: Vec<u32> = (0..HIDDEN as u32).collect();

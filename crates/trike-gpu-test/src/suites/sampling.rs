@@ -48,7 +48,7 @@ pub fn sampling(session: &mut Session) {
         session.each(name, &problem, |oracle, strategy| {
             let values = poisoned(device, problem.rows * k)?;
             let found = device.top(&device.upload(x)?, *cols, *k, &values, strategy)?;
-            let (got, got_values) = (device.read(found.buffer())?, device.read(&values)?);
+            let (got, got_values) = (found.read(device)?, device.read(&values)?);
             if !oracle.compares() {
                 return Ok(());
             }

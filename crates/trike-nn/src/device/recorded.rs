@@ -214,7 +214,7 @@ impl CubeBackend {
         kept.graph.replay()?;
         self.copies.replayed();
         if let Some((ids, values)) = &kept.top {
-            let (ids, values) = self.device.read_both(ids.buffer(), values)?;
+            let (ids, values) = ids.read_with(&self.device, values)?;
             self.copies.read(size_of_val(&ids[..]) + size_of_val(&values[..]));
             let row: Vec<(u32, f32)> = ids.into_iter().zip(values).collect();
             if usable(&row) {

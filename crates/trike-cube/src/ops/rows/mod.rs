@@ -133,9 +133,17 @@ impl Plan for RowProblem {
         // Two quads a unit: their loads are under way together.
         let units = u32::try_from(quads / 2).unwrap_or(u32::MAX).clamp(self.fewest_units().min(most), most);
         let lanes = if self.cols.is_multiple_of(4) { 4 } else { 1 };
-        let with = |planes| RowBlueprint { units, planes, lanes };
-        let whole = device.planes.is_some_and(|(_, most)| most <= units);
-        if whole { vec![with(true), with(false)] } else { vec![with(false)] }
+        let mut all = Vec::new();
+        // What is rotated is exchanged in shared memory, which may be too small for so many units.
+        let fewest = if self.rotation.is_some() { self.fewest_units().min(units) } else { units };
+        let mut units = units;
+        while units >= fewest {
+            let whole = device.planes.is_some_and(|(_, most)| most <= units);
+            all.extend(whole.then_some(RowBlueprint { units, planes: true, lanes }));
+            all.push(RowBlueprint { units, planes: false, lanes });
+            units /= 2;
+        }
+        all
     }
 
     fn settings(&self, blueprint: &RowBlueprint, device: &Capabilities) -> Result<Settings> {
