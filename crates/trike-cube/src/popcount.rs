@@ -32,7 +32,7 @@ pub struct TritTable {
 }
 
 impl TritTable {
-    /// Uploads the trits of a tensor of one plane; its scales are left behind.
+    /// Uploads the trits of a tensor of one plane; its scales, and a rotation of its inputs, are left behind.
     ///
     /// # Errors
     ///

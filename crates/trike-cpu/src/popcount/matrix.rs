@@ -73,7 +73,7 @@ impl PlaneMatrix {
         Ok(Self { rows, ..Self::with_capacity(rows, cols)? })
     }
 
-    /// The trits of a tensor of one plane, whatever its encoding. Its scales stay with the caller.
+    /// The trits of a tensor of one plane, whatever its encoding. Its scales, and a rotation of its inputs, stay with the caller.
     ///
     /// # Errors
     ///
