@@ -16,6 +16,8 @@ const ABSENT: &[(&str, &str)] = &[
     ("trike-format", "candle"),
     ("trike-quant", "candle"),
     ("trike-vsa", "candle"),
+    // Hypervectors need no matrix kernels.
+    ("trike-vsa", "trike-cpu"),
 ];
 /// Crate, and the start of package names that only its own features may bring.
 const NOT_BY_DEFAULT: &[(&str, &str)] = &[

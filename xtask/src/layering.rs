@@ -29,15 +29,17 @@ const HOUSE: &[Room] = &[
         unsafe_allowed: false,
     },
     Room {
-        krate: "trike-cpu",
+        krate: "trike-host",
         layer: 1,
         may_use: &["bytemuck", "half", "memmap2", "thiserror"],
         unsafe_allowed: true,
     },
+    Room { krate: "trike-popcount", layer: 2, may_use: &["thiserror"], unsafe_allowed: true },
+    Room { krate: "trike-cpu", layer: 2, may_use: &["bytemuck", "half", "thiserror"], unsafe_allowed: true },
     // Unsafe is launches: a kernel trusts the lengths that its launcher checked.
     Room {
         krate: "trike-cube",
-        layer: 1,
+        layer: 2,
         may_use: &["bytemuck", "cubecl", "half", "thiserror"],
         unsafe_allowed: true,
     },
@@ -47,17 +49,17 @@ const HOUSE: &[Room] = &[
         may_use: &["bytemuck", "half", "memmap2", "safetensors", "serde_json", "tempfile", "thiserror"],
         unsafe_allowed: true,
     },
-    Room { krate: "trike-vsa", layer: 2, may_use: &["serde", "thiserror"], unsafe_allowed: false },
-    Room { krate: "trike-quant", layer: 2, may_use: &["half", "thiserror"], unsafe_allowed: false },
+    Room { krate: "trike-vsa", layer: 3, may_use: &["serde", "thiserror"], unsafe_allowed: false },
+    Room { krate: "trike-quant", layer: 3, may_use: &["half", "thiserror"], unsafe_allowed: false },
     Room {
         krate: "trike-nn",
-        layer: 3,
+        layer: 4,
         may_use: &["candle-core", "candle-nn", "half", "thiserror"],
         unsafe_allowed: false,
     },
     Room {
         krate: "trike-llm",
-        layer: 4,
+        layer: 5,
         may_use: &[
             "half",
             "minijinja",

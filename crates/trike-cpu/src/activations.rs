@@ -4,12 +4,14 @@ use std::cell::Cell;
 
 use trike_trit::{GroupSize, Hadamard};
 
-use crate::error::{CpuError, Result};
-use crate::kernels::{Kernels, Loop};
-use crate::line::{Line, ROWS};
-use crate::pool::Pool;
+use crate::error::CpuError;
+use crate::kernels::Kernels;
+use crate::line::ROWS;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
+use trike_host::Line;
+use trike_host::Loop;
+use trike_host::Pool;
 
 /// In which numbers ternary weights meet their activations; int8 and dense weights always compute in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -94,7 +96,7 @@ impl Activations {
         precision: ActivationPrecision,
         rotation: Option<Hadamard>,
         wanted: Wanted,
-    ) -> Result<Self> {
+    ) -> Result<Self, CpuError> {
         let (slices, group) = match precision {
             ActivationPrecision::F32 => (SLICES, None),
             ActivationPrecision::Int8PerToken => (1, None),
@@ -493,8 +495,8 @@ fn largest(x: &[f32]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::with_kernels;
-    use crate::{Cpu, Isa};
+    use crate::kernels::with_kernels;
+    use trike_host::{Cpu, Isa};
     use trike_testkit::Rng;
 
     #[test]

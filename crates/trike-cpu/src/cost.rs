@@ -28,7 +28,7 @@ impl std::iter::Sum for Cost {
     }
 }
 
-/// One [`Cpu::linear`](crate::Cpu::linear): `tokens x cols` times `rows x cols`.
+/// One [`CpuOps::linear`](crate::CpuOps::linear): `tokens x cols` times `rows x cols`.
 ///
 /// ```
 /// use trike_cpu::{ActivationPrecision, DenseData, DenseMatrix, LinearProblem};

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use trike_cpu::{
-    ActivationPrecision, Attention, Cost, Cpu, CpuError, KvData, KvView, Layout, LinearProblem, Matrix,
-    RopePairing, RopeTable,
+    ActivationPrecision, Attention, Cost, Cpu, CpuError, CpuOps, KvData, KvView, Layout, LinearProblem,
+    Matrix, RopePairing, RopeTable,
 };
 
 use crate::{
