@@ -43,6 +43,7 @@ pub use device::{
     Memory, Planes, Runtime, devices,
 };
 pub use error::{CubeError, Result};
-pub use plan::{Cost, Plan, Settings, Strategy};
-pub use popcount::{TritDotBlueprint, TritDotProblem, TritScore, TritTable};
+pub use plan::{Plan, Settings, Strategy};
+pub use popcount::{TritDotBlueprint, TritDotProblem, TritTable};
 pub use probe::Products;
+pub use trike_core::{Cost, TritScore};

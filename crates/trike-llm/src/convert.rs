@@ -191,7 +191,7 @@ impl Job<'_> {
             _ => Encoding::TwoBit,
         };
         match tensor {
-            Tensor::Trits(t) => Ok(t.to_encoding(encoding)?.into()),
+            Tensor::Ternary(t) => Ok(t.to_encoding(encoding)?.into()),
             Tensor::Dense(dense) => match exact_trits(&dense, encoding) {
                 Some(trits) => Ok(trits.into()),
                 None => Err(self.not_lossless(
@@ -305,10 +305,10 @@ impl Job<'_> {
             return Ok(GgufType::F32);
         }
         match (tensor, self.options.target) {
-            (Tensor::Trits(_), Target::Tq1_0) => Ok(GgufType::Tq1_0),
-            (Tensor::Trits(_), Target::Tq2_0) => Ok(GgufType::Tq2_0),
-            (Tensor::Trits(_), Target::Q2_0) => Ok(GgufType::Q2_0G64),
-            (Tensor::Trits(_), Target::Trike | Target::F16) => {
+            (Tensor::Ternary(_), Target::Tq1_0) => Ok(GgufType::Tq1_0),
+            (Tensor::Ternary(_), Target::Tq2_0) => Ok(GgufType::Tq2_0),
+            (Tensor::Ternary(_), Target::Q2_0) => Ok(GgufType::Q2_0G64),
+            (Tensor::Ternary(_), Target::Trike | Target::F16) => {
                 Err(self.not_lossless(&name.to_string(), "trits have no place in this target"))
             }
             (Tensor::Int8(_), _) => Ok(GgufType::Q8_0),

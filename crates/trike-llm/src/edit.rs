@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use serde::{Deserialize, Serialize};
 use trike_format::{HfDir, Tensor, TensorSource};
-use trike_nn::{Backend, Weight, WeightName};
+use trike_nn::{Backend, WeightName};
 use trike_quant::Grid;
 use trike_trit::{Coupling, Edit, Trit, TritTensor};
 
@@ -188,7 +188,7 @@ pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditRep
     let entry = Entry { tensor: tensor.to_owned(), undo };
     journal.push(entry);
     save(dir, &journal)?;
-    if let Err(error) = hf.overwrite(tensor, &Tensor::Trits(trits)) {
+    if let Err(error) = hf.overwrite(tensor, &Tensor::Ternary(trits)) {
         if matches!(error, trike_format::FormatError::Write { .. }) {
             journal.pop();
             save(dir, &journal)?;
@@ -226,7 +226,7 @@ pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, LlmError> {
             .map(|&(plane, row, col, t)| Ok(Edit { plane, row, col, trit: trit(t)? }))
             .collect::<Result<_, LlmError>>()?;
         trits.edit(&edits)?;
-        hf.overwrite(&entry.tensor, &Tensor::Trits(trits))?;
+        hf.overwrite(&entry.tensor, &Tensor::Ternary(trits))?;
         save(dir, &journal)?;
         changed.push((entry.tensor, edits.len()));
     }
@@ -236,7 +236,7 @@ pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, LlmError> {
 fn open(dir: &Path, name: &str) -> Result<(HfDir, TritTensor), LlmError> {
     let hf = HfDir::open(dir)?;
     match hf.load(name)? {
-        Tensor::Trits(trits) => Ok((hf, trits)),
+        Tensor::Ternary(trits) => Ok((hf, trits)),
         Tensor::Dense(_) | Tensor::Int8(_) => Err(LlmError::Option {
             option: "tensor",
             expected: "a ternary tensor; `trike inspect` shows which are",
@@ -282,10 +282,10 @@ impl<B: Backend> LanguageModel<B> {
     ) -> Result<TritTensor, LlmError> {
         // What an earlier call has put there counts, and not what the file has.
         let found = match self.replaced.get(&name) {
-            Some(tensor) => Tensor::Trits(tensor.clone()),
+            Some(tensor) => Tensor::Ternary(tensor.clone()),
             None => file.load(name)?,
         };
-        let (Tensor::Trits(before), true) = (found, names::is_block_matrix(name)) else {
+        let (Tensor::Ternary(before), true) = (found, names::is_block_matrix(name)) else {
             return Err(LlmError::Option {
                 option: "layer",
                 expected: "a ternary linear layer of a block",
@@ -304,7 +304,7 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// When it has another shape, and what the backend says.
     pub fn replace_layer(&mut self, name: WeightName, tensor: TritTensor) -> Result<(), LlmError> {
-        self.decoder.replace(name, Weight::Ternary(tensor.clone()))?;
+        self.decoder.replace(name, Tensor::Ternary(tensor.clone()))?;
         self.replaced.insert(name, tensor);
         Ok(())
     }

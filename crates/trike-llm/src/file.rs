@@ -301,7 +301,7 @@ pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, Llm
         rows.iter().flat_map(|&r| values[r * width..(r + 1) * width].iter().copied()).collect()
     }
     Ok(match tensor {
-        Tensor::Trits(t) => Tensor::Trits(t.select_rows(rows)?),
+        Tensor::Ternary(t) => Tensor::Ternary(t.select_rows(rows)?),
         Tensor::Dense(t) => {
             let (width, shape) = match t.shape() {
                 [_] => (1, vec![rows.len()]),

@@ -225,7 +225,7 @@ impl Folded {
         if change.is_none() {
             return Ok(tensor);
         }
-        if matches!(tensor, Tensor::Trits(_)) {
+        if matches!(tensor, Tensor::Ternary(_)) {
             return Err(not_foldable(file, name));
         }
         let failed = |e| quant_error(name, e);

@@ -5,10 +5,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
-use trike_format::Tensor;
+use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Weight,
+    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Tensor,
     WeightName,
 };
 use trike_trit::TritTensor;
@@ -204,40 +203,17 @@ fn load_error(name: WeightName, error: impl std::error::Error + Send + Sync + 's
 }
 
 impl DecoderWeights for FileWeights<'_> {
-    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         match self.load(name)? {
             Tensor::Dense(dense) if self.int8_head && self.is_head(name) => {
                 let int8 = trike_format::Int8Tensor::quantize(&dense, HEAD_GROUP, false);
-                weight(Tensor::Int8(int8.map_err(|e| load_error(name, e))?))
+                Ok(Tensor::Int8(int8.map_err(|e| load_error(name, e))?))
             }
-            tensor => weight(tensor),
+            tensor => Ok(tensor),
         }
     }
 
     fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
         Ok(self.load(name)?.into_f32())
     }
-}
-
-/// The tensor of a file as a backend takes it.
-pub(crate) fn weight(tensor: Tensor) -> Result<Weight, NnError> {
-    let (rows, cols) = (tensor.rows(), tensor.cols());
-    Ok(match tensor {
-        Tensor::Trits(t) => Weight::Ternary(t),
-        Tensor::Int8(t) => {
-            let scales = t.scales().iter().collect();
-            // A group may be wider than a row of a file; a row has one scale then.
-            let group = t.group().min(cols);
-            Weight::Int8(Int8Matrix::new(rows, cols, group, t.codes().to_vec(), scales)?)
-        }
-        Tensor::Dense(t) => Weight::Dense(DenseMatrix::new(
-            rows,
-            cols,
-            match t.into_data() {
-                trike_format::DenseData::F32(v) => DenseData::F32(v),
-                trike_format::DenseData::F16(v) => DenseData::F16(v),
-                trike_format::DenseData::Bf16(v) => DenseData::Bf16(v),
-            },
-        )?),
-    })
 }

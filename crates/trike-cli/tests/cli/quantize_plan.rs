@@ -180,7 +180,7 @@ fn tensors_are_written_over_only_by_their_like() {
     let other = TritTensor::from_trits(1, 2, &[1, 0], Encoding::Base3, Scales::tensor(1.0)).unwrap();
     for name in ["model.layers.0.mlp.up_proj.weight", "model.norm.weight", "no"] {
         let dir = trike::format::HfDir::open(&out).unwrap();
-        assert!(dir.overwrite(name, &Tensor::Trits(other.clone())).is_err(), "{name}");
+        assert!(dir.overwrite(name, &Tensor::Ternary(other.clone())).is_err(), "{name}");
     }
 }
 

@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::lanes::{LINE_WORDS, Lanes, with_lanes};
 use super::matrix::PlaneMatrix;
-use super::pair::{Score, TritScore, with_score};
+use super::pair::{Score, with_score};
+use trike_core::TritScore;
 use crate::error::{CpuError, Result, check_len};
 use crate::isa::Isa;
 use crate::kernels::Loop;

@@ -245,7 +245,7 @@ fn dequantized(session: &mut Session) {
     let table = [
         (ActivationPrecision::Int8PerToken, 0.5 / 127.0),
         (ActivationPrecision::Int8PerGroup(GroupSize::G64), 0.5 / 127.0),
-        (ActivationPrecision::F16, 1.3e-4),
+        (ActivationPrecision::Int16, 1.3e-4),
         (ActivationPrecision::F32, 2e-7),
     ];
     for (precision, step) in table {

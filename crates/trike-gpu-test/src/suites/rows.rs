@@ -30,7 +30,7 @@ const CODED: &[(usize, usize, RowSource, bool, ActivationPrecision)] = &[
     (2, 128, PLAIN, false, INT8),
     (2, 2564, PLAIN, false, INT8),
     (4, 200, PLAIN, false, ActivationPrecision::F32),
-    (2, 300, PLAIN, false, ActivationPrecision::F16),
+    (2, 300, PLAIN, false, ActivationPrecision::Int16),
     (2, 300, PLAIN, false, ActivationPrecision::Int8PerGroup(GroupSize::G32)),
     (2, 520, PLAIN, false, ActivationPrecision::Int8PerGroup(GroupSize::G256)),
     (3, 388, PLAIN, true, INT8),
@@ -60,7 +60,7 @@ const ROTATED: &[Rotated] = &[
     (2, 1024, RowSource::Gated(GatedActivation::SiLu), false, INT8, 256),
     (2, 256, RowSource::Added, true, ActivationPrecision::Int8PerGroup(GroupSize::G64), 256),
     (1, 192, PLAIN, false, ActivationPrecision::Int8PerGroup(GroupSize::G32), 64),
-    (1, 2048, PLAIN, false, ActivationPrecision::F16, 1024),
+    (1, 2048, PLAIN, false, ActivationPrecision::Int16, 1024),
 ];
 
 /// Norms and quantizers with every source of rows.

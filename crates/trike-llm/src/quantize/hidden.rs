@@ -2,10 +2,11 @@
 
 use std::ops::ControlFlow;
 
-use trike_cpu::{DenseData, DenseMatrix, Matrix};
+use trike_core::{DenseData, DenseTensor};
+use trike_cpu::Matrix;
 use trike_nn::{
     Backend, BlockPlace, CacheSpec, CpuBackend, CpuTensor, DecoderBlock, KvPrecision, NnError, Segment, Site,
-    Weight,
+    Tensor,
 };
 
 use crate::LlmError;
@@ -64,9 +65,9 @@ impl Batch {
     ) -> Result<Vec<f32>, NnError> {
         let BlockPlace { backend, spec, .. } = place;
         let tokens = self.positions.len();
-        let table = DenseMatrix::new(tokens, spec.hidden, DenseData::F32(self.x.clone()))?;
+        let table = DenseTensor::new(vec![tokens, spec.hidden], DenseData::F32(self.x.clone()))?;
         let rows: Vec<u32> = (0..tokens as u32).collect();
-        let mut x = backend.embed(&backend.load_matrix(Weight::Dense(table))?, &rows)?;
+        let mut x = backend.embed(&backend.load_matrix(Tensor::Dense(table))?, &rows)?;
         let cache = |&capacity: &usize| {
             let precision = KvPrecision::F32;
             backend.new_cache(&CacheSpec {

@@ -23,7 +23,6 @@ use super::{
 use crate::{
     LlmError, ModelFile,
     fold::{self, Fold, divided_by, site_width},
-    load::weight,
 };
 
 /// A model as it is made ternary, and what was done to the one that was read.
@@ -154,7 +153,7 @@ impl<'a> Search<'a> {
                 wanted.push((layer, site, names));
             }
         }
-        let table = self.backend.load_matrix(weight(self.file.load(WeightName::Embedding)?)?)?;
+        let table = self.backend.load_matrix(self.file.load(WeightName::Embedding)?)?;
         let mut batches = hidden::embed(&self.backend, &table, ids)?;
         let (mut found, mut reports) = (Vec::new(), Vec::new());
         for layer in 0..layers {

@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
-use trike_cpu::{DenseData, DenseMatrix, Matrix};
-use trike_format::{DenseTensor, Int8Tensor};
+use trike_core::{DenseData, DenseTensor, Int8Tensor};
+use trike_cpu::Matrix;
 use trike_nn::{
-    Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, Input, NnError, Norm, Site, Weight, WeightName,
+    Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, Input, NnError, Norm, Site, Tensor, WeightName,
 };
 use trike_quant::{CompensateConfig, Hessian, HessianFactor, MatrixView, QuantError, TritLayout, compensate};
 use trike_trit::{Granularity, Hadamard, TritTensor};
@@ -18,7 +18,7 @@ use super::{
     quant_error,
     walk::{BlockWeights, rotated, rotated_hessian},
 };
-use crate::{LlmError, ModelFile, fold::site_width, load::weight, perplexity::kl};
+use crate::{LlmError, ModelFile, fold::site_width, perplexity::kl};
 
 /// Rows whose logits are in memory at a time.
 const LOGIT_ROWS: usize = 256;
@@ -58,7 +58,7 @@ pub(super) fn measure(
 ) -> Result<Vec<Sensitivity>, LlmError> {
     let spec = &input.config().spec;
     let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
-    let table = backend.load_matrix(weight(input.load(WeightName::Embedding)?)?)?;
+    let table = backend.load_matrix(input.load(WeightName::Embedding)?)?;
     let mut seen = hidden::embed(backend, &table, calibration)?;
     let mut streams = hidden::embed(backend, &table, held)?;
     let blocks: Vec<DecoderBlock<CpuBackend>> = (0..spec.layers)
@@ -66,7 +66,7 @@ pub(super) fn measure(
         .collect::<Result<_, _>>()?;
     let head = match spec.tied_head {
         true => table,
-        false => backend.load_matrix(weight(input.load(WeightName::Head)?)?)?,
+        false => backend.load_matrix(input.load(WeightName::Head)?)?,
     };
     let norm = backend.load_vector(input.load(WeightName::FinalNorm)?.into_f32())?;
     let model = Model { input, config, backend, rope, blocks, norm, head };
@@ -195,8 +195,8 @@ impl Model<'_> {
             let kl = match values {
                 None => 0.0,
                 Some(values) => {
-                    let matrix = DenseMatrix::new(rows, cols, DenseData::F32(values))?;
-                    block.replace(self.backend, name, Weight::Dense(matrix))?;
+                    let matrix = DenseTensor::new(vec![rows, cols], DenseData::F32(values))?;
+                    block.replace(self.backend, name, Tensor::Dense(matrix))?;
                     self.divergence(layer, &block, streams, dense)?
                 }
             };
@@ -251,9 +251,9 @@ impl Model<'_> {
     fn logits(&self, stream: &[f32]) -> Result<Vec<f32>, NnError> {
         let spec = &self.input.config().spec;
         let rows = stream.len() / spec.hidden;
-        let table = DenseMatrix::new(rows, spec.hidden, DenseData::F32(stream.to_vec()))?;
+        let table = DenseTensor::new(vec![rows, spec.hidden], DenseData::F32(stream.to_vec()))?;
         let all: Vec<u32> = (0..rows as u32).collect();
-        let x = self.backend.embed(&self.backend.load_matrix(Weight::Dense(table))?, &all)?;
+        let x = self.backend.embed(&self.backend.load_matrix(Tensor::Dense(table))?, &all)?;
         let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: spec.rms_eps });
         let out = self.backend.linear_of(normed, &[&self.head])?;
         out.into_iter().next().map_or(Ok(Vec::new()), |out| self.backend.read(out))

@@ -339,7 +339,7 @@ fn rotated_inputs_meet_rotated_weights() {
                 (WeightName::Up(layer), None),
                 (WeightName::Value(layer), None),
             ] {
-                let Tensor::Trits(trits) = output.load(name).unwrap() else {
+                let Tensor::Ternary(trits) = output.load(name).unwrap() else {
                     panic!("{name} is not ternary")
                 };
                 let want = block.filter(|_| input_rotation.is_some());

@@ -2,10 +2,9 @@
 
 use std::{ops::ControlFlow, time::Instant};
 
-use trike_cpu::{DenseData, DenseMatrix};
-use trike_format::{DenseTensor, Int8Tensor, Tensor};
+use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_nn::{
-    Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, NnError, Site, Weight, WeightName,
+    Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, NnError, Site, Tensor, WeightName,
 };
 use trike_quant::{
     CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantError, QuantizeConfig, Rotation,
@@ -20,7 +19,7 @@ use super::{
     store::Store,
     tune::{self, Tuning, TuningReport},
 };
-use crate::{LlmError, ModelFile, fold::site_width, load::weight};
+use crate::{LlmError, ModelFile, fold::site_width};
 
 /// An input is ruled by outliers when its largest magnitude is over so many times its root mean square.
 const OUTLIER: f64 = 10.0;
@@ -76,10 +75,10 @@ impl BlockWeights<'_> {
 }
 
 impl DecoderWeights for BlockWeights<'_> {
-    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         let tensor = self.load(name)?;
         let (rows, cols) = (tensor.rows(), tensor.cols());
-        Ok(Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(tensor.into_f32()))?))
+        Ok(Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F32(tensor.into_f32()))?))
     }
 
     fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
@@ -109,7 +108,7 @@ impl<'a> Walk<'a> {
         if self.ids.is_empty() {
             return Ok(Vec::new());
         }
-        let table = self.backend.load_matrix(weight(self.input.load(WeightName::Embedding)?)?)?;
+        let table = self.backend.load_matrix(self.input.load(WeightName::Embedding)?)?;
         hidden::embed(self.backend, &table, self.ids)
     }
 
@@ -191,7 +190,7 @@ impl<'a> Walk<'a> {
     /// Chooses encodings anew where that was asked for: tuning has changed what is zero.
     fn repack(&self, tensors: &mut [(WeightName, Tensor)]) -> Result<(), LlmError> {
         for (_, tensor) in tensors.iter_mut().filter(|_| self.config.auto_encoding) {
-            if let Tensor::Trits(trits) = tensor {
+            if let Tensor::Ternary(trits) = tensor {
                 *tensor = pruning::packed(trits.clone())?.into();
             }
         }
@@ -205,7 +204,7 @@ impl<'a> Walk<'a> {
         tensors: impl Iterator<Item = &'t (WeightName, Tensor)>,
     ) -> Result<(), LlmError> {
         for (name, tensor) in tensors {
-            let Tensor::Trits(tensor) = tensor else { continue };
+            let Tensor::Ternary(tensor) = tensor else { continue };
             let text = name.to_string();
             if let Some(report) = layers.iter_mut().find(|l| l.name == text) {
                 let weights = self.input.load(*name)?.into_f32();
@@ -254,8 +253,8 @@ impl<'a> Walk<'a> {
         values: Vec<f32>,
     ) -> Result<(), LlmError> {
         let cols = values.len() / rows.max(1);
-        let matrix = DenseMatrix::new(rows, cols, DenseData::F32(values))?;
-        block.replace(self.backend, name, Weight::Dense(matrix))?;
+        let matrix = DenseTensor::new(vec![rows, cols], DenseData::F32(values))?;
+        block.replace(self.backend, name, Tensor::Dense(matrix))?;
         Ok(())
     }
 
@@ -349,7 +348,7 @@ impl<'a> Walk<'a> {
         let info = self.input.info(name)?;
         let weights = info.elements();
         let text = name.to_string();
-        let reason = if info.kind.is_ternary() || matches!(self.input.load(name)?, Tensor::Trits(_)) {
+        let reason = if info.kind.is_ternary() || matches!(self.input.load(name)?, Tensor::Ternary(_)) {
             "it is ternary already".to_owned()
         } else if self.config.skips(&text) {
             "a skip pattern names it".to_owned()

@@ -5,12 +5,13 @@ mod kernel;
 use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim};
 
-use super::gated::GatedActivation;
+use trike_core::GatedActivation;
 use super::spread;
 use crate::device::{AnyBuffer, Buffer, Capabilities, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::linear::{ActivationPrecision, ActivationShape, Activations};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use trike_core::Cost;
+use crate::plan::{Plan, Settings, Strategy};
 use kernel::Form;
 use trike_trit::Hadamard;
 
@@ -191,7 +192,7 @@ impl Plan for RowProblem {
         };
         let weight = if self.norm { 4 * self.cols as u64 } else { 0 };
         let bytes = count.saturating_mul(read).saturating_add(written).saturating_add(weight);
-        Cost { operations: count.saturating_mul(operations), bytes }
+        Cost::of_operations(count.saturating_mul(operations), bytes)
     }
 }
 

@@ -90,7 +90,7 @@ impl Heads {
             heads: spec.heads,
             kv_heads: spec.kv_heads,
             dim: spec.head_dim,
-            scale: trike_nn::AttentionSpec::of(spec).scale,
+            scale: spec.attention().scale,
             window: spec.window.unwrap_or(usize::MAX),
         }
     }

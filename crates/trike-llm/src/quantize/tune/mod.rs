@@ -222,7 +222,7 @@ impl Learner {
             let values = tensor.into_f32();
             let trits = match replaced.iter().find(|(other, _)| *other == name) {
                 None => return Ok((name, Err(values))),
-                Some((_, Tensor::Trits(t))) if t.coupling() == Coupling::Tied || t.depth() == 1 => t,
+                Some((_, Tensor::Ternary(t))) if t.coupling() == Coupling::Tied || t.depth() == 1 => t,
                 Some((_, other)) => return Ok((name, Err(other.clone().into_f32()))),
             };
             let failed = |e| quant_error(name, e);

@@ -2,10 +2,11 @@
 
 use std::ops::ControlFlow;
 
+use trike_core::{DenseTensor, Tensor};
 use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
 use trike_nn::{
     ActivationPrecision, Backend, Biases, BlockPlace, CpuBackend, DecoderBlock, DecoderSpec, DecoderWeights,
-    NnError, RopeSpec, Weight, WeightName,
+    NnError, RopeSpec, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
 
@@ -66,10 +67,10 @@ impl Weights<'_> {
 }
 
 impl DecoderWeights for Weights<'_> {
-    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         let i = names(0).iter().position(|n| *n == name).expect("a matrix of the block");
         let (rows, cols) = Matrices::shapes(self.0)[i];
-        Ok(Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(self.matrices()[i].clone()))?))
+        Ok(Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F32(self.matrices()[i].clone()))?))
     }
 
     fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {

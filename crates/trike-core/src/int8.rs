@@ -14,7 +14,7 @@ use crate::{
 /// group of `cols`. Scales are ordered `[row][group]` and finite.
 ///
 /// ```
-/// use trike_format::{DenseData, DenseTensor, Int8Tensor};
+/// use trike_core::{DenseData, DenseTensor, Int8Tensor};
 ///
 /// let dense = DenseTensor::new(vec![1, 3], DenseData::F32(vec![63.5, -0.75, 0.0]))?;
 /// let w = Int8Tensor::quantize(&dense, 3, false)?;
@@ -22,7 +22,7 @@ use crate::{
 /// let mut row = [0.0; 3];
 /// w.dequantize_row(0, &mut row)?;
 /// assert_eq!(row, [63.5, -1.0, 0.0]);
-/// # Ok::<(), trike_format::TensorError>(())
+/// # Ok::<(), trike_core::TensorError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Int8Tensor {

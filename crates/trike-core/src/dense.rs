@@ -49,13 +49,13 @@ impl DenseData {
 /// A matrix is `[rows, cols]`, out x in.
 ///
 /// ```
-/// use trike_format::{DenseData, DenseTensor};
+/// use trike_core::{DenseData, DenseTensor};
 ///
 /// let w = DenseTensor::new(vec![2, 3], DenseData::F32(vec![1.0, 0.0, -1.0, 0.5, 0.5, 0.0]))?;
 /// assert_eq!((w.rows(), w.cols()), (2, 3));
 /// assert!(DenseTensor::new(vec![2, 3], DenseData::F32(vec![1.0])).is_err());
 /// assert!(DenseTensor::new(vec![1], DenseData::F32(vec![f32::NAN])).is_err());
-/// # Ok::<(), trike_format::TensorError>(())
+/// # Ok::<(), trike_core::TensorError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct DenseTensor {
@@ -152,7 +152,11 @@ impl DenseTensor {
 }
 
 /// Number of elements of a shape.
-pub(crate) fn elements(shape: &[usize]) -> Result<usize, TensorError> {
+///
+/// # Errors
+///
+/// [`TensorError::Shape`] for a shape that no [`DenseTensor`] has.
+pub fn elements(shape: &[usize]) -> Result<usize, TensorError> {
     let error = || TensorError::Shape { shape: shape.to_vec() };
     if shape.is_empty() || shape.len() > MAX_DIMS || shape.contains(&0) {
         return Err(error());

@@ -1,8 +1,15 @@
 //! Rotary position embedding and its scalings for long contexts.
 
-use trike_cpu::RopePairing;
+use crate::SpecError;
 
-use crate::NnError;
+/// Which two elements of a head rotate together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopePairing {
+    /// `2i` and `2i + 1`: llama2.c checkpoints and `llama` GGUF files.
+    Adjacent,
+    /// `i` and `i + rotated / 2`: HuggingFace checkpoints.
+    Halves,
+}
 
 /// Rotary position embedding: dimensions `2 i` and `2 i + 1` of a head (or `i` and `i + d / 2`, see
 /// [`RopePairing`]) are rotated by `position * theta^(-2 i / d)` (Su et al., RoFormer, 2021).
@@ -60,13 +67,18 @@ pub enum RopeScaling {
 
 impl RopeSpec {
     /// An embedding without scaling.
+    #[must_use]
     pub fn new(theta: f32, pairing: RopePairing) -> Self {
         Self { theta, pairing, scaling: RopeScaling::None }
     }
 
     /// Checks the constants for heads of `head_dim`.
-    pub(crate) fn validate(&self, head_dim: usize) -> Result<(), NnError> {
-        let fail = |field, rule, got: String| Err(NnError::Spec { field, rule, got });
+    ///
+    /// # Errors
+    ///
+    /// [`SpecError`], which names the field, the rule and the value.
+    pub fn validate(&self, head_dim: usize) -> Result<(), SpecError> {
+        let fail = |field, rule, got: String| Err(SpecError { field, rule, got });
         let at_least_1 = |factor: f32| factor >= 1.0 && factor.is_finite();
         if !(self.theta > 1.0 && self.theta.is_finite()) {
             return fail("rope.theta", "must be finite and over 1", self.theta.to_string());
@@ -106,7 +118,7 @@ impl RopeSpec {
                 if factors.len() != head_dim / 2 {
                     return fail(
                         "rope.scaling",
-                        "needs a factor for each pair of a head",
+                        "needs one factor for each pair of elements of a head",
                         factors.len().to_string(),
                     );
                 }
@@ -118,16 +130,17 @@ impl RopeSpec {
         Ok(())
     }
 
-    /// Radians a position of each of the `head_dim / 2` pairs.
+    /// Radians per position of each of the `head_dim / 2` pairs.
     ///
     /// ```
-    /// use trike_nn::{RopePairing, RopeScaling, RopeSpec};
+    /// use trike_core::{RopePairing, RopeScaling, RopeSpec};
     ///
     /// let mut rope = RopeSpec::new(10_000.0, RopePairing::Halves);
     /// assert_eq!(rope.frequencies(4), [1.0, 0.01]);
     /// rope.scaling = RopeScaling::Linear { factor: 4.0 };
     /// assert_eq!(rope.frequencies(4), [0.25, 0.0025]);
     /// ```
+    #[must_use]
     pub fn frequencies(&self, head_dim: usize) -> Vec<f32> {
         let pairs = head_dim / 2;
         let plain = |i: usize| f64::from(self.theta).powf(-2.0 * i as f64 / head_dim as f64);
@@ -156,6 +169,7 @@ impl RopeSpec {
     }
 
     /// What rotated queries and keys are multiplied by, each.
+    #[must_use]
     pub fn attention_factor(&self) -> f32 {
         match self.scaling {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor,
