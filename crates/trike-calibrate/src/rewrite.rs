@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use trike_cpu::Cpu;
+use trike_llm::{ModelFile, WeightSource, weight};
 use trike_nn::{
     ActivationPrecision, Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, DecoderSpec, Site,
     WeightName,
@@ -13,67 +14,57 @@ use trike_quant::{
 };
 use trike_trit::Granularity;
 
-use super::{
-    LayerChoice, ModelQuantizationConfig, QuantizeMethod,
-    hidden::{self, Batch},
-    quant_error,
-    report::SalienceReport,
-    walk::BlockWeights,
-};
 use crate::{
-    LlmError, ModelFile,
-    fold::{self, Fold, divided_by, site_width},
-    load::weight,
+    CalibrateError, Fold, Folded, LayerChoice, ModelQuantizationConfig, QuantizeMethod, SalienceReport,
+    assemble::stored_bytes,
+    fold::{self, divided_by, site_width},
+    hidden::{self, Batch},
+    walk::BlockWeights,
 };
 
 /// A model as it is made ternary, and what was done to the one that was read.
-pub(super) struct Prepared<'a> {
+pub(crate) struct Prepared<'a> {
     /// The one that was read.
-    pub(super) original: &'a ModelFile,
-    folded: Option<ModelFile>,
-    pub(super) salience: Vec<SalienceReport>,
-    pub(super) notes: Vec<String>,
+    pub(crate) original: &'a ModelFile,
+    folded: Option<Folded<'a>>,
+    pub(crate) salience: Vec<SalienceReport>,
+    pub(crate) notes: Vec<String>,
 }
 
 impl<'a> Prepared<'a> {
     /// The model that becomes ternary.
-    pub(super) fn file(&self) -> &ModelFile {
-        self.folded.as_ref().unwrap_or(self.original)
+    pub(crate) fn source(&self) -> &dyn WeightSource {
+        match &self.folded {
+            Some(folded) => folded,
+            None => self.original,
+        }
     }
 
     /// Rewrites what `config` asks for. `progress` is called with the number of linear layers done and to do.
-    pub(super) fn new(
+    pub(crate) fn new(
         original: &'a ModelFile,
         config: &ModelQuantizationConfig,
         ids: &[Vec<u32>],
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Self, LlmError> {
+    ) -> Result<Self, CalibrateError> {
         let mut prepared = Self { original, folded: None, salience: Vec::new(), notes: Vec::new() };
         if config.rotation.is_none() && !config.salience {
             return Ok(prepared);
         }
-        if original.is_folded() {
-            return Err(LlmError::Option {
-                option: "salience or rotation",
-                expected: "a model as its file has it",
-                got: "one that is folded already".to_owned(),
-            });
-        }
-        let reopened = || ModelFile::open(original.path());
         let mut fold = Fold::default();
         if let Some(seed) = config.rotation {
             fold = fold.with_rotation(seed);
-            let rotated = reopened()?.folded(fold.clone())?;
+            let rotated = Folded::new(original, fold.clone())?;
             prepared.notes.push(rotation_note(&rotated, original, config)?);
             prepared.folded = Some(rotated);
         }
         if config.salience {
-            let (found, reports) = Search::new(prepared.file(), config)?.run(ids, progress)?;
+            let (found, reports) = Search::new(prepared.source(), config)?.run(ids, progress)?;
             for (layer, site, scales) in found {
                 fold = fold.with_scales(layer, site, scales);
             }
             prepared.notes.push(salience_note(&reports));
-            prepared.folded = Some(reopened()?.folded(fold)?);
+            prepared.folded = Some(Folded::new(original, fold)?);
             prepared.salience = reports;
         }
         Ok(prepared)
@@ -82,20 +73,24 @@ impl<'a> Prepared<'a> {
 
 /// Says what a rotation did, and what embedding and head take with it and without.
 fn rotation_note(
-    rotated: &ModelFile,
-    original: &ModelFile,
+    rotated: &dyn WeightSource,
+    original: &dyn WeightSource,
     config: &ModelQuantizationConfig,
-) -> Result<String, LlmError> {
+) -> Result<String, CalibrateError> {
     let hidden = rotated.config().spec.hidden;
     let block = 1usize << hidden.trailing_zeros();
-    let bytes = |file: &ModelFile| -> Result<u64, LlmError> {
-        let embedding = super::stored_bytes(file, config, WeightName::Embedding)?;
-        Ok(match file.config().spec.tied_head {
+    let bytes = |source: &dyn WeightSource| -> Result<u64, CalibrateError> {
+        let embedding = stored_bytes(source, config, WeightName::Embedding)?;
+        Ok(match source.config().spec.tied_head {
             true => embedding,
-            false => embedding + super::stored_bytes(file, config, WeightName::Head)?,
+            false => embedding + stored_bytes(source, config, WeightName::Head)?,
         })
     };
-    let apart = if rotated.unties() { ", which were one matrix and are two now," } else { "" };
+    let apart = if rotated.config().spec.tied_head != original.config().spec.tied_head {
+        ", which were one matrix and are two now,"
+    } else {
+        ""
+    };
     Ok(format!(
         "the residual stream, {hidden} wide, was rotated in blocks of {block}; embedding and output head{apart} take {} bytes, \
          without that {}",
@@ -116,7 +111,7 @@ fn salience_note(reports: &[SalienceReport]) -> String {
 
 /// Walks the dense model for scales of the inputs of its layers.
 struct Search<'a> {
-    file: &'a ModelFile,
+    source: &'a dyn WeightSource,
     config: &'a ModelQuantizationConfig,
     backend: CpuBackend,
     rope: CpuRope,
@@ -126,22 +121,25 @@ struct Search<'a> {
 type Found = (usize, Site, Vec<f32>);
 
 impl<'a> Search<'a> {
-    fn new(file: &'a ModelFile, config: &'a ModelQuantizationConfig) -> Result<Self, LlmError> {
-        let spec = &file.config().spec;
+    fn new(
+        source: &'a dyn WeightSource,
+        config: &'a ModelQuantizationConfig,
+    ) -> Result<Self, CalibrateError> {
+        let spec = &source.config().spec;
         let backend = CpuBackend::new(Cpu::new(config.threads)?, ActivationPrecision::F32);
         let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
-        Ok(Self { file, config, backend, rope })
+        Ok(Self { source, config, backend, rope })
     }
 
     fn spec(&self) -> &DecoderSpec {
-        &self.file.config().spec
+        &self.source.config().spec
     }
 
     fn run(
         &self,
         ids: &[Vec<u32>],
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<(Vec<Found>, Vec<SalienceReport>), LlmError> {
+    ) -> Result<(Vec<Found>, Vec<SalienceReport>), CalibrateError> {
         let layers = self.spec().layers;
         // What cannot be scaled is said before anything takes time.
         let mut wanted = Vec::new();
@@ -150,15 +148,16 @@ impl<'a> Search<'a> {
             if !names.is_empty() {
                 let mut changed =
                     site.matrices(layer).into_iter().chain(divided_by(self.spec(), layer, site));
-                changed.try_for_each(|name| fold::check(self.file, name))?;
+                changed.try_for_each(|name| fold::check(self.source, name))?;
                 wanted.push((layer, site, names));
             }
         }
-        let table = self.backend.load_matrix(weight(self.file.load(WeightName::Embedding)?)?)?;
+        let table = self.backend.load_matrix(weight(self.source.load(WeightName::Embedding)?)?)?;
         let mut batches = hidden::embed(&self.backend, &table, ids)?;
         let (mut found, mut reports) = (Vec::new(), Vec::new());
         for layer in 0..layers {
-            let block = DecoderBlock::load(&self.backend, self.spec(), layer, &mut BlockWeights(self.file))?;
+            let block =
+                DecoderBlock::load(&self.backend, self.spec(), layer, &mut BlockWeights(self.source))?;
             for (_, site, names) in wanted.iter().filter(|(l, ..)| *l == layer) {
                 let best = self.site(&block, *site, names, &batches)?;
                 reports.push(SalienceReport {
@@ -185,11 +184,11 @@ impl<'a> Search<'a> {
         BlockPlace { backend: &self.backend, spec: self.spec(), rope: &self.rope }
     }
 
-    fn becoming_ternary(&self, layer: usize, site: Site) -> Result<Vec<WeightName>, LlmError> {
+    fn becoming_ternary(&self, layer: usize, site: Site) -> Result<Vec<WeightName>, CalibrateError> {
         let mut names = Vec::new();
         for name in site.matrices(layer) {
-            let (info, text) = (self.file.info(name)?, name.to_string());
-            let ternary = info.kind.is_ternary() || self.file.ternarizes(name);
+            let (info, text) = (self.source.info(name)?, name.to_string());
+            let ternary = info.kind.is_ternary() || self.source.ternarizes(name);
             let small = u128::from(info.elements()) < self.config.min_layer_size as u128;
             let other =
                 matches!(self.config.layers.get(&text), Some(LayerChoice::Int8 | LayerChoice::Dense { .. }));
@@ -207,8 +206,8 @@ impl<'a> Search<'a> {
         site: Site,
         names: &[WeightName],
         batches: &[Batch],
-    ) -> Result<Salience, LlmError> {
-        let failed = |e| quant_error(format!("the inputs of {}", names[0]), e);
+    ) -> Result<Salience, CalibrateError> {
+        let failed = |e| CalibrateError::quantize(format!("the inputs of {}", names[0]), e);
         let width = site_width(self.spec(), site);
         let mut hessian = Hessian::new(width).map_err(failed)?;
         let mut sums = vec![0f64; width];
@@ -233,7 +232,7 @@ impl<'a> Search<'a> {
         let hessian = hessian.matrix().map_err(failed)?;
         let mut matrices = Vec::new();
         for &name in names {
-            matrices.push((self.file.load(name)?.into_f32(), self.config.layout_of(&name.to_string())));
+            matrices.push((self.source.load(name)?.into_f32(), self.config.layout_of(&name.to_string())));
         }
         salience(&magnitudes, &mut |scales| self.loss(&matrices, &hessian, scales)).map_err(failed)
     }
@@ -293,7 +292,7 @@ fn share_heads(sums: &mut [f64], group: usize, d: usize) {
 }
 
 /// Whether a configuration needs a text to run the model on.
-pub(super) fn needs_text(config: &ModelQuantizationConfig) -> bool {
+pub(crate) fn needs_text(config: &ModelQuantizationConfig) -> bool {
     config.salience || matches!(config.method, QuantizeMethod::Compensate(_))
 }
 

@@ -7,20 +7,19 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use trike_cpu::Cpu;
+use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, Split, WeightSource, compare_ids};
 use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision, WeightName};
 use trike_quant::QuantError;
 use trike_trit::{Granularity, GroupSize};
 
-use super::{
-    Calibration, ModelQuantizationConfig, Plan, QuantizeReport, Sensitivity, calibration_ids, io,
+use crate::{
+    CalibrateError, Calibration, ConfigError, ModelQuantizationConfig, Plan, Planning, QuantizeReport,
+    Sensitivity,
+    assemble::stored_bytes,
     plan::{plan, solve, solve_loss, totals},
-    quant_error, quantize_ids, refuse_existing,
-    report::Planning,
+    quantize::{calibration_ids, io, quantize_ids, refuse_existing},
     rewrite::Prepared,
     sensitivity, store,
-};
-use crate::{
-    HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Split, names, perplexity::compare_ids,
 };
 
 /// Tokens on which sensitivities are measured.
@@ -61,6 +60,24 @@ impl PlanOptions {
         let sizes = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
         let groups = sizes.map(Granularity::Group).into_iter().chain([Granularity::Row]).collect();
         Self { budget, planes: 4, groups }
+    }
+}
+
+impl Budget {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let (budget, got) = match *self {
+            Self::PerplexityRatio(got) if got.is_finite() && got <= 1.0 => {
+                return Err(ConfigError::PerplexityRatio { got });
+            }
+            Self::PerplexityRatio(got) => ("perplexity ratio", got),
+            Self::Divergence(got) => ("divergence in nats per token", got),
+            Self::Bits(got) => ("bits per weight", got),
+            Self::Bytes(got) => ("bytes", got as f64),
+        };
+        match got.is_finite() && got > 0.0 {
+            true => Ok(()),
+            false => Err(ConfigError::BudgetRange { budget, got }),
+        }
     }
 }
 
@@ -108,7 +125,7 @@ pub struct Trial {
 ///
 /// # Errors
 ///
-/// [`LlmError::Budget`] for a budget that cannot be met, with the nearest that can; and as [`quantize`](super::quantize()).
+/// [`CalibrateError::Budget`] for a budget that cannot be met, with the nearest that can; and as [`quantize`](super::quantize()).
 pub fn quantize_to(
     input: &ModelFile,
     output: &Path,
@@ -116,7 +133,7 @@ pub fn quantize_to(
     config: &ModelQuantizationConfig,
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
-) -> Result<QuantizeReport, LlmError> {
+) -> Result<QuantizeReport, CalibrateError> {
     let mut planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
         progress("scaling the inputs of layers", done, total);
     })?;
@@ -139,7 +156,7 @@ pub fn plan_for(
     config: &ModelQuantizationConfig,
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
-) -> Result<(Plan, Vec<Sensitivity>), LlmError> {
+) -> Result<(Plan, Vec<Sensitivity>), CalibrateError> {
     let planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
         progress("scaling the inputs of layers", done, total);
     })?;
@@ -147,7 +164,7 @@ pub fn plan_for(
     let chosen = match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.within_or_clean(&sensitivities)?,
         Budget::PerplexityRatio(_) | Budget::Divergence(_) => {
-            solve_loss(&sensitivities, planner.loss()).map_err(|e| quant_error("the plan", e))?
+            solve_loss(&sensitivities, planner.loss()).map_err(|e| CalibrateError::quantize("the plan", e))?
         }
     };
     let plan = plan(&sensitivities, &chosen, options.budget.to_string());
@@ -181,55 +198,28 @@ impl<'a> Planner<'a> {
         config: &ModelQuantizationConfig,
         options: &PlanOptions,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Self, LlmError> {
+    ) -> Result<Self, CalibrateError> {
         let budget = options.budget;
         config.validate()?;
         refuse_existing(output)?;
         if config.prune.is_some() {
-            return Err(LlmError::Option {
-                option: "budget",
-                expected: "a budget or pruning: what pruning costs is not part of the plan",
-                got: "both".to_owned(),
-            });
+            return Err(ConfigError::BudgetPruned.into());
         }
-        if !(1..=trike_trit::MAX_DEPTH).contains(&options.planes) || options.groups.is_empty() {
-            return Err(LlmError::Option {
-                option: "choices of a plan",
-                expected: "1 to 6 planes and at least one size of groups",
-                got: format!("{} planes, {} sizes", options.planes, options.groups.len()),
-            });
+        if !(1..=trike_trit::MAX_DEPTH).contains(&options.planes) {
+            return Err(ConfigError::PlanPlanes { got: options.planes, most: trike_trit::MAX_DEPTH }.into());
+        }
+        if options.groups.is_empty() {
+            return Err(ConfigError::PlanGroups.into());
         }
         if config.compensation().is_none() {
-            return Err(LlmError::Option {
-                option: "method",
-                expected: "error compensation with a budget: the plan is measured with it",
-                got: "rounding".to_owned(),
-            });
+            return Err(ConfigError::BudgetRounded.into());
         }
-        let (option, expected, value, ok) = match budget {
-            Budget::PerplexityRatio(r) => ("perplexity ratio", "a number over 1", r, r > 1.0),
-            Budget::Divergence(nats) => ("divergence", "a number over 0", nats, nats > 0.0),
-            Budget::Bits(bits) => ("bits", "a number over 0", bits, bits > 0.0),
-            Budget::Bytes(bytes) => ("bytes", "a number over 0", bytes as f64, bytes > 0),
-        };
-        if !(ok && value.is_finite()) {
-            let got = match (budget, value.is_finite()) {
-                (Budget::PerplexityRatio(_), true) => {
-                    format!("{value}; the nearest that can be met is 1, the dense model")
-                }
-                _ => value.to_string(),
-            };
-            return Err(LlmError::Option { option, expected, got });
-        }
+        budget.validate()?;
         // What is planned and tried with is not what is calibrated on.
         let wanted = calibration.limit();
         let mut all = calibration_ids(input, &calibration.with_limit(wanted.saturating_mul(2)), config)?;
         if all.len() < 2 {
-            return Err(LlmError::Option {
-                option: "calibration text",
-                expected: "at least two sequences: a budget is checked on one that is not calibrated on",
-                got: all.len().to_string(),
-            });
+            return Err(ConfigError::NothingHeldOut { got: all.len() }.into());
         }
         let keep = wanted.min((3 * all.len()).div_ceil(4)).min(all.len() - 1);
         let held = all.split_off(keep);
@@ -248,12 +238,12 @@ impl<'a> Planner<'a> {
     }
 
     /// The model that becomes ternary.
-    fn input(&self) -> &ModelFile {
-        self.prepared.file()
+    fn input(&self) -> &dyn WeightSource {
+        self.prepared.source()
     }
 
     /// Removes what was kept for a second call.
-    fn clean(&self) -> Result<(), LlmError> {
+    fn clean(&self) -> Result<(), CalibrateError> {
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
     }
 
@@ -261,10 +251,10 @@ impl<'a> Planner<'a> {
     fn sensitivities(
         &self,
         progress: &mut dyn FnMut(&str, usize, usize),
-    ) -> Result<Vec<Sensitivity>, LlmError> {
+    ) -> Result<Vec<Sensitivity>, CalibrateError> {
         let settings = format!(
             "{} {:?}",
-            store::fingerprint(self.input(), &self.config, &[&self.calibration, &self.held]),
+            store::fingerprint(self.input().path(), &self.config, &[&self.calibration, &self.held]),
             (self.options.planes, &self.options.groups)
         );
         let path = self.dir.join("sensitivities.json");
@@ -297,11 +287,7 @@ impl<'a> Planner<'a> {
         )?;
         if measured.is_empty() {
             self.clean()?;
-            return Err(LlmError::Option {
-                option: "budget",
-                expected: "a model with dense layers to plan for",
-                got: "none that becomes ternary".to_owned(),
-            });
+            return Err(ConfigError::NothingToPlan.into());
         }
         let text = serde_json::to_vec(&measured).map_err(|e| io(&path)(e.into()))?;
         fs::write(&path, text).map_err(io(&path))?;
@@ -313,12 +299,12 @@ impl<'a> Planner<'a> {
         &self,
         sensitivities: &[Sensitivity],
         wanted: impl Fn(WeightName) -> bool,
-    ) -> Result<(u64, u64), LlmError> {
+    ) -> Result<(u64, u64), CalibrateError> {
         let (mut bytes, mut weights) = (0, 0);
         for name in self.input().weights().into_iter().filter(|&name| wanted(name)) {
             let text = name.to_string();
             if !sensitivities.iter().any(|s| s.layer == text) {
-                bytes += super::stored_bytes(self.input(), &self.config, name)?;
+                bytes += stored_bytes(self.input(), &self.config, name)?;
                 weights += self.input().info(name)?.elements();
             }
         }
@@ -326,7 +312,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The choices within a budget of bytes or bits; one that cannot be met leaves nothing behind.
-    fn within_or_clean(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, LlmError> {
+    fn within_or_clean(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, CalibrateError> {
         let chosen = self.within(sensitivities);
         if chosen.is_err() {
             self.clean()?;
@@ -335,7 +321,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The choices within a budget of bytes or bits.
-    fn within(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, LlmError> {
+    fn within(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, CalibrateError> {
         let mut weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
         let (budget, others) = match self.budget {
             Budget::Bytes(bytes) => {
@@ -344,26 +330,26 @@ impl<'a> Planner<'a> {
             }
             Budget::Bits(bits) => {
                 // Layers that are left as they are count, too.
-                let (others, kept) = self.others(sensitivities, names::is_block_matrix)?;
+                let (others, kept) = self.others(sensitivities, WeightName::is_block_matrix)?;
                 weights += kept;
                 (((bits * weights as f64 / 8.0) as u64).saturating_sub(others), others)
             }
             Budget::PerplexityRatio(_) | Budget::Divergence(_) => (u64::MAX, 0),
         };
         solve(sensitivities, budget).map_err(|e| match (e, self.budget) {
-            (QuantError::Budget { smallest, .. }, Budget::Bytes(_)) => LlmError::Budget {
+            (QuantError::Budget { smallest, .. }, Budget::Bytes(_)) => CalibrateError::Budget {
                 asked: self.budget.to_string(),
-                nearest: format!("{} bytes", smallest + others),
+                closest: format!("{} bytes", smallest + others),
             },
-            (QuantError::Budget { smallest, .. }, _) => LlmError::Budget {
+            (QuantError::Budget { smallest, .. }, _) => CalibrateError::Budget {
                 asked: self.budget.to_string(),
                 // Rounded up, so that what is said can be asked for.
-                nearest: format!(
+                closest: format!(
                     "{:.3} bits a weight",
                     (8e3 * (smallest + others) as f64 / weights as f64).ceil() / 1e3
                 ),
             },
-            (other, _) => quant_error("the plan", other),
+            (other, _) => CalibrateError::quantize("the plan", other),
         })
     }
 
@@ -371,7 +357,7 @@ impl<'a> Planner<'a> {
         &mut self,
         sensitivities: Vec<Sensitivity>,
         progress: &mut dyn FnMut(&str, usize, usize),
-    ) -> Result<QuantizeReport, LlmError> {
+    ) -> Result<QuantizeReport, CalibrateError> {
         let chosen = self.within_or_clean(&sensitivities)?;
         let plan = plan(&sensitivities, &chosen, self.budget.to_string());
         let mut config = self.config.clone();
@@ -400,9 +386,9 @@ impl<'a> Planner<'a> {
         &mut self,
         sensitivities: Vec<Sensitivity>,
         progress: &mut dyn FnMut(&str, usize, usize),
-    ) -> Result<QuantizeReport, LlmError> {
+    ) -> Result<QuantizeReport, CalibrateError> {
         let dense = LanguageModel::load_with(self.prepared.original, &self.load_options(), &mut |_, _| ())?;
-        let failed = |e| quant_error("the plan", e);
+        let failed = |e| CalibrateError::quantize("the plan", e);
         let wanted = self.loss();
         let mut trials: Vec<Trial> = Vec::new();
         let mut best: Option<Made> = None;
@@ -451,12 +437,12 @@ impl<'a> Planner<'a> {
         }
         let Some(made) = best else {
             self.clean()?;
-            let nearest = trials.iter().map(|t| self.measured(t)).fold(f64::INFINITY, f64::min);
-            let nearest = match self.budget {
-                Budget::PerplexityRatio(_) => format!("{:.5} times the dense model's", nearest.exp()),
-                _ => format!("{nearest:.2e} nats a token"),
+            let closest = trials.iter().map(|t| self.measured(t)).fold(f64::INFINITY, f64::min);
+            let closest = match self.budget {
+                Budget::PerplexityRatio(_) => format!("{:.5} times the dense model's", closest.exp()),
+                _ => format!("{closest:.2e} nats per token"),
             };
-            return Err(LlmError::Budget { asked: self.budget.to_string(), nearest });
+            return Err(CalibrateError::Budget { asked: self.budget.to_string(), closest });
         };
         let Made { plan, mut report, .. } = made;
         fs::rename(&report.output, self.output).map_err(io(self.output))?;
@@ -490,7 +476,7 @@ impl<'a> Planner<'a> {
         chosen: &[usize],
         number: usize,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Made, LlmError> {
+    ) -> Result<Made, CalibrateError> {
         let plan = plan(sensitivities, chosen, self.budget.to_string());
         let mut config = self.config.clone();
         config.layers = plan.choices(self.output, self.input())?;
@@ -522,6 +508,6 @@ impl<'a> Planner<'a> {
     }
 }
 
-fn remove(dir: &str) -> Result<(), LlmError> {
+fn remove(dir: &str) -> Result<(), CalibrateError> {
     fs::remove_dir_all(dir).map_err(io(Path::new(dir)))
 }

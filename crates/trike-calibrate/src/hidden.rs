@@ -8,27 +8,27 @@ use trike_nn::{
     Weight,
 };
 
-use crate::LlmError;
+use crate::CalibrateError;
 
 /// Tokens of a batch, unless one sequence is longer: the activations of a block over them are what is in memory beside the
 /// streams.
 const TOKENS: usize = 2048;
 
 /// Some sequences, one after the other, and their residual streams in a model.
-pub(super) struct Batch {
+pub(crate) struct Batch {
     /// Tokens of each sequence.
-    pub(super) lengths: Vec<usize>,
+    pub(crate) lengths: Vec<usize>,
     positions: Vec<u32>,
     /// `tokens x hidden`.
-    pub(super) x: Vec<f32>,
+    pub(crate) x: Vec<f32>,
 }
 
 /// Puts whole sequences together to batches and looks their tokens up.
-pub(super) fn embed(
+pub(crate) fn embed(
     backend: &CpuBackend,
     table: &Matrix,
     sequences: &[Vec<u32>],
-) -> Result<Vec<Batch>, LlmError> {
+) -> Result<Vec<Batch>, CalibrateError> {
     let mut batches: Vec<(Vec<usize>, Vec<u32>)> = Vec::new();
     for ids in sequences {
         match batches.last_mut() {
@@ -49,13 +49,13 @@ pub(super) fn embed(
 
 impl Batch {
     /// The same sequences with other residual streams.
-    pub(super) fn with(&self, x: Vec<f32>) -> Self {
+    pub(crate) fn with(&self, x: Vec<f32>) -> Self {
         Self { lengths: self.lengths.clone(), positions: self.positions.clone(), x }
     }
 
     /// Runs the stream through a block and returns what comes out; `watch` sees what its linear layers read, on the host, and the
     /// stream beside it.
-    pub(super) fn through(
+    pub(crate) fn through(
         &self,
         place: BlockPlace<'_, CpuBackend>,
         block: &DecoderBlock<CpuBackend>,

@@ -3,16 +3,18 @@
 use std::{collections::BTreeMap, fmt, path::Path};
 
 use serde::{Deserialize, Serialize};
+use trike_llm::WeightSource;
 use trike_quant::{Choice, QuantError, allocate};
 use trike_trit::{Granularity, GroupSize, MAX_DEPTH};
 
-use super::{LayerChoice, Sensitivity};
-use crate::{LlmError, ModelFile, names};
+use crate::{CalibrateError, LayerChoice, Sensitivity};
 
 /// What the first line of a plan says.
 const FORMAT: &str = "trike plan 1";
+/// The same for messages.
+const QUOTED_FORMAT: &str = "`trike plan 1`";
 /// Why a plan leaves a layer as it is.
-pub(super) const NO_ROOM: &str = "no ternary form of it is within the budget";
+pub(crate) const NO_ROOM: &str = "no ternary form of it is within the budget";
 
 /// How one layer is stored, as plans and reports write it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,7 +46,7 @@ pub enum StoredKind {
 }
 
 impl Stored {
-    pub(super) fn of(choice: &LayerChoice) -> Self {
+    pub(crate) fn of(choice: &LayerChoice) -> Self {
         let bare = |kind| Self { kind, planes: None, group: None, reason: None };
         match choice {
             LayerChoice::Trits { planes, granularity } => {
@@ -95,7 +97,7 @@ impl fmt::Display for Stored {
 ///
 /// ```
 /// use std::path::Path;
-/// use trike_llm::Plan;
+/// use trike_calibrate::Plan;
 ///
 /// let text = r#"{ "format": "trike plan 1", "layers": [
 ///     { "name": "model.layers.0.mlp.down_proj.weight", "as": "trits", "planes": 3, "group": "64" },
@@ -104,7 +106,7 @@ impl fmt::Display for Stored {
 /// let plan = Plan::parse(Path::new("plan.json"), text)?;
 /// assert_eq!(plan.layers[1].stored.to_string(), "int8");
 /// assert!(Plan::parse(Path::new("plan.json"), &text.replace("int8", "int7")).is_err());
-/// # Ok::<(), trike_llm::LlmError>(())
+/// # Ok::<(), trike_calibrate::CalibrateError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -128,7 +130,7 @@ pub struct PlannedLayer {
 }
 
 impl Plan {
-    pub(super) fn new(made_for: String, layers: Vec<PlannedLayer>) -> Self {
+    pub(crate) fn new(made_for: String, layers: Vec<PlannedLayer>) -> Self {
         Self { format: FORMAT.to_owned(), made_for: Some(made_for), layers }
     }
 
@@ -136,12 +138,12 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`LlmError::Config`], which says what is wrong where.
-    pub fn parse(path: &Path, text: &str) -> Result<Self, LlmError> {
+    /// [`CalibrateError::PlanFile`], which says what is wrong where.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, CalibrateError> {
         let plan: Self = serde_json::from_str(text)
             .map_err(|e| wrong(path, "the plan", "a plan as `trike quantize` writes it", e.to_string()))?;
         if plan.format != FORMAT {
-            return Err(wrong(path, "format", &format!("`{FORMAT}`"), format!("`{}`", plan.format)));
+            return Err(wrong(path, "format", QUOTED_FORMAT, format!("`{}`", plan.format)));
         }
         for (i, layer) in plan.layers.iter().enumerate() {
             layer.stored.choice().map_err(|(expected, got)| wrong(path, &layer.name, expected, got))?;
@@ -162,12 +164,16 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`LlmError::Config`] for a layer that `input` has not or that a plan has no say in.
-    pub fn choices(&self, path: &Path, input: &ModelFile) -> Result<BTreeMap<String, LayerChoice>, LlmError> {
+    /// [`CalibrateError::PlanFile`] for a layer that `input` has not or that a plan has no say in.
+    pub fn choices(
+        &self,
+        path: &Path,
+        input: &dyn WeightSource,
+    ) -> Result<BTreeMap<String, LayerChoice>, CalibrateError> {
         let known: Vec<String> = input
             .weights()
             .into_iter()
-            .filter(|&name| names::is_block_matrix(name))
+            .filter(|name| name.is_block_matrix())
             .map(|name| name.to_string())
             .collect();
         let one = |layer: &PlannedLayer| {
@@ -185,12 +191,12 @@ impl Plan {
     }
 }
 
-fn wrong(path: &Path, key: &str, expected: &str, got: String) -> LlmError {
-    LlmError::Config { path: path.to_owned(), key: key.to_owned(), expected: expected.to_owned(), got }
+fn wrong(path: &Path, key: &str, expected: &'static str, got: String) -> CalibrateError {
+    CalibrateError::PlanFile { path: path.to_owned(), key: key.to_owned(), expected, got }
 }
 
 /// The choices of each layer that lose least within `budget` bytes.
-pub(super) fn solve(sensitivities: &[Sensitivity], budget: u64) -> Result<Vec<usize>, QuantError> {
+pub(crate) fn solve(sensitivities: &[Sensitivity], budget: u64) -> Result<Vec<usize>, QuantError> {
     let lists: Vec<Vec<Choice>> = sensitivities
         .iter()
         .map(|s| s.choices.iter().map(|c| Choice { bytes: c.bytes, loss: c.kl }).collect())
@@ -199,7 +205,7 @@ pub(super) fn solve(sensitivities: &[Sensitivity], budget: u64) -> Result<Vec<us
 }
 
 /// The same for the fewest bytes that are expected to lose at most `loss`.
-pub(super) fn solve_loss(sensitivities: &[Sensitivity], loss: f64) -> Result<Vec<usize>, QuantError> {
+pub(crate) fn solve_loss(sensitivities: &[Sensitivity], loss: f64) -> Result<Vec<usize>, QuantError> {
     let extreme = |pick: fn(u64, u64) -> u64| -> u64 {
         let of = |s: &Sensitivity| s.choices.iter().map(|c| c.bytes).reduce(pick).unwrap_or(0);
         sensitivities.iter().map(of).sum()
@@ -216,13 +222,13 @@ pub(super) fn solve_loss(sensitivities: &[Sensitivity], loss: f64) -> Result<Vec
 }
 
 /// Bytes and expected loss of some choices.
-pub(super) fn totals(sensitivities: &[Sensitivity], chosen: &[usize]) -> (u64, f64) {
+pub(crate) fn totals(sensitivities: &[Sensitivity], chosen: &[usize]) -> (u64, f64) {
     let picked = sensitivities.iter().zip(chosen).map(|(s, &c)| &s.choices[c]);
     picked.fold((0, 0.0), |(bytes, kl), c| (bytes + c.bytes, kl + c.kl))
 }
 
 /// The plan that some choices are. A layer that stays dense says what ternary would have cost.
-pub(super) fn plan(sensitivities: &[Sensitivity], chosen: &[usize], made_for: String) -> Plan {
+pub(crate) fn plan(sensitivities: &[Sensitivity], chosen: &[usize], made_for: String) -> Plan {
     let (_, loss) = totals(sensitivities, chosen);
     let mut layers = Vec::new();
     for (sensitivity, &chosen) in sensitivities.iter().zip(chosen) {
@@ -245,7 +251,7 @@ pub(super) fn plan(sensitivities: &[Sensitivity], chosen: &[usize], made_for: St
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::quantize::Measured;
+    use crate::Measured;
 
     fn group(name: &str, harm: f64) -> Sensitivity {
         let trits = |planes, bytes, kl| Measured {

@@ -6,12 +6,22 @@ use std::{
 };
 
 use tempfile::TempDir;
-use trike_format::{DenseData, DenseTensor};
+use trike_cpu::Cpu;
+use trike_format::{DenseData, DenseTensor, HfDirWriter, Tensor};
+use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, hf_config};
+use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision, WeightName};
 use trike_quant::ScaleRule;
 use trike_testkit::Rng;
-use trike_trit::{Granularity, GroupSize, Hadamard};
+use trike_trit::{Coupling, Granularity, GroupSize, Hadamard};
 
-use super::*;
+use crate::{
+    CalibrateError, ModelQuantizationConfig, QuantizeMethod, Tuning,
+    assemble::assemble,
+    quantize::{quantize_ids, tuning_of},
+    rewrite::Prepared,
+    store::{self, Store},
+    walk,
+};
 
 const HIDDEN: usize = 32;
 const INNER: usize = 40;
@@ -80,7 +90,7 @@ fn walk(
     input: &ModelFile,
     config: &ModelQuantizationConfig,
     store: &Store,
-) -> Result<walk::Walked, LlmError> {
+) -> Result<walk::Walked, CalibrateError> {
     config.validate()?;
     let cpu = Cpu::new(config.threads)?;
     let backend = CpuBackend::new(cpu, ActivationPrecision::F32);
@@ -97,8 +107,8 @@ fn made(dir: &TempDir, name: &str, input: &ModelFile, config: &ModelQuantization
     let output: PathBuf = dir.path().join(name);
     let store = Store::open(&output, name).unwrap();
     walk(input, config, &store).unwrap();
-    let json = convert::directory_config(input, &output).unwrap();
-    assemble(input, config, &store, json, &mut Vec::new()).unwrap();
+    let json = hf_config(input, input.config(), &output).unwrap();
+    assemble(input, input, config, &store, json, &mut Vec::new()).unwrap();
     store.finish(&output).unwrap();
     let bytes = fs::read(output.join("model.safetensors")).unwrap();
     (bytes, divergence(input, &ModelFile::open(&output).unwrap()))
@@ -117,14 +127,9 @@ fn divergence(dense: &ModelFile, ternary: &ModelFile) -> f64 {
     for ids in text(2) {
         let mut aims = Vec::new();
         dense.logits(&ids, KvPrecision::F32, |_, row| aims.push(row.to_vec())).unwrap();
-        let total = |row: &[f32]| crate::perplexity::log_sum_exp(row);
         ternary
             .logits(&ids, KvPrecision::F32, |i, row| {
-                let (a, b) = (total(&aims[i]), total(row));
-                for (p, q) in aims[i].iter().zip(row) {
-                    let p = f64::from(*p) - a;
-                    sum += p.exp() * (p - (f64::from(*q) - b));
-                }
+                sum += trike_llm::divergence(row, &aims[i]);
                 count += 1;
             })
             .unwrap();
@@ -217,7 +222,7 @@ fn nothing_of_others_is_removed_and_nothing_of_another_model_is_used() {
     assert!(foreign.join("settings.txt").exists());
     // Weights of the same size in the same file, and the same text cut elsewhere.
     let (a, b) = (text(1), text(2));
-    let print = |texts: &[&[Vec<u32>]]| store::fingerprint(&input, &config, texts);
+    let print = |texts: &[&[Vec<u32>]]| store::fingerprint(input.path(), &config, texts);
     let before = print(&[&a, &b]);
     assert_eq!(before, print(&[&a, &b]));
     let together = [&a[..], &b[..1]].concat();
@@ -401,7 +406,7 @@ fn what_is_not_tuned_is_said() {
     let table: [(&str, Spoil); 4] = [
         ("tuning rate", |t| t.rate = 0.0),
         ("tuning rate of scales", |t| t.scale_rate = f32::NAN),
-        ("tokens of a tuning step", |t| t.batch_tokens = 0),
+        ("tokens per tuning step", |t| t.batch_tokens = 0),
         ("tuning epochs", |t| t.model_epochs = usize::MAX),
     ];
     for (name, spoil) in table {

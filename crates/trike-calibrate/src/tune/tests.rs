@@ -10,7 +10,6 @@ use trike_nn::{
 use trike_testkit::{Rng, assert_close};
 
 use super::{
-    super::hidden,
     Text,
     attend::Turns,
     block::{Fixed, Ground, Matrices, backward, forward, names},
@@ -18,6 +17,7 @@ use super::{
     schedule,
     whole::divergence,
 };
+use crate::hidden;
 
 fn plain() -> DecoderSpec {
     DecoderSpec {

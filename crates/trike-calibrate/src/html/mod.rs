@@ -6,7 +6,7 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::{QuantizeReport, StoredKind};
+use crate::{QuantizeReport, StoredKind};
 
 /// The style sheet: readable without scripts, fonts or images from elsewhere, and in print.
 const STYLE: &str = "\

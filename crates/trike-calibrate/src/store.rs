@@ -10,8 +10,7 @@ use serde_json::json;
 use trike_format::{HfDir, HfDirWriter, Tensor, TensorSource};
 use trike_nn::WeightName;
 
-use super::{LayerReport, ModelQuantizationConfig, TuningReport, io};
-use crate::{LlmError, ModelFile};
+use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, quantize::io};
 
 const SETTINGS: &str = "settings.txt";
 /// What settings of ours begin with: nothing else is removed.
@@ -21,12 +20,12 @@ const TUNED: &str = "tuned";
 
 /// The directory `<output>.partial`.
 #[derive(Debug)]
-pub(super) struct Store {
+pub(crate) struct Store {
     dir: PathBuf,
 }
 
 /// The path of `output` with something added to its name, whatever separators it ends with.
-pub(super) fn beside(output: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn beside(output: &Path, suffix: &str) -> PathBuf {
     let mut name = output.components().collect::<PathBuf>().into_os_string();
     name.push(suffix);
     name.into()
@@ -34,7 +33,7 @@ pub(super) fn beside(output: &Path, suffix: &str) -> PathBuf {
 
 /// Opens a directory for what is not finished yet: whether what lies in it was made with the same settings. What was made
 /// with others is removed, what is not ours refused.
-pub(super) fn resume(dir: &Path, settings: &str) -> Result<bool, LlmError> {
+pub(crate) fn resume(dir: &Path, settings: &str) -> Result<bool, CalibrateError> {
     let path = dir.join(SETTINGS);
     let settings = format!("{MARK}{settings}");
     if dir.exists() {
@@ -43,11 +42,7 @@ pub(super) fn resume(dir: &Path, settings: &str) -> Result<bool, LlmError> {
             Ok(found) if found.starts_with(MARK) => fs::remove_dir_all(dir).map_err(io(dir))?,
             // Not one of ours: it is not for us to remove.
             _ => {
-                return Err(LlmError::Option {
-                    option: "output",
-                    expected: "a path beside which names with `.partial`, `.plan` and `.curve` are free",
-                    got: dir.display().to_string(),
-                });
+                return Err(CalibrateError::NotOurs { path: dir.to_owned() });
             }
         }
     }
@@ -78,13 +73,9 @@ fn files(path: &Path) -> Vec<(PathBuf, u64, Option<SystemTime>)> {
 }
 
 /// Everything that a finished block depends on, as text; `texts` are what the model is calibrated on, and planned with.
-pub(super) fn fingerprint(
-    input: &ModelFile,
-    config: &ModelQuantizationConfig,
-    texts: &[&[Vec<u32>]],
-) -> String {
+pub(crate) fn fingerprint(input: &Path, config: &ModelQuantizationConfig, texts: &[&[Vec<u32>]]) -> String {
     let hashes: Vec<u64> = texts.iter().map(|ids| hash(ids)).collect();
-    let path = fs::canonicalize(input.path()).unwrap_or_else(|_| input.path().to_owned());
+    let path = fs::canonicalize(input).unwrap_or_else(|_| input.to_owned());
     let files = files(&path);
     let ModelQuantizationConfig {
         layout,
@@ -109,7 +100,7 @@ pub(super) fn fingerprint(
 
 impl Store {
     /// Opens what an earlier walk with the same settings left, or starts empty.
-    pub(super) fn open(output: &Path, settings: &str) -> Result<Self, LlmError> {
+    pub(crate) fn open(output: &Path, settings: &str) -> Result<Self, CalibrateError> {
         let dir = beside(output, ".partial");
         let model = dir.join("model");
         // A model that was not finished holds nothing that the blocks do not.
@@ -124,12 +115,15 @@ impl Store {
     }
 
     /// Where the model is put together.
-    pub(super) fn model(&self) -> PathBuf {
+    pub(crate) fn model(&self) -> PathBuf {
         self.dir.join("model")
     }
 
     /// Opens a directory of ours that holds tensors and what is to be said about them; `None` when it is not finished.
-    fn open_part<T: serde::de::DeserializeOwned>(&self, dir: &Path) -> Result<Option<(T, Block)>, LlmError> {
+    fn open_part<T: serde::de::DeserializeOwned>(
+        &self,
+        dir: &Path,
+    ) -> Result<Option<(T, Block)>, CalibrateError> {
         if !dir.join("config.json").exists() {
             if dir.exists() {
                 fs::remove_dir_all(dir).map_err(io(dir))?;
@@ -147,7 +141,7 @@ impl Store {
         dir: &Path,
         about: &impl serde::Serialize,
         tensors: impl Iterator<Item = (WeightName, Tensor)>,
-    ) -> Result<(), LlmError> {
+    ) -> Result<(), CalibrateError> {
         let mut writer = HfDirWriter::create(dir, json!({}))?;
         for (name, tensor) in tensors {
             writer.tensor(&name.to_string(), &tensor)?;
@@ -158,19 +152,19 @@ impl Store {
     }
 
     /// The reports of a finished block, and its weights; `None` when it is not finished.
-    pub(super) fn load(&self, layer: usize) -> Result<Option<Finished>, LlmError> {
+    pub(crate) fn load(&self, layer: usize) -> Result<Option<Finished>, CalibrateError> {
         let part = self.open_part(&self.block(layer))?;
         Ok(part.map(|((layers, tuned), block)| (layers, tuned, block)))
     }
 
     /// Keeps a finished block; one without ternary layers needs no keeping.
-    pub(super) fn save(
+    pub(crate) fn save(
         &self,
         layer: usize,
         layers: &[LayerReport],
         tuned: Option<TuningReport>,
         tensors: Vec<(WeightName, Tensor)>,
-    ) -> Result<(), LlmError> {
+    ) -> Result<(), CalibrateError> {
         if tensors.is_empty() {
             return Ok(());
         }
@@ -178,23 +172,23 @@ impl Store {
     }
 
     /// The reports of all layers, of each tuned block and of the tuned model, when this is finished.
-    pub(super) fn tuned(&self) -> Result<Option<TunedModel>, LlmError> {
+    pub(crate) fn tuned(&self) -> Result<Option<TunedModel>, CalibrateError> {
         Ok(self.open_part(&self.dir.join(TUNED))?.map(|(about, _)| about))
     }
 
     /// Keeps the weights of the tuned model, which take the place of those of the blocks.
-    pub(super) fn save_tuned(
+    pub(crate) fn save_tuned(
         &self,
         layers: &[LayerReport],
         blocks: &[(usize, TuningReport)],
         model: &TuningReport,
         tensors: impl Iterator<Item = (WeightName, Tensor)>,
-    ) -> Result<(), LlmError> {
+    ) -> Result<(), CalibrateError> {
         self.save_part(&self.dir.join(TUNED), &(layers, blocks, model), tensors)
     }
 
     /// Everything that is finished, what replaces something before it.
-    pub(super) fn blocks(&self, layers: usize) -> Result<Vec<Block>, LlmError> {
+    pub(crate) fn blocks(&self, layers: usize) -> Result<Vec<Block>, CalibrateError> {
         let tuned = self.open_part::<TunedModel>(&self.dir.join(TUNED))?.map(|(_, block)| block);
         let mut all: Vec<Block> = tuned.into_iter().collect();
         for layer in 0..layers {
@@ -204,27 +198,27 @@ impl Store {
     }
 
     /// Puts the finished model in its place and removes everything else.
-    pub(super) fn finish(self, output: &Path) -> Result<(), LlmError> {
+    pub(crate) fn finish(self, output: &Path) -> Result<(), CalibrateError> {
         fs::rename(self.model(), beside(output, "")).map_err(io(output))?;
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
     }
 }
 
 /// A finished block: the reports of its layers and of its tuning, and its weights.
-pub(super) type Finished = (Vec<LayerReport>, Option<TuningReport>, Block);
+pub(crate) type Finished = (Vec<LayerReport>, Option<TuningReport>, Block);
 
 /// The reports of all layers, of each tuned block by its number, and of the tuned model.
-pub(super) type TunedModel = (Vec<LayerReport>, Vec<(usize, TuningReport)>, TuningReport);
+pub(crate) type TunedModel = (Vec<LayerReport>, Vec<(usize, TuningReport)>, TuningReport);
 
 /// The ternary weights of a finished block.
 #[derive(Debug)]
-pub(super) struct Block(HfDir);
+pub(crate) struct Block(HfDir);
 
 impl Block {
     /// A weight; `None` when it is not one of the block's.
-    pub(super) fn load(&self, name: WeightName) -> Option<Result<Tensor, LlmError>> {
+    pub(crate) fn load(&self, name: WeightName) -> Option<Result<Tensor, CalibrateError>> {
         let name = name.to_string();
         self.0.info(&name)?;
-        Some(self.0.load(&name).map_err(LlmError::from))
+        Some(self.0.load(&name).map_err(CalibrateError::from))
     }
 }

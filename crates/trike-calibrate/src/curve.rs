@@ -2,8 +2,13 @@
 
 use std::fs;
 
-use super::{Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport, io, quantize, store};
-use crate::{LlmError, ModelFile, Split};
+use trike_llm::{LlmError, ModelFile, Split};
+
+use crate::{
+    CalibrateError, Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport,
+    quantize::{io, quantize},
+    store,
+};
 
 /// Most planes of a point: more are nearly the dense model.
 const MOST_PLANES: usize = 4;
@@ -14,7 +19,7 @@ impl ModelQuantizationConfig {
     /// # Errors
     ///
     /// As [`validate`](Self::validate), for the first that cannot.
-    pub fn validate_curve(&self) -> Result<(), LlmError> {
+    pub fn validate_curve(&self) -> Result<(), CalibrateError> {
         (1..=MOST_PLANES).try_for_each(|planes| {
             let mut alike = self.clone();
             alike.layout.depth = planes;
@@ -41,7 +46,7 @@ impl QuantizeReport {
         split: Split,
         limit: Option<usize>,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<(), LlmError> {
+    ) -> Result<(), CalibrateError> {
         let own = self.point(if self.planning.is_some() { "this plan" } else { "this model" });
         let mut curve = vec![own.ok_or(LlmError::NothingToScore)?];
         let alike = ModelQuantizationConfig { layers: Default::default(), ..config.clone() };

@@ -4,11 +4,12 @@ use std::{fs, path::Path};
 
 use serde::{Deserialize, Serialize};
 use trike_format::{HfDir, Tensor, TensorSource};
-use trike_nn::{Backend, Weight, WeightName};
+use trike_llm::{LanguageModel, WeightSource};
+use trike_nn::{Backend, WeightName};
 use trike_quant::Grid;
 use trike_trit::{Coupling, Edit, Trit, TritTensor};
 
-use crate::{LanguageModel, LlmError, ModelFile, names};
+use crate::{CalibrateError, EditError};
 
 /// Where a directory keeps what takes its edits back.
 const JOURNAL: &str = "edits.json";
@@ -44,7 +45,7 @@ pub enum Change {
 /// Changes single weights or rows of a tensor in place, one after the other, all or none, and returns the edits that take that back.
 ///
 /// ```
-/// use trike_llm::{Change, edit_tensor};
+/// use trike_calibrate::{Change, edit_tensor};
 /// use trike_trit::{Encoding, Scales, TritTensor};
 ///
 /// let mut w = TritTensor::from_trits(2, 3, &[1, 0, -1, 0, 1, 1], Encoding::Base3, Scales::tensor(0.5))?;
@@ -58,9 +59,9 @@ pub enum Change {
 ///
 /// # Errors
 ///
-/// [`LlmError::Trit`] for a place outside the tensor, [`LlmError::Option`] for another number of trits than it has planes, a value that
+/// [`CalibrateError::Trit`] for a place outside the tensor, [`CalibrateError::Edit`] for another number of trits than it has planes, a value that
 /// is not finite, or a whole row of a tensor with means, in which a zero trit is no zero weight.
-pub fn edit_tensor(tensor: &mut TritTensor, changes: &[Change]) -> Result<Vec<Edit>, LlmError> {
+pub fn edit_tensor(tensor: &mut TritTensor, changes: &[Change]) -> Result<Vec<Edit>, CalibrateError> {
     // Each change sees what those before it did, and all of them are made or none.
     let mut changed = tensor.clone();
     let mut undo = Vec::new();
@@ -78,21 +79,15 @@ pub fn edit_tensor(tensor: &mut TritTensor, changes: &[Change]) -> Result<Vec<Ed
     Ok(undo)
 }
 
-fn edits_of(tensor: &TritTensor, change: &Change, edits: &mut Vec<Edit>) -> Result<(), LlmError> {
+fn edits_of(tensor: &TritTensor, change: &Change, edits: &mut Vec<Edit>) -> Result<(), CalibrateError> {
     let depth = tensor.depth();
-    let refuse = |option, expected, got: String| Err(LlmError::Option { option, expected, got });
     match change {
         &Change::Value { row, col, value } => {
             if !value.is_finite() {
-                return refuse("value", "a finite number", value.to_string());
+                return Err(EditError::Value { got: value }.into());
             }
             if let Some(rotation) = tensor.rotation() {
-                let got = format!("inputs rotated in blocks of {}", rotation.block());
-                return refuse(
-                    "value",
-                    "trits in its place: a weight is a sum over a block of rotated ones",
-                    got,
-                );
+                return Err(EditError::Rotated { block: rotation.block() }.into());
             }
             // For its check of the place.
             tensor.get(0, row, col)?;
@@ -111,11 +106,7 @@ fn edits_of(tensor: &TritTensor, change: &Change, edits: &mut Vec<Edit>) -> Resu
         }
         Change::Trits { row, col, trits } => {
             if trits.len() != depth {
-                return refuse(
-                    "trits",
-                    "one for each plane of the tensor",
-                    format!("{} for {depth}", trits.len()),
-                );
+                return Err(EditError::Trits { planes: depth, got: trits.len() }.into());
             }
             tensor.get(0, *row, *col)?;
             edits.extend(trits.iter().enumerate().map(|(plane, &trit)| Edit {
@@ -127,7 +118,7 @@ fn edits_of(tensor: &TritTensor, change: &Change, edits: &mut Vec<Edit>) -> Resu
         }
         &(Change::ZeroRow(row) | Change::NegateRow(row)) => {
             if tensor.scales().means().is_some() {
-                return refuse("row", "a row of a tensor without means", "one with means".to_owned());
+                return Err(EditError::Means.into());
             }
             let mut trits = vec![0; tensor.cols()];
             for plane in 0..depth {
@@ -142,12 +133,8 @@ fn edits_of(tensor: &TritTensor, change: &Change, edits: &mut Vec<Edit>) -> Resu
     Ok(())
 }
 
-fn trit(value: i8) -> Result<Trit, LlmError> {
-    Trit::from_value(value).ok_or_else(|| LlmError::Option {
-        option: "trit",
-        expected: "-1, 0 or 1",
-        got: value.to_string(),
-    })
+fn trit(value: i8) -> Result<Trit, EditError> {
+    Trit::from_value(value).ok_or(EditError::Journal { got: value })
 }
 
 /// What an edit did. The field names are the schema of `trike edit --json`.
@@ -176,9 +163,9 @@ struct Entry {
 ///
 /// # Errors
 ///
-/// As [`edit_tensor`]; [`LlmError::Option`] when the tensor is not ternary, and what reading and writing say, such as that a
+/// As [`edit_tensor`]; [`CalibrateError::Edit`] when the tensor is not ternary, and what reading and writing say, such as that a
 /// compressed encoding has no room for another nonzero.
-pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditReport, LlmError> {
+pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditReport, CalibrateError> {
     let mut journal = journal(dir)?;
     let (hf, mut trits) = open(dir, tensor)?;
     let undo = edit_tensor(&mut trits, changes)?;
@@ -206,15 +193,11 @@ pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditRep
 ///
 /// # Errors
 ///
-/// [`LlmError::Option`] when there are fewer, and what reading and writing say.
-pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, LlmError> {
+/// [`CalibrateError::Edit`] when there are fewer, and what reading and writing say.
+pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, CalibrateError> {
     let mut journal = journal(dir)?;
     if steps == 0 || journal.len() < steps {
-        return Err(LlmError::Option {
-            option: "undo",
-            expected: "at least one edit, and no more than were made",
-            got: format!("{steps} of {}", journal.len()),
-        });
+        return Err(EditError::Undo { asked: steps, made: journal.len() }.into());
     }
     let mut changed = Vec::new();
     for _ in 0..steps {
@@ -224,7 +207,7 @@ pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, LlmError> {
             .undo
             .iter()
             .map(|&(plane, row, col, t)| Ok(Edit { plane, row, col, trit: trit(t)? }))
-            .collect::<Result<_, LlmError>>()?;
+            .collect::<Result<_, CalibrateError>>()?;
         trits.edit(&edits)?;
         hf.overwrite(&entry.tensor, &Tensor::Trits(trits))?;
         save(dir, &journal)?;
@@ -233,32 +216,31 @@ pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, LlmError> {
     Ok(EditReport { model: dir.display().to_string(), changed, undoable: journal.len() })
 }
 
-fn open(dir: &Path, name: &str) -> Result<(HfDir, TritTensor), LlmError> {
+fn open(dir: &Path, name: &str) -> Result<(HfDir, TritTensor), CalibrateError> {
     let hf = HfDir::open(dir)?;
     match hf.load(name)? {
         Tensor::Trits(trits) => Ok((hf, trits)),
-        Tensor::Dense(_) | Tensor::Int8(_) => Err(LlmError::Option {
-            option: "tensor",
-            expected: "a ternary tensor; `trike inspect` shows which are",
-            got: format!("`{name}`, {}", hf.info(name).map_or_else(String::new, |i| i.kind.to_string())),
-        }),
+        Tensor::Dense(_) | Tensor::Int8(_) => {
+            let kind = hf.info(name).map_or_else(String::new, |i| i.kind.to_string());
+            Err(EditError::NotTernary { tensor: name.to_owned(), kind }.into())
+        }
     }
 }
 
-fn journal(dir: &Path) -> Result<Vec<Entry>, LlmError> {
+fn journal(dir: &Path) -> Result<Vec<Entry>, CalibrateError> {
     let path = dir.join(JOURNAL);
     if !path.exists() {
         return Ok(Vec::new());
     }
-    let io = |source| LlmError::Io { path: path.clone(), source };
+    let io = |source| CalibrateError::Io { path: path.clone(), source };
     let text = fs::read(&path).map_err(io)?;
     serde_json::from_slice(&text).map_err(|e| io(e.into()))
 }
 
 /// Replaces the journal in one step; an empty one is removed.
-fn save(dir: &Path, journal: &[Entry]) -> Result<(), LlmError> {
+fn save(dir: &Path, journal: &[Entry]) -> Result<(), CalibrateError> {
     let path = dir.join(JOURNAL);
-    let io = |source| LlmError::Io { path: path.clone(), source };
+    let io = |source| CalibrateError::Io { path: path.clone(), source };
     if journal.is_empty() {
         return fs::remove_file(&path).map_err(io);
     }
@@ -267,53 +249,38 @@ fn save(dir: &Path, journal: &[Entry]) -> Result<(), LlmError> {
     fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path)).map_err(io)
 }
 
-impl<B: Backend> LanguageModel<B> {
-    /// Changes single weights or rows of a loaded model's linear layer, and returns the tensor as it was, for
-    /// [`replace_layer`](Self::replace_layer) to take that back. `file` is what the model was loaded from and stays as it is.
-    ///
-    /// # Errors
-    ///
-    /// As [`edit_tensor`]; [`LlmError::Option`] when the layer is not ternary, and what reading `file` and the backend say.
-    pub fn edit_layer(
-        &mut self,
-        file: &ModelFile,
-        name: WeightName,
-        changes: &[Change],
-    ) -> Result<TritTensor, LlmError> {
-        // What an earlier call has put there counts, and not what the file has.
-        let found = match self.replaced.get(&name) {
-            Some(tensor) => Tensor::Trits(tensor.clone()),
-            None => file.load(name)?,
-        };
-        let (Tensor::Trits(before), true) = (found, names::is_block_matrix(name)) else {
-            return Err(LlmError::Option {
-                option: "layer",
-                expected: "a ternary linear layer of a block",
-                got: name.to_string(),
-            });
-        };
-        let mut after = before.clone();
-        edit_tensor(&mut after, changes)?;
-        self.replace_layer(name, after)?;
-        Ok(before)
-    }
-
-    /// Puts another tensor in the place of a loaded model's linear layer.
-    ///
-    /// # Errors
-    ///
-    /// When it has another shape, and what the backend says.
-    pub fn replace_layer(&mut self, name: WeightName, tensor: TritTensor) -> Result<(), LlmError> {
-        self.decoder.replace(name, Weight::Ternary(tensor.clone()))?;
-        self.replaced.insert(name, tensor);
-        Ok(())
-    }
+/// Changes single weights or rows of a loaded model's linear layer, and returns the tensor as it was, for
+/// [`LanguageModel::replace_layer`] to take that back. `source` is what the model was loaded from and stays as it is.
+///
+/// # Errors
+///
+/// As [`edit_tensor`]; [`CalibrateError::Edit`] when the layer is not ternary, and what reading `source` and the backend say.
+pub fn edit_layer<B: Backend>(
+    model: &mut LanguageModel<B>,
+    source: &dyn WeightSource,
+    name: WeightName,
+    changes: &[Change],
+) -> Result<TritTensor, CalibrateError> {
+    // What an earlier call has put there counts, and not what the source has.
+    let found = match model.replaced_layer(name) {
+        Some(tensor) => Tensor::Trits(tensor.clone()),
+        None => source.load(name)?,
+    };
+    let (Tensor::Trits(before), true) = (found, name.is_block_matrix()) else {
+        return Err(EditError::NotLinear { weight: name }.into());
+    };
+    let mut after = before.clone();
+    edit_tensor(&mut after, changes)?;
+    model.replace_layer(name, after)?;
+    Ok(before)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use trike_llm::ModelFile;
     use trike_trit::{Encoding, Scales};
+
+    use super::*;
 
     #[test]
     fn each_change_sees_what_those_before_it_did() {
@@ -344,8 +311,8 @@ mod tests {
         let file = ModelFile::open(path).unwrap();
         let mut model = LanguageModel::load(path).unwrap();
         let name = WeightName::Down(0);
-        let first = model.edit_layer(&file, name, &[Change::ZeroRow(0)]).unwrap();
-        let second = model.edit_layer(&file, name, &[Change::ZeroRow(1)]).unwrap();
+        let first = edit_layer(&mut model, &file, name, &[Change::ZeroRow(0)]).unwrap();
+        let second = edit_layer(&mut model, &file, name, &[Change::ZeroRow(1)]).unwrap();
         let row = |tensor: &TritTensor, row: usize| {
             tensor.dequantize()[row * tensor.cols()..][..tensor.cols()].to_vec()
         };

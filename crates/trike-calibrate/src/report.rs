@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Plan, Sensitivity, Trial, TuningReport};
-use crate::{Comparison, Score};
+use trike_llm::{Comparison, Score};
+
+use crate::{Plan, Sensitivity, Trial, TuningReport};
 
 /// A model made ternary. The field names are the schema of `report.json` and of `trike quantize --json`.
 #[derive(Clone, Debug, Serialize)]
@@ -167,7 +168,7 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    pub(super) fn new(text: String, comparison: &Comparison) -> Self {
+    pub(crate) fn new(text: String, comparison: &Comparison) -> Self {
         let Comparison { score: Score { perplexity, nats_error, tokens, .. }, base, .. } = comparison;
         let ratio = perplexity / base.perplexity;
         Self {
@@ -186,7 +187,7 @@ impl Evaluation {
 }
 
 impl TernaryTotals {
-    pub(super) fn of(layers: &[LayerReport]) -> Self {
+    pub(crate) fn of(layers: &[LayerReport]) -> Self {
         let mut totals = Self::default();
         let mut zeros = 0.0;
         for layer in layers.iter().filter(|l| l.zeros.is_some()) {

@@ -4,6 +4,7 @@ use std::{ops::ControlFlow, time::Instant};
 
 use trike_cpu::{DenseData, DenseMatrix};
 use trike_format::{DenseTensor, Int8Tensor, Tensor};
+use trike_llm::{WeightSource, weight};
 use trike_nn::{
     Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, NnError, Site, Weight, WeightName,
 };
@@ -13,21 +14,23 @@ use trike_quant::{
 };
 use trike_trit::{Granularity, Hadamard, TritTensor};
 
-use super::{
-    Compensation, HEAD_GROUP, LayerChoice, LayerReport, ModelQuantizationConfig, QuantizeMethod,
+use crate::{
+    CalibrateError, Compensation, LayerChoice, LayerReport, ModelQuantizationConfig, QuantizeMethod, Tuning,
+    TuningReport,
+    assemble::HEAD_GROUP,
+    fold::site_width,
     hidden::{self, Batch},
-    pruning, quant_error,
+    pruning,
     store::Store,
-    tune::{self, Tuning, TuningReport},
+    tune,
 };
-use crate::{LlmError, ModelFile, fold::site_width, load::weight};
 
 /// An input is ruled by outliers when its largest magnitude is over so many times its root mean square.
 const OUTLIER: f64 = 10.0;
 
 /// The state of a walk: the streams of the dense model, and those of the one that is ternary so far.
-pub(super) struct Walk<'a> {
-    input: &'a ModelFile,
+pub(crate) struct Walk<'a> {
+    input: &'a dyn WeightSource,
     config: &'a ModelQuantizationConfig,
     backend: &'a CpuBackend,
     store: &'a Store,
@@ -44,12 +47,12 @@ pub(super) struct Walk<'a> {
 type Done = (Vec<(WeightName, Tensor)>, Option<TuningReport>);
 
 /// What a walk did.
-pub(super) struct Walked {
-    pub(super) layers: Vec<LayerReport>,
+pub(crate) struct Walked {
+    pub(crate) layers: Vec<LayerReport>,
     /// Of each block that was tuned, by its number.
-    pub(super) blocks: Vec<(usize, TuningReport)>,
+    pub(crate) blocks: Vec<(usize, TuningReport)>,
     /// Of all of them together.
-    pub(super) model: Option<TuningReport>,
+    pub(crate) model: Option<TuningReport>,
 }
 
 /// What the tokens of a text say about a site.
@@ -67,7 +70,7 @@ fn go_on(_: Site, _: Vec<f32>, _: Vec<f32>) -> ControlFlow<()> {
 }
 
 /// Reads a block's weights in f32, all dense.
-pub(super) struct BlockWeights<'a>(pub(super) &'a ModelFile);
+pub(crate) struct BlockWeights<'a>(pub(crate) &'a dyn WeightSource);
 
 impl BlockWeights<'_> {
     fn load(&self, name: WeightName) -> Result<Tensor, NnError> {
@@ -88,14 +91,14 @@ impl DecoderWeights for BlockWeights<'_> {
 }
 
 impl<'a> Walk<'a> {
-    pub(super) fn new(
-        input: &'a ModelFile,
+    pub(crate) fn new(
+        input: &'a dyn WeightSource,
         config: &'a ModelQuantizationConfig,
         backend: &'a CpuBackend,
         store: &'a Store,
         ids: &'a [Vec<u32>],
         tuning: Option<Tuning>,
-    ) -> Result<Self, LlmError> {
+    ) -> Result<Self, CalibrateError> {
         let spec = &input.config().spec;
         let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
         let (dense, ternary) = (Vec::new(), Vec::new());
@@ -105,7 +108,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The streams that enter the first block.
-    fn embed(&self) -> Result<Vec<Batch>, LlmError> {
+    fn embed(&self) -> Result<Vec<Batch>, CalibrateError> {
         if self.ids.is_empty() {
             return Ok(Vec::new());
         }
@@ -114,7 +117,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Every linear layer of the blocks, in order, and then all of them together.
-    pub(super) fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Walked, LlmError> {
+    pub(crate) fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Walked, CalibrateError> {
         let layers = self.input.config().spec.layers;
         let whole = self.tuning.filter(|t| t.model_epochs > 0 && !self.ids.is_empty());
         let mut walked = Walked { layers: Vec::new(), blocks: Vec::new(), model: None };
@@ -157,7 +160,7 @@ impl<'a> Walk<'a> {
         tuning: &Tuning,
         walked: &mut Walked,
         progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<(), LlmError> {
+    ) -> Result<(), CalibrateError> {
         let mut blocks = vec![Vec::new(); self.input.config().spec.layers];
         for (layer, replaced) in blocks.iter_mut().enumerate() {
             let Some((_, _, block)) = self.store.load(layer)? else { continue };
@@ -189,7 +192,7 @@ impl<'a> Walk<'a> {
     }
 
     /// Chooses encodings anew where that was asked for: tuning has changed what is zero.
-    fn repack(&self, tensors: &mut [(WeightName, Tensor)]) -> Result<(), LlmError> {
+    fn repack(&self, tensors: &mut [(WeightName, Tensor)]) -> Result<(), CalibrateError> {
         for (_, tensor) in tensors.iter_mut().filter(|_| self.config.auto_encoding) {
             if let Tensor::Trits(trits) = tensor {
                 *tensor = pruning::packed(trits.clone())?.into();
@@ -203,7 +206,7 @@ impl<'a> Walk<'a> {
         &self,
         layers: &mut [LayerReport],
         tensors: impl Iterator<Item = &'t (WeightName, Tensor)>,
-    ) -> Result<(), LlmError> {
+    ) -> Result<(), CalibrateError> {
         for (name, tensor) in tensors {
             let Tensor::Trits(tensor) = tensor else { continue };
             let text = name.to_string();
@@ -230,8 +233,8 @@ impl<'a> Walk<'a> {
     fn advance(
         &mut self,
         layer: usize,
-        finished: impl Fn(WeightName) -> Result<Option<Tensor>, LlmError>,
-    ) -> Result<(), LlmError> {
+        finished: impl Fn(WeightName) -> Result<Option<Tensor>, CalibrateError>,
+    ) -> Result<(), CalibrateError> {
         if self.dense.is_empty() {
             return Ok(());
         }
@@ -252,7 +255,7 @@ impl<'a> Walk<'a> {
         name: WeightName,
         rows: usize,
         values: Vec<f32>,
-    ) -> Result<(), LlmError> {
+    ) -> Result<(), CalibrateError> {
         let cols = values.len() / rows.max(1);
         let matrix = DenseMatrix::new(rows, cols, DenseData::F32(values))?;
         block.replace(self.backend, name, Weight::Dense(matrix))?;
@@ -281,7 +284,7 @@ impl<'a> Walk<'a> {
         layer: usize,
         reports: &mut Vec<LayerReport>,
         progress: &mut dyn FnMut(usize),
-    ) -> Result<Done, LlmError> {
+    ) -> Result<Done, CalibrateError> {
         let first = reports.len();
         let dense = self.load(layer)?;
         let mut ternary = self.load(layer)?;
@@ -311,7 +314,7 @@ impl<'a> Walk<'a> {
                     // The layers of a site read the same inputs; where these are rotated, there is one.
                     let rotation = self.config.rotation_of(name, statistics.hessian.width());
                     let solver = Solver::new(how, statistics, granularity, rotation);
-                    solvers.push(solver.map_err(|e| quant_error(name, e))?);
+                    solvers.push(solver.map_err(|e| CalibrateError::quantize(name, e))?);
                 }
                 let solver = solvers.iter().find(|s| s.granularity == granularity);
                 let (tensor, report) = self.layer(name, solver)?;
@@ -345,7 +348,7 @@ impl<'a> Walk<'a> {
     }
 
     /// The report of a layer that stays as it is; `None` for one that becomes ternary.
-    fn kept(&self, name: WeightName) -> Result<Option<LayerReport>, LlmError> {
+    fn kept(&self, name: WeightName) -> Result<Option<LayerReport>, CalibrateError> {
         let info = self.input.info(name)?;
         let weights = info.elements();
         let text = name.to_string();
@@ -360,10 +363,7 @@ impl<'a> Walk<'a> {
         } else {
             return Ok(None);
         };
-        let bytes = match self.input.is_folded() {
-            true => self.input.load_stored(name)?.bytes() as u64,
-            false => info.bytes,
-        };
+        let bytes = self.input.stored_bytes(name)?;
         Ok(Some(LayerReport {
             name: text,
             rows: info.shape.first().copied().unwrap_or(0),
@@ -389,10 +389,10 @@ impl<'a> Walk<'a> {
         site: Site,
         dense: &DecoderBlock<CpuBackend>,
         ternary: &DecoderBlock<CpuBackend>,
-    ) -> Result<Statistics, LlmError> {
+    ) -> Result<Statistics, CalibrateError> {
         let spec = &self.input.config().spec;
         let width = site_width(spec, site);
-        let failed = |e| quant_error(format!("the inputs of {}", site.matrices(layer)[0]), e);
+        let failed = |e| CalibrateError::quantize(format!("the inputs of {}", site.matrices(layer)[0]), e);
         let mut sums = Statistics {
             hessian: Hessian::new(width).map_err(failed)?,
             cross: CrossProduct::new(width, width).map_err(failed)?,
@@ -428,12 +428,12 @@ impl<'a> Walk<'a> {
         &self,
         name: WeightName,
         solver: Option<&Solver<'_>>,
-    ) -> Result<(Tensor, LayerReport), LlmError> {
+    ) -> Result<(Tensor, LayerReport), CalibrateError> {
         let start = Instant::now();
         let tensor = self.input.load(name)?;
         let (rows, cols) = (tensor.rows(), tensor.cols());
         let weights = tensor.into_f32();
-        let failed = |e| quant_error(name, e);
+        let failed = |e| CalibrateError::quantize(name, e);
         let view = MatrixView::new(rows, cols, &weights).map_err(failed)?;
         let layout = self.config.layout_of(&name.to_string());
         if self.config.layers.get(&name.to_string()) == Some(&LayerChoice::Int8) {
@@ -453,7 +453,7 @@ impl<'a> Walk<'a> {
                 let turned = rotated(rotation, cols, &weights).map_err(failed)?;
                 let view = MatrixView::new(rows, cols, &turned).map_err(failed)?;
                 let tensor = quantize_matrix(view, &config).map_err(failed)?.0;
-                (tensor.with_rotation(rotation).map_err(|e| quant_error(name, e.into()))?, None)
+                (tensor.with_rotation(rotation).map_err(|e| CalibrateError::quantize(name, e.into()))?, None)
             }
         };
         let tensor = match self.config.auto_encoding {
@@ -503,7 +503,7 @@ fn layout_name(tensor: &TritTensor) -> String {
 }
 
 /// Rows of weights that read rotated inputs, of those that read `cols` inputs as they are.
-pub(super) fn rotated(rotation: Option<Hadamard>, cols: usize, rows: &[f32]) -> Result<Vec<f32>, QuantError> {
+pub(crate) fn rotated(rotation: Option<Hadamard>, cols: usize, rows: &[f32]) -> Result<Vec<f32>, QuantError> {
     let mut values = rows.to_vec();
     if let Some(rotation) = rotation {
         Rotation::plain(cols, rotation)?.rows(&mut values)?;
@@ -512,7 +512,7 @@ pub(super) fn rotated(rotation: Option<Hadamard>, cols: usize, rows: &[f32]) -> 
 }
 
 /// The Hessian of rotated inputs, of that of inputs as they are.
-pub(super) fn rotated_hessian(
+pub(crate) fn rotated_hessian(
     rotation: Option<Hadamard>,
     cols: usize,
     hessian: &[f32],

@@ -1,5 +1,6 @@
 //! Weights that are rewritten compute what the weights of the file do, for every architecture.
 
+#[path = "../../trike-llm/tests/common/mod.rs"]
 mod common;
 
 use std::path::Path;
@@ -7,8 +8,10 @@ use std::path::Path;
 use common::{ids, random_checkpoint};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use trike_llm::{Fold, HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile};
-use trike_nn::{ActivationPrecision, DecoderSpec, KvPrecision, Site, WeightName};
+use trike_calibrate::{CalibrateError, Fold, FoldError, Folded};
+use trike_cpu::Cpu;
+use trike_llm::{HeadPrecision, LanguageModel, ModelFile, WeightSource};
+use trike_nn::{ActivationPrecision, CpuBackend, DecoderSpec, KvPrecision, Site, WeightName};
 use trike_testkit::{Rng, assert_close};
 
 const VOCAB: usize = 113;
@@ -17,14 +20,10 @@ fn config(architecture: &str, more: Value) -> Value {
     common::config(architecture, 2, VOCAB, more)
 }
 
-fn logits(file: &ModelFile) -> Vec<f32> {
-    let options = LoadOptions {
-        threads: 1,
-        activations: Some(ActivationPrecision::F32),
-        head: HeadPrecision::AsStored,
-        ..LoadOptions::default()
-    };
-    let model = LanguageModel::load_with(file, &options, &mut |_, _| ()).expect("it loads");
+fn logits(source: &dyn WeightSource) -> Vec<f32> {
+    let backend = CpuBackend::new(Cpu::new(1).expect("a thread"), ActivationPrecision::F32);
+    let model = LanguageModel::from_source(backend, source, None, HeadPrecision::AsStored, &mut |_, _| ())
+        .expect("it loads");
     let mut all = Vec::new();
     model.logits(&ids(20, VOCAB, 1), KvPrecision::F32, |_, row| all.extend_from_slice(row)).expect("logits");
     all
@@ -56,8 +55,8 @@ fn scaled(mut fold: Fold, spec: &DecoderSpec) -> Fold {
     fold
 }
 
-fn values(file: &ModelFile, name: WeightName) -> Vec<f32> {
-    file.load(name).expect("a weight").into_f32()
+fn values(source: &dyn WeightSource, name: WeightName) -> Vec<f32> {
+    source.load(name).expect("a weight").into_f32()
 }
 
 fn open(path: &Path) -> ModelFile {
@@ -88,7 +87,7 @@ fn every_architecture_computes_the_same() {
             println!("{name}, {how}");
             assert!(!fold.is_empty());
             let turns = how != "scaled";
-            let file = open(&path).folded(fold).expect("it folds");
+            let file = Folded::new(&plain, fold).expect("it folds");
             assert_close(&logits(&file), &want, 1e-4);
             // Everything that should change does.
             for layer in 0..spec.layers {
@@ -104,6 +103,11 @@ fn every_architecture_computes_the_same() {
             assert_eq!(file.config().spec.tied_head, spec.tied_head && !turns);
             assert_eq!(file.weights().contains(&WeightName::Head), !spec.tied_head || turns);
         }
+        // A fold of a fold.
+        let rotated = Folded::new(&plain, Fold::default().with_rotation(4)).expect("it folds");
+        let scaled = Folded::new(&rotated, scaled(Fold::default(), &spec)).expect("it folds again");
+        let twice = Folded::new(&scaled, Fold::default().with_rotation(5)).expect("and again");
+        assert_close(&logits(&twice), &want, 1e-4);
     }
 }
 
@@ -120,29 +124,30 @@ fn what_cannot_be_rewritten_is_refused() {
         Fold::default().with_scales(1, Site::Mlp, ones(spec.hidden)),
         Fold::default().with_scales(1, Site::Down, ones(spec.intermediate)),
     ] {
-        let error = open(&packed).folded(fold).expect_err("trits");
-        assert!(matches!(&error, LlmError::NotFoldable { tensor, .. } if tensor.contains("proj")), "{error}");
-        assert!(error.to_string().contains("--salience"), "{error}");
+        let file = open(&packed);
+        let error = Folded::new(&file, fold).err().expect("trits");
+        let CalibrateError::Fold(FoldError::Ternary { tensor, .. }) = &error else { panic!("{error}") };
+        assert!(tensor.to_string().contains("proj"), "{tensor}");
+        assert!(error.to_string().contains("salience"), "{error}");
     }
     // Nothing to rewrite is always possible.
-    assert!(open(&packed).folded(Fold::default()).is_ok());
+    let (packed, dense) = (open(&packed), open(&dense));
+    assert!(Folded::new(&packed, Fold::default()).is_ok());
     let refused = |fold: Fold, says: &str| {
-        let error = open(&dense).folded(fold).expect_err(says);
-        assert!(matches!(error, LlmError::Option { .. }) && error.to_string().contains(says), "{error}");
+        let error = Folded::new(&dense, fold).err().expect(says);
+        assert!(matches!(error, CalibrateError::Fold(_)) && error.to_string().contains(says), "{error}");
     };
     let none = Fold::default;
-    refused(none().with_scales(2, Site::Mlp, ones(spec.hidden)), "layer 2 of 2");
+    refused(none().with_scales(2, Site::Mlp, ones(spec.hidden)), "layer 2: the model has 2 layers");
     for n in [spec.intermediate - 1, spec.intermediate + 1] {
-        refused(none().with_scales(0, Site::Down, ones(n)), "of 160");
+        refused(none().with_scales(0, Site::Down, ones(n)), &format!("expected 160, got {n}"));
     }
     for bad in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-40] {
         let mut scales = ones(spec.hidden);
         scales[7] = bad;
-        refused(none().with_scales(0, Site::Attention, scales), "finite numbers over 0");
+        refused(none().with_scales(0, Site::Attention, scales), "finite numbers above 0");
     }
     let mut scales = ones(spec.query_width());
     scales[spec.head_dim + 1] = 2.0;
     refused(none().with_scales(0, Site::Output, scales), "share a value head");
-    let twice = open(&dense).folded(none().with_rotation(1)).expect("once").folded(none());
-    assert!(twice.expect_err("twice").to_string().contains("folded already"));
 }

@@ -5,20 +5,21 @@ use std::ops::ControlFlow;
 use serde::{Deserialize, Serialize};
 use trike_cpu::{DenseData, DenseMatrix, Matrix};
 use trike_format::{DenseTensor, Int8Tensor};
+use trike_llm::{WeightSource, divergence, weight};
 use trike_nn::{
     Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, Input, NnError, Norm, Site, Weight, WeightName,
 };
 use trike_quant::{CompensateConfig, Hessian, HessianFactor, MatrixView, QuantError, TritLayout, compensate};
 use trike_trit::{Granularity, Hadamard, TritTensor};
 
-use super::{
-    Compensation, HEAD_GROUP, LayerChoice, ModelQuantizationConfig,
+use crate::{
+    CalibrateError, Compensation, LayerChoice, ModelQuantizationConfig,
+    assemble::HEAD_GROUP,
+    fold::site_width,
     hidden::{self, Batch},
     plan::{self, Stored},
-    quant_error,
     walk::{BlockWeights, rotated, rotated_hessian},
 };
-use crate::{LlmError, ModelFile, fold::site_width, load::weight, perplexity::kl};
 
 /// Rows whose logits are in memory at a time.
 const LOGIT_ROWS: usize = 256;
@@ -48,14 +49,14 @@ pub struct Measured {
 
 /// Measures what `options` cost each layer, one at a time in a model that is dense otherwise.
 /// The text of `calibration` gives the Hessians, that of `held` the divergences. All blocks are in memory, in f32.
-pub(super) fn measure(
-    input: &ModelFile,
+pub(crate) fn measure(
+    input: &dyn WeightSource,
     config: &ModelQuantizationConfig,
     backend: &CpuBackend,
     [calibration, held]: [&[Vec<u32>]; 2],
     options: &[LayerChoice],
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<Vec<Sensitivity>, LlmError> {
+) -> Result<Vec<Sensitivity>, CalibrateError> {
     let spec = &input.config().spec;
     let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
     let table = backend.load_matrix(weight(input.load(WeightName::Embedding)?)?)?;
@@ -80,7 +81,7 @@ pub(super) fn measure(
             let planned: Vec<WeightName> =
                 names.iter().copied().filter(|&n| model.becomes_ternary(n)).collect();
             if !planned.is_empty() {
-                let failed = |e| quant_error(planned[0], e);
+                let failed = |e| CalibrateError::quantize(planned[0], e);
                 let hessian = model.hessian(layer, site, &seen)?;
                 let cols = hessian.width();
                 // The layers of a site read the same inputs; where these are rotated, there is one.
@@ -105,7 +106,7 @@ pub(super) fn measure(
 }
 
 struct Model<'a> {
-    input: &'a ModelFile,
+    input: &'a dyn WeightSource,
     config: &'a ModelQuantizationConfig,
     backend: &'a CpuBackend,
     rope: CpuRope,
@@ -140,9 +141,9 @@ impl Model<'_> {
         streams.iter().map(one).collect()
     }
 
-    fn hessian(&self, layer: usize, site: Site, seen: &[Batch]) -> Result<Hessian, LlmError> {
+    fn hessian(&self, layer: usize, site: Site, seen: &[Batch]) -> Result<Hessian, CalibrateError> {
         let spec = &self.input.config().spec;
-        let failed = |e| quant_error(format!("the inputs of {}", site.matrices(layer)[0]), e);
+        let failed = |e| CalibrateError::quantize(format!("the inputs of {}", site.matrices(layer)[0]), e);
         let width = site_width(spec, site);
         let mut hessian = Hessian::new(width).map_err(failed)?;
         let place = BlockPlace { backend: self.backend, spec, rope: &self.rope };
@@ -167,7 +168,7 @@ impl Model<'_> {
         options: &[LayerChoice],
         streams: &[Batch],
         dense: &[Vec<f32>],
-    ) -> Result<Sensitivity, LlmError> {
+    ) -> Result<Sensitivity, CalibrateError> {
         let spec = &self.input.config().spec;
         let tensor = self.input.load(name)?;
         let (rows, cols) = (tensor.rows(), tensor.cols());
@@ -184,7 +185,9 @@ impl Model<'_> {
                 }
                 &LayerChoice::Trits { planes, granularity } => {
                     let layout = TritLayout { depth: planes, granularity, ..self.config.layout };
-                    let trits = self.trits(&weights, layout, solver).map_err(|e| quant_error(name, e))?;
+                    let trits = self
+                        .trits(&weights, layout, solver)
+                        .map_err(|e| CalibrateError::quantize(name, e))?;
                     (trits.bytes() as u64, Some(trits.dequantize()))
                 }
             };
@@ -229,7 +232,7 @@ impl Model<'_> {
         block: &DecoderBlock<CpuBackend>,
         streams: &[Batch],
         dense: &[Vec<f32>],
-    ) -> Result<f64, LlmError> {
+    ) -> Result<f64, CalibrateError> {
         let (mut sum, mut tokens) = (0.0, 0usize);
         let hidden = self.input.config().spec.hidden;
         let vocab = self.input.config().spec.vocab;
@@ -241,7 +244,7 @@ impl Model<'_> {
             for (ours, base) in ours.x.chunks(LOGIT_ROWS * hidden).zip(base.chunks(LOGIT_ROWS * hidden)) {
                 let (ours, base) = (self.logits(ours)?, self.logits(base)?);
                 let rows = ours.chunks_exact(vocab).zip(base.chunks_exact(vocab));
-                sum += rows.map(|(ours, base)| kl(ours, base)).sum::<f64>();
+                sum += rows.map(|(ours, base)| divergence(ours, base)).sum::<f64>();
                 tokens += ours.len() / vocab;
             }
         }
@@ -289,7 +292,7 @@ impl Factors {
 }
 
 /// The ways to store a layer that a plan chooses from: planes up to `most`, each with every one of `groups`, int8, and as it is.
-pub(super) fn options(most: usize, groups: &[Granularity]) -> Vec<LayerChoice> {
+pub(crate) fn options(most: usize, groups: &[Granularity]) -> Vec<LayerChoice> {
     let trits = groups
         .iter()
         .flat_map(|&granularity| (1..=most).map(move |planes| LayerChoice::Trits { planes, granularity }));

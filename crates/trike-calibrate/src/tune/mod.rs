@@ -24,18 +24,20 @@ use rand_chacha::{
 };
 use trike_cpu::Cpu;
 use trike_format::Tensor;
+use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, WeightName};
 use trike_quant::{Latent, LatentRates, MatrixView, QuantError};
 use trike_trit::{Coupling, Hadamard};
-pub(super) use whole::{Head, whole};
+pub(crate) use whole::{Head, whole};
 
-use super::{hidden::Batch, quant_error, walk::rotated};
-use crate::{LlmError, ModelFile};
+use crate::{CalibrateError, ConfigError, hidden::Batch, walk::rotated};
 
 /// One of so many sequences says whether tuning helped, and is not tuned on.
 const HELD_OUT: usize = 16;
 /// Share of the steps over which the rate rises to its full value.
 const WARM: f32 = 0.05;
+/// More epochs than anybody wants: a mistyped number should not run for a year.
+const MOST_EPOCHS: usize = 10_000;
 
 /// How codes and scales are tuned after compensation, on the same calibration text.
 ///
@@ -77,20 +79,19 @@ impl Default for Tuning {
 }
 
 impl Tuning {
-    pub(super) fn validate(&self) -> Result<(), LlmError> {
-        let refuse = |option, expected, got: String| Err(LlmError::Option { option, expected, got });
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         if !(self.rate > 0.0 && self.rate <= 1.0) {
-            return refuse("tuning rate", "over 0 and up to 1", self.rate.to_string());
+            return Err(ConfigError::TuningRate { got: self.rate });
         }
         if !(self.scale_rate >= 0.0 && self.scale_rate <= 0.5) {
-            return refuse("tuning rate of scales", "0 to 0.5", self.scale_rate.to_string());
+            return Err(ConfigError::TuningScaleRate { got: self.scale_rate });
         }
         if self.batch_tokens == 0 {
-            return refuse("tokens of a tuning step", "at least 1", "0".to_owned());
+            return Err(ConfigError::TuningTokens);
         }
-        if self.block_epochs.max(self.model_epochs) > 10_000 {
-            let most = self.block_epochs.max(self.model_epochs);
-            return refuse("tuning epochs", "at most 10000", most.to_string());
+        let epochs = self.block_epochs.max(self.model_epochs);
+        if epochs > MOST_EPOCHS {
+            return Err(ConfigError::TuningEpochs { got: epochs, most: MOST_EPOCHS });
         }
         Ok(())
     }
@@ -207,12 +208,12 @@ impl Learned {
 
 impl Learner {
     fn new(
-        input: &ModelFile,
+        input: &dyn WeightSource,
         layer: usize,
         tuning: &Tuning,
         replaced: &[(WeightName, Tensor)],
-    ) -> Result<Self, LlmError> {
-        let mut reader = super::walk::BlockWeights(input);
+    ) -> Result<Self, CalibrateError> {
+        let mut reader = crate::walk::BlockWeights(input);
         let fixed = Fixed::load(&input.config().spec, layer, |name| {
             trike_nn::DecoderWeights::vector(&mut reader, name)
         })?;
@@ -225,7 +226,7 @@ impl Learner {
                 Some((_, Tensor::Trits(t))) if t.coupling() == Coupling::Tied || t.depth() == 1 => t,
                 Some((_, other)) => return Ok((name, Err(other.clone().into_f32()))),
             };
-            let failed = |e| quant_error(name, e);
+            let failed = |e| CalibrateError::quantize(name, e);
             let rotation = trits.rotation();
             let trits = trits.clone().with_rotation(None).map_err(|e| failed(e.into()))?;
             let values = rotated(rotation, cols, &values).map_err(failed)?;
@@ -235,22 +236,24 @@ impl Learner {
             let latent = Latent::new(view, &trits, keep.as_deref()).map_err(failed)?;
             Ok((name, Ok(Learned { latent, rotation })))
         };
-        let matrices = names(layer).into_iter().map(matrix).collect::<Result<_, LlmError>>()?;
+        let matrices = names(layer).into_iter().map(matrix).collect::<Result<_, CalibrateError>>()?;
         Ok(Self { fixed, matrices })
     }
 
-    fn now(&self, spec: &DecoderSpec) -> Result<Matrices, LlmError> {
+    fn now(&self, spec: &DecoderSpec) -> Result<Matrices, CalibrateError> {
         let each = self.matrices.iter().map(|(name, m)| match m {
-            Ok(learned) => learned.turned(&learned.latent.values()).map_err(|e| quant_error(*name, e)),
+            Ok(learned) => {
+                learned.turned(&learned.latent.values()).map_err(|e| CalibrateError::quantize(*name, e))
+            }
             Err(values) => Ok(values.clone()),
         });
-        Ok(Matrices::new(spec, each.collect::<Result<_, LlmError>>()?)?)
+        Ok(Matrices::new(spec, each.collect::<Result<_, CalibrateError>>()?)?)
     }
 
-    fn update(&mut self, gradients: &[Vec<f32>], rates: LatentRates) -> Result<(), LlmError> {
+    fn update(&mut self, gradients: &[Vec<f32>], rates: LatentRates) -> Result<(), CalibrateError> {
         for ((name, matrix), gradient) in self.matrices.iter_mut().zip(gradients) {
             if let Ok(learned) = matrix {
-                let failed = |e| quant_error(*name, e);
+                let failed = |e| CalibrateError::quantize(*name, e);
                 let gradient = learned.turned(gradient).map_err(failed)?;
                 let latent = &mut learned.latent;
                 // Levels lie three times as near with every plane, and less is left to be gained by each.
@@ -263,12 +266,12 @@ impl Learner {
     }
 
     /// Puts what was tuned in its place.
-    fn finish(&self, replaced: &mut [(WeightName, Tensor)]) -> Result<(), LlmError> {
+    fn finish(&self, replaced: &mut [(WeightName, Tensor)]) -> Result<(), CalibrateError> {
         for (name, matrix) in &self.matrices {
             if let Ok(Learned { latent, rotation }) = matrix
                 && let Some((_, tensor)) = replaced.iter_mut().find(|(other, _)| other == name)
             {
-                let failed = |e| quant_error(*name, e);
+                let failed = |e| CalibrateError::quantize(*name, e);
                 let trits = latent.tensor().map_err(failed)?;
                 *tensor = trits.with_rotation(*rotation).map_err(|e| failed(e.into()))?.into();
             }
@@ -295,14 +298,14 @@ fn token_errors(out: &mut [f32], aim: &[f32], width: usize) -> f64 {
 
 /// Tunes the ternary matrices of `replaced`, those of a block that are no longer as they were, whose inputs are the streams of
 /// `batches`, against what the dense block puts out, `aims`.
-pub(super) fn block(
-    input: &ModelFile,
+pub(crate) fn block(
+    input: &dyn WeightSource,
     cpu: &Cpu,
     layer: usize,
     tuning: &Tuning,
     replaced: &mut [(WeightName, Tensor)],
     (batches, aims): (&[Batch], &[Batch]),
-) -> Result<TuningReport, LlmError> {
+) -> Result<TuningReport, CalibrateError> {
     let start = std::time::Instant::now();
     let spec = &input.config().spec;
     let longest = batches.iter().flat_map(|b| b.lengths.iter().copied()).max().unwrap_or(0);
@@ -310,7 +313,7 @@ pub(super) fn block(
     let ground = Ground { cpu, spec, turns: &turns };
     let text = Text::new(batches);
     let mut learner = Learner::new(input, layer, tuning, replaced)?;
-    let held = |learner: &Learner| -> Result<f64, LlmError> {
+    let held = |learner: &Learner| -> Result<f64, CalibrateError> {
         let matrices = learner.now(spec)?;
         let (mut sum, mut tokens) = (0.0, 0);
         for step in Text::steps(&text.held, tuning.batch_tokens) {

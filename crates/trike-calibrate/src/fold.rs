@@ -1,13 +1,14 @@
 //! Weights rewritten without a change to what the model computes.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, path::Path};
 
 use half::{bf16, f16};
-use trike_format::{DenseData, DenseTensor, StoredType, Tensor};
-use trike_nn::{DecoderSpec, Site, WeightName};
+use trike_format::{DenseData, DenseTensor, StoredType, Tensor, TensorInfo};
+use trike_llm::{LlmError, ModelConfig, WeightSource};
+use trike_nn::{DecoderSpec, NnError, Site, WeightName};
 use trike_quant::{Rotation, scale_columns};
 
-use crate::{LlmError, ModelFile, quantize::quant_error};
+use crate::{CalibrateError, FoldError};
 
 /// A rewriting of a model's weights after which it computes the same, up to rounding: for weights that become ternary more easily, at no
 /// cost to whoever runs the result.
@@ -20,16 +21,17 @@ use crate::{LlmError, ModelFile, quantize::quant_error};
 ///   norm before them; before the output projection, where there is no norm, the value projection; before the down
 ///   projection the up projection, which the gated activation is linear in (AWQ, Lin et al., 2306.00978).
 ///
-/// [`ModelFile::folded`] applies it to a file whose weights then load rewritten; nothing is written anywhere.
+/// [`Folded`] applies it to a source of weights, which then load rewritten; nothing is written anywhere.
 ///
 /// ```
-/// use trike_llm::{Fold, ModelFile};
+/// use trike_calibrate::{Fold, Folded};
+/// use trike_llm::ModelFile;
 /// use trike_nn::Site;
 ///
 /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 /// // The weights of this one are ternary, which neither scaled nor rotated weights are.
 /// let fold = Fold::default().with_rotation(1).with_scales(0, Site::Mlp, vec![1.5; 160]);
-/// assert!(ModelFile::open(path)?.folded(fold).is_err());
+/// assert!(Folded::new(&ModelFile::open(path)?, fold).is_err());
 /// # Ok::<(), trike_llm::LlmError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -60,13 +62,17 @@ impl Fold {
     }
 }
 
-/// A [`Fold`] that was checked against a model.
-#[derive(Debug)]
-pub(crate) struct Folded {
+/// A source of weights that rewrites those of another one as they are loaded, as a [`Fold`] says.
+///
+/// A folded source can be folded again.
+pub struct Folded<'a> {
+    inner: &'a dyn WeightSource,
+    /// That of `inner`, with a head of its own where `unties`.
+    config: ModelConfig,
     rotation: Option<Rotation>,
     scales: HashMap<(usize, Site), Vec<f32>>,
-    /// Whether the file has one matrix for embedding and head, and this model two.
-    pub(crate) unties: bool,
+    /// Whether `inner` has one matrix for embedding and head, and this model two: the gain of the last norm is in the head alone.
+    unties: bool,
 }
 
 /// What happens to a weight, in this order.
@@ -117,54 +123,37 @@ fn value_rows(spec: &DecoderSpec) -> impl Iterator<Item = usize> {
     (0..spec.kv_heads).flat_map(move |kv| (0..d).map(move |i| kv * shared * d + i))
 }
 
-impl Folded {
-    /// Checks that the file, which is not folded, can be.
-    pub(crate) fn new(file: &ModelFile, fold: Fold) -> Result<Self, LlmError> {
-        let spec = &file.config().spec;
+impl<'a> Folded<'a> {
+    /// Checks that `fold` fits `inner`.
+    ///
+    /// # Errors
+    ///
+    /// [`CalibrateError::Fold`] when a weight that has to change is ternary, and for scales that do not fit the model.
+    pub fn new(inner: &'a dyn WeightSource, fold: Fold) -> Result<Self, CalibrateError> {
+        let mut config = inner.config().clone();
+        let spec = &config.spec;
         let Fold { rotation, scales } = fold;
         for (&(layer, site), scales) in &scales {
-            let refuse = |expected: &'static str, got: String| {
-                let option = "scales of inputs";
-                Err(LlmError::Option {
-                    option,
-                    expected,
-                    got: format!("{got} for {}", site.matrices(layer)[0]),
-                })
-            };
-            if layer >= spec.layers {
-                return refuse("a layer of the model", format!("layer {layer} of {}", spec.layers));
-            }
-            if scales.len() != site_width(spec, site) {
-                return refuse(
-                    "one for each input",
-                    format!("{} of {}", scales.len(), site_width(spec, site)),
-                );
-            }
-            if let Some(bad) = scales.iter().find(|s| !(s.is_normal() && **s > 0.0)) {
-                return refuse("finite numbers over 0", bad.to_string());
-            }
-            let (d, group) = (spec.head_dim, spec.query_width() / spec.kv_heads);
-            let differ = |group: &[f32]| group.chunks_exact(d).any(|head| head != &group[..d]);
-            if site == Site::Output && !spec.sub_norms && scales.chunks_exact(group).any(differ) {
-                return refuse("the same for all heads that share a value head", "different ones".to_owned());
-            }
+            check_scales(spec, layer, site, scales)?;
         }
         let rotation = rotation
             .map(|seed| Rotation::new(spec.hidden, seed))
             .transpose()
-            .map_err(|e| quant_error("the residual stream", e))?;
+            .map_err(|e| CalibrateError::quantize("the residual stream", e))?;
         let unties = rotation.is_some() && spec.tied_head;
-        let folded = Self { rotation, scales, unties };
-        for name in file.weights() {
-            if !folded.change(spec, name).is_none() {
-                check(file, name)?;
+        config.spec.tied_head &= !unties;
+        let folded = Self { inner, config, rotation, scales, unties };
+        for name in inner.weights() {
+            if !folded.change(name).is_none() {
+                check(inner, name)?;
             }
         }
         Ok(folded)
     }
 
-    fn change(&self, spec: &DecoderSpec, name: WeightName) -> Change<'_> {
+    fn change(&self, name: WeightName) -> Change<'_> {
         use WeightName as W;
+        let spec = &self.config.spec;
         let rotated = self.rotation.is_some();
         let scales = |layer: usize, site| self.scales.get(&(layer, site)).map(Vec::as_slice);
         let owned = |layer, site| scales(layer, site).map(<[f32]>::to_vec);
@@ -208,33 +197,24 @@ impl Folded {
         }
     }
 
-    /// The weight of the file that `name` is made of.
-    pub(crate) fn source(&self, name: WeightName) -> WeightName {
+    /// The weight of the inner source that `name` is made of.
+    fn origin(&self, name: WeightName) -> WeightName {
         if self.unties && name == WeightName::Head { WeightName::Embedding } else { name }
     }
 
-    /// A weight, rewritten in f32; `plain` loads it as it is.
-    pub(crate) fn load(
-        &self,
-        file: &ModelFile,
-        name: WeightName,
-        plain: impl Fn(WeightName) -> Result<Tensor, LlmError>,
-    ) -> Result<Tensor, LlmError> {
-        let tensor = plain(self.source(name))?;
-        let change = self.change(&file.config().spec, name);
-        if change.is_none() {
-            return Ok(tensor);
-        }
+    /// A weight of the inner source, rewritten in f32.
+    fn rewrite(&self, name: WeightName, change: Change<'_>) -> Result<Tensor, CalibrateError> {
+        let tensor = self.inner.load(self.origin(name))?;
         if matches!(tensor, Tensor::Trits(_)) {
-            return Err(not_foldable(file, name));
+            return Err(not_foldable(self.inner, name).into());
         }
-        let failed = |e| quant_error(name, e);
+        let failed = |e| CalibrateError::quantize(name, e);
         let shape = tensor.shape();
         // A vector is what is put out for one input.
         let cols = if shape.len() == 1 { 1 } else { tensor.cols() };
         let mut values = tensor.into_f32();
         if let Some(norm) = change.gain {
-            scale_columns(&mut values, &plain(norm)?.into_f32()).map_err(failed)?;
+            scale_columns(&mut values, &self.inner.load(norm)?.into_f32()).map_err(failed)?;
         }
         if let (Some(rotation), true) = (&self.rotation, change.rotate_rows) {
             rotation.rows(&mut values).map_err(failed)?;
@@ -256,20 +236,13 @@ impl Folded {
 
     /// A rewritten weight in the type that it is stored in: for matrices the file's own type of floats, f16 for any other type; vectors,
     /// and what an f16 does not hold, stay in f32.
-    pub(crate) fn narrow(
-        &self,
-        file: &ModelFile,
-        name: WeightName,
-        tensor: Tensor,
-    ) -> Result<Tensor, LlmError> {
-        let vector = crate::names::is_vector(name);
-        if vector || self.change(&file.config().spec, name).is_none() {
-            return Ok(tensor);
-        }
+    fn narrow(&self, name: WeightName, tensor: Tensor) -> Result<Tensor, LlmError> {
         let Tensor::Dense(dense) = tensor else { return Ok(tensor) };
-        let kind = &file.info(name)?.kind;
+        if name.is_vector() {
+            return Ok(dense.into());
+        }
         let (shape, values) = (dense.shape().to_vec(), dense.to_f32());
-        let data = match kind {
+        let data = match &self.info(name)?.kind {
             StoredType::F32 => return Ok(dense.into()),
             StoredType::Bf16 => DenseData::Bf16(values.iter().map(|v| bf16::from_f32(*v)).collect()),
             _ => {
@@ -284,14 +257,75 @@ impl Folded {
     }
 }
 
+impl WeightSource for Folded<'_> {
+    fn path(&self) -> &Path {
+        self.inner.path()
+    }
+
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn info(&self, name: WeightName) -> Result<&TensorInfo, LlmError> {
+        self.inner.info(self.origin(name))
+    }
+
+    fn load(&self, name: WeightName) -> Result<Tensor, LlmError> {
+        let change = self.change(name);
+        if change.is_none() {
+            return self.inner.load(self.origin(name));
+        }
+        let failed = |e| NnError::Load { name: name.to_string(), source: Box::new(e) };
+        Ok(self.rewrite(name, change).map_err(failed)?)
+    }
+
+    fn load_stored(&self, name: WeightName) -> Result<Tensor, LlmError> {
+        match self.change(name).is_none() {
+            true => self.inner.load_stored(self.origin(name)),
+            false => self.narrow(name, self.load(name)?),
+        }
+    }
+
+    fn stored_bytes(&self, name: WeightName) -> Result<u64, LlmError> {
+        Ok(self.load_stored(name)?.bytes() as u64)
+    }
+
+    fn ternarizes(&self, name: WeightName) -> bool {
+        self.inner.ternarizes(self.origin(name))
+    }
+
+    fn is_f32(&self) -> bool {
+        self.inner.is_f32()
+    }
+}
+
+fn check_scales(spec: &DecoderSpec, layer: usize, site: Site, scales: &[f32]) -> Result<(), FoldError> {
+    if layer >= spec.layers {
+        return Err(FoldError::Layer { layer, layers: spec.layers });
+    }
+    let (reader, expected) = (site.matrices(layer)[0], site_width(spec, site));
+    if scales.len() != expected {
+        return Err(FoldError::Count { reader, expected, got: scales.len() });
+    }
+    if let Some(&got) = scales.iter().find(|s| !(s.is_normal() && **s > 0.0)) {
+        return Err(FoldError::Value { reader, got });
+    }
+    let (d, group) = (spec.head_dim, spec.query_width() / spec.kv_heads);
+    let differ = |group: &[f32]| group.chunks_exact(d).any(|head| head != &group[..d]);
+    if site == Site::Output && !spec.sub_norms && scales.chunks_exact(group).any(differ) {
+        return Err(FoldError::Heads { reader });
+    }
+    Ok(())
+}
+
 /// Refuses a weight of which there are only trits.
-pub(crate) fn check(file: &ModelFile, name: WeightName) -> Result<(), LlmError> {
-    match file.info(name)?.kind.is_ternary() || file.ternarizes(name) {
-        true => Err(not_foldable(file, name)),
+pub(crate) fn check(source: &dyn WeightSource, name: WeightName) -> Result<(), CalibrateError> {
+    match source.info(name)?.kind.is_ternary() || source.ternarizes(name) {
+        true => Err(not_foldable(source, name).into()),
         false => Ok(()),
     }
 }
 
-fn not_foldable(file: &ModelFile, name: WeightName) -> LlmError {
-    LlmError::NotFoldable { path: file.path().to_owned(), tensor: name.to_string() }
+fn not_foldable(source: &dyn WeightSource, name: WeightName) -> FoldError {
+    FoldError::Ternary { path: source.path().to_owned(), tensor: name }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use plotters::prelude::*;
 
-use super::super::{CurvePoint, Sensitivity, StoredKind};
+use crate::{CurvePoint, Sensitivity, StoredKind};
 
 const SIZE: (u32, u32) = (900, 320);
 const COLORS: [RGBColor; 6] = [
@@ -65,7 +65,7 @@ fn significant(value: f64) -> String {
 }
 
 /// A bar for each value.
-pub(super) fn layers(id: &str, title: &str, values: &[f64]) -> String {
+pub(crate) fn layers(id: &str, title: &str, values: &[f64]) -> String {
     svg(id, title, |area| {
         let most = values.iter().copied().filter(|v| v.is_finite()).fold(0.0, f64::max).max(1e-9);
         let mut chart = ChartBuilder::on(area)
@@ -84,7 +84,7 @@ pub(super) fn layers(id: &str, title: &str, values: &[f64]) -> String {
 }
 
 /// Perplexity ratio against bits a weight.
-pub(super) fn curve(points: &[CurvePoint]) -> String {
+pub(crate) fn curve(points: &[CurvePoint]) -> String {
     let mut sorted: Vec<&CurvePoint> = points.iter().collect();
     sorted.sort_by(|a, b| a.bits_per_weight.total_cmp(&b.bits_per_weight));
     svg("curve", "Perplexity over the dense model's, against bits a weight of the linear layers", |area| {
@@ -116,7 +116,7 @@ pub(super) fn curve(points: &[CurvePoint]) -> String {
 }
 
 /// Divergence against bits, a line for each layer.
-pub(super) fn sensitivity(all: &[Sensitivity]) -> String {
+pub(crate) fn sensitivity(all: &[Sensitivity]) -> String {
     svg("sensitivity", "Divergence (nats a token) that each layer causes alone, against its bits", |area| {
         let lines: Vec<Vec<(f64, f64)>> = all
             .iter()

@@ -5,6 +5,7 @@ use std::time::Instant;
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 use trike_cpu::{Cpu, CpuError};
 use trike_format::Tensor;
+use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, WeightName};
 use trike_quant::LatentRates;
 
@@ -16,16 +17,16 @@ use super::{
     math::{Dense, exp, norm, norm_back},
     schedule,
 };
-use crate::{LlmError, ModelFile, quantize::hidden::Batch};
+use crate::{CalibrateError, hidden::Batch};
 
 /// The final norm and the output head.
-pub(in crate::quantize) struct Head {
+pub(crate) struct Head {
     norm: Vec<f32>,
     matrix: Dense,
 }
 
 impl Head {
-    pub(in crate::quantize) fn load(input: &ModelFile) -> Result<Self, LlmError> {
+    pub(crate) fn load(input: &dyn WeightSource) -> Result<Self, CalibrateError> {
         let spec = &input.config().spec;
         let name = if spec.tied_head { WeightName::Embedding } else { WeightName::Head };
         let matrix = Dense::new(spec.vocab, spec.hidden, input.load(name)?.into_f32())?;
@@ -86,7 +87,7 @@ impl Stack<'_> {
         aim: &[f32],
         lengths: &[usize],
         wanted: bool,
-    ) -> Result<(f64, Vec<Gradients>), LlmError> {
+    ) -> Result<(f64, Vec<Gradients>), CalibrateError> {
         let Ground { cpu, spec, .. } = &self.ground;
         let mut x = x;
         let mut tapes: Vec<Tape> = Vec::new();
@@ -116,7 +117,7 @@ impl Stack<'_> {
         Ok((loss, all))
     }
 
-    fn matrices(&self) -> Result<Vec<Matrices>, LlmError> {
+    fn matrices(&self) -> Result<Vec<Matrices>, CalibrateError> {
         self.blocks.iter().map(|b| b.now(self.ground.spec)).collect()
     }
 }
@@ -124,8 +125,8 @@ impl Stack<'_> {
 /// Tunes the ternary matrices of all blocks. `starts` are the embedded tokens, `ends` the residual streams that leave the dense
 /// model's last block, in the same batches.
 #[expect(clippy::too_many_arguments, reason = "a model, how it is tuned, and both ends of its text")]
-pub(in crate::quantize) fn whole(
-    input: &ModelFile,
+pub(crate) fn whole(
+    input: &dyn WeightSource,
     cpu: &Cpu,
     tuning: &Tuning,
     head: &Head,
@@ -133,7 +134,7 @@ pub(in crate::quantize) fn whole(
     starts: &[Batch],
     ends: &[Batch],
     progress: &mut dyn FnMut(usize, usize),
-) -> Result<TuningReport, LlmError> {
+) -> Result<TuningReport, CalibrateError> {
     let start = Instant::now();
     let spec = &input.config().spec;
     let longest = starts.iter().flat_map(|b| b.lengths.iter().copied()).max().unwrap_or(0);
@@ -147,7 +148,7 @@ pub(in crate::quantize) fn whole(
         let x = gather(step, spec.hidden, |i| &starts[i].x);
         (x, gather(step, spec.hidden, |i| &ends[i].x), lengths(step))
     };
-    let held = |stack: &Stack<'_>| -> Result<f64, LlmError> {
+    let held = |stack: &Stack<'_>| -> Result<f64, CalibrateError> {
         let matrices = stack.matrices()?;
         let (mut sum, mut tokens) = (0.0, 0);
         for step in Text::steps(&text.held, tuning.batch_tokens) {

@@ -4,8 +4,7 @@ use trike_cpu::Layout;
 use trike_quant::{Hessian, HessianFactor, MatrixView, PrunePattern, PruneScore, QuantError, prune};
 use trike_trit::{Encoding, TritError, TritTensor};
 
-use super::QuantizeMethod;
-use crate::LlmError;
+use crate::{ConfigError, QuantizeMethod};
 
 /// What makes a weight worth keeping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,31 +30,26 @@ pub struct Pruning {
 
 impl Pruning {
     /// Checks that it goes together with the rest of the options.
-    pub(super) fn validate(&self, method: &QuantizeMethod, with_mean: bool) -> Result<(), LlmError> {
-        let refuse = |option, expected, got: String| Err(LlmError::Option { option, expected, got });
+    pub(crate) fn validate(&self, method: &QuantizeMethod, with_mean: bool) -> Result<(), ConfigError> {
         if !(0.0..1.0).contains(&self.share) {
-            return refuse("share to prune", "at least 0 and under 1", self.share.to_string());
+            return Err(ConfigError::PruneFraction { got: self.share });
         }
         if let PrunePattern::NOfM { keep, of } = self.pattern
             && !(keep >= 1 && keep < of)
         {
-            return refuse("pattern to prune", "at least one of several kept", format!("{keep}:{of}"));
+            return Err(ConfigError::PrunePattern { keep, of });
         }
         if matches!(method, QuantizeMethod::Round(_)) {
-            return refuse("method", "error compensation, which pruning is part of", "rounding".to_owned());
+            return Err(ConfigError::PruneRounded);
         }
         if with_mean {
-            return refuse(
-                "mean",
-                "no mean with pruning: a zero trit would not be a zero weight",
-                "a mean".to_owned(),
-            );
+            return Err(ConfigError::PruneMeans);
         }
         Ok(())
     }
 
     /// Says of each weight whether it is kept.
-    pub(super) fn keep(
+    pub(crate) fn keep(
         &self,
         weights: MatrixView<'_>,
         hessian: &Hessian,
@@ -73,7 +67,7 @@ impl Pruning {
 /// The packing that fits a tensor: row-compressed where the kernels multiply it fastest by its nonzeros, by the crossover that
 /// [`Layout::choose`] was measured with; else the smaller of five trits a byte and of a bitmap with signs. Those two cost no time:
 /// kernels unpack either into the same layout when a model is loaded.
-pub(super) fn packed(tensor: TritTensor) -> Result<TritTensor, TritError> {
+pub(crate) fn packed(tensor: TritTensor) -> Result<TritTensor, TritError> {
     let base3 = tensor.to_encoding(Encoding::Base3)?;
     if Layout::choose(&base3) == Layout::Sparse {
         return base3.to_encoding(Encoding::RowCompressed);

@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use trike_llm::Split;
 use trike_nn::WeightName;
 use trike_quant::{ColumnOrder, QuantizeConfig, ScaleRule, TritLayout};
 use trike_trit::{Coupling, Encoding, Granularity, Hadamard};
 
-use super::{pruning::Pruning, quant_error};
-
-use super::Tuning;
-use crate::{LlmError, Split};
+use crate::{CalibrateError, ConfigError, Pruning, Tuning};
 
 /// Text that a model runs on while it is made ternary.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +32,7 @@ pub enum Calibration<'a> {
 
 impl Calibration<'_> {
     /// Most sequences.
-    pub(super) fn limit(&self) -> usize {
+    pub(crate) fn limit(&self) -> usize {
         match *self {
             Self::Text { limit, .. } => limit.unwrap_or(usize::MAX),
             Self::Generated { sequences, .. } => sequences,
@@ -42,7 +40,7 @@ impl Calibration<'_> {
     }
 
     /// The same with at most so many sequences; what is generated only grows by a third, because it is slow.
-    pub(super) fn with_limit(self, limit: usize) -> Self {
+    pub(crate) fn with_limit(self, limit: usize) -> Self {
         match self {
             Self::Text { text, split, .. } => Self::Text { text, split, limit: Some(limit) },
             Self::Generated { sequences, seed } => {
@@ -103,7 +101,7 @@ pub enum LayerChoice {
 /// How a model is made ternary: which of its layers, in which shape, by which method.
 ///
 /// ```
-/// use trike_llm::ModelQuantizationConfig;
+/// use trike_calibrate::ModelQuantizationConfig;
 ///
 /// let mut config = ModelQuantizationConfig::planes(2);
 /// config.skip_patterns = vec!["layers.0.*down_proj".to_owned()];
@@ -181,7 +179,7 @@ impl ModelQuantizationConfig {
     }
 
     /// How errors are compensated; `None` for rounding.
-    pub(super) fn compensation(&self) -> Option<Compensation> {
+    pub(crate) fn compensation(&self) -> Option<Compensation> {
         match self.method {
             QuantizeMethod::Round(_) => None,
             QuantizeMethod::Compensate(how) => Some(how),
@@ -189,7 +187,7 @@ impl ModelQuantizationConfig {
     }
 
     /// What the inputs of a layer are rotated by, when it becomes ternary.
-    pub(super) fn rotation_of(&self, name: WeightName, cols: usize) -> Option<Hadamard> {
+    pub(crate) fn rotation_of(&self, name: WeightName, cols: usize) -> Option<Hadamard> {
         match name {
             WeightName::Output(_) | WeightName::Down(_) => Hadamard::largest(cols, self.input_rotation?),
             _ => None,
@@ -197,7 +195,7 @@ impl ModelQuantizationConfig {
     }
 
     /// Planes, scales and packing of a layer that becomes ternary.
-    pub(super) fn layout_of(&self, name: &str) -> TritLayout {
+    pub(crate) fn layout_of(&self, name: &str) -> TritLayout {
         match self.layers.get(name) {
             Some(&LayerChoice::Trits { planes, granularity }) => {
                 TritLayout { depth: planes, granularity, ..self.layout }
@@ -210,8 +208,8 @@ impl ModelQuantizationConfig {
     ///
     /// # Errors
     ///
-    /// [`LlmError::Quantize`] and [`LlmError::Option`], which name the option.
-    pub fn validate(&self) -> Result<(), LlmError> {
+    /// [`CalibrateError::Quantize`] and [`CalibrateError::Config`], which name the option.
+    pub fn validate(&self) -> Result<(), CalibrateError> {
         let rule = match self.method {
             QuantizeMethod::Round(rule) => rule,
             QuantizeMethod::Compensate(_) => ScaleRule::LeastSquares,
@@ -220,22 +218,14 @@ impl ModelQuantizationConfig {
         let layouts: Vec<_> = std::iter::once(("the options", self.layout)).chain(planned).collect();
         for (what, layout) in &layouts {
             let config = QuantizeConfig { rule, layout: *layout, ..QuantizeConfig::default() };
-            config.validate().map_err(|e| quant_error(what, e))?;
+            config.validate().map_err(|e| CalibrateError::quantize(what, e))?;
         }
-        if let Some(most) = self.input_rotation {
-            if !(2..=Hadamard::MAX).contains(&most) {
-                return Err(LlmError::Option {
-                    option: "block of a rotation of inputs",
-                    expected: "2 to 1024 numbers at most",
-                    got: most.to_string(),
-                });
+        if let Some(got) = self.input_rotation {
+            if !(2..=Hadamard::MAX).contains(&got) {
+                return Err(ConfigError::InputRotation { got, largest: Hadamard::MAX }.into());
             }
             if self.prune.is_some() {
-                return Err(LlmError::Option {
-                    option: "pruning",
-                    expected: "inputs as they are: a zero of a rotated weight is none of the weight",
-                    got: "a rotation of inputs".to_owned(),
-                });
+                return Err(ConfigError::PruneRotated.into());
             }
         }
         if let Some(prune) = &self.prune {
@@ -243,35 +233,23 @@ impl ModelQuantizationConfig {
         }
         if let QuantizeMethod::Compensate(c) = &self.method {
             if !(c.damping > 0.0 && c.damping <= 1.0) {
-                return Err(LlmError::Option {
-                    option: "damping",
-                    expected: "over 0 and up to 1",
-                    got: c.damping.to_string(),
-                });
+                return Err(ConfigError::Damping { got: c.damping }.into());
             }
             if layouts.iter().any(|(_, layout)| layout.granularity == Granularity::Tensor) {
-                return Err(LlmError::Option {
-                    option: "granularity",
-                    expected: "a scale per row or group, or the method of rounding",
-                    got: "one scale per tensor".to_owned(),
-                });
+                return Err(ConfigError::TensorScale.into());
             }
         }
         if let Some(tuning) = &self.tuning {
             tuning.validate()?;
         }
-        if let Some(empty) = self.skip_patterns.iter().find(|p| p.chars().all(|c| c == '*')) {
-            return Err(LlmError::Option {
-                option: "skip pattern",
-                expected: "part of a layer's name; this one would skip every layer",
-                got: format!("`{empty}`"),
-            });
+        if let Some(pattern) = self.skip_patterns.iter().find(|p| p.chars().all(|c| c == '*')) {
+            return Err(ConfigError::SkipsAll { pattern: pattern.clone() }.into());
         }
         Ok(())
     }
 
     /// One word for a plane count and coupling, for reports: `2 tied`.
-    pub(super) fn planes_name(&self) -> String {
+    pub(crate) fn planes_name(&self) -> String {
         let coupling = if self.layout.coupling == Coupling::Free { "free" } else { "tied" };
         format!("{} {coupling}", self.layout.depth)
     }
@@ -293,7 +271,8 @@ fn contains(name: &str, pattern: &str) -> bool {
 mod tests {
     use trike_quant::PrunePattern;
 
-    use super::{super::Importance, *};
+    use super::*;
+    use crate::Importance;
 
     #[test]
     fn patterns() {
@@ -313,8 +292,8 @@ mod tests {
         assert!(ModelQuantizationConfig::default().validate().is_ok());
         type Spoil = fn(&mut ModelQuantizationConfig);
         let table: [(&str, Spoil); 7] = [
-            ("block of a rotation", |c| c.input_rotation = Some(1)),
-            ("a rotation of inputs", |c| {
+            ("input_rotation", |c| c.input_rotation = Some(1)),
+            ("prune with input_rotation", |c| {
                 c.input_rotation = Some(64);
                 c.prune = Some(Pruning {
                     share: 0.5,
