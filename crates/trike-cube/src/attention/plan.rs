@@ -2,7 +2,7 @@
 
 use super::cache::{CacheShape, KvPrecision, MAX_POSITION};
 use super::{decode, mma, prefill};
-use crate::device::Capabilities;
+use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_range, check_shape};
 use crate::plan::{Cost, Plan, Settings};
 

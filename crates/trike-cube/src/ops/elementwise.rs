@@ -3,10 +3,10 @@
 use cubecl::prelude::*;
 
 use super::gated::GatedActivation;
-use super::spread;
-use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::capabilities::Capabilities;
+use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use crate::plan::{Cost, Plan, Settings, Strategy, spread};
 
 /// What is done to each number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

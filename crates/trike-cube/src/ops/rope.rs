@@ -2,11 +2,11 @@
 
 use cubecl::prelude::*;
 
-use super::spread;
 use crate::attention::{MAX_POSITION, Positions};
-use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::capabilities::Capabilities;
+use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use crate::plan::{Cost, Plan, Settings, Strategy, spread};
 
 /// Which two elements of a head turn together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -3,7 +3,28 @@
 use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind, IntKind};
 
-use super::{Graphs, Planes};
+/// Whether kernels may exchange values inside of a plane.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Planes {
+    /// When the runtime says that the device can.
+    #[default]
+    Advertised,
+    /// Always. CubeCL says that no software Vulkan driver can; lavapipe does, and tests use it.
+    Forced,
+    /// Never: the kernels for devices without planes.
+    Off,
+}
+
+/// How a device runs recorded launches again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Graphs {
+    /// It cannot.
+    None,
+    /// The runtime goes through launches that it has prepared, and adds each of them to its queue.
+    Software,
+    /// The driver has them as one.
+    Hardware,
+}
 
 /// What plans need to know about a device.
 ///
@@ -58,7 +79,7 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    pub(super) fn new(properties: &DeviceProperties, software: bool, planes: Planes) -> Self {
+    pub(crate) fn new(properties: &DeviceProperties, software: bool, planes: Planes) -> Self {
         let hardware = &properties.hardware;
         let features = &properties.features;
         let advertised = features.plane.contains(Plane::Ops);
