@@ -5,7 +5,7 @@ use std::hash::Hash;
 
 use trike_core::Cost;
 
-use crate::device::Capabilities;
+use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result};
 
 /// How an operation chooses its kernel.
@@ -92,6 +92,26 @@ pub(crate) fn check_limit(
     limit: u64,
 ) -> Result<()> {
     if requested <= limit { Ok(()) } else { Err(CubeError::Limit { kernel, what, requested, limit }) }
+}
+
+/// Cubes in two lines, where one would be longer than any device allows. Kernels compare `CUBE_POS` with the number.
+pub(crate) fn spread(cubes: usize) -> [u32; 3] {
+    const LONGEST: usize = 65_535;
+    let lines = cubes.div_ceil(LONGEST).max(1);
+    [cubes.div_ceil(lines).max(1), lines, 1].map(|n| u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// Refuses a kernel that exchanges values inside of planes where there are none, or where a cube is no whole number of them.
+pub(crate) fn check_planes(kernel: &'static str, units: u32, device: &Capabilities) -> Result<()> {
+    match device.planes {
+        Some((_, most)) if units.is_multiple_of(most) => Ok(()),
+        Some((_, most)) => Err(CubeError::NotMultiple {
+            what: "units of a cube of planes",
+            unit: most as usize,
+            got: units as usize,
+        }),
+        None => Err(CubeError::Feature { kernel, feature: "plane operations", device: device.name.clone() }),
+    }
 }
 
 /// A problem that knows its kernels.
@@ -190,6 +210,16 @@ mod tests {
         }
         for zero in [Settings { cubes: [1, 0, 1], ..at }, Settings { units: [0, 1], ..at }] {
             assert!(matches!(zero.check("edge", &device), Err(CubeError::Range { got: 0, .. })));
+        }
+    }
+
+    #[test]
+    fn cubes_are_spread_over_two_lines() {
+        assert_eq!(spread(0), [1, 1, 1]);
+        for cubes in [1, 65_535, 65_536, 131_071, 1 << 24] {
+            let [x, y, z] = spread(cubes).map(|n| n as usize);
+            assert!(x <= 65_535 && y <= 65_535 && z == 1, "{cubes}");
+            assert!(x * y >= cubes && x * y < cubes + y, "{cubes}: {x} x {y}");
         }
     }
 }

@@ -6,7 +6,8 @@ use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
 use half::f16;
 
-use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::capabilities::Capabilities;
+use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
 use trike_core::Cost;
 use crate::plan::{Settings};

@@ -335,8 +335,7 @@ impl Backend for CubeBackend {
             match pack(&tensors) {
                 // Tensors of different kinds lie apart, and those that are too large for one allocation together.
                 Err(NnError::Cube(
-                    CubeError::Length { .. }
-                    | CubeError::Rotation { .. }
+                    CubeError::PartsDiffer { .. }
                     | CubeError::Range { .. }
                     | CubeError::Shape { .. }
                     | CubeError::Memory { .. },

@@ -63,6 +63,27 @@ pub enum WeightName {
     Head,
 }
 
+impl WeightName {
+    /// Whether this is one of the seven linear layers inside a block, the ones that are ternary in a ternary model.
+    pub fn is_block_matrix(self) -> bool {
+        matches!(
+            self,
+            Self::Query(_)
+                | Self::Key(_)
+                | Self::Value(_)
+                | Self::Output(_)
+                | Self::Gate(_)
+                | Self::Up(_)
+                | Self::Down(_)
+        )
+    }
+
+    /// Whether this is a norm or a bias.
+    pub fn is_vector(self) -> bool {
+        !self.is_block_matrix() && !matches!(self, Self::Embedding | Self::Head)
+    }
+}
+
 impl fmt::Display for WeightName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (layer, rest) = match self {

@@ -19,8 +19,7 @@ pub use plan::{AttentionBlueprint, AttentionProblem, horizon};
 
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape};
-use crate::ops::spread;
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy, spread};
 
 impl Device {
     /// Softmax attention of the tokens of a segment over its cache, which holds what they see, their own keys and values
@@ -33,7 +32,7 @@ impl Device {
     /// # Errors
     ///
     /// [`CubeError::Length`] for queries or an output of another length, [`CubeError::Range`] for rows that do not exist,
-    /// whose positions do not follow each other, or that see more than the cache holds, [`CubeError::NonFinite`] for the
+    /// or that see more than the cache holds, [`CubeError::NotConsecutive`], [`CubeError::NonFinite`] for the
     /// scale, [`CubeError::Overlap`], [`CubeError::Capture`] inside of a capture for any other kernel than
     /// [`AttentionBlueprint::Decode`], and those of [`Plan::plan`] and of the launch.
     ///

@@ -4,7 +4,7 @@ use trike_core::KvPrecision;
 
 use super::cache::{CacheShape, MAX_POSITION};
 use super::{decode, mma, prefill};
-use crate::device::Capabilities;
+use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_range, check_shape};
 use trike_core::Cost;
 use crate::plan::{Plan, Settings};

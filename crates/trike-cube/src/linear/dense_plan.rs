@@ -2,11 +2,11 @@
 
 use super::dense::{DenseForm, DenseKind, DenseMatrix};
 use super::kernels::dense::{self, DenseCompiled, ScaleMode};
-use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::capabilities::Capabilities;
+use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::ops::spread;
 use trike_core::Cost;
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy, spread};
 
 /// One dense linear: `tokens x cols` f32 activations times `rows x cols` weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -10,8 +10,7 @@ use super::plan::{DecodeBlueprint, LinearBlueprint, TernaryProblem, SplitBluepri
 use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_rotation};
-use crate::ops::spread;
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy, spread};
 
 impl Device {
     /// `outs[i] = x W_i^T` for the parts of `w`, each `tokens x rows` of its part, row-major.

@@ -3,7 +3,7 @@
 use super::activations::{ActivationShape, BLOCK};
 use super::kernels::{Form, MAX_STAGES, MmaShape, Staging, WmmaShape, combine, tiled};
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
-use crate::device::Capabilities;
+use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_len, check_range};
 use trike_core::Cost;
 use crate::plan::{Plan, Settings};

@@ -3,11 +3,11 @@
 use cubecl::prelude::*;
 
 use trike_core::GatedActivation;
-use super::spread;
-use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::capabilities::Capabilities;
+use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
 use trike_core::Cost;
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy, spread};
 
 /// What is done to each number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,13 +2,13 @@
 
 use cubecl::prelude::*;
 
-use super::spread;
-use crate::device::{Buffer, Capabilities, Device, Element, Launch};
+use crate::capabilities::Capabilities;
+use crate::device::{Buffer, Device, Element, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::linear::kernels::dense::weight_of;
 use crate::linear::{DenseForm, DenseKind, DenseMatrix};
 use trike_core::Cost;
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy, spread};
 
 /// Numbers on the device that are below a bound: token ids, rows.
 ///

@@ -3,12 +3,12 @@
 use cubecl::prelude::*;
 use trike_core::RopePairing;
 
-use super::spread;
 use crate::attention::{MAX_POSITION, Positions};
-use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::capabilities::Capabilities;
+use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use trike_core::Cost;
-use crate::plan::{Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy, spread};
 
 /// Cosines and sines of the first positions, on the device.
 ///

@@ -3,7 +3,8 @@
 use cubecl::prelude::*;
 
 use super::lookup::Indices;
-use crate::device::{Buffer, Capabilities, Device, Launch};
+use crate::capabilities::Capabilities;
+use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use trike_core::Cost;
 use crate::plan::{Plan, Settings, Strategy};

@@ -3,7 +3,8 @@
 use cubecl::prelude::*;
 
 use super::{OneWay, UNITS, units};
-use crate::device::{Capabilities, Device, Launch};
+use crate::capabilities::Capabilities;
+use crate::device::{Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use trike_core::Cost;
 use crate::plan::{Plan, Settings, Strategy};
