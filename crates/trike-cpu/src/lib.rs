@@ -55,5 +55,6 @@ pub use popcount::{
 };
 pub use rope::RopeTable;
 pub use trike_core::{
-    ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, LinearProblem, RopePairing, TritScore,
+    ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, LinearProblem, RopePairing,
+    TritScore,
 };

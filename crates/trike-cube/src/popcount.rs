@@ -6,8 +6,8 @@ use trike_trit::{TritError, TritTensor};
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape, unsupported};
-use trike_core::{Cost, TritScore};
 use crate::plan::{Plan, Settings, Strategy};
+use trike_core::{Cost, TritScore};
 
 /// Four words of a plane of bits.
 pub(crate) type Quad = Vector<u32, Const<4>>;

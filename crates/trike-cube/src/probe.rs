@@ -9,8 +9,8 @@ use half::f16;
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
+use crate::plan::Settings;
 use trike_core::Cost;
-use crate::plan::{Settings};
 
 type Quad = Vector<u32, Const<4>>;
 
@@ -314,10 +314,7 @@ impl Device {
                 }
             }
         })?;
-        Ok(Cost {
-            macs: products.macs() * (rounds * out.len()) as u64,
-            bytes: out.bytes() as u64,
-        })
+        Ok(Cost { macs: products.macs() * (rounds * out.len()) as u64, bytes: out.bytes() as u64 })
     }
 }
 

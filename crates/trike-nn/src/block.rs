@@ -2,9 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::{
-    Backend, DecoderSpec, DecoderWeights, Input, NnError, Norm, Segment, Tensor, WeightName,
-};
+use crate::{Backend, DecoderSpec, DecoderWeights, Input, NnError, Norm, Segment, Tensor, WeightName};
 
 /// A linear layer.
 struct Linear<B: Backend> {

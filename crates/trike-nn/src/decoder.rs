@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
     Backend, DecoderBlock, DecoderSpec, DecoderWeights, Input, KvSpec, NnError, Norm, Segment, Sequence,
-    Site, TokenStep, Tensor, WeightName,
+    Site, Tensor, TokenStep, WeightName,
     backend::usable,
     block::{BlockPlace, Loader, linear},
 };

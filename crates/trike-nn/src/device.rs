@@ -16,8 +16,8 @@ pub use self::recorded::CubeRecorded;
 use self::recorded::{Recording, Token, can_find, host_table};
 use crate::backend::{Input, Norm};
 use crate::{
-    ActivationPrecision, AttentionSpec, Backend, Best, CacheSpec, DeviceUse, GatedActivation, KvPrecision, MemoryPlan, NnError, RopeSpec, Segment,
-    TokenStep, Tensor,
+    ActivationPrecision, AttentionSpec, Backend, Best, CacheSpec, DeviceUse, GatedActivation, KvPrecision,
+    MemoryPlan, NnError, RopeSpec, Segment, Tensor, TokenStep,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
@@ -219,7 +219,8 @@ impl CubeBackend {
                 (rows, norm.as_ref(), gate.rows(), gate.width)
             }
         };
-        let codes = Activations::empty(&self.device, ActivationShape { tokens, cols, precision: self.activations })?;
+        let codes =
+            Activations::empty(&self.device, ActivationShape { tokens, cols, precision: self.activations })?;
         let codes = codes.with_rotation(of.rotation())?;
         let norm = norm.map(|norm| ops::Norm { weight: norm.weight, eps: norm.eps });
         self.device.quantize(rows, norm, &codes, &Strategy::Inferred)?;

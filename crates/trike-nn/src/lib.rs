@@ -54,8 +54,8 @@ pub use memory::{DeviceUse, MemoryPlan};
 pub use sequence::{KvSpec, Sequence};
 pub use spec::{Biases, DecoderSpec};
 pub use trike_core::{
-    ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, KvPrecision, RopePairing, RopeScaling,
-    RopeSpec, SpecError, Tensor,
+    ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, KvPrecision,
+    RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;

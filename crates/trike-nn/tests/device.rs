@@ -264,7 +264,11 @@ fn every_architecture_agrees_with_the_host() {
 fn int8_activations_and_half_caches_agree_with_the_host() {
     let Some(device) = software() else { return };
     let (spec, kv, ids) = (base(), KvSpec::new(KvPrecision::F16, 40), ids(20, 5));
-    for precision in [ActivationPrecision::Int16, ActivationPrecision::Int8PerToken, ActivationPrecision::Int8PerGroup(GroupSize::G64)] {
+    for precision in [
+        ActivationPrecision::Int16,
+        ActivationPrecision::Int8PerToken,
+        ActivationPrecision::Int8PerGroup(GroupSize::G64),
+    ] {
         let want = logits(&cpu(&spec, Kind::Trits, precision), &ids, kv, 20);
         let got = logits(&gpu(&device, &spec, Kind::Trits, precision), &ids, kv, 20);
         // An activation on the edge of a step may round the other way, which moves a logit by a step.
@@ -347,7 +351,8 @@ fn a_linear_layer_of_candle_takes_a_device_and_counts_its_copies() {
     let Some(device) = software() else { return };
     let spec = base();
     let mut random = Random::new(&spec, Kind::Trits);
-    let trike_core::Tensor::Ternary(weight) = random.trits(70, 130, 2, Granularity::Group(GroupSize::G32)) else {
+    let trike_core::Tensor::Ternary(weight) = random.trits(70, 130, 2, Granularity::Group(GroupSize::G32))
+    else {
         panic!("trits")
     };
     let bias = Tensor::new(&random.rng.normals(70)[..], &CandleDevice::Cpu).expect("a bias");

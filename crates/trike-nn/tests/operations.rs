@@ -41,8 +41,13 @@ fn weights(rng: &mut Rng) -> Vec<Tensor> {
     vec![
         Tensor::Ternary(tied),
         Tensor::Ternary(rotated),
-        Tensor::Int8(Int8Tensor::new(rows, cols, 32, codes, ScaleValues::F32(rng.normals(rows * 3))).expect("a matrix")),
-        Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F32(rng.normals(rows * cols))).expect("one")),
+        Tensor::Int8(
+            Int8Tensor::new(rows, cols, 32, codes, ScaleValues::F32(rng.normals(rows * 3)))
+                .expect("a matrix"),
+        ),
+        Tensor::Dense(
+            DenseTensor::new(vec![rows, cols], DenseData::F32(rng.normals(rows * cols))).expect("one"),
+        ),
         Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F16(halves)).expect("one")),
         Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::Bf16(brains)).expect("one")),
     ]

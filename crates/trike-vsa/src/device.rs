@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use trike_cpu::{TritPlanes};
+use trike_cpu::TritPlanes;
 use trike_cube::vsa::{Decision, MAX_SEARCHED, TritOp};
 use trike_cube::{Device, TritTable, ops};
 

@@ -59,30 +59,36 @@ pub struct KvView<'a> {
 }
 
 /// Tokens of the query, after everything was checked.
-fn validate(spec: &AttentionSpec, q: &[f32], first_position: usize, kv: &KvView<'_>, out: &[f32]) -> Result<usize> {
-        check_range("heads of attention", 1, 1 << 20, spec.heads)?;
-        check_range("key/value heads of attention", 1, spec.heads, spec.kv_heads)?;
-        check_range("head_dim of attention", 1, 1 << 20, spec.head_dim)?;
-        check_range("window of attention", 1, usize::MAX, spec.window.unwrap_or(1))?;
-        if !spec.heads.is_multiple_of(spec.kv_heads) {
-            return Err(CpuError::Heads { heads: spec.heads, kv_heads: spec.kv_heads });
-        }
-        let tokens = check_rows("queries of attention", spec.heads * spec.head_dim, q.len())?;
-        check_len("output of attention", q.len(), out.len())?;
-        let overflow = CpuError::Shape { what: "ring of attention", rows: kv.capacity, cols: spec.head_dim };
-        let len = (spec.kv_heads * spec.head_dim).checked_mul(kv.capacity).ok_or(overflow)?;
-        check_len("keys of attention", len, kv.k.len())?;
-        check_len("values of attention", len, kv.v.len())?;
-        // The last query's position plus one must be countable as well.
-        check_range("first position of attention", 0, usize::MAX / 2, first_position)?;
-        if tokens > 0 {
-            let needed = first_position + tokens - spec.span(first_position).start;
-            if needed > kv.capacity {
-                return Err(CpuError::KvCapacity { needed, capacity: kv.capacity });
-            }
-        }
-        Ok(tokens)
+fn validate(
+    spec: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
+    kv: &KvView<'_>,
+    out: &[f32],
+) -> Result<usize> {
+    check_range("heads of attention", 1, 1 << 20, spec.heads)?;
+    check_range("key/value heads of attention", 1, spec.heads, spec.kv_heads)?;
+    check_range("head_dim of attention", 1, 1 << 20, spec.head_dim)?;
+    check_range("window of attention", 1, usize::MAX, spec.window.unwrap_or(1))?;
+    if !spec.heads.is_multiple_of(spec.kv_heads) {
+        return Err(CpuError::Heads { heads: spec.heads, kv_heads: spec.kv_heads });
     }
+    let tokens = check_rows("queries of attention", spec.heads * spec.head_dim, q.len())?;
+    check_len("output of attention", q.len(), out.len())?;
+    let overflow = CpuError::Shape { what: "ring of attention", rows: kv.capacity, cols: spec.head_dim };
+    let len = (spec.kv_heads * spec.head_dim).checked_mul(kv.capacity).ok_or(overflow)?;
+    check_len("keys of attention", len, kv.k.len())?;
+    check_len("values of attention", len, kv.v.len())?;
+    // The last query's position plus one must be countable as well.
+    check_range("first position of attention", 0, usize::MAX / 2, first_position)?;
+    if tokens > 0 {
+        let needed = first_position + tokens - spec.span(first_position).start;
+        if needed > kv.capacity {
+            return Err(CpuError::KvCapacity { needed, capacity: kv.capacity });
+        }
+    }
+    Ok(tokens)
+}
 
 impl Cpu {
     /// Softmax attention of `m` queries at consecutive positions from `first_position`; `q` and `out` are

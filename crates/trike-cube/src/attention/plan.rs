@@ -6,8 +6,8 @@ use super::cache::{CacheShape, MAX_POSITION};
 use super::{decode, mma, prefill};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_range, check_shape};
-use trike_core::Cost;
 use crate::plan::{Plan, Settings};
+use trike_core::Cost;
 
 /// Some consecutive tokens of a sequence that attend over its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

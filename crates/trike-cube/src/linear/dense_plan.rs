@@ -5,8 +5,8 @@ use super::kernels::dense::{self, DenseCompiled, ScaleMode};
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use trike_core::Cost;
 use crate::plan::{Plan, Settings, Strategy, spread};
+use trike_core::Cost;
 
 /// One dense linear: `tokens x cols` f32 activations times `rows x cols` weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use half::f16;
 
 use super::activations::Activations;
 use super::kernels::{self, DimsLaunch, Form, MmaShape, WmmaShape};
-use super::plan::{DecodeBlueprint, LinearBlueprint, TernaryProblem, SplitBlueprint, SplitKernel};
+use super::plan::{DecodeBlueprint, LinearBlueprint, SplitBlueprint, SplitKernel, TernaryProblem};
 use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_rotation};

@@ -19,7 +19,7 @@ pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
 pub use dense_plan::{DenseBlueprint, DenseProblem};
 pub use kernels::{MAX_STAGES, MmaShape, Staging, WmmaShape};
 pub use plan::{
-    DecodeBlueprint, LinearBlueprint, TernaryProblem, MAX_SPLIT_CUBES, SplitBlueprint, SplitKernel,
+    DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint, SplitKernel, TernaryProblem,
 };
 pub use sparse::{SparseBlueprint, SparseProblem};
 pub use sparse_matrix::{MAX_SPARSE_COLS, SparseForm, SparseLayout, SparseMatrix};

@@ -5,8 +5,8 @@ use super::kernels::{Form, MAX_STAGES, MmaShape, Staging, WmmaShape, combine, ti
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_len, check_range};
-use trike_core::Cost;
 use crate::plan::{Plan, Settings};
+use trike_core::Cost;
 
 /// Lanes of a tile.
 const LANES: usize = 32;

@@ -93,7 +93,7 @@ fn largest(x: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linear::ActivationPrecision::{self, F32, Int16, Int8PerGroup, Int8PerToken};
+    use crate::linear::ActivationPrecision::{self, F32, Int8PerGroup, Int8PerToken, Int16};
     use trike_testkit::Rng;
     use trike_trit::GroupSize;
 

@@ -6,8 +6,8 @@ use super::sparse_matrix::{SparseForm, SparseLayout, SparseMatrix, Weights};
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape, unsupported};
-use trike_core::Cost;
 use crate::plan::{Plan, Settings, Strategy};
+use trike_core::Cost;
 
 /// One sparse linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,7 +6,7 @@ use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales
 use super::quantize::quantize;
 use super::*;
 use crate::{Capabilities, Device, Plan, Strategy, testing};
-use ActivationPrecision::{F32, Int16, Int8PerGroup, Int8PerToken};
+use ActivationPrecision::{F32, Int8PerGroup, Int8PerToken, Int16};
 use Coupling::{Free, Tied};
 
 /// What one case is about.

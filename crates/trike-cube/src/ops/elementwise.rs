@@ -2,12 +2,12 @@
 
 use cubecl::prelude::*;
 
-use trike_core::GatedActivation;
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
-use trike_core::Cost;
 use crate::plan::{Plan, Settings, Strategy, spread};
+use trike_core::Cost;
+use trike_core::GatedActivation;
 
 /// What is done to each number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

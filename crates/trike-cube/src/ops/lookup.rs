@@ -7,8 +7,8 @@ use crate::device::{Buffer, Device, Element, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::linear::kernels::dense::weight_of;
 use crate::linear::{DenseForm, DenseKind, DenseMatrix};
-use trike_core::Cost;
 use crate::plan::{Plan, Settings, Strategy, spread};
+use trike_core::Cost;
 
 /// Numbers on the device that are below a bound: token ids, rows.
 ///

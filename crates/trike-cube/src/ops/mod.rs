@@ -59,10 +59,7 @@ mod tests {
         fits(&rope, Cost { macs: 3 * 192, bytes: 16 * 192 + 4 * 2 * 65 });
         let top = TopProblem { rows: 2, cols: 151_936, k: 40 };
         fits(&top, Cost { macs: 151_936 * 40, bytes: 2 * 4 * 151_936 + 8 * 80 });
-        fits(
-            &TopProblem { k: MOST, ..top },
-            Cost { macs: 151_936 * 256, bytes: 2 * 4 * 151_936 + 8 * 512 },
-        );
+        fits(&TopProblem { k: MOST, ..top }, Cost { macs: 151_936 * 256, bytes: 2 * 4 * 151_936 + 8 * 512 });
     }
 
     #[test]

@@ -7,8 +7,8 @@ use crate::attention::{MAX_POSITION, Positions};
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use trike_core::Cost;
 use crate::plan::{Plan, Settings, Strategy, spread};
+use trike_core::Cost;
 
 /// Cosines and sines of the first positions, on the device.
 ///

@@ -6,9 +6,9 @@ use super::{OneWay, UNITS, units};
 use crate::capabilities::Capabilities;
 use crate::device::{Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape};
-use trike_core::Cost;
 use crate::plan::{Plan, Settings, Strategy};
 use crate::popcount::{Quad, STEP, TritTable};
+use trike_core::Cost;
 
 /// What becomes of two trits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -6,9 +6,9 @@ use super::{OneWay, UNITS, units};
 use crate::capabilities::Capabilities;
 use crate::device::{Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use trike_core::Cost;
 use crate::plan::{Plan, Settings, Strategy};
 use crate::popcount::{STEP, TritTable, words_of};
+use trike_core::Cost;
 
 /// A rotation of each of `rows` by the same number of `cols` places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

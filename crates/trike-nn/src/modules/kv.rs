@@ -120,7 +120,12 @@ impl KvCache {
     }
 
     /// Checks that `tokens` more positions of `batch` sequences fit, with what they attend to.
-    pub(super) fn check_room(&self, problem: &AttentionSpec, batch: usize, tokens: usize) -> Result<(), NnError> {
+    pub(super) fn check_room(
+        &self,
+        problem: &AttentionSpec,
+        batch: usize,
+        tokens: usize,
+    ) -> Result<(), NnError> {
         check_len("sequences of a cache", self.batch, batch)?;
         check_len("heads of a cache", self.kv_heads, problem.kv_heads)?;
         check_len("width of a cached head", self.head_dim, problem.head_dim)?;

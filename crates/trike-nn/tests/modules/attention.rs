@@ -39,12 +39,7 @@ fn layer(config: &TernaryAttentionConfig, seed: u64) -> TernaryAttention {
 }
 
 /// Attention of `[batch, tokens, heads * d]` from Candle's operations.
-fn scores(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    spec: &AttentionSpec,
-) -> candle_core::Result<Tensor> {
+fn scores(q: &Tensor, k: &Tensor, v: &Tensor, spec: &AttentionSpec) -> candle_core::Result<Tensor> {
     let (batch, tokens, _) = q.dims3()?;
     let AttentionSpec { heads, kv_heads, head_dim: d, scale, window } = *spec;
     let split = |x: &Tensor, n: usize| x.reshape((batch, tokens, n, d))?.transpose(1, 2)?.contiguous();
@@ -129,8 +124,7 @@ fn attention_passes_gradients_to_all_three() {
     let [q, k, v] = [24, 8, 8].map(|w| Var::from_tensor(&normal(&mut rng, &[2, 7, w])).expect("a variable"));
     for window in [None, Some(2)] {
         let spec = AttentionSpec { window, ..spec };
-        let (got, want) =
-            (attention(&cpu, &spec, &q, &k, &v), scores(&q, &k, &v, &spec).expect("y"));
+        let (got, want) = (attention(&cpu, &spec, &q, &k, &v), scores(&q, &k, &v, &spec).expect("y"));
         let got = got.expect("y");
         close(&got, &want, 1e-5);
         let grads = |y: &Tensor| loss(y).backward().expect("gradients");

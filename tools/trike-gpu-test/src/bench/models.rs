@@ -72,11 +72,7 @@ fn measure(device: &Device, model: &Model, rounds: usize) -> Result<[(Sample, Co
     let head = (model.vocab * model.hidden) as u64;
     Ok([
         (decode, Cost { macs: weights + head, bytes }, "step of one token".to_owned()),
-        (
-            prefill,
-            Cost { macs: weights, bytes: bytes / model.prompt as u64 },
-            "one step".to_owned(),
-        ),
+        (prefill, Cost { macs: weights, bytes: bytes / model.prompt as u64 }, "one step".to_owned()),
     ])
 }
 

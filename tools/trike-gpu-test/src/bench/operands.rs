@@ -5,7 +5,7 @@ use half::f16;
 use trike_cube::attention::{AttentionProblem, CacheShape, KvCache, KvPrecision, Positions, Segment};
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, DenseMatrix, DenseProblem, DenseValues,
-    LinearBlueprint, TernaryProblem, SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix,
+    LinearBlueprint, SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix, TernaryProblem,
 };
 use trike_cube::{Buffer, Cost, Device, Plan, Strategy, attention::AttentionSpec};
 use trike_testkit::Rng;
@@ -193,7 +193,8 @@ pub(super) fn attention(timer: &Timer<'_>, case: &Attention) -> Result<(Sample, 
     }
     let q = device.upload(&rng.normals(tokens * heads * head_dim))?;
     let out: Buffer<f32> = device.empty(tokens * heads * head_dim)?;
-    let spec = AttentionSpec { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None };
+    let spec =
+        AttentionSpec { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None };
     let problem = AttentionProblem { heads, window: None, tokens, first_position: first, cache: shape };
     let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
     let sample = timer.median(|_| {

@@ -187,7 +187,13 @@ impl Case {
         let positions = Positions::upload(device, &positions)?;
         let q = device.upload(&self.q)?;
         let out = device.upload(&vec![POISON; self.q.len()])?;
-        let spec = AttentionSpec { heads, kv_heads: shape.kv_heads, head_dim: shape.head_dim, scale: self.scale, window };
+        let spec = AttentionSpec {
+            heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            scale: self.scale,
+            window,
+        };
         let segment = Segment { rows: BEFORE..BEFORE + tokens, positions: &positions, cache: &cache };
         device.attention(&spec, &q, &segment, &out, strategy)?;
         let got = device.read(&out)?;

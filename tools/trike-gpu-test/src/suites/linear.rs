@@ -1,9 +1,8 @@
 //! `y = x W^T` with ternary weights: precisions, groups, planes, parts, odd sizes, residuals.
 
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint,
-    TernaryProblem, MAX_STAGES, MmaShape, SplitBlueprint, SplitKernel, Staging, TernaryForm, TernaryMatrix,
-    WmmaShape,
+    ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint, MAX_STAGES,
+    MmaShape, SplitBlueprint, SplitKernel, Staging, TernaryForm, TernaryMatrix, TernaryProblem, WmmaShape,
 };
 use trike_cube::{CubeError, Device, Plan, Strategy};
 use trike_testkit::Rng;

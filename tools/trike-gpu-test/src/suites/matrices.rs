@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, DecodeBlueprint, DenseMatrix, DenseProblem,
-    DenseValues, LinearBlueprint, TernaryProblem, MAX_COLS, MAX_SPARSE_COLS, SparseLayout, SparseMatrix,
-    SparseProblem, SplitBlueprint, SplitKernel, TernaryLayout, TernaryMatrix,
+    DenseValues, LinearBlueprint, MAX_COLS, MAX_SPARSE_COLS, SparseLayout, SparseMatrix, SparseProblem,
+    SplitBlueprint, SplitKernel, TernaryLayout, TernaryMatrix, TernaryProblem,
 };
 use trike_cube::{CubeError, Strategy, TritDotProblem, TritScore, TritTable};
 use trike_testkit::Rng;

@@ -5,14 +5,14 @@ mod kernel;
 use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim};
 
-use trike_core::GatedActivation;
 use crate::capabilities::Capabilities;
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape, unsupported};
 use crate::linear::{ActivationPrecision, ActivationShape, Activations};
-use trike_core::Cost;
 use crate::plan::{Plan, Settings, Strategy, spread};
 use kernel::Form;
+use trike_core::Cost;
+use trike_core::GatedActivation;
 use trike_trit::Hadamard;
 
 /// Where rows come from.
