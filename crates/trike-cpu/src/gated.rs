@@ -1,20 +1,13 @@
 //! What joins the two halves of a gated MLP, and the residual sum.
 
+use trike_core::GatedActivation;
+
 use crate::error::{CpuError, check_len};
 use crate::kernels::Kernels;
 use crate::kernels::with_kernels;
 use crate::math::exp;
 use trike_host::Cpu;
 use trike_host::Loop;
-
-/// The function of the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GatedActivation {
-    /// `g / (1 + e^-g)`: Llama, Mistral, Qwen.
-    SiLu,
-    /// `max(g, 0)^2`: BitNet-b1.58-2B-4T.
-    SquaredReLu,
-}
 
 /// [`CpuOps::gated`](crate::CpuOps::gated).
 pub(crate) fn gated(

@@ -13,7 +13,7 @@
 //! * weights: [`Matrix`], [`TernaryMatrix`] with [`Layout`], [`Int8Matrix`], [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
-//! * attention: [`Attention`], [`KvView`], [`KvData`]
+//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`]
 //! * gated MLP: [`GatedActivation`]
 //! * figures: [`LinearProblem`] and its [`Cost`]; [`probe`] measures the peak rates of the machine
 //! * errors: [`CpuError`]
@@ -39,12 +39,12 @@ mod rotate;
 mod simd;
 mod ternary;
 
-pub use activations::ActivationPrecision;
-pub use attention::{Attention, KvData, KvView};
-pub use cost::{Cost, LinearProblem};
+pub use attention::{KvData, KvView};
 pub use error::CpuError;
-pub use gated::GatedActivation;
-pub use matrix::{DenseData, DenseMatrix, Int8Matrix, Layout, MAX_COLS, Matrix, TernaryMatrix};
+pub use matrix::{DenseMatrix, Int8Matrix, Layout, MAX_COLS, Matrix, TernaryMatrix};
 pub use ops::CpuOps;
-pub use rope::{RopePairing, RopeTable};
+pub use rope::RopeTable;
+pub use trike_core::{
+    ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, LinearProblem, RopePairing,
+};
 pub use trike_host::{Cpu, HostError, Isa, MAX_THREADS, probe};

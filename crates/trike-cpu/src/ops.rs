@@ -1,15 +1,14 @@
 //! The operations of a decoder, as methods of [`Cpu`].
 
+use trike_core::{ActivationPrecision, AttentionSpec, GatedActivation, RopePairing};
 use trike_host::Cpu;
 use trike_trit::{Hadamard, TritTensor};
 
-use crate::activations::ActivationPrecision;
-use crate::attention::{self, Attention, KvView};
+use crate::attention::{self, KvView};
 use crate::error::CpuError;
-use crate::gated::{self, GatedActivation};
 use crate::matrix::{self, Layout, Matrix, TernaryMatrix};
-use crate::rope::{self, RopePairing, RopeTable};
-use crate::{linear, norm, rotate};
+use crate::rope::{self, RopeTable};
+use crate::{gated, linear, norm, rotate};
 
 /// The operations of a decoder, as methods of [`Cpu`].
 ///
@@ -124,9 +123,9 @@ pub trait CpuOps {
     /// fit, [`CpuError::KvCapacity`] when the ring cannot hold every position that is seen.
     ///
     /// ```
-    /// use trike_cpu::{Attention, Cpu, CpuOps, KvData, KvView};
+    /// use trike_cpu::{AttentionSpec, Cpu, CpuOps, KvData, KvView};
     ///
-    /// let problem = Attention { heads: 2, kv_heads: 1, head_dim: 2, scale: 1.0, window: None };
+    /// let problem = AttentionSpec { heads: 2, kv_heads: 1, head_dim: 2, scale: 1.0, window: None };
     /// // Two slots; equal keys, so every query averages the values that it sees.
     /// let (k, v) = ([1.0, 0.0, 1.0, 0.0], [1.0, 2.0, 3.0, 4.0]);
     /// let kv = KvView { k: KvData::F32(&k), v: KvData::F32(&v), capacity: 2 };
@@ -137,7 +136,7 @@ pub trait CpuOps {
     /// ```
     fn attention(
         &self,
-        problem: &Attention,
+        problem: &AttentionSpec,
         q: &[f32],
         first_position: usize,
         kv: KvView<'_>,
@@ -253,7 +252,7 @@ impl CpuOps for Cpu {
 
     fn attention(
         &self,
-        problem: &Attention,
+        problem: &AttentionSpec,
         q: &[f32],
         first_position: usize,
         kv: KvView<'_>,

@@ -1,19 +1,12 @@
 //! Rotary position embedding.
 
+use trike_core::RopePairing;
+
 use crate::error::{CpuError, check_len, check_range};
 use crate::kernels::Kernels;
 use crate::kernels::with_kernels;
 use trike_host::Cpu;
 use trike_host::Loop;
-
-/// Which two elements of a head turn together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RopePairing {
-    /// `2i` and `2i + 1`: llama2.c checkpoints and `llama` GGUF files.
-    Adjacent,
-    /// `i` and `i + rotated / 2`: Hugging Face checkpoints.
-    Halves,
-}
 
 /// Frequencies of a rotary embedding, and the turns of the first positions.
 ///

@@ -83,6 +83,9 @@ pub enum NnError {
     /// No memory, no threads, or an instruction set that this machine does not have.
     #[error(transparent)]
     Host(#[from] trike_cpu::HostError),
+    /// A tensor refused a request.
+    #[error(transparent)]
+    Tensor(#[from] trike_core::TensorError),
     /// A ternary tensor refused a request.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),
@@ -118,6 +121,12 @@ pub enum NnError {
         /// What came.
         got: usize,
     },
+}
+
+impl From<trike_core::SpecError> for NnError {
+    fn from(error: trike_core::SpecError) -> Self {
+        Self::Spec { field: error.field, rule: error.rule, got: error.got }
+    }
 }
 
 #[cfg(test)]

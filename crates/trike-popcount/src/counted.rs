@@ -4,8 +4,9 @@ use crate::counter::BitCounter;
 use crate::error::{PopcountError, check_len};
 use crate::lanes::{Lanes, with_lanes};
 use crate::matrix::PlaneMatrix;
-use crate::pair::{TritScore, nonzeros as nonzeros_of};
+use crate::pair::nonzeros as nonzeros_of;
 use crate::planes::TritPlanes;
+use trike_core::TritScore;
 use trike_host::{Cpu, Loop};
 
 /// Multiply-adds of trits with the bits of counts that take as long as one in f32.

@@ -15,7 +15,7 @@
 //! * bundles: [`BitCounter`]
 //! * errors: [`PopcountError`]
 //!
-//! `trike-vsa` builds hypervector algebra on this crate. It depends on `trike-trit` and `trike-host` only.
+//! `trike-vsa` builds hypervector algebra on this crate. It depends on `trike-trit`, `trike-core` and `trike-host` only.
 
 mod algebra;
 mod counted;
@@ -39,7 +39,7 @@ pub use counter::{BitCounter, MAX_WEIGHT};
 pub use error::PopcountError;
 pub use matrix::PlaneMatrix;
 pub use ops::TritOps;
-pub use pair::TritScore;
 pub use planes::{MAX_TRITS, PlaneVector, TritPlanes, TritPlanesMut};
 pub use top::TritHit;
+pub use trike_core::TritScore;
 pub use trike_host::Cpu;

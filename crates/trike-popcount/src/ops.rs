@@ -1,11 +1,12 @@
 //! The operations on trit planes, as methods of [`Cpu`].
 
+use trike_core::TritScore;
 use trike_host::Cpu;
 
 use crate::element::{Overlay, Product, SumMod3, elements};
 use crate::error::{PopcountError, check_len};
 use crate::matrix::PlaneMatrix;
-use crate::pair::{TritScore, nonzeros, score_pair};
+use crate::pair::{nonzeros, score_pair};
 use crate::planes::{TritPlanes, TritPlanesMut};
 use crate::project::project;
 use crate::rotate::rotate;

@@ -2,18 +2,8 @@
 
 use crate::lanes::{Lanes, with_lanes};
 use crate::planes::TritPlanes;
+use trike_core::TritScore;
 use trike_host::{Isa, Loop};
-
-/// A number that says how alike two vectors of trits are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TritScore {
-    /// The dot product: positions with the same sign minus positions with opposite signs.
-    Dot,
-    /// Positions with the same value, zeros included. The Hamming distance is the length minus this.
-    Matches,
-    /// Positions where both are nonzero and have the same sign.
-    Agreements,
-}
 
 /// A [`TritScore`] in the operations of an instruction set.
 pub(crate) trait Score: Copy + Send + Sync {
@@ -127,15 +117,15 @@ impl Score for Agreements {
 macro_rules! with_score {
     ($score:expr, $name:ident => $body:expr) => {
         match $score {
-            $crate::TritScore::Dot => {
+            trike_core::TritScore::Dot => {
                 let $name = $crate::pair::Dot;
                 $body
             }
-            $crate::TritScore::Matches => {
+            trike_core::TritScore::Matches => {
                 let $name = $crate::pair::Matches;
                 $body
             }
-            $crate::TritScore::Agreements => {
+            trike_core::TritScore::Agreements => {
                 let $name = $crate::pair::Agreements;
                 $body
             }

@@ -5,7 +5,8 @@ use std::ops::Range;
 use crate::error::{PopcountError, check_len};
 use crate::lanes::{LINE_WORDS, Lanes, with_lanes};
 use crate::matrix::PlaneMatrix;
-use crate::pair::{Score, TritScore, with_score};
+use crate::pair::{Score, with_score};
+use trike_core::TritScore;
 use trike_host::{Cpu, Isa, Loop, ranges};
 
 /// Stored rows that meet all queries before the next ones are read: 10,000 trits of each lie in the first cache, beside a

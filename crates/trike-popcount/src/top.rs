@@ -6,8 +6,8 @@ use std::ops::Range;
 
 use crate::error::{PopcountError, check_len, check_range};
 use crate::matrix::PlaneMatrix;
-use crate::pair::TritScore;
 use crate::scores::{BLOCK_ROWS, blocks, score_block, score_parts};
+use trike_core::TritScore;
 use trike_host::{Cpu, ranges};
 
 /// A stored row that was found.
