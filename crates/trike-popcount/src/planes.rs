@@ -205,7 +205,7 @@ pub(crate) fn live(len: usize) -> u64 {
 /// A vector of trits that owns its planes, each on its own cache lines.
 ///
 /// ```
-/// use trike_popcount::{Cpu, PlaneVector};
+/// use trike_popcount::{Cpu, PlaneVector, TritOps};
 ///
 /// let cpu = Cpu::new(1)?;
 /// let (a, b) = (PlaneVector::from_trits(&[1, -1, 0, 1])?, PlaneVector::from_trits(&[1, 1, -1, 0])?);
