@@ -13,6 +13,7 @@ use crate::{
     LlmError, ModelConfig,
     fold::{Fold, Folded},
     names,
+    text::gguf_tokenizer,
     tokenizer::Tokenizer,
 };
 
@@ -282,17 +283,6 @@ impl ModelFile {
             Tensors::Llama2c(_) => Err(none()),
         }
     }
-}
-
-/// The tokenizer inside a GGUF file: a whole `tokenizer.json` under the key that GGUF has for it, a
-/// SentencePiece vocabulary (`llama`) or a byte-level one (`gpt2`). `None` when it holds no tokenizer.
-///
-/// # Errors
-///
-/// [`LlmError::Unsupported`] for a vocabulary or a pre-tokenizer of another kind, by its name; keys that are
-/// missing or damaged.
-pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
-    crate::tokenizer::read_gguf(file)
 }
 
 /// Rows of `tensor` in another order; the elements of a vector count as rows.

@@ -27,7 +27,6 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
-pub mod chat;
 mod config;
 mod convert;
 mod device;
@@ -36,27 +35,29 @@ mod error;
 mod file;
 mod fold;
 mod generate;
-mod generation_config;
 mod hub;
 mod inspect;
 mod load;
 mod names;
 mod perplexity;
 mod quantize;
-pub mod sampler;
-pub mod stream;
 mod tasks;
-pub mod tokenizer;
+mod text;
+
+pub use trike_text::{
+    chat,
+    sampler::{self, GenerationConfig},
+    stream, tokenizer,
+};
 
 pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{ConvertOptions, ConvertReport, Target, convert};
 pub use device::{DeviceReport, Opened, Place, SyntheticBench, Use, devices, memory_plan};
 pub use edit::{Change, EditReport, edit_file, edit_tensor, undo_edits};
 pub use error::LlmError;
-pub use file::{ModelFile, Tensors, gguf_tokenizer};
+pub use file::{ModelFile, Tensors};
 pub use fold::Fold;
 pub use generate::{FinishReason, GenerateOptions, Generation};
-pub use generation_config::GenerationConfig;
 pub use hub::{HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
@@ -68,3 +69,4 @@ pub use quantize::{
     TuningReport, plan_for, quantize, quantize_to,
 };
 pub use tasks::{Question, TaskScore, answer, read_questions};
+pub use text::{gguf_chat_template, gguf_tokenizer};
