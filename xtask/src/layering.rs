@@ -72,7 +72,7 @@ const HOUSE: &[Room] = &[
     Room {
         krate: "trike-llm",
         layer: 4,
-        may_use: &["half", "plotters", "serde", "serde_json", "thiserror"],
+        may_use: &["half", "plotters", "rand_chacha", "serde", "serde_json", "thiserror"],
         unsafe_allowed: false,
     },
     Room { krate: "trike", layer: 6, may_use: &[], unsafe_allowed: false },
