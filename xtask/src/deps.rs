@@ -1,7 +1,8 @@
-//! How many packages a user of each crate compiles, and which must never be among them.
+//! How many packages each crate compiles with, and which must never be among them.
 
 use crate::workspace::{Workspace, no_findings};
 use anyhow::Result;
+use cargo_metadata::Package;
 use std::collections::BTreeSet;
 use xshell::cmd;
 
@@ -49,8 +50,22 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
             note = format!("{krate}: {} packages", default.len());
         }
     }
+    findings.extend(default_member_findings(ws)?);
     no_findings(&findings)?;
     Ok(note)
+}
+
+/// A plain `cargo build` compiles every crate but `trike-cube`, and no CubeCL.
+fn default_member_findings(ws: &Workspace) -> Result<Vec<String>> {
+    let is_default = |package: &Package| ws.metadata.workspace_default_members.contains(&package.id);
+    let crates = ws.crates();
+    let left_out = crates.iter().filter(|p| !is_default(p) && p.name != "trike-cube");
+    let mut findings: Vec<String> =
+        left_out.map(|p| format!("{} is not in default-members of Cargo.toml", p.name)).collect();
+    let listing = cmd!(ws.sh, "cargo tree --locked -e normal,build,dev --prefix none").quiet().read()?;
+    let cubecl = unique(&listing).into_iter().filter(|p| p.starts_with("cubecl"));
+    findings.extend(cubecl.map(|p| format!("a plain `cargo build` compiles {p}; see: cargo tree -i cubecl")));
+    Ok(findings)
 }
 
 /// The names and versions of what `krate` builds with on this host, itself included.

@@ -1,19 +1,12 @@
 //! What joins the two halves of a gated MLP, and the residual sum.
 
+use trike_core::GatedActivation;
+
 use crate::error::{Result, check_len};
 use crate::isa::with_kernels;
 use crate::kernels::{Kernels, Loop};
 use crate::math::exp;
 use crate::pool::Cpu;
-
-/// The function of the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GatedActivation {
-    /// `g / (1 + e^-g)`: Llama, Mistral, Qwen.
-    SiLu,
-    /// `max(g, 0)^2`: BitNet-b1.58-2B-4T.
-    SquaredReLu,
-}
 
 impl Cpu {
     /// `out = activation(gate) * up`, element by element.

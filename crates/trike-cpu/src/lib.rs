@@ -14,7 +14,7 @@
 //! * weights: [`Matrix`], [`TernaryMatrix`] with [`Layout`], [`Int8Matrix`], [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
-//! * attention: [`Attention`], [`KvView`], [`KvData`]
+//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`]
 //! * gated MLP: [`GatedActivation`]
 //! * trits times trits: [`TritPlanes`], [`PlaneVector`], [`PlaneMatrix`], [`TritScore`], [`BitCounter`]
 //! * figures: [`LinearProblem`] and its [`Cost`], [`probe`] for what the machine can do at most
@@ -45,16 +45,16 @@ mod rotate;
 mod simd;
 mod ternary;
 
-pub use activations::ActivationPrecision;
-pub use attention::{Attention, KvData, KvView};
-pub use cost::{Cost, LinearProblem};
+pub use attention::{KvData, KvView};
 pub use error::{CpuError, Result};
-pub use gated::GatedActivation;
 pub use isa::Isa;
-pub use matrix::{DenseData, DenseMatrix, Int8Matrix, Layout, MAX_COLS, Matrix, TernaryMatrix};
+pub use matrix::{DenseMatrix, Int8Matrix, Layout, MAX_COLS, Matrix, TernaryMatrix};
 pub use pool::{Cpu, MAX_THREADS};
 pub use popcount::{
     BitCounter, MAX_TRITS, MAX_WEIGHT, PlaneMatrix, PlaneVector, TritHit, TritPlanes, TritPlanesMut,
+};
+pub use rope::RopeTable;
+pub use trike_core::{
+    ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, LinearProblem, RopePairing,
     TritScore,
 };
-pub use rope::{RopePairing, RopeTable};

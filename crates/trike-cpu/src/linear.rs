@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use trike_trit::Hadamard;
 
-use crate::activations::{ActivationPrecision, Activations, Wanted};
-use crate::cost::LinearProblem;
+use trike_core::{ActivationPrecision, LinearProblem};
+
+use crate::activations::{Activations, Wanted};
 use crate::dense_pieces::{dense_piece, int8_piece};
 use crate::error::{CpuError, Result, check_len, check_rows};
 use crate::isa::with_kernels;
@@ -70,7 +71,7 @@ impl Cpu {
             let expected = tokens.checked_mul(w.rows());
             let overflow = CpuError::Shape { what: "output of linear", rows: tokens, cols: w.rows() };
             check_len("output of linear", expected.ok_or(overflow)?, out.len())?;
-            work = work.saturating_add(weight_of(&LinearProblem::new(tokens, w, precision)));
+            work = work.saturating_add(weight_of(&w.problem(tokens, precision)));
         }
         if tokens == 0 {
             return Ok(());

@@ -1,18 +1,11 @@
 //! Rotary position embedding.
 
+use trike_core::RopePairing;
+
 use crate::error::{CpuError, Result, check_len, check_range};
 use crate::isa::with_kernels;
 use crate::kernels::{Kernels, Loop};
 use crate::pool::Cpu;
-
-/// Which two elements of a head turn together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RopePairing {
-    /// `2i` and `2i + 1`: llama2.c checkpoints and `llama` GGUF files.
-    Adjacent,
-    /// `i` and `i + rotated / 2`: Hugging Face checkpoints.
-    Halves,
-}
 
 /// Frequencies of a rotary embedding, and the turns of the first positions.
 ///

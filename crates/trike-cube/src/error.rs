@@ -53,7 +53,7 @@ pub enum CubeError {
         got: usize,
     },
     /// A number outside of the range that a kernel is proven for.
-    #[error("{what}: expected {minimum}..={maximum}, got {got}")]
+    #[error("{what}: expected {}, got {got}", range(*minimum, *maximum))]
     Range {
         /// Which number.
         what: &'static str,
@@ -72,6 +72,42 @@ pub enum CubeError {
         /// What it has to be a multiple of.
         unit: usize,
         /// The value given.
+        got: usize,
+    },
+    /// Tensors of one packed matrix that differ in a property that they must share.
+    #[error(
+        "part {part} of a packed matrix: {property}: expected {expected} as in part 0, got {got}; pack the tensors as separate matrices"
+    )]
+    PartsDiffer {
+        /// The part that differs from the first.
+        part: usize,
+        /// Which property.
+        property: &'static str,
+        /// Its value in the first part.
+        expected: String,
+        /// Its value in this part.
+        got: String,
+    },
+    /// A property of the input that an operation or a layout does not support on any device.
+    #[error("{operation}: no support for {property}; {remedy}")]
+    Unsupported {
+        /// The operation or the layout.
+        operation: &'static str,
+        /// The property, with its value.
+        property: String,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+    /// Positions of one sequence that are not consecutive.
+    #[error(
+        "row {row}: position {got} does not follow the position before it, expected {expected}; split the segment there"
+    )]
+    NotConsecutive {
+        /// The row of the position that does not follow.
+        row: usize,
+        /// The position before it plus one.
+        expected: usize,
+        /// The position given.
         got: usize,
     },
     /// A shape with an empty side, or with more elements than can be counted.
@@ -207,6 +243,24 @@ pub(crate) fn check_rotation(
     }
 }
 
+/// A range as messages show it.
+fn range(minimum: usize, maximum: usize) -> String {
+    match (minimum, maximum) {
+        (_, usize::MAX) => format!("at least {minimum}"),
+        _ if minimum == maximum => minimum.to_string(),
+        _ => format!("{minimum} to {maximum}"),
+    }
+}
+
+/// Refuses what an operation or a layout does not support.
+pub(crate) fn unsupported<T>(
+    operation: &'static str,
+    property: impl Into<String>,
+    remedy: &'static str,
+) -> Result<T> {
+    Err(CubeError::Unsupported { operation, property: property.into(), remedy })
+}
+
 /// Checks that a number is inside of a range.
 pub(crate) fn check_range(what: &'static str, minimum: usize, maximum: usize, got: usize) -> Result<()> {
     if (minimum..=maximum).contains(&got) {
@@ -221,4 +275,36 @@ pub(crate) fn check_shape(what: &'static str, rows: usize, cols: usize) -> Resul
     rows.checked_mul(cols)
         .filter(|&count| count > 0 && u32::try_from(count).is_ok())
         .ok_or(CubeError::Shape { what, rows, cols })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_field_the_value_the_limit_and_the_remedy() {
+        let message = |error: CubeError| error.to_string();
+        let refused = check_range("head_dim", 32, 128, 160).expect_err("over the limit");
+        assert_eq!(message(refused), "head_dim: expected 32 to 128, got 160");
+        let refused = check_range("window", 1, usize::MAX, 0).expect_err("below the limit");
+        assert_eq!(message(refused), "window: expected at least 1, got 0");
+        let refused = check_range("splits", 1, 1, 2).expect_err("over the limit");
+        assert_eq!(message(refused), "splits: expected 1, got 2");
+        let (expected, got) = ("64".to_owned(), "65".to_owned());
+        let differ = CubeError::PartsDiffer { part: 1, property: "columns", expected, got };
+        assert_eq!(
+            message(differ),
+            "part 1 of a packed matrix: columns: expected 64 as in part 0, got 65; pack the tensors as separate matrices"
+        );
+        let refused = unsupported::<()>("base-3 layout", "2 tied trit planes", "use the two-bit layout");
+        assert_eq!(
+            message(refused.expect_err("refused")),
+            "base-3 layout: no support for 2 tied trit planes; use the two-bit layout"
+        );
+        let gap = CubeError::NotConsecutive { row: 3, expected: 8, got: 9 };
+        assert_eq!(
+            message(gap),
+            "row 3: position 9 does not follow the position before it, expected 8; split the segment there"
+        );
+    }
 }

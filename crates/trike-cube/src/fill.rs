@@ -4,8 +4,7 @@ use cubecl::prelude::*;
 
 use crate::device::{Buffer, Device, Launch};
 use crate::error::Result;
-use crate::ops::spread;
-use crate::plan::Settings;
+use crate::plan::{Settings, spread};
 
 /// Units of a cube.
 const UNITS: u32 = 64;

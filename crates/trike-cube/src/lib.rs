@@ -26,6 +26,7 @@
 //! `trike-nn` builds its device backend on this crate. It depends on `trike-trit` and on CubeCL.
 
 pub mod attention;
+mod capabilities;
 mod device;
 mod error;
 mod fill;
@@ -38,11 +39,12 @@ mod probe;
 mod testing;
 pub mod vsa;
 
+pub use capabilities::{Capabilities, Graphs, Planes};
 pub use device::{
-    Buffer, Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Element, Graph, Graphs, Launch,
-    Memory, Planes, Runtime, devices,
+    Buffer, Device, DeviceInfo, DeviceOptions, DeviceSpec, Element, Graph, Launch, Memory, Runtime, devices,
 };
 pub use error::{CubeError, Result};
-pub use plan::{Cost, Plan, Settings, Strategy};
-pub use popcount::{TritDotBlueprint, TritDotProblem, TritScore, TritTable};
+pub use plan::{Plan, Settings, Strategy};
+pub use popcount::{TritDotBlueprint, TritDotProblem, TritTable};
 pub use probe::Products;
+pub use trike_core::{Cost, TritScore};

@@ -3,7 +3,9 @@
 use std::fmt::Debug;
 use std::hash::Hash;
 
-use crate::device::Capabilities;
+use trike_core::Cost;
+
+use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result};
 
 /// How an operation chooses its kernel.
@@ -14,34 +16,6 @@ pub enum Strategy<B> {
     Inferred,
     /// This blueprint, for tests and for tuning; an operation refuses one that the device or the problem does not allow.
     Forced(B),
-}
-
-/// Work of one launch.
-///
-/// Divided by a measured time and by what the device can do, it gives the share of the device that was used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cost {
-    /// Arithmetic operations; a multiply-add is two.
-    pub operations: u64,
-    /// Bytes that must pass at least once: inputs, weights as they lie in memory, outputs.
-    pub bytes: u64,
-}
-
-impl std::ops::Add for Cost {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            operations: self.operations.saturating_add(other.operations),
-            bytes: self.bytes.saturating_add(other.bytes),
-        }
-    }
-}
-
-impl std::iter::Sum for Cost {
-    fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
-        costs.fold(Self::default(), std::ops::Add::add)
-    }
 }
 
 /// Where a kernel runs: how many cubes of how many units, and what each cube holds.
@@ -118,6 +92,26 @@ pub(crate) fn check_limit(
     limit: u64,
 ) -> Result<()> {
     if requested <= limit { Ok(()) } else { Err(CubeError::Limit { kernel, what, requested, limit }) }
+}
+
+/// Cubes in two lines, where one would be longer than any device allows. Kernels compare `CUBE_POS` with the number.
+pub(crate) fn spread(cubes: usize) -> [u32; 3] {
+    const LONGEST: usize = 65_535;
+    let lines = cubes.div_ceil(LONGEST).max(1);
+    [cubes.div_ceil(lines).max(1), lines, 1].map(|n| u32::try_from(n).unwrap_or(u32::MAX))
+}
+
+/// Refuses a kernel that exchanges values inside of planes where there are none, or where a cube is no whole number of them.
+pub(crate) fn check_planes(kernel: &'static str, units: u32, device: &Capabilities) -> Result<()> {
+    match device.planes {
+        Some((_, most)) if units.is_multiple_of(most) => Ok(()),
+        Some((_, most)) => Err(CubeError::NotMultiple {
+            what: "units of a cube of planes",
+            unit: most as usize,
+            got: units as usize,
+        }),
+        None => Err(CubeError::Feature { kernel, feature: "plane operations", device: device.name.clone() }),
+    }
 }
 
 /// A problem that knows its kernels.
@@ -220,9 +214,12 @@ mod tests {
     }
 
     #[test]
-    fn costs_add_without_overflow() {
-        let big = Cost { operations: u64::MAX, bytes: 3 };
-        let sum: Cost = [big, Cost { operations: 1, bytes: 4 }].into_iter().sum();
-        assert_eq!(sum, Cost { operations: u64::MAX, bytes: 7 });
+    fn cubes_are_spread_over_two_lines() {
+        assert_eq!(spread(0), [1, 1, 1]);
+        for cubes in [1, 65_535, 65_536, 131_071, 1 << 24] {
+            let [x, y, z] = spread(cubes).map(|n| n as usize);
+            assert!(x <= 65_535 && y <= 65_535 && z == 1, "{cubes}");
+            assert!(x * y >= cubes && x * y < cubes + y, "{cubes}: {x} x {y}");
+        }
     }
 }

@@ -1,11 +1,13 @@
 //! Trits times trits: AND and popcount, for hypervectors and ternary keys.
 
 use cubecl::prelude::*;
-use trike_trit::TritTensor;
+use trike_trit::{TritError, TritTensor};
 
-use crate::device::{Buffer, Capabilities, Device, Launch};
-use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use crate::capabilities::Capabilities;
+use crate::device::{Buffer, Device, Launch};
+use crate::error::{CubeError, Result, check_len, check_range, check_shape, unsupported};
+use crate::plan::{Plan, Settings, Strategy};
+use trike_core::{Cost, TritScore};
 
 /// Four words of a plane of bits.
 pub(crate) type Quad = Vector<u32, Const<4>>;
@@ -36,10 +38,13 @@ impl TritTable {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for more than one plane, [`CubeError::Shape`] and [`CubeError::Memory`] for one too large.
+    /// [`CubeError::Unsupported`] for more than one plane, [`CubeError::Shape`] and [`CubeError::Memory`] for one too large.
     pub fn upload(device: &Device, tensor: &TritTensor) -> Result<Self> {
         let (rows, cols) = (tensor.rows(), tensor.cols());
-        check_len("planes of a table of trits", 1, tensor.depth())?;
+        if tensor.depth() != 1 {
+            let property = format!("{} trit planes", tensor.depth());
+            return unsupported("table of trits", property, "upload one trit plane per table");
+        }
         check_shape("table of trits", rows, cols.next_multiple_of(STEP))?;
         let mut words = vec![0; rows * words_of(cols)];
         let mut trits = vec![0i8; cols.next_multiple_of(STEP)];
@@ -54,8 +59,8 @@ impl TritTable {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for planes of other lengths than `cols` asks for, [`CubeError::Range`] for trits past the last or
-    /// with both signs, [`CubeError::Shape`] and [`CubeError::Memory`] for a table too large.
+    /// [`CubeError::Length`] for planes of other lengths than `cols` asks for, [`CubeError::Trit`] for bits past the last trit and
+    /// for trits with both signs, [`CubeError::Shape`] and [`CubeError::Memory`] for a table too large.
     pub fn from_planes<'a>(
         device: &Device,
         cols: usize,
@@ -65,15 +70,17 @@ impl TritTable {
         check_shape("table of trits", count, cols.next_multiple_of(STEP))?;
         let past = if cols.is_multiple_of(64) { 0 } else { !0u64 << (cols % 64) };
         let mut words = vec![0; count * words_of(cols)];
-        for (planes, words) in rows.zip(words.chunks_exact_mut(words_of(cols))) {
+        for (row, (planes, words)) in rows.zip(words.chunks_exact_mut(words_of(cols))).enumerate() {
             for plane in planes {
                 check_len("words of a plane of trits", cols.div_ceil(64), plane.len())?;
-                let last = plane.last().map_or(0, |last| (last & past).count_ones());
-                check_range("trits past the last", 0, 0, last as usize)?;
+                if plane.last().is_some_and(|last| last & past != 0) {
+                    return Err(TritError::DirtyTail { plane: 0, row }.into());
+                }
             }
             let [pos, neg] = planes;
-            let both = pos.iter().zip(neg).map(|(p, n)| (p & n).count_ones() as usize).sum();
-            check_range("trits with both signs", 0, 0, both)?;
+            if let Some(word) = pos.iter().zip(neg).position(|(p, n)| p & n != 0) {
+                return Err(TritError::BothBits { plane: 0, row, word }.into());
+            }
             for (sign, plane) in planes.into_iter().enumerate() {
                 for (i, &word) in plane.iter().enumerate() {
                     let at = i / 2 * 8 + sign * 4 + i % 2 * 2;
@@ -155,16 +162,6 @@ fn pack_row(trits: &[i8], words: &mut [u32]) {
     }
 }
 
-/// How two rows of trits are compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum TritScore {
-    /// The dot product: places with the same sign less places with opposite ones.
-    #[default]
-    Dot,
-    /// Places with the same value, zeros included.
-    Matches,
-}
-
 /// The scores of some queries with all rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TritDotProblem {
@@ -220,10 +217,10 @@ impl Plan for TritDotProblem {
     fn cost(&self) -> Cost {
         let [queries, rows, words] = [self.queries, self.rows, words_of(self.cols)].map(|n| n as u64);
         // For a word of both signs of both sides: four ANDs, two ORs, two counts, two sums.
-        Cost {
-            operations: 10 * queries * rows * (words / 2),
-            bytes: 4 * (queries * words + rows * words + queries * rows),
-        }
+        Cost::of_operations(
+            10 * queries * rows * (words / 2),
+            4 * (queries * words + rows * words + queries * rows),
+        )
     }
 }
 
@@ -267,14 +264,14 @@ fn trit_dots(
                 let (p, n) = (table[at], table[at + 1]);
                 // At most one of the two products of a sign has a bit, so one count does for both.
                 let plus = ((p & a) | (n & b)).count_ones();
-                let minus = if comptime!(score == TritScore::Dot) {
-                    ((p & b) | (n & a)).count_ones()
-                } else {
-                    // Places where neither is nonzero match too: those are all but the union.
-                    (p | n | a | b).count_ones()
-                };
-                let difference =
-                    Vector::<i32, Const<4>>::cast_from(plus) - Vector::<i32, Const<4>>::cast_from(minus);
+                let mut difference = Vector::<i32, Const<4>>::cast_from(plus);
+                if comptime!(score == TritScore::Dot) {
+                    difference -= Vector::<i32, Const<4>>::cast_from(((p & b) | (n & a)).count_ones());
+                }
+                if comptime!(score == TritScore::Matches) {
+                    // Positions where neither is nonzero match too: those are all but the union.
+                    difference -= Vector::<i32, Const<4>>::cast_from((p | n | a | b).count_ones());
+                }
                 sums[comptime!(r * each + m)] += difference.vector_sum();
             }
         }

@@ -9,10 +9,10 @@ use serde_json::Value;
 use trike_format::{
     DenseData, DenseTensor, GgufType, GgufWriter, HfDirWriter, Int8Tensor, Tensor, exact_trits,
 };
-use trike_nn::{RopePairing, WeightName};
+use trike_nn::{DecoderSpec, RopePairing, WeightName};
 use trike_trit::Encoding;
 
-use crate::{LlmError, ModelFile, Tensors, config::ROPE_FACTORS, file::select_rows, names};
+use crate::{LlmError, ModelConfig, ModelFile, Tensors, config::ROPE_FACTORS, file::select_rows, names};
 
 /// What to convert to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,19 +157,15 @@ impl Job<'_> {
 
     /// Loads a weight in the form that it shall have, heads paired as `pairing` says, and the change that this made.
     fn load(&self, name: WeightName, pairing: RopePairing) -> Result<(Tensor, f32), LlmError> {
-        let mut tensor = self.input.load(name)?;
-        let spec = &self.input.config().spec;
-        if let Some(rows) = names::rotary_rows(name, spec, spec.rope.pairing, pairing) {
-            tensor = select_rows(&tensor, &rows)?;
-        }
+        let tensor = repaired(&self.input.config().spec, name, self.input.load(name)?, pairing)?;
         let stored = self.input.stored_name(name);
-        if names::is_vector(name) {
+        if name.is_vector() {
             return Ok((tensor, 0.0));
         }
         if self.options.target == Target::F16 {
             return Ok((self.dense(&stored, tensor)?, 0.0));
         }
-        if names::is_block_matrix(name) {
+        if name.is_block_matrix() {
             return Ok((self.trits(&stored, tensor)?, 0.0));
         }
         match tensor {
@@ -191,7 +187,7 @@ impl Job<'_> {
             _ => Encoding::TwoBit,
         };
         match tensor {
-            Tensor::Trits(t) => Ok(t.to_encoding(encoding)?.into()),
+            Tensor::Ternary(t) => Ok(t.to_encoding(encoding)?.into()),
             Tensor::Dense(dense) => match exact_trits(&dense, encoding) {
                 Some(trits) => Ok(trits.into()),
                 None => Err(self.not_lossless(
@@ -260,7 +256,7 @@ impl Job<'_> {
     }
 
     fn config_json(&self) -> Result<Value, LlmError> {
-        directory_config(self.input, self.output).ok_or_else(|| {
+        hf_config(self.input, self.input.config(), self.output).ok_or_else(|| {
             self.not_lossless(
                 "the configuration",
                 "no HuggingFace configuration says the same; keep it as GGUF",
@@ -301,14 +297,14 @@ impl Job<'_> {
 
     fn gguf_type(&self, name: WeightName, tensor: &Tensor) -> Result<GgufType, LlmError> {
         // Other readers of GGUF take norms in f32 only, which holds every narrower float.
-        if names::is_vector(name) {
+        if name.is_vector() {
             return Ok(GgufType::F32);
         }
         match (tensor, self.options.target) {
-            (Tensor::Trits(_), Target::Tq1_0) => Ok(GgufType::Tq1_0),
-            (Tensor::Trits(_), Target::Tq2_0) => Ok(GgufType::Tq2_0),
-            (Tensor::Trits(_), Target::Q2_0) => Ok(GgufType::Q2_0G64),
-            (Tensor::Trits(_), Target::Trike | Target::F16) => {
+            (Tensor::Ternary(_), Target::Tq1_0) => Ok(GgufType::Tq1_0),
+            (Tensor::Ternary(_), Target::Tq2_0) => Ok(GgufType::Tq2_0),
+            (Tensor::Ternary(_), Target::Q2_0) => Ok(GgufType::Q2_0G64),
+            (Tensor::Ternary(_), Target::Trike | Target::F16) => {
                 Err(self.not_lossless(&name.to_string(), "trits have no place in this target"))
             }
             (Tensor::Int8(_), _) => Ok(GgufType::Q8_0),
@@ -350,23 +346,48 @@ impl Job<'_> {
     }
 }
 
-/// The configuration of a directory: the input's own, or one that says what its header said; `None` when none does.
-pub(crate) fn directory_config(input: &ModelFile, output: &Path) -> Option<Value> {
-    match input.tensors() {
+/// The `config.json` of a directory with the weights of `file`, run as `config` says: the file's own, or one that says what its
+/// header said; `None` when none does. `output` is only named in errors.
+pub fn hf_config(file: &ModelFile, config: &ModelConfig, output: &Path) -> Option<Value> {
+    match file.tensors() {
         Tensors::Hf(dir) => {
             let mut json = dir.config().clone();
-            if input.unties() {
-                json["tie_word_embeddings"] = Value::Bool(false);
+            let tied = config.spec.tied_head;
+            if tied != file.config().spec.tied_head {
+                json["tie_word_embeddings"] = Value::Bool(tied);
             }
             Some(json)
         }
-        Tensors::Gguf(_) | Tensors::Llama2c(_) => config::to_hf(output, input.config()),
+        Tensors::Gguf(_) | Tensors::Llama2c(_) => config::to_hf(output, config),
+    }
+}
+
+/// A weight as a HuggingFace directory stores it: the rows of queries and keys are reordered where `spec` pairs the dimensions of
+/// a head in another way.
+///
+/// # Errors
+///
+/// [`LlmError::Tensor`] and [`LlmError::Trit`] when the tensor has not the shape that `spec` says.
+pub fn hf_tensor(spec: &DecoderSpec, name: WeightName, tensor: Tensor) -> Result<Tensor, LlmError> {
+    repaired(spec, name, tensor, RopePairing::Halves)
+}
+
+/// A weight with the dimensions of its heads paired as `pairing` says.
+fn repaired(
+    spec: &DecoderSpec,
+    name: WeightName,
+    tensor: Tensor,
+    pairing: RopePairing,
+) -> Result<Tensor, LlmError> {
+    match names::rotary_rows(name, spec, spec.rope.pairing, pairing) {
+        Some(rows) => select_rows(&tensor, &rows),
+        None => Ok(tensor),
     }
 }
 
 /// Puts a tokenizer, the one given or the model's own, and what else belongs to a model into a directory. Returns what the user
 /// should know.
-pub(crate) fn carry_tokenizer(
+pub fn carry_tokenizer(
     writer: &HfDirWriter,
     input: &ModelFile,
     tokenizer: Option<&Path>,

@@ -161,45 +161,6 @@ pub enum LlmError {
         /// What to do.
         remedy: &'static str,
     },
-    /// A weight could not be made ternary.
-    #[error("{tensor}: {source}")]
-    Quantize {
-        /// The weight.
-        tensor: String,
-        /// Why not.
-        source: Box<trike_quant::QuantError>,
-    },
-    /// A weight that would have to be scaled or rotated, and of which there are only trits.
-    #[error(
-        "{}: {tensor} is ternary: it can be neither scaled nor rotated; leave out --salience and --rotate, or start from the dense model",
-        path.display()
-    )]
-    NotFoldable {
-        /// The model.
-        path: PathBuf,
-        /// The weight.
-        tensor: String,
-    },
-    /// A budget that cannot be met.
-    #[error("{asked} cannot be met; the nearest that can is {nearest}")]
-    Budget {
-        /// What was asked for.
-        asked: String,
-        /// What can be met.
-        nearest: String,
-    },
-    /// Text that is too little to calibrate on.
-    #[error(
-        "the calibration text makes {sequences} sequences with {tokens} tokens to learn from: expected at least {needed}"
-    )]
-    Calibration {
-        /// Sequences of two tokens or more.
-        sequences: usize,
-        /// Their tokens.
-        tokens: usize,
-        /// Tokens needed.
-        needed: usize,
-    },
     /// An option is out of range.
     #[error("{option}: expected {expected}, got {got}")]
     Option {

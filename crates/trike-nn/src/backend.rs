@@ -2,16 +2,9 @@
 
 use std::ops::Range;
 
-use crate::{Best, DecoderSpec, DeviceUse, GatedActivation, NnError, RopeSpec, Weight};
+use trike_core::{AttentionSpec, GatedActivation, KvPrecision, RopeSpec, Tensor};
 
-/// Type of the cached keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvPrecision {
-    /// Four bytes, exact.
-    F32,
-    /// Two bytes; accumulation stays f32.
-    F16,
-}
+use crate::{Best, DeviceUse, NnError};
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,32 +17,6 @@ pub struct CacheSpec {
     pub capacity: usize,
     /// Type of the elements.
     pub precision: KvPrecision,
-}
-
-/// Shape of an attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionSpec {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; query head `h` reads key head `h / (heads / kv_heads)`.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Scores are dot products times this.
-    pub scale: f32,
-}
-
-impl AttentionSpec {
-    /// The attention of a decoder, scaled by `1 / sqrt(head_dim)` and by what its rotary embedding asks of
-    /// queries and keys.
-    pub fn of(spec: &DecoderSpec) -> Self {
-        Self {
-            heads: spec.heads,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-            scale: spec.rope.attention_factor().powi(2) / (spec.head_dim as f32).sqrt(),
-        }
-    }
 }
 
 /// The rows of a ragged batch that belong to one sequence.
@@ -172,7 +139,7 @@ pub trait Backend {
     /// # Errors
     ///
     /// When the backend cannot hold it.
-    fn load_matrix(&self, weight: Weight) -> Result<Self::Matrix, NnError>;
+    fn load_matrix(&self, weight: Tensor) -> Result<Self::Matrix, NnError>;
 
     /// Makes matrices resident that are always multiplied with the same tensor, so that a backend can lay them side by side.
     /// Each is taken from `weights` when the one before it is resident, unless the backend needs them together.
@@ -182,7 +149,7 @@ pub trait Backend {
     /// What `weights` says, and as [`load_matrix`](Self::load_matrix).
     fn load_matrices(
         &self,
-        weights: &mut dyn Iterator<Item = Result<Weight, NnError>>,
+        weights: &mut dyn Iterator<Item = Result<Tensor, NnError>>,
     ) -> Result<Vec<Self::Matrix>, NnError> {
         weights.map(|weight| self.load_matrix(weight?)).collect()
     }

@@ -2,9 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::{
-    AttentionSpec, Backend, DecoderSpec, DecoderWeights, Input, NnError, Norm, Segment, Weight, WeightName,
-};
+use crate::{Backend, DecoderSpec, DecoderWeights, Input, NnError, Norm, Segment, Tensor, WeightName};
 
 /// A linear layer.
 struct Linear<B: Backend> {
@@ -168,7 +166,7 @@ impl<B: Backend> DecoderBlock<B> {
     /// # Errors
     ///
     /// When the backend cannot hold it.
-    pub fn replace(&mut self, backend: &B, name: WeightName, weight: Weight) -> Result<bool, NnError> {
+    pub fn replace(&mut self, backend: &B, name: WeightName, weight: Tensor) -> Result<bool, NnError> {
         let place = match name {
             WeightName::Query(_) => &mut self.query,
             WeightName::Key(_) => &mut self.key,
@@ -246,7 +244,7 @@ impl<B: Backend> DecoderBlock<B> {
         }
         backend.rope(&mut q, rope, positions)?;
         backend.rope(&mut k, rope, positions)?;
-        let attended = backend.attention(&AttentionSpec::of(spec), &q, &k, &v, segments)?;
+        let attended = backend.attention(&spec.attention(), &q, &k, &v, segments)?;
         let mut input = match &self.attention_sub_norm {
             None => Input::Plain(&attended),
             Some(weight) => Input::Normed(&attended, Norm { weight, eps }),
@@ -334,7 +332,7 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
         rows: usize,
         cols: usize,
     ) -> Result<B::Matrix, NnError> {
-        let weight: Weight = self.weights.matrix(name)?;
+        let weight: Tensor = self.weights.matrix(name)?;
         check(name, (rows, cols), (weight.rows(), weight.cols()))?;
         self.backend.load_matrix(weight)
     }

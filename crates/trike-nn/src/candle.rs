@@ -8,7 +8,7 @@ use trike_trit::Hadamard;
 
 use crate::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, GatedActivation, KvPrecision, NnError,
-    RopePairing, RopeSpec, Segment, Weight,
+    RopePairing, RopeSpec, Segment, Tensor as Weight,
 };
 
 /// Runs a decoder on Candle's CPU tensors, as the reference that other backends are compared with.
@@ -70,7 +70,7 @@ impl Backend for CandleBackend {
             }
             other => (other, false, None),
         };
-        let weight = Tensor::from_vec(weight.dequantize(), shape, &Device::Cpu)?;
+        let weight = Tensor::from_vec(weight.into_f32(), shape, &Device::Cpu)?;
         Ok(CandleMatrix { weight, ternary, rotation })
     }
 
@@ -186,7 +186,7 @@ impl Backend for CandleBackend {
             };
             let scores = split(q, spec.heads)?.matmul(&expand(&cache.k)?.transpose(1, 2)?.contiguous()?)?;
             let scores = (scores * f64::from(spec.scale))?;
-            let mask = mask(tokens, seen, segment.first_position, segment.window)?;
+            let mask = mask(tokens, seen, segment.first_position, spec.within(segment.window).window)?;
             let weights = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
             let out = weights.matmul(&expand(&cache.v)?)?;
             outs.push(out.transpose(0, 1)?.reshape((tokens, spec.heads * spec.head_dim))?);
@@ -250,11 +250,12 @@ fn rotated(x: &Tensor, rotation: Option<Hadamard>) -> Result<Tensor, NnError> {
     Ok(x.reshape((tokens * width / block, block))?.matmul(&matrix)?.reshape((tokens, width))?)
 }
 
-/// Activations as an int8 layer sees them, in f32.
+/// Activations as an integer layer sees them, in f32.
 fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tensor, NnError> {
     let (tokens, width) = x.dims2()?;
     let group = match precision {
         ActivationPrecision::F32 => return Ok(x.clone()),
+        ActivationPrecision::Int16 => return round_to_two_bytes(x),
         ActivationPrecision::Int8PerToken => width,
         ActivationPrecision::Int8PerGroup(size) => size.get(),
     };
@@ -266,6 +267,20 @@ fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tenso
             for v in group {
                 *v = (*v * scale).round_ties_even().clamp(-128.0, 127.0) / scale;
             }
+        }
+    }
+    Ok(Tensor::from_vec(values, (tokens, width), &Device::Cpu)?)
+}
+
+/// Each token in steps of `2^(e - 13)`, where `2^e` is the largest power of two that is not above its largest magnitude.
+fn round_to_two_bytes(x: &Tensor) -> Result<Tensor, NnError> {
+    let (tokens, width) = x.dims2()?;
+    let mut values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+    for token in values.chunks_mut(width) {
+        let largest = token.iter().fold(0f32, |m, v| m.max(v.abs()));
+        if largest > 0.0 {
+            let step = 2f32.powi((largest.log2().floor() as i32).max(-107) - 13);
+            token.iter_mut().for_each(|v| *v = (*v / step).round_ties_even() * step);
         }
     }
     Ok(Tensor::from_vec(values, (tokens, width), &Device::Cpu)?)

@@ -4,14 +4,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use trike_cpu::{
-    ActivationPrecision, Attention, Cost, Cpu, CpuError, KvData, KvView, Layout, LinearProblem, Matrix,
-    RopePairing, RopeTable,
-};
+use trike_core::Cost;
+use trike_cpu::{Cpu, CpuError, DenseMatrix, Int8Matrix, KvData, KvView, Layout, Matrix, RopeTable};
 
 use crate::{
-    AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, NnError, RopeSpec, Segment,
-    Weight,
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, NnError,
+    RopePairing, RopeSpec, Segment, Tensor,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.
@@ -96,12 +94,9 @@ impl Decoder<CpuBackend> {
     pub fn step_cost(&self, tokens: usize, position: usize, kv: KvPrecision) -> Cost {
         let precision = self.backend().activations;
         let (blocks, head) = self.matrices();
-        let linear: Cost = blocks.map(|w| LinearProblem::new(tokens, w, precision).cost()).sum();
+        let linear: Cost = blocks.map(|w| w.problem(tokens, precision).cost()).sum();
         let spec = self.spec();
-        let element = match kv {
-            KvPrecision::F32 => 4,
-            KvPrecision::F16 => 2,
-        };
+        let element = kv.bytes() as u64;
         let seen = (position + tokens) as u64;
         // A token sees half of its own step on average.
         let scores =
@@ -109,7 +104,7 @@ impl Decoder<CpuBackend> {
         let layers = spec.layers as u64;
         let attention =
             Cost { macs: 2 * layers * scores, bytes: 2 * layers * seen * spec.kv_width() as u64 * element };
-        linear + LinearProblem::new(1, head, precision).cost() + attention
+        linear + head.problem(1, precision).cost() + attention
     }
 }
 
@@ -221,11 +216,11 @@ impl Backend for CpuBackend {
         format!("cpu ({}, {} threads)", self.cpu.isa().name(), self.cpu.threads())
     }
 
-    fn load_matrix(&self, weight: Weight) -> Result<Matrix, NnError> {
+    fn load_matrix(&self, weight: Tensor) -> Result<Matrix, NnError> {
         Ok(match weight {
-            Weight::Ternary(w) => Matrix::Ternary(self.cpu.pack(&w, Layout::choose(&w))?),
-            Weight::Int8(w) => Matrix::Int8(w),
-            Weight::Dense(w) => Matrix::Dense(w),
+            Tensor::Ternary(w) => Matrix::Ternary(self.cpu.pack(&w, Layout::choose(&w))?),
+            Tensor::Int8(w) => Matrix::Int8(Int8Matrix::from_tensor(&w)?),
+            Tensor::Dense(w) => Matrix::Dense(DenseMatrix::from_tensor(w)),
         })
     }
 
@@ -334,18 +329,12 @@ impl Backend for CpuBackend {
                 let span = row * kv_width..(row + 1) * kv_width;
                 segment.cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span]);
             }
-            let problem = Attention {
-                heads: spec.heads,
-                kv_heads: spec.kv_heads,
-                head_dim: spec.head_dim,
-                scale: spec.scale,
-                window: segment.window,
-            };
+            let spec = spec.within(segment.window);
             let cache = &*segment.cache;
             let view = KvView { k: cache.k.view(), v: cache.v.view(), capacity: cache.spec.capacity };
             let span = segment.rows.start * q.width..segment.rows.end * q.width;
             let out = &mut out.values_mut()[span.clone()];
-            self.cpu.attention(&problem, &q.values()[span], segment.first_position, view, out)?;
+            self.cpu.attention(&spec, &q.values()[span], segment.first_position, view, out)?;
         }
         Ok(out)
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
     Backend, DecoderBlock, DecoderSpec, DecoderWeights, Input, KvSpec, NnError, Norm, Segment, Sequence,
-    Site, TokenStep, Weight, WeightName,
+    Site, Tensor, TokenStep, WeightName,
     backend::usable,
     block::{BlockPlace, Loader, linear},
 };
@@ -42,17 +42,17 @@ pub struct Step<'a, B: Backend> {
 /// use trike_cpu::{Cpu, DenseData, DenseMatrix};
 /// use trike_nn::{
 ///     ActivationPrecision, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation, KvPrecision,
-///     KvSpec, Logits, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
+///     KvSpec, Logits, NnError, RopePairing, RopeSpec, Step, Tensor, WeightName,
 /// };
 ///
 /// /// Identity-like matrices and norms of one.
 /// struct Simple;
 ///
 /// impl DecoderWeights for Simple {
-///     fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+///     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
 ///         let (rows, cols) = if name == WeightName::Embedding { (3, 4) } else { (4, 4) };
 ///         let values = (0..rows * cols).map(|i| f32::from(i % cols == i / cols)).collect();
-///         Ok(Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(values))?))
+///         Ok(Tensor::Dense(DenseMatrix::new(rows, cols, DenseData::F32(values))?))
 ///     }
 ///
 ///     fn vector(&mut self, _: WeightName) -> Result<Vec<f32>, NnError> {
@@ -120,7 +120,7 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     ///
     /// [`NnError::WeightShape`] for another shape or a name that is no linear layer of the blocks, and what the backend says.
-    pub fn replace(&mut self, name: WeightName, weight: Weight) -> Result<(), NnError> {
+    pub fn replace(&mut self, name: WeightName, weight: Tensor) -> Result<(), NnError> {
         let got = (weight.rows(), weight.cols());
         let found = (0..self.spec.layers)
             .find_map(|layer| block_matrix(&self.spec, layer, name).map(|shape| (layer, shape)));

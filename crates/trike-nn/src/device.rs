@@ -5,9 +5,9 @@ mod recorded;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use trike_cpu::{ActivationPrecision, DenseData, GatedActivation, RopePairing};
+use trike_core::DenseData;
 use trike_cube::attention::{self, CacheShape, KvCache, Positions};
-use trike_cube::linear::{self, ActivationShape, Activations, DenseMatrix, DenseValues, TernaryMatrix};
+use trike_cube::linear::{ActivationShape, Activations, DenseMatrix, DenseValues, TernaryMatrix};
 use trike_cube::ops::{self, Indices, RopeTable, RowInput};
 use trike_cube::{Buffer, CubeError, Device, Graphs, Strategy};
 use trike_trit::TritTensor;
@@ -16,8 +16,8 @@ pub use self::recorded::CubeRecorded;
 use self::recorded::{Recording, Token, can_find, host_table};
 use crate::backend::{Input, Norm};
 use crate::{
-    AttentionSpec, Backend, Best, CacheSpec, DeviceUse, KvPrecision, MemoryPlan, NnError, RopeSpec, Segment,
-    TokenStep, Weight,
+    ActivationPrecision, AttentionSpec, Backend, Best, CacheSpec, DeviceUse, GatedActivation, KvPrecision,
+    MemoryPlan, NnError, RopeSpec, Segment, Tensor, TokenStep,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
@@ -214,17 +214,13 @@ impl CubeBackend {
             Input::Plain(x) => (RowInput::Plain(&x.buffer), None, x.rows(), x.width),
             Input::Normed(x, norm) => (RowInput::Plain(&x.buffer), Some(norm), x.rows(), x.width),
             Input::Gated { gate, up, activation, norm } => {
-                let activation = gate_of(*activation);
+                let activation = *activation;
                 let rows = RowInput::Gated { gate: &gate.buffer, up: &up.buffer, activation };
                 (rows, norm.as_ref(), gate.rows(), gate.width)
             }
         };
-        let precision = match self.activations {
-            ActivationPrecision::F32 => linear::ActivationPrecision::F32,
-            ActivationPrecision::Int8PerToken => linear::ActivationPrecision::Int8PerToken,
-            ActivationPrecision::Int8PerGroup(size) => linear::ActivationPrecision::Int8PerGroup(size),
-        };
-        let codes = Activations::empty(&self.device, ActivationShape { tokens, cols, precision })?;
+        let codes =
+            Activations::empty(&self.device, ActivationShape { tokens, cols, precision: self.activations })?;
         let codes = codes.with_rotation(of.rotation())?;
         let norm = norm.map(|norm| ops::Norm { weight: norm.weight, eps: norm.eps });
         self.device.quantize(rows, norm, &codes, &Strategy::Inferred)?;
@@ -239,7 +235,7 @@ impl CubeBackend {
             Input::Gated { gate, up, activation, norm: None } => Some(self.gated(gate, up, *activation)?),
             Input::Gated { gate, up, activation, norm: Some(norm) } => {
                 let out = self.tensor(gate.rows(), gate.width)?;
-                let activation = gate_of(*activation);
+                let activation = *activation;
                 let rows = RowInput::Gated { gate: &gate.buffer, up: &up.buffer, activation };
                 let norm = ops::Norm { weight: norm.weight, eps: norm.eps };
                 self.device.rms_norm(rows, norm, &out.buffer, &Strategy::Inferred)?;
@@ -263,20 +259,6 @@ fn shape_of(input: &Input<'_, CubeBackend>) -> Result<(usize, usize), NnError> {
     };
     norm.map_or(Ok(()), |norm| normed(norm, x.width))?;
     Ok((x.rows(), x.width))
-}
-
-fn gate_of(activation: GatedActivation) -> ops::GatedActivation {
-    match activation {
-        GatedActivation::SiLu => ops::GatedActivation::SiLu,
-        GatedActivation::SquaredReLu => ops::GatedActivation::SquaredReLu,
-    }
-}
-
-fn cache_precision(precision: KvPrecision) -> attention::KvPrecision {
-    match precision {
-        KvPrecision::F32 => attention::KvPrecision::F32,
-        KvPrecision::F16 => attention::KvPrecision::F16,
-    }
 }
 
 fn same(what: &'static str, expected: usize, got: usize) -> Result<(), NnError> {
@@ -311,18 +293,19 @@ impl Backend for CubeBackend {
         })
     }
 
-    fn load_matrix(&self, weight: Weight) -> Result<CubeMatrix, NnError> {
+    fn load_matrix(&self, weight: Tensor) -> Result<CubeMatrix, NnError> {
         let device = &self.device;
         Ok(CubeMatrix(match weight {
-            Weight::Ternary(tensor) => {
+            Tensor::Ternary(tensor) => {
                 let packed = Arc::new(TernaryMatrix::pack(device, &[&tensor])?);
                 Kind::Ternary { packed, part: 0, table: Some(Arc::new(tensor)) }
             }
-            Weight::Int8(w) => {
-                let values = DenseValues::Int8 { codes: w.codes(), scales: w.scales(), group: w.group() };
+            Tensor::Int8(w) => {
+                let scales: Vec<f32> = w.scales().iter().collect();
+                let values = DenseValues::Int8 { codes: w.codes(), scales: &scales, group: w.group() };
                 Kind::Dense(DenseMatrix::upload(device, w.rows(), w.cols(), values)?)
             }
-            Weight::Dense(w) => {
+            Tensor::Dense(w) => {
                 let values = match w.data() {
                     DenseData::F32(v) => DenseValues::F32(v),
                     DenseData::F16(v) => DenseValues::F16(v),
@@ -335,12 +318,12 @@ impl Backend for CubeBackend {
 
     fn load_matrices(
         &self,
-        weights: &mut dyn Iterator<Item = Result<Weight, NnError>>,
+        weights: &mut dyn Iterator<Item = Result<Tensor, NnError>>,
     ) -> Result<Vec<CubeMatrix>, NnError> {
         let weights = weights.collect::<Result<Vec<_>, _>>()?;
         let mut tensors = Vec::with_capacity(weights.len());
         for weight in &weights {
-            if let Weight::Ternary(tensor) = weight {
+            if let Tensor::Ternary(tensor) = weight {
                 tensors.push(tensor);
             }
         }
@@ -353,8 +336,7 @@ impl Backend for CubeBackend {
             match pack(&tensors) {
                 // Tensors of different kinds lie apart, and those that are too large for one allocation together.
                 Err(NnError::Cube(
-                    CubeError::Length { .. }
-                    | CubeError::Rotation { .. }
+                    CubeError::PartsDiffer { .. }
                     | CubeError::Range { .. }
                     | CubeError::Shape { .. }
                     | CubeError::Memory { .. },
@@ -363,7 +345,7 @@ impl Backend for CubeBackend {
             }
         }
         let alone = weights.into_iter().map(|weight| match weight {
-            Weight::Ternary(tensor) => Ok(pack(&[&tensor])?.remove(0)),
+            Tensor::Ternary(tensor) => Ok(pack(&[&tensor])?.remove(0)),
             other => self.load_matrix(other),
         });
         alone.collect()
@@ -379,10 +361,7 @@ impl Backend for CubeBackend {
 
     fn load_rope(&self, spec: &RopeSpec, head_dim: usize, context: usize) -> Result<CubeRope, NnError> {
         let frequencies = spec.frequencies(head_dim);
-        let pairing = match spec.pairing {
-            RopePairing::Adjacent => ops::RopePairing::Adjacent,
-            RopePairing::Halves => ops::RopePairing::Halves,
-        };
+        let pairing = spec.pairing;
         let kept = context.clamp(1, KEPT_POSITIONS);
         let table = Mutex::new(RopeTable::upload(&self.device, &frequencies, kept, pairing)?);
         Ok(CubeRope { frequencies, pairing, head_dim, table })
@@ -393,7 +372,7 @@ impl Backend for CubeBackend {
             kv_heads: spec.kv_heads,
             head_dim: spec.head_dim,
             capacity: spec.capacity,
-            precision: cache_precision(spec.precision),
+            precision: spec.precision,
         };
         Ok(KvCache::empty(&self.device, shape)?)
     }
@@ -596,14 +575,13 @@ impl Backend for CubeBackend {
         }
         let positions = self.positions(&positions)?;
         for segment in segments {
-            let window = segment.window;
+            let spec = spec.within(segment.window);
             let rows = attention::Segment {
                 rows: segment.rows.clone(),
                 positions: &positions,
                 cache: &*segment.cache,
             };
             self.device.store(&k.buffer, &v.buffer, &rows)?;
-            let spec = attention::AttentionSpec { heads: spec.heads, scale: spec.scale, window };
             self.device.attention(&spec, &q.buffer, &rows, &out.buffer, &Strategy::Inferred)?;
         }
         Ok(out)
@@ -617,7 +595,7 @@ impl Backend for CubeBackend {
     ) -> Result<CubeTensor, NnError> {
         same("width of an up projection", gate.width, up.width)?;
         let out = self.tensor(gate.rows(), gate.width)?;
-        self.device.gated(&gate.buffer, &up.buffer, gate_of(activation), &out.buffer, &Strategy::Inferred)?;
+        self.device.gated(&gate.buffer, &up.buffer, activation, &out.buffer, &Strategy::Inferred)?;
         Ok(out)
     }
 

@@ -80,6 +80,9 @@ pub enum NnError {
     /// A kernel refused its input.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
+    /// A tensor refused a request.
+    #[error(transparent)]
+    Tensor(#[from] trike_core::TensorError),
     /// A ternary tensor refused a request.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),
@@ -115,6 +118,12 @@ pub enum NnError {
         /// What came.
         got: usize,
     },
+}
+
+impl From<trike_core::SpecError> for NnError {
+    fn from(error: trike_core::SpecError) -> Self {
+        Self::Spec { field: error.field, rule: error.rule, got: error.got }
+    }
 }
 
 #[cfg(test)]

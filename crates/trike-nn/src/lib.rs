@@ -14,7 +14,7 @@
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`Logits`]
 //! * memory: [`MemoryPlan`]
 //! * one block alone: [`DecoderBlock`], [`BlockPlace`], [`Site`], [`Watch`]
-//! * weights: [`Weight`], [`WeightName`], [`DecoderWeights`]
+//! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
 //! * backends: [`Backend`], [`CpuBackend`], with the feature `candle` `CandleBackend`, with the feature `gpu` `CubeBackend`
 //! * layers for Candle users, with the feature `candle`: `modules`
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
@@ -37,12 +37,11 @@ mod error;
 mod memory;
 #[cfg(feature = "candle")]
 pub mod modules;
-mod rope;
 mod sequence;
 mod spec;
 mod weights;
 
-pub use backend::{AttentionSpec, Backend, CacheSpec, Input, KvPrecision, Largest, Norm, Segment, TokenStep};
+pub use backend::{Backend, CacheSpec, Input, Largest, Norm, Segment, TokenStep};
 pub use block::{BlockPlace, DecoderBlock, Site, Watch};
 #[cfg(feature = "candle")]
 pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
@@ -52,10 +51,12 @@ pub use decoder::{Best, Decoder, Logits, Step};
 pub use device::{CubeBackend, CubeMatrix, CubeRecorded, CubeRope, CubeTensor};
 pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
-pub use rope::{RopeScaling, RopeSpec};
 pub use sequence::{KvSpec, Sequence};
 pub use spec::{Biases, DecoderSpec};
-pub use trike_cpu::{ActivationPrecision, GatedActivation, RopePairing};
+pub use trike_core::{
+    ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, KvPrecision,
+    RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,
+};
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;
-pub use weights::{DecoderWeights, Weight, WeightName};
+pub use weights::{DecoderWeights, WeightName};

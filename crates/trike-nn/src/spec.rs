@@ -1,8 +1,8 @@
 //! What a decoder is, read from a checkpoint's configuration.
 
-use trike_cpu::GatedActivation;
+use trike_core::{AttentionSpec, GatedActivation, RopeSpec};
 
-use crate::{NnError, RopeSpec};
+use crate::NnError;
 
 /// Which linear layers add a bias to their output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -101,7 +101,18 @@ impl DecoderSpec {
         if self.window == Some(0) {
             return fail("window", "must be at least 1", "0".to_owned());
         }
-        self.rope.validate(self.head_dim)
+        Ok(self.rope.validate(self.head_dim)?)
+    }
+
+    /// The attention of every layer, scaled by `1 / sqrt(head_dim)` and by what the rotary embedding asks of queries and keys.
+    pub fn attention(&self) -> AttentionSpec {
+        AttentionSpec {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: self.rope.attention_factor().powi(2) / (self.head_dim as f32).sqrt(),
+            window: self.window,
+        }
     }
 
     /// Width of all query heads together.
@@ -117,7 +128,7 @@ impl DecoderSpec {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use trike_cpu::RopePairing;
+    use trike_core::RopePairing;
 
     use super::*;
 

@@ -1,5 +1,7 @@
 //! Weights of one byte with a scale for each group of a row.
 
+use trike_core::Int8Tensor;
+
 use crate::error::{CpuError, Result, check_len, check_range};
 
 use super::dense::shape;
@@ -50,6 +52,18 @@ impl Int8Matrix {
                 Ok(Self { rows, cols, group, codes: resident, scales })
             }
         }
+    }
+
+    /// Copies the codes and scales of a tensor, which has checked them, into the memory that kernels read.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Memory`] when there is no room.
+    pub fn from_tensor(tensor: &Int8Tensor) -> Result<Self> {
+        let mut codes = Lines::zeroed(tensor.codes().len())?;
+        codes.copy_from_slice(tensor.codes());
+        let (rows, cols, group) = (tensor.rows(), tensor.cols(), tensor.group());
+        Ok(Self { rows, cols, group, codes, scales: tensor.scales().iter().collect() })
     }
 
     /// Outputs.

@@ -9,11 +9,13 @@ mod shares;
 pub(crate) mod sparse;
 mod ternary;
 
-pub use dense::{DenseData, DenseMatrix};
+pub use dense::DenseMatrix;
 pub use int8::Int8Matrix;
 pub use layout::Layout;
 pub(crate) use ternary::Groups;
 pub use ternary::{MAX_COLS, TernaryMatrix};
+
+use trike_core::DenseData;
 
 use crate::kernels::Kernels;
 use crate::line::{ROWS, TILE};

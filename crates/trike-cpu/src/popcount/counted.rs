@@ -1,9 +1,10 @@
 //! How alike everything in a counter is to stored rows: the scores of a whole bundle, without deciding its trits.
 
+use trike_core::TritScore;
+
 use super::counter::BitCounter;
 use super::lanes::{Lanes, with_lanes};
 use super::matrix::PlaneMatrix;
-use super::pair::TritScore;
 use super::planes::TritPlanes;
 use crate::error::{Result, check_len};
 use crate::kernels::Loop;

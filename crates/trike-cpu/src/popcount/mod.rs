@@ -25,6 +25,5 @@ mod x86;
 
 pub use counter::{BitCounter, MAX_WEIGHT};
 pub use matrix::PlaneMatrix;
-pub use pair::TritScore;
 pub use planes::{MAX_TRITS, PlaneVector, TritPlanes, TritPlanesMut};
 pub use top::TritHit;

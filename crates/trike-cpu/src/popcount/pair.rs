@@ -1,22 +1,13 @@
 //! How alike two vectors of trits are.
 
+use trike_core::TritScore;
+
 use super::lanes::{Lanes, with_lanes};
 use super::planes::TritPlanes;
 use crate::error::{Result, check_len};
 use crate::isa::Isa;
 use crate::kernels::Loop;
 use crate::pool::Cpu;
-
-/// A number that says how alike two vectors of trits are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum TritScore {
-    /// The dot product: positions with the same sign minus positions with opposite signs.
-    Dot,
-    /// Positions with the same value, zeros included. The Hamming distance is the length minus this.
-    Matches,
-    /// Positions where both are nonzero and have the same sign.
-    Agreements,
-}
 
 /// A [`TritScore`] in the operations of an instruction set.
 pub(super) trait Score: Copy + Send + Sync {
@@ -130,15 +121,15 @@ impl Score for Agreements {
 macro_rules! with_score {
     ($score:expr, $name:ident => $body:expr) => {
         match $score {
-            $crate::TritScore::Dot => {
+            trike_core::TritScore::Dot => {
                 let $name = $crate::popcount::pair::Dot;
                 $body
             }
-            $crate::TritScore::Matches => {
+            trike_core::TritScore::Matches => {
                 let $name = $crate::popcount::pair::Matches;
                 $body
             }
-            $crate::TritScore::Agreements => {
+            trike_core::TritScore::Agreements => {
                 let $name = $crate::popcount::pair::Agreements;
                 $body
             }

@@ -4,11 +4,12 @@ use std::ops::Range;
 
 use super::lanes::{LINE_WORDS, Lanes, with_lanes};
 use super::matrix::PlaneMatrix;
-use super::pair::{Score, TritScore, with_score};
+use super::pair::{Score, with_score};
 use crate::error::{CpuError, Result, check_len};
 use crate::isa::Isa;
 use crate::kernels::Loop;
 use crate::pool::{Cpu, ranges};
+use trike_core::TritScore;
 
 /// Stored rows that meet all queries before the next ones are read: 10,000 trits of each lie in the first cache, beside a
 /// few queries.

@@ -1,11 +1,12 @@
 //! The stored rows that are most like each query, without keeping the scores of the others.
 
+use trike_core::TritScore;
+
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
 use super::matrix::PlaneMatrix;
-use super::pair::TritScore;
 use super::scores::{BLOCK_ROWS, blocks, score_block};
 use crate::error::{Result, check_len, check_range};
 use crate::pool::{Cpu, ranges};

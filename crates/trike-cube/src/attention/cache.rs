@@ -7,20 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use half::f16;
+use trike_core::KvPrecision;
 
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
-use crate::ops::spread;
-use crate::plan::Settings;
-
-/// Type of cached keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvPrecision {
-    /// Four bytes, exact.
-    F32,
-    /// Two bytes; what is computed with them stays f32.
-    F16,
-}
+use crate::plan::{Settings, spread};
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -264,15 +255,10 @@ impl Positions {
         check_range("end of the rows of a segment", 1, self.values.len(), rows.end)?;
         check_range("start of the rows of a segment", 0, rows.end - 1, rows.start)?;
         let values = &self.values[rows.clone()];
-        match values.windows(2).find(|two| two[1] != two[0] + 1) {
-            Some(two) => {
-                let (expected, got) = (two[0] as usize + 1, two[1] as usize);
-                Err(CubeError::Range {
-                    what: "position after a token's",
-                    minimum: expected,
-                    maximum: expected,
-                    got,
-                })
+        match values.windows(2).position(|two| two[1] != two[0] + 1) {
+            Some(at) => {
+                let (expected, got) = (values[at] as usize + 1, values[at + 1] as usize);
+                Err(CubeError::NotConsecutive { row: rows.start + at + 1, expected, got })
             }
             None => Ok(values[0] as usize),
         }
@@ -336,9 +322,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for keys or values of another length, [`CubeError::Range`] for rows that do not exist, whose
-    /// positions do not follow each other, or that are more than the cache holds, [`CubeError::Overlap`], and those of the
-    /// launch.
+    /// [`CubeError::Length`] for keys or values of another length, [`CubeError::Range`] for rows that do not exist or
+    /// that are more than the cache holds, [`CubeError::NotConsecutive`], [`CubeError::Overlap`], and those of the launch.
     pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &Segment<'_>) -> Result<()> {
         let Segment { rows, positions, cache } = segment;
         let shape = cache.shape;

@@ -8,6 +8,7 @@ use cubecl::client::Client;
 
 use super::buffer::Allocation;
 use super::{Buffer, Device, DeviceSpec, Element, Launch, Runtime, guarded};
+use crate::capabilities::Graphs;
 use crate::error::{CubeError, Result};
 
 /// Launches that [`Device::capture`] recorded: the same kernels over the same memory each time.
@@ -117,17 +118,6 @@ impl Device {
     pub(crate) fn is_capturing(&self) -> bool {
         INSIDE.get() == self.common.captures.address()
     }
-}
-
-/// How a device runs recorded launches again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Graphs {
-    /// It cannot.
-    None,
-    /// The runtime goes through launches that it has prepared, and adds each of them to its queue.
-    Software,
-    /// The driver has them as one.
-    Hardware,
 }
 
 /// What a runtime has. It is asked, because harnesses stand behind the names of runtimes, too.

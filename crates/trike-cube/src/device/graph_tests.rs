@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{Buffer, Capabilities, Device, Graphs};
+use super::{Buffer, Device};
 use crate::attention::Positions;
+use crate::capabilities::{Capabilities, Graphs};
 use crate::error::{CubeError, Result};
 use crate::plan::Strategy;
 use crate::testing::devices;

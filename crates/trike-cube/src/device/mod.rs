@@ -1,7 +1,6 @@
 //! The one room that talks to CubeCL's host interface: devices, memory, launches.
 
 mod buffer;
-mod capabilities;
 mod graph;
 #[cfg(test)]
 mod graph_tests;
@@ -20,26 +19,13 @@ use cubecl::prelude::{CubeCount, CubeDim};
 
 pub(crate) use buffer::Memory as AnyBuffer;
 pub use buffer::{Buffer, Element};
-
-pub use capabilities::Capabilities;
-pub use graph::{Graph, Graphs};
+pub use graph::Graph;
 pub use open::{DeviceInfo, devices};
 pub use spec::{DeviceSpec, Runtime};
 
+use crate::capabilities::{Capabilities, Planes};
 use crate::error::{CubeError, Result, check_len};
 use crate::plan::Settings;
-
-/// Whether kernels may exchange values inside of a plane.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Planes {
-    /// When the runtime says that the device can.
-    #[default]
-    Advertised,
-    /// Always. CubeCL says that no software Vulkan driver can; lavapipe does, and tests use it.
-    Forced,
-    /// Never: the kernels for devices without planes.
-    Off,
-}
 
 /// What can be chosen when a device is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -3,7 +3,8 @@
 use cubecl::Device as CubeDevice;
 use cubecl::device::{WgpuBackend, WgpuDevice, WgpuDeviceKind};
 
-use super::{Capabilities, Device, DeviceOptions, DeviceSpec, Runtime};
+use super::{Device, DeviceOptions, DeviceSpec, Runtime};
+use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result};
 
 /// A device that exists.

@@ -8,9 +8,8 @@ use trike_trit::{Edit, Trit};
 use super::activations::BLOCK;
 use super::ternary::{TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{Device, Launch};
-use crate::error::{CubeError, Result};
-use crate::ops::spread;
-use crate::plan::Settings;
+use crate::error::{CubeError, Result, unsupported};
+use crate::plan::{Settings, spread};
 
 /// Units of a cube.
 const UNITS: u32 = 64;
@@ -31,7 +30,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for a place that does not exist, [`CubeError::Length`] for a matrix in
+    /// [`CubeError::Range`] for a place that does not exist, [`CubeError::Unsupported`] for a matrix in
     /// [`TernaryLayout::Base3`] or [`TernaryLayout::Blocks`]: nothing is changed then. Those of the launch.
     pub fn edit(&self, w: &TernaryMatrix, part: usize, edits: &[Edit]) -> Result<()> {
         let changes = changes(w.form(), w.depth(), part, edits)?;
@@ -60,8 +59,10 @@ fn changes(form: &TernaryForm, depth: usize, part: usize, edits: &[Edit]) -> Res
     };
     check("part of an edit", form.parts.len(), part)?;
     // A byte of base 3 holds five trits that share bits, and a block that was left out has none to change.
-    let editable = form.layout == TernaryLayout::TwoBit;
-    crate::error::check_len("bits of an edited weight", 2, if editable { 2 } else { 1 })?;
+    if form.layout != TernaryLayout::TwoBit {
+        let property = format!("TernaryLayout::{:?}", form.layout);
+        return unsupported("in-place edit", property, "pack the matrix in TernaryLayout::TwoBit");
+    }
     let first: usize = form.parts[..part].iter().map(|rows| rows.div_ceil(TILE)).sum();
     let mut words: BTreeMap<u32, (u32, u32)> = BTreeMap::new();
     for edit in edits {

@@ -3,9 +3,11 @@
 use super::activations::{ActivationShape, Activations};
 use super::kernels::{bitmap, sparse};
 use super::sparse_matrix::{SparseForm, SparseLayout, SparseMatrix, Weights};
-use crate::device::{Buffer, Capabilities, Device, Launch};
-use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use crate::capabilities::Capabilities;
+use crate::device::{Buffer, Device, Launch};
+use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape, unsupported};
+use crate::plan::{Plan, Settings, Strategy};
+use trike_core::Cost;
 
 /// One sparse linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -34,11 +36,10 @@ impl Plan for SparseProblem {
         self.x.validate()?;
         self.w.validate()?;
         check_len("columns of the activations of a sparse linear", self.w.cols, self.x.cols)?;
-        check_len(
-            "columns that share a factor, for a sparse linear",
-            0,
-            self.x.precision.group().unwrap_or(0),
-        )?;
+        if let Some(group) = self.x.precision.group() {
+            let property = format!("activation factors per {group} columns");
+            return unsupported(Self::NAME, property, "quantize the activations with one factor per token");
+        }
         check_shape("output of a sparse linear", self.x.tokens, self.w.rows)?;
         Ok(())
     }
@@ -71,7 +72,7 @@ impl Plan for SparseProblem {
         let [code_rows, nonzeros] = [self.x.code_rows(), self.w.nonzeros].map(|n| n as u64);
         let outputs = (self.x.tokens * self.w.rows) as u64 * if self.add { 8 } else { 4 };
         let x = 4 * (self.x.code_words() + self.x.factors()) as u64;
-        Cost { operations: 2 * nonzeros * code_rows, bytes: self.w.bytes() as u64 + x + outputs }
+        Cost { macs: nonzeros * code_rows, bytes: self.w.bytes() as u64 + x + outputs }
     }
 }
 
@@ -80,8 +81,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] when the columns or the output do not fit, or with factors of groups of columns; those of
-    /// [`Plan::plan`] and of the launch.
+    /// [`CubeError::Length`] when the columns or the output do not fit, [`CubeError::Unsupported`] for activations with factors
+    /// per group of columns; those of [`Plan::plan`] and of the launch.
     pub fn sparse(
         &self,
         x: &Activations,
@@ -237,7 +238,7 @@ mod tests {
         let grouped = ActivationShape { precision: Int8PerGroup(GroupSize::G32), ..x };
         assert!(matches!(
             SparseProblem { x: grouped, ..problem }.validate(),
-            Err(CubeError::Length { got: 32, .. })
+            Err(CubeError::Unsupported { .. })
         ));
         let wide = |cols| SparseProblem {
             x: ActivationShape { cols, ..x },
@@ -255,7 +256,7 @@ mod tests {
         let Some(device) = testing::device(crate::Planes::Off) else { return };
         let grouped = Scales::new(Granularity::Group(GroupSize::G32), vec![1.0; 2], None);
         let tensor = TritTensor::from_trits(1, 64, &[1; 64], Encoding::TwoBit, grouped).expect("a tensor");
-        assert!(matches!(SparseMatrix::pack(&device, &tensor), Err(CubeError::Range { got: 2, .. })));
+        assert!(matches!(SparseMatrix::pack(&device, &tensor), Err(CubeError::Unsupported { .. })));
         let plain =
             TritTensor::from_trits(1, 64, &[1; 64], Encoding::TwoBit, Scales::tensor(1.0)).expect("one");
         let rotated = plain.clone().with_rotation(Hadamard::new(8).ok()).expect("whole blocks");

@@ -5,7 +5,7 @@ use trike_trit::{Granularity, TritTensor};
 use super::activations::{BLOCK, MAX_COLS};
 use super::kernels::bitmap::SIGN_BITS;
 use crate::device::{Buffer, Device};
-use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape};
+use crate::error::{Result, check_range, check_rotation, check_shape, unsupported};
 
 /// Columns of a sparse matrix, at most, in [`SparseLayout::Entries`]: a column and a sign are two bytes.
 pub const MAX_SPARSE_COLS: usize = 1 << 15;
@@ -132,8 +132,8 @@ impl SparseMatrix {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for more planes, [`CubeError::Rotation`] for one behind a rotation, [`CubeError::Range`] for rows longer than [`MAX_COLS`] and for scales of
-    /// groups or means, [`CubeError::Shape`] and [`CubeError::Memory`].
+    /// [`CubeError::Unsupported`] for more planes, scales per group and means, [`CubeError::Rotation`] for one behind a rotation,
+    /// [`CubeError::Range`] for rows longer than [`MAX_COLS`], [`CubeError::Shape`] and [`CubeError::Memory`].
     pub fn pack(device: &Device, tensor: &TritTensor) -> Result<Self> {
         let form = form_of(tensor)?;
         Self::pack_form(device, tensor, SparseForm { layout: form.predicted(), ..form })
@@ -194,16 +194,15 @@ impl SparseMatrix {
 
 /// The form of a tensor as a list, refused when there is none.
 fn form_of(tensor: &TritTensor) -> Result<SparseForm> {
-    check_len("planes of a sparse matrix", 1, tensor.depth())?;
+    if tensor.depth() != 1 {
+        let property = format!("{} trit planes", tensor.depth());
+        return unsupported("sparse matrix", property, "pack the tensor as a TernaryMatrix");
+    }
     check_rotation("a sparse matrix", None, tensor.rotation())?;
     let grouped = matches!(tensor.scales().granularity(), Granularity::Group(_));
     if grouped || tensor.scales().means().is_some() {
-        return Err(CubeError::Range {
-            what: "scales of a row of a sparse matrix (without means)",
-            minimum: 1,
-            maximum: 1,
-            got: tensor.groups_per_row(),
-        });
+        let property = format!("{} scales per row or group means", tensor.groups_per_row());
+        return unsupported("sparse matrix", property, "pack the tensor as a TernaryMatrix");
     }
     let nonzeros = (tensor.rows() as u64 * tensor.cols() as u64).saturating_sub(tensor.zeros()) as usize;
     let (rows, cols) = (tensor.rows(), tensor.cols());

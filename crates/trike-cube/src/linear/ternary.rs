@@ -5,7 +5,7 @@ use trike_trit::{Coupling, Granularity, Hadamard, ScaleValues, TritTensor};
 
 use super::activations::{BLOCK, MAX_COLS};
 use crate::device::{Buffer, Device};
-use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape};
+use crate::error::{CubeError, Result, check_range, check_shape, unsupported};
 
 /// Rows of a tile.
 pub const TILE: usize = 16;
@@ -142,8 +142,11 @@ impl TernaryForm {
     pub(crate) fn validate(&self) -> Result<()> {
         check_range("parts of a ternary matrix", 1, MAX_PARTS, self.parts.len())?;
         check_range("columns of a ternary matrix", 1, MAX_COLS, self.cols)?;
-        let folded = if self.layout == TernaryLayout::Base3 { 1 } else { FOLDED };
-        check_range("planes of a set", 1, folded, self.planes)?;
+        if self.layout == TernaryLayout::Base3 && self.planes > 1 {
+            let property = format!("{} tied trit planes", self.planes);
+            return unsupported("TernaryLayout::Base3", property, "use TernaryLayout::TwoBit");
+        }
+        check_range("trit planes of a set", 1, FOLDED, self.planes)?;
         check_range("sets of planes", 1, trike_trit::MAX_DEPTH, self.sets)?;
         for &rows in &self.parts {
             check_shape("ternary matrix", rows.next_multiple_of(TILE), self.blocks() * BLOCK)?;
@@ -154,8 +157,8 @@ impl TernaryForm {
             self.tiles(),
             self.steps() * self.sets * self.planes * LANES * 4,
         )?;
-        if self.layout == TernaryLayout::Blocks {
-            check_range("means of a matrix without its zeros", 0, 0, usize::from(self.means))?;
+        if self.layout == TernaryLayout::Blocks && self.means {
+            return unsupported("TernaryLayout::Blocks", "group means", "use TernaryLayout::TwoBit");
         }
         if let Some(group) = self.group {
             check_range("columns of a group", 32, 256, group)?;
@@ -191,7 +194,7 @@ impl TernaryMatrix {
     /// # Errors
     ///
     /// [`CubeError::Range`] for no tensors, more than [`MAX_PARTS`], or rows longer than [`MAX_COLS`];
-    /// [`CubeError::Length`] and [`CubeError::Rotation`] when the tensors differ in what they must share; [`CubeError::Shape`] and
+    /// [`CubeError::PartsDiffer`] when the tensors differ in what they must share; [`CubeError::Shape`] and
     /// [`CubeError::Memory`] for tensors too large for the device.
     pub fn pack(device: &Device, tensors: &[&TritTensor]) -> Result<Self> {
         Self::pack_as(device, tensors, TernaryLayout::TwoBit)
@@ -201,8 +204,8 @@ impl TernaryMatrix {
     ///
     /// # Errors
     ///
-    /// As [`TernaryMatrix::pack`]; [`CubeError::Range`] for tied planes in [`TernaryLayout::Base3`], and for means in
-    /// [`TernaryLayout::Blocks`].
+    /// As [`TernaryMatrix::pack`]; [`CubeError::Unsupported`] for tied planes in [`TernaryLayout::Base3`] and for
+    /// means in [`TernaryLayout::Blocks`].
     pub fn pack_as(device: &Device, tensors: &[&TritTensor], layout: TernaryLayout) -> Result<Self> {
         let form = form_of(tensors, device.capabilities().f16, layout)?;
         let mut host = pack(&form, tensors)?;
@@ -248,6 +251,20 @@ impl TernaryMatrix {
     }
 }
 
+/// Refuses a part whose property differs from that of the first.
+fn check_same<T: PartialEq + std::fmt::Debug>(
+    part: usize,
+    property: &'static str,
+    expected: &T,
+    got: &T,
+) -> Result<()> {
+    if expected == got {
+        return Ok(());
+    }
+    let [expected, got] = [expected, got].map(|value| format!("{value:?}"));
+    Err(CubeError::PartsDiffer { part, property, expected, got })
+}
+
 /// What the tensors have in common, refused when they have not.
 pub(super) fn form_of(tensors: &[&TritTensor], f16: bool, layout: TernaryLayout) -> Result<TernaryForm> {
     check_range("parts of a ternary matrix", 1, MAX_PARTS, tensors.len())?;
@@ -256,17 +273,14 @@ pub(super) fn form_of(tensors: &[&TritTensor], f16: bool, layout: TernaryLayout)
         Granularity::Tensor | Granularity::Row => None,
         Granularity::Group(size) => Some(size.get()),
     };
-    for tensor in tensors {
-        check_len("columns of the parts of a ternary matrix", first.cols(), tensor.cols())?;
-        check_len("planes of the parts of a ternary matrix", first.depth(), tensor.depth())?;
-        check_rotation("parts of a ternary matrix", first.rotation(), tensor.rotation())?;
-        let same = tensor.coupling() == first.coupling();
-        check_len("coupling of the parts of a ternary matrix", 1, usize::from(same))?;
-        check_len(
-            "groups of the parts of a ternary matrix",
-            kind(first).unwrap_or(0),
-            kind(tensor).unwrap_or(0),
-        )?;
+    for (part, tensor) in tensors.iter().enumerate() {
+        check_same(part, "columns", &first.cols(), &tensor.cols())?;
+        check_same(part, "trit planes", &first.depth(), &tensor.depth())?;
+        let block = |t: &TritTensor| t.rotation().map_or(1, Hadamard::block);
+        check_same(part, "rotation block (1 = none)", &block(first), &block(tensor))?;
+        check_same(part, "coupling of trit planes", &first.coupling(), &tensor.coupling())?;
+        let group = |t: &TritTensor| kind(t).unwrap_or(0);
+        check_same(part, "columns of a group (0 = no groups)", &group(first), &group(tensor))?;
     }
     let depth = first.depth();
     let (sets, planes) = match first.coupling() {
@@ -507,11 +521,12 @@ mod tests {
         let c = make(2, 64, Scales::new(Granularity::Group(GroupSize::G32), vec![1.0; 4], None));
         assert!(matches!(
             form_of(&[&a, &b], true, TernaryLayout::TwoBit),
-            Err(CubeError::Length { expected: 64, got: 65, .. })
+            Err(CubeError::PartsDiffer { part: 1, property: "columns", expected, got })
+                if expected == "64" && got == "65"
         ));
         assert!(matches!(
             form_of(&[&a, &c], true, TernaryLayout::TwoBit),
-            Err(CubeError::Length { expected: 0, got: 32, .. })
+            Err(CubeError::PartsDiffer { part: 1, expected, got, .. }) if expected == "0" && got == "32"
         ));
         assert!(matches!(form_of(&[], true, TernaryLayout::TwoBit), Err(CubeError::Range { got: 0, .. })));
         assert!(matches!(
@@ -569,7 +584,8 @@ mod tests {
             Scales::tensor(1.0),
         );
         let refused = form_of(&[&tied.expect("a tensor")], true, TernaryLayout::Base3);
-        assert!(matches!(refused, Err(CubeError::Range { maximum: 1, got: 2, .. })));
+        let message = refused.expect_err("tied planes").to_string();
+        assert!(message.contains("2 tied trit planes"), "{message}");
     }
 
     #[test]

@@ -2,11 +2,10 @@
 
 use cubecl::prelude::*;
 
-use super::spread;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{Result, check_len};
 use crate::linear::Activations;
-use crate::plan::Settings;
+use crate::plan::{Settings, spread};
 
 /// Units of a cube.
 const UNITS: u32 = 128;

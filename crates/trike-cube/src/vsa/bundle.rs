@@ -303,7 +303,7 @@ impl Device {
     pub fn nonzeros(&self, table: &TritTable) -> Result<Vec<u32>> {
         const NAME: &str = "nonzeros of trits";
         let out = self.empty::<u32>(table.rows())?;
-        let cubes = crate::ops::spread(table.rows());
+        let cubes = crate::plan::spread(table.rows());
         let settings = crate::plan::Settings { cubes, ..crate::plan::Settings::linear(1, UNITS, 2) };
         let settings = settings.shared(4 * UNITS as usize);
         self.launch(&Launch::new(NAME, &UNITS, settings), &[&out], |client, cubes, units| {

@@ -32,6 +32,6 @@ pub struct OneWay;
 
 /// So many units in cubes.
 fn units(count: usize, bindings: usize) -> Settings {
-    let cubes = crate::ops::spread(count.div_ceil(UNITS as usize));
+    let cubes = crate::plan::spread(count.div_ceil(UNITS as usize));
     Settings { cubes, ..Settings::linear(1, UNITS, bindings) }
 }

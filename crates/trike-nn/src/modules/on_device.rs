@@ -6,7 +6,7 @@ use trike_cpu::ActivationPrecision;
 use trike_cube::Device;
 use trike_trit::TritTensor;
 
-use crate::{Backend, CubeBackend, CubeMatrix, DeviceUse, NnError, Weight};
+use crate::{Backend, CubeBackend, CubeMatrix, DeviceUse, NnError, Tensor};
 
 /// Weights on a device, and the way there.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl OnDevice {
     ) -> Result<Self, NnError> {
         let backend = CubeBackend::new(device.clone(), activations);
         // As one of several, so that no copy for look-ups stays on the host.
-        let mut one = std::iter::once(Ok(Weight::Ternary(weight.clone())));
+        let mut one = std::iter::once(Ok(Tensor::Ternary(weight.clone())));
         let weight_on_device = backend.load_matrices(&mut one)?.pop();
         let missing = NnError::Shape { what: "matrices of a layer", expected: 1, got: 0 };
         Ok(Self { backend, weight: Arc::new(weight_on_device.ok_or(missing)?), cols: weight.cols() })

@@ -171,7 +171,7 @@ fn a_recorded_token_is_one_read_back_of_what_is_asked_for() {
 fn logits_that_are_not_usable_come_as_a_whole() {
     struct Broken<'a>(Random<'a>);
     impl DecoderWeights for Broken<'_> {
-        fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+        fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
             self.0.matrix(name)
         }
 
@@ -211,8 +211,8 @@ fn a_replaced_weight_is_recorded_anew() {
         for (decoder, sequence) in decoders.iter_mut().zip(&mut sequences) {
             let (rows, cols) = (spec.hidden, spec.intermediate);
             let values = Rng::new(round + 20).normals(rows * cols);
-            let matrix = DenseMatrix::new(rows, cols, DenseData::F32(values)).expect("a matrix");
-            decoder.replace(WeightName::Down(1), Weight::Dense(matrix)).expect("its shape");
+            let matrix = DenseTensor::new(vec![rows, cols], DenseData::F32(values)).expect("a matrix");
+            decoder.replace(WeightName::Down(1), Tensor::Dense(matrix)).expect("its shape");
             sequence.truncate(0).expect("everything");
         }
     }

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::super::gated::activate;
 use super::super::math::{magnitude, nearest, nearest_wide};
 use super::super::reduce::{max_words, sum_floats, sum_ints};
-use super::GatedActivation;
+use trike_core::GatedActivation;
 
 /// What is compiled into the kernels of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

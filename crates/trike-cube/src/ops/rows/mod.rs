@@ -5,13 +5,14 @@ mod kernel;
 use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim};
 
-use super::gated::GatedActivation;
-use super::spread;
-use crate::device::{AnyBuffer, Buffer, Capabilities, Device, Launch};
-use crate::error::{CubeError, Result, check_len, check_range, check_shape};
+use crate::capabilities::Capabilities;
+use crate::device::{AnyBuffer, Buffer, Device, Launch};
+use crate::error::{CubeError, Result, check_len, check_shape, unsupported};
 use crate::linear::{ActivationPrecision, ActivationShape, Activations};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy, spread};
 use kernel::Form;
+use trike_core::Cost;
+use trike_core::GatedActivation;
 use trike_trit::Hadamard;
 
 /// Where rows come from.
@@ -110,14 +111,16 @@ impl Plan for RowProblem {
             if !self.cols.is_multiple_of(unit) {
                 return Err(CubeError::NotMultiple { what: "columns of rotated rows", unit, got: self.cols });
             }
-            let codes = usize::from(self.codes().is_some());
-            check_range("rotated rows that become codes", 1, 1, codes)?;
+            if self.codes().is_none() {
+                let property = format!("rows of floats rotated in blocks of {unit}");
+                return unsupported(Self::NAME, property, "quantize the rows, or leave the rotation out");
+            }
         }
         match self.codes() {
             Some(shape) => shape.validate(),
             None if self.norm => Ok(()),
             None => {
-                Err(CubeError::Range { what: "stages of rows of floats", minimum: 1, maximum: 1, got: 0 })
+                unsupported(Self::NAME, "rows of floats without a norm", "add a norm, or quantize the rows")
             }
         }
     }
@@ -159,7 +162,7 @@ impl Plan for RowProblem {
             return Err(CubeError::NotMultiple { what: "columns of rows", unit: lanes, got: self.cols });
         }
         if planes {
-            super::check_planes(Self::NAME, units, device)?;
+            crate::plan::check_planes(Self::NAME, units, device)?;
         }
         let form = self.form(blueprint);
         let (arrays, bindings) = match self.target {
@@ -191,7 +194,7 @@ impl Plan for RowProblem {
         };
         let weight = if self.norm { 4 * self.cols as u64 } else { 0 };
         let bytes = count.saturating_mul(read).saturating_add(written).saturating_add(weight);
-        Cost { operations: count.saturating_mul(operations), bytes }
+        Cost::of_operations(count.saturating_mul(operations), bytes)
     }
 }
 
@@ -520,14 +523,17 @@ mod tests {
         }
         RowProblem { cols: crate::linear::MAX_COLS, rows: 1, ..problem() }.validate().expect("at the limit");
         let idle = RowProblem { norm: false, target: RowTarget::Floats, ..problem() };
-        assert!(matches!(idle.validate(), Err(CubeError::Range { .. })), "rows that stay what they are");
+        assert!(
+            matches!(idle.validate(), Err(CubeError::Unsupported { .. })),
+            "rows that stay what they are"
+        );
         let rotation = Hadamard::new(1024).ok();
         let cut = RowProblem { rotation, ..problem() }.validate();
         assert!(matches!(cut, Err(CubeError::NotMultiple { unit: 1024, got: 2560, .. })));
         let rotation = Hadamard::new(512).ok();
         RowProblem { rotation, ..problem() }.validate().expect("whole blocks");
         let floats = RowProblem { rotation, target: RowTarget::Floats, ..problem() }.validate();
-        assert!(matches!(floats, Err(CubeError::Range { .. })), "rotated floats");
+        assert!(matches!(floats, Err(CubeError::Unsupported { .. })), "rotated floats");
         let device = Capabilities { planes: Some((8, 64)), ..Capabilities::smallest() };
         let with = |units, planes, lanes| problem().settings(&RowBlueprint { units, planes, lanes }, &device);
         with(64, true, 4).expect("a whole plane");

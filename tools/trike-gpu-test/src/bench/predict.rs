@@ -1,0 +1,240 @@
+//! What an H200 is expected to need, written down before anything was measured there.
+//!
+//! A prediction is a launch, and the larger of what memory and what arithmetic take. Rates are those of the device as other
+//! projects measured them, and shares of them are guesses from how much a kernel keeps in flight: each guess is one
+//! constant, so that a miss says which one was wrong.
+
+use super::catalogue::{Attention, Catalogue, Model, Product, Weights, Zeros};
+
+/// Bytes a second of a copy.
+const COPY: f64 = 4.3e12;
+/// Operations a second of `mma` on bytes: 63 % of what the asynchronous instructions reach, which CubeCL does not have.
+const INT8: f64 = 1.0e15;
+/// Operations a second of `mma` on halves.
+const F16: f64 = 0.5e15;
+/// Integer instructions a second: 132 multiprocessors of 64 lanes at 1.755 GHz.
+const INTEGER: f64 = 132.0 * 64.0 * 1.755e9;
+/// Bytes a second out of the last cache.
+const CACHE: f64 = 5.5e12;
+/// Multiprocessors.
+const PROCESSORS: f64 = 132.0;
+/// Between the end of one kernel and the full speed of the next, in seconds.
+const LAUNCH: f64 = 1.5e-6;
+/// The host's part of a launch, in seconds: planning, locking, handing over. Small kernels wait for it.
+const HOST: f64 = 7.0e-6;
+
+/// The host's part of a step that was recorded, in seconds: two small copies, the graph, a read-back that is waited for.
+const STEP: f64 = 70.0e-6;
+
+/// Share of the copy that kernels for one token read weights with.
+const DECODE: f64 = 0.75;
+/// The same with matrix instructions, whose planes are fewer.
+const FEW: f64 = 0.70;
+/// Share of the matrix rate that many tokens reach.
+const MANY: f64 = 0.60;
+/// Share of the copy of a list of nonzeros, whose activations are picked one by one.
+const LIST: f64 = 0.35;
+/// Share of the copy of halves, widened by their bits.
+const HALVES: f64 = 0.60;
+/// Share of the matrix rate of attention.
+const ATTEND: f64 = 0.34;
+/// Share of the copy of attention of one token.
+const ATTEND_ONE: f64 = 0.45;
+/// Share of f32 arithmetic (59 T/s) of the portable dense kernel.
+const DENSE: f64 = 0.3 * 59.0e12;
+
+/// What limits a problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bound {
+    /// The way from memory.
+    Memory,
+    /// The way from the last cache.
+    Cache,
+    /// Integer instructions that unpack and multiply.
+    Instructions,
+    /// Matrix instructions.
+    Matrix,
+    /// The host, which cannot launch faster.
+    Host,
+}
+
+impl Bound {
+    /// Name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Memory => "memory",
+            Self::Cache => "cache",
+            Self::Instructions => "instructions",
+            Self::Matrix => "matrix",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// A predicted time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prediction {
+    /// Seconds; of a token for models.
+    pub seconds: f64,
+    /// What limits it.
+    pub bound: Bound,
+}
+
+/// A launch and the largest of some parts.
+fn largest(parts: &[(f64, Bound)]) -> Prediction {
+    let (seconds, bound) = parts
+        .iter()
+        .copied()
+        .fold((0.0, Bound::Memory), |most, part| if part.0 > most.0 { part } else { most });
+    Prediction { seconds: LAUNCH + seconds, bound }
+}
+
+/// How evenly so many equal cubes lie on the multiprocessors.
+fn balance(cubes: usize) -> f64 {
+    let each = cubes as f64 / PROCESSORS;
+    each / each.ceil()
+}
+
+/// A ternary product.
+pub fn product(product: &Product, weights: Weights) -> Prediction {
+    use Bound::{Instructions, Matrix, Memory};
+    let Product { rows, cols, tokens, zeros } = *product;
+    let count = (rows * cols) as f64;
+    let io = (tokens * (cols + cols / 8 + 4 * rows)) as f64;
+    let stored = match (weights, zeros) {
+        (Weights::Blocks, Zeros::InBlocks(share)) => 1.0 - f64::from(share),
+        (Weights::Sparse, Zeros::Random(share)) => 1.0 - f64::from(share),
+        _ => 1.0,
+    };
+    let (bytes, share) = match weights {
+        Weights::TwoBit(granularity) => {
+            let scales = 2.0 * (rows * granularity.groups_per_row(cols)) as f64;
+            (count / 4.0 + scales, if tokens <= 2 { DECODE } else { FEW })
+        }
+        Weights::Blocks => (stored * count / 4.0, DECODE),
+        Weights::ThreePlanes => (0.75 * count + count / 64.0, if tokens <= 2 { DECODE } else { FEW }),
+        Weights::Base3 => (count / 5.0, DECODE),
+        Weights::Sparse => (2.0 * stored * count, LIST),
+        Weights::F16 => (2.0 * count, HALVES),
+    };
+    let tiles = rows.div_ceil(16);
+    let memory = ((bytes + io) / (COPY * share * balance(tiles)), Memory);
+    match weights {
+        Weights::F16 if tokens > 8 => largest(&[memory, (2.0 * count * tokens as f64 / DENSE, Instructions)]),
+        Weights::F16 | Weights::Sparse => largest(&[memory]),
+        // Two operations to take a digit out, and one dot product of four for each token.
+        Weights::Base3 => largest(&[memory, (count * (2.0 + 0.25 * tokens as f64) / INTEGER, Instructions)]),
+        _ if tokens <= 2 => {
+            let planes = if weights == Weights::ThreePlanes { 3.0 } else { 1.0 };
+            let unpack = stored * count * (0.44 * planes + 0.25 * tokens as f64) / (INTEGER * balance(tiles));
+            largest(&[memory, (unpack, Instructions)])
+        }
+        _ if tokens <= 32 => {
+            let padded = tokens.next_multiple_of(8) as f64;
+            largest(&[memory, (2.0 * count * padded / (INT8 * MANY), Matrix)])
+        }
+        _ => {
+            // Squares of 128 tokens by 128, 64 or 32 rows (`TernaryProblem::candidates`), one on a multiprocessor at a
+            // time; each reads the activations of all columns.
+            let squares = |side: usize| rows.div_ceil(side) * tokens.div_ceil(128);
+            let side = [128, 64].into_iter().find(|&side| squares(side) as f64 >= PROCESSORS).unwrap_or(32);
+            let waves = (squares(side) as f64 / PROCESSORS).ceil();
+            let square = 2.0 * 128.0 * (side * cols) as f64 / (INT8 * MANY / PROCESSORS);
+            let activations = (squares(side) * 128 * cols) as f64 / CACHE;
+            largest(&[memory, (activations, Bound::Cache), (waves * square, Matrix)])
+        }
+    }
+}
+
+/// Attention.
+pub fn attention(case: &Attention) -> Prediction {
+    let matrix = case.operations() as f64 / (F16 * ATTEND);
+    let memory = case.bytes() as f64 / COPY;
+    let batch = case.batch as f64;
+    // A launch for each sequence, two where positions are split.
+    if case.tokens == 1 {
+        let one = (memory / ATTEND_ONE, Bound::Memory);
+        let host = (2.0 * batch * HOST, Bound::Host);
+        largest(&[one, host])
+    } else {
+        let all = largest(&[(memory, Bound::Memory), (matrix, Bound::Matrix)]);
+        Prediction { seconds: all.seconds + (batch - 1.0) * LAUNCH, ..all }
+    }
+}
+
+/// A token of a model: decode, then prefill.
+pub fn model(model: &Model) -> [Prediction; 2] {
+    // Thirteen launches a block, four around them (`docs/src/gpu.md`).
+    let launches = (13 * model.layers + 4) as f64;
+    let weights = model.weights() as f64;
+    let head = (model.vocab * model.hidden) as f64;
+    // All of them are one graph; the next id and position go there before, and the best logits come back after it.
+    let decode = (weights / 4.0 + head) / (COPY * DECODE) + launches * LAUNCH + STEP;
+    let tokens = model.prompt as f64;
+    let products = 2.0 * weights * tokens / (INT8 * MANY * 0.8);
+    let case = Attention {
+        heads: model.heads,
+        kv_heads: model.kv_heads,
+        head_dim: model.hidden / model.heads,
+        tokens: model.prompt,
+        first: 0,
+        batch: 1,
+    };
+    let attend = model.layers as f64 * attention(&case).seconds;
+    // Norms, gates and quantization pass over activations in f32, about forty bytes a column and layer.
+    let rows = model.layers as f64 * tokens * (40 * model.hidden + 12 * model.intermediate) as f64 / COPY;
+    let prefill = (products + attend + rows + 50e-6) / tokens;
+    [
+        Prediction { seconds: decode, bound: Bound::Memory },
+        Prediction { seconds: prefill, bound: Bound::Matrix },
+    ]
+}
+
+/// A dense f16 product of cuBLAS, which the bars of the project are multiples of.
+pub fn cublas(product: &Product) -> Prediction {
+    let Product { rows, cols, tokens, .. } = *product;
+    let bytes = 2.0 * (rows * cols + tokens * (rows + cols)) as f64;
+    let operations = 2.0 * (rows * cols) as f64 * tokens as f64;
+    largest(&[(bytes / COPY, Bound::Memory), (operations / 790e12, Bound::Matrix)])
+}
+
+/// Every problem of the catalogue with its kernel and what is predicted for it.
+pub fn all(catalogue: &Catalogue) -> Vec<(String, String, Prediction)> {
+    let products = catalogue.products.iter().map(|(p, w)| (p.name(), w.name(), product(p, *w)));
+    let attention = catalogue.attention.iter().map(|a| (a.name(), "trike".to_owned(), attention(a)));
+    let models = catalogue.models.iter().flat_map(|m| m.problems().into_iter().zip(model(m)));
+    let models = models.map(|(problem, prediction)| (problem, "trike".to_owned(), prediction));
+    products.chain(attention).chain(models).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use trike_trit::Granularity;
+
+    const ROW: Weights = Weights::TwoBit(Granularity::Row);
+
+    fn at(tokens: usize) -> Product {
+        Product { rows: 4096, cols: 14336, tokens, zeros: Zeros::Usual }
+    }
+
+    #[test]
+    fn one_token_waits_for_memory_and_many_for_arithmetic() {
+        let one = product(&at(1), ROW);
+        assert_eq!(one.bound, Bound::Memory);
+        // 14.7 MB at 3.2 TB/s.
+        assert!((4e-6..8e-6).contains(&one.seconds), "{one:?}");
+        let many = product(&at(8192), ROW);
+        assert_eq!(many.bound, Bound::Matrix);
+        assert!(many.seconds > 2.0 * product(&at(2048), ROW).seconds);
+        assert!((27e-6..30e-6).contains(&cublas(&at(1)).seconds));
+    }
+
+    #[test]
+    fn every_problem_of_the_catalogue_has_a_prediction() {
+        let catalogue = Catalogue::full();
+        let all = all(&catalogue);
+        assert_eq!(all.len(), catalogue.names().len());
+        assert!(all.iter().all(|(_, _, p)| p.seconds.is_finite() && p.seconds > 0.0));
+    }
+}

@@ -1,0 +1,258 @@
+//! cubek: what CubeCL's own project has for dense products and attention.
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use cubecl::client::Client;
+use cubecl::device::{WgpuBackend, WgpuDevice, WgpuDeviceKind};
+use cubecl::ir::{ElemType, FloatKind};
+use cubecl::prelude::{CubeElement, TensorBinding};
+use cubecl::server::Handle;
+use cubek_attention::forward::definition::{AccumulatorPrecision, AttentionGlobalTypes, AttentionOptions};
+use cubek_attention::forward::launch as flash;
+use cubek_attention::forward::routines::blackbox_accelerated::BlackboxAcceleratedStrategy;
+use cubek_matmul::definition::{MatmulElems, MatmulGlobalElems};
+use cubek_matmul::{launch::launch_ref, multi_level, strategy::Strategy};
+use cubek_std::InputBinding;
+use half::f16;
+use std::time::Duration;
+use trike_cube::{Cost, Device, DeviceSpec, Runtime};
+
+use super::oracle::{Operands, check_attention, cost, halves};
+use super::{CUBEK, caught, reason};
+use crate::bench::catalogue::{Attention, Product};
+use crate::bench::timer::{Sample, Timer};
+use crate::bench::{Arithmetic, Record};
+
+const F16: ElemType = ElemType::Float(FloatKind::F16);
+
+/// Kernels of cubek on a device.
+pub(super) struct Cubek {
+    client: Client,
+}
+
+/// The routines that are tried for a product; the fastest one counts, as it would after tuning.
+fn strategies(tokens: usize) -> Vec<Strategy> {
+    use multi_level::Strategy as S;
+    let of_all = [S::SimpleCyclicMma(Default::default()), S::SimpleUnit(Default::default())];
+    let of_one = [
+        S::SimpleVecMat(Default::default()),
+        S::DoubleVecMat(Default::default()),
+        S::GemvUnitPerpendicular(Default::default()),
+    ];
+    let of_many = [
+        S::DoubleCyclicMma(Default::default()),
+        S::OrderedDoubleMma(Default::default()),
+        S::SpecializedCyclicMma(Default::default()),
+    ];
+    let mut all = vec![Strategy::Auto];
+    all.extend(of_all.map(Strategy::MultiLevel));
+    if tokens == 1 {
+        all.extend(of_one.map(Strategy::MultiLevel));
+    } else {
+        all.extend(of_many.map(Strategy::MultiLevel));
+    }
+    all
+}
+
+/// The same for attention.
+fn flashes() -> Vec<(&'static str, flash::Strategy)> {
+    let accelerated = |num_planes, seq_q| {
+        let strategy = BlackboxAcceleratedStrategy { num_planes, seq_q, seq_kv: 1 };
+        flash::Strategy::BlackboxAccelerated(flash::BlueprintStrategy::Inferred(strategy))
+    };
+    let unit = flash::Strategy::Unit(flash::BlueprintStrategy::Inferred(()));
+    vec![
+        ("accelerated, 4 planes", accelerated(4, 1)),
+        ("accelerated, 8 planes", accelerated(8, 1)),
+        ("accelerated, 4 planes of two tiles", accelerated(4, 2)),
+        ("unit", unit),
+    ]
+}
+
+impl Cubek {
+    pub(super) fn open(device: &Device) -> Result<Self> {
+        ensure!(device.capabilities().f16, "{} has no f16", device.name());
+        Ok(Self { client: client_of(device)? })
+    }
+
+    /// Times products that differ in their tokens alone.
+    pub(super) fn products(
+        &self,
+        timer: &Timer<'_>,
+        group: &[Product],
+        rotate: usize,
+        record: &mut Record<'_>,
+    ) {
+        let operands = Operands::new(group, rotate);
+        let weights: Vec<Handle> = (0..operands.copies).map(|_| self.upload(&operands.w)).collect();
+        let x = self.upload(&operands.x);
+        for product in group {
+            let found = self.best(timer, strategies(product.tokens), |strategy| {
+                self.product(product, &operands, strategy, &weights, &x)
+            });
+            finish(record, &product.name(), cost(product), found);
+        }
+    }
+
+    /// Times causal attention. cubek has no shared key heads: each query head gets keys of its own.
+    pub(super) fn attention(&self, timer: &Timer<'_>, case: &Attention, record: &mut Record<'_>) {
+        let len = case.batch * case.heads * case.tokens * case.head_dim;
+        let given = [1, 2, 3].map(|seed| halves(seed, len));
+        let handles = given.each_ref().map(|values| self.upload(values));
+        let ways = flashes();
+        let found = self.best(timer, (0..ways.len()).collect(), |&way| {
+            let (name, strategy) = &ways[way];
+            let launch = self.attend(case, strategy, &handles, &given)?;
+            Ok((launch, (*name).to_owned()))
+        });
+        finish(record, &case.name(), Cost { macs: case.operations() / 2, bytes: case.bytes() }, found);
+    }
+
+    /// The fastest of some ways. `prepare` launches once, compares the result, and returns what launches again.
+    fn best<'a, S>(
+        &self,
+        timer: &Timer<'_>,
+        ways: Vec<S>,
+        prepare: impl Fn(&S) -> Result<(Launch<'a>, String)>,
+    ) -> Result<(Sample, String)> {
+        const FEW: usize = 4;
+        let mut best: Option<(Duration, Launch<'a>, String)> = None;
+        let mut refusals = Vec::new();
+        for way in &ways {
+            let tried = caught(|| {
+                let (launch, name) = prepare(way)?;
+                let time = self.timed(&launch, FEW, 0)?;
+                Ok((time, launch, name))
+            });
+            match tried {
+                Ok(found) if best.as_ref().is_none_or(|best| found.0 < best.0) => best = Some(found),
+                Ok(_) => {}
+                Err(e) => refusals.push(reason(&e)),
+            }
+        }
+        let Some((_, launch, name)) = best else { bail!("{}", refusals.join("; ")) };
+        let sample = timer.median_by(|launches, first| self.timed(&launch, launches, first))?;
+        Ok((sample, name))
+    }
+
+    /// The time of some launches by the device's clock.
+    fn timed(&self, launch: &Launch<'_>, launches: usize, first: usize) -> Result<Duration> {
+        let window = self.client.profile_start().map_err(|e| anyhow!("{e:?}"))?;
+        if let Err(e) = (first..first + launches).try_for_each(launch) {
+            self.client.profile_abandon(window);
+            return Err(e);
+        }
+        let ticks = self.client.profile_end(window).map_err(|e| anyhow!("{e:?}"))?;
+        let ticks = cubecl::future::block_on(ticks.resolve()).context("no time came back")?;
+        Ok(ticks.duration())
+    }
+
+    fn product<'a>(
+        &'a self,
+        product: &Product,
+        operands: &Operands,
+        strategy: &Strategy,
+        weights: &'a [Handle],
+        x: &'a Handle,
+    ) -> Result<(Launch<'a>, String)> {
+        let &Product { rows, cols, tokens, .. } = product;
+        let y = self.upload(&vec![f16::NAN; tokens * rows]);
+        let (name, strategy, out) = (strategy.to_string(), strategy.clone(), y.clone());
+        let launch = move |i: usize| {
+            let w = &weights[i % weights.len()];
+            let lhs = InputBinding::new(binding(x, &[tokens, cols], &[cols, 1]), F16);
+            let rhs = InputBinding::new(binding(w, &[cols, rows], &[1, cols]), F16);
+            let out = binding(&out, &[tokens, rows], &[rows, 1]);
+            let mut types = MatmulElems::from_globals(&MatmulGlobalElems { lhs: F16, rhs: F16, out: F16 });
+            launch_ref(&strategy, &self.client, lhs, rhs, out, &mut types).map_err(|e| anyhow!("{e:?}"))
+        };
+        launch(0).with_context(|| name.clone())?;
+        operands.check(product, &self.read(&y)?).with_context(|| name.clone())?;
+        Ok((Box::new(launch), name))
+    }
+
+    fn attend<'a>(
+        &'a self,
+        case: &Attention,
+        strategy: &flash::Strategy,
+        handles: &'a [Handle; 3],
+        given: &[Vec<f16>; 3],
+    ) -> Result<Launch<'a>> {
+        let &Attention { heads, head_dim, tokens, batch, .. } = case;
+        let shape = [batch, heads, tokens, head_dim];
+        let strides = [heads * tokens * head_dim, tokens * head_dim, head_dim, 1];
+        let out = self.upload(&vec![f16::NAN; shape.iter().product()]);
+        let (strategy, written) = (strategy.clone(), out.clone());
+        let types = AttentionGlobalTypes::from_single_float_dtype(
+            F16,
+            AttentionGlobalTypes::mask_dtype(&self.client),
+        );
+        let launch = move |_: usize| {
+            let [q, k, v] = handles.each_ref().map(|handle| binding(handle, &shape, &strides));
+            let precision = AccumulatorPrecision::Strict(ElemType::Float(FloatKind::F32));
+            let options = AttentionOptions { causal: true, accumulator_precision: precision };
+            let out = binding(&written, &shape, &strides);
+            flash::launch_ref(strategy.clone(), &self.client, q, k, v, None, out, &types, options)
+                .map_err(|e| anyhow!("{e:?}"))
+        };
+        launch(0)?;
+        check_attention(case, given.each_ref().map(Vec::as_slice), &self.read(&out)?)?;
+        Ok(Box::new(launch))
+    }
+
+    fn upload(&self, values: &[f16]) -> Handle {
+        self.client.create_from_slice(f16::as_bytes(values))
+    }
+
+    /// What a launch could not do shows when its output is read.
+    fn read(&self, handle: &Handle) -> Result<Vec<f16>> {
+        let bytes = self.client.read_one(handle.clone()).map_err(|e| anyhow!("{e}"))?;
+        Ok(f16::from_bytes(&bytes).to_vec())
+    }
+}
+
+/// Launches with the copy of the weights of that number.
+type Launch<'a> = Box<dyn Fn(usize) -> Result<()> + 'a>;
+
+fn finish(record: &mut Record<'_>, problem: &str, cost: Cost, found: Result<(Sample, String)>) {
+    match found {
+        Ok((sample, name)) => record.figure(problem, CUBEK, Arithmetic::F16, Ok((sample, cost, name))),
+        Err(e) => record.not_run(CUBEK, Some(problem), &reason(&e)),
+    }
+}
+
+fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding {
+    TensorBinding {
+        handle: handle.clone().binding(),
+        strides: strides.into(),
+        shape: shape.to_vec().into(),
+        tiling: Default::default(),
+    }
+}
+
+/// CubeCL's client of a device that is open: Trike's own is private. The names are compared, because devices are numbered here
+/// once more.
+fn client_of(device: &Device) -> Result<Client> {
+    let DeviceSpec::Numbered(runtime, index) = device.spec() else { bail!("a device without a number") };
+    let found = match runtime {
+        Runtime::Cuda => cubecl::Device::cuda(index).ok(),
+        Runtime::Hip => cubecl::Device::rocm(index).ok(),
+        Runtime::Metal => graphics(WgpuBackend::Metal).nth(index),
+        Runtime::Vulkan => graphics(WgpuBackend::Vulkan).nth(index),
+        Runtime::Wgpu => graphics(WgpuBackend::Auto).nth(index),
+        Runtime::Cpu => cubecl::Device::cpu().ok(),
+    };
+    let client = found.with_context(|| format!("{} is gone", device.spec()))?.client();
+    let name = &client.properties().identity.name;
+    ensure!(name == device.name(), "{} is {name} here and {} there", device.spec(), device.name());
+    Ok(client)
+}
+
+/// Discrete devices first and software ones last, as `trike_cube::devices` lists them.
+fn graphics(backend: WgpuBackend) -> impl Iterator<Item = cubecl::Device> {
+    use WgpuDeviceKind::{Cpu, DiscreteGpu, IntegratedGpu, Other, VirtualGpu};
+    let kinds = [DiscreteGpu(0), IntegratedGpu(0), VirtualGpu(0), Other(0), Cpu];
+    kinds.into_iter().flat_map(move |kind| {
+        let first = cubecl::Device::Wgpu(WgpuDevice::new(kind).on(backend));
+        cubecl::Device::enumerate(first.to_id()).into_iter().map(cubecl::Device::from_id)
+    })
+}

@@ -1,0 +1,153 @@
+//! What rivals are given, and what they must make of it.
+
+use anyhow::{Result, ensure};
+use half::f16;
+use trike_cube::Cost;
+use trike_testkit::Rng;
+
+use crate::bench::catalogue::{Attention, Product};
+
+/// Random numbers that are repeated to fill an operand.
+const DISTINCT: usize = 1 << 20;
+/// Copies of a matrix, at most, as for Trike's.
+const MOST_COPIES: usize = 96;
+
+/// Normal numbers; more than [`DISTINCT`] of them repeat, with a period that no row's length divides.
+pub(super) fn halves(seed: u64, len: usize) -> Vec<f16> {
+    let some = Rng::new(seed).normals(len.min(DISTINCT - 1));
+    let some: Vec<f16> = some.into_iter().map(f16::from_f32).collect();
+    some.iter().copied().cycle().take(len).collect()
+}
+
+/// Weights and activations of a shape, for all numbers of tokens.
+pub(super) struct Operands {
+    /// `rows x cols`.
+    pub(super) w: Vec<f16>,
+    /// `tokens x cols`, for the most tokens.
+    pub(super) x: Vec<f16>,
+    /// Copies of the weights that leave no cache warm.
+    pub(super) copies: usize,
+}
+
+impl Operands {
+    /// For products that differ in their tokens alone.
+    pub(super) fn new(group: &[Product], rotate: usize) -> Self {
+        let Product { rows, cols, .. } = group[0];
+        let most = group.iter().map(|p| p.tokens).max().unwrap_or(1);
+        let copies = rotate.div_ceil(2 * rows * cols).clamp(2, MOST_COPIES);
+        Self { w: halves(1, rows * cols), x: halves(2, most * cols), copies }
+    }
+
+    /// Compares some outputs, `tokens x rows`, with exact sums.
+    ///
+    /// # Errors
+    /// The output that is furthest off.
+    pub(super) fn check(&self, product: &Product, y: &[f16]) -> Result<()> {
+        let &Product { rows, cols, tokens, .. } = product;
+        ensure!(y.len() == rows * tokens, "{} outputs, expected {}", y.len(), rows * tokens);
+        for token in some_of(tokens) {
+            for row in some_of(rows) {
+                let (w, x) = (&self.w[row * cols..][..cols], &self.x[token * cols..][..cols]);
+                let terms = w.iter().zip(x).map(|(w, x)| w.to_f64() * x.to_f64());
+                let (sum, squares) = terms.fold((0.0, 0.0), |(sum, squares), t| (sum + t, squares + t * t));
+                let got = y[token * rows + row].to_f64();
+                // An f32 sum, rounded to f16.
+                let allowed = sum.abs() / 1024.0 + 2e-3 * f64::sqrt(squares) + 1e-3;
+                let fits = (got - sum).abs() <= allowed;
+                ensure!(fits, "output {row} of token {token} is {got}, expected {sum} within {allowed}");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The cost of a dense product over halves.
+pub(super) fn cost(product: &Product) -> Cost {
+    let &Product { rows, cols, tokens, .. } = product;
+    let (rows, cols, tokens) = (rows as u64, cols as u64, tokens as u64);
+    Cost { macs: rows * cols * tokens, bytes: 2 * (rows * cols + tokens * (rows + cols)) }
+}
+
+/// Compares some outputs of causal attention with the formula; everything is `[batch][head][token][head_dim]`.
+///
+/// # Errors
+/// The output that is furthest off.
+pub(super) fn check_attention(case: &Attention, [q, k, v]: [&[f16]; 3], out: &[f16]) -> Result<()> {
+    let &Attention { heads, head_dim: d, tokens, batch, .. } = case;
+    ensure!(out.len() == q.len(), "{} outputs, expected {}", out.len(), q.len());
+    let scale = 1.0 / (d as f64).sqrt();
+    for head in [0, batch * heads / 2, batch * heads - 1] {
+        for token in some_of(tokens) {
+            let row = |of: &[f16], at: usize| -> Vec<f64> {
+                of[(head * tokens + at) * d..][..d].iter().map(|x| x.to_f64()).collect()
+            };
+            let query = row(q, token);
+            let dot = |key: Vec<f64>| query.iter().zip(key).map(|(q, k)| q * k).sum::<f64>() * scale;
+            let scores: Vec<f64> = (0..=token).map(|at| dot(row(k, at))).collect();
+            let most = scores.iter().copied().fold(f64::MIN, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            let mut exact = vec![0.0; d];
+            for (at, weight) in weights.iter().enumerate() {
+                exact.iter_mut().zip(row(v, at)).for_each(|(sum, v)| *sum += weight / total * v);
+            }
+            for (c, (got, exact)) in row(out, token).iter().zip(exact).enumerate() {
+                // Weights in f16, of values that are seldom larger than four.
+                let fits = (got - exact).abs() <= 4e-3 + exact.abs() / 256.0;
+                ensure!(fits, "number {c} of token {token}, head {head} is {got}, expected {exact}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The first, the last, and some between them.
+fn some_of(count: usize) -> impl Iterator<Item = usize> {
+    const SOME: usize = 5;
+    let step = (count - 1).div_ceil(SOME).max(1);
+    (0..count).step_by(step).chain((count > 1).then_some(count - 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::Zeros;
+
+    #[test]
+    fn a_product_of_the_transpose_is_noticed() {
+        let product = Product { rows: 12, cols: 12, tokens: 3, zeros: Zeros::Usual };
+        let operands = Operands::new(&[product], 1);
+        let times = |at: fn(usize, usize) -> usize| -> Vec<f16> {
+            let one = |i: usize| {
+                let (token, row) = (i / 12, i % 12);
+                let terms =
+                    (0..12).map(|c| operands.w[at(row, c)].to_f32() * operands.x[token * 12 + c].to_f32());
+                f16::from_f32(terms.sum())
+            };
+            (0..36).map(one).collect()
+        };
+        operands.check(&product, &times(|row, col| row * 12 + col)).unwrap();
+        let wrong = operands.check(&product, &times(|row, col| col * 12 + row)).unwrap_err();
+        assert!(wrong.to_string().contains("expected"), "{wrong}");
+        assert!(operands.check(&product, &[]).is_err());
+    }
+
+    #[test]
+    fn attention_without_a_mask_is_noticed() {
+        let case = Attention { heads: 1, kv_heads: 1, head_dim: 1, tokens: 2, first: 0, batch: 1 };
+        let [q, k] = [[1.0, 1.0].map(f16::from_f32), [0.0, 0.0].map(f16::from_f32)];
+        let v = [1.0, 3.0].map(f16::from_f32);
+        let causal = [1.0, 2.0].map(f16::from_f32);
+        check_attention(&case, [&q, &k, &v], &causal).unwrap();
+        let whole = [2.0, 2.0].map(f16::from_f32);
+        assert!(check_attention(&case, [&q, &k, &v], &whole).is_err());
+    }
+
+    #[test]
+    fn both_ends_are_looked_at() {
+        for count in [1, 2, 5, 6, 7, 100] {
+            let some: Vec<_> = some_of(count).collect();
+            assert!(some.contains(&0) && some.contains(&(count - 1)) && some.len() <= 7, "{some:?}");
+        }
+    }
+}

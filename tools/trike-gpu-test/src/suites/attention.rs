@@ -1,0 +1,304 @@
+//! Attention: every blueprint over rings of keys and values that have wrapped or not, with and without windows and groups.
+
+use std::ops::Range;
+
+use half::f16;
+use trike_cube::attention::{
+    AttentionBlueprint, AttentionProblem, AttentionSpec, CacheShape, KvCache, KvPrecision, Positions, Segment,
+};
+use trike_cube::{CubeError, Device, Plan, Strategy};
+use trike_testkit::Rng;
+
+use crate::session::{Oracle, Session, Verdict};
+
+/// Query heads, key heads, width of a head, slots, position of the first token, tokens, window, precision.
+type Row = (usize, usize, usize, usize, usize, usize, Option<usize>, KvPrecision);
+
+use KvPrecision::{F16, F32};
+
+/// One token, a few, many; windows that are full and not; rings that wrap; every width of heads that models have.
+const CASES: &[Row] = &[
+    (1, 1, 8, 1, 0, 1, None, F32),
+    (2, 1, 32, 70, 62, 1, None, F32),
+    (2, 1, 32, 70, 69, 1, None, F16),
+    (6, 2, 64, 300, 250, 1, None, F16),
+    (5, 1, 80, 200, 130, 1, None, F32),
+    (4, 4, 96, 66, 64, 1, Some(33), F32),
+    (4, 2, 128, 150, 140, 1, None, F16),
+    (3, 3, 6, 40, 30, 2, None, F32),
+    (4, 2, 32, 40, 100, 1, Some(37), F32),
+    (8, 2, 32, 80, 9, 3, None, F32),
+    (4, 2, 32, 70, 0, 1, None, F32),
+    (4, 2, 32, 70, 0, 70, None, F32),
+    (6, 2, 64, 64, 0, 35, None, F16),
+    (5, 1, 80, 90, 50, 33, Some(40), F32),
+    (2, 2, 96, 50, 31, 17, None, F32),
+    (2, 1, 128, 100, 60, 40, None, F16),
+    (3, 1, 8, 48, 200, 31, Some(17), F32),
+];
+
+/// Attends, and stores what is attended.
+pub fn attention(session: &mut Session) {
+    let device = session.device();
+    for (seed, row) in CASES.iter().enumerate() {
+        let case = Case::new(seed as u64, *row);
+        let &(heads, kv_heads, head_dim, capacity, first, tokens, window, precision) = row;
+        let name = format!(
+            "{heads}/{kv_heads} heads of {head_dim}, {tokens} at {first} in {capacity}, window {window:?}, {precision:?}"
+        );
+        session.each(name, &case.problem, |oracle, strategy| case.check(oracle, device, strategy));
+    }
+    refusals(session);
+}
+
+/// Attention of models: what is inferred for them, on small caches.
+pub fn shapes(session: &mut Session) {
+    let device = session.device();
+    for (heads, kv_heads, head_dim) in [(20, 5, 128), (32, 8, 128), (32, 32, 64), (12, 4, 96), (32, 8, 80)] {
+        for (first_position, tokens) in [(0, 1), (500, 1), (4000, 1), (100, 4), (0, 2048)] {
+            for precision in [F32, F16] {
+                let cache = CacheShape { kv_heads, head_dim, capacity: 8192, precision };
+                let large = AttentionProblem { heads, window: None, tokens, first_position, cache };
+                let name = format!(
+                    "attention {heads}/{kv_heads} heads of {head_dim}, {tokens} at {first_position} {precision:?}"
+                );
+                session.case(name, |oracle| {
+                    let (blueprint, _) = large.plan(&Strategy::Inferred, device.capabilities())?;
+                    let (blueprint, first, tokens) = match blueprint {
+                        // As many parts as the small cache has chunks.
+                        AttentionBlueprint::Decode { units, heads, splits } => {
+                            (AttentionBlueprint::Decode { units, heads, splits: splits.min(2) }, 100, 1)
+                        }
+                        other => (other, 0, 20),
+                    };
+                    let case = Case::new(1, (heads, kv_heads, head_dim, 128, first, tokens, None, precision));
+                    case.check(oracle, device, &Strategy::Forced(blueprint))
+                });
+            }
+        }
+    }
+}
+
+/// Rows of the batch before the tokens.
+const BEFORE: usize = 1;
+/// Rows of the batch after them.
+const AFTER: usize = 1;
+/// What an output holds where nothing is written.
+const POISON: f32 = -12345.0;
+
+struct Case {
+    problem: AttentionProblem,
+    scale: f32,
+    q: Vec<f32>,
+    /// `[position][kv_head][head_dim]`, from position 0.
+    k: Vec<f32>,
+    v: Vec<f32>,
+}
+
+impl Case {
+    fn new(seed: u64, row: Row) -> Self {
+        let (heads, kv_heads, head_dim, capacity, first_position, tokens, window, precision) = row;
+        let cache = CacheShape { kv_heads, head_dim, capacity, precision };
+        let problem = AttentionProblem { heads, window, tokens, first_position, cache };
+        let mut rng = Rng::new(seed);
+        let count = (first_position + tokens) * kv_heads * head_dim;
+        let q = rng.normals((BEFORE + tokens + AFTER) * heads * head_dim);
+        let (k, v) = (rng.normals(count), rng.normals(count));
+        Self { problem, scale: 2.0 / (head_dim as f32).sqrt(), q, k, v }
+    }
+
+    /// What a cache of this precision keeps of a number.
+    fn kept(&self, x: f32) -> f32 {
+        if self.problem.cache.precision == F16 { f16::from_f32(x).to_f32() } else { x }
+    }
+
+    /// Stores everything up to the last token, a few positions at a time, in batches with other rows around them.
+    fn fill(&self, device: &Device) -> trike_cube::Result<KvCache> {
+        let shape = self.problem.cache;
+        let cache = KvCache::empty(device, shape)?;
+        let width = shape.kv_heads * shape.head_dim;
+        let all = self.problem.first_position + self.problem.tokens;
+        let step = shape.capacity.min(33);
+        for first in (0..all).step_by(step) {
+            let count = step.min(all - first);
+            let around = |values: &[f32]| {
+                let mut batch = vec![f32::NAN; width];
+                batch.extend_from_slice(&values[first * width..(first + count) * width]);
+                batch.extend(vec![f32::NAN; width]);
+                device.upload(&batch)
+            };
+            // The rows around are of other sequences.
+            let mut positions = Positions::upload(device, &vec![0; count + 2])?;
+            let of_rows = (first as u32..).take(count);
+            positions.write(device, &[7].into_iter().chain(of_rows).chain([9]).collect::<Vec<_>>())?;
+            let segment = of(1..1 + count, &positions, &cache);
+            device.store(&around(&self.k)?, &around(&self.v)?, &segment)?;
+        }
+        Ok(cache)
+    }
+
+    /// The outputs of the tokens, exactly and by loops over f32, with scaled queries and weights in f16 if `halves` says so.
+    fn expected(&self, halves: bool) -> (Vec<f64>, Vec<f32>) {
+        let stored = |x: f32| if halves { f16::from_f32(x).to_f32() } else { x };
+        let AttentionProblem { heads, window, tokens, first_position, cache } = self.problem;
+        let (d, width) = (cache.head_dim, cache.kv_heads * cache.head_dim);
+        let (mut exact, mut plain) = (Vec::new(), Vec::new());
+        for token in 0..tokens {
+            let position = first_position + token;
+            let start = (position + 1).saturating_sub(window.unwrap_or(usize::MAX));
+            for head in 0..heads {
+                let kv = head / (heads / cache.kv_heads) * d;
+                let q = &self.q[((BEFORE + token) * heads + head) * d..][..d];
+                let row = |of: &[f32], p: usize| -> Vec<f32> {
+                    of[p * width + kv..][..d].iter().map(|&x| self.kept(x)).collect()
+                };
+                let keys: Vec<Vec<f32>> = (start..=position).map(|p| row(&self.k, p)).collect();
+                let values: Vec<Vec<f32>> = (start..=position).map(|p| row(&self.v, p)).collect();
+                let dot =
+                    |k: &Vec<f32>| q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum::<f64>();
+                let scores: Vec<f64> = keys.iter().map(|k| dot(k) * f64::from(self.scale)).collect();
+                let most = scores.iter().copied().fold(f64::MIN, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - most).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                let column =
+                    |c: usize| weights.iter().zip(&values).map(|(w, v)| w * f64::from(v[c])).sum::<f64>();
+                exact.extend((0..d).map(|c| column(c) / total));
+                let scaled: Vec<f32> = q.iter().map(|q| stored(q * self.scale)).collect();
+                let dot = |k: &Vec<f32>| scaled.iter().zip(k).map(|(q, k)| q * k).sum::<f32>();
+                let scores: Vec<f32> = keys.iter().map(dot).collect();
+                let most = scores.iter().copied().fold(f32::MIN, f32::max);
+                let weights: Vec<f32> = scores.iter().map(|s| (s - most).exp()).collect();
+                let total: f32 = weights.iter().sum();
+                let column =
+                    |c: usize| weights.iter().zip(&values).map(|(&w, v)| stored(w) * v[c]).sum::<f32>();
+                plain.extend((0..d).map(|c| column(c) / total));
+            }
+        }
+        (exact, plain)
+    }
+
+    fn check(&self, oracle: &Oracle, device: &Device, strategy: &Strategy<AttentionBlueprint>) -> Verdict {
+        let AttentionProblem { heads, window, tokens, first_position, cache: shape } = self.problem;
+        let cache = self.fill(device)?;
+        let first = first_position as u32;
+        let mut positions = vec![first + 500];
+        positions.extend(first..first + tokens as u32);
+        positions.push(3);
+        let positions = Positions::upload(device, &positions)?;
+        let q = device.upload(&self.q)?;
+        let out = device.upload(&vec![POISON; self.q.len()])?;
+        let spec = AttentionSpec {
+            heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            scale: self.scale,
+            window,
+        };
+        let segment = Segment { rows: BEFORE..BEFORE + tokens, positions: &positions, cache: &cache };
+        device.attention(&spec, &q, &segment, &out, strategy)?;
+        let got = device.read(&out)?;
+        if !oracle.compares() {
+            return Ok(());
+        }
+        let (k, v) = cache.read(device)?;
+        let last = first_position + tokens;
+        for (what, got, given) in [("cached keys", k, &self.k), ("cached values", v, &self.v)] {
+            let width = shape.kv_heads * shape.head_dim;
+            for p in last.saturating_sub(shape.capacity)..last {
+                for head in 0..shape.kv_heads {
+                    let got = &got[(head * shape.capacity + p % shape.capacity) * shape.head_dim..]
+                        [..shape.head_dim];
+                    let want = given[p * width + head * shape.head_dim..][..shape.head_dim].iter();
+                    oracle.exact(what, got, &want.map(|&x| self.kept(x)).collect::<Vec<_>>())?;
+                }
+            }
+        }
+        let row = heads * shape.head_dim;
+        let (before, rest) = got.split_at(BEFORE * row);
+        let (of_tokens, after) = rest.split_at(tokens * row);
+        oracle.exact("rows before", before, &vec![POISON; BEFORE * row])?;
+        oracle.exact("rows after", after, &vec![POISON; AFTER * row])?;
+        let (blueprint, _) = self.problem.plan(strategy, device.capabilities())?;
+        let halves = matches!(blueprint, AttentionBlueprint::Mma { .. });
+        let (exact, plain) = self.expected(halves);
+        let slack = if halves { 2e-4 } else { 1e-6 };
+        oracle.twice_plain("attended", of_tokens, &exact, &plain, row, slack)
+    }
+}
+
+/// Some rows over a cache.
+fn of<'a>(rows: Range<usize>, positions: &'a Positions, cache: &'a KvCache) -> Segment<'a> {
+    Segment { rows, positions, cache }
+}
+
+fn refusals(session: &mut Session) {
+    let device = session.device();
+    session.case("attention refuses what does not fit", |oracle| {
+        let shape = CacheShape { kv_heads: 2, head_dim: 8, capacity: 10, precision: F32 };
+        let cache = KvCache::empty(device, shape)?;
+        let (q, kv) = (device.upload(&[0.5f32; 3 * 32])?, device.upload(&[0.5f32; 3 * 16])?);
+        let out = device.upload(&[0f32; 3 * 32])?;
+        let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.5, window: None };
+        let strategy = &Strategy::Inferred;
+        let at = |values: &[u32]| Positions::upload(device, values);
+        let fits = at(&[7, 8, 9])?;
+        device.store(&kv, &kv, &of(0..3, &fits, &cache))?;
+        device.attention(&spec, &q, &of(0..3, &fits, &cache), &out, strategy)?;
+        let over = at(&[8, 9, 10])?;
+        let refused = device.attention(&spec, &q, &of(0..3, &over, &cache), &out, strategy);
+        oracle
+            .refused("capacity", refused, |e| matches!(e, CubeError::Range { maximum: 10, got: 11, .. }))?;
+        let windowed = AttentionSpec { window: Some(8), ..spec };
+        device.attention(&windowed, &q, &of(0..3, &at(&[20, 21, 22])?, &cache), &out, strategy)?;
+        let holes = at(&[7, 9, 10])?;
+        let refused = device.attention(&spec, &q, &of(0..3, &holes, &cache), &out, strategy);
+        oracle.refused("holes", refused, |e| {
+            matches!(e, CubeError::NotConsecutive { row: 1, expected: 8, got: 9 })
+        })?;
+        let refused = device.store(&kv, &kv, &of(0..3, &holes, &cache));
+        oracle.refused("holes", refused, |e| {
+            matches!(e, CubeError::NotConsecutive { row: 1, expected: 8, got: 9 })
+        })?;
+        for rows in [0..4, 3..3] {
+            let refused = device.store(&kv, &kv, &of(rows.clone(), &fits, &cache));
+            oracle.refused("rows", refused, |e| matches!(e, CubeError::Range { .. }))?;
+            let refused = device.attention(&spec, &q, &of(rows, &fits, &cache), &out, strategy);
+            oracle.refused("rows", refused, |e| matches!(e, CubeError::Range { .. }))?;
+        }
+        let refused = device.store(&q, &kv, &of(0..3, &fits, &cache));
+        oracle.refused("keys", refused, |e| matches!(e, CubeError::Length { expected: 48, got: 96, .. }))?;
+        let refused = device.attention(&spec, &kv, &of(0..3, &fits, &cache), &out, strategy);
+        oracle
+            .refused("queries", refused, |e| matches!(e, CubeError::Length { expected: 96, got: 48, .. }))?;
+        let refused = device.attention(&spec, &q, &of(0..3, &fits, &cache), &kv, strategy);
+        oracle
+            .refused("output", refused, |e| matches!(e, CubeError::Length { expected: 96, got: 48, .. }))?;
+        let refused = device.attention(&spec, &q, &of(0..3, &fits, &cache), &q, strategy);
+        oracle.refused("in place", refused, |e| matches!(e, CubeError::Overlap { .. }))?;
+        let odd = AttentionSpec { heads: 5, ..spec };
+        let refused = device.attention(&odd, &q, &of(0..3, &fits, &cache), &out, strategy);
+        oracle.refused("heads", refused, |e| matches!(e, CubeError::NotMultiple { unit: 2, got: 5, .. }))?;
+        for other in [AttentionSpec { kv_heads: 4, ..spec }, AttentionSpec { head_dim: 16, ..spec }] {
+            let refused = device.attention(&other, &q, &of(0..3, &fits, &cache), &out, strategy);
+            oracle.refused("cache of another shape", refused, |e| matches!(e, CubeError::Length { .. }))?;
+        }
+        let scaled = AttentionSpec { scale: f32::NAN, ..spec };
+        let refused = device.attention(&scaled, &q, &of(0..3, &fits, &cache), &out, strategy);
+        oracle.refused("scale", refused, |e| matches!(e, CubeError::NonFinite { .. }))?;
+        for (units, heads, splits) in
+            [(48, 2, 1), (16, 2, 1), (128, 3, 1), (128, 0, 1), (128, 2, 2), (1024, 2, 1)]
+        {
+            let forced = Strategy::Forced(AttentionBlueprint::Decode { units, heads, splits });
+            let refused = device.attention(&spec, &q, &of(0..3, &fits, &cache), &out, &forced);
+            oracle.refused("blueprint", refused, |e| {
+                matches!(e, CubeError::Range { .. } | CubeError::NotMultiple { .. })
+            })?;
+        }
+        let capacity = CacheShape { capacity: 2, ..shape };
+        let refused = device.store(&kv, &kv, &of(0..3, &fits, &KvCache::empty(device, capacity)?));
+        oracle.refused("tokens", refused, |e| matches!(e, CubeError::Range { maximum: 2, got: 3, .. }))?;
+        oracle.refused("positions", at(&[]), |e| matches!(e, CubeError::Range { .. }))?;
+        oracle
+            .refused("positions", at(&[1 << 30]), |e| matches!(e, CubeError::Range { got: 0x4000_0000, .. }))
+    });
+}

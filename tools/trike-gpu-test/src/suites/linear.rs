@@ -1,0 +1,545 @@
+//! `y = x W^T` with ternary weights: precisions, groups, planes, parts, odd sizes, residuals.
+
+use trike_cube::linear::{
+    ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint, MAX_STAGES,
+    MmaShape, SplitBlueprint, SplitKernel, Staging, TernaryForm, TernaryMatrix, TernaryProblem, WmmaShape,
+};
+use trike_cube::{CubeError, Device, Plan, Strategy};
+use trike_testkit::Rng;
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
+
+use crate::session::{Failure, Oracle, Session, Verdict, poisoned};
+
+/// Weights of a case.
+#[derive(Clone, Copy, Debug)]
+struct Weights {
+    cols: usize,
+    granularity: Granularity,
+    depth: usize,
+    coupling: Coupling,
+    means: bool,
+    /// Whether the scales are f32 that f16 does not hold.
+    precise: bool,
+}
+
+const PLAIN: Weights = Weights {
+    cols: 200,
+    granularity: Granularity::Row,
+    depth: 1,
+    coupling: Coupling::Free,
+    means: false,
+    precise: true,
+};
+
+const fn groups(size: GroupSize) -> Granularity {
+    Granularity::Group(size)
+}
+
+/// A case: rows of the parts, weights, tokens, activations, and whether the products are added.
+type Case = (&'static [usize], Weights, usize, ActivationPrecision, bool);
+
+const INT8: ActivationPrecision = ActivationPrecision::Int8PerToken;
+
+/// Every kind of weight with every kind of activation that its kernels tell apart, sides that fill no tile or block, token
+/// counts on both sides of every limit between the blueprints.
+const CASES: &[Case] = &[
+    (&[1], Weights { cols: 1, ..PLAIN }, 1, INT8, false),
+    (&[16], Weights { cols: 128, granularity: Granularity::Tensor, ..PLAIN }, 1, INT8, false),
+    (&[33], PLAIN, 1, INT8, false),
+    (&[33], Weights { precise: false, ..PLAIN }, 2, INT8, true),
+    (&[17], Weights { cols: 1030, ..PLAIN }, 3, INT8, false),
+    (&[40, 8, 24], Weights { cols: 384, ..PLAIN }, 5, INT8, false),
+    (&[48, 31], Weights { cols: 257, ..PLAIN }, 16, INT8, true),
+    (&[65], Weights { cols: 300, ..PLAIN }, 17, INT8, false),
+    (&[70], Weights { cols: 130, ..PLAIN }, 66, INT8, false),
+    (&[33], Weights { granularity: groups(GroupSize::G32), ..PLAIN }, 4, INT8, false),
+    (&[33], Weights { granularity: groups(GroupSize::G64), precise: false, ..PLAIN }, 1, INT8, false),
+    (
+        &[20],
+        Weights { cols: 385, granularity: groups(GroupSize::G128), means: true, ..PLAIN },
+        3,
+        INT8,
+        false,
+    ),
+    (&[20], Weights { cols: 520, granularity: groups(GroupSize::G256), ..PLAIN }, 18, INT8, false),
+    (&[18], Weights { means: true, ..PLAIN }, 2, INT8, false),
+    (&[21], Weights { depth: 2, ..PLAIN }, 2, INT8, false),
+    (&[21], Weights { depth: 3, coupling: Coupling::Tied, ..PLAIN }, 9, INT8, false),
+    (&[16], Weights { depth: 6, coupling: Coupling::Tied, ..PLAIN }, 1, INT8, false),
+    (
+        &[19],
+        Weights { depth: 3, granularity: groups(GroupSize::G64), coupling: Coupling::Free, ..PLAIN },
+        20,
+        INT8,
+        false,
+    ),
+    (&[33], PLAIN, 1, ActivationPrecision::F32, false),
+    (&[33], Weights { granularity: groups(GroupSize::G32), ..PLAIN }, 3, ActivationPrecision::F32, true),
+    (&[50], Weights { cols: 260, ..PLAIN }, 9, ActivationPrecision::F32, false),
+    (&[33], PLAIN, 1, ActivationPrecision::Int16, false),
+    (&[34], PLAIN, 8, ActivationPrecision::Int16, false),
+    (&[33], PLAIN, 1, ActivationPrecision::Int8PerGroup(GroupSize::G32), false),
+    (
+        &[18],
+        Weights { cols: 300, granularity: groups(GroupSize::G64), means: true, ..PLAIN },
+        19,
+        ActivationPrecision::Int8PerGroup(GroupSize::G128),
+        false,
+    ),
+];
+
+/// The products.
+pub fn linear(session: &mut Session) {
+    let device = session.device();
+    for (seed, &(rows, weights, tokens, precision, add)) in CASES.iter().enumerate() {
+        let mut rng = Rng::new(seed as u64);
+        let tensors: Vec<TritTensor> = rows.iter().map(|&n| tensor(&mut rng, n, weights)).collect();
+        let x: Vec<f32> = rng.normals(tokens * weights.cols);
+        let inputs = Inputs { tensors, x, tokens, precision, add };
+        let name = format!(
+            "{rows:?} x {} m={tokens} {precision:?}, {} x{}{}{}{}",
+            weights.cols,
+            weights.granularity,
+            weights.depth,
+            if weights.coupling == Coupling::Tied { " tied" } else { "" },
+            if weights.means { ", means" } else { "" },
+            if add { ", added" } else { "" },
+        );
+        match inputs.form(device) {
+            Ok(form) => {
+                let x = ActivationShape { tokens, cols: weights.cols, precision };
+                let problem = TernaryProblem { x, w: form, add };
+                session.each(name, &problem, |oracle, strategy| inputs.check(oracle, device, strategy));
+            }
+            Err(e) => session.case(name, |_| Err(e)),
+        }
+    }
+    many_groups(session);
+    split(session);
+    forced(session);
+    refusals(session);
+}
+
+/// A row of [`SPLITS`]: the weights' rows and form, tokens, precision, whether products are added, the splits of a cube, and
+/// the cubes.
+type Split = (&'static [usize], Weights, usize, ActivationPrecision, bool, usize, usize);
+
+/// Columns that cubes share: an integer a row, groups of every size, means, sets, digits, factors of groups, and cubes that
+/// have no block left.
+const SPLITS: &[Split] = &[
+    (&[19], Weights { cols: 1030, ..PLAIN }, 1, INT8, false, 2, 3),
+    (&[33, 5], Weights { cols: 777, granularity: groups(GroupSize::G32), ..PLAIN }, 3, INT8, false, 1, 2),
+    (&[17], Weights { cols: 2049, granularity: Granularity::Tensor, ..PLAIN }, 16, INT8, true, 2, 16),
+    (&[21], Weights { cols: 900, depth: 6, coupling: Coupling::Tied, ..PLAIN }, 1, INT8, false, 2, 2),
+    (
+        &[20],
+        Weights { cols: 1300, granularity: groups(GroupSize::G128), means: true, ..PLAIN },
+        2,
+        ActivationPrecision::F32,
+        true,
+        2,
+        4,
+    ),
+    (
+        &[18],
+        Weights { cols: 1500, granularity: groups(GroupSize::G256), precise: false, ..PLAIN },
+        5,
+        ActivationPrecision::Int8PerGroup(GroupSize::G64),
+        false,
+        1,
+        3,
+    ),
+    (&[16], Weights { cols: 700, granularity: groups(GroupSize::G64), ..PLAIN }, 2, INT8, false, 2, 2),
+    (&[9], Weights { cols: 500, ..PLAIN }, 1, ActivationPrecision::F32, false, 1, 2),
+];
+
+/// Columns that are shared by cubes, which is inferred for long rows and large devices only.
+fn split(session: &mut Session) {
+    let device = session.device();
+    for (seed, &(rows, weights, tokens, precision, add, splits, cubes)) in SPLITS.iter().enumerate() {
+        let mut rng = Rng::new(seed as u64);
+        let tensors: Vec<TritTensor> = rows.iter().map(|&n| tensor(&mut rng, n, weights)).collect();
+        let x: Vec<f32> = rng.normals(tokens * weights.cols);
+        let inputs = Inputs { tensors, x, tokens, precision, add };
+        let code_rows = (tokens * precision.slices()).next_power_of_two().clamp(precision.slices(), 16);
+        let decode = DecodeBlueprint { rows: code_rows, splits };
+        let mut kernels = vec![(SplitKernel::Decode(decode), LinearBlueprint::Decode(decode))];
+        if code_rows > 2 && device.capabilities().int8_mma {
+            // Columns of a cube that shares them are shared by planes too.
+            let (octets, splits) = (code_rows.div_ceil(8), splits.max(2));
+            let shape = MmaShape {
+                tiles: 1,
+                octets,
+                row_planes: 1,
+                code_planes: 1,
+                splits,
+                staging: Staging::Direct,
+            };
+            kernels.push((SplitKernel::Mma(shape), LinearBlueprint::Mma(shape)));
+        }
+        let exact = !matches!(weights.granularity, Granularity::Group(_)) && weights.depth == 1;
+        for (kernel, alone) in kernels {
+            let forced = Strategy::Forced(LinearBlueprint::Split(SplitBlueprint { kernel, cubes }));
+            let name = format!(
+                "ternary linear {rows:?} x {} m={tokens} {precision:?}, {}, {cubes} cubes share columns, {kernel:?}",
+                weights.cols, weights.granularity
+            );
+            session.case(name, |oracle| {
+                inputs.check(oracle, device, &forced)?;
+                if exact {
+                    // One integer a row does not know in how many pieces it was summed.
+                    let (whole, pieces) =
+                        (inputs.run(device, &Strategy::Forced(alone))?, inputs.run(device, &forced)?);
+                    for (part, (whole, pieces)) in whole.1.iter().zip(&pieces.1).enumerate() {
+                        oracle.exact(&format!("output {part} of all cubes"), pieces, whole)?;
+                    }
+                }
+                Ok(())
+            });
+        }
+    }
+}
+
+/// A row of [`FORCED`]: the weights' rows and form, tokens, precision, whether products are added, and the blueprint.
+type Forced = (&'static [usize], Weights, usize, ActivationPrecision, bool, LinearBlueprint);
+
+/// Two planes or one on matrix instructions.
+const fn mma([row_planes, code_planes]: [usize; 2], staging: Staging) -> LinearBlueprint {
+    LinearBlueprint::Mma(MmaShape { tiles: 1, octets: 1, row_planes, code_planes, splits: 1, staging })
+}
+
+/// Cooperative matrices, of a plane and of a cube.
+const fn wmma(
+    [m, n, k]: [usize; 3],
+    [row_matrices, code_matrices]: [usize; 2],
+    [row_planes, code_planes]: [usize; 2],
+) -> LinearBlueprint {
+    LinearBlueprint::Wmma(WmmaShape { m, n, k, row_matrices, code_matrices, row_planes, code_planes })
+}
+
+/// Blueprints that no plan chooses for small shapes, or not on every device that has them.
+///
+/// With asynchronous copies: more blocks than there are in shared memory and fewer, one set after the other, parts, rows that end
+/// inside of a cube. With cooperative matrices of each shape: the same, and every kind of scale, mean and digit.
+const FORCED: &[Forced] = &[
+    (&[37], Weights { cols: 700, ..PLAIN }, 21, INT8, false, mma([1, 2], Staging::Async { stages: 3 })),
+    (
+        &[21, 18],
+        Weights { cols: 1030, depth: 2, coupling: Coupling::Tied, ..PLAIN },
+        33,
+        INT8,
+        true,
+        mma([2, 1], Staging::Async { stages: 2 }),
+    ),
+    (
+        &[20],
+        Weights { cols: 500, depth: 3, granularity: groups(GroupSize::G64), means: true, ..PLAIN },
+        9,
+        ActivationPrecision::Int16,
+        false,
+        mma([1, 2], Staging::Async { stages: MAX_STAGES }),
+    ),
+    (
+        &[9],
+        Weights { cols: 128, ..PLAIN },
+        5,
+        INT8,
+        false,
+        mma([1, 1], Staging::Async { stages: MAX_STAGES }),
+    ),
+    (&[37], Weights { cols: 700, ..PLAIN }, 21, INT8, false, wmma([16, 16, 16], [1, 1], [1, 2])),
+    (
+        &[21, 18],
+        Weights { cols: 300, depth: 5, coupling: Coupling::Tied, ..PLAIN },
+        33,
+        INT8,
+        true,
+        wmma([16, 16, 16], [2, 1], [1, 1]),
+    ),
+    (
+        &[20],
+        Weights { cols: 260, depth: 3, granularity: groups(GroupSize::G64), means: true, ..PLAIN },
+        9,
+        ActivationPrecision::F32,
+        false,
+        wmma([16, 16, 16], [1, 2], [2, 1]),
+    ),
+    (
+        &[19, 5],
+        Weights { cols: 390, granularity: groups(GroupSize::G256), precise: false, ..PLAIN },
+        18,
+        ActivationPrecision::Int8PerGroup(GroupSize::G32),
+        false,
+        wmma([32, 8, 16], [1, 1], [1, 2]),
+    ),
+    (
+        &[17],
+        Weights { cols: 200, granularity: Granularity::Tensor, depth: 2, ..PLAIN },
+        20,
+        ActivationPrecision::Int16,
+        true,
+        wmma([8, 32, 16], [2, 1], [1, 1]),
+    ),
+    (&[33], Weights { cols: 140, ..PLAIN }, 40, INT8, false, wmma([16, 16, 32], [2, 2], [1, 1])),
+    // What is inferred for many tokens where there are no other matrix instructions.
+    (&[70], Weights { cols: 130, precise: false, ..PLAIN }, 66, INT8, false, wmma([16; 3], [2, 2], [2, 2])),
+    (
+        &[70],
+        Weights { cols: 130, granularity: groups(GroupSize::G128), precise: false, ..PLAIN },
+        66,
+        INT8,
+        false,
+        wmma([16; 3], [2, 2], [2, 2]),
+    ),
+];
+
+/// What is forced.
+fn forced(session: &mut Session) {
+    let device = session.device();
+    let capabilities = device.capabilities();
+    for (seed, &(rows, weights, tokens, precision, add, blueprint)) in FORCED.iter().enumerate() {
+        let there = match blueprint {
+            LinearBlueprint::Wmma(shape) => capabilities.int8_cmma.contains(&[shape.m, shape.n, shape.k]),
+            _ => capabilities.int8_mma && capabilities.async_copy,
+        };
+        if !there {
+            continue;
+        }
+        let mut rng = Rng::new(seed as u64);
+        let tensors: Vec<TritTensor> = rows.iter().map(|&n| tensor(&mut rng, n, weights)).collect();
+        let x: Vec<f32> = rng.normals(tokens * weights.cols);
+        let inputs = Inputs { tensors, x, tokens, precision, add };
+        let name = format!(
+            "ternary linear {rows:?} x {} m={tokens} {precision:?}, {} x{}, {blueprint:?}",
+            weights.cols, weights.granularity, weights.depth
+        );
+        session.case(name, |oracle| inputs.check(oracle, device, &Strategy::Forced(blueprint)));
+    }
+}
+
+/// Numbers of groups of units that are inferred for long rows on large devices only.
+fn many_groups(session: &mut Session) {
+    let device = session.device();
+    let capabilities = device.capabilities();
+    for (rows, splits, weights) in [
+        (1, 16, PLAIN),
+        (2, 16, Weights { granularity: groups(GroupSize::G128), ..PLAIN }),
+        (1, 32, Weights { depth: 2, ..PLAIN }),
+        (2, 32, Weights { granularity: groups(GroupSize::G64), means: true, ..PLAIN }),
+    ] {
+        // Units of a group, and the sums that it leaves in shared memory.
+        let (units, shared) = (32 * splits, 256 * rows * splits + 4);
+        if units > capabilities.max_units as usize || shared > capabilities.max_shared_bytes {
+            continue;
+        }
+        let weights = Weights { cols: 4170, ..weights };
+        let mut rng = Rng::new(splits as u64);
+        let tensors = vec![tensor(&mut rng, 19, weights)];
+        let x = rng.normals(rows * weights.cols);
+        let inputs = Inputs { tensors, x, tokens: rows, precision: INT8, add: false };
+        let forced = Strategy::Forced(LinearBlueprint::Decode(DecodeBlueprint { rows, splits }));
+        let name = format!("ternary linear [19] x {} m={rows}, {splits} groups of units", weights.cols);
+        session.case(name, |oracle| inputs.check(oracle, device, &forced));
+    }
+}
+
+/// What is refused before anything is launched.
+fn refusals(session: &mut Session) {
+    let device = session.device();
+    session.case("ternary linear refuses outputs of the wrong length", |oracle| {
+        let mut rng = Rng::new(99);
+        let w = TernaryMatrix::pack(device, &[&tensor(&mut rng, 16, PLAIN)])?;
+        let shape = ActivationShape { tokens: 2, cols: PLAIN.cols, precision: INT8 };
+        let x = Activations::upload(device, shape, &rng.normals(2 * PLAIN.cols))?;
+        for wrong in [31, 33] {
+            let out = poisoned(device, wrong)?;
+            let refused = device.linear(&x, &w, &[&out], &Strategy::Inferred);
+            oracle.refused("linear", refused, |e| matches!(e, CubeError::Length { expected: 32, .. }))?;
+        }
+        let narrow = ActivationShape { cols: PLAIN.cols - 1, ..shape };
+        let x = Activations::upload(device, narrow, &rng.normals(2 * (PLAIN.cols - 1)))?;
+        let refused = device.linear(&x, &w, &[&poisoned(device, 32)?], &Strategy::Inferred);
+        oracle.refused("linear", refused, |e| matches!(e, CubeError::Length { expected: 200, got: 199, .. }))
+    });
+}
+
+/// The shapes of models: what is inferred for them, on small buffers.
+pub fn shapes(session: &mut Session) {
+    let device = session.device();
+    let (one, two, three): (&[usize], &[usize], &[usize]) = (&[2560], &[6912, 6912], &[2560, 640, 640]);
+    let groupings = [
+        (Granularity::Row, 1, Coupling::Free),
+        (groups(GroupSize::G64), 1, Coupling::Free),
+        (groups(GroupSize::G128), 1, Coupling::Free),
+        (groups(GroupSize::G128), 3, Coupling::Tied),
+    ];
+    for (granularity, depth, coupling) in groupings {
+        let weights = Weights { granularity, depth, coupling, precise: false, ..PLAIN };
+        // Few rows that are long: their columns are shared by cubes.
+        let few: &[usize] = &[256];
+        for (parts, cols) in [(one, 2560), (two, 2560), (three, 2560), (one, 14336), (few, 57344)] {
+            // On both sides of each limit between the blueprints.
+            for tokens in [1, 2, 8, 16, 32, 128, 2048] {
+                if parts == few && !(2..=16).contains(&tokens) {
+                    continue;
+                }
+                let mut rng = Rng::new(tokens as u64);
+                let small: Vec<TritTensor> = parts.iter().map(|_| tensor(&mut rng, 16, weights)).collect();
+                let inputs = Inputs {
+                    tensors: small,
+                    x: vec![0.0; tokens.min(32) * weights.cols],
+                    tokens: tokens.min(32),
+                    precision: INT8,
+                    add: false,
+                };
+                session.case(
+                    format_args!("ternary linear {parts:?} x {cols} m={tokens}, {granularity} x{depth}"),
+                    |oracle| {
+                        let form = TernaryForm { parts: parts.to_vec(), cols, ..inputs.form(device)? };
+                        let x = ActivationShape { tokens, cols, precision: INT8 };
+                        let problem = TernaryProblem { x, w: form, add: false };
+                        let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
+                        inputs.check(oracle, device, &Strategy::Forced(blueprint))?;
+                        // What a tuner has beside it, for one of the shapes: its registers stand next to those in the report.
+                        let is_async = |b: &LinearBlueprint| {
+                            matches!(b, LinearBlueprint::Mma(shape) if shape.staging.is_async())
+                        };
+                        if (parts, cols, tokens, depth) == (one, 2560, 2048, 1) && granularity != groups(GroupSize::G64) {
+                            let others = problem.candidates(device.capabilities()).into_iter().filter(is_async);
+                            for blueprint in others {
+                                inputs.check(oracle, device, &Strategy::Forced(blueprint))?;
+                            }
+                        }
+                        Ok(())
+                    },
+                );
+            }
+        }
+    }
+}
+
+fn tensor(rng: &mut Rng, rows: usize, w: Weights) -> TritTensor {
+    let planes: Vec<Vec<i8>> = (0..w.depth).map(|_| rng.trits(rows * w.cols, 0.7)).collect();
+    let planes: Vec<&[i8]> = planes.iter().map(Vec::as_slice).collect();
+    let places = match w.granularity {
+        Granularity::Tensor => 1,
+        _ => rows * w.granularity.groups_per_row(w.cols),
+    };
+    let sets = if w.coupling == Coupling::Free { w.depth } else { 1 };
+    let mut numbers = |count: usize, from: f32| -> Vec<f32> {
+        // Multiples of 1/64 are f16 numbers, thirds are not.
+        let unit = if w.precise { 1.0 / 3.0 } else { 1.0 / 64.0 };
+        (0..count).map(|_| from + unit * rng.below(16) as f32 / 4.0).collect()
+    };
+    let values = numbers(places * sets, 0.25);
+    let means = w.means.then(|| ScaleValues::exact(&numbers(places, -0.5)));
+    let scales = Scales::new(w.granularity, ScaleValues::exact(&values), means);
+    TritTensor::from_planes(rows, w.cols, &planes, Encoding::TwoBit, w.coupling, scales)
+        .expect("a tensor of the table is well-formed")
+}
+
+struct Inputs {
+    tensors: Vec<TritTensor>,
+    x: Vec<f32>,
+    tokens: usize,
+    precision: ActivationPrecision,
+    add: bool,
+}
+
+impl Inputs {
+    fn pack(&self, device: &Device) -> trike_cube::Result<TernaryMatrix> {
+        TernaryMatrix::pack(device, &self.tensors.iter().collect::<Vec<_>>())
+    }
+
+    fn form(&self, device: &Device) -> Result<TernaryForm, Failure> {
+        Ok(self.pack(device)?.form().clone())
+    }
+
+    /// What the outputs hold before products are added.
+    fn base(&self, rows: usize) -> Vec<f32> {
+        (0..self.tokens * rows).map(|i| (i % 7) as f32 - 3.0).collect()
+    }
+
+    /// The activations on the device, and the outputs.
+    fn run(
+        &self,
+        device: &Device,
+        strategy: &Strategy<LinearBlueprint>,
+    ) -> Result<(Activations, Vec<Vec<f32>>), Failure> {
+        let w = self.pack(device)?;
+        let cols = self.tensors[0].cols();
+        let shape = ActivationShape { tokens: self.tokens, cols, precision: self.precision };
+        let x = Activations::upload(device, shape, &self.x)?;
+        let outs = self.tensors.iter().map(|t| match self.add {
+            true => device.upload(&self.base(t.rows())),
+            false => poisoned(device, self.tokens * t.rows()),
+        });
+        let outs = outs.collect::<trike_cube::Result<Vec<_>>>()?;
+        let out_refs: Vec<_> = outs.iter().collect();
+        if self.add {
+            device.linear_add(&x, &w, &out_refs, strategy)?;
+        } else {
+            device.linear(&x, &w, &out_refs, strategy)?;
+        }
+        let outs = outs.iter().map(|out| device.read(out)).collect::<trike_cube::Result<Vec<_>>>()?;
+        Ok((x, outs))
+    }
+
+    fn check(&self, oracle: &Oracle, device: &Device, strategy: &Strategy<LinearBlueprint>) -> Verdict {
+        let (x, outs) = self.run(device, strategy)?;
+        if !oracle.compares() {
+            return Ok(());
+        }
+        let seen = Seen::read(device, &x)?;
+        for (part, (tensor, got)) in self.tensors.iter().zip(&outs).enumerate() {
+            let base = self.add.then(|| self.base(tensor.rows()));
+            let (exact, plain) = seen.times(tensor, base.as_deref());
+            oracle.twice_plain(&format!("output {part}"), got, &exact, &plain, tensor.rows(), 1e-6)?;
+        }
+        Ok(())
+    }
+}
+
+/// The activations that the device has, as numbers.
+struct Seen {
+    x: Vec<f64>,
+    tokens: usize,
+    cols: usize,
+}
+
+impl Seen {
+    fn read(device: &Device, x: &Activations) -> Result<Self, Failure> {
+        let shape = x.shape();
+        let (codes, factors) = (device.read(x.codes())?, device.read(x.factors())?);
+        let (slices, words) = (shape.precision.slices(), shape.blocks() * (BLOCK / 4));
+        let segments = shape.factors() / shape.tokens;
+        let mut values = vec![0.0; shape.tokens * shape.cols];
+        for (i, value) in values.iter_mut().enumerate() {
+            let (token, col) = (i / shape.cols, i % shape.cols);
+            for slice in 0..slices {
+                let word = codes[(token * slices + slice) * words + ActivationShape::word_of(col / 4 * 4)];
+                *value += f64::from(word.to_le_bytes()[col % 4] as i8) * 256f64.powi(slice as i32);
+            }
+            let factor = if segments == 1 { factors[token] } else { factors[token * segments + col / 32] };
+            *value *= f64::from(factor);
+        }
+        Ok(Self { x: values, tokens: shape.tokens, cols: shape.cols })
+    }
+
+    /// The exact products, and those of a loop over f32.
+    fn times(&self, tensor: &TritTensor, base: Option<&[f32]>) -> (Vec<f64>, Vec<f32>) {
+        let w = tensor.dequantize();
+        let mut exact = Vec::with_capacity(self.tokens * tensor.rows());
+        let mut plain = Vec::with_capacity(self.tokens * tensor.rows());
+        for x in self.x.chunks_exact(self.cols) {
+            for w in w.chunks_exact(self.cols) {
+                let before = base.map_or(0.0, |base| base[exact.len()]);
+                let sum: f64 = x.iter().zip(w).map(|(x, &w)| x * f64::from(w)).sum();
+                let plain_sum: f32 = x.iter().zip(w).map(|(&x, &w)| x as f32 * w).sum();
+                exact.push(f64::from(before) + sum);
+                plain.push(before + plain_sum);
+            }
+        }
+        (exact, plain)
+    }
+}
