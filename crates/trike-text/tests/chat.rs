@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
+use trike_testkit::shared;
 use trike_text::{
     chat::{ChatError, ChatTemplate, Conversation, Message, RenderOptions},
     tokenizer::Tokenizer,
 };
-use trike_testkit::shared;
 
 const TEMPLATES: [(&str, &str); 4] = [
     ("chatml", include_str!("data/chat/chatml.jinja")),

@@ -7,11 +7,11 @@ mod mixed;
 
 use std::fs;
 
+use trike_testkit::{NpyData, Rng, npz, shared};
 use trike_text::{
     stream::TextStream,
     tokenizer::{BpeVocab, PieceType, PreTokenizer, Tokenizer, TokenizerError},
 };
-use trike_testkit::{NpyData, Rng, npz, shared};
 
 fn stories(name: &str) -> Option<Vec<String>> {
     let text = fs::read_to_string(shared(name)?).unwrap();

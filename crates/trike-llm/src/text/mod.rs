@@ -7,10 +7,7 @@ mod gguf;
 use trike_format::{Gguf, StringArray, TensorSource as _};
 
 use crate::{
-    LlmError, ModelFile, Tensors,
-    chat::ChatTemplate,
-    sampler::GenerationConfig,
-    tokenizer::Tokenizer,
+    LlmError, ModelFile, Tensors, chat::ChatTemplate, sampler::GenerationConfig, tokenizer::Tokenizer,
 };
 
 pub use gguf::gguf_tokenizer;
