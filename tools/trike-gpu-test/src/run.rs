@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Instant;
 
-use trike_cube::{Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Planes, Runtime, devices, is_linked};
+use trike_cube::{
+    Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Planes, Runtime, devices, is_linked,
+};
 
 use crate::session::Session;
 use crate::suites;
