@@ -5,7 +5,7 @@ use std::{collections::HashMap, path::Path};
 use half::{bf16, f16};
 use trike_format::{DenseData, DenseTensor, StoredType, Tensor, TensorInfo};
 use trike_llm::{LlmError, ModelConfig, WeightSource};
-use trike_nn::{DecoderSpec, NnError, HookPoint, WeightName};
+use trike_nn::{DecoderSpec, HookPoint, NnError, WeightName};
 use trike_quant::{Rotation, scale_columns};
 
 use crate::{CalibrateError, FoldError};

@@ -7,7 +7,8 @@ use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Matrix;
 use trike_llm::{WeightSource, divergence};
 use trike_nn::{
-    Backend, BlockContext, CpuBackend, CpuRope, DecoderBlock, Input, NnError, Norm, HookPoint, Tensor, WeightName,
+    Backend, BlockContext, CpuBackend, CpuRope, DecoderBlock, HookPoint, Input, NnError, Norm, Tensor,
+    WeightName,
 };
 use trike_quant::{CompensateConfig, Hessian, HessianFactor, MatrixView, QuantError, TritLayout, compensate};
 use trike_trit::{Granularity, Hadamard, TritTensor};
@@ -73,7 +74,8 @@ pub(crate) fn measure(
     let model = Model { input, config, backend, rope, blocks, norm, head };
     let dense = model.finish(&streams)?;
 
-    let total = (0..spec.layers).flat_map(|layer| HookPoint::ALL.map(|site| site.matrices(layer).len())).sum();
+    let total =
+        (0..spec.layers).flat_map(|layer| HookPoint::ALL.map(|site| site.matrices(layer).len())).sum();
     let (mut all, mut done) = (Vec::new(), 0);
     for layer in 0..spec.layers {
         for site in HookPoint::ALL {

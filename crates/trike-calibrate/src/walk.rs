@@ -5,7 +5,8 @@ use std::{ops::ControlFlow, time::Instant};
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_llm::WeightSource;
 use trike_nn::{
-    Backend, BlockContext, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, NnError, HookPoint, Tensor, WeightName,
+    Backend, BlockContext, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, HookPoint, NnError, Tensor,
+    WeightName,
 };
 use trike_quant::{
     CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantError, QuantizeConfig, Rotation,

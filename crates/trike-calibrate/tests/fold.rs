@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use trike_calibrate::{CalibrateError, Fold, FoldError, Folded};
 use trike_cpu::Cpu;
 use trike_llm::{HeadPrecision, LanguageModel, ModelFile, WeightSource};
-use trike_nn::{ActivationPrecision, CpuBackend, DecoderSpec, KvPrecision, HookPoint, WeightName};
+use trike_nn::{ActivationPrecision, CpuBackend, DecoderSpec, HookPoint, KvPrecision, WeightName};
 use trike_testkit::{Rng, assert_close};
 
 const VOCAB: usize = 113;

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use trike_nn::{Backend, StepLogits, KvPrecision, KvSpec, Logits, Sequence, Step};
+use trike_nn::{Backend, KvPrecision, KvSpec, Logits, Sequence, Step, StepLogits};
 
 use crate::{
     LanguageModel, LlmError,
@@ -249,7 +249,12 @@ impl<B: Backend> LanguageModel<B> {
     }
 
     /// Of the next token, the `enough` largest logits, or all.
-    fn step(&self, sequence: &mut Sequence<B>, ids: &[u32], enough: Option<usize>) -> Result<StepLogits, LlmError> {
+    fn step(
+        &self,
+        sequence: &mut Sequence<B>,
+        ids: &[u32],
+        enough: Option<usize>,
+    ) -> Result<StepLogits, LlmError> {
         let steps = &mut [Step { sequence, ids }];
         let best = match enough {
             Some(k) => self.decoder.forward_top(steps, k)?.pop(),

@@ -65,11 +65,7 @@ impl<B: Backend> Copy for BlockContext<'_, B> {}
 
 /// Called by [`DecoderBlock::forward_hooked`] at each [`HookPoint`] with the input of its matrices and with the residual stream
 /// to which the result of this half of the block will be added, each `tokens x width`. Breaking ends the pass there.
-pub type Hook<'a, B> = dyn FnMut(
-        HookPoint,
-        &<B as Backend>::Tensor,
-        &<B as Backend>::Tensor,
-    ) -> Result<ControlFlow<()>, NnError>
+pub type Hook<'a, B> = dyn FnMut(HookPoint, &<B as Backend>::Tensor, &<B as Backend>::Tensor) -> Result<ControlFlow<()>, NnError>
     + 'a;
 
 /// Attention and gated MLP, each behind an RMSNorm and added to the residual stream.
@@ -340,12 +336,7 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
     }
 
     /// A matrix whose single rows are looked up too.
-    pub(crate) fn table(
-        &mut self,
-        name: WeightName,
-        rows: usize,
-        cols: usize,
-    ) -> Result<B::Matrix, NnError> {
+    pub(crate) fn table(&mut self, name: WeightName, rows: usize, cols: usize) -> Result<B::Matrix, NnError> {
         let weight = self.weight(name, rows, cols)?;
         self.backend.load_table(weight)
     }

@@ -187,10 +187,7 @@ mod tests {
             (attend([(3, 31), (3, 16), (3, 16)], &[cache]), "width of queries: expected 32, got 31"),
             (attend([(3, 32), (2, 16), (3, 16)], &[cache]), "rows of attention: expected 3, got 2"),
             (attend(fits, &[]), "caches of a step: expected 1, got 0"),
-            (
-                attend(fits, &[CacheSpec { head_dim: 4, ..cache }]),
-                "head_dim of a cache: expected 8, got 4",
-            ),
+            (attend(fits, &[CacheSpec { head_dim: 4, ..cache }]), "head_dim of a cache: expected 8, got 4"),
             (select_rows(4, &[0, 4]), "row 4 is out of range: the tensor has 4 rows"),
         ];
         for (refused, want) in table {

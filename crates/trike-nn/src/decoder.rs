@@ -284,8 +284,7 @@ impl<B: Backend> Decoder<B> {
         let mut x = self.backend.embed(&self.embedding, inputs)?;
         let context = BlockContext { backend: &self.backend, spec: &self.spec, rope: &self.rope };
         for (layer, block) in self.blocks.iter().enumerate() {
-            let mut caches: Vec<_> =
-                steps.iter_mut().map(|step| &mut step.sequence.caches[layer]).collect();
+            let mut caches: Vec<_> = steps.iter_mut().map(|step| &mut step.sequence.caches[layer]).collect();
             block.forward(context, &mut x, inputs, &mut caches)?;
         }
         let ends = steps.iter().scan(0, |end, s| {

@@ -28,9 +28,9 @@
 
 mod backend;
 mod block;
-pub mod check;
 #[cfg(feature = "candle")]
 mod candle;
+pub mod check;
 mod cpu;
 mod decoder;
 #[cfg(feature = "gpu")]
@@ -40,8 +40,8 @@ mod memory;
 #[cfg(feature = "candle")]
 pub mod modules;
 mod sequence;
-mod step;
 mod spec;
+mod step;
 mod weights;
 
 pub use backend::{Backend, CacheSpec, Input, Norm};
@@ -55,8 +55,8 @@ pub use device::{CubeBackend, CubeInputs, CubeMatrix, CubeRecorded, CubeRope, Cu
 pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
 pub use sequence::{KvSpec, Sequence};
-pub use step::{Largest, Segment, StepInputs, StepLogits, TokenStep};
 pub use spec::{Biases, DecoderSpec};
+pub use step::{Largest, Segment, StepInputs, StepLogits, TokenStep};
 pub use trike_core::{
     ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, KvPrecision,
     RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,

@@ -43,12 +43,7 @@ impl StepInputs {
     /// # Errors
     ///
     /// [`NnError::EmptyStep`] for no tokens, [`NnError::ContextFull`] for a position over 32 bits.
-    pub fn push(
-        &mut self,
-        ids: &[u32],
-        first_position: usize,
-        window: Option<usize>,
-    ) -> Result<(), NnError> {
+    pub fn push(&mut self, ids: &[u32], first_position: usize, window: Option<usize>) -> Result<(), NnError> {
         self.push_rows(ids.len(), first_position, window)?;
         self.ids.extend_from_slice(ids);
         Ok(())

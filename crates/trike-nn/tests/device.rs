@@ -5,9 +5,9 @@ use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
 use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_nn::{
-    ActivationPrecision, Backend, StepLogits, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec,
-    DecoderWeights, GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing,
-    RopeScaling, RopeSpec, Sequence, Step, Tensor, WeightName,
+    ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec, DecoderWeights,
+    GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing, RopeScaling, RopeSpec,
+    Sequence, Step, StepLogits, Tensor, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};

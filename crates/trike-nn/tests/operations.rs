@@ -77,7 +77,10 @@ fn linear_layers_of_every_kind_share_an_input() {
 fn rows_are_looked_up_in_every_kind_of_table() {
     fn rows<B: Backend>(backend: &B, weight: &Tensor) -> Vec<f32> {
         let table = backend.load_table(weight.clone()).expect("it loads");
-        assert!(matches!(backend.embed(&table, &inputs(backend, &[10])), Err(NnError::Token { id: 10, vocab: 10 })));
+        assert!(matches!(
+            backend.embed(&table, &inputs(backend, &[10])),
+            Err(NnError::Token { id: 10, vocab: 10 })
+        ));
         assert!(backend.matrix_bytes(&table) > 0);
         backend.to_host(&backend.embed(&table, &inputs(backend, &[9, 0, 9])).expect("rows")).expect("values")
     }

@@ -1,7 +1,7 @@
 //! A decoder block that can be differentiated: the same sums as [`trike_nn::DecoderBlock`], with what the way back needs kept.
 
 use trike_cpu::{Cpu, CpuError};
-use trike_nn::{DecoderSpec, NnError, HookPoint, WeightName};
+use trike_nn::{DecoderSpec, HookPoint, NnError, WeightName};
 
 use super::{
     attend::{Heads, Turns, rotate},

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use trike_core::{DenseTensor, Tensor};
 use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
 use trike_nn::{
-    ActivationPrecision, Backend, Biases, BlockContext, CpuBackend, DecoderBlock, DecoderSpec, DecoderWeights,
-    NnError, RopeSpec, WeightName,
+    ActivationPrecision, Backend, Biases, BlockContext, CpuBackend, DecoderBlock, DecoderSpec,
+    DecoderWeights, NnError, RopeSpec, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
 

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use trike_core::DenseData;
+use trike_cube::CubeError;
 use trike_cube::linear::{DenseMatrix, DenseValues, TernaryMatrix};
 use trike_cube::ops::RopeTable;
-use trike_cube::CubeError;
 use trike_trit::TritTensor;
 
 use super::CubeBackend;

@@ -16,8 +16,8 @@ use trike_cube::{Buffer, Device, Graphs, Strategy};
 
 pub use self::matrices::{CubeMatrix, CubeRope};
 pub use self::recordings::CubeRecorded;
-pub use self::tensors::{CubeInputs, CubeTensor};
 use self::tensors::Traffic;
+pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
 use crate::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,

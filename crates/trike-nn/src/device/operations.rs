@@ -56,7 +56,7 @@ impl CubeBackend {
                 let out = self.tensor(gate.rows(), gate.width)?;
                 self.device.gated(&gate.buffer, &up.buffer, *activation, &out.buffer, &Strategy::Inferred)?;
                 Some(out)
-            },
+            }
             Input::Gated { gate, up, activation, norm: Some(norm) } => {
                 let out = self.tensor(gate.rows(), gate.width)?;
                 let activation = *activation;
@@ -108,7 +108,7 @@ impl CubeBackend {
 
     pub(super) fn products(
         &self,
-        input: Input<'_, Self>, 
+        input: Input<'_, Self>,
         weights: &[&CubeMatrix],
     ) -> Result<Vec<CubeTensor>, NnError> {
         let (tokens, cols) = shape_of(&input)?;

@@ -82,7 +82,8 @@ impl CubeBackend {
         let position = segment.first_position;
         let horizon = attention::horizon(position, segment.window, step.capacity);
         let key = Key { version: step.version, horizon, largest: step.largest };
-        let fits = |kept: &RecordedStep| kept.key == key && position_of(&step) < kept.inputs.positions.below();
+        let fits =
+            |kept: &RecordedStep| kept.key == key && position_of(&step) < kept.inputs.positions.below();
         if let Some(kept) = recorded.step.as_deref().filter(|kept| self.graphs() && fits(kept)) {
             self.write(&kept.inputs, &step)?;
             return self.replay(kept);

@@ -28,7 +28,12 @@ fn one(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, id:
     decoder.forward(&mut [Step { sequence, ids: &[id] }], Logits::Last).expect("logits").remove(0)
 }
 
-fn best(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, id: u32, k: usize) -> StepLogits {
+fn best(
+    decoder: &Decoder<CubeBackend>,
+    sequence: &mut Sequence<CubeBackend>,
+    id: u32,
+    k: usize,
+) -> StepLogits {
     decoder.forward_top(&mut [Step { sequence, ids: &[id] }], k).expect("the best").remove(0)
 }
 
