@@ -17,6 +17,9 @@ pub enum LlmError {
     /// A conversation could not be made a prompt.
     #[error(transparent)]
     Chat(Box<crate::chat::ChatError>),
+    /// The defaults for generation that come with a model could not be read.
+    #[error(transparent)]
+    GenerationConfig(#[from] crate::sampler::GenerationConfigError),
     /// Logits could not be sampled.
     #[error(transparent)]
     Sampler(#[from] crate::sampler::SamplerError),

@@ -1,15 +1,17 @@
 //! Tokenizers against each other and against goldens of llama2.c, llama.cpp and numpy, on shared data.
+//!
+//! Those inside GGUF files are tested where they are read, in `trike-llm/tests/gguf_text.rs`.
 
 #[path = "common/mixed.rs"]
 mod mixed;
 
 use std::fs;
 
-use trike_llm::{
+use trike_testkit::{NpyData, Rng, npz, shared};
+use trike_text::{
     stream::TextStream,
     tokenizer::{BpeVocab, PieceType, PreTokenizer, Tokenizer, TokenizerError},
 };
-use trike_testkit::{NpyData, Rng, npz, shared};
 
 fn stories(name: &str) -> Option<Vec<String>> {
     let text = fs::read_to_string(shared(name)?).unwrap();
@@ -161,49 +163,6 @@ fn decoding_agrees_with_the_tokenizers_crate() {
     }
 }
 
-fn gguf(name: &str) -> Option<(std::path::PathBuf, Tokenizer)> {
-    let path = shared(&format!("data/tokenizers/ggml-vocab-{name}.gguf"))?;
-    let file = trike_format::Gguf::open(&path).unwrap();
-    let tokenizer = trike_llm::gguf_tokenizer(&file).unwrap().expect("it is a vocabulary");
-    Some((path, tokenizer))
-}
-
-#[test]
-fn the_vocabularies_inside_gguf_files_encode_alike() {
-    for name in ["llama-spm", "gpt-2"] {
-        let Some((path, tokenizer)) = gguf(name) else { return };
-        let inputs = fs::read_to_string(path.with_extension("gguf.inp")).unwrap();
-        let outputs = fs::read_to_string(path.with_extension("gguf.out")).unwrap();
-        let mut inputs: Vec<&str> = inputs.split("\n__ggml_vocab_test__\n").collect();
-        assert_eq!(inputs.pop(), Some(""));
-        assert_eq!(inputs.len(), outputs.lines().count());
-        assert!(inputs.len() > 30);
-        for (text, want) in inputs.iter().zip(outputs.lines()) {
-            let want: Vec<u32> = want.split_whitespace().map(|id| id.parse().unwrap()).collect();
-            assert_eq!(tokenizer.encode(text, false).unwrap(), want, "{text:?}");
-            assert_eq!(tokenizer.encode_literal(text).unwrap(), want, "{text:?}");
-            assert_eq!(tokenizer.decode(&want).unwrap(), *text);
-        }
-    }
-}
-
-#[test]
-fn gpt_2_s_special_token_is_known_and_bos_is_its_habit() {
-    let Some((_, gpt2)) = gguf("gpt-2") else { return };
-    assert_eq!((gpt2.vocab_size(), gpt2.bos(), gpt2.eos()), (50_257, Some(50_256), &[50_256][..]));
-    assert!(!gpt2.adds_bos(), "GPT-2 puts nothing before a text");
-    assert_eq!(gpt2.name_of(50_256).as_deref(), Some("<|endoftext|>"));
-    assert_eq!(gpt2.id_of("<|endoftext|>"), Some(50_256));
-    assert_eq!(gpt2.encode("a<|endoftext|>b", false).unwrap(), [64, 50_256, 65]);
-    let literal = gpt2.encode_literal("a<|endoftext|>b").unwrap();
-    assert!(!literal.contains(&50_256));
-    assert_eq!(gpt2.decode(&literal).unwrap(), "a<|endoftext|>b");
-    let Some((_, llama)) = gguf("llama-spm") else { return };
-    assert!(llama.adds_bos());
-    assert_eq!(llama.encode_marked("<s>a</s>").unwrap(), [1, 263, 2]);
-    assert!(!llama.encode("<s>a</s>", false).unwrap().contains(&1), "plain text forges nothing");
-}
-
 /// tiktoken's own ids, made by the script beside them.
 #[test]
 fn llama_3_s_tiktoken_file_encodes_as_tiktoken_does() {
@@ -255,15 +214,10 @@ fn llama_3_s_special_tokens_are_recognized_or_text_as_asked() {
 fn five_hundred_mixed_texts_come_back_from_their_ids() {
     let texts = mixed::texts();
     let open = |name: &str| shared(name).map(|path| Tokenizer::open(path).unwrap());
-    let byte_level = [
-        open("data/tokenizers/llama3_tokenizer.model"),
-        gguf("gpt-2").map(|(_, tokenizer)| tokenizer),
-        open("models/tiny/tokenizer.json"),
-    ];
+    let byte_level = [open("data/tokenizers/llama3_tokenizer.model"), open("models/tiny/tokenizer.json")];
     // SentencePiece vocabularies with all bytes keep everything but U+2581, which none of the texts has.
     let sentencepiece = [
         open("data/tokenizers/llama2_tokenizer.model"),
-        gguf("llama-spm").map(|(_, tokenizer)| tokenizer),
         open("data/tokenizers/bitnet_b1_58-large_tokenizer.json"),
         shared("data/tokenizers/tok512.bin").map(|p| Tokenizer::from_llama2c(p, 512).unwrap()),
         shared("data/tokenizers/tok4096.bin").map(|p| Tokenizer::from_llama2c(p, 4096).unwrap()),
@@ -352,30 +306,4 @@ fn llama_3_in_gguf_form_encodes_as_tiktoken_does() {
     }
     assert!(same > 400 && other > 20, "{same} {other}");
     assert_eq!(single_digits.encode("1234", false).unwrap().len(), 4);
-}
-
-/// Names that belong to rules that are not implemented, and none at all.
-#[test]
-fn other_pre_tokenizers_and_models_are_refused_by_name() {
-    let dir = tempfile::tempdir().unwrap();
-    let refusal = |model: &str, pre: Option<&str>| {
-        let path = dir.path().join("vocab.gguf");
-        let mut writer = trike_format::GgufWriter::create(&path).unwrap();
-        writer.metadata("general.architecture", "llama").unwrap();
-        writer.metadata("tokenizer.ggml.model", model).unwrap();
-        if let Some(pre) = pre {
-            writer.metadata("tokenizer.ggml.pre", pre).unwrap();
-        }
-        writer.finish().unwrap();
-        trike_llm::gguf_tokenizer(&trike_format::Gguf::open(&path).unwrap()).unwrap_err().to_string()
-    };
-    for pre in ["default", "deepseek-llm", "tekken", "gpt-4o", "qwen35", ""] {
-        let error = refusal("gpt2", Some(pre));
-        assert!(error.contains(&format!("pre-tokenizer {pre}")) && error.contains("--tokenizer"), "{error}");
-    }
-    assert!(refusal("gpt2", None).contains("tokenizer.ggml.pre"));
-    for model in ["bert", "t5", "rwkv"] {
-        assert!(refusal(model, None).contains(model));
-    }
-    assert!(refusal("gpt2", Some("qwen2")).contains("tokenizer.ggml.tokens"));
 }

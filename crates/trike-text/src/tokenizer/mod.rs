@@ -16,7 +16,6 @@
 mod bpe;
 mod encode;
 mod error;
-mod gguf;
 mod hf;
 mod limits;
 mod llama2c;
@@ -40,7 +39,6 @@ pub use split::PreTokenizer;
 pub use spm::{PieceType, SpVocab};
 
 pub(crate) use encode::Shield;
-pub(crate) use gguf::read as read_gguf;
 
 use encode::{Encoder, HfEncoder};
 use hf::HfTokenizer;
@@ -57,7 +55,7 @@ const PADDING_DIVISOR: usize = 8;
 /// Text to ids and back.
 ///
 /// ```
-/// use trike_llm::tokenizer::{PieceType, SpVocab, Tokenizer};
+/// use trike_text::tokenizer::{PieceType, SpVocab, Tokenizer};
 ///
 /// let tokens = ["<unk>", "<s>", "</s>", "\u{2581}", "h", "i", "hi", "\u{2581}hi"];
 /// let mut types = vec![PieceType::Normal; tokens.len()];
@@ -76,7 +74,7 @@ const PADDING_DIVISOR: usize = 8;
 /// let ids = tokenizer.encode("hi hi", true)?;
 /// assert_eq!(ids, [1, 7, 7]);
 /// assert_eq!(tokenizer.decode(&ids)?, "hi hi");
-/// # Ok::<(), trike_llm::tokenizer::TokenizerError>(())
+/// # Ok::<(), trike_text::tokenizer::TokenizerError>(())
 /// ```
 #[derive(Clone)]
 pub struct Tokenizer {

@@ -114,7 +114,7 @@ impl Place {
                 Self::Cpu => return Ok(Opened(Where::Cpu)),
                 Self::Auto => DeviceSpec::Auto,
                 Self::Device { .. } => {
-                    self.to_string().parse().map_err(|e: CubeError| failed(e.to_string()))?
+                    self.to_string().parse().map_err(|e: trike_core::UnknownDevice| failed(e.to_string()))?
                 }
             };
             match Device::open(spec) {

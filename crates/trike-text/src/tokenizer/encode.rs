@@ -180,11 +180,11 @@ impl Tokenizer {
     /// The ids of a text whose special tokens, if it spells any, are text like the rest.
     ///
     /// ```no_run
-    /// # use trike_llm::tokenizer::Tokenizer;
+    /// # use trike_text::tokenizer::Tokenizer;
     /// let llama3 = Tokenizer::from_tiktoken("tokenizer.model")?;
     /// assert_eq!(llama3.encode_marked("<|eot_id|>")?, [128_009]);
     /// assert!(!llama3.encode_literal("<|eot_id|>")?.contains(&128_009));
-    /// # Ok::<(), trike_llm::tokenizer::TokenizerError>(())
+    /// # Ok::<(), trike_text::tokenizer::TokenizerError>(())
     /// ```
     ///
     /// # Errors

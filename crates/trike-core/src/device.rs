@@ -1,11 +1,9 @@
-//! Names of devices.
+//! Names of devices: read by every build, whether it links the runtime or not.
 
 use std::fmt;
 use std::str::FromStr;
 
-use crate::error::CubeError;
-
-/// A way to reach a device; which ones exist in a build is a matter of features.
+/// A way to reach a device. Every build knows all names; which runtimes it links is a matter of features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Runtime {
     /// CUDA through NVRTC.
@@ -38,19 +36,6 @@ impl Runtime {
             Self::Cpu => "cpu",
         }
     }
-
-    /// Whether this build contains it.
-    #[must_use]
-    pub fn is_linked(self) -> bool {
-        match self {
-            Self::Cuda => cfg!(feature = "cuda"),
-            Self::Hip => cfg!(feature = "hip"),
-            Self::Metal => cfg!(feature = "metal"),
-            Self::Vulkan => cfg!(feature = "vulkan"),
-            Self::Wgpu => cfg!(feature = "wgpu"),
-            Self::Cpu => cfg!(feature = "cpu"),
-        }
-    }
 }
 
 impl fmt::Display for Runtime {
@@ -65,13 +50,13 @@ impl fmt::Display for Runtime {
 /// not software.
 ///
 /// ```
-/// use trike_cube::{DeviceSpec, Runtime};
+/// use trike_core::{DeviceSpec, Runtime};
 ///
 /// let spec: DeviceSpec = "cuda:1".parse()?;
 /// assert_eq!(spec, DeviceSpec::Numbered(Runtime::Cuda, 1));
 /// assert_eq!("vulkan".parse::<DeviceSpec>()?.to_string(), "vulkan:0");
 /// assert!("cuda:one".parse::<DeviceSpec>().is_err());
-/// # Ok::<(), trike_cube::CubeError>(())
+/// # Ok::<(), trike_core::UnknownDevice>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DeviceSpec {
@@ -94,10 +79,10 @@ impl fmt::Display for DeviceSpec {
 }
 
 impl FromStr for DeviceSpec {
-    type Err = CubeError;
+    type Err = UnknownDevice;
 
-    fn from_str(name: &str) -> Result<Self, CubeError> {
-        let unknown = || CubeError::UnknownDevice { name: name.to_owned() };
+    fn from_str(name: &str) -> Result<Self, UnknownDevice> {
+        let unknown = || UnknownDevice { name: name.to_owned() };
         if name == "auto" {
             return Ok(Self::Auto);
         }
@@ -108,6 +93,16 @@ impl FromStr for DeviceSpec {
         let index = index.parse().ok().filter(|_| digits).ok_or_else(unknown)?;
         Ok(Self::Numbered(runtime, index))
     }
+}
+
+/// A device name that is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "unknown device {name:?}: expected auto, cpu, or one of wgpu, vulkan, cuda, hip, metal with a number (cuda:0)"
+)]
+pub struct UnknownDevice {
+    /// The name given.
+    pub name: String,
 }
 
 #[cfg(test)]
@@ -134,7 +129,7 @@ mod tests {
             "CUDA:0",
             "wgpu:99999999999999999999",
         ] {
-            assert!(matches!(name.parse::<DeviceSpec>(), Err(CubeError::UnknownDevice { .. })), "{name:?}");
+            assert_eq!(name.parse::<DeviceSpec>(), Err(UnknownDevice { name: name.to_owned() }));
         }
     }
 }

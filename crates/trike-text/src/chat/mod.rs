@@ -1,6 +1,6 @@
 //! Chats: messages to a prompt by the template that comes with a model.
 //!
-//! Start from [`ChatTemplate::for_model`], or [`ChatTemplate::from_source`] for a template of your own, and
+//! Start from [`ChatTemplate::from_dir`], or [`ChatTemplate::from_source`] for a template of your own, and
 //! [`ChatTemplate::encode`]. Rendering is minijinja's, set up to print what the `transformers` package prints
 //! with the same template; the test files hold its output for comparison.
 //!
@@ -97,14 +97,14 @@ impl Default for RenderOptions {
 /// The chat templates of a model, with the special tokens that they print.
 ///
 /// ```
-/// use trike_llm::chat::{ChatTemplate, Message, RenderOptions};
+/// use trike_text::chat::{ChatTemplate, Message, RenderOptions};
 ///
 /// let source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}\
 ///               {% if add_generation_prompt %}[assistant]{% endif %}";
 /// let template = ChatTemplate::from_source(source)?.with_token("bos_token", "<s>");
 /// let prompt = template.render(&[Message::user(" Hello ")], &RenderOptions::default())?;
 /// assert_eq!(prompt, "<s>[user] Hello\n[assistant]");
-/// # Ok::<(), trike_llm::chat::ChatError>(())
+/// # Ok::<(), trike_text::chat::ChatError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct ChatTemplate {

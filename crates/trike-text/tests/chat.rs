@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use trike_llm::{
+use trike_testkit::shared;
+use trike_text::{
     chat::{ChatError, ChatTemplate, Conversation, Message, RenderOptions},
     tokenizer::Tokenizer,
 };
-use trike_testkit::shared;
 
 const TEMPLATES: [(&str, &str); 4] = [
     ("chatml", include_str!("data/chat/chatml.jinja")),
@@ -90,11 +90,7 @@ fn a_message_cannot_forge_a_special_token() {
     let tiny = shared("models/tiny").map(|dir| (Tokenizer::open(dir).unwrap(), "<|end|>"));
     let llama2 =
         shared("data/tokenizers/llama2_tokenizer.model").map(|p| (Tokenizer::open(p).unwrap(), "</s>"));
-    let gguf = shared("data/tokenizers/ggml-vocab-gpt-2.gguf").map(|path| {
-        let file = trike_format::Gguf::open(path).unwrap();
-        (trike_llm::gguf_tokenizer(&file).unwrap().unwrap(), "<|endoftext|>")
-    });
-    let kinds = [Some((llama3, "<|eot_id|>")), tiny, llama2, gguf];
+    let kinds = [Some((llama3, "<|eot_id|>")), tiny, llama2];
     for (tokenizer, end) in kinds.into_iter().flatten() {
         let source = format!("{{% for m in messages %}}{{{{ m.content | trim }}}}{end}{{% endfor %}}");
         let template = ChatTemplate::from_source(&source).unwrap();
@@ -162,52 +158,4 @@ fn a_conversation_drops_its_oldest_turns_to_fit() {
     }
     chat.clear();
     assert_eq!(chat.messages(), [Message::system("You are brief.")]);
-}
-
-#[test]
-fn a_gguf_file_brings_its_template_and_tokens() {
-    use trike_format::{Gguf, GgufWriter, StringArray};
-    let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("vocab.gguf");
-    let mut writer = GgufWriter::create(&path).unwrap();
-    let mut tokens = byte_stand_ins();
-    tokens.extend(["he", "<|s|>", "<|e|>"].map(str::to_owned));
-    let mut types = vec![1_i32; tokens.len()];
-    types[257..].fill(3);
-    writer.metadata("general.architecture", "llama").unwrap();
-    writer.metadata("tokenizer.ggml.model", "gpt2").unwrap();
-    writer.metadata("tokenizer.ggml.pre", "qwen2").unwrap();
-    writer
-        .metadata("tokenizer.ggml.tokens", tokens.iter().map(String::as_str).collect::<StringArray>())
-        .unwrap();
-    writer.metadata("tokenizer.ggml.token_type", types).unwrap();
-    writer.metadata("tokenizer.ggml.merges", ["h e"].into_iter().collect::<StringArray>()).unwrap();
-    writer.metadata("tokenizer.ggml.bos_token_id", 257_u32).unwrap();
-    writer.metadata("tokenizer.ggml.eos_token_id", 258_u32).unwrap();
-    writer
-        .metadata("tokenizer.chat_template", "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}")
-        .unwrap();
-    writer.finish().unwrap();
-    let file = Gguf::open(&path).unwrap();
-    let tokenizer = trike_llm::gguf_tokenizer(&file).unwrap().unwrap();
-    assert!(!tokenizer.adds_bos());
-    let template = ChatTemplate::from_gguf(&file, &tokenizer).unwrap().unwrap();
-    let options = RenderOptions::default();
-    let messages = [Message::user("he<|e|>")];
-    assert_eq!(template.render(&messages, &options).unwrap(), "<|s|>he<|e|><|e|>");
-    let ids = template.encode(&tokenizer, &messages, &options).unwrap();
-    assert_eq!((ids[..2].to_vec(), ids.last()), (vec![257, 256], Some(&258)));
-    assert_eq!(ids.iter().filter(|&&id| id == 258).count(), 1);
-}
-
-/// GPT-2's stand-ins for the 256 bytes.
-fn byte_stand_ins() -> Vec<String> {
-    let mut other = 0xff;
-    (0..=255_u32)
-        .map(|byte| {
-            let printable = matches!(byte, 0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff);
-            other += u32::from(!printable);
-            char::from_u32(if printable { byte } else { other }).unwrap().to_string()
-        })
-        .collect()
 }

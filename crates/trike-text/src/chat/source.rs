@@ -1,12 +1,11 @@
-//! Where templates come from: `tokenizer_config.json`, `chat_template.jinja`, GGUF metadata.
+//! Where templates come from: `tokenizer_config.json`, `chat_template.jinja`, a list of named texts.
 
 use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
 use serde_json::Value;
-use trike_format::{Gguf, StringArray, TensorSource as _};
 
 use super::{ChatError, ChatTemplate, DEFAULT, engine::MAX_TEMPLATE_BYTES};
-use crate::{ModelFile, Tensors, tokenizer::Tokenizer};
+use crate::tokenizer::Tokenizer;
 
 /// Bytes of a configuration file. With 256 added tokens it has 50,000.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -78,62 +77,45 @@ impl ChatTemplate {
         Self::from_tokenizer_config(config.as_deref().unwrap_or("{}"), jinja.as_deref())
     }
 
-    /// Reads the templates in a GGUF file. `None` when it has none. The special tokens are the tokenizer's.
+    /// Named templates, as GGUF metadata has them; the name of the one that is used when none is asked for is
+    /// `default`. `None` when there are none.
     ///
     /// # Errors
     ///
-    /// Keys of another type, and a template that does not compile.
-    pub fn from_gguf(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<Self>, ChatError> {
+    /// A template that does not compile, and [`ChatError::LimitExceeded`] for more than 32.
+    ///
+    /// ```
+    /// use trike_text::chat::{ChatTemplate, Message, RenderOptions};
+    ///
+    /// let template = ChatTemplate::from_named([("default", "{{ messages[0].content }}{{ eos_token }}")])?;
+    /// let template = template.ok_or("a template")?.with_token("eos_token", "</s>");
+    /// assert_eq!(template.render(&[Message::user("Hi")], &RenderOptions::default())?, "Hi</s>");
+    /// assert!(ChatTemplate::from_named([("", ""); 0])?.is_none());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn from_named<'a>(
+        templates: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Option<Self>, ChatError> {
         let mut template = Self { templates: BTreeMap::new(), tokens: BTreeMap::new() };
-        if let Some(text) = file.str("tokenizer.chat_template")? {
-            template.add(DEFAULT, text)?;
-        }
-        let names = file.strings("tokenizer.chat_templates")?;
-        for name in names.into_iter().flat_map(StringArray::iter).take(MAX_TEMPLATES) {
-            if let Some(text) = file.str(&format!("tokenizer.chat_template.{name}"))? {
-                template.add(name, text)?;
+        for (count, (name, text)) in templates.into_iter().enumerate() {
+            if count == MAX_TEMPLATES {
+                let limit = MAX_TEMPLATES as u64;
+                return Err(ChatError::LimitExceeded { what: "templates of a model", limit });
             }
+            template.add(name, text)?;
         }
-        if template.templates.is_empty() {
-            return Ok(None);
-        }
-        for (name, key) in [
-            ("bos_token", "bos_token_id"),
-            ("eos_token", "eos_token_id"),
-            ("unk_token", "unknown_token_id"),
-            ("pad_token", "padding_token_id"),
-        ] {
-            let id = file.u32(&format!("tokenizer.ggml.{key}"))?;
-            let token = id.and_then(|id| tokenizer.name_of(id));
-            template.tokens.extend(token.map(|token| (name.to_owned(), token)));
-        }
-        Ok(Some(template))
+        Ok(Some(template).filter(|t| !t.templates.is_empty()))
     }
 
-    /// The templates that come with a model, whichever file it is. `None` when there are none; llama2.c
-    /// checkpoints have none.
-    ///
-    /// Where the files do not name BOS and EOS, they are the tokenizer's.
-    ///
-    /// # Errors
-    ///
-    /// As [`from_dir`](Self::from_dir) and [`from_gguf`](Self::from_gguf).
-    pub fn for_model(model: &ModelFile, tokenizer: &Tokenizer) -> Result<Option<Self>, ChatError> {
-        let template = match model.tensors() {
-            Tensors::Hf(dir) => Self::from_dir(dir.path())?,
-            Tensors::Gguf(file) => Self::from_gguf(file, tokenizer)?,
-            Tensors::Llama2c(_) => None,
-        };
-        Ok(template.map(|mut template| {
-            for (name, id) in
-                [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos().first().copied())]
-            {
-                if let Some(token) = id.and_then(|id| tokenizer.name_of(id)) {
-                    template.tokens.entry(name.to_owned()).or_insert(token);
-                }
+    /// Sets `bos_token` and `eos_token` to the tokenizer's, where the template's own files do not name them.
+    #[must_use]
+    pub fn with_tokens_of(mut self, tokenizer: &Tokenizer) -> Self {
+        for (name, id) in [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos().first().copied())] {
+            if let Some(token) = id.and_then(|id| tokenizer.name_of(id)) {
+                self.tokens.entry(name.to_owned()).or_insert(token);
             }
-            template
-        }))
+        }
+        self
     }
 }
 

@@ -22,7 +22,7 @@ pub struct Piece {
 /// start of a stop string waits until that is decided.
 ///
 /// ```
-/// use trike_llm::{stream::TextStream, tokenizer::{PieceType, SpVocab, Tokenizer}};
+/// use trike_text::{stream::TextStream, tokenizer::{PieceType, SpVocab, Tokenizer}};
 ///
 /// let tokens = ["<s>", "a", "b", "<0xC3>", "<0xA9>"];
 /// let mut types = vec![PieceType::Normal; 5];
@@ -44,7 +44,7 @@ pub struct Piece {
 /// assert_eq!(stream.push(1)?.text, "", "it may become `ab`");
 /// assert!(stream.push(2)?.stopped);
 /// assert_eq!(stream.finish(), "");
-/// # Ok::<(), trike_llm::tokenizer::TokenizerError>(())
+/// # Ok::<(), trike_text::tokenizer::TokenizerError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct TextStream<'t> {

@@ -10,9 +10,11 @@
 //!
 //! * [`SamplerConfig`]: the options, validated together
 //! * [`Sampler`]: a configuration with its random state
-//! * [`SamplerError`]
+//! * [`GenerationConfig`]: the defaults that come with a model
+//! * [`SamplerError`], [`GenerationConfigError`]
 
 mod exp;
+mod generation_config;
 
 use std::cmp::Ordering;
 
@@ -22,6 +24,8 @@ use rand_chacha::{
 };
 
 use exp::exp;
+
+pub use generation_config::{GenerationConfig, GenerationConfigError};
 
 /// Below this, relative to the best token, a probability is lost in the rounding of the sum even when a
 /// million tokens have it.
@@ -146,7 +150,7 @@ struct Candidate {
     weight: f64,
 }
 
-/// Best first; equal logits in the order of their ids, so that ties fall alike everywhere.
+/// StepLogits first; equal logits in the order of their ids, so that ties fall alike everywhere.
 fn better(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
@@ -154,7 +158,7 @@ fn better(a: &Candidate, b: &Candidate) -> Ordering {
 /// Chooses tokens by a [`SamplerConfig`].
 ///
 /// ```
-/// use trike_llm::sampler::{Sampler, SamplerConfig};
+/// use trike_text::sampler::{Sampler, SamplerConfig};
 ///
 /// let logits = [0.5, 2.0, -1.0, 2.0];
 /// let mut greedy = Sampler::new(SamplerConfig::default())?;
@@ -163,7 +167,7 @@ fn better(a: &Candidate, b: &Candidate) -> Ordering {
 /// let config = SamplerConfig { temperature: 0.8, top_k: Some(2), seed: 7, ..Default::default() };
 /// let mut sampler = Sampler::new(config)?;
 /// assert!([1, 3].contains(&sampler.sample(&logits, &[])?));
-/// # Ok::<(), trike_llm::sampler::SamplerError>(())
+/// # Ok::<(), trike_text::sampler::SamplerError>(())
 /// ```
 #[derive(Clone)]
 pub struct Sampler {
@@ -249,14 +253,14 @@ impl Sampler {
     /// ids and logits, the largest first; there are `vocab_size` tokens.
     ///
     /// ```
-    /// use trike_llm::sampler::{Sampler, SamplerConfig};
+    /// use trike_text::sampler::{Sampler, SamplerConfig};
     ///
     /// let config = SamplerConfig { temperature: 0.8, top_k: Some(2), seed: 7, ..Default::default() };
     /// assert_eq!(config.candidates(), Some(2));
     /// let (mut all, mut few) = (Sampler::new(config.clone())?, Sampler::new(config)?);
     /// let chosen = all.sample(&[0.5, 2.0, -1.0, 2.5], &[])?;
     /// assert_eq!(few.sample_top(&[(3, 2.5), (1, 2.0)], 4)?, chosen);
-    /// # Ok::<(), trike_llm::sampler::SamplerError>(())
+    /// # Ok::<(), trike_text::sampler::SamplerError>(())
     /// ```
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use crate::tokenizer::Tokenizer;
 /// the system prompt, which stays, as does the last turn.
 ///
 /// ```
-/// use trike_llm::chat::{Conversation, Message};
+/// use trike_text::chat::{Conversation, Message};
 ///
 /// let mut chat = Conversation::new(Some("Be brief."));
 /// chat.push(Message::user("Hello"));

@@ -84,9 +84,6 @@ pub enum ChatError {
     /// The prompt could not be tokenized.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// A GGUF file's metadata could not be read.
-    #[error(transparent)]
-    Format(#[from] trike_format::FormatError),
     /// A file could not be read.
     #[error("{}: {source}", path.display())]
     Io {

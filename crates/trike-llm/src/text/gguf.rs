@@ -2,11 +2,19 @@
 
 use trike_format::{Gguf, TensorSource as _};
 
-use super::{BpeVocab, PieceType, PreTokenizer, SpVocab, Tokenizer};
-use crate::LlmError;
+use crate::{
+    LlmError,
+    tokenizer::{BpeVocab, PieceType, PreTokenizer, SpVocab, Tokenizer},
+};
 
-/// Reads whichever tokenizer the file holds.
-pub(crate) fn read(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
+/// The tokenizer inside a GGUF file: a whole `tokenizer.json` under the key that GGUF has for it, a
+/// SentencePiece vocabulary (`llama`) or a byte-level one (`gpt2`). `None` when it holds no tokenizer.
+///
+/// # Errors
+///
+/// [`LlmError::Unsupported`] for a vocabulary or a pre-tokenizer of another kind, by its name; keys that are
+/// missing or damaged.
+pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
     let tokenizer = if let Some(json) = file.str("tokenizer.huggingface.json")? {
         Tokenizer::from_hf_json_bytes(json.as_bytes())?
     } else {

@@ -1,11 +1,12 @@
 //! What a model says about how its tokens should be chosen.
 
-use std::{fs::File, io::Read, path::Path};
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
 
 use serde::Deserialize;
-use trike_format::FormatError;
-
-use crate::{LlmError, ModelFile, Tensors};
 
 /// A generation configuration is a few hundred bytes; a file over this is another one.
 const MAX_BYTES: u64 = 1 << 20;
@@ -13,7 +14,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// The part of a `generation_config.json` that is about sampling.
 ///
 /// ```
-/// use trike_llm::GenerationConfig;
+/// use trike_text::sampler::GenerationConfig;
 ///
 /// let dir = tempfile::tempdir()?;
 /// let path = dir.path().join("generation_config.json");
@@ -44,31 +45,36 @@ impl GenerationConfig {
     /// # Errors
     ///
     /// The file cannot be read, is no JSON object or has values of other types.
-    pub fn read(path: &Path) -> Result<Self, LlmError> {
+    pub fn read(path: &Path) -> Result<Self, GenerationConfigError> {
+        let failed = |source| GenerationConfigError::Io { path: path.to_owned(), source };
         let mut text = String::new();
-        File::open(path)
-            .and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text))
-            .map_err(|source| LlmError::Io { path: path.to_owned(), source })?;
-        serde_json::from_str(&text).map_err(|e| {
-            let (what, expected) =
-                ("the generation configuration", "an object with numbers; mend or remove it");
-            let (path, got) = (path.to_owned(), e.to_string());
-            FormatError::Header { path, what: what.to_owned(), expected: expected.to_owned(), got }.into()
-        })
+        File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text)).map_err(failed)?;
+        serde_json::from_str(&text)
+            .map_err(|source| GenerationConfigError::Malformed { path: path.to_owned(), source })
     }
 }
 
-impl ModelFile {
-    /// The generation configuration that comes with the model, or an empty one.
-    ///
-    /// # Errors
-    ///
-    /// As [`GenerationConfig::read`].
-    pub fn generation_config(&self) -> Result<GenerationConfig, LlmError> {
-        let path = match self.tensors() {
-            Tensors::Hf(dir) => dir.file("generation_config.json"),
-            Tensors::Gguf(_) | Tensors::Llama2c(_) => None,
-        };
-        path.map_or_else(|| Ok(GenerationConfig::default()), |path| GenerationConfig::read(&path))
-    }
+/// Why a generation configuration could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerationConfigError {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file holds something else.
+    #[error(
+        "{}: the generation configuration: expected an object with numbers, got {source}; correct or remove it",
+        path.display()
+    )]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Where it differs.
+        source: serde_json::Error,
+    },
 }
