@@ -6,8 +6,8 @@ mod common;
 use common::{GRANULARITIES, PRECISIONS, Weights, as_quantized, bits, cpus, describe, oracle};
 use half::{bf16, f16};
 use trike_cpu::{
-    ActivationPrecision, Cpu, CpuError, CpuOps, DenseData, DenseMatrix, Int8Matrix, Isa, Layout,
-    MAX_COLS, Matrix, TernaryMatrix,
+    ActivationPrecision, Cpu, CpuError, CpuOps, DenseData, DenseMatrix, Int8Matrix, Isa, Layout, MAX_COLS,
+    Matrix, TernaryMatrix,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
