@@ -11,7 +11,8 @@ use crate::dense_pieces::{dense_piece, int8_piece};
 use crate::error::{CpuError, check_len, check_rows};
 use crate::kernels::Kernels;
 use crate::kernels::with_kernels;
-use crate::matrix::{Layout, Matrix};
+use trike_core::Layout;
+use crate::matrix::Matrix;
 use crate::ternary::ternary_piece;
 use trike_host::Cpu;
 
