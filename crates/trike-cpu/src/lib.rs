@@ -41,7 +41,7 @@ mod ternary;
 
 pub use attention::{KvData, KvView};
 pub use error::CpuError;
-pub use matrix::{choose_layout, DenseMatrix, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix};
+pub use matrix::{DenseMatrix, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
 pub use ops::CpuOps;
 pub use rope::RopeTable;
 pub use trike_core::{

@@ -9,8 +9,8 @@ use trike_cpu::{Cpu, CpuOps, DenseMatrix, Int8Matrix, KvData, KvView, Matrix, Ro
 use trike_trit::TritTensor;
 
 use crate::{
-    ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, Layout, NnError,
-    RopePairing, RopeSpec, StepInputs, Tensor, check,
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, Layout,
+    NnError, RopePairing, RopeSpec, StepInputs, Tensor, check,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
-    Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, Layout, NnError, Norm, Sequence,
-    StepInputs, StepLogits, Tensor, TokenStep, WeightName,
+    Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, Layout, NnError, Norm,
+    Sequence, StepInputs, StepLogits, Tensor, TokenStep, WeightName,
     block::{BlockContext, Loader, linear},
     step::usable,
 };

@@ -28,7 +28,10 @@ pub(super) enum Kind {
         table: Option<Arc<TritTensor>>,
     },
     /// Without (most of) its zeros.
-    Sparse { matrix: SparseMatrix, table: Option<Arc<TritTensor>> },
+    Sparse {
+        matrix: SparseMatrix,
+        table: Option<Arc<TritTensor>>,
+    },
     Dense(DenseMatrix),
 }
 

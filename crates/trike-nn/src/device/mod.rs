@@ -20,8 +20,8 @@ use self::tensors::Traffic;
 pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
 use crate::{
-    ActivationPrecision, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest, Layout,
-    MemoryPlan, NnError, RopeSpec, StepInputs, StepLogits, Tensor, TokenStep, check,
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,
+    Layout, MemoryPlan, NnError, RopeSpec, StepInputs, StepLogits, Tensor, TokenStep, check,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
