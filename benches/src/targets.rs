@@ -122,6 +122,7 @@ mod tests {
     use crate::catalogue::SHAPES;
     use crate::models::MODELS;
     use crate::record::tests::example;
+    use trike_testkit::assert_near;
 
     #[test]
     fn every_target_asks_for_rows_that_are_timed() {
@@ -144,7 +145,7 @@ mod tests {
     fn records_answer_targets() {
         let record = example();
         let first = TARGETS[0].measured(&record).unwrap();
-        assert!((first - 0.8248).abs() < 1e-4, "{first}");
+        assert_near!(first, 0.8248, abs = 1e-4);
         assert_eq!(TARGETS[0].text(first), "82.5 %");
         assert!(TARGETS.iter().any(|target| target.measured(&record).is_none()), "the example lacks rows");
         let over = target("", (ONE, "ternary/128 x int8", 1), Measure::Kernel(TERNARY.name), 0.9);

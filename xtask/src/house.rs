@@ -156,7 +156,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-testkit",
         purpose: "oracles, input tables and tolerances for tests",
         uses: "",
-        registry: "zip",
+        registry: "approx zip",
         unsafe_in: &[],
     },
     Row {

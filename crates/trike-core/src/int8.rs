@@ -176,6 +176,7 @@ impl Int8Tensor {
 mod tests {
     use half::f16;
     use trike_testkit::Rng;
+    use trike_testkit::assert_near;
     use trike_trit::ScaleValues;
 
     use super::Int8Tensor;
@@ -198,7 +199,7 @@ mod tests {
                         let step = int8.scale(r, c / int8.group());
                         // An f16 scale may be a little short of absmax / 127, which clamping adds to the error.
                         let bound = if half { 0.6 } else { 0.5001 } * step;
-                        assert!((row[c] - values[r * cols + c]).abs() <= bound);
+                        assert_near!(row[c], values[r * cols + c], abs = bound);
                     }
                 }
             }

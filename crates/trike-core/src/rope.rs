@@ -187,6 +187,7 @@ fn blend(frequency: f64, factor: f64, kept: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trike_testkit::assert_near;
 
     fn with(scaling: RopeScaling) -> RopeSpec {
         RopeSpec { theta: 10_000.0, pairing: RopePairing::Halves, scaling }
@@ -206,7 +207,7 @@ mod tests {
         for scaling in [yarn, llama3] {
             let scaled = with(scaling).frequencies(64);
             assert_eq!(scaled[0], plain[0]);
-            assert!((scaled[31] * 8.0 / plain[31] - 1.0).abs() < 1e-6);
+            assert_near!(scaled[31] * 8.0, plain[31], rel = 1e-6);
             assert!(scaled.iter().zip(&plain).any(|(s, p)| *s < 0.99 * p && *s > 0.13 * p), "a ramp between");
         }
         assert_eq!(with(RopeScaling::Factors(vec![2.0, 4.0])).frequencies(4), [0.5, 0.0025]);

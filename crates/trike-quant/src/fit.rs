@@ -246,6 +246,7 @@ pub fn error(weights: &[f32], importance: Option<&[f32]>, grid: &Grid) -> f64 {
 #[cfg(test)]
 mod tests {
     use trike_testkit::Rng;
+    use trike_testkit::assert_near;
 
     use super::*;
 
@@ -289,7 +290,7 @@ mod tests {
                     let fit = if with_mean { fit_tied_mean } else { fit_tied };
                     let got = error(&weights, importance, &fit(&weights, importance, 1));
                     let want = brute(&weights, importance, with_mean);
-                    assert!((got - want).abs() < 1e-5 * (1.0 + want), "{weights:?} {h:?}: {got} {want}");
+                    assert_near!(got, want, abs = 1e-5 * (1.0 + want), "{weights:?} {h:?}");
                 }
             }
         }
@@ -341,8 +342,10 @@ mod tests {
                     let scale = weights.iter().fold(0f32, |m, w| m.max(w.abs()));
                     for &w in weights {
                         let value = grid.value(grid.nearest(w));
-                        assert!(
-                            (value - w).abs() <= 1e-2 * scale,
+                        assert_near!(
+                            value,
+                            w,
+                            abs = 1e-2 * scale,
                             "{depth} {weights:?}: {grid:?} gives {value} for {w}"
                         );
                     }

@@ -160,6 +160,7 @@ impl Grid {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trike_testkit::assert_near;
 
     #[test]
     fn codes_are_balanced_ternary() {
@@ -192,7 +193,7 @@ mod tests {
                 let (a, b, share) = grid.between(w);
                 let mixed = grid.value(a) * (1.0 - share) + grid.value(b) * share;
                 let inside = w.clamp(grid.value(grid.nearest(-1e9)), grid.value(grid.nearest(1e9)));
-                assert!((mixed - inside).abs() < 1e-5, "{grid:?} {w}: {mixed}");
+                assert_near!(mixed, inside, abs = 1e-5, "{grid:?} {w}");
             }
         }
     }

@@ -116,6 +116,7 @@ pub(crate) fn transpose(a: &[f32], cols: usize) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use trike_testkit::Rng;
+    use trike_testkit::assert_near;
 
     use super::*;
 
@@ -136,7 +137,7 @@ mod tests {
             for i in 0..n {
                 for j in 0..n {
                     let back: f64 = (0..n).map(|k| lower(&l, i, k) * lower(&l, j, k)).sum();
-                    assert!((back - a[i * n + j]).abs() < 1e-9 * a[0], "{n}");
+                    assert_near!(back, a[i * n + j], abs = 1e-9 * a[0], "{n}");
                 }
             }
             let mut inverse = l.clone();
@@ -144,14 +145,14 @@ mod tests {
             for i in 0..n {
                 for j in 0..n {
                     let unit: f64 = (0..n).map(|k| lower(&l, i, k) * lower(&inverse, k, j)).sum();
-                    assert!((unit - f64::from(u8::from(i == j))).abs() < 1e-8, "{n} {i} {j} {unit}");
+                    assert_near!(unit, f64::from(u8::from(i == j)), abs = 1e-8, "{n} {i} {j} {unit}");
                 }
             }
             let b: Vec<f64> = (0..n).map(|i| i as f64 - 1.5).collect();
             let x = solve_spd(&mut a.clone(), &b, 0.0).unwrap();
             for i in 0..n {
                 let back: f64 = (0..n).map(|j| a[i * n + j] * x[j]).sum();
-                assert!((back - b[i]).abs() < 1e-8, "{n}");
+                assert_near!(back, b[i], abs = 1e-8, "{n}");
             }
         }
         assert!(solve_spd(&mut [0.0], &[1.0], 1e-9).is_none());

@@ -86,6 +86,7 @@ pub fn allocate(layers: &[Vec<Choice>], budget: u64) -> Result<Vec<usize>, Quant
 #[cfg(test)]
 mod tests {
     use trike_testkit::Rng;
+    use trike_testkit::assert_near;
 
     use super::*;
 
@@ -116,7 +117,7 @@ mod tests {
                 (Ok(choices), Some(want)) => {
                     let picked = || choices.iter().zip(&layers).map(|(&c, layer)| layer[c]);
                     assert!(picked().map(|c| c.bytes).sum::<u64>() <= budget);
-                    assert!((picked().map(|c| c.loss).sum::<f64>() - want).abs() < 1e-12);
+                    assert_near!(picked().map(|c| c.loss).sum::<f64>(), want, abs = 1e-12);
                 }
                 (Err(QuantError::Budget { requested, smallest }), None) => {
                     assert!(requested == budget && smallest > budget);

@@ -161,6 +161,7 @@ fn least(scores: &[f64], count: usize) -> Vec<usize> {
 #[cfg(test)]
 mod tests {
     use trike_testkit::Rng;
+    use trike_testkit::assert_near;
     use trike_trit::Granularity;
 
     use super::*;
@@ -210,10 +211,8 @@ mod tests {
         let keep = prune(view, PruneScore::Compensated(&factor), PrunePattern::Unstructured, 0.34).unwrap();
         assert_eq!(keep, [true, false, true]);
         let inverse = factor.inverse_diagonal();
-        assert!(
-            (inverse[0] - 1.0).abs() < 1e-4
-                && (inverse[1] / (1.0 / (1.0 - 0.999f64.powi(2))) - 1.0).abs() < 0.01
-        );
+        assert_near!(inverse[0], 1.0, abs = 1e-4);
+        assert_near!(inverse[1], 1.0 / (1.0 - 0.999f64.powi(2)), rel = 0.01);
         assert!(prune(view, PruneScore::Wanda(&[1.0]), PrunePattern::Unstructured, 0.5).is_err());
         assert!(prune(view, PruneScore::Magnitude, PrunePattern::Unstructured, 1.1).is_err());
         assert!(prune(view, PruneScore::Magnitude, PrunePattern::Blocks { rows: 0, cols: 1 }, 0.5).is_err());

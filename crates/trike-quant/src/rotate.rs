@@ -131,6 +131,7 @@ fn walsh(values: &mut [f32], unit: usize) {
 
 #[cfg(test)]
 mod tests {
+    use trike_testkit::assert_near;
     use trike_testkit::{Rng, assert_close};
 
     use super::*;
@@ -157,7 +158,7 @@ mod tests {
             for k in 0..width * width {
                 let (i, j) = (k / width, k % width);
                 let dot: f32 = (0..width).map(|k| r[i * width + k] * r[j * width + k]).sum();
-                assert!((dot - f32::from(i == j)).abs() < 1e-5, "{width}: {i}, {j}");
+                assert_near!(dot, f32::from(i == j), abs = 1e-5, "{width}: {i}, {j}");
             }
             let mut rows = x.clone();
             rotation.rows(&mut rows).unwrap();

@@ -103,6 +103,7 @@ pub fn scaled_hessian(hessian: &[f32], scales: &[f32]) -> Result<Vec<f32>, Quant
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trike_testkit::assert_near;
 
     #[test]
     fn the_exponent_of_least_loss_is_found() {
@@ -111,7 +112,7 @@ mod tests {
             let mut calls = 0;
             let found = salience(&magnitudes, &mut |s| {
                 calls += 1;
-                assert!((s.iter().map(|s| s.log2()).sum::<f32>()).abs() < 1e-4);
+                assert_near!(s.iter().map(|s| s.log2()).sum::<f32>(), 0.0, abs = 1e-4);
                 assert_eq!(s[3], 1.0);
                 // The first is four times the second.
                 Ok(f64::from((s[0] / s[1]).log2() / 2.0 - wanted).powi(2))

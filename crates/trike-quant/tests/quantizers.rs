@@ -7,7 +7,7 @@ use trike_quant::{
     PruneScore, QuantError, QuantizeConfig, Rounding, ScaleRule, ScaleType, TritLayout, compensate,
     hessian_error, prune, quantize_matrix,
 };
-use trike_testkit::Rng;
+use trike_testkit::{Rng, assert_near};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize};
 
 fn layout(depth: usize, coupling: Coupling, granularity: Granularity) -> TritLayout {
@@ -40,7 +40,7 @@ fn errors_on_known_distributions_are_the_known_ones() {
             let config = config(rule, layout(depth, coupling, Granularity::Group(GroupSize::G128)));
             let (_, stats) = quantize_matrix(MatrixView::new(rows, cols, weights).unwrap(), &config).unwrap();
             let got = stats.relative_error;
-            assert!((got / want - 1.0).abs() < 0.02, "{rule:?} x{depth}: {got} is not {want}");
+            assert_near!(got, want, rel = 0.02, "{rule:?} x{depth}");
         }
     }
 }
@@ -90,8 +90,10 @@ fn every_option_changes_something() {
         let (tensor, other_stats) = quantize_matrix(view, &other).unwrap();
         assert_ne!(tensor, first, "{name}");
         let expected = other.layout.bits_per_weight(8, 96);
-        assert!(
-            (tensor.bits_per_weight() - expected).abs() < 1e-9,
+        assert_near!(
+            tensor.bits_per_weight(),
+            expected,
+            abs = 1e-9,
             "{name}: {} {expected}",
             tensor.bits_per_weight()
         );
@@ -119,7 +121,7 @@ fn stochastic_rounding_is_right_on_average() {
         };
         let (tensor, _) = quantize_matrix(view, &config).unwrap();
         let mean = tensor.dequantize().iter().sum::<f32>() / weights.len() as f32;
-        assert!((mean - 0.3).abs() < 0.015, "{depth}: {mean}");
+        assert_near!(mean, 0.3, abs = 0.015, "{depth}");
         assert_eq!(quantize_matrix(view, &config).unwrap().0, tensor, "the same seed");
         let other = QuantizeConfig { rounding: Rounding::Stochastic { seed: 6 }, ..config };
         assert_ne!(quantize_matrix(view, &other).unwrap().0, tensor, "another seed");
@@ -323,7 +325,7 @@ fn the_correction_is_the_damped_least_squares_solution() {
     // One input, H = 2: weights 1, and what they leave correlates with the input by 1: 1 + 1 / (2 + damping 2 * 0.5).
     let factor = HessianFactor::new(&[2.0], 1, Granularity::Row, ColumnOrder::Stored, 0.5).unwrap();
     let got = factor.corrected(&Cpu::new(1).unwrap(), &[1.0], &[1.0]).unwrap();
-    assert!((got[0] - (1.0 + 1.0 / 3.0)).abs() < 1e-6);
+    assert_near!(got[0], 1.0 + 1.0 / 3.0, abs = 1e-6);
     // Several: inputs that changed are made up for as far as they say the same.
     let cpu = Cpu::new(1).unwrap();
     let (rows, cols, tokens) = (3, 8, 200);

@@ -1,28 +1,108 @@
-//! One measure of error for float results.
+//! Comparison of float results, on `approx`.
+//!
+//! Trits and integers are compared with `==`. A float is compared with [`assert_near!`](crate::assert_near), a vector with
+//! [`assert_close`], whose tolerance is relative to the largest expected value.
+
+use approx::{AbsDiffEq, abs_diff_eq};
+use std::fmt;
+use std::ops::Mul;
+
+/// How far a float may be from what is expected.
+#[derive(Clone, Copy, Debug)]
+pub enum Tolerance<T> {
+    /// `|got - want| <= t`.
+    Abs(T),
+    /// `|got - want| <= t * |want|`. Of `want` and not of the larger of both, as in `approx::relative_eq!`: a bound does not grow with
+    /// the error.
+    Rel(T),
+}
+
+/// `f32` and `f64`.
+pub trait Real: AbsDiffEq<Epsilon = Self> + Copy + fmt::Debug + Mul<Output = Self> {
+    /// The absolute value.
+    fn magnitude(self) -> Self;
+}
+
+impl Real for f32 {
+    fn magnitude(self) -> Self {
+        self.abs()
+    }
+}
+
+impl Real for f64 {
+    fn magnitude(self) -> Self {
+        self.abs()
+    }
+}
+
+/// Whether `got` is within the tolerance of `want`; never for a NaN.
+pub fn is_near<T: Real>(got: T, want: T, tolerance: Tolerance<T>) -> bool {
+    let epsilon = match tolerance {
+        Tolerance::Abs(bound) => bound,
+        Tolerance::Rel(bound) => bound * want.magnitude(),
+    };
+    abs_diff_eq!(got, want, epsilon = epsilon)
+}
+
+/// Asserts that a float is within an absolute (`abs`) or relative (`rel`) tolerance of what is expected; a message may follow.
+///
+/// ```
+/// use trike_testkit::assert_near;
+///
+/// assert_near!(3.1416, std::f64::consts::PI, abs = 1e-5);
+/// assert_near!(1001.0f32, 1000.0, rel = 1e-3, "of sample {}", 7);
+/// ```
+#[macro_export]
+macro_rules! assert_near {
+    ($got:expr, $want:expr, $kind:ident = $bound:expr $(,)?) => {
+        $crate::assert_near!($got, $want, $kind = $bound, "")
+    };
+    ($got:expr, $want:expr, abs = $bound:expr, $($context:tt)+) => {
+        $crate::check_near($got, $want, $crate::Tolerance::Abs($bound), format_args!($($context)+))
+    };
+    ($got:expr, $want:expr, rel = $bound:expr, $($context:tt)+) => {
+        $crate::check_near($got, $want, $crate::Tolerance::Rel($bound), format_args!($($context)+))
+    };
+}
+
+/// The expansion of [`assert_near!`](crate::assert_near).
+///
+/// # Panics
+///
+/// When the tolerance is exceeded, naming both values and the context.
+#[doc(hidden)]
+#[track_caller]
+pub fn check_near<T: Real>(got: T, want: T, tolerance: Tolerance<T>, context: fmt::Arguments<'_>) {
+    assert!(is_near(got, want, tolerance), "expected {want:?} within {tolerance:?}, got {got:?}. {context}");
+}
 
 /// `max|got - want| / max|want|`; infinite when the lengths differ or a value is not finite.
 pub fn max_rel(got: &[f32], want: &[f32]) -> f32 {
     if got.len() != want.len() || got.iter().chain(want).any(|v| !v.is_finite()) {
         return f32::INFINITY;
     }
-    let scale = want.iter().fold(0f32, |m, v| m.max(v.abs())).max(f32::MIN_POSITIVE);
-    got.iter().zip(want).fold(0f32, |m, (g, w)| m.max((g - w).abs())) / scale
+    got.iter().zip(want).fold(0f32, |m, (g, w)| m.max((g - w).abs())) / largest(want)
+}
+
+fn largest(values: &[f32]) -> f32 {
+    values.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(v.abs()))
 }
 
 /// Asserts `max|got - want| <= bound * max|want|`.
 ///
 /// # Panics
 ///
-/// When the bound does not hold, naming the error and the place of the worst element.
+/// When the bound does not hold, a value is not finite or the lengths differ, naming the error and the place of the worst element.
 #[track_caller]
 pub fn assert_close(got: &[f32], want: &[f32], bound: f32) {
-    let error = max_rel(got, want);
-    if error > bound {
+    let finite = got.iter().chain(want).all(|v| v.is_finite());
+    if !finite || !abs_diff_eq!(got, want, epsilon = bound * largest(want)) {
         let worst = (0..got.len().min(want.len()))
             .max_by(|&a, &b| (got[a] - want[a]).abs().total_cmp(&(got[b] - want[b]).abs()));
         let at = worst.map(|i| (i, got[i], want[i]));
         panic!(
-            "error {error:e} over the bound {bound:e}; lengths {} and {}; worst (index, got, want): {at:?}",
+            "error {:e} over the bound {bound:e}; lengths {} and {}; worst (index, got, want): {at:?}",
+            max_rel(got, want),
             got.len(),
             want.len()
         );
@@ -31,12 +111,43 @@ pub fn assert_close(got: &[f32], want: &[f32], bound: f32) {
 
 #[cfg(test)]
 mod tests {
-    use super::max_rel;
+    use super::*;
+    use std::panic::catch_unwind;
 
     #[test]
     fn a_wrong_length_or_a_nan_is_never_close() {
         assert_eq!(max_rel(&[1.0], &[1.0, 2.0]), f32::INFINITY);
         assert_eq!(max_rel(&[f32::NAN], &[1.0]), f32::INFINITY);
         assert_eq!(max_rel(&[1.5, -2.0], &[1.0, -2.0]), 0.25);
+        assert_close(&[1.5, -2.0], &[1.0, -2.0], 0.25);
+        let refused: [(&[f32], &[f32], f32); 4] = [
+            (&[1.5, -2.0], &[1.0, -2.0], 0.249),
+            (&[1.0], &[1.0, 2.0], 1.0),
+            (&[f32::NAN], &[1.0], 1.0),
+            (&[f32::INFINITY], &[f32::INFINITY], 1.0),
+        ];
+        for (got, want, bound) in refused {
+            assert!(catch_unwind(|| assert_close(got, want, bound)).is_err(), "{got:?} {want:?}");
+        }
+    }
+
+    #[test]
+    fn tolerances_hold_at_their_bounds() {
+        for (got, want, tolerance, near) in [
+            (1.25, 1.0, Tolerance::Abs(0.25), true),
+            (1.25, 1.0, Tolerance::Abs(0.2499), false),
+            (2.5, 2.0, Tolerance::Rel(0.25), true),
+            (-2.5, -2.0, Tolerance::Rel(0.25), true),
+            // A quarter of what is expected and not of what came.
+            (2.51, 2.0, Tolerance::Rel(0.25), false),
+            (0.0, 1e-300, Tolerance::Rel(0.5), false),
+            (f64::NAN, 1.0, Tolerance::Abs(f64::INFINITY), false),
+            (1.0, f64::NAN, Tolerance::Rel(1.0), false),
+        ] {
+            assert_eq!(is_near(got, want, tolerance), near, "{got} {want} {tolerance:?}");
+        }
+        let message = catch_unwind(|| assert_near!(2.0f32, 1.0, abs = 0.5, "of sample {}", 7)).unwrap_err();
+        let message = message.downcast_ref::<String>().unwrap();
+        assert_eq!(message, "expected 1.0 within Abs(0.5), got 2.0. of sample 7");
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! * data: [`shared`], [`python`], [`npz`], [`NpyArray`]
 //! * inputs: [`Rng`]
-//! * comparison: [`max_rel`], [`assert_close`]
+//! * comparison, with the tolerances of `approx`: [`assert_near!`], [`is_near`] and [`Tolerance`]; [`assert_close`] and [`max_rel`] for vectors
 #![forbid(unsafe_code)]
 
 mod compare;
@@ -14,7 +14,9 @@ mod npz;
 mod rng;
 mod shared;
 
-pub use compare::{assert_close, max_rel};
+#[doc(hidden)]
+pub use compare::check_near;
+pub use compare::{Real, Tolerance, assert_close, is_near, max_rel};
 pub use npz::{NpyArray, NpyData, npz};
 pub use rng::Rng;
 pub use shared::{python, shared};

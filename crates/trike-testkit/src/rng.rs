@@ -61,6 +61,7 @@ impl Rng {
 #[cfg(test)]
 mod tests {
     use super::Rng;
+    use crate::assert_near;
 
     #[test]
     fn moments_and_density() {
@@ -68,9 +69,10 @@ mod tests {
         let x = rng.normals(20_000);
         let mean = x.iter().sum::<f32>() / 20_000.0;
         let variance = x.iter().map(|v| v * v).sum::<f32>() / 20_000.0;
-        assert!(mean.abs() < 0.03 && (variance - 1.0).abs() < 0.05, "{mean} {variance}");
+        assert_near!(mean, 0.0, abs = 0.03);
+        assert_near!(variance, 1.0, abs = 0.05);
         let trits = rng.trits(20_000, 0.6);
         let zeros = trits.iter().filter(|&&t| t == 0).count() as f32 / 20_000.0;
-        assert!((zeros - 0.4).abs() < 0.02, "{zeros}");
+        assert_near!(zeros, 0.4, abs = 0.02);
     }
 }

@@ -92,6 +92,7 @@ impl Hadamard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trike_testkit::assert_near;
 
     #[test]
     fn transforms_are_the_product_with_the_matrix_and_their_own_inverse() {
@@ -105,11 +106,11 @@ mod tests {
                 let (block, i) = (at / n, at % n);
                 let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
                 let sum: f64 = (0..n).map(|j| sign(j) * f64::from(x[block * n + j])).sum();
-                assert!((f64::from(got[at]) - sum / (n as f64).sqrt()).abs() < 1e-3, "{n}: {at}");
+                assert_near!(f64::from(got[at]), sum / (n as f64).sqrt(), abs = 1e-3, "{n}: {at}");
             }
             hadamard.apply(&mut got).unwrap();
             for (got, want) in got.iter().zip(&x) {
-                assert!((got - want).abs() < 1e-4, "{n}");
+                assert_near!(*got, *want, abs = 1e-4, "{n}");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What a weight costs, counted from the buffers.
 
 use half::f16;
+use trike_testkit::assert_near;
 use trike_trit::{Encoding, Granularity, GroupSize, Scales, TritTensor};
 
 /// `rows x cols` pseudo-random trits of which one in `every` is nonzero.
@@ -39,7 +40,7 @@ fn row_compressed_against_half_floats() {
         for granularity in [Granularity::Row, Granularity::Group(GroupSize::G256)] {
             let tensor = packed(every, Encoding::RowCompressed, granularity);
             let zeros = tensor.zeros() as f64 / (ROWS * COLS) as f64;
-            assert!((zeros - (1.0 - 1.0 / every as f64)).abs() < 0.002, "{zeros}");
+            assert_near!(zeros, 1.0 - 1.0 / every as f64, abs = 0.002);
             let ratio = 16.0 / tensor.bits_per_weight();
             assert!(ratio >= bar, "{zeros:.3} zeros, {granularity} scales: {ratio:.1}x");
         }

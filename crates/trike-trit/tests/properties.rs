@@ -2,6 +2,7 @@
 
 use half::f16;
 use proptest::prelude::*;
+use trike_testkit::{Tolerance, is_near};
 use trike_trit::{
     BLOCK_TRITS, CHUNK_TRITS, Coupling, Edit, Encoding, Granularity, GroupSize, ScaleValues, Scales, Trit,
     TritTensor,
@@ -165,7 +166,7 @@ proptest! {
                 tensor.dequantize_row(r, &mut row).unwrap();
                 for c in 0..parts.cols {
                     let want = parts.weight(r, c);
-                    prop_assert!((f64::from(row[c]) - want).abs() < 1e-5, "{} {}", row[c], want);
+                    prop_assert!(is_near(f64::from(row[c]), want, Tolerance::Abs(1e-5)), "{} {}", row[c], want);
                     prop_assert_eq!(all[r * parts.cols + c].to_bits(), row[c].to_bits());
                 }
             }

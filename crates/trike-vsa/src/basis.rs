@@ -115,6 +115,7 @@ pub fn circular_set<A: Algebra>(dim: usize, steps: usize, seed: u64) -> Result<V
 mod tests {
     use super::*;
     use crate::{AlgebraKind, Bipolar, Ternary, Z3, similarity};
+    use trike_testkit::assert_near;
 
     fn check<A: Algebra>() {
         let (dim, n) = (20_000, 9);
@@ -126,7 +127,7 @@ mod tests {
             for j in 0..n {
                 let expected = 1.0 - i.abs_diff(j) as f64 / (n - 1) as f64;
                 let got = similarity(&levels[i], &levels[j]).unwrap();
-                assert!((got - expected).abs() < close, "{} levels {i} {j}: {got}", A::KIND);
+                assert_near!(got, expected, abs = close, "{} levels {i} {j}", A::KIND);
             }
         }
         for i in 0..2 * n {
@@ -134,7 +135,7 @@ mod tests {
                 let apart = i.abs_diff(j).min(2 * n - i.abs_diff(j));
                 let expected = 1.0 - apart as f64 / n as f64;
                 let got = similarity(&circle[i], &circle[j]).unwrap();
-                assert!((got - expected).abs() < close, "{} circle {i} {j}: {got}", A::KIND);
+                assert_near!(got, expected, abs = close, "{} circle {i} {j}", A::KIND);
             }
         }
         let thermometer = thermometer_set::<A>(1000, 11).unwrap();

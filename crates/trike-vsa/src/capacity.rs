@@ -213,6 +213,7 @@ pub fn expected_similarity<A: Algebra>(items: usize) -> Result<f64> {
 mod tests {
     use super::*;
     use crate::{Bipolar, Ternary, Z3};
+    use trike_testkit::assert_near;
 
     #[test]
     fn tails_are_those_of_the_normal_distribution() {
@@ -225,7 +226,7 @@ mod tests {
             (9.0, 1.128_588_405_953_84e-19),
         ] {
             let got = upper_tail(x);
-            assert!((got / expected - 1.0).abs() < 2e-7, "{x}: {got}");
+            assert_near!(got, expected, rel = 2e-7, "{x}");
         }
     }
 
@@ -243,7 +244,7 @@ mod tests {
             [(500, [0.910, 0.824, 0.693]), (1000, [0.877, 0.771, 0.623]), (10_000, [0.725, 0.567, 0.394])]
         {
             for (got, expected) in p(n).into_iter().zip(expected) {
-                assert!((got - expected).abs() < 0.001, "{n}: {got} {expected}");
+                assert_near!(got, expected, abs = 0.001, "{n}");
             }
         }
         for (n, expected) in [(100, [656, 531, 418]), (1000, [472, 382, 300]), (10_000, [370, 300, 236])] {

@@ -97,6 +97,7 @@ pub(crate) fn ties(len: usize) -> Result<PlaneVector> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trike_testkit::assert_near;
 
     #[test]
     fn words_are_the_documented_ones() {
@@ -119,7 +120,7 @@ mod tests {
         // 256,000 trits: a third each, within five standard deviations of 0.00093.
         let share = |count: u32| f64::from(count) / (64.0 * words as f64);
         for share in [share(pos), share(neg)] {
-            assert!((share - 1.0 / 3.0).abs() < 0.0047, "{share}");
+            assert_near!(share, 1.0 / 3.0, abs = 0.0047);
         }
     }
 
@@ -129,7 +130,7 @@ mod tests {
             let ones: u32 = (0..4000).map(|word| chance(3, word, 1, probability).count_ones()).sum();
             let (n, share) = (256_000.0, f64::from(ones) / 256_000.0);
             let deviation = (probability * (1.0 - probability) / n).sqrt();
-            assert!((share - probability).abs() <= 5.0 * deviation + 1e-9, "{probability}: {share}");
+            assert_near!(share, probability, abs = 5.0 * deviation + 1e-9, "{probability}");
         }
     }
 }

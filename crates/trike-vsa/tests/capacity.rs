@@ -1,5 +1,6 @@
 //! Simulations beside the theory.
 
+use trike_testkit::assert_near;
 use trike_vsa::capacity::{Kept, efficiency, retrieval_probability};
 use trike_vsa::{
     Algebra, Bipolar, Bundle, ItemMemory, PackedTritVec, Ternary, Z3, bind, bundle_balanced, unbind,
@@ -60,7 +61,7 @@ fn simulate<A: Algebra>(kept: Kept) {
         let share = found as f64 / (rounds * k) as f64;
         let theory = retrieval_probability::<A>(kept, dim, k, k).unwrap();
         println!("{} {kept:?}: k = {k}, D = {dim}: {share:.3}, theory {theory:.3}", A::KIND);
-        assert!((share - theory).abs() < 0.02, "{} {kept:?} {k}: {share} {theory}", A::KIND);
+        assert_near!(share, theory, abs = 0.02, "{} {kept:?} {k}", A::KIND);
         assert!((0.5..0.97).contains(&theory), "a case that tells something");
     }
 }

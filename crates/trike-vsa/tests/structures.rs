@@ -1,7 +1,7 @@
 //! Memories, structures and encodings in every algebra, and what they refuse.
 
 use trike_popcount::{Cpu, TritOps};
-use trike_testkit::Rng;
+use trike_testkit::{Rng, assert_near};
 use trike_trit::{Trit, Tryte3};
 use trike_vsa::{
     Algebra, Automaton, Bipolar, Bundle, CapacityPolicy, CentroidClassifier, DistributedMemory, Graph,
@@ -56,7 +56,7 @@ fn memories<A: Algebra>() {
                     for hit in hits {
                         assert_eq!(hit.score, i64::from(score(&stored[hit.index])));
                         let expected = similarity(query, &stored[hit.index]).unwrap();
-                        assert!((hit.similarity - expected).abs() < 1e-12);
+                        assert_near!(hit.similarity, expected, abs = 1e-12);
                     }
                     assert_eq!(memory.top_k(query, k).unwrap(), *hits);
                     // A bundle of one vector is that vector.
@@ -285,7 +285,7 @@ fn encodings<A: Algebra>() {
     let scale = ScalarEncoder::<A>::new(5000, -1.0, 1.0, 21, 1).unwrap();
     for i in 0..21 {
         let value = -1.0 + 0.1 * f64::from(i);
-        assert!((scale.decode(&scale.encode(value + 0.04).unwrap()).unwrap() - value).abs() < 1e-9);
+        assert_near!(scale.decode(&scale.encode(value + 0.04).unwrap()).unwrap(), value, abs = 1e-9);
     }
     assert_eq!(scale.encode(f64::INFINITY).unwrap(), scale.encode(1.0).unwrap());
     assert!(scale.encode(f64::NAN).is_err());

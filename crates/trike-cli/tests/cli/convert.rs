@@ -1,6 +1,7 @@
 //! `trike convert` and `trike inspect`.
 
 use serde_json::Value;
+use trike_testkit::assert_near;
 
 use crate::harness::{Trike, shared, tiny};
 
@@ -124,7 +125,7 @@ fn inspect_shows_every_tensor() {
     let totals = &json["totals"];
     assert_eq!((&totals["tensors"], &totals["ternary_parameters"]), (&38.into(), &2_359_296.into()));
     let percent = 100.0 * totals["ternary_zeros"].as_f64().unwrap();
-    assert!((percent - 31.8).abs() < 0.1, "{percent}");
+    assert_near!(percent, 31.8, abs = 0.1);
 
     let text = trike.stdout(&["inspect", &tiny()]);
     for part in [

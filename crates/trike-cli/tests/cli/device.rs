@@ -2,6 +2,7 @@
 //! `auto` falls back where there is no GPU.
 
 use std::sync::OnceLock;
+use trike_testkit::assert_near;
 
 use serde_json::Value;
 
@@ -153,7 +154,7 @@ fn logits_and_perplexity_agree_with_the_processor() {
     let here = trike.json(&[&args[..], &exact].concat());
     let there = trike.json(&[&args[..], &exact, &["--device", device]].concat());
     let nats = |json: &Value| json["nats"].as_f64().unwrap();
-    assert!((nats(&here) - nats(&there)).abs() < 1e-3, "{here} {there}");
+    assert_near!(nats(&here), nats(&there), abs = 1e-3, "{here} {there}");
     let answers = |more: &[&str]| {
         let template = trike.write("template", "{{ messages[-1].content }}");
         let mut command =

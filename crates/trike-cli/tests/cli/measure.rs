@@ -1,12 +1,13 @@
 //! `trike perplexity`, `logits`, `bench`, `doctor`.
 
 use serde_json::Value;
+use trike_testkit::assert_near;
 
 use crate::harness::{Trike, repository, shared, tiny, utf8};
 
 fn near(value: &Value, want: f64, relative: f64) {
     let got = value.as_f64().expect("a number");
-    assert!((got / want - 1.0).abs() <= relative, "{got} is not within {relative} of {want}");
+    assert_near!(got, want, rel = relative);
 }
 
 /// Perplexities of data/README.md, from a forward pass in numpy.
@@ -198,9 +199,10 @@ fn eval_answers_by_likelihood() {
     let json = trike.json(&["eval", "-m", &tiny(), "-t", &task, "--json"]);
     let score = &json["tasks"][0];
     assert_eq!((&score["questions"], &score["too_long"]), (&3.into(), &1.into()), "{json}");
-    let near = |key: &str, want: f64| (score[key].as_f64().unwrap() - want).abs() < 1e-9;
-    assert!(near("accuracy", 2.0 / 3.0) && near("accuracy_error", (2.0f64 / 27.0).sqrt()), "{json}");
-    assert!(near("chance", (0.5 + 1.0 / 3.0 + 0.5) / 3.0), "{json}");
+    let near = |key: &str, want: f64| assert_near!(score[key].as_f64().unwrap(), want, abs = 1e-9, "{json}");
+    near("accuracy", 2.0 / 3.0);
+    near("accuracy_error", (2.0f64 / 27.0).sqrt());
+    near("chance", (0.5 + 1.0 / 3.0 + 0.5) / 3.0);
     assert!(json["mean"].is_null(), "of one task: {json}");
     let other = trike
         .write("other.jsonl", serde_json::json!({"sentence_good": good, "sentence_bad": bad}).to_string());
@@ -237,9 +239,7 @@ fn eval_scores_texts_and_windows() {
     assert!(halves["perplexity"].as_f64() < plain["perplexity"].as_f64(), "more is known in the second half");
     let same = eval(&["--base", &tiny(), "--split", "llama.cpp", "--limit", "1"]);
     assert_eq!((&same["sequences"], &same["tokens"]), (&1.into(), &127.into()));
-    assert!(
-        same["kl"].as_f64().unwrap().abs() < 1e-9 && same["ratio"] == 1.0 && same["ratio_error"] == 0.0,
-        "{same}"
-    );
+    assert_near!(same["kl"].as_f64().unwrap(), 0.0, abs = 1e-9, "{same}");
+    assert!(same["ratio"] == 1.0 && same["ratio_error"] == 0.0, "{same}");
     trike.fails(2, &["eval", "-m", &tiny()]);
 }

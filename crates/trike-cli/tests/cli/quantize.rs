@@ -1,6 +1,7 @@
 //! `trike quantize`.
 
 use serde_json::Value;
+use trike_testkit::assert_near;
 
 use crate::harness::{Trike, shared, text, tiny};
 
@@ -105,7 +106,7 @@ fn compensation_loses_less_than_rounding_and_planes_lose_less() {
             "--json",
         ]);
         let (got, want) = (&score["perplexity"], &report["evaluation"]["perplexity_after"]);
-        assert!((got.as_f64().unwrap() / want.as_f64().unwrap() - 1.0).abs() < 1e-6, "{got} {want}");
+        assert_near!(got.as_f64().unwrap(), want.as_f64().unwrap(), rel = 1e-6, "{got} {want}");
         let inspection = bench.trike.json(&["inspect", &out, "--json"]);
         assert_eq!(inspection["totals"]["bytes"], report["output_bytes"]);
         assert_eq!(inspection["totals"]["ternary_parameters"], report["ternary"]["parameters"]);

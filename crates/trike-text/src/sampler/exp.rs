@@ -34,6 +34,7 @@ pub(super) fn exp(x: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::exp;
+    use trike_testkit::assert_near;
 
     #[test]
     fn it_is_the_exponential() {
@@ -41,7 +42,7 @@ mod tests {
         for i in 0..70_000 {
             let x = -f64::from(i) * 0.01;
             let want = x.exp();
-            assert!((exp(x) - want).abs() <= 4.0 * f64::EPSILON * want, "{x}: {} {want}", exp(x));
+            assert_near!(exp(x), want, abs = 4.0 * f64::EPSILON * want, "{x}: {} {want}", exp(x));
         }
     }
 

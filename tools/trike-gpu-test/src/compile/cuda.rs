@@ -140,6 +140,7 @@ pub fn occupancy(sm: CudaSm, units: u32, resources: &Resources, dynamic_shared: 
 mod tests {
     use super::*;
     use crate::target::{SM_80, SM_90, SM_120};
+    use trike_testkit::assert_near;
 
     #[test]
     fn the_report_of_ptxas_is_read() {
@@ -160,15 +161,15 @@ mod tests {
         let of = |registers, shared| Resources { registers, spilled: 0, shared };
         // 32 registers a unit fill all of the 64 warps; 64 halve them, 128 quarter them.
         for (registers, share) in [(32, 1.0), (64, 0.5), (128, 0.25), (255, 0.125)] {
-            assert!((occupancy(SM_90, 256, &of(registers, 0), 0) - share).abs() < 1e-9, "{registers}");
+            assert_near!(occupancy(SM_90, 256, &of(registers, 0), 0), share, abs = 1e-9, "{registers}");
         }
         // Cubes of one warp: 32 cubes are half of 64 warps.
-        assert!((occupancy(SM_80, 32, &of(32, 0), 0) - 0.5).abs() < 1e-9);
+        assert_near!(occupancy(SM_80, 32, &of(32, 0), 0), 0.5, abs = 1e-9);
         // 24 cubes of two warps fill the 48 warps.
-        assert!((occupancy(SM_120, 64, &of(32, 0), 0) - 1.0).abs() < 1e-9);
+        assert_near!(occupancy(SM_120, 64, &of(32, 0), 0), 1.0, abs = 1e-9);
         // 100 KiB of shared memory in all: one cube of 60 KiB.
-        assert!((occupancy(SM_120, 256, &of(32, 0), 60 << 10) - 8.0 / 48.0).abs() < 1e-9);
+        assert_near!(occupancy(SM_120, 256, &of(32, 0), 60 << 10), 8.0 / 48.0, abs = 1e-9);
         // Static and dynamic shared memory count alike.
-        assert!((occupancy(SM_120, 256, &of(32, 30 << 10), 30 << 10) - 8.0 / 48.0).abs() < 1e-9);
+        assert_near!(occupancy(SM_120, 256, &of(32, 30 << 10), 30 << 10), 8.0 / 48.0, abs = 1e-9);
     }
 }
