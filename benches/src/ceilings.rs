@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use trike_cpu::{Cpu, CpuError, probe};
 
-use crate::figure::rounded;
 use crate::machine::Machine;
+use crate::timing::rounded;
 
 /// What the machine can do at most with a number of threads.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

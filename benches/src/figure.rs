@@ -8,7 +8,7 @@ use trike_cpu::Cost;
 use crate::ceilings::{Ceilings, threads};
 use crate::kernel::TERNARY;
 use crate::rival::RivalKind;
-use crate::timing::{median, paired_ratio, spread};
+use crate::timing::{median, paired_ratio, rounded, spread};
 
 /// What was timed.
 #[derive(Clone, Debug, PartialEq)]
@@ -141,11 +141,6 @@ pub fn figures(measured: &[Measured], ceilings: &[Ceilings]) -> Vec<Figure> {
         })
     };
     measured.iter().filter_map(figure).collect()
-}
-
-/// Six significant digits: more are noise, and these survive every reader of JSON.
-pub(crate) fn rounded(x: f64) -> f64 {
-    format!("{x:.5e}").parse().unwrap_or(x)
 }
 
 /// The ceilings, a line each.
@@ -284,12 +279,5 @@ mod tests {
         let want =
             [(Some(3.0), None), (Some(6.0), Some(2.0)), (Some(0.75), None), (None, None), (None, None)];
         assert_eq!(found, want);
-    }
-
-    #[test]
-    fn six_digits_are_kept() {
-        assert_eq!(rounded(123_456_789.0), 123_457_000.0);
-        assert_eq!(rounded(0.000_123_456_78), 0.000_123_457);
-        assert!(rounded(f64::NAN).is_nan());
     }
 }

@@ -140,7 +140,7 @@ fn date(seconds: u64) -> String {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::figure::rounded;
+    use crate::timing::rounded;
 
     /// A record of two kernels, candle and a model.
     pub(crate) fn example() -> Record {

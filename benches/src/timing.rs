@@ -113,6 +113,11 @@ fn quantile(samples: &[f64], q: f64) -> Option<f64> {
     Some(low + (high - low) * at.fract())
 }
 
+/// Six significant digits: more are noise, and these survive every reader of JSON.
+pub(crate) fn rounded(x: f64) -> f64 {
+    format!("{x:.5e}").parse().unwrap_or(x)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,5 +153,12 @@ mod tests {
         interleave(&mut both, 3, Duration::from_micros(10));
         assert!(both.into_iter().all(|c| c.into_samples().iter().all(|&s| s > 5e-5)));
         assert_eq!(order.borrow().iter().collect::<String>(), "aabbababab");
+    }
+
+    #[test]
+    fn six_digits_are_kept() {
+        assert_eq!(rounded(123_456_789.0), 123_457_000.0);
+        assert_eq!(rounded(0.000_123_456_78), 0.000_123_457);
+        assert!(rounded(f64::NAN).is_nan());
     }
 }

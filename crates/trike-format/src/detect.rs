@@ -6,7 +6,11 @@ use std::{
     path::Path,
 };
 
-use crate::{FormatError, hf, llama2c, look, spill::io_error};
+use crate::{
+    FormatError, hf, llama2c,
+    look::{self, LFS, LFS_FOUND, LFS_REMEDY},
+    spill::io_error,
+};
 
 /// A kind of model that Trike reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,11 +25,6 @@ pub enum FileKind {
 
 /// Bytes that tell every kind: the longest header of a llama2.c checkpoint that has no magic is 28.
 const START: usize = 32;
-
-/// The start of the text that Git leaves in the place of a large file.
-pub(crate) const LFS: &[u8] = b"version https://git-lfs";
-pub(crate) const LFS_FOUND: &str = "a Git LFS pointer instead of the file it stands for";
-pub(crate) const LFS_REMEDY: &str = "fetch the file with `git lfs pull`";
 
 /// Tells what a path is by its first bytes, or by its `config.json` when it is a directory.
 ///

@@ -172,6 +172,11 @@ pub enum FormatError {
     },
 }
 
+/// A refusal of something that a whole file or directory announces.
+pub(crate) fn unsupported(path: &Path, name: String, remedy: &str) -> FormatError {
+    FormatError::Unsupported { path: path.to_owned(), name, remedy: remedy.to_owned() }
+}
+
 /// A tensor of a file, to build errors that name both.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {

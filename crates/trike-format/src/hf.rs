@@ -24,9 +24,8 @@ pub use writer::HfDirWriter;
 
 use crate::{
     DenseData, DenseTensor, FormatError, StoredType, Tensor, TensorInfo, TensorSource, bytes,
-    detect::{LFS, LFS_FOUND, LFS_REMEDY},
     error::Place,
-    look::{self, not_a_model},
+    look::{self, LFS, LFS_FOUND, LFS_REMEDY, not_a_model},
     spill::io_error,
 };
 

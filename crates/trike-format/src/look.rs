@@ -44,6 +44,11 @@ pub(crate) fn content(path: &Path) -> Result<Metadata, FormatError> {
     }
 }
 
+/// The start of the text that Git leaves in the place of a large file.
+pub(crate) const LFS: &[u8] = b"version https://git-lfs";
+pub(crate) const LFS_FOUND: &str = "a Git LFS pointer instead of the file it stands for";
+pub(crate) const LFS_REMEDY: &str = "fetch the file with `git lfs pull`";
+
 pub(crate) fn not_a_model(path: &Path, found: &str, remedy: &str) -> FormatError {
     FormatError::NotAModel { path: path.to_owned(), found: found.to_owned(), remedy: remedy.to_owned() }
 }

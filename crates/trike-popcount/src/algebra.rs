@@ -3,8 +3,9 @@
 use trike_trit::Trit;
 
 use crate::counter::BitCounter;
+use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len, check_range};
-use crate::lanes::{Lanes, with_lanes};
+use crate::lanes::Lanes;
 use crate::planes::TritPlanes;
 use trike_host::{Cpu, Loop};
 

@@ -2,8 +2,9 @@
 
 use std::ops::Range;
 
+use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len, check_range};
-use crate::lanes::{LINE_WORDS, Lanes, with_lanes};
+use crate::lanes::{LINE_WORDS, Lanes};
 use crate::planes::{MAX_TRITS, TritPlanes, WordLine, as_words, as_words_mut, zeroed_lines};
 use trike_host::{Cpu, Loop};
 

@@ -1,8 +1,9 @@
 //! From counts to numbers and to trits.
 
 use crate::counter::BitCounter;
+use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len};
-use crate::lanes::{LINE_WORDS, Lanes, with_lanes};
+use crate::lanes::{LINE_WORDS, Lanes};
 use crate::planes::TritPlanesMut;
 use trike_host::{Cpu, Loop};
 

@@ -21,6 +21,7 @@ mod algebra;
 mod counted;
 mod counter;
 mod decide;
+mod dispatch;
 mod element;
 mod error;
 mod lanes;

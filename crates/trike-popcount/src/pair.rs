@@ -1,6 +1,7 @@
 //! How alike two vectors of trits are.
 
-use crate::lanes::{Lanes, with_lanes};
+use crate::dispatch::with_lanes;
+use crate::lanes::Lanes;
 use crate::planes::TritPlanes;
 use trike_core::TritScore;
 use trike_host::{Isa, Loop};

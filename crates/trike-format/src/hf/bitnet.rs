@@ -12,9 +12,12 @@ use trike_trit::{Coupling, Scales, TritData, TritTensor};
 use super::{
     container::{Container, Slot},
     packed::find_slot,
-    scheme::unsupported,
 };
-use crate::{FormatError, Tensor, bytes::codes_at, error::Place};
+use crate::{
+    FormatError, Tensor,
+    bytes::codes_at,
+    error::{Place, unsupported},
+};
 
 /// Rows that share a byte.
 const ROWS_A_BYTE: usize = 4;

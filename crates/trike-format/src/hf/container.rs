@@ -7,9 +7,8 @@ use serde_json::{Map, Value};
 
 use crate::{
     FormatError,
-    detect::{LFS, LFS_FOUND, LFS_REMEDY},
     error::Place,
-    look::not_a_model,
+    look::{LFS, LFS_FOUND, LFS_REMEDY, not_a_model},
     map::MappedFile,
 };
 

@@ -8,11 +8,11 @@ use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use trike_trit::{Coupling, Encoding, Granularity, Hadamard, MAX_DEPTH, ScaleValues};
 
-use super::{
-    container::{Container, Slot},
-    scheme::unsupported,
+use super::container::{Container, Slot};
+use crate::{
+    FormatError, StoredType, Tensor,
+    error::{Place, unsupported},
 };
-use crate::{FormatError, StoredType, Tensor, error::Place};
 
 /// The version of the description, where no tensor is rotated: readers of version 1 know nothing of that, and refuse the next.
 pub(crate) const VERSION: u64 = 1;

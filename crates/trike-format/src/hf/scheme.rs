@@ -8,7 +8,7 @@ use super::{
     bitnet::BitNet,
     packed::{self, Packed},
 };
-use crate::FormatError;
+use crate::{FormatError, error::unsupported};
 
 /// How the weights of a directory are packed.
 #[derive(Debug)]
@@ -37,8 +37,4 @@ impl Scheme {
             )),
         }
     }
-}
-
-pub(super) fn unsupported(path: &Path, name: String, remedy: &str) -> FormatError {
-    FormatError::Unsupported { path: path.to_owned(), name, remedy: remedy.to_owned() }
 }

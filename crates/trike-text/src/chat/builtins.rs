@@ -9,7 +9,8 @@ use minijinja::{
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::{
-    guard::{self, Budget},
+    budget::Budget,
+    guard,
     text::{Dumps, display},
     time::strftime,
 };

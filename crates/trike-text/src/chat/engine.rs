@@ -16,8 +16,8 @@ use minijinja::{
 
 use super::{
     ChatError,
+    budget::{Budget, OverLimit, over_limit},
     builtins::{LeftOut, Raised, call, environment},
-    guard::{Budget, OverLimit, over_limit},
 };
 
 /// Bytes of a template. The longest in use have 40,000.

@@ -15,6 +15,7 @@
 //! * [`Conversation`], [`Prompt`]: a history that is trimmed to a number of tokens
 //! * [`ChatError`]
 
+mod budget;
 mod builtins;
 mod conversation;
 mod engine;

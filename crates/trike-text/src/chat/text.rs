@@ -7,10 +7,8 @@ use minijinja::{
     value::{Value, ValueKind},
 };
 
-use super::guard::{Budget, nested_too_deep};
+use super::budget::{Budget, MAX_DEPTH, nested_too_deep};
 
-/// Levels of lists in lists that are followed. Tool descriptions have about ten.
-pub(super) const MAX_DEPTH: usize = 64;
 /// Spaces of one level of indented JSON.
 const MAX_INDENT: usize = 16;
 
