@@ -166,14 +166,12 @@ pub(crate) fn rope(
     if x.is_empty() {
         return Ok(());
     }
-    with_kernels!(cpu.isa(), kernels => {
-        cpu.pool().for_units(x, row, 4 * positions.len() * row, |first, x| {
-            let mut scratch = vec![0.0; table.rotated()];
-            for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
-                let (cosines, sines) = table.turns(position, &mut scratch);
-                kernels.run(Turn { x, head_dim, cosines, sines, pairing });
-            }
-        });
+    cpu.pool().for_units(x, row, 4 * positions.len() * row, |first, x| {
+        let mut scratch = vec![0.0; table.rotated()];
+        for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
+            let (cosines, sines) = table.turns(position, &mut scratch);
+            with_kernels!(cpu.isa(), kernels => kernels.run(Turn { x, head_dim, cosines, sines, pairing }));
+        }
     });
     Ok(())
 }

@@ -6,7 +6,7 @@ use half::f16;
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard, TritTensor};
 
 use crate::error::{CpuError, check_range};
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, with_kernels};
 use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::matrix::blocks::Blocks;
 use crate::matrix::layout::{Fixed, Shape};
@@ -15,9 +15,10 @@ use crate::matrix::sparse::Sparse;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
 use trike_core::Layout;
-use trike_host::Line;
 use trike_host::Lines;
+use trike_host::isa::Scalar;
 use trike_host::{Cpu, Pool};
+use trike_host::{Isa, Line};
 
 /// Columns of a ternary matrix, at most. Integer sums never span more than 16,320 columns, so this only bounds lengths.
 pub const MAX_COLS: usize = 1 << 20;
@@ -370,19 +371,21 @@ impl TernaryMatrix {
     }
 
     /// Writes the weights of one row as the tensor defines them: the mean, then each plane's scale times its trit; rotated.
-    pub(crate) fn dequantize_row<S: Kernels>(&self, kernels: S, row: usize, out: &mut [f32]) {
+    pub(crate) fn dequantize_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
+        // Few scales are read for each row.
+        let simd = Scalar::portable();
         let (tile, r) = (row / ROWS, row % ROWS);
         let len = self.group.map_or(self.cols, GroupSize::get);
         let mut shared = vec![Line([0.0; ROWS]); self.groups()];
         out.fill(0.0);
-        if self.means(kernels, tile, &mut shared) {
+        if self.means(simd, tile, &mut shared) {
             for (out, mean) in out.chunks_mut(len).zip(&shared) {
                 out.fill(mean.0[r]);
             }
         }
         let mut codes = vec![0u8; self.cols];
         for set in 0..self.sets {
-            self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), &mut shared);
+            self.scales.read(simd, set, (tile * self.sets + set) * self.groups(), &mut shared);
             for plane in 0..self.planes {
                 let divisor = 3f32.powi((self.skipped + plane) as i32);
                 let index = self.plane_index(tile, set, plane);
@@ -400,7 +403,7 @@ impl TernaryMatrix {
             }
         }
         if let Some(rotation) = self.rotation {
-            kernels.run(Rotate { x: out, rotation });
+            with_kernels!(isa, kernels => kernels.run(Rotate { x: out, rotation }));
         }
     }
 

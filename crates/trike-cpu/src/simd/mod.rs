@@ -11,16 +11,12 @@
 
 use half::f16;
 
-use crate::activations::{BESIDE, Beside};
-use crate::line::{CodeLine, FloatLine, IntLine, TableLine};
-use crate::matrix::sparse::list_slots;
+use crate::line::{CodeLine, FloatLine, IntLine};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod avx512_sparse;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod sse;
@@ -84,23 +80,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn digits(self, line: Self::Bytes) -> [Self::Bytes; 5] {
         digits_by_remainders(self, line)
     }
-    /// [`Simd::digits`] times whatever is cheapest, the same in every call.
-    #[inline(always)]
-    fn scaled_digits(self, line: Self::Bytes) -> [Self::Bytes; 5] {
-        self.digits(line)
-    }
-    /// The exact sums of digit times activation from those of the scaled digits, after [`Simd::LINES`] lines at most.
-    #[inline(always)]
-    fn finish_digits(self, sums: [Self::Acc; 5]) -> [Self::Ints; 5] {
-        [
-            self.to_ints(sums[0]),
-            self.to_ints(sums[1]),
-            self.to_ints(sums[2]),
-            self.to_ints(sums[3]),
-            self.to_ints(sums[4]),
-        ]
-    }
-
     /// Four activations for every row.
     fn four(self, x: [i8; 4]) -> Self::Bytes;
     /// Steps that [`Simd::dot`] may add before [`Simd::to_ints`], for codes up to `largest` and any int8 activations.
@@ -113,46 +92,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn dot(self, acc: Self::Acc, codes: Self::Bytes, x: Self::Bytes) -> Self::Acc;
     /// The sums of [`Simd::dot`].
     fn to_ints(self, acc: Self::Acc) -> Self::Ints;
-
-    /// The sums of the activations that the slots of some lines point at, those with the sign bit negated; a line has so
-    /// many windows (1, 2 or 4), and each window a table. `None` where there is no permute of 128 bytes.
-    #[inline(always)]
-    fn find<const T: usize>(
-        self,
-        lines: &[CodeLine],
-        windows: usize,
-        tables: [&[TableLine]; T],
-    ) -> Option<[Self::Ints; T]> {
-        let _ = (lines, windows, tables);
-        None
-    }
-    /// The columns that the slots of one row point at, [`list_slots`]; the lists have room for four columns of each line and
-    /// sixteen more.
-    #[inline(always)]
-    fn list(
-        self,
-        lines: &[CodeLine],
-        row: usize,
-        origins: &[[u32; 4]],
-        positive: &mut [u32],
-        negative: &mut [u32],
-    ) -> (usize, usize) {
-        list_slots(lines, row, origins, (positive, negative), (0, 0))
-    }
-    /// Adds some columns of activations and subtracts others, for 64 rows of them side by side.
-    #[inline(always)]
-    fn add_columns(self, x: &[[i8; BESIDE]], positive: &[u32], negative: &[u32], sums: &mut Beside<i32>) {
-        for &col in positive {
-            for (sum, x) in sums.0.iter_mut().zip(&x[col as usize]) {
-                *sum += i32::from(*x);
-            }
-        }
-        for &col in negative {
-            for (sum, x) in sums.0.iter_mut().zip(&x[col as usize]) {
-                *sum -= i32::from(*x);
-            }
-        }
-    }
 
     /// The same integer for every row.
     fn splat_int(self, value: i32) -> Self::Ints;
