@@ -265,10 +265,10 @@ impl<'a> Search<'a> {
                     }
                     // One round is near enough to tell scales apart.
                     let (layout, rounds) = (*layout, how.rounds.min(1));
-                    let config = CompensateConfig { layout, rounds, threads: self.config.threads };
+                    let config = CompensateConfig { layout, rounds };
                     let factor = factors.iter().find(|(of, _)| *of == granularity).map(|(_, factor)| factor);
                     match factor {
-                        Some(factor) => compensate(view, factor, None, &config)?,
+                        Some(factor) => compensate(self.backend.cpu(), view, factor, None, &config)?,
                         None => continue,
                     }
                 }

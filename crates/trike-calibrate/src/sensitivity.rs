@@ -222,8 +222,9 @@ impl Model<'_> {
         let how = self.config.compensation().unwrap_or_default();
         let factor = solver.factor(cols, layout.granularity, how)?;
         // One round is near enough to tell layers apart, and half the time.
-        let config = CompensateConfig { layout, rounds: how.rounds.min(1), threads: self.config.threads };
-        let trits = compensate(MatrixView::new(rows, cols, &values)?, factor, None, &config)?.0;
+        let config = CompensateConfig { layout, rounds: how.rounds.min(1) };
+        let trits =
+            compensate(self.backend.cpu(), MatrixView::new(rows, cols, &values)?, factor, None, &config)?.0;
         Ok(trits.with_rotation(rotation)?)
     }
 

@@ -600,13 +600,13 @@ impl<'a> Solver<'a> {
             target = self.factor.corrected(cpu, &target, &turned(&shift)?)?;
         }
         let view = MatrixView::new(weights.rows(), weights.cols(), &target)?;
-        let config = CompensateConfig { layout, rounds: self.how.rounds, threads: walk.config.threads };
+        let config = CompensateConfig { layout, rounds: self.how.rounds };
         let keep = match &walk.config.prune {
             // Nothing is rotated then.
             Some(prune) => Some(prune.keep(view, &self.statistics.hessian, &self.factor)?),
             None => None,
         };
-        let (tensor, _) = compensate(view, &self.factor, keep.as_deref(), &config)?;
+        let (tensor, _) = compensate(cpu, view, &self.factor, keep.as_deref(), &config)?;
         let tensor = tensor.with_rotation(self.rotation)?;
         // Rotating twice is as not at all.
         let target = turned(&target)?;

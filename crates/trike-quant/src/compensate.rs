@@ -6,6 +6,7 @@
 //! and means are refitted together against the Hessian, and codes are changed one at a time while that lowers the error
 //! (coordinate descent); and both are repeated.
 
+use trike_cpu::Cpu;
 use trike_trit::{Coupling, TritTensor};
 
 use crate::{
@@ -15,7 +16,6 @@ use crate::{
     linalg::solve_spd,
     quantize::QuantizationStats,
     tensor::{scales, stored_grids, tensor},
-    threads::in_chunks,
 };
 
 /// Rows that are rounded side by side, so that a row of the factor is read once for all of them.
@@ -30,13 +30,11 @@ pub struct CompensateConfig {
     pub layout: TritLayout,
     /// Rounds of refitting scales and improving codes after the column updates; 0 for the column updates alone.
     pub rounds: usize,
-    /// Threads; 0 for one a processor. The result does not depend on it.
-    pub threads: usize,
 }
 
 impl Default for CompensateConfig {
     fn default() -> Self {
-        Self { layout: TritLayout::default(), rounds: 3, threads: 0 }
+        Self { layout: TritLayout::default(), rounds: 3 }
     }
 }
 
@@ -55,6 +53,7 @@ struct Chunk {
 /// [`prune`](crate::prune) makes it, is false, every trit is zero, and the other weights make up for that as well.
 ///
 /// ```
+/// use trike_cpu::Cpu;
 /// use trike_quant::{ColumnOrder, CompensateConfig, HessianFactor, MatrixView, compensate, hessian_error};
 ///
 /// // The second input is the first one with a little of its own.
@@ -62,7 +61,7 @@ struct Chunk {
 /// let layout = trike_quant::TritLayout { granularity: trike_trit::Granularity::Row, ..Default::default() };
 /// let factor = HessianFactor::new(&hessian, 2, layout.granularity, ColumnOrder::Stored, 0.01)?;
 /// let w = [0.6, 0.5];
-/// let (trits, _) = compensate(MatrixView::new(1, 2, &w)?, &factor, None, &CompensateConfig { layout, ..Default::default() })?;
+/// let (trits, _) = compensate(&Cpu::new(1)?, MatrixView::new(1, 2, &w)?, &factor, None, &CompensateConfig { layout, ..Default::default() })?;
 /// assert!(hessian_error(&w, &trits.dequantize(), &hessian)? < 0.01);
 /// # Ok::<(), trike_quant::QuantError>(())
 /// ```
@@ -72,6 +71,7 @@ struct Chunk {
 /// [`QuantError::Length`] when the factor is of another width, [`QuantError::Option`] for another granularity or too many
 /// planes, [`QuantError::Trit`].
 pub fn compensate(
+    cpu: &Cpu,
     weights: MatrixView<'_>,
     factor: &HessianFactor,
     keep: Option<&[bool]>,
@@ -99,7 +99,7 @@ pub fn compensate(
         });
     }
     let starts: Vec<usize> = (0..rows).step_by(ROWS).collect();
-    let mut chunks: Vec<Chunk> = in_chunks(starts, config.threads, |start| {
+    let mut chunks: Vec<Chunk> = cpu.pool().map(starts, |start| {
         let rows = start..(start + ROWS).min(rows);
         let target: Vec<f32> =
             rows.flat_map(|r| factor.order.iter().map(move |&c| weights.row(r)[c])).collect();
@@ -128,7 +128,7 @@ pub fn compensate(
         chunk.grids = stored.by_ref().take(rows * groups).collect();
     }
     let polish = config.rounds > 0;
-    let chunks = in_chunks(chunks, config.threads, |mut chunk| {
+    let chunks = cpu.pool().map(chunks, |mut chunk| {
         if polish {
             descend(&mut chunk, factor);
         }

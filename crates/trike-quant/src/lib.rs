@@ -41,7 +41,6 @@ mod quantize;
 mod rotate;
 mod salience;
 mod tensor;
-mod threads;
 mod view;
 
 pub use activations::quantize_activations;

@@ -188,8 +188,8 @@ fn compensation_loses_less_than_rounding_for_every_layout() {
                     let factor =
                         |order| HessianFactor::new(&hessian, cols, granularity, order, 0.01).unwrap();
                     let run = |order, rounds| {
-                        let config = CompensateConfig { layout, rounds, threads: 1 };
-                        lost(&compensate(view, &factor(order), None, &config).unwrap().0)
+                        let config = CompensateConfig { layout, rounds };
+                        lost(&compensate(&cpu, view, &factor(order), None, &config).unwrap().0)
                     };
                     let (plain, best) = (run(ColumnOrder::Stored, 0), run(ColumnOrder::Activation, 3));
                     let rounded = lost(&rounded);
@@ -214,19 +214,18 @@ fn compensation_does_not_depend_on_threads_and_stores_f16() {
     let weights: Vec<f32> = Rng::new(3).normals(rows * cols).iter().map(|w| w * 0.02).collect();
     let view = MatrixView::new(rows, cols, &weights).unwrap();
     let layout = TritLayout { scales: ScaleType::F16, ..layout(2, Coupling::Tied, granularity) };
-    let run =
-        |threads| compensate(view, &factor, None, &CompensateConfig { layout, rounds: 2, threads }).unwrap();
+    let run = |threads| {
+        let cpu = Cpu::new(threads).unwrap();
+        compensate(&cpu, view, &factor, None, &CompensateConfig { layout, rounds: 2 }).unwrap()
+    };
     let (one, stats) = run(1);
     assert_eq!(one, run(3).0);
     assert_eq!(one.scales().values().bytes(), 2 * rows * 2);
     assert!(stats.relative_error > 0.05 && stats.relative_error < 0.4, "{stats:?}");
-    let wrong = CompensateConfig {
-        layout: TritLayout { granularity: Granularity::Row, ..layout },
-        rounds: 2,
-        threads: 1,
-    };
+    let wrong =
+        CompensateConfig { layout: TritLayout { granularity: Granularity::Row, ..layout }, rounds: 2 };
     assert!(matches!(
-        compensate(view, &factor, None, &wrong),
+        compensate(&cpu, view, &factor, None, &wrong),
         Err(QuantError::Option { option: "granularity", .. })
     ));
 }
@@ -242,10 +241,10 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
     let view = MatrixView::new(rows, cols, &weights).unwrap();
     let granularity = Granularity::Group(GroupSize::G32);
     let factor = HessianFactor::new(&matrix, cols, granularity, ColumnOrder::Activation, 0.01).unwrap();
-    let config = CompensateConfig { layout: layout(3, Coupling::Tied, granularity), rounds: 2, threads: 1 };
+    let config = CompensateConfig { layout: layout(3, Coupling::Tied, granularity), rounds: 2 };
     let lost = |score| {
         let keep = prune(view, score, PrunePattern::PerRow, 0.5).unwrap();
-        let tensor = compensate(view, &factor, Some(&keep), &config).unwrap().0;
+        let tensor = compensate(&cpu, view, &factor, Some(&keep), &config).unwrap().0;
         let values = tensor.dequantize();
         assert!(values.iter().zip(&keep).all(|(v, keep)| *keep || *v == 0.0));
         assert!(tensor.zeros() as usize >= 3 * rows * cols / 2);
@@ -261,12 +260,12 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
     let mean = CompensateConfig { layout: TritLayout { with_mean: true, ..config.layout }, ..config };
     let keep = vec![true; rows * cols];
     assert!(matches!(
-        compensate(view, &factor, Some(&keep), &mean),
+        compensate(&cpu, view, &factor, Some(&keep), &mean),
         Err(QuantError::Option { option: "mean", .. })
     ));
     assert_eq!(
-        compensate(view, &factor, Some(&keep), &config).unwrap().0,
-        compensate(view, &factor, None, &config).unwrap().0
+        compensate(&cpu, view, &factor, Some(&keep), &config).unwrap().0,
+        compensate(&cpu, view, &factor, None, &config).unwrap().0
     );
 }
 
@@ -278,6 +277,7 @@ fn degenerate_input_is_rounded_and_not_broken() {
     weights[..32].fill(0.0);
     weights[32..64].fill(0.25);
     let view = MatrixView::new(rows, cols, &weights).unwrap();
+    let cpu = Cpu::new(1).unwrap();
     let granularity = Granularity::Group(GroupSize::G32);
     let mut half_dead = vec![0f32; cols * cols];
     for i in 0..cols / 2 {
@@ -306,8 +306,8 @@ fn degenerate_input_is_rounded_and_not_broken() {
         for depth in 1..=2 {
             for with_mean in [false, true] {
                 let layout = TritLayout { with_mean, ..layout(depth, Coupling::Tied, granularity) };
-                let config = CompensateConfig { layout, rounds: 2, threads: 1 };
-                let (tensor, _) = compensate(view, &factor, None, &config).unwrap();
+                let config = CompensateConfig { layout, rounds: 2 };
+                let (tensor, _) = compensate(&cpu, view, &factor, None, &config).unwrap();
                 let values = tensor.dequantize();
                 assert!(values.iter().all(|v| v.is_finite()), "{name}");
                 assert!(name != "nothing" || values[..32].iter().all(|v| *v == 0.0), "{name}");
