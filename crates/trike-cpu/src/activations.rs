@@ -35,7 +35,7 @@ pub(crate) struct Activations {
     blocks: usize,
     /// Minus the sum of the codes before each segment and after the last, `[row][segments + 1]`.
     negated: Vec<i32>,
-    /// What one step of a code stands for, for each token.
+    /// Value of one step of a code, per token.
     factors: Vec<f32>,
     /// Factors of the segments, `[row][segment]`; empty unless groups have factors.
     groups: Vec<f32>,
@@ -269,14 +269,14 @@ impl Activations {
         self.groups.get(row * segments + start / SEGMENT).copied().unwrap_or(1.0)
     }
 
-    /// What a token's outputs are multiplied with at the end.
+    /// Final factor of a token's outputs.
     #[inline(always)]
     pub(crate) fn factor(&self, token: usize) -> f32 {
         self.factors[token]
     }
 }
 
-/// In which orders the kernels for many rows want them, beside row after row.
+/// The additional orders that the kernels for many rows read.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Wanted {
     /// Interleaved, for weights with a place for each.

@@ -101,7 +101,7 @@ pub(crate) fn embed(cpu: &Cpu, table: &Matrix, ids: &[u32], out: &mut [f32]) -> 
     Ok(())
 }
 
-/// What the activations of a matrix go through.
+/// The rotation of the activations of a matrix.
 fn rotation_of(w: &Matrix) -> Option<Hadamard> {
     match w {
         Matrix::Ternary(m) => m.rotation(),

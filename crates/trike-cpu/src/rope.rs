@@ -8,7 +8,7 @@ use crate::kernels::with_kernels;
 use trike_host::Cpu;
 use trike_host::Loop;
 
-/// Frequencies of a rotary embedding, and the turns of the first positions.
+/// Frequencies of a rotary embedding, and the cosines and sines of the first positions.
 ///
 /// Frequency `i` is `theta^(-2i / rotated)`, computed in f64 and kept as f32. The angle is the f32 product of position
 /// and frequency, as in the models' own code; its sine and cosine are computed in f64 and rounded once.
@@ -73,13 +73,13 @@ impl RopeTable {
         self
     }
 
-    /// Elements of a head that turn.
+    /// Rotated elements of a head.
     #[must_use]
     pub fn rotated(&self) -> usize {
         2 * self.frequencies.len()
     }
 
-    /// The frequencies, in radians a position.
+    /// The frequencies, in radians per position.
     #[must_use]
     pub fn frequencies(&self) -> &[f32] {
         &self.frequencies
@@ -110,7 +110,7 @@ fn write_turns(frequencies: &[f32], position: u32, turns: &mut [f32]) {
     }
 }
 
-/// Turns the heads of one token.
+/// Rotates the heads of one token.
 struct Turn<'a> {
     x: &'a mut [f32],
     head_dim: usize,

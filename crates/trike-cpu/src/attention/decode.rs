@@ -24,7 +24,7 @@ struct Cell<'o> {
     facts: &'o mut [Facts],
 }
 
-/// What joins the cells of a head.
+/// Softmax statistics of a cell, for merging the cells of a head.
 #[derive(Clone, Copy, Default)]
 struct Facts {
     /// The largest score.
@@ -122,7 +122,7 @@ fn heads_at_once<S: Lanes>(left: usize) -> usize {
     if left >= most { most } else { 1 }
 }
 
-/// Turns scores into exponentials of their distance to the largest.
+/// Replaces scores by exponentials of their distance to the largest.
 struct Softmax<'a> {
     scores: &'a mut [f32],
     scale: f32,

@@ -35,7 +35,7 @@ pub(crate) trait FloatLanes: Kernels {
     fn fold_lanes(self, lanes: [Self::Lanes; 4]) -> [f32; 4];
 }
 
-/// What the kernels for float and int8 weights need beside, where they are written in vectors.
+/// Further operations of the vectorized kernels for float and int8 weights.
 #[cfg(target_arch = "x86_64")]
 pub(crate) trait Streaming: FloatLanes {
     /// Tokens whose running sums, beside four rows, stay in registers; at most [`MOST_TOKENS`].

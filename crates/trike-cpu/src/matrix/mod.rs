@@ -54,7 +54,7 @@ impl Matrix {
         }
     }
 
-    /// Bytes that the kernels read.
+    /// Resident size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
@@ -77,7 +77,7 @@ impl Matrix {
         self.rows().div_ceil(self.tile_rows())
     }
 
-    /// What the tiles before one cost, in bytes or more: the measure by which threads share tiles.
+    /// Total cost of the tiles before one, at least their bytes: the measure by which tiles are divided between threads.
     pub(crate) fn cost_before(&self, tile: usize) -> usize {
         match self {
             Self::Ternary(m) => m.cost_before(tile),

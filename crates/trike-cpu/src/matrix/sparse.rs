@@ -126,7 +126,7 @@ impl Cells {
         (next..entries.len()).for_each(spill);
     }
 
-    /// Fills the lines of some tiles, and says what found no slot.
+    /// Fills the lines of some tiles and returns the entries without a slot.
     fn pack(
         &self,
         tensor: &TritTensor,
@@ -228,7 +228,7 @@ pub(crate) struct Sparse {
     ends: Vec<usize>,
 }
 
-/// What found no slot in some tiles, and where that of each plane of each tile ends.
+/// Entries of some tiles without a slot, and where those of each plane of each tile end.
 struct Spilled {
     spills: Vec<u32>,
     ends: Vec<usize>,
@@ -250,7 +250,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// What was spilled.
+    /// A spilled entry.
     #[inline(always)]
     pub(crate) fn spilled(word: u32) -> Self {
         Self { row: (word >> 1) as usize % ROWS, col: (word >> 5) as usize, negative: word & 1 != 0 }

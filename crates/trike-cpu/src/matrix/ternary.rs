@@ -31,7 +31,7 @@ pub(crate) const FOLDED: usize = 4;
 ///
 /// ```text
 /// tile:  rows 16t .. 16t+16, their weights line by line (64 bytes); one sequential stream
-/// line:  four bytes a row, row after row; what a byte holds is the layout's
+/// line:  four bytes per row, row after row; their content depends on the layout
 /// all:   [tile][plane][line], padded with trit zero to whole lines and tiles
 /// ```
 ///
@@ -77,7 +77,7 @@ pub struct TernaryMatrix {
     store: Store,
     scales: Shared,
     means: Option<Shared>,
-    /// What inputs go through first.
+    /// The rotation of the inputs.
     rotation: Option<Hadamard>,
 }
 
@@ -243,7 +243,7 @@ impl TernaryMatrix {
         self.group
     }
 
-    /// What inputs go through before they meet the trits; [`CpuOps::linear`](crate::CpuOps::linear) sees to it.
+    /// The rotation of the inputs, which [`CpuOps::linear`](crate::CpuOps::linear) applies.
     #[must_use]
     pub fn rotation(&self) -> Option<Hadamard> {
         self.rotation
@@ -260,7 +260,7 @@ impl TernaryMatrix {
         }
     }
 
-    /// Bytes that the kernels read: codes, scales and means, padding included.
+    /// Resident size in bytes: codes, scales and means, padding included.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let weights = match &self.store {
@@ -275,7 +275,7 @@ impl TernaryMatrix {
         self.scales.bytes() + self.means.as_ref().map_or(0, Shared::bytes)
     }
 
-    /// What the tiles before one cost, in bytes or more: the measure by which threads share tiles.
+    /// Total cost of the tiles before one, at least their bytes: the measure by which tiles are divided between threads.
     pub(crate) fn cost_before(&self, tile: usize) -> usize {
         let tiles = self.rows.div_ceil(ROWS);
         match &self.store {
@@ -352,7 +352,7 @@ impl TernaryMatrix {
         Groups::Lines(scratch)
     }
 
-    /// What the integer `sum_p 3^(planes - 1 - p) trit_p` of one set is multiplied with, for each group of a tile.
+    /// Factor of the integer `sum_p 3^(planes - 1 - p) trit_p` of one set, per group of a tile.
     #[inline(always)]
     pub(crate) fn scales<S: Simd>(&self, kernels: S, tile: usize, set: usize, out: &mut [FloatLine]) {
         self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), out);

@@ -1,7 +1,7 @@
 //! The handful of vector operations that the ternary kernels are written in, once for every instruction set.
 //!
 //! Every type stands for sixteen rows, whatever the width of the registers: `Bytes` holds four neighbouring columns of
-//! each row, row after row; `Ints` and `Floats` hold one value a row. An instruction set with narrower registers uses two
+//! each row, row after row; `Ints` and `Floats` hold one value per row. An instruction set with narrower registers uses two
 //! or four of them. Operations are named by what they mean; the methods are safe because their token exists only where
 //! the instructions do, and `#[inline(always)]` so that they land in the function that turned the instructions on
 //! ([`Kernels::run`](crate::kernels::Kernels::run)). For the same reason no code over them is a closure: a closure is a
@@ -23,7 +23,7 @@ mod sse;
 
 /// Sixteen rows at a time.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
-    /// Four bytes a row.
+    /// Four bytes per row.
     type Bytes: Copy;
     /// The four 2-bit fields of a line, in the form that [`Simd::line`] takes.
     type Fields: Copy;
@@ -31,9 +31,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type Sums: Copy;
     /// Running sums over panel steps, for one token.
     type Acc: Copy;
-    /// One i32 a row.
+    /// One i32 per row.
     type Ints: Copy;
-    /// One f32 a row.
+    /// One f32 per row.
     type Floats: Copy;
 
     /// Lines that [`Simd::line`] may add before [`Simd::finish`], for any codes up to 2 and any int8 activations.
@@ -88,7 +88,7 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn no_acc(self) -> Self::Acc;
     /// Whether sums are integers from the start, so that a panel of any length needs no widening in between.
     const WIDE: bool = false;
-    /// Adds four products a row: unsigned codes with signed activations.
+    /// Adds four products per row: unsigned codes with signed activations.
     fn dot(self, acc: Self::Acc, codes: Self::Bytes, x: Self::Bytes) -> Self::Acc;
     /// The sums of [`Simd::dot`].
     fn to_ints(self, acc: Self::Acc) -> Self::Ints;

@@ -49,7 +49,7 @@ struct Job<'a, 'p> {
     piece: &'a mut Piece<'p>,
 }
 
-/// What differs by layout: how a set of planes of one tile is added to its outputs.
+/// The part of decoding that depends on the layout: adding a set of planes of one tile to its outputs.
 trait Sets<S: Simd, const T: usize> {
     /// Adds a set.
     fn add(
@@ -370,13 +370,13 @@ fn fold_plane<S: Simd, const T: usize>(s: S, sum: &mut [S::Ints; T], part: [S::I
     }
 }
 
-/// What is the same for a unit in every tile.
+/// The constants of a unit, equal in every tile.
 struct Unit<const T: usize> {
     start: usize,
     end: usize,
     /// The group of its scales.
     group: usize,
-    /// What codes of all planes of a set are above their values, times the sum of the activations, negated.
+    /// Minus the offset of the codes of all planes of a set times the sum of the activations.
     negated: [i32; T],
     /// The sum of the activations.
     sum: [i32; T],

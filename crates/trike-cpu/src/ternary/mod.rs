@@ -96,7 +96,7 @@ pub(crate) fn bias(planes: usize) -> i32 {
     (3i32.pow(planes as u32) - 1) / 2
 }
 
-/// What the ternary kernels need of an instruction set.
+/// The operations of an instruction set that the ternary kernels use.
 pub(crate) trait TernaryKernels: RunPermuting + Columns {}
 
 impl<K: RunPermuting + Columns> TernaryKernels for K {}
@@ -169,7 +169,7 @@ fn write<S: Simd>(
     }
 }
 
-/// What the means of one tile add.
+/// Adds the contribution of the means of one tile.
 #[inline(always)]
 fn add_means<S: Simd>(s: S, x: &Activations, units: Units, means: &[FloatLine], sums: &mut [FloatLine]) {
     for unit in 0..units.count {
@@ -188,7 +188,7 @@ fn add_means<S: Simd>(s: S, x: &Activations, units: Units, means: &[FloatLine], 
 struct Unpack<'a> {
     shape: &'a Shape,
     lines: &'a [CodeLine],
-    /// What will be unpacked next lies so many bytes after what is now.
+    /// Distance in bytes to the lines that are unpacked next, for prefetching.
     ahead: usize,
     /// Whether the plane is the first of its run.
     first: bool,
@@ -256,7 +256,7 @@ fn put<S: Simd>(s: S, place: &mut CodeLine, codes: S::Bytes, first: bool) {
     s.store(codes, place);
 }
 
-/// What is asked for while panels are multiplied: `stride` bytes further with every step.
+/// Prefetched while panels are multiplied: `stride` bytes further with every step.
 #[derive(Clone, Copy)]
 struct Ahead<'a, const N: usize> {
     places: [&'a CodeLine; N],

@@ -153,7 +153,7 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
     }
 }
 
-/// What a thread keeps beside its panel.
+/// Buffers of a thread besides its panel.
 #[derive(Default)]
 struct Scratch {
     /// Scales or means of some tiles, `[tile][group]`.
@@ -177,7 +177,7 @@ impl Scratch {
 struct Block<'a> {
     x: &'a Activations,
     folds: &'a [Fold],
-    /// What codes of all planes are above their values, times the sums of the activations, negated; see [`negated`].
+    /// Minus the offset of the codes of all planes times the sums of the activations; see [`negated`].
     negated: &'a [i32],
     /// The parts of units in the panel.
     parts: &'a [Part],
@@ -197,7 +197,7 @@ struct Block<'a> {
 
 /// A run of folded planes.
 struct Fold {
-    /// What its integers count.
+    /// Weight of its integers.
     weight: i32,
     /// Its largest code.
     largest: u8,
@@ -252,7 +252,7 @@ impl Block<'_> {
     }
 
     /// The weights of the next panel, asked for while the last rows of activations pass: four columns of a tile are 16
-    /// bytes with two bits a weight.
+    /// bytes at two bits per weight.
     #[inline(always)]
     fn ahead<const N: usize>(&self, rows: Panel) -> Ahead<'_, N> {
         let mut places = [self.next[0]; N];

@@ -24,7 +24,7 @@ struct Case {
     x: [i8; 20],
     ints: IntLine,
     floats: FloatLine,
-    /// What one value is multiplied with.
+    /// Factor of one value.
     factor: i32,
     /// Lines, or steps, that are summed.
     lines: usize,
@@ -33,7 +33,7 @@ struct Case {
     largest: u8,
 }
 
-/// What the operations made of a case: lines of bytes, integers, and the bits of floats.
+/// Results of all operations on a case: lines of bytes, integers, and the bits of floats.
 #[derive(Debug, Default, PartialEq)]
 struct Outcome(Vec<[u8; 64]>, Vec<[i32; 16]>, Vec<[u32; 16]>);
 

@@ -275,7 +275,7 @@ fn mask<const V: usize>(seen: &[(usize, usize); ROWS], start: usize, scores: &mu
     }
 }
 
-/// Turns scores into exponentials of their distance to the largest so far, and returns what the sums of earlier blocks
+/// Replaces scores by exponentials of their distance to the largest so far, and returns the factor that the sums of earlier blocks
 /// must be multiplied with.
 #[inline(always)]
 fn soften<const V: usize>(

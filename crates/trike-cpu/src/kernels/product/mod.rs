@@ -191,13 +191,13 @@ fn weight<S: Streaming, E: Element, const SCALES: usize>(
     if SCALES == 0 { codes } else { simd.mul_lanes(simd.splat_lanes(scales[at * SCALES / BLOCK]), codes) }
 }
 
-/// One row, block by block, with `SCALES` scales a block.
+/// One row, block by block, with `SCALES` scales per block.
 #[derive(Clone, Copy)]
 struct Source<'a, E, const SCALES: usize> {
     blocks: &'a [Block<E>],
     tail: &'a [E],
     scales: &'a [f32],
-    /// Blocks that share a scale, as a power of two; of no matter unless there is one scale a block.
+    /// Blocks that share a scale, as a power of two; irrelevant unless there is one scale per block.
     shift: u32,
 }
 
