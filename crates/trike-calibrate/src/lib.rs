@@ -29,9 +29,8 @@ mod error;
 mod evaluate;
 mod fold;
 mod hidden;
-mod html;
+mod packing;
 mod plan;
-mod pruning;
 mod quantize;
 mod report;
 mod rewrite;
@@ -41,17 +40,20 @@ mod store;
 mod tests;
 mod tune;
 mod walk;
+mod weights;
 
 pub use budget::{Budget, PlanOptions, Trial, plan_for, quantize_to};
-pub use config::{Calibration, Compensation, LayerChoice, ModelQuantizationConfig, QuantizeMethod};
+pub use config::{
+    Calibration, Compensation, Importance, LayerChoice, ModelQuantizationConfig, Pruning, QuantizeMethod,
+    Tuning,
+};
 pub use edit::{Change, EditReport, edit_file, edit_layer, edit_tensor, undo_edits};
 pub use error::{CalibrateError, ConfigError, EditError, FoldError};
 pub use fold::{Fold, Folded};
 pub use plan::{Plan, PlannedLayer, Stored, StoredKind};
-pub use pruning::{Importance, Pruning};
 pub use quantize::quantize;
 pub use report::{
     CurvePoint, Evaluation, LayerReport, Planning, QuantizeReport, SalienceReport, TernaryTotals,
+    TuningReport,
 };
 pub use sensitivity::{Measured, Sensitivity};
-pub use tune::{Tuning, TuningReport};

@@ -19,7 +19,7 @@ use crate::{
     assemble::stored_bytes,
     fold::{self, divided_by, site_width},
     hidden::{self, Batch},
-    walk::BlockWeights,
+    weights::BlockWeights,
 };
 
 /// A model as it is made ternary, and what was done to the one that was read.

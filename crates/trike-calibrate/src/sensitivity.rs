@@ -18,7 +18,7 @@ use crate::{
     fold::site_width,
     hidden::{self, Batch},
     plan::{self, Stored},
-    walk::{BlockWeights, rotated, rotated_hessian},
+    weights::{BlockWeights, rotated, rotated_hessian},
 };
 
 /// Rows whose logits are in memory at a time.

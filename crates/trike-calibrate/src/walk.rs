@@ -4,11 +4,9 @@ use std::{ops::ControlFlow, time::Instant};
 
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_llm::WeightSource;
-use trike_nn::{
-    Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, NnError, Site, Tensor, WeightName,
-};
+use trike_nn::{Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, NnError, Site, Tensor, WeightName};
 use trike_quant::{
-    CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantError, QuantizeConfig, Rotation,
+    CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantError, QuantizeConfig,
     TritLayout, compensate, hessian_error, quantize_matrix,
 };
 use trike_trit::{Granularity, Hadamard, TritTensor};
@@ -19,9 +17,10 @@ use crate::{
     assemble::HEAD_GROUP,
     fold::site_width,
     hidden::{self, Batch},
-    pruning,
+    packing,
     store::Store,
     tune,
+    weights::{BlockWeights, rotated, rotated_hessian},
 };
 
 /// An input is ruled by outliers when its largest magnitude is over so many times its root mean square.
@@ -66,27 +65,6 @@ struct Statistics {
 /// Runs a block to its end.
 fn go_on(_: Site, _: Vec<f32>, _: Vec<f32>) -> ControlFlow<()> {
     ControlFlow::Continue(())
-}
-
-/// Reads a block's weights in f32, all dense.
-pub(crate) struct BlockWeights<'a>(pub(crate) &'a dyn WeightSource);
-
-impl BlockWeights<'_> {
-    fn load(&self, name: WeightName) -> Result<Tensor, NnError> {
-        self.0.load(name).map_err(|e| NnError::Load { name: name.to_string(), source: Box::new(e) })
-    }
-}
-
-impl DecoderWeights for BlockWeights<'_> {
-    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
-        let tensor = self.load(name)?;
-        let (rows, cols) = (tensor.rows(), tensor.cols());
-        Ok(Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F32(tensor.into_f32()))?))
-    }
-
-    fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
-        Ok(self.load(name)?.into_f32())
-    }
 }
 
 impl<'a> Walk<'a> {
@@ -194,7 +172,7 @@ impl<'a> Walk<'a> {
     fn repack(&self, tensors: &mut [(WeightName, Tensor)]) -> Result<(), CalibrateError> {
         for (_, tensor) in tensors.iter_mut().filter(|_| self.config.auto_encoding) {
             if let Tensor::Ternary(trits) = tensor {
-                *tensor = pruning::packed(trits.clone())?.into();
+                *tensor = packing::packed(trits.clone())?.into();
             }
         }
         Ok(())
@@ -456,7 +434,7 @@ impl<'a> Walk<'a> {
             }
         };
         let tensor = match self.config.auto_encoding {
-            true => pruning::packed(tensor)?,
+            true => packing::packed(tensor)?,
             false => tensor,
         };
         let (weight_error, zeros) = measured(&weights, &tensor);
@@ -499,28 +477,6 @@ fn layout_name(tensor: &TritTensor) -> String {
     let granularity = tensor.scales().granularity();
     let rotated = tensor.rotation().map_or_else(String::new, |r| format!(", rotated in {}", r.block()));
     format!("{} {planes}, {granularity}, {}{rotated}", tensor.depth(), tensor.encoding().name())
-}
-
-/// Rows of weights that read rotated inputs, of those that read `cols` inputs as they are.
-pub(crate) fn rotated(rotation: Option<Hadamard>, cols: usize, rows: &[f32]) -> Result<Vec<f32>, QuantError> {
-    let mut values = rows.to_vec();
-    if let Some(rotation) = rotation {
-        Rotation::plain(cols, rotation)?.rows(&mut values)?;
-    }
-    Ok(values)
-}
-
-/// The Hessian of rotated inputs, of that of inputs as they are.
-pub(crate) fn rotated_hessian(
-    rotation: Option<Hadamard>,
-    cols: usize,
-    hessian: &[f32],
-) -> Result<Vec<f32>, QuantError> {
-    let mut values = rotated(rotation, cols, hessian)?;
-    if let Some(rotation) = rotation {
-        Rotation::plain(cols, rotation)?.columns(&mut values, cols)?;
-    }
-    Ok(values)
 }
 
 /// A layer that is int8, with its report.

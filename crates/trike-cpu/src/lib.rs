@@ -17,6 +17,7 @@
 //! * attention: [`AttentionSpec`], [`KvView`], [`KvData`]
 //! * gated MLP: [`GatedActivation`]
 //! * trits times trits: [`TritPlanes`], [`PlaneVector`], [`PlaneMatrix`], [`TritScore`], [`BitCounter`]
+//! * backward passes: [`grad`], [`transpose`]
 //! * figures: [`LinearProblem`] and its [`Cost`], [`probe`] for what the machine can do at most
 //! * errors: [`CpuError`]
 //!
@@ -29,6 +30,7 @@ mod cost;
 mod dense_pieces;
 mod error;
 mod gated;
+pub mod grad;
 mod isa;
 mod kernels;
 mod line;
@@ -44,6 +46,7 @@ mod rope;
 mod rotate;
 mod simd;
 mod ternary;
+mod transpose;
 
 pub use attention::{KvData, KvView};
 pub use error::{CpuError, Result};
@@ -54,6 +57,7 @@ pub use popcount::{
     BitCounter, MAX_TRITS, MAX_WEIGHT, PlaneMatrix, PlaneVector, TritHit, TritPlanes, TritPlanesMut,
 };
 pub use rope::RopeTable;
+pub use transpose::transpose;
 pub use trike_core::{
     ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, LinearProblem, RopePairing,
     TritScore,

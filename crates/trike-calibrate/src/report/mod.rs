@@ -1,10 +1,12 @@
 //! What quantizing a model did and cost.
 
+mod html;
+
 use serde::{Deserialize, Serialize};
 
 use trike_llm::{Comparison, Score};
 
-use crate::{Plan, Sensitivity, Trial, TuningReport};
+use crate::{Plan, Sensitivity, Trial};
 
 /// A model made ternary. The field names are the schema of `report.json` and of `trike quantize --json`.
 #[derive(Clone, Debug, Serialize)]
@@ -92,6 +94,22 @@ pub struct SalienceReport {
     pub before: f64,
     /// The same with them.
     pub after: f64,
+}
+
+/// What tuning did to a block, or to the whole model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TuningReport {
+    /// Steps taken.
+    pub steps: usize,
+    /// Loss before, on text that was held out where there is enough of it: of a block the mean squared error of its output over
+    /// the mean square of that of the dense block, token by token; of the model the divergence from the dense one in nats a token.
+    pub before: f64,
+    /// The same after; the result is kept only where it is lower.
+    pub after: f64,
+    /// Whether it was kept.
+    pub kept: bool,
+    /// Seconds that it took.
+    pub seconds: f64,
 }
 
 /// One linear layer.
