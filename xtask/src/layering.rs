@@ -30,11 +30,13 @@ const HOUSE: &[Room] = &[
     },
     Room { krate: "trike-core", layer: 1, may_use: &["half", "thiserror"], unsafe_allowed: false },
     Room {
-        krate: "trike-cpu",
-        layer: 2,
+        krate: "trike-host",
+        layer: 1,
         may_use: &["bytemuck", "half", "memmap2", "thiserror"],
         unsafe_allowed: true,
     },
+    Room { krate: "trike-popcount", layer: 2, may_use: &["thiserror"], unsafe_allowed: true },
+    Room { krate: "trike-cpu", layer: 2, may_use: &["bytemuck", "half", "thiserror"], unsafe_allowed: true },
     // Unsafe is launches: a kernel trusts the lengths that its launcher checked.
     Room {
         krate: "trike-cube",
@@ -57,19 +59,23 @@ const HOUSE: &[Room] = &[
         unsafe_allowed: false,
     },
     Room {
-        krate: "trike-llm",
-        layer: 5,
+        krate: "trike-text",
+        layer: 4,
         may_use: &[
-            "half",
             "minijinja",
             "minijinja-contrib",
-            "rand",
             "rand_chacha",
             "serde",
             "serde_json",
             "thiserror",
             "tokenizers",
         ],
+        unsafe_allowed: false,
+    },
+    Room {
+        krate: "trike-llm",
+        layer: 5,
+        may_use: &["half", "serde", "serde_json", "thiserror"],
         unsafe_allowed: false,
     },
     Room {

@@ -11,6 +11,8 @@
 //! * precisions: [`ActivationPrecision`], [`KvPrecision`]
 //! * operations: [`GatedActivation`], [`AttentionSpec`], [`RopeSpec`] with [`RopePairing`] and [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
+//! * names of devices: [`DeviceSpec`], [`Runtime`], [`UnknownDevice`]
+//! * options: [`OptionError`] with [`Bounds`]
 //! * errors: [`TensorError`], [`SpecError`]
 //!
 //! It depends on `trike-trit` alone and has no features to turn on.
@@ -19,9 +21,11 @@
 mod attention;
 mod cost;
 mod dense;
+mod device;
 mod error;
 mod int8;
 mod operation;
+mod option;
 mod precision;
 mod rope;
 mod tensor;
@@ -29,9 +33,11 @@ mod tensor;
 pub use attention::AttentionSpec;
 pub use cost::{Cost, LinearProblem};
 pub use dense::{DenseData, DenseTensor, MAX_DIMS, elements};
+pub use device::{DeviceSpec, Runtime, UnknownDevice};
 pub use error::{SpecError, TensorError};
 pub use int8::Int8Tensor;
 pub use operation::{GatedActivation, TritScore};
+pub use option::{Bounds, Number, OptionError};
 pub use precision::{ActivationPrecision, KvPrecision};
 pub use rope::{RopePairing, RopeScaling, RopeSpec};
 pub use tensor::Tensor;

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{GRANULARITIES, PRECISIONS, as_quantized, bits, cpus, describe, oracle};
-use trike_cpu::{Cpu, Layout, MAX_COLS, Matrix, TernaryMatrix};
+use trike_cpu::{Cpu, CpuOps, Layout, MAX_COLS, Matrix, TernaryMatrix};
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
 

@@ -17,6 +17,9 @@ pub enum LlmError {
     /// A conversation could not be made a prompt.
     #[error(transparent)]
     Chat(Box<crate::chat::ChatError>),
+    /// The defaults for generation that come with a model could not be read.
+    #[error(transparent)]
+    GenerationConfig(#[from] crate::sampler::GenerationConfigError),
     /// Logits could not be sampled.
     #[error(transparent)]
     Sampler(#[from] crate::sampler::SamplerError),
@@ -26,6 +29,9 @@ pub enum LlmError {
     /// The host kernels refused.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
+    /// No memory, no threads, or an instruction set that this machine does not have.
+    #[error(transparent)]
+    Host(#[from] trike_cpu::HostError),
     /// The numbers of a tensor do not make one.
     #[error(transparent)]
     Tensor(#[from] trike_format::TensorError),

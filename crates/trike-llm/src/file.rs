@@ -9,7 +9,7 @@ use trike_format::{
 use trike_nn::WeightName;
 use trike_trit::Encoding;
 
-use crate::{LlmError, ModelConfig, WeightSource, names, tokenizer::Tokenizer};
+use crate::{LlmError, ModelConfig, WeightSource, names, text::gguf_tokenizer, tokenizer::Tokenizer};
 
 /// The open file behind a [`ModelFile`].
 #[derive(Debug)]
@@ -227,17 +227,6 @@ impl ModelFile {
             Tensors::Llama2c(_) => Err(none()),
         }
     }
-}
-
-/// The tokenizer inside a GGUF file: a whole `tokenizer.json` under the key that GGUF has for it, a
-/// SentencePiece vocabulary (`llama`) or a byte-level one (`gpt2`). `None` when it holds no tokenizer.
-///
-/// # Errors
-///
-/// [`LlmError::Unsupported`] for a vocabulary or a pre-tokenizer of another kind, by its name; keys that are
-/// missing or damaged.
-pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
-    crate::tokenizer::read_gguf(file)
 }
 
 /// Rows of `tensor` in another order; the elements of a vector count as rows.

@@ -25,35 +25,37 @@
 #![forbid(unsafe_code)]
 
 pub mod bench;
-pub mod chat;
 mod config;
 mod convert;
 mod device;
 mod error;
 mod file;
 mod generate;
-mod generation_config;
 mod hub;
 mod inspect;
 mod load;
 mod names;
 mod perplexity;
-pub mod sampler;
 mod source;
-pub mod stream;
 mod tasks;
-pub mod tokenizer;
+mod text;
+
+pub use trike_text::{
+    chat,
+    sampler::{self, GenerationConfig},
+    stream, tokenizer,
+};
 
 pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{ConvertOptions, ConvertReport, Target, carry_tokenizer, convert, hf_config, hf_tensor};
 pub use device::{DeviceReport, Opened, Place, SyntheticBench, Use, devices, memory_plan};
 pub use error::LlmError;
-pub use file::{ModelFile, Tensors, gguf_tokenizer};
+pub use file::{ModelFile, Tensors};
 pub use generate::{FinishReason, GenerateOptions, Generation};
-pub use generation_config::GenerationConfig;
 pub use hub::{HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use perplexity::{Comparison, Score, Split, compare, compare_ids, divergence, score, sequences};
 pub use source::WeightSource;
 pub use tasks::{Question, TaskScore, answer, read_questions};
+pub use text::{gguf_chat_template, gguf_tokenizer};

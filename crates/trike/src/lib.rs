@@ -56,8 +56,8 @@
 //!   [`KvSpec`], [`Place`], [`devices()`], [`memory_plan()`], [`MemoryPlan`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`CalibrateError`]
-//! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`llm`],
-//!   [`calibrate`], [`vsa`]
+//! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`text`],
+//!   [`llm`], [`calibrate`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, on by default, brings the reference backend
 //! `nn::CandleBackend` for comparisons; an application that only runs models turns default features off, as the
@@ -70,6 +70,7 @@ pub use trike_format as format;
 pub use trike_llm as llm;
 pub use trike_nn as nn;
 pub use trike_quant as quant;
+pub use trike_text as text;
 pub use trike_trit as trit;
 pub use trike_vsa as vsa;
 

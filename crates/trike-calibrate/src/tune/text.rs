@@ -25,7 +25,7 @@ impl Text {
         let mut all = Vec::new();
         for (i, batch) in batches.iter().enumerate() {
             let mut row = 0;
-            for length in &batch.lengths {
+            for length in batch.lengths() {
                 all.push((i, row..row + length));
                 row += length;
             }
@@ -85,5 +85,5 @@ pub(super) fn schedule(i: usize, n: usize) -> f32 {
 
 /// Tokens of the longest sequence.
 pub(super) fn longest(batches: &[Batch]) -> usize {
-    batches.iter().flat_map(|b| b.lengths.iter().copied()).max().unwrap_or(0)
+    batches.iter().flat_map(|b| b.lengths()).max().unwrap_or(0)
 }

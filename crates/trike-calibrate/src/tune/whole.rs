@@ -5,7 +5,7 @@ use std::time::Instant;
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
 use trike_core::Tensor;
 use trike_cpu::{
-    Cpu, CpuError,
+    Cpu, CpuError, CpuOps,
     grad::{self, Block, BlockGradients, BlockMatrices, BlockShape, Linear, Tape},
 };
 use trike_llm::WeightSource;

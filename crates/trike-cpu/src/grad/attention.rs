@@ -13,12 +13,12 @@
 
 use std::ops::Range;
 
-use super::lanes::{add_scaled, dot};
 use trike_core::AttentionSpec;
+use trike_host::Cpu;
 
-use crate::error::{CpuError, Result, check_len, check_range};
+use super::lanes::{add_scaled, dot};
+use crate::error::{CpuError, check_len, check_range};
 use crate::math::exp;
-use crate::pool::Cpu;
 
 /// Gradients of attention over whole sequences with respect to queries, keys and values.
 ///
@@ -37,7 +37,7 @@ pub fn attention(
     lengths: &[usize],
     dy: &[f32],
     [dq, dk, dv]: [&mut [f32]; 3],
-) -> Result<()> {
+) -> Result<(), CpuError> {
     let (width, kv_width) = check(spec, [q, k, v], lengths)?;
     check_len("gradient of attention's output", q.len(), dy.len())?;
     check_len("gradient of the queries", q.len(), dq.len())?;
@@ -53,7 +53,11 @@ pub fn attention(
 }
 
 /// Widths of the rows of queries and of keys, after everything was checked.
-fn check(spec: &AttentionSpec, [q, k, v]: [&[f32]; 3], lengths: &[usize]) -> Result<(usize, usize)> {
+fn check(
+    spec: &AttentionSpec,
+    [q, k, v]: [&[f32]; 3],
+    lengths: &[usize],
+) -> Result<(usize, usize), CpuError> {
     check_range("heads of attention", 1, 1 << 20, spec.heads)?;
     check_range("key/value heads of attention", 1, spec.heads, spec.kv_heads)?;
     check_range("head_dim of attention", 1, 1 << 20, spec.head_dim)?;

@@ -1,6 +1,7 @@
 //! A decoder block: attention and a gated MLP, each behind an RMSNorm and added to the residual stream.
 
 use trike_core::{AttentionSpec, GatedActivation, RopePairing};
+use trike_host::Cpu;
 
 use super::{
     Linear,
@@ -11,8 +12,8 @@ use super::{
     rotary::rope,
 };
 use crate::attention::{KvData, KvView};
-use crate::error::{CpuError, Result, check_len};
-use crate::pool::Cpu;
+use crate::error::{CpuError, check_len};
+use crate::ops::CpuOps;
 use crate::rope::RopeTable;
 
 const Q: usize = 0;
@@ -72,10 +73,11 @@ impl BlockMatrices {
     /// # Errors
     ///
     /// [`CpuError::Length`] when one has another size.
-    pub fn new(shape: &BlockShape, values: [Vec<f32>; Self::COUNT]) -> Result<Self> {
+    pub fn new(shape: &BlockShape, values: [Vec<f32>; Self::COUNT]) -> Result<Self, CpuError> {
         let each = shape.matrices().into_iter().zip(values);
-        let all: Vec<Linear> =
-            each.map(|((rows, cols), values)| Linear::new(rows, cols, values)).collect::<Result<_>>()?;
+        let all: Vec<Linear> = each
+            .map(|((rows, cols), values)| Linear::new(rows, cols, values))
+            .collect::<Result<_, CpuError>>()?;
         let all = all.try_into().map_err(|all: Vec<_>| CpuError::Length {
             what: "matrices of a block",
             expected: Self::COUNT,
@@ -146,7 +148,7 @@ pub struct BlockGradients {
 /// ```
 ///
 /// with norms of heads, of what attention returns and of the gated activation, and biases, where [`BlockVectors`] has them. The
-/// operations are those of [`Cpu`]; the block that decodes text (`trike_nn::DecoderBlock`) passes them a cache, fuses norms into
+/// operations are those of [`CpuOps`]; the block that decodes text (`trike_nn::DecoderBlock`) passes them a cache, fuses norms into
 /// products and keeps nothing that was between, which is why a block that is differentiated has a forward pass of its own. A test of
 /// `trike-calibrate` holds the two to the same outputs.
 #[derive(Clone, Copy, Debug)]
@@ -168,7 +170,7 @@ impl Block<'_> {
     /// # Errors
     ///
     /// [`CpuError::Length`] when the parts do not fit together, and what the operations say.
-    pub fn forward(&self, x: Vec<f32>, lengths: &[usize]) -> Result<(Vec<f32>, Tape)> {
+    pub fn forward(&self, x: Vec<f32>, lengths: &[usize]) -> Result<(Vec<f32>, Tape), CpuError> {
         let Self { cpu, shape, vectors, .. } = *self;
         check_len("input of a block", lengths.iter().sum::<usize>() * shape.hidden, x.len())?;
         let positions: Vec<u32> = lengths.iter().flat_map(|&n| 0..n as u32).collect();
@@ -228,7 +230,7 @@ impl Block<'_> {
     /// # Errors
     ///
     /// [`CpuError::Length`] when `dy` is not as long as the output was.
-    pub fn backward(&self, tape: &Tape, dy: Vec<f32>, with_input: bool) -> Result<BlockGradients> {
+    pub fn backward(&self, tape: &Tape, dy: Vec<f32>, with_input: bool) -> Result<BlockGradients, CpuError> {
         let Self { cpu, shape, vectors, matrices } = *self;
         check_len("gradient of a block's output", tape.x.len(), dy.len())?;
         let (m, spec) = (&matrices.0, &shape.attention);
@@ -274,7 +276,7 @@ impl Block<'_> {
         Ok(BlockGradients { matrices, input: d_middle })
     }
 
-    fn linear(&self, x: &[f32], i: usize) -> Result<Vec<f32>> {
+    fn linear(&self, x: &[f32], i: usize) -> Result<Vec<f32>, CpuError> {
         let mut y = self.matrices.0[i].forward(self.cpu, x)?;
         if let Some(bias) = &self.vectors.biases[i] {
             check_len("bias of a block", self.shape.matrices()[i].0, bias.len())?;
@@ -283,20 +285,20 @@ impl Block<'_> {
         Ok(y)
     }
 
-    fn norm(&self, x: &[f32], weight: &[f32]) -> Result<Vec<f32>> {
+    fn norm(&self, x: &[f32], weight: &[f32]) -> Result<Vec<f32>, CpuError> {
         let mut out = vec![0.0; x.len()];
         self.cpu.rms_norm(x, weight, self.shape.rms_eps, &mut out)?;
         Ok(out)
     }
 
-    fn norm_back(&self, x: &[f32], weight: &[f32], dy: &[f32]) -> Result<Vec<f32>> {
+    fn norm_back(&self, x: &[f32], weight: &[f32], dy: &[f32]) -> Result<Vec<f32>, CpuError> {
         let mut dx = vec![0.0; x.len()];
         rms_norm(self.cpu, x, weight, self.shape.rms_eps, dy, &mut dx)?;
         Ok(dx)
     }
 
     /// Attention of each sequence over its own keys and values.
-    fn attend(&self, [q, k, v]: [&[f32]; 3], lengths: &[usize]) -> Result<Vec<f32>> {
+    fn attend(&self, [q, k, v]: [&[f32]; 3], lengths: &[usize]) -> Result<Vec<f32>, CpuError> {
         let (spec, kv_width) = (&self.shape.attention, self.shape.kv_width());
         let mut out = vec![0.0; q.len()];
         let width = self.shape.query_width();

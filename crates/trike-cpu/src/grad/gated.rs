@@ -1,19 +1,19 @@
 //! What joins the two halves of a gated MLP.
 
-use crate::error::{Result, check_len};
 use trike_core::GatedActivation;
+use trike_host::Cpu;
 
+use crate::error::{CpuError, check_len};
 use crate::math::exp;
-use crate::pool::Cpu;
 
-/// Gradients of [`Cpu::gated`], `y = f(g) u`, element by element: `dg = dy u f'(g)` and `du = dy f(g)`.
+/// Gradients of [`CpuOps::gated`](crate::CpuOps::gated), `y = f(g) u`, element by element: `dg = dy u f'(g)` and `du = dy f(g)`.
 ///
 /// For [`GatedActivation::SiLu`], with `s = 1 / (1 + e^-g)`, these are `f(g) = g s` and `f'(g) = s (1 + g (1 - s))`; for
 /// [`GatedActivation::SquaredReLu`] `f(g) = max(g, 0)^2` and `f'(g) = 2 max(g, 0)`.
 ///
 /// # Errors
 ///
-/// [`CpuError::Length`](crate::CpuError::Length) when the slices differ in length.
+/// [`CpuError::Length`] when the slices differ in length.
 pub fn gated(
     cpu: &Cpu,
     gate: &[f32],
@@ -22,7 +22,7 @@ pub fn gated(
     dy: &[f32],
     d_gate: &mut [f32],
     d_up: &mut [f32],
-) -> Result<()> {
+) -> Result<(), CpuError> {
     check_len("up projection of gated", gate.len(), up.len())?;
     check_len("gradient of gated's output", gate.len(), dy.len())?;
     check_len("gradient of the gate", gate.len(), d_gate.len())?;

@@ -1,10 +1,11 @@
 //! Matrices.
 
 use trike_core::{ActivationPrecision, DenseData};
+use trike_host::Cpu;
 
-use crate::error::{Result, check_len, check_rows};
+use crate::error::{CpuError, check_len, check_rows};
 use crate::matrix::{DenseMatrix, Matrix};
-use crate::pool::Cpu;
+use crate::ops::CpuOps;
 use crate::transpose::transpose;
 
 /// A matrix `W`, `out x in`, packed to be multiplied both ways: `y = x W^T` and `dx = dy W`.
@@ -25,12 +26,12 @@ pub struct Linear {
     transposed: Matrix,
 }
 
-fn matrix(rows: usize, cols: usize, values: Vec<f32>) -> Result<Matrix> {
+fn matrix(rows: usize, cols: usize, values: Vec<f32>) -> Result<Matrix, CpuError> {
     Ok(DenseMatrix::new(rows, cols, DenseData::F32(values))?.into())
 }
 
 /// `x w^T` of `x`, `tokens x in`.
-fn product(cpu: &Cpu, x: &[f32], w: &Matrix) -> Result<Vec<f32>> {
+fn product(cpu: &Cpu, x: &[f32], w: &Matrix) -> Result<Vec<f32>, CpuError> {
     let tokens = check_rows("input of a matrix", w.cols(), x.len())?;
     let mut out = vec![0.0; tokens * w.rows()];
     cpu.linear(x, w, ActivationPrecision::F32, &mut out)?;
@@ -42,8 +43,8 @@ impl Linear {
     ///
     /// # Errors
     ///
-    /// [`CpuError::Length`](crate::CpuError::Length) and [`CpuError::Shape`](crate::CpuError::Shape).
-    pub fn new(rows: usize, cols: usize, values: Vec<f32>) -> Result<Self> {
+    /// [`CpuError::Length`] and [`CpuError::Shape`].
+    pub fn new(rows: usize, cols: usize, values: Vec<f32>) -> Result<Self, CpuError> {
         let transposed = matrix(cols, rows, transpose(&values, cols))?;
         Ok(Self { forward: matrix(rows, cols, values)?, transposed })
     }
@@ -52,8 +53,8 @@ impl Linear {
     ///
     /// # Errors
     ///
-    /// [`CpuError::NotMultiple`](crate::CpuError::NotMultiple) when `x` is not whole rows.
-    pub fn forward(&self, cpu: &Cpu, x: &[f32]) -> Result<Vec<f32>> {
+    /// [`CpuError::NotMultiple`] when `x` is not whole rows.
+    pub fn forward(&self, cpu: &Cpu, x: &[f32]) -> Result<Vec<f32>, CpuError> {
         product(cpu, x, &self.forward)
     }
 
@@ -61,8 +62,8 @@ impl Linear {
     ///
     /// # Errors
     ///
-    /// [`CpuError::NotMultiple`](crate::CpuError::NotMultiple) when `dy` is not whole rows.
-    pub fn input(&self, cpu: &Cpu, dy: &[f32]) -> Result<Vec<f32>> {
+    /// [`CpuError::NotMultiple`] when `dy` is not whole rows.
+    pub fn input(&self, cpu: &Cpu, dy: &[f32]) -> Result<Vec<f32>, CpuError> {
         product(cpu, dy, &self.transposed)
     }
 
@@ -70,9 +71,9 @@ impl Linear {
     ///
     /// # Errors
     ///
-    /// [`CpuError::NotMultiple`](crate::CpuError::NotMultiple) and [`CpuError::Length`](crate::CpuError::Length) when these are not
+    /// [`CpuError::NotMultiple`] and [`CpuError::Length`] when these are not
     /// rows of as many tokens.
-    pub fn weight(&self, cpu: &Cpu, x: &[f32], dy: &[f32]) -> Result<Vec<f32>> {
+    pub fn weight(&self, cpu: &Cpu, x: &[f32], dy: &[f32]) -> Result<Vec<f32>, CpuError> {
         let (rows, cols) = (self.forward.rows(), self.forward.cols());
         let tokens = check_rows("input of a matrix", cols, x.len())?;
         check_len("gradient of a matrix's output", tokens * rows, dy.len())?;

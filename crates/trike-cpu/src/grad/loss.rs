@@ -1,8 +1,9 @@
 //! Losses.
 
-use crate::error::{Result, check_len, check_rows};
+use trike_host::Cpu;
+
+use crate::error::{CpuError, check_len, check_rows};
 use crate::math::exp;
-use crate::pool::Cpu;
 
 /// The Kullback-Leibler divergence of the distributions with the logits `out` from those with the logits `target`, in nats, summed
 /// over tokens: `sum p ln(p / q)` with `p = softmax(target)` and `q = softmax(out)`. `out` becomes its gradient with respect to the
@@ -12,8 +13,8 @@ use crate::pool::Cpu;
 ///
 /// # Errors
 ///
-/// [`CpuError::NotMultiple`](crate::CpuError::NotMultiple) when `out` is not whole rows,
-/// [`CpuError::Length`](crate::CpuError::Length) when the slices differ in length.
+/// [`CpuError::NotMultiple`] when `out` is not whole rows,
+/// [`CpuError::Length`] when the slices differ in length.
 ///
 /// ```
 /// use trike_cpu::{Cpu, grad};
@@ -24,7 +25,7 @@ use crate::pool::Cpu;
 /// assert!((out[0] + 0.25).abs() < 1e-6 && (out[1] - 0.25).abs() < 1e-6);
 /// # Ok::<(), trike_cpu::CpuError>(())
 /// ```
-pub fn divergence(cpu: &Cpu, out: &mut [f32], target: &mut [f32], vocab: usize) -> Result<f64> {
+pub fn divergence(cpu: &Cpu, out: &mut [f32], target: &mut [f32], vocab: usize) -> Result<f64, CpuError> {
     let tokens = check_rows("logits", vocab, out.len())?;
     check_len("logits to aim at", out.len(), target.len())?;
     let mut sums = vec![0f64; tokens];

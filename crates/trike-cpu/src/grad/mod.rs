@@ -4,11 +4,11 @@
 //! of its matrices and of its input. Its parts are functions of their own: [`rms_norm`] and [`rms_norm_weight`], [`rope`],
 //! [`attention`], [`gated`], and [`Linear`] for matrices; [`divergence`] is a loss.
 //!
-//! A function that is named like an operation of [`Cpu`](crate::Cpu) takes what that operation read and `dy`, the gradient of a
+//! A function that is named like an operation of [`CpuOps`](crate::CpuOps) takes what that operation read and `dy`, the gradient of a
 //! scalar loss with respect to what it returned, and writes the gradients with respect to what it read. Everything is row-major,
 //! `tokens x width`, in f32. Sums that run over a token or over the positions of a sequence are taken in a fixed order, so the number
 //! of threads changes no bit. The code is plain loops over lanes, compiled once and not once per instruction set: nearly all of the
-//! time of a backward pass is spent in matrix products, which are those of [`Cpu`](crate::Cpu).
+//! time of a backward pass is spent in matrix products, which are those of [`CpuOps`](crate::CpuOps).
 //!
 //! ```
 //! use trike_cpu::{Cpu, GatedActivation, grad};

@@ -2,20 +2,28 @@
 //!
 //! With `r = 1 / sqrt(mean(x^2) + eps)` a row is `y_i = x_i r w_i`, and `dr / dx_i = -r^3 x_i / n` (Zhang and Sennrich, 1910.07467).
 
-use super::lanes::dot;
-use crate::error::{Result, check_len, check_rows};
-use crate::pool::Cpu;
+use trike_host::Cpu;
 
-/// Gradient of [`Cpu::rms_norm`] with respect to its input: for each row of `n = weight.len()` elements
+use super::lanes::dot;
+use crate::error::{CpuError, check_len, check_rows};
+
+/// Gradient of [`CpuOps::rms_norm`](crate::CpuOps::rms_norm) with respect to its input: for each row of `n = weight.len()` elements
 /// `dx_i = r w_i dy_i - x_i r^3 (sum_j w_j dy_j x_j) / n` with `r = 1 / sqrt(mean(x^2) + eps)`.
 ///
 /// `x`, `dy` and `dx` are `tokens x n`.
 ///
 /// # Errors
 ///
-/// [`CpuError::NotMultiple`](crate::CpuError::NotMultiple) when `x` is not whole rows,
-/// [`CpuError::Length`](crate::CpuError::Length) when the slices differ in length.
-pub fn rms_norm(cpu: &Cpu, x: &[f32], weight: &[f32], eps: f32, dy: &[f32], dx: &mut [f32]) -> Result<()> {
+/// [`CpuError::NotMultiple`] when `x` is not whole rows,
+/// [`CpuError::Length`] when the slices differ in length.
+pub fn rms_norm(
+    cpu: &Cpu,
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    dy: &[f32],
+    dx: &mut [f32],
+) -> Result<(), CpuError> {
     let n = weight.len();
     check_rows("input of rms_norm", n, x.len())?;
     check_len("gradient of rms_norm's output", x.len(), dy.len())?;
@@ -36,14 +44,14 @@ pub fn rms_norm(cpu: &Cpu, x: &[f32], weight: &[f32], eps: f32, dy: &[f32], dx: 
     Ok(())
 }
 
-/// Gradient of [`Cpu::rms_norm`] with respect to its weight, `dw_i = sum_t dy_ti x_ti r_t`, summed over tokens in f64.
+/// Gradient of [`CpuOps::rms_norm`](crate::CpuOps::rms_norm) with respect to its weight, `dw_i = sum_t dy_ti x_ti r_t`, summed over tokens in f64.
 ///
 /// `x` and `dy` are `tokens x dw.len()`.
 ///
 /// # Errors
 ///
 /// As [`rms_norm`].
-pub fn rms_norm_weight(x: &[f32], eps: f32, dy: &[f32], dw: &mut [f32]) -> Result<()> {
+pub fn rms_norm_weight(x: &[f32], eps: f32, dy: &[f32], dw: &mut [f32]) -> Result<(), CpuError> {
     let n = dw.len();
     check_rows("input of rms_norm", n, x.len())?;
     check_len("gradient of rms_norm's output", x.len(), dy.len())?;

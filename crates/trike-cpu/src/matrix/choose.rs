@@ -5,7 +5,7 @@ use trike_trit::{Encoding, Granularity, TritTensor};
 use super::blocks::share_present;
 use super::layout::{Fixed, Layout, Shape};
 use super::ternary::kept_planes;
-use crate::isa::Isa;
+use trike_host::isa::Isa;
 
 /// The share of zeros from which [`Layout::choose`] takes [`Layout::Sparse`].
 ///

@@ -149,7 +149,7 @@ fn fours(codes: &[u8; 16]) -> [u32; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::line::Line;
+    use trike_host::Line;
 
     #[test]
     fn what_is_packed_is_read() {
