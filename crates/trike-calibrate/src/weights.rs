@@ -3,8 +3,10 @@
 use trike_core::{DenseData, DenseTensor, Tensor};
 use trike_llm::WeightSource;
 use trike_nn::{DecoderWeights, NnError, WeightName};
-use trike_quant::{QuantError, Rotation};
+use trike_quant::{QuantError, Rotation, SquareMatrix};
 use trike_trit::Hadamard;
+
+use crate::{CalibrateError, ModelQuantizationConfig};
 
 /// Reads a block's weights in f32, all dense.
 pub(crate) struct BlockWeights<'a>(pub(crate) &'a dyn WeightSource);
@@ -39,12 +41,24 @@ pub(crate) fn rotated(rotation: Option<Hadamard>, cols: usize, rows: &[f32]) -> 
 /// The Hessian of rotated inputs, of that of inputs as they are.
 pub(crate) fn rotated_hessian(
     rotation: Option<Hadamard>,
-    cols: usize,
-    hessian: &[f32],
-) -> Result<Vec<f32>, QuantError> {
-    let mut values = rotated(rotation, cols, hessian)?;
+    hessian: &SquareMatrix,
+) -> Result<SquareMatrix, QuantError> {
+    let width = hessian.side();
+    let mut values = rotated(rotation, width, hessian.values())?;
     if let Some(rotation) = rotation {
-        Rotation::plain(cols, rotation)?.columns(&mut values, cols)?;
+        Rotation::plain(width, rotation)?.columns(&mut values, width)?;
     }
-    Ok(values)
+    SquareMatrix::new(width, values)
+}
+
+/// Whether a layer can become ternary and the configuration does not leave it as it is.
+pub(crate) fn is_convertible(
+    source: &dyn WeightSource,
+    config: &ModelQuantizationConfig,
+    name: WeightName,
+) -> Result<bool, CalibrateError> {
+    let info = source.info(name)?;
+    let ternary = info.kind.is_ternary() || source.ternarizes(name);
+    let small = u128::from(info.elements()) < config.min_layer_size as u128;
+    Ok(!(ternary || small || config.skips(&name.to_string())))
 }

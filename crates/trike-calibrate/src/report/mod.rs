@@ -1,12 +1,13 @@
 //! What quantizing a model did and cost.
 
 mod html;
+mod planning;
 
 use serde::{Deserialize, Serialize};
 
 use trike_llm::{Comparison, Score};
 
-use crate::{Plan, Sensitivity, Trial};
+pub use planning::{Measured, Planning, Sensitivity, Trial};
 
 /// A model made ternary. The field names are the schema of `report.json` and of `trike quantize --json`.
 #[derive(Clone, Debug, Serialize)]
@@ -51,19 +52,6 @@ pub struct QuantizeReport {
     pub seconds: f64,
     /// What the user should know.
     pub notes: Vec<String>,
-}
-
-/// From a budget to a plan.
-#[derive(Clone, Debug, Serialize)]
-pub struct Planning {
-    /// What was asked for.
-    pub budget: String,
-    /// What each way to store each layer costs.
-    pub sensitivities: Vec<Sensitivity>,
-    /// The models that were made and measured on the way, the last good one of which is the result.
-    pub trials: Vec<Trial>,
-    /// How each layer is stored.
-    pub plan: Plan,
 }
 
 /// A setting and what it costs.

@@ -14,7 +14,7 @@ use super::{
     shape,
     text::{Span, Text, gather, lengths, longest, schedule},
 };
-use crate::{CalibrateError, Tuning, TuningReport, hidden::Batch};
+use crate::{CalibrateError, Tuning, TuningReport, streams::Batch};
 
 /// Sums the squared error of each token over the mean square of what it should be, and turns `out` into the gradient.
 fn token_errors(out: &mut [f32], aim: &[f32], width: usize) -> f64 {

@@ -18,7 +18,7 @@ use super::{
     shape,
     text::{Text, schedule},
 };
-use crate::hidden;
+use crate::streams::embed;
 
 fn plain() -> DecoderSpec {
     DecoderSpec {
@@ -101,7 +101,7 @@ fn a_block_here_is_the_block_of_the_backend() {
         let table = DenseMatrix::new(spec.vocab, spec.hidden, table).unwrap().into();
         let mut rng = Rng::new(2);
         let ids = LENGTHS.map(|n| (0..n).map(|_| rng.below(spec.vocab) as u32).collect::<Vec<_>>());
-        let [batch] = hidden::embed(&backend, &table, &ids).unwrap().try_into().ok().expect("one batch");
+        let [batch] = embed(&backend, &table, &ids).unwrap().try_into().ok().expect("one batch");
         let place = BlockContext { backend: &backend, spec: &spec, rope: &rope };
         let want = batch.through(place, &block, |_, _, _| ControlFlow::Continue(()), None).unwrap();
 

@@ -4,7 +4,7 @@ use std::{f32::consts::PI, ops::Range};
 
 use rand_chacha::{ChaCha8Rng, rand_core::RngCore};
 
-use crate::hidden::Batch;
+use crate::streams::Batch;
 
 /// One of so many sequences says whether tuning helped, and is not tuned on.
 const HELD_OUT: usize = 16;

@@ -17,7 +17,7 @@ use super::{
     shape,
     text::{Span, Text, gather, lengths, longest, schedule},
 };
-use crate::{CalibrateError, Tuning, TuningReport, hidden::Batch};
+use crate::{CalibrateError, Tuning, TuningReport, streams::Batch};
 
 /// The final norm and the output head.
 pub(crate) struct Head {
