@@ -10,7 +10,7 @@ use trike_cpu::Cpu;
 use trike_trit::{Coupling, TritTensor};
 
 use crate::{
-    Grid, HessianFactor, MatrixView, QuantError, TritLayout,
+    Grid, HessianFactor, MatrixView, QuantError, SquareMatrix, TritLayout,
     error::check_len,
     fit::{fit_free, fit_tied, fit_tied_mean},
     linalg::solve_spd,
@@ -54,16 +54,20 @@ struct Chunk {
 ///
 /// ```
 /// use trike_cpu::Cpu;
-/// use trike_quant::{ColumnOrder, CompensateConfig, HessianFactor, MatrixView, compensate, hessian_error};
+/// use trike_quant::{
+///     ColumnOrder, CompensateConfig, HessianFactor, MatrixView, SquareMatrix, TritLayout, compensate, hessian_error,
+/// };
+/// use trike_trit::Granularity;
 ///
 /// // The second input is the first one with a little of its own.
-/// let hessian = [1.0, 0.9, 0.9, 1.0];
-/// let layout = trike_quant::TritLayout { granularity: trike_trit::Granularity::Row, ..Default::default() };
-/// let factor = HessianFactor::new(&hessian, 2, layout.granularity, ColumnOrder::Stored, 0.01)?;
+/// let hessian = SquareMatrix::new(2, vec![1.0, 0.9, 0.9, 1.0])?;
+/// let layout = TritLayout { granularity: Granularity::Row, ..TritLayout::default() };
+/// let factor = HessianFactor::new(&hessian, layout.granularity, ColumnOrder::Stored, 0.01)?;
 /// let w = [0.6, 0.5];
-/// let (trits, _) = compensate(&Cpu::new(1)?, MatrixView::new(1, 2, &w)?, &factor, None, &CompensateConfig { layout, ..Default::default() })?;
+/// let config = CompensateConfig { layout, ..CompensateConfig::default() };
+/// let (trits, _) = compensate(&Cpu::new(1)?, MatrixView::new(1, 2, &w)?, &factor, None, &config)?;
 /// assert!(hessian_error(&w, &trits.dequantize(), &hessian)? < 0.01);
-/// # Ok::<(), trike_quant::QuantError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
@@ -354,18 +358,17 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 /// # Errors
 ///
 /// [`QuantError::Length`] when the buffers do not fit together.
-pub fn hessian_error(weights: &[f32], quantized: &[f32], hessian: &[f32]) -> Result<f64, QuantError> {
-    let n = hessian.len().isqrt();
-    check_len("Hessian", n * n, hessian.len())?;
+pub fn hessian_error(weights: &[f32], quantized: &[f32], hessian: &SquareMatrix) -> Result<f64, QuantError> {
+    let n = hessian.side();
     check_len("quantized weights", weights.len(), quantized.len())?;
-    check_len("weights beyond whole rows", 0, weights.len().checked_rem(n).unwrap_or(1))?;
+    check_len("weights beyond whole rows", 0, weights.len() % n)?;
     let mut total = 0f64;
     let mut image = vec![0f32; n];
     for (w, v) in weights.chunks_exact(n).zip(quantized.chunks_exact(n)) {
         let error: Vec<f32> = w.iter().zip(v).map(|(w, v)| w - v).collect();
         image.fill(0.0);
         for (k, &e) in error.iter().enumerate().filter(|(_, e)| **e != 0.0) {
-            add_scaled(&mut image, e, &hessian[k * n..(k + 1) * n]);
+            add_scaled(&mut image, e, hessian.row(k));
         }
         total += dot(&image, &error);
     }

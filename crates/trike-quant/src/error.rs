@@ -71,9 +71,6 @@ pub enum QuantError {
     /// The host kernels refused.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
-    /// No memory, no threads, or an instruction set that this machine does not have.
-    #[error(transparent)]
-    Host(#[from] trike_cpu::HostError),
 }
 
 pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), QuantError> {
