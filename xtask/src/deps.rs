@@ -17,6 +17,10 @@ const ABSENT: &[(&str, &str)] = &[
     ("trike-format", "candle"),
     ("trike-quant", "candle"),
     ("trike-vsa", "candle"),
+    ("trike-nn", "candle"),
+    ("trike-llm", "candle"),
+    ("trike-calibrate", "candle"),
+    ("trike-cli", "candle"),
     // Hypervectors need no matrix kernels.
     ("trike-vsa", "trike-cpu"),
     ("trike-text", "candle"),
@@ -29,7 +33,9 @@ const ABSENT: &[(&str, &str)] = &[
 /// Crate, and the start of package names that only its own features may bring.
 const NOT_BY_DEFAULT: &[(&str, &str)] = &[
     ("trike-vsa", "cubecl"),
+    ("trike", "candle"),
     ("trike-nn", "cubecl"),
+    ("trike-candle", "cubecl"),
     ("trike-llm", "cubecl"),
     ("trike", "cubecl"),
     ("trike-cli", "cubecl"),
@@ -125,6 +131,6 @@ mod tests {
         let packages = unique("trike-nn v0.1.0\ncandle-core v0.11.1\ncubecl-common v0.11.3\n");
         assert_eq!(absent_findings("trike-cpu", &packages, ABSENT).len(), 1);
         assert!(absent_findings("trike-nn", &packages, NOT_BY_DEFAULT)[0].contains("cubecl-common v0.11.3"));
-        assert_eq!(absent_findings("trike-llm", &packages, ABSENT), [""; 0]);
+        assert_eq!(absent_findings("trike-candle", &packages, ABSENT), [""; 0]);
     }
 }

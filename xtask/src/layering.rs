@@ -52,12 +52,7 @@ const HOUSE: &[Room] = &[
     },
     Room { krate: "trike-vsa", layer: 3, may_use: &["serde", "thiserror"], unsafe_allowed: false },
     Room { krate: "trike-quant", layer: 3, may_use: &["half", "thiserror"], unsafe_allowed: false },
-    Room {
-        krate: "trike-nn",
-        layer: 4,
-        may_use: &["candle-core", "candle-nn", "half", "thiserror"],
-        unsafe_allowed: false,
-    },
+    Room { krate: "trike-nn", layer: 4, may_use: &["half", "thiserror"], unsafe_allowed: false },
     Room {
         krate: "trike-text",
         layer: 4,
@@ -70,6 +65,12 @@ const HOUSE: &[Room] = &[
             "thiserror",
             "tokenizers",
         ],
+        unsafe_allowed: false,
+    },
+    Room {
+        krate: "trike-candle",
+        layer: 5,
+        may_use: &["candle-core", "candle-nn", "half", "thiserror"],
         unsafe_allowed: false,
     },
     Room {

@@ -3,8 +3,8 @@
 use candle_core::Tensor;
 use trike_trit::{Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
 
-use super::exec::to_f32;
-use crate::NnError;
+use crate::exec::to_f32;
+use crate::{CandleError, NnError};
 
 /// How a dense weight becomes ternary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ const SMALLEST: f32 = 1e-5;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use trike_nn::modules::{Ternarize, quantize_tensor};
+/// use trike_candle::{Ternarize, quantize_tensor};
 /// use trike_trit::Granularity;
 ///
 /// let w = Tensor::new(&[[0.75f32, -1.0, 0.125], [1.0, 0.0, -0.125]], &Device::Cpu)?;
@@ -44,14 +44,17 @@ const SMALLEST: f32 = 1e-5;
 /// assert_eq!(stats.density, 0.5);
 /// assert!((stats.relative_error - 0.478).abs() < 1e-3);
 /// assert!(quantize_tensor(&w, Ternarize::Exact).is_err());
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 ///
 /// # Errors
 ///
 /// [`NnError::Spec`] for another device or dtype, a weight that is not finite, and for [`Ternarize::Exact`] a weight that
-/// is not ternary; [`NnError::Candle`] for another rank than two; [`NnError::Trit`] for an empty side.
-pub fn quantize_tensor(weight: &Tensor, how: Ternarize) -> Result<(TritTensor, QuantizationStats), NnError> {
+/// is not ternary; [`CandleError::Candle`] for another rank than two; [`NnError::Trit`] for an empty side.
+pub fn quantize_tensor(
+    weight: &Tensor,
+    how: Ternarize,
+) -> Result<(TritTensor, QuantizationStats), CandleError> {
     let (rows, cols) = weight.dims2()?;
     let values: Vec<f32> = to_f32(weight)?.flatten_all()?.to_vec1()?;
     if let Some((i, value)) = values.iter().enumerate().find(|(_, v)| !v.is_finite()) {
@@ -109,7 +112,7 @@ fn largest(weights: &[f32]) -> f32 {
 }
 
 /// The coarsest granularity in which every weight is 0 or its group's largest magnitude.
-fn exact(values: &[f32], cols: usize) -> Result<(Granularity, Vec<f32>), NnError> {
+fn exact(values: &[f32], cols: usize) -> Result<(Granularity, Vec<f32>), CandleError> {
     let groups = GroupSize::ALL.into_iter().rev().filter(|g| g.get() < cols).map(Granularity::Group);
     let mut first_misfit = 0;
     for granularity in [Granularity::Tensor, Granularity::Row].into_iter().chain(groups) {
@@ -129,7 +132,7 @@ fn exact(values: &[f32], cols: usize) -> Result<(Granularity, Vec<f32>), NnError
     Err(refuse(rule, first_misfit, cols, values[first_misfit]))
 }
 
-fn refuse(rule: &'static str, i: usize, cols: usize, value: f32) -> NnError {
+fn refuse(rule: &'static str, i: usize, cols: usize, value: f32) -> CandleError {
     let got = format!("{value} in row {}, column {}", i / cols.max(1), i % cols.max(1));
-    NnError::Spec { field: "a weight", rule, got }
+    NnError::Spec { field: "a weight", rule, got }.into()
 }

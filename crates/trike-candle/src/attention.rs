@@ -4,14 +4,14 @@ use candle_core::Tensor;
 use candle_nn::{Module, VarBuilder};
 use trike_cpu::Cpu;
 
-use super::exec::{check_len, check_width, shared_cpu, to_f32};
-use super::kv::KvCache;
-use super::linear::TernaryLinear;
-use super::mlp::{check_layer, refuse_extra};
-use super::quantize::Ternarize;
-use super::rotary::RotaryEmbedding;
-use super::scores::attention;
-use crate::{AttentionSpec, KvPrecision, NnError, RopeSpec};
+use crate::exec::{check_len, check_width, shared_cpu, to_f32};
+use crate::kv::KvCache;
+use crate::linear::TernaryLinear;
+use crate::mlp::{check_layer, refuse_extra};
+use crate::quantize::Ternarize;
+use crate::rotary::RotaryEmbedding;
+use crate::scores::attention;
+use crate::{AttentionSpec, CandleError, KvPrecision, NnError, RopeSpec};
 
 /// Sizes of a [`TernaryAttention`]; all counts are elements.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,8 +38,8 @@ impl TernaryAttentionConfig {
     /// # Errors
     ///
     /// [`NnError::Spec`], which names the field, the rule and the value.
-    pub fn validate(&self) -> Result<(), NnError> {
-        let fail = |field, rule, got: String| Err(NnError::Spec { field, rule, got });
+    pub fn validate(&self) -> Result<(), CandleError> {
+        let fail = |field, rule, got: String| Err(NnError::Spec { field, rule, got }.into());
         for (field, n) in [
             ("hidden", self.hidden),
             ("heads", self.heads),
@@ -61,7 +61,7 @@ impl TernaryAttentionConfig {
     }
 }
 
-/// The projections of a [`TernaryAttention`]; a [`BitLinear`](super::BitLinear) converts into one.
+/// The projections of a [`TernaryAttention`]; a [`BitLinear`](crate::BitLinear) converts into one.
 #[derive(Clone, Debug)]
 pub struct TernaryAttentionWeights {
     /// `heads * head_dim x hidden`.
@@ -85,8 +85,8 @@ pub struct TernaryAttentionWeights {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{Module, VarBuilder};
-/// use trike_nn::modules::{Ternarize, TernaryAttention, TernaryAttentionConfig};
-/// use trike_nn::{KvPrecision, RopePairing, RopeSpec};
+/// use trike_candle::{Ternarize, TernaryAttention, TernaryAttentionConfig};
+/// use trike_candle::{KvPrecision, RopePairing, RopeSpec};
 /// use trike_trit::Granularity;
 ///
 /// let config = TernaryAttentionConfig {
@@ -113,7 +113,7 @@ pub struct TernaryAttentionWeights {
 /// let last = layer.forward_with_cache(&x.narrow(1, 2, 1)?, &mut cache)?;
 /// let difference = (whole.narrow(1, 2, 1)? - last)?.abs()?.max_all()?.to_scalar::<f32>()?;
 /// assert!(difference < 1e-5);
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct TernaryAttention {
@@ -130,7 +130,10 @@ impl TernaryAttention {
     ///
     /// [`NnError::Spec`] for sizes that do not fit together, [`NnError::WeightShape`] for a projection that does not fit
     /// them.
-    pub fn new(config: TernaryAttentionConfig, weights: TernaryAttentionWeights) -> Result<Self, NnError> {
+    pub fn new(
+        config: TernaryAttentionConfig,
+        weights: TernaryAttentionWeights,
+    ) -> Result<Self, CandleError> {
         config.validate()?;
         let rotary = RotaryEmbedding::new(&config.rope, config.head_dim, config.context)?;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
@@ -152,7 +155,7 @@ impl TernaryAttention {
         config: &TernaryAttentionConfig,
         vb: VarBuilder<'_>,
         how: Ternarize,
-    ) -> Result<Self, NnError> {
+    ) -> Result<Self, CandleError> {
         config.validate()?;
         refuse_extra(&vb, &["q_norm", "k_norm", "attn_sub_norm"])?;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
@@ -192,7 +195,7 @@ impl TernaryAttention {
         batch: usize,
         capacity: usize,
         precision: KvPrecision,
-    ) -> Result<KvCache, NnError> {
+    ) -> Result<KvCache, CandleError> {
         KvCache::new(batch, self.config.kv_heads, self.config.head_dim, capacity, precision)
     }
 
@@ -203,7 +206,7 @@ impl TernaryAttention {
     /// [`NnError::ContextFull`] or [`NnError::StepTooLong`] when the cache has no room, [`NnError::Shape`] for another
     /// shape, [`NnError::EmptyStep`] without a token, [`NnError::Spec`] for another device or dtype, or an input (or a
     /// bias) that is tracked for gradients, which do not pass through a cache: detach it. The cache is then as it was.
-    pub fn forward_with_cache(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor, NnError> {
+    pub fn forward_with_cache(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor, CandleError> {
         let (batch, tokens) = self.check_input(x)?;
         let problem = self.spec();
         cache.check_room(&problem, batch, tokens)?;
@@ -214,9 +217,11 @@ impl TernaryAttention {
                 field: "an input with a cache",
                 rule,
                 got: "one that is".to_owned(),
-            });
+            }
+            .into());
         }
-        let values = |x: &Tensor| -> Result<Vec<f32>, NnError> { Ok(to_f32(x)?.flatten_all()?.to_vec1()?) };
+        let values =
+            |x: &Tensor| -> Result<Vec<f32>, CandleError> { Ok(to_f32(x)?.flatten_all()?.to_vec1()?) };
         let (q_values, k, v) = (values(&q)?, values(&k)?, values(&v)?);
         let out = cache.step(&self.cpu, &problem, (&q_values, &k, &v), tokens)?;
         let out = Tensor::from_vec(out, q.shape(), q.device())?.to_dtype(x.dtype())?;
@@ -230,14 +235,14 @@ impl TernaryAttention {
     }
 
     /// Sequences and tokens of an input.
-    fn check_input(&self, x: &Tensor) -> Result<(usize, usize), NnError> {
+    fn check_input(&self, x: &Tensor) -> Result<(usize, usize), CandleError> {
         check_len("axes of the input of attention", 3, x.rank())?;
         check_width("input of attention", x, self.config.hidden)?;
         Ok((x.dim(0)?, x.dim(1)?))
     }
 
     /// Queries, keys and values, the first two rotated.
-    fn project(&self, x: &Tensor, first_position: usize) -> Result<[Tensor; 3], NnError> {
+    fn project(&self, x: &Tensor, first_position: usize) -> Result<[Tensor; 3], CandleError> {
         let TernaryAttentionWeights { q_proj, k_proj, v_proj, .. } = &self.weights;
         let q = self.rotary.forward(&q_proj.forward(x)?, first_position)?;
         let k = self.rotary.forward(&k_proj.forward(x)?, first_position)?;

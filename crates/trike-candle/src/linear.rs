@@ -7,10 +7,10 @@ use candle_nn::{Linear, Module, VarBuilder};
 use trike_cpu::{ActivationPrecision, Cpu, CpuOps, Matrix, TernaryMatrix};
 use trike_trit::{Granularity, TritTensor};
 
-use super::exec::{check_device, check_len, check_width, floats, shared_cpu, to_f32};
-use super::packed;
-use super::quantize::{QuantizationStats, Ternarize, quantize_tensor};
-use crate::NnError;
+use crate::exec::{check_device, check_len, check_width, floats, shared_cpu, to_f32};
+use crate::packed;
+use crate::quantize::{QuantizationStats, Ternarize, quantize_tensor};
+use crate::{CandleError, NnError};
 
 /// `y = x W^T + b` with ternary `W` (`out x in`, any number of planes, any scales): takes the place of a
 /// `candle_nn::Linear`.
@@ -24,14 +24,14 @@ use crate::NnError;
 /// ```
 /// use candle_core::{Device, Tensor};
 /// use candle_nn::Module;
-/// use trike_nn::modules::TernaryLinear;
+/// use trike_candle::TernaryLinear;
 /// use trike_trit::{Encoding, Scales, TritTensor};
 ///
 /// let trits = TritTensor::from_trits(2, 3, &[1, 0, -1, 1, 1, 1], Encoding::TwoBit, Scales::tensor(0.5))?;
 /// let layer = TernaryLinear::new(&trits, Some(Tensor::new(&[10f32, 20.0], &Device::Cpu)?))?;
 /// let y = layer.forward(&Tensor::new(&[[1f32, 2.0, 4.0]], &Device::Cpu)?)?;
 /// assert_eq!(y.to_vec2::<f32>()?, [[8.5, 23.5]]);
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct TernaryLinear {
@@ -40,7 +40,7 @@ pub struct TernaryLinear {
     activations: ActivationPrecision,
     cpu: Cpu,
     #[cfg(feature = "gpu")]
-    device: Option<Arc<super::on_device::OnDevice>>,
+    device: Option<Arc<crate::on_device::OnDevice>>,
 }
 
 impl TernaryLinear {
@@ -50,7 +50,7 @@ impl TernaryLinear {
     ///
     /// [`NnError::Shape`] for a bias that is not `[out]`, [`NnError::Spec`] for its device or dtype, [`NnError::Cpu`] for
     /// more columns than the kernels take.
-    pub fn new(weight: &TritTensor, bias: Option<Tensor>) -> Result<Self, NnError> {
+    pub fn new(weight: &TritTensor, bias: Option<Tensor>) -> Result<Self, CandleError> {
         if let Some(bias) = &bias {
             to_f32(bias)?;
             check_len("axes of a bias", 1, bias.rank())?;
@@ -69,18 +69,19 @@ impl TernaryLinear {
 
     /// [`new`](Self::new), and the product is computed on a device: each call copies its input there and its output back, which
     /// [`device_use`](Self::device_use) counts. That pays for large layers and many rows only, and is for code that stays with
-    /// Candle's tensors on the CPU; [`CubeBackend`](crate::CubeBackend) leaves a whole decoder on the device.
+    /// Candle's tensors on the CPU; [`CubeBackend`](trike_nn::CubeBackend) leaves a whole decoder on the device.
     ///
     /// Gradients are computed on the host, where the weights are held too.
     ///
     /// ```no_run
     /// # use trike_trit::{Encoding, Scales, TritTensor};
-    /// use trike_nn::{cube::{Device, DeviceSpec}, modules::TernaryLinear};
+    /// use trike_candle::TernaryLinear;
+    /// use trike_nn::cube::{Device, DeviceSpec};
     ///
     /// # let trits = TritTensor::from_trits(2, 3, &[1, 0, -1, 1, 1, 1], Encoding::TwoBit, Scales::tensor(0.5))?;
     /// let layer = TernaryLinear::new_on(&Device::open(DeviceSpec::Auto)?, &trits, None)?;
     /// assert_eq!(layer.device_use().map(|used| used.read_backs), Some(0));
-    /// # Ok::<(), trike_nn::NnError>(())
+    /// # Ok::<(), trike_candle::CandleError>(())
     /// ```
     ///
     /// # Errors
@@ -88,19 +89,19 @@ impl TernaryLinear {
     /// As [`new`](Self::new), and [`NnError::Cube`] for what the device does not take.
     #[cfg(feature = "gpu")]
     pub fn new_on(
-        device: &trike_cube::Device,
+        device: &trike_nn::cube::Device,
         weight: &TritTensor,
         bias: Option<Tensor>,
-    ) -> Result<Self, NnError> {
+    ) -> Result<Self, CandleError> {
         let layer = Self::new(weight, bias)?;
-        let device = super::on_device::OnDevice::load(device, weight, layer.activations)?;
+        let device = crate::on_device::OnDevice::load(device, weight, layer.activations)?;
         Ok(Self { device: Some(Arc::new(device)), ..layer })
     }
 
     /// The device's memory and the copies that this layer made; `None` for a layer of the host. Of what
     /// [`with_activations`](Self::with_activations) makes of a layer, the copies are counted apart.
     #[cfg(feature = "gpu")]
-    pub fn device_use(&self) -> Option<crate::DeviceUse> {
+    pub fn device_use(&self) -> Option<trike_nn::DeviceUse> {
         self.device.as_ref().and_then(|device| device.used())
     }
 
@@ -115,14 +116,14 @@ impl TernaryLinear {
     /// # use std::collections::HashMap;
     /// use candle_core::{DType, Device, Tensor};
     /// use candle_nn::VarBuilder;
-    /// use trike_nn::modules::{Ternarize, TernaryLinear};
+    /// use trike_candle::{Ternarize, TernaryLinear};
     ///
     /// # let dense = Tensor::new(&[[0.5f32, 0.0, -0.5]], &Device::Cpu)?;
     /// # let tensors = HashMap::from([("model.layers.0.mlp.up_proj.weight".to_owned(), dense)]);
     /// # let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
     /// let layer = TernaryLinear::load(3, 1, vb.pp("model.layers.0.mlp.up_proj"), Ternarize::Exact)?;
     /// assert_eq!(layer.dequantize()?.to_vec2::<f32>()?, [[0.5, 0.0, -0.5]]);
-    /// # Ok::<(), trike_nn::NnError>(())
+    /// # Ok::<(), trike_candle::CandleError>(())
     /// ```
     ///
     /// # Errors
@@ -134,15 +135,15 @@ impl TernaryLinear {
         out_features: usize,
         vb: VarBuilder<'_>,
         how: Ternarize,
-    ) -> Result<Self, NnError> {
+    ) -> Result<Self, CandleError> {
         let load = || {
             check_device(vb.device())?;
             let bias = vb.contains_tensor("bias").then(|| vb.get(out_features, "bias")).transpose()?;
             Self::new(&load_trits(in_features, out_features, &vb, how)?, bias)
         };
-        load().map_err(|source: NnError| {
+        load().map_err(|source: CandleError| {
             let name = format!("{}.weight", vb.prefix());
-            NnError::Load { name: name.clone(), source: Box::new(Unreadable { name, source }) }
+            NnError::Load { name: name.clone(), source: Box::new(Unreadable { name, source }) }.into()
         })
     }
 
@@ -195,11 +196,11 @@ impl TernaryLinear {
     /// # Errors
     ///
     /// Those of the kernels and of Candle, on matrices that do not fit in memory.
-    pub fn dequantize(&self) -> Result<Tensor, NnError> {
+    pub fn dequantize(&self) -> Result<Tensor, CandleError> {
         dequantize(&self.cpu, &self.weight)
     }
 
-    fn apply(&self, x: &Tensor) -> Result<Tensor, NnError> {
+    fn apply(&self, x: &Tensor) -> Result<Tensor, CandleError> {
         check_width("input of a ternary linear layer", x, self.in_features())?;
         let op = LinearOp {
             weight: Arc::clone(&self.weight),
@@ -227,7 +228,7 @@ impl Module for TernaryLinear {
 #[error("{name}: {source}")]
 struct Unreadable {
     name: String,
-    source: NnError,
+    source: CandleError,
 }
 
 /// A `candle_nn::Linear` as a ternary one, by BitNet's rule with one scale for the matrix, and what that did to the
@@ -238,20 +239,25 @@ struct Unreadable {
 /// # Errors
 ///
 /// As [`quantize_tensor`] and [`TernaryLinear::new`].
-pub fn convert_linear(linear: &Linear) -> Result<(TernaryLinear, QuantizationStats), NnError> {
+pub fn convert_linear(linear: &Linear) -> Result<(TernaryLinear, QuantizationStats), CandleError> {
     let (trits, stats) = quantize_tensor(linear.weight(), Ternarize::AbsMean(Granularity::Tensor))?;
     Ok((TernaryLinear::new(&trits, linear.bias().cloned())?, stats))
 }
 
 /// The weight under the prefix of `vb`, packed or dense.
-fn load_trits(cols: usize, rows: usize, vb: &VarBuilder<'_>, how: Ternarize) -> Result<TritTensor, NnError> {
+fn load_trits(
+    cols: usize,
+    rows: usize,
+    vb: &VarBuilder<'_>,
+    how: Ternarize,
+) -> Result<TritTensor, CandleError> {
     if packed::is_packed(vb) {
         return packed::read(vb, rows, cols);
     }
     for (other, what) in [("weight.int8", "int8 codes"), ("weight_scale", "another packing of trits")] {
         if vb.contains_tensor(other) {
             let rule = "must be dense or packed by Trike";
-            return Err(NnError::Spec { field: "a weight", rule, got: format!("{what} (`{other}`)") });
+            return Err(NnError::Spec { field: "a weight", rule, got: format!("{what} (`{other}`)") }.into());
         }
     }
     let f32 = candle_core::DType::F32;
@@ -259,7 +265,7 @@ fn load_trits(cols: usize, rows: usize, vb: &VarBuilder<'_>, how: Ternarize) -> 
     Ok(quantize_tensor(&weight, how)?.0)
 }
 
-fn dequantize(cpu: &Cpu, weight: &Matrix) -> Result<Tensor, NnError> {
+fn dequantize(cpu: &Cpu, weight: &Matrix) -> Result<Tensor, CandleError> {
     let (rows, cols) = (weight.rows(), weight.cols());
     let mut values = vec![0.0; rows * cols];
     // Rows of a tensor are numbered in 32 bits, as `TritTensor` checks.
@@ -273,7 +279,7 @@ struct LinearOp {
     activations: ActivationPrecision,
     cpu: Cpu,
     #[cfg(feature = "gpu")]
-    device: Option<Arc<super::on_device::OnDevice>>,
+    device: Option<Arc<crate::on_device::OnDevice>>,
 }
 
 impl CustomOp1 for LinearOp {
@@ -292,7 +298,7 @@ impl CustomOp1 for LinearOp {
             return Ok((CpuStorage::F32(device.linear(x)?), dims.into()));
         }
         let mut y = vec![0.0; dims.iter().product()];
-        self.cpu.linear(x, &self.weight, self.activations, &mut y).map_err(NnError::from)?;
+        self.cpu.linear(x, &self.weight, self.activations, &mut y).map_err(CandleError::from)?;
         Ok((CpuStorage::F32(y), dims.into()))
     }
 
