@@ -99,7 +99,7 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 3,
         name: "trike-quant",
         purpose: "from floats to trits, as algorithms on matrices and statistics; knows no model",
-        uses: "trike-trit trike-cpu",
+        uses: "trike-trit trike-core trike-cpu",
         registry: "half thiserror",
         unsafe_in: &[],
     },

@@ -8,13 +8,23 @@ use crate::exec::{check_len, check_width, shared_cpu, to_f32};
 use crate::kv::KvCache;
 use crate::linear::TernaryLinear;
 use crate::mlp::{check_layer, refuse_extra};
-use crate::quantize::Ternarize;
+use crate::quantize::TernarizeOptions;
 use crate::rotary::RotaryEmbedding;
 use crate::scores::attention;
-use crate::{AttentionSpec, CandleError, KvPrecision, NnError, RopeSpec};
+use crate::{AttentionSpec, CandleError, KvPrecision, NnError, RopePairing, RopeSpec};
 
 /// Sizes of a [`TernaryAttention`]; all counts are elements.
+///
+/// ```
+/// use trike_candle::TernaryAttentionConfig;
+///
+/// let config = TernaryAttentionConfig::new(2560, 20).with_kv_heads(5).with_window(4096);
+/// assert_eq!((config.head_dim, config.kv_heads, config.window), (128, 5, Some(4096)));
+/// config.validate()?;
+/// # Ok::<(), trike_candle::CandleError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct TernaryAttentionConfig {
     /// Width of the residual stream.
     pub hidden: usize,
@@ -33,6 +43,51 @@ pub struct TernaryAttentionConfig {
 }
 
 impl TernaryAttentionConfig {
+    /// As many key and value heads as query heads, heads that share `hidden` evenly, a context of 2048, no window, and the
+    /// rotary embedding of Llama (theta 10000, halves).
+    #[must_use]
+    pub fn new(hidden: usize, heads: usize) -> Self {
+        Self {
+            hidden,
+            heads,
+            kv_heads: heads,
+            head_dim: hidden.checked_div(heads).unwrap_or(0),
+            context: 2048,
+            window: None,
+            rope: RopeSpec::new(10_000.0, RopePairing::Halves),
+        }
+    }
+
+    /// Key and value heads.
+    #[must_use]
+    pub fn with_kv_heads(self, kv_heads: usize) -> Self {
+        Self { kv_heads, ..self }
+    }
+
+    /// Width of a head.
+    #[must_use]
+    pub fn with_head_dim(self, head_dim: usize) -> Self {
+        Self { head_dim, ..self }
+    }
+
+    /// Positions that are usual.
+    #[must_use]
+    pub fn with_context(self, context: usize) -> Self {
+        Self { context, ..self }
+    }
+
+    /// Positions that a query sees, its own included.
+    #[must_use]
+    pub fn with_window(self, window: usize) -> Self {
+        Self { window: Some(window), ..self }
+    }
+
+    /// Rotary embedding of queries and keys.
+    #[must_use]
+    pub fn with_rope(self, rope: RopeSpec) -> Self {
+        Self { rope, ..self }
+    }
+
     /// Checks that the sizes fit together.
     ///
     /// # Errors
@@ -85,19 +140,10 @@ pub struct TernaryAttentionWeights {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{Module, VarBuilder};
-/// use trike_candle::{Ternarize, TernaryAttention, TernaryAttentionConfig};
-/// use trike_candle::{KvPrecision, RopePairing, RopeSpec};
+/// use trike_candle::{KvPrecision, Ternarize, TernaryAttention, TernaryAttentionConfig};
 /// use trike_trit::Granularity;
 ///
-/// let config = TernaryAttentionConfig {
-///     hidden: 16,
-///     heads: 4,
-///     kv_heads: 2,
-///     head_dim: 4,
-///     context: 32,
-///     window: None,
-///     rope: RopeSpec::new(10_000.0, RopePairing::Halves),
-/// };
+/// let config = TernaryAttentionConfig::new(16, 4).with_kv_heads(2).with_context(32);
 /// # let varmap = candle_nn::VarMap::new();
 /// # let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
 /// # for (name, rows) in [("q_proj", 16), ("k_proj", 8), ("v_proj", 8), ("o_proj", 16)] {
@@ -154,9 +200,10 @@ impl TernaryAttention {
     pub fn load(
         config: &TernaryAttentionConfig,
         vb: VarBuilder<'_>,
-        how: Ternarize,
+        how: impl Into<TernarizeOptions>,
     ) -> Result<Self, CandleError> {
         config.validate()?;
+        let how = how.into();
         refuse_extra(&vb, &["q_norm", "k_norm", "attn_sub_norm"])?;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let layer = |name, cols, rows| TernaryLinear::load(cols, rows, vb.pp(name), how);
@@ -169,7 +216,7 @@ impl TernaryAttention {
         Self::new(config.clone(), weights)
     }
 
-    /// Goes on with another executor, in the projections too.
+    /// Uses another executor, in the projections too.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
         let TernaryAttentionWeights { q_proj, k_proj, v_proj, o_proj } = self.weights;

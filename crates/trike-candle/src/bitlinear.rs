@@ -7,10 +7,10 @@ use trike_trit::{Granularity, TritTensor};
 
 use crate::CandleError;
 use crate::linear::TernaryLinear;
-use crate::quantize::{QuantizationStats, Ternarize, quantize_tensor};
+use crate::quantize::{QuantizationStats, Ternarize, TernarizeOptions, quantize_tensor};
 
-/// The linear layer of BitNet b1.58 (Ma et al., 2024): ternary weights with one scale, int8 activations with one scale a
-/// token.
+/// The linear layer of BitNet b1.58 (Ma et al., 2024): ternary weights with one scale, int8 activations with one scale
+/// per token.
 ///
 /// ```text
 /// s = max(mean|W|, 1e-5)        t = clamp(round(W / s), -1, 1)
@@ -64,7 +64,7 @@ impl BitLinear {
         Ok(Self::wrap(TernaryLinear::new(weight, bias)?))
     }
 
-    /// Loads `weight` and, where there is one, `bias`, by the checkpoint's own names. A dense weight is the master weight
+    /// Loads `weight` and, if the checkpoint has one, `bias`, by the checkpoint's own names. A dense weight is the master weight
     /// of an online checkpoint (those with `-bf16` in their name), which this layer ternarizes by definition; parts
     /// that Trike packed are taken as they are.
     ///
@@ -72,7 +72,9 @@ impl BitLinear {
     ///
     /// As [`TernaryLinear::load`].
     pub fn load(in_features: usize, out_features: usize, vb: VarBuilder<'_>) -> Result<Self, CandleError> {
-        let how = Ternarize::AbsMean(Granularity::Tensor);
+        // The model was trained with these trits, however far from the master weights they are.
+        let how =
+            TernarizeOptions::new(Ternarize::AbsMean(Granularity::Tensor)).with_max_error(f32::INFINITY);
         Ok(Self::wrap(TernaryLinear::load(in_features, out_features, vb, how)?))
     }
 
@@ -80,7 +82,7 @@ impl BitLinear {
         Self { linear: linear.with_activations(ActivationPrecision::Int8PerToken) }
     }
 
-    /// Goes on with another executor.
+    /// Uses another executor.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
         Self { linear: self.linear.with_cpu(cpu) }

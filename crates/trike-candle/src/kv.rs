@@ -12,8 +12,7 @@ use crate::{CandleError, KvPrecision, NnError};
 /// model has its own cache.
 ///
 /// ```
-/// use trike_candle::KvPrecision;
-/// use trike_candle::KvCache;
+/// use trike_candle::{KvCache, KvPrecision};
 ///
 /// // Two sequences, four heads of eight, room for 128 positions.
 /// let cache = KvCache::new(2, 4, 8, 128, KvPrecision::F16)?;

@@ -21,8 +21,8 @@
 //! given up is the speed of [`trike_nn::Decoder`], which keeps its tensors out of Candle and shares the preparation
 //! of activations between projections.
 //!
-//! * linear layers: [`TernaryLinear`], [`BitLinear`], [`convert_linear`]
-//! * weights: [`quantize_tensor`] with [`Ternarize`] and [`QuantizationStats`]
+//! * linear layers: [`TernaryLinear`] with [`LinearKind`], [`BitLinear`], [`convert_linear`]
+//! * weights: [`quantize_tensor`] with [`Ternarize`] and [`QuantizationStats`]; [`TernarizeOptions`]
 //! * attention: [`TernaryAttention`] with [`TernaryAttentionConfig`] and [`TernaryAttentionWeights`], [`KvCache`],
 //!   [`attention()`](attention())
 //! * the rest of a block: [`RmsNorm`] and [`rms_norm()`], [`RotaryEmbedding`], [`SwiGlu`] and [`gated()`]
@@ -65,14 +65,15 @@ pub use bitlinear::BitLinear;
 pub use error::CandleError;
 pub use exec::shared_cpu;
 pub use kv::KvCache;
-pub use linear::{TernaryLinear, convert_linear};
+pub use linear::{LinearKind, TernaryLinear, convert_linear};
 pub use mlp::{SwiGlu, gated};
 pub use norm::{RmsNorm, rms_norm};
-pub use quantize::{QuantizationStats, Ternarize, quantize_tensor};
+pub use quantize::{QuantizationStats, Ternarize, TernarizeOptions, quantize_tensor};
 pub use rotary::RotaryEmbedding;
 pub use scores::attention;
 pub use trike_core::{
-    ActivationPrecision, AttentionSpec, GatedActivation, KvPrecision, RopePairing, RopeScaling, RopeSpec,
+    ActivationPrecision, AttentionSpec, GatedActivation, KvPrecision, Layout, RopePairing, RopeScaling,
+    RopeSpec,
 };
 pub use trike_cpu::Cpu;
 pub use trike_nn::NnError;

@@ -1,15 +1,16 @@
 //! The ternary linear layer.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
-use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
+use candle_core::{CpuStorage, CustomOp1, Layout as Strides, Shape, Tensor};
 use candle_nn::{Linear, Module, VarBuilder};
-use trike_cpu::{ActivationPrecision, Cpu, CpuOps, Matrix, TernaryMatrix};
+use trike_core::Layout;
+use trike_cpu::{ActivationPrecision, Cpu, CpuOps, DenseMatrix, Matrix, choose_layout};
 use trike_trit::{Granularity, TritTensor};
 
 use crate::exec::{check_device, check_len, check_width, floats, shared_cpu, to_f32};
 use crate::packed;
-use crate::quantize::{QuantizationStats, Ternarize, quantize_tensor};
+use crate::quantize::{QuantizationStats, Ternarize, TernarizeOptions, quantize};
 use crate::{CandleError, NnError};
 
 /// `y = x W^T + b` with ternary `W` (`out x in`, any number of planes, any scales): takes the place of a
@@ -18,8 +19,12 @@ use crate::{CandleError, NnError};
 /// `x` is `[..., in]` on the CPU in f32, f16 or bf16 with any leading axes, `y` is `[..., out]` in the dtype of `x`.
 /// Products and sums are f32.
 ///
-/// Gradients pass to `x` (`grad_x = grad_y W`) and to a bias that is a variable; the trits are constants. The backward
+/// Gradients pass to `x` (`grad_x = grad_y W`) and to a bias that is a variable; the weights are constants. The backward
 /// pass widens `W` to f32 for as long as it runs.
+///
+/// The weights lie in memory in the layout that is fastest for them, by the table that decoders use
+/// ([`choose_layout`]); where a dense weight was to become ternary and the error would be over
+/// [`TernarizeOptions::max_error`], they stay dense. [`kind`](Self::kind) says which.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -43,6 +48,32 @@ pub struct TernaryLinear {
     device: Option<Arc<crate::on_device::OnDevice>>,
 }
 
+/// How a [`TernaryLinear`] holds its weights.
+///
+/// ```
+/// use trike_candle::{Layout, LinearKind};
+///
+/// assert_eq!(LinearKind::Ternary(Layout::Sparse).to_string(), "ternary, sparse");
+/// assert_eq!(LinearKind::Dense.to_string(), "dense");
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LinearKind {
+    /// Trits in a layout.
+    Ternary(Layout),
+    /// f32: the error of ternary weights would have been over the bound.
+    Dense,
+}
+
+impl fmt::Display for LinearKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ternary(layout) => write!(f, "ternary, {layout}"),
+            Self::Dense => f.write_str("dense"),
+        }
+    }
+}
+
 impl TernaryLinear {
     /// A layer with the weights of `weight`, f32 activations and the [shared executor](shared_cpu).
     ///
@@ -51,17 +82,65 @@ impl TernaryLinear {
     /// [`NnError::Shape`] for a bias that is not `[out]`, [`NnError::Spec`] for its device or dtype, [`NnError::Cpu`] for
     /// more columns than the kernels take.
     pub fn new(weight: &TritTensor, bias: Option<Tensor>) -> Result<Self, CandleError> {
+        let cpu = shared_cpu()?;
+        let layout = choose_layout(weight, cpu.isa());
+        Self::of(Matrix::Ternary(cpu.pack(weight, layout)?), bias, cpu)
+    }
+
+    /// A layer from a dense weight `[out, in]`, ternary by the rule of `how`, or dense where the error would be over
+    /// its bound; and the statistics of the ternary weights.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor};
+    /// use trike_candle::{Layout, LinearKind, Ternarize, TernarizeOptions, TernaryLinear};
+    /// use trike_trit::Granularity;
+    ///
+    /// // One weight is a thousand times as large as the others.
+    /// let mut values = vec![0.5f32; 64 * 64];
+    /// values[7] = 500.0;
+    /// let w = Tensor::from_vec(values, (64, 64), &Device::Cpu)?;
+    /// let rule = Ternarize::AbsMean(Granularity::Tensor);
+    /// let (layer, stats) = TernaryLinear::from_weight(&w, None, rule)?;
+    /// assert_eq!(layer.kind(), LinearKind::Dense);
+    /// assert!(stats.relative_error > 0.99);
+    ///
+    /// let options = TernarizeOptions::new(rule).with_max_error(f32::INFINITY);
+    /// let (layer, _) = TernaryLinear::from_weight(&w, None, options)?;
+    /// assert_eq!(layer.kind(), LinearKind::Ternary(Layout::TwoBit));
+    /// # Ok::<(), trike_candle::CandleError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`quantize_tensor`](crate::quantize_tensor) and [`new`](Self::new), and [`NnError::Spec`] for a bound that is negative
+    /// or not a number.
+    pub fn from_weight(
+        weight: &Tensor,
+        bias: Option<Tensor>,
+        how: impl Into<TernarizeOptions>,
+    ) -> Result<(Self, QuantizationStats), CandleError> {
+        let how = how.into();
+        how.validate()?;
+        let (trits, stats, dense) = quantize(weight, how.rule)?;
+        let layer = if stats.relative_error > how.max_error {
+            Self::of(Matrix::Dense(DenseMatrix::from_tensor(dense)), bias, shared_cpu()?)?
+        } else {
+            Self::new(&trits, bias)?
+        };
+        Ok((layer, stats))
+    }
+
+    fn of(weight: Matrix, bias: Option<Tensor>, cpu: Cpu) -> Result<Self, CandleError> {
         if let Some(bias) = &bias {
             to_f32(bias)?;
             check_len("axes of a bias", 1, bias.rank())?;
             check_len("length of a bias", weight.rows(), bias.elem_count())?;
         }
-        let weight = Arc::new(Matrix::Ternary(TernaryMatrix::pack(weight)?));
         Ok(Self {
-            weight,
+            weight: Arc::new(weight),
             bias,
             activations: ActivationPrecision::F32,
-            cpu: shared_cpu()?,
+            cpu,
             #[cfg(feature = "gpu")]
             device: None,
         })
@@ -109,7 +188,8 @@ impl TernaryLinear {
     /// names under the prefix of `vb`.
     ///
     /// Parts that Trike packed (`weight.trits`, `weight.scales`, ...) are taken as they are, and `how` says what happens
-    /// to a dense weight, which is read as f32, whatever dtype `vb` asks for. The sizes are checked against the parts as
+    /// to a dense weight, which is read as f32, whatever dtype `vb` asks for: a [`Ternarize`], or [`TernarizeOptions`] for
+    /// another bound on the error than the default. The sizes are checked against the parts as
     /// far as these show them: a layer wider than a packed tensor by less than the padding of its rows reads zeros there.
     ///
     /// ```
@@ -134,12 +214,16 @@ impl TernaryLinear {
         in_features: usize,
         out_features: usize,
         vb: VarBuilder<'_>,
-        how: Ternarize,
+        how: impl Into<TernarizeOptions>,
     ) -> Result<Self, CandleError> {
+        let how = how.into();
         let load = || {
             check_device(vb.device())?;
             let bias = vb.contains_tensor("bias").then(|| vb.get(out_features, "bias")).transpose()?;
-            Self::new(&load_trits(in_features, out_features, &vb, how)?, bias)
+            if packed::is_packed(&vb) {
+                return Self::new(&packed::read(&vb, out_features, in_features)?, bias);
+            }
+            Ok(Self::from_weight(&load_dense(in_features, out_features, &vb)?, bias, how)?.0)
         };
         load().map_err(|source: CandleError| {
             let name = format!("{}.weight", vb.prefix());
@@ -147,7 +231,7 @@ impl TernaryLinear {
         })
     }
 
-    /// In which numbers activations meet the weights; f32 at first.
+    /// Precision of the activations of ternary weights: f32 at first, and always f32 with weights that stayed dense.
     #[must_use]
     pub fn with_activations(self, activations: ActivationPrecision) -> Self {
         #[cfg(feature = "gpu")]
@@ -160,7 +244,7 @@ impl TernaryLinear {
         }
     }
 
-    /// Goes on with another executor.
+    /// Uses another executor.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
         Self { cpu, ..self }
@@ -181,9 +265,18 @@ impl TernaryLinear {
         self.bias.as_ref()
     }
 
-    /// In which numbers activations meet the weights.
+    /// Precision of the activations of ternary weights.
     pub fn activations(&self) -> ActivationPrecision {
         self.activations
+    }
+
+    /// How the weights are held: ternary and in which layout, or dense.
+    pub fn kind(&self) -> LinearKind {
+        match &*self.weight {
+            Matrix::Ternary(matrix) => LinearKind::Ternary(matrix.layout()),
+            // No constructor makes another matrix.
+            Matrix::Int8(_) | Matrix::Dense(_) => LinearKind::Dense,
+        }
     }
 
     /// Bytes of the resident weights: codes and scales, padding included.
@@ -231,29 +324,21 @@ struct Unreadable {
     source: CandleError,
 }
 
-/// A `candle_nn::Linear` as a ternary one, by BitNet's rule with one scale for the matrix, and what that did to the
-/// weights. The bias is kept.
+/// A `candle_nn::Linear` as a ternary one, by BitNet's rule with one scale for the matrix, and its statistics. A
+/// layer whose error would be over the default bound of [`TernarizeOptions`] stays dense. The bias is kept.
 ///
-/// [`quantize_tensor`] with [`TernaryLinear::new`] is the same with a choice of the rule.
+/// [`TernaryLinear::from_weight`] is the same with a choice of the rule and the bound.
 ///
 /// # Errors
 ///
-/// As [`quantize_tensor`] and [`TernaryLinear::new`].
+/// As [`TernaryLinear::from_weight`].
 pub fn convert_linear(linear: &Linear) -> Result<(TernaryLinear, QuantizationStats), CandleError> {
-    let (trits, stats) = quantize_tensor(linear.weight(), Ternarize::AbsMean(Granularity::Tensor))?;
-    Ok((TernaryLinear::new(&trits, linear.bias().cloned())?, stats))
+    let rule = Ternarize::AbsMean(Granularity::Tensor);
+    TernaryLinear::from_weight(linear.weight(), linear.bias().cloned(), rule)
 }
 
-/// The weight under the prefix of `vb`, packed or dense.
-fn load_trits(
-    cols: usize,
-    rows: usize,
-    vb: &VarBuilder<'_>,
-    how: Ternarize,
-) -> Result<TritTensor, CandleError> {
-    if packed::is_packed(vb) {
-        return packed::read(vb, rows, cols);
-    }
+/// The dense weight under the prefix of `vb`.
+fn load_dense(cols: usize, rows: usize, vb: &VarBuilder<'_>) -> Result<Tensor, CandleError> {
     for (other, what) in [("weight.int8", "int8 codes"), ("weight_scale", "another packing of trits")] {
         if vb.contains_tensor(other) {
             let rule = "must be dense or packed by Trike";
@@ -261,8 +346,7 @@ fn load_trits(
         }
     }
     let f32 = candle_core::DType::F32;
-    let weight = vb.get_with_hints_dtype((rows, cols), "weight", candle_nn::Init::default(), f32)?;
-    Ok(quantize_tensor(&weight, how)?.0)
+    Ok(vb.get_with_hints_dtype((rows, cols), "weight", candle_nn::Init::default(), f32)?)
 }
 
 fn dequantize(cpu: &Cpu, weight: &Matrix) -> Result<Tensor, CandleError> {
@@ -287,7 +371,7 @@ impl CustomOp1 for LinearOp {
         "ternary_linear"
     }
 
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Strides) -> candle_core::Result<(CpuStorage, Shape)> {
         let x = floats(self.name(), storage, layout)?;
         let mut dims = layout.dims().to_vec();
         if let Some(last) = dims.last_mut() {
@@ -302,7 +386,7 @@ impl CustomOp1 for LinearOp {
         Ok((CpuStorage::F32(y), dims.into()))
     }
 
-    /// Rounding of the activations, where there is any, counts as the identity (the straight-through estimator).
+    /// Rounding of the activations, if any, counts as the identity (the straight-through estimator).
     fn bwd(&self, x: &Tensor, _y: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
         let weight = dequantize(&self.cpu, &self.weight)?;
         let rows = self.weight.rows();

@@ -6,7 +6,7 @@ use trike_cpu::{Cpu, CpuOps, GatedActivation};
 
 use crate::exec::{floats, shared_cpu, to_f32};
 use crate::linear::TernaryLinear;
-use crate::quantize::Ternarize;
+use crate::quantize::TernarizeOptions;
 use crate::{CandleError, NnError};
 
 /// `activation(gate) * up`, element by element: SwiGLU's middle with [`GatedActivation::SiLu`] (Shazeer, 2020), BitNet
@@ -16,8 +16,7 @@ use crate::{CandleError, NnError};
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use trike_candle::GatedActivation;
-/// use trike_candle::{gated, shared_cpu};
+/// use trike_candle::{GatedActivation, gated, shared_cpu};
 ///
 /// let (gate, up) = (Tensor::new(&[2f32, -1.0], &Device::Cpu)?, Tensor::new(&[3f32, 3.0], &Device::Cpu)?);
 /// let y = gated(&shared_cpu()?, &gate, &up, GatedActivation::SquaredReLu)?;
@@ -98,8 +97,9 @@ impl SwiGlu {
         hidden: usize,
         intermediate: usize,
         vb: VarBuilder<'_>,
-        how: Ternarize,
+        how: impl Into<TernarizeOptions>,
     ) -> Result<Self, CandleError> {
+        let how = how.into();
         refuse_extra(&vb, &["ffn_sub_norm"])?;
         Self::new(
             TernaryLinear::load(hidden, intermediate, vb.pp("gate_proj"), how)?,
@@ -114,7 +114,7 @@ impl SwiGlu {
         Self { activation, ..self }
     }
 
-    /// Goes on with another executor, in the projections too.
+    /// Uses another executor, in the projections too.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
         let [gate, up, down] = [self.gate, self.up, self.down].map(|layer| layer.with_cpu(cpu.clone()));

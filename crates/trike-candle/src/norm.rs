@@ -82,7 +82,7 @@ impl RmsNorm {
         Self::new(vb.get(size, "weight")?, eps)
     }
 
-    /// Goes on with another executor.
+    /// Uses another executor.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
         Self { cpu, ..self }

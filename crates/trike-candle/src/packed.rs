@@ -128,7 +128,7 @@ fn split<T: Clone>(all: &[T], depth: usize) -> Vec<Vec<T>> {
     all.chunks_exact(len.max(1)).map(<[T]>::to_vec).collect()
 }
 
-/// One part a plane, as long as the plane's last row offset says.
+/// One part per plane, as long as the plane's last row offset says.
 fn cut<T: Clone>(all: &[T], offsets: &[Vec<u32>]) -> Result<Vec<Vec<T>>, CandleError> {
     let mut rest = all;
     let mut parts = Vec::with_capacity(offsets.len());

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 use trike_cpu::{Cpu, CpuOps, RopePairing, RopeTable};
+use trike_nn::check;
 
-use crate::exec::{check_len, floats, shared_cpu, to_f32};
+use crate::exec::{floats, shared_cpu, to_f32};
 use crate::{CandleError, NnError, RopeSpec};
 
 /// Positions whose sines and cosines are kept; others are computed when they are met.
 const KEPT_POSITIONS: usize = 8192;
 
-/// Turns pairs of each head by `position * frequency` (Su et al., RoFormer, 2021), both pairings and every scaling of
+/// Rotates pairs of each head by `position * frequency` (Su et al., RoFormer, 2021), both pairings and every scaling of
 /// [`RopeSpec`].
 ///
 /// A YaRN `attention_factor` is not applied here: it is a factor of the scores, and
@@ -19,10 +20,9 @@ const KEPT_POSITIONS: usize = 8192;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use trike_candle::RotaryEmbedding;
-/// use trike_candle::{RopePairing, RopeSpec};
+/// use trike_candle::{RopePairing, RopeSpec, RotaryEmbedding};
 ///
-/// // One head of two elements: it turns by its position, in radians.
+/// // One head of two elements: it rotates by its position, in radians.
 /// let rotary = RotaryEmbedding::new(&RopeSpec::new(10_000.0, RopePairing::Halves), 2, 16)?;
 /// let x = Tensor::new(&[[1f32, 0.0], [1.0, 0.0]], &Device::Cpu)?;
 /// let y = rotary.forward(&x, 3)?.to_vec2::<f32>()?;
@@ -51,7 +51,7 @@ impl RotaryEmbedding {
         }
         spec.validate(head_dim)?;
         let frequencies = spec.frequencies(head_dim);
-        // The gradient is turned back, which is a turn by minus the angle.
+        // The gradient is rotated back, by minus the angle.
         let inverse = RopeTable::from_frequencies(frequencies.iter().map(|f| -f).collect())?;
         let table = RopeTable::from_frequencies(frequencies)?;
         Ok(Self {
@@ -63,18 +63,18 @@ impl RotaryEmbedding {
         })
     }
 
-    /// Goes on with another executor.
+    /// Uses another executor.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
         Self { cpu, ..self }
     }
 
-    /// Turns `x`, `[..., tokens, heads * head_dim]`; the tokens lie at `first_position` and those that follow. Gradients
+    /// Rotates `x`, `[..., tokens, heads * head_dim]`; the tokens lie at `first_position` and those that follow. Gradients
     /// pass.
     ///
     /// # Errors
     ///
-    /// [`NnError::Shape`] for fewer than two axes or a width that is not whole heads, [`NnError::Spec`] for another device
+    /// [`NnError::Shape`] for fewer than two axes, [`NnError::Heads`] for a width that is not whole heads, [`NnError::Spec`] for another device
     /// or dtype, or a position that does not fit 32 bits.
     pub fn forward(&self, x: &Tensor, first_position: usize) -> Result<Tensor, CandleError> {
         let &[.., tokens, width] = x.dims() else {
@@ -85,7 +85,7 @@ impl RotaryEmbedding {
             }
             .into());
         };
-        check_len("width beyond whole heads", 0, width % self.head_dim)?;
+        check::head_norm(width, self.head_dim)?;
         let last = first_position.checked_add(tokens).filter(|&end| end <= u32::MAX as usize);
         if last.is_none() {
             let rule = "must be under 4294967296";

@@ -15,8 +15,7 @@ use crate::{AttentionSpec, CandleError, NnError};
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use trike_candle::AttentionSpec;
-/// use trike_candle::{attention, shared_cpu};
+/// use trike_candle::{AttentionSpec, attention, shared_cpu};
 ///
 /// let spec = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
 /// let q = Tensor::zeros((1, 2, 1), candle_core::DType::F32, &Device::Cpu)?;

@@ -17,7 +17,9 @@ use super::{close, distance, loss, normal};
 
 fn config(kv_heads: usize, pairing: RopePairing, window: Option<usize>) -> TernaryAttentionConfig {
     let rope = RopeSpec::new(10_000.0, pairing);
-    TernaryAttentionConfig { hidden: 24, heads: 4, kv_heads, head_dim: 8, context: 16, window, rope }
+    let config = TernaryAttentionConfig::new(24, 4).with_kv_heads(kv_heads).with_head_dim(8);
+    let config = config.with_context(16).with_rope(rope);
+    window.map_or(config.clone(), |window| config.with_window(window))
 }
 
 fn layer(config: &TernaryAttentionConfig, seed: u64) -> TernaryAttention {

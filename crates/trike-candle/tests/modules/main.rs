@@ -4,6 +4,7 @@ use candle_core::{DType, Device, Tensor};
 use trike_testkit::{Rng, assert_close};
 
 mod attention;
+mod kinds;
 mod linear;
 mod load;
 mod ops;

@@ -123,7 +123,7 @@ fn rope_is_candles_in_both_pairings() {
     ));
     assert!(matches!(
         rotary.forward(&normal(&mut rng, &[2, 24]), 0),
-        Err(CandleError::Nn(NnError::Shape { .. }))
+        Err(CandleError::Nn(NnError::Heads { width: 24, head_dim: 16 }))
     ));
     assert!(rotary.forward(&normal(&mut rng, &[2, 16]), u32::MAX as usize - 2).is_ok());
     let past = rotary.forward(&normal(&mut rng, &[2, 16]), u32::MAX as usize - 1);
