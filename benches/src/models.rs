@@ -7,8 +7,9 @@ use trike_nn::KvPrecision;
 use trike_trit::Encoding;
 
 use crate::ceilings::{Ceilings, raise_all};
-use crate::figure::{Limits, Measured, rounded};
+use crate::figure::{Limits, Measured};
 use crate::plan::Plan;
+use crate::timing::rounded;
 
 /// What rows of models have for a kernel.
 pub const MODEL_KERNEL: &str = "model, ternary x int8";

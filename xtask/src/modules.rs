@@ -16,13 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Cycles that exist today: a crate and the modules of one. Who cuts one takes its line away; none is to be added.
 const KNOWN: &[(&str, &str)] = &[
     ("trike-benches", "operands operations"),
-    (
-        "trike-calibrate",
-        "assemble budget config plan pruning quantize report rewrite sensitivity store tune walk",
-    ),
     ("trike-cli", "commands output"),
-    ("trike-cpu", "activations kernels matrix rotate simd"),
-    ("trike-cpu", "dense_pieces linear ternary"),
     ("trike-cube", "device::buffer device::graph"),
     ("trike-cube", "linear::activations linear::quantize"),
     ("trike-gpu-test", "compile::cache compile::cuda"),

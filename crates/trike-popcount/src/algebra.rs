@@ -3,9 +3,8 @@
 use trike_trit::Trit;
 
 use crate::counter::BitCounter;
-use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len, check_range};
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, with_lanes};
 use crate::planes::TritPlanes;
 use trike_host::{Cpu, Loop};
 

@@ -1,9 +1,8 @@
 //! How alike everything in a counter is to stored rows: the scores of a whole bundle, without deciding its trits.
 
 use crate::counter::BitCounter;
-use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len};
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, with_lanes};
 use crate::matrix::PlaneMatrix;
 use crate::pair::nonzeros as nonzeros_of;
 use crate::planes::TritPlanes;

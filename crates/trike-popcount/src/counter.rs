@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len, check_range};
-use crate::lanes::{LINE_WORDS, Lanes};
+use crate::lanes::{LINE_WORDS, Lanes, with_lanes};
 use crate::planes::{MAX_TRITS, TritPlanes, WordLine, as_words, as_words_mut, zeroed_lines};
 use trike_host::{Cpu, Loop};
 
@@ -315,7 +314,7 @@ fn add_words<K: Lanes, const N: usize>(
     }
 }
 
-/// Takes a vector from the counts from level `first` on, and says whether any count went below zero.
+/// Subtracts a vector from the counts from level `first` on, and returns whether any count became negative.
 struct Subtract<'a, K> {
     lanes: K,
     levels: &'a mut [u64],

@@ -1,9 +1,8 @@
 //! From counts to numbers and to trits.
 
 use crate::counter::BitCounter;
-use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len};
-use crate::lanes::{LINE_WORDS, Lanes};
+use crate::lanes::{LINE_WORDS, Lanes, with_lanes};
 use crate::planes::TritPlanesMut;
 use trike_host::{Cpu, Loop};
 
@@ -161,7 +160,7 @@ fn exceeds<K: Lanes>(
     lanes.and_not(greater, carry)
 }
 
-/// Whether `a > b`, by one bit of each and what the lower bits said.
+/// Whether `a > b`, by one bit of each and the comparison of the lower bits.
 #[inline(always)]
 fn is_greater<K: Lanes>(lanes: K, a: K::Bits, b: K::Bits, lower: K::Bits) -> K::Bits {
     lanes.or(lanes.and_not(a, b), lanes.and_not(lower, lanes.xor(a, b)))

@@ -1,8 +1,7 @@
 //! Element-wise operations on vectors of trits.
 
-use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len};
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, with_lanes};
 use crate::planes::{TritPlanes, TritPlanesMut};
 use trike_host::{Isa, Loop};
 

@@ -21,7 +21,6 @@ mod algebra;
 mod counted;
 mod counter;
 mod decide;
-mod dispatch;
 mod element;
 mod error;
 mod lanes;
@@ -33,8 +32,6 @@ mod project;
 mod rotate;
 mod scores;
 mod top;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 pub use counter::{BitCounter, MAX_WEIGHT};
 pub use error::PopcountError;

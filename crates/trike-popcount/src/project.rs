@@ -2,9 +2,8 @@
 
 use trike_host::{Cpu, Loop};
 
-use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len};
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, with_lanes};
 use crate::matrix::PlaneMatrix;
 
 /// Multiply-adds of a trit with a float that take as long as one in f32.

@@ -1,9 +1,8 @@
 //! Rotations of vectors of trits around their ring of positions.
 
 use crate::counter::BitCounter;
-use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len};
-use crate::lanes::Lanes;
+use crate::lanes::{Lanes, with_lanes};
 use crate::planes::{TritPlanes, TritPlanesMut, as_words_mut, live};
 use trike_host::{Cpu, Isa, Loop};
 

@@ -2,9 +2,8 @@
 
 use std::ops::Range;
 
-use crate::dispatch::with_lanes;
 use crate::error::{PopcountError, check_len};
-use crate::lanes::{LINE_WORDS, Lanes};
+use crate::lanes::{LINE_WORDS, Lanes, with_lanes};
 use crate::matrix::PlaneMatrix;
 use crate::pair::{Score, with_score};
 use trike_core::TritScore;

@@ -8,10 +8,7 @@ use minijinja::{
     value::{Value, ValueKind},
 };
 
-use super::{
-    budget::{Budget, DATA, over_limit},
-    text::display,
-};
+use super::{budget::Budget, text::display};
 
 fn invalid(message: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, message)
