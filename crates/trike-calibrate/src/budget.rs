@@ -7,7 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use trike_cpu::Cpu;
-use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, Split, WeightSource, compare_ids};
+use trike_llm::{LanguageModel, ModelFile, ScoreOptions, Split, WeightSource, compare_ids};
 use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision, WeightName};
 use trike_quant::QuantError;
 use trike_trit::{Granularity, GroupSize};
@@ -16,6 +16,7 @@ use crate::{
     CalibrateError, Calibration, ConfigError, ModelQuantizationConfig, Plan, Planning, QuantizeReport,
     Sensitivity,
     assemble::stored_bytes,
+    evaluate::measured_options,
     plan::{plan, solve, solve_loss, totals},
     quantize::{calibration_ids, io, quantize_ids, refuse_existing},
     rewrite::Prepared,
@@ -387,7 +388,7 @@ impl<'a> Planner<'a> {
         sensitivities: Vec<Sensitivity>,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<QuantizeReport, CalibrateError> {
-        let dense = LanguageModel::load_with(self.prepared.original, &self.load_options(), &mut |_, _| ())?;
+        let dense = self.load(self.prepared.original)?;
         let failed = |e| CalibrateError::quantize("the plan", e);
         let wanted = self.loss();
         let mut trials: Vec<Trial> = Vec::new();
@@ -460,13 +461,10 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn load_options(&self) -> LoadOptions {
-        LoadOptions {
-            tokenizer: self.config.tokenizer.clone(),
-            threads: self.config.threads,
-            activations: Some(ActivationPrecision::F32),
-            head: HeadPrecision::AsStored,
-        }
+    /// Loads a model to measure it.
+    fn load(&self, file: &ModelFile) -> Result<LanguageModel, CalibrateError> {
+        let options = measured_options(file, &self.config, &Cpu::new(self.config.threads)?)?;
+        Ok(LanguageModel::load_with(file, &options, &mut |_, _| ())?)
     }
 
     fn trial(
@@ -485,9 +483,9 @@ impl<'a> Planner<'a> {
             fs::remove_dir_all(&path).map_err(io(&path))?;
         }
         let report = quantize_ids(&self.prepared, &path, &self.calibration, &config, progress)?;
-        let made = LanguageModel::load_with(&ModelFile::open(&path)?, &self.load_options(), &mut |_, _| ())?;
-        let kv = KvPrecision::F32;
-        let comparison = compare_ids(&made, kv, dense, kv, &self.held, Split::Stories, &mut |_, _| ())?;
+        let made = self.load(&ModelFile::open(&path)?)?;
+        let options = ScoreOptions::new(Split::Stories).with_kv(KvPrecision::F32);
+        let comparison = compare_ids(&made, dense, &self.held, &options, &mut |_, _| ())?;
         let (bytes, predicted_kl) = totals(sensitivities, chosen);
         let weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
         let ratio = comparison.score.perplexity / comparison.base.perplexity;

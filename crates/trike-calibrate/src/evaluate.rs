@@ -2,7 +2,10 @@
 
 use std::path::Path;
 
-use trike_llm::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Split, compare, sequences};
+use trike_cpu::Cpu;
+use trike_llm::{
+    HeadPrecision, LanguageModel, LlmError, LoadOptions, Model, ModelFile, ScoreOptions, Split, sequences,
+};
 use trike_nn::{ActivationPrecision, KvPrecision};
 
 use crate::{CalibrateError, Evaluation, ModelQuantizationConfig, QuantizeReport, quantize::io};
@@ -20,7 +23,7 @@ impl QuantizeReport {
     ///
     /// # Errors
     ///
-    /// What loading either model and [`compare`] say.
+    /// What loading either model and [`Model::compare`] say.
     pub fn evaluate(
         &mut self,
         name: &str,
@@ -30,19 +33,15 @@ impl QuantizeReport {
         config: &ModelQuantizationConfig,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<(), CalibrateError> {
-        let load = |path: &str, tokenizer| {
-            let options = LoadOptions {
-                tokenizer,
-                threads: config.threads,
-                activations: Some(ActivationPrecision::F32),
-                head: HeadPrecision::AsStored,
-            };
-            LanguageModel::load_with(&ModelFile::open(path)?, &options, &mut |_, _| ())
+        let cpu = Cpu::new(config.threads)?;
+        let load = |path: &str| {
+            let file = ModelFile::open(path)?;
+            LanguageModel::load_with(&file, &measured_options(&file, config, &cpu)?, &mut |_, _| ())
         };
-        let dense = load(&self.input, config.tokenizer.clone())?;
-        let ternary = load(&self.output, config.tokenizer.clone())?;
-        let kv = KvPrecision::F32;
-        let comparison = compare(&ternary, kv, &dense, kv, text, split, limit, progress)?;
+        let dense = load(&self.input)?;
+        let ternary = load(&self.output)?;
+        let options = ScoreOptions::new(split).with_limit(limit).with_kv(KvPrecision::F32);
+        let comparison = ternary.compare(&dense, text, &options, progress)?;
         self.evaluation = Some(Evaluation::new(name.to_owned(), &comparison));
         Ok(())
     }
@@ -83,4 +82,17 @@ impl QuantizeReport {
         }
         Ok(())
     }
+}
+
+/// How a model is loaded that is measured: with f32 activations and the head as stored, so that only its weights count.
+pub(crate) fn measured_options(
+    file: &ModelFile,
+    config: &ModelQuantizationConfig,
+    cpu: &Cpu,
+) -> Result<LoadOptions, LlmError> {
+    Ok(LoadOptions::default()
+        .with_tokenizer(file.tokenizer(config.tokenizer.as_deref())?)
+        .with_cpu(cpu.clone())
+        .with_activations(ActivationPrecision::F32)
+        .with_head(HeadPrecision::AsStored))
 }

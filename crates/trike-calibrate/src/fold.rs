@@ -5,7 +5,7 @@ use std::{collections::HashMap, path::Path};
 use half::{bf16, f16};
 use trike_format::{DenseData, DenseTensor, StoredType, Tensor, TensorInfo};
 use trike_llm::{LlmError, ModelConfig, WeightSource};
-use trike_nn::{DecoderSpec, NnError, Site, WeightName};
+use trike_nn::{DecoderSpec, HookPoint, NnError, WeightName};
 use trike_quant::{Rotation, scale_columns};
 
 use crate::{CalibrateError, FoldError};
@@ -17,7 +17,7 @@ use crate::{CalibrateError, FoldError};
 ///   reads the stream is `W diag(g) R^T`, and every weight, bias and embedding that writes to it is `R W`. RMSNorm without a gain
 ///   does not see a rotation (QuaRot, Ashkboos et al., 2404.00456). Embedding and head are different matrices then, even where they
 ///   were one.
-/// * **Scales** of the inputs of a [`Site`]: its matrices are `W diag(s)`, and what comes before gives `x / s`. That is the
+/// * **Scales** of the inputs of a [`HookPoint`]: its matrices are `W diag(s)`, and what comes before gives `x / s`. That is the
 ///   norm before them; before the output projection, where there is no norm, the value projection; before the down
 ///   projection the up projection, which the gated activation is linear in (AWQ, Lin et al., 2306.00978).
 ///
@@ -26,18 +26,18 @@ use crate::{CalibrateError, FoldError};
 /// ```
 /// use trike_calibrate::{Fold, Folded};
 /// use trike_llm::ModelFile;
-/// use trike_nn::Site;
+/// use trike_nn::HookPoint;
 ///
 /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 /// // The weights of this one are ternary, which neither scaled nor rotated weights are.
-/// let fold = Fold::default().with_rotation(1).with_scales(0, Site::Mlp, vec![1.5; 160]);
+/// let fold = Fold::default().with_rotation(1).with_scales(0, HookPoint::Mlp, vec![1.5; 160]);
 /// assert!(Folded::new(&ModelFile::open(path)?, fold).is_err());
 /// # Ok::<(), trike_llm::LlmError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fold {
     rotation: Option<u64>,
-    scales: HashMap<(usize, Site), Vec<f32>>,
+    scales: HashMap<(usize, HookPoint), Vec<f32>>,
 }
 
 impl Fold {
@@ -51,7 +51,7 @@ impl Fold {
     /// The same with what the inputs of a site are divided by. In front of an output projection without a norm all query heads that
     /// share a value head need the same scales, one head after the other.
     #[must_use]
-    pub fn with_scales(mut self, layer: usize, site: Site, scales: Vec<f32>) -> Self {
+    pub fn with_scales(mut self, layer: usize, site: HookPoint, scales: Vec<f32>) -> Self {
         self.scales.insert((layer, site), scales);
         self
     }
@@ -70,7 +70,7 @@ pub struct Folded<'a> {
     /// That of `inner`, with a head of its own where `unties`.
     config: ModelConfig,
     rotation: Option<Rotation>,
-    scales: HashMap<(usize, Site), Vec<f32>>,
+    scales: HashMap<(usize, HookPoint), Vec<f32>>,
     /// Whether `inner` has one matrix for embedding and head, and this model two: the gain of the last norm is in the head alone.
     unties: bool,
 }
@@ -100,19 +100,19 @@ impl Change<'_> {
 }
 
 /// Numbers that enter the matrices of a site.
-pub(crate) fn site_width(spec: &DecoderSpec, site: Site) -> usize {
+pub(crate) fn site_width(spec: &DecoderSpec, site: HookPoint) -> usize {
     match site {
-        Site::Attention | Site::Mlp => spec.hidden,
-        Site::Output => spec.query_width(),
-        Site::Down => spec.intermediate,
+        HookPoint::Attention | HookPoint::Mlp => spec.hidden,
+        HookPoint::Output => spec.query_width(),
+        HookPoint::Down => spec.intermediate,
     }
 }
 
 /// The layer that divides the inputs of a site, where that is not a norm.
-pub(crate) fn divided_by(spec: &DecoderSpec, layer: usize, site: Site) -> Option<WeightName> {
+pub(crate) fn divided_by(spec: &DecoderSpec, layer: usize, site: HookPoint) -> Option<WeightName> {
     match site {
-        Site::Output if !spec.sub_norms => Some(WeightName::Value(layer)),
-        Site::Down if !spec.sub_norms => Some(WeightName::Up(layer)),
+        HookPoint::Output if !spec.sub_norms => Some(WeightName::Value(layer)),
+        HookPoint::Down if !spec.sub_norms => Some(WeightName::Up(layer)),
         _ => None,
     }
 }
@@ -166,27 +166,27 @@ impl<'a> Folded<'a> {
         let writes = |columns| Change { columns, rotate_columns: rotated, ..Change::default() };
         // Divided where no norm does it.
         let values = |layer| {
-            let scales = scales(layer, Site::Output).filter(|_| !spec.sub_norms)?;
+            let scales = scales(layer, HookPoint::Output).filter(|_| !spec.sub_norms)?;
             Some(value_rows(spec).map(|i| scales[i]).collect())
         };
-        let ups = |layer| owned(layer, Site::Down).filter(|_| !spec.sub_norms);
+        let ups = |layer| owned(layer, HookPoint::Down).filter(|_| !spec.sub_norms);
         match name {
             W::Embedding => Change { rotate_rows: rotated, ..Change::default() },
-            W::Query(l) | W::Key(l) => reads(l, Site::Attention, W::AttentionNorm(l)),
-            W::Value(l) => Change { rows: values(l), ..reads(l, Site::Attention, W::AttentionNorm(l)) },
-            W::Gate(l) => reads(l, Site::Mlp, W::MlpNorm(l)),
-            W::Up(l) => Change { rows: ups(l), ..reads(l, Site::Mlp, W::MlpNorm(l)) },
-            W::Output(l) => writes(scales(l, Site::Output)),
-            W::Down(l) => writes(scales(l, Site::Down)),
+            W::Query(l) | W::Key(l) => reads(l, HookPoint::Attention, W::AttentionNorm(l)),
+            W::Value(l) => Change { rows: values(l), ..reads(l, HookPoint::Attention, W::AttentionNorm(l)) },
+            W::Gate(l) => reads(l, HookPoint::Mlp, W::MlpNorm(l)),
+            W::Up(l) => Change { rows: ups(l), ..reads(l, HookPoint::Mlp, W::MlpNorm(l)) },
+            W::Output(l) => writes(scales(l, HookPoint::Output)),
+            W::Down(l) => writes(scales(l, HookPoint::Down)),
             W::OutputBias(_) | W::DownBias(_) => writes(None),
             W::ValueBias(l) => Change { rows: values(l), ..Change::default() },
             W::UpBias(l) => Change { rows: ups(l), ..Change::default() },
             W::AttentionNorm(l) => {
-                Change { ones: rotated, rows: owned(l, Site::Attention), ..Change::default() }
+                Change { ones: rotated, rows: owned(l, HookPoint::Attention), ..Change::default() }
             }
-            W::MlpNorm(l) => Change { ones: rotated, rows: owned(l, Site::Mlp), ..Change::default() },
-            W::AttentionSubNorm(l) => Change { rows: owned(l, Site::Output), ..Change::default() },
-            W::MlpSubNorm(l) => Change { rows: owned(l, Site::Down), ..Change::default() },
+            W::MlpNorm(l) => Change { ones: rotated, rows: owned(l, HookPoint::Mlp), ..Change::default() },
+            W::AttentionSubNorm(l) => Change { rows: owned(l, HookPoint::Output), ..Change::default() },
+            W::MlpSubNorm(l) => Change { rows: owned(l, HookPoint::Down), ..Change::default() },
             W::FinalNorm => Change { ones: rotated, ..Change::default() },
             W::Head => {
                 Change { gain: rotated.then_some(W::FinalNorm), rotate_rows: rotated, ..Change::default() }
@@ -299,7 +299,7 @@ impl WeightSource for Folded<'_> {
     }
 }
 
-fn check_scales(spec: &DecoderSpec, layer: usize, site: Site, scales: &[f32]) -> Result<(), FoldError> {
+fn check_scales(spec: &DecoderSpec, layer: usize, site: HookPoint, scales: &[f32]) -> Result<(), FoldError> {
     if layer >= spec.layers {
         return Err(FoldError::Layer { layer, layers: spec.layers });
     }
@@ -312,7 +312,7 @@ fn check_scales(spec: &DecoderSpec, layer: usize, site: Site, scales: &[f32]) ->
     }
     let (d, group) = (spec.head_dim, spec.query_width() / spec.kv_heads);
     let differ = |group: &[f32]| group.chunks_exact(d).any(|head| head != &group[..d]);
-    if site == Site::Output && !spec.sub_norms && scales.chunks_exact(group).any(differ) {
+    if site == HookPoint::Output && !spec.sub_norms && scales.chunks_exact(group).any(differ) {
         return Err(FoldError::Heads { reader });
     }
     Ok(())

@@ -2,11 +2,10 @@
 
 use std::ops::ControlFlow;
 
-use trike_core::{DenseData, DenseTensor};
 use trike_cpu::Matrix;
 use trike_nn::{
-    Backend, BlockPlace, CacheSpec, CpuBackend, CpuTensor, DecoderBlock, KvPrecision, NnError, Segment, Site,
-    Tensor,
+    Backend, BlockContext, CacheSpec, CpuBackend, CpuTensor, DecoderBlock, HookPoint, KvPrecision, NnError,
+    StepInputs,
 };
 
 use crate::CalibrateError;
@@ -17,33 +16,32 @@ const TOKENS: usize = 2048;
 
 /// Some sequences, one after the other, and their residual streams in a model.
 pub(crate) struct Batch {
-    /// Tokens of each sequence.
-    pub(crate) lengths: Vec<usize>,
-    positions: Vec<u32>,
+    /// The tokens of each sequence, from position 0 on.
+    inputs: StepInputs,
     /// `tokens x hidden`.
     pub(crate) x: Vec<f32>,
 }
 
-/// Puts whole sequences together to batches and looks their tokens up.
+/// Packs whole sequences into batches and looks their tokens up.
 pub(crate) fn embed(
     backend: &CpuBackend,
     table: &Matrix,
     sequences: &[Vec<u32>],
 ) -> Result<Vec<Batch>, CalibrateError> {
-    let mut batches: Vec<(Vec<usize>, Vec<u32>)> = Vec::new();
+    let mut batches: Vec<StepInputs> = Vec::new();
     for ids in sequences {
         match batches.last_mut() {
-            Some((lengths, all)) if all.len() + ids.len() <= TOKENS => {
-                lengths.push(ids.len());
-                all.extend(ids);
+            Some(batch) if batch.rows() + ids.len() <= TOKENS => batch.push(ids, 0, None)?,
+            _ => {
+                let mut batch = StepInputs::default();
+                batch.push(ids, 0, None)?;
+                batches.push(batch);
             }
-            _ => batches.push((vec![ids.len()], ids.clone())),
         }
     }
-    let batch = |(lengths, ids): (Vec<usize>, Vec<u32>)| {
-        let positions = lengths.iter().flat_map(|&n| 0..n as u32).collect();
-        let x = backend.read(backend.embed(table, &ids)?)?;
-        Ok(Batch { lengths, positions, x })
+    let batch = |inputs: StepInputs| {
+        let x = backend.into_host(backend.embed(table, &inputs)?)?;
+        Ok(Batch { inputs, x })
     };
     batches.into_iter().map(batch).collect()
 }
@@ -51,59 +49,50 @@ pub(crate) fn embed(
 impl Batch {
     /// The same sequences with other residual streams.
     pub(crate) fn with(&self, x: Vec<f32>) -> Self {
-        Self { lengths: self.lengths.clone(), positions: self.positions.clone(), x }
+        Self { inputs: self.inputs.clone(), x }
     }
 
-    /// Runs the stream through a block and returns what comes out; `watch` sees what its linear layers read, on the host, and the
-    /// stream beside it.
+    /// Tokens of each sequence.
+    pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
+        self.inputs.segments().iter().map(|segment| segment.rows.len())
+    }
+
+    /// Runs the stream through a block and returns the output; `hook` gets the input of the linear layers at `hooked`, on the
+    /// host, and the residual stream beside it.
     pub(crate) fn through(
         &self,
-        place: BlockPlace<'_, CpuBackend>,
+        context: BlockContext<'_, CpuBackend>,
         block: &DecoderBlock<CpuBackend>,
-        mut watch: impl FnMut(Site, Vec<f32>, Vec<f32>) -> ControlFlow<()>,
-        watched: Option<Site>,
+        mut hook: impl FnMut(HookPoint, Vec<f32>, Vec<f32>) -> ControlFlow<()>,
+        hooked: Option<HookPoint>,
     ) -> Result<Vec<f32>, NnError> {
-        let BlockPlace { backend, spec, .. } = place;
-        let tokens = self.positions.len();
-        let table = DenseTensor::new(vec![tokens, spec.hidden], DenseData::F32(self.x.clone()))?;
-        let rows: Vec<u32> = (0..tokens as u32).collect();
-        let mut x = backend.embed(&backend.load_matrix(Tensor::Dense(table))?, &rows)?;
-        let cache = |&capacity: &usize| {
-            let precision = KvPrecision::F32;
+        let BlockContext { backend, spec, .. } = context;
+        let mut x = backend.upload(&self.x, spec.hidden)?;
+        let cache = |capacity: usize| {
             backend.new_cache(&CacheSpec {
                 kv_heads: spec.kv_heads,
                 head_dim: spec.head_dim,
                 capacity,
-                precision,
+                precision: KvPrecision::F32,
             })
         };
-        let mut caches = self.lengths.iter().map(cache).collect::<Result<Vec<_>, _>>()?;
-        let mut row = 0;
-        let mut segments: Vec<_> = self
-            .lengths
-            .iter()
-            .zip(&mut caches)
-            .map(|(&n, cache)| {
-                row += n;
-                Segment { rows: row - n..row, first_position: 0, window: spec.window, cache }
-            })
-            .collect();
-        let all: Vec<usize> = (0..tokens).collect();
-        let host = |x: &CpuTensor| backend.read(backend.select_rows(x, &all)?);
-        // Where the watcher stopped it, the stream so far is of no use to anybody.
-        let _ = block.forward_watched(
-            place,
+        let mut caches = self.lengths().map(cache).collect::<Result<Vec<_>, _>>()?;
+        let mut caches: Vec<_> = caches.iter_mut().collect();
+        let host = |x: &CpuTensor| backend.to_host(x);
+        // Where the hook breaks, nobody needs the stream.
+        let _ = block.forward_hooked(
+            context,
             &mut x,
-            &self.positions,
-            &mut segments,
-            &mut |site, input, stream| {
-                if watched == Some(site) {
-                    Ok(watch(site, host(input)?, host(stream)?))
+            &self.inputs,
+            &mut caches,
+            &mut |point, input, stream| {
+                if hooked == Some(point) {
+                    Ok(hook(point, host(input)?, host(stream)?))
                 } else {
                     Ok(ControlFlow::Continue(()))
                 }
             },
         )?;
-        backend.read(x)
+        backend.into_host(x)
     }
 }

@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use trike_cpu::Cpu;
 use trike_llm::{ModelFile, WeightSource};
 use trike_nn::{
-    ActivationPrecision, Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, DecoderSpec, Site,
+    ActivationPrecision, Backend, BlockContext, CpuBackend, CpuRope, DecoderBlock, DecoderSpec, HookPoint,
     WeightName,
 };
 use trike_quant::{
@@ -118,7 +118,7 @@ struct Search<'a> {
 }
 
 /// A site and its scales.
-type Found = (usize, Site, Vec<f32>);
+type Found = (usize, HookPoint, Vec<f32>);
 
 impl<'a> Search<'a> {
     fn new(
@@ -143,7 +143,7 @@ impl<'a> Search<'a> {
         let layers = self.spec().layers;
         // What cannot be scaled is said before anything takes time.
         let mut wanted = Vec::new();
-        for (layer, site) in (0..layers).flat_map(|l| Site::ALL.map(|site| (l, site))) {
+        for (layer, site) in (0..layers).flat_map(|l| HookPoint::ALL.map(|site| (l, site))) {
             let names = self.becoming_ternary(layer, site)?;
             if !names.is_empty() {
                 let mut changed =
@@ -180,11 +180,11 @@ impl<'a> Search<'a> {
         Ok((found, reports))
     }
 
-    fn place(&self) -> BlockPlace<'_, CpuBackend> {
-        BlockPlace { backend: &self.backend, spec: self.spec(), rope: &self.rope }
+    fn place(&self) -> BlockContext<'_, CpuBackend> {
+        BlockContext { backend: &self.backend, spec: self.spec(), rope: &self.rope }
     }
 
-    fn becoming_ternary(&self, layer: usize, site: Site) -> Result<Vec<WeightName>, CalibrateError> {
+    fn becoming_ternary(&self, layer: usize, site: HookPoint) -> Result<Vec<WeightName>, CalibrateError> {
         let mut names = Vec::new();
         for name in site.matrices(layer) {
             let (info, text) = (self.source.info(name)?, name.to_string());
@@ -203,7 +203,7 @@ impl<'a> Search<'a> {
     fn site(
         &self,
         block: &DecoderBlock<CpuBackend>,
-        site: Site,
+        site: HookPoint,
         names: &[WeightName],
         batches: &[Batch],
     ) -> Result<Salience, CalibrateError> {

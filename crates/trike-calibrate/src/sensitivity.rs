@@ -7,7 +7,8 @@ use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Matrix;
 use trike_llm::{WeightSource, divergence};
 use trike_nn::{
-    Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, Input, NnError, Norm, Site, Tensor, WeightName,
+    Backend, BlockContext, CpuBackend, CpuRope, DecoderBlock, HookPoint, Input, NnError, Norm, Tensor,
+    WeightName,
 };
 use trike_quant::{CompensateConfig, Hessian, HessianFactor, MatrixView, QuantError, TritLayout, compensate};
 use trike_trit::{Granularity, Hadamard, TritTensor};
@@ -73,10 +74,11 @@ pub(crate) fn measure(
     let model = Model { input, config, backend, rope, blocks, norm, head };
     let dense = model.finish(&streams)?;
 
-    let total = (0..spec.layers).flat_map(|layer| Site::ALL.map(|site| site.matrices(layer).len())).sum();
+    let total =
+        (0..spec.layers).flat_map(|layer| HookPoint::ALL.map(|site| site.matrices(layer).len())).sum();
     let (mut all, mut done) = (Vec::new(), 0);
     for layer in 0..spec.layers {
-        for site in Site::ALL {
+        for site in HookPoint::ALL {
             let names = site.matrices(layer);
             let planned: Vec<WeightName> =
                 names.iter().copied().filter(|&n| model.becomes_ternary(n)).collect();
@@ -125,7 +127,7 @@ impl Model<'_> {
     }
 
     fn through(&self, block: &DecoderBlock<CpuBackend>, batch: &Batch) -> Result<Vec<f32>, NnError> {
-        let place = BlockPlace { backend: self.backend, spec: &self.input.config().spec, rope: &self.rope };
+        let place = BlockContext { backend: self.backend, spec: &self.input.config().spec, rope: &self.rope };
         batch.through(place, block, |_, _, _| ControlFlow::Continue(()), None)
     }
 
@@ -141,12 +143,12 @@ impl Model<'_> {
         streams.iter().map(one).collect()
     }
 
-    fn hessian(&self, layer: usize, site: Site, seen: &[Batch]) -> Result<Hessian, CalibrateError> {
+    fn hessian(&self, layer: usize, site: HookPoint, seen: &[Batch]) -> Result<Hessian, CalibrateError> {
         let spec = &self.input.config().spec;
         let failed = |e| CalibrateError::quantize(format!("the inputs of {}", site.matrices(layer)[0]), e);
         let width = site_width(spec, site);
         let mut hessian = Hessian::new(width).map_err(failed)?;
-        let place = BlockPlace { backend: self.backend, spec, rope: &self.rope };
+        let place = BlockContext { backend: self.backend, spec, rope: &self.rope };
         for batch in seen {
             let mut inputs = Vec::new();
             let keep = |_, input, _| {
@@ -253,13 +255,10 @@ impl Model<'_> {
 
     fn logits(&self, stream: &[f32]) -> Result<Vec<f32>, NnError> {
         let spec = &self.input.config().spec;
-        let rows = stream.len() / spec.hidden;
-        let table = DenseTensor::new(vec![rows, spec.hidden], DenseData::F32(stream.to_vec()))?;
-        let all: Vec<u32> = (0..rows as u32).collect();
-        let x = self.backend.embed(&self.backend.load_matrix(Tensor::Dense(table))?, &all)?;
+        let x = self.backend.upload(stream, spec.hidden)?;
         let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: spec.rms_eps });
         let out = self.backend.linear_of(normed, &[&self.head])?;
-        out.into_iter().next().map_or(Ok(Vec::new()), |out| self.backend.read(out))
+        out.into_iter().next().map_or(Ok(Vec::new()), |out| self.backend.into_host(out))
     }
 }
 

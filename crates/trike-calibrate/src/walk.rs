@@ -5,7 +5,8 @@ use std::{ops::ControlFlow, time::Instant};
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_llm::WeightSource;
 use trike_nn::{
-    Backend, BlockPlace, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, NnError, Site, Tensor, WeightName,
+    Backend, BlockContext, CpuBackend, CpuRope, DecoderBlock, DecoderWeights, HookPoint, NnError, Tensor,
+    WeightName,
 };
 use trike_quant::{
     CompensateConfig, CrossProduct, Hessian, HessianFactor, MatrixView, QuantError, QuantizeConfig, Rotation,
@@ -64,7 +65,7 @@ struct Statistics {
 }
 
 /// Runs a block to its end.
-fn go_on(_: Site, _: Vec<f32>, _: Vec<f32>) -> ControlFlow<()> {
+fn go_on(_: HookPoint, _: Vec<f32>, _: Vec<f32>) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
@@ -163,7 +164,7 @@ impl<'a> Walk<'a> {
         let mut blocks = vec![Vec::new(); self.input.config().spec.layers];
         for (layer, replaced) in blocks.iter_mut().enumerate() {
             let Some((_, _, block)) = self.store.load(layer)? else { continue };
-            for name in Site::ALL.iter().flat_map(|site| site.matrices(layer)) {
+            for name in HookPoint::ALL.iter().flat_map(|site| site.matrices(layer)) {
                 replaced.extend(block.load(name).transpose()?.map(|tensor| (name, tensor)));
             }
         }
@@ -224,8 +225,8 @@ impl<'a> Walk<'a> {
         DecoderBlock::load(self.backend, &self.input.config().spec, layer, &mut BlockWeights(self.input))
     }
 
-    fn place(&self) -> BlockPlace<'_, CpuBackend> {
-        BlockPlace { backend: self.backend, spec: &self.input.config().spec, rope: &self.rope }
+    fn place(&self) -> BlockContext<'_, CpuBackend> {
+        BlockContext { backend: self.backend, spec: &self.input.config().spec, rope: &self.rope }
     }
 
     /// Takes the streams through a block that an earlier run finished.
@@ -239,7 +240,7 @@ impl<'a> Walk<'a> {
         }
         let dense = self.load(layer)?;
         let mut ternary = self.load(layer)?;
-        for name in Site::ALL.iter().flat_map(|site| site.matrices(layer)) {
+        for name in HookPoint::ALL.iter().flat_map(|site| site.matrices(layer)) {
             if let Some(tensor) = finished(name)? {
                 self.replace(&mut ternary, name, tensor.rows(), tensor.into_f32())?;
             }
@@ -289,7 +290,7 @@ impl<'a> Walk<'a> {
         let mut ternary = self.load(layer)?;
         let mut tensors = Vec::new();
         let mut done = 0;
-        for site in Site::ALL {
+        for site in HookPoint::ALL {
             let mut wanted = Vec::new();
             for name in site.matrices(layer) {
                 match self.kept(name)? {
@@ -385,7 +386,7 @@ impl<'a> Walk<'a> {
     fn watch(
         &self,
         layer: usize,
-        site: Site,
+        site: HookPoint,
         dense: &DecoderBlock<CpuBackend>,
         ternary: &DecoderBlock<CpuBackend>,
     ) -> Result<Statistics, CalibrateError> {

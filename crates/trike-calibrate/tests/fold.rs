@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use trike_calibrate::{CalibrateError, Fold, FoldError, Folded};
 use trike_cpu::Cpu;
 use trike_llm::{HeadPrecision, LanguageModel, ModelFile, WeightSource};
-use trike_nn::{ActivationPrecision, CpuBackend, DecoderSpec, KvPrecision, Site, WeightName};
+use trike_nn::{ActivationPrecision, CpuBackend, DecoderSpec, HookPoint, KvPrecision, WeightName};
 use trike_testkit::{Rng, assert_close};
 
 const VOCAB: usize = 113;
@@ -29,21 +29,21 @@ fn logits(source: &dyn WeightSource) -> Vec<f32> {
     all
 }
 
-fn width(spec: &DecoderSpec, site: Site) -> usize {
+fn width(spec: &DecoderSpec, site: HookPoint) -> usize {
     match site {
-        Site::Attention | Site::Mlp => spec.hidden,
-        Site::Output => spec.query_width(),
-        Site::Down => spec.intermediate,
+        HookPoint::Attention | HookPoint::Mlp => spec.hidden,
+        HookPoint::Output => spec.query_width(),
+        HookPoint::Down => spec.intermediate,
     }
 }
 
 /// Scales between a quarter and four for every site.
 fn scaled(mut fold: Fold, spec: &DecoderSpec) -> Fold {
     let mut rng = Rng::new(9);
-    for (layer, site) in (0..spec.layers).flat_map(|l| Site::ALL.map(|site| (l, site))) {
+    for (layer, site) in (0..spec.layers).flat_map(|l| HookPoint::ALL.map(|site| (l, site))) {
         let mut scales: Vec<f32> =
             rng.normals(width(spec, site)).iter().map(|v| v.exp2().clamp(0.25, 4.0)).collect();
-        if site == Site::Output && !spec.sub_norms {
+        if site == HookPoint::Output && !spec.sub_norms {
             // Heads that share a value head share scales.
             for group in scales.chunks_exact_mut(spec.query_width() / spec.kv_heads) {
                 let first = group[..spec.head_dim].to_vec();
@@ -91,7 +91,7 @@ fn every_architecture_computes_the_same() {
             assert_close(&logits(&file), &want, 1e-4);
             // Everything that should change does.
             for layer in 0..spec.layers {
-                for name in Site::ALL.iter().flat_map(|site| site.matrices(layer)) {
+                for name in HookPoint::ALL.iter().flat_map(|site| site.matrices(layer)) {
                     assert_ne!(values(&file, name), values(&plain, name), "{name}");
                 }
                 assert_ne!(
@@ -121,8 +121,8 @@ fn what_cannot_be_rewritten_is_refused() {
     let ones = |n| vec![1.0f32; n];
     for fold in [
         Fold::default().with_rotation(1),
-        Fold::default().with_scales(1, Site::Mlp, ones(spec.hidden)),
-        Fold::default().with_scales(1, Site::Down, ones(spec.intermediate)),
+        Fold::default().with_scales(1, HookPoint::Mlp, ones(spec.hidden)),
+        Fold::default().with_scales(1, HookPoint::Down, ones(spec.intermediate)),
     ] {
         let file = open(&packed);
         let error = Folded::new(&file, fold).err().expect("trits");
@@ -138,16 +138,16 @@ fn what_cannot_be_rewritten_is_refused() {
         assert!(matches!(error, CalibrateError::Fold(_)) && error.to_string().contains(says), "{error}");
     };
     let none = Fold::default;
-    refused(none().with_scales(2, Site::Mlp, ones(spec.hidden)), "layer 2: the model has 2 layers");
+    refused(none().with_scales(2, HookPoint::Mlp, ones(spec.hidden)), "layer 2: the model has 2 layers");
     for n in [spec.intermediate - 1, spec.intermediate + 1] {
-        refused(none().with_scales(0, Site::Down, ones(n)), &format!("expected 160, got {n}"));
+        refused(none().with_scales(0, HookPoint::Down, ones(n)), &format!("expected 160, got {n}"));
     }
     for bad in [0.0, -1.0, f32::NAN, f32::INFINITY, 1e-40] {
         let mut scales = ones(spec.hidden);
         scales[7] = bad;
-        refused(none().with_scales(0, Site::Attention, scales), "finite numbers above 0");
+        refused(none().with_scales(0, HookPoint::Attention, scales), "finite numbers above 0");
     }
     let mut scales = ones(spec.query_width());
     scales[spec.head_dim + 1] = 2.0;
-    refused(none().with_scales(0, Site::Output, scales), "share a value head");
+    refused(none().with_scales(0, HookPoint::Output, scales), "share a value head");
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
-    ActivationPrecision, Encoding, HeadPrecision, Isa, KvPrecision, Place, Split, Target,
+    ActivationPrecision, DeviceChoice, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target,
     llm::bench::Synthetic,
 };
 
@@ -106,7 +106,7 @@ pub(crate) struct DeviceArg {
     /// Where to run: cpu, auto (the first GPU that is not a software driver, else cpu), or wgpu, vulkan, cuda, hip or metal
     /// with a number, as far as the build has them; `trike doctor` lists what there is
     #[arg(long, default_value = "cpu", env = "TRIKE_DEVICE", hide_env_values = true, value_name = "NAME")]
-    pub(crate) device: Place,
+    pub(crate) device: DeviceChoice,
 }
 
 /// In which numbers.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use trike_core::{Bounds, OptionError};
-use trike_nn::{Backend, Best, KvPrecision, KvSpec, Logits, Sequence, Step};
+use trike_nn::{Backend, KvPrecision, KvSpec, Logits, Sequence, Step, StepLogits};
 
 use crate::{
     LanguageModel, LlmError,
@@ -208,9 +208,9 @@ impl<B: Backend> LanguageModel<B> {
         let mut sequence = self.sequence_for(prompt_ids.len(), options)?;
 
         // Rows beyond the tokenizer's last id are padding.
-        let known = tokenizer.vocab_size().min(self.decoder.spec().vocab);
+        let known = tokenizer.vocab_size().min(self.decoder().spec().vocab);
         // With padding the largest logits of all might be of tokens that do not exist.
-        let enough = options.sampler.candidates().filter(|_| known == self.decoder.spec().vocab);
+        let enough = options.sampler.candidates().filter(|_| known == self.decoder().spec().vocab);
         let start = Instant::now();
         let mut best = self.prefill(&mut sequence, &prompt_ids, enough)?;
         let prefill = start.elapsed();
@@ -223,8 +223,8 @@ impl<B: Backend> LanguageModel<B> {
                 break FinishReason::MaxTokens;
             }
             let id = match &best {
-                Best::Top(top) => sampler.sample_top(top, known)?,
-                Best::All(logits) => sampler.sample(&logits[..known], &history)?,
+                StepLogits::Top(top) => sampler.sample_top(top, known)?,
+                StepLogits::All(logits) => sampler.sample(&logits[..known], &history)?,
             };
             if ends.contains(&id) {
                 break FinishReason::Eos;
@@ -259,8 +259,8 @@ impl<B: Backend> LanguageModel<B> {
 
     /// A sequence with room for the prompt and what may follow it.
     fn sequence_for(&self, prompt: usize, options: &GenerateOptions) -> Result<Sequence<B>, LlmError> {
-        let spec = options.cache(prompt, self.decoder.spec().context, self.default_kv())?;
-        Ok(self.decoder.sequence(spec)?)
+        let spec = options.cache(prompt, self.decoder().spec().context, self.default_kv())?;
+        Ok(self.decoder().sequence(spec)?)
     }
 
     /// Runs `ids` through the model in steps and returns what the last says of the next token.
@@ -269,8 +269,8 @@ impl<B: Backend> LanguageModel<B> {
         sequence: &mut Sequence<B>,
         ids: &[u32],
         enough: Option<usize>,
-    ) -> Result<Best, LlmError> {
-        let mut best = Best::All(Vec::new());
+    ) -> Result<StepLogits, LlmError> {
+        let mut best = StepLogits::All(Vec::new());
         for ids in ids.chunks(STEP) {
             best = self.step(sequence, ids, enough)?;
         }
@@ -278,13 +278,18 @@ impl<B: Backend> LanguageModel<B> {
     }
 
     /// Of the next token, the `enough` largest logits, or all.
-    fn step(&self, sequence: &mut Sequence<B>, ids: &[u32], enough: Option<usize>) -> Result<Best, LlmError> {
+    fn step(
+        &self,
+        sequence: &mut Sequence<B>,
+        ids: &[u32],
+        enough: Option<usize>,
+    ) -> Result<StepLogits, LlmError> {
         let steps = &mut [Step { sequence, ids }];
         let best = match enough {
-            Some(k) => self.decoder.forward_top(steps, k)?.pop(),
-            None => self.decoder.forward(steps, Logits::Last)?.pop().map(Best::All),
+            Some(k) => self.decoder().forward_top(steps, k)?.pop(),
+            None => self.decoder().forward(steps, Logits::Last)?.pop().map(StepLogits::All),
         };
-        Ok(best.unwrap_or(Best::All(Vec::new())))
+        Ok(best.unwrap_or(StepLogits::All(Vec::new())))
     }
 
     /// Hands the logits of every token of `ids` to `on_row`, token after token.
@@ -298,18 +303,18 @@ impl<B: Backend> LanguageModel<B> {
         kv: KvPrecision,
         mut on_row: impl FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
-        let context = self.decoder.spec().context;
+        let context = self.decoder().spec().context;
         if ids.len() > context {
             return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
         }
-        let mut sequence = self.decoder.sequence(KvSpec::new(kv, ids.len().max(1)))?;
+        let mut sequence = self.decoder().sequence(KvSpec::new(kv, ids.len().max(1)))?;
         let mut token = 0;
         // The logits of a step lie in one piece, and small devices have none above 128 MiB.
-        let rows = ((128 << 20) / (4 * self.decoder.spec().vocab)).clamp(1, STEP);
+        let rows = ((128 << 20) / (4 * self.decoder().spec().vocab)).clamp(1, STEP);
         for ids in ids.chunks(rows) {
             let mut step = [Step { sequence: &mut sequence, ids }];
-            let all = self.decoder.forward(&mut step, Logits::All)?.pop().unwrap_or_default();
-            for row in all.chunks_exact(self.decoder.spec().vocab) {
+            let all = self.decoder().forward(&mut step, Logits::All)?.pop().unwrap_or_default();
+            for row in all.chunks_exact(self.decoder().spec().vocab) {
                 if let Some((index, &value)) = row.iter().enumerate().find(|(_, v)| !v.is_finite()) {
                     return Err(LlmError::NonFinite { token, index, value });
                 }

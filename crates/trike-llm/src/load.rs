@@ -7,12 +7,17 @@ use std::{
 
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Tensor,
-    WeightName,
+    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, DeviceUse, KvPrecision, KvSpec,
+    MemoryPlan, NnError, Tensor, WeightName,
 };
 use trike_trit::TritTensor;
 
-use crate::{LlmError, ModelConfig, ModelFile, WeightSource, tokenizer::Tokenizer};
+use crate::{
+    GenerateOptions, Generation, LlmError, Model, ModelConfig, ModelFile, OnText, WeightSource,
+    bench::{self, BenchOptions, BenchReport},
+    generate::STEP,
+    tokenizer::Tokenizer,
+};
 
 /// How the output head (and the embedding, when they are one matrix) is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -124,9 +129,9 @@ impl HeadPrecision {
 /// # Ok::<(), trike_llm::LlmError>(())
 /// ```
 pub struct LanguageModel<B: Backend = CpuBackend> {
-    pub(crate) decoder: Decoder<B>,
-    pub(crate) tokenizer: Option<Tokenizer>,
-    pub(crate) path: PathBuf,
+    decoder: Decoder<B>,
+    tokenizer: Option<Tokenizer>,
+    path: PathBuf,
     config: ModelConfig,
     default_kv: KvPrecision,
     /// Linear layers that were put in the place of the source's.
@@ -205,16 +210,20 @@ impl<B: Backend> LanguageModel<B> {
         let int8_head = head.rounds(source);
         let total = source.weights().len();
         let mut weights = SourceWeights { source, int8_head, progress, done: 0, total };
-        let halves = backend.can_cache(KvPrecision::F16);
         let decoder = Decoder::new(backend, source.config().spec.clone(), &mut weights)?;
-        Ok(Self {
-            decoder,
-            tokenizer,
-            path: source.path().to_owned(),
-            config: source.config().clone(),
-            replaced: HashMap::new(),
-            default_kv: if source.is_f32() || !halves { KvPrecision::F32 } else { KvPrecision::F16 },
-        })
+        let mut model = Self::from_decoder(decoder, source.path().to_owned(), source.config().clone());
+        model.tokenizer = tokenizer;
+        if source.is_f32() {
+            model.default_kv = KvPrecision::F32;
+        }
+        Ok(model)
+    }
+
+    /// A model without a tokenizer.
+    pub(crate) fn from_decoder(decoder: Decoder<B>, path: PathBuf, config: ModelConfig) -> Self {
+        let halves = decoder.backend().can_cache(KvPrecision::F16);
+        let default_kv = if halves { KvPrecision::F16 } else { KvPrecision::F32 };
+        Self { decoder, tokenizer: None, path, config, replaced: HashMap::new(), default_kv }
     }
 
     /// The decoder.
@@ -303,5 +312,70 @@ impl DecoderWeights for SourceWeights<'_> {
 
     fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
         Ok(self.load(name)?.into_f32())
+    }
+}
+
+impl<B: Backend + 'static> Model for LanguageModel<B> {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn tokenizer(&self) -> Result<&Tokenizer, LlmError> {
+        LanguageModel::tokenizer(self)
+    }
+
+    fn backend(&self) -> String {
+        self.decoder.backend().name()
+    }
+
+    fn device_use(&self) -> Option<DeviceUse> {
+        self.decoder.backend().device_use()
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.decoder.weight_bytes()
+    }
+
+    fn memory(&self, kv: &KvSpec) -> MemoryPlan {
+        MemoryPlan::new(self.decoder.spec(), self.weight_bytes() as u64, kv, STEP)
+    }
+
+    fn default_kv(&self) -> KvPrecision {
+        self.default_kv
+    }
+
+    fn can_cache(&self, kv: KvPrecision) -> bool {
+        self.decoder.backend().can_cache(kv)
+    }
+
+    fn logits(
+        &self,
+        ids: &[u32],
+        kv: KvPrecision,
+        on_row: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), LlmError> {
+        LanguageModel::logits(self, ids, kv, on_row)
+    }
+
+    fn generate_ids(
+        &self,
+        prompt_ids: Vec<u32>,
+        ends: &[u32],
+        options: &GenerateOptions,
+        on_text: &mut OnText<'_>,
+    ) -> Result<Generation, LlmError> {
+        LanguageModel::generate_ids(self, prompt_ids, ends, options, on_text)
+    }
+
+    fn bench(
+        &mut self,
+        options: &BenchOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<BenchReport, LlmError> {
+        bench::run(&mut self.decoder, options, progress)
     }
 }

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use trike_core::Cost;
-use trike_cpu::{Cpu, CpuError, DenseMatrix, Int8Matrix, KvData, KvView, Layout, Matrix, RopeTable};
+use trike_cpu::{Cpu, DenseMatrix, Int8Matrix, KvData, KvView, Layout, Matrix, RopeTable};
 
 use crate::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, NnError,
-    RopePairing, RopeSpec, Segment, Tensor,
+    RopePairing, RopeSpec, StepInputs, Tensor, check,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.
@@ -124,6 +124,10 @@ impl CpuTensor {
         self.len / self.width
     }
 
+    fn shape(&self) -> check::Shape {
+        (self.rows(), self.width)
+    }
+
     fn values(&self) -> &[f32] {
         &self.data[..self.len]
     }
@@ -200,16 +204,13 @@ impl CpuCache {
     }
 }
 
-fn same_width(what: &'static str, expected: usize, got: usize) -> Result<(), NnError> {
-    if expected == got { Ok(()) } else { Err(NnError::Shape { what, expected, got }) }
-}
-
 impl Backend for CpuBackend {
     type Tensor = CpuTensor;
     type Matrix = Matrix;
     type Vector = Vec<f32>;
     type Rope = CpuRope;
     type Cache = CpuCache;
+    type Inputs = StepInputs;
     type Recorded = ();
 
     fn name(&self) -> String {
@@ -252,30 +253,50 @@ impl Backend for CpuBackend {
         matrix.bytes()
     }
 
-    fn embed(&self, table: &Matrix, ids: &[u32]) -> Result<CpuTensor, NnError> {
-        let mut out = self.tensor(ids.len(), table.cols());
-        match self.cpu.embed(table, ids, out.values_mut()) {
-            Err(CpuError::IdOutOfRange { id, rows, .. }) => Err(NnError::Token { id, vocab: rows }),
-            other => Ok(other.map(|()| out)?),
-        }
+    fn upload(&self, values: &[f32], width: usize) -> Result<CpuTensor, NnError> {
+        check::upload(values.len(), width)?;
+        let mut out = self.tensor(values.len() / width, width);
+        out.values_mut().copy_from_slice(values);
+        Ok(out)
+    }
+
+    fn to_host(&self, x: &CpuTensor) -> Result<Vec<f32>, NnError> {
+        Ok(x.values().to_vec())
+    }
+
+    fn into_host(&self, mut x: CpuTensor) -> Result<Vec<f32>, NnError> {
+        let mut data = std::mem::take(&mut x.data);
+        data.truncate(x.len);
+        Ok(data)
+    }
+
+    fn inputs(&self, inputs: StepInputs) -> Result<StepInputs, NnError> {
+        Ok(inputs)
+    }
+
+    fn embed(&self, table: &Matrix, inputs: &StepInputs) -> Result<CpuTensor, NnError> {
+        check::embed(inputs, table.rows())?;
+        let mut out = self.tensor(inputs.rows(), table.cols());
+        self.cpu.embed(table, inputs.ids(), out.values_mut())?;
+        Ok(out)
     }
 
     fn rms_norm(&self, x: &CpuTensor, weight: &Vec<f32>, eps: f32) -> Result<CpuTensor, NnError> {
-        same_width("width of a norm", x.width, weight.len())?;
+        check::norm(x.width, weight.len())?;
         let mut out = self.like(x);
         self.cpu.rms_norm(x.values(), weight, eps, out.values_mut())?;
         Ok(out)
     }
 
     fn head_norm(&self, x: &CpuTensor, weight: &Vec<f32>, eps: f32) -> Result<CpuTensor, NnError> {
-        same_width("width beyond whole heads", 0, x.width % weight.len().max(1))?;
+        check::head_norm(x.width, weight.len())?;
         let mut out = self.like(x);
         self.cpu.rms_norm(x.values(), weight, eps, out.values_mut())?;
         Ok(out)
     }
 
     fn add_bias(&self, x: &mut CpuTensor, bias: &Vec<f32>) -> Result<(), NnError> {
-        same_width("width of a bias", x.width, bias.len())?;
+        check::bias(x.width, bias.len())?;
         let width = x.width;
         for token in x.values_mut().chunks_exact_mut(width) {
             for (x, b) in token.iter_mut().zip(bias) {
@@ -287,7 +308,7 @@ impl Backend for CpuBackend {
 
     fn linear(&self, x: &CpuTensor, weights: &[&Matrix]) -> Result<Vec<CpuTensor>, NnError> {
         for w in weights {
-            same_width("columns of a linear layer", x.width, w.cols())?;
+            check::linear(w.cols(), x.width)?;
         }
         let mut outs: Vec<CpuTensor> = weights.iter().map(|w| self.tensor(x.rows(), w.rows())).collect();
         let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(CpuTensor::values_mut).collect();
@@ -295,8 +316,9 @@ impl Backend for CpuBackend {
         Ok(outs)
     }
 
-    fn rope(&self, x: &mut CpuTensor, rope: &CpuRope, positions: &[u32]) -> Result<(), NnError> {
-        let heads = x.width / rope.head_dim;
+    fn rope(&self, x: &mut CpuTensor, rope: &CpuRope, inputs: &StepInputs) -> Result<(), NnError> {
+        check::rope(x.shape(), rope.head_dim, inputs)?;
+        let (heads, positions) = (x.width / rope.head_dim, inputs.positions());
         self.cpu.rope(x.values_mut(), heads, rope.head_dim, positions, &rope.table, rope.pairing)?;
         Ok(())
     }
@@ -307,34 +329,21 @@ impl Backend for CpuBackend {
         q: &CpuTensor,
         k: &CpuTensor,
         v: &CpuTensor,
-        segments: &mut [Segment<'_, CpuCache>],
+        inputs: &StepInputs,
+        caches: &mut [&mut CpuCache],
     ) -> Result<CpuTensor, NnError> {
-        let kv_width = spec.kv_heads * spec.head_dim;
-        same_width("width of queries", spec.heads * spec.head_dim, q.width)?;
-        same_width("width of keys", kv_width, k.width)?;
-        same_width("width of values", kv_width, v.width)?;
-        let rows = segments.iter().map(|s| s.rows.end).max().unwrap_or(0);
-        for got in [q.rows(), k.rows(), v.rows()] {
-            same_width("rows of a batch", rows, got)?;
-        }
+        let shapes = [q.shape(), k.shape(), v.shape()];
+        check::attention(spec, shapes, inputs, caches.iter().map(|cache| &cache.spec))?;
         let mut out = self.like(q);
-        // Rows between the segments attend to nothing.
-        if segments.iter().map(|s| s.rows.len()).sum::<usize>() != rows {
-            out.values_mut().fill(0.0);
-        }
-        for segment in segments {
-            same_width("heads of a cache", spec.kv_heads, segment.cache.spec.kv_heads)?;
-            same_width("width of a cached head", spec.head_dim, segment.cache.spec.head_dim)?;
+        for (segment, cache) in inputs.segments().iter().zip(caches) {
             for (i, row) in segment.rows.clone().enumerate() {
-                let span = row * kv_width..(row + 1) * kv_width;
-                segment.cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span]);
+                let span = row * k.width..(row + 1) * k.width;
+                cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span]);
             }
-            let spec = spec.within(segment.window);
-            let cache = &*segment.cache;
             let view = KvView { k: cache.k.view(), v: cache.v.view(), capacity: cache.spec.capacity };
             let span = segment.rows.start * q.width..segment.rows.end * q.width;
-            let out = &mut out.values_mut()[span.clone()];
-            self.cpu.attention(&spec, &q.values()[span], segment.first_position, view, out)?;
+            let (q, out) = (&q.values()[span.clone()], &mut out.values_mut()[span]);
+            self.cpu.attention(&spec.within(segment.window), q, segment.first_position, view, out)?;
         }
         Ok(out)
     }
@@ -345,31 +354,24 @@ impl Backend for CpuBackend {
         up: &CpuTensor,
         activation: GatedActivation,
     ) -> Result<CpuTensor, NnError> {
+        check::gated(gate.shape(), up.shape())?;
         let mut out = self.like(gate);
         self.cpu.gated(gate.values(), up.values(), activation, out.values_mut())?;
         Ok(out)
     }
 
     fn add(&self, x: &mut CpuTensor, y: &CpuTensor) -> Result<(), NnError> {
-        same_width("width of an addend", x.width, y.width)?;
+        check::add(x.shape(), y.shape())?;
         self.cpu.add(x.values_mut(), y.values())?;
         Ok(())
     }
 
     fn select_rows(&self, x: &CpuTensor, rows: &[usize]) -> Result<CpuTensor, NnError> {
+        check::select_rows(x.rows(), rows)?;
         let mut out = self.tensor(rows.len(), x.width);
         for (&row, out) in rows.iter().zip(out.values_mut().chunks_exact_mut(x.width)) {
-            let Some(values) = x.values().get(row * x.width..(row + 1) * x.width) else {
-                return Err(NnError::Shape { what: "row to select", expected: x.rows(), got: row });
-            };
-            out.copy_from_slice(values);
+            out.copy_from_slice(&x.values()[row * x.width..(row + 1) * x.width]);
         }
         Ok(out)
-    }
-
-    fn read(&self, mut x: CpuTensor) -> Result<Vec<f32>, NnError> {
-        let mut data = std::mem::take(&mut x.data);
-        data.truncate(x.len);
-        Ok(data)
     }
 }

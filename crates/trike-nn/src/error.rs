@@ -108,6 +108,33 @@ pub enum NnError {
         /// Bytes that the device has left.
         available: u64,
     },
+    /// A width that is not made of whole heads.
+    #[error("width {width} is not a multiple of head_dim {head_dim}")]
+    Heads {
+        /// Width of the tensor.
+        width: usize,
+        /// Elements per head.
+        head_dim: usize,
+    },
+    /// A slice that is not made of whole rows.
+    #[error("{values} values are not whole rows of {width}")]
+    Rows {
+        /// Values given.
+        values: usize,
+        /// Width of a row.
+        width: usize,
+    },
+    /// A row past the last one.
+    #[error("row {row} is out of range: the tensor has {rows} rows")]
+    Row {
+        /// The row asked for.
+        row: usize,
+        /// Rows there are.
+        rows: usize,
+    },
+    /// A matrix that was not loaded with `load_table` was asked for single rows.
+    #[error("ids are looked up in a matrix that was loaded for products only: load it as a table")]
+    NotATable,
     /// A caller and a backend disagree on a shape.
     #[error("{what}: expected {expected}, got {got}")]
     Shape {

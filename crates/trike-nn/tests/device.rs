@@ -5,9 +5,9 @@ use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
 use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_nn::{
-    ActivationPrecision, Backend, Best, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec,
-    DecoderWeights, GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing,
-    RopeScaling, RopeSpec, Sequence, Step, Tensor, WeightName,
+    ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec, DecoderWeights,
+    GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing, RopeScaling, RopeSpec,
+    Sequence, Step, StepLogits, Tensor, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
@@ -316,7 +316,7 @@ fn a_token_is_one_read_back() {
         let logits = on_cpu.forward(&mut [Step { sequence: &mut here, ids: &next }], Logits::Last);
         let logits = logits.expect("logits").remove(0);
         let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], k).expect("best");
-        let [Best::Top(top)] = &best[..] else { panic!("{k}: {best:?}") };
+        let [StepLogits::Top(top)] = &best[..] else { panic!("{k}: {best:?}") };
         let mut order: Vec<u32> = (0..113).collect();
         order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
         let found: Vec<u32> = top.iter().map(|(id, _)| *id).collect();
@@ -334,9 +334,9 @@ fn a_token_is_one_read_back() {
     }
     // More than the kernel finds: all come, once.
     let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], 113).expect("best");
-    assert!(matches!(&best[..], [Best::Top(top)] if top.len() == 113), "113 are few");
+    assert!(matches!(&best[..], [StepLogits::Top(top)] if top.len() == 113), "113 are few");
     let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], 114).expect("best");
-    assert!(matches!(&best[..], [Best::All(logits)] if logits.len() == 113), "more than there are");
+    assert!(matches!(&best[..], [StepLogits::All(logits)] if logits.len() == 113), "more than there are");
     assert_eq!(used().read_bytes - before.read_bytes, 8 * 113 + 4 * 113);
     assert!(used().peak >= used().in_use && used().in_use > 0);
     assert_eq!(on_cpu.backend().device_use(), None);

@@ -5,7 +5,7 @@ use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
 use trike_nn::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, CandleBackend, CpuBackend, GatedActivation,
-    KvPrecision, NnError, RopePairing, RopeSpec, Segment, Tensor,
+    KvPrecision, NnError, RopePairing, RopeSpec, StepInputs, Tensor,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
@@ -18,12 +18,15 @@ fn candle() -> CandleBackend {
     CandleBackend::new(ActivationPrecision::F32)
 }
 
-/// A resident `rows x cols` table whose rows are activations: the way in for a test.
 fn tensor<B: Backend>(backend: &B, rows: usize, values: &[f32]) -> B::Tensor {
-    let table =
-        DenseTensor::new(vec![rows, values.len() / rows], DenseData::F32(values.to_vec())).expect("a matrix");
-    let table = backend.load_matrix(Tensor::Dense(table)).expect("it loads");
-    backend.embed(&table, &(0..rows as u32).collect::<Vec<_>>()).expect("rows")
+    backend.upload(values, values.len() / rows).expect("rows")
+}
+
+/// The inputs of one sequence that reads `ids` from the start.
+fn inputs<B: Backend>(backend: &B, ids: &[u32]) -> B::Inputs {
+    let mut inputs = StepInputs::default();
+    inputs.push(ids, 0, None).expect("ids");
+    backend.inputs(inputs).expect("inputs")
 }
 
 fn weights(rng: &mut Rng) -> Vec<Tensor> {
@@ -57,7 +60,7 @@ fn linear<B: Backend>(backend: &B, weights: &[Tensor], x: &[f32]) -> Vec<Vec<f32
     let loaded: Vec<_> = weights.iter().map(|w| backend.load_matrix(w.clone()).expect("it loads")).collect();
     let x = tensor(backend, x.len() / 70, x);
     let outs = backend.linear(&x, &loaded.iter().collect::<Vec<_>>()).expect("products");
-    outs.into_iter().map(|out| backend.read(out).expect("values")).collect()
+    outs.into_iter().map(|out| backend.into_host(out).expect("values")).collect()
 }
 
 #[test]
@@ -73,10 +76,13 @@ fn linear_layers_of_every_kind_share_an_input() {
 #[test]
 fn rows_are_looked_up_in_every_kind_of_table() {
     fn rows<B: Backend>(backend: &B, weight: &Tensor) -> Vec<f32> {
-        let table = backend.load_matrix(weight.clone()).expect("it loads");
-        assert!(matches!(backend.embed(&table, &[10]), Err(NnError::Token { id: 10, vocab: 10 })));
+        let table = backend.load_table(weight.clone()).expect("it loads");
+        assert!(matches!(
+            backend.embed(&table, &inputs(backend, &[10])),
+            Err(NnError::Token { id: 10, vocab: 10 })
+        ));
         assert!(backend.matrix_bytes(&table) > 0);
-        backend.read(backend.embed(&table, &[9, 0, 9]).expect("rows")).expect("values")
+        backend.to_host(&backend.embed(&table, &inputs(backend, &[9, 0, 9])).expect("rows")).expect("values")
     }
     for weight in weights(&mut Rng::new(2)) {
         let want: Vec<f32> = weight.to_f32();
@@ -105,7 +111,7 @@ fn norms_gates_and_sums() {
         assert!(backend.add(&mut x, &narrow).is_err());
         assert!(backend.gated(&x, &narrow, GatedActivation::SiLu).is_err());
         assert!(backend.rms_norm(&narrow, &norm, 1e-5).is_err());
-        outs.into_iter().chain([x]).map(|out| backend.read(out).expect("values")).collect()
+        outs.into_iter().chain([x]).map(|out| backend.into_host(out).expect("values")).collect()
     }
     for (got, want) in run(&cpu()).iter().zip(run(&candle())) {
         assert_close(got, &want, 1e-5);
@@ -118,10 +124,15 @@ fn rotations_in_both_pairings() {
         let spec = RopeSpec::new(10_000.0, pairing);
         let rope = backend.load_rope(&spec, 8, 16).expect("frequencies");
         let mut x = tensor(backend, 3, &Rng::new(4).normals(3 * 2 * 8));
-        backend.rope(&mut x, &rope, &[0, 7, 300]).expect("a rotation");
+        let mut inputs = StepInputs::default();
+        for position in [0, 7, 300] {
+            inputs.push_rows(1, position, None).expect("a row");
+        }
+        let inputs = backend.inputs(inputs).expect("inputs");
+        backend.rope(&mut x, &rope, &inputs).expect("a rotation");
         let mut odd = tensor(backend, 3, &[1.0; 3 * 12]);
-        assert!(backend.rope(&mut odd, &rope, &[0, 1, 2]).is_err());
-        backend.read(x).expect("values")
+        assert!(backend.rope(&mut odd, &rope, &inputs).is_err());
+        backend.into_host(x).expect("values")
     }
     let mut seen = Vec::new();
     for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
@@ -146,15 +157,15 @@ fn attention_of_two_sequences_at_once() {
             let tokens: usize = lens.iter().sum();
             let mut random = |width: usize| tensor(backend, tokens, &rng.normals(tokens * width));
             let (q, k, v) = (random(24), random(12), random(12));
-            let [a, b] = &mut caches;
-            let mut segments = [
-                Segment { rows: 0..lens[0], first_position: first, window, cache: a },
-                Segment { rows: lens[0]..tokens, first_position: first.min(2), window, cache: b },
-            ];
-            let out = backend.attention(&spec, &q, &k, &v, &mut segments).expect("an attention");
-            outs.extend(backend.read(out).expect("values"));
+            let mut inputs = StepInputs::default();
+            inputs.push_rows(lens[0], first, window).expect("rows");
+            inputs.push_rows(lens[1], first.min(2), window).expect("rows");
+            let inputs = backend.inputs(inputs).expect("inputs");
+            let mut caches: Vec<_> = caches.iter_mut().collect();
+            let out = backend.attention(&spec, &q, &k, &v, &inputs, &mut caches).expect("an attention");
+            outs.extend(backend.into_host(out).expect("values"));
             assert!(
-                backend.attention(&spec, &k, &k, &v, &mut segments).is_err(),
+                backend.attention(&spec, &k, &k, &v, &inputs, &mut caches).is_err(),
                 "queries of the wrong width"
             );
         }

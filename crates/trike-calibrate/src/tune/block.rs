@@ -1,7 +1,7 @@
 //! A decoder block that can be differentiated: the same sums as [`trike_nn::DecoderBlock`], with what the way back needs kept.
 
 use trike_cpu::{Cpu, CpuError};
-use trike_nn::{DecoderSpec, NnError, Site, WeightName};
+use trike_nn::{DecoderSpec, HookPoint, NnError, WeightName};
 
 use super::{
     attend::{Heads, Turns, rotate},
@@ -20,7 +20,7 @@ const D: usize = 6;
 
 /// The names of the matrices of a block: query, key, value, output, gate, up, down.
 pub(super) fn names(layer: usize) -> Vec<WeightName> {
-    Site::ALL.iter().flat_map(|site| site.matrices(layer)).collect()
+    HookPoint::ALL.iter().flat_map(|site| site.matrices(layer)).collect()
 }
 
 /// What of a block stays as it is.

@@ -127,7 +127,7 @@ impl Text {
         let mut all = Vec::new();
         for (i, batch) in batches.iter().enumerate() {
             let mut row = 0;
-            for length in &batch.lengths {
+            for length in batch.lengths() {
                 all.push((i, row..row + length));
                 row += length;
             }
@@ -308,7 +308,7 @@ pub(crate) fn block(
 ) -> Result<TuningReport, CalibrateError> {
     let start = std::time::Instant::now();
     let spec = &input.config().spec;
-    let longest = batches.iter().flat_map(|b| b.lengths.iter().copied()).max().unwrap_or(0);
+    let longest = batches.iter().flat_map(|b| b.lengths()).max().unwrap_or(0);
     let turns = Turns::new(spec, longest);
     let ground = Ground { cpu, spec, turns: &turns };
     let text = Text::new(batches);

@@ -5,8 +5,8 @@ use std::ops::ControlFlow;
 use trike_core::{DenseTensor, Tensor};
 use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
 use trike_nn::{
-    ActivationPrecision, Backend, Biases, BlockPlace, CpuBackend, DecoderBlock, DecoderSpec, DecoderWeights,
-    NnError, RopeSpec, WeightName,
+    ActivationPrecision, Backend, Biases, BlockContext, CpuBackend, DecoderBlock, DecoderSpec,
+    DecoderWeights, NnError, RopeSpec, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
 
@@ -103,7 +103,7 @@ fn a_block_here_is_the_block_of_the_backend() {
         let mut rng = Rng::new(2);
         let ids = LENGTHS.map(|n| (0..n).map(|_| rng.below(spec.vocab) as u32).collect::<Vec<_>>());
         let [batch] = hidden::embed(&backend, &table, &ids).unwrap().try_into().ok().expect("one batch");
-        let place = BlockPlace { backend: &backend, spec: &spec, rope: &rope };
+        let place = BlockContext { backend: &backend, spec: &spec, rope: &rope };
         let want = batch.through(place, &block, |_, _, _| ControlFlow::Continue(()), None).unwrap();
 
         let turns = Turns::new(&spec, 9);

@@ -137,7 +137,7 @@ pub(crate) fn whole(
 ) -> Result<TuningReport, CalibrateError> {
     let start = Instant::now();
     let spec = &input.config().spec;
-    let longest = starts.iter().flat_map(|b| b.lengths.iter().copied()).max().unwrap_or(0);
+    let longest = starts.iter().flat_map(|b| b.lengths()).max().unwrap_or(0);
     let turns = Turns::new(spec, longest);
     let text = Text::new(starts);
     let each =

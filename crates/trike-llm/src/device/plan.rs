@@ -98,9 +98,9 @@ pub(super) fn check_pieces(pieces: &[Piece], device: &str, limit: u64) -> Result
             requested: *requested,
             limit,
             remedy: if what.starts_with("keys") {
-                "generate less, use a rolling window, or run it on the processor"
+                "shorten the sequence, use a rolling window, or run the model on the processor"
             } else {
-                "run it on the processor"
+                "run the model on the processor"
             },
         }),
     }
@@ -217,7 +217,7 @@ mod tests {
         let refused = check_pieces(&pieces, "wgpu:0", 128).expect_err("over it").to_string();
         assert_eq!(
             refused,
-            "b.weight: 129 bytes in one piece, wgpu:0 takes at most 128: run it on the processor"
+            "b.weight: 129 bytes in one piece, wgpu:0 takes at most 128: run the model on the processor"
         );
         check_pieces(&pieces, "wgpu:0", 127).expect_err("both");
     }

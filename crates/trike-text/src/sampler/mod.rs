@@ -187,7 +187,7 @@ struct Candidate {
     weight: f64,
 }
 
-/// Best first; equal logits in the order of their ids, so that ties fall alike everywhere.
+/// Largest first; equal logits in the order of their ids, so that ties fall alike everywhere.
 fn better(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }

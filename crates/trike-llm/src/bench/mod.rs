@@ -1,0 +1,305 @@
+//! Tokens per second of a model, against what the machine can do.
+
+mod synthetic;
+
+use std::{any::Any, time::Instant};
+
+use serde::Serialize;
+use trike_core::{Bounds, Cost, OptionError};
+use trike_cpu::{Cpu, probe};
+use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, Step};
+
+use crate::{LlmError, generate::STEP};
+
+pub use synthetic::{Synthetic, SyntheticModel};
+
+/// What is measured; each `with_` method changes one field of the default, which measures what llama-bench does: a prompt of 512
+/// tokens, 128 generated ones, five repetitions, f16 keys and values, all threads.
+///
+/// ```
+/// use trike_llm::bench::BenchOptions;
+///
+/// let options = BenchOptions::default().with_prompt(0).with_generate(32).with_threads([1, 2]);
+/// assert_eq!((options.repetitions, options.threads), (5, vec![1, 2]));
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct BenchOptions {
+    /// Tokens of the prompt; 0 = no prefill.
+    pub prompt: usize,
+    /// Tokens generated one by one; 0 = no decode.
+    pub generate: usize,
+    /// Numbers of threads on the host, 0 = all logical CPUs; a device ignores them.
+    pub threads: Vec<usize>,
+    /// Repetitions, after a warm-up that is not counted.
+    pub repetitions: usize,
+    /// Precision of cached keys and values.
+    pub kv: KvPrecision,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        Self { prompt: 512, generate: 128, threads: vec![0], repetitions: 5, kv: KvPrecision::F16 }
+    }
+}
+
+impl BenchOptions {
+    /// Sets [`prompt`](Self::prompt).
+    #[must_use]
+    pub fn with_prompt(self, prompt: usize) -> Self {
+        Self { prompt, ..self }
+    }
+
+    /// Sets [`generate`](Self::generate).
+    #[must_use]
+    pub fn with_generate(self, generate: usize) -> Self {
+        Self { generate, ..self }
+    }
+
+    /// Sets [`threads`](Self::threads).
+    #[must_use]
+    pub fn with_threads(self, threads: impl Into<Vec<usize>>) -> Self {
+        Self { threads: threads.into(), ..self }
+    }
+
+    /// Sets [`repetitions`](Self::repetitions).
+    #[must_use]
+    pub fn with_repetitions(self, repetitions: usize) -> Self {
+        Self { repetitions, ..self }
+    }
+
+    /// Sets [`kv`](Self::kv).
+    #[must_use]
+    pub fn with_kv(self, kv: KvPrecision) -> Self {
+        Self { kv, ..self }
+    }
+
+    /// The largest number of positions that a sequence takes.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.prompt.max(self.generate).max(1)
+    }
+}
+
+/// One measurement. The field names are the schema of `trike bench -o json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct BenchRow {
+    /// `prefill` or `decode`.
+    pub kind: &'static str,
+    /// Threads; none where a device computes.
+    pub threads: Option<usize>,
+    /// Tokens of a repetition.
+    pub tokens: usize,
+    /// Repetitions.
+    pub repetitions: usize,
+    /// Median over the repetitions.
+    pub tokens_per_second: f64,
+    /// Standard deviation over the repetitions.
+    pub standard_deviation: f64,
+    /// Multiply-adds of a token, the mean over the tokens; like what follows only on the host, whose ceilings are measured.
+    pub macs_per_token: Option<f64>,
+    /// Bytes that a token must read or write at least once, the mean over the tokens.
+    pub bytes_per_token: Option<f64>,
+    /// Compulsory bytes a second, over the bandwidth that this run measured with these threads.
+    pub share_of_bandwidth: Option<f64>,
+    /// Multiply-adds a second, over the int8 peak that this run measured with these threads.
+    pub share_of_int8_peak: Option<f64>,
+}
+
+/// Ceilings measured with one number of threads.
+#[derive(Clone, Debug, Serialize)]
+pub struct Ceiling {
+    /// Threads.
+    pub threads: usize,
+    /// Bytes read from memory in a second, the best variant.
+    pub bandwidth: f64,
+    /// That variant.
+    pub bandwidth_variant: &'static str,
+    /// Int8 multiply-adds in a second, the best variant.
+    pub int8_peak: f64,
+    /// That variant.
+    pub int8_variant: &'static str,
+}
+
+/// Measures what `cpu` can do.
+///
+/// # Errors
+///
+/// When there is no memory for the buffer that is read.
+pub fn ceiling(cpu: &Cpu) -> Result<Ceiling, LlmError> {
+    let bandwidth = probe::memory_bandwidth(cpu)?;
+    let peak = probe::int8_peak(cpu);
+    Ok(Ceiling {
+        threads: cpu.threads(),
+        bandwidth: bandwidth.best().figure,
+        bandwidth_variant: bandwidth.best().name,
+        int8_peak: peak.best().figure,
+        int8_variant: peak.best().name,
+    })
+}
+
+/// Everything one run measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct BenchReport {
+    /// One row for each kind and number of threads.
+    pub rows: Vec<BenchRow>,
+    /// Ceilings of the same run.
+    pub ceilings: Vec<Ceiling>,
+}
+
+/// See [`Model::bench`](crate::Model::bench).
+pub(crate) fn run<B: Backend + 'static>(
+    decoder: &mut Decoder<B>,
+    options: &BenchOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<BenchReport, LlmError> {
+    // Threads, costs and ceilings are known of the host alone, and no other backend has to know of them.
+    match (decoder as &mut dyn Any).downcast_mut::<Decoder<CpuBackend>>() {
+        Some(decoder) => run_on_host(decoder, options, progress),
+        None => run_on_device(decoder, options, progress),
+    }
+}
+
+/// Times prefill and decode for every number of threads, and the machine's ceilings beside them.
+fn run_on_host(
+    decoder: &mut Decoder<CpuBackend>,
+    options: &BenchOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<BenchReport, LlmError> {
+    let kinds = kinds(decoder.spec(), options)?;
+    let total = options.threads.len() * kinds.len() * (options.repetitions + 1);
+    let mut done = 0;
+    let (mut rows, mut ceilings) = (Vec::new(), Vec::new());
+    for &threads in &options.threads {
+        let cpu = Cpu::new(threads)?;
+        let ceiling = ceiling(&cpu)?;
+        decoder.backend_mut().set_cpu(cpu);
+        for &(kind, tokens) in &kinds {
+            let row = time(decoder, kind, tokens, options, &mut || {
+                done += 1;
+                progress(done, total);
+            })?;
+            let (macs, bytes) = cost_per_token(decoder, kind, tokens, options.kv);
+            let rate = row.tokens_per_second;
+            rows.push(BenchRow {
+                threads: Some(ceiling.threads),
+                macs_per_token: Some(macs),
+                bytes_per_token: Some(bytes),
+                share_of_bandwidth: Some(rate * bytes / ceiling.bandwidth),
+                share_of_int8_peak: Some(rate * macs / ceiling.int8_peak),
+                ..row
+            });
+        }
+        ceilings.push(ceiling);
+    }
+    Ok(BenchReport { rows, ceilings })
+}
+
+/// Times prefill and decode on a device. Ceilings are the host's, so there are none here.
+fn run_on_device<B: Backend>(
+    decoder: &Decoder<B>,
+    options: &BenchOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<BenchReport, LlmError> {
+    let kinds = kinds(decoder.spec(), options)?;
+    let total = kinds.len() * (options.repetitions + 1);
+    let mut done = 0;
+    let mut count = || {
+        done += 1;
+        progress(done, total);
+    };
+    let rows = kinds.iter().map(|&(kind, tokens)| time(decoder, kind, tokens, options, &mut count));
+    Ok(BenchReport { rows: rows.collect::<Result<_, _>>()?, ceilings: Vec::new() })
+}
+
+/// What is timed, with its number of tokens.
+fn kinds(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<(&'static str, usize)>, LlmError> {
+    let tokens = Bounds::at_least(0usize).at_most(spec.context);
+    OptionError::check("prompt", tokens, options.prompt)?;
+    OptionError::check("generate", tokens, options.generate)?;
+    OptionError::check("repetitions", Bounds::at_least(1usize), options.repetitions)?;
+    let kinds = [("prefill", options.prompt), ("decode", options.generate)];
+    Ok(kinds.into_iter().filter(|(_, tokens)| *tokens > 0).collect())
+}
+
+/// A row without what is compared with ceilings.
+fn time<B: Backend>(
+    decoder: &Decoder<B>,
+    kind: &'static str,
+    tokens: usize,
+    options: &BenchOptions,
+    count: &mut dyn FnMut(),
+) -> Result<BenchRow, LlmError> {
+    let mut rates = Vec::with_capacity(options.repetitions);
+    for repetition in 0..=options.repetitions {
+        let seconds = match kind {
+            "prefill" => time_prefill(decoder, tokens, options.kv)?,
+            _ => time_decode(decoder, tokens, options.kv)?,
+        };
+        // The first one pages weights in and wakes the threads, or compiles the kernels of a device.
+        if repetition > 0 {
+            rates.push(tokens as f64 / seconds);
+        }
+        count();
+    }
+    rates.sort_by(f64::total_cmp);
+    Ok(BenchRow {
+        kind,
+        threads: None,
+        tokens,
+        repetitions: options.repetitions,
+        tokens_per_second: median(&rates),
+        standard_deviation: deviation(&rates),
+        macs_per_token: None,
+        bytes_per_token: None,
+        share_of_bandwidth: None,
+        share_of_int8_peak: None,
+    })
+}
+
+/// Ids that walk through the vocabulary, so that no embedding row stays hot.
+fn ids<B: Backend>(decoder: &Decoder<B>, n: usize) -> Vec<u32> {
+    let vocab = decoder.spec().vocab;
+    (0..n).map(|i| ((i * 7919 + 1) % vocab) as u32).collect()
+}
+
+fn time_prefill<B: Backend>(decoder: &Decoder<B>, tokens: usize, kv: KvPrecision) -> Result<f64, LlmError> {
+    let mut sequence = decoder.sequence(KvSpec::new(kv, tokens))?;
+    let ids = ids(decoder, tokens);
+    let start = Instant::now();
+    for ids in ids.chunks(STEP) {
+        decoder.forward_top(&mut [Step { sequence: &mut sequence, ids }], 1)?;
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+fn time_decode<B: Backend>(decoder: &Decoder<B>, tokens: usize, kv: KvPrecision) -> Result<f64, LlmError> {
+    let mut sequence = decoder.sequence(KvSpec::new(kv, tokens))?;
+    let ids = ids(decoder, tokens);
+    let start = Instant::now();
+    for id in &ids {
+        decoder.forward_top(&mut [Step { sequence: &mut sequence, ids: std::slice::from_ref(id) }], 1)?;
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Mean multiply-adds and bytes of a token.
+fn cost_per_token(decoder: &Decoder<CpuBackend>, kind: &str, tokens: usize, kv: KvPrecision) -> (f64, f64) {
+    let step = if kind == "prefill" { STEP } else { 1 };
+    let cost: Cost = (0..tokens)
+        .step_by(step)
+        .map(|position| decoder.step_cost(step.min(tokens - position), position, kv))
+        .sum();
+    (cost.macs as f64 / tokens as f64, cost.bytes as f64 / tokens as f64)
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    let n = sorted.len();
+    (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0
+}
+
+fn deviation(values: &[f64]) -> f64 {
+    let n = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / n;
+    (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n).sqrt()
+}
