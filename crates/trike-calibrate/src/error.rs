@@ -27,6 +27,9 @@ pub enum CalibrateError {
     /// The host kernels refused.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
+    /// No memory, no threads, or an instruction set that this machine does not have.
+    #[error(transparent)]
+    Host(#[from] trike_cpu::HostError),
     /// A ternary tensor refused.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),

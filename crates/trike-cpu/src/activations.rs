@@ -5,12 +5,14 @@ use std::cell::Cell;
 use trike_core::ActivationPrecision;
 use trike_trit::Hadamard;
 
-use crate::error::{CpuError, Result};
-use crate::kernels::{Kernels, Loop};
-use crate::line::{Line, ROWS};
-use crate::pool::Pool;
+use crate::error::CpuError;
+use crate::kernels::Kernels;
+use crate::line::ROWS;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
+use trike_host::Line;
+use trike_host::Loop;
+use trike_host::Pool;
 
 /// Columns that share an entry of the factors and of the sums.
 pub(crate) const SEGMENT: usize = 32;
@@ -78,7 +80,7 @@ impl Activations {
         precision: ActivationPrecision,
         rotation: Option<Hadamard>,
         wanted: Wanted,
-    ) -> Result<Self> {
+    ) -> Result<Self, CpuError> {
         let (slices, group) = (precision.slices(), precision.group());
         let tokens = x.len() / cols;
         // Whole segments, so that every unit ends where a sum is known.
@@ -477,8 +479,8 @@ fn largest(x: &[f32]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::with_kernels;
-    use crate::{Cpu, Isa};
+    use crate::kernels::with_kernels;
+    use trike_host::{Cpu, Isa};
     use trike_testkit::Rng;
     use trike_trit::GroupSize;
 

@@ -1,4 +1,4 @@
-//! What one thread does for [`Cpu::linear`](crate::Cpu::linear) when the weights are not ternary.
+//! What one thread does for [`CpuOps::linear`](crate::CpuOps::linear) when the weights are not ternary.
 
 use std::ops::Range;
 

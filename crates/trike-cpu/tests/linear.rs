@@ -6,8 +6,8 @@ mod common;
 use common::{GRANULARITIES, PRECISIONS, Weights, as_quantized, bits, cpus, describe, oracle};
 use half::{bf16, f16};
 use trike_cpu::{
-    ActivationPrecision, Cpu, CpuError, DenseData, DenseMatrix, Int8Matrix, Isa, Layout, MAX_COLS, Matrix,
-    TernaryMatrix,
+    ActivationPrecision, Cpu, CpuError, CpuOps, DenseData, DenseMatrix, Int8Matrix, Isa, Layout, MAX_COLS,
+    Matrix, TernaryMatrix,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
@@ -149,21 +149,6 @@ fn the_instruction_sets_that_ran_are_those_that_the_machine_has() {
         }
     }
     assert_eq!(ran, expected);
-}
-
-#[test]
-fn names_of_instruction_sets() {
-    for isa in Isa::available() {
-        assert_eq!(Isa::by_name(isa.name()).expect("available"), isa);
-    }
-    assert!(matches!(Isa::by_name("AVX2"), Err(CpuError::UnknownIsa { .. })));
-    for name in ["scalar", "sse4.1", "avx2", "avx-vnni", "avx512-vnni"] {
-        match Isa::by_name(name) {
-            Ok(isa) => assert_eq!(isa.name(), name),
-            Err(CpuError::IsaUnavailable { available, .. }) => assert!(!available.contains(name)),
-            Err(other) => panic!("{name}: {other}"),
-        }
-    }
 }
 
 #[test]

@@ -4,7 +4,9 @@ mod common;
 
 use common::{bits, cpus, describe};
 use half::f16;
-use trike_cpu::{AttentionSpec, Cpu, CpuError, GatedActivation, KvData, KvView, RopePairing, RopeTable};
+use trike_cpu::{
+    AttentionSpec, Cpu, CpuError, CpuOps, GatedActivation, KvData, KvView, RopePairing, RopeTable,
+};
 use trike_testkit::{Rng, assert_close};
 
 const BOUND: f32 = 1e-5;

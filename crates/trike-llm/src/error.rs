@@ -31,6 +31,9 @@ pub enum LlmError {
     /// The host kernels refused.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
+    /// No memory, no threads, or an instruction set that this machine does not have.
+    #[error(transparent)]
+    Host(#[from] trike_cpu::HostError),
     /// The numbers of a tensor do not make one.
     #[error(transparent)]
     Tensor(#[from] trike_format::TensorError),

@@ -80,6 +80,9 @@ pub enum NnError {
     /// A kernel refused its input.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
+    /// No memory, no threads, or an instruction set that this machine does not have.
+    #[error(transparent)]
+    Host(#[from] trike_cpu::HostError),
     /// A tensor refused a request.
     #[error(transparent)]
     Tensor(#[from] trike_core::TensorError),

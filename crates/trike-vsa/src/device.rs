@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
-use trike_cpu::TritPlanes;
 use trike_cube::vsa::{Decision, MAX_SEARCHED, TritOp};
 use trike_cube::{Device, TritTable, ops};
+use trike_popcount::TritPlanes;
 
 use crate::algebra::{Algebra, AlgebraKind, Z3, cut};
 use crate::bundle::Bundle;

@@ -1,6 +1,8 @@
 //! What the forward and backward passes of a block are made of, in f32 on the host.
 
-use trike_cpu::{ActivationPrecision, Cpu, CpuError, DenseData, DenseMatrix, GatedActivation, Matrix};
+use trike_cpu::{
+    ActivationPrecision, Cpu, CpuError, CpuOps, DenseData, DenseMatrix, GatedActivation, Matrix,
+};
 
 /// A matrix of a block, `out x in`, ready to be multiplied both ways.
 pub(super) struct Dense {

@@ -19,10 +19,10 @@ use std::ops::Range;
 use half::f16;
 use trike_core::AttentionSpec;
 
-use crate::error::{CpuError, Result, check_len, check_range, check_rows};
-use crate::isa::with_kernels;
+use crate::error::{CpuError, check_len, check_range, check_rows};
 use crate::kernels::Element;
-use crate::pool::{Cpu, Pool};
+use crate::kernels::with_kernels;
+use trike_host::{Cpu, Pool};
 
 use lanes::Lanes;
 
@@ -65,7 +65,7 @@ fn validate(
     first_position: usize,
     kv: &KvView<'_>,
     out: &[f32],
-) -> Result<usize> {
+) -> Result<usize, CpuError> {
     check_range("heads of attention", 1, 1 << 20, spec.heads)?;
     check_range("key/value heads of attention", 1, spec.heads, spec.kv_heads)?;
     check_range("head_dim of attention", 1, 1 << 20, spec.head_dim)?;
@@ -90,51 +90,27 @@ fn validate(
     Ok(tokens)
 }
 
-impl Cpu {
-    /// Softmax attention of `m` queries at consecutive positions from `first_position`; `q` and `out` are
-    /// `m x heads x head_dim`.
-    ///
-    /// The query at position `p` sees positions `max(0, p + 1 - window)..=p`, all of which must be in the ring already
-    /// (its own included). Scores, their maximum, exponentials and sums are f32.
-    ///
-    /// # Errors
-    ///
-    /// [`CpuError::Heads`], [`CpuError::Range`], [`CpuError::NotMultiple`] and [`CpuError::Length`] for shapes that do not
-    /// fit, [`CpuError::KvCapacity`] when the ring cannot hold every position that is seen.
-    ///
-    /// ```
-    /// use trike_cpu::{AttentionSpec, Cpu, KvData, KvView};
-    ///
-    /// let problem = AttentionSpec { heads: 2, kv_heads: 1, head_dim: 2, scale: 1.0, window: None };
-    /// // Two slots; equal keys, so every query averages the values that it sees.
-    /// let (k, v) = ([1.0, 0.0, 1.0, 0.0], [1.0, 2.0, 3.0, 4.0]);
-    /// let kv = KvView { k: KvData::F32(&k), v: KvData::F32(&v), capacity: 2 };
-    /// let mut out = [f32::NAN; 8];
-    /// Cpu::new(1)?.attention(&problem, &[1.0; 8], 0, kv, &mut out)?;
-    /// assert_eq!(out, [1.0, 2.0, 1.0, 2.0, 2.0, 3.0, 2.0, 3.0]);
-    /// # Ok::<(), trike_cpu::CpuError>(())
-    /// ```
-    pub fn attention(
-        &self,
-        problem: &AttentionSpec,
-        q: &[f32],
-        first_position: usize,
-        kv: KvView<'_>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let tokens = validate(problem, q, first_position, &kv, out)?;
-        if tokens == 0 {
-            return Ok(());
-        }
-        let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity }, self.pool());
-        with_kernels!(self.isa(), kernels => match (kv.k, kv.v) {
-            (KvData::F32(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
-            (KvData::F16(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
-            (KvData::F32(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
-            (KvData::F16(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
-        });
-        Ok(())
+/// [`CpuOps::attention`](crate::CpuOps::attention).
+pub(crate) fn attention(
+    cpu: &Cpu,
+    problem: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
+    kv: KvView<'_>,
+    out: &mut [f32],
+) -> Result<(), CpuError> {
+    let tokens = validate(problem, q, first_position, &kv, out)?;
+    if tokens == 0 {
+        return Ok(());
     }
+    let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity }, cpu.pool());
+    with_kernels!(cpu.isa(), kernels => match (kv.k, kv.v) {
+        (KvData::F32(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
+        (KvData::F16(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
+        (KvData::F32(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
+        (KvData::F16(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
+    });
+    Ok(())
 }
 
 /// A validated problem with its queries.

@@ -2,7 +2,7 @@
 
 use trike_core::{DenseData, DenseTensor};
 
-use crate::error::{CpuError, Result, check_len};
+use crate::error::{CpuError, check_len};
 use crate::kernels::{Element, Rows};
 
 /// `rows x cols` floats; products and sums are f32 whatever the weights' type.
@@ -28,7 +28,7 @@ impl DenseMatrix {
     /// # Errors
     ///
     /// [`CpuError::Shape`] for a dimension of zero, [`CpuError::Length`] when there are not `rows * cols` numbers.
-    pub fn new(rows: usize, cols: usize, data: DenseData) -> Result<Self> {
+    pub fn new(rows: usize, cols: usize, data: DenseData) -> Result<Self, CpuError> {
         let count = shape("dense matrix", rows, cols)?;
         check_len("numbers of a dense matrix", count, data.len())?;
         Ok(Self { rows, cols, data })
@@ -86,6 +86,6 @@ impl DenseMatrix {
 }
 
 /// Elements of a matrix whose sides must not be zero.
-pub(super) fn shape(what: &'static str, rows: usize, cols: usize) -> Result<usize> {
+pub(super) fn shape(what: &'static str, rows: usize, cols: usize) -> Result<usize, CpuError> {
     rows.checked_mul(cols).filter(|&count| count > 0).ok_or(CpuError::Shape { what, rows, cols })
 }

@@ -2,11 +2,11 @@
 
 use trike_core::Int8Tensor;
 
-use crate::error::{CpuError, Result, check_len, check_range};
+use crate::error::{CpuError, check_len, check_range};
 
 use super::dense::shape;
 use crate::kernels::Rows;
-use crate::memory::Lines;
+use trike_host::Lines;
 
 /// `rows x cols` weights `code * scale`, a scale for every `group` columns; the last group of a row may be shorter.
 ///
@@ -36,9 +36,15 @@ impl Int8Matrix {
     /// # Errors
     ///
     /// [`CpuError::Shape`] for a dimension of zero, [`CpuError::Range`] for a group that is not `1..=cols`,
-    /// [`CpuError::Length`] for a wrong number of codes or scales, [`CpuError::NonFiniteParameter`] for a scale, [`CpuError::Memory`] when there
+    /// [`CpuError::Length`] for a wrong number of codes or scales, [`CpuError::NonFiniteParameter`] for a scale, [`HostError::Memory`](crate::HostError::Memory) when there
     /// is no room.
-    pub fn new(rows: usize, cols: usize, group: usize, codes: Vec<i8>, scales: Vec<f32>) -> Result<Self> {
+    pub fn new(
+        rows: usize,
+        cols: usize,
+        group: usize,
+        codes: Vec<i8>,
+        scales: Vec<f32>,
+    ) -> Result<Self, CpuError> {
         let count = shape("int8 matrix", rows, cols)?;
         check_range("group of an int8 matrix", 1, cols, group)?;
         check_len("codes of an int8 matrix", count, codes.len())?;
@@ -58,8 +64,8 @@ impl Int8Matrix {
     ///
     /// # Errors
     ///
-    /// [`CpuError::Memory`] when there is no room.
-    pub fn from_tensor(tensor: &Int8Tensor) -> Result<Self> {
+    /// [`HostError::Memory`](crate::HostError::Memory) if there is no memory.
+    pub fn from_tensor(tensor: &Int8Tensor) -> Result<Self, CpuError> {
         let mut codes = Lines::zeroed(tensor.codes().len())?;
         codes.copy_from_slice(tensor.codes());
         let (rows, cols, group) = (tensor.rows(), tensor.cols(), tensor.group());

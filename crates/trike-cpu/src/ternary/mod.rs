@@ -36,11 +36,12 @@ use trike_core::ActivationPrecision;
 
 use crate::activations::Activations;
 use crate::kernels::Kernels;
-use crate::line::{CodeLine, FloatLine, Line, ROWS};
+use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::linear::Piece;
 use crate::matrix::TernaryMatrix;
 use crate::matrix::layout::{Fixed, LONG, Shape};
 use crate::simd::Simd;
+use trike_host::Line;
 
 /// How a row of columns is cut into exact sums.
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! Cached keys and values.
 
 use half::f16;
-use trike_cpu::{AttentionSpec, Cpu, KvData, KvView};
+use trike_cpu::{AttentionSpec, Cpu, CpuOps, KvData, KvView};
 
 use super::exec::check_len;
 use crate::{KvPrecision, NnError};

@@ -1,7 +1,7 @@
 //! Causal attention of whole sequences, with its gradient.
 
 use candle_core::{CpuStorage, CustomOp3, D, Device, Layout, Shape, Tensor};
-use trike_cpu::{Cpu, KvData, KvView};
+use trike_cpu::{Cpu, CpuOps, KvData, KvView};
 
 use super::exec::{check_len, check_width, floats, to_f32};
 use crate::{AttentionSpec, NnError};
