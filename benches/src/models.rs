@@ -79,6 +79,7 @@ pub fn models(
             model.size,
             Encoding::TwoBit,
             ActivationPrecision::Int8PerToken,
+            None,
             &whole_context,
             &mut |_, _| {},
         )?;

@@ -1,10 +1,11 @@
 //! From a checkpoint to a model that runs.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
 };
 
+use trike_core::Layout;
 use trike_cpu::Cpu;
 use trike_nn::{
     ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, DeviceUse, KvPrecision, KvSpec,
@@ -58,6 +59,8 @@ pub struct LoadOptions {
     pub activations: Option<ActivationPrecision>,
     /// Output head.
     pub head: HeadPrecision,
+    /// Layout of ternary weights, where the kernels have it for a weight; chosen per weight when `None`.
+    pub layout: Option<Layout>,
     /// Keys and values of the longest sequence that is going to run, which have to fit a GPU's memory beside the weights; the
     /// whole context when `None`. The host allocates them as they grow.
     pub sequence: Option<KvSpec>,
@@ -86,6 +89,12 @@ impl LoadOptions {
     #[must_use]
     pub fn with_head(self, head: HeadPrecision) -> Self {
         Self { head, ..self }
+    }
+
+    /// Sets [`layout`](Self::layout).
+    #[must_use]
+    pub fn with_layout(self, layout: impl Into<Option<Layout>>) -> Self {
+        Self { layout: layout.into(), ..self }
     }
 
     /// Sets [`sequence`](Self::sequence).
@@ -163,12 +172,13 @@ impl LanguageModel<CpuBackend> {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
         let cpu = options.cpu.clone().map_or_else(|| Cpu::new(0), Ok)?;
-        Self::load_on(CpuBackend::new(cpu, options.activations_of(file)), file, options, progress)
+        let backend = CpuBackend::new(cpu, options.activations_of(file)).with_layout(options.layout);
+        Self::load_on(backend, file, options, progress)
     }
 }
 
 impl<B: Backend> LanguageModel<B> {
-    /// Loads an open model onto a backend, which has its own `cpu` and `activations`: those of `options` do not count here.
+    /// Loads an open model onto a backend, which has its own `cpu`, `activations` and `layout`: those of `options` do not count here.
     /// See [`load_with`](LanguageModel::load_with).
     ///
     /// # Errors
@@ -338,6 +348,10 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
 
     fn weight_bytes(&self) -> usize {
         self.decoder.weight_bytes()
+    }
+
+    fn layouts(&self) -> BTreeMap<Layout, usize> {
+        self.decoder.layouts()
     }
 
     fn memory(&self, kv: &KvSpec) -> MemoryPlan {

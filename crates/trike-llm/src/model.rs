@@ -1,7 +1,8 @@
 //! A loaded model, whatever it runs on.
 
-use std::{ops::ControlFlow, path::Path};
+use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
+use trike_core::Layout;
 use trike_nn::{DeviceUse, KvPrecision, KvSpec, MemoryPlan};
 
 use crate::{
@@ -55,6 +56,9 @@ pub trait Model {
 
     /// Bytes of all weights as the kernels hold them.
     fn weight_bytes(&self) -> usize;
+
+    /// The number of ternary matrices in each layout.
+    fn layouts(&self) -> BTreeMap<Layout, usize>;
 
     /// Memory for the weights, a sequence of `kv` and the activations of a prefill step.
     fn memory(&self, kv: &KvSpec) -> MemoryPlan;

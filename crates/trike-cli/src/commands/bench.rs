@@ -1,5 +1,7 @@
 //! `trike bench`.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use trike::{
     ActivationPrecision, Cpu, Device, Isa, KvPrecision, KvSpec, Model, ModelFile,
@@ -8,7 +10,7 @@ use trike::{
 
 use super::{
     DeviceOutcome, conflict,
-    load::{load, open},
+    load::{layouts, load, open},
 };
 use crate::{
     args::{self, BenchArgs, ModelArg, PrecisionArgs},
@@ -43,6 +45,8 @@ pub(crate) struct BenchModel {
     pub(crate) name: String,
     /// Bytes of all weights as the kernels hold them.
     pub(crate) resident_bytes: usize,
+    /// Number of ternary matrices by layout.
+    pub(crate) layouts: BTreeMap<&'static str, usize>,
     /// How the trits of a synthetic model were stored.
     pub(crate) encoding: Option<&'static str>,
     /// Bytes of its linear layers in that encoding.
@@ -95,12 +99,13 @@ fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> 
     let activations = args.activations.unwrap_or(ActivationPrecision::F32);
     let kv = KvSpec::new(args.kv, options(args, size.spec().context).positions());
     let progress = Progress::start(format!("making {}", size.name()), quiet);
-    let made = device.load_synthetic(size, args.encoding, activations, &kv, &mut |done, total| {
+    let made = device.load_synthetic(size, args.encoding, activations, args.layout.0, &kv, &mut |done, total| {
         progress.set(done, total);
     })?;
     let measured = BenchModel {
         name: format!("synthetic {}", size.name()),
         resident_bytes: made.model.weight_bytes(),
+        layouts: layouts(&*made.model),
         encoding: Some(args.encoding.name()),
         stored_bytes: Some(made.stored_bytes),
         load_seconds: Some(made.load_seconds),
@@ -114,7 +119,7 @@ fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subje
     let model = ModelArg { model: args.model.clone().or_else(from_environment) };
     let file = ModelFile::open(model.path(quiet)?)?;
     let context = file.config().spec.context;
-    let precision = PrecisionArgs { activations: args.activations, head: None, kv: Some(args.kv) };
+    let precision = PrecisionArgs { activations: args.activations, head: None, kv: Some(args.kv), layout: args.layout };
     // The measurement brings its own threads.
     let wanted = precision
         .options(&file, &Cpu::new(1)?)
@@ -124,6 +129,7 @@ fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subje
     let measured = BenchModel {
         name: file.path().display().to_string(),
         resident_bytes: model.weight_bytes(),
+        layouts: layouts(&*model),
         encoding: None,
         stored_bytes: None,
         load_seconds: None,

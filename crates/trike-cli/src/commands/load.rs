@@ -1,5 +1,7 @@
 //! Models, loaded as the common options ask.
 
+use std::collections::BTreeMap;
+
 use trike::{
     Cpu, Device, DeviceChoice, HeadPrecision, Isa, KvPrecision, KvSpec, LoadOptions, Model, ModelFile,
 };
@@ -29,6 +31,7 @@ impl PrecisionArgs {
             .with_cpu(cpu.clone())
             .with_activations(self.activations)
             .with_head(self.head.unwrap_or(HeadPrecision::Auto))
+            .with_layout(self.layout.0)
             .with_sequence(KvSpec::new(self.kv_of(file), file.config().spec.context))
     }
 }
@@ -40,6 +43,11 @@ pub(super) fn open(choice: DeviceChoice, quiet: bool) -> anyhow::Result<Device> 
         output::note("--device auto: this build reaches no GPU here, running on the processor");
     }
     Ok(device)
+}
+
+/// The number of ternary matrices by the names of their layouts.
+pub(super) fn layouts(model: &dyn Model) -> BTreeMap<&'static str, usize> {
+    model.layouts().into_iter().map(|(layout, count)| (layout.name(), count)).collect()
 }
 
 /// Loads a model on a device, with a progress bar.

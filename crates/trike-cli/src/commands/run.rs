@@ -1,13 +1,13 @@
 //! `trike run`.
 
-use std::{io, ops::ControlFlow, time::Duration};
+use std::{collections::BTreeMap, io, ops::ControlFlow, time::Duration};
 
 use serde::Serialize;
 use trike::{FinishReason, GenerateOptions, ModelFile};
 
 use super::{
     DeviceOutcome,
-    load::{load, open},
+    load::{layouts, load, open},
 };
 use crate::{args::RunArgs, interrupt, progress::Progress};
 
@@ -29,6 +29,8 @@ pub(crate) struct RunOutcome {
     decode_seconds: f64,
     decode_tokens_per_second: f64,
     backend: String,
+    /// Number of ternary matrices by layout.
+    layouts: BTreeMap<&'static str, usize>,
     /// None on the processor.
     device: Option<DeviceOutcome>,
 }
@@ -117,6 +119,7 @@ pub(crate) fn run(
         finish: generation.finish.name(),
         seed,
         backend: model.backend(),
+        layouts: layouts(&*model),
         device: model.device_use().map(DeviceOutcome::from),
     })
 }

@@ -5,7 +5,7 @@ mod plan;
 use std::{fmt, path::Path, str::FromStr};
 
 use serde::Serialize;
-use trike_core::{DeviceSpec, Runtime, UnknownDevice};
+use trike_core::{DeviceSpec, Layout, Runtime, UnknownDevice};
 use trike_cpu::Cpu;
 use trike_nn::{ActivationPrecision, CpuBackend, KvSpec};
 #[cfg(feature = "gpu")]
@@ -138,7 +138,7 @@ impl Device {
             Kind::Cpu => Ok(Box::new(LanguageModel::load_with(file, options, progress)?)),
             #[cfg(feature = "gpu")]
             Kind::Gpu(device) => {
-                let backend = CubeBackend::new(device, options.activations_of(file));
+                let backend = CubeBackend::new(device, options.activations_of(file)).with_layout(options.layout);
                 let kv = supported(&backend, options.sequence_of(file));
                 backend.check_memory(&memory_plan(file, options, &kv)?)?;
                 let limit = backend.device().capabilities().max_buffer_bytes;
@@ -159,6 +159,7 @@ impl Device {
         size: Synthetic,
         encoding: Encoding,
         activations: ActivationPrecision,
+        layout: Option<Layout>,
         kv: &KvSpec,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<SyntheticModel, LlmError> {
@@ -166,12 +167,12 @@ impl Device {
             Kind::Cpu => {
                 // The host's memory is the system's to manage.
                 let _ = kv;
-                let backend = CpuBackend::new(Cpu::new(0)?, activations);
+                let backend = CpuBackend::new(Cpu::new(0)?, activations).with_layout(layout);
                 SyntheticModel::load_on(backend, size, encoding, progress)
             }
             #[cfg(feature = "gpu")]
             Kind::Gpu(device) => {
-                let backend = CubeBackend::new(device, activations);
+                let backend = CubeBackend::new(device, activations).with_layout(layout);
                 let kv = supported(&backend, *kv);
                 backend.check_memory(&plan::synthetic_plan(&size.spec(), &kv))?;
                 SyntheticModel::load_on(backend, size, encoding, progress)
