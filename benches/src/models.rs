@@ -2,10 +2,7 @@
 
 use anyhow::{Context, Result};
 use trike_cpu::{ActivationPrecision, Cost, Cpu, Isa};
-use trike_llm::{
-    Device,
-    bench::{BenchOptions, Synthetic},
-};
+use trike_llm::{Device, Synthetic, bench::BenchOptions};
 use trike_nn::{KvPrecision, KvSpec};
 use trike_trit::Encoding;
 

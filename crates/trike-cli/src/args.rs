@@ -11,7 +11,7 @@ use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
     ActivationPrecision, DeviceChoice, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target,
     core::Layout,
-    llm::bench::Synthetic,
+    llm::Synthetic,
 };
 
 pub(crate) use edit::EditArgs;

@@ -17,7 +17,8 @@
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`]
 //! * the hub's cache: [`HubCache`], [`ModelId`], [`HubModel`], [`hub_shards`]
 //! * measurement: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`compare_ids()`], [`sequences()`], [`divergence()`],
-//!   [`read_questions()`], [`Question`], [`TaskScore`], [`inspect()`], [`mod@bench`]
+//!   [`read_questions()`], [`Question`], [`TaskScore`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
+//!   [`SyntheticModel`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]; what else writes a directory: [`hf_config()`], [`hf_tensor()`],
 //!   [`carry_tokenizer()`]
 //! * errors: [`LlmError`]
@@ -38,9 +39,8 @@ mod inspect;
 mod load;
 mod model;
 mod names;
-mod perplexity;
 mod source;
-mod tasks;
+mod synthetic;
 mod text;
 
 pub use trike_text::{
@@ -58,8 +58,10 @@ pub use generate::{FinishReason, GenerateOptions, Generation};
 pub use hub::{HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
-pub use model::{Model, OnText};
-pub use perplexity::{Comparison, Score, ScoreOptions, Split, compare_ids, divergence, sequences};
+pub use model::{
+    Comparison, Model, OnText, Question, Score, ScoreOptions, Split, TaskScore, compare_ids, divergence,
+    read_questions, sequences,
+};
 pub use source::WeightSource;
-pub use tasks::{Question, TaskScore, read_questions};
+pub use synthetic::{Synthetic, SyntheticModel};
 pub use text::{gguf_chat_template, gguf_tokenizer};

@@ -1,24 +1,19 @@
 //! From a checkpoint to a model that runs.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::HashMap,
     path::{Path, PathBuf},
 };
 
 use trike_core::Layout;
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, DeviceUse, KvPrecision, KvSpec,
-    MemoryPlan, NnError, Tensor, WeightName,
+    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, KvSpec, NnError, Tensor,
+    WeightName,
 };
 use trike_trit::TritTensor;
 
-use crate::{
-    GenerateOptions, Generation, LlmError, Model, ModelConfig, ModelFile, OnText, WeightSource,
-    bench::{self, BenchOptions, BenchReport},
-    generate::STEP,
-    tokenizer::Tokenizer,
-};
+use crate::{LlmError, ModelConfig, ModelFile, WeightSource, tokenizer::Tokenizer};
 
 /// How the output head (and the embedding, when they are one matrix) is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -241,6 +236,16 @@ impl<B: Backend> LanguageModel<B> {
         &self.decoder
     }
 
+    /// The decoder, to be changed.
+    pub(crate) fn decoder_mut(&mut self) -> &mut Decoder<B> {
+        &mut self.decoder
+    }
+
+    /// The file or directory of the checkpoint.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// What the checkpoint says of itself.
     pub fn config(&self) -> &ModelConfig {
         &self.config
@@ -322,74 +327,5 @@ impl DecoderWeights for SourceWeights<'_> {
 
     fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
         Ok(self.load(name)?.into_f32())
-    }
-}
-
-impl<B: Backend + 'static> Model for LanguageModel<B> {
-    fn path(&self) -> &Path {
-        &self.path
-    }
-
-    fn config(&self) -> &ModelConfig {
-        &self.config
-    }
-
-    fn tokenizer(&self) -> Result<&Tokenizer, LlmError> {
-        LanguageModel::tokenizer(self)
-    }
-
-    fn backend(&self) -> String {
-        self.decoder.backend().name()
-    }
-
-    fn device_use(&self) -> Option<DeviceUse> {
-        self.decoder.backend().device_use()
-    }
-
-    fn weight_bytes(&self) -> usize {
-        self.decoder.weight_bytes()
-    }
-
-    fn layouts(&self) -> BTreeMap<Layout, usize> {
-        self.decoder.layouts()
-    }
-
-    fn memory(&self, kv: &KvSpec) -> MemoryPlan {
-        MemoryPlan::new(self.decoder.spec(), self.weight_bytes() as u64, kv, STEP)
-    }
-
-    fn default_kv(&self) -> KvPrecision {
-        self.default_kv
-    }
-
-    fn can_cache(&self, kv: KvPrecision) -> bool {
-        self.decoder.backend().can_cache(kv)
-    }
-
-    fn logits(
-        &self,
-        ids: &[u32],
-        kv: KvPrecision,
-        on_row: &mut dyn FnMut(usize, &[f32]),
-    ) -> Result<(), LlmError> {
-        LanguageModel::logits(self, ids, kv, on_row)
-    }
-
-    fn generate_ids(
-        &self,
-        prompt_ids: Vec<u32>,
-        ends: &[u32],
-        options: &GenerateOptions,
-        on_text: &mut OnText<'_>,
-    ) -> Result<Generation, LlmError> {
-        LanguageModel::generate_ids(self, prompt_ids, ends, options, on_text)
-    }
-
-    fn bench(
-        &mut self,
-        options: &BenchOptions,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<BenchReport, LlmError> {
-        bench::run(&mut self.decoder, options, progress)
     }
 }

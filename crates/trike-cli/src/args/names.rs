@@ -6,7 +6,7 @@ use clap::{
 };
 use trike::{
     ActivationPrecision, Encoding, HeadPrecision, KvPrecision, Split, Target, core::Layout, cpu::MAX_THREADS,
-    llm::bench::Synthetic, trit::GroupSize,
+    llm::Synthetic, trit::GroupSize,
 };
 
 use super::{Embeddings, LayoutChoice};

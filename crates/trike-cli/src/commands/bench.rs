@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use trike::{
     ActivationPrecision, Cpu, Device, Isa, KvPrecision, KvSpec, Model, ModelFile,
-    llm::bench::{BenchOptions, BenchReport, Synthetic},
+    llm::{
+        Synthetic,
+        bench::{BenchOptions, BenchReport},
+    },
 };
 
 use super::{

@@ -12,10 +12,7 @@ use trike_nn::{ActivationPrecision, CpuBackend, KvSpec};
 use trike_nn::{Backend, CubeBackend, KvPrecision};
 use trike_trit::Encoding;
 
-use crate::{
-    LanguageModel, LlmError, LoadOptions, Model, ModelFile,
-    bench::{Synthetic, SyntheticModel},
-};
+use crate::{LanguageModel, LlmError, LoadOptions, Model, ModelFile, Synthetic, SyntheticModel};
 
 pub use plan::memory_plan;
 

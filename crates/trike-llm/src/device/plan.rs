@@ -187,7 +187,7 @@ fn codes(rows: u64, cols: u64) -> u64 {
     rows.next_multiple_of(16).saturating_mul(cols.next_multiple_of(128)) / 4
 }
 
-/// The plan for [`bench::synthetic`].
+/// The plan for a model of random trits.
 #[cfg(feature = "gpu")]
 pub(super) fn synthetic_plan(spec: &DecoderSpec, kv: &KvSpec) -> MemoryPlan {
     let table = spec.vocab as u64 * spec.hidden as u64;

@@ -2,7 +2,8 @@
 
 use trike_nn::KvPrecision;
 
-use crate::{LlmError, Model, tokenizer::Tokenizer};
+use super::Model;
+use crate::{LlmError, tokenizer::Tokenizer};
 
 /// The mark between stories, which several tokenizers have as a special token.
 const STORY_MARK: &str = "<|endoftext|>";

@@ -1,7 +1,5 @@
 //! Tokens per second of a model, against what the machine can do.
 
-mod synthetic;
-
 use std::{any::Any, time::Instant};
 
 use serde::Serialize;
@@ -10,8 +8,6 @@ use trike_cpu::{Cpu, probe};
 use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, Step};
 
 use crate::{LlmError, generate::STEP};
-
-pub use synthetic::{Synthetic, SyntheticModel};
 
 /// What is measured; each `with_` method changes one field of the default, which measures what llama-bench does: a prompt of 512
 /// tokens, 128 generated ones, five repetitions, f16 keys and values, all threads.

@@ -6,7 +6,8 @@ use serde::Serialize;
 use serde_json::Value;
 use trike_nn::KvPrecision;
 
-use crate::{LlmError, Model, perplexity::log_sum_exp};
+use super::{Model, perplexity::log_sum_exp};
+use crate::LlmError;
 
 /// A beginning and how it may go on.
 #[derive(Clone, Debug, PartialEq, Eq)]

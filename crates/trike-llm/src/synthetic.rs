@@ -9,7 +9,7 @@ use trike_nn::{
 };
 use trike_trit::{Encoding, ScaleValues, Scales, TritTensor};
 
-use crate::{Family, LanguageModel, LlmError, Model, ModelConfig, SpecialIds};
+use crate::{Family, LanguageModel, LlmError, Model, ModelConfig, SpecialIds, names};
 
 /// Sizes of models that are made of random trits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,7 +79,7 @@ impl SyntheticModel {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
         let spec = size.spec();
-        let total = crate::names::all(&spec).len();
+        let total = names::all(&spec).len();
         let mut weights = RandomWeights { spec: &spec, encoding, state: 1, stored: 0, done: 0, total, progress };
         let start = Instant::now();
         let decoder = Decoder::new(backend, spec.clone(), &mut weights)?;

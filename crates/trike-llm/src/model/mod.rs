@@ -1,17 +1,22 @@
 //! A loaded model, whatever it runs on.
 
+mod language;
+mod perplexity;
+mod tasks;
+
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use trike_core::Layout;
 use trike_nn::{DeviceUse, KvPrecision, KvSpec, MemoryPlan};
 
 use crate::{
-    Comparison, GenerateOptions, Generation, LlmError, ModelConfig, Question, Score,
-    ScoreOptions, TaskScore,
+    GenerateOptions, Generation, LlmError, ModelConfig,
     bench::{BenchOptions, BenchReport},
-    perplexity, tasks,
     tokenizer::Tokenizer,
 };
+
+pub use perplexity::{Comparison, Score, ScoreOptions, Split, compare_ids, divergence, sequences};
+pub use tasks::{Question, TaskScore, read_questions};
 
 /// Receives pieces of new text; breaking ends the generation.
 pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
