@@ -2,13 +2,10 @@
 
 use std::path::Path;
 
-use trike_cpu::Cpu;
-use trike_llm::{
-    HeadPrecision, LanguageModel, LlmError, LoadOptions, Model, ModelFile, ScoreOptions, Split, sequences,
-};
-use trike_nn::{ActivationPrecision, KvPrecision};
+use trike_llm::{LanguageModel, LlmError, Model, ModelFile, ScoreOptions, Split, sequences};
+use trike_nn::KvPrecision;
 
-use crate::{CalibrateError, Evaluation, ModelQuantizationConfig, QuantizeReport, quantize::io};
+use crate::{CalibrateError, Evaluation, ModelQuantizationConfig, QuantizeReport, error::io};
 
 /// The report's file in a directory.
 const REPORT: &str = "report.json";
@@ -33,10 +30,9 @@ impl QuantizeReport {
         config: &ModelQuantizationConfig,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<(), CalibrateError> {
-        let cpu = Cpu::new(config.threads)?;
-        let load = |path: &str| {
+        let load = |path: &str| -> Result<LanguageModel, CalibrateError> {
             let file = ModelFile::open(path)?;
-            LanguageModel::load_with(&file, &measured_options(&file, config, &cpu)?, &mut |_, _| ())
+            Ok(LanguageModel::load_with(&file, &config.measured(&file)?, &mut |_, _| ())?)
         };
         let dense = load(&self.input)?;
         let ternary = load(&self.output)?;
@@ -82,17 +78,4 @@ impl QuantizeReport {
         }
         Ok(())
     }
-}
-
-/// How a model is loaded that is measured: with f32 activations and the head as stored, so that only its weights count.
-pub(crate) fn measured_options(
-    file: &ModelFile,
-    config: &ModelQuantizationConfig,
-    cpu: &Cpu,
-) -> Result<LoadOptions, LlmError> {
-    Ok(LoadOptions::default()
-        .with_tokenizer(file.tokenizer(config.tokenizer.as_deref())?)
-        .with_cpu(cpu.clone())
-        .with_activations(ActivationPrecision::F32)
-        .with_head(HeadPrecision::AsStored))
 }

@@ -1,0 +1,173 @@
+//! The residual streams of a text between two blocks, and blocks to pass them through.
+
+use std::ops::ControlFlow;
+
+use trike_cpu::{Cpu, Matrix};
+use trike_llm::WeightSource;
+use trike_nn::{
+    Backend, BlockContext, CacheSpec, CpuBackend, CpuRope, CpuTensor, DecoderBlock, DecoderSpec, HookPoint,
+    KvPrecision, NnError, StepInputs, WeightName,
+};
+
+use crate::{CalibrateError, weights::BlockWeights};
+
+/// Tokens of a batch, unless one sequence is longer: the activations of a block over them are what is in memory beside the
+/// streams.
+const TOKENS: usize = 2048;
+
+/// Some sequences, one after the other, and their residual streams in a model.
+pub(crate) struct Batch {
+    /// The tokens of each sequence, from position 0 on.
+    inputs: StepInputs,
+    /// `tokens x hidden`.
+    pub(crate) x: Vec<f32>,
+}
+
+/// Packs whole sequences into batches and looks their tokens up.
+pub(crate) fn embed(
+    backend: &CpuBackend,
+    table: &Matrix,
+    sequences: &[Vec<u32>],
+) -> Result<Vec<Batch>, CalibrateError> {
+    let mut batches: Vec<StepInputs> = Vec::new();
+    for ids in sequences {
+        match batches.last_mut() {
+            Some(batch) if batch.rows() + ids.len() <= TOKENS => batch.push(ids, 0, None)?,
+            _ => {
+                let mut batch = StepInputs::default();
+                batch.push(ids, 0, None)?;
+                batches.push(batch);
+            }
+        }
+    }
+    let batch = |inputs: StepInputs| {
+        let x = backend.into_host(backend.embed(table, &inputs)?)?;
+        Ok(Batch { inputs, x })
+    };
+    batches.into_iter().map(batch).collect()
+}
+
+impl Batch {
+    /// The same sequences with other residual streams.
+    pub(crate) fn with(&self, x: Vec<f32>) -> Self {
+        Self { inputs: self.inputs.clone(), x }
+    }
+
+    /// Tokens of each sequence.
+    pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
+        self.inputs.segments().iter().map(|segment| segment.rows.len())
+    }
+
+    /// Runs the stream through a block and returns the output; `hook` gets the input of the linear layers at `hooked`, on the
+    /// host, and the residual stream beside it.
+    pub(crate) fn through(
+        &self,
+        context: BlockContext<'_, CpuBackend>,
+        block: &DecoderBlock<CpuBackend>,
+        mut hook: impl FnMut(HookPoint, Vec<f32>, Vec<f32>) -> ControlFlow<()>,
+        hooked: Option<HookPoint>,
+    ) -> Result<Vec<f32>, NnError> {
+        let BlockContext { backend, spec, .. } = context;
+        let mut x = backend.upload(&self.x, spec.hidden)?;
+        let cache = |capacity: usize| {
+            backend.new_cache(&CacheSpec {
+                kv_heads: spec.kv_heads,
+                head_dim: spec.head_dim,
+                capacity,
+                precision: KvPrecision::F32,
+            })
+        };
+        let mut caches = self.lengths().map(cache).collect::<Result<Vec<_>, _>>()?;
+        let mut caches: Vec<_> = caches.iter_mut().collect();
+        let host = |x: &CpuTensor| backend.to_host(x);
+        // Where the hook breaks, nobody needs the stream.
+        let _ = block.forward_hooked(
+            context,
+            &mut x,
+            &self.inputs,
+            &mut caches,
+            &mut |point, input, stream| {
+                if hooked == Some(point) {
+                    Ok(hook(point, host(input)?, host(stream)?))
+                } else {
+                    Ok(ControlFlow::Continue(()))
+                }
+            },
+        )?;
+        backend.into_host(x)
+    }
+}
+
+/// A model whose blocks run one at a time, their weights dense and in f32.
+pub(crate) struct Blocks<'a> {
+    pub(crate) source: &'a dyn WeightSource,
+    pub(crate) backend: &'a CpuBackend,
+    rope: CpuRope,
+}
+
+impl<'a> Blocks<'a> {
+    pub(crate) fn new(source: &'a dyn WeightSource, backend: &'a CpuBackend) -> Result<Self, NnError> {
+        let spec = &source.config().spec;
+        let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
+        Ok(Self { source, backend, rope })
+    }
+
+    pub(crate) fn spec(&self) -> &'a DecoderSpec {
+        &self.source.config().spec
+    }
+
+    pub(crate) fn cpu(&self) -> &'a Cpu {
+        self.backend.cpu()
+    }
+
+    /// Loads a block.
+    pub(crate) fn load(&self, layer: usize) -> Result<DecoderBlock<CpuBackend>, NnError> {
+        DecoderBlock::load(self.backend, self.spec(), layer, &mut BlockWeights(self.source))
+    }
+
+    /// Loads the embedding.
+    pub(crate) fn embedding(&self) -> Result<Matrix, CalibrateError> {
+        Ok(self.backend.load_matrix(self.source.load(WeightName::Embedding)?)?)
+    }
+
+    fn context(&self) -> BlockContext<'_, CpuBackend> {
+        BlockContext { backend: self.backend, spec: self.spec(), rope: &self.rope }
+    }
+
+    /// The stream of a batch after a block.
+    pub(crate) fn output(
+        &self,
+        block: &DecoderBlock<CpuBackend>,
+        batch: &Batch,
+    ) -> Result<Vec<f32>, NnError> {
+        batch.through(self.context(), block, |_, _, _| ControlFlow::Continue(()), None)
+    }
+
+    /// Passes the streams of all batches through a block, in place: they are most of what is in memory.
+    pub(crate) fn advance(
+        &self,
+        block: &DecoderBlock<CpuBackend>,
+        batches: &mut [Batch],
+    ) -> Result<(), NnError> {
+        batches.iter_mut().try_for_each(|batch| {
+            batch.x = self.output(block, batch)?;
+            Ok(())
+        })
+    }
+
+    /// The inputs of the matrices at `point` of a block, and the residual stream there.
+    pub(crate) fn inputs(
+        &self,
+        block: &DecoderBlock<CpuBackend>,
+        batch: &Batch,
+        point: HookPoint,
+    ) -> Result<(Vec<f32>, Vec<f32>), NnError> {
+        let mut seen = (Vec::new(), Vec::new());
+        let keep = |_, input, stream| {
+            seen = (input, stream);
+            ControlFlow::Break(())
+        };
+        batch.through(self.context(), block, keep, Some(point))?;
+        Ok(seen)
+    }
+}
