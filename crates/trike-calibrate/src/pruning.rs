@@ -1,6 +1,6 @@
 //! Which weights of a model become zero first, and how what is left is packed.
 
-use trike_cpu::Layout;
+use trike_cpu::{Isa, Layout, choose_layout};
 use trike_quant::{Hessian, HessianFactor, MatrixView, PrunePattern, PruneScore, QuantError, prune};
 use trike_trit::{Encoding, TritError, TritTensor};
 
@@ -65,11 +65,11 @@ impl Pruning {
 }
 
 /// The packing that fits a tensor: row-compressed where the kernels multiply it fastest by its nonzeros, by the crossover that
-/// [`Layout::choose`] was measured with; else the smaller of five trits a byte and of a bitmap with signs. Those two cost no time:
+/// [`choose_layout`] was measured with; else the smaller of five trits a byte and of a bitmap with signs. Those two cost no time:
 /// kernels unpack either into the same layout when a model is loaded.
 pub(crate) fn packed(tensor: TritTensor) -> Result<TritTensor, TritError> {
     let base3 = tensor.to_encoding(Encoding::Base3)?;
-    if Layout::choose(&base3) == Layout::Sparse {
+    if choose_layout(&base3, Isa::detect()) == Layout::Sparse {
         return base3.to_encoding(Encoding::RowCompressed);
     }
     let bitmap = base3.to_encoding(Encoding::Bitmap)?;

@@ -7,7 +7,7 @@
 //! numbers are meant, not how a kernel computes them; what was given up is that a backend that lacks a precision has to refuse
 //! it at run time.
 //!
-//! * weights: [`Tensor`], [`DenseTensor`] with [`DenseData`], [`Int8Tensor`]
+//! * weights: [`Tensor`], [`DenseTensor`] with [`DenseData`], [`Int8Tensor`]; resident ternary ones: [`Layout`]
 //! * precisions: [`ActivationPrecision`], [`KvPrecision`]
 //! * operations: [`GatedActivation`], [`AttentionSpec`], [`RopeSpec`] with [`RopePairing`] and [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
@@ -24,6 +24,7 @@ mod dense;
 mod device;
 mod error;
 mod int8;
+mod layout;
 mod operation;
 mod option;
 mod precision;
@@ -36,6 +37,7 @@ pub use dense::{DenseData, DenseTensor, MAX_DIMS, elements};
 pub use device::{DeviceSpec, Runtime, UnknownDevice};
 pub use error::{SpecError, TensorError};
 pub use int8::Int8Tensor;
+pub use layout::Layout;
 pub use operation::{GatedActivation, TritScore};
 pub use option::{Bounds, Number, OptionError};
 pub use precision::{ActivationPrecision, KvPrecision};

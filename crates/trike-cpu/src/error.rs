@@ -102,6 +102,12 @@ pub enum CpuError {
     /// No memory, no threads, or an instruction set that this machine does not have.
     #[error(transparent)]
     Host(#[from] HostError),
+    /// A layout that the host has no kernel for.
+    #[error("layout {layout} has no kernel on the host: use two-bit, base3, sparse or blocks")]
+    Layout {
+        /// The layout asked for.
+        layout: trike_core::Layout,
+    },
     /// A trit tensor that could not be read.
     #[error(transparent)]
     Trit(#[from] TritError),

@@ -41,10 +41,10 @@ mod ternary;
 
 pub use attention::{KvData, KvView};
 pub use error::CpuError;
-pub use matrix::{DenseMatrix, Int8Matrix, Layout, MAX_COLS, Matrix, TernaryMatrix};
+pub use matrix::{DenseMatrix, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
 pub use ops::CpuOps;
 pub use rope::RopeTable;
 pub use trike_core::{
-    ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, LinearProblem, RopePairing,
+    ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, Layout, LinearProblem, RopePairing,
 };
 pub use trike_host::{Cpu, HostError, Isa, MAX_THREADS, probe};

@@ -11,8 +11,9 @@ use crate::dense_pieces::{dense_piece, int8_piece};
 use crate::error::{CpuError, check_len, check_rows};
 use crate::kernels::Kernels;
 use crate::kernels::with_kernels;
-use crate::matrix::{Layout, Matrix};
+use crate::matrix::Matrix;
 use crate::ternary::ternary_piece;
+use trike_core::Layout;
 use trike_host::Cpu;
 
 /// [`CpuOps::linear`](crate::CpuOps::linear).

@@ -1,12 +1,12 @@
 //! The operations of a decoder, as methods of [`Cpu`].
 
-use trike_core::{ActivationPrecision, AttentionSpec, GatedActivation, RopePairing};
+use trike_core::{ActivationPrecision, AttentionSpec, GatedActivation, Layout, RopePairing};
 use trike_host::Cpu;
 use trike_trit::{Hadamard, TritTensor};
 
 use crate::attention::{self, KvView};
 use crate::error::CpuError;
-use crate::matrix::{self, Layout, Matrix, TernaryMatrix};
+use crate::matrix::{self, Matrix, TernaryMatrix};
 use crate::rope::{self, RopeTable};
 use crate::{gated, linear, norm, rotate};
 
@@ -194,11 +194,11 @@ pub trait CpuOps {
     /// [`TernaryMatrix::pack_as`] on all threads: the same matrix, bit for bit.
     ///
     /// ```
-    /// use trike_cpu::{Cpu, CpuOps, Layout};
+    /// use trike_cpu::{Cpu, CpuOps, Isa, Layout, choose_layout};
     /// use trike_trit::{Encoding, Scales, TritTensor};
     ///
     /// let tensor = TritTensor::from_trits(40, 64, &[1; 40 * 64], Encoding::TwoBit, Scales::tensor(0.5))?;
-    /// let matrix = Cpu::new(2)?.pack(&tensor, Layout::choose(&tensor))?;
+    /// let matrix = Cpu::new(2)?.pack(&tensor, choose_layout(&tensor, Isa::detect()))?;
     /// assert_eq!((matrix.rows(), matrix.layout()), (40, Layout::TwoBit));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -1,6 +1,6 @@
 //! The operations that a decoder needs of the hardware that it runs on.
 
-use trike_core::{AttentionSpec, GatedActivation, KvPrecision, RopeSpec, Tensor};
+use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
 
 use crate::{DeviceUse, Largest, NnError, StepInputs, StepLogits, TokenStep, step::logits_of};
 
@@ -142,6 +142,12 @@ pub trait Backend {
 
     /// Bytes of a resident matrix.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+
+    /// The layout of a resident ternary matrix; `None` for other matrices, and for backends that hold floats.
+    fn matrix_layout(&self, matrix: &Self::Matrix) -> Option<Layout> {
+        let _ = matrix;
+        None
+    }
 
     /// Makes a vector resident.
     ///

@@ -5,11 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use trike_core::Cost;
-use trike_cpu::{Cpu, CpuOps, DenseMatrix, Int8Matrix, KvData, KvView, Layout, Matrix, RopeTable};
+use trike_cpu::{Cpu, CpuOps, DenseMatrix, Int8Matrix, KvData, KvView, Matrix, RopeTable, choose_layout};
+use trike_trit::TritTensor;
 
 use crate::{
-    ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, NnError,
-    RopePairing, RopeSpec, StepInputs, Tensor, check,
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, Layout,
+    NnError, RopePairing, RopeSpec, StepInputs, Tensor, check,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.
@@ -17,13 +18,31 @@ use crate::{
 pub struct CpuBackend {
     cpu: Cpu,
     activations: ActivationPrecision,
+    /// The layout asked for; chosen for each matrix when `None`.
+    layout: Option<Layout>,
     spare: Arc<Spare>,
 }
 
 impl CpuBackend {
     /// A backend on the threads and instructions of `cpu`, whose ternary layers take `activations`.
     pub fn new(cpu: Cpu, activations: ActivationPrecision) -> Self {
-        Self { cpu, activations, spare: Arc::default() }
+        Self { cpu, activations, layout: None, spare: Arc::default() }
+    }
+
+    /// The layout of the ternary matrices that are loaded from now on; two-bit where the host has no kernel for it. By default
+    /// the one that was measured to be fastest is chosen for each matrix ([`choose_layout`]).
+    #[must_use]
+    pub fn with_layout(self, layout: Option<Layout>) -> Self {
+        Self { layout, ..self }
+    }
+
+    fn layout_of(&self, tensor: &TritTensor) -> Layout {
+        match self.layout {
+            // The bitmap is a layout of devices.
+            Some(Layout::Bitmap) => Layout::TwoBit,
+            Some(layout) => layout,
+            None => choose_layout(tensor, self.cpu.isa()),
+        }
     }
 
     /// Goes on with another executor; resident weights stay.
@@ -219,10 +238,17 @@ impl Backend for CpuBackend {
 
     fn load_matrix(&self, weight: Tensor) -> Result<Matrix, NnError> {
         Ok(match weight {
-            Tensor::Ternary(w) => Matrix::Ternary(self.cpu.pack(&w, Layout::choose(&w))?),
+            Tensor::Ternary(w) => Matrix::Ternary(self.cpu.pack(&w, self.layout_of(&w))?),
             Tensor::Int8(w) => Matrix::Int8(Int8Matrix::from_tensor(&w)?),
             Tensor::Dense(w) => Matrix::Dense(DenseMatrix::from_tensor(w)),
         })
+    }
+
+    fn matrix_layout(&self, matrix: &Matrix) -> Option<Layout> {
+        match matrix {
+            Matrix::Ternary(matrix) => Some(matrix.layout()),
+            Matrix::Int8(_) | Matrix::Dense(_) => None,
+        }
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<Vec<f32>, NnError> {

@@ -1,10 +1,11 @@
 //! The model made of decoder blocks.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
-    Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, NnError, Norm, Sequence,
-    StepInputs, StepLogits, Tensor, TokenStep, WeightName,
+    Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, Layout, NnError, Norm,
+    Sequence, StepInputs, StepLogits, Tensor, TokenStep, WeightName,
     block::{BlockContext, Loader, linear},
     step::usable,
 };
@@ -150,6 +151,18 @@ impl<B: Backend> Decoder<B> {
     pub fn weight_bytes(&self) -> usize {
         let (blocks, _) = self.matrices();
         blocks.chain([&self.embedding]).chain(&self.head).map(|m| self.backend.matrix_bytes(m)).sum()
+    }
+
+    /// How many ternary matrices lie in each layout.
+    pub fn layouts(&self) -> BTreeMap<Layout, usize> {
+        let (blocks, _) = self.matrices();
+        let mut counts = BTreeMap::new();
+        for matrix in blocks.chain([&self.embedding]).chain(&self.head) {
+            if let Some(layout) = self.backend.matrix_layout(matrix) {
+                *counts.entry(layout).or_default() += 1;
+            }
+        }
+        counts
     }
 
     /// A new, empty sequence.

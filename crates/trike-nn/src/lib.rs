@@ -59,7 +59,7 @@ pub use spec::{Biases, DecoderSpec};
 pub use step::{Largest, Segment, StepInputs, StepLogits, TokenStep};
 pub use trike_core::{
     ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, KvPrecision,
-    RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,
+    Layout, RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;

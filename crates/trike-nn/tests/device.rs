@@ -6,8 +6,8 @@ use trike_cpu::Cpu;
 use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_nn::{
     ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec, DecoderWeights,
-    GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing, RopeScaling, RopeSpec,
-    Sequence, Step, StepLogits, Tensor, WeightName,
+    GatedActivation, KvPrecision, KvSpec, Layout, Logits, MemoryPlan, NnError, RopePairing, RopeScaling,
+    RopeSpec, Sequence, Step, StepLogits, Tensor, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
@@ -43,6 +43,10 @@ enum Kind {
     Rotated,
     /// In groups of 32 columns, with means, in planes; query and key of other kinds than value.
     Mixed,
+    /// 95 % zeros, one scale per row.
+    Few,
+    /// Zeros in blocks of 16 rows by 128 columns, three of four.
+    Blocks,
     F32,
 }
 
@@ -97,6 +101,23 @@ impl<'a> Random<'a> {
     }
 }
 
+impl Random<'_> {
+    /// Trits with one scale per row, zero where `zero` says so.
+    fn without(&mut self, rows: usize, cols: usize, zero: impl Fn(&mut Rng, usize, usize) -> bool) -> Tensor {
+        let mut trits = self.rng.trits(rows * cols, 1.0);
+        for (i, trit) in trits.iter_mut().enumerate() {
+            if zero(&mut self.rng, i / cols, i % cols) {
+                *trit = 0;
+            }
+        }
+        let nonzeros = trits.iter().filter(|t| **t != 0).count().max(1) as f32;
+        let size = (rows as f32 / nonzeros).sqrt();
+        let scales = Scales::new(Granularity::Row, vec![size; rows], None);
+        let tensor = TritTensor::from_trits(rows, cols, &trits, Encoding::TwoBit, scales);
+        Tensor::Ternary(tensor.expect("a tensor"))
+    }
+}
+
 impl DecoderWeights for Random<'_> {
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         let (rows, cols) = self.shape(name);
@@ -124,6 +145,8 @@ impl DecoderWeights for Random<'_> {
                 assert!(rotation.is_some(), "{cols} columns");
                 Tensor::Ternary(plain.with_rotation(rotation)?)
             }
+            (Kind::Few, _) => self.without(rows, cols, |rng, _, _| rng.below(20) != 0),
+            (Kind::Blocks, _) => self.without(rows, cols, |_, row, col| (row / 16 + col / 128) % 4 != 0),
             (Kind::Trits | Kind::Rotated, _) => self.trits(rows, cols, 1, Granularity::Tensor),
             (Kind::Mixed, WeightName::Value(_)) => self.trits(rows, cols, 1, Granularity::Row),
             (Kind::Mixed, WeightName::Up(_)) => {
@@ -145,24 +168,7 @@ impl DecoderWeights for Random<'_> {
 }
 
 fn base() -> DecoderSpec {
-    DecoderSpec {
-        hidden: 96,
-        intermediate: 160,
-        layers: 2,
-        heads: 6,
-        kv_heads: 2,
-        head_dim: 16,
-        vocab: 113,
-        context: 64,
-        rms_eps: 1e-5,
-        rope: RopeSpec::new(10_000.0, RopePairing::Halves),
-        activation: GatedActivation::SiLu,
-        tied_head: false,
-        window: None,
-        biases: Biases::default(),
-        qk_norm: false,
-        sub_norms: false,
-    }
+    DecoderSpec { intermediate: 160, kv_heads: 2, context: 64, ..DecoderSpec::llama(96, 2, 6, 113) }
 }
 
 /// The families that Trike runs, each with what it switches on.
@@ -274,6 +280,46 @@ fn int8_activations_and_half_caches_agree_with_the_host() {
         // An activation on the edge of a step may round the other way, which moves a logit by a step.
         assert_close(&got, &want, 2e-2);
     }
+}
+
+/// A model without most of its zeros and one with 1.6 bits per weight run in layouts of their own, with the logits of the host
+/// and in less memory than with two bits.
+#[test]
+fn layouts_follow_the_weights() {
+    let Some(device) = software() else { return };
+    // Wide enough for whole blocks.
+    let spec =
+        DecoderSpec { intermediate: 512, kv_heads: 2, context: 64, ..DecoderSpec::llama(256, 2, 4, 113) };
+    let (kv, ids) = (KvSpec::new(KvPrecision::F32, 40), ids(20, 6));
+    let activations = ActivationPrecision::Int8PerToken;
+    let make = |kind, layout| {
+        let backend = CubeBackend::new(device.clone(), activations).with_layout(layout);
+        Decoder::new(backend, spec.clone(), &mut Random::new(&spec, kind)).expect("a model")
+    };
+    for (kind, asked, layout) in [
+        (Kind::Few, None, Layout::Sparse),
+        (Kind::Few, Some(Layout::Bitmap), Layout::Bitmap),
+        (Kind::Blocks, None, Layout::Blocks),
+        (Kind::Trits, None, Layout::TwoBit),
+        (Kind::Trits, Some(Layout::Base3), Layout::Base3),
+    ] {
+        let model = make(kind, asked);
+        assert_eq!(model.layouts(), [(layout, 14)].into(), "{kind:?} {asked:?}");
+        let two_bits = make(kind, Some(Layout::TwoBit));
+        assert_eq!(two_bits.layouts(), [(Layout::TwoBit, 14)].into());
+        if layout != Layout::TwoBit {
+            assert!(model.weight_bytes() < two_bits.weight_bytes(), "{kind:?} {layout}");
+        }
+        let want = logits(&cpu(&spec, kind, activations), &ids, kv, 20);
+        for step in [20, 1] {
+            let got = logits(&model, &ids, kv, step);
+            assert_close(&got, &want, 2e-2);
+            assert_close(&got, &logits(&two_bits, &ids, kv, step), 1e-4);
+        }
+    }
+    // What no kernel has is held in two bits.
+    let mixed = make(Kind::Mixed, Some(Layout::Sparse));
+    assert!(mixed.layouts().contains_key(&Layout::TwoBit));
 }
 
 #[test]

@@ -9,9 +9,9 @@ mod shares;
 pub(crate) mod sparse;
 mod ternary;
 
+pub use choose::choose_layout;
 pub use dense::DenseMatrix;
 pub use int8::Int8Matrix;
-pub use layout::Layout;
 pub(crate) use ternary::Groups;
 pub(crate) use ternary::pack;
 pub use ternary::{MAX_COLS, TernaryMatrix};

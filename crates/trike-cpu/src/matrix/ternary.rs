@@ -9,11 +9,12 @@ use crate::error::{CpuError, check_range};
 use crate::kernels::Kernels;
 use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::matrix::blocks::Blocks;
-use crate::matrix::layout::{Fixed, Layout, Shape};
+use crate::matrix::layout::{Fixed, Shape};
 use crate::matrix::shares::{Share, for_tiles};
 use crate::matrix::sparse::Sparse;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
+use trike_core::Layout;
 use trike_host::Line;
 use trike_host::Lines;
 use trike_host::{Cpu, Pool};
@@ -173,7 +174,7 @@ impl TernaryMatrix {
     ///
     /// # Errors
     ///
-    /// As [`TernaryMatrix::pack`].
+    /// As [`TernaryMatrix::pack`]; [`CpuError::Layout`] for [`Layout::Bitmap`], which is for devices.
     pub fn pack_as(tensor: &TritTensor, layout: Layout) -> Result<Self, CpuError> {
         Self::pack_with(tensor, layout, None)
     }
@@ -203,6 +204,7 @@ impl TernaryMatrix {
                 Store::Sparse(Box::new(Sparse::pack(tensor, &kept, group.map(GroupSize::get), pool)?))
             }
             Layout::Blocks => Store::Blocks(Box::new(Blocks::pack(tensor, &kept, packed.largest(), pool)?)),
+            Layout::Bitmap => return Err(CpuError::Layout { layout }),
         };
         let means = match scales.means() {
             None => None,

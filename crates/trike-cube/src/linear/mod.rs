@@ -1,6 +1,7 @@
 //! Weights times activations: `y = x W^T`, with `x` of `m x k`, `W` of `n x k` and `y` of `m x n`, all row-major.
 
 mod activations;
+mod choose;
 mod dense;
 mod dense_plan;
 mod edit;
@@ -15,6 +16,7 @@ mod ternary;
 mod tests;
 
 pub use activations::{ActivationShape, Activations, BLOCK, MAX_COLS, SEGMENT};
+pub use choose::{can_hold, choose_layout};
 pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
 pub use dense_plan::{DenseBlueprint, DenseProblem};
 pub use kernels::{MAX_STAGES, MmaShape, Staging, WmmaShape};

@@ -2,9 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use trike_core::DenseData;
+use trike_core::{DenseData, Layout};
 use trike_cube::CubeError;
-use trike_cube::linear::{DenseMatrix, DenseValues, TernaryMatrix};
+use trike_cube::linear::{
+    self, DenseMatrix, DenseValues, SparseLayout, SparseMatrix, TernaryLayout, TernaryMatrix,
+};
 use trike_cube::ops::RopeTable;
 use trike_trit::TritTensor;
 
@@ -25,6 +27,11 @@ pub(super) enum Kind {
         /// host.
         table: Option<Arc<TritTensor>>,
     },
+    /// Without (most of) its zeros.
+    Sparse {
+        matrix: SparseMatrix,
+        table: Option<Arc<TritTensor>>,
+    },
     Dense(DenseMatrix),
 }
 
@@ -33,6 +40,7 @@ impl CubeMatrix {
     pub(super) fn shape(&self) -> (usize, usize) {
         match &self.0 {
             Kind::Ternary { packed, part, .. } => (packed.form().parts[*part], packed.form().cols),
+            Kind::Sparse { matrix, .. } => (matrix.form().rows, matrix.form().cols),
             Kind::Dense(matrix) => (matrix.rows(), matrix.cols()),
         }
     }
@@ -42,15 +50,32 @@ impl CubeMatrix {
             // Matrices that lie side by side are counted with the first.
             Kind::Ternary { packed, part: 0, .. } => packed.bytes(),
             Kind::Ternary { .. } => 0,
+            Kind::Sparse { matrix, .. } => matrix.bytes(),
             Kind::Dense(matrix) => matrix.bytes(),
+        }
+    }
+
+    /// The layout of a ternary matrix.
+    pub(super) fn layout(&self) -> Option<Layout> {
+        match &self.0 {
+            Kind::Ternary { packed, .. } => Some(match packed.form().layout {
+                TernaryLayout::TwoBit => Layout::TwoBit,
+                TernaryLayout::Base3 => Layout::Base3,
+                TernaryLayout::Blocks => Layout::Blocks,
+            }),
+            Kind::Sparse { matrix, .. } => Some(match matrix.form().layout {
+                SparseLayout::Entries => Layout::Sparse,
+                SparseLayout::Bitmap => Layout::Bitmap,
+            }),
+            Kind::Dense(_) => None,
         }
     }
 
     /// The host's copy of a ternary table.
     pub(super) fn host_table(&self) -> Result<&Arc<TritTensor>, NnError> {
         match &self.0 {
-            Kind::Ternary { table: Some(table), .. } => Ok(table),
-            Kind::Ternary { table: None, .. } | Kind::Dense(_) => Err(NnError::NotATable),
+            Kind::Ternary { table: Some(table), .. } | Kind::Sparse { table: Some(table), .. } => Ok(table),
+            Kind::Ternary { .. } | Kind::Sparse { .. } | Kind::Dense(_) => Err(NnError::NotATable),
         }
     }
 }
@@ -105,10 +130,16 @@ impl CubeBackend {
     pub(super) fn upload_matrix(&self, weight: Tensor, looked_up: bool) -> Result<CubeMatrix, NnError> {
         let device = &self.device;
         Ok(CubeMatrix(match weight {
-            Tensor::Ternary(tensor) => {
-                let packed = Arc::new(TernaryMatrix::pack(device, &[&tensor])?);
-                Kind::Ternary { packed, part: 0, table: looked_up.then(|| Arc::new(tensor)) }
-            }
+            Tensor::Ternary(tensor) => match packing(self.layout_of(&tensor)) {
+                Packing::Ternary(layout) => {
+                    let packed = Arc::new(TernaryMatrix::pack_as(device, &[&tensor], layout)?);
+                    Kind::Ternary { packed, part: 0, table: looked_up.then(|| Arc::new(tensor)) }
+                }
+                Packing::Sparse(layout) => {
+                    let matrix = SparseMatrix::pack_as(device, &tensor, layout)?;
+                    Kind::Sparse { matrix, table: looked_up.then(|| Arc::new(tensor)) }
+                }
+            },
             Tensor::Int8(w) => {
                 let scales: Vec<f32> = w.scales().iter().collect();
                 let values = DenseValues::Int8 { codes: w.codes(), scales: &scales, group: w.group() };
@@ -133,11 +164,50 @@ impl CubeBackend {
                 tensors.push(tensor);
             }
         }
-        if tensors.len() == weights.len() && TernaryMatrix::can_join(&self.device, &tensors) {
-            let packed = Arc::new(TernaryMatrix::pack(&self.device, &tensors)?);
+        let joined = (tensors.len() == weights.len()).then(|| self.joined_layout(&tensors)).flatten();
+        if let Some(layout) = joined {
+            let packed = Arc::new(TernaryMatrix::pack_as(&self.device, &tensors, layout)?);
             let part = |part| CubeMatrix(Kind::Ternary { packed: Arc::clone(&packed), part, table: None });
             return Ok((0..tensors.len()).map(part).collect());
         }
         weights.into_iter().map(|weight| self.upload_matrix(weight, false)).collect()
+    }
+
+    /// The layout of a matrix: the one asked for where the device has a kernel for the tensor in it, else the predicted one.
+    fn layout_of(&self, tensor: &TritTensor) -> Layout {
+        let activations = self.activations;
+        match self.layout {
+            Some(layout) if linear::can_hold(&self.device, tensor, layout, activations) => layout,
+            Some(_) => Layout::TwoBit,
+            None => linear::choose_layout(&self.device, tensor, activations),
+        }
+    }
+
+    /// The layout in which tensors lie side by side, when they can.
+    fn joined_layout(&self, tensors: &[&TritTensor]) -> Option<TernaryLayout> {
+        let mut layouts = tensors.iter().map(|tensor| self.layout_of(tensor));
+        let first = layouts.next()?;
+        match packing(first) {
+            Packing::Ternary(layout) if layouts.all(|other| other == first) => {
+                TernaryMatrix::can_join(&self.device, tensors, layout).then_some(layout)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The kernels of a layout.
+enum Packing {
+    Ternary(TernaryLayout),
+    Sparse(SparseLayout),
+}
+
+fn packing(layout: Layout) -> Packing {
+    match layout {
+        Layout::TwoBit => Packing::Ternary(TernaryLayout::TwoBit),
+        Layout::Base3 => Packing::Ternary(TernaryLayout::Base3),
+        Layout::Blocks => Packing::Ternary(TernaryLayout::Blocks),
+        Layout::Sparse => Packing::Sparse(SparseLayout::Entries),
+        Layout::Bitmap => Packing::Sparse(SparseLayout::Bitmap),
     }
 }

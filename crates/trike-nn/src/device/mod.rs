@@ -21,7 +21,7 @@ pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
 use crate::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,
-    MemoryPlan, NnError, RopeSpec, StepInputs, StepLogits, Tensor, TokenStep, check,
+    Layout, MemoryPlan, NnError, RopeSpec, StepInputs, StepLogits, Tensor, TokenStep, check,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
@@ -42,6 +42,8 @@ use crate::{
 pub struct CubeBackend {
     device: Device,
     activations: ActivationPrecision,
+    /// The layout asked for; chosen for each matrix when `None`.
+    layout: Option<Layout>,
     /// Whether steps are recorded; a device that refuses turns it off.
     graphs: AtomicBool,
     /// Held while a step is recorded.
@@ -56,10 +58,19 @@ impl CubeBackend {
         Self {
             device,
             activations,
+            layout: None,
             graphs: graphs.into(),
             record_alone: Mutex::new(()),
             traffic: Traffic::default(),
         }
+    }
+
+    /// The layout of the ternary matrices that are loaded from now on, where the device has a kernel for a tensor in it;
+    /// others are two-bit. By default the one that is predicted to be fastest is chosen for each matrix
+    /// ([`choose_layout`](trike_cube::linear::choose_layout)).
+    #[must_use]
+    pub fn with_layout(self, layout: Option<Layout>) -> Self {
+        Self { layout, ..self }
     }
 
     /// The device.
@@ -130,6 +141,10 @@ impl Backend for CubeBackend {
 
     fn matrix_bytes(&self, matrix: &CubeMatrix) -> usize {
         matrix.bytes()
+    }
+
+    fn matrix_layout(&self, matrix: &CubeMatrix) -> Option<Layout> {
+        matrix.layout()
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<Buffer<f32>, NnError> {

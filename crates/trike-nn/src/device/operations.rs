@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use trike_cube::attention::{self, KvCache};
-use trike_cube::linear::{ActivationShape, Activations, TernaryMatrix};
+use trike_cube::linear::{ActivationShape, Activations};
 use trike_cube::ops::{self, Indices, RowInput};
 use trike_cube::{Buffer, Strategy};
+use trike_trit::Hadamard;
 
 use super::matrices::Kind;
 use super::recordings::{Token, can_find};
@@ -28,8 +29,8 @@ fn shape_of(input: &Input<'_, CubeBackend>) -> Result<check::Shape, NnError> {
 }
 
 impl CubeBackend {
-    /// Codes for the ternary layer `of`, straight from what `input` is made of.
-    fn codes(&self, input: &Input<'_, Self>, of: &TernaryMatrix) -> Result<Activations, NnError> {
+    /// Codes for ternary layers behind `rotation`, straight from the tensors of `input`.
+    fn codes(&self, input: &Input<'_, Self>, rotation: Option<Hadamard>) -> Result<Activations, NnError> {
         let (rows, norm, tokens, cols) = match input {
             Input::Plain(x) => (RowInput::Plain(&x.buffer), None, x.rows(), x.width),
             Input::Normed(x, norm) => (RowInput::Plain(&x.buffer), Some(norm), x.rows(), x.width),
@@ -41,7 +42,7 @@ impl CubeBackend {
         };
         let codes =
             Activations::empty(&self.device, ActivationShape { tokens, cols, precision: self.activations })?;
-        let codes = codes.with_rotation(of.rotation())?;
+        let codes = codes.with_rotation(rotation)?;
         let norm = norm.map(|norm| ops::Norm { weight: norm.weight, eps: norm.eps });
         self.device.quantize(rows, norm, &codes, &Strategy::Inferred)?;
         Ok(codes)
@@ -86,7 +87,7 @@ impl CubeBackend {
                 self.device.lookup(table, &ids, &out.buffer, &Strategy::Inferred)?;
                 Ok(out)
             }
-            Kind::Ternary { .. } => {
+            Kind::Ternary { .. } | Kind::Sparse { .. } => {
                 let host = table.host_table()?;
                 if let Some(Token::Row { row, .. }) = &inputs.token {
                     return Ok(CubeTensor { buffer: row.clone(), width });
@@ -122,7 +123,7 @@ impl CubeBackend {
                 Kind::Ternary { packed, .. } => {
                     let x = match &codes {
                         Some(codes) if Activations::rotation(codes) == packed.rotation() => codes,
-                        _ => codes.insert(self.codes(&input, packed)?),
+                        _ => codes.insert(self.codes(&input, packed.rotation())?),
                     };
                     let parts = packed.form().parts.iter();
                     let made = parts.map(|&rows| self.tensor(tokens, rows)).collect::<Result<Vec<_>, _>>()?;
@@ -140,6 +141,15 @@ impl CubeBackend {
                             _ => {}
                         }
                     }
+                }
+                Kind::Sparse { matrix, .. } => {
+                    let x = match &codes {
+                        Some(codes) if Activations::rotation(codes).is_none() => codes,
+                        _ => codes.insert(self.codes(&input, None)?),
+                    };
+                    let out = self.tensor(tokens, matrix.form().rows)?;
+                    self.device.sparse(x, matrix, &out.buffer, &Strategy::Inferred)?;
+                    outs[i] = Some(out);
                 }
                 Kind::Dense(matrix) => {
                     if floats.is_none() {
@@ -170,8 +180,12 @@ impl CubeBackend {
         check::add(to.shape(), (tokens, rows))?;
         match &weight.0 {
             Kind::Ternary { packed, .. } if packed.form().parts.len() == 1 => {
-                let codes = self.codes(&input, packed)?;
+                let codes = self.codes(&input, packed.rotation())?;
                 self.device.linear_add(&codes, packed, &[&to.buffer], &Strategy::Inferred)?;
+            }
+            Kind::Sparse { matrix, .. } => {
+                let codes = self.codes(&input, None)?;
+                self.device.sparse_add(&codes, matrix, &to.buffer, &Strategy::Inferred)?;
             }
             Kind::Ternary { .. } => {
                 for out in self.products(input, &[weight])? {

@@ -163,7 +163,7 @@ impl CubeBackend {
                 // A table has fewer than 2^32 rows.
                 Token::Id(Indices::upload(&self.device, ids, vocab as u32)?)
             }
-            Kind::Ternary { .. } => {
+            Kind::Ternary { .. } | Kind::Sparse { .. } => {
                 let table = Arc::clone(step.table.host_table()?);
                 let row = self.upload_tensor(&rows(&table, ids)?, width)?.buffer;
                 Token::Row { row, table }
