@@ -60,12 +60,22 @@ fn main() -> Result<(), Box<dyn Error>> {
             let ns = |seconds: Option<f64>| seconds.map_or("-".to_owned(), |s| format!("{:.1}", s * 1e9));
             let each = batch.map(|seconds| seconds / BATCH as f64);
             let first = ns(Some(first));
-            lines.push(format!("| {name} | {encoding} | {first} | {} | {} | {} |", ns(get), ns(set), ns(each)));
+            lines.push(format!(
+                "| {name} | {encoding} | {first} | {} | {} | {} |",
+                ns(get),
+                ns(set),
+                ns(each)
+            ));
         }
     }
-    println!("\nNanoseconds: the mean of the first {PLACES} changes of a tensor, then medians of one read, one change, and one");
+    println!(
+        "\nNanoseconds: the mean of the first {PLACES} changes of a tensor, then medians of one read, one change, and one"
+    );
     println!("change in a batch of {BATCH}.\n");
-    println!("| tensor | encoding | first | get | set | edit |\n|---|---|--:|--:|--:|--:|\n{}\n", lines.join("\n"));
+    println!(
+        "| tensor | encoding | first | get | set | edit |\n|---|---|--:|--:|--:|--:|\n{}\n",
+        lines.join("\n")
+    );
     c.final_summary();
     Ok(())
 }

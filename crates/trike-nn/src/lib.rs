@@ -44,7 +44,7 @@ mod spec;
 mod step;
 mod weights;
 
-pub use backend::{Backend, CacheSpec, Input, Norm};
+pub use backend::{Backend, CacheSpec, Input, MatrixEdit, Norm};
 pub use block::{BlockContext, DecoderBlock, Hook, HookPoint};
 #[cfg(feature = "candle")]
 pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
