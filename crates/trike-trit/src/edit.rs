@@ -37,11 +37,11 @@ impl TritTensor {
     ///
     /// Planes change in two words, 2-bit in one word and base-3 in one byte. In the two compressed encodings the first edit of
     /// a row takes it out of the packed buffers, in time that grows with the row. From then on an edit of a bitmap touches
-    /// two words, and one of a row-compressed plane moves nonzeros within 8192 columns:
+    /// two words, and one of a row-compressed plane moves nonzeros within 2048 columns:
     ///
     /// ```text
     /// bitmap          [row 0][row 1][row 2]   row 1, edited: [map, in place] [a sign bit for each column]
-    /// row-compressed  [row 0][row 1][row 2]   row 1, edited: [nonzeros of 8192 columns][spare] [of the next 8192][spare] ...
+    /// row-compressed  [row 0][row 1][row 2]   row 1, edited: [nonzeros of 2048 columns][spare] [of the next 2048][spare] ...
     /// ```
     ///
     /// ```

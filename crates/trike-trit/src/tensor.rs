@@ -366,7 +366,7 @@ impl TritTensor {
     /// edited row at most
     ///
     /// * [`Encoding::Bitmap`]: one bit for each column (rounded up to whole words) and 64 bytes;
-    /// * [`Encoding::RowCompressed`]: six bytes for each nonzero, 40 for each 8192 columns begun, and 64 bytes;
+    /// * [`Encoding::RowCompressed`]: six bytes for each nonzero, 40 for each 2048 columns begun, and 64 bytes;
     ///
     /// until [`compact`](Self::compact). The derived [`SparsityMetadata`] is not counted.
     pub fn held_bytes(&self) -> usize {

@@ -2,7 +2,7 @@
 
 use super::rows::{EditedRows, concatenate};
 use crate::{
-    BLOCK_TRITS, Encoding, Trit, TritData, TritError,
+    BLOCK_TRITS, CHUNK_TRITS, Encoding, Trit, TritData, TritError,
     data::{
         compressed::{Encoder, entry_bytes, nonzeros},
         offset, span,
@@ -10,7 +10,7 @@ use crate::{
 };
 
 /// Columns of a segment: an edit moves nonzeros within one, whatever the length of the row.
-const SEGMENT: usize = 8192;
+const SEGMENT: usize = CHUNK_TRITS;
 
 /// [`TritData::RowCompressed`]. The nonzeros of an edited row lie in sorted segments with spare capacity. The row `+ 0 - +`
 /// has one segment:
@@ -79,7 +79,8 @@ impl EditedCompressed {
         new: Trit,
     ) -> Result<(Trit, bool), TritError> {
         let row = self.edited.edit(row, || Row::new(span(&self.offsets, &self.entries, row), cols));
-        let (found, [before, after]) = (row.find(col), row.neighbours(col));
+        let found = row.find(col);
+        let [before, after] = row.neighbours(col, found);
         let old = match found {
             Ok(at) => trit(row.0[col / SEGMENT][at]),
             Err(_) => Trit::Z,
@@ -146,10 +147,10 @@ impl Row {
         }
     }
 
-    /// The columns of the nonzeros nearest to a column, before and after it.
-    fn neighbours(&self, col: usize) -> [Option<usize>; 2] {
+    /// The columns of the nonzeros nearest to a column, before and after it, given what [`find`](Self::find) said.
+    fn neighbours(&self, col: usize, found: Result<usize, usize>) -> [Option<usize>; 2] {
         let (segment, own) = (col / SEGMENT, &self.0[col / SEGMENT]);
-        let (below, above) = match self.find(col) {
+        let (below, above) = match found {
             Ok(at) => (&own[..at], &own[at + 1..]),
             Err(at) => own.split_at(at),
         };
@@ -192,7 +193,7 @@ impl Row {
 }
 
 fn element(col: usize, negative: bool) -> u16 {
-    // A column of a segment has 13 bits.
+    // A column of a segment has 11 bits.
     ((col % SEGMENT) << 1) as u16 | u16::from(negative)
 }
 
