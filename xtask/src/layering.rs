@@ -38,7 +38,7 @@ const HOUSE: &[Room] = &[
     Room {
         krate: "trike-cube",
         layer: 1,
-        may_use: &["bytemuck", "cubecl", "half", "thiserror"],
+        may_use: &["bytemuck", "cubecl", "cubecl-cuda", "cubecl-hip", "half", "thiserror"],
         unsafe_allowed: true,
     },
     Room {

@@ -18,6 +18,7 @@ mod gpu_bench;
 mod gpu_bundle;
 mod gpu_test;
 mod layering;
+mod llvm;
 mod package;
 mod readme;
 mod spdx;
@@ -55,6 +56,8 @@ enum Command {
     Clippy,
     /// Each published crate alone, without default features and with them.
     Features,
+    /// The command with CUDA and ROCm built in, linked without LLVM and started.
+    Link,
     /// Every test and doc test, with totals at the end.
     Test,
     /// API docs, with missing docs denied.
@@ -100,6 +103,7 @@ fn run(ws: &Workspace, command: &Command) -> Result<()> {
         Command::Package => steps::run_one(ws, "package"),
         Command::Clippy => steps::run_one(ws, "clippy"),
         Command::Features => steps::run_one(ws, "features"),
+        Command::Link => steps::run_one(ws, "link"),
         // Without the frame of a step, so that the totals are the last line.
         Command::Test => test::run(ws).map(drop),
         Command::Doc => steps::run_one(ws, "doc"),

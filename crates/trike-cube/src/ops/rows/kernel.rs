@@ -135,14 +135,16 @@ fn turned<N: Size>(
     }
     if comptime!(form.rotation > 4) {
         let unit = UNIT_POS as usize;
-        #[unroll]
-        for round in 0..comptime!(form.rotation.ilog2() as usize - 2) {
+        // Rows are whole blocks, so that the minimum is always a block's. Compilers cannot know that and leave the loop a loop: unrolled,
+        // it keeps the address and the sign of every round in registers (64 instead of 31) and spills others for them.
+        let end = min(cols / 4, comptime!(form.rotation / 4));
+        let mut distance = 1usize;
+        while distance < end {
             #[unroll]
             for lane in 0..4usize {
                 spare[lane * form.units + unit] = v.extract(lane);
             }
             sync_cube();
-            let distance = comptime!(1usize << round);
             let upper = (unit & distance) != 0;
             let sign = select(upper, -1.0f32, 1.0f32);
             #[unroll]
@@ -151,6 +153,7 @@ fn turned<N: Size>(
                 v.insert(lane, theirs + sign * v.extract(lane));
             }
             sync_cube();
+            distance *= 2;
         }
     }
     if comptime!(form.rotation != 0) {
