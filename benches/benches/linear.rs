@@ -12,7 +12,7 @@ use trike_benches::{
     Ceilings, DENSE, Kernel, Limits, Measured, Plan, Problem, RIVAL_ISA, Rival, SHAPES, Weights,
     ceilings_text, clock, figures, raise_all, table,
 };
-use trike_cpu::{Cpu, Isa};
+use trike_cpu::{Cpu, CpuOps, Isa};
 use trike_testkit::Rng;
 
 /// The shapes at which slower instruction sets are timed too: one with round numbers, one without.

@@ -9,7 +9,8 @@ use std::hint::black_box;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion};
-use trike_cpu::{BitCounter, Cpu, Isa, PlaneMatrix, PlaneVector, TritPlanes, TritScore, probe};
+use trike_cpu::{Cpu, Isa, probe};
+use trike_popcount::{BitCounter, PlaneMatrix, PlaneVector, TritOps, TritPlanes, TritScore};
 use trike_testkit::Rng;
 
 /// Trits of a vector.

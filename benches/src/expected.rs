@@ -118,13 +118,15 @@ fn sign(row: usize) -> i8 {
 ///
 /// # Panics
 ///
-/// For int8 with a factor for each group, which the catalogue does not have, and when `cols` is 0.
+/// For a precision that the catalogue does not have, and when `cols` is 0.
 #[must_use]
 pub fn as_quantized(x: &[f32], cols: usize, precision: ActivationPrecision) -> Vec<f32> {
     match precision {
         ActivationPrecision::F32 => x.to_vec(),
         ActivationPrecision::Int8PerToken => x.chunks(cols).flat_map(quantize_token).collect(),
-        ActivationPrecision::Int8PerGroup(_) => panic!("no problem of the catalogue has factors for groups"),
+        ActivationPrecision::Int16 | ActivationPrecision::Int8PerGroup(_) => {
+            panic!("no problem of the catalogue has activations in {precision:?}")
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow};
 use rayon::ThreadPool;
-use trike_cpu::{Cpu, Isa, Matrix};
+use trike_cpu::{Cpu, CpuOps, Isa, Matrix};
 use trike_testkit::Rng;
 
 use crate::catalogue::{Problem, SHAPES, Shape};

@@ -4,7 +4,8 @@ use std::hint::black_box;
 
 use anyhow::{Result, ensure};
 use half::f16;
-use trike_cpu::{BitCounter, Cpu, CpuError, KvData, KvView, PlaneMatrix, PlaneVector, TritPlanes};
+use trike_cpu::{Cpu, CpuOps, KvData, KvView};
+use trike_popcount::{BitCounter, PlaneMatrix, PlaneVector, TritOps, TritPlanes};
 use trike_testkit::Rng;
 
 use crate::expected::BOUND;
@@ -93,7 +94,7 @@ impl Operands {
     }
 
     /// One call, with the matrix or cache whose turn it is.
-    pub(crate) fn call(&self, cpu: &Cpu, turn: usize, out: &mut Output) -> Result<(), CpuError> {
+    pub(crate) fn call(&self, cpu: &Cpu, turn: usize, out: &mut Output) -> Result<()> {
         match &self.held {
             Held::Dot(a, b) => {
                 let sum = cpu.trit_dot(black_box(a.view()), black_box(b.view()))?;
@@ -101,20 +102,20 @@ impl Operands {
                 Ok(())
             }
             Held::Scores(query, stored) => {
-                cpu.trit_matmul(query, &stored[turn % stored.len()], &mut out.sums)
+                Ok(cpu.trit_matmul(query, &stored[turn % stored.len()], &mut out.sums)?)
             }
             Held::Bundle(vectors) => {
                 let views: Vec<TritPlanes<'_>> = vectors.iter().map(PlaneVector::view).collect();
                 let mut counter = BitCounter::new(out.trits.len())?;
                 counter.add_all(cpu, &views)?;
-                counter.majority(cpu, 0, out.trits.view_mut())
+                Ok(counter.majority(cpu, 0, out.trits.view_mut())?)
             }
             Held::Attention(q, caches) => {
                 let [k, v] = &caches[turn % caches.len()];
                 let capacity = k.len() / (HEADS.kv_heads * HEADS.head_dim);
                 let kv = KvView { k: KvData::F16(k), v: KvData::F16(v), capacity };
                 let first = capacity - q.len() / (HEADS.heads * HEADS.head_dim);
-                cpu.attention(&HEADS, q, first, kv, &mut out.floats)
+                Ok(cpu.attention(&HEADS, q, first, kv, &mut out.floats)?)
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The kernels that multiply no weights, as data, and timed: trits with trits, and attention.
 
 use anyhow::{Context, Result};
-use trike_cpu::{Attention, Cost, Cpu, Isa};
+use trike_cpu::{AttentionSpec, Cost, Cpu, Isa};
 use trike_testkit::Rng;
 
 use crate::catalogue::{PORTABLE_MACS, STREAM_BYTES};
@@ -54,8 +54,8 @@ pub enum Work {
 }
 
 /// The heads of the decoder with 2 billion weights: four query heads share a key head.
-pub(crate) const HEADS: Attention =
-    Attention { heads: 20, kv_heads: 5, head_dim: 128, scale: 0.088_388_35, window: None };
+pub(crate) const HEADS: AttentionSpec =
+    AttentionSpec { heads: 20, kv_heads: 5, head_dim: 128, scale: 0.088_388_35, window: None };
 
 /// All of them: hypervectors of the usual length and a matrix that no cache holds, then decode and prefill.
 ///
@@ -110,7 +110,7 @@ impl Operation {
             }
             Work::Bundle { vectors, trits } => (vectors * trits, (vectors + 1) * plane_bytes(trits)),
             Work::Attention { tokens, positions } => {
-                let Attention { heads, kv_heads, head_dim, .. } = HEADS;
+                let AttentionSpec { heads, kv_heads, head_dim, .. } = HEADS;
                 let seen: usize = (positions - tokens..positions).map(|p| HEADS.span(p).len()).sum();
                 let cached = 2 * kv_heads * head_dim * positions * size_of::<half::f16>();
                 (2 * heads * head_dim * seen, cached + 2 * tokens * heads * head_dim * size_of::<f32>())

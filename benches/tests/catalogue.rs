@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use trike_benches::{
     BOUND, DENSE, Expected, OPERATIONS, Operands, Plan, Rival, RivalKind, SHAPES, Weights, as_quantized,
 };
-use trike_cpu::{Cpu, Isa};
+use trike_cpu::{Cpu, CpuOps, Isa};
 use trike_testkit::Rng;
 
 #[test]

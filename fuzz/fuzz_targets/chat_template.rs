@@ -3,7 +3,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use trike_llm::chat::{ChatTemplate, Message, RenderOptions};
+use trike_text::chat::{ChatTemplate, Message, RenderOptions};
 
 fuzz_target!(|data: &[u8]| {
     let Ok(text) = std::str::from_utf8(data) else { return };

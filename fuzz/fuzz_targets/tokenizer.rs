@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use trike_llm::{
+use trike_text::{
     stream::TextStream,
     tokenizer::{Tokenizer, TokenizerError},
 };

@@ -17,6 +17,14 @@ const ABSENT: &[(&str, &str)] = &[
     ("trike-format", "candle"),
     ("trike-quant", "candle"),
     ("trike-vsa", "candle"),
+    // Hypervectors need no matrix kernels.
+    ("trike-vsa", "trike-cpu"),
+    ("trike-text", "candle"),
+    ("trike-text", "cubecl"),
+    ("trike-text", "gemm"),
+    ("trike-text", "trike-cpu"),
+    ("trike-text", "trike-cube"),
+    ("trike-text", "trike-nn"),
 ];
 /// Crate, and the start of package names that only its own features may bring.
 const NOT_BY_DEFAULT: &[(&str, &str)] = &[

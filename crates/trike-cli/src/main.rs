@@ -58,11 +58,22 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// Whether the library refused an option and not a file.
 fn is_usage(error: &anyhow::Error) -> bool {
     use trike::{
-        LlmError,
+        CalibrateError, LlmError,
         llm::{sampler::SamplerError, tokenizer::TokenizerError},
     };
+    let error = match error.downcast_ref::<CalibrateError>() {
+        Some(
+            CalibrateError::Config(_)
+            | CalibrateError::Edit(_)
+            | CalibrateError::OutputExists { .. }
+            | CalibrateError::NotOurs { .. },
+        ) => return true,
+        Some(CalibrateError::Llm(error)) => Some(&**error),
+        Some(_) => None,
+        None => error.downcast_ref::<LlmError>(),
+    };
     matches!(
-        error.downcast_ref::<LlmError>(),
+        error,
         Some(
             LlmError::Option { .. }
                 | LlmError::NoDevice { .. }

@@ -2,43 +2,29 @@
 
 use std::cell::Cell;
 
-use trike_trit::{GroupSize, Hadamard};
+use trike_core::ActivationPrecision;
+use trike_trit::Hadamard;
 
-use crate::error::{CpuError, Result};
-use crate::kernels::{Kernels, Loop};
-use crate::line::{Line, ROWS};
-use crate::pool::Pool;
+use crate::error::CpuError;
+use crate::kernels::Kernels;
+use crate::line::ROWS;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
-
-/// In which numbers ternary weights meet their activations; int8 and dense weights always compute in f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ActivationPrecision {
-    /// The exact path: each token becomes a fixed-point number of four signed bytes a value, whose step is at most
-    /// `2^-29` of the token's largest magnitude, and the products are summed in integers. Values within `2^-5` of the
-    /// largest are exact, and nothing is rounded before the scales. (A token whose largest magnitude lies below `2^-90` keeps
-    /// steps of `2^-120`.)
-    F32,
-    /// One factor a token: `s = 127 / max(max|x|, 1e-5)`, `code = round(x * s)` with halves to even, clamped to
-    /// `-128..=127`. BitNet models were trained with this.
-    Int8PerToken,
-    /// The same for each group of columns.
-    Int8PerGroup(GroupSize),
-}
+use trike_host::Line;
+use trike_host::Loop;
+use trike_host::Pool;
 
 /// Columns that share an entry of the factors and of the sums.
 pub(crate) const SEGMENT: usize = 32;
 /// Rows of codes up to which the kernel that leaves weights in place is used.
 pub(crate) const IN_PLACE: usize = 4;
-/// Signed bytes of a value with [`ActivationPrecision::F32`].
-const SLICES: usize = 4;
 /// The smallest magnitude that a scale is made from, so that a token of zeros stays one.
 const SMALLEST: f32 = 1e-5;
 
 /// Activations of some tokens as rows of int8 codes, padded with zeros; by default of none, for weights that read `x`
 /// itself.
 ///
-/// A token has one row, or four with [`ActivationPrecision::F32`]: the least significant byte first.
+/// A token has one row, two with [`ActivationPrecision::Int16`] or four with [`ActivationPrecision::F32`]: the least significant byte first.
 #[derive(Default)]
 pub(crate) struct Activations {
     tokens: usize,
@@ -94,12 +80,8 @@ impl Activations {
         precision: ActivationPrecision,
         rotation: Option<Hadamard>,
         wanted: Wanted,
-    ) -> Result<Self> {
-        let (slices, group) = match precision {
-            ActivationPrecision::F32 => (SLICES, None),
-            ActivationPrecision::Int8PerToken => (1, None),
-            ActivationPrecision::Int8PerGroup(size) => (1, Some(size.get())),
-        };
+    ) -> Result<Self, CpuError> {
+        let (slices, group) = (precision.slices(), precision.group());
         let tokens = x.len() / cols;
         // Whole segments, so that every unit ends where a sum is known.
         let blocks = padded.div_ceil(SEGMENT) * (SEGMENT / 16);
@@ -149,7 +131,7 @@ impl Activations {
             ROTATED.set(row);
         });
         // A quantizer that met a value that is not finite left a factor that is not either.
-        if precision != ActivationPrecision::F32
+        if slices == 1
             && let Some(token) = factors.iter().position(|factor| !factor.is_finite())
             && let Some((index, &value)) =
                 x[token * cols..][..cols].iter().enumerate().find(|(_, v)| !v.is_finite())
@@ -383,10 +365,10 @@ impl<S: Simd> Loop for Run<'_, '_, S> {
     #[inline(always)]
     fn run(self) {
         let Self { job, x } = self;
-        if job.slices == 1 {
-            job.int8(x);
-        } else {
-            job.fixed_point(x);
+        match job.slices {
+            1 => job.int8(x),
+            2 => job.fixed_point::<2>(x),
+            _ => job.fixed_point::<4>(x),
         }
         let segments = job.codes.len() / job.slices * 16 / SEGMENT;
         for codes in job.codes.chunks_exact_mut(job.codes.len() / job.slices) {
@@ -442,8 +424,9 @@ impl<S: Simd> Quantize<'_, S> {
         }
     }
 
+    /// As `SLICES` bytes per value, the least significant first.
     #[inline(always)]
-    fn fixed_point(&mut self, x: &[f32]) {
+    fn fixed_point<const SLICES: usize>(&mut self, x: &[f32]) {
         let s = self.simd;
         let largest = largest(x);
         if largest >= INFINITE {
@@ -452,34 +435,37 @@ impl<S: Simd> Quantize<'_, S> {
             self.codes.as_flattened_mut().fill(0);
             return;
         }
-        // The largest magnitude is below `2^(exponent + 1)`, so that integers stay below `2^30`; powers of two are exact.
-        let exponent = ((largest >> 23) as i32 - 127).max(-91);
-        let scale = f32::from_bits(((127 + 29 - exponent) as u32) << 23);
-        *self.factor = f32::from_bits(((127 - 29 + exponent) as u32) << 23);
-        let quarter = self.codes.len() / SLICES;
-        let (low, high) = self.codes.split_at_mut(2 * quarter);
-        let ((d0, d1), (d2, d3)) = (low.split_at_mut(quarter), high.split_at_mut(quarter));
+        let bits = const { 8 * SLICES as i32 - 3 };
+        // 128 in each byte but the highest: it carries each byte's sign into the next.
+        let offset = const { 0x0080_8080 & ((1 << (8 * (SLICES - 1))) - 1) };
+        // The largest magnitude is below `2^(exponent + 1)`, so that integers stay below `2^(bits + 1)`; powers of two are
+        // exact.
+        let exponent = ((largest >> 23) as i32 - 127).max(bits - 120);
+        let scale = f32::from_bits(((127 + bits - exponent) as u32) << 23);
+        *self.factor = f32::from_bits(((127 - bits + exponent) as u32) << 23);
+        let row = self.codes.len() / SLICES;
+        let mut rows = self.codes.chunks_exact_mut(row);
+        let digits: [&mut [[i8; 16]]; SLICES] = std::array::from_fn(|_| rows.next().unwrap_or_default());
         let mut ints = Line([0; ROWS]);
         for (i, x) in x.chunks(16).enumerate() {
             let mut padded = [0.0; 16];
             padded[..x.len()].copy_from_slice(x);
             s.store_ints(s.round(s.mul(s.load_any(&padded), s.splat(scale))), &mut ints);
             for int in &mut ints.0 {
-                // The offset carries each byte's sign into the next, and taking it back leaves balanced digits.
-                *int = (*int + OFFSET) ^ OFFSET;
+                // Taking the offset back leaves balanced digits.
+                *int = (*int + offset) ^ offset;
             }
-            for col in 0..16 {
-                d0[i][col] = ints.0[col] as i8;
-                d1[i][col] = (ints.0[col] >> 8) as i8;
-                d2[i][col] = (ints.0[col] >> 16) as i8;
-                d3[i][col] = (ints.0[col] >> 24) as i8;
+            let mut byte = 0;
+            while byte < SLICES {
+                for col in 0..16 {
+                    digits[byte][i][col] = (ints.0[col] >> (8 * byte)) as i8;
+                }
+                byte += 1;
             }
         }
     }
 }
 
-/// 128 in each byte but the highest.
-const OFFSET: i32 = 0x0080_8080;
 /// The bits of infinity.
 const INFINITE: u32 = 0x7F80_0000;
 
@@ -493,9 +479,10 @@ fn largest(x: &[f32]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::with_kernels;
-    use crate::{Cpu, Isa};
+    use crate::kernels::with_kernels;
+    use trike_host::{Cpu, Isa};
     use trike_testkit::Rng;
+    use trike_trit::GroupSize;
 
     #[test]
     fn rounding_is_to_even_everywhere() {
@@ -509,6 +496,24 @@ mod tests {
             .expect("finite");
             for (code, x) in made.row(0).as_flattened().iter().zip(&x) {
                 assert_eq!(*code, x.round_ties_even() as i8, "{isa}: {x}");
+            }
+        }
+    }
+
+    #[test]
+    fn two_bytes_hold_every_value_within_its_step() {
+        let x: Vec<f32> = Rng::new(4).normals(100).iter().map(|v| v * 3.0).collect();
+        let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+        let pool = Cpu::new(1).expect("one thread");
+        for isa in Isa::available() {
+            let made = with_kernels!(isa, kernels => {
+                Activations::prepare(kernels, pool.pool(), &x, 100, 128, ActivationPrecision::Int16, None, Wanted::default())
+            })
+            .expect("finite");
+            for (col, &want) in x.iter().enumerate() {
+                let digit = |s: usize| f32::from(made.row(s)[col / 16][col % 16]);
+                let got = (digit(0) + 256.0 * digit(1)) * made.factors[0];
+                assert!((got - want).abs() <= max / 8192.0 / 2.0, "{isa}: {want} became {got}");
             }
         }
     }

@@ -1,11 +1,12 @@
-//! What one thread does for [`Cpu::linear`](crate::Cpu::linear) when the weights are not ternary.
+//! What one thread does for [`CpuOps::linear`](crate::CpuOps::linear) when the weights are not ternary.
 
 use std::ops::Range;
 
 use crate::kernels::Kernels;
 use crate::line::TILE;
 use crate::linear::Piece;
-use crate::matrix::{DenseData, DenseMatrix, Int8Matrix};
+use crate::matrix::{DenseMatrix, Int8Matrix};
+use trike_core::DenseData;
 
 pub(crate) fn int8_piece<K: Kernels>(kernels: K, m: &Int8Matrix, x: &[f32], piece: &mut Piece<'_>) {
     kernels.product(m.slice(rows(piece, m.rows())), x, &mut piece.out);

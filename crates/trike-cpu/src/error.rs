@@ -1,5 +1,6 @@
 //! The one error type of the crate.
 
+use trike_host::HostError;
 use trike_trit::TritError;
 
 /// What a host kernel refuses, always before any output is written.
@@ -98,51 +99,32 @@ pub enum CpuError {
         /// Slots of the ring.
         capacity: usize,
     },
-    /// An instruction set name that this crate does not know.
-    #[error("unknown instruction set {name:?}, expected one of {known}")]
-    UnknownIsa {
-        /// The name given.
-        name: String,
-        /// The names that exist.
-        known: &'static str,
-    },
-    /// An instruction set that this machine does not have.
-    #[error("instruction set {name} is not available on this machine, available: {available}")]
-    IsaUnavailable {
-        /// The name given.
-        name: String,
-        /// The names that are available here.
-        available: String,
-    },
-    /// The operating system did not give the threads.
-    #[error("cannot start {requested} threads: {reason}")]
-    Threads {
-        /// Threads asked for.
-        requested: usize,
-        /// What the thread pool said.
-        reason: String,
-    },
-    /// Memory that the system does not give.
-    #[error("cannot allocate {requested} bytes")]
-    Memory {
-        /// Bytes asked for.
-        requested: usize,
+    /// No memory, no threads, or an instruction set that this machine does not have.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A layout that the host has no kernel for.
+    #[error("layout {layout} has no kernel on the host: use two-bit, base3, sparse or blocks")]
+    Layout {
+        /// The layout asked for.
+        layout: trike_core::Layout,
     },
     /// A trit tensor that could not be read.
     #[error(transparent)]
     Trit(#[from] TritError),
 }
 
-/// Result of this crate.
-pub type Result<T> = std::result::Result<T, CpuError>;
-
 /// Checks the length of a slice.
-pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Result<()> {
+pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), CpuError> {
     if expected == got { Ok(()) } else { Err(CpuError::Length { what, expected, got }) }
 }
 
 /// Checks that a number is inside of a range.
-pub(crate) fn check_range(what: &'static str, minimum: usize, maximum: usize, got: usize) -> Result<()> {
+pub(crate) fn check_range(
+    what: &'static str,
+    minimum: usize,
+    maximum: usize,
+    got: usize,
+) -> Result<(), CpuError> {
     if (minimum..=maximum).contains(&got) {
         Ok(())
     } else {
@@ -151,7 +133,7 @@ pub(crate) fn check_range(what: &'static str, minimum: usize, maximum: usize, go
 }
 
 /// Rows of `unit` elements in a slice of `got`.
-pub(crate) fn check_rows(what: &'static str, unit: usize, got: usize) -> Result<usize> {
+pub(crate) fn check_rows(what: &'static str, unit: usize, got: usize) -> Result<usize, CpuError> {
     if unit != 0 && got.is_multiple_of(unit) {
         Ok(got / unit)
     } else {

@@ -1,66 +1,41 @@
 //! What joins the two halves of a gated MLP, and the residual sum.
 
-use crate::error::{Result, check_len};
-use crate::isa::with_kernels;
-use crate::kernels::{Kernels, Loop};
-use crate::math::exp;
-use crate::pool::Cpu;
+use trike_core::GatedActivation;
 
-/// The function of the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GatedActivation {
-    /// `g / (1 + e^-g)`: Llama, Mistral, Qwen.
-    SiLu,
-    /// `max(g, 0)^2`: BitNet-b1.58-2B-4T.
-    SquaredReLu,
+use crate::error::{CpuError, check_len};
+use crate::kernels::Kernels;
+use crate::kernels::with_kernels;
+use crate::math::exp;
+use trike_host::Cpu;
+use trike_host::Loop;
+
+/// [`CpuOps::gated`](crate::CpuOps::gated).
+pub(crate) fn gated(
+    cpu: &Cpu,
+    gate: &[f32],
+    up: &[f32],
+    activation: GatedActivation,
+    out: &mut [f32],
+) -> Result<(), CpuError> {
+    check_len("up projection of gated", gate.len(), up.len())?;
+    check_len("output of gated", gate.len(), out.len())?;
+    with_kernels!(cpu.isa(), kernels => {
+        cpu.pool().for_units(out, 1, 16 * gate.len(), |first, out| {
+            let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
+            match activation {
+                GatedActivation::SiLu => kernels.run(SiLu { gate, up, out }),
+                GatedActivation::SquaredReLu => kernels.run(SquaredReLu { gate, up, out }),
+            }
+        });
+    });
+    Ok(())
 }
 
-impl Cpu {
-    /// `out = activation(gate) * up`, element by element.
-    ///
-    /// # Errors
-    ///
-    /// [`CpuError::Length`](crate::CpuError::Length) when the three slices differ in length.
-    ///
-    /// ```
-    /// use trike_cpu::{Cpu, GatedActivation};
-    ///
-    /// let mut out = [f32::NAN; 2];
-    /// Cpu::new(1)?.gated(&[2.0, -1.0], &[3.0, 3.0], GatedActivation::SquaredReLu, &mut out)?;
-    /// assert_eq!(out, [12.0, 0.0]);
-    /// # Ok::<(), trike_cpu::CpuError>(())
-    /// ```
-    pub fn gated(
-        &self,
-        gate: &[f32],
-        up: &[f32],
-        activation: GatedActivation,
-        out: &mut [f32],
-    ) -> Result<()> {
-        check_len("up projection of gated", gate.len(), up.len())?;
-        check_len("output of gated", gate.len(), out.len())?;
-        with_kernels!(self.isa(), kernels => {
-            self.pool().for_units(out, 1, 16 * gate.len(), |first, out| {
-                let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
-                match activation {
-                    GatedActivation::SiLu => kernels.run(SiLu { gate, up, out }),
-                    GatedActivation::SquaredReLu => kernels.run(SquaredReLu { gate, up, out }),
-                }
-            });
-        });
-        Ok(())
-    }
-
-    /// `x += y`.
-    ///
-    /// # Errors
-    ///
-    /// [`CpuError::Length`](crate::CpuError::Length) when the slices differ in length.
-    pub fn add(&self, x: &mut [f32], y: &[f32]) -> Result<()> {
-        check_len("summand of add", x.len(), y.len())?;
-        with_kernels!(self.isa(), kernels => kernels.run(Sum { x, y }));
-        Ok(())
-    }
+/// [`CpuOps::add`](crate::CpuOps::add).
+pub(crate) fn add(cpu: &Cpu, x: &mut [f32], y: &[f32]) -> Result<(), CpuError> {
+    check_len("summand of add", x.len(), y.len())?;
+    with_kernels!(cpu.isa(), kernels => kernels.run(Sum { x, y }));
+    Ok(())
 }
 
 struct SiLu<'a> {

@@ -1,8 +1,7 @@
 //! Host kernels for ternary, int8 and dense weights.
 //!
-//! Start from [`Cpu`]: an instruction set and a number of threads, whose methods are the operations of a decoder
-//! ([`Cpu::linear`], [`Cpu::rms_norm`], [`Cpu::rope`], [`Cpu::attention`], [`Cpu::gated`]). Slices go in, slices come
-//! out; weights are packed once into a [`Matrix`].
+//! Start from [`CpuOps`], which adds the operations of a decoder to [`Cpu`]: linear layers, norms, rotary embedding, attention,
+//! gated activations. Slices go in, slices come out; weights are packed once into a [`Matrix`].
 //!
 //! The decision that shaped the crate: instructions are chosen at run time by a value that only detection can make
 //! ([`Isa`]), and every instruction set computes the ternary kernels to the same bits, from one source over a small set of
@@ -10,18 +9,17 @@
 //! processor can fuse them. The second one: ternary weights are *copied* into tiles of sixteen rows, in one of the
 //! [`Layout`]s, whatever encoding their tensor has.
 //!
-//! * executor: [`Cpu`], [`Isa`]
+//! * operations: [`CpuOps`], on a [`Cpu`] with an [`Isa`] (both of `trike-host`)
 //! * weights: [`Matrix`], [`TernaryMatrix`] with [`Layout`], [`Int8Matrix`], [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
-//! * attention: [`Attention`], [`KvView`], [`KvData`]
+//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`]
 //! * gated MLP: [`GatedActivation`]
-//! * trits times trits: [`TritPlanes`], [`PlaneVector`], [`PlaneMatrix`], [`TritScore`], [`BitCounter`]
-//! * figures: [`LinearProblem`] and its [`Cost`], [`probe`] for what the machine can do at most
+//! * figures: [`LinearProblem`] and its [`Cost`]; [`probe`] measures the peak rates of the machine
 //! * errors: [`CpuError`]
 //!
 //! `trike-nn` builds its host backend on this crate, and the command line its `doctor` and `bench`. It depends on
-//! `trike-trit`, has its own threads, and has no features to turn on.
+//! `trike-trit` and `trike-host` and has no features. Products of trits with trits are in `trike-popcount`.
 
 mod activations;
 mod attention;
@@ -29,32 +27,24 @@ mod cost;
 mod dense_pieces;
 mod error;
 mod gated;
-mod isa;
 mod kernels;
 mod line;
 mod linear;
 mod math;
 mod matrix;
-mod memory;
 mod norm;
-mod pool;
-mod popcount;
-pub mod probe;
+mod ops;
 mod rope;
 mod rotate;
 mod simd;
 mod ternary;
 
-pub use activations::ActivationPrecision;
-pub use attention::{Attention, KvData, KvView};
-pub use cost::{Cost, LinearProblem};
-pub use error::{CpuError, Result};
-pub use gated::GatedActivation;
-pub use isa::Isa;
-pub use matrix::{DenseData, DenseMatrix, Int8Matrix, Layout, MAX_COLS, Matrix, TernaryMatrix};
-pub use pool::{Cpu, MAX_THREADS};
-pub use popcount::{
-    BitCounter, MAX_TRITS, MAX_WEIGHT, PlaneMatrix, PlaneVector, TritHit, TritPlanes, TritPlanesMut,
-    TritScore,
+pub use attention::{KvData, KvView};
+pub use error::CpuError;
+pub use matrix::{DenseMatrix, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
+pub use ops::CpuOps;
+pub use rope::RopeTable;
+pub use trike_core::{
+    ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, Layout, LinearProblem, RopePairing,
 };
-pub use rope::{RopePairing, RopeTable};
+pub use trike_host::{Cpu, HostError, Isa, MAX_THREADS, probe};

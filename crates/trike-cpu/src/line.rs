@@ -1,9 +1,6 @@
-//! Memory in cache lines, so that no vector load crosses one.
+//! The shapes of cache lines that the kernels read.
 
-/// Sixty-four aligned bytes of something.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-pub(crate) struct Line<T>(pub(crate) T);
+use trike_host::Line;
 
 /// Sixty-four codes or packed bytes of ternary weights; the layouts say what they mean.
 pub(crate) type CodeLine = Line<[u8; 64]>;

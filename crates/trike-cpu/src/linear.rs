@@ -4,148 +4,118 @@ use std::ops::Range;
 
 use trike_trit::Hadamard;
 
-use crate::activations::{ActivationPrecision, Activations, Wanted};
-use crate::cost::LinearProblem;
+use trike_core::{ActivationPrecision, LinearProblem};
+
+use crate::activations::{Activations, Wanted};
 use crate::dense_pieces::{dense_piece, int8_piece};
-use crate::error::{CpuError, Result, check_len, check_rows};
-use crate::isa::with_kernels;
+use crate::error::{CpuError, check_len, check_rows};
 use crate::kernels::Kernels;
-use crate::matrix::{Layout, Matrix};
-use crate::pool::Cpu;
+use crate::kernels::with_kernels;
+use crate::matrix::Matrix;
 use crate::ternary::ternary_piece;
+use trike_core::Layout;
+use trike_host::Cpu;
 
-impl Cpu {
-    /// `out = x W^T`: `x` is `m x k`, `w` is `n x k`, `out` is `m x n`, all row-major; `m` is `x.len() / k`.
-    ///
-    /// With f32 activations a value that is not finite reaches every output of its token: as NaN with ternary weights, as in
-    /// dense arithmetic with others.
-    ///
-    /// # Errors
-    ///
-    /// [`CpuError::NotMultiple`] and [`CpuError::Length`] for wrong lengths; [`CpuError::NonFinite`] when ternary weights
-    /// meet int8 activations and one of them is not finite. Nothing has been written then.
-    ///
-    /// ```
-    /// use trike_cpu::{ActivationPrecision, Cpu, TernaryMatrix};
-    /// use trike_trit::{Encoding, Scales, TritTensor};
-    ///
-    /// let tensor = TritTensor::from_trits(2, 3, &[1, 0, -1, 1, 1, 1], Encoding::TwoBit, Scales::tensor(0.5))?;
-    /// let w = TernaryMatrix::pack(&tensor)?.into();
-    /// let mut y = [f32::NAN; 2];
-    /// Cpu::new(1)?.linear(&[1.0, 2.0, 4.0], &w, ActivationPrecision::F32, &mut y)?;
-    /// assert_eq!(y, [-1.5, 3.5]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn linear(
-        &self,
-        x: &[f32],
-        w: &Matrix,
-        precision: ActivationPrecision,
-        out: &mut [f32],
-    ) -> Result<()> {
-        self.linear_many(x, &[w], precision, &mut [out])
+/// [`CpuOps::linear`](crate::CpuOps::linear).
+pub(crate) fn linear(
+    cpu: &Cpu,
+    x: &[f32],
+    w: &Matrix,
+    precision: ActivationPrecision,
+    out: &mut [f32],
+) -> Result<(), CpuError> {
+    linear_many(cpu, x, &[w], precision, &mut [out])
+}
+
+/// [`CpuOps::linear_many`](crate::CpuOps::linear_many).
+pub(crate) fn linear_many(
+    cpu: &Cpu,
+    x: &[f32],
+    ws: &[&Matrix],
+    precision: ActivationPrecision,
+    outs: &mut [&mut [f32]],
+) -> Result<(), CpuError> {
+    check_len("outputs of linear_many", ws.len(), outs.len())?;
+    let Some(first) = ws.first() else { return Ok(()) };
+    let cols = first.cols();
+    let tokens = check_rows("activations", cols, x.len())?;
+    let mut work = 0usize;
+    for (w, out) in ws.iter().zip(outs.iter()) {
+        check_len("columns of the matrices of linear_many", cols, w.cols())?;
+        let expected = tokens.checked_mul(w.rows());
+        let overflow = CpuError::Shape { what: "output of linear", rows: tokens, cols: w.rows() };
+        check_len("output of linear", expected.ok_or(overflow)?, out.len())?;
+        work = work.saturating_add(weight_of(&w.problem(tokens, precision)));
     }
-
-    /// [`Cpu::linear`] for several matrices with the same input (q/k/v, gate/up): the activations are prepared once,
-    /// and the rows of all matrices are one range that the threads share. Matrices that want them rotated in different ways
-    /// are computed one after the other.
-    ///
-    /// # Errors
-    ///
-    /// As [`Cpu::linear`], and [`CpuError::Length`] when the lists differ in length or the matrices in columns.
-    pub fn linear_many(
-        &self,
-        x: &[f32],
-        ws: &[&Matrix],
-        precision: ActivationPrecision,
-        outs: &mut [&mut [f32]],
-    ) -> Result<()> {
-        check_len("outputs of linear_many", ws.len(), outs.len())?;
-        let Some(first) = ws.first() else { return Ok(()) };
-        let cols = first.cols();
-        let tokens = check_rows("activations", cols, x.len())?;
-        let mut work = 0usize;
-        for (w, out) in ws.iter().zip(outs.iter()) {
-            check_len("columns of the matrices of linear_many", cols, w.cols())?;
-            let expected = tokens.checked_mul(w.rows());
-            let overflow = CpuError::Shape { what: "output of linear", rows: tokens, cols: w.rows() };
-            check_len("output of linear", expected.ok_or(overflow)?, out.len())?;
-            work = work.saturating_add(weight_of(&LinearProblem::new(tokens, w, precision)));
-        }
-        if tokens == 0 {
-            return Ok(());
-        }
-        let rotation = rotation_of(first);
-        if ws.iter().any(|w| rotation_of(w) != rotation) {
-            // Codes are common to matrices of one rotation. Ternary ones come first: they may refuse what `x` holds.
-            for ternary in [true, false] {
-                for (&w, out) in ws.iter().zip(outs.iter_mut()) {
-                    if matches!(w, Matrix::Ternary(_)) == ternary {
-                        self.linear_many(x, &[w], precision, &mut [&mut **out])?;
-                    }
+    if tokens == 0 {
+        return Ok(());
+    }
+    let rotation = rotation_of(first);
+    if ws.iter().any(|w| rotation_of(w) != rotation) {
+        // Codes are common to matrices of one rotation. Ternary ones come first: they may refuse what `x` holds.
+        for ternary in [true, false] {
+            for (&w, out) in ws.iter().zip(outs.iter_mut()) {
+                if matches!(w, Matrix::Ternary(_)) == ternary {
+                    linear_many(cpu, x, &[w], precision, &mut [&mut **out])?;
                 }
             }
-            return Ok(());
         }
-        with_kernels!(self.isa(), kernels => self.linear_with(kernels, x, ws, precision, outs, work))
+        return Ok(());
     }
+    with_kernels!(cpu.isa(), kernels => linear_with(cpu, kernels, x, ws, precision, outs, work))
+}
 
-    fn linear_with<K: Kernels>(
-        &self,
-        kernels: K,
-        x: &[f32],
-        ws: &[&Matrix],
-        precision: ActivationPrecision,
-        outs: &mut [&mut [f32]],
-        work: usize,
-    ) -> Result<()> {
-        let padded = ws.iter().filter_map(|w| match w {
-            Matrix::Ternary(m) => Some(m.shape().padded_cols()),
-            Matrix::Int8(_) | Matrix::Dense(_) => None,
-        });
-        let prepared = match padded.max() {
-            Some(padded) => {
-                let sparse = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() == Layout::Sparse);
-                let fixed = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() != Layout::Sparse);
-                let wanted = Wanted { panels: ws.iter().any(fixed), beside: ws.iter().any(sparse) };
-                let (cols, rotation) = (ws[0].cols(), rotation_of(ws[0]));
-                Activations::prepare(kernels, self.pool(), x, cols, padded, precision, rotation, wanted)?
-            }
-            None => Activations::default(),
-        };
-        let tasks = cut(ws, outs, self.pool().parts(work));
-        self.pool().run(tasks, |pieces| {
-            for mut piece in pieces {
-                match piece.w {
-                    Matrix::Ternary(m) => ternary_piece(kernels, m, &prepared, precision, &mut piece),
-                    Matrix::Int8(m) => int8_piece(kernels, m, x, &mut piece),
-                    Matrix::Dense(m) => dense_piece(kernels, m, x, &mut piece),
-                }
-            }
-        });
-        prepared.recycle();
-        Ok(())
-    }
-
-    /// Row lookup: `out[i] = table[ids[i]]` as f32, `out` is `ids.len() x cols`.
-    ///
-    /// # Errors
-    ///
-    /// [`CpuError::IdOutOfRange`], or [`CpuError::Length`] for a wrong output; nothing has been written then.
-    pub fn embed(&self, table: &Matrix, ids: &[u32], out: &mut [f32]) -> Result<()> {
-        let (rows, cols) = (table.rows(), table.cols());
-        let overflow = CpuError::Shape { what: "output of embed", rows: ids.len(), cols };
-        check_len("output of embed", ids.len().checked_mul(cols).ok_or(overflow)?, out.len())?;
-        if let Some((position, &id)) = ids.iter().enumerate().find(|&(_, &id)| id as usize >= rows) {
-            return Err(CpuError::IdOutOfRange { position, id, rows });
+fn linear_with<K: Kernels>(
+    cpu: &Cpu,
+    kernels: K,
+    x: &[f32],
+    ws: &[&Matrix],
+    precision: ActivationPrecision,
+    outs: &mut [&mut [f32]],
+    work: usize,
+) -> Result<(), CpuError> {
+    let padded = ws.iter().filter_map(|w| match w {
+        Matrix::Ternary(m) => Some(m.shape().padded_cols()),
+        Matrix::Int8(_) | Matrix::Dense(_) => None,
+    });
+    let prepared = match padded.max() {
+        Some(padded) => {
+            let sparse = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() == Layout::Sparse);
+            let fixed = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() != Layout::Sparse);
+            let wanted = Wanted { panels: ws.iter().any(fixed), beside: ws.iter().any(sparse) };
+            let (cols, rotation) = (ws[0].cols(), rotation_of(ws[0]));
+            Activations::prepare(kernels, cpu.pool(), x, cols, padded, precision, rotation, wanted)?
         }
-        with_kernels!(self.isa(), kernels => {
-            for (&id, out) in ids.iter().zip(out.chunks_exact_mut(cols)) {
-                table.dequantize_row(kernels, id as usize, out);
+        None => Activations::default(),
+    };
+    let tasks = cut(ws, outs, cpu.pool().parts(work));
+    cpu.pool().run(tasks, |pieces| {
+        for mut piece in pieces {
+            match piece.w {
+                Matrix::Ternary(m) => ternary_piece(kernels, m, &prepared, precision, &mut piece),
+                Matrix::Int8(m) => int8_piece(kernels, m, x, &mut piece),
+                Matrix::Dense(m) => dense_piece(kernels, m, x, &mut piece),
             }
-        });
-        Ok(())
+        }
+    });
+    prepared.recycle();
+    Ok(())
+}
+
+/// [`CpuOps::embed`](crate::CpuOps::embed).
+pub(crate) fn embed(cpu: &Cpu, table: &Matrix, ids: &[u32], out: &mut [f32]) -> Result<(), CpuError> {
+    let (rows, cols) = (table.rows(), table.cols());
+    let overflow = CpuError::Shape { what: "output of embed", rows: ids.len(), cols };
+    check_len("output of embed", ids.len().checked_mul(cols).ok_or(overflow)?, out.len())?;
+    if let Some((position, &id)) = ids.iter().enumerate().find(|&(_, &id)| id as usize >= rows) {
+        return Err(CpuError::IdOutOfRange { position, id, rows });
     }
+    with_kernels!(cpu.isa(), kernels => {
+        for (&id, out) in ids.iter().zip(out.chunks_exact_mut(cols)) {
+            table.dequantize_row(kernels, id as usize, out);
+        }
+    });
+    Ok(())
 }
 
 /// What the activations of a matrix go through.

@@ -1,41 +1,30 @@
 //! Root-mean-square normalization.
 
-use crate::error::{Result, check_len, check_rows};
-use crate::isa::with_kernels;
-use crate::kernels::{Kernels, Loop};
-use crate::pool::Cpu;
+use crate::error::{CpuError, check_len, check_rows};
+use crate::kernels::Kernels;
+use crate::kernels::with_kernels;
+use trike_host::Cpu;
+use trike_host::Loop;
 
-impl Cpu {
-    /// `out = x / sqrt(mean(x^2) + eps) * weight` for each row of `weight.len()` elements.
-    ///
-    /// Squares are summed in f64, so the result does not depend on the instruction set or on the length of a row.
-    ///
-    /// # Errors
-    ///
-    /// [`CpuError::NotMultiple`](crate::CpuError::NotMultiple) when `x` is not whole rows,
-    /// [`CpuError::Length`](crate::CpuError::Length) when `out` is not as long as `x`.
-    ///
-    /// ```
-    /// use trike_cpu::Cpu;
-    ///
-    /// let mut out = [f32::NAN; 2];
-    /// Cpu::new(1)?.rms_norm(&[3.0, -3.0], &[1.0, 2.0], 0.0, &mut out)?;
-    /// assert_eq!(out, [1.0, -2.0]);
-    /// # Ok::<(), trike_cpu::CpuError>(())
-    /// ```
-    pub fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> Result<()> {
-        let cols = weight.len();
-        check_rows("input of rms_norm", cols, x.len())?;
-        check_len("output of rms_norm", x.len(), out.len())?;
-        with_kernels!(self.isa(), kernels => {
-            self.pool().for_units(out, cols, 4 * x.len(), |first, out| {
-                for (x, out) in x[first * cols..].chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
-                    kernels.run(RmsNorm { x, weight, eps, out });
-                }
-            });
+/// [`CpuOps::rms_norm`](crate::CpuOps::rms_norm).
+pub(crate) fn rms_norm(
+    cpu: &Cpu,
+    x: &[f32],
+    weight: &[f32],
+    eps: f32,
+    out: &mut [f32],
+) -> Result<(), CpuError> {
+    let cols = weight.len();
+    check_rows("input of rms_norm", cols, x.len())?;
+    check_len("output of rms_norm", x.len(), out.len())?;
+    with_kernels!(cpu.isa(), kernels => {
+        cpu.pool().for_units(out, cols, 4 * x.len(), |first, out| {
+            for (x, out) in x[first * cols..].chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
+                kernels.run(RmsNorm { x, weight, eps, out });
+            }
         });
-        Ok(())
-    }
+    });
+    Ok(())
 }
 
 /// One row.

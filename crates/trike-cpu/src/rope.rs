@@ -1,18 +1,12 @@
 //! Rotary position embedding.
 
-use crate::error::{CpuError, Result, check_len, check_range};
-use crate::isa::with_kernels;
-use crate::kernels::{Kernels, Loop};
-use crate::pool::Cpu;
+use trike_core::RopePairing;
 
-/// Which two elements of a head turn together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RopePairing {
-    /// `2i` and `2i + 1`: llama2.c checkpoints and `llama` GGUF files.
-    Adjacent,
-    /// `i` and `i + rotated / 2`: Hugging Face checkpoints.
-    Halves,
-}
+use crate::error::{CpuError, check_len, check_range};
+use crate::kernels::Kernels;
+use crate::kernels::with_kernels;
+use trike_host::Cpu;
+use trike_host::Loop;
 
 /// Frequencies of a rotary embedding, and the turns of the first positions.
 ///
@@ -41,7 +35,7 @@ impl RopeTable {
     ///
     /// [`CpuError::NotMultiple`] for an odd `rotated`, [`CpuError::Range`] for zero, [`CpuError::NonFiniteParameter`]
     /// when `theta` is not a positive finite number.
-    pub fn new(rotated: usize, theta: f32) -> Result<Self> {
+    pub fn new(rotated: usize, theta: f32) -> Result<Self, CpuError> {
         check_range("rotated elements of a head", 2, 1 << 20, rotated)?;
         if !rotated.is_multiple_of(2) {
             return Err(CpuError::NotMultiple { what: "rotated elements of a head", unit: 2, got: rotated });
@@ -58,7 +52,7 @@ impl RopeTable {
     /// # Errors
     ///
     /// [`CpuError::Range`] when there are none, [`CpuError::NonFiniteParameter`] when one is not finite.
-    pub fn from_frequencies(frequencies: Vec<f32>) -> Result<Self> {
+    pub fn from_frequencies(frequencies: Vec<f32>) -> Result<Self, CpuError> {
         check_range("frequencies of rope", 1, 1 << 19, frequencies.len())?;
         match frequencies.iter().enumerate().find(|(_, f)| !f.is_finite()) {
             Some((index, &value)) => {
@@ -153,42 +147,33 @@ impl Loop for Turn<'_> {
     }
 }
 
-impl Cpu {
-    /// Turns `x` (`tokens x heads x head_dim`) in place, each token by its position.
-    ///
-    /// Elements of a head beyond [`RopeTable::rotated`] stay as they are.
-    ///
-    /// # Errors
-    ///
-    /// [`CpuError::Range`] when the table turns more elements than a head has, [`CpuError::Length`] when `x` is not
-    /// `positions.len() * heads * head_dim` long.
-    pub fn rope(
-        &self,
-        x: &mut [f32],
-        heads: usize,
-        head_dim: usize,
-        positions: &[u32],
-        table: &RopeTable,
-        pairing: RopePairing,
-    ) -> Result<()> {
-        check_range("head_dim of rope", table.rotated(), usize::MAX, head_dim)?;
-        let row = heads.checked_mul(head_dim);
-        let len = row.and_then(|row| row.checked_mul(positions.len()));
-        let overflow = CpuError::Shape { what: "heads of rope", rows: heads, cols: head_dim };
-        check_len("input of rope", len.ok_or(overflow)?, x.len())?;
-        let row = heads * head_dim;
-        if x.is_empty() {
-            return Ok(());
-        }
-        with_kernels!(self.isa(), kernels => {
-            self.pool().for_units(x, row, 4 * positions.len() * row, |first, x| {
-                let mut scratch = vec![0.0; table.rotated()];
-                for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
-                    let (cosines, sines) = table.turns(position, &mut scratch);
-                    kernels.run(Turn { x, head_dim, cosines, sines, pairing });
-                }
-            });
-        });
-        Ok(())
+/// [`CpuOps::rope`](crate::CpuOps::rope).
+pub(crate) fn rope(
+    cpu: &Cpu,
+    x: &mut [f32],
+    heads: usize,
+    head_dim: usize,
+    positions: &[u32],
+    table: &RopeTable,
+    pairing: RopePairing,
+) -> Result<(), CpuError> {
+    check_range("head_dim of rope", table.rotated(), usize::MAX, head_dim)?;
+    let row = heads.checked_mul(head_dim);
+    let len = row.and_then(|row| row.checked_mul(positions.len()));
+    let overflow = CpuError::Shape { what: "heads of rope", rows: heads, cols: head_dim };
+    check_len("input of rope", len.ok_or(overflow)?, x.len())?;
+    let row = heads * head_dim;
+    if x.is_empty() {
+        return Ok(());
     }
+    with_kernels!(cpu.isa(), kernels => {
+        cpu.pool().for_units(x, row, 4 * positions.len() * row, |first, x| {
+            let mut scratch = vec![0.0; table.rotated()];
+            for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
+                let (cosines, sines) = table.turns(position, &mut scratch);
+                kernels.run(Turn { x, head_dim, cosines, sines, pairing });
+            }
+        });
+    });
+    Ok(())
 }

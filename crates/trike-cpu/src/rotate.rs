@@ -2,37 +2,20 @@
 
 use trike_trit::Hadamard;
 
-use crate::error::{Result, check_rows};
-use crate::isa::with_kernels;
-use crate::kernels::{Kernels, Loop};
-use crate::pool::Cpu;
+use crate::error::{CpuError, check_rows};
+use crate::kernels::Kernels;
+use crate::kernels::with_kernels;
+use trike_host::Cpu;
+use trike_host::Loop;
 
-impl Cpu {
-    /// Transforms every block of `x` in its place, to the bits of [`Hadamard::apply`].
-    ///
-    /// [`Cpu::linear`] does this on the way to the codes of activations for weights that want it.
-    ///
-    /// # Errors
-    ///
-    /// [`CpuError::NotMultiple`](crate::CpuError::NotMultiple) for part of a block.
-    ///
-    /// ```
-    /// use trike_cpu::Cpu;
-    /// use trike_trit::Hadamard;
-    ///
-    /// let mut x = [3.0, 1.0, -1.0, 1.0];
-    /// Cpu::new(1)?.rotate(&mut x, Hadamard::new(4)?)?;
-    /// assert_eq!(x, [2.0, 0.0, 2.0, 2.0]);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn rotate(&self, x: &mut [f32], rotation: Hadamard) -> Result<()> {
-        check_rows("numbers to rotate", rotation.block(), x.len())?;
-        let work = x.len().saturating_mul(rotation.block().ilog2() as usize);
-        with_kernels!(self.isa(), kernels => {
-            self.pool().for_units(x, rotation.block(), work, |_, x| kernels.run(Rotate { x, rotation }));
-        });
-        Ok(())
-    }
+/// [`CpuOps::rotate`](crate::CpuOps::rotate).
+pub(crate) fn rotate(cpu: &Cpu, x: &mut [f32], rotation: Hadamard) -> Result<(), CpuError> {
+    check_rows("numbers to rotate", rotation.block(), x.len())?;
+    let work = x.len().saturating_mul(rotation.block().ilog2() as usize);
+    with_kernels!(cpu.isa(), kernels => {
+        cpu.pool().for_units(x, rotation.block(), work, |_, x| kernels.run(Rotate { x, rotation }));
+    });
+    Ok(())
 }
 
 /// Whole blocks.
@@ -107,7 +90,9 @@ fn few(x: &mut [f32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{CpuError, Isa};
+    use crate::CpuError;
+    use crate::CpuOps;
+    use trike_host::Isa;
     use trike_testkit::Rng;
 
     #[test]

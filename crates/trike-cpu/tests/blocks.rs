@@ -3,7 +3,9 @@
 mod common;
 
 use common::{GRANULARITIES, PRECISIONS, as_quantized, bits, cpus, describe, oracle};
-use trike_cpu::{ActivationPrecision, Cpu, Layout, MAX_COLS, Matrix, TernaryMatrix};
+use trike_cpu::{
+    ActivationPrecision, Cpu, CpuOps, Isa, Layout, MAX_COLS, Matrix, TernaryMatrix, choose_layout,
+};
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
 
@@ -253,7 +255,7 @@ fn the_planner_takes_blocks_where_they_are_faster() {
     let tied = |first: Pattern, second: Pattern, third: Pattern| vec![first, second, third];
     let choose = |patterns: Vec<Pattern>, granularity, coupling, rng: &mut Rng| {
         let planes: Vec<_> = patterns.into_iter().map(|pattern| plane(shape, pattern, rng)).collect();
-        Layout::choose(&tensor(shape, &planes, granularity, coupling, false, rng))
+        choose_layout(&tensor(shape, &planes, granularity, coupling, false, rng), Isa::detect())
     };
     let (all, none, half): (Pattern, Pattern, Pattern) = (PATTERNS[0].1, PATTERNS[1].1, PATTERNS[6].1);
     for granularity in [Granularity::Tensor, Granularity::Row, g64] {

@@ -5,7 +5,7 @@ mod common;
 
 use common::bits;
 use half::{bf16, f16};
-use trike_cpu::{ActivationPrecision, Cpu, DenseData, DenseMatrix, Int8Matrix, Isa, Matrix};
+use trike_cpu::{ActivationPrecision, Cpu, CpuOps, DenseData, DenseMatrix, Int8Matrix, Isa, Matrix};
 use trike_testkit::Rng;
 
 /// In which numbers weights are held.

@@ -6,8 +6,8 @@ mod common;
 use common::{GRANULARITIES, PRECISIONS, Weights, as_quantized, bits, cpus, describe, oracle};
 use half::{bf16, f16};
 use trike_cpu::{
-    ActivationPrecision, Cpu, CpuError, DenseData, DenseMatrix, Int8Matrix, Isa, Layout, LinearProblem,
-    MAX_COLS, Matrix, TernaryMatrix,
+    ActivationPrecision, Cpu, CpuError, CpuOps, DenseData, DenseMatrix, Int8Matrix, Isa, Layout, MAX_COLS,
+    Matrix, TernaryMatrix,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
@@ -152,21 +152,6 @@ fn the_instruction_sets_that_ran_are_those_that_the_machine_has() {
 }
 
 #[test]
-fn names_of_instruction_sets() {
-    for isa in Isa::available() {
-        assert_eq!(Isa::by_name(isa.name()).expect("available"), isa);
-    }
-    assert!(matches!(Isa::by_name("AVX2"), Err(CpuError::UnknownIsa { .. })));
-    for name in ["scalar", "sse4.1", "avx2", "avx-vnni", "avx512-vnni"] {
-        match Isa::by_name(name) {
-            Ok(isa) => assert_eq!(isa.name(), name),
-            Err(CpuError::IsaUnavailable { available, .. }) => assert!(!available.contains(name)),
-            Err(other) => panic!("{name}: {other}"),
-        }
-    }
-}
-
-#[test]
 fn ternary_at_every_width_granularity_and_precision() {
     let (cpus, mut rng) = (cpus(), Rng::new(1));
     for cols in [1, 3, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 768, 1000] {
@@ -230,7 +215,7 @@ fn a_thousand_random_ternary_problems() {
             halves: rng.below(2) == 0,
             encoding: Encoding::ALL[rng.below(5)],
         };
-        let precision = PRECISIONS[rng.below(6)];
+        let precision = PRECISIONS[rng.below(PRECISIONS.len())];
         check_ternary(&cpus, &spec, 1 + rng.below(9), precision, &mut rng);
     }
 }
@@ -289,7 +274,7 @@ fn what_is_not_finite_is_passed_on_or_refused() {
             let finite: Vec<bool> = got.chunks(5).map(|y| y.iter().all(|v| v.is_finite())).collect();
             assert_eq!(finite, [true, false, true], "{}", describe(&cpu));
             assert!(got[5..10].iter().all(|v| !v.is_finite()));
-            for precision in &PRECISIONS[1..] {
+            for precision in PRECISIONS.iter().filter(|p| p.slices() == 1) {
                 let mut out = vec![7.0; 15];
                 let error = cpu.linear(&x, &w, *precision, &mut out).expect_err("not finite");
                 assert!(matches!(error, CpuError::NonFinite { token: 1, index: 13, .. }), "{error}");
@@ -499,7 +484,7 @@ fn bytes_and_costs_are_counted() {
         TritTensor::from_trits(4096, 4096, &vec![1; 4096 * 4096], Encoding::Base3, scales).expect("valid");
     let w = pack(&tensor);
     assert_eq!(w.bytes() * 8, 4096 * 4096 * 2 + 4096 * 32 * 16, "2.125 bits a weight");
-    let cost = LinearProblem::new(3, &w, ActivationPrecision::Int8PerToken).cost();
+    let cost = w.problem(3, ActivationPrecision::Int8PerToken).cost();
     assert_eq!(cost.macs, 3 * 4096 * 4096);
     assert_eq!(cost.bytes, w.bytes() as u64 + 4 * 3 * (4096 + 4096));
     assert_eq!([cost, cost].into_iter().sum::<trike_cpu::Cost>().macs, 2 * cost.macs);

@@ -4,7 +4,9 @@ mod common;
 
 use common::{bits, cpus, describe};
 use half::f16;
-use trike_cpu::{Attention, Cpu, CpuError, GatedActivation, KvData, KvView, RopePairing, RopeTable};
+use trike_cpu::{
+    AttentionSpec, Cpu, CpuError, CpuOps, GatedActivation, KvData, KvView, RopePairing, RopeTable,
+};
 use trike_testkit::{Rng, assert_close};
 
 const BOUND: f32 = 1e-5;
@@ -153,7 +155,7 @@ struct Cache {
 }
 
 impl Cache {
-    fn new(rng: &mut Rng, problem: &Attention, positions: usize, capacity: usize) -> Self {
+    fn new(rng: &mut Rng, problem: &AttentionSpec, positions: usize, capacity: usize) -> Self {
         let (heads, d) = (problem.kv_heads, problem.head_dim);
         // Values that f16 holds exactly, so that one oracle serves both.
         let mut halves = |n: usize| -> Vec<f32> {
@@ -175,7 +177,7 @@ impl Cache {
         Self { k, v, ring_k, ring_v }
     }
 
-    fn oracle(&self, problem: &Attention, q: &[f32], first: usize) -> Vec<f32> {
+    fn oracle(&self, problem: &AttentionSpec, q: &[f32], first: usize) -> Vec<f32> {
         let (heads, d) = (problem.heads, problem.head_dim);
         let positions = self.k.len() / problem.kv_heads / d;
         let mut out = Vec::new();
@@ -203,7 +205,7 @@ fn a_thousand_random_attentions() {
         let (kv_heads, share, d) = (1 + rng.below(3), 1 + rng.below(3), 1 + rng.below(140));
         let window = (rng.below(2) == 0).then(|| 1 + rng.below(20));
         let scale = 1.0 / (d as f32).sqrt();
-        let problem = Attention { heads: kv_heads * share, kv_heads, head_dim: d, scale, window };
+        let problem = AttentionSpec { heads: kv_heads * share, kv_heads, head_dim: d, scale, window };
         let (first, tokens) = (rng.below(40), 1 + rng.below(5));
         let needed = first + tokens - problem.span(first).start;
         let capacity = needed + rng.below(4);
@@ -240,7 +242,7 @@ fn attention_over_many_blocks() {
         (3, 7, 96, 25, 64, Some(64)),
     ] {
         let scale = 1.0 / (d as f32).sqrt();
-        let problem = Attention { heads: kv_heads * share, kv_heads, head_dim: d, scale, window };
+        let problem = AttentionSpec { heads: kv_heads * share, kv_heads, head_dim: d, scale, window };
         let capacity = first + tokens - problem.span(first).start;
         let cache = Cache::new(&mut rng, &problem, first + tokens, capacity);
         let half = |x: &[f32]| x.iter().map(|&v| f16::from_f32(v)).collect::<Vec<f16>>();
@@ -264,7 +266,7 @@ fn attention_over_many_blocks() {
 fn what_a_query_does_not_see_does_not_reach_it() {
     let mut rng = Rng::new(7);
     for (share, tokens, window) in [(1, 8, Some(3)), (4, 40, Some(10)), (4, 40, None), (60, 3, None)] {
-        let problem = Attention { heads: share, kv_heads: 1, head_dim: 24, scale: 0.2, window };
+        let problem = AttentionSpec { heads: share, kv_heads: 1, head_dim: 24, scale: 0.2, window };
         let cache = Cache::new(&mut rng, &problem, 100, 100);
         let q = rng.normals(tokens * share * 24);
         let first = 100 - tokens;
@@ -297,7 +299,7 @@ fn what_a_query_does_not_see_does_not_reach_it() {
 #[test]
 fn attention_threads_change_no_bit() {
     let mut rng = Rng::new(5);
-    let problem = Attention { heads: 6, kv_heads: 3, head_dim: 64, scale: 0.125, window: Some(50) };
+    let problem = AttentionSpec { heads: 6, kv_heads: 3, head_dim: 64, scale: 0.125, window: Some(50) };
     let cache = Cache::new(&mut rng, &problem, 130, 100);
     let q = rng.normals(40 * 6 * 64);
     // One token, some that are few rows, and blocks of rows.
@@ -324,7 +326,7 @@ fn attention_threads_change_no_bit() {
 
 #[test]
 fn large_scores_do_not_overflow() {
-    let problem = Attention { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: None };
+    let problem = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 2, scale: 1.0, window: None };
     let (k, v) = ([1e3, 0.0, -1e3, 0.0], [1.0, 2.0, 3.0, 4.0]);
     let kv = KvView { k: KvData::F32(&k), v: KvData::F32(&v), capacity: 2 };
     for cpu in cpus() {
@@ -339,8 +341,8 @@ fn large_scores_do_not_overflow() {
 #[test]
 fn attention_refuses_what_does_not_fit() {
     let cpu = Cpu::new(1).expect("one thread");
-    let problem = Attention { heads: 4, kv_heads: 2, head_dim: 2, scale: 1.0, window: None };
-    let attend = |problem: Attention, tokens: usize, first: usize, capacity: usize, kv_len: usize| {
+    let problem = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 2, scale: 1.0, window: None };
+    let attend = |problem: AttentionSpec, tokens: usize, first: usize, capacity: usize, kv_len: usize| {
         let kv = vec![0.0; kv_len];
         let kv = KvView { k: KvData::F32(&kv), v: KvData::F32(&kv), capacity };
         cpu.attention(&problem, &vec![0.0; tokens * 8], first, kv, &mut vec![0.0; tokens * 8])
@@ -351,7 +353,7 @@ fn attention_refuses_what_does_not_fit() {
     let error = attend(problem, 1, 6, 6, 24).expect_err("seven positions in six slots");
     assert!(matches!(error, CpuError::KvCapacity { needed: 7, capacity: 6 }), "{error}");
     // A window leaves old positions behind: the first query of several still needs its own.
-    let windowed = Attention { window: Some(4), ..problem };
+    let windowed = AttentionSpec { window: Some(4), ..problem };
     for (tokens, good) in [(1, true), (3, true), (4, false)] {
         assert_eq!(attend(windowed, tokens, 100, 6, 24).is_ok(), good, "{tokens} tokens in a window of 4");
     }
@@ -359,13 +361,13 @@ fn attention_refuses_what_does_not_fit() {
         assert!(matches!(attend(problem, 1, 0, 6, len), Err(CpuError::Length { expected: 24, .. })));
     }
     for (heads, kv_heads, good) in [(4, 1, true), (4, 2, true), (4, 3, false), (4, 0, false), (4, 5, false)] {
-        let problem = Attention { heads, kv_heads, ..problem };
+        let problem = AttentionSpec { heads, kv_heads, ..problem };
         assert_eq!(attend(problem, 1, 0, 6, 12 * kv_heads).is_ok(), good, "{heads} over {kv_heads}");
     }
-    for problem in [Attention { heads: 0, ..problem }, Attention { head_dim: 0, ..problem }] {
+    for problem in [AttentionSpec { heads: 0, ..problem }, AttentionSpec { head_dim: 0, ..problem }] {
         assert!(matches!(attend(problem, 1, 0, 6, 24), Err(CpuError::Range { .. })));
     }
-    assert!(attend(Attention { window: Some(0), ..problem }, 1, 0, 6, 24).is_err());
+    assert!(attend(AttentionSpec { window: Some(0), ..problem }, 1, 0, 6, 24).is_err());
     assert!(attend(problem, 1, usize::MAX, 6, 24).is_err());
     assert!(attend(problem, 1, 0, usize::MAX, 24).is_err());
     assert!(attend(problem, 0, 0, 6, 24).is_ok(), "no queries");

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{GRANULARITIES, PRECISIONS, as_quantized, bits, cpus, describe, oracle};
-use trike_cpu::{Cpu, Layout, MAX_COLS, Matrix, TernaryMatrix};
+use trike_cpu::{Cpu, CpuOps, Isa, Layout, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
 
@@ -144,7 +144,7 @@ fn rows_are_read_and_bytes_are_counted() {
     let trits = rng.trits(512 * 4096, 0.05);
     let scales = Scales::tensor(1.0);
     let tensor = TritTensor::from_trits(512, 4096, &trits, Encoding::TwoBit, scales).expect("valid");
-    assert_eq!(Layout::choose(&tensor), Layout::Sparse);
+    assert_eq!(choose_layout(&tensor, Isa::detect()), Layout::Sparse);
     let w = TernaryMatrix::pack_as(&tensor, Layout::Sparse).expect("packable");
     assert_eq!(w.layout(), Layout::Sparse);
     let bits = w.bytes() as f64 * 8.0 / (512.0 * 4096.0);
@@ -166,6 +166,6 @@ fn the_planner_takes_the_sparse_layout_where_it_is_faster() {
     ] {
         let planes = [rng.trits(64 * 512, 1.0 - zeros)];
         let tensor = tensor((64, 512), &planes, granularity, Coupling::Free, &mut rng);
-        assert_eq!(Layout::choose(&tensor), want, "{zeros} zeros, {granularity:?}");
+        assert_eq!(choose_layout(&tensor, Isa::detect()), want, "{zeros} zeros, {granularity:?}");
     }
 }

@@ -10,13 +10,8 @@ use trike_trit::{Hadamard, TritError};
 #[non_exhaustive]
 pub enum CubeError {
     /// A device name that is none.
-    #[error(
-        "unknown device {name:?}, expected auto, cpu, or one of wgpu, vulkan, cuda, hip, metal with a number (cuda:0)"
-    )]
-    UnknownDevice {
-        /// The name given.
-        name: String,
-    },
+    #[error(transparent)]
+    UnknownDevice(#[from] trike_core::UnknownDevice),
     /// A runtime that this build does not contain.
     #[error("device {spec}: this build has no {runtime} runtime, build with the feature `{runtime}`")]
     NotLinked {

@@ -12,7 +12,7 @@
 //! The second one: no runtime is linked unless a feature says so (`wgpu`, `vulkan`, `cuda`, `hip`, `metal`, `cpu`), and only
 //! the module `device` talks to CubeCL's host interface, which changes with every release.
 //!
-//! * devices: [`Device`], [`DeviceSpec`], [`Capabilities`], [`devices`]
+//! * devices: [`Device`], [`DeviceSpec`], [`Capabilities`], [`devices`], [`is_linked`]
 //! * memory: [`Buffer`], [`Element`]
 //! * launches that run again with one call: [`Device::capture`], [`Graph`]
 //! * plans: [`Plan`], [`Strategy`], [`Settings`], [`Cost`]
@@ -41,9 +41,10 @@ pub mod vsa;
 
 pub use capabilities::{Capabilities, Graphs, Planes};
 pub use device::{
-    Buffer, Device, DeviceInfo, DeviceOptions, DeviceSpec, Element, Graph, Launch, Memory, Runtime, devices,
+    Buffer, Device, DeviceInfo, DeviceOptions, Element, Graph, Launch, Memory, devices, is_linked,
 };
 pub use error::{CubeError, Result};
-pub use plan::{Cost, Plan, Settings, Strategy};
-pub use popcount::{TritDotBlueprint, TritDotProblem, TritScore, TritTable};
+pub use plan::{Plan, Settings, Strategy};
+pub use popcount::{TritDotBlueprint, TritDotProblem, TritTable};
 pub use probe::Products;
+pub use trike_core::{Cost, DeviceSpec, Runtime, TritScore};

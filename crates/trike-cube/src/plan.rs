@@ -3,6 +3,8 @@
 use std::fmt::Debug;
 use std::hash::Hash;
 
+use trike_core::Cost;
+
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result};
 
@@ -14,34 +16,6 @@ pub enum Strategy<B> {
     Inferred,
     /// This blueprint, for tests and for tuning; an operation refuses one that the device or the problem does not allow.
     Forced(B),
-}
-
-/// Work of one launch.
-///
-/// Divided by a measured time and by what the device can do, it gives the share of the device that was used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Cost {
-    /// Arithmetic operations; a multiply-add is two.
-    pub operations: u64,
-    /// Bytes that must pass at least once: inputs, weights as they lie in memory, outputs.
-    pub bytes: u64,
-}
-
-impl std::ops::Add for Cost {
-    type Output = Self;
-
-    fn add(self, other: Self) -> Self {
-        Self {
-            operations: self.operations.saturating_add(other.operations),
-            bytes: self.bytes.saturating_add(other.bytes),
-        }
-    }
-}
-
-impl std::iter::Sum for Cost {
-    fn sum<I: Iterator<Item = Self>>(costs: I) -> Self {
-        costs.fold(Self::default(), std::ops::Add::add)
-    }
 }
 
 /// Where a kernel runs: how many cubes of how many units, and what each cube holds.
@@ -247,12 +221,5 @@ mod tests {
             assert!(x <= 65_535 && y <= 65_535 && z == 1, "{cubes}");
             assert!(x * y >= cubes && x * y < cubes + y, "{cubes}: {x} x {y}");
         }
-    }
-
-    #[test]
-    fn costs_add_without_overflow() {
-        let big = Cost { operations: u64::MAX, bytes: 3 };
-        let sum: Cost = [big, Cost { operations: 1, bytes: 4 }].into_iter().sum();
-        assert_eq!(sum, Cost { operations: u64::MAX, bytes: 7 });
     }
 }

@@ -6,7 +6,8 @@ use trike_trit::{TritError, TritTensor};
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape, unsupported};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy};
+use trike_core::{Cost, TritScore};
 
 /// Four words of a plane of bits.
 pub(crate) type Quad = Vector<u32, Const<4>>;
@@ -161,16 +162,6 @@ fn pack_row(trits: &[i8], words: &mut [u32]) {
     }
 }
 
-/// How two rows of trits are compared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum TritScore {
-    /// The dot product: places with the same sign less places with opposite ones.
-    #[default]
-    Dot,
-    /// Places with the same value, zeros included.
-    Matches,
-}
-
 /// The scores of some queries with all rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TritDotProblem {
@@ -226,10 +217,10 @@ impl Plan for TritDotProblem {
     fn cost(&self) -> Cost {
         let [queries, rows, words] = [self.queries, self.rows, words_of(self.cols)].map(|n| n as u64);
         // For a word of both signs of both sides: four ANDs, two ORs, two counts, two sums.
-        Cost {
-            operations: 10 * queries * rows * (words / 2),
-            bytes: 4 * (queries * words + rows * words + queries * rows),
-        }
+        Cost::of_operations(
+            10 * queries * rows * (words / 2),
+            4 * (queries * words + rows * words + queries * rows),
+        )
     }
 }
 
@@ -273,14 +264,14 @@ fn trit_dots(
                 let (p, n) = (table[at], table[at + 1]);
                 // At most one of the two products of a sign has a bit, so one count does for both.
                 let plus = ((p & a) | (n & b)).count_ones();
-                let minus = if comptime!(score == TritScore::Dot) {
-                    ((p & b) | (n & a)).count_ones()
-                } else {
-                    // Places where neither is nonzero match too: those are all but the union.
-                    (p | n | a | b).count_ones()
-                };
-                let difference =
-                    Vector::<i32, Const<4>>::cast_from(plus) - Vector::<i32, Const<4>>::cast_from(minus);
+                let mut difference = Vector::<i32, Const<4>>::cast_from(plus);
+                if comptime!(score == TritScore::Dot) {
+                    difference -= Vector::<i32, Const<4>>::cast_from(((p & b) | (n & a)).count_ones());
+                }
+                if comptime!(score == TritScore::Matches) {
+                    // Positions where neither is nonzero match too: those are all but the union.
+                    difference -= Vector::<i32, Const<4>>::cast_from((p | n | a | b).count_ones());
+                }
                 sums[comptime!(r * each + m)] += difference.vector_sum();
             }
         }

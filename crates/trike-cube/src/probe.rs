@@ -9,7 +9,8 @@ use half::f16;
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
-use crate::plan::{Cost, Settings};
+use crate::plan::Settings;
+use trike_core::Cost;
 
 type Quad = Vector<u32, Const<4>>;
 
@@ -63,12 +64,12 @@ impl Products {
         }
     }
 
-    /// Operations of one unit in one round: a multiply-add is two.
-    fn operations(self) -> u64 {
+    /// Multiply-adds of one unit in one round.
+    fn macs(self) -> u64 {
         let of_chain = match self {
-            Self::Dp4a => 2 * 4,
-            Self::Int8Mma => 2 * 16 * 8 * 32 / 32,
-            Self::F16Mma => 2 * 16 * 8 * 16 / 32,
+            Self::Dp4a => 4,
+            Self::Int8Mma => 16 * 8 * 32 / 32,
+            Self::F16Mma => 16 * 8 * 16 / 32,
         };
         of_chain * CHAINS as u64
     }
@@ -266,7 +267,7 @@ impl Device {
             // SAFETY: the lengths were compared above; loads are clamped and stores compared with them.
             unsafe { copy_vectors::launch_unchecked(client, cubes, units, from, to, EACH) };
         })?;
-        Ok(Cost { operations: 0, bytes: 2 * from.bytes() as u64 })
+        Ok(Cost { macs: 0, bytes: 2 * from.bytes() as u64 })
     }
 
     /// Multiplies in registers for `rounds` rounds, with as many units as `out` has words, a multiple of 256: each writes
@@ -313,10 +314,7 @@ impl Device {
                 }
             }
         })?;
-        Ok(Cost {
-            operations: products.operations() * (rounds * out.len()) as u64,
-            bytes: out.bytes() as u64,
-        })
+        Ok(Cost { macs: products.macs() * (rounds * out.len()) as u64, bytes: out.bytes() as u64 })
     }
 }
 
@@ -354,7 +352,7 @@ mod tests {
 
             let out = device.upload(&vec![-1i32; 512]).unwrap();
             let cost = device.probe_products(Products::Dp4a, 3, &out).unwrap();
-            assert_eq!(cost.operations, 512 * 3 * 8 * 8);
+            assert_eq!(cost.macs, 512 * 3 * 8 * 4);
             assert_eq!(device.read(&out).unwrap(), vec![Products::Dp4a.result(3); 512]);
             for rounds in [0, MAX_ROUNDS + 1] {
                 assert!(matches!(

@@ -27,11 +27,11 @@ use crate::{FormatError, Tensor, TensorInfo, TensorSource, error::Place, map::Ma
 /// | `Q8_0`, `Q5_0`, `Q4_0` | [`Tensor::Int8`] with groups of 32 |
 /// | `Q6_K` | [`Tensor::Int8`] with groups of 16 and f32 scales |
 /// | `Q4_1`, `Q5_1`, `Q4_K`, `Q5_K` | [`Tensor::Dense`] f32: a weight takes four bytes |
-/// | `TQ1_0` | [`Tensor::Trits`], base-3, groups of 256 |
-/// | `TQ2_0` | [`Tensor::Trits`], 2-bit, groups of 256 |
-/// | `PTQ1_0` | [`Tensor::Trits`], base-3, groups of 128 |
-/// | `I2_S` | [`Tensor::Trits`], 2-bit, one scale |
-/// | `Q2_0` | [`Tensor::Trits`], 2-bit, groups of 64 or 128; [`Tensor::Dense`] f32 when a code is 3, which is +2 d |
+/// | `TQ1_0` | [`Tensor::Ternary`], base-3, groups of 256 |
+/// | `TQ2_0` | [`Tensor::Ternary`], 2-bit, groups of 256 |
+/// | `PTQ1_0` | [`Tensor::Ternary`], base-3, groups of 128 |
+/// | `I2_S` | [`Tensor::Ternary`], 2-bit, one scale |
+/// | `Q2_0` | [`Tensor::Ternary`], 2-bit, groups of 64 or 128; [`Tensor::Dense`] f32 when a code is 3, which is +2 d |
 /// | `PQ2_0` | as `Q2_0` with groups of 128 |
 ///
 /// No value is rounded on the way, except that a scale and a minimum are added in f32 as everywhere.

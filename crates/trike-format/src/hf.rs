@@ -43,9 +43,9 @@ const MAX_JSON_BYTES: u64 = 16 << 20;
 /// have the checkpoint's names, sorted with numbers in numerical order. Dense tensors of `F32`, `F16` and `BF16`
 /// load as [`Tensor::Dense`]; other types are listed and refused when loaded. A `quantization_config` of Trike's
 /// own says which tensors are packed; they appear under the names of the originals (`<name>.weight`, not
-/// `<name>.weight.trits`) and load as [`Tensor::Trits`] or [`Tensor::Int8`].
+/// `<name>.weight.trits`) and load as [`Tensor::Ternary`] or [`Tensor::Int8`].
 ///
-/// The packing of `quant_method: "bitnet"` loads as [`Tensor::Trits`], 2-bit, with one f32 scale; its
+/// The packing of `quant_method: "bitnet"` loads as [`Tensor::Ternary`], 2-bit, with one f32 scale; its
 /// `weight_scale` is not listed apart. `linear_class` says what that scale means: `"autobitlinear"` multiplies by
 /// it, and `"bitlinear"`, which an absent one means, divides; the scale is then one over the stored number, rounded
 /// to f32 once. Of checkpoints with `quantization_mode: "online"` the master weights load as stored; see

@@ -26,13 +26,11 @@
 
 mod absmean;
 mod bytes;
-mod dense;
 mod detect;
 mod error;
 mod exact;
 mod gguf;
 mod hf;
-mod int8;
 mod llama2c;
 mod look;
 mod map;
@@ -40,12 +38,11 @@ mod spill;
 mod tensor;
 
 pub use absmean::absmean_trits;
-pub use dense::{DenseData, DenseTensor, MAX_DIMS};
 pub use detect::{FileKind, detect};
-pub use error::{FormatError, TensorError};
+pub use error::FormatError;
 pub use exact::exact_trits;
 pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray};
 pub use hf::{HfDir, HfDirWriter};
-pub use int8::Int8Tensor;
 pub use llama2c::{Llama2c, Llama2cConfig};
-pub use tensor::{StoredType, Tensor, TensorInfo, TensorSource};
+pub use tensor::{StoredType, TensorInfo, TensorSource};
+pub use trike_core::{DenseData, DenseTensor, Int8Tensor, MAX_DIMS, Tensor, TensorError};

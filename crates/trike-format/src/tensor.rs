@@ -1,111 +1,11 @@
-//! A loaded tensor, a tensor's entry in a file, and the trait of every file that has tensors.
+//! A tensor's entry in a file, and the trait of every file that has tensors.
 
 use std::{fmt, path::Path};
 
-use trike_trit::{Coupling, Encoding, GroupSize, TritTensor};
+use trike_core::Tensor;
+use trike_trit::{Coupling, Encoding, GroupSize};
 
-use crate::{DenseTensor, FormatError, Int8Tensor, TensorError, dense::check_row};
-
-/// A tensor in memory: dense, int8 or ternary.
-///
-/// Matrices are `[rows, cols]`, out x in.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Tensor {
-    /// f32, f16 or bf16 numbers.
-    Dense(DenseTensor),
-    /// Int8 codes with a scale per group.
-    Int8(Int8Tensor),
-    /// Trits with scales.
-    Trits(TritTensor),
-}
-
-impl Tensor {
-    /// Product of all axes but the last.
-    pub fn rows(&self) -> usize {
-        match self {
-            Self::Dense(t) => t.rows(),
-            Self::Int8(t) => t.rows(),
-            Self::Trits(t) => t.rows(),
-        }
-    }
-
-    /// Length of the last axis.
-    pub fn cols(&self) -> usize {
-        match self {
-            Self::Dense(t) => t.cols(),
-            Self::Int8(t) => t.cols(),
-            Self::Trits(t) => t.cols(),
-        }
-    }
-
-    /// Length of each axis, slowest first.
-    pub fn shape(&self) -> Vec<usize> {
-        match self {
-            Self::Dense(t) => t.shape().to_vec(),
-            Self::Int8(_) | Self::Trits(_) => vec![self.rows(), self.cols()],
-        }
-    }
-
-    /// Bytes that the numbers take in memory, scales included.
-    pub fn bytes(&self) -> usize {
-        match self {
-            Self::Dense(t) => t.bytes(),
-            Self::Int8(t) => t.bytes(),
-            Self::Trits(t) => t.bytes(),
-        }
-    }
-
-    /// Every weight as f32 in row-major order: exact for dense tensors, code times scale for the others.
-    pub fn to_f32(&self) -> Vec<f32> {
-        match self {
-            Self::Dense(t) => t.to_f32(),
-            Self::Int8(t) => t.dequantize(),
-            Self::Trits(t) => t.dequantize(),
-        }
-    }
-
-    /// As [`to_f32`](Self::to_f32), without a copy when the weights are dense f32.
-    pub fn into_f32(self) -> Vec<f32> {
-        match self {
-            Self::Dense(t) => t.into_f32(),
-            other => other.to_f32(),
-        }
-    }
-
-    /// Writes row `row` as f32.
-    ///
-    /// # Errors
-    ///
-    /// [`TensorError::Row`] past the last row, [`TensorError::Length`] unless `out` has
-    /// [`cols`](Self::cols) elements.
-    pub fn read_row(&self, row: usize, out: &mut [f32]) -> Result<(), TensorError> {
-        let rows = self.rows();
-        check_row(row, rows, self.cols(), out)?;
-        match self {
-            Self::Dense(t) => t.read_row(row, out),
-            Self::Int8(t) => t.dequantize_row(row, out),
-            Self::Trits(t) => t.dequantize_row(row, out).map_err(|_| TensorError::Row { row, rows }),
-        }
-    }
-}
-
-impl From<DenseTensor> for Tensor {
-    fn from(tensor: DenseTensor) -> Self {
-        Self::Dense(tensor)
-    }
-}
-
-impl From<Int8Tensor> for Tensor {
-    fn from(tensor: Int8Tensor) -> Self {
-        Self::Int8(tensor)
-    }
-}
-
-impl From<TritTensor> for Tensor {
-    fn from(tensor: TritTensor) -> Self {
-        Self::Trits(tensor)
-    }
-}
+use crate::FormatError;
 
 /// How a file stores a tensor. [`Display`](fmt::Display) gives the name that people know it by.
 ///

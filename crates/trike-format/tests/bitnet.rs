@@ -94,7 +94,7 @@ fn a_weight_packed_by_hand_with_both_meanings_of_its_scale() {
             assert_eq!(names, ["a.weight", "lm_head.weight"], "the scale is not listed apart");
             let info = dir.info("a.weight").unwrap();
             assert_eq!((&info.shape[..], &info.kind, info.bytes), (&[8, 3][..], &StoredType::BitNet, bytes));
-            let Tensor::Trits(tensor) = dir.load("a.weight").unwrap() else { panic!("no trits") };
+            let Tensor::Ternary(tensor) = dir.load("a.weight").unwrap() else { panic!("no trits") };
             assert_eq!(
                 (tensor.encoding(), tensor.scales().granularity()),
                 (Encoding::TwoBit, Granularity::Tensor)

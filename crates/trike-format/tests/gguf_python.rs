@@ -167,7 +167,7 @@ fn trike_reads_what_the_package_writes() {
     for (kind, name) in KINDS {
         assert_eq!(file.info(name).unwrap().kind, StoredType::from(kind));
         let tensor = file.load(name).unwrap();
-        assert!(matches!(&tensor, Tensor::Trits(t) if (t.rows(), t.cols()) == (ROWS, COLS)));
+        assert!(matches!(&tensor, Tensor::Ternary(t) if (t.rows(), t.cols()) == (ROWS, COLS)));
         assert_eq!(tensor.to_f32(), values, "{name}");
     }
     assert_eq!(file.load("norm").unwrap().to_f32(), values[..COLS]);
@@ -215,7 +215,7 @@ fn types_of_the_forks_have_the_values_that_were_packed() {
         assert!(info.kind.is_ternary() && name.starts_with(&info.kind.to_string()));
         let tensor = file.load(name).unwrap();
         let granularity = match &tensor {
-            Tensor::Trits(trits) => Some(trits.scales().granularity()),
+            Tensor::Ternary(trits) => Some(trits.scales().granularity()),
             _ => None,
         };
         let want = match name {

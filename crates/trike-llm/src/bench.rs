@@ -3,12 +3,13 @@
 use std::time::Instant;
 
 use serde::Serialize;
-use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix, probe};
+use trike_core::{DenseData, DenseTensor, Int8Tensor};
+use trike_cpu::{Cpu, probe};
 use trike_nn::{
     ActivationPrecision, Backend, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation,
-    KvPrecision, KvSpec, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
+    KvPrecision, KvSpec, NnError, RopePairing, RopeSpec, Step, Tensor, WeightName,
 };
-use trike_trit::{Encoding, Scales, TritTensor};
+use trike_trit::{Encoding, ScaleValues, Scales, TritTensor};
 
 use crate::{LanguageModel, LlmError, generate::STEP};
 
@@ -154,7 +155,7 @@ impl RandomWeights<'_> {
 }
 
 impl DecoderWeights for RandomWeights<'_> {
-    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         let (rows, cols) = self.shape(name);
         let bytes = self.bytes(rows * cols);
         self.count();
@@ -163,16 +164,16 @@ impl DecoderWeights for RandomWeights<'_> {
         Ok(match name {
             WeightName::Embedding => {
                 let values = bytes.iter().map(|&b| half::f16::from_f32(f32::from(b as i8) / 128.0)).collect();
-                Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F16(values))?)
+                Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F16(values))?)
             }
             WeightName::Head => {
                 let codes: Vec<i8> = bytes.iter().map(|&b| (b as i8).max(-127)).collect();
-                Weight::Int8(Int8Matrix::new(
+                Tensor::Int8(Int8Tensor::new(
                     rows,
                     cols,
                     64,
                     codes,
-                    vec![scale / 64.0; rows * cols.div_ceil(64)],
+                    ScaleValues::F32(vec![scale / 64.0; rows * cols.div_ceil(64)]),
                 )?)
             }
             _ => {
@@ -182,7 +183,7 @@ impl DecoderWeights for RandomWeights<'_> {
                     Scales::new(trike_trit::Granularity::Row, vec![half::f16::from_f32(scale); rows], None);
                 let tensor = TritTensor::from_trits(rows, cols, &trits, self.encoding, scales)?;
                 self.stored += tensor.bytes() as u64;
-                Weight::Ternary(tensor)
+                Tensor::Ternary(tensor)
             }
         })
     }

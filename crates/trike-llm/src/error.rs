@@ -17,6 +17,9 @@ pub enum LlmError {
     /// A conversation could not be made a prompt.
     #[error(transparent)]
     Chat(Box<crate::chat::ChatError>),
+    /// The defaults for generation that come with a model could not be read.
+    #[error(transparent)]
+    GenerationConfig(#[from] crate::sampler::GenerationConfigError),
     /// Logits could not be sampled.
     #[error(transparent)]
     Sampler(#[from] crate::sampler::SamplerError),
@@ -26,6 +29,9 @@ pub enum LlmError {
     /// The host kernels refused.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
+    /// No memory, no threads, or an instruction set that this machine does not have.
+    #[error(transparent)]
+    Host(#[from] trike_cpu::HostError),
     /// The numbers of a tensor do not make one.
     #[error(transparent)]
     Tensor(#[from] trike_format::TensorError),
@@ -157,45 +163,6 @@ pub enum LlmError {
         limit: u64,
         /// What to do.
         remedy: &'static str,
-    },
-    /// A weight could not be made ternary.
-    #[error("{tensor}: {source}")]
-    Quantize {
-        /// The weight.
-        tensor: String,
-        /// Why not.
-        source: Box<trike_quant::QuantError>,
-    },
-    /// A weight that would have to be scaled or rotated, and of which there are only trits.
-    #[error(
-        "{}: {tensor} is ternary: it can be neither scaled nor rotated; leave out --salience and --rotate, or start from the dense model",
-        path.display()
-    )]
-    NotFoldable {
-        /// The model.
-        path: PathBuf,
-        /// The weight.
-        tensor: String,
-    },
-    /// A budget that cannot be met.
-    #[error("{asked} cannot be met; the nearest that can is {nearest}")]
-    Budget {
-        /// What was asked for.
-        asked: String,
-        /// What can be met.
-        nearest: String,
-    },
-    /// Text that is too little to calibrate on.
-    #[error(
-        "the calibration text makes {sequences} sequences with {tokens} tokens to learn from: expected at least {needed}"
-    )]
-    Calibration {
-        /// Sequences of two tokens or more.
-        sequences: usize,
-        /// Their tokens.
-        tokens: usize,
-        /// Tokens needed.
-        needed: usize,
     },
     /// An option is out of range.
     #[error("{option}: expected {expected}, got {got}")]

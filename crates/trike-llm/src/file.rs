@@ -9,12 +9,7 @@ use trike_format::{
 use trike_nn::WeightName;
 use trike_trit::Encoding;
 
-use crate::{
-    LlmError, ModelConfig,
-    fold::{Fold, Folded},
-    names,
-    tokenizer::Tokenizer,
-};
+use crate::{LlmError, ModelConfig, WeightSource, names, text::gguf_tokenizer, tokenizer::Tokenizer};
 
 /// The open file behind a [`ModelFile`].
 #[derive(Debug)]
@@ -33,7 +28,6 @@ pub enum Tensors {
 pub struct ModelFile {
     tensors: Tensors,
     config: ModelConfig,
-    folded: Option<Folded>,
 }
 
 impl Tensors {
@@ -87,38 +81,7 @@ impl ModelFile {
             Tensors::Gguf(file) => ModelConfig::from_gguf(file)?,
             Tensors::Llama2c(file) => ModelConfig::from_llama2c(file)?,
         };
-        Ok(Self { tensors, config, folded: None })
-    }
-
-    /// The same file with its weights rewritten as they are loaded; see [`Fold`].
-    ///
-    /// # Errors
-    ///
-    /// [`LlmError::NotFoldable`] when a weight that has to change is ternary, [`LlmError::Option`] for scales that do not fit
-    /// the model, and for a file that is folded already.
-    pub fn folded(mut self, fold: Fold) -> Result<Self, LlmError> {
-        if self.folded.is_some() {
-            return Err(LlmError::Option {
-                option: "fold",
-                expected: "a model as its file has it",
-                got: "one that is folded already".to_owned(),
-            });
-        }
-        let folded = Folded::new(&self, fold)?;
-        // The gain of the last norm is in the head alone.
-        self.config.spec.tied_head &= !folded.unties;
-        self.folded = Some(folded);
-        Ok(self)
-    }
-
-    /// Whether embedding and head are one matrix in the file and two in this model.
-    pub(crate) fn unties(&self) -> bool {
-        self.folded.as_ref().is_some_and(|f| f.unties)
-    }
-
-    /// Whether [`folded`](Self::folded) made this.
-    pub(crate) fn is_folded(&self) -> bool {
-        self.folded.is_some()
+        Ok(Self { tensors, config })
     }
 
     /// The file or directory.
@@ -165,7 +128,7 @@ impl ModelFile {
     ///
     /// [`FormatError::MissingTensor`].
     pub fn info(&self, name: WeightName) -> Result<&TensorInfo, LlmError> {
-        let stored = self.stored_name(self.folded.as_ref().map_or(name, |f| f.source(name)));
+        let stored = self.stored_name(name);
         let missing = || {
             LlmError::from(FormatError::MissingTensor {
                 path: self.path().to_owned(),
@@ -182,23 +145,6 @@ impl ModelFile {
     ///
     /// When it is missing, stored in a type that is not read, or holds unusable numbers.
     pub fn load(&self, name: WeightName) -> Result<Tensor, LlmError> {
-        match &self.folded {
-            None => self.load_plain(name),
-            Some(folded) => folded.load(self, name, |name| self.load_plain(name)),
-        }
-    }
-
-    /// Loads a weight in the type in which a copy of the model stores it.
-    pub(crate) fn load_stored(&self, name: WeightName) -> Result<Tensor, LlmError> {
-        let tensor = self.load(name)?;
-        match &self.folded {
-            None => Ok(tensor),
-            Some(folded) => folded.narrow(self, name, tensor),
-        }
-    }
-
-    /// Loads a weight as the file has it.
-    fn load_plain(&self, name: WeightName) -> Result<Tensor, LlmError> {
         self.info(name)?;
         let tensor = self.source().load(&self.stored_name(name))?;
         match tensor {
@@ -211,12 +157,11 @@ impl ModelFile {
 
     /// Whether a linear layer of a block is stored as trits.
     pub fn is_ternary(&self) -> bool {
-        let mut block = self.weights().into_iter().filter(|&name| names::is_block_matrix(name));
-        block.any(|name| self.ternarizes(name) || self.info(name).is_ok_and(|info| info.kind.is_ternary()))
+        WeightSource::is_ternary(self)
     }
 
     /// Whether a weight is stored as floats that its layer makes ternary each time it runs.
-    pub(crate) fn ternarizes(&self, name: WeightName) -> bool {
+    pub fn ternarizes(&self, name: WeightName) -> bool {
         match &self.tensors {
             Tensors::Hf(dir) => dir.ternarizes(&self.stored_name(name)),
             Tensors::Gguf(_) | Tensors::Llama2c(_) => false,
@@ -284,24 +229,13 @@ impl ModelFile {
     }
 }
 
-/// The tokenizer inside a GGUF file: a whole `tokenizer.json` under the key that GGUF has for it, a
-/// SentencePiece vocabulary (`llama`) or a byte-level one (`gpt2`). `None` when it holds no tokenizer.
-///
-/// # Errors
-///
-/// [`LlmError::Unsupported`] for a vocabulary or a pre-tokenizer of another kind, by its name; keys that are
-/// missing or damaged.
-pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
-    crate::tokenizer::read_gguf(file)
-}
-
 /// Rows of `tensor` in another order; the elements of a vector count as rows.
 pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, LlmError> {
     fn pick<T: Copy>(values: &[T], width: usize, rows: &[usize]) -> Vec<T> {
         rows.iter().flat_map(|&r| values[r * width..(r + 1) * width].iter().copied()).collect()
     }
     Ok(match tensor {
-        Tensor::Trits(t) => Tensor::Trits(t.select_rows(rows)?),
+        Tensor::Ternary(t) => Tensor::Ternary(t.select_rows(rows)?),
         Tensor::Dense(t) => {
             let (width, shape) = match t.shape() {
                 [_] => (1, vec![rows.len()]),

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use trike_nn::{Backend, Best, KvPrecision, KvSpec, Logits, Sequence, Step};
+use trike_nn::{Backend, KvPrecision, KvSpec, Logits, Sequence, Step, StepLogits};
 
 use crate::{
     LanguageModel, LlmError,
@@ -194,8 +194,8 @@ impl<B: Backend> LanguageModel<B> {
                 break FinishReason::MaxTokens;
             }
             let id = match &best {
-                Best::Top(top) => sampler.sample_top(top, known)?,
-                Best::All(logits) => sampler.sample(&logits[..known], &history)?,
+                StepLogits::Top(top) => sampler.sample_top(top, known)?,
+                StepLogits::All(logits) => sampler.sample(&logits[..known], &history)?,
             };
             if ends.contains(&id) {
                 break FinishReason::Eos;
@@ -240,8 +240,8 @@ impl<B: Backend> LanguageModel<B> {
         sequence: &mut Sequence<B>,
         ids: &[u32],
         enough: Option<usize>,
-    ) -> Result<Best, LlmError> {
-        let mut best = Best::All(Vec::new());
+    ) -> Result<StepLogits, LlmError> {
+        let mut best = StepLogits::All(Vec::new());
         for ids in ids.chunks(STEP) {
             best = self.step(sequence, ids, enough)?;
         }
@@ -249,13 +249,18 @@ impl<B: Backend> LanguageModel<B> {
     }
 
     /// Of the next token, the `enough` largest logits, or all.
-    fn step(&self, sequence: &mut Sequence<B>, ids: &[u32], enough: Option<usize>) -> Result<Best, LlmError> {
+    fn step(
+        &self,
+        sequence: &mut Sequence<B>,
+        ids: &[u32],
+        enough: Option<usize>,
+    ) -> Result<StepLogits, LlmError> {
         let steps = &mut [Step { sequence, ids }];
         let best = match enough {
             Some(k) => self.decoder.forward_top(steps, k)?.pop(),
-            None => self.decoder.forward(steps, Logits::Last)?.pop().map(Best::All),
+            None => self.decoder.forward(steps, Logits::Last)?.pop().map(StepLogits::All),
         };
-        Ok(best.unwrap_or(Best::All(Vec::new())))
+        Ok(best.unwrap_or(StepLogits::All(Vec::new())))
     }
 
     /// Hands the logits of every token of `ids` to `on_row`, token after token.

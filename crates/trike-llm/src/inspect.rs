@@ -130,7 +130,7 @@ pub fn inspect(
     let (mut ternary_bytes, mut trits, mut zeros) = (0u64, 0f64, 0f64);
     for (done, info) in source.tensors().iter().enumerate() {
         let loaded = source.load(&info.name);
-        if let Ok(Tensor::Trits(t)) = &loaded {
+        if let Ok(Tensor::Ternary(t)) = &loaded {
             totals.ternary_parameters += info.elements();
             ternary_bytes += info.bytes;
             trits += info.elements() as f64 * t.depth() as f64;
@@ -175,7 +175,7 @@ fn tensor_report(info: &TensorInfo, loaded: Result<&Tensor, String>) -> TensorRe
     let share = |zeros: usize, of: usize| Some(zeros as f64 / of.max(1) as f64);
     let (zeros, scales, note) = match loaded {
         Err(reason) => (None, None, Some(reason)),
-        Ok(Tensor::Trits(t)) => {
+        Ok(Tensor::Ternary(t)) => {
             let note = t.rotation().map(|r| {
                 format!("inputs are rotated in blocks of {}: a zero trit is no zero weight", r.block())
             });

@@ -5,15 +5,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
-use trike_format::Tensor;
+use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Weight,
+    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Tensor,
     WeightName,
 };
 use trike_trit::TritTensor;
 
-use crate::{LlmError, ModelConfig, ModelFile, tokenizer::Tokenizer};
+use crate::{LlmError, ModelConfig, ModelFile, WeightSource, tokenizer::Tokenizer};
 
 /// How the output head (and the embedding, when they are one matrix) is held.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -50,13 +49,13 @@ impl Default for LoadOptions {
     }
 }
 
-impl LoadOptions {
+impl HeadPrecision {
     /// Whether a head that is stored in floats is rounded to int8.
-    pub(crate) fn rounds_head(&self, file: &ModelFile) -> bool {
-        match self.head {
-            HeadPrecision::Auto => file.is_ternary(),
-            HeadPrecision::AsStored => false,
-            HeadPrecision::Int8 => true,
+    pub(crate) fn rounds(self, source: &dyn WeightSource) -> bool {
+        match self {
+            Self::Auto => source.is_ternary(),
+            Self::AsStored => false,
+            Self::Int8 => true,
         }
     }
 }
@@ -77,8 +76,8 @@ pub struct LanguageModel<B: Backend = CpuBackend> {
     pub(crate) path: PathBuf,
     config: ModelConfig,
     default_kv: KvPrecision,
-    /// Linear layers that were put in the place of the file's.
-    pub(crate) replaced: HashMap<WeightName, TritTensor>,
+    /// Linear layers that were put in the place of the source's.
+    replaced: HashMap<WeightName, TritTensor>,
 }
 
 impl LanguageModel<CpuBackend> {
@@ -131,18 +130,33 @@ impl<B: Backend> LanguageModel<B> {
             (None, Err(LlmError::NoTokenizer { .. })) => None,
             (_, Err(error)) => return Err(error),
         };
-        let int8_head = options.rounds_head(file);
-        let total = file.weights().len();
-        let mut weights = FileWeights { file, int8_head, progress, done: 0, total };
+        Self::from_source(backend, file, tokenizer, options.head, progress)
+    }
+
+    /// Loads a model from any source of weights onto a backend. Without a tokenizer it runs on token ids only.
+    ///
+    /// # Errors
+    ///
+    /// What the source says of its weights, and the backend of what it is given.
+    pub fn from_source(
+        backend: B,
+        source: &dyn WeightSource,
+        tokenizer: Option<Tokenizer>,
+        head: HeadPrecision,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, LlmError> {
+        let int8_head = head.rounds(source);
+        let total = source.weights().len();
+        let mut weights = SourceWeights { source, int8_head, progress, done: 0, total };
         let halves = backend.can_cache(KvPrecision::F16);
-        let decoder = Decoder::new(backend, file.config().spec.clone(), &mut weights)?;
+        let decoder = Decoder::new(backend, source.config().spec.clone(), &mut weights)?;
         Ok(Self {
             decoder,
             tokenizer,
-            path: file.path().to_owned(),
-            config: file.config().clone(),
+            path: source.path().to_owned(),
+            config: source.config().clone(),
             replaced: HashMap::new(),
-            default_kv: if file.is_f32() || !halves { KvPrecision::F32 } else { KvPrecision::F16 },
+            default_kv: if source.is_f32() || !halves { KvPrecision::F32 } else { KvPrecision::F16 },
         })
     }
 
@@ -165,6 +179,22 @@ impl<B: Backend> LanguageModel<B> {
         self.tokenizer.as_ref().ok_or_else(|| LlmError::NoTokenizer { path: self.path.clone() })
     }
 
+    /// The tensor that [`replace_layer`](Self::replace_layer) put in the place of the source's, where it did.
+    pub fn replaced_layer(&self, name: WeightName) -> Option<&TritTensor> {
+        self.replaced.get(&name)
+    }
+
+    /// Puts another tensor in the place of a loaded model's linear layer.
+    ///
+    /// # Errors
+    ///
+    /// When it has another shape, and what the backend says.
+    pub fn replace_layer(&mut self, name: WeightName, tensor: TritTensor) -> Result<(), LlmError> {
+        self.decoder.replace(name, Tensor::Ternary(tensor.clone()))?;
+        self.replaced.insert(name, tensor);
+        Ok(())
+    }
+
     /// The type of cached keys and values unless another is asked for: f32 for a model with f32 weights, f16 for
     /// every other, unless the backend has no f16.
     pub fn default_kv(&self) -> KvPrecision {
@@ -172,18 +202,18 @@ impl<B: Backend> LanguageModel<B> {
     }
 }
 
-/// Reads the decoder's weights from a file.
-struct FileWeights<'a> {
-    file: &'a ModelFile,
+/// Reads the decoder's weights from a source.
+struct SourceWeights<'a> {
+    source: &'a dyn WeightSource,
     int8_head: bool,
     progress: &'a mut dyn FnMut(usize, usize),
     done: usize,
     total: usize,
 }
 
-impl FileWeights<'_> {
+impl SourceWeights<'_> {
     fn load(&mut self, name: WeightName) -> Result<Tensor, NnError> {
-        let tensor = self.file.load(name).map_err(|e| load_error(name, e))?;
+        let tensor = self.source.load(name).map_err(|e| load_error(name, e))?;
         self.done += 1;
         (self.progress)(self.done, self.total);
         Ok(tensor)
@@ -193,7 +223,7 @@ impl FileWeights<'_> {
     fn is_head(&self, name: WeightName) -> bool {
         match name {
             WeightName::Head => true,
-            WeightName::Embedding => self.file.config().spec.tied_head,
+            WeightName::Embedding => self.source.config().spec.tied_head,
             _ => false,
         }
     }
@@ -203,41 +233,18 @@ fn load_error(name: WeightName, error: impl std::error::Error + Send + Sync + 's
     NnError::Load { name: name.to_string(), source: Box::new(error) }
 }
 
-impl DecoderWeights for FileWeights<'_> {
-    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+impl DecoderWeights for SourceWeights<'_> {
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         match self.load(name)? {
             Tensor::Dense(dense) if self.int8_head && self.is_head(name) => {
                 let int8 = trike_format::Int8Tensor::quantize(&dense, HEAD_GROUP, false);
-                weight(Tensor::Int8(int8.map_err(|e| load_error(name, e))?))
+                Ok(Tensor::Int8(int8.map_err(|e| load_error(name, e))?))
             }
-            tensor => weight(tensor),
+            tensor => Ok(tensor),
         }
     }
 
     fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
         Ok(self.load(name)?.into_f32())
     }
-}
-
-/// The tensor of a file as a backend takes it.
-pub(crate) fn weight(tensor: Tensor) -> Result<Weight, NnError> {
-    let (rows, cols) = (tensor.rows(), tensor.cols());
-    Ok(match tensor {
-        Tensor::Trits(t) => Weight::Ternary(t),
-        Tensor::Int8(t) => {
-            let scales = t.scales().iter().collect();
-            // A group may be wider than a row of a file; a row has one scale then.
-            let group = t.group().min(cols);
-            Weight::Int8(Int8Matrix::new(rows, cols, group, t.codes().to_vec(), scales)?)
-        }
-        Tensor::Dense(t) => Weight::Dense(DenseMatrix::new(
-            rows,
-            cols,
-            match t.into_data() {
-                trike_format::DenseData::F32(v) => DenseData::F32(v),
-                trike_format::DenseData::F16(v) => DenseData::F16(v),
-                trike_format::DenseData::Bf16(v) => DenseData::Bf16(v),
-            },
-        )?),
-    })
 }

@@ -70,25 +70,6 @@ pub(crate) fn all(spec: &DecoderSpec) -> Vec<WeightName> {
     names
 }
 
-/// Whether a weight is one of the linear layers inside a block, the ones that are ternary in a ternary model.
-pub(crate) fn is_block_matrix(name: WeightName) -> bool {
-    matches!(
-        name,
-        WeightName::Query(_)
-            | WeightName::Key(_)
-            | WeightName::Value(_)
-            | WeightName::Output(_)
-            | WeightName::Gate(_)
-            | WeightName::Up(_)
-            | WeightName::Down(_)
-    )
-}
-
-/// Whether a weight is a norm or a bias.
-pub(crate) fn is_vector(name: WeightName) -> bool {
-    !is_block_matrix(name) && !matches!(name, WeightName::Embedding | WeightName::Head)
-}
-
 /// For a query or key projection (its bias, its norm) whose heads pair their dimensions one way, the old row of each new row when
 /// they shall pair the other way; `None` when nothing moves.
 ///

@@ -139,8 +139,12 @@ impl Sums {
     }
 }
 
-/// The sequences of a text, at most `limit` of them.
-pub(crate) fn sequences(
+/// The sequences of tokens that a text is cut into, at most `limit` of them, each of at most `context` tokens.
+///
+/// # Errors
+///
+/// What the tokenizer says.
+pub fn sequences(
     tokenizer: &Tokenizer,
     text: &str,
     split: Split,
@@ -243,7 +247,11 @@ pub fn compare<B: Backend, C: Backend>(
 }
 
 /// [`compare()`] on sequences of tokens, each of at most the shorter of the two contexts.
-pub(crate) fn compare_ids<B: Backend, C: Backend>(
+///
+/// # Errors
+///
+/// As [`compare()`].
+pub fn compare_ids<B: Backend, C: Backend>(
     model: &LanguageModel<B>,
     kv: KvPrecision,
     base: &LanguageModel<C>,
@@ -255,14 +263,14 @@ pub(crate) fn compare_ids<B: Backend, C: Backend>(
     let tokenizer = model.tokenizer()?;
     let vocab = model.decoder().spec().vocab;
     let (mut sums, mut base_sums) = (Sums::default(), Sums::default());
-    let (mut divergence, mut gap) = (Mean::default(), Mean::default());
+    let (mut kl, mut gap) = (Mean::default(), Mean::default());
     let mut agreed = 0;
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
         let inputs = &ids[..ids.len() - 1];
         let from = split.unscored(ids.len());
         let mut reference = Vec::with_capacity(inputs.len() * vocab);
         base.logits(inputs, base_kv, |_, row| reference.extend_from_slice(row))?;
-        divergence.start();
+        kl.start();
         gap.start();
         model.logits(inputs, kv, |i, row| {
             if i < from {
@@ -275,7 +283,7 @@ pub(crate) fn compare_ids<B: Backend, C: Backend>(
             sums.add(nats);
             base_sums.add(base_nats);
             gap.add(nats - base_nats);
-            divergence.add(kl(row, base_row));
+            kl.add(divergence(row, base_row));
             agreed += usize::from(best(row) == best(base_row));
         })?;
         let bytes = tokenizer.decode_bytes(&ids[from + 1..])?.len();
@@ -290,14 +298,19 @@ pub(crate) fn compare_ids<B: Backend, C: Backend>(
         base: base_sums.score()?,
         top1_agreement: agreed as f64 / score.tokens as f64,
         score,
-        kl: divergence.mean(),
-        kl_error: divergence.error(),
+        kl: kl.mean(),
+        kl_error: kl.error(),
         gap_error: gap.error(),
     })
 }
 
-/// Kullback-Leibler divergence of the distribution with these logits from that of `base`, in nats.
-pub(crate) fn kl(row: &[f32], base: &[f32]) -> f64 {
+/// Kullback-Leibler divergence of the distribution with the logits `row` from that of `base`, in nats.
+///
+/// ```
+/// let divergence = trike_llm::divergence(&[0.0, 0.0], &[0.0, 3f32.ln()]);
+/// assert!((divergence - (0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln())).abs() < 1e-6);
+/// ```
+pub fn divergence(row: &[f32], base: &[f32]) -> f64 {
     let (norm, base_norm) = (log_sum_exp(row), log_sum_exp(base));
     row.iter().zip(base).fold(0.0, |sum, (&q, &p)| {
         let log_p = f64::from(p) - base_norm;
@@ -329,7 +342,8 @@ mod tests {
         // Four independent tokens would give 1/2; two sequences that vary as wholes give 1/sqrt(2).
         assert!((mean.error() - 0.5f64.sqrt()).abs() < 1e-12);
         assert!(
-            (kl(&[0.0, 0.0], &[0.0, 3f64.ln() as f32]) - (0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln())).abs()
+            (divergence(&[0.0, 0.0], &[0.0, 3f64.ln() as f32]) - (0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln()))
+                .abs()
                 < 1e-6
         );
     }

@@ -246,7 +246,7 @@ fn a_bitnet_that_is_ternary_when_it_runs_agrees_with_its_packed_form() {
     let plain = ModelFile::open(&packed).expect("a model");
     for name in file.weights() {
         let (ours, theirs) = (file.load(name).expect("a weight"), plain.load(name).expect("a weight"));
-        if let (Tensor::Trits(ours), Tensor::Trits(theirs)) = (&ours, &theirs) {
+        if let (Tensor::Ternary(ours), Tensor::Ternary(theirs)) = (&ours, &theirs) {
             assert_eq!(ours.data(0), theirs.to_encoding(Encoding::TwoBit).expect("2-bit").data(0), "{name}");
         } else {
             assert!(ours == theirs, "{name}");

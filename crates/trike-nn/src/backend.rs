@@ -1,68 +1,20 @@
-//! What a decoder asks of the place where it runs.
+//! The operations that a decoder needs of the hardware that it runs on.
 
-use std::ops::Range;
+use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
 
-use crate::{Best, DecoderSpec, DeviceUse, GatedActivation, NnError, RopeSpec, Weight};
-
-/// Type of the cached keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvPrecision {
-    /// Four bytes, exact.
-    F32,
-    /// Two bytes; accumulation stays f32.
-    F16,
-}
+use crate::{DeviceUse, Largest, NnError, StepInputs, StepLogits, TokenStep, step::logits_of};
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSpec {
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Elements per head.
     pub head_dim: usize,
     /// Positions held; position `p` lies in slot `p % capacity`.
     pub capacity: usize,
     /// Type of the elements.
     pub precision: KvPrecision,
-}
-
-/// Shape of an attention.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionSpec {
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; query head `h` reads key head `h / (heads / kv_heads)`.
-    pub kv_heads: usize,
-    /// Width of a head.
-    pub head_dim: usize,
-    /// Scores are dot products times this.
-    pub scale: f32,
-}
-
-impl AttentionSpec {
-    /// The attention of a decoder, scaled by `1 / sqrt(head_dim)` and by what its rotary embedding asks of
-    /// queries and keys.
-    pub fn of(spec: &DecoderSpec) -> Self {
-        Self {
-            heads: spec.heads,
-            kv_heads: spec.kv_heads,
-            head_dim: spec.head_dim,
-            scale: spec.rope.attention_factor().powi(2) / (spec.head_dim as f32).sqrt(),
-        }
-    }
-}
-
-/// The rows of a ragged batch that belong to one sequence.
-#[derive(Debug)]
-pub struct Segment<'a, C> {
-    /// Rows of the batch.
-    pub rows: Range<usize>,
-    /// Position of the first of them.
-    pub first_position: usize,
-    /// Positions that a query of this sequence sees, its own included; all when `None`.
-    pub window: Option<usize>,
-    /// The sequence's cache of this layer.
-    pub cache: &'a mut C,
 }
 
 /// What a linear layer reads: a tensor, or what the step before it would make of tensors.
@@ -111,28 +63,6 @@ impl<'a, B: Backend + ?Sized> Input<'a, B> {
     }
 }
 
-/// The largest numbers of a row with their columns, the largest first.
-pub type Largest = Vec<(u32, f32)>;
-
-/// A step in which one sequence reads one token: the usual one when a model writes, and always the same but for these.
-#[derive(Debug)]
-pub struct TokenStep<'a, B: Backend + ?Sized> {
-    /// The token, below the rows of the table.
-    pub id: u32,
-    /// Its position.
-    pub position: usize,
-    /// Positions that it sees, its own included; all when `None`.
-    pub window: Option<usize>,
-    /// Positions that the sequence's caches hold.
-    pub capacity: usize,
-    /// Where the token is looked up.
-    pub table: &'a B::Matrix,
-    /// A number that no two models share, nor a model before and after a weight was replaced.
-    pub version: u64,
-    /// How many of the largest logits are asked for; `None` for all.
-    pub largest: Option<usize>,
-}
-
 /// An RMSNorm.
 pub struct Norm<'a, B: Backend + ?Sized> {
     /// Its weights.
@@ -141,56 +71,82 @@ pub struct Norm<'a, B: Backend + ?Sized> {
     pub eps: f32,
 }
 
-/// A dozen fused operations on tensors that stay where the backend keeps them.
+/// The hardware that a decoder runs on: fused operations on tensors that stay where the backend keeps them.
 ///
-/// Activations are `tokens x width` f32, weights `out x in`. Shapes live in the tensors; an operation that gets
-/// shapes that do not fit returns an error and writes nothing.
+/// Activations are `tokens x width` f32, weights `out x in`. Shapes live in the tensors; an operation that gets shapes that do
+/// not fit returns an error and writes nothing ([`check`](crate::check) has the rules, once for all backends). The methods come
+/// in groups: what the backend is, resident weights, tensors to and from the host, the inputs of a step, the operations in
+/// the order in which a block needs them, and the logits.
 pub trait Backend {
     /// Activations, `tokens x width`.
     type Tensor;
     /// A resident weight matrix.
     type Matrix;
-    /// A resident vector: the weights of a norm.
+    /// A resident vector: the weights of a norm, or a bias.
     type Vector;
     /// Precomputed frequencies of a rotary embedding.
     type Rope;
     /// Cached keys and values of one layer of one sequence.
     type Cache;
-    /// What the backend keeps with a sequence from one step to the next, over what its caches are.
+    /// The inputs of a step where the operations read them.
+    type Inputs;
+    /// What the backend keeps with a sequence from one step to the next, besides its caches.
     type Recorded: Default;
+
+    // ---- The backend itself.
 
     /// Name for reports, such as `cpu` with its instruction set.
     fn name(&self) -> String;
 
-    /// What is used of a device; `None` on the host.
+    /// Memory and traffic of a device; `None` on the host.
     fn device_use(&self) -> Option<DeviceUse> {
         None
-    }
-
-    /// Makes a matrix resident.
-    ///
-    /// # Errors
-    ///
-    /// When the backend cannot hold it.
-    fn load_matrix(&self, weight: Weight) -> Result<Self::Matrix, NnError>;
-
-    /// Makes matrices resident that are always multiplied with the same tensor, so that a backend can lay them side by side.
-    /// Each is taken from `weights` when the one before it is resident, unless the backend needs them together.
-    ///
-    /// # Errors
-    ///
-    /// What `weights` says, and as [`load_matrix`](Self::load_matrix).
-    fn load_matrices(
-        &self,
-        weights: &mut dyn Iterator<Item = Result<Weight, NnError>>,
-    ) -> Result<Vec<Self::Matrix>, NnError> {
-        weights.map(|weight| self.load_matrix(weight?)).collect()
     }
 
     /// Whether caches can hold elements of that type.
     fn can_cache(&self, precision: KvPrecision) -> bool {
         let _ = precision;
         true
+    }
+
+    // ---- Resident weights.
+
+    /// Makes a matrix resident for products.
+    ///
+    /// # Errors
+    ///
+    /// When the backend cannot hold it.
+    fn load_matrix(&self, weight: Tensor) -> Result<Self::Matrix, NnError>;
+
+    /// Makes a matrix resident whose single rows are looked up too: an embedding, which may also be the output head.
+    ///
+    /// # Errors
+    ///
+    /// As [`load_matrix`](Self::load_matrix).
+    fn load_table(&self, weight: Tensor) -> Result<Self::Matrix, NnError> {
+        self.load_matrix(weight)
+    }
+
+    /// Makes matrices resident that are always multiplied with the same tensor, so that a backend can lay them side by side.
+    /// Each is taken from `weights` when the one before it is resident, unless the backend needs them together.
+    ///
+    /// # Errors
+    ///
+    /// Errors of `weights`, and as [`load_matrix`](Self::load_matrix).
+    fn load_matrices(
+        &self,
+        weights: &mut dyn Iterator<Item = Result<Tensor, NnError>>,
+    ) -> Result<Vec<Self::Matrix>, NnError> {
+        weights.map(|weight| self.load_matrix(weight?)).collect()
+    }
+
+    /// Bytes of a resident matrix.
+    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+
+    /// The layout of a resident ternary matrix; `None` for other matrices, and for backends that hold floats.
+    fn matrix_layout(&self, matrix: &Self::Matrix) -> Option<Layout> {
+        let _ = matrix;
+        None
     }
 
     /// Makes a vector resident.
@@ -214,17 +170,51 @@ pub trait Backend {
     /// When it does not fit in memory.
     fn new_cache(&self, spec: &CacheSpec) -> Result<Self::Cache, NnError>;
 
-    /// Bytes that a resident matrix takes.
-    fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
+    // ---- Tensors to and from the host.
 
-    /// Rows `ids` of a `vocab x hidden` matrix.
+    /// Copies rows of `width` values, row-major, from the host.
     ///
     /// # Errors
     ///
-    /// [`NnError::Token`] for an id past the last row.
-    fn embed(&self, table: &Self::Matrix, ids: &[u32]) -> Result<Self::Tensor, NnError>;
+    /// [`NnError::Rows`] unless they are whole rows, and errors of the device.
+    fn upload(&self, values: &[f32], width: usize) -> Result<Self::Tensor, NnError>;
 
-    /// `x / sqrt(mean(x^2) + eps) * weight`, a token at a time (Zhang and Sennrich, 2019).
+    /// Copies a tensor to the host, row-major.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    fn to_host(&self, x: &Self::Tensor) -> Result<Vec<f32>, NnError>;
+
+    /// [`to_host`](Self::to_host) of a tensor that is not needed any more: without a copy when it lies on the host.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    fn into_host(&self, x: Self::Tensor) -> Result<Vec<f32>, NnError> {
+        self.to_host(&x)
+    }
+
+    // ---- The inputs of a step.
+
+    /// Brings the inputs of a step to where the operations read them, once per step.
+    ///
+    /// # Errors
+    ///
+    /// When the device fails.
+    fn inputs(&self, inputs: StepInputs) -> Result<Self::Inputs, NnError>;
+
+    // ---- Operations.
+
+    /// The rows of a `vocab x hidden` table that the ids of the step name.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Token`] for an id past the last row, [`NnError::Shape`] for a step without ids, [`NnError::NotATable`] for a
+    /// matrix of [`load_matrix`](Self::load_matrix) where the backend needs [`load_table`](Self::load_table).
+    fn embed(&self, table: &Self::Matrix, inputs: &Self::Inputs) -> Result<Self::Tensor, NnError>;
+
+    /// `x / sqrt(mean(x^2) + eps) * weight` for every token (Zhang and Sennrich, 2019).
     ///
     /// # Errors
     ///
@@ -235,15 +225,8 @@ pub trait Backend {
     ///
     /// # Errors
     ///
-    /// When the width is no multiple of the weight's length.
+    /// [`NnError::Heads`] when the width is not a multiple of the weight's length.
     fn head_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Result<Self::Tensor, NnError>;
-
-    /// Adds a bias to every token.
-    ///
-    /// # Errors
-    ///
-    /// When widths differ.
-    fn add_bias(&self, x: &mut Self::Tensor, bias: &Self::Vector) -> Result<(), NnError>;
 
     /// `x W^T` for each of `weights`, which share their input.
     ///
@@ -252,7 +235,7 @@ pub trait Backend {
     /// When widths differ.
     fn linear(&self, x: &Self::Tensor, weights: &[&Self::Matrix]) -> Result<Vec<Self::Tensor>, NnError>;
 
-    /// [`linear`](Self::linear) of what `input` stands for.
+    /// [`linear`](Self::linear) of an input that the backend may make on the way into the layer.
     ///
     /// # Errors
     ///
@@ -265,7 +248,7 @@ pub trait Backend {
         self.linear(input.make(self, &mut None)?, weights)
     }
 
-    /// Adds what [`linear_of`](Self::linear_of) makes of `input` and one matrix to `to`.
+    /// Adds [`linear_of`](Self::linear_of) of one matrix to `to`.
     ///
     /// # Errors
     ///
@@ -282,25 +265,41 @@ pub trait Backend {
         Ok(())
     }
 
-    /// Rotates every head of every token by its position.
+    /// Adds a bias to every token.
     ///
     /// # Errors
     ///
-    /// When there is not one position a token or the width is no multiple of the head's.
-    fn rope(&self, x: &mut Self::Tensor, rope: &Self::Rope, positions: &[u32]) -> Result<(), NnError>;
+    /// When widths differ.
+    fn add_bias(&self, x: &mut Self::Tensor, bias: &Self::Vector) -> Result<(), NnError>;
 
-    /// Stores the new keys and values of every segment in its cache, then attends causally from `q` over it.
+    /// Adds `y` to `x`.
     ///
     /// # Errors
     ///
-    /// When shapes do not fit or a cache does not hold what a query sees.
+    /// When shapes differ.
+    fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), NnError>;
+
+    /// Rotates every head of every token by the token's position.
+    ///
+    /// # Errors
+    ///
+    /// When the step has another number of rows or the width is not made of whole heads.
+    fn rope(&self, x: &mut Self::Tensor, rope: &Self::Rope, inputs: &Self::Inputs) -> Result<(), NnError>;
+
+    /// Stores the new keys and values of every sequence of the step in its cache, in the order of the step's segments, then
+    /// attends causally from `q` over it. A query sees the window of its segment or that of `spec`, whichever is narrower.
+    ///
+    /// # Errors
+    ///
+    /// When shapes do not fit or a cache does not hold every position that a query sees.
     fn attention(
         &self,
         spec: &AttentionSpec,
         q: &Self::Tensor,
         k: &Self::Tensor,
         v: &Self::Tensor,
-        segments: &mut [Segment<'_, Self::Cache>],
+        inputs: &Self::Inputs,
+        caches: &mut [&mut Self::Cache],
     ) -> Result<Self::Tensor, NnError>;
 
     /// `activation(gate) * up`.
@@ -315,22 +314,17 @@ pub trait Backend {
         activation: GatedActivation,
     ) -> Result<Self::Tensor, NnError>;
 
-    /// Adds `y` to `x`.
-    ///
-    /// # Errors
-    ///
-    /// When shapes differ.
-    fn add(&self, x: &mut Self::Tensor, y: &Self::Tensor) -> Result<(), NnError>;
-
     /// The given rows of `x`, in that order.
     ///
     /// # Errors
     ///
-    /// For a row past the last.
+    /// [`NnError::Row`] for a row past the last.
     fn select_rows(&self, x: &Self::Tensor, rows: &[usize]) -> Result<Self::Tensor, NnError>;
 
-    /// The `k` largest numbers of each row with their columns, as they come back with one wait: the largest first, equal ones by
-    /// their column, NaN before everything. `None` where whole rows are as near, or when `k` is more than the backend finds.
+    // ---- Logits.
+
+    /// The `k` largest values of each row with their columns, in one transfer: in descending order, ties by column, NaN before
+    /// everything. `None` when whole rows are as cheap to read, or when `k` is more than the backend can find.
     ///
     /// # Errors
     ///
@@ -340,45 +334,23 @@ pub trait Backend {
         Ok(None)
     }
 
-    /// Copies a tensor to the host, row-major.
-    ///
-    /// # Errors
-    ///
-    /// When the device fails.
-    fn read(&self, x: Self::Tensor) -> Result<Vec<f32>, NnError>;
-
-    /// What comes of a step of one token: of the logits that `run` makes, as many as `step` asks for.
+    /// Logits of a step of one token: as many of those that `run` computes as `step` asks for.
     ///
     /// `run` makes the same calls each time and has the same effect however often it runs, so that a backend may record what
-    /// it launches. Then `recorded` is where that is kept: it goes when the sequence does.
+    /// it launches, over inputs that it overwrites before each replay. Recordings are kept in `recorded`, which lives as long
+    /// as the sequence.
     ///
     /// # Errors
     ///
     /// Those of `run`, and when the device fails.
     fn token(
         &self,
-        step: &TokenStep<'_, Self>,
+        step: TokenStep<'_, Self>,
         recorded: &mut Self::Recorded,
-        run: &mut dyn FnMut() -> Result<Self::Tensor, NnError>,
-    ) -> Result<Best, NnError> {
+        run: &mut dyn FnMut(&Self::Inputs) -> Result<Self::Tensor, NnError>,
+    ) -> Result<StepLogits, NnError> {
         let _ = recorded;
-        best_of(self, run()?, step.largest)
+        let inputs = self.inputs(step.inputs)?;
+        logits_of(self, run(&inputs)?, step.largest)
     }
-}
-
-/// The largest logits of one row, or all of them where those are not usable or not asked for.
-pub(crate) fn best_of<B: Backend + ?Sized>(
-    backend: &B,
-    logits: B::Tensor,
-    largest: Option<usize>,
-) -> Result<Best, NnError> {
-    match largest.map_or(Ok(None), |k| backend.top(&logits, k))?.as_deref_mut() {
-        Some([row]) if usable(row) => Ok(Best::Top(std::mem::take(row))),
-        _ => Ok(Best::All(backend.read(logits)?)),
-    }
-}
-
-/// Whether there is something to choose from: NaN and infinity come first, and a row of negative infinities has nothing else.
-pub(crate) fn usable(row: &[(u32, f32)]) -> bool {
-    row.first().is_some_and(|(_, logit)| logit.is_finite())
 }

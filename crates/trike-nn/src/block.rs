@@ -2,9 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use crate::{
-    AttentionSpec, Backend, DecoderSpec, DecoderWeights, Input, NnError, Norm, Segment, Weight, WeightName,
-};
+use crate::{Backend, DecoderSpec, DecoderWeights, Input, NnError, Norm, Tensor, WeightName};
 
 /// A linear layer.
 struct Linear<B: Backend> {
@@ -12,9 +10,9 @@ struct Linear<B: Backend> {
     bias: Option<B::Vector>,
 }
 
-/// Where linear layers of a block read their input, in the order in which a token passes.
+/// A point of a block at which linear layers read their input, in the order of the forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Site {
+pub enum HookPoint {
     /// The normed residual stream, read by the query, key and value projections.
     Attention,
     /// What attention returns, read by its output projection.
@@ -25,7 +23,7 @@ pub enum Site {
     Down,
 }
 
-impl Site {
+impl HookPoint {
     /// Every site, in order.
     pub const ALL: [Self; 4] = [Self::Attention, Self::Output, Self::Mlp, Self::Down];
 
@@ -41,14 +39,14 @@ impl Site {
         }
     }
 
-    /// Whether what is made of the input is added to the residual stream as it is.
+    /// Whether the output of the matrices is added to the residual stream directly.
     pub fn adds_to_residual(self) -> bool {
         matches!(self, Self::Output | Self::Down)
     }
 }
 
-/// Where a block runs: everything that the blocks of a model share.
-pub struct BlockPlace<'a, B: Backend> {
+/// Everything that the blocks of a model share.
+pub struct BlockContext<'a, B: Backend> {
     /// The backend that holds the block.
     pub backend: &'a B,
     /// Sizes and constants of the model.
@@ -57,17 +55,17 @@ pub struct BlockPlace<'a, B: Backend> {
     pub rope: &'a B::Rope,
 }
 
-impl<B: Backend> Clone for BlockPlace<'_, B> {
+impl<B: Backend> Clone for BlockContext<'_, B> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<B: Backend> Copy for BlockPlace<'_, B> {}
+impl<B: Backend> Copy for BlockContext<'_, B> {}
 
-/// What a watcher of [`DecoderBlock::forward_watched`] sees at a site: the input of its matrices, and the residual stream to
-/// which the result of this half of the block will be added, each `tokens x width`. Breaking ends the pass there.
-pub type Watch<'a, B> = dyn FnMut(Site, &<B as Backend>::Tensor, &<B as Backend>::Tensor) -> Result<ControlFlow<()>, NnError>
+/// Called by [`DecoderBlock::forward_hooked`] at each [`HookPoint`] with the input of its matrices and with the residual stream
+/// to which the result of this half of the block will be added, each `tokens x width`. Breaking ends the pass there.
+pub type Hook<'a, B> = dyn FnMut(HookPoint, &<B as Backend>::Tensor, &<B as Backend>::Tensor) -> Result<ControlFlow<()>, NnError>
     + 'a;
 
 /// Attention and gated MLP, each behind an RMSNorm and added to the residual stream.
@@ -168,7 +166,7 @@ impl<B: Backend> DecoderBlock<B> {
     /// # Errors
     ///
     /// When the backend cannot hold it.
-    pub fn replace(&mut self, backend: &B, name: WeightName, weight: Weight) -> Result<bool, NnError> {
+    pub fn replace(&mut self, backend: &B, name: WeightName, weight: Tensor) -> Result<bool, NnError> {
         let place = match name {
             WeightName::Query(_) => &mut self.query,
             WeightName::Key(_) => &mut self.key,
@@ -183,58 +181,57 @@ impl<B: Backend> DecoderBlock<B> {
         Ok(true)
     }
 
-    /// Passes `x`, `tokens x hidden`, through the block; `segments` say which rows belong to which sequence, and `positions` has
-    /// one entry a row.
+    /// Passes `x`, `tokens x hidden`, through the block; `caches` has the cache of this layer for each sequence of `inputs`.
     ///
     /// # Errors
     ///
-    /// What the backend says.
+    /// Errors of the backend.
     pub fn forward(
         &self,
-        place: BlockPlace<'_, B>,
+        context: BlockContext<'_, B>,
         x: &mut B::Tensor,
-        positions: &[u32],
-        segments: &mut [Segment<'_, B::Cache>],
+        inputs: &B::Inputs,
+        caches: &mut [&mut B::Cache],
     ) -> Result<(), NnError> {
-        self.pass(place, x, positions, segments, None).map(|_| ())
+        self.pass(context, x, inputs, caches, None).map(|_| ())
     }
 
-    /// [`forward`](Self::forward) that shows `watch` what the linear layers read. Where that breaks, `x` is the residual stream as it
-    /// was there.
+    /// [`forward`](Self::forward) that shows `hook` the inputs of the linear layers. When the hook breaks, `x` is the residual
+    /// stream at that point.
     ///
     /// # Errors
     ///
-    /// What the backend or `watch` says.
-    pub fn forward_watched(
+    /// Errors of the backend or of `hook`.
+    pub fn forward_hooked(
         &self,
-        place: BlockPlace<'_, B>,
+        context: BlockContext<'_, B>,
         x: &mut B::Tensor,
-        positions: &[u32],
-        segments: &mut [Segment<'_, B::Cache>],
-        watch: &mut Watch<'_, B>,
+        inputs: &B::Inputs,
+        caches: &mut [&mut B::Cache],
+        hook: &mut Hook<'_, B>,
     ) -> Result<ControlFlow<()>, NnError> {
-        self.pass(place, x, positions, segments, Some(watch))
+        self.pass(context, x, inputs, caches, Some(hook))
     }
 
     fn pass(
         &self,
-        place: BlockPlace<'_, B>,
+        context: BlockContext<'_, B>,
         x: &mut B::Tensor,
-        positions: &[u32],
-        segments: &mut [Segment<'_, B::Cache>],
-        mut watch: Option<&mut Watch<'_, B>>,
+        inputs: &B::Inputs,
+        caches: &mut [&mut B::Cache],
+        mut hook: Option<&mut Hook<'_, B>>,
     ) -> Result<ControlFlow<()>, NnError> {
         const STOPPED: Result<ControlFlow<()>, NnError> = Ok(ControlFlow::Break(()));
-        let BlockPlace { backend, spec, rope } = place;
+        let BlockContext { backend, spec, rope } = context;
         let eps = spec.rms_eps;
-        // Nobody sees an input that the backend makes on the way into a layer: for a watcher it is made before.
+        // An input that the backend makes on the way into a layer is seen by nobody: for a hook it is made before.
         let mut rooms = [None, None, None, None];
         let [of_attention, of_output, of_mlp, of_down] = &mut rooms;
 
         let mut input = Input::Normed(&*x, Norm { weight: &self.attention_norm, eps });
-        if let Some(watch) = &mut watch {
+        if let Some(hook) = &mut hook {
             let made = input.make(backend, of_attention)?;
-            if watch(Site::Attention, made, x)?.is_break() {
+            if hook(HookPoint::Attention, made, x)?.is_break() {
                 return STOPPED;
             }
             input = Input::Plain(made);
@@ -244,16 +241,16 @@ impl<B: Backend> DecoderBlock<B> {
             q = backend.head_norm(&q, q_norm, eps)?;
             k = backend.head_norm(&k, k_norm, eps)?;
         }
-        backend.rope(&mut q, rope, positions)?;
-        backend.rope(&mut k, rope, positions)?;
-        let attended = backend.attention(&AttentionSpec::of(spec), &q, &k, &v, segments)?;
+        backend.rope(&mut q, rope, inputs)?;
+        backend.rope(&mut k, rope, inputs)?;
+        let attended = backend.attention(&spec.attention(), &q, &k, &v, inputs, caches)?;
         let mut input = match &self.attention_sub_norm {
             None => Input::Plain(&attended),
             Some(weight) => Input::Normed(&attended, Norm { weight, eps }),
         };
-        if let Some(watch) = &mut watch {
+        if let Some(hook) = &mut hook {
             let made = input.make(backend, of_output)?;
-            if watch(Site::Output, made, x)?.is_break() {
+            if hook(HookPoint::Output, made, x)?.is_break() {
                 return STOPPED;
             }
             input = Input::Plain(made);
@@ -261,9 +258,9 @@ impl<B: Backend> DecoderBlock<B> {
         project_add(backend, input, &self.output, x)?;
 
         let mut input = Input::Normed(&*x, Norm { weight: &self.mlp_norm, eps });
-        if let Some(watch) = &mut watch {
+        if let Some(hook) = &mut hook {
             let made = input.make(backend, of_mlp)?;
-            if watch(Site::Mlp, made, x)?.is_break() {
+            if hook(HookPoint::Mlp, made, x)?.is_break() {
                 return STOPPED;
             }
             input = Input::Plain(made);
@@ -271,9 +268,9 @@ impl<B: Backend> DecoderBlock<B> {
         let [gate, up] = project(backend, input, [&self.gate, &self.up])?;
         let norm = self.mlp_sub_norm.as_ref().map(|weight| Norm { weight, eps });
         let mut input = Input::Gated { gate: &gate, up: &up, activation: spec.activation, norm };
-        if let Some(watch) = &mut watch {
+        if let Some(hook) = &mut hook {
             let made = input.make(backend, of_down)?;
-            if watch(Site::Down, made, x)?.is_break() {
+            if hook(HookPoint::Down, made, x)?.is_break() {
                 return STOPPED;
             }
             input = Input::Plain(made);
@@ -334,9 +331,20 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
         rows: usize,
         cols: usize,
     ) -> Result<B::Matrix, NnError> {
-        let weight: Weight = self.weights.matrix(name)?;
-        check(name, (rows, cols), (weight.rows(), weight.cols()))?;
+        let weight = self.weight(name, rows, cols)?;
         self.backend.load_matrix(weight)
+    }
+
+    /// A matrix whose single rows are looked up too.
+    pub(crate) fn table(&mut self, name: WeightName, rows: usize, cols: usize) -> Result<B::Matrix, NnError> {
+        let weight = self.weight(name, rows, cols)?;
+        self.backend.load_table(weight)
+    }
+
+    fn weight(&mut self, name: WeightName, rows: usize, cols: usize) -> Result<Tensor, NnError> {
+        let weight = self.weights.matrix(name)?;
+        check(name, (rows, cols), (weight.rows(), weight.cols()))?;
+        Ok(weight)
     }
 
     /// Layers that share their input: name, rows and bias of each.

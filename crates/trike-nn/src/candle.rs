@@ -8,7 +8,7 @@ use trike_trit::Hadamard;
 
 use crate::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, GatedActivation, KvPrecision, NnError,
-    RopePairing, RopeSpec, Segment, Weight,
+    RopePairing, RopeSpec, StepInputs, Tensor as Weight, check,
 };
 
 /// Runs a decoder on Candle's CPU tensors, as the reference that other backends are compared with.
@@ -47,6 +47,7 @@ pub struct CandleRope {
 pub struct CandleCache {
     k: Tensor,
     v: Tensor,
+    spec: CacheSpec,
 }
 
 impl Backend for CandleBackend {
@@ -55,6 +56,7 @@ impl Backend for CandleBackend {
     type Vector = Tensor;
     type Rope = CandleRope;
     type Cache = CandleCache;
+    type Inputs = StepInputs;
     type Recorded = ();
 
     fn name(&self) -> String {
@@ -70,7 +72,7 @@ impl Backend for CandleBackend {
             }
             other => (other, false, None),
         };
-        let weight = Tensor::from_vec(weight.dequantize(), shape, &Device::Cpu)?;
+        let weight = Tensor::from_vec(weight.into_f32(), shape, &Device::Cpu)?;
         Ok(CandleMatrix { weight, ternary, rotation })
     }
 
@@ -91,34 +93,47 @@ impl Backend for CandleBackend {
             KvPrecision::F16 => DType::F16,
         };
         let empty = Tensor::zeros((spec.kv_heads, 0, spec.head_dim), dtype, &Device::Cpu)?;
-        Ok(CandleCache { k: empty.clone(), v: empty })
+        Ok(CandleCache { k: empty.clone(), v: empty, spec: *spec })
     }
 
     fn matrix_bytes(&self, matrix: &CandleMatrix) -> usize {
         4 * matrix.weight.elem_count()
     }
 
-    fn embed(&self, table: &CandleMatrix, ids: &[u32]) -> Result<Tensor, NnError> {
-        let vocab = table.weight.dim(0)?;
-        if let Some(&id) = ids.iter().find(|&&id| id as usize >= vocab) {
-            return Err(NnError::Token { id, vocab });
-        }
-        let rows = table.weight.index_select(&Tensor::new(ids, &Device::Cpu)?, 0)?;
+    fn upload(&self, values: &[f32], width: usize) -> Result<Tensor, NnError> {
+        check::upload(values.len(), width)?;
+        Ok(Tensor::from_slice(values, (values.len() / width, width), &Device::Cpu)?)
+    }
+
+    fn to_host(&self, x: &Tensor) -> Result<Vec<f32>, NnError> {
+        Ok(x.flatten_all()?.to_vec1()?)
+    }
+
+    fn inputs(&self, inputs: StepInputs) -> Result<StepInputs, NnError> {
+        Ok(inputs)
+    }
+
+    fn embed(&self, table: &CandleMatrix, inputs: &StepInputs) -> Result<Tensor, NnError> {
+        check::embed(inputs, table.weight.dim(0)?)?;
+        let rows = table.weight.index_select(&Tensor::new(inputs.ids(), &Device::Cpu)?, 0)?;
         rotated(&rows, table.rotation)
     }
 
     fn rms_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, NnError> {
+        check::norm(x.dim(D::Minus1)?, weight.dim(0)?)?;
         let mean_square = (x.sqr()?.mean_keepdim(D::Minus1)? + f64::from(eps))?;
         Ok(x.broadcast_div(&mean_square.sqrt()?)?.broadcast_mul(weight)?)
     }
 
     fn head_norm(&self, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, NnError> {
         let ((tokens, width), head) = (x.dims2()?, weight.dim(0)?);
-        let heads = x.reshape((tokens, width / head.max(1), head))?;
+        check::head_norm(width, head)?;
+        let heads = x.reshape((tokens, width / head, head))?;
         Ok(self.rms_norm(&heads, weight, eps)?.reshape((tokens, width))?)
     }
 
     fn add_bias(&self, x: &mut Tensor, bias: &Tensor) -> Result<(), NnError> {
+        check::bias(x.dim(1)?, bias.dim(0)?)?;
         *x = x.broadcast_add(bias)?;
         Ok(())
     }
@@ -127,6 +142,7 @@ impl Backend for CandleBackend {
         weights
             .iter()
             .map(|m| {
+                check::linear(m.weight.dim(1)?, x.dim(1)?)?;
                 let x = match m.ternary {
                     true => round_activations(&rotated(x, m.rotation)?, self.precision)?,
                     false => x.clone(),
@@ -136,11 +152,12 @@ impl Backend for CandleBackend {
             .collect()
     }
 
-    fn rope(&self, x: &mut Tensor, rope: &CandleRope, positions: &[u32]) -> Result<(), NnError> {
+    fn rope(&self, x: &mut Tensor, rope: &CandleRope, inputs: &StepInputs) -> Result<(), NnError> {
         let (tokens, width) = x.dims2()?;
+        check::rope((tokens, width), rope.head_dim, inputs)?;
         let heads = width / rope.head_dim;
         let pairs = rope.head_dim / 2;
-        let positions: Vec<f32> = positions.iter().map(|&p| p as f32).collect();
+        let positions: Vec<f32> = inputs.positions().iter().map(|&p| p as f32).collect();
         let positions = Tensor::from_vec(positions, (tokens, 1), &Device::Cpu)?;
         let angles = positions.matmul(&rope.frequencies)?;
         // Pairs lie in the last axis (adjacent) or in the one before it (halves).
@@ -163,10 +180,13 @@ impl Backend for CandleBackend {
         q: &Tensor,
         k: &Tensor,
         v: &Tensor,
-        segments: &mut [Segment<'_, CandleCache>],
+        inputs: &StepInputs,
+        caches: &mut [&mut CandleCache],
     ) -> Result<Tensor, NnError> {
-        let mut outs = Vec::with_capacity(segments.len());
-        for segment in segments {
+        let shapes = [q.dims2()?, k.dims2()?, v.dims2()?];
+        check::attention(spec, shapes, inputs, caches.iter().map(|cache| &cache.spec))?;
+        let mut outs = Vec::with_capacity(caches.len());
+        for (segment, cache) in inputs.segments().iter().zip(caches) {
             let tokens = segment.rows.len();
             let split = |x: &Tensor, heads: usize| {
                 x.i(segment.rows.clone())?
@@ -174,7 +194,6 @@ impl Backend for CandleBackend {
                     .transpose(0, 1)?
                     .contiguous()
             };
-            let cache = &mut *segment.cache;
             append(&mut cache.k, &split(k, spec.kv_heads)?, segment.first_position)?;
             append(&mut cache.v, &split(v, spec.kv_heads)?, segment.first_position)?;
             let seen = cache.k.dim(1)?;
@@ -186,7 +205,7 @@ impl Backend for CandleBackend {
             };
             let scores = split(q, spec.heads)?.matmul(&expand(&cache.k)?.transpose(1, 2)?.contiguous()?)?;
             let scores = (scores * f64::from(spec.scale))?;
-            let mask = mask(tokens, seen, segment.first_position, segment.window)?;
+            let mask = mask(tokens, seen, segment.first_position, spec.within(segment.window).window)?;
             let weights = candle_nn::ops::softmax(&scores.broadcast_add(&mask)?, D::Minus1)?;
             let out = weights.matmul(&expand(&cache.v)?)?;
             outs.push(out.transpose(0, 1)?.reshape((tokens, spec.heads * spec.head_dim))?);
@@ -195,6 +214,7 @@ impl Backend for CandleBackend {
     }
 
     fn gated(&self, gate: &Tensor, up: &Tensor, activation: GatedActivation) -> Result<Tensor, NnError> {
+        check::gated(gate.dims2()?, up.dims2()?)?;
         let gate = match activation {
             GatedActivation::SiLu => gate.silu()?,
             GatedActivation::SquaredReLu => gate.relu()?.sqr()?,
@@ -203,17 +223,15 @@ impl Backend for CandleBackend {
     }
 
     fn add(&self, x: &mut Tensor, y: &Tensor) -> Result<(), NnError> {
+        check::add(x.dims2()?, y.dims2()?)?;
         *x = (&*x + y)?;
         Ok(())
     }
 
     fn select_rows(&self, x: &Tensor, rows: &[usize]) -> Result<Tensor, NnError> {
+        check::select_rows(x.dim(0)?, rows)?;
         let rows: Vec<u32> = rows.iter().map(|&r| r as u32).collect();
         Ok(x.index_select(&Tensor::new(rows, &Device::Cpu)?, 0)?)
-    }
-
-    fn read(&self, x: Tensor) -> Result<Vec<f32>, NnError> {
-        Ok(x.flatten_all()?.to_vec1()?)
     }
 }
 
@@ -250,11 +268,12 @@ fn rotated(x: &Tensor, rotation: Option<Hadamard>) -> Result<Tensor, NnError> {
     Ok(x.reshape((tokens * width / block, block))?.matmul(&matrix)?.reshape((tokens, width))?)
 }
 
-/// Activations as an int8 layer sees them, in f32.
+/// Activations as an integer layer sees them, in f32.
 fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tensor, NnError> {
     let (tokens, width) = x.dims2()?;
     let group = match precision {
         ActivationPrecision::F32 => return Ok(x.clone()),
+        ActivationPrecision::Int16 => return round_to_two_bytes(x),
         ActivationPrecision::Int8PerToken => width,
         ActivationPrecision::Int8PerGroup(size) => size.get(),
     };
@@ -266,6 +285,20 @@ fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tenso
             for v in group {
                 *v = (*v * scale).round_ties_even().clamp(-128.0, 127.0) / scale;
             }
+        }
+    }
+    Ok(Tensor::from_vec(values, (tokens, width), &Device::Cpu)?)
+}
+
+/// Each token in steps of `2^(e - 13)`, where `2^e` is the largest power of two that is not above its largest magnitude.
+fn round_to_two_bytes(x: &Tensor) -> Result<Tensor, NnError> {
+    let (tokens, width) = x.dims2()?;
+    let mut values: Vec<f32> = x.flatten_all()?.to_vec1()?;
+    for token in values.chunks_mut(width) {
+        let largest = token.iter().fold(0f32, |m, v| m.max(v.abs()));
+        if largest > 0.0 {
+            let step = 2f32.powi((largest.log2().floor() as i32).max(-107) - 13);
+            token.iter_mut().for_each(|v| *v = (*v / step).round_ties_even() * step);
         }
     }
     Ok(Tensor::from_vec(values, (tokens, width), &Device::Cpu)?)

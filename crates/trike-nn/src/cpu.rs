@@ -4,14 +4,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use trike_cpu::{
-    ActivationPrecision, Attention, Cost, Cpu, CpuError, KvData, KvView, Layout, LinearProblem, Matrix,
-    RopePairing, RopeTable,
-};
+use trike_core::Cost;
+use trike_cpu::{Cpu, CpuOps, DenseMatrix, Int8Matrix, KvData, KvView, Matrix, RopeTable, choose_layout};
+use trike_trit::TritTensor;
 
 use crate::{
-    AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, NnError, RopeSpec, Segment,
-    Weight,
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, Layout,
+    NnError, RopePairing, RopeSpec, StepInputs, Tensor, check,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.
@@ -19,13 +18,31 @@ use crate::{
 pub struct CpuBackend {
     cpu: Cpu,
     activations: ActivationPrecision,
+    /// The layout asked for; chosen for each matrix when `None`.
+    layout: Option<Layout>,
     spare: Arc<Spare>,
 }
 
 impl CpuBackend {
     /// A backend on the threads and instructions of `cpu`, whose ternary layers take `activations`.
     pub fn new(cpu: Cpu, activations: ActivationPrecision) -> Self {
-        Self { cpu, activations, spare: Arc::default() }
+        Self { cpu, activations, layout: None, spare: Arc::default() }
+    }
+
+    /// The layout of the ternary matrices that are loaded from now on; two-bit where the host has no kernel for it. By default
+    /// the one that was measured to be fastest is chosen for each matrix ([`choose_layout`]).
+    #[must_use]
+    pub fn with_layout(self, layout: Option<Layout>) -> Self {
+        Self { layout, ..self }
+    }
+
+    fn layout_of(&self, tensor: &TritTensor) -> Layout {
+        match self.layout {
+            // The bitmap is a layout of devices.
+            Some(Layout::Bitmap) => Layout::TwoBit,
+            Some(layout) => layout,
+            None => choose_layout(tensor, self.cpu.isa()),
+        }
     }
 
     /// Goes on with another executor; resident weights stay.
@@ -96,12 +113,9 @@ impl Decoder<CpuBackend> {
     pub fn step_cost(&self, tokens: usize, position: usize, kv: KvPrecision) -> Cost {
         let precision = self.backend().activations;
         let (blocks, head) = self.matrices();
-        let linear: Cost = blocks.map(|w| LinearProblem::new(tokens, w, precision).cost()).sum();
+        let linear: Cost = blocks.map(|w| w.problem(tokens, precision).cost()).sum();
         let spec = self.spec();
-        let element = match kv {
-            KvPrecision::F32 => 4,
-            KvPrecision::F16 => 2,
-        };
+        let element = kv.bytes() as u64;
         let seen = (position + tokens) as u64;
         // A token sees half of its own step on average.
         let scores =
@@ -109,7 +123,7 @@ impl Decoder<CpuBackend> {
         let layers = spec.layers as u64;
         let attention =
             Cost { macs: 2 * layers * scores, bytes: 2 * layers * seen * spec.kv_width() as u64 * element };
-        linear + LinearProblem::new(1, head, precision).cost() + attention
+        linear + head.problem(1, precision).cost() + attention
     }
 }
 
@@ -127,6 +141,10 @@ pub struct CpuTensor {
 impl CpuTensor {
     fn rows(&self) -> usize {
         self.len / self.width
+    }
+
+    fn shape(&self) -> check::Shape {
+        (self.rows(), self.width)
     }
 
     fn values(&self) -> &[f32] {
@@ -205,28 +223,32 @@ impl CpuCache {
     }
 }
 
-fn same_width(what: &'static str, expected: usize, got: usize) -> Result<(), NnError> {
-    if expected == got { Ok(()) } else { Err(NnError::Shape { what, expected, got }) }
-}
-
 impl Backend for CpuBackend {
     type Tensor = CpuTensor;
     type Matrix = Matrix;
     type Vector = Vec<f32>;
     type Rope = CpuRope;
     type Cache = CpuCache;
+    type Inputs = StepInputs;
     type Recorded = ();
 
     fn name(&self) -> String {
         format!("cpu ({}, {} threads)", self.cpu.isa().name(), self.cpu.threads())
     }
 
-    fn load_matrix(&self, weight: Weight) -> Result<Matrix, NnError> {
+    fn load_matrix(&self, weight: Tensor) -> Result<Matrix, NnError> {
         Ok(match weight {
-            Weight::Ternary(w) => Matrix::Ternary(self.cpu.pack(&w, Layout::choose(&w))?),
-            Weight::Int8(w) => Matrix::Int8(w),
-            Weight::Dense(w) => Matrix::Dense(w),
+            Tensor::Ternary(w) => Matrix::Ternary(self.cpu.pack(&w, self.layout_of(&w))?),
+            Tensor::Int8(w) => Matrix::Int8(Int8Matrix::from_tensor(&w)?),
+            Tensor::Dense(w) => Matrix::Dense(DenseMatrix::from_tensor(w)),
         })
+    }
+
+    fn matrix_layout(&self, matrix: &Matrix) -> Option<Layout> {
+        match matrix {
+            Matrix::Ternary(matrix) => Some(matrix.layout()),
+            Matrix::Int8(_) | Matrix::Dense(_) => None,
+        }
     }
 
     fn load_vector(&self, values: Vec<f32>) -> Result<Vec<f32>, NnError> {
@@ -257,30 +279,50 @@ impl Backend for CpuBackend {
         matrix.bytes()
     }
 
-    fn embed(&self, table: &Matrix, ids: &[u32]) -> Result<CpuTensor, NnError> {
-        let mut out = self.tensor(ids.len(), table.cols());
-        match self.cpu.embed(table, ids, out.values_mut()) {
-            Err(CpuError::IdOutOfRange { id, rows, .. }) => Err(NnError::Token { id, vocab: rows }),
-            other => Ok(other.map(|()| out)?),
-        }
+    fn upload(&self, values: &[f32], width: usize) -> Result<CpuTensor, NnError> {
+        check::upload(values.len(), width)?;
+        let mut out = self.tensor(values.len() / width, width);
+        out.values_mut().copy_from_slice(values);
+        Ok(out)
+    }
+
+    fn to_host(&self, x: &CpuTensor) -> Result<Vec<f32>, NnError> {
+        Ok(x.values().to_vec())
+    }
+
+    fn into_host(&self, mut x: CpuTensor) -> Result<Vec<f32>, NnError> {
+        let mut data = std::mem::take(&mut x.data);
+        data.truncate(x.len);
+        Ok(data)
+    }
+
+    fn inputs(&self, inputs: StepInputs) -> Result<StepInputs, NnError> {
+        Ok(inputs)
+    }
+
+    fn embed(&self, table: &Matrix, inputs: &StepInputs) -> Result<CpuTensor, NnError> {
+        check::embed(inputs, table.rows())?;
+        let mut out = self.tensor(inputs.rows(), table.cols());
+        self.cpu.embed(table, inputs.ids(), out.values_mut())?;
+        Ok(out)
     }
 
     fn rms_norm(&self, x: &CpuTensor, weight: &Vec<f32>, eps: f32) -> Result<CpuTensor, NnError> {
-        same_width("width of a norm", x.width, weight.len())?;
+        check::norm(x.width, weight.len())?;
         let mut out = self.like(x);
         self.cpu.rms_norm(x.values(), weight, eps, out.values_mut())?;
         Ok(out)
     }
 
     fn head_norm(&self, x: &CpuTensor, weight: &Vec<f32>, eps: f32) -> Result<CpuTensor, NnError> {
-        same_width("width beyond whole heads", 0, x.width % weight.len().max(1))?;
+        check::head_norm(x.width, weight.len())?;
         let mut out = self.like(x);
         self.cpu.rms_norm(x.values(), weight, eps, out.values_mut())?;
         Ok(out)
     }
 
     fn add_bias(&self, x: &mut CpuTensor, bias: &Vec<f32>) -> Result<(), NnError> {
-        same_width("width of a bias", x.width, bias.len())?;
+        check::bias(x.width, bias.len())?;
         let width = x.width;
         for token in x.values_mut().chunks_exact_mut(width) {
             for (x, b) in token.iter_mut().zip(bias) {
@@ -292,7 +334,7 @@ impl Backend for CpuBackend {
 
     fn linear(&self, x: &CpuTensor, weights: &[&Matrix]) -> Result<Vec<CpuTensor>, NnError> {
         for w in weights {
-            same_width("columns of a linear layer", x.width, w.cols())?;
+            check::linear(w.cols(), x.width)?;
         }
         let mut outs: Vec<CpuTensor> = weights.iter().map(|w| self.tensor(x.rows(), w.rows())).collect();
         let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(CpuTensor::values_mut).collect();
@@ -300,8 +342,9 @@ impl Backend for CpuBackend {
         Ok(outs)
     }
 
-    fn rope(&self, x: &mut CpuTensor, rope: &CpuRope, positions: &[u32]) -> Result<(), NnError> {
-        let heads = x.width / rope.head_dim;
+    fn rope(&self, x: &mut CpuTensor, rope: &CpuRope, inputs: &StepInputs) -> Result<(), NnError> {
+        check::rope(x.shape(), rope.head_dim, inputs)?;
+        let (heads, positions) = (x.width / rope.head_dim, inputs.positions());
         self.cpu.rope(x.values_mut(), heads, rope.head_dim, positions, &rope.table, rope.pairing)?;
         Ok(())
     }
@@ -312,40 +355,21 @@ impl Backend for CpuBackend {
         q: &CpuTensor,
         k: &CpuTensor,
         v: &CpuTensor,
-        segments: &mut [Segment<'_, CpuCache>],
+        inputs: &StepInputs,
+        caches: &mut [&mut CpuCache],
     ) -> Result<CpuTensor, NnError> {
-        let kv_width = spec.kv_heads * spec.head_dim;
-        same_width("width of queries", spec.heads * spec.head_dim, q.width)?;
-        same_width("width of keys", kv_width, k.width)?;
-        same_width("width of values", kv_width, v.width)?;
-        let rows = segments.iter().map(|s| s.rows.end).max().unwrap_or(0);
-        for got in [q.rows(), k.rows(), v.rows()] {
-            same_width("rows of a batch", rows, got)?;
-        }
+        let shapes = [q.shape(), k.shape(), v.shape()];
+        check::attention(spec, shapes, inputs, caches.iter().map(|cache| &cache.spec))?;
         let mut out = self.like(q);
-        // Rows between the segments attend to nothing.
-        if segments.iter().map(|s| s.rows.len()).sum::<usize>() != rows {
-            out.values_mut().fill(0.0);
-        }
-        for segment in segments {
-            same_width("heads of a cache", spec.kv_heads, segment.cache.spec.kv_heads)?;
-            same_width("width of a cached head", spec.head_dim, segment.cache.spec.head_dim)?;
+        for (segment, cache) in inputs.segments().iter().zip(caches) {
             for (i, row) in segment.rows.clone().enumerate() {
-                let span = row * kv_width..(row + 1) * kv_width;
-                segment.cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span]);
+                let span = row * k.width..(row + 1) * k.width;
+                cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span]);
             }
-            let problem = Attention {
-                heads: spec.heads,
-                kv_heads: spec.kv_heads,
-                head_dim: spec.head_dim,
-                scale: spec.scale,
-                window: segment.window,
-            };
-            let cache = &*segment.cache;
             let view = KvView { k: cache.k.view(), v: cache.v.view(), capacity: cache.spec.capacity };
             let span = segment.rows.start * q.width..segment.rows.end * q.width;
-            let out = &mut out.values_mut()[span.clone()];
-            self.cpu.attention(&problem, &q.values()[span], segment.first_position, view, out)?;
+            let (q, out) = (&q.values()[span.clone()], &mut out.values_mut()[span]);
+            self.cpu.attention(&spec.within(segment.window), q, segment.first_position, view, out)?;
         }
         Ok(out)
     }
@@ -356,31 +380,24 @@ impl Backend for CpuBackend {
         up: &CpuTensor,
         activation: GatedActivation,
     ) -> Result<CpuTensor, NnError> {
+        check::gated(gate.shape(), up.shape())?;
         let mut out = self.like(gate);
         self.cpu.gated(gate.values(), up.values(), activation, out.values_mut())?;
         Ok(out)
     }
 
     fn add(&self, x: &mut CpuTensor, y: &CpuTensor) -> Result<(), NnError> {
-        same_width("width of an addend", x.width, y.width)?;
+        check::add(x.shape(), y.shape())?;
         self.cpu.add(x.values_mut(), y.values())?;
         Ok(())
     }
 
     fn select_rows(&self, x: &CpuTensor, rows: &[usize]) -> Result<CpuTensor, NnError> {
+        check::select_rows(x.rows(), rows)?;
         let mut out = self.tensor(rows.len(), x.width);
         for (&row, out) in rows.iter().zip(out.values_mut().chunks_exact_mut(x.width)) {
-            let Some(values) = x.values().get(row * x.width..(row + 1) * x.width) else {
-                return Err(NnError::Shape { what: "row to select", expected: x.rows(), got: row });
-            };
-            out.copy_from_slice(values);
+            out.copy_from_slice(&x.values()[row * x.width..(row + 1) * x.width]);
         }
         Ok(out)
-    }
-
-    fn read(&self, mut x: CpuTensor) -> Result<Vec<f32>, NnError> {
-        let mut data = std::mem::take(&mut x.data);
-        data.truncate(x.len);
-        Ok(data)
     }
 }

@@ -1,12 +1,13 @@
 //! The model made of decoder blocks.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{
-    Backend, DecoderBlock, DecoderSpec, DecoderWeights, Input, KvSpec, NnError, Norm, Segment, Sequence,
-    Site, TokenStep, Weight, WeightName,
-    backend::usable,
-    block::{BlockPlace, Loader, linear},
+    Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, Layout, NnError, Norm,
+    Sequence, StepInputs, StepLogits, Tensor, TokenStep, WeightName,
+    block::{BlockContext, Loader, linear},
+    step::usable,
 };
 
 /// For which tokens of a step logits are computed.
@@ -18,17 +19,7 @@ pub enum Logits {
     All,
 }
 
-/// What comes of a sequence's last token.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Best {
-    /// The tokens with the largest logits and these, the largest first, equal ones by their id. All are finite or negative
-    /// infinity.
-    Top(Vec<(u32, f32)>),
-    /// A logit for each token of the vocabulary.
-    All(Vec<f32>),
-}
-
-/// What one sequence does in a step: it reads `ids`.
+/// The tokens that one sequence reads in a step.
 pub struct Step<'a, B: Backend> {
     /// The sequence; its cache grows.
     pub sequence: &'a mut Sequence<B>,
@@ -39,20 +30,20 @@ pub struct Step<'a, B: Backend> {
 /// A decoder-only language model on a backend.
 ///
 /// ```
-/// use trike_cpu::{Cpu, DenseData, DenseMatrix};
+/// use trike_cpu::Cpu;
 /// use trike_nn::{
-///     ActivationPrecision, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation, KvPrecision,
-///     KvSpec, Logits, NnError, RopePairing, RopeSpec, Step, Weight, WeightName,
+///     ActivationPrecision, CpuBackend, Decoder, DecoderSpec, DecoderWeights, DenseData, DenseTensor, KvPrecision,
+///     KvSpec, Logits, NnError, Step, Tensor, WeightName,
 /// };
 ///
 /// /// Identity-like matrices and norms of one.
 /// struct Simple;
 ///
 /// impl DecoderWeights for Simple {
-///     fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+///     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
 ///         let (rows, cols) = if name == WeightName::Embedding { (3, 4) } else { (4, 4) };
 ///         let values = (0..rows * cols).map(|i| f32::from(i % cols == i / cols)).collect();
-///         Ok(Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(values))?))
+///         Ok(Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F32(values))?))
 ///     }
 ///
 ///     fn vector(&mut self, _: WeightName) -> Result<Vec<f32>, NnError> {
@@ -60,11 +51,7 @@ pub struct Step<'a, B: Backend> {
 ///     }
 /// }
 ///
-/// let spec = DecoderSpec {
-///     hidden: 4, intermediate: 4, layers: 1, heads: 2, kv_heads: 2, head_dim: 2, vocab: 3, context: 8,
-///     rms_eps: 1e-5, rope: RopeSpec::new(10_000.0, RopePairing::Halves), activation: GatedActivation::SiLu,
-///     tied_head: true, window: None, biases: Biases::default(), qk_norm: false, sub_norms: false,
-/// };
+/// let spec = DecoderSpec { intermediate: 4, context: 8, tied_head: true, ..DecoderSpec::llama(4, 1, 2, 3) };
 /// let decoder = Decoder::new(CpuBackend::new(Cpu::new(1)?, ActivationPrecision::F32), spec, &mut Simple)?;
 /// let mut sequence = decoder.sequence(KvSpec::new(KvPrecision::F32, 8))?;
 /// let logits = decoder.forward(&mut [Step { sequence: &mut sequence, ids: &[2, 1] }], Logits::All)?;
@@ -101,7 +88,7 @@ impl<B: Backend> Decoder<B> {
     pub fn new(backend: B, spec: DecoderSpec, weights: &mut impl DecoderWeights) -> Result<Self, NnError> {
         spec.validate()?;
         let mut loader = Loader { backend: &backend, weights };
-        let embedding = loader.matrix(WeightName::Embedding, spec.vocab, spec.hidden)?;
+        let embedding = loader.table(WeightName::Embedding, spec.vocab, spec.hidden)?;
         let mut blocks = Vec::with_capacity(spec.layers);
         for layer in 0..spec.layers {
             blocks.push(DecoderBlock::from_loader(&mut loader, &spec, layer)?);
@@ -120,7 +107,7 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     ///
     /// [`NnError::WeightShape`] for another shape or a name that is no linear layer of the blocks, and what the backend says.
-    pub fn replace(&mut self, name: WeightName, weight: Weight) -> Result<(), NnError> {
+    pub fn replace(&mut self, name: WeightName, weight: Tensor) -> Result<(), NnError> {
         let got = (weight.rows(), weight.cols());
         let found = (0..self.spec.layers)
             .find_map(|layer| block_matrix(&self.spec, layer, name).map(|shape| (layer, shape)));
@@ -166,6 +153,18 @@ impl<B: Backend> Decoder<B> {
         blocks.chain([&self.embedding]).chain(&self.head).map(|m| self.backend.matrix_bytes(m)).sum()
     }
 
+    /// How many ternary matrices lie in each layout.
+    pub fn layouts(&self) -> BTreeMap<Layout, usize> {
+        let (blocks, _) = self.matrices();
+        let mut counts = BTreeMap::new();
+        for matrix in blocks.chain([&self.embedding]).chain(&self.head) {
+            if let Some(layout) = self.backend.matrix_layout(matrix) {
+                *counts.entry(layout).or_default() += 1;
+            }
+        }
+        counts
+    }
+
     /// A new, empty sequence.
     ///
     /// # Errors
@@ -190,14 +189,15 @@ impl<B: Backend> Decoder<B> {
             && step.ids.len() == 1
         {
             return match self.token(step, None)? {
-                Best::All(logits) => Ok(vec![logits]),
-                Best::Top(few) => {
+                StepLogits::All(logits) => Ok(vec![logits]),
+                StepLogits::Top(few) => {
                     let (expected, got) = (self.spec.vocab, few.len());
                     Err(NnError::Shape { what: "logits of a token", expected, got })
                 }
             };
         }
-        let mut all = self.backend.read(self.run(steps, logits)?)?;
+        let inputs = self.backend.inputs(self.step_inputs(steps)?)?;
+        let mut all = self.backend.into_host(self.run(steps, &inputs, logits)?)?;
         let counts: Vec<usize> = match logits {
             Logits::Last => vec![1; steps.len()],
             Logits::All => steps.iter().map(|s| s.ids.len()).collect(),
@@ -216,7 +216,7 @@ impl<B: Backend> Decoder<B> {
     /// # Errors
     ///
     /// As [`forward`](Self::forward).
-    pub fn forward_top(&self, steps: &mut [Step<'_, B>], k: usize) -> Result<Vec<Best>, NnError> {
+    pub fn forward_top(&self, steps: &mut [Step<'_, B>], k: usize) -> Result<Vec<StepLogits>, NnError> {
         if !self.check(steps)? {
             return Ok(Vec::new());
         }
@@ -225,18 +225,19 @@ impl<B: Backend> Decoder<B> {
         {
             return Ok(vec![self.token(step, Some(k))?]);
         }
-        let out = self.run(steps, Logits::Last)?;
+        let inputs = self.backend.inputs(self.step_inputs(steps)?)?;
+        let out = self.run(steps, &inputs, Logits::Last)?;
         let best = match self.backend.top(&out, k)? {
             Some(rows) if rows.len() == steps.len() && rows.iter().all(|row| usable(row)) => {
-                rows.into_iter().map(Best::Top).collect()
+                rows.into_iter().map(StepLogits::Top).collect()
             }
             _ => {
-                let mut all = self.backend.read(out)?;
+                let mut all = self.backend.into_host(out)?;
                 if steps.len() == 1 {
                     advance(steps);
-                    return Ok(vec![Best::All(all)]);
+                    return Ok(vec![StepLogits::All(all)]);
                 }
-                steps.iter().map(|_| Best::All(all.drain(..self.spec.vocab).collect())).collect()
+                steps.iter().map(|_| StepLogits::All(all.drain(..self.spec.vocab).collect())).collect()
             }
         };
         advance(steps);
@@ -244,24 +245,30 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// The step of one sequence that reads one token, which the backend may have recorded.
-    fn token(&self, step: &mut Step<'_, B>, largest: Option<usize>) -> Result<Best, NnError> {
-        let Some(&id) = step.ids.first() else { return Err(NnError::EmptyStep) };
+    fn token(&self, step: &mut Step<'_, B>, largest: Option<usize>) -> Result<StepLogits, NnError> {
         let token = TokenStep {
-            id,
-            position: step.sequence.len(),
-            window: self.window(step.sequence),
+            inputs: self.step_inputs(std::slice::from_ref(step))?,
             capacity: step.sequence.spec().capacity,
             table: &self.embedding,
             version: self.version,
             largest,
         };
         let mut recorded = std::mem::take(&mut step.sequence.recorded);
-        let mut run = || self.run(std::slice::from_mut(step), Logits::Last);
-        let best = self.backend.token(&token, &mut recorded, &mut run);
+        let mut run = |inputs: &B::Inputs| self.run(std::slice::from_mut(step), inputs, Logits::Last);
+        let logits = self.backend.token(token, &mut recorded, &mut run);
         step.sequence.recorded = recorded;
-        let best = best?;
+        let logits = logits?;
         step.sequence.advance(1);
-        Ok(best)
+        Ok(logits)
+    }
+
+    /// Ids, positions and sequences of steps, which were checked.
+    fn step_inputs(&self, steps: &[Step<'_, B>]) -> Result<StepInputs, NnError> {
+        let mut inputs = StepInputs::default();
+        for step in steps {
+            inputs.push(step.ids, step.sequence.len(), self.window(step.sequence))?;
+        }
+        Ok(inputs)
     }
 
     /// Positions that a query of a sequence sees.
@@ -280,27 +287,18 @@ impl<B: Backend> Decoder<B> {
         Ok(!steps.is_empty())
     }
 
-    /// Runs the steps, which were checked, up to the logits.
-    fn run(&self, steps: &mut [Step<'_, B>], logits: Logits) -> Result<B::Tensor, NnError> {
-        let ids: Vec<u32> = steps.iter().flat_map(|s| s.ids).copied().collect();
-        // `check_step` found that every position is a u32.
-        let positions: Vec<u32> =
-            steps.iter().flat_map(|s| (0..s.ids.len()).map(|i| (s.sequence.len() + i) as u32)).collect();
-        let mut x = self.backend.embed(&self.embedding, &ids)?;
-        let place = BlockPlace { backend: &self.backend, spec: &self.spec, rope: &self.rope };
+    /// Runs the steps, which were checked and are what `inputs` says, up to the logits.
+    fn run(
+        &self,
+        steps: &mut [Step<'_, B>],
+        inputs: &B::Inputs,
+        logits: Logits,
+    ) -> Result<B::Tensor, NnError> {
+        let mut x = self.backend.embed(&self.embedding, inputs)?;
+        let context = BlockContext { backend: &self.backend, spec: &self.spec, rope: &self.rope };
         for (layer, block) in self.blocks.iter().enumerate() {
-            let mut row = 0;
-            let mut segments: Vec<_> = steps
-                .iter_mut()
-                .map(|step| {
-                    let first_position = step.sequence.len();
-                    let window = self.window(step.sequence);
-                    let rows = row..row + step.ids.len();
-                    row = rows.end;
-                    Segment { rows, first_position, window, cache: &mut step.sequence.caches[layer] }
-                })
-                .collect();
-            block.forward(place, &mut x, &positions, &mut segments)?;
+            let mut caches: Vec<_> = steps.iter_mut().map(|step| &mut step.sequence.caches[layer]).collect();
+            block.forward(context, &mut x, inputs, &mut caches)?;
         }
         let ends = steps.iter().scan(0, |end, s| {
             *end += s.ids.len();
@@ -308,7 +306,7 @@ impl<B: Backend> Decoder<B> {
         });
         let last: Vec<usize> = ends.map(|end| end - 1).collect();
         // Where each reads one token, every row is a last one.
-        if logits == Logits::Last && last.len() < ids.len() {
+        if logits == Logits::Last && last.last().is_some_and(|row| row + 1 > last.len()) {
             x = self.backend.select_rows(&x, &last)?;
         }
         let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: self.spec.rms_eps });
@@ -327,7 +325,7 @@ fn advance<B: Backend>(steps: &mut [Step<'_, B>]) {
 
 /// Rows and columns of a linear layer; `None` for the name of something else than one of block `layer`.
 fn block_matrix(spec: &DecoderSpec, layer: usize, name: WeightName) -> Option<(usize, usize)> {
-    if !Site::ALL.iter().any(|site| site.matrices(layer).contains(&name)) {
+    if !HookPoint::ALL.iter().any(|site| site.matrices(layer).contains(&name)) {
         return None;
     }
     Some(match name {

@@ -80,6 +80,12 @@ pub enum NnError {
     /// A kernel refused its input.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
+    /// No memory, no threads, or an instruction set that this machine does not have.
+    #[error(transparent)]
+    Host(#[from] trike_cpu::HostError),
+    /// A tensor refused a request.
+    #[error(transparent)]
+    Tensor(#[from] trike_core::TensorError),
     /// A ternary tensor refused a request.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),
@@ -105,6 +111,33 @@ pub enum NnError {
         /// Bytes that the device has left.
         available: u64,
     },
+    /// A width that is not made of whole heads.
+    #[error("width {width} is not a multiple of head_dim {head_dim}")]
+    Heads {
+        /// Width of the tensor.
+        width: usize,
+        /// Elements per head.
+        head_dim: usize,
+    },
+    /// A slice that is not made of whole rows.
+    #[error("{values} values are not whole rows of {width}")]
+    Rows {
+        /// Values given.
+        values: usize,
+        /// Width of a row.
+        width: usize,
+    },
+    /// A row past the last one.
+    #[error("row {row} is out of range: the tensor has {rows} rows")]
+    Row {
+        /// The row asked for.
+        row: usize,
+        /// Rows there are.
+        rows: usize,
+    },
+    /// A matrix that was not loaded with `load_table` was asked for single rows.
+    #[error("ids are looked up in a matrix that was loaded for products only: load it as a table")]
+    NotATable,
     /// A caller and a backend disagree on a shape.
     #[error("{what}: expected {expected}, got {got}")]
     Shape {
@@ -115,6 +148,12 @@ pub enum NnError {
         /// What came.
         got: usize,
     },
+}
+
+impl From<trike_core::SpecError> for NnError {
+    fn from(error: trike_core::SpecError) -> Self {
+        Self::Spec { field: error.field, rule: error.rule, got: error.got }
+    }
 }
 
 #[cfg(test)]

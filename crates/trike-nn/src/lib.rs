@@ -3,7 +3,7 @@
 //! Start from [`Decoder`]: a language model made from a [`DecoderSpec`] and weights, on any [`Backend`].
 //!
 //! The decision that shaped this crate: no model is written twice. There is one decoder block, driven by a spec
-//! that is read from the checkpoint, and a backend is a dozen fused operations on tensors that stay where it
+//! that is read from the checkpoint, and a backend is fused operations on tensors that stay where it
 //! keeps them. The price is that an architecture whose block does not fit the spec cannot be added beside it; the
 //! spec has to grow.
 //!
@@ -13,9 +13,10 @@
 //!
 //! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`Logits`]
 //! * memory: [`MemoryPlan`]
-//! * one block alone: [`DecoderBlock`], [`BlockPlace`], [`Site`], [`Watch`]
-//! * weights: [`Weight`], [`WeightName`], [`DecoderWeights`]
-//! * backends: [`Backend`], [`CpuBackend`], with the feature `candle` `CandleBackend`, with the feature `gpu` `CubeBackend`
+//! * one block alone: [`DecoderBlock`], [`BlockContext`], [`HookPoint`], [`Hook`]
+//! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
+//! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`]
+//! * backends: [`Backend`], [`check`], [`CpuBackend`], with the feature `candle` `CandleBackend`, with the feature `gpu` `CubeBackend`
 //! * layers for Candle users, with the feature `candle`: `modules`
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
@@ -29,6 +30,7 @@ mod backend;
 mod block;
 #[cfg(feature = "candle")]
 mod candle;
+pub mod check;
 mod cpu;
 mod decoder;
 #[cfg(feature = "gpu")]
@@ -37,25 +39,28 @@ mod error;
 mod memory;
 #[cfg(feature = "candle")]
 pub mod modules;
-mod rope;
 mod sequence;
 mod spec;
+mod step;
 mod weights;
 
-pub use backend::{AttentionSpec, Backend, CacheSpec, Input, KvPrecision, Largest, Norm, Segment, TokenStep};
-pub use block::{BlockPlace, DecoderBlock, Site, Watch};
+pub use backend::{Backend, CacheSpec, Input, Norm};
+pub use block::{BlockContext, DecoderBlock, Hook, HookPoint};
 #[cfg(feature = "candle")]
 pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
-pub use decoder::{Best, Decoder, Logits, Step};
+pub use decoder::{Decoder, Logits, Step};
 #[cfg(feature = "gpu")]
-pub use device::{CubeBackend, CubeMatrix, CubeRecorded, CubeRope, CubeTensor};
+pub use device::{CubeBackend, CubeInputs, CubeMatrix, CubeRecorded, CubeRope, CubeTensor};
 pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
-pub use rope::{RopeScaling, RopeSpec};
 pub use sequence::{KvSpec, Sequence};
 pub use spec::{Biases, DecoderSpec};
-pub use trike_cpu::{ActivationPrecision, GatedActivation, RopePairing};
+pub use step::{Largest, Segment, StepInputs, StepLogits, TokenStep};
+pub use trike_core::{
+    ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, KvPrecision,
+    Layout, RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,
+};
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;
-pub use weights::{DecoderWeights, Weight, WeightName};
+pub use weights::{DecoderWeights, WeightName};

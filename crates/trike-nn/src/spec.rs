@@ -1,8 +1,8 @@
 //! What a decoder is, read from a checkpoint's configuration.
 
-use trike_cpu::GatedActivation;
+use trike_core::{AttentionSpec, GatedActivation, RopePairing, RopeSpec};
 
-use crate::{NnError, RopeSpec};
+use crate::NnError;
 
 /// Which linear layers add a bias to their output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,6 +60,39 @@ pub struct DecoderSpec {
 const MAX_SIZE: usize = 1 << 24;
 
 impl DecoderSpec {
+    /// A Llama: `layers` blocks of width `hidden` with `heads` heads, a vocabulary of `vocab`. Everything else has a usual value:
+    /// an MLP of `4 * hidden`, as many key/value heads as query heads, a context of 2048, an output head of its own, SiLU, rotary
+    /// halves with theta 10,000. Other values are set on top:
+    ///
+    /// ```
+    /// use trike_nn::DecoderSpec;
+    ///
+    /// let spec = DecoderSpec { kv_heads: 2, tied_head: true, ..DecoderSpec::llama(64, 2, 4, 1000) };
+    /// assert_eq!((spec.head_dim, spec.kv_width(), spec.intermediate), (16, 32, 256));
+    /// assert!(spec.validate().is_ok());
+    /// ```
+    pub fn llama(hidden: usize, layers: usize, heads: usize, vocab: usize) -> Self {
+        Self {
+            hidden,
+            intermediate: hidden.saturating_mul(4),
+            layers,
+            heads,
+            kv_heads: heads,
+            // `validate` refuses no heads.
+            head_dim: hidden / heads.max(1),
+            vocab,
+            context: 2048,
+            rms_eps: 1e-5,
+            rope: RopeSpec::new(10_000.0, RopePairing::Halves),
+            activation: GatedActivation::SiLu,
+            tied_head: false,
+            window: None,
+            biases: Biases::default(),
+            qk_norm: false,
+            sub_norms: false,
+        }
+    }
+
     /// Checks that the sizes fit together.
     ///
     /// # Errors
@@ -101,7 +134,18 @@ impl DecoderSpec {
         if self.window == Some(0) {
             return fail("window", "must be at least 1", "0".to_owned());
         }
-        self.rope.validate(self.head_dim)
+        Ok(self.rope.validate(self.head_dim)?)
+    }
+
+    /// The attention of every layer, scaled by `1 / sqrt(head_dim)` and by what the rotary embedding asks of queries and keys.
+    pub fn attention(&self) -> AttentionSpec {
+        AttentionSpec {
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            scale: self.rope.attention_factor().powi(2) / (self.head_dim as f32).sqrt(),
+            window: self.window,
+        }
     }
 
     /// Width of all query heads together.
@@ -117,28 +161,15 @@ impl DecoderSpec {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use trike_cpu::RopePairing;
-
     use super::*;
 
     pub(crate) fn small() -> DecoderSpec {
         DecoderSpec {
-            hidden: 48,
             intermediate: 80,
-            layers: 2,
-            heads: 6,
             kv_heads: 2,
-            head_dim: 8,
-            vocab: 97,
             context: 64,
-            rms_eps: 1e-5,
-            rope: RopeSpec::new(10_000.0, RopePairing::Halves),
-            activation: GatedActivation::SiLu,
             tied_head: true,
-            window: None,
-            biases: Biases::default(),
-            qk_norm: false,
-            sub_norms: false,
+            ..DecoderSpec::llama(48, 2, 6, 97)
         }
     }
 

@@ -2,50 +2,9 @@
 
 use std::fmt;
 
-use trike_cpu::{DenseMatrix, Int8Matrix};
-use trike_trit::TritTensor;
+use trike_core::Tensor;
 
 use crate::NnError;
-
-/// A weight matrix `out x in` as a checkpoint holds it.
-#[derive(Clone, Debug)]
-pub enum Weight {
-    /// Ternary.
-    Ternary(TritTensor),
-    /// Int8 in groups along a row.
-    Int8(Int8Matrix),
-    /// Floats.
-    Dense(DenseMatrix),
-}
-
-impl Weight {
-    /// Output features.
-    pub fn rows(&self) -> usize {
-        match self {
-            Self::Ternary(w) => w.rows(),
-            Self::Int8(w) => w.rows(),
-            Self::Dense(w) => w.rows(),
-        }
-    }
-
-    /// All weights in f32, row-major.
-    pub fn dequantize(&self) -> Vec<f32> {
-        match self {
-            Self::Ternary(w) => w.dequantize(),
-            Self::Int8(w) => w.dequantize(),
-            Self::Dense(w) => w.to_f32(),
-        }
-    }
-
-    /// Input features.
-    pub fn cols(&self) -> usize {
-        match self {
-            Self::Ternary(w) => w.cols(),
-            Self::Int8(w) => w.cols(),
-            Self::Dense(w) => w.cols(),
-        }
-    }
-}
 
 /// Names every weight of a decoder. Its `Display` is the name that HuggingFace checkpoints use.
 ///
@@ -104,6 +63,27 @@ pub enum WeightName {
     Head,
 }
 
+impl WeightName {
+    /// Whether this is one of the seven linear layers inside a block, the ones that are ternary in a ternary model.
+    pub fn is_block_matrix(self) -> bool {
+        matches!(
+            self,
+            Self::Query(_)
+                | Self::Key(_)
+                | Self::Value(_)
+                | Self::Output(_)
+                | Self::Gate(_)
+                | Self::Up(_)
+                | Self::Down(_)
+        )
+    }
+
+    /// Whether this is a norm or a bias.
+    pub fn is_vector(self) -> bool {
+        !self.is_block_matrix() && !matches!(self, Self::Embedding | Self::Head)
+    }
+}
+
 impl fmt::Display for WeightName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (layer, rest) = match self {
@@ -146,7 +126,7 @@ pub trait DecoderWeights {
     /// # Errors
     ///
     /// [`NnError::Load`] when it is not there or cannot be read.
-    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError>;
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError>;
 
     /// The weights of a norm, or a bias.
     ///

@@ -1,12 +1,13 @@
 //! The device backend against the host's, on the software Vulkan driver.
 #![cfg(feature = "gpu")]
 
-use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
+use trike_core::{DenseData, DenseTensor, Int8Tensor};
+use trike_cpu::Cpu;
 use trike_cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_nn::{
-    ActivationPrecision, Backend, Best, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec,
-    DecoderWeights, GatedActivation, KvPrecision, KvSpec, Logits, MemoryPlan, NnError, RopePairing,
-    RopeScaling, RopeSpec, Sequence, Step, Weight, WeightName,
+    ActivationPrecision, Backend, Biases, CpuBackend, CubeBackend, Decoder, DecoderSpec, DecoderWeights,
+    GatedActivation, KvPrecision, KvSpec, Layout, Logits, MemoryPlan, NnError, RopePairing, RopeScaling,
+    RopeSpec, Sequence, Step, StepLogits, Tensor, WeightName,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
@@ -42,6 +43,10 @@ enum Kind {
     Rotated,
     /// In groups of 32 columns, with means, in planes; query and key of other kinds than value.
     Mixed,
+    /// 95 % zeros, one scale per row.
+    Few,
+    /// Zeros in blocks of 16 rows by 128 columns, three of four.
+    Blocks,
     F32,
 }
 
@@ -80,7 +85,7 @@ impl<'a> Random<'a> {
         }
     }
 
-    fn trits(&mut self, rows: usize, cols: usize, depth: usize, granularity: Granularity) -> Weight {
+    fn trits(&mut self, rows: usize, cols: usize, depth: usize, granularity: Granularity) -> Tensor {
         let planes: Vec<Vec<i8>> = (0..depth).map(|_| self.rng.trits(rows * cols, 0.5)).collect();
         let planes: Vec<&[i8]> = planes.iter().map(Vec::as_slice).collect();
         let count = granularity.count(rows, cols).expect("a count");
@@ -92,12 +97,29 @@ impl<'a> Random<'a> {
         let means = (depth > 1).then(|| near(count, &mut self.rng, 0.05 * size));
         let scales = Scales::new(granularity, values, means);
         let tensor = TritTensor::from_planes(rows, cols, &planes, Encoding::TwoBit, Coupling::Free, scales);
-        Weight::Ternary(tensor.expect("a tensor"))
+        Tensor::Ternary(tensor.expect("a tensor"))
+    }
+}
+
+impl Random<'_> {
+    /// Trits with one scale per row, zero where `zero` says so.
+    fn without(&mut self, rows: usize, cols: usize, zero: impl Fn(&mut Rng, usize, usize) -> bool) -> Tensor {
+        let mut trits = self.rng.trits(rows * cols, 1.0);
+        for (i, trit) in trits.iter_mut().enumerate() {
+            if zero(&mut self.rng, i / cols, i % cols) {
+                *trit = 0;
+            }
+        }
+        let nonzeros = trits.iter().filter(|t| **t != 0).count().max(1) as f32;
+        let size = (rows as f32 / nonzeros).sqrt();
+        let scales = Scales::new(Granularity::Row, vec![size; rows], None);
+        let tensor = TritTensor::from_trits(rows, cols, &trits, Encoding::TwoBit, scales);
+        Tensor::Ternary(tensor.expect("a tensor"))
     }
 }
 
 impl DecoderWeights for Random<'_> {
-    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         let (rows, cols) = self.shape(name);
         let values =
             |rng: &mut Rng, size: f32| rng.normals(rows * cols).iter().map(|v| size * v).collect::<Vec<_>>();
@@ -109,30 +131,32 @@ impl DecoderWeights for Random<'_> {
             (_, WeightName::Head) => {
                 let codes = (0..rows * cols).map(|_| self.rng.below(255) as i8).collect();
                 let scales = vec![0.01; rows * cols.div_ceil(32)];
-                Weight::Int8(Int8Matrix::new(rows, cols, 32.min(cols), codes, scales)?)
+                Tensor::Int8(Int8Tensor::new(rows, cols, 32.min(cols), codes, ScaleValues::F32(scales))?)
             }
             (_, WeightName::Embedding) => {
                 let values = values(&mut self.rng, 1.0).into_iter().map(half::f16::from_f32).collect();
-                Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F16(values))?)
+                Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F16(values))?)
             }
             (Kind::Rotated, WeightName::Output(_) | WeightName::Down(_)) => {
-                let Weight::Ternary(plain) = self.trits(rows, cols, 1, Granularity::Row) else {
+                let Tensor::Ternary(plain) = self.trits(rows, cols, 1, Granularity::Row) else {
                     unreachable!()
                 };
                 let rotation = Hadamard::largest(cols, 64);
                 assert!(rotation.is_some(), "{cols} columns");
-                Weight::Ternary(plain.with_rotation(rotation)?)
+                Tensor::Ternary(plain.with_rotation(rotation)?)
             }
+            (Kind::Few, _) => self.without(rows, cols, |rng, _, _| rng.below(20) != 0),
+            (Kind::Blocks, _) => self.without(rows, cols, |_, row, col| (row / 16 + col / 128) % 4 != 0),
             (Kind::Trits | Kind::Rotated, _) => self.trits(rows, cols, 1, Granularity::Tensor),
             (Kind::Mixed, WeightName::Value(_)) => self.trits(rows, cols, 1, Granularity::Row),
             (Kind::Mixed, WeightName::Up(_)) => {
                 let values = values(&mut self.rng, 1.4 / (cols as f32).sqrt());
-                Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(values))?)
+                Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F32(values))?)
             }
             (Kind::Mixed, _) => self.trits(rows, cols, 2, Granularity::Group(GroupSize::G32)),
             (Kind::F32, _) => {
                 let values = values(&mut self.rng, 1.4 / (cols as f32).sqrt());
-                Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(values))?)
+                Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F32(values))?)
             }
         })
     }
@@ -144,24 +168,7 @@ impl DecoderWeights for Random<'_> {
 }
 
 fn base() -> DecoderSpec {
-    DecoderSpec {
-        hidden: 96,
-        intermediate: 160,
-        layers: 2,
-        heads: 6,
-        kv_heads: 2,
-        head_dim: 16,
-        vocab: 113,
-        context: 64,
-        rms_eps: 1e-5,
-        rope: RopeSpec::new(10_000.0, RopePairing::Halves),
-        activation: GatedActivation::SiLu,
-        tied_head: false,
-        window: None,
-        biases: Biases::default(),
-        qk_norm: false,
-        sub_norms: false,
-    }
+    DecoderSpec { intermediate: 160, kv_heads: 2, context: 64, ..DecoderSpec::llama(96, 2, 6, 113) }
 }
 
 /// The families that Trike runs, each with what it switches on.
@@ -263,12 +270,56 @@ fn every_architecture_agrees_with_the_host() {
 fn int8_activations_and_half_caches_agree_with_the_host() {
     let Some(device) = software() else { return };
     let (spec, kv, ids) = (base(), KvSpec::new(KvPrecision::F16, 40), ids(20, 5));
-    for precision in [ActivationPrecision::Int8PerToken, ActivationPrecision::Int8PerGroup(GroupSize::G64)] {
+    for precision in [
+        ActivationPrecision::Int16,
+        ActivationPrecision::Int8PerToken,
+        ActivationPrecision::Int8PerGroup(GroupSize::G64),
+    ] {
         let want = logits(&cpu(&spec, Kind::Trits, precision), &ids, kv, 20);
         let got = logits(&gpu(&device, &spec, Kind::Trits, precision), &ids, kv, 20);
         // An activation on the edge of a step may round the other way, which moves a logit by a step.
         assert_close(&got, &want, 2e-2);
     }
+}
+
+/// A model without most of its zeros and one with 1.6 bits per weight run in layouts of their own, with the logits of the host
+/// and in less memory than with two bits.
+#[test]
+fn layouts_follow_the_weights() {
+    let Some(device) = software() else { return };
+    // Wide enough for whole blocks.
+    let spec =
+        DecoderSpec { intermediate: 512, kv_heads: 2, context: 64, ..DecoderSpec::llama(256, 2, 4, 113) };
+    let (kv, ids) = (KvSpec::new(KvPrecision::F32, 40), ids(20, 6));
+    let activations = ActivationPrecision::Int8PerToken;
+    let make = |kind, layout| {
+        let backend = CubeBackend::new(device.clone(), activations).with_layout(layout);
+        Decoder::new(backend, spec.clone(), &mut Random::new(&spec, kind)).expect("a model")
+    };
+    for (kind, asked, layout) in [
+        (Kind::Few, None, Layout::Sparse),
+        (Kind::Few, Some(Layout::Bitmap), Layout::Bitmap),
+        (Kind::Blocks, None, Layout::Blocks),
+        (Kind::Trits, None, Layout::TwoBit),
+        (Kind::Trits, Some(Layout::Base3), Layout::Base3),
+    ] {
+        let model = make(kind, asked);
+        assert_eq!(model.layouts(), [(layout, 14)].into(), "{kind:?} {asked:?}");
+        let two_bits = make(kind, Some(Layout::TwoBit));
+        assert_eq!(two_bits.layouts(), [(Layout::TwoBit, 14)].into());
+        if layout != Layout::TwoBit {
+            assert!(model.weight_bytes() < two_bits.weight_bytes(), "{kind:?} {layout}");
+        }
+        let want = logits(&cpu(&spec, kind, activations), &ids, kv, 20);
+        for step in [20, 1] {
+            let got = logits(&model, &ids, kv, step);
+            assert_close(&got, &want, 2e-2);
+            assert_close(&got, &logits(&two_bits, &ids, kv, step), 1e-4);
+        }
+    }
+    // What no kernel has is held in two bits.
+    let mixed = make(Kind::Mixed, Some(Layout::Sparse));
+    assert!(mixed.layouts().contains_key(&Layout::TwoBit));
 }
 
 #[test]
@@ -311,7 +362,7 @@ fn a_token_is_one_read_back() {
         let logits = on_cpu.forward(&mut [Step { sequence: &mut here, ids: &next }], Logits::Last);
         let logits = logits.expect("logits").remove(0);
         let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], k).expect("best");
-        let [Best::Top(top)] = &best[..] else { panic!("{k}: {best:?}") };
+        let [StepLogits::Top(top)] = &best[..] else { panic!("{k}: {best:?}") };
         let mut order: Vec<u32> = (0..113).collect();
         order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
         let found: Vec<u32> = top.iter().map(|(id, _)| *id).collect();
@@ -329,9 +380,9 @@ fn a_token_is_one_read_back() {
     }
     // More than the kernel finds: all come, once.
     let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], 113).expect("best");
-    assert!(matches!(&best[..], [Best::Top(top)] if top.len() == 113), "113 are few");
+    assert!(matches!(&best[..], [StepLogits::Top(top)] if top.len() == 113), "113 are few");
     let best = on_gpu.forward_top(&mut [Step { sequence: &mut there, ids: &next }], 114).expect("best");
-    assert!(matches!(&best[..], [Best::All(logits)] if logits.len() == 113), "more than there are");
+    assert!(matches!(&best[..], [StepLogits::All(logits)] if logits.len() == 113), "more than there are");
     assert_eq!(used().read_bytes - before.read_bytes, 8 * 113 + 4 * 113);
     assert!(used().peak >= used().in_use && used().in_use > 0);
     assert_eq!(on_cpu.backend().device_use(), None);
@@ -346,7 +397,8 @@ fn a_linear_layer_of_candle_takes_a_device_and_counts_its_copies() {
     let Some(device) = software() else { return };
     let spec = base();
     let mut random = Random::new(&spec, Kind::Trits);
-    let Weight::Ternary(weight) = random.trits(70, 130, 2, Granularity::Group(GroupSize::G32)) else {
+    let trike_core::Tensor::Ternary(weight) = random.trits(70, 130, 2, Granularity::Group(GroupSize::G32))
+    else {
         panic!("trits")
     };
     let bias = Tensor::new(&random.rng.normals(70)[..], &CandleDevice::Cpu).expect("a bias");

@@ -1,13 +1,14 @@
 //! Each operation of the host backend against the reference backend, and what both refuse.
 #![cfg(feature = "candle")]
 
-use trike_cpu::{Cpu, DenseData, DenseMatrix, Int8Matrix};
+use trike_core::{DenseData, DenseTensor, Int8Tensor};
+use trike_cpu::Cpu;
 use trike_nn::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, CandleBackend, CpuBackend, GatedActivation,
-    KvPrecision, NnError, RopePairing, RopeSpec, Segment, Weight,
+    KvPrecision, NnError, RopePairing, RopeSpec, StepInputs, Tensor,
 };
 use trike_testkit::{Rng, assert_close};
-use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, Scales, TritTensor};
+use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
 
 fn cpu() -> CpuBackend {
     CpuBackend::new(Cpu::new(2).expect("two threads"), ActivationPrecision::F32)
@@ -17,15 +18,18 @@ fn candle() -> CandleBackend {
     CandleBackend::new(ActivationPrecision::F32)
 }
 
-/// A resident `rows x cols` table whose rows are activations: the way in for a test.
 fn tensor<B: Backend>(backend: &B, rows: usize, values: &[f32]) -> B::Tensor {
-    let table =
-        DenseMatrix::new(rows, values.len() / rows, DenseData::F32(values.to_vec())).expect("a matrix");
-    let table = backend.load_matrix(Weight::Dense(table)).expect("it loads");
-    backend.embed(&table, &(0..rows as u32).collect::<Vec<_>>()).expect("rows")
+    backend.upload(values, values.len() / rows).expect("rows")
 }
 
-fn weights(rng: &mut Rng) -> Vec<Weight> {
+/// The inputs of one sequence that reads `ids` from the start.
+fn inputs<B: Backend>(backend: &B, ids: &[u32]) -> B::Inputs {
+    let mut inputs = StepInputs::default();
+    inputs.push(ids, 0, None).expect("ids");
+    backend.inputs(inputs).expect("inputs")
+}
+
+fn weights(rng: &mut Rng) -> Vec<Tensor> {
     let (rows, cols) = (10, 70);
     let planes = [rng.trits(rows * cols, 0.6), rng.trits(rows * cols, 0.3)];
     let planes: Vec<&[i8]> = planes.iter().map(Vec::as_slice).collect();
@@ -38,20 +42,25 @@ fn weights(rng: &mut Rng) -> Vec<Weight> {
     let tied = tied.expect("a tensor");
     let rotated = tied.clone().with_rotation(Hadamard::largest(cols, 8)).expect("pairs");
     vec![
-        Weight::Ternary(tied),
-        Weight::Ternary(rotated),
-        Weight::Int8(Int8Matrix::new(rows, cols, 32, codes, rng.normals(rows * 3)).expect("a matrix")),
-        Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F32(rng.normals(rows * cols))).expect("one")),
-        Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F16(halves)).expect("one")),
-        Weight::Dense(DenseMatrix::new(rows, cols, DenseData::Bf16(brains)).expect("one")),
+        Tensor::Ternary(tied),
+        Tensor::Ternary(rotated),
+        Tensor::Int8(
+            Int8Tensor::new(rows, cols, 32, codes, ScaleValues::F32(rng.normals(rows * 3)))
+                .expect("a matrix"),
+        ),
+        Tensor::Dense(
+            DenseTensor::new(vec![rows, cols], DenseData::F32(rng.normals(rows * cols))).expect("one"),
+        ),
+        Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F16(halves)).expect("one")),
+        Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::Bf16(brains)).expect("one")),
     ]
 }
 
-fn linear<B: Backend>(backend: &B, weights: &[Weight], x: &[f32]) -> Vec<Vec<f32>> {
+fn linear<B: Backend>(backend: &B, weights: &[Tensor], x: &[f32]) -> Vec<Vec<f32>> {
     let loaded: Vec<_> = weights.iter().map(|w| backend.load_matrix(w.clone()).expect("it loads")).collect();
     let x = tensor(backend, x.len() / 70, x);
     let outs = backend.linear(&x, &loaded.iter().collect::<Vec<_>>()).expect("products");
-    outs.into_iter().map(|out| backend.read(out).expect("values")).collect()
+    outs.into_iter().map(|out| backend.into_host(out).expect("values")).collect()
 }
 
 #[test]
@@ -66,14 +75,17 @@ fn linear_layers_of_every_kind_share_an_input() {
 
 #[test]
 fn rows_are_looked_up_in_every_kind_of_table() {
-    fn rows<B: Backend>(backend: &B, weight: &Weight) -> Vec<f32> {
-        let table = backend.load_matrix(weight.clone()).expect("it loads");
-        assert!(matches!(backend.embed(&table, &[10]), Err(NnError::Token { id: 10, vocab: 10 })));
+    fn rows<B: Backend>(backend: &B, weight: &Tensor) -> Vec<f32> {
+        let table = backend.load_table(weight.clone()).expect("it loads");
+        assert!(matches!(
+            backend.embed(&table, &inputs(backend, &[10])),
+            Err(NnError::Token { id: 10, vocab: 10 })
+        ));
         assert!(backend.matrix_bytes(&table) > 0);
-        backend.read(backend.embed(&table, &[9, 0, 9]).expect("rows")).expect("values")
+        backend.to_host(&backend.embed(&table, &inputs(backend, &[9, 0, 9])).expect("rows")).expect("values")
     }
     for weight in weights(&mut Rng::new(2)) {
-        let want: Vec<f32> = weight.dequantize();
+        let want: Vec<f32> = weight.to_f32();
         let want = [&want[9 * 70..], &want[..70], &want[9 * 70..]].concat();
         assert_close(&rows(&cpu(), &weight), &want, 1e-6);
         assert_close(&rows(&candle(), &weight), &want, 1e-6);
@@ -99,7 +111,7 @@ fn norms_gates_and_sums() {
         assert!(backend.add(&mut x, &narrow).is_err());
         assert!(backend.gated(&x, &narrow, GatedActivation::SiLu).is_err());
         assert!(backend.rms_norm(&narrow, &norm, 1e-5).is_err());
-        outs.into_iter().chain([x]).map(|out| backend.read(out).expect("values")).collect()
+        outs.into_iter().chain([x]).map(|out| backend.into_host(out).expect("values")).collect()
     }
     for (got, want) in run(&cpu()).iter().zip(run(&candle())) {
         assert_close(got, &want, 1e-5);
@@ -112,10 +124,15 @@ fn rotations_in_both_pairings() {
         let spec = RopeSpec::new(10_000.0, pairing);
         let rope = backend.load_rope(&spec, 8, 16).expect("frequencies");
         let mut x = tensor(backend, 3, &Rng::new(4).normals(3 * 2 * 8));
-        backend.rope(&mut x, &rope, &[0, 7, 300]).expect("a rotation");
+        let mut inputs = StepInputs::default();
+        for position in [0, 7, 300] {
+            inputs.push_rows(1, position, None).expect("a row");
+        }
+        let inputs = backend.inputs(inputs).expect("inputs");
+        backend.rope(&mut x, &rope, &inputs).expect("a rotation");
         let mut odd = tensor(backend, 3, &[1.0; 3 * 12]);
-        assert!(backend.rope(&mut odd, &rope, &[0, 1, 2]).is_err());
-        backend.read(x).expect("values")
+        assert!(backend.rope(&mut odd, &rope, &inputs).is_err());
+        backend.into_host(x).expect("values")
     }
     let mut seen = Vec::new();
     for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
@@ -131,7 +148,7 @@ fn rotations_in_both_pairings() {
 #[test]
 fn attention_of_two_sequences_at_once() {
     fn run<B: Backend>(backend: &B, precision: KvPrecision, window: Option<usize>) -> Vec<f32> {
-        let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 6, scale: 0.4 };
+        let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 6, scale: 0.4, window: None };
         let cache = CacheSpec { kv_heads: 2, head_dim: 6, capacity: 12, precision };
         let mut caches = [backend.new_cache(&cache).expect("one"), backend.new_cache(&cache).expect("one")];
         let mut rng = Rng::new(5);
@@ -140,15 +157,15 @@ fn attention_of_two_sequences_at_once() {
             let tokens: usize = lens.iter().sum();
             let mut random = |width: usize| tensor(backend, tokens, &rng.normals(tokens * width));
             let (q, k, v) = (random(24), random(12), random(12));
-            let [a, b] = &mut caches;
-            let mut segments = [
-                Segment { rows: 0..lens[0], first_position: first, window, cache: a },
-                Segment { rows: lens[0]..tokens, first_position: first.min(2), window, cache: b },
-            ];
-            let out = backend.attention(&spec, &q, &k, &v, &mut segments).expect("an attention");
-            outs.extend(backend.read(out).expect("values"));
+            let mut inputs = StepInputs::default();
+            inputs.push_rows(lens[0], first, window).expect("rows");
+            inputs.push_rows(lens[1], first.min(2), window).expect("rows");
+            let inputs = backend.inputs(inputs).expect("inputs");
+            let mut caches: Vec<_> = caches.iter_mut().collect();
+            let out = backend.attention(&spec, &q, &k, &v, &inputs, &mut caches).expect("an attention");
+            outs.extend(backend.into_host(out).expect("values"));
             assert!(
-                backend.attention(&spec, &k, &k, &v, &mut segments).is_err(),
+                backend.attention(&spec, &k, &k, &v, &inputs, &mut caches).is_err(),
                 "queries of the wrong width"
             );
         }

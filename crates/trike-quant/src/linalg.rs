@@ -1,6 +1,6 @@
 //! Small dense linear algebra: Cholesky factors in f64, and products on the host kernels.
 
-use trike_cpu::{ActivationPrecision, Cpu, DenseData, DenseMatrix, Matrix};
+use trike_cpu::{ActivationPrecision, Cpu, CpuOps, DenseData, DenseMatrix, Matrix};
 
 use crate::QuantError;
 

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use trike_cpu::{BitCounter, Cpu, PlaneVector, TritPlanes, TritPlanesMut, TritScore};
+use trike_popcount::{BitCounter, Cpu, PlaneVector, TritOps, TritPlanes, TritPlanesMut, TritScore};
 
 use crate::error::Result;
 use crate::random;

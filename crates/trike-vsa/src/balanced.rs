@@ -1,5 +1,7 @@
 //! Bundles whose vectors are all found equally well.
 
+use trike_popcount::TritOps;
+
 use crate::algebra::{Algebra, AlgebraKind};
 use crate::bundle::Bundle;
 use crate::error::{Result, VsaError, check_dim};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use std::marker::PhantomData;
 
-use trike_cpu::{BitCounter, TritPlanes};
+use trike_popcount::{BitCounter, TritOps, TritPlanes};
 use trike_trit::Trit;
 
 use crate::algebra::{Algebra, AlgebraKind, Bipolar, Z3};
@@ -99,7 +99,7 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no dimensions, [`VsaError::Cpu`] for lists of different lengths and for counts that exceed
+    /// [`VsaError::Range`] for no dimensions, [`VsaError::Popcount`] for lists of different lengths and for counts that exceed
     /// the total, [`VsaError::Zero`] for counts below the total in [`Bipolar`](crate::Bipolar).
     pub fn from_counts(positive: &[u32], negative: &[u32], total: u32, squares: u64) -> Result<Self> {
         check_dims(positive.len())?;
@@ -141,7 +141,7 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Dimension`], [`VsaError::Cpu`] where the weights together exceed `i32::MAX`.
+    /// [`VsaError::Dimension`], [`VsaError::Popcount`] where the weights together exceed `i32::MAX`.
     pub fn add(&mut self, vector: &PackedTritVec<A>) -> Result<()> {
         self.add_weighted(vector, 1)
     }
@@ -310,7 +310,7 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Cpu`] without memory.
+    /// [`VsaError::Popcount`] without memory.
     pub fn permute(&mut self, by: isize) -> Result<()> {
         Ok(self.counter.rotate(cpu()?, by)?)
     }
@@ -319,7 +319,7 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Cpu`] without memory.
+    /// [`VsaError::Popcount`] without memory.
     pub fn to_vector(&self) -> Result<PackedTritVec<A>> {
         let mut out = PackedTritVec::blank(self.dim())?;
         A::decide(cpu()?, &self.counter, self.squares, out.view_mut())?;
@@ -330,7 +330,7 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Cpu`] without memory.
+    /// [`VsaError::Popcount`] without memory.
     pub fn sums(&self) -> Result<Vec<i32>> {
         let mut sums = vec![0; self.dim()];
         self.counter.sums(cpu()?, &mut sums)?;

@@ -2,9 +2,9 @@
 
 use std::marker::PhantomData;
 
-use trike_cpu::{TritPlanes, TritScore};
 use trike_cube::vsa::{Decision, MAX_SEARCHED, TritOp};
 use trike_cube::{Device, TritTable, ops};
+use trike_popcount::TritPlanes;
 
 use crate::algebra::{Algebra, AlgebraKind, Z3, cut};
 use crate::bundle::Bundle;
@@ -193,15 +193,8 @@ impl<A: Algebra> DeviceVectors<A> {
         check_dim("the other batch of hypervectors", self.dim(), others.dim())?;
         let out = self.device.empty::<i32>(self.len().saturating_mul(others.len()))?;
         let strategy = trike_cube::Strategy::Inferred;
-        self.device.trit_scores(score::<A>(), &self.table, &others.table, &out, &strategy)?;
+        self.device.trit_scores(A::SCORE, &self.table, &others.table, &out, &strategy)?;
         Ok(self.device.read(&out)?)
-    }
-}
-
-fn score<A: Algebra>() -> trike_cube::TritScore {
-    match A::SCORE {
-        TritScore::Matches => trike_cube::TritScore::Matches,
-        _ => trike_cube::TritScore::Dot,
     }
 }
 
@@ -297,7 +290,7 @@ impl<A: Algebra> DeviceMemory<A> {
         let device = &self.vectors.device;
         let batch = DeviceVectors::upload(device, queries)?;
         let k = k.min(self.host.len());
-        let found = device.nearest(score::<A>(), &batch.table, &self.vectors.table, k)?;
+        let found = device.nearest(A::SCORE, &batch.table, &self.vectors.table, k)?;
         let hits = |(query, found): (&PackedTritVec<A>, Vec<trike_cube::vsa::TritHit>)| {
             let hit = |found: trike_cube::vsa::TritHit| {
                 let index = found.row as usize;

@@ -1,6 +1,7 @@
 //! The one error type of the crate.
 
-use trike_cpu::CpuError;
+use trike_host::HostError;
+use trike_popcount::PopcountError;
 
 use crate::algebra::AlgebraKind;
 
@@ -103,7 +104,10 @@ pub enum VsaError {
     Io(#[from] std::io::Error),
     /// The host kernels refused.
     #[error(transparent)]
-    Cpu(#[from] CpuError),
+    Popcount(#[from] PopcountError),
+    /// No memory or no threads.
+    #[error(transparent)]
+    Host(#[from] HostError),
     /// A device refused or failed.
     #[cfg(feature = "gpu")]
     #[error(transparent)]

@@ -41,7 +41,7 @@
 //! * errors: [`VsaError`]
 //!
 //! Programs that compute with hypervectors depend on this crate alone. Instructions are chosen at run time, single operations
-//! run on the caller's thread, and searches on the threads of a [`trike_cpu::Cpu`]. The feature `gpu` adds batches on a device,
+//! run on the caller's thread, and searches on the threads of a [`trike_popcount::Cpu`]. The feature `gpu` adds batches on a device,
 //! and `wgpu`, `vulkan`, `cuda`, `hip` and `metal` bring a runtime each to reach one.
 #![forbid(unsafe_code)]
 

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 
 use serde::{Deserialize, Serialize};
-use trike_cpu::{Cpu, PlaneMatrix, TritPlanes};
+use trike_popcount::{Cpu, PlaneMatrix, TritHit, TritOps, TritPlanes};
 use trike_trit::Trit;
 
 use crate::algebra::{Algebra, Z3};
@@ -103,7 +103,7 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Cpu`] without the memory.
+    /// [`VsaError::Popcount`] without the memory.
     pub fn reserve(&mut self, count: usize) -> Result<()> {
         let mut rows = PlaneMatrix::with_capacity(count, self.dim())?;
         for row in 0..self.len() {
@@ -147,7 +147,7 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Dimension`], [`VsaError::Cpu`] without memory.
+    /// [`VsaError::Dimension`], [`VsaError::Popcount`] without memory.
     pub fn push(&mut self, vector: &PackedTritVec<A>) -> Result<usize> {
         check_dim("a vector to be stored", self.dim(), vector.dim())?;
         self.rows.push(vector.view())?;
@@ -234,9 +234,9 @@ impl<A: Algebra> ItemMemory<A> {
             matrix.push(query.view())?;
         }
         let found = self.cpu.trit_top_k(A::SCORE, &matrix, &self.rows, k)?;
-        let hits = |(query, found): (usize, Vec<trike_cpu::TritHit>)| {
+        let hits = |(query, found): (usize, Vec<TritHit>)| {
             let query = matrix.row(query).ok_or(VsaError::Empty { what: "a batch of queries" })?;
-            let hit = |found: trike_cpu::TritHit| {
+            let hit = |found: TritHit| {
                 let similarity = A::similarity(&self.cpu, found.score, query, self.row(found.row)?);
                 Ok(Hit { index: found.row, score: found.score.into(), similarity })
             };

@@ -1,5 +1,7 @@
 //! The operations of the algebras on vectors.
 
+use trike_popcount::TritOps;
+
 use crate::algebra::Algebra;
 use crate::bundle::Bundle;
 use crate::error::{Result, check_dim};
@@ -82,7 +84,7 @@ pub fn unbind_into<A: Algebra>(
 ///
 /// # Errors
 ///
-/// [`VsaError::Cpu`](crate::VsaError::Cpu) without memory.
+/// [`VsaError::Popcount`](crate::VsaError::Popcount) without memory.
 pub fn inverse<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
     let mut out = PackedTritVec::blank(a.dim())?;
     out.view_mut().copy_from(A::inverse(a.view()))?;
@@ -157,7 +159,7 @@ pub fn bundle_many<'a, A: Algebra>(
 ///
 /// # Errors
 ///
-/// As [`bundle_many`], and [`VsaError::Cpu`](crate::VsaError::Cpu) for weights of more than `i32::MAX` together.
+/// As [`bundle_many`], and [`VsaError::Popcount`](crate::VsaError::Popcount) for weights of more than `i32::MAX` together.
 pub fn bundle_weighted<'a, A: Algebra>(
     vectors: impl IntoIterator<Item = (&'a PackedTritVec<A>, u32)>,
 ) -> Result<PackedTritVec<A>> {

@@ -3,7 +3,7 @@
 //! Draw `d` of word `w` of a seed is SplitMix64's output for the state `seed + (256 w + d + 1) * 0x9E3779B97F4A7C15`: whole
 //! numbers of 64 bits that any device computes alike, and each word by itself.
 
-use trike_cpu::{PlaneVector, TritPlanes};
+use trike_popcount::{PlaneVector, TritPlanes};
 
 use crate::error::Result;
 

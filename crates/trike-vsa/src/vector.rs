@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
-use trike_cpu::{Cpu, MAX_TRITS, PlaneVector, TritPlanes, TritPlanesMut};
+use trike_popcount::{Cpu, MAX_TRITS, PlaneVector, TritOps, TritPlanes, TritPlanesMut};
 use trike_trit::Trit;
 
 use crate::algebra::{Algebra, AlgebraKind, Ternary, Z3};
@@ -123,7 +123,7 @@ impl<A: Algebra> PackedTritVec<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for none, [`VsaError::Cpu`] for other numbers, [`VsaError::Zero`] for zeros in
+    /// [`VsaError::Range`] for none, [`VsaError::Popcount`] for other numbers, [`VsaError::Zero`] for zeros in
     /// [`Bipolar`](crate::Bipolar).
     pub fn from_trits(trits: &[i8]) -> Result<Self> {
         check_dims(trits.len())?;
@@ -205,7 +205,7 @@ impl<A: Algebra> PackedTritVec<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Cpu`] where the host kernels cannot start.
+    /// [`VsaError::Popcount`] where the host kernels cannot start.
     pub fn nonzeros(&self) -> Result<usize> {
         Ok(cpu()?.trit_nonzeros(self.view()) as usize)
     }

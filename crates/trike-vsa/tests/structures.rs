@@ -1,6 +1,6 @@
 //! Memories, structures and encodings in every algebra, and what they refuse.
 
-use trike_cpu::Cpu;
+use trike_popcount::{Cpu, TritOps};
 use trike_testkit::Rng;
 use trike_trit::{Trit, Tryte3};
 use trike_vsa::{

@@ -55,28 +55,33 @@
 //! * precision and place: [`ActivationPrecision`], [`KvPrecision`], [`Cpu`], [`Isa`], [`CpuBackend`], [`Backend`],
 //!   [`KvSpec`], [`Place`], [`devices()`], [`memory_plan()`], [`MemoryPlan`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
-//! * errors: [`LlmError`]
-//! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`llm`], [`vsa`]
+//! * errors: [`LlmError`], [`CalibrateError`]
+//! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`text`],
+//!   [`llm`], [`calibrate`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, on by default, brings the reference backend
 //! `nn::CandleBackend` for comparisons; an application that only runs models turns default features off, as the
 //! command line does. A library depends on the one crate below that it needs.
 #![forbid(unsafe_code)]
 
+pub use trike_calibrate as calibrate;
 pub use trike_cpu as cpu;
 pub use trike_format as format;
 pub use trike_llm as llm;
 pub use trike_nn as nn;
 pub use trike_quant as quant;
+pub use trike_text as text;
 pub use trike_trit as trit;
 pub use trike_vsa as vsa;
 
+pub use trike_calibrate::{
+    CalibrateError, Calibration, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, quantize,
+};
 pub use trike_cpu::{Cpu, Isa};
 pub use trike_llm::{
-    Calibration, Comparison, ConvertOptions, ConvertReport, FinishReason, GenerateOptions, Generation,
-    HeadPrecision, Inspection, LanguageModel, LlmError, LoadOptions, ModelFile, ModelQuantizationConfig,
-    Place, QuantizeMethod, QuantizeReport, Score, Split, Target, compare, convert, devices, inspect,
-    memory_plan, quantize, sampler::SamplerConfig, score, tokenizer::Tokenizer,
+    Comparison, ConvertOptions, ConvertReport, FinishReason, GenerateOptions, Generation, HeadPrecision,
+    Inspection, LanguageModel, LlmError, LoadOptions, ModelFile, Place, Score, Split, Target, compare,
+    convert, devices, inspect, memory_plan, sampler::SamplerConfig, score, tokenizer::Tokenizer,
 };
 #[cfg(feature = "gpu")]
 pub use trike_nn::CubeBackend;

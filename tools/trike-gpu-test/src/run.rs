@@ -3,7 +3,9 @@
 use std::fmt::Write as _;
 use std::time::Instant;
 
-use trike_cube::{Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Planes, Runtime, devices};
+use trike_cube::{
+    Capabilities, Device, DeviceInfo, DeviceOptions, DeviceSpec, Planes, Runtime, devices, is_linked,
+};
 
 use crate::session::Session;
 use crate::suites;
@@ -28,13 +30,13 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Tally {
         devices().into_iter().filter(|d| runtime_of(d).is_some_and(|r| wanted(&r))).collect();
     for runtime in Runtime::ALL.iter().filter(|r| wanted(r)) {
         let there = found.iter().any(|d| runtime_of(d) == Some(*runtime));
-        let reason = match (runtime.is_linked(), there) {
+        let reason = match (is_linked(*runtime), there) {
             (true, true) => continue,
             (true, false) => format!("no {runtime} device on this machine"),
             (false, _) => format!("this build has no {runtime} runtime"),
         };
         // Without a wish, only what the build could have used is worth a line.
-        if runtime.is_linked() || !options.runtimes.is_empty() {
+        if is_linked(*runtime) || !options.runtimes.is_empty() {
             say(&format!("{runtime}: skipped, {reason}"));
             tally.skip(&reason, 1);
         }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
-use trike::llm::Change;
+use trike::calibrate::Change;
 
 use super::JsonArg;
 

@@ -16,6 +16,7 @@ pub(super) type Names<T> = &'static [(&'static str, T)];
 
 pub(super) const ACTIVATIONS: Names<ActivationPrecision> = &[
     ("f32", ActivationPrecision::F32),
+    ("int16", ActivationPrecision::Int16),
     ("int8-token", ActivationPrecision::Int8PerToken),
     ("int8-group32", ActivationPrecision::Int8PerGroup(GroupSize::G32)),
     ("int8-group64", ActivationPrecision::Int8PerGroup(GroupSize::G64)),

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, builder::TypedValueParser, value_parser};
 use trike::{
     Encoding, Split,
-    llm::Importance,
+    calibrate::Importance,
     quant::PrunePattern,
     trit::{Coupling, Granularity, GroupSize},
 };

@@ -86,17 +86,9 @@ fn template<B: Backend>(
     let tokenizer = model.tokenizer()?;
     if let Some(path) = &args.chat_template {
         let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        let mut template = ChatTemplate::from_source(&source)?;
-        for (variable, id) in
-            [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos().first().copied())]
-        {
-            if let Some(name) = id.and_then(|id| tokenizer.name_of(id)) {
-                template = template.with_token(variable, name);
-            }
-        }
-        return Ok(template);
+        return Ok(ChatTemplate::from_source(&source)?.with_tokens_of(tokenizer));
     }
-    ChatTemplate::for_model(file, tokenizer)?.with_context(|| {
+    file.chat_template(tokenizer)?.with_context(|| {
         let path = file.path().display();
         format!("{path}: no chat template comes with this model; give one with --chat-template, or use `trike run`")
     })

@@ -1,6 +1,6 @@
 //! `trike edit`.
 
-use trike::llm::{Change, EditReport, edit_file, undo_edits};
+use trike::calibrate::{Change, EditReport, edit_file, undo_edits};
 
 use crate::args::EditArgs;
 

@@ -6,7 +6,7 @@ use anyhow::{Context, bail};
 use serde::Serialize;
 use trike::{
     Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split,
-    llm::{
+    calibrate::{
         Budget, Compensation, Importance, Plan, PlanOptions, Pruning, Sensitivity, Tuning, plan_for,
         quantize_to,
     },

@@ -3,7 +3,7 @@
 use std::fmt::{Display, Write};
 
 use comfy_table::{CellAlignment, Table, TableStyle, presets};
-use trike::{ConvertReport, Inspection, QuantizeReport, llm::EditReport};
+use trike::{ConvertReport, Inspection, QuantizeReport, calibrate::EditReport};
 
 use super::Show;
 use crate::commands::{

@@ -180,7 +180,7 @@ fn tensors_are_written_over_only_by_their_like() {
     let other = TritTensor::from_trits(1, 2, &[1, 0], Encoding::Base3, Scales::tensor(1.0)).unwrap();
     for name in ["model.layers.0.mlp.up_proj.weight", "model.norm.weight", "no"] {
         let dir = trike::format::HfDir::open(&out).unwrap();
-        assert!(dir.overwrite(name, &Tensor::Trits(other.clone())).is_err(), "{name}");
+        assert!(dir.overwrite(name, &Tensor::Ternary(other.clone())).is_err(), "{name}");
     }
 }
 
@@ -231,10 +231,10 @@ fn budgets_are_met_or_refused_with_the_nearest() {
     let Some(bench) = crate::quantize::Bench::new() else { return };
     let out = bench.trike.path("none");
     for (code, more, part) in [
-        (1, &["--bits", "0.5"][..], "bits a weight"),
+        (1, &["--bits", "0.5"][..], "closest achievable"),
         (1, &["--max-bytes", "100kB"], "bytes"),
-        (2, &["--max-ppl-ratio", "0.9"], "nearest"),
-        (2, &["--max-kl", "0"], "over 0"),
+        (2, &["--max-ppl-ratio", "0.9"], "closest achievable"),
+        (2, &["--max-kl", "0"], "above 0"),
         (2, &["--bits", "3", "--method", "nearest"], "error compensation"),
     ] {
         let error = bench.trike.fails(code, &bench.args(&out, &[more, &["--sequences", "2"]].concat()));
@@ -318,7 +318,7 @@ fn pruning_makes_zeros_of_the_kind_that_was_asked_for() {
         assert!(weights(&name) != weights("half"), "{more:?}");
     }
     for (more, part) in [
-        (&["--prune", "1"][..], "under 1"),
+        (&["--prune", "1"][..], "below 1"),
         (&["--prune", "0.5", "--mean"], "no mean"),
         (&["--prune", "0.5", "--method", "nearest"], "error compensation"),
     ] {

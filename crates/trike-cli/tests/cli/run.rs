@@ -125,6 +125,7 @@ fn options_do_what_they_say() {
         }
     }
     for more in [
+        ["--activations", "int16"],
         ["--activations", "int8-token"],
         ["--activations", "int8-group64"],
         ["--kv", "f32"],

@@ -4,9 +4,10 @@ use std::ops::Range;
 
 use super::lanes::Lanes;
 use super::{Job, share_out};
-use crate::kernels::{Element, Loop, fold};
+use crate::kernels::{Element, fold};
 use crate::math::exp;
-use crate::pool::Pool;
+use trike_host::Loop;
+use trike_host::Pool;
 
 /// Positions whose sums are made together. Longer spans are cut here whatever the threads, and the parts are joined in
 /// order.

@@ -17,33 +17,17 @@ mod prefill;
 use std::ops::Range;
 
 use half::f16;
+use trike_core::AttentionSpec;
 
-use crate::error::{CpuError, Result, check_len, check_range, check_rows};
-use crate::isa::with_kernels;
+use crate::error::{CpuError, check_len, check_range, check_rows};
 use crate::kernels::Element;
-use crate::pool::{Cpu, Pool};
+use crate::kernels::with_kernels;
+use trike_host::{Cpu, Pool};
 
 use lanes::Lanes;
 
 /// Query rows of a group of heads up to which reading is what costs, and not multiplying.
 const FEW_ROWS: usize = 8;
-
-/// What is attended, beside the numbers.
-///
-/// Query head `h` reads key/value head `h / (heads / kv_heads)`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Attention {
-    /// Query heads.
-    pub heads: usize,
-    /// Key/value heads; `heads` is a multiple.
-    pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
-    /// What scores are multiplied with, usually `1 / sqrt(head_dim)`.
-    pub scale: f32,
-    /// Positions that a query sees, itself included; `None` means all before it.
-    pub window: Option<usize>,
-}
 
 /// Keys or values, `[kv_heads][capacity][head_dim]`.
 #[derive(Clone, Copy, Debug)]
@@ -74,91 +58,64 @@ pub struct KvView<'a> {
     pub capacity: usize,
 }
 
-impl Attention {
-    /// The positions that the query at `position` sees.
-    #[must_use]
-    pub fn span(&self, position: usize) -> Range<usize> {
-        let end = position.saturating_add(1);
-        end.saturating_sub(self.window.unwrap_or(end))..end
+/// Tokens of the query, after everything was checked.
+fn validate(
+    spec: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
+    kv: &KvView<'_>,
+    out: &[f32],
+) -> Result<usize, CpuError> {
+    check_range("heads of attention", 1, 1 << 20, spec.heads)?;
+    check_range("key/value heads of attention", 1, spec.heads, spec.kv_heads)?;
+    check_range("head_dim of attention", 1, 1 << 20, spec.head_dim)?;
+    check_range("window of attention", 1, usize::MAX, spec.window.unwrap_or(1))?;
+    if !spec.heads.is_multiple_of(spec.kv_heads) {
+        return Err(CpuError::Heads { heads: spec.heads, kv_heads: spec.kv_heads });
     }
-
-    /// Tokens of the query, after everything was checked.
-    fn validate(&self, q: &[f32], first_position: usize, kv: &KvView<'_>, out: &[f32]) -> Result<usize> {
-        check_range("heads of attention", 1, 1 << 20, self.heads)?;
-        check_range("key/value heads of attention", 1, self.heads, self.kv_heads)?;
-        check_range("head_dim of attention", 1, 1 << 20, self.head_dim)?;
-        check_range("window of attention", 1, usize::MAX, self.window.unwrap_or(1))?;
-        if !self.heads.is_multiple_of(self.kv_heads) {
-            return Err(CpuError::Heads { heads: self.heads, kv_heads: self.kv_heads });
+    let tokens = check_rows("queries of attention", spec.heads * spec.head_dim, q.len())?;
+    check_len("output of attention", q.len(), out.len())?;
+    let overflow = CpuError::Shape { what: "ring of attention", rows: kv.capacity, cols: spec.head_dim };
+    let len = (spec.kv_heads * spec.head_dim).checked_mul(kv.capacity).ok_or(overflow)?;
+    check_len("keys of attention", len, kv.k.len())?;
+    check_len("values of attention", len, kv.v.len())?;
+    // The last query's position plus one must be countable as well.
+    check_range("first position of attention", 0, usize::MAX / 2, first_position)?;
+    if tokens > 0 {
+        let needed = first_position + tokens - spec.span(first_position).start;
+        if needed > kv.capacity {
+            return Err(CpuError::KvCapacity { needed, capacity: kv.capacity });
         }
-        let tokens = check_rows("queries of attention", self.heads * self.head_dim, q.len())?;
-        check_len("output of attention", q.len(), out.len())?;
-        let overflow = CpuError::Shape { what: "ring of attention", rows: kv.capacity, cols: self.head_dim };
-        let len = (self.kv_heads * self.head_dim).checked_mul(kv.capacity).ok_or(overflow)?;
-        check_len("keys of attention", len, kv.k.len())?;
-        check_len("values of attention", len, kv.v.len())?;
-        // The last query's position plus one must be countable as well.
-        check_range("first position of attention", 0, usize::MAX / 2, first_position)?;
-        if tokens > 0 {
-            let needed = first_position + tokens - self.span(first_position).start;
-            if needed > kv.capacity {
-                return Err(CpuError::KvCapacity { needed, capacity: kv.capacity });
-            }
-        }
-        Ok(tokens)
     }
+    Ok(tokens)
 }
 
-impl Cpu {
-    /// Softmax attention of `m` queries at consecutive positions from `first_position`; `q` and `out` are
-    /// `m x heads x head_dim`.
-    ///
-    /// The query at position `p` sees positions `max(0, p + 1 - window)..=p`, all of which must be in the ring already
-    /// (its own included). Scores, their maximum, exponentials and sums are f32.
-    ///
-    /// # Errors
-    ///
-    /// [`CpuError::Heads`], [`CpuError::Range`], [`CpuError::NotMultiple`] and [`CpuError::Length`] for shapes that do not
-    /// fit, [`CpuError::KvCapacity`] when the ring cannot hold every position that is seen.
-    ///
-    /// ```
-    /// use trike_cpu::{Attention, Cpu, KvData, KvView};
-    ///
-    /// let problem = Attention { heads: 2, kv_heads: 1, head_dim: 2, scale: 1.0, window: None };
-    /// // Two slots; equal keys, so every query averages the values that it sees.
-    /// let (k, v) = ([1.0, 0.0, 1.0, 0.0], [1.0, 2.0, 3.0, 4.0]);
-    /// let kv = KvView { k: KvData::F32(&k), v: KvData::F32(&v), capacity: 2 };
-    /// let mut out = [f32::NAN; 8];
-    /// Cpu::new(1)?.attention(&problem, &[1.0; 8], 0, kv, &mut out)?;
-    /// assert_eq!(out, [1.0, 2.0, 1.0, 2.0, 2.0, 3.0, 2.0, 3.0]);
-    /// # Ok::<(), trike_cpu::CpuError>(())
-    /// ```
-    pub fn attention(
-        &self,
-        problem: &Attention,
-        q: &[f32],
-        first_position: usize,
-        kv: KvView<'_>,
-        out: &mut [f32],
-    ) -> Result<()> {
-        let tokens = problem.validate(q, first_position, &kv, out)?;
-        if tokens == 0 {
-            return Ok(());
-        }
-        let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity }, self.pool());
-        with_kernels!(self.isa(), kernels => match (kv.k, kv.v) {
-            (KvData::F32(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
-            (KvData::F16(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
-            (KvData::F32(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
-            (KvData::F16(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
-        });
-        Ok(())
+/// [`CpuOps::attention`](crate::CpuOps::attention).
+pub(crate) fn attention(
+    cpu: &Cpu,
+    problem: &AttentionSpec,
+    q: &[f32],
+    first_position: usize,
+    kv: KvView<'_>,
+    out: &mut [f32],
+) -> Result<(), CpuError> {
+    let tokens = validate(problem, q, first_position, &kv, out)?;
+    if tokens == 0 {
+        return Ok(());
     }
+    let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity }, cpu.pool());
+    with_kernels!(cpu.isa(), kernels => match (kv.k, kv.v) {
+        (KvData::F32(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
+        (KvData::F16(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
+        (KvData::F32(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
+        (KvData::F16(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
+    });
+    Ok(())
 }
 
 /// A validated problem with its queries.
 struct Job<'a> {
-    problem: &'a Attention,
+    problem: &'a AttentionSpec,
     q: &'a [f32],
     tokens: usize,
     first_position: usize,

@@ -7,7 +7,7 @@
 //! its own, with the features off.
 
 use super::{Element, Kernels};
-use crate::isa::Scalar;
+use trike_host::isa::Scalar;
 
 /// Vectors of f32.
 pub(crate) trait FloatLanes: Kernels {
@@ -127,16 +127,17 @@ macro_rules! lanes_of {
 }
 
 #[cfg(target_arch = "x86_64")]
-lanes_of!(crate::isa::AvxVnni, crate::isa::Avx2, self => self.avx2());
+lanes_of!(trike_host::isa::AvxVnni, trike_host::isa::Avx2, self => self.avx2());
 #[cfg(target_arch = "x86_64")]
-lanes_of!(crate::isa::Sse41, Scalar, self => Scalar::portable());
+lanes_of!(trike_host::isa::Sse41, Scalar, self => Scalar::portable());
 
 #[cfg(test)]
 mod tests {
     use super::FloatLanes;
-    use crate::Isa;
-    use crate::isa::with_kernels;
-    use crate::kernels::{Kernels, Loop};
+    use crate::kernels::Kernels;
+    use crate::kernels::with_kernels;
+    use trike_host::Isa;
+    use trike_host::Loop;
 
     struct Everything<S>(S);
 

@@ -23,18 +23,9 @@ pub(crate) use element::Element;
 pub(crate) use floats::FloatLanes;
 pub(crate) use rows::Rows;
 
-use crate::probe::{Peak, WordLine};
-use crate::simd::Simd;
+use trike_host::Loop;
 
-/// A loop that is compiled once for each instruction set.
-///
-/// Implementations mark `run` `#[inline(always)]`, so that it lands in a function with the right target features.
-pub(crate) trait Loop {
-    /// What the loop computes.
-    type Output;
-    /// Runs it.
-    fn run(self) -> Self::Output;
-}
+use crate::simd::Simd;
 
 /// The kernels of one instruction set: those of dense and int8 weights, and the vectors that ternary ones are written in.
 pub(crate) trait Kernels: Simd {
@@ -44,12 +35,6 @@ pub(crate) trait Kernels: Simd {
 
     /// Writes elements as f32; the slices have one length.
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]);
-
-    /// Reads lines in `S` streams side by side, asking `ahead` lines ahead unless that is zero; the sum of what was read.
-    fn read<const S: usize>(self, lines: &[WordLine], ahead: usize) -> u64;
-
-    /// Loops that reach for the int8 peak of the instruction set, at least one.
-    fn peaks(self) -> &'static [Peak<Self>];
 
     /// Runs a loop with this instruction set turned on.
     fn run<L: Loop>(self, task: L) -> L::Output;
@@ -66,9 +51,20 @@ pub(crate) fn fold(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
-/// Cuts lines into `S` streams of one length.
-#[inline(always)]
-fn streams<const S: usize>(lines: &[WordLine]) -> ([&[WordLine]; S], usize) {
-    let len = lines.len() / S;
-    (std::array::from_fn(|s| &lines[s * len..][..len]), len)
+/// Runs an expression with the kernels of an instruction set: the only place where one is chosen.
+macro_rules! with_kernels {
+    ($isa:expr, $kernels:ident => $body:expr) => {
+        match $isa.token() {
+            trike_host::isa::Token::Scalar($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::Sse41($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::Avx2($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::AvxVnni($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::Avx512($kernels) => $body,
+        }
+    };
 }
+pub(crate) use with_kernels;

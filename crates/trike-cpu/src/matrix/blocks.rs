@@ -4,10 +4,11 @@ use trike_trit::{BLOCK_TRITS, TritTensor};
 
 use super::layout::put_two_bits;
 use super::shares::{Share, for_tiles};
-use crate::error::{CpuError, Result};
-use crate::line::{CodeLine, Line, ROWS};
-use crate::memory::Lines;
-use crate::pool::Pool;
+use crate::error::CpuError;
+use crate::line::{CodeLine, ROWS};
+use trike_host::Line;
+use trike_host::Pool;
+use trike_host::{HostError, Lines};
 
 /// Columns of a block: those that one bit of the index of a tensor speaks for.
 pub(crate) const BLOCK: usize = BLOCK_TRITS;
@@ -53,7 +54,7 @@ impl Blocks {
         planes: &[usize],
         largest_scale: f32,
         pool: Option<&Pool>,
-    ) -> Result<Self> {
+    ) -> Result<Self, CpuError> {
         let tiles = tensor.rows().div_ceil(ROWS);
         let (mut places, mut ends) = (Vec::new(), Vec::with_capacity(tiles * planes.len()));
         for tile in 0..tiles {
@@ -61,7 +62,7 @@ impl Blocks {
                 let words = present(tensor, plane, tile);
                 let count: u32 = words.iter().map(|word| word.count_ones()).sum();
                 let requested = size_of::<u16>() * (places.len() + count as usize);
-                places.try_reserve(count as usize).map_err(|_| CpuError::Memory { requested })?;
+                places.try_reserve(count as usize).map_err(|_| HostError::Memory { requested })?;
                 // At most 2^20 columns, `MAX_COLS`, so the number of a block fits.
                 places.extend(numbers(&words).map(|block| block as u16));
                 ends.push(places.len());
@@ -168,7 +169,7 @@ fn pack_tile(
     tile: usize,
     places: &[u16],
     lines: &mut [BlockLines],
-) -> Result<()> {
+) -> Result<(), CpuError> {
     if places.is_empty() {
         return Ok(());
     }

@@ -1,30 +1,9 @@
 //! Weights that stayed floats.
 
-use half::{bf16, f16};
+use trike_core::{DenseData, DenseTensor};
 
-use crate::error::{CpuError, Result, check_len};
+use crate::error::{CpuError, check_len};
 use crate::kernels::{Element, Rows};
-
-/// The numbers of a [`DenseMatrix`], row-major, in the type in which they stay resident.
-#[derive(Clone, Debug)]
-pub enum DenseData {
-    /// Four bytes a weight.
-    F32(Vec<f32>),
-    /// Two bytes a weight, widened in registers.
-    F16(Vec<f16>),
-    /// Two bytes a weight, widened in registers.
-    Bf16(Vec<bf16>),
-}
-
-impl DenseData {
-    fn len(&self) -> usize {
-        match self {
-            Self::F32(v) => v.len(),
-            Self::F16(v) => v.len(),
-            Self::Bf16(v) => v.len(),
-        }
-    }
-}
 
 /// `rows x cols` floats; products and sums are f32 whatever the weights' type.
 ///
@@ -49,10 +28,16 @@ impl DenseMatrix {
     /// # Errors
     ///
     /// [`CpuError::Shape`] for a dimension of zero, [`CpuError::Length`] when there are not `rows * cols` numbers.
-    pub fn new(rows: usize, cols: usize, data: DenseData) -> Result<Self> {
+    pub fn new(rows: usize, cols: usize, data: DenseData) -> Result<Self, CpuError> {
         let count = shape("dense matrix", rows, cols)?;
         check_len("numbers of a dense matrix", count, data.len())?;
         Ok(Self { rows, cols, data })
+    }
+
+    /// Takes the numbers of a tensor, without a copy; more than two axes are rows of the last one.
+    #[must_use]
+    pub fn from_tensor(tensor: DenseTensor) -> Self {
+        Self { rows: tensor.rows(), cols: tensor.cols(), data: tensor.into_data() }
     }
 
     /// Outputs.
@@ -101,6 +86,6 @@ impl DenseMatrix {
 }
 
 /// Elements of a matrix whose sides must not be zero.
-pub(super) fn shape(what: &'static str, rows: usize, cols: usize) -> Result<usize> {
+pub(super) fn shape(what: &'static str, rows: usize, cols: usize) -> Result<usize, CpuError> {
     rows.checked_mul(cols).filter(|&count| count > 0).ok_or(CpuError::Shape { what, rows, cols })
 }

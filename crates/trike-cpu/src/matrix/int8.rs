@@ -1,10 +1,12 @@
 //! Weights of one byte with a scale for each group of a row.
 
-use crate::error::{CpuError, Result, check_len, check_range};
+use trike_core::Int8Tensor;
+
+use crate::error::{CpuError, check_len, check_range};
 
 use super::dense::shape;
 use crate::kernels::Rows;
-use crate::memory::Lines;
+use trike_host::Lines;
 
 /// `rows x cols` weights `code * scale`, a scale for every `group` columns; the last group of a row may be shorter.
 ///
@@ -34,9 +36,15 @@ impl Int8Matrix {
     /// # Errors
     ///
     /// [`CpuError::Shape`] for a dimension of zero, [`CpuError::Range`] for a group that is not `1..=cols`,
-    /// [`CpuError::Length`] for a wrong number of codes or scales, [`CpuError::NonFiniteParameter`] for a scale, [`CpuError::Memory`] when there
+    /// [`CpuError::Length`] for a wrong number of codes or scales, [`CpuError::NonFiniteParameter`] for a scale, [`HostError::Memory`](crate::HostError::Memory) when there
     /// is no room.
-    pub fn new(rows: usize, cols: usize, group: usize, codes: Vec<i8>, scales: Vec<f32>) -> Result<Self> {
+    pub fn new(
+        rows: usize,
+        cols: usize,
+        group: usize,
+        codes: Vec<i8>,
+        scales: Vec<f32>,
+    ) -> Result<Self, CpuError> {
         let count = shape("int8 matrix", rows, cols)?;
         check_range("group of an int8 matrix", 1, cols, group)?;
         check_len("codes of an int8 matrix", count, codes.len())?;
@@ -50,6 +58,18 @@ impl Int8Matrix {
                 Ok(Self { rows, cols, group, codes: resident, scales })
             }
         }
+    }
+
+    /// Copies the codes and scales of a tensor, which has checked them, into the memory that kernels read.
+    ///
+    /// # Errors
+    ///
+    /// [`HostError::Memory`](crate::HostError::Memory) if there is no memory.
+    pub fn from_tensor(tensor: &Int8Tensor) -> Result<Self, CpuError> {
+        let mut codes = Lines::zeroed(tensor.codes().len())?;
+        codes.copy_from_slice(tensor.codes());
+        let (rows, cols, group) = (tensor.rows(), tensor.cols(), tensor.group());
+        Ok(Self { rows, cols, group, codes, scales: tensor.scales().iter().collect() })
     }
 
     /// Outputs.

@@ -4,19 +4,6 @@ use trike_trit::GroupSize;
 
 use crate::line::{CodeLine, ROWS};
 
-/// How ternary weights lie in memory for the kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Layout {
-    /// Two bits a weight: the least work for each.
-    TwoBit,
-    /// Five weights a byte, 1.6 bits each: the fewest bytes. Fast with AVX-512 VBMI; other processors unpack first.
-    Base3,
-    /// A byte for each weight that is not zero, and some unused: for zeros without structure, from about 85 % of them.
-    Sparse,
-    /// Two bits a weight, without the blocks of sixteen rows by 32 columns that are zero: for zeros with structure.
-    Blocks,
-}
-
 /// A layout in which every weight has a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fixed {
@@ -149,7 +136,7 @@ fn fours(codes: &[u8; 16]) -> [u32; 4] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::line::Line;
+    use trike_host::Line;
 
     #[test]
     fn what_is_packed_is_read() {

@@ -9,16 +9,19 @@ mod shares;
 pub(crate) mod sparse;
 mod ternary;
 
-pub use dense::{DenseData, DenseMatrix};
+pub use choose::choose_layout;
+pub use dense::DenseMatrix;
 pub use int8::Int8Matrix;
-pub use layout::Layout;
 pub(crate) use ternary::Groups;
+pub(crate) use ternary::pack;
 pub use ternary::{MAX_COLS, TernaryMatrix};
+
+use trike_core::DenseData;
 
 use crate::kernels::Kernels;
 use crate::line::{ROWS, TILE};
 
-/// Any weight that [`Cpu::linear`](crate::Cpu::linear) multiplies with: `rows x cols`, out by in.
+/// Any weight that [`CpuOps::linear`](crate::CpuOps::linear) multiplies with: `rows x cols`, out by in.
 #[derive(Clone, Debug)]
 pub enum Matrix {
     /// Trits with scales.

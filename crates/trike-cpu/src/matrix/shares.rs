@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
-use crate::error::Result;
-use crate::pool::{Pool, ranges};
+use crate::error::CpuError;
+use trike_host::{Pool, ranges};
 
 /// Some tiles, and the part of the memory that is theirs.
 pub(super) struct Share<'a, T> {
@@ -22,11 +22,11 @@ pub(super) fn for_tiles<T: Send, R: Send>(
     tiles: usize,
     memory: &mut [T],
     start: &(impl Fn(usize) -> usize + Sync),
-    fill: impl Fn(Share<'_, T>) -> Result<R> + Sync,
-) -> Result<Vec<R>> {
+    fill: impl Fn(Share<'_, T>) -> Result<R, CpuError> + Sync,
+) -> Result<Vec<R>, CpuError> {
     let parts = pool.map_or(1, |pool| pool.parts(work.saturating_mul(2)));
     let mut rest = memory;
-    let mut results: Vec<Mutex<Option<Result<R>>>> = Vec::new();
+    let mut results: Vec<Mutex<Option<Result<R, CpuError>>>> = Vec::new();
     let mut shares = Vec::new();
     for tiles in ranges(tiles, parts) {
         let (part, tail) = rest.split_at_mut(start(tiles.end) - start(tiles.start));

@@ -2,13 +2,14 @@
 
 use trike_trit::TritTensor;
 
-use crate::error::{CpuError, Result};
-use crate::line::{CodeLine, Line, ROWS, TableLine};
+use crate::error::CpuError;
+use crate::line::{CodeLine, ROWS, TableLine};
 use crate::matrix::layout::LONG;
 use crate::matrix::shares::{Share, for_tiles};
-use crate::memory::Lines;
-use crate::pool::Pool;
 use crate::simd::Simd;
+use trike_host::Line;
+use trike_host::Pool;
+use trike_host::{HostError, Lines};
 
 /// Columns that a slot can point at.
 pub(crate) const WINDOW: usize = 127;
@@ -127,7 +128,12 @@ impl Cells {
     }
 
     /// Fills the lines of some tiles, and says what found no slot.
-    fn pack(&self, tensor: &TritTensor, planes: &[usize], share: Share<'_, CodeLine>) -> Result<Spilled> {
+    fn pack(
+        &self,
+        tensor: &TritTensor,
+        planes: &[usize],
+        share: Share<'_, CodeLine>,
+    ) -> Result<Spilled, CpuError> {
         let (rows, cols) = (tensor.rows(), tensor.cols());
         let mut spills: Vec<u32> = Vec::new();
         let mut ends = Vec::new();
@@ -143,7 +149,7 @@ impl Cells {
                     entries.clear();
                     entries.extend((0u32..).zip(trits).filter(|(_, trit)| **trit != 0).map(|(col, _)| col));
                     let requested = 4 * (spills.len() + entries.len());
-                    spills.try_reserve(entries.len()).map_err(|_| CpuError::Memory { requested })?;
+                    spills.try_reserve(entries.len()).map_err(|_| HostError::Memory { requested })?;
                     let sign = |i: usize| trits[entries[i] as usize] < 0;
                     let put = |cell: usize, slot: usize, i: usize| {
                         let col = entries[i] as usize - self.window(cell, len);
@@ -166,7 +172,7 @@ impl Cells {
     }
 
     /// The cells that are read in the least time, judged by a sample of units.
-    fn choose(tensor: &TritTensor, planes: &[usize], unit: usize) -> Result<Self> {
+    fn choose(tensor: &TritTensor, planes: &[usize], unit: usize) -> Result<Self, CpuError> {
         let (rows, cols) = (tensor.rows(), tensor.cols());
         let mut trits = vec![0i8; cols];
         let mut sample: Vec<(usize, Vec<u32>)> = Vec::new();
@@ -286,7 +292,7 @@ impl Sparse {
         planes: &[usize],
         group: Option<usize>,
         pool: Option<&Pool>,
-    ) -> Result<Self> {
+    ) -> Result<Self, CpuError> {
         let cells = Cells::choose(tensor, planes, group.unwrap_or(LONG))?;
         let (tiles, per_tile) = (tensor.rows().div_ceil(ROWS), planes.len() * cells.lines());
         let mut lines = Lines::zeroed(tiles * per_tile)?;
@@ -296,7 +302,7 @@ impl Sparse {
         })?;
         let count = parts.iter().map(|part| part.spills.len()).sum();
         let (mut spills, mut ends) = (Vec::new(), Vec::with_capacity(tiles * planes.len()));
-        spills.try_reserve_exact(count).map_err(|_| CpuError::Memory { requested: 4 * count })?;
+        spills.try_reserve_exact(count).map_err(|_| HostError::Memory { requested: 4 * count })?;
         for part in parts {
             ends.extend(part.ends.iter().map(|end| spills.len() + end));
             spills.extend(part.spills);

@@ -5,17 +5,19 @@ use std::ops::Range;
 use half::f16;
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard, TritTensor};
 
-use crate::error::{Result, check_range};
+use crate::error::{CpuError, check_range};
 use crate::kernels::Kernels;
-use crate::line::{CodeLine, FloatLine, Line, ROWS};
+use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::matrix::blocks::Blocks;
-use crate::matrix::layout::{Fixed, Layout, Shape};
+use crate::matrix::layout::{Fixed, Shape};
 use crate::matrix::shares::{Share, for_tiles};
 use crate::matrix::sparse::Sparse;
-use crate::memory::Lines;
-use crate::pool::{Cpu, Pool};
 use crate::rotate::Rotate;
 use crate::simd::Simd;
+use trike_core::Layout;
+use trike_host::Line;
+use trike_host::Lines;
+use trike_host::{Cpu, Pool};
 
 /// Columns of a ternary matrix, at most. Integer sums never span more than 16,320 columns, so this only bounds lengths.
 pub const MAX_COLS: usize = 1 << 20;
@@ -163,21 +165,21 @@ impl TernaryMatrix {
     /// # Errors
     ///
     /// [`CpuError::Range`](crate::CpuError::Range) when the rows are longer than [`MAX_COLS`],
-    /// [`CpuError::Memory`](crate::CpuError::Memory) when there is no room.
-    pub fn pack(tensor: &TritTensor) -> Result<Self> {
+    /// [`HostError::Memory`](crate::HostError::Memory) when there is no room.
+    pub fn pack(tensor: &TritTensor) -> Result<Self, CpuError> {
         Self::pack_as(tensor, Layout::TwoBit)
     }
 
-    /// Packs a tensor in a chosen layout, on this thread; [`Cpu::pack`] does it on all of them.
+    /// Packs a tensor in a chosen layout, on this thread; [`CpuOps::pack`](crate::CpuOps::pack) does it on all of them.
     ///
     /// # Errors
     ///
-    /// As [`TernaryMatrix::pack`].
-    pub fn pack_as(tensor: &TritTensor, layout: Layout) -> Result<Self> {
+    /// As [`TernaryMatrix::pack`]; [`CpuError::Layout`] for [`Layout::Bitmap`], which is for devices.
+    pub fn pack_as(tensor: &TritTensor, layout: Layout) -> Result<Self, CpuError> {
         Self::pack_with(tensor, layout, None)
     }
 
-    fn pack_with(tensor: &TritTensor, layout: Layout, pool: Option<&Pool>) -> Result<Self> {
+    fn pack_with(tensor: &TritTensor, layout: Layout, pool: Option<&Pool>) -> Result<Self, CpuError> {
         let (rows, cols, depth) = (tensor.rows(), tensor.cols(), tensor.depth());
         check_range("columns of a ternary matrix", 1, MAX_COLS, cols)?;
         let scales = tensor.scales();
@@ -202,6 +204,7 @@ impl TernaryMatrix {
                 Store::Sparse(Box::new(Sparse::pack(tensor, &kept, group.map(GroupSize::get), pool)?))
             }
             Layout::Blocks => Store::Blocks(Box::new(Blocks::pack(tensor, &kept, packed.largest(), pool)?)),
+            Layout::Bitmap => return Err(CpuError::Layout { layout }),
         };
         let means = match scales.means() {
             None => None,
@@ -239,7 +242,7 @@ impl TernaryMatrix {
         self.group
     }
 
-    /// What inputs go through before they meet the trits; [`Cpu::linear`] sees to it.
+    /// What inputs go through before they meet the trits; [`CpuOps::linear`](crate::CpuOps::linear) sees to it.
     #[must_use]
     pub fn rotation(&self) -> Option<Hadamard> {
         self.rotation
@@ -408,25 +411,9 @@ impl TernaryMatrix {
     }
 }
 
-impl Cpu {
-    /// [`TernaryMatrix::pack_as`] on all threads: the same matrix, to the bit.
-    ///
-    /// ```
-    /// use trike_cpu::{Cpu, Layout};
-    /// use trike_trit::{Encoding, Scales, TritTensor};
-    ///
-    /// let tensor = TritTensor::from_trits(40, 64, &[1; 40 * 64], Encoding::TwoBit, Scales::tensor(0.5))?;
-    /// let matrix = Cpu::new(2)?.pack(&tensor, Layout::choose(&tensor))?;
-    /// assert_eq!((matrix.rows(), matrix.layout()), (40, Layout::TwoBit));
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`TernaryMatrix::pack`].
-    pub fn pack(&self, tensor: &TritTensor, layout: Layout) -> Result<TernaryMatrix> {
-        TernaryMatrix::pack_with(tensor, layout, Some(self.pool()))
-    }
+/// [`CpuOps::pack`](crate::CpuOps::pack).
+pub(crate) fn pack(cpu: &Cpu, tensor: &TritTensor, layout: Layout) -> Result<TernaryMatrix, CpuError> {
+    TernaryMatrix::pack_with(tensor, layout, Some(cpu.pool()))
 }
 
 /// The planes that are packed: those with a nonzero, and tied ones between two of them.
@@ -446,7 +433,7 @@ fn pack_lines(
     planes: &[usize],
     shape: &Shape,
     pool: Option<&Pool>,
-) -> Result<Lines<CodeLine>> {
+) -> Result<Lines<CodeLine>, CpuError> {
     let (rows, cols, per_tile) = (tensor.rows(), tensor.cols(), planes.len() * shape.lines());
     let tiles = rows.div_ceil(ROWS);
     let mut lines = Lines::zeroed(tiles * per_tile)?;
@@ -479,10 +466,10 @@ fn shared(
     tensor: &TritTensor,
     sets: usize,
     halves: bool,
-    value: impl Fn(usize, usize, usize) -> std::result::Result<f32, trike_trit::TritError>,
-) -> Result<Shared> {
+    value: impl Fn(usize, usize, usize) -> Result<f32, trike_trit::TritError>,
+) -> Result<Shared, CpuError> {
     if tensor.scales().granularity() == Granularity::Tensor {
-        let values: std::result::Result<Vec<f32>, _> = (0..sets).map(|set| value(set, 0, 0)).collect();
+        let values: Result<Vec<f32>, _> = (0..sets).map(|set| value(set, 0, 0)).collect();
         return Ok(Shared::Tensor(values?));
     }
     let (rows, groups) = (tensor.rows(), tensor.groups_per_row());

@@ -9,8 +9,8 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::Simd;
-use crate::isa::{Avx2, AvxVnni};
 use crate::line::{CodeLine, FloatLine, IntLine};
+use trike_host::isa::{Avx2, AvxVnni};
 
 /// Calls an intrinsic.
 macro_rules! op {

@@ -9,8 +9,9 @@ use half::f16;
 
 use super::{Simd, avx512_sparse};
 use crate::activations::{BESIDE, Beside};
-use crate::isa::{Avx512, Vbmi};
-use crate::line::{CodeLine, FloatLine, IntLine, Line, TableLine};
+use crate::line::{CodeLine, FloatLine, IntLine, TableLine};
+use trike_host::Line;
+use trike_host::isa::{Avx512, Vbmi};
 
 /// Calls an intrinsic.
 macro_rules! op {
@@ -133,7 +134,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn digits(self, line: __m512i) -> [__m512i; 5] {
         let Some(vbmi) = self.vbmi() else { return without_permutes(self, line) };
-        let (four, fifth) = self.spread(vbmi, line);
+        let (four, fifth) = spread(self, vbmi, line);
         let [a, b, c, d] = self.unpack(four);
         // The lowest two bits of 81 and 162 are 1 and 2.
         [a, b, c, d, self.and_bytes(fifth, self.splat_byte(3))]
@@ -142,7 +143,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn scaled_digits(self, line: __m512i) -> [__m512i; 5] {
         let Some(vbmi) = self.vbmi() else { return without_permutes(self, line) };
-        let (four, fifth) = self.spread(vbmi, line);
+        let (four, fifth) = spread(self, vbmi, line);
         let [a, b, c, d] = self.fields(four);
         [a, b, c, d, fifth]
     }
@@ -317,17 +318,15 @@ static SPREAD: [CodeLine; 2] = {
     lines
 };
 
-impl Avx512 {
-    /// Splits a line of base-3 bytes in six instructions: the first four digits as 2-bit fields, and 81 times the fifth.
-    #[inline(always)]
-    fn spread(self, _: Vbmi, line: __m512i) -> (__m512i, __m512i) {
-        let step = self.splat_byte(81);
-        // Below 81 the difference wraps around and the minimum is the byte itself: twice is the remainder.
-        let once = self.min_bytes(line, self.sub_bytes(line, step));
-        let rest = self.min_bytes(once, self.sub_bytes(once, step));
-        let [low, high] = [self.load(&SPREAD[0]), self.load(&SPREAD[1])];
-        // SAFETY: an argument of type `Vbmi` exists, which only detection makes.
-        let four = unsafe { _mm512_permutex2var_epi8(low, rest, high) };
-        (four, self.sub_bytes(line, rest))
-    }
+/// Splits a line of base-3 bytes in six instructions: the first four digits as 2-bit fields, and 81 times the fifth.
+#[inline(always)]
+fn spread(s: Avx512, _: Vbmi, line: __m512i) -> (__m512i, __m512i) {
+    let step = s.splat_byte(81);
+    // Below 81 the difference wraps around and the minimum is the byte itself: twice is the remainder.
+    let once = s.min_bytes(line, s.sub_bytes(line, step));
+    let rest = s.min_bytes(once, s.sub_bytes(once, step));
+    let [low, high] = [s.load(&SPREAD[0]), s.load(&SPREAD[1])];
+    // SAFETY: an argument of type `Vbmi` exists, which only detection makes.
+    let four = unsafe { _mm512_permutex2var_epi8(low, rest, high) };
+    (four, s.sub_bytes(line, rest))
 }

@@ -9,9 +9,9 @@ use std::arch::x86_64::*;
 
 use super::Simd;
 use crate::activations::{BESIDE, Beside};
-use crate::isa::{Avx512, Vbmi};
 use crate::line::{CodeLine, ROWS, TableLine};
 use crate::matrix::sparse::{EMPTY, NEGATIVE, list_slots};
+use trike_host::isa::{Avx512, Vbmi};
 
 /// Calls an intrinsic.
 macro_rules! op {

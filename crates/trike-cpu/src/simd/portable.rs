@@ -5,8 +5,8 @@ use std::array::from_fn;
 use half::f16;
 
 use super::Simd;
-use crate::isa::Scalar;
 use crate::line::{CodeLine, FloatLine, IntLine};
+use trike_host::isa::Scalar;
 
 impl Simd for Scalar {
     type Bytes = [u8; 64];

@@ -7,8 +7,8 @@ use std::arch::x86_64::*;
 use half::f16;
 
 use super::Simd;
-use crate::isa::Sse41;
 use crate::line::{CodeLine, FloatLine, IntLine};
+use trike_host::isa::Sse41;
 
 /// Calls an intrinsic.
 macro_rules! op {

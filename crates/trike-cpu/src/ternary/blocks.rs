@@ -8,12 +8,14 @@ use std::ops::Range;
 
 use super::{Ahead, Units, add_means, bias, products, write};
 use crate::activations::{Activations, Panel};
-use crate::kernels::{Kernels, Loop};
-use crate::line::{CodeLine, FloatLine, IntLine, Line, ROWS};
+use crate::kernels::Kernels;
+use crate::line::{CodeLine, FloatLine, IntLine, ROWS};
 use crate::linear::Piece;
 use crate::matrix::TernaryMatrix;
 use crate::matrix::blocks::{BLOCK, BlockTile, Blocks, ZEROS, numbers};
 use crate::simd::{Simd, takes};
+use trike_host::Line;
+use trike_host::Loop;
 
 /// Bytes that the prefetch runs ahead of the reading.
 const AHEAD: usize = 8192;

@@ -2,12 +2,14 @@
 
 use super::{Ahead, Units, bias, products, sparse, unpack, write};
 use crate::activations::Activations;
-use crate::kernels::{Kernels, Loop};
-use crate::line::{CodeLine, Line, ROWS, TableLine};
+use crate::kernels::Kernels;
+use crate::line::{CodeLine, ROWS, TableLine};
 use crate::linear::Piece;
 use crate::matrix::layout::{Fixed, LONG};
 use crate::matrix::{Groups, TernaryMatrix};
 use crate::simd::Simd;
+use trike_host::Line;
+use trike_host::Loop;
 
 /// Bytes that the prefetch runs ahead of the reading.
 const AHEAD: usize = 8192;

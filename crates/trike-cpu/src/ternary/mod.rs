@@ -32,13 +32,16 @@ use std::ops::Range;
 
 use trike_trit::GroupSize;
 
-use crate::activations::{ActivationPrecision, Activations};
+use trike_core::ActivationPrecision;
+
+use crate::activations::Activations;
 use crate::kernels::Kernels;
-use crate::line::{CodeLine, FloatLine, Line, ROWS};
+use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::linear::Piece;
 use crate::matrix::TernaryMatrix;
 use crate::matrix::layout::{Fixed, LONG, Shape};
 use crate::simd::Simd;
+use trike_host::Line;
 
 /// How a row of columns is cut into exact sums.
 #[derive(Clone, Copy)]
@@ -56,10 +59,7 @@ pub(crate) struct Units {
 impl Units {
     fn new(m: &TernaryMatrix, precision: ActivationPrecision) -> Self {
         let weights = m.group().map(GroupSize::get);
-        let activations = match precision {
-            ActivationPrecision::Int8PerGroup(size) => Some(size.get()),
-            ActivationPrecision::F32 | ActivationPrecision::Int8PerToken => None,
-        };
+        let activations = precision.group();
         let cols = [weights, activations].into_iter().flatten().min().unwrap_or(LONG);
         let padded = m.shape().padded_cols();
         // Past the last column there is only padding.

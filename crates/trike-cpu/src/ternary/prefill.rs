@@ -4,12 +4,14 @@ use std::ops::Range;
 
 use super::{Ahead, Units, add_means, bias, products, unpack, write};
 use crate::activations::{Activations, Panel, SEGMENT};
-use crate::kernels::{Kernels, Loop};
-use crate::line::{CodeLine, FloatLine, IntLine, Line, ROWS};
+use crate::kernels::Kernels;
+use crate::line::{CodeLine, FloatLine, IntLine, ROWS};
 use crate::linear::Piece;
 use crate::matrix::TernaryMatrix;
 use crate::matrix::layout::LONG;
 use crate::simd::{Simd, takes};
+use trike_host::Line;
+use trike_host::Loop;
 
 /// Columns of a panel, at most: two tiles of them and the activations that pass fit the first cache.
 const BLOCK: usize = 880;

@@ -6,12 +6,14 @@
 
 use super::{Units, write};
 use crate::activations::{Activations, BESIDE, Beside};
-use crate::kernels::{Kernels, Loop};
-use crate::line::{FloatLine, IntLine, Line, ROWS, TableLine};
+use crate::kernels::Kernels;
+use crate::line::{FloatLine, IntLine, ROWS, TableLine};
 use crate::linear::Piece;
 use crate::matrix::TernaryMatrix;
 use crate::matrix::sparse::{Entry, Sparse, SparseTile};
 use crate::simd::Simd;
+use trike_host::Line;
+use trike_host::Loop;
 
 /// Bytes that the prefetch of spilled entries runs ahead.
 const AHEAD: usize = 512;

@@ -2,11 +2,14 @@
 
 use trike_testkit::Rng;
 
-use crate::Isa;
-use crate::isa::{Scalar, with_kernels};
-use crate::kernels::{Kernels, Loop};
-use crate::line::{CodeLine, FloatLine, IntLine, Line};
+use crate::kernels::Kernels;
+use crate::kernels::with_kernels;
+use crate::line::{CodeLine, FloatLine, IntLine};
 use crate::simd::Simd;
+use trike_host::Isa;
+use trike_host::Line;
+use trike_host::Loop;
+use trike_host::isa::Scalar;
 
 /// Inputs of one call of every operation.
 struct Case {

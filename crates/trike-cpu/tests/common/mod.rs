@@ -25,13 +25,14 @@ pub(crate) const GRANULARITIES: [Granularity; 6] = [
     Granularity::Group(GroupSize::G256),
 ];
 
-pub(crate) const PRECISIONS: [ActivationPrecision; 6] = [
+pub(crate) const PRECISIONS: [ActivationPrecision; 7] = [
     ActivationPrecision::F32,
     ActivationPrecision::Int8PerToken,
     ActivationPrecision::Int8PerGroup(GroupSize::G32),
     ActivationPrecision::Int8PerGroup(GroupSize::G64),
     ActivationPrecision::Int8PerGroup(GroupSize::G128),
     ActivationPrecision::Int8PerGroup(GroupSize::G256),
+    ActivationPrecision::Int16,
 ];
 
 /// How a random tensor is made.
@@ -84,8 +85,15 @@ pub(crate) fn oracle(x: &[f32], w: &[f32], k: usize) -> Vec<f32> {
 
 /// Activations as int8 makes them, written a second time from the definition; f32 stays as it is.
 pub(crate) fn as_quantized(x: &[f32], k: usize, precision: ActivationPrecision) -> Vec<f32> {
+    let two_bytes = |x: &[f32]| {
+        let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
+        // The power of two at or below the largest magnitude, over 2^13.
+        let step = if largest > 0.0 { f32::from_bits(largest.to_bits() & 0x7F80_0000) / 8192.0 } else { 1.0 };
+        x.iter().map(|v| (v / step).round_ties_even() * step).collect::<Vec<f32>>()
+    };
     let len = match precision {
         ActivationPrecision::F32 => return x.to_vec(),
+        ActivationPrecision::Int16 => return x.chunks(k).flat_map(two_bytes).collect(),
         ActivationPrecision::Int8PerToken => k,
         ActivationPrecision::Int8PerGroup(size) => size.get(),
     };

@@ -7,19 +7,11 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use cubecl::client::Client;
 use cubecl::prelude::*;
 use half::f16;
+use trike_core::KvPrecision;
 
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
 use crate::plan::{Settings, spread};
-
-/// Type of cached keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum KvPrecision {
-    /// Four bytes, exact.
-    F32,
-    /// Two bytes; what is computed with them stays f32.
-    F16,
-}
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

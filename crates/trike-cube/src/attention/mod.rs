@@ -11,25 +11,15 @@ mod prefill;
 use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim, Float};
 use half::f16;
+pub use trike_core::{AttentionSpec, KvPrecision};
 
 pub(crate) use cache::MAX_POSITION;
-pub use cache::{CacheShape, KvCache, KvPrecision, Positions, Segment};
+pub use cache::{CacheShape, KvCache, Positions, Segment};
 pub use plan::{AttentionBlueprint, AttentionProblem, horizon};
 
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape};
 use crate::plan::{Plan, Settings, Strategy, spread};
-
-/// What is attended, beside the cache and the numbers. Query head `h` reads key head `h / (heads / kv_heads)`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionSpec {
-    /// Query heads.
-    pub heads: usize,
-    /// What scores are multiplied with, usually `1 / sqrt(head_dim)`.
-    pub scale: f32,
-    /// Positions that a query sees, itself included; `None` means all before it.
-    pub window: Option<usize>,
-}
 
 impl Device {
     /// Softmax attention of the tokens of a segment over its cache, which holds what they see, their own keys and values
@@ -58,7 +48,9 @@ impl Device {
     ) -> Result<()> {
         let Segment { rows, positions, cache } = segment;
         let first_position = positions.first_of(rows)?;
-        let (AttentionSpec { heads, scale, window }, shape) = (*spec, cache.shape());
+        let (AttentionSpec { heads, kv_heads, head_dim, scale, window }, shape) = (*spec, cache.shape());
+        check_len("key/value heads of a cache", kv_heads, shape.kv_heads)?;
+        check_len("head_dim of a cache", head_dim, shape.head_dim)?;
         let problem = AttentionProblem { heads, window, tokens: rows.len(), first_position, cache: shape };
         problem.validate()?;
         let count = check_shape(

@@ -1,10 +1,13 @@
 //! Which attention is wanted, and how it can be computed.
 
-use super::cache::{CacheShape, KvPrecision, MAX_POSITION};
+use trike_core::KvPrecision;
+
+use super::cache::{CacheShape, MAX_POSITION};
 use super::{decode, mma, prefill};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_range, check_shape};
-use crate::plan::{Cost, Plan, Settings};
+use crate::plan::{Plan, Settings};
+use trike_core::Cost;
 
 /// Some consecutive tokens of a sequence that attend over its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -261,7 +264,7 @@ impl Plan for AttentionProblem {
         let element = if precision == KvPrecision::F16 { 2 } else { 4 };
         let read = 2 * element * (self.seen(0) + self.tokens - 1) as u64 * (kv_heads * head_dim) as u64;
         let queries = 8 * self.tokens as u64 * (self.heads * head_dim) as u64;
-        Cost { operations: 4 * pairs * (self.heads * head_dim) as u64, bytes: read + queries }
+        Cost { macs: 2 * pairs * (self.heads * head_dim) as u64, bytes: read + queries }
     }
 }
 
@@ -356,10 +359,10 @@ mod tests {
     #[test]
     fn costs_count_what_is_seen() {
         let one = AttentionProblem { tokens: 1, first_position: 9, ..problem() };
-        assert_eq!(one.cost(), Cost { operations: 4 * 10 * 6 * 64, bytes: 2 * 4 * 10 * 128 + 8 * 6 * 64 });
+        assert_eq!(one.cost(), Cost { macs: 2 * 10 * 6 * 64, bytes: 2 * 4 * 10 * 128 + 8 * 6 * 64 });
         let two = AttentionProblem { tokens: 2, first_position: 9, ..problem() };
-        assert_eq!(two.cost().operations, 4 * (10 + 11) * 6 * 64);
+        assert_eq!(two.cost().macs, 2 * (10 + 11) * 6 * 64);
         let windowed = AttentionProblem { tokens: 3, window: Some(4), first_position: 2, ..problem() };
-        assert_eq!(windowed.cost().operations, 4 * (3 + 4 + 4) * 6 * 64);
+        assert_eq!(windowed.cost().macs, 2 * (3 + 4 + 4) * 6 * 64);
     }
 }

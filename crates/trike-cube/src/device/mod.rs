@@ -5,7 +5,6 @@ mod graph;
 #[cfg(test)]
 mod graph_tests;
 mod open;
-mod spec;
 
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -16,12 +15,12 @@ use std::time::Duration;
 use cubecl::MemoryAllocationMode;
 use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim};
+use trike_core::{DeviceSpec, Runtime};
 
 pub(crate) use buffer::Memory as AnyBuffer;
 pub use buffer::{Buffer, Element};
 pub use graph::Graph;
-pub use open::{DeviceInfo, devices};
-pub use spec::{DeviceSpec, Runtime};
+pub use open::{DeviceInfo, devices, is_linked};
 
 use crate::capabilities::{Capabilities, Planes};
 use crate::error::{CubeError, Result, check_len};

@@ -1,6 +1,7 @@
 //! Activations as the ternary kernels read them.
 
-use trike_trit::{GroupSize, Hadamard};
+use trike_core::ActivationPrecision;
+use trike_trit::Hadamard;
 
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_range, check_shape};
@@ -13,44 +14,6 @@ pub const SEGMENT: usize = 32;
 pub const MAX_COLS: usize = 1 << 17;
 /// Entries of the sums of a row after those of its segments: the sum of the row, and zeros up to a vector.
 const EXTRA: usize = 4;
-
-/// In which numbers ternary weights meet their activations.
-///
-/// The same numbers as on the host (`trike_cpu::ActivationPrecision`), so that integer stages agree to the last bit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ActivationPrecision {
-    /// Each token is a fixed-point number of four signed bytes a value, whose step is at most `2^-29` of the token's
-    /// largest magnitude.
-    F32,
-    /// Each token is a fixed-point number of two signed bytes a value, whose step is at most `2^-13` of the token's largest
-    /// magnitude: finer than f16 for what matters in a sum, at half the work of [`ActivationPrecision::F32`].
-    F16,
-    /// One factor a token: `code = round(x * 127 / max(max|x|, 1e-5))`, halves to even.
-    Int8PerToken,
-    /// The same for each group of columns.
-    Int8PerGroup(GroupSize),
-}
-
-impl ActivationPrecision {
-    /// Signed bytes of a value, the rows of codes of a token.
-    #[must_use]
-    pub fn slices(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
-            Self::Int8PerToken | Self::Int8PerGroup(_) => 1,
-        }
-    }
-
-    /// Columns that share a factor, or `None` when a whole token does.
-    #[must_use]
-    pub fn group(self) -> Option<usize> {
-        match self {
-            Self::Int8PerGroup(size) => Some(size.get()),
-            Self::F32 | Self::F16 | Self::Int8PerToken => None,
-        }
-    }
-}
 
 /// Shape of some activations: `tokens x cols` in a precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

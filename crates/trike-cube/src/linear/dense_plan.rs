@@ -5,7 +5,8 @@ use super::kernels::dense::{self, DenseCompiled, ScaleMode};
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::plan::{Cost, Plan, Settings, Strategy, spread};
+use crate::plan::{Plan, Settings, Strategy, spread};
+use trike_core::Cost;
 
 /// One dense linear: `tokens x cols` f32 activations times `rows x cols` weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -93,7 +94,7 @@ impl Plan for DenseProblem {
         let [tokens, rows, cols] = [self.tokens, self.w.rows, self.w.cols].map(|n| n as u64);
         let outputs = if self.add { 8 } else { 4 } * tokens * rows;
         Cost {
-            operations: tokens.saturating_mul(rows * cols).saturating_mul(2),
+            macs: tokens.saturating_mul(rows * cols),
             bytes: (self.w.bytes() as u64).saturating_add(4 * tokens * cols).saturating_add(outputs),
         }
     }

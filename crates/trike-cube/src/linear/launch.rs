@@ -6,7 +6,7 @@ use half::f16;
 
 use super::activations::Activations;
 use super::kernels::{self, DimsLaunch, Form, MmaShape, WmmaShape};
-use super::plan::{DecodeBlueprint, LinearBlueprint, LinearProblem, SplitBlueprint, SplitKernel};
+use super::plan::{DecodeBlueprint, LinearBlueprint, SplitBlueprint, SplitKernel, TernaryProblem};
 use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_rotation};
@@ -53,7 +53,7 @@ impl Device {
         strategy: &Strategy<LinearBlueprint>,
     ) -> Result<()> {
         check_rotation("activations of a linear", w.rotation(), x.rotation())?;
-        let problem = LinearProblem { x: x.shape(), w: w.form().clone(), add };
+        let problem = TernaryProblem { x: x.shape(), w: w.form().clone(), add };
         check_len("outputs of a linear", problem.w.parts.len(), outs.len())?;
         for (i, (out, rows)) in outs.iter().zip(&problem.w.parts).enumerate() {
             let expected = problem.x.tokens.checked_mul(*rows);
@@ -68,7 +68,7 @@ impl Device {
         let form = problem.compiled();
         let args = Args { x, w, outs, dims: &problem.w, code_rows: problem.x.code_rows() };
         let launch = Launch::new(
-            LinearProblem::NAME,
+            TernaryProblem::NAME,
             &(blueprint, form, problem.w.halves, problem.w.layout),
             settings,
         );
@@ -88,7 +88,7 @@ impl Device {
     /// The second kernel of columns that cubes share: adds up what they left.
     fn combine_columns(
         &self,
-        problem: &LinearProblem,
+        problem: &TernaryProblem,
         args: &Args<'_>,
         scratch: &Buffer<f32>,
         form: Form,
@@ -184,7 +184,7 @@ impl Args<'_> {
         let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
         // SAFETY: the lengths of the weights come from `TernaryMatrix::pack`, those of the activations from
         // `ActivationShape`, those of the outputs were checked above, and where cubes share
-        // the columns the one output is a scratch buffer of `LinearProblem::scratch_numbers`; all are what `LinearProblem` describes, and the kernel
+        // the columns the one output is a scratch buffer of `TernaryProblem::scratch_numbers`; all are what `TernaryProblem` describes, and the kernel
         // clamps rows of codes and groups to them. Its loops end at `blocks` and at the number of outputs.
         unsafe {
             kernels::decode::decode::launch_unchecked::<S>(
@@ -254,7 +254,7 @@ impl Args<'_> {
         form: Form,
         split_cubes: usize,
     ) {
-        // SAFETY: `scratch` has the length of `LinearProblem::scratch_numbers`, all of which the first kernel has written for
+        // SAFETY: `scratch` has the length of `TernaryProblem::scratch_numbers`, all of which the first kernel has written for
         // rows of codes that exist; units past the last output do nothing, and the outputs were compared as in `decode`.
         unsafe {
             kernels::combine::combine::launch_unchecked::<S>(

@@ -1,6 +1,7 @@
 //! Weights times activations: `y = x W^T`, with `x` of `m x k`, `W` of `n x k` and `y` of `m x n`, all row-major.
 
 mod activations;
+mod choose;
 mod dense;
 mod dense_plan;
 mod edit;
@@ -14,13 +15,15 @@ mod ternary;
 #[cfg(test)]
 mod tests;
 
-pub use activations::{ActivationPrecision, ActivationShape, Activations, BLOCK, MAX_COLS, SEGMENT};
+pub use activations::{ActivationShape, Activations, BLOCK, MAX_COLS, SEGMENT};
+pub use choose::{can_hold, choose_layout};
 pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
 pub use dense_plan::{DenseBlueprint, DenseProblem};
 pub use kernels::{MAX_STAGES, MmaShape, Staging, WmmaShape};
 pub use plan::{
-    DecodeBlueprint, LinearBlueprint, LinearProblem, MAX_SPLIT_CUBES, SplitBlueprint, SplitKernel,
+    DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint, SplitKernel, TernaryProblem,
 };
 pub use sparse::{SparseBlueprint, SparseProblem};
 pub use sparse_matrix::{MAX_SPARSE_COLS, SparseForm, SparseLayout, SparseMatrix};
 pub use ternary::{MAX_PARTS, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
+pub use trike_core::ActivationPrecision;

@@ -5,7 +5,8 @@ use super::kernels::{Form, MAX_STAGES, MmaShape, Staging, WmmaShape, combine, ti
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_len, check_range};
-use crate::plan::{Cost, Plan, Settings};
+use crate::plan::{Plan, Settings};
+use trike_core::Cost;
 
 /// Lanes of a tile.
 const LANES: usize = 32;
@@ -26,7 +27,7 @@ const SECOND_LAUNCH: f64 = 2500.0;
 
 /// One ternary linear: some activations times one or more matrices side by side.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct LinearProblem {
+pub struct TernaryProblem {
     /// The activations.
     pub x: ActivationShape,
     /// The weights.
@@ -89,7 +90,7 @@ impl DecodeBlueprint {
     }
 }
 
-impl LinearProblem {
+impl TernaryProblem {
     /// What is compiled into the kernels.
     pub(super) fn compiled(&self) -> Form {
         Form {
@@ -366,7 +367,7 @@ impl LinearProblem {
     }
 }
 
-impl LinearProblem {
+impl TernaryProblem {
     /// The decode kernel's blueprints, the best of them with its columns shared by cubes first where that pays.
     fn with_split(&self, decode: Vec<DecodeBlueprint>, device: &Capabilities) -> Vec<LinearBlueprint> {
         let best = decode.first().map(|&decode| SplitKernel::Decode(decode));
@@ -376,7 +377,7 @@ impl LinearProblem {
     }
 }
 
-impl Plan for LinearProblem {
+impl Plan for TernaryProblem {
     type Blueprint = LinearBlueprint;
 
     const NAME: &'static str = "ternary linear";
@@ -454,7 +455,7 @@ impl Plan for LinearProblem {
             + 4 * self.x.factors() as u64;
         let y = self.x.tokens as u64 * rows * if self.add { 8 } else { 4 };
         Cost {
-            operations: weights.saturating_mul(code_rows).saturating_mul(2),
+            macs: weights.saturating_mul(code_rows),
             bytes: (self.w.bytes() as u64).saturating_add(x).saturating_add(y),
         }
     }

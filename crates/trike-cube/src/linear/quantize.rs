@@ -93,7 +93,7 @@ fn largest(x: &[f32]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::linear::ActivationPrecision::{self, F16, F32, Int8PerGroup, Int8PerToken};
+    use crate::linear::ActivationPrecision::{self, F32, Int8PerGroup, Int8PerToken, Int16};
     use trike_testkit::Rng;
     use trike_trit::GroupSize;
 
@@ -117,7 +117,7 @@ mod tests {
         let mut rng = Rng::new(3);
         let table: [(ActivationPrecision, f64); 5] = [
             (F32, 2f64.powi(-29)),
-            (F16, 2f64.powi(-13)),
+            (Int16, 2f64.powi(-13)),
             (Int8PerToken, 0.5 / 127.0 * 1.0001),
             (Int8PerGroup(GroupSize::G32), 0.5 / 127.0 * 1.0001),
             (Int8PerGroup(GroupSize::G256), 0.5 / 127.0 * 1.0001),
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn what_is_not_finite_makes_the_factor_nan() {
-        for precision in [F32, F16, Int8PerToken, Int8PerGroup(GroupSize::G32)] {
+        for precision in [F32, Int16, Int8PerToken, Int8PerGroup(GroupSize::G32)] {
             for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
                 let mut x = vec![1.0; 80];
                 x[50] = bad;

@@ -6,7 +6,8 @@ use super::sparse_matrix::{SparseForm, SparseLayout, SparseMatrix, Weights};
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape, unsupported};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy};
+use trike_core::Cost;
 
 /// One sparse linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -71,7 +72,7 @@ impl Plan for SparseProblem {
         let [code_rows, nonzeros] = [self.x.code_rows(), self.w.nonzeros].map(|n| n as u64);
         let outputs = (self.x.tokens * self.w.rows) as u64 * if self.add { 8 } else { 4 };
         let x = 4 * (self.x.code_words() + self.x.factors()) as u64;
-        Cost { operations: 2 * nonzeros * code_rows, bytes: self.w.bytes() as u64 + x + outputs }
+        Cost { macs: nonzeros * code_rows, bytes: self.w.bytes() as u64 + x + outputs }
     }
 }
 

@@ -96,23 +96,26 @@ impl SparseForm {
         4 * (words + self.rows)
     }
 
-    /// The layout whose kernel is predicted to take less time for one row of codes: the longer one of what its bytes and its
-    /// operations take. Both were counted, and not measured.
+    /// The layout whose kernel is predicted to take less time for one row of codes.
     #[must_use]
     pub fn predicted(self) -> SparseLayout {
-        let cost = |layout, operations: f64| {
-            let bytes = Self { layout, ..self }.bytes() as f64;
-            bytes.max(operations / OPERATIONS_PER_BYTE)
-        };
-        let nonzeros = self.nonzeros as f64;
-        let entries = cost(SparseLayout::Entries, ENTRY_OPERATIONS * nonzeros);
-        let words = 4.0 * WORD_OPERATIONS * self.chunks as f64;
-        let bitmap = cost(SparseLayout::Bitmap, words + BIT_OPERATIONS * nonzeros);
-        if self.cols > MAX_SPARSE_COLS || bitmap < entries {
+        let time = |layout| Self { layout, ..self }.predicted_time();
+        if self.cols > MAX_SPARSE_COLS || time(SparseLayout::Bitmap) < time(SparseLayout::Entries) {
             SparseLayout::Bitmap
         } else {
             SparseLayout::Entries
         }
+    }
+
+    /// The predicted time of one row of codes, in bytes of memory traffic that take as long: the larger of the matrix's bytes and
+    /// of its operations, both counted and not measured.
+    pub(super) fn predicted_time(self) -> f64 {
+        let nonzeros = self.nonzeros as f64;
+        let operations = match self.layout {
+            SparseLayout::Entries => ENTRY_OPERATIONS * nonzeros,
+            SparseLayout::Bitmap => 4.0 * WORD_OPERATIONS * self.chunks as f64 + BIT_OPERATIONS * nonzeros,
+        };
+        (self.bytes() as f64).max(operations / OPERATIONS_PER_BYTE)
     }
 
     pub(super) fn validate(&self) -> Result<()> {
@@ -193,7 +196,7 @@ impl SparseMatrix {
 }
 
 /// The form of a tensor as a list, refused when there is none.
-fn form_of(tensor: &TritTensor) -> Result<SparseForm> {
+pub(super) fn form_of(tensor: &TritTensor) -> Result<SparseForm> {
     if tensor.depth() != 1 {
         let property = format!("{} trit planes", tensor.depth());
         return unsupported("sparse matrix", property, "pack the tensor as a TernaryMatrix");

@@ -226,6 +226,15 @@ impl TernaryMatrix {
         })
     }
 
+    /// Whether tensors can lie side by side in one matrix: no more than [`MAX_PARTS`], alike in everything that they must
+    /// share, and together within the largest allocation of the device.
+    #[must_use]
+    pub fn can_join(device: &Device, tensors: &[&TritTensor], layout: TernaryLayout) -> bool {
+        let capabilities = device.capabilities();
+        form_of(tensors, capabilities.f16, layout)
+            .is_ok_and(|form| form.bytes() as u64 <= capabilities.max_buffer_bytes)
+    }
+
     /// What the kernels know about it.
     #[must_use]
     pub fn form(&self) -> &TernaryForm {

@@ -6,7 +6,7 @@ use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales
 use super::quantize::quantize;
 use super::*;
 use crate::{Capabilities, Device, Plan, Strategy, testing};
-use ActivationPrecision::{F16, F32, Int8PerGroup, Int8PerToken};
+use ActivationPrecision::{F32, Int8PerGroup, Int8PerToken, Int16};
 use Coupling::{Free, Tied};
 
 /// What one case is about.
@@ -48,7 +48,7 @@ const CASES: &[Case] = &[
         depth: 2,
         ..BASE
     },
-    Case { parts: &[17], cols: 130, tokens: &[1], precision: F16, depth: 6, coupling: Tied, ..BASE },
+    Case { parts: &[17], cols: 130, tokens: &[1], precision: Int16, depth: 6, coupling: Tied, ..BASE },
 ];
 
 fn tensor(rng: &mut Rng, case: &Case, rows: usize) -> TritTensor {
@@ -117,7 +117,7 @@ fn run_packed(device: &Device, case: &Case, tensors: &[TritTensor], w: &TernaryM
         let resident = Activations::upload(device, shape, &x).expect("uploaded");
         let x = rounded(shape, &x);
         let before: Vec<Vec<f32>> = case.parts.iter().map(|rows| rng.normals(tokens * rows)).collect();
-        let problem = LinearProblem { x: shape, w: w.form().clone(), add: case.add };
+        let problem = TernaryProblem { x: shape, w: w.form().clone(), add: case.add };
         for blueprint in problem.candidates(device.capabilities()) {
             // What the outputs hold before is a poison, unless it is added to.
             let outs: Vec<_> = before
@@ -183,7 +183,7 @@ fn integers_are_exact_to_the_last_bit() {
             let folded = if depth == 1 { 81.0 } else { 121.0 };
             let want: Vec<f32> =
                 x.chunks(cols).map(|x| f32::from(sign) * folded * x.iter().sum::<f32>()).collect();
-            let problem = LinearProblem { x: shape, w: w.form().clone(), add: false };
+            let problem = TernaryProblem { x: shape, w: w.form().clone(), add: false };
             for blueprint in problem.candidates(device.capabilities()) {
                 let out = device.upload(&[f32::NAN; 2]).expect("room");
                 device.linear(&resident, &w, &[&out], &Strategy::Forced(blueprint)).expect("a launch");
@@ -332,7 +332,7 @@ fn inferred(rows: usize, cols: usize, tokens: usize, multiprocessors: Option<u32
     let mut device = Capabilities { multiprocessors, max_units: 1024, ..Capabilities::smallest() };
     (device.int8_mma, device.planes, device.max_shared_bytes) = (true, Some((32, 32)), 232_448);
     let (w, x) = problem(rows, cols, tokens);
-    LinearProblem { x, w, add: false }.candidates(&device)[0]
+    TernaryProblem { x, w, add: false }.candidates(&device)[0]
 }
 
 /// A plain matrix and its activations.
@@ -412,7 +412,7 @@ fn what_cubes_cannot_share_is_refused() {
     let mut device = Capabilities { max_bindings: 16, ..Capabilities::smallest() };
     (device.int8_mma, device.planes) = (true, Some((32, 32)));
     let (w, x) = problem(256, 57344, 1);
-    let problem = LinearProblem { x, w, add: false };
+    let problem = TernaryProblem { x, w, add: false };
     let decode = SplitKernel::Decode(DecodeBlueprint { rows: 1, splits: 8 });
     let shape =
         MmaShape { tiles: 1, octets: 1, row_planes: 1, code_planes: 1, splits: 2, staging: Staging::Direct };
@@ -461,7 +461,7 @@ fn asynchronous_copies_are_refused_where_there_are_none_and_offered_second() {
     let mut device = Capabilities { max_units: 1024, max_bindings: 16, ..Capabilities::smallest() };
     (device.int8_mma, device.planes, device.max_shared_bytes) = (true, Some((32, 32)), 232_448);
     let (w, x) = problem(4096, 2560, 2048);
-    let problem = LinearProblem { x, w, add: false };
+    let problem = TernaryProblem { x, w, add: false };
     let staged = |device: &Capabilities| -> Vec<Staging> {
         let all = problem.candidates(device).into_iter();
         all.filter_map(|b| if let LinearBlueprint::Mma(shape) = b { Some(shape.staging) } else { None })
@@ -493,7 +493,7 @@ fn cooperative_matrices_are_for_many_tokens_and_devices_without_other_matrices()
     (device.planes, device.max_shared_bytes, device.int8_cmma) = (Some((32, 64)), 48 << 10, vec![[16; 3]]);
     let chosen = |tokens: usize, device: &Capabilities| {
         let (w, x) = problem(4096, 2560, tokens);
-        LinearProblem { x, w, add: false }.plan(&Strategy::Inferred, device).expect("there is a kernel")
+        TernaryProblem { x, w, add: false }.plan(&Strategy::Inferred, device).expect("there is a kernel")
     };
     let wmma = |tokens: usize, device: &Capabilities| match chosen(tokens, device) {
         (LinearBlueprint::Wmma(shape), settings) => (shape, settings),
@@ -527,7 +527,7 @@ fn cooperative_matrices_that_do_not_fit_are_refused() {
     device.int8_cmma = vec![[16; 3], [8, 8, 16], [16, 16, 8], [16, 2, 16], [16, 16, 64]];
     let (w, mut x) = problem(4096, 2560, 2048);
     x.precision = F32;
-    let problem = LinearProblem { x, w, add: false };
+    let problem = TernaryProblem { x, w, add: false };
     let one =
         WmmaShape { m: 16, n: 16, k: 16, row_matrices: 1, code_matrices: 1, row_planes: 1, code_planes: 1 };
     let plan = |shape| problem.plan(&Strategy::Forced(LinearBlueprint::Wmma(shape)), &device);

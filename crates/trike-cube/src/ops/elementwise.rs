@@ -2,11 +2,12 @@
 
 use cubecl::prelude::*;
 
-use super::gated::GatedActivation;
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
-use crate::plan::{Cost, Plan, Settings, Strategy, spread};
+use crate::plan::{Plan, Settings, Strategy, spread};
+use trike_core::Cost;
+use trike_core::GatedActivation;
 
 /// What is done to each number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -73,9 +74,9 @@ impl Plan for ElementwiseProblem {
     fn cost(&self) -> Cost {
         let len = self.len as u64;
         match self.operation {
-            Elementwise::Gated(GatedActivation::SiLu) => Cost { operations: 20 * len, bytes: 12 * len },
-            Elementwise::Gated(GatedActivation::SquaredReLu) => Cost { operations: 3 * len, bytes: 12 * len },
-            Elementwise::Add(period) => Cost { operations: len, bytes: 8 * len + 4 * period as u64 },
+            Elementwise::Gated(GatedActivation::SiLu) => Cost::of_operations(20 * len, 12 * len),
+            Elementwise::Gated(GatedActivation::SquaredReLu) => Cost::of_operations(3 * len, 12 * len),
+            Elementwise::Add(period) => Cost::of_operations(len, 8 * len + 4 * period as u64),
         }
     }
 }

@@ -1,17 +1,9 @@
 //! What joins the two halves of a gated MLP.
 
 use cubecl::prelude::*;
+use trike_core::GatedActivation;
 
 use super::math::exp;
-
-/// The function of the gate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum GatedActivation {
-    /// `g / (1 + e^-g)`: Llama, Mistral, Qwen.
-    SiLu,
-    /// `max(g, 0)^2`: BitNet-b1.58-2B-4T.
-    SquaredReLu,
-}
 
 /// The function of the gate; NaN stays NaN.
 #[cube]

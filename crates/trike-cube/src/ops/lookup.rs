@@ -7,7 +7,8 @@ use crate::device::{Buffer, Device, Element, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::linear::kernels::dense::weight_of;
 use crate::linear::{DenseForm, DenseKind, DenseMatrix};
-use crate::plan::{Cost, Plan, Settings, Strategy, spread};
+use crate::plan::{Plan, Settings, Strategy, spread};
+use trike_core::Cost;
 
 /// Numbers on the device that are below a bound: token ids, rows.
 ///
@@ -128,7 +129,7 @@ impl Plan for LookupProblem {
         let cols = self.table.cols as u64;
         let scales = if self.table.kind == DenseKind::Int8 { self.table.groups() as u64 } else { 0 };
         let read = 4 * cols.div_ceil(self.table.kind.per_word() as u64) + 4 * scales + 4;
-        Cost { operations: rows * cols, bytes: rows * (read + 4 * cols) }
+        Cost::of_operations(rows * cols, rows * (read + 4 * cols))
     }
 }
 

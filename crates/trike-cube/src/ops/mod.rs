@@ -2,7 +2,6 @@
 //!
 //! Tensors are `tokens x width`, row-major, f32.
 
-mod dequantize;
 mod elementwise;
 mod gated;
 mod lookup;
@@ -13,18 +12,19 @@ mod rows;
 mod top;
 
 pub use elementwise::{Elementwise, ElementwiseBlueprint, ElementwiseProblem};
-pub use gated::GatedActivation;
 pub use lookup::{Indices, LookupBlueprint, LookupProblem};
-pub use rope::{RopeBlueprint, RopePairing, RopeProblem, RopeTable};
+pub use rope::{RopeBlueprint, RopeProblem, RopeTable};
 pub use rows::{Norm, RowBlueprint, RowInput, RowProblem, RowSource, RowTarget};
 pub use top::{MOST, TopBlueprint, TopProblem};
+pub use trike_core::{GatedActivation, RopePairing};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::capabilities::Capabilities;
     use crate::linear::{DenseForm, DenseKind, DenseProblem};
-    use crate::plan::{Cost, Plan};
+    use crate::plan::Plan;
+    use trike_core::Cost;
 
     fn fits<P: Plan + std::fmt::Debug>(problem: &P, cost: Cost) {
         let device = Capabilities::smallest();
@@ -41,27 +41,24 @@ mod tests {
     #[test]
     fn every_candidate_fits_the_smallest_device() {
         let gated = Elementwise::Gated(GatedActivation::SquaredReLu);
-        fits(&ElementwiseProblem { operation: gated, len: 1001 }, Cost { operations: 3003, bytes: 12_012 });
+        fits(&ElementwiseProblem { operation: gated, len: 1001 }, Cost::of_operations(3003, 12_012));
         let sum = ElementwiseProblem { operation: Elementwise::Add(8), len: 1 << 20 };
-        fits(&sum, Cost { operations: 1 << 20, bytes: (8 << 20) + 32 });
+        fits(&sum, Cost::of_operations(1 << 20, (8 << 20) + 32));
         let table = DenseForm { rows: 128_256, cols: 100, kind: DenseKind::Int8, group: 32 };
         for (rows, tokens) in [(131_070, 1), (131_072, 1), (262_145, 9)] {
             let head = DenseForm { rows, ..table };
             let bytes = rows * (112 + 16) + 4 * tokens * (100 + rows);
-            let operations = (2 * tokens * rows * 100) as u64;
-            fits(&DenseProblem { tokens, w: head, add: false }, Cost { operations, bytes: bytes as u64 });
+            let macs = (tokens * rows * 100) as u64;
+            fits(&DenseProblem { tokens, w: head, add: false }, Cost { macs, bytes: bytes as u64 });
         }
         let lookup = LookupProblem { count: 3, table };
-        fits(&lookup, Cost { operations: 300, bytes: 3 * (100 + 16 + 4 + 400) });
+        fits(&lookup, Cost { macs: 150, bytes: 3 * (100 + 16 + 4 + 400) });
         let pairing = RopePairing::Halves;
         let rope = RopeProblem { tokens: 2, heads: 3, head_dim: 80, rotated: 64, pairing };
-        fits(&rope, Cost { operations: 6 * 192, bytes: 16 * 192 + 4 * 2 * 65 });
+        fits(&rope, Cost { macs: 3 * 192, bytes: 16 * 192 + 4 * 2 * 65 });
         let top = TopProblem { rows: 2, cols: 151_936, k: 40 };
-        fits(&top, Cost { operations: 2 * 151_936 * 40, bytes: 2 * 4 * 151_936 + 8 * 80 });
-        fits(
-            &TopProblem { k: MOST, ..top },
-            Cost { operations: 2 * 151_936 * 256, bytes: 2 * 4 * 151_936 + 8 * 512 },
-        );
+        fits(&top, Cost { macs: 151_936 * 40, bytes: 2 * 4 * 151_936 + 8 * 80 });
+        fits(&TopProblem { k: MOST, ..top }, Cost { macs: 151_936 * 256, bytes: 2 * 4 * 151_936 + 8 * 512 });
     }
 
     #[test]

@@ -1,21 +1,14 @@
 //! Rotary position embedding (Su et al., RoFormer, 2021).
 
 use cubecl::prelude::*;
+use trike_core::RopePairing;
 
 use crate::attention::{MAX_POSITION, Positions};
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::plan::{Cost, Plan, Settings, Strategy, spread};
-
-/// Which two elements of a head turn together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum RopePairing {
-    /// `2i` and `2i + 1`: llama2.c checkpoints and `llama` GGUF files.
-    Adjacent,
-    /// `i` and `i + rotated / 2`: Hugging Face checkpoints.
-    Halves,
-}
+use crate::plan::{Plan, Settings, Strategy, spread};
+use trike_core::Cost;
 
 /// Cosines and sines of the first positions, on the device.
 ///
@@ -124,7 +117,7 @@ impl Plan for RopeProblem {
     fn cost(&self) -> Cost {
         let pairs = (self.tokens * self.heads) as u64 * (self.rotated / 2) as u64;
         let turns = 4 * self.tokens as u64 * (self.rotated as u64 + 1);
-        Cost { operations: 6 * pairs, bytes: 16 * pairs + turns }
+        Cost { macs: 3 * pairs, bytes: 16 * pairs + turns }
     }
 }
 

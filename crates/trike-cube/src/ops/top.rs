@@ -6,7 +6,8 @@ use super::lookup::Indices;
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy};
+use trike_core::Cost;
 
 /// The `k` largest of each row.
 ///
@@ -72,10 +73,7 @@ impl Plan for TopProblem {
 
     fn cost(&self) -> Cost {
         let count = (self.rows as u64).saturating_mul(self.cols as u64);
-        Cost {
-            operations: count.saturating_mul(self.k as u64),
-            bytes: 4 * count + 8 * (self.rows * self.k) as u64,
-        }
+        Cost::of_operations(count.saturating_mul(self.k as u64), 4 * count + 8 * (self.rows * self.k) as u64)
     }
 }
 

@@ -6,8 +6,9 @@ use super::{OneWay, UNITS, units};
 use crate::capabilities::Capabilities;
 use crate::device::{Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy};
 use crate::popcount::{Quad, STEP, TritTable};
+use trike_core::Cost;
 
 /// What becomes of two trits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,7 +54,7 @@ impl Plan for CombineProblem {
         // Eight words a step; ten operations make a word of each sign.
         let words = 8 * self.rows as u64 * self.cols.div_ceil(STEP) as u64;
         let second = if self.one { words / (self.rows as u64).max(1) } else { words };
-        Cost { operations: 5 * words, bytes: 4 * (2 * words + second) }
+        Cost::of_operations(5 * words, 4 * (2 * words + second))
     }
 }
 

@@ -6,8 +6,9 @@ use super::{OneWay, UNITS, units};
 use crate::capabilities::Capabilities;
 use crate::device::{Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
-use crate::plan::{Cost, Plan, Settings, Strategy};
+use crate::plan::{Plan, Settings, Strategy};
 use crate::popcount::{STEP, TritTable, words_of};
+use trike_core::Cost;
 
 /// A rotation of each of `rows` by the same number of `cols` places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +40,7 @@ impl Plan for PermuteProblem {
     fn cost(&self) -> Cost {
         // Two words, two shifts and an OR for each; about as much again for the places.
         let words = (self.rows * words_of(self.cols)) as u64;
-        Cost { operations: 10 * words, bytes: 8 * words }
+        Cost::of_operations(10 * words, 8 * words)
     }
 }
 

@@ -4,7 +4,8 @@ use crate::device::{Buffer, Device};
 use crate::error::{Result, check_len, check_range, check_shape};
 use crate::ops;
 use crate::plan::Strategy;
-use crate::popcount::{TritScore, TritTable};
+use crate::popcount::TritTable;
+use trike_core::TritScore;
 
 /// Dimensions of a vector that can be searched for: every score is a whole number that an f32 holds.
 pub const MAX_SEARCHED: usize = 1 << 24;

@@ -64,7 +64,7 @@ fn trits(
 ) -> Result<Tensor, FormatError> {
     let scales = Scales::new(Granularity::Group(group), ScaleValues::F16(scales), None);
     let tensor = TritTensor::new(rows, cols, vec![data], Coupling::Free, scales);
-    tensor.map(Tensor::Trits).map_err(|e| place.trits(e))
+    tensor.map(Tensor::Ternary).map_err(|e| place.trits(e))
 }
 
 /// The same check as the constructor's, but naming the block as the file's readers count them.
@@ -108,7 +108,7 @@ fn i2_s(place: Place<'_>, rows: usize, cols: usize, data: &[u8]) -> Result<Tenso
     let scale = f32::from_le_bytes([trailer[0], trailer[1], trailer[2], trailer[3]]);
     let tensor =
         TritTensor::new(rows, cols, vec![TritData::TwoBit(words)], Coupling::Free, Scales::tensor(scale));
-    tensor.map(Tensor::Trits).map_err(|e| place.trits(e))
+    tensor.map(Tensor::Ternary).map_err(|e| place.trits(e))
 }
 
 /// Trits `0..5` of every byte of `TQ1_0` and `PTQ1_0`: each multiplication by 3 carries the next trit out of the byte.
@@ -231,7 +231,7 @@ mod tests {
         for (i, w) in [(0, 0.5), (32, -0.5), (96, 0.5), (129, -0.5), (161, 0.5)] {
             want[i] = w;
         }
-        let Tensor::Trits(tensor) = one_row(GgufType::Tq2_0, 256, &block).unwrap() else {
+        let Tensor::Ternary(tensor) = one_row(GgufType::Tq2_0, 256, &block).unwrap() else {
             panic!("no trits")
         };
         assert_eq!(tensor.dequantize(), want);
@@ -268,7 +268,7 @@ mod tests {
         for (i, w) in set {
             want[i] = w;
         }
-        let Tensor::Trits(tensor) = one_row(GgufType::Tq1_0, 256, &block).unwrap() else {
+        let Tensor::Ternary(tensor) = one_row(GgufType::Tq1_0, 256, &block).unwrap() else {
             panic!("no trits")
         };
         assert_eq!(tensor.dequantize(), want);
@@ -284,7 +284,7 @@ mod tests {
             let mut want = vec![0.0; n];
             (want[0], want[1], want[3], want[n - 1]) = (0.5, -0.5, 0.5, -0.5);
             let tensor = one_row(kind, n, &block).unwrap();
-            assert!(matches!(&tensor, Tensor::Trits(t) if t.group_len() == n));
+            assert!(matches!(&tensor, Tensor::Ternary(t) if t.group_len() == n));
             assert_eq!(tensor.to_f32(), want);
 
             block[2] = 0b10_11_00_10; // code 3 is +2 d
@@ -322,7 +322,7 @@ mod tests {
             want[i] = w;
         }
         let tensor = one_row(GgufType::Ptq1_0, 128, &block).unwrap();
-        assert!(matches!(&tensor, Tensor::Trits(t) if t.group_len() == 128));
+        assert!(matches!(&tensor, Tensor::Ternary(t) if t.group_len() == 128));
         assert_eq!(tensor.to_f32(), want);
 
         block[26..].copy_from_slice(&[0x00, 0xFC]); // minus infinity
@@ -342,7 +342,7 @@ mod tests {
             want[i] = w;
         }
         let tensor = one_row(GgufType::I2S, 256, &data).unwrap();
-        assert!(matches!(&tensor, Tensor::Trits(t) if t.group_len() == 256));
+        assert!(matches!(&tensor, Tensor::Ternary(t) if t.group_len() == 256));
         assert_eq!(tensor.to_f32(), want);
 
         data[64..68].copy_from_slice(&f32::NAN.to_le_bytes());

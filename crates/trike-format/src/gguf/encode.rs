@@ -34,7 +34,7 @@ pub(crate) fn encode(
             Ok(())
         }
         (GgufType::Q8_0, _) => Err(refusal.because("int8 codes", what(tensor), OTHER_TYPE)),
-        (_, Tensor::Trits(trits)) => ternary(&refusal, trits, emit),
+        (_, Tensor::Ternary(trits)) => ternary(&refusal, trits, emit),
         (_, _) => Err(refusal.because("trits", what(tensor), "make it ternary with `trike quantize`")),
     }
 }
@@ -90,7 +90,7 @@ fn what(tensor: &Tensor) -> &'static str {
     match tensor {
         Tensor::Dense(_) => "dense weights",
         Tensor::Int8(_) => "int8 codes",
-        Tensor::Trits(_) => "trits",
+        Tensor::Ternary(_) => "trits",
     }
 }
 

@@ -136,7 +136,7 @@ impl<'a> Reader<'a> {
             shape.push(usable.ok_or_else(|| layout("dimensions of at least 1", dim.to_string()))?);
         }
         shape.reverse();
-        if crate::dense::elements(&shape).is_err() {
+        if trike_core::elements(&shape).is_err() {
             return Err(layout("an addressable number of elements", format!("shape {shape:?}")));
         }
         let type_id = self.cursor.u32("a tensor type")?;

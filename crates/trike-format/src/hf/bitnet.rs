@@ -184,7 +184,7 @@ impl BitNet {
         }
         let words = TritData::TwoBit(unpack(weight, cols));
         let tensor = TritTensor::new(rows, cols, vec![words], Coupling::Free, Scales::tensor(value));
-        tensor.map(Tensor::Trits).map_err(|e| place.trits(e))
+        tensor.map(Tensor::Ternary).map_err(|e| place.trits(e))
     }
 }
 
@@ -192,7 +192,7 @@ impl BitNet {
 pub(crate) fn shape(slot: &Slot) -> Option<(usize, usize)> {
     let &[packed, cols] = slot.shape.as_slice() else { return None };
     let rows = packed.checked_mul(ROWS_A_BYTE)?;
-    crate::dense::elements(&[rows, cols]).is_ok().then_some((rows, cols))
+    trike_core::elements(&[rows, cols]).is_ok().then_some((rows, cols))
 }
 
 /// Bits `2 i` and `2 i + 1` of byte-row `r` belong to row `r + i * rows / 4`: the codes of all rows are there once for each

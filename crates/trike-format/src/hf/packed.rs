@@ -89,7 +89,7 @@ impl Packed {
             Tensor::Int8(t) => {
                 Some(Self { rows, cols, form: Form::Int8 { group: t.group() }, scales: dtype_of(t.scales()) })
             }
-            Tensor::Trits(t) => {
+            Tensor::Ternary(t) => {
                 let form = Form::Trits {
                     encoding: t.encoding(),
                     depth: t.depth(),
@@ -252,7 +252,7 @@ impl Fields<'_> {
         let shape: Option<Vec<usize>> =
             self.get("shape").as_array().ok_or_else(wrong)?.iter().map(side).collect();
         match shape.as_deref() {
-            Some(&[rows, cols]) if crate::dense::elements(&[rows, cols]).is_ok() => Ok((rows, cols)),
+            Some(&[rows, cols]) if trike_core::elements(&[rows, cols]).is_ok() => Ok((rows, cols)),
             _ => Err(wrong()),
         }
     }

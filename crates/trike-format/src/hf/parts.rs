@@ -57,7 +57,7 @@ impl Packed {
                 let scales = Scales::new(*granularity, scales, means);
                 let tensor = TritTensor::new(self.rows, self.cols, planes, *coupling, scales);
                 let tensor = tensor.and_then(|tensor| tensor.with_rotation(*rotation));
-                tensor.map(Tensor::Trits).map_err(|e| place.trits(e))
+                tensor.map(Tensor::Ternary).map_err(|e| place.trits(e))
             }
         }
     }
@@ -135,7 +135,7 @@ fn no_rest<T>(place: Place<'_>, rest: &[T], planes: Vec<TritData>) -> Result<Vec
 pub(crate) fn pack(tensor: &Tensor) -> Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)> {
     let Some(parts) = Packed::of(tensor).and_then(|packed| packed.parts()) else { return Vec::new() };
     let content = |suffix| match tensor {
-        Tensor::Trits(t) => trit_part(t, suffix),
+        Tensor::Ternary(t) => trit_part(t, suffix),
         Tensor::Int8(t) if suffix == ".int8" => bytemuck::cast_slice(t.codes()).to_vec(),
         Tensor::Int8(t) => scale_bytes(t.scales()),
         Tensor::Dense(_) => Vec::new(),

@@ -39,7 +39,7 @@ fn form(file: &ModelFile, options: &LoadOptions, name: WeightName) -> Result<For
         _ => false,
     };
     Ok(match &file.info(name)?.kind {
-        StoredType::F32 | StoredType::F16 | StoredType::Bf16 if is_head && options.rounds_head(file) => {
+        StoredType::F32 | StoredType::F16 | StoredType::Bf16 if is_head && options.head.rounds(file) => {
             Form::Int8(HEAD_GROUP)
         }
         _ if file.ternarizes(name) => Form::Trits { planes: 1, group: None },

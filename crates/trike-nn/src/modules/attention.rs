@@ -10,7 +10,7 @@ use super::linear::TernaryLinear;
 use super::mlp::{check_layer, refuse_extra};
 use super::quantize::Ternarize;
 use super::rotary::RotaryEmbedding;
-use super::scores::{attention, problem};
+use super::scores::attention;
 use crate::{AttentionSpec, KvPrecision, NnError, RopeSpec};
 
 /// Sizes of a [`TernaryAttention`]; all counts are elements.
@@ -205,7 +205,7 @@ impl TernaryAttention {
     /// bias) that is tracked for gradients, which do not pass through a cache: detach it. The cache is then as it was.
     pub fn forward_with_cache(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor, NnError> {
         let (batch, tokens) = self.check_input(x)?;
-        let problem = problem(&self.spec(), self.config.window);
+        let problem = self.spec();
         cache.check_room(&problem, batch, tokens)?;
         let [q, k, v] = self.project(x, cache.len())?;
         if q.track_op() || k.track_op() || v.track_op() {
@@ -224,9 +224,9 @@ impl TernaryAttention {
     }
 
     fn spec(&self) -> AttentionSpec {
-        let TernaryAttentionConfig { heads, kv_heads, head_dim, .. } = self.config;
+        let TernaryAttentionConfig { heads, kv_heads, head_dim, window, .. } = self.config;
         let factor = self.config.rope.attention_factor();
-        AttentionSpec { heads, kv_heads, head_dim, scale: factor * factor / (head_dim as f32).sqrt() }
+        AttentionSpec { heads, kv_heads, head_dim, scale: factor * factor / (head_dim as f32).sqrt(), window }
     }
 
     /// Sequences and tokens of an input.
@@ -249,7 +249,7 @@ impl Module for TernaryAttention {
     fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         self.check_input(x)?;
         let [q, k, v] = self.project(x, 0)?;
-        let out = attention(&self.cpu, &self.spec(), self.config.window, &q, &k, &v)?;
+        let out = attention(&self.cpu, &self.spec(), &q, &k, &v)?;
         self.weights.o_proj.forward(&out)
     }
 }

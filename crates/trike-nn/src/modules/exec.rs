@@ -11,7 +11,7 @@ use crate::NnError;
 ///
 /// # Errors
 ///
-/// [`CpuError::Threads`](trike_cpu::CpuError::Threads) when the system does not give the threads.
+/// [`HostError::Threads`](trike_cpu::HostError::Threads) if the operating system does not start the threads.
 ///
 /// ```
 /// let cpu = trike_nn::modules::shared_cpu()?;

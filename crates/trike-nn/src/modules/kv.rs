@@ -1,7 +1,7 @@
 //! Cached keys and values.
 
 use half::f16;
-use trike_cpu::{Attention, Cpu, KvData, KvView};
+use trike_cpu::{AttentionSpec, Cpu, CpuOps, KvData, KvView};
 
 use super::exec::check_len;
 use crate::{KvPrecision, NnError};
@@ -120,7 +120,12 @@ impl KvCache {
     }
 
     /// Checks that `tokens` more positions of `batch` sequences fit, with what they attend to.
-    pub(super) fn check_room(&self, problem: &Attention, batch: usize, tokens: usize) -> Result<(), NnError> {
+    pub(super) fn check_room(
+        &self,
+        problem: &AttentionSpec,
+        batch: usize,
+        tokens: usize,
+    ) -> Result<(), NnError> {
         check_len("sequences of a cache", self.batch, batch)?;
         check_len("heads of a cache", self.kv_heads, problem.kv_heads)?;
         check_len("width of a cached head", self.head_dim, problem.head_dim)?;
@@ -147,7 +152,7 @@ impl KvCache {
     pub(super) fn step(
         &mut self,
         cpu: &Cpu,
-        problem: &Attention,
+        problem: &AttentionSpec,
         (q, k, v): (&[f32], &[f32], &[f32]),
         tokens: usize,
     ) -> Result<Vec<f32>, NnError> {

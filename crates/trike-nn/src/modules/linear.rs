@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 use candle_nn::{Linear, Module, VarBuilder};
-use trike_cpu::{ActivationPrecision, Cpu, Matrix, TernaryMatrix};
+use trike_cpu::{ActivationPrecision, Cpu, CpuOps, Matrix, TernaryMatrix};
 use trike_trit::{Granularity, TritTensor};
 
 use super::exec::{check_device, check_len, check_width, floats, shared_cpu, to_f32};

@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp2, Layout, Shape, Tensor};
 use candle_nn::{Module, VarBuilder};
-use trike_cpu::{Cpu, GatedActivation};
+use trike_cpu::{Cpu, CpuOps, GatedActivation};
 
 use super::exec::{floats, shared_cpu, to_f32};
 use super::linear::TernaryLinear;

@@ -2,7 +2,7 @@
 
 use candle_core::{CpuStorage, CustomOp2, D, Layout, Shape, Tensor};
 use candle_nn::{Module, VarBuilder};
-use trike_cpu::Cpu;
+use trike_cpu::{Cpu, CpuOps};
 
 use super::exec::{check_device, check_len, check_width, floats, shared_cpu, to_f32};
 use crate::NnError;

@@ -6,7 +6,7 @@ use trike_cpu::ActivationPrecision;
 use trike_cube::Device;
 use trike_trit::TritTensor;
 
-use crate::{Backend, CubeBackend, CubeMatrix, DeviceUse, NnError, Weight};
+use crate::{Backend, CubeBackend, CubeMatrix, DeviceUse, NnError, Tensor};
 
 /// Weights on a device, and the way there.
 #[derive(Debug)]
@@ -23,11 +23,8 @@ impl OnDevice {
         activations: ActivationPrecision,
     ) -> Result<Self, NnError> {
         let backend = CubeBackend::new(device.clone(), activations);
-        // As one of several, so that no copy for look-ups stays on the host.
-        let mut one = std::iter::once(Ok(Weight::Ternary(weight.clone())));
-        let weight_on_device = backend.load_matrices(&mut one)?.pop();
-        let missing = NnError::Shape { what: "matrices of a layer", expected: 1, got: 0 };
-        Ok(Self { backend, weight: Arc::new(weight_on_device.ok_or(missing)?), cols: weight.cols() })
+        let on_device = backend.load_matrix(Tensor::Ternary(weight.clone()))?;
+        Ok(Self { backend, weight: Arc::new(on_device), cols: weight.cols() })
     }
 
     pub(super) fn with_activations(&self, activations: ActivationPrecision) -> Self {
@@ -43,7 +40,7 @@ impl OnDevice {
         let x = self.backend.upload(x, self.cols)?;
         let mut outs = self.backend.linear(&x, &[&*self.weight])?;
         let missing = NnError::Shape { what: "products of a layer", expected: 1, got: 0 };
-        self.backend.read(outs.pop().ok_or(missing)?)
+        self.backend.to_host(&outs.pop().ok_or(missing)?)
     }
 
     pub(super) fn used(&self) -> Option<DeviceUse> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
-use trike_cpu::{Cpu, RopePairing, RopeTable};
+use trike_cpu::{Cpu, CpuOps, RopePairing, RopeTable};
 
 use super::exec::{check_len, floats, shared_cpu, to_f32};
 use crate::{NnError, RopeSpec};

@@ -1,13 +1,13 @@
 //! Causal attention of whole sequences, with its gradient.
 
 use candle_core::{CpuStorage, CustomOp3, D, Device, Layout, Shape, Tensor};
-use trike_cpu::{Attention, Cpu, KvData, KvView};
+use trike_cpu::{Cpu, CpuOps, KvData, KvView};
 
 use super::exec::{check_len, check_width, floats, to_f32};
 use crate::{AttentionSpec, NnError};
 
 /// `softmax(scale q k^T) v` for each head, where a token sees itself and those before it, the last `window` of them if
-/// given.
+/// the spec has one.
 ///
 /// `q` is `[batch, tokens, heads * head_dim]`, `k` and `v` are `[batch, tokens, kv_heads * head_dim]`, on the CPU in
 /// f32, f16 or bf16; the result has the shape and dtype of `q`. Gradients pass to all three; the backward pass makes the
@@ -18,11 +18,11 @@ use crate::{AttentionSpec, NnError};
 /// use trike_nn::AttentionSpec;
 /// use trike_nn::modules::{attention, shared_cpu};
 ///
-/// let spec = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0 };
+/// let spec = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
 /// let q = Tensor::zeros((1, 2, 1), candle_core::DType::F32, &Device::Cpu)?;
 /// let v = Tensor::new(&[[[2f32], [4.0]]], &Device::Cpu)?;
 /// // Scores of zero: each token averages what it sees.
-/// let y = attention(&shared_cpu()?, &spec, None, &q, &q, &v)?;
+/// let y = attention(&shared_cpu()?, &spec, &q, &q, &v)?;
 /// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [2.0, 3.0]);
 /// # Ok::<(), trike_nn::NnError>(())
 /// ```
@@ -34,12 +34,11 @@ use crate::{AttentionSpec, NnError};
 pub fn attention(
     cpu: &Cpu,
     spec: &AttentionSpec,
-    window: Option<usize>,
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
 ) -> Result<Tensor, NnError> {
-    let problem = problem(spec, window);
+    let problem = *spec;
     let width = |heads: usize| heads.saturating_mul(spec.head_dim);
     check_width("width of queries", q, width(spec.heads))?;
     check_width("width of keys", k, width(spec.kv_heads))?;
@@ -58,14 +57,9 @@ pub fn attention(
     Ok(to_f32(q)?.apply_op3(&to_f32(k)?, &to_f32(v)?, op)?.to_dtype(q.dtype())?)
 }
 
-pub(super) fn problem(spec: &AttentionSpec, window: Option<usize>) -> Attention {
-    let AttentionSpec { heads, kv_heads, head_dim, scale } = *spec;
-    Attention { heads, kv_heads, head_dim, scale, window }
-}
-
 struct AttentionOp {
     cpu: Cpu,
-    problem: Attention,
+    problem: AttentionSpec,
 }
 
 impl AttentionOp {
@@ -112,7 +106,7 @@ impl CustomOp3 for AttentionOp {
         let (batch, tokens, width) = l1.shape().dims3()?;
         let q = floats(self.name(), s1, l1)?;
         let (k, v) = (floats(self.name(), s2, l2)?, floats(self.name(), s3, l3)?);
-        let Attention { kv_heads, head_dim: d, .. } = self.problem;
+        let AttentionSpec { kv_heads, head_dim: d, .. } = self.problem;
         let kv = tokens * kv_heads * d;
         let mut out = vec![0.0; q.len()];
         let (mut heads_k, mut heads_v) = (vec![0.0; kv], vec![0.0; kv]);
@@ -143,7 +137,7 @@ impl CustomOp3 for AttentionOp {
         grad: &Tensor,
     ) -> candle_core::Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
         let (batch, tokens, _) = q.dims3()?;
-        let Attention { heads, kv_heads, scale, .. } = self.problem;
+        let AttentionSpec { heads, kv_heads, scale, .. } = self.problem;
         let scale = f64::from(scale);
         let (q, g) = (self.split(q, heads)?, self.split(grad, heads)?);
         let (k, v) = (self.split(k, kv_heads)?, self.split(v, kv_heads)?);

@@ -28,7 +28,12 @@ fn one(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, id:
     decoder.forward(&mut [Step { sequence, ids: &[id] }], Logits::Last).expect("logits").remove(0)
 }
 
-fn best(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, id: u32, k: usize) -> Best {
+fn best(
+    decoder: &Decoder<CubeBackend>,
+    sequence: &mut Sequence<CubeBackend>,
+    id: u32,
+    k: usize,
+) -> StepLogits {
     decoder.forward_top(&mut [Step { sequence, ids: &[id] }], k).expect("the best").remove(0)
 }
 
@@ -152,7 +157,7 @@ fn a_recorded_token_is_one_read_back_of_what_is_asked_for() {
             let before = used();
             let [with, without] = [0, 1].map(|d| best(&decoders[d], &mut sequences[d], id, k));
             assert_eq!(with, without, "{k}");
-            assert_eq!(matches!(with, Best::Top(_)), k < 114);
+            assert_eq!(matches!(with, StepLogits::Top(_)), k < 114);
             let after = used();
             assert_eq!(
                 (after.read_backs, after.read_bytes),
@@ -171,7 +176,7 @@ fn a_recorded_token_is_one_read_back_of_what_is_asked_for() {
 fn logits_that_are_not_usable_come_as_a_whole() {
     struct Broken<'a>(Random<'a>);
     impl DecoderWeights for Broken<'_> {
-        fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+        fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
             self.0.matrix(name)
         }
 
@@ -187,7 +192,7 @@ fn logits_that_are_not_usable_come_as_a_whole() {
     let decoder = Decoder::new(backend, spec.clone(), weights).expect("it loads");
     let mut sequence = decoder.sequence(KvSpec::new(KvPrecision::F32, 9)).expect("a sequence");
     for id in 0..4 {
-        let Best::All(logits) = best(&decoder, &mut sequence, id, 3) else { panic!("nothing is best") };
+        let StepLogits::All(logits) = best(&decoder, &mut sequence, id, 3) else { panic!("nothing is best") };
         assert!(logits.len() == 113 && logits.iter().all(|v| v.is_nan()));
     }
     assert_eq!(counts(&decoder), (1, 3));
@@ -211,8 +216,8 @@ fn a_replaced_weight_is_recorded_anew() {
         for (decoder, sequence) in decoders.iter_mut().zip(&mut sequences) {
             let (rows, cols) = (spec.hidden, spec.intermediate);
             let values = Rng::new(round + 20).normals(rows * cols);
-            let matrix = DenseMatrix::new(rows, cols, DenseData::F32(values)).expect("a matrix");
-            decoder.replace(WeightName::Down(1), Weight::Dense(matrix)).expect("its shape");
+            let matrix = DenseTensor::new(vec![rows, cols], DenseData::F32(values)).expect("a matrix");
+            decoder.replace(WeightName::Down(1), Tensor::Dense(matrix)).expect("its shape");
             sequence.truncate(0).expect("everything");
         }
     }

@@ -39,15 +39,9 @@ fn layer(config: &TernaryAttentionConfig, seed: u64) -> TernaryAttention {
 }
 
 /// Attention of `[batch, tokens, heads * d]` from Candle's operations.
-fn scores(
-    q: &Tensor,
-    k: &Tensor,
-    v: &Tensor,
-    spec: &AttentionSpec,
-    window: Option<usize>,
-) -> candle_core::Result<Tensor> {
+fn scores(q: &Tensor, k: &Tensor, v: &Tensor, spec: &AttentionSpec) -> candle_core::Result<Tensor> {
     let (batch, tokens, _) = q.dims3()?;
-    let AttentionSpec { heads, kv_heads, head_dim: d, scale } = *spec;
+    let AttentionSpec { heads, kv_heads, head_dim: d, scale, window } = *spec;
     let split = |x: &Tensor, n: usize| x.reshape((batch, tokens, n, d))?.transpose(1, 2)?.contiguous();
     // Query head h reads key head h / (heads / kv_heads).
     let index: Vec<u32> = (0..heads).map(|h| (h / (heads / kv_heads)) as u32).collect();
@@ -91,8 +85,8 @@ fn reference(config: &TernaryAttentionConfig, seed: u64, x: &Tensor) -> candle_c
     let (queries, k, v) = (project(x, q, hidden)?, project(x, kv, hidden)?, project(x, kv, hidden)?);
     let factor = config.rope.attention_factor();
     let scale = factor * factor / (head_dim as f32).sqrt();
-    let spec = AttentionSpec { heads, kv_heads, head_dim, scale };
-    let y = scores(&rope(&queries, config)?, &rope(&k, config)?, &v, &spec, config.window)?;
+    let spec = AttentionSpec { heads, kv_heads, head_dim, scale, window: config.window };
+    let y = scores(&rope(&queries, config)?, &rope(&k, config)?, &v, &spec)?;
     project(&y, hidden, q)
 }
 
@@ -126,11 +120,11 @@ fn whole_sequences_and_their_gradients_are_candles() {
 #[test]
 fn attention_passes_gradients_to_all_three() {
     let (mut rng, cpu) = (Rng::new(22), shared_cpu().expect("threads"));
-    let spec = AttentionSpec { heads: 6, kv_heads: 2, head_dim: 4, scale: 0.7 };
+    let spec = AttentionSpec { heads: 6, kv_heads: 2, head_dim: 4, scale: 0.7, window: None };
     let [q, k, v] = [24, 8, 8].map(|w| Var::from_tensor(&normal(&mut rng, &[2, 7, w])).expect("a variable"));
     for window in [None, Some(2)] {
-        let (got, want) =
-            (attention(&cpu, &spec, window, &q, &k, &v), scores(&q, &k, &v, &spec, window).expect("y"));
+        let spec = AttentionSpec { window, ..spec };
+        let (got, want) = (attention(&cpu, &spec, &q, &k, &v), scores(&q, &k, &v, &spec).expect("y"));
         let got = got.expect("y");
         close(&got, &want, 1e-5);
         let grads = |y: &Tensor| loss(y).backward().expect("gradients");
@@ -139,17 +133,17 @@ fn attention_passes_gradients_to_all_three() {
             close(got.get(var).expect("a gradient"), want.get(var).expect("a gradient"), 1e-4);
         }
     }
-    let refused = |spec: AttentionSpec, window| attention(&cpu, &spec, window, &q, &k, &v).expect_err("no");
-    assert!(matches!(refused(AttentionSpec { heads: 5, ..spec }, None), NnError::Shape { .. }));
-    assert!(refused(spec, Some(0)).to_string().contains("window"));
+    let refused = |spec: AttentionSpec| attention(&cpu, &spec, &q, &k, &v).expect_err("no");
+    assert!(matches!(refused(AttentionSpec { heads: 5, ..spec }), NnError::Shape { .. }));
+    assert!(refused(AttentionSpec { window: Some(0), ..spec }).to_string().contains("window"));
     let short = k.narrow(1, 0, 3).expect("rows");
-    assert!(matches!(attention(&cpu, &spec, None, &q, &short, &v), Err(NnError::Shape { .. })));
+    assert!(matches!(attention(&cpu, &spec, &q, &short, &v), Err(NnError::Shape { .. })));
     let none = |width| Tensor::zeros((2, 0, width), DType::F32, &Device::Cpu).expect("nothing");
-    let empty = attention(&cpu, &spec, None, &none(24), &none(8), &none(8));
+    let empty = attention(&cpu, &spec, &none(24), &none(8), &none(8));
     assert!(matches!(empty, Err(NnError::EmptyStep)));
     let uneven = AttentionSpec { heads: 3, kv_heads: 2, ..spec };
     let q = normal(&mut rng, &[2, 7, 12]);
-    assert!(attention(&cpu, &uneven, None, &q, &k, &v).is_err());
+    assert!(attention(&cpu, &uneven, &q, &k, &v).is_err());
 }
 
 #[test]

@@ -1,7 +1,6 @@
 //! Vectors of real numbers.
 
-use trike_cpu::{ActivationPrecision, Cpu, CpuError, DenseData, DenseMatrix, Matrix, TernaryMatrix};
-use trike_trit::{Encoding, Scales, TritTensor};
+use trike_popcount::{Cpu, PlaneMatrix, TritOps};
 
 use crate::algebra::{Algebra, AlgebraKind, Ternary, Z3};
 use crate::error::{Result, VsaError, check_dim, check_range};
@@ -15,8 +14,7 @@ const FEW: usize = 64;
 
 /// Vectors of real numbers as hypervectors whose similarity follows the angle between them, by random projections.
 ///
-/// Every dimension looks at the input along random directions, of trits or, with fewer than 64 inputs, of normal numbers (then
-/// an input that is all but perpendicular to one may fall on its other side on another processor). [`Bipolar`](crate::Bipolar) keeps the sign, so that
+/// Every dimension looks at the input along random directions, of trits or, with fewer than 64 inputs, of normal numbers. [`Bipolar`](crate::Bipolar) keeps the sign, so that
 /// the similarity is `1 - 2 angle / pi`; [`Ternary`] keeps it where the projection is above 0.612 of its standard
 /// deviation. [`Z3`] takes two directions and the third of the circle that they point into. The length of the input does not
 /// matter. Trits are coarse for an input with only a few nonzero numbers, which is better encoded as the bundle of its
@@ -32,10 +30,19 @@ const FEW: usize = 64;
 /// ```
 #[derive(Clone, Debug)]
 pub struct RandomProjection<A: Algebra = Z3> {
-    matrix: Matrix,
+    directions: Directions,
+    inputs: usize,
     cpu: Cpu,
     dim: usize,
     algebra: std::marker::PhantomData<A>,
+}
+
+/// What every dimension looks along.
+#[derive(Clone, Debug)]
+enum Directions {
+    /// Normal numbers, row-major.
+    Normal(Vec<f32>),
+    Trits(PlaneMatrix),
 }
 
 impl<A: Algebra> RandomProjection<A> {
@@ -49,20 +56,19 @@ impl<A: Algebra> RandomProjection<A> {
         let rows = if A::KIND == AlgebraKind::Z3 { 2 * dim } else { dim };
         check_range("inputs of a projection", 1, MAX_TRITS / rows.min(MAX_TRITS), inputs)?;
         let seeds = (0..rows).map(|row| item_seed(seed, row as u64));
-        let matrix = if inputs < FEW {
+        let directions = if inputs < FEW {
             // The ones among 64 bits are binomial, which is near enough to normal.
             let number = |seed, input| bits(seed, input as u64, 0).count_ones() as f32 - 32.0;
-            let numbers = seeds.flat_map(|seed| (0..inputs).map(move |input| number(seed, input))).collect();
-            DenseMatrix::new(rows, inputs, DenseData::F32(numbers))?.into()
+            let row = |seed| (0..inputs).map(move |input| number(seed, input));
+            Directions::Normal(seeds.flat_map(row).collect())
         } else {
-            let mut trits = Vec::new();
+            let mut matrix = PlaneMatrix::with_capacity(rows, inputs)?;
             for seed in seeds {
-                trits.extend(PackedTritVec::<Ternary>::random(inputs, seed)?.to_trits());
+                matrix.push(PackedTritVec::<Ternary>::random(inputs, seed)?.view())?;
             }
-            let tensor = TritTensor::from_trits(rows, inputs, &trits, Encoding::TwoBit, Scales::tensor(1.0));
-            TernaryMatrix::pack(&tensor.map_err(CpuError::from)?)?.into()
+            Directions::Trits(matrix)
         };
-        Ok(Self { matrix, cpu: Cpu::new(1)?, dim, algebra: std::marker::PhantomData })
+        Ok(Self { directions, inputs, cpu: Cpu::new(1)?, dim, algebra: std::marker::PhantomData })
     }
 
     /// The same projection, computed on the threads of a [`Cpu`].
@@ -75,7 +81,7 @@ impl<A: Algebra> RandomProjection<A> {
     /// Numbers of an input.
     #[must_use]
     pub fn inputs(&self) -> usize {
-        self.matrix.cols()
+        self.inputs
     }
 
     /// The hypervector of an input.
@@ -97,8 +103,16 @@ impl<A: Algebra> RandomProjection<A> {
         // Scaled, so that no sum overflows.
         let largest = input.iter().fold(0f32, |most, x| most.max(x.abs())).max(f32::MIN_POSITIVE);
         let input: Vec<f32> = input.iter().map(|x| x / largest).collect();
-        let mut seen = vec![0.0; self.matrix.rows()];
-        self.cpu.linear(&input, &self.matrix, ActivationPrecision::F32, &mut seen)?;
+        let seen: Vec<f32> = match &self.directions {
+            Directions::Normal(numbers) => {
+                numbers.chunks_exact(self.inputs).map(|row| dot(row, &input)).collect()
+            }
+            Directions::Trits(matrix) => {
+                let mut seen = vec![0.0; matrix.rows()];
+                self.cpu.trit_project(matrix, &input, &mut seen)?;
+                seen
+            }
+        };
         let squares: f32 = seen.iter().map(|x| x * x).sum();
         let cut = match A::KIND {
             AlgebraKind::Ternary => 0.612 * (squares / seen.len() as f32).sqrt(),
@@ -123,6 +137,17 @@ impl<A: Algebra> RandomProjection<A> {
         };
         PackedTritVec::from_trits(&trits)
     }
+}
+
+/// The dot product of two short rows.
+fn dot(a: &[f32], b: &[f32]) -> f32 {
+    let mut sums = [0f32; 16];
+    for (a, b) in a.chunks(16).zip(b.chunks(16)) {
+        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
+            *sum += a * b;
+        }
+    }
+    sums.iter().sum()
 }
 
 /// The third of the circle that a point lies in: 0 around the first axis, and then the others.

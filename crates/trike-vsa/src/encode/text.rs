@@ -61,7 +61,7 @@ impl<A: Algebra> TextEncoder<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for a text of fewer bytes than an n-gram has, [`VsaError::Cpu`] for one of more than 2^31.
+    /// [`VsaError::Range`] for a text of fewer bytes than an n-gram has, [`VsaError::Popcount`] for one of more than 2^31.
     pub fn encode(&self, text: &str) -> Result<Bundle<A>> {
         let mut bundle = Bundle::new(self.dim)?;
         self.add_to(&mut bundle, text)?;

@@ -57,7 +57,7 @@ impl<A: Algebra> Hierarchy<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Cpu`](crate::VsaError::Cpu) without memory.
+    /// [`VsaError::Popcount`](crate::VsaError::Popcount) without memory.
     pub fn key(&self, address: [Tryte3; 3]) -> Result<PackedTritVec<A>> {
         let role = |level: usize| {
             let offset = address[level].value() - Tryte3::MIN.value();

@@ -49,7 +49,7 @@ impl<A: Algebra> Tree<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Cpu`](crate::VsaError::Cpu) without memory.
+    /// [`VsaError::Popcount`](crate::VsaError::Popcount) without memory.
     pub fn path(&self, path: &[bool]) -> Result<PackedTritVec<A>> {
         let mut vector = PackedTritVec::identity(self.bundle.dim())?;
         for (depth, &right) in path.iter().enumerate() {

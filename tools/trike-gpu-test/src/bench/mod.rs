@@ -131,9 +131,9 @@ impl Record<'_> {
             "microseconds": sample.seconds * 1e6,
             "spread": sample.spread,
             "gigabytes_per_second": rate(cost.bytes) / 1e9,
-            "tera_operations_per_second": rate(cost.operations) / 1e12,
+            "tera_operations_per_second": rate(cost.operations()) / 1e12,
             "share_of_copy": share(cost.bytes, self.ceilings.bytes),
-            "share_of_arithmetic": share(cost.operations, peak),
+            "share_of_arithmetic": share(cost.operations(), peak),
         }));
     }
 }
@@ -251,7 +251,7 @@ fn measure_ceilings(timer: &Timer<'_>, options: &Options, record: &mut Record<'_
             Ok((sample, cost, String::new()))
         };
         let measured = measure();
-        let rate = measured.as_ref().ok().map(|(sample, cost, _)| cost.operations as f64 / sample.seconds);
+        let rate = measured.as_ref().ok().map(|(sample, cost, _)| cost.operations() as f64 / sample.seconds);
         match products {
             // Matrix instructions come later and take the place of dot products.
             Products::Dp4a | Products::Int8Mma => record.ceilings.int8 = rate.or(record.ceilings.int8),

@@ -2,14 +2,14 @@
 
 use anyhow::Result;
 use std::time::Instant;
-use trike_cpu::{DenseData, DenseMatrix, Int8Matrix};
+use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cube::{Cost, Device};
 use trike_nn::{
     ActivationPrecision, Biases, CubeBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation,
-    KvPrecision, KvSpec, Logits, NnError, RopePairing, RopeSpec, Sequence, Step, Weight, WeightName,
+    KvPrecision, KvSpec, Logits, NnError, RopePairing, RopeSpec, Sequence, Step, Tensor, WeightName,
 };
 use trike_testkit::Rng;
-use trike_trit::{Encoding, Granularity, Scales, TritTensor};
+use trike_trit::{Encoding, Granularity, ScaleValues, Scales, TritTensor};
 
 use super::catalogue::Model;
 use super::timer::Sample;
@@ -71,12 +71,8 @@ fn measure(device: &Device, model: &Model, rounds: usize) -> Result<[(Sample, Co
     let weights = model.weights();
     let head = (model.vocab * model.hidden) as u64;
     Ok([
-        (decode, Cost { operations: 2 * (weights + head), bytes }, "step of one token".to_owned()),
-        (
-            prefill,
-            Cost { operations: 2 * weights, bytes: bytes / model.prompt as u64 },
-            "one step".to_owned(),
-        ),
+        (decode, Cost { macs: weights + head, bytes }, "step of one token".to_owned()),
+        (prefill, Cost { macs: weights, bytes: bytes / model.prompt as u64 }, "one step".to_owned()),
     ])
 }
 
@@ -138,25 +134,25 @@ impl RandomWeights {
 }
 
 impl DecoderWeights for RandomWeights {
-    fn matrix(&mut self, name: WeightName) -> Result<Weight, NnError> {
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         let (rows, cols) = self.shape(name);
         // Keeps the variance of the residual stream where training would.
         let scale = 1.0 / (cols as f32).sqrt();
         Ok(match name {
             WeightName::Embedding => {
                 let values = self.rng.normals(rows * cols).into_iter().map(half::f16::from_f32).collect();
-                Weight::Dense(DenseMatrix::new(rows, cols, DenseData::F16(values))?)
+                Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F16(values))?)
             }
             WeightName::Head => {
                 let codes =
                     (0..rows * cols).map(|_| self.rng.below(255) as i8).map(|c| c.max(-127)).collect();
                 let scales = vec![scale / 64.0; rows * cols.div_ceil(HEAD_GROUP)];
-                Weight::Int8(Int8Matrix::new(rows, cols, HEAD_GROUP, codes, scales)?)
+                Tensor::Int8(Int8Tensor::new(rows, cols, HEAD_GROUP, codes, ScaleValues::F32(scales))?)
             }
             _ => {
                 let trits = self.rng.trits(rows * cols, 0.6);
                 let scales = Scales::new(Granularity::Row, vec![half::f16::from_f32(scale); rows], None);
-                Weight::Ternary(TritTensor::from_trits(rows, cols, &trits, Encoding::TwoBit, scales)?)
+                Tensor::Ternary(TritTensor::from_trits(rows, cols, &trits, Encoding::TwoBit, scales)?)
             }
         })
     }

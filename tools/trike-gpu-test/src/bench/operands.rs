@@ -5,7 +5,7 @@ use half::f16;
 use trike_cube::attention::{AttentionProblem, CacheShape, KvCache, KvPrecision, Positions, Segment};
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, DenseMatrix, DenseProblem, DenseValues,
-    LinearBlueprint, LinearProblem, SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix,
+    LinearBlueprint, SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix, TernaryProblem,
 };
 use trike_cube::{Buffer, Cost, Device, Plan, Strategy, attention::AttentionSpec};
 use trike_testkit::Rng;
@@ -69,7 +69,7 @@ impl Matrices {
         let shape = ActivationShape { tokens, cols, precision: ActivationPrecision::Int8PerToken };
         match self {
             Self::Ternary(all) => {
-                let problem = LinearProblem { x: shape, w: all[0].form().clone(), add: false };
+                let problem = TernaryProblem { x: shape, w: all[0].form().clone(), add: false };
                 let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
                 ternary(timer, all, &problem, blueprint)
             }
@@ -100,7 +100,7 @@ impl Matrices {
         let Self::Ternary(all) = self else { return None };
         let x =
             ActivationShape { tokens, cols: self.shape().1, precision: ActivationPrecision::Int8PerToken };
-        let problem = LinearProblem { x, w: all[0].form().clone(), add: false };
+        let problem = TernaryProblem { x, w: all[0].form().clone(), add: false };
         let mut candidates = problem.candidates(timer.device().capabilities()).into_iter();
         let copied =
             candidates.find(|b| matches!(b, LinearBlueprint::Mma(shape) if shape.staging.is_async()))?;
@@ -120,7 +120,7 @@ impl Matrices {
 fn ternary(
     timer: &Timer<'_>,
     all: &[TernaryMatrix],
-    problem: &LinearProblem,
+    problem: &TernaryProblem,
     blueprint: LinearBlueprint,
 ) -> Result<(Sample, Cost, String)> {
     let device = timer.device();
@@ -193,7 +193,8 @@ pub(super) fn attention(timer: &Timer<'_>, case: &Attention) -> Result<(Sample, 
     }
     let q = device.upload(&rng.normals(tokens * heads * head_dim))?;
     let out: Buffer<f32> = device.empty(tokens * heads * head_dim)?;
-    let spec = AttentionSpec { heads, scale: 1.0 / (head_dim as f32).sqrt(), window: None };
+    let spec =
+        AttentionSpec { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None };
     let problem = AttentionProblem { heads, window: None, tokens, first_position: first, cache: shape };
     let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
     let sample = timer.median(|_| {
@@ -202,6 +203,6 @@ pub(super) fn attention(timer: &Timer<'_>, case: &Attention) -> Result<(Sample, 
             device.attention(&spec, &q, &segment, &out, &Strategy::Forced(blueprint))
         })
     })?;
-    let cost = Cost { operations: case.operations(), bytes: case.bytes() };
+    let cost = Cost { macs: case.operations() / 2, bytes: case.bytes() };
     Ok((sample, cost, format!("{blueprint:?}")))
 }

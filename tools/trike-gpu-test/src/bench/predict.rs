@@ -134,7 +134,7 @@ pub fn product(product: &Product, weights: Weights) -> Prediction {
             largest(&[memory, (2.0 * count * padded / (INT8 * MANY), Matrix)])
         }
         _ => {
-            // Squares of 128 tokens by 128, 64 or 32 rows (`LinearProblem::candidates`), one on a multiprocessor at a
+            // Squares of 128 tokens by 128, 64 or 32 rows (`TernaryProblem::candidates`), one on a multiprocessor at a
             // time; each reads the activations of all columns.
             let squares = |side: usize| rows.div_ceil(side) * tokens.div_ceil(128);
             let side = [128, 64].into_iter().find(|&side| squares(side) as f64 >= PROCESSORS).unwrap_or(32);

@@ -187,7 +187,13 @@ impl Case {
         let positions = Positions::upload(device, &positions)?;
         let q = device.upload(&self.q)?;
         let out = device.upload(&vec![POISON; self.q.len()])?;
-        let spec = AttentionSpec { heads, scale: self.scale, window };
+        let spec = AttentionSpec {
+            heads,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+            scale: self.scale,
+            window,
+        };
         let segment = Segment { rows: BEFORE..BEFORE + tokens, positions: &positions, cache: &cache };
         device.attention(&spec, &q, &segment, &out, strategy)?;
         let got = device.read(&out)?;
@@ -232,7 +238,7 @@ fn refusals(session: &mut Session) {
         let cache = KvCache::empty(device, shape)?;
         let (q, kv) = (device.upload(&[0.5f32; 3 * 32])?, device.upload(&[0.5f32; 3 * 16])?);
         let out = device.upload(&[0f32; 3 * 32])?;
-        let spec = AttentionSpec { heads: 4, scale: 0.5, window: None };
+        let spec = AttentionSpec { heads: 4, kv_heads: 2, head_dim: 8, scale: 0.5, window: None };
         let strategy = &Strategy::Inferred;
         let at = |values: &[u32]| Positions::upload(device, values);
         let fits = at(&[7, 8, 9])?;
@@ -272,6 +278,10 @@ fn refusals(session: &mut Session) {
         let odd = AttentionSpec { heads: 5, ..spec };
         let refused = device.attention(&odd, &q, &of(0..3, &fits, &cache), &out, strategy);
         oracle.refused("heads", refused, |e| matches!(e, CubeError::NotMultiple { unit: 2, got: 5, .. }))?;
+        for other in [AttentionSpec { kv_heads: 4, ..spec }, AttentionSpec { head_dim: 16, ..spec }] {
+            let refused = device.attention(&other, &q, &of(0..3, &fits, &cache), &out, strategy);
+            oracle.refused("cache of another shape", refused, |e| matches!(e, CubeError::Length { .. }))?;
+        }
         let scaled = AttentionSpec { scale: f32::NAN, ..spec };
         let refused = device.attention(&scaled, &q, &of(0..3, &fits, &cache), &out, strategy);
         oracle.refused("scale", refused, |e| matches!(e, CubeError::NonFinite { .. }))?;

@@ -44,7 +44,8 @@ pub fn graphs(session: &mut Session) {
         let model = Model::new(device, None)?;
         let (q, attended) = (poisoned(device, HIDDEN)?, poisoned(device, HIDDEN)?);
         let segment = Segment { rows: 0..1, positions: &model.position, cache: &model.cache };
-        let spec = AttentionSpec { heads: HEADS, scale: 0.2, window: None };
+        let spec =
+            AttentionSpec { heads: HEADS, kv_heads: KV_HEADS, head_dim: DIM, scale: 0.2, window: None };
         let prompt = Strategy::Forced(AttentionBlueprint::Prefill);
         let attends = device.capture(|| device.attention(&spec, &q, &segment, &attended, &prompt));
         oracle.refused("attention of prompts", attends, |e| matches!(e, CubeError::Capture { .. }))?;
@@ -125,7 +126,13 @@ impl Model {
         device.rope(&k, DIM, &self.position, &self.turns, &Strategy::Inferred)?;
         let segment = Segment { rows: 0..1, positions: &self.position, cache: &self.cache };
         device.store(&k, &v, &segment)?;
-        let spec = AttentionSpec { heads: HEADS, scale: 0.2, window: self.window };
+        let spec = AttentionSpec {
+            heads: HEADS,
+            kv_heads: KV_HEADS,
+            head_dim: DIM,
+            scale: 0.2,
+            window: self.window,
+        };
         let attended = device.empty(HIDDEN)?;
         device.attention(&spec, &q, &segment, &attended, &Strategy::Inferred)?;
         device.add(&x, &attended, &Strategy::Inferred)?;

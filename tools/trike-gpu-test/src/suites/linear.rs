@@ -1,9 +1,8 @@
 //! `y = x W^T` with ternary weights: precisions, groups, planes, parts, odd sizes, residuals.
 
 use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint,
-    LinearProblem, MAX_STAGES, MmaShape, SplitBlueprint, SplitKernel, Staging, TernaryForm, TernaryMatrix,
-    WmmaShape,
+    ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint, MAX_STAGES,
+    MmaShape, SplitBlueprint, SplitKernel, Staging, TernaryForm, TernaryMatrix, TernaryProblem, WmmaShape,
 };
 use trike_cube::{CubeError, Device, Plan, Strategy};
 use trike_testkit::Rng;
@@ -77,8 +76,8 @@ const CASES: &[Case] = &[
     (&[33], PLAIN, 1, ActivationPrecision::F32, false),
     (&[33], Weights { granularity: groups(GroupSize::G32), ..PLAIN }, 3, ActivationPrecision::F32, true),
     (&[50], Weights { cols: 260, ..PLAIN }, 9, ActivationPrecision::F32, false),
-    (&[33], PLAIN, 1, ActivationPrecision::F16, false),
-    (&[34], PLAIN, 8, ActivationPrecision::F16, false),
+    (&[33], PLAIN, 1, ActivationPrecision::Int16, false),
+    (&[34], PLAIN, 8, ActivationPrecision::Int16, false),
     (&[33], PLAIN, 1, ActivationPrecision::Int8PerGroup(GroupSize::G32), false),
     (
         &[18],
@@ -109,7 +108,7 @@ pub fn linear(session: &mut Session) {
         match inputs.form(device) {
             Ok(form) => {
                 let x = ActivationShape { tokens, cols: weights.cols, precision };
-                let problem = LinearProblem { x, w: form, add };
+                let problem = TernaryProblem { x, w: form, add };
                 session.each(name, &problem, |oracle, strategy| inputs.check(oracle, device, strategy));
             }
             Err(e) => session.case(name, |_| Err(e)),
@@ -236,7 +235,7 @@ const FORCED: &[Forced] = &[
         &[20],
         Weights { cols: 500, depth: 3, granularity: groups(GroupSize::G64), means: true, ..PLAIN },
         9,
-        ActivationPrecision::F16,
+        ActivationPrecision::Int16,
         false,
         mma([1, 2], Staging::Async { stages: MAX_STAGES }),
     ),
@@ -277,7 +276,7 @@ const FORCED: &[Forced] = &[
         &[17],
         Weights { cols: 200, granularity: Granularity::Tensor, depth: 2, ..PLAIN },
         20,
-        ActivationPrecision::F16,
+        ActivationPrecision::Int16,
         true,
         wmma([8, 32, 16], [2, 1], [1, 1]),
     ),
@@ -398,7 +397,7 @@ pub fn shapes(session: &mut Session) {
                     |oracle| {
                         let form = TernaryForm { parts: parts.to_vec(), cols, ..inputs.form(device)? };
                         let x = ActivationShape { tokens, cols, precision: INT8 };
-                        let problem = LinearProblem { x, w: form, add: false };
+                        let problem = TernaryProblem { x, w: form, add: false };
                         let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
                         inputs.check(oracle, device, &Strategy::Forced(blueprint))?;
                         // What a tuner has beside it, for one of the shapes: its registers stand next to those in the report.

@@ -3,8 +3,8 @@
 use half::{bf16, f16};
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, DecodeBlueprint, DenseMatrix, DenseProblem,
-    DenseValues, LinearBlueprint, LinearProblem, MAX_COLS, MAX_SPARSE_COLS, SparseLayout, SparseMatrix,
-    SparseProblem, SplitBlueprint, SplitKernel, TernaryLayout, TernaryMatrix,
+    DenseValues, LinearBlueprint, MAX_COLS, MAX_SPARSE_COLS, SparseLayout, SparseMatrix, SparseProblem,
+    SplitBlueprint, SplitKernel, TernaryLayout, TernaryMatrix, TernaryProblem,
 };
 use trike_cube::{CubeError, Strategy, TritDotProblem, TritScore, TritTable};
 use trike_testkit::Rng;
@@ -84,7 +84,7 @@ const SPARSE: &[(usize, usize, usize, ActivationPrecision, f32)] = &[
     (9, 700, 1, ActivationPrecision::Int8PerToken, 0.05),
     (6, 300, 3, ActivationPrecision::F32, 0.1),
     (5, 130, 17, ActivationPrecision::Int8PerToken, 0.5),
-    (5, 130, 2, ActivationPrecision::F16, 1.0),
+    (5, 130, 2, ActivationPrecision::Int16, 1.0),
 ];
 
 fn sparse(session: &mut Session) {
@@ -258,7 +258,7 @@ fn each_layout(
     x: &[f32],
 ) {
     let device = session.device();
-    let problem = LinearProblem { x: shape, w: w.form().clone(), add: false };
+    let problem = TernaryProblem { x: shape, w: w.form().clone(), add: false };
     let check = |oracle: &Oracle, strategy: &Strategy<LinearBlueprint>| {
         let resident = Activations::upload(device, shape, x)?;
         let out = poisoned(device, shape.tokens * tensor.rows())?;

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::Lanes;
-use crate::isa::Avx512;
+use trike_host::isa::Avx512;
 
 impl Lanes for Avx512 {
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! What attention needs beside the vectors of [`FloatLanes`].
 
-use crate::isa::Scalar;
 use crate::kernels::FloatLanes;
+use trike_host::isa::Scalar;
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -21,18 +21,19 @@ pub(super) trait Lanes: FloatLanes {
 
 impl Lanes for Scalar {}
 #[cfg(target_arch = "x86_64")]
-impl Lanes for crate::isa::Sse41 {}
+impl Lanes for trike_host::isa::Sse41 {}
 #[cfg(target_arch = "x86_64")]
-impl Lanes for crate::isa::Avx2 {}
+impl Lanes for trike_host::isa::Avx2 {}
 #[cfg(target_arch = "x86_64")]
-impl Lanes for crate::isa::AvxVnni {}
+impl Lanes for trike_host::isa::AvxVnni {}
 
 #[cfg(test)]
 mod tests {
     use super::Lanes;
-    use crate::Isa;
-    use crate::isa::with_kernels;
-    use crate::kernels::{Kernels, Loop};
+    use crate::kernels::Kernels;
+    use crate::kernels::with_kernels;
+    use trike_host::Isa;
+    use trike_host::Loop;
 
     struct Transpose<S>(S);
 

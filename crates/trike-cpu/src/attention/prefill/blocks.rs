@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use super::{KEYS, SCALARS};
 use crate::attention::lanes::Lanes;
-use crate::kernels::{Element, Loop};
+use crate::kernels::Element;
+use trike_host::Loop;
 
 /// Widened keys and values of one block.
 pub(super) struct Blocks {

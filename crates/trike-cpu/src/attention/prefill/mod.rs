@@ -12,10 +12,12 @@ use std::ops::Range;
 
 use super::lanes::Lanes;
 use super::{Job, share_out};
-use crate::kernels::{Element, Loop};
-use crate::line::{FloatLine, Line};
+use crate::kernels::Element;
+use crate::line::FloatLine;
 use crate::math::exp;
-use crate::pool::Pool;
+use trike_host::Line;
+use trike_host::Loop;
+use trike_host::Pool;
 
 use blocks::Blocks;
 use product::{Keys, Values, product};

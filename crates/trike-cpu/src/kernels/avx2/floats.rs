@@ -3,9 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::load;
-use crate::isa::Avx2;
 use crate::kernels::Element;
 use crate::kernels::floats::{FloatLanes, Streaming};
+use trike_host::isa::Avx2;
 
 impl FloatLanes for Avx2 {
     type Lanes = __m256;

@@ -1,4 +1,4 @@
-//! AVX2 with FMA and F16C: dense and int8 weights, and the ceilings of the machine.
+//! AVX2 with FMA and F16C: dense and int8 weights.
 
 #![allow(
     clippy::needless_range_loop,
@@ -8,9 +8,10 @@
 use std::arch::x86_64::*;
 
 use super::product::product;
-use super::{Element, Kernels, Loop, Rows};
-use crate::isa::Avx2;
-use crate::probe::{Peak, WordLine};
+use trike_host::Loop;
+
+use super::{Element, Kernels, Rows};
+use trike_host::isa::Avx2;
 
 /// Writes the safe method that enters a function with the target features on.
 macro_rules! enter {
@@ -22,10 +23,8 @@ macro_rules! enter {
 
 mod dense;
 mod floats;
-mod peak;
 
 use dense::widen;
-use peak::read;
 
 impl Kernels for Avx2 {
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
@@ -34,25 +33,6 @@ impl Kernels for Avx2 {
 
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]) {
         enter!(widen(from, to));
-    }
-
-    fn read<const S: usize>(self, lines: &[WordLine], ahead: usize) -> u64 {
-        enter!(read::<S>(lines, ahead))
-    }
-
-    fn peaks(self) -> &'static [Peak<Self>] {
-        &[
-            Peak {
-                name: "vpmaddubsw and vpmaddwd",
-                macs: 8 * 32,
-                run: |token, steps| token.peak_wide(steps),
-            },
-            Peak {
-                name: "vpmaddubsw, widened every fourth",
-                macs: 16 * 32,
-                run: |token, steps| token.peak_merged(steps),
-            },
-        ]
     }
 
     fn run<L: Loop>(self, task: L) -> L::Output {

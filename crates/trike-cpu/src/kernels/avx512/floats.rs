@@ -3,9 +3,9 @@
 use std::arch::x86_64::*;
 
 use super::load;
-use crate::isa::Avx512;
 use crate::kernels::Element;
 use crate::kernels::floats::{FloatLanes, Streaming};
+use trike_host::isa::Avx512;
 
 impl FloatLanes for Avx512 {
     type Lanes = __m512;

@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI: dense and int8 weights, and the ceilings of the machine.
+//! AVX-512 with VNNI: dense and int8 weights.
 
 #![allow(
     clippy::needless_range_loop,
@@ -8,10 +8,10 @@
 use std::arch::x86_64::*;
 
 use super::product::product;
-use super::{Element, Kernels, Loop, Rows};
-use crate::isa::Avx512;
-use crate::line::Line;
-use crate::probe::{Peak, WordLine};
+use trike_host::Loop;
+
+use super::{Element, Kernels, Rows};
+use trike_host::isa::Avx512;
 
 /// Writes the safe method that enters a function with the target features on.
 macro_rules! enter {
@@ -23,10 +23,8 @@ macro_rules! enter {
 
 mod dense;
 mod floats;
-mod peak;
 
 use dense::widen;
-use peak::read;
 
 impl Kernels for Avx512 {
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
@@ -35,17 +33,6 @@ impl Kernels for Avx512 {
 
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]) {
         enter!(widen(from, to));
-    }
-
-    fn read<const S: usize>(self, lines: &[WordLine], ahead: usize) -> u64 {
-        enter!(read::<S>(lines, ahead))
-    }
-
-    fn peaks(self) -> &'static [Peak<Self>] {
-        &[
-            Peak { name: "vpdpbusd, 512 bits", macs: 16 * 64, run: |token, steps| token.peak_512(steps) },
-            Peak { name: "vpdpbusd, 256 bits", macs: 16 * 32, run: |token, steps| token.peak_256(steps) },
-        ]
     }
 
     fn run<L: Loop>(self, task: L) -> L::Output {
@@ -65,14 +52,6 @@ fn run<L: Loop>(task: L) -> L::Output {
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")]
 fn run_permuting<L: Loop>(task: L) -> L::Output {
     task.run()
-}
-
-/// Asks for the line that lies `lines` after this one; asking for memory that does not exist does nothing.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn prefetch<T>(line: &Line<T>, lines: usize) {
-    let ahead = std::ptr::from_ref(line).wrapping_add(lines);
-    _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
 }
 
 /// Sixteen values of any element type.

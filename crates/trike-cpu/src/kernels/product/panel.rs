@@ -6,9 +6,10 @@
 use std::ops::Range;
 
 use super::{Block, ForTokens, LINE, PANEL, SIDE, Source, aligned, for_tokens, groups, lines, weight};
+use crate::kernels::Element;
 use crate::kernels::floats::Streaming;
 use crate::kernels::rows::{BLOCK, Rows};
-use crate::kernels::{Element, Loop};
+use trike_host::Loop;
 
 /// A block of four rows in f32, in the order in which it is read: step by step, and in a step row by row.
 const QUAD: usize = SIDE * BLOCK;

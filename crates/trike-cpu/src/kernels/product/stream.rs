@@ -5,9 +5,10 @@
 //! ahead is right at the ends of rows as well.
 
 use super::{Block, ForTokens, LINE, SIDE, Source, few, lines, weight};
+use crate::kernels::Element;
 use crate::kernels::floats::Streaming;
 use crate::kernels::rows::{BLOCK, Rows};
-use crate::kernels::{Element, Loop};
+use trike_host::Loop;
 
 /// How far ahead weights are asked for, in bytes.
 const AHEAD: usize = 2048;

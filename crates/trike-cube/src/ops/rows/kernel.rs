@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 use super::super::gated::activate;
 use super::super::math::{magnitude, nearest, nearest_wide};
 use super::super::reduce::{max_words, sum_floats, sum_ints};
-use super::GatedActivation;
+use trike_core::GatedActivation;
 
 /// What is compiled into the kernels of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -395,31 +395,6 @@ fn to_codes<N: Size>(
     }
 }
 
-/// Adds a row to the stream. Later stages read in each unit what that unit wrote.
-#[cube]
-fn add_row<N: Size>(
-    stream: &mut [Vector<f32, N>],
-    addend: &[Vector<f32, N>],
-    row: usize,
-    cols: usize,
-    #[comptime] units: usize,
-) {
-    let lanes = N::value();
-    let mut quad = UNIT_POS as usize;
-    while quad * 4 < cols {
-        #[unroll]
-        for part in 0..comptime!(4 / lanes) {
-            let col = quad * 4 + part;
-            if col < cols {
-                let at = (row * cols + col) / lanes;
-                let sum = stream[at] + addend[at];
-                stream[at] = sum;
-            }
-        }
-        quad += units;
-    }
-}
-
 /// Rows to rows of floats.
 #[cube(launch_unchecked)]
 pub(super) fn floats<N: Size>(
@@ -453,43 +428,5 @@ pub(super) fn codes<N: Size>(
 ) {
     if CUBE_POS < rows as usize {
         to_codes::<N>(x, other, weight, codes, sums, factors, CUBE_POS, cols as usize, eps, form);
-    }
-}
-
-/// Rows of a stream to rows of floats, after something was added to the stream.
-#[cube(launch_unchecked)]
-pub(super) fn added_floats<N: Size>(
-    stream: &mut [Vector<f32, N>],
-    addend: &[Vector<f32, N>],
-    weight: &[Vector<f32, N>],
-    out: &mut [Vector<f32, N>],
-    rows: u32,
-    cols: u32,
-    eps: f32,
-    #[comptime] form: Form,
-) {
-    if CUBE_POS < rows as usize {
-        add_row::<N>(stream, addend, CUBE_POS, cols as usize, form.units);
-        to_floats::<N>(&*stream, addend, weight, out, CUBE_POS, cols as usize, eps, form);
-    }
-}
-
-/// Rows of a stream to rows of codes, after something was added to the stream.
-#[cube(launch_unchecked)]
-pub(super) fn added_codes<N: Size>(
-    stream: &mut [Vector<f32, N>],
-    addend: &[Vector<f32, N>],
-    weight: &[Vector<f32, N>],
-    codes: &mut [u32],
-    sums: &mut [i32],
-    factors: &mut [f32],
-    rows: u32,
-    cols: u32,
-    eps: f32,
-    #[comptime] form: Form,
-) {
-    if CUBE_POS < rows as usize {
-        add_row::<N>(stream, addend, CUBE_POS, cols as usize, form.units);
-        to_codes::<N>(&*stream, addend, weight, codes, sums, factors, CUBE_POS, cols as usize, eps, form);
     }
 }

@@ -65,7 +65,7 @@ impl Operands {
 pub(super) fn cost(product: &Product) -> Cost {
     let &Product { rows, cols, tokens, .. } = product;
     let (rows, cols, tokens) = (rows as u64, cols as u64, tokens as u64);
-    Cost { operations: 2 * rows * cols * tokens, bytes: 2 * (rows * cols + tokens * (rows + cols)) }
+    Cost { macs: rows * cols * tokens, bytes: 2 * (rows * cols + tokens * (rows + cols)) }
 }
 
 /// Compares some outputs of causal attention with the formula; everything is `[batch][head][token][head_dim]`.

@@ -1,0 +1,323 @@
+//! How a model is made ternary.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use trike_llm::Split;
+use trike_nn::WeightName;
+use trike_quant::{ColumnOrder, QuantizeConfig, ScaleRule, TritLayout};
+use trike_trit::{Coupling, Encoding, Granularity, Hadamard};
+
+use crate::{CalibrateError, ConfigError, Pruning, Tuning};
+
+/// Text that a model runs on while it is made ternary.
+#[derive(Clone, Copy, Debug)]
+pub enum Calibration<'a> {
+    /// A text, cut into sequences, at most so many of them.
+    Text {
+        /// The text.
+        text: &'a str,
+        /// How it is cut.
+        split: Split,
+        /// Most sequences.
+        limit: Option<usize>,
+    },
+    /// Text that the model writes itself, sampled at temperature 1 from nothing but a beginning-of-text token.
+    Generated {
+        /// Number of texts.
+        sequences: usize,
+        /// Where chance starts.
+        seed: u64,
+    },
+}
+
+impl Calibration<'_> {
+    /// Most sequences.
+    pub(crate) fn limit(&self) -> usize {
+        match *self {
+            Self::Text { limit, .. } => limit.unwrap_or(usize::MAX),
+            Self::Generated { sequences, .. } => sequences,
+        }
+    }
+
+    /// The same with at most so many sequences; what is generated only grows by a third, because it is slow.
+    pub(crate) fn with_limit(self, limit: usize) -> Self {
+        match self {
+            Self::Text { text, split, .. } => Self::Text { text, split, limit: Some(limit) },
+            Self::Generated { sequences, seed } => {
+                Self::Generated { sequences: limit.min(sequences + sequences.div_ceil(3)), seed }
+            }
+        }
+    }
+}
+
+/// How weights become trits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum QuantizeMethod {
+    /// To the nearest level, without looking at inputs. Needs no calibration.
+    Round(ScaleRule),
+    /// With error compensation.
+    Compensate(Compensation),
+}
+
+/// How error compensation works.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Compensation {
+    /// In which order columns are rounded.
+    pub order: ColumnOrder,
+    /// Share of the Hessian's mean diagonal that is added to its diagonal.
+    pub damping: f64,
+    /// Rounds of refitting scales and improving codes.
+    pub rounds: usize,
+    /// Whether a layer aims at what the dense model's layer puts out, or only at its own weights: its inputs differ by what the
+    /// layers before lost, and part of that can be made up for.
+    pub follow: bool,
+}
+
+impl Default for Compensation {
+    fn default() -> Self {
+        Self { order: ColumnOrder::Activation, damping: 0.01, rounds: 3, follow: true }
+    }
+}
+
+/// How one layer is stored, in place of what the configuration says for all of them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LayerChoice {
+    /// As trits, with so many planes and scales shared so.
+    Trits {
+        /// Planes, 1 to 6.
+        planes: usize,
+        /// What shares a scale.
+        granularity: Granularity,
+    },
+    /// As int8 in groups of 32.
+    Int8,
+    /// As it is, and why.
+    Dense {
+        /// The reason, for reports.
+        reason: String,
+    },
+}
+
+/// How a model is made ternary: which of its layers, in which shape, by which method.
+///
+/// ```
+/// use trike_calibrate::ModelQuantizationConfig;
+///
+/// let mut config = ModelQuantizationConfig::planes(2);
+/// config.skip_patterns = vec!["layers.0.*down_proj".to_owned()];
+/// assert!(config.skips("model.layers.0.mlp.down_proj.weight"));
+/// assert!(!config.skips("model.layers.10.mlp.down_proj.weight"));
+/// ```
+#[derive(Clone, Debug)]
+pub struct ModelQuantizationConfig {
+    /// Planes, scales and packing.
+    pub layout: TritLayout,
+    /// Rounding or compensation.
+    pub method: QuantizeMethod,
+    /// How codes and scales are tuned after compensation; `None` for not at all. Without compensation there is no text to tune on,
+    /// and free planes are not tuned.
+    pub tuning: Option<Tuning>,
+    /// Whether the inputs of layers are scaled first by what a search on the text finds to lose least: what matters more in a group
+    /// gets larger weights. The norms before them, value or up projections take the inverse, so that the result runs as any other.
+    pub salience: bool,
+    /// Whether the residual stream is rotated first, with signs from this seed. Embedding and head, where they were one, are two
+    /// then. See [`Fold`](crate::Fold).
+    pub rotation: Option<u64>,
+    /// Whether the inputs of output and down projections that become ternary are rotated when the model runs, by Hadamard matrices
+    /// in blocks of at most so many numbers: nothing before these could take the rotation in. See
+    /// [`TritTensor::rotation`](trike_trit::TritTensor::rotation).
+    pub input_rotation: Option<usize>,
+    /// Layers whose name contains one of these stay as they are; `*` stands for any characters.
+    pub skip_patterns: Vec<String>,
+    /// Layers with fewer weights stay as they are.
+    pub min_layer_size: usize,
+    /// Round the embedding and the output head to int8 in groups of 32; else they stay as they are.
+    pub int8_head: bool,
+    /// A tokenizer to use and to put into the result, when none comes with the model.
+    pub tokenizer: Option<PathBuf>,
+    /// Layers, by name, that are stored in another way than `layout` says, as a plan puts it.
+    pub layers: BTreeMap<String, LayerChoice>,
+    /// Which weights become zero first.
+    pub prune: Option<Pruning>,
+    /// Pack each layer as the measured crossover of the kernels and the bytes say, in place of `layout.encoding`.
+    pub auto_encoding: bool,
+    /// Threads; 0 for one a processor.
+    pub threads: usize,
+}
+
+impl Default for ModelQuantizationConfig {
+    /// Three tied planes in base 3 with a scale for 128 weights, compensated, every linear layer of the blocks.
+    fn default() -> Self {
+        Self::planes(3)
+    }
+}
+
+impl ModelQuantizationConfig {
+    /// The default with another number of planes.
+    pub fn planes(depth: usize) -> Self {
+        Self {
+            layout: TritLayout { depth, encoding: Encoding::Base3, ..TritLayout::default() },
+            method: QuantizeMethod::Compensate(Compensation::default()),
+            tuning: Some(Tuning::default()),
+            salience: false,
+            rotation: None,
+            input_rotation: None,
+            skip_patterns: Vec::new(),
+            min_layer_size: 0,
+            int8_head: false,
+            tokenizer: None,
+            layers: BTreeMap::new(),
+            prune: None,
+            auto_encoding: false,
+            threads: 0,
+        }
+    }
+
+    /// Whether a layer of this name stays as it is.
+    pub fn skips(&self, name: &str) -> bool {
+        self.skip_patterns.iter().any(|pattern| contains(name, pattern))
+    }
+
+    /// How errors are compensated; `None` for rounding.
+    pub(crate) fn compensation(&self) -> Option<Compensation> {
+        match self.method {
+            QuantizeMethod::Round(_) => None,
+            QuantizeMethod::Compensate(how) => Some(how),
+        }
+    }
+
+    /// What the inputs of a layer are rotated by, when it becomes ternary.
+    pub(crate) fn rotation_of(&self, name: WeightName, cols: usize) -> Option<Hadamard> {
+        match name {
+            WeightName::Output(_) | WeightName::Down(_) => Hadamard::largest(cols, self.input_rotation?),
+            _ => None,
+        }
+    }
+
+    /// Planes, scales and packing of a layer that becomes ternary.
+    pub(crate) fn layout_of(&self, name: &str) -> TritLayout {
+        match self.layers.get(name) {
+            Some(&LayerChoice::Trits { planes, granularity }) => {
+                TritLayout { depth: planes, granularity, ..self.layout }
+            }
+            _ => self.layout,
+        }
+    }
+
+    /// Checks that the options go together.
+    ///
+    /// # Errors
+    ///
+    /// [`CalibrateError::Quantize`] and [`CalibrateError::Config`], which name the option.
+    pub fn validate(&self) -> Result<(), CalibrateError> {
+        let rule = match self.method {
+            QuantizeMethod::Round(rule) => rule,
+            QuantizeMethod::Compensate(_) => ScaleRule::LeastSquares,
+        };
+        let planned = self.layers.keys().map(|name| (name.as_str(), self.layout_of(name)));
+        let layouts: Vec<_> = std::iter::once(("the options", self.layout)).chain(planned).collect();
+        for (what, layout) in &layouts {
+            let config = QuantizeConfig { rule, layout: *layout, ..QuantizeConfig::default() };
+            config.validate().map_err(|e| CalibrateError::quantize(what, e))?;
+        }
+        if let Some(got) = self.input_rotation {
+            if !(2..=Hadamard::MAX).contains(&got) {
+                return Err(ConfigError::InputRotation { got, largest: Hadamard::MAX }.into());
+            }
+            if self.prune.is_some() {
+                return Err(ConfigError::PruneRotated.into());
+            }
+        }
+        if let Some(prune) = &self.prune {
+            prune.validate(&self.method, self.layout.with_mean)?;
+        }
+        if let QuantizeMethod::Compensate(c) = &self.method {
+            if !(c.damping > 0.0 && c.damping <= 1.0) {
+                return Err(ConfigError::Damping { got: c.damping }.into());
+            }
+            if layouts.iter().any(|(_, layout)| layout.granularity == Granularity::Tensor) {
+                return Err(ConfigError::TensorScale.into());
+            }
+        }
+        if let Some(tuning) = &self.tuning {
+            tuning.validate()?;
+        }
+        if let Some(pattern) = self.skip_patterns.iter().find(|p| p.chars().all(|c| c == '*')) {
+            return Err(ConfigError::SkipsAll { pattern: pattern.clone() }.into());
+        }
+        Ok(())
+    }
+
+    /// One word for a plane count and coupling, for reports: `2 tied`.
+    pub(crate) fn planes_name(&self) -> String {
+        let coupling = if self.layout.coupling == Coupling::Free { "free" } else { "tied" };
+        format!("{} {coupling}", self.layout.depth)
+    }
+}
+
+/// Whether `pattern`, in which `*` stands for any characters, is somewhere in `name`.
+fn contains(name: &str, pattern: &str) -> bool {
+    let mut rest = name;
+    pattern.split('*').all(|part| match rest.find(part) {
+        Some(at) => {
+            rest = &rest[at + part.len()..];
+            true
+        }
+        None => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_quant::PrunePattern;
+
+    use super::*;
+    use crate::Importance;
+
+    #[test]
+    fn patterns() {
+        for (pattern, matches) in [
+            ("down", true),
+            ("layers.1.*proj", true),
+            ("layers.1.*q_proj", false),
+            ("*up*", false),
+            ("mlp*layers", false),
+        ] {
+            assert_eq!(contains("model.layers.1.mlp.down_proj.weight", pattern), matches, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn options_are_checked() {
+        assert!(ModelQuantizationConfig::default().validate().is_ok());
+        type Spoil = fn(&mut ModelQuantizationConfig);
+        let table: [(&str, Spoil); 7] = [
+            ("input_rotation", |c| c.input_rotation = Some(1)),
+            ("prune with input_rotation", |c| {
+                c.input_rotation = Some(64);
+                c.prune = Some(Pruning {
+                    share: 0.5,
+                    pattern: PrunePattern::Unstructured,
+                    importance: Importance::Magnitude,
+                });
+            }),
+            ("planes", |c| c.layout.depth = 0),
+            ("damping", |c| {
+                c.method =
+                    QuantizeMethod::Compensate(Compensation { damping: 0.0, ..Compensation::default() });
+            }),
+            ("granularity", |c| c.layout.granularity = Granularity::Tensor),
+            ("skip pattern", |c| c.skip_patterns = vec![String::new()]),
+            ("coupling", |c| {
+                c.method = QuantizeMethod::Round(ScaleRule::AbsMean);
+                c.layout.depth = 2;
+            }),
+        ];
+        for (name, spoil) in table {
+            let mut config = ModelQuantizationConfig::default();
+            spoil(&mut config);
+            let error = config.validate().unwrap_err().to_string();
+            assert!(error.contains(name), "{name}: {error}");
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! The same model at other settings, measured for comparison.
+
+use std::fs;
+
+use trike_llm::{LlmError, ModelFile, Split};
+
+use crate::{
+    CalibrateError, Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport,
+    quantize::{io, quantize},
+    store,
+};
+
+/// Most planes of a point: more are nearly the dense model.
+const MOST_PLANES: usize = 4;
+
+impl ModelQuantizationConfig {
+    /// Checks that the points of [`QuantizeReport::measure_curve`], one to four planes, can be made with these options.
+    ///
+    /// # Errors
+    ///
+    /// As [`validate`](Self::validate), for the first that cannot.
+    pub fn validate_curve(&self) -> Result<(), CalibrateError> {
+        (1..=MOST_PLANES).try_for_each(|planes| {
+            let mut alike = self.clone();
+            alike.layout.depth = planes;
+            alike.validate()
+        })
+    }
+}
+
+impl QuantizeReport {
+    /// Makes the same model with one to four planes, every layer alike, measures each on the text that
+    /// [`evaluate`](Self::evaluate) was given, and keeps bits and perplexities in [`curve`](Self::curve), this model's own with
+    /// them. The other models are removed. `progress` is called with the number of models done and to do.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NothingToScore`] before `evaluate`; and as [`quantize`] and `evaluate`.
+    #[expect(clippy::too_many_arguments, reason = "what made the model and what it is measured on")]
+    pub fn measure_curve(
+        &mut self,
+        input: &ModelFile,
+        calibration: &Calibration<'_>,
+        config: &ModelQuantizationConfig,
+        text: &str,
+        split: Split,
+        limit: Option<usize>,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<(), CalibrateError> {
+        let own = self.point(if self.planning.is_some() { "this plan" } else { "this model" });
+        let mut curve = vec![own.ok_or(LlmError::NothingToScore)?];
+        let alike = ModelQuantizationConfig { layers: Default::default(), ..config.clone() };
+        let depth = config.layout.depth;
+        let scratch = store::beside(self.output.as_ref(), ".curve");
+        for planes in 1..=MOST_PLANES {
+            // This model is a point already.
+            let same = self.planning.is_none() && config.layers.is_empty() && planes == depth;
+            if !same {
+                let mut alike = alike.clone();
+                alike.layout.depth = planes;
+                // What an interrupted call left is of no use: the model itself is measured again, too.
+                if store::resume(&scratch, "curve")? {
+                    fs::remove_dir_all(&scratch).map_err(io(&scratch))?;
+                    store::resume(&scratch, "curve")?;
+                }
+                let path = scratch.join("model");
+                let mut report = quantize(input, &path, calibration, &alike, &mut |_, _| ())?;
+                let measured = report.evaluate("", text, split, limit, &alike, &mut |_, _| ());
+                fs::remove_dir_all(&scratch).map_err(io(&scratch))?;
+                measured?;
+                let name = format!("{planes} {}", if planes == 1 { "plane" } else { "planes" });
+                curve.extend(report.point(&name));
+            }
+            progress(planes, MOST_PLANES);
+        }
+        curve.sort_by(|a, b| a.bits_per_weight.total_cmp(&b.bits_per_weight));
+        self.curve = curve;
+        Ok(())
+    }
+
+    fn point(&self, setting: &str) -> Option<CurvePoint> {
+        let evaluation = self.evaluation.as_ref()?;
+        let weights: f64 = self.layers.iter().map(|l| l.rows as f64 * l.cols as f64).sum();
+        let bytes: u64 = self.layers.iter().map(|l| l.bytes).sum();
+        Some(CurvePoint {
+            setting: setting.to_owned(),
+            bits_per_weight: 8.0 * bytes as f64 / weights.max(1.0),
+            bytes: self.output_bytes,
+            ratio: evaluation.ratio,
+            kl: evaluation.kl,
+        })
+    }
+}

@@ -1,0 +1,322 @@
+//! Changing single weights or rows of a packed model, in a file or in memory, and taking that back.
+
+use std::{fs, path::Path};
+
+use serde::{Deserialize, Serialize};
+use trike_format::{HfDir, Tensor, TensorSource};
+use trike_llm::{LanguageModel, WeightSource};
+use trike_nn::{Backend, WeightName};
+use trike_quant::Grid;
+use trike_trit::{Coupling, Edit, Trit, TritTensor};
+
+use crate::{CalibrateError, EditError};
+
+/// Where a directory keeps what takes its edits back.
+const JOURNAL: &str = "edits.json";
+
+/// A change of a ternary weight matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// The weight at a row and column becomes the level of its group's grid that is nearest to a value.
+    Value {
+        /// Output feature.
+        row: usize,
+        /// Input feature.
+        col: usize,
+        /// The value.
+        value: f32,
+    },
+    /// The weight at a row and column gets these trits, the plane that counts most first. Where inputs are rotated that
+    /// changes all weights of the row that are in its block.
+    Trits {
+        /// Output feature.
+        row: usize,
+        /// Input feature.
+        col: usize,
+        /// One for each plane.
+        trits: Vec<Trit>,
+    },
+    /// All weights of a row become zero.
+    ZeroRow(usize),
+    /// All weights of a row change their sign.
+    NegateRow(usize),
+}
+
+/// Changes single weights or rows of a tensor in place, one after the other, all or none, and returns the edits that take that back.
+///
+/// ```
+/// use trike_calibrate::{Change, edit_tensor};
+/// use trike_trit::{Encoding, Scales, TritTensor};
+///
+/// let mut w = TritTensor::from_trits(2, 3, &[1, 0, -1, 0, 1, 1], Encoding::Base3, Scales::tensor(0.5))?;
+/// let before = w.clone();
+/// let undo = edit_tensor(&mut w, &[Change::Value { row: 0, col: 1, value: 0.4 }, Change::NegateRow(1)])?;
+/// assert_eq!(w.dequantize(), [0.5, 0.5, -0.5, -0.0, -0.5, -0.5]);
+/// w.edit(&undo)?;
+/// assert_eq!(w, before);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+///
+/// [`CalibrateError::Trit`] for a place outside the tensor, [`CalibrateError::Edit`] for another number of trits than it has planes, a value that
+/// is not finite, or a whole row of a tensor with means, in which a zero trit is no zero weight.
+pub fn edit_tensor(tensor: &mut TritTensor, changes: &[Change]) -> Result<Vec<Edit>, CalibrateError> {
+    // Each change sees what those before it did, and all of them are made or none.
+    let mut changed = tensor.clone();
+    let mut undo = Vec::new();
+    for change in changes {
+        let mut edits = Vec::new();
+        edits_of(&changed, change, &mut edits)?;
+        for edit in &edits {
+            undo.push(Edit { trit: changed.get(edit.plane, edit.row, edit.col)?, ..*edit });
+        }
+        changed.edit(&edits)?;
+    }
+    *tensor = changed;
+    // What was there first comes last.
+    undo.reverse();
+    Ok(undo)
+}
+
+fn edits_of(tensor: &TritTensor, change: &Change, edits: &mut Vec<Edit>) -> Result<(), CalibrateError> {
+    let depth = tensor.depth();
+    match change {
+        &Change::Value { row, col, value } => {
+            if !value.is_finite() {
+                return Err(EditError::Value { got: value }.into());
+            }
+            if let Some(rotation) = tensor.rotation() {
+                return Err(EditError::Rotated { block: rotation.block() }.into());
+            }
+            // For its check of the place.
+            tensor.get(0, row, col)?;
+            let group = col / tensor.group_len();
+            let mean = tensor.mean(row, group)?;
+            let scales: Vec<f32> =
+                (0..depth).map(|p| tensor.scale(p, row, group)).collect::<Result<_, _>>()?;
+            let grid = match tensor.coupling() {
+                Coupling::Tied => Grid::tied(depth, scales[depth - 1], mean),
+                Coupling::Free => Grid::free(&scales, mean),
+            };
+            let trits = Grid::trits(grid.nearest(value), depth);
+            for (plane, &t) in trits[..depth].iter().enumerate() {
+                edits.push(Edit { plane, row, col, trit: trit(t)? });
+            }
+        }
+        Change::Trits { row, col, trits } => {
+            if trits.len() != depth {
+                return Err(EditError::Trits { planes: depth, got: trits.len() }.into());
+            }
+            tensor.get(0, *row, *col)?;
+            edits.extend(trits.iter().enumerate().map(|(plane, &trit)| Edit {
+                plane,
+                row: *row,
+                col: *col,
+                trit,
+            }));
+        }
+        &(Change::ZeroRow(row) | Change::NegateRow(row)) => {
+            if tensor.scales().means().is_some() {
+                return Err(EditError::Means.into());
+            }
+            let mut trits = vec![0; tensor.cols()];
+            for plane in 0..depth {
+                tensor.read_row(plane, row, &mut trits)?;
+                let negate = matches!(change, Change::NegateRow(_));
+                for (col, &t) in trits.iter().enumerate().filter(|(_, t)| **t != 0) {
+                    edits.push(Edit { plane, row, col, trit: trit(if negate { -t } else { 0 })? });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn trit(value: i8) -> Result<Trit, EditError> {
+    Trit::from_value(value).ok_or(EditError::Journal { got: value })
+}
+
+/// What an edit did. The field names are the schema of `trike edit --json`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct EditReport {
+    /// The directory.
+    pub model: String,
+    /// The tensors that changed, and the trits of each that did.
+    pub changed: Vec<(String, usize)>,
+    /// Edits that can be taken back.
+    pub undoable: usize,
+}
+
+/// One edit of one tensor, as the journal keeps it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Entry {
+    tensor: String,
+    /// Plane, row, column and trit of every place before the edit.
+    undo: Vec<(usize, usize, usize, i8)>,
+}
+
+/// Changes a packed tensor of a Trike directory in place. What takes that back is in `edits.json` beside it before the first byte
+/// changes, so that [`undo_edits`] repairs an edit that was interrupted, too.
+///
+/// The directory must not be open elsewhere meanwhile.
+///
+/// # Errors
+///
+/// As [`edit_tensor`]; [`CalibrateError::Edit`] when the tensor is not ternary, and what reading and writing say, such as that a
+/// compressed encoding has no room for another nonzero.
+pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditReport, CalibrateError> {
+    let mut journal = journal(dir)?;
+    let (hf, mut trits) = open(dir, tensor)?;
+    let undo = edit_tensor(&mut trits, changes)?;
+    let count = undo.len();
+    let undo = undo.iter().map(|e| (e.plane, e.row, e.col, e.trit.value())).collect();
+    // A change that the file has no room for must leave no entry.
+    let entry = Entry { tensor: tensor.to_owned(), undo };
+    journal.push(entry);
+    save(dir, &journal)?;
+    if let Err(error) = hf.overwrite(tensor, &Tensor::Ternary(trits)) {
+        if matches!(error, trike_format::FormatError::Write { .. }) {
+            journal.pop();
+            save(dir, &journal)?;
+        }
+        return Err(error.into());
+    }
+    Ok(EditReport {
+        model: dir.display().to_string(),
+        changed: vec![(tensor.to_owned(), count)],
+        undoable: journal.len(),
+    })
+}
+
+/// Takes the last `steps` edits of a directory back, the last one first.
+///
+/// # Errors
+///
+/// [`CalibrateError::Edit`] when there are fewer, and what reading and writing say.
+pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, CalibrateError> {
+    let mut journal = journal(dir)?;
+    if steps == 0 || journal.len() < steps {
+        return Err(EditError::Undo { asked: steps, made: journal.len() }.into());
+    }
+    let mut changed = Vec::new();
+    for _ in 0..steps {
+        let Some(entry) = journal.pop() else { break };
+        let (hf, mut trits) = open(dir, &entry.tensor)?;
+        let edits: Vec<Edit> = entry
+            .undo
+            .iter()
+            .map(|&(plane, row, col, t)| Ok(Edit { plane, row, col, trit: trit(t)? }))
+            .collect::<Result<_, CalibrateError>>()?;
+        trits.edit(&edits)?;
+        hf.overwrite(&entry.tensor, &Tensor::Ternary(trits))?;
+        save(dir, &journal)?;
+        changed.push((entry.tensor, edits.len()));
+    }
+    Ok(EditReport { model: dir.display().to_string(), changed, undoable: journal.len() })
+}
+
+fn open(dir: &Path, name: &str) -> Result<(HfDir, TritTensor), CalibrateError> {
+    let hf = HfDir::open(dir)?;
+    match hf.load(name)? {
+        Tensor::Ternary(trits) => Ok((hf, trits)),
+        Tensor::Dense(_) | Tensor::Int8(_) => {
+            let kind = hf.info(name).map_or_else(String::new, |i| i.kind.to_string());
+            Err(EditError::NotTernary { tensor: name.to_owned(), kind }.into())
+        }
+    }
+}
+
+fn journal(dir: &Path) -> Result<Vec<Entry>, CalibrateError> {
+    let path = dir.join(JOURNAL);
+    if !path.exists() {
+        return Ok(Vec::new());
+    }
+    let io = |source| CalibrateError::Io { path: path.clone(), source };
+    let text = fs::read(&path).map_err(io)?;
+    serde_json::from_slice(&text).map_err(|e| io(e.into()))
+}
+
+/// Replaces the journal in one step; an empty one is removed.
+fn save(dir: &Path, journal: &[Entry]) -> Result<(), CalibrateError> {
+    let path = dir.join(JOURNAL);
+    let io = |source| CalibrateError::Io { path: path.clone(), source };
+    if journal.is_empty() {
+        return fs::remove_file(&path).map_err(io);
+    }
+    let beside = dir.join(format!("{JOURNAL}.new"));
+    let text = serde_json::to_vec(journal).map_err(|e| io(e.into()))?;
+    fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path)).map_err(io)
+}
+
+/// Changes single weights or rows of a loaded model's linear layer, and returns the tensor as it was, for
+/// [`LanguageModel::replace_layer`] to take that back. `source` is what the model was loaded from and stays as it is.
+///
+/// # Errors
+///
+/// As [`edit_tensor`]; [`CalibrateError::Edit`] when the layer is not ternary, and what reading `source` and the backend say.
+pub fn edit_layer<B: Backend>(
+    model: &mut LanguageModel<B>,
+    source: &dyn WeightSource,
+    name: WeightName,
+    changes: &[Change],
+) -> Result<TritTensor, CalibrateError> {
+    // What an earlier call has put there counts, and not what the source has.
+    let found = match model.replaced_layer(name) {
+        Some(tensor) => Tensor::Ternary(tensor.clone()),
+        None => source.load(name)?,
+    };
+    let (Tensor::Ternary(before), true) = (found, name.is_block_matrix()) else {
+        return Err(EditError::NotLinear { weight: name }.into());
+    };
+    let mut after = before.clone();
+    edit_tensor(&mut after, changes)?;
+    model.replace_layer(name, after)?;
+    Ok(before)
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_llm::ModelFile;
+    use trike_trit::{Encoding, Scales};
+
+    use super::*;
+
+    #[test]
+    fn each_change_sees_what_those_before_it_did() {
+        let start =
+            TritTensor::from_trits(2, 3, &[1, 0, -1, 0, 1, 1], Encoding::Base3, Scales::tensor(0.5)).unwrap();
+        let set = Change::Value { row: 1, col: 0, value: 0.5 };
+        for (changes, expected) in [
+            (&[Change::NegateRow(0), Change::NegateRow(0)][..], [0.5, 0.0, -0.5, 0.0, 0.5, 0.5]),
+            (&[set.clone(), Change::ZeroRow(1)], [0.5, 0.0, -0.5, 0.0, 0.0, 0.0]),
+            (&[Change::ZeroRow(1), set.clone()], [0.5, 0.0, -0.5, 0.5, 0.0, 0.0]),
+            (&[set.clone(), Change::NegateRow(1)], [0.5, 0.0, -0.5, -0.5, -0.5, -0.5]),
+        ] {
+            let mut tensor = start.clone();
+            let undo = edit_tensor(&mut tensor, changes).unwrap();
+            assert_eq!(tensor.dequantize(), expected, "{changes:?}");
+            tensor.edit(&undo).unwrap();
+            assert_eq!(tensor, start, "{changes:?}");
+        }
+        // All or none.
+        let mut tensor = start.clone();
+        assert!(edit_tensor(&mut tensor, &[set, Change::ZeroRow(2)]).is_err());
+        assert_eq!(tensor, start);
+    }
+
+    #[test]
+    fn a_second_edit_in_memory_keeps_the_first() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+        let file = ModelFile::open(path).unwrap();
+        let mut model = LanguageModel::load(path).unwrap();
+        let name = WeightName::Down(0);
+        let first = edit_layer(&mut model, &file, name, &[Change::ZeroRow(0)]).unwrap();
+        let second = edit_layer(&mut model, &file, name, &[Change::ZeroRow(1)]).unwrap();
+        let row = |tensor: &TritTensor, row: usize| {
+            tensor.dequantize()[row * tensor.cols()..][..tensor.cols()].to_vec()
+        };
+        let zero = |values: Vec<f32>| values.iter().all(|v| *v == 0.0);
+        assert!(!zero(row(&first, 0)) && zero(row(&second, 0)) && !zero(row(&second, 1)));
+    }
+}

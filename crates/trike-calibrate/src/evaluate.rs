@@ -1,0 +1,86 @@
+//! What a model lost by becoming ternary, and the report's files.
+
+use std::path::Path;
+
+use trike_llm::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Split, compare, sequences};
+use trike_nn::{ActivationPrecision, KvPrecision};
+
+use crate::{CalibrateError, Evaluation, ModelQuantizationConfig, QuantizeReport, quantize::io};
+
+/// The report's file in a directory.
+const REPORT: &str = "report.json";
+/// The same for readers.
+const PAGE: &str = "report.html";
+/// The plan's file in a directory.
+const PLAN: &str = "plan.json";
+
+impl QuantizeReport {
+    /// Measures the dense and the ternary model on a text, which `name` describes, both with f32 activations and heads as stored,
+    /// and keeps the result in the report. `progress` is called with the number of sequences done and to do.
+    ///
+    /// # Errors
+    ///
+    /// What loading either model and [`compare`] say.
+    pub fn evaluate(
+        &mut self,
+        name: &str,
+        text: &str,
+        split: Split,
+        limit: Option<usize>,
+        config: &ModelQuantizationConfig,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<(), CalibrateError> {
+        let load = |path: &str, tokenizer| {
+            let options = LoadOptions {
+                tokenizer,
+                threads: config.threads,
+                activations: Some(ActivationPrecision::F32),
+                head: HeadPrecision::AsStored,
+            };
+            LanguageModel::load_with(&ModelFile::open(path)?, &options, &mut |_, _| ())
+        };
+        let dense = load(&self.input, config.tokenizer.clone())?;
+        let ternary = load(&self.output, config.tokenizer.clone())?;
+        let kv = KvPrecision::F32;
+        let comparison = compare(&ternary, kv, &dense, kv, text, split, limit, progress)?;
+        self.evaluation = Some(Evaluation::new(name.to_owned(), &comparison));
+        Ok(())
+    }
+
+    /// Checks that [`evaluate`](Self::evaluate) will find something to measure in a text, before a model is made for it.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NothingToScore`], and what the tokenizer says.
+    pub fn check_text(
+        input: &ModelFile,
+        text: &str,
+        split: Split,
+        config: &ModelQuantizationConfig,
+    ) -> Result<(), CalibrateError> {
+        let tokenizer = input.tokenizer(config.tokenizer.as_deref())?;
+        let ids = sequences(&tokenizer, text, split, input.config().spec.context, None)?;
+        if ids.iter().all(|ids| ids.len() < 2) {
+            return Err(LlmError::NothingToScore.into());
+        }
+        Ok(())
+    }
+
+    /// Writes `report.json` and `report.html` into the model's directory, and `plan.json` where there is a plan.
+    ///
+    /// # Errors
+    ///
+    /// [`CalibrateError::Io`].
+    pub fn save(&self) -> Result<(), CalibrateError> {
+        let json = serde_json::to_vec_pretty(self).map_err(|e| io(Path::new(REPORT))(e.into()))?;
+        let plan = self.planning.as_ref().map(|p| p.plan.to_json().into_bytes());
+        let files = [(REPORT, Some(json)), (PAGE, Some(self.html().into_bytes())), (PLAN, plan)];
+        for (name, content) in files {
+            if let Some(content) = content {
+                let path = Path::new(&self.output).join(name);
+                std::fs::write(&path, content).map_err(io(&path))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! Making a dense language model ternary, one block at a time, and changing single weights of a packed model.
+//!
+//! Start from [`quantize()`]: it reads a [`ModelFile`](trike_llm::ModelFile), runs a calibration text through it and writes a
+//! directory with ternary linear layers and a [`QuantizeReport`].
+//!
+//! The decision that shaped this crate: the dense model and the model that is ternary so far run side by side, so that each layer is
+//! fitted to the inputs that it will really get. Only one block and the residual streams of the text are in memory, which is why a
+//! model larger than memory can be quantized; the price is two passes of the text through every block, and that a block cannot
+//! know what the ones after it will lose. Tuning all blocks together afterwards needs all of them in memory.
+//!
+//! * quantizing: [`quantize()`], [`ModelQuantizationConfig`], [`QuantizeMethod`], [`Compensation`], [`Calibration`], [`Tuning`],
+//!   [`Pruning`]
+//! * within a budget: [`quantize_to()`], [`plan_for()`], [`Budget`], [`PlanOptions`], [`Plan`], [`Sensitivity`]
+//! * results: [`QuantizeReport`] and its parts
+//! * rewriting weights without a change to what the model computes: [`Fold`], [`Folded`]
+//! * changing a packed model: [`edit_tensor`], [`edit_file`], [`undo_edits`], [`edit_layer`], [`Change`]
+//! * errors: [`CalibrateError`] with [`ConfigError`], [`FoldError`] and [`EditError`]
+//!
+//! `trike` re-exports what an application needs. Algorithms on single matrices are in `trike-quant`; backward passes in
+//! `trike-cpu`.
+#![forbid(unsafe_code)]
+
+mod assemble;
+mod budget;
+mod config;
+mod curve;
+mod edit;
+mod error;
+mod evaluate;
+mod fold;
+mod hidden;
+mod html;
+mod plan;
+mod pruning;
+mod quantize;
+mod report;
+mod rewrite;
+mod sensitivity;
+mod store;
+#[cfg(test)]
+mod tests;
+mod tune;
+mod walk;
+
+pub use budget::{Budget, PlanOptions, Trial, plan_for, quantize_to};
+pub use config::{Calibration, Compensation, LayerChoice, ModelQuantizationConfig, QuantizeMethod};
+pub use edit::{Change, EditReport, edit_file, edit_layer, edit_tensor, undo_edits};
+pub use error::{CalibrateError, ConfigError, EditError, FoldError};
+pub use fold::{Fold, Folded};
+pub use plan::{Plan, PlannedLayer, Stored, StoredKind};
+pub use pruning::{Importance, Pruning};
+pub use quantize::quantize;
+pub use report::{
+    CurvePoint, Evaluation, LayerReport, Planning, QuantizeReport, SalienceReport, TernaryTotals,
+};
+pub use sensitivity::{Measured, Sensitivity};
+pub use tune::{Tuning, TuningReport};

@@ -1,0 +1,237 @@
+//! The walk that makes a dense model ternary.
+
+use std::{path::Path, time::Instant};
+
+use trike_cpu::Cpu;
+use trike_llm::{
+    GenerateOptions, LanguageModel, LlmError, LoadOptions, ModelFile, WeightSource, hf_config,
+    sampler::SamplerConfig, sequences,
+};
+use trike_nn::{ActivationPrecision, CpuBackend};
+use trike_trit::Coupling;
+
+use crate::{
+    CalibrateError, Calibration, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, TernaryTotals,
+    Tuning,
+    assemble::assemble,
+    rewrite::{self, Prepared},
+    store::{self, Store},
+    walk,
+};
+
+/// Longest sequence of a calibration text: attention over it is in memory as a whole, and longer ones say little more of weights.
+const LONGEST: usize = 2048;
+/// Tokens of the shortest text that calibration learns anything from.
+const LEAST_TOKENS: usize = 16;
+
+/// Makes `input` ternary and writes the result to the directory `output`, with its tokenizer. `progress` is called with the number
+/// of linear layers done and to do; tuning the model as a whole counts as a tenth more of them. A search for scales of inputs counts
+/// layers for itself, before.
+///
+/// With error compensation the text of `calibration` runs through the model one block at a time. The dense model and the one that
+/// is ternary so far run side by side, so that a layer sees the inputs that it will get and aims at the output that the dense model
+/// has. Only one block and the residual streams of the text are in memory. Codes and scales are then tuned, as [`Tuning`] says.
+///
+/// Finished blocks are kept in `<output>.partial` until all is done: the same call after an interruption goes on from there, and a
+/// call with other options starts over. `output` appears in one step at the end.
+///
+/// # Errors
+///
+/// [`CalibrateError::OutputExists`], [`CalibrateError::Config`] for options that do not go together,
+/// [`CalibrateError::CalibrationText`] for too little text, [`CalibrateError::Quantize`] for a weight, and what reading, running and writing say. `input` is never touched.
+///
+/// ```
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+/// # let dir = tempfile::tempdir()?;
+/// # let out = dir.path().join("ternary");
+/// use trike_calibrate::{Calibration, ModelQuantizationConfig, quantize};
+/// use trike_llm::{LanguageModel, ModelFile};
+///
+/// let model = ModelFile::open(path)?;
+/// let text = Calibration::Generated { sequences: 1, seed: 1 };
+/// let report = quantize(&model, &out, &text, &ModelQuantizationConfig::planes(2), &mut |_, _| ())?;
+/// // This one is ternary already, and stays as it is.
+/// assert_eq!(report.ternary.layers, 0);
+/// assert!(LanguageModel::load(&out).is_ok());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn quantize(
+    input: &ModelFile,
+    output: &Path,
+    calibration: &Calibration<'_>,
+    config: &ModelQuantizationConfig,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<QuantizeReport, CalibrateError> {
+    config.validate()?;
+    refuse_existing(output)?;
+    let ids = match rewrite::needs_text(config) {
+        false => Vec::new(),
+        true => calibration_ids(input, calibration, config)?,
+    };
+    let prepared = Prepared::new(input, config, &ids, progress)?;
+    quantize_ids(&prepared, output, &ids, config, progress)
+}
+
+pub(crate) fn refuse_existing(output: &Path) -> Result<(), CalibrateError> {
+    match output.exists() {
+        true => Err(CalibrateError::OutputExists { path: output.to_owned() }),
+        false => Ok(()),
+    }
+}
+
+pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> CalibrateError + '_ {
+    move |source| CalibrateError::Io { path: path.to_owned(), source }
+}
+
+/// [`quantize()`] with the tokens of a text.
+pub(crate) fn quantize_ids(
+    prepared: &Prepared<'_>,
+    output: &Path,
+    ids: &[Vec<u32>],
+    config: &ModelQuantizationConfig,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<QuantizeReport, CalibrateError> {
+    config.validate()?;
+    let start = Instant::now();
+    let (input, file) = (prepared.source(), prepared.original);
+    let json = hf_config(file, input.config(), output).ok_or_else(|| LlmError::Unsupported {
+        path: file.path().to_owned(),
+        name: "a directory of this model".to_owned(),
+        remedy: "no HuggingFace configuration says the same as this file's".to_owned(),
+    })?;
+    let cpu = Cpu::new(config.threads)?;
+    let backend = CpuBackend::new(cpu.clone(), ActivationPrecision::F32);
+    let tokens = ids.iter().map(Vec::len).sum();
+    let store = Store::open(output, &store::fingerprint(file.path(), config, &[ids]))?;
+    let mut notes = prepared.notes.clone();
+    let tuning = tuning_of(input, config, &mut notes)?;
+    // Rounding looks at weights only, whatever the text was needed for.
+    let seen = if config.compensation().is_some() { ids } else { &[] };
+    let walk::Walked { layers, blocks, model } =
+        walk::Walk::new(input, config, &backend, &store, seen, tuning)?.run(progress)?;
+    for pattern in &config.skip_patterns {
+        let alone = ModelQuantizationConfig { skip_patterns: vec![pattern.clone()], ..config.clone() };
+        if !layers.iter().any(|l| alone.skips(&l.name)) {
+            notes.push(format!("the skip pattern `{pattern}` is in no layer's name"));
+        }
+    }
+    if layers.iter().any(|l| l.damping.is_some_and(|d| d > compensation_damping(config))) {
+        notes.push(
+            "some Hessians needed more damping than asked for: more calibration text would help".to_owned(),
+        );
+    }
+    let (output_bytes, parameters) = assemble(file, input, config, &store, json, &mut notes)?;
+    store.finish(output)?;
+    let plain = (config.planes_name(), config.layout.granularity.to_string());
+    let layouts = match config.layers.is_empty() {
+        true => plain,
+        false => ("as planned for each layer".to_owned(), "layer's plan".to_owned()),
+    };
+    Ok(QuantizeReport {
+        input: file.path().display().to_string(),
+        output: output.display().to_string(),
+        planes: layouts.0,
+        granularity: layouts.1,
+        method: match config.method {
+            QuantizeMethod::Round(rule) => format!("rounding, {rule:?}"),
+            QuantizeMethod::Compensate(_) => "error compensation".to_owned(),
+        },
+        calibration_sequences: ids.len(),
+        calibration_tokens: tokens,
+        salience: prepared.salience.clone(),
+        ternary: TernaryTotals::of(&layers),
+        layers,
+        tuned_blocks: blocks,
+        tuned_model: model,
+        input_bytes: file.source().tensors().iter().map(|t| t.bytes).sum(),
+        output_bytes,
+        bits_per_weight: 8.0 * output_bytes as f64 / parameters.max(1) as f64,
+        evaluation: None,
+        planning: None,
+        curve: Vec::new(),
+        seconds: start.elapsed().as_secs_f64(),
+        notes,
+    })
+}
+
+/// How the model is tuned; `None`, with a note where it was asked for, when it is not.
+pub(crate) fn tuning_of(
+    input: &dyn WeightSource,
+    config: &ModelQuantizationConfig,
+    notes: &mut Vec<String>,
+) -> Result<Option<Tuning>, CalibrateError> {
+    let Some(tuning) = config.tuning.filter(|_| matches!(config.method, QuantizeMethod::Compensate(_)))
+    else {
+        return Ok(None);
+    };
+    if config.layout.coupling == Coupling::Free && config.layout.depth > 1 {
+        notes.push("free planes are not tuned: tied ones are".to_owned());
+        return Ok(None);
+    }
+    let mut weights = 0u64;
+    for name in input.weights().into_iter().filter(|name| name.is_block_matrix()) {
+        weights += input.info(name)?.elements();
+    }
+    if weights > tuning.most_weights {
+        notes.push(format!(
+            "the model was not tuned: its blocks have {weights} weights, more than {}",
+            tuning.most_weights
+        ));
+        return Ok(None);
+    }
+    Ok(Some(Tuning { keep_zeros: tuning.keep_zeros || config.prune.is_some(), ..tuning }))
+}
+
+fn compensation_damping(config: &ModelQuantizationConfig) -> f64 {
+    match config.method {
+        QuantizeMethod::Round(_) => f64::INFINITY,
+        QuantizeMethod::Compensate(c) => c.damping,
+    }
+}
+
+/// The sequences to calibrate on.
+pub(crate) fn calibration_ids(
+    input: &ModelFile,
+    calibration: &Calibration<'_>,
+    config: &ModelQuantizationConfig,
+) -> Result<Vec<Vec<u32>>, CalibrateError> {
+    let context = input.config().spec.context.min(LONGEST);
+    let mut ids = match *calibration {
+        Calibration::Text { text, split, limit } => {
+            let tokenizer = input.tokenizer(config.tokenizer.as_deref())?;
+            sequences(&tokenizer, text, split, context, limit)?
+        }
+        Calibration::Generated { sequences, seed } => {
+            let options = LoadOptions {
+                tokenizer: config.tokenizer.clone(),
+                threads: config.threads,
+                ..LoadOptions::default()
+            };
+            let model = LanguageModel::load_with(input, &options, &mut |_, _| ())?;
+            let one = |i: usize| {
+                let sampler = SamplerConfig {
+                    temperature: 1.0,
+                    seed: seed.wrapping_add(i as u64),
+                    ..SamplerConfig::default()
+                };
+                let options = GenerateOptions {
+                    max_tokens: Some(context.min(512)),
+                    sampler,
+                    ..GenerateOptions::default()
+                };
+                let text = model.generate("", &options)?;
+                Ok([text.prompt_ids, text.ids].concat())
+            };
+            (0..sequences).map(one).collect::<Result<_, CalibrateError>>()?
+        }
+    };
+    ids.retain(|ids| ids.len() > 1);
+    for ids in &mut ids {
+        ids.truncate(context);
+    }
+    let tokens = ids.iter().map(Vec::len).sum();
+    if tokens < LEAST_TOKENS {
+        return Err(CalibrateError::CalibrationText { sequences: ids.len(), tokens, needed: LEAST_TOKENS });
+    }
+    Ok(ids)
+}

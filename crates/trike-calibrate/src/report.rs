@@ -1,0 +1,205 @@
+//! What quantizing a model did and cost.
+
+use serde::{Deserialize, Serialize};
+
+use trike_llm::{Comparison, Score};
+
+use crate::{Plan, Sensitivity, Trial, TuningReport};
+
+/// A model made ternary. The field names are the schema of `report.json` and of `trike quantize --json`.
+#[derive(Clone, Debug, Serialize)]
+pub struct QuantizeReport {
+    /// What was read.
+    pub input: String,
+    /// What was written.
+    pub output: String,
+    /// Planes and how they add up.
+    pub planes: String,
+    /// What shares a scale.
+    pub granularity: String,
+    /// How weights became trits.
+    pub method: String,
+    /// Sequences of the calibration text, 0 where none was needed.
+    pub calibration_sequences: usize,
+    /// Their tokens.
+    pub calibration_tokens: usize,
+    /// What inputs were scaled by before, in the order of the model.
+    pub salience: Vec<SalienceReport>,
+    /// Every linear layer of the blocks, in the order of the model.
+    pub layers: Vec<LayerReport>,
+    /// Of each block that was tuned, by its number.
+    pub tuned_blocks: Vec<(usize, TuningReport)>,
+    /// Of the model, where all blocks were tuned together.
+    pub tuned_model: Option<TuningReport>,
+    /// Sums over all of them that were made ternary.
+    pub ternary: TernaryTotals,
+    /// Bytes of the tensors read.
+    pub input_bytes: u64,
+    /// Bytes of the tensors written.
+    pub output_bytes: u64,
+    /// Bits of a weight over all tensors written, embeddings and norms included.
+    pub bits_per_weight: f64,
+    /// Before and after, when a text to measure on was given.
+    pub evaluation: Option<Evaluation>,
+    /// How the layers' precision was allotted, where a budget was given.
+    pub planning: Option<Planning>,
+    /// Other settings of the same model on the text of `evaluation`, where a curve was asked for; the model itself is one of them.
+    pub curve: Vec<CurvePoint>,
+    /// Seconds that it took.
+    pub seconds: f64,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// From a budget to a plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct Planning {
+    /// What was asked for.
+    pub budget: String,
+    /// What each way to store each layer costs.
+    pub sensitivities: Vec<Sensitivity>,
+    /// The models that were made and measured on the way, the last good one of which is the result.
+    pub trials: Vec<Trial>,
+    /// How each layer is stored.
+    pub plan: Plan,
+}
+
+/// A setting and what it costs.
+#[derive(Clone, Debug, Serialize)]
+pub struct CurvePoint {
+    /// What it is.
+    pub setting: String,
+    /// Bits of a weight over the linear layers of the blocks.
+    pub bits_per_weight: f64,
+    /// Bytes of the model.
+    pub bytes: u64,
+    /// Perplexity over the dense model's.
+    pub ratio: f64,
+    /// Divergence from the dense model, in nats a token.
+    pub kl: f64,
+}
+
+/// The scales of the inputs that some layers share.
+#[derive(Clone, Debug, Serialize)]
+pub struct SalienceReport {
+    /// The block.
+    pub layer: usize,
+    /// The first of the layers.
+    pub inputs_of: String,
+    /// An input's scale is its mean magnitude to this power; 0 where scales gained nothing.
+    pub alpha: f32,
+    /// The squared error of the layers' outputs over these outputs, summed over the layers, without scales.
+    pub before: f64,
+    /// The same with them.
+    pub after: f64,
+}
+
+/// One linear layer.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LayerReport {
+    /// Its name.
+    pub name: String,
+    /// Output features.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+    /// Why it stays as it is; all that follows is then about what it was.
+    pub kept: Option<String>,
+    /// How it is stored: planes, what shares a scale and packing; `int8`; or the type of floats.
+    pub stored: String,
+    /// Bytes, scales included.
+    pub bytes: u64,
+    /// The same in bits a weight.
+    pub bits_per_weight: f64,
+    /// `||w - w_ternary|| / ||w||`.
+    pub weight_error: Option<f64>,
+    /// The same for the layer's outputs on the calibration text, against what it aimed at; `None` for rounding, which has none.
+    pub output_error: Option<f64>,
+    /// Share of zero trits.
+    pub zeros: Option<f64>,
+    /// Share of the Hessian's mean diagonal that was added to make it definite.
+    pub damping: Option<f64>,
+    /// Inputs that were zero for every token.
+    pub dead_inputs: Option<usize>,
+    /// Share of the inputs that a few outliers rule: their largest magnitude is over ten times their root mean square.
+    pub outlier_inputs: Option<f64>,
+    /// Seconds that it took.
+    pub seconds: f64,
+}
+
+/// Sums over the ternary layers.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct TernaryTotals {
+    /// Layers.
+    pub layers: usize,
+    /// Their weights.
+    pub parameters: u64,
+    /// Their bytes.
+    pub bytes: u64,
+    /// The same in bits a weight.
+    pub bits_per_weight: f64,
+    /// Share of zero trits.
+    pub zeros: f64,
+}
+
+/// The dense model and the ternary one on the same text, with f32 activations.
+#[derive(Clone, Debug, Serialize)]
+pub struct Evaluation {
+    /// What the text was.
+    pub text: String,
+    /// Tokens scored.
+    pub tokens: usize,
+    /// Perplexity of the dense model.
+    pub perplexity_before: f64,
+    /// Perplexity of the ternary one.
+    pub perplexity_after: f64,
+    /// The second over the first.
+    pub ratio: f64,
+    /// Standard error of the ratio; both models see the same tokens.
+    pub ratio_error: f64,
+    /// Standard error of the mean negative log-likelihood of the ternary model, in nats, as if tokens were independent.
+    pub nats_error: f64,
+    /// Mean Kullback-Leibler divergence from the dense model, in nats a token.
+    pub kl: f64,
+    /// Its standard error.
+    pub kl_error: f64,
+    /// Share of tokens for which both have the same best token.
+    pub top1_agreement: f64,
+}
+
+impl Evaluation {
+    pub(crate) fn new(text: String, comparison: &Comparison) -> Self {
+        let Comparison { score: Score { perplexity, nats_error, tokens, .. }, base, .. } = comparison;
+        let ratio = perplexity / base.perplexity;
+        Self {
+            text,
+            tokens: *tokens,
+            perplexity_before: base.perplexity,
+            perplexity_after: *perplexity,
+            ratio,
+            ratio_error: ratio * comparison.gap_error,
+            nats_error: *nats_error,
+            kl: comparison.kl,
+            kl_error: comparison.kl_error,
+            top1_agreement: comparison.top1_agreement,
+        }
+    }
+}
+
+impl TernaryTotals {
+    pub(crate) fn of(layers: &[LayerReport]) -> Self {
+        let mut totals = Self::default();
+        let mut zeros = 0.0;
+        for layer in layers.iter().filter(|l| l.zeros.is_some()) {
+            let weights = (layer.rows * layer.cols) as u64;
+            totals.layers += 1;
+            totals.parameters += weights;
+            totals.bytes += layer.bytes;
+            zeros += layer.zeros.unwrap_or(0.0) * weights as f64;
+        }
+        let parameters = totals.parameters.max(1) as f64;
+        totals.bits_per_weight = 8.0 * totals.bytes as f64 / parameters;
+        totals.zeros = zeros / parameters;
+        totals
+    }
+}

@@ -1,0 +1,224 @@
+//! Finished blocks on disk, so that an interrupted walk goes on.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use serde_json::json;
+use trike_format::{HfDir, HfDirWriter, Tensor, TensorSource};
+use trike_nn::WeightName;
+
+use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, quantize::io};
+
+const SETTINGS: &str = "settings.txt";
+/// What settings of ours begin with: nothing else is removed.
+const MARK: &str = "trike quantize 1 ";
+const LAYERS: &str = "layers.json";
+const TUNED: &str = "tuned";
+
+/// The directory `<output>.partial`.
+#[derive(Debug)]
+pub(crate) struct Store {
+    dir: PathBuf,
+}
+
+/// The path of `output` with something added to its name, whatever separators it ends with.
+pub(crate) fn beside(output: &Path, suffix: &str) -> PathBuf {
+    let mut name = output.components().collect::<PathBuf>().into_os_string();
+    name.push(suffix);
+    name.into()
+}
+
+/// Opens a directory for what is not finished yet: whether what lies in it was made with the same settings. What was made
+/// with others is removed, what is not ours refused.
+pub(crate) fn resume(dir: &Path, settings: &str) -> Result<bool, CalibrateError> {
+    let path = dir.join(SETTINGS);
+    let settings = format!("{MARK}{settings}");
+    if dir.exists() {
+        match fs::read_to_string(&path) {
+            Ok(found) if found == settings => return Ok(true),
+            Ok(found) if found.starts_with(MARK) => fs::remove_dir_all(dir).map_err(io(dir))?,
+            // Not one of ours: it is not for us to remove.
+            _ => {
+                return Err(CalibrateError::NotOurs { path: dir.to_owned() });
+            }
+        }
+    }
+    fs::create_dir_all(dir).map_err(io(dir))?;
+    fs::write(&path, settings).map_err(io(&path))?;
+    Ok(false)
+}
+
+/// FNV-1a over the tokens.
+fn hash(ids: &[Vec<u32>]) -> u64 {
+    let all = ids.iter().flat_map(|ids| ids.iter().copied().chain([u32::MAX]));
+    all.fold(0xcbf2_9ce4_8422_2325, |hash, id| (hash ^ u64::from(id)).wrapping_mul(0x0100_0000_01b3))
+}
+
+/// The files of a model: names, sizes, and when each was written.
+fn files(path: &Path) -> Vec<(PathBuf, u64, Option<SystemTime>)> {
+    let all = match fs::read_dir(path) {
+        Ok(entries) => entries.flatten().map(|e| e.path()).collect(),
+        Err(_) => vec![path.to_owned()],
+    };
+    let about = |path: PathBuf| {
+        let meta = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        Some((path, meta.len(), meta.modified().ok()))
+    };
+    let mut all: Vec<_> = all.into_iter().filter_map(about).collect();
+    all.sort();
+    all
+}
+
+/// Everything that a finished block depends on, as text; `texts` are what the model is calibrated on, and planned with.
+pub(crate) fn fingerprint(input: &Path, config: &ModelQuantizationConfig, texts: &[&[Vec<u32>]]) -> String {
+    let hashes: Vec<u64> = texts.iter().map(|ids| hash(ids)).collect();
+    let path = fs::canonicalize(input).unwrap_or_else(|_| input.to_owned());
+    let files = files(&path);
+    let ModelQuantizationConfig {
+        layout,
+        method,
+        tuning,
+        salience,
+        rotation,
+        input_rotation,
+        skip_patterns,
+        min_layer_size,
+        layers,
+        prune,
+        auto_encoding,
+        ..
+    } = config;
+    let version = env!("CARGO_PKG_VERSION");
+    format!(
+        "{version} {files:?} {hashes:x?} {layout:?} {method:?} {tuning:?} {salience} {rotation:?} {input_rotation:?} {skip_patterns:?} \
+         {min_layer_size} {layers:?} {prune:?} {auto_encoding}"
+    )
+}
+
+impl Store {
+    /// Opens what an earlier walk with the same settings left, or starts empty.
+    pub(crate) fn open(output: &Path, settings: &str) -> Result<Self, CalibrateError> {
+        let dir = beside(output, ".partial");
+        let model = dir.join("model");
+        // A model that was not finished holds nothing that the blocks do not.
+        if resume(&dir, settings)? && model.exists() {
+            fs::remove_dir_all(&model).map_err(io(&model))?;
+        }
+        Ok(Self { dir })
+    }
+
+    fn block(&self, layer: usize) -> PathBuf {
+        self.dir.join(format!("block-{layer}"))
+    }
+
+    /// Where the model is put together.
+    pub(crate) fn model(&self) -> PathBuf {
+        self.dir.join("model")
+    }
+
+    /// Opens a directory of ours that holds tensors and what is to be said about them; `None` when it is not finished.
+    fn open_part<T: serde::de::DeserializeOwned>(
+        &self,
+        dir: &Path,
+    ) -> Result<Option<(T, Block)>, CalibrateError> {
+        if !dir.join("config.json").exists() {
+            if dir.exists() {
+                fs::remove_dir_all(dir).map_err(io(dir))?;
+            }
+            return Ok(None);
+        }
+        let path = dir.join(LAYERS);
+        let text = fs::read(&path).map_err(io(&path))?;
+        let about = serde_json::from_slice(&text).map_err(|e| io(&path)(e.into()))?;
+        Ok(Some((about, Block(HfDir::open(dir)?))))
+    }
+
+    fn save_part(
+        &self,
+        dir: &Path,
+        about: &impl serde::Serialize,
+        tensors: impl Iterator<Item = (WeightName, Tensor)>,
+    ) -> Result<(), CalibrateError> {
+        let mut writer = HfDirWriter::create(dir, json!({}))?;
+        for (name, tensor) in tensors {
+            writer.tensor(&name.to_string(), &tensor)?;
+        }
+        let path = dir.join(LAYERS);
+        writer.write_file(LAYERS, &serde_json::to_vec(about).map_err(|e| io(&path)(e.into()))?)?;
+        Ok(writer.finish()?)
+    }
+
+    /// The reports of a finished block, and its weights; `None` when it is not finished.
+    pub(crate) fn load(&self, layer: usize) -> Result<Option<Finished>, CalibrateError> {
+        let part = self.open_part(&self.block(layer))?;
+        Ok(part.map(|((layers, tuned), block)| (layers, tuned, block)))
+    }
+
+    /// Keeps a finished block; one without ternary layers needs no keeping.
+    pub(crate) fn save(
+        &self,
+        layer: usize,
+        layers: &[LayerReport],
+        tuned: Option<TuningReport>,
+        tensors: Vec<(WeightName, Tensor)>,
+    ) -> Result<(), CalibrateError> {
+        if tensors.is_empty() {
+            return Ok(());
+        }
+        self.save_part(&self.block(layer), &(layers, tuned), tensors.into_iter())
+    }
+
+    /// The reports of all layers, of each tuned block and of the tuned model, when this is finished.
+    pub(crate) fn tuned(&self) -> Result<Option<TunedModel>, CalibrateError> {
+        Ok(self.open_part(&self.dir.join(TUNED))?.map(|(about, _)| about))
+    }
+
+    /// Keeps the weights of the tuned model, which take the place of those of the blocks.
+    pub(crate) fn save_tuned(
+        &self,
+        layers: &[LayerReport],
+        blocks: &[(usize, TuningReport)],
+        model: &TuningReport,
+        tensors: impl Iterator<Item = (WeightName, Tensor)>,
+    ) -> Result<(), CalibrateError> {
+        self.save_part(&self.dir.join(TUNED), &(layers, blocks, model), tensors)
+    }
+
+    /// Everything that is finished, what replaces something before it.
+    pub(crate) fn blocks(&self, layers: usize) -> Result<Vec<Block>, CalibrateError> {
+        let tuned = self.open_part::<TunedModel>(&self.dir.join(TUNED))?.map(|(_, block)| block);
+        let mut all: Vec<Block> = tuned.into_iter().collect();
+        for layer in 0..layers {
+            all.extend(self.load(layer)?.map(|(_, _, block)| block));
+        }
+        Ok(all)
+    }
+
+    /// Puts the finished model in its place and removes everything else.
+    pub(crate) fn finish(self, output: &Path) -> Result<(), CalibrateError> {
+        fs::rename(self.model(), beside(output, "")).map_err(io(output))?;
+        fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
+    }
+}
+
+/// A finished block: the reports of its layers and of its tuning, and its weights.
+pub(crate) type Finished = (Vec<LayerReport>, Option<TuningReport>, Block);
+
+/// The reports of all layers, of each tuned block by its number, and of the tuned model.
+pub(crate) type TunedModel = (Vec<LayerReport>, Vec<(usize, TuningReport)>, TuningReport);
+
+/// The ternary weights of a finished block.
+#[derive(Debug)]
+pub(crate) struct Block(HfDir);
+
+impl Block {
+    /// A weight; `None` when it is not one of the block's.
+    pub(crate) fn load(&self, name: WeightName) -> Option<Result<Tensor, CalibrateError>> {
+        let name = name.to_string();
+        self.0.info(&name)?;
+        Some(self.0.load(&name).map_err(CalibrateError::from))
+    }
+}

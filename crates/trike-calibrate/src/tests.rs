@@ -1,0 +1,418 @@
+//! The walk over small random models: what each stage gains, what is refused, and that nothing depends on chance.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use tempfile::TempDir;
+use trike_cpu::Cpu;
+use trike_format::{DenseData, DenseTensor, HfDirWriter, Tensor};
+use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, hf_config};
+use trike_nn::{ActivationPrecision, CpuBackend, KvPrecision, WeightName};
+use trike_quant::ScaleRule;
+use trike_testkit::Rng;
+use trike_trit::{Coupling, Granularity, GroupSize, Hadamard};
+
+use crate::{
+    CalibrateError, ModelQuantizationConfig, QuantizeMethod, Tuning,
+    assemble::assemble,
+    quantize::{quantize_ids, tuning_of},
+    rewrite::Prepared,
+    store::{self, Store},
+    walk,
+};
+
+const HIDDEN: usize = 32;
+const INNER: usize = 40;
+const VOCAB: usize = 50;
+const LAYERS: usize = 2;
+
+/// Writes a random Llama whose rotary pairs lie as in its own file; `spoil` changes its weights by name.
+fn model(dir: &Path, spoil: impl Fn(&str, &mut [f32])) -> ModelFile {
+    let config = serde_json::json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN,
+        "intermediate_size": INNER, "num_hidden_layers": LAYERS, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": VOCAB, "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": true, "hidden_act": "silu",
+    });
+    let mut writer = HfDirWriter::create(dir, config).unwrap();
+    let mut rng = Rng::new(5);
+    let mut add = |name: String, shape: Vec<usize>, around: f32, spread: f32| {
+        let mut values: Vec<f32> =
+            rng.normals(shape.iter().product()).iter().map(|v| around + spread * v).collect();
+        spoil(&name, &mut values);
+        let tensor = DenseTensor::new(shape, DenseData::F32(values)).unwrap();
+        writer.tensor(&name, &tensor.into()).unwrap();
+    };
+    add(WeightName::Embedding.to_string(), vec![VOCAB, HIDDEN], 0.0, 0.5);
+    for layer in 0..LAYERS {
+        for (name, rows, cols) in [
+            (WeightName::Query(layer), HIDDEN, HIDDEN),
+            (WeightName::Key(layer), HIDDEN / 2, HIDDEN),
+            (WeightName::Value(layer), HIDDEN / 2, HIDDEN),
+            (WeightName::Output(layer), HIDDEN, HIDDEN),
+            (WeightName::Gate(layer), INNER, HIDDEN),
+            (WeightName::Up(layer), INNER, HIDDEN),
+            (WeightName::Down(layer), HIDDEN, INNER),
+        ] {
+            add(name.to_string(), vec![rows, cols], 0.0, (cols as f32).powf(-0.5));
+        }
+        for name in [WeightName::AttentionNorm(layer), WeightName::MlpNorm(layer)] {
+            add(name.to_string(), vec![HIDDEN], 1.0, 0.2);
+        }
+    }
+    add(WeightName::FinalNorm.to_string(), vec![HIDDEN], 1.0, 0.1);
+    writer.finish().unwrap();
+    ModelFile::open(dir).unwrap()
+}
+
+fn text(seed: u64) -> Vec<Vec<u32>> {
+    let mut rng = Rng::new(seed);
+    // Some tokens are frequent, as in any text.
+    let mut token = || (rng.below(VOCAB) * rng.below(VOCAB) / VOCAB) as u32;
+    (0..64).map(|i| (0..16 + i % 24).map(|_| token()).collect()).collect()
+}
+
+fn options(planes: usize, tuning: Option<Tuning>) -> ModelQuantizationConfig {
+    let mut config = ModelQuantizationConfig::planes(planes);
+    config.layout.granularity = Granularity::Group(GroupSize::G32);
+    config.tuning = tuning;
+    config.threads = 1;
+    config
+}
+
+fn short() -> Tuning {
+    Tuning { block_epochs: 6, model_epochs: 8, batch_tokens: 192, ..Tuning::default() }
+}
+
+fn walk(
+    input: &ModelFile,
+    config: &ModelQuantizationConfig,
+    store: &Store,
+) -> Result<walk::Walked, CalibrateError> {
+    config.validate()?;
+    let cpu = Cpu::new(config.threads)?;
+    let backend = CpuBackend::new(cpu, ActivationPrecision::F32);
+    let ids = match config.method {
+        QuantizeMethod::Round(_) => Vec::new(),
+        QuantizeMethod::Compensate(_) => text(1),
+    };
+    let tuning = tuning_of(input, config, &mut Vec::new())?;
+    walk::Walk::new(input, config, &backend, store, &ids, tuning)?.run(&mut |done, all| assert!(done <= all))
+}
+
+/// Quantizes into the directory `name` and returns the tensors' bytes, and the divergence from the dense model on a text.
+fn made(dir: &TempDir, name: &str, input: &ModelFile, config: &ModelQuantizationConfig) -> (Vec<u8>, f64) {
+    let output: PathBuf = dir.path().join(name);
+    let store = Store::open(&output, name).unwrap();
+    walk(input, config, &store).unwrap();
+    let json = hf_config(input, input.config(), &output).unwrap();
+    assemble(input, input, config, &store, json, &mut Vec::new()).unwrap();
+    store.finish(&output).unwrap();
+    let bytes = fs::read(output.join("model.safetensors")).unwrap();
+    (bytes, divergence(input, &ModelFile::open(&output).unwrap()))
+}
+
+fn divergence(dense: &ModelFile, ternary: &ModelFile) -> f64 {
+    let options = LoadOptions {
+        threads: 1,
+        activations: Some(ActivationPrecision::F32),
+        head: HeadPrecision::AsStored,
+        ..LoadOptions::default()
+    };
+    let load = |file| LanguageModel::load_with(file, &options, &mut |_, _| ()).unwrap();
+    let (dense, ternary) = (load(dense), load(ternary));
+    let (mut sum, mut count) = (0.0, 0);
+    for ids in text(2) {
+        let mut aims = Vec::new();
+        dense.logits(&ids, KvPrecision::F32, |_, row| aims.push(row.to_vec())).unwrap();
+        ternary
+            .logits(&ids, KvPrecision::F32, |i, row| {
+                sum += trike_llm::divergence(row, &aims[i]);
+                count += 1;
+            })
+            .unwrap();
+    }
+    sum / f64::from(count)
+}
+
+#[test]
+fn compensation_is_better_than_rounding_and_tuning_better_still() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    for planes in 1..=4 {
+        let mut config = options(planes, None);
+        let (_, compensated) = made(&dir, &format!("c{planes}"), &input, &config);
+        config.method = QuantizeMethod::Round(ScaleRule::LeastSquares);
+        let (_, rounded) = made(&dir, &format!("r{planes}"), &input, &config);
+        assert!(compensated < rounded, "{planes}: {compensated} {rounded}");
+        if planes < 3 {
+            let (_, tuned) = made(&dir, &format!("t{planes}"), &input, &options(planes, Some(short())));
+            // Of what two planes lose on random weights there is little to be gained: the guard keeps what was.
+            assert!(
+                tuned < compensated || planes == 2 && tuned == compensated,
+                "{planes}: {tuned} {compensated}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_same_bytes_every_time_and_on_any_number_of_threads() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    let mut config = options(1, Some(short()));
+    let (first, _) = made(&dir, "first", &input, &config);
+    assert!(first == made(&dir, "again", &input, &config).0);
+    config.threads = 2;
+    assert!(first == made(&dir, "threads", &input, &config).0);
+    config.tuning = Some(Tuning { seed: 1, ..short() });
+    assert!(first != made(&dir, "seed", &input, &config).0);
+}
+
+#[test]
+fn what_was_interrupted_goes_on() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    let config = options(2, Some(short()));
+    let output = dir.path().join("out");
+    let store = Store::open(&output, "same").unwrap();
+    let whole = walk(&input, &config, &store).unwrap();
+    let part = |name: &str| dir.path().join("out.partial").join(name);
+    let read = || fs::read(part("tuned").join("model.safetensors")).unwrap();
+    let bytes = read();
+    let written = || fs::metadata(part("block-0").join("model.safetensors")).unwrap().modified().unwrap();
+    let first = written();
+    // The first block was finished, the second was being written.
+    fs::remove_dir_all(part("tuned")).unwrap();
+    fs::remove_file(part("block-1").join("config.json")).unwrap();
+    let store = Store::open(&output, "same").unwrap();
+    let resumed = walk(&input, &config, &store).unwrap();
+    assert!(bytes == read());
+    assert_eq!(first, written(), "what was finished was made again");
+    let blocks = |walked: &walk::Walked| walked.blocks.iter().map(|(i, t)| (*i, t.after)).collect::<Vec<_>>();
+    assert_eq!(blocks(&whole), blocks(&resumed));
+    assert_eq!(whole.model.unwrap().after, resumed.model.unwrap().after);
+    // All is done: nothing is done again.
+    let done = walk(&input, &config, &Store::open(&output, "same").unwrap()).unwrap();
+    assert_eq!(done.layers.len(), 7 * LAYERS);
+    // With other settings it starts over.
+    Store::open(&output, "other").unwrap();
+    assert!(!part("block-0").exists());
+}
+
+#[test]
+fn nothing_of_others_is_removed_and_nothing_of_another_model_is_used() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    // A path may end with a separator.
+    let config = ModelQuantizationConfig {
+        method: QuantizeMethod::Round(ScaleRule::LeastSquares),
+        ..options(1, None)
+    };
+    made(&dir, "slash/", &input, &config);
+    assert!(dir.path().join("slash").join("config.json").exists());
+    assert!(!dir.path().join("slash.partial").exists());
+    // Settings of another program are not ours.
+    let foreign = dir.path().join("out.partial");
+    fs::create_dir(&foreign).unwrap();
+    fs::write(foreign.join("settings.txt"), "theirs").unwrap();
+    assert!(Store::open(&dir.path().join("out"), "ours").is_err());
+    assert!(foreign.join("settings.txt").exists());
+    // Weights of the same size in the same file, and the same text cut elsewhere.
+    let (a, b) = (text(1), text(2));
+    let print = |texts: &[&[Vec<u32>]]| store::fingerprint(input.path(), &config, texts);
+    let before = print(&[&a, &b]);
+    assert_eq!(before, print(&[&a, &b]));
+    let together = [&a[..], &b[..1]].concat();
+    assert_ne!(before, print(&[&together, &b[1..]]));
+    let file = dir.path().join("dense").join("model.safetensors");
+    let written = fs::File::options().write(true).open(&file).unwrap();
+    written.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(1)).unwrap();
+    assert_ne!(before, print(&[&a, &b]));
+}
+
+#[test]
+fn spoiled_weights_are_named_and_dead_inputs_are_counted() {
+    let dir = TempDir::new().unwrap();
+    let config = options(1, Some(short()));
+    for (name, value) in [("nan", f32::NAN), ("infinity", f32::INFINITY)] {
+        // No writer of ours writes such a number: it is put into the file.
+        const MARK: f32 = 1234.567;
+        let path = dir.path().join(name);
+        model(&path, |tensor, values| {
+            if tensor.contains("layers.1.mlp.up_proj") {
+                values[3] = MARK;
+            }
+        });
+        let file = path.join("model.safetensors");
+        let mut bytes = fs::read(&file).unwrap();
+        let at = bytes.windows(4).position(|w| w == MARK.to_le_bytes()).unwrap();
+        bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+        fs::write(&file, bytes).unwrap();
+        let input = ModelFile::open(&path).unwrap();
+        let store = Store::open(&dir.path().join(format!("{name}-out")), name).unwrap();
+        let error = walk(&input, &config, &store).map(|_| ()).unwrap_err();
+        let whole = format!("{error} {:?}", std::error::Error::source(&error));
+        assert!(whole.contains("up_proj"), "{whole}");
+    }
+    let input = model(&dir.path().join("dead"), |tensor, values| {
+        if tensor.contains("layers.0.input_layernorm") {
+            values[..5].fill(0.0);
+        }
+        if tensor.contains("layers.0.self_attn.k_proj") {
+            values.fill(0.0);
+        }
+        if tensor.contains("layers.1.mlp.gate_proj") {
+            values.fill(0.25);
+        }
+        if tensor.contains("layers.1.input_layernorm") {
+            // Its squares are below every f32.
+            values[0] = 1e-23;
+        }
+    });
+    let store = Store::open(&dir.path().join("dead-out"), "dead").unwrap();
+    let walked = walk(&input, &config, &store).unwrap();
+    let layer = |name: &str| walked.layers.iter().find(|l| l.name.contains(name)).unwrap();
+    assert_eq!(layer("layers.0.self_attn.q_proj").dead_inputs, Some(5));
+    assert!(layer("layers.0.self_attn.k_proj").weight_error.unwrap() < 1e-6);
+    assert!(walked.layers.iter().all(|l| l.weight_error.unwrap().is_finite()));
+}
+
+/// A model with a few strong inputs, as large models have.
+fn lopsided(dir: &Path) -> ModelFile {
+    model(dir, |name, values| {
+        if name.contains("layernorm") {
+            values[..3].iter_mut().for_each(|v| *v *= 12.0);
+        }
+    })
+}
+
+#[test]
+fn rewritten_models_stay_what_they_were() {
+    let dir = TempDir::new().unwrap();
+    let input = lopsided(&dir.path().join("dense"));
+    let mut all = Vec::new();
+    for (salience, rotation) in
+        [(false, None), (true, None), (false, Some(1)), (false, Some(2)), (true, Some(1))]
+    {
+        let config = ModelQuantizationConfig { salience, rotation, ..options(6, None) };
+        let ids = text(1);
+        let prepared = Prepared::new(&input, &config, &ids, &mut |done, all| assert!(done <= all)).unwrap();
+        let out = dir.path().join(format!("out-{}", all.len()));
+        let report = quantize_ids(&prepared, &out, &ids, &config, &mut |_, _| ()).unwrap();
+        let output = ModelFile::open(&out).unwrap();
+        let lost = divergence(&input, &output);
+        assert!(lost < 0.01, "{salience} {rotation:?}: {lost}");
+        assert_eq!(report.salience.len(), if salience { 4 * LAYERS } else { 0 });
+        assert!(report.salience.iter().all(|s| s.after <= s.before));
+        assert_eq!(salience, report.salience.iter().any(|s| s.alpha > 0.0));
+        // Embedding and head are no longer one, and it is said what that takes.
+        assert_eq!(output.config().spec.tied_head, rotation.is_none());
+        let says = |what: &str| report.notes.iter().any(|n| n.contains(what));
+        let table = 4 * VOCAB * HIDDEN;
+        let head = format!("two now, take {} bytes, without that {table}", 2 * table);
+        assert_eq!((says("inputs of layers were scaled"), says(&head)), (salience, rotation.is_some()));
+        let bytes = fs::read(out.join("model.safetensors")).unwrap();
+        assert!(!all.contains(&bytes));
+        all.push(bytes);
+    }
+}
+
+#[test]
+fn rotated_inputs_meet_rotated_weights() {
+    let dir = TempDir::new().unwrap();
+    // A strong weight here and there: one scale does not fit it and its neighbours.
+    let input = model(&dir.path().join("dense"), |name, values| {
+        if name.contains("down_proj") || name.contains("o_proj") {
+            values.iter_mut().step_by(9).for_each(|v| *v *= 8.0);
+        }
+    });
+    let even = model(&dir.path().join("even"), |_, _| ());
+    let lost = |input: &ModelFile, name: &str, planes, rule: Option<ScaleRule>, input_rotation, tuning| {
+        let mut config = ModelQuantizationConfig { input_rotation, ..options(planes, tuning) };
+        if let Some(rule) = rule {
+            config.method = QuantizeMethod::Round(rule);
+        }
+        let (bytes, lost) = made(&dir, name, input, &config);
+        let output = ModelFile::open(dir.path().join(name)).unwrap();
+        for layer in 0..LAYERS {
+            for (name, block) in [
+                (WeightName::Down(layer), Some(8)),
+                (WeightName::Output(layer), Some(16)),
+                (WeightName::Up(layer), None),
+                (WeightName::Value(layer), None),
+            ] {
+                let Tensor::Ternary(trits) = output.load(name).unwrap() else {
+                    panic!("{name} is not ternary")
+                };
+                let want = block.filter(|_| input_rotation.is_some());
+                assert_eq!(trits.rotation().map(Hadamard::block), want, "{name}");
+            }
+        }
+        (bytes, lost)
+    };
+    let rounded = Some(ScaleRule::LeastSquares);
+    for (name, rule) in [("near", None), ("near-rounded", rounded)] {
+        let (_, lost) = lost(&input, name, 6, rule, Some(16), None);
+        assert!(lost < 0.01, "{name}: {lost}");
+    }
+    for (name, rule) in [("rounded", rounded), ("compensated", None)] {
+        let (plain, before) = lost(&input, name, 2, rule, None, None);
+        let (turned, after) = lost(&input, &format!("{name}-turned"), 2, rule, Some(16), None);
+        assert!(plain != turned && after < 0.8 * before, "{name}: {before} {after}");
+    }
+    // Codes of random weights are not to be learned from so little text; scales are.
+    let scales = Tuning { rate: 1e-6, scale_rate: 1e-3, block_epochs: 24, model_epochs: 24, ..short() };
+    let (_, before) = lost(&even, "untuned", 1, None, Some(16), None);
+    let (_, after) = lost(&even, "tuned", 1, None, Some(16), Some(scales));
+    assert!(after < before, "{before} {after}");
+}
+
+#[test]
+fn salience_helps_rounding_where_a_few_inputs_are_strong() {
+    let dir = TempDir::new().unwrap();
+    let input = lopsided(&dir.path().join("dense"));
+    let mut config = options(2, None);
+    config.method = QuantizeMethod::Round(ScaleRule::LeastSquares);
+    let lost = |config: &ModelQuantizationConfig, name: &str| {
+        let (ids, out) = (text(1), dir.path().join(name));
+        let prepared = Prepared::new(&input, config, &ids, &mut |_, _| ()).unwrap();
+        quantize_ids(&prepared, &out, &ids, config, &mut |_, _| ()).unwrap();
+        divergence(&input, &ModelFile::open(&out).unwrap())
+    };
+    let plain = lost(&config, "plain");
+    config.salience = true;
+    let scaled = lost(&config, "scaled");
+    assert!(scaled < plain, "{scaled} {plain}");
+}
+
+#[test]
+fn what_is_not_tuned_is_said() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    let mut config = options(2, Some(short()));
+    let mut notes = Vec::new();
+    assert!(tuning_of(&input, &config, &mut notes).unwrap().is_some() && notes.is_empty());
+    config.tuning = Some(Tuning { most_weights: 100, ..short() });
+    assert!(tuning_of(&input, &config, &mut notes).unwrap().is_none());
+    config.layout.coupling = Coupling::Free;
+    assert!(tuning_of(&input, &config, &mut notes).unwrap().is_none());
+    assert!(notes[0].contains("more than 100") && notes[1].contains("free planes"), "{notes:?}");
+    config.method = QuantizeMethod::Round(ScaleRule::LeastSquares);
+    assert!(tuning_of(&input, &config, &mut Vec::new()).unwrap().is_none());
+    type Spoil = fn(&mut Tuning);
+    let table: [(&str, Spoil); 4] = [
+        ("tuning rate", |t| t.rate = 0.0),
+        ("tuning rate of scales", |t| t.scale_rate = f32::NAN),
+        ("tokens per tuning step", |t| t.batch_tokens = 0),
+        ("tuning epochs", |t| t.model_epochs = usize::MAX),
+    ];
+    for (name, spoil) in table {
+        let mut tuning = short();
+        spoil(&mut tuning);
+        let error = options(1, Some(tuning)).validate().unwrap_err().to_string();
+        assert!(error.starts_with(name), "{name}: {error}");
+    }
+}

@@ -1,0 +1,46 @@
+//! The shape of an attention.
+
+use std::ops::Range;
+
+/// Shape and scale of a causal attention.
+///
+/// Query head `h` reads key/value head `h / (heads / kv_heads)` (grouped-query attention, Ainslie et al., 2023).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; `heads` is a multiple.
+    pub kv_heads: usize,
+    /// Elements per head.
+    pub head_dim: usize,
+    /// Factor on the scores, usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Positions that a query sees, its own included; `None` means all before it.
+    pub window: Option<usize>,
+}
+
+impl AttentionSpec {
+    /// The positions that the query at `position` sees.
+    ///
+    /// ```
+    /// use trike_core::AttentionSpec;
+    ///
+    /// let spec = AttentionSpec { heads: 8, kv_heads: 2, head_dim: 64, scale: 0.125, window: Some(4) };
+    /// assert_eq!(spec.span(9), 6..10);
+    /// ```
+    #[must_use]
+    pub fn span(&self, position: usize) -> Range<usize> {
+        let end = position.saturating_add(1);
+        end.saturating_sub(self.window.unwrap_or(end))..end
+    }
+
+    /// The same attention with a window of at most `window` positions.
+    #[must_use]
+    pub fn within(self, window: Option<usize>) -> Self {
+        let narrower = match (self.window, window) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+        Self { window: narrower, ..self }
+    }
+}

@@ -1,0 +1,135 @@
+//! Names of devices: read by every build, whether it links the runtime or not.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A way to reach a device. Every build knows all names; which runtimes it links is a matter of features.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Runtime {
+    /// CUDA through NVRTC.
+    Cuda,
+    /// ROCm.
+    Hip,
+    /// Metal's shading language.
+    Metal,
+    /// Vulkan with SPIR-V.
+    Vulkan,
+    /// Whatever graphics interface the machine offers, with WGSL where no other compiler is built in.
+    Wgpu,
+    /// CubeCL's own CPU runtime, for developers.
+    Cpu,
+}
+
+impl Runtime {
+    /// All, in the order in which `auto` tries them.
+    pub const ALL: [Self; 6] = [Self::Cuda, Self::Hip, Self::Metal, Self::Vulkan, Self::Wgpu, Self::Cpu];
+
+    /// Its name, which is also the name of the feature.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cuda => "cuda",
+            Self::Hip => "hip",
+            Self::Metal => "metal",
+            Self::Vulkan => "vulkan",
+            Self::Wgpu => "wgpu",
+            Self::Cpu => "cpu",
+        }
+    }
+}
+
+impl fmt::Display for Runtime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Which device: `auto`, `cpu`, or a runtime with a number.
+///
+/// Numbers count the devices of that runtime, discrete ones first and software ones last. `auto` is the first device that is
+/// not software.
+///
+/// ```
+/// use trike_core::{DeviceSpec, Runtime};
+///
+/// let spec: DeviceSpec = "cuda:1".parse()?;
+/// assert_eq!(spec, DeviceSpec::Numbered(Runtime::Cuda, 1));
+/// assert_eq!("vulkan".parse::<DeviceSpec>()?.to_string(), "vulkan:0");
+/// assert!("cuda:one".parse::<DeviceSpec>().is_err());
+/// # Ok::<(), trike_core::UnknownDevice>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum DeviceSpec {
+    /// The first device that is not software.
+    #[default]
+    Auto,
+    /// A device of a runtime, counted from zero.
+    Numbered(Runtime, usize),
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            // There is one such device.
+            Self::Numbered(Runtime::Cpu, 0) => f.write_str("cpu"),
+            Self::Numbered(runtime, index) => write!(f, "{runtime}:{index}"),
+        }
+    }
+}
+
+impl FromStr for DeviceSpec {
+    type Err = UnknownDevice;
+
+    fn from_str(name: &str) -> Result<Self, UnknownDevice> {
+        let unknown = || UnknownDevice { name: name.to_owned() };
+        if name == "auto" {
+            return Ok(Self::Auto);
+        }
+        let (runtime, index) = name.split_once(':').unwrap_or((name, "0"));
+        let runtime = Runtime::ALL.into_iter().find(|r| r.name() == runtime).ok_or_else(unknown)?;
+        // `parse` alone would take a sign.
+        let digits = !index.is_empty() && index.bytes().all(|b| b.is_ascii_digit());
+        let index = index.parse().ok().filter(|_| digits).ok_or_else(unknown)?;
+        Ok(Self::Numbered(runtime, index))
+    }
+}
+
+/// A device name that is none.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "unknown device {name:?}: expected auto, cpu, or one of wgpu, vulkan, cuda, hip, metal with a number (cuda:0)"
+)]
+pub struct UnknownDevice {
+    /// The name given.
+    pub name: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_read_back_and_others_refused() {
+        for runtime in Runtime::ALL {
+            for index in [0, 1, 12] {
+                let spec = DeviceSpec::Numbered(runtime, index);
+                assert_eq!(spec.to_string().parse::<DeviceSpec>().expect("its own name"), spec);
+            }
+        }
+        assert_eq!("auto".parse::<DeviceSpec>().expect("a name"), DeviceSpec::Auto);
+        for name in [
+            "",
+            "auto:0",
+            "gpu",
+            "cuda:",
+            "cuda:-1",
+            "cuda:+1",
+            "cuda:0:0",
+            "CUDA:0",
+            "wgpu:99999999999999999999",
+        ] {
+            assert_eq!(name.parse::<DeviceSpec>(), Err(UnknownDevice { name: name.to_owned() }));
+        }
+    }
+}

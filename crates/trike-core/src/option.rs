@@ -1,0 +1,196 @@
+//! Options that cannot be used.
+
+use std::fmt;
+
+/// Why the value of an option cannot be used. Each variant names the field, what it accepts and what was given, so that a
+/// command can name its own flag instead.
+///
+/// ```
+/// use trike_core::{Bounds, OptionError};
+///
+/// let check = |top_p: f32| OptionError::check("top_p", Bounds::over(0.0).at_most(1.0), top_p);
+/// assert!(check(1.0).is_ok());
+/// assert_eq!(check(1.5).unwrap_err().to_string(), "top_p is 1.5: expected more than 0 and at most 1");
+/// ```
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum OptionError {
+    /// A number outside its range.
+    #[error("{field} is {got}: expected {bounds}")]
+    OutOfRange {
+        /// The field.
+        field: &'static str,
+        /// The range.
+        bounds: Bounds,
+        /// The value given.
+        got: String,
+    },
+    /// A value that is not one of those that the field accepts.
+    #[error("{field} is {got}: expected {}", one_of(accepted))]
+    Unknown {
+        /// The field.
+        field: &'static str,
+        /// The values that it accepts.
+        accepted: &'static [&'static str],
+        /// The value given.
+        got: String,
+    },
+    /// Two fields that exclude each other.
+    #[error("{field} cannot be combined with {other}")]
+    Conflict {
+        /// The field.
+        field: &'static str,
+        /// The other field, with its value where only that one is excluded.
+        other: &'static str,
+    },
+    /// A field that has an effect only beside another.
+    #[error("{field} needs {other}")]
+    Requires {
+        /// The field.
+        field: &'static str,
+        /// The field that is missing, with its value where only that one will do.
+        other: &'static str,
+    },
+}
+
+impl OptionError {
+    /// Refuses a number outside `bounds`; NaN is outside all of them.
+    ///
+    /// # Errors
+    ///
+    /// [`OptionError::OutOfRange`].
+    pub fn check<N: Number>(field: &'static str, bounds: Bounds, got: N) -> Result<(), Self> {
+        if bounds.contains(got.value()) {
+            Ok(())
+        } else {
+            Err(Self::OutOfRange { field, bounds, got: got.to_string() })
+        }
+    }
+
+    /// The field.
+    #[must_use]
+    pub fn field(&self) -> &'static str {
+        match self {
+            Self::OutOfRange { field, .. }
+            | Self::Unknown { field, .. }
+            | Self::Conflict { field, .. }
+            | Self::Requires { field, .. } => field,
+        }
+    }
+}
+
+/// A number that an option may be; counts above 2^53 are compared rounded.
+pub trait Number: Copy + fmt::Display {
+    /// Its value.
+    fn value(self) -> f64;
+}
+
+impl Number for f32 {
+    fn value(self) -> f64 {
+        self.into()
+    }
+}
+
+impl Number for f64 {
+    fn value(self) -> f64 {
+        self
+    }
+}
+
+impl Number for usize {
+    fn value(self) -> f64 {
+        self as f64
+    }
+}
+
+/// The numbers that an option accepts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Smallest accepted number, or the largest one below all accepted ones when `open`.
+    min: f64,
+    /// Whether `min` itself is refused.
+    open: bool,
+    /// Largest accepted number.
+    max: f64,
+}
+
+impl Bounds {
+    /// `min` and every larger finite number.
+    #[must_use]
+    pub fn at_least(min: impl Number) -> Self {
+        Self { min: min.value(), open: false, max: f64::INFINITY }
+    }
+
+    /// Every finite number larger than `min`.
+    #[must_use]
+    pub fn over(min: impl Number) -> Self {
+        Self { min: min.value(), open: true, max: f64::INFINITY }
+    }
+
+    /// The same up to `max`, itself included.
+    #[must_use]
+    pub fn at_most(self, max: impl Number) -> Self {
+        Self { max: max.value(), ..self }
+    }
+
+    /// Whether `value` is accepted.
+    #[must_use]
+    pub fn contains(&self, value: f64) -> bool {
+        let above = if self.open { value > self.min } else { value >= self.min };
+        above && value <= self.max && value.is_finite()
+    }
+}
+
+impl fmt::Display for Bounds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { min, open, max } = *self;
+        match (open, max.is_finite()) {
+            (false, true) => write!(f, "{min} to {max}"),
+            (false, false) => write!(f, "at least {min}"),
+            (true, true) => write!(f, "more than {min} and at most {max}"),
+            (true, false) => write!(f, "more than {min}"),
+        }
+    }
+}
+
+/// `a, b or c`.
+fn one_of(accepted: &[&str]) -> String {
+    match accepted {
+        [] => "nothing".to_owned(),
+        [one] => (*one).to_owned(),
+        [first @ .., last] => format!("{} or {last}", first.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_checked_at_and_beside_their_ends() {
+        for (bounds, inside, outside) in [
+            (Bounds::at_least(1usize), &[1.0, 1e300][..], &[0.0, f64::INFINITY, f64::NAN][..]),
+            (Bounds::at_least(1usize).at_most(6usize), &[1.0, 6.0], &[0.0, 7.0, -1.0]),
+            (Bounds::over(0.0f32), &[f64::MIN_POSITIVE], &[0.0, -0.0, f64::NEG_INFINITY]),
+            (Bounds::over(0.0).at_most(1.0), &[1.0, 1e-9], &[0.0, 1.0 + 1e-9]),
+        ] {
+            assert!(inside.iter().all(|&v| bounds.contains(v)), "{bounds}");
+            assert!(!outside.iter().any(|&v| bounds.contains(v)), "{bounds}");
+        }
+    }
+
+    #[test]
+    fn messages_name_field_rule_and_value() {
+        let range = OptionError::check("window", Bounds::at_least(1usize).at_most(64usize), 65usize);
+        assert_eq!(range.unwrap_err().to_string(), "window is 65: expected 1 to 64");
+        let range = OptionError::check("temperature", Bounds::at_least(0.0), f32::NAN);
+        assert_eq!(range.unwrap_err().to_string(), "temperature is NaN: expected at least 0");
+        let unknown = OptionError::Unknown { field: "kv", accepted: &["f16", "f32"], got: "f8".to_owned() };
+        assert_eq!(unknown.to_string(), "kv is f8: expected f16 or f32");
+        let conflict = OptionError::Conflict { field: "encoding", other: "target f16" };
+        assert_eq!(conflict.to_string(), "encoding cannot be combined with target f16");
+        assert_eq!(conflict.field(), "encoding");
+        let requires = OptionError::Requires { field: "tuning", other: "compensation" };
+        assert_eq!(requires.to_string(), "tuning needs compensation");
+    }
+}

@@ -1,0 +1,285 @@
+//! The operations of a decoder, as methods of [`Cpu`].
+
+use trike_core::{ActivationPrecision, AttentionSpec, GatedActivation, Layout, RopePairing};
+use trike_host::Cpu;
+use trike_trit::{Hadamard, TritTensor};
+
+use crate::attention::{self, KvView};
+use crate::error::CpuError;
+use crate::matrix::{self, Matrix, TernaryMatrix};
+use crate::rope::{self, RopeTable};
+use crate::{gated, linear, norm, rotate};
+
+/// The operations of a decoder, as methods of [`Cpu`].
+///
+/// Slices go in, slices come out; shapes are checked before anything is written. No result depends on the number of threads.
+///
+/// ```
+/// use trike_cpu::{Cpu, CpuOps};
+///
+/// let mut x = [1.0, 2.0];
+/// Cpu::new(1)?.add(&mut x, &[0.5, 0.5])?;
+/// assert_eq!(x, [1.5, 2.5]);
+/// # Ok::<(), trike_cpu::CpuError>(())
+/// ```
+pub trait CpuOps {
+    /// `out = x W^T`: `x` is `m x k`, `w` is `n x k`, `out` is `m x n`, all row-major; `m` is `x.len() / k`.
+    ///
+    /// With f32 activations a value that is not finite reaches every output of its token: as NaN with ternary weights, as in
+    /// dense arithmetic with others.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::NotMultiple`] and [`CpuError::Length`] for wrong lengths; [`CpuError::NonFinite`] when ternary weights
+    /// meet int8 activations and one of them is not finite. Nothing has been written then.
+    ///
+    /// ```
+    /// use trike_cpu::{ActivationPrecision, Cpu, CpuOps, TernaryMatrix};
+    /// use trike_trit::{Encoding, Scales, TritTensor};
+    ///
+    /// let tensor = TritTensor::from_trits(2, 3, &[1, 0, -1, 1, 1, 1], Encoding::TwoBit, Scales::tensor(0.5))?;
+    /// let w = TernaryMatrix::pack(&tensor)?.into();
+    /// let mut y = [f32::NAN; 2];
+    /// Cpu::new(1)?.linear(&[1.0, 2.0, 4.0], &w, ActivationPrecision::F32, &mut y)?;
+    /// assert_eq!(y, [-1.5, 3.5]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn linear(
+        &self,
+        x: &[f32],
+        w: &Matrix,
+        precision: ActivationPrecision,
+        out: &mut [f32],
+    ) -> Result<(), CpuError>;
+
+    /// [`CpuOps::linear`] for several matrices with the same input (q/k/v, gate/up): the activations are prepared once,
+    /// and the rows of all matrices are one range that the threads share. Matrices that want them rotated in different ways
+    /// are computed one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As [`CpuOps::linear`], and [`CpuError::Length`] when the lists differ in length or the matrices in columns.
+    fn linear_many(
+        &self,
+        x: &[f32],
+        ws: &[&Matrix],
+        precision: ActivationPrecision,
+        outs: &mut [&mut [f32]],
+    ) -> Result<(), CpuError>;
+
+    /// Row lookup: `out[i] = table[ids[i]]` as f32, `out` is `ids.len() x cols`.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::IdOutOfRange`], or [`CpuError::Length`] for a wrong output; nothing has been written then.
+    fn embed(&self, table: &Matrix, ids: &[u32], out: &mut [f32]) -> Result<(), CpuError>;
+
+    /// `out = x / sqrt(mean(x^2) + eps) * weight` for each row of `weight.len()` elements.
+    ///
+    /// Squares are summed in f64, so the result does not depend on the instruction set or on the length of a row.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::NotMultiple`] when `x` is not whole rows,
+    /// [`CpuError::Length`] when `out` is not as long as `x`.
+    ///
+    /// ```
+    /// use trike_cpu::{Cpu, CpuOps, CpuOps};
+    ///
+    /// let mut out = [f32::NAN; 2];
+    /// Cpu::new(1)?.rms_norm(&[3.0, -3.0], &[1.0, 2.0], 0.0, &mut out)?;
+    /// assert_eq!(out, [1.0, -2.0]);
+    /// # Ok::<(), trike_cpu::CpuError>(())
+    /// ```
+    fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> Result<(), CpuError>;
+
+    /// Applies the rotary embedding to `x` (`tokens x heads x head_dim`) in place, each token by its position.
+    ///
+    /// Elements of a head beyond [`RopeTable::rotated`] stay as they are.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Range`] when the table turns more elements than a head has, [`CpuError::Length`] when `x` is not
+    /// `positions.len() * heads * head_dim` long.
+    fn rope(
+        &self,
+        x: &mut [f32],
+        heads: usize,
+        head_dim: usize,
+        positions: &[u32],
+        table: &RopeTable,
+        pairing: RopePairing,
+    ) -> Result<(), CpuError>;
+
+    /// Softmax attention of `m` queries at consecutive positions from `first_position`; `q` and `out` are
+    /// `m x heads x head_dim`.
+    ///
+    /// The query at position `p` sees positions `max(0, p + 1 - window)..=p`, all of which must be in the ring already
+    /// (its own included). Scores, their maximum, exponentials and sums are f32.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Heads`], [`CpuError::Range`], [`CpuError::NotMultiple`] and [`CpuError::Length`] for shapes that do not
+    /// fit, [`CpuError::KvCapacity`] when the ring cannot hold every position that is seen.
+    ///
+    /// ```
+    /// use trike_cpu::{AttentionSpec, Cpu, CpuOps, KvData, KvView};
+    ///
+    /// let problem = AttentionSpec { heads: 2, kv_heads: 1, head_dim: 2, scale: 1.0, window: None };
+    /// // Two slots; equal keys, so every query averages the values that it sees.
+    /// let (k, v) = ([1.0, 0.0, 1.0, 0.0], [1.0, 2.0, 3.0, 4.0]);
+    /// let kv = KvView { k: KvData::F32(&k), v: KvData::F32(&v), capacity: 2 };
+    /// let mut out = [f32::NAN; 8];
+    /// Cpu::new(1)?.attention(&problem, &[1.0; 8], 0, kv, &mut out)?;
+    /// assert_eq!(out, [1.0, 2.0, 1.0, 2.0, 2.0, 3.0, 2.0, 3.0]);
+    /// # Ok::<(), trike_cpu::CpuError>(())
+    /// ```
+    fn attention(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        first_position: usize,
+        kv: KvView<'_>,
+        out: &mut [f32],
+    ) -> Result<(), CpuError>;
+
+    /// `out = activation(gate) * up`, element by element.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Length`] when the three slices differ in length.
+    ///
+    /// ```
+    /// use trike_cpu::{Cpu, CpuOps, GatedActivation};
+    ///
+    /// let mut out = [f32::NAN; 2];
+    /// Cpu::new(1)?.gated(&[2.0, -1.0], &[3.0, 3.0], GatedActivation::SquaredReLu, &mut out)?;
+    /// assert_eq!(out, [12.0, 0.0]);
+    /// # Ok::<(), trike_cpu::CpuError>(())
+    /// ```
+    fn gated(
+        &self,
+        gate: &[f32],
+        up: &[f32],
+        activation: GatedActivation,
+        out: &mut [f32],
+    ) -> Result<(), CpuError>;
+
+    /// `x += y`, the residual sum.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Length`] when the slices differ in length.
+    fn add(&self, x: &mut [f32], y: &[f32]) -> Result<(), CpuError>;
+
+    /// Transforms every block of `x` in its place, to the bits of [`Hadamard::apply`].
+    ///
+    /// [`CpuOps::linear`] does this on the way to the codes of activations for weights that want it.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::NotMultiple`] for part of a block.
+    ///
+    /// ```
+    /// use trike_cpu::{Cpu, CpuOps, CpuOps};
+    /// use trike_trit::Hadamard;
+    ///
+    /// let mut x = [3.0, 1.0, -1.0, 1.0];
+    /// Cpu::new(1)?.rotate(&mut x, Hadamard::new(4)?)?;
+    /// assert_eq!(x, [2.0, 0.0, 2.0, 2.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    fn rotate(&self, x: &mut [f32], rotation: Hadamard) -> Result<(), CpuError>;
+
+    /// [`TernaryMatrix::pack_as`] on all threads: the same matrix, bit for bit.
+    ///
+    /// ```
+    /// use trike_cpu::{Cpu, CpuOps, Isa, Layout, choose_layout};
+    /// use trike_trit::{Encoding, Scales, TritTensor};
+    ///
+    /// let tensor = TritTensor::from_trits(40, 64, &[1; 40 * 64], Encoding::TwoBit, Scales::tensor(0.5))?;
+    /// let matrix = Cpu::new(2)?.pack(&tensor, choose_layout(&tensor, Isa::detect()))?;
+    /// assert_eq!((matrix.rows(), matrix.layout()), (40, Layout::TwoBit));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`TernaryMatrix::pack`].
+    fn pack(&self, tensor: &TritTensor, layout: Layout) -> Result<TernaryMatrix, CpuError>;
+}
+
+impl CpuOps for Cpu {
+    fn linear(
+        &self,
+        x: &[f32],
+        w: &Matrix,
+        precision: ActivationPrecision,
+        out: &mut [f32],
+    ) -> Result<(), CpuError> {
+        linear::linear(self, x, w, precision, out)
+    }
+
+    fn linear_many(
+        &self,
+        x: &[f32],
+        ws: &[&Matrix],
+        precision: ActivationPrecision,
+        outs: &mut [&mut [f32]],
+    ) -> Result<(), CpuError> {
+        linear::linear_many(self, x, ws, precision, outs)
+    }
+
+    fn embed(&self, table: &Matrix, ids: &[u32], out: &mut [f32]) -> Result<(), CpuError> {
+        linear::embed(self, table, ids, out)
+    }
+
+    fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> Result<(), CpuError> {
+        norm::rms_norm(self, x, weight, eps, out)
+    }
+
+    fn rope(
+        &self,
+        x: &mut [f32],
+        heads: usize,
+        head_dim: usize,
+        positions: &[u32],
+        table: &RopeTable,
+        pairing: RopePairing,
+    ) -> Result<(), CpuError> {
+        rope::rope(self, x, heads, head_dim, positions, table, pairing)
+    }
+
+    fn attention(
+        &self,
+        problem: &AttentionSpec,
+        q: &[f32],
+        first_position: usize,
+        kv: KvView<'_>,
+        out: &mut [f32],
+    ) -> Result<(), CpuError> {
+        attention::attention(self, problem, q, first_position, kv, out)
+    }
+
+    fn gated(
+        &self,
+        gate: &[f32],
+        up: &[f32],
+        activation: GatedActivation,
+        out: &mut [f32],
+    ) -> Result<(), CpuError> {
+        gated::gated(self, gate, up, activation, out)
+    }
+
+    fn add(&self, x: &mut [f32], y: &[f32]) -> Result<(), CpuError> {
+        gated::add(self, x, y)
+    }
+
+    fn rotate(&self, x: &mut [f32], rotation: Hadamard) -> Result<(), CpuError> {
+        rotate::rotate(self, x, rotation)
+    }
+
+    fn pack(&self, tensor: &TritTensor, layout: Layout) -> Result<TernaryMatrix, CpuError> {
+        matrix::pack(self, tensor, layout)
+    }
+}

@@ -1,0 +1,63 @@
+//! The executor of host kernels.
+
+use crate::error::HostError;
+use crate::isa::Isa;
+use crate::pool::Pool;
+
+/// The executor of every host kernel: an instruction set and a pool of threads.
+///
+/// Nothing is kept between calls, so one `Cpu` may be shared by many models; a clone shares the threads. Operations are added by
+/// the traits of the kernel crates.
+///
+/// ```
+/// use trike_host::{Cpu, Isa};
+///
+/// let cpu = Cpu::new(2)?;
+/// assert_eq!(cpu.threads(), 2);
+/// assert_eq!(cpu.isa(), Isa::detect());
+/// # Ok::<(), trike_host::HostError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Cpu {
+    isa: Isa,
+    pool: Pool,
+}
+
+impl Cpu {
+    /// The best instruction set of this machine with this many threads; 0 = all logical CPUs.
+    ///
+    /// # Errors
+    ///
+    /// [`HostError::TooManyThreads`] above [`MAX_THREADS`](crate::MAX_THREADS), [`HostError::Threads`] if the operating system does
+    /// not start the threads.
+    pub fn new(threads: usize) -> Result<Self, HostError> {
+        Self::with_isa(Isa::detect(), threads)
+    }
+
+    /// A chosen instruction set; for tests, benches and bug reports.
+    ///
+    /// # Errors
+    ///
+    /// As [`Cpu::new`].
+    pub fn with_isa(isa: Isa, threads: usize) -> Result<Self, HostError> {
+        Ok(Self { isa, pool: Pool::new(threads)? })
+    }
+
+    /// Number of threads, including the caller's.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.pool.threads()
+    }
+
+    /// The instruction set.
+    #[must_use]
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// The threads.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.pool
+    }
+}

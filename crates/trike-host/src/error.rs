@@ -1,0 +1,45 @@
+//! The one error type of the crate.
+
+/// Why the machine cannot serve a request.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// An instruction set name that this crate does not know.
+    #[error("unknown instruction set {name:?}, expected one of {known}")]
+    UnknownIsa {
+        /// The name given.
+        name: String,
+        /// The names that exist.
+        known: &'static str,
+    },
+    /// An instruction set that this machine does not have.
+    #[error("instruction set {name} is not available on this machine, available: {available}")]
+    IsaUnavailable {
+        /// The name given.
+        name: String,
+        /// The names that are available here.
+        available: String,
+    },
+    /// A number of threads above [`MAX_THREADS`](crate::MAX_THREADS).
+    #[error("{requested} threads requested, expected at most {maximum}")]
+    TooManyThreads {
+        /// Threads requested.
+        requested: usize,
+        /// The largest accepted number.
+        maximum: usize,
+    },
+    /// The operating system did not start the threads.
+    #[error("cannot start {requested} threads: {reason}")]
+    Threads {
+        /// Threads requested.
+        requested: usize,
+        /// The reason that the operating system gave.
+        reason: String,
+    },
+    /// The operating system did not provide the memory.
+    #[error("cannot allocate {requested} bytes")]
+    Memory {
+        /// Bytes requested.
+        requested: usize,
+    },
+}

@@ -1,0 +1,234 @@
+//! Which instructions the machine has, as values.
+//!
+//! A kernel for an instruction set is a method of its token, and only detection creates tokens: the existence of the
+//! value is the proof that the instructions exist.
+//!
+//! ```
+//! use trike_host::Isa;
+//! use trike_host::isa::Token;
+//!
+//! let lanes = match Isa::detect().token() {
+//!     #[cfg(target_arch = "x86_64")]
+//!     Token::Avx512(_) => 16,
+//!     #[cfg(target_arch = "x86_64")]
+//!     Token::Avx2(_) | Token::AvxVnni(_) => 8,
+//!     _ => 4,
+//! };
+//! assert!(lanes >= 4);
+//! ```
+
+use std::fmt;
+
+use crate::error::HostError;
+
+/// A loop that is compiled once for each instruction set.
+///
+/// A kernel crate enters it through a function with the target features of a token. Implementations mark `run`
+/// `#[inline(always)]`, so that its code is compiled within that function, with those features.
+pub trait Loop {
+    /// Result of the loop.
+    type Output;
+    /// Runs it.
+    fn run(self) -> Self::Output;
+}
+
+/// Portable Rust; always there, and the specification of the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scalar(());
+
+impl Scalar {
+    /// Portable Rust needs no proof.
+    #[must_use]
+    pub fn portable() -> Self {
+        Self(())
+    }
+}
+
+/// SSSE3 and SSE4.1: every x86-64 processor since 2008.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sse41(());
+
+/// AVX2 with FMA and F16C.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx2(());
+
+/// AVX-VNNI, in 256 bits, and everything in [`Avx2`].
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AvxVnni(Avx2);
+
+/// AVX-512 F, BW, VL and VNNI, and everything in [`Avx2`]; the byte permutes, where the processor has them.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Avx512(Option<Vbmi>);
+
+/// AVX-512 VBMI.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vbmi(());
+
+#[cfg(target_arch = "x86_64")]
+impl Sse41 {
+    fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("ssse3") && is_x86_feature_detected!("sse4.1")).then_some(Self(()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl AvxVnni {
+    fn detect() -> Option<Self> {
+        Avx2::detect().filter(|_| is_x86_feature_detected!("avxvnni")).map(Self)
+    }
+
+    /// The kernels that need no VNNI.
+    #[must_use]
+    pub fn avx2(self) -> Avx2 {
+        self.0
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Avx2 {
+    fn detect() -> Option<Self> {
+        (is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c"))
+        .then_some(Self(()))
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Avx512 {
+    fn detect() -> Option<Self> {
+        let own = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vnni");
+        // The standard library also checks that the operating system saves the wide registers.
+        let vbmi = is_x86_feature_detected!("avx512vbmi").then_some(Vbmi(()));
+        Avx2::detect().filter(|_| own).map(|_| Self(vbmi))
+    }
+
+    /// The byte permutes.
+    #[must_use]
+    pub fn vbmi(self) -> Option<Vbmi> {
+        self.0
+    }
+}
+
+/// The token of an [`Isa`]: what kernels dispatch on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Token {
+    /// Portable Rust.
+    Scalar(Scalar),
+    /// SSSE3 and SSE4.1.
+    #[cfg(target_arch = "x86_64")]
+    Sse41(Sse41),
+    /// AVX2, FMA and F16C.
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    /// AVX-VNNI.
+    #[cfg(target_arch = "x86_64")]
+    AvxVnni(AvxVnni),
+    /// AVX-512 with VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+}
+
+/// An instruction set that this machine has.
+///
+/// There is no way to make one that it does not have: [`Isa::detect`], [`Isa::available`] and [`Isa::by_name`] ask the
+/// processor.
+///
+/// ```
+/// use trike_host::Isa;
+///
+/// let all = Isa::available();
+/// assert_eq!(all[0].name(), "scalar");
+/// assert_eq!(all.last().copied(), Some(Isa::detect()));
+/// assert!(Isa::by_name("mmx").is_err());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Isa(Token);
+
+const KNOWN: &str = "scalar, sse4.1, avx2, avx-vnni, avx512-vnni";
+
+impl Isa {
+    /// The best instruction set of this machine.
+    #[must_use]
+    pub fn detect() -> Self {
+        Self::available().pop().unwrap_or(Self(Token::Scalar(Scalar(()))))
+    }
+
+    /// Every instruction set of this machine, from `scalar` to the best.
+    #[must_use]
+    pub fn available() -> Vec<Self> {
+        #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
+        let mut all = vec![Self(Token::Scalar(Scalar(())))];
+        #[cfg(target_arch = "x86_64")]
+        {
+            all.extend(Sse41::detect().map(|token| Self(Token::Sse41(token))));
+            all.extend(Avx2::detect().map(|token| Self(Token::Avx2(token))));
+            all.extend(AvxVnni::detect().map(|token| Self(Token::AvxVnni(token))));
+            all.extend(Avx512::detect().map(|token| Self(Token::Avx512(token))));
+        }
+        all
+    }
+
+    /// The instruction set called `scalar`, `sse4.1`, `avx2`, `avx-vnni` or `avx512-vnni`; a knob for tests, benches and bug reports.
+    ///
+    /// # Errors
+    ///
+    /// [`HostError::UnknownIsa`] for another name, [`HostError::IsaUnavailable`] when the machine lacks it.
+    pub fn by_name(name: &str) -> Result<Self, HostError> {
+        let available = Self::available();
+        if let Some(isa) = available.iter().find(|isa| isa.name() == name) {
+            return Ok(*isa);
+        }
+        if KNOWN.split(", ").any(|known| known == name) {
+            let names: Vec<&str> = available.iter().map(|isa| isa.name()).collect();
+            return Err(HostError::IsaUnavailable { name: name.to_owned(), available: names.join(", ") });
+        }
+        Err(HostError::UnknownIsa { name: name.to_owned(), known: KNOWN })
+    }
+
+    /// The token that kernels dispatch on.
+    #[must_use]
+    pub fn token(self) -> Token {
+        self.0
+    }
+
+    /// Whether it has the byte permutes that unpack weights of 1.6 bits at full speed.
+    #[must_use]
+    pub fn permutes_bytes(self) -> bool {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx512(token) => token.vbmi().is_some(),
+            _ => false,
+        }
+    }
+
+    /// The name that [`Isa::by_name`] takes.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Token::Scalar(_) => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Token::Sse41(_) => "sse4.1",
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Token::AvxVnni(_) => "avx-vnni",
+            #[cfg(target_arch = "x86_64")]
+            Token::Avx512(_) => "avx512-vnni",
+        }
+    }
+}
+
+impl fmt::Display for Isa {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

@@ -1,0 +1,29 @@
+//! The machine that host kernels run on: instruction sets, threads, memory, and the peak rates of all three.
+//!
+//! Start from [`Cpu`]: an instruction set and a pool of threads. Kernel crates add their operations to it as traits
+//! (`CpuOps` of `trike-cpu`, `TritOps` of `trike-popcount`).
+//!
+//! The decision that shaped the crate: an instruction set is a value that only detection creates ([`Isa`], and the tokens in
+//! [`isa`]), so kernels need no `unsafe` calls to be entered and tests can force each set that the machine has. What was given up:
+//! a kernel is compiled for a fixed list of sets, not for the exact processor.
+//!
+//! * executor: [`Cpu`], [`Isa`], [`Pool`], [`ranges`]
+//! * kernels: [`isa::Token`], [`Loop`]
+//! * memory: [`Line`] (one aligned cache line), [`Lines`] (a zeroed buffer, in huge pages if it is large)
+//! * peak rates: [`probe`]
+//! * errors: [`HostError`]
+//!
+//! Applications usually reach this crate through `trike-cpu` or `trike`, which re-export [`Cpu`] and [`Isa`].
+
+mod cpu;
+mod error;
+pub mod isa;
+mod memory;
+mod pool;
+pub mod probe;
+
+pub use cpu::Cpu;
+pub use error::HostError;
+pub use isa::{Isa, Loop};
+pub use memory::{Line, Lines};
+pub use pool::{MAX_THREADS, Pool, ranges};

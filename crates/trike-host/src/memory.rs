@@ -1,0 +1,299 @@
+//! Large buffers in huge pages.
+//!
+//! Streaming a buffer in pages of 4 KiB costs one core a fifth of its memory bandwidth in address translation. A matrix is
+//! often smaller than a huge page, so matrices are cut, one after the other, from chunks that they share.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+
+use bytemuck::Zeroable;
+
+use crate::error::HostError;
+
+/// One aligned cache line of 64 bytes, or several, so that no vector load crosses a line.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(64))]
+pub struct Line<T>(pub T);
+
+// SAFETY: a `Line` is its field and perhaps padding, and the field may be all zeros.
+unsafe impl<T: Zeroable> Zeroable for Line<T> {}
+
+/// Bytes from which a buffer is cut from a chunk; smaller ones lie in the heap.
+const LARGE: usize = 64 << 10;
+
+/// A buffer that starts as zeros, in huge pages where it is large and the system has them.
+///
+/// Meant for long-lived data such as weights: the chunk that a buffer was cut from is returned to the system when the last
+/// buffer of the chunk is dropped.
+///
+/// ```
+/// use trike_host::{Line, Lines};
+///
+/// let mut lines = Lines::<Line<[f32; 16]>>::zeroed(4)?;
+/// lines[3].0[15] = 2.5;
+/// assert_eq!((lines.len(), lines[0].0[0], lines[3].0[15]), (4, 0.0, 2.5));
+/// # Ok::<(), trike_host::HostError>(())
+/// ```
+pub struct Lines<T>(Store<T>);
+
+enum Store<T> {
+    Heap(Vec<T>),
+    #[cfg(target_os = "linux")]
+    Cut(chunks::Cut<T>),
+}
+
+impl<T: Copy + Zeroable> Lines<T> {
+    /// A buffer of `len` elements of zeros.
+    ///
+    /// # Errors
+    ///
+    /// [`HostError::Memory`] when the system does not give that much.
+    pub fn zeroed(len: usize) -> Result<Self, HostError> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        #[cfg(target_os = "linux")]
+        if bytes >= LARGE
+            && let Some(cut) = chunks::cut(len)
+        {
+            return Ok(Self(Store::Cut(cut)));
+        }
+        let mut heap = Vec::new();
+        heap.try_reserve_exact(len).map_err(|_| HostError::Memory { requested: bytes })?;
+        heap.resize(len, T::zeroed());
+        Ok(Self(Store::Heap(heap)))
+    }
+}
+
+impl<T> Deref for Lines<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        match &self.0 {
+            Store::Heap(heap) => heap,
+            #[cfg(target_os = "linux")]
+            Store::Cut(cut) => cut.as_slice(),
+        }
+    }
+}
+
+impl<T> DerefMut for Lines<T> {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut [T] {
+        match &mut self.0 {
+            Store::Heap(heap) => heap,
+            #[cfg(target_os = "linux")]
+            Store::Cut(cut) => cut.as_mut_slice(),
+        }
+    }
+}
+
+impl<T> Default for Lines<T> {
+    fn default() -> Self {
+        Self(Store::Heap(Vec::new()))
+    }
+}
+
+impl<T: Copy + Zeroable> Clone for Lines<T> {
+    fn clone(&self) -> Self {
+        match Self::zeroed(self.len()) {
+            Ok(mut copy) => {
+                copy.copy_from_slice(self);
+                copy
+            }
+            // Ends the process as every clone does for which there is no memory.
+            Err(_) => Self(Store::Heap(self.to_vec())),
+        }
+    }
+}
+
+impl<T> fmt::Debug for Lines<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = match &self.0 {
+            Store::Heap(_) => "heap",
+            #[cfg(target_os = "linux")]
+            Store::Cut(_) => "huge pages",
+        };
+        f.debug_struct("Lines").field("len", &self.len()).field("kind", &kind).finish()
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod chunks {
+    use std::marker::PhantomData;
+    use std::ptr::NonNull;
+    use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+    use bytemuck::Zeroable;
+    use memmap2::{Advice, MmapMut, MmapRaw};
+
+    /// Bytes of a huge page.
+    const HUGE: usize = 2 << 20;
+    /// Bytes of a chunk, unless one buffer needs more. What is never touched takes no memory.
+    const CHUNK: usize = 64 << 20;
+    /// What every cut is aligned to: a cache line.
+    const ALIGN: usize = 64;
+
+    /// The chunk that the next buffers are cut from, while one of its buffers lives.
+    static OPEN: Mutex<Open> = Mutex::new(Open { chunk: Weak::new(), used: 0 });
+
+    struct Open {
+        chunk: Weak<Chunk>,
+        /// Bytes from the start of the chunk that were handed out; they are not handed out again, so that every cut is
+        /// made of pages that the system filled with zeros.
+        used: usize,
+    }
+
+    /// An anonymous mapping, of which only buffers cut from it read or write anything.
+    struct Chunk {
+        map: MmapRaw,
+        /// Where the first huge page starts.
+        skip: usize,
+        /// Bytes from there on.
+        len: usize,
+    }
+
+    impl Chunk {
+        fn new(bytes: usize) -> Option<Self> {
+            let len = bytes.max(CHUNK).checked_next_multiple_of(HUGE)?;
+            let map = MmapRaw::from(MmapMut::map_anon(len.checked_add(HUGE)?).ok()?);
+            // A wish: without huge pages everything works, slower.
+            let _ = map.advise(Advice::HugePage);
+            let skip = map.as_ptr().align_offset(HUGE);
+            Some(Self { map, skip, len })
+        }
+    }
+
+    /// Elements in a chunk, which no other cut overlaps.
+    pub(super) struct Cut<T> {
+        start: NonNull<T>,
+        len: usize,
+        /// Keeps the memory mapped.
+        _chunk: Arc<Chunk>,
+        _elements: PhantomData<T>,
+    }
+
+    // SAFETY: a cut owns its elements like a `Vec<T>`: no other value reads or writes them.
+    unsafe impl<T: Send> Send for Cut<T> {}
+    // SAFETY: as above; a shared cut gives out shared elements only.
+    unsafe impl<T: Sync> Sync for Cut<T> {}
+
+    impl<T> Cut<T> {
+        #[inline]
+        pub(super) fn as_slice(&self) -> &[T] {
+            // SAFETY: `cut` checked that `len` elements from `start` lie in the chunk, which `_chunk` keeps mapped, and
+            // aligned; `T: Zeroable` there makes its zeros valid elements, and no other cut overlaps them.
+            unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+        }
+
+        #[inline]
+        pub(super) fn as_mut_slice(&mut self) -> &mut [T] {
+            // SAFETY: as in `as_slice`; `&mut self` is the only way to the elements meanwhile.
+            unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+        }
+    }
+
+    /// Cuts `len` zeroed elements, or `None` when the system does not map more memory.
+    pub(super) fn cut<T: Copy + Zeroable>(len: usize) -> Option<Cut<T>> {
+        const { assert!(align_of::<T>() <= ALIGN, "cuts are aligned to a cache line") };
+        let bytes = len.checked_mul(size_of::<T>())?.checked_next_multiple_of(ALIGN)?;
+        // The lock is held by nothing that panics half-way; what it guards is whole in any case.
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = open.chunk.upgrade().filter(|chunk| bytes <= chunk.len - open.used);
+        let (chunk, offset) = match current {
+            Some(chunk) => {
+                let offset = open.used;
+                open.used += bytes;
+                (chunk, offset)
+            }
+            None => {
+                let chunk = Arc::new(Chunk::new(bytes)?);
+                let left = open.chunk.upgrade().map_or(0, |old| old.len - open.used);
+                // A chunk made for one large buffer does not displace one with more room.
+                if chunk.len - bytes >= left {
+                    *open = Open { chunk: Arc::downgrade(&chunk), used: bytes };
+                }
+                (chunk, 0)
+            }
+        };
+        drop(open);
+        // In bounds of the mapping: `skip < HUGE`, `offset + bytes <= chunk.len`, and the mapping is `len + HUGE` long.
+        let start = NonNull::new(chunk.map.as_mut_ptr().wrapping_add(chunk.skip + offset).cast())?;
+        Some(Cut { start, len, _chunk: chunk, _elements: PhantomData })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LARGE, Line, Lines};
+    use crate::HostError;
+
+    type CodeLine = Line<[u8; 64]>;
+
+    /// Lengths in lines: nothing, a heap buffer, either side of the limit, a part of a huge page, and more than a chunk.
+    const LENGTHS: [usize; 7] = [0, 1, LARGE / 64 - 1, LARGE / 64, LARGE / 64 + 1, 50_001, (65 << 20) / 64];
+
+    #[test]
+    fn buffers_start_as_zeros_and_do_not_share_memory() {
+        let mut all: Vec<Lines<CodeLine>> = Vec::new();
+        for round in 0..3u8 {
+            for len in LENGTHS {
+                let mut lines = Lines::<CodeLine>::zeroed(len).expect("little memory");
+                assert_eq!(lines.len(), len);
+                assert!(lines.as_ptr().addr().is_multiple_of(64));
+                assert!(lines.iter().all(|line| line.0 == [0; 64]), "{len} lines are zeros");
+                lines.fill(Line([all.len() as u8 + 1; 64]));
+                all.push(lines);
+            }
+            // Freed chunks come back as zeros as well.
+            if round == 1 {
+                all.clear();
+            }
+        }
+        for (i, lines) in all.iter().enumerate() {
+            assert!(
+                lines.iter().all(|line| line.0 == [i as u8 + 1; 64]),
+                "buffer {i} was written by another"
+            );
+        }
+    }
+
+    #[test]
+    fn clones_are_equal_and_apart() {
+        for len in [3, 5000] {
+            let mut lines = Lines::<Line<[f32; 16]>>::zeroed(len).expect("little memory");
+            lines[len - 1].0[15] = 2.5;
+            let mut copy = lines.clone();
+            assert_eq!(copy[len - 1].0, lines[len - 1].0);
+            copy[0].0[0] = 1.0;
+            assert_eq!(lines[0].0[0], 0.0);
+        }
+    }
+
+    #[test]
+    fn buffers_pass_between_threads() {
+        let mut lines = Lines::<CodeLine>::zeroed(4096).expect("little memory");
+        let mut lines = std::thread::spawn(move || {
+            lines[4095].0[63] = 7;
+            lines
+        })
+        .join()
+        .expect("no panic");
+        lines[0].0[0] = 9;
+        let seen = std::thread::scope(|s| s.spawn(|| (lines[0].0[0], lines[4095].0[63])).join());
+        assert_eq!(seen.expect("no panic"), (9, 7));
+    }
+
+    #[test]
+    fn too_much_is_an_error() {
+        for len in [usize::MAX, usize::MAX / 64, isize::MAX as usize / 64] {
+            assert!(matches!(Lines::<CodeLine>::zeroed(len), Err(HostError::Memory { .. })), "{len}");
+        }
+    }
+
+    #[test]
+    fn the_default_is_empty_and_debug_is_short() {
+        assert!(Lines::<CodeLine>::default().is_empty());
+        let text = format!("{:?}", Lines::<CodeLine>::zeroed(4096).expect("little memory"));
+        assert!(text.starts_with("Lines { len: 4096"), "{text}");
+    }
+}

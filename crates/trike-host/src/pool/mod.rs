@@ -1,0 +1,335 @@
+//! Threads: each gets one contiguous slice of the rows.
+
+mod crew;
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::error::HostError;
+
+use crew::Crew;
+
+/// Maximum number of threads of a [`Pool`]; far above any machine, so that a mistyped number does not start thousands.
+pub const MAX_THREADS: usize = 1024;
+
+/// Multiply-adds in f32 below which handing a share to a worker costs more than it saves: some microseconds of work. A
+/// hand-over and its answer take 0.3 us when both cores are free; when another program has one of them, the answer
+/// takes as long as the system's time slice, and the fewer hand-overs a token needs the less that hurts. A small model that
+/// splits every step of a microsecond falls from thousands of tokens a second to tens.
+const WORK_PER_THREAD: usize = 1 << 17;
+/// The same while the workers sleep: waking one takes tens of microseconds.
+const WORK_PER_SLEEPER: usize = 1 << 19;
+
+/// The caller's thread and, when there are more, workers beside it.
+///
+/// The workers serve one call at a time: a call that finds them busy (from another thread, or from within a task) does
+/// everything itself, so it neither waits nor deadlocks.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    threads: usize,
+    crew: Option<Arc<Crew>>,
+}
+
+impl Pool {
+    /// A pool of this many threads, including the caller's; 0 = all logical CPUs.
+    ///
+    /// # Errors
+    ///
+    /// [`HostError::TooManyThreads`] above [`MAX_THREADS`], [`HostError::Threads`] if the operating system does not start the
+    /// threads.
+    pub fn new(threads: usize) -> Result<Self, HostError> {
+        let threads = match threads {
+            // A machine that cannot say how many it has gets one.
+            0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
+            n => n,
+        };
+        if threads > MAX_THREADS {
+            return Err(HostError::TooManyThreads { requested: threads, maximum: MAX_THREADS });
+        }
+        let crew = (threads > 1).then(|| Crew::new(threads - 1).map(Arc::new)).transpose()?;
+        Ok(Self { threads, crew })
+    }
+
+    /// Number of threads, including the caller's.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// How many threads this many multiply-adds are worth.
+    ///
+    /// The answer depends on whether the workers are awake, so results must not depend on it. Work that would be shared
+    /// if they were wakes them up, for what follows.
+    #[must_use]
+    pub fn parts(&self, work: usize) -> usize {
+        let Some(crew) = &self.crew else { return 1 };
+        if crew.is_awake() {
+            return (work / WORK_PER_THREAD).clamp(1, self.threads);
+        }
+        let parts = (work / WORK_PER_SLEEPER).clamp(1, self.threads);
+        if parts == 1 && work >= 2 * WORK_PER_THREAD {
+            crew.wake();
+        }
+        parts
+    }
+
+    /// Runs `f` on every task, in contiguous shares of the list, one a thread; the last on the caller's. The same share
+    /// goes to the same thread every time, which finds its weights in its own cache.
+    ///
+    /// A panic in a task is continued by the caller, when no task runs any more.
+    pub fn run<T: Send>(&self, tasks: Vec<T>, f: impl Fn(T) + Sync) {
+        let Some(crew) = self.crew.as_ref().filter(|_| tasks.len() > 1) else {
+            return tasks.into_iter().for_each(f);
+        };
+        let shares: Vec<_> = ranges(tasks.len(), self.threads).collect();
+        let tasks: Vec<_> = tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
+        // No task panics with the lock held.
+        let take = |slot: &Mutex<Option<T>>| slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let share = |thread: usize| tasks[shares[thread].clone()].iter().filter_map(take).for_each(&f);
+        if !crew.run(shares.len() - 1, &share) {
+            (0..shares.len()).for_each(share);
+        }
+    }
+
+    /// Applies `work` to independent items of uneven cost and returns the results in the order of the items. Each thread takes
+    /// the next item when it has finished one.
+    ///
+    /// A panic in an item is continued by the caller, when no item is being worked on any more.
+    ///
+    /// ```
+    /// use trike_host::Pool;
+    ///
+    /// assert_eq!(Pool::new(3)?.map(vec![1, 2, 3], |i| 10 * i), [10, 20, 30]);
+    /// # Ok::<(), trike_host::HostError>(())
+    /// ```
+    pub fn map<T: Send, R: Send>(&self, items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+        let threads = self.threads.min(items.len());
+        if threads <= 1 {
+            return items.into_iter().map(work).collect();
+        }
+        let queue = Mutex::new(items.into_iter().enumerate());
+        // No item is worked on with the lock held.
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let mut done: Vec<Vec<(usize, R)>> = (0..threads).map(|_| Vec::new()).collect();
+        self.run(done.iter_mut().collect(), |done| {
+            while let Some((i, item)) = next() {
+                done.push((i, work(item)));
+            }
+        });
+        let mut done: Vec<(usize, R)> = done.into_iter().flatten().collect();
+        done.sort_unstable_by_key(|&(i, _)| i);
+        done.into_iter().map(|(_, result)| result).collect()
+    }
+
+    /// Cuts `out` between whole units, one contiguous slice a thread, and tells each where its slice starts (in units).
+    pub fn for_units<T: Send>(
+        &self,
+        out: &mut [T],
+        unit: usize,
+        work: usize,
+        f: impl Fn(usize, &mut [T]) + Sync,
+    ) {
+        let mut rest = out;
+        let mut tasks = Vec::new();
+        for range in ranges(rest.len() / unit, self.parts(work)) {
+            let (part, tail) = rest.split_at_mut(range.len() * unit);
+            tasks.push((range.start, part));
+            rest = tail;
+        }
+        self.run(tasks, |(start, part)| f(start, part));
+    }
+}
+
+/// `n` items in at most `parts` ranges whose lengths differ by one at most; empty ranges are left out.
+pub fn ranges(n: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
+    let parts = parts.clamp(1, n.max(1));
+    (0..parts).map(move |p| n / parts * p + p.min(n % parts)..n / parts * (p + 1) + (p + 1).min(n % parts))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use super::{MAX_THREADS, Pool, WORK_PER_SLEEPER, WORK_PER_THREAD, ranges};
+
+    #[test]
+    fn ranges_cover_everything_once() {
+        for n in [0, 1, 2, 7, 8, 9, 100] {
+            for parts in [1, 2, 3, 8, 200] {
+                let all: Vec<usize> = ranges(n, parts).flatten().collect();
+                assert_eq!(all, (0..n).collect::<Vec<_>>(), "{n} in {parts}");
+            }
+        }
+    }
+
+    #[test]
+    fn threads_at_the_limits() {
+        for (threads, good) in [(0, true), (1, true), (2, true), (MAX_THREADS + 1, false)] {
+            assert_eq!(Pool::new(threads).is_ok(), good, "{threads}");
+        }
+    }
+
+    const THREADS: [usize; 4] = [1, 2, 3, 7];
+
+    fn pools() -> impl Iterator<Item = Pool> {
+        THREADS.into_iter().map(|threads| Pool::new(threads).expect("a few threads"))
+    }
+
+    #[test]
+    fn every_unit_is_visited_once_whatever_the_threads() {
+        for pool in pools() {
+            let mut out = vec![0usize; 21];
+            pool.for_units(&mut out, 3, usize::MAX, |start, part| {
+                for (i, v) in part.iter_mut().enumerate() {
+                    *v += start * 3 + i + 1;
+                }
+            });
+            assert_eq!(out, (1..=21).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn every_task_runs_once_and_shares_keep_their_thread() {
+        for pool in pools() {
+            for n in [0, 1, 2, 3, 8, 50] {
+                let mut all = vec![(0usize, None); n];
+                let mut threads = Vec::new();
+                for round in 1..=20 {
+                    pool.run(all.iter_mut().collect(), |(count, thread)| {
+                        *count += 1;
+                        *thread = Some(std::thread::current().id());
+                    });
+                    assert!(all.iter().all(|(count, _)| *count == round), "{n} tasks: {all:?}");
+                    let now: Vec<_> = all.iter().map(|(_, thread)| *thread).collect();
+                    threads = if round == 1 { now.clone() } else { threads };
+                    assert_eq!(now, threads, "a share goes to the same thread every time");
+                }
+                // The caller takes the last share, and every thread one where there are enough.
+                assert!(all.last().is_none_or(|(_, thread)| *thread == Some(std::thread::current().id())));
+                threads.dedup();
+                assert_eq!(threads.len(), n.min(pool.threads));
+            }
+        }
+    }
+
+    #[test]
+    fn mapped_items_keep_their_order() {
+        for pool in pools() {
+            for n in [0, 1, 2, 57] {
+                let want: Vec<i32> = (0..n).map(|i| i * i).collect();
+                assert_eq!(pool.map((0..n).collect(), |i| i * i), want);
+            }
+            // Within an item of the same pool: it gets its answer, from its own thread.
+            let nested = pool.map(vec![3, 4], |n| pool.map((0..n).collect(), |i| i + 1));
+            assert_eq!(nested, [vec![1, 2, 3], vec![1, 2, 3, 4]]);
+            let result = catch_unwind(AssertUnwindSafe(|| pool.map(vec![0, 1, 2], |i| assert!(i != 1))));
+            assert!(result.is_err(), "a panic is passed on");
+        }
+    }
+
+    #[test]
+    fn work_is_shared_from_a_limit_on() {
+        let pool = Pool::new(3).expect("a few threads");
+        for (work, awake, parts) in [
+            (0, true, 1),
+            (2 * WORK_PER_THREAD - 1, true, 1),
+            (2 * WORK_PER_THREAD, true, 2),
+            (3 * WORK_PER_THREAD, true, 3),
+            (usize::MAX, true, 3),
+            (2 * WORK_PER_SLEEPER - 1, false, 1),
+            (2 * WORK_PER_SLEEPER, false, 2),
+        ] {
+            let crew = pool.crew.as_ref().expect("workers");
+            let got = AtomicUsize::new(0);
+            if awake {
+                // Workers are awake while they have a task.
+                let asked = AtomicBool::new(false);
+                pool.run(vec![false, false, true], |asks| {
+                    if asks {
+                        got.store(pool.parts(work), Ordering::Relaxed);
+                        asked.store(true, Ordering::Relaxed);
+                    }
+                    while !asked.load(Ordering::Relaxed) {
+                        std::thread::yield_now();
+                    }
+                });
+            } else {
+                while crew.is_awake() {
+                    std::thread::yield_now();
+                }
+                got.store(pool.parts(work), Ordering::Relaxed);
+            }
+            let got = got.into_inner();
+            assert_eq!(got, parts, "{work}, awake: {awake}");
+        }
+        assert_eq!(Pool::new(1).expect("the caller").parts(usize::MAX), 1);
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_when_all_is_done() {
+        for pool in pools() {
+            for bad in [vec![0], vec![6], vec![3], vec![0, 6], (0..7).collect()] {
+                let (started, ended) = (AtomicUsize::new(0), AtomicUsize::new(0));
+                let result = catch_unwind(AssertUnwindSafe(|| {
+                    pool.run((0..7).collect(), |i| {
+                        started.fetch_add(1, Ordering::Relaxed);
+                        if bad.contains(&i) {
+                            std::panic::panic_any(i);
+                        }
+                        std::thread::sleep(Duration::from_millis(1));
+                        ended.fetch_add(1, Ordering::Relaxed);
+                    });
+                }));
+                let said = result.expect_err("the panic is passed on");
+                assert!(bad.contains(said.downcast_ref::<i32>().expect("its own payload")));
+                let started = started.into_inner();
+                let panics = started - ended.into_inner();
+                assert!((1..=bad.len()).contains(&panics), "{started} started, {panics} panicked");
+            }
+            // The pool is as good as before.
+            let mut out = [0; 9];
+            pool.run(out.iter_mut().collect(), |v| *v += 1);
+            assert_eq!(out, [1; 9]);
+        }
+    }
+
+    #[test]
+    fn calls_within_tasks_and_from_many_threads_all_finish() {
+        for pool in pools() {
+            std::thread::scope(|scope| {
+                for caller in 0..4u64 {
+                    let pool = &pool;
+                    scope.spawn(move || {
+                        for round in 0..300 {
+                            let mut out = [0u64; 8];
+                            pool.for_units(&mut out, 1, usize::MAX, |start, part| {
+                                // A task that uses the pool itself: it gets its answer, from its own thread.
+                                pool.for_units(part, 1, usize::MAX, |inner, part| {
+                                    for (i, v) in part.iter_mut().enumerate() {
+                                        *v = 1000 * caller + round + (start + inner + i) as u64;
+                                    }
+                                });
+                            });
+                            let want: Vec<u64> = (0..8).map(|i| 1000 * caller + round + i).collect();
+                            assert_eq!(out[..], want);
+                        }
+                    });
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn workers_wake_up_again() {
+        for pool in pools() {
+            let mut sum = [0usize; 7];
+            for pause in [0, 1, 5, 20] {
+                std::thread::sleep(Duration::from_millis(pause));
+                pool.run(sum.iter_mut().collect(), |v| *v += 1);
+            }
+            assert_eq!(sum, [4; 7]);
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The text side of a checkpoint: the tokenizer in a GGUF file, chat templates, defaults for generation.
+//!
+//! `trike-text` takes plain values and files of its own formats; this module finds them in a [`ModelFile`].
+
+mod gguf;
+
+use trike_format::{Gguf, StringArray, TensorSource as _};
+
+use crate::{
+    LlmError, ModelFile, Tensors, chat::ChatTemplate, sampler::GenerationConfig, tokenizer::Tokenizer,
+};
+
+pub use gguf::gguf_tokenizer;
+
+/// The templates in a GGUF file, with the special tokens that it names. `None` when it has none.
+///
+/// # Errors
+///
+/// Keys of another type, and a template that does not compile.
+pub fn gguf_chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LlmError> {
+    let mut named = Vec::new();
+    if let Some(text) = file.str("tokenizer.chat_template")? {
+        named.push(("default", text));
+    }
+    let names = file.strings("tokenizer.chat_templates")?;
+    for name in names.into_iter().flat_map(StringArray::iter) {
+        if let Some(text) = file.str(&format!("tokenizer.chat_template.{name}"))? {
+            named.push((name, text));
+        }
+    }
+    let Some(mut template) = ChatTemplate::from_named(named)? else { return Ok(None) };
+    for (variable, key) in [
+        ("bos_token", "bos_token_id"),
+        ("eos_token", "eos_token_id"),
+        ("unk_token", "unknown_token_id"),
+        ("pad_token", "padding_token_id"),
+    ] {
+        let id = file.u32(&format!("tokenizer.ggml.{key}"))?;
+        if let Some(token) = id.and_then(|id| tokenizer.name_of(id)) {
+            template = template.with_token(variable, token);
+        }
+    }
+    Ok(Some(template))
+}
+
+impl ModelFile {
+    /// The chat templates that come with the model, whichever file it is. `None` when there are none; llama2.c
+    /// checkpoints have none.
+    ///
+    /// Where the files do not name BOS and EOS, they are the tokenizer's.
+    ///
+    /// # Errors
+    ///
+    /// As [`ChatTemplate::from_dir`] and [`gguf_chat_template`].
+    pub fn chat_template(&self, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LlmError> {
+        let template = match self.tensors() {
+            Tensors::Hf(dir) => ChatTemplate::from_dir(dir.path())?,
+            Tensors::Gguf(file) => gguf_chat_template(file, tokenizer)?,
+            Tensors::Llama2c(_) => None,
+        };
+        Ok(template.map(|template| template.with_tokens_of(tokenizer)))
+    }
+
+    /// The generation configuration that comes with the model, or an empty one.
+    ///
+    /// # Errors
+    ///
+    /// As [`GenerationConfig::read`].
+    pub fn generation_config(&self) -> Result<GenerationConfig, LlmError> {
+        let path = match self.tensors() {
+            Tensors::Hf(dir) => dir.file("generation_config.json"),
+            Tensors::Gguf(_) | Tensors::Llama2c(_) => None,
+        };
+        Ok(path.map_or_else(|| Ok(GenerationConfig::default()), |path| GenerationConfig::read(&path))?)
+    }
+}

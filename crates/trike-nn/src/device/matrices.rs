@@ -1,0 +1,213 @@
+//! Weights on a device.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use trike_core::{DenseData, Layout};
+use trike_cube::CubeError;
+use trike_cube::linear::{
+    self, DenseMatrix, DenseValues, SparseLayout, SparseMatrix, TernaryLayout, TernaryMatrix,
+};
+use trike_cube::ops::RopeTable;
+use trike_trit::TritTensor;
+
+use super::CubeBackend;
+use crate::{NnError, RopePairing, RopeSpec, Tensor};
+
+/// A resident matrix.
+#[derive(Debug)]
+pub struct CubeMatrix(pub(super) Kind);
+
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// One of the matrices that lie side by side.
+    Ternary {
+        packed: Arc<TernaryMatrix>,
+        part: usize,
+        /// The host's copy of a matrix whose single rows are looked up: so few of them are read that they are made on the
+        /// host.
+        table: Option<Arc<TritTensor>>,
+    },
+    /// Without (most of) its zeros.
+    Sparse {
+        matrix: SparseMatrix,
+        table: Option<Arc<TritTensor>>,
+    },
+    Dense(DenseMatrix),
+}
+
+impl CubeMatrix {
+    /// Rows and columns.
+    pub(super) fn shape(&self) -> (usize, usize) {
+        match &self.0 {
+            Kind::Ternary { packed, part, .. } => (packed.form().parts[*part], packed.form().cols),
+            Kind::Sparse { matrix, .. } => (matrix.form().rows, matrix.form().cols),
+            Kind::Dense(matrix) => (matrix.rows(), matrix.cols()),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        match &self.0 {
+            // Matrices that lie side by side are counted with the first.
+            Kind::Ternary { packed, part: 0, .. } => packed.bytes(),
+            Kind::Ternary { .. } => 0,
+            Kind::Sparse { matrix, .. } => matrix.bytes(),
+            Kind::Dense(matrix) => matrix.bytes(),
+        }
+    }
+
+    /// The layout of a ternary matrix.
+    pub(super) fn layout(&self) -> Option<Layout> {
+        match &self.0 {
+            Kind::Ternary { packed, .. } => Some(match packed.form().layout {
+                TernaryLayout::TwoBit => Layout::TwoBit,
+                TernaryLayout::Base3 => Layout::Base3,
+                TernaryLayout::Blocks => Layout::Blocks,
+            }),
+            Kind::Sparse { matrix, .. } => Some(match matrix.form().layout {
+                SparseLayout::Entries => Layout::Sparse,
+                SparseLayout::Bitmap => Layout::Bitmap,
+            }),
+            Kind::Dense(_) => None,
+        }
+    }
+
+    /// The host's copy of a ternary table.
+    pub(super) fn host_table(&self) -> Result<&Arc<TritTensor>, NnError> {
+        match &self.0 {
+            Kind::Ternary { table: Some(table), .. } | Kind::Sparse { table: Some(table), .. } => Ok(table),
+            Kind::Ternary { .. } | Kind::Sparse { .. } | Kind::Dense(_) => Err(NnError::NotATable),
+        }
+    }
+}
+
+/// Cosines and sines, for as many positions as were asked for so far.
+#[derive(Debug)]
+pub struct CubeRope {
+    frequencies: Vec<f32>,
+    pairing: RopePairing,
+    pub(super) head_dim: usize,
+    table: Mutex<RopeTable>,
+}
+
+/// Positions whose cosines and sines are on the device from the start, at eight bytes per pair: 4 MiB for heads of 128.
+const KEPT_POSITIONS: usize = 8192;
+
+impl CubeRope {
+    pub(super) fn upload(
+        backend: &CubeBackend,
+        spec: &RopeSpec,
+        head_dim: usize,
+        context: usize,
+    ) -> Result<Self, NnError> {
+        let frequencies = spec.frequencies(head_dim);
+        let kept = context.clamp(1, KEPT_POSITIONS);
+        let table = RopeTable::upload(&backend.device, &frequencies, kept, spec.pairing)?;
+        Ok(Self { frequencies, pairing: spec.pairing, head_dim, table: Mutex::new(table) })
+    }
+
+    /// A table of at least `needed` positions.
+    pub(super) fn table(&self, backend: &CubeBackend, needed: usize) -> Result<RopeTable, NnError> {
+        let kept = || self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        let table = kept().clone();
+        if needed <= table.positions() {
+            return Ok(table);
+        }
+        let upload =
+            |positions| RopeTable::upload(&backend.device, &self.frequencies, positions, self.pairing);
+        // Not under the lock: what is asked of the device may wait for a thread that records, which may want the lock.
+        let table = match upload(needed.max(2 * table.positions())) {
+            // Twice as many may be more than one allocation may have where as many as are needed are not.
+            Err(CubeError::Memory { .. }) => upload(needed)?,
+            other => other?,
+        };
+        *kept() = table.clone();
+        Ok(table)
+    }
+}
+
+impl CubeBackend {
+    /// Makes a matrix resident; with `looked_up` single rows of it can be read.
+    pub(super) fn upload_matrix(&self, weight: Tensor, looked_up: bool) -> Result<CubeMatrix, NnError> {
+        let device = &self.device;
+        Ok(CubeMatrix(match weight {
+            Tensor::Ternary(tensor) => match packing(self.layout_of(&tensor)) {
+                Packing::Ternary(layout) => {
+                    let packed = Arc::new(TernaryMatrix::pack_as(device, &[&tensor], layout)?);
+                    Kind::Ternary { packed, part: 0, table: looked_up.then(|| Arc::new(tensor)) }
+                }
+                Packing::Sparse(layout) => {
+                    let matrix = SparseMatrix::pack_as(device, &tensor, layout)?;
+                    Kind::Sparse { matrix, table: looked_up.then(|| Arc::new(tensor)) }
+                }
+            },
+            Tensor::Int8(w) => {
+                let scales: Vec<f32> = w.scales().iter().collect();
+                let values = DenseValues::Int8 { codes: w.codes(), scales: &scales, group: w.group() };
+                Kind::Dense(DenseMatrix::upload(device, w.rows(), w.cols(), values)?)
+            }
+            Tensor::Dense(w) => {
+                let values = match w.data() {
+                    DenseData::F32(v) => DenseValues::F32(v),
+                    DenseData::F16(v) => DenseValues::F16(v),
+                    DenseData::Bf16(v) => DenseValues::Bf16(v),
+                };
+                Kind::Dense(DenseMatrix::upload(device, w.rows(), w.cols(), values)?)
+            }
+        }))
+    }
+
+    /// Makes matrices resident, side by side where they can be joined.
+    pub(super) fn upload_matrices(&self, weights: Vec<Tensor>) -> Result<Vec<CubeMatrix>, NnError> {
+        let mut tensors = Vec::with_capacity(weights.len());
+        for weight in &weights {
+            if let Tensor::Ternary(tensor) = weight {
+                tensors.push(tensor);
+            }
+        }
+        let joined = (tensors.len() == weights.len()).then(|| self.joined_layout(&tensors)).flatten();
+        if let Some(layout) = joined {
+            let packed = Arc::new(TernaryMatrix::pack_as(&self.device, &tensors, layout)?);
+            let part = |part| CubeMatrix(Kind::Ternary { packed: Arc::clone(&packed), part, table: None });
+            return Ok((0..tensors.len()).map(part).collect());
+        }
+        weights.into_iter().map(|weight| self.upload_matrix(weight, false)).collect()
+    }
+
+    /// The layout of a matrix: the one asked for where the device has a kernel for the tensor in it, else the predicted one.
+    fn layout_of(&self, tensor: &TritTensor) -> Layout {
+        let activations = self.activations;
+        match self.layout {
+            Some(layout) if linear::can_hold(&self.device, tensor, layout, activations) => layout,
+            Some(_) => Layout::TwoBit,
+            None => linear::choose_layout(&self.device, tensor, activations),
+        }
+    }
+
+    /// The layout in which tensors lie side by side, when they can.
+    fn joined_layout(&self, tensors: &[&TritTensor]) -> Option<TernaryLayout> {
+        let mut layouts = tensors.iter().map(|tensor| self.layout_of(tensor));
+        let first = layouts.next()?;
+        match packing(first) {
+            Packing::Ternary(layout) if layouts.all(|other| other == first) => {
+                TernaryMatrix::can_join(&self.device, tensors, layout).then_some(layout)
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The kernels of a layout.
+enum Packing {
+    Ternary(TernaryLayout),
+    Sparse(SparseLayout),
+}
+
+fn packing(layout: Layout) -> Packing {
+    match layout {
+        Layout::TwoBit => Packing::Ternary(TernaryLayout::TwoBit),
+        Layout::Base3 => Packing::Ternary(TernaryLayout::Base3),
+        Layout::Blocks => Packing::Ternary(TernaryLayout::Blocks),
+        Layout::Sparse => Packing::Sparse(SparseLayout::Entries),
+        Layout::Bitmap => Packing::Sparse(SparseLayout::Bitmap),
+    }
+}

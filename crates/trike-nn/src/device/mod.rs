@@ -1,0 +1,260 @@
+//! The backend over the kernels of a device.
+//!
+//! [`CubeBackend`] holds the device and its settings; `tensors` are activations and the traffic with the host, `matrices` are
+//! resident weights, `operations` what is launched, and `recordings` the step of one token that is run again.
+
+mod matrices;
+mod operations;
+mod recordings;
+mod tensors;
+
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+use trike_cube::attention::{CacheShape, KvCache};
+use trike_cube::{Buffer, Device, Graphs, Strategy};
+
+pub use self::matrices::{CubeMatrix, CubeRope};
+pub use self::recordings::CubeRecorded;
+use self::tensors::Traffic;
+pub use self::tensors::{CubeInputs, CubeTensor};
+use crate::backend::Input;
+use crate::{
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,
+    Layout, MemoryPlan, NnError, RopeSpec, StepInputs, StepLogits, Tensor, TokenStep, check,
+};
+
+/// Runs a decoder on a device of `trike-cube`.
+///
+/// Tensors stay on the device: ids and positions go there once per step, logits come back. The step of one sequence that reads
+/// one token is recorded and run again when the device can do that ([`CubeBackend::with_graphs`]).
+///
+/// ```no_run
+/// use trike_cube::{Device, DeviceSpec};
+/// use trike_nn::{ActivationPrecision, Backend, CubeBackend};
+///
+/// let device = Device::open(DeviceSpec::Auto)?;
+/// let backend = CubeBackend::new(device, ActivationPrecision::F32);
+/// println!("{}", backend.name());
+/// # Ok::<(), trike_cube::CubeError>(())
+/// ```
+#[derive(Debug)]
+pub struct CubeBackend {
+    device: Device,
+    activations: ActivationPrecision,
+    /// The layout asked for; chosen for each matrix when `None`.
+    layout: Option<Layout>,
+    /// Whether steps are recorded; a device that refuses turns it off.
+    graphs: AtomicBool,
+    /// Held while a step is recorded.
+    record_alone: Mutex<()>,
+    traffic: Traffic,
+}
+
+impl CubeBackend {
+    /// A backend on a device, whose ternary layers take `activations`.
+    pub fn new(device: Device, activations: ActivationPrecision) -> Self {
+        let graphs = device.capabilities().graphs != Graphs::None;
+        Self {
+            device,
+            activations,
+            layout: None,
+            graphs: graphs.into(),
+            record_alone: Mutex::new(()),
+            traffic: Traffic::default(),
+        }
+    }
+
+    /// The layout of the ternary matrices that are loaded from now on, where the device has a kernel for a tensor in it;
+    /// others are two-bit. By default the one that is predicted to be fastest is chosen for each matrix
+    /// ([`choose_layout`](trike_cube::linear::choose_layout)).
+    #[must_use]
+    pub fn with_layout(self, layout: Option<Layout>) -> Self {
+        Self { layout, ..self }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The precision of the activations of ternary layers.
+    pub fn activations(&self) -> ActivationPrecision {
+        self.activations
+    }
+
+    /// Compares a plan with the free memory of the device. A device that does not report its memory is trusted until a single
+    /// allocation fails.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Memory`].
+    pub fn check_memory(&self, plan: &MemoryPlan) -> Result<(), NnError> {
+        // What models before this one left in the runtime's pools is free, and of no use to weights of other sizes.
+        self.device.release()?;
+        let memory = self.device.memory();
+        let available = memory.total.map(|total| total.saturating_sub(memory.in_use.max(memory.reserved)));
+        match available {
+            Some(available) if plan.total() > available => {
+                Err(NnError::Memory { device: self.name(), plan: *plan, needed: plan.total(), available })
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Backend for CubeBackend {
+    type Tensor = CubeTensor;
+    type Matrix = CubeMatrix;
+    type Vector = Buffer<f32>;
+    type Rope = CubeRope;
+    type Cache = KvCache;
+    type Inputs = CubeInputs;
+    type Recorded = CubeRecorded;
+
+    fn name(&self) -> String {
+        format!("{} ({})", self.device.spec(), self.device.name())
+    }
+
+    fn device_use(&self) -> Option<DeviceUse> {
+        Some(self.used())
+    }
+
+    fn can_cache(&self, precision: KvPrecision) -> bool {
+        precision == KvPrecision::F32 || self.device.capabilities().f16
+    }
+
+    fn load_matrix(&self, weight: Tensor) -> Result<CubeMatrix, NnError> {
+        self.upload_matrix(weight, false)
+    }
+
+    fn load_table(&self, weight: Tensor) -> Result<CubeMatrix, NnError> {
+        self.upload_matrix(weight, true)
+    }
+
+    fn load_matrices(
+        &self,
+        weights: &mut dyn Iterator<Item = Result<Tensor, NnError>>,
+    ) -> Result<Vec<CubeMatrix>, NnError> {
+        self.upload_matrices(weights.collect::<Result<_, _>>()?)
+    }
+
+    fn matrix_bytes(&self, matrix: &CubeMatrix) -> usize {
+        matrix.bytes()
+    }
+
+    fn matrix_layout(&self, matrix: &CubeMatrix) -> Option<Layout> {
+        matrix.layout()
+    }
+
+    fn load_vector(&self, values: Vec<f32>) -> Result<Buffer<f32>, NnError> {
+        Ok(self.device.upload_weights(&values)?)
+    }
+
+    fn load_rope(&self, spec: &RopeSpec, head_dim: usize, context: usize) -> Result<CubeRope, NnError> {
+        CubeRope::upload(self, spec, head_dim, context)
+    }
+
+    fn new_cache(&self, spec: &CacheSpec) -> Result<KvCache, NnError> {
+        let CacheSpec { kv_heads, head_dim, capacity, precision } = *spec;
+        Ok(KvCache::empty(&self.device, CacheShape { kv_heads, head_dim, capacity, precision })?)
+    }
+
+    fn upload(&self, values: &[f32], width: usize) -> Result<CubeTensor, NnError> {
+        self.upload_tensor(values, width)
+    }
+
+    fn to_host(&self, x: &CubeTensor) -> Result<Vec<f32>, NnError> {
+        self.read_tensor(x)
+    }
+
+    fn inputs(&self, inputs: StepInputs) -> Result<CubeInputs, NnError> {
+        self.upload_inputs(inputs)
+    }
+
+    fn embed(&self, table: &CubeMatrix, inputs: &CubeInputs) -> Result<CubeTensor, NnError> {
+        self.look_up(table, inputs)
+    }
+
+    fn rms_norm(&self, x: &CubeTensor, weight: &Buffer<f32>, eps: f32) -> Result<CubeTensor, NnError> {
+        check::norm(x.width, weight.len())?;
+        self.norm(x, weight, eps)
+    }
+
+    fn head_norm(&self, x: &CubeTensor, weight: &Buffer<f32>, eps: f32) -> Result<CubeTensor, NnError> {
+        check::head_norm(x.width, weight.len())?;
+        self.norm(x, weight, eps)
+    }
+
+    fn linear(&self, x: &CubeTensor, weights: &[&CubeMatrix]) -> Result<Vec<CubeTensor>, NnError> {
+        self.products(Input::Plain(x), weights)
+    }
+
+    fn linear_of(&self, input: Input<'_, Self>, weights: &[&CubeMatrix]) -> Result<Vec<CubeTensor>, NnError> {
+        self.products(input, weights)
+    }
+
+    fn linear_add(
+        &self,
+        input: Input<'_, Self>,
+        weight: &CubeMatrix,
+        to: &mut CubeTensor,
+    ) -> Result<(), NnError> {
+        self.add_product(input, weight, to)
+    }
+
+    fn add_bias(&self, x: &mut CubeTensor, bias: &Buffer<f32>) -> Result<(), NnError> {
+        check::bias(x.width, bias.len())?;
+        Ok(self.device.add(&x.buffer, bias, &Strategy::Inferred)?)
+    }
+
+    fn add(&self, x: &mut CubeTensor, y: &CubeTensor) -> Result<(), NnError> {
+        check::add(x.shape(), y.shape())?;
+        Ok(self.device.add(&x.buffer, &y.buffer, &Strategy::Inferred)?)
+    }
+
+    fn rope(&self, x: &mut CubeTensor, rope: &CubeRope, inputs: &CubeInputs) -> Result<(), NnError> {
+        self.rotate(x, rope, inputs)
+    }
+
+    fn attention(
+        &self,
+        spec: &AttentionSpec,
+        q: &CubeTensor,
+        k: &CubeTensor,
+        v: &CubeTensor,
+        inputs: &CubeInputs,
+        caches: &mut [&mut KvCache],
+    ) -> Result<CubeTensor, NnError> {
+        self.attend(spec, [q, k, v], inputs, caches)
+    }
+
+    fn gated(
+        &self,
+        gate: &CubeTensor,
+        up: &CubeTensor,
+        activation: GatedActivation,
+    ) -> Result<CubeTensor, NnError> {
+        check::gated(gate.shape(), up.shape())?;
+        let out = self.tensor(gate.rows(), gate.width)?;
+        self.device.gated(&gate.buffer, &up.buffer, activation, &out.buffer, &Strategy::Inferred)?;
+        Ok(out)
+    }
+
+    fn select_rows(&self, x: &CubeTensor, rows: &[usize]) -> Result<CubeTensor, NnError> {
+        self.select(x, rows)
+    }
+
+    fn top(&self, x: &CubeTensor, k: usize) -> Result<Option<Vec<Largest>>, NnError> {
+        self.find_top(x, k)
+    }
+
+    fn token(
+        &self,
+        step: TokenStep<'_, Self>,
+        recorded: &mut CubeRecorded,
+        run: &mut dyn FnMut(&CubeInputs) -> Result<CubeTensor, NnError>,
+    ) -> Result<StepLogits, NnError> {
+        self.recorded_token(step, recorded, run)
+    }
+}

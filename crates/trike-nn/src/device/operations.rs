@@ -1,0 +1,275 @@
+//! The operations of a decoder on a device.
+
+use std::sync::Arc;
+
+use trike_cube::attention::{self, KvCache};
+use trike_cube::linear::{ActivationShape, Activations};
+use trike_cube::ops::{self, Indices, RowInput};
+use trike_cube::{Buffer, Strategy};
+use trike_trit::Hadamard;
+
+use super::matrices::Kind;
+use super::recordings::{Token, can_find};
+use super::{CubeBackend, CubeInputs, CubeMatrix, CubeRope, CubeTensor};
+use crate::backend::Input;
+use crate::{AttentionSpec, CacheSpec, Largest, NnError, check};
+
+/// Rows and columns of an input, which is checked to be of one shape.
+fn shape_of(input: &Input<'_, CubeBackend>) -> Result<check::Shape, NnError> {
+    let (x, norm) = match input {
+        Input::Plain(x) => (x, None),
+        Input::Normed(x, norm) => (x, Some(norm)),
+        Input::Gated { gate, up, norm, .. } => {
+            check::gated(gate.shape(), up.shape())?;
+            (gate, norm.as_ref())
+        }
+    };
+    norm.map_or(Ok(()), |norm| check::norm(x.width, norm.weight.len()))?;
+    Ok(x.shape())
+}
+
+impl CubeBackend {
+    /// Codes for ternary layers behind `rotation`, straight from the tensors of `input`.
+    fn codes(&self, input: &Input<'_, Self>, rotation: Option<Hadamard>) -> Result<Activations, NnError> {
+        let (rows, norm, tokens, cols) = match input {
+            Input::Plain(x) => (RowInput::Plain(&x.buffer), None, x.rows(), x.width),
+            Input::Normed(x, norm) => (RowInput::Plain(&x.buffer), Some(norm), x.rows(), x.width),
+            Input::Gated { gate, up, activation, norm } => {
+                let activation = *activation;
+                let rows = RowInput::Gated { gate: &gate.buffer, up: &up.buffer, activation };
+                (rows, norm.as_ref(), gate.rows(), gate.width)
+            }
+        };
+        let codes =
+            Activations::empty(&self.device, ActivationShape { tokens, cols, precision: self.activations })?;
+        let codes = codes.with_rotation(rotation)?;
+        let norm = norm.map(|norm| ops::Norm { weight: norm.weight, eps: norm.eps });
+        self.device.quantize(rows, norm, &codes, &Strategy::Inferred)?;
+        Ok(codes)
+    }
+
+    /// What `input` stands for, in floats; `None` when it is a tensor already.
+    fn floats(&self, input: &Input<'_, Self>) -> Result<Option<CubeTensor>, NnError> {
+        Ok(match input {
+            Input::Plain(_) => None,
+            Input::Normed(x, norm) => Some(self.norm(x, norm.weight, norm.eps)?),
+            Input::Gated { gate, up, activation, norm: None } => {
+                let out = self.tensor(gate.rows(), gate.width)?;
+                self.device.gated(&gate.buffer, &up.buffer, *activation, &out.buffer, &Strategy::Inferred)?;
+                Some(out)
+            }
+            Input::Gated { gate, up, activation, norm: Some(norm) } => {
+                let out = self.tensor(gate.rows(), gate.width)?;
+                let activation = *activation;
+                let rows = RowInput::Gated { gate: &gate.buffer, up: &up.buffer, activation };
+                let norm = ops::Norm { weight: norm.weight, eps: norm.eps };
+                self.device.rms_norm(rows, norm, &out.buffer, &Strategy::Inferred)?;
+                Some(out)
+            }
+        })
+    }
+
+    pub(super) fn look_up(&self, table: &CubeMatrix, inputs: &CubeInputs) -> Result<CubeTensor, NnError> {
+        let (vocab, width) = table.shape();
+        check::embed(&inputs.host, vocab)?;
+        let ids = inputs.host.ids();
+        match &table.0 {
+            Kind::Dense(table) => {
+                let out = self.tensor(ids.len(), width)?;
+                let ids = match &inputs.token {
+                    Some(Token::Id(id)) => id.clone(),
+                    _ => {
+                        self.traffic.uploaded(size_of_val(ids));
+                        // A table has fewer than 2^32 rows.
+                        Indices::upload(&self.device, ids, vocab as u32)?
+                    }
+                };
+                self.device.lookup(table, &ids, &out.buffer, &Strategy::Inferred)?;
+                Ok(out)
+            }
+            Kind::Ternary { .. } | Kind::Sparse { .. } => {
+                let host = table.host_table()?;
+                if let Some(Token::Row { row, .. }) = &inputs.token {
+                    return Ok(CubeTensor { buffer: row.clone(), width });
+                }
+                let rows: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
+                let values = host.select_rows(&rows)?.dequantize();
+                self.upload_tensor(&values, width)
+            }
+        }
+    }
+
+    /// An RMSNorm of every run of the weight's length.
+    pub(super) fn norm(&self, x: &CubeTensor, weight: &Buffer<f32>, eps: f32) -> Result<CubeTensor, NnError> {
+        let out = self.tensor(x.rows(), x.width)?;
+        let norm = ops::Norm { weight, eps };
+        self.device.rms_norm(RowInput::Plain(&x.buffer), norm, &out.buffer, &Strategy::Inferred)?;
+        Ok(out)
+    }
+
+    pub(super) fn products(
+        &self,
+        input: Input<'_, Self>,
+        weights: &[&CubeMatrix],
+    ) -> Result<Vec<CubeTensor>, NnError> {
+        let (tokens, cols) = shape_of(&input)?;
+        let (mut codes, mut floats) = (None, None);
+        let mut outs: Vec<Option<CubeTensor>> = weights.iter().map(|_| None).collect();
+        for i in 0..weights.len() {
+            check::linear(weights[i].shape().1, cols)?;
+            match &weights[i].0 {
+                // Made beside one before it.
+                _ if outs[i].is_some() => {}
+                Kind::Ternary { packed, .. } => {
+                    let x = match &codes {
+                        Some(codes) if Activations::rotation(codes) == packed.rotation() => codes,
+                        _ => codes.insert(self.codes(&input, packed.rotation())?),
+                    };
+                    let parts = packed.form().parts.iter();
+                    let made = parts.map(|&rows| self.tensor(tokens, rows)).collect::<Result<Vec<_>, _>>()?;
+                    let buffers: Vec<_> = made.iter().map(|out| &out.buffer).collect();
+                    self.device.linear(x, packed, &buffers, &Strategy::Inferred)?;
+                    let mut made: Vec<_> = made.into_iter().map(Some).collect();
+                    for (weight, out) in weights.iter().zip(&mut outs).skip(i) {
+                        match &weight.0 {
+                            Kind::Ternary { packed: other, part, .. }
+                                if Arc::ptr_eq(packed, other) && out.is_none() =>
+                            {
+                                // Each part once: a matrix that is asked for twice is computed twice.
+                                *out = made[*part].take();
+                            }
+                            _ => {}
+                        }
+                    }
+                }
+                Kind::Sparse { matrix, .. } => {
+                    let x = match &codes {
+                        Some(codes) if Activations::rotation(codes).is_none() => codes,
+                        _ => codes.insert(self.codes(&input, None)?),
+                    };
+                    let out = self.tensor(tokens, matrix.form().rows)?;
+                    self.device.sparse(x, matrix, &out.buffer, &Strategy::Inferred)?;
+                    outs[i] = Some(out);
+                }
+                Kind::Dense(matrix) => {
+                    if floats.is_none() {
+                        floats = self.floats(&input)?;
+                    }
+                    let out = self.tensor(tokens, matrix.rows())?;
+                    let x = match (&floats, &input) {
+                        (Some(made), _) => made,
+                        (None, Input::Plain(x) | Input::Normed(x, _) | Input::Gated { gate: x, .. }) => x,
+                    };
+                    self.device.dense(&x.buffer, matrix, &out.buffer, &Strategy::Inferred)?;
+                    outs[i] = Some(out);
+                }
+            }
+        }
+        Ok(outs.into_iter().flatten().collect())
+    }
+
+    pub(super) fn add_product(
+        &self,
+        input: Input<'_, Self>,
+        weight: &CubeMatrix,
+        to: &mut CubeTensor,
+    ) -> Result<(), NnError> {
+        let (tokens, cols) = shape_of(&input)?;
+        let (rows, width) = weight.shape();
+        check::linear(width, cols)?;
+        check::add(to.shape(), (tokens, rows))?;
+        match &weight.0 {
+            Kind::Ternary { packed, .. } if packed.form().parts.len() == 1 => {
+                let codes = self.codes(&input, packed.rotation())?;
+                self.device.linear_add(&codes, packed, &[&to.buffer], &Strategy::Inferred)?;
+            }
+            Kind::Sparse { matrix, .. } => {
+                let codes = self.codes(&input, None)?;
+                self.device.sparse_add(&codes, matrix, &to.buffer, &Strategy::Inferred)?;
+            }
+            Kind::Ternary { .. } => {
+                for out in self.products(input, &[weight])? {
+                    self.device.add(&to.buffer, &out.buffer, &Strategy::Inferred)?;
+                }
+            }
+            Kind::Dense(matrix) => {
+                let made = self.floats(&input)?;
+                let x = match (&made, &input) {
+                    (Some(made), _) => made,
+                    (None, Input::Plain(x) | Input::Normed(x, _) | Input::Gated { gate: x, .. }) => x,
+                };
+                self.device.dense_add(&x.buffer, matrix, &to.buffer, &Strategy::Inferred)?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn rotate(
+        &self,
+        x: &mut CubeTensor,
+        rope: &CubeRope,
+        inputs: &CubeInputs,
+    ) -> Result<(), NnError> {
+        check::rope(x.shape(), rope.head_dim, &inputs.host)?;
+        let needed = inputs.host.positions().iter().max().map_or(0, |&last| last as usize + 1);
+        let table = rope.table(self, needed)?;
+        let positions = &inputs.positions;
+        Ok(self.device.rope(&x.buffer, rope.head_dim, positions, &table, &Strategy::Inferred)?)
+    }
+
+    pub(super) fn attend(
+        &self,
+        spec: &AttentionSpec,
+        [q, k, v]: [&CubeTensor; 3],
+        inputs: &CubeInputs,
+        caches: &mut [&mut KvCache],
+    ) -> Result<CubeTensor, NnError> {
+        let specs: Vec<CacheSpec> = caches.iter().map(|cache| spec_of(cache)).collect();
+        check::attention(spec, [q, k, v].map(CubeTensor::shape), &inputs.host, specs.iter())?;
+        let out = self.tensor(q.rows(), q.width)?;
+        for (segment, cache) in inputs.host.segments().iter().zip(caches) {
+            let spec = spec.within(segment.window);
+            let rows = attention::Segment {
+                rows: segment.rows.clone(),
+                positions: &inputs.positions,
+                cache: &**cache,
+            };
+            self.device.store(&k.buffer, &v.buffer, &rows)?;
+            self.device.attention(&spec, &q.buffer, &rows, &out.buffer, &Strategy::Inferred)?;
+        }
+        Ok(out)
+    }
+
+    pub(super) fn select(&self, x: &CubeTensor, rows: &[usize]) -> Result<CubeTensor, NnError> {
+        check::select_rows(x.rows(), rows)?;
+        let out = self.tensor(rows.len(), x.width)?;
+        // A buffer has fewer than 2^32 numbers.
+        let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
+        self.traffic.uploaded(size_of_val(&rows[..]));
+        let rows = Indices::upload(&self.device, &rows, x.rows() as u32)?;
+        self.device.select_rows(&x.buffer, x.width, &rows, &out.buffer)?;
+        Ok(out)
+    }
+
+    pub(super) fn find_top(&self, x: &CubeTensor, k: usize) -> Result<Option<Vec<Largest>>, NnError> {
+        if !can_find(k, x.width) {
+            return Ok(None);
+        }
+        let values = self.device.empty(x.rows() * k)?;
+        let ids = self.device.top(&x.buffer, x.width, k, &values, &Strategy::Inferred)?;
+        let (ids, values) = ids.read_with(&self.device, &values)?;
+        self.traffic.read(size_of_val(&ids[..]) + size_of_val(&values[..]));
+        let pairs: Vec<(u32, f32)> = ids.into_iter().zip(values).collect();
+        Ok(Some(pairs.chunks_exact(k).map(<[_]>::to_vec).collect()))
+    }
+}
+
+fn spec_of(cache: &KvCache) -> CacheSpec {
+    let shape = cache.shape();
+    CacheSpec {
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+        capacity: shape.capacity,
+        precision: shape.precision,
+    }
+}

@@ -1,0 +1,109 @@
+//! Activations on a device, and the traffic between it and the host.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use trike_cube::attention::Positions;
+use trike_cube::{Buffer, CubeError};
+
+use super::CubeBackend;
+use super::recordings::Token;
+use crate::{DeviceUse, NnError, StepInputs, check};
+
+/// Activations, `rows x width`, row-major.
+#[derive(Debug)]
+pub struct CubeTensor {
+    pub(super) buffer: Buffer<f32>,
+    pub(super) width: usize,
+}
+
+impl CubeTensor {
+    pub(super) fn rows(&self) -> usize {
+        self.buffer.len() / self.width
+    }
+
+    pub(super) fn shape(&self) -> check::Shape {
+        (self.rows(), self.width)
+    }
+}
+
+/// The inputs of a step, with their positions on the device.
+#[derive(Debug)]
+pub struct CubeInputs {
+    pub(super) host: StepInputs,
+    pub(super) positions: Positions,
+    /// The buffer with the token of a step that is being recorded, which is overwritten before each replay.
+    pub(super) token: Option<Token>,
+}
+
+/// Bytes between host and device since the backend was made, weights left out.
+#[derive(Debug, Default)]
+pub(super) struct Traffic {
+    uploads: AtomicU64,
+    uploaded_bytes: AtomicU64,
+    read_backs: AtomicU64,
+    read_bytes: AtomicU64,
+    captures: AtomicU64,
+    replays: AtomicU64,
+}
+
+impl Traffic {
+    pub(super) fn uploaded(&self, bytes: usize) {
+        self.uploads.fetch_add(1, Ordering::Relaxed);
+        self.uploaded_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn read(&self, bytes: usize) {
+        self.read_backs.fetch_add(1, Ordering::Relaxed);
+        self.read_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn captured(&self) {
+        self.captures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn replayed(&self) {
+        self.replays.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl CubeBackend {
+    /// A tensor with unspecified values: the operation writes all of it.
+    pub(super) fn tensor(&self, rows: usize, width: usize) -> Result<CubeTensor, NnError> {
+        let len = rows.checked_mul(width).ok_or(CubeError::Shape { what: "tensor", rows, cols: width })?;
+        Ok(CubeTensor { buffer: self.device.empty(len)?, width })
+    }
+
+    pub(super) fn upload_tensor(&self, values: &[f32], width: usize) -> Result<CubeTensor, NnError> {
+        check::upload(values.len(), width)?;
+        self.traffic.uploaded(size_of_val(values));
+        Ok(CubeTensor { buffer: self.device.upload(values)?, width })
+    }
+
+    pub(super) fn read_tensor(&self, x: &CubeTensor) -> Result<Vec<f32>, NnError> {
+        self.traffic.read(x.buffer.bytes());
+        Ok(self.device.read(&x.buffer)?)
+    }
+
+    pub(super) fn upload_inputs(&self, host: StepInputs) -> Result<CubeInputs, NnError> {
+        self.traffic.uploaded(size_of_val(host.positions()));
+        let positions = Positions::upload(&self.device, host.positions())?;
+        Ok(CubeInputs { host, positions, token: None })
+    }
+
+    pub(super) fn used(&self) -> DeviceUse {
+        let memory = self.device.memory();
+        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let traffic = &self.traffic;
+        DeviceUse {
+            in_use: memory.in_use,
+            peak: memory.peak,
+            total: memory.total,
+            uploads: count(&traffic.uploads),
+            uploaded_bytes: count(&traffic.uploaded_bytes),
+            read_backs: count(&traffic.read_backs),
+            read_bytes: count(&traffic.read_bytes),
+            captures: count(&traffic.captures),
+            replays: count(&traffic.replays),
+        }
+    }
+}

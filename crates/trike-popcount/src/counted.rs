@@ -1,0 +1,162 @@
+//! How alike everything in a counter is to stored rows: the scores of a whole bundle, without deciding its trits.
+
+use crate::counter::BitCounter;
+use crate::error::{PopcountError, check_len};
+use crate::lanes::{Lanes, with_lanes};
+use crate::matrix::PlaneMatrix;
+use crate::pair::nonzeros as nonzeros_of;
+use crate::planes::TritPlanes;
+use trike_core::TritScore;
+use trike_host::{Cpu, Loop};
+
+/// Multiply-adds of trits with the bits of counts that take as long as one in f32.
+const TRITS_PER_F32: usize = 16;
+
+impl BitCounter {
+    /// The sum of the scores of a vector with everything that was added, by weight.
+    ///
+    /// ```
+    /// use trike_popcount::{BitCounter, Cpu, PlaneVector, TritScore};
+    ///
+    /// let cpu = Cpu::new(1)?;
+    /// let [a, b, c] = [[1, 0, -1], [1, 1, 0], [1, 0, 0]].map(|trits| PlaneVector::from_trits(&trits).unwrap());
+    /// let mut counter = BitCounter::new(3)?;
+    /// counter.add(&cpu, a.view(), 1)?;
+    /// counter.add(&cpu, b.view(), 2)?;
+    /// assert_eq!(counter.score(&cpu, TritScore::Dot, c.view())?, 1 + 2 * 1);
+    /// assert_eq!(counter.score(&cpu, TritScore::Matches, c.view())?, 2 + 2 * 2);
+    /// # Ok::<(), trike_popcount::PopcountError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits.
+    pub fn score(&self, cpu: &Cpu, score: TritScore, vector: TritPlanes<'_>) -> Result<i64, PopcountError> {
+        check_len("trits of a vector that a bundle is compared with", self.len(), vector.len())?;
+        let nonzeros = if score == TritScore::Matches { self.nonzeros(cpu) } else { 0 };
+        Ok(self.score_row(cpu, score, nonzeros, vector))
+    }
+
+    /// [`BitCounter::score`] of every stored row, on all threads that the work is worth.
+    ///
+    /// # Errors
+    ///
+    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of columns or another length of `out`.
+    pub fn scores(
+        &self,
+        cpu: &Cpu,
+        score: TritScore,
+        stored: &PlaneMatrix,
+        out: &mut [i64],
+    ) -> Result<(), PopcountError> {
+        check_len("columns of rows that a bundle is compared with", self.len(), stored.cols())?;
+        check_len("scores", stored.rows(), out.len())?;
+        let nonzeros = if score == TritScore::Matches { self.nonzeros(cpu) } else { 0 };
+        let trits = stored.rows().saturating_mul(stored.cols()).saturating_mul(self.depth());
+        cpu.pool().for_units(out, 1, trits / TRITS_PER_F32, |start, part| {
+            for (row, out) in (start..).zip(part) {
+                let [pos, neg] = stored.planes(row);
+                *out = self.score_row(cpu, score, nonzeros, TritPlanes::trusted(pos, neg, stored.cols()));
+            }
+        });
+        Ok(())
+    }
+
+    fn score_row(&self, cpu: &Cpu, score: TritScore, nonzeros: i64, vector: TritPlanes<'_>) -> i64 {
+        let [agree, oppose] = with_lanes!(cpu.isa(), lanes => {
+            lanes.run(Weighted { lanes, counter: self, pos: vector.pos(), neg: vector.neg() })
+        });
+        match score {
+            TritScore::Dot => agree - oppose,
+            TritScore::Agreements => agree,
+            // Where the vector is zero, all that is not a sign matches; the signs there are those that neither agree
+            // nor oppose.
+            TritScore::Matches => {
+                let zeros = vector.len() as i64 - i64::from(nonzeros_of(cpu.isa(), vector));
+                agree + zeros * i64::from(self.total()) - (nonzeros - agree - oppose)
+            }
+        }
+    }
+
+    /// The nonzero trits of everything that was added, by weight: all counts of both signs together.
+    #[must_use]
+    pub fn nonzeros(&self, cpu: &Cpu) -> i64 {
+        with_lanes!(cpu.isa(), lanes => lanes.run(All { lanes, counter: self }))
+    }
+}
+
+/// The sums of the counts of the same sign as a vector has, and of the opposite one.
+struct Weighted<'a, K> {
+    lanes: K,
+    counter: &'a BitCounter,
+    pos: &'a [u64],
+    neg: &'a [u64],
+}
+
+impl<K: Lanes> Loop for Weighted<'_, K> {
+    type Output = [i64; 2];
+
+    #[inline(always)]
+    fn run(self) -> [i64; 2] {
+        let Self { lanes, counter, pos, neg } = self;
+        let (half, words) = (counter.plane_words(), pos.len());
+        let neg = &neg[..words];
+        let mut sums = [0; 2];
+        for (level, planes) in counter.levels().chunks_exact((2 * half).max(1)).enumerate() {
+            let (p, n) = planes.split_at(half);
+            let (p, n) = (&p[..words], &n[..words]);
+            let mut tallies = [lanes.none(); 2];
+            let mut at = 0;
+            while at + K::WORDS <= words {
+                let to = at + K::WORDS;
+                tallies = step(lanes, tallies, [&p[at..to], &n[at..to]], [&pos[at..to], &neg[at..to]]);
+                at = to;
+            }
+            if at < words {
+                tallies = step(lanes, tallies, [&p[at..], &n[at..]], [&pos[at..], &neg[at..]]);
+            }
+            for (sum, tally) in sums.iter_mut().zip(tallies) {
+                *sum += lanes.total(tally) << level;
+            }
+        }
+        sums
+    }
+}
+
+#[inline(always)]
+fn step<K: Lanes>(
+    lanes: K,
+    [agree, oppose]: [K::Tally; 2],
+    [p, n]: [&[u64]; 2],
+    [pos, neg]: [&[u64]; 2],
+) -> [K::Tally; 2] {
+    let (p, n, pos, neg) = (lanes.load(p), lanes.load(n), lanes.load(pos), lanes.load(neg));
+    [
+        lanes.tally(agree, lanes.or(lanes.and(p, pos), lanes.and(n, neg))),
+        lanes.tally(oppose, lanes.or(lanes.and(p, neg), lanes.and(n, pos))),
+    ]
+}
+
+/// The sum of all counts.
+struct All<'a, K> {
+    lanes: K,
+    counter: &'a BitCounter,
+}
+
+impl<K: Lanes> Loop for All<'_, K> {
+    type Output = i64;
+
+    #[inline(always)]
+    fn run(self) -> i64 {
+        let Self { lanes, counter } = self;
+        let mut sum = 0;
+        for (level, planes) in counter.levels().chunks_exact((2 * counter.plane_words()).max(1)).enumerate() {
+            let mut tally = lanes.none();
+            for words in planes.chunks_exact(K::WORDS) {
+                tally = lanes.tally(tally, lanes.load(words));
+            }
+            sum += lanes.total(tally) << level;
+        }
+        sum
+    }
+}

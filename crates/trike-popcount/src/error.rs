@@ -1,0 +1,69 @@
+//! The one error type of the crate.
+
+use trike_host::HostError;
+use trike_trit::TritError;
+
+/// Why an operation on trit planes was refused; nothing was written then.
+///
+/// Callers that only want to detect mismatched shapes match [`PopcountError::Length`] first.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PopcountError {
+    /// A slice or vector does not have the length that the other arguments require.
+    #[error("{what}: expected {expected} elements, got {got}")]
+    Length {
+        /// Which slice or vector.
+        what: &'static str,
+        /// The required length.
+        expected: usize,
+        /// The given length.
+        got: usize,
+    },
+    /// A number is outside of its range.
+    #[error("{what}: expected {minimum}..={maximum}, got {got}")]
+    Range {
+        /// Which number.
+        what: &'static str,
+        /// The smallest accepted value.
+        minimum: usize,
+        /// The largest accepted value.
+        maximum: usize,
+        /// The given value.
+        got: usize,
+    },
+    /// A matrix with an empty side, or with more elements than a `usize` can count.
+    #[error("{what} of {rows} x {cols}: expected sides of at least 1 and a product that fits a usize")]
+    Shape {
+        /// Which matrix.
+        what: &'static str,
+        /// Its rows.
+        rows: usize,
+        /// Its columns.
+        cols: usize,
+    },
+    /// No memory or no threads.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// Words that are not valid trit planes, or a tensor that could not be read.
+    #[error(transparent)]
+    Trit(#[from] TritError),
+}
+
+/// Checks the length of a slice.
+pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), PopcountError> {
+    if expected == got { Ok(()) } else { Err(PopcountError::Length { what, expected, got }) }
+}
+
+/// Checks that a number is inside of a range.
+pub(crate) fn check_range(
+    what: &'static str,
+    minimum: usize,
+    maximum: usize,
+    got: usize,
+) -> Result<(), PopcountError> {
+    if (minimum..=maximum).contains(&got) {
+        Ok(())
+    } else {
+        Err(PopcountError::Range { what, minimum, maximum, got })
+    }
+}

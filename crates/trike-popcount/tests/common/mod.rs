@@ -1,0 +1,14 @@
+//! What the tests of trit planes share: the executors that they run on.
+#![allow(dead_code, reason = "each test file takes a part")]
+
+use trike_host::{Cpu, Isa};
+
+/// Every instruction set, with one thread and with three.
+pub(crate) fn cpus() -> Vec<Cpu> {
+    let cpu = |isa, threads| Cpu::with_isa(isa, threads).expect("a few threads");
+    Isa::available().into_iter().flat_map(|isa| [cpu(isa, 1), cpu(isa, 3)]).collect()
+}
+
+pub(crate) fn describe(cpu: &Cpu) -> String {
+    format!("{} with {} threads", cpu.isa(), cpu.threads())
+}

@@ -1,0 +1,233 @@
+//! Chats: messages to a prompt by the template that comes with a model.
+//!
+//! Start from [`ChatTemplate::from_dir`], or [`ChatTemplate::from_source`] for a template of your own, and
+//! [`ChatTemplate::encode`]. Rendering is minijinja's, set up to print what the `transformers` package prints
+//! with the same template; the test files hold its output for comparison.
+//!
+//! The decision that shaped this module: a template is code from a stranger. It gets no files, no other templates
+//! and no environment; instructions, data, nesting and the length of a prompt are limited, and it runs on a thread
+//! of its own. The price is that a few parts of Jinja, used by no template that we know, are refused by name:
+//! chains of comparisons, unpacking into arguments, `str.format`, and filters that no prompt needs. The other
+//! half of the decision is that messages are data: [`ChatTemplate::encode`] keeps a message that spells a special
+//! token from becoming one.
+//!
+//! * [`ChatTemplate`], [`RenderOptions`], [`Message`]
+//! * [`Conversation`], [`Prompt`]: a history that is trimmed to a number of tokens
+//! * [`ChatError`]
+
+mod builtins;
+mod conversation;
+mod engine;
+mod error;
+mod guard;
+mod source;
+mod text;
+mod time;
+
+use std::{collections::BTreeMap, time::SystemTime};
+
+use minijinja::value::{Serde, Value};
+
+pub use conversation::{Conversation, Prompt};
+pub use error::ChatError;
+
+use crate::tokenizer::{Shield, Tokenizer};
+
+/// The name of the template that is used when none is asked for.
+const DEFAULT: &str = "default";
+/// The name of the template that is used when there are tools.
+const TOOL_USE: &str = "tool_use";
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    /// `system`, `user`, `assistant` or what else the template knows.
+    pub role: String,
+    /// What was said.
+    pub content: String,
+}
+
+impl Message {
+    /// A message of any role.
+    #[must_use]
+    pub fn new(role: impl Into<String>, content: impl Into<String>) -> Self {
+        Self { role: role.into(), content: content.into() }
+    }
+
+    /// Instructions that precede the conversation.
+    #[must_use]
+    pub fn system(content: impl Into<String>) -> Self {
+        Self::new("system", content)
+    }
+
+    /// What the user said.
+    #[must_use]
+    pub fn user(content: impl Into<String>) -> Self {
+        Self::new("user", content)
+    }
+
+    /// What the model said.
+    #[must_use]
+    pub fn assistant(content: impl Into<String>) -> Self {
+        Self::new("assistant", content)
+    }
+}
+
+/// What a template may be told besides the messages.
+#[derive(Clone, Debug)]
+pub struct RenderOptions {
+    /// End the prompt where the model's answer begins. On by default.
+    pub add_generation_prompt: bool,
+    /// Tools as a JSON list, in the order in which the template should print their keys.
+    pub tools: Option<String>,
+    /// Further variables (`enable_thinking`, for example).
+    pub extra: BTreeMap<String, serde_json::Value>,
+    /// The template by its name, where a model has several; `default` otherwise, or `tool_use` with tools.
+    pub template: Option<String>,
+    /// The time that `strftime_now` tells, in UTC; the present when `None`.
+    pub now: Option<SystemTime>,
+}
+
+impl Default for RenderOptions {
+    fn default() -> Self {
+        Self { add_generation_prompt: true, tools: None, extra: BTreeMap::new(), template: None, now: None }
+    }
+}
+
+/// The chat templates of a model, with the special tokens that they print.
+///
+/// ```
+/// use trike_text::chat::{ChatTemplate, Message, RenderOptions};
+///
+/// let source = "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}\n{% endfor %}\
+///               {% if add_generation_prompt %}[assistant]{% endif %}";
+/// let template = ChatTemplate::from_source(source)?.with_token("bos_token", "<s>");
+/// let prompt = template.render(&[Message::user(" Hello ")], &RenderOptions::default())?;
+/// assert_eq!(prompt, "<s>[user] Hello\n[assistant]");
+/// # Ok::<(), trike_text::chat::ChatError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ChatTemplate {
+    /// By name.
+    templates: BTreeMap<String, String>,
+    /// `bos_token` and the like, as the template sees them.
+    tokens: BTreeMap<String, String>,
+}
+
+impl ChatTemplate {
+    /// A template from its text.
+    ///
+    /// # Errors
+    ///
+    /// [`ChatError::Syntax`] and [`ChatError::Unsupported`] with the line, and [`ChatError::LimitExceeded`].
+    pub fn from_source(source: &str) -> Result<Self, ChatError> {
+        let mut template = Self { templates: BTreeMap::new(), tokens: BTreeMap::new() };
+        template.add(DEFAULT, source)?;
+        Ok(template)
+    }
+
+    fn add(&mut self, name: &str, text: &str) -> Result<(), ChatError> {
+        let text = source::without_generation_tags(text)?;
+        engine::check(&text)?;
+        self.templates.insert(name.to_owned(), text);
+        Ok(())
+    }
+
+    /// Sets a special token that the template can print, by the name of its variable (`bos_token`).
+    #[must_use]
+    pub fn with_token(mut self, variable: impl Into<String>, token: impl Into<String>) -> Self {
+        self.tokens.insert(variable.into(), token.into());
+        self
+    }
+
+    /// The names of the templates; one of them is `default` nearly always.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.templates.keys().map(String::as_str)
+    }
+
+    /// The special tokens that the template can print, by the names of their variables.
+    #[must_use]
+    pub fn tokens(&self) -> &BTreeMap<String, String> {
+        &self.tokens
+    }
+
+    fn template(&self, options: &RenderOptions) -> Result<&str, ChatError> {
+        let fallback = match options.tools {
+            Some(_) if self.templates.contains_key(TOOL_USE) => TOOL_USE,
+            _ => DEFAULT,
+        };
+        let wanted = options.template.as_deref().unwrap_or(fallback);
+        self.templates.get(wanted).map(String::as_str).ok_or_else(|| ChatError::NoSuchTemplate {
+            wanted: wanted.to_owned(),
+            available: self.names().map(str::to_owned).collect(),
+        })
+    }
+
+    /// The prompt as text, with special tokens spelled out.
+    ///
+    /// # Errors
+    ///
+    /// [`ChatError::Refused`] when the template does not accept these messages, [`ChatError::Render`] with the line
+    /// where it fails, [`ChatError::LimitExceeded`], [`ChatError::NoSuchTemplate`], and
+    /// [`ChatError::Malformed`] for tools that are not JSON.
+    pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, ChatError> {
+        let source = self.template(options)?;
+        let mut variables: Vec<(String, Value)> =
+            options.extra.iter().map(|(name, value)| (name.clone(), Value::from(Serde(value)))).collect();
+        variables.extend(self.tokens.iter().map(|(name, token)| (name.clone(), Value::from(token.as_str()))));
+        let tools = match options.tools.as_deref() {
+            None => Value::from(()),
+            Some(json) => serde_json::from_str::<Value>(json).map_err(|e| ChatError::Malformed {
+                place: "tools".to_owned(),
+                expected: "JSON",
+                got: e.to_string(),
+            })?,
+        };
+        let messages: Vec<Value> = messages
+            .iter()
+            .map(|m| Value::from_pairs([("role", m.role.as_str()), ("content", m.content.as_str())]))
+            .collect();
+        variables.extend([
+            ("messages".to_owned(), Value::from(messages)),
+            ("tools".to_owned(), tools),
+            ("documents".to_owned(), Value::from(())),
+            ("add_generation_prompt".to_owned(), Value::from(options.add_generation_prompt)),
+        ]);
+        let now = options.now.unwrap_or_else(SystemTime::now);
+        engine::render(source, Value::from_pairs(variables), now)
+    }
+
+    /// The prompt as token ids: special tokens that the template prints are recognized, and those that a message
+    /// spells are text.
+    ///
+    /// Nothing is put before the ids: a template prints BOS itself where its model wants one.
+    ///
+    /// While the template runs, a character of a private-use area stands in a message for each special token that
+    /// the message spells, and the token's spelling comes back, as text, when the prompt is encoded. So no message
+    /// can forge the end of a turn or the start of another. What does *not* hold: a template sees one character
+    /// where the message had a spelling, so its tests for such spellings inside messages do not find them; a
+    /// template that deletes characters from a message could make a special token of what is left; and tokens
+    /// that a vocabulary calls added but not special (`<think>` in some) are recognized wherever they stand.
+    ///
+    /// # Errors
+    ///
+    /// As [`render`](Self::render), [`ChatError::Tokenizer`], and [`ChatError::NoStandIn`].
+    pub fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        messages: &[Message],
+        options: &RenderOptions,
+    ) -> Result<Vec<u32>, ChatError> {
+        let texts: Vec<&str> = messages.iter().flat_map(|m| [m.role.as_str(), m.content.as_str()]).collect();
+        let shield = Shield::new(tokenizer, &texts).ok_or(ChatError::NoStandIn)?;
+        let covered: Vec<Message> = messages
+            .iter()
+            .map(|m| Message::new(shield.cover(tokenizer, &m.role), shield.cover(tokenizer, &m.content)))
+            .collect();
+        let prompt = self.render(&covered, options)?;
+        Ok(tokenizer.encode_shielded(&prompt, &shield)?)
+    }
+}
+
+#[cfg(test)]
+mod tests;

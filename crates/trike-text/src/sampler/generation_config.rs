@@ -1,0 +1,80 @@
+//! What a model says about how its tokens should be chosen.
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use serde::Deserialize;
+
+/// A generation configuration is a few hundred bytes; a file over this is another one.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The part of a `generation_config.json` that is about sampling.
+///
+/// ```
+/// use trike_text::sampler::GenerationConfig;
+///
+/// let dir = tempfile::tempdir()?;
+/// let path = dir.path().join("generation_config.json");
+/// std::fs::write(&path, r#"{"do_sample": true, "temperature": 0.7, "eos_token_id": 2}"#)?;
+/// let config = GenerationConfig::read(&path)?;
+/// assert_eq!((config.do_sample, config.temperature, config.top_p), (Some(true), Some(0.7), None));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+pub struct GenerationConfig {
+    /// Whether tokens are sampled, and not the best one taken; the others mean nothing without it.
+    pub do_sample: Option<bool>,
+    /// Divides the logits.
+    pub temperature: Option<f32>,
+    /// How many of the best tokens are kept; zero means all.
+    pub top_k: Option<usize>,
+    /// The probability that the kept tokens reach together.
+    pub top_p: Option<f32>,
+    /// The share of the best token's probability that a kept one has.
+    pub min_p: Option<f32>,
+    /// Divides the logits of tokens that came before, sampled or not.
+    pub repetition_penalty: Option<f32>,
+}
+
+impl GenerationConfig {
+    /// Reads one.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is no JSON object or has values of other types.
+    pub fn read(path: &Path) -> Result<Self, GenerationConfigError> {
+        let failed = |source| GenerationConfigError::Io { path: path.to_owned(), source };
+        let mut text = String::new();
+        File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text)).map_err(failed)?;
+        serde_json::from_str(&text)
+            .map_err(|source| GenerationConfigError::Malformed { path: path.to_owned(), source })
+    }
+}
+
+/// Why a generation configuration could not be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum GenerationConfigError {
+    /// The file cannot be read.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file holds something else.
+    #[error(
+        "{}: the generation configuration: expected an object with numbers, got {source}; correct or remove it",
+        path.display()
+    )]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// Where it differs.
+        source: serde_json::Error,
+    },
+}

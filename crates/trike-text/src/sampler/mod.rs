@@ -1,0 +1,375 @@
+//! From logits to the next token.
+//!
+//! Start from [`SamplerConfig`], which is greedy by default. The steps come in the order that HuggingFace
+//! `transformers` uses: repetition penalty, temperature, top-k, top-p, min-p, then one draw. (llama.cpp
+//! applies the temperature last by default; with a temperature other than 1 its top-p and min-p then
+//! keep other tokens.) Everything after the `f32` logits is computed in `f64` from additions,
+//! multiplications and divisions alone, with ChaCha8 as the source of chance: the same logits and the same
+//! seed give the same token on every machine. The price is an exponential of our own, because that of the
+//! system differs from machine to machine.
+//!
+//! * [`SamplerConfig`]: the options, validated together
+//! * [`Sampler`]: a configuration with its random state
+//! * [`GenerationConfig`]: the defaults that come with a model
+//! * [`SamplerError`], [`GenerationConfigError`]
+
+mod exp;
+mod generation_config;
+
+use std::cmp::Ordering;
+
+use rand_chacha::{
+    ChaCha8Rng,
+    rand_core::{RngCore, SeedableRng},
+};
+
+use exp::exp;
+
+pub use generation_config::{GenerationConfig, GenerationConfigError};
+
+/// Below this, relative to the best token, a probability is lost in the rounding of the sum even when a
+/// million tokens have it.
+const LEAST_EXPONENT: f64 = -60.0;
+
+/// How to choose the next token.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SamplerConfig {
+    /// Divides the logits; 0 takes the best token always, 1 samples from the model as it is.
+    pub temperature: f32,
+    /// Keep the `k` best tokens. `None` keeps all.
+    pub top_k: Option<usize>,
+    /// Keep the best tokens until their probability reaches this share, in (0, 1]; 1 keeps all.
+    pub top_p: f32,
+    /// Keep tokens with at least this share of the best token's probability, in [0, 1]; 0 keeps all.
+    pub min_p: f32,
+    /// Divides positive and multiplies negative logits of recent tokens, once each; 1 leaves them.
+    pub repetition_penalty: f32,
+    /// How many of the last tokens the penalty looks at, at least 1; `usize::MAX` for all.
+    pub repetition_window: usize,
+    /// Where chance starts.
+    pub seed: u64,
+}
+
+impl Default for SamplerConfig {
+    /// Greedy: temperature 0, every filter open, no penalty (over a window of 64 once there is one).
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            repetition_window: 64,
+            seed: 0,
+        }
+    }
+}
+
+/// What can be wrong with options or logits.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SamplerError {
+    /// An option is outside its range.
+    #[error("{option} must be {expected}, got {got}")]
+    InvalidOption {
+        /// The field of [`SamplerConfig`].
+        option: &'static str,
+        /// Its range.
+        expected: &'static str,
+        /// The value given.
+        got: String,
+    },
+    /// A logit is NaN or positive infinity: the model's weights or kernels are broken.
+    #[error(
+        "logit {index} of {vocab_size} is {value}; expected a number: check the model file for NaN weights"
+    )]
+    BadLogit {
+        /// The first such logit.
+        index: usize,
+        /// Its value.
+        value: f32,
+        /// Number of logits.
+        vocab_size: usize,
+    },
+    /// Every logit is negative infinity, or there are none.
+    #[error("no token can be chosen: all {vocab_size} logits are -inf")]
+    NoCandidate {
+        /// Number of logits.
+        vocab_size: usize,
+    },
+    /// The history has a token without a logit.
+    #[error("token {id} of the history has no logit: there are {vocab_size}")]
+    HistoryOutOfRange {
+        /// The token.
+        id: u32,
+        /// Number of logits.
+        vocab_size: usize,
+    },
+}
+
+impl SamplerConfig {
+    /// Checks every option.
+    ///
+    /// # Errors
+    ///
+    /// [`SamplerError::InvalidOption`] for the first one outside its range.
+    pub fn validate(&self) -> Result<(), SamplerError> {
+        let check = |valid: bool, option, expected, got: &dyn ToString| {
+            if valid {
+                Ok(())
+            } else {
+                Err(SamplerError::InvalidOption { option, expected, got: got.to_string() })
+            }
+        };
+        let (temperature, penalty) = (self.temperature, self.repetition_penalty);
+        check(temperature.is_finite() && temperature >= 0.0, "temperature", "0 or more", &temperature)?;
+        check(self.top_k != Some(0), "top_k", "at least 1", &0)?;
+        check(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", "over 0 and at most 1", &self.top_p)?;
+        check((0.0..=1.0).contains(&self.min_p), "min_p", "0 to 1", &self.min_p)?;
+        check(penalty.is_finite() && penalty > 0.0, "repetition_penalty", "over 0", &penalty)?;
+        check(self.repetition_window > 0, "repetition_window", "at least 1", &0)
+    }
+
+    /// How many of the largest logits decide, where a few do: one for the best token, `top_k`; not with a penalty, which may
+    /// reorder them.
+    #[must_use]
+    pub fn candidates(&self) -> Option<usize> {
+        match self.top_k {
+            _ if self.repetition_penalty != 1.0 => None,
+            _ if self.temperature == 0.0 => Some(1),
+            top_k => top_k,
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Candidate {
+    id: u32,
+    logit: f32,
+    /// Probability relative to the best token's.
+    weight: f64,
+}
+
+/// StepLogits first; equal logits in the order of their ids, so that ties fall alike everywhere.
+fn better(a: &Candidate, b: &Candidate) -> Ordering {
+    b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
+}
+
+/// Chooses tokens by a [`SamplerConfig`].
+///
+/// ```
+/// use trike_text::sampler::{Sampler, SamplerConfig};
+///
+/// let logits = [0.5, 2.0, -1.0, 2.0];
+/// let mut greedy = Sampler::new(SamplerConfig::default())?;
+/// assert_eq!(greedy.sample(&logits, &[])?, 1, "the first of equals");
+///
+/// let config = SamplerConfig { temperature: 0.8, top_k: Some(2), seed: 7, ..Default::default() };
+/// let mut sampler = Sampler::new(config)?;
+/// assert!([1, 3].contains(&sampler.sample(&logits, &[])?));
+/// # Ok::<(), trike_text::sampler::SamplerError>(())
+/// ```
+#[derive(Clone)]
+pub struct Sampler {
+    config: SamplerConfig,
+    rng: ChaCha8Rng,
+    /// Kept between calls: a vocabulary's worth of memory each.
+    logits: Vec<f32>,
+    candidates: Vec<Candidate>,
+    recent: Vec<u32>,
+    sparse: Vec<f32>,
+}
+
+impl std::fmt::Debug for Sampler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sampler").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl Sampler {
+    /// A sampler at the start of its seed's sequence.
+    ///
+    /// # Errors
+    ///
+    /// As [`SamplerConfig::validate`].
+    pub fn new(config: SamplerConfig) -> Result<Self, SamplerError> {
+        config.validate()?;
+        let rng = ChaCha8Rng::seed_from_u64(config.seed);
+        Ok(Self {
+            config,
+            rng,
+            logits: Vec::new(),
+            candidates: Vec::new(),
+            recent: Vec::new(),
+            sparse: Vec::new(),
+        })
+    }
+
+    /// The options.
+    #[must_use]
+    pub fn config(&self) -> &SamplerConfig {
+        &self.config
+    }
+
+    /// Chooses the next token from `logits`, one per id; negative infinity forbids a token. `history` is the
+    /// sequence so far, prompt included, and matters to the repetition penalty only.
+    ///
+    /// # Errors
+    ///
+    /// [`SamplerError::BadLogit`], [`SamplerError::NoCandidate`], [`SamplerError::HistoryOutOfRange`]. No
+    /// random number is drawn then.
+    pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SamplerError> {
+        let vocab_size = logits.len();
+        if let Some(index) = logits.iter().position(|l| l.is_nan() || *l == f32::INFINITY) {
+            return Err(SamplerError::BadLogit { index, value: logits[index], vocab_size });
+        }
+        let penalized = self.config.repetition_penalty != 1.0 && !history.is_empty();
+        if penalized {
+            self.penalize(logits, history)?;
+        }
+        let logits = if penalized { &self.logits } else { logits };
+        let best = logits.iter().fold(f32::NEG_INFINITY, |best, &l| best.max(l));
+        if best == f32::NEG_INFINITY {
+            return Err(SamplerError::NoCandidate { vocab_size });
+        }
+        if self.config.temperature == 0.0 {
+            let first = logits.iter().position(|&l| l == best).unwrap_or(0);
+            return Ok(first as u32);
+        }
+        self.candidates.clear();
+        self.candidates.extend(logits.iter().enumerate().filter(|(_, l)| **l != f32::NEG_INFINITY).map(
+            // Ids are `u32` by contract; a longer slice would be cut off by the type.
+            |(id, &logit)| Candidate { id: id as u32, logit, weight: 0.0 },
+        ));
+        self.keep_top_k();
+        self.weigh(best);
+        self.keep_top_p();
+        let least = f64::from(self.config.min_p);
+        self.candidates.retain(|c| c.weight >= least);
+        Ok(self.draw())
+    }
+
+    /// [`sample`](Self::sample) for a configuration of a few [`candidates`](SamplerConfig::candidates), of which `top` has the
+    /// ids and logits, the largest first; there are `vocab_size` tokens.
+    ///
+    /// ```
+    /// use trike_text::sampler::{Sampler, SamplerConfig};
+    ///
+    /// let config = SamplerConfig { temperature: 0.8, top_k: Some(2), seed: 7, ..Default::default() };
+    /// assert_eq!(config.candidates(), Some(2));
+    /// let (mut all, mut few) = (Sampler::new(config.clone())?, Sampler::new(config)?);
+    /// let chosen = all.sample(&[0.5, 2.0, -1.0, 2.5], &[])?;
+    /// assert_eq!(few.sample_top(&[(3, 2.5), (1, 2.0)], 4)?, chosen);
+    /// # Ok::<(), trike_text::sampler::SamplerError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`sample`](Self::sample); [`SamplerError::HistoryOutOfRange`] for an id that is none.
+    pub fn sample_top(&mut self, top: &[(u32, f32)], vocab_size: usize) -> Result<u32, SamplerError> {
+        let mut logits = std::mem::take(&mut self.sparse);
+        logits.clear();
+        logits.resize(vocab_size, f32::NEG_INFINITY);
+        let mut known = Ok(());
+        for &(id, logit) in top {
+            match logits.get_mut(id as usize) {
+                Some(place) => *place = logit,
+                None => known = Err(SamplerError::HistoryOutOfRange { id, vocab_size }),
+            }
+        }
+        let chosen = known.and_then(|()| self.sample(&logits, &[]));
+        self.sparse = logits;
+        chosen
+    }
+
+    /// Copies the logits and applies the penalty to each recent token once.
+    fn penalize(&mut self, logits: &[f32], history: &[u32]) -> Result<(), SamplerError> {
+        self.logits.clear();
+        self.logits.extend_from_slice(logits);
+        self.recent.clear();
+        self.recent
+            .extend_from_slice(&history[history.len().saturating_sub(self.config.repetition_window)..]);
+        self.recent.sort_unstable();
+        self.recent.dedup();
+        let penalty = self.config.repetition_penalty;
+        for &id in &self.recent {
+            let Some(logit) = self.logits.get_mut(id as usize) else {
+                return Err(SamplerError::HistoryOutOfRange { id, vocab_size: logits.len() });
+            };
+            if *logit != f32::NEG_INFINITY {
+                let changed = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+                // A penalty is finite, and so must be what it makes of a finite logit.
+                *logit = changed.clamp(f32::MIN, f32::MAX);
+            }
+        }
+        Ok(())
+    }
+
+    fn keep_top_k(&mut self) {
+        let Some(k) = self.config.top_k else { return };
+        if k < self.candidates.len() {
+            self.candidates.select_nth_unstable_by(k - 1, better);
+            self.candidates.truncate(k);
+            // The selection leaves an order that is its own affair; a draw needs one that is ours.
+            self.candidates.sort_unstable_by_key(|c| c.id);
+        }
+    }
+
+    /// Computes weights and drops what cannot matter.
+    fn weigh(&mut self, best: f32) {
+        let (best, temperature) = (f64::from(best), f64::from(self.config.temperature));
+        self.candidates.retain_mut(|c| {
+            let exponent = (f64::from(c.logit) - best) / temperature;
+            c.weight = if exponent < LEAST_EXPONENT { 0.0 } else { exp(exponent) };
+            c.weight > 0.0
+        });
+    }
+
+    /// Keeps the fewest best tokens whose weights reach `top_p` of the sum, the one that crosses it included.
+    fn keep_top_p(&mut self) {
+        if self.config.top_p >= 1.0 {
+            return;
+        }
+        let target = f64::from(self.config.top_p) * self.candidates.iter().map(|c| c.weight).sum::<f64>();
+        // A nucleus is small as a rule: sort the head of the list only, and more of it until it suffices.
+        let (mut sorted, mut sum) = (0, 0.0);
+        let mut block = 64;
+        while sorted < self.candidates.len() {
+            let rest = &mut self.candidates[sorted..];
+            let n = block.min(rest.len());
+            if n < rest.len() {
+                rest.select_nth_unstable_by(n - 1, better);
+            }
+            rest[..n].sort_unstable_by(better);
+            for (i, c) in rest[..n].iter().enumerate() {
+                sum += c.weight;
+                if sum >= target {
+                    self.candidates.truncate(sorted + i + 1);
+                    return;
+                }
+            }
+            sorted += n;
+            block *= 4;
+        }
+    }
+
+    /// Draws one candidate with probability proportional to its weight. There is at least one: the best
+    /// token has weight 1 and passes every filter.
+    fn draw(&mut self) -> u32 {
+        let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
+        // 53 random bits: a number in [0, 1).
+        let unit = (self.rng.next_u64() >> 11) as f64 / (1u64 << 53) as f64;
+        let mut left = unit * total;
+        for c in &self.candidates {
+            left -= c.weight;
+            if left < 0.0 {
+                return c.id;
+            }
+        }
+        // Rounding may leave a crumb after the last one.
+        self.candidates.last().map_or(0, |c| c.id)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,220 @@
+//! Text to ids: the three encoders, and what becomes of special tokens that a text spells.
+
+use std::sync::OnceLock;
+
+use super::{
+    Tokenizer, TokenizerError, pieces::Pieces, specials::Found, spm::SpEncoder, tiktoken::RankEncoder,
+};
+
+#[derive(Clone)]
+pub(super) enum Encoder {
+    Hf(Box<HfEncoder>),
+    SentencePiece(Box<SpEncoder>),
+    Ranks(Box<RankEncoder>),
+}
+
+/// The crate's tokenizer, and its twin that takes special tokens for text.
+#[derive(Clone)]
+pub(super) struct HfEncoder {
+    tokenizer: tokenizers::Tokenizer,
+    /// Made when it is first needed, since it is as large as the other.
+    literal: OnceLock<tokenizers::Tokenizer>,
+}
+
+impl HfEncoder {
+    pub(super) fn new(tokenizer: tokenizers::Tokenizer) -> Self {
+        Self { tokenizer, literal: OnceLock::new() }
+    }
+
+    fn literal(&self) -> &tokenizers::Tokenizer {
+        self.literal.get_or_init(|| {
+            let mut literal = self.tokenizer.clone();
+            literal.set_encode_special_tokens(true);
+            literal
+        })
+    }
+}
+
+impl Encoder {
+    pub(super) fn id_of(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::Hf(encoder) => encoder.tokenizer.token_to_id(token),
+            Self::SentencePiece(encoder) => encoder.id_of(token),
+            Self::Ranks(encoder) => encoder.id_of(token),
+        }
+    }
+
+    pub(super) fn name_of(&self, id: u32, pieces: &Pieces) -> Option<String> {
+        match self {
+            Self::Hf(encoder) => encoder.tokenizer.id_to_token(id),
+            Self::SentencePiece(encoder) => encoder.name_of(id).map(str::to_owned),
+            Self::Ranks(_) => {
+                let name = std::str::from_utf8(pieces.get(id).ok()?).ok()?;
+                (!name.is_empty()).then(|| name.to_owned())
+            }
+        }
+    }
+
+    /// Appends the ids of `text` and takes the special tokens that it spells for text.
+    fn encode_literal(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
+        match self {
+            Self::Hf(encoder) => {
+                let encoding = encoder.literal().encode_fast(text, false).map_err(TokenizerError::Json)?;
+                out.extend_from_slice(encoding.get_ids());
+                Ok(())
+            }
+            Self::SentencePiece(encoder) => encoder.encode(text, out),
+            Self::Ranks(encoder) => encoder.encode(text, out),
+        }
+    }
+}
+
+/// Characters that stand for the special tokens which a user's text spells, while a template handles that text.
+///
+/// They come from a private-use area and occur nowhere in the texts, so a rendered prompt holds one of them
+/// exactly where a user's text spelled a special token, and there it becomes text again.
+#[derive(Debug, Default)]
+pub(crate) struct Shield {
+    stand_ins: Vec<(char, String)>,
+}
+
+impl Shield {
+    /// Finds a stand-in for each special token that one of `texts` spells. `None` when the texts use the whole
+    /// private-use area themselves.
+    pub(crate) fn new(tokenizer: &Tokenizer, texts: &[&str]) -> Option<Self> {
+        let mut spelled: Vec<String> = Vec::new();
+        for text in texts {
+            let mut from = 0;
+            while let Some(found) = tokenizer.specials.find(text, from) {
+                let token = &text[found.start..found.end];
+                if !spelled.iter().any(|s| s == token) {
+                    spelled.push(token.to_owned());
+                }
+                from = found.end;
+            }
+        }
+        if spelled.is_empty() {
+            return Some(Self::default());
+        }
+        let used: std::collections::HashSet<char> = texts.iter().flat_map(|t| t.chars()).collect();
+        let mut free = ('\u{100000}'..='\u{10fffd}').filter(|c| !used.contains(c));
+        let stand_ins: Option<Vec<_>> =
+            spelled.into_iter().map(|token| Some((free.next()?, token))).collect();
+        Some(Self { stand_ins: stand_ins? })
+    }
+
+    /// `text` with stand-ins for the special tokens that it spells, the leftmost and longest ones.
+    pub(crate) fn cover(&self, tokenizer: &Tokenizer, text: &str) -> String {
+        let mut covered = String::with_capacity(text.len());
+        let mut from = 0;
+        while let Some(found) = tokenizer.specials.find(text, from) {
+            let token = &text[found.start..found.end];
+            covered.push_str(&text[from..found.start]);
+            match self.stand_ins.iter().find(|(_, t)| t == token) {
+                Some(&(stand_in, _)) => covered.push(stand_in),
+                None => covered.push_str(token),
+            }
+            from = found.end;
+        }
+        covered.push_str(&text[from..]);
+        covered
+    }
+
+    /// The inverse of [`cover`](Self::cover).
+    pub(crate) fn uncover(&self, text: &str) -> String {
+        let mut uncovered = text.to_owned();
+        for (stand_in, token) in &self.stand_ins {
+            uncovered = uncovered.replace(*stand_in, token);
+        }
+        uncovered
+    }
+
+    fn is_empty(&self) -> bool {
+        self.stand_ins.is_empty()
+    }
+}
+
+impl Tokenizer {
+    /// The ids of `text`, after BOS when `add_bos` is set.
+    ///
+    /// BOS comes exactly once even if `text` spells it out. The special tokens that `text` spells are recognized,
+    /// as the same model's `tokenizer.json` has it; SentencePiece vocabularies do not recognize them, so text can
+    /// never forge them. [`encode_literal`](Self::encode_literal) takes them for text with any vocabulary.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::NoBos`], and text without a token in a vocabulary without bytes or unknown token.
+    pub fn encode(&self, text: &str, add_bos: bool) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        let bos = if add_bos { Some(self.bos.ok_or(TokenizerError::NoBos)?) } else { None };
+        ids.extend(bos);
+        if let Encoder::SentencePiece(encoder) = &self.encoder {
+            encoder.encode(text, &mut ids)?;
+            return Ok(ids);
+        }
+        let found = self.encode_marked(text)?;
+        let spelled_out = bos.is_some() && found.first() == bos.as_ref();
+        ids.extend_from_slice(&found[usize::from(spelled_out)..]);
+        Ok(ids)
+    }
+
+    /// The ids of a text in which special tokens are spelled out, a rendered chat prompt for example: they are
+    /// recognized with every kind of vocabulary, and nothing is put before them.
+    ///
+    /// Between special tokens a SentencePiece vocabulary treats each stretch as a text of its own, as the models
+    /// were trained: with its leading space.
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_marked(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        match &self.encoder {
+            Encoder::Hf(encoder) => {
+                let encoding = encoder.tokenizer.encode_fast(text, false).map_err(TokenizerError::Json)?;
+                Ok(encoding.get_ids().to_vec())
+            }
+            Encoder::SentencePiece(_) | Encoder::Ranks(_) => self.encode_stretches(text, &Shield::default()),
+        }
+    }
+
+    /// The ids of a text whose special tokens, if it spells any, are text like the rest.
+    ///
+    /// ```no_run
+    /// # use trike_text::tokenizer::Tokenizer;
+    /// let llama3 = Tokenizer::from_tiktoken("tokenizer.model")?;
+    /// assert_eq!(llama3.encode_marked("<|eot_id|>")?, [128_009]);
+    /// assert!(!llama3.encode_literal("<|eot_id|>")?.contains(&128_009));
+    /// # Ok::<(), trike_text::tokenizer::TokenizerError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`encode`](Self::encode).
+    pub fn encode_literal(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        self.encoder.encode_literal(text, &mut ids)?;
+        Ok(ids)
+    }
+
+    /// [`encode_marked`](Self::encode_marked) of a text with stand-ins.
+    pub(crate) fn encode_shielded(&self, text: &str, shield: &Shield) -> Result<Vec<u32>, TokenizerError> {
+        if shield.is_empty() { self.encode_marked(text) } else { self.encode_stretches(text, shield) }
+    }
+
+    fn encode_stretches(&self, text: &str, shield: &Shield) -> Result<Vec<u32>, TokenizerError> {
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        let mut from = 0;
+        let stretch = |text: &str, ids: &mut Vec<u32>| match text {
+            "" => Ok(()),
+            _ if shield.is_empty() => self.encoder.encode_literal(text, ids),
+            _ => self.encoder.encode_literal(&shield.uncover(text), ids),
+        };
+        while let Some(Found { start, end, id }) = self.specials.find(text, from) {
+            stretch(&text[from..start], &mut ids)?;
+            ids.push(id);
+            from = end;
+        }
+        stretch(&text[from..], &mut ids)?;
+        Ok(ids)
+    }
+}

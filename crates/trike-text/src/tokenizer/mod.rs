@@ -1,0 +1,441 @@
+//! Text to token ids and back, for every tokenizer file that comes with a Llama-like model.
+//!
+//! Start from [`Tokenizer::open`], which tells the formats apart by content. Encoding a `tokenizer.json` is
+//! the `tokenizers` crate's work; SentencePiece vocabularies (`.model`, llama2.c `.bin`, GGUF) go through
+//! an exact merge of our own, because SentencePiece breaks ties by place and the crate's ranked merges
+//! cannot; tiktoken's ranks have one too, for the same reason. Byte-level vocabularies in GGUF files become
+//! the crate's again. Decoding is one table from id to bytes for all of them: it gives text token by token at a cost
+//! that does not grow, and the byte counts that bits per byte need. What was given up for it: decoders
+//! that look at more than one token (WordPiece, CTC) are refused by name.
+//!
+//! * [`Tokenizer`]: encode, decode, special tokens
+//! * [`SpVocab`], [`PieceType`]: a SentencePiece vocabulary in memory, from GGUF metadata for example
+//! * [`BpeVocab`], [`PreTokenizer`]: a byte-level vocabulary in memory
+//! * [`TokenizerError`]
+
+mod bpe;
+mod encode;
+mod error;
+mod hf;
+mod limits;
+mod llama2c;
+mod merge;
+mod pieces;
+mod proto;
+mod ranks;
+mod specials;
+mod split;
+mod spm;
+mod tiktoken;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+pub use bpe::BpeVocab;
+pub use error::TokenizerError;
+pub use split::PreTokenizer;
+pub use spm::{PieceType, SpVocab};
+
+pub(crate) use encode::Shield;
+
+use encode::{Encoder, HfEncoder};
+use hf::HfTokenizer;
+use limits::read_capped;
+use pieces::Pieces;
+use specials::SpecialTokens;
+use spm::{ByteFallback, SpEncoder, SpaceForm};
+use tiktoken::is_tiktoken;
+
+/// The share of a model's rows that may be without a token, as a divisor: rows are padded to a round
+/// number for the hardware's sake, by 2.5 % at most in models in use.
+const PADDING_DIVISOR: usize = 8;
+
+/// Text to ids and back.
+///
+/// ```
+/// use trike_text::tokenizer::{PieceType, SpVocab, Tokenizer};
+///
+/// let tokens = ["<unk>", "<s>", "</s>", "\u{2581}", "h", "i", "hi", "\u{2581}hi"];
+/// let mut types = vec![PieceType::Normal; tokens.len()];
+/// types[0] = PieceType::Unknown;
+/// types[1..3].fill(PieceType::Control);
+/// let tokenizer = Tokenizer::from_sentencepiece_vocab(&SpVocab {
+///     tokens: tokens.map(str::to_owned).to_vec(),
+///     scores: vec![0.0, 0.0, 0.0, -9.0, -9.0, -9.0, -1.0, -2.0],
+///     types,
+///     bos: Some(1),
+///     eos: vec![2],
+///     unk: Some(0),
+///     add_space_prefix: true,
+///     remove_extra_spaces: false,
+/// })?;
+/// let ids = tokenizer.encode("hi hi", true)?;
+/// assert_eq!(ids, [1, 7, 7]);
+/// assert_eq!(tokenizer.decode(&ids)?, "hi hi");
+/// # Ok::<(), trike_text::tokenizer::TokenizerError>(())
+/// ```
+#[derive(Clone)]
+pub struct Tokenizer {
+    encoder: Encoder,
+    pieces: Pieces,
+    specials: SpecialTokens,
+    strips_leading_space: bool,
+    bos: Option<u32>,
+    eos: Vec<u32>,
+    adds_bos: Option<bool>,
+}
+
+/// Spellings of tokens that end a turn or a text in the chat formats of Llama-like models.
+const TURN_ENDS: [&str; 10] = [
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|endoftext|>",
+    "<|end|>",
+    "<|end_of_turn|>",
+    "<end_of_turn>",
+    "</s>",
+    "<EOT>",
+];
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let encoder = match self.encoder {
+            Encoder::Hf(_) => "BPE",
+            Encoder::SentencePiece(_) => "SentencePiece",
+            Encoder::Ranks(_) => "tiktoken",
+        };
+        f.debug_struct("Tokenizer")
+            .field("encoder", &encoder)
+            .field("vocab_size", &self.vocab_size())
+            .field("bos", &self.bos)
+            .field("eos", &self.eos)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Tokenizer {
+    /// Opens a tokenizer file of any supported format, or a directory with `tokenizer.json` or
+    /// `tokenizer.model`.
+    ///
+    /// A `tokenizer.json` does not say which tokens begin and end a sequence: add
+    /// [`with_special`](Self::with_special). A llama2.c file does not say how many tokens it should have:
+    /// use [`from_llama2c`](Self::from_llama2c) where the model is known, or
+    /// [`check_vocab`](Self::check_vocab) afterwards.
+    ///
+    /// # Errors
+    ///
+    /// An unreadable, broken or unsupported file; a GGUF file is named as such.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        let path = path.as_ref();
+        if !path.is_dir() {
+            return in_file(path, |bytes| Self::from_bytes(&bytes));
+        }
+        let candidates = ["tokenizer.json", "tokenizer.model"];
+        match candidates.iter().map(|name| path.join(name)).find(|file| file.is_file()) {
+            Some(file) => in_file(&file, |bytes| Self::from_bytes(&bytes)),
+            None => Err(TokenizerError::InFile {
+                path: path.to_owned(),
+                error: Box::new(TokenizerError::malformed(
+                    "the directory",
+                    "tokenizer.json or tokenizer.model",
+                    "neither",
+                )),
+            }),
+        }
+    }
+
+    /// Reads a HuggingFace `tokenizer.json` with a BPE model. BOS and EOS are not in it; see
+    /// [`with_special`](Self::with_special).
+    ///
+    /// # Errors
+    ///
+    /// An unreadable or broken file, and every part that would change text or ids without being implemented.
+    pub fn from_hf_json(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        in_file(path.as_ref(), |bytes| Self::from_hf_json_bytes(&bytes))
+    }
+
+    /// [`from_hf_json`](Self::from_hf_json) on the content of the file.
+    ///
+    /// # Errors
+    ///
+    /// As [`from_hf_json`](Self::from_hf_json).
+    pub fn from_hf_json_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        Ok(Self::from_hf(hf::parse(bytes)?))
+    }
+
+    fn from_hf(hf: HfTokenizer) -> Self {
+        Self {
+            encoder: Encoder::Hf(Box::new(HfEncoder::new(hf.encoder))),
+            pieces: hf.pieces,
+            specials: hf.specials,
+            strips_leading_space: hf.strips_leading_space,
+            bos: None,
+            eos: Vec::new(),
+            adds_bos: hf.adds_bos,
+        }
+    }
+
+    /// Builds a tokenizer from a byte-level BPE vocabulary in memory, as GGUF files carry it under
+    /// `tokenizer.ggml.model = "gpt2"`. It works as the same model's `tokenizer.json`, except that text is never
+    /// normalized, which Qwen's files ask for (NFC): every text comes back from its ids.
+    ///
+    /// # Errors
+    ///
+    /// Lists of different lengths, a merge that is not two tokens, a byte without a token, a special id out of
+    /// range.
+    pub fn from_byte_level_vocab(vocab: &BpeVocab) -> Result<Self, TokenizerError> {
+        Self::from_hf(bpe::build(vocab)?).with_special(vocab.bos, vocab.eos.clone())
+    }
+
+    /// Reads Llama-3's tiktoken `.model`, with the special tokens that belong to it: BOS is
+    /// `<|begin_of_text|>`, and `<|end_of_text|>` and `<|eot_id|>` end a text.
+    ///
+    /// # Errors
+    ///
+    /// An unreadable or broken file, and a tiktoken vocabulary of another model, since the file does not say how
+    /// it splits text.
+    pub fn from_tiktoken(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        in_file(path.as_ref(), |bytes| Self::from_tiktoken_bytes(&bytes))
+    }
+
+    fn from_tiktoken_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let file = tiktoken::parse(bytes)?;
+        Ok(Self {
+            encoder: Encoder::Ranks(Box::new(file.encoder)),
+            pieces: file.pieces,
+            specials: file.specials,
+            strips_leading_space: false,
+            bos: Some(file.bos),
+            eos: file.eos.to_vec(),
+            adds_bos: Some(true),
+        })
+    }
+
+    /// Reads a llama2.c tokenizer for a model with `vocab_size` tokens; the file does not hold their number.
+    ///
+    /// # Errors
+    ///
+    /// An unreadable or broken file, and [`TokenizerError::VocabMismatch`] unless it holds exactly that many.
+    pub fn from_llama2c(path: impl AsRef<Path>, vocab_size: usize) -> Result<Self, TokenizerError> {
+        in_file(path.as_ref(), |bytes| {
+            let tokenizer = Self::from_llama2c_bytes(&bytes)?;
+            if tokenizer.vocab_size() != vocab_size {
+                let tokenizer = tokenizer.vocab_size();
+                return Err(TokenizerError::VocabMismatch { tokenizer, model: vocab_size });
+            }
+            Ok(tokenizer)
+        })
+    }
+
+    fn from_llama2c_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        Self::from_vocab(&llama2c::parse(bytes)?, SpaceForm::Plain, ByteFallback::WhereComplete)
+    }
+
+    /// Reads a SentencePiece `.model` file of type BPE.
+    ///
+    /// # Errors
+    ///
+    /// An unreadable or broken file, another model type (unigram), a normalizer that maps characters.
+    pub fn from_sentencepiece(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
+        in_file(path.as_ref(), |bytes| Self::from_sentencepiece_bytes(&bytes))
+    }
+
+    fn from_sentencepiece_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let model = proto::parse(bytes)?;
+        let fallback = if model.byte_fallback { ByteFallback::Required } else { ByteFallback::Off };
+        Self::from_vocab(&model.vocab, SpaceForm::Symbol, fallback)
+    }
+
+    /// Builds a tokenizer from a SentencePiece BPE vocabulary in memory, as GGUF files carry it under
+    /// `tokenizer.ggml.model = "llama"`. Unknown text becomes bytes where all 256 byte pieces exist, else `unk`.
+    ///
+    /// # Errors
+    ///
+    /// Lists of different lengths, a score that is not finite, a byte piece that is not `<0xHH>`, a special
+    /// id out of range.
+    pub fn from_sentencepiece_vocab(vocab: &SpVocab) -> Result<Self, TokenizerError> {
+        Self::from_vocab(vocab, SpaceForm::Symbol, ByteFallback::WhereComplete)
+    }
+
+    fn from_vocab(vocab: &SpVocab, space: SpaceForm, fallback: ByteFallback) -> Result<Self, TokenizerError> {
+        let (encoder, pieces) = SpEncoder::new(vocab, space, fallback)?;
+        let named = vocab.tokens.iter().zip(&vocab.types).zip(0u32..);
+        let control = named.filter(|((_, kind), _)| **kind == PieceType::Control);
+        Self {
+            encoder: Encoder::SentencePiece(Box::new(encoder)),
+            pieces,
+            specials: SpecialTokens::new(control.map(|((token, _), id)| (token.as_str(), id))),
+            strips_leading_space: vocab.add_space_prefix,
+            bos: None,
+            eos: Vec::new(),
+            adds_bos: None,
+        }
+        .with_special(vocab.bos, vocab.eos.clone())
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let remedy = "pass a tokenizer.json, a SentencePiece or tiktoken .model or a llama2.c .bin";
+        match bytes {
+            _ if bytes.trim_ascii_start().starts_with(b"{") => Self::from_hf_json_bytes(bytes),
+            [b'G', b'G', b'U', b'F', ..] => Err(TokenizerError::unsupported(
+                "a GGUF file as a tokenizer",
+                "it brings its own when it is the model; for another model pass that model's tokenizer",
+            )),
+            _ if is_tiktoken(bytes) => Self::from_tiktoken_bytes(bytes),
+            // The i32 of llama2.c's header is small, so its upper half is zero; in a `.model` the
+            // second byte is the length of a first piece with a name, a score and a type.
+            [_, _, 0, 0, ..] => Self::from_llama2c_bytes(bytes),
+            [0x0a, ..] => Self::from_sentencepiece_bytes(bytes),
+            _ => Err(TokenizerError::unsupported("this file's format", remedy)),
+        }
+    }
+
+    /// Sets the tokens that begin and end a sequence, as the model's configuration has them.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::UnknownId`] for an id without a token.
+    pub fn with_special(mut self, bos: Option<u32>, eos: Vec<u32>) -> Result<Self, TokenizerError> {
+        for &id in bos.iter().chain(&eos) {
+            self.pieces.get(id)?;
+        }
+        self.bos = bos;
+        self.eos = eos;
+        Ok(self)
+    }
+
+    /// The text of a sequence. Control tokens have none; the one space that the encoder put before the text
+    /// is taken away; bytes that are not UTF-8 become U+FFFD.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::UnknownId`].
+    pub fn decode(&self, ids: &[u32]) -> Result<String, TokenizerError> {
+        let bytes = self.decode_bytes(ids)?;
+        Ok(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
+    }
+
+    /// [`decode`](Self::decode) before anything is replaced: the bytes of the text.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::UnknownId`].
+    pub fn decode_bytes(&self, ids: &[u32]) -> Result<Vec<u8>, TokenizerError> {
+        let mut bytes = Vec::with_capacity(ids.len() * 4);
+        for &id in ids {
+            bytes.extend_from_slice(self.pieces.get(id)?);
+        }
+        if self.strips_leading_space && bytes.first() == Some(&b' ') {
+            bytes.remove(0);
+        }
+        Ok(bytes)
+    }
+
+    /// The bytes that one token adds to a text, leading space included; none for control tokens.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::UnknownId`].
+    pub fn token_bytes(&self, id: u32) -> Result<&[u8], TokenizerError> {
+        self.pieces.get(id)
+    }
+
+    /// The id of a token by its name in the file (`<s>`, `\u{2581}the`, `<0x0A>`).
+    #[must_use]
+    pub fn id_of(&self, token: &str) -> Option<u32> {
+        self.specials.id_of(token).or_else(|| self.encoder.id_of(token))
+    }
+
+    /// The name of a token in the file, control tokens included; for tiktoken's tokens of bytes that are no text,
+    /// and for ids without a token, `None`.
+    #[must_use]
+    pub fn name_of(&self, id: u32) -> Option<String> {
+        let special = self.specials.iter().find(|&(_, special)| special == id);
+        special.map(|(name, _)| name.to_owned()).or_else(|| self.encoder.name_of(id, &self.pieces))
+    }
+
+    /// The special tokens, which stand for no text, by their spelling; in no order.
+    pub fn special_tokens(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.specials.iter()
+    }
+
+    /// One more than the highest id.
+    #[must_use]
+    pub fn vocab_size(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The token that begins a sequence.
+    #[must_use]
+    pub fn bos(&self) -> Option<u32> {
+        self.bos
+    }
+
+    /// The tokens that end a sequence.
+    #[must_use]
+    pub fn eos(&self) -> &[u32] {
+        &self.eos
+    }
+
+    /// Whether a sequence starts with BOS: what the file says, or else whether there is a BOS.
+    #[must_use]
+    pub fn adds_bos(&self) -> bool {
+        self.bos.is_some() && self.adds_bos.unwrap_or(true)
+    }
+
+    /// Sets what [`adds_bos`](Self::adds_bos) says, as `add_bos_token` in a model's files does.
+    #[must_use]
+    pub fn with_adds_bos(mut self, adds_bos: bool) -> Self {
+        self.adds_bos = Some(adds_bos);
+        self
+    }
+
+    /// The tokens that end an answer in a chat: [`eos`](Self::eos), and every special token that chat formats end
+    /// a turn or a text with (`<|eot_id|>`, `<|im_end|>` and so on). A checkpoint's configuration often names only
+    /// one of them.
+    #[must_use]
+    pub fn turn_ends(&self) -> Vec<u32> {
+        let named = TURN_ENDS.iter().filter_map(|name| self.specials.id_of(name));
+        let mut ids: Vec<u32> = self.eos.iter().copied().chain(named).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids
+    }
+
+    /// Whether decoding drops the first space of a text, because encoding puts one there.
+    pub(crate) fn strips_leading_space(&self) -> bool {
+        self.strips_leading_space
+    }
+
+    /// Checks that this tokenizer can belong to a model with `model` rows of vocabulary.
+    ///
+    /// Every id must have a row. Rows without an id are padding, up to an eighth of them; more means
+    /// another model's tokenizer, whose text would be nonsense.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::VocabMismatch`] with both sizes.
+    pub fn check_vocab(&self, model: usize) -> Result<(), TokenizerError> {
+        let tokenizer = self.vocab_size();
+        if tokenizer > model || model - tokenizer > model / PADDING_DIVISOR {
+            return Err(TokenizerError::VocabMismatch { tokenizer, model });
+        }
+        Ok(())
+    }
+}
+
+fn in_file(
+    path: &Path,
+    parse: impl FnOnce(Vec<u8>) -> Result<Tokenizer, TokenizerError>,
+) -> Result<Tokenizer, TokenizerError> {
+    read_capped(path)
+        .and_then(parse)
+        .map_err(|error| TokenizerError::InFile { path: PathBuf::from(path), error: Box::new(error) })
+}
+
+#[cfg(test)]
+mod tests;
