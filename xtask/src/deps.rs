@@ -10,29 +10,31 @@ use xshell::cmd;
 const AT_MOST: &[(&str, usize)] = &[("trike-trit", 14)];
 
 /// Crate, and the start of package names that must be absent under it whatever its features.
-const ABSENT: &[(&str, &str)] = &[
-    ("trike-trit", "candle"),
-    ("trike-cpu", "candle"),
-    ("trike-cube", "candle"),
-    ("trike-format", "candle"),
-    ("trike-quant", "candle"),
-    ("trike-vsa", "candle"),
+const ABSENT: &[(&str, &[&str])] = &[
+    ("trike-trit", &["candle", "cubecl"]),
+    ("trike-core", &["candle", "cubecl"]),
+    ("trike-host", &["candle", "cubecl"]),
+    ("trike-format", &["candle", "cubecl"]),
+    ("trike-popcount", &["candle", "cubecl", "gemm"]),
+    ("trike-cpu", &["candle", "cubecl", "gemm"]),
+    ("trike-cube", &["candle", "gemm"]),
+    ("trike-quant", &["candle", "cubecl", "gemm"]),
     // Hypervectors need no matrix kernels.
-    ("trike-vsa", "trike-cpu"),
-    ("trike-text", "candle"),
-    ("trike-text", "cubecl"),
-    ("trike-text", "gemm"),
-    ("trike-text", "trike-cpu"),
-    ("trike-text", "trike-cube"),
-    ("trike-text", "trike-nn"),
+    ("trike-vsa", &["candle", "gemm", "trike-cpu"]),
+    // Text needs no kernel at all.
+    (
+        "trike-text",
+        &["candle", "cubecl", "gemm", "trike-cpu", "trike-cube", "trike-host", "trike-nn", "trike-popcount"],
+    ),
 ];
 /// Crate, and the start of package names that only its own features may bring.
-const NOT_BY_DEFAULT: &[(&str, &str)] = &[
-    ("trike-vsa", "cubecl"),
-    ("trike-nn", "cubecl"),
-    ("trike-llm", "cubecl"),
-    ("trike", "cubecl"),
-    ("trike-cli", "cubecl"),
+const NOT_BY_DEFAULT: &[(&str, &[&str])] = &[
+    ("trike-vsa", &["cubecl"]),
+    ("trike-nn", &["cubecl"]),
+    ("trike-llm", &["cubecl"]),
+    ("trike-calibrate", &["cubecl"]),
+    ("trike", &["cubecl"]),
+    ("trike-cli", &["cubecl"]),
 ];
 
 /// Prints the counts of every crate and checks the limits.
@@ -87,10 +89,10 @@ fn count_findings(krate: &str, count: usize) -> Option<String> {
     (count > *limit).then(|| format!("{krate} builds with {count} packages, at most {limit} are allowed"))
 }
 
-fn absent_findings(krate: &str, packages: &BTreeSet<String>, rules: &[(&str, &str)]) -> Vec<String> {
+fn absent_findings(krate: &str, packages: &BTreeSet<String>, rules: &[(&str, &[&str])]) -> Vec<String> {
     let rules = rules.iter().filter(|(guarded, _)| *guarded == krate);
     rules
-        .flat_map(|(_, start)| packages.iter().filter(move |p| p.starts_with(start)))
+        .flat_map(|(_, starts)| packages.iter().filter(|p| starts.iter().any(|start| p.starts_with(start))))
         .map(|p| {
             format!("{krate} builds with {p}; see: cargo tree -p {krate} -e normal, and with --all-features")
         })
@@ -123,7 +125,12 @@ mod tests {
     #[test]
     fn a_package_that_must_be_absent_is_found() {
         let packages = unique("trike-nn v0.1.0\ncandle-core v0.11.1\ncubecl-common v0.11.3\n");
-        assert_eq!(absent_findings("trike-cpu", &packages, ABSENT).len(), 1);
+        assert_eq!(absent_findings("trike-cpu", &packages, ABSENT).len(), 2);
+        assert_eq!(absent_findings("trike-cube", &packages, ABSENT).len(), 1);
+        for kernels in ["trike-cpu", "trike-popcount", "trike-cube", "cubecl", "gemm"] {
+            let packages = unique(&format!("trike-text v0.1.0\n{kernels} v0.1.0\n"));
+            assert_eq!(absent_findings("trike-text", &packages, ABSENT).len(), 1, "{kernels}");
+        }
         assert!(absent_findings("trike-nn", &packages, NOT_BY_DEFAULT)[0].contains("cubecl-common v0.11.3"));
         assert_eq!(absent_findings("trike-llm", &packages, ABSENT), [""; 0]);
     }

@@ -1,174 +1,152 @@
-//! The house: which crate may use which, and where `unsafe` may live.
+//! Holds manifests and sources against the house: who uses whom, where `unsafe` is, and which modules know each other.
 
+use crate::house::{HOUSE, Row, row};
 use crate::workspace::{Workspace, no_findings};
+use crate::{modules, pages, source};
 use anyhow::Result;
 use cargo_metadata::{DependencyKind, Metadata, Package, TargetKind};
 
-/// One row of the table in `docs/src/architecture.md`.
-struct Room {
-    krate: &'static str,
-    /// A crate may use workspace crates of a lower layer only.
-    layer: u8,
-    /// The registry crates it may use, optional ones included.
-    may_use: &'static [&'static str],
-    /// Whether its roots may do without `#![forbid(unsafe_code)]`.
-    unsafe_allowed: bool,
+/// Checks every package of the workspace against its row, the modules of every crate, and the pages made from the rows.
+pub(crate) fn run(ws: &Workspace) -> Result<String> {
+    let mut findings = table_findings(HOUSE);
+    findings.extend(manifest_findings(&ws.metadata));
+    findings.extend(unsafe_findings(ws)?);
+    let (knots, cycles) = modules::findings(ws)?;
+    findings.extend(cycles);
+    findings.extend(pages::findings(ws)?);
+    no_findings(&findings)?;
+    Ok(format!("{} packages, {knots}", HOUSE.len()))
 }
 
-/// Tools stand on the roof: nothing may use them, and they may use everything.
-const ROOF: u8 = 9;
-/// `trike-testkit` is for dev-dependencies, which this check does not follow: nothing may use it otherwise.
-const DEV: u8 = ROOF;
-
-/// The house, bottom up. Growing a `may_use` list is a decision for the architecture chapter, not a repair.
-const HOUSE: &[Room] = &[
-    Room {
-        krate: "trike-trit",
-        layer: 0,
-        may_use: &["bytemuck", "half", "thiserror"],
-        unsafe_allowed: false,
-    },
-    Room { krate: "trike-core", layer: 1, may_use: &["half", "thiserror"], unsafe_allowed: false },
-    Room {
-        krate: "trike-host",
-        layer: 1,
-        may_use: &["bytemuck", "half", "memmap2", "thiserror"],
-        unsafe_allowed: true,
-    },
-    Room { krate: "trike-popcount", layer: 2, may_use: &["thiserror"], unsafe_allowed: true },
-    Room { krate: "trike-cpu", layer: 2, may_use: &["bytemuck", "half", "thiserror"], unsafe_allowed: true },
-    // Unsafe is launches: a kernel trusts the lengths that its launcher checked.
-    Room {
-        krate: "trike-cube",
-        layer: 2,
-        may_use: &["bytemuck", "cubecl", "cubecl-cuda", "cubecl-hip", "half", "thiserror"],
-        unsafe_allowed: true,
-    },
-    Room {
-        krate: "trike-format",
-        layer: 2,
-        may_use: &["bytemuck", "half", "memmap2", "safetensors", "serde_json", "tempfile", "thiserror"],
-        unsafe_allowed: true,
-    },
-    Room { krate: "trike-vsa", layer: 3, may_use: &["serde", "thiserror"], unsafe_allowed: false },
-    Room { krate: "trike-quant", layer: 3, may_use: &["half", "thiserror"], unsafe_allowed: false },
-    Room {
-        krate: "trike-nn",
-        layer: 4,
-        may_use: &["candle-core", "candle-nn", "half", "thiserror"],
-        unsafe_allowed: false,
-    },
-    Room {
-        krate: "trike-text",
-        layer: 4,
-        may_use: &[
-            "minijinja",
-            "minijinja-contrib",
-            "rand_chacha",
-            "serde",
-            "serde_json",
-            "thiserror",
-            "tokenizers",
-        ],
-        unsafe_allowed: false,
-    },
-    Room {
-        krate: "trike-llm",
-        layer: 5,
-        may_use: &["half", "serde", "serde_json", "thiserror"],
-        unsafe_allowed: false,
-    },
-    Room {
-        krate: "trike-calibrate",
-        layer: 6,
-        may_use: &["half", "plotters", "rand_chacha", "serde", "serde_json", "thiserror"],
-        unsafe_allowed: false,
-    },
-    Room { krate: "trike", layer: 7, may_use: &[], unsafe_allowed: false },
-    Room {
-        krate: "trike-cli",
-        layer: 8,
-        may_use: &[
-            "anyhow",
-            "clap",
-            "clap_complete",
-            "clap_mangen",
-            "comfy-table",
-            "ctrlc",
-            "indicatif",
-            "ring",
-            "serde",
-            "serde_json",
-            "thiserror",
-            "ureq",
-        ],
-        unsafe_allowed: false,
-    },
-    Room { krate: "trike-testkit", layer: DEV, may_use: &["zip"], unsafe_allowed: false },
-    // One above the roof, because it makes its inputs with the test kit. Unsafe is one call of a rival.
-    Room {
-        krate: "trike-benches",
-        layer: ROOF + 1,
-        may_use: &["anyhow", "candle-core", "clap", "gemm", "half", "rayon", "serde", "serde_json"],
-        unsafe_allowed: true,
-    },
-    // One above the roof, because it makes its inputs with the test kit. Unsafe is a method that CubeCL declares so: the launch
-    // of a device that records launches and runs nothing; and one call of a rival.
-    Room {
-        krate: "trike-gpu-test",
-        layer: ROOF + 1,
-        may_use: &[
-            "anyhow",
-            "clap",
-            "cubecl",
-            "cubecl-common",
-            "cubecl-cpp",
-            "cubecl-environment",
-            "cubecl-runtime",
-            "cubecl-server",
-            "cubecl-spirv",
-            "cubecl-wgpu",
-            "cubek-attention",
-            "cubek-matmul",
-            "cubek-std",
-            "cudarc",
-            "half",
-            "serde_json",
-        ],
-        unsafe_allowed: true,
-    },
-    // Its own room on the ground: it must compile before, and in spite of, everything that it checks.
-    Room {
-        krate: "xtask",
-        layer: 0,
-        may_use: &["anyhow", "cargo_metadata", "clap", "xshell"],
-        unsafe_allowed: false,
-    },
-];
-
-/// A dependency as the rules see it.
-struct Use {
+/// A dependency as a manifest states it.
+#[derive(Clone)]
+struct Edge {
     name: String,
     in_workspace: bool,
+    optional: bool,
+    /// Compiled for tests, examples and benches only.
+    for_tests: bool,
+    /// Named with a version, so that a registry must have it before this package is published.
+    has_version: bool,
 }
 
-/// The layer of a crate; one without a row counts as the highest until [`run`] refuses it.
-pub(crate) fn layer(krate: &str) -> u8 {
-    HOUSE.iter().find(|r| r.krate == krate).map_or(u8::MAX, |r| r.layer)
+/// The table itself: every row stands above rows that it uses, and what is published uses nothing that is not.
+fn table_findings(house: &[Row]) -> Vec<String> {
+    let mut findings = Vec::new();
+    for (at, user) in house.iter().enumerate() {
+        for (name, _) in Row::names(user.uses) {
+            let Some(used) = row(&house[..at], name) else {
+                findings.push(format!("{} may use {name}, which has no row before it", user.name));
+                continue;
+            };
+            if used.layer > user.layer || (used.layer == user.layer && !user.is_dev()) {
+                findings.push(format!(
+                    "{} (layer {}) may use {name} (layer {}): dependencies point down only",
+                    user.name, user.layer, used.layer
+                ));
+            }
+        }
+    }
+    findings
 }
 
-/// Checks every workspace package against the table.
-pub(crate) fn run(ws: &Workspace) -> Result<String> {
-    let findings = workspace_findings(&ws.metadata)?;
-    no_findings(&findings)?;
-    Ok(format!("{} rooms", HOUSE.len()))
-}
-
-fn workspace_findings(metadata: &Metadata) -> Result<Vec<String>> {
+fn manifest_findings(metadata: &Metadata) -> Vec<String> {
     let packages = metadata.workspace_packages();
     let mut findings = Vec::new();
     for package in &packages {
-        findings.extend(use_findings(HOUSE, &package.name, &normal_uses(package)));
+        findings.extend(edge_findings(HOUSE, &package.name, &edges(package)));
+        let published = package.publish.as_ref().is_none_or(|to| !to.is_empty());
+        if row(HOUSE, &package.name).is_some_and(|row| row.is_dev() == published) {
+            findings
+                .push(format!("{}: tools and tests have `publish = false`, and nothing else", package.name));
+        }
+    }
+    let is_there = |row: &Row| packages.iter().any(|p| p.name == row.name);
+    let gone = HOUSE.iter().filter(|row| !is_there(row));
+    findings.extend(gone.map(|row| format!("{}: in the table but not in the workspace", row.name)));
+    findings
+}
+
+fn edges(package: &Package) -> Vec<Edge> {
+    let all = package.dependencies.iter().map(|d| Edge {
+        name: d.name.clone(),
+        in_workspace: d.path.is_some(),
+        optional: d.optional,
+        for_tests: d.kind == DependencyKind::Development,
+        has_version: d.req.to_string() != "*",
+    });
+    all.collect()
+}
+
+/// Every edge of a manifest against its row, and the row against the manifest: a permission that nobody uses is one that
+/// nobody decided on.
+fn edge_findings(house: &[Row], name: &str, edges: &[Edge]) -> Vec<String> {
+    let Some(user) = row(house, name) else {
+        return vec![format!("{name}: has no row in the table")];
+    };
+    let mut findings = Vec::new();
+    for edge in edges {
+        if edge.for_tests {
+            findings.extend(test_edge_finding(house, user, edge));
+            continue;
+        }
+        let (kind, list) = match edge.in_workspace {
+            true => ("workspace packages", user.uses),
+            false => ("registry packages", user.registry),
+        };
+        match Row::names(list).find(|(listed, _)| *listed == edge.name) {
+            None => findings.push(format!(
+                "{name} uses {}, which its row does not name; {kind} that it may use: {}",
+                edge.name,
+                if list.is_empty() { "none" } else { list }
+            )),
+            Some((_, optional)) if optional != edge.optional => findings.push(format!(
+                "{name} uses {} {}, its row says {}",
+                edge.name,
+                if edge.optional { "behind a feature" } else { "always" },
+                if optional { "behind a feature" } else { "always" },
+            )),
+            Some(_) => {}
+        }
+    }
+    for (list, in_workspace) in [(user.uses, true), (user.registry, false)] {
+        for (listed, _) in Row::names(list) {
+            let is_it = |e: &Edge| e.name == listed && e.in_workspace == in_workspace && !e.for_tests;
+            if !edges.iter().any(is_it) {
+                findings
+                    .push(format!("{name} does not use {listed}, which its row names: take it off the row"));
+            }
+        }
+    }
+    findings
+}
+
+/// Tests may use any registry package, but a package of the workspace only where a release would find it: `cargo publish`
+/// wants the versions of dependencies for tests too.
+fn test_edge_finding(house: &[Row], user: &Row, edge: &Edge) -> Option<String> {
+    if !edge.in_workspace || !edge.has_version || user.is_dev() {
+        return None;
+    }
+    let used = row(house, &edge.name)?;
+    (used.layer >= user.layer).then(|| {
+        format!(
+            "the tests of {} (layer {}) use {} (layer {}), which is published after it",
+            user.name, user.layer, used.name, used.layer
+        )
+    })
+}
+
+/// `unsafe` is where the rows say, and packages without a place for it forbid it to the compiler.
+fn unsafe_findings(ws: &Workspace) -> Result<Vec<String>> {
+    let mut findings = Vec::new();
+    let files = ws.files()?;
+    for package in ws.metadata.workspace_packages() {
+        let Some(row) = row(HOUSE, &package.name) else { continue };
+        let folder = ws.folder(package);
+        let own = files.iter().filter_map(|f| Some((f, f.strip_prefix(&folder)?.strip_prefix('/')?)));
+        for (file, path) in own.filter(|(_, path)| path.ends_with(".rs")) {
+            findings.extend(unsafe_finding(row, path, &ws.sh.read_file(file)?));
+        }
         for target in &package.targets {
             // A build script runs on the builder's machine and has no reason for unsafe either.
             let is_root = [
@@ -182,110 +160,192 @@ fn workspace_findings(metadata: &Metadata) -> Result<Vec<String>> {
             .any(|kind| target.kind.contains(kind));
             if is_root {
                 let text = std::fs::read_to_string(&target.src_path)?;
-                let path = target.src_path.strip_prefix(&metadata.workspace_root).unwrap_or(&target.src_path);
-                findings.extend(unsafe_finding(HOUSE, &package.name, path.as_str(), &text));
+                let path = target.src_path.strip_prefix(&ws.metadata.workspace_root);
+                findings.extend(root_finding(row, path.unwrap_or(&target.src_path).as_str(), &text));
             }
         }
-    }
-    for room in HOUSE {
-        if !packages.iter().any(|p| p.name == room.krate) {
-            findings.push(format!("{}: in the table but not in the workspace", room.krate));
+        for (path, _) in row.unsafe_in {
+            if !ws.root.join(&folder).join(path).exists() {
+                findings.push(format!("{}: its row allows unsafe in {path}, which does not exist", row.name));
+            }
         }
     }
     Ok(findings)
 }
 
-/// Everything that ends up in, or builds, what a user compiles; dev-dependencies do not.
-fn normal_uses(package: &Package) -> Vec<Use> {
-    package
-        .dependencies
-        .iter()
-        .filter(|d| d.kind != DependencyKind::Development)
-        .map(|d| Use { name: d.name.clone(), in_workspace: d.path.is_some() })
-        .collect()
-}
-
-fn use_findings(house: &[Room], krate: &str, uses: &[Use]) -> Vec<String> {
-    let Some(room) = house.iter().find(|r| r.krate == krate) else {
-        return vec![format!("{krate}: has no row in the table")];
-    };
-    let mut findings = Vec::new();
-    for used in uses {
-        let name = &used.name;
-        if used.in_workspace {
-            match house.iter().find(|r| r.krate == name) {
-                Some(below) if below.layer < room.layer => {}
-                Some(other) => findings.push(format!(
-                    "{krate} (layer {}) uses {name} (layer {}): dependencies point down only",
-                    room.layer, other.layer
-                )),
-                None => findings.push(format!("{krate} uses {name}, which has no row in the table")),
-            }
-        } else if !room.may_use.contains(&name.as_str()) {
-            findings.push(format!("{krate} uses {name}; it may use {}", room.may_use.join(", ")));
-        }
+/// `path` is relative to the package.
+fn unsafe_finding(row: &Row, path: &str, text: &str) -> Option<String> {
+    let allowed = |place: &str| path.strip_prefix(place).is_some_and(|s| s.is_empty() || s.starts_with('/'));
+    if row.unsafe_in.iter().any(|(place, _)| allowed(place)) {
+        return None;
     }
-    findings
+    let code = source::code(text);
+    let line = code.lines().position(|line| source::contains_word(line, "unsafe"))? + 1;
+    Some(format!("{}: unsafe in {path}:{line}, which its row does not name", row.name))
 }
 
-fn unsafe_finding(house: &[Room], krate: &str, path: &str, root: &str) -> Option<String> {
-    let allowed = house.iter().any(|r| r.krate == krate && r.unsafe_allowed);
-    let forbids = root.lines().any(|l| l.trim() == "#![forbid(unsafe_code)]");
-    (!allowed && !forbids).then(|| format!("{krate}: {path} lacks `#![forbid(unsafe_code)]`"))
+fn root_finding(row: &Row, path: &str, text: &str) -> Option<String> {
+    let forbids = source::code(text).lines().any(|line| line.trim() == "#![forbid(unsafe_code)]");
+    let allowed = row.unsafe_in.iter().any(|(place, _)| place.starts_with("src"));
+    (!allowed && !forbids).then(|| format!("{}: {path} lacks `#![forbid(unsafe_code)]`", row.name))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::house::DEV;
 
-    const SMALL: &[Room] = &[
-        Room { krate: "ground", layer: 0, may_use: &["half"], unsafe_allowed: false },
-        Room { krate: "kernels", layer: 1, may_use: &["rayon"], unsafe_allowed: true },
-        Room { krate: "files", layer: 1, may_use: &[], unsafe_allowed: false },
-    ];
-
-    fn inside(name: &str) -> Use {
-        Use { name: name.to_owned(), in_workspace: true }
+    const fn small(layer: u8, name: &'static str, uses: &'static str, registry: &'static str) -> Row {
+        Row { layer, name, purpose: "", uses, registry, unsafe_in: &[] }
     }
 
-    fn registry(name: &str) -> Use {
-        Use { name: name.to_owned(), in_workspace: false }
+    const SMALL: &[Row] = &[
+        small(0, "ground", "", "half"),
+        Row { unsafe_in: &[("src/simd", "SIMD")], ..small(1, "kernels", "ground", "") },
+        small(1, "files", "ground", ""),
+        small(2, "models", "kernels files?", "serde rand?"),
+        small(DEV, "kit", "", ""),
+        small(DEV, "tool", "kit models", ""),
+    ];
+
+    fn inside(name: &str) -> Edge {
+        Edge { name: name.into(), in_workspace: true, optional: false, for_tests: false, has_version: true }
+    }
+
+    fn registry(name: &str) -> Edge {
+        Edge { in_workspace: false, ..inside(name) }
+    }
+
+    fn models() -> Vec<Edge> {
+        let optional = |edge: Edge| Edge { optional: true, ..edge };
+        vec![inside("kernels"), optional(inside("files")), registry("serde"), optional(registry("rand"))]
     }
 
     #[test]
-    fn uses_may_point_down_only() {
-        assert_eq!(use_findings(SMALL, "kernels", &[inside("ground")]), [""; 0]);
-        for (krate, used) in [("ground", "kernels"), ("kernels", "files"), ("kernels", "kernels")] {
-            let findings = use_findings(SMALL, krate, &[inside(used)]);
-            assert_eq!(findings.len(), 1, "{krate} -> {used}");
-            assert!(findings[0].contains("point down only"), "{findings:?}");
+    fn manifests_that_equal_their_rows_pass() {
+        assert_eq!(table_findings(SMALL), [""; 0]);
+        assert_eq!(edge_findings(SMALL, "ground", &[registry("half")]), [""; 0]);
+        assert_eq!(edge_findings(SMALL, "models", &models()), [""; 0]);
+        assert_eq!(edge_findings(SMALL, "tool", &[inside("kit"), inside("models")]), [""; 0]);
+    }
+
+    /// A lower layer is not enough: `models` may use `kernels`, and `ground` only by way of it.
+    #[test]
+    fn forbidden_edges_are_refused() {
+        let mut added = models();
+        added.push(inside("ground"));
+        let message = "models uses ground, which its row does not name; workspace packages that it may use: kernels files?";
+        assert_eq!(edge_findings(SMALL, "models", &added), [message]);
+        let message =
+            "ground uses rayon, which its row does not name; registry packages that it may use: half";
+        assert_eq!(edge_findings(SMALL, "ground", &[registry("half"), registry("rayon")]), [message]);
+        let message =
+            "kernels uses half, which its row does not name; registry packages that it may use: none";
+        assert_eq!(edge_findings(SMALL, "kernels", &[inside("ground"), registry("half")]), [message]);
+        // A registry package is not the workspace's of the same name.
+        assert_eq!(edge_findings(SMALL, "kernels", &[registry("ground")]).len(), 2);
+    }
+
+    /// The same on the real table, with edges that point down and were never decided on.
+    #[test]
+    fn forbidden_edges_of_the_house_are_refused() {
+        let ws = Workspace::load().unwrap();
+        for (user, added) in [
+            ("trike-quant", inside("trike-cube")),
+            ("trike-text", inside("trike-cpu")),
+            ("trike-vsa", inside("trike-cpu")),
+            ("trike-nn", inside("trike-testkit")),
+            ("trike-trit", registry("rayon")),
+            ("trike-cpu", registry("candle-core")),
+        ] {
+            let packages = ws.metadata.workspace_packages();
+            let package = packages.iter().find(|p| p.name == user).unwrap();
+            let mut edges = edges(package);
+            assert_eq!(edge_findings(HOUSE, user, &edges), [""; 0]);
+            edges.push(added.clone());
+            let findings = edge_findings(HOUSE, user, &edges);
+            assert_eq!(findings.len(), 1, "{findings:?}");
+            assert!(findings[0].starts_with(&format!("{user} uses {}, which its row", added.name)));
         }
     }
 
     #[test]
-    fn registry_crates_must_be_in_the_row() {
-        assert_eq!(use_findings(SMALL, "ground", &[registry("half")]), [""; 0]);
-        assert_eq!(
-            use_findings(SMALL, "ground", &[registry("rayon")]),
-            ["ground uses rayon; it may use half"]
-        );
+    fn optional_means_optional() {
+        for at in 0..4 {
+            let mut edges = models();
+            edges[at].optional ^= true;
+            let findings = edge_findings(SMALL, "models", &edges);
+            assert_eq!(findings.len(), 1, "{findings:?}");
+            assert!(findings[0].contains("always") && findings[0].contains("behind a feature"));
+        }
     }
 
     #[test]
-    fn every_crate_needs_a_row() {
-        assert_eq!(use_findings(SMALL, "attic", &[]), ["attic: has no row in the table"]);
-        let findings = use_findings(SMALL, "kernels", &[inside("attic")]);
-        assert_eq!(findings, ["kernels uses attic, which has no row in the table"]);
+    fn unused_permissions_are_found() {
+        let message = "models does not use kernels, which its row names: take it off the row";
+        assert_eq!(edge_findings(SMALL, "models", &models()[1..]), [message]);
+        // What only tests use does not count.
+        let for_tests = Edge { for_tests: true, ..registry("half") };
+        assert_eq!(edge_findings(SMALL, "ground", &[for_tests]).len(), 1);
     }
 
     #[test]
-    fn only_rooms_with_unsafe_may_do_without_the_attribute() {
+    fn rows_may_point_down_only() {
+        for (layer, uses, message) in [
+            (1, "kernels", "dependencies point down only"),
+            (0, "kernels", "dependencies point down only"),
+            (3, "kit", "dependencies point down only"),
+            (3, "attic", "no row before it"),
+            (3, "added", "no row before it"),
+        ] {
+            let mut house: Vec<Row> = SMALL.iter().map(|r| Row { ..*r }).collect();
+            house.push(small(layer, "added", uses, ""));
+            let findings = table_findings(&house);
+            assert_eq!(findings.len(), 1, "{findings:?}");
+            assert!(findings[0].contains(message), "{findings:?}");
+        }
+    }
+
+    #[test]
+    fn tests_use_what_a_release_finds() {
+        let for_tests = |name: &str, has_version| Edge { for_tests: true, has_version, ..inside(name) };
+        let findings = |user: &str, edge: Edge| test_edge_finding(SMALL, row(SMALL, user).unwrap(), &edge);
+        assert_eq!(findings("models", for_tests("files", true)), None);
+        assert_eq!(findings("ground", for_tests("kit", false)), None);
+        assert_eq!(findings("tool", for_tests("kit", true)), None);
+        for (user, used) in [("ground", "files"), ("kernels", "files"), ("ground", "kit")] {
+            let finding = findings(user, for_tests(used, true)).unwrap();
+            assert!(finding.contains("published after it"), "{finding}");
+        }
+    }
+
+    #[test]
+    fn every_package_needs_a_row() {
+        assert_eq!(edge_findings(SMALL, "attic", &[]), ["attic: has no row in the table"]);
+    }
+
+    #[test]
+    fn unsafe_stays_where_the_row_says() {
+        let kernels = row(SMALL, "kernels").unwrap();
+        for path in ["src/simd", "src/simd/avx2.rs"] {
+            assert_eq!(unsafe_finding(kernels, path, "unsafe {}"), None);
+        }
+        assert_eq!(unsafe_finding(kernels, "src/lib.rs", "// unsafe\n\"unsafe\"; unsafe_code"), None);
+        for path in ["src/lib.rs", "src/simd.rs", "src/simd_more/a.rs", "tests/simd.rs"] {
+            let message = format!("kernels: unsafe in {path}:2, which its row does not name");
+            assert_eq!(unsafe_finding(kernels, path, "fn a() {}\nunsafe fn b() {}\n").unwrap(), message);
+        }
+    }
+
+    #[test]
+    fn only_packages_with_unsafe_may_do_without_the_attribute() {
+        let (ground, kernels) = (row(SMALL, "ground").unwrap(), row(SMALL, "kernels").unwrap());
         let forbids = "//! Docs.\n#![forbid(unsafe_code)]\nmod a;\n";
-        assert_eq!(unsafe_finding(SMALL, "ground", "lib.rs", forbids), None);
-        assert_eq!(unsafe_finding(SMALL, "kernels", "lib.rs", "//! Docs.\n"), None);
+        assert_eq!(root_finding(ground, "lib.rs", forbids), None);
+        assert_eq!(root_finding(kernels, "lib.rs", "//! Docs.\n"), None);
         // A comment that mentions the attribute forbids nothing.
         for root in ["//! Docs.\n", "//! See `#![forbid(unsafe_code)]`.\n", "// #![forbid(unsafe_code)]\n"] {
-            let finding = unsafe_finding(SMALL, "ground", "lib.rs", root).unwrap();
+            let finding = root_finding(ground, "lib.rs", root).unwrap();
             assert_eq!(finding, "ground: lib.rs lacks `#![forbid(unsafe_code)]`");
         }
     }
@@ -293,6 +353,9 @@ mod tests {
     #[test]
     fn the_workspace_obeys_the_table() {
         let ws = Workspace::load().unwrap();
-        assert_eq!(workspace_findings(&ws.metadata).unwrap(), [""; 0]);
+        let mut findings = table_findings(HOUSE);
+        findings.extend(manifest_findings(&ws.metadata));
+        findings.extend(unsafe_findings(&ws).unwrap());
+        assert_eq!(findings, [""; 0]);
     }
 }

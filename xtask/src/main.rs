@@ -17,15 +17,20 @@ mod deps;
 mod gpu_bench;
 mod gpu_bundle;
 mod gpu_test;
+mod house;
 mod layering;
 mod llvm;
+mod modules;
 mod package;
+mod pages;
 mod readme;
+mod source;
 mod spdx;
 mod steps;
 mod tally;
 mod test;
 mod tidy;
+mod tokens;
 mod toolchain;
 mod workspace;
 
@@ -44,8 +49,12 @@ enum Command {
     Fmt,
     /// File lengths, module docs, forbidden words, white space, links of the book.
     Tidy,
-    /// Dependencies point down and `unsafe` stays in its rooms.
-    Layering,
+    /// Every dependency and every `unsafe` is in the table of packages, and modules of a folder have no cycles.
+    Layering {
+        /// First rewrite the tables of the handbook that are generated from xtask/src/house.rs.
+        #[arg(long)]
+        update: bool,
+    },
     /// Licences, banned crates and sources, as deny.toml says.
     Deny,
     /// Dependency counts and what must be absent under a crate.
@@ -97,7 +106,12 @@ fn run(ws: &Workspace, command: &Command) -> Result<()> {
         Command::Ci => steps::run_all(ws),
         Command::Fmt => steps::run_one(ws, "fmt"),
         Command::Tidy => steps::run_one(ws, "tidy"),
-        Command::Layering => steps::run_one(ws, "layering"),
+        Command::Layering { update } => {
+            if *update {
+                pages::update(ws)?;
+            }
+            steps::run_one(ws, "layering")
+        }
         Command::Deny => steps::run_one(ws, "deny"),
         Command::Deps => steps::run_one(ws, "deps"),
         Command::Package => steps::run_one(ws, "package"),

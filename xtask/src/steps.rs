@@ -21,7 +21,11 @@ pub(crate) struct Step {
 pub(crate) const STEPS: &[Step] = &[
     Step { name: "fmt", run: toolchain::fmt, remedy: "repair with: cargo fmt --all" },
     Step { name: "tidy", run: tidy::run, remedy: "see again with: cargo xtask tidy" },
-    Step { name: "layering", run: layering::run, remedy: "see again with: cargo xtask layering" },
+    Step {
+        name: "layering",
+        run: layering::run,
+        remedy: "see again with: cargo xtask layering; tables of the handbook are rewritten by: cargo xtask layering --update",
+    },
     Step { name: "deny", run: deny::run, remedy: "see again with: cargo xtask deny" },
     Step { name: "deps", run: deps::run, remedy: "see again with: cargo xtask deps" },
     Step { name: "package", run: package::run, remedy: "see again with: cargo xtask package" },
@@ -92,6 +96,16 @@ fn table(rows: &[(&str, Duration, String)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The contributing page has one row for each step, in their order.
+    #[test]
+    fn the_contributing_page_lists_every_step() {
+        let ws = Workspace::load().unwrap();
+        let page = ws.sh.read_file("docs/src/contributing.md").unwrap();
+        let table = page.lines().skip_while(|line| !line.starts_with("| step |")).skip(2);
+        let rows = table.map_while(|line| line.strip_prefix("| `")?.split('`').next());
+        assert_eq!(rows.collect::<Vec<_>>(), STEPS.iter().map(|step| step.name).collect::<Vec<_>>());
+    }
 
     #[test]
     fn the_table_lists_steps_with_seconds_and_notes() {

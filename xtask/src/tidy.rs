@@ -1,6 +1,7 @@
 //! Rules over the text of files: length, module docs, forbidden words, white space, size, links.
 
 use crate::book;
+use crate::source::contains_word;
 use crate::workspace::{Workspace, no_findings};
 use anyhow::Result;
 
@@ -102,19 +103,6 @@ fn rust_findings(path: &str, text: &str) -> Vec<String> {
         }
     }
     findings
-}
-
-/// Whether `word` occurs and is not part of a longer identifier.
-fn contains_word(line: &str, word: &str) -> bool {
-    let in_word = |c: char| c.is_alphanumeric() || c == '_';
-    let needs_edge = |c: Option<char>| c.is_some_and(in_word);
-    line.match_indices(word).any(|(at, _)| {
-        let before = line[..at].chars().next_back();
-        let after = line[at + word.len()..].chars().next();
-        let joined_left = needs_edge(word.chars().next()) && needs_edge(before);
-        let joined_right = needs_edge(word.chars().next_back()) && needs_edge(after);
-        !joined_left && !joined_right
-    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The workspace as the checks see it: a shell at its root, its packages and its files.
 
-use crate::layering;
+use crate::house;
 use anyhow::{Context, Result};
 use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::PathBuf;
@@ -39,8 +39,14 @@ impl Workspace {
             .into_iter()
             .filter(|p| p.manifest_path.as_std_path().starts_with(&folder))
             .collect();
-        found.sort_by_key(|p| (layering::layer(&p.name), p.name.to_string()));
+        found.sort_by_key(|p| (house::layer(&p.name), p.name.to_string()));
         found
+    }
+
+    /// The folder of a package, relative to the root.
+    pub(crate) fn folder(&self, package: &Package) -> String {
+        let folder = package.manifest_path.parent().unwrap_or(&package.manifest_path);
+        folder.strip_prefix(&self.metadata.workspace_root).unwrap_or(folder).to_string()
     }
 
     /// Files that git tracks or would track, relative to the root.

@@ -5,9 +5,8 @@ use std::fs;
 use trike_llm::{LlmError, ModelFile, Split};
 
 use crate::{
-    CalibrateError, Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport,
-    quantize::{io, quantize},
-    store,
+    CalibrateError, Calibration, CurvePoint, ModelQuantizationConfig, QuantizeReport, error::io,
+    quantize::quantize, store,
 };
 
 /// Most planes of a point: more are nearly the dense model.

@@ -1,6 +1,6 @@
 //! What can go wrong while a model is made ternary or edited.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use trike_nn::WeightName;
 
@@ -342,6 +342,11 @@ impl CalibrateError {
     pub(crate) fn quantize(tensor: impl ToString, source: trike_quant::QuantError) -> Self {
         Self::Quantize { tensor: tensor.to_string(), source: Box::new(source) }
     }
+}
+
+/// Names the file that could not be read or written.
+pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> CalibrateError + '_ {
+    move |source| CalibrateError::Io { path: path.to_owned(), source }
 }
 
 impl From<trike_llm::LlmError> for CalibrateError {

@@ -5,7 +5,7 @@ use std::path::Path;
 use trike_llm::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Split, compare, sequences};
 use trike_nn::{ActivationPrecision, KvPrecision};
 
-use crate::{CalibrateError, Evaluation, ModelQuantizationConfig, QuantizeReport, quantize::io};
+use crate::{CalibrateError, Evaluation, ModelQuantizationConfig, QuantizeReport, error::io};
 
 /// The report's file in a directory.
 const REPORT: &str = "report.json";

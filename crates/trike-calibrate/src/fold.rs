@@ -100,7 +100,7 @@ impl Change<'_> {
 }
 
 /// Numbers that enter the matrices of a site.
-pub(crate) fn site_width(spec: &DecoderSpec, site: HookPoint) -> usize {
+pub(crate) fn input_width(spec: &DecoderSpec, site: HookPoint) -> usize {
     match site {
         HookPoint::Attention | HookPoint::Mlp => spec.hidden,
         HookPoint::Output => spec.query_width(),
@@ -303,7 +303,7 @@ fn check_scales(spec: &DecoderSpec, layer: usize, site: HookPoint, scales: &[f32
     if layer >= spec.layers {
         return Err(FoldError::Layer { layer, layers: spec.layers });
     }
-    let (reader, expected) = (site.matrices(layer)[0], site_width(spec, site));
+    let (reader, expected) = (site.matrices(layer)[0], input_width(spec, site));
     if scales.len() != expected {
         return Err(FoldError::Count { reader, expected, got: scales.len() });
     }

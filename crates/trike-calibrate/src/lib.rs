@@ -27,31 +27,34 @@ mod curve;
 mod edit;
 mod error;
 mod evaluate;
+mod factors;
 mod fold;
-mod hidden;
-mod html;
+mod packing;
 mod plan;
-mod pruning;
 mod quantize;
 mod report;
 mod rewrite;
-mod sensitivity;
 mod store;
+mod stored;
+mod streams;
 #[cfg(test)]
 mod tests;
 mod tune;
 mod walk;
+mod weights;
 
-pub use budget::{Budget, PlanOptions, Trial, plan_for, quantize_to};
-pub use config::{Calibration, Compensation, LayerChoice, ModelQuantizationConfig, QuantizeMethod};
+pub use budget::{Budget, PlanOptions, plan_for, quantize_to};
+pub use config::{
+    Calibration, Compensation, Importance, LayerChoice, ModelQuantizationConfig, Pruning, QuantizeMethod,
+    Tuning,
+};
 pub use edit::{Change, EditReport, edit_file, edit_layer, edit_tensor, undo_edits};
 pub use error::{CalibrateError, ConfigError, EditError, FoldError};
 pub use fold::{Fold, Folded};
-pub use plan::{Plan, PlannedLayer, Stored, StoredKind};
-pub use pruning::{Importance, Pruning};
+pub use plan::{Plan, PlannedLayer};
 pub use quantize::quantize;
 pub use report::{
-    CurvePoint, Evaluation, LayerReport, Planning, QuantizeReport, SalienceReport, TernaryTotals,
+    CurvePoint, Evaluation, LayerReport, Measured, Planning, QuantizeReport, SalienceReport, Sensitivity,
+    TernaryTotals, Trial, TuningReport,
 };
-pub use sensitivity::{Measured, Sensitivity};
-pub use tune::{Tuning, TuningReport};
+pub use stored::{Stored, StoredKind};

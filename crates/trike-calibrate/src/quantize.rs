@@ -79,10 +79,6 @@ pub(crate) fn refuse_existing(output: &Path) -> Result<(), CalibrateError> {
     }
 }
 
-pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> CalibrateError + '_ {
-    move |source| CalibrateError::Io { path: path.to_owned(), source }
-}
-
 /// [`quantize()`] with the tokens of a text.
 pub(crate) fn quantize_ids(
     prepared: &Prepared<'_>,

@@ -1,25 +1,20 @@
 //! What is rewritten before a model becomes ternary: the residual stream is rotated, inputs are scaled.
 
-use std::ops::ControlFlow;
-
 use trike_cpu::Cpu;
 use trike_llm::{ModelFile, WeightSource};
-use trike_nn::{
-    ActivationPrecision, Backend, BlockContext, CpuBackend, CpuRope, DecoderBlock, DecoderSpec, HookPoint,
-    WeightName,
-};
+use trike_nn::{ActivationPrecision, CpuBackend, DecoderBlock, HookPoint, WeightName};
 use trike_quant::{
-    CompensateConfig, Hessian, HessianFactor, MatrixView, QuantError, QuantizeConfig, Salience, TritLayout,
-    compensate, hessian_error, quantize_matrix, salience, scale_columns, scaled_hessian,
+    CompensateConfig, Hessian, MatrixView, QuantError, QuantizeConfig, Salience, SquareMatrix, TritLayout,
+    compensate, quantize_matrix, salience, scale_columns, scaled_hessian,
 };
-use trike_trit::Granularity;
 
 use crate::{
     CalibrateError, Fold, Folded, LayerChoice, ModelQuantizationConfig, QuantizeMethod, SalienceReport,
     assemble::stored_bytes,
-    fold::{self, divided_by, site_width},
-    hidden::{self, Batch},
-    walk::BlockWeights,
+    factors::{Factors, output_error},
+    fold::{self, divided_by, input_width},
+    streams::{Batch, Blocks, embed},
+    weights::is_convertible,
 };
 
 /// A model as it is made ternary, and what was done to the one that was read.
@@ -59,9 +54,11 @@ impl<'a> Prepared<'a> {
             prepared.folded = Some(rotated);
         }
         if config.salience {
-            let (found, reports) = Search::new(prepared.source(), config)?.run(ids, progress)?;
-            for (layer, site, scales) in found {
-                fold = fold.with_scales(layer, site, scales);
+            let backend = CpuBackend::new(Cpu::new(config.threads)?, ActivationPrecision::F32);
+            let search = Search { config, blocks: Blocks::new(prepared.source(), &backend)? };
+            let (found, reports) = search.run(ids, progress)?;
+            for (layer, point, scales) in found {
+                fold = fold.with_scales(layer, point, scales);
             }
             prepared.notes.push(salience_note(&reports));
             prepared.folded = Some(Folded::new(original, fold)?);
@@ -109,122 +106,88 @@ fn salience_note(reports: &[SalienceReport]) -> String {
     )
 }
 
-/// Walks the dense model for scales of the inputs of its layers.
+/// Searches the dense model, block after block, for scales of the inputs of its layers.
 struct Search<'a> {
-    source: &'a dyn WeightSource,
     config: &'a ModelQuantizationConfig,
-    backend: CpuBackend,
-    rope: CpuRope,
+    blocks: Blocks<'a>,
 }
 
-/// A site and its scales.
+/// The scales of the inputs at a hook point of a layer.
 type Found = (usize, HookPoint, Vec<f32>);
 
-impl<'a> Search<'a> {
-    fn new(
-        source: &'a dyn WeightSource,
-        config: &'a ModelQuantizationConfig,
-    ) -> Result<Self, CalibrateError> {
-        let spec = &source.config().spec;
-        let backend = CpuBackend::new(Cpu::new(config.threads)?, ActivationPrecision::F32);
-        let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
-        Ok(Self { source, config, backend, rope })
-    }
-
-    fn spec(&self) -> &DecoderSpec {
-        &self.source.config().spec
-    }
-
+impl Search<'_> {
     fn run(
         &self,
         ids: &[Vec<u32>],
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<(Vec<Found>, Vec<SalienceReport>), CalibrateError> {
-        let layers = self.spec().layers;
-        // What cannot be scaled is said before anything takes time.
+        let spec = self.blocks.spec();
+        // Refuse what cannot be scaled before anything takes time.
         let mut wanted = Vec::new();
-        for (layer, site) in (0..layers).flat_map(|l| HookPoint::ALL.map(|site| (l, site))) {
-            let names = self.becoming_ternary(layer, site)?;
+        for (layer, point) in (0..spec.layers).flat_map(|l| HookPoint::ALL.map(|point| (l, point))) {
+            let names = self.becoming_ternary(layer, point)?;
             if !names.is_empty() {
-                let mut changed =
-                    site.matrices(layer).into_iter().chain(divided_by(self.spec(), layer, site));
-                changed.try_for_each(|name| fold::check(self.source, name))?;
-                wanted.push((layer, site, names));
+                let mut changed = point.matrices(layer).into_iter().chain(divided_by(spec, layer, point));
+                changed.try_for_each(|name| fold::check(self.blocks.source, name))?;
+                wanted.push((layer, point, names));
             }
         }
-        let table = self.backend.load_matrix(self.source.load(WeightName::Embedding)?)?;
-        let mut batches = hidden::embed(&self.backend, &table, ids)?;
+        let mut batches = embed(self.blocks.backend, &self.blocks.embedding()?, ids)?;
         let (mut found, mut reports) = (Vec::new(), Vec::new());
-        for layer in 0..layers {
-            let block =
-                DecoderBlock::load(&self.backend, self.spec(), layer, &mut BlockWeights(self.source))?;
-            for (_, site, names) in wanted.iter().filter(|(l, ..)| *l == layer) {
-                let best = self.site(&block, *site, names, &batches)?;
+        for layer in 0..spec.layers {
+            let block = self.blocks.load(layer)?;
+            for (_, point, names) in wanted.iter().filter(|(l, ..)| *l == layer) {
+                let best = self.best_scales(&block, *point, names, &batches)?;
                 reports.push(SalienceReport {
                     layer,
-                    inputs_of: site.matrices(layer)[0].to_string(),
+                    inputs_of: point.matrices(layer)[0].to_string(),
                     alpha: best.alpha,
                     before: best.before,
                     after: best.after,
                 });
                 if best.alpha > 0.0 {
-                    found.push((layer, *site, best.scales));
+                    found.push((layer, *point, best.scales));
                 }
             }
-            for batch in &mut batches {
-                let on = |_, _, _| ControlFlow::Continue(());
-                batch.x = batch.through(self.place(), &block, on, None)?;
-            }
-            progress((layer + 1) * 7, layers * 7);
+            self.blocks.advance(&block, &mut batches)?;
+            progress((layer + 1) * 7, spec.layers * 7);
         }
         Ok((found, reports))
     }
 
-    fn place(&self) -> BlockContext<'_, CpuBackend> {
-        BlockContext { backend: &self.backend, spec: self.spec(), rope: &self.rope }
-    }
-
-    fn becoming_ternary(&self, layer: usize, site: HookPoint) -> Result<Vec<WeightName>, CalibrateError> {
+    fn becoming_ternary(&self, layer: usize, point: HookPoint) -> Result<Vec<WeightName>, CalibrateError> {
         let mut names = Vec::new();
-        for name in site.matrices(layer) {
-            let (info, text) = (self.source.info(name)?, name.to_string());
-            let ternary = info.kind.is_ternary() || self.source.ternarizes(name);
-            let small = u128::from(info.elements()) < self.config.min_layer_size as u128;
-            let other =
-                matches!(self.config.layers.get(&text), Some(LayerChoice::Int8 | LayerChoice::Dense { .. }));
-            if !(ternary || small || other || self.config.skips(&text)) {
+        for name in point.matrices(layer) {
+            let choice = self.config.layers.get(&name.to_string());
+            let other = matches!(choice, Some(LayerChoice::Int8 | LayerChoice::Dense { .. }));
+            if !other && is_convertible(self.blocks.source, self.config, name)? {
                 names.push(name);
             }
         }
         Ok(names)
     }
 
-    /// The best scales of a site's inputs.
-    fn site(
+    /// The best scales of the inputs at a hook point.
+    fn best_scales(
         &self,
         block: &DecoderBlock<CpuBackend>,
-        site: HookPoint,
+        point: HookPoint,
         names: &[WeightName],
         batches: &[Batch],
     ) -> Result<Salience, CalibrateError> {
         let failed = |e| CalibrateError::quantize(format!("the inputs of {}", names[0]), e);
-        let width = site_width(self.spec(), site);
+        let spec = self.blocks.spec();
+        let width = input_width(spec, point);
         let mut hessian = Hessian::new(width).map_err(failed)?;
         let mut sums = vec![0f64; width];
         for batch in batches {
-            let mut seen = Vec::new();
-            let keep = |_, input, _| {
-                seen = input;
-                ControlFlow::Break(())
-            };
-            batch.through(self.place(), block, keep, Some(site))?;
-            hessian.add(self.backend.cpu(), &seen).map_err(failed)?;
-            for row in seen.chunks_exact(width) {
+            let (inputs, _) = self.blocks.inputs(block, batch, point)?;
+            hessian.add(self.blocks.cpu(), &inputs).map_err(failed)?;
+            for row in inputs.chunks_exact(width) {
                 row.iter().zip(&mut sums).for_each(|(x, sum)| *sum += f64::from(x.abs()));
             }
         }
-        if divided_by(self.spec(), 0, site) == Some(WeightName::Value(0)) {
-            let spec = self.spec();
+        if divided_by(spec, 0, point) == Some(WeightName::Value(0)) {
             share_heads(&mut sums, spec.query_width() / spec.kv_heads, spec.head_dim);
         }
         let tokens = hessian.tokens().max(1) as f64;
@@ -232,50 +195,46 @@ impl<'a> Search<'a> {
         let hessian = hessian.matrix().map_err(failed)?;
         let mut matrices = Vec::new();
         for &name in names {
-            matrices.push((self.source.load(name)?.into_f32(), self.config.layout_of(&name.to_string())));
+            let weights = self.blocks.source.load(name)?.into_f32();
+            matrices.push((weights, self.config.layout_of(&name.to_string())));
         }
         salience(&magnitudes, &mut |scales| self.loss(&matrices, &hessian, scales)).map_err(failed)
     }
 
-    /// The error that the outputs of a site's layers have over themselves, summed over the layers.
+    /// The relative squared error of the outputs of some layers, summed over the layers.
     fn loss(
         &self,
         matrices: &[(Vec<f32>, TritLayout)],
-        hessian: &[f32],
+        hessian: &SquareMatrix,
         scales: &[f32],
     ) -> Result<f64, QuantError> {
         let hessian = scaled_hessian(hessian, scales)?;
-        let width = scales.len();
-        let mut factors: Vec<(Granularity, HessianFactor)> = Vec::new();
+        let mut factors = match self.config.method {
+            QuantizeMethod::Round(_) => None,
+            QuantizeMethod::Compensate(how) => Some(Factors::new(hessian.clone(), None, how)?),
+        };
         let mut total = 0.0;
         for (weights, layout) in matrices {
             let mut weights = weights.clone();
             scale_columns(&mut weights, scales)?;
-            let view = MatrixView::new(weights.len() / width, width, &weights)?;
-            let (trits, _) = match self.config.method {
-                QuantizeMethod::Round(rule) => quantize_matrix(
-                    view,
-                    &QuantizeConfig { rule, layout: *layout, ..QuantizeConfig::default() },
-                )?,
-                QuantizeMethod::Compensate(how) => {
-                    let granularity = layout.granularity;
-                    if !factors.iter().any(|(of, _)| *of == granularity) {
-                        let new = HessianFactor::new(&hessian, width, granularity, how.order, how.damping)?;
-                        factors.push((granularity, new));
-                    }
+            let view = MatrixView::new(weights.len() / scales.len(), scales.len(), &weights)?;
+            let (trits, _) = match (self.config.method, &mut factors) {
+                (QuantizeMethod::Compensate(how), Some(factors)) => {
                     // One round is near enough to tell scales apart.
-                    let (layout, rounds) = (*layout, how.rounds.min(1));
-                    let config = CompensateConfig { layout, rounds, threads: self.config.threads };
-                    let factor = factors.iter().find(|(of, _)| *of == granularity).map(|(_, factor)| factor);
-                    match factor {
-                        Some(factor) => compensate(view, factor, None, &config)?,
-                        None => continue,
-                    }
+                    let config = CompensateConfig { layout: *layout, rounds: how.rounds.min(1) };
+                    let factor = factors.get(layout.granularity)?;
+                    compensate(self.blocks.cpu(), view, factor, None, &config)?
+                }
+                (method, _) => {
+                    let rule = match method {
+                        QuantizeMethod::Round(rule) => rule,
+                        QuantizeMethod::Compensate(_) => QuantizeConfig::default().rule,
+                    };
+                    let config = QuantizeConfig { rule, layout: *layout, ..QuantizeConfig::default() };
+                    quantize_matrix(view, &config)?
                 }
             };
-            let lost = hessian_error(&weights, &trits.dequantize(), &hessian)?;
-            let whole = hessian_error(&weights, &vec![0.0; weights.len()], &hessian)?;
-            total += if whole > 0.0 { lost / whole } else { 0.0 };
+            total += output_error(&weights, &trits.dequantize(), &hessian)?;
         }
         Ok(total)
     }

@@ -10,7 +10,7 @@ use serde_json::json;
 use trike_format::{HfDir, HfDirWriter, Tensor, TensorSource};
 use trike_nn::WeightName;
 
-use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, quantize::io};
+use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io};
 
 const SETTINGS: &str = "settings.txt";
 /// What settings of ours begin with: nothing else is removed.

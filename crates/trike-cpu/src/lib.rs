@@ -15,6 +15,7 @@
 //! * positions: [`RopeTable`], [`RopePairing`]
 //! * attention: [`AttentionSpec`], [`KvView`], [`KvData`]
 //! * gated MLP: [`GatedActivation`]
+//! * backward passes: [`grad`], [`transpose`]
 //! * figures: [`LinearProblem`] and its [`Cost`]; [`probe`] measures the peak rates of the machine
 //! * errors: [`CpuError`]
 //!
@@ -27,6 +28,7 @@ mod cost;
 mod dense_pieces;
 mod error;
 mod gated;
+pub mod grad;
 mod kernels;
 mod line;
 mod linear;
@@ -38,12 +40,14 @@ mod rope;
 mod rotate;
 mod simd;
 mod ternary;
+mod transpose;
 
 pub use attention::{KvData, KvView};
 pub use error::CpuError;
 pub use matrix::{DenseMatrix, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
 pub use ops::CpuOps;
 pub use rope::RopeTable;
+pub use transpose::transpose;
 pub use trike_core::{
     ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, Layout, LinearProblem, RopePairing,
 };

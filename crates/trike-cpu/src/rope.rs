@@ -73,6 +73,16 @@ impl RopeTable {
         self
     }
 
+    /// The table of the rotations by the negative angles.
+    pub(crate) fn inverted(&self) -> Self {
+        let mut inverted = self.clone();
+        inverted.frequencies.iter_mut().for_each(|f| *f = -*f);
+        for turns in inverted.turns.chunks_exact_mut(2 * self.frequencies.len()) {
+            turns[self.frequencies.len()..].iter_mut().for_each(|sin| *sin = -*sin);
+        }
+        inverted
+    }
+
     /// Elements of a head that turn.
     #[must_use]
     pub fn rotated(&self) -> usize {

@@ -6,16 +6,16 @@
 //! and means are refitted together against the Hessian, and codes are changed one at a time while that lowers the error
 //! (coordinate descent); and both are repeated.
 
+use trike_cpu::Cpu;
 use trike_trit::{Coupling, TritTensor};
 
 use crate::{
-    Grid, HessianFactor, MatrixView, QuantError, TritLayout,
+    Grid, HessianFactor, MatrixView, QuantError, SquareMatrix, TritLayout,
     error::check_len,
     fit::{fit_free, fit_tied, fit_tied_mean},
     linalg::solve_spd,
     quantize::QuantizationStats,
     tensor::{scales, stored_grids, tensor},
-    threads::in_chunks,
 };
 
 /// Rows that are rounded side by side, so that a row of the factor is read once for all of them.
@@ -30,13 +30,11 @@ pub struct CompensateConfig {
     pub layout: TritLayout,
     /// Rounds of refitting scales and improving codes after the column updates; 0 for the column updates alone.
     pub rounds: usize,
-    /// Threads; 0 for one a processor. The result does not depend on it.
-    pub threads: usize,
 }
 
 impl Default for CompensateConfig {
     fn default() -> Self {
-        Self { layout: TritLayout::default(), rounds: 3, threads: 0 }
+        Self { layout: TritLayout::default(), rounds: 3 }
     }
 }
 
@@ -55,16 +53,21 @@ struct Chunk {
 /// [`prune`](crate::prune) makes it, is false, every trit is zero, and the other weights make up for that as well.
 ///
 /// ```
-/// use trike_quant::{ColumnOrder, CompensateConfig, HessianFactor, MatrixView, compensate, hessian_error};
+/// use trike_cpu::Cpu;
+/// use trike_quant::{
+///     ColumnOrder, CompensateConfig, HessianFactor, MatrixView, SquareMatrix, TritLayout, compensate, hessian_error,
+/// };
+/// use trike_trit::Granularity;
 ///
 /// // The second input is the first one with a little of its own.
-/// let hessian = [1.0, 0.9, 0.9, 1.0];
-/// let layout = trike_quant::TritLayout { granularity: trike_trit::Granularity::Row, ..Default::default() };
-/// let factor = HessianFactor::new(&hessian, 2, layout.granularity, ColumnOrder::Stored, 0.01)?;
+/// let hessian = SquareMatrix::new(2, vec![1.0, 0.9, 0.9, 1.0])?;
+/// let layout = TritLayout { granularity: Granularity::Row, ..TritLayout::default() };
+/// let factor = HessianFactor::new(&hessian, layout.granularity, ColumnOrder::Stored, 0.01)?;
 /// let w = [0.6, 0.5];
-/// let (trits, _) = compensate(MatrixView::new(1, 2, &w)?, &factor, None, &CompensateConfig { layout, ..Default::default() })?;
+/// let config = CompensateConfig { layout, ..CompensateConfig::default() };
+/// let (trits, _) = compensate(&Cpu::new(1)?, MatrixView::new(1, 2, &w)?, &factor, None, &config)?;
 /// assert!(hessian_error(&w, &trits.dequantize(), &hessian)? < 0.01);
-/// # Ok::<(), trike_quant::QuantError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
@@ -72,6 +75,7 @@ struct Chunk {
 /// [`QuantError::Length`] when the factor is of another width, [`QuantError::Option`] for another granularity or too many
 /// planes, [`QuantError::Trit`].
 pub fn compensate(
+    cpu: &Cpu,
     weights: MatrixView<'_>,
     factor: &HessianFactor,
     keep: Option<&[bool]>,
@@ -99,7 +103,7 @@ pub fn compensate(
         });
     }
     let starts: Vec<usize> = (0..rows).step_by(ROWS).collect();
-    let mut chunks: Vec<Chunk> = in_chunks(starts, config.threads, |start| {
+    let mut chunks: Vec<Chunk> = cpu.pool().map(starts, |start| {
         let rows = start..(start + ROWS).min(rows);
         let target: Vec<f32> =
             rows.flat_map(|r| factor.order.iter().map(move |&c| weights.row(r)[c])).collect();
@@ -128,7 +132,7 @@ pub fn compensate(
         chunk.grids = stored.by_ref().take(rows * groups).collect();
     }
     let polish = config.rounds > 0;
-    let chunks = in_chunks(chunks, config.threads, |mut chunk| {
+    let chunks = cpu.pool().map(chunks, |mut chunk| {
         if polish {
             descend(&mut chunk, factor);
         }
@@ -354,18 +358,17 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 /// # Errors
 ///
 /// [`QuantError::Length`] when the buffers do not fit together.
-pub fn hessian_error(weights: &[f32], quantized: &[f32], hessian: &[f32]) -> Result<f64, QuantError> {
-    let n = hessian.len().isqrt();
-    check_len("Hessian", n * n, hessian.len())?;
+pub fn hessian_error(weights: &[f32], quantized: &[f32], hessian: &SquareMatrix) -> Result<f64, QuantError> {
+    let n = hessian.side();
     check_len("quantized weights", weights.len(), quantized.len())?;
-    check_len("weights beyond whole rows", 0, weights.len().checked_rem(n).unwrap_or(1))?;
+    check_len("weights beyond whole rows", 0, weights.len() % n)?;
     let mut total = 0f64;
     let mut image = vec![0f32; n];
     for (w, v) in weights.chunks_exact(n).zip(quantized.chunks_exact(n)) {
         let error: Vec<f32> = w.iter().zip(v).map(|(w, v)| w - v).collect();
         image.fill(0.0);
         for (k, &e) in error.iter().enumerate().filter(|(_, e)| **e != 0.0) {
-            add_scaled(&mut image, e, &hessian[k * n..(k + 1) * n]);
+            add_scaled(&mut image, e, hessian.row(k));
         }
         total += dot(&image, &error);
     }

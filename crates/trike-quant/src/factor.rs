@@ -1,12 +1,12 @@
 //! A damped Hessian and its factor, in the order in which columns are rounded.
 
-use trike_cpu::Cpu;
+use trike_cpu::{Cpu, transpose};
 use trike_trit::Granularity;
 
 use crate::{
-    QuantError,
+    QuantError, SquareMatrix,
     error::check_len,
-    linalg::{cholesky, invert_lower, product, transpose},
+    linalg::{cholesky, invert_lower, product},
 };
 
 /// In which order columns are rounded. What is stored stays in the order of the matrix.
@@ -29,13 +29,15 @@ const MOST_DAMPING: f64 = 10.0;
 /// definite with it. The upper triangular `U` satisfies `U^T U = H^-1` (Frantar et al., 2210.17323, step 3).
 ///
 /// ```
-/// use trike_quant::{ColumnOrder, HessianFactor};
+/// use trike_quant::{ColumnOrder, HessianFactor, SquareMatrix};
 /// use trike_trit::Granularity;
 ///
 /// // Two inputs that are always alike: singular, until it is damped.
-/// let factor = HessianFactor::new(&[1.0, 1.0, 1.0, 1.0], 2, Granularity::Row, ColumnOrder::Activation, 0.01)?;
+/// let singular = SquareMatrix::new(2, vec![1.0, 1.0, 1.0, 1.0])?;
+/// let factor = HessianFactor::new(&singular, Granularity::Row, ColumnOrder::Activation, 0.01)?;
 /// assert_eq!(factor.damping(), 0.01);
-/// assert!(HessianFactor::new(&[1.0, -3.0, -3.0, 1.0], 2, Granularity::Row, ColumnOrder::Stored, 0.0)?.damping() > 1.0);
+/// let indefinite = SquareMatrix::new(2, vec![1.0, -3.0, -3.0, 1.0])?;
+/// assert!(HessianFactor::new(&indefinite, Granularity::Row, ColumnOrder::Stored, 0.0)?.damping() > 1.0);
 /// # Ok::<(), trike_quant::QuantError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -55,20 +57,19 @@ pub struct HessianFactor {
 }
 
 impl HessianFactor {
-    /// Factors the symmetric `width x width` matrix `hessian`, for scales of this granularity.
+    /// Factors the symmetric matrix `hessian`, for scales of this granularity.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`]; [`QuantError::Option`] for one scale for a whole tensor, whose refitting would tie all rows
+    /// [`QuantError::Option`] for one scale for a whole tensor, whose refitting would tie all rows
     /// together, or a damping that is not a share; [`QuantError::Indefinite`] when no damping helps.
     pub fn new(
-        hessian: &[f32],
-        width: usize,
+        hessian: &SquareMatrix,
         granularity: Granularity,
         order: ColumnOrder,
         damping: f64,
     ) -> Result<Self, QuantError> {
-        check_len("Hessian", width * width, hessian.len())?;
+        let (width, hessian) = (hessian.side(), hessian.values());
         if granularity == Granularity::Tensor {
             return Err(QuantError::Option {
                 option: "granularity",

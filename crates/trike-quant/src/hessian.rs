@@ -1,11 +1,12 @@
 //! What calibration collects about the inputs of a layer.
 
-use trike_cpu::Cpu;
+use trike_cpu::{Cpu, transpose};
 
 use crate::{
     QuantError,
     error::{check_finite, check_len},
-    linalg::{product, transpose},
+    linalg::product,
+    square::SquareMatrix,
 };
 
 /// Tokens that are multiplied at once: enough for the kernels, and few for f32 sums.
@@ -28,7 +29,7 @@ const NOTHING: f64 = 1e-30;
 ///
 /// let mut hessian = Hessian::new(2)?;
 /// hessian.add(&Cpu::new(1)?, &[1.0, 2.0, 3.0, -4.0])?;
-/// assert_eq!(hessian.matrix()?, [10.0, -10.0, -10.0, 20.0]);
+/// assert_eq!(hessian.matrix()?.values(), [10.0, -10.0, -10.0, 20.0]);
 /// assert_eq!((hessian.tokens(), hessian.largest()), (2, &[3.0, 4.0][..]));
 /// # Ok::<(), trike_quant::QuantError>(())
 /// ```
@@ -109,12 +110,12 @@ impl Hessian {
         count as f64 / self.width as f64
     }
 
-    /// The matrix, `width x width`, symmetric to the last bit.
+    /// The matrix, symmetric to the last bit.
     ///
     /// # Errors
     ///
     /// [`QuantError::Overflow`] when an f32 sum is not finite or drifted from the f64 sum.
-    pub fn matrix(&self) -> Result<Vec<f32>, QuantError> {
+    pub fn matrix(&self) -> Result<SquareMatrix, QuantError> {
         let n = self.width;
         let mut out = self.sum.clone();
         for i in 0..n {
@@ -132,7 +133,7 @@ impl Hessian {
                 out[j * n + i] = out[i * n + j];
             }
         }
-        Ok(out)
+        SquareMatrix::new(n, out)
     }
 }
 
@@ -191,13 +192,13 @@ impl CrossProduct {
         &self,
         cpu: &Cpu,
         weights: &[f32],
-        hessian: &[f32],
+        hessian: &SquareMatrix,
         more: Option<&Self>,
     ) -> Result<Vec<f32>, QuantError> {
         check_len("rows of the cross product", self.cols, self.rows)?;
-        check_len("Hessian", self.sum.len(), hessian.len())?;
+        check_len("Hessian", self.sum.len(), hessian.values().len())?;
         check_len("weights beyond whole rows", 0, weights.len() % self.cols)?;
-        let gap: Vec<f32> = self.sum.iter().zip(hessian).map(|(k, h)| k - h).collect();
+        let gap: Vec<f32> = self.sum.iter().zip(hessian.values()).map(|(k, h)| k - h).collect();
         let mut out = product(cpu, weights, transpose(&gap, self.cols), self.cols)?;
         if let Some(more) = more {
             check_len("further correlation", out.len(), more.sum.len())?;
@@ -242,7 +243,8 @@ mod tests {
         };
         let want: Vec<f32> = (0..n * n).map(|k| entry(&x, k / n, n, &x, k % n, n)).collect();
         let got = hessian.matrix().unwrap();
-        assert_close(&got, &want, 1e-5);
+        let got = got.values();
+        assert_close(got, &want, 1e-5);
         assert!((0..n * n).all(|k| got[k] == got[k % n * n + k / n]));
         let want: Vec<f32> = (0..m * n).map(|k| entry(&y, k / n, m, &x, k % n, n)).collect();
         assert_close(cross.matrix(), &want, 1e-4);

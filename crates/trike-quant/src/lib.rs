@@ -1,7 +1,7 @@
 //! From floats to trits, as algorithms on matrices and statistics: quantizers, error compensation, calibration.
 //!
 //! Start from [`quantize_matrix`], which rounds a matrix, or from [`compensate`], which also sees what goes into the layer and
-//! loses far less. `trike_llm::quantize` walks them over a model.
+//! loses far less. `trike_calibrate::quantize` walks them over a model.
 //!
 //! The decision that shaped this crate: there is no model in sight. What calibration saw arrives as a [`Hessian`], what is to be
 //! ternary as a [`MatrixView`], and a [`TritTensor`](trike_trit::TritTensor) leaves. Each algorithm can so be tested against its own
@@ -10,7 +10,7 @@
 //! The second one: planes are tied by default. `w = s (t0 + t1 / 3 + ...)` is an evenly spaced grid of `3^planes` levels, fits
 //! weights as well as free scales do (a test holds it to 5 %), and stores one scale.
 //!
-//! * matrices: [`MatrixView`]; grids of values: [`Grid`], [`fit_tied`], [`fit_tied_mean`], [`fit_free`], [`error()`]
+//! * matrices: [`MatrixView`], [`SquareMatrix`]; grids of values: [`Grid`], [`fit_tied`], [`fit_tied_mean`], [`fit_free`], [`error()`]
 //! * rounding: [`quantize_matrix`], [`QuantizeConfig`], [`ScaleRule`], [`CalibrationMethod`], [`Rounding`], [`QuantizationStats`]
 //! * the result's shape: [`TritLayout`], [`ScaleType`]
 //! * calibration: [`Hessian`], [`CrossProduct`]
@@ -40,8 +40,8 @@ mod prune;
 mod quantize;
 mod rotate;
 mod salience;
+mod square;
 mod tensor;
-mod threads;
 mod view;
 
 pub use activations::quantize_activations;
@@ -58,4 +58,5 @@ pub use prune::{PrunePattern, PruneScore, prune};
 pub use quantize::{QuantizationStats, quantize_matrix};
 pub use rotate::Rotation;
 pub use salience::{Salience, salience, scale_columns, scaled_hessian};
+pub use square::SquareMatrix;
 pub use view::MatrixView;

@@ -95,24 +95,6 @@ pub(crate) fn product(cpu: &Cpu, a: &[f32], b: Vec<f32>, k: usize) -> Result<Vec
     Ok(out)
 }
 
-/// The columns of a row-major matrix as rows.
-pub(crate) fn transpose(a: &[f32], cols: usize) -> Vec<f32> {
-    let rows = a.len() / cols.max(1);
-    let mut out = vec![0.0; a.len()];
-    // In tiles, so that both sides stay in the cache.
-    const TILE: usize = 32;
-    for r0 in (0..rows).step_by(TILE) {
-        for c0 in (0..cols).step_by(TILE) {
-            for c in c0..(c0 + TILE).min(cols) {
-                for r in r0..(r0 + TILE).min(rows) {
-                    out[c * rows + r] = a[r * cols + c];
-                }
-            }
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
     use trike_testkit::Rng;
@@ -167,7 +149,7 @@ mod tests {
         let want: Vec<f32> =
             (0..m * n).map(|i| (0..k).map(|t| a[i / n * k + t] * b[i % n * k + t]).sum()).collect();
         trike_testkit::assert_close(&got, &want, 1e-6);
-        let t = transpose(&a, k);
+        let t = trike_cpu::transpose(&a, k);
         assert!((0..m * k).all(|i| t[i % k * m + i / k] == a[i]));
     }
 }

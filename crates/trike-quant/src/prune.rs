@@ -164,7 +164,7 @@ mod tests {
     use trike_trit::Granularity;
 
     use super::*;
-    use crate::ColumnOrder;
+    use crate::{ColumnOrder, SquareMatrix};
 
     fn dropped(keep: &[bool]) -> usize {
         keep.iter().filter(|k| !**k).count()
@@ -204,9 +204,9 @@ mod tests {
             prune(view, PruneScore::Wanda(&[100.0, 1.0, 1.0]), PrunePattern::Unstructured, 0.67).unwrap();
         assert_eq!(keep, [true, false, false]);
         // The second and third input are nearly the same: either can go, and the third is larger.
-        let hessian = [1.0, 0.0, 0.0, 0.0, 1.0, 0.999, 0.0, 0.999, 1.0];
-        let factor =
-            HessianFactor::new(&hessian, 3, Granularity::Row, ColumnOrder::Activation, 1e-6).unwrap();
+        let hessian = vec![1.0, 0.0, 0.0, 0.0, 1.0, 0.999, 0.0, 0.999, 1.0];
+        let hessian = SquareMatrix::new(3, hessian).unwrap();
+        let factor = HessianFactor::new(&hessian, Granularity::Row, ColumnOrder::Activation, 1e-6).unwrap();
         let keep = prune(view, PruneScore::Compensated(&factor), PrunePattern::Unstructured, 0.34).unwrap();
         assert_eq!(keep, [true, false, true]);
         let inverse = factor.inverse_diagonal();

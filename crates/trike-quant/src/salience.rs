@@ -1,7 +1,7 @@
 //! Scales for the inputs of a layer that make what matters larger.
 
 use crate::{
-    QuantError,
+    QuantError, SquareMatrix,
     error::{check_finite, check_len},
 };
 
@@ -93,11 +93,12 @@ pub fn scale_columns(values: &mut [f32], scales: &[f32]) -> Result<(), QuantErro
 ///
 /// # Errors
 ///
-/// [`QuantError::Length`] unless `hessian` is square and as wide as there are scales.
-pub fn scaled_hessian(hessian: &[f32], scales: &[f32]) -> Result<Vec<f32>, QuantError> {
-    check_len("Hessian", scales.len() * scales.len(), hessian.len())?;
-    let rows = hessian.chunks_exact(scales.len().max(1)).zip(scales);
-    Ok(rows.flat_map(|(row, a)| row.iter().zip(scales).map(move |(h, b)| h / (a * b))).collect())
+/// [`QuantError::Length`] unless `hessian` is as wide as there are scales.
+pub fn scaled_hessian(hessian: &SquareMatrix, scales: &[f32]) -> Result<SquareMatrix, QuantError> {
+    check_len("scales of a Hessian", hessian.side(), scales.len())?;
+    let rows = hessian.values().chunks_exact(hessian.side()).zip(scales);
+    let values = rows.flat_map(|(row, a)| row.iter().zip(scales).map(move |(h, b)| h / (a * b)));
+    SquareMatrix::new(hessian.side(), values.collect())
 }
 
 #[cfg(test)]
@@ -146,10 +147,10 @@ mod tests {
             let ours: f32 = scaled.iter().zip(x).zip(scales).map(|((w, x), s)| w * (x / s)).sum();
             assert_eq!(y, ours);
         }
-        let hessian: Vec<f32> = x.iter().flat_map(|a| x.map(|b| a * b)).collect();
+        let hessian = SquareMatrix::new(3, x.iter().flat_map(|a| x.map(|b| a * b)).collect()).unwrap();
         let divided: Vec<f32> = x.iter().zip(scales).map(|(x, s)| x / s).collect();
         let want: Vec<f32> = divided.iter().flat_map(|a| divided.iter().map(move |b| a * b)).collect();
-        assert_eq!(scaled_hessian(&hessian, &scales).unwrap(), want);
+        assert_eq!(scaled_hessian(&hessian, &scales).unwrap().values(), want);
         assert!(scaled_hessian(&hessian, &scales[..2]).is_err());
         assert!(scale_columns(&mut [1.0; 4], &scales).is_err() && scale_columns(&mut [1.0], &[]).is_err());
     }

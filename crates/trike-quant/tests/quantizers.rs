@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use trike_cpu::Cpu;
 use trike_quant::{
     CalibrationMethod, ColumnOrder, CompensateConfig, Hessian, HessianFactor, MatrixView, PrunePattern,
-    PruneScore, QuantError, QuantizeConfig, Rounding, ScaleRule, ScaleType, TritLayout, compensate,
-    hessian_error, prune, quantize_matrix,
+    PruneScore, QuantError, QuantizeConfig, Rounding, ScaleRule, ScaleType, SquareMatrix, TritLayout,
+    compensate, hessian_error, prune, quantize_matrix,
 };
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize};
@@ -167,6 +167,10 @@ fn inputs(tokens: usize, width: usize, seed: u64) -> Vec<f32> {
     x
 }
 
+fn square(values: Vec<f32>) -> SquareMatrix {
+    SquareMatrix::new(values.len().isqrt(), values).unwrap()
+}
+
 #[test]
 fn compensation_loses_less_than_rounding_for_every_layout() {
     let cpu = Cpu::new(1).unwrap();
@@ -185,11 +189,10 @@ fn compensation_loses_less_than_rounding_for_every_layout() {
                     let lost = |t: &trike_trit::TritTensor| {
                         hessian_error(&weights, &t.dequantize(), &hessian).unwrap()
                     };
-                    let factor =
-                        |order| HessianFactor::new(&hessian, cols, granularity, order, 0.01).unwrap();
+                    let factor = |order| HessianFactor::new(&hessian, granularity, order, 0.01).unwrap();
                     let run = |order, rounds| {
-                        let config = CompensateConfig { layout, rounds, threads: 1 };
-                        lost(&compensate(view, &factor(order), None, &config).unwrap().0)
+                        let config = CompensateConfig { layout, rounds };
+                        lost(&compensate(&cpu, view, &factor(order), None, &config).unwrap().0)
                     };
                     let (plain, best) = (run(ColumnOrder::Stored, 0), run(ColumnOrder::Activation, 3));
                     let rounded = lost(&rounded);
@@ -209,24 +212,22 @@ fn compensation_does_not_depend_on_threads_and_stores_f16() {
     hessian.add(&cpu, &inputs(300, cols, 1)).unwrap();
     let granularity = Granularity::Group(GroupSize::G64);
     let factor =
-        HessianFactor::new(&hessian.matrix().unwrap(), cols, granularity, ColumnOrder::Activation, 0.01)
-            .unwrap();
+        HessianFactor::new(&hessian.matrix().unwrap(), granularity, ColumnOrder::Activation, 0.01).unwrap();
     let weights: Vec<f32> = Rng::new(3).normals(rows * cols).iter().map(|w| w * 0.02).collect();
     let view = MatrixView::new(rows, cols, &weights).unwrap();
     let layout = TritLayout { scales: ScaleType::F16, ..layout(2, Coupling::Tied, granularity) };
-    let run =
-        |threads| compensate(view, &factor, None, &CompensateConfig { layout, rounds: 2, threads }).unwrap();
+    let run = |threads| {
+        let cpu = Cpu::new(threads).unwrap();
+        compensate(&cpu, view, &factor, None, &CompensateConfig { layout, rounds: 2 }).unwrap()
+    };
     let (one, stats) = run(1);
     assert_eq!(one, run(3).0);
     assert_eq!(one.scales().values().bytes(), 2 * rows * 2);
     assert!(stats.relative_error > 0.05 && stats.relative_error < 0.4, "{stats:?}");
-    let wrong = CompensateConfig {
-        layout: TritLayout { granularity: Granularity::Row, ..layout },
-        rounds: 2,
-        threads: 1,
-    };
+    let wrong =
+        CompensateConfig { layout: TritLayout { granularity: Granularity::Row, ..layout }, rounds: 2 };
     assert!(matches!(
-        compensate(view, &factor, None, &wrong),
+        compensate(&cpu, view, &factor, None, &wrong),
         Err(QuantError::Option { option: "granularity", .. })
     ));
 }
@@ -241,11 +242,11 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
     let weights = Rng::new(4).normals(rows * cols);
     let view = MatrixView::new(rows, cols, &weights).unwrap();
     let granularity = Granularity::Group(GroupSize::G32);
-    let factor = HessianFactor::new(&matrix, cols, granularity, ColumnOrder::Activation, 0.01).unwrap();
-    let config = CompensateConfig { layout: layout(3, Coupling::Tied, granularity), rounds: 2, threads: 1 };
+    let factor = HessianFactor::new(&matrix, granularity, ColumnOrder::Activation, 0.01).unwrap();
+    let config = CompensateConfig { layout: layout(3, Coupling::Tied, granularity), rounds: 2 };
     let lost = |score| {
         let keep = prune(view, score, PrunePattern::PerRow, 0.5).unwrap();
-        let tensor = compensate(view, &factor, Some(&keep), &config).unwrap().0;
+        let tensor = compensate(&cpu, view, &factor, Some(&keep), &config).unwrap().0;
         let values = tensor.dequantize();
         assert!(values.iter().zip(&keep).all(|(v, keep)| *keep || *v == 0.0));
         assert!(tensor.zeros() as usize >= 3 * rows * cols / 2);
@@ -261,18 +262,19 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
     let mean = CompensateConfig { layout: TritLayout { with_mean: true, ..config.layout }, ..config };
     let keep = vec![true; rows * cols];
     assert!(matches!(
-        compensate(view, &factor, Some(&keep), &mean),
+        compensate(&cpu, view, &factor, Some(&keep), &mean),
         Err(QuantError::Option { option: "mean", .. })
     ));
     assert_eq!(
-        compensate(view, &factor, Some(&keep), &config).unwrap().0,
-        compensate(view, &factor, None, &config).unwrap().0
+        compensate(&cpu, view, &factor, Some(&keep), &config).unwrap().0,
+        compensate(&cpu, view, &factor, None, &config).unwrap().0
     );
 }
 
 /// Dead inputs, no inputs at all, constant and zero groups, a Hessian that is not positive definite.
 #[test]
 fn degenerate_input_is_rounded_and_not_broken() {
+    let cpu = Cpu::new(1).unwrap();
     let (rows, cols) = (5, 64);
     let mut weights = Rng::new(1).normals(rows * cols);
     weights[..32].fill(0.0);
@@ -293,7 +295,8 @@ fn degenerate_input_is_rounded_and_not_broken() {
         ("ones", ones),
         ("indefinite", indefinite),
     ] {
-        let factor = HessianFactor::new(&hessian, cols, granularity, ColumnOrder::Activation, 0.01).unwrap();
+        let factor =
+            HessianFactor::new(&square(hessian), granularity, ColumnOrder::Activation, 0.01).unwrap();
         assert!(factor.damping() >= 0.01);
         assert_eq!(
             factor.dead(),
@@ -306,22 +309,22 @@ fn degenerate_input_is_rounded_and_not_broken() {
         for depth in 1..=2 {
             for with_mean in [false, true] {
                 let layout = TritLayout { with_mean, ..layout(depth, Coupling::Tied, granularity) };
-                let config = CompensateConfig { layout, rounds: 2, threads: 1 };
-                let (tensor, _) = compensate(view, &factor, None, &config).unwrap();
+                let config = CompensateConfig { layout, rounds: 2 };
+                let (tensor, _) = compensate(&cpu, view, &factor, None, &config).unwrap();
                 let values = tensor.dequantize();
                 assert!(values.iter().all(|v| v.is_finite()), "{name}");
                 assert!(name != "nothing" || values[..32].iter().all(|v| *v == 0.0), "{name}");
             }
         }
     }
-    let wrong = HessianFactor::new(&[1.0; 4], 2, Granularity::Tensor, ColumnOrder::Stored, 0.01);
+    let wrong = HessianFactor::new(&square(vec![1.0; 4]), Granularity::Tensor, ColumnOrder::Stored, 0.01);
     assert!(matches!(wrong, Err(QuantError::Option { option: "granularity", .. })));
 }
 
 #[test]
 fn the_correction_is_the_damped_least_squares_solution() {
     // One input, H = 2: weights 1, and what they leave correlates with the input by 1: 1 + 1 / (2 + damping 2 * 0.5).
-    let factor = HessianFactor::new(&[2.0], 1, Granularity::Row, ColumnOrder::Stored, 0.5).unwrap();
+    let factor = HessianFactor::new(&square(vec![2.0]), Granularity::Row, ColumnOrder::Stored, 0.5).unwrap();
     let got = factor.corrected(&Cpu::new(1).unwrap(), &[1.0], &[1.0]).unwrap();
     assert!((got[0] - (1.0 + 1.0 / 3.0)).abs() < 1e-6);
     // Several: inputs that changed are made up for as far as they say the same.
@@ -337,7 +340,7 @@ fn the_correction_is_the_damped_least_squares_solution() {
     cross.add(&cpu, &x, &seen).unwrap();
     let h = hessian.matrix().unwrap();
     let shift = cross.shift(&cpu, &weights, &h, None).unwrap();
-    let factor = HessianFactor::new(&h, cols, Granularity::Row, ColumnOrder::Activation, 1e-4).unwrap();
+    let factor = HessianFactor::new(&h, Granularity::Row, ColumnOrder::Activation, 1e-4).unwrap();
     let corrected = factor.corrected(&cpu, &weights, &shift).unwrap();
     let output = |w: &[f32], x: &[f32]| -> Vec<f32> {
         (0..tokens * rows)

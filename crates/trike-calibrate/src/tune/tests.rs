@@ -1,9 +1,12 @@
-//! The block's forward pass against the backend's, its gradients against differences, and that tuning lowers what it should.
+//! The block that is tuned against the block of the backend, and the steps of tuning.
 
 use std::ops::ControlFlow;
 
 use trike_core::{DenseTensor, Tensor};
-use trike_cpu::{Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing};
+use trike_cpu::{
+    Cpu, DenseData, DenseMatrix, GatedActivation, RopePairing,
+    grad::{Block, BlockMatrices},
+};
 use trike_nn::{
     ActivationPrecision, Backend, Biases, BlockContext, CpuBackend, DecoderBlock, DecoderSpec,
     DecoderWeights, NnError, RopeSpec, WeightName,
@@ -11,14 +14,11 @@ use trike_nn::{
 use trike_testkit::{Rng, assert_close};
 
 use super::{
-    Text,
-    attend::Turns,
-    block::{Fixed, Ground, Matrices, backward, forward, names},
-    math::{exp, on_threads},
-    schedule,
-    whole::divergence,
+    learner::{names, vectors},
+    shape,
+    text::{Text, schedule},
 };
-use crate::hidden;
+use crate::streams::embed;
 
 fn plain() -> DecoderSpec {
     DecoderSpec {
@@ -59,18 +59,17 @@ impl Weights<'_> {
         Rng::new(seed).normals(len).iter().map(|v| around + spread * v).collect()
     }
 
-    fn matrices(&self) -> Vec<Vec<f32>> {
-        let each = names(0).into_iter().zip(Matrices::shapes(self.0));
-        each.map(|(name, (rows, cols))| self.values(name, rows * cols, 0.0, (cols as f32).powf(-0.5)))
-            .collect()
+    fn matrix(&self, name: WeightName) -> (usize, usize, Vec<f32>) {
+        let i = names(0).iter().position(|n| *n == name).expect("a matrix of the block");
+        let (rows, cols) = shape(self.0, 1).expect("a shape").matrices()[i];
+        (rows, cols, self.values(name, rows * cols, 0.0, (cols as f32).powf(-0.5)))
     }
 }
 
 impl DecoderWeights for Weights<'_> {
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
-        let i = names(0).iter().position(|n| *n == name).expect("a matrix of the block");
-        let (rows, cols) = Matrices::shapes(self.0)[i];
-        Ok(Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F32(self.matrices()[i].clone()))?))
+        let (rows, cols, values) = Self::matrix(self, name);
+        Ok(Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F32(values))?))
     }
 
     fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
@@ -102,88 +101,17 @@ fn a_block_here_is_the_block_of_the_backend() {
         let table = DenseMatrix::new(spec.vocab, spec.hidden, table).unwrap().into();
         let mut rng = Rng::new(2);
         let ids = LENGTHS.map(|n| (0..n).map(|_| rng.below(spec.vocab) as u32).collect::<Vec<_>>());
-        let [batch] = hidden::embed(&backend, &table, &ids).unwrap().try_into().ok().expect("one batch");
+        let [batch] = embed(&backend, &table, &ids).unwrap().try_into().ok().expect("one batch");
         let place = BlockContext { backend: &backend, spec: &spec, rope: &rope };
         let want = batch.through(place, &block, |_, _, _| ControlFlow::Continue(()), None).unwrap();
 
-        let turns = Turns::new(&spec, 9);
-        let ground = Ground { cpu: &cpu, spec: &spec, turns: &turns };
-        let fixed = Fixed::load(&spec, 0, |name| Weights(&spec).vector(name)).unwrap();
-        let matrices = Matrices::new(&spec, Weights(&spec).matrices()).unwrap();
-        let (got, _) = forward(&ground, &fixed, &matrices, batch.x.clone(), &LENGTHS).unwrap();
+        let shape = shape(&spec, 9).unwrap();
+        let vectors = vectors(&spec, 0, &mut Weights(&spec)).unwrap();
+        let values = names(0).map(|name| Weights::matrix(&Weights(&spec), name).2);
+        let matrices = BlockMatrices::new(&shape, values).unwrap();
+        let block = Block { cpu: &cpu, shape: &shape, vectors: &vectors, matrices: &matrices };
+        let (got, _) = block.forward(batch.x.clone(), &LENGTHS).unwrap();
         assert_close(&got, &want, 1e-4);
-    }
-}
-
-#[test]
-fn gradients_are_those_of_finite_differences() {
-    for spec in specs() {
-        let cpu = Cpu::new(2).unwrap();
-        let turns = Turns::new(&spec, 9);
-        let ground = Ground { cpu: &cpu, spec: &spec, turns: &turns };
-        let fixed = Fixed::load(&spec, 0, |name| Weights(&spec).vector(name)).unwrap();
-        let mut rng = Rng::new(3);
-        let tokens: usize = LENGTHS.iter().sum();
-        let (x, by) = (rng.normals(tokens * spec.hidden), rng.normals(tokens * spec.hidden));
-        let values = Weights(&spec).matrices();
-        let run = |values: &[Vec<f32>], x: &[f32]| {
-            let matrices = Matrices::new(&spec, values.to_vec()).unwrap();
-            let (y, tape) = forward(&ground, &fixed, &matrices, x.to_vec(), &LENGTHS).unwrap();
-            let loss: f64 = y.iter().zip(&by).map(|(y, b)| f64::from(y * b)).sum();
-            (loss, matrices, tape)
-        };
-        let (_, matrices, tape) = run(&values, &x);
-        let (mut gradients, dx) = backward(&ground, &fixed, &matrices, &tape, by.clone(), true).unwrap();
-        gradients.push(dx);
-        for (i, gradient) in gradients.iter().enumerate() {
-            // Along a random direction, of length 1 so that the change is small.
-            let direction = rng.normals(gradient.len());
-            let length = direction.iter().map(|d| d * d).sum::<f32>().sqrt();
-            let moved = |h: f32| {
-                let (mut values, mut x) = (values.clone(), x.clone());
-                let to = if i < values.len() { &mut values[i] } else { &mut x };
-                for (to, d) in to.iter_mut().zip(&direction) {
-                    *to += h * d / length;
-                }
-                run(&values, &x).0
-            };
-            let h = 1e-2;
-            let want = (moved(h) - moved(-h)) / f64::from(2.0 * h);
-            let got: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(g * d / length)).sum();
-            let size = gradient.iter().map(|g| f64::from(g * g)).sum::<f64>().sqrt();
-            let error = (got - want).abs();
-            assert!(
-                error < 1e-2 * size / (gradient.len() as f64).sqrt() + 1e-2,
-                "{i}: {got} {want} of {size}"
-            );
-        }
-    }
-}
-
-#[test]
-fn exponentials_and_divergence() {
-    for i in -800..800 {
-        let x = i as f32 * 0.1;
-        let want = f64::from(x).exp();
-        assert!((f64::from(exp(x)) / want - 1.0).abs() < 1e-6, "{x}");
-    }
-    assert!(exp(-1e9) < 1e-37 && exp(1e9).is_finite());
-    let aim = [0.3f32, -1.0, 2.0, 0.0];
-    let loss = |out: [f32; 4]| {
-        let (mut out, mut aim) = (out, aim);
-        (divergence(&mut out, &mut aim, 4), out)
-    };
-    assert!(loss(aim).0.abs() < 1e-6);
-    let out = [1.0f32, 0.5, -0.5, 0.2];
-    let (_, gradient) = loss(out);
-    for i in 0..4 {
-        let moved = |h: f32| {
-            let mut out = out;
-            out[i] += h;
-            loss(out).0
-        };
-        let want = (moved(1e-2) - moved(-1e-2)) / 2e-2;
-        assert!((f64::from(gradient[i]) - want).abs() < 1e-3, "{i}: {} {want}", gradient[i]);
     }
 }
 
@@ -197,13 +125,4 @@ fn steps_hold_every_sequence_once_and_rates_rise_and_fall() {
     assert!(rates.iter().all(|r| (0.0..=1.0).contains(r)));
     assert!(rates[0] < 0.2 && rates[5] > 0.95 && rates[99] < 0.01);
     assert!(schedule(0, 1) > 0.0 && schedule(0, 0).is_finite());
-}
-
-#[test]
-fn threads_do_everything_once() {
-    for threads in [1, 2, 5] {
-        let mut done = vec![0; 11];
-        on_threads(threads, done.iter_mut().collect(), |n: &mut i32| *n += 1);
-        assert_eq!(done, [1; 11]);
-    }
 }

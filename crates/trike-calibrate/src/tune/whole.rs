@@ -3,122 +3,115 @@
 use std::time::Instant;
 
 use rand_chacha::{ChaCha8Rng, rand_core::SeedableRng};
-use trike_cpu::{Cpu, CpuError};
-use trike_format::Tensor;
+use trike_core::Tensor;
+use trike_cpu::{
+    Cpu, CpuError, CpuOps,
+    grad::{self, Block, BlockGradients, BlockMatrices, BlockShape, Linear, Tape},
+};
 use trike_llm::WeightSource;
-use trike_nn::{DecoderSpec, WeightName};
+use trike_nn::WeightName;
 use trike_quant::LatentRates;
 
 use super::{
-    Learner, Place, Text, Tuning, TuningReport,
-    attend::Turns,
-    block::{Ground, Matrices, Tape, backward, forward},
-    gather, lengths,
-    math::{Dense, exp, norm, norm_back},
-    schedule,
+    learner::Learner,
+    shape,
+    text::{Span, Text, gather, lengths, longest, schedule},
 };
-use crate::{CalibrateError, hidden::Batch};
+use crate::{CalibrateError, Tuning, TuningReport, streams::Batch};
 
 /// The final norm and the output head.
 pub(crate) struct Head {
     norm: Vec<f32>,
-    matrix: Dense,
+    matrix: Linear,
 }
 
 impl Head {
     pub(crate) fn load(input: &dyn WeightSource) -> Result<Self, CalibrateError> {
         let spec = &input.config().spec;
         let name = if spec.tied_head { WeightName::Embedding } else { WeightName::Head };
-        let matrix = Dense::new(spec.vocab, spec.hidden, input.load(name)?.into_f32())?;
+        let matrix = Linear::new(spec.vocab, spec.hidden, input.load(name)?.into_f32())?;
         Ok(Self { norm: input.load(WeightName::FinalNorm)?.into_f32(), matrix })
     }
 
-    fn logits(&self, cpu: &Cpu, spec: &DecoderSpec, x: &[f32]) -> Result<Vec<f32>, CpuError> {
-        self.matrix.ahead(cpu, &norm(x, &self.norm, spec.rms_eps))
+    fn logits(&self, cpu: &Cpu, eps: f32, x: &[f32]) -> Result<Vec<f32>, CpuError> {
+        let mut normed = vec![0.0; x.len()];
+        cpu.rms_norm(x, &self.norm, eps, &mut normed)?;
+        self.matrix.forward(cpu, &normed)
+    }
+
+    /// The gradient with respect to `x`, from that with respect to the logits.
+    fn backward(&self, cpu: &Cpu, eps: f32, x: &[f32], d_logits: &[f32]) -> Result<Vec<f32>, CpuError> {
+        let d_normed = self.matrix.input(cpu, d_logits)?;
+        let mut dx = vec![0.0; x.len()];
+        grad::rms_norm(cpu, x, &self.norm, eps, &d_normed, &mut dx)?;
+        Ok(dx)
     }
 }
-
-/// Makes logits probabilities.
-fn softmax(row: &mut [f32]) {
-    let largest = row.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v));
-    for v in row.iter_mut() {
-        *v = exp(*v - largest);
-    }
-    let share = 1.0 / row.iter().sum::<f32>();
-    for v in row.iter_mut() {
-        *v *= share;
-    }
-}
-
-/// The sum over tokens of `sum p ln(p / q)`, `p` from the logits `aim` and `q` from `out`, which becomes the gradient by the logits.
-pub(super) fn divergence(out: &mut [f32], aim: &mut [f32], vocab: usize) -> f64 {
-    let mut total = 0f64;
-    for (q, p) in out.chunks_exact_mut(vocab).zip(aim.chunks_exact_mut(vocab)) {
-        softmax(q);
-        softmax(p);
-        let mut sum = 0f64;
-        for (q, p) in q.iter_mut().zip(p) {
-            if *p > 1e-12 {
-                sum += f64::from(*p) * f64::from(*p / q.max(1e-30)).ln();
-            }
-            *q -= *p;
-        }
-        total += sum;
-    }
-    total
-}
-
-/// By the matrices of a block.
-type Gradients = Vec<Vec<f32>>;
 
 /// The model's blocks in a step.
 struct Stack<'a> {
-    ground: Ground<'a>,
+    cpu: &'a Cpu,
+    shape: &'a BlockShape,
+    vocab: usize,
     head: &'a Head,
     blocks: Vec<Learner>,
 }
 
 impl Stack<'_> {
-    /// The divergence over the tokens of a step, and the gradients by all matrices where they are `wanted`.
-    fn pass(
+    /// What leaves the last block for what enters the first, `x`, and the tapes of all blocks where they are `wanted`.
+    fn forward(
         &self,
-        matrices: &[Matrices],
-        x: Vec<f32>,
-        aim: &[f32],
+        matrices: &[BlockMatrices],
+        mut x: Vec<f32>,
         lengths: &[usize],
         wanted: bool,
-    ) -> Result<(f64, Vec<Gradients>), CalibrateError> {
-        let Ground { cpu, spec, .. } = &self.ground;
-        let mut x = x;
-        let mut tapes: Vec<Tape> = Vec::new();
-        for (block, matrices) in self.blocks.iter().zip(matrices) {
-            let (y, tape) = forward(&self.ground, &block.fixed, matrices, x, lengths)?;
+    ) -> Result<(Vec<f32>, Vec<Tape>), CpuError> {
+        let mut tapes = Vec::new();
+        for i in 0..matrices.len() {
+            let (y, tape) = self.block(matrices, i).forward(x, lengths)?;
             x = y;
             if wanted {
                 tapes.push(tape);
             }
         }
-        let mut aim = self.head.logits(cpu, spec, aim)?;
-        let mut logits = self.head.logits(cpu, spec, &x)?;
-        let loss = divergence(&mut logits, &mut aim, spec.vocab);
+        Ok((x, tapes))
+    }
+
+    fn block<'a>(&'a self, matrices: &'a [BlockMatrices], i: usize) -> Block<'a> {
+        Block { cpu: self.cpu, shape: self.shape, vectors: &self.blocks[i].vectors, matrices: &matrices[i] }
+    }
+
+    /// The divergence from the dense model over the tokens of a step, and the gradients of all blocks where they are `wanted`. `x`
+    /// enters the first block, `aim` leaves the last block of the dense model.
+    fn pass(
+        &self,
+        matrices: &[BlockMatrices],
+        x: Vec<f32>,
+        aim: &[f32],
+        lengths: &[usize],
+        wanted: bool,
+    ) -> Result<(f64, Vec<BlockGradients>), CpuError> {
+        let (cpu, eps) = (self.cpu, self.shape.rms_eps);
+        let (x, tapes) = self.forward(matrices, x, lengths, wanted)?;
+        let mut aim = self.head.logits(cpu, eps, aim)?;
+        let mut logits = self.head.logits(cpu, eps, &x)?;
+        let loss = grad::divergence(cpu, &mut logits, &mut aim, self.vocab)?;
         drop(aim);
         let mut all = Vec::new();
         if wanted {
-            let d_normed = self.head.matrix.back(cpu, &logits)?;
-            let mut dy = norm_back(&x, &self.head.norm, spec.rms_eps, &d_normed);
+            let mut dy = self.head.backward(cpu, eps, &x, &logits)?;
             for (i, tape) in tapes.iter().enumerate().rev() {
-                let (gradients, dx) =
-                    backward(&self.ground, &self.blocks[i].fixed, &matrices[i], tape, dy, i > 0)?;
+                let mut gradients = self.block(matrices, i).backward(tape, dy, i > 0)?;
+                dy = std::mem::take(&mut gradients.input);
                 all.push(gradients);
-                dy = dx;
             }
             all.reverse();
         }
         Ok((loss, all))
     }
 
-    fn matrices(&self) -> Result<Vec<Matrices>, CalibrateError> {
-        self.blocks.iter().map(|b| b.now(self.ground.spec)).collect()
+    fn matrices(&self) -> Result<Vec<BlockMatrices>, CalibrateError> {
+        self.blocks.iter().map(|b| b.matrices(self.shape)).collect()
     }
 }
 
@@ -137,14 +130,13 @@ pub(crate) fn whole(
 ) -> Result<TuningReport, CalibrateError> {
     let start = Instant::now();
     let spec = &input.config().spec;
-    let longest = starts.iter().flat_map(|b| b.lengths()).max().unwrap_or(0);
-    let turns = Turns::new(spec, longest);
+    let shape = shape(spec, longest(starts))?;
     let text = Text::new(starts);
     let each =
         replaced.iter().enumerate().map(|(layer, replaced)| Learner::new(input, layer, tuning, replaced));
     let blocks = each.collect::<Result<_, _>>()?;
-    let mut stack = Stack { ground: Ground { cpu, spec, turns: &turns }, head, blocks };
-    let parts = |step: &[Place]| {
+    let mut stack = Stack { cpu, shape: &shape, vocab: spec.vocab, head, blocks };
+    let parts = |step: &[Span]| {
         let x = gather(step, spec.hidden, |i| &starts[i].x);
         (x, gather(step, spec.hidden, |i| &ends[i].x), lengths(step))
     };
@@ -159,17 +151,17 @@ pub(crate) fn whole(
         Ok(sum / f64::from(tokens.max(1) as u32))
     };
     let before = held(&stack)?;
-    let mut chance = ChaCha8Rng::seed_from_u64(tuning.seed);
-    let plan: Vec<Vec<Place>> = (0..tuning.model_epochs)
-        .flat_map(|_| Text::steps(&text.shuffled(&mut chance), tuning.batch_tokens))
+    let mut rng = ChaCha8Rng::seed_from_u64(tuning.seed);
+    let plan: Vec<Vec<Span>> = (0..tuning.model_epochs)
+        .flat_map(|_| Text::steps(&text.shuffled(&mut rng), tuning.batch_tokens))
         .collect();
     for (i, step) in plan.iter().enumerate() {
         progress(i, plan.len());
         let matrices = stack.matrices()?;
         let (x, aim, lengths) = parts(step);
         let (_, gradients) = stack.pass(&matrices, x, &aim, &lengths, true)?;
-        let share = schedule(i, plan.len());
-        let rates = LatentRates { codes: share * tuning.rate, scales: share * tuning.scale_rate };
+        let factor = schedule(i, plan.len());
+        let rates = LatentRates { codes: factor * tuning.rate, scales: factor * tuning.scale_rate };
         for (block, gradients) in stack.blocks.iter_mut().zip(&gradients) {
             block.update(gradients, rates)?;
         }

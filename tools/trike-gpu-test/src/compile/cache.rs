@@ -205,15 +205,6 @@ fn renumbered(source: &str) -> String {
     out
 }
 
-/// Length and time of a file: enough to notice another version of a compiler.
-pub(super) fn stamp(file: &Path) -> String {
-    let data = std::fs::metadata(file);
-    let time = |data: &std::fs::Metadata| {
-        data.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok().map(|since| since.as_secs())
-    };
-    data.map_or_else(|_| String::new(), |data| format!("{} {:?}", data.len(), time(&data)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,6 @@ use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
 
-use super::cache::stamp;
 use super::generate::first_lines;
 use crate::target::CudaSm;
 
@@ -65,6 +64,15 @@ impl Toolkit {
         let resources = Resources::parse(&log);
         Ok((program.ptx()?, resources.with_context(|| format!("ptxas says nothing of registers: {log}"))?))
     }
+}
+
+/// Length and time of a file: enough to notice another version of a compiler.
+fn stamp(file: &Path) -> String {
+    let data = std::fs::metadata(file);
+    let time = |data: &std::fs::Metadata| {
+        data.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok().map(|since| since.as_secs())
+    };
+    data.map_or_else(|_| String::new(), |data| format!("{} {:?}", data.len(), time(&data)))
 }
 
 /// A program of NVRTC's, destroyed at the end.

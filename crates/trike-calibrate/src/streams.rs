@@ -1,14 +1,15 @@
-//! The residual streams of a text, between two blocks.
+//! The residual streams of a text between two blocks, and blocks to pass them through.
 
 use std::ops::ControlFlow;
 
-use trike_cpu::Matrix;
+use trike_cpu::{Cpu, Matrix};
+use trike_llm::WeightSource;
 use trike_nn::{
-    Backend, BlockContext, CacheSpec, CpuBackend, CpuTensor, DecoderBlock, HookPoint, KvPrecision, NnError,
-    StepInputs,
+    Backend, BlockContext, CacheSpec, CpuBackend, CpuRope, CpuTensor, DecoderBlock, DecoderSpec, HookPoint,
+    KvPrecision, NnError, StepInputs, WeightName,
 };
 
-use crate::CalibrateError;
+use crate::{CalibrateError, weights::BlockWeights};
 
 /// Tokens of a batch, unless one sequence is longer: the activations of a block over them are what is in memory beside the
 /// streams.
@@ -94,5 +95,79 @@ impl Batch {
             },
         )?;
         backend.into_host(x)
+    }
+}
+
+/// A model whose blocks run one at a time, their weights dense and in f32.
+pub(crate) struct Blocks<'a> {
+    pub(crate) source: &'a dyn WeightSource,
+    pub(crate) backend: &'a CpuBackend,
+    rope: CpuRope,
+}
+
+impl<'a> Blocks<'a> {
+    pub(crate) fn new(source: &'a dyn WeightSource, backend: &'a CpuBackend) -> Result<Self, NnError> {
+        let spec = &source.config().spec;
+        let rope = backend.load_rope(&spec.rope, spec.head_dim, spec.context)?;
+        Ok(Self { source, backend, rope })
+    }
+
+    pub(crate) fn spec(&self) -> &'a DecoderSpec {
+        &self.source.config().spec
+    }
+
+    pub(crate) fn cpu(&self) -> &'a Cpu {
+        self.backend.cpu()
+    }
+
+    /// Loads a block.
+    pub(crate) fn load(&self, layer: usize) -> Result<DecoderBlock<CpuBackend>, NnError> {
+        DecoderBlock::load(self.backend, self.spec(), layer, &mut BlockWeights(self.source))
+    }
+
+    /// Loads the embedding.
+    pub(crate) fn embedding(&self) -> Result<Matrix, CalibrateError> {
+        Ok(self.backend.load_matrix(self.source.load(WeightName::Embedding)?)?)
+    }
+
+    fn context(&self) -> BlockContext<'_, CpuBackend> {
+        BlockContext { backend: self.backend, spec: self.spec(), rope: &self.rope }
+    }
+
+    /// The stream of a batch after a block.
+    pub(crate) fn output(
+        &self,
+        block: &DecoderBlock<CpuBackend>,
+        batch: &Batch,
+    ) -> Result<Vec<f32>, NnError> {
+        batch.through(self.context(), block, |_, _, _| ControlFlow::Continue(()), None)
+    }
+
+    /// Passes the streams of all batches through a block, in place: they are most of what is in memory.
+    pub(crate) fn advance(
+        &self,
+        block: &DecoderBlock<CpuBackend>,
+        batches: &mut [Batch],
+    ) -> Result<(), NnError> {
+        batches.iter_mut().try_for_each(|batch| {
+            batch.x = self.output(block, batch)?;
+            Ok(())
+        })
+    }
+
+    /// The inputs of the matrices at `point` of a block, and the residual stream there.
+    pub(crate) fn inputs(
+        &self,
+        block: &DecoderBlock<CpuBackend>,
+        batch: &Batch,
+        point: HookPoint,
+    ) -> Result<(Vec<f32>, Vec<f32>), NnError> {
+        let mut seen = (Vec::new(), Vec::new());
+        let keep = |_, input, stream| {
+            seen = (input, stream);
+            ControlFlow::Break(())
+        };
+        batch.through(self.context(), block, keep, Some(point))?;
+        Ok(seen)
     }
 }

@@ -1,102 +1,22 @@
 //! How a model is made ternary.
 
+mod method;
+mod pruning;
+mod text;
+mod tuning;
+
 use std::{collections::BTreeMap, path::PathBuf};
 
-use trike_llm::Split;
 use trike_nn::WeightName;
-use trike_quant::{ColumnOrder, QuantizeConfig, ScaleRule, TritLayout};
+use trike_quant::{QuantizeConfig, ScaleRule, TritLayout};
 use trike_trit::{Coupling, Encoding, Granularity, Hadamard};
 
-use crate::{CalibrateError, ConfigError, Pruning, Tuning};
+pub use method::{Compensation, LayerChoice, QuantizeMethod};
+pub use pruning::{Importance, Pruning};
+pub use text::Calibration;
+pub use tuning::Tuning;
 
-/// Text that a model runs on while it is made ternary.
-#[derive(Clone, Copy, Debug)]
-pub enum Calibration<'a> {
-    /// A text, cut into sequences, at most so many of them.
-    Text {
-        /// The text.
-        text: &'a str,
-        /// How it is cut.
-        split: Split,
-        /// Most sequences.
-        limit: Option<usize>,
-    },
-    /// Text that the model writes itself, sampled at temperature 1 from nothing but a beginning-of-text token.
-    Generated {
-        /// Number of texts.
-        sequences: usize,
-        /// Where chance starts.
-        seed: u64,
-    },
-}
-
-impl Calibration<'_> {
-    /// Most sequences.
-    pub(crate) fn limit(&self) -> usize {
-        match *self {
-            Self::Text { limit, .. } => limit.unwrap_or(usize::MAX),
-            Self::Generated { sequences, .. } => sequences,
-        }
-    }
-
-    /// The same with at most so many sequences; what is generated only grows by a third, because it is slow.
-    pub(crate) fn with_limit(self, limit: usize) -> Self {
-        match self {
-            Self::Text { text, split, .. } => Self::Text { text, split, limit: Some(limit) },
-            Self::Generated { sequences, seed } => {
-                Self::Generated { sequences: limit.min(sequences + sequences.div_ceil(3)), seed }
-            }
-        }
-    }
-}
-
-/// How weights become trits.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum QuantizeMethod {
-    /// To the nearest level, without looking at inputs. Needs no calibration.
-    Round(ScaleRule),
-    /// With error compensation.
-    Compensate(Compensation),
-}
-
-/// How error compensation works.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Compensation {
-    /// In which order columns are rounded.
-    pub order: ColumnOrder,
-    /// Share of the Hessian's mean diagonal that is added to its diagonal.
-    pub damping: f64,
-    /// Rounds of refitting scales and improving codes.
-    pub rounds: usize,
-    /// Whether a layer aims at what the dense model's layer puts out, or only at its own weights: its inputs differ by what the
-    /// layers before lost, and part of that can be made up for.
-    pub follow: bool,
-}
-
-impl Default for Compensation {
-    fn default() -> Self {
-        Self { order: ColumnOrder::Activation, damping: 0.01, rounds: 3, follow: true }
-    }
-}
-
-/// How one layer is stored, in place of what the configuration says for all of them.
-#[derive(Clone, Debug, PartialEq)]
-pub enum LayerChoice {
-    /// As trits, with so many planes and scales shared so.
-    Trits {
-        /// Planes, 1 to 6.
-        planes: usize,
-        /// What shares a scale.
-        granularity: Granularity,
-    },
-    /// As int8 in groups of 32.
-    Int8,
-    /// As it is, and why.
-    Dense {
-        /// The reason, for reports.
-        reason: String,
-    },
-}
+use crate::{CalibrateError, ConfigError};
 
 /// How a model is made ternary: which of its layers, in which shape, by which method.
 ///
@@ -272,7 +192,6 @@ mod tests {
     use trike_quant::PrunePattern;
 
     use super::*;
-    use crate::Importance;
 
     #[test]
     fn patterns() {

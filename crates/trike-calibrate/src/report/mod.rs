@@ -1,10 +1,13 @@
 //! What quantizing a model did and cost.
 
+mod html;
+mod planning;
+
 use serde::{Deserialize, Serialize};
 
 use trike_llm::{Comparison, Score};
 
-use crate::{Plan, Sensitivity, Trial, TuningReport};
+pub use planning::{Measured, Planning, Sensitivity, Trial};
 
 /// A model made ternary. The field names are the schema of `report.json` and of `trike quantize --json`.
 #[derive(Clone, Debug, Serialize)]
@@ -51,19 +54,6 @@ pub struct QuantizeReport {
     pub notes: Vec<String>,
 }
 
-/// From a budget to a plan.
-#[derive(Clone, Debug, Serialize)]
-pub struct Planning {
-    /// What was asked for.
-    pub budget: String,
-    /// What each way to store each layer costs.
-    pub sensitivities: Vec<Sensitivity>,
-    /// The models that were made and measured on the way, the last good one of which is the result.
-    pub trials: Vec<Trial>,
-    /// How each layer is stored.
-    pub plan: Plan,
-}
-
 /// A setting and what it costs.
 #[derive(Clone, Debug, Serialize)]
 pub struct CurvePoint {
@@ -92,6 +82,22 @@ pub struct SalienceReport {
     pub before: f64,
     /// The same with them.
     pub after: f64,
+}
+
+/// What tuning did to a block, or to the whole model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TuningReport {
+    /// Steps taken.
+    pub steps: usize,
+    /// Loss before, on text that was held out where there is enough of it: of a block the mean squared error of its output over
+    /// the mean square of that of the dense block, token by token; of the model the divergence from the dense one in nats a token.
+    pub before: f64,
+    /// The same after; the result is kept only where it is lower.
+    pub after: f64,
+    /// Whether it was kept.
+    pub kept: bool,
+    /// Seconds that it took.
+    pub seconds: f64,
 }
 
 /// One linear layer.

@@ -1,0 +1,278 @@
+//! A model that meets a budget: sensitivities are measured, a knapsack solver allots precision, and trials check the result.
+
+mod allot;
+mod measure;
+mod options;
+mod search;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use trike_cpu::Cpu;
+use trike_llm::{ModelFile, WeightSource};
+use trike_nn::{ActivationPrecision, CpuBackend, WeightName};
+use trike_quant::QuantError;
+
+use self::allot::{plan, solve, solve_loss};
+pub use self::options::{Budget, PlanOptions};
+use crate::{
+    CalibrateError, Calibration, ConfigError, ModelQuantizationConfig, Plan, Planning, QuantizeReport,
+    Sensitivity,
+    assemble::stored_bytes,
+    error::io,
+    quantize::{calibration_ids, quantize_ids, refuse_existing},
+    rewrite::Prepared,
+    store,
+};
+
+/// Tokens on which sensitivities are measured.
+const HELD_TOKENS: usize = 8192;
+
+/// Plans a model for a budget: measures what each way to store each layer costs, on calibration text, and allots planes, scales, int8
+/// or dense.
+///
+/// Budgets of quality are checked: models are made and measured on sequences that they were not calibrated on, until the smallest
+/// that meets the budget is found. A budget of bytes or bits needs no more than the allotment.
+///
+/// Planes and groups are those of `options`, not of `config.layout`. What was measured is kept in `<output>.plan`
+/// until all is done, so that the same call after an interruption goes on. `progress` is called with what is being done, and
+/// how much of it is done and to do.
+///
+/// # Errors
+///
+/// [`CalibrateError::Budget`] for a budget that cannot be met, with the nearest that can; and as [`quantize`](super::quantize()).
+pub fn quantize_to(
+    input: &ModelFile,
+    output: &Path,
+    calibration: &Calibration<'_>,
+    config: &ModelQuantizationConfig,
+    options: &PlanOptions,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<QuantizeReport, CalibrateError> {
+    let mut planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
+        progress("scaling the inputs of layers", done, total);
+    })?;
+    let sensitivities = planner.sensitivities(progress)?;
+    match options.budget {
+        Budget::Bits(_) | Budget::Bytes(_) => planner.allotted(sensitivities, progress),
+        Budget::PerplexityRatio(_) | Budget::Divergence(_) => planner.searched(sensitivities, progress),
+    }
+}
+
+/// The plan of [`quantize_to`] alone, for a budget of bytes or bits; for one of quality, the first that it would try.
+///
+/// # Errors
+///
+/// As [`quantize_to`].
+pub fn plan_for(
+    input: &ModelFile,
+    output: &Path,
+    calibration: &Calibration<'_>,
+    config: &ModelQuantizationConfig,
+    options: &PlanOptions,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<(Plan, Vec<Sensitivity>), CalibrateError> {
+    let planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
+        progress("scaling the inputs of layers", done, total);
+    })?;
+    let sensitivities = planner.sensitivities(progress)?;
+    let chosen = match options.budget {
+        Budget::Bits(_) | Budget::Bytes(_) => planner.within_or_clean(&sensitivities)?,
+        Budget::PerplexityRatio(_) | Budget::Divergence(_) => {
+            solve_loss(&sensitivities, planner.loss()).map_err(|e| CalibrateError::quantize("the plan", e))?
+        }
+    };
+    let plan = plan(&sensitivities, &chosen, options.budget.to_string());
+    planner.clean()?;
+    Ok((plan, sensitivities))
+}
+
+struct Planner<'a> {
+    prepared: Prepared<'a>,
+    output: &'a Path,
+    config: ModelQuantizationConfig,
+    options: PlanOptions,
+    budget: Budget,
+    calibration: Vec<Vec<u32>>,
+    held: Vec<Vec<u32>>,
+    dir: PathBuf,
+}
+
+impl<'a> Planner<'a> {
+    fn new(
+        input: &'a ModelFile,
+        output: &'a Path,
+        calibration: &Calibration<'_>,
+        config: &ModelQuantizationConfig,
+        options: &PlanOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Self, CalibrateError> {
+        let budget = options.budget;
+        config.validate()?;
+        refuse_existing(output)?;
+        if config.prune.is_some() {
+            return Err(ConfigError::BudgetPruned.into());
+        }
+        if config.compensation().is_none() {
+            return Err(ConfigError::BudgetRounded.into());
+        }
+        options.validate()?;
+        // What is planned and tried with is not what is calibrated on.
+        let wanted = calibration.limit();
+        let mut all = calibration_ids(input, &calibration.with_limit(wanted.saturating_mul(2)), config)?;
+        if all.len() < 2 {
+            return Err(ConfigError::NothingHeldOut { got: all.len() }.into());
+        }
+        let keep = wanted.min((3 * all.len()).div_ceil(4)).min(all.len() - 1);
+        let held = all.split_off(keep);
+        let (config, options) = (config.clone(), options.clone());
+        let prepared = Prepared::new(input, &config, &all, progress)?;
+        Ok(Self {
+            prepared,
+            output,
+            config,
+            options,
+            budget,
+            calibration: all,
+            held,
+            dir: store::beside(output, ".plan"),
+        })
+    }
+
+    /// The model that becomes ternary.
+    fn input(&self) -> &dyn WeightSource {
+        self.prepared.source()
+    }
+
+    /// Removes what was kept for a second call.
+    fn clean(&self) -> Result<(), CalibrateError> {
+        fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
+    }
+
+    /// Measures, or reads what an earlier call with the same settings measured.
+    fn sensitivities(
+        &self,
+        progress: &mut dyn FnMut(&str, usize, usize),
+    ) -> Result<Vec<Sensitivity>, CalibrateError> {
+        let settings = format!(
+            "{} {:?}",
+            store::fingerprint(self.input().path(), &self.config, &[&self.calibration, &self.held]),
+            (self.options.planes, &self.options.groups)
+        );
+        let path = self.dir.join("sensitivities.json");
+        if store::resume(&self.dir, &settings)?
+            && let Ok(text) = fs::read(&path)
+            && let Ok(measured) = serde_json::from_slice(&text)
+        {
+            return Ok(measured);
+        }
+        let backend = CpuBackend::new(Cpu::new(self.config.threads)?, ActivationPrecision::F32);
+        let mut tokens = 0;
+        let few: Vec<Vec<u32>> = self
+            .held
+            .iter()
+            .take_while(|ids| {
+                let room = tokens < HELD_TOKENS;
+                tokens += ids.len();
+                room
+            })
+            .cloned()
+            .collect();
+        let options = measure::options(self.options.planes, &self.options.groups);
+        let measured = measure::measure(
+            self.input(),
+            &self.config,
+            &backend,
+            [&self.calibration, &few],
+            &options,
+            &mut |done, total| progress("measuring what each layer costs", done, total),
+        )?;
+        if measured.is_empty() {
+            self.clean()?;
+            return Err(ConfigError::NothingToPlan.into());
+        }
+        let text = serde_json::to_vec(&measured).map_err(|e| io(&path)(e.into()))?;
+        fs::write(&path, text).map_err(io(&path))?;
+        Ok(measured)
+    }
+
+    /// Bytes and weights of what a plan has no say in, of the tensors that are `wanted`.
+    fn others(
+        &self,
+        sensitivities: &[Sensitivity],
+        wanted: impl Fn(WeightName) -> bool,
+    ) -> Result<(u64, u64), CalibrateError> {
+        let (mut bytes, mut weights) = (0, 0);
+        for name in self.input().weights().into_iter().filter(|&name| wanted(name)) {
+            let text = name.to_string();
+            if !sensitivities.iter().any(|s| s.layer == text) {
+                bytes += stored_bytes(self.input(), &self.config, name)?;
+                weights += self.input().info(name)?.elements();
+            }
+        }
+        Ok((bytes, weights))
+    }
+
+    /// The choices within a budget of bytes or bits; one that cannot be met leaves nothing behind.
+    fn within_or_clean(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, CalibrateError> {
+        let chosen = self.within(sensitivities);
+        if chosen.is_err() {
+            self.clean()?;
+        }
+        chosen
+    }
+
+    /// The choices within a budget of bytes or bits.
+    fn within(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, CalibrateError> {
+        let mut weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
+        let (budget, others) = match self.budget {
+            Budget::Bytes(bytes) => {
+                let others = self.others(sensitivities, |_| true)?.0;
+                (bytes.saturating_sub(others), others)
+            }
+            Budget::Bits(bits) => {
+                // Layers that are left as they are count, too.
+                let (others, kept) = self.others(sensitivities, WeightName::is_block_matrix)?;
+                weights += kept;
+                (((bits * weights as f64 / 8.0) as u64).saturating_sub(others), others)
+            }
+            Budget::PerplexityRatio(_) | Budget::Divergence(_) => (u64::MAX, 0),
+        };
+        solve(sensitivities, budget).map_err(|e| match (e, self.budget) {
+            (QuantError::Budget { smallest, .. }, Budget::Bytes(_)) => CalibrateError::Budget {
+                asked: self.budget.to_string(),
+                closest: format!("{} bytes", smallest + others),
+            },
+            (QuantError::Budget { smallest, .. }, _) => CalibrateError::Budget {
+                asked: self.budget.to_string(),
+                // Rounded up, so that what is said can be asked for.
+                closest: format!(
+                    "{:.3} bits per weight",
+                    (8e3 * (smallest + others) as f64 / weights as f64).ceil() / 1e3
+                ),
+            },
+            (other, _) => CalibrateError::quantize("the plan", other),
+        })
+    }
+
+    fn allotted(
+        &mut self,
+        sensitivities: Vec<Sensitivity>,
+        progress: &mut dyn FnMut(&str, usize, usize),
+    ) -> Result<QuantizeReport, CalibrateError> {
+        let chosen = self.within_or_clean(&sensitivities)?;
+        let plan = plan(&sensitivities, &chosen, self.budget.to_string());
+        let mut config = self.config.clone();
+        config.layers = plan.choices(self.output, self.input())?;
+        let mut report =
+            quantize_ids(&self.prepared, self.output, &self.calibration, &config, &mut |done, total| {
+                progress("writing", done, total);
+            })?;
+        report.planning =
+            Some(Planning { budget: self.budget.to_string(), sensitivities, trials: Vec::new(), plan });
+        self.clean()?;
+        Ok(report)
+    }
+}

@@ -1,0 +1,81 @@
+//! Budgets, and what a plan chooses from.
+
+use std::fmt;
+
+use trike_trit::{Granularity, GroupSize, MAX_DEPTH};
+
+use crate::ConfigError;
+
+/// What a model may cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Budget {
+    /// Perplexity ratio to the dense model, on text that is neither calibrated on nor planned with.
+    PerplexityRatio(f64),
+    /// Kullback-Leibler divergence from the dense model, in nats per token.
+    Divergence(f64),
+    /// Bits per weight over the linear layers of the blocks, scales included.
+    Bits(f64),
+    /// Bytes of all of its tensors.
+    Bytes(u64),
+}
+
+/// The budget of a plan, and the ternary forms that it chooses from; int8 and the layers as they are can always be chosen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PlanOptions {
+    /// The budget.
+    pub budget: Budget,
+    /// Largest number of planes per layer.
+    pub planes: usize,
+    /// The weights that may share a scale.
+    pub groups: Vec<Granularity>,
+}
+
+impl PlanOptions {
+    /// Up to four planes (more would take as much room as int8) and one scale per 32, 64 or 128 weights or per row.
+    pub fn new(budget: Budget) -> Self {
+        let sizes = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
+        let groups = sizes.map(Granularity::Group).into_iter().chain([Granularity::Row]).collect();
+        Self { budget, planes: 4, groups }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ConfigError> {
+        if !(1..=MAX_DEPTH).contains(&self.planes) {
+            return Err(ConfigError::PlanPlanes { got: self.planes, most: MAX_DEPTH });
+        }
+        if self.groups.is_empty() {
+            return Err(ConfigError::PlanGroups);
+        }
+        self.budget.validate()
+    }
+}
+
+impl Budget {
+    fn validate(&self) -> Result<(), ConfigError> {
+        let (budget, got) = match *self {
+            Self::PerplexityRatio(got) if got.is_finite() && got <= 1.0 => {
+                return Err(ConfigError::PerplexityRatio { got });
+            }
+            Self::PerplexityRatio(got) => ("perplexity ratio", got),
+            Self::Divergence(got) => ("divergence in nats per token", got),
+            Self::Bits(got) => ("bits per weight", got),
+            Self::Bytes(got) => ("bytes", got as f64),
+        };
+        match got.is_finite() && got > 0.0 {
+            true => Ok(()),
+            false => Err(ConfigError::BudgetRange { budget, got }),
+        }
+    }
+}
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::PerplexityRatio(ratio) => {
+                write!(f, "a perplexity of at most {ratio} times the dense model's")
+            }
+            Self::Divergence(nats) => write!(f, "a divergence of at most {nats} nats per token"),
+            Self::Bits(bits) => write!(f, "at most {bits} bits per weight"),
+            Self::Bytes(bytes) => write!(f, "at most {bytes} bytes"),
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! The smallest model within a budget of quality, by trials.
+
+use std::{fs, path::Path};
+
+use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, Split, compare_ids};
+use trike_nn::{ActivationPrecision, KvPrecision};
+
+use super::{
+    Budget, Planner,
+    allot::{plan, solve, solve_loss, totals},
+};
+use crate::{
+    CalibrateError, Plan, Planning, QuantizeReport, Sensitivity, Trial, error::io, quantize::quantize_ids,
+};
+
+/// Models that are made on the way to a budget of quality.
+const TRIALS: usize = 7;
+/// Two sizes between which it is not worth to search on.
+const NEAR: f64 = 1.004;
+/// Standard errors by which a measured loss must lie under the budget: met with 95 % on text of the same kind.
+const SURE: f64 = 1.645;
+
+/// A trial with what made it.
+struct Made {
+    trial: Trial,
+    plan: Plan,
+    report: QuantizeReport,
+}
+
+impl Planner<'_> {
+    /// The divergence that the budget comes to. For a model that predicts its own text, the logarithm of the ratio of perplexities is
+    /// the divergence; how far a real one is from that is seen in the trials.
+    pub(super) fn loss(&self) -> f64 {
+        match self.budget {
+            Budget::PerplexityRatio(ratio) => ratio.ln(),
+            Budget::Divergence(nats) => nats,
+            Budget::Bits(_) | Budget::Bytes(_) => f64::INFINITY,
+        }
+    }
+
+    pub(super) fn searched(
+        &mut self,
+        sensitivities: Vec<Sensitivity>,
+        progress: &mut dyn FnMut(&str, usize, usize),
+    ) -> Result<QuantizeReport, CalibrateError> {
+        let dense = LanguageModel::load_with(self.prepared.original, &self.load_options(), &mut |_, _| ())?;
+        let failed = |e| CalibrateError::quantize("the plan", e);
+        let wanted = self.loss();
+        let mut trials: Vec<Trial> = Vec::new();
+        let mut best: Option<Made> = None;
+        // The largest that was too bad, and the smallest that was good enough, in bytes of the planned layers.
+        let (mut low, mut high) = (0u64, u64::MAX);
+        // All layers as they are lose nothing: there is always something to search below.
+        let whole: u64 = sensitivities.iter().filter_map(|s| s.choices.iter().map(|c| c.bytes).max()).sum();
+        let mut goal = wanted;
+        let mut tried: Vec<Vec<usize>> = Vec::new();
+        for number in 0..TRIALS {
+            let mut chosen = solve_loss(&sensitivities, goal).map_err(failed)?;
+            let bytes = totals(&sensitivities, &chosen).0;
+            if tried.contains(&chosen) || bytes <= low || bytes >= high {
+                let top = high.min(whole);
+                if low == 0 || (top as f64 / low as f64) < NEAR {
+                    break;
+                }
+                chosen = solve(&sensitivities, low + top.saturating_sub(low) / 2).map_err(failed)?;
+                let bytes = totals(&sensitivities, &chosen).0;
+                if tried.contains(&chosen) || bytes <= low || bytes >= high {
+                    break;
+                }
+            }
+            let name = format!("trial {}", number + 1);
+            let mut say = |done: usize, total: usize| progress(&name, done, total);
+            let made = self.trial(&dense, &sensitivities, &chosen, number, &mut say)?;
+            let (bytes, predicted, lost) =
+                (made.trial.bytes, made.trial.predicted_kl, self.measured(&made.trial));
+            trials.push(made.trial.clone());
+            tried.push(chosen);
+            if made.trial.met {
+                high = bytes;
+                if let Some(old) = best.replace(made) {
+                    remove(&old.report.output)?;
+                }
+            } else {
+                low = low.max(bytes);
+                remove(&made.report.output)?;
+            }
+            if high != u64::MAX && low != 0 && (high as f64 / low as f64) < NEAR {
+                break;
+            }
+            // A loss that is not over zero says nothing about the next one.
+            let step = if lost > 0.0 { (wanted / lost).clamp(0.1, 10.0) } else { 4.0 };
+            goal = predicted.max(wanted * 1e-6) * step;
+        }
+        let Some(made) = best else {
+            self.clean()?;
+            let closest = trials.iter().map(|t| self.measured(t)).fold(f64::INFINITY, f64::min);
+            let closest = match self.budget {
+                Budget::PerplexityRatio(_) => format!("{:.5} times the dense model's", closest.exp()),
+                _ => format!("{closest:.2e} nats per token"),
+            };
+            return Err(CalibrateError::Budget { asked: self.budget.to_string(), closest });
+        };
+        let Made { plan, mut report, .. } = made;
+        fs::rename(&report.output, self.output).map_err(io(self.output))?;
+        report.output = self.output.display().to_string();
+        report.planning = Some(Planning { budget: self.budget.to_string(), sensitivities, trials, plan });
+        self.clean()?;
+        Ok(report)
+    }
+
+    /// What a trial lost at most, in nats per token, with 95 %.
+    fn measured(&self, trial: &Trial) -> f64 {
+        match self.budget {
+            Budget::Divergence(_) => trial.kl + SURE * trial.error,
+            _ => trial.ratio.ln() + SURE * trial.error / trial.ratio,
+        }
+    }
+
+    fn load_options(&self) -> LoadOptions {
+        LoadOptions {
+            tokenizer: self.config.tokenizer.clone(),
+            threads: self.config.threads,
+            activations: Some(ActivationPrecision::F32),
+            head: HeadPrecision::AsStored,
+        }
+    }
+
+    fn trial(
+        &self,
+        dense: &LanguageModel,
+        sensitivities: &[Sensitivity],
+        chosen: &[usize],
+        number: usize,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Made, CalibrateError> {
+        let plan = plan(sensitivities, chosen, self.budget.to_string());
+        let mut config = self.config.clone();
+        config.layers = plan.choices(self.output, self.input())?;
+        let path = self.dir.join(format!("trial-{number}"));
+        if path.exists() {
+            fs::remove_dir_all(&path).map_err(io(&path))?;
+        }
+        let report = quantize_ids(&self.prepared, &path, &self.calibration, &config, progress)?;
+        let made = LanguageModel::load_with(&ModelFile::open(&path)?, &self.load_options(), &mut |_, _| ())?;
+        let kv = KvPrecision::F32;
+        let comparison = compare_ids(&made, kv, dense, kv, &self.held, Split::Stories, &mut |_, _| ())?;
+        let (bytes, predicted_kl) = totals(sensitivities, chosen);
+        let weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
+        let ratio = comparison.score.perplexity / comparison.base.perplexity;
+        let mut trial = Trial {
+            bytes,
+            bits_per_weight: 8.0 * bytes as f64 / weights.max(1) as f64,
+            predicted_kl,
+            kl: comparison.kl,
+            ratio,
+            error: match self.budget {
+                Budget::Divergence(_) => comparison.kl_error,
+                _ => ratio * comparison.gap_error,
+            },
+            met: false,
+        };
+        trial.met = self.measured(&trial) <= self.loss();
+        Ok(Made { trial, plan, report })
+    }
+}
+
+fn remove(dir: &str) -> Result<(), CalibrateError> {
+    fs::remove_dir_all(dir).map_err(io(Path::new(dir)))
+}

@@ -1,0 +1,44 @@
+//! The text that a model is calibrated on.
+
+use trike_llm::Split;
+
+/// Text that a model runs on while it is made ternary.
+#[derive(Clone, Copy, Debug)]
+pub enum Calibration<'a> {
+    /// A text, cut into sequences, at most so many of them.
+    Text {
+        /// The text.
+        text: &'a str,
+        /// How it is cut.
+        split: Split,
+        /// Most sequences.
+        limit: Option<usize>,
+    },
+    /// Text that the model writes itself, sampled at temperature 1 from nothing but a beginning-of-text token.
+    Generated {
+        /// Number of texts.
+        sequences: usize,
+        /// Where chance starts.
+        seed: u64,
+    },
+}
+
+impl Calibration<'_> {
+    /// Most sequences.
+    pub(crate) fn limit(&self) -> usize {
+        match *self {
+            Self::Text { limit, .. } => limit.unwrap_or(usize::MAX),
+            Self::Generated { sequences, .. } => sequences,
+        }
+    }
+
+    /// The same with at most so many sequences; what is generated only grows by a third, because it is slow.
+    pub(crate) fn with_limit(self, limit: usize) -> Self {
+        match self {
+            Self::Text { text, split, .. } => Self::Text { text, split, limit: Some(limit) },
+            Self::Generated { sequences, seed } => {
+                Self::Generated { sequences: limit.min(sequences + sequences.div_ceil(3)), seed }
+            }
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The Hessian of the inputs that several layers read, factored once for all of them.
+
+use trike_quant::{HessianFactor, QuantError, SquareMatrix, hessian_error};
+use trike_trit::{Granularity, Hadamard};
+
+use crate::{Compensation, weights::rotated_hessian};
+
+/// A Hessian, and its factor for each granularity that was asked for.
+pub(crate) struct Factors {
+    /// Of the inputs as they are.
+    pub(crate) hessian: SquareMatrix,
+    /// How the inputs are rotated when the model runs.
+    pub(crate) rotation: Option<Hadamard>,
+    /// Of the inputs as the trits meet them.
+    rotated: SquareMatrix,
+    how: Compensation,
+    factors: Vec<(Granularity, HessianFactor)>,
+}
+
+impl Factors {
+    pub(crate) fn new(
+        hessian: SquareMatrix,
+        rotation: Option<Hadamard>,
+        how: Compensation,
+    ) -> Result<Self, QuantError> {
+        let rotated = rotated_hessian(rotation, &hessian)?;
+        Ok(Self { hessian, rotation, rotated, how, factors: Vec::new() })
+    }
+
+    /// The factor for scales of this granularity.
+    pub(crate) fn get(&mut self, granularity: Granularity) -> Result<&HessianFactor, QuantError> {
+        let at = match self.factors.iter().position(|(of, _)| *of == granularity) {
+            Some(at) => at,
+            None => {
+                let Compensation { order, damping, .. } = self.how;
+                let new = HessianFactor::new(&self.rotated, granularity, order, damping)?;
+                self.factors.push((granularity, new));
+                self.factors.len() - 1
+            }
+        };
+        Ok(&self.factors[at].1)
+    }
+}
+
+/// The squared error of a layer's outputs over the squared outputs, for inputs with this Hessian.
+pub(crate) fn output_error(
+    weights: &[f32],
+    quantized: &[f32],
+    hessian: &SquareMatrix,
+) -> Result<f64, QuantError> {
+    let lost = hessian_error(weights, quantized, hessian)?;
+    let whole = hessian_error(weights, &vec![0.0; weights.len()], hessian)?;
+    Ok(if whole > 0.0 { lost / whole } else { 0.0 })
+}

@@ -1,0 +1,167 @@
+//! The matrices of a block as they are learned.
+
+use trike_core::Tensor;
+use trike_cpu::grad::{BlockGradients, BlockMatrices, BlockShape, BlockVectors};
+use trike_llm::WeightSource;
+use trike_nn::{DecoderSpec, DecoderWeights, NnError, WeightName};
+use trike_quant::{Latent, LatentRates, MatrixView, QuantError};
+use trike_trit::{Coupling, Hadamard};
+
+use crate::{
+    CalibrateError, Tuning,
+    weights::{BlockWeights, rotated},
+};
+
+/// The names of the matrices of a block, in the order of [`BlockMatrices`].
+pub(super) fn names(layer: usize) -> [WeightName; BlockMatrices::COUNT] {
+    use WeightName as W;
+    [W::Query, W::Key, W::Value, W::Output, W::Gate, W::Up, W::Down].map(|name| name(layer))
+}
+
+/// The norms and biases of a block, which stay as they are.
+pub(super) fn vectors(
+    spec: &DecoderSpec,
+    layer: usize,
+    weights: &mut impl DecoderWeights,
+) -> Result<BlockVectors, NnError> {
+    use WeightName as W;
+    let mut optional = |wanted: bool, name| wanted.then(|| weights.vector(name)).transpose();
+    let b = spec.biases;
+    let biases = [
+        optional(b.qkv, W::QueryBias(layer))?,
+        optional(b.qkv, W::KeyBias(layer))?,
+        optional(b.qkv, W::ValueBias(layer))?,
+        optional(b.output, W::OutputBias(layer))?,
+        optional(b.mlp, W::GateBias(layer))?,
+        optional(b.mlp, W::UpBias(layer))?,
+        optional(b.mlp, W::DownBias(layer))?,
+    ];
+    let attention_sub_norm = optional(spec.sub_norms, W::AttentionSubNorm(layer))?;
+    let mlp_sub_norm = optional(spec.sub_norms, W::MlpSubNorm(layer))?;
+    let qk_norm = match spec.qk_norm {
+        false => None,
+        true => Some([weights.vector(W::QueryNorm(layer))?, weights.vector(W::KeyNorm(layer))?]),
+    };
+    Ok(BlockVectors {
+        attention_norm: weights.vector(W::AttentionNorm(layer))?,
+        qk_norm,
+        attention_sub_norm,
+        mlp_norm: weights.vector(W::MlpNorm(layer))?,
+        mlp_sub_norm,
+        biases,
+    })
+}
+
+/// A block whose ternary matrices are learned.
+pub(super) struct Learner {
+    pub(super) vectors: BlockVectors,
+    matrices: [(WeightName, Learned); BlockMatrices::COUNT],
+}
+
+/// A matrix of the block.
+enum Learned {
+    /// One that is tuned.
+    Latent(Latents),
+    /// One that stays as it is.
+    Fixed(Vec<f32>),
+}
+
+/// A matrix that is tuned.
+struct Latents {
+    /// As the trits meet its inputs.
+    latent: Latent,
+    rotation: Option<Hadamard>,
+}
+
+impl Latents {
+    /// Values of the matrix as those of the latent one, and the other way round: the transform is its own inverse, and its own
+    /// transpose for gradients.
+    fn rotated(&self, values: &[f32]) -> Result<Vec<f32>, QuantError> {
+        rotated(self.rotation, self.latent.cols(), values)
+    }
+}
+
+impl Learned {
+    fn new(
+        input: &dyn WeightSource,
+        name: WeightName,
+        tuning: &Tuning,
+        replaced: &[(WeightName, Tensor)],
+    ) -> Result<Self, CalibrateError> {
+        let tensor = input.load(name)?;
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        let values = tensor.into_f32();
+        let trits = match replaced.iter().find(|(other, _)| *other == name) {
+            None => return Ok(Self::Fixed(values)),
+            Some((_, Tensor::Ternary(t))) if t.coupling() == Coupling::Tied || t.depth() == 1 => t,
+            Some((_, other)) => return Ok(Self::Fixed(other.clone().into_f32())),
+        };
+        let failed = |e| CalibrateError::quantize(name, e);
+        let rotation = trits.rotation();
+        let trits = trits.clone().with_rotation(None).map_err(|e| failed(e.into()))?;
+        let values = rotated(rotation, cols, &values).map_err(failed)?;
+        let view = MatrixView::new(rows, cols, &values).map_err(failed)?;
+        let keep: Option<Vec<bool>> =
+            tuning.keep_zeros.then(|| trits.dequantize().iter().map(|v| *v != 0.0).collect());
+        let latent = Latent::new(view, &trits, keep.as_deref()).map_err(failed)?;
+        Ok(Self::Latent(Latents { latent, rotation }))
+    }
+}
+
+impl Learner {
+    pub(super) fn new(
+        input: &dyn WeightSource,
+        layer: usize,
+        tuning: &Tuning,
+        replaced: &[(WeightName, Tensor)],
+    ) -> Result<Self, CalibrateError> {
+        let vectors = vectors(&input.config().spec, layer, &mut BlockWeights(input))?;
+        let matrix = |name| Ok::<_, CalibrateError>((name, Learned::new(input, name, tuning, replaced)?));
+        let [q, k, v, o, g, u, d] = names(layer).map(matrix);
+        Ok(Self { vectors, matrices: [q?, k?, v?, o?, g?, u?, d?] })
+    }
+
+    /// The matrices as they are now.
+    pub(super) fn matrices(&self, shape: &BlockShape) -> Result<BlockMatrices, CalibrateError> {
+        let value = |(name, matrix): &(WeightName, Learned)| match matrix {
+            Learned::Latent(m) => {
+                m.rotated(&m.latent.values()).map_err(|e| CalibrateError::quantize(*name, e))
+            }
+            Learned::Fixed(values) => Ok(values.clone()),
+        };
+        let [q, k, v, o, g, u, d] = self.matrices.each_ref().map(value);
+        Ok(BlockMatrices::new(shape, [q?, k?, v?, o?, g?, u?, d?])?)
+    }
+
+    pub(super) fn update(
+        &mut self,
+        gradients: &BlockGradients,
+        rates: LatentRates,
+    ) -> Result<(), CalibrateError> {
+        for ((name, matrix), gradient) in self.matrices.iter_mut().zip(&gradients.matrices) {
+            if let Learned::Latent(m) = matrix {
+                let failed = |e| CalibrateError::quantize(*name, e);
+                let gradient = m.rotated(gradient).map_err(failed)?;
+                // Levels lie three times as near with every plane, and less is left to be gained by each.
+                let factor = 3f32.powi(1 - m.latent.depth() as i32);
+                let rates = LatentRates { codes: rates.codes * factor, scales: rates.scales * factor };
+                m.latent.update(&gradient, rates).map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts what was tuned in its place.
+    pub(super) fn finish(&self, replaced: &mut [(WeightName, Tensor)]) -> Result<(), CalibrateError> {
+        for (name, matrix) in &self.matrices {
+            if let Learned::Latent(Latents { latent, rotation }) = matrix
+                && let Some((_, tensor)) = replaced.iter_mut().find(|(other, _)| other == name)
+            {
+                let failed = |e| CalibrateError::quantize(*name, e);
+                let trits = latent.tensor().map_err(failed)?;
+                *tensor = trits.with_rotation(*rotation).map_err(|e| failed(e.into()))?.into();
+            }
+        }
+        Ok(())
+    }
+}

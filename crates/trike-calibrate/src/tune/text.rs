@@ -1,0 +1,89 @@
+//! The calibration text in steps.
+
+use std::{f32::consts::PI, ops::Range};
+
+use rand_chacha::{ChaCha8Rng, rand_core::RngCore};
+
+use crate::streams::Batch;
+
+/// One of so many sequences says whether tuning helped, and is not tuned on.
+const HELD_OUT: usize = 16;
+/// Share of the steps over which the rate rises to its full value.
+const WARM_UP: f32 = 0.05;
+
+/// A sequence: the index of its batch, and its rows there.
+pub(super) type Span = (usize, Range<usize>);
+
+/// The sequences of some batches.
+pub(super) struct Text {
+    pub(super) tuned: Vec<Span>,
+    pub(super) held: Vec<Span>,
+}
+
+impl Text {
+    pub(super) fn new(batches: &[Batch]) -> Self {
+        let mut all = Vec::new();
+        for (i, batch) in batches.iter().enumerate() {
+            let mut row = 0;
+            for length in batch.lengths() {
+                all.push((i, row..row + length));
+                row += length;
+            }
+        }
+        let enough = all.len() >= HELD_OUT;
+        let (held, tuned): (Vec<_>, Vec<_>) =
+            all.into_iter().enumerate().partition(|(i, _)| enough && i % HELD_OUT == HELD_OUT - 1);
+        let places = |v: Vec<(usize, Span)>| v.into_iter().map(|(_, p)| p).collect::<Vec<_>>();
+        let tuned = places(tuned);
+        Self { held: if enough { places(held) } else { tuned.clone() }, tuned }
+    }
+
+    /// Sequences put together to steps of about so many tokens.
+    pub(super) fn steps(places: &[Span], tokens: usize) -> Vec<Vec<Span>> {
+        let mut steps: Vec<Vec<Span>> = Vec::new();
+        let mut room = 0;
+        for place in places {
+            let length = place.1.len();
+            match steps.last_mut() {
+                Some(step) if length <= room => {
+                    step.push(place.clone());
+                    room -= length;
+                }
+                _ => {
+                    steps.push(vec![place.clone()]);
+                    room = tokens.saturating_sub(length);
+                }
+            }
+        }
+        steps
+    }
+
+    pub(super) fn shuffled(&self, rng: &mut ChaCha8Rng) -> Vec<Span> {
+        let mut places = self.tuned.clone();
+        for i in (1..places.len()).rev() {
+            places.swap(i, (rng.next_u64() % (i as u64 + 1)) as usize);
+        }
+        places
+    }
+}
+
+/// The rows of some sequences, `width` wide, one after the other.
+pub(super) fn gather<'a>(step: &[Span], width: usize, rows: impl Fn(usize) -> &'a [f32]) -> Vec<f32> {
+    let part = |(batch, span): &Span| &rows(*batch)[span.start * width..span.end * width];
+    step.iter().flat_map(part).copied().collect()
+}
+
+pub(super) fn lengths(step: &[Span]) -> Vec<usize> {
+    step.iter().map(|(_, span)| span.len()).collect()
+}
+
+/// The rate of step `i` of `n`, as a share of the full one: up in a line, down in a cosine.
+pub(super) fn schedule(i: usize, n: usize) -> f32 {
+    let at = (i as f32 + 0.5) / n.max(1) as f32;
+    if at < WARM_UP { at / WARM_UP } else { 0.5 * (1.0 + (PI * (at - WARM_UP) / (1.0 - WARM_UP)).cos()) }
+}
+
+/// Tokens of the longest sequence.
+pub(super) fn longest(batches: &[Batch]) -> usize {
+    batches.iter().flat_map(|b| b.lengths()).max().unwrap_or(0)
+}

@@ -1,0 +1,64 @@
+//! Weights of a block on their way to algorithms.
+
+use trike_core::{DenseData, DenseTensor, Tensor};
+use trike_llm::WeightSource;
+use trike_nn::{DecoderWeights, NnError, WeightName};
+use trike_quant::{QuantError, Rotation, SquareMatrix};
+use trike_trit::Hadamard;
+
+use crate::{CalibrateError, ModelQuantizationConfig};
+
+/// Reads a block's weights in f32, all dense.
+pub(crate) struct BlockWeights<'a>(pub(crate) &'a dyn WeightSource);
+
+impl BlockWeights<'_> {
+    fn load(&self, name: WeightName) -> Result<Tensor, NnError> {
+        self.0.load(name).map_err(|e| NnError::Load { name: name.to_string(), source: Box::new(e) })
+    }
+}
+
+impl DecoderWeights for BlockWeights<'_> {
+    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
+        let tensor = self.load(name)?;
+        let (rows, cols) = (tensor.rows(), tensor.cols());
+        Ok(Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F32(tensor.into_f32()))?))
+    }
+
+    fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
+        Ok(self.load(name)?.into_f32())
+    }
+}
+
+/// Rows of weights that read rotated inputs, of those that read `cols` inputs as they are.
+pub(crate) fn rotated(rotation: Option<Hadamard>, cols: usize, rows: &[f32]) -> Result<Vec<f32>, QuantError> {
+    let mut values = rows.to_vec();
+    if let Some(rotation) = rotation {
+        Rotation::plain(cols, rotation)?.rows(&mut values)?;
+    }
+    Ok(values)
+}
+
+/// The Hessian of rotated inputs, of that of inputs as they are.
+pub(crate) fn rotated_hessian(
+    rotation: Option<Hadamard>,
+    hessian: &SquareMatrix,
+) -> Result<SquareMatrix, QuantError> {
+    let width = hessian.side();
+    let mut values = rotated(rotation, width, hessian.values())?;
+    if let Some(rotation) = rotation {
+        Rotation::plain(width, rotation)?.columns(&mut values, width)?;
+    }
+    SquareMatrix::new(width, values)
+}
+
+/// Whether a layer can become ternary and the configuration does not leave it as it is.
+pub(crate) fn is_convertible(
+    source: &dyn WeightSource,
+    config: &ModelQuantizationConfig,
+    name: WeightName,
+) -> Result<bool, CalibrateError> {
+    let info = source.info(name)?;
+    let ternary = info.kind.is_ternary() || source.ternarizes(name);
+    let small = u128::from(info.elements()) < config.min_layer_size as u128;
+    Ok(!(ternary || small || config.skips(&name.to_string())))
+}

@@ -1,0 +1,322 @@
+//! A decoder block: attention and a gated MLP, each behind an RMSNorm and added to the residual stream.
+
+use trike_core::{AttentionSpec, GatedActivation, RopePairing};
+use trike_host::Cpu;
+
+use super::{
+    Linear,
+    attention::{attention, cut, parts},
+    gated::gated,
+    lanes::add,
+    norm::rms_norm,
+    rotary::rope,
+};
+use crate::attention::{KvData, KvView};
+use crate::error::{CpuError, check_len};
+use crate::ops::CpuOps;
+use crate::rope::RopeTable;
+
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const O: usize = 3;
+const G: usize = 4;
+const U: usize = 5;
+const D: usize = 6;
+
+/// Sizes and constants of a block.
+#[derive(Clone, Debug)]
+pub struct BlockShape {
+    /// Elements of the residual stream.
+    pub hidden: usize,
+    /// Elements of the gated activation.
+    pub intermediate: usize,
+    /// Heads, their width, scale and window.
+    pub attention: AttentionSpec,
+    /// Rotary embedding of the heads.
+    pub rope: RopeTable,
+    /// Which elements of a head it rotates together.
+    pub pairing: RopePairing,
+    /// Function of the gate.
+    pub activation: GatedActivation,
+    /// Epsilon of the norms.
+    pub rms_eps: f32,
+}
+
+/// Norms and biases of a block; `None` for those that it lacks.
+#[derive(Clone, Debug, Default)]
+pub struct BlockVectors {
+    /// Weight of the norm before attention, `hidden`.
+    pub attention_norm: Vec<f32>,
+    /// Weights of the norms of each query and each key head, `head_dim`.
+    pub qk_norm: Option<[Vec<f32>; 2]>,
+    /// Weight of the norm of what attention returns, `heads * head_dim`.
+    pub attention_sub_norm: Option<Vec<f32>>,
+    /// Weight of the norm before the MLP, `hidden`.
+    pub mlp_norm: Vec<f32>,
+    /// Weight of the norm of the gated activation, `intermediate`.
+    pub mlp_sub_norm: Option<Vec<f32>>,
+    /// Biases, in the order of [`BlockMatrices`].
+    pub biases: [Option<Vec<f32>>; BlockMatrices::COUNT],
+}
+
+/// The matrices of a block: query, key, value, output, gate, up, down.
+#[derive(Clone, Debug)]
+pub struct BlockMatrices([Linear; Self::COUNT]);
+
+impl BlockMatrices {
+    /// Matrices of a block.
+    pub const COUNT: usize = 7;
+
+    /// Packs the matrices, each `out x in` as [`BlockShape::matrices`] says.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Length`] when one has another size.
+    pub fn new(shape: &BlockShape, values: [Vec<f32>; Self::COUNT]) -> Result<Self, CpuError> {
+        let each = shape.matrices().into_iter().zip(values);
+        let all: Vec<Linear> = each
+            .map(|((rows, cols), values)| Linear::new(rows, cols, values))
+            .collect::<Result<_, CpuError>>()?;
+        let all = all.try_into().map_err(|all: Vec<_>| CpuError::Length {
+            what: "matrices of a block",
+            expected: Self::COUNT,
+            got: all.len(),
+        })?;
+        Ok(Self(all))
+    }
+}
+
+impl BlockShape {
+    /// Out features and in features of each matrix, in the order of [`BlockMatrices`].
+    #[must_use]
+    pub fn matrices(&self) -> [(usize, usize); BlockMatrices::COUNT] {
+        let (h, i, q, kv) = (self.hidden, self.intermediate, self.query_width(), self.kv_width());
+        [(q, h), (kv, h), (kv, h), (h, q), (i, h), (i, h), (h, i)]
+    }
+
+    fn query_width(&self) -> usize {
+        self.attention.heads * self.attention.head_dim
+    }
+
+    fn kv_width(&self) -> usize {
+        self.attention.kv_heads * self.attention.head_dim
+    }
+}
+
+/// What a backward pass needs of the forward pass: every tensor that an operation read, unless it is cheap to compute again.
+#[derive(Clone, Debug)]
+pub struct Tape {
+    lengths: Vec<usize>,
+    positions: Vec<u32>,
+    x: Vec<f32>,
+    normed: Vec<f32>,
+    /// Queries and keys before their norms, where they have any.
+    raw: Option<[Vec<f32>; 2]>,
+    /// Rotated.
+    q: Vec<f32>,
+    k: Vec<f32>,
+    v: Vec<f32>,
+    attended: Vec<f32>,
+    /// `attended` after its norm, where it has one.
+    output_in: Option<Vec<f32>>,
+    middle: Vec<f32>,
+    mlp_normed: Vec<f32>,
+    gate: Vec<f32>,
+    up: Vec<f32>,
+    joined: Vec<f32>,
+    /// `joined` after its norm, where it has one.
+    down_in: Option<Vec<f32>>,
+}
+
+/// The gradients of a loss with respect to what a block was made of and read.
+#[derive(Clone, Debug)]
+pub struct BlockGradients {
+    /// With respect to the matrices, in the order of [`BlockMatrices`], each `out x in`.
+    pub matrices: [Vec<f32>; BlockMatrices::COUNT],
+    /// With respect to the input, `tokens x hidden`; empty unless it was asked for.
+    pub input: Vec<f32>,
+}
+
+/// A decoder block of dense matrices whose forward pass can be differentiated.
+///
+/// With the residual stream `x`:
+///
+/// ```text
+/// h = x + O attention(rope(Q norm(x)), rope(K norm(x)), V norm(x))
+/// y = h + D (f(G norm(h)) * U norm(h))
+/// ```
+///
+/// with norms of heads, of what attention returns and of the gated activation, and biases, where [`BlockVectors`] has them. The
+/// operations are those of [`CpuOps`]; the block that decodes text (`trike_nn::DecoderBlock`) passes them a cache, fuses norms into
+/// products and keeps nothing that was between, which is why a block that is differentiated has a forward pass of its own. A test of
+/// `trike-calibrate` holds the two to the same outputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a> {
+    /// Where it runs.
+    pub cpu: &'a Cpu,
+    /// Sizes and constants.
+    pub shape: &'a BlockShape,
+    /// Norms and biases.
+    pub vectors: &'a BlockVectors,
+    /// Matrices.
+    pub matrices: &'a BlockMatrices,
+}
+
+impl Block<'_> {
+    /// Passes `x`, `tokens x hidden`, through the block: sequences of `lengths` tokens, one after the other, each from position 0.
+    /// Returns the output and what [`backward`](Self::backward) needs.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Length`] when the parts do not fit together, and what the operations say.
+    pub fn forward(&self, x: Vec<f32>, lengths: &[usize]) -> Result<(Vec<f32>, Tape), CpuError> {
+        let Self { cpu, shape, vectors, .. } = *self;
+        check_len("input of a block", lengths.iter().sum::<usize>() * shape.hidden, x.len())?;
+        let positions: Vec<u32> = lengths.iter().flat_map(|&n| 0..n as u32).collect();
+        let spec = &shape.attention;
+
+        let normed = self.norm(&x, &vectors.attention_norm)?;
+        let (mut q, mut k) = (self.linear(&normed, Q)?, self.linear(&normed, K)?);
+        let v = self.linear(&normed, V)?;
+        let raw = match &vectors.qk_norm {
+            None => None,
+            Some([q_norm, k_norm]) => {
+                let (q_normed, k_normed) = (self.norm(&q, q_norm)?, self.norm(&k, k_norm)?);
+                Some([std::mem::replace(&mut q, q_normed), std::mem::replace(&mut k, k_normed)])
+            }
+        };
+        for (x, heads) in [(&mut q, spec.heads), (&mut k, spec.kv_heads)] {
+            cpu.rope(x, heads, spec.head_dim, &positions, &shape.rope, shape.pairing)?;
+        }
+        let attended = self.attend([&q, &k, &v], lengths)?;
+        let output_in = vectors.attention_sub_norm.as_ref().map(|w| self.norm(&attended, w)).transpose()?;
+        let mut middle = self.linear(output_in.as_ref().unwrap_or(&attended), O)?;
+        cpu.add(&mut middle, &x)?;
+
+        let mlp_normed = self.norm(&middle, &vectors.mlp_norm)?;
+        let (gate, up) = (self.linear(&mlp_normed, G)?, self.linear(&mlp_normed, U)?);
+        let mut joined = vec![0.0; gate.len()];
+        cpu.gated(&gate, &up, shape.activation, &mut joined)?;
+        let down_in = vectors.mlp_sub_norm.as_ref().map(|w| self.norm(&joined, w)).transpose()?;
+        let mut y = self.linear(down_in.as_ref().unwrap_or(&joined), D)?;
+        cpu.add(&mut y, &middle)?;
+
+        let lengths = lengths.to_vec();
+        let tape = Tape {
+            lengths,
+            positions,
+            x,
+            normed,
+            raw,
+            q,
+            k,
+            v,
+            attended,
+            output_in,
+            middle,
+            mlp_normed,
+            gate,
+            up,
+            joined,
+            down_in,
+        };
+        Ok((y, tape))
+    }
+
+    /// The gradients, from `dy`, that with respect to the output. That with respect to the input takes three more products of
+    /// matrices and is computed where `with_input` says so.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Length`] when `dy` is not as long as the output was.
+    pub fn backward(&self, tape: &Tape, dy: Vec<f32>, with_input: bool) -> Result<BlockGradients, CpuError> {
+        let Self { cpu, shape, vectors, matrices } = *self;
+        check_len("gradient of a block's output", tape.x.len(), dy.len())?;
+        let (m, spec) = (&matrices.0, &shape.attention);
+        let through = |dy: Vec<f32>, x: &[f32], weight: &Option<Vec<f32>>| match weight {
+            Some(w) => self.norm_back(x, w, &dy),
+            None => Ok(dy),
+        };
+
+        let down = m[D].weight(cpu, tape.down_in.as_ref().unwrap_or(&tape.joined), &dy)?;
+        let d_joined = through(m[D].input(cpu, &dy)?, &tape.joined, &vectors.mlp_sub_norm)?;
+        let (mut d_gate, mut d_up) = (vec![0.0; tape.gate.len()], vec![0.0; tape.up.len()]);
+        gated(cpu, &tape.gate, &tape.up, shape.activation, &d_joined, &mut d_gate, &mut d_up)?;
+        let gate = m[G].weight(cpu, &tape.mlp_normed, &d_gate)?;
+        let up = m[U].weight(cpu, &tape.mlp_normed, &d_up)?;
+        let mut d_normed = m[G].input(cpu, &d_gate)?;
+        add(&mut d_normed, &m[U].input(cpu, &d_up)?);
+        let mut d_middle = dy;
+        add(&mut d_middle, &self.norm_back(&tape.middle, &vectors.mlp_norm, &d_normed)?);
+
+        let output = m[O].weight(cpu, tape.output_in.as_ref().unwrap_or(&tape.attended), &d_middle)?;
+        let d_attended = through(m[O].input(cpu, &d_middle)?, &tape.attended, &vectors.attention_sub_norm)?;
+        let [mut dq, mut dk, mut dv] = [&tape.q, &tape.k, &tape.v].map(|x| vec![0.0; x.len()]);
+        let inputs = [&tape.q[..], &tape.k, &tape.v];
+        attention(cpu, spec, inputs, &tape.lengths, &d_attended, [&mut dq, &mut dk, &mut dv])?;
+        for (dx, heads) in [(&mut dq, spec.heads), (&mut dk, spec.kv_heads)] {
+            rope(cpu, dx, heads, spec.head_dim, &tape.positions, &shape.rope, shape.pairing)?;
+        }
+        if let (Some([q, k]), Some([q_norm, k_norm])) = (&tape.raw, &vectors.qk_norm) {
+            dq = self.norm_back(q, q_norm, &dq)?;
+            dk = self.norm_back(k, k_norm, &dk)?;
+        }
+        let query = m[Q].weight(cpu, &tape.normed, &dq)?;
+        let key = m[K].weight(cpu, &tape.normed, &dk)?;
+        let value = m[V].weight(cpu, &tape.normed, &dv)?;
+        let matrices = [query, key, value, output, gate, up, down];
+        if !with_input {
+            return Ok(BlockGradients { matrices, input: Vec::new() });
+        }
+        let mut d_normed = m[Q].input(cpu, &dq)?;
+        add(&mut d_normed, &m[K].input(cpu, &dk)?);
+        add(&mut d_normed, &m[V].input(cpu, &dv)?);
+        add(&mut d_middle, &self.norm_back(&tape.x, &vectors.attention_norm, &d_normed)?);
+        Ok(BlockGradients { matrices, input: d_middle })
+    }
+
+    fn linear(&self, x: &[f32], i: usize) -> Result<Vec<f32>, CpuError> {
+        let mut y = self.matrices.0[i].forward(self.cpu, x)?;
+        if let Some(bias) = &self.vectors.biases[i] {
+            check_len("bias of a block", self.shape.matrices()[i].0, bias.len())?;
+            y.chunks_exact_mut(bias.len()).for_each(|row| add(row, bias));
+        }
+        Ok(y)
+    }
+
+    fn norm(&self, x: &[f32], weight: &[f32]) -> Result<Vec<f32>, CpuError> {
+        let mut out = vec![0.0; x.len()];
+        self.cpu.rms_norm(x, weight, self.shape.rms_eps, &mut out)?;
+        Ok(out)
+    }
+
+    fn norm_back(&self, x: &[f32], weight: &[f32], dy: &[f32]) -> Result<Vec<f32>, CpuError> {
+        let mut dx = vec![0.0; x.len()];
+        rms_norm(self.cpu, x, weight, self.shape.rms_eps, dy, &mut dx)?;
+        Ok(dx)
+    }
+
+    /// Attention of each sequence over its own keys and values.
+    fn attend(&self, [q, k, v]: [&[f32]; 3], lengths: &[usize]) -> Result<Vec<f32>, CpuError> {
+        let (spec, kv_width) = (&self.shape.attention, self.shape.kv_width());
+        let mut out = vec![0.0; q.len()];
+        let width = self.shape.query_width();
+        let inputs =
+            parts(q, lengths, width).zip(parts(k, lengths, kv_width)).zip(parts(v, lengths, kv_width));
+        for (((q, k), v), out) in inputs.zip(cut(&mut out, lengths, width)) {
+            let (k, v) = (by_head(spec, k), by_head(spec, v));
+            let capacity = q.len() / width;
+            let kv = KvView { k: KvData::F32(&k), v: KvData::F32(&v), capacity };
+            self.cpu.attention(spec, q, 0, kv, out)?;
+        }
+        Ok(out)
+    }
+}
+
+/// Keys or values as a cache holds them, `kv_heads x tokens x head_dim`.
+fn by_head(spec: &AttentionSpec, rows: &[f32]) -> Vec<f32> {
+    let (dim, width) = (spec.head_dim, spec.kv_heads * spec.head_dim);
+    let head = |h: usize| rows.chunks_exact(width).flat_map(move |row| &row[h * dim..(h + 1) * dim]);
+    (0..spec.kv_heads).flat_map(head).copied().collect()
+}

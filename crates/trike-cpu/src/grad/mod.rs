@@ -1,0 +1,39 @@
+//! Backward passes of a decoder's operations, on slices.
+//!
+//! Start from [`Block`]: a decoder block whose forward pass keeps a [`Tape`] from which [`Block::backward`] computes the gradients
+//! of its matrices and of its input. Its parts are functions of their own: [`rms_norm`] and [`rms_norm_weight`], [`rope`],
+//! [`attention`], [`gated`], and [`Linear`] for matrices; [`divergence`] is a loss.
+//!
+//! A function that is named like an operation of [`CpuOps`](crate::CpuOps) takes what that operation read and `dy`, the gradient of a
+//! scalar loss with respect to what it returned, and writes the gradients with respect to what it read. Everything is row-major,
+//! `tokens x width`, in f32. Sums that run over a token or over the positions of a sequence are taken in a fixed order, so the number
+//! of threads changes no bit. The code is plain loops over lanes, compiled once and not once per instruction set: nearly all of the
+//! time of a backward pass is spent in matrix products, which are those of [`CpuOps`](crate::CpuOps).
+//!
+//! ```
+//! use trike_cpu::{Cpu, GatedActivation, grad};
+//!
+//! // y = relu(g)^2 u at g = 3, u = 0.5: dy/dg = 2 g u and dy/du = g^2.
+//! let (mut d_gate, mut d_up) = ([0.0], [0.0]);
+//! let cpu = Cpu::new(1)?;
+//! grad::gated(&cpu, &[3.0], &[0.5], GatedActivation::SquaredReLu, &[1.0], &mut d_gate, &mut d_up)?;
+//! assert_eq!((d_gate, d_up), ([3.0], [9.0]));
+//! # Ok::<(), trike_cpu::CpuError>(())
+//! ```
+
+mod attention;
+mod block;
+mod gated;
+mod lanes;
+mod linear;
+mod loss;
+mod norm;
+mod rotary;
+
+pub use attention::attention;
+pub use block::{Block, BlockGradients, BlockMatrices, BlockShape, BlockVectors, Tape};
+pub use gated::gated;
+pub use linear::Linear;
+pub use loss::divergence;
+pub use norm::{rms_norm, rms_norm_weight};
+pub use rotary::rope;

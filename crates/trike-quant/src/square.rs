@@ -1,0 +1,60 @@
+//! Square matrices.
+
+use crate::{QuantError, error::check_len};
+
+/// A row-major square matrix, such as the Hessian of a layer's inputs.
+///
+/// ```
+/// use trike_quant::SquareMatrix;
+///
+/// let matrix = SquareMatrix::new(2, vec![1.0, 2.0, 3.0, 4.0])?;
+/// assert_eq!((matrix.side(), matrix.row(1)), (2, &[3.0, 4.0][..]));
+/// assert!(SquareMatrix::new(2, vec![1.0; 5]).is_err());
+/// # Ok::<(), trike_quant::QuantError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct SquareMatrix {
+    side: usize,
+    values: Vec<f32>,
+}
+
+impl SquareMatrix {
+    /// A matrix of `side` rows.
+    ///
+    /// # Errors
+    ///
+    /// [`QuantError::Option`] for a side of zero, [`QuantError::Length`] unless there are `side * side` values.
+    pub fn new(side: usize, values: Vec<f32>) -> Result<Self, QuantError> {
+        let len = side.checked_mul(side).filter(|n| *n > 0).ok_or_else(|| QuantError::Option {
+            option: "side of a square matrix",
+            expected: "at least 1, and small enough for its square to be addressable",
+            got: side.to_string(),
+        })?;
+        check_len("square matrix", len, values.len())?;
+        Ok(Self { side, values })
+    }
+
+    /// Rows, and elements per row.
+    pub fn side(&self) -> usize {
+        self.side
+    }
+
+    /// All elements.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// One row, of `side` elements.
+    ///
+    /// # Panics
+    ///
+    /// When there is no such row, as indexing does.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.side..(row + 1) * self.side]
+    }
+
+    /// The diagonal.
+    pub fn diagonal(&self) -> impl Iterator<Item = f32> + '_ {
+        self.values.iter().step_by(self.side + 1).copied()
+    }
+}
