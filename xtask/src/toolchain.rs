@@ -4,9 +4,9 @@ use crate::{llvm, workspace::Workspace};
 use anyhow::{Result, ensure};
 use xshell::cmd;
 
-/// What the steps that run the workspace turn on: the runtime with a software driver, and downloads. One set of features,
+/// What the steps that run the workspace turn on: the runtime with a software driver, also for Candle modules, and downloads. One set of features,
 /// so that nothing is compiled twice; `features` and `readme` see to the default ones.
-pub(crate) const FEATURES: [&str; 2] = ["--features", "trike-cli/wgpu,trike-cli/hub"];
+pub(crate) const FEATURES: [&str; 2] = ["--features", "trike-cli/wgpu,trike-cli/hub,trike-candle/wgpu"];
 
 /// Formatting equals what rustfmt prints.
 pub(crate) fn fmt(ws: &Workspace) -> Result<String> {

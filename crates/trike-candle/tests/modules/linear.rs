@@ -2,9 +2,11 @@
 
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_nn::{Linear, Module};
+use trike_candle::{
+    ActivationPrecision, BitLinear, CandleError, NnError, Ternarize, TernaryLinear, convert_linear,
+    quantize_tensor,
+};
 use trike_cpu::{Cpu, CpuError, Isa};
-use trike_nn::modules::{BitLinear, Ternarize, TernaryLinear, convert_linear, quantize_tensor};
-use trike_nn::{ActivationPrecision, NnError};
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
 
@@ -219,11 +221,17 @@ fn what_does_not_fit_is_a_typed_error() {
     let bias = |shape: &[usize]| Some(Tensor::zeros(shape, DType::F32, &Device::Cpu).expect("zeros"));
     assert!(matches!(
         TernaryLinear::new(trits, bias(&[5])),
-        Err(NnError::Shape { what: "length of a bias", expected: 4, got: 5 })
+        Err(CandleError::Nn(NnError::Shape { what: "length of a bias", expected: 4, got: 5 }))
     ));
-    assert!(matches!(TernaryLinear::new(trits, bias(&[4, 1])), Err(NnError::Shape { got: 2, .. })));
+    assert!(matches!(
+        TernaryLinear::new(trits, bias(&[4, 1])),
+        Err(CandleError::Nn(NnError::Shape { got: 2, .. }))
+    ));
     let ids = Tensor::zeros(4, DType::U32, &Device::Cpu).expect("ids");
-    assert!(matches!(TernaryLinear::new(trits, Some(ids)), Err(NnError::Spec { field: "dtype", .. })));
+    assert!(matches!(
+        TernaryLinear::new(trits, Some(ids)),
+        Err(CandleError::Nn(NnError::Spec { field: "dtype", .. }))
+    ));
 
     let layer = TernaryLinear::new(trits, None).expect("a layer");
     let message = |x: &Tensor| layer.forward(x).expect_err("a refusal").to_string();
@@ -241,12 +249,15 @@ fn what_does_not_fit_is_a_typed_error() {
     for how in [Ternarize::Exact, Ternarize::AbsMean(Granularity::Tensor)] {
         for value in [f32::NAN, f32::INFINITY] {
             let refused = quantize_tensor(&matrix(value), how);
-            assert!(matches!(refused, Err(NnError::Spec { field: "a weight", rule: "must be finite", .. })));
+            assert!(matches!(
+                refused,
+                Err(CandleError::Nn(NnError::Spec { field: "a weight", rule: "must be finite", .. }))
+            ));
         }
         let vector = quantize_tensor(&normal(&mut rng, &[4]), how);
-        assert!(matches!(vector, Err(NnError::Candle(_))));
+        assert!(matches!(vector, Err(CandleError::Candle(_))));
         let empty = Tensor::zeros((0, 4), DType::F32, &Device::Cpu).expect("nothing");
-        assert!(matches!(quantize_tensor(&empty, how), Err(NnError::Trit(_))));
+        assert!(matches!(quantize_tensor(&empty, how), Err(CandleError::Nn(NnError::Trit(_)))));
     }
     let long = TritTensor::from_trits(
         1,
@@ -256,5 +267,5 @@ fn what_does_not_fit_is_a_typed_error() {
         Scales::tensor(1.0),
     );
     let refused = TernaryLinear::new(&long.expect("a tensor"), None);
-    assert!(matches!(refused, Err(NnError::Cpu(CpuError::Range { .. }))));
+    assert!(matches!(refused, Err(CandleError::Nn(NnError::Cpu(CpuError::Range { .. })))));
 }

@@ -4,10 +4,10 @@ use candle_core::{CpuStorage, CustomOp2, Layout, Shape, Tensor};
 use candle_nn::{Module, VarBuilder};
 use trike_cpu::{Cpu, CpuOps, GatedActivation};
 
-use super::exec::{floats, shared_cpu, to_f32};
-use super::linear::TernaryLinear;
-use super::quantize::Ternarize;
-use crate::NnError;
+use crate::exec::{floats, shared_cpu, to_f32};
+use crate::linear::TernaryLinear;
+use crate::quantize::TernarizeOptions;
+use crate::{CandleError, NnError};
 
 /// `activation(gate) * up`, element by element: SwiGLU's middle with [`GatedActivation::SiLu`] (Shazeer, 2020), BitNet
 /// 2B4T's with [`GatedActivation::SquaredReLu`].
@@ -16,19 +16,23 @@ use crate::NnError;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use trike_nn::GatedActivation;
-/// use trike_nn::modules::{gated, shared_cpu};
+/// use trike_candle::{GatedActivation, gated, shared_cpu};
 ///
 /// let (gate, up) = (Tensor::new(&[2f32, -1.0], &Device::Cpu)?, Tensor::new(&[3f32, 3.0], &Device::Cpu)?);
 /// let y = gated(&shared_cpu()?, &gate, &up, GatedActivation::SquaredReLu)?;
 /// assert_eq!(y.to_vec1::<f32>()?, [12.0, 0.0]);
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 ///
 /// # Errors
 ///
-/// [`NnError::Candle`] when shapes or dtypes differ, [`NnError::Spec`] for another device or dtype.
-pub fn gated(cpu: &Cpu, gate: &Tensor, up: &Tensor, activation: GatedActivation) -> Result<Tensor, NnError> {
+/// [`CandleError::Candle`] when shapes or dtypes differ, [`NnError::Spec`] for another device or dtype.
+pub fn gated(
+    cpu: &Cpu,
+    gate: &Tensor,
+    up: &Tensor,
+    activation: GatedActivation,
+) -> Result<Tensor, CandleError> {
     let op = "gated";
     if gate.shape() != up.shape() {
         let (lhs, rhs) = (gate.shape().clone(), up.shape().clone());
@@ -49,7 +53,7 @@ pub fn gated(cpu: &Cpu, gate: &Tensor, up: &Tensor, activation: GatedActivation)
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::Module;
-/// use trike_nn::modules::{SwiGlu, Ternarize, quantize_tensor, TernaryLinear};
+/// use trike_candle::{SwiGlu, Ternarize, quantize_tensor, TernaryLinear};
 ///
 /// let layer = |rows, cols| {
 ///     let w = Tensor::ones((rows, cols), DType::F32, &Device::Cpu)?;
@@ -59,7 +63,7 @@ pub fn gated(cpu: &Cpu, gate: &Tensor, up: &Tensor, activation: GatedActivation)
 /// let y = mlp.forward(&Tensor::ones((1, 4), DType::F32, &Device::Cpu)?)?;
 /// let silu = 4.0 / (1.0 + (-4f32).exp());
 /// assert!((y.to_vec2::<f32>()?[0][0] - 6.0 * 4.0 * silu).abs() < 1e-4);
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct SwiGlu {
@@ -76,7 +80,7 @@ impl SwiGlu {
     /// # Errors
     ///
     /// [`NnError::WeightShape`] for a projection that does not fit the gate.
-    pub fn new(gate: TernaryLinear, up: TernaryLinear, down: TernaryLinear) -> Result<Self, NnError> {
+    pub fn new(gate: TernaryLinear, up: TernaryLinear, down: TernaryLinear) -> Result<Self, CandleError> {
         let (intermediate, hidden) = (gate.out_features(), gate.in_features());
         check_layer("up_proj", &up, intermediate, hidden)?;
         check_layer("down_proj", &down, hidden, intermediate)?;
@@ -93,8 +97,9 @@ impl SwiGlu {
         hidden: usize,
         intermediate: usize,
         vb: VarBuilder<'_>,
-        how: Ternarize,
-    ) -> Result<Self, NnError> {
+        how: impl Into<TernarizeOptions>,
+    ) -> Result<Self, CandleError> {
+        let how = how.into();
         refuse_extra(&vb, &["ffn_sub_norm"])?;
         Self::new(
             TernaryLinear::load(hidden, intermediate, vb.pp("gate_proj"), how)?,
@@ -109,7 +114,7 @@ impl SwiGlu {
         Self { activation, ..self }
     }
 
-    /// Goes on with another executor, in the projections too.
+    /// Uses another executor, in the projections too.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
         let [gate, up, down] = [self.gate, self.up, self.down].map(|layer| layer.with_cpu(cpu.clone()));
@@ -125,29 +130,29 @@ impl Module for SwiGlu {
 }
 
 /// Checks the shape of a projection.
-pub(super) fn check_layer(
+pub(crate) fn check_layer(
     name: &str,
     layer: &TernaryLinear,
     rows: usize,
     cols: usize,
-) -> Result<(), NnError> {
+) -> Result<(), CandleError> {
     let (got_rows, got_cols) = (layer.out_features(), layer.in_features());
     if (got_rows, got_cols) == (rows, cols) {
         return Ok(());
     }
     let name = name.to_owned();
-    Err(NnError::WeightShape { name, expected_rows: rows, expected_cols: cols, got_rows, got_cols })
+    Err(NnError::WeightShape { name, expected_rows: rows, expected_cols: cols, got_rows, got_cols }.into())
 }
 
 /// Refuses checkpoints with norms that a module would leave out.
-pub(super) fn refuse_extra(vb: &VarBuilder<'_>, norms: &[&str]) -> Result<(), NnError> {
+pub(crate) fn refuse_extra(vb: &VarBuilder<'_>, norms: &[&str]) -> Result<(), CandleError> {
     match norms.iter().map(|norm| format!("{norm}.weight")).find(|name| vb.contains_tensor(name)) {
         None => Ok(()),
         Some(name) => Err(NnError::Spec {
             field: "checkpoint",
             rule: "must not have weights that this module leaves out; run it with trike-llm, or build the block from parts",
             got: format!("{}.{name}", vb.prefix()),
-        }),
+        }.into()),
     }
 }
 
@@ -170,7 +175,7 @@ impl CustomOp2 for GatedOp {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (gate, up) = (floats(self.name(), s1, l1)?, floats(self.name(), s2, l2)?);
         let mut out = vec![0.0; gate.len()];
-        self.cpu.gated(gate, up, self.activation, &mut out).map_err(NnError::from)?;
+        self.cpu.gated(gate, up, self.activation, &mut out).map_err(CandleError::from)?;
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
 

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use candle_core::{CpuStorage, DType, Device, Layout, Tensor};
 use trike_cpu::Cpu;
 
-use crate::NnError;
+use crate::{CandleError, NnError};
 
 /// The executor of every module that was not given one: all threads of the machine, started once.
 ///
@@ -14,11 +14,11 @@ use crate::NnError;
 /// [`HostError::Threads`](trike_cpu::HostError::Threads) if the operating system does not start the threads.
 ///
 /// ```
-/// let cpu = trike_nn::modules::shared_cpu()?;
+/// let cpu = trike_candle::shared_cpu()?;
 /// assert!(cpu.threads() >= 1);
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
-pub fn shared_cpu() -> Result<Cpu, NnError> {
+pub fn shared_cpu() -> Result<Cpu, CandleError> {
     static SHARED: OnceLock<Cpu> = OnceLock::new();
     if let Some(cpu) = SHARED.get() {
         return Ok(cpu.clone());
@@ -27,52 +27,40 @@ pub fn shared_cpu() -> Result<Cpu, NnError> {
     Ok(SHARED.get_or_init(|| cpu).clone())
 }
 
-/// So that `?` works in functions that return Candle's error, as those of `candle_nn::Module` do. The message is
-/// kept; an error that came from Candle is handed back as it was.
-impl From<NnError> for candle_core::Error {
-    fn from(error: NnError) -> Self {
-        match error {
-            NnError::Candle(error) => error,
-            // Not `wrap`, which would put a backtrace into the message.
-            other => Self::Wrapped(Box::new(other)),
-        }
-    }
-}
-
 /// Refuses tensors on other devices: the kernels read host memory, and a copy back and forth on every call would
 /// cost more than they save.
-pub(super) fn check_device(device: &Device) -> Result<(), NnError> {
+pub(crate) fn check_device(device: &Device) -> Result<(), CandleError> {
     let got = match device {
         Device::Cpu => return Ok(()),
         Device::Cuda(_) => "CUDA",
         Device::Metal(_) => "Metal",
     };
     let rule = "must be the CPU, where these kernels run: copy the tensor there first";
-    Err(NnError::Spec { field: "device", rule, got: got.to_owned() })
+    Err(NnError::Spec { field: "device", rule, got: got.to_owned() }.into())
 }
 
 /// `x` as contiguous f32, through operations that gradients pass.
-pub(super) fn to_f32(x: &Tensor) -> Result<Tensor, NnError> {
+pub(crate) fn to_f32(x: &Tensor) -> Result<Tensor, CandleError> {
     check_device(x.device())?;
     if !matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16) {
         let rule = "must be f32, f16 or bf16";
-        return Err(NnError::Spec { field: "dtype", rule, got: format!("{:?}", x.dtype()) });
+        return Err(NnError::Spec { field: "dtype", rule, got: format!("{:?}", x.dtype()) }.into());
     }
     Ok(x.to_dtype(DType::F32)?.contiguous()?)
 }
 
 /// Checks the length of the last axis.
-pub(super) fn check_width(what: &'static str, x: &Tensor, expected: usize) -> Result<(), NnError> {
+pub(crate) fn check_width(what: &'static str, x: &Tensor, expected: usize) -> Result<(), CandleError> {
     // A scalar has no axis, and no module takes a width of zero.
     check_len(what, expected, x.dims().last().copied().unwrap_or(0))
 }
 
-pub(super) fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), NnError> {
-    if expected == got { Ok(()) } else { Err(NnError::Shape { what, expected, got }) }
+pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), CandleError> {
+    if expected == got { Ok(()) } else { Err(NnError::Shape { what, expected, got }.into()) }
 }
 
 /// The elements of an argument of a custom operation, which [`to_f32`] made contiguous.
-pub(super) fn floats<'a>(
+pub(crate) fn floats<'a>(
     op: &'static str,
     storage: &'a CpuStorage,
     layout: &Layout,

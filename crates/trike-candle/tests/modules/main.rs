@@ -1,16 +1,12 @@
 //! The Candle modules against the same computations from Candle's own operations.
-#![cfg(feature = "candle")]
 
 use candle_core::{DType, Device, Tensor};
 use trike_testkit::{Rng, assert_close};
 
-#[path = "modules/attention.rs"]
 mod attention;
-#[path = "modules/linear.rs"]
+mod kinds;
 mod linear;
-#[path = "modules/load.rs"]
 mod load;
-#[path = "modules/ops.rs"]
 mod ops;
 
 /// Seeded normals.

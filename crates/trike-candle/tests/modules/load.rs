@@ -5,9 +5,8 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, VarBuilder};
 use serde_json::json;
+use trike_candle::{BitLinear, CandleError, NnError, RmsNorm, SwiGlu, Ternarize, TernaryLinear};
 use trike_format::{HfDirWriter, Int8Tensor};
-use trike_nn::NnError;
-use trike_nn::modules::{BitLinear, RmsNorm, SwiGlu, Ternarize, TernaryLinear};
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, Scales, TritTensor};
 
@@ -23,7 +22,7 @@ fn dense(rng: &mut Rng, name: &str, shape: &[usize]) -> Tensors {
     Tensors::from([(format!("{name}.weight"), normal(rng, shape))])
 }
 
-fn load(tensors: &Tensors, cols: usize, rows: usize, how: Ternarize) -> Result<TernaryLinear, NnError> {
+fn load(tensors: &Tensors, cols: usize, rows: usize, how: Ternarize) -> Result<TernaryLinear, CandleError> {
     TernaryLinear::load(cols, rows, builder(tensors, DType::F32).pp("proj"), how)
 }
 
@@ -108,7 +107,7 @@ fn dense_weights_are_rounded_only_when_asked() {
     let mut tensors = dense(&mut rng, "proj", &[4, 40]);
     let abs_mean = Ternarize::AbsMean(Granularity::Tensor);
     let error = load(&tensors, 40, 4, Ternarize::Exact).expect_err("not ternary");
-    assert!(matches!(&error, NnError::Load { name, .. } if name == "proj.weight"));
+    assert!(matches!(&error, CandleError::Nn(NnError::Load { name, .. }) if name == "proj.weight"));
     assert!(error.to_string().starts_with("proj.weight: a weight must be -s, 0 or +s exactly"), "{error}");
     let layer = load(&tensors, 40, 4, abs_mean).expect("asked for");
     assert!(layer.bias().is_none());
@@ -170,7 +169,9 @@ fn the_mlp_loads_by_name() {
     let refused = mlp(&normed).expect_err("a norm that would be left out").to_string();
     assert!(refused.contains("mlp.ffn_sub_norm.weight"), "{refused}");
     tensors.remove("mlp.up_proj.weight");
-    assert!(matches!(mlp(&tensors), Err(NnError::Load { name, .. }) if name == "mlp.up_proj.weight"));
+    assert!(
+        matches!(mlp(&tensors), Err(CandleError::Nn(NnError::Load { name, .. })) if name == "mlp.up_proj.weight")
+    );
 }
 
 #[test]
@@ -179,7 +180,7 @@ fn damaged_or_foreign_weights_are_refused_by_name() {
     let mut rng = Rng::new(34);
     let refuse = |tensors: &Tensors, rows, cols, part: &str| {
         let error = load(tensors, cols, rows, how).expect_err(part);
-        assert!(matches!(&error, NnError::Load { name, .. } if name == "proj.weight"));
+        assert!(matches!(&error, CandleError::Nn(NnError::Load { name, .. }) if name == "proj.weight"));
         assert!(error.to_string().contains(part), "{error} does not say {part}");
     };
     refuse(&dense(&mut rng, "proj", &[3, 5]), 3, 6, "shape mismatch");

@@ -4,8 +4,8 @@ use candle_core::{CpuStorage, CustomOp2, D, Layout, Shape, Tensor};
 use candle_nn::{Module, VarBuilder};
 use trike_cpu::{Cpu, CpuOps};
 
-use super::exec::{check_device, check_len, check_width, floats, shared_cpu, to_f32};
-use crate::NnError;
+use crate::exec::{check_device, check_len, check_width, floats, shared_cpu, to_f32};
+use crate::{CandleError, NnError};
 
 /// `x / sqrt(mean(x^2) + eps) * weight` along the last axis (Zhang and Sennrich, 2019).
 ///
@@ -14,18 +14,18 @@ use crate::NnError;
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use trike_nn::modules::{rms_norm, shared_cpu};
+/// use trike_candle::{rms_norm, shared_cpu};
 ///
 /// let x = Tensor::new(&[[3f32, -3.0]], &Device::Cpu)?;
 /// let y = rms_norm(&shared_cpu()?, &x, &Tensor::new(&[1f32, 2.0], &Device::Cpu)?, 0.0)?;
 /// assert_eq!(y.to_vec2::<f32>()?, [[1.0, -2.0]]);
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 ///
 /// # Errors
 ///
 /// [`NnError::Shape`] when widths differ, [`NnError::Spec`] for another device or dtype.
-pub fn rms_norm(cpu: &Cpu, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, NnError> {
+pub fn rms_norm(cpu: &Cpu, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, CandleError> {
     check_len("axes of the weight of a norm", 1, weight.rank())?;
     check_width("input of a norm", x, weight.elem_count())?;
     let op = RmsNormOp { cpu: cpu.clone(), eps };
@@ -37,12 +37,12 @@ pub fn rms_norm(cpu: &Cpu, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tens
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::Module;
-/// use trike_nn::modules::RmsNorm;
+/// use trike_candle::RmsNorm;
 ///
 /// let norm = RmsNorm::new(Tensor::ones(4, DType::F32, &Device::Cpu)?, 1e-5)?;
 /// let y = norm.forward(&Tensor::full(7f32, (2, 3, 4), &Device::Cpu)?)?;
 /// assert_eq!(y.dims(), [2, 3, 4]);
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
@@ -58,7 +58,7 @@ impl RmsNorm {
     ///
     /// [`NnError::Shape`] for another rank, [`NnError::Spec`] for the device or dtype of the weight, or an `eps` that is
     /// negative or not finite.
-    pub fn new(weight: Tensor, eps: f32) -> Result<Self, NnError> {
+    pub fn new(weight: Tensor, eps: f32) -> Result<Self, CandleError> {
         check_len("axes of the weight of a norm", 1, weight.rank())?;
         to_f32(&weight)?;
         if !(eps >= 0.0 && eps.is_finite()) {
@@ -66,7 +66,8 @@ impl RmsNorm {
                 field: "eps",
                 rule: "must be finite and not negative",
                 got: eps.to_string(),
-            });
+            }
+            .into());
         }
         Ok(Self { weight, eps, cpu: shared_cpu()? })
     }
@@ -75,13 +76,13 @@ impl RmsNorm {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and [`NnError::Candle`] for a tensor that is not there or has another shape.
-    pub fn load(size: usize, eps: f32, vb: VarBuilder<'_>) -> Result<Self, NnError> {
+    /// As [`new`](Self::new), and [`CandleError::Candle`] for a tensor that is not there or has another shape.
+    pub fn load(size: usize, eps: f32, vb: VarBuilder<'_>) -> Result<Self, CandleError> {
         check_device(vb.device())?;
         Self::new(vb.get(size, "weight")?, eps)
     }
 
-    /// Goes on with another executor.
+    /// Uses another executor.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
         Self { cpu, ..self }
@@ -113,7 +114,7 @@ impl CustomOp2 for RmsNormOp {
     ) -> candle_core::Result<(CpuStorage, Shape)> {
         let (x, weight) = (floats(self.name(), s1, l1)?, floats(self.name(), s2, l2)?);
         let mut out = vec![0.0; x.len()];
-        self.cpu.rms_norm(x, weight, self.eps, &mut out).map_err(NnError::from)?;
+        self.cpu.rms_norm(x, weight, self.eps, &mut out).map_err(CandleError::from)?;
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }
 

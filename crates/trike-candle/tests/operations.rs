@@ -1,11 +1,11 @@
 //! Each operation of the host backend against the reference backend, and what both refuse.
-#![cfg(feature = "candle")]
 
+use trike_candle::CandleBackend;
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, AttentionSpec, Backend, CacheSpec, CandleBackend, CpuBackend, GatedActivation,
-    KvPrecision, NnError, RopePairing, RopeSpec, StepInputs, Tensor,
+    ActivationPrecision, AttentionSpec, Backend, CacheSpec, CpuBackend, GatedActivation, KvPrecision,
+    NnError, RopePairing, RopeSpec, StepInputs, Tensor,
 };
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};

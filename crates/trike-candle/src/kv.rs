@@ -3,8 +3,8 @@
 use half::f16;
 use trike_cpu::{AttentionSpec, Cpu, CpuOps, KvData, KvView};
 
-use super::exec::check_len;
-use crate::{KvPrecision, NnError};
+use crate::exec::check_len;
+use crate::{CandleError, KvPrecision, NnError};
 
 /// Keys and values of one attention layer, for a batch of sequences of the same length.
 ///
@@ -12,13 +12,12 @@ use crate::{KvPrecision, NnError};
 /// model has its own cache.
 ///
 /// ```
-/// use trike_nn::KvPrecision;
-/// use trike_nn::modules::KvCache;
+/// use trike_candle::{KvCache, KvPrecision};
 ///
 /// // Two sequences, four heads of eight, room for 128 positions.
 /// let cache = KvCache::new(2, 4, 8, 128, KvPrecision::F16)?;
 /// assert_eq!((cache.len(), cache.bytes()), (0, 2 * 2 * 4 * 8 * 128 * 2));
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct KvCache {
@@ -83,12 +82,12 @@ impl KvCache {
         head_dim: usize,
         capacity: usize,
         precision: KvPrecision,
-    ) -> Result<Self, NnError> {
+    ) -> Result<Self, CandleError> {
         let sizes = [batch, kv_heads, head_dim, capacity];
         let len = sizes.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
         let Some(n) = len.filter(|n| (1..=isize::MAX as usize / 4).contains(n)) else {
             let rule = "must be at least 1 each and make an addressable cache";
-            return Err(NnError::Spec { field: "sizes of a cache", rule, got: format!("{sizes:?}") });
+            return Err(NnError::Spec { field: "sizes of a cache", rule, got: format!("{sizes:?}") }.into());
         };
         let (keys, values) = (Elements::zeros(precision, n), Elements::zeros(precision, n));
         Ok(Self { batch, kv_heads, head_dim, capacity, len: 0, keys, values })
@@ -120,17 +119,17 @@ impl KvCache {
     }
 
     /// Checks that `tokens` more positions of `batch` sequences fit, with what they attend to.
-    pub(super) fn check_room(
+    pub(crate) fn check_room(
         &self,
         problem: &AttentionSpec,
         batch: usize,
         tokens: usize,
-    ) -> Result<(), NnError> {
+    ) -> Result<(), CandleError> {
         check_len("sequences of a cache", self.batch, batch)?;
         check_len("heads of a cache", self.kv_heads, problem.kv_heads)?;
         check_len("width of a cached head", self.head_dim, problem.head_dim)?;
         if tokens == 0 {
-            return Err(NnError::EmptyStep);
+            return Err(NnError::EmptyStep.into());
         }
         let end = self.len.saturating_add(tokens);
         let needed = end - problem.span(self.len).start;
@@ -142,20 +141,21 @@ impl KvCache {
             Some(window) if window <= self.capacity => Err(NnError::StepTooLong {
                 requested: tokens,
                 limit: self.capacity - self.len.min(window - 1),
-            }),
-            _ => Err(NnError::ContextFull { requested: end, capacity: self.capacity }),
+            }
+            .into()),
+            _ => Err(NnError::ContextFull { requested: end, capacity: self.capacity }.into()),
         }
     }
 
     /// Stores the next `tokens` keys and values (`batch x tokens x kv_heads x head_dim`) and attends from `q`
     /// (`batch x tokens x heads x head_dim`), after [`check_room`](Self::check_room).
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         cpu: &Cpu,
         problem: &AttentionSpec,
         (q, k, v): (&[f32], &[f32], &[f32]),
         tokens: usize,
-    ) -> Result<Vec<f32>, NnError> {
+    ) -> Result<Vec<f32>, CandleError> {
         let Self { batch, kv_heads, head_dim, capacity, len, .. } = *self;
         for (row, (k, v)) in
             k.chunks_exact(kv_heads * head_dim).zip(v.chunks_exact(kv_heads * head_dim)).enumerate()

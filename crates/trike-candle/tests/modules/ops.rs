@@ -2,11 +2,11 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder};
-use trike_cpu::Cpu;
-use trike_nn::modules::{
-    RmsNorm, RotaryEmbedding, SwiGlu, Ternarize, TernaryLinear, gated, quantize_tensor, rms_norm, shared_cpu,
+use trike_candle::{
+    CandleError, GatedActivation, NnError, RmsNorm, RopePairing, RopeScaling, RopeSpec, RotaryEmbedding,
+    SwiGlu, Ternarize, TernaryLinear, gated, quantize_tensor, rms_norm, shared_cpu,
 };
-use trike_nn::{GatedActivation, NnError, RopePairing, RopeScaling, RopeSpec};
+use trike_cpu::Cpu;
 use trike_testkit::Rng;
 use trike_trit::Granularity;
 
@@ -50,13 +50,22 @@ fn rms_norm_is_candles() {
     let large = rms_norm(&cpu, &x, &w, 0.5).expect("y");
     assert!(distance(&large, &rms_norm(&cpu, &x, &w, 1e-5).expect("y")) > 0.1, "eps matters");
 
-    assert!(matches!(rms_norm(&cpu, &x, &normal(&mut rng, &[36]), 1e-5), Err(NnError::Shape { .. })));
-    assert!(matches!(RmsNorm::new(normal(&mut rng, &[2, 2]), 1e-5), Err(NnError::Shape { .. })));
-    assert!(matches!(RmsNorm::new(normal(&mut rng, &[2]), -1.0), Err(NnError::Spec { field: "eps", .. })));
+    assert!(matches!(
+        rms_norm(&cpu, &x, &normal(&mut rng, &[36]), 1e-5),
+        Err(CandleError::Nn(NnError::Shape { .. }))
+    ));
+    assert!(matches!(
+        RmsNorm::new(normal(&mut rng, &[2, 2]), 1e-5),
+        Err(CandleError::Nn(NnError::Shape { .. }))
+    ));
+    assert!(matches!(
+        RmsNorm::new(normal(&mut rng, &[2]), -1.0),
+        Err(CandleError::Nn(NnError::Spec { field: "eps", .. }))
+    ));
     let tensors = [("n.weight".to_owned(), normal(&mut rng, &[37]))].into();
     let vb = VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
     assert!(RmsNorm::load(37, 1e-5, vb.pp("n")).is_ok());
-    assert!(matches!(RmsNorm::load(36, 1e-5, vb.pp("n")), Err(NnError::Candle(_))));
+    assert!(matches!(RmsNorm::load(36, 1e-5, vb.pp("n")), Err(CandleError::Candle(_))));
 }
 
 /// Candle's rotary embeddings of `[batch, tokens, heads * head_dim]`.
@@ -102,17 +111,23 @@ fn rope_is_candles_in_both_pairings() {
     for head_dim in [0, 3, (1 << 16) + 2] {
         assert!(matches!(
             RotaryEmbedding::new(&spec, head_dim, 8),
-            Err(NnError::Spec { field: "head_dim", .. })
+            Err(CandleError::Nn(NnError::Spec { field: "head_dim", .. }))
         ));
     }
     assert!(RotaryEmbedding::new(&RopeSpec::new(0.5, RopePairing::Halves), 16, 8).is_err());
     let rotary =
         RotaryEmbedding::new(&spec, 16, 8).expect("an embedding").with_cpu(Cpu::new(1).expect("one"));
-    assert!(matches!(rotary.forward(&normal(&mut rng, &[16]), 0), Err(NnError::Shape { .. })));
-    assert!(matches!(rotary.forward(&normal(&mut rng, &[2, 24]), 0), Err(NnError::Shape { .. })));
+    assert!(matches!(
+        rotary.forward(&normal(&mut rng, &[16]), 0),
+        Err(CandleError::Nn(NnError::Shape { .. }))
+    ));
+    assert!(matches!(
+        rotary.forward(&normal(&mut rng, &[2, 24]), 0),
+        Err(CandleError::Nn(NnError::Heads { width: 24, head_dim: 16 }))
+    ));
     assert!(rotary.forward(&normal(&mut rng, &[2, 16]), u32::MAX as usize - 2).is_ok());
     let past = rotary.forward(&normal(&mut rng, &[2, 16]), u32::MAX as usize - 1);
-    assert!(matches!(past, Err(NnError::Spec { field: "position", .. })));
+    assert!(matches!(past, Err(CandleError::Nn(NnError::Spec { field: "position", .. }))));
 }
 
 fn candle_gated(gate: &Tensor, up: &Tensor, activation: GatedActivation) -> Tensor {
@@ -142,7 +157,7 @@ fn gates_are_candles() {
     let half = up.to_dtype(DType::F16).expect("a cast");
     for other in [half, normal(&mut rng, &[50, 3])] {
         let refused = gated(&cpu, &gate, &other, GatedActivation::SiLu);
-        assert!(matches!(refused, Err(NnError::Candle(_))));
+        assert!(matches!(refused, Err(CandleError::Candle(_))));
     }
 }
 
@@ -168,6 +183,9 @@ fn the_mlp_is_its_formula() {
         same_grads(&[&x], || mlp.forward(&x).expect("y"), formula);
     }
     let wrong = SwiGlu::new(gate.clone(), down.clone(), down);
-    assert!(matches!(wrong, Err(NnError::WeightShape { expected_rows: 40, got_rows: 24, .. })));
-    assert!(matches!(SwiGlu::new(gate, up.clone(), up), Err(NnError::WeightShape { .. })));
+    assert!(matches!(
+        wrong,
+        Err(CandleError::Nn(NnError::WeightShape { expected_rows: 40, got_rows: 24, .. }))
+    ));
+    assert!(matches!(SwiGlu::new(gate, up.clone(), up), Err(CandleError::Nn(NnError::WeightShape { .. }))));
 }

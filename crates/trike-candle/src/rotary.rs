@@ -4,30 +4,30 @@ use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, Tensor};
 use trike_cpu::{Cpu, CpuOps, RopePairing, RopeTable};
+use trike_nn::check;
 
-use super::exec::{check_len, floats, shared_cpu, to_f32};
-use crate::{NnError, RopeSpec};
+use crate::exec::{floats, shared_cpu, to_f32};
+use crate::{CandleError, NnError, RopeSpec};
 
 /// Positions whose sines and cosines are kept; others are computed when they are met.
 const KEPT_POSITIONS: usize = 8192;
 
-/// Turns pairs of each head by `position * frequency` (Su et al., RoFormer, 2021), both pairings and every scaling of
+/// Rotates pairs of each head by `position * frequency` (Su et al., RoFormer, 2021), both pairings and every scaling of
 /// [`RopeSpec`].
 ///
 /// A YaRN `attention_factor` is not applied here: it is a factor of the scores, and
-/// [`TernaryAttention`](super::TernaryAttention) has it in its scale.
+/// [`TernaryAttention`](crate::TernaryAttention) has it in its scale.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use trike_nn::modules::RotaryEmbedding;
-/// use trike_nn::{RopePairing, RopeSpec};
+/// use trike_candle::{RopePairing, RopeSpec, RotaryEmbedding};
 ///
-/// // One head of two elements: it turns by its position, in radians.
+/// // One head of two elements: it rotates by its position, in radians.
 /// let rotary = RotaryEmbedding::new(&RopeSpec::new(10_000.0, RopePairing::Halves), 2, 16)?;
 /// let x = Tensor::new(&[[1f32, 0.0], [1.0, 0.0]], &Device::Cpu)?;
 /// let y = rotary.forward(&x, 3)?.to_vec2::<f32>()?;
 /// assert!((y[0][0] - 3f32.cos()).abs() < 1e-6 && (y[1][1] - 4f32.sin()).abs() < 1e-6);
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct RotaryEmbedding {
@@ -44,14 +44,14 @@ impl RotaryEmbedding {
     /// # Errors
     ///
     /// [`NnError::Spec`] for a head that is odd or empty and for constants out of range.
-    pub fn new(spec: &RopeSpec, head_dim: usize, context: usize) -> Result<Self, NnError> {
+    pub fn new(spec: &RopeSpec, head_dim: usize, context: usize) -> Result<Self, CandleError> {
         if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > 1 << 16 {
             let rule = "must be even and 2 to 65536";
-            return Err(NnError::Spec { field: "head_dim", rule, got: head_dim.to_string() });
+            return Err(NnError::Spec { field: "head_dim", rule, got: head_dim.to_string() }.into());
         }
         spec.validate(head_dim)?;
         let frequencies = spec.frequencies(head_dim);
-        // The gradient is turned back, which is a turn by minus the angle.
+        // The gradient is rotated back, by minus the angle.
         let inverse = RopeTable::from_frequencies(frequencies.iter().map(|f| -f).collect())?;
         let table = RopeTable::from_frequencies(frequencies)?;
         Ok(Self {
@@ -63,32 +63,33 @@ impl RotaryEmbedding {
         })
     }
 
-    /// Goes on with another executor.
+    /// Uses another executor.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
         Self { cpu, ..self }
     }
 
-    /// Turns `x`, `[..., tokens, heads * head_dim]`; the tokens lie at `first_position` and those that follow. Gradients
+    /// Rotates `x`, `[..., tokens, heads * head_dim]`; the tokens lie at `first_position` and those that follow. Gradients
     /// pass.
     ///
     /// # Errors
     ///
-    /// [`NnError::Shape`] for fewer than two axes or a width that is not whole heads, [`NnError::Spec`] for another device
+    /// [`NnError::Shape`] for fewer than two axes, [`NnError::Heads`] for a width that is not whole heads, [`NnError::Spec`] for another device
     /// or dtype, or a position that does not fit 32 bits.
-    pub fn forward(&self, x: &Tensor, first_position: usize) -> Result<Tensor, NnError> {
+    pub fn forward(&self, x: &Tensor, first_position: usize) -> Result<Tensor, CandleError> {
         let &[.., tokens, width] = x.dims() else {
             return Err(NnError::Shape {
                 what: "axes of the input of rope, at least",
                 expected: 2,
                 got: x.rank(),
-            });
+            }
+            .into());
         };
-        check_len("width beyond whole heads", 0, width % self.head_dim)?;
+        check::head_norm(width, self.head_dim)?;
         let last = first_position.checked_add(tokens).filter(|&end| end <= u32::MAX as usize);
         if last.is_none() {
             let rule = "must be under 4294967296";
-            return Err(NnError::Spec { field: "position", rule, got: first_position.to_string() });
+            return Err(NnError::Spec { field: "position", rule, got: first_position.to_string() }.into());
         }
         let op = RopeOp { rotary: self.clone(), first: first_position as u32 };
         Ok(to_f32(x)?.apply_op1(op)?.to_dtype(x.dtype())?)
@@ -114,7 +115,7 @@ impl CustomOp1 for RopeOp {
             let positions: Vec<u32> =
                 (0..x.len() / width).map(|i| self.first + (i % tokens) as u32).collect();
             cpu.rope(&mut x, width / head_dim, *head_dim, &positions, table, *pairing)
-                .map_err(NnError::from)?;
+                .map_err(CandleError::from)?;
         }
         Ok((CpuStorage::F32(x), layout.shape().clone()))
     }

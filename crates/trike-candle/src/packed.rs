@@ -10,16 +10,16 @@ use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritData, TritTensor};
 
-use super::exec::check_len;
-use crate::NnError;
+use crate::exec::check_len;
+use crate::{CandleError, NnError};
 
 /// Whether `weight` is stored in parts.
-pub(super) fn is_packed(vb: &VarBuilder<'_>) -> bool {
+pub(crate) fn is_packed(vb: &VarBuilder<'_>) -> bool {
     vb.contains_tensor("weight.trits") || vb.contains_tensor("weight.rotated")
 }
 
 /// The `rows x cols` tensor `weight` from its parts.
-pub(super) fn read(vb: &VarBuilder<'_>, rows: usize, cols: usize) -> Result<TritTensor, NnError> {
+pub(crate) fn read(vb: &VarBuilder<'_>, rows: usize, cols: usize) -> Result<TritTensor, CandleError> {
     let part = |suffix: &str, dtype| vb.get_unchecked_dtype(&format!("weight.{suffix}"), dtype);
     let has = |suffix: &str| vb.contains_tensor(&format!("weight.{suffix}"));
     let rotation = match has("rotated") {
@@ -97,7 +97,7 @@ fn scales(
     scales: &Tensor,
     depth: usize,
     cols: usize,
-) -> Result<(Granularity, Coupling, ScaleValues), NnError> {
+) -> Result<(Granularity, Coupling, ScaleValues), CandleError> {
     let (sets, granularity) = match *scales.dims() {
         [sets] => (sets, Granularity::Tensor),
         [sets, _] => (sets, Granularity::Row),
@@ -118,7 +118,7 @@ fn scales(
     Ok((granularity, coupling, values(scales)?))
 }
 
-fn values(tensor: &Tensor) -> Result<ScaleValues, NnError> {
+fn values(tensor: &Tensor) -> Result<ScaleValues, CandleError> {
     Ok(ScaleValues::exact(&tensor.flatten_all()?.to_vec1::<f32>()?))
 }
 
@@ -128,8 +128,8 @@ fn split<T: Clone>(all: &[T], depth: usize) -> Vec<Vec<T>> {
     all.chunks_exact(len.max(1)).map(<[T]>::to_vec).collect()
 }
 
-/// One part a plane, as long as the plane's last row offset says.
-fn cut<T: Clone>(all: &[T], offsets: &[Vec<u32>]) -> Result<Vec<Vec<T>>, NnError> {
+/// One part per plane, as long as the plane's last row offset says.
+fn cut<T: Clone>(all: &[T], offsets: &[Vec<u32>]) -> Result<Vec<Vec<T>>, CandleError> {
     let mut rest = all;
     let mut parts = Vec::with_capacity(offsets.len());
     for offsets in offsets {
@@ -148,13 +148,14 @@ fn words(bytes: &[u8]) -> Vec<u64> {
     bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
 }
 
-fn check_shape(tensor: &Tensor, expected: &[usize]) -> Result<(), NnError> {
+fn check_shape(tensor: &Tensor, expected: &[usize]) -> Result<(), CandleError> {
     if tensor.dims() == expected {
         return Ok(());
     }
     Err(misfit(format!("`weight.trits` {:?} instead of {expected:?}", tensor.dims())))
 }
 
-fn misfit(got: String) -> NnError {
-    NnError::Spec { field: "a packed weight", rule: "must have parts that fit each other and the layer", got }
+fn misfit(got: String) -> CandleError {
+    let rule = "must have parts that fit each other and the layer";
+    NnError::Spec { field: "a packed weight", rule, got }.into()
 }

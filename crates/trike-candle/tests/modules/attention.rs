@@ -4,12 +4,12 @@ use std::collections::HashMap;
 
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder};
-use trike_cpu::Cpu;
-use trike_nn::modules::{
-    BitLinear, KvCache, Ternarize, TernaryAttention, TernaryAttentionConfig, TernaryAttentionWeights,
-    TernaryLinear, attention, quantize_tensor, shared_cpu,
+use trike_candle::{
+    AttentionSpec, BitLinear, CandleError, KvCache, KvPrecision, NnError, RopePairing, RopeScaling, RopeSpec,
+    Ternarize, TernaryAttention, TernaryAttentionConfig, TernaryAttentionWeights, TernaryLinear, attention,
+    quantize_tensor, shared_cpu,
 };
-use trike_nn::{AttentionSpec, KvPrecision, NnError, RopePairing, RopeScaling, RopeSpec};
+use trike_cpu::Cpu;
 use trike_testkit::Rng;
 use trike_trit::Granularity;
 
@@ -17,7 +17,9 @@ use super::{close, distance, loss, normal};
 
 fn config(kv_heads: usize, pairing: RopePairing, window: Option<usize>) -> TernaryAttentionConfig {
     let rope = RopeSpec::new(10_000.0, pairing);
-    TernaryAttentionConfig { hidden: 24, heads: 4, kv_heads, head_dim: 8, context: 16, window, rope }
+    let config = TernaryAttentionConfig::new(24, 4).with_kv_heads(kv_heads).with_head_dim(8);
+    let config = config.with_context(16).with_rope(rope);
+    window.map_or(config.clone(), |window| config.with_window(window))
 }
 
 fn layer(config: &TernaryAttentionConfig, seed: u64) -> TernaryAttention {
@@ -134,13 +136,13 @@ fn attention_passes_gradients_to_all_three() {
         }
     }
     let refused = |spec: AttentionSpec| attention(&cpu, &spec, &q, &k, &v).expect_err("no");
-    assert!(matches!(refused(AttentionSpec { heads: 5, ..spec }), NnError::Shape { .. }));
+    assert!(matches!(refused(AttentionSpec { heads: 5, ..spec }), CandleError::Nn(NnError::Shape { .. })));
     assert!(refused(AttentionSpec { window: Some(0), ..spec }).to_string().contains("window"));
     let short = k.narrow(1, 0, 3).expect("rows");
-    assert!(matches!(attention(&cpu, &spec, &q, &short, &v), Err(NnError::Shape { .. })));
+    assert!(matches!(attention(&cpu, &spec, &q, &short, &v), Err(CandleError::Nn(NnError::Shape { .. }))));
     let none = |width| Tensor::zeros((2, 0, width), DType::F32, &Device::Cpu).expect("nothing");
     let empty = attention(&cpu, &spec, &none(24), &none(8), &none(8));
-    assert!(matches!(empty, Err(NnError::EmptyStep)));
+    assert!(matches!(empty, Err(CandleError::Nn(NnError::EmptyStep))));
     let uneven = AttentionSpec { heads: 3, kv_heads: 2, ..spec };
     let q = normal(&mut rng, &[2, 7, 12]);
     assert!(attention(&cpu, &uneven, &q, &k, &v).is_err());
@@ -206,7 +208,10 @@ fn a_cache_refuses_what_it_cannot_hold_and_stays_as_it_was() {
         let before = cache.clone();
         let result = full.forward_with_cache(&tokens(n), &mut cache);
         if !good {
-            assert!(matches!(result, Err(NnError::ContextFull { requested: 9, capacity: 8 })));
+            assert!(matches!(
+                result,
+                Err(CandleError::Nn(NnError::ContextFull { requested: 9, capacity: 8 }))
+            ));
             assert_eq!(cache.len(), before.len());
         } else {
             assert_eq!((result.is_ok(), cache.len()), (true, 8));
@@ -216,26 +221,38 @@ fn a_cache_refuses_what_it_cannot_hold_and_stays_as_it_was() {
     let mut cache = rolling.new_cache(1, 8, KvPrecision::F32).expect("a cache");
     rolling.forward_with_cache(&tokens(8), &mut cache).expect("y");
     let long = rolling.forward_with_cache(&tokens(6), &mut cache);
-    assert!(matches!(long, Err(NnError::StepTooLong { requested: 6, limit: 5 })));
+    assert!(matches!(long, Err(CandleError::Nn(NnError::StepTooLong { requested: 6, limit: 5 }))));
     rolling.forward_with_cache(&tokens(5), &mut cache).expect("y");
 
     cache.clear();
     let mut step = |x: &Tensor| rolling.forward_with_cache(x, &mut cache).expect_err("a refusal");
-    assert!(matches!(step(&tokens(0)), NnError::EmptyStep));
-    assert!(matches!(step(&normal(&mut rng, &[2, 1, 24])), NnError::Shape { expected: 1, got: 2, .. }));
-    assert!(matches!(step(&normal(&mut rng, &[1, 1, 23])), NnError::Shape { expected: 24, got: 23, .. }));
-    assert!(matches!(step(&normal(&mut rng, &[1, 24])), NnError::Shape { expected: 3, got: 2, .. }));
+    assert!(matches!(step(&tokens(0)), CandleError::Nn(NnError::EmptyStep)));
+    assert!(matches!(
+        step(&normal(&mut rng, &[2, 1, 24])),
+        CandleError::Nn(NnError::Shape { expected: 1, got: 2, .. })
+    ));
+    assert!(matches!(
+        step(&normal(&mut rng, &[1, 1, 23])),
+        CandleError::Nn(NnError::Shape { expected: 24, got: 23, .. })
+    ));
+    assert!(matches!(
+        step(&normal(&mut rng, &[1, 24])),
+        CandleError::Nn(NnError::Shape { expected: 3, got: 2, .. })
+    ));
     let tracked = Var::from_tensor(&tokens(1)).expect("a variable");
     assert!(step(&tracked).to_string().contains("detach it"));
     rolling.forward_with_cache(&tracked.detach(), &mut cache).expect("y");
     let other = layer(&config(4, RopePairing::Halves, None), 7);
     let wrong = other.forward_with_cache(&tokens(1), &mut cache);
-    assert!(matches!(wrong, Err(NnError::Shape { what: "heads of a cache", .. })));
+    assert!(matches!(wrong, Err(CandleError::Nn(NnError::Shape { what: "heads of a cache", .. }))));
 
     for sizes in [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0], [1 << 31, 1 << 31, 2, 1]] {
         let [batch, heads, head_dim, capacity] = sizes;
         let refused = KvCache::new(batch, heads, head_dim, capacity, KvPrecision::F32);
-        assert!(matches!(refused, Err(NnError::Spec { field: "sizes of a cache", .. })), "{sizes:?}");
+        assert!(
+            matches!(refused, Err(CandleError::Nn(NnError::Spec { field: "sizes of a cache", .. }))),
+            "{sizes:?}"
+        );
     }
 }
 
@@ -275,7 +292,7 @@ fn the_layer_loads_by_name_and_takes_bit_linears() {
 
     let swapped = TernaryAttentionWeights { q_proj: weights.k_proj.clone(), ..weights };
     let refused = TernaryAttention::new(config.clone(), swapped);
-    assert!(matches!(refused, Err(NnError::WeightShape { name, .. }) if name == "q_proj"));
+    assert!(matches!(refused, Err(CandleError::Nn(NnError::WeightShape { name, .. })) if name == "q_proj"));
     for norm in ["q_norm", "k_norm", "attn_sub_norm"] {
         let mut normed = tensors.clone();
         normed.insert(format!("attn.{norm}.weight"), normal(&mut rng, &[8]));
@@ -299,6 +316,9 @@ fn every_rule_of_the_config_names_its_field() {
     for (want, spoil) in table {
         let mut config = config(2, RopePairing::Halves, None);
         spoil(&mut config);
-        assert!(matches!(config.validate(), Err(NnError::Spec { field, .. }) if field == want), "{want}");
+        assert!(
+            matches!(config.validate(), Err(CandleError::Nn(NnError::Spec { field, .. })) if field == want),
+            "{want}"
+        );
     }
 }

@@ -3,8 +3,8 @@
 use candle_core::{CpuStorage, CustomOp3, D, Device, Layout, Shape, Tensor};
 use trike_cpu::{Cpu, CpuOps, KvData, KvView};
 
-use super::exec::{check_len, check_width, floats, to_f32};
-use crate::{AttentionSpec, NnError};
+use crate::exec::{check_len, check_width, floats, to_f32};
+use crate::{AttentionSpec, CandleError, NnError};
 
 /// `softmax(scale q k^T) v` for each head, where a token sees itself and those before it, the last `window` of them if
 /// the spec has one.
@@ -15,8 +15,7 @@ use crate::{AttentionSpec, NnError};
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
-/// use trike_nn::AttentionSpec;
-/// use trike_nn::modules::{attention, shared_cpu};
+/// use trike_candle::{AttentionSpec, attention, shared_cpu};
 ///
 /// let spec = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
 /// let q = Tensor::zeros((1, 2, 1), candle_core::DType::F32, &Device::Cpu)?;
@@ -24,7 +23,7 @@ use crate::{AttentionSpec, NnError};
 /// // Scores of zero: each token averages what it sees.
 /// let y = attention(&shared_cpu()?, &spec, &q, &q, &v)?;
 /// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [2.0, 3.0]);
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 ///
 /// # Errors
@@ -37,7 +36,7 @@ pub fn attention(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-) -> Result<Tensor, NnError> {
+) -> Result<Tensor, CandleError> {
     let problem = *spec;
     let width = |heads: usize| heads.saturating_mul(spec.head_dim);
     check_width("width of queries", q, width(spec.heads))?;
@@ -51,7 +50,7 @@ pub fn attention(
         check_len("tokens of keys and values", tokens, x.dim(1)?)?;
     }
     if batch == 0 || tokens == 0 {
-        return Err(NnError::EmptyStep);
+        return Err(NnError::EmptyStep.into());
     }
     let op = AttentionOp { cpu: cpu.clone(), problem };
     Ok(to_f32(q)?.apply_op3(&to_f32(k)?, &to_f32(v)?, op)?.to_dtype(q.dtype())?)
@@ -121,7 +120,7 @@ impl CustomOp3 for AttentionOp {
             let span = i * tokens * width..(i + 1) * tokens * width;
             self.cpu
                 .attention(&self.problem, &q[span.clone()], 0, view, &mut out[span])
-                .map_err(NnError::from)?;
+                .map_err(CandleError::from)?;
         }
         Ok((CpuStorage::F32(out), l1.shape().clone()))
     }

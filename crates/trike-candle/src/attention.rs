@@ -4,17 +4,27 @@ use candle_core::Tensor;
 use candle_nn::{Module, VarBuilder};
 use trike_cpu::Cpu;
 
-use super::exec::{check_len, check_width, shared_cpu, to_f32};
-use super::kv::KvCache;
-use super::linear::TernaryLinear;
-use super::mlp::{check_layer, refuse_extra};
-use super::quantize::Ternarize;
-use super::rotary::RotaryEmbedding;
-use super::scores::attention;
-use crate::{AttentionSpec, KvPrecision, NnError, RopeSpec};
+use crate::exec::{check_len, check_width, shared_cpu, to_f32};
+use crate::kv::KvCache;
+use crate::linear::TernaryLinear;
+use crate::mlp::{check_layer, refuse_extra};
+use crate::quantize::TernarizeOptions;
+use crate::rotary::RotaryEmbedding;
+use crate::scores::attention;
+use crate::{AttentionSpec, CandleError, KvPrecision, NnError, RopePairing, RopeSpec};
 
 /// Sizes of a [`TernaryAttention`]; all counts are elements.
+///
+/// ```
+/// use trike_candle::TernaryAttentionConfig;
+///
+/// let config = TernaryAttentionConfig::new(2560, 20).with_kv_heads(5).with_window(4096);
+/// assert_eq!((config.head_dim, config.kv_heads, config.window), (128, 5, Some(4096)));
+/// config.validate()?;
+/// # Ok::<(), trike_candle::CandleError>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct TernaryAttentionConfig {
     /// Width of the residual stream.
     pub hidden: usize,
@@ -33,13 +43,58 @@ pub struct TernaryAttentionConfig {
 }
 
 impl TernaryAttentionConfig {
+    /// As many key and value heads as query heads, heads that share `hidden` evenly, a context of 2048, no window, and the
+    /// rotary embedding of Llama (theta 10000, halves).
+    #[must_use]
+    pub fn new(hidden: usize, heads: usize) -> Self {
+        Self {
+            hidden,
+            heads,
+            kv_heads: heads,
+            head_dim: hidden.checked_div(heads).unwrap_or(0),
+            context: 2048,
+            window: None,
+            rope: RopeSpec::new(10_000.0, RopePairing::Halves),
+        }
+    }
+
+    /// Key and value heads.
+    #[must_use]
+    pub fn with_kv_heads(self, kv_heads: usize) -> Self {
+        Self { kv_heads, ..self }
+    }
+
+    /// Width of a head.
+    #[must_use]
+    pub fn with_head_dim(self, head_dim: usize) -> Self {
+        Self { head_dim, ..self }
+    }
+
+    /// Positions that are usual.
+    #[must_use]
+    pub fn with_context(self, context: usize) -> Self {
+        Self { context, ..self }
+    }
+
+    /// Positions that a query sees, its own included.
+    #[must_use]
+    pub fn with_window(self, window: usize) -> Self {
+        Self { window: Some(window), ..self }
+    }
+
+    /// Rotary embedding of queries and keys.
+    #[must_use]
+    pub fn with_rope(self, rope: RopeSpec) -> Self {
+        Self { rope, ..self }
+    }
+
     /// Checks that the sizes fit together.
     ///
     /// # Errors
     ///
     /// [`NnError::Spec`], which names the field, the rule and the value.
-    pub fn validate(&self) -> Result<(), NnError> {
-        let fail = |field, rule, got: String| Err(NnError::Spec { field, rule, got });
+    pub fn validate(&self) -> Result<(), CandleError> {
+        let fail = |field, rule, got: String| Err(NnError::Spec { field, rule, got }.into());
         for (field, n) in [
             ("hidden", self.hidden),
             ("heads", self.heads),
@@ -61,7 +116,7 @@ impl TernaryAttentionConfig {
     }
 }
 
-/// The projections of a [`TernaryAttention`]; a [`BitLinear`](super::BitLinear) converts into one.
+/// The projections of a [`TernaryAttention`]; a [`BitLinear`](crate::BitLinear) converts into one.
 #[derive(Clone, Debug)]
 pub struct TernaryAttentionWeights {
     /// `heads * head_dim x hidden`.
@@ -85,19 +140,10 @@ pub struct TernaryAttentionWeights {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{Module, VarBuilder};
-/// use trike_nn::modules::{Ternarize, TernaryAttention, TernaryAttentionConfig};
-/// use trike_nn::{KvPrecision, RopePairing, RopeSpec};
+/// use trike_candle::{KvPrecision, Ternarize, TernaryAttention, TernaryAttentionConfig};
 /// use trike_trit::Granularity;
 ///
-/// let config = TernaryAttentionConfig {
-///     hidden: 16,
-///     heads: 4,
-///     kv_heads: 2,
-///     head_dim: 4,
-///     context: 32,
-///     window: None,
-///     rope: RopeSpec::new(10_000.0, RopePairing::Halves),
-/// };
+/// let config = TernaryAttentionConfig::new(16, 4).with_kv_heads(2).with_context(32);
 /// # let varmap = candle_nn::VarMap::new();
 /// # let vb = VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
 /// # for (name, rows) in [("q_proj", 16), ("k_proj", 8), ("v_proj", 8), ("o_proj", 16)] {
@@ -113,7 +159,7 @@ pub struct TernaryAttentionWeights {
 /// let last = layer.forward_with_cache(&x.narrow(1, 2, 1)?, &mut cache)?;
 /// let difference = (whole.narrow(1, 2, 1)? - last)?.abs()?.max_all()?.to_scalar::<f32>()?;
 /// assert!(difference < 1e-5);
-/// # Ok::<(), trike_nn::NnError>(())
+/// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct TernaryAttention {
@@ -130,7 +176,10 @@ impl TernaryAttention {
     ///
     /// [`NnError::Spec`] for sizes that do not fit together, [`NnError::WeightShape`] for a projection that does not fit
     /// them.
-    pub fn new(config: TernaryAttentionConfig, weights: TernaryAttentionWeights) -> Result<Self, NnError> {
+    pub fn new(
+        config: TernaryAttentionConfig,
+        weights: TernaryAttentionWeights,
+    ) -> Result<Self, CandleError> {
         config.validate()?;
         let rotary = RotaryEmbedding::new(&config.rope, config.head_dim, config.context)?;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
@@ -151,9 +200,10 @@ impl TernaryAttention {
     pub fn load(
         config: &TernaryAttentionConfig,
         vb: VarBuilder<'_>,
-        how: Ternarize,
-    ) -> Result<Self, NnError> {
+        how: impl Into<TernarizeOptions>,
+    ) -> Result<Self, CandleError> {
         config.validate()?;
+        let how = how.into();
         refuse_extra(&vb, &["q_norm", "k_norm", "attn_sub_norm"])?;
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let layer = |name, cols, rows| TernaryLinear::load(cols, rows, vb.pp(name), how);
@@ -166,7 +216,7 @@ impl TernaryAttention {
         Self::new(config.clone(), weights)
     }
 
-    /// Goes on with another executor, in the projections too.
+    /// Uses another executor, in the projections too.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
         let TernaryAttentionWeights { q_proj, k_proj, v_proj, o_proj } = self.weights;
@@ -192,7 +242,7 @@ impl TernaryAttention {
         batch: usize,
         capacity: usize,
         precision: KvPrecision,
-    ) -> Result<KvCache, NnError> {
+    ) -> Result<KvCache, CandleError> {
         KvCache::new(batch, self.config.kv_heads, self.config.head_dim, capacity, precision)
     }
 
@@ -203,7 +253,7 @@ impl TernaryAttention {
     /// [`NnError::ContextFull`] or [`NnError::StepTooLong`] when the cache has no room, [`NnError::Shape`] for another
     /// shape, [`NnError::EmptyStep`] without a token, [`NnError::Spec`] for another device or dtype, or an input (or a
     /// bias) that is tracked for gradients, which do not pass through a cache: detach it. The cache is then as it was.
-    pub fn forward_with_cache(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor, NnError> {
+    pub fn forward_with_cache(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor, CandleError> {
         let (batch, tokens) = self.check_input(x)?;
         let problem = self.spec();
         cache.check_room(&problem, batch, tokens)?;
@@ -214,9 +264,11 @@ impl TernaryAttention {
                 field: "an input with a cache",
                 rule,
                 got: "one that is".to_owned(),
-            });
+            }
+            .into());
         }
-        let values = |x: &Tensor| -> Result<Vec<f32>, NnError> { Ok(to_f32(x)?.flatten_all()?.to_vec1()?) };
+        let values =
+            |x: &Tensor| -> Result<Vec<f32>, CandleError> { Ok(to_f32(x)?.flatten_all()?.to_vec1()?) };
         let (q_values, k, v) = (values(&q)?, values(&k)?, values(&v)?);
         let out = cache.step(&self.cpu, &problem, (&q_values, &k, &v), tokens)?;
         let out = Tensor::from_vec(out, q.shape(), q.device())?.to_dtype(x.dtype())?;
@@ -230,14 +282,14 @@ impl TernaryAttention {
     }
 
     /// Sequences and tokens of an input.
-    fn check_input(&self, x: &Tensor) -> Result<(usize, usize), NnError> {
+    fn check_input(&self, x: &Tensor) -> Result<(usize, usize), CandleError> {
         check_len("axes of the input of attention", 3, x.rank())?;
         check_width("input of attention", x, self.config.hidden)?;
         Ok((x.dim(0)?, x.dim(1)?))
     }
 
     /// Queries, keys and values, the first two rotated.
-    fn project(&self, x: &Tensor, first_position: usize) -> Result<[Tensor; 3], NnError> {
+    fn project(&self, x: &Tensor, first_position: usize) -> Result<[Tensor; 3], CandleError> {
         let TernaryAttentionWeights { q_proj, k_proj, v_proj, .. } = &self.weights;
         let q = self.rotary.forward(&q_proj.forward(x)?, first_position)?;
         let k = self.rotary.forward(&k_proj.forward(x)?, first_position)?;
