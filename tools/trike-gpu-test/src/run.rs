@@ -27,7 +27,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Tally {
     let mut tally = Tally::default();
     let wanted = |runtime: &Runtime| options.runtimes.is_empty() || options.runtimes.contains(runtime);
     let names = |linked: bool| {
-        let runtimes = Runtime::ALL.into_iter().filter(|runtime| runtime.is_linked() == linked);
+        let runtimes = Runtime::ALL.into_iter().filter(|runtime| is_linked(*runtime) == linked);
         runtimes.map(Runtime::name).collect::<Vec<_>>().join(", ")
     };
     say(&format!("runtimes of this build: {}; not built in: {}", names(true), names(false)));
