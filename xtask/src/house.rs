@@ -68,7 +68,7 @@ pub(crate) const HOUSE: &[Row] = &[
         purpose: "trits times trits on the host: dot products, matches, bundles, top-k search",
         uses: "trike-trit trike-core trike-host",
         registry: "thiserror",
-        unsafe_in: &[("src/planes.rs", "SIMD"), ("src/x86.rs", "SIMD")],
+        unsafe_in: &[("src/lanes/x86.rs", "SIMD"), ("src/planes.rs", "SIMD")],
     },
     Row {
         layer: 2,
@@ -76,7 +76,13 @@ pub(crate) const HOUSE: &[Row] = &[
         purpose: "host kernels: linear layers, attention, norms, rotary embedding, gates, and their backward passes",
         uses: "trike-trit trike-core trike-host",
         registry: "bytemuck half thiserror",
-        unsafe_in: &[("src/attention/lanes", "SIMD"), ("src/kernels", "SIMD"), ("src/simd", "SIMD")],
+        unsafe_in: &[
+            ("src/attention/lanes", "SIMD"),
+            ("src/kernels", "SIMD"),
+            ("src/simd", "SIMD"),
+            ("src/ternary/permutes/avx512.rs", "SIMD"),
+            ("src/ternary/sparse/avx512.rs", "SIMD"),
+        ],
     },
     Row {
         layer: 2,
