@@ -19,6 +19,10 @@ const ABSENT: &[(&str, &[&str])] = &[
     ("trike-cpu", &["candle", "cubecl", "gemm"]),
     ("trike-cube", &["candle", "gemm"]),
     ("trike-quant", &["candle", "cubecl", "gemm"]),
+    ("trike-nn", &["candle", "gemm"]),
+    ("trike-llm", &["candle", "gemm"]),
+    ("trike-calibrate", &["candle", "gemm"]),
+    ("trike-cli", &["candle", "gemm"]),
     // Hypervectors need no matrix kernels.
     ("trike-vsa", &["candle", "gemm", "trike-cpu"]),
     // Text needs no kernel at all.
@@ -31,9 +35,10 @@ const ABSENT: &[(&str, &[&str])] = &[
 const NOT_BY_DEFAULT: &[(&str, &[&str])] = &[
     ("trike-vsa", &["cubecl"]),
     ("trike-nn", &["cubecl"]),
+    ("trike-candle", &["cubecl"]),
     ("trike-llm", &["cubecl"]),
     ("trike-calibrate", &["cubecl"]),
-    ("trike", &["cubecl"]),
+    ("trike", &["candle", "cubecl", "gemm"]),
     ("trike-cli", &["cubecl"]),
 ];
 
@@ -132,6 +137,6 @@ mod tests {
             assert_eq!(absent_findings("trike-text", &packages, ABSENT).len(), 1, "{kernels}");
         }
         assert!(absent_findings("trike-nn", &packages, NOT_BY_DEFAULT)[0].contains("cubecl-common v0.11.3"));
-        assert_eq!(absent_findings("trike-llm", &packages, ABSENT), [""; 0]);
+        assert_eq!(absent_findings("trike-candle", &packages, ABSENT), [""; 0]);
     }
 }

@@ -8,6 +8,7 @@
 //! it at run time.
 //!
 //! * weights: [`Tensor`], [`DenseTensor`] with [`DenseData`], [`Int8Tensor`]; resident ternary ones: [`Layout`]
+//! * dense weights as trits, by definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
 //! * precisions: [`ActivationPrecision`], [`KvPrecision`]
 //! * operations: [`GatedActivation`], [`AttentionSpec`], [`RopeSpec`] with [`RopePairing`] and [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
@@ -30,6 +31,7 @@ mod option;
 mod precision;
 mod rope;
 mod tensor;
+mod ternary;
 
 pub use attention::AttentionSpec;
 pub use cost::{Cost, LinearProblem};
@@ -43,3 +45,4 @@ pub use option::{Bounds, Number, OptionError};
 pub use precision::{ActivationPrecision, KvPrecision};
 pub use rope::{RopePairing, RopeScaling, RopeSpec};
 pub use tensor::Tensor;
+pub use ternary::{absmean, absmean_trits, exact_trits};

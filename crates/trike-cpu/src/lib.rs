@@ -36,6 +36,7 @@ mod math;
 mod matrix;
 mod norm;
 mod ops;
+mod piece;
 mod rope;
 mod rotate;
 mod simd;

@@ -24,11 +24,9 @@
 //!
 //! It depends on the crate of the trits and a few file libraries; there are no features to turn on.
 
-mod absmean;
 mod bytes;
 mod detect;
 mod error;
-mod exact;
 mod gguf;
 mod hf;
 mod llama2c;
@@ -37,12 +35,12 @@ mod map;
 mod spill;
 mod tensor;
 
-pub use absmean::absmean_trits;
 pub use detect::{FileKind, detect};
 pub use error::FormatError;
-pub use exact::exact_trits;
 pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray};
 pub use hf::{HfDir, HfDirWriter};
 pub use llama2c::{Llama2c, Llama2cConfig};
 pub use tensor::{StoredType, TensorInfo, TensorSource};
-pub use trike_core::{DenseData, DenseTensor, Int8Tensor, MAX_DIMS, Tensor, TensorError};
+pub use trike_core::{
+    DenseData, DenseTensor, Int8Tensor, MAX_DIMS, Tensor, TensorError, absmean_trits, exact_trits,
+};

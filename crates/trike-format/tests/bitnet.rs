@@ -207,7 +207,7 @@ fn weights_have_the_values_that_numpy_packed() {
         let ternary = opened.ternarizes(&info.name);
         assert_eq!(ternary, info.name.contains("proj"), "{}", info.name);
         let got = if ternary {
-            absmean_trits(&dense, Encoding::Base3).unwrap().dequantize()
+            absmean_trits(&dense, Granularity::Tensor, Encoding::Base3).unwrap().dequantize()
         } else {
             dense.to_f32()
         };

@@ -475,7 +475,7 @@ fn the_shipped_model_packs_without_loss_and_small() {
         let Tensor::Dense(dense) = source.load(&info.name).unwrap() else {
             panic!("{} is packed", info.name)
         };
-        let tensor = match exact_trits(&dense, Encoding::Base3) {
+        let tensor = match exact_trits(&dense, Encoding::Base3).unwrap() {
             Some(trits) => {
                 assert_eq!(trits.dequantize(), dense.to_f32(), "{}", info.name);
                 ternary += trits.rows() * trits.cols();

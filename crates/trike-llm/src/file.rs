@@ -7,7 +7,7 @@ use trike_format::{
     TensorSource, absmean_trits, detect,
 };
 use trike_nn::WeightName;
-use trike_trit::Encoding;
+use trike_trit::{Encoding, Granularity};
 
 use crate::{LlmError, ModelConfig, WeightSource, names, text::gguf_tokenizer, tokenizer::Tokenizer};
 
@@ -149,7 +149,7 @@ impl ModelFile {
         let tensor = self.source().load(&self.stored_name(name))?;
         match tensor {
             Tensor::Dense(master) if self.ternarizes(name) => {
-                Ok(absmean_trits(&master, Encoding::TwoBit)?.into())
+                Ok(absmean_trits(&master, Granularity::Tensor, Encoding::TwoBit)?.into())
             }
             tensor => Ok(tensor),
         }

@@ -20,8 +20,8 @@
 //!   [`carry_tokenizer()`]
 //! * errors: [`LlmError`]
 //!
-//! `trike` re-exports what an application needs; the feature `candle` passes the reference backend through,
-//! and `gpu` with `wgpu`, `vulkan`, `cuda`, `hip` and `metal` the device backend and its runtimes.
+//! `trike` re-exports what an application needs; the feature `gpu` with `wgpu`, `vulkan`, `cuda`, `hip` and `metal` passes
+//! the device backend and its runtimes through.
 #![forbid(unsafe_code)]
 
 pub mod bench;

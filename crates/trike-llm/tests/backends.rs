@@ -1,5 +1,4 @@
 //! Backends against each other, and against an implementation that shares no code with them.
-#![cfg(feature = "candle")]
 
 mod common;
 
@@ -10,11 +9,11 @@ use candle_nn::VarBuilder;
 use candle_transformers::models::llama;
 use common::{SHAPE, Shape, ids, random_llama};
 use tempfile::TempDir;
+use trike_candle::CandleBackend;
 use trike_cpu::{Cpu, Isa};
 use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile};
 use trike_nn::{
-    ActivationPrecision, Backend, CandleBackend, CpuBackend, KvPrecision, KvSpec, Logits, NnError, Sequence,
-    Step,
+    ActivationPrecision, Backend, CpuBackend, KvPrecision, KvSpec, Logits, NnError, Sequence, Step,
 };
 use trike_testkit::{assert_close, max_rel, shared};
 

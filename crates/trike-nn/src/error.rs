@@ -89,10 +89,9 @@ pub enum NnError {
     /// A ternary tensor refused a request.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),
-    /// The reference backend failed.
-    #[cfg(feature = "candle")]
-    #[error("candle: {0}")]
-    Candle(#[from] candle_core::Error),
+    /// A backend outside of this crate failed, in its own way.
+    #[error(transparent)]
+    Backend(Box<dyn Error + Send + Sync>),
     /// A device refused or failed.
     #[cfg(feature = "gpu")]
     #[error(transparent)]

@@ -16,20 +16,17 @@
 //! * one block alone: [`DecoderBlock`], [`BlockContext`], [`HookPoint`], [`Hook`]
 //! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
 //! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`]
-//! * backends: [`Backend`], [`check`], [`CpuBackend`], with the feature `candle` `CandleBackend`, with the feature `gpu` `CubeBackend`
-//! * layers for Candle users, with the feature `candle`: `modules`
+//! * backends: [`Backend`], [`check`], [`CpuBackend`], with the feature `gpu` `CubeBackend`
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
 //!
-//! `trike-llm` reads models from files into this; the feature `candle` (on by default) brings the reference
-//! backend. The feature `gpu` brings the device backend without a runtime, and `wgpu`, `vulkan`, `cuda`, `hip` and `metal` bring
-//! one each; these and `candle` are the only heavy dependencies.
+//! `trike-llm` reads models from files into this, and `trike-candle` has the reference backend. The feature `gpu` brings
+//! the device backend without a runtime, and `wgpu`, `vulkan`, `cuda`, `hip` and `metal` bring one each; these are the
+//! only heavy dependencies.
 #![forbid(unsafe_code)]
 
 mod backend;
 mod block;
-#[cfg(feature = "candle")]
-mod candle;
 pub mod check;
 mod cpu;
 mod decoder;
@@ -37,8 +34,6 @@ mod decoder;
 mod device;
 mod error;
 mod memory;
-#[cfg(feature = "candle")]
-pub mod modules;
 mod sequence;
 mod spec;
 mod step;
@@ -46,8 +41,6 @@ mod weights;
 
 pub use backend::{Backend, CacheSpec, Input, MatrixEdit, Norm};
 pub use block::{BlockContext, DecoderBlock, Hook, HookPoint};
-#[cfg(feature = "candle")]
-pub use candle::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
 pub use decoder::{Decoder, Logits, Step};
 #[cfg(feature = "gpu")]

@@ -390,43 +390,6 @@ fn a_token_is_one_read_back() {
     assert_eq!(on_cpu.backend().device_use(), None);
 }
 
-#[cfg(feature = "candle")]
-#[test]
-fn a_linear_layer_of_candle_takes_a_device_and_counts_its_copies() {
-    use candle_core::{Device as CandleDevice, Module, Tensor};
-    use trike_nn::modules::TernaryLinear;
-
-    let Some(device) = software() else { return };
-    let spec = base();
-    let mut random = Random::new(&spec, Kind::Trits);
-    let trike_core::Tensor::Ternary(weight) = random.trits(70, 130, 2, Granularity::Group(GroupSize::G32))
-    else {
-        panic!("trits")
-    };
-    let bias = Tensor::new(&random.rng.normals(70)[..], &CandleDevice::Cpu).expect("a bias");
-    let x = Tensor::from_vec(random.rng.normals(2 * 3 * 130), (2, 3, 130), &CandleDevice::Cpu).expect("x");
-    let flat = |y: &Tensor| y.flatten_all().and_then(|y| y.to_vec1::<f32>()).expect("values");
-    let on_host = TernaryLinear::new(&weight, Some(bias.clone())).expect("a layer");
-    let layer = TernaryLinear::new_on(&device, &weight, Some(bias)).expect("a layer");
-    assert_eq!(on_host.device_use(), None);
-    let calls = [ActivationPrecision::F32, ActivationPrecision::Int8PerToken];
-    for (precision, tolerance) in calls.into_iter().zip([1e-5, 1e-3]) {
-        let (here, there) =
-            (on_host.clone().with_activations(precision), layer.clone().with_activations(precision));
-        for call in 1..=2 {
-            let (want, got) = (here.forward(&x).expect("here"), there.forward(&x).expect("there"));
-            assert_eq!(got.dims(), [2, 3, 70]);
-            assert_close(&flat(&got), &flat(&want), tolerance);
-            let used = there.device_use().expect("a device");
-            assert_eq!((used.uploads, used.read_backs), (call, call));
-            assert_eq!((used.uploaded_bytes, used.read_bytes), (call * 4 * 6 * 130, call * 4 * 6 * 70));
-        }
-    }
-    let narrow = Tensor::zeros((2, 129), candle_core::DType::F32, &CandleDevice::Cpu).expect("zeros");
-    let refused = layer.forward(&narrow).expect_err("a narrow input").to_string();
-    assert!(refused.contains("130") && refused.contains("129"), "{refused}");
-}
-
 #[test]
 fn what_does_not_fit_is_refused_before_it_is_loaded() {
     let Some(device) = software() else { return };

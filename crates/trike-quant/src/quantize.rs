@@ -1,5 +1,6 @@
 //! Rounding: every weight to a level of its group's grid, without looking at what goes into the layer.
 
+use trike_core::absmean;
 use trike_trit::{Coupling, TritTensor};
 
 use crate::{
@@ -130,11 +131,11 @@ fn by_residual(weights: &[f32], depth: usize, rule: ScaleRule) -> (Vec<f32>, Vec
 
 /// Under which magnitude a weight is zero for a rule, and the scale of the others.
 fn threshold_and_scale(weights: &[f32], rule: ScaleRule) -> (f32, f32) {
-    let mean = weights.iter().map(|w| f64::from(w.abs())).sum::<f64>() / weights.len().max(1) as f64;
+    let mean = absmean(weights);
     if rule == ScaleRule::AbsMean {
-        return (0.5 * mean as f32, mean as f32);
+        return (0.5 * mean, mean);
     }
-    let threshold = 0.7 * mean as f32;
+    let threshold = 0.7 * mean;
     let kept: Vec<f64> = weights.iter().map(|w| w.abs()).filter(|w| *w > threshold).map(f64::from).collect();
     (threshold, (kept.iter().sum::<f64>() / kept.len().max(1) as f64) as f32)
 }

@@ -11,7 +11,7 @@ pub struct Edit {
     pub row: usize,
     /// Column of the trit.
     pub col: usize,
-    /// What it becomes.
+    /// New value.
     pub trit: Trit,
 }
 

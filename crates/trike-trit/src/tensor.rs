@@ -97,7 +97,7 @@ impl TritTensor {
         Ok(self)
     }
 
-    /// What inputs go through before they meet the trits.
+    /// The rotation of the inputs.
     pub fn rotation(&self) -> Option<Hadamard> {
         self.rotation
     }
@@ -195,7 +195,7 @@ impl TritTensor {
         self.scales.granularity().group_len(self.cols)
     }
 
-    /// What a trit of `plane` counts for in a group of a row: its scale, over `3^plane` when planes are tied.
+    /// Scale of a trit of `plane` in a group of a row, over `3^plane` when planes are tied.
     ///
     /// # Errors
     ///

@@ -59,12 +59,13 @@
 //! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`text`],
 //!   [`llm`], [`calibrate`], [`vsa`]
 //!
-//! An application depends on this crate. The feature `candle`, on by default, brings the reference backend
-//! `nn::CandleBackend` for comparisons; an application that only runs models turns default features off, as the
-//! command line does. A library depends on the one crate below that it needs.
+//! An application depends on this crate. The feature `candle`, off by default, adds `trike::candle`: ternary layers as
+//! Candle modules, and the reference backend. A library depends on the one crate below that it needs.
 #![forbid(unsafe_code)]
 
 pub use trike_calibrate as calibrate;
+#[cfg(feature = "candle")]
+pub use trike_candle as candle;
 pub use trike_cpu as cpu;
 pub use trike_format as format;
 pub use trike_llm as llm;

@@ -10,7 +10,7 @@ use trike_host::Line;
 use trike_host::Pool;
 use trike_host::{HostError, Lines};
 
-/// Columns of a block: those that one bit of the index of a tensor speaks for.
+/// Columns of a block: those of one bit of a tensor's sparsity index.
 pub(crate) const BLOCK: usize = BLOCK_TRITS;
 /// Columns of a line.
 pub(super) const LINE: usize = 16;
@@ -24,7 +24,7 @@ pub(crate) const ZEROS: CodeLine = Line([0b01_01_01_01; 64]);
 /// The blocks of all planes of a matrix that hold a nonzero.
 ///
 /// ```text
-/// lines:   [tile][plane][present block][line], what a line holds being that of two bits a weight
+/// lines:   [tile][plane][present block][line], a line holding the same as with two bits per weight
 /// places:  [tile][plane][present block], the number of each block: its first column / 32, in order
 /// ```
 ///

@@ -6,7 +6,7 @@ use half::f16;
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard, TritTensor};
 
 use crate::error::{CpuError, check_range};
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, with_kernels};
 use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::matrix::blocks::Blocks;
 use crate::matrix::layout::{Fixed, Shape};
@@ -15,9 +15,10 @@ use crate::matrix::sparse::Sparse;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
 use trike_core::Layout;
-use trike_host::Line;
 use trike_host::Lines;
+use trike_host::isa::Scalar;
 use trike_host::{Cpu, Pool};
+use trike_host::{Isa, Line};
 
 /// Columns of a ternary matrix, at most. Integer sums never span more than 16,320 columns, so this only bounds lengths.
 pub const MAX_COLS: usize = 1 << 20;
@@ -30,7 +31,7 @@ pub(crate) const FOLDED: usize = 4;
 ///
 /// ```text
 /// tile:  rows 16t .. 16t+16, their weights line by line (64 bytes); one sequential stream
-/// line:  four bytes a row, row after row; what a byte holds is the layout's
+/// line:  four bytes per row, row after row; their content depends on the layout
 /// all:   [tile][plane][line], padded with trit zero to whole lines and tiles
 /// ```
 ///
@@ -77,7 +78,7 @@ pub struct TernaryMatrix {
     pub(super) store: Store,
     scales: Shared,
     means: Option<Shared>,
-    /// What inputs go through first.
+    /// The rotation of the inputs.
     rotation: Option<Hadamard>,
 }
 
@@ -258,7 +259,7 @@ impl TernaryMatrix {
         self.group
     }
 
-    /// What inputs go through before they meet the trits; [`CpuOps::linear`](crate::CpuOps::linear) sees to it.
+    /// The rotation of the inputs, which [`CpuOps::linear`](crate::CpuOps::linear) applies.
     #[must_use]
     pub fn rotation(&self) -> Option<Hadamard> {
         self.rotation
@@ -275,7 +276,7 @@ impl TernaryMatrix {
         }
     }
 
-    /// Bytes that the kernels read: codes, scales and means, padding included.
+    /// Resident size in bytes: codes, scales and means, padding included.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let weights = match &self.store {
@@ -290,7 +291,7 @@ impl TernaryMatrix {
         self.scales.bytes() + self.means.as_ref().map_or(0, Shared::bytes)
     }
 
-    /// What the tiles before one cost, in bytes or more: the measure by which threads share tiles.
+    /// Total cost of the tiles before one, at least their bytes: the measure by which tiles are divided between threads.
     pub(crate) fn cost_before(&self, tile: usize) -> usize {
         let tiles = self.rows.div_ceil(ROWS);
         match &self.store {
@@ -367,7 +368,7 @@ impl TernaryMatrix {
         Groups::Lines(scratch)
     }
 
-    /// What the integer `sum_p 3^(planes - 1 - p) trit_p` of one set is multiplied with, for each group of a tile.
+    /// Factor of the integer `sum_p 3^(planes - 1 - p) trit_p` of one set, per group of a tile.
     #[inline(always)]
     pub(crate) fn scales<S: Simd>(&self, kernels: S, tile: usize, set: usize, out: &mut [FloatLine]) {
         self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), out);
@@ -386,19 +387,21 @@ impl TernaryMatrix {
     }
 
     /// Writes the weights of one row as the tensor defines them: the mean, then each plane's scale times its trit; rotated.
-    pub(crate) fn dequantize_row<S: Kernels>(&self, kernels: S, row: usize, out: &mut [f32]) {
+    pub(crate) fn dequantize_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
+        // Few scales are read for each row.
+        let simd = Scalar::portable();
         let (tile, r) = (row / ROWS, row % ROWS);
         let len = self.group.map_or(self.cols, GroupSize::get);
         let mut shared = vec![Line([0.0; ROWS]); self.groups()];
         out.fill(0.0);
-        if self.means(kernels, tile, &mut shared) {
+        if self.means(simd, tile, &mut shared) {
             for (out, mean) in out.chunks_mut(len).zip(&shared) {
                 out.fill(mean.0[r]);
             }
         }
         let mut codes = vec![0u8; self.cols];
         for set in 0..self.sets {
-            self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), &mut shared);
+            self.scales.read(simd, set, (tile * self.sets + set) * self.groups(), &mut shared);
             for plane in 0..self.planes {
                 let divisor = 3f32.powi((self.skipped + plane) as i32);
                 let index = self.plane_index(tile, set, plane);
@@ -416,7 +419,7 @@ impl TernaryMatrix {
             }
         }
         if let Some(rotation) = self.rotation {
-            kernels.run(Rotate { x: out, rotation });
+            with_kernels!(isa, kernels => kernels.run(Rotate { x: out, rotation }));
         }
     }
 

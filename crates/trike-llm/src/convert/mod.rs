@@ -188,7 +188,7 @@ impl Job<'_> {
         };
         match tensor {
             Tensor::Ternary(t) => Ok(t.to_encoding(encoding)?.into()),
-            Tensor::Dense(dense) => match exact_trits(&dense, encoding) {
+            Tensor::Dense(dense) => match exact_trits(&dense, encoding)? {
                 Some(trits) => Ok(trits.into()),
                 None => Err(self.not_lossless(
                     name,

@@ -20,7 +20,7 @@ use crate::{Encoding, Trit, TritError};
 /// [`TritTensor::data`]: crate::TritTensor::data
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TritData {
-    /// Two bit planes, `ceil(cols / 64)` words a row each. Trit `j` is bit `j % 64` of word `j / 64`, and
+    /// Two bit planes, `ceil(cols / 64)` words per row each. Trit `j` is bit `j % 64` of word `j / 64`, and
     /// `pos & neg == 0`.
     ///
     /// ```text
@@ -34,7 +34,7 @@ pub enum TritData {
         /// Set where the trit is -1.
         neg: Vec<u64>,
     },
-    /// Codes `trit + 1`, `ceil(cols / 32)` words a row. Trit `j` is the two bits from `2 (j % 32)` of word
+    /// Codes `trit + 1`, `ceil(cols / 32)` words per row. Trit `j` is the two bits from `2 (j % 32)` of word
     /// `j / 32`; code 3 is invalid and the tail is code 1.
     ///
     /// ```text
@@ -42,10 +42,10 @@ pub enum TritData {
     /// code    01  ...  01   10  00  01  10
     /// ```
     TwoBit(Vec<u64>),
-    /// Five trits a byte, `ceil(cols / 5)` bytes a row. A byte is `sum (trit_i + 1) 3^i` for `i` = 0..4, so at
+    /// Five trits per byte, `ceil(cols / 5)` bytes per row. A byte is `sum (trit_i + 1) 3^i` for `i` = 0..4, so at
     /// most 242, and the tail digits are 1. The row `+ 0 - +` is `2 + 1*3 + 0*9 + 2*27 + 1*81 = 140`.
     Base3(Vec<u8>),
-    /// A bit per trit that says whether it is nonzero, laid out as a plane, and a sign bit per nonzero in the
+    /// One bit per trit, set if it is nonzero, laid out as a plane, and a sign bit per nonzero in the
     /// order of the columns. The signs of a row start on their own word.
     ///
     /// ```text
@@ -54,7 +54,7 @@ pub enum TritData {
     /// negative   0 ... 0 0 0 1 0     (bits 0..3 belong to columns 0, 2, 3)
     /// ```
     Bitmap {
-        /// `ceil(cols / 64)` words a row.
+        /// `ceil(cols / 64)` words per row.
         nonzero: Vec<u64>,
         /// Index into `negative` where a row's signs start; `rows + 1` of them.
         offsets: Vec<u32>,

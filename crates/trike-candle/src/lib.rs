@@ -1,0 +1,79 @@
+//! Ternary layers as Candle modules, and the reference backend over Candle tensors.
+//!
+//! Start from [`TernaryLinear`], which takes the place of a `candle_nn::Linear`:
+//!
+//! ```
+//! # use candle_core::{Device, Tensor};
+//! # use candle_nn::{Linear, Module};
+//! use trike_candle::convert_linear;
+//!
+//! let linear = Linear::new(Tensor::randn(0f32, 1.0, (256, 128), &Device::Cpu)?, None);
+//! let (ternary, stats) = convert_linear(&linear)?;
+//! let y = ternary.forward(&Tensor::randn(0f32, 1.0, (4, 128), &Device::Cpu)?)?;
+//! println!("{} bytes for {:?}, relative error {:.2}", ternary.bytes(), y.shape(), stats.relative_error);
+//! # assert_eq!((y.dims(), ternary.bytes()), (&[4, 256][..], 256 * 128 / 4 + 4));
+//! # assert!((0.4..0.6).contains(&stats.relative_error));
+//! # Ok::<(), trike_candle::CandleError>(())
+//! ```
+//!
+//! The decision that shaped this crate: tensors in, tensors out, and every operation is a custom operation of Candle
+//! with a backward pass, so a ternary layer can stand anywhere in a Candle model, also below layers that train. What was
+//! given up is the speed of [`trike_nn::Decoder`], which keeps its tensors out of Candle and shares the preparation
+//! of activations between projections.
+//!
+//! * linear layers: [`TernaryLinear`] with [`LinearKind`], [`BitLinear`], [`convert_linear`]
+//! * weights: [`quantize_tensor`] with [`Ternarize`] and [`QuantizationStats`]; [`TernarizeOptions`]
+//! * attention: [`TernaryAttention`] with [`TernaryAttentionConfig`] and [`TernaryAttentionWeights`], [`KvCache`],
+//!   [`attention()`](attention())
+//! * the rest of a block: [`RmsNorm`] and [`rms_norm()`], [`RotaryEmbedding`], [`SwiGlu`] and [`gated()`]
+//! * threads: [`shared_cpu`]; every module has `with_cpu` for another executor
+//! * whole decoders for comparisons: [`CandleBackend`], the reference that implements [`trike_nn::Backend`]
+//! * errors: [`CandleError`]
+//!
+//! Tensors are on the CPU, in f32, f16 or bf16; arithmetic is f32 and the result has the dtype of the input. A tensor on
+//! another device is an error that says so: nothing is copied behind the caller's back. Constructors and free functions
+//! return [`CandleError`]; where the trait `candle_nn::Module` asks for Candle's error, that wraps it.
+//!
+//! The feature `gpu` lets a linear layer compute on a device, and `wgpu`, `vulkan`, `cuda`, `hip` and `metal` bring one
+//! runtime each.
+#![forbid(unsafe_code)]
+
+// The handbook's examples are compiled like the ones here.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/candle.md")]
+pub struct Handbook;
+
+mod attention;
+mod backend;
+mod bitlinear;
+mod error;
+mod exec;
+mod kv;
+mod linear;
+mod mlp;
+mod norm;
+#[cfg(feature = "gpu")]
+mod on_device;
+mod packed;
+mod quantize;
+mod rotary;
+mod scores;
+
+pub use attention::{TernaryAttention, TernaryAttentionConfig, TernaryAttentionWeights};
+pub use backend::{CandleBackend, CandleCache, CandleMatrix, CandleRope};
+pub use bitlinear::BitLinear;
+pub use error::CandleError;
+pub use exec::shared_cpu;
+pub use kv::KvCache;
+pub use linear::{LinearKind, TernaryLinear, convert_linear};
+pub use mlp::{SwiGlu, gated};
+pub use norm::{RmsNorm, rms_norm};
+pub use quantize::{QuantizationStats, Ternarize, TernarizeOptions, quantize_tensor};
+pub use rotary::RotaryEmbedding;
+pub use scores::attention;
+pub use trike_core::{
+    ActivationPrecision, AttentionSpec, GatedActivation, KvPrecision, Layout, RopePairing, RopeScaling,
+    RopeSpec,
+};
+pub use trike_cpu::Cpu;
+pub use trike_nn::NnError;
