@@ -68,7 +68,7 @@ pub(crate) const HOUSE: &[Row] = &[
         purpose: "trits times trits on the host: dot products, matches, bundles, top-k search",
         uses: "trike-trit trike-core trike-host",
         registry: "thiserror",
-        unsafe_in: &[("src/planes.rs", "SIMD"), ("src/x86.rs", "SIMD")],
+        unsafe_in: &[("src/lanes/x86.rs", "SIMD"), ("src/planes.rs", "SIMD")],
     },
     Row {
         layer: 2,
@@ -76,14 +76,20 @@ pub(crate) const HOUSE: &[Row] = &[
         purpose: "host kernels: linear layers, attention, norms, rotary embedding, gates, and their backward passes",
         uses: "trike-trit trike-core trike-host",
         registry: "bytemuck half thiserror",
-        unsafe_in: &[("src/attention/lanes", "SIMD"), ("src/kernels", "SIMD"), ("src/simd", "SIMD")],
+        unsafe_in: &[
+            ("src/attention/lanes", "SIMD"),
+            ("src/kernels", "SIMD"),
+            ("src/simd", "SIMD"),
+            ("src/ternary/permutes/avx512.rs", "SIMD"),
+            ("src/ternary/sparse/avx512.rs", "SIMD"),
+        ],
     },
     Row {
         layer: 2,
         name: "trike-cube",
         purpose: "kernels for GPUs, one CubeCL source each; the only crate that touches CubeCL's host interface",
         uses: "trike-trit trike-core",
-        registry: "bytemuck cubecl half thiserror",
+        registry: "bytemuck cubecl cubecl-cuda? cubecl-hip? half thiserror",
         // A kernel trusts the lengths that its launcher checked, and every operation has a launcher.
         unsafe_in: &[("src", "kernel launches")],
     },
@@ -175,6 +181,7 @@ pub(crate) const HOUSE: &[Row] = &[
         registry: "anyhow clap cubecl cubecl-common cubecl-cpp cubecl-environment cubecl-runtime cubecl-server cubecl-spirv \
                    cubecl-wgpu cubek-attention? cubek-matmul? cubek-std? cudarc half serde_json",
         unsafe_in: &[
+            ("src/compile/cuda.rs", "calls of NVRTC"),
             ("src/record.rs", "a launch that CubeCL declares unsafe"),
             ("src/stand_in.rs", "a launch that CubeCL declares unsafe"),
             ("src/bench/rivals/cublas.rs", "a rival without a safe interface"),

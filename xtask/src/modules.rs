@@ -17,22 +17,14 @@ use std::collections::{BTreeMap, BTreeSet};
 const KNOWN: &[(&str, &str)] = &[
     ("trike-benches", "ceilings figure"),
     ("trike-benches", "operands operations"),
-    (
-        "trike-calibrate",
-        "assemble budget config plan pruning quantize report rewrite sensitivity store tune walk",
-    ),
     ("trike-cli", "commands output"),
-    ("trike-cpu", "activations kernels matrix rotate simd"),
-    ("trike-cpu", "dense_pieces linear ternary"),
     ("trike-cube", "device::buffer device::graph"),
     ("trike-cube", "linear::activations linear::quantize"),
     ("trike-format", "detect hf"),
     ("trike-format", "hf::bitnet hf::packed hf::scheme"),
-    ("trike-gpu-test", "compile::cache compile::cuda"),
     ("trike-llm", "file source text"),
     ("trike-nn", "backend memory sequence spec step"),
     ("trike-nn", "device::recordings device::tensors"),
-    ("trike-popcount", "lanes x86"),
     ("trike-text", "chat::guard chat::text"),
     ("trike-text", "tokenizer::merge tokenizer::spm"),
 ];

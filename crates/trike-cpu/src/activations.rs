@@ -6,10 +6,11 @@ use trike_core::ActivationPrecision;
 use trike_trit::Hadamard;
 
 use crate::error::CpuError;
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, with_kernels};
 use crate::line::ROWS;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
+use trike_host::Isa;
 use trike_host::Line;
 use trike_host::Loop;
 use trike_host::Pool;
@@ -34,7 +35,7 @@ pub(crate) struct Activations {
     blocks: usize,
     /// Minus the sum of the codes before each segment and after the last, `[row][segments + 1]`.
     negated: Vec<i32>,
-    /// What one step of a code stands for, for each token.
+    /// Value of one step of a code, per token.
     factors: Vec<f32>,
     /// Factors of the segments, `[row][segment]`; empty unless groups have factors.
     groups: Vec<f32>,
@@ -71,8 +72,8 @@ pub(crate) struct Panel {
 impl Activations {
     /// Brings `x` (rows of `cols`) into kernel form, padded to at least `padded` columns; rotated first where the weights are.
     #[expect(clippy::too_many_arguments, reason = "one call site, and each says what the codes are")]
-    pub(crate) fn prepare<K: Kernels>(
-        kernels: K,
+    pub(crate) fn prepare(
+        isa: Isa,
         pool: &Pool,
         x: &[f32],
         cols: usize,
@@ -104,7 +105,6 @@ impl Activations {
             .zip(&mut factors)
             .zip(x.chunks(cols))
             .map(|(((codes, negated), factor), x)| Quantize {
-                simd: kernels,
                 codes,
                 negated,
                 factor,
@@ -122,11 +122,11 @@ impl Activations {
                     Some(rotation) => {
                         row.clear();
                         row.extend_from_slice(job.x);
-                        kernels.run(Rotate { x: &mut row, rotation });
+                        with_kernels!(isa, kernels => kernels.run(Rotate { x: &mut row, rotation }));
                         &row
                     }
                 };
-                kernels.run(Run { job, x });
+                with_kernels!(isa, kernels => kernels.run(Run { s: kernels, job, x }));
             }
             ROTATED.set(row);
         });
@@ -142,10 +142,10 @@ impl Activations {
             Self { tokens, slices, codes, blocks, negated, factors, groups, panels, packed, beside };
         if rows > IN_PLACE {
             if wanted.panels {
-                this.interleave::<K>(pool);
+                this.interleave(with_kernels!(isa, kernels => widths(kernels)), pool);
             }
             if wanted.beside {
-                this.put_beside(kernels, pool);
+                this.put_beside(isa, pool);
             }
         }
         Ok(this)
@@ -157,7 +157,7 @@ impl Activations {
     }
 
     /// Lays 64 rows side by side.
-    fn put_beside<K: Kernels>(&mut self, kernels: K, pool: &Pool) {
+    fn put_beside(&mut self, isa: Isa, pool: &Pool) {
         /// Blocks of sixteen columns of a job.
         const SHARE: usize = 64;
         let (rows, blocks) = (self.tokens * self.slices, self.blocks);
@@ -173,17 +173,17 @@ impl Activations {
         }
         pool.for_units(&mut jobs, 1, rows * blocks * 4, |_, jobs| {
             for job in jobs {
-                kernels.run(job);
+                with_kernels!(isa, kernels => kernels.run(&mut *job));
             }
         });
     }
 
-    /// Makes the panels.
-    fn interleave<S: Simd>(&mut self, pool: &Pool) {
+    /// Makes the panels, each of one of `widths` rows.
+    fn interleave(&mut self, widths: &[usize], pool: &Pool) {
         let (rows, steps) = (self.tokens * self.slices, self.blocks * 4);
         let mut first = 0;
         while first < rows {
-            let fits = S::TOKENS.iter().copied().find(|&n| n <= rows - first);
+            let fits = widths.iter().copied().find(|&n| n <= rows - first);
             let panel = Panel { first, rows: fits.unwrap_or(1), start: first * steps };
             self.panels.push(panel);
             first += panel.rows;
@@ -269,14 +269,14 @@ impl Activations {
         self.groups.get(row * segments + start / SEGMENT).copied().unwrap_or(1.0)
     }
 
-    /// What a token's outputs are multiplied with at the end.
+    /// Final factor of a token's outputs.
     #[inline(always)]
     pub(crate) fn factor(&self, token: usize) -> f32 {
         self.factors[token]
     }
 }
 
-/// In which orders the kernels for many rows want them, beside row after row.
+/// The additional orders that the kernels for many rows read.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Wanted {
     /// Interleaved, for weights with a place for each.
@@ -341,9 +341,13 @@ fn transposed(mut words: [u64; 8]) -> [u64; 8] {
     words
 }
 
+/// The numbers of tokens that the panel kernel of an instruction set takes together.
+fn widths<S: Simd>(_: S) -> &'static [usize] {
+    S::TOKENS
+}
+
 /// Quantizes one token.
-struct Quantize<'a, S> {
-    simd: S,
+struct Quantize<'a> {
     codes: &'a mut [[i8; 16]],
     negated: &'a mut [i32],
     factor: &'a mut f32,
@@ -355,7 +359,8 @@ struct Quantize<'a, S> {
 
 /// One token of a job: as it came, or rotated.
 struct Run<'a, 'j, S> {
-    job: &'a mut Quantize<'j, S>,
+    s: S,
+    job: &'a mut Quantize<'j>,
     x: &'a [f32],
 }
 
@@ -364,11 +369,11 @@ impl<S: Simd> Loop for Run<'_, '_, S> {
 
     #[inline(always)]
     fn run(self) {
-        let Self { job, x } = self;
+        let Self { s, job, x } = self;
         match job.slices {
-            1 => job.int8(x),
-            2 => job.fixed_point::<2>(x),
-            _ => job.fixed_point::<4>(x),
+            1 => job.int8(s, x),
+            2 => job.fixed_point::<S, 2>(s, x),
+            _ => job.fixed_point::<S, 4>(s, x),
         }
         let segments = job.codes.len() / job.slices * 16 / SEGMENT;
         for codes in job.codes.chunks_exact_mut(job.codes.len() / job.slices) {
@@ -386,10 +391,9 @@ impl<S: Simd> Loop for Run<'_, '_, S> {
     }
 }
 
-impl<S: Simd> Quantize<'_, S> {
+impl Quantize<'_> {
     #[inline(always)]
-    fn int8(&mut self, x: &[f32]) {
-        let s = self.simd;
+    fn int8<S: Simd>(&mut self, s: S, x: &[f32]) {
         let mut ints = Line([0; ROWS]);
         let codes = self.codes.as_flattened_mut();
         let len = self.group.unwrap_or(x.len());
@@ -426,8 +430,7 @@ impl<S: Simd> Quantize<'_, S> {
 
     /// As `SLICES` bytes per value, the least significant first.
     #[inline(always)]
-    fn fixed_point<const SLICES: usize>(&mut self, x: &[f32]) {
-        let s = self.simd;
+    fn fixed_point<S: Simd, const SLICES: usize>(&mut self, s: S, x: &[f32]) {
         let largest = largest(x);
         if largest >= INFINITE {
             // Every output of the token becomes NaN, whatever the codes are.
@@ -479,7 +482,6 @@ fn largest(x: &[f32]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::with_kernels;
     use trike_host::{Cpu, Isa};
     use trike_testkit::Rng;
     use trike_trit::GroupSize;
@@ -490,9 +492,16 @@ mod tests {
         let pool = Cpu::new(1).expect("one thread");
         for isa in Isa::available() {
             let precision = ActivationPrecision::Int8PerToken;
-            let made = with_kernels!(isa, kernels => {
-                Activations::prepare(kernels, pool.pool(), &x, x.len(), x.len(), precision, None, Wanted::default())
-            })
+            let made = Activations::prepare(
+                isa,
+                pool.pool(),
+                &x,
+                x.len(),
+                x.len(),
+                precision,
+                None,
+                Wanted::default(),
+            )
             .expect("finite");
             for (code, x) in made.row(0).as_flattened().iter().zip(&x) {
                 assert_eq!(*code, x.round_ties_even() as i8, "{isa}: {x}");
@@ -506,9 +515,16 @@ mod tests {
         let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
         let pool = Cpu::new(1).expect("one thread");
         for isa in Isa::available() {
-            let made = with_kernels!(isa, kernels => {
-                Activations::prepare(kernels, pool.pool(), &x, 100, 128, ActivationPrecision::Int16, None, Wanted::default())
-            })
+            let made = Activations::prepare(
+                isa,
+                pool.pool(),
+                &x,
+                100,
+                128,
+                ActivationPrecision::Int16,
+                None,
+                Wanted::default(),
+            )
             .expect("finite");
             for (col, &want) in x.iter().enumerate() {
                 let digit = |s: usize| f32::from(made.row(s)[col / 16][col % 16]);
@@ -527,9 +543,16 @@ mod tests {
                 rng.normals(100).iter().map(|v| (v / 8.0).clamp(-1.0, 1.0) * largest).collect::<Vec<_>>();
             (x[3], x[50]) = (-largest, largest);
             for isa in Isa::available() {
-                let made = with_kernels!(isa, kernels => {
-                    Activations::prepare(kernels, pool.pool(), &x, 50, 96, ActivationPrecision::F32, None, Wanted::default())
-                })
+                let made = Activations::prepare(
+                    isa,
+                    pool.pool(),
+                    &x,
+                    50,
+                    96,
+                    ActivationPrecision::F32,
+                    None,
+                    Wanted::default(),
+                )
                 .expect("finite");
                 for (token, x) in x.chunks(50).enumerate() {
                     let max = x.iter().fold(0f32, |m, v| m.max(v.abs()));
@@ -554,10 +577,9 @@ mod tests {
         let pool = Cpu::new(1).expect("one thread");
         for isa in Isa::available() {
             let precision = ActivationPrecision::Int8PerGroup(GroupSize::G32);
-            let made = with_kernels!(isa, kernels => {
-                Activations::prepare(kernels, pool.pool(), &x, 70, 160, precision, None, Wanted::default())
-            })
-            .expect("finite");
+            let made =
+                Activations::prepare(isa, pool.pool(), &x, 70, 160, precision, None, Wanted::default())
+                    .expect("finite");
             let codes: Vec<i32> = made.row(0).as_flattened().iter().map(|&v| i32::from(v)).collect();
             assert_eq!(codes.len(), 160);
             for (start, end) in [(0, 32), (32, 64), (0, 70), (64, 160), (96, 160), (128, 512)] {

@@ -2,23 +2,26 @@
 
 use std::ops::Range;
 
-use crate::kernels::Kernels;
+use crate::kernels::{FloatKernels, with_float_kernels};
 use crate::line::TILE;
-use crate::linear::Piece;
 use crate::matrix::{DenseMatrix, Int8Matrix};
+use crate::piece::Piece;
 use trike_core::DenseData;
+use trike_host::Isa;
 
-pub(crate) fn int8_piece<K: Kernels>(kernels: K, m: &Int8Matrix, x: &[f32], piece: &mut Piece<'_>) {
-    kernels.product(m.slice(rows(piece, m.rows())), x, &mut piece.out);
+pub(crate) fn int8_piece(isa: Isa, m: &Int8Matrix, x: &[f32], piece: &mut Piece<'_>) {
+    let w = m.slice(rows(piece, m.rows()));
+    with_float_kernels!(isa, kernels => kernels.product(w, x, &mut piece.out));
 }
 
-pub(crate) fn dense_piece<K: Kernels>(kernels: K, m: &DenseMatrix, x: &[f32], piece: &mut Piece<'_>) {
+pub(crate) fn dense_piece(isa: Isa, m: &DenseMatrix, x: &[f32], piece: &mut Piece<'_>) {
     let rows = rows(piece, m.rows());
-    match m.data() {
-        DenseData::F32(w) => kernels.product(m.slice(w, rows), x, &mut piece.out),
-        DenseData::F16(w) => kernels.product(m.slice(w, rows), x, &mut piece.out),
-        DenseData::Bf16(w) => kernels.product(m.slice(w, rows), x, &mut piece.out),
-    }
+    let out = &mut piece.out;
+    with_float_kernels!(isa, kernels => match m.data() {
+        DenseData::F32(w) => kernels.product(m.slice(w, rows), x, out),
+        DenseData::F16(w) => kernels.product(m.slice(w, rows), x, out),
+        DenseData::Bf16(w) => kernels.product(m.slice(w, rows), x, out),
+    });
 }
 
 /// The rows of a piece; the last tile of a matrix may be broken.

@@ -3,9 +3,9 @@
 use trike_host::HostError;
 use trike_trit::TritError;
 
-/// What a host kernel refuses, always before any output is written.
+/// Why a host kernel refused; no output was written.
 ///
-/// Callers that only want to tell bad shapes from bad values match [`CpuError::Length`] and [`CpuError::NonFinite`] first.
+/// Callers that only distinguish bad shapes from bad values match [`CpuError::Length`] and [`CpuError::NonFinite`] first.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CpuError {
@@ -30,7 +30,7 @@ pub enum CpuError {
         got: usize,
     },
     /// A number is outside of the range that the kernels are proven for.
-    #[error("{what}: expected {minimum}..={maximum}, got {got}")]
+    #[error("{what}: expected {}, got {got}", limits(*minimum, *maximum))]
     Range {
         /// Which number.
         what: &'static str,
@@ -113,6 +113,15 @@ pub enum CpuError {
     Trit(#[from] TritError),
 }
 
+/// A range in words; an end of the type is no limit.
+fn limits(minimum: usize, maximum: usize) -> String {
+    match (minimum, maximum) {
+        (minimum, usize::MAX) => format!("at least {minimum}"),
+        (0, maximum) => format!("at most {maximum}"),
+        (minimum, maximum) => format!("{minimum} to {maximum}"),
+    }
+}
+
 /// Checks the length of a slice.
 pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Result<(), CpuError> {
     if expected == got { Ok(()) } else { Err(CpuError::Length { what, expected, got }) }
@@ -138,5 +147,24 @@ pub(crate) fn check_rows(what: &'static str, unit: usize, got: usize) -> Result<
         Ok(got / unit)
     } else {
         Err(CpuError::NotMultiple { what, unit, got })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_range;
+
+    #[test]
+    fn messages_name_the_limits_that_there_are() {
+        for ((minimum, maximum, got), said) in [
+            ((1, usize::MAX, 0), "expected at least 1, got 0"),
+            ((0, 7, 8), "expected at most 7, got 8"),
+            ((2, 4, 5), "expected 2 to 4, got 5"),
+        ] {
+            let error = check_range("heads", minimum, maximum, got).expect_err("outside");
+            assert_eq!(error.to_string(), format!("heads: {said}"));
+            assert!(check_range("heads", minimum, maximum, minimum).is_ok());
+            assert!(check_range("heads", minimum, maximum, maximum).is_ok());
+        }
     }
 }

@@ -19,13 +19,11 @@ pub(crate) fn gated(
 ) -> Result<(), CpuError> {
     check_len("up projection of gated", gate.len(), up.len())?;
     check_len("output of gated", gate.len(), out.len())?;
-    with_kernels!(cpu.isa(), kernels => {
-        cpu.pool().for_units(out, 1, 16 * gate.len(), |first, out| {
-            let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
-            match activation {
-                GatedActivation::SiLu => kernels.run(SiLu { gate, up, out }),
-                GatedActivation::SquaredReLu => kernels.run(SquaredReLu { gate, up, out }),
-            }
+    cpu.pool().for_units(out, 1, 16 * gate.len(), |first, out| {
+        let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
+        with_kernels!(cpu.isa(), kernels => match activation {
+            GatedActivation::SiLu => kernels.run(SiLu { gate, up, out }),
+            GatedActivation::SquaredReLu => kernels.run(SquaredReLu { gate, up, out }),
         });
     });
     Ok(())

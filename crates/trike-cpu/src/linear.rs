@@ -1,7 +1,5 @@
 //! `y = x W^T`: which kernel computes which part, on which thread.
 
-use std::ops::Range;
-
 use trike_trit::Hadamard;
 
 use trike_core::{ActivationPrecision, LinearProblem};
@@ -9,9 +7,8 @@ use trike_core::{ActivationPrecision, LinearProblem};
 use crate::activations::{Activations, Wanted};
 use crate::dense_pieces::{dense_piece, int8_piece};
 use crate::error::{CpuError, check_len, check_rows};
-use crate::kernels::Kernels;
-use crate::kernels::with_kernels;
 use crate::matrix::Matrix;
+use crate::piece::Piece;
 use crate::ternary::ternary_piece;
 use trike_core::Layout;
 use trike_host::Cpu;
@@ -62,29 +59,17 @@ pub(crate) fn linear_many(
         }
         return Ok(());
     }
-    with_kernels!(cpu.isa(), kernels => linear_with(cpu, kernels, x, ws, precision, outs, work))
-}
-
-fn linear_with<K: Kernels>(
-    cpu: &Cpu,
-    kernels: K,
-    x: &[f32],
-    ws: &[&Matrix],
-    precision: ActivationPrecision,
-    outs: &mut [&mut [f32]],
-    work: usize,
-) -> Result<(), CpuError> {
     let padded = ws.iter().filter_map(|w| match w {
         Matrix::Ternary(m) => Some(m.shape().padded_cols()),
         Matrix::Int8(_) | Matrix::Dense(_) => None,
     });
+    let isa = cpu.isa();
     let prepared = match padded.max() {
         Some(padded) => {
             let sparse = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() == Layout::Sparse);
             let fixed = |w: &&Matrix| matches!(w, Matrix::Ternary(m) if m.layout() != Layout::Sparse);
             let wanted = Wanted { panels: ws.iter().any(fixed), beside: ws.iter().any(sparse) };
-            let (cols, rotation) = (ws[0].cols(), rotation_of(ws[0]));
-            Activations::prepare(kernels, cpu.pool(), x, cols, padded, precision, rotation, wanted)?
+            Activations::prepare(isa, cpu.pool(), x, cols, padded, precision, rotation, wanted)?
         }
         None => Activations::default(),
     };
@@ -92,9 +77,9 @@ fn linear_with<K: Kernels>(
     cpu.pool().run(tasks, |pieces| {
         for mut piece in pieces {
             match piece.w {
-                Matrix::Ternary(m) => ternary_piece(kernels, m, &prepared, precision, &mut piece),
-                Matrix::Int8(m) => int8_piece(kernels, m, x, &mut piece),
-                Matrix::Dense(m) => dense_piece(kernels, m, x, &mut piece),
+                Matrix::Ternary(m) => ternary_piece(isa, m, &prepared, precision, &mut piece),
+                Matrix::Int8(m) => int8_piece(isa, m, x, &mut piece),
+                Matrix::Dense(m) => dense_piece(isa, m, x, &mut piece),
             }
         }
     });
@@ -110,15 +95,13 @@ pub(crate) fn embed(cpu: &Cpu, table: &Matrix, ids: &[u32], out: &mut [f32]) -> 
     if let Some((position, &id)) = ids.iter().enumerate().find(|&(_, &id)| id as usize >= rows) {
         return Err(CpuError::IdOutOfRange { position, id, rows });
     }
-    with_kernels!(cpu.isa(), kernels => {
-        for (&id, out) in ids.iter().zip(out.chunks_exact_mut(cols)) {
-            table.dequantize_row(kernels, id as usize, out);
-        }
-    });
+    for (&id, out) in ids.iter().zip(out.chunks_exact_mut(cols)) {
+        table.dequantize_row(cpu.isa(), id as usize, out);
+    }
     Ok(())
 }
 
-/// What the activations of a matrix go through.
+/// The rotation of the activations of a matrix.
 fn rotation_of(w: &Matrix) -> Option<Hadamard> {
     match w {
         Matrix::Ternary(m) => m.rotation(),
@@ -130,13 +113,6 @@ fn rotation_of(w: &Matrix) -> Option<Hadamard> {
 fn weight_of(problem: &LinearProblem) -> usize {
     let share = if problem.precision == ActivationPrecision::F32 { 1 } else { 4 };
     usize::try_from(problem.cost().macs / share).unwrap_or(usize::MAX)
-}
-
-/// Some tiles of one matrix, and their outputs: for each token the rows of those tiles.
-pub(crate) struct Piece<'a> {
-    pub(crate) w: &'a Matrix,
-    pub(crate) tiles: Range<usize>,
-    pub(crate) out: Vec<&'a mut [f32]>,
 }
 
 /// Cuts the tiles of all matrices, in order, into contiguous shares of about the same number of bytes.

@@ -53,8 +53,8 @@ pub trait CpuOps {
     ) -> Result<(), CpuError>;
 
     /// [`CpuOps::linear`] for several matrices with the same input (q/k/v, gate/up): the activations are prepared once,
-    /// and the rows of all matrices are one range that the threads share. Matrices that want them rotated in different ways
-    /// are computed one after the other.
+    /// and the rows of all matrices are one range that the threads share. Matrices with different rotations are computed one
+    /// after the other.
     ///
     /// # Errors
     ///
@@ -84,7 +84,7 @@ pub trait CpuOps {
     /// [`CpuError::Length`] when `out` is not as long as `x`.
     ///
     /// ```
-    /// use trike_cpu::{Cpu, CpuOps, CpuOps};
+    /// use trike_cpu::{Cpu, CpuOps};
     ///
     /// let mut out = [f32::NAN; 2];
     /// Cpu::new(1)?.rms_norm(&[3.0, -3.0], &[1.0, 2.0], 0.0, &mut out)?;
@@ -99,7 +99,7 @@ pub trait CpuOps {
     ///
     /// # Errors
     ///
-    /// [`CpuError::Range`] when the table turns more elements than a head has, [`CpuError::Length`] when `x` is not
+    /// [`CpuError::Range`] when the table rotates more elements than a head has, [`CpuError::Length`] when `x` is not
     /// `positions.len() * heads * head_dim` long.
     fn rope(
         &self,
@@ -174,14 +174,14 @@ pub trait CpuOps {
 
     /// Transforms every block of `x` in its place, to the bits of [`Hadamard::apply`].
     ///
-    /// [`CpuOps::linear`] does this on the way to the codes of activations for weights that want it.
+    /// [`CpuOps::linear`] applies it to activations of rotated weights.
     ///
     /// # Errors
     ///
     /// [`CpuError::NotMultiple`] for part of a block.
     ///
     /// ```
-    /// use trike_cpu::{Cpu, CpuOps, CpuOps};
+    /// use trike_cpu::{Cpu, CpuOps};
     /// use trike_trit::Hadamard;
     ///
     /// let mut x = [3.0, 1.0, -1.0, 1.0];

@@ -8,7 +8,7 @@ use crate::kernels::with_kernels;
 use trike_host::Cpu;
 use trike_host::Loop;
 
-/// Frequencies of a rotary embedding, and the turns of the first positions.
+/// Frequencies of a rotary embedding, and the cosines and sines of the first positions.
 ///
 /// Frequency `i` is `theta^(-2i / rotated)`, computed in f64 and kept as f32. The angle is the f32 product of position
 /// and frequency, as in the models' own code; its sine and cosine are computed in f64 and rounded once.
@@ -83,13 +83,13 @@ impl RopeTable {
         inverted
     }
 
-    /// Elements of a head that turn.
+    /// Rotated elements of a head.
     #[must_use]
     pub fn rotated(&self) -> usize {
         2 * self.frequencies.len()
     }
 
-    /// The frequencies, in radians a position.
+    /// The frequencies, in radians per position.
     #[must_use]
     pub fn frequencies(&self) -> &[f32] {
         &self.frequencies
@@ -120,7 +120,7 @@ fn write_turns(frequencies: &[f32], position: u32, turns: &mut [f32]) {
     }
 }
 
-/// Turns the heads of one token.
+/// Rotates the heads of one token.
 struct Turn<'a> {
     x: &'a mut [f32],
     head_dim: usize,
@@ -176,14 +176,12 @@ pub(crate) fn rope(
     if x.is_empty() {
         return Ok(());
     }
-    with_kernels!(cpu.isa(), kernels => {
-        cpu.pool().for_units(x, row, 4 * positions.len() * row, |first, x| {
-            let mut scratch = vec![0.0; table.rotated()];
-            for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
-                let (cosines, sines) = table.turns(position, &mut scratch);
-                kernels.run(Turn { x, head_dim, cosines, sines, pairing });
-            }
-        });
+    cpu.pool().for_units(x, row, 4 * positions.len() * row, |first, x| {
+        let mut scratch = vec![0.0; table.rotated()];
+        for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
+            let (cosines, sines) = table.turns(position, &mut scratch);
+            with_kernels!(cpu.isa(), kernels => kernels.run(Turn { x, head_dim, cosines, sines, pairing }));
+        }
     });
     Ok(())
 }

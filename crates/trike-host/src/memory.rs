@@ -47,7 +47,7 @@ impl<T: Copy + Zeroable> Lines<T> {
     ///
     /// # Errors
     ///
-    /// [`HostError::Memory`] when the system does not give that much.
+    /// [`HostError::Memory`] if the system does not provide that much.
     pub fn zeroed(len: usize) -> Result<Self, HostError> {
         let bytes = len.saturating_mul(size_of::<T>());
         #[cfg(target_os = "linux")]
@@ -128,9 +128,9 @@ mod chunks {
 
     /// Bytes of a huge page.
     const HUGE: usize = 2 << 20;
-    /// Bytes of a chunk, unless one buffer needs more. What is never touched takes no memory.
+    /// Bytes of a chunk, unless one buffer needs more. Untouched pages take no memory.
     const CHUNK: usize = 64 << 20;
-    /// What every cut is aligned to: a cache line.
+    /// Alignment of every cut: a cache line.
     const ALIGN: usize = 64;
 
     /// The chunk that the next buffers are cut from, while one of its buffers lives.

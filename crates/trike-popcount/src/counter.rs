@@ -314,7 +314,7 @@ fn add_words<K: Lanes, const N: usize>(
     }
 }
 
-/// Takes a vector from the counts from level `first` on, and says whether any count went below zero.
+/// Subtracts a vector from the counts from level `first` on, and returns whether any count became negative.
 struct Subtract<'a, K> {
     lanes: K,
     levels: &'a mut [u64],

@@ -160,7 +160,7 @@ fn exceeds<K: Lanes>(
     lanes.and_not(greater, carry)
 }
 
-/// Whether `a > b`, by one bit of each and what the lower bits said.
+/// Whether `a > b`, by one bit of each and the comparison of the lower bits.
 #[inline(always)]
 fn is_greater<K: Lanes>(lanes: K, a: K::Bits, b: K::Bits, lower: K::Bits) -> K::Bits {
     lanes.or(lanes.and_not(a, b), lanes.and_not(lower, lanes.xor(a, b)))

@@ -20,7 +20,7 @@ pub enum PopcountError {
         got: usize,
     },
     /// A number is outside of its range.
-    #[error("{what}: expected {minimum}..={maximum}, got {got}")]
+    #[error("{what}: expected {}, got {got}", limits(*minimum, *maximum))]
     Range {
         /// Which number.
         what: &'static str,
@@ -41,12 +41,27 @@ pub enum PopcountError {
         /// Its columns.
         cols: usize,
     },
+    /// A tensor of several planes where one is compared.
+    #[error("a tensor of {planes} planes cannot be searched, expected 1: search each plane on its own")]
+    SeveralPlanes {
+        /// Planes of the tensor.
+        planes: usize,
+    },
     /// No memory or no threads.
     #[error(transparent)]
     Host(#[from] HostError),
     /// Words that are not valid trit planes, or a tensor that could not be read.
     #[error(transparent)]
     Trit(#[from] TritError),
+}
+
+/// A range in words; an end of the type is no limit.
+fn limits(minimum: usize, maximum: usize) -> String {
+    match (minimum, maximum) {
+        (minimum, usize::MAX) => format!("at least {minimum}"),
+        (0, maximum) => format!("at most {maximum}"),
+        (minimum, maximum) => format!("{minimum} to {maximum}"),
+    }
 }
 
 /// Checks the length of a slice.
@@ -65,5 +80,24 @@ pub(crate) fn check_range(
         Ok(())
     } else {
         Err(PopcountError::Range { what, minimum, maximum, got })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_range;
+
+    #[test]
+    fn messages_name_the_limits_that_there_are() {
+        for ((minimum, maximum, got), said) in [
+            ((1, usize::MAX, 0), "expected at least 1, got 0"),
+            ((0, 7, 8), "expected at most 7, got 8"),
+            ((2, 4, 5), "expected 2 to 4, got 5"),
+        ] {
+            let error = check_range("heads", minimum, maximum, got).expect_err("outside");
+            assert_eq!(error.to_string(), format!("heads: {said}"));
+            assert!(check_range("heads", minimum, maximum, minimum).is_ok());
+            assert!(check_range("heads", minimum, maximum, maximum).is_ok());
+        }
     }
 }

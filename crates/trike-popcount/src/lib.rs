@@ -32,8 +32,6 @@ mod project;
 mod rotate;
 mod scores;
 mod top;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
 pub use counter::{BitCounter, MAX_WEIGHT};
 pub use error::PopcountError;

@@ -77,9 +77,11 @@ impl PlaneMatrix {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Range`] for a tensor of several planes, and as [`PlaneMatrix::with_capacity`].
+    /// [`PopcountError::SeveralPlanes`] for a tensor of several planes, and as [`PlaneMatrix::with_capacity`].
     pub fn from_tensor(tensor: &TritTensor) -> Result<Self, PopcountError> {
-        check_range("planes of a tensor to be searched", 1, 1, tensor.depth())?;
+        if tensor.depth() != 1 {
+            return Err(PopcountError::SeveralPlanes { planes: tensor.depth() });
+        }
         let mut matrix = Self::zeros(tensor.rows(), tensor.cols())?;
         let words = matrix.words();
         let converted;
@@ -89,7 +91,7 @@ impl PlaneMatrix {
             converted = tensor.to_encoding(Encoding::Planes)?;
             &converted
         };
-        if let Some(TritData::Planes { pos, neg }) = tensor.data(0) {
+        if let Some(TritData::Planes { pos, neg }) = tensor.data(0).as_deref() {
             // The tensor has checked its planes, with the same rules.
             for (row, (pos, neg)) in pos.chunks_exact(words).zip(neg.chunks_exact(words)).enumerate() {
                 let [to_pos, to_neg] = matrix.planes_mut(row);
@@ -120,7 +122,7 @@ impl PlaneMatrix {
         Ok(())
     }
 
-    /// Removes a row by putting the last one in its place, and says whether there was such a row.
+    /// Removes a row by moving the last one into its place, and returns whether the row existed.
     pub fn swap_remove(&mut self, row: usize) -> bool {
         if row >= self.rows {
             return false;

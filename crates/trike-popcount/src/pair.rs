@@ -7,14 +7,14 @@ use trike_host::{Isa, Loop};
 
 /// A [`TritScore`] in the operations of an instruction set.
 pub(crate) trait Score: Copy + Send + Sync {
-    /// What the score of two vectors of this length is before anything was counted.
+    /// Initial score of two vectors of this length.
     fn start(self, len: usize) -> i32;
     /// The two planes of one side in the form that [`Score::add`] takes.
     fn side<K: Lanes>(self, lanes: K, pos: K::Bits, neg: K::Bits) -> [K::Bits; 2];
     /// Counts what two sides have in common.
     fn add<K: Lanes>(self, lanes: K, tally: [K::Tally; 2], a: [K::Bits; 2], b: [K::Bits; 2])
     -> [K::Tally; 2];
-    /// What the counts add to the start; at most as much as there are positions, so it fits.
+    /// Contribution of the counts to the score; at most the number of positions, so it fits.
     fn total<K: Lanes>(self, lanes: K, tally: [K::Tally; 2]) -> i32;
 }
 

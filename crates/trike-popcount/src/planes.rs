@@ -126,7 +126,7 @@ impl<'a> TritPlanes<'a> {
     }
 }
 
-/// A place for a vector of trits: what is there before does not matter.
+/// Storage for a vector of trits; previous contents are overwritten.
 #[derive(Debug)]
 pub struct TritPlanesMut<'a> {
     pub(crate) pos: &'a mut [u64],

@@ -12,7 +12,7 @@ pub enum TritError {
     Length {
         /// Which buffer.
         what: &'static str,
-        /// Elements that the shape asks for.
+        /// Number of elements of the shape.
         expected: usize,
         /// Elements given.
         got: usize,
@@ -92,9 +92,9 @@ pub enum TritError {
         plane: usize,
         /// Row whose offset is wrong.
         row: usize,
-        /// What the data asks for.
+        /// Required value.
         expected: usize,
-        /// What was given.
+        /// Given value.
         got: usize,
     },
     /// More data than 32-bit row offsets can address.

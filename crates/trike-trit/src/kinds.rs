@@ -7,7 +7,7 @@ pub const MAX_DEPTH: usize = 6;
 
 /// How the trits of a plane are packed.
 ///
-/// | encoding | bits a trit | strong at |
+/// | encoding | bits per trit | best for |
 /// |---|---|---|
 /// | [`Planes`](Self::Planes) | 2 | popcount, hypervectors, edits |
 /// | [`TwoBit`](Self::TwoBit) | 2 | byte-wise integer dot products, edits |
@@ -22,7 +22,7 @@ pub enum Encoding {
     TwoBit,
     /// Five trits a byte.
     Base3,
-    /// A bit per trit that says whether it is nonzero, and a sign bit per nonzero.
+    /// One bit per trit, set if it is nonzero, and a sign bit per nonzero.
     Bitmap,
     /// Gaps between nonzeros, a byte each.
     RowCompressed,
@@ -103,7 +103,7 @@ impl GroupSize {
     }
 }
 
-/// What shares one scale.
+/// Weights that share one scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granularity {
     /// The whole tensor (each plane of it, when planes are free).
@@ -115,7 +115,7 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Number of scales a row of `cols` weights has: 1 unless the scales are per group.
+    /// Number of scales of a row of `cols` weights: 1 unless the scales are per group.
     pub const fn groups_per_row(self, cols: usize) -> usize {
         match self {
             Self::Tensor | Self::Row => 1,
@@ -145,7 +145,7 @@ impl Granularity {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {kind} `{got}`: expected one of {expected}")]
 pub struct ParseKindError {
-    /// What was parsed: `encoding`, `coupling` or `granularity`.
+    /// Parsed option: `encoding`, `coupling` or `granularity`.
     pub kind: &'static str,
     /// The text that was given.
     pub got: String,

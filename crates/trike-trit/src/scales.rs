@@ -128,7 +128,7 @@ impl Scales {
         Self::new(Granularity::Tensor, vec![scale], None)
     }
 
-    /// What shares a scale.
+    /// Weights that share a scale.
     pub fn granularity(&self) -> Granularity {
         self.granularity
     }

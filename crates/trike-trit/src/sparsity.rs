@@ -2,16 +2,16 @@
 
 use crate::Trit;
 
-/// Trits that one bit of a chunk's bitmap speaks for.
+/// Trits per bit of a chunk's bitmap.
 pub const BLOCK_TRITS: usize = 32;
 
-/// Trits that one 64-bit bitmap speaks for.
+/// Trits per 64-bit bitmap.
 pub const CHUNK_TRITS: usize = 64 * BLOCK_TRITS;
 
 /// Zeros of one plane: in all, in each row, and a 64-bit bitmap for each chunk of 2048 trits of a row, whose
 /// bit `b` is set when the 32 trits from `32 b` of the chunk hold a nonzero.
 ///
-/// It is computed when the tensor is made and kept true by edits. It takes 1/32 bit a trit and four bytes a
+/// It is computed when the tensor is made and kept true by edits. It takes 1/32 bit per trit and four bytes a
 /// row, which [`TritTensor::bytes`](crate::TritTensor::bytes) does not count, since it is derived and not stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SparsityMetadata {
@@ -56,6 +56,11 @@ impl SparsityMetadata {
     /// Zeros of a row; `None` past the last row.
     pub fn row_zeros(&self, row: usize) -> Option<u32> {
         self.row_zeros.get(row).copied()
+    }
+
+    /// Nonzeros of a row of `cols` trits that exists.
+    pub(crate) fn row_nonzeros(&self, row: usize, cols: usize) -> usize {
+        cols - self.row_zeros[row] as usize
     }
 
     /// The bitmap of a chunk of a row: bit `b` is set when trits `32 b .. 32 b + 32` of the chunk hold a

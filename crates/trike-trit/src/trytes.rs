@@ -4,7 +4,7 @@ use crate::{Trit, TritError, Tryte3};
 
 /// A packed vector of [`Tryte3`], a byte each.
 ///
-/// A byte a tryte is 2.7 bits a trit: more than [`Encoding::Base3`](crate::Encoding::Base3), and in exchange every
+/// One byte per tryte is 2.7 bits per trit: more than [`Encoding::Base3`](crate::Encoding::Base3), and in exchange every
 /// operation is plain arithmetic on bytes, sixteen or more at once, without unpacking.
 ///
 /// Operations are element by element, in place. As one long number, lowest tryte first, vectors are added by
@@ -31,7 +31,7 @@ pub struct TryteVec {
     values: Vec<i8>,
 }
 
-/// What sums and products wrap around.
+/// Modulus of sums and products.
 const COUNT: i8 = Tryte3::VALUES as i8;
 /// The largest value.
 const MAX: i8 = Tryte3::MAX.value();

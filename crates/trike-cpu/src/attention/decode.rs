@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use super::lanes::Lanes;
 use super::{Job, share_out};
-use crate::kernels::{Element, fold};
+use crate::kernels::{Element, fold, with_float_kernels};
 use crate::math::exp;
+use trike_host::Isa;
 use trike_host::Loop;
 use trike_host::Pool;
 
@@ -23,7 +24,7 @@ struct Cell<'o> {
     facts: &'o mut [Facts],
 }
 
-/// What joins the cells of a head.
+/// Softmax statistics of a cell, for merging the cells of a head.
 #[derive(Clone, Copy, Default)]
 struct Facts {
     /// The largest score.
@@ -32,14 +33,7 @@ struct Facts {
     total: f32,
 }
 
-pub(super) fn run<S: Lanes, A: Element, B: Element>(
-    job: &Job<'_>,
-    s: S,
-    pool: &Pool,
-    k: &[A],
-    v: &[B],
-    out: &mut [f32],
-) {
+pub(super) fn run<E: Element>(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[E], v: &[E], out: &mut [f32]) {
     let (share, d) = (job.share(), job.problem.head_dim);
     let mut places = Vec::new();
     for token in 0..job.tokens {
@@ -69,7 +63,7 @@ pub(super) fn run<S: Lanes, A: Element, B: Element>(
     pool.run(shares, |cells| {
         let mut scores = vec![0.0; share * CHUNK];
         for cell in cells {
-            attend(job, s, k, v, cell, &mut scores);
+            with_float_kernels!(isa, s => attend(job, s, k, v, cell, &mut scores));
         }
     });
     // The cells of a group follow each other, and the groups have the order of the output.
@@ -105,14 +99,7 @@ fn join(cells: &[(&[f32], &[Facts])], head: usize, out: &mut [f32]) {
 }
 
 /// Computes one cell.
-fn attend<S: Lanes, A: Element, B: Element>(
-    job: &Job<'_>,
-    s: S,
-    k: &[A],
-    v: &[B],
-    cell: Cell<'_>,
-    scores: &mut [f32],
-) {
+fn attend<S: Lanes, E: Element>(job: &Job<'_>, s: S, k: &[E], v: &[E], cell: Cell<'_>, scores: &mut [f32]) {
     let (share, d) = (job.share(), job.problem.head_dim);
     let q = &job.q[(cell.token * job.problem.heads + cell.kv_head * share) * d..][..share * d];
     let [keys, more_keys] = job.runs(k, cell.kv_head, &cell.positions);
@@ -135,7 +122,7 @@ fn heads_at_once<S: Lanes>(left: usize) -> usize {
     if left >= most { most } else { 1 }
 }
 
-/// Turns scores into exponentials of their distance to the largest.
+/// Replaces scores by exponentials of their distance to the largest.
 struct Softmax<'a> {
     scores: &'a mut [f32],
     scale: f32,

@@ -21,10 +21,7 @@ use trike_core::AttentionSpec;
 
 use crate::error::{CpuError, check_len, check_range, check_rows};
 use crate::kernels::Element;
-use crate::kernels::with_kernels;
-use trike_host::{Cpu, Pool};
-
-use lanes::Lanes;
+use trike_host::{Cpu, Isa, Pool};
 
 /// Query rows of a group of heads up to which reading is what costs, and not multiplying.
 const FEW_ROWS: usize = 8;
@@ -104,13 +101,19 @@ pub(crate) fn attention(
         return Ok(());
     }
     let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity }, cpu.pool());
-    with_kernels!(cpu.isa(), kernels => match (kv.k, kv.v) {
-        (KvData::F32(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
-        (KvData::F16(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
-        (KvData::F32(k), KvData::F16(v)) => job.run(kernels, pool, k, v, out),
-        (KvData::F16(k), KvData::F32(v)) => job.run(kernels, pool, k, v, out),
-    });
+    match (kv.k, kv.v) {
+        (KvData::F32(k), KvData::F32(v)) => job.run(cpu.isa(), pool, k, v, out),
+        (KvData::F16(k), KvData::F16(v)) => job.run(cpu.isa(), pool, k, v, out),
+        // The kernels are compiled for keys and values of one type, which every cache has.
+        (KvData::F32(k), KvData::F16(v)) => job.run(cpu.isa(), pool, k, &widened(v), out),
+        (KvData::F16(k), KvData::F32(v)) => job.run(cpu.isa(), pool, &widened(k), v, out),
+    }
     Ok(())
+}
+
+/// Exact, as the kernels widen halves themselves.
+fn widened(halves: &[f16]) -> Vec<f32> {
+    halves.iter().map(|half| half.to_f32()).collect()
 }
 
 /// A validated problem with its queries.
@@ -123,11 +126,11 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run<S: Lanes, A: Element, B: Element>(&self, s: S, pool: &Pool, k: &[A], v: &[B], out: &mut [f32]) {
+    fn run<E: Element>(&self, isa: Isa, pool: &Pool, k: &[E], v: &[E], out: &mut [f32]) {
         if self.tokens == 1 || self.tokens * self.share() <= FEW_ROWS {
-            decode::run(self, s, pool, k, v, out);
+            decode::run(self, isa, pool, k, v, out);
         } else {
-            prefill::run(self, s, pool, k, v, out);
+            prefill::run(self, isa, pool, k, v, out);
         }
     }
 

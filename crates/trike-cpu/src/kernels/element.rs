@@ -18,6 +18,8 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
         allow(dead_code, reason = "the portable kernels need no padding")
     )]
     const ZERO: Self;
+    /// Whether the numbers are codes, which have scales, and not the weights themselves.
+    const CODES: bool = false;
 
     /// The value; exact for every element type.
     fn widen(self) -> f32;
@@ -125,6 +127,7 @@ impl Element for bf16 {
 
 impl Element for i8 {
     const ZERO: Self = 0;
+    const CODES: bool = true;
 
     #[inline(always)]
     fn widen(self) -> f32 {

@@ -35,7 +35,7 @@ pub(crate) trait FloatLanes: Kernels {
     fn fold_lanes(self, lanes: [Self::Lanes; 4]) -> [f32; 4];
 }
 
-/// What the kernels for float and int8 weights need beside, where they are written in vectors.
+/// Further operations of the vectorized kernels for float and int8 weights.
 #[cfg(target_arch = "x86_64")]
 pub(crate) trait Streaming: FloatLanes {
     /// Tokens whose running sums, beside four rows, stay in registers; at most [`MOST_TOKENS`].
@@ -85,57 +85,11 @@ impl FloatLanes for Scalar {
     }
 }
 
-/// Hands every operation on to the instruction set that has the same floats.
-#[cfg(target_arch = "x86_64")]
-macro_rules! lanes_of {
-    ($token:ty, $other:ty, $self:ident => $call:expr) => {
-        impl FloatLanes for $token {
-            type Lanes = <$other as FloatLanes>::Lanes;
-            const LANES: usize = <$other as FloatLanes>::LANES;
-
-            #[inline(always)]
-            fn splat_lanes($self, value: f32) -> Self::Lanes {
-                $call.splat_lanes(value)
-            }
-
-            #[inline(always)]
-            fn load_lanes<E: Element, const N: usize>($self, from: &[E; N], at: usize) -> Self::Lanes {
-                $call.load_lanes(from, at)
-            }
-
-            #[inline(always)]
-            fn store_lanes<const N: usize>($self, to: &mut [f32; N], at: usize, lanes: Self::Lanes) {
-                $call.store_lanes(to, at, lanes);
-            }
-
-            #[inline(always)]
-            fn mul_lanes($self, a: Self::Lanes, b: Self::Lanes) -> Self::Lanes {
-                $call.mul_lanes(a, b)
-            }
-
-            #[inline(always)]
-            fn mul_add($self, a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes {
-                $call.mul_add(a, b, c)
-            }
-
-            #[inline(always)]
-            fn fold_lanes($self, lanes: [Self::Lanes; 4]) -> [f32; 4] {
-                $call.fold_lanes(lanes)
-            }
-        }
-    };
-}
-
-#[cfg(target_arch = "x86_64")]
-lanes_of!(trike_host::isa::AvxVnni, trike_host::isa::Avx2, self => self.avx2());
-#[cfg(target_arch = "x86_64")]
-lanes_of!(trike_host::isa::Sse41, Scalar, self => Scalar::portable());
-
 #[cfg(test)]
 mod tests {
     use super::FloatLanes;
     use crate::kernels::Kernels;
-    use crate::kernels::with_kernels;
+    use crate::kernels::with_float_kernels;
     use trike_host::Isa;
     use trike_host::Loop;
 
@@ -168,7 +122,7 @@ mod tests {
     #[test]
     fn every_operation_does_what_it_says() {
         for isa in Isa::available() {
-            with_kernels!(isa, kernels => kernels.run(Everything(kernels)));
+            with_float_kernels!(isa, kernels => kernels.run(Everything(kernels)));
         }
     }
 }

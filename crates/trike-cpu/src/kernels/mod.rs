@@ -27,17 +27,21 @@ use trike_host::Loop;
 
 use crate::simd::Simd;
 
-/// The kernels of one instruction set: those of dense and int8 weights, and the vectors that ternary ones are written in.
+/// An instruction set that a loop can be compiled for, with the vectors that ternary kernels are written in.
 pub(crate) trait Kernels: Simd {
+    /// Runs a loop with this instruction set turned on.
+    fn run<L: Loop>(self, task: L) -> L::Output;
+}
+
+/// The kernels of weights that are not ternary. Instruction sets that differ in integer products only share them
+/// ([`with_float_kernels`]).
+pub(crate) trait FloatKernels: FloatLanes {
     /// `out[t][r] = w[r] . x[t]` for rows of weights that are not ternary; `x` holds `out.len()` tokens, and each slice of
     /// `out` has `w.count()` places. An output has the same bits whatever rows and tokens are computed beside it.
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]);
 
     /// Writes elements as f32; the slices have one length.
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]);
-
-    /// Runs a loop with this instruction set turned on.
-    fn run<L: Loop>(self, task: L) -> L::Output;
 }
 
 /// Folds sixteen lanes in the order that every implementation follows.
@@ -51,7 +55,7 @@ pub(crate) fn fold(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
-/// Runs an expression with the kernels of an instruction set: the only place where one is chosen.
+/// Runs an expression with the kernels of an instruction set, for loops that gain from each of them.
 macro_rules! with_kernels {
     ($isa:expr, $kernels:ident => $body:expr) => {
         match $isa.token() {
@@ -68,3 +72,28 @@ macro_rules! with_kernels {
     };
 }
 pub(crate) use with_kernels;
+
+/// Runs an expression with the float kernels of an instruction set. AVX-VNNI has those of AVX2; SSSE3 and SSE4.1 add nothing to the
+/// vectors that every x86-64 processor has.
+macro_rules! with_float_kernels {
+    ($isa:expr, $kernels:ident => $body:expr) => {
+        match $isa.token() {
+            trike_host::isa::Token::Scalar($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::Sse41(_) => {
+                let $kernels = trike_host::isa::Scalar::portable();
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::Avx2($kernels) => $body,
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::AvxVnni(token) => {
+                let $kernels = token.avx2();
+                $body
+            }
+            #[cfg(target_arch = "x86_64")]
+            trike_host::isa::Token::Avx512($kernels) => $body,
+        }
+    };
+}
+pub(crate) use with_float_kernels;

@@ -2,10 +2,10 @@
 
 use trike_host::Loop;
 
-use super::{Element, Kernels, Rows, fold};
+use super::{Element, FloatKernels, Kernels, Rows, fold};
 use trike_host::isa::Scalar;
 
-impl Kernels for Scalar {
+impl FloatKernels for Scalar {
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
         let mut weights = vec![0.0; w.cols];
         for row in 0..w.count() {
@@ -21,7 +21,9 @@ impl Kernels for Scalar {
             *to = from.widen();
         }
     }
+}
 
+impl Kernels for Scalar {
     fn run<L: Loop>(self, task: L) -> L::Output {
         task.run()
     }

@@ -23,7 +23,7 @@ const SPARSE_TIME: (f64, f64) = (0.13, 5.0);
 const SPARSE_GROUPS_TIME: f64 = 0.5;
 /// The same for 1.6 bits.
 const BASE3_TIME: f64 = 0.8;
-/// Shares of the bytes of two bits a weight up to which 1.6 bits gain more than their instructions cost.
+/// Fractions of the size of two bits per weight up to which 1.6 bits gain more than their instructions cost.
 const BASE3_UP_TO: f64 = 0.85;
 /// The share of the blocks that may be there for [`Layout::Blocks`] to be worth it.
 ///

@@ -68,7 +68,7 @@ impl DenseMatrix {
         }
     }
 
-    /// Bytes that the kernels read.
+    /// Resident size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.data {

@@ -10,13 +10,13 @@ use trike_host::Lines;
 
 /// `rows x cols` weights `code * scale`, a scale for every `group` columns; the last group of a row may be shorter.
 ///
-/// Activations stay f32: this is for embeddings and output heads, where a byte a weight is enough and the activations'
+/// Activations stay f32: this is for embeddings and output heads, where a byte per weight is enough and the activations'
 /// error is not.
 ///
 /// ```
 /// use trike_cpu::Int8Matrix;
 ///
-/// // Five columns in groups of four: two scales a row.
+/// // Five columns in groups of four: two scales per row.
 /// let matrix = Int8Matrix::new(2, 5, 4, vec![1; 10], vec![0.5; 4])?;
 /// assert_eq!(matrix.bytes(), 10 + 4 * 4);
 /// # Ok::<(), trike_cpu::CpuError>(())
@@ -102,7 +102,7 @@ impl Int8Matrix {
         &self.scales
     }
 
-    /// Bytes that the kernels read: codes and scales.
+    /// Resident size in bytes: codes and scales.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.codes.len() + 4 * self.scales.len()

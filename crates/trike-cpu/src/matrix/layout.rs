@@ -118,7 +118,7 @@ impl Shape {
     }
 }
 
-/// Writes sixteen codes of row `r` into a line of two bits a weight.
+/// Writes sixteen codes of row `r` into a line of two bits per weight.
 #[inline]
 pub(super) fn put_two_bits(line: &mut CodeLine, r: usize, codes: &[u8; 16]) {
     let [a, b, c, d] = fours(codes);

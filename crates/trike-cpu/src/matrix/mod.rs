@@ -3,6 +3,7 @@
 pub(crate) mod blocks;
 mod choose;
 mod dense;
+mod edit;
 mod int8;
 pub(crate) mod layout;
 mod shares;
@@ -11,14 +12,16 @@ mod ternary;
 
 pub use choose::choose_layout;
 pub use dense::DenseMatrix;
+pub use edit::EditOutcome;
 pub use int8::Int8Matrix;
 pub(crate) use ternary::Groups;
 pub(crate) use ternary::pack;
 pub use ternary::{MAX_COLS, TernaryMatrix};
 
 use trike_core::DenseData;
+use trike_host::Isa;
 
-use crate::kernels::Kernels;
+use crate::kernels::{FloatKernels, with_float_kernels};
 use crate::line::{ROWS, TILE};
 
 /// Any weight that [`CpuOps::linear`](crate::CpuOps::linear) multiplies with: `rows x cols`, out by in.
@@ -53,7 +56,7 @@ impl Matrix {
         }
     }
 
-    /// Bytes that the kernels read.
+    /// Resident size in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
@@ -76,7 +79,7 @@ impl Matrix {
         self.rows().div_ceil(self.tile_rows())
     }
 
-    /// What the tiles before one cost, in bytes or more: the measure by which threads share tiles.
+    /// Total cost of the tiles before one, at least their bytes: the measure by which tiles are divided between threads.
     pub(crate) fn cost_before(&self, tile: usize) -> usize {
         match self {
             Self::Ternary(m) => m.cost_before(tile),
@@ -85,12 +88,12 @@ impl Matrix {
     }
 
     /// Writes the weights of one row as f32; the caller checked `row` and the length of `out`.
-    pub(crate) fn dequantize_row<K: Kernels>(&self, kernels: K, row: usize, out: &mut [f32]) {
+    pub(crate) fn dequantize_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
         match self {
-            Self::Ternary(m) => m.dequantize_row(kernels, row, out),
+            Self::Ternary(m) => m.dequantize_row(isa, row, out),
             Self::Int8(m) => {
                 let row = m.slice(row..row + 1);
-                kernels.widen(row.codes, out);
+                with_float_kernels!(isa, kernels => kernels.widen(row.codes, out));
                 for (out, scale) in out.chunks_mut(m.group()).zip(row.scales) {
                     for out in out {
                         *out *= scale;
@@ -101,8 +104,8 @@ impl Matrix {
                 let range = row * m.cols()..(row + 1) * m.cols();
                 match m.data() {
                     DenseData::F32(v) => out.copy_from_slice(&v[range]),
-                    DenseData::F16(v) => kernels.widen(&v[range], out),
-                    DenseData::Bf16(v) => kernels.widen(&v[range], out),
+                    DenseData::F16(v) => with_float_kernels!(isa, kernels => kernels.widen(&v[range], out)),
+                    DenseData::Bf16(v) => with_float_kernels!(isa, kernels => kernels.widen(&v[range], out)),
                 }
             }
         }

@@ -13,9 +13,9 @@ pub(super) struct Share<'a, T> {
 }
 
 /// Fills the tiles of a matrix by contiguous shares, on the threads of `pool` or on this one, and returns what each share
-/// returned, in order. What tile `t` fills starts at element `start(t)`.
+/// returned, in order. The elements of tile `t` start at `start(t)`.
 ///
-/// `work` says how many weights there are; packing one takes about as long as two multiply-adds in f32.
+/// `work` is the number of weights; packing one takes about as long as two multiply-adds in f32.
 pub(super) fn for_tiles<T: Send, R: Send>(
     pool: Option<&Pool>,
     work: usize,

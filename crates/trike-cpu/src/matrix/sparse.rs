@@ -6,7 +6,6 @@ use crate::error::CpuError;
 use crate::line::{CodeLine, ROWS, TableLine};
 use crate::matrix::layout::LONG;
 use crate::matrix::shares::{Share, for_tiles};
-use crate::simd::Simd;
 use trike_host::Line;
 use trike_host::Pool;
 use trike_host::{HostError, Lines};
@@ -43,8 +42,8 @@ pub(crate) struct Cells {
     /// Columns of a unit.
     unit: usize,
     /// Slots of a row in a cell.
-    slots: usize,
-    step: usize,
+    pub(super) slots: usize,
+    pub(super) step: usize,
     /// Lines of a whole unit.
     whole: usize,
     /// Lines of the last unit, where it is shorter.
@@ -63,28 +62,31 @@ impl Cells {
         self.unit
     }
 
+    /// Columns of a unit, which for the last may be fewer.
+    pub(super) fn unit_len(&self, unit: usize) -> usize {
+        self.unit.min(self.cols - unit * self.unit)
+    }
+
     /// Cells of a line.
     pub(crate) fn per_line(&self) -> usize {
         4 / self.slots
     }
 
     /// Lines of a unit of so many columns.
-    fn lines_for(&self, cols: usize) -> usize {
+    pub(super) fn lines_for(&self, cols: usize) -> usize {
         cols.div_ceil(self.step).div_ceil(self.per_line())
     }
 
     /// Lines of one plane of one tile.
-    fn lines(&self) -> usize {
+    pub(super) fn lines(&self) -> usize {
         self.cols / self.unit * self.whole + self.rest
     }
 
     /// The units: their first columns, how many columns they have, and their first lines.
     pub(crate) fn units(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let this = *self;
-        (0..self.cols.div_ceil(self.unit)).map(move |unit| {
-            let start = unit * this.unit;
-            (start, this.unit.min(this.cols - start), unit * this.whole)
-        })
+        (0..self.cols.div_ceil(self.unit))
+            .map(move |unit| (unit * this.unit, this.unit_len(unit), unit * this.whole))
     }
 
     /// The lines of a unit.
@@ -96,7 +98,7 @@ impl Cells {
     }
 
     /// The first column of the window of a cell, in a unit of so many columns.
-    fn window(&self, cell: usize, cols: usize) -> usize {
+    pub(super) fn window(&self, cell: usize, cols: usize) -> usize {
         (cell * self.step).min(cols.saturating_sub(WINDOW))
     }
 
@@ -127,7 +129,7 @@ impl Cells {
         (next..entries.len()).for_each(spill);
     }
 
-    /// Fills the lines of some tiles, and says what found no slot.
+    /// Fills the lines of some tiles and returns the entries without a slot.
     fn pack(
         &self,
         tensor: &TritTensor,
@@ -221,15 +223,15 @@ impl Cells {
 /// The nonzeros of all planes of a matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Sparse {
-    cells: Cells,
+    pub(super) cells: Cells,
     /// `[tile][plane][line]`.
-    lines: Lines<CodeLine>,
-    spills: Vec<u32>,
+    pub(super) lines: Lines<CodeLine>,
+    pub(super) spills: Vec<u32>,
     /// Where the spills of each plane of each tile end.
-    ends: Vec<usize>,
+    pub(super) ends: Vec<usize>,
 }
 
-/// What found no slot in some tiles, and where that of each plane of each tile ends.
+/// Entries of some tiles without a slot, and where those of each plane of each tile end.
 struct Spilled {
     spills: Vec<u32>,
     ends: Vec<usize>,
@@ -242,33 +244,6 @@ pub(crate) struct SparseTile<'a> {
     pub(crate) spills: &'a [u32],
 }
 
-/// The columns that the slots of one row of some lines point at: positive ones and negative ones, appended to those that
-/// are there; how many there are then.
-#[inline(always)]
-pub(crate) fn list_slots(
-    lines: &[CodeLine],
-    row: usize,
-    origins: &[[u32; 4]],
-    (positive, negative): (&mut [u32], &mut [u32]),
-    (mut plus, mut minus): (usize, usize),
-) -> (usize, usize) {
-    let origins = &origins[..lines.len()];
-    for i in 0..lines.len() {
-        let (bytes, origins) = (lines[i].0.as_chunks::<4>().0[row % ROWS], origins[i]);
-        for s in 0..4 {
-            let index = bytes[s] & !NEGATIVE;
-            let col = origins[s] + u32::from(index);
-            let (set, sign) = (usize::from(index != EMPTY), usize::from(bytes[s] >> 7));
-            // Written to the ends of both lists, and counted where it belongs: no branch waits for it.
-            positive[plus] = col;
-            negative[minus] = col;
-            minus += set & sign;
-            plus += set & (sign ^ 1);
-        }
-    }
-    (plus, minus)
-}
-
 /// A nonzero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Entry {
@@ -278,7 +253,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// What was spilled.
+    /// A spilled entry.
     #[inline(always)]
     pub(crate) fn spilled(word: u32) -> Self {
         Self { row: (word >> 1) as usize % ROWS, col: (word >> 5) as usize, negative: word & 1 != 0 }
@@ -358,48 +333,6 @@ impl Sparse {
             }));
         }
         origins
-    }
-
-    /// The columns of the nonzeros of one row of a plane, by sign, in order where `sorted` asks for it; `origins` are [`Sparse::origins`].
-    #[inline(always)]
-    pub(crate) fn list_row<'a, S: Simd>(
-        &self,
-        simd: S,
-        tile: SparseTile<'_>,
-        row: usize,
-        origins: &[[u32; 4]],
-        sorted: bool,
-        (positive, negative): (&'a mut Vec<u32>, &'a mut Vec<u32>),
-    ) -> (&'a [u32], &'a [u32]) {
-        // The vectors only lend their room: a slot for each column, and one vector.
-        let room = 4 * tile.lines.len() + ROWS;
-        for list in [&mut *positive, &mut *negative] {
-            if list.len() < room {
-                list.resize(room, 0);
-            }
-        }
-        let (mut plus, mut minus) = simd.list(tile.lines, row, origins, positive, negative);
-        let slotted = (plus, minus);
-        for &word in tile.spills {
-            let entry = Entry::spilled(word);
-            if entry.row == row {
-                let (list, len) =
-                    if entry.negative { (&mut *negative, &mut minus) } else { (&mut *positive, &mut plus) };
-                if *len == list.len() {
-                    list.push(0);
-                }
-                list[*len] = entry.col as u32;
-                *len += 1;
-            }
-        }
-        // The columns of one unit may come in any order.
-        if sorted && plus > slotted.0 {
-            positive[..plus].sort_unstable();
-        }
-        if sorted && minus > slotted.1 {
-            negative[..minus].sort_unstable();
-        }
-        (&positive[..plus], &negative[..minus])
     }
 
     /// The codes, `trit + 1`, of one row.

@@ -6,7 +6,7 @@ use half::f16;
 use trike_trit::{Coupling, Granularity, GroupSize, Hadamard, TritTensor};
 
 use crate::error::{CpuError, check_range};
-use crate::kernels::Kernels;
+use crate::kernels::{Kernels, with_kernels};
 use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::matrix::blocks::Blocks;
 use crate::matrix::layout::{Fixed, Shape};
@@ -15,9 +15,10 @@ use crate::matrix::sparse::Sparse;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
 use trike_core::Layout;
-use trike_host::Line;
 use trike_host::Lines;
+use trike_host::isa::Scalar;
 use trike_host::{Cpu, Pool};
+use trike_host::{Isa, Line};
 
 /// Columns of a ternary matrix, at most. Integer sums never span more than 16,320 columns, so this only bounds lengths.
 pub const MAX_COLS: usize = 1 << 20;
@@ -30,7 +31,7 @@ pub(crate) const FOLDED: usize = 4;
 ///
 /// ```text
 /// tile:  rows 16t .. 16t+16, their weights line by line (64 bytes); one sequential stream
-/// line:  four bytes a row, row after row; what a byte holds is the layout's
+/// line:  four bytes per row, row after row; their content depends on the layout
 /// all:   [tile][plane][line], padded with trit zero to whole lines and tiles
 /// ```
 ///
@@ -60,29 +61,30 @@ pub(crate) const FOLDED: usize = 4;
 /// ```
 #[derive(Clone, Debug)]
 pub struct TernaryMatrix {
-    rows: usize,
-    cols: usize,
-    /// Planes of the tensor.
-    depth: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) coupling: Coupling,
+    /// Nonzeros of each plane of the tensor.
+    pub(super) nonzeros: Vec<u64>,
     /// Sets of planes with scales of their own, those left out that are zero.
-    sets: usize,
+    pub(super) sets: usize,
     /// Tied planes of a set, from the first to the last that is not zero.
-    planes: usize,
+    pub(super) planes: usize,
     /// Tied planes before them: the scale of the first is `3^-skipped` of that of the set.
     skipped: usize,
     group: Option<GroupSize>,
     /// How the columns are padded, and what the lines hold.
-    shape: Shape,
-    store: Store,
+    pub(super) shape: Shape,
+    pub(super) store: Store,
     scales: Shared,
     means: Option<Shared>,
-    /// What inputs go through first.
+    /// The rotation of the inputs.
     rotation: Option<Hadamard>,
 }
 
 /// The weights.
 #[derive(Clone, Debug)]
-enum Store {
+pub(super) enum Store {
     /// Every weight has a place.
     Fixed(Lines<CodeLine>),
     Sparse(Box<Sparse>),
@@ -180,15 +182,16 @@ impl TernaryMatrix {
     }
 
     fn pack_with(tensor: &TritTensor, layout: Layout, pool: Option<&Pool>) -> Result<Self, CpuError> {
-        let (rows, cols, depth) = (tensor.rows(), tensor.cols(), tensor.depth());
+        let (rows, cols, coupling) = (tensor.rows(), tensor.cols(), tensor.coupling());
         check_range("columns of a ternary matrix", 1, MAX_COLS, cols)?;
         let scales = tensor.scales();
         let group = match scales.granularity() {
             Granularity::Group(size) => Some(size),
             Granularity::Tensor | Granularity::Row => None,
         };
-        let kept = kept_planes(tensor);
-        let (sets, planes, skipped) = match (tensor.coupling(), kept.first()) {
+        let nonzeros = nonzeros(tensor);
+        let kept = kept(coupling, &nonzeros);
+        let (sets, planes, skipped) = match (coupling, kept.first()) {
             (Coupling::Tied, Some(&first)) => (1, kept.len(), first),
             (Coupling::Tied, None) | (Coupling::Free, _) => (kept.len(), 1, 0),
         };
@@ -215,7 +218,21 @@ impl TernaryMatrix {
         };
         let rotation = tensor.rotation();
         let scales = packed;
-        Ok(Self { rows, cols, depth, sets, planes, skipped, group, shape, store, scales, means, rotation })
+        Ok(Self {
+            rows,
+            cols,
+            coupling,
+            nonzeros,
+            sets,
+            planes,
+            skipped,
+            group,
+            shape,
+            store,
+            scales,
+            means,
+            rotation,
+        })
     }
 
     /// Outputs.
@@ -233,7 +250,7 @@ impl TernaryMatrix {
     /// Planes of the tensor, 1 to 6, those included that are zero.
     #[must_use]
     pub fn depth(&self) -> usize {
-        self.depth
+        self.nonzeros.len()
     }
 
     /// Columns that share a scale, or `None` when a whole row does.
@@ -242,7 +259,7 @@ impl TernaryMatrix {
         self.group
     }
 
-    /// What inputs go through before they meet the trits; [`CpuOps::linear`](crate::CpuOps::linear) sees to it.
+    /// The rotation of the inputs, which [`CpuOps::linear`](crate::CpuOps::linear) applies.
     #[must_use]
     pub fn rotation(&self) -> Option<Hadamard> {
         self.rotation
@@ -259,7 +276,7 @@ impl TernaryMatrix {
         }
     }
 
-    /// Bytes that the kernels read: codes, scales and means, padding included.
+    /// Resident size in bytes: codes, scales and means, padding included.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let weights = match &self.store {
@@ -274,7 +291,7 @@ impl TernaryMatrix {
         self.scales.bytes() + self.means.as_ref().map_or(0, Shared::bytes)
     }
 
-    /// What the tiles before one cost, in bytes or more: the measure by which threads share tiles.
+    /// Total cost of the tiles before one, at least their bytes: the measure by which tiles are divided between threads.
     pub(crate) fn cost_before(&self, tile: usize) -> usize {
         let tiles = self.rows.div_ceil(ROWS);
         match &self.store {
@@ -351,7 +368,7 @@ impl TernaryMatrix {
         Groups::Lines(scratch)
     }
 
-    /// What the integer `sum_p 3^(planes - 1 - p) trit_p` of one set is multiplied with, for each group of a tile.
+    /// Factor of the integer `sum_p 3^(planes - 1 - p) trit_p` of one set, per group of a tile.
     #[inline(always)]
     pub(crate) fn scales<S: Simd>(&self, kernels: S, tile: usize, set: usize, out: &mut [FloatLine]) {
         self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), out);
@@ -370,19 +387,21 @@ impl TernaryMatrix {
     }
 
     /// Writes the weights of one row as the tensor defines them: the mean, then each plane's scale times its trit; rotated.
-    pub(crate) fn dequantize_row<S: Kernels>(&self, kernels: S, row: usize, out: &mut [f32]) {
+    pub(crate) fn dequantize_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
+        // Few scales are read for each row.
+        let simd = Scalar::portable();
         let (tile, r) = (row / ROWS, row % ROWS);
         let len = self.group.map_or(self.cols, GroupSize::get);
         let mut shared = vec![Line([0.0; ROWS]); self.groups()];
         out.fill(0.0);
-        if self.means(kernels, tile, &mut shared) {
+        if self.means(simd, tile, &mut shared) {
             for (out, mean) in out.chunks_mut(len).zip(&shared) {
                 out.fill(mean.0[r]);
             }
         }
         let mut codes = vec![0u8; self.cols];
         for set in 0..self.sets {
-            self.scales.read(kernels, set, (tile * self.sets + set) * self.groups(), &mut shared);
+            self.scales.read(simd, set, (tile * self.sets + set) * self.groups(), &mut shared);
             for plane in 0..self.planes {
                 let divisor = 3f32.powi((self.skipped + plane) as i32);
                 let index = self.plane_index(tile, set, plane);
@@ -400,7 +419,7 @@ impl TernaryMatrix {
             }
         }
         if let Some(rotation) = self.rotation {
-            kernels.run(Rotate { x: out, rotation });
+            with_kernels!(isa, kernels => kernels.run(Rotate { x: out, rotation }));
         }
     }
 
@@ -416,12 +435,21 @@ pub(crate) fn pack(cpu: &Cpu, tensor: &TritTensor, layout: Layout) -> Result<Ter
     TernaryMatrix::pack_with(tensor, layout, Some(cpu.pool()))
 }
 
-/// The planes that are packed: those with a nonzero, and tied ones between two of them.
-pub(super) fn kept_planes(tensor: &TritTensor) -> Vec<usize> {
+/// Nonzeros of each plane.
+fn nonzeros(tensor: &TritTensor) -> Vec<u64> {
     let all = tensor.rows() as u64 * tensor.cols() as u64;
-    let is_zero = |plane| tensor.sparsity(plane).is_some_and(|index| index.zeros() == all);
-    let present: Vec<usize> = (0..tensor.depth()).filter(|&plane| !is_zero(plane)).collect();
-    match (tensor.coupling(), present.as_slice()) {
+    (0..tensor.depth()).filter_map(|plane| Some(all - tensor.sparsity(plane)?.zeros())).collect()
+}
+
+/// The planes of a tensor that are packed.
+pub(super) fn kept_planes(tensor: &TritTensor) -> Vec<usize> {
+    kept(tensor.coupling(), &nonzeros(tensor))
+}
+
+/// The planes that are packed: those with a nonzero, and tied ones between two of them.
+pub(super) fn kept(coupling: Coupling, nonzeros: &[u64]) -> Vec<usize> {
+    let present: Vec<usize> = (0..nonzeros.len()).filter(|&plane| nonzeros[plane] > 0).collect();
+    match (coupling, present.as_slice()) {
         (Coupling::Tied, [first, .., last]) => (*first..last + 1).collect(),
         (Coupling::Tied | Coupling::Free, _) => present,
     }

@@ -36,7 +36,7 @@ macro_rules! halves {
     };
 }
 
-/// What does not depend on how products are added.
+/// Operations that do not depend on how products are added.
 macro_rules! common {
     () => {
         type Bytes = [__m256i; 2];

@@ -7,11 +7,9 @@ use std::arch::x86_64::*;
 
 use half::f16;
 
-use super::{Simd, avx512_sparse};
-use crate::activations::{BESIDE, Beside};
-use crate::line::{CodeLine, FloatLine, IntLine, TableLine};
-use trike_host::Line;
-use trike_host::isa::{Avx512, Vbmi};
+use super::Simd;
+use crate::line::{CodeLine, FloatLine, IntLine};
+use trike_host::isa::Avx512;
 
 /// Calls an intrinsic.
 macro_rules! op {
@@ -132,40 +130,6 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
-    fn digits(self, line: __m512i) -> [__m512i; 5] {
-        let Some(vbmi) = self.vbmi() else { return without_permutes(self, line) };
-        let (four, fifth) = spread(self, vbmi, line);
-        let [a, b, c, d] = self.unpack(four);
-        // The lowest two bits of 81 and 162 are 1 and 2.
-        [a, b, c, d, self.and_bytes(fifth, self.splat_byte(3))]
-    }
-
-    #[inline(always)]
-    fn scaled_digits(self, line: __m512i) -> [__m512i; 5] {
-        let Some(vbmi) = self.vbmi() else { return without_permutes(self, line) };
-        let (four, fifth) = spread(self, vbmi, line);
-        let [a, b, c, d] = self.fields(four);
-        [a, b, c, d, fifth]
-    }
-
-    #[inline(always)]
-    fn finish_digits(self, sums: [__m512i; 5]) -> [__m512i; 5] {
-        if self.vbmi().is_none() {
-            return sums;
-        }
-        // Every sum is a multiple of what its digit was scaled with. The fifth grows by at most `4 * 162 * 128` a line,
-        // below 2^31 for `LINES` lines; the inverse of 81 modulo 2^32 divides it.
-        const INVERSE_OF_81: i32 = 0x7819_48B1;
-        [
-            sums[0],
-            op!(_mm512_srai_epi32::<2>(sums[1])),
-            op!(_mm512_srai_epi32::<4>(sums[2])),
-            op!(_mm512_srai_epi32::<6>(sums[3])),
-            op!(_mm512_mullo_epi32(sums[4], self.splat_int(INVERSE_OF_81))),
-        ]
-    }
-
-    #[inline(always)]
     fn four(self, x: [i8; 4]) -> __m512i {
         op!(_mm512_set1_epi32(bytemuck::cast(x)))
     }
@@ -189,38 +153,6 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn to_ints(self, acc: __m512i) -> __m512i {
         acc
-    }
-
-    #[inline(always)]
-    fn find<const T: usize>(
-        self,
-        lines: &[CodeLine],
-        windows: usize,
-        tables: [&[TableLine]; T],
-    ) -> Option<[__m512i; T]> {
-        let vbmi = self.vbmi()?;
-        Some(match windows {
-            1 => avx512_sparse::find::<T, 1>(self, vbmi, lines, tables),
-            2 => avx512_sparse::find::<T, 2>(self, vbmi, lines, tables),
-            _ => avx512_sparse::find::<T, 4>(self, vbmi, lines, tables),
-        })
-    }
-
-    #[inline(always)]
-    fn list(
-        self,
-        lines: &[CodeLine],
-        row: usize,
-        origins: &[[u32; 4]],
-        positive: &mut [u32],
-        negative: &mut [u32],
-    ) -> (usize, usize) {
-        avx512_sparse::list(self, lines, row, origins, positive, negative)
-    }
-
-    #[inline(always)]
-    fn add_columns(self, x: &[[i8; BESIDE]], positive: &[u32], negative: &[u32], sums: &mut Beside<i32>) {
-        avx512_sparse::add_columns(self, x, positive, negative, sums);
     }
 
     #[inline(always)]
@@ -299,34 +231,4 @@ impl Simd for Avx512 {
         // SAFETY: a line is 64 writable bytes, aligned to 64 by its type; the token proves the instruction.
         unsafe { _mm512_store_ps(line.0.as_mut_ptr(), floats) };
     }
-}
-
-/// [`Simd::digits`] for processors with VNNI and without VBMI.
-#[inline(always)]
-fn without_permutes(s: Avx512, line: __m512i) -> [__m512i; 5] {
-    crate::simd::digits_by_remainders(s, line)
-}
-
-/// `c = d0 + 3 d1 + 9 d2 + 27 d3` becomes `d0 + 4 d1 + 16 d2 + 64 d3`.
-static SPREAD: [CodeLine; 2] = {
-    let mut lines = [Line([0; 64]); 2];
-    let mut c = 0;
-    while c < 81 {
-        lines[c / 64].0[c % 64] = (c % 3 + 4 * (c / 3 % 3) + 16 * (c / 9 % 3) + 64 * (c / 27)) as u8;
-        c += 1;
-    }
-    lines
-};
-
-/// Splits a line of base-3 bytes in six instructions: the first four digits as 2-bit fields, and 81 times the fifth.
-#[inline(always)]
-fn spread(s: Avx512, _: Vbmi, line: __m512i) -> (__m512i, __m512i) {
-    let step = s.splat_byte(81);
-    // Below 81 the difference wraps around and the minimum is the byte itself: twice is the remainder.
-    let once = s.min_bytes(line, s.sub_bytes(line, step));
-    let rest = s.min_bytes(once, s.sub_bytes(once, step));
-    let [low, high] = [s.load(&SPREAD[0]), s.load(&SPREAD[1])];
-    // SAFETY: an argument of type `Vbmi` exists, which only detection makes.
-    let four = unsafe { _mm512_permutex2var_epi8(low, rest, high) };
-    (four, s.sub_bytes(line, rest))
 }

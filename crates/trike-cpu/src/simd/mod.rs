@@ -1,7 +1,7 @@
 //! The handful of vector operations that the ternary kernels are written in, once for every instruction set.
 //!
 //! Every type stands for sixteen rows, whatever the width of the registers: `Bytes` holds four neighbouring columns of
-//! each row, row after row; `Ints` and `Floats` hold one value a row. An instruction set with narrower registers uses two
+//! each row, row after row; `Ints` and `Floats` hold one value per row. An instruction set with narrower registers uses two
 //! or four of them. Operations are named by what they mean; the methods are safe because their token exists only where
 //! the instructions do, and `#[inline(always)]` so that they land in the function that turned the instructions on
 //! ([`Kernels::run`](crate::kernels::Kernels::run)). For the same reason no code over them is a closure: a closure is a
@@ -11,23 +11,19 @@
 
 use half::f16;
 
-use crate::activations::{BESIDE, Beside};
-use crate::line::{CodeLine, FloatLine, IntLine, TableLine};
-use crate::matrix::sparse::list_slots;
+use crate::line::{CodeLine, FloatLine, IntLine};
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-#[cfg(target_arch = "x86_64")]
-mod avx512_sparse;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod sse;
 
 /// Sixteen rows at a time.
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
-    /// Four bytes a row.
+    /// Four bytes per row.
     type Bytes: Copy;
     /// The four 2-bit fields of a line, in the form that [`Simd::line`] takes.
     type Fields: Copy;
@@ -35,9 +31,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     type Sums: Copy;
     /// Running sums over panel steps, for one token.
     type Acc: Copy;
-    /// One i32 a row.
+    /// One i32 per row.
     type Ints: Copy;
-    /// One f32 a row.
+    /// One f32 per row.
     type Floats: Copy;
 
     /// Lines that [`Simd::line`] may add before [`Simd::finish`], for any codes up to 2 and any int8 activations.
@@ -84,23 +80,6 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn digits(self, line: Self::Bytes) -> [Self::Bytes; 5] {
         digits_by_remainders(self, line)
     }
-    /// [`Simd::digits`] times whatever is cheapest, the same in every call.
-    #[inline(always)]
-    fn scaled_digits(self, line: Self::Bytes) -> [Self::Bytes; 5] {
-        self.digits(line)
-    }
-    /// The exact sums of digit times activation from those of the scaled digits, after [`Simd::LINES`] lines at most.
-    #[inline(always)]
-    fn finish_digits(self, sums: [Self::Acc; 5]) -> [Self::Ints; 5] {
-        [
-            self.to_ints(sums[0]),
-            self.to_ints(sums[1]),
-            self.to_ints(sums[2]),
-            self.to_ints(sums[3]),
-            self.to_ints(sums[4]),
-        ]
-    }
-
     /// Four activations for every row.
     fn four(self, x: [i8; 4]) -> Self::Bytes;
     /// Steps that [`Simd::dot`] may add before [`Simd::to_ints`], for codes up to `largest` and any int8 activations.
@@ -109,50 +88,10 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn no_acc(self) -> Self::Acc;
     /// Whether sums are integers from the start, so that a panel of any length needs no widening in between.
     const WIDE: bool = false;
-    /// Adds four products a row: unsigned codes with signed activations.
+    /// Adds four products per row: unsigned codes with signed activations.
     fn dot(self, acc: Self::Acc, codes: Self::Bytes, x: Self::Bytes) -> Self::Acc;
     /// The sums of [`Simd::dot`].
     fn to_ints(self, acc: Self::Acc) -> Self::Ints;
-
-    /// The sums of the activations that the slots of some lines point at, those with the sign bit negated; a line has so
-    /// many windows (1, 2 or 4), and each window a table. `None` where there is no permute of 128 bytes.
-    #[inline(always)]
-    fn find<const T: usize>(
-        self,
-        lines: &[CodeLine],
-        windows: usize,
-        tables: [&[TableLine]; T],
-    ) -> Option<[Self::Ints; T]> {
-        let _ = (lines, windows, tables);
-        None
-    }
-    /// The columns that the slots of one row point at, [`list_slots`]; the lists have room for four columns of each line and
-    /// sixteen more.
-    #[inline(always)]
-    fn list(
-        self,
-        lines: &[CodeLine],
-        row: usize,
-        origins: &[[u32; 4]],
-        positive: &mut [u32],
-        negative: &mut [u32],
-    ) -> (usize, usize) {
-        list_slots(lines, row, origins, (positive, negative), (0, 0))
-    }
-    /// Adds some columns of activations and subtracts others, for 64 rows of them side by side.
-    #[inline(always)]
-    fn add_columns(self, x: &[[i8; BESIDE]], positive: &[u32], negative: &[u32], sums: &mut Beside<i32>) {
-        for &col in positive {
-            for (sum, x) in sums.0.iter_mut().zip(&x[col as usize]) {
-                *sum += i32::from(*x);
-            }
-        }
-        for &col in negative {
-            for (sum, x) in sums.0.iter_mut().zip(&x[col as usize]) {
-                *sum -= i32::from(*x);
-            }
-        }
-    }
 
     /// The same integer for every row.
     fn splat_int(self, value: i32) -> Self::Ints;

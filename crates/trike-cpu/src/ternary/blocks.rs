@@ -10,9 +10,9 @@ use super::{Ahead, Units, add_means, bias, products, write};
 use crate::activations::{Activations, Panel};
 use crate::kernels::Kernels;
 use crate::line::{CodeLine, FloatLine, IntLine, ROWS};
-use crate::linear::Piece;
 use crate::matrix::TernaryMatrix;
 use crate::matrix::blocks::{BLOCK, BlockTile, Blocks, ZEROS, numbers};
+use crate::piece::Piece;
 use crate::simd::{Simd, takes};
 use trike_host::Line;
 use trike_host::Loop;
@@ -289,11 +289,11 @@ impl<K: Kernels> Loop for ManyTokens<'_, '_, K> {
     }
 }
 
-/// What a block costs where two tiles are multiplied together, for each of them, and what it costs alone.
+/// Relative cost of a block per tile if two tiles are multiplied together, and if it is alone.
 const PAIRED: usize = 8;
 const ALONE: usize = 9;
 
-/// What a thread keeps beside the outputs.
+/// Buffers of a thread besides the outputs.
 #[derive(Default)]
 struct Scratch {
     /// Minus the sums of the activations, `[block][row]`.

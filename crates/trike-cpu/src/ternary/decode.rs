@@ -1,12 +1,13 @@
 //! One to four rows of activations: the weights pass once, as they lie in memory.
 
-use super::{Ahead, Units, bias, products, sparse, unpack, write};
+use super::permutes::{PermuteLoop, Permutes};
+use super::{Ahead, TernaryKernels, Units, Unpack, bias, products, sparse, write};
 use crate::activations::Activations;
-use crate::kernels::Kernels;
-use crate::line::{CodeLine, ROWS, TableLine};
-use crate::linear::Piece;
+use crate::line::{CodeLine, IntLine, ROWS, TableLine};
 use crate::matrix::layout::{Fixed, LONG};
+use crate::matrix::sparse::Sparse;
 use crate::matrix::{Groups, TernaryMatrix};
+use crate::piece::Piece;
 use crate::simd::Simd;
 use trike_host::Line;
 use trike_host::Loop;
@@ -14,178 +15,334 @@ use trike_host::Loop;
 /// Bytes that the prefetch runs ahead of the reading.
 const AHEAD: usize = 8192;
 
-/// The kernel for `T` rows of activations.
-pub(super) struct Decode<'a, 'p, K, const T: usize> {
-    kernels: K,
+/// Some tiles, all rows of activations.
+pub(super) fn piece<K: TernaryKernels>(
+    k: K,
+    m: &TernaryMatrix,
+    x: &Activations,
+    units: Units,
+    piece: &mut Piece<'_>,
+) {
+    let job = Job { m, x, units, piece };
+    match x.rows() {
+        1 => rows::<K, 1>(k, job),
+        2 => rows::<K, 2>(k, job),
+        3 => rows::<K, 3>(k, job),
+        _ => rows::<K, 4>(k, job),
+    }
+}
+
+/// One loop for each layout: those of two bits need no permutes.
+fn rows<K: TernaryKernels, const T: usize>(k: K, job: Job<'_, '_>) {
+    match (job.m.sparse(), job.m.shape().layout()) {
+        (Some(sparse), _) => k.run_permuting(Sparsely::<T> { job, sparse }),
+        (None, Fixed::TwoBit) => k.run(TwoBits::<K, T> { k, job }),
+        (None, Fixed::Base3) => k.run_permuting(Base3::<T> { job }),
+    }
+}
+
+/// A product.
+struct Job<'a, 'p> {
     m: &'a TernaryMatrix,
     x: &'a Activations,
     units: Units,
     piece: &'a mut Piece<'p>,
 }
 
-impl<'a, 'p, K, const T: usize> Decode<'a, 'p, K, T> {
-    pub(super) fn new(
-        kernels: K,
-        m: &'a TernaryMatrix,
-        x: &'a Activations,
-        units: Units,
-        piece: &'a mut Piece<'p>,
-    ) -> Self {
-        Self { kernels, m, x, units, piece }
-    }
+/// The part of decoding that depends on the layout: adding a set of planes of one tile to its outputs.
+trait Sets<S: Simd, const T: usize> {
+    /// Adds a set.
+    fn add(
+        &mut self,
+        s: S,
+        tile_and_set: (usize, usize),
+        units: &[Unit<T>],
+        scales: Groups<'_>,
+        sums: [S::Floats; T],
+    ) -> [S::Floats; T];
 }
 
-impl<K: Kernels, const T: usize> Loop for Decode<'_, '_, K, T> {
+/// Some tiles of 2-bit codes.
+struct TwoBits<'a, 'p, K, const T: usize> {
+    k: K,
+    job: Job<'a, 'p>,
+}
+
+impl<K: TernaryKernels, const T: usize> Loop for TwoBits<'_, '_, K, T> {
     type Output = ();
 
     #[inline(always)]
     fn run(self) {
-        let Self { kernels: k, m, x, units, piece } = self;
-        let mut groups = vec![Line([0.0; ROWS]); m.groups()];
-        let mut outputs = [Line([0.0; ROWS]); T];
-        let rows: [&[[i8; 16]]; T] = std::array::from_fn(|t| x.row(t));
+        let Job { m, x, units, .. } = self.job;
+        let sets = TwoBitSets { m, rows: self.job.rows(), cols: units.cols, grouped: x.grouped() };
+        self.job.tiles::<K, T>(self.k, bias(m.planes()), sets);
+    }
+}
+
+/// Some tiles of base-3 bytes.
+struct Base3<'a, 'p, const T: usize> {
+    job: Job<'a, 'p>,
+}
+
+impl<S: Simd, const T: usize> PermuteLoop<S> for Base3<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<P: Permutes<S>>(self, s: S, permutes: P) {
+        let Job { m, x, units, .. } = self.job;
         let shape = m.shape();
-        // The nonzeros of sparse weights are values, not codes.
-        let bias = if m.sparse().is_some() { 0 } else { bias(m.planes()) };
-        let all = Unit::<T>::all(units, x, bias);
-        let tables: [Vec<TableLine>; T] = std::array::from_fn(|t| {
-            m.sparse().map_or_else(Vec::new, |sparse| sparse.tables(rows[t].as_flattened()))
-        });
-        let mut exact = vec![[Line([0; ROWS]); T]; if m.sparse().is_some() { units.count } else { 0 }];
         // Five groups lie side by side in the digits of a line, or a line is part of one long unit.
         let direct = if shape.span() == 4 { units.cols == LONG } else { units.cols == shape.span() };
-        let steps = shape.padded_cols() / 4;
-        let mut panel = match m.shape().layout() {
-            Fixed::Base3 if !direct => vec![Line([0; 64]); m.folds().count() * steps],
-            Fixed::TwoBit | Fixed::Base3 => Vec::new(),
+        let room = if direct { 0 } else { m.folds().count() * shape.padded_cols() / 4 };
+        let sets = Base3Sets {
+            permutes,
+            m,
+            rows: self.job.rows(),
+            units,
+            grouped: x.grouped(),
+            direct,
+            panel: vec![Line([0; 64]); room],
         };
+        self.job.tiles::<S, T>(s, bias(m.planes()), sets);
+    }
+}
+
+/// Some tiles of which only the nonzeros are kept.
+struct Sparsely<'a, 'p, const T: usize> {
+    job: Job<'a, 'p>,
+    sparse: &'a Sparse,
+}
+
+impl<S: Simd, const T: usize> PermuteLoop<S> for Sparsely<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<P: Permutes<S>>(self, s: S, permutes: P) {
+        let Self { job, sparse } = self;
+        let rows: [&[[i8; 16]]; T] = job.rows();
+        let sets = SparseSets {
+            permutes,
+            m: job.m,
+            sparse,
+            rows,
+            units: job.units,
+            grouped: job.x.grouped(),
+            tables: rows.map(|row| sparse.tables(row.as_flattened())),
+            exact: vec![[Line([0; ROWS]); T]; job.units.count],
+        };
+        // The nonzeros are values, not codes.
+        job.tiles::<S, T>(s, 0, sets);
+    }
+}
+
+impl<'a> Job<'a, '_> {
+    /// The rows of activations.
+    #[inline(always)]
+    fn rows<const T: usize>(&self) -> [&'a [[i8; 16]]; T] {
+        std::array::from_fn(|t| self.x.row(t))
+    }
+
+    /// The outputs of all tiles; codes of all planes of a set are `bias` above their values.
+    #[inline(always)]
+    fn tiles<S: Simd, const T: usize>(self, s: S, bias: i32, mut sets: impl Sets<S, T>) {
+        let Self { m, x, units, piece } = self;
+        let mut groups = vec![Line([0.0; ROWS]); m.groups()];
+        let mut outputs = [Line([0.0; ROWS]); T];
+        let all = Unit::<T>::all(units, x, bias);
         for tile in piece.tiles.clone() {
-            let mut sums = [k.splat(0.0); T];
+            let mut sums = [s.splat(0.0); T];
             for set in 0..m.sets() {
-                let scales = m.group_scales(k, tile, set, &mut groups);
-                if let Some(sparse) = m.sparse() {
-                    if m.planes() == 1
-                        && let [unit] = all.as_slice()
-                        && let Some(ints) =
-                            sparse::one_unit(k, sparse, m.plane_index(tile, set, 0), rows, &tables)
-                    {
-                        sums = add(k, unit, ints, scales, x.grouped(), sums);
-                        continue;
-                    }
-                    exact.fill([Line([0; ROWS]); T]);
-                    for plane in 0..m.planes() {
-                        let index = m.plane_index(tile, set, plane);
-                        sparse::add_plane(k, sparse, index, units, rows, &tables, &mut exact);
-                    }
-                    for (unit, exact) in all.iter().zip(&exact) {
-                        let mut ints = [k.splat_int(0); T];
-                        for t in 0..T {
-                            ints[t] = k.load_ints(&exact[t]);
-                        }
-                        sums = add(k, unit, ints, scales, x.grouped(), sums);
-                    }
-                    continue;
-                }
-                match m.shape().layout() {
-                    Fixed::TwoBit if m.planes() == 1 && !x.grouped() && units.cols < LONG => {
-                        let lines = m.tile(tile, set, 0);
-                        sums = match units.cols {
-                            32 => short_units::<K, T, 2>(k, lines, rows, &all, scales, sums),
-                            64 => short_units::<K, T, 4>(k, lines, rows, &all, scales, sums),
-                            128 => short_units::<K, T, 8>(k, lines, rows, &all, scales, sums),
-                            _ => short_units::<K, T, 16>(k, lines, rows, &all, scales, sums),
-                        };
-                    }
-                    Fixed::TwoBit => {
-                        for unit in &all {
-                            let (start, end) = (unit.start, unit.end);
-                            let mut ints = [k.splat_int(0); T];
-                            for plane in 0..m.planes() {
-                                let lines = &m.tile(tile, set, plane)[start / 16..end / 16];
-                                let part = two_bit::<K, T>(k, lines, columns(rows, start, end));
-                                fold_plane(k, &mut ints, part, plane);
-                            }
-                            sums = add(k, unit, ints, scales, x.grouped(), sums);
-                        }
-                    }
-                    Fixed::Base3 if direct && shape.span() == 4 => {
-                        for unit in &all {
-                            let (start, end) = (unit.start, unit.end);
-                            let mut ints = [k.splat_int(0); T];
-                            for plane in 0..m.planes() {
-                                let lines = &m.tile(tile, set, plane)[start / 20..end / 20];
-                                let part = long_digits::<K, T>(k, lines, columns(rows, start, end));
-                                fold_plane(k, &mut ints, part, plane);
-                            }
-                            sums = add(k, unit, ints, scales, x.grouped(), sums);
-                        }
-                    }
-                    Fixed::Base3 if direct => {
-                        for first in (0..units.count).step_by(5) {
-                            let (start, end) = (first * units.cols, (first + 5) * units.cols);
-                            let mut ints = [[k.splat_int(0); T]; 5];
-                            for plane in 0..m.planes() {
-                                let lines = &m.tile(tile, set, plane)[start / 20..end / 20];
-                                let part = digits::<K, T>(k, lines, columns(rows, start, end));
-                                for f in 0..5 {
-                                    fold_plane(k, &mut ints[f], part[f], plane);
-                                }
-                            }
-                            for f in 0..(units.count - first).min(5) {
-                                sums = add(k, &all[first + f], ints[f], scales, x.grouped(), sums);
-                            }
-                        }
-                    }
-                    Fixed::Base3 => {
-                        for (fold, panel) in m.folds().zip(panel.chunks_exact_mut(steps)) {
-                            for plane in fold.clone() {
-                                let whole = (0, shape.padded_cols());
-                                let lines = m.tile(tile, set, plane);
-                                let ahead = m.sets() * m.planes() * size_of_val(lines);
-                                unpack(k, shape, lines, whole, ahead, plane == fold.start, panel);
-                            }
-                        }
-                        for unit in &all {
-                            let (start, end) = (unit.start, unit.end);
-                            let mut ints = [k.splat_int(0); T];
-                            for (fold, panel) in m.folds().zip(panel.chunks_exact(steps)) {
-                                let (largest, weight) = (
-                                    3u8.pow(fold.len() as u32) - 1,
-                                    3i32.pow((m.planes() - fold.end) as u32),
-                                );
-                                for t in 0..T {
-                                    let x = fours(rows[t], start, end).as_chunks().0;
-                                    let zero = [[k.splat_int(0)]];
-                                    let dots = products::<K, 1, 1>(
-                                        k,
-                                        [&panel[start / 4..end / 4]],
-                                        x,
-                                        largest,
-                                        Ahead { places: [&panel[0]], stride: 0 },
-                                        zero,
-                                    );
-                                    ints[t] = k.scale_add(dots[0][0], weight, ints[t]);
-                                }
-                            }
-                            sums = add(k, unit, ints, scales, x.grouped(), sums);
-                        }
-                    }
-                }
+                let scales = m.group_scales(s, tile, set, &mut groups);
+                sums = sets.add(s, (tile, set), &all, scales, sums);
             }
-            if m.means(k, tile, &mut groups) {
+            if m.means(s, tile, &mut groups) {
                 for unit in &all {
-                    let mean = k.load_floats(&groups[unit.group]);
+                    let mean = s.load_floats(&groups[unit.group]);
                     for t in 0..T {
-                        let sum = k.splat_int(unit.sum[t]);
-                        sums[t] = add_scaled(k, sums[t], mean, unit.factors[t], x.grouped(), sum);
+                        let sum = s.splat_int(unit.sum[t]);
+                        sums[t] = add_scaled(s, sums[t], mean, unit.factors[t], x.grouped(), sum);
                     }
                 }
             }
             for t in 0..T {
-                k.store_floats(sums[t], &mut outputs[t]);
+                s.store_floats(sums[t], &mut outputs[t]);
             }
-            write(k, x, m, tile..tile + 1, &outputs, piece);
+            write(s, x, m, tile..tile + 1, &outputs, piece);
         }
+    }
+}
+
+/// 2-bit codes.
+struct TwoBitSets<'a, const T: usize> {
+    m: &'a TernaryMatrix,
+    rows: [&'a [[i8; 16]]; T],
+    /// Columns of a unit.
+    cols: usize,
+    grouped: bool,
+}
+
+impl<S: Simd, const T: usize> Sets<S, T> for TwoBitSets<'_, T> {
+    #[inline(always)]
+    fn add(
+        &mut self,
+        s: S,
+        (tile, set): (usize, usize),
+        units: &[Unit<T>],
+        scales: Groups<'_>,
+        mut sums: [S::Floats; T],
+    ) -> [S::Floats; T] {
+        let Self { m, rows, cols, grouped } = *self;
+        if m.planes() == 1 && !grouped && cols < LONG {
+            let lines = m.tile(tile, set, 0);
+            return match cols {
+                32 => short_units::<S, T, 2>(s, lines, rows, units, scales, sums),
+                64 => short_units::<S, T, 4>(s, lines, rows, units, scales, sums),
+                128 => short_units::<S, T, 8>(s, lines, rows, units, scales, sums),
+                _ => short_units::<S, T, 16>(s, lines, rows, units, scales, sums),
+            };
+        }
+        for unit in units {
+            let (start, end) = (unit.start, unit.end);
+            let mut ints = [s.splat_int(0); T];
+            for plane in 0..m.planes() {
+                let lines = &m.tile(tile, set, plane)[start / 16..end / 16];
+                let part = two_bit::<S, T>(s, lines, columns(rows, start, end));
+                fold_plane(s, &mut ints, part, plane);
+            }
+            sums = add(s, unit, ints, scales, grouped, sums);
+        }
+        sums
+    }
+}
+
+/// Base-3 bytes.
+struct Base3Sets<'a, P, const T: usize> {
+    permutes: P,
+    m: &'a TernaryMatrix,
+    rows: [&'a [[i8; 16]]; T],
+    units: Units,
+    grouped: bool,
+    /// Whether the digits of lines are multiplied as they come.
+    direct: bool,
+    /// Room for unpacked columns of all folds, unless they are.
+    panel: Vec<CodeLine>,
+}
+
+impl<S: Simd, P: Permutes<S>, const T: usize> Sets<S, T> for Base3Sets<'_, P, T> {
+    #[inline(always)]
+    fn add(
+        &mut self,
+        s: S,
+        (tile, set): (usize, usize),
+        all: &[Unit<T>],
+        scales: Groups<'_>,
+        mut sums: [S::Floats; T],
+    ) -> [S::Floats; T] {
+        let Self { permutes, m, rows, units, grouped, direct, .. } = *self;
+        let shape = m.shape();
+        if direct && shape.span() == 4 {
+            for unit in all {
+                let (start, end) = (unit.start, unit.end);
+                let mut ints = [s.splat_int(0); T];
+                for plane in 0..m.planes() {
+                    let lines = &m.tile(tile, set, plane)[start / 20..end / 20];
+                    let part = long_digits::<S, P, T>(s, permutes, lines, columns(rows, start, end));
+                    fold_plane(s, &mut ints, part, plane);
+                }
+                sums = add(s, unit, ints, scales, grouped, sums);
+            }
+            return sums;
+        }
+        if direct {
+            for first in (0..units.count).step_by(5) {
+                let (start, end) = (first * units.cols, (first + 5) * units.cols);
+                let mut ints = [[s.splat_int(0); T]; 5];
+                for plane in 0..m.planes() {
+                    let lines = &m.tile(tile, set, plane)[start / 20..end / 20];
+                    let part = digits::<S, P, T>(s, permutes, lines, columns(rows, start, end));
+                    for f in 0..5 {
+                        fold_plane(s, &mut ints[f], part[f], plane);
+                    }
+                }
+                for f in 0..(units.count - first).min(5) {
+                    sums = add(s, &all[first + f], ints[f], scales, grouped, sums);
+                }
+            }
+            return sums;
+        }
+        let steps = shape.padded_cols() / 4;
+        for (fold, panel) in m.folds().zip(self.panel.chunks_exact_mut(steps)) {
+            for plane in fold.clone() {
+                let whole = (0, shape.padded_cols());
+                let lines = m.tile(tile, set, plane);
+                let ahead = m.sets() * m.planes() * size_of_val(lines);
+                Unpack::new(shape, lines, whole, ahead, plane == fold.start, panel).run(s, permutes);
+            }
+        }
+        for unit in all {
+            let (start, end) = (unit.start, unit.end);
+            let mut ints = [s.splat_int(0); T];
+            for (fold, panel) in m.folds().zip(self.panel.chunks_exact(steps)) {
+                let largest = 3u8.pow(fold.len() as u32) - 1;
+                let weight = 3i32.pow((m.planes() - fold.end) as u32);
+                for t in 0..T {
+                    let x = fours(rows[t], start, end).as_chunks().0;
+                    let zero = [[s.splat_int(0)]];
+                    let ahead = Ahead { places: [&panel[0]], stride: 0 };
+                    let dots = products::<S, 1, 1>(s, [&panel[start / 4..end / 4]], x, largest, ahead, zero);
+                    ints[t] = s.scale_add(dots[0][0], weight, ints[t]);
+                }
+            }
+            sums = add(s, unit, ints, scales, grouped, sums);
+        }
+        sums
+    }
+}
+
+/// Nonzeros.
+struct SparseSets<'a, P, const T: usize> {
+    permutes: P,
+    m: &'a TernaryMatrix,
+    sparse: &'a Sparse,
+    rows: [&'a [[i8; 16]]; T],
+    units: Units,
+    grouped: bool,
+    tables: [Vec<TableLine>; T],
+    /// The exact sums of the units of one set.
+    exact: Vec<[IntLine; T]>,
+}
+
+impl<S: Simd, P: Permutes<S>, const T: usize> Sets<S, T> for SparseSets<'_, P, T> {
+    #[inline(always)]
+    fn add(
+        &mut self,
+        s: S,
+        (tile, set): (usize, usize),
+        all: &[Unit<T>],
+        scales: Groups<'_>,
+        mut sums: [S::Floats; T],
+    ) -> [S::Floats; T] {
+        let Self { permutes, m, sparse, rows, units, grouped, ref tables, ref mut exact } = *self;
+        if m.planes() == 1
+            && let [unit] = all
+            && let Some(ints) =
+                sparse::one_unit(s, permutes, sparse, m.plane_index(tile, set, 0), rows, tables)
+        {
+            return add(s, unit, ints, scales, grouped, sums);
+        }
+        exact.fill([Line([0; ROWS]); T]);
+        for plane in 0..m.planes() {
+            let index = m.plane_index(tile, set, plane);
+            sparse::add_plane(s, permutes, sparse, index, units, rows, tables, exact);
+        }
+        for (unit, exact) in all.iter().zip(exact) {
+            let mut ints = [s.splat_int(0); T];
+            for t in 0..T {
+                ints[t] = s.load_ints(&exact[t]);
+            }
+            sums = add(s, unit, ints, scales, grouped, sums);
+        }
+        sums
     }
 }
 
@@ -213,13 +370,13 @@ fn fold_plane<S: Simd, const T: usize>(s: S, sum: &mut [S::Ints; T], part: [S::I
     }
 }
 
-/// What is the same for a unit in every tile.
+/// The constants of a unit, equal in every tile.
 struct Unit<const T: usize> {
     start: usize,
     end: usize,
     /// The group of its scales.
     group: usize,
-    /// What codes of all planes of a set are above their values, times the sum of the activations, negated.
+    /// Minus the offset of the codes of all planes of a set times the sum of the activations.
     negated: [i32; T],
     /// The sum of the activations.
     sum: [i32; T],
@@ -329,7 +486,12 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
 
 /// Sums of digit times activation over lines whose digits belong to five units: one sum for each.
 #[inline(always)]
-fn digits<S: Simd, const T: usize>(s: S, lines: &[CodeLine], x: [&[[i8; 4]]; T]) -> [[S::Ints; T]; 5] {
+fn digits<S: Simd, P: Permutes<S>, const T: usize>(
+    s: S,
+    permutes: P,
+    lines: &[CodeLine],
+    x: [&[[i8; 4]]; T],
+) -> [[S::Ints; T]; 5] {
     let mut total = [[s.splat_int(0); T]; 5];
     let n = lines.len();
     let mut parts: [[&[[i8; 4]]; 5]; T] = [[&[]; 5]; T];
@@ -344,7 +506,7 @@ fn digits<S: Simd, const T: usize>(s: S, lines: &[CodeLine], x: [&[[i8; 4]]; T])
         let mut sums = [[s.no_acc(); 5]; T];
         for i in start..end {
             s.prefetch(&lines[i], AHEAD);
-            let codes = s.scaled_digits(s.load(&lines[i]));
+            let codes = permutes.scaled_digits(s, s.load(&lines[i]));
             for t in 0..T {
                 for f in 0..5 {
                     sums[t][f] = s.dot(sums[t][f], codes[f], s.four(parts[t][f][i]));
@@ -352,7 +514,7 @@ fn digits<S: Simd, const T: usize>(s: S, lines: &[CodeLine], x: [&[[i8; 4]]; T])
             }
         }
         for t in 0..T {
-            let parts = s.finish_digits(sums[t]);
+            let parts = permutes.finish_digits(s, sums[t]);
             for f in 0..5 {
                 total[f][t] = s.add_ints(total[f][t], parts[f]);
             }
@@ -364,7 +526,12 @@ fn digits<S: Simd, const T: usize>(s: S, lines: &[CodeLine], x: [&[[i8; 4]]; T])
 
 /// The same where the digits of a line are twenty neighbouring columns: one sum.
 #[inline(always)]
-fn long_digits<S: Simd, const T: usize>(s: S, lines: &[CodeLine], x: [&[[i8; 4]]; T]) -> [S::Ints; T] {
+fn long_digits<S: Simd, P: Permutes<S>, const T: usize>(
+    s: S,
+    permutes: P,
+    lines: &[CodeLine],
+    x: [&[[i8; 4]]; T],
+) -> [S::Ints; T] {
     let mut total = [s.splat_int(0); T];
     let mut fives: [&[[[i8; 4]; 5]]; T] = [&[]; T];
     for t in 0..T {
@@ -376,7 +543,7 @@ fn long_digits<S: Simd, const T: usize>(s: S, lines: &[CodeLine], x: [&[[i8; 4]]
         let mut sums = [[s.no_acc(); 5]; T];
         for i in start..end {
             s.prefetch(&lines[i], AHEAD);
-            let codes = s.scaled_digits(s.load(&lines[i]));
+            let codes = permutes.scaled_digits(s, s.load(&lines[i]));
             for t in 0..T {
                 for f in 0..5 {
                     sums[t][f] = s.dot(sums[t][f], codes[f], s.four(fives[t][i][f]));
@@ -384,7 +551,7 @@ fn long_digits<S: Simd, const T: usize>(s: S, lines: &[CodeLine], x: [&[[i8; 4]]
             }
         }
         for t in 0..T {
-            let parts = s.finish_digits(sums[t]);
+            let parts = permutes.finish_digits(s, sums[t]);
             for f in 0..5 {
                 total[t] = s.add_ints(total[t], parts[f]);
             }

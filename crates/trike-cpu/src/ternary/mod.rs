@@ -22,6 +22,7 @@
 
 mod blocks;
 mod decode;
+mod permutes;
 mod prefill;
 mod sparse;
 
@@ -35,13 +36,16 @@ use trike_trit::GroupSize;
 use trike_core::ActivationPrecision;
 
 use crate::activations::Activations;
-use crate::kernels::Kernels;
+use crate::kernels::with_kernels;
 use crate::line::{CodeLine, FloatLine, ROWS};
-use crate::linear::Piece;
 use crate::matrix::TernaryMatrix;
 use crate::matrix::layout::{Fixed, LONG, Shape};
+use crate::piece::Piece;
 use crate::simd::Simd;
-use trike_host::Line;
+use trike_host::{Isa, Line};
+
+use permutes::{PermuteLoop, Permutes, RunPermuting};
+use sparse::Columns;
 
 /// How a row of columns is cut into exact sums.
 #[derive(Clone, Copy)]
@@ -92,24 +96,34 @@ pub(crate) fn bias(planes: usize) -> i32 {
     (3i32.pow(planes as u32) - 1) / 2
 }
 
+/// The operations of an instruction set that the ternary kernels use.
+pub(crate) trait TernaryKernels: RunPermuting + Columns {}
+
+impl<K: RunPermuting + Columns> TernaryKernels for K {}
+
 /// Some tiles of one matrix, all tokens.
-pub(crate) fn ternary_piece<K: Kernels>(
-    kernels: K,
+pub(crate) fn ternary_piece(
+    isa: Isa,
     m: &TernaryMatrix,
     x: &Activations,
     precision: ActivationPrecision,
     piece: &mut Piece<'_>,
 ) {
     let units = Units::new(m, precision);
+    with_kernels!(isa, kernels => piece_with(kernels, m, x, units, piece));
+}
+
+fn piece_with<K: TernaryKernels>(
+    kernels: K,
+    m: &TernaryMatrix,
+    x: &Activations,
+    units: Units,
+    piece: &mut Piece<'_>,
+) {
     if let Some(blocks) = m.blocks() {
         blocks::piece(kernels, m, blocks, x, units, piece);
     } else if x.in_place() {
-        match x.rows() {
-            1 => kernels.run(decode::Decode::<K, 1>::new(kernels, m, x, units, piece)),
-            2 => kernels.run(decode::Decode::<K, 2>::new(kernels, m, x, units, piece)),
-            3 => kernels.run(decode::Decode::<K, 3>::new(kernels, m, x, units, piece)),
-            _ => kernels.run(decode::Decode::<K, 4>::new(kernels, m, x, units, piece)),
-        }
+        decode::piece(kernels, m, x, units, piece);
     } else if let Some(sparse) = m.sparse() {
         kernels.run(sparse::ManyTokens::new(kernels, m, sparse, x, units, piece));
     } else {
@@ -155,7 +169,7 @@ fn write<S: Simd>(
     }
 }
 
-/// What the means of one tile add.
+/// Adds the contribution of the means of one tile.
 #[inline(always)]
 fn add_means<S: Simd>(s: S, x: &Activations, units: Units, means: &[FloatLine], sums: &mut [FloatLine]) {
     for unit in 0..units.count {
@@ -169,39 +183,66 @@ fn add_means<S: Simd>(s: S, x: &Activations, units: Units, means: &[FloatLine], 
     }
 }
 
-/// Unpacks columns `start..end` of one plane of one tile into four columns a line; planes after the first of a run are
-/// folded in. `start` and `end` are multiples of the layout's period, or the end of its padding. What will be unpacked next
-/// lies `ahead` bytes after what is now.
-#[inline(always)]
-fn unpack<S: Simd>(
-    s: S,
-    shape: &Shape,
-    lines: &[CodeLine],
-    (start, end): (usize, usize),
+/// Columns `start..end` of one plane of one tile, to be unpacked into four columns a line; planes after the first of a run are
+/// folded in. `start` and `end` are multiples of the layout's period, or the end of its padding.
+struct Unpack<'a> {
+    shape: &'a Shape,
+    lines: &'a [CodeLine],
+    /// Distance in bytes to the lines that are unpacked next, for prefetching.
     ahead: usize,
+    /// Whether the plane is the first of its run.
     first: bool,
-    panel: &mut [CodeLine],
-) {
-    let lines = &lines[shape.lines_for(start)..shape.lines_for(end)];
-    match shape.layout() {
-        Fixed::TwoBit => {
-            for (line, places) in lines.iter().zip(panel.as_chunks_mut::<4>().0) {
-                s.prefetch(line, ahead);
-                let codes = s.unpack(s.load(line));
-                for f in 0..4 {
-                    put(s, &mut places[f], codes[f], first);
-                }
+    panel: &'a mut [CodeLine],
+}
+
+impl<'a> Unpack<'a> {
+    fn new(
+        shape: &'a Shape,
+        lines: &'a [CodeLine],
+        (start, end): (usize, usize),
+        ahead: usize,
+        first: bool,
+        panel: &'a mut [CodeLine],
+    ) -> Self {
+        Self { shape, lines: &lines[shape.lines_for(start)..shape.lines_for(end)], ahead, first, panel }
+    }
+
+    /// Unpacks either layout.
+    #[inline(always)]
+    fn unpack<K: RunPermuting>(self, k: K) {
+        match self.shape.layout() {
+            Fixed::TwoBit => self.two_bit(k),
+            Fixed::Base3 => k.run_permuting(self),
+        }
+    }
+
+    #[inline(always)]
+    fn two_bit<S: Simd>(self, s: S) {
+        let Self { lines, ahead, first, panel, .. } = self;
+        for (line, places) in lines.iter().zip(panel.as_chunks_mut::<4>().0) {
+            s.prefetch(line, ahead);
+            let codes = s.unpack(s.load(line));
+            for f in 0..4 {
+                put(s, &mut places[f], codes[f], first);
             }
         }
-        Fixed::Base3 => {
-            let steps = shape.span() / 4;
-            for (lines, panel) in lines.chunks_exact(steps).zip(panel.chunks_exact_mut(5 * steps)) {
-                for (i, line) in lines.iter().enumerate() {
-                    s.prefetch(line, ahead);
-                    let codes = s.digits(s.load(line));
-                    for f in 0..5 {
-                        put(s, &mut panel[f * steps + i], codes[f], first);
-                    }
+    }
+}
+
+/// Base-3 bytes.
+impl<S: Simd> PermuteLoop<S> for Unpack<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<P: Permutes<S>>(self, s: S, permutes: P) {
+        let Self { shape, lines, ahead, first, panel } = self;
+        let steps = shape.span() / 4;
+        for (lines, panel) in lines.chunks_exact(steps).zip(panel.chunks_exact_mut(5 * steps)) {
+            for (i, line) in lines.iter().enumerate() {
+                s.prefetch(line, ahead);
+                let codes = permutes.digits(s, s.load(line));
+                for f in 0..5 {
+                    put(s, &mut panel[f * steps + i], codes[f], first);
                 }
             }
         }
@@ -215,7 +256,7 @@ fn put<S: Simd>(s: S, place: &mut CodeLine, codes: S::Bytes, first: bool) {
     s.store(codes, place);
 }
 
-/// What is asked for while panels are multiplied: `stride` bytes further with every step.
+/// Prefetched while panels are multiplied: `stride` bytes further with every step.
 #[derive(Clone, Copy)]
 struct Ahead<'a, const N: usize> {
     places: [&'a CodeLine; N],

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::{Ahead, Units, add_means, bias, products, unpack, write};
+use super::permutes::RunPermuting;
+use super::{Ahead, Units, Unpack, add_means, bias, products, write};
 use crate::activations::{Activations, Panel, SEGMENT};
-use crate::kernels::Kernels;
 use crate::line::{CodeLine, FloatLine, IntLine, ROWS};
-use crate::linear::Piece;
 use crate::matrix::TernaryMatrix;
 use crate::matrix::layout::LONG;
+use crate::piece::Piece;
 use crate::simd::{Simd, takes};
 use trike_host::Line;
 use trike_host::Loop;
@@ -31,7 +31,7 @@ pub(super) struct Prefill<'a, 'p, K> {
     piece: &'a mut Piece<'p>,
 }
 
-impl<'a, 'p, K: Kernels> Prefill<'a, 'p, K> {
+impl<'a, 'p, K: RunPermuting> Prefill<'a, 'p, K> {
     pub(super) fn new(
         kernels: K,
         m: &'a TernaryMatrix,
@@ -60,7 +60,7 @@ fn least_common_multiple(a: usize, b: usize) -> usize {
     a / x * b
 }
 
-impl<K: Kernels> Loop for Prefill<'_, '_, K> {
+impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
     type Output = ();
 
     #[inline(always)]
@@ -106,15 +106,9 @@ impl<K: Kernels> Loop for Prefill<'_, '_, K> {
                             let panel = &mut panel[(run * tiles + t) * room..][..room];
                             for plane in planes.clone() {
                                 let lines = m.tile(tile + t, set, plane);
-                                unpack(
-                                    k,
-                                    m.shape(),
-                                    lines,
-                                    (*start, *end),
-                                    ahead * size_of::<CodeLine>(),
-                                    plane == planes.start,
-                                    panel,
-                                );
+                                let (columns, first) = ((*start, *end), plane == planes.start);
+                                let ahead = ahead * size_of::<CodeLine>();
+                                Unpack::new(m.shape(), lines, columns, ahead, first, panel).unpack(k);
                             }
                         }
                     }
@@ -159,7 +153,7 @@ impl<K: Kernels> Loop for Prefill<'_, '_, K> {
     }
 }
 
-/// What a thread keeps beside its panel.
+/// Buffers of a thread besides its panel.
 #[derive(Default)]
 struct Scratch {
     /// Scales or means of some tiles, `[tile][group]`.
@@ -183,7 +177,7 @@ impl Scratch {
 struct Block<'a> {
     x: &'a Activations,
     folds: &'a [Fold],
-    /// What codes of all planes are above their values, times the sums of the activations, negated; see [`negated`].
+    /// Minus the offset of the codes of all planes times the sums of the activations; see [`negated`].
     negated: &'a [i32],
     /// The parts of units in the panel.
     parts: &'a [Part],
@@ -203,7 +197,7 @@ struct Block<'a> {
 
 /// A run of folded planes.
 struct Fold {
-    /// What its integers count.
+    /// Weight of its integers.
     weight: i32,
     /// Its largest code.
     largest: u8,
@@ -258,7 +252,7 @@ impl Block<'_> {
     }
 
     /// The weights of the next panel, asked for while the last rows of activations pass: four columns of a tile are 16
-    /// bytes with two bits a weight.
+    /// bytes at two bits per weight.
     #[inline(always)]
     fn ahead<const N: usize>(&self, rows: Panel) -> Ahead<'_, N> {
         let mut places = [self.next[0]; N];

@@ -6,6 +6,8 @@ use crate::kernels::Kernels;
 use crate::kernels::with_kernels;
 use crate::line::{CodeLine, FloatLine, IntLine};
 use crate::simd::Simd;
+
+use super::permutes::{PermuteLoop, Permutes, RunPermuting, Without};
 use trike_host::Isa;
 use trike_host::Line;
 use trike_host::Loop;
@@ -22,7 +24,7 @@ struct Case {
     x: [i8; 20],
     ints: IntLine,
     floats: FloatLine,
-    /// What one value is multiplied with.
+    /// Factor of one value.
     factor: i32,
     /// Lines, or steps, that are summed.
     lines: usize,
@@ -31,13 +33,28 @@ struct Case {
     largest: u8,
 }
 
-/// What the operations made of a case: lines of bytes, integers, and the bits of floats.
+/// Results of all operations on a case: lines of bytes, integers, and the bits of floats.
 #[derive(Debug, Default, PartialEq)]
 struct Outcome(Vec<[u8; 64]>, Vec<[i32; 16]>, Vec<[u32; 16]>);
 
-struct Run<'a, S>(S, &'a Case);
+struct Run<'a>(&'a Case);
 
-impl<S: Simd> Run<'_, S> {
+/// The operations without byte permutes, where a processor has them.
+struct WithoutPermutes<'a, S>(S, &'a Case);
+
+impl<S: Simd> Loop for WithoutPermutes<'_, S> {
+    type Output = Outcome;
+
+    #[inline(always)]
+    fn run(self) -> Outcome {
+        PermuteLoop::run(Run(self.1), self.0, Without)
+    }
+}
+
+/// Writes what an operation gave.
+struct Writer<S>(S);
+
+impl<S: Simd> Writer<S> {
     #[inline(always)]
     fn bytes(&self, out: &mut Outcome, bytes: S::Bytes) {
         let mut line = Line([0xEE; 64]);
@@ -60,31 +77,31 @@ impl<S: Simd> Run<'_, S> {
     }
 }
 
-impl<S: Simd> Loop for Run<'_, S> {
+impl<S: Simd> PermuteLoop<S> for Run<'_> {
     type Output = Outcome;
 
     #[inline(always)]
-    fn run(self) -> Outcome {
-        let (s, case) = (self.0, self.1);
+    fn run<P: Permutes<S>>(self, s: S, permutes: P) -> Outcome {
+        let (to, case) = (Writer(s), self.0);
         let mut out = Outcome::default();
         let x = case.x.as_chunks::<4>().0;
         let (any, codes) = (s.load(&case.any), s.load(&case.codes));
         let unpacked = s.unpack(codes);
-        let digits = s.digits(s.load(&case.digits));
+        let digits = permutes.digits(s, s.load(&case.digits));
         for f in 0..4 {
-            self.bytes(&mut out, unpacked[f]);
+            to.bytes(&mut out, unpacked[f]);
         }
         for f in 0..5 {
-            self.bytes(&mut out, digits[f]);
+            to.bytes(&mut out, digits[f]);
         }
-        self.bytes(&mut out, s.fold(unpacked[0], unpacked[1]));
-        self.bytes(&mut out, s.sub_bytes(any, codes));
-        self.bytes(&mut out, s.min_bytes(any, codes));
-        self.bytes(&mut out, s.and_bytes(any, codes));
-        self.bytes(&mut out, s.four(x[0]));
-        self.bytes(&mut out, s.splat_byte(case.largest));
+        to.bytes(&mut out, s.fold(unpacked[0], unpacked[1]));
+        to.bytes(&mut out, s.sub_bytes(any, codes));
+        to.bytes(&mut out, s.min_bytes(any, codes));
+        to.bytes(&mut out, s.and_bytes(any, codes));
+        to.bytes(&mut out, s.four(x[0]));
+        to.bytes(&mut out, s.splat_byte(case.largest));
         let table = std::array::from_fn(|i| case.any.0[i]);
-        self.bytes(&mut out, s.lookup(&table, unpacked[2]));
+        to.bytes(&mut out, s.lookup(&table, unpacked[2]));
 
         // The limits differ by instruction set; the portable one has none that matters here.
         let (mut sums, mut left) = (s.no_sums(), s.splat_int(0));
@@ -92,23 +109,23 @@ impl<S: Simd> Loop for Run<'_, S> {
         let mut fives = [s.splat_int(0); 5];
         for line in 1..=case.lines {
             sums = s.line(sums, s.fields(codes), case.x.first_chunk().expect("twenty"));
-            let scaled = s.scaled_digits(s.load(&case.digits));
+            let scaled = permutes.scaled_digits(s, s.load(&case.digits));
             for f in 0..5 {
                 digit_sums[f] = s.dot(digit_sums[f], scaled[f], s.four(x[f]));
             }
             if line % S::LINES == 0 || line == case.lines {
                 left = s.add_ints(left, s.finish(sums));
                 sums = s.no_sums();
-                let parts = s.finish_digits(digit_sums);
+                let parts = permutes.finish_digits(s, digit_sums);
                 for f in 0..5 {
                     fives[f] = s.add_ints(fives[f], parts[f]);
                 }
                 digit_sums = [s.no_acc(); 5];
             }
         }
-        self.ints(&mut out, left);
+        to.ints(&mut out, left);
         for f in 0..5 {
-            self.ints(&mut out, fives[f]);
+            to.ints(&mut out, fives[f]);
         }
         let (mut acc, mut ints) = (s.no_acc(), s.load_ints(&case.ints));
         for step in 1..=case.steps {
@@ -118,28 +135,32 @@ impl<S: Simd> Loop for Run<'_, S> {
                 acc = s.no_acc();
             }
         }
-        self.ints(&mut out, ints);
+        to.ints(&mut out, ints);
         let mut plain = s.no_acc();
         plain = s.dot(plain, unpacked[3], s.four(x[2]));
-        self.ints(&mut out, s.to_ints(plain));
-        self.ints(&mut out, s.scale_add(ints, case.factor, s.load_ints(&case.ints)));
-        self.floats(&mut out, s.to_floats(ints));
+        to.ints(&mut out, s.to_ints(plain));
+        to.ints(&mut out, s.scale_add(ints, case.factor, s.load_ints(&case.ints)));
+        to.floats(&mut out, s.to_floats(ints));
         let floats = s.load_floats(&case.floats);
-        self.ints(&mut out, s.round(floats));
-        self.floats(&mut out, s.mul(floats, s.splat(1.1)));
-        self.floats(&mut out, s.add(s.load_any(&case.floats.0), s.to_floats(ints)));
-        self.floats(&mut out, s.load_halves(&case.floats.0.map(half::f16::from_f32)));
+        to.ints(&mut out, s.round(floats));
+        to.floats(&mut out, s.mul(floats, s.splat(1.1)));
+        to.floats(&mut out, s.add(s.load_any(&case.floats.0), s.to_floats(ints)));
+        to.floats(&mut out, s.load_halves(&case.floats.0.map(half::f16::from_f32)));
         out
     }
 }
 
 fn check(case: &Case) {
-    let want = Scalar::portable().run(Run(Scalar::portable(), case));
+    let want = Scalar::portable().run_permuting(Run(case));
     for isa in Isa::available() {
-        let got = with_kernels!(isa, kernels => kernels.run(Run(kernels, case)));
-        assert_eq!(got.0, want.0, "{isa}: bytes");
-        assert_eq!(got.1, want.1, "{isa}: integers");
-        assert_eq!(got.2, want.2, "{isa}: floats");
+        let all = with_kernels!(isa, kernels => {
+            [kernels.run_permuting(Run(case)), kernels.run(WithoutPermutes(kernels, case))]
+        });
+        for got in all {
+            assert_eq!(got.0, want.0, "{isa}: bytes");
+            assert_eq!(got.1, want.1, "{isa}: integers");
+            assert_eq!(got.2, want.2, "{isa}: floats");
+        }
     }
 }
 

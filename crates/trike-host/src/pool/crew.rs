@@ -21,7 +21,7 @@ const SPINS: u32 = 400;
 /// How long a worker yields before it sleeps. A token is sampled and printed in less, so decoding never wakes anyone.
 const AWAKE: Duration = Duration::from_micros(400);
 
-/// What a worker finds instead of a job: nothing, and it is awake.
+/// Mailbox state: no job, and the worker is awake.
 const IDLE: *mut Job<'static> = null_mut();
 /// Nothing, and it sleeps or is about to. Odd addresses are no jobs, which are aligned.
 const ASLEEP: *mut Job<'static> = without_provenance_mut(1);
@@ -31,11 +31,11 @@ const STOP: *mut Job<'static> = without_provenance_mut(3);
 /// Something that every thread runs, with its own number.
 struct Job<'a> {
     run: &'a (dyn Fn(usize) + Sync),
-    /// What the first worker that panicked said.
+    /// Payload of the first worker that panicked.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-/// What a worker and the callers share, on cache lines of its own.
+/// State shared by a worker and the callers, on its own cache lines.
 ///
 /// The orderings: a caller fills a job and then publishes it with a release that the worker acquires; the worker's last
 /// access to anything of the job comes before the release that makes the mailbox [`IDLE`] again, which the caller acquires

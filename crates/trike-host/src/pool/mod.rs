@@ -15,7 +15,7 @@ pub const MAX_THREADS: usize = 1024;
 /// Multiply-adds in f32 below which handing a share to a worker costs more than it saves: some microseconds of work. A
 /// hand-over and its answer take 0.3 us when both cores are free; when another program has one of them, the answer
 /// takes as long as the system's time slice, and the fewer hand-overs a token needs the less that hurts. A small model that
-/// splits every step of a microsecond falls from thousands of tokens a second to tens.
+/// splits every step of a microsecond falls from thousands of tokens per second to tens.
 const WORK_PER_THREAD: usize = 1 << 17;
 /// The same while the workers sleep: waking one takes tens of microseconds.
 const WORK_PER_SLEEPER: usize = 1 << 19;
@@ -73,7 +73,7 @@ impl Pool {
         parts
     }
 
-    /// Runs `f` on every task, in contiguous shares of the list, one a thread; the last on the caller's. The same share
+    /// Runs `f` on every task, in contiguous shares of the list, one per thread; the last on the caller's. The same share
     /// goes to the same thread every time, which finds its weights in its own cache.
     ///
     /// A panic in a task is continued by the caller, when no task runs any more.

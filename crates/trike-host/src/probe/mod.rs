@@ -57,10 +57,10 @@ impl Probe {
 
 /// Bytes that are read: far beyond any last-level cache that a core can fill alone.
 const BUFFER_BYTES: usize = 128 << 20;
-/// Times that each variant is run. They take turns, so that a moment in which the machine does something else strikes all
-/// of them, and the fastest turn counts.
+/// Number of runs of each variant. Variants alternate, so that other load affects all of them, and the fastest run
+/// counts.
 const TURNS: usize = 6;
-/// How long a loop must take to be measured; short, so that some of the turns are left alone.
+/// Minimum duration of a measured loop; short, so that some runs are undisturbed.
 const LONG_ENOUGH: Duration = Duration::from_millis(2);
 
 /// Eight u64: a line to be read.
@@ -119,8 +119,8 @@ enum Pages {
     Usual,
 }
 
-/// What is tried. How far ahead a loop must ask depends on the machine's own prefetchers, which some streams start sooner
-/// than others.
+/// The variants. The best prefetch distance depends on the hardware prefetchers, which some streams start sooner than
+/// others.
 fn readings<K: Loops>() -> [Reading<K>; 10] {
     use Pages::{Huge, Usual};
     [
@@ -173,7 +173,7 @@ fn time(f: impl FnOnce()) -> f64 {
     start.elapsed().as_secs_f64().max(f64::MIN_POSITIVE)
 }
 
-/// The highest figure of each variant, which take turns.
+/// The highest rate of each variant; variants alternate.
 fn best_of_turns(names: &[&'static str], measure: impl Fn(usize) -> f64) -> Vec<Variant> {
     let mut variants: Vec<_> = names.iter().map(|&name| Variant { name, figure: 0.0 }).collect();
     for _ in 0..TURNS {

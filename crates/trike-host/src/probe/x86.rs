@@ -90,7 +90,7 @@ fn peak_sse(steps: u64) {
     black_box(acc);
 }
 
-/// What int8 weights of any size need: every product pair is widened at once.
+/// As int8 weights of any magnitude require: every product pair is widened at once.
 #[target_feature(enable = "avx2")]
 fn peak_wide_256(steps: u64) {
     let (w, ones) = (black_box(_mm256_set1_epi8(2)), black_box(_mm256_set1_epi16(1)));
@@ -106,7 +106,7 @@ fn peak_wide_256(steps: u64) {
     black_box(acc);
 }
 
-/// What ternary weights allow: four product pairs fit an i16 before they are widened.
+/// As ternary weights allow: four product pairs fit an i16 before they are widened.
 #[target_feature(enable = "avx2")]
 fn peak_merged_256(steps: u64) {
     let (w, ones) = (black_box(_mm256_set1_epi8(2)), black_box(_mm256_set1_epi16(1)));

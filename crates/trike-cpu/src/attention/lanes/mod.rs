@@ -1,13 +1,13 @@
-//! What attention needs beside the vectors of [`FloatLanes`].
+//! What attention needs beside the float kernels.
 
-use crate::kernels::FloatLanes;
+use crate::kernels::FloatKernels;
 use trike_host::isa::Scalar;
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
 /// Vectors of f32, and squares of them.
-pub(super) trait Lanes: FloatLanes {
+pub(super) trait Lanes: FloatKernels {
     /// Swaps rows and columns.
     #[inline(always)]
     fn transpose(self, square: &mut [[f32; 16]; 16]) {
@@ -21,17 +21,12 @@ pub(super) trait Lanes: FloatLanes {
 
 impl Lanes for Scalar {}
 #[cfg(target_arch = "x86_64")]
-impl Lanes for trike_host::isa::Sse41 {}
-#[cfg(target_arch = "x86_64")]
 impl Lanes for trike_host::isa::Avx2 {}
-#[cfg(target_arch = "x86_64")]
-impl Lanes for trike_host::isa::AvxVnni {}
 
 #[cfg(test)]
 mod tests {
     use super::Lanes;
-    use crate::kernels::Kernels;
-    use crate::kernels::with_kernels;
+    use crate::kernels::{Kernels, with_float_kernels};
     use trike_host::Isa;
     use trike_host::Loop;
 
@@ -51,7 +46,7 @@ mod tests {
     #[test]
     fn rows_become_columns() {
         for isa in Isa::available() {
-            with_kernels!(isa, kernels => kernels.run(Transpose(kernels)));
+            with_float_kernels!(isa, kernels => kernels.run(Transpose(kernels)));
         }
     }
 }

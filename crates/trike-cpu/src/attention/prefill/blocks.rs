@@ -26,11 +26,11 @@ impl Blocks {
     }
 
     /// Widens the keys and values of `positions`, which lie within the block from `start`; the others become zeros.
-    pub(super) fn fill<S: Lanes, A: Element, B: Element>(
+    pub(super) fn fill<S: Lanes, E: Element>(
         &mut self,
         s: S,
-        keys: [&[A]; 2],
-        values: [&[B]; 2],
+        keys: [&[E]; 2],
+        values: [&[E]; 2],
         start: usize,
         positions: &Range<usize>,
     ) {

@@ -12,9 +12,10 @@ use std::ops::Range;
 
 use super::lanes::Lanes;
 use super::{Job, share_out};
-use crate::kernels::Element;
+use crate::kernels::{Element, with_float_kernels};
 use crate::line::FloatLine;
 use crate::math::exp;
+use trike_host::Isa;
 use trike_host::Line;
 use trike_host::Loop;
 use trike_host::Pool;
@@ -37,14 +38,7 @@ struct Item<'o> {
     out: Vec<&'o mut [f32]>,
 }
 
-pub(super) fn run<S: Lanes, A: Element, B: Element>(
-    job: &Job<'_>,
-    s: S,
-    pool: &Pool,
-    k: &[A],
-    v: &[B],
-    out: &mut [f32],
-) {
+pub(super) fn run<E: Element>(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[E], v: &[E], out: &mut [f32]) {
     let (share, d, kv_heads) = (job.share(), job.problem.head_dim, job.problem.kv_heads);
     let seen = (0..job.tokens).map(|t| job.span(t).len().saturating_mul(job.problem.heads));
     let parts = job.parts(pool, seen.fold(0, usize::saturating_add));
@@ -66,11 +60,11 @@ pub(super) fn run<S: Lanes, A: Element, B: Element>(
     pool.run(share_out(items, cost, parts), |items| {
         let mut blocks = Blocks::new(d);
         for item in items {
-            match item.out.len() {
-                0..=16 => attend::<S, A, B, 1>(job, s, k, v, item, &mut blocks),
-                17..=32 => attend::<S, A, B, 2>(job, s, k, v, item, &mut blocks),
-                _ => attend::<S, A, B, 3>(job, s, k, v, item, &mut blocks),
-            }
+            with_float_kernels!(isa, s => match item.out.len() {
+                0..=16 => attend::<_, E, 1>(job, s, k, v, item, &mut blocks),
+                17..=32 => attend::<_, E, 2>(job, s, k, v, item, &mut blocks),
+                _ => attend::<_, E, 3>(job, s, k, v, item, &mut blocks),
+            });
         }
     });
 }
@@ -101,11 +95,11 @@ struct Panel<const V: usize> {
 }
 
 /// Computes one item.
-fn attend<S: Lanes, A: Element, B: Element, const V: usize>(
+fn attend<S: Lanes, E: Element, const V: usize>(
     job: &Job<'_>,
     s: S,
-    k: &[A],
-    v: &[B],
+    k: &[E],
+    v: &[E],
     mut item: Item<'_>,
     blocks: &mut Blocks,
 ) {
@@ -281,7 +275,7 @@ fn mask<const V: usize>(seen: &[(usize, usize); ROWS], start: usize, scores: &mu
     }
 }
 
-/// Turns scores into exponentials of their distance to the largest so far, and returns what the sums of earlier blocks
+/// Replaces scores by exponentials of their distance to the largest so far, and returns the factor that the sums of earlier blocks
 /// must be multiplied with.
 #[inline(always)]
 fn soften<const V: usize>(

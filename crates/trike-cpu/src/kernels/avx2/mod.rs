@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 use super::product::product;
 use trike_host::Loop;
 
-use super::{Element, Kernels, Rows};
+use super::{Element, FloatKernels, Kernels, Rows};
 use trike_host::isa::Avx2;
 
 /// Writes the safe method that enters a function with the target features on.
@@ -26,7 +26,7 @@ mod floats;
 
 use dense::widen;
 
-impl Kernels for Avx2 {
+impl FloatKernels for Avx2 {
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
         product(self, w, x, out);
     }
@@ -34,7 +34,9 @@ impl Kernels for Avx2 {
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]) {
         enter!(widen(from, to));
     }
+}
 
+impl Kernels for Avx2 {
     fn run<L: Loop>(self, task: L) -> L::Output {
         enter!(run(task))
     }

@@ -10,7 +10,7 @@ use std::arch::x86_64::*;
 use super::product::product;
 use trike_host::Loop;
 
-use super::{Element, Kernels, Rows};
+use super::{Element, FloatKernels, Kernels, Rows};
 use trike_host::isa::Avx512;
 
 /// Writes the safe method that enters a function with the target features on.
@@ -26,7 +26,7 @@ mod floats;
 
 use dense::widen;
 
-impl Kernels for Avx512 {
+impl FloatKernels for Avx512 {
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
         product(self, w, x, out);
     }
@@ -34,23 +34,16 @@ impl Kernels for Avx512 {
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]) {
         enter!(widen(from, to));
     }
+}
 
+impl Kernels for Avx512 {
     fn run<L: Loop>(self, task: L) -> L::Output {
-        match self.vbmi() {
-            // SAFETY: `self` exists, and so does a token of the byte permutes: the processor has every feature below.
-            Some(_) => unsafe { run_permuting(task) },
-            None => enter!(run(task)),
-        }
+        enter!(run(task))
     }
 }
 
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
 fn run<L: Loop>(task: L) -> L::Output {
-    task.run()
-}
-
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni,avx512vbmi")]
-fn run_permuting<L: Loop>(task: L) -> L::Output {
     task.run()
 }
 

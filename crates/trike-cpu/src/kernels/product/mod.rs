@@ -50,7 +50,8 @@ pub(crate) fn product<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[f3
         (false, 32) => 2,
         // A group that reaches the end of the row has one scale for all blocks.
         (false, group) if group >= w.cols || (group >= BLOCK && group.is_power_of_two()) => 1,
-        (false, _) => return widened(simd, w, x, out),
+        (false, _) if const { E::CODES } => return widened(simd, w, x, out),
+        (false, _) => unreachable!("floats with scales"),
     };
     // Broken blocks of activations end in zeros, and many tokens are read so often that they are worth a copy in whole
     // lines.
@@ -62,10 +63,12 @@ pub(crate) fn product<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[f3
         x
     };
     let x = x.as_chunks::<BLOCK>().0;
+    // Codes have scales and floats have none; no other pair is compiled.
     match scales_per_block {
-        0 => scaled::<S, E, 0>(simd, w, x, out),
-        1 => scaled::<S, E, 1>(simd, w, x, out),
-        _ => scaled::<S, E, 2>(simd, w, x, out),
+        0 if const { !E::CODES } => scaled::<S, E, 0>(simd, w, x, out),
+        1 if const { E::CODES } => scaled::<S, E, 1>(simd, w, x, out),
+        2 if const { E::CODES } => scaled::<S, E, 2>(simd, w, x, out),
+        scales => unreachable!("{scales} scales per block"),
     }
 }
 
@@ -188,13 +191,13 @@ fn weight<S: Streaming, E: Element, const SCALES: usize>(
     if SCALES == 0 { codes } else { simd.mul_lanes(simd.splat_lanes(scales[at * SCALES / BLOCK]), codes) }
 }
 
-/// One row, block by block, with `SCALES` scales a block.
+/// One row, block by block, with `SCALES` scales per block.
 #[derive(Clone, Copy)]
 struct Source<'a, E, const SCALES: usize> {
     blocks: &'a [Block<E>],
     tail: &'a [E],
     scales: &'a [f32],
-    /// Blocks that share a scale, as a power of two; of no matter unless there is one scale a block.
+    /// Blocks that share a scale, as a power of two; irrelevant unless there is one scale per block.
     shift: u32,
 }
 

@@ -1,17 +1,25 @@
 //! Weights of which only the nonzeros are kept.
 //!
 //! For a few rows of activations the slots of a line are looked up in a table of the activations that they can point at
-//! (`Simd::find`): 64 slots in one permute. For more, the columns of each row's nonzeros are listed, and for each of them
+//! (`Permutes::find`): 64 slots in one permute. For more, the columns of each row's nonzeros are listed, and for each of them
 //! the activations of 64 tokens, which lie side by side, are added or subtracted.
 
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod columns;
+
+use super::permutes::Permutes;
 use super::{Units, write};
 use crate::activations::{Activations, BESIDE, Beside};
 use crate::kernels::Kernels;
 use crate::line::{FloatLine, IntLine, ROWS, TableLine};
-use crate::linear::Piece;
 use crate::matrix::TernaryMatrix;
 use crate::matrix::sparse::{Entry, Sparse, SparseTile};
+use crate::piece::Piece;
 use crate::simd::Simd;
+
+pub(crate) use columns::Columns;
+use columns::list_row;
 use trike_host::Line;
 use trike_host::Loop;
 
@@ -21,8 +29,9 @@ const AHEAD: usize = 512;
 /// The exact sums of a plane of one tile whose columns are one unit, both of the weights and of the kernel; `None` when
 /// the instruction set has no table of 128 bytes.
 #[inline(always)]
-pub(super) fn one_unit<S: Simd, const T: usize>(
+pub(super) fn one_unit<S: Simd, P: Permutes<S>, const T: usize>(
     s: S,
+    permutes: P,
     sparse: &Sparse,
     index: usize,
     x: [&[[i8; 16]]; T],
@@ -33,7 +42,7 @@ pub(super) fn one_unit<S: Simd, const T: usize>(
     for t in 0..T {
         parts[t] = &tables[t];
     }
-    let mut found = s.find::<T>(tile.lines, sparse.cells().per_line(), parts)?;
+    let mut found = permutes.find::<T>(s, tile.lines, sparse.cells().per_line(), parts)?;
     if let Some(first) = tile.spills.first() {
         s.prefetch(first, AHEAD);
         let mut ints = [Line([0; ROWS]); T];
@@ -49,8 +58,9 @@ pub(super) fn one_unit<S: Simd, const T: usize>(
 
 /// Adds a plane of one tile to the exact sums of the units; those of the planes before count three times as much.
 #[inline(always)]
-pub(super) fn add_plane<S: Simd, const T: usize>(
+pub(super) fn add_plane<S: Simd, P: Permutes<S>, const T: usize>(
     s: S,
+    permutes: P,
     sparse: &Sparse,
     index: usize,
     units: Units,
@@ -62,7 +72,7 @@ pub(super) fn add_plane<S: Simd, const T: usize>(
         s.store_ints(s.scale_add(s.load_ints(line), 3, s.splat_int(0)), line);
     }
     let tile = sparse.tile(index);
-    if sparse.cells().unit() == units.cols && find_plane::<S, T>(s, sparse, tile, tables, ints) {
+    if sparse.cells().unit() == units.cols && find_plane(s, permutes, sparse, tile, tables, ints) {
         let (mut unit, mut end) = (0, units.cols);
         for &word in tile.spills {
             let entry = Entry::spilled(word);
@@ -81,8 +91,9 @@ pub(super) fn add_plane<S: Simd, const T: usize>(
 
 /// Adds what the slots point at; `false` when the instruction set has no table of 128 bytes, and nothing was added.
 #[inline(always)]
-fn find_plane<S: Simd, const T: usize>(
+fn find_plane<S: Simd, P: Permutes<S>, const T: usize>(
     s: S,
+    permutes: P,
     sparse: &Sparse,
     tile: SparseTile<'_>,
     tables: &[Vec<TableLine>; T],
@@ -95,7 +106,9 @@ fn find_plane<S: Simd, const T: usize>(
         for t in 0..T {
             parts[t] = &tables[t][first * per_line..last * per_line];
         }
-        let Some(found) = s.find::<T>(&tile.lines[first..last], per_line, parts) else { return false };
+        let Some(found) = permutes.find::<T>(s, &tile.lines[first..last], per_line, parts) else {
+            return false;
+        };
         for t in 0..T {
             s.store_ints(s.add_ints(s.load_ints(&ints[t]), found[t]), &mut ints[t]);
         }
@@ -138,7 +151,7 @@ impl<'a, 'p, K> ManyTokens<'a, 'p, K> {
 /// Tiles whose columns are listed together: while they are added, the activations of 64 tokens stay in the second cache.
 const TOGETHER: usize = 4;
 
-impl<K: Kernels> Loop for ManyTokens<'_, '_, K> {
+impl<K: Kernels + Columns> Loop for ManyTokens<'_, '_, K> {
     type Output = ();
 
     #[inline(always)]
@@ -216,9 +229,9 @@ impl Lists {
 
     /// Appends one row of one plane.
     #[inline(always)]
-    fn push<S: Simd>(
+    fn push<C: Columns>(
         &mut self,
-        s: S,
+        columns: C,
         sparse: &Sparse,
         origins: &[[u32; 4]],
         index: usize,
@@ -227,7 +240,7 @@ impl Lists {
     ) {
         let tile = sparse.tile(index);
         let (mut positive, mut negative) =
-            sparse.list_row(s, tile, row, origins, units.count > 1, (&mut self.positive, &mut self.negative));
+            list_row(columns, tile, row, origins, units.count > 1, (&mut self.positive, &mut self.negative));
         for unit in 0..units.count {
             let end = units.range(unit).1;
             let mut ends = [0; 2];
@@ -268,7 +281,7 @@ struct Tile<'a> {
 impl Tile<'_> {
     /// Adds to the sums `[row][block]`; the lists of the tile start at row and plane `first`.
     #[inline(always)]
-    fn add<S: Simd>(&self, s: S, lists: &Lists, first: usize, sums: &mut [[f32; BESIDE]]) {
+    fn add<C: Columns>(&self, columns: C, lists: &Lists, first: usize, sums: &mut [[f32; BESIDE]]) {
         let x = self.x.beside(self.block);
         let mut factors = [1.0f32; BESIDE];
         for unit in 0..self.units.count {
@@ -290,7 +303,7 @@ impl Tile<'_> {
                             *int = int.wrapping_mul(3);
                         }
                     }
-                    s.add_columns(x, positive, negative, &mut ints);
+                    columns.add_columns(x, positive, negative, &mut ints);
                 }
                 let place = &mut sums[row * self.blocks + self.block];
                 for i in 0..BESIDE {

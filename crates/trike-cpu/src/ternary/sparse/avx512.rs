@@ -1,17 +1,18 @@
-//! Sparse weights with AVX-512: 64 slots looked up by one byte permute, and columns added for 64 tokens at a time.
+//! Columns of nonzeros with AVX-512: sixteen slots sorted out at once, and 64 tokens added at once.
 
 #![allow(
     clippy::needless_range_loop,
-    reason = "the indices are rows, windows and lines, and each walks several arrays"
+    reason = "the indices are lines and quarters, and each walks several arrays"
 )]
 
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::columns::{Columns, list_slots};
 use crate::activations::{BESIDE, Beside};
-use crate::line::{CodeLine, ROWS, TableLine};
-use crate::matrix::sparse::{EMPTY, NEGATIVE, list_slots};
-use trike_host::isa::{Avx512, Vbmi};
+use crate::line::{CodeLine, ROWS};
+use crate::matrix::sparse::{EMPTY, NEGATIVE};
+use crate::simd::Simd;
+use trike_host::isa::Avx512;
 
 /// Calls an intrinsic.
 macro_rules! op {
@@ -21,93 +22,28 @@ macro_rules! op {
     };
 }
 
-/// Bytes that the prefetch runs ahead of the reading.
-const AHEAD: usize = 4096;
+impl Columns for Avx512 {
+    #[inline(always)]
+    fn list(
+        self,
+        lines: &[CodeLine],
+        row: usize,
+        origins: &[[u32; 4]],
+        positive: &mut [u32],
+        negative: &mut [u32],
+    ) -> (usize, usize) {
+        list(self, lines, row, origins, positive, negative)
+    }
 
-/// [`Simd::find`] for lines of `W` windows.
-///
-/// A line adds at most `4 * 128` to a sum of all slots, and `4 * 128 * 128 = 2^16` to one of the negative ones; a unit has
-/// at most 16,320 lines, one for each column, so the sums stay below `2^30`.
-#[inline(always)]
-pub(super) fn find<const T: usize, const W: usize>(
-    s: Avx512,
-    vbmi: Vbmi,
-    lines: &[CodeLine],
-    tables: [&[TableLine]; T],
-) -> [__m512i; T] {
-    let mut windows: [&[[TableLine; W]]; T] = [&[]; T];
-    for t in 0..T {
-        windows[t] = &tables[t].as_chunks().0[..lines.len()];
+    #[inline(always)]
+    fn add_columns(self, x: &[[i8; BESIDE]], positive: &[u32], negative: &[u32], sums: &mut Beside<i32>) {
+        add_columns(self, x, positive, negative, sums);
     }
-    let (ones, sign) = (s.splat_byte(1), s.splat_byte(128));
-    // Every other line has sums of its own, so that an addition does not wait for the one before.
-    let mut all = [[op!(_mm512_setzero_si512()); T]; 2];
-    let mut negative = all;
-    let (pairs, last) = lines.as_chunks::<2>();
-    for (i, pair) in pairs.iter().enumerate() {
-        for half in 0..2 {
-            s.prefetch(&pair[half], AHEAD);
-            let slots = s.load(&pair[half]);
-            let signs = s.and_bytes(slots, sign);
-            for t in 0..T {
-                let values = look_up::<W>(s, vbmi, slots, &windows[t][2 * i + half]);
-                all[half][t] = s.dot(all[half][t], ones, values);
-                negative[half][t] = s.dot(negative[half][t], signs, values);
-            }
-        }
-    }
-    if let [line] = last {
-        let slots = s.load(line);
-        let signs = s.and_bytes(slots, sign);
-        for t in 0..T {
-            let values = look_up::<W>(s, vbmi, slots, &windows[t][lines.len() - 1]);
-            all[0][t] = s.dot(all[0][t], ones, values);
-            negative[0][t] = s.dot(negative[0][t], signs, values);
-        }
-    }
-    let mut found = [op!(_mm512_setzero_si512()); T];
-    for t in 0..T {
-        // What is negative was added once and is taken back twice; the sum of its products is a multiple of 128.
-        let twice = op!(_mm512_srai_epi32::<6>(s.add_ints(negative[0][t], negative[1][t])));
-        found[t] = op!(_mm512_sub_epi32(s.add_ints(all[0][t], all[1][t]), twice));
-    }
-    found
 }
 
-/// The activations that the slots of a line point at.
+/// [`Columns::list`]: four lines at a time, whose columns are sorted out by two compressions.
 #[inline(always)]
-fn look_up<const W: usize>(s: Avx512, _: Vbmi, slots: __m512i, windows: &[TableLine; W]) -> __m512i {
-    // The slots of each row that belong to a window: four, two or one of every four bytes.
-    let mask = match W {
-        1 => u64::MAX,
-        2 => 0x3333_3333_3333_3333,
-        _ => 0x1111_1111_1111_1111,
-    };
-    let mut values = slots;
-    for w in 0..W {
-        let [low, high] = halves(s, &windows[w]);
-        let mask = mask << (w * 4 / W);
-        // What is not in the mask stays: the slots of later windows, and what was found in earlier ones.
-        // SAFETY: an argument of type `Vbmi` exists, which only detection makes.
-        values = unsafe { _mm512_mask2_permutex2var_epi8(low, values, mask, high) };
-    }
-    values
-}
-
-/// The two registers of a table.
-#[inline(always)]
-fn halves(_: Avx512, table: &TableLine) -> [__m512i; 2] {
-    let [low, high] = bytemuck::cast_ref::<[i8; 128], [[i8; 64]; 2]>(&table.0);
-    // SAFETY: sixty-four readable bytes, and the load takes any alignment; the token proves the instruction.
-    let low = unsafe { _mm512_loadu_si512(low.as_ptr().cast()) };
-    // SAFETY: as above.
-    let high = unsafe { _mm512_loadu_si512(high.as_ptr().cast()) };
-    [low, high]
-}
-
-/// [`Simd::list`]: four lines at a time, whose columns are sorted out by two compressions.
-#[inline(always)]
-pub(super) fn list(
+fn list(
     s: Avx512,
     lines: &[CodeLine],
     row: usize,
@@ -153,9 +89,9 @@ fn put(cols: __m512i, mask: u16, place: &mut [u32], _: Avx512) -> usize {
 /// Additions of int8 after which an i16 may be full: `255 * 128 < 2^15`.
 const ADDITIONS: usize = 255;
 
-/// [`Simd::add_columns`].
+/// [`Columns::add_columns`].
 #[inline(always)]
-pub(super) fn add_columns(
+fn add_columns(
     s: Avx512,
     x: &[[i8; BESIDE]],
     mut positive: &[u32],

@@ -1,5 +1,8 @@
 //! The operations that the algorithms on trit planes are written in.
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod x86;
+
 use trike_host::Loop;
 
 /// Words that an instruction set handles side by side.
@@ -158,20 +161,20 @@ macro_rules! with_lanes {
             }
             #[cfg(target_arch = "x86_64")]
             trike_host::isa::Token::Avx2(token) => {
-                let $lanes = $crate::x86::Nibbles::of_avx2(token);
+                let $lanes = $crate::lanes::x86::Nibbles::of_avx2(token);
                 $body
             }
             #[cfg(target_arch = "x86_64")]
             trike_host::isa::Token::AvxVnni(token) => {
-                let $lanes = $crate::x86::Nibbles::of_avx2(token.avx2());
+                let $lanes = $crate::lanes::x86::Nibbles::of_avx2(token.avx2());
                 $body
             }
             #[cfg(target_arch = "x86_64")]
-            trike_host::isa::Token::Avx512(token) => match $crate::x86::Avx512Popcnt::detect(token) {
+            trike_host::isa::Token::Avx512(token) => match $crate::lanes::x86::Avx512Popcnt::detect(token) {
                 Some($lanes) => $body,
                 // The first processors with AVX-512 cannot count bits in it.
                 None => {
-                    let $lanes = $crate::x86::Nibbles::of_avx512(token);
+                    let $lanes = $crate::lanes::x86::Nibbles::of_avx512(token);
                     $body
                 }
             },

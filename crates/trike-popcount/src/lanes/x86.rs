@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::lanes::Lanes;
+use super::Lanes;
 use trike_host::{
     Loop,
     isa::{Avx2, Avx512},

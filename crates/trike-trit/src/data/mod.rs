@@ -1,9 +1,9 @@
 //! The raw parts of one plane of trits, in each encoding, and how a row is read from and written to them.
 
 mod base3;
-mod bitmap;
-mod compressed;
-mod planes;
+pub(crate) mod bitmap;
+pub(crate) mod compressed;
+pub(crate) mod planes;
 mod two_bit;
 
 use crate::{Encoding, Trit, TritError};
@@ -12,14 +12,15 @@ use crate::{Encoding, Trit, TritError};
 /// [`TritTensor::data`] gives back.
 ///
 /// Rows are stored one after the other and each starts on its own word (byte for base-3), so that a row is a
-/// slice. Words are u64, element 0 in the lowest bits. Whatever lies after the last column of a row is **always
+/// slice. Words are u64, element 0 in the lowest bits. There is one way to write a plane in an encoding, without gaps or room
+/// for more: a tensor whose rows were edited brings them together again for these parts. Whatever lies after the last column of a row is **always
 /// zero trits**: zero bits, code 1, digit 1. The drawings show a row of four trits, `+ 0 - +`.
 ///
 /// [`TritTensor::new`]: crate::TritTensor::new
 /// [`TritTensor::data`]: crate::TritTensor::data
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TritData {
-    /// Two bit planes, `ceil(cols / 64)` words a row each. Trit `j` is bit `j % 64` of word `j / 64`, and
+    /// Two bit planes, `ceil(cols / 64)` words per row each. Trit `j` is bit `j % 64` of word `j / 64`, and
     /// `pos & neg == 0`.
     ///
     /// ```text
@@ -33,7 +34,7 @@ pub enum TritData {
         /// Set where the trit is -1.
         neg: Vec<u64>,
     },
-    /// Codes `trit + 1`, `ceil(cols / 32)` words a row. Trit `j` is the two bits from `2 (j % 32)` of word
+    /// Codes `trit + 1`, `ceil(cols / 32)` words per row. Trit `j` is the two bits from `2 (j % 32)` of word
     /// `j / 32`; code 3 is invalid and the tail is code 1.
     ///
     /// ```text
@@ -41,10 +42,10 @@ pub enum TritData {
     /// code    01  ...  01   10  00  01  10
     /// ```
     TwoBit(Vec<u64>),
-    /// Five trits a byte, `ceil(cols / 5)` bytes a row. A byte is `sum (trit_i + 1) 3^i` for `i` = 0..4, so at
+    /// Five trits per byte, `ceil(cols / 5)` bytes per row. A byte is `sum (trit_i + 1) 3^i` for `i` = 0..4, so at
     /// most 242, and the tail digits are 1. The row `+ 0 - +` is `2 + 1*3 + 0*9 + 2*27 + 1*81 = 140`.
     Base3(Vec<u8>),
-    /// A bit per trit that says whether it is nonzero, laid out as a plane, and a sign bit per nonzero in the
+    /// One bit per trit, set if it is nonzero, laid out as a plane, and a sign bit per nonzero in the
     /// order of the columns. The signs of a row start on their own word.
     ///
     /// ```text
@@ -53,7 +54,7 @@ pub enum TritData {
     /// negative   0 ... 0 0 0 1 0     (bits 0..3 belong to columns 0, 2, 3)
     /// ```
     Bitmap {
-        /// `ceil(cols / 64)` words a row.
+        /// `ceil(cols / 64)` words per row.
         nonzero: Vec<u64>,
         /// Index into `negative` where a row's signs start; `rows + 1` of them.
         offsets: Vec<u32>,
@@ -228,34 +229,6 @@ impl TritData {
         Ok(())
     }
 
-    /// Puts `trits` in place of a row of a compressed encoding and moves what follows; nothing changes when the
-    /// offsets would overflow.
-    pub(crate) fn replace_row(&mut self, row: usize, cols: usize, trits: &[i8]) -> Result<(), TritError> {
-        let encoding = self.encoding();
-        match self {
-            Self::Bitmap { nonzero, offsets, negative } => {
-                let (mut map, mut signs) = (Vec::new(), Vec::new());
-                bitmap::push(&mut map, &mut signs, trits);
-                splice(encoding, offsets, negative, row, signs)?;
-                nonzero[row * bit_words(cols)..(row + 1) * bit_words(cols)].copy_from_slice(&map);
-                Ok(())
-            }
-            Self::RowCompressed { offsets, entries } => {
-                let mut packed = Vec::new();
-                compressed::push(&mut packed, trits);
-                splice(encoding, offsets, entries, row, packed)
-            }
-            Self::Planes { .. } | Self::TwoBit(_) | Self::Base3(_) => {
-                trits.iter().enumerate().filter_map(|(col, &t)| Some((col, Trit::from_value(t)?))).for_each(
-                    |(col, trit)| {
-                        self.swap(row, cols, col, trit);
-                    },
-                );
-                Ok(())
-            }
-        }
-    }
-
     /// Changes a trit where an encoding can do so in place; returns the old trit and whether the block of 32 trits
     /// around it is all zero now.
     #[inline]
@@ -298,30 +271,13 @@ fn words<T>(buffer: &[T], row: usize, per_row: usize) -> &[T] {
 }
 
 /// Row `row` of a buffer with offsets, which [`check_offsets`] found in order.
-fn span<'a, T>(offsets: &[u32], buffer: &'a [T], row: usize) -> &'a [T] {
+pub(crate) fn span<'a, T>(offsets: &[u32], buffer: &'a [T], row: usize) -> &'a [T] {
     &buffer[offsets[row] as usize..offsets[row + 1] as usize]
 }
 
-fn offset(encoding: Encoding, needed: usize) -> Result<u32, TritError> {
+/// A row offset, when 32 bits hold it.
+pub(crate) fn offset(encoding: Encoding, needed: usize) -> Result<u32, TritError> {
     u32::try_from(needed).map_err(|_| TritError::TooLarge { encoding, needed })
-}
-
-/// Puts `new` in place of row `row` of a buffer with offsets.
-fn splice<T>(
-    encoding: Encoding,
-    offsets: &mut [u32],
-    buffer: &mut Vec<T>,
-    row: usize,
-    new: Vec<T>,
-) -> Result<(), TritError> {
-    let (start, end) = (offsets[row] as usize, offsets[row + 1] as usize);
-    offset(encoding, buffer.len() - (end - start) + new.len())?;
-    let (old_len, new_len) = (offsets[row + 1] - offsets[row], offset(encoding, new.len())?);
-    buffer.splice(start..end, new);
-    for later in &mut offsets[row + 1..] {
-        *later = *later - old_len + new_len;
-    }
-    Ok(())
 }
 
 fn check_offsets(plane: usize, rows: usize, offsets: &[u32], len: usize) -> Result<(), TritError> {

@@ -1,0 +1,106 @@
+//! Permutes of single bytes, which only some processors have: what unpacks base-3 bytes and looks up sparse weights fast.
+//!
+//! Only the loops that gain from them are compiled with them, beside the version for the other processors of the same
+//! instruction set.
+
+use crate::kernels::Kernels;
+use crate::line::{CodeLine, TableLine};
+use crate::simd::Simd;
+use trike_host::Loop;
+
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+
+/// Byte permutes, or what does without them.
+pub(crate) trait Permutes<S: Simd>: Copy {
+    /// The five base-3 digits of each byte of a line, as [`Simd::digits`].
+    fn digits(self, s: S, line: S::Bytes) -> [S::Bytes; 5];
+
+    /// The digits times whatever is cheapest, the same in every call.
+    fn scaled_digits(self, s: S, line: S::Bytes) -> [S::Bytes; 5];
+
+    /// The exact sums of digit times activation from those of the scaled digits, after [`Simd::LINES`] lines at most.
+    fn finish_digits(self, s: S, sums: [S::Acc; 5]) -> [S::Ints; 5];
+
+    /// The sums of the activations that the slots of some lines point at, those with the sign bit negated; a line has so
+    /// many windows (1, 2 or 4), and each window a table. `None` where there is no permute of 128 bytes.
+    fn find<const T: usize>(
+        self,
+        s: S,
+        lines: &[CodeLine],
+        windows: usize,
+        tables: [&[TableLine]; T],
+    ) -> Option<[S::Ints; T]>;
+}
+
+/// Every instruction set does without.
+#[derive(Clone, Copy)]
+pub(crate) struct Without;
+
+impl<S: Simd> Permutes<S> for Without {
+    #[inline(always)]
+    fn digits(self, s: S, line: S::Bytes) -> [S::Bytes; 5] {
+        s.digits(line)
+    }
+
+    #[inline(always)]
+    fn scaled_digits(self, s: S, line: S::Bytes) -> [S::Bytes; 5] {
+        s.digits(line)
+    }
+
+    #[inline(always)]
+    fn finish_digits(self, s: S, sums: [S::Acc; 5]) -> [S::Ints; 5] {
+        [s.to_ints(sums[0]), s.to_ints(sums[1]), s.to_ints(sums[2]), s.to_ints(sums[3]), s.to_ints(sums[4])]
+    }
+
+    #[inline(always)]
+    fn find<const T: usize>(
+        self,
+        _: S,
+        _: &[CodeLine],
+        _: usize,
+        _: [&[TableLine]; T],
+    ) -> Option<[S::Ints; T]> {
+        None
+    }
+}
+
+/// A loop that gains from byte permutes.
+pub(crate) trait PermuteLoop<S: Simd> {
+    /// Result of the loop.
+    type Output;
+    /// Runs it; marked `#[inline(always)]`, as [`Loop::run`] is.
+    fn run<P: Permutes<S>>(self, s: S, permutes: P) -> Self::Output;
+}
+
+/// A [`PermuteLoop`] with its instruction set and permutes.
+struct Bound<S, P, L> {
+    s: S,
+    permutes: P,
+    task: L,
+}
+
+impl<S: Simd, P: Permutes<S>, L: PermuteLoop<S>> Loop for Bound<S, P, L> {
+    type Output = L::Output;
+
+    #[inline(always)]
+    fn run(self) -> L::Output {
+        self.task.run(self.s, self.permutes)
+    }
+}
+
+/// Instruction sets that may have byte permutes.
+pub(crate) trait RunPermuting: Kernels {
+    /// Runs a loop with the byte permutes of the processor, if it has any.
+    fn run_permuting<L: PermuteLoop<Self>>(self, task: L) -> L::Output {
+        self.run(Bound { s: self, permutes: Without, task })
+    }
+}
+
+impl RunPermuting for trike_host::isa::Scalar {}
+#[cfg(target_arch = "x86_64")]
+impl RunPermuting for trike_host::isa::Sse41 {}
+#[cfg(target_arch = "x86_64")]
+impl RunPermuting for trike_host::isa::Avx2 {}
+#[cfg(target_arch = "x86_64")]
+impl RunPermuting for trike_host::isa::AvxVnni {}
