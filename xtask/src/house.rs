@@ -89,7 +89,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-cube",
         purpose: "kernels for GPUs, one CubeCL source each; the only crate that touches CubeCL's host interface",
         uses: "trike-trit trike-core",
-        registry: "bytemuck cubecl half thiserror",
+        registry: "bytemuck cubecl cubecl-cuda? cubecl-hip? half thiserror",
         // A kernel trusts the lengths that its launcher checked, and every operation has a launcher.
         unsafe_in: &[("src", "kernel launches")],
     },
@@ -182,6 +182,7 @@ pub(crate) const HOUSE: &[Row] = &[
         registry: "anyhow clap cubecl cubecl-common cubecl-cpp cubecl-environment cubecl-runtime cubecl-server cubecl-spirv \
                    cubecl-wgpu cubek-attention? cubek-matmul? cubek-std? cudarc half serde_json",
         unsafe_in: &[
+            ("src/compile/cuda.rs", "calls of NVRTC"),
             ("src/record.rs", "a launch that CubeCL declares unsafe"),
             ("src/stand_in.rs", "a launch that CubeCL declares unsafe"),
             ("src/bench/rivals/cublas.rs", "a rival without a safe interface"),

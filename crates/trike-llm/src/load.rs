@@ -11,7 +11,7 @@ use trike_nn::{
     ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, KvSpec, NnError, Tensor,
     WeightName,
 };
-use trike_trit::TritTensor;
+use trike_trit::{Edit, TritTensor};
 
 use crate::{LlmError, ModelConfig, ModelFile, WeightSource, tokenizer::Tokenizer};
 
@@ -260,7 +260,8 @@ impl<B: Backend> LanguageModel<B> {
         self.tokenizer.as_ref().ok_or_else(|| LlmError::NoTokenizer { path: self.path.clone() })
     }
 
-    /// The tensor that [`replace_layer`](Self::replace_layer) put in the place of the source's, where it did.
+    /// The tensor of a linear layer that was [replaced](Self::replace_layer) or [edited](Self::edit_layer) after the model was
+    /// loaded.
     pub fn replaced_layer(&self, name: WeightName) -> Option<&TritTensor> {
         self.replaced.get(&name)
     }
@@ -273,6 +274,46 @@ impl<B: Backend> LanguageModel<B> {
     pub fn replace_layer(&mut self, name: WeightName, tensor: TritTensor) -> Result<(), LlmError> {
         self.decoder.replace(name, Tensor::Ternary(tensor.clone()))?;
         self.replaced.insert(name, tensor);
+        Ok(())
+    }
+
+    /// Changes trits of a linear layer. `edit` gets the tensor of [`replaced_layer`](Self::replaced_layer), or that of `load`
+    /// (as the model was loaded) if there is none, changes trits of it, all or none, and returns the edits that take this
+    /// back, as does this function. The resident weights are changed in place where their layout allows it.
+    ///
+    /// # Errors
+    ///
+    /// Those of `load`, `edit` and the backend; the tensor is as before then.
+    pub fn edit_layer<E: From<LlmError>>(
+        &mut self,
+        name: WeightName,
+        load: impl FnOnce() -> Result<TritTensor, E>,
+        edit: impl FnOnce(&mut TritTensor) -> Result<Vec<Edit>, E>,
+    ) -> Result<Vec<Edit>, E> {
+        let kept = self.replaced.remove(&name);
+        let was_kept = kept.is_some();
+        let mut tensor = match kept {
+            Some(tensor) => tensor,
+            None => load()?,
+        };
+        let made = edit(&mut tensor).and_then(|undo| match self.follow(name, &mut tensor, &undo) {
+            Ok(()) => Ok(undo),
+            Err(error) => Err(error.into()),
+        });
+        if was_kept || made.is_ok() {
+            self.replaced.insert(name, tensor);
+        }
+        made
+    }
+
+    /// Brings the resident weights to a tensor that `undo` takes back to what they are; takes it back where that fails.
+    fn follow(&mut self, name: WeightName, tensor: &mut TritTensor, undo: &[Edit]) -> Result<(), LlmError> {
+        let now = |e: &Edit| Ok(Edit { trit: tensor.get(e.plane, e.row, e.col)?, ..*e });
+        let edits: Result<Vec<Edit>, NnError> = undo.iter().map(now).collect();
+        if let Err(error) = edits.and_then(|edits| self.decoder.edit(name, &edits, tensor)) {
+            tensor.edit(undo).map_err(NnError::from)?;
+            return Err(error.into());
+        }
         Ok(())
     }
 
