@@ -126,9 +126,15 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
     let text = match error {
         CalibrateError::Config(error) => return Some(format!("see {}", flag_of_config(error)?)),
         CalibrateError::Fold(FoldError::Ternary { .. }) => "leave out --salience and --rotate",
-        CalibrateError::Edit(EditError::Rotated { .. }) => "--zero-row and --negate-row change whole rows of it",
-        CalibrateError::CalibrationText { .. } => "give a longer text with --calibration FILE, or more --sequences",
-        CalibrateError::OutputExists { .. } | CalibrateError::NotOurs { .. } => "name another output with --output",
+        CalibrateError::Edit(EditError::Rotated { .. }) => {
+            "--zero-row and --negate-row change whole rows of it"
+        }
+        CalibrateError::CalibrationText { .. } => {
+            "give a longer text with --calibration FILE, or more --sequences"
+        }
+        CalibrateError::OutputExists { .. } | CalibrateError::NotOurs { .. } => {
+            "name another output with --output"
+        }
         CalibrateError::Format(error) => return of_format(error),
         _ => return None,
     };
@@ -190,7 +196,8 @@ mod tests {
         let flags = flags();
         let path = || "a".into();
         let range = |field| OptionError::check(field, Bounds::at_least(1usize), 0usize).unwrap_err();
-        let fields = ["window", "prompt", "generate", "repetitions", "temperature", "top_k", "top_p", "min_p"];
+        let fields =
+            ["window", "prompt", "generate", "repetitions", "temperature", "top_k", "top_p", "min_p"];
         let config = [
             ConfigError::InputRotation { got: 1, largest: 2 },
             ConfigError::PruneRotated,

@@ -10,13 +10,14 @@ use std::path::PathBuf;
 use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
     ActivationPrecision, DeviceChoice, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target,
-    core::Layout,
-    llm::Synthetic,
+    core::Layout, llm::Synthetic,
 };
 
 pub(crate) use edit::EditArgs;
 pub(crate) use eval::EvalArgs;
-use names::{ACTIVATIONS, EMBEDDINGS, ENCODINGS, HEADS, KV, LAYOUTS, SIZES, SPLITS, TARGETS, one_of, threads};
+use names::{
+    ACTIVATIONS, EMBEDDINGS, ENCODINGS, HEADS, KV, LAYOUTS, SIZES, SPLITS, TARGETS, one_of, threads,
+};
 pub(crate) use names::{activations_name, kv_name, split_name};
 pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
 

@@ -142,7 +142,11 @@ pub enum LlmError {
         files: Vec<String>,
     },
     /// A device whose runtime this build does not contain.
-    #[error("device {device}: this build has no {} runtime, build with the feature `{}`", runtime(device), runtime(device))]
+    #[error(
+        "device {device}: this build has no {} runtime, build with the feature `{}`",
+        runtime(device),
+        runtime(device)
+    )]
     NotBuilt {
         /// The device.
         device: DeviceSpec,

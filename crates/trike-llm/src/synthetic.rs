@@ -80,13 +80,15 @@ impl SyntheticModel {
     ) -> Result<Self, LlmError> {
         let spec = size.spec();
         let total = names::all(&spec).len();
-        let mut weights = RandomWeights { spec: &spec, encoding, state: 1, stored: 0, done: 0, total, progress };
+        let mut weights =
+            RandomWeights { spec: &spec, encoding, state: 1, stored: 0, done: 0, total, progress };
         let start = Instant::now();
         let decoder = Decoder::new(backend, spec.clone(), &mut weights)?;
         let (stored_bytes, load_seconds) = (weights.stored, start.elapsed().as_secs_f64());
         let architecture = format!("synthetic {}", size.name());
         let path = PathBuf::from(&architecture);
-        let config = ModelConfig { architecture, family: Family::Llama, spec, special: SpecialIds::default() };
+        let config =
+            ModelConfig { architecture, family: Family::Llama, spec, special: SpecialIds::default() };
         let model = Box::new(LanguageModel::from_decoder(decoder, path, config));
         Ok(Self { model, stored_bytes, load_seconds })
     }

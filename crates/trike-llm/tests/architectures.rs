@@ -211,8 +211,7 @@ fn every_switch_agrees_with_numpy_as_floats_as_trits_and_through_gguf() {
         }
         let convert = |from: &Path, name: &str, target| {
             let out = dir.path().join(name);
-            let options =
-                ConvertOptions::new(target);
+            let options = ConvertOptions::new(target);
             let input = ModelFile::open(from).expect("a model");
             convert(&input, &out, &options, &mut |_, _| ()).map(|_| out)
         };

@@ -88,7 +88,8 @@ fn dense_floats_are_refused_by_name_and_come_back_as_floats() {
         let error = to(&narrow, &dir.path().join(name), target, Encoding::TwoBit).unwrap_err();
         let named = matches!(
             (target, &error),
-            (Target::Tq2_0, LlmError::ExpectedGguf { .. }) | (Target::Trike, LlmError::ExpectedDirectory { .. })
+            (Target::Tq2_0, LlmError::ExpectedGguf { .. })
+                | (Target::Trike, LlmError::ExpectedDirectory { .. })
         );
         assert!(named && error.to_string().contains(name), "{error}");
     }
@@ -107,9 +108,8 @@ fn a_dense_model_needs_quantize() {
 fn rounded_embeddings_say_how_much_they_changed() {
     let dir = TempDir::new().expect("a directory");
     let dense = model(&dir, "dense", Shape { tied: true, ..WIDE }, false);
-    let options = ConvertOptions::new(Target::Trike)
-        .with_encoding(Encoding::TwoBit)
-        .with_int8_embeddings(true);
+    let options =
+        ConvertOptions::new(Target::Trike).with_encoding(Encoding::TwoBit).with_int8_embeddings(true);
     let out = dir.path().join("int8");
     let report = convert(&ModelFile::open(&dense).expect("a model"), &out, &options, &mut |_, _| ())
         .expect("it converts");

@@ -1,9 +1,7 @@
 //! Models on a device, through the library: the software Vulkan driver.
 #![cfg(feature = "gpu")]
 
-use trike_llm::{
-    DeviceChoice, GenerateOptions, LlmError, LoadOptions, ModelFile, devices, memory_plan,
-};
+use trike_llm::{DeviceChoice, GenerateOptions, LlmError, LoadOptions, ModelFile, devices, memory_plan};
 use trike_nn::{KvPrecision, KvSpec, NnError, cube::CubeError};
 use trike_testkit::shared;
 

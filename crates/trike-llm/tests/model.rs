@@ -4,14 +4,13 @@ use std::ops::ControlFlow;
 
 use trike_llm::{
     DeviceChoice, GenerateOptions, HeadPrecision, LanguageModel, LlmError, LoadOptions, Model, ModelFile,
-    Question, ScoreOptions, Split, open,
-    sampler::SamplerConfig,
-    tokenizer::TokenizerError,
+    Question, ScoreOptions, Split, open, sampler::SamplerConfig, tokenizer::TokenizerError,
 };
 use trike_nn::{ActivationPrecision, KvPrecision, KvSpec};
 use trike_testkit::shared;
 
-const TEXT: &str = "Once upon a time there was a little girl.<|endoftext|>She liked to play with her red ball.";
+const TEXT: &str =
+    "Once upon a time there was a little girl.<|endoftext|>She liked to play with her red ball.";
 
 fn tiny() -> Option<ModelFile> {
     Some(ModelFile::open(shared("models/tiny")?).expect("a model"))
@@ -20,9 +19,8 @@ fn tiny() -> Option<ModelFile> {
 /// The host by its own kernels, and an f32 twin of the same weights.
 fn both() -> Option<[Box<dyn Model>; 2]> {
     let file = tiny()?;
-    let exact = LoadOptions::default()
-        .with_activations(ActivationPrecision::F32)
-        .with_head(HeadPrecision::AsStored);
+    let exact =
+        LoadOptions::default().with_activations(ActivationPrecision::F32).with_head(HeadPrecision::AsStored);
     let load = |options: &LoadOptions| {
         let device = DeviceChoice::Cpu.open().expect("always there");
         device.load(&file, options, &mut |_, _| ()).expect("it loads")
@@ -47,7 +45,8 @@ fn a_trait_object_generates_what_its_model_generates() {
         assert_eq!((&through.text, &through.ids), (&own.text, &own.ids));
         assert_eq!(streamed, through.text);
     }
-    let broken_off = object.generate_with("Once", &GenerateOptions::default(), &mut |_| ControlFlow::Break(()));
+    let broken_off =
+        object.generate_with("Once", &GenerateOptions::default(), &mut |_| ControlFlow::Break(()));
     assert_eq!(broken_off.expect("a start").finish, trike_llm::FinishReason::Cancelled);
 }
 
@@ -110,12 +109,16 @@ fn options_and_prompts_that_cannot_work_are_errors() {
         ControlFlow::Continue(())
     });
     assert!(matches!(long, Err(LlmError::PromptTooLong { tokens, .. }) if tokens == context + 1));
-    let empty = model.generate_ids(vec![], &[], &GenerateOptions::default(), &mut |_| ControlFlow::Continue(()));
+    let empty =
+        model.generate_ids(vec![], &[], &GenerateOptions::default(), &mut |_| ControlFlow::Continue(()));
     assert!(matches!(empty, Err(LlmError::Tokenizer(TokenizerError::EmptyPrompt))));
     for (field, options) in [
         ("prompt", trike_llm::bench::BenchOptions::default().with_prompt(context + 1)),
         ("generate", trike_llm::bench::BenchOptions::default().with_prompt(0).with_generate(context + 1)),
-        ("repetitions", trike_llm::bench::BenchOptions::default().with_prompt(1).with_generate(1).with_repetitions(0)),
+        (
+            "repetitions",
+            trike_llm::bench::BenchOptions::default().with_prompt(1).with_generate(1).with_repetitions(0),
+        ),
     ] {
         let error = model.bench(&options, &mut |_, _| ()).expect_err(field);
         assert!(matches!(&error, LlmError::Option(option) if option.field() == field), "{error}");

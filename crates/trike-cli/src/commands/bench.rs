@@ -102,9 +102,10 @@ fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> 
     let activations = args.activations.unwrap_or(ActivationPrecision::F32);
     let kv = KvSpec::new(args.kv, options(args, size.spec().context).positions());
     let progress = Progress::start(format!("making {}", size.name()), quiet);
-    let made = device.load_synthetic(size, args.encoding, activations, args.layout.0, &kv, &mut |done, total| {
-        progress.set(done, total);
-    })?;
+    let made =
+        device.load_synthetic(size, args.encoding, activations, args.layout.0, &kv, &mut |done, total| {
+            progress.set(done, total);
+        })?;
     let measured = BenchModel {
         name: format!("synthetic {}", size.name()),
         resident_bytes: made.model.weight_bytes(),
@@ -122,7 +123,8 @@ fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subje
     let model = ModelArg { model: args.model.clone().or_else(from_environment) };
     let file = ModelFile::open(model.path(quiet)?)?;
     let context = file.config().spec.context;
-    let precision = PrecisionArgs { activations: args.activations, head: None, kv: Some(args.kv), layout: args.layout };
+    let precision =
+        PrecisionArgs { activations: args.activations, head: None, kv: Some(args.kv), layout: args.layout };
     // The measurement brings its own threads.
     let wanted = precision
         .options(&file, &Cpu::new(1)?)

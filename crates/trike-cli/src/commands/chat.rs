@@ -85,16 +85,17 @@ fn answer(
     }
     interrupt::stop_gracefully();
     let mut failed = None;
-    let generation = model.generate_ids(prompt.ids, &tokenizer.turn_ends(), options, &mut |piece| {
-        match output::stream(piece) {
+    let generation =
+        model.generate_ids(prompt.ids, &tokenizer.turn_ends(), options, &mut |piece| match output::stream(
+            piece,
+        ) {
             Ok(()) if interrupt::requested() => ControlFlow::Break(()),
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => {
                 failed = Some(error);
                 ControlFlow::Break(())
             }
-        }
-    });
+        });
     interrupt::resume();
     match failed {
         Some(error) => Err(error.into()),

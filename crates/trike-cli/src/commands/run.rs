@@ -94,14 +94,15 @@ pub(crate) fn run(
         sink(piece)
     };
     let mut failed = None;
-    let generation = model.generate_ids(prompt_ids, tokenizer.eos(), &options, &mut |piece| match write(piece) {
-        Ok(()) if interrupt::requested() => ControlFlow::Break(()),
-        Ok(()) => ControlFlow::Continue(()),
-        Err(error) => {
-            failed = Some(error);
-            ControlFlow::Break(())
-        }
-    })?;
+    let generation =
+        model.generate_ids(prompt_ids, tokenizer.eos(), &options, &mut |piece| match write(piece) {
+            Ok(()) if interrupt::requested() => ControlFlow::Break(()),
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        })?;
     if let Some(error) = failed {
         return Err(error.into());
     }

@@ -35,7 +35,10 @@ impl HfDir {
         for (suffix, _, _, new) in parts::pack(tensor) {
             let found = stored.iter().find(|(s, ..)| *s == suffix);
             let Some((_, file, slot)) = found.filter(|(_, _, slot)| slot.len == new.len()) else {
-                return Err(FormatError::PackedSize { path: self.path().to_owned(), tensor: name.to_owned() });
+                return Err(FormatError::PackedSize {
+                    path: self.path().to_owned(),
+                    tensor: name.to_owned(),
+                });
             };
             let container = &self.containers[*file];
             let differs: Vec<bool> = container.bytes(slot).iter().zip(&new).map(|(a, b)| a != b).collect();

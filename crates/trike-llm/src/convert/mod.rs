@@ -140,10 +140,7 @@ pub fn convert(
     let is_gguf = output.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
     let to_gguf = match options.target {
         Target::Tq1_0 | Target::Tq2_0 | Target::Q2_0 if !is_gguf => {
-            return Err(LlmError::ExpectedGguf {
-                path: output.to_owned(),
-                target: options.target.name(),
-            });
+            return Err(LlmError::ExpectedGguf { path: output.to_owned(), target: options.target.name() });
         }
         Target::Trike if is_gguf => {
             return Err(LlmError::ExpectedDirectory {
@@ -227,10 +224,9 @@ impl Job<'_> {
                     "its values are not one scale times -1, 0 and 1: quantize the dense model instead",
                 )),
             },
-            Tensor::Int8(_) => Err(self.not_lossless(
-                name,
-                "it is stored as int8: quantize the dense model instead",
-            )),
+            Tensor::Int8(_) => {
+                Err(self.not_lossless(name, "it is stored as int8: quantize the dense model instead"))
+            }
         }
     }
 

@@ -135,7 +135,8 @@ impl Device {
             Kind::Cpu => Ok(Box::new(LanguageModel::load_with(file, options, progress)?)),
             #[cfg(feature = "gpu")]
             Kind::Gpu(device) => {
-                let backend = CubeBackend::new(device, options.activations_of(file)).with_layout(options.layout);
+                let backend =
+                    CubeBackend::new(device, options.activations_of(file)).with_layout(options.layout);
                 let kv = supported(&backend, options.sequence_of(file));
                 backend.check_memory(&memory_plan(file, options, &kv)?)?;
                 let limit = backend.device().capabilities().max_buffer_bytes;
@@ -259,7 +260,9 @@ mod tests {
         for name in ["cpu", "auto", "wgpu:0", "vulkan:1", "cuda:12", "hip:0", "metal:3"] {
             assert_eq!(name.parse::<DeviceChoice>().expect(name).to_string(), name);
         }
-        for name in ["", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0:0", "CUDA:0", "cpu:0", "cpu:1", "auto:0"] {
+        for name in
+            ["", "gpu", "cuda:", "cuda:-1", "cuda:+1", "cuda:0:0", "CUDA:0", "cpu:0", "cpu:1", "auto:0"]
+        {
             let error = name.parse::<DeviceChoice>().expect_err(name);
             assert_eq!(error, UnknownDevice { name: name.to_owned() });
         }

@@ -101,7 +101,9 @@ pub fn read_questions(path: &Path, text: &str) -> Result<Vec<Question>, LlmError
             let wrong = |got: String| LlmError::Config {
                 path: path.to_owned(),
                 key: format!("line {}", i + 1),
-                expected: "a question: {context, choices, answer}, or a line of BLiMP, HellaSwag, PIQA or ARC".to_owned(),
+                expected:
+                    "a question: {context, choices, answer}, or a line of BLiMP, HellaSwag, PIQA or ARC"
+                        .to_owned(),
                 got,
             };
             let value: Value = serde_json::from_str(line).map_err(|e| wrong(e.to_string()))?;

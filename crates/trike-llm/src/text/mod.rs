@@ -9,7 +9,10 @@ use std::path::{Path, PathBuf};
 use trike_format::{Gguf, StringArray, TensorSource as _};
 
 use crate::{
-    LlmError, ModelFile, Tensors, chat::ChatTemplate, sampler::GenerationConfig, tokenizer::{Tokenizer, TokenizerError},
+    LlmError, ModelFile, Tensors,
+    chat::ChatTemplate,
+    sampler::GenerationConfig,
+    tokenizer::{Tokenizer, TokenizerError},
 };
 
 pub use gguf::gguf_tokenizer;
