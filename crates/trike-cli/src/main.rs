@@ -63,7 +63,8 @@ fn is_usage(error: &anyhow::Error) -> bool {
     };
     let error = match error.downcast_ref::<CalibrateError>() {
         Some(
-            CalibrateError::Config(_)
+            CalibrateError::Option(_)
+            | CalibrateError::Config(_)
             | CalibrateError::Edit(_)
             | CalibrateError::OutputExists { .. }
             | CalibrateError::NotOurs { .. },
