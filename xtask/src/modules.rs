@@ -22,7 +22,6 @@ const KNOWN: &[(&str, &str)] = &[
     ("trike-cube", "linear::activations linear::quantize"),
     ("trike-format", "detect hf"),
     ("trike-format", "hf::bitnet hf::packed hf::scheme"),
-    ("trike-gpu-test", "compile::cache compile::cuda"),
     ("trike-llm", "file source text"),
     ("trike-nn", "backend memory sequence spec step"),
     ("trike-nn", "device::recordings device::tensors"),

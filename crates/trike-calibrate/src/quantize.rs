@@ -198,23 +198,15 @@ pub(crate) fn calibration_ids(
             sequences(&tokenizer, text, split, context, limit)?
         }
         Calibration::Generated { sequences, seed } => {
-            let options = LoadOptions {
-                tokenizer: config.tokenizer.clone(),
-                threads: config.threads,
-                ..LoadOptions::default()
-            };
+            let options = LoadOptions::default()
+                .with_tokenizer(input.tokenizer(config.tokenizer.as_deref())?)
+                .with_cpu(Cpu::new(config.threads)?);
             let model = LanguageModel::load_with(input, &options, &mut |_, _| ())?;
             let one = |i: usize| {
-                let sampler = SamplerConfig {
-                    temperature: 1.0,
-                    seed: seed.wrapping_add(i as u64),
-                    ..SamplerConfig::default()
-                };
-                let options = GenerateOptions {
-                    max_tokens: Some(context.min(512)),
-                    sampler,
-                    ..GenerateOptions::default()
-                };
+                let sampler =
+                    SamplerConfig::default().with_temperature(1.0).with_seed(seed.wrapping_add(i as u64));
+                let options =
+                    GenerateOptions::default().with_max_tokens(context.min(512)).with_sampler(sampler);
                 let text = model.generate("", &options)?;
                 Ok([text.prompt_ids, text.ids].concat())
             };

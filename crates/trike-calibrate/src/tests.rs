@@ -115,12 +115,10 @@ fn made(dir: &TempDir, name: &str, input: &ModelFile, config: &ModelQuantization
 }
 
 fn divergence(dense: &ModelFile, ternary: &ModelFile) -> f64 {
-    let options = LoadOptions {
-        threads: 1,
-        activations: Some(ActivationPrecision::F32),
-        head: HeadPrecision::AsStored,
-        ..LoadOptions::default()
-    };
+    let options = LoadOptions::default()
+        .with_cpu(trike_cpu::Cpu::new(1).unwrap())
+        .with_activations(ActivationPrecision::F32)
+        .with_head(HeadPrecision::AsStored);
     let load = |file| LanguageModel::load_with(file, &options, &mut |_, _| ()).unwrap();
     let (dense, ternary) = (load(dense), load(ternary));
     let (mut sum, mut count) = (0.0, 0);

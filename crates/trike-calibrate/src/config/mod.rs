@@ -8,7 +8,9 @@ mod tuning;
 use std::{collections::BTreeMap, path::PathBuf};
 
 use trike_core::{Bounds, OptionError};
-use trike_nn::WeightName;
+use trike_cpu::Cpu;
+use trike_llm::{HeadPrecision, LoadOptions, ModelFile};
+use trike_nn::{ActivationPrecision, WeightName};
 use trike_quant::{QuantizeConfig, ScaleRule, TritLayout};
 use trike_trit::{Coupling, Encoding, Granularity, Hadamard};
 
@@ -107,6 +109,15 @@ impl ModelQuantizationConfig {
             QuantizeMethod::Round(_) => None,
             QuantizeMethod::Compensate(how) => Some(how),
         }
+    }
+
+    /// How a model is loaded that is measured: with f32 activations and the head as stored, so that only its weights count.
+    pub(crate) fn measured(&self, file: &ModelFile) -> Result<LoadOptions, CalibrateError> {
+        Ok(LoadOptions::default()
+            .with_tokenizer(file.tokenizer(self.tokenizer.as_deref())?)
+            .with_cpu(Cpu::new(self.threads)?)
+            .with_activations(ActivationPrecision::F32)
+            .with_head(HeadPrecision::AsStored))
     }
 
     /// What the inputs of a layer are rotated by, when it becomes ternary.

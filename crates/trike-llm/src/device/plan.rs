@@ -98,9 +98,9 @@ pub(super) fn check_pieces(pieces: &[Piece], device: &str, limit: u64) -> Result
             requested: *requested,
             limit,
             remedy: if what.starts_with("keys") {
-                "generate less, use a rolling window, or run it on the processor"
+                "shorten the sequence, use a rolling window, or run the model on the processor"
             } else {
-                "run it on the processor"
+                "run the model on the processor"
             },
         }),
     }
@@ -187,7 +187,7 @@ fn codes(rows: u64, cols: u64) -> u64 {
     rows.next_multiple_of(16).saturating_mul(cols.next_multiple_of(128)) / 4
 }
 
-/// The plan for [`bench::synthetic`].
+/// The plan for a model of random trits.
 #[cfg(feature = "gpu")]
 pub(super) fn synthetic_plan(spec: &DecoderSpec, kv: &KvSpec) -> MemoryPlan {
     let table = spec.vocab as u64 * spec.hidden as u64;
@@ -217,7 +217,7 @@ mod tests {
         let refused = check_pieces(&pieces, "wgpu:0", 128).expect_err("over it").to_string();
         assert_eq!(
             refused,
-            "b.weight: 129 bytes in one piece, wgpu:0 takes at most 128: run it on the processor"
+            "b.weight: 129 bytes in one piece, wgpu:0 takes at most 128: run the model on the processor"
         );
         check_pieces(&pieces, "wgpu:0", 127).expect_err("both");
     }
