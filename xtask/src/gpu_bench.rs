@@ -2,19 +2,20 @@
 //!
 //! A machine that only has a GPU runs the bundle instead; its records are copied into `benches/records/gpu`.
 
+use crate::gpu_test::drivers;
+use crate::llvm;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use std::process::Command;
-
-/// What the test binary is built with.
-const FEATURES: &str = "trike-cube/vulkan,rivals";
+use xshell::cmd;
 
 /// Times the kernels on a device, records them, and shows the newest record in the chapter on performance.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench-report --gpu", bin_name = "cargo xtask bench-report --gpu")]
 struct Options {
-    /// The device, as `vulkan:0`; the first one that is not software by default. CUDA and HIP need the bundle.
+    /// The device, such as `cuda:0`, `hip:0`, `vulkan:0` or `wgpu:0`; by default the first GPU: through CUDA or HIP where this
+    /// machine has their driver, else through Vulkan.
     #[arg(long, default_value = "auto")]
     device: String,
     /// Only problems whose name contains this; nothing is recorded then.
@@ -47,9 +48,7 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
                 "1",
             ]);
         }
-        // In a build with SPIR-V no software driver is opened.
-        let features = if options.tiny { "rivals" } else { FEATURES };
-        let record = binary(ws, features, &arguments)?;
+        let record = binary(ws, &runtimes(ws, &options), &arguments)?;
         print!("{record}");
         if options.tiny || options.filter.is_some() {
             println!("not recorded: only a full run is");
@@ -61,19 +60,36 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
         std::fs::write(&file, record).with_context(|| format!("cannot write {}", file.display()))?;
         println!("recorded: {}", file.display());
     }
-    print!("{}", binary(ws, FEATURES, &["report"])?);
+    print!("{}", binary(ws, &runtimes(ws, &options), &["report"])?);
     Ok(())
 }
 
+/// The runtimes to build in for a device.
+fn runtimes(ws: &Workspace, options: &Options) -> Vec<String> {
+    let runtime = options.device.split(':').next().unwrap_or_default();
+    match runtime {
+        "cuda" | "hip" | "metal" | "vulkan" => vec![runtime.to_owned()],
+        // In a build with SPIR-V no software driver is opened.
+        "auto" if !options.tiny => {
+            let mut found = drivers(ws);
+            found.push("vulkan".to_owned());
+            found
+        }
+        _ => Vec::new(),
+    }
+}
+
 /// Builds the test binary as users build theirs, runs it in the root, and returns what it prints.
-fn binary(ws: &Workspace, features: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(env!("CARGO"))
-        .args(["run", "--quiet", "--release", "--locked", "-p", "trike-gpu-test", "--features"])
-        .args([features, "--bin", "trike-gpu-test", "--"])
-        .args(arguments)
-        .current_dir(&ws.root)
-        .stderr(std::process::Stdio::inherit())
-        .output()?;
+fn binary(ws: &Workspace, runtimes: &[String], arguments: &[&str]) -> Result<String> {
+    let features: String =
+        runtimes.iter().fold("rivals".to_owned(), |all, runtime| format!("{all},trike-cube/{runtime}"));
+    let _stubs = llvm::stubbed(ws)?;
+    let run = cmd!(
+        ws.sh,
+        "cargo run --quiet --release --locked -p trike-gpu-test --features {features} --bin trike-gpu-test -- {arguments...}"
+    );
+    // Not through the shell helper: its echo of the command would stand in front of the record.
+    let output = Command::from(run).stderr(std::process::Stdio::inherit()).output()?;
     ensure!(output.status.success(), "trike-gpu-test ended with {}", output.status);
     Ok(String::from_utf8(output.stdout)?)
 }

@@ -1,13 +1,9 @@
 //! A folder that tests and times the kernels on a machine with a GPU and nothing else: one binary and one script.
-//!
-//! CubeCL's CUDA runtime links LLVM for a code generator that Trike does not use. With `DOCS_RS` set its build scripts leave
-//! LLVM out; what the linker then misses are functions that nothing calls, and they become functions that abort.
 
 use crate::gpu_test::compilers;
+use crate::llvm;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, ensure};
-use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use xshell::cmd;
 
@@ -28,17 +24,7 @@ const HEADERS: &[(&str, &[&str])] = &[
 pub(crate) fn run(ws: &Workspace) -> Result<()> {
     let target = ws.metadata.target_directory.as_std_path().join("gpu-bundle-build");
     let folder = ws.metadata.target_directory.as_std_path().join("gpu-bundle");
-    let stubs = target.join("stubs");
-    std::fs::create_dir_all(&stubs)?;
-    println!("== linking once to see what is missing");
-    let probe = link(ws, &target, &["-Clink-arg=-Wl,--unresolved-symbols=ignore-all"])?;
-    let missing = undefined(&cmd!(ws.sh, "nm -D --undefined-only {probe}").quiet().read()?);
-    println!("== {} functions of LLVM become stubs", missing.len());
-    let archive = archive(ws, &stubs, &missing)?;
-    let argument = format!("-Clink-arg={}", archive.display());
-    let binary = link(ws, &target, &[&argument])?;
-    let left = undefined(&cmd!(ws.sh, "nm -D --undefined-only {binary}").quiet().read()?);
-    ensure!(left.is_empty(), "still undefined: {left:?}");
+    let binary = link(ws, &target)?;
     let linked = libraries(&cmd!(ws.sh, "readelf -d {binary}").quiet().read()?);
     println!("== linked with {}", linked.join(", "));
     let foreign: Vec<&String> = linked.iter().filter(|name| !is_of_c(name)).collect();
@@ -60,40 +46,31 @@ pub(crate) fn run(ws: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The release binary with the runtimes that need no library at build time, linked with these arguments.
-fn link(ws: &Workspace, target: &Path, arguments: &[&str]) -> Result<PathBuf> {
+/// The release binary with the runtimes that need no library at build time.
+fn link(ws: &Workspace, target: &Path) -> Result<PathBuf> {
+    let _stubs = llvm::stubbed(ws)?;
     let environment = [
-        // LLVM's build scripts look for this.
-        ("DOCS_RS", "1"),
         ("CARGO_TARGET_DIR", target.to_str().context("the target folder's name is not text")?),
         // A case that panics is a failure and not the end.
         ("CARGO_PROFILE_RELEASE_PANIC", "unwind"),
         ("CARGO_PROFILE_RELEASE_DEBUG", "none"),
-        // Linked twice, and the time that counts is the GPU's.
+        // The time that counts is the GPU's.
         ("CARGO_PROFILE_RELEASE_LTO", "off"),
         ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
     ];
     let _environment: Vec<_> = environment.iter().map(|(name, value)| ws.sh.push_env(name, value)).collect();
     let package = ["-p", "trike-gpu-test", "--bin", "trike-gpu-test"];
-    let features = ["--features", "trike-cube/vulkan,trike-cube/cuda,rivals"];
+    let features = ["--features", "trike-cube/vulkan,trike-cube/cuda,trike-cube/hip,rivals"];
     // Without the relocations of a binary that loads anywhere, which are a fifth of it.
     let small = ["-Crelocation-model=static", "-Cstrip=symbols"];
     // Only its types are used, and its kernels take minutes to compile.
     let config = ["--config", "profile.release.package.trike-cpu.opt-level=1"];
     cmd!(
         ws.sh,
-        "cargo rustc --quiet --locked --release {config...} {package...} {features...} -- {small...} {arguments...}"
+        "cargo rustc --quiet --locked --release {config...} {package...} {features...} -- {small...}"
     )
     .run()?;
     Ok(target.join("release/trike-gpu-test"))
-}
-
-/// The functions of LLVM, and of CubeCL's own C++ around it, among undefined dynamic symbols.
-fn undefined(listing: &str) -> BTreeSet<String> {
-    let names = listing.lines().filter_map(|line| line.trim_start().strip_prefix("U "));
-    // Symbols with a version are those of the C library.
-    let of_llvm = |name: &&str| name.starts_with("LLVM") || name.starts_with("cubecl_");
-    names.filter(|name| !name.contains('@')).filter(of_llvm).map(str::to_owned).collect()
 }
 
 /// The shared libraries that a binary asks the loader for, from what `readelf -d` says.
@@ -106,29 +83,6 @@ fn libraries(listing: &str) -> Vec<String> {
 fn is_of_c(name: &str) -> bool {
     let known = ["libc.so", "libm.so", "libgcc_s.so", "libdl.so", "libpthread.so", "librt.so", "ld-linux"];
     known.iter().any(|start| name.starts_with(start))
-}
-
-/// An archive of functions that abort.
-fn archive(ws: &Workspace, folder: &Path, names: &BTreeSet<String>) -> Result<PathBuf> {
-    let (source, object, archive) =
-        (folder.join("stubs.c"), folder.join("stubs.o"), folder.join("libllvmstubs.a"));
-    std::fs::write(&source, stubs(names))?;
-    let _ = std::fs::remove_file(&archive);
-    cmd!(ws.sh, "cc -O1 -fno-builtin -c {source} -o {object}").quiet().run()?;
-    cmd!(ws.sh, "ar rcs {archive} {object}").quiet().run()?;
-    Ok(archive)
-}
-
-/// C source of functions that abort.
-fn stubs(names: &BTreeSet<String>) -> String {
-    let mut text =
-        "/* Functions of LLVM that the CUDA runtime names and, with its C++ generator, never calls. */\n\
-                    extern void abort(void) __attribute__((noreturn));\n"
-            .to_owned();
-    for name in names {
-        let _ = writeln!(text, "void {name}(void) {{ abort(); }}");
-    }
-    text
 }
 
 /// Packs the headers, which compressed are a tenth of their size; the script unpacks them.
@@ -174,18 +128,6 @@ fn size_of(folder: &Path) -> Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_functions_of_llvm_become_stubs() {
-        let listing = "                 U LLVMAddFunction\n                 U abort@GLIBC_2.2.5\n\
-                       \x20                w __gmon_start__\n                 U LLVMContextCreate\n\
-                       \x20                U cubecl_free_message\n                 U cuInit\n";
-        let names = undefined(listing);
-        let expected = ["LLVMAddFunction", "LLVMContextCreate", "cubecl_free_message"];
-        assert_eq!(names.iter().collect::<Vec<_>>(), expected);
-        let source = stubs(&names);
-        assert!(source.contains("void LLVMContextCreate(void) { abort(); }"), "{source}");
-    }
 
     #[test]
     fn only_libraries_of_c_are_asked_for() {

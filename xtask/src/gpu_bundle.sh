@@ -1,11 +1,20 @@
 #!/bin/sh
 # Tests Trike's kernels on this machine's GPU, then times them: ./run.sh [folder for the records]
 # Needs a driver; for CUDA also NVRTC, from a toolkit or from any Python package that brought it.
-# TRIKE_RUNTIMES chooses runtimes (cuda vulkan), TRIKE_BENCH adds options of `trike-gpu-test bench` (--filter m=1).
+# TRIKE_RUNTIMES chooses runtimes (cuda, hip, vulkan; those with a driver by default), TRIKE_BENCH adds options of `trike-gpu-test bench` (--filter m=1).
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/records}
 mkdir -p "$out"
+
+# The runtimes whose driver is here. Vulkan always: it names what is missing itself.
+driver() { ldconfig -p 2>/dev/null | grep -q "$1" || [ -e "/opt/rocm/lib/$1" ] || [ -e "/usr/lib/wsl/lib/$1" ]; }
+if [ -z "${TRIKE_RUNTIMES:-}" ]; then
+    TRIKE_RUNTIMES=vulkan
+    driver libamdhip64.so && TRIKE_RUNTIMES="hip $TRIKE_RUNTIMES"
+    driver libcuda.so.1 && TRIKE_RUNTIMES="cuda $TRIKE_RUNTIMES"
+fi
+echo "runtimes: $TRIKE_RUNTIMES"
 
 # NVRTC: where the loader looks, in a toolkit, or among Python packages; a large disk is not searched for ever.
 if ! ldconfig -p 2>/dev/null | grep -q 'libnvrtc\.so'; then
@@ -14,8 +23,8 @@ if ! ldconfig -p 2>/dev/null | grep -q 'libnvrtc\.so'; then
     if [ -n "$lib" ]; then
         LD_LIBRARY_PATH=$(dirname "$lib")${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
         export LD_LIBRARY_PATH
-    else
-        echo "NVRTC was not found: CUDA will fail, Vulkan does not need it." >&2
+    elif driver libcuda.so.1; then
+        echo "NVRTC was not found: CUDA will fail, HIP and Vulkan do not need it." >&2
     fi
 fi
 # Headers: a toolkit's, or those of the bundle, unpacked the first time.
@@ -31,7 +40,7 @@ status=0
     nvidia-smi --query-gpu=name,driver_version,clocks.max.sm,clocks.max.mem --format=csv 2>/dev/null
     echo "CUDA_PATH=$CUDA_PATH LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}"
 } >"$out/machine.txt"
-for runtime in ${TRIKE_RUNTIMES:-cuda vulkan}; do
+for runtime in $TRIKE_RUNTIMES; do
     echo "== suites on $runtime"
     "$here/trike-gpu-test" run --runtime "$runtime" >"$out/suites-$runtime.txt" 2>&1 || status=1
     tail -n 1 "$out/suites-$runtime.txt"

@@ -2,6 +2,7 @@
 //!
 //! NVIDIA's compilers come from PyPI into `target/gpu-venv`: no GPU, driver or toolkit is needed to see machine code.
 
+use crate::llvm;
 use crate::toolchain::FEATURES;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, ensure};
@@ -26,33 +27,58 @@ pub(crate) struct Options {
     /// Some phases only, separated by commas: compile, emulate, run.
     #[arg(long = "phase", value_delimiter = ',', value_parser = ["compile", "emulate", "run"])]
     phases: Vec<String>,
-    /// Runtimes of the run phase, separated by commas; those of other names than wgpu are built in for the occasion.
-    #[arg(long)]
-    runtime: Option<String>,
+    /// Runtimes of the run phase, separated by commas: cuda, hip, metal, vulkan, wgpu. By default wgpu, cuda where this machine
+    /// has NVIDIA's driver, and hip where it has AMD's.
+    #[arg(long = "runtime", value_delimiter = ',', value_parser = ["cuda", "hip", "metal", "vulkan", "wgpu"])]
+    runtimes: Vec<String>,
     /// Targets of the compile phase: those whose name contains this.
     #[arg(long)]
     target: Option<String>,
     /// Only cases whose name contains this.
     #[arg(long)]
     filter: Option<String>,
-    /// Compile one form of each kernel, and for one target of each generator all that the shapes of models lead to.
-    #[arg(long)]
-    quick: bool,
 }
 
-/// The step of `ci`: every phase, the quick form of the first, and a device is required.
+/// The step of `ci`: what the subcommand without options does.
 pub(crate) fn step(ws: &Workspace) -> Result<String> {
-    let options = Options { quick: true, ..Options::default() };
-    // With the features of the workspace's own tests, so that nothing is compiled twice for them.
-    let what = [&["--workspace"], &FEATURES[..], &["--bin", "trike-gpu-test", "--test", "software"]].concat();
-    let binary = build(ws, &what, None)?;
-    phases(ws, &binary, &options, std::env::var("CI").is_ok_and(|ci| ci == "true"))
+    all(ws, &Options::default())
 }
 
 /// The subcommand.
 pub(crate) fn run(ws: &Workspace, options: &Options) -> Result<()> {
-    let binary = build(ws, &["-p", "trike-gpu-test", "--bin", "trike-gpu-test"], options.runtime.as_deref())?;
-    phases(ws, &binary, options, false).map(drop)
+    all(ws, options).map(drop)
+}
+
+fn all(ws: &Workspace, options: &Options) -> Result<String> {
+    let found;
+    let runtimes: &[String] = if options.runtimes.is_empty() {
+        found = drivers(ws);
+        &found
+    } else {
+        &options.runtimes
+    };
+    let binary = build(ws, runtimes)?;
+    // Where CI says so, a machine without even a software driver is broken.
+    phases(ws, &binary, options, std::env::var("CI").is_ok_and(|ci| ci == "true"))
+}
+
+/// The runtimes for GPUs beside wgpu whose driver this machine has: a device must not go untested because the build lacks its
+/// runtime.
+pub(crate) fn drivers(ws: &Workspace) -> Vec<String> {
+    let libraries = [("cuda", "libcuda.so.1"), ("hip", "libamdhip64.so")];
+    let known = cmd!(ws.sh, "ldconfig -p").quiet().ignore_stderr().read().unwrap_or_default();
+    let mut folders = vec![PathBuf::from("/usr/lib/wsl/lib"), PathBuf::from("/opt/rocm/lib")];
+    folders.extend(std::env::var_os("LD_LIBRARY_PATH").iter().flat_map(|list| std::env::split_paths(list)));
+    let is_there = |library: &str| {
+        let in_folders = folders.iter().any(|folder| folder.join(library).exists());
+        in_folders || known.lines().any(|line| line.trim_start().starts_with(library))
+    };
+    let mut found = Vec::new();
+    for (runtime, library) in libraries.into_iter().filter(|(_, library)| is_there(library)) {
+        println!("{library} is on this machine: {runtime} is built in");
+        found.push(runtime.to_owned());
+    }
+    found
 }
 
 fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: bool) -> Result<String> {
@@ -77,9 +103,6 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
         for (flag, value) in [("--target", &options.target), ("--filter", &options.filter)] {
             compile.args(value.iter().flat_map(|v| [flag, v.as_str()]));
         }
-        if options.quick {
-            compile.arg("--quick");
-        }
         green &= counted(compile, &mut total)?;
         times.push(format!("compile {:.0} s", start.elapsed().as_secs_f64()));
     }
@@ -99,9 +122,8 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
             // Drivers look for a display there and complain of nothing else.
             run.env("XDG_RUNTIME_DIR", std::env::temp_dir());
         }
-        for (flag, value) in [("--runtime", &options.runtime), ("--filter", &options.filter)] {
-            run.args(value.iter().flat_map(|v| [flag, v.as_str()]));
-        }
+        run.args(options.runtimes.iter().flat_map(|runtime| ["--runtime", runtime]));
+        run.args(options.filter.iter().flat_map(|filter| ["--filter", filter]));
         if device_required {
             run.arg("--device-required");
         }
@@ -115,18 +137,16 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
     Ok(totals)
 }
 
-/// The test binary, with the runtimes that were asked for.
-fn build(ws: &Workspace, what: &[&str], runtime: Option<&str>) -> Result<PathBuf> {
-    const FEATURES: [&str; 4] = ["cuda", "hip", "vulkan", "metal"];
-    let wanted = |name: &&str| runtime.is_some_and(|list| list.split(',').any(|r| r == *name));
-    let features: Vec<String> = FEATURES
-        .iter()
-        .filter(|name| wanted(name))
-        .flat_map(|name| ["--features".to_owned(), format!("trike-cube/{name}")])
-        .collect();
-    // LLVM's build scripts look for this; without them the CUDA and HIP runtimes link only where nothing calls LLVM.
-    let _docs = ws.sh.push_env("DOCS_RS", "1");
-    cmd!(ws.sh, "cargo build --quiet --locked {what...} {features...}").run()?;
+/// The test binary, with these runtimes beside wgpu.
+fn build(ws: &Workspace, runtimes: &[String]) -> Result<PathBuf> {
+    let [flag, features] = FEATURES;
+    let beside: Vec<&String> = runtimes.iter().filter(|runtime| *runtime != "wgpu").collect();
+    let features: String =
+        beside.iter().fold(features.to_owned(), |all, runtime| format!("{all},trike-cube/{runtime}"));
+    let _stubs = if beside.is_empty() { None } else { Some(llvm::stubbed(ws)?) };
+    // As the workspace's tests are built, this crate's own among them, so that nothing is compiled twice.
+    let what = ["--workspace", flag, &features, "--bin", "trike-gpu-test", "--test", "software"];
+    cmd!(ws.sh, "cargo build --quiet --locked {what...}").run()?;
     let target = ws.metadata.target_directory.as_std_path();
     Ok(target.join("debug").join(format!("trike-gpu-test{}", std::env::consts::EXE_SUFFIX)))
 }
@@ -153,7 +173,7 @@ pub(crate) fn compilers(ws: &Workspace) -> Result<PathBuf> {
 fn packages(venv: &Path) -> Option<PathBuf> {
     let lib = std::fs::read_dir(venv.join("lib")).ok()?;
     lib.flatten().map(|python| python.path().join("site-packages/nvidia")).find(|nvidia| {
-        ["cuda_nvrtc/lib", "cuda_nvcc/bin/ptxas", "cuda_runtime/include", "cuda_cccl/include"]
+        ["cuda_nvrtc/lib", "cuda_nvcc/include", "cuda_runtime/include", "cuda_cccl/include"]
             .iter()
             .all(|part| nvidia.join(part).exists())
     })

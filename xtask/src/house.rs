@@ -89,7 +89,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-cube",
         purpose: "kernels for GPUs, one CubeCL source each; the only crate that touches CubeCL's host interface",
         uses: "trike-trit trike-core",
-        registry: "bytemuck cubecl half thiserror",
+        registry: "bytemuck cubecl cubecl-cuda? cubecl-hip? half thiserror",
         // A kernel trusts the lengths that its launcher checked, and every operation has a launcher.
         unsafe_in: &[("src", "kernel launches")],
     },
@@ -121,7 +121,7 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 4,
         name: "trike-text",
         purpose: "tokenizers, chat templates, samplers, streaming detokenization; knows no model",
-        uses: "",
+        uses: "trike-core",
         registry: "minijinja minijinja-contrib rand_chacha serde serde_json thiserror tokenizers",
         unsafe_in: &[],
     },
@@ -153,7 +153,8 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 7,
         name: "trike",
         purpose: "the facade: the few lines that a user types; no logic",
-        uses: "trike-trit trike-cpu trike-format trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm trike-calibrate",
+        uses: "trike-trit trike-core trike-cpu trike-format trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm \
+               trike-calibrate",
         registry: "",
         unsafe_in: &[],
     },
@@ -181,6 +182,7 @@ pub(crate) const HOUSE: &[Row] = &[
         registry: "anyhow clap cubecl cubecl-common cubecl-cpp cubecl-environment cubecl-runtime cubecl-server cubecl-spirv \
                    cubecl-wgpu cubek-attention? cubek-matmul? cubek-std? cudarc half serde_json",
         unsafe_in: &[
+            ("src/compile/cuda.rs", "calls of NVRTC"),
             ("src/record.rs", "a launch that CubeCL declares unsafe"),
             ("src/stand_in.rs", "a launch that CubeCL declares unsafe"),
             ("src/bench/rivals/cublas.rs", "a rival without a safe interface"),

@@ -19,6 +19,7 @@ mod gpu_bundle;
 mod gpu_test;
 mod house;
 mod layering;
+mod llvm;
 mod modules;
 mod package;
 mod pages;
@@ -64,6 +65,8 @@ enum Command {
     Clippy,
     /// Each published crate alone, without default features and with them.
     Features,
+    /// The command with CUDA and ROCm built in, linked without LLVM and started.
+    Link,
     /// Every test and doc test, with totals at the end.
     Test,
     /// API docs, with missing docs denied.
@@ -114,6 +117,7 @@ fn run(ws: &Workspace, command: &Command) -> Result<()> {
         Command::Package => steps::run_one(ws, "package"),
         Command::Clippy => steps::run_one(ws, "clippy"),
         Command::Features => steps::run_one(ws, "features"),
+        Command::Link => steps::run_one(ws, "link"),
         // Without the frame of a step, so that the totals are the last line.
         Command::Test => test::run(ws).map(drop),
         Command::Doc => steps::run_one(ws, "doc"),

@@ -62,21 +62,28 @@ pub enum Change {
 /// [`CalibrateError::Trit`] for a place outside the tensor, [`CalibrateError::Edit`] for another number of trits than it has planes, a value that
 /// is not finite, or a whole row of a tensor with means, in which a zero trit is no zero weight.
 pub fn edit_tensor(tensor: &mut TritTensor, changes: &[Change]) -> Result<Vec<Edit>, CalibrateError> {
-    // Each change sees what those before it did, and all of them are made or none.
-    let mut changed = tensor.clone();
     let mut undo = Vec::new();
-    for change in changes {
+    let made = changes.iter().try_for_each(|change| {
+        // Each change sees what those before it did.
         let mut edits = Vec::new();
-        edits_of(&changed, change, &mut edits)?;
-        for edit in &edits {
-            undo.push(Edit { trit: changed.get(edit.plane, edit.row, edit.col)?, ..*edit });
-        }
-        changed.edit(&edits)?;
-    }
-    *tensor = changed;
+        edits_of(tensor, change, &mut edits)?;
+        make(tensor, &edits, &mut undo)
+    });
     // What was there first comes last.
     undo.reverse();
+    if let Err(error) = made {
+        tensor.edit(&undo)?;
+        return Err(error);
+    }
     Ok(undo)
+}
+
+/// Makes edits, and appends to `undo` what was in their places.
+fn make(tensor: &mut TritTensor, edits: &[Edit], undo: &mut Vec<Edit>) -> Result<(), CalibrateError> {
+    for edit in edits {
+        undo.push(Edit { trit: tensor.set(edit.plane, edit.row, edit.col, edit.trit)?, ..*edit });
+    }
+    Ok(())
 }
 
 fn edits_of(tensor: &TritTensor, change: &Change, edits: &mut Vec<Edit>) -> Result<(), CalibrateError> {
@@ -249,8 +256,9 @@ fn save(dir: &Path, journal: &[Entry]) -> Result<(), CalibrateError> {
     fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path)).map_err(io)
 }
 
-/// Changes single weights or rows of a loaded model's linear layer, and returns the tensor as it was, for
-/// [`LanguageModel::replace_layer`] to take that back. `source` is what the model was loaded from and stays as it is.
+/// Changes single weights or rows of a loaded model's linear layer, in the memory of its weights where their layout allows it,
+/// and returns the edits with which [`undo_layer`] takes that back. `source` is what the model was loaded from and stays as it
+/// is.
 ///
 /// # Errors
 ///
@@ -260,19 +268,41 @@ pub fn edit_layer<B: Backend>(
     source: &dyn WeightSource,
     name: WeightName,
     changes: &[Change],
-) -> Result<TritTensor, CalibrateError> {
-    // What an earlier call has put there counts, and not what the source has.
-    let found = match model.replaced_layer(name) {
-        Some(tensor) => Tensor::Ternary(tensor.clone()),
-        None => source.load(name)?,
+) -> Result<Vec<Edit>, CalibrateError> {
+    model.edit_layer(name, || ternary_layer(source, name), |tensor| edit_tensor(tensor, changes))
+}
+
+/// Takes back an [`edit_layer`] that was not followed by another one of the layer: the weights are as before, to the bit.
+/// Returns the edits that make it again.
+///
+/// # Errors
+///
+/// As [`edit_layer`].
+pub fn undo_layer<B: Backend>(
+    model: &mut LanguageModel<B>,
+    source: &dyn WeightSource,
+    name: WeightName,
+    undo: &[Edit],
+) -> Result<Vec<Edit>, CalibrateError> {
+    let take_back = |tensor: &mut TritTensor| {
+        let mut redo = Vec::new();
+        let made = make(tensor, undo, &mut redo);
+        redo.reverse();
+        if let Err(error) = made {
+            tensor.edit(&redo)?;
+            return Err(error);
+        }
+        Ok(redo)
     };
-    let (Tensor::Ternary(before), true) = (found, name.is_block_matrix()) else {
-        return Err(EditError::NotLinear { weight: name }.into());
-    };
-    let mut after = before.clone();
-    edit_tensor(&mut after, changes)?;
-    model.replace_layer(name, after)?;
-    Ok(before)
+    model.edit_layer(name, || ternary_layer(source, name), take_back)
+}
+
+/// The tensor of a linear layer of the blocks.
+fn ternary_layer(source: &dyn WeightSource, name: WeightName) -> Result<TritTensor, CalibrateError> {
+    match source.load(name)? {
+        Tensor::Ternary(tensor) if name.is_block_matrix() => Ok(tensor),
+        _ => Err(EditError::NotLinear { weight: name }.into()),
+    }
 }
 
 #[cfg(test)]
@@ -306,17 +336,34 @@ mod tests {
     }
 
     #[test]
-    fn a_second_edit_in_memory_keeps_the_first() {
+    fn edits_in_memory_follow_each_other_and_are_taken_back() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
         let file = ModelFile::open(path).unwrap();
         let mut model = LanguageModel::load(path).unwrap();
         let name = WeightName::Down(0);
+        let Tensor::Ternary(start) = file.load(name).unwrap() else { panic!("ternary") };
         let first = edit_layer(&mut model, &file, name, &[Change::ZeroRow(0)]).unwrap();
-        let second = edit_layer(&mut model, &file, name, &[Change::ZeroRow(1)]).unwrap();
+        let once = model.replaced_layer(name).unwrap().clone();
+        let second = edit_layer(&mut model, &file, name, &[Change::NegateRow(1)]).unwrap();
         let row = |tensor: &TritTensor, row: usize| {
             tensor.dequantize()[row * tensor.cols()..][..tensor.cols()].to_vec()
         };
-        let zero = |values: Vec<f32>| values.iter().all(|v| *v == 0.0);
-        assert!(!zero(row(&first, 0)) && zero(row(&second, 0)) && !zero(row(&second, 1)));
+        let now = model.replaced_layer(name).unwrap();
+        assert!(row(&start, 0).iter().any(|v| *v != 0.0) && row(now, 0).iter().all(|v| *v == 0.0));
+        assert!(row(now, 1).iter().zip(row(&start, 1)).all(|(v, was)| *v == -was));
+        // All or none, and other weights than those of the blocks are refused.
+        let wrong = [Change::ZeroRow(3), Change::ZeroRow(usize::MAX)];
+        let twice = now.clone();
+        assert!(edit_layer(&mut model, &file, name, &wrong).is_err());
+        assert_eq!(model.replaced_layer(name), Some(&twice));
+        let refused = edit_layer(&mut model, &file, WeightName::Embedding, &[Change::ZeroRow(0)]);
+        assert!(matches!(refused, Err(CalibrateError::Edit(EditError::NotLinear { .. }))), "{refused:?}");
+        let redo = undo_layer(&mut model, &file, name, &second).unwrap();
+        assert_eq!(model.replaced_layer(name), Some(&once));
+        undo_layer(&mut model, &file, name, &redo).unwrap();
+        assert_eq!(model.replaced_layer(name), Some(&twice));
+        undo_layer(&mut model, &file, name, &second).unwrap();
+        undo_layer(&mut model, &file, name, &first).unwrap();
+        assert_eq!(model.replaced_layer(name), Some(&start));
     }
 }

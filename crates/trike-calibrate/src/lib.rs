@@ -13,7 +13,8 @@
 //! * within a budget: [`quantize_to()`], [`plan_for()`], [`Budget`], [`PlanOptions`], [`Plan`], [`Sensitivity`]
 //! * results: [`QuantizeReport`] and its parts
 //! * rewriting weights without a change to what the model computes: [`Fold`], [`Folded`]
-//! * changing a packed model: [`edit_tensor`], [`edit_file`], [`undo_edits`], [`edit_layer`], [`Change`]
+//! * changing a packed model: [`edit_tensor`], [`edit_file`], [`undo_edits`], [`edit_layer`], [`undo_layer`],
+//!   [`Change`]
 //! * errors: [`CalibrateError`] with [`ConfigError`], [`FoldError`] and [`EditError`]
 //!
 //! `trike` re-exports what an application needs. Algorithms on single matrices are in `trike-quant`; backward passes in
@@ -48,7 +49,7 @@ pub use config::{
     Calibration, Compensation, Importance, LayerChoice, ModelQuantizationConfig, Pruning, QuantizeMethod,
     Tuning,
 };
-pub use edit::{Change, EditReport, edit_file, edit_layer, edit_tensor, undo_edits};
+pub use edit::{Change, EditReport, edit_file, edit_layer, edit_tensor, undo_edits, undo_layer};
 pub use error::{CalibrateError, ConfigError, EditError, FoldError};
 pub use fold::{Fold, Folded};
 pub use plan::{Plan, PlannedLayer};

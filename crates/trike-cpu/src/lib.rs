@@ -10,7 +10,7 @@
 //! [`Layout`]s, whatever encoding their tensor has.
 //!
 //! * operations: [`CpuOps`], on a [`Cpu`] with an [`Isa`] (both of `trike-host`)
-//! * weights: [`Matrix`], [`TernaryMatrix`] with [`Layout`], [`Int8Matrix`], [`DenseMatrix`] with [`DenseData`]
+//! * weights: [`Matrix`], [`TernaryMatrix`] with [`Layout`] and in-place [edits](TernaryMatrix::edit), [`Int8Matrix`], [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
 //! * attention: [`AttentionSpec`], [`KvView`], [`KvData`]
@@ -45,7 +45,7 @@ mod transpose;
 
 pub use attention::{KvData, KvView};
 pub use error::CpuError;
-pub use matrix::{DenseMatrix, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
+pub use matrix::{DenseMatrix, EditOutcome, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
 pub use ops::CpuOps;
 pub use rope::RopeTable;
 pub use transpose::transpose;

@@ -1,8 +1,9 @@
 //! The operations that a decoder needs of the hardware that it runs on.
 
 use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
+use trike_trit::{Edit, TritTensor};
 
-use crate::{DeviceUse, Largest, NnError, StepInputs, StepLogits, TokenStep, step::logits_of};
+use crate::{DeviceUse, Largest, NnError, StepInputs, StepLogits, TokenStep, check, step::logits_of};
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +70,15 @@ pub struct Norm<'a, B: Backend + ?Sized> {
     pub weight: &'a B::Vector,
     /// Added to the mean square.
     pub eps: f32,
+}
+
+/// How [`Backend::edit`] has changed a resident matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MatrixEdit {
+    /// In its memory: whatever refers to the matrix reads the edited weights.
+    InPlace,
+    /// By packing the tensor anew.
+    Replaced,
 }
 
 /// The hardware that a decoder runs on: fused operations on tensors that stay where the backend keeps them.
@@ -138,6 +148,24 @@ pub trait Backend {
         weights: &mut dyn Iterator<Item = Result<Tensor, NnError>>,
     ) -> Result<Vec<Self::Matrix>, NnError> {
         weights.map(|weight| self.load_matrix(weight?)).collect()
+    }
+
+    /// Brings a resident matrix of [`load_matrix`](Self::load_matrix) or [`load_matrices`](Self::load_matrices) to the tensor
+    /// `edited`, which differs from the one that was loaded by `edits`, and by nothing else. A backend changes the weights in
+    /// place where the layout of the matrix has places for them.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::Trit`] for a place outside of `edited`; as [`load_matrix`](Self::load_matrix) when the tensor is packed anew.
+    fn edit(
+        &self,
+        matrix: &mut Self::Matrix,
+        edits: &[Edit],
+        edited: &TritTensor,
+    ) -> Result<MatrixEdit, NnError> {
+        check::edit(edits, edited)?;
+        *matrix = self.load_matrix(Tensor::Ternary(edited.clone()))?;
+        Ok(MatrixEdit::Replaced)
     }
 
     /// Bytes of a resident matrix.

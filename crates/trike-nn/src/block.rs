@@ -2,7 +2,9 @@
 
 use std::ops::ControlFlow;
 
-use crate::{Backend, DecoderSpec, DecoderWeights, Input, NnError, Norm, Tensor, WeightName};
+use trike_trit::{Edit, TritTensor};
+
+use crate::{Backend, DecoderSpec, DecoderWeights, Input, MatrixEdit, NnError, Norm, Tensor, WeightName};
 
 /// A linear layer.
 struct Linear<B: Backend> {
@@ -167,7 +169,29 @@ impl<B: Backend> DecoderBlock<B> {
     ///
     /// When the backend cannot hold it.
     pub fn replace(&mut self, backend: &B, name: WeightName, weight: Tensor) -> Result<bool, NnError> {
-        let place = match name {
+        let Some(matrix) = self.matrix_mut(name) else { return Ok(false) };
+        *matrix = backend.load_matrix(weight)?;
+        Ok(true)
+    }
+
+    /// [`Backend::edit`] of one of the block's seven matrices, whatever layer the name has; `None` for the name of something
+    /// else.
+    ///
+    /// # Errors
+    ///
+    /// Errors of the backend.
+    pub fn edit(
+        &mut self,
+        backend: &B,
+        name: WeightName,
+        edits: &[Edit],
+        edited: &TritTensor,
+    ) -> Result<Option<MatrixEdit>, NnError> {
+        self.matrix_mut(name).map(|matrix| backend.edit(matrix, edits, edited)).transpose()
+    }
+
+    fn matrix_mut(&mut self, name: WeightName) -> Option<&mut B::Matrix> {
+        let layer = match name {
             WeightName::Query(_) => &mut self.query,
             WeightName::Key(_) => &mut self.key,
             WeightName::Value(_) => &mut self.value,
@@ -175,10 +199,9 @@ impl<B: Backend> DecoderBlock<B> {
             WeightName::Gate(_) => &mut self.gate,
             WeightName::Up(_) => &mut self.up,
             WeightName::Down(_) => &mut self.down,
-            _ => return Ok(false),
+            _ => return None,
         };
-        place.weight = backend.load_matrix(weight)?;
-        Ok(true)
+        Some(&mut layer.weight)
     }
 
     /// Passes `x`, `tokens x hidden`, through the block; `caches` has the cache of this layer for each sequence of `inputs`.

@@ -1,5 +1,7 @@
 //! Shape checks of the operations, written once for every backend.
 
+use trike_trit::{Edit, TritTensor};
+
 use crate::{AttentionSpec, CacheSpec, NnError, StepInputs};
 
 /// Rows and width of a tensor.
@@ -28,6 +30,18 @@ pub fn upload(values: usize, width: usize) -> Result<(), NnError> {
     } else {
         Err(NnError::Rows { values, width })
     }
+}
+
+/// Edits of a resident matrix that bring it to the tensor `edited`.
+///
+/// # Errors
+///
+/// [`NnError::Trit`] for a place outside of the tensor.
+pub fn edit(edits: &[Edit], edited: &TritTensor) -> Result<(), NnError> {
+    for edit in edits {
+        edited.get(edit.plane, edit.row, edit.col)?;
+    }
+    Ok(())
 }
 
 /// The look-up of a step's ids in a table of `vocab` rows.

@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use trike_core::Cost;
-use trike_cpu::{Cpu, CpuOps, DenseMatrix, Int8Matrix, KvData, KvView, Matrix, RopeTable, choose_layout};
-use trike_trit::TritTensor;
+use trike_cpu::{
+    Cpu, CpuOps, DenseMatrix, EditOutcome, Int8Matrix, KvData, KvView, Matrix, RopeTable, choose_layout,
+};
+use trike_trit::{Edit, TritTensor};
 
 use crate::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, Layout,
-    NnError, RopePairing, RopeSpec, StepInputs, Tensor, check,
+    MatrixEdit, NnError, RopePairing, RopeSpec, StepInputs, Tensor, check,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.
@@ -242,6 +244,17 @@ impl Backend for CpuBackend {
             Tensor::Int8(w) => Matrix::Int8(Int8Matrix::from_tensor(&w)?),
             Tensor::Dense(w) => Matrix::Dense(DenseMatrix::from_tensor(w)),
         })
+    }
+
+    fn edit(&self, matrix: &mut Matrix, edits: &[Edit], edited: &TritTensor) -> Result<MatrixEdit, NnError> {
+        check::edit(edits, edited)?;
+        if let Matrix::Ternary(matrix) = matrix
+            && matrix.edit(edits)? == EditOutcome::InPlace
+        {
+            return Ok(MatrixEdit::InPlace);
+        }
+        *matrix = Matrix::Ternary(self.cpu.pack(edited, self.layout_of(edited))?);
+        Ok(MatrixEdit::Replaced)
     }
 
     fn matrix_layout(&self, matrix: &Matrix) -> Option<Layout> {

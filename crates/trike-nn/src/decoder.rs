@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use trike_trit::{Edit, TritTensor};
+
 use crate::{
-    Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, Layout, NnError, Norm,
-    Sequence, StepInputs, StepLogits, Tensor, TokenStep, WeightName,
+    Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, Layout, MatrixEdit,
+    NnError, Norm, Sequence, StepInputs, StepLogits, Tensor, TokenStep, WeightName,
     block::{BlockContext, Loader, linear},
     step::usable,
 };
@@ -108,20 +110,50 @@ impl<B: Backend> Decoder<B> {
     ///
     /// [`NnError::WeightShape`] for another shape or a name that is no linear layer of the blocks, and what the backend says.
     pub fn replace(&mut self, name: WeightName, weight: Tensor) -> Result<(), NnError> {
-        let got = (weight.rows(), weight.cols());
+        let layer = self.layer_of(name, (weight.rows(), weight.cols()))?;
+        self.version = next_version();
+        self.blocks[layer].replace(&self.backend, name, weight)?;
+        Ok(())
+    }
+
+    /// Brings the weight of a linear layer to the tensor `edited`, which differs from the one that is resident by `edits`,
+    /// between steps. What was recorded of the model stays usable when that is done in place.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::WeightShape`] for another shape or a name that is no linear layer of the blocks, and those of
+    /// [`Backend::edit`].
+    pub fn edit(
+        &mut self,
+        name: WeightName,
+        edits: &[Edit],
+        edited: &TritTensor,
+    ) -> Result<MatrixEdit, NnError> {
+        let layer = self.layer_of(name, (edited.rows(), edited.cols()))?;
+        let done = self.blocks[layer].edit(&self.backend, name, edits, edited);
+        if !matches!(done, Ok(Some(MatrixEdit::InPlace))) {
+            self.version = next_version();
+        }
+        // `layer_of` found one of the seven matrices.
+        Ok(done?.unwrap_or(MatrixEdit::Replaced))
+    }
+
+    /// The layer of a linear layer of the blocks whose weight has a shape.
+    fn layer_of(&self, name: WeightName, got: (usize, usize)) -> Result<usize, NnError> {
         let found = (0..self.spec.layers)
             .find_map(|layer| block_matrix(&self.spec, layer, name).map(|shape| (layer, shape)));
-        let expected = found.map_or((0, 0), |(_, shape)| shape);
-        self.version = next_version();
-        match found.and_then(|(layer, _)| self.blocks.get_mut(layer)) {
-            Some(block) if expected == got => block.replace(&self.backend, name, weight).map(|_| ()),
-            _ => Err(NnError::WeightShape {
-                name: name.to_string(),
-                expected_rows: expected.0,
-                expected_cols: expected.1,
-                got_rows: got.0,
-                got_cols: got.1,
-            }),
+        match found {
+            Some((layer, expected)) if expected == got => Ok(layer),
+            other => {
+                let (expected_rows, expected_cols) = other.map_or((0, 0), |(_, shape)| shape);
+                Err(NnError::WeightShape {
+                    name: name.to_string(),
+                    expected_rows,
+                    expected_cols,
+                    got_rows: got.0,
+                    got_cols: got.1,
+                })
+            }
         }
     }
 

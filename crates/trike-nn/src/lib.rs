@@ -39,7 +39,7 @@ mod spec;
 mod step;
 mod weights;
 
-pub use backend::{Backend, CacheSpec, Input, Norm};
+pub use backend::{Backend, CacheSpec, Input, MatrixEdit, Norm};
 pub use block::{BlockContext, DecoderBlock, Hook, HookPoint};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
 pub use decoder::{Decoder, Logits, Step};

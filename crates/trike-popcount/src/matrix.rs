@@ -91,7 +91,7 @@ impl PlaneMatrix {
             converted = tensor.to_encoding(Encoding::Planes)?;
             &converted
         };
-        if let Some(TritData::Planes { pos, neg }) = tensor.data(0) {
+        if let Some(TritData::Planes { pos, neg }) = tensor.data(0).as_deref() {
             // The tensor has checked its planes, with the same rules.
             for (row, (pos, neg)) in pos.chunks_exact(words).zip(neg.chunks_exact(words)).enumerate() {
                 let [to_pos, to_neg] = matrix.planes_mut(row);

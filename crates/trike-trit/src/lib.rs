@@ -29,6 +29,7 @@ mod edit;
 mod error;
 mod hadamard;
 mod kinds;
+mod plane;
 mod row;
 mod scales;
 mod sparsity;

@@ -1,6 +1,6 @@
 //! Read-only views of one row of one plane.
 
-use crate::{Trit, TritData, TritError};
+use crate::{Trit, TritError, plane::Plane};
 
 /// One row of one plane, borrowed from a tensor.
 ///
@@ -15,13 +15,13 @@ use crate::{Trit, TritData, TritError};
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct TritRow<'a> {
-    data: &'a TritData,
+    data: &'a Plane,
     row: usize,
     cols: usize,
 }
 
 impl<'a> TritRow<'a> {
-    pub(crate) fn new(data: &'a TritData, row: usize, cols: usize) -> Self {
+    pub(crate) fn new(data: &'a Plane, row: usize, cols: usize) -> Self {
         Self { data, row, cols }
     }
 

@@ -58,6 +58,11 @@ impl SparsityMetadata {
         self.row_zeros.get(row).copied()
     }
 
+    /// Nonzeros of a row of `cols` trits that exists.
+    pub(crate) fn row_nonzeros(&self, row: usize, cols: usize) -> usize {
+        cols - self.row_zeros[row] as usize
+    }
+
     /// The bitmap of a chunk of a row: bit `b` is set when trits `32 b .. 32 b + 32` of the chunk hold a
     /// nonzero. `None` past the last row or chunk.
     pub fn chunk(&self, row: usize, chunk: usize) -> Option<u64> {

@@ -1,8 +1,10 @@
 //! The ternary tensor.
 
+use std::borrow::Cow;
+
 use crate::{
     Coupling, Encoding, Hadamard, MAX_DEPTH, Scales, SparsityMetadata, TritData, TritError, TritRow,
-    data::bit_words,
+    data::bit_words, plane::Plane,
 };
 
 /// A `rows x cols` (out x in) matrix of ternary weights in 1 to 6 planes, with its scales.
@@ -31,7 +33,7 @@ use crate::{
 pub struct TritTensor {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
-    pub(crate) planes: Vec<TritData>,
+    pub(crate) planes: Vec<Plane>,
     pub(crate) sparsity: Vec<SparsityMetadata>,
     coupling: Coupling,
     scales: Scales,
@@ -67,6 +69,7 @@ impl TritTensor {
             data.check_lengths(plane, rows, cols)?;
             sparsity.push(index(data, plane, rows, cols)?);
         }
+        let planes = planes.into_iter().map(Plane::from).collect();
         Ok(Self { rows, cols, planes, sparsity, coupling, scales, rotation: None })
     }
 
@@ -175,9 +178,11 @@ impl TritTensor {
         &self.scales
     }
 
-    /// The raw parts of a plane; `None` past the last.
-    pub fn data(&self, plane: usize) -> Option<&TritData> {
-        self.planes.get(plane)
+    /// The raw parts of a plane, equal to those of a tensor that was made of the same trits; `None` past the last. They are
+    /// borrowed unless the plane is in a compressed encoding and was edited: then all rows are brought together here, which
+    /// [`compact`](Self::compact) does once for all.
+    pub fn data(&self, plane: usize) -> Option<Cow<'_, TritData>> {
+        self.planes.get(plane).map(Plane::data)
     }
 
     /// Number of scales along a row.
@@ -303,7 +308,7 @@ impl TritTensor {
         Ok(Self {
             rows: self.rows,
             cols: self.cols,
-            planes: self.repack(encoding, &rows)?,
+            planes: self.repack(encoding, &rows)?.into_iter().map(Plane::from).collect(),
             sparsity: self.sparsity.clone(),
             coupling: self.coupling,
             scales: self.scales.clone(),
@@ -349,10 +354,29 @@ impl TritTensor {
         self.sparsity.iter().map(SparsityMetadata::zeros).sum()
     }
 
-    /// Bytes that the trits (with the index of a compressed encoding), the scales and the means take. The
-    /// derived [`SparsityMetadata`] is not counted.
+    /// Bytes that the trits (with the row offsets of a compressed encoding), the scales and the means take when they are
+    /// stored: those of [`data`](Self::data), whether rows were edited or not. The derived [`SparsityMetadata`] is not
+    /// counted, nor is the room for edits; [`held_bytes`](Self::held_bytes) counts that.
     pub fn bytes(&self) -> usize {
-        self.planes.iter().map(TritData::bytes).sum::<usize>() + self.scales.bytes()
+        self.planes.iter().map(Plane::bytes).sum::<usize>() + self.scales.bytes()
+    }
+
+    /// Bytes of memory that the trits, the scales and the means take now. They are [`bytes`](Self::bytes) unless the encoding
+    /// is compressed and rows were edited. Then a plane keeps its buffers and adds four bytes for each row, and for each
+    /// edited row at most
+    ///
+    /// * [`Encoding::Bitmap`]: one bit for each column (rounded up to whole words) and 64 bytes;
+    /// * [`Encoding::RowCompressed`]: six bytes for each nonzero, 40 for each 2048 columns begun, and 64 bytes;
+    ///
+    /// until [`compact`](Self::compact). The derived [`SparsityMetadata`] is not counted.
+    pub fn held_bytes(&self) -> usize {
+        self.planes.iter().map(Plane::held_bytes).sum::<usize>() + self.scales.bytes()
+    }
+
+    /// Brings edited rows of compressed encodings together with the others and gives up the room for edits: one pass over the
+    /// planes that have some. The trits stay as they are.
+    pub fn compact(&mut self) {
+        self.planes.iter_mut().for_each(Plane::compact);
     }
 
     /// [`bytes`](Self::bytes) in bits, over `rows * cols`.

@@ -149,7 +149,7 @@ proptest! {
     fn raw_parts_go_back_into_the_constructor(parts in parts()) {
         for encoding in Encoding::ALL {
             let tensor = parts.tensor(encoding);
-            let data = (0..tensor.depth()).map(|p| tensor.data(p).unwrap().clone()).collect();
+            let data = (0..tensor.depth()).map(|p| tensor.data(p).unwrap().into_owned()).collect();
             let again = TritTensor::new(
                 parts.rows, parts.cols, data, parts.coupling, tensor.scales().clone());
             prop_assert_eq!(again.unwrap(), tensor);

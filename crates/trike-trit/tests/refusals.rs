@@ -71,7 +71,7 @@ fn the_drawn_row_in_every_encoding() {
     ];
     for (data, encoding) in drawn.into_iter().zip(Encoding::ALL) {
         let packed = TritTensor::from_trits(1, 4, &[1, 0, -1, 1], encoding, Scales::tensor(1.0)).unwrap();
-        assert_eq!(packed.data(0), Some(&data));
+        assert_eq!(packed.data(0).as_deref(), Some(&data));
         assert_eq!(one_row(4, data).unwrap().dequantize(), [1.0, 0.0, -1.0, 1.0]);
     }
 }

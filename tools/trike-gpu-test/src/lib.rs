@@ -28,5 +28,5 @@ pub mod suites;
 pub mod tally;
 pub mod target;
 
-pub use session::{Failure, Oracle, Origin, Session, Verdict};
+pub use session::{Failure, Oracle, Session, Verdict};
 pub use tally::{Outcome, Tally};

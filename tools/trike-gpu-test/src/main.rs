@@ -33,9 +33,6 @@ enum Command {
         /// Only cases whose name contains this.
         #[arg(long)]
         filter: Option<String>,
-        /// One form of each kernel, and for one target of each generator all that the shapes of models lead to.
-        #[arg(long)]
-        quick: bool,
         /// Where the generated sources go.
         #[arg(long, default_value = "target/gpu-test")]
         out: PathBuf,
@@ -91,14 +88,14 @@ fn main() -> ExitCode {
 
 fn execute(command: Command) -> Result<()> {
     match command {
-        Command::Compile { nvidia, why_no_nvidia, target, filter, quick, out } => {
+        Command::Compile { nvidia, why_no_nvidia, target, filter, out } => {
             use trike_gpu_test::compile::{Options, Toolkit, run};
             let toolkit = match nvidia {
                 Some(folder) => Ok(Toolkit::find(&folder)?),
                 None => Err(why_no_nvidia),
             };
             let options =
-                Options { target: target.as_deref(), filter: filter.as_deref(), quick, toolkit, out: &out };
+                Options { target: target.as_deref(), filter: filter.as_deref(), toolkit, out: &out };
             let report = run(&options, |line| println!("{line}"))?;
             print!("{report}");
             finish(report.tally(), true)

@@ -26,6 +26,11 @@ pub struct Options {
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Tally {
     let mut tally = Tally::default();
     let wanted = |runtime: &Runtime| options.runtimes.is_empty() || options.runtimes.contains(runtime);
+    let names = |linked: bool| {
+        let runtimes = Runtime::ALL.into_iter().filter(|runtime| is_linked(*runtime) == linked);
+        runtimes.map(Runtime::name).collect::<Vec<_>>().join(", ")
+    };
+    say(&format!("runtimes of this build: {}; not built in: {}", names(true), names(false)));
     let found: Vec<DeviceInfo> =
         devices().into_iter().filter(|d| runtime_of(d).is_some_and(|r| wanted(&r))).collect();
     for runtime in Runtime::ALL.iter().filter(|r| wanted(r)) {

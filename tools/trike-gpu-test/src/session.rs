@@ -36,17 +36,6 @@ pub type Verdict = Result<(), Failure>;
 /// How many of the slowest cases are remembered.
 const SLOWEST: usize = 5;
 
-/// Who chose the blueprints of a case.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Origin {
-    /// The plan, for the shapes of real models.
-    Models,
-    /// The plan, for the small shapes of a suite.
-    Inferred,
-    /// The suite, so that every candidate runs.
-    Forced,
-}
-
 /// One device, the cases that were run on it, and what came of them.
 pub struct Session<'a> {
     device: &'a Device,
@@ -55,7 +44,7 @@ pub struct Session<'a> {
     tally: Tally,
     slowest: Vec<(Duration, String)>,
     /// Called after each case of a recording session.
-    after: Option<&'a mut dyn FnMut(Origin)>,
+    after: Option<&'a mut dyn FnMut()>,
 }
 
 impl<'a> Session<'a> {
@@ -71,9 +60,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Runs cases on a device that computes nothing, for their launches alone; `after` is called after each case with who
-    /// chose its blueprint.
-    pub fn recording(device: &'a Device, after: &'a mut dyn FnMut(Origin)) -> Self {
+    /// Runs cases on a device that computes nothing, for their launches alone; `after` is called after each case.
+    pub fn recording(device: &'a Device, after: &'a mut dyn FnMut()) -> Self {
         Self { compared: false, after: Some(after), ..Self::new(device) }
     }
 
@@ -97,10 +85,6 @@ impl<'a> Session<'a> {
     ///
     /// A panic is a failure of the case and not the end of the run.
     pub fn case(&mut self, name: impl Display, run: impl FnOnce(&Oracle) -> Verdict) {
-        self.case_of(Origin::Inferred, name, run);
-    }
-
-    fn case_of(&mut self, origin: Origin, name: impl Display, run: impl FnOnce(&Oracle) -> Verdict) {
         let name = name.to_string();
         if self.filter.is_some_and(|part| !name.contains(part)) {
             return;
@@ -118,7 +102,7 @@ impl<'a> Session<'a> {
         self.slowest.sort_unstable_by(|a, b| b.cmp(a));
         self.slowest.truncate(SLOWEST);
         if let Some(after) = &mut self.after {
-            after(origin);
+            after();
         }
     }
 
@@ -138,7 +122,7 @@ impl<'a> Session<'a> {
         for blueprint in problem.candidates(self.device.capabilities()) {
             let case = format!("{} {name}, {blueprint:?}", P::NAME);
             let forced = Strategy::Forced(blueprint);
-            self.case_of(Origin::Forced, case, |oracle| run(oracle, &forced));
+            self.case(case, |oracle| run(oracle, &forced));
         }
     }
 

@@ -104,16 +104,6 @@ impl Target {
         ]
     }
 
-    /// Whether a quick run builds the forms for the shapes of models for it: one target of each generator, and the generator
-    /// of C++ is one for CUDA, HIP and Metal.
-    pub fn is_thorough(&self) -> bool {
-        match self.family {
-            Family::Cuda(sm) => sm == SM_90,
-            Family::Hip(_) | Family::Metal => false,
-            Family::Vulkan | Family::WebGpu | Family::WebGpuMinimal => true,
-        }
-    }
-
     /// The runtime's name as its clients say it.
     pub fn runtime(&self) -> &'static str {
         match self.family {

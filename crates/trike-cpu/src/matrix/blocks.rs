@@ -13,7 +13,7 @@ use trike_host::{HostError, Lines};
 /// Columns of a block: those of one bit of a tensor's sparsity index.
 pub(crate) const BLOCK: usize = BLOCK_TRITS;
 /// Columns of a line.
-const LINE: usize = 16;
+pub(super) const LINE: usize = 16;
 
 /// The two lines of a block: sixteen rows by [`BLOCK`] columns, two bits each.
 pub(crate) type BlockLines = [CodeLine; BLOCK / LINE];
@@ -31,10 +31,10 @@ pub(crate) const ZEROS: CodeLine = Line([0b01_01_01_01; 64]);
 /// A range of tiles is one contiguous range of both, whatever was left out.
 #[derive(Clone, Debug)]
 pub(crate) struct Blocks {
-    lines: Lines<BlockLines>,
-    places: Vec<u16>,
+    pub(super) lines: Lines<BlockLines>,
+    pub(super) places: Vec<u16>,
     /// Where the blocks of each plane of each tile end.
-    ends: Vec<usize>,
+    pub(super) ends: Vec<usize>,
     /// The largest magnitude of a scale.
     largest_scale: f32,
 }
@@ -104,7 +104,7 @@ impl Blocks {
     }
 
     #[inline(always)]
-    fn start(&self, index: usize) -> usize {
+    pub(super) fn start(&self, index: usize) -> usize {
         if index == 0 { 0 } else { self.ends[index - 1] }
     }
 

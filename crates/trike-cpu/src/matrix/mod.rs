@@ -3,6 +3,7 @@
 pub(crate) mod blocks;
 mod choose;
 mod dense;
+mod edit;
 mod int8;
 pub(crate) mod layout;
 mod shares;
@@ -11,6 +12,7 @@ mod ternary;
 
 pub use choose::choose_layout;
 pub use dense::DenseMatrix;
+pub use edit::EditOutcome;
 pub use int8::Int8Matrix;
 pub(crate) use ternary::Groups;
 pub(crate) use ternary::pack;

@@ -42,8 +42,8 @@ pub(crate) struct Cells {
     /// Columns of a unit.
     unit: usize,
     /// Slots of a row in a cell.
-    slots: usize,
-    step: usize,
+    pub(super) slots: usize,
+    pub(super) step: usize,
     /// Lines of a whole unit.
     whole: usize,
     /// Lines of the last unit, where it is shorter.
@@ -62,28 +62,31 @@ impl Cells {
         self.unit
     }
 
+    /// Columns of a unit, which for the last may be fewer.
+    pub(super) fn unit_len(&self, unit: usize) -> usize {
+        self.unit.min(self.cols - unit * self.unit)
+    }
+
     /// Cells of a line.
     pub(crate) fn per_line(&self) -> usize {
         4 / self.slots
     }
 
     /// Lines of a unit of so many columns.
-    fn lines_for(&self, cols: usize) -> usize {
+    pub(super) fn lines_for(&self, cols: usize) -> usize {
         cols.div_ceil(self.step).div_ceil(self.per_line())
     }
 
     /// Lines of one plane of one tile.
-    fn lines(&self) -> usize {
+    pub(super) fn lines(&self) -> usize {
         self.cols / self.unit * self.whole + self.rest
     }
 
     /// The units: their first columns, how many columns they have, and their first lines.
     pub(crate) fn units(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let this = *self;
-        (0..self.cols.div_ceil(self.unit)).map(move |unit| {
-            let start = unit * this.unit;
-            (start, this.unit.min(this.cols - start), unit * this.whole)
-        })
+        (0..self.cols.div_ceil(self.unit))
+            .map(move |unit| (unit * this.unit, this.unit_len(unit), unit * this.whole))
     }
 
     /// The lines of a unit.
@@ -95,7 +98,7 @@ impl Cells {
     }
 
     /// The first column of the window of a cell, in a unit of so many columns.
-    fn window(&self, cell: usize, cols: usize) -> usize {
+    pub(super) fn window(&self, cell: usize, cols: usize) -> usize {
         (cell * self.step).min(cols.saturating_sub(WINDOW))
     }
 
@@ -220,12 +223,12 @@ impl Cells {
 /// The nonzeros of all planes of a matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct Sparse {
-    cells: Cells,
+    pub(super) cells: Cells,
     /// `[tile][plane][line]`.
-    lines: Lines<CodeLine>,
-    spills: Vec<u32>,
+    pub(super) lines: Lines<CodeLine>,
+    pub(super) spills: Vec<u32>,
     /// Where the spills of each plane of each tile end.
-    ends: Vec<usize>,
+    pub(super) ends: Vec<usize>,
 }
 
 /// Entries of some tiles without a slot, and where those of each plane of each tile end.

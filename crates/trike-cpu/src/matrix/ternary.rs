@@ -61,20 +61,21 @@ pub(crate) const FOLDED: usize = 4;
 /// ```
 #[derive(Clone, Debug)]
 pub struct TernaryMatrix {
-    rows: usize,
-    cols: usize,
-    /// Planes of the tensor.
-    depth: usize,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) coupling: Coupling,
+    /// Nonzeros of each plane of the tensor.
+    pub(super) nonzeros: Vec<u64>,
     /// Sets of planes with scales of their own, those left out that are zero.
-    sets: usize,
+    pub(super) sets: usize,
     /// Tied planes of a set, from the first to the last that is not zero.
-    planes: usize,
+    pub(super) planes: usize,
     /// Tied planes before them: the scale of the first is `3^-skipped` of that of the set.
     skipped: usize,
     group: Option<GroupSize>,
     /// How the columns are padded, and what the lines hold.
-    shape: Shape,
-    store: Store,
+    pub(super) shape: Shape,
+    pub(super) store: Store,
     scales: Shared,
     means: Option<Shared>,
     /// The rotation of the inputs.
@@ -83,7 +84,7 @@ pub struct TernaryMatrix {
 
 /// The weights.
 #[derive(Clone, Debug)]
-enum Store {
+pub(super) enum Store {
     /// Every weight has a place.
     Fixed(Lines<CodeLine>),
     Sparse(Box<Sparse>),
@@ -181,15 +182,16 @@ impl TernaryMatrix {
     }
 
     fn pack_with(tensor: &TritTensor, layout: Layout, pool: Option<&Pool>) -> Result<Self, CpuError> {
-        let (rows, cols, depth) = (tensor.rows(), tensor.cols(), tensor.depth());
+        let (rows, cols, coupling) = (tensor.rows(), tensor.cols(), tensor.coupling());
         check_range("columns of a ternary matrix", 1, MAX_COLS, cols)?;
         let scales = tensor.scales();
         let group = match scales.granularity() {
             Granularity::Group(size) => Some(size),
             Granularity::Tensor | Granularity::Row => None,
         };
-        let kept = kept_planes(tensor);
-        let (sets, planes, skipped) = match (tensor.coupling(), kept.first()) {
+        let nonzeros = nonzeros(tensor);
+        let kept = kept(coupling, &nonzeros);
+        let (sets, planes, skipped) = match (coupling, kept.first()) {
             (Coupling::Tied, Some(&first)) => (1, kept.len(), first),
             (Coupling::Tied, None) | (Coupling::Free, _) => (kept.len(), 1, 0),
         };
@@ -216,7 +218,21 @@ impl TernaryMatrix {
         };
         let rotation = tensor.rotation();
         let scales = packed;
-        Ok(Self { rows, cols, depth, sets, planes, skipped, group, shape, store, scales, means, rotation })
+        Ok(Self {
+            rows,
+            cols,
+            coupling,
+            nonzeros,
+            sets,
+            planes,
+            skipped,
+            group,
+            shape,
+            store,
+            scales,
+            means,
+            rotation,
+        })
     }
 
     /// Outputs.
@@ -234,7 +250,7 @@ impl TernaryMatrix {
     /// Planes of the tensor, 1 to 6, those included that are zero.
     #[must_use]
     pub fn depth(&self) -> usize {
-        self.depth
+        self.nonzeros.len()
     }
 
     /// Columns that share a scale, or `None` when a whole row does.
@@ -419,12 +435,21 @@ pub(crate) fn pack(cpu: &Cpu, tensor: &TritTensor, layout: Layout) -> Result<Ter
     TernaryMatrix::pack_with(tensor, layout, Some(cpu.pool()))
 }
 
-/// The planes that are packed: those with a nonzero, and tied ones between two of them.
-pub(super) fn kept_planes(tensor: &TritTensor) -> Vec<usize> {
+/// Nonzeros of each plane.
+fn nonzeros(tensor: &TritTensor) -> Vec<u64> {
     let all = tensor.rows() as u64 * tensor.cols() as u64;
-    let is_zero = |plane| tensor.sparsity(plane).is_some_and(|index| index.zeros() == all);
-    let present: Vec<usize> = (0..tensor.depth()).filter(|&plane| !is_zero(plane)).collect();
-    match (tensor.coupling(), present.as_slice()) {
+    (0..tensor.depth()).filter_map(|plane| Some(all - tensor.sparsity(plane)?.zeros())).collect()
+}
+
+/// The planes of a tensor that are packed.
+pub(super) fn kept_planes(tensor: &TritTensor) -> Vec<usize> {
+    kept(tensor.coupling(), &nonzeros(tensor))
+}
+
+/// The planes that are packed: those with a nonzero, and tied ones between two of them.
+pub(super) fn kept(coupling: Coupling, nonzeros: &[u64]) -> Vec<usize> {
+    let present: Vec<usize> = (0..nonzeros.len()).filter(|&plane| nonzeros[plane] > 0).collect();
+    match (coupling, present.as_slice()) {
         (Coupling::Tied, [first, .., last]) => (*first..last + 1).collect(),
         (Coupling::Tied | Coupling::Free, _) => present,
     }

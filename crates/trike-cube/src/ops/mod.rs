@@ -2,7 +2,6 @@
 //!
 //! Tensors are `tokens x width`, row-major, f32.
 
-mod dequantize;
 mod elementwise;
 mod gated;
 mod lookup;

@@ -162,7 +162,7 @@ fn trit_part(tensor: &TritTensor, suffix: &str) -> Vec<u8> {
         _ => {}
     }
     for plane in (0..tensor.depth()).filter_map(|p| tensor.data(p)) {
-        match (suffix, plane) {
+        match (suffix, &*plane) {
             (".trits" | ".rotated", TritData::Planes { pos, neg }) => {
                 put_u64s(pos, &mut out);
                 put_u64s(neg, &mut out);

@@ -8,10 +8,10 @@ use trike_cube::linear::{
     self, DenseMatrix, DenseValues, SparseLayout, SparseMatrix, TernaryLayout, TernaryMatrix,
 };
 use trike_cube::ops::RopeTable;
-use trike_trit::TritTensor;
+use trike_trit::{Edit, TritTensor};
 
 use super::CubeBackend;
-use crate::{NnError, RopePairing, RopeSpec, Tensor};
+use crate::{MatrixEdit, NnError, RopePairing, RopeSpec, Tensor};
 
 /// A resident matrix.
 #[derive(Debug)]
@@ -171,6 +171,26 @@ impl CubeBackend {
             return Ok((0..tensors.len()).map(part).collect());
         }
         weights.into_iter().map(|weight| self.upload_matrix(weight, false)).collect()
+    }
+
+    /// Brings a matrix to an edited tensor: in its buffer where weights of the layout are changed there, its neighbours
+    /// untouched, else by packing the tensor anew, apart from its neighbours.
+    pub(super) fn edit_matrix(
+        &self,
+        matrix: &mut CubeMatrix,
+        edits: &[Edit],
+        edited: &TritTensor,
+    ) -> Result<MatrixEdit, NnError> {
+        let looked_up = match &matrix.0 {
+            Kind::Ternary { packed, part, table: None } if packed.form().layout == TernaryLayout::TwoBit => {
+                self.device.edit(packed, *part, edits)?;
+                return Ok(MatrixEdit::InPlace);
+            }
+            Kind::Ternary { table, .. } | Kind::Sparse { table, .. } => table.is_some(),
+            Kind::Dense(_) => false,
+        };
+        *matrix = self.upload_matrix(Tensor::Ternary(edited.clone()), looked_up)?;
+        Ok(MatrixEdit::Replaced)
     }
 
     /// The layout of a matrix: the one asked for where the device has a kernel for the tensor in it, else the predicted one.

@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 
 use trike_cube::attention::{CacheShape, KvCache};
 use trike_cube::{Buffer, Device, Graphs, Strategy};
+use trike_trit::{Edit, TritTensor};
 
 pub use self::matrices::{CubeMatrix, CubeRope};
 pub use self::recordings::CubeRecorded;
@@ -21,7 +22,7 @@ pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
 use crate::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,
-    Layout, MemoryPlan, NnError, RopeSpec, StepInputs, StepLogits, Tensor, TokenStep, check,
+    Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, StepInputs, StepLogits, Tensor, TokenStep, check,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
@@ -137,6 +138,16 @@ impl Backend for CubeBackend {
         weights: &mut dyn Iterator<Item = Result<Tensor, NnError>>,
     ) -> Result<Vec<CubeMatrix>, NnError> {
         self.upload_matrices(weights.collect::<Result<_, _>>()?)
+    }
+
+    fn edit(
+        &self,
+        matrix: &mut CubeMatrix,
+        edits: &[Edit],
+        edited: &TritTensor,
+    ) -> Result<MatrixEdit, NnError> {
+        check::edit(edits, edited)?;
+        self.edit_matrix(matrix, edits, edited)
     }
 
     fn matrix_bytes(&self, matrix: &CubeMatrix) -> usize {

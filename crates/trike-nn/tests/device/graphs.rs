@@ -1,6 +1,8 @@
 //! Steps that are recorded and run again, against the same steps launched anew.
 
 use trike_cube::{Capabilities, Graphs};
+use trike_nn::MatrixEdit;
+use trike_trit::Edit;
 
 use super::*;
 
@@ -231,6 +233,43 @@ fn a_replaced_weight_is_recorded_anew() {
         let [with, without] = [0, 1].map(|d| one(&other[d], &mut sequences[d], id));
         assert_eq!(with, without);
     }
+}
+
+/// A recording reads the weights where they are, so it goes on with those that were edited in place.
+#[test]
+fn weights_edited_in_place_keep_the_recording() {
+    let Some(device) = software() else { return };
+    let (spec, name) = (base(), WeightName::Key(1));
+    let mut decoders = both(&device, &spec, Kind::Trits, ActivationPrecision::F32);
+    let edits = edits::some(&spec, name, 300);
+    let mut weights = edits::EditedWeights::new(&spec, Kind::Trits, name, &edits);
+    let backend = CubeBackend::new(device.clone(), ActivationPrecision::F32);
+    let want = Decoder::new(backend, spec.clone(), &mut weights).expect("it loads");
+    let [before, after] = weights.seen.expect("a ternary weight");
+    let kv = KvSpec::new(KvPrecision::F32, 40);
+    let mut sequences = decoders.each_ref().map(|decoder| decoder.sequence(kv).expect("a sequence"));
+    let mut rounds = Vec::new();
+    for tensor in [&after, &before, &after] {
+        for id in [1, 2, 3] {
+            let [with, without] = [0, 1].map(|d| one(&decoders[d], &mut sequences[d], id));
+            assert_eq!(with, without);
+            rounds.push(with);
+        }
+        for (decoder, sequence) in decoders.iter_mut().zip(&mut sequences) {
+            let places = edits
+                .iter()
+                .map(|e| Edit { trit: tensor.get(e.plane, e.row, e.col).expect("a place"), ..*e });
+            let edit = decoder.edit(name, &places.collect::<Vec<_>>(), tensor).expect("an edit");
+            assert_eq!(edit, MatrixEdit::InPlace);
+            sequence.truncate(0).expect("everything");
+        }
+    }
+    assert_eq!(counts(&decoders[0]), (1, 2 + 3 + 3));
+    let mut fresh = want.sequence(kv).expect("a sequence");
+    let want = [1, 2, 3].map(|id| one(&want, &mut fresh, id));
+    assert_eq!(rounds[3..6], want);
+    assert_eq!(rounds[..3], rounds[6..]);
+    assert_ne!(rounds[..3], rounds[3..6], "the weight matters");
 }
 
 #[test]

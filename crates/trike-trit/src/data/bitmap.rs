@@ -43,7 +43,7 @@ fn sign(negative: &[u64], rank: usize) -> i8 {
     if negative[rank / 64] >> (rank % 64) & 1 == 1 { -1 } else { 1 }
 }
 
-pub(super) fn read(map: &[u64], negative: &[u64], start: usize, out: &mut [i8]) {
+pub(crate) fn read(map: &[u64], negative: &[u64], start: usize, out: &mut [i8]) {
     let mut at = rank(map, start);
     for (i, t) in out.iter_mut().enumerate() {
         let col = start + i;
@@ -55,7 +55,7 @@ pub(super) fn read(map: &[u64], negative: &[u64], start: usize, out: &mut [i8]) 
     }
 }
 
-pub(super) fn get(map: &[u64], negative: &[u64], col: usize) -> Trit {
+pub(crate) fn get(map: &[u64], negative: &[u64], col: usize) -> Trit {
     if map[col / 64] >> (col % 64) & 1 == 0 {
         Trit::Z
     } else if sign(negative, rank(map, col)) < 0 {

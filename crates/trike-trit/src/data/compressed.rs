@@ -9,7 +9,7 @@ const SKIP: u8 = 127;
 const MAX_GAP: usize = 126;
 
 /// A nonzero: its column and its trit.
-pub(super) fn nonzeros(entries: &[u8]) -> impl Iterator<Item = (usize, i8)> + '_ {
+pub(crate) fn nonzeros(entries: &[u8]) -> impl Iterator<Item = (usize, i8)> + '_ {
     let mut col = 0;
     entries.iter().filter_map(move |&byte| {
         col += usize::from(byte & 0x7F);
@@ -44,7 +44,7 @@ pub(super) fn scan(
     Ok(())
 }
 
-pub(super) fn read(entries: &[u8], start: usize, out: &mut [i8]) {
+pub(crate) fn read(entries: &[u8], start: usize, out: &mut [i8]) {
     out.fill(0);
     let end = start + out.len();
     for (col, trit) in nonzeros(entries).skip_while(|&(col, _)| col < start).take_while(|&(col, _)| col < end)
@@ -53,7 +53,7 @@ pub(super) fn read(entries: &[u8], start: usize, out: &mut [i8]) {
     }
 }
 
-pub(super) fn get(entries: &[u8], col: usize) -> Trit {
+pub(crate) fn get(entries: &[u8], col: usize) -> Trit {
     match nonzeros(entries).find(|&(at, _)| at >= col) {
         Some((at, trit)) if at == col => {
             if trit < 0 {
@@ -67,17 +67,36 @@ pub(super) fn get(entries: &[u8], col: usize) -> Trit {
 }
 
 pub(super) fn push(entries: &mut Vec<u8>, trits: &[i8]) {
-    let mut gap = 0;
-    for &t in trits {
-        if t == 0 {
-            gap += 1;
-            continue;
-        }
+    let mut encoder = Encoder::new(entries);
+    for (col, &trit) in trits.iter().enumerate().filter(|(_, trit)| **trit != 0) {
+        encoder.push(col, trit < 0);
+    }
+}
+
+/// Appends the nonzeros of a row in the order of their columns.
+pub(crate) struct Encoder<'a> {
+    entries: &'a mut Vec<u8>,
+    /// The column after the last nonzero.
+    next: usize,
+}
+
+impl<'a> Encoder<'a> {
+    pub(crate) fn new(entries: &'a mut Vec<u8>) -> Self {
+        Self { entries, next: 0 }
+    }
+
+    pub(crate) fn push(&mut self, col: usize, negative: bool) {
+        let mut gap = col - self.next;
         while gap > MAX_GAP {
-            entries.push(SKIP);
+            self.entries.push(SKIP);
             gap -= usize::from(SKIP);
         }
-        entries.push(gap as u8 | if t < 0 { 0x80 } else { 0 });
-        gap = 0;
+        self.entries.push(gap as u8 | if negative { 0x80 } else { 0 });
+        self.next = col + 1;
     }
+}
+
+/// Bytes of a nonzero after `gap` zeros: its own and those of the skips before it.
+pub(crate) fn entry_bytes(gap: usize) -> usize {
+    1 + gap / usize::from(SKIP)
 }

@@ -51,7 +51,7 @@ pub(super) fn push(pos: &mut Vec<u64>, neg: &mut Vec<u64>, trits: &[i8]) {
 
 /// The trit at a bit of two words.
 #[inline]
-pub(super) fn trit(pos: u64, neg: u64, bit: usize) -> Trit {
+pub(crate) fn trit(pos: u64, neg: u64, bit: usize) -> Trit {
     // By table and not by match: a branch on a word that is not in the cache yet would wait for it.
     [Trit::Z, Trit::P, Trit::N, Trit::Z][((pos >> bit) & 1 | ((neg >> bit) & 1) << 1) as usize]
 }

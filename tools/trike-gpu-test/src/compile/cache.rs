@@ -1,85 +1,175 @@
-//! Machine code of an earlier run: NVRTC and `ptxas` are asked once for each source, architecture and version of theirs.
+//! What earlier runs found out, so that nothing is generated or compiled twice.
+//!
+//! * [`Outcomes`]: what came of a form, by everything that says which form it is. They hold for one build of this program and one
+//!   version of NVIDIA's compilers: kernels, CubeCL's generators and the descriptions of targets are all inside of the program,
+//!   so that another one asks for everything again.
+//! * [`machine_code`] and [`keep_machine_code`]: the PTX files of a folder, by the hash of their source. They outlive this program:
+//!   most sources are the same after a change of one kernel.
 
 use anyhow::{Context, Result};
-use std::collections::{HashMap, HashSet};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use super::cuda::{Resources, Toolkit};
+use super::{Code, Machine};
 use crate::target::CudaSm;
 
-/// A folder of PTX files, with what `ptxas` said of each as their first line.
-pub(super) struct Cache {
-    folder: PathBuf,
-    used: Mutex<HashSet<String>>,
+/// What came of forms, as lines of JSON in a file that is named after all that they depend on.
+pub(super) struct Outcomes {
+    known: HashMap<String, Value>,
+    path: PathBuf,
+    file: Mutex<File>,
 }
 
-impl Cache {
-    /// The cache in a folder, which is made.
+impl Outcomes {
+    /// Those of this program with these compilers, in a folder, which is made.
     ///
     /// # Errors
-    /// When it cannot be made.
-    pub(super) fn open(folder: PathBuf) -> Result<Self> {
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        Ok(Self { folder, used: Mutex::default() })
+    /// When the folder or the file cannot be written, or this program cannot be read.
+    pub(super) fn open(folder: &Path, compilers: &str) -> Result<Self> {
+        let program = std::env::current_exe().context("this program has no path")?;
+        Self::open_for(folder, &format!("{} {compilers}", hash_of(&program)?))
     }
 
-    /// What was kept for a source.
-    pub(super) fn get(&self, key: &str) -> Option<(Resources, String)> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned());
-        let text = std::fs::read_to_string(self.file(key)).ok()?;
-        let (first, ptx) = text.split_once('\n')?;
-        // Anything else was not written by `put` to its end.
-        let ptx = ptx.strip_suffix(END)?;
-        let numbers: Vec<u32> =
-            first.strip_prefix(START)?.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
-        let [registers, spilled, shared] = numbers[..] else { return None };
-        Some((Resources { registers, spilled, shared }, ptx.to_owned()))
+    fn open_for(folder: &Path, identity: &str) -> Result<Self> {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        let path = folder.join(format!("{}.jsonl", hash(identity)));
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        // A line that is cut short was written by a run that ended there.
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let known = lines.filter_map(|line| Some((line["form"].as_str()?.to_owned(), line))).collect();
+        let file = File::options().create(true).append(true).open(&path);
+        let mut file = file.with_context(|| format!("cannot write {}", path.display()))?;
+        if !text.is_empty() && !text.ends_with('\n') {
+            writeln!(file)?;
+        }
+        Ok(Self { known, path, file: Mutex::new(file) })
     }
 
-    /// Keeps what came of a source.
+    /// The source's file and what came of it, if the file is still there.
+    pub(super) fn get(&self, form: &str) -> Option<(PathBuf, Code)> {
+        let line = self.known.get(form)?;
+        let number = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
+        let source = PathBuf::from(line["source"].as_str()?);
+        let machine = match &line["machine"] {
+            Value::Null => None,
+            machine => {
+                let small = |name: &str| number(&machine[name]).and_then(|n| u32::try_from(n).ok());
+                let resources = Resources {
+                    registers: small("registers")?,
+                    spilled: small("spilled")?,
+                    shared: small("shared")?,
+                };
+                let instructions = machine["instructions"].as_array()?.iter();
+                let instructions: Option<_> = instructions.map(|i| Some(i.as_str()?.to_owned())).collect();
+                Some(Machine { resources, instructions: instructions? })
+            }
+        };
+        let (source_bytes, dynamic_shared) =
+            (number(&line["source_bytes"])?, number(&line["dynamic_shared"])?);
+        source.is_file().then_some((source, Code { source_bytes, dynamic_shared, machine }))
+    }
+
+    /// Keeps what came of a form. Failures are not kept: they may have other causes.
     ///
     /// # Errors
     /// When the file cannot be written.
-    pub(super) fn put(&self, key: &str, resources: &Resources, ptx: &str) -> Result<()> {
-        let file = self.file(key);
-        let Resources { registers, spilled, shared } = resources;
-        let text = format!("{START}{registers} {spilled} {shared}\n{ptx}{END}");
-        std::fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))
+    pub(super) fn put(&self, form: &str, source: &Path, code: &Code) -> Result<()> {
+        let machine = code.machine.as_ref().map(|Machine { resources, instructions }| {
+            let Resources { registers, spilled, shared } = resources;
+            json!({ "registers": registers, "spilled": spilled, "shared": shared, "instructions": instructions })
+        });
+        let Code { source_bytes, dynamic_shared, .. } = code;
+        let source = source.to_str().context("the folder's name is not text")?;
+        let line = json!({
+            "form": form, "source": source, "source_bytes": source_bytes, "dynamic_shared": dynamic_shared,
+            "machine": machine,
+        });
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        // One write, so that a run that is ended leaves whole lines.
+        file.write_all(format!("{line}\n").as_bytes())
+            .with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// Removes what this run did not ask for.
+    /// Removes those of other programs.
     pub(super) fn prune(&self) {
-        let used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        for entry in std::fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let path = entry.path();
-            let stem = path.file_stem().and_then(|stem| stem.to_str());
-            if stem.is_some_and(|key| !used.contains(key)) {
-                // What stays is only space.
-                let _ = std::fs::remove_file(&path);
-            }
+        let folder = self.path.parent().into_iter().flat_map(std::fs::read_dir);
+        for path in folder.flatten().flatten().map(|entry| entry.path()).filter(|path| *path != self.path) {
+            // What stays is only space.
+            let _ = std::fs::remove_file(&path);
         }
     }
+}
 
-    fn file(&self, key: &str) -> PathBuf {
-        self.folder.join(key).with_extension("ptx")
-    }
+/// What was kept of the machine code in a PTX file.
+pub(super) fn machine_code(file: &Path) -> Option<(Resources, String)> {
+    let text = std::fs::read_to_string(file).ok()?;
+    let (first, ptx) = text.split_once('\n')?;
+    // Anything else was not written to its end.
+    let ptx = ptx.strip_suffix(END)?;
+    let numbers: Vec<u32> =
+        first.strip_prefix(START)?.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
+    let [registers, spilled, shared] = numbers[..] else { return None };
+    Some((Resources { registers, spilled, shared }, ptx.to_owned()))
+}
+
+/// Keeps PTX, with what its machine code costs as the first line.
+///
+/// # Errors
+/// When the file cannot be written.
+pub(super) fn keep_machine_code(file: &Path, resources: &Resources, ptx: &str) -> Result<()> {
+    let Resources { registers, spilled, shared } = resources;
+    let text = format!("{START}{registers} {spilled} {shared}\n{ptx}{END}");
+    std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))
 }
 
 const START: &str = "// registers, spilled, shared: ";
 const END: &str = "\n// end\n";
 
-/// The name of a source with everything that its machine code depends on: 128 bits.
+/// The name of a source with everything that its machine code depends on.
 pub(super) fn key(toolkit: &Toolkit, source: &str, sm: CudaSm) -> String {
-    // The kernel's name ends with a hash that changes with every build, and some variables have other numbers in every run.
-    let source = renumbered(&source.replace(name_of(source).unwrap_or("no name"), "kernel"));
+    hash(&(toolkit.identity(), sm.arch(), comparable(source)))
+}
+
+/// A source without what differs from run to run: some variables have other numbers each time, and the kernel's name ends with a
+/// hash.
+pub(super) fn comparable(source: &str) -> String {
+    renumbered(&source.replace(name_of(source).unwrap_or("no name"), "kernel"))
+}
+
+/// 128 bits of hash as text.
+pub(super) fn hash<T: Hash + ?Sized>(value: &T) -> String {
     let half = |seed: u8| {
         let mut hasher = DefaultHasher::new();
-        (seed, toolkit.identity(), sm.arch(), &source).hash(&mut hasher);
+        seed.hash(&mut hasher);
+        value.hash(&mut hasher);
         hasher.finish()
     };
     format!("{:016x}{:016x}", half(0), half(1))
+}
+
+/// The hash of a file.
+fn hash_of(file: &Path) -> Result<String> {
+    let cannot = || format!("cannot read {}", file.display());
+    let mut open = File::open(file).with_context(cannot)?;
+    let mut hashers = [DefaultHasher::new(), DefaultHasher::new()];
+    1u8.hash(&mut hashers[1]);
+    let mut piece = vec![0; 1 << 20];
+    loop {
+        let read = open.read(&mut piece).with_context(cannot)?;
+        if read == 0 {
+            let [first, second] = hashers.map(|hasher| hasher.finish());
+            return Ok(format!("{first:016x}{second:016x}"));
+        }
+        for hasher in &mut hashers {
+            hasher.write(&piece[..read]);
+        }
+    }
 }
 
 /// The name of the kernel of a source: the word before the arguments.
@@ -115,15 +205,6 @@ fn renumbered(source: &str) -> String {
     out
 }
 
-/// Length and time of a file: enough to notice another version of a compiler.
-pub(super) fn stamp(file: &Path) -> String {
-    let data = std::fs::metadata(file);
-    let time = |data: &std::fs::Metadata| {
-        data.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok().map(|since| since.as_secs())
-    };
-    data.map_or_else(|_| String::new(), |data| format!("{} {:?}", data.len(), time(&data)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,19 +229,63 @@ mod tests {
     #[test]
     fn what_was_kept_comes_back_and_half_a_file_does_not() {
         let folder = std::env::temp_dir().join(format!("trike-cache-{}", std::process::id()));
-        let cache = Cache::open(folder.clone()).unwrap();
+        std::fs::create_dir_all(&folder).unwrap();
         let resources = Resources { registers: 40, spilled: 8, shared: 4112 };
-        assert_eq!(cache.get("a"), None);
-        cache.put("a", &resources, ".version 8.8\nret;").unwrap();
-        cache.put("b", &resources, "ret;").unwrap();
-        assert_eq!(cache.get("a"), Some((resources, ".version 8.8\nret;".to_owned())));
-        let whole = std::fs::read_to_string(cache.file("a")).unwrap();
+        let file = folder.join("a.ptx");
+        assert_eq!(machine_code(&file), None);
+        keep_machine_code(&file, &resources, ".version 8.8\nret;").unwrap();
+        assert_eq!(machine_code(&file), Some((resources, ".version 8.8\nret;".to_owned())));
+        let whole = std::fs::read_to_string(&file).unwrap();
         for half in ["", START, &whole[..whole.len() - 3]] {
-            std::fs::write(cache.file("a"), half).unwrap();
-            assert_eq!(cache.get("a"), None, "{half:?}");
+            std::fs::write(&file, half).unwrap();
+            assert_eq!(machine_code(&file), None, "{half:?}");
         }
-        cache.prune();
-        assert!(cache.file("a").exists() && !cache.file("b").exists(), "asked for, not asked for");
         std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn outcomes_are_those_of_one_program_and_of_sources_that_are_there() {
+        let folder = std::env::temp_dir().join(format!("trike-outcomes-{}", std::process::id()));
+        let outcomes = Outcomes::open_for(&folder, "program 1").unwrap();
+        let source = folder.join("a.cu");
+        std::fs::write(&source, "text").unwrap();
+        let resources = Resources { registers: 40, spilled: 8, shared: 4112 };
+        let machine = Some(Machine { resources, instructions: vec!["ret".to_owned()] });
+        let code = Code { source_bytes: 4, dynamic_shared: 16, machine };
+        outcomes.put("first", &source, &code).unwrap();
+        outcomes.put("second", &source, &Code { machine: None, ..code.clone() }).unwrap();
+        assert_eq!(outcomes.get("first"), None, "read when it is opened");
+        let again = Outcomes::open_for(&folder, "program 1").unwrap();
+        assert_eq!(again.get("first"), Some((source.clone(), code.clone())));
+        assert!(again.get("second").is_some_and(|(_, code)| code.machine.is_none()));
+        let other = Outcomes::open_for(&folder, "program 2").unwrap();
+        assert_eq!(other.get("first"), None);
+        // A run that was ended while it wrote.
+        let text = std::fs::read_to_string(&again.path).unwrap();
+        std::fs::write(&again.path, &text[..text.len() - 5]).unwrap();
+        let cut = Outcomes::open_for(&folder, "program 1").unwrap();
+        assert!(cut.get("first").is_some() && cut.get("second").is_none());
+        cut.put("third", &source, &code).unwrap();
+        let mended = Outcomes::open_for(&folder, "program 1").unwrap();
+        assert!(mended.get("third").is_some());
+        std::fs::remove_file(&source).unwrap();
+        assert_eq!(mended.get("first"), None, "its source is gone");
+        mended.prune();
+        assert!(mended.path.exists() && !other.path.exists());
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn any_byte_of_a_program_counts() {
+        let file = std::env::temp_dir().join(format!("trike-program-{}", std::process::id()));
+        let hashes: Vec<String> = [&b"one program"[..], b"one pr0gram", b"one program "]
+            .iter()
+            .map(|bytes| {
+                std::fs::write(&file, bytes).unwrap();
+                hash_of(&file).unwrap()
+            })
+            .collect();
+        assert!(hashes[0] != hashes[1] && hashes[0] != hashes[2] && hashes[1] != hashes[2]);
+        std::fs::remove_file(file).unwrap();
     }
 }

@@ -1,22 +1,21 @@
-//! CUDA without a GPU: NVRTC makes PTX, `ptxas` makes machine code and says what it costs.
+//! CUDA without a GPU: NVRTC makes PTX and machine code, and says what the machine code costs.
 
-use anyhow::{Context, Result, ensure};
-use cudarc::nvrtc::{CompileOptions, compile_ptx_with_opts};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use anyhow::{Context, Result, anyhow, ensure};
+use cudarc::nvrtc::{result, sys};
+use std::ffi::{CStr, CString, c_char};
+use std::path::Path;
 
-use super::cache::stamp;
 use super::generate::first_lines;
 use crate::target::CudaSm;
 
-/// What CubeCL's runtime passes to NVRTC beside the architecture.
-const OPTIONS: [&str; 1] = ["-lineinfo"];
+/// What CubeCL's runtime passes to NVRTC beside the architecture, and the report of `ptxas` into NVRTC's log. For a real
+/// architecture NVRTC runs its own `ptxas`, so that nothing is compiled to machine code twice.
+const OPTIONS: [&str; 2] = ["-lineinfo", "--ptxas-options=-v"];
 
 /// NVIDIA's compilers as their packages on PyPI lay them out.
 pub struct Toolkit {
     includes: Vec<String>,
-    ptxas: PathBuf,
-    /// Tells versions of the two compilers apart.
+    /// Tells versions of NVRTC apart.
     identity: String,
 }
 
@@ -26,21 +25,18 @@ impl Toolkit {
     /// NVRTC itself is loaded by name: the folder `cuda_nvrtc/lib` must be on the loader's path.
     ///
     /// # Errors
-    /// When a compiler or a folder of headers is missing.
+    /// When NVRTC or a folder of headers is missing.
     pub fn find(nvidia: &Path) -> Result<Self> {
         let nvrtc = nvidia.join("cuda_nvrtc/lib/libnvrtc.so.12");
-        let ptxas = nvidia.join("cuda_nvcc/bin/ptxas");
-        for file in [&nvrtc, &ptxas] {
-            ensure!(file.is_file(), "{} is missing", file.display());
-        }
+        ensure!(nvrtc.is_file(), "{} is missing", nvrtc.display());
         let includes = ["cuda_runtime/include", "cuda_nvcc/include", "cuda_cccl/include"];
         let includes = includes.map(|folder| nvidia.join(folder));
         for folder in &includes {
             ensure!(folder.is_dir(), "{} is missing", folder.display());
         }
-        let identity = format!("{} {} {OPTIONS:?}", stamp(&nvrtc), stamp(&ptxas));
-        let includes = includes.map(|folder| folder.display().to_string()).to_vec();
-        Ok(Self { includes, ptxas, identity })
+        let identity = format!("{} {OPTIONS:?}", stamp(&nvrtc));
+        let includes = includes.map(|folder| format!("--include-path={}", folder.display())).to_vec();
+        Ok(Self { includes, identity })
     }
 
     /// What differs between versions of the compilers.
@@ -48,34 +44,79 @@ impl Toolkit {
         &self.identity
     }
 
-    /// PTX of a source, compiled as CubeCL's runtime compiles it.
+    /// PTX of a source, compiled as CubeCL's runtime compiles it, and what its machine code costs; the machine code itself is thrown
+    /// away.
     ///
     /// # Errors
     /// What NVRTC refuses.
-    pub fn ptx(&self, source: &str, sm: CudaSm) -> Result<String> {
+    pub fn compile(&self, source: &str, sm: CudaSm) -> Result<(String, Resources)> {
+        let source = CString::new(source).context("the source has a zero byte")?;
+        let program = Program::new(&source)?;
         let arch = format!("--gpu-architecture={}", sm.arch());
-        let options = CompileOptions {
-            include_paths: self.includes.clone(),
-            options: std::iter::once(arch).chain(OPTIONS.map(str::to_owned)).collect(),
-            ..Default::default()
-        };
-        let ptx =
-            compile_ptx_with_opts(source, options).map_err(|e| first_lines(&format!("NVRTC: {e:?}")))?;
-        Ok(ptx.to_src())
+        let options: Vec<&str> = [arch.as_str()]
+            .into_iter()
+            .chain(self.includes.iter().map(String::as_str))
+            .chain(OPTIONS)
+            .collect();
+        let compiled = program.compile(&options);
+        let log = program.log()?;
+        compiled.map_err(|e| first_lines(&format!("NVRTC: {e:?}: {log}")))?;
+        let resources = Resources::parse(&log);
+        Ok((program.ptx()?, resources.with_context(|| format!("ptxas says nothing of registers: {log}"))?))
+    }
+}
+
+/// Length and time of a file: enough to notice another version of a compiler.
+fn stamp(file: &Path) -> String {
+    let data = std::fs::metadata(file);
+    let time = |data: &std::fs::Metadata| {
+        data.modified().ok()?.duration_since(std::time::UNIX_EPOCH).ok().map(|since| since.as_secs())
+    };
+    data.map_or_else(|_| String::new(), |data| format!("{} {:?}", data.len(), time(&data)))
+}
+
+/// A program of NVRTC's, destroyed at the end.
+struct Program<'a> {
+    program: sys::nvrtcProgram,
+    _source: &'a CStr,
+}
+
+impl<'a> Program<'a> {
+    fn new(source: &'a CStr) -> Result<Self> {
+        let program = result::create_program(source, None).map_err(|e| anyhow!("NVRTC: {e:?}"))?;
+        Ok(Self { program, _source: source })
     }
 
-    /// What the machine code of a PTX file costs; the code itself is thrown away.
-    ///
-    /// # Errors
-    /// What `ptxas` refuses.
-    pub fn resources(&self, ptx: &Path, sm: CudaSm) -> Result<Resources> {
-        let arch = format!("-arch={}", sm.arch());
-        let run = Command::new(&self.ptxas).args([arch.as_str(), "-v", "-o", "/dev/null"]).arg(ptx).output();
-        let run = run.with_context(|| format!("cannot start {}", self.ptxas.display()))?;
-        let report = String::from_utf8_lossy(&run.stderr);
-        ensure!(run.status.success(), "ptxas: {report}");
-        Resources::parse(&report).with_context(|| format!("ptxas says nothing of registers: {report}"))
+    fn compile(&self, options: &[&str]) -> std::result::Result<(), result::NvrtcError> {
+        // SAFETY: `new` created the program, and only `drop` destroys it.
+        unsafe { result::compile_program(self.program, options) }
     }
+
+    fn log(&self) -> Result<String> {
+        // SAFETY: as in `compile`.
+        let log = unsafe { result::get_program_log(self.program) };
+        Ok(text(&log.map_err(|e| anyhow!("NVRTC has no log: {e:?}"))?))
+    }
+
+    fn ptx(&self) -> Result<String> {
+        // SAFETY: as in `compile`.
+        let ptx = unsafe { result::get_ptx(self.program) };
+        Ok(text(&ptx.map_err(|e| anyhow!("NVRTC has no PTX: {e:?}"))?))
+    }
+}
+
+impl Drop for Program<'_> {
+    fn drop(&mut self) {
+        // A program that stays is only memory.
+        // SAFETY: as in `compile`; nothing uses the program afterwards.
+        let _ = unsafe { result::destroy_program(self.program) };
+    }
+}
+
+/// Characters of C up to the first zero.
+fn text(characters: &[c_char]) -> String {
+    let bytes: Vec<u8> = characters.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 /// What a unit and a cube of a kernel need of a multiprocessor.

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
 
 use super::expect::{EXPECTED, Expected, TIGHT, UNSUPPORTED, is_kernel, is_listed};
-use super::{Built, Code, Cuda, Scope};
+use super::{Built, Code, Resources, Scope, occupancy};
 use crate::tally::{Outcome, Tally};
+use crate::target::{Family, Target};
 
 /// What was compiled, and the rules that it was held to.
 pub struct Report {
@@ -23,19 +24,21 @@ impl Report {
             let name = format!("{}: {} [{}]", kernel.target, kernel.path, kernel.form);
             let outcome = match (&kernel.outcome, missing_tools) {
                 (Err(reason), _) => {
-                    Outcome::Fail(format!("{reason}\n    source: {}", kernel.source.display()))
+                    let source =
+                        kernel.source.as_ref().map(|file| format!("\n    source: {}", file.display()));
+                    Outcome::Fail(format!("{reason}{}", source.unwrap_or_default()))
                 }
-                (Ok(Code { cuda: None, .. }), Some(reason)) if kernel.target.starts_with("cuda") => {
+                (Ok(Code { machine: None, .. }), Some(reason)) if kernel.target.starts_with("cuda") => {
                     Outcome::Skip(reason.clone())
                 }
-                (Ok(code), _) => code.cuda.as_ref().map_or(Outcome::Pass, |cuda| tight(kernel.path, cuda)),
+                (Ok(_), _) => Cuda::of(kernel).map_or(Outcome::Pass, |cuda| tight(kernel.path, &cuda)),
             };
             tally.add(&name, outcome);
         }
         let compiled = Compiled::of(&built);
-        if scope.all_targets {
+        if scope.everything {
             compiled.check_pairs(&targets, &mut tally);
-            compiled.check_stale(scope.all_forms && missing_tools.is_none(), &mut tally);
+            compiled.check_stale(missing_tools.is_none(), &mut tally);
         }
         if missing_tools.is_none() {
             compiled.check_instructions(&mut tally);
@@ -66,8 +69,7 @@ impl Report {
                     continue;
                 }
                 let _ = write!(line, "    {target:<13} {:>3} forms", forms.len());
-                let cuda: Vec<&Cuda> =
-                    forms.iter().filter_map(|b| b.outcome.as_ref().ok()?.cuda.as_ref()).collect();
+                let cuda: Vec<Cuda> = forms.iter().filter_map(|built| Cuda::of(built)).collect();
                 if !cuda.is_empty() {
                     let range = |of: &dyn Fn(&Cuda) -> usize| {
                         let values = || cuda.iter().map(|c| of(c));
@@ -91,13 +93,33 @@ impl Report {
     }
 }
 
+/// What the machine code of a kernel costs.
+struct Cuda {
+    resources: Resources,
+    dynamic_shared: usize,
+    units: u32,
+    /// The share of a multiprocessor's warps that fit.
+    occupancy: f64,
+}
+
+impl Cuda {
+    fn of(built: &Built) -> Option<Self> {
+        let target = Target::all().into_iter().find(|target| target.name == built.target)?;
+        let Family::Cuda(sm) = target.family else { return None };
+        let Code { dynamic_shared, machine, .. } = built.outcome.as_ref().ok()?;
+        let (units, resources) = (built.units, machine.as_ref()?.resources);
+        let occupancy = occupancy(sm, units, &resources, *dynamic_shared);
+        Some(Self { resources, dynamic_shared: *dynamic_shared, units, occupancy })
+    }
+}
+
 /// Whether enough warps fit, and nothing spills without a reason.
 fn tight(path: &str, cuda: &Cuda) -> Outcome {
     let row = TIGHT.iter().find(|row| is_kernel(path, row.kernel));
     let (share, spilled) = row.map_or((0.5, 0), |row| (row.occupancy, row.spilled));
     let reason = row.map_or("no reason is given for less", |row| row.reason);
     if cuda.occupancy < share {
-        let Cuda { resources, dynamic_shared, units, occupancy, .. } = cuda;
+        let Cuda { resources, dynamic_shared, units, occupancy } = cuda;
         return Outcome::Fail(format!(
             "occupancy {:.0} % (cubes of {units}, {} registers, {} B of shared memory), expected {:.0} %: {reason}",
             100.0 * occupancy,
@@ -169,10 +191,8 @@ impl<'a> Compiled<'a> {
         }
         for row in TIGHT {
             let mut of_row = self.built.iter().filter(|b| is_kernel(b.path, row.kernel));
-            let needed = of_row.any(|b| {
-                let cuda = b.outcome.as_ref().ok().and_then(|code| code.cuda.as_ref());
-                cuda.is_some_and(|c| c.occupancy < 0.5 || c.resources.spilled > 0)
-            });
+            let needed =
+                of_row.any(|b| Cuda::of(b).is_some_and(|c| c.occupancy < 0.5 || c.resources.spilled > 0));
             if unknown(row.kernel) || (all_machine_code && !needed) {
                 stale("TIGHT", row.kernel, "stale row: the kernel is not tight any more".to_owned());
             }
@@ -185,9 +205,9 @@ impl<'a> Compiled<'a> {
             let mut by_target: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
             let of_row = |b: &&Built| is_kernel(b.path, row.kernel) && b.form.contains(row.form);
             for kernel in self.built.iter().filter(of_row) {
-                if let Ok(Code { cuda: Some(cuda), .. }) = &kernel.outcome {
+                if let Ok(Code { machine: Some(machine), .. }) = &kernel.outcome {
                     let found = by_target.entry(kernel.target).or_default();
-                    found.extend(cuda.instructions.iter().map(String::as_str));
+                    found.extend(machine.instructions.iter().map(String::as_str));
                 }
             }
             for (target, found) in by_target {

@@ -1,17 +1,14 @@
-//! Gates, sums, rotations, look-ups, and codes back to floats.
+//! Gates, sums, rotations and look-ups.
 
 use half::{bf16, f16};
 use trike_cube::attention::Positions;
-use trike_cube::linear::{
-    ActivationPrecision, ActivationShape, Activations, DenseKind, DenseMatrix, DenseValues,
-};
+use trike_cube::linear::{DenseKind, DenseMatrix, DenseValues};
 use trike_cube::ops::{
     Elementwise, ElementwiseProblem, GatedActivation, Indices, LookupProblem, RopePairing, RopeProblem,
     RopeTable,
 };
 use trike_cube::{CubeError, Device, Strategy};
 use trike_testkit::Rng;
-use trike_trit::GroupSize;
 
 use crate::session::{Session, poisoned};
 
@@ -20,7 +17,6 @@ pub fn elementwise(session: &mut Session) {
     gates_and_sums(session);
     ropes(session);
     lookups(session);
-    dequantized(session);
 }
 
 fn gates_and_sums(session: &mut Session) {
@@ -238,29 +234,4 @@ fn lookups(session: &mut Session) {
         let refused = device.lookup(&matrix, &rows, &on_device, &Strategy::Inferred);
         oracle.refused("output", refused, |e| matches!(e, CubeError::Length { expected: 99, got: 165, .. }))
     });
-}
-
-fn dequantized(session: &mut Session) {
-    let device = session.device();
-    let table = [
-        (ActivationPrecision::Int8PerToken, 0.5 / 127.0),
-        (ActivationPrecision::Int8PerGroup(GroupSize::G64), 0.5 / 127.0),
-        (ActivationPrecision::Int16, 1.3e-4),
-        (ActivationPrecision::F32, 2e-7),
-    ];
-    for (precision, step) in table {
-        session.case(format_args!("dequantize {precision:?}"), |oracle| {
-            let x = Rng::new(5).normals(3 * 203);
-            let largest = x.iter().fold(0f32, |m, v| m.max(v.abs()));
-            let codes = Activations::upload(device, ActivationShape { tokens: 3, cols: 203, precision }, &x)?;
-            let out = poisoned(device, x.len())?;
-            device.dequantize(&codes, &out)?;
-            let exact: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
-            oracle.within("numbers", &device.read(&out)?, &exact, 1.001 * step * f64::from(largest))?;
-            let refused = device.dequantize(&codes, &poisoned(device, x.len() + 1)?);
-            oracle.refused("output", refused, |e| {
-                matches!(e, CubeError::Length { expected: 609, got: 610, .. })
-            })
-        });
-    }
 }

@@ -135,14 +135,16 @@ fn turned<N: Size>(
     }
     if comptime!(form.rotation > 4) {
         let unit = UNIT_POS as usize;
-        #[unroll]
-        for round in 0..comptime!(form.rotation.ilog2() as usize - 2) {
+        // Rows are whole blocks, so that the minimum is always a block's. Compilers cannot know that and leave the loop a loop: unrolled,
+        // it keeps the address and the sign of every round in registers (64 instead of 31) and spills others for them.
+        let end = min(cols / 4, comptime!(form.rotation / 4));
+        let mut distance = 1usize;
+        while distance < end {
             #[unroll]
             for lane in 0..4usize {
                 spare[lane * form.units + unit] = v.extract(lane);
             }
             sync_cube();
-            let distance = comptime!(1usize << round);
             let upper = (unit & distance) != 0;
             let sign = select(upper, -1.0f32, 1.0f32);
             #[unroll]
@@ -151,6 +153,7 @@ fn turned<N: Size>(
                 v.insert(lane, theirs + sign * v.extract(lane));
             }
             sync_cube();
+            distance *= 2;
         }
     }
     if comptime!(form.rotation != 0) {
@@ -392,31 +395,6 @@ fn to_codes<N: Size>(
     }
 }
 
-/// Adds a row to the stream. Later stages read in each unit what that unit wrote.
-#[cube]
-fn add_row<N: Size>(
-    stream: &mut [Vector<f32, N>],
-    addend: &[Vector<f32, N>],
-    row: usize,
-    cols: usize,
-    #[comptime] units: usize,
-) {
-    let lanes = N::value();
-    let mut quad = UNIT_POS as usize;
-    while quad * 4 < cols {
-        #[unroll]
-        for part in 0..comptime!(4 / lanes) {
-            let col = quad * 4 + part;
-            if col < cols {
-                let at = (row * cols + col) / lanes;
-                let sum = stream[at] + addend[at];
-                stream[at] = sum;
-            }
-        }
-        quad += units;
-    }
-}
-
 /// Rows to rows of floats.
 #[cube(launch_unchecked)]
 pub(super) fn floats<N: Size>(
@@ -450,43 +428,5 @@ pub(super) fn codes<N: Size>(
 ) {
     if CUBE_POS < rows as usize {
         to_codes::<N>(x, other, weight, codes, sums, factors, CUBE_POS, cols as usize, eps, form);
-    }
-}
-
-/// Rows of a stream to rows of floats, after something was added to the stream.
-#[cube(launch_unchecked)]
-pub(super) fn added_floats<N: Size>(
-    stream: &mut [Vector<f32, N>],
-    addend: &[Vector<f32, N>],
-    weight: &[Vector<f32, N>],
-    out: &mut [Vector<f32, N>],
-    rows: u32,
-    cols: u32,
-    eps: f32,
-    #[comptime] form: Form,
-) {
-    if CUBE_POS < rows as usize {
-        add_row::<N>(stream, addend, CUBE_POS, cols as usize, form.units);
-        to_floats::<N>(&*stream, addend, weight, out, CUBE_POS, cols as usize, eps, form);
-    }
-}
-
-/// Rows of a stream to rows of codes, after something was added to the stream.
-#[cube(launch_unchecked)]
-pub(super) fn added_codes<N: Size>(
-    stream: &mut [Vector<f32, N>],
-    addend: &[Vector<f32, N>],
-    weight: &[Vector<f32, N>],
-    codes: &mut [u32],
-    sums: &mut [i32],
-    factors: &mut [f32],
-    rows: u32,
-    cols: u32,
-    eps: f32,
-    #[comptime] form: Form,
-) {
-    if CUBE_POS < rows as usize {
-        add_row::<N>(stream, addend, CUBE_POS, cols as usize, form.units);
-        to_codes::<N>(&*stream, addend, weight, codes, sums, factors, CUBE_POS, cols as usize, eps, form);
     }
 }

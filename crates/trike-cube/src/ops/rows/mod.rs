@@ -1,4 +1,4 @@
-//! One row at a time: residual sum or gate, then RMSNorm, then floats or codes for the ternary kernels, in one pass.
+//! One row at a time: a gate, then RMSNorm, then floats or codes for the ternary kernels, in one pass.
 
 mod kernel;
 
@@ -20,8 +20,6 @@ use trike_trit::Hadamard;
 pub enum RowSource {
     /// They are there.
     Plain,
-    /// The residual stream, after something was added to it.
-    Added,
     /// `activation(gate) * up`.
     Gated(GatedActivation),
 }
@@ -89,7 +87,7 @@ impl RowProblem {
         Form {
             gate: match self.source {
                 RowSource::Gated(activation) => Some(activation),
-                RowSource::Plain | RowSource::Added => None,
+                RowSource::Plain => None,
             },
             norm: self.norm,
             slices: precision.map_or(1, ActivationPrecision::slices),
@@ -177,8 +175,6 @@ impl Plan for RowProblem {
         let count = (self.rows as u64).saturating_mul(self.cols as u64);
         let (read, mut operations) = match self.source {
             RowSource::Plain => (4, 0),
-            // The stream is written back.
-            RowSource::Added => (12, 1),
             RowSource::Gated(GatedActivation::SquaredReLu) => (8, 3),
             RowSource::Gated(GatedActivation::SiLu) => (8, 20),
         };
@@ -203,13 +199,6 @@ impl Plan for RowProblem {
 pub enum RowInput<'a> {
     /// `rows x cols` numbers.
     Plain(&'a Buffer<f32>),
-    /// `stream += addend`, then the stream.
-    Added {
-        /// Read and written.
-        stream: &'a Buffer<f32>,
-        /// As long as the stream.
-        addend: &'a Buffer<f32>,
-    },
     /// `activation(gate) * up`.
     Gated {
         /// Input of the activation.
@@ -225,7 +214,6 @@ impl<'a> RowInput<'a> {
     fn source(&self) -> RowSource {
         match self {
             Self::Plain(_) => RowSource::Plain,
-            Self::Added { .. } => RowSource::Added,
             Self::Gated { activation, .. } => RowSource::Gated(*activation),
         }
     }
@@ -234,7 +222,6 @@ impl<'a> RowInput<'a> {
     fn buffers(&self) -> (&'a Buffer<f32>, &'a Buffer<f32>) {
         match *self {
             Self::Plain(x) => (x, x),
-            Self::Added { stream, addend } => (stream, addend),
             Self::Gated { gate, up, .. } => (gate, up),
         }
     }
@@ -328,8 +315,7 @@ impl Device {
         }
         let (x, other) = input.buffers();
         let weight = norm.map_or(other, |norm| norm.weight);
-        let added = problem.source == RowSource::Added;
-        let mut written: Vec<&dyn AnyBuffer> = match outputs {
+        let written: Vec<&dyn AnyBuffer> = match outputs {
             Outputs::Floats(out) => {
                 if [x, other, weight].iter().any(|input| input.overlaps(out)) {
                     return Err(CubeError::Overlap { what: "input and output of a norm" });
@@ -338,21 +324,13 @@ impl Device {
             }
             Outputs::Codes(out) => vec![&out.codes, &out.sums, &out.factors],
         };
-        if added {
-            if x.overlaps(other) || x.overlaps(weight) {
-                return Err(CubeError::Overlap { what: "residual stream and what is added to it" });
-            }
-            written.push(x);
-        }
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
         let form = problem.form(&blueprint);
         let args = Args { x, other, weight, problem, eps, form, lanes: blueprint.lanes };
-        let launch = Launch::new(RowProblem::NAME, &(form, added, problem.target, blueprint.lanes), settings);
-        self.launch(&launch, &written, |client, cubes, units| match (outputs, added) {
-            (Outputs::Floats(out), false) => args.floats(client, cubes, units, out),
-            (Outputs::Floats(out), true) => args.added_floats(client, cubes, units, out),
-            (Outputs::Codes(out), false) => args.codes(client, cubes, units, out),
-            (Outputs::Codes(out), true) => args.added_codes(client, cubes, units, out),
+        let launch = Launch::new(RowProblem::NAME, &(form, problem.target, blueprint.lanes), settings);
+        self.launch(&launch, &written, |client, cubes, units| match outputs {
+            Outputs::Floats(out) => args.floats(client, cubes, units, out),
+            Outputs::Codes(out) => args.codes(client, cubes, units, out),
         })
     }
 }
@@ -419,33 +397,6 @@ impl Args<'_> {
         };
     }
 
-    fn added_floats(&self, client: &Client, cubes: CubeCount, units: CubeDim, out: &Buffer<f32>) {
-        let (x, other, weight, n) = (
-            self.x.vectors(self.lanes),
-            self.other.vectors(self.lanes),
-            self.weight.vectors(self.lanes),
-            self.lanes,
-        );
-        let (rows, cols) = self.shape();
-        // SAFETY: as in `floats`; the stream is bound once, which `rows` checked.
-        unsafe {
-            kernel::added_floats::launch_unchecked(
-                client,
-                cubes,
-                units,
-                n,
-                x,
-                other,
-                weight,
-                out.vectors(n),
-                rows,
-                cols,
-                self.eps,
-                self.form,
-            );
-        };
-    }
-
     fn codes(&self, client: &Client, cubes: CubeCount, units: CubeDim, out: &Activations) {
         let (x, other, weight, n) = (
             self.x.vectors(self.lanes),
@@ -458,24 +409,6 @@ impl Args<'_> {
         // SAFETY: as in `floats`; the lengths of the outputs come from `ActivationShape`, which has the same rows and columns.
         unsafe {
             kernel::codes::launch_unchecked(
-                client, cubes, units, n, x, other, weight, codes, sums, factors, rows, cols, self.eps,
-                self.form,
-            );
-        };
-    }
-
-    fn added_codes(&self, client: &Client, cubes: CubeCount, units: CubeDim, out: &Activations) {
-        let (x, other, weight, n) = (
-            self.x.vectors(self.lanes),
-            self.other.vectors(self.lanes),
-            self.weight.vectors(self.lanes),
-            self.lanes,
-        );
-        let (codes, sums, factors) = (out.codes.arg(), out.sums.arg(), out.factors.arg());
-        let (rows, cols) = self.shape();
-        // SAFETY: as in `codes` and `added_floats`.
-        unsafe {
-            kernel::added_codes::launch_unchecked(
                 client, cubes, units, n, x, other, weight, codes, sums, factors, rows, cols, self.eps,
                 self.form,
             );
@@ -555,7 +488,5 @@ mod tests {
         assert_eq!(codes.cost().bytes, 4 * 2 * 128 + 2 * 128 + 2 * 4 * 8 + 2 * 4);
         let gated = RowProblem { source: RowSource::Gated(GatedActivation::SquaredReLu), ..codes };
         assert_eq!(gated.cost().bytes - codes.cost().bytes, 4 * 2 * 128);
-        let added = RowProblem { source: RowSource::Added, ..codes };
-        assert_eq!(added.cost().bytes - codes.cost().bytes, 8 * 2 * 128);
     }
 }

@@ -1,9 +1,9 @@
 //! The raw parts of one plane of trits, in each encoding, and how a row is read from and written to them.
 
 mod base3;
-mod bitmap;
-mod compressed;
-mod planes;
+pub(crate) mod bitmap;
+pub(crate) mod compressed;
+pub(crate) mod planes;
 mod two_bit;
 
 use crate::{Encoding, Trit, TritError};
@@ -12,7 +12,8 @@ use crate::{Encoding, Trit, TritError};
 /// [`TritTensor::data`] gives back.
 ///
 /// Rows are stored one after the other and each starts on its own word (byte for base-3), so that a row is a
-/// slice. Words are u64, element 0 in the lowest bits. Whatever lies after the last column of a row is **always
+/// slice. Words are u64, element 0 in the lowest bits. There is one way to write a plane in an encoding, without gaps or room
+/// for more: a tensor whose rows were edited brings them together again for these parts. Whatever lies after the last column of a row is **always
 /// zero trits**: zero bits, code 1, digit 1. The drawings show a row of four trits, `+ 0 - +`.
 ///
 /// [`TritTensor::new`]: crate::TritTensor::new
@@ -228,34 +229,6 @@ impl TritData {
         Ok(())
     }
 
-    /// Puts `trits` in place of a row of a compressed encoding and moves what follows; nothing changes when the
-    /// offsets would overflow.
-    pub(crate) fn replace_row(&mut self, row: usize, cols: usize, trits: &[i8]) -> Result<(), TritError> {
-        let encoding = self.encoding();
-        match self {
-            Self::Bitmap { nonzero, offsets, negative } => {
-                let (mut map, mut signs) = (Vec::new(), Vec::new());
-                bitmap::push(&mut map, &mut signs, trits);
-                splice(encoding, offsets, negative, row, signs)?;
-                nonzero[row * bit_words(cols)..(row + 1) * bit_words(cols)].copy_from_slice(&map);
-                Ok(())
-            }
-            Self::RowCompressed { offsets, entries } => {
-                let mut packed = Vec::new();
-                compressed::push(&mut packed, trits);
-                splice(encoding, offsets, entries, row, packed)
-            }
-            Self::Planes { .. } | Self::TwoBit(_) | Self::Base3(_) => {
-                trits.iter().enumerate().filter_map(|(col, &t)| Some((col, Trit::from_value(t)?))).for_each(
-                    |(col, trit)| {
-                        self.swap(row, cols, col, trit);
-                    },
-                );
-                Ok(())
-            }
-        }
-    }
-
     /// Changes a trit where an encoding can do so in place; returns the old trit and whether the block of 32 trits
     /// around it is all zero now.
     #[inline]
@@ -298,30 +271,13 @@ fn words<T>(buffer: &[T], row: usize, per_row: usize) -> &[T] {
 }
 
 /// Row `row` of a buffer with offsets, which [`check_offsets`] found in order.
-fn span<'a, T>(offsets: &[u32], buffer: &'a [T], row: usize) -> &'a [T] {
+pub(crate) fn span<'a, T>(offsets: &[u32], buffer: &'a [T], row: usize) -> &'a [T] {
     &buffer[offsets[row] as usize..offsets[row + 1] as usize]
 }
 
-fn offset(encoding: Encoding, needed: usize) -> Result<u32, TritError> {
+/// A row offset, when 32 bits hold it.
+pub(crate) fn offset(encoding: Encoding, needed: usize) -> Result<u32, TritError> {
     u32::try_from(needed).map_err(|_| TritError::TooLarge { encoding, needed })
-}
-
-/// Puts `new` in place of row `row` of a buffer with offsets.
-fn splice<T>(
-    encoding: Encoding,
-    offsets: &mut [u32],
-    buffer: &mut Vec<T>,
-    row: usize,
-    new: Vec<T>,
-) -> Result<(), TritError> {
-    let (start, end) = (offsets[row] as usize, offsets[row + 1] as usize);
-    offset(encoding, buffer.len() - (end - start) + new.len())?;
-    let (old_len, new_len) = (offsets[row + 1] - offsets[row], offset(encoding, new.len())?);
-    buffer.splice(start..end, new);
-    for later in &mut offsets[row + 1..] {
-        *later = *later - old_len + new_len;
-    }
-    Ok(())
 }
 
 fn check_offsets(plane: usize, rows: usize, offsets: &[u32], len: usize) -> Result<(), TritError> {

@@ -1,0 +1,50 @@
+//! Says what the features `cuda`, `hip` and `cpu` need, beside the build script that needs it.
+//!
+//! CubeCL's CUDA and HIP runtimes link LLVM for a code generator that Trike does not use. `tracel-llvm-bundler` downloads it while it
+//! is built, and without a network it ends with a panic that names neither LLVM nor a remedy.
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+
+/// The folder with `libllvmstubs.a`, for a build without LLVM: `cargo xtask` makes it.
+const STUBS: &str = "TRIKE_LLVM_STUBS";
+
+fn main() {
+    println!("cargo::rerun-if-changed=build.rs");
+    let feature = |name: &str| std::env::var_os(format!("CARGO_FEATURE_{name}")).is_some();
+    if !["CUDA", "HIP", "CPU"].into_iter().any(feature) {
+        return;
+    }
+    println!("cargo::rerun-if-env-changed={STUBS}");
+    println!("cargo::rerun-if-env-changed=DOCS_RS");
+    if let Some(folder) = std::env::var_os(STUBS) {
+        if feature("CPU") {
+            println!(
+                "cargo::error=the feature `cpu` runs LLVM: unset {STUBS}, which replaces it by functions that abort"
+            );
+        }
+        println!("cargo::rustc-link-search=native={}", PathBuf::from(folder).display());
+        // Whole, because linkers that read archives once meet this one before those that ask for its functions.
+        println!("cargo::rustc-link-lib=static:+whole-archive=llvmstubs");
+    } else if std::env::var_os("DOCS_RS").is_none() && !llvm_is_installed() {
+        println!(
+            "cargo::warning=the features `cuda` and `hip` link LLVM, which the build script of tracel-llvm-bundler now downloads \
+             from github.com. Where it fails, github.com could not be reached: build on a machine with a network, or with the \
+             feature `vulkan` instead, which needs no LLVM. See \"Building for CUDA and ROCm\" in docs/src/gpu.md."
+        );
+    }
+}
+
+/// Whether a build on this machine downloaded LLVM before, into the user's data folder.
+fn llvm_is_installed() -> bool {
+    let home = |below: &str| std::env::home_dir().map(|home| home.join(below));
+    let folders = [
+        std::env::var_os("XDG_DATA_HOME").map(PathBuf::from),
+        home(".local/share"),
+        home("Library/Application Support"),
+        std::env::var_os("LOCALAPPDATA").map(PathBuf::from),
+    ];
+    let installations =
+        folders.into_iter().flatten().filter_map(|data| std::fs::read_dir(data.join("tracel")).ok());
+    installations.flatten().flatten().any(|entry| entry.path().join(".tracel-llvm-installed").exists())
+}

@@ -1,0 +1,148 @@
+//! One plane of a tensor: its raw parts, or parts of which rows were edited.
+
+mod bitmap;
+mod compressed;
+mod rows;
+
+use std::{borrow::Cow, mem::take};
+
+use self::{bitmap::EditedBitmap, compressed::EditedCompressed};
+use crate::{Encoding, Trit, TritData, TritError};
+
+/// One plane of a tensor.
+///
+/// The planes, 2-bit and base-3 encodings are edited in their buffers. A row of a compressed encoding has no room for another
+/// nonzero: its first edit takes it out of the buffers into a form with room, where later edits touch a few words. What the
+/// buffers hold of such a row is unused until [`compact`](Self::compact) brings all rows together again.
+#[derive(Clone, Debug)]
+pub(crate) enum Plane {
+    /// As [`TritData`] describes it.
+    Packed(TritData),
+    /// A bitmap with edited rows.
+    Bitmap(EditedBitmap),
+    /// A row-compressed plane with edited rows.
+    RowCompressed(EditedCompressed),
+}
+
+impl From<TritData> for Plane {
+    fn from(data: TritData) -> Self {
+        Self::Packed(data)
+    }
+}
+
+/// Planes are equal when they have the same encoding and trits, edited or not.
+impl PartialEq for Plane {
+    fn eq(&self, other: &Self) -> bool {
+        self.data() == other.data()
+    }
+}
+
+impl Plane {
+    pub(crate) fn encoding(&self) -> Encoding {
+        match self {
+            Self::Packed(data) => data.encoding(),
+            Self::Bitmap(_) => Encoding::Bitmap,
+            Self::RowCompressed(_) => Encoding::RowCompressed,
+        }
+    }
+
+    /// The raw parts, equal to those that encoding the trits anew would make.
+    pub(crate) fn data(&self) -> Cow<'_, TritData> {
+        match self {
+            Self::Packed(data) => Cow::Borrowed(data),
+            Self::Bitmap(plane) => Cow::Owned(plane.data()),
+            Self::RowCompressed(plane) => Cow::Owned(plane.data()),
+        }
+    }
+
+    /// Brings all rows together and gives up the room for edits.
+    pub(crate) fn compact(&mut self) {
+        if let Cow::Owned(data) = self.data() {
+            *self = data.into();
+        }
+    }
+
+    /// Bytes of [`data`](Self::data).
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Packed(data) => data.bytes(),
+            Self::Bitmap(plane) => plane.bytes(),
+            Self::RowCompressed(plane) => plane.bytes(),
+        }
+    }
+
+    /// Bytes of all buffers, with the room for edits.
+    pub(crate) fn held_bytes(&self) -> usize {
+        match self {
+            Self::Packed(data) => data.bytes(),
+            Self::Bitmap(plane) => plane.held_bytes(),
+            Self::RowCompressed(plane) => plane.held_bytes(),
+        }
+    }
+
+    /// Decodes the trits of row `row` from column `start` into `out`; the range lies within the row.
+    pub(crate) fn read(&self, row: usize, cols: usize, start: usize, out: &mut [i8]) {
+        match self {
+            Self::Packed(data) => data.read(row, cols, start, out),
+            Self::Bitmap(plane) => plane.read(row, cols, start, out),
+            Self::RowCompressed(plane) => plane.read(row, start, out),
+        }
+    }
+
+    /// The trit at a place within the plane.
+    pub(crate) fn get(&self, row: usize, cols: usize, col: usize) -> Trit {
+        match self {
+            Self::Packed(data) => data.get(row, cols, col),
+            Self::Bitmap(plane) => plane.get(row, cols, col),
+            Self::RowCompressed(plane) => plane.get(row, col),
+        }
+    }
+
+    /// Changes the trit at `(row, col)` in a row that has `nonzeros` so far; returns the old trit and whether the block of 32
+    /// trits around it is all zero now.
+    ///
+    /// # Errors
+    ///
+    /// [`TritError::TooLarge`] when the offsets of a compressed encoding would overflow; the trits are unchanged then.
+    #[inline]
+    pub(crate) fn set(
+        &mut self,
+        (row, col): (usize, usize),
+        cols: usize,
+        nonzeros: usize,
+        trit: Trit,
+    ) -> Result<(Trit, bool), TritError> {
+        match self {
+            Self::Packed(data) => match data.swap(row, cols, col, trit) {
+                Some(swapped) => Ok(swapped),
+                None => self.set_first((row, col), cols, nonzeros, trit),
+            },
+            Self::Bitmap(plane) => plane.set((row, col), cols, nonzeros, trit),
+            Self::RowCompressed(plane) => plane.set((row, col), cols, trit),
+        }
+    }
+
+    /// [`set`](Self::set) of the first trit of a compressed encoding that is changed.
+    #[cold]
+    fn set_first(
+        &mut self,
+        place: (usize, usize),
+        cols: usize,
+        nonzeros: usize,
+        trit: Trit,
+    ) -> Result<(Trit, bool), TritError> {
+        *self = match self {
+            Self::Packed(TritData::Bitmap { nonzero, offsets, negative }) => {
+                Self::Bitmap(EditedBitmap::new(take(nonzero), take(offsets), take(negative)))
+            }
+            Self::Packed(TritData::RowCompressed { offsets, entries }) => {
+                Self::RowCompressed(EditedCompressed::new(take(offsets), take(entries)))
+            }
+            // The other encodings are changed in their buffers and never come here.
+            Self::Packed(TritData::Planes { .. } | TritData::TwoBit(_) | TritData::Base3(_))
+            | Self::Bitmap(_)
+            | Self::RowCompressed(_) => return Ok((trit, trit == Trit::Z)),
+        };
+        self.set(place, cols, nonzeros, trit)
+    }
+}

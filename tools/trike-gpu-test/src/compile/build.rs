@@ -1,0 +1,132 @@
+//! One kernel in one form, from its launch to what its compilers say.
+
+use anyhow::{Context, Result};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use super::cache::{self, Outcomes};
+use super::generate::Source;
+use super::shared::Sources;
+use super::times::Clocks;
+use super::{Built, Code, Machine, Options, wgsl};
+use crate::record::Launch;
+use crate::target::{Family, Target};
+
+/// What every build needs.
+pub(super) struct Builder<'a> {
+    pub(super) options: &'a Options<'a>,
+    pub(super) outcomes: &'a Outcomes,
+    pub(super) sources: &'a Sources,
+    pub(super) clocks: &'a Clocks,
+}
+
+impl Builder<'_> {
+    /// Generates and compiles one kernel. An error is a folder that cannot be written; what does not compile is an outcome.
+    pub(super) fn build(&self, target: &Target, launch: &Launch) -> Result<Built> {
+        // Without its addresses in this program, this is all that CubeCL's own caches on disk know a kernel by.
+        let form = format!("{} {}", target.name, launch.id.stable_format());
+        let (source, outcome) = match self.outcomes.get(&form) {
+            Some((source, code)) => {
+                self.clocks.known.fetch_add(1, Ordering::Relaxed);
+                (Some(source), Ok(code))
+            }
+            None => match self.sources.get(target, launch, self.clocks) {
+                Err(refused) => (None, Err(refused)),
+                Ok(source) => {
+                    let file = self.write(target, launch, &source)?;
+                    let checked = self.check(target, &source, &file).map_err(|e| format!("{e:#}"));
+                    if let Ok(code) = &checked {
+                        self.outcomes.put(&form, &file, code)?;
+                    }
+                    (Some(file), checked)
+                }
+            },
+        };
+        let units = launch.id.cube_dim.num_elems();
+        Ok(Built { target: target.name, path: launch.path(), form: form_of(launch), units, source, outcome })
+    }
+
+    /// Writes a source into a file that is named after what is in it.
+    fn write(&self, target: &Target, launch: &Launch, source: &Source) -> Result<std::path::PathBuf> {
+        let extension = match target.family {
+            Family::Cuda(_) => "cu",
+            Family::Hip(_) => "hip",
+            Family::Metal => "metal",
+            Family::Vulkan => "spv",
+            Family::WebGpu | Family::WebGpuMinimal => "wgsl",
+        };
+        let key = match (target.family, &self.options.toolkit, std::str::from_utf8(&source.bytes)) {
+            (Family::Cuda(sm), Ok(toolkit), Ok(text)) => cache::key(toolkit, text, sm),
+            (_, _, Ok(text)) => cache::hash(&cache::comparable(text)),
+            (_, _, Err(_)) => cache::hash(&source.bytes),
+        };
+        let name = launch.path().rsplit("::").next().unwrap_or("kernel");
+        let file = self.options.out.join(target.name).join(format!("{name}-{key}.{extension}"));
+        std::fs::write(&file, &source.bytes).with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(file)
+    }
+
+    /// Compiles or validates a source as far as its target allows here.
+    fn check(&self, target: &Target, source: &Source, file: &Path) -> Result<Code> {
+        let text = || std::str::from_utf8(&source.bytes).context("the source is not text");
+        let mut code =
+            Code { source_bytes: source.bytes.len(), dynamic_shared: source.dynamic_shared, machine: None };
+        match (target.family, &self.options.toolkit) {
+            (Family::Cuda(sm), Ok(toolkit)) => {
+                let ptx_file = file.with_extension("ptx");
+                let (resources, ptx) = match cache::machine_code(&ptx_file) {
+                    Some(kept) => {
+                        self.clocks.compiled.fetch_add(1, Ordering::Relaxed);
+                        kept
+                    }
+                    None => {
+                        let text = text()?;
+                        let (ptx, resources) = self.clocks.nvrtc.time(|| toolkit.compile(text, sm))?;
+                        cache::keep_machine_code(&ptx_file, &resources, &ptx)?;
+                        (resources, ptx)
+                    }
+                };
+                code.machine = Some(Machine { resources, instructions: instructions(&ptx) });
+            }
+            (Family::WebGpu, _) => self.clocks.naga.time(|| wgsl::validate(text()?, true))?,
+            (Family::WebGpuMinimal, _) => self.clocks.naga.time(|| wgsl::validate(text()?, false))?,
+            _ => {}
+        }
+        Ok(code)
+    }
+}
+
+/// Everything that was fixed at compile time, in one line.
+fn form_of(launch: &Launch) -> String {
+    launch.id.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The instructions of a PTX text, each once and without operands: `dp4a.s32.s32`.
+fn instructions(ptx: &str) -> Vec<String> {
+    let mut found: Vec<String> = ptx
+        .lines()
+        .filter_map(|line| {
+            let line = line.trim_start();
+            // A guard before the instruction: `@%p1 bra`.
+            let line = line.strip_prefix('@').and_then(|l| l.split_once(' ')).map_or(line, |(_, rest)| rest);
+            let word = line.split([' ', '\t', ';']).next()?;
+            (word.starts_with(|c: char| c.is_ascii_lowercase()) && !word.ends_with(':'))
+                .then(|| word.to_owned())
+        })
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instructions_are_listed_once_without_operands() {
+        let ptx = "//\n.version 8.8\n.visible .entry k(\n$L1:\n\tld.param.u64 %rd1, [k_0];\n\t@%p1 bra $L1;\n\
+                   \tdp4a.s32.s32 %r1, %r2, %r3, %r4;\n\tdp4a.s32.s32 %r1, %r2, %r3, %r4;\n\tret;\n}";
+        assert_eq!(instructions(ptx), ["bra", "dp4a.s32.s32", "ld.param.u64", "ret"]);
+    }
+}
