@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use trike_cpu::{ActivationPrecision, Cost, Cpu, Isa};
-use trike_llm::bench::{self, BenchOptions, Synthetic};
-use trike_nn::KvPrecision;
+use trike_llm::{Device, Synthetic, bench::BenchOptions};
+use trike_nn::{KvPrecision, KvSpec};
 use trike_trit::Encoding;
 
 use crate::ceilings::{Ceilings, raise_all};
@@ -71,21 +71,26 @@ pub fn models(
             continue;
         }
         progress(&format!("{}: making", model.size.name()));
-        let activations = ActivationPrecision::Int8PerToken;
-        let mut made = bench::synthetic(model.size, Encoding::TwoBit, activations, &mut |_, _| {})?;
+        let whole_context = KvSpec::new(KvPrecision::F16, model.size.spec().context);
+        let mut made = Device::cpu().load_synthetic(
+            model.size,
+            Encoding::TwoBit,
+            ActivationPrecision::Int8PerToken,
+            None,
+            &whole_context,
+            &mut |_, _| {},
+        )?;
         let any = |kind: &str, tokens: usize| if threads.iter().any(|&n| has(kind, n)) { tokens } else { 0 };
-        let options = BenchOptions {
-            prompt: any("prefill", model.prompt),
-            generate: any("decode", model.generate),
-            threads: threads.clone(),
-            repetitions: 1,
-            kv: KvPrecision::F16,
-        };
+        let options = BenchOptions::default()
+            .with_prompt(any("prefill", model.prompt))
+            .with_generate(any("decode", model.generate))
+            .with_threads(threads.clone())
+            .with_repetitions(1);
         let rounds = if plan.quick { QUICK_ROUNDS } else { model.rounds };
         for round in 1..=rounds {
             progress(&format!("{}: round {round} of {rounds}", model.size.name()));
             // One repetition a round, so that phases and numbers of threads take turns.
-            let report = bench::run(&mut made.decoder, &options, &mut |_, _| {})?;
+            let report = made.model.bench(&options, &mut |_, _| {})?;
             for row in report.rows {
                 let problem = model.problem(row.kind);
                 let seconds = 1.0 / row.tokens_per_second;

@@ -121,7 +121,7 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 4,
         name: "trike-text",
         purpose: "tokenizers, chat templates, samplers, streaming detokenization; knows no model",
-        uses: "",
+        uses: "trike-core",
         registry: "minijinja minijinja-contrib rand_chacha serde serde_json thiserror tokenizers",
         unsafe_in: &[],
     },
@@ -153,7 +153,8 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 7,
         name: "trike",
         purpose: "the facade: the few lines that a user types; no logic",
-        uses: "trike-trit trike-cpu trike-format trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm trike-calibrate",
+        uses: "trike-trit trike-core trike-cpu trike-format trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm \
+               trike-calibrate",
         registry: "",
         unsafe_in: &[],
     },

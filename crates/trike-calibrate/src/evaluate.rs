@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use trike_llm::{HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Split, compare, sequences};
-use trike_nn::{ActivationPrecision, KvPrecision};
+use trike_llm::{LanguageModel, LlmError, Model, ModelFile, ScoreOptions, Split, sequences};
+use trike_nn::KvPrecision;
 
 use crate::{CalibrateError, Evaluation, ModelQuantizationConfig, QuantizeReport, error::io};
 
@@ -20,7 +20,7 @@ impl QuantizeReport {
     ///
     /// # Errors
     ///
-    /// What loading either model and [`compare`] say.
+    /// What loading either model and [`Model::compare`] say.
     pub fn evaluate(
         &mut self,
         name: &str,
@@ -30,19 +30,14 @@ impl QuantizeReport {
         config: &ModelQuantizationConfig,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<(), CalibrateError> {
-        let load = |path: &str, tokenizer| {
-            let options = LoadOptions {
-                tokenizer,
-                threads: config.threads,
-                activations: Some(ActivationPrecision::F32),
-                head: HeadPrecision::AsStored,
-            };
-            LanguageModel::load_with(&ModelFile::open(path)?, &options, &mut |_, _| ())
+        let load = |path: &str| -> Result<LanguageModel, CalibrateError> {
+            let file = ModelFile::open(path)?;
+            Ok(LanguageModel::load_with(&file, &config.measured(&file)?, &mut |_, _| ())?)
         };
-        let dense = load(&self.input, config.tokenizer.clone())?;
-        let ternary = load(&self.output, config.tokenizer.clone())?;
-        let kv = KvPrecision::F32;
-        let comparison = compare(&ternary, kv, &dense, kv, text, split, limit, progress)?;
+        let dense = load(&self.input)?;
+        let ternary = load(&self.output)?;
+        let options = ScoreOptions::new(split).with_limit(limit).with_kv(KvPrecision::F32);
+        let comparison = ternary.compare(&dense, text, &options, progress)?;
         self.evaluation = Some(Evaluation::new(name.to_owned(), &comparison));
         Ok(())
     }

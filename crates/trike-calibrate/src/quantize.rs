@@ -108,12 +108,12 @@ pub(crate) fn quantize_ids(
     for pattern in &config.skip_patterns {
         let alone = ModelQuantizationConfig { skip_patterns: vec![pattern.clone()], ..config.clone() };
         if !layers.iter().any(|l| alone.skips(&l.name)) {
-            notes.push(format!("the skip pattern `{pattern}` is in no layer's name"));
+            notes.push(format!("the skip pattern `{pattern}` matches no layer's name"));
         }
     }
     if layers.iter().any(|l| l.damping.is_some_and(|d| d > compensation_damping(config))) {
         notes.push(
-            "some Hessians needed more damping than asked for: more calibration text would help".to_owned(),
+            "some Hessians needed more damping than configured: more calibration text would help".to_owned(),
         );
     }
     let (output_bytes, parameters) = assemble(file, input, config, &store, json, &mut notes)?;
@@ -198,23 +198,15 @@ pub(crate) fn calibration_ids(
             sequences(&tokenizer, text, split, context, limit)?
         }
         Calibration::Generated { sequences, seed } => {
-            let options = LoadOptions {
-                tokenizer: config.tokenizer.clone(),
-                threads: config.threads,
-                ..LoadOptions::default()
-            };
+            let options = LoadOptions::default()
+                .with_tokenizer(input.tokenizer(config.tokenizer.as_deref())?)
+                .with_cpu(Cpu::new(config.threads)?);
             let model = LanguageModel::load_with(input, &options, &mut |_, _| ())?;
             let one = |i: usize| {
-                let sampler = SamplerConfig {
-                    temperature: 1.0,
-                    seed: seed.wrapping_add(i as u64),
-                    ..SamplerConfig::default()
-                };
-                let options = GenerateOptions {
-                    max_tokens: Some(context.min(512)),
-                    sampler,
-                    ..GenerateOptions::default()
-                };
+                let sampler =
+                    SamplerConfig::default().with_temperature(1.0).with_seed(seed.wrapping_add(i as u64));
+                let options =
+                    GenerateOptions::default().with_max_tokens(context.min(512)).with_sampler(sampler);
                 let text = model.generate("", &options)?;
                 Ok([text.prompt_ids, text.ids].concat())
             };

@@ -103,8 +103,8 @@ pub struct QuantizationStats {
 /// # Errors
 ///
 /// [`NnError::Spec`] for another device or dtype, a weight that is not finite, and for [`Ternarize::Exact`] a weight that
-/// is not ternary; [`CandleError::Candle`] for another rank than two; [`NnError::Trit`] for an empty side and for weights so
-/// large that their scale overflows.
+/// is not ternary; [`CandleError::Candle`] for another rank than two; [`NnError::Tensor`] for an empty side; [`NnError::Trit`]
+/// for weights so large that their scale overflows.
 pub fn quantize_tensor(
     weight: &Tensor,
     how: Ternarize,

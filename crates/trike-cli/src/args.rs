@@ -9,13 +9,15 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
-    ActivationPrecision, Encoding, HeadPrecision, Isa, KvPrecision, Place, Split, Target,
-    llm::bench::Synthetic,
+    ActivationPrecision, DeviceChoice, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target,
+    core::Layout, llm::Synthetic,
 };
 
 pub(crate) use edit::EditArgs;
 pub(crate) use eval::EvalArgs;
-use names::{ACTIVATIONS, EMBEDDINGS, ENCODINGS, HEADS, KV, SIZES, SPLITS, TARGETS, one_of, threads};
+use names::{
+    ACTIVATIONS, EMBEDDINGS, ENCODINGS, HEADS, KV, LAYOUTS, SIZES, SPLITS, TARGETS, one_of, threads,
+};
 pub(crate) use names::{activations_name, kv_name, split_name};
 pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
 
@@ -106,7 +108,7 @@ pub(crate) struct DeviceArg {
     /// Where to run: cpu, auto (the first GPU that is not a software driver, else cpu), or wgpu, vulkan, cuda, hip or metal
     /// with a number, as far as the build has them; `trike doctor` lists what there is
     #[arg(long, default_value = "cpu", env = "TRIKE_DEVICE", hide_env_values = true, value_name = "NAME")]
-    pub(crate) device: Place,
+    pub(crate) device: DeviceChoice,
 }
 
 /// In which numbers.
@@ -122,7 +124,20 @@ pub(crate) struct PrecisionArgs {
     /// Cached keys and values [default: f32 for a model with f32 weights and for `logits`, else f16]
     #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_parser = one_of(KV))]
     pub(crate) kv: Option<KvPrecision>,
+    /// Memory layout of ternary weights, for those that the kernels have in it; auto chooses the fastest per weight
+    #[arg(
+        long,
+        default_value = "auto",
+        env = "TRIKE_LAYOUT",
+        hide_env_values = true,
+        value_parser = one_of(LAYOUTS)
+    )]
+    pub(crate) layout: LayoutChoice,
 }
+
+/// A layout of ternary weights, or `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LayoutChoice(pub(crate) Option<Layout>);
 
 /// Continue a prompt
 ///
@@ -365,6 +380,15 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(KV)
     )]
     pub(crate) kv: KvPrecision,
+    /// Memory layout of ternary weights, for those that the kernels have in it; auto chooses the fastest per weight
+    #[arg(
+        long,
+        default_value = "auto",
+        env = "TRIKE_LAYOUT",
+        hide_env_values = true,
+        value_parser = one_of(LAYOUTS)
+    )]
+    pub(crate) layout: LayoutChoice,
     #[command(flatten)]
     pub(crate) device: DeviceArg,
     /// How to print the result

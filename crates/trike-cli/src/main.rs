@@ -10,9 +10,11 @@
 //! * what is brought from the hub, with the feature `hub`: `download`
 //! * what is shown: [`output`], [`progress`]
 //! * what is written beside that: [`npy`]
+//! * what to do about an error, and which flag it is about: [`advice`]
 //! * Ctrl-C: [`interrupt`]
 #![forbid(unsafe_code)]
 
+mod advice;
 mod args;
 mod commands;
 #[cfg(feature = "hub")]
@@ -41,8 +43,8 @@ fn main() -> ExitCode {
             if let Some(usage) = error.downcast_ref::<clap::Error>() {
                 usage.exit();
             }
-            output::error(&error);
-            ExitCode::from(if is_usage(&error) { USAGE } else { FAILURE })
+            output::error(&error, advice::advice(&error).as_deref());
+            ExitCode::from(if advice::is_usage(&error) { USAGE } else { FAILURE })
         }
     }
 }
@@ -53,32 +55,4 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind)
     };
     error.chain().any(|cause| kind(cause) == Some(std::io::ErrorKind::BrokenPipe))
-}
-
-/// Whether the library refused an option and not a file.
-fn is_usage(error: &anyhow::Error) -> bool {
-    use trike::{
-        CalibrateError, LlmError,
-        llm::{sampler::SamplerError, tokenizer::TokenizerError},
-    };
-    let error = match error.downcast_ref::<CalibrateError>() {
-        Some(
-            CalibrateError::Config(_)
-            | CalibrateError::Edit(_)
-            | CalibrateError::OutputExists { .. }
-            | CalibrateError::NotOurs { .. },
-        ) => return true,
-        Some(CalibrateError::Llm(error)) => Some(&**error),
-        Some(_) => None,
-        None => error.downcast_ref::<LlmError>(),
-    };
-    matches!(
-        error,
-        Some(
-            LlmError::Option { .. }
-                | LlmError::NoDevice { .. }
-                | LlmError::Sampler(SamplerError::InvalidOption { .. })
-                | LlmError::Tokenizer(TokenizerError::EmptyStop { .. })
-        )
-    )
 }

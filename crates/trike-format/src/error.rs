@@ -158,6 +158,29 @@ pub enum FormatError {
         /// What to do.
         remedy: &'static str,
     },
+    /// A tensor that is not stored in Trike's packed form cannot be overwritten in place.
+    #[error(
+        "{}: cannot write `{tensor}`: it is not packed by Trike; convert the model to a directory of packed trits",
+        path.display()
+    )]
+    NotPacked {
+        /// The directory.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A packed tensor whose size depends on its trits has no room for other trits in place.
+    #[error(
+        "{}: cannot write `{tensor}`: with these trits it takes another number of bytes; \
+         convert the model to base3, 2bit or planes, whose sizes do not depend on the trits",
+        path.display()
+    )]
+    PackedSize {
+        /// The directory.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
     /// A file cannot be written as asked.
     #[error("{}: cannot write {what}: {reason}; {remedy}", path.display())]
     Write {
@@ -218,7 +241,7 @@ impl Place<'_> {
         FormatError::MissingTensor {
             path: self.path.to_owned(),
             tensor: self.tensor.to_owned(),
-            remedy: "list the file's tensors with `trike inspect`".to_owned(),
+            remedy: "its tensors have other names, or it is incomplete".to_owned(),
         }
     }
 }

@@ -1,212 +1,80 @@
 //! Tokens per second of a model, against what the machine can do.
 
-use std::time::Instant;
+use std::{any::Any, time::Instant};
 
 use serde::Serialize;
-use trike_core::{DenseData, DenseTensor, Int8Tensor};
+use trike_core::{Bounds, Cost, OptionError};
 use trike_cpu::{Cpu, probe};
-use trike_nn::{
-    ActivationPrecision, Backend, Biases, CpuBackend, Decoder, DecoderSpec, DecoderWeights, GatedActivation,
-    KvPrecision, KvSpec, NnError, RopePairing, RopeSpec, Step, Tensor, WeightName,
-};
-use trike_trit::{Encoding, ScaleValues, Scales, TritTensor};
+use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, Step};
 
-use crate::{LanguageModel, LlmError, generate::STEP};
+use crate::{LlmError, generate::STEP};
 
-/// Sizes of models that are made of random trits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Synthetic {
-    /// 12 layers, 768 / 2048, 12 heads.
-    M125,
-    /// 24 layers, 1536 / 4096, 16 heads.
-    Large,
-    /// 30 layers, 2560 / 6912, 20 query and 5 key heads: BitNet-b1.58-2B-4T.
-    B2,
-}
-
-impl Synthetic {
-    /// The decoder of that size, with a vocabulary of 32,000 and a context of 4,096.
-    pub fn spec(self) -> DecoderSpec {
-        let (layers, hidden, intermediate, heads, kv_heads) = match self {
-            Self::M125 => (12, 768, 2048, 12, 12),
-            Self::Large => (24, 1536, 4096, 16, 16),
-            Self::B2 => (30, 2560, 6912, 20, 5),
-        };
-        DecoderSpec {
-            hidden,
-            intermediate,
-            layers,
-            heads,
-            kv_heads,
-            head_dim: hidden / heads,
-            vocab: 32_000,
-            context: 4096,
-            rms_eps: 1e-5,
-            rope: RopeSpec::new(10_000.0, RopePairing::Halves),
-            activation: GatedActivation::SiLu,
-            tied_head: false,
-            window: None,
-            biases: Biases::default(),
-            qk_norm: false,
-            sub_norms: false,
-        }
-    }
-
-    /// `125m`, `large` or `2b`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::M125 => "125m",
-            Self::Large => "large",
-            Self::B2 => "2b",
-        }
-    }
-}
-
-/// A model made of random trits with one scale a row, an int8 head and an f16 embedding.
+/// What is measured; each `with_` method changes one field of the default, which measures what llama-bench does: a prompt of 512
+/// tokens, 128 generated ones, five repetitions, f16 keys and values, all threads.
 ///
-/// # Errors
+/// ```
+/// use trike_llm::bench::BenchOptions;
 ///
-/// When the machine cannot hold it.
-pub fn synthetic(
-    size: Synthetic,
-    encoding: Encoding,
-    activations: ActivationPrecision,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<SyntheticModel, LlmError> {
-    synthetic_on(CpuBackend::new(Cpu::new(0)?, activations), size, encoding, progress)
-}
-
-/// [`synthetic`] on a backend.
-///
-/// # Errors
-///
-/// When the backend cannot hold it.
-pub fn synthetic_on<B: Backend>(
-    backend: B,
-    size: Synthetic,
-    encoding: Encoding,
-    progress: &mut dyn FnMut(usize, usize),
-) -> Result<SyntheticModel<B>, LlmError> {
-    let spec = size.spec();
-    let total = crate::names::all(&spec).len();
-    let mut weights = RandomWeights { spec: &spec, encoding, state: 1, stored: 0, done: 0, total, progress };
-    let start = Instant::now();
-    let decoder = Decoder::new(backend, spec.clone(), &mut weights)?;
-    let stored_bytes = weights.stored;
-    Ok(SyntheticModel { decoder, stored_bytes, load_seconds: start.elapsed().as_secs_f64() })
-}
-
-/// A model of random weights, and what it took to make it.
-pub struct SyntheticModel<B: Backend = CpuBackend> {
-    /// The model.
-    pub decoder: Decoder<B>,
-    /// Bytes of the linear layers in their encoding, before they were packed for the kernels.
-    pub stored_bytes: u64,
-    /// Seconds to make, encode and pack the weights.
-    pub load_seconds: f64,
-}
-
-struct RandomWeights<'a> {
-    spec: &'a DecoderSpec,
-    encoding: Encoding,
-    state: u64,
-    stored: u64,
-    done: usize,
-    total: usize,
-    progress: &'a mut dyn FnMut(usize, usize),
-}
-
-impl RandomWeights<'_> {
-    /// 64 pseudo-random bits (xorshift64*, Vigna 2016).
-    fn bits(&mut self) -> u64 {
-        self.state ^= self.state >> 12;
-        self.state ^= self.state << 25;
-        self.state ^= self.state >> 27;
-        self.state.wrapping_mul(0x2545_F491_4F6C_DD1D)
-    }
-
-    fn bytes(&mut self, n: usize) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(n + 8);
-        while bytes.len() < n {
-            bytes.extend(self.bits().to_le_bytes());
-        }
-        bytes.truncate(n);
-        bytes
-    }
-
-    fn count(&mut self) {
-        self.done += 1;
-        (self.progress)(self.done, self.total);
-    }
-
-    fn shape(&self, name: WeightName) -> (usize, usize) {
-        let s = self.spec;
-        match name {
-            WeightName::Embedding | WeightName::Head => (s.vocab, s.hidden),
-            WeightName::Query(_) => (s.query_width(), s.hidden),
-            WeightName::Key(_) | WeightName::Value(_) => (s.kv_width(), s.hidden),
-            WeightName::Output(_) => (s.hidden, s.query_width()),
-            WeightName::Gate(_) | WeightName::Up(_) => (s.intermediate, s.hidden),
-            WeightName::Down(_) => (s.hidden, s.intermediate),
-            // Synthetic models have neither biases nor further norms.
-            _ => (1, s.hidden),
-        }
-    }
-}
-
-impl DecoderWeights for RandomWeights<'_> {
-    fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
-        let (rows, cols) = self.shape(name);
-        let bytes = self.bytes(rows * cols);
-        self.count();
-        // The scale keeps the variance of the residual stream where training would.
-        let scale = 1.0 / (cols as f32).sqrt();
-        Ok(match name {
-            WeightName::Embedding => {
-                let values = bytes.iter().map(|&b| half::f16::from_f32(f32::from(b as i8) / 128.0)).collect();
-                Tensor::Dense(DenseTensor::new(vec![rows, cols], DenseData::F16(values))?)
-            }
-            WeightName::Head => {
-                let codes: Vec<i8> = bytes.iter().map(|&b| (b as i8).max(-127)).collect();
-                Tensor::Int8(Int8Tensor::new(
-                    rows,
-                    cols,
-                    64,
-                    codes,
-                    ScaleValues::F32(vec![scale / 64.0; rows * cols.div_ceil(64)]),
-                )?)
-            }
-            _ => {
-                // 106 of the 256 values of a byte are zero trits, 41 %, about as many as trained models have.
-                let trits: Vec<i8> = bytes.iter().map(|&b| (b < 75) as i8 - (b >= 181) as i8).collect();
-                let scales =
-                    Scales::new(trike_trit::Granularity::Row, vec![half::f16::from_f32(scale); rows], None);
-                let tensor = TritTensor::from_trits(rows, cols, &trits, self.encoding, scales)?;
-                self.stored += tensor.bytes() as u64;
-                Tensor::Ternary(tensor)
-            }
-        })
-    }
-
-    fn vector(&mut self, name: WeightName) -> Result<Vec<f32>, NnError> {
-        self.count();
-        Ok(vec![1.0; self.shape(name).1])
-    }
-}
-
-/// What to time.
+/// let options = BenchOptions::default().with_prompt(0).with_generate(32).with_threads([1, 2]);
+/// assert_eq!((options.repetitions, options.threads), (5, vec![1, 2]));
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct BenchOptions {
-    /// Tokens of the prompt; 0 leaves prefill out.
+    /// Tokens of the prompt; 0 = no prefill.
     pub prompt: usize,
-    /// Tokens generated one by one; 0 leaves decode out.
+    /// Tokens generated one by one; 0 = no decode.
     pub generate: usize,
-    /// Numbers of threads.
+    /// Numbers of threads on the host, 0 = all logical CPUs; a device ignores them.
     pub threads: Vec<usize>,
-    /// Repetitions, after one that is not counted.
+    /// Repetitions, after a warm-up that is not counted.
     pub repetitions: usize,
-    /// Type of cached keys and values.
+    /// Precision of cached keys and values.
     pub kv: KvPrecision,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        Self { prompt: 512, generate: 128, threads: vec![0], repetitions: 5, kv: KvPrecision::F16 }
+    }
+}
+
+impl BenchOptions {
+    /// Sets [`prompt`](Self::prompt).
+    #[must_use]
+    pub fn with_prompt(self, prompt: usize) -> Self {
+        Self { prompt, ..self }
+    }
+
+    /// Sets [`generate`](Self::generate).
+    #[must_use]
+    pub fn with_generate(self, generate: usize) -> Self {
+        Self { generate, ..self }
+    }
+
+    /// Sets [`threads`](Self::threads).
+    #[must_use]
+    pub fn with_threads(self, threads: impl Into<Vec<usize>>) -> Self {
+        Self { threads: threads.into(), ..self }
+    }
+
+    /// Sets [`repetitions`](Self::repetitions).
+    #[must_use]
+    pub fn with_repetitions(self, repetitions: usize) -> Self {
+        Self { repetitions, ..self }
+    }
+
+    /// Sets [`kv`](Self::kv).
+    #[must_use]
+    pub fn with_kv(self, kv: KvPrecision) -> Self {
+        Self { kv, ..self }
+    }
+
+    /// The largest number of positions that a sequence takes.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.prompt.max(self.generate).max(1)
+    }
 }
 
 /// One measurement. The field names are the schema of `trike bench -o json`.
@@ -275,13 +143,21 @@ pub struct BenchReport {
     pub ceilings: Vec<Ceiling>,
 }
 
-/// Times prefill and decode of `decoder` for every number of threads, and the machine's ceilings beside them.
-/// `progress` is called with the number of repetitions done and to do.
-///
-/// # Errors
-///
-/// [`LlmError::Option`] for options out of range, and what the decoder says.
-pub fn run(
+/// See [`Model::bench`](crate::Model::bench).
+pub(crate) fn run<B: Backend + 'static>(
+    decoder: &mut Decoder<B>,
+    options: &BenchOptions,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<BenchReport, LlmError> {
+    // Threads, costs and ceilings are known of the host alone, and no other backend has to know of them.
+    match (decoder as &mut dyn Any).downcast_mut::<Decoder<CpuBackend>>() {
+        Some(decoder) => run_on_host(decoder, options, progress),
+        None => run_on_device(decoder, options, progress),
+    }
+}
+
+/// Times prefill and decode for every number of threads, and the machine's ceilings beside them.
+fn run_on_host(
     decoder: &mut Decoder<CpuBackend>,
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
@@ -315,13 +191,8 @@ pub fn run(
     Ok(BenchReport { rows, ceilings })
 }
 
-/// Times prefill and decode of `decoder` where it is, whatever `options` say of threads. Ceilings are the host's, so there are
-/// none here.
-///
-/// # Errors
-///
-/// As [`run`].
-pub fn run_on<B: Backend>(
+/// Times prefill and decode on a device. Ceilings are the host's, so there are none here.
+fn run_on_device<B: Backend>(
     decoder: &Decoder<B>,
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
@@ -339,16 +210,10 @@ pub fn run_on<B: Backend>(
 
 /// What is timed, with its number of tokens.
 fn kinds(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<(&'static str, usize)>, LlmError> {
-    let context = spec.context;
-    for (option, got) in [("-p", options.prompt), ("-n", options.generate)] {
-        if got > context {
-            let got = format!("{got} with a context of {context}");
-            return Err(LlmError::Option { option, expected: "at most the context", got });
-        }
-    }
-    if options.repetitions == 0 {
-        return Err(LlmError::Option { option: "-r", expected: "at least 1", got: "0".to_owned() });
-    }
+    let tokens = Bounds::at_least(0usize).at_most(spec.context);
+    OptionError::check("prompt", tokens, options.prompt)?;
+    OptionError::check("generate", tokens, options.generate)?;
+    OptionError::check("repetitions", Bounds::at_least(1usize), options.repetitions)?;
     let kinds = [("prefill", options.prompt), ("decode", options.generate)];
     Ok(kinds.into_iter().filter(|(_, tokens)| *tokens > 0).collect())
 }
@@ -388,21 +253,6 @@ fn time<B: Backend>(
     })
 }
 
-impl LanguageModel<CpuBackend> {
-    /// [`run`] on a loaded model.
-    ///
-    /// # Errors
-    ///
-    /// As [`run`].
-    pub fn bench(
-        &mut self,
-        options: &BenchOptions,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<BenchReport, LlmError> {
-        run(&mut self.decoder, options, progress)
-    }
-}
-
 /// Ids that walk through the vocabulary, so that no embedding row stays hot.
 fn ids<B: Backend>(decoder: &Decoder<B>, n: usize) -> Vec<u32> {
     let vocab = decoder.spec().vocab;
@@ -432,7 +282,7 @@ fn time_decode<B: Backend>(decoder: &Decoder<B>, tokens: usize, kv: KvPrecision)
 /// Mean multiply-adds and bytes of a token.
 fn cost_per_token(decoder: &Decoder<CpuBackend>, kind: &str, tokens: usize, kv: KvPrecision) -> (f64, f64) {
     let step = if kind == "prefill" { STEP } else { 1 };
-    let cost: trike_cpu::Cost = (0..tokens)
+    let cost: Cost = (0..tokens)
         .step_by(step)
         .map(|position| decoder.step_cost(step.min(tokens - position), position, kv))
         .sum();

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use trike_core::{DeviceSpec, OptionError};
+
 /// Why a model could not be loaded, run, measured or converted.
 ///
 /// The transparent variants carry the message of the layer below, which names the file, tensor or token.
@@ -60,8 +62,8 @@ pub enum LlmError {
         /// What is there.
         got: String,
     },
-    /// There is no tokenizer with the model and none was given.
-    #[error("{}: no tokenizer comes with this model; name one with --tokenizer", path.display())]
+    /// The model comes without a tokenizer, and none was given.
+    #[error("{}: the model comes without a tokenizer: give it the one that it was trained with", path.display())]
     NoTokenizer {
         /// The model.
         path: PathBuf,
@@ -84,9 +86,6 @@ pub enum LlmError {
         /// Positions that the model has.
         context: usize,
     },
-    /// Nothing to start from: an empty prompt and a tokenizer without BOS.
-    #[error("an empty prompt needs a tokenizer with a BOS token, and this one has none: give a prompt")]
-    EmptyPrompt,
     /// No sequence of the text has two tokens or more.
     #[error("nothing to score: no sequence of the text has two tokens or more")]
     NothingToScore,
@@ -142,13 +141,15 @@ pub enum LlmError {
         /// The files that this is about.
         files: Vec<String>,
     },
-    /// A device that this build or this machine does not have.
-    #[error("--device {device}: {reason}; `trike doctor` lists what there is")]
-    NoDevice {
-        /// The name given.
-        device: String,
-        /// What is missing.
-        reason: String,
+    /// A device whose runtime this build does not contain.
+    #[error(
+        "device {device}: this build has no {} runtime, build with the feature `{}`",
+        runtime(device),
+        runtime(device)
+    )]
+    NotBuilt {
+        /// The device.
+        device: DeviceSpec,
     },
     /// Something that a device does not hold in one piece. Nothing was loaded.
     #[error("{what}: {requested} bytes in one piece, {device} takes at most {limit}: {remedy}")]
@@ -164,15 +165,44 @@ pub enum LlmError {
         /// What to do.
         remedy: &'static str,
     },
-    /// An option is out of range.
-    #[error("{option}: expected {expected}, got {got}")]
-    Option {
-        /// The option.
-        option: &'static str,
-        /// What is accepted.
-        expected: &'static str,
-        /// What was given.
+    /// A field of an options struct is out of range.
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    /// The name of a model on the hub that is none.
+    #[error("`{got}` is no name of a model: expected a path, or org/name[@revision][:file]")]
+    ModelName {
+        /// The name given.
         got: String,
+    },
+    /// The target of a conversion is one file, and the output is not named like one.
+    #[error("{}: {target} is stored in a GGUF file: expected a path that ends in .gguf", path.display())]
+    ExpectedGguf {
+        /// The output.
+        path: PathBuf,
+        /// The target.
+        target: &'static str,
+    },
+    /// The target of a conversion is a directory, and the output is named like a file.
+    #[error("{}: {target} is stored in a directory: expected a path that does not end in .gguf", path.display())]
+    ExpectedDirectory {
+        /// The output.
+        path: PathBuf,
+        /// The target.
+        target: &'static str,
+    },
+    /// A GGUF file's own tokenizer is of a kind that is not implemented.
+    #[error("{}: {name} is not implemented: give the model's own tokenizer.json", path.display())]
+    GgufTokenizer {
+        /// The file.
+        path: PathBuf,
+        /// The tokenizer, by its name in the file.
+        name: String,
+    },
+    /// A tokenizer that no directory of a model holds under this kind of name.
+    #[error("{}: expected a tokenizer.json, a SentencePiece .model or a llama2.c .bin file", path.display())]
+    TokenizerFile {
+        /// The file.
+        path: PathBuf,
     },
     /// A file that is not a model could not be read or written.
     #[error("{}: {source}", path.display())]
@@ -182,6 +212,14 @@ pub enum LlmError {
         /// What the system said.
         source: std::io::Error,
     },
+}
+
+/// The name of a device's runtime, which is also the feature's.
+fn runtime(device: &DeviceSpec) -> &'static str {
+    match device {
+        DeviceSpec::Auto => "gpu",
+        DeviceSpec::Numbered(runtime, _) => runtime.name(),
+    }
 }
 
 /// The names come from elsewhere: nothing in them may steer a terminal.

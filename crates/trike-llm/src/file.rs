@@ -1,15 +1,15 @@
 //! A checkpoint, opened: its configuration, its tensors by the names of a decoder, its tokenizer.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use trike_format::{
     DenseTensor, FileKind, FormatError, Gguf, HfDir, Int8Tensor, Llama2c, StoredType, Tensor, TensorInfo,
     TensorSource, absmean_trits, detect,
 };
-use trike_nn::WeightName;
+use trike_nn::{KvPrecision, WeightName};
 use trike_trit::{Encoding, Granularity};
 
-use crate::{LlmError, ModelConfig, WeightSource, names, text::gguf_tokenizer, tokenizer::Tokenizer};
+use crate::{LlmError, ModelConfig, WeightSource, names};
 
 /// The open file behind a [`ModelFile`].
 #[derive(Debug)]
@@ -173,59 +173,10 @@ impl ModelFile {
         self.source().tensors().iter().all(|t| t.kind == StoredType::F32)
     }
 
-    /// The tokenizer at `explicit`, or the one that comes with the model.
-    ///
-    /// # Errors
-    ///
-    /// [`LlmError::NoTokenizer`] when there is none, [`LlmError::TokenizerMismatch`] when it has ids that the model
-    /// lacks, and what is wrong with its file.
-    pub fn tokenizer(&self, explicit: Option<&Path>) -> Result<Tokenizer, LlmError> {
-        let tokenizer = match explicit {
-            Some(path) => self.open_tokenizer(path)?,
-            None => self.own_tokenizer()?,
-        };
-        let special = &self.config.special;
-        let tokenizer = match (special.bos, special.eos.is_empty()) {
-            (None, true) => tokenizer,
-            (bos, _) => {
-                let eos = if special.eos.is_empty() { tokenizer.eos().to_vec() } else { special.eos.clone() };
-                let bos = bos.or(tokenizer.bos());
-                tokenizer.with_special(bos, eos).map_err(|e| self.mismatch(e))?
-            }
-        };
-        tokenizer.check_vocab(self.config.spec.vocab).map_err(|e| self.mismatch(e))?;
-        Ok(tokenizer)
-    }
-
-    fn mismatch(&self, source: crate::tokenizer::TokenizerError) -> LlmError {
-        LlmError::TokenizerMismatch { path: self.path().to_owned(), source }
-    }
-
-    fn open_tokenizer(&self, path: &Path) -> Result<Tokenizer, LlmError> {
-        // The llama2.c form does not say how many tokens it has.
-        match path.extension().and_then(|e| e.to_str()) {
-            Some("bin") => Ok(Tokenizer::from_llama2c(path, self.config.spec.vocab)?),
-            Some("gguf") => {
-                let none = || LlmError::NoTokenizer { path: path.to_owned() };
-                gguf_tokenizer(&Gguf::open(path)?)?.ok_or_else(none)
-            }
-            _ => Ok(Tokenizer::open(path)?),
-        }
-    }
-
-    fn own_tokenizer(&self) -> Result<Tokenizer, LlmError> {
-        let none = || LlmError::NoTokenizer { path: self.path().to_owned() };
-        match &self.tensors {
-            Tensors::Hf(dir) => {
-                let path: PathBuf = ["tokenizer.json", "tokenizer.model", "tokenizer.bin"]
-                    .iter()
-                    .find_map(|f| dir.file(f))
-                    .ok_or_else(none)?;
-                self.open_tokenizer(&path)
-            }
-            Tensors::Gguf(file) => gguf_tokenizer(file)?.ok_or_else(none),
-            Tensors::Llama2c(_) => Err(none()),
-        }
+    /// Precision of cached keys and values unless another one is requested: f32 for a model with f32 weights, f16 for every
+    /// other one.
+    pub fn default_kv(&self) -> KvPrecision {
+        if self.is_f32() { KvPrecision::F32 } else { KvPrecision::F16 }
     }
 }
 

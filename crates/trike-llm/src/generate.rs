@@ -5,36 +5,78 @@ use std::{
     time::{Duration, Instant},
 };
 
+use trike_core::{Bounds, OptionError};
 use trike_nn::{Backend, KvPrecision, KvSpec, Logits, Sequence, Step, StepLogits};
 
 use crate::{
     LanguageModel, LlmError,
     sampler::{Sampler, SamplerConfig},
     stream::TextStream,
+    tokenizer::TokenizerError,
 };
 
 /// Tokens of a prompt that go through the model at once. A longer step unpacks weights for more tokens, and takes more
 /// memory for activations; this one was chosen, not tuned.
 pub(crate) const STEP: usize = 256;
 
-/// How to continue a prompt.
+/// How to continue a prompt; each `with_` method changes one field of the default.
+///
+/// ```
+/// use trike_llm::{GenerateOptions, sampler::SamplerConfig};
+///
+/// let options = GenerateOptions::default()
+///     .with_max_tokens(64)
+///     .with_sampler(SamplerConfig::default().with_temperature(0.8))
+///     .with_stop(["\n\n".to_owned()]);
+/// assert_eq!((options.max_tokens, options.stop.len(), options.window), (Some(64), 1, None));
+/// ```
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct GenerateOptions {
-    /// Most tokens to generate; until the text or the context ends when `None`.
+    /// Maximum number of new tokens; until the text or the context ends when `None`.
     pub max_tokens: Option<usize>,
-    /// How each token is chosen; greedy by default.
+    /// How each token is sampled; greedy by default.
     pub sampler: SamplerConfig,
-    /// Any of these ends the text and is not part of it.
+    /// Stop strings: each ends the text and is not part of it.
     pub stop: Vec<String>,
-    /// Type of the cached keys and values; the model's default when `None`.
+    /// Precision of cached keys and values; the model's default when `None`.
     pub kv: Option<KvPrecision>,
     /// Rolling window of that many tokens: the text may outgrow the context, and each token sees only this many.
     pub window: Option<usize>,
 }
 
 impl GenerateOptions {
-    /// Keys and values that a prompt of that many tokens and what may follow it take, in a model of that context and default
-    /// type.
+    /// Sets [`max_tokens`](Self::max_tokens).
+    #[must_use]
+    pub fn with_max_tokens(self, max_tokens: impl Into<Option<usize>>) -> Self {
+        Self { max_tokens: max_tokens.into(), ..self }
+    }
+
+    /// Sets [`sampler`](Self::sampler).
+    #[must_use]
+    pub fn with_sampler(self, sampler: SamplerConfig) -> Self {
+        Self { sampler, ..self }
+    }
+
+    /// Sets [`stop`](Self::stop).
+    #[must_use]
+    pub fn with_stop(self, stop: impl Into<Vec<String>>) -> Self {
+        Self { stop: stop.into(), ..self }
+    }
+
+    /// Sets [`kv`](Self::kv).
+    #[must_use]
+    pub fn with_kv(self, kv: impl Into<Option<KvPrecision>>) -> Self {
+        Self { kv: kv.into(), ..self }
+    }
+
+    /// Sets [`window`](Self::window).
+    #[must_use]
+    pub fn with_window(self, window: impl Into<Option<usize>>) -> Self {
+        Self { window: window.into(), ..self }
+    }
+
+    /// The cache for a prompt of `prompt` tokens and its continuation, in a model with this context and default precision.
     ///
     /// # Errors
     ///
@@ -42,12 +84,10 @@ impl GenerateOptions {
     pub fn cache(&self, prompt: usize, context: usize, default: KvPrecision) -> Result<KvSpec, LlmError> {
         let precision = self.kv.unwrap_or(default);
         match self.window {
-            Some(window) if (1..=context).contains(&window) => Ok(KvSpec::rolling(precision, window, STEP)),
-            Some(window) => Err(LlmError::Option {
-                option: "window",
-                expected: "1 to the model's context",
-                got: format!("{window} with a context of {context}"),
-            }),
+            Some(window) => {
+                OptionError::check("window", Bounds::at_least(1usize).at_most(context), window)?;
+                Ok(KvSpec::rolling(precision, window, STEP))
+            }
             None if prompt > context => Err(LlmError::PromptTooLong { tokens: prompt, context }),
             None => {
                 let wanted = prompt.saturating_add(self.max_tokens.unwrap_or(context));
@@ -119,17 +159,6 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 }
 
 impl<B: Backend> LanguageModel<B> {
-    /// Token ids of a prompt: BOS, where the tokenizer has one, and the text.
-    ///
-    /// # Errors
-    ///
-    /// [`LlmError::NoTokenizer`], [`LlmError::EmptyPrompt`], and text that the tokenizer cannot encode.
-    pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, LlmError> {
-        let tokenizer = self.tokenizer()?;
-        let ids = tokenizer.encode(prompt, tokenizer.adds_bos())?;
-        if ids.is_empty() { Err(LlmError::EmptyPrompt) } else { Ok(ids) }
-    }
-
     /// Continues `prompt`.
     ///
     /// # Errors
@@ -144,16 +173,16 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// # Errors
     ///
-    /// What [`encode_prompt`](Self::encode_prompt) says, [`LlmError::PromptTooLong`], options out of range, and
-    /// logits that cannot be sampled.
+    /// What the tokenizer says of `prompt`, [`LlmError::PromptTooLong`], options out of range, and logits that cannot be
+    /// sampled.
     pub fn generate_with(
         &self,
         prompt: &str,
         options: &GenerateOptions,
         on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, LlmError> {
-        let ends = self.tokenizer()?.eos();
-        self.generate_ids(self.encode_prompt(prompt)?, ends, options, on_text)
+        let tokenizer = self.tokenizer()?;
+        self.generate_ids(tokenizer.encode_prompt(prompt)?, tokenizer.eos(), options, on_text)
     }
 
     /// [`generate_with`](Self::generate_with) on a prompt that is tokens already, such as a rendered conversation;
@@ -161,7 +190,7 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// # Errors
     ///
-    /// [`LlmError::EmptyPrompt`] for no ids, and as [`generate_with`](Self::generate_with).
+    /// [`TokenizerError::EmptyPrompt`] for no ids, and as [`generate_with`](Self::generate_with).
     pub fn generate_ids(
         &self,
         prompt_ids: Vec<u32>,
@@ -170,7 +199,7 @@ impl<B: Backend> LanguageModel<B> {
         mut on_text: impl FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Generation, LlmError> {
         if prompt_ids.is_empty() {
-            return Err(LlmError::EmptyPrompt);
+            return Err(TokenizerError::EmptyPrompt.into());
         }
         let tokenizer = self.tokenizer()?;
         let mut sampler = Sampler::new(options.sampler.clone())?;
@@ -179,9 +208,9 @@ impl<B: Backend> LanguageModel<B> {
         let mut sequence = self.sequence_for(prompt_ids.len(), options)?;
 
         // Rows beyond the tokenizer's last id are padding.
-        let known = tokenizer.vocab_size().min(self.decoder.spec().vocab);
+        let known = tokenizer.vocab_size().min(self.decoder().spec().vocab);
         // With padding the largest logits of all might be of tokens that do not exist.
-        let enough = options.sampler.candidates().filter(|_| known == self.decoder.spec().vocab);
+        let enough = options.sampler.candidates().filter(|_| known == self.decoder().spec().vocab);
         let start = Instant::now();
         let mut best = self.prefill(&mut sequence, &prompt_ids, enough)?;
         let prefill = start.elapsed();
@@ -230,8 +259,8 @@ impl<B: Backend> LanguageModel<B> {
 
     /// A sequence with room for the prompt and what may follow it.
     fn sequence_for(&self, prompt: usize, options: &GenerateOptions) -> Result<Sequence<B>, LlmError> {
-        let spec = options.cache(prompt, self.decoder.spec().context, self.default_kv())?;
-        Ok(self.decoder.sequence(spec)?)
+        let spec = options.cache(prompt, self.decoder().spec().context, self.default_kv())?;
+        Ok(self.decoder().sequence(spec)?)
     }
 
     /// Runs `ids` through the model in steps and returns what the last says of the next token.
@@ -257,8 +286,8 @@ impl<B: Backend> LanguageModel<B> {
     ) -> Result<StepLogits, LlmError> {
         let steps = &mut [Step { sequence, ids }];
         let best = match enough {
-            Some(k) => self.decoder.forward_top(steps, k)?.pop(),
-            None => self.decoder.forward(steps, Logits::Last)?.pop().map(StepLogits::All),
+            Some(k) => self.decoder().forward_top(steps, k)?.pop(),
+            None => self.decoder().forward(steps, Logits::Last)?.pop().map(StepLogits::All),
         };
         Ok(best.unwrap_or(StepLogits::All(Vec::new())))
     }
@@ -274,18 +303,18 @@ impl<B: Backend> LanguageModel<B> {
         kv: KvPrecision,
         mut on_row: impl FnMut(usize, &[f32]),
     ) -> Result<(), LlmError> {
-        let context = self.decoder.spec().context;
+        let context = self.decoder().spec().context;
         if ids.len() > context {
             return Err(LlmError::PromptTooLong { tokens: ids.len(), context });
         }
-        let mut sequence = self.decoder.sequence(KvSpec::new(kv, ids.len().max(1)))?;
+        let mut sequence = self.decoder().sequence(KvSpec::new(kv, ids.len().max(1)))?;
         let mut token = 0;
         // The logits of a step lie in one piece, and small devices have none above 128 MiB.
-        let rows = ((128 << 20) / (4 * self.decoder.spec().vocab)).clamp(1, STEP);
+        let rows = ((128 << 20) / (4 * self.decoder().spec().vocab)).clamp(1, STEP);
         for ids in ids.chunks(rows) {
             let mut step = [Step { sequence: &mut sequence, ids }];
-            let all = self.decoder.forward(&mut step, Logits::All)?.pop().unwrap_or_default();
-            for row in all.chunks_exact(self.decoder.spec().vocab) {
+            let all = self.decoder().forward(&mut step, Logits::All)?.pop().unwrap_or_default();
+            for row in all.chunks_exact(self.decoder().spec().vocab) {
                 if let Some((index, &value)) = row.iter().enumerate().find(|(_, v)| !v.is_finite()) {
                     return Err(LlmError::NonFinite { token, index, value });
                 }

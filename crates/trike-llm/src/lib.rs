@@ -1,7 +1,8 @@
 //! From a model file to text: configuration, tokenizers, generation, sampling, measurement, conversion.
 //!
 //! Start from [`LanguageModel`]: `LanguageModel::load(path)` reads any file that [`ModelFile`] can open, with its
-//! tokenizer, and [`LanguageModel::generate`] continues a prompt.
+//! tokenizer, and [`LanguageModel::generate`] continues a prompt. [`open()`] does the same on any device and returns a
+//! [`Model`], which hides the backend.
 //!
 //! The decision that shaped this crate: a checkpoint is opened once as a [`ModelFile`], which knows its
 //! architecture, the names of its tensors and its special tokens, and everything else (running, inspecting,
@@ -10,12 +11,14 @@
 //!
 //! * models: [`ModelFile`], [`WeightSource`], [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`Tensors`],
 //!   [`ModelConfig`], [`Family`], [`SpecialIds`]
-//! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`sampler`], [`stream`], [`GenerateOptions`], [`GenerationConfig`],
-//!   [`Generation`], [`FinishReason`]
+//! * any backend behind one object: [`Model`], [`open()`], [`DeviceChoice`], [`Device`], [`devices()`], [`DeviceReport`],
+//!   [`memory_plan()`]
+//! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`],
+//!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`]
 //! * the hub's cache: [`HubCache`], [`ModelId`], [`HubModel`], [`hub_shards`]
-//! * measurement: [`score()`], [`Score`], [`compare()`], [`compare_ids()`], [`Comparison`], [`Split`], [`sequences()`], [`divergence()`], [`answer()`], [`Question`], [`TaskScore`],
-//!   [`inspect()`], [`mod@bench`]
-//! * devices: [`Place`], [`Opened`], [`Use`], [`devices()`], [`DeviceReport`], [`memory_plan()`]
+//! * measurement: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`compare_ids()`], [`sequences()`], [`divergence()`],
+//!   [`read_questions()`], [`Question`], [`TaskScore`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
+//!   [`SyntheticModel`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]; what else writes a directory: [`hf_config()`], [`hf_tensor()`],
 //!   [`carry_tokenizer()`]
 //! * errors: [`LlmError`]
@@ -34,10 +37,10 @@ mod generate;
 mod hub;
 mod inspect;
 mod load;
+mod model;
 mod names;
-mod perplexity;
 mod source;
-mod tasks;
+mod synthetic;
 mod text;
 
 pub use trike_text::{
@@ -48,14 +51,17 @@ pub use trike_text::{
 
 pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{ConvertOptions, ConvertReport, Target, carry_tokenizer, convert, hf_config, hf_tensor};
-pub use device::{DeviceReport, Opened, Place, SyntheticBench, Use, devices, memory_plan};
+pub use device::{Device, DeviceChoice, DeviceReport, devices, memory_plan, open};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};
 pub use generate::{FinishReason, GenerateOptions, Generation};
 pub use hub::{HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
-pub use perplexity::{Comparison, Score, Split, compare, compare_ids, divergence, score, sequences};
+pub use model::{
+    Comparison, Model, OnText, Question, Score, ScoreOptions, Split, TaskScore, compare_ids, divergence,
+    read_questions, sequences,
+};
 pub use source::WeightSource;
-pub use tasks::{Question, TaskScore, answer, read_questions};
+pub use synthetic::{Synthetic, SyntheticModel};
 pub use text::{gguf_chat_template, gguf_tokenizer};

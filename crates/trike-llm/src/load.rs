@@ -5,9 +5,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use trike_core::Layout;
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, NnError, Tensor,
+    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, KvSpec, NnError, Tensor,
     WeightName,
 };
 use trike_trit::{Edit, TritTensor};
@@ -30,22 +31,83 @@ pub enum HeadPrecision {
 /// weight from coarsening its neighbours.
 pub(crate) const HEAD_GROUP: usize = 32;
 
-/// How a model is loaded.
-#[derive(Clone, Debug)]
+/// How a model is loaded; each `with_` method changes one field of the default.
+///
+/// ```
+/// use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile};
+/// use trike_nn::ActivationPrecision;
+///
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+/// let exact = LoadOptions::default().with_activations(ActivationPrecision::F32).with_head(HeadPrecision::AsStored);
+/// let model = LanguageModel::load_with(&ModelFile::open(path)?, &exact, &mut |_, _| ())?;
+/// assert_eq!(model.decoder().backend().activations(), ActivationPrecision::F32);
+/// # Ok::<(), trike_llm::LlmError>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct LoadOptions {
-    /// Tokenizer file, when it does not come with the model.
-    pub tokenizer: Option<PathBuf>,
-    /// Threads; 0 for one a processor.
-    pub threads: usize,
-    /// Activations of ternary layers; what the model was trained for when `None`.
+    /// Tokenizer, as [`ModelFile::tokenizer`] opens it; the model's own, if it has one, when `None`.
+    pub tokenizer: Option<Tokenizer>,
+    /// Threads and instruction set of the host; all logical CPUs and the best set when `None`. A GPU does not need them.
+    pub cpu: Option<Cpu>,
+    /// Activations of ternary layers; those that the model was trained with when `None`.
     pub activations: Option<ActivationPrecision>,
     /// Output head.
     pub head: HeadPrecision,
+    /// Layout of ternary weights, where the kernels have it for a weight; chosen per weight when `None`.
+    pub layout: Option<Layout>,
+    /// Keys and values of the longest sequence that is going to run, which have to fit a GPU's memory beside the weights; the
+    /// whole context when `None`. The host allocates them as they grow.
+    pub sequence: Option<KvSpec>,
 }
 
-impl Default for LoadOptions {
-    fn default() -> Self {
-        Self { tokenizer: None, threads: 0, activations: None, head: HeadPrecision::Auto }
+impl LoadOptions {
+    /// Sets [`tokenizer`](Self::tokenizer).
+    #[must_use]
+    pub fn with_tokenizer(self, tokenizer: impl Into<Option<Tokenizer>>) -> Self {
+        Self { tokenizer: tokenizer.into(), ..self }
+    }
+
+    /// Sets [`cpu`](Self::cpu).
+    #[must_use]
+    pub fn with_cpu(self, cpu: impl Into<Option<Cpu>>) -> Self {
+        Self { cpu: cpu.into(), ..self }
+    }
+
+    /// Sets [`activations`](Self::activations).
+    #[must_use]
+    pub fn with_activations(self, activations: impl Into<Option<ActivationPrecision>>) -> Self {
+        Self { activations: activations.into(), ..self }
+    }
+
+    /// Sets [`head`](Self::head).
+    #[must_use]
+    pub fn with_head(self, head: HeadPrecision) -> Self {
+        Self { head, ..self }
+    }
+
+    /// Sets [`layout`](Self::layout).
+    #[must_use]
+    pub fn with_layout(self, layout: impl Into<Option<Layout>>) -> Self {
+        Self { layout: layout.into(), ..self }
+    }
+
+    /// Sets [`sequence`](Self::sequence).
+    #[must_use]
+    pub fn with_sequence(self, sequence: impl Into<Option<KvSpec>>) -> Self {
+        Self { sequence: sequence.into(), ..self }
+    }
+
+    /// Activations of ternary layers of a model.
+    pub(crate) fn activations_of(&self, file: &ModelFile) -> ActivationPrecision {
+        self.activations.unwrap_or(file.config().family.activations())
+    }
+
+    /// The longest sequence of a model.
+    #[cfg(feature = "gpu")]
+    pub(crate) fn sequence_of(&self, file: &ModelFile) -> KvSpec {
+        let whole = || KvSpec::new(file.default_kv(), file.config().spec.context);
+        self.sequence.unwrap_or_else(whole)
     }
 }
 
@@ -71,9 +133,9 @@ impl HeadPrecision {
 /// # Ok::<(), trike_llm::LlmError>(())
 /// ```
 pub struct LanguageModel<B: Backend = CpuBackend> {
-    pub(crate) decoder: Decoder<B>,
-    pub(crate) tokenizer: Option<Tokenizer>,
-    pub(crate) path: PathBuf,
+    decoder: Decoder<B>,
+    tokenizer: Option<Tokenizer>,
+    path: PathBuf,
     config: ModelConfig,
     default_kv: KvPrecision,
     /// Linear layers that were put in the place of the source's.
@@ -88,9 +150,8 @@ impl LanguageModel<CpuBackend> {
     /// What [`ModelFile::open`] and [`ModelFile::tokenizer`] say, and damaged weights, each naming its file.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, LlmError> {
         let file = ModelFile::open(path)?;
-        let mut model = Self::load_with(&file, &LoadOptions::default(), &mut |_, _| ())?;
-        model.tokenizer = Some(file.tokenizer(None)?);
-        Ok(model)
+        let options = LoadOptions::default().with_tokenizer(file.tokenizer(None)?);
+        Self::load_with(&file, &options, &mut |_, _| ())
     }
 
     /// Loads an open model for the host's processors. `progress` is called with the number of weights loaded and
@@ -105,15 +166,15 @@ impl LanguageModel<CpuBackend> {
         options: &LoadOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
-        let activations = options.activations.unwrap_or(file.config().family.activations());
-        let backend = CpuBackend::new(Cpu::new(options.threads)?, activations);
+        let cpu = options.cpu.clone().map_or_else(|| Cpu::new(0), Ok)?;
+        let backend = CpuBackend::new(cpu, options.activations_of(file)).with_layout(options.layout);
         Self::load_on(backend, file, options, progress)
     }
 }
 
 impl<B: Backend> LanguageModel<B> {
-    /// Loads an open model onto a backend; `options.threads` and `options.activations` are the backend's own
-    /// matter here. See [`load_with`](LanguageModel::load_with).
+    /// Loads an open model onto a backend, which has its own `cpu`, `activations` and `layout`: those of `options` do not count here.
+    /// See [`load_with`](LanguageModel::load_with).
     ///
     /// # Errors
     ///
@@ -125,10 +186,16 @@ impl<B: Backend> LanguageModel<B> {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
         // A tokenizer that does not fit should fail before gigabytes are loaded.
-        let tokenizer = match (&options.tokenizer, file.tokenizer(options.tokenizer.as_deref())) {
-            (_, Ok(tokenizer)) => Some(tokenizer),
-            (None, Err(LlmError::NoTokenizer { .. })) => None,
-            (_, Err(error)) => return Err(error),
+        let tokenizer = match &options.tokenizer {
+            Some(tokenizer) => {
+                file.check_tokenizer(tokenizer)?;
+                Some(tokenizer.clone())
+            }
+            None => match file.tokenizer(None) {
+                Ok(tokenizer) => Some(tokenizer),
+                Err(LlmError::NoTokenizer { .. }) => None,
+                Err(error) => return Err(error),
+            },
         };
         Self::from_source(backend, file, tokenizer, options.head, progress)
     }
@@ -148,21 +215,35 @@ impl<B: Backend> LanguageModel<B> {
         let int8_head = head.rounds(source);
         let total = source.weights().len();
         let mut weights = SourceWeights { source, int8_head, progress, done: 0, total };
-        let halves = backend.can_cache(KvPrecision::F16);
         let decoder = Decoder::new(backend, source.config().spec.clone(), &mut weights)?;
-        Ok(Self {
-            decoder,
-            tokenizer,
-            path: source.path().to_owned(),
-            config: source.config().clone(),
-            replaced: HashMap::new(),
-            default_kv: if source.is_f32() || !halves { KvPrecision::F32 } else { KvPrecision::F16 },
-        })
+        let mut model = Self::from_decoder(decoder, source.path().to_owned(), source.config().clone());
+        model.tokenizer = tokenizer;
+        if source.is_f32() {
+            model.default_kv = KvPrecision::F32;
+        }
+        Ok(model)
+    }
+
+    /// A model without a tokenizer.
+    pub(crate) fn from_decoder(decoder: Decoder<B>, path: PathBuf, config: ModelConfig) -> Self {
+        let halves = decoder.backend().can_cache(KvPrecision::F16);
+        let default_kv = if halves { KvPrecision::F16 } else { KvPrecision::F32 };
+        Self { decoder, tokenizer: None, path, config, replaced: HashMap::new(), default_kv }
     }
 
     /// The decoder.
     pub fn decoder(&self) -> &Decoder<B> {
         &self.decoder
+    }
+
+    /// The decoder, to be changed.
+    pub(crate) fn decoder_mut(&mut self) -> &mut Decoder<B> {
+        &mut self.decoder
+    }
+
+    /// The file or directory of the checkpoint.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     /// What the checkpoint says of itself.

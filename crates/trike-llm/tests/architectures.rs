@@ -26,7 +26,10 @@ fn config(architecture: &str, more: Value) -> Value {
 fn logits(path: &Path, ids: &[u32], activations: Option<ActivationPrecision>) -> Vec<f32> {
     let file = ModelFile::open(path).expect("a model");
     let head = HeadPrecision::AsStored;
-    let options = LoadOptions { threads: 1, activations, head, ..LoadOptions::default() };
+    let options = LoadOptions::default()
+        .with_cpu(trike_cpu::Cpu::new(1).expect("a thread"))
+        .with_activations(activations)
+        .with_head(head);
     let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
     let mut all = Vec::new();
     model.logits(ids, KvPrecision::F32, |_, row| all.extend_from_slice(row)).expect("logits");
@@ -208,8 +211,7 @@ fn every_switch_agrees_with_numpy_as_floats_as_trits_and_through_gguf() {
         }
         let convert = |from: &Path, name: &str, target| {
             let out = dir.path().join(name);
-            let options =
-                ConvertOptions { target, encoding: Encoding::Base3, int8_embeddings: false, tokenizer: None };
+            let options = ConvertOptions::new(target);
             let input = ModelFile::open(from).expect("a model");
             convert(&input, &out, &options, &mut |_, _| ()).map(|_| out)
         };
@@ -253,12 +255,7 @@ fn a_bitnet_that_is_ternary_when_it_runs_agrees_with_its_packed_form() {
         }
     }
     // What it runs as is what converting it makes.
-    let options = ConvertOptions {
-        target: Target::Trike,
-        encoding: Encoding::Base3,
-        int8_embeddings: false,
-        tokenizer: None,
-    };
+    let options = ConvertOptions::new(Target::Trike);
     let converted = dir.path().join("converted");
     convert(&file, &converted, &options, &mut |_, _| ()).expect("it converts");
     let ids = ids(10, VOCAB, 4);

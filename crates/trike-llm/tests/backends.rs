@@ -19,7 +19,7 @@ use trike_testkit::{assert_close, max_rel, shared};
 
 fn load<B: Backend>(backend: B, path: &Path) -> LanguageModel<B> {
     let file = ModelFile::open(path).expect("a model");
-    let options = LoadOptions { head: HeadPrecision::AsStored, ..LoadOptions::default() };
+    let options = LoadOptions::default().with_head(HeadPrecision::AsStored);
     LanguageModel::load_on(backend, &file, &options, &mut |_, _| ()).expect("it loads")
 }
 

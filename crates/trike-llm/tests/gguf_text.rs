@@ -73,7 +73,10 @@ fn other_pre_tokenizers_and_models_are_refused_by_name() {
     };
     for pre in ["default", "deepseek-llm", "tekken", "gpt-4o", "qwen35", ""] {
         let error = refusal("gpt2", Some(pre));
-        assert!(error.contains(&format!("pre-tokenizer {pre}")) && error.contains("--tokenizer"), "{error}");
+        assert!(
+            error.contains(&format!("pre-tokenizer {pre}")) && error.contains("tokenizer.json"),
+            "{error}"
+        );
     }
     assert!(refusal("gpt2", None).contains("tokenizer.ggml.pre"));
     for model in ["bert", "t5", "rwkv"] {

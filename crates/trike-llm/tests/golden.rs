@@ -1,16 +1,21 @@
 //! Real models against numbers that other implementations printed.
 
-use trike_llm::{GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, ModelFile, Split, score};
+use trike_llm::{
+    GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, Model, ModelFile, Score, ScoreOptions, Split,
+};
 use trike_nn::KvPrecision;
 use trike_testkit::{assert_close, npz, shared};
 
 fn load(model: &str, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
     let file = ModelFile::open(shared(model)?).expect("a model");
     let tokenizer = match tokenizer {
-        Some(name) => Some(shared(name)?),
+        Some(name) => Some(file.tokenizer(Some(&shared(name)?)).expect("a tokenizer")),
         None => None,
     };
-    let options = LoadOptions { tokenizer, threads: 1, head, ..LoadOptions::default() };
+    let options = LoadOptions::default()
+        .with_tokenizer(tokenizer)
+        .with_cpu(trike_cpu::Cpu::new(1).expect("a thread"))
+        .with_head(head);
     Some(LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads"))
 }
 
@@ -18,6 +23,11 @@ fn logits(model: &LanguageModel, ids: &[u32]) -> Vec<f32> {
     let mut all = Vec::new();
     model.logits(ids, KvPrecision::F32, |_, row| all.extend_from_slice(row)).expect("logits");
     all
+}
+
+fn score(model: &dyn Model, text: &str, split: Split) -> Score {
+    let options = ScoreOptions::new(split).with_kv(KvPrecision::F32);
+    model.score(text, &options, &mut |_, _| ()).expect("a score")
 }
 
 #[test]
@@ -40,7 +50,7 @@ fn stories260k_tells_the_story_that_llama2c_tells() {
         };
         let Some(path) = shared("data/golden/stories260K_greedy_200.txt") else { return };
         let want = std::fs::read_to_string(path).expect("text");
-        let options = GenerateOptions { max_tokens: Some(200), ..GenerateOptions::default() };
+        let options = GenerateOptions::default().with_max_tokens(200);
         let mut streamed = String::new();
         let told = model.generate_with("", &options, |piece| {
             streamed.push_str(piece);
@@ -62,8 +72,7 @@ fn dense_perplexities_are_numpys() {
         for (corpus, want) in [("tinystories_sample", sample), ("tinystories_eval", eval)] {
             let Some(text) = shared(&format!("data/corpora/{corpus}.txt")) else { return };
             let text = std::fs::read_to_string(text).expect("text");
-            let got = score(&model, KvPrecision::F32, &text, Split::Stories, None, &mut |_, _| ());
-            let got = got.expect("a score").perplexity;
+            let got = score(&model, &text, Split::Stories).perplexity;
             assert!((got / want - 1.0).abs() <= 1e-3, "{path} on {corpus}: {got}, want {want}");
         }
     }
@@ -77,7 +86,7 @@ fn the_nll_golden() {
         return;
     };
     let sentence = "One day, a clever fox found a shiny key under the old oak tree.";
-    let got = score(&model, KvPrecision::F32, sentence, Split::Lines, None, &mut |_, _| ()).expect("a score");
+    let got = score(&model, sentence, Split::Lines);
     let nll = got.nats * got.tokens as f64;
     assert!((nll / 54.404121 - 1.0).abs() <= 1e-4, "{nll} over {} tokens", got.tokens);
 }
@@ -92,17 +101,14 @@ fn tiny_is_numpys_too() {
 
     let text = std::fs::read_to_string(shared("models/tiny/golden.txt").expect("beside it")).expect("text");
     let prompt = "Once upon a time";
-    let options = GenerateOptions {
-        max_tokens: Some(ids.len() - exact.encode_prompt(prompt).expect("ids").len()),
-        ..GenerateOptions::default()
-    };
+    let prompt_ids = exact.tokenizer().expect("its own").encode_prompt(prompt).expect("ids");
+    let options = GenerateOptions::default().with_max_tokens(ids.len() - prompt_ids.len());
     let told = exact.generate(prompt, &options).expect("a story");
     assert_eq!(format!("{prompt}{}", told.text), text);
 
     let Some(corpus) = shared("data/corpora/tinystories_eval.txt") else { return };
     let corpus = std::fs::read_to_string(corpus).expect("text");
-    let got =
-        score(&exact, KvPrecision::F32, &corpus, Split::Stories, None, &mut |_, _| ()).expect("a score");
+    let got = score(&exact, &corpus, Split::Stories);
     assert!((got.bits_per_byte / 1.212 - 1.0).abs() <= 2e-3, "{got:?}");
     assert_eq!(got.tokens, 9124);
 }

@@ -38,13 +38,11 @@ fn prompts_are_those_of_transformers() {
         let messages: Vec<Message> = messages
             .map(|m| Message::new(m["role"].as_str().unwrap(), m["content"].as_str().unwrap()))
             .collect();
-        let mut options = RenderOptions {
-            add_generation_prompt: golden["add_generation_prompt"].as_bool().unwrap(),
-            tools: golden["tools"].as_str().map(str::to_owned),
-            ..RenderOptions::default()
-        };
+        let mut options = RenderOptions::default()
+            .with_add_generation_prompt(golden["add_generation_prompt"].as_bool().unwrap())
+            .with_tools(golden["tools"].as_str().map(str::to_owned));
         if options.tools.is_some() {
-            options.extra.insert("enable_thinking".to_owned(), Value::Bool(false));
+            options = options.with_extra("enable_thinking", false);
         }
         let prompt = template.render(&messages, &options).unwrap();
         assert_eq!(prompt, golden["rendered"].as_str().unwrap(), "{name} {}", golden["conversation"]);

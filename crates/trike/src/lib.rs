@@ -51,9 +51,11 @@
 //!   [`ConvertReport`] and [`Target`]
 //! * making a model ternary: [`quantize()`] with [`ModelQuantizationConfig`], [`QuantizeMethod`], [`Calibration`] and
 //!   [`QuantizeReport`]
-//! * measurement: [`score()`] with [`Score`] and [`Split`], [`compare()`] with [`Comparison`], [`llm::bench`]
-//! * precision and place: [`ActivationPrecision`], [`KvPrecision`], [`Cpu`], [`Isa`], [`CpuBackend`], [`Backend`],
-//!   [`KvSpec`], [`Place`], [`devices()`], [`memory_plan()`], [`MemoryPlan`]
+//! * any device behind one object: [`Model`], [`open()`], [`DeviceChoice`], [`Device`], [`devices()`], [`memory_plan()`],
+//!   [`MemoryPlan`]
+//! * measurement, as methods of [`Model`]: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`llm::bench`]
+//! * precision: [`ActivationPrecision`], [`KvPrecision`], [`KvSpec`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
+//!   [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`CalibrateError`]
 //! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`text`],
@@ -66,6 +68,7 @@
 pub use trike_calibrate as calibrate;
 #[cfg(feature = "candle")]
 pub use trike_candle as candle;
+pub use trike_core as core;
 pub use trike_cpu as cpu;
 pub use trike_format as format;
 pub use trike_llm as llm;
@@ -80,11 +83,12 @@ pub use trike_calibrate::{
 };
 pub use trike_cpu::{Cpu, Isa};
 pub use trike_llm::{
-    Comparison, ConvertOptions, ConvertReport, FinishReason, GenerateOptions, Generation, HeadPrecision,
-    Inspection, LanguageModel, LlmError, LoadOptions, ModelFile, Place, Score, Split, Target, compare,
-    convert, devices, inspect, memory_plan, sampler::SamplerConfig, score, tokenizer::Tokenizer,
+    Comparison, ConvertOptions, ConvertReport, Device, DeviceChoice, FinishReason, GenerateOptions,
+    Generation, HeadPrecision, Inspection, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Score,
+    ScoreOptions, Split, Target, convert, devices, inspect, memory_plan, open,
 };
 #[cfg(feature = "gpu")]
 pub use trike_nn::CubeBackend;
 pub use trike_nn::{ActivationPrecision, Backend, CpuBackend, KvPrecision, KvSpec, MemoryPlan};
+pub use trike_text::{sampler::SamplerConfig, tokenizer::Tokenizer};
 pub use trike_trit::{Encoding, Trit, TritTensor};

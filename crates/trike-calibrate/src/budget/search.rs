@@ -2,8 +2,8 @@
 
 use std::{fs, path::Path};
 
-use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile, Split, compare_ids};
-use trike_nn::{ActivationPrecision, KvPrecision};
+use trike_llm::{LanguageModel, ModelFile, ScoreOptions, Split, compare_ids};
+use trike_nn::KvPrecision;
 
 use super::{
     Budget, Planner,
@@ -43,7 +43,7 @@ impl Planner<'_> {
         sensitivities: Vec<Sensitivity>,
         progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<QuantizeReport, CalibrateError> {
-        let dense = LanguageModel::load_with(self.prepared.original, &self.load_options(), &mut |_, _| ())?;
+        let dense = self.load(self.prepared.original)?;
         let failed = |e| CalibrateError::quantize("the plan", e);
         let wanted = self.loss();
         let mut trials: Vec<Trial> = Vec::new();
@@ -116,13 +116,10 @@ impl Planner<'_> {
         }
     }
 
-    fn load_options(&self) -> LoadOptions {
-        LoadOptions {
-            tokenizer: self.config.tokenizer.clone(),
-            threads: self.config.threads,
-            activations: Some(ActivationPrecision::F32),
-            head: HeadPrecision::AsStored,
-        }
+    /// Loads a model to measure it.
+    fn load(&self, file: &ModelFile) -> Result<LanguageModel, CalibrateError> {
+        let options = self.config.measured(file)?;
+        Ok(LanguageModel::load_with(file, &options, &mut |_, _| ())?)
     }
 
     fn trial(
@@ -141,9 +138,9 @@ impl Planner<'_> {
             fs::remove_dir_all(&path).map_err(io(&path))?;
         }
         let report = quantize_ids(&self.prepared, &path, &self.calibration, &config, progress)?;
-        let made = LanguageModel::load_with(&ModelFile::open(&path)?, &self.load_options(), &mut |_, _| ())?;
-        let kv = KvPrecision::F32;
-        let comparison = compare_ids(&made, kv, dense, kv, &self.held, Split::Stories, &mut |_, _| ())?;
+        let made = self.load(&ModelFile::open(&path)?)?;
+        let options = ScoreOptions::new(Split::Stories).with_kv(KvPrecision::F32);
+        let comparison = compare_ids(&made, dense, &self.held, &options, &mut |_, _| ())?;
         let (bytes, predicted_kl) = totals(sensitivities, chosen);
         let weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
         let ratio = comparison.score.perplexity / comparison.base.perplexity;

@@ -257,7 +257,7 @@ fn what_does_not_fit_is_a_typed_error() {
         let vector = quantize_tensor(&normal(&mut rng, &[4]), how);
         assert!(matches!(vector, Err(CandleError::Candle(_))));
         let empty = Tensor::zeros((0, 4), DType::F32, &Device::Cpu).expect("nothing");
-        assert!(matches!(quantize_tensor(&empty, how), Err(CandleError::Nn(NnError::Trit(_)))));
+        assert!(matches!(quantize_tensor(&empty, how), Err(CandleError::Nn(NnError::Tensor(_)))));
     }
     let long = TritTensor::from_trits(
         1,

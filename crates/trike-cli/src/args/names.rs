@@ -5,11 +5,11 @@ use clap::{
     value_parser,
 };
 use trike::{
-    ActivationPrecision, Encoding, HeadPrecision, KvPrecision, Split, Target, cpu::MAX_THREADS,
-    llm::bench::Synthetic, trit::GroupSize,
+    ActivationPrecision, Encoding, HeadPrecision, KvPrecision, Split, Target, core::Layout, cpu::MAX_THREADS,
+    llm::Synthetic, trit::GroupSize,
 };
 
-use super::Embeddings;
+use super::{Embeddings, LayoutChoice};
 
 /// The names of an option's values.
 pub(super) type Names<T> = &'static [(&'static str, T)];
@@ -26,6 +26,14 @@ pub(super) const ACTIVATIONS: Names<ActivationPrecision> = &[
 pub(super) const HEADS: Names<HeadPrecision> =
     &[("auto", HeadPrecision::Auto), ("stored", HeadPrecision::AsStored), ("int8", HeadPrecision::Int8)];
 pub(super) const KV: Names<KvPrecision> = &[("f32", KvPrecision::F32), ("f16", KvPrecision::F16)];
+pub(super) const LAYOUTS: Names<LayoutChoice> = &[
+    ("auto", LayoutChoice(None)),
+    (Layout::TwoBit.name(), LayoutChoice(Some(Layout::TwoBit))),
+    (Layout::Base3.name(), LayoutChoice(Some(Layout::Base3))),
+    (Layout::Sparse.name(), LayoutChoice(Some(Layout::Sparse))),
+    (Layout::Bitmap.name(), LayoutChoice(Some(Layout::Bitmap))),
+    (Layout::Blocks.name(), LayoutChoice(Some(Layout::Blocks))),
+];
 pub(super) const SPLITS: Names<Split> = &[
     ("stories", Split::Stories),
     ("lines", Split::Lines),

@@ -1,17 +1,20 @@
 //! `trike bench`.
 
-use std::cell::RefCell;
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 use trike::{
-    ActivationPrecision, Backend, Cpu, HeadPrecision, Isa, KvPrecision, LanguageModel, LlmError, ModelFile,
+    ActivationPrecision, Cpu, Device, Isa, KvPrecision, KvSpec, Model, ModelFile,
     llm::{
-        Opened, Use,
-        bench::{self, BenchOptions, BenchReport, Synthetic},
+        Synthetic,
+        bench::{BenchOptions, BenchReport},
     },
 };
 
-use super::{DeviceOutcome, Wanted, load};
+use super::{
+    DeviceOutcome, conflict,
+    load::{layouts, load, open},
+};
 use crate::{
     args::{self, BenchArgs, ModelArg, PrecisionArgs},
     progress::Progress,
@@ -45,6 +48,8 @@ pub(crate) struct BenchModel {
     pub(crate) name: String,
     /// Bytes of all weights as the kernels hold them.
     pub(crate) resident_bytes: usize,
+    /// Number of ternary matrices by layout.
+    pub(crate) layouts: BTreeMap<&'static str, usize>,
     /// How the trits of a synthetic model were stored.
     pub(crate) encoding: Option<&'static str>,
     /// Bytes of its linear layers in that encoding.
@@ -55,143 +60,84 @@ pub(crate) struct BenchModel {
 
 /// Measures a model's speed.
 pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcome> {
-    let opened = super::open(&args.device.device, quiet)?;
-    if !opened.is_cpu() && args.threads.len() > 1 {
-        return Err(LlmError::Option {
-            option: "--threads",
-            expected: "one number with --device, where a device computes",
-            got: args.threads.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
-        }
-        .into());
+    let device = open(args.device.device, quiet)?;
+    let on_host = device.is_cpu();
+    if !on_host && args.threads.len() > 1 {
+        let given = args.threads.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        return Err(conflict(&format!("--threads takes one number beside --device, got {given}")));
     }
-    match args.synthetic {
-        Some(size) => synthetic(args, opened, size, quiet),
-        None => stored(args, opened, quiet),
-    }
-}
-
-fn options(args: &BenchArgs, context: usize) -> BenchOptions {
-    BenchOptions {
-        prompt: args.prompt.unwrap_or(PROMPT.min(context)),
-        generate: args.generate,
-        threads: args.threads.clone(),
-        repetitions: args.repetitions,
-        kv: args.kv,
-    }
-}
-
-/// A model of random trits.
-fn synthetic(args: &BenchArgs, opened: Opened, size: Synthetic, quiet: bool) -> anyhow::Result<BenchOutcome> {
-    let activations = args.activations.unwrap_or(ActivationPrecision::F32);
-    // One line after the other.
-    let making = RefCell::new(Some(Progress::start(format!("making {}", size.name()), quiet)));
-    let mut measuring = None;
-    let found = opened.bench_synthetic(
-        size,
-        args.encoding,
-        activations,
-        &options(args, size.spec().context),
-        &mut |done, total| {
-            if let Some(making) = &*making.borrow() {
-                making.set(done, total);
-            }
-        },
-        &mut |done, total| {
-            drop(making.take());
-            measuring.get_or_insert_with(|| Progress::start("measuring", quiet)).set(done, total);
-        },
-    )?;
-    let model = BenchModel {
-        name: format!("synthetic {}", size.name()),
-        resident_bytes: found.weight_bytes,
-        encoding: Some(args.encoding.name()),
-        stored_bytes: Some(found.stored_bytes),
-        load_seconds: Some(found.load_seconds),
+    let (measured, activations, mut model) = match args.synthetic {
+        Some(size) => synthetic(args, device, size, quiet)?,
+        None => stored(args, device, quiet)?,
     };
-    Ok(BenchOutcome {
-        model,
-        isa: found.device.is_none().then(|| Isa::detect().name()),
-        backend: found.backend,
-        activations: args::activations_name(activations),
-        kv: args::kv_name(found.kv),
-        device: found.device.map(DeviceOutcome::from),
-        report: found.report,
-    })
-}
-
-/// A model of a file.
-fn stored(args: &BenchArgs, opened: Opened, quiet: bool) -> anyhow::Result<BenchOutcome> {
-    let from_environment = || std::env::var_os("TRIKE_MODEL").map(Into::into);
-    let model = ModelArg { model: args.model.clone().or_else(from_environment) };
-    let file = ModelFile::open(model.path(quiet)?)?;
-    if opened.is_cpu() {
-        return on_host(args, &file, quiet);
-    }
-    let precision = PrecisionArgs { activations: args.activations, head: None, kv: Some(args.kv) };
-    let cpu = Cpu::new(args.threads.first().copied().unwrap_or(0))?;
-    let mut wanted = Wanted::new(&file, &args.device.device, &cpu, &precision, quiet);
-    let options = options(args, file.config().spec.context);
-    wanted.kv.capacity = options.prompt.max(options.generate).clamp(1, wanted.kv.capacity);
-    let activations = args.activations.unwrap_or(file.config().family.activations());
-    wanted.load_in(opened, &file, Measure { file: &file, options, activations, quiet })
-}
-
-/// What is done with a model on a device.
-struct Measure<'a> {
-    file: &'a ModelFile,
-    options: BenchOptions,
-    activations: ActivationPrecision,
-    quiet: bool,
-}
-
-impl Use for Measure<'_> {
-    type Out = anyhow::Result<BenchOutcome>;
-
-    fn with<B: Backend>(self, model: LanguageModel<B>) -> Self::Out {
-        let decoder = model.decoder();
-        let backend = decoder.backend();
-        let kv = if backend.can_cache(self.options.kv) { self.options.kv } else { KvPrecision::F32 };
-        let progress = Progress::start("measuring", self.quiet);
-        let options = BenchOptions { kv, ..self.options };
-        let report = bench::run_on(decoder, &options, &mut |done, total| progress.set(done, total))?;
-        Ok(BenchOutcome {
-            model: of_file(self.file, decoder.weight_bytes()),
-            isa: None,
-            backend: backend.name(),
-            activations: args::activations_name(self.activations),
-            kv: args::kv_name(kv),
-            device: backend.device_use().map(DeviceOutcome::from),
-            report,
-        })
-    }
-}
-
-/// A model of a file on the processor, with each number of threads.
-fn on_host(args: &BenchArgs, file: &ModelFile, quiet: bool) -> anyhow::Result<BenchOutcome> {
-    // The run brings its own threads.
-    let cpu = Cpu::new(1)?;
-    let mut model = load(file, &cpu, None, args.activations, HeadPrecision::Auto, quiet)?;
-    let activations = model.decoder().backend().activations();
+    let kv = if model.can_cache(args.kv) { args.kv } else { KvPrecision::F32 };
+    let options = options(args, model.config().spec.context).with_kv(kv);
     let progress = Progress::start("measuring", quiet);
-    let options = options(args, model.decoder().spec().context);
     let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
     Ok(BenchOutcome {
-        model: of_file(file, model.decoder().weight_bytes()),
-        isa: Some(Isa::detect().name()),
-        backend: model.decoder().backend().name(),
+        model: measured,
+        isa: on_host.then(|| Isa::detect().name()),
+        backend: model.backend(),
         activations: args::activations_name(activations),
-        kv: args::kv_name(args.kv),
-        device: None,
+        kv: args::kv_name(kv),
+        device: model.device_use().map(DeviceOutcome::from),
         report,
     })
 }
 
-fn of_file(file: &ModelFile, resident_bytes: usize) -> BenchModel {
-    BenchModel {
+fn options(args: &BenchArgs, context: usize) -> BenchOptions {
+    BenchOptions::default()
+        .with_prompt(args.prompt.unwrap_or(PROMPT.min(context)))
+        .with_generate(args.generate)
+        .with_threads(args.threads.clone())
+        .with_repetitions(args.repetitions)
+        .with_kv(args.kv)
+}
+
+/// What is measured, the activations of its ternary layers, and the model.
+type Subject = (BenchModel, ActivationPrecision, Box<dyn Model>);
+
+/// A model of random trits.
+fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> anyhow::Result<Subject> {
+    let activations = args.activations.unwrap_or(ActivationPrecision::F32);
+    let kv = KvSpec::new(args.kv, options(args, size.spec().context).positions());
+    let progress = Progress::start(format!("making {}", size.name()), quiet);
+    let made =
+        device.load_synthetic(size, args.encoding, activations, args.layout.0, &kv, &mut |done, total| {
+            progress.set(done, total);
+        })?;
+    let measured = BenchModel {
+        name: format!("synthetic {}", size.name()),
+        resident_bytes: made.model.weight_bytes(),
+        layouts: layouts(&*made.model),
+        encoding: Some(args.encoding.name()),
+        stored_bytes: Some(made.stored_bytes),
+        load_seconds: Some(made.load_seconds),
+    };
+    Ok((measured, activations, made.model))
+}
+
+/// A model of a file.
+fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subject> {
+    let from_environment = || std::env::var_os("TRIKE_MODEL").map(Into::into);
+    let model = ModelArg { model: args.model.clone().or_else(from_environment) };
+    let file = ModelFile::open(model.path(quiet)?)?;
+    let context = file.config().spec.context;
+    let precision =
+        PrecisionArgs { activations: args.activations, head: None, kv: Some(args.kv), layout: args.layout };
+    // The measurement brings its own threads.
+    let wanted = precision
+        .options(&file, &Cpu::new(1)?)
+        .with_sequence(KvSpec::new(args.kv, options(args, context).positions().min(context)));
+    let model = load(device, &file, &wanted, quiet)?;
+    let activations = args.activations.unwrap_or(file.config().family.activations());
+    let measured = BenchModel {
         name: file.path().display().to_string(),
-        resident_bytes,
+        resident_bytes: model.weight_bytes(),
+        layouts: layouts(&*model),
         encoding: None,
         stored_bytes: None,
         load_seconds: None,
-    }
+    };
+    Ok((measured, activations, model))
 }

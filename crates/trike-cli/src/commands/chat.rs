@@ -7,14 +7,11 @@ use std::{
 
 use anyhow::Context;
 use trike::{
-    Backend, FinishReason, GenerateOptions, Generation, LanguageModel, ModelFile, SamplerConfig,
-    llm::{
-        Use,
-        chat::{ChatTemplate, Conversation, Message, RenderOptions},
-    },
+    FinishReason, GenerateOptions, Generation, Model, ModelFile, Tokenizer,
+    text::chat::{ChatTemplate, Conversation, Message, RenderOptions},
 };
 
-use super::Wanted;
+use super::load::{load, open};
 use crate::{args::ChatArgs, interrupt, output};
 
 /// Longest message read from stdin, in bytes: more than any context holds.
@@ -24,38 +21,16 @@ const MAX_MESSAGE: u64 = 1 << 24;
 pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
     let sampler = args.sampling.config(&file)?;
-    let cpu = args.cpu.cpu()?;
-    let mut wanted = Wanted::new(&file, &args.device.device, &cpu, &args.precision, quiet);
-    wanted.tokenizer = args.tokenizer.tokenizer.as_deref();
-    wanted.load(&file, Talk { args, file: &file, sampler, quiet })
-}
-
-/// What is done with the model.
-struct Talk<'a> {
-    args: &'a ChatArgs,
-    file: &'a ModelFile,
-    sampler: SamplerConfig,
-    quiet: bool,
-}
-
-impl Use for Talk<'_> {
-    type Out = anyhow::Result<()>;
-
-    fn with<B: Backend>(self, model: LanguageModel<B>) -> Self::Out {
-        talk(&model, self)
-    }
-}
-
-fn talk<B: Backend>(model: &LanguageModel<B>, what: Talk<'_>) -> anyhow::Result<()> {
-    let Talk { args, file, sampler, quiet } = what;
-    let template = template(args, file, model)?;
-    let options = GenerateOptions {
-        max_tokens: Some(args.max_tokens),
-        sampler,
-        stop: args.stop.clone(),
-        kv: args.precision.kv,
-        window: None,
-    };
+    let device = open(args.device.device, quiet)?;
+    let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
+    let template = template(args, &file, &tokenizer)?;
+    let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer);
+    let model = load(device, &file, &wanted, quiet)?;
+    let options = GenerateOptions::default()
+        .with_max_tokens(args.max_tokens)
+        .with_sampler(sampler)
+        .with_stop(args.stop.clone())
+        .with_kv(args.precision.kv);
     let mut talk = Conversation::new(args.system.as_deref());
     loop {
         output::ask();
@@ -66,7 +41,7 @@ fn talk<B: Backend>(model: &LanguageModel<B>, what: Talk<'_>) -> anyhow::Result<
             "/clear" => talk.clear(),
             text => {
                 talk.push(Message::user(text));
-                let answer = answer(model, &template, &mut talk, &options, quiet)?;
+                let answer = answer(&*model, &template, &mut talk, &options, quiet)?;
                 talk.push(Message::assistant(answer.text.trim()));
                 output::stream("\n")?;
                 if !quiet {
@@ -78,12 +53,7 @@ fn talk<B: Backend>(model: &LanguageModel<B>, what: Talk<'_>) -> anyhow::Result<
 }
 
 /// The template that was named, or the model's own.
-fn template<B: Backend>(
-    args: &ChatArgs,
-    file: &ModelFile,
-    model: &LanguageModel<B>,
-) -> anyhow::Result<ChatTemplate> {
-    let tokenizer = model.tokenizer()?;
+fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
     if let Some(path) = &args.chat_template {
         let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
         return Ok(ChatTemplate::from_source(&source)?.with_tokens_of(tokenizer));
@@ -95,15 +65,15 @@ fn template<B: Backend>(
 }
 
 /// The model's answer to the conversation, shown as it comes.
-fn answer<B: Backend>(
-    model: &LanguageModel<B>,
+fn answer(
+    model: &dyn Model,
     template: &ChatTemplate,
     talk: &mut Conversation,
     options: &GenerateOptions,
     quiet: bool,
 ) -> anyhow::Result<Generation> {
     let tokenizer = model.tokenizer()?;
-    let context = model.decoder().spec().context;
+    let context = model.config().spec.context;
     // At least half of the context is for the conversation.
     let room = options.max_tokens.unwrap_or(context).min(context / 2);
     let prompt = talk.fit(template, tokenizer, &RenderOptions::default(), context - room)?;
@@ -115,16 +85,17 @@ fn answer<B: Backend>(
     }
     interrupt::stop_gracefully();
     let mut failed = None;
-    let generation = model.generate_ids(prompt.ids, &tokenizer.turn_ends(), options, |piece| {
-        match output::stream(piece) {
+    let generation =
+        model.generate_ids(prompt.ids, &tokenizer.turn_ends(), options, &mut |piece| match output::stream(
+            piece,
+        ) {
             Ok(()) if interrupt::requested() => ControlFlow::Break(()),
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => {
                 failed = Some(error);
                 ControlFlow::Break(())
             }
-        }
-    });
+        });
     interrupt::resume();
     match failed {
         Some(error) => Err(error.into()),

@@ -1,11 +1,11 @@
 //! `trike convert`.
 
 use anyhow::bail;
-use clap::{CommandFactory, error::ErrorKind};
 use trike::{ConvertOptions, ConvertReport, Encoding, ModelFile, Target};
 
+use super::conflict;
 use crate::{
-    args::{Cli, ConvertArgs, Embeddings},
+    args::{ConvertArgs, Embeddings},
     progress::Progress,
 };
 
@@ -25,12 +25,10 @@ pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<Convert
     if args.output.exists() {
         bail!("{} exists: remove it or name another output", args.output.display());
     }
-    let options = ConvertOptions {
-        target: args.to,
-        encoding: args.encoding.unwrap_or(Encoding::Base3),
-        int8_embeddings,
-        tokenizer: args.tokenizer.tokenizer.clone(),
-    };
+    let options = ConvertOptions::new(args.to)
+        .with_encoding(args.encoding.unwrap_or(Encoding::Base3))
+        .with_int8_embeddings(int8_embeddings)
+        .with_tokenizer(args.tokenizer.tokenizer.clone());
     let progress = Progress::start(format!("writing {}", args.output.display()), quiet);
     let report = trike::convert(&input, &args.output, &options, &mut |done, total| progress.set(done, total));
     if report.is_err() {
@@ -38,8 +36,4 @@ pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<Convert
         let _ = std::fs::remove_dir(&args.output);
     }
     Ok(report?)
-}
-
-fn conflict(message: &str) -> anyhow::Error {
-    Cli::command().error(ErrorKind::ArgumentConflict, message).into()
 }

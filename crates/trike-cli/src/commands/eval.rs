@@ -1,17 +1,15 @@
 //! `trike eval`.
 
-use std::path::Path;
-
 use anyhow::Context;
 use serde::Serialize;
 use trike::{
-    HeadPrecision, LanguageModel, ModelFile, Split,
-    llm::{TaskScore, answer, read_questions},
+    Device, ModelFile, ScoreOptions, Split,
+    llm::{TaskScore, read_questions},
 };
 
 use super::{
-    load,
-    perplexity::{Against, Figures, in_file},
+    load::load,
+    perplexity::{Against, Figures, measure},
     text::read,
 };
 use crate::{
@@ -60,59 +58,36 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     }
     let texts: Vec<_> =
         args.text.iter().map(|file| Ok((file, read(file)?))).collect::<anyhow::Result<_>>()?;
-    let precision = &args.precision;
-    let open = |path: &Path, tokenizer| {
-        let file = ModelFile::open(path)?;
-        let head = precision.head.unwrap_or(HeadPrecision::Auto);
-        load(&file, &args.cpu.cpu()?, tokenizer, precision.activations, head, quiet)
+    let cpu = args.cpu.cpu()?;
+    let file = ModelFile::open(&path)?;
+    let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
+    let open = |file: &ModelFile, tokenizer| {
+        let options = args.precision.options(file, &cpu).with_tokenizer(tokenizer);
+        load(Device::cpu(), file, &options, quiet)
     };
-    let model = open(&path, args.tokenizer.tokenizer.as_deref())?;
+    let model = open(&file, Some(tokenizer))?;
     let base = match &args.base {
-        Some(base) => Some((base, open(&super::hub::resolve(base, quiet)?, None)?)),
+        Some(base) => Some((base, open(&ModelFile::open(super::hub::resolve(base, quiet)?)?, None)?)),
         None => None,
     };
-    let kv = precision.kv.unwrap_or(model.default_kv());
     let outcome = |(file, questions): (&std::path::PathBuf, Vec<_>)| {
         let name = file.display().to_string();
         let progress = Progress::start(format!("answering {name}"), quiet);
-        let score = answer(&model, kv, &questions, &mut |done, total| progress.set(done, total));
+        let kv = args.precision.kv;
+        let score = model.answer(&questions, kv, &mut |done, total| progress.set(done, total));
         Ok(TaskOutcome { score: score.with_context(|| name.clone())?, file: name })
     };
     let tasks = tasks.into_iter().map(outcome).collect::<anyhow::Result<Vec<_>>>()?;
     let scores: Vec<_> = tasks.iter().map(|task| task.score.clone()).collect();
     let mean = TaskScore::mean(&scores).filter(|_| scores.len() > 1);
-    let base = base.as_ref().map(|(path, base)| (path.as_path(), base));
-    let score = |(file, text): &(&std::path::PathBuf, String)| measure(args, &model, base, file, text, quiet);
+    let base = base.as_ref().map(|(path, base)| (path.as_path(), &**base));
+    let score = |(file, text): &(&std::path::PathBuf, String)| {
+        let split = args.split.unwrap_or_else(|| Split::of(text));
+        let options = ScoreOptions::new(split).with_limit(args.limit).with_kv(args.precision.kv);
+        let (figures, against) = measure(&*model, base, file, text, &options, quiet)?;
+        let (file, split) = (file.display().to_string(), args::split_name(split));
+        Ok(TextOutcome { file, split, figures, against })
+    };
     let texts = texts.iter().map(score).collect::<anyhow::Result<_>>()?;
     Ok(EvalOutcome { model: path.display().to_string(), tasks, mean, texts })
-}
-
-fn measure(
-    args: &EvalArgs,
-    model: &LanguageModel,
-    base: Option<(&Path, &LanguageModel)>,
-    file: &Path,
-    text: &str,
-    quiet: bool,
-) -> anyhow::Result<TextOutcome> {
-    let split =
-        args.split.unwrap_or(if text.contains("<|endoftext|>") { Split::Stories } else { Split::Window });
-    let kv = args.precision.kv.unwrap_or(model.default_kv());
-    let progress = Progress::start(format!("scoring {}", file.display()), quiet);
-    let mut set = |done, total| progress.set(done, total);
-    let (score, against) = match base {
-        None => {
-            let score = trike::score(model, kv, text, split, args.limit, &mut set);
-            (score.map_err(|e| in_file(e, file))?, None)
-        }
-        Some((path, base)) => {
-            let base_kv = args.precision.kv.unwrap_or(base.default_kv());
-            let all = trike::compare(model, kv, base, base_kv, text, split, args.limit, &mut set);
-            let all = all.map_err(|e| in_file(e, file))?;
-            let against = Against::new(path, &all);
-            (all.score, Some(against))
-        }
-    };
-    let (file, split) = (file.display().to_string(), args::split_name(split));
-    Ok(TextOutcome { file, split, figures: score.into(), against })
 }

@@ -1,11 +1,10 @@
 //! `trike inspect`.
 
 use serde::Serialize;
-use trike::{Cpu, Inspection, ModelFile, Place, memory_plan};
+use trike::{Inspection, KvSpec, LoadOptions, ModelFile, memory_plan};
 
-use super::Wanted;
 use crate::{
-    args::{self, InspectArgs, PrecisionArgs},
+    args::{self, InspectArgs},
     progress::Progress,
 };
 
@@ -36,16 +35,14 @@ pub(crate) struct MemoryOutcome {
 /// Plans the memory of a model for a sequence over its context.
 pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOutcome> {
     let file = ModelFile::open(super::hub::resolve(&args.model, quiet)?)?;
-    let precision = PrecisionArgs { activations: None, head: None, kv: None };
-    let cpu = Cpu::new(1)?;
-    let wanted = Wanted::new(&file, &Place::Cpu, &cpu, &precision, quiet);
-    let plan = memory_plan(&file, &wanted.options(), &wanted.kv)?;
+    let kv = KvSpec::new(file.default_kv(), file.config().spec.context);
+    let plan = memory_plan(&file, &LoadOptions::default(), &kv)?;
     Ok(MemoryOutcome {
         model: file.path().display().to_string(),
         weights: plan.weights,
         cache: plan.cache,
-        positions: wanted.kv.capacity,
-        kv: args::kv_name(wanted.kv.precision),
+        positions: kv.capacity,
+        kv: args::kv_name(kv.precision),
         scratch: plan.scratch,
         total: plan.total(),
     })

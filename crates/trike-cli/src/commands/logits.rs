@@ -2,9 +2,9 @@
 
 use anyhow::Context;
 use serde::Serialize;
-use trike::{Backend, HeadPrecision, KvPrecision, KvSpec, LanguageModel, ModelFile, llm::Use};
+use trike::{HeadPrecision, KvPrecision, KvSpec, ModelFile};
 
-use super::Wanted;
+use super::load::{load, open};
 use crate::{
     args::{self, LogitsArgs},
     npy::NpyWriter,
@@ -28,38 +28,17 @@ pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOut
     // This command shows what a model computes, so nothing is rounded unless asked for.
     let head = args.precision.head.unwrap_or(HeadPrecision::AsStored);
     let kv = args.precision.kv.unwrap_or(KvPrecision::F32);
-    let cpu = args.cpu.cpu()?;
-    let wanted = Wanted {
-        head,
-        kv: KvSpec::new(kv, args.ids.len().max(1)),
-        ..Wanted::new(&file, &args.device.device, &cpu, &args.precision, quiet)
-    };
-    wanted.load(&file, Compute { args, file: &file, kv, quiet })
-}
-
-/// What is done with the model.
-struct Compute<'a> {
-    args: &'a LogitsArgs,
-    file: &'a ModelFile,
-    kv: KvPrecision,
-    quiet: bool,
-}
-
-impl Use for Compute<'_> {
-    type Out = anyhow::Result<LogitsOutcome>;
-
-    fn with<B: Backend>(self, model: LanguageModel<B>) -> Self::Out {
-        compute(&model, &self)
-    }
-}
-
-fn compute<B: Backend>(model: &LanguageModel<B>, compute: &Compute<'_>) -> anyhow::Result<LogitsOutcome> {
-    let Compute { args, file, kv, quiet } = *compute;
-    let shape = [args.ids.len(), model.decoder().spec().vocab];
+    let wanted = args
+        .precision
+        .options(&file, &args.cpu.cpu()?)
+        .with_head(head)
+        .with_sequence(KvSpec::new(kv, args.ids.len().max(1)));
+    let model = load(open(args.device.device, quiet)?, &file, &wanted, quiet)?;
+    let shape = [args.ids.len(), model.config().spec.vocab];
     let progress = Progress::start("computing", quiet);
     let mut writer = NpyWriter::create(&args.output, shape[0], shape[1])?;
     let mut written = Ok(());
-    model.logits(&args.ids, kv, |token, row| {
+    model.logits(&args.ids, kv, &mut |token, row| {
         if written.is_ok() {
             written = writer.row(row);
         }

@@ -3,9 +3,12 @@
 use std::path::Path;
 
 use serde::Serialize;
-use trike::{Backend, Comparison, LanguageModel, LlmError, ModelFile, Score, Split, llm::Use};
+use trike::{Comparison, LlmError, Model, ModelFile, Score, ScoreOptions, Split};
 
-use super::{Wanted, text::read};
+use super::{
+    load::{load, open},
+    text::read,
+};
 use crate::{
     args::{self, PerplexityArgs},
     progress::Progress,
@@ -91,107 +94,60 @@ impl From<Score> for Figures {
 pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<PerplexityOutcome> {
     let path = args.model.path(quiet)?;
     let text = read(&args.file)?;
-    let split =
-        args.split.unwrap_or(if text.contains("<|endoftext|>") { Split::Stories } else { Split::Window });
     let cpu = args.cpu.cpu()?;
     let file = ModelFile::open(&path)?;
-    let base = match &args.base {
+    let base_file = match &args.base {
         Some(path) => Some(ModelFile::open(super::hub::resolve(path, quiet)?)?),
         None => None,
     };
-    let place = &args.device.device;
-    let mut wanted = Wanted::new(&file, place, &cpu, &args.precision, quiet);
-    wanted.tokenizer = args.tokenizer.tokenizer.as_deref();
-    let scoring = Scoring { args, path: &path, text: &text, split, quiet };
-    match &base {
-        None => wanted.load(&file, Alone(scoring)),
-        Some(base) => {
-            let base_wanted = Wanted::new(base, place, &cpu, &args.precision, quiet);
-            wanted.load(&file, Beside { scoring, base, wanted: &base_wanted })
-        }
-    }
-}
-
-/// What is scored.
-#[derive(Clone, Copy)]
-struct Scoring<'a> {
-    args: &'a PerplexityArgs,
-    path: &'a Path,
-    text: &'a str,
-    split: Split,
-    quiet: bool,
-}
-
-/// One model.
-struct Alone<'a>(Scoring<'a>);
-
-impl Use for Alone<'_> {
-    type Out = anyhow::Result<PerplexityOutcome>;
-
-    fn with<B: Backend>(self, model: LanguageModel<B>) -> Self::Out {
-        outcome(self.0, &model, None::<&LanguageModel<B>>)
-    }
-}
-
-/// A model whose base is not loaded yet.
-struct Beside<'a> {
-    scoring: Scoring<'a>,
-    base: &'a ModelFile,
-    wanted: &'a Wanted<'a>,
-}
-
-impl Use for Beside<'_> {
-    type Out = anyhow::Result<PerplexityOutcome>;
-
-    fn with<B: Backend>(self, model: LanguageModel<B>) -> Self::Out {
-        self.wanted.load(self.base, Pair { scoring: self.scoring, model: &model })
-    }
-}
-
-/// A model and its base.
-struct Pair<'a, B: Backend> {
-    scoring: Scoring<'a>,
-    model: &'a LanguageModel<B>,
-}
-
-impl<B: Backend> Use for Pair<'_, B> {
-    type Out = anyhow::Result<PerplexityOutcome>;
-
-    fn with<C: Backend>(self, base: LanguageModel<C>) -> Self::Out {
-        outcome(self.scoring, self.model, Some(&base))
-    }
-}
-
-fn outcome<B: Backend, C: Backend>(
-    scoring: Scoring<'_>,
-    model: &LanguageModel<B>,
-    base: Option<&LanguageModel<C>>,
-) -> anyhow::Result<PerplexityOutcome> {
-    let Scoring { args, path, text, split, quiet } = scoring;
-    let kv = args.precision.kv.unwrap_or(model.default_kv());
-    let progress = Progress::start("scoring", quiet);
-    let mut set = |done, total| progress.set(done, total);
-    let (score, against) = match (base, &args.base) {
-        (Some(base), Some(base_path)) => {
-            let base_kv = args.precision.kv.unwrap_or(base.default_kv());
-            let all = trike::compare(model, kv, base, base_kv, text, split, args.limit, &mut set);
-            let all = all.map_err(|e| in_file(e, &args.file))?;
-            let against = Against::new(base_path, &all);
-            (all.score, Some(against))
-        }
-        _ => {
-            let score = trike::score(model, kv, text, split, args.limit, &mut set);
-            (score.map_err(|e| in_file(e, &args.file))?, None)
-        }
+    let device = open(args.device.device, quiet)?;
+    let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
+    let load = |device, file: &ModelFile, tokenizer| {
+        load(device, file, &args.precision.options(file, &cpu).with_tokenizer(tokenizer), quiet)
     };
+    let model = load(device, &file, Some(tokenizer))?;
+    // The base model reads the tokens of the measured one, so that it may come without a tokenizer.
+    let base = match &base_file {
+        Some(file) => Some(load(open(args.device.device, true)?, file, None)?),
+        None => None,
+    };
+    let options = ScoreOptions::new(args.split.unwrap_or_else(|| Split::of(&text)))
+        .with_limit(args.limit)
+        .with_kv(args.precision.kv);
+    let base = args.base.as_deref().zip(base.as_deref());
+    let (figures, against) = measure(&*model, base, &args.file, &text, &options, quiet)?;
     Ok(PerplexityOutcome {
         model: path.display().to_string(),
         file: args.file.display().to_string(),
-        split: args::split_name(split),
-        kv: args::kv_name(kv),
-        figures: score.into(),
+        split: args::split_name(options.split),
+        kv: args::kv_name(args.precision.kv.unwrap_or(model.default_kv())),
+        figures,
         against,
     })
+}
+
+/// Scores a text, whose file is named in errors, alone or against a base model.
+pub(super) fn measure(
+    model: &dyn Model,
+    base: Option<(&Path, &dyn Model)>,
+    file: &Path,
+    text: &str,
+    options: &ScoreOptions,
+    quiet: bool,
+) -> anyhow::Result<(Figures, Option<Against>)> {
+    let progress = Progress::start(format!("scoring {}", file.display()), quiet);
+    let mut set = |done, total| progress.set(done, total);
+    match base {
+        None => {
+            let score = model.score(text, options, &mut set).map_err(|e| in_file(e, file))?;
+            Ok((score.into(), None))
+        }
+        Some((path, base)) => {
+            let all = model.compare(base, text, options, &mut set).map_err(|e| in_file(e, file))?;
+            let against = Against::new(path, &all);
+            Ok((all.score.into(), Some(against)))
+        }
+    }
 }
 
 /// The text has a name that only the command knows.

@@ -46,9 +46,7 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     }
     let text = args.calibration.as_deref().map(read).transpose()?;
     let eval = args.eval.as_deref().map(read).transpose()?;
-    let split = |text: &str| {
-        args.split.unwrap_or(if text.contains("<|endoftext|>") { Split::Stories } else { Split::Window })
-    };
+    let split = |text: &str| args.split.unwrap_or_else(|| Split::of(text));
     let calibration = match &text {
         Some(text) => Calibration::Text { text, split: split(text), limit: Some(args.sequences) },
         None => Calibration::Generated { sequences: args.sequences, seed: args.seed },

@@ -1,11 +1,14 @@
 //! `trike run`.
 
-use std::{io, ops::ControlFlow, time::Duration};
+use std::{collections::BTreeMap, io, ops::ControlFlow, time::Duration};
 
 use serde::Serialize;
-use trike::{Backend, FinishReason, GenerateOptions, LanguageModel, ModelFile, llm::Use};
+use trike::{FinishReason, GenerateOptions, ModelFile};
 
-use super::{DeviceOutcome, Wanted};
+use super::{
+    DeviceOutcome,
+    load::{layouts, load, open},
+};
 use crate::{args::RunArgs, interrupt, progress::Progress};
 
 /// A continued prompt. The field names are the schema of `trike run --json`.
@@ -19,13 +22,15 @@ pub(crate) struct RunOutcome {
     prompt_ids: Vec<u32>,
     ids: Vec<u32>,
     finish: &'static str,
-    /// Where chance started; none for greedy text.
+    /// RNG seed; none for greedy decoding.
     seed: Option<u64>,
     prompt_seconds: f64,
     prompt_tokens_per_second: f64,
     decode_seconds: f64,
     decode_tokens_per_second: f64,
     backend: String,
+    /// Number of ternary matrices by layout.
+    layouts: BTreeMap<&'static str, usize>,
     /// None on the processor.
     device: Option<DeviceOutcome>,
 }
@@ -60,44 +65,24 @@ pub(crate) fn run(
     let file = ModelFile::open(args.model.path(quiet)?)?;
     let sampler = args.sampling.config(&file)?;
     let seed = (sampler.temperature > 0.0).then_some(sampler.seed);
-    let options = GenerateOptions {
-        max_tokens: args.max_tokens,
-        sampler,
-        stop: args.stop.clone(),
-        kv: args.precision.kv,
-        window: args.window,
-    };
-    let cpu = args.cpu.cpu()?;
-    let mut wanted = Wanted::new(&file, &args.device.device, &cpu, &args.precision, quiet);
-    wanted.tokenizer = args.tokenizer.tokenizer.as_deref();
-    // A token of the prompt is a byte or more, and BOS comes before them.
-    let context = wanted.kv.capacity;
-    let most = args.prompt.len().saturating_add(2).min(context);
-    wanted.kv = options.cache(most, context, wanted.kv.precision)?;
-    wanted.load(&file, Continue { args, file: &file, options, seed, quiet, sink })
-}
-
-/// What is done with the model.
-struct Continue<'a> {
-    args: &'a RunArgs,
-    file: &'a ModelFile,
-    options: GenerateOptions,
-    seed: Option<u64>,
-    quiet: bool,
-    sink: &'a mut dyn FnMut(&str) -> io::Result<()>,
-}
-
-impl Use for Continue<'_> {
-    type Out = anyhow::Result<RunOutcome>;
-
-    fn with<B: Backend>(self, model: LanguageModel<B>) -> Self::Out {
-        generate(&model, self)
-    }
-}
-
-fn generate<B: Backend>(model: &LanguageModel<B>, what: Continue<'_>) -> anyhow::Result<RunOutcome> {
-    let Continue { args, file, options, seed, quiet, sink } = what;
-    let prompt = model.tokenizer()?.decode(&model.encode_prompt(&args.prompt)?)?;
+    let options = GenerateOptions::default()
+        .with_max_tokens(args.max_tokens)
+        .with_sampler(sampler)
+        .with_stop(args.stop.clone())
+        .with_kv(args.precision.kv)
+        .with_window(args.window);
+    // A device that is not there is reported before anything is read.
+    let device = open(args.device.device, quiet)?;
+    let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
+    let prompt_ids = tokenizer.encode_prompt(&args.prompt)?;
+    let prompt = tokenizer.decode(&prompt_ids)?;
+    let sequence = options.cache(prompt_ids.len(), file.config().spec.context, file.default_kv())?;
+    let wanted = args
+        .precision
+        .options(&file, &args.cpu.cpu()?)
+        .with_tokenizer(tokenizer.clone())
+        .with_sequence(sequence);
+    let model = load(device, &file, &wanted, quiet)?;
 
     // The prompt is shown with the first piece: a prompt that is refused leaves stdout empty.
     let mut reading = Some(Progress::start("reading the prompt", quiet));
@@ -109,14 +94,15 @@ fn generate<B: Backend>(model: &LanguageModel<B>, what: Continue<'_>) -> anyhow:
         sink(piece)
     };
     let mut failed = None;
-    let generation = model.generate_with(&args.prompt, &options, |piece| match write(piece) {
-        Ok(()) if interrupt::requested() => ControlFlow::Break(()),
-        Ok(()) => ControlFlow::Continue(()),
-        Err(error) => {
-            failed = Some(error);
-            ControlFlow::Break(())
-        }
-    })?;
+    let generation =
+        model.generate_ids(prompt_ids, tokenizer.eos(), &options, &mut |piece| match write(piece) {
+            Ok(()) if interrupt::requested() => ControlFlow::Break(()),
+            Ok(()) => ControlFlow::Continue(()),
+            Err(error) => {
+                failed = Some(error);
+                ControlFlow::Break(())
+            }
+        })?;
     if let Some(error) = failed {
         return Err(error.into());
     }
@@ -133,8 +119,9 @@ fn generate<B: Backend>(model: &LanguageModel<B>, what: Continue<'_>) -> anyhow:
         ids: generation.ids,
         finish: generation.finish.name(),
         seed,
-        backend: model.decoder().backend().name(),
-        device: model.decoder().backend().device_use().map(DeviceOutcome::from),
+        backend: model.backend(),
+        layouts: layouts(&*model),
+        device: model.device_use().map(DeviceOutcome::from),
     })
 }
 

@@ -25,20 +25,17 @@ impl SamplingArgs {
             self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.seed.is_some();
         let neutral = if sampled.do_sample == Some(true) || asked { 1.0 } else { 0.0 };
         let open = SamplerConfig::default();
-        SamplerConfig {
-            temperature: self.temperature.or(sampled.temperature).unwrap_or(neutral),
+        open.clone()
+            .with_temperature(self.temperature.or(sampled.temperature).unwrap_or(neutral))
             // Zero is how a generation configuration spells that all are kept.
-            top_k: self.top_k.or(sampled.top_k.filter(|&k| k > 0)),
-            top_p: self.top_p.or(sampled.top_p).unwrap_or(open.top_p),
-            min_p: self.min_p.or(sampled.min_p).unwrap_or(open.min_p),
-            repetition_penalty: self
-                .repetition_penalty
-                .or(sampled.repetition_penalty)
-                .unwrap_or(open.repetition_penalty),
-            repetition_window: open.repetition_window,
+            .with_top_k(self.top_k.or(sampled.top_k.filter(|&k| k > 0)))
+            .with_top_p(self.top_p.or(sampled.top_p).unwrap_or(open.top_p))
+            .with_min_p(self.min_p.or(sampled.min_p).unwrap_or(open.min_p))
+            .with_repetition_penalty(
+                self.repetition_penalty.or(sampled.repetition_penalty).unwrap_or(open.repetition_penalty),
+            )
             // The keys of a hash map are the system's randomness; 32 bits are short enough to type again.
-            seed: self.seed.unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)),
-        }
+            .with_seed(self.seed.unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)))
     }
 }
 

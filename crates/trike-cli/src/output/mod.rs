@@ -49,8 +49,8 @@ pub(crate) fn note(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// Reports why a command failed, from what it was doing down to the cause.
-pub(crate) fn error(error: &anyhow::Error) {
+/// Reports why a command failed, from what it was doing down to the cause, and what to do about it.
+pub(crate) fn error(error: &anyhow::Error, advice: Option<&str>) {
     let mut line = "error".to_owned();
     for cause in error.chain().map(ToString::to_string) {
         // Messages of the library hold their source already.
@@ -58,6 +58,10 @@ pub(crate) fn error(error: &anyhow::Error) {
             line.push_str(": ");
             line.push_str(&cause);
         }
+    }
+    if let Some(advice) = advice {
+        line.push_str("\nhelp: ");
+        line.push_str(advice);
     }
     note(&line);
 }

@@ -347,6 +347,11 @@ impl Show for BenchOutcome {
             self.kv,
             bytes(m.resident_bytes as u64)
         );
+        if !m.layouts.is_empty() {
+            let layouts: Vec<String> =
+                m.layouts.iter().map(|(name, count)| format!("{count} {name}")).collect();
+            let _ = write!(text, " ({})", layouts.join(", "));
+        }
         if let (Some(encoding), Some(stored), Some(seconds)) = (m.encoding, m.stored_bytes, m.load_seconds) {
             let _ = write!(text, ", linear layers {} as {encoding}, made in {seconds:.1} s", bytes(stored));
         }

@@ -35,7 +35,7 @@ pub(crate) fn encode(
         }
         (GgufType::Q8_0, _) => Err(refusal.because("int8 codes", what(tensor), OTHER_TYPE)),
         (_, Tensor::Ternary(trits)) => ternary(&refusal, trits, emit),
-        (_, _) => Err(refusal.because("trits", what(tensor), "make it ternary with `trike quantize`")),
+        (_, _) => Err(refusal.because("trits", what(tensor), "quantize it first")),
     }
 }
 

@@ -15,37 +15,30 @@ impl HfDir {
     ///
     /// # Errors
     ///
-    /// [`FormatError::MissingTensor`]; [`FormatError::Write`] when the stored tensor is not packed, or has another shape, encoding
-    /// or size, before anything is written; [`FormatError::Io`].
+    /// Before anything is written: [`FormatError::MissingTensor`], [`FormatError::NotPacked`], [`FormatError::PackedSize`], and
+    /// [`FormatError::Write`] for another shape or encoding. [`FormatError::Io`].
     pub fn overwrite(self, name: &str, tensor: &Tensor) -> Result<(), FormatError> {
         let place = Place { path: &self.path, tensor: name };
         let entry = self.entries.get(name).ok_or_else(|| place.missing())?;
-        let refuse = |reason: &str, remedy: &str| FormatError::Write {
-            path: self.path().to_owned(),
-            what: format!("`{name}`"),
-            reason: reason.to_owned(),
-            remedy: remedy.to_owned(),
-        };
         let Stored::Packed(description, stored) = &entry.stored else {
-            return Err(refuse(
-                "it is not packed by Trike",
-                "convert the model with `trike convert --to trike`",
-            ));
+            return Err(FormatError::NotPacked { path: self.path().to_owned(), tensor: name.to_owned() });
         };
         if Packed::of(tensor).as_ref() != Some(description) {
-            return Err(refuse(
-                "it has another shape or encoding",
-                "give a tensor like the one that is stored",
-            ));
+            return Err(FormatError::Write {
+                path: self.path().to_owned(),
+                what: format!("`{name}`"),
+                reason: "it has another shape or encoding".to_owned(),
+                remedy: "give a tensor like the one that is stored".to_owned(),
+            });
         }
         let mut changes: Vec<(PathBuf, u64, Vec<u8>)> = Vec::new();
         for (suffix, _, _, new) in parts::pack(tensor) {
             let found = stored.iter().find(|(s, ..)| *s == suffix);
             let Some((_, file, slot)) = found.filter(|(_, _, slot)| slot.len == new.len()) else {
-                return Err(refuse(
-                    "with these trits it takes another number of bytes",
-                    "convert the model with `--encoding base3`, `2bit` or `planes`, whose size does not depend on them",
-                ));
+                return Err(FormatError::PackedSize {
+                    path: self.path().to_owned(),
+                    tensor: name.to_owned(),
+                });
             };
             let container = &self.containers[*file];
             let differs: Vec<bool> = container.bytes(slot).iter().zip(&new).map(|(a, b)| a != b).collect();

@@ -44,6 +44,7 @@ impl Target {
 
 /// How to convert.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ConvertOptions {
     /// What to make.
     pub target: Target,
@@ -53,6 +54,39 @@ pub struct ConvertOptions {
     pub int8_embeddings: bool,
     /// A tokenizer to put into the result, when none comes with the model.
     pub tokenizer: Option<PathBuf>,
+}
+
+impl ConvertOptions {
+    /// Every value as it is, trits in base 3, the model's own tokenizer.
+    ///
+    /// ```
+    /// use trike_llm::{ConvertOptions, Target};
+    ///
+    /// let options = ConvertOptions::new(Target::Tq2_0).with_int8_embeddings(true);
+    /// assert_eq!((options.target, options.tokenizer), (Target::Tq2_0, None));
+    /// ```
+    #[must_use]
+    pub fn new(target: Target) -> Self {
+        Self { target, encoding: Encoding::Base3, int8_embeddings: false, tokenizer: None }
+    }
+
+    /// Sets [`encoding`](Self::encoding).
+    #[must_use]
+    pub fn with_encoding(self, encoding: Encoding) -> Self {
+        Self { encoding, ..self }
+    }
+
+    /// Sets [`int8_embeddings`](Self::int8_embeddings).
+    #[must_use]
+    pub fn with_int8_embeddings(self, int8_embeddings: bool) -> Self {
+        Self { int8_embeddings, ..self }
+    }
+
+    /// Sets [`tokenizer`](Self::tokenizer).
+    #[must_use]
+    pub fn with_tokenizer(self, tokenizer: impl Into<Option<PathBuf>>) -> Self {
+        Self { tokenizer: tokenizer.into(), ..self }
+    }
 }
 
 /// What was converted. The field names are the schema of `trike convert --json`.
@@ -95,7 +129,7 @@ const AUXILIARY: [&str; 8] = [
 /// # Errors
 ///
 /// [`LlmError::NotLossless`] when a weight cannot be held exactly or a tensor has no place in the target,
-/// [`LlmError::Option`] for a path that does not fit the target, and what reading and writing say. What was
+/// [`LlmError::ExpectedGguf`] and [`LlmError::ExpectedDirectory`] for a path that does not fit the target, and what reading and writing say. What was
 /// written so far is no model and is named like a temporary file.
 pub fn convert(
     input: &ModelFile,
@@ -106,17 +140,12 @@ pub fn convert(
     let is_gguf = output.extension().is_some_and(|e| e.eq_ignore_ascii_case("gguf"));
     let to_gguf = match options.target {
         Target::Tq1_0 | Target::Tq2_0 | Target::Q2_0 if !is_gguf => {
-            return Err(LlmError::Option {
-                option: "OUT",
-                expected: "a path that ends in .gguf for this target",
-                got: output.display().to_string(),
-            });
+            return Err(LlmError::ExpectedGguf { path: output.to_owned(), target: options.target.name() });
         }
         Target::Trike if is_gguf => {
-            return Err(LlmError::Option {
-                option: "OUT",
-                expected: "the path of a directory for this target",
-                got: output.display().to_string(),
+            return Err(LlmError::ExpectedDirectory {
+                path: output.to_owned(),
+                target: options.target.name(),
             });
         }
         _ => is_gguf,
@@ -192,13 +221,12 @@ impl Job<'_> {
                 Some(trits) => Ok(trits.into()),
                 None => Err(self.not_lossless(
                     name,
-                    "its values are not one scale times -1, 0 and 1; `trike quantize` makes a dense model ternary",
+                    "its values are not one scale times -1, 0 and 1: quantize the dense model instead",
                 )),
             },
-            Tensor::Int8(_) => Err(self.not_lossless(
-                name,
-                "it is stored as int8; `trike quantize` makes a dense model ternary",
-            )),
+            Tensor::Int8(_) => {
+                Err(self.not_lossless(name, "it is stored as int8: quantize the dense model instead"))
+            }
         }
     }
 
@@ -408,7 +436,7 @@ pub fn carry_tokenizer(
     Ok(Vec::new())
 }
 
-const NO_TOKENIZER: &str = "no tokenizer was carried over: name one with --tokenizer when you run the result";
+const NO_TOKENIZER: &str = "the result has no tokenizer: the model comes without one, and none was given";
 
 fn read(path: &Path) -> Result<Vec<u8>, LlmError> {
     std::fs::read(path).map_err(|source| LlmError::Io { path: path.to_owned(), source })
@@ -420,10 +448,6 @@ fn tokenizer_name(path: &Path) -> Result<&'static str, LlmError> {
         Some("json") => Ok("tokenizer.json"),
         Some("model") => Ok("tokenizer.model"),
         Some("bin") => Ok("tokenizer.bin"),
-        _ => Err(LlmError::Option {
-            option: "--tokenizer",
-            expected: "a tokenizer.json, SentencePiece .model or llama2.c .bin file",
-            got: path.display().to_string(),
-        }),
+        _ => Err(LlmError::TokenizerFile { path: path.to_owned() }),
     }
 }

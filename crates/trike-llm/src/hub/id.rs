@@ -193,11 +193,7 @@ impl FromStr for ModelId {
                     file: own(file),
                 })
             }
-            _ => Err(LlmError::Option {
-                option: "model",
-                expected: "a path, or org/name[@revision][:file]",
-                got: text.to_owned(),
-            }),
+            _ => Err(LlmError::ModelName { got: text.to_owned() }),
         }
     }
 }

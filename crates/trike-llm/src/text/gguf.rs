@@ -12,7 +12,7 @@ use crate::{
 ///
 /// # Errors
 ///
-/// [`LlmError::Unsupported`] for a vocabulary or a pre-tokenizer of another kind, by its name; keys that are
+/// [`LlmError::GgufTokenizer`] for a vocabulary or a pre-tokenizer of another kind, by its name; keys that are
 /// missing or damaged.
 pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
     let tokenizer = if let Some(json) = file.str("tokenizer.huggingface.json")? {
@@ -23,11 +23,8 @@ pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
             Some("llama") => Tokenizer::from_sentencepiece_vocab(&sentencepiece(file)?)?,
             Some("gpt2") => Tokenizer::from_byte_level_vocab(&byte_level(file)?)?,
             Some(other) => {
-                return Err(LlmError::Unsupported {
-                    path: file.path().to_owned(),
-                    name: format!("the GGUF tokenizer {other}"),
-                    remedy: "give the model's tokenizer.json with --tokenizer".to_owned(),
-                });
+                let name = format!("the GGUF tokenizer {other}");
+                return Err(LlmError::GgufTokenizer { path: file.path().to_owned(), name });
             }
         }
     };
@@ -53,11 +50,7 @@ fn sentencepiece(file: &Gguf) -> Result<SpVocab, LlmError> {
 }
 
 fn byte_level(file: &Gguf) -> Result<BpeVocab, LlmError> {
-    let unsupported = |name: String| LlmError::Unsupported {
-        path: file.path().to_owned(),
-        name,
-        remedy: "gpt-2, llama-bpe and qwen2 are; give the model's tokenizer.json with --tokenizer".to_owned(),
-    };
+    let unsupported = |name: String| LlmError::GgufTokenizer { path: file.path().to_owned(), name };
     let pre = match file.str("tokenizer.ggml.pre")? {
         // Without the name the ids would be guesses that look like text.
         None => return Err(unsupported("a byte-level tokenizer without `tokenizer.ggml.pre`".to_owned())),

@@ -4,10 +4,15 @@
 
 mod gguf;
 
+use std::path::{Path, PathBuf};
+
 use trike_format::{Gguf, StringArray, TensorSource as _};
 
 use crate::{
-    LlmError, ModelFile, Tensors, chat::ChatTemplate, sampler::GenerationConfig, tokenizer::Tokenizer,
+    LlmError, ModelFile, Tensors,
+    chat::ChatTemplate,
+    sampler::GenerationConfig,
+    tokenizer::{Tokenizer, TokenizerError},
 };
 
 pub use gguf::gguf_tokenizer;
@@ -44,6 +49,66 @@ pub fn gguf_chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<C
 }
 
 impl ModelFile {
+    /// Opens the tokenizer at `explicit`, or else the one that comes with the model.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NoTokenizer`] when there is none, [`LlmError::TokenizerMismatch`] when it has ids that the model
+    /// lacks, and what is wrong with its file.
+    pub fn tokenizer(&self, explicit: Option<&Path>) -> Result<Tokenizer, LlmError> {
+        let tokenizer = match explicit {
+            Some(path) => self.open_tokenizer(path)?,
+            None => self.own_tokenizer()?,
+        };
+        let special = &self.config().special;
+        let tokenizer = match (special.bos, special.eos.is_empty()) {
+            (None, true) => tokenizer,
+            (bos, _) => {
+                let eos = if special.eos.is_empty() { tokenizer.eos().to_vec() } else { special.eos.clone() };
+                let bos = bos.or(tokenizer.bos());
+                tokenizer.with_special(bos, eos).map_err(|e| self.mismatch(e))?
+            }
+        };
+        self.check_tokenizer(&tokenizer)?;
+        Ok(tokenizer)
+    }
+
+    /// Refuses a tokenizer with other ids than the model.
+    pub(crate) fn check_tokenizer(&self, tokenizer: &Tokenizer) -> Result<(), LlmError> {
+        tokenizer.check_vocab(self.config().spec.vocab).map_err(|e| self.mismatch(e))
+    }
+
+    fn mismatch(&self, source: TokenizerError) -> LlmError {
+        LlmError::TokenizerMismatch { path: self.path().to_owned(), source }
+    }
+
+    fn open_tokenizer(&self, path: &Path) -> Result<Tokenizer, LlmError> {
+        // The llama2.c form does not say how many tokens it has.
+        match path.extension().and_then(|e| e.to_str()) {
+            Some("bin") => Ok(Tokenizer::from_llama2c(path, self.config().spec.vocab)?),
+            Some("gguf") => {
+                let none = || LlmError::NoTokenizer { path: path.to_owned() };
+                gguf_tokenizer(&Gguf::open(path)?)?.ok_or_else(none)
+            }
+            _ => Ok(Tokenizer::open(path)?),
+        }
+    }
+
+    fn own_tokenizer(&self) -> Result<Tokenizer, LlmError> {
+        let none = || LlmError::NoTokenizer { path: self.path().to_owned() };
+        match self.tensors() {
+            Tensors::Hf(dir) => {
+                let path: PathBuf = ["tokenizer.json", "tokenizer.model", "tokenizer.bin"]
+                    .iter()
+                    .find_map(|f| dir.file(f))
+                    .ok_or_else(none)?;
+                self.open_tokenizer(&path)
+            }
+            Tensors::Gguf(file) => gguf_tokenizer(file)?.ok_or_else(none),
+            Tensors::Llama2c(_) => Err(none()),
+        }
+    }
+
     /// The chat templates that come with the model, whichever file it is. `None` when there are none; llama2.c
     /// checkpoints have none.
     ///

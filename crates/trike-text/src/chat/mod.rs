@@ -73,8 +73,9 @@ impl Message {
     }
 }
 
-/// What a template may be told besides the messages.
+/// What a template may be told besides the messages; each `with_` method changes one field of the default.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct RenderOptions {
     /// End the prompt where the model's answer begins. On by default.
     pub add_generation_prompt: bool,
@@ -91,6 +92,39 @@ pub struct RenderOptions {
 impl Default for RenderOptions {
     fn default() -> Self {
         Self { add_generation_prompt: true, tools: None, extra: BTreeMap::new(), template: None, now: None }
+    }
+}
+
+impl RenderOptions {
+    /// Sets [`add_generation_prompt`](Self::add_generation_prompt).
+    #[must_use]
+    pub fn with_add_generation_prompt(self, add_generation_prompt: bool) -> Self {
+        Self { add_generation_prompt, ..self }
+    }
+
+    /// Sets [`tools`](Self::tools).
+    #[must_use]
+    pub fn with_tools(self, tools: impl Into<Option<String>>) -> Self {
+        Self { tools: tools.into(), ..self }
+    }
+
+    /// Sets [`template`](Self::template).
+    #[must_use]
+    pub fn with_template(self, template: impl Into<Option<String>>) -> Self {
+        Self { template: template.into(), ..self }
+    }
+
+    /// Sets [`now`](Self::now).
+    #[must_use]
+    pub fn with_now(self, now: impl Into<Option<SystemTime>>) -> Self {
+        Self { now: now.into(), ..self }
+    }
+
+    /// Adds a variable to [`extra`](Self::extra).
+    #[must_use]
+    pub fn with_extra(mut self, name: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
+        self.extra.insert(name.into(), value.into());
+        self
     }
 }
 

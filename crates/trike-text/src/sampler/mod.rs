@@ -22,6 +22,7 @@ use rand_chacha::{
     ChaCha8Rng,
     rand_core::{RngCore, SeedableRng},
 };
+use trike_core::{Bounds, OptionError};
 
 use exp::exp;
 
@@ -31,10 +32,19 @@ pub use generation_config::{GenerationConfig, GenerationConfigError};
 /// million tokens have it.
 const LEAST_EXPONENT: f64 = -60.0;
 
-/// How to choose the next token.
+/// How to choose the next token: the default is greedy, and each `with_` method changes one field.
+///
+/// ```
+/// use trike_text::sampler::SamplerConfig;
+///
+/// let config = SamplerConfig::default().with_temperature(0.8).with_top_k(40).with_seed(7);
+/// assert!(config.validate().is_ok());
+/// assert!(config.with_top_p(0.0).validate().is_err());
+/// ```
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct SamplerConfig {
-    /// Divides the logits; 0 takes the best token always, 1 samples from the model as it is.
+    /// Divides the logits; 0 = greedy decoding, 1 = the model's own distribution.
     pub temperature: f32,
     /// Keep the `k` best tokens. `None` keeps all.
     pub top_k: Option<usize>,
@@ -46,7 +56,7 @@ pub struct SamplerConfig {
     pub repetition_penalty: f32,
     /// How many of the last tokens the penalty looks at, at least 1; `usize::MAX` for all.
     pub repetition_window: usize,
-    /// Where chance starts.
+    /// RNG seed.
     pub seed: u64,
 }
 
@@ -69,16 +79,9 @@ impl Default for SamplerConfig {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplerError {
-    /// An option is outside its range.
-    #[error("{option} must be {expected}, got {got}")]
-    InvalidOption {
-        /// The field of [`SamplerConfig`].
-        option: &'static str,
-        /// Its range.
-        expected: &'static str,
-        /// The value given.
-        got: String,
-    },
+    /// A field of [`SamplerConfig`] is outside its range.
+    #[error(transparent)]
+    Option(#[from] OptionError),
     /// A logit is NaN or positive infinity: the model's weights or kernels are broken.
     #[error(
         "logit {index} of {vocab_size} is {value}; expected a number: check the model file for NaN weights"
@@ -108,26 +111,60 @@ pub enum SamplerError {
 }
 
 impl SamplerConfig {
+    /// Sets [`temperature`](Self::temperature).
+    #[must_use]
+    pub fn with_temperature(self, temperature: f32) -> Self {
+        Self { temperature, ..self }
+    }
+
+    /// Sets [`top_k`](Self::top_k).
+    #[must_use]
+    pub fn with_top_k(self, top_k: impl Into<Option<usize>>) -> Self {
+        Self { top_k: top_k.into(), ..self }
+    }
+
+    /// Sets [`top_p`](Self::top_p).
+    #[must_use]
+    pub fn with_top_p(self, top_p: f32) -> Self {
+        Self { top_p, ..self }
+    }
+
+    /// Sets [`min_p`](Self::min_p).
+    #[must_use]
+    pub fn with_min_p(self, min_p: f32) -> Self {
+        Self { min_p, ..self }
+    }
+
+    /// Sets [`repetition_penalty`](Self::repetition_penalty).
+    #[must_use]
+    pub fn with_repetition_penalty(self, repetition_penalty: f32) -> Self {
+        Self { repetition_penalty, ..self }
+    }
+
+    /// Sets [`repetition_window`](Self::repetition_window).
+    #[must_use]
+    pub fn with_repetition_window(self, repetition_window: usize) -> Self {
+        Self { repetition_window, ..self }
+    }
+
+    /// Sets [`seed`](Self::seed).
+    #[must_use]
+    pub fn with_seed(self, seed: u64) -> Self {
+        Self { seed, ..self }
+    }
+
     /// Checks every option.
     ///
     /// # Errors
     ///
-    /// [`SamplerError::InvalidOption`] for the first one outside its range.
-    pub fn validate(&self) -> Result<(), SamplerError> {
-        let check = |valid: bool, option, expected, got: &dyn ToString| {
-            if valid {
-                Ok(())
-            } else {
-                Err(SamplerError::InvalidOption { option, expected, got: got.to_string() })
-            }
-        };
-        let (temperature, penalty) = (self.temperature, self.repetition_penalty);
-        check(temperature.is_finite() && temperature >= 0.0, "temperature", "0 or more", &temperature)?;
-        check(self.top_k != Some(0), "top_k", "at least 1", &0)?;
-        check(self.top_p > 0.0 && self.top_p <= 1.0, "top_p", "over 0 and at most 1", &self.top_p)?;
-        check((0.0..=1.0).contains(&self.min_p), "min_p", "0 to 1", &self.min_p)?;
-        check(penalty.is_finite() && penalty > 0.0, "repetition_penalty", "over 0", &penalty)?;
-        check(self.repetition_window > 0, "repetition_window", "at least 1", &0)
+    /// [`OptionError::OutOfRange`] for the first one outside its range.
+    pub fn validate(&self) -> Result<(), OptionError> {
+        OptionError::check("temperature", Bounds::at_least(0.0), self.temperature)?;
+        OptionError::check("top_k", Bounds::at_least(1usize), self.top_k.unwrap_or(usize::MAX))?;
+        OptionError::check("top_p", Bounds::over(0.0).at_most(1.0), self.top_p)?;
+        OptionError::check("min_p", Bounds::at_least(0.0).at_most(1.0), self.min_p)?;
+        OptionError::check("repetition_penalty", Bounds::over(0.0), self.repetition_penalty)?;
+        OptionError::check("repetition_window", Bounds::at_least(1usize), self.repetition_window)
     }
 
     /// How many of the largest logits decide, where a few do: one for the best token, `top_k`; not with a penalty, which may
@@ -150,7 +187,7 @@ struct Candidate {
     weight: f64,
 }
 
-/// StepLogits first; equal logits in the order of their ids, so that ties fall alike everywhere.
+/// Largest first; equal logits in the order of their ids, so that ties fall alike everywhere.
 fn better(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
@@ -164,7 +201,7 @@ fn better(a: &Candidate, b: &Candidate) -> Ordering {
 /// let mut greedy = Sampler::new(SamplerConfig::default())?;
 /// assert_eq!(greedy.sample(&logits, &[])?, 1, "the first of equals");
 ///
-/// let config = SamplerConfig { temperature: 0.8, top_k: Some(2), seed: 7, ..Default::default() };
+/// let config = SamplerConfig::default().with_temperature(0.8).with_top_k(2).with_seed(7);
 /// let mut sampler = Sampler::new(config)?;
 /// assert!([1, 3].contains(&sampler.sample(&logits, &[])?));
 /// # Ok::<(), trike_text::sampler::SamplerError>(())
@@ -255,7 +292,7 @@ impl Sampler {
     /// ```
     /// use trike_text::sampler::{Sampler, SamplerConfig};
     ///
-    /// let config = SamplerConfig { temperature: 0.8, top_k: Some(2), seed: 7, ..Default::default() };
+    /// let config = SamplerConfig::default().with_temperature(0.8).with_top_k(2).with_seed(7);
     /// assert_eq!(config.candidates(), Some(2));
     /// let (mut all, mut few) = (Sampler::new(config.clone())?, Sampler::new(config)?);
     /// let chosen = all.sample(&[0.5, 2.0, -1.0, 2.5], &[])?;

@@ -1,6 +1,6 @@
 //! Text to ids: the three encoders, and what becomes of special tokens that a text spells.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use super::{
     Tokenizer, TokenizerError, pieces::Pieces, specials::Found, spm::SpEncoder, tiktoken::RankEncoder,
@@ -8,9 +8,9 @@ use super::{
 
 #[derive(Clone)]
 pub(super) enum Encoder {
-    Hf(Box<HfEncoder>),
-    SentencePiece(Box<SpEncoder>),
-    Ranks(Box<RankEncoder>),
+    Hf(Arc<HfEncoder>),
+    SentencePiece(Arc<SpEncoder>),
+    Ranks(Arc<RankEncoder>),
 }
 
 /// The crate's tokenizer, and its twin that takes special tokens for text.
@@ -135,6 +135,16 @@ impl Shield {
 }
 
 impl Tokenizer {
+    /// The ids of a prompt: BOS, unless the tokenizer's own habit is to leave it out, and the text.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::EmptyPrompt`] when that is no token at all, and as [`encode`](Self::encode).
+    pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, TokenizerError> {
+        let ids = self.encode(prompt, self.adds_bos())?;
+        if ids.is_empty() { Err(TokenizerError::EmptyPrompt) } else { Ok(ids) }
+    }
+
     /// The ids of `text`, after BOS when `add_bos` is set.
     ///
     /// BOS comes exactly once even if `text` spells it out. The special tokens that `text` spells are recognized,

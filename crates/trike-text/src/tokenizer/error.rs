@@ -105,6 +105,11 @@ pub enum TokenizerError {
     /// BOS was asked for, but none is known.
     #[error("a beginning-of-sequence token was asked for, but none is set: give its id with `with_special`")]
     NoBos,
+    /// An empty prompt, and no BOS to start from instead.
+    #[error(
+        "the prompt is empty, and the tokenizer has no beginning-of-sequence token: expected at least one token"
+    )]
+    EmptyPrompt,
     /// An empty stop string would stop before the first token.
     #[error("stop string {index} is empty; every text contains it")]
     EmptyStop {

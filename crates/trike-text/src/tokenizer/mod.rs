@@ -31,6 +31,7 @@ mod tiktoken;
 use std::{
     fmt,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 pub use bpe::BpeVocab;
@@ -52,7 +53,7 @@ use tiktoken::is_tiktoken;
 /// number for the hardware's sake, by 2.5 % at most in models in use.
 const PADDING_DIVISOR: usize = 8;
 
-/// Text to ids and back.
+/// Text to ids and back. Clones share the vocabulary.
 ///
 /// ```
 /// use trike_text::tokenizer::{PieceType, SpVocab, Tokenizer};
@@ -79,8 +80,8 @@ const PADDING_DIVISOR: usize = 8;
 #[derive(Clone)]
 pub struct Tokenizer {
     encoder: Encoder,
-    pieces: Pieces,
-    specials: SpecialTokens,
+    pieces: Arc<Pieces>,
+    specials: Arc<SpecialTokens>,
     strips_leading_space: bool,
     bos: Option<u32>,
     eos: Vec<u32>,
@@ -169,9 +170,9 @@ impl Tokenizer {
 
     fn from_hf(hf: HfTokenizer) -> Self {
         Self {
-            encoder: Encoder::Hf(Box::new(HfEncoder::new(hf.encoder))),
-            pieces: hf.pieces,
-            specials: hf.specials,
+            encoder: Encoder::Hf(Arc::new(HfEncoder::new(hf.encoder))),
+            pieces: Arc::new(hf.pieces),
+            specials: Arc::new(hf.specials),
             strips_leading_space: hf.strips_leading_space,
             bos: None,
             eos: Vec::new(),
@@ -205,9 +206,9 @@ impl Tokenizer {
     fn from_tiktoken_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
         let file = tiktoken::parse(bytes)?;
         Ok(Self {
-            encoder: Encoder::Ranks(Box::new(file.encoder)),
-            pieces: file.pieces,
-            specials: file.specials,
+            encoder: Encoder::Ranks(Arc::new(file.encoder)),
+            pieces: Arc::new(file.pieces),
+            specials: Arc::new(file.specials),
             strips_leading_space: false,
             bos: Some(file.bos),
             eos: file.eos.to_vec(),
@@ -266,9 +267,9 @@ impl Tokenizer {
         let named = vocab.tokens.iter().zip(&vocab.types).zip(0u32..);
         let control = named.filter(|((_, kind), _)| **kind == PieceType::Control);
         Self {
-            encoder: Encoder::SentencePiece(Box::new(encoder)),
-            pieces,
-            specials: SpecialTokens::new(control.map(|((token, _), id)| (token.as_str(), id))),
+            encoder: Encoder::SentencePiece(Arc::new(encoder)),
+            pieces: Arc::new(pieces),
+            specials: Arc::new(SpecialTokens::new(control.map(|((token, _), id)| (token.as_str(), id)))),
             strips_leading_space: vocab.add_space_prefix,
             bos: None,
             eos: Vec::new(),

@@ -1,8 +1,12 @@
 //! How well a model predicts a text, alone and against another model.
 
-use trike_nn::{Backend, KvPrecision};
+use trike_nn::KvPrecision;
 
-use crate::{LanguageModel, LlmError, tokenizer::Tokenizer};
+use super::Model;
+use crate::{LlmError, tokenizer::Tokenizer};
+
+/// The mark between stories, which several tokenizers have as a special token.
+const STORY_MARK: &str = "<|endoftext|>";
 
 /// How a text is cut into sequences. Each gets BOS, where the tokenizer has one, and no EOS; a sequence is cut at
 /// the model's context.
@@ -20,9 +24,54 @@ pub enum Split {
 }
 
 impl Split {
+    /// The split that fits a text: stories where it has marks between them, else windows.
+    ///
+    /// ```
+    /// use trike_llm::Split;
+    ///
+    /// assert_eq!(Split::of("Once.<|endoftext|>Twice."), Split::Stories);
+    /// assert_eq!(Split::of("Once.\nTwice."), Split::Window);
+    /// ```
+    #[must_use]
+    pub fn of(text: &str) -> Self {
+        if text.contains(STORY_MARK) { Self::Stories } else { Self::Window }
+    }
+
     /// Predictions at the start of a sequence that are not scored.
     fn unscored(self, len: usize) -> usize {
         if self == Self::LlamaCpp { len / 2 } else { 0 }
+    }
+}
+
+/// How a text is scored; each `with_` method changes one field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ScoreOptions {
+    /// How the text is cut into sequences.
+    pub split: Split,
+    /// Maximum number of sequences; all when `None`.
+    pub limit: Option<usize>,
+    /// Precision of cached keys and values; each model's default when `None`.
+    pub kv: Option<KvPrecision>,
+}
+
+impl ScoreOptions {
+    /// All sequences of a split, with each model's default precision of keys and values.
+    #[must_use]
+    pub fn new(split: Split) -> Self {
+        Self { split, limit: None, kv: None }
+    }
+
+    /// Sets [`limit`](Self::limit).
+    #[must_use]
+    pub fn with_limit(self, limit: impl Into<Option<usize>>) -> Self {
+        Self { limit: limit.into(), ..self }
+    }
+
+    /// Sets [`kv`](Self::kv).
+    #[must_use]
+    pub fn with_kv(self, kv: impl Into<Option<KvPrecision>>) -> Self {
+        Self { kv: kv.into(), ..self }
     }
 }
 
@@ -162,7 +211,7 @@ pub fn sequences(
         parts.take(limit.unwrap_or(usize::MAX)).map(whole).collect()
     };
     match split {
-        Split::Stories => parts("<|endoftext|>"),
+        Split::Stories => parts(STORY_MARK),
         Split::Lines => parts("\n"),
         Split::Window => {
             let ids = tokenizer.encode(text, false)?;
@@ -190,26 +239,19 @@ fn best(row: &[f32]) -> usize {
     row.iter().enumerate().fold(0, |best, (i, &v)| if v > row[best] { i } else { best })
 }
 
-/// Perplexity of `text` under `model`, over at most `limit` sequences. `progress` is called with the number of
-/// sequences done and to do.
-///
-/// # Errors
-///
-/// [`LlmError::NothingToScore`], [`LlmError::NoTokenizer`], and what the model says.
-pub fn score<B: Backend>(
-    model: &LanguageModel<B>,
-    kv: KvPrecision,
+/// See [`Model::score`].
+pub(crate) fn score<M: Model + ?Sized>(
+    model: &M,
     text: &str,
-    split: Split,
-    limit: Option<usize>,
+    options: &ScoreOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Score, LlmError> {
-    let tokenizer = model.tokenizer()?;
-    let all = sequences(tokenizer, text, split, model.decoder().spec().context, limit)?;
+    let (tokenizer, kv) = (model.tokenizer()?, options.kv.unwrap_or(model.default_kv()));
+    let all = sequences(tokenizer, text, options.split, model.config().spec.context, options.limit)?;
     let mut sums = Sums::default();
     for (done, ids) in all.iter().enumerate().filter(|(_, ids)| ids.len() > 1) {
-        let from = split.unscored(ids.len());
-        model.logits(&ids[..ids.len() - 1], kv, |i, row| {
+        let from = options.split.unscored(ids.len());
+        model.logits(&ids[..ids.len() - 1], kv, &mut |i, row| {
             if i >= from {
                 sums.add(log_sum_exp(row) - f64::from(row[ids[i + 1] as usize]));
             }
@@ -221,47 +263,39 @@ pub fn score<B: Backend>(
     sums.score()
 }
 
-/// [`score()`] of `model` and of `base`, with the divergence between them, over the tokens of `model`'s tokenizer.
-/// Sequences are cut at the shorter of the two contexts.
-///
-/// # Errors
-///
-/// [`LlmError::Vocabularies`] when the vocabularies differ in size, and as [`score()`].
-#[expect(clippy::too_many_arguments, reason = "two models and how to run each")]
-pub fn compare<B: Backend, C: Backend>(
-    model: &LanguageModel<B>,
-    kv: KvPrecision,
-    base: &LanguageModel<C>,
-    base_kv: KvPrecision,
+/// See [`Model::compare`].
+pub(crate) fn compare<M: Model + ?Sized>(
+    model: &M,
+    base: &dyn Model,
     text: &str,
-    split: Split,
-    limit: Option<usize>,
+    options: &ScoreOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Comparison, LlmError> {
-    let (ours, theirs) = (model.decoder().spec(), base.decoder().spec());
-    if ours.vocab != theirs.vocab {
-        return Err(LlmError::Vocabularies { ours: ours.vocab, base: theirs.vocab });
-    }
-    let all = sequences(model.tokenizer()?, text, split, ours.context.min(theirs.context), limit)?;
-    compare_ids(model, kv, base, base_kv, &all, split, progress)
+    let context = model.config().spec.context.min(base.config().spec.context);
+    let all = sequences(model.tokenizer()?, text, options.split, context, options.limit)?;
+    compare_ids(model, base, &all, options, progress)
 }
 
-/// [`compare()`] on sequences of tokens, each of at most the shorter of the two contexts.
+/// [`Model::compare`] on sequences of tokens, each of at most the shorter of the two contexts; `limit` of `options` does not count.
 ///
 /// # Errors
 ///
-/// As [`compare()`].
-pub fn compare_ids<B: Backend, C: Backend>(
-    model: &LanguageModel<B>,
-    kv: KvPrecision,
-    base: &LanguageModel<C>,
-    base_kv: KvPrecision,
+/// As [`Model::compare`].
+pub fn compare_ids<M: Model + ?Sized>(
+    model: &M,
+    base: &dyn Model,
     all: &[Vec<u32>],
-    split: Split,
+    options: &ScoreOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<Comparison, LlmError> {
+    let (vocab, base_vocab) = (model.config().spec.vocab, base.config().spec.vocab);
+    if vocab != base_vocab {
+        return Err(LlmError::Vocabularies { ours: vocab, base: base_vocab });
+    }
+    let kv = options.kv.unwrap_or(model.default_kv());
+    let base_kv = options.kv.unwrap_or(base.default_kv());
+    let split = options.split;
     let tokenizer = model.tokenizer()?;
-    let vocab = model.decoder().spec().vocab;
     let (mut sums, mut base_sums) = (Sums::default(), Sums::default());
     let (mut kl, mut gap) = (Mean::default(), Mean::default());
     let mut agreed = 0;
@@ -269,10 +303,10 @@ pub fn compare_ids<B: Backend, C: Backend>(
         let inputs = &ids[..ids.len() - 1];
         let from = split.unscored(ids.len());
         let mut reference = Vec::with_capacity(inputs.len() * vocab);
-        base.logits(inputs, base_kv, |_, row| reference.extend_from_slice(row))?;
+        base.logits(inputs, base_kv, &mut |_, row| reference.extend_from_slice(row))?;
         kl.start();
         gap.start();
-        model.logits(inputs, kv, |i, row| {
+        model.logits(inputs, kv, &mut |i, row| {
             if i < from {
                 return;
             }

@@ -4,9 +4,10 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::Value;
-use trike_nn::{Backend, KvPrecision};
+use trike_nn::KvPrecision;
 
-use crate::{LanguageModel, LlmError, perplexity::log_sum_exp};
+use super::{Model, perplexity::log_sum_exp};
+use crate::LlmError;
 
 /// A beginning and how it may go on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,7 +71,7 @@ impl TaskScore {
     }
 }
 
-/// Reads questions, one JSON object a line, in any of these forms:
+/// Reads questions, one JSON object per line, in any of these forms:
 ///
 /// | task | fields |
 /// |---|---|
@@ -100,7 +101,9 @@ pub fn read_questions(path: &Path, text: &str) -> Result<Vec<Question>, LlmError
             let wrong = |got: String| LlmError::Config {
                 path: path.to_owned(),
                 key: format!("line {}", i + 1),
-                expected: "a question in one of the forms that `trike eval --help` lists".to_owned(),
+                expected:
+                    "a question: {context, choices, answer}, or a line of BLiMP, HellaSwag, PIQA or ARC"
+                        .to_owned(),
                 got,
             };
             let value: Value = serde_json::from_str(line).map_err(|e| wrong(e.to_string()))?;
@@ -150,16 +153,11 @@ fn question(value: &Value) -> Option<Question> {
     })
 }
 
-/// Answers questions by the likelihood of each option after its context. `progress` is called with the number of questions done and to
-/// do.
-///
-/// # Errors
-///
-/// [`LlmError::NothingToScore`] when no question fits the context, [`LlmError::NoTokenizer`], and what the model says.
-pub fn answer<B: Backend>(
-    model: &LanguageModel<B>,
-    kv: KvPrecision,
+/// See [`Model::answer`].
+pub(crate) fn answer<M: Model + ?Sized>(
+    model: &M,
     questions: &[Question],
+    kv: KvPrecision,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<TaskScore, LlmError> {
     let (mut right, mut normalized, mut answered, mut chance) = (0usize, 0usize, 0usize, 0f64);
@@ -199,8 +197,8 @@ pub fn answer<B: Backend>(
 }
 
 /// Natural logarithm of the probability of `option` after `context`; `None` when both are longer than the model's context.
-fn log_likelihood<B: Backend>(
-    model: &LanguageModel<B>,
+fn log_likelihood<M: Model + ?Sized>(
+    model: &M,
     kv: KvPrecision,
     context: &str,
     option: &str,
@@ -210,11 +208,11 @@ fn log_likelihood<B: Backend>(
     let before = tokenizer.encode(context, tokenizer.adds_bos())?;
     // The last token of the context may be another one when text follows it. The first token of all cannot be predicted.
     let start = all.iter().zip(&before).take_while(|(a, b)| a == b).count().max(1);
-    if all.len() <= start || all.len() > model.decoder().spec().context {
+    if all.len() <= start || all.len() > model.config().spec.context {
         return Ok(None);
     }
     let mut sum = 0f64;
-    model.logits(&all[..all.len() - 1], kv, |i, row| {
+    model.logits(&all[..all.len() - 1], kv, &mut |i, row| {
         if i + 1 >= start {
             sum += f64::from(row[all[i + 1] as usize]) - log_sum_exp(row);
         }

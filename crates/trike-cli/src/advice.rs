@@ -1,0 +1,285 @@
+//! What to do about an error: the flag that sets a field which the library refused, and the next thing to try.
+//!
+//! Libraries name fields, values and remedies, and know nothing of the command. This is the one place that knows both; it
+//! also tells wrong usage from a failure, by type and never by text.
+
+use trike::{
+    CalibrateError, LlmError,
+    calibrate::{ConfigError, EditError, FoldError},
+    format::FormatError,
+    nn::NnError,
+    text::{chat::ChatError, sampler::SamplerError, tokenizer::TokenizerError},
+};
+
+/// What the library refused, found in the chain of an error.
+enum Refusal<'a> {
+    Llm(&'a LlmError),
+    Calibrate(&'a CalibrateError),
+}
+
+fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
+    error.chain().find_map(|cause| {
+        if let Some(error) = cause.downcast_ref::<CalibrateError>() {
+            return Some(match error {
+                CalibrateError::Llm(error) => Refusal::Llm(error),
+                error => Refusal::Calibrate(error),
+            });
+        }
+        cause.downcast_ref().map(Refusal::Llm)
+    })
+}
+
+/// Whether the library refused what the command line asked for, as opposed to a file or the machine.
+pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
+    match refusal(error) {
+        Some(Refusal::Calibrate(error)) => matches!(
+            error,
+            CalibrateError::Option(_)
+                | CalibrateError::Config(_)
+                | CalibrateError::Edit(_)
+                | CalibrateError::OutputExists { .. }
+                | CalibrateError::NotOurs { .. }
+        ),
+        Some(Refusal::Llm(error)) => match error {
+            LlmError::Option(_)
+            | LlmError::NotBuilt { .. }
+            | LlmError::ModelName { .. }
+            | LlmError::ExpectedGguf { .. }
+            | LlmError::ExpectedDirectory { .. }
+            | LlmError::TokenizerFile { .. }
+            | LlmError::Sampler(SamplerError::Option(_))
+            | LlmError::Tokenizer(TokenizerError::EmptyStop { .. }) => true,
+            LlmError::Nn(error) => is_missing_device(error),
+            _ => false,
+        },
+        None => false,
+    }
+}
+
+/// Whether a device was asked for that this machine does not have or that this build does not open.
+fn is_missing_device(error: &NnError) -> bool {
+    #[cfg(feature = "gpu")]
+    {
+        use trike::nn::cube::CubeError;
+        matches!(error, NnError::Cube(CubeError::NoDevice { .. } | CubeError::SoftwareSpirv { .. }))
+    }
+    #[cfg(not(feature = "gpu"))]
+    {
+        let _ = error;
+        false
+    }
+}
+
+/// What the user can do about an error, as one clause; `None` where the message says it all.
+pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
+    match refusal(error)? {
+        Refusal::Llm(error) => of_llm(error),
+        Refusal::Calibrate(error) => of_calibrate(error),
+    }
+}
+
+fn of_llm(error: &LlmError) -> Option<String> {
+    let own = |text: &str| Some(text.to_owned());
+    match error {
+        LlmError::Option(error) | LlmError::Sampler(SamplerError::Option(error)) => {
+            Some(format!("set it with {}", flag(error.field())))
+        }
+        LlmError::NoTokenizer { .. }
+        | LlmError::TokenizerMismatch { .. }
+        | LlmError::TokenizerFile { .. }
+        | LlmError::GgufTokenizer { .. } => own("name a tokenizer file with --tokenizer FILE"),
+        LlmError::Tokenizer(TokenizerError::EmptyStop { .. }) => own("give --stop some text"),
+        LlmError::Tokenizer(TokenizerError::EmptyPrompt) => own("give a prompt with --prompt TEXT"),
+        LlmError::Chat(error) => match &**error {
+            ChatError::NoSuchTemplate { .. } | ChatError::Syntax { .. } | ChatError::Unsupported { .. } => {
+                own("name another template with --chat-template FILE")
+            }
+            _ => None,
+        },
+        LlmError::PromptTooLong { .. } => own("for a rolling window give --window N"),
+        LlmError::NotBuilt { .. } => own("`trike doctor` lists the devices that this build reaches"),
+        LlmError::Nn(error) if is_missing_device(error) => {
+            own("`trike doctor` lists the devices that this build reaches")
+        }
+        LlmError::Nn(NnError::Memory { .. }) | LlmError::TooLarge { .. } => {
+            own("--device cpu runs it on the processor")
+        }
+        LlmError::NotLossless { .. } => own("`trike quantize` makes a dense model ternary"),
+        LlmError::ExpectedGguf { .. } | LlmError::ExpectedDirectory { .. } => {
+            own("name another OUT, or another format with --to")
+        }
+        LlmError::Format(error) => of_format(error),
+        _ => None,
+    }
+}
+
+fn of_format(error: &FormatError) -> Option<String> {
+    match error {
+        FormatError::NotPacked { .. } => Some("`trike convert --to trike` packs a ternary model".to_owned()),
+        FormatError::PackedSize { .. } => {
+            Some("convert it with `trike convert --to trike --encoding base3`".to_owned())
+        }
+        _ => None,
+    }
+}
+
+fn of_calibrate(error: &CalibrateError) -> Option<String> {
+    let text = match error {
+        CalibrateError::Option(error) => {
+            return Some(format!("set it with {}", quantize_flag(error.field())?));
+        }
+        CalibrateError::Config(error) => return Some(format!("see {}", flag_of_config(error)?)),
+        CalibrateError::Fold(FoldError::Ternary { .. }) => "leave out --salience and --rotate",
+        CalibrateError::Edit(EditError::Rotated { .. }) => {
+            "--zero-row and --negate-row change whole rows of it"
+        }
+        CalibrateError::CalibrationText { .. } => {
+            "give a longer text with --calibration FILE, or more --sequences"
+        }
+        CalibrateError::OutputExists { .. } | CalibrateError::NotOurs { .. } => {
+            "name another output with --output"
+        }
+        CalibrateError::Format(error) => return of_format(error),
+        _ => return None,
+    };
+    Some(text.to_owned())
+}
+
+/// The flag that sets a field of the library's options.
+fn flag(field: &str) -> String {
+    match field {
+        "prompt" => "-p, --prompt".to_owned(),
+        "generate" => "-n, --generate".to_owned(),
+        "repetitions" => "-r, --repetitions".to_owned(),
+        field => format!("--{}", field.replace('_', "-")),
+    }
+}
+
+/// The flag of `trike quantize` that sets a field; `None` for fields that no flag sets.
+fn quantize_flag(field: &str) -> Option<&'static str> {
+    Some(match field {
+        "input_rotation" => "--hadamard",
+        "damping" => "--damping",
+        "tuning.block_epochs" => "--tune-block-epochs",
+        "tuning.model_epochs" => "--tune-model-epochs",
+        "planes" => "--planes",
+        "divergence" => "--max-kl",
+        "bits per weight" => "--bits",
+        "bytes" => "--max-bytes",
+        "perplexity ratio" => "--max-ppl-ratio",
+        _ => return None,
+    })
+}
+
+/// The flag of `trike quantize` that an error of its configuration is about.
+fn flag_of_config(error: &ConfigError) -> Option<&'static str> {
+    Some(match error {
+        ConfigError::PruneRotated => "--prune and --hadamard",
+        ConfigError::TensorScale => "--group and --method",
+        ConfigError::SkipsAll { .. } => "--skip",
+        ConfigError::PruneFraction { .. } => "--prune",
+        ConfigError::PrunePattern { .. } => "--prune-pattern",
+        ConfigError::PruneRounded | ConfigError::BudgetRounded => "--method",
+        ConfigError::PruneMeans => "--prune and --mean",
+        ConfigError::BudgetPruned => "--prune",
+        ConfigError::PlanGroups => "--group",
+        ConfigError::PerplexityRatio { .. } => "--max-ppl-ratio",
+        ConfigError::NothingHeldOut { .. } => "--calibration and --sequences",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use trike::core::{Bounds, OptionError};
+
+    use super::*;
+    use crate::args::Cli;
+
+    /// Every flag of every command, with its short form.
+    fn flags() -> Vec<String> {
+        let cli = Cli::command();
+        let all = cli.get_subcommands().flat_map(clap::Command::get_arguments);
+        let names = |arg: &clap::Arg| {
+            [arg.get_long().map(|l| format!("--{l}")), arg.get_short().map(|s| format!("-{s}"))]
+        };
+        all.flat_map(names).flatten().collect()
+    }
+
+    #[test]
+    fn every_flag_that_is_named_is_one() {
+        let flags = flags();
+        let path = || "a".into();
+        let range = |field| OptionError::check(field, Bounds::at_least(1usize), 0usize).unwrap_err();
+        let fields =
+            ["window", "prompt", "generate", "repetitions", "temperature", "top_k", "top_p", "min_p"];
+        let quantize = [
+            "input_rotation",
+            "damping",
+            "tuning.block_epochs",
+            "tuning.model_epochs",
+            "planes",
+            "divergence",
+            "bits per weight",
+            "bytes",
+            "perplexity ratio",
+        ];
+        let config = [
+            ConfigError::PruneRotated,
+            ConfigError::TensorScale,
+            ConfigError::SkipsAll { pattern: "*".to_owned() },
+            ConfigError::PruneFraction { got: 1.0 },
+            ConfigError::PrunePattern { keep: 0, of: 0 },
+            ConfigError::PruneRounded,
+            ConfigError::PruneMeans,
+            ConfigError::BudgetPruned,
+            ConfigError::PlanGroups,
+            ConfigError::PerplexityRatio { got: 0.5 },
+            ConfigError::NothingHeldOut { got: 1 },
+        ];
+        let errors = fields
+            .map(|field| anyhow::Error::from(LlmError::from(range(field))))
+            .into_iter()
+            .chain([
+                LlmError::NoTokenizer { path: path() }.into(),
+                LlmError::PromptTooLong { tokens: 2, context: 1 }.into(),
+                LlmError::ExpectedGguf { path: path(), target: "tq2_0" }.into(),
+                LlmError::from(TokenizerError::EmptyStop { index: 0 }).into(),
+                LlmError::from(TokenizerError::EmptyPrompt).into(),
+                CalibrateError::OutputExists { path: path() }.into(),
+                CalibrateError::from(EditError::Rotated { block: 8 }).into(),
+                CalibrateError::CalibrationText { sequences: 0, tokens: 0, needed: 16 }.into(),
+            ])
+            .chain(quantize.map(|field| CalibrateError::from(range(field)).into()))
+            .chain(config.map(|error| CalibrateError::from(error).into()));
+        for error in errors {
+            let advice = advice(&error).unwrap_or_else(|| panic!("{error}"));
+            let named = advice.split([' ', ',', '`']).filter(|word| word.starts_with('-'));
+            let named: Vec<&str> = named.collect();
+            assert!(!named.is_empty(), "{error}: {advice}");
+            for flag in named {
+                assert!(flags.iter().any(|known| known == flag), "{error}: {flag} in {advice}");
+            }
+        }
+    }
+
+    #[test]
+    fn usage_is_told_from_failure() {
+        let option = OptionError::Conflict { field: "a", other: "b" };
+        assert!(is_usage(&LlmError::from(option.clone()).into()));
+        assert!(is_usage(&LlmError::from(SamplerError::Option(option)).into()));
+        assert!(is_usage(&anyhow::Error::from(LlmError::ModelName { got: "a".to_owned() }).context("b")));
+        assert!(is_usage(&CalibrateError::from(LlmError::ModelName { got: "a".to_owned() }).into()));
+        assert!(is_usage(&CalibrateError::from(ConfigError::PlanGroups).into()));
+        for error in [LlmError::NothingToScore.into(), anyhow::anyhow!("else")] {
+            assert!(!is_usage(&error), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_error_without_a_next_step_has_no_advice() {
+        assert_eq!(advice(&LlmError::NothingToScore.into()), None);
+        assert_eq!(advice(&anyhow::anyhow!("else")), None);
+    }
+}

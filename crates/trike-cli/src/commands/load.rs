@@ -1,0 +1,62 @@
+//! Models, loaded as the common options ask.
+
+use std::collections::BTreeMap;
+
+use trike::{
+    Cpu, Device, DeviceChoice, HeadPrecision, Isa, KvPrecision, KvSpec, LoadOptions, Model, ModelFile,
+};
+
+use crate::{
+    args::{CpuArgs, PrecisionArgs},
+    output,
+    progress::Progress,
+};
+
+impl CpuArgs {
+    /// The threads and the instruction set.
+    pub(super) fn cpu(&self) -> anyhow::Result<Cpu> {
+        Ok(Cpu::with_isa(self.isa.unwrap_or_else(Isa::detect), self.threads)?)
+    }
+}
+
+impl PrecisionArgs {
+    /// The precision of a model's cached keys and values.
+    pub(super) fn kv_of(&self, file: &ModelFile) -> KvPrecision {
+        self.kv.unwrap_or(file.default_kv())
+    }
+
+    /// How a model is loaded, for sequences over its whole context.
+    pub(super) fn options(&self, file: &ModelFile, cpu: &Cpu) -> LoadOptions {
+        LoadOptions::default()
+            .with_cpu(cpu.clone())
+            .with_activations(self.activations)
+            .with_head(self.head.unwrap_or(HeadPrecision::Auto))
+            .with_layout(self.layout.0)
+            .with_sequence(KvSpec::new(self.kv_of(file), file.config().spec.context))
+    }
+}
+
+/// Opens a device, and reports when `auto` found no GPU.
+pub(super) fn open(choice: DeviceChoice, quiet: bool) -> anyhow::Result<Device> {
+    let device = choice.open()?;
+    if choice == DeviceChoice::Auto && device.is_cpu() && !quiet {
+        output::note("--device auto: this build reaches no GPU here, running on the processor");
+    }
+    Ok(device)
+}
+
+/// The number of ternary matrices by the names of their layouts.
+pub(super) fn layouts(model: &dyn Model) -> BTreeMap<&'static str, usize> {
+    model.layouts().into_iter().map(|(layout, count)| (layout.name(), count)).collect()
+}
+
+/// Loads a model on a device, with a progress bar.
+pub(super) fn load(
+    device: Device,
+    file: &ModelFile,
+    options: &LoadOptions,
+    quiet: bool,
+) -> anyhow::Result<Box<dyn Model>> {
+    let progress = Progress::start(format!("loading {}", file.path().display()), quiet);
+    Ok(device.load(file, options, &mut |done, total| progress.set(done, total))?)
+}

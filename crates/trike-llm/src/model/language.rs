@@ -1,0 +1,83 @@
+//! Every backend's model as a [`Model`].
+
+use std::{collections::BTreeMap, path::Path};
+
+use trike_core::Layout;
+use trike_nn::{Backend, DeviceUse, KvPrecision, KvSpec, MemoryPlan};
+
+use super::{Model, OnText};
+use crate::{
+    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig,
+    bench::{self, BenchOptions, BenchReport},
+    generate::STEP,
+    tokenizer::Tokenizer,
+};
+
+impl<B: Backend + 'static> Model for LanguageModel<B> {
+    fn path(&self) -> &Path {
+        LanguageModel::path(self)
+    }
+
+    fn config(&self) -> &ModelConfig {
+        LanguageModel::config(self)
+    }
+
+    fn tokenizer(&self) -> Result<&Tokenizer, LlmError> {
+        LanguageModel::tokenizer(self)
+    }
+
+    fn backend(&self) -> String {
+        self.decoder().backend().name()
+    }
+
+    fn device_use(&self) -> Option<DeviceUse> {
+        self.decoder().backend().device_use()
+    }
+
+    fn weight_bytes(&self) -> usize {
+        self.decoder().weight_bytes()
+    }
+
+    fn layouts(&self) -> BTreeMap<Layout, usize> {
+        self.decoder().layouts()
+    }
+
+    fn memory(&self, kv: &KvSpec) -> MemoryPlan {
+        MemoryPlan::new(self.decoder().spec(), self.weight_bytes() as u64, kv, STEP)
+    }
+
+    fn default_kv(&self) -> KvPrecision {
+        LanguageModel::default_kv(self)
+    }
+
+    fn can_cache(&self, kv: KvPrecision) -> bool {
+        self.decoder().backend().can_cache(kv)
+    }
+
+    fn logits(
+        &self,
+        ids: &[u32],
+        kv: KvPrecision,
+        on_row: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), LlmError> {
+        LanguageModel::logits(self, ids, kv, on_row)
+    }
+
+    fn generate_ids(
+        &self,
+        prompt_ids: Vec<u32>,
+        ends: &[u32],
+        options: &GenerateOptions,
+        on_text: &mut OnText<'_>,
+    ) -> Result<Generation, LlmError> {
+        LanguageModel::generate_ids(self, prompt_ids, ends, options, on_text)
+    }
+
+    fn bench(
+        &mut self,
+        options: &BenchOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<BenchReport, LlmError> {
+        bench::run(self.decoder_mut(), options, progress)
+    }
+}

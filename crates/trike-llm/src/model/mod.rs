@@ -1,0 +1,185 @@
+//! A loaded model, whatever it runs on.
+
+mod language;
+mod perplexity;
+mod tasks;
+
+use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
+
+use trike_core::Layout;
+use trike_nn::{DeviceUse, KvPrecision, KvSpec, MemoryPlan};
+
+use crate::{
+    GenerateOptions, Generation, LlmError, ModelConfig,
+    bench::{BenchOptions, BenchReport},
+    tokenizer::Tokenizer,
+};
+
+pub use perplexity::{Comparison, Score, ScoreOptions, Split, compare_ids, divergence, sequences};
+pub use tasks::{Question, TaskScore, read_questions};
+
+/// Receives pieces of new text; breaking ends the generation.
+pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
+
+/// A loaded model on any backend, as a trait object: `Box<dyn Model>` from [`open()`](crate::open) and
+/// [`Device::load`](crate::Device::load).
+///
+/// The required methods are what a backend makes different: steps through the decoder, and what is known about it. The
+/// provided ones (prompts, perplexity, tasks) are written once on top of these, so that a command or a server holds a model
+/// without knowing where it runs. What was given up: each call costs one indirect jump, and the decoder itself, with
+/// its sequences, is only reachable through [`LanguageModel::decoder`](crate::LanguageModel::decoder).
+///
+/// ```
+/// use trike_llm::{DeviceChoice, GenerateOptions, Model, open};
+///
+/// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+/// let model: Box<dyn Model> = open(path, &DeviceChoice::Cpu)?;
+/// let story = model.generate("Once upon a time", &GenerateOptions::default().with_max_tokens(8))?;
+/// assert_eq!(story.ids.len(), 8);
+/// assert!(model.memory(&trike_nn::KvSpec::new(model.default_kv(), 256)).total() > model.weight_bytes() as u64);
+/// # Ok::<(), trike_llm::LlmError>(())
+/// ```
+pub trait Model {
+    /// The file or directory of the checkpoint; a short description for a model without one.
+    fn path(&self) -> &Path;
+
+    /// The configuration: family, sizes, special tokens.
+    fn config(&self) -> &ModelConfig;
+
+    /// The tokenizer.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NoTokenizer`] when the model was loaded without one.
+    fn tokenizer(&self) -> Result<&Tokenizer, LlmError>;
+
+    /// The name of the backend, with its device or instruction set.
+    fn backend(&self) -> String;
+
+    /// What has been used of a device; `None` on the host.
+    fn device_use(&self) -> Option<DeviceUse>;
+
+    /// Bytes of all weights as the kernels hold them.
+    fn weight_bytes(&self) -> usize;
+
+    /// The number of ternary matrices in each layout.
+    fn layouts(&self) -> BTreeMap<Layout, usize>;
+
+    /// Memory for the weights, a sequence of `kv` and the activations of a prefill step.
+    fn memory(&self, kv: &KvSpec) -> MemoryPlan;
+
+    /// Precision of cached keys and values unless another one is requested: f32 for a model with f32 weights, f16 for
+    /// every other one, except on a backend without f16.
+    fn default_kv(&self) -> KvPrecision;
+
+    /// Whether the backend can cache keys and values in this precision.
+    fn can_cache(&self, kv: KvPrecision) -> bool;
+
+    /// Passes the logits of every token of `ids` to `on_row`, in order.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::PromptTooLong`], [`LlmError::NonFinite`] for damaged weights, and what the decoder returns.
+    fn logits(
+        &self,
+        ids: &[u32],
+        kv: KvPrecision,
+        on_row: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), LlmError>;
+
+    /// Continues a prompt of token ids, such as a rendered conversation, until one of `ends` is sampled or an option stops
+    /// it. Each piece of new text goes to `on_text` as soon as it is certain; the pieces joined are [`Generation::text`].
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::EmptyPrompt`] for no ids, [`LlmError::PromptTooLong`], options out of range, and logits that cannot be
+    /// sampled.
+    fn generate_ids(
+        &self,
+        prompt_ids: Vec<u32>,
+        ends: &[u32],
+        options: &GenerateOptions,
+        on_text: &mut OnText<'_>,
+    ) -> Result<Generation, LlmError>;
+
+    /// Measures prefill and decode. On the host every number of threads of `options` is measured, beside the machine's
+    /// ceilings; on a device the threads are ignored. `progress` is called with the repetitions done and in total.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Option`] for options out of range, and what the decoder returns.
+    fn bench(
+        &mut self,
+        options: &BenchOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<BenchReport, LlmError>;
+
+    /// Continues `prompt`.
+    ///
+    /// # Errors
+    ///
+    /// As [`generate_with`](Self::generate_with).
+    fn generate(&self, prompt: &str, options: &GenerateOptions) -> Result<Generation, LlmError> {
+        self.generate_with(prompt, options, &mut |_| ControlFlow::Continue(()))
+    }
+
+    /// Continues `prompt` and passes each piece of new text to `on_text`.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NoTokenizer`], what the tokenizer returns for `prompt`, and as [`generate_ids`](Self::generate_ids).
+    fn generate_with(
+        &self,
+        prompt: &str,
+        options: &GenerateOptions,
+        on_text: &mut OnText<'_>,
+    ) -> Result<Generation, LlmError> {
+        let tokenizer = self.tokenizer()?;
+        self.generate_ids(tokenizer.encode_prompt(prompt)?, tokenizer.eos(), options, on_text)
+    }
+
+    /// Perplexity of `text`. `progress` is called with the sequences done and in total.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NothingToScore`], [`LlmError::NoTokenizer`], and as [`logits`](Self::logits).
+    fn score(
+        &self,
+        text: &str,
+        options: &ScoreOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Score, LlmError> {
+        perplexity::score(self, text, options, progress)
+    }
+
+    /// [`score`](Self::score) of this model and of `base`, with the divergence between them, over the tokens of this model's
+    /// tokenizer. Sequences are cut at the shorter of the two contexts.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Vocabularies`] when the vocabularies differ in size, and as [`score`](Self::score).
+    fn compare(
+        &self,
+        base: &dyn Model,
+        text: &str,
+        options: &ScoreOptions,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<Comparison, LlmError> {
+        perplexity::compare(self, base, text, options, progress)
+    }
+
+    /// Answers multiple-choice questions by the likelihood of each choice after its context. `kv` is the precision of cached
+    /// keys and values, the model's default when `None`. `progress` is called with the questions done and in total.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::NothingToScore`] when no question fits the context, and as [`score`](Self::score).
+    fn answer(
+        &self,
+        questions: &[Question],
+        kv: Option<KvPrecision>,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<TaskScore, LlmError> {
+        tasks::answer(self, questions, kv.unwrap_or(self.default_kv()), progress)
+    }
+}

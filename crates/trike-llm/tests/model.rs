@@ -1,0 +1,139 @@
+//! Models behind one object: the same results as through the backend's own type.
+
+use std::ops::ControlFlow;
+
+use trike_llm::{
+    DeviceChoice, GenerateOptions, HeadPrecision, LanguageModel, LlmError, LoadOptions, Model, ModelFile,
+    Question, ScoreOptions, Split, open, sampler::SamplerConfig, tokenizer::TokenizerError,
+};
+use trike_nn::{ActivationPrecision, KvPrecision, KvSpec};
+use trike_testkit::shared;
+
+const TEXT: &str =
+    "Once upon a time there was a little girl.<|endoftext|>She liked to play with her red ball.";
+
+fn tiny() -> Option<ModelFile> {
+    Some(ModelFile::open(shared("models/tiny")?).expect("a model"))
+}
+
+/// The host by its own kernels, and an f32 twin of the same weights.
+fn both() -> Option<[Box<dyn Model>; 2]> {
+    let file = tiny()?;
+    let exact =
+        LoadOptions::default().with_activations(ActivationPrecision::F32).with_head(HeadPrecision::AsStored);
+    let load = |options: &LoadOptions| {
+        let device = DeviceChoice::Cpu.open().expect("always there");
+        device.load(&file, options, &mut |_, _| ()).expect("it loads")
+    };
+    Some([load(&LoadOptions::default()), load(&exact)])
+}
+
+#[test]
+fn a_trait_object_generates_what_its_model_generates() {
+    let Some(file) = tiny() else { return };
+    let model = LanguageModel::load(file.path()).expect("it loads");
+    let object = open(file.path(), &DeviceChoice::Cpu).expect("it loads");
+    let sampled = SamplerConfig::default().with_temperature(0.9).with_seed(3);
+    for options in [GenerateOptions::default(), GenerateOptions::default().with_sampler(sampled)] {
+        let options = options.with_max_tokens(24);
+        let mut streamed = String::new();
+        let through = object.generate_with("Once", &options, &mut |piece| {
+            streamed.push_str(piece);
+            ControlFlow::Continue(())
+        });
+        let (through, own) = (through.expect("text"), model.generate("Once", &options).expect("text"));
+        assert_eq!((&through.text, &through.ids), (&own.text, &own.ids));
+        assert_eq!(streamed, through.text);
+    }
+    let broken_off =
+        object.generate_with("Once", &GenerateOptions::default(), &mut |_| ControlFlow::Break(()));
+    assert_eq!(broken_off.expect("a start").finish, trike_llm::FinishReason::Cancelled);
+}
+
+#[test]
+fn what_is_known_of_a_model_is_known_of_the_object() {
+    let Some(file) = tiny() else { return };
+    let object = open(file.path(), &DeviceChoice::Cpu).expect("it loads");
+    assert_eq!(object.path(), file.path());
+    assert_eq!(object.config(), file.config());
+    assert_eq!(object.default_kv(), file.default_kv());
+    assert!(object.can_cache(KvPrecision::F16) && object.device_use().is_none());
+    let kv = KvSpec::new(KvPrecision::F16, 64);
+    let memory = object.memory(&kv);
+    let spec = &file.config().spec;
+    assert_eq!(memory.weights, object.weight_bytes() as u64);
+    assert_eq!(memory.cache, (2 * spec.layers * 64 * spec.kv_width() * 2) as u64);
+}
+
+#[test]
+fn a_model_beside_itself_does_not_diverge_and_beside_another_does() {
+    let Some([model, exact]) = both() else { return };
+    let options = ScoreOptions::new(Split::of(TEXT)).with_kv(KvPrecision::F32);
+    let alone = model.score(TEXT, &options, &mut |_, _| ()).expect("a score");
+    assert_eq!(alone.sequences, 2);
+    let same = model.compare(&*model, TEXT, &options, &mut |_, _| ()).expect("a comparison");
+    assert_eq!((&same.score, &same.base), (&alone, &alone));
+    assert_eq!((same.kl, same.top1_agreement), (0.0, 1.0));
+    let other = model.compare(&*exact, TEXT, &options, &mut |_, _| ()).expect("a comparison");
+    assert_eq!(other.score, alone);
+    assert!(other.kl > 0.0 && other.kl < 0.01, "{other:?}");
+    let first = model.score(TEXT, &options.with_limit(1), &mut |_, _| ()).expect("a score");
+    assert_eq!(first.sequences, 1);
+}
+
+#[test]
+fn questions_are_answered_by_likelihood() {
+    let Some([model, _]) = both() else { return };
+    let question = Question {
+        context: "Once upon a".to_owned(),
+        options: vec![" time".to_owned(), " xylophone".to_owned()],
+        answer: 0,
+    };
+    let score = model.answer(&[question], None, &mut |_, _| ()).expect("a score");
+    assert_eq!((score.questions, score.accuracy, score.chance), (1, 1.0, 0.5));
+    assert!(matches!(model.answer(&[], None, &mut |_, _| ()), Err(LlmError::NothingToScore)));
+}
+
+#[test]
+fn options_and_prompts_that_cannot_work_are_errors() {
+    let Some([mut model, _]) = both() else { return };
+    let context = model.config().spec.context;
+    let generate = |options: &GenerateOptions| model.generate("Once", options).map(|_| ());
+    for window in [0, context + 1] {
+        let error = generate(&GenerateOptions::default().with_window(window)).expect_err("out of range");
+        let LlmError::Option(option) = &error else { panic!("{error:?}") };
+        assert_eq!(option.field(), "window");
+        assert_eq!(error.to_string(), format!("window is {window}: expected 1 to {context}"));
+    }
+    let long = model.generate_ids(vec![1; context + 1], &[], &GenerateOptions::default(), &mut |_| {
+        ControlFlow::Continue(())
+    });
+    assert!(matches!(long, Err(LlmError::PromptTooLong { tokens, .. }) if tokens == context + 1));
+    let empty =
+        model.generate_ids(vec![], &[], &GenerateOptions::default(), &mut |_| ControlFlow::Continue(()));
+    assert!(matches!(empty, Err(LlmError::Tokenizer(TokenizerError::EmptyPrompt))));
+    for (field, options) in [
+        ("prompt", trike_llm::bench::BenchOptions::default().with_prompt(context + 1)),
+        ("generate", trike_llm::bench::BenchOptions::default().with_prompt(0).with_generate(context + 1)),
+        (
+            "repetitions",
+            trike_llm::bench::BenchOptions::default().with_prompt(1).with_generate(1).with_repetitions(0),
+        ),
+    ] {
+        let error = model.bench(&options, &mut |_, _| ()).expect_err(field);
+        assert!(matches!(&error, LlmError::Option(option) if option.field() == field), "{error}");
+    }
+}
+
+#[test]
+fn a_tokenizer_of_another_model_is_refused_before_weights_are_loaded() {
+    let Some(file) = tiny() else { return };
+    let Some(other) = shared("data/models/stories260K.bin") else { return };
+    let tokenizer = file.tokenizer(None).expect("its own");
+    let other = ModelFile::open(other).expect("a model");
+    let options = LoadOptions::default().with_tokenizer(tokenizer);
+    let mut loaded = 0;
+    let refused = LanguageModel::load_with(&other, &options, &mut |_, _| loaded += 1);
+    assert!(matches!(refused.map(|_| ()), Err(LlmError::TokenizerMismatch { .. })));
+    assert_eq!(loaded, 0);
+}
