@@ -247,7 +247,6 @@ impl Backend for CpuBackend {
     }
 
     fn edit(&self, matrix: &mut Matrix, edits: &[Edit], edited: &TritTensor) -> Result<MatrixEdit, NnError> {
-        check::edit(edits, edited)?;
         if let Matrix::Ternary(matrix) = matrix
             && matrix.edit(edits)? == EditOutcome::InPlace
         {

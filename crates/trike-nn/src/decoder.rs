@@ -9,6 +9,7 @@ use crate::{
     Backend, DecoderBlock, DecoderSpec, DecoderWeights, HookPoint, Input, KvSpec, Layout, MatrixEdit,
     NnError, Norm, Sequence, StepInputs, StepLogits, Tensor, TokenStep, WeightName,
     block::{BlockContext, Loader, linear},
+    check,
     step::usable,
 };
 
@@ -121,8 +122,8 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     ///
-    /// [`NnError::WeightShape`] for another shape or a name that is no linear layer of the blocks, and those of
-    /// [`Backend::edit`].
+    /// [`NnError::WeightShape`] for another shape or a name that is no linear layer of the blocks, [`NnError::Trit`] for a place
+    /// outside of `edited`, and those of [`Backend::edit`].
     pub fn edit(
         &mut self,
         name: WeightName,
@@ -130,6 +131,7 @@ impl<B: Backend> Decoder<B> {
         edited: &TritTensor,
     ) -> Result<MatrixEdit, NnError> {
         let layer = self.layer_of(name, (edited.rows(), edited.cols()))?;
+        check::edit(edits, edited)?;
         let done = self.blocks[layer].edit(&self.backend, name, edits, edited);
         if !matches!(done, Ok(Some(MatrixEdit::InPlace))) {
             self.version = next_version();
