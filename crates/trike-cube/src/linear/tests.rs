@@ -302,7 +302,7 @@ fn wrong_lengths_are_refused_before_anything_is_written() {
                 &[&a, &b],
                 forced(LinearBlueprint::Decode(DecodeBlueprint { rows: 1, splits: 33 })),
             ),
-            "expected 1..=32, got 33",
+            "expected 1 to 32, got 33",
         ),
         (
             run(
@@ -534,9 +534,9 @@ fn cooperative_matrices_that_do_not_fit_are_refused() {
     plan(one).expect("inside of the limits");
     let table = [
         (WmmaShape { k: 32, ..one }, "cooperative matrices of bytes of this shape"),
-        (WmmaShape { row_matrices: 0, ..one }, "expected 1..=8, got 0"),
-        (WmmaShape { code_matrices: 9, ..one }, "expected 1..=8, got 9"),
-        (WmmaShape { code_planes: 17, ..one }, "expected 1..=16, got 17"),
+        (WmmaShape { row_matrices: 0, ..one }, "expected 1 to 8, got 0"),
+        (WmmaShape { code_matrices: 9, ..one }, "expected 1 to 8, got 9"),
+        (WmmaShape { code_planes: 17, ..one }, "expected 1 to 16, got 17"),
         // A scale lasts 32 columns, and a row of a matrix fills 16 bytes.
         (WmmaShape { k: 64, ..one }, "columns that share a scale"),
         (WmmaShape { k: 8, ..one }, "bytes of a row of a matrix"),

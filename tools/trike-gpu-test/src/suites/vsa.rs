@@ -3,6 +3,7 @@
 use trike_cube::vsa::{CombineProblem, Decision, OneWay, PermuteProblem, TritOp};
 use trike_cube::{CubeError, Device, Plan, Strategy, TritDotProblem, TritScore, TritTable};
 use trike_testkit::Rng;
+use trike_trit::TritError;
 
 use crate::session::Session;
 
@@ -239,8 +240,10 @@ fn refusals(session: &mut Session) {
             let (pos, neg) = ([pos], [neg]);
             TritTable::from_planes(device, 5, [[&pos[..], &neg[..]]].into_iter()).map(drop)
         };
-        oracle.refused("past the last", planes(32, 0), range)?;
-        oracle.refused("both signs", planes(3, 1), range)?;
+        let tail = |e: &CubeError| matches!(e, CubeError::Trit(TritError::DirtyTail { row: 0, .. }));
+        oracle.refused("past the last", planes(32, 0), tail)?;
+        let both = |e: &CubeError| matches!(e, CubeError::Trit(TritError::BothBits { row: 0, word: 0, .. }));
+        oracle.refused("both signs", planes(3, 1), both)?;
         let long = TritTable::from_planes(device, 65, [[&[0u64][..], &[0u64][..]]].into_iter());
         oracle.refused("words", long.map(drop), length)?;
         let strategy = Strategy::Forced(OneWay);
