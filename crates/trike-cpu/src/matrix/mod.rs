@@ -35,7 +35,6 @@ pub enum Matrix {
 
 impl Matrix {
     /// Outputs.
-    #[must_use]
     pub fn rows(&self) -> usize {
         match self {
             Self::Ternary(m) => m.rows(),
@@ -45,7 +44,6 @@ impl Matrix {
     }
 
     /// Inputs.
-    #[must_use]
     pub fn cols(&self) -> usize {
         match self {
             Self::Ternary(m) => m.cols(),
@@ -55,7 +53,6 @@ impl Matrix {
     }
 
     /// Resident size in bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
             Self::Ternary(m) => m.bytes(),
