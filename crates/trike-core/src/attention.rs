@@ -28,7 +28,6 @@ impl AttentionSpec {
     /// let spec = AttentionSpec { heads: 8, kv_heads: 2, head_dim: 64, scale: 0.125, window: Some(4) };
     /// assert_eq!(spec.span(9), 6..10);
     /// ```
-    #[must_use]
     pub fn span(&self, position: usize) -> Range<usize> {
         let end = position.saturating_add(1);
         end.saturating_sub(self.window.unwrap_or(end))..end

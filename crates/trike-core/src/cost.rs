@@ -29,7 +29,6 @@ impl Cost {
     }
 
     /// Arithmetic operations: a multiply-add is two, as in the figures of vendors.
-    #[must_use]
     pub fn operations(self) -> u64 {
         self.macs.saturating_mul(2)
     }
@@ -88,7 +87,6 @@ impl LinearProblem {
     }
 
     /// Multiply-adds and compulsory bytes; activations and outputs are counted as f32.
-    #[must_use]
     pub fn cost(&self) -> Cost {
         let [tokens, rows, cols, depth] = [self.tokens, self.rows, self.cols, self.depth].map(|n| n as u64);
         let weights = rows.saturating_mul(cols);

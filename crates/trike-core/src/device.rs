@@ -25,7 +25,6 @@ impl Runtime {
     pub const ALL: [Self; 6] = [Self::Cuda, Self::Hip, Self::Metal, Self::Vulkan, Self::Wgpu, Self::Cpu];
 
     /// Its name, which is also the name of the feature.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Cuda => "cuda",

@@ -37,7 +37,6 @@ impl Layout {
     const NAMES: [&str; 5] = ["two-bit", "base3", "sparse", "bitmap", "blocks"];
 
     /// The name in options and reports.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         Self::NAMES[self as usize]
     }

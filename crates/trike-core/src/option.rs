@@ -68,7 +68,6 @@ impl OptionError {
     }
 
     /// The field.
-    #[must_use]
     pub fn field(&self) -> &'static str {
         match self {
             Self::OutOfRange { field, .. }
@@ -134,7 +133,6 @@ impl Bounds {
     }
 
     /// Whether `value` is accepted.
-    #[must_use]
     pub fn contains(&self, value: f64) -> bool {
         let above = if self.open { value > self.min } else { value >= self.min };
         above && value <= self.max && value.is_finite()

@@ -22,7 +22,6 @@ pub enum ActivationPrecision {
 
 impl ActivationPrecision {
     /// Signed bytes per value: the rows of codes per token.
-    #[must_use]
     pub fn slices(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -32,7 +31,6 @@ impl ActivationPrecision {
     }
 
     /// Columns that share a factor, or `None` when a whole token does.
-    #[must_use]
     pub fn group(self) -> Option<usize> {
         match self {
             Self::Int8PerGroup(size) => Some(size.get()),
@@ -52,7 +50,6 @@ pub enum KvPrecision {
 
 impl KvPrecision {
     /// Bytes per element.
-    #[must_use]
     pub fn bytes(self) -> usize {
         match self {
             Self::F32 => 4,

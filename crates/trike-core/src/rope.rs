@@ -140,7 +140,6 @@ impl RopeSpec {
     /// rope.scaling = RopeScaling::Linear { factor: 4.0 };
     /// assert_eq!(rope.frequencies(4), [0.25, 0.0025]);
     /// ```
-    #[must_use]
     pub fn frequencies(&self, head_dim: usize) -> Vec<f32> {
         let pairs = head_dim / 2;
         let plain = |i: usize| f64::from(self.theta).powf(-2.0 * i as f64 / head_dim as f64);
@@ -169,7 +168,6 @@ impl RopeSpec {
     }
 
     /// What rotated queries and keys are multiplied by, each.
-    #[must_use]
     pub fn attention_factor(&self) -> f32 {
         match self.scaling {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor,

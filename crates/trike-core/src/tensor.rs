@@ -19,7 +19,6 @@ pub enum Tensor {
 
 impl Tensor {
     /// Product of all axes but the last.
-    #[must_use]
     pub fn rows(&self) -> usize {
         match self {
             Self::Dense(t) => t.rows(),
@@ -29,7 +28,6 @@ impl Tensor {
     }
 
     /// Length of the last axis.
-    #[must_use]
     pub fn cols(&self) -> usize {
         match self {
             Self::Dense(t) => t.cols(),
@@ -39,7 +37,6 @@ impl Tensor {
     }
 
     /// Length of each axis, slowest first.
-    #[must_use]
     pub fn shape(&self) -> Vec<usize> {
         match self {
             Self::Dense(t) => t.shape().to_vec(),
@@ -48,7 +45,6 @@ impl Tensor {
     }
 
     /// Bytes that the numbers take in memory, scales included.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
             Self::Dense(t) => t.bytes(),
@@ -58,7 +54,6 @@ impl Tensor {
     }
 
     /// Every weight as f32 in row-major order: exact for dense tensors, code times scale for the others.
-    #[must_use]
     pub fn to_f32(&self) -> Vec<f32> {
         match self {
             Self::Dense(t) => t.to_f32(),
@@ -68,7 +63,6 @@ impl Tensor {
     }
 
     /// As [`to_f32`](Self::to_f32), without a copy when the weights are dense f32.
-    #[must_use]
     pub fn into_f32(self) -> Vec<f32> {
         match self {
             Self::Dense(t) => t.into_f32(),

@@ -12,7 +12,6 @@ const MIN_ABSMEAN: f32 = 1e-5;
 /// ```
 /// assert_eq!(trike_core::absmean(&[0.25, -1.5, 0.25, 0.0]), 0.5);
 /// ```
-#[must_use]
 pub fn absmean(weights: &[f32]) -> f32 {
     let sum: f64 = weights.iter().map(|w| f64::from(w.abs())).sum();
     (sum / weights.len().max(1) as f64) as f32

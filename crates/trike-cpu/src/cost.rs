@@ -15,7 +15,6 @@ impl Matrix {
     /// assert_eq!((cost.macs, cost.bytes), (2 * 8 * 16, 4 * (8 * 16 + 2 * 16 + 2 * 8)));
     /// # Ok::<(), trike_cpu::CpuError>(())
     /// ```
-    #[must_use]
     pub fn problem(&self, tokens: usize, precision: ActivationPrecision) -> LinearProblem {
         let (depth, precision) = match self {
             Self::Ternary(m) => (m.depth(), precision),

@@ -84,13 +84,11 @@ impl RopeTable {
     }
 
     /// Rotated elements of a head.
-    #[must_use]
     pub fn rotated(&self) -> usize {
         2 * self.frequencies.len()
     }
 
     /// The frequencies, in radians per position.
-    #[must_use]
     pub fn frequencies(&self) -> &[f32] {
         &self.frequencies
     }

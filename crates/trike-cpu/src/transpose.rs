@@ -5,7 +5,6 @@
 /// ```
 /// assert_eq!(trike_cpu::transpose(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
 /// ```
-#[must_use]
 pub fn transpose(values: &[f32], cols: usize) -> Vec<f32> {
     let rows = values.len() / cols.max(1);
     let mut out = vec![0.0; values.len()];

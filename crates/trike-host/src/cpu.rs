@@ -44,19 +44,16 @@ impl Cpu {
     }
 
     /// Number of threads, including the caller's.
-    #[must_use]
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
 
     /// The instruction set.
-    #[must_use]
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
     /// The threads.
-    #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.pool
     }

@@ -83,7 +83,6 @@ impl AvxVnni {
     }
 
     /// The kernels that need no VNNI.
-    #[must_use]
     pub fn avx2(self) -> Avx2 {
         self.0
     }
@@ -112,7 +111,6 @@ impl Avx512 {
     }
 
     /// The byte permutes.
-    #[must_use]
     pub fn vbmi(self) -> Option<Vbmi> {
         self.0
     }
@@ -163,7 +161,6 @@ impl Isa {
     }
 
     /// Every instruction set of this machine, from `scalar` to the best.
-    #[must_use]
     pub fn available() -> Vec<Self> {
         #[cfg_attr(not(target_arch = "x86_64"), allow(unused_mut))]
         let mut all = vec![Self(Token::Scalar(Scalar(())))];
@@ -195,13 +192,11 @@ impl Isa {
     }
 
     /// The token that kernels dispatch on.
-    #[must_use]
     pub fn token(self) -> Token {
         self.0
     }
 
     /// Whether it has the byte permutes that unpack weights of 1.6 bits at full speed.
-    #[must_use]
     pub fn permutes_bytes(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -211,7 +206,6 @@ impl Isa {
     }
 
     /// The name that [`Isa::by_name`] takes.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self.0 {
             Token::Scalar(_) => "scalar",

@@ -79,7 +79,6 @@ impl BitCounter {
     }
 
     /// The nonzero trits of everything that was added, by weight: all counts of both signs together.
-    #[must_use]
     pub fn nonzeros(&self, cpu: &Cpu) -> i64 {
         with_lanes!(cpu.isa(), lanes => lanes.run(All { lanes, counter: self }))
     }

@@ -81,19 +81,16 @@ impl BitCounter {
     }
 
     /// Trits of a vector.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether the vectors have no trits.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The weight of everything that is in the counts; for vectors of weight 1 their number.
-    #[must_use]
     pub fn total(&self) -> u32 {
         self.total
     }

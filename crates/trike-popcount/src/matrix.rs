@@ -134,25 +134,21 @@ impl PlaneMatrix {
     }
 
     /// Vectors.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Trits of a vector.
-    #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     /// Bytes of all rows, padding included.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.rows * 2 * self.stride * size_of::<u64>()
     }
 
     /// A row; `None` past the last.
-    #[must_use]
     #[inline]
     pub fn row(&self, row: usize) -> Option<TritPlanes<'_>> {
         (row < self.rows).then(|| {
@@ -162,7 +158,6 @@ impl PlaneMatrix {
     }
 
     /// A row to be written by an operation; `None` past the last.
-    #[must_use]
     #[inline]
     pub fn row_mut(&mut self, row: usize) -> Option<TritPlanesMut<'_>> {
         let len = self.cols;

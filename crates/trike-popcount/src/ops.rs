@@ -86,7 +86,6 @@ pub trait TritOps {
     }
 
     /// Positions where a vector is not zero.
-    #[must_use]
     fn trit_nonzeros(&self, a: TritPlanes<'_>) -> i32;
 
     /// `out = a + b` modulo 3: with -1 for 2, every trit has one partner for every result, so a sum can be undone.

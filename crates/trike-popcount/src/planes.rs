@@ -69,28 +69,24 @@ impl<'a> TritPlanes<'a> {
     }
 
     /// The words of the +1s.
-    #[must_use]
     #[inline]
     pub fn pos(&self) -> &'a [u64] {
         self.pos
     }
 
     /// The words of the -1s.
-    #[must_use]
     #[inline]
     pub fn neg(&self) -> &'a [u64] {
         self.neg
     }
 
     /// Trits.
-    #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are no trits.
-    #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -104,7 +100,6 @@ impl<'a> TritPlanes<'a> {
     }
 
     /// The trit at an index; `None` past the last.
-    #[must_use]
     pub fn get(&self, index: usize) -> Option<Trit> {
         let bit = |words: &[u64]| (words[index / 64] >> (index % 64)) & 1 == 1;
         (index < self.len).then(|| match (bit(self.pos), bit(self.neg)) {
@@ -115,7 +110,6 @@ impl<'a> TritPlanes<'a> {
     }
 
     /// The trits as -1, 0 and 1.
-    #[must_use]
     pub fn to_trits(self) -> Vec<i8> {
         let mut trits = Vec::with_capacity(self.len);
         for (p, n) in self.pos.iter().zip(self.neg) {
@@ -146,14 +140,12 @@ impl<'a> TritPlanesMut<'a> {
     }
 
     /// Trits.
-    #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are no trits.
-    #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -266,21 +258,18 @@ impl PlaneVector {
     }
 
     /// Trits.
-    #[must_use]
     #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
 
     /// Whether there are no trits.
-    #[must_use]
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
     /// The planes.
-    #[must_use]
     #[inline]
     pub fn view(&self) -> TritPlanes<'_> {
         let words = self.len.div_ceil(64);
@@ -289,7 +278,6 @@ impl PlaneVector {
     }
 
     /// The planes, to be written by an operation.
-    #[must_use]
     #[inline]
     pub fn view_mut(&mut self) -> TritPlanesMut<'_> {
         let words = self.len.div_ceil(64);
@@ -299,7 +287,6 @@ impl PlaneVector {
     }
 
     /// The trits as -1, 0 and 1.
-    #[must_use]
     pub fn to_trits(&self) -> Vec<i8> {
         self.view().to_trits()
     }

@@ -18,7 +18,6 @@ pub const I64_TRITS: usize = 41;
 /// assert_eq!(trits[..4], [Trit::N, Trit::N, Trit::P, Trit::Z], "9 - 3 - 1");
 /// assert_eq!(value_of(&trits), Some(5));
 /// ```
-#[must_use]
 pub const fn trits_of(value: i64) -> [Trit; I64_TRITS] {
     let mut trits = [Trit::Z; I64_TRITS];
     // One more bit than i64 has, because rounding up to a multiple of 3 may leave it.
@@ -36,7 +35,6 @@ pub const fn trits_of(value: i64) -> [Trit; I64_TRITS] {
 }
 
 /// The integer of trits, lowest first; `None` where it is no i64. Zeros above the highest digit do not matter.
-#[must_use]
 pub fn value_of(trits: &[Trit]) -> Option<i64> {
     let end = trits.iter().rposition(|&trit| trit != Trit::Z).map_or(0, |highest| highest + 1);
     if end > I64_TRITS {
@@ -109,7 +107,6 @@ macro_rules! balanced {
             }
 
             /// As an integer.
-            #[must_use]
             pub const fn value(self) -> $int {
                 self.0
             }
@@ -126,7 +123,6 @@ macro_rules! balanced {
             }
 
             /// The trits, lowest first, from a table.
-            #[must_use]
             pub const fn trits(self) -> [Trit; $trits] {
                 Self::DIGITS[(self.0 + $max) as usize]
             }
@@ -215,7 +211,6 @@ macro_rules! balanced {
             }
 
             /// The comparison as a trit: negative, zero or positive.
-            #[must_use]
             pub fn compare(self, other: Self) -> Trit {
                 match self.cmp(&other) {
                     Ordering::Less => Trit::N,
@@ -297,7 +292,6 @@ impl Word6 {
     }
 
     /// The two trytes, the lower one first.
-    #[must_use]
     pub const fn trytes(self) -> [Tryte3; 2] {
         let low = Tryte3::wrapping(self.0 as i64);
         [low, Tryte3(((self.0 - low.0 as i16) / 27) as i8)]

@@ -95,7 +95,6 @@ impl TryteVec {
     }
 
     /// The vector as one long number; `None` where it is no i64.
-    #[must_use]
     pub fn to_number(&self) -> Option<i64> {
         let end = self.values.iter().rposition(|&v| v != 0).map_or(0, |highest| highest + 1);
         if end > crate::I64_TRITS.div_ceil(Tryte3::TRITS) {
@@ -106,25 +105,21 @@ impl TryteVec {
     }
 
     /// Trytes.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
     /// Whether there are none.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
     /// The trytes as integers from -13 to 13.
-    #[must_use]
     pub fn values(&self) -> &[i8] {
         &self.values
     }
 
     /// A tryte; `None` past the last.
-    #[must_use]
     pub fn get(&self, index: usize) -> Option<Tryte3> {
         self.values.get(index).and_then(|&value| Tryte3::new(value))
     }

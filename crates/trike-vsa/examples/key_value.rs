@@ -7,7 +7,7 @@ use trike_vsa::{Bundle, ItemMemory, PackedTritVec, Z3, bind, bundle_balanced, un
 const DIM: usize = 10_000;
 const ITEMS: usize = 500;
 
-fn main() -> trike_vsa::Result<()> {
+fn main() -> Result<(), trike_vsa::VsaError> {
     let keys = PackedTritVec::<Z3>::random_set(DIM, ITEMS, 1)?;
     let values = PackedTritVec::random_set(DIM, ITEMS, 2)?;
     let memory = ItemMemory::of(&values)?;

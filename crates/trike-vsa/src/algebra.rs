@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use trike_popcount::{BitCounter, Cpu, PlaneVector, TritOps, TritPlanes, TritPlanesMut, TritScore};
 
-use crate::error::Result;
+use crate::error::VsaError;
 use crate::random;
 
 mod sealed {
@@ -71,19 +71,24 @@ pub trait Algebra:
     const COUNT_EFFICIENCY: f64;
 
     /// The vector that changes nothing when it is bound.
-    fn identity(out: TritPlanesMut<'_>) -> Result<()>;
+    fn identity(out: TritPlanesMut<'_>) -> Result<(), VsaError>;
     /// Binds two vectors: the result is like neither.
-    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()>;
+    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<(), VsaError>;
     /// Takes a key out of a bound vector.
-    fn unbind(cpu: &Cpu, bound: TritPlanes<'_>, key: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()>;
+    fn unbind(
+        cpu: &Cpu,
+        bound: TritPlanes<'_>,
+        key: TritPlanes<'_>,
+        out: TritPlanesMut<'_>,
+    ) -> Result<(), VsaError>;
     /// The vector that binding is undone by.
     fn inverse<'a>(a: TritPlanes<'a>) -> TritPlanes<'a>;
     /// Binds everything in a counter.
-    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()>;
+    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<(), VsaError>;
     /// Takes a key out of everything in a counter.
-    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()>;
+    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<(), VsaError>;
     /// The trits of a bundle, where the sum of the squares of the weights in it is `squares`.
-    fn decide(cpu: &Cpu, counter: &BitCounter, squares: u64, out: TritPlanesMut<'_>) -> Result<()>;
+    fn decide(cpu: &Cpu, counter: &BitCounter, squares: u64, out: TritPlanesMut<'_>) -> Result<(), VsaError>;
     /// How similar two vectors are by their score: 1 for the same, around 0 for random ones.
     fn similarity(cpu: &Cpu, score: i32, a: TritPlanes<'_>, b: TritPlanes<'_>) -> f64;
     /// How much more often than by chance a score matches, as a weight: 0 for unlike vectors, below it for opposite ones.
@@ -119,7 +124,7 @@ pub struct Bipolar;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ternary;
 
-fn all_ones(mut out: TritPlanesMut<'_>, len: usize) -> Result<()> {
+fn all_ones(mut out: TritPlanesMut<'_>, len: usize) -> Result<(), VsaError> {
     let words = len.div_ceil(64);
     let mut pos = vec![u64::MAX; words];
     if let Some(last) = pos.last_mut() {
@@ -134,16 +139,21 @@ impl Algebra for Z3 {
     const ZEROS: bool = true;
     const COUNT_EFFICIENCY: f64 = 2.0;
 
-    fn identity(mut out: TritPlanesMut<'_>) -> Result<()> {
+    fn identity(mut out: TritPlanesMut<'_>) -> Result<(), VsaError> {
         let zeros = PlaneVector::zeros(out.len())?;
         Ok(out.copy_from(zeros.view())?)
     }
 
-    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<(), VsaError> {
         Ok(cpu.trit_sum_mod3(a, b, out)?)
     }
 
-    fn unbind(cpu: &Cpu, bound: TritPlanes<'_>, key: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+    fn unbind(
+        cpu: &Cpu,
+        bound: TritPlanes<'_>,
+        key: TritPlanes<'_>,
+        out: TritPlanesMut<'_>,
+    ) -> Result<(), VsaError> {
         Ok(cpu.trit_difference_mod3(bound, key, out)?)
     }
 
@@ -151,15 +161,15 @@ impl Algebra for Z3 {
         a.negated()
     }
 
-    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<(), VsaError> {
         Ok(counter.sum_mod3(cpu, key)?)
     }
 
-    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<(), VsaError> {
         Ok(counter.sum_mod3(cpu, key.negated())?)
     }
 
-    fn decide(cpu: &Cpu, counter: &BitCounter, _: u64, out: TritPlanesMut<'_>) -> Result<()> {
+    fn decide(cpu: &Cpu, counter: &BitCounter, _: u64, out: TritPlanesMut<'_>) -> Result<(), VsaError> {
         Ok(counter.plurality(cpu, out)?)
     }
 
@@ -183,16 +193,21 @@ impl Algebra for Bipolar {
     const ZEROS: bool = false;
     const COUNT_EFFICIENCY: f64 = 1.0;
 
-    fn identity(out: TritPlanesMut<'_>) -> Result<()> {
+    fn identity(out: TritPlanesMut<'_>) -> Result<(), VsaError> {
         let len = out.len();
         all_ones(out, len)
     }
 
-    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<(), VsaError> {
         Ok(cpu.trit_product(a, b, out)?)
     }
 
-    fn unbind(cpu: &Cpu, bound: TritPlanes<'_>, key: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+    fn unbind(
+        cpu: &Cpu,
+        bound: TritPlanes<'_>,
+        key: TritPlanes<'_>,
+        out: TritPlanesMut<'_>,
+    ) -> Result<(), VsaError> {
         Ok(cpu.trit_product(bound, key, out)?)
     }
 
@@ -200,15 +215,15 @@ impl Algebra for Bipolar {
         a
     }
 
-    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<(), VsaError> {
         Ok(counter.product(cpu, key)?)
     }
 
-    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<(), VsaError> {
         Ok(counter.product(cpu, key)?)
     }
 
-    fn decide(cpu: &Cpu, counter: &BitCounter, _: u64, out: TritPlanesMut<'_>) -> Result<()> {
+    fn decide(cpu: &Cpu, counter: &BitCounter, _: u64, out: TritPlanesMut<'_>) -> Result<(), VsaError> {
         if counter.total() % 2 == 1 {
             // An odd sum of signs is not zero.
             return Ok(counter.majority(cpu, 0, out)?);
@@ -239,16 +254,21 @@ impl Algebra for Ternary {
     const ZEROS: bool = true;
     const COUNT_EFFICIENCY: f64 = 1.0;
 
-    fn identity(out: TritPlanesMut<'_>) -> Result<()> {
+    fn identity(out: TritPlanesMut<'_>) -> Result<(), VsaError> {
         let len = out.len();
         all_ones(out, len)
     }
 
-    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+    fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<(), VsaError> {
         Ok(cpu.trit_product(a, b, out)?)
     }
 
-    fn unbind(cpu: &Cpu, bound: TritPlanes<'_>, key: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<()> {
+    fn unbind(
+        cpu: &Cpu,
+        bound: TritPlanes<'_>,
+        key: TritPlanes<'_>,
+        out: TritPlanesMut<'_>,
+    ) -> Result<(), VsaError> {
         Ok(cpu.trit_product(bound, key, out)?)
     }
 
@@ -256,15 +276,15 @@ impl Algebra for Ternary {
         a
     }
 
-    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+    fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<(), VsaError> {
         Ok(counter.product(cpu, key)?)
     }
 
-    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<()> {
+    fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<(), VsaError> {
         Ok(counter.product(cpu, key)?)
     }
 
-    fn decide(cpu: &Cpu, counter: &BitCounter, squares: u64, out: TritPlanesMut<'_>) -> Result<()> {
+    fn decide(cpu: &Cpu, counter: &BitCounter, squares: u64, out: TritPlanesMut<'_>) -> Result<(), VsaError> {
         Ok(counter.majority(cpu, threshold(cpu, counter, squares), out)?)
     }
 

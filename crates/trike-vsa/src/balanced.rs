@@ -4,7 +4,7 @@ use trike_popcount::TritOps;
 
 use crate::algebra::{Algebra, AlgebraKind};
 use crate::bundle::Bundle;
-use crate::error::{Result, VsaError, check_dim};
+use crate::error::{VsaError, check_dim};
 use crate::vector::{PackedTritVec, cpu};
 
 /// The weight of a vector before anything is balanced: weights are whole numbers.
@@ -37,7 +37,7 @@ const STEP: f64 = 0.5;
 pub fn bundle_balanced<'a, A: Algebra>(
     vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>,
     rounds: usize,
-) -> Result<PackedTritVec<A>> {
+) -> Result<PackedTritVec<A>, VsaError> {
     let vectors: Vec<&PackedTritVec<A>> = vectors.into_iter().collect();
     let dim = vectors.first().ok_or(VsaError::Empty { what: "a bundle" })?.dim();
     vectors.iter().try_for_each(|v| check_dim("what meets a bundle", dim, v.dim()))?;
@@ -47,7 +47,7 @@ pub fn bundle_balanced<'a, A: Algebra>(
     for _ in 0..rounds {
         let score =
             |v: &&PackedTritVec<A>| Ok(f64::from(cpu.trit_score(A::SCORE, trits.view(), v.view())?));
-        let scores = vectors.iter().map(score).collect::<Result<Vec<f64>>>()?;
+        let scores = vectors.iter().map(score).collect::<Result<Vec<f64>, VsaError>>()?;
         let mean = scores.iter().sum::<f64>() / scores.len() as f64;
         let mut bundle = Bundle::new(dim)?;
         for ((vector, weight), score) in vectors.iter().zip(&mut weights).zip(scores) {

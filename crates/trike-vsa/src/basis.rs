@@ -1,7 +1,7 @@
 //! Sets of vectors whose similarities follow an order: levels, thermometers and circles.
 
 use crate::algebra::Algebra;
-use crate::error::{Result, check_range};
+use crate::error::{VsaError, check_range};
 use crate::random;
 use crate::vector::PackedTritVec;
 
@@ -40,7 +40,11 @@ fn mixed<A: Algebra>(seeds: [u64; 2], word: usize, bits: u64) -> [u64; 2] {
 /// # Errors
 ///
 /// [`VsaError::Range`](crate::VsaError::Range) for no levels or more than 2^24, and for a wrong number of dimensions.
-pub fn level_set<A: Algebra>(dim: usize, levels: usize, seed: u64) -> Result<Vec<PackedTritVec<A>>> {
+pub fn level_set<A: Algebra>(
+    dim: usize,
+    levels: usize,
+    seed: u64,
+) -> Result<Vec<PackedTritVec<A>>, VsaError> {
     check_range("levels", 1, MAX_SET, levels)?;
     let (ends, points) = ([0, 1].map(|i| random::item_seed(seed, i)), random::item_seed(seed, 2));
     let share = |level: usize| level as f64 / (levels - 1).max(1) as f64;
@@ -57,7 +61,7 @@ pub fn level_set<A: Algebra>(dim: usize, levels: usize, seed: u64) -> Result<Vec
 /// # Errors
 ///
 /// As [`level_set`].
-pub fn thermometer_set<A: Algebra>(dim: usize, levels: usize) -> Result<Vec<PackedTritVec<A>>> {
+pub fn thermometer_set<A: Algebra>(dim: usize, levels: usize) -> Result<Vec<PackedTritVec<A>>, VsaError> {
     check_range("levels", 1, MAX_SET, levels)?;
     (0..levels)
         .map(|level| {
@@ -92,7 +96,11 @@ pub fn thermometer_set<A: Algebra>(dim: usize, levels: usize) -> Result<Vec<Pack
 /// # Errors
 ///
 /// As [`level_set`].
-pub fn circular_set<A: Algebra>(dim: usize, steps: usize, seed: u64) -> Result<Vec<PackedTritVec<A>>> {
+pub fn circular_set<A: Algebra>(
+    dim: usize,
+    steps: usize,
+    seed: u64,
+) -> Result<Vec<PackedTritVec<A>>, VsaError> {
     check_range("steps of a circle", 1, MAX_SET, steps)?;
     let (sides, points) = ([0, 1].map(|i| random::item_seed(seed, i)), random::item_seed(seed, 2));
     (0..steps)

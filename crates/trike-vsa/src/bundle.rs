@@ -7,7 +7,7 @@ use trike_popcount::{BitCounter, TritOps, TritPlanes};
 use trike_trit::Trit;
 
 use crate::algebra::{Algebra, AlgebraKind, Bipolar, Z3};
-use crate::error::{Result, VsaError, check_dim};
+use crate::error::{VsaError, check_dim};
 use crate::sparse::SparseVec;
 use crate::vector::{PackedTritVec, check_algebra, check_dims, check_trit, cpu};
 
@@ -52,7 +52,7 @@ struct BundleParts {
 }
 
 impl<A: Algebra> Serialize for Bundle<A> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (mut positive, mut negative) = (vec![0; self.dim()], vec![0; self.dim()]);
         let counts = cpu().and_then(|cpu| Ok(self.counter.counts(cpu, &mut positive, &mut negative)?));
         counts.map_err(serde::ser::Error::custom)?;
@@ -64,7 +64,7 @@ impl<A: Algebra> Serialize for Bundle<A> {
 impl<A: Algebra> TryFrom<BundleParts> for Bundle<A> {
     type Error = VsaError;
 
-    fn try_from(parts: BundleParts) -> Result<Self> {
+    fn try_from(parts: BundleParts) -> Result<Self, VsaError> {
         check_algebra::<A>(parts.algebra)?;
         Self::from_counts(&parts.positive, &parts.negative, parts.total, parts.squares)
     }
@@ -76,7 +76,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] for no dimensions or too many.
-    pub fn new(dim: usize) -> Result<Self> {
+    pub fn new(dim: usize) -> Result<Self, VsaError> {
         check_dims(dim)?;
         Ok(Self { counter: BitCounter::new(dim)?, squares: 0, algebra: PhantomData })
     }
@@ -86,7 +86,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// [`VsaError::Empty`] for none, [`VsaError::Dimension`] for different dimensions.
-    pub fn of<'a>(vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>) -> Result<Self> {
+    pub fn of<'a>(vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>) -> Result<Self, VsaError> {
         let views: Vec<TritPlanes<'_>> = vectors.into_iter().map(PackedTritVec::view).collect();
         let first = views.first().ok_or(VsaError::Empty { what: "a bundle" })?;
         let mut bundle = Self::new(first.len())?;
@@ -101,7 +101,12 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// [`VsaError::Range`] for no dimensions, [`VsaError::Popcount`] for lists of different lengths and for counts that exceed
     /// the total, [`VsaError::Zero`] for counts below the total in [`Bipolar`](crate::Bipolar).
-    pub fn from_counts(positive: &[u32], negative: &[u32], total: u32, squares: u64) -> Result<Self> {
+    pub fn from_counts(
+        positive: &[u32],
+        negative: &[u32],
+        total: u32,
+        squares: u64,
+    ) -> Result<Self, VsaError> {
         check_dims(positive.len())?;
         let counter = BitCounter::from_counts(positive, negative, total)?;
         let zero = |(p, n): (&u32, &u32)| p + n < total;
@@ -114,25 +119,21 @@ impl<A: Algebra> Bundle<A> {
     }
 
     /// Dimensions.
-    #[must_use]
     pub fn dim(&self) -> usize {
         self.counter.len()
     }
 
     /// The weight of everything that is in it: the number of vectors where each came once.
-    #[must_use]
     pub fn total(&self) -> u32 {
         self.counter.total()
     }
 
     /// The counts.
-    #[must_use]
     pub fn counter(&self) -> &BitCounter {
         &self.counter
     }
 
     /// The squares of the weights of what is in it, added up: the noise that the vectors are to each other.
-    #[must_use]
     pub fn squares(&self) -> u64 {
         self.squares
     }
@@ -142,7 +143,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`], [`VsaError::Popcount`] where the weights together exceed `i32::MAX`.
-    pub fn add(&mut self, vector: &PackedTritVec<A>) -> Result<()> {
+    pub fn add(&mut self, vector: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.add_weighted(vector, 1)
     }
 
@@ -151,7 +152,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// As [`Bundle::add`].
-    pub fn add_weighted(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<()> {
+    pub fn add_weighted(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<(), VsaError> {
         self.check(vector.dim())?;
         self.counter.add(cpu()?, vector.view(), weight)?;
         self.squares = self.squares.saturating_add(square(weight));
@@ -163,12 +164,15 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// As [`Bundle::add`]; nothing was added then.
-    pub fn add_all<'a>(&mut self, vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>) -> Result<()> {
+    pub fn add_all<'a>(
+        &mut self,
+        vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>,
+    ) -> Result<(), VsaError> {
         let views: Vec<TritPlanes<'_>> = vectors.into_iter().map(PackedTritVec::view).collect();
         self.add_views(&views)
     }
 
-    fn add_views(&mut self, views: &[TritPlanes<'_>]) -> Result<()> {
+    fn add_views(&mut self, views: &[TritPlanes<'_>]) -> Result<(), VsaError> {
         views.iter().try_for_each(|view| self.check(view.len()))?;
         self.counter.add_all(cpu()?, views)?;
         self.squares = self.squares.saturating_add(views.len() as u64);
@@ -180,7 +184,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// As [`Bundle::remove_weighted`].
-    pub fn remove(&mut self, vector: &PackedTritVec<A>) -> Result<()> {
+    pub fn remove(&mut self, vector: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.remove_weighted(vector, 1)
     }
 
@@ -190,13 +194,13 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// [`VsaError::Dimension`], [`VsaError::NotInBundle`] where the counts say that it cannot have been; they are all there
     /// is to go by.
-    pub fn remove_weighted(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<()> {
+    pub fn remove_weighted(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<(), VsaError> {
         self.check(vector.dim())?;
         let there = self.counter.remove(cpu()?, vector.view(), weight)?;
         self.forget(there, weight)
     }
 
-    fn forget(&mut self, there: bool, weight: u32) -> Result<()> {
+    fn forget(&mut self, there: bool, weight: u32) -> Result<(), VsaError> {
         if !there {
             return Err(VsaError::NotInBundle { weight });
         }
@@ -211,7 +215,7 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// [`VsaError::Range`] past the last dimension, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar),
     /// [`VsaError::NotInBundle`] where there is not so much of the old value.
-    pub fn replace(&mut self, index: usize, from: Trit, to: Trit, weight: u32) -> Result<()> {
+    pub fn replace(&mut self, index: usize, from: Trit, to: Trit, weight: u32) -> Result<(), VsaError> {
         check_trit::<A>(self.dim(), index, to)?;
         if self.counter.replace(index, from, to, weight)? {
             Ok(())
@@ -225,7 +229,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// As [`Bundle::add`], and [`VsaError::Zero`] in [`Bipolar`](crate::Bipolar).
-    pub fn add_sparse(&mut self, vector: &SparseVec, weight: u32) -> Result<()> {
+    pub fn add_sparse(&mut self, vector: &SparseVec, weight: u32) -> Result<(), VsaError> {
         self.check_sparse(vector)?;
         self.counter.add_sparse(vector.entries(), weight)?;
         self.squares = self.squares.saturating_add(square(weight));
@@ -237,13 +241,13 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// As [`Bundle::remove_weighted`].
-    pub fn remove_sparse(&mut self, vector: &SparseVec, weight: u32) -> Result<()> {
+    pub fn remove_sparse(&mut self, vector: &SparseVec, weight: u32) -> Result<(), VsaError> {
         self.check_sparse(vector)?;
         let there = self.counter.remove_sparse(cpu()?, vector.entries(), weight)?;
         self.forget(there, weight)
     }
 
-    fn check_sparse(&self, vector: &SparseVec) -> Result<()> {
+    fn check_sparse(&self, vector: &SparseVec) -> Result<(), VsaError> {
         self.check(vector.dim())?;
         match vector.first_zero() {
             Some(index) if !A::ZEROS => Err(VsaError::Zero { index }),
@@ -259,7 +263,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// As [`Bundle::add_weighted`].
-    pub fn push_away(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<()> {
+    pub fn push_away(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<(), VsaError> {
         self.check(vector.dim())?;
         let mut other = PackedTritVec::blank(vector.dim())?;
         if A::KIND != AlgebraKind::Z3 {
@@ -279,7 +283,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// As [`Bundle::add`].
-    pub fn merge(&mut self, other: &Self) -> Result<()> {
+    pub fn merge(&mut self, other: &Self) -> Result<(), VsaError> {
         self.check(other.dim())?;
         self.counter.merge(cpu()?, &other.counter)?;
         self.squares = self.squares.saturating_add(other.squares);
@@ -291,7 +295,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`].
-    pub fn bind(&mut self, key: &PackedTritVec<A>) -> Result<()> {
+    pub fn bind(&mut self, key: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.check(key.dim())?;
         A::bind_counts(cpu()?, &mut self.counter, key.view())
     }
@@ -301,7 +305,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`].
-    pub fn unbind(&mut self, key: &PackedTritVec<A>) -> Result<()> {
+    pub fn unbind(&mut self, key: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.check(key.dim())?;
         A::unbind_counts(cpu()?, &mut self.counter, key.view())
     }
@@ -311,7 +315,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// [`VsaError::Popcount`] without memory.
-    pub fn permute(&mut self, by: isize) -> Result<()> {
+    pub fn permute(&mut self, by: isize) -> Result<(), VsaError> {
         Ok(self.counter.rotate(cpu()?, by)?)
     }
 
@@ -320,7 +324,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// [`VsaError::Popcount`] without memory.
-    pub fn to_vector(&self) -> Result<PackedTritVec<A>> {
+    pub fn to_vector(&self) -> Result<PackedTritVec<A>, VsaError> {
         let mut out = PackedTritVec::blank(self.dim())?;
         A::decide(cpu()?, &self.counter, self.squares, out.view_mut())?;
         Ok(out)
@@ -331,7 +335,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// [`VsaError::Popcount`] without memory.
-    pub fn sums(&self) -> Result<Vec<i32>> {
+    pub fn sums(&self) -> Result<Vec<i32>, VsaError> {
         let mut sums = vec![0; self.dim()];
         self.counter.sums(cpu()?, &mut sums)?;
         Ok(sums)
@@ -342,7 +346,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`].
-    pub fn score(&self, vector: &PackedTritVec<A>) -> Result<i64> {
+    pub fn score(&self, vector: &PackedTritVec<A>) -> Result<i64, VsaError> {
         self.check(vector.dim())?;
         Ok(self.counter.score(cpu()?, A::SCORE, vector.view())?)
     }
@@ -353,13 +357,13 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`].
-    pub fn similarity(&self, vector: &PackedTritVec<A>) -> Result<f64> {
+    pub fn similarity(&self, vector: &PackedTritVec<A>) -> Result<f64, VsaError> {
         let score = self.score(vector)?;
         let reach = if A::KIND == AlgebraKind::Ternary { vector.nonzeros()? } else { self.dim() };
         Ok(share::<A>(score, self.total(), self.dim(), reach))
     }
 
-    fn check(&self, dim: usize) -> Result<()> {
+    fn check(&self, dim: usize) -> Result<(), VsaError> {
         check_dim("what meets a bundle", self.dim(), dim)
     }
 }

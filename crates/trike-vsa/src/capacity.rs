@@ -32,7 +32,7 @@
 //! noise both shrink, and `s` stays.
 
 use crate::algebra::{Algebra, AlgebraKind};
-use crate::error::{Result, VsaError, check_range, check_real};
+use crate::error::{VsaError, check_range, check_real};
 
 /// What of a bundle is compared with the candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,7 +44,6 @@ pub enum Kept {
 }
 
 /// The square of the signal to noise ratio times `k / D`.
-#[must_use]
 pub fn efficiency<A: Algebra>(kept: Kept) -> f64 {
     use std::f64::consts::PI;
     match (kept, A::KIND) {
@@ -79,7 +78,7 @@ pub fn retrieval_probability<A: Algebra>(
     dim: usize,
     items: usize,
     candidates: usize,
-) -> Result<f64> {
+) -> Result<f64, VsaError> {
     check_range("dimensions of a bundle", 1, usize::MAX, dim)?;
     check_range("items of a bundle", 1, usize::MAX, items)?;
     check_range("candidates", 1, usize::MAX, candidates)?;
@@ -145,7 +144,12 @@ fn upper_tail(x: f64) -> f64 {
 /// # Errors
 ///
 /// As [`retrieval_probability`], and [`VsaError::Real`] for a probability outside of 0 to 1.
-pub fn max_items<A: Algebra>(kept: Kept, dim: usize, candidates: usize, probability: f64) -> Result<usize> {
+pub fn max_items<A: Algebra>(
+    kept: Kept,
+    dim: usize,
+    candidates: usize,
+    probability: f64,
+) -> Result<usize, VsaError> {
     check_real("a probability", 0.0, 1.0, probability)?;
     let enough =
         |items| Ok::<_, VsaError>(retrieval_probability::<A>(kept, dim, items, candidates)? >= probability);
@@ -175,7 +179,7 @@ pub fn min_dimensions<A: Algebra>(
     items: usize,
     candidates: usize,
     probability: f64,
-) -> Result<usize> {
+) -> Result<usize, VsaError> {
     check_real("a probability", 0.0, 1.0 - 1e-9, probability)?;
     let enough =
         |dim| Ok::<_, VsaError>(retrieval_probability::<A>(kept, dim, items, candidates)? >= probability);
@@ -201,7 +205,7 @@ pub fn min_dimensions<A: Algebra>(
 /// # Errors
 ///
 /// [`VsaError::Range`] for no items.
-pub fn expected_similarity<A: Algebra>(items: usize) -> Result<f64> {
+pub fn expected_similarity<A: Algebra>(items: usize) -> Result<f64, VsaError> {
     check_range("items of a bundle", 1, usize::MAX, items)?;
     // The signal to noise ratio is the similarity in units of the deviation of that of a random vector: 1 / sqrt(2 D)
     // in Z3, where the similarity is 3/2 times a share of matches, and 1 / sqrt(D) for a cosine.

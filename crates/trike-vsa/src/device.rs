@@ -8,7 +8,7 @@ use trike_popcount::TritPlanes;
 
 use crate::algebra::{Algebra, AlgebraKind, Z3, cut};
 use crate::bundle::Bundle;
-use crate::error::{Result, VsaError, check_dim, check_range};
+use crate::error::{VsaError, check_dim, check_range};
 use crate::memory::{Hit, ItemMemory};
 use crate::random;
 use crate::vector::PackedTritVec;
@@ -43,12 +43,12 @@ impl<A: Algebra> DeviceVectors<A> {
     ///
     /// [`VsaError::Empty`] for none, [`VsaError::Dimension`] for different dimensions, [`VsaError::Cube`] for what the device
     /// does not hold, here and below.
-    pub fn upload(device: &Device, vectors: &[PackedTritVec<A>]) -> Result<Self> {
+    pub fn upload(device: &Device, vectors: &[PackedTritVec<A>]) -> Result<Self, VsaError> {
         let views: Vec<TritPlanes<'_>> = vectors.iter().map(PackedTritVec::view).collect();
         Self::from_views(device, &views)
     }
 
-    fn from_views(device: &Device, views: &[TritPlanes<'_>]) -> Result<Self> {
+    fn from_views(device: &Device, views: &[TritPlanes<'_>]) -> Result<Self, VsaError> {
         let dim = views.first().ok_or(VsaError::Empty { what: "a batch of hypervectors" })?.len();
         views.iter().try_for_each(|view| check_dim("a vector of a batch", dim, view.len()))?;
         let rows = views.iter().map(|view| [view.pos(), view.neg()]);
@@ -60,19 +60,17 @@ impl<A: Algebra> DeviceVectors<A> {
     }
 
     /// Room for as many vectors of these dimensions.
-    fn room(&self, count: usize) -> Result<Self> {
+    fn room(&self, count: usize) -> Result<Self, VsaError> {
         Ok(Self::over(&self.device, TritTable::empty(&self.device, count, self.dim())?))
     }
 
     /// Dimensions.
-    #[must_use]
     pub fn dim(&self) -> usize {
         self.table.cols()
     }
 
     /// Vectors, at least one.
     #[expect(clippy::len_without_is_empty, reason = "a batch is never empty")]
-    #[must_use]
     pub fn len(&self) -> usize {
         self.table.rows()
     }
@@ -82,7 +80,7 @@ impl<A: Algebra> DeviceVectors<A> {
     /// # Errors
     ///
     /// [`VsaError::Cube`] when the device is lost.
-    pub fn read(&self) -> Result<Vec<PackedTritVec<A>>> {
+    pub fn read(&self) -> Result<Vec<PackedTritVec<A>>, VsaError> {
         let planes = self.table.read_planes(&self.device)?;
         let vector =
             |[pos, neg]: [Vec<u64>; 2]| PackedTritVec::from_view(TritPlanes::new(&pos, &neg, self.dim())?);
@@ -94,7 +92,7 @@ impl<A: Algebra> DeviceVectors<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`] for other dimensions, [`VsaError::Cube`] for another number of vectors that is not one.
-    pub fn bind(&self, other: &Self) -> Result<Self> {
+    pub fn bind(&self, other: &Self) -> Result<Self, VsaError> {
         self.combine(if A::KIND == AlgebraKind::Z3 { TritOp::SumMod3 } else { TritOp::Product }, other)
     }
 
@@ -103,11 +101,11 @@ impl<A: Algebra> DeviceVectors<A> {
     /// # Errors
     ///
     /// As [`DeviceVectors::bind`].
-    pub fn unbind(&self, key: &Self) -> Result<Self> {
+    pub fn unbind(&self, key: &Self) -> Result<Self, VsaError> {
         self.combine(if A::KIND == AlgebraKind::Z3 { TritOp::DifferenceMod3 } else { TritOp::Product }, key)
     }
 
-    fn combine(&self, op: TritOp, other: &Self) -> Result<Self> {
+    fn combine(&self, op: TritOp, other: &Self) -> Result<Self, VsaError> {
         check_dim("the second batch of hypervectors", self.dim(), other.dim())?;
         let out = self.room(self.len())?;
         self.device.trit_combine(op, &self.table, &other.table, &out.table)?;
@@ -119,7 +117,7 @@ impl<A: Algebra> DeviceVectors<A> {
     /// # Errors
     ///
     /// [`VsaError::Cube`].
-    pub fn permute(&self, by: isize) -> Result<Self> {
+    pub fn permute(&self, by: isize) -> Result<Self, VsaError> {
         let out = self.room(self.len())?;
         self.device.permute(&self.table, by, &out.table)?;
         Ok(out)
@@ -130,7 +128,7 @@ impl<A: Algebra> DeviceVectors<A> {
     /// # Errors
     ///
     /// [`VsaError::Cube`] when the vectors are no whole number of runs.
-    pub fn bundle(&self, each: usize) -> Result<Self> {
+    pub fn bundle(&self, each: usize) -> Result<Self, VsaError> {
         self.bundled(each, None)
     }
 
@@ -139,11 +137,11 @@ impl<A: Algebra> DeviceVectors<A> {
     /// # Errors
     ///
     /// As [`DeviceVectors::bundle`], and for another number of weights, or more than `i32::MAX` together.
-    pub fn bundle_weighted(&self, each: usize, weights: &[u32]) -> Result<Self> {
+    pub fn bundle_weighted(&self, each: usize, weights: &[u32]) -> Result<Self, VsaError> {
         self.bundled(each, Some(weights))
     }
 
-    fn bundled(&self, each: usize, weights: Option<&[u32]>) -> Result<Self> {
+    fn bundled(&self, each: usize, weights: Option<&[u32]>) -> Result<Self, VsaError> {
         let counts = self.device.bundle(&self.table, each, weights)?;
         let out = self.room(counts.bundles())?;
         let decide = |decision| self.device.decide(&counts, decision, &out.table);
@@ -178,7 +176,7 @@ impl<A: Algebra> DeviceVectors<A> {
     /// # Errors
     ///
     /// As [`DeviceVectors::bundle`].
-    pub fn bundle_counts(&self, each: usize) -> Result<Vec<Bundle<A>>> {
+    pub fn bundle_counts(&self, each: usize) -> Result<Vec<Bundle<A>>, VsaError> {
         let counts = self.device.bundle(&self.table, each, None)?;
         let all = counts.read(&self.device)?.into_iter().zip(counts.totals());
         all.map(|([pos, neg], &total)| Bundle::from_counts(&pos, &neg, total, each as u64)).collect()
@@ -189,7 +187,7 @@ impl<A: Algebra> DeviceVectors<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`].
-    pub fn scores(&self, others: &Self) -> Result<Vec<i32>> {
+    pub fn scores(&self, others: &Self) -> Result<Vec<i32>, VsaError> {
         check_dim("the other batch of hypervectors", self.dim(), others.dim())?;
         let out = self.device.empty::<i32>(self.len().saturating_mul(others.len()))?;
         let strategy = trike_cube::Strategy::Inferred;
@@ -237,8 +235,8 @@ impl<A: Algebra> DeviceMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Empty`] for a memory without vectors, [`VsaError::Cube`] where the device does not hold it.
-    pub fn new(host: ItemMemory<A>, device: &Device) -> Result<Self> {
-        let rows = (0..host.len()).map(|row| host.row(row)).collect::<Result<Vec<_>>>()?;
+    pub fn new(host: ItemMemory<A>, device: &Device) -> Result<Self, VsaError> {
+        let rows = (0..host.len()).map(|row| host.row(row)).collect::<Result<Vec<_>, VsaError>>()?;
         let vectors = DeviceVectors::from_views(device, &rows)?;
         Ok(Self { host, vectors, place: SearchPlace::ByCost })
     }
@@ -250,19 +248,16 @@ impl<A: Algebra> DeviceMemory<A> {
     }
 
     /// The memory on the host.
-    #[must_use]
     pub fn host(&self) -> &ItemMemory<A> {
         &self.host
     }
 
     /// The vectors on the device.
-    #[must_use]
     pub fn vectors(&self) -> &DeviceVectors<A> {
         &self.vectors
     }
 
     /// Whether a search of so many queries for the `k` best runs on the device.
-    #[must_use]
     pub fn is_on_device(&self, queries: usize, k: usize) -> bool {
         let fits = self.host.dim() <= MAX_SEARCHED && (1..=ops::MOST).contains(&k.min(self.host.len()));
         let compared = [queries, self.host.len(), self.host.dim()];
@@ -281,7 +276,7 @@ impl<A: Algebra> DeviceMemory<A> {
     ///
     /// As [`ItemMemory::top_k_batch`]; with [`SearchPlace::Device`] [`VsaError::Cube`] for more than the device finds, and
     /// where a search fails there.
-    pub fn top_k_batch(&self, queries: &[PackedTritVec<A>], k: usize) -> Result<Vec<Vec<Hit>>> {
+    pub fn top_k_batch(&self, queries: &[PackedTritVec<A>], k: usize) -> Result<Vec<Vec<Hit>>, VsaError> {
         check_range("k of the k most similar", 1, usize::MAX, k)?;
         queries.iter().try_for_each(|query| check_dim("a query", self.host.dim(), query.dim()))?;
         if queries.is_empty() || !self.is_on_device(queries.len(), k) {

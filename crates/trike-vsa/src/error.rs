@@ -114,16 +114,18 @@ pub enum VsaError {
     Cube(#[from] trike_cube::CubeError),
 }
 
-/// Result of this crate.
-pub type Result<T> = std::result::Result<T, VsaError>;
-
 /// Checks the dimensions of a vector against what it meets.
-pub(crate) fn check_dim(what: &'static str, expected: usize, got: usize) -> Result<()> {
+pub(crate) fn check_dim(what: &'static str, expected: usize, got: usize) -> Result<(), VsaError> {
     if expected == got { Ok(()) } else { Err(VsaError::Dimension { what, expected, got }) }
 }
 
 /// Checks that a whole number is inside of a range.
-pub(crate) fn check_range(what: &'static str, minimum: usize, maximum: usize, got: usize) -> Result<()> {
+pub(crate) fn check_range(
+    what: &'static str,
+    minimum: usize,
+    maximum: usize,
+    got: usize,
+) -> Result<(), VsaError> {
     if (minimum..=maximum).contains(&got) {
         Ok(())
     } else {
@@ -132,7 +134,7 @@ pub(crate) fn check_range(what: &'static str, minimum: usize, maximum: usize, go
 }
 
 /// Checks that a real number is one, and inside of a range.
-pub(crate) fn check_real(what: &'static str, minimum: f64, maximum: f64, got: f64) -> Result<()> {
+pub(crate) fn check_real(what: &'static str, minimum: f64, maximum: f64, got: f64) -> Result<(), VsaError> {
     if (minimum..=maximum).contains(&got) {
         Ok(())
     } else {

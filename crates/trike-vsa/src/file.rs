@@ -17,7 +17,7 @@
 use std::io::{Read, Write};
 
 use crate::algebra::{Algebra, AlgebraKind};
-use crate::error::{Result, VsaError, check_range};
+use crate::error::{VsaError, check_range};
 use crate::memory::ItemMemory;
 use crate::vector::{PackedTritVec, check_algebra};
 
@@ -72,7 +72,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] above 2^24 dimensions, [`VsaError::Io`].
-    pub fn write(&self, mut to: impl Write) -> Result<()> {
+    pub fn write(&self, mut to: impl Write) -> Result<(), VsaError> {
         check_range("dimensions of vectors in a file", 1, MAX_FILE_DIM, self.dim())?;
         let mut sum = Checksum::new();
         let mut put = |bytes: &[u8]| {
@@ -111,7 +111,7 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// [`VsaError::File`] for what is no such file, is damaged, cut off or longer than it says, [`VsaError::Algebra`] for one
     /// of another algebra, [`VsaError::Io`].
-    pub fn read(mut from: impl Read) -> Result<Self> {
+    pub fn read(mut from: impl Read) -> Result<Self, VsaError> {
         let mut header = [0; HEADER];
         fill(&mut from, &mut header, "header")?;
         let (magic, rest) = header.split_at(8);
@@ -173,7 +173,7 @@ fn wrong(what: &'static str, expected: String, got: String) -> VsaError {
 }
 
 /// Fills a buffer, or says that the file ends within this part.
-fn fill(from: &mut impl Read, buffer: &mut [u8], part: &'static str) -> Result<()> {
+fn fill(from: &mut impl Read, buffer: &mut [u8], part: &'static str) -> Result<(), VsaError> {
     from.read_exact(buffer).map_err(|error| match error.kind() {
         std::io::ErrorKind::UnexpectedEof => {
             wrong(part, format!("{} more bytes", buffer.len()), "the end of the file".to_owned())

@@ -74,7 +74,7 @@ pub use bundle::Bundle;
 #[cfg(feature = "gpu")]
 pub use device::{DeviceMemory, DeviceVectors, SearchPlace};
 pub use encode::{CentroidClassifier, RandomProjection, ScalarEncoder, TextEncoder};
-pub use error::{Result, VsaError};
+pub use error::VsaError;
 pub use file::MAX_FILE_DIM;
 pub use memory::{Hit, ItemMemory, Settled};
 pub use ops::{

@@ -8,7 +8,7 @@ use trike_trit::Trit;
 
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::{Bundle, share};
-use crate::error::{Result, VsaError, check_dim, check_range, check_real};
+use crate::error::{VsaError, check_dim, check_range, check_real};
 use crate::vector::{PackedTritVec, check_dims, check_trit};
 
 /// A stored vector that was found.
@@ -65,7 +65,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] for no dimensions or too many.
-    pub fn new(dim: usize) -> Result<Self> {
+    pub fn new(dim: usize) -> Result<Self, VsaError> {
         Self::with_cpu(dim, Cpu::new(1)?)
     }
 
@@ -74,7 +74,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::new`].
-    pub fn with_cpu(dim: usize, cpu: Cpu) -> Result<Self> {
+    pub fn with_cpu(dim: usize, cpu: Cpu) -> Result<Self, VsaError> {
         check_dims(dim)?;
         Ok(Self { rows: PlaneMatrix::new(dim)?, cpu, algebra: std::marker::PhantomData })
     }
@@ -84,7 +84,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Empty`] for none, [`VsaError::Dimension`] for different dimensions.
-    pub fn of<'a>(vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>) -> Result<Self> {
+    pub fn of<'a>(vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>) -> Result<Self, VsaError> {
         let mut vectors = vectors.into_iter().peekable();
         let dim = vectors.peek().ok_or(VsaError::Empty { what: "a memory" })?.dim();
         let mut memory = Self::new(dim)?;
@@ -104,7 +104,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Popcount`] without the memory.
-    pub fn reserve(&mut self, count: usize) -> Result<()> {
+    pub fn reserve(&mut self, count: usize) -> Result<(), VsaError> {
         let mut rows = PlaneMatrix::with_capacity(count, self.dim())?;
         for row in 0..self.len() {
             rows.push(self.row(row)?)?;
@@ -114,31 +114,26 @@ impl<A: Algebra> ItemMemory<A> {
     }
 
     /// Dimensions.
-    #[must_use]
     pub fn dim(&self) -> usize {
         self.rows.cols()
     }
 
     /// Stored vectors.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.rows.rows()
     }
 
     /// Whether nothing is stored.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// The planes of all vectors.
-    #[must_use]
     pub fn rows(&self) -> &PlaneMatrix {
         &self.rows
     }
 
     /// The executor of searches.
-    #[must_use]
     pub fn cpu(&self) -> &Cpu {
         &self.cpu
     }
@@ -148,7 +143,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`], [`VsaError::Popcount`] without memory.
-    pub fn push(&mut self, vector: &PackedTritVec<A>) -> Result<usize> {
+    pub fn push(&mut self, vector: &PackedTritVec<A>) -> Result<usize, VsaError> {
         check_dim("a vector to be stored", self.dim(), vector.dim())?;
         self.rows.push(vector.view())?;
         Ok(self.len() - 1)
@@ -159,7 +154,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] past the last.
-    pub fn get(&self, index: usize) -> Result<PackedTritVec<A>> {
+    pub fn get(&self, index: usize) -> Result<PackedTritVec<A>, VsaError> {
         PackedTritVec::from_view(self.row(index)?)
     }
 
@@ -168,7 +163,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] past the last.
-    pub fn row(&self, index: usize) -> Result<TritPlanes<'_>> {
+    pub fn row(&self, index: usize) -> Result<TritPlanes<'_>, VsaError> {
         self.rows.row(index).ok_or_else(|| self.past_the_end(index))
     }
 
@@ -177,7 +172,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] past the last, [`VsaError::Dimension`].
-    pub fn replace(&mut self, index: usize, vector: &PackedTritVec<A>) -> Result<()> {
+    pub fn replace(&mut self, index: usize, vector: &PackedTritVec<A>) -> Result<(), VsaError> {
         check_dim("a vector to be stored", self.dim(), vector.dim())?;
         let error = self.past_the_end(index);
         Ok(self.rows.row_mut(index).ok_or(error)?.copy_from(vector.view())?)
@@ -188,7 +183,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] past the last vector or dimension, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar).
-    pub fn set(&mut self, index: usize, dimension: usize, trit: Trit) -> Result<()> {
+    pub fn set(&mut self, index: usize, dimension: usize, trit: Trit) -> Result<(), VsaError> {
         check_trit::<A>(self.dim(), dimension, trit)?;
         let error = self.past_the_end(index);
         Ok(self.rows.row_mut(index).ok_or(error)?.set(dimension, trit)?)
@@ -199,7 +194,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] past the last.
-    pub fn swap_remove(&mut self, index: usize) -> Result<()> {
+    pub fn swap_remove(&mut self, index: usize) -> Result<(), VsaError> {
         if self.rows.swap_remove(index) { Ok(()) } else { Err(self.past_the_end(index)) }
     }
 
@@ -213,7 +208,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`], [`VsaError::Range`] for a `k` of 0, [`VsaError::Empty`] for a memory without vectors.
-    pub fn top_k(&self, query: &PackedTritVec<A>, k: usize) -> Result<Vec<Hit>> {
+    pub fn top_k(&self, query: &PackedTritVec<A>, k: usize) -> Result<Vec<Hit>, VsaError> {
         Ok(self.top_k_batch([query], k)?.swap_remove(0))
     }
 
@@ -226,7 +221,7 @@ impl<A: Algebra> ItemMemory<A> {
         &self,
         queries: impl IntoIterator<Item = &'a PackedTritVec<A>>,
         k: usize,
-    ) -> Result<Vec<Vec<Hit>>> {
+    ) -> Result<Vec<Vec<Hit>>, VsaError> {
         self.check_search(k)?;
         let mut matrix = PlaneMatrix::new(self.dim())?;
         for query in queries {
@@ -251,7 +246,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::top_k`].
-    pub fn top_k_counted(&self, bundle: &Bundle<A>, k: usize) -> Result<Vec<Hit>> {
+    pub fn top_k_counted(&self, bundle: &Bundle<A>, k: usize) -> Result<Vec<Hit>, VsaError> {
         self.check_search(k)?;
         check_dim("a bundle to be searched for", self.dim(), bundle.dim())?;
         let mut scores = vec![0; self.len()];
@@ -274,7 +269,7 @@ impl<A: Algebra> ItemMemory<A> {
         order.into_iter().map(hit).collect()
     }
 
-    fn check_search(&self, k: usize) -> Result<()> {
+    fn check_search(&self, k: usize) -> Result<(), VsaError> {
         check_range("k of the k most similar", 1, usize::MAX, k)?;
         if self.is_empty() { Err(VsaError::Empty { what: "a memory" }) } else { Ok(()) }
     }
@@ -284,7 +279,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::top_k`].
-    pub fn nearest(&self, query: &PackedTritVec<A>) -> Result<Hit> {
+    pub fn nearest(&self, query: &PackedTritVec<A>) -> Result<Hit, VsaError> {
         first(self.top_k(query, 1)?)
     }
 
@@ -293,7 +288,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::top_k`].
-    pub fn nearest_counted(&self, bundle: &Bundle<A>) -> Result<Hit> {
+    pub fn nearest_counted(&self, bundle: &Bundle<A>) -> Result<Hit, VsaError> {
         first(self.top_k_counted(bundle, 1)?)
     }
 
@@ -302,7 +297,11 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::top_k`], and [`VsaError::Real`] for a threshold outside of -1 to 1.
-    pub fn cleanup(&self, query: &PackedTritVec<A>, threshold: f64) -> Result<Option<PackedTritVec<A>>> {
+    pub fn cleanup(
+        &self,
+        query: &PackedTritVec<A>,
+        threshold: f64,
+    ) -> Result<Option<PackedTritVec<A>>, VsaError> {
         check_real("threshold of a similarity", -1.0, 1.0, threshold)?;
         let hit = self.nearest(query)?;
         if hit.similarity >= threshold { self.get(hit.index).map(Some) } else { Ok(None) }
@@ -314,7 +313,12 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::cleanup`].
-    pub fn settle(&self, query: &PackedTritVec<A>, threshold: f64, max_steps: usize) -> Result<Settled<A>> {
+    pub fn settle(
+        &self,
+        query: &PackedTritVec<A>,
+        threshold: f64,
+        max_steps: usize,
+    ) -> Result<Settled<A>, VsaError> {
         check_real("threshold of a similarity", -1.0, 1.0, threshold)?;
         let mut vector = query.clone();
         for steps in 0..max_steps {
@@ -336,7 +340,7 @@ impl<A: Algebra> ItemMemory<A> {
     }
 }
 
-fn first(hits: Vec<Hit>) -> Result<Hit> {
+fn first(hits: Vec<Hit>) -> Result<Hit, VsaError> {
     hits.first().copied().ok_or(VsaError::Empty { what: "a memory" })
 }
 
@@ -357,8 +361,8 @@ struct MemoryParts<A: Algebra> {
 }
 
 impl<A: Algebra> Serialize for ItemMemory<A> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let vectors: Result<Vec<_>> = (0..self.len()).map(|index| self.get(index)).collect();
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let vectors: Result<Vec<_>, VsaError> = (0..self.len()).map(|index| self.get(index)).collect();
         let vectors = vectors.map_err(serde::ser::Error::custom)?;
         MemoryParts { dim: self.dim(), vectors }.serialize(serializer)
     }
@@ -366,7 +370,7 @@ impl<A: Algebra> Serialize for ItemMemory<A> {
 
 /// The memory searches on the caller's thread; see [`ItemMemory::on`].
 impl<'de, A: Algebra> Deserialize<'de> for ItemMemory<A> {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let parts = MemoryParts::<A>::deserialize(deserializer)?;
         let memory = || {
             let mut memory = Self::new(parts.dim)?;

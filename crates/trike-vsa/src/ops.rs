@@ -4,7 +4,7 @@ use trike_popcount::TritOps;
 
 use crate::algebra::Algebra;
 use crate::bundle::Bundle;
-use crate::error::{Result, check_dim};
+use crate::error::{VsaError, check_dim};
 use crate::vector::{PackedTritVec, cpu};
 
 /// Binds two vectors: the result is like neither, and [`unbind`] takes one out again.
@@ -15,7 +15,7 @@ use crate::vector::{PackedTritVec, cpu};
 ///
 /// [`VsaError::Dimension`](crate::VsaError::Dimension) for different dimensions, here and below.
 #[inline]
-pub fn bind<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+pub fn bind<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<PackedTritVec<A>, VsaError> {
     let mut out = PackedTritVec::blank(a.dim())?;
     bind_into(a, b, &mut out)?;
     Ok(out)
@@ -31,7 +31,7 @@ pub fn bind_into<A: Algebra>(
     a: &PackedTritVec<A>,
     b: &PackedTritVec<A>,
     out: &mut PackedTritVec<A>,
-) -> Result<()> {
+) -> Result<(), VsaError> {
     check_pair(a, b)?;
     check_dim("the place of a bound vector", a.dim(), out.dim())?;
     A::bind(cpu()?, a.view(), b.view(), out.view_mut())
@@ -58,7 +58,10 @@ pub fn bind_into<A: Algebra>(
 ///
 /// As [`bind`].
 #[inline]
-pub fn unbind<A: Algebra>(bound: &PackedTritVec<A>, key: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+pub fn unbind<A: Algebra>(
+    bound: &PackedTritVec<A>,
+    key: &PackedTritVec<A>,
+) -> Result<PackedTritVec<A>, VsaError> {
     let mut out = PackedTritVec::blank(bound.dim())?;
     unbind_into(bound, key, &mut out)?;
     Ok(out)
@@ -74,7 +77,7 @@ pub fn unbind_into<A: Algebra>(
     bound: &PackedTritVec<A>,
     key: &PackedTritVec<A>,
     out: &mut PackedTritVec<A>,
-) -> Result<()> {
+) -> Result<(), VsaError> {
     check_pair(bound, key)?;
     check_dim("the place of an unbound vector", bound.dim(), out.dim())?;
     A::unbind(cpu()?, bound.view(), key.view(), out.view_mut())
@@ -85,7 +88,7 @@ pub fn unbind_into<A: Algebra>(
 /// # Errors
 ///
 /// [`VsaError::Popcount`](crate::VsaError::Popcount) without memory.
-pub fn inverse<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+pub fn inverse<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>, VsaError> {
     let mut out = PackedTritVec::blank(a.dim())?;
     out.view_mut().copy_from(A::inverse(a.view()))?;
     Ok(out)
@@ -97,7 +100,7 @@ pub fn inverse<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
 /// # Errors
 ///
 /// As [`inverse`].
-pub fn negate<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+pub fn negate<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>, VsaError> {
     let mut out = PackedTritVec::blank(a.dim())?;
     out.view_mut().copy_from(a.view().negated())?;
     Ok(out)
@@ -109,7 +112,7 @@ pub fn negate<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
 /// # Errors
 ///
 /// As [`inverse`].
-pub fn permute<A: Algebra>(a: &PackedTritVec<A>, by: isize) -> Result<PackedTritVec<A>> {
+pub fn permute<A: Algebra>(a: &PackedTritVec<A>, by: isize) -> Result<PackedTritVec<A>, VsaError> {
     let mut out = PackedTritVec::blank(a.dim())?;
     permute_into(a, by, &mut out)?;
     Ok(out)
@@ -120,7 +123,11 @@ pub fn permute<A: Algebra>(a: &PackedTritVec<A>, by: isize) -> Result<PackedTrit
 /// # Errors
 ///
 /// As [`bind`].
-pub fn permute_into<A: Algebra>(a: &PackedTritVec<A>, by: isize, out: &mut PackedTritVec<A>) -> Result<()> {
+pub fn permute_into<A: Algebra>(
+    a: &PackedTritVec<A>,
+    by: isize,
+    out: &mut PackedTritVec<A>,
+) -> Result<(), VsaError> {
     check_dim("the place of a permuted vector", a.dim(), out.dim())?;
     Ok(cpu()?.trit_rotate(a.view(), by, out.view_mut())?)
 }
@@ -130,7 +137,7 @@ pub fn permute_into<A: Algebra>(a: &PackedTritVec<A>, by: isize, out: &mut Packe
 /// # Errors
 ///
 /// As [`bind`].
-pub fn bundle<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+pub fn bundle<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<PackedTritVec<A>, VsaError> {
     bundle_many([a, b])
 }
 
@@ -151,7 +158,7 @@ pub fn bundle<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<
 /// As [`bind`], and [`VsaError::Empty`](crate::VsaError::Empty) for none.
 pub fn bundle_many<'a, A: Algebra>(
     vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>,
-) -> Result<PackedTritVec<A>> {
+) -> Result<PackedTritVec<A>, VsaError> {
     Bundle::of(vectors)?.to_vector()
 }
 
@@ -162,7 +169,7 @@ pub fn bundle_many<'a, A: Algebra>(
 /// As [`bundle_many`], and [`VsaError::Popcount`](crate::VsaError::Popcount) for weights of more than `i32::MAX` together.
 pub fn bundle_weighted<'a, A: Algebra>(
     vectors: impl IntoIterator<Item = (&'a PackedTritVec<A>, u32)>,
-) -> Result<PackedTritVec<A>> {
+) -> Result<PackedTritVec<A>, VsaError> {
     let mut bundle: Option<Bundle<A>> = None;
     for (vector, weight) in vectors {
         let bundle = match &mut bundle {
@@ -180,7 +187,7 @@ pub fn bundle_weighted<'a, A: Algebra>(
 ///
 /// As [`bind`].
 #[inline]
-pub fn dot<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<i32> {
+pub fn dot<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<i32, VsaError> {
     check_pair(a, b)?;
     Ok(cpu()?.trit_dot(a.view(), b.view())?)
 }
@@ -191,7 +198,7 @@ pub fn dot<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<i32
 ///
 /// As [`bind`].
 #[inline]
-pub fn matches<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<usize> {
+pub fn matches<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<usize, VsaError> {
     check_pair(a, b)?;
     Ok(cpu()?.trit_matches(a.view(), b.view())? as usize)
 }
@@ -202,7 +209,7 @@ pub fn matches<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result
 ///
 /// As [`bind`].
 #[inline]
-pub fn hamming_distance<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<usize> {
+pub fn hamming_distance<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<usize, VsaError> {
     Ok(a.dim() - matches(a, b)?)
 }
 
@@ -211,7 +218,7 @@ pub fn hamming_distance<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) 
 /// # Errors
 ///
 /// As [`bind`].
-pub fn cosine_similarity<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<f64> {
+pub fn cosine_similarity<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<f64, VsaError> {
     let dot = dot(a, b)?;
     let norms = a.nonzeros()? as f64 * b.nonzeros()? as f64;
     Ok(if norms == 0.0 { 0.0 } else { f64::from(dot) / norms.sqrt() })
@@ -223,7 +230,7 @@ pub fn cosine_similarity<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>)
 /// # Errors
 ///
 /// As [`bind`].
-pub fn similarity<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<f64> {
+pub fn similarity<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<f64, VsaError> {
     check_pair(a, b)?;
     let cpu = cpu()?;
     let score = cpu.trit_score(A::SCORE, a.view(), b.view())?;
@@ -231,6 +238,6 @@ pub fn similarity<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Res
 }
 
 #[inline]
-fn check_pair<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<()> {
+fn check_pair<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<(), VsaError> {
     check_dim("the second hypervector", a.dim(), b.dim())
 }

@@ -5,7 +5,7 @@
 
 use trike_popcount::{PlaneVector, TritPlanes};
 
-use crate::error::Result;
+use crate::error::VsaError;
 
 /// The step of SplitMix64.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -69,7 +69,10 @@ pub(crate) fn chance(seed: u64, word: u64, first_draw: u64, probability: f64) ->
 }
 
 /// A vector of words, whose bits past the end are cut off.
-pub(crate) fn from_words(len: usize, mut word: impl FnMut(usize) -> [u64; 2]) -> Result<PlaneVector> {
+pub(crate) fn from_words(
+    len: usize,
+    mut word: impl FnMut(usize) -> [u64; 2],
+) -> Result<PlaneVector, VsaError> {
     let (mut pos, mut neg): (Vec<u64>, Vec<u64>) = (0..len.div_ceil(64)).map(|w| word(w).into()).unzip();
     if let (Some(p), Some(n)) = (pos.last_mut(), neg.last_mut()) {
         *p &= live(len);
@@ -87,7 +90,7 @@ pub(crate) fn live(len: usize) -> u64 {
 }
 
 /// What breaks the ties of bipolar bundles: one fixed vector of random signs.
-pub(crate) fn ties(len: usize) -> Result<PlaneVector> {
+pub(crate) fn ties(len: usize) -> Result<PlaneVector, VsaError> {
     from_words(len, |word| {
         let bits = bits(0x7469_6573, word as u64, 0);
         [bits, !bits]

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use trike_trit::Trit;
 
 use crate::algebra::Algebra;
-use crate::error::{Result, VsaError, check_dim, check_range};
+use crate::error::{VsaError, check_dim, check_range};
 use crate::vector::{PackedTritVec, check_dims};
 
 /// A vector of trits that lists its nonzero dimensions, in rising order: smaller than [`PackedTritVec`] below one nonzero in
@@ -46,7 +46,7 @@ impl From<SparseVec> for SparseParts {
 impl TryFrom<SparseParts> for SparseVec {
     type Error = VsaError;
 
-    fn try_from(parts: SparseParts) -> Result<Self> {
+    fn try_from(parts: SparseParts) -> Result<Self, VsaError> {
         let positive = parts.positive.into_iter().map(|index| (index, Trit::P));
         let mut entries: Vec<_> =
             positive.chain(parts.negative.into_iter().map(|index| (index, Trit::N))).collect();
@@ -62,7 +62,7 @@ impl SparseVec {
     ///
     /// [`VsaError::Range`] for no or too many dimensions, and for entries that do not rise or pass the last dimension;
     /// [`VsaError::Zero`] for a trit that is 0.
-    pub fn new(dim: usize, entries: Vec<(usize, Trit)>) -> Result<Self> {
+    pub fn new(dim: usize, entries: Vec<(usize, Trit)>) -> Result<Self, VsaError> {
         check_dims(dim)?;
         let mut next = 0;
         for &(index, trit) in &entries {
@@ -96,7 +96,7 @@ impl SparseVec {
     /// # Errors
     ///
     /// [`VsaError::Zero`] for zeros in [`Bipolar`](crate::Bipolar).
-    pub fn to_packed<A: Algebra>(&self) -> Result<PackedTritVec<A>> {
+    pub fn to_packed<A: Algebra>(&self) -> Result<PackedTritVec<A>, VsaError> {
         if let (false, Some(index)) = (A::ZEROS, self.first_zero()) {
             return Err(VsaError::Zero { index });
         }
@@ -108,13 +108,11 @@ impl SparseVec {
     }
 
     /// Dimensions.
-    #[must_use]
     pub fn dim(&self) -> usize {
         self.dim
     }
 
     /// The nonzero dimensions, in rising order.
-    #[must_use]
     pub fn entries(&self) -> &[(usize, Trit)] {
         &self.entries
     }
@@ -130,7 +128,7 @@ impl SparseVec {
     /// # Errors
     ///
     /// [`VsaError::Dimension`].
-    pub fn dot<A: Algebra>(&self, other: &PackedTritVec<A>) -> Result<i32> {
+    pub fn dot<A: Algebra>(&self, other: &PackedTritVec<A>) -> Result<i32, VsaError> {
         check_dim("the packed vector", self.dim, other.dim())?;
         let trit = |index| other.get(index).map_or(0, |t| i32::from(t.value()));
         Ok(self.entries.iter().map(|&(index, sign)| i32::from(sign.value()) * trit(index)).sum())

@@ -9,12 +9,12 @@ use trike_popcount::{Cpu, MAX_TRITS, PlaneVector, TritOps, TritPlanes, TritPlane
 use trike_trit::Trit;
 
 use crate::algebra::{Algebra, AlgebraKind, Ternary, Z3};
-use crate::error::{Result, VsaError, check_range, check_real};
+use crate::error::{VsaError, check_range, check_real};
 use crate::random;
 
 /// The executor of single operations, which take less than handing them to a thread would: the best instruction set, and the
 /// caller's thread.
-pub(crate) fn cpu() -> Result<&'static Cpu> {
+pub(crate) fn cpu() -> Result<&'static Cpu, VsaError> {
     static ONE: OnceLock<Cpu> = OnceLock::new();
     match ONE.get() {
         Some(cpu) => Ok(cpu),
@@ -65,14 +65,14 @@ impl<A: Algebra> From<PackedTritVec<A>> for VectorParts {
 impl<A: Algebra> TryFrom<VectorParts> for PackedTritVec<A> {
     type Error = VsaError;
 
-    fn try_from(parts: VectorParts) -> Result<Self> {
+    fn try_from(parts: VectorParts) -> Result<Self, VsaError> {
         check_algebra::<A>(parts.algebra)?;
         Self::from_view(TritPlanes::new(&parts.pos, &parts.neg, parts.dim)?)
     }
 }
 
 /// Checks the algebra that something says it has.
-pub(crate) fn check_algebra<A: Algebra>(got: AlgebraKind) -> Result<()> {
+pub(crate) fn check_algebra<A: Algebra>(got: AlgebraKind) -> Result<(), VsaError> {
     if got == A::KIND { Ok(()) } else { Err(VsaError::Algebra { expected: A::KIND, got }) }
 }
 
@@ -83,7 +83,7 @@ impl<A: Algebra> PackedTritVec<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] for no dimensions or more than [`MAX_TRITS`].
-    pub fn random(dim: usize, seed: u64) -> Result<Self> {
+    pub fn random(dim: usize, seed: u64) -> Result<Self, VsaError> {
         Self::from_words(dim, |word| A::random_word(seed, word as u64))
     }
 
@@ -92,7 +92,7 @@ impl<A: Algebra> PackedTritVec<A> {
     /// # Errors
     ///
     /// As [`PackedTritVec::random`].
-    pub fn random_dense(dim: usize, seed: u64) -> Result<Self> {
+    pub fn random_dense(dim: usize, seed: u64) -> Result<Self, VsaError> {
         Self::from_words(dim, |word| {
             let bits = random::bits(seed, word as u64, 0);
             [bits, !bits]
@@ -104,7 +104,7 @@ impl<A: Algebra> PackedTritVec<A> {
     /// # Errors
     ///
     /// As [`PackedTritVec::random`].
-    pub fn random_set(dim: usize, count: usize, seed: u64) -> Result<Vec<Self>> {
+    pub fn random_set(dim: usize, count: usize, seed: u64) -> Result<Vec<Self>, VsaError> {
         (0..count).map(|i| Self::random(dim, random::item_seed(seed, i as u64))).collect()
     }
 
@@ -113,7 +113,7 @@ impl<A: Algebra> PackedTritVec<A> {
     /// # Errors
     ///
     /// As [`PackedTritVec::random`].
-    pub fn identity(dim: usize) -> Result<Self> {
+    pub fn identity(dim: usize) -> Result<Self, VsaError> {
         let mut out = Self::blank(dim)?;
         A::identity(out.trits.view_mut())?;
         Ok(out)
@@ -125,7 +125,7 @@ impl<A: Algebra> PackedTritVec<A> {
     ///
     /// [`VsaError::Range`] for none, [`VsaError::Popcount`] for other numbers, [`VsaError::Zero`] for zeros in
     /// [`Bipolar`](crate::Bipolar).
-    pub fn from_trits(trits: &[i8]) -> Result<Self> {
+    pub fn from_trits(trits: &[i8]) -> Result<Self, VsaError> {
         check_dims(trits.len())?;
         Self::checked(PlaneVector::from_trits(trits)?)
     }
@@ -135,12 +135,12 @@ impl<A: Algebra> PackedTritVec<A> {
     /// # Errors
     ///
     /// As [`PackedTritVec::from_trits`].
-    pub fn from_view(planes: TritPlanes<'_>) -> Result<Self> {
+    pub fn from_view(planes: TritPlanes<'_>) -> Result<Self, VsaError> {
         check_dims(planes.len())?;
         Self::checked(PlaneVector::from_view(planes)?)
     }
 
-    fn checked(trits: PlaneVector) -> Result<Self> {
+    fn checked(trits: PlaneVector) -> Result<Self, VsaError> {
         let view = trits.view();
         if !A::ZEROS && cpu()?.trit_nonzeros(view) as usize != view.len() {
             let index = (0..view.len()).find(|&i| view.get(i) == Some(Trit::Z)).unwrap_or(0);
@@ -150,25 +150,23 @@ impl<A: Algebra> PackedTritVec<A> {
     }
 
     /// A place for a result, which is no vector of the algebra before it was written.
-    pub(crate) fn blank(dim: usize) -> Result<Self> {
+    pub(crate) fn blank(dim: usize) -> Result<Self, VsaError> {
         check_dims(dim)?;
         Ok(Self { trits: PlaneVector::zeros(dim)?, algebra: PhantomData })
     }
 
-    pub(crate) fn from_words(dim: usize, word: impl FnMut(usize) -> [u64; 2]) -> Result<Self> {
+    pub(crate) fn from_words(dim: usize, word: impl FnMut(usize) -> [u64; 2]) -> Result<Self, VsaError> {
         check_dims(dim)?;
         Ok(Self { trits: random::from_words(dim, word)?, algebra: PhantomData })
     }
 
     /// Dimensions.
-    #[must_use]
     #[inline]
     pub fn dim(&self) -> usize {
         self.trits.len()
     }
 
     /// The planes.
-    #[must_use]
     #[inline]
     pub fn view(&self) -> TritPlanes<'_> {
         self.trits.view()
@@ -180,13 +178,11 @@ impl<A: Algebra> PackedTritVec<A> {
     }
 
     /// The trits as -1, 0 and 1.
-    #[must_use]
     pub fn to_trits(&self) -> Vec<i8> {
         self.trits.to_trits()
     }
 
     /// A trit; `None` past the last dimension.
-    #[must_use]
     pub fn get(&self, index: usize) -> Option<Trit> {
         self.view().get(index)
     }
@@ -196,7 +192,7 @@ impl<A: Algebra> PackedTritVec<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] past the last dimension, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar).
-    pub fn set(&mut self, index: usize, trit: Trit) -> Result<()> {
+    pub fn set(&mut self, index: usize, trit: Trit) -> Result<(), VsaError> {
         check_trit::<A>(self.dim(), index, trit)?;
         Ok(self.view_mut().set(index, trit)?)
     }
@@ -206,7 +202,7 @@ impl<A: Algebra> PackedTritVec<A> {
     /// # Errors
     ///
     /// [`VsaError::Popcount`] where the host kernels cannot start.
-    pub fn nonzeros(&self) -> Result<usize> {
+    pub fn nonzeros(&self) -> Result<usize, VsaError> {
         Ok(cpu()?.trit_nonzeros(self.view()) as usize)
     }
 }
@@ -217,19 +213,19 @@ impl PackedTritVec<Ternary> {
     /// # Errors
     ///
     /// [`VsaError::Real`] for a density that is no probability, and as [`PackedTritVec::random`].
-    pub fn random_with_density(dim: usize, density: f64, seed: u64) -> Result<Self> {
+    pub fn random_with_density(dim: usize, density: f64, seed: u64) -> Result<Self, VsaError> {
         check_real("density of a random vector", 0.0, 1.0, density)?;
         Self::from_words(dim, |word| random::of_density(seed, word as u64, density))
     }
 }
 
 /// Checks a number of dimensions.
-pub(crate) fn check_dims(dim: usize) -> Result<()> {
+pub(crate) fn check_dims(dim: usize) -> Result<(), VsaError> {
     check_range("dimensions of a hypervector", 1, MAX_TRITS, dim)
 }
 
 /// Checks that an algebra has this trit at this dimension.
-pub(crate) fn check_trit<A: Algebra>(dim: usize, index: usize, trit: Trit) -> Result<()> {
+pub(crate) fn check_trit<A: Algebra>(dim: usize, index: usize, trit: Trit) -> Result<(), VsaError> {
     check_range("dimension of a hypervector", 0, dim - 1, index)?;
     if !A::ZEROS && trit == Trit::Z { Err(VsaError::Zero { index }) } else { Ok(()) }
 }

@@ -346,7 +346,7 @@ fn encodings<A: Algebra>() {
 
 fn refusals<A: Algebra>() {
     let (a, b) = (PackedTritVec::<A>::random(100, 1).unwrap(), PackedTritVec::<A>::random(101, 1).unwrap());
-    let dimension = |result: trike_vsa::Result<()>| {
+    let dimension = |result: Result<(), VsaError>| {
         matches!(result, Err(VsaError::Dimension { expected: 100, got: 101, .. }))
     };
     assert!(dimension(bind(&a, &b).map(|_| ())) && dimension(similarity(&a, &b).map(|_| ())));

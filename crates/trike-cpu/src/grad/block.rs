@@ -89,7 +89,6 @@ impl BlockMatrices {
 
 impl BlockShape {
     /// Out features and in features of each matrix, in the order of [`BlockMatrices`].
-    #[must_use]
     pub fn matrices(&self) -> [(usize, usize); BlockMatrices::COUNT] {
         let (h, i, q, kv) = (self.hidden, self.intermediate, self.query_width(), self.kv_width());
         [(q, h), (kv, h), (kv, h), (h, q), (i, h), (i, h), (h, i)]

@@ -53,7 +53,6 @@ const GROUPED_BLOCKS_UP_TO: f64 = 0.60;
 /// assert_eq!((layout(3)?, layout(20)?), (Layout::TwoBit, Layout::Sparse));
 /// # Ok::<(), trike_trit::TritError>(())
 /// ```
-#[must_use]
 pub fn choose_layout(tensor: &TritTensor, isa: Isa) -> Layout {
     // A tensor that was packed for few bytes stays small where the processor has the permutes that make up for it.
     let group = match tensor.scales().granularity() {

@@ -41,25 +41,21 @@ impl DenseMatrix {
     }
 
     /// Outputs.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Inputs.
-    #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     /// The numbers, row-major.
-    #[must_use]
     pub fn data(&self) -> &DenseData {
         &self.data
     }
 
     /// The numbers in f32, row-major.
-    #[must_use]
     pub fn to_f32(&self) -> Vec<f32> {
         match &self.data {
             DenseData::F32(v) => v.clone(),
@@ -69,7 +65,6 @@ impl DenseMatrix {
     }
 
     /// Resident size in bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         match &self.data {
             DenseData::F32(v) => 4 * v.len(),

@@ -73,43 +73,36 @@ impl Int8Matrix {
     }
 
     /// Outputs.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Inputs.
-    #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     /// Columns that share a scale.
-    #[must_use]
     pub fn group(&self) -> usize {
         self.group
     }
 
     /// The codes, row-major.
-    #[must_use]
     pub fn codes(&self) -> &[i8] {
         &self.codes
     }
 
     /// The scales, `[row][group]`.
-    #[must_use]
     pub fn scales(&self) -> &[f32] {
         &self.scales
     }
 
     /// Resident size in bytes: codes and scales.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         self.codes.len() + 4 * self.scales.len()
     }
 
     /// All weights, row-major.
-    #[must_use]
     pub fn dequantize(&self) -> Vec<f32> {
         let groups = self.codes.chunks_exact(self.cols).flat_map(|row| row.chunks(self.group));
         groups

@@ -37,7 +37,6 @@ pub enum Matrix {
 
 impl Matrix {
     /// Outputs.
-    #[must_use]
     pub fn rows(&self) -> usize {
         match self {
             Self::Ternary(m) => m.rows(),
@@ -47,7 +46,6 @@ impl Matrix {
     }
 
     /// Inputs.
-    #[must_use]
     pub fn cols(&self) -> usize {
         match self {
             Self::Ternary(m) => m.cols(),
@@ -57,7 +55,6 @@ impl Matrix {
     }
 
     /// Resident size in bytes.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
             Self::Ternary(m) => m.bytes(),

@@ -236,37 +236,31 @@ impl TernaryMatrix {
     }
 
     /// Outputs.
-    #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Inputs.
-    #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     /// Planes of the tensor, 1 to 6, those included that are zero.
-    #[must_use]
     pub fn depth(&self) -> usize {
         self.nonzeros.len()
     }
 
     /// Columns that share a scale, or `None` when a whole row does.
-    #[must_use]
     pub fn group(&self) -> Option<GroupSize> {
         self.group
     }
 
     /// The rotation of the inputs, which [`CpuOps::linear`](crate::CpuOps::linear) applies.
-    #[must_use]
     pub fn rotation(&self) -> Option<Hadamard> {
         self.rotation
     }
 
     /// How the weights lie in memory.
-    #[must_use]
     pub fn layout(&self) -> Layout {
         match (&self.store, self.shape.layout()) {
             (Store::Sparse(_), _) => Layout::Sparse,
@@ -277,7 +271,6 @@ impl TernaryMatrix {
     }
 
     /// Resident size in bytes: codes, scales and means, padding included.
-    #[must_use]
     pub fn bytes(&self) -> usize {
         let weights = match &self.store {
             Store::Fixed(lines) => size_of_val::<[CodeLine]>(lines),

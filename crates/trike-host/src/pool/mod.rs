@@ -51,7 +51,6 @@ impl Pool {
     }
 
     /// Number of threads, including the caller's.
-    #[must_use]
     pub fn threads(&self) -> usize {
         self.threads
     }
@@ -60,7 +59,6 @@ impl Pool {
     ///
     /// The answer depends on whether the workers are awake, so results must not depend on it. Work that would be shared
     /// if they were wakes them up, for what follows.
-    #[must_use]
     pub fn parts(&self, work: usize) -> usize {
         let Some(crew) = &self.crew else { return 1 };
         if crew.is_awake() {

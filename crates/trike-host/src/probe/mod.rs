@@ -48,7 +48,6 @@ pub struct Probe {
 
 impl Probe {
     /// The fastest variant. A probe without variants, which this crate never returns, has a rate of zero.
-    #[must_use]
     pub fn best(&self) -> &Variant {
         const NOTHING: &Variant = &Variant { name: "none", figure: 0.0 };
         self.variants.iter().fold(NOTHING, |best, v| if v.figure > best.figure { v } else { best })
@@ -195,7 +194,6 @@ struct Peak<K> {
 }
 
 /// Int8 multiply-adds per second of all threads of `cpu` together, with weights and activations in registers.
-#[must_use]
 pub fn int8_peak(cpu: &Cpu) -> Probe {
     let variants = with_token!(cpu.isa(), token => peaks(cpu, token));
     Probe { unit: "MAC/s", threads: cpu.threads(), variants }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
-use crate::error::{Result, VsaError, check_dim, check_range};
+use crate::error::{VsaError, check_dim, check_range};
 use crate::memory::{Hit, ItemMemory};
 use crate::vector::PackedTritVec;
 
@@ -42,7 +42,7 @@ impl<A: Algebra> CentroidClassifier<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] for no dimensions, and for no classes or more than 2^20.
-    pub fn new(dim: usize, classes: usize) -> Result<Self> {
+    pub fn new(dim: usize, classes: usize) -> Result<Self, VsaError> {
         check_range("classes", 1, MAX_CLASSES, classes)?;
         let (mut bundles, mut centroids) = (Vec::new(), ItemMemory::new(dim)?);
         for _ in 0..classes {
@@ -54,13 +54,11 @@ impl<A: Algebra> CentroidClassifier<A> {
     }
 
     /// Dimensions.
-    #[must_use]
     pub fn dim(&self) -> usize {
         self.centroids.dim()
     }
 
     /// The bundle of a class; `None` past the last.
-    #[must_use]
     pub fn class(&self, class: usize) -> Option<&Bundle<A>> {
         self.classes.get(class)
     }
@@ -70,7 +68,7 @@ impl<A: Algebra> CentroidClassifier<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] past the last class, [`VsaError::Dimension`].
-    pub fn add(&mut self, class: usize, example: &PackedTritVec<A>) -> Result<()> {
+    pub fn add(&mut self, class: usize, example: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.class_mut(class)?.add(example)?;
         self.decide(class)
     }
@@ -80,7 +78,7 @@ impl<A: Algebra> CentroidClassifier<A> {
     /// # Errors
     ///
     /// As [`CentroidClassifier::add`].
-    pub fn add_bundle(&mut self, class: usize, examples: &Bundle<A>) -> Result<()> {
+    pub fn add_bundle(&mut self, class: usize, examples: &Bundle<A>) -> Result<(), VsaError> {
         self.class_mut(class)?.merge(examples)?;
         self.decide(class)
     }
@@ -90,7 +88,7 @@ impl<A: Algebra> CentroidClassifier<A> {
     /// # Errors
     ///
     /// As [`CentroidClassifier::add`].
-    pub fn correct(&mut self, class: usize, example: &PackedTritVec<A>) -> Result<bool> {
+    pub fn correct(&mut self, class: usize, example: &PackedTritVec<A>) -> Result<bool, VsaError> {
         self.class_mut(class)?;
         let taken_for = self.classify(example)?.index;
         if taken_for == class {
@@ -108,18 +106,18 @@ impl<A: Algebra> CentroidClassifier<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`].
-    pub fn classify(&self, vector: &PackedTritVec<A>) -> Result<Hit> {
+    pub fn classify(&self, vector: &PackedTritVec<A>) -> Result<Hit, VsaError> {
         check_dim("a vector to be classified", self.dim(), vector.dim())?;
         self.centroids.nearest(vector)
     }
 
-    fn class_mut(&mut self, class: usize) -> Result<&mut Bundle<A>> {
+    fn class_mut(&mut self, class: usize) -> Result<&mut Bundle<A>, VsaError> {
         let maximum = self.classes.len() - 1;
         let error = VsaError::Range { what: "a class", minimum: 0, maximum, got: class };
         self.classes.get_mut(class).ok_or(error)
     }
 
-    fn decide(&mut self, class: usize) -> Result<()> {
+    fn decide(&mut self, class: usize) -> Result<(), VsaError> {
         self.centroids.replace(class, &self.classes[class].to_vector()?)
     }
 }

@@ -3,7 +3,7 @@
 use trike_popcount::{Cpu, PlaneMatrix, TritOps};
 
 use crate::algebra::{Algebra, AlgebraKind, Ternary, Z3};
-use crate::error::{Result, VsaError, check_dim, check_range};
+use crate::error::{VsaError, check_dim, check_range};
 use crate::random::{bits, item_seed};
 use crate::vector::{PackedTritVec, check_dims};
 
@@ -51,7 +51,7 @@ impl<A: Algebra> RandomProjection<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] for no inputs or dimensions, or for more than 2^32 numbers of directions.
-    pub fn new(inputs: usize, dim: usize, seed: u64) -> Result<Self> {
+    pub fn new(inputs: usize, dim: usize, seed: u64) -> Result<Self, VsaError> {
         check_dims(dim)?;
         let rows = if A::KIND == AlgebraKind::Z3 { 2 * dim } else { dim };
         check_range("inputs of a projection", 1, MAX_TRITS / rows.min(MAX_TRITS), inputs)?;
@@ -79,7 +79,6 @@ impl<A: Algebra> RandomProjection<A> {
     }
 
     /// Numbers of an input.
-    #[must_use]
     pub fn inputs(&self) -> usize {
         self.inputs
     }
@@ -89,7 +88,7 @@ impl<A: Algebra> RandomProjection<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`] for another number of inputs, [`VsaError::Real`] for one that is not finite.
-    pub fn encode(&self, input: &[f32]) -> Result<PackedTritVec<A>> {
+    pub fn encode(&self, input: &[f32]) -> Result<PackedTritVec<A>, VsaError> {
         check_dim("inputs of a projection", self.inputs(), input.len())?;
         if let Some(&got) = input.iter().find(|x| !x.is_finite()) {
             let (minimum, maximum) = (f32::MIN.into(), f32::MAX.into());

@@ -2,7 +2,7 @@
 
 use crate::algebra::{Algebra, Z3};
 use crate::basis::level_set;
-use crate::error::{Result, VsaError, check_range, check_real};
+use crate::error::{VsaError, check_range, check_real};
 use crate::memory::ItemMemory;
 use crate::vector::PackedTritVec;
 
@@ -32,7 +32,7 @@ impl<A: Algebra> ScalarEncoder<A> {
     ///
     /// [`VsaError::Range`] for fewer than two levels or more than 2^24, and for a wrong number of dimensions;
     /// [`VsaError::Real`] for ends that are no finite numbers in rising order.
-    pub fn new(dim: usize, low: f64, high: f64, levels: usize, seed: u64) -> Result<Self> {
+    pub fn new(dim: usize, low: f64, high: f64, levels: usize, seed: u64) -> Result<Self, VsaError> {
         check_range("levels of a scale", 2, usize::MAX, levels)?;
         check_real("low end of a scale", f64::MIN, f64::MAX, low)?;
         check_real("high end of a scale", low.next_up(), f64::MAX, high)?;
@@ -44,7 +44,7 @@ impl<A: Algebra> ScalarEncoder<A> {
     /// # Errors
     ///
     /// [`VsaError::Real`] for what is no number.
-    pub fn encode(&self, value: f64) -> Result<PackedTritVec<A>> {
+    pub fn encode(&self, value: f64) -> Result<PackedTritVec<A>, VsaError> {
         check_real("a number to be encoded", f64::NEG_INFINITY, f64::INFINITY, value)?;
         // Halves, so that a scale over all numbers does not overflow.
         let share =
@@ -57,13 +57,12 @@ impl<A: Algebra> ScalarEncoder<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`].
-    pub fn decode(&self, vector: &PackedTritVec<A>) -> Result<f64> {
+    pub fn decode(&self, vector: &PackedTritVec<A>) -> Result<f64, VsaError> {
         let step = (0.5 * self.high - 0.5 * self.low) / (self.levels.len() - 1) as f64;
         Ok(2.0 * (0.5 * self.low + step * self.levels.nearest(vector)?.index as f64))
     }
 
     /// The vectors of the levels, from the lowest on.
-    #[must_use]
     pub fn levels(&self) -> &ItemMemory<A> {
         &self.levels
     }
@@ -73,7 +72,7 @@ impl<A: Algebra> TryFrom<ItemMemory<A>> for ScalarEncoder<A> {
     type Error = VsaError;
 
     /// A scale from 0 to 1 over levels that were made elsewhere.
-    fn try_from(levels: ItemMemory<A>) -> Result<Self> {
+    fn try_from(levels: ItemMemory<A>) -> Result<Self, VsaError> {
         check_range("levels of a scale", 2, usize::MAX, levels.len())?;
         Ok(Self { levels, low: 0.0, high: 1.0 })
     }

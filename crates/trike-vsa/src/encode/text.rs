@@ -2,7 +2,7 @@
 
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
-use crate::error::{Result, VsaError, check_range};
+use crate::error::{VsaError, check_range};
 use crate::ops::{bind_into, permute};
 use crate::vector::PackedTritVec;
 
@@ -38,21 +38,19 @@ impl<A: Algebra> TextEncoder<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] for an `n` outside of 1 to 64, and for no dimensions or too many.
-    pub fn new(dim: usize, n: usize, seed: u64) -> Result<Self> {
+    pub fn new(dim: usize, n: usize, seed: u64) -> Result<Self, VsaError> {
         check_range("bytes of an n-gram", 1, MAX_RUN, n)?;
         let vectors = PackedTritVec::random_set(dim, 256, seed)?;
         let rotated = |by: usize| vectors.iter().map(|v| permute(v, by as isize)).collect();
-        Ok(Self { bytes: (0..n).map(rotated).collect::<Result<_>>()?, dim })
+        Ok(Self { bytes: (0..n).map(rotated).collect::<Result<_, VsaError>>()?, dim })
     }
 
     /// Bytes of an n-gram.
-    #[must_use]
     pub fn n(&self) -> usize {
         self.bytes.len()
     }
 
     /// Dimensions.
-    #[must_use]
     pub fn dim(&self) -> usize {
         self.dim
     }
@@ -62,7 +60,7 @@ impl<A: Algebra> TextEncoder<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] for a text of fewer bytes than an n-gram has, [`VsaError::Popcount`] for one of more than 2^31.
-    pub fn encode(&self, text: &str) -> Result<Bundle<A>> {
+    pub fn encode(&self, text: &str) -> Result<Bundle<A>, VsaError> {
         let mut bundle = Bundle::new(self.dim)?;
         self.add_to(&mut bundle, text)?;
         Ok(bundle)
@@ -73,10 +71,10 @@ impl<A: Algebra> TextEncoder<A> {
     /// # Errors
     ///
     /// As [`TextEncoder::encode`], and [`VsaError::Dimension`] for a bundle of other dimensions.
-    pub fn add_to(&self, bundle: &mut Bundle<A>, text: &str) -> Result<()> {
+    pub fn add_to(&self, bundle: &mut Bundle<A>, text: &str) -> Result<(), VsaError> {
         check_range("bytes of a text", self.n(), usize::MAX, text.len())?;
         let mut grams: Vec<PackedTritVec<A>> =
-            (0..BATCH).map(|_| PackedTritVec::blank(self.dim)).collect::<Result<_>>()?;
+            (0..BATCH).map(|_| PackedTritVec::blank(self.dim)).collect::<Result<_, VsaError>>()?;
         let mut spare = PackedTritVec::blank(self.dim)?;
         let mut ready = 0;
         for run in text.as_bytes().windows(self.n()) {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
-use crate::error::Result;
+use crate::error::VsaError;
 use crate::memory::{Hit, ItemMemory};
 use crate::ops::{bind, permute};
 use crate::vector::PackedTritVec;
@@ -49,7 +49,7 @@ impl<A: Algebra> Automaton<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
-    pub fn new(dim: usize) -> Result<Self> {
+    pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)? })
     }
 
@@ -57,7 +57,7 @@ impl<A: Algebra> Automaton<A> {
         symbol: &PackedTritVec<A>,
         from: &PackedTritVec<A>,
         to: &PackedTritVec<A>,
-    ) -> Result<PackedTritVec<A>> {
+    ) -> Result<PackedTritVec<A>, VsaError> {
         bind(symbol, &bind(from, &permute(to, 1)?)?)
     }
 
@@ -71,7 +71,7 @@ impl<A: Algebra> Automaton<A> {
         symbol: &PackedTritVec<A>,
         from: &PackedTritVec<A>,
         to: &PackedTritVec<A>,
-    ) -> Result<()> {
+    ) -> Result<(), VsaError> {
         self.bundle.add(&Self::transition(symbol, from, to)?)
     }
 
@@ -85,7 +85,7 @@ impl<A: Algebra> Automaton<A> {
         symbol: &PackedTritVec<A>,
         from: &PackedTritVec<A>,
         to: &PackedTritVec<A>,
-    ) -> Result<()> {
+    ) -> Result<(), VsaError> {
         self.bundle.remove(&Self::transition(symbol, from, to)?)
     }
 
@@ -99,7 +99,7 @@ impl<A: Algebra> Automaton<A> {
         symbol: &PackedTritVec<A>,
         from: &PackedTritVec<A>,
         states: &ItemMemory<A>,
-    ) -> Result<Option<Hit>> {
+    ) -> Result<Option<Hit>, VsaError> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(symbol)?;
         bundle.unbind(from)?;
@@ -109,7 +109,6 @@ impl<A: Algebra> Automaton<A> {
     }
 
     /// The counts of the transitions.
-    #[must_use]
     pub fn bundle(&self) -> &Bundle<A> {
         &self.bundle
     }

@@ -2,7 +2,7 @@
 
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
-use crate::error::{Result, check_dim, check_range, check_real};
+use crate::error::{VsaError, check_dim, check_range, check_real};
 use crate::memory::{Hit, ItemMemory};
 use crate::vector::PackedTritVec;
 
@@ -46,7 +46,7 @@ impl<A: Algebra> DistributedMemory<A> {
     ///
     /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions, and for no locations or more than 2^24;
     /// [`VsaError::Real`](crate::VsaError::Real) for a threshold outside of -1 to 1.
-    pub fn new(dim: usize, locations: usize, threshold: f64, seed: u64) -> Result<Self> {
+    pub fn new(dim: usize, locations: usize, threshold: f64, seed: u64) -> Result<Self, VsaError> {
         check_range("locations of a memory", 1, MAX_LOCATIONS, locations)?;
         check_real("threshold of a similarity", -1.0, 1.0, threshold)?;
         let mut memory = ItemMemory::new(dim)?;
@@ -59,12 +59,11 @@ impl<A: Algebra> DistributedMemory<A> {
     }
 
     /// The locations, which an address is compared with.
-    #[must_use]
     pub fn locations(&self) -> &ItemMemory<A> {
         &self.locations
     }
 
-    fn active(&self, address: &PackedTritVec<A>) -> Result<Vec<Hit>> {
+    fn active(&self, address: &PackedTritVec<A>) -> Result<Vec<Hit>, VsaError> {
         let mut hits = self.locations.top_k(address, self.locations.len())?;
         hits.retain(|hit| hit.similarity >= self.threshold);
         Ok(hits)
@@ -75,7 +74,7 @@ impl<A: Algebra> DistributedMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`](crate::VsaError::Dimension).
-    pub fn write(&mut self, address: &PackedTritVec<A>, value: &PackedTritVec<A>) -> Result<usize> {
+    pub fn write(&mut self, address: &PackedTritVec<A>, value: &PackedTritVec<A>) -> Result<usize, VsaError> {
         check_dim("a value to be written", self.locations.dim(), value.dim())?;
         let active = self.active(address)?;
         active.iter().try_for_each(|hit| self.contents[hit.index].add(value))?;
@@ -88,7 +87,7 @@ impl<A: Algebra> DistributedMemory<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`](crate::VsaError::Dimension).
-    pub fn read(&self, address: &PackedTritVec<A>) -> Result<Option<PackedTritVec<A>>> {
+    pub fn read(&self, address: &PackedTritVec<A>) -> Result<Option<PackedTritVec<A>>, VsaError> {
         let mut all = Bundle::new(self.locations.dim())?;
         for hit in self.active(address)? {
             all.merge(&self.contents[hit.index])?;

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
-use crate::error::{Result, check_real};
+use crate::error::{VsaError, check_real};
 use crate::memory::{Hit, ItemMemory};
 use crate::ops::{bind, permute};
 use crate::vector::PackedTritVec;
@@ -40,7 +40,7 @@ impl<A: Algebra> Graph<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
-    pub fn directed(dim: usize) -> Result<Self> {
+    pub fn directed(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)?, turn: true })
     }
 
@@ -49,7 +49,7 @@ impl<A: Algebra> Graph<A> {
     /// # Errors
     ///
     /// As [`Graph::directed`].
-    pub fn undirected(dim: usize) -> Result<Self> {
+    pub fn undirected(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)?, turn: false })
     }
 
@@ -57,7 +57,7 @@ impl<A: Algebra> Graph<A> {
         isize::from(self.turn)
     }
 
-    fn edge(&self, from: &PackedTritVec<A>, to: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+    fn edge(&self, from: &PackedTritVec<A>, to: &PackedTritVec<A>) -> Result<PackedTritVec<A>, VsaError> {
         bind(from, &permute(to, self.rotation())?)
     }
 
@@ -66,7 +66,7 @@ impl<A: Algebra> Graph<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`](crate::VsaError::Dimension).
-    pub fn add_edge(&mut self, from: &PackedTritVec<A>, to: &PackedTritVec<A>) -> Result<()> {
+    pub fn add_edge(&mut self, from: &PackedTritVec<A>, to: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.add(&self.edge(from, to)?)
     }
 
@@ -75,7 +75,7 @@ impl<A: Algebra> Graph<A> {
     /// # Errors
     ///
     /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
-    pub fn remove_edge(&mut self, from: &PackedTritVec<A>, to: &PackedTritVec<A>) -> Result<()> {
+    pub fn remove_edge(&mut self, from: &PackedTritVec<A>, to: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.remove(&self.edge(from, to)?)
     }
 
@@ -84,7 +84,7 @@ impl<A: Algebra> Graph<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`](crate::VsaError::Dimension).
-    pub fn has_edge(&self, from: &PackedTritVec<A>, to: &PackedTritVec<A>) -> Result<f64> {
+    pub fn has_edge(&self, from: &PackedTritVec<A>, to: &PackedTritVec<A>) -> Result<f64, VsaError> {
         self.bundle.similarity(&self.edge(from, to)?)
     }
 
@@ -100,7 +100,7 @@ impl<A: Algebra> Graph<A> {
         from: &PackedTritVec<A>,
         memory: &ItemMemory<A>,
         threshold: f64,
-    ) -> Result<Vec<Hit>> {
+    ) -> Result<Vec<Hit>, VsaError> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(from)?;
         bundle.permute(-self.rotation())?;
@@ -117,20 +117,19 @@ impl<A: Algebra> Graph<A> {
         to: &PackedTritVec<A>,
         memory: &ItemMemory<A>,
         threshold: f64,
-    ) -> Result<Vec<Hit>> {
+    ) -> Result<Vec<Hit>, VsaError> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(&permute(to, self.rotation())?)?;
         at_least(memory.top_k_counted(&bundle, memory.len().max(1))?, threshold)
     }
 
     /// The counts of the edges.
-    #[must_use]
     pub fn bundle(&self) -> &Bundle<A> {
         &self.bundle
     }
 }
 
-fn at_least(mut hits: Vec<Hit>, threshold: f64) -> Result<Vec<Hit>> {
+fn at_least(mut hits: Vec<Hit>, threshold: f64) -> Result<Vec<Hit>, VsaError> {
     check_real("threshold of edges", 0.0, f64::MAX, threshold)?;
     hits.retain(|hit| hit.similarity >= threshold);
     Ok(hits)

@@ -5,7 +5,7 @@ use trike_trit::Tryte3;
 use super::policy::{CapacityPolicy, Insertion};
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
-use crate::error::Result;
+use crate::error::VsaError;
 use crate::memory::{Hit, ItemMemory};
 use crate::ops::bind_into;
 use crate::random::item_seed;
@@ -48,7 +48,7 @@ impl<A: Algebra> Hierarchy<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
-    pub fn new(dim: usize, seed: u64, policy: CapacityPolicy) -> Result<Self> {
+    pub fn new(dim: usize, seed: u64, policy: CapacityPolicy) -> Result<Self, VsaError> {
         let roles = PackedTritVec::random_set(dim, 3 * ROLES, item_seed(seed, 0))?;
         Ok(Self { roles, bundle: Bundle::new(dim)?, policy })
     }
@@ -58,7 +58,7 @@ impl<A: Algebra> Hierarchy<A> {
     /// # Errors
     ///
     /// [`VsaError::Popcount`](crate::VsaError::Popcount) without memory.
-    pub fn key(&self, address: [Tryte3; 3]) -> Result<PackedTritVec<A>> {
+    pub fn key(&self, address: [Tryte3; 3]) -> Result<PackedTritVec<A>, VsaError> {
         let role = |level: usize| {
             let offset = address[level].value() - Tryte3::MIN.value();
             &self.roles[level * ROLES + offset as usize]
@@ -71,19 +71,16 @@ impl<A: Algebra> Hierarchy<A> {
     }
 
     /// Slots with a value.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.bundle.total() as usize
     }
 
     /// Whether no slot has a value.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bundle.total() == 0
     }
 
     /// The counts of all slots.
-    #[must_use]
     pub fn bundle(&self) -> &Bundle<A> {
         &self.bundle
     }
@@ -94,7 +91,7 @@ impl<A: Algebra> Hierarchy<A> {
     ///
     /// [`VsaError::Capacity`](crate::VsaError::Capacity) where the policy refuses,
     /// [`VsaError::Dimension`](crate::VsaError::Dimension).
-    pub fn insert(&mut self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<Insertion> {
+    pub fn insert(&mut self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<Insertion, VsaError> {
         let judged = CapacityPolicy::judge::<A>(Some(&self.policy), self.bundle.dim(), self.len() + 1)?;
         self.bundle.add(&self.slot(address, value)?)?;
         Ok(judged)
@@ -105,11 +102,11 @@ impl<A: Algebra> Hierarchy<A> {
     /// # Errors
     ///
     /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
-    pub fn remove(&mut self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<()> {
+    pub fn remove(&mut self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.remove(&self.slot(address, value)?)
     }
 
-    fn slot(&self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+    fn slot(&self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<PackedTritVec<A>, VsaError> {
         crate::ops::bind(&self.key(address)?, value)
     }
 
@@ -118,7 +115,7 @@ impl<A: Algebra> Hierarchy<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::nearest_counted`].
-    pub fn get(&self, address: [Tryte3; 3], memory: &ItemMemory<A>) -> Result<Hit> {
+    pub fn get(&self, address: [Tryte3; 3], memory: &ItemMemory<A>) -> Result<Hit, VsaError> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(&self.key(address)?)?;
         memory.nearest_counted(&bundle)

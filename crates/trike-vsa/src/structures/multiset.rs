@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
-use crate::error::Result;
+use crate::error::VsaError;
 use crate::vector::PackedTritVec;
 
 /// A collection that knows about how often it has each vector.
@@ -33,7 +33,7 @@ impl<A: Algebra> Multiset<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
-    pub fn new(dim: usize) -> Result<Self> {
+    pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)? })
     }
 
@@ -42,7 +42,7 @@ impl<A: Algebra> Multiset<A> {
     /// # Errors
     ///
     /// As [`Bundle::add_weighted`].
-    pub fn add(&mut self, vector: &PackedTritVec<A>, times: u32) -> Result<()> {
+    pub fn add(&mut self, vector: &PackedTritVec<A>, times: u32) -> Result<(), VsaError> {
         self.bundle.add_weighted(vector, times)
     }
 
@@ -51,7 +51,7 @@ impl<A: Algebra> Multiset<A> {
     /// # Errors
     ///
     /// As [`Bundle::remove_weighted`].
-    pub fn remove(&mut self, vector: &PackedTritVec<A>, times: u32) -> Result<()> {
+    pub fn remove(&mut self, vector: &PackedTritVec<A>, times: u32) -> Result<(), VsaError> {
         self.bundle.remove_weighted(vector, times)
     }
 
@@ -61,25 +61,22 @@ impl<A: Algebra> Multiset<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`](crate::VsaError::Dimension).
-    pub fn count(&self, vector: &PackedTritVec<A>) -> Result<u32> {
+    pub fn count(&self, vector: &PackedTritVec<A>) -> Result<u32, VsaError> {
         // Negative numbers become 0.
         Ok(self.bundle.similarity(vector)?.round() as u32)
     }
 
     /// Everything together.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.bundle.total() as usize
     }
 
     /// Whether there is nothing.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bundle.total() == 0
     }
 
     /// The counts.
-    #[must_use]
     pub fn bundle(&self) -> &Bundle<A> {
         &self.bundle
     }

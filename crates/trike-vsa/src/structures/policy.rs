@@ -2,7 +2,7 @@
 
 use crate::algebra::Algebra;
 use crate::capacity::{Kept, retrieval_probability};
-use crate::error::{Result, VsaError, check_range, check_real};
+use crate::error::{VsaError, check_range, check_real};
 
 /// What happens to an item that is one too many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,14 +50,18 @@ impl CapacityPolicy {
     /// # Errors
     ///
     /// [`VsaError::Range`] for no candidates, [`VsaError::Real`] for what is no probability.
-    pub fn new(candidates: usize, minimum: f64, when_full: WhenFull) -> Result<Self> {
+    pub fn new(candidates: usize, minimum: f64, when_full: WhenFull) -> Result<Self, VsaError> {
         check_range("candidates", 1, usize::MAX, candidates)?;
         check_real("probability of retrieval", 0.0, 1.0, minimum)?;
         Ok(Self { candidates, minimum, when_full })
     }
 
     /// Judges a number of items that are read from counts.
-    pub(crate) fn judge<A: Algebra>(policy: Option<&Self>, dim: usize, items: usize) -> Result<Insertion> {
+    pub(crate) fn judge<A: Algebra>(
+        policy: Option<&Self>,
+        dim: usize,
+        items: usize,
+    ) -> Result<Insertion, VsaError> {
         let Some(policy) = policy else {
             return Ok(Insertion { items, probability: 1.0, sufficient: true });
         };

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::policy::{CapacityPolicy, Insertion};
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
-use crate::error::Result;
+use crate::error::VsaError;
 use crate::memory::{Hit, ItemMemory};
 use crate::ops::{bind, unbind};
 use crate::vector::PackedTritVec;
@@ -44,7 +44,7 @@ impl<A: Algebra> Record<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
-    pub fn new(dim: usize) -> Result<Self> {
+    pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)?, policy: None })
     }
 
@@ -53,30 +53,26 @@ impl<A: Algebra> Record<A> {
     /// # Errors
     ///
     /// As [`Record::new`].
-    pub fn with_policy(dim: usize, policy: CapacityPolicy) -> Result<Self> {
+    pub fn with_policy(dim: usize, policy: CapacityPolicy) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)?, policy: Some(policy) })
     }
 
     /// Dimensions.
-    #[must_use]
     pub fn dim(&self) -> usize {
         self.bundle.dim()
     }
 
     /// Pairs.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.bundle.total() as usize
     }
 
     /// Whether there are no pairs.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bundle.total() == 0
     }
 
     /// The counts of all pairs.
-    #[must_use]
     pub fn bundle(&self) -> &Bundle<A> {
         &self.bundle
     }
@@ -87,7 +83,11 @@ impl<A: Algebra> Record<A> {
     ///
     /// [`VsaError::Dimension`](crate::VsaError::Dimension), and [`VsaError::Capacity`](crate::VsaError::Capacity) where the
     /// policy refuses.
-    pub fn insert(&mut self, key: &PackedTritVec<A>, value: &PackedTritVec<A>) -> Result<Insertion> {
+    pub fn insert(
+        &mut self,
+        key: &PackedTritVec<A>,
+        value: &PackedTritVec<A>,
+    ) -> Result<Insertion, VsaError> {
         let judged = CapacityPolicy::judge::<A>(self.policy.as_ref(), self.dim(), self.len() + 1)?;
         self.bundle.add(&bind(key, value)?)?;
         Ok(judged)
@@ -98,7 +98,7 @@ impl<A: Algebra> Record<A> {
     /// # Errors
     ///
     /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
-    pub fn remove(&mut self, key: &PackedTritVec<A>, value: &PackedTritVec<A>) -> Result<()> {
+    pub fn remove(&mut self, key: &PackedTritVec<A>, value: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.remove(&bind(key, value)?)
     }
 
@@ -112,7 +112,7 @@ impl<A: Algebra> Record<A> {
         key: &PackedTritVec<A>,
         old: &PackedTritVec<A>,
         new: &PackedTritVec<A>,
-    ) -> Result<()> {
+    ) -> Result<(), VsaError> {
         let new = bind(key, new)?;
         self.remove(key, old)?;
         self.bundle.add(&new)
@@ -123,7 +123,7 @@ impl<A: Algebra> Record<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::nearest_counted`].
-    pub fn get(&self, key: &PackedTritVec<A>, memory: &ItemMemory<A>) -> Result<Hit> {
+    pub fn get(&self, key: &PackedTritVec<A>, memory: &ItemMemory<A>) -> Result<Hit, VsaError> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(key)?;
         memory.nearest_counted(&bundle)
@@ -134,7 +134,7 @@ impl<A: Algebra> Record<A> {
     /// # Errors
     ///
     /// As [`Bundle::to_vector`].
-    pub fn to_vector(&self) -> Result<PackedTritVec<A>> {
+    pub fn to_vector(&self) -> Result<PackedTritVec<A>, VsaError> {
         self.bundle.to_vector()
     }
 
@@ -143,7 +143,7 @@ impl<A: Algebra> Record<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`](crate::VsaError::Dimension).
-    pub fn get_from(vector: &PackedTritVec<A>, key: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+    pub fn get_from(vector: &PackedTritVec<A>, key: &PackedTritVec<A>) -> Result<PackedTritVec<A>, VsaError> {
         unbind(vector, key)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::algebra::Algebra;
 use crate::bundle::Bundle;
-use crate::error::{Result, VsaError, check_dim, check_range};
+use crate::error::{VsaError, check_dim, check_range};
 use crate::memory::{Hit, ItemMemory};
 use crate::ops::{bind_into, unbind};
 use crate::vector::PackedTritVec;
@@ -44,7 +44,7 @@ pub fn factorize<A: Algebra>(
     product: &PackedTritVec<A>,
     codebooks: &[&ItemMemory<A>],
     max_rounds: usize,
-) -> Result<Factors> {
+) -> Result<Factors, VsaError> {
     check_range("rounds of a resonator", 1, usize::MAX, max_rounds)?;
     if codebooks.is_empty() || codebooks.iter().any(|codebook| codebook.is_empty()) {
         return Err(VsaError::Empty { what: "a codebook" });
@@ -55,7 +55,7 @@ pub fn factorize<A: Algebra>(
         (0..codebook.len()).try_for_each(|index| bundle.add(&codebook.get(index)?))?;
         bundle.to_vector()
     };
-    let mut estimates = codebooks.iter().map(whole).collect::<Result<Vec<_>>>()?;
+    let mut estimates = codebooks.iter().map(whole).collect::<Result<Vec<_>, VsaError>>()?;
     let mut factors = Factors { indices: Vec::new(), rounds: 0, exact: false };
     while !factors.exact && factors.rounds < max_rounds {
         factors.rounds += 1;
@@ -72,14 +72,17 @@ pub fn factorize<A: Algebra>(
             let strength = |hit: &Hit| A::excess(hit.score as i32, codebook.dim()).abs();
             Ok(hits.iter().max_by_key(|hit| strength(hit)).map_or(0, |hit| hit.index))
         };
-        factors.indices = codebooks.iter().zip(&estimates).map(most).collect::<Result<Vec<_>>>()?;
+        factors.indices = codebooks.iter().zip(&estimates).map(most).collect::<Result<Vec<_>, VsaError>>()?;
         factors.exact = bound(codebooks, &factors.indices)? == *product;
     }
     Ok(factors)
 }
 
 /// The vectors of a codebook, bundled by how similar they are to a noisy one.
-fn clean<A: Algebra>(codebook: &ItemMemory<A>, noisy: &PackedTritVec<A>) -> Result<PackedTritVec<A>> {
+fn clean<A: Algebra>(
+    codebook: &ItemMemory<A>,
+    noisy: &PackedTritVec<A>,
+) -> Result<PackedTritVec<A>, VsaError> {
     let hits = codebook.top_k(noisy, codebook.len())?;
     let weight = |score: i64| A::excess(score as i32, codebook.dim());
     let most = hits.iter().map(|hit| weight(hit.score).abs()).max().unwrap_or(0).max(1);
@@ -97,7 +100,7 @@ fn clean<A: Algebra>(codebook: &ItemMemory<A>, noisy: &PackedTritVec<A>) -> Resu
     bundle.to_vector()
 }
 
-fn bound<A: Algebra>(codebooks: &[&ItemMemory<A>], indices: &[usize]) -> Result<PackedTritVec<A>> {
+fn bound<A: Algebra>(codebooks: &[&ItemMemory<A>], indices: &[usize]) -> Result<PackedTritVec<A>, VsaError> {
     let mut product = PackedTritVec::<A>::identity(codebooks[0].dim())?;
     let mut next = product.clone();
     for (codebook, &index) in codebooks.iter().zip(indices) {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
-use crate::error::{Result, VsaError, check_dim, check_range};
+use crate::error::{VsaError, check_dim, check_range};
 use crate::memory::{Hit, ItemMemory};
 use crate::ops::{bind_into, permute, permute_into};
 use crate::vector::PackedTritVec;
@@ -39,24 +39,21 @@ impl<A: Algebra> Sequence<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] for no dimensions or too many.
-    pub fn new(dim: usize) -> Result<Self> {
+    pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)? })
     }
 
     /// Vectors in the list.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.bundle.total() as usize
     }
 
     /// Whether the list is empty.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bundle.total() == 0
     }
 
     /// The counts of the rotated vectors.
-    #[must_use]
     pub fn bundle(&self) -> &Bundle<A> {
         &self.bundle
     }
@@ -66,7 +63,7 @@ impl<A: Algebra> Sequence<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`].
-    pub fn push(&mut self, vector: &PackedTritVec<A>) -> Result<()> {
+    pub fn push(&mut self, vector: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.add(&permute(vector, self.len() as isize)?)
     }
 
@@ -75,7 +72,7 @@ impl<A: Algebra> Sequence<A> {
     /// # Errors
     ///
     /// [`VsaError::Empty`], [`VsaError::NotInBundle`] where the counts say that this is not the last vector.
-    pub fn pop(&mut self, last: &PackedTritVec<A>) -> Result<()> {
+    pub fn pop(&mut self, last: &PackedTritVec<A>) -> Result<(), VsaError> {
         let place = self.len().checked_sub(1).ok_or(VsaError::Empty { what: "a sequence" })?;
         self.bundle.remove(&permute(last, place as isize)?)
     }
@@ -85,7 +82,12 @@ impl<A: Algebra> Sequence<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] past the last place, and as [`Sequence::pop`].
-    pub fn replace(&mut self, place: usize, old: &PackedTritVec<A>, new: &PackedTritVec<A>) -> Result<()> {
+    pub fn replace(
+        &mut self,
+        place: usize,
+        old: &PackedTritVec<A>,
+        new: &PackedTritVec<A>,
+    ) -> Result<(), VsaError> {
         self.check(place)?;
         check_dim("a vector of a sequence", self.bundle.dim(), new.dim())?;
         self.bundle.remove(&permute(old, place as isize)?)?;
@@ -97,14 +99,14 @@ impl<A: Algebra> Sequence<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`] past the last place, and as [`ItemMemory::nearest_counted`].
-    pub fn get(&self, place: usize, memory: &ItemMemory<A>) -> Result<Hit> {
+    pub fn get(&self, place: usize, memory: &ItemMemory<A>) -> Result<Hit, VsaError> {
         self.check(place)?;
         let mut bundle = self.bundle.clone();
         bundle.permute(-(place as isize))?;
         memory.nearest_counted(&bundle)
     }
 
-    fn check(&self, place: usize) -> Result<()> {
+    fn check(&self, place: usize) -> Result<(), VsaError> {
         let last = self.len().checked_sub(1).ok_or(VsaError::Empty { what: "a sequence" })?;
         check_range("place in a sequence", 0, last, place)
     }
@@ -118,7 +120,7 @@ impl<A: Algebra> Sequence<A> {
 /// [`VsaError::Empty`] for none, [`VsaError::Dimension`].
 pub fn bind_sequence<'a, A: Algebra>(
     vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>,
-) -> Result<PackedTritVec<A>> {
+) -> Result<PackedTritVec<A>, VsaError> {
     let mut vectors = vectors.into_iter();
     let mut bound = vectors.next().ok_or(VsaError::Empty { what: "a sequence" })?.clone();
     let mut rotated = PackedTritVec::blank(bound.dim())?;
@@ -134,7 +136,7 @@ pub fn bind_sequence<'a, A: Algebra>(
 /// # Errors
 ///
 /// As [`bind_sequence`].
-pub fn ngram<A: Algebra>(vectors: &[&PackedTritVec<A>]) -> Result<PackedTritVec<A>> {
+pub fn ngram<A: Algebra>(vectors: &[&PackedTritVec<A>]) -> Result<PackedTritVec<A>, VsaError> {
     bind_sequence(vectors.iter().copied())
 }
 
@@ -143,8 +145,8 @@ pub fn ngram<A: Algebra>(vectors: &[&PackedTritVec<A>]) -> Result<PackedTritVec<
 /// # Errors
 ///
 /// [`VsaError::Range`] for an `n` of 0 or more than there are vectors, [`VsaError::Dimension`].
-pub fn ngrams<A: Algebra>(vectors: &[&PackedTritVec<A>], n: usize) -> Result<Bundle<A>> {
+pub fn ngrams<A: Algebra>(vectors: &[&PackedTritVec<A>], n: usize) -> Result<Bundle<A>, VsaError> {
     check_range("vectors of an n-gram", 1, vectors.len(), n)?;
-    let grams = vectors.windows(n).map(ngram).collect::<Result<Vec<_>>>()?;
+    let grams = vectors.windows(n).map(ngram).collect::<Result<Vec<_>, VsaError>>()?;
     Bundle::of(&grams)
 }

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
-use crate::error::Result;
+use crate::error::VsaError;
 use crate::memory::{Hit, ItemMemory};
 use crate::ops::{bind, permute};
 use crate::vector::PackedTritVec;
@@ -39,7 +39,7 @@ impl<A: Algebra> Tree<A> {
     /// # Errors
     ///
     /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
-    pub fn new(dim: usize, seed: u64) -> Result<Self> {
+    pub fn new(dim: usize, seed: u64) -> Result<Self, VsaError> {
         let [left, right] =
             [0, 1].map(|turn| PackedTritVec::random(dim, crate::random::item_seed(seed, turn)));
         Ok(Self { turns: [left?, right?], bundle: Bundle::new(dim)? })
@@ -50,7 +50,7 @@ impl<A: Algebra> Tree<A> {
     /// # Errors
     ///
     /// [`VsaError::Popcount`](crate::VsaError::Popcount) without memory.
-    pub fn path(&self, path: &[bool]) -> Result<PackedTritVec<A>> {
+    pub fn path(&self, path: &[bool]) -> Result<PackedTritVec<A>, VsaError> {
         let mut vector = PackedTritVec::identity(self.bundle.dim())?;
         for (depth, &right) in path.iter().enumerate() {
             vector = bind(&vector, &permute(&self.turns[usize::from(right)], depth as isize)?)?;
@@ -63,7 +63,7 @@ impl<A: Algebra> Tree<A> {
     /// # Errors
     ///
     /// [`VsaError::Dimension`](crate::VsaError::Dimension).
-    pub fn insert(&mut self, path: &[bool], value: &PackedTritVec<A>) -> Result<()> {
+    pub fn insert(&mut self, path: &[bool], value: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.add(&bind(&self.path(path)?, value)?)
     }
 
@@ -72,7 +72,7 @@ impl<A: Algebra> Tree<A> {
     /// # Errors
     ///
     /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
-    pub fn remove(&mut self, path: &[bool], value: &PackedTritVec<A>) -> Result<()> {
+    pub fn remove(&mut self, path: &[bool], value: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.remove(&bind(&self.path(path)?, value)?)
     }
 
@@ -81,14 +81,13 @@ impl<A: Algebra> Tree<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::nearest_counted`].
-    pub fn get(&self, path: &[bool], memory: &ItemMemory<A>) -> Result<Hit> {
+    pub fn get(&self, path: &[bool], memory: &ItemMemory<A>) -> Result<Hit, VsaError> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(&self.path(path)?)?;
         memory.nearest_counted(&bundle)
     }
 
     /// The counts.
-    #[must_use]
     pub fn bundle(&self) -> &Bundle<A> {
         &self.bundle
     }
