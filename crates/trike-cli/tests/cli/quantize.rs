@@ -219,7 +219,7 @@ fn what_cannot_be_done_is_refused_and_leaves_nothing() {
     let error = trike.fails(1, &["quantize", "-m", &model, "-o", &out, "-c", &short]);
     assert!(error.contains("at least 16"), "{error}");
     for (more, part) in [
-        (&["--group", "tensor"][..], "a scale per row or group"),
+        (&["--group", "tensor"][..], "one scale per row or group"),
         (&["--damping", "0"], "damping"),
         (&["--method", "absmean", "--planes", "2"], "free planes"),
         (&["--skip", "*"], "every layer"),
