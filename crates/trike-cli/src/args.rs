@@ -28,7 +28,7 @@ pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
 #[derive(Debug, Parser)]
 #[command(name = "trike", version, max_term_width = 100)]
 pub(crate) struct Cli {
-    /// No progress and no closing line on stderr
+    /// Suppress progress and the summary line on stderr
     #[arg(
         short,
         long,
@@ -63,8 +63,7 @@ pub(crate) enum Command {
 /// Which model.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArg {
-    /// Model directory or file, or org/name[@revision][:file] on the HuggingFace hub; the model that comes with
-    /// Trike when left out
+    /// Model directory or file, or org/name[@revision][:file] on the HuggingFace hub [default: the bundled model]
     #[arg(short, long, env = "TRIKE_MODEL", hide_env_values = true)]
     pub(crate) model: Option<PathBuf>,
 }
@@ -72,7 +71,7 @@ pub(crate) struct ModelArg {
 /// Which tokenizer.
 #[derive(Args, Debug)]
 pub(crate) struct TokenizerArg {
-    /// Tokenizer file (tokenizer.json, SentencePiece .model, llama2.c .bin) in place of the model's own
+    /// Tokenizer file (tokenizer.json, SentencePiece .model, llama2.c .bin) [default: the model's own]
     #[arg(long, env = "TRIKE_TOKENIZER", hide_env_values = true)]
     pub(crate) tokenizer: Option<PathBuf>,
 }
@@ -80,7 +79,7 @@ pub(crate) struct TokenizerArg {
 /// How to show a result.
 #[derive(Args, Debug)]
 pub(crate) struct JsonArg {
-    /// Print one JSON object in place of text
+    /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -88,7 +87,7 @@ pub(crate) struct JsonArg {
 /// What computes.
 #[derive(Args, Debug)]
 pub(crate) struct CpuArgs {
-    /// Threads; 0 for one a processor
+    /// Number of threads; 0 = all logical CPUs
     #[arg(
         long,
         default_value_t = 0,
@@ -97,7 +96,7 @@ pub(crate) struct CpuArgs {
         value_parser = threads()
     )]
     pub(crate) threads: usize,
-    /// Instruction set, scalar, avx2 or avx512-vnni, in place of the best that this machine has
+    /// Instruction set: scalar, sse4.1, avx2, avx-vnni or avx512-vnni [default: the best available]
     #[arg(long, env = "TRIKE_ISA", hide_env_values = true, value_parser = Isa::by_name)]
     pub(crate) isa: Option<Isa>,
 }
@@ -105,8 +104,8 @@ pub(crate) struct CpuArgs {
 /// Where.
 #[derive(Args, Debug)]
 pub(crate) struct DeviceArg {
-    /// Where to run: cpu, auto (the first GPU that is not a software driver, else cpu), or wgpu, vulkan, cuda, hip or metal
-    /// with a number, as far as the build has them; `trike doctor` lists what there is
+    /// Device: cpu, auto (the first hardware GPU, else cpu), or a runtime of this build (wgpu, vulkan, cuda, hip, metal) with an
+    /// index, such as cuda:0; `trike doctor` lists them
     #[arg(long, default_value = "cpu", env = "TRIKE_DEVICE", hide_env_values = true, value_name = "NAME")]
     pub(crate) device: DeviceChoice,
 }
@@ -114,17 +113,18 @@ pub(crate) struct DeviceArg {
 /// In which numbers.
 #[derive(Args, Debug)]
 pub(crate) struct PrecisionArgs {
-    /// Activations of ternary layers [default: those that the model was trained with, f32 for most]
+    /// Activations of ternary layers [default: as the model was trained; f32 for most models]
     #[arg(long, env = "TRIKE_ACTIVATIONS", hide_env_values = true, value_parser = one_of(ACTIVATIONS))]
     pub(crate) activations: Option<ActivationPrecision>,
-    /// Output head: as stored, int8, or int8 only for a ternary model whose head is stored in floats (auto)
+    /// Precision of the output head: as stored, int8, or auto (int8 if the model is ternary and its head is stored as floats)
     /// [default: auto; stored for `logits`]
     #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
     pub(crate) head: Option<HeadPrecision>,
-    /// Cached keys and values [default: f32 for a model with f32 weights and for `logits`, else f16]
+    /// Precision of the KV cache [default: f32 for models with f32 weights and for `logits`, else f16]
     #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_parser = one_of(KV))]
     pub(crate) kv: Option<KvPrecision>,
-    /// Memory layout of ternary weights, for those that the kernels have in it; auto chooses the fastest per weight
+    /// In-memory layout of ternary weights; auto chooses the fastest per matrix. A matrix that does not support the layout stays
+    /// two-bit
     #[arg(
         long,
         default_value = "auto",
@@ -141,8 +141,7 @@ pub(crate) struct LayoutChoice(pub(crate) Option<Layout>);
 
 /// Continue a prompt
 ///
-/// The prompt and its continuation go to stdout as they come and nothing else does; the speed goes to stderr.
-/// Ctrl-C stops after the current token.
+/// Prompt and continuation are streamed to stdout; the speed is printed to stderr. Ctrl-C stops after the current token.
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
@@ -152,13 +151,13 @@ pub(crate) struct RunArgs {
     /// Text to continue; may be empty
     #[arg(short, long, allow_hyphen_values = true)]
     pub(crate) prompt: String,
-    /// Most tokens to generate; until the text or the context ends when left out
+    /// Maximum number of new tokens [default: until the text or the context ends]
     #[arg(short = 'n', long, env = "TRIKE_MAX_TOKENS", hide_env_values = true)]
     pub(crate) max_tokens: Option<usize>,
-    /// Rolling window of so many tokens: each token sees only these, and the text may outgrow the context
+    /// Rolling attention window in tokens: each token attends to this many, and the text may outgrow the context
     #[arg(long, env = "TRIKE_WINDOW", hide_env_values = true)]
     pub(crate) window: Option<usize>,
-    /// End the text before this string; may be repeated
+    /// Stop string, not part of the output; may be repeated
     #[arg(long, allow_hyphen_values = true)]
     pub(crate) stop: Vec<String>,
     #[command(flatten)]
@@ -174,27 +173,27 @@ pub(crate) struct RunArgs {
     pub(crate) sampling: SamplingArgs,
 }
 
-/// Talk to a model
+/// Chat with a model
 ///
-/// Reads a message a line from stdin and answers on stdout, with the chat template that comes with the model. When
-/// the conversation outgrows the context its oldest turns are dropped, with a notice. `/clear` starts over, `/exit`
-/// or the end of stdin ends. Ctrl-C stops an answer, and ends the command while it waits for a message.
+/// Reads one message per line from stdin and answers on stdout, using the model's chat template. When the conversation
+/// outgrows the context, its oldest turns are dropped, with a notice. `/clear` starts a new conversation; `/exit` or the end
+/// of stdin exits. Ctrl-C stops an answer, or exits while waiting for a message.
 #[derive(Args, Debug)]
 pub(crate) struct ChatArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     #[command(flatten)]
     pub(crate) tokenizer: TokenizerArg,
-    /// What the model is told before the first message
+    /// System prompt
     #[arg(long, env = "TRIKE_SYSTEM", hide_env_values = true)]
     pub(crate) system: Option<String>,
-    /// Chat template in Jinja, in place of the model's own
+    /// Jinja chat template file [default: the model's own]
     #[arg(long, env = "TRIKE_CHAT_TEMPLATE", hide_env_values = true)]
     pub(crate) chat_template: Option<PathBuf>,
-    /// Most tokens of an answer; the conversation is trimmed to leave room for them
+    /// Maximum number of new tokens per answer; the conversation is trimmed to leave room for them
     #[arg(short = 'n', long, default_value_t = 512, env = "TRIKE_MAX_TOKENS", hide_env_values = true)]
     pub(crate) max_tokens: usize,
-    /// End an answer before this string; may be repeated
+    /// Stop string, not part of the answer; may be repeated
     #[arg(long, allow_hyphen_values = true)]
     pub(crate) stop: Vec<String>,
     #[command(flatten)]
@@ -208,62 +207,62 @@ pub(crate) struct ChatArgs {
     pub(crate) sampling: SamplingArgs,
 }
 
-/// How tokens are chosen. What is left out comes from the model's `generation_config.json`.
+/// Sampling. Options that are not given are taken from the model's `generation_config.json`.
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Sampling (what is left out comes from the model's generation_config.json)")]
+#[command(next_help_heading = "Sampling (defaults: the model's generation_config.json)")]
 pub(crate) struct SamplingArgs {
-    /// 0 takes the best token always [default: 1 when another option of this group samples, else 0]
+    /// Sampling temperature; 0 = greedy decoding [default: 1 if another sampling option is given, else 0]
     #[arg(long, env = "TRIKE_TEMPERATURE", hide_env_values = true, allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
-    /// Choose among this many best tokens
+    /// Sample from the k most probable tokens
     #[arg(long, env = "TRIKE_TOP_K", hide_env_values = true, allow_negative_numbers = true)]
     pub(crate) top_k: Option<usize>,
-    /// Choose among the best tokens that together reach this probability
+    /// Sample from the smallest set of most probable tokens with this total probability
     #[arg(long, env = "TRIKE_TOP_P", hide_env_values = true, allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
-    /// Choose among tokens with at least this share of the best one's probability
+    /// Sample from tokens with at least this fraction of the highest probability
     #[arg(long, env = "TRIKE_MIN_P", hide_env_values = true, allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
-    /// Divides the logits of the last 64 tokens; 1 leaves them
+    /// Repetition penalty over the last 64 tokens; 1 = none
     #[arg(long, env = "TRIKE_REPETITION_PENALTY", hide_env_values = true, allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,
-    /// Where chance starts; a new one each time when left out, shown at the end
+    /// RNG seed (random if omitted; printed at the end)
     #[arg(long, env = "TRIKE_SEED", hide_env_values = true)]
     pub(crate) seed: Option<u64>,
 }
 
-/// Show a model's architecture and every tensor's encoding, size, zeros and scales
+/// Show a model's architecture and the encoding, size, zeros and scales of each tensor
 ///
-/// Every tensor is loaded once. A model that Trike cannot run is shown too, with the reason.
+/// Each tensor is loaded once. Models that Trike cannot run are shown too, with the reason.
 #[derive(Args, Debug)]
 pub(crate) struct InspectArgs {
     /// Model directory or file
     pub(crate) model: PathBuf,
-    /// Show what the model takes on a GPU instead: weights, keys and values of one sequence over the context, activations
+    /// Show the memory that the model needs on a GPU instead: weights, KV cache of one full-context sequence, activations
     #[arg(long)]
     pub(crate) memory: bool,
     #[command(flatten)]
     pub(crate) json: JsonArg,
 }
 
-/// Convert a model to another format without changing a value
+/// Convert a model to another format, without loss
 ///
-/// A dense matrix becomes trits only where each of its values is one scale times -1, 0 or 1. What cannot be held
-/// exactly is refused.
+/// A dense matrix becomes trits only if each of its values is one scale times -1, 0 or 1. A value that the format cannot
+/// represent exactly is an error.
 #[derive(Args, Debug)]
 pub(crate) struct ConvertArgs {
     /// Model directory or file to read
     pub(crate) input: PathBuf,
-    /// What to write; must not exist. tq1_0, tq2_0 and q2_0 take a path that ends in .gguf, trike a directory, f16
-    /// either
+    /// Output, which must not exist: a path ending in .gguf for tq1_0, tq2_0 and q2_0, a directory for trike, either for
+    /// f16
     pub(crate) output: PathBuf,
-    /// Format of the result
+    /// Output format
     #[arg(long, value_parser = one_of(TARGETS))]
     pub(crate) to: Target,
-    /// How `--to trike` packs trits [default: base3]
+    /// Encoding of trits with `--to trike` [default: base3]
     #[arg(long, value_parser = one_of(ENCODINGS))]
     pub(crate) encoding: Option<Encoding>,
-    /// Embedding and output head: as stored, or rounded to int8 in groups of 32, the one change of values there is
+    /// Embedding and output head: as stored, or quantized to int8 in groups of 32 (the only lossy option)
     #[arg(long, default_value = "stored", value_parser = one_of(EMBEDDINGS))]
     pub(crate) embeddings: Embeddings,
     #[command(flatten)]
@@ -272,26 +271,27 @@ pub(crate) struct ConvertArgs {
     pub(crate) json: JsonArg,
 }
 
-/// Measure how well a model predicts a text
+/// Measure the perplexity of a text
 ///
-/// Perplexity, nats a token and bits a byte; with --base, the divergence from another model as well.
+/// Prints perplexity, nats per token and bits per byte; with --base, also the KL divergence from another model.
 #[derive(Args, Debug)]
 pub(crate) struct PerplexityArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
     #[command(flatten)]
     pub(crate) tokenizer: TokenizerArg,
-    /// UTF-8 text
+    /// UTF-8 text file
     #[arg(short, long)]
     pub(crate) file: PathBuf,
-    /// Sequences: stories between `<|endoftext|>`, lines, windows of the context over the whole text, or the second
-    /// halves of such windows as llama-perplexity scores them (llama.cpp) [default: stories where the text has `<|endoftext|>`, else window]
+    /// How the text is split into sequences: stories (separated by `<|endoftext|>`), lines, windows of the context length, or
+    /// the second halves of such windows, as llama-perplexity scores them (llama.cpp) [default: stories if the text contains
+    /// `<|endoftext|>`, else window]
     #[arg(long, value_parser = one_of(SPLITS))]
     pub(crate) split: Option<Split>,
-    /// Most sequences to score
+    /// Maximum number of sequences
     #[arg(long)]
     pub(crate) limit: Option<usize>,
-    /// Model to compare with, which must have the same vocabulary
+    /// Base model for the KL divergence; must have the same vocabulary
     #[arg(long)]
     pub(crate) base: Option<PathBuf>,
     #[command(flatten)]
@@ -312,7 +312,7 @@ pub(crate) struct LogitsArgs {
     /// Token ids, separated by commas
     #[arg(long, required = true, value_delimiter = ',')]
     pub(crate) ids: Vec<u32>,
-    /// File to write, f32 of shape [ids, vocabulary]; replaced when it exists
+    /// Output file: f32, shape [ids, vocabulary]; overwritten if it exists
     #[arg(short, long)]
     pub(crate) output: PathBuf,
     #[command(flatten)]
@@ -325,20 +325,20 @@ pub(crate) struct LogitsArgs {
     pub(crate) json: JsonArg,
 }
 
-/// Measure tokens per second against what this machine can do
+/// Measure tokens per second, beside the machine's peaks
 ///
-/// Medians over the repetitions. The shares are of the bandwidth and the int8 peak that the same run measured with
-/// the same threads. On a GPU there are the speeds and the most memory that was used.
+/// Prints medians over the repetitions, as fractions of the memory bandwidth and the int8 peak that the same run measured
+/// with the same threads. On a GPU it prints speeds and peak memory.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
     // Without `env`, which would make a set variable conflict with `--synthetic`; the command reads it.
-    /// Model directory or file; the model that comes with Trike when left out [env: TRIKE_MODEL]
+    /// Model directory or file [default: the bundled model] [env: TRIKE_MODEL]
     #[arg(short, long)]
     pub(crate) model: Option<PathBuf>,
-    /// A model of random trits in place of a real one
+    /// Synthetic model of random trits instead of a real one
     #[arg(long, conflicts_with = "model", value_parser = one_of(SIZES))]
     pub(crate) synthetic: Option<Synthetic>,
-    /// How the random trits are stored before they are packed for the kernels
+    /// Stored encoding of the synthetic model
     #[arg(
         long,
         requires = "synthetic",
@@ -348,13 +348,13 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(ENCODINGS)
     )]
     pub(crate) encoding: Encoding,
-    /// Tokens of the prompt; 0 leaves prefill out [default: 512, or the context where that is shorter]
+    /// Prompt tokens; 0 = skip prefill [default: 512, or the context length if shorter]
     #[arg(short, long)]
     pub(crate) prompt: Option<usize>,
-    /// Tokens generated one by one; 0 leaves decode out
+    /// Generated tokens; 0 = skip decode
     #[arg(short = 'n', long, default_value_t = 32)]
     pub(crate) generate: usize,
-    /// Numbers of threads, separated by commas; 0 for one a processor
+    /// Numbers of threads, comma-separated; 0 = all logical CPUs
     #[arg(
         short,
         long,
@@ -365,13 +365,13 @@ pub(crate) struct BenchArgs {
         value_parser = threads()
     )]
     pub(crate) threads: Vec<usize>,
-    /// Repetitions, after one that is not counted
+    /// Repetitions, after one warm-up
     #[arg(short, long, default_value_t = 3)]
     pub(crate) repetitions: usize,
-    /// Activations of ternary layers [default: those that the model was trained with, f32 for most]
+    /// Activations of ternary layers [default: as the model was trained; f32 for most models]
     #[arg(long, env = "TRIKE_ACTIVATIONS", hide_env_values = true, value_parser = one_of(ACTIVATIONS))]
     pub(crate) activations: Option<ActivationPrecision>,
-    /// Cached keys and values
+    /// Precision of the KV cache
     #[arg(
         long,
         default_value = "f16",
@@ -380,7 +380,8 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(KV)
     )]
     pub(crate) kv: KvPrecision,
-    /// Memory layout of ternary weights, for those that the kernels have in it; auto chooses the fastest per weight
+    /// In-memory layout of ternary weights; auto chooses the fastest per matrix. A matrix that does not support the layout stays
+    /// two-bit
     #[arg(
         long,
         default_value = "auto",
@@ -391,7 +392,7 @@ pub(crate) struct BenchArgs {
     pub(crate) layout: LayoutChoice,
     #[command(flatten)]
     pub(crate) device: DeviceArg,
-    /// How to print the result
+    /// Output format
     #[arg(short, long, default_value = "md", value_parser = ["md", "json"])]
     pub(crate) output: String,
     /// The same as `-o json`
@@ -399,9 +400,9 @@ pub(crate) struct BenchArgs {
     pub(crate) json: bool,
 }
 
-/// Show what this machine offers and how Trike uses it
+/// Show the machine's instruction sets, peaks and devices, and which of them Trike uses
 ///
-/// The ceilings are measured, which takes a few seconds and 256 MiB.
+/// Measuring the peaks takes a few seconds and 256 MiB.
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]

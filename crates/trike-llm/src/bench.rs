@@ -1,4 +1,4 @@
-//! Tokens per second of a model, against what the machine can do.
+//! Tokens per second of a model, beside the machine's peaks.
 
 use std::{any::Any, time::Instant};
 
@@ -92,13 +92,13 @@ pub struct BenchRow {
     pub tokens_per_second: f64,
     /// Standard deviation over the repetitions.
     pub standard_deviation: f64,
-    /// Multiply-adds of a token, the mean over the tokens; like what follows only on the host, whose ceilings are measured.
+    /// Mean multiply-adds per token; this and the fields below only on the host, whose peaks are measured.
     pub macs_per_token: Option<f64>,
-    /// Bytes that a token must read or write at least once, the mean over the tokens.
+    /// Mean compulsory bytes per token: each is read or written at least once.
     pub bytes_per_token: Option<f64>,
-    /// Compulsory bytes a second, over the bandwidth that this run measured with these threads.
+    /// Compulsory bytes per second, as a fraction of the bandwidth that this run measured with these threads.
     pub share_of_bandwidth: Option<f64>,
-    /// Multiply-adds a second, over the int8 peak that this run measured with these threads.
+    /// Multiply-adds per second, as a fraction of the int8 peak that this run measured with these threads.
     pub share_of_int8_peak: Option<f64>,
 }
 
@@ -107,11 +107,11 @@ pub struct BenchRow {
 pub struct Ceiling {
     /// Threads.
     pub threads: usize,
-    /// Bytes read from memory in a second, the best variant.
+    /// Bytes read from memory per second, by the best variant.
     pub bandwidth: f64,
     /// That variant.
     pub bandwidth_variant: &'static str,
-    /// Int8 multiply-adds in a second, the best variant.
+    /// Int8 multiply-adds per second, by the best variant.
     pub int8_peak: f64,
     /// That variant.
     pub int8_variant: &'static str,
@@ -279,7 +279,7 @@ fn time_decode<B: Backend>(decoder: &Decoder<B>, tokens: usize, kv: KvPrecision)
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Mean multiply-adds and bytes of a token.
+/// Mean multiply-adds and bytes per token.
 fn cost_per_token(decoder: &Decoder<CpuBackend>, kind: &str, tokens: usize, kv: KvPrecision) -> (f64, f64) {
     let step = if kind == "prefill" { STEP } else { 1 };
     let cost: Cost = (0..tokens)

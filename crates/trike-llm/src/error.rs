@@ -1,4 +1,4 @@
-//! What can go wrong between a model's path and its text.
+//! The errors of loading, running, measuring and converting a model.
 
 use std::path::PathBuf;
 
@@ -151,7 +151,7 @@ pub enum LlmError {
         /// The device.
         device: DeviceSpec,
     },
-    /// Something that a device does not hold in one piece. Nothing was loaded.
+    /// An allocation larger than the device supports. Nothing was loaded.
     #[error("{what}: {requested} bytes in one piece, {device} takes at most {limit}: {remedy}")]
     TooLarge {
         /// A weight, or keys and values.
@@ -209,7 +209,7 @@ pub enum LlmError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 }

@@ -89,7 +89,7 @@ impl ModelFile {
         self.source().path()
     }
 
-    /// What the checkpoint says of itself.
+    /// The configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }

@@ -100,15 +100,15 @@ impl GenerateOptions {
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
-    /// The model ended it.
+    /// The model generated an end token.
     Eos,
-    /// A stop string came.
+    /// A stop string was generated.
     Stop,
     /// [`GenerateOptions::max_tokens`] were generated.
     MaxTokens,
     /// The context is full.
     Context,
-    /// The caller broke it off.
+    /// The caller cancelled it.
     Cancelled,
 }
 

@@ -63,9 +63,9 @@ pub struct TensorReport {
     pub encoding: String,
     /// Bytes in the file, scales included.
     pub bytes: u64,
-    /// Bits of a weight in the file, scales included.
+    /// Bits per weight in the file, including scales.
     pub bits_per_weight: f64,
-    /// Share of weights that are zero; of trits in all planes for a ternary tensor.
+    /// Fraction of weights that are zero; for a ternary tensor, of trits over all planes.
     pub zeros: Option<f64>,
     /// Granularity of the scales, and their extremes.
     pub scales: Option<ScaleReport>,
@@ -97,13 +97,13 @@ pub struct Totals {
     pub parameters: u64,
     /// Bytes of all tensors in the file.
     pub bytes: u64,
-    /// Bits of a weight over the whole file.
+    /// Bits per weight over the whole file.
     pub bits_per_weight: f64,
     /// Weights of ternary tensors.
     pub ternary_parameters: u64,
-    /// Bits of a weight over the ternary tensors.
+    /// Bits per weight over the ternary tensors.
     pub ternary_bits_per_weight: Option<f64>,
-    /// Share of zero trits over the ternary tensors.
+    /// Fraction of zero trits over the ternary tensors.
     pub ternary_zeros: Option<f64>,
 }
 

@@ -246,7 +246,7 @@ impl<B: Backend> LanguageModel<B> {
         &self.path
     }
 
-    /// What the checkpoint says of itself.
+    /// The configuration.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
@@ -317,8 +317,8 @@ impl<B: Backend> LanguageModel<B> {
         Ok(())
     }
 
-    /// The type of cached keys and values unless another is asked for: f32 for a model with f32 weights, f16 for
-    /// every other, unless the backend has no f16.
+    /// Precision of cached keys and values unless another one is requested: f32 for a model with f32 weights, f16 for every
+    /// other one, except on a backend without f16.
     pub fn default_kv(&self) -> KvPrecision {
         self.default_kv
     }

@@ -1,4 +1,4 @@
-//! Tells a story with the model that comes with Trike: `cargo run --release --example story`.
+//! Generates text with the bundled model: `cargo run --release --example story`.
 #![expect(clippy::print_stdout, reason = "an example shows what it made")]
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -35,7 +35,7 @@
 //! let dense = trike::ModelFile::open(&path)?;
 //! let report = trike::quantize(&dense, &out, &text, &options, &mut |_, _| ())?;
 //! let story = trike::LanguageModel::load(&out)?.generate("Once upon a time", &Default::default())?;
-//! println!("{:.2} bits a weight: {}", report.ternary.bits_per_weight, story.text);
+//! println!("{:.2} bits per weight: {}", report.ternary.bits_per_weight, story.text);
 //! # assert_eq!(report.ternary.layers, 28);
 //! # assert!(story.text.starts_with(", there was a little girl named Lily."), "{}", story.text);
 //! # Ok::<(), Box<dyn std::error::Error>>(())

@@ -17,10 +17,10 @@ fn set(text: &str) -> Result<Change, String> {
     Ok(Change::Value { row: index(row)?, col: index(col)?, value })
 }
 
-/// Change single weights or rows of a packed model in place, or take that back
+/// Edit weights of a packed model in place, or undo edits
 ///
-/// Only the bytes that differ are written. What takes an edit back is kept in edits.json in the model's directory. Nothing else may
-/// use the directory meanwhile.
+/// Only bytes that differ are written. The journal for undoing is edits.json in the model's directory. Nothing else may use the
+/// directory meanwhile.
 #[derive(Args, Debug)]
 #[command(group(ArgGroup::new("change").required(true).multiple(true).args(["set", "zero_row", "negate_row", "undo"])))]
 pub(crate) struct EditArgs {
@@ -29,16 +29,16 @@ pub(crate) struct EditArgs {
     /// Name of the ternary tensor to change
     #[arg(short, long, required_unless_present = "undo")]
     pub(crate) tensor: Option<String>,
-    /// ROW,COL=VALUE: make a weight the level of its grid that is nearest to VALUE; may be repeated
+    /// Set a weight to the quantization level nearest to VALUE; may be repeated
     #[arg(short, long, value_parser = set, value_name = "ROW,COL=VALUE", allow_hyphen_values = true)]
     pub(crate) set: Vec<Change>,
-    /// Make every weight of a row zero; may be repeated
+    /// Set all weights of a row to zero; may be repeated
     #[arg(long, value_name = "ROW")]
     pub(crate) zero_row: Vec<usize>,
-    /// Change the sign of every weight of a row; may be repeated
+    /// Negate all weights of a row; may be repeated
     #[arg(long, value_name = "ROW")]
     pub(crate) negate_row: Vec<usize>,
-    /// Take the last so many edits back
+    /// Undo the last EDITS edits (1 if omitted)
     #[arg(
         long,
         value_name = "EDITS",

@@ -262,8 +262,8 @@ impl Show for PerplexityOutcome {
         let f = &self.figures;
         let mut pairs = vec![
             ("perplexity", format!("{:.4}", f.perplexity)),
-            ("nats a token", format!("{:.4} +- {:.4}", f.nats, f.nats_error)),
-            ("bits a byte", format!("{:.4}", f.bits_per_byte)),
+            ("nats per token", format!("{:.4} +- {:.4}", f.nats, f.nats_error)),
+            ("bits per byte", format!("{:.4}", f.bits_per_byte)),
             ("tokens", f.tokens.to_string()),
             ("bytes", f.bytes.to_string()),
             ("sequences", format!("{} ({})", f.sequences, self.split)),

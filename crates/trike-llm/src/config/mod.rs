@@ -33,7 +33,7 @@ pub enum Family {
     Qwen2,
     /// Llama with a norm over each query and key head.
     Qwen3,
-    /// Ternary, with sub-norms and int8 activations a token.
+    /// Ternary, with sub-norms and one int8 activation scale per token.
     BitNet,
 }
 
@@ -55,7 +55,7 @@ impl Family {
     }
 }
 
-/// What a checkpoint says of itself.
+/// The configuration of a checkpoint.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelConfig {
     /// Name of the architecture, as the file spells it.

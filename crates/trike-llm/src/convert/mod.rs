@@ -17,7 +17,7 @@ use crate::{LlmError, ModelConfig, ModelFile, Tensors, config::ROPE_FACTORS, fil
 /// What to convert to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A GGUF file with five trits a byte.
+    /// A GGUF file with five trits per byte.
     Tq1_0,
     /// A GGUF file with 2-bit codes in blocks of 256.
     Tq2_0,

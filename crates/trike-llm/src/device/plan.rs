@@ -109,11 +109,11 @@ pub(super) fn check_pieces(pieces: &[Piece], device: &str, limit: u64) -> Result
 
 /// How the kernels hold a matrix.
 enum Form {
-    /// Bytes a weight.
+    /// Bytes per weight.
     Dense(u64),
-    /// A byte a weight and an f32 for each group of columns.
+    /// One byte per weight and one f32 scale per group of columns.
     Int8(usize),
-    /// Two bits a trit, and a scale a row or for each group of columns.
+    /// Two bits per trit, and one scale per row or per group of columns.
     Trits { planes: u64, group: Option<u64> },
     /// Trits in the layout of the kernels; how many scales there are is not in the header.
     Packed { planes: u64, encoding: Encoding, layout: Layout },

@@ -1,4 +1,4 @@
-//! How well a model predicts a text, alone and against another model.
+//! Perplexity of a text, and divergence from another model.
 
 use trike_nn::KvPrecision;
 
@@ -8,7 +8,7 @@ use crate::{LlmError, tokenizer::Tokenizer};
 /// The mark between stories, which several tokenizers have as a special token.
 const STORY_MARK: &str = "<|endoftext|>";
 
-/// How a text is cut into sequences. Each gets BOS, where the tokenizer has one, and no EOS; a sequence is cut at
+/// How a text is split into sequences. Each gets BOS, where the tokenizer has one, and no EOS; a sequence is cut at
 /// the model's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
@@ -80,7 +80,7 @@ impl ScoreOptions {
 pub struct Score {
     /// `exp` of [`nats`](Self::nats).
     pub perplexity: f64,
-    /// Mean negative log-likelihood of a token, natural logarithm.
+    /// Mean negative log-likelihood per token, natural logarithm.
     pub nats: f64,
     /// Standard error of [`nats`](Self::nats), as if tokens were independent.
     pub nats_error: f64,
@@ -108,7 +108,7 @@ pub struct Comparison {
     /// Standard error of the difference of the two scores' [`nats`](Score::nats), which is that of the logarithm of the ratio of
     /// the perplexities. Both models see the same tokens, so that it is far smaller than the scores' own.
     pub gap_error: f64,
-    /// Share of tokens for which both models have the same best token.
+    /// Fraction of tokens for which both models rank the same token first.
     pub top1_agreement: f64,
 }
 

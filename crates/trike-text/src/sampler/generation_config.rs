@@ -1,4 +1,4 @@
-//! What a model says about how its tokens should be chosen.
+//! The sampling defaults that come with a model.
 
 use std::{
     fs::File,
@@ -25,17 +25,17 @@ const MAX_BYTES: u64 = 1 << 20;
 /// ```
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
 pub struct GenerationConfig {
-    /// Whether tokens are sampled, and not the best one taken; the others mean nothing without it.
+    /// Whether tokens are sampled; without it decoding is greedy, and the other fields have no effect.
     pub do_sample: Option<bool>,
     /// Divides the logits.
     pub temperature: Option<f32>,
-    /// How many of the best tokens are kept; zero means all.
+    /// Number of most probable tokens that are kept; 0 = all.
     pub top_k: Option<usize>,
-    /// The probability that the kept tokens reach together.
+    /// Total probability of the kept tokens.
     pub top_p: Option<f32>,
-    /// The share of the best token's probability that a kept one has.
+    /// Minimum probability of a kept token, as a fraction of the highest one.
     pub min_p: Option<f32>,
-    /// Divides the logits of tokens that came before, sampled or not.
+    /// Divides the logits of earlier tokens, sampled or not.
     pub repetition_penalty: Option<f32>,
 }
 
@@ -63,7 +63,7 @@ pub enum GenerationConfigError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The file holds something else.

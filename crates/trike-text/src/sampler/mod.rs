@@ -4,7 +4,7 @@
 //! `transformers` uses: repetition penalty, temperature, top-k, top-p, min-p, then one draw. (llama.cpp
 //! applies the temperature last by default; with a temperature other than 1 its top-p and min-p then
 //! keep other tokens.) Everything after the `f32` logits is computed in `f64` from additions,
-//! multiplications and divisions alone, with ChaCha8 as the source of chance: the same logits and the same
+//! multiplications and divisions alone, with ChaCha8 as the random number generator: the same logits and the same
 //! seed give the same token on every machine. The price is an exponential of our own, because that of the
 //! system differs from machine to machine.
 //!
@@ -46,11 +46,11 @@ const LEAST_EXPONENT: f64 = -60.0;
 pub struct SamplerConfig {
     /// Divides the logits; 0 = greedy decoding, 1 = the model's own distribution.
     pub temperature: f32,
-    /// Keep the `k` best tokens. `None` keeps all.
+    /// Keep the `k` most probable tokens; all when `None`.
     pub top_k: Option<usize>,
-    /// Keep the best tokens until their probability reaches this share, in (0, 1]; 1 keeps all.
+    /// Keep the smallest set of most probable tokens with this total probability, in (0, 1]; 1 keeps all.
     pub top_p: f32,
-    /// Keep tokens with at least this share of the best token's probability, in [0, 1]; 0 keeps all.
+    /// Keep tokens with at least this fraction of the highest probability, in [0, 1]; 0 keeps all.
     pub min_p: f32,
     /// Divides positive and multiplies negative logits of recent tokens, once each; 1 leaves them.
     pub repetition_penalty: f32,
@@ -167,8 +167,8 @@ impl SamplerConfig {
         OptionError::check("repetition_window", Bounds::at_least(1usize), self.repetition_window)
     }
 
-    /// How many of the largest logits decide, where a few do: one for the best token, `top_k`; not with a penalty, which may
-    /// reorder them.
+    /// The number of largest logits that are enough to choose a token: one for greedy decoding, or `top_k`; `None` when all are
+    /// needed, as with a repetition penalty, which may reorder them.
     #[must_use]
     pub fn candidates(&self) -> Option<usize> {
         match self.top_k {
