@@ -20,7 +20,7 @@ const KNOWN: &[(&str, &str)] = &[
     ("trike-cube", "device::buffer device::graph"),
     ("trike-cube", "linear::activations linear::quantize"),
     ("trike-llm", "file source text"),
-    ("trike-nn", "backend check memory sequence spec step"),
+    ("trike-nn", "backend memory sequence spec step"),
     ("trike-nn", "device::recordings device::tensors"),
     ("trike-text", "tokenizer::merge tokenizer::spm"),
 ];
