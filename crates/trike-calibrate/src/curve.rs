@@ -9,7 +9,7 @@ use crate::{
     quantize::quantize, store,
 };
 
-/// Most planes of a point: more are nearly the dense model.
+/// Largest number of planes on the curve: more are nearly the dense model.
 const MOST_PLANES: usize = 4;
 
 impl ModelQuantizationConfig {

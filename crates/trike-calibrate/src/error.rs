@@ -1,12 +1,13 @@
-//! What can go wrong while a model is made ternary or edited.
+//! Errors of quantizing and editing a model.
 
 use std::path::{Path, PathBuf};
 
+use trike_core::OptionError;
 use trike_nn::WeightName;
 
 /// Why a model could not be made ternary, or not be edited.
 ///
-/// [`Config`](Self::Config), [`Edit`](Self::Edit), [`OutputExists`](Self::OutputExists) and [`Budget`](Self::Budget) are about the
+/// [`Option`](Self::Option), [`Config`](Self::Config), [`Edit`](Self::Edit), [`OutputExists`](Self::OutputExists) and [`Budget`](Self::Budget) are about the
 /// request and can be met by another one. The transparent variants carry the message of the layer below, which names the file or the
 /// tensor.
 #[derive(Debug, thiserror::Error)]
@@ -33,7 +34,10 @@ pub enum CalibrateError {
     /// A ternary tensor refused.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),
-    /// An option is out of range, or two options do not go together.
+    /// An option is out of range.
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    /// Options do not go together, or not with the model or the text.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A fold does not fit the model.
@@ -107,30 +111,16 @@ pub enum CalibrateError {
     },
 }
 
-/// An option of [`ModelQuantizationConfig`](crate::ModelQuantizationConfig) or [`PlanOptions`](crate::PlanOptions) that is out of
-/// range, or that does not go together with another one.
+/// Options of [`ModelQuantizationConfig`](crate::ModelQuantizationConfig) or [`PlanOptions`](crate::PlanOptions) that do not go
+/// together, or not with the model or the text.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// The blocks in which inputs are rotated.
-    #[error("input_rotation: expected blocks of 2 to {largest} inputs, got {got}")]
-    InputRotation {
-        /// The block given.
-        got: usize,
-        /// The largest one.
-        largest: usize,
-    },
     /// Pruning and a rotation of inputs.
     #[error(
         "prune with input_rotation: a zero of a rotated weight is not a zero weight; leave one of them out"
     )]
     PruneRotated,
-    /// The damping of the Hessian.
-    #[error("damping: expected a fraction above 0 and at most 1, got {got}")]
-    Damping {
-        /// The fraction given.
-        got: f64,
-    },
     /// One scale per tensor with error compensation.
     #[error("granularity: error compensation needs one scale per row or group, got one per tensor; or round")]
     TensorScale,
@@ -139,29 +129,6 @@ pub enum ConfigError {
     SkipsAll {
         /// The pattern.
         pattern: String,
-    },
-    /// The learning rate of codes.
-    #[error("tuning rate: expected a number above 0 and at most 1, got {got}")]
-    TuningRate {
-        /// The rate given.
-        got: f32,
-    },
-    /// The learning rate of scales.
-    #[error("tuning rate of scales: expected 0 to 0.5, got {got}")]
-    TuningScaleRate {
-        /// The rate given.
-        got: f32,
-    },
-    /// A tuning step without tokens.
-    #[error("tokens per tuning step: expected at least 1, got 0")]
-    TuningTokens,
-    /// The passes of tuning over the text.
-    #[error("tuning epochs: expected at most {most}, got {got}")]
-    TuningEpochs {
-        /// The epochs given.
-        got: usize,
-        /// The largest number.
-        most: usize,
     },
     /// The fraction of weights to prune.
     #[error("fraction to prune: expected at least 0 and below 1, got {got}")]
@@ -189,14 +156,6 @@ pub enum ConfigError {
     /// A budget with rounding.
     #[error("a budget needs error compensation, and the method is rounding: the plan is measured with it")]
     BudgetRounded,
-    /// The planes that a plan chooses from.
-    #[error("planes of a plan: expected 1 to {most}, got {got}")]
-    PlanPlanes {
-        /// The planes given.
-        got: usize,
-        /// The most.
-        most: usize,
-    },
     /// A plan without any granularity to choose from.
     #[error("a plan needs at least one group size to choose from, got none")]
     PlanGroups,
@@ -204,14 +163,6 @@ pub enum ConfigError {
     #[error("perplexity ratio: expected a number above 1, got {got}; closest achievable: 1, the dense model")]
     PerplexityRatio {
         /// The ratio given.
-        got: f64,
-    },
-    /// A budget that is zero, negative or not a number.
-    #[error("{budget}: expected a finite number above 0, got {got}")]
-    BudgetRange {
-        /// The kind of budget.
-        budget: &'static str,
-        /// The number given.
         got: f64,
     },
     /// A text of one sequence, none of which can be held out.

@@ -41,7 +41,7 @@ pub struct Plan {
 /// A layer and how it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedLayer {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// How it is stored.
     #[serde(flatten)]

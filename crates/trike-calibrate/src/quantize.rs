@@ -108,12 +108,12 @@ pub(crate) fn quantize_ids(
     for pattern in &config.skip_patterns {
         let alone = ModelQuantizationConfig { skip_patterns: vec![pattern.clone()], ..config.clone() };
         if !layers.iter().any(|l| alone.skips(&l.name)) {
-            notes.push(format!("the skip pattern `{pattern}` is in no layer's name"));
+            notes.push(format!("the skip pattern `{pattern}` matches no layer's name"));
         }
     }
     if layers.iter().any(|l| l.damping.is_some_and(|d| d > compensation_damping(config))) {
         notes.push(
-            "some Hessians needed more damping than asked for: more calibration text would help".to_owned(),
+            "some Hessians needed more damping than configured: more calibration text would help".to_owned(),
         );
     }
     let (output_bytes, parameters) = assemble(file, input, config, &store, json, &mut notes)?;

@@ -101,7 +101,7 @@ fn salience_note(reports: &[SalienceReport]) -> String {
     let ratios: f64 = reports.iter().filter(|r| r.before > 0.0).map(|r| (r.after / r.before).ln()).sum();
     let mean = (ratios / reports.len().max(1) as f64).exp();
     format!(
-        "the inputs of layers were scaled at {scaled} of {} places, for {mean:.3} times the error there",
+        "the inputs of layers were scaled at {scaled} of {} places, which changed the error there by a factor of {mean:.3}",
         reports.len()
     )
 }

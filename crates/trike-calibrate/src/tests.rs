@@ -402,10 +402,10 @@ fn what_is_not_tuned_is_said() {
     assert!(tuning_of(&input, &config, &mut Vec::new()).unwrap().is_none());
     type Spoil = fn(&mut Tuning);
     let table: [(&str, Spoil); 4] = [
-        ("tuning rate", |t| t.rate = 0.0),
-        ("tuning rate of scales", |t| t.scale_rate = f32::NAN),
-        ("tokens per tuning step", |t| t.batch_tokens = 0),
-        ("tuning epochs", |t| t.model_epochs = usize::MAX),
+        ("tuning.rate is", |t| t.rate = 0.0),
+        ("tuning.scale_rate", |t| t.scale_rate = f32::NAN),
+        ("tuning.batch_tokens", |t| t.batch_tokens = 0),
+        ("tuning.model_epochs", |t| t.model_epochs = usize::MAX),
     ];
     for (name, spoil) in table {
         let mut tuning = short();

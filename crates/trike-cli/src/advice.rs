@@ -34,7 +34,8 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
     match refusal(error) {
         Some(Refusal::Calibrate(error)) => matches!(
             error,
-            CalibrateError::Config(_)
+            CalibrateError::Option(_)
+                | CalibrateError::Config(_)
                 | CalibrateError::Edit(_)
                 | CalibrateError::OutputExists { .. }
                 | CalibrateError::NotOurs { .. }
@@ -124,6 +125,9 @@ fn of_format(error: &FormatError) -> Option<String> {
 
 fn of_calibrate(error: &CalibrateError) -> Option<String> {
     let text = match error {
+        CalibrateError::Option(error) => {
+            return Some(format!("set it with {}", quantize_flag(error.field())?));
+        }
         CalibrateError::Config(error) => return Some(format!("see {}", flag_of_config(error)?)),
         CalibrateError::Fold(FoldError::Ternary { .. }) => "leave out --salience and --rotate",
         CalibrateError::Edit(EditError::Rotated { .. }) => {
@@ -151,21 +155,33 @@ fn flag(field: &str) -> String {
     }
 }
 
+/// The flag of `trike quantize` that sets a field; `None` for fields that no flag sets.
+fn quantize_flag(field: &str) -> Option<&'static str> {
+    Some(match field {
+        "input_rotation" => "--hadamard",
+        "damping" => "--damping",
+        "tuning.block_epochs" => "--tune-block-epochs",
+        "tuning.model_epochs" => "--tune-model-epochs",
+        "planes" => "--planes",
+        "divergence" => "--max-kl",
+        "bits per weight" => "--bits",
+        "bytes" => "--max-bytes",
+        "perplexity ratio" => "--max-ppl-ratio",
+        _ => return None,
+    })
+}
+
 /// The flag of `trike quantize` that an error of its configuration is about.
 fn flag_of_config(error: &ConfigError) -> Option<&'static str> {
     Some(match error {
-        ConfigError::InputRotation { .. } => "--hadamard",
         ConfigError::PruneRotated => "--prune and --hadamard",
-        ConfigError::Damping { .. } => "--damping",
         ConfigError::TensorScale => "--group and --method",
         ConfigError::SkipsAll { .. } => "--skip",
-        ConfigError::TuningEpochs { .. } => "--tune-block-epochs and --tune-model-epochs",
         ConfigError::PruneFraction { .. } => "--prune",
         ConfigError::PrunePattern { .. } => "--prune-pattern",
         ConfigError::PruneRounded | ConfigError::BudgetRounded => "--method",
         ConfigError::PruneMeans => "--prune and --mean",
         ConfigError::BudgetPruned => "--prune",
-        ConfigError::PlanPlanes { .. } => "--planes",
         ConfigError::PlanGroups => "--group",
         ConfigError::PerplexityRatio { .. } => "--max-ppl-ratio",
         ConfigError::NothingHeldOut { .. } => "--calibration and --sequences",
@@ -198,19 +214,26 @@ mod tests {
         let range = |field| OptionError::check(field, Bounds::at_least(1usize), 0usize).unwrap_err();
         let fields =
             ["window", "prompt", "generate", "repetitions", "temperature", "top_k", "top_p", "min_p"];
+        let quantize = [
+            "input_rotation",
+            "damping",
+            "tuning.block_epochs",
+            "tuning.model_epochs",
+            "planes",
+            "divergence",
+            "bits per weight",
+            "bytes",
+            "perplexity ratio",
+        ];
         let config = [
-            ConfigError::InputRotation { got: 1, largest: 2 },
             ConfigError::PruneRotated,
-            ConfigError::Damping { got: 0.0 },
             ConfigError::TensorScale,
             ConfigError::SkipsAll { pattern: "*".to_owned() },
-            ConfigError::TuningEpochs { got: 9, most: 1 },
             ConfigError::PruneFraction { got: 1.0 },
             ConfigError::PrunePattern { keep: 0, of: 0 },
             ConfigError::PruneRounded,
             ConfigError::PruneMeans,
             ConfigError::BudgetPruned,
-            ConfigError::PlanPlanes { got: 9, most: 6 },
             ConfigError::PlanGroups,
             ConfigError::PerplexityRatio { got: 0.5 },
             ConfigError::NothingHeldOut { got: 1 },
@@ -228,6 +251,7 @@ mod tests {
                 CalibrateError::from(EditError::Rotated { block: 8 }).into(),
                 CalibrateError::CalibrationText { sequences: 0, tokens: 0, needed: 16 }.into(),
             ])
+            .chain(quantize.map(|field| CalibrateError::from(range(field)).into()))
             .chain(config.map(|error| CalibrateError::from(error).into()));
         for error in errors {
             let advice = advice(&error).unwrap_or_else(|| panic!("{error}"));

@@ -289,9 +289,9 @@ fn int8_activations_and_half_caches_agree_with_the_host() {
 #[test]
 fn layouts_follow_the_weights() {
     let Some(device) = software() else { return };
-    // Wide enough for whole blocks.
+    // Wide enough for whole blocks, also of 160 columns.
     let spec =
-        DecoderSpec { intermediate: 512, kv_heads: 2, context: 64, ..DecoderSpec::llama(256, 2, 4, 113) };
+        DecoderSpec { intermediate: 640, kv_heads: 2, context: 64, ..DecoderSpec::llama(320, 2, 4, 113) };
     let (kv, ids) = (KvSpec::new(KvPrecision::F32, 40), ids(20, 6));
     let activations = ActivationPrecision::Int8PerToken;
     let make = |kind, layout| {

@@ -50,7 +50,7 @@ pub(crate) fn plan(sensitivities: &[Sensitivity], chosen: &[usize], made_for: St
             let others = sensitivity.choices.iter().filter(|c| c.stored.kind != StoredKind::Dense);
             if let Some(best) = others.min_by(|a, b| a.kl.total_cmp(&b.kl)) {
                 stored.reason = Some(format!(
-                    "{NO_ROOM}: the nearest, {}, alone costs {:.2e} nats a token, all other layers together {loss:.2e}",
+                    "{NO_ROOM}: the nearest, {}, alone costs {:.2e} nats per token, all other layers together {loss:.2e}",
                     best.stored, best.kl
                 ));
             }

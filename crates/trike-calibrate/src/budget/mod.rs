@@ -42,7 +42,7 @@ const HELD_TOKENS: usize = 8192;
 ///
 /// # Errors
 ///
-/// [`CalibrateError::Budget`] for a budget that cannot be met, with the nearest that can; and as [`quantize`](super::quantize()).
+/// [`CalibrateError::Budget`] for a budget that is not achievable, with the closest achievable one; and as [`quantize`](super::quantize()).
 pub fn quantize_to(
     input: &ModelFile,
     output: &Path,

@@ -2,9 +2,10 @@
 
 use std::fmt;
 
+use trike_core::{Bounds, OptionError};
 use trike_trit::{Granularity, GroupSize, MAX_DEPTH};
 
-use crate::ConfigError;
+use crate::{CalibrateError, ConfigError};
 
 /// What a model may cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,32 +39,27 @@ impl PlanOptions {
         Self { budget, planes: 4, groups }
     }
 
-    pub(super) fn validate(&self) -> Result<(), ConfigError> {
-        if !(1..=MAX_DEPTH).contains(&self.planes) {
-            return Err(ConfigError::PlanPlanes { got: self.planes, most: MAX_DEPTH });
-        }
+    pub(super) fn validate(&self) -> Result<(), CalibrateError> {
+        OptionError::check("planes", Bounds::at_least(1usize).at_most(MAX_DEPTH), self.planes)?;
         if self.groups.is_empty() {
-            return Err(ConfigError::PlanGroups);
+            return Err(ConfigError::PlanGroups.into());
         }
         self.budget.validate()
     }
 }
 
 impl Budget {
-    fn validate(&self) -> Result<(), ConfigError> {
+    fn validate(&self) -> Result<(), CalibrateError> {
         let (budget, got) = match *self {
             Self::PerplexityRatio(got) if got.is_finite() && got <= 1.0 => {
-                return Err(ConfigError::PerplexityRatio { got });
+                return Err(ConfigError::PerplexityRatio { got }.into());
             }
             Self::PerplexityRatio(got) => ("perplexity ratio", got),
-            Self::Divergence(got) => ("divergence in nats per token", got),
+            Self::Divergence(got) => ("divergence", got),
             Self::Bits(got) => ("bits per weight", got),
             Self::Bytes(got) => ("bytes", got as f64),
         };
-        match got.is_finite() && got > 0.0 {
-            true => Ok(()),
-            false => Err(ConfigError::BudgetRange { budget, got }),
-        }
+        Ok(OptionError::check(budget, Bounds::over(0.0), got)?)
     }
 }
 

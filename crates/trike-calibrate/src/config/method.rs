@@ -3,26 +3,26 @@
 use trike_quant::{ColumnOrder, ScaleRule};
 use trike_trit::Granularity;
 
-/// How weights become trits.
+/// How weights are quantized.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QuantizeMethod {
-    /// To the nearest level, without looking at inputs. Needs no calibration.
+    /// Round to the nearest level, without looking at inputs. Needs no calibration.
     Round(ScaleRule),
-    /// With error compensation.
+    /// Error compensation (GPTQ): the remaining weights of a row compensate the rounding error.
     Compensate(Compensation),
 }
 
 /// How error compensation works.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Compensation {
-    /// In which order columns are rounded.
+    /// Order in which columns are rounded.
     pub order: ColumnOrder,
-    /// Share of the Hessian's mean diagonal that is added to its diagonal.
+    /// Hessian damping, as a fraction of the mean diagonal.
     pub damping: f64,
     /// Rounds of refitting scales and improving codes.
     pub rounds: usize,
-    /// Whether a layer aims at what the dense model's layer puts out, or only at its own weights: its inputs differ by what the
-    /// layers before lost, and part of that can be made up for.
+    /// Whether a layer aims at the outputs of the dense model's layer, or only at its own weights: its inputs differ by the errors of
+    /// the layers before it, part of which it can compensate.
     pub follow: bool,
 }
 
@@ -32,19 +32,19 @@ impl Default for Compensation {
     }
 }
 
-/// How one layer is stored, in place of what the configuration says for all of them.
+/// How one layer is stored, in place of the layout of the configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerChoice {
-    /// As trits, with so many planes and scales shared so.
+    /// As trits.
     Trits {
-        /// Planes, 1 to 6.
+        /// Number of planes, 1 to 6.
         planes: usize,
-        /// What shares a scale.
+        /// The weights that share a scale.
         granularity: Granularity,
     },
-    /// As int8 in groups of 32.
+    /// As int8, in groups of 32.
     Int8,
-    /// As it is, and why.
+    /// Unchanged.
     Dense {
         /// The reason, for reports.
         reason: String,

@@ -7,6 +7,7 @@ mod tuning;
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use trike_core::{Bounds, OptionError};
 use trike_cpu::Cpu;
 use trike_llm::{HeadPrecision, LoadOptions, ModelFile};
 use trike_nn::{ActivationPrecision, WeightName};
@@ -20,7 +21,7 @@ pub use tuning::Tuning;
 
 use crate::{CalibrateError, ConfigError};
 
-/// How a model is made ternary: which of its layers, in which shape, by which method.
+/// Options of [`quantize()`](crate::quantize()): which layers become ternary, in which layout, by which method.
 ///
 /// ```
 /// use trike_calibrate::ModelQuantizationConfig;
@@ -34,36 +35,38 @@ use crate::{CalibrateError, ConfigError};
 pub struct ModelQuantizationConfig {
     /// Planes, scales and packing.
     pub layout: TritLayout,
-    /// Rounding or compensation.
+    /// Rounding or error compensation.
     pub method: QuantizeMethod,
-    /// How codes and scales are tuned after compensation; `None` for not at all. Without compensation there is no text to tune on,
-    /// and free planes are not tuned.
+    /// How codes and scales are tuned after compensation; `None` for no tuning. Rounding without compensation and free planes are
+    /// never tuned.
     pub tuning: Option<Tuning>,
-    /// Whether the inputs of layers are scaled first by what a search on the text finds to lose least: what matters more in a group
-    /// gets larger weights. The norms before them, value or up projections take the inverse, so that the result runs as any other.
+    /// Whether the inputs of layers are scaled first (AWQ), by the scales that a search on the text finds best: the more important
+    /// weights of a group become larger. The norms, value or up projections before them take the inverse scales, so the result runs
+    /// like any other model.
     pub salience: bool,
-    /// Whether the residual stream is rotated first, with signs from this seed. Embedding and head, where they were one, are two
-    /// then. See [`Fold`](crate::Fold).
+    /// Whether the residual stream is rotated first, with random signs from this seed (QuaRot). A tied head becomes a matrix of its
+    /// own. See [`Fold`](crate::Fold).
     pub rotation: Option<u64>,
-    /// Whether the inputs of output and down projections that become ternary are rotated when the model runs, by Hadamard matrices
-    /// in blocks of at most so many numbers: nothing before these could take the rotation in. See
+    /// Whether the inputs of output and down projections are rotated at run time, by Hadamard matrices in blocks of at most so many
+    /// elements: no weight before these inputs could absorb the rotation. See
     /// [`TritTensor::rotation`](trike_trit::TritTensor::rotation).
     pub input_rotation: Option<usize>,
-    /// Layers whose name contains one of these stay as they are; `*` stands for any characters.
+    /// Layers whose name contains one of these patterns are not quantized; `*` matches any characters.
     pub skip_patterns: Vec<String>,
-    /// Layers with fewer weights stay as they are.
+    /// Layers with fewer weights are not quantized.
     pub min_layer_size: usize,
-    /// Round the embedding and the output head to int8 in groups of 32; else they stay as they are.
+    /// Whether the embedding and the output head are rounded to int8 in groups of 32.
     pub int8_head: bool,
-    /// A tokenizer to use and to put into the result, when none comes with the model.
+    /// A tokenizer to use and to write with the result, for a model without one.
     pub tokenizer: Option<PathBuf>,
-    /// Layers, by name, that are stored in another way than `layout` says, as a plan puts it.
+    /// Layers, by name, that are stored in another way than `layout`: the choices of a plan.
     pub layers: BTreeMap<String, LayerChoice>,
-    /// Which weights become zero first.
+    /// Weights that are pruned before quantization.
     pub prune: Option<Pruning>,
-    /// Pack each layer as the measured crossover of the kernels and the bytes say, in place of `layout.encoding`.
+    /// Whether the encoding of each layer is chosen by its zeros (the measured crossover of the kernels, then size), in place of
+    /// `layout.encoding`.
     pub auto_encoding: bool,
-    /// Threads; 0 for one a processor.
+    /// Threads; 0 = all logical CPUs.
     pub threads: usize,
 }
 
@@ -95,7 +98,7 @@ impl ModelQuantizationConfig {
         }
     }
 
-    /// Whether a layer of this name stays as it is.
+    /// Whether a layer of this name is not quantized.
     pub fn skips(&self, name: &str) -> bool {
         self.skip_patterns.iter().any(|pattern| contains(name, pattern))
     }
@@ -139,7 +142,7 @@ impl ModelQuantizationConfig {
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::Quantize`] and [`CalibrateError::Config`], which name the option.
+    /// [`CalibrateError::Quantize`], [`CalibrateError::Option`] and [`CalibrateError::Config`], which name the option.
     pub fn validate(&self) -> Result<(), CalibrateError> {
         let rule = match self.method {
             QuantizeMethod::Round(rule) => rule,
@@ -151,10 +154,8 @@ impl ModelQuantizationConfig {
             let config = QuantizeConfig { rule, layout: *layout, ..QuantizeConfig::default() };
             config.validate().map_err(|e| CalibrateError::quantize(what, e))?;
         }
-        if let Some(got) = self.input_rotation {
-            if !(2..=Hadamard::MAX).contains(&got) {
-                return Err(ConfigError::InputRotation { got, largest: Hadamard::MAX }.into());
-            }
+        if let Some(block) = self.input_rotation {
+            OptionError::check("input_rotation", Bounds::at_least(2usize).at_most(Hadamard::MAX), block)?;
             if self.prune.is_some() {
                 return Err(ConfigError::PruneRotated.into());
             }
@@ -163,9 +164,7 @@ impl ModelQuantizationConfig {
             prune.validate(&self.method, self.layout.with_mean)?;
         }
         if let QuantizeMethod::Compensate(c) = &self.method {
-            if !(c.damping > 0.0 && c.damping <= 1.0) {
-                return Err(ConfigError::Damping { got: c.damping }.into());
-            }
+            OptionError::check("damping", Bounds::over(0.0).at_most(1.0), c.damping)?;
             if layouts.iter().any(|(_, layout)| layout.granularity == Granularity::Tensor) {
                 return Err(ConfigError::TensorScale.into());
             }

@@ -5,25 +5,26 @@ use trike_quant::{Hessian, HessianFactor, MatrixView, PrunePattern, PruneScore, 
 use super::QuantizeMethod;
 use crate::ConfigError;
 
-/// What makes a weight worth keeping.
+/// The criterion by which weights are pruned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Importance {
     /// Its magnitude.
     Magnitude,
     /// Its magnitude times the norm of its input on the calibration text (Wanda, Sun et al., 2306.11695).
     Wanda,
-    /// What the layer's output loses when the rest of the row has made up for it (SparseGPT, Frantar and Alistarh, 2301.00774).
+    /// The error of the layer's output that remains after compensation by the rest of the row (SparseGPT, Frantar and Alistarh,
+    /// 2301.00774).
     Compensated,
 }
 
-/// Weights that become zero before the rest is made ternary, and stay zero.
+/// Weights that are set to zero before the rest is quantized, and stay zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pruning {
-    /// Which weights go.
+    /// The criterion.
     pub importance: Importance,
-    /// Which of them go together.
+    /// The weights that are pruned together.
     pub pattern: PrunePattern,
-    /// Share of each layer's weights, or blocks, that become zero. Weights that round to zero come on top.
+    /// Fraction of each layer's weights, or blocks, that become zero. Weights that round to zero come on top.
     pub share: f64,
 }
 

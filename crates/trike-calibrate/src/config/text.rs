@@ -2,23 +2,23 @@
 
 use trike_llm::Split;
 
-/// Text that a model runs on while it is made ternary.
+/// The calibration text.
 #[derive(Clone, Copy, Debug)]
 pub enum Calibration<'a> {
-    /// A text, cut into sequences, at most so many of them.
+    /// A text, split into sequences.
     Text {
         /// The text.
         text: &'a str,
-        /// How it is cut.
+        /// How it is split.
         split: Split,
-        /// Most sequences.
+        /// Maximum number of sequences.
         limit: Option<usize>,
     },
-    /// Text that the model writes itself, sampled at temperature 1 from nothing but a beginning-of-text token.
+    /// Text that the model generates itself, sampled at temperature 1 from the beginning-of-text token alone.
     Generated {
-        /// Number of texts.
+        /// Number of sequences.
         sequences: usize,
-        /// Where chance starts.
+        /// RNG seed.
         seed: u64,
     },
 }

@@ -1,4 +1,4 @@
-//! What quantizing a model did and cost.
+//! The report on a quantized model.
 
 mod html;
 mod planning;
@@ -12,15 +12,15 @@ pub use planning::{Measured, Planning, Sensitivity, Trial};
 /// A model made ternary. The field names are the schema of `report.json` and of `trike quantize --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct QuantizeReport {
-    /// What was read.
+    /// Path of the input.
     pub input: String,
-    /// What was written.
+    /// Path of the output.
     pub output: String,
-    /// Planes and how they add up.
+    /// Number of planes and their coupling.
     pub planes: String,
-    /// What shares a scale.
+    /// The weights that share a scale.
     pub granularity: String,
-    /// How weights became trits.
+    /// The method of quantization.
     pub method: String,
     /// Sequences of the calibration text, 0 where none was needed.
     pub calibration_sequences: usize,
@@ -40,7 +40,7 @@ pub struct QuantizeReport {
     pub input_bytes: u64,
     /// Bytes of the tensors written.
     pub output_bytes: u64,
-    /// Bits of a weight over all tensors written, embeddings and norms included.
+    /// Bits per weight over all tensors written, embeddings and norms included.
     pub bits_per_weight: f64,
     /// Before and after, when a text to measure on was given.
     pub evaluation: Option<Evaluation>,
@@ -48,24 +48,24 @@ pub struct QuantizeReport {
     pub planning: Option<Planning>,
     /// Other settings of the same model on the text of `evaluation`, where a curve was asked for; the model itself is one of them.
     pub curve: Vec<CurvePoint>,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// A setting and what it costs.
+/// One point of the curve of size against quality.
 #[derive(Clone, Debug, Serialize)]
 pub struct CurvePoint {
-    /// What it is.
+    /// The setting.
     pub setting: String,
-    /// Bits of a weight over the linear layers of the blocks.
+    /// Bits per weight over the linear layers of the blocks.
     pub bits_per_weight: f64,
     /// Bytes of the model.
     pub bytes: u64,
     /// Perplexity over the dense model's.
     pub ratio: f64,
-    /// Divergence from the dense model, in nats a token.
+    /// Divergence from the dense model, in nats per token.
     pub kl: f64,
 }
 
@@ -84,52 +84,52 @@ pub struct SalienceReport {
     pub after: f64,
 }
 
-/// What tuning did to a block, or to the whole model.
+/// The effect of tuning on a block, or on the whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TuningReport {
     /// Steps taken.
     pub steps: usize,
     /// Loss before, on text that was held out where there is enough of it: of a block the mean squared error of its output over
-    /// the mean square of that of the dense block, token by token; of the model the divergence from the dense one in nats a token.
+    /// the mean square of that of the dense block, token by token; of the model the divergence from the dense one in nats per token.
     pub before: f64,
     /// The same after; the result is kept only where it is lower.
     pub after: f64,
     /// Whether it was kept.
     pub kept: bool,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
 /// One linear layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LayerReport {
-    /// Its name.
+    /// Name.
     pub name: String,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// Why it stays as it is; all that follows is then about what it was.
+    /// Why it was not quantized; all further fields then describe the input.
     pub kept: Option<String>,
     /// How it is stored: planes, what shares a scale and packing; `int8`; or the type of floats.
     pub stored: String,
     /// Bytes, scales included.
     pub bytes: u64,
-    /// The same in bits a weight.
+    /// Bits per weight.
     pub bits_per_weight: f64,
     /// `||w - w_ternary|| / ||w||`.
     pub weight_error: Option<f64>,
     /// The same for the layer's outputs on the calibration text, against what it aimed at; `None` for rounding, which has none.
     pub output_error: Option<f64>,
-    /// Share of zero trits.
+    /// Fraction of trits that are zero.
     pub zeros: Option<f64>,
-    /// Share of the Hessian's mean diagonal that was added to make it definite.
+    /// Hessian damping that was needed, as a fraction of the mean diagonal.
     pub damping: Option<f64>,
     /// Inputs that were zero for every token.
     pub dead_inputs: Option<usize>,
-    /// Share of the inputs that a few outliers rule: their largest magnitude is over ten times their root mean square.
+    /// Fraction of the inputs with outliers: their largest magnitude is over ten times their root mean square.
     pub outlier_inputs: Option<f64>,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
@@ -142,9 +142,9 @@ pub struct TernaryTotals {
     pub parameters: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// The same in bits a weight.
+    /// Bits per weight.
     pub bits_per_weight: f64,
-    /// Share of zero trits.
+    /// Fraction of trits that are zero.
     pub zeros: f64,
 }
 
@@ -165,11 +165,11 @@ pub struct Evaluation {
     pub ratio_error: f64,
     /// Standard error of the mean negative log-likelihood of the ternary model, in nats, as if tokens were independent.
     pub nats_error: f64,
-    /// Mean Kullback-Leibler divergence from the dense model, in nats a token.
+    /// Mean Kullback-Leibler divergence from the dense model, in nats per token.
     pub kl: f64,
     /// Its standard error.
     pub kl_error: f64,
-    /// Share of tokens for which both have the same best token.
+    /// Fraction of tokens for which both models have the same best token.
     pub top1_agreement: f64,
 }
 

@@ -4,26 +4,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Plan, Stored};
 
-/// A linear layer, and what each way to store it costs.
+/// The cost of each way to store a linear layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sensitivity {
-    /// Its name.
+    /// Name.
     pub layer: String,
-    /// Its weights.
+    /// Number of weights.
     pub weights: u64,
-    /// Every way that was tried, and what it costs while the rest of the model is dense.
+    /// Every way that was tried, with its cost while the rest of the model is dense.
     pub choices: Vec<Measured>,
 }
 
 /// One way to store a layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// The way.
+    /// How the layer is stored.
     #[serde(flatten)]
     pub stored: Stored,
     /// Bytes that the layer takes.
     pub bytes: u64,
-    /// Kullback-Leibler divergence from the dense model that it causes, in nats a token.
+    /// Kullback-Leibler divergence from the dense model that it causes, in nats per token.
     pub kl: f64,
 }
 
@@ -32,7 +32,7 @@ pub struct Measured {
 pub struct Trial {
     /// Bytes of the planned layers.
     pub bytes: u64,
-    /// The same in bits a weight.
+    /// Bits per weight.
     pub bits_per_weight: f64,
     /// Divergence that the sensitivities add up to.
     pub predicted_kl: f64,

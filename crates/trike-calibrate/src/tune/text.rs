@@ -8,7 +8,7 @@ use crate::streams::Batch;
 
 /// One of so many sequences says whether tuning helped, and is not tuned on.
 const HELD_OUT: usize = 16;
-/// Share of the steps over which the rate rises to its full value.
+/// Fraction of the steps over which the learning rate rises to its full value.
 const WARM_UP: f32 = 0.05;
 
 /// A sequence: the index of its batch, and its rows there.

@@ -12,7 +12,7 @@ use crate::{
     weights::rotated,
 };
 
-/// What the tokens of a text say about the inputs at a hook point.
+/// Sums over the tokens of a text at a hook point.
 pub(super) struct Statistics {
     pub(super) hessian: Hessian,
     /// Inputs of the dense model with those of the ternary one.

@@ -234,7 +234,7 @@ fn budgets_are_met_or_refused_with_the_nearest() {
         (1, &["--bits", "0.5"][..], "closest achievable"),
         (1, &["--max-bytes", "100kB"], "bytes"),
         (2, &["--max-ppl-ratio", "0.9"], "closest achievable"),
-        (2, &["--max-kl", "0"], "above 0"),
+        (2, &["--max-kl", "0"], "more than 0"),
         (2, &["--bits", "3", "--method", "nearest"], "error compensation"),
     ] {
         let error = bench.trike.fails(code, &bench.args(&out, &[more, &["--sequences", "2"]].concat()));

@@ -3,11 +3,12 @@
 #[cfg(feature = "gpu")]
 use std::collections::BTreeMap;
 
+use trike_core::Layout;
 use trike_format::StoredType;
 #[cfg(feature = "gpu")]
 use trike_nn::DecoderSpec;
 use trike_nn::{KvSpec, MemoryPlan, WeightName};
-use trike_trit::Encoding;
+use trike_trit::{Coupling, Encoding};
 
 use crate::{LlmError, LoadOptions, ModelFile, generate::STEP, load::HEAD_GROUP};
 
@@ -43,7 +44,7 @@ fn form(file: &ModelFile, options: &LoadOptions, name: WeightName) -> Result<For
             Form::Int8(HEAD_GROUP)
         }
         _ if file.ternarizes(name) => Form::Trits { planes: 1, group: None },
-        kind => Form::of(kind),
+        kind => Form::of(kind, options.layout),
     })
 }
 
@@ -112,14 +113,15 @@ enum Form {
     Dense(u64),
     /// One byte per weight and one f32 scale per group of columns.
     Int8(usize),
-    /// Two bits per trit, and one scale per row or per group of columns.
+    /// Two bits a trit, and a scale a row or for each group of columns.
     Trits { planes: u64, group: Option<u64> },
-    /// Two bits per trit; how many scales there are is not in the header.
-    Packed { planes: u64, encoding: Encoding },
+    /// Trits in the layout of the kernels; how many scales there are is not in the header.
+    Packed { planes: u64, encoding: Encoding, layout: Layout },
 }
 
 impl Form {
-    fn of(kind: &StoredType) -> Self {
+    /// `layout` is the one asked for.
+    fn of(kind: &StoredType, layout: Option<Layout>) -> Self {
         let trits = |group| Self::Trits { planes: 1, group };
         match kind {
             StoredType::F32 => Self::Dense(4),
@@ -131,8 +133,15 @@ impl Form {
             StoredType::Q2_0(group) => trits(Some(group.get() as u64)),
             StoredType::Pq2_0 | StoredType::Ptq1_0 => trits(Some(128)),
             StoredType::I2S | StoredType::BitNet => trits(None),
-            StoredType::Trits { encoding, depth, .. } => {
-                Self::Packed { planes: *depth as u64, encoding: *encoding }
+            StoredType::Trits { encoding, depth, coupling } => {
+                let plain = *depth == 1;
+                let layout = match (layout, encoding) {
+                    // Where the header tells that most weights are zero, so does the plan; a bitmap may have too many for that.
+                    (None | Some(Layout::Sparse), Encoding::RowCompressed) if plain => Layout::Sparse,
+                    (Some(Layout::Base3), _) if plain || *coupling == Coupling::Free => Layout::Base3,
+                    _ => Layout::TwoBit,
+                };
+                Self::Packed { planes: *depth as u64, encoding: *encoding, layout }
             }
             // What has minima, or is not known, is held in floats.
             _ => Self::Dense(4),
@@ -145,6 +154,7 @@ impl Form {
         match *self {
             Self::Dense(_) => self.bytes(rows, cols, 0),
             Self::Int8(_) => rows.saturating_mul(cols.next_multiple_of(16)),
+            Self::Packed { layout: Layout::Base3, planes, .. } => base3(rows, cols).saturating_mul(planes),
             Self::Trits { planes, .. } | Self::Packed { planes, .. } => {
                 codes(rows, cols).saturating_mul(planes)
             }
@@ -167,7 +177,13 @@ impl Form {
                 let scales = rows.next_multiple_of(16).saturating_mul(groups).saturating_mul(planes);
                 codes(planes).saturating_add(scales.saturating_mul(2))
             }
-            Self::Packed { planes, encoding } => {
+            Self::Packed { encoding: Encoding::RowCompressed, layout: Layout::Sparse, .. } => {
+                // The file has offsets, one byte for each nonzero and scales; the kernels have two bytes for each nonzero, offsets
+                // and an f32 scale per row.
+                let entries = stored.saturating_sub(4 * (rows + 1) + 2 * rows);
+                entries.saturating_mul(2).saturating_add(4 * (2 * rows + 2))
+            }
+            Self::Packed { planes, encoding, layout } => {
                 let weights = rows.saturating_mul(cols).saturating_mul(planes);
                 // The rest of what the file holds is scales; of a sparse encoding not even that is known.
                 let trits = match encoding {
@@ -176,10 +192,19 @@ impl Form {
                     _ => stored,
                 };
                 let row_scales = rows.next_multiple_of(16).saturating_mul(2 * planes);
-                codes(planes).saturating_add(stored.saturating_sub(trits).max(row_scales))
+                let codes = match layout {
+                    Layout::Base3 => base3(rows, cols).saturating_mul(planes),
+                    _ => codes(planes),
+                };
+                codes.saturating_add(stored.saturating_sub(trits).max(row_scales))
             }
         }
     }
+}
+
+/// Bytes of a plane of five trits per byte in the kernels' tiles.
+fn base3(rows: u64, cols: u64) -> u64 {
+    rows.next_multiple_of(16).saturating_mul(cols.next_multiple_of(160)) / 5
 }
 
 /// Bytes of a plane of two-bit codes in the kernels' tiles.
@@ -208,6 +233,22 @@ mod tests {
         assert_eq!(trits.bytes(10, 200, 0), 2 * 16 * 256 / 4 + 2 * 16 * 2 * 2);
         assert_eq!(Form::Dense(2).bytes(10, 20, 0), 10 * 32 * 2);
         assert_eq!(Form::Int8(32).bytes(10, 64, 0), 10 * 64 + 10 * 2 * 4);
+    }
+
+    #[test]
+    fn layouts_of_their_own_take_less() {
+        let kind = |encoding| StoredType::Trits { encoding, depth: 1, coupling: Coupling::Free };
+        let (rows, cols) = (4096u64, 4096u64);
+        let two_bits = Form::of(&kind(Encoding::TwoBit), None).bytes(rows, cols, rows * cols / 4);
+        // 95 % zeros: a byte for each nonzero, offsets and a half for each row.
+        let stored = rows * cols / 20 + 4 * (rows + 1) + 2 * rows;
+        let sparse = Form::of(&kind(Encoding::RowCompressed), None).bytes(rows, cols, stored);
+        assert_eq!(sparse, rows * cols / 10 + 8 * (rows + 1));
+        let stored = rows * cols / 5;
+        let base3 = Form::of(&kind(Encoding::Base3), Some(Layout::Base3)).bytes(rows, cols, stored);
+        assert!(sparse < two_bits / 2 && base3 < two_bits * 17 / 20, "{sparse} {base3} {two_bits}");
+        let asked = Form::of(&kind(Encoding::RowCompressed), Some(Layout::TwoBit)).bytes(rows, cols, stored);
+        assert!(asked >= two_bits);
     }
 
     #[test]

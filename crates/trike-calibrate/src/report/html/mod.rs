@@ -92,7 +92,7 @@ impl QuantizeReport {
                 ],
                 vec!["ratio".to_owned(), "1".to_owned(), format!("{:.4} ± {:.4}", e.ratio, e.ratio_error)],
                 vec![
-                    "KL from the dense model, nats a token".to_owned(),
+                    "KL from the dense model, nats per token".to_owned(),
                     "0".to_owned(),
                     format!("{:.5} ± {:.5}", e.kl, e.kl_error),
                 ],
@@ -206,7 +206,7 @@ impl QuantizeReport {
             })
         });
         page.raw("<details><summary>Every measurement</summary>\n");
-        page.table(&["layer", "stored as", "bits/weight", "bytes", "KL, nats a token"], rows);
+        page.table(&["layer", "stored as", "bits/weight", "bytes", "KL, nats per token"], rows);
         page.raw("</details>\n");
     }
 

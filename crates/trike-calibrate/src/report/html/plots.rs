@@ -83,11 +83,11 @@ pub(crate) fn layers(id: &str, title: &str, values: &[f64]) -> String {
     })
 }
 
-/// Perplexity ratio against bits a weight.
+/// Perplexity ratio against bits per weight.
 pub(crate) fn curve(points: &[CurvePoint]) -> String {
     let mut sorted: Vec<&CurvePoint> = points.iter().collect();
     sorted.sort_by(|a, b| a.bits_per_weight.total_cmp(&b.bits_per_weight));
-    svg("curve", "Perplexity over the dense model's, against bits a weight of the linear layers", |area| {
+    svg("curve", "Perplexity over the dense model's, against bits per weight of the linear layers", |area| {
         // What is lost spans orders of magnitude.
         let lost = |p: &CurvePoint| (p.ratio - 1.0).max(1e-4);
         let mut chart = ChartBuilder::on(area)
@@ -100,7 +100,7 @@ pub(crate) fn curve(points: &[CurvePoint]) -> String {
             )?;
         chart
             .configure_mesh()
-            .x_desc("bits a weight")
+            .x_desc("bits per weight")
             .y_desc("more than the dense model's")
             .y_label_formatter(&|y| format!("{} %", significant(100.0 * y)))
             .draw()?;
@@ -117,7 +117,7 @@ pub(crate) fn curve(points: &[CurvePoint]) -> String {
 
 /// Divergence against bits, a line for each layer.
 pub(crate) fn sensitivity(all: &[Sensitivity]) -> String {
-    svg("sensitivity", "Divergence (nats a token) that each layer causes alone, against its bits", |area| {
+    svg("sensitivity", "Divergence (nats per token) that each layer causes alone, against its bits", |area| {
         let lines: Vec<Vec<(f64, f64)>> = all
             .iter()
             .map(|s| {
@@ -137,7 +137,7 @@ pub(crate) fn sensitivity(all: &[Sensitivity]) -> String {
                 around(points().map(|p| p.0)),
                 around_logs(points().map(|p| p.1)).log_scale(),
             )?;
-        chart.configure_mesh().x_desc("bits a weight").y_label_formatter(&|y| format!("{y:.0e}")).draw()?;
+        chart.configure_mesh().x_desc("bits per weight").y_label_formatter(&|y| format!("{y:.0e}")).draw()?;
         for (i, line) in lines.iter().enumerate() {
             // Neighbours differ in colour.
             chart.draw_series(LineSeries::new(
