@@ -113,7 +113,7 @@ enum Form {
     Dense(u64),
     /// One byte per weight and one f32 scale per group of columns.
     Int8(usize),
-    /// Two bits a trit, and a scale a row or for each group of columns.
+    /// Two bits per trit, and one scale per row or per group of columns.
     Trits { planes: u64, group: Option<u64> },
     /// Trits in the layout of the kernels; how many scales there are is not in the header.
     Packed { planes: u64, encoding: Encoding, layout: Layout },
@@ -218,7 +218,7 @@ pub(super) fn synthetic_plan(spec: &DecoderSpec, kv: &KvSpec) -> MemoryPlan {
     let table = spec.vocab as u64 * spec.hidden as u64;
     let (hidden, query, keys) = (spec.hidden as u64, spec.query_width() as u64, spec.kv_width() as u64);
     let layer = hidden * (2 * query + 2 * keys + 3 * spec.intermediate as u64);
-    // Two bytes a weight of the embedding and one of the head, four trits a byte.
+    // Two bytes per weight of the embedding and one of the head, four trits per byte.
     MemoryPlan::new(spec, 3 * table + spec.layers as u64 * layer / 4, kv, STEP)
 }
 
