@@ -218,7 +218,7 @@ pub(super) fn synthetic_plan(spec: &DecoderSpec, kv: &KvSpec) -> MemoryPlan {
     let table = spec.vocab as u64 * spec.hidden as u64;
     let (hidden, query, keys) = (spec.hidden as u64, spec.query_width() as u64, spec.kv_width() as u64);
     let layer = hidden * (2 * query + 2 * keys + 3 * spec.intermediate as u64);
-    // Two bytes a weight of the embedding and one of the head, four trits a byte.
+    // Two bytes per weight of the embedding and one of the head, four trits per byte.
     MemoryPlan::new(spec, 3 * table + spec.layers as u64 * layer / 4, kv, STEP)
 }
 
