@@ -430,6 +430,7 @@ impl Quantize<'_> {
 
     /// As `SLICES` bytes per value, the least significant first.
     #[inline(always)]
+    #[allow(clippy::needless_range_loop, reason = "an iterator is not inlined here")]
     fn fixed_point<S: Simd, const SLICES: usize>(&mut self, s: S, x: &[f32]) {
         let largest = largest(x);
         if largest >= INFINITE {

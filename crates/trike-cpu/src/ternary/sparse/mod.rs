@@ -58,6 +58,7 @@ pub(super) fn one_unit<S: Simd, P: Permutes<S>, const T: usize>(
 
 /// Adds a plane of one tile to the exact sums of the units; those of the planes before count three times as much.
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "one call site, in the loop over planes")]
 pub(super) fn add_plane<S: Simd, P: Permutes<S>, const T: usize>(
     s: S,
     permutes: P,
