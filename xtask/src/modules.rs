@@ -181,8 +181,7 @@ impl Tree {
 
     fn knots(&self) -> Vec<Knot> {
         // Folder -> child -> children that it uses, with the modules that do.
-        let mut folders: BTreeMap<Path, BTreeMap<Path, BTreeMap<Path, Vec<(String, String)>>>> =
-            BTreeMap::new();
+        let mut folders: BTreeMap<Path, Uses> = BTreeMap::new();
         for (from, to) in self.uses() {
             let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
             // A parent and what is below it, or its errors.
@@ -198,8 +197,11 @@ impl Tree {
     }
 }
 
+/// Children of a folder, and the children that each uses with the modules that do.
+type Uses = BTreeMap<Path, BTreeMap<Path, Vec<(String, String)>>>;
+
 /// The sets of children that reach each other.
-fn knots_of_folder(uses: &BTreeMap<Path, BTreeMap<Path, Vec<(String, String)>>>) -> Vec<Knot> {
+fn knots_of_folder(uses: &Uses) -> Vec<Knot> {
     let reach: BTreeMap<&Path, BTreeSet<&Path>> = uses
         .keys()
         .map(|start| {

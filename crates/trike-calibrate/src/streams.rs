@@ -41,7 +41,7 @@ pub(crate) fn embed(
         }
     }
     let batch = |inputs: StepInputs| {
-        let x = backend.into_host(backend.embed(table, &inputs)?)?;
+        let x = backend.move_to_host(backend.embed(table, &inputs)?)?;
         Ok(Batch { inputs, x })
     };
     batches.into_iter().map(batch).collect()
@@ -94,7 +94,7 @@ impl Batch {
                 }
             },
         )?;
-        backend.into_host(x)
+        backend.move_to_host(x)
     }
 }
 

@@ -60,7 +60,7 @@ fn linear<B: Backend>(backend: &B, weights: &[Tensor], x: &[f32]) -> Vec<Vec<f32
     let loaded: Vec<_> = weights.iter().map(|w| backend.load_matrix(w.clone()).expect("it loads")).collect();
     let x = tensor(backend, x.len() / 70, x);
     let outs = backend.linear(&x, &loaded.iter().collect::<Vec<_>>()).expect("products");
-    outs.into_iter().map(|out| backend.into_host(out).expect("values")).collect()
+    outs.into_iter().map(|out| backend.move_to_host(out).expect("values")).collect()
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn norms_gates_and_sums() {
         assert!(backend.add(&mut x, &narrow).is_err());
         assert!(backend.gated(&x, &narrow, GatedActivation::SiLu).is_err());
         assert!(backend.rms_norm(&narrow, &norm, 1e-5).is_err());
-        outs.into_iter().chain([x]).map(|out| backend.into_host(out).expect("values")).collect()
+        outs.into_iter().chain([x]).map(|out| backend.move_to_host(out).expect("values")).collect()
     }
     for (got, want) in run(&cpu()).iter().zip(run(&candle())) {
         assert_close(got, &want, 1e-5);
@@ -132,7 +132,7 @@ fn rotations_in_both_pairings() {
         backend.rope(&mut x, &rope, &inputs).expect("a rotation");
         let mut odd = tensor(backend, 3, &[1.0; 3 * 12]);
         assert!(backend.rope(&mut odd, &rope, &inputs).is_err());
-        backend.into_host(x).expect("values")
+        backend.move_to_host(x).expect("values")
     }
     let mut seen = Vec::new();
     for pairing in [RopePairing::Adjacent, RopePairing::Halves] {
@@ -163,7 +163,7 @@ fn attention_of_two_sequences_at_once() {
             let inputs = backend.inputs(inputs).expect("inputs");
             let mut caches: Vec<_> = caches.iter_mut().collect();
             let out = backend.attention(&spec, &q, &k, &v, &inputs, &mut caches).expect("an attention");
-            outs.extend(backend.into_host(out).expect("values"));
+            outs.extend(backend.move_to_host(out).expect("values"));
             assert!(
                 backend.attention(&spec, &k, &k, &v, &inputs, &mut caches).is_err(),
                 "queries of the wrong width"

@@ -414,7 +414,7 @@ fn what_a_type_cannot_hold_is_an_error() {
             turned.unwrap().into(),
             "inputs as they are, got inputs rotated in blocks of 64; write Trike's own directory",
         ),
-        (GgufType::Tq2_0, dense.clone(), "got dense weights; make it ternary with `trike quantize`"),
+        (GgufType::Tq2_0, dense.clone(), "got dense weights; quantize it first"),
         (GgufType::Q8_0, dense.clone(), "expected int8 codes, got dense weights"),
         (GgufType::F16, dense.clone(), "values that are F16 numbers"),
         (GgufType::Bf16, dense.clone(), "values that are BF16 numbers"),

@@ -3,7 +3,7 @@
 use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
 use trike_trit::{Edit, TritTensor};
 
-use crate::{DeviceUse, Largest, NnError, StepInputs, StepLogits, TokenStep, step::logits_of};
+use crate::{DeviceUse, Largest, NnError, StepInputs, StepLogits, TokenStep, step::{RunStep, logits_of}};
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -220,7 +220,7 @@ pub trait Backend {
     /// # Errors
     ///
     /// When the device fails.
-    fn into_host(&self, x: Self::Tensor) -> Result<Vec<f32>, NnError> {
+    fn move_to_host(&self, x: Self::Tensor) -> Result<Vec<f32>, NnError> {
         self.to_host(&x)
     }
 
@@ -376,7 +376,7 @@ pub trait Backend {
         &self,
         step: TokenStep<'_, Self>,
         recorded: &mut Self::Recorded,
-        run: &mut dyn FnMut(&Self::Inputs) -> Result<Self::Tensor, NnError>,
+        run: &mut RunStep<'_, Self>,
     ) -> Result<StepLogits, NnError> {
         let _ = recorded;
         let inputs = self.inputs(step.inputs)?;

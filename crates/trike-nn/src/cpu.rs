@@ -302,7 +302,7 @@ impl Backend for CpuBackend {
         Ok(x.values().to_vec())
     }
 
-    fn into_host(&self, mut x: CpuTensor) -> Result<Vec<f32>, NnError> {
+    fn move_to_host(&self, mut x: CpuTensor) -> Result<Vec<f32>, NnError> {
         let mut data = std::mem::take(&mut x.data);
         data.truncate(x.len);
         Ok(data)

@@ -231,7 +231,7 @@ impl<B: Backend> Decoder<B> {
             };
         }
         let inputs = self.backend.inputs(self.step_inputs(steps)?)?;
-        let mut all = self.backend.into_host(self.run(steps, &inputs, logits)?)?;
+        let mut all = self.backend.move_to_host(self.run(steps, &inputs, logits)?)?;
         let counts: Vec<usize> = match logits {
             Logits::Last => vec![1; steps.len()],
             Logits::All => steps.iter().map(|s| s.ids.len()).collect(),
@@ -266,7 +266,7 @@ impl<B: Backend> Decoder<B> {
                 rows.into_iter().map(StepLogits::Top).collect()
             }
             _ => {
-                let mut all = self.backend.into_host(out)?;
+                let mut all = self.backend.move_to_host(out)?;
                 if steps.len() == 1 {
                     advance(steps);
                     return Ok(vec![StepLogits::All(all)]);

@@ -15,7 +15,7 @@
 //! * memory: [`MemoryPlan`]
 //! * one block alone: [`DecoderBlock`], [`BlockContext`], [`HookPoint`], [`Hook`]
 //! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
-//! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`]
+//! * steps: [`Step`], [`StepInputs`], [`Segment`], [`StepLogits`], [`TokenStep`], [`RunStep`]
 //! * backends: [`Backend`], [`check`], [`CpuBackend`], with the feature `gpu` `CubeBackend`
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
@@ -49,7 +49,7 @@ pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
 pub use sequence::{KvSpec, Sequence};
 pub use spec::{Biases, DecoderSpec};
-pub use step::{Largest, Segment, StepInputs, StepLogits, TokenStep};
+pub use step::{Largest, RunStep, Segment, StepInputs, StepLogits, TokenStep};
 pub use trike_core::{
     ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, KvPrecision,
     Layout, RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,

@@ -110,6 +110,10 @@ pub struct TokenStep<'a, B: Backend + ?Sized> {
     pub largest: Option<usize>,
 }
 
+/// Runs the decoder over the inputs of a step, up to the logits.
+pub type RunStep<'a, B> =
+    dyn FnMut(&<B as Backend>::Inputs) -> Result<<B as Backend>::Tensor, NnError> + 'a;
+
 /// The largest values of a row with their columns, in descending order.
 pub type Largest = Vec<(u32, f32)>;
 
@@ -130,7 +134,7 @@ pub(crate) fn logits_of<B: Backend + ?Sized>(
 ) -> Result<StepLogits, NnError> {
     match largest.map_or(Ok(None), |k| backend.top(&logits, k))?.as_deref_mut() {
         Some([row]) if usable(row) => Ok(StepLogits::Top(std::mem::take(row))),
-        _ => Ok(StepLogits::All(backend.into_host(logits)?)),
+        _ => Ok(StepLogits::All(backend.move_to_host(logits)?)),
     }
 }
 

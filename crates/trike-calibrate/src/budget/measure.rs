@@ -207,7 +207,7 @@ impl Model<'_> {
         let x = backend.upload(stream, spec.hidden)?;
         let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: spec.rms_eps });
         let out = backend.linear_of(normed, &[&self.head])?;
-        out.into_iter().next().map_or(Ok(Vec::new()), |out| backend.into_host(out))
+        out.into_iter().next().map_or(Ok(Vec::new()), |out| backend.move_to_host(out))
     }
 }
 

@@ -232,7 +232,7 @@ impl CubeBackend {
             let rows = attention::Segment {
                 rows: segment.rows.clone(),
                 positions: &inputs.positions,
-                cache: &**cache,
+                cache,
             };
             self.device.store(&k.buffer, &v.buffer, &rows)?;
             self.device.attention(&spec, &q.buffer, &rows, &out.buffer, &Strategy::Inferred)?;
