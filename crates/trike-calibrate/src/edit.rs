@@ -183,7 +183,9 @@ pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditRep
     journal.push(entry);
     save(dir, &journal)?;
     if let Err(error) = hf.overwrite(tensor, &Tensor::Ternary(trits)) {
-        if matches!(error, trike_format::FormatError::Write { .. }) {
+        use trike_format::FormatError::{NotPacked, PackedSize, Write};
+        // Refused before anything was written.
+        if matches!(error, NotPacked { .. } | PackedSize { .. } | Write { .. }) {
             journal.pop();
             save(dir, &journal)?;
         }

@@ -101,7 +101,7 @@ fn a_dense_model_needs_quantize() {
     let dir = TempDir::new().expect("a directory");
     let error = to(&stories, &dir.path().join("out"), Target::Trike, Encoding::Base3).unwrap_err();
     let text = error.to_string();
-    assert!(text.contains("trike quantize") && text.contains("model.layers.0."), "{text}");
+    assert!(text.contains("quantize the dense model") && text.contains("model.layers.0."), "{text}");
 }
 
 #[test]

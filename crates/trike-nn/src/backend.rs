@@ -3,7 +3,10 @@
 use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
 use trike_trit::{Edit, TritTensor};
 
-use crate::{DeviceUse, Largest, NnError, StepInputs, StepLogits, TokenStep, step::{RunStep, logits_of}};
+use crate::{
+    DeviceUse, Largest, NnError, StepInputs, StepLogits, TokenStep,
+    step::{RunStep, logits_of},
+};
 
 /// Shape of the cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -111,8 +111,7 @@ pub struct TokenStep<'a, B: Backend + ?Sized> {
 }
 
 /// Runs the decoder over the inputs of a step, up to the logits.
-pub type RunStep<'a, B> =
-    dyn FnMut(&<B as Backend>::Inputs) -> Result<<B as Backend>::Tensor, NnError> + 'a;
+pub type RunStep<'a, B> = dyn FnMut(&<B as Backend>::Inputs) -> Result<<B as Backend>::Tensor, NnError> + 'a;
 
 /// The largest values of a row with their columns, in descending order.
 pub type Largest = Vec<(u32, f32)>;

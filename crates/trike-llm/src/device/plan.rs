@@ -243,7 +243,7 @@ mod tests {
         // 95 % zeros: a byte for each nonzero, offsets and a half for each row.
         let stored = rows * cols / 20 + 4 * (rows + 1) + 2 * rows;
         let sparse = Form::of(&kind(Encoding::RowCompressed), None).bytes(rows, cols, stored);
-        assert_eq!(sparse, rows * cols / 10 + 8 * (rows + 1));
+        assert_eq!(sparse, 2 * (rows * cols / 20) + 8 * (rows + 1));
         let stored = rows * cols / 5;
         let base3 = Form::of(&kind(Encoding::Base3), Some(Layout::Base3)).bytes(rows, cols, stored);
         assert!(sparse < two_bits / 2 && base3 < two_bits * 17 / 20, "{sparse} {base3} {two_bits}");

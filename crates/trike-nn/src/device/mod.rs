@@ -22,7 +22,8 @@ pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
 use crate::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,
-    Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, StepInputs, StepLogits, Tensor, TokenStep, check,
+    Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, RunStep, StepInputs, StepLogits, Tensor, TokenStep,
+    check,
 };
 
 /// Runs a decoder on a device of `trike-cube`.
@@ -263,7 +264,7 @@ impl Backend for CubeBackend {
         &self,
         step: TokenStep<'_, Self>,
         recorded: &mut CubeRecorded,
-        run: &mut dyn FnMut(&CubeInputs) -> Result<CubeTensor, NnError>,
+        run: &mut RunStep<'_, Self>,
     ) -> Result<StepLogits, NnError> {
         self.recorded_token(step, recorded, run)
     }

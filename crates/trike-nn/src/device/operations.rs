@@ -229,11 +229,7 @@ impl CubeBackend {
         let out = self.tensor(q.rows(), q.width)?;
         for (segment, cache) in inputs.host.segments().iter().zip(caches) {
             let spec = spec.within(segment.window);
-            let rows = attention::Segment {
-                rows: segment.rows.clone(),
-                positions: &inputs.positions,
-                cache,
-            };
+            let rows = attention::Segment { rows: segment.rows.clone(), positions: &inputs.positions, cache };
             self.device.store(&k.buffer, &v.buffer, &rows)?;
             self.device.attention(&spec, &q.buffer, &rows, &out.buffer, &Strategy::Inferred)?;
         }

@@ -142,7 +142,7 @@ mod tests {
     fn targets_of_one_generator_share_and_are_compared() {
         let targets = Target::all().into_iter().filter(|target| target.name.starts_with("cuda"));
         let captured: Vec<Captured> =
-            targets.map(|target| capture(target, Some("gated/")).expect("a recording")).collect();
+            targets.map(|target| capture(target, Some("SiLu of")).expect("a recording")).collect();
         let (sources, clocks) = (Sources::of(&captured), Clocks::default());
         for capture in &captured {
             assert!(capture.launches.len() > 1, "{}", capture.target.name);
