@@ -3,8 +3,8 @@
 use std::ops::ControlFlow;
 
 use trike_llm::{
-    DeviceChoice, GenerateOptions, HeadPrecision, LanguageModel, LlmError, LoadOptions, Model, ModelFile,
-    Question, ScoreOptions, Split, open, sampler::SamplerConfig, tokenizer::TokenizerError,
+    DeviceChoice, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Question,
+    ScoreOptions, Split, open, sampler::SamplerConfig, tokenizer::TokenizerError,
 };
 use trike_nn::{ActivationPrecision, KvPrecision, KvSpec};
 use trike_testkit::shared;
