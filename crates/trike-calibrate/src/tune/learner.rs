@@ -61,7 +61,7 @@ pub(super) struct Learner {
 /// A matrix of the block.
 enum Learned {
     /// One that is tuned.
-    Latent(Latents),
+    Latent(Box<Latents>),
     /// One that stays as it is.
     Fixed(Vec<f32>),
 }
@@ -104,7 +104,7 @@ impl Learned {
         let keep: Option<Vec<bool>> =
             tuning.keep_zeros.then(|| trits.dequantize().iter().map(|v| *v != 0.0).collect());
         let latent = Latent::new(view, &trits, keep.as_deref()).map_err(failed)?;
-        Ok(Self::Latent(Latents { latent, rotation }))
+        Ok(Self::Latent(Box::new(Latents { latent, rotation })))
     }
 }
 

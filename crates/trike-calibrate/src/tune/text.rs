@@ -85,5 +85,5 @@ pub(super) fn schedule(i: usize, n: usize) -> f32 {
 
 /// Tokens of the longest sequence.
 pub(super) fn longest(batches: &[Batch]) -> usize {
-    batches.iter().flat_map(|b| b.lengths()).max().unwrap_or(0)
+    batches.iter().flat_map(Batch::lengths).max().unwrap_or(0)
 }

@@ -186,7 +186,7 @@ fn options_outside_their_range_are_refused_by_name() {
     for (name, config) in table {
         let error = Sampler::new(config).unwrap_err();
         assert!(matches!(&error, SamplerError::Option(option) if option.field() == name), "{error}");
-        assert!(error.to_string().contains("got"), "{error}");
+        assert!(error.to_string().contains("expected"), "{error}");
     }
 }
 

@@ -72,7 +72,7 @@ impl Report {
                 let cuda: Vec<Cuda> = forms.iter().filter_map(|built| Cuda::of(built)).collect();
                 if !cuda.is_empty() {
                     let range = |of: &dyn Fn(&Cuda) -> usize| {
-                        let values = || cuda.iter().map(|c| of(c));
+                        let values = || cuda.iter().map(of);
                         (values().min().unwrap_or(0), values().max().unwrap_or(0))
                     };
                     let (fewest, most) = range(&|c| c.resources.registers as usize);
