@@ -154,7 +154,8 @@ impl Learner {
     /// Puts what was tuned in its place.
     pub(super) fn finish(&self, replaced: &mut [(WeightName, Tensor)]) -> Result<(), CalibrateError> {
         for (name, matrix) in &self.matrices {
-            if let Learned::Latent(Latents { latent, rotation }) = matrix
+            if let Learned::Latent(tuned) = matrix
+                && let Latents { latent, rotation } = &**tuned
                 && let Some((_, tensor)) = replaced.iter_mut().find(|(other, _)| other == name)
             {
                 let failed = |e| CalibrateError::quantize(*name, e);
