@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 
 use trike_llm::{
-    DeviceChoice, GenerateOptions, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Question,
-    ScoreOptions, Split, open, sampler::SamplerConfig, tokenizer::TokenizerError,
+    DeviceChoice, GenerateOptions, HeadPrecision, LanguageModel, LlmError, LoadOptions, Model, ModelFile,
+    Question, ScoreOptions, Split, open, sampler::SamplerConfig, tokenizer::TokenizerError,
 };
-use trike_nn::{ActivationPrecision, KvPrecision, KvSpec};
+use trike_nn::{KvPrecision, KvSpec};
 use trike_testkit::shared;
 
 const TEXT: &str =
@@ -19,7 +19,7 @@ fn tiny() -> Option<ModelFile> {
 /// The host by its own kernels, and an f32 twin of the same weights.
 fn both() -> Option<[Box<dyn Model>; 2]> {
     let file = tiny()?;
-    let coarse = LoadOptions::default().with_activations(ActivationPrecision::Int8PerToken);
+    let coarse = LoadOptions::default().with_head(HeadPrecision::Int8);
     let load = |options: &LoadOptions| {
         let device = DeviceChoice::Cpu.open().expect("always there");
         device.load(&file, options, &mut |_, _| ()).expect("it loads")
