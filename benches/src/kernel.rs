@@ -10,7 +10,7 @@ pub struct Kernel {
     pub name: &'static str,
     /// The weights.
     pub form: Form,
-    /// What [`Cpu::linear`](trike_cpu::Cpu::linear) is called with.
+    /// What [`Cpu::linear`](trike_cpu::CpuOps::linear) is called with.
     pub activations: ActivationPrecision,
 }
 
