@@ -65,7 +65,7 @@ enum Command {
     Clippy,
     /// Each published crate alone, without default features and with them.
     Features,
-    /// The command with CUDA and ROCm built in, linked without LLVM and started.
+    /// The command with CUDA and ROCm built in, linked without LLVM and started (outside of `ci`).
     Link,
     /// Every test and doc test, with totals at the end.
     Test,
@@ -117,7 +117,7 @@ fn run(ws: &Workspace, command: &Command) -> Result<()> {
         Command::Package => steps::run_one(ws, "package"),
         Command::Clippy => steps::run_one(ws, "clippy"),
         Command::Features => steps::run_one(ws, "features"),
-        Command::Link => steps::run_one(ws, "link"),
+        Command::Link => toolchain::link(ws).map(|note| println!("{note}")),
         // Without the frame of a step, so that the totals are the last line.
         Command::Test => test::run(ws).map(drop),
         Command::Doc => steps::run_one(ws, "doc"),

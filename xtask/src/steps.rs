@@ -16,7 +16,7 @@ pub(crate) struct Step {
 
 /// Everything that must hold, cheapest first.
 ///
-/// `doc` comes before `test` because it reuses what `clippy` compiled and takes seconds, `gpu-test` and `link` after it because
+/// `doc` comes before `test` because it reuses what `clippy` compiled and takes seconds, `gpu-test` after it because
 /// nearly all of their binaries is then built, and `readme` is last because it is the only step that compiles in release mode.
 pub(crate) const STEPS: &[Step] = &[
     Step { name: "fmt", run: toolchain::fmt, remedy: "repair with: cargo fmt --all" },
@@ -34,7 +34,6 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "doc", run: toolchain::doc, remedy: "see again with: cargo xtask doc" },
     Step { name: "test", run: test::run, remedy: "see again with: cargo xtask test" },
     Step { name: "gpu-test", run: gpu_test::step, remedy: "see again with: cargo xtask gpu-test" },
-    Step { name: "link", run: toolchain::link, remedy: "see again with: cargo xtask link" },
     Step { name: "readme", run: readme::run, remedy: "see again with: cargo xtask readme" },
 ];
 
