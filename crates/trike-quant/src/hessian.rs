@@ -31,7 +31,7 @@ const NOTHING: f64 = 1e-30;
 /// hessian.add(&Cpu::new(1)?, &[1.0, 2.0, 3.0, -4.0])?;
 /// assert_eq!(hessian.matrix()?.values(), [10.0, -10.0, -10.0, 20.0]);
 /// assert_eq!((hessian.tokens(), hessian.largest()), (2, &[3.0, 4.0][..]));
-/// # Ok::<(), trike_quant::QuantError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Hessian {

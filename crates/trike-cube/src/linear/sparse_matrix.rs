@@ -5,6 +5,8 @@ use trike_trit::{Granularity, TritTensor};
 use super::activations::{BLOCK, MAX_COLS};
 use super::kernels::bitmap::SIGN_BITS;
 use crate::device::{Buffer, Device};
+#[cfg(doc)]
+use crate::error::CubeError;
 use crate::error::{Result, check_range, check_rotation, check_shape, unsupported};
 
 /// Columns of a sparse matrix, at most, in [`SparseLayout::Entries`]: a column and a sign are two bytes.

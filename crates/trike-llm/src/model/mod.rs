@@ -92,7 +92,7 @@ pub trait Model {
     ///
     /// # Errors
     ///
-    /// [`LlmError::EmptyPrompt`] for no ids, [`LlmError::PromptTooLong`], options out of range, and logits that cannot be
+    /// [`TokenizerError::EmptyPrompt`](crate::tokenizer::TokenizerError::EmptyPrompt) for no ids, [`LlmError::PromptTooLong`], options out of range, and logits that cannot be
     /// sampled.
     fn generate_ids(
         &self,
