@@ -58,7 +58,8 @@ const ROTATED: &[Rotated] = &[
     (2, 384, PLAIN, false, ActivationPrecision::F32, 128),
     (3, 1536, RowSource::Gated(GatedActivation::SquaredReLu), true, INT8, 512),
     (2, 1024, RowSource::Gated(GatedActivation::SiLu), false, INT8, 256),
-    (2, 256, PLAIN, true, ActivationPrecision::Int8PerGroup(GroupSize::G64), 256),
+    (2, 256, PLAIN, false, ActivationPrecision::Int8PerGroup(GroupSize::G64), 256),
+    (2, 256, RowSource::Gated(GatedActivation::SquaredReLu), true, INT8, 256),
     (1, 192, PLAIN, false, ActivationPrecision::Int8PerGroup(GroupSize::G32), 64),
     (1, 2048, PLAIN, false, ActivationPrecision::Int16, 1024),
 ];
