@@ -30,6 +30,7 @@ pub fn absmean(weights: &[f32]) -> f32 {
 /// ```
 /// use trike_core::{DenseData, DenseTensor, absmean_trits};
 /// use trike_trit::{Encoding, Granularity};
+/// # use trike_testkit::assert_all_near;
 ///
 /// // The mean is 0.5: 0.25 is a tie, which goes to the even 0, and -1.5 is clamped.
 /// let w = DenseTensor::new(vec![2, 2], DenseData::F32(vec![0.25, -1.5, 0.25, 0.0]))?;
@@ -37,7 +38,7 @@ pub fn absmean(weights: &[f32]) -> f32 {
 /// assert_eq!(trits(Granularity::Tensor)?.dequantize(), [0.0, -0.5, 0.0, 0.0]);
 /// // With a scale per row, 0.875 and 0.125.
 /// let rows = trits(Granularity::Row)?.dequantize();
-/// assert!(rows.iter().zip([0.0, -0.875, 0.125, 0.0]).all(|(w, want)| (w - want).abs() < 1e-6));
+/// assert_all_near!(&rows, &[0.0, -0.875, 0.125, 0.0], abs = 1e-6);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -123,7 +124,7 @@ fn magnitude(weights: &[f32]) -> Option<f32> {
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};
-    use trike_testkit::Rng;
+    use trike_testkit::{Rng, assert_near};
     use trike_trit::{Encoding, Granularity, GroupSize, ScaleValues, TritTensor};
 
     use super::{absmean_trits, exact_trits};
@@ -216,7 +217,7 @@ mod tests {
         for (w, got) in rounded.iter().map(|w| w.to_f64() / mean).zip(tensor.dequantize()) {
             // No weight of this seed is near a tie.
             let want = if w.abs() < 0.5 { 0.0 } else { mean.copysign(w) };
-            assert!((f64::from(got) - want).abs() < 1e-6, "{w}: {got} {want}");
+            assert_near!(f64::from(got), want, abs = 1e-6, "weight {w}");
         }
     }
 

@@ -1,7 +1,8 @@
 //! Comparison of float results, on `approx`.
 //!
-//! Trits and integers are compared with `==`. A float is compared with [`assert_near!`](crate::assert_near), a vector with
-//! [`assert_close`], whose tolerance is relative to the largest expected value.
+//! Trits and integers are compared with `==`. A float is compared with [`assert_near!`](crate::assert_near). A vector is compared
+//! element by element with [`assert_all_near!`](crate::assert_all_near), or with [`assert_close`], whose tolerance is relative to
+//! the largest expected value.
 
 use approx::{AbsDiffEq, abs_diff_eq};
 use std::fmt;
@@ -74,6 +75,46 @@ macro_rules! assert_near {
 #[track_caller]
 pub fn check_near<T: Real>(got: T, want: T, tolerance: Tolerance<T>, context: fmt::Arguments<'_>) {
     assert!(is_near(got, want, tolerance), "expected {want:?} within {tolerance:?}, got {got:?}. {context}");
+}
+
+/// Asserts that every element of a slice is within an absolute (`abs`) or relative (`rel`) tolerance of the expected element; a
+/// message may follow.
+///
+/// ```
+/// use trike_testkit::assert_all_near;
+///
+/// assert_all_near!(&[0.5, 0.25], &[0.5, 0.2501], abs = 1e-3);
+/// assert_all_near!(&vec![1001.0f32], &[1000.0], rel = 1e-3, "of layer {}", 7);
+/// ```
+#[macro_export]
+macro_rules! assert_all_near {
+    ($got:expr, $want:expr, $kind:ident = $bound:expr $(,)?) => {
+        $crate::assert_all_near!($got, $want, $kind = $bound, "")
+    };
+    ($got:expr, $want:expr, abs = $bound:expr, $($context:tt)+) => {
+        $crate::check_all_near($got, $want, $crate::Tolerance::Abs($bound), format_args!($($context)+))
+    };
+    ($got:expr, $want:expr, rel = $bound:expr, $($context:tt)+) => {
+        $crate::check_all_near($got, $want, $crate::Tolerance::Rel($bound), format_args!($($context)+))
+    };
+}
+
+/// The expansion of [`assert_all_near!`](crate::assert_all_near).
+///
+/// # Panics
+///
+/// When the lengths differ, or an element exceeds the tolerance, naming the first such element, both values and the context.
+#[doc(hidden)]
+#[track_caller]
+pub fn check_all_near<T: Real>(got: &[T], want: &[T], tolerance: Tolerance<T>, context: fmt::Arguments<'_>) {
+    assert!(got.len() == want.len(), "expected {} elements, got {}. {context}", want.len(), got.len());
+    for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
+        assert!(
+            is_near(g, w, tolerance),
+            "element {i} of {}: expected {w:?} within {tolerance:?}, got {g:?}. {context}",
+            want.len()
+        );
+    }
 }
 
 /// `max|got - want| / max|want|`; infinite when the lengths differ or a value is not finite.
@@ -149,5 +190,37 @@ mod tests {
         let message = catch_unwind(|| assert_near!(2.0f32, 1.0, abs = 0.5, "of sample {}", 7)).unwrap_err();
         let message = message.downcast_ref::<String>().unwrap();
         assert_eq!(message, "expected 1.0 within Abs(0.5), got 2.0. of sample 7");
+    }
+
+    #[test]
+    fn vectors_are_near_when_every_element_is() {
+        assert_all_near!(&[1.25, -2.0], &[1.0, -2.0], abs = 0.25);
+        assert_all_near!(&[1.25f32, -2.5, 0.0], &[1.0, -2.0, 0.0], rel = 0.25, "of layer {}", 7);
+        assert_all_near!(&Vec::<f32>::new(), &[], abs = 0.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "element 1 of 3: expected 2.0 within Abs(0.25), got 2.5. of layer 7")]
+    fn the_first_element_that_is_not_near_is_named() {
+        assert_all_near!(&[1.25, 2.5, 9.0], &[1.0, 2.0, 3.0], abs = 0.25, "of layer {}", 7);
+    }
+
+    #[test]
+    #[should_panic(expected = "element 1 of 2: expected 2.0 within Rel(0.25), got 2.51")]
+    fn a_relative_tolerance_is_of_the_expected_element() {
+        // A tolerance relative to the largest element, 100, would accept it.
+        assert_all_near!(&[100.0, 2.51], &[100.0, 2.0], rel = 0.25);
+    }
+
+    #[test]
+    #[should_panic(expected = "expected 2 elements, got 1")]
+    fn unequal_lengths_are_not_near() {
+        assert_all_near!(&[1.0], &[1.0, 2.0], abs = 1.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "element 0 of 1: expected NaN within Abs(inf), got NaN")]
+    fn a_nan_is_not_near() {
+        assert_all_near!(&[f32::NAN], &[f32::NAN], abs = f32::INFINITY);
     }
 }
