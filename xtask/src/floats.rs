@@ -15,7 +15,7 @@ pub(crate) fn findings(path: &str, text: &str) -> Vec<String> {
     let mut lines = hand_written(&test_code(path, text));
     lines.extend(hand_written(&examples(text)));
     lines.sort_unstable();
-    let finding = |line| {
+    let finding = |line: usize| {
         format!(
             "{path}:{line}: a float tolerance checked by hand; use `assert_near!` or `assert_all_near!` of \
              trike-testkit, which refuse NaN and print both values"
