@@ -54,7 +54,6 @@ pub fn gated(
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::Module;
 /// use trike_candle::{SwiGlu, Ternarize, quantize_tensor, TernaryLinear};
-/// # use trike_testkit::assert_near;
 ///
 /// let layer = |rows, cols| {
 ///     let w = Tensor::ones((rows, cols), DType::F32, &Device::Cpu)?;
@@ -63,7 +62,7 @@ pub fn gated(
 /// let mlp = SwiGlu::new(layer(6, 4)?, layer(6, 4)?, layer(4, 6)?)?;
 /// let y = mlp.forward(&Tensor::ones((1, 4), DType::F32, &Device::Cpu)?)?;
 /// let silu = 4.0 / (1.0 + (-4f32).exp());
-/// assert_near!(y.to_vec2::<f32>()?[0][0], 6.0 * 4.0 * silu, abs = 1e-4);
+/// assert!((y.to_vec2::<f32>()?[0][0] - 6.0 * 4.0 * silu).abs() < 1e-4);
 /// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 #[derive(Clone, Debug)]

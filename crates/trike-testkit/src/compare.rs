@@ -107,14 +107,19 @@ macro_rules! assert_all_near {
 #[doc(hidden)]
 #[track_caller]
 pub fn check_all_near<T: Real>(got: &[T], want: &[T], tolerance: Tolerance<T>, context: fmt::Arguments<'_>) {
-    assert!(got.len() == want.len(), "expected {} elements, got {}. {context}", want.len(), got.len());
-    for (i, (&g, &w)) in got.iter().zip(want).enumerate() {
-        assert!(
-            is_near(g, w, tolerance),
-            "element {i} of {}: expected {w:?} within {tolerance:?}, got {g:?}. {context}",
-            want.len()
-        );
+    if let Some(difference) = first_difference(got, want, tolerance) {
+        panic!("{difference}. {context}");
     }
+}
+
+/// What keeps two slices from being near, in words.
+fn first_difference<T: Real>(got: &[T], want: &[T], tolerance: Tolerance<T>) -> Option<String> {
+    if got.len() != want.len() {
+        return Some(format!("expected {} elements, got {}", want.len(), got.len()));
+    }
+    let i = got.iter().zip(want).position(|(&g, &w)| !is_near(g, w, tolerance))?;
+    let (n, g, w) = (want.len(), got[i], want[i]);
+    Some(format!("element {i} of {n}: expected {w:?} within {tolerance:?}, got {g:?}"))
 }
 
 /// `max|got - want| / max|want|`; infinite when the lengths differ or a value is not finite.
@@ -200,27 +205,28 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "element 1 of 3: expected 2.0 within Abs(0.25), got 2.5. of layer 7")]
-    fn the_first_element_that_is_not_near_is_named() {
-        assert_all_near!(&[1.25, 2.5, 9.0], &[1.0, 2.0, 3.0], abs = 0.25, "of layer {}", 7);
-    }
-
-    #[test]
-    #[should_panic(expected = "element 1 of 2: expected 2.0 within Rel(0.25), got 2.51")]
-    fn a_relative_tolerance_is_of_the_expected_element() {
-        // A tolerance relative to the largest element, 100, would accept it.
-        assert_all_near!(&[100.0, 2.51], &[100.0, 2.0], rel = 0.25);
-    }
-
-    #[test]
-    #[should_panic(expected = "expected 2 elements, got 1")]
-    fn unequal_lengths_are_not_near() {
-        assert_all_near!(&[1.0], &[1.0, 2.0], abs = 1.0);
-    }
-
-    #[test]
-    #[should_panic(expected = "element 0 of 1: expected NaN within Abs(inf), got NaN")]
-    fn a_nan_is_not_near() {
-        assert_all_near!(&[f32::NAN], &[f32::NAN], abs = f32::INFINITY);
+    fn the_first_difference_is_named() {
+        use Tolerance::{Abs, Rel};
+        let nan = f64::NAN;
+        for (got, want, tolerance, message) in [
+            (
+                &[1.25, 2.5, 9.0][..],
+                &[1.0, 2.0, 3.0][..],
+                Abs(0.25),
+                "element 1 of 3: expected 2.0 within Abs(0.25), got 2.5",
+            ),
+            // A tolerance relative to the largest element, 100, would accept it.
+            (
+                &[100.0, 2.51],
+                &[100.0, 2.0],
+                Rel(0.25),
+                "element 1 of 2: expected 2.0 within Rel(0.25), got 2.51",
+            ),
+            (&[1.0], &[1.0, 2.0], Abs(1.0), "expected 2 elements, got 1"),
+            (&[nan], &[nan], Abs(f64::INFINITY), "element 0 of 1: expected NaN within Abs(inf), got NaN"),
+        ] {
+            assert_eq!(first_difference(got, want, tolerance).as_deref(), Some(message));
+        }
+        assert_eq!(first_difference(&[1.25, 2.0], &[1.0, 2.0], Abs(0.25)), None);
     }
 }

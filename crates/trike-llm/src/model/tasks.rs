@@ -45,7 +45,6 @@ impl TaskScore {
     ///
     /// ```
     /// use trike_llm::TaskScore;
-    /// # use trike_testkit::assert_near;
     ///
     /// let score = |accuracy| TaskScore {
     ///     questions: 100, too_long: 1, accuracy, accuracy_error: 0.03,
@@ -53,8 +52,7 @@ impl TaskScore {
     /// };
     /// let mean = TaskScore::mean(&[score(0.6), score(0.8)]).unwrap();
     /// assert_eq!((mean.questions, mean.too_long), (200, 2));
-    /// assert_near!(mean.accuracy, 0.7, abs = 1e-12);
-    /// assert_near!(mean.accuracy_error, 0.03 / 2f64.sqrt(), abs = 1e-12);
+    /// assert!((mean.accuracy - 0.7).abs() < 1e-12 && (mean.accuracy_error - 0.03 / 2f64.sqrt()).abs() < 1e-12);
     /// ```
     #[must_use]
     pub fn mean(scores: &[Self]) -> Option<Self> {
