@@ -14,6 +14,7 @@ mod book;
 mod coverage;
 mod deny;
 mod deps;
+mod floats;
 mod gpu_bench;
 mod gpu_bundle;
 mod gpu_test;
@@ -47,7 +48,7 @@ enum Command {
     Ci,
     /// Formatting equals what rustfmt prints.
     Fmt,
-    /// File lengths, module docs, forbidden words, white space, links of the book.
+    /// File lengths, module docs, forbidden words, float tolerances in tests, white space, links of the book.
     Tidy,
     /// Every dependency and every `unsafe` is in the table of packages, and modules of a folder have no cycles.
     Layering {

@@ -1,6 +1,7 @@
-//! Rules over the text of files: length, module docs, forbidden words, white space, size, links.
+//! Rules over the text of files: length, module docs, forbidden words, float tolerances, white space, size, links.
 
 use crate::book;
+use crate::floats;
 use crate::source::contains_word;
 use crate::workspace::{Workspace, no_findings};
 use anyhow::Result;
@@ -38,6 +39,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
         findings.extend(space_findings(file, &text));
         if file.ends_with(".rs") {
             findings.extend(rust_findings(file, &text));
+            findings.extend(floats::findings(file, &text));
             let lines = text.lines().count();
             if lines > WARN_LINES && lines <= MAX_LINES {
                 warnings += 1;

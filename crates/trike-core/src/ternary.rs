@@ -123,7 +123,7 @@ fn magnitude(weights: &[f32]) -> Option<f32> {
 #[cfg(test)]
 mod tests {
     use half::{bf16, f16};
-    use trike_testkit::Rng;
+    use trike_testkit::{Rng, assert_near};
     use trike_trit::{Encoding, Granularity, GroupSize, ScaleValues, TritTensor};
 
     use super::{absmean_trits, exact_trits};
@@ -216,7 +216,7 @@ mod tests {
         for (w, got) in rounded.iter().map(|w| w.to_f64() / mean).zip(tensor.dequantize()) {
             // No weight of this seed is near a tie.
             let want = if w.abs() < 0.5 { 0.0 } else { mean.copysign(w) };
-            assert!((f64::from(got) - want).abs() < 1e-6, "{w}: {got} {want}");
+            assert_near!(f64::from(got), want, abs = 1e-6, "weight {w}");
         }
     }
 

@@ -484,7 +484,7 @@ fn largest(x: &[f32]) -> u32 {
 mod tests {
     use super::*;
     use trike_host::{Cpu, Isa};
-    use trike_testkit::Rng;
+    use trike_testkit::{Rng, assert_near};
     use trike_trit::GroupSize;
 
     #[test]
@@ -530,7 +530,7 @@ mod tests {
             for (col, &want) in x.iter().enumerate() {
                 let digit = |s: usize| f32::from(made.row(s)[col / 16][col % 16]);
                 let got = (digit(0) + 256.0 * digit(1)) * made.factors[0];
-                assert!((got - want).abs() <= max / 8192.0 / 2.0, "{isa}: {want} became {got}");
+                assert_near!(got, want, abs = max / 8192.0 / 2.0, "{isa}, column {col}");
             }
         }
     }
@@ -562,7 +562,7 @@ mod tests {
                         let value: f64 = (0..4).map(|s| digit(s) * 256f64.powi(s as i32)).sum();
                         let got = value * f64::from(made.factors[token]);
                         let bound = (f64::from(max) * 2f64.powi(-29)).max(2f64.powi(-120));
-                        assert!((got - f64::from(want)).abs() <= bound, "{isa}: {want} became {got}");
+                        assert_near!(got, f64::from(want), abs = bound, "{isa}, column {col}");
                         if want.abs() >= max / 32.0 && max > 1e-26 {
                             assert_eq!(got, f64::from(want), "{isa}: exact");
                         }

@@ -6,7 +6,7 @@ mod common;
 use common::bits;
 use half::{bf16, f16};
 use trike_cpu::{ActivationPrecision, Cpu, CpuOps, DenseData, DenseMatrix, Int8Matrix, Isa, Matrix};
-use trike_testkit::Rng;
+use trike_testkit::{Rng, assert_near};
 
 /// In which numbers weights are held.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -82,7 +82,8 @@ fn errors(x: &[f32], w: &[f32], cols: usize, got: &[f32]) -> (f64, f64, f64) {
         let exact: f64 = pairs.clone().map(|(&x, &w)| f64::from(x) * f64::from(w)).sum();
         let plain: f32 = pairs.clone().map(|(x, w)| x * w).sum();
         // NaN stays: `f64::max` would drop it.
-        error = if (f64::from(got) - exact).abs() <= error { error } else { (f64::from(got) - exact).abs() };
+        let off = (f64::from(got) - exact).abs();
+        error = if off <= error { error } else { off };
         naive = naive.max((f64::from(plain) - exact).abs());
         size = size.max(pairs.map(|(&x, &w)| (f64::from(x) * f64::from(w)).abs()).sum());
     }
@@ -217,9 +218,16 @@ fn the_ends_of_int8_and_of_f32() {
             let want = f64::from(scale * f32::from(code)) * f64::from(x) * cols as f64;
             for cpu in cpus() {
                 for tokens in [1, 7, 25] {
-                    let got = linear(&cpu, &vec![x; tokens * cols], &w);
-                    let close = got.iter().all(|&y| (f64::from(y) - want).abs() <= 1e-5 * want.abs() + 1e-44);
-                    assert!(close, "{}: {code} * {scale} * {x}: {got:?}, not {want}", cpu.isa());
+                    for got in linear(&cpu, &vec![x; tokens * cols], &w) {
+                        let bound = 1e-5 * want.abs() + 1e-44;
+                        assert_near!(
+                            f64::from(got),
+                            want,
+                            abs = bound,
+                            "{}: {code} * {scale} * {x}",
+                            cpu.isa()
+                        );
+                    }
                 }
             }
         }

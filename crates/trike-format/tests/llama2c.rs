@@ -1,6 +1,7 @@
 //! Real llama2.c checkpoints.
 
 use trike_format::{FileKind, FormatError, Llama2c, StoredType, TensorInfo, TensorSource, detect};
+use trike_testkit::assert_all_near;
 
 #[test]
 fn the_quantized_checkpoint_is_the_dense_one_within_half_a_step() {
@@ -26,8 +27,7 @@ fn the_quantized_checkpoint_is_the_dense_one_within_half_a_step() {
                 assert_eq!(group, if info.shape[1] == 172 { 4 } else { 8 });
                 for (got, want) in got.chunks(8).zip(want.chunks(8)) {
                     let step = want.iter().fold(0f32, |m, w| m.max(w.abs())) / 127.0;
-                    let off = got.iter().zip(want).fold(0f32, |m, (g, w)| m.max((g - w).abs()));
-                    assert!(off <= 0.501 * step, "{}: {off} over half of {step}", info.name);
+                    assert_all_near!(got, want, abs = 0.501 * step, "{}, step {step}", info.name);
                 }
             }
             _ => assert_eq!(got, want, "{}", info.name),

@@ -4,7 +4,7 @@ use trike_llm::{
     GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, Model, ModelFile, Score, ScoreOptions, Split,
 };
 use trike_nn::KvPrecision;
-use trike_testkit::{assert_close, npz, shared};
+use trike_testkit::{assert_all_near, assert_close, assert_near, npz, shared};
 
 fn load(model: &str, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
     let file = ModelFile::open(shared(model)?).expect("a model");
@@ -36,10 +36,7 @@ fn stories260k_logits_are_numpys() {
     let Some(path) = shared("data/golden/golden_stories260K_numpy.npz") else { return };
     let golden = npz(&path);
     let (ids, want) = (golden["ids"].to_ids(), golden["logits"].to_f32());
-    let got = logits(&model, &ids);
-    assert_eq!(got.len(), want.len());
-    let worst = got.iter().zip(&want).fold(0f32, |m, (g, w)| m.max((g - w).abs()));
-    assert!(worst <= 2e-4, "{worst:e}");
+    assert_all_near!(&logits(&model, &ids), &want, abs = 2e-4);
 }
 
 #[test]
@@ -73,7 +70,7 @@ fn dense_perplexities_are_numpys() {
             let Some(text) = shared(&format!("data/corpora/{corpus}.txt")) else { return };
             let text = std::fs::read_to_string(text).expect("text");
             let got = score(&model, &text, Split::Stories).perplexity;
-            assert!((got / want - 1.0).abs() <= 1e-3, "{path} on {corpus}: {got}, want {want}");
+            assert_near!(got, want, rel = 1e-3, "{path} on {corpus}");
         }
     }
 }
@@ -88,7 +85,7 @@ fn the_nll_golden() {
     let sentence = "One day, a clever fox found a shiny key under the old oak tree.";
     let got = score(&model, sentence, Split::Lines);
     let nll = got.nats * got.tokens as f64;
-    assert!((nll / 54.404121 - 1.0).abs() <= 1e-4, "{nll} over {} tokens", got.tokens);
+    assert_near!(nll, 54.404121, rel = 1e-4, "over {} tokens", got.tokens);
 }
 
 #[test]
@@ -109,6 +106,6 @@ fn tiny_is_numpys_too() {
     let Some(corpus) = shared("data/corpora/tinystories_eval.txt") else { return };
     let corpus = std::fs::read_to_string(corpus).expect("text");
     let got = score(&exact, &corpus, Split::Stories);
-    assert!((got.bits_per_byte / 1.212 - 1.0).abs() <= 2e-3, "{got:?}");
+    assert_near!(got.bits_per_byte, 1.212, rel = 2e-3, "{got:?}");
     assert_eq!(got.tokens, 9124);
 }

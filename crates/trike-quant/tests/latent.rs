@@ -3,7 +3,7 @@
 use trike_quant::{
     Latent, LatentRates, MatrixView, QuantError, QuantizeConfig, ScaleRule, TritLayout, quantize_matrix,
 };
-use trike_testkit::Rng;
+use trike_testkit::{Rng, assert_all_near};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, TritTensor};
 
 const ROWS: usize = 3;
@@ -39,8 +39,7 @@ fn it_starts_where_the_tensor_is() {
             assert_eq!(latent.tensor().unwrap(), trits, "{layout:?}");
             let values = trits.dequantize();
             let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
-            let close = |(a, b): (&f32, &f32)| (a - b).abs() < 1e-5 * largest;
-            assert!(latent.values().iter().zip(&values).all(close), "{layout:?}");
+            assert_all_near!(&latent.values(), &values, abs = 1e-5 * largest, "{layout:?}");
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Comparison of float results, on `approx`.
 //!
-//! Trits and integers are compared with `==`. A float is compared with [`assert_near!`](crate::assert_near), a vector with
-//! [`assert_close`], whose tolerance is relative to the largest expected value.
+//! Trits and integers are compared with `==`. A float is compared with [`assert_near!`](crate::assert_near). A vector is compared
+//! element by element with [`assert_all_near!`](crate::assert_all_near), or with [`assert_close`], whose tolerance is relative to
+//! the largest expected value.
 
 use approx::{AbsDiffEq, abs_diff_eq};
 use std::fmt;
@@ -74,6 +75,51 @@ macro_rules! assert_near {
 #[track_caller]
 pub fn check_near<T: Real>(got: T, want: T, tolerance: Tolerance<T>, context: fmt::Arguments<'_>) {
     assert!(is_near(got, want, tolerance), "expected {want:?} within {tolerance:?}, got {got:?}. {context}");
+}
+
+/// Asserts that every element of a slice is within an absolute (`abs`) or relative (`rel`) tolerance of the expected element; a
+/// message may follow.
+///
+/// ```
+/// use trike_testkit::assert_all_near;
+///
+/// assert_all_near!(&[0.5, 0.25], &[0.5, 0.2501], abs = 1e-3);
+/// assert_all_near!(&vec![1001.0f32], &[1000.0], rel = 1e-3, "of layer {}", 7);
+/// ```
+#[macro_export]
+macro_rules! assert_all_near {
+    ($got:expr, $want:expr, $kind:ident = $bound:expr $(,)?) => {
+        $crate::assert_all_near!($got, $want, $kind = $bound, "")
+    };
+    ($got:expr, $want:expr, abs = $bound:expr, $($context:tt)+) => {
+        $crate::check_all_near($got, $want, $crate::Tolerance::Abs($bound), format_args!($($context)+))
+    };
+    ($got:expr, $want:expr, rel = $bound:expr, $($context:tt)+) => {
+        $crate::check_all_near($got, $want, $crate::Tolerance::Rel($bound), format_args!($($context)+))
+    };
+}
+
+/// The expansion of [`assert_all_near!`](crate::assert_all_near).
+///
+/// # Panics
+///
+/// When the lengths differ, or an element exceeds the tolerance, naming the first such element, both values and the context.
+#[doc(hidden)]
+#[track_caller]
+pub fn check_all_near<T: Real>(got: &[T], want: &[T], tolerance: Tolerance<T>, context: fmt::Arguments<'_>) {
+    if let Some(difference) = first_difference(got, want, tolerance) {
+        panic!("{difference}. {context}");
+    }
+}
+
+/// What keeps two slices from being near, in words.
+fn first_difference<T: Real>(got: &[T], want: &[T], tolerance: Tolerance<T>) -> Option<String> {
+    if got.len() != want.len() {
+        return Some(format!("expected {} elements, got {}", want.len(), got.len()));
+    }
+    let i = got.iter().zip(want).position(|(&g, &w)| !is_near(g, w, tolerance))?;
+    let (n, g, w) = (want.len(), got[i], want[i]);
+    Some(format!("element {i} of {n}: expected {w:?} within {tolerance:?}, got {g:?}"))
 }
 
 /// `max|got - want| / max|want|`; infinite when the lengths differ or a value is not finite.
@@ -149,5 +195,38 @@ mod tests {
         let message = catch_unwind(|| assert_near!(2.0f32, 1.0, abs = 0.5, "of sample {}", 7)).unwrap_err();
         let message = message.downcast_ref::<String>().unwrap();
         assert_eq!(message, "expected 1.0 within Abs(0.5), got 2.0. of sample 7");
+    }
+
+    #[test]
+    fn vectors_are_near_when_every_element_is() {
+        assert_all_near!(&[1.25, -2.0], &[1.0, -2.0], abs = 0.25);
+        assert_all_near!(&[1.25f32, -2.5, 0.0], &[1.0, -2.0, 0.0], rel = 0.25, "of layer {}", 7);
+        assert_all_near!(&Vec::<f32>::new(), &[], abs = 0.0);
+    }
+
+    #[test]
+    fn the_first_difference_is_named() {
+        use Tolerance::{Abs, Rel};
+        let nan = f64::NAN;
+        for (got, want, tolerance, message) in [
+            (
+                &[1.25, 2.5, 9.0][..],
+                &[1.0, 2.0, 3.0][..],
+                Abs(0.25),
+                "element 1 of 3: expected 2.0 within Abs(0.25), got 2.5",
+            ),
+            // A tolerance relative to the largest element, 100, would accept it.
+            (
+                &[100.0, 2.51],
+                &[100.0, 2.0],
+                Rel(0.25),
+                "element 1 of 2: expected 2.0 within Rel(0.25), got 2.51",
+            ),
+            (&[1.0], &[1.0, 2.0], Abs(1.0), "expected 2 elements, got 1"),
+            (&[nan], &[nan], Abs(f64::INFINITY), "element 0 of 1: expected NaN within Abs(inf), got NaN"),
+        ] {
+            assert_eq!(first_difference(got, want, tolerance).as_deref(), Some(message));
+        }
+        assert_eq!(first_difference(&[1.25, 2.0], &[1.0, 2.0], Abs(0.25)), None);
     }
 }

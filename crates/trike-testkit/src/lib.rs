@@ -6,7 +6,8 @@
 //!
 //! * data: [`shared`], [`python`], [`npz`], [`NpyArray`]
 //! * inputs: [`Rng`]
-//! * comparison, with the tolerances of `approx`: [`assert_near!`], [`is_near`] and [`Tolerance`]; [`assert_close`] and [`max_rel`] for vectors
+//! * comparison, with the tolerances of `approx`: [`assert_near!`], [`is_near`] and [`Tolerance`]; [`assert_all_near!`], [`assert_close`]
+//!   and [`max_rel`] for vectors
 #![forbid(unsafe_code)]
 
 mod compare;
@@ -14,9 +15,9 @@ mod npz;
 mod rng;
 mod shared;
 
-#[doc(hidden)]
-pub use compare::check_near;
 pub use compare::{Real, Tolerance, assert_close, is_near, max_rel};
+#[doc(hidden)]
+pub use compare::{check_all_near, check_near};
 pub use npz::{NpyArray, NpyData, npz};
 pub use rng::Rng;
 pub use shared::{python, shared};

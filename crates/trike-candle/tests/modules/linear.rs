@@ -7,7 +7,7 @@ use trike_candle::{
     quantize_tensor,
 };
 use trike_cpu::{Cpu, CpuError, Isa};
-use trike_testkit::Rng;
+use trike_testkit::{Rng, assert_near};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
 
 use super::{close, distance, loss, normal, values};
@@ -148,7 +148,7 @@ fn convert_linear_keeps_the_bias_and_reports_what_it_lost() {
     let ternary = layer.dequantize().expect("weights");
     let norm = |x: &Tensor| x.sqr().and_then(|x| x.sum_all()?.sqrt()?.to_scalar::<f32>()).expect("a norm");
     let error = norm(&(&w - &ternary).expect("a difference")) / norm(&w);
-    assert!((stats.relative_error - error).abs() < 1e-5);
+    assert_near!(stats.relative_error, error, abs = 1e-5);
     let nonzero = values(&ternary).iter().filter(|v| **v != 0.0).count();
     assert_eq!(stats.density, nonzero as f32 / 2700.0);
     close(layer.bias().expect("a bias"), &bias, 0.0);

@@ -1,7 +1,7 @@
 //! `trike perplexity`, `logits`, `bench`, `doctor`.
 
 use serde_json::Value;
-use trike_testkit::assert_near;
+use trike_testkit::{assert_all_near, assert_near};
 
 use crate::harness::{Trike, repository, shared, tiny, utf8};
 
@@ -97,8 +97,7 @@ fn logits_of_stories_are_those_of_numpy() {
     let (shape, got) = Trike::new().logits(&model, &golden["ids"].to_ids(), &[]);
     let want = &golden["logits"];
     assert_eq!(shape, want.shape);
-    let worst = got.iter().zip(want.to_f32()).fold(0f32, |worst, (g, w)| worst.max((g - w).abs()));
-    assert!(worst <= 2e-4, "{worst}");
+    assert_all_near!(&got, &want.to_f32(), abs = 2e-4);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use trike::{
     format::{DenseData, DenseTensor, HfDir, HfDirWriter, Tensor, TensorSource},
     trit::{Encoding, Scales, TritTensor},
 };
-use trike_testkit::Rng;
+use trike_testkit::{Rng, assert_close};
 
 use crate::harness::{Trike, text};
 
@@ -53,10 +53,9 @@ fn rounded(trike: &Trike, model: &str, name: &str, more: &[&str]) -> (String, Va
 }
 
 /// Equal but for the order of sums: a GGUF file of this architecture has the two halves of rotary pairs side by side.
+#[track_caller]
 fn near(got: &[f32], want: &[f32]) {
-    let largest = want.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let worst = got.iter().zip(want).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-    assert!(got.len() == want.len() && worst < 2e-6 * largest, "{worst} of {largest}");
+    assert_close(got, want, 2e-6);
 }
 
 #[test]

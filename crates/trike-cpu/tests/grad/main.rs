@@ -7,7 +7,7 @@ use trike_cpu::{
     AttentionSpec, Cpu, CpuError, GatedActivation, RopePairing, RopeTable,
     grad::{self, Block, BlockMatrices, BlockShape, BlockVectors, Linear},
 };
-use trike_testkit::Rng;
+use trike_testkit::{Rng, assert_all_near, assert_near};
 
 /// Of the largest element of a gradient: far over the rounding of f32 in these sizes, far under a wrong term.
 const BOUND: f64 = 1e-3;
@@ -36,10 +36,7 @@ fn check(what: &str, got: &[f32], x: &[f32], dy: &[f32], f: impl Fn(&[f64]) -> V
         .collect();
     let largest = want.iter().fold(0f64, |m, v| m.max(v.abs()));
     assert!(largest > 1e-3, "{what}: nothing to compare with");
-    for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-        let error = (f64::from(*got) - want).abs() / largest;
-        assert!(error <= BOUND, "{what}: element {i} is {got}, expected {want}, largest {largest}");
-    }
+    assert_all_near!(&wide(got), &want, abs = BOUND * largest, "{what}");
 }
 
 fn cpus() -> [Cpu; 2] {
@@ -78,8 +75,12 @@ fn gated_activations() {
                 let both = |what: &str, got: &[f32], f: &dyn Fn(usize, f64) -> f64| {
                     for (i, got) in got.iter().enumerate() {
                         let want = (f(i, STEP) - f(i, -STEP)) / (2.0 * STEP) * f64::from(dy[i]);
-                        let error = (f64::from(*got) - want).abs();
-                        assert!(error <= BOUND * want.abs().max(0.1), "{what} {i}: {got} {want}");
+                        assert_near!(
+                            f64::from(*got),
+                            want,
+                            abs = BOUND * want.abs().max(0.1),
+                            "{what}, element {i}"
+                        );
                     }
                 };
                 let (g, u) = (|i: usize| f64::from(gate[i]), |i: usize| f64::from(up[i]));
@@ -136,7 +137,7 @@ fn attentions() {
             for (i, got) in [dq, dk, dv].iter().enumerate() {
                 // A query that sees itself alone has no gradient, nor has its key.
                 if window == Some(1) && i < 2 {
-                    assert!(got.iter().all(|g| g.abs() < 1e-6), "{got:?}");
+                    assert_all_near!(got, &vec![0.0; got.len()], abs = 1e-6, "{spec:?}, input {i}");
                     continue;
                 }
                 check(&format!("{spec:?}, input {i}"), got, &all[i], &dy, |x| {
@@ -176,11 +177,13 @@ fn divergences() {
         let loss = grad::divergence(&cpu, &mut gradient, &mut p, vocab).expect("shapes fit");
         let wide_target = wide(&target);
         let want = |out: &[f64]| vec![oracle::divergence(out, &wide_target, vocab)];
-        assert!((loss - want(&wide(&out))[0]).abs() < 1e-5);
+        assert_near!(loss, want(&wide(&out))[0], abs = 1e-5);
         check("logits", &gradient, &out, &[1.0], want);
-        assert!(p.chunks_exact(vocab).all(|p| (p.iter().sum::<f32>() - 1.0).abs() < 1e-5));
+        for p in p.chunks_exact(vocab) {
+            assert_near!(p.iter().sum::<f32>(), 1.0, abs = 1e-5);
+        }
         let same = grad::divergence(&cpu, &mut target.clone(), &mut target.clone(), vocab);
-        assert!(same.expect("shapes fit").abs() < 1e-6);
+        assert_near!(same.expect("shapes fit"), 0.0, abs = 1e-6);
     }
 }
 
@@ -243,8 +246,7 @@ fn blocks() {
             let block = Block { cpu: &cpu, shape: &shape, vectors: &vectors, matrices: &matrices };
             let (y, tape) = block.forward(x.clone(), &lengths).expect("it runs");
             let want = oracle.forward(&wide_values, &wide(&x));
-            let far = y.iter().zip(&want).map(|(y, w)| (f64::from(*y) - w).abs()).fold(0.0, f64::max);
-            assert!(far < 1e-4, "{far}");
+            assert_all_near!(&wide(&y), &want, abs = 1e-4);
             let gradients = block.backward(&tape, dy.clone(), true).expect("it runs");
             let matrices = block.backward(&tape, dy.clone(), false).expect("it runs").matrices;
             assert_eq!(matrices, gradients.matrices, "without the input");

@@ -94,7 +94,7 @@ fn largest(x: &[f32]) -> f32 {
 mod tests {
     use super::*;
     use crate::linear::ActivationPrecision::{self, F32, Int8PerGroup, Int8PerToken, Int16};
-    use trike_testkit::Rng;
+    use trike_testkit::{Rng, assert_near};
     use trike_trit::GroupSize;
 
     /// The value that some codes stand for.
@@ -135,10 +135,8 @@ mod tests {
                         let max = x.iter().fold(1e-5f32, |m, v| m.max(v.abs()));
                         for (i, &want) in x.iter().enumerate() {
                             let got = value(shape, &made, token, g * group + i);
-                            assert!(
-                                (got - f64::from(want)).abs() <= step * f64::from(max),
-                                "{precision:?} {cols}: {want} became {got}"
-                            );
+                            let bound = step * f64::from(max);
+                            assert_near!(got, f64::from(want), abs = bound, "{precision:?}, {cols} columns");
                         }
                     }
                 }

@@ -446,7 +446,7 @@ fn pack_base3(trits: &[i8], width: usize, block: usize, out: &mut [u32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trike_testkit::Rng;
+    use trike_testkit::{Rng, assert_near};
     use trike_trit::{Encoding, GroupSize, Scales};
 
     /// The weight at a place, read from the packed form by the diagram.
@@ -509,10 +509,8 @@ mod tests {
                 for (first, tensor) in [(0, parts[0]), (2, parts[1])] {
                     for (at, want) in tensor.dequantize().into_iter().enumerate() {
                         let got = weight(&form, &packed, first, at / 150, at % 150);
-                        assert!(
-                            (got - want).abs() <= 1e-5 * want.abs().max(1.0),
-                            "{depth} {coupling:?} {at}: {got} {want}"
-                        );
+                        let bound = 1e-5 * want.abs().max(1.0);
+                        assert_near!(got, want, abs = bound, "{depth} planes, {coupling:?}, weight {at}");
                     }
                 }
             }

@@ -224,6 +224,7 @@ fn rope(r: &Reader<'_>) -> Result<(RopeSpec, usize), LlmError> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use trike_testkit::assert_near;
 
     use super::*;
 
@@ -275,7 +276,7 @@ mod tests {
         let yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});
         let yarn = family("Qwen3ForCausalLM", &[("rope_scaling", yarn)]).spec;
         assert_eq!(yarn.context, 128);
-        assert!((yarn.rope.attention_factor() - (0.1 * 4f32.ln() + 1.0)).abs() < 1e-6);
+        assert_near!(yarn.rope.attention_factor(), 0.1 * 4f32.ln() + 1.0, abs = 1e-6);
     }
 
     #[test]

@@ -355,11 +355,12 @@ pub fn divergence(row: &[f32], base: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trike_testkit::assert_near;
 
     #[test]
     fn log_sum_exp_by_hand() {
-        assert!((log_sum_exp(&[0.0, 0.0]) - 2f64.ln()).abs() < 1e-12);
-        assert!((log_sum_exp(&[1000.0, f32::NEG_INFINITY]) - 1000.0).abs() < 1e-12);
+        assert_near!(log_sum_exp(&[0.0, 0.0]), 2f64.ln(), abs = 1e-12);
+        assert_near!(log_sum_exp(&[1000.0, f32::NEG_INFINITY]), 1000.0, abs = 1e-12);
         assert_eq!(best(&[1.0, 3.0, 3.0]), 1);
     }
 
@@ -374,12 +375,9 @@ mod tests {
         }
         assert_eq!(mean.mean(), 2.0);
         // Four independent tokens would give 1/2; two sequences that vary as wholes give 1/sqrt(2).
-        assert!((mean.error() - 0.5f64.sqrt()).abs() < 1e-12);
-        assert!(
-            (divergence(&[0.0, 0.0], &[0.0, 3f64.ln() as f32]) - (0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln()))
-                .abs()
-                < 1e-6
-        );
+        assert_near!(mean.error(), 0.5f64.sqrt(), abs = 1e-12);
+        let got = divergence(&[0.0, 0.0], &[0.0, 3f64.ln() as f32]);
+        assert_near!(got, 0.25 * 0.5f64.ln() + 0.75 * 1.5f64.ln(), abs = 1e-6);
     }
 
     #[test]
@@ -389,9 +387,9 @@ mod tests {
         sums.add(3.0);
         let score = sums.score().unwrap();
         assert_eq!((score.nats, score.tokens, score.bytes), (2.0, 2, 3));
-        assert!((score.perplexity - 2f64.exp()).abs() < 1e-12);
-        assert!((score.bits_per_byte - 4.0 / 2f64.ln() / 3.0).abs() < 1e-12);
-        assert!((score.nats_error - (1.0f64 / 2.0).sqrt()).abs() < 1e-12);
+        assert_near!(score.perplexity, 2f64.exp(), abs = 1e-12);
+        assert_near!(score.bits_per_byte, 4.0 / 2f64.ln() / 3.0, abs = 1e-12);
+        assert_near!(score.nats_error, (1.0f64 / 2.0).sqrt(), abs = 1e-12);
         assert!(matches!(Sums::default().score(), Err(LlmError::NothingToScore)));
     }
 }
