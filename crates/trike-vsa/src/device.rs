@@ -41,8 +41,8 @@ impl<A: Algebra> DeviceVectors<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Empty`] for no vectors, [`VsaError::Dimension`] if their dimensions differ, [`VsaError::Cube`] if they exceed
-    /// device memory, here and below.
+    /// [`VsaError::Empty`] for no vectors, [`VsaError::Dimension`] if their dimensions differ, [`VsaError::Cube`] if the device
+    /// cannot hold them, here and below.
     pub fn upload(device: &Device, vectors: &[PackedTritVec<A>]) -> Result<Self, VsaError> {
         let views: Vec<TritPlanes<'_>> = vectors.iter().map(PackedTritVec::view).collect();
         Self::from_views(device, &views)
@@ -59,7 +59,7 @@ impl<A: Algebra> DeviceVectors<A> {
         Self { device: device.clone(), table, algebra: PhantomData }
     }
 
-    /// Uninitialized storage for `count` vectors of the same dimensions.
+    /// Storage for `count` vectors of the same dimensions.
     fn room(&self, count: usize) -> Result<Self, VsaError> {
         Ok(Self::over(&self.device, TritTable::empty(&self.device, count, self.dim())?))
     }
@@ -234,7 +234,7 @@ impl<A: Algebra> DeviceMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Empty`] for a memory without vectors, [`VsaError::Cube`] if it exceeds device memory.
+    /// [`VsaError::Empty`] for a memory without vectors, [`VsaError::Cube`] if the device cannot hold it.
     pub fn new(host: ItemMemory<A>, device: &Device) -> Result<Self, VsaError> {
         let rows = (0..host.len()).map(|row| host.row(row)).collect::<Result<Vec<_>, VsaError>>()?;
         let vectors = DeviceVectors::from_views(device, &rows)?;
@@ -274,8 +274,8 @@ impl<A: Algebra> DeviceMemory<A> {
     ///
     /// # Errors
     ///
-    /// As [`ItemMemory::top_k_batch`]; with [`SearchPlace::Device`], [`VsaError::Cube`] if `k` exceeds the device's maximum or
-    /// the search fails.
+    /// As [`ItemMemory::top_k_batch`]; with [`SearchPlace::Device`], [`VsaError::Cube`] if `k` or the dimensions exceed the limits
+    /// of the device search, or if it fails.
     pub fn top_k_batch(&self, queries: &[PackedTritVec<A>], k: usize) -> Result<Vec<Vec<Hit>>, VsaError> {
         check_range("k of a top-k search", 1, usize::MAX, k)?;
         queries.iter().try_for_each(|query| check_dim("a query", self.host.dim(), query.dim()))?;

@@ -182,7 +182,7 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] if `index` or `dimension` is out of range, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar).
+    /// [`VsaError::Range`] if an index is out of range, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar).
     pub fn set(&mut self, index: usize, dimension: usize, trit: Trit) -> Result<(), VsaError> {
         check_trit::<A>(self.dim(), dimension, trit)?;
         let error = self.past_the_end(index);
@@ -308,7 +308,8 @@ impl<A: Algebra> ItemMemory<A> {
     }
 
     /// Iterative cleanup of a superposition: each step bundles the stored vectors with a similarity of at least `threshold`,
-    /// weighted by similarity, until the vector stops changing or after `max_steps`. A vector without such neighbours stays as it is.
+    /// weighted by similarity, until the vector stops changing or after `max_steps`. If no stored vector reaches the threshold,
+    /// the vector stays as it is.
     ///
     /// # Errors
     ///
