@@ -1,6 +1,6 @@
 //! The one error type of the crate.
 
-/// Why the machine cannot serve a request.
+/// A request that the machine cannot satisfy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
@@ -9,7 +9,7 @@ pub enum HostError {
     UnknownIsa {
         /// The name given.
         name: String,
-        /// The names that exist.
+        /// The known names.
         known: &'static str,
     },
     /// An instruction set that this machine does not have.
@@ -17,7 +17,7 @@ pub enum HostError {
     IsaUnavailable {
         /// The name given.
         name: String,
-        /// The names that are available here.
+        /// The names of the available instruction sets.
         available: String,
     },
     /// A number of threads above [`MAX_THREADS`](crate::MAX_THREADS).
@@ -36,7 +36,7 @@ pub enum HostError {
         /// The reason that the operating system gave.
         reason: String,
     },
-    /// The operating system did not provide the memory.
+    /// A memory allocation failed.
     #[error("cannot allocate {requested} bytes")]
     Memory {
         /// Bytes requested.
