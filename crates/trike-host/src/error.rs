@@ -1,4 +1,4 @@
-//! The one error type of the crate.
+//! The error type of the crate.
 
 /// A request that the machine cannot satisfy.
 #[derive(Debug, thiserror::Error)]
@@ -7,7 +7,7 @@ pub enum HostError {
     /// An instruction set name that this crate does not know.
     #[error("unknown instruction set {name:?}, expected one of {known}")]
     UnknownIsa {
-        /// The name given.
+        /// The given name.
         name: String,
         /// The known names.
         known: &'static str,
@@ -15,7 +15,7 @@ pub enum HostError {
     /// An instruction set that this machine does not have.
     #[error("instruction set {name} is not available on this machine, available: {available}")]
     IsaUnavailable {
-        /// The name given.
+        /// The given name.
         name: String,
         /// The names of the available instruction sets.
         available: String,

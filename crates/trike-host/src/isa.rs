@@ -28,7 +28,7 @@ use crate::error::HostError;
 pub trait Loop {
     /// Result of the loop.
     type Output;
-    /// Runs it.
+    /// Runs the loop.
     fn run(self) -> Self::Output;
 }
 
@@ -37,7 +37,7 @@ pub trait Loop {
 pub struct Scalar(());
 
 impl Scalar {
-    /// Portable Rust needs no proof.
+    /// The token of portable Rust, which needs no detection.
     #[must_use]
     pub fn portable() -> Self {
         Self(())

@@ -28,7 +28,7 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ.
     pub fn sum_mod3(&mut self, cpu: &Cpu, key: TritPlanes<'_>) -> Result<(), PopcountError> {
         check_len("key of a bundle", self.len(), key.len())?;
         let (half, depth, total) = (self.plane_words(), self.depth(), self.total());
@@ -41,7 +41,7 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ.
     pub fn product(&mut self, cpu: &Cpu, key: TritPlanes<'_>) -> Result<(), PopcountError> {
         check_len("key of a bundle", self.len(), key.len())?;
         let (half, depth) = (self.plane_words(), self.depth());
@@ -54,8 +54,8 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits,
-    /// [`PopcountError::Range`](crate::PopcountError::Range) when the total would exceed [`MAX_WEIGHT`](crate::MAX_WEIGHT),
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ,
+    /// [`PopcountError::Range`](crate::PopcountError::Range) if the total would exceed [`MAX_WEIGHT`](crate::MAX_WEIGHT),
     /// [`HostError::Memory`](trike_host::HostError::Memory). On error, the counts are unchanged.
     pub fn merge(&mut self, cpu: &Cpu, other: &Self) -> Result<(), PopcountError> {
         check_len("merged bundle", self.len(), other.len())?;

@@ -30,7 +30,7 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ.
     pub fn score(&self, cpu: &Cpu, score: TritScore, vector: TritPlanes<'_>) -> Result<i64, PopcountError> {
         check_len("vector scored against a bundle", self.len(), vector.len())?;
         let nonzeros = if score == TritScore::Matches { self.nonzeros(cpu) } else { 0 };
@@ -41,7 +41,8 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of columns or another length of `out`.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of columns differ or `out` does not have
+    /// one element per row.
     pub fn scores(
         &self,
         cpu: &Cpu,

@@ -130,8 +130,8 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits,
-    /// [`PopcountError::Range`](crate::PopcountError::Range) when the total would exceed [`MAX_WEIGHT`],
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ,
+    /// [`PopcountError::Range`](crate::PopcountError::Range) if the total would exceed [`MAX_WEIGHT`],
     /// [`HostError::Memory`](trike_host::HostError::Memory). On error, the counts are unchanged.
     pub fn add(&mut self, cpu: &Cpu, vector: TritPlanes<'_>, weight: u32) -> Result<(), PopcountError> {
         check_len("trits of a counted vector", self.len, vector.len())?;
@@ -170,7 +170,7 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ.
     pub fn remove(&mut self, cpu: &Cpu, vector: TritPlanes<'_>, weight: u32) -> Result<bool, PopcountError> {
         check_len("trits of a counted vector", self.len, vector.len())?;
         if weight > self.total {

@@ -11,7 +11,7 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for slices of another length than the vectors.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) unless the slices have one element per position.
     pub fn counts(&self, cpu: &Cpu, positive: &mut [u32], negative: &mut [u32]) -> Result<(), PopcountError> {
         check_len("counts of +1", self.len(), positive.len())?;
         check_len("counts of -1", self.len(), negative.len())?;
@@ -23,7 +23,7 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for a slice of another length than the vectors.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) unless the slice has one element per position.
     pub fn sums(&self, cpu: &Cpu, sums: &mut [i32]) -> Result<(), PopcountError> {
         check_len("sums of a bundle", self.len(), sums.len())?;
         with_lanes!(cpu.isa(), lanes => lanes.run(Sums { counter: self, sums }));
@@ -34,7 +34,7 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for an output of another length than the vectors.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) unless the output has the length of the vectors.
     pub fn majority(&self, cpu: &Cpu, threshold: u32, out: TritPlanesMut<'_>) -> Result<(), PopcountError> {
         check_len("trits of a bundle", self.len(), out.len)?;
         with_lanes!(cpu.isa(), lanes => lanes.run(Majority { lanes, counter: self, threshold, out }));
@@ -48,7 +48,7 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for an output of another length than the vectors.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) unless the output has the length of the vectors.
     pub fn plurality(&self, cpu: &Cpu, out: TritPlanesMut<'_>) -> Result<(), PopcountError> {
         check_len("trits of a bundle", self.len(), out.len)?;
         with_lanes!(cpu.isa(), lanes => lanes.run(Plurality { lanes, counter: self, out }));

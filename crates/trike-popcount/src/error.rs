@@ -1,4 +1,4 @@
-//! The one error type of the crate.
+//! The error type of the crate.
 
 use trike_host::HostError;
 use trike_trit::TritError;
@@ -31,7 +31,7 @@ pub enum PopcountError {
         /// The given value.
         got: usize,
     },
-    /// A matrix with an empty side, or with more elements than a `usize` can count.
+    /// A matrix with a dimension of 0, or with more elements than a `usize` can count.
     #[error("{what} of {rows} x {cols}: expected sides of at least 1 and a product that fits a usize")]
     Shape {
         /// Which matrix.

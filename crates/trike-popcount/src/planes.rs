@@ -232,7 +232,7 @@ impl PlaneVector {
     ///
     /// # Errors
     ///
-    /// [`TritError::Value`] for another number, and as [`PlaneVector::zeros`].
+    /// [`TritError::Value`] for any other number, and as [`PlaneVector::zeros`].
     pub fn from_trits(trits: &[i8]) -> Result<Self, PopcountError> {
         if let Some(index) = trits.iter().position(|t| !(-1..=1).contains(t)) {
             return Err(TritError::Value { index, value: trits[index] }.into());

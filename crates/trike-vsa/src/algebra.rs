@@ -102,8 +102,8 @@ pub trait Algebra:
 ///
 /// Binding is `a + b` modulo 3 with -1 for 2; unbinding is the difference, exact for every trit including zeros. A
 /// bundle takes the most frequent of the three values, and similarity counts matches:
-/// `(3 matches - D) / 2D` is 1 for equal vectors and 0 on average for random ones. Values are uniform, so zeros lose
-/// no information under binding, and three values carry more information than two. This is the recommended default.
+/// `(3 matches - D) / 2D` is 1 for equal vectors and 0 on average for random ones. Binding with zeros loses no
+/// information, and three values carry more information than two. This is the recommended default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Z3;
 

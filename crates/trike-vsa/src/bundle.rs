@@ -75,7 +75,7 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no dimensions or too many.
+    /// [`VsaError::Range`] if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         check_dims(dim)?;
         Ok(Self { counter: BitCounter::new(dim)?, squares: 0, algebra: PhantomData })
@@ -118,7 +118,7 @@ impl<A: Algebra> Bundle<A> {
         Ok(Self { counter, squares, algebra: PhantomData })
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.counter.len()
     }

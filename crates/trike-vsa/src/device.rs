@@ -64,7 +64,7 @@ impl<A: Algebra> DeviceVectors<A> {
         Ok(Self::over(&self.device, TritTable::empty(&self.device, count, self.dim())?))
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.table.cols()
     }

@@ -1,4 +1,4 @@
-//! The one error type of the crate.
+//! The error type of the crate.
 
 use trike_host::HostError;
 use trike_popcount::PopcountError;
@@ -12,7 +12,7 @@ use crate::algebra::AlgebraKind;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VsaError {
-    /// Vectors of different dimensions.
+    /// Vectors with different numbers of dimensions.
     #[error("{what}: expected {expected} dimensions, got {got}")]
     Dimension {
         /// Which vector.
@@ -31,9 +31,9 @@ pub enum VsaError {
     /// A vector or a file of another algebra.
     #[error("expected the algebra {expected}, got {got}")]
     Algebra {
-        /// The algebra asked for.
+        /// The expected algebra.
         expected: AlgebraKind,
-        /// The algebra found.
+        /// The given algebra.
         got: AlgebraKind,
     },
     /// An integer outside its range.
@@ -45,7 +45,7 @@ pub enum VsaError {
         minimum: usize,
         /// The largest accepted value.
         maximum: usize,
-        /// The value given.
+        /// The given value.
         got: usize,
     },
     /// A real number outside its range, or NaN.
@@ -57,7 +57,7 @@ pub enum VsaError {
         minimum: f64,
         /// The largest accepted value.
         maximum: f64,
-        /// The value given.
+        /// The given value.
         got: f64,
     },
     /// An operation that needs at least one element was given an empty collection.
@@ -69,7 +69,7 @@ pub enum VsaError {
     /// A vector cannot be removed or replaced, because the counts show that it is not in the bundle.
     #[error("the bundle does not contain this vector with weight {weight}, according to its counts")]
     NotInBundle {
-        /// The weight asked for.
+        /// The given weight.
         weight: u32,
     },
     /// One more item would reduce the retrieval probability below its minimum.
@@ -78,11 +78,11 @@ pub enum VsaError {
          expected a retrieval probability of at least {minimum}, got {probability:.4}"
     )]
     Capacity {
-        /// Items with the new one.
+        /// Number of items, including the new one.
         items: usize,
         /// Number of vectors that retrieval chooses from.
         candidates: usize,
-        /// Dimensions of a vector.
+        /// Number of dimensions of a vector.
         dimensions: usize,
         /// Predicted retrieval probability, see [`capacity`](crate::capacity).
         probability: f64,

@@ -50,7 +50,7 @@ fn code(kind: AlgebraKind) -> u8 {
     }
 }
 
-/// Bytes of a vector.
+/// Number of bytes of a vector.
 fn row_bytes<A: Algebra>(dim: usize) -> usize {
     dim.div_ceil(if A::ZEROS { 5 } else { 8 })
 }

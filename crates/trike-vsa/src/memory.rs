@@ -64,7 +64,7 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no dimensions or too many.
+    /// [`VsaError::Range`] if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         Self::with_cpu(dim, Cpu::new(1)?)
     }
@@ -113,7 +113,7 @@ impl<A: Algebra> ItemMemory<A> {
         Ok(())
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.rows.cols()
     }

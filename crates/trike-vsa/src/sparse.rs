@@ -107,7 +107,7 @@ impl SparseVec {
         Ok(out)
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.dim
     }

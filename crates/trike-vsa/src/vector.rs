@@ -160,7 +160,7 @@ impl<A: Algebra> PackedTritVec<A> {
         Ok(Self { trits: random::from_words(dim, word)?, algebra: PhantomData })
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     #[inline]
     pub fn dim(&self) -> usize {
         self.trits.len()

@@ -9,7 +9,7 @@ use crate::error::HostError;
 
 use crew::Crew;
 
-/// Maximum number of threads of a [`Pool`]: more than any machine has, but it prevents a mistyped number from starting thousands.
+/// Maximum number of threads of a [`Pool`]: far above any machine, but it keeps a mistyped number from starting thousands.
 pub const MAX_THREADS: usize = 1024;
 
 /// Minimum number of f32 multiply-adds per thread, some microseconds of work; below that, a hand-over costs more than it saves.

@@ -97,7 +97,7 @@ fn streams<const S: usize>(lines: &[WordLine]) -> ([&[WordLine]; S], usize) {
     (array::from_fn(|s| &lines[s * len..][..len]), len)
 }
 
-/// A way to read memory.
+/// A variant of the memory read loop.
 struct Reading<K> {
     name: &'static str,
     /// The kind of pages, which selects the buffer.

@@ -53,7 +53,7 @@ impl<A: Algebra> CentroidClassifier<A> {
         Ok(Self { classes: bundles, centroids })
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.centroids.dim()
     }

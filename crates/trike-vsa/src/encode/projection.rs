@@ -83,7 +83,7 @@ impl<A: Algebra> RandomProjection<A> {
         self.inputs
     }
 
-    /// The hypervector of an input.
+    /// Encodes an input.
     ///
     /// # Errors
     ///

@@ -37,7 +37,7 @@ impl<A: Algebra> TextEncoder<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for an `n` outside of 1 to 64, and for no dimensions or too many.
+    /// [`VsaError::Range`] for an `n` outside 1 to 64, and if `dim` is 0 or too large.
     pub fn new(dim: usize, n: usize, seed: u64) -> Result<Self, VsaError> {
         check_range("bytes of an n-gram", 1, MAX_RUN, n)?;
         let vectors = PackedTritVec::random_set(dim, 256, seed)?;
@@ -45,12 +45,12 @@ impl<A: Algebra> TextEncoder<A> {
         Ok(Self { bytes: (0..n).map(rotated).collect::<Result<_, VsaError>>()?, dim })
     }
 
-    /// Bytes of an n-gram.
+    /// Number of bytes of an n-gram.
     pub fn n(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.dim
     }

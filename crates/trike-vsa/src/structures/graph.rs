@@ -39,7 +39,7 @@ impl<A: Algebra> Graph<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn directed(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)?, turn: true })
     }

@@ -47,7 +47,7 @@ impl<A: Algebra> Hierarchy<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn new(dim: usize, seed: u64, policy: CapacityPolicy) -> Result<Self, VsaError> {
         let roles = PackedTritVec::random_set(dim, 3 * ROLES, item_seed(seed, 0))?;
         Ok(Self { roles, bundle: Bundle::new(dim)?, policy })

@@ -32,7 +32,7 @@ impl<A: Algebra> Multiset<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)? })
     }

@@ -45,7 +45,7 @@ pub struct Insertion {
 }
 
 impl CapacityPolicy {
-    /// A policy that items are retrieved among `candidates` vectors with a probability of at least `minimum`.
+    /// A policy that requires items to be retrieved among `candidates` vectors with a probability of at least `minimum`.
     ///
     /// # Errors
     ///

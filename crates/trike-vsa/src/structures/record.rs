@@ -43,7 +43,7 @@ impl<A: Algebra> Record<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)?, policy: None })
     }
@@ -57,7 +57,7 @@ impl<A: Algebra> Record<A> {
         Ok(Self { bundle: Bundle::new(dim)?, policy: Some(policy) })
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.bundle.dim()
     }

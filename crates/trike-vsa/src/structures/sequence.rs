@@ -38,7 +38,7 @@ impl<A: Algebra> Sequence<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no dimensions or too many.
+    /// [`VsaError::Range`] if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)? })
     }

@@ -38,7 +38,7 @@ impl<A: Algebra> Tree<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn new(dim: usize, seed: u64) -> Result<Self, VsaError> {
         let [left, right] =
             [0, 1].map(|turn| PackedTritVec::random(dim, crate::random::item_seed(seed, turn)));
