@@ -6,8 +6,8 @@ use crate::pool::Pool;
 
 /// The executor of every host kernel: an instruction set and a pool of threads.
 ///
-/// Nothing is kept between calls, so one `Cpu` may be shared by many models; a clone shares the threads. Operations are added by
-/// the traits of the kernel crates.
+/// It has no state between calls, so many models may share one `Cpu`; a clone shares the threads. The traits of the
+/// kernel crates add the operations.
 ///
 /// ```
 /// use trike_host::{Cpu, Isa};
@@ -34,7 +34,7 @@ impl Cpu {
         Self::with_isa(Isa::detect(), threads)
     }
 
-    /// A chosen instruction set; for tests, benches and bug reports.
+    /// A given instruction set; for tests, benchmarks and bug reports.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl Cpu {
         self.isa
     }
 
-    /// The threads.
+    /// The thread pool.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }

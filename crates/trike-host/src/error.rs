@@ -1,23 +1,23 @@
-//! The one error type of the crate.
+//! The error type of the crate.
 
-/// Why the machine cannot serve a request.
+/// A request that the machine cannot satisfy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
     /// An instruction set name that this crate does not know.
     #[error("unknown instruction set {name:?}, expected one of {known}")]
     UnknownIsa {
-        /// The name given.
+        /// The given name.
         name: String,
-        /// The names that exist.
+        /// The known names.
         known: &'static str,
     },
     /// An instruction set that this machine does not have.
     #[error("instruction set {name} is not available on this machine, available: {available}")]
     IsaUnavailable {
-        /// The name given.
+        /// The given name.
         name: String,
-        /// The names that are available here.
+        /// The names of the available instruction sets.
         available: String,
     },
     /// A number of threads above [`MAX_THREADS`](crate::MAX_THREADS).
@@ -36,7 +36,7 @@ pub enum HostError {
         /// The reason that the operating system gave.
         reason: String,
     },
-    /// The operating system did not provide the memory.
+    /// A memory allocation failed.
     #[error("cannot allocate {requested} bytes")]
     Memory {
         /// Bytes requested.

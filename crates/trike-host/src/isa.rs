@@ -1,7 +1,7 @@
-//! Which instructions the machine has, as values.
+//! Instruction sets of the machine, as values.
 //!
-//! A kernel for an instruction set is a method of its token, and only detection creates tokens: the existence of the
-//! value is the proof that the instructions exist.
+//! A kernel for an instruction set is a method of its token, and only detection creates tokens: the existence of a
+//! token proves that the CPU has the instructions.
 //!
 //! ```
 //! use trike_host::Isa;
@@ -23,28 +23,28 @@ use crate::error::HostError;
 
 /// A loop that is compiled once for each instruction set.
 ///
-/// A kernel crate enters it through a function with the target features of a token. Implementations mark `run`
-/// `#[inline(always)]`, so that its code is compiled within that function, with those features.
+/// A kernel crate calls it from a function with the target features of a token. Implementations mark `run`
+/// `#[inline(always)]`, so that its code is compiled into that function, with those features.
 pub trait Loop {
     /// Result of the loop.
     type Output;
-    /// Runs it.
+    /// Runs the loop.
     fn run(self) -> Self::Output;
 }
 
-/// Portable Rust; always there, and the specification of the others.
+/// Portable Rust: always available, and the reference for the other sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scalar(());
 
 impl Scalar {
-    /// Portable Rust needs no proof.
+    /// The token of portable Rust, which needs no detection.
     #[must_use]
     pub fn portable() -> Self {
         Self(())
     }
 }
 
-/// SSSE3 and SSE4.1: every x86-64 processor since 2008.
+/// SSSE3 and SSE4.1: every x86-64 CPU since 2008.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sse41(());
@@ -54,17 +54,17 @@ pub struct Sse41(());
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx2(());
 
-/// AVX-VNNI, in 256 bits, and everything in [`Avx2`].
+/// AVX-VNNI (256 bits), and everything in [`Avx2`].
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AvxVnni(Avx2);
 
-/// AVX-512 F, BW, VL and VNNI, and everything in [`Avx2`]; the byte permutes, where the processor has them.
+/// AVX-512 F, BW, VL and VNNI, and everything in [`Avx2`]; VBMI if the CPU has it.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Avx512(Option<Vbmi>);
 
-/// AVX-512 VBMI.
+/// AVX-512 VBMI: byte permutes.
 #[cfg(target_arch = "x86_64")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vbmi(());
@@ -82,7 +82,7 @@ impl AvxVnni {
         Avx2::detect().filter(|_| is_x86_feature_detected!("avxvnni")).map(Self)
     }
 
-    /// The kernels that need no VNNI.
+    /// The token for kernels without VNNI.
     pub fn avx2(self) -> Avx2 {
         self.0
     }
@@ -105,18 +105,18 @@ impl Avx512 {
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
             && is_x86_feature_detected!("avx512vnni");
-        // The standard library also checks that the operating system saves the wide registers.
+        // Feature detection also checks that the operating system saves the wide registers.
         let vbmi = is_x86_feature_detected!("avx512vbmi").then_some(Vbmi(()));
         Avx2::detect().filter(|_| own).map(|_| Self(vbmi))
     }
 
-    /// The byte permutes.
+    /// The token for byte permutes, if available.
     pub fn vbmi(self) -> Option<Vbmi> {
         self.0
     }
 }
 
-/// The token of an [`Isa`]: what kernels dispatch on.
+/// The token of an [`Isa`], on which kernels dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Token {
     /// Portable Rust.
@@ -135,10 +135,9 @@ pub enum Token {
     Avx512(Avx512),
 }
 
-/// An instruction set that this machine has.
+/// An instruction set that is available on this machine.
 ///
-/// There is no way to make one that it does not have: [`Isa::detect`], [`Isa::available`] and [`Isa::by_name`] ask the
-/// processor.
+/// An unavailable one cannot be constructed: [`Isa::detect`], [`Isa::available`] and [`Isa::by_name`] query the CPU.
 ///
 /// ```
 /// use trike_host::Isa;
@@ -174,11 +173,12 @@ impl Isa {
         all
     }
 
-    /// The instruction set called `scalar`, `sse4.1`, `avx2`, `avx-vnni` or `avx512-vnni`; a knob for tests, benches and bug reports.
+    /// The instruction set with the name `scalar`, `sse4.1`, `avx2`, `avx-vnni` or `avx512-vnni`; for tests, benchmarks and bug
+    /// reports.
     ///
     /// # Errors
     ///
-    /// [`HostError::UnknownIsa`] for another name, [`HostError::IsaUnavailable`] when the machine lacks it.
+    /// [`HostError::UnknownIsa`] for another name, [`HostError::IsaUnavailable`] if the machine lacks it.
     pub fn by_name(name: &str) -> Result<Self, HostError> {
         let available = Self::available();
         if let Some(isa) = available.iter().find(|isa| isa.name() == name) {
@@ -191,12 +191,12 @@ impl Isa {
         Err(HostError::UnknownIsa { name: name.to_owned(), known: KNOWN })
     }
 
-    /// The token that kernels dispatch on.
+    /// The token, on which kernels dispatch.
     pub fn token(self) -> Token {
         self.0
     }
 
-    /// Whether it has the byte permutes that unpack weights of 1.6 bits at full speed.
+    /// Whether it has the byte permutes (VBMI) that unpack 1.6-bit weights at full speed.
     pub fn permutes_bytes(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
@@ -205,7 +205,7 @@ impl Isa {
         }
     }
 
-    /// The name that [`Isa::by_name`] takes.
+    /// The name, as accepted by [`Isa::by_name`].
     pub fn name(self) -> &'static str {
         match self.0 {
             Token::Scalar(_) => "scalar",

@@ -1,11 +1,11 @@
-//! The machine that host kernels run on: instruction sets, threads, memory, and the peak rates of all three.
+//! Runtime of the host kernels: instruction sets, threads, memory, and measured peak rates.
 //!
 //! Start from [`Cpu`]: an instruction set and a pool of threads. Kernel crates add their operations to it as traits
 //! (`CpuOps` of `trike-cpu`, `TritOps` of `trike-popcount`).
 //!
-//! The decision that shaped the crate: an instruction set is a value that only detection creates ([`Isa`], and the tokens in
-//! [`isa`]), so kernels need no `unsafe` calls to be entered and tests can force each set that the machine has. What was given up:
-//! a kernel is compiled for a fixed list of sets, not for the exact processor.
+//! Main design decision: an instruction set is a value that only detection creates ([`Isa`], and the tokens in
+//! [`isa`]), so entering a kernel needs no `unsafe` call and tests can force each available set. The cost:
+//! a kernel is compiled for a fixed list of sets, not for the exact CPU.
 //!
 //! * executor: [`Cpu`], [`Isa`], [`Pool`], [`ranges`]
 //! * kernels: [`isa::Token`], [`Loop`]

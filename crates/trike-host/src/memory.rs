@@ -1,7 +1,7 @@
 //! Large buffers in huge pages.
 //!
-//! Streaming a buffer in pages of 4 KiB costs one core a fifth of its memory bandwidth in address translation. A matrix is
-//! often smaller than a huge page, so matrices are cut, one after the other, from chunks that they share.
+//! With 4 KiB pages, address translation costs one core a fifth of its streaming bandwidth. A matrix is
+//! often smaller than a huge page, so matrices are allocated consecutively from shared chunks.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -10,21 +10,21 @@ use bytemuck::Zeroable;
 
 use crate::error::HostError;
 
-/// One aligned cache line of 64 bytes, or several, so that no vector load crosses a line.
+/// One or more cache lines of 64 bytes, aligned so that no vector load crosses a line.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 pub struct Line<T>(pub T);
 
-// SAFETY: a `Line` is its field and perhaps padding, and the field may be all zeros.
+// SAFETY: a `Line` consists of its field and possibly padding, and all zeros is valid for the field.
 unsafe impl<T: Zeroable> Zeroable for Line<T> {}
 
-/// Bytes from which a buffer is cut from a chunk; smaller ones lie in the heap.
+/// Minimum size in bytes of a buffer that is allocated from a chunk; smaller buffers are on the heap.
 const LARGE: usize = 64 << 10;
 
-/// A buffer that starts as zeros, in huge pages where it is large and the system has them.
+/// A zero-initialized buffer, in huge pages if it is large and the system supports them.
 ///
-/// Meant for long-lived data such as weights: the chunk that a buffer was cut from is returned to the system when the last
-/// buffer of the chunk is dropped.
+/// For long-lived data such as weights: a chunk is returned to the system only when the last buffer allocated from it
+/// is dropped.
 ///
 /// ```
 /// use trike_host::{Line, Lines};
@@ -43,11 +43,11 @@ enum Store<T> {
 }
 
 impl<T: Copy + Zeroable> Lines<T> {
-    /// A buffer of `len` elements of zeros.
+    /// A buffer of `len` zeroed elements.
     ///
     /// # Errors
     ///
-    /// [`HostError::Memory`] if the system does not provide that much.
+    /// [`HostError::Memory`] if the allocation fails.
     pub fn zeroed(len: usize) -> Result<Self, HostError> {
         let bytes = len.saturating_mul(size_of::<T>());
         #[cfg(target_os = "linux")]
@@ -100,7 +100,7 @@ impl<T: Copy + Zeroable> Clone for Lines<T> {
                 copy.copy_from_slice(self);
                 copy
             }
-            // Ends the process as every clone does for which there is no memory.
+            // Out of memory: aborts the process, like any other clone.
             Err(_) => Self(Store::Heap(self.to_vec())),
         }
     }
@@ -126,29 +126,29 @@ mod chunks {
     use bytemuck::Zeroable;
     use memmap2::{Advice, MmapMut, MmapRaw};
 
-    /// Bytes of a huge page.
+    /// Size of a huge page in bytes.
     const HUGE: usize = 2 << 20;
-    /// Bytes of a chunk, unless one buffer needs more. Untouched pages take no memory.
+    /// Size of a chunk in bytes, unless one buffer needs more. Untouched pages take no memory.
     const CHUNK: usize = 64 << 20;
     /// Alignment of every cut: a cache line.
     const ALIGN: usize = 64;
 
-    /// The chunk that the next buffers are cut from, while one of its buffers lives.
+    /// The chunk from which the next buffers are cut, as long as one of its buffers is alive.
     static OPEN: Mutex<Open> = Mutex::new(Open { chunk: Weak::new(), used: 0 });
 
     struct Open {
         chunk: Weak<Chunk>,
-        /// Bytes from the start of the chunk that were handed out; they are not handed out again, so that every cut is
-        /// made of pages that the system filled with zeros.
+        /// Number of allocated bytes from the start of the chunk. They are never reused, so that every cut consists of memory
+        /// that the system zeroed.
         used: usize,
     }
 
-    /// An anonymous mapping, of which only buffers cut from it read or write anything.
+    /// An anonymous mapping, accessed only through the buffers cut from it.
     struct Chunk {
         map: MmapRaw,
-        /// Where the first huge page starts.
+        /// Offset of the first huge page, in bytes.
         skip: usize,
-        /// Bytes from there on.
+        /// Usable bytes from that offset.
         len: usize,
     }
 
@@ -156,14 +156,14 @@ mod chunks {
         fn new(bytes: usize) -> Option<Self> {
             let len = bytes.max(CHUNK).checked_next_multiple_of(HUGE)?;
             let map = MmapRaw::from(MmapMut::map_anon(len.checked_add(HUGE)?).ok()?);
-            // A wish: without huge pages everything works, slower.
+            // Best effort: without huge pages everything works, but slower.
             let _ = map.advise(Advice::HugePage);
             let skip = map.as_ptr().align_offset(HUGE);
             Some(Self { map, skip, len })
         }
     }
 
-    /// Elements in a chunk, which no other cut overlaps.
+    /// A range of elements in a chunk that no other cut overlaps.
     pub(super) struct Cut<T> {
         start: NonNull<T>,
         len: usize,
@@ -172,31 +172,31 @@ mod chunks {
         _elements: PhantomData<T>,
     }
 
-    // SAFETY: a cut owns its elements like a `Vec<T>`: no other value reads or writes them.
+    // SAFETY: a cut owns its elements like a `Vec<T>`: no other value accesses them.
     unsafe impl<T: Send> Send for Cut<T> {}
-    // SAFETY: as above; a shared cut gives out shared elements only.
+    // SAFETY: as above; a shared reference to a cut gives only shared access to its elements.
     unsafe impl<T: Sync> Sync for Cut<T> {}
 
     impl<T> Cut<T> {
         #[inline]
         pub(super) fn as_slice(&self) -> &[T] {
-            // SAFETY: `cut` checked that `len` elements from `start` lie in the chunk, which `_chunk` keeps mapped, and
-            // aligned; `T: Zeroable` there makes its zeros valid elements, and no other cut overlaps them.
+            // SAFETY: `cut` checked that `len` elements from `start` are aligned and lie in the chunk, which `_chunk` keeps
+            // mapped; its bound `T: Zeroable` makes zeroed memory valid elements, and no other cut overlaps them.
             unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
         }
 
         #[inline]
         pub(super) fn as_mut_slice(&mut self) -> &mut [T] {
-            // SAFETY: as in `as_slice`; `&mut self` is the only way to the elements meanwhile.
+            // SAFETY: as in `as_slice`; `&mut self` guarantees exclusive access to the elements.
             unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
         }
     }
 
-    /// Cuts `len` zeroed elements, or `None` when the system does not map more memory.
+    /// Cuts `len` zeroed elements from a chunk; `None` if no more memory can be mapped.
     pub(super) fn cut<T: Copy + Zeroable>(len: usize) -> Option<Cut<T>> {
         const { assert!(align_of::<T>() <= ALIGN, "cuts are aligned to a cache line") };
         let bytes = len.checked_mul(size_of::<T>())?.checked_next_multiple_of(ALIGN)?;
-        // The lock is held by nothing that panics half-way; what it guards is whole in any case.
+        // No panic can leave the guarded value inconsistent, so a poisoned lock is safe to use.
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         let current = open.chunk.upgrade().filter(|chunk| bytes <= chunk.len - open.used);
         let (chunk, offset) = match current {
@@ -208,7 +208,7 @@ mod chunks {
             None => {
                 let chunk = Arc::new(Chunk::new(bytes)?);
                 let left = open.chunk.upgrade().map_or(0, |old| old.len - open.used);
-                // A chunk made for one large buffer does not displace one with more room.
+                // A chunk for one large buffer does not replace one with more free space.
                 if chunk.len - bytes >= left {
                     *open = Open { chunk: Arc::downgrade(&chunk), used: bytes };
                 }
@@ -216,7 +216,7 @@ mod chunks {
             }
         };
         drop(open);
-        // In bounds of the mapping: `skip < HUGE`, `offset + bytes <= chunk.len`, and the mapping is `len + HUGE` long.
+        // In bounds: `skip < HUGE`, `offset + bytes <= chunk.len`, and the mapping is `len + HUGE` bytes long.
         let start = NonNull::new(chunk.map.as_mut_ptr().wrapping_add(chunk.skip + offset).cast())?;
         Some(Cut { start, len, _chunk: chunk, _elements: PhantomData })
     }

@@ -1,4 +1,4 @@
-//! What can be done to everything that is in a counter at once: binding with a key, merging, single trits.
+//! Operations on all vectors in a counter at once: binding with a key, merging, changing single trits.
 
 use trike_trit::Trit;
 
@@ -9,8 +9,8 @@ use crate::planes::TritPlanes;
 use trike_host::{Cpu, Loop};
 
 impl BitCounter {
-    /// Adds a key modulo 3 to every vector that was added, as [`TritOps::trit_sum_mod3`](crate::TritOps::trit_sum_mod3) does; with
-    /// [`TritPlanes::negated`] it takes the key away again. Exact: the counts of the three values change places.
+    /// Adds a key modulo 3 to every counted vector, as [`TritOps::trit_sum_mod3`](crate::TritOps::trit_sum_mod3) does; the
+    /// key's [`TritPlanes::negated`] subtracts it again. Exact: it permutes the counts of the three values.
     ///
     /// ```
     /// use trike_popcount::{BitCounter, Cpu, PlaneVector};
@@ -28,37 +28,37 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ.
     pub fn sum_mod3(&mut self, cpu: &Cpu, key: TritPlanes<'_>) -> Result<(), PopcountError> {
-        check_len("trits of the key of a bundle", self.len(), key.len())?;
+        check_len("key of a bundle", self.len(), key.len())?;
         let (half, depth, total) = (self.plane_words(), self.depth(), self.total());
         let levels = self.levels_mut();
         with_lanes!(cpu.isa(), lanes => lanes.run(SumMod3 { lanes, levels, half, depth, total, key }));
         Ok(())
     }
 
-    /// Multiplies every vector that was added by a key, as [`TritOps::trit_product`](crate::TritOps::trit_product) does.
+    /// Multiplies every counted vector by a key, as [`TritOps::trit_product`](crate::TritOps::trit_product) does.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ.
     pub fn product(&mut self, cpu: &Cpu, key: TritPlanes<'_>) -> Result<(), PopcountError> {
-        check_len("trits of the key of a bundle", self.len(), key.len())?;
+        check_len("key of a bundle", self.len(), key.len())?;
         let (half, depth) = (self.plane_words(), self.depth());
         let levels = self.levels_mut();
         with_lanes!(cpu.isa(), lanes => lanes.run(Product { lanes, levels, half, depth, key }));
         Ok(())
     }
 
-    /// Adds everything that another counter holds.
+    /// Adds the counts of another counter.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits,
-    /// [`PopcountError::Range`](crate::PopcountError::Range) when the total would exceed [`MAX_WEIGHT`](crate::MAX_WEIGHT),
-    /// [`HostError::Memory`](trike_host::HostError::Memory). The counts are unchanged then.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ,
+    /// [`PopcountError::Range`](crate::PopcountError::Range) if the total would exceed [`MAX_WEIGHT`](crate::MAX_WEIGHT),
+    /// [`HostError::Memory`](trike_host::HostError::Memory). On error, the counts are unchanged.
     pub fn merge(&mut self, cpu: &Cpu, other: &Self) -> Result<(), PopcountError> {
-        check_len("trits of a merged bundle", self.len(), other.len())?;
+        check_len("merged bundle", self.len(), other.len())?;
         self.make_room(other.total() as usize)?;
         let (half, depth) = (self.plane_words(), self.depth());
         let (levels, added) = (self.levels_mut(), other.levels());
@@ -67,14 +67,14 @@ impl BitCounter {
         Ok(())
     }
 
-    /// How often a position was +1 and -1.
+    /// The counts of +1 and of -1 at a position.
     ///
     /// # Errors
     ///
     /// [`PopcountError::Range`](crate::PopcountError::Range) past the last position.
     pub fn count(&self, index: usize) -> Result<[u32; 2], PopcountError> {
-        check_range("position of a bundle", 0, self.len().saturating_sub(1), index)?;
-        // Without a position the range above is 0..=0.
+        check_range("position in a bundle", 0, self.len().saturating_sub(1), index)?;
+        // For an empty counter the range above is 0..=0.
         check_range("trits of a bundle", 1, usize::MAX, self.len())?;
         let (word, bit) = (index / 64, index % 64);
         let mut counts = [0; 2];
@@ -84,10 +84,10 @@ impl BitCounter {
         Ok(counts)
     }
 
-    /// Makes one trit of vectors of this weight that are in the counts another one: a bundle is edited without the
-    /// other trits of its vectors. `false`, and nothing changes, when there is not so much of the old value.
+    /// Changes one trit of counted vectors with this total weight from one value to another; their other trits are not needed.
+    /// Returns `false` and changes nothing if the count of the old value is less than `weight`.
     ///
-    /// Only the words of this position are touched, one for each sign and bit of a count.
+    /// Only the words of this position are accessed: one per sign and bit of a count.
     ///
     /// # Errors
     ///
@@ -124,26 +124,26 @@ impl BitCounter {
 }
 
 impl BitCounter {
-    /// Adds a vector that is zero but for some positions, in rising order, as if it came `weight` times. Only the words of
-    /// these positions are touched, unless the total grows by a bit.
+    /// Adds a sparse vector, given by its nonzero positions in ascending order, with a weight. Only the words of
+    /// these positions are accessed, unless the total needs one more bit.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Range`](crate::PopcountError::Range) for positions that do not rise or pass the end, and as
-    /// [`BitCounter::add`]; the counts are unchanged then.
+    /// [`PopcountError::Range`](crate::PopcountError::Range) for positions that are not ascending or out of range, and as
+    /// [`BitCounter::add`]; on error, the counts are unchanged.
     pub fn add_sparse(&mut self, trits: &[(usize, Trit)], weight: u32) -> Result<(), PopcountError> {
         self.check_sparse(trits)?;
         self.make_room(weight as usize)?;
         self.set_total(self.total() + weight);
         for &(index, trit) in trits {
-            // There is room: the weight has just been added to the zeros.
+            // This succeeds: raising the total has just added the weight to the count of zeros.
             self.replace(index, Trit::Z, trit, weight)?;
         }
         Ok(())
     }
 
-    /// Takes out what [`BitCounter::add_sparse`] added; `false`, and nothing changes, when the counts say that it cannot
-    /// have been. One pass reads the counts, to see that the zeros of the vector can have been there as well.
+    /// Removes a vector added by [`BitCounter::add_sparse`]. Returns `false` and changes nothing if the counts rule out that it
+    /// was added. One pass over the counts checks the zeros of the vector.
     ///
     /// # Errors
     ///
@@ -177,7 +177,7 @@ impl BitCounter {
     fn check_sparse(&self, trits: &[(usize, Trit)]) -> Result<(), PopcountError> {
         let mut next = 0;
         for &(index, _) in trits {
-            check_range("position of a sparse vector", next, self.len().saturating_sub(1), index)?;
+            check_range("position in a sparse vector", next, self.len().saturating_sub(1), index)?;
             next = index + 1;
         }
         check_range("trits of a bundle", usize::from(next > 0), usize::MAX, self.len())
@@ -210,14 +210,14 @@ impl<K: Lanes> Loop for SumMod3<'_, K> {
                 let (low, high) = levels[2 * level * half..][..2 * half].split_at_mut(half);
                 let (low, high) = (&mut low[at..at + K::WORDS], &mut high[at..at + K::WORDS]);
                 let (p, n) = (lanes.load(low), lanes.load(high));
-                // How often the value was 0: the total less the two counts, bit by bit.
+                // The count of zeros: the total minus the two counts, bit by bit.
                 let nonzeros;
                 (nonzeros, carry) = lanes.add3(p, n, carry);
                 let complement = if (total >> level) & 1 == 1 { zeros } else { ones };
                 let inverted;
                 (inverted, borrow) = lanes.add3(complement, nonzeros, borrow);
                 let z = lanes.xor(inverted, ones);
-                // +1 comes from 0 under a key of +1 and from -1 under a key of -1; past the end keys are 0.
+                // A key of +1 maps 0 to +1, a key of -1 maps -1 to +1; past the end, keys are 0.
                 let moved_p = lanes.or(lanes.and(z, key_pos), lanes.and(n, key_neg));
                 let moved_n = lanes.or(lanes.and(p, key_pos), lanes.and(z, key_neg));
                 lanes.store(lanes.or(lanes.and_not(p, key_any), moved_p), low);
@@ -256,7 +256,7 @@ impl<K: Lanes> Loop for Product<'_, K> {
     }
 }
 
-/// Adds counts to counts that have at least as many levels and room for the sum.
+/// Adds counts to counts with at least as many levels, enough for the sum.
 struct Merge<'a, K> {
     lanes: K,
     levels: &'a mut [u64],

@@ -1,4 +1,4 @@
-//! How alike everything in a counter is to stored rows: the scores of a whole bundle, without deciding its trits.
+//! Scores between a counter and stored rows: the scores of a whole bundle, without reducing it to trits.
 
 use crate::counter::BitCounter;
 use crate::error::{PopcountError, check_len};
@@ -9,11 +9,11 @@ use crate::planes::TritPlanes;
 use trike_core::TritScore;
 use trike_host::{Cpu, Loop};
 
-/// Multiply-adds of trits with the bits of counts that take as long as one in f32.
+/// Multiply-adds of trits with count bits that take as long as one f32 multiply-add.
 const TRITS_PER_F32: usize = 16;
 
 impl BitCounter {
-    /// The sum of the scores of a vector with everything that was added, by weight.
+    /// The weighted sum of the scores of a vector with all counted vectors.
     ///
     /// ```
     /// use trike_popcount::{BitCounter, Cpu, PlaneVector, TritScore};
@@ -30,18 +30,19 @@ impl BitCounter {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ.
     pub fn score(&self, cpu: &Cpu, score: TritScore, vector: TritPlanes<'_>) -> Result<i64, PopcountError> {
-        check_len("trits of a vector that a bundle is compared with", self.len(), vector.len())?;
+        check_len("vector scored against a bundle", self.len(), vector.len())?;
         let nonzeros = if score == TritScore::Matches { self.nonzeros(cpu) } else { 0 };
         Ok(self.score_row(cpu, score, nonzeros, vector))
     }
 
-    /// [`BitCounter::score`] of every stored row, on all threads that the work is worth.
+    /// [`BitCounter::score`] of every stored row, on as many threads as the work justifies.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of columns or another length of `out`.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of columns differ or `out` does not have
+    /// one element per row.
     pub fn scores(
         &self,
         cpu: &Cpu,
@@ -49,7 +50,7 @@ impl BitCounter {
         stored: &PlaneMatrix,
         out: &mut [i64],
     ) -> Result<(), PopcountError> {
-        check_len("columns of rows that a bundle is compared with", self.len(), stored.cols())?;
+        check_len("columns of rows scored against a bundle", self.len(), stored.cols())?;
         check_len("scores", stored.rows(), out.len())?;
         let nonzeros = if score == TritScore::Matches { self.nonzeros(cpu) } else { 0 };
         let trits = stored.rows().saturating_mul(stored.cols()).saturating_mul(self.depth());
@@ -69,7 +70,7 @@ impl BitCounter {
         match score {
             TritScore::Dot => agree - oppose,
             TritScore::Agreements => agree,
-            // Where the vector is zero, all that is not a sign matches; the signs there are those that neither agree
+            // Where the vector is zero, the counted zeros match; the counted signs there are those that neither agree
             // nor oppose.
             TritScore::Matches => {
                 let zeros = vector.len() as i64 - i64::from(nonzeros_of(cpu.isa(), vector));
@@ -78,13 +79,13 @@ impl BitCounter {
         }
     }
 
-    /// The nonzero trits of everything that was added, by weight: all counts of both signs together.
+    /// The weighted number of nonzero trits of all counted vectors: the sum of the counts of both signs.
     pub fn nonzeros(&self, cpu: &Cpu) -> i64 {
         with_lanes!(cpu.isa(), lanes => lanes.run(All { lanes, counter: self }))
     }
 }
 
-/// The sums of the counts of the same sign as a vector has, and of the opposite one.
+/// Over the nonzero positions of a vector, the sum of the counts of the same sign and of the opposite sign.
 struct Weighted<'a, K> {
     lanes: K,
     counter: &'a BitCounter,

@@ -1,4 +1,4 @@
-//! How often each position of many vectors was +1 and -1, in bit-sliced form.
+//! Bit-sliced counts of +1 and -1 at each position of many vectors.
 
 use std::ops::Range;
 
@@ -7,14 +7,14 @@ use crate::lanes::{LINE_WORDS, Lanes, with_lanes};
 use crate::planes::{MAX_TRITS, TritPlanes, WordLine, as_words, as_words_mut, zeroed_lines};
 use trike_host::{Cpu, Loop};
 
-/// The weights that a counter can hold together, so that every count and difference of counts fits an i32.
+/// Maximum total weight of a counter, so that every count and difference of counts fits an i32.
 pub const MAX_WEIGHT: u32 = i32::MAX as u32;
 
 /// Counts of the two signs at every position of a bundle of vectors.
 ///
-/// The counts are sliced by bits: level `l` holds bit `l` of every count, 64 positions a word, so that adding sixteen
-/// vectors is a tree of full adders over words and no position is ever looked at alone. There are as many levels as the
-/// weight of everything added has bits.
+/// The counts are bit-sliced: level `l` holds bit `l` of every count, 64 positions per word, so that adding sixteen
+/// vectors is a tree of full adders over words, without per-position work. There are as many levels as the
+/// total weight has bits.
 ///
 /// ```
 /// use trike_popcount::{BitCounter, Cpu, PlaneVector};
@@ -37,7 +37,7 @@ pub const MAX_WEIGHT: u32 = i32::MAX as u32;
 /// ```
 #[derive(Clone, Debug)]
 pub struct BitCounter {
-    /// Level by level, the counts of +1 and then those of -1, each padded with zeros to whole lines.
+    /// Level by level, the counts of +1 and then those of -1, each zero-padded to whole cache lines.
     lines: Vec<WordLine>,
     len: usize,
     depth: usize,
@@ -45,7 +45,7 @@ pub struct BitCounter {
 }
 
 impl BitCounter {
-    /// Counts of zero for vectors of `len` trits.
+    /// An empty counter for vectors of `len` trits.
     ///
     /// # Errors
     ///
@@ -55,12 +55,12 @@ impl BitCounter {
         Ok(Self { lines: Vec::new(), len, depth: 0, total: 0 })
     }
 
-    /// Counts that were kept: how often each position of vectors of a total weight was +1 and -1.
+    /// A counter from saved counts: the counts of +1 and of -1 at each position, and the total weight.
     ///
     /// # Errors
     ///
     /// [`PopcountError::Length`](crate::PopcountError::Length) for slices of different lengths,
-    /// [`PopcountError::Range`](crate::PopcountError::Range) above [`MAX_TRITS`], for a total above [`MAX_WEIGHT`], and where the two
+    /// [`PopcountError::Range`](crate::PopcountError::Range) above [`MAX_TRITS`], for a total above [`MAX_WEIGHT`], and if the two
     /// counts of a position exceed the total, [`HostError::Memory`](trike_host::HostError::Memory).
     pub fn from_counts(positive: &[u32], negative: &[u32], total: u32) -> Result<Self, PopcountError> {
         let mut counter = Self::new(positive.len())?;
@@ -80,7 +80,7 @@ impl BitCounter {
         Ok(counter)
     }
 
-    /// Trits of a vector.
+    /// Number of trits of a vector.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -90,17 +90,17 @@ impl BitCounter {
         self.len == 0
     }
 
-    /// The weight of everything that is in the counts; for vectors of weight 1 their number.
+    /// Total weight of the counted vectors; for vectors of weight 1, their number.
     pub fn total(&self) -> u32 {
         self.total
     }
 
-    /// Bits of a count.
+    /// Number of bits of a count.
     pub(crate) fn depth(&self) -> usize {
         self.depth
     }
 
-    /// Words of one sign at one level, whole lines.
+    /// Words of one sign at one level, padded to whole cache lines.
     pub(crate) fn plane_words(&self) -> usize {
         self.len.div_ceil(64).next_multiple_of(LINE_WORDS)
     }
@@ -110,29 +110,29 @@ impl BitCounter {
         as_words(&self.lines)
     }
 
-    /// The words of all levels, to be written: no count may exceed the total, and padding stays zero.
+    /// The words of all levels, mutable: no count may exceed the total, and padding must stay zero.
     pub(crate) fn levels_mut(&mut self) -> &mut [u64] {
         as_words_mut(&mut self.lines)
     }
 
-    /// Says how much the levels hold now: no more than [`BitCounter::make_room`] made room for.
+    /// Sets the total weight, for which [`BitCounter::make_room`] must have made enough levels.
     pub(crate) fn set_total(&mut self, total: u32) {
         self.total = total;
     }
 
-    /// Whether the two counts of any position together exceed a total.
+    /// Whether the sum of the two counts exceeds a total at any position.
     pub(crate) fn exceeds(&self, cpu: &Cpu, total: u32) -> bool {
         let (half, depth, levels) = (self.plane_words(), self.depth, self.levels());
         with_lanes!(cpu.isa(), lanes => lanes.run(Exceeds { lanes, levels, half, depth, total }))
     }
 
-    /// Adds a vector as if it came `weight` times.
+    /// Adds a vector with a weight.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits,
-    /// [`PopcountError::Range`](crate::PopcountError::Range) when the total would exceed [`MAX_WEIGHT`],
-    /// [`HostError::Memory`](trike_host::HostError::Memory). The counts are unchanged then.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ,
+    /// [`PopcountError::Range`](crate::PopcountError::Range) if the total would exceed [`MAX_WEIGHT`],
+    /// [`HostError::Memory`](trike_host::HostError::Memory). On error, the counts are unchanged.
     pub fn add(&mut self, cpu: &Cpu, vector: TritPlanes<'_>, weight: u32) -> Result<(), PopcountError> {
         check_len("trits of a counted vector", self.len, vector.len())?;
         self.make_room(weight as usize)?;
@@ -141,7 +141,7 @@ impl BitCounter {
         Ok(())
     }
 
-    /// Adds many vectors, each once, on the caller's thread: sixteen in one pass over the counts.
+    /// Adds many vectors with weight 1, on the caller's thread: sixteen per pass over the counts.
     ///
     /// # Errors
     ///
@@ -163,14 +163,14 @@ impl BitCounter {
         Ok(())
     }
 
-    /// Takes out a vector that was added with at least this weight; `false`, and nothing changes, when the counts say that
-    /// it cannot have been.
+    /// Removes a vector that was added with at least this weight. Returns `false` and changes nothing if the counts rule out that
+    /// it was added.
     ///
-    /// The counts are all there is to go by: a vector that never was added can be taken out where others cover it.
+    /// Only the counts are checked: a vector that was never added can be removed if other vectors cover its trits.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for another number of trits.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) if the numbers of trits differ.
     pub fn remove(&mut self, cpu: &Cpu, vector: TritPlanes<'_>, weight: u32) -> Result<bool, PopcountError> {
         check_len("trits of a counted vector", self.len, vector.len())?;
         if weight > self.total {
@@ -190,13 +190,13 @@ impl BitCounter {
         if possible {
             self.total = total;
         } else {
-            // Modulo the range of a count, so this restores what was there even where a count went below zero.
+            // Arithmetic is modulo the range of a count, so this restores the old counts even after an underflow.
             self.add_weighted(cpu, vector, weight);
         }
         Ok(possible)
     }
 
-    /// Makes levels for counts up to the new total.
+    /// Allocates the levels for counts up to the new total.
     pub(crate) fn make_room(&mut self, weight: usize) -> Result<(), PopcountError> {
         let total = (self.total as usize).saturating_add(weight);
         check_range("weight of a bundle", 0, MAX_WEIGHT as usize, total)?;
@@ -215,7 +215,7 @@ impl BitCounter {
         });
     }
 
-    /// Adds as many whole blocks of `N` as there are, and returns the vectors that are left.
+    /// Adds all whole blocks of `N` vectors and returns the remaining vectors.
     fn add_blocks<'v, 'a, K: Lanes, const N: usize>(
         &mut self,
         lanes: K,
@@ -235,7 +235,7 @@ impl BitCounter {
     }
 }
 
-/// The positions of the ones of a weight.
+/// The indices of the set bits of a weight.
 fn bits_of(weight: u32) -> impl Iterator<Item = usize> {
     (0..32).filter(move |bit| (weight >> bit) & 1 == 1)
 }
@@ -275,7 +275,7 @@ impl<K: Lanes, const N: usize> Loop for Add<'_, K, N> {
     }
 }
 
-/// Adds some words of `N` vectors to counts whose levels lie `stride` words apart.
+/// Adds some words of `N` vectors to counts whose levels are `stride` words apart.
 #[inline(always)]
 fn add_words<K: Lanes, const N: usize>(
     lanes: K,
@@ -290,7 +290,7 @@ fn add_words<K: Lanes, const N: usize>(
         *bits = lanes.load(&vector[words.clone()]);
     }
     let Range { start: mut level, end } = levels;
-    // Two vectors and the level make one bit that stays and one of twice the weight.
+    // Full adder: two vectors and the level give a sum bit, which stays, and a carry of twice the weight.
     let mut left = N;
     while left > 1 {
         let count = &mut counts[level * stride..][..K::WORDS];
@@ -344,7 +344,7 @@ impl<K: Lanes> Loop for Subtract<'_, K> {
     }
 }
 
-/// Whether the two counts of any position together exceed a total.
+/// Whether the sum of the two counts exceeds a total at any position.
 struct Exceeds<'a, K> {
     lanes: K,
     levels: &'a [u64],
@@ -368,7 +368,7 @@ impl<K: Lanes> Loop for Exceeds<'_, K> {
                 let negative = lanes.load(&levels[(2 * level + 1) * half + at..]);
                 let sum;
                 (sum, carry) = lanes.add3(positive, negative, carry);
-                // Of two numbers the one with the higher bit is greater; where they are equal, the lower bits decide.
+                // The number with the higher bit set is greater; if the bits are equal, the lower bits decide.
                 greater =
                     if (total >> level) & 1 == 1 { lanes.and(greater, sum) } else { lanes.or(greater, sum) };
             }

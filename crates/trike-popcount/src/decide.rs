@@ -1,4 +1,4 @@
-//! From counts to numbers and to trits.
+//! Conversion of counts to numbers and to trits.
 
 use crate::counter::BitCounter;
 use crate::error::{PopcountError, check_len};
@@ -7,11 +7,11 @@ use crate::planes::TritPlanesMut;
 use trike_host::{Cpu, Loop};
 
 impl BitCounter {
-    /// How often each position was +1 and -1.
+    /// The counts of +1 and of -1 at each position.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for slices of another length than the vectors.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) unless the slices have one element per position.
     pub fn counts(&self, cpu: &Cpu, positive: &mut [u32], negative: &mut [u32]) -> Result<(), PopcountError> {
         check_len("counts of +1", self.len(), positive.len())?;
         check_len("counts of -1", self.len(), negative.len())?;
@@ -19,22 +19,22 @@ impl BitCounter {
         Ok(())
     }
 
-    /// The sum of the bundled vectors: how often each position was +1 minus how often it was -1.
+    /// The sum of the counted vectors: at each position, the count of +1 minus the count of -1.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for a slice of another length than the vectors.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) unless the slice has one element per position.
     pub fn sums(&self, cpu: &Cpu, sums: &mut [i32]) -> Result<(), PopcountError> {
         check_len("sums of a bundle", self.len(), sums.len())?;
         with_lanes!(cpu.isa(), lanes => lanes.run(Sums { counter: self, sums }));
         Ok(())
     }
 
-    /// The trits of the sums: the sign where a sum is further from zero than `threshold`, and else 0.
+    /// The sums reduced to trits: the sign where the magnitude of a sum exceeds `threshold`, 0 otherwise.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for an output of another length than the vectors.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) unless the output has the length of the vectors.
     pub fn majority(&self, cpu: &Cpu, threshold: u32, out: TritPlanesMut<'_>) -> Result<(), PopcountError> {
         check_len("trits of a bundle", self.len(), out.len)?;
         with_lanes!(cpu.isa(), lanes => lanes.run(Majority { lanes, counter: self, threshold, out }));
@@ -43,19 +43,19 @@ impl BitCounter {
 
     /// The most frequent of the three values at each position.
     ///
-    /// Ties go by turns, so that no value gains by them: the first of 0, +1, -1 at positions that are 0 modulo 3, of +1,
-    /// -1, 0 at 1 modulo 3, of -1, 0, +1 at 2 modulo 3. A counter that nothing was added to gives zeros.
+    /// Ties are broken in rotation, so that no value is favoured: by the first of 0, +1, -1 at positions that are 0 modulo 3, of
+    /// +1, -1, 0 at 1 modulo 3, of -1, 0, +1 at 2 modulo 3. An empty counter gives zeros.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`](crate::PopcountError::Length) for an output of another length than the vectors.
+    /// [`PopcountError::Length`](crate::PopcountError::Length) unless the output has the length of the vectors.
     pub fn plurality(&self, cpu: &Cpu, out: TritPlanesMut<'_>) -> Result<(), PopcountError> {
         check_len("trits of a bundle", self.len(), out.len)?;
         with_lanes!(cpu.isa(), lanes => lanes.run(Plurality { lanes, counter: self, out }));
         Ok(())
     }
 
-    /// Adds bit `l` of the counts of one sign in one word, shifted to its place, to 64 numbers.
+    /// Unpacks the counts of one sign in one word: passes bit `l` of each of the 64 counts, shifted by `l`, to `add`.
     #[inline(always)]
     fn spread(&self, plane: usize, word: usize, mut add: impl FnMut(usize, u32)) {
         let (half, levels) = (self.plane_words(), self.levels());
@@ -136,7 +136,7 @@ impl<K: Lanes> Loop for Majority<'_, K> {
     }
 }
 
-/// `a > b + threshold` for the counts of two signs at the words `at`, from the lowest bit to the highest, which overrule.
+/// `a > b + threshold` for the counts of two signs at the words `at`, from the lowest bit to the highest; higher bits override.
 #[inline(always)]
 fn exceeds<K: Lanes>(
     lanes: K,
@@ -156,18 +156,18 @@ fn exceeds<K: Lanes>(
         (sum, carry) = lanes.add3(b, bit, carry);
         greater = is_greater(lanes, a, sum, greater);
     }
-    // A sum that needs one bit more is greater than any count.
+    // A sum with a carry out is greater than any count.
     lanes.and_not(greater, carry)
 }
 
-/// Whether `a > b`, by one bit of each and the comparison of the lower bits.
+/// Whether `a > b`, from one bit of each and the comparison of the lower bits.
 #[inline(always)]
 fn is_greater<K: Lanes>(lanes: K, a: K::Bits, b: K::Bits, lower: K::Bits) -> K::Bits {
     lanes.or(lanes.and_not(a, b), lanes.and_not(lower, lanes.xor(a, b)))
 }
 
-/// Bits at positions that are `r` modulo 3, for ten words from any word that is 0 modulo 3: eight words can be taken from
-/// each of the first three.
+/// `TURNS[r]` has the bits at positions that are `r` modulo 3 set, for ten words, so that a load of eight words can start at
+/// any of the first three.
 const TURNS: [[u64; LINE_WORDS + 2]; 3] = {
     let mut turns = [[0; LINE_WORDS + 2]; 3];
     let mut bit = 0;
@@ -200,7 +200,7 @@ impl<K: Lanes> Loop for Plurality<'_, K> {
         for (at, (pos, neg)) in (0..).step_by(K::WORDS).zip(chunks) {
             let zero = lanes.splat(0);
             let (mut carry, mut borrow) = (zero, zero);
-            // Pairs: +1 and -1, +1 and 0, -1 and 0; of each, whether the first is more or less frequent.
+            // For the pairs (+1, -1), (+1, 0) and (-1, 0): whether the first is more, and whether it is less frequent.
             let (mut more, mut less) = ([zero; 3], [zero; 3]);
             for level in 0..counter.depth() {
                 let p = lanes.load(&levels[2 * level * half + at..][..K::WORDS]);
@@ -224,7 +224,7 @@ impl<K: Lanes> Loop for Plurality<'_, K> {
             for ((wins, more), less) in wins.iter_mut().zip(more).zip(less) {
                 *wins = lanes.or(more, lanes.and_not(*wins, less));
             }
-            // Past the end all counts are zero and 0 is the most frequent value, so the tail stays clean.
+            // Past the end, all counts of signs are zero and 0 is the most frequent value, so the tail stays zero.
             lanes.store(lanes.and(wins[0], wins[1]), pos);
             lanes.store(lanes.and_not(wins[2], wins[0]), neg);
         }

@@ -5,13 +5,13 @@ use crate::lanes::{Lanes, with_lanes};
 use crate::planes::{TritPlanes, TritPlanesMut};
 use trike_host::{Isa, Loop};
 
-/// An operation on two trits, 64 at a time or more.
+/// An element-wise operation on two vectors of trits, at least 64 at a time.
 pub(crate) trait Operation: Copy {
     /// The planes of the result.
     fn apply<K: Lanes>(self, lanes: K, a: [K::Bits; 2], b: [K::Bits; 2]) -> [K::Bits; 2];
 }
 
-/// `a + b` modulo 3, in seven operations; four where an instruction takes any function of three bits.
+/// `a + b` modulo 3, in seven operations; four with an instruction for arbitrary functions of three bits.
 #[derive(Clone, Copy)]
 pub(crate) struct SumMod3;
 
@@ -34,7 +34,7 @@ impl Operation for Overlay {
 impl Operation for SumMod3 {
     #[inline(always)]
     fn apply<K: Lanes>(self, lanes: K, [ap, an]: [K::Bits; 2], [bp, bn]: [K::Bits; 2]) -> [K::Bits; 2] {
-        // Equal trits add up to the opposite sign; different ones to a sign that neither is the opposite of.
+        // Equal trits sum to the opposite sign; different ones to a sign that is not the opposite of either.
         let differ = lanes.xor(lanes.or(ap, bn), lanes.or(an, bp));
         [lanes.xor(lanes.or(an, bn), differ), lanes.xor(lanes.or(ap, bp), differ)]
     }
@@ -49,7 +49,7 @@ impl Operation for Product {
     }
 }
 
-/// An operation over whole vectors of one length.
+/// An operation over whole vectors of equal length.
 struct Elements<'a, K, O> {
     lanes: K,
     operation: O,
@@ -92,7 +92,7 @@ fn step<K: Lanes, O: Operation>(
     lanes.store(neg, on);
 }
 
-/// The operation on vectors of one length, which is checked here; slices for the reason that `score_pair` gives.
+/// The operation on vectors of equal length, which is checked here. `run` takes slices for the same reason as `score_pair`.
 #[inline]
 pub(crate) fn elements(
     isa: Isa,
@@ -102,7 +102,7 @@ pub(crate) fn elements(
     out: TritPlanesMut<'_>,
 ) -> Result<(), PopcountError> {
     check_len("the second vector of trits", a.len(), b.len())?;
-    check_len("the resulting vector of trits", a.len(), out.len)?;
+    check_len("the output vector of trits", a.len(), out.len)?;
     run(isa, operation, a.pos(), a.neg(), b.pos(), b.neg(), out.pos, out.neg);
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! The one error type of the crate.
+//! The error type of the crate.
 
 use trike_host::HostError;
 use trike_trit::TritError;
 
-/// Why an operation on trit planes was refused; nothing was written then.
+/// An error of an operation on trit planes; a failed operation writes nothing.
 ///
-/// Callers that only want to detect mismatched shapes match [`PopcountError::Length`] first.
+/// To detect mismatched shapes only, match [`PopcountError::Length`] first.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PopcountError {
@@ -19,7 +19,7 @@ pub enum PopcountError {
         /// The given length.
         got: usize,
     },
-    /// A number is outside of its range.
+    /// A number is outside its range.
     #[error("{what}: expected {}, got {got}", limits(*minimum, *maximum))]
     Range {
         /// Which number.
@@ -31,7 +31,7 @@ pub enum PopcountError {
         /// The given value.
         got: usize,
     },
-    /// A matrix with an empty side, or with more elements than a `usize` can count.
+    /// A matrix with a dimension of 0, or with more elements than a `usize` can count.
     #[error("{what} of {rows} x {cols}: expected sides of at least 1 and a product that fits a usize")]
     Shape {
         /// Which matrix.
@@ -41,13 +41,13 @@ pub enum PopcountError {
         /// Its columns.
         cols: usize,
     },
-    /// A tensor of several planes where one is compared.
-    #[error("a tensor of {planes} planes cannot be searched, expected 1: search each plane on its own")]
+    /// A tensor of several planes; only one plane can be searched.
+    #[error("expected a tensor with 1 plane, got {planes}: search each plane separately")]
     SeveralPlanes {
-        /// Planes of the tensor.
+        /// Number of planes of the tensor.
         planes: usize,
     },
-    /// No memory or no threads.
+    /// Memory or threads are not available.
     #[error(transparent)]
     Host(#[from] HostError),
     /// Words that are not valid trit planes, or a tensor that could not be read.
@@ -55,7 +55,7 @@ pub enum PopcountError {
     Trit(#[from] TritError),
 }
 
-/// A range in words; an end of the type is no limit.
+/// A range as text; the extremes of `usize` are omitted.
 fn limits(minimum: usize, maximum: usize) -> String {
     match (minimum, maximum) {
         (minimum, usize::MAX) => format!("at least {minimum}"),
@@ -69,7 +69,7 @@ pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Resu
     if expected == got { Ok(()) } else { Err(PopcountError::Length { what, expected, got }) }
 }
 
-/// Checks that a number is inside of a range.
+/// Checks that a number is in a range.
 pub(crate) fn check_range(
     what: &'static str,
     minimum: usize,

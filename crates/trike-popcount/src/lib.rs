@@ -1,14 +1,14 @@
-//! Ternary times ternary on the host: dot products and matches by population count, element-wise operations, top-k search,
+//! Ternary-by-ternary kernels for the host: dot products and matches by population count, element-wise operations, top-k search,
 //! and counters for bundles.
 //!
-//! Start from [`TritPlanes`], a view of a vector of trits, and [`TritOps`], whose methods of [`Cpu`] take such views. A vector is
+//! Start from [`TritPlanes`], a view of a vector of trits, and [`TritOps`], the operations of [`Cpu`] on such views. A vector is
 //! two rows of u64 words, one with a bit for every `+1` and one for every `-1`: element `j` is bit `j % 64` of word `j / 64`; no
-//! position is in both and the bits past the end are zero. A view is the proof of those two rules, so no operation checks
+//! position is set in both, and the bits past the end are zero. A view guarantees these two invariants, so no operation checks
 //! them again.
 //!
-//! The decision that shaped the crate: every algorithm is written once, over a small set of operations on words, and compiled
-//! for each instruction set; all of it is integer and exact, so every instruction set gives the same bits. What was given up:
-//! scores are counts, so a weighted similarity needs one plane per weight ([`BitCounter`]).
+//! Main design decision: every algorithm is written once, over a small set of word operations, and compiled for each
+//! instruction set; it is exact integer arithmetic, so every instruction set gives the same bits. The cost:
+//! scores are counts, so a weighted similarity needs one plane per bit of the weights ([`BitCounter`]).
 //!
 //! * vectors: [`TritPlanes`], [`TritPlanesMut`], [`PlaneVector`], [`PlaneMatrix`]
 //! * operations: [`TritOps`], [`TritScore`], [`TritHit`]

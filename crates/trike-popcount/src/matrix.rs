@@ -1,4 +1,4 @@
-//! Many vectors of trits of one length, laid out to be streamed.
+//! Matrices of trits, laid out for streaming.
 
 use trike_trit::{Encoding, TritData, TritTensor};
 
@@ -7,10 +7,10 @@ use crate::lanes::LINE_WORDS;
 use crate::planes::{MAX_TRITS, TritPlanes, TritPlanesMut, WordLine, as_words, as_words_mut};
 use trike_host::Lines;
 
-/// Rows of trits in bit planes, in one allocation: the keys or the stored vectors of a search.
+/// Rows of trits in bit planes, in one allocation: the queries or the stored vectors of a search.
 ///
-/// A row is its positive and then its negative plane, so that a pass over the rows is a pass over memory. A plane is
-/// padded with zeros to whole cache lines where that costs at most a sixteenth; 10,000 trits then take 2,560 bytes.
+/// A row is its positive plane followed by its negative plane, so that a pass over the rows reads memory sequentially. A plane is
+/// zero-padded to whole cache lines if that adds at most 1/16; 10,000 trits then take 2,560 bytes.
 ///
 /// ```text
 /// row 0: pos words | neg words | row 1: pos words | neg words | ...
@@ -31,16 +31,16 @@ use trike_host::Lines;
 /// ```
 #[derive(Clone, Debug)]
 pub struct PlaneMatrix {
-    /// Room for more rows than there are, perhaps; what lies behind them is never read.
+    /// May have capacity for more rows; the memory past the last row is never read.
     lines: Lines<WordLine>,
     rows: usize,
     cols: usize,
-    /// Words from one plane to the next.
+    /// Distance between consecutive planes, in words.
     stride: usize,
 }
 
 impl PlaneMatrix {
-    /// A matrix without rows yet.
+    /// A matrix without rows.
     ///
     /// # Errors
     ///
@@ -49,11 +49,12 @@ impl PlaneMatrix {
         Self::with_capacity(0, cols)
     }
 
-    /// A matrix without rows yet, and with room for so many.
+    /// A matrix without rows, with capacity for `rows`.
     ///
     /// # Errors
     ///
-    /// As [`PlaneMatrix::new`], and [`PopcountError::Shape`] or [`HostError::Memory`](trike_host::HostError::Memory) for more than there can be.
+    /// As [`PlaneMatrix::new`], and [`PopcountError::Shape`] or [`HostError::Memory`](trike_host::HostError::Memory) if it is too
+    /// large.
     pub fn with_capacity(rows: usize, cols: usize) -> Result<Self, PopcountError> {
         check_range("columns of trit planes", 1, MAX_TRITS, cols)?;
         let words = cols.div_ceil(64);
@@ -73,7 +74,7 @@ impl PlaneMatrix {
         Ok(Self { rows, ..Self::with_capacity(rows, cols)? })
     }
 
-    /// The trits of a tensor of one plane, whatever its encoding. Its scales, and a rotation of its inputs, stay with the caller.
+    /// The trits of a tensor of one plane, of any encoding. The caller has to handle its scales and a rotation of its inputs.
     ///
     /// # Errors
     ///
@@ -92,7 +93,7 @@ impl PlaneMatrix {
             &converted
         };
         if let Some(TritData::Planes { pos, neg }) = tensor.data(0).as_deref() {
-            // The tensor has checked its planes, with the same rules.
+            // The tensor has checked the same invariants of its planes.
             for (row, (pos, neg)) in pos.chunks_exact(words).zip(neg.chunks_exact(words)).enumerate() {
                 let [to_pos, to_neg] = matrix.planes_mut(row);
                 to_pos.copy_from_slice(pos);
@@ -102,11 +103,11 @@ impl PlaneMatrix {
         Ok(matrix)
     }
 
-    /// Appends a row; the room is doubled when there is none.
+    /// Appends a row; a full buffer doubles its capacity.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`] for another number of trits than [`PlaneMatrix::cols`], [`HostError::Memory`](trike_host::HostError::Memory).
+    /// [`PopcountError::Length`] if its length is not [`PlaneMatrix::cols`], [`HostError::Memory`](trike_host::HostError::Memory).
     pub fn push(&mut self, row: TritPlanes<'_>) -> Result<(), PopcountError> {
         check_len("trits of a row", self.cols, row.len())?;
         let needed = self.lines_of(self.rows + 1)?;
@@ -133,22 +134,22 @@ impl PlaneMatrix {
         true
     }
 
-    /// Vectors.
+    /// Number of rows.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Trits of a vector.
+    /// Number of trits per row.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Bytes of all rows, padding included.
+    /// Size of all rows in bytes, including padding.
     pub fn bytes(&self) -> usize {
         self.rows * 2 * self.stride * size_of::<u64>()
     }
 
-    /// A row; `None` past the last.
+    /// A row; `None` if out of range.
     #[inline]
     pub fn row(&self, row: usize) -> Option<TritPlanes<'_>> {
         (row < self.rows).then(|| {
@@ -157,7 +158,7 @@ impl PlaneMatrix {
         })
     }
 
-    /// A row to be written by an operation; `None` past the last.
+    /// A row as the output of an operation; `None` if out of range.
     #[inline]
     pub fn row_mut(&mut self, row: usize) -> Option<TritPlanesMut<'_>> {
         let len = self.cols;
@@ -172,7 +173,7 @@ impl PlaneMatrix {
         self.cols.div_ceil(64)
     }
 
-    /// The two planes of a row that exists.
+    /// The two planes of a row, which must exist.
     #[inline]
     pub(crate) fn planes(&self, row: usize) -> [&[u64]; 2] {
         let row = &as_words(&self.lines)[2 * self.stride * row..][..2 * self.stride];
@@ -188,7 +189,7 @@ impl PlaneMatrix {
         [&mut pos[..words], &mut neg[..words]]
     }
 
-    /// Lines that so many rows take.
+    /// Number of cache lines for `rows` rows.
     fn lines_of(&self, rows: usize) -> Result<usize, PopcountError> {
         let words = rows.checked_mul(2 * self.stride).filter(|words| *words <= isize::MAX as usize / 8);
         let words = words.ok_or(PopcountError::Shape { what: "trit planes", rows, cols: self.cols })?;

@@ -15,7 +15,7 @@ use crate::top::{TritHit, top_k};
 
 /// The operations on trit planes, as methods of [`Cpu`].
 ///
-/// Operations on two vectors run on the caller's thread, those on matrices on all threads that the work is worth. Results are
+/// Operations on two vectors run on the caller's thread, those on matrices on as many threads as the work justifies. Results are
 /// exact, except for [`TritOps::trit_project`], and the same for every instruction set and number of threads.
 ///
 /// ```
@@ -55,7 +55,7 @@ pub trait TritOps {
         self.trit_score(TritScore::Dot, a, b)
     }
 
-    /// Positions where two vectors have the same value, zeros included.
+    /// Number of positions where two vectors have the same value, including zeros.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ pub trait TritOps {
         self.trit_score(TritScore::Matches, a, b)
     }
 
-    /// Positions where two vectors are nonzero with the same sign.
+    /// Number of positions where two vectors are nonzero with the same sign.
     ///
     /// # Errors
     ///
@@ -75,7 +75,7 @@ pub trait TritOps {
         self.trit_score(TritScore::Agreements, a, b)
     }
 
-    /// Positions where two vectors differ.
+    /// Number of positions where two vectors differ (Hamming distance).
     ///
     /// # Errors
     ///
@@ -85,10 +85,10 @@ pub trait TritOps {
         Ok(a.len() as i32 - self.trit_matches(a, b)?)
     }
 
-    /// Positions where a vector is not zero.
+    /// Number of nonzero positions of a vector.
     fn trit_nonzeros(&self, a: TritPlanes<'_>) -> i32;
 
-    /// `out = a + b` modulo 3: with -1 for 2, every trit has one partner for every result, so a sum can be undone.
+    /// `out = a + b` modulo 3, with -1 for 2. Invertible: [`TritOps::trit_difference_mod3`] recovers `a` exactly.
     ///
     /// # Errors
     ///
@@ -100,7 +100,7 @@ pub trait TritOps {
         out: TritPlanesMut<'_>,
     ) -> Result<(), PopcountError>;
 
-    /// `out = a - b` modulo 3, which undoes [`TritOps::trit_sum_mod3`].
+    /// `out = a - b` modulo 3, the inverse of [`TritOps::trit_sum_mod3`].
     ///
     /// # Errors
     ///
@@ -115,7 +115,7 @@ pub trait TritOps {
         self.trit_sum_mod3(a, b.negated(), out)
     }
 
-    /// `out = a * b`; where `b` is not zero, multiplying once more gives `a` back.
+    /// `out = a * b`; where `b` is nonzero, multiplying by `b` again recovers `a`.
     ///
     /// ```
     /// use trike_host::Cpu;
@@ -139,7 +139,7 @@ pub trait TritOps {
         out: TritPlanesMut<'_>,
     ) -> Result<(), PopcountError>;
 
-    /// `out = a` where `a` is not zero, and `b` elsewhere: a vector with its ties broken.
+    /// `out = a` where `a` is nonzero, `b` elsewhere; breaks the ties of a majority, for example.
     ///
     /// # Errors
     ///
@@ -151,7 +151,7 @@ pub trait TritOps {
         out: TritPlanesMut<'_>,
     ) -> Result<(), PopcountError>;
 
-    /// `out = -a`. Where a view is enough, [`TritPlanes::negated`] costs nothing.
+    /// `out = -a`. If a view is sufficient, use [`TritPlanes::negated`], which copies nothing.
     ///
     /// # Errors
     ///
@@ -161,7 +161,7 @@ pub trait TritOps {
         out.copy_from(a.negated())
     }
 
-    /// `out[(j + by) % len] = a[j]`; rotating by `-by` undoes it.
+    /// `out[(j + by) % len] = a[j]`; the inverse is a rotation by `-by`.
     ///
     /// ```
     /// use trike_host::Cpu;
@@ -180,11 +180,11 @@ pub trait TritOps {
     /// [`PopcountError::Length`] for vectors of different lengths.
     fn trit_rotate(&self, a: TritPlanes<'_>, by: isize, out: TritPlanesMut<'_>) -> Result<(), PopcountError>;
 
-    /// The scores of `m` queries with `n` stored rows, `m x n` row by row. Each stored row is read from memory once.
+    /// The scores of `m` queries with `n` stored rows, `m x n`, row-major. Each stored row is read from memory once.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`] for different numbers of columns or another length of `out`.
+    /// [`PopcountError::Length`] if the numbers of columns differ or `out` does not have `m n` elements.
     fn trit_scores(
         &self,
         score: TritScore,
@@ -193,7 +193,7 @@ pub trait TritOps {
         out: &mut [i32],
     ) -> Result<(), PopcountError>;
 
-    /// `m x k` trits times `n x k` trits: the dot products of every query with every stored row, `m x n`.
+    /// `m x k` trits times transposed `n x k` trits: the dot products of every query with every stored row, `m x n`.
     ///
     /// # Errors
     ///
@@ -207,7 +207,7 @@ pub trait TritOps {
         self.trit_scores(TritScore::Dot, queries, stored, out)
     }
 
-    /// For each query the `k` stored rows with the highest scores, best first, ties in the order of the rows; all rows if there
+    /// For each query, the `k` stored rows with the highest scores, best first, ties ordered by row; all rows if there
     /// are fewer than `k`. Exact, and the same for every number of threads.
     ///
     /// ```
@@ -228,7 +228,7 @@ pub trait TritOps {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`] for different numbers of columns, [`PopcountError::Range`] for a `k` of 0 or nothing stored.
+    /// [`PopcountError::Length`] if the numbers of columns differ, [`PopcountError::Range`] for a `k` of 0 or no stored rows.
     fn trit_top_k(
         &self,
         score: TritScore,
@@ -254,7 +254,7 @@ pub trait TritOps {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Length`] for another number of floats than columns, or of outputs than rows.
+    /// [`PopcountError::Length`] if `x` does not have one element per column, or `out` one per row.
     fn trit_project(&self, stored: &PlaneMatrix, x: &[f32], out: &mut [f32]) -> Result<(), PopcountError>;
 }
 

@@ -1,4 +1,4 @@
-//! How alike two vectors of trits are.
+//! Scores of two vectors of trits.
 
 use crate::lanes::{Lanes, with_lanes};
 use crate::planes::TritPlanes;
@@ -11,7 +11,7 @@ pub(crate) trait Score: Copy + Send + Sync {
     fn start(self, len: usize) -> i32;
     /// The two planes of one side in the form that [`Score::add`] takes.
     fn side<K: Lanes>(self, lanes: K, pos: K::Bits, neg: K::Bits) -> [K::Bits; 2];
-    /// Counts what two sides have in common.
+    /// Adds the contribution of two sides to the counts.
     fn add<K: Lanes>(self, lanes: K, tally: [K::Tally; 2], a: [K::Bits; 2], b: [K::Bits; 2])
     -> [K::Tally; 2];
     /// Contribution of the counts to the score; at most the number of positions, so it fits.
@@ -25,8 +25,8 @@ pub(crate) struct Matches;
 #[derive(Clone, Copy)]
 pub(crate) struct Agreements;
 
-/// `both - 2 opposed`: with a plane of nonzeros for each side this takes one operation less than counting the agreements
-/// and the oppositions.
+/// `both - 2 opposed`: with one plane of nonzeros per side, this takes one operation less than counting agreements
+/// and oppositions.
 impl Score for Dot {
     fn start(self, _: usize) -> i32 {
         0
@@ -56,7 +56,7 @@ impl Score for Dot {
     }
 }
 
-/// Counts the differences.
+/// `len - differing`.
 impl Score for Matches {
     fn start(self, len: usize) -> i32 {
         len as i32
@@ -134,7 +134,7 @@ macro_rules! with_score {
 }
 pub(crate) use with_score;
 
-/// The score of two vectors of one length.
+/// The score of two vectors of equal length.
 struct Pair<'a, K, S> {
     lanes: K,
     score: S,
@@ -150,7 +150,7 @@ impl<K: Lanes, S: Score> Loop for Pair<'_, K, S> {
     fn run(self) -> i32 {
         let Self { lanes, score, a: [ap, an], b: [bp, bn], len } = self;
         let words = ap.len();
-        // The slices have this length already; said again, no load needs to check it.
+        // The slices already have this length; repeating it removes the bounds checks of the loads.
         let (an, bp, bn) = (&an[..words], &bp[..words], &bn[..words]);
         let mut tally = [lanes.none(); 2];
         let mut at = 0;
@@ -166,10 +166,10 @@ impl<K: Lanes, S: Score> Loop for Pair<'_, K, S> {
     }
 }
 
-/// Counts what some words of two vectors have in common.
+/// Adds the contribution of some words of two vectors to the counts.
 ///
-/// A function that is always inlined and no closure, here and in the other loops: a closure may stay a function of its
-/// own, and then without the instruction set.
+/// An always-inlined function instead of a closure, here and in the other loops: a closure may not be inlined, and would then be
+/// compiled without the instruction set.
 #[inline(always)]
 fn step<K: Lanes, S: Score>(
     lanes: K,
@@ -208,9 +208,9 @@ impl<K: Lanes> Loop for Nonzeros<'_, K> {
     }
 }
 
-/// The score of two vectors of one length.
+/// The score of two vectors of equal length.
 ///
-/// The words come as slices and not as views, so that they travel in registers: copying two views costs more than
+/// The words are passed as slices instead of views, so that they stay in registers: copying two views costs more than
 /// comparing a thousand trits.
 pub(crate) fn score_pair(
     isa: Isa,
@@ -225,7 +225,7 @@ pub(crate) fn score_pair(
     with_score!(score, score => with_lanes!(isa, lanes => lanes.run(Pair { lanes, score, a, b, len })))
 }
 
-/// The nonzeros of a vector.
+/// The number of nonzeros of a vector.
 pub(crate) fn nonzeros(isa: Isa, a: TritPlanes<'_>) -> i32 {
     with_lanes!(isa, lanes => lanes.run(Nonzeros { lanes, a }))
 }

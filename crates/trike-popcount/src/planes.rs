@@ -1,4 +1,4 @@
-//! Vectors of trits in two bit planes: the views and the owner.
+//! Vectors of trits in two bit planes: borrowed views and the owned type.
 
 use trike_trit::{Trit, TritError};
 
@@ -6,17 +6,17 @@ use crate::error::{PopcountError, check_len, check_range};
 use crate::lanes::LINE_WORDS;
 use trike_host::{HostError, Line};
 
-/// Trits in a vector at most, so that every count of them fits an i32.
+/// Maximum number of trits of a vector, so that every count of them fits an i32.
 pub const MAX_TRITS: usize = i32::MAX as usize;
 
-/// Eight words that a vector load takes in one piece.
+/// Eight words, aligned so that a vector load does not cross a cache line.
 pub(crate) type WordLine = Line<[u64; LINE_WORDS]>;
 
-/// A vector of trits, borrowed: `ceil(len / 64)` words for each sign.
+/// A borrowed vector of trits: `ceil(len / 64)` words for each sign.
 ///
-/// Trit `j` is bit `j % 64` of word `j / 64`, in `pos` where it is +1 and in `neg` where it is -1. A view that exists
-/// has no bit in both and none past the end, so the operations that take one do not check again; [`PlaneVector`] and
-/// [`PlaneMatrix`](crate::PlaneMatrix) give views without checking, and they start on a cache line where that is cheap.
+/// Trit `j` is bit `j % 64` of word `j / 64`, set in `pos` if it is +1 and in `neg` if it is -1. Every view satisfies the
+/// invariants that no bit is set in both planes and none past the end, so operations do not check them again. Views of
+/// [`PlaneVector`] and [`PlaneMatrix`](crate::PlaneMatrix) need no check, and start on a cache line where the padding is cheap.
 ///
 /// ```text
 /// trits  + 0 - +          bit 63 ... 4 3 2 1 0
@@ -42,12 +42,12 @@ pub struct TritPlanes<'a> {
 }
 
 impl<'a> TritPlanes<'a> {
-    /// A view of two rows of words; one linear pass checks them.
+    /// A view of two rows of words, checked in one linear pass.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Range`] above [`MAX_TRITS`], [`PopcountError::Length`] for another number of words than `ceil(len / 64)`,
-    /// [`TritError::BothBits`] and [`TritError::DirtyTail`] (as row 0 of plane 0) for words that are no trits.
+    /// [`PopcountError::Range`] above [`MAX_TRITS`], [`PopcountError::Length`] for a number of words other than `ceil(len / 64)`,
+    /// [`TritError::BothBits`] and [`TritError::DirtyTail`] (as row 0 of plane 0) for words that violate the invariants.
     pub fn new(pos: &'a [u64], neg: &'a [u64], len: usize) -> Result<Self, PopcountError> {
         check_planes(pos.len(), neg.len(), len)?;
         if pos.iter().zip(neg).fold(0, |all, (p, n)| all | (p & n)) != 0 {
@@ -61,26 +61,26 @@ impl<'a> TritPlanes<'a> {
         Ok(Self { pos, neg, len })
     }
 
-    /// A view of words that were checked or made here.
+    /// A view of words that are known to satisfy the invariants.
     #[inline]
     pub(crate) fn trusted(pos: &'a [u64], neg: &'a [u64], len: usize) -> Self {
         debug_assert!(Self::new(pos, neg, len).is_ok());
         Self { pos, neg, len }
     }
 
-    /// The words of the +1s.
+    /// The words of the positive plane.
     #[inline]
     pub fn pos(&self) -> &'a [u64] {
         self.pos
     }
 
-    /// The words of the -1s.
+    /// The words of the negative plane.
     #[inline]
     pub fn neg(&self) -> &'a [u64] {
         self.neg
     }
 
-    /// Trits.
+    /// Number of trits.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -92,14 +92,14 @@ impl<'a> TritPlanes<'a> {
         self.len == 0
     }
 
-    /// The vector with every sign turned: the same words, the other way round.
+    /// The negated vector: the same words with the planes exchanged.
     #[must_use]
     #[inline]
     pub fn negated(&self) -> Self {
         Self { pos: self.neg, neg: self.pos, len: self.len }
     }
 
-    /// The trit at an index; `None` past the last.
+    /// The trit at an index; `None` if out of range.
     pub fn get(&self, index: usize) -> Option<Trit> {
         let bit = |words: &[u64]| (words[index / 64] >> (index % 64)) & 1 == 1;
         (index < self.len).then(|| match (bit(self.pos), bit(self.neg)) {
@@ -120,7 +120,7 @@ impl<'a> TritPlanes<'a> {
     }
 }
 
-/// Storage for a vector of trits; previous contents are overwritten.
+/// Output storage for a vector of trits; previous contents are overwritten.
 #[derive(Debug)]
 pub struct TritPlanesMut<'a> {
     pub(crate) pos: &'a mut [u64],
@@ -129,17 +129,17 @@ pub struct TritPlanesMut<'a> {
 }
 
 impl<'a> TritPlanesMut<'a> {
-    /// Two rows of words to be written.
+    /// Output storage in two rows of words.
     ///
     /// # Errors
     ///
-    /// [`PopcountError::Range`] above [`MAX_TRITS`], [`PopcountError::Length`] for another number of words than `ceil(len / 64)`.
+    /// [`PopcountError::Range`] above [`MAX_TRITS`], [`PopcountError::Length`] for a number of words other than `ceil(len / 64)`.
     pub fn new(pos: &'a mut [u64], neg: &'a mut [u64], len: usize) -> Result<Self, PopcountError> {
         check_planes(pos.len(), neg.len(), len)?;
         Ok(Self { pos, neg, len })
     }
 
-    /// Trits.
+    /// Number of trits.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -151,11 +151,11 @@ impl<'a> TritPlanesMut<'a> {
         self.len == 0
     }
 
-    /// Writes one trit over the bits of its place.
+    /// Writes one trit.
     ///
     /// # Errors
     ///
-    /// [`TritError::OutOfRange`] past the last.
+    /// [`TritError::OutOfRange`] if `index` is out of range.
     pub fn set(&mut self, index: usize, trit: Trit) -> Result<(), PopcountError> {
         if index >= self.len {
             return Err(TritError::OutOfRange { what: "trit", index, limit: self.len }.into());
@@ -167,7 +167,7 @@ impl<'a> TritPlanesMut<'a> {
         Ok(())
     }
 
-    /// Copies a vector of the same length.
+    /// Copies the trits of a vector of the same length.
     ///
     /// # Errors
     ///
@@ -186,7 +186,7 @@ fn check_planes(pos: usize, neg: usize, len: usize) -> Result<(), PopcountError>
     check_len("words of the negative plane", len.div_ceil(64), neg)
 }
 
-/// The bits of the last word that belong to a vector.
+/// Mask of the bits of the last word that belong to a vector.
 pub(crate) fn live(len: usize) -> u64 {
     match len % 64 {
         0 => u64::MAX,
@@ -194,7 +194,7 @@ pub(crate) fn live(len: usize) -> u64 {
     }
 }
 
-/// A vector of trits that owns its planes, each on its own cache lines.
+/// An owned vector of trits, with each plane on its own cache lines.
 ///
 /// ```
 /// use trike_popcount::{Cpu, PlaneVector, TritOps};
@@ -212,7 +212,7 @@ pub(crate) fn live(len: usize) -> u64 {
 /// ```
 #[derive(Clone, Debug)]
 pub struct PlaneVector {
-    /// The positive plane and then the negative one, each padded with zeros to whole lines.
+    /// The positive plane followed by the negative plane, each zero-padded to whole cache lines.
     lines: Vec<WordLine>,
     len: usize,
 }
@@ -228,11 +228,11 @@ impl PlaneVector {
         Ok(Self { lines: zeroed_lines(2 * len.div_ceil(64).div_ceil(LINE_WORDS))?, len })
     }
 
-    /// A vector of numbers -1, 0 and 1.
+    /// A vector from the numbers -1, 0 and 1.
     ///
     /// # Errors
     ///
-    /// [`TritError::Value`] for another number, and as [`PlaneVector::zeros`].
+    /// [`TritError::Value`] for any other number, and as [`PlaneVector::zeros`].
     pub fn from_trits(trits: &[i8]) -> Result<Self, PopcountError> {
         if let Some(index) = trits.iter().position(|t| !(-1..=1).contains(t)) {
             return Err(TritError::Value { index, value: trits[index] }.into());
@@ -257,7 +257,7 @@ impl PlaneVector {
         Ok(vector)
     }
 
-    /// Trits.
+    /// Number of trits.
     #[inline]
     pub fn len(&self) -> usize {
         self.len
@@ -269,7 +269,7 @@ impl PlaneVector {
         self.len == 0
     }
 
-    /// The planes.
+    /// A view of the planes.
     #[inline]
     pub fn view(&self) -> TritPlanes<'_> {
         let words = self.len.div_ceil(64);
@@ -277,7 +277,7 @@ impl PlaneVector {
         TritPlanes::trusted(&pos[..words], &neg[..words], self.len)
     }
 
-    /// The planes, to be written by an operation.
+    /// The planes as the output of an operation.
     #[inline]
     pub fn view_mut(&mut self) -> TritPlanesMut<'_> {
         let words = self.len.div_ceil(64);
@@ -300,7 +300,7 @@ impl PartialEq for PlaneVector {
 
 impl Eq for PlaneVector {}
 
-/// So many lines of zeros.
+/// `lines` zeroed cache lines.
 pub(crate) fn zeroed_lines(lines: usize) -> Result<Vec<WordLine>, PopcountError> {
     let mut all = Vec::new();
     let requested = lines.saturating_mul(size_of::<WordLine>());
@@ -309,17 +309,17 @@ pub(crate) fn zeroed_lines(lines: usize) -> Result<Vec<WordLine>, PopcountError>
     Ok(all)
 }
 
-/// The words of lines, one after the other.
+/// Cache lines as a slice of words.
 #[inline]
 pub(crate) fn as_words(lines: &[WordLine]) -> &[u64] {
-    // SAFETY: a line is `repr(C)` around eight words, 64 bytes long and so without padding; the slice covers the same
+    // SAFETY: a line is `repr(C)` with eight words, 64 bytes long and so without padding; the slice covers the same
     // bytes for the same lifetime.
     unsafe { std::slice::from_raw_parts(lines.as_ptr().cast(), lines.len() * LINE_WORDS) }
 }
 
-/// [`as_words`], to be written.
+/// [`as_words`], mutable.
 #[inline]
 pub(crate) fn as_words_mut(lines: &mut [WordLine]) -> &mut [u64] {
-    // SAFETY: as in `as_words`; every bit pattern is a word, and the exclusive borrow passes on.
+    // SAFETY: as in `as_words`; every bit pattern is a valid word, and the slice inherits the exclusive borrow.
     unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), lines.len() * LINE_WORDS) }
 }

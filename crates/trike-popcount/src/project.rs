@@ -1,4 +1,4 @@
-//! Products of stored trits with vectors of floats, for random projections.
+//! Products of stored trits with f32 vectors, for random projections.
 
 use trike_host::{Cpu, Loop};
 
@@ -6,16 +6,16 @@ use crate::error::{PopcountError, check_len};
 use crate::lanes::{Lanes, with_lanes};
 use crate::matrix::PlaneMatrix;
 
-/// Multiply-adds of a trit with a float that take as long as one in f32.
+/// Multiply-adds of a trit with a float that take as long as one f32 multiply-add.
 const TRITS_PER_F32: usize = 2;
-/// Running sums of a row; they divide 64.
+/// Number of partial sums of a row; a divisor of 64.
 const SUMS: usize = 16;
 
 /// The sum of the floats at the positive trits of a row minus the sum at its negative trits.
 struct Project<'a> {
     pos: &'a [u64],
     neg: &'a [u64],
-    /// Padded with zeros to whole words.
+    /// Zero-padded to a multiple of 64.
     x: &'a [[f32; 64]],
 }
 
@@ -29,7 +29,7 @@ impl Loop for Project<'_> {
             for (part, x) in x.as_chunks::<SUMS>().0.iter().enumerate() {
                 let (pos, neg) = ((pos >> (part * SUMS)) as u32, (neg >> (part * SUMS)) as u32);
                 for lane in 0..SUMS {
-                    // A mask and no product, so that the sum is that of the same floats on every instruction set.
+                    // A mask instead of a product, so that every instruction set sums the same floats.
                     let bit = 1 << lane;
                     let plus = if pos & bit == 0 { 0.0 } else { x[lane] };
                     let minus = if neg & bit == 0 { 0.0 } else { x[lane] };
@@ -50,8 +50,8 @@ impl Loop for Project<'_> {
 
 /// `out[r] = w[r] . x` for every stored row of trits.
 pub(crate) fn project(cpu: &Cpu, w: &PlaneMatrix, x: &[f32], out: &mut [f32]) -> Result<(), PopcountError> {
-    check_len("floats to be projected", w.cols(), x.len())?;
-    check_len("projections", w.rows(), out.len())?;
+    check_len("input of a projection", w.cols(), x.len())?;
+    check_len("output of a projection", w.rows(), out.len())?;
     let mut padded = vec![[0.0; 64]; w.words()];
     padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
     let work = w.rows().saturating_mul(w.cols()) / TRITS_PER_F32;

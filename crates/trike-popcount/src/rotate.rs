@@ -1,4 +1,4 @@
-//! Rotations of vectors of trits around their ring of positions.
+//! Cyclic rotations of vectors of trits.
 
 use crate::counter::BitCounter;
 use crate::error::{PopcountError, check_len};
@@ -6,7 +6,7 @@ use crate::lanes::{Lanes, with_lanes};
 use crate::planes::{TritPlanes, TritPlanesMut, as_words_mut, live};
 use trike_host::{Cpu, Isa, Loop};
 
-/// Moves the bits of a ring of `len` bits up by `by`, which is less than `len`.
+/// Rotates `len` bits upwards by `by`, which is less than `len`.
 struct Rotate<'a> {
     from: &'a [u64],
     to: &'a mut [u64],
@@ -21,7 +21,7 @@ impl Loop for Rotate<'_> {
     fn run(self) {
         let Self { from, to, len, by } = self;
         let (first, shift) = (by / 64, by % 64);
-        // What is pushed out at the top comes in at the bottom; the bits past the end are zeros.
+        // Bits shifted out at the top enter at the bottom; the bits past the end are zeros.
         let wrapped = to.len().min(by.div_ceil(64));
         read_bits(from, len - by, &mut to[..wrapped]);
         let (into, to) = to[first..].split_at_mut(1);
@@ -34,7 +34,7 @@ impl Loop for Rotate<'_> {
     }
 }
 
-/// Reads words from any bit on; zeros past the end.
+/// Reads words starting at any bit offset; zeros past the end.
 #[inline(always)]
 fn read_bits(from: &[u64], bit: usize, to: &mut [u64]) {
     let from = &from[(bit / 64).min(from.len())..];
@@ -53,9 +53,9 @@ fn read_bits(from: &[u64], bit: usize, to: &mut [u64]) {
     }
 }
 
-/// The rotation upwards that is the same as one by any number.
+/// The equivalent upward rotation, in `0..len`.
 fn upwards(len: usize, by: isize) -> usize {
-    // A length is at most `MAX_TRITS`, so it is an isize.
+    // A length is at most `MAX_TRITS`, so it fits an isize.
     by.checked_rem_euclid(len as isize).unwrap_or(0) as usize
 }
 
@@ -77,7 +77,7 @@ pub(crate) fn rotate(
 }
 
 impl BitCounter {
-    /// Rotates every vector that was added, as [`TritOps::trit_rotate`](crate::TritOps::trit_rotate) does.
+    /// Rotates every counted vector, as [`TritOps::trit_rotate`](crate::TritOps::trit_rotate) does.
     ///
     /// # Errors
     ///

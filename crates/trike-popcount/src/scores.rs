@@ -9,17 +9,17 @@ use crate::pair::{Score, with_score};
 use trike_core::TritScore;
 use trike_host::{Cpu, Isa, Loop, ranges};
 
-/// Stored rows that meet all queries before the next ones are read: 10,000 trits of each lie in the first cache, beside a
-/// few queries.
+/// Number of stored rows that are scored with all queries before the next rows are read: with 10,000 trits each they fit in the
+/// L1 cache, together with a few queries.
 pub(crate) const BLOCK_ROWS: usize = 8;
 
-/// Words of a plane that are worked on at a time, so that a block of longer rows stays in the first cache as well.
+/// Words of a plane that are processed at a time, so that a block of longer rows also fits in the L1 cache.
 const CHUNK_WORDS: usize = 256;
 
-/// How far ahead stored rows are asked for, in words.
+/// Prefetch distance for stored rows, in words.
 const AHEAD: usize = 1024;
 
-/// Multiply-adds of trits that take as long as one in f32.
+/// Multiply-adds of trits that take as long as one f32 multiply-add.
 const TRITS_PER_F32: usize = 8;
 
 /// The scores of all queries, at least one, with a few stored rows: `out[q * BLOCK_ROWS + r]`.
@@ -43,7 +43,7 @@ impl<K: Lanes, S: Score> Loop for Block<'_, K, S> {
         let step = if queries > 1 { CHUNK_WORDS } else { words };
         for start in (0..words).step_by(step) {
             let chunk = start..(start + step).min(words);
-            // The first query brings the rows into the cache; with few of them that is what takes the time.
+            // The first query loads the rows into the cache, which dominates the time if there are few queries.
             if step >= words {
                 self.rows_of::<1, true>(0, &chunk);
             } else {
@@ -60,11 +60,11 @@ impl<K: Lanes, S: Score> Loop for Block<'_, K, S> {
 }
 
 impl<K: Lanes, S: Score> Block<'_, K, S> {
-    /// Adds the scores of `Q` queries over a chunk of the columns; `FETCH` asks for later rows and needs whole ones.
+    /// Adds the scores of `Q` queries over a chunk of the columns; `FETCH` prefetches later rows and requires whole rows.
     #[inline(always)]
     fn rows_of<const Q: usize, const FETCH: bool>(&mut self, query: usize, chunk: &Range<usize>) {
         let (mut row, end) = (self.rows.start, self.rows.end);
-        // Rows that come from memory are read in its order, one at a time.
+        // Rows that come from memory are read sequentially, one at a time.
         if K::MANY_REGISTERS && !FETCH {
             while row + 4 <= end {
                 self.tile::<4, Q, FETCH>(row, query, chunk);
@@ -113,7 +113,7 @@ impl<K: Lanes, S: Score> Block<'_, K, S> {
     }
 }
 
-/// Counts what some words of `R` rows and `Q` queries have in common, in pairs.
+/// Adds the contribution of some words of all pairs of `R` rows and `Q` queries to the counts.
 #[inline(always)]
 fn step<K: Lanes, S: Score, const R: usize, const Q: usize, const FETCH: bool>(
     lanes: K,
@@ -129,7 +129,7 @@ fn step<K: Lanes, S: Score, const R: usize, const Q: usize, const FETCH: bool>(
     }
     for (tallies, [pos, neg]) in tallies.iter_mut().zip(rows) {
         if FETCH {
-            // The two planes lie one after the other: in the order of memory, two lines for the two that are read.
+            // The two planes are adjacent: prefetch two lines in memory order for every two lines read.
             lanes.prefetch(pos, AHEAD + 2 * words.start);
             lanes.prefetch(pos, AHEAD + 2 * words.start + LINE_WORDS);
         }
@@ -160,13 +160,13 @@ pub(crate) fn blocks(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> {
     rows.step_by(BLOCK_ROWS).map(move |start| start..(start + BLOCK_ROWS).min(end))
 }
 
-/// The number of threads that the scores of two matrices are worth.
+/// The number of threads that the scores of two matrices justify.
 pub(crate) fn score_parts(cpu: &Cpu, queries: &PlaneMatrix, stored: &PlaneMatrix) -> usize {
     let trits = queries.rows().saturating_mul(stored.rows()).saturating_mul(stored.cols());
     cpu.pool().parts(trits / TRITS_PER_F32)
 }
 
-/// The scores of `m` queries with `n` stored rows, `m x n` row by row.
+/// The scores of `m` queries with `n` stored rows, `m x n`, row-major.
 pub(crate) fn scores(
     cpu: &Cpu,
     score: TritScore,
@@ -181,7 +181,7 @@ pub(crate) fn scores(
     if len == 0 {
         return Ok(());
     }
-    // Each thread has its rows' columns of the output, in as many pieces as there are queries.
+    // Each thread writes the output columns of its rows, in one piece per query.
     let parts: Vec<_> = ranges(n, score_parts(cpu, queries, stored)).collect();
     let mut tasks: Vec<_> = parts.into_iter().map(|rows| (rows, Vec::with_capacity(m))).collect();
     for mut line in out.chunks_exact_mut(n) {

@@ -1,4 +1,4 @@
-//! The stored rows that are most like each query, without keeping the scores of the others.
+//! Top-k search: the stored rows with the highest scores for each query, without storing all scores.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,7 +10,7 @@ use crate::scores::{BLOCK_ROWS, blocks, score_block, score_parts};
 use trike_core::TritScore;
 use trike_host::{Cpu, ranges};
 
-/// A stored row that was found.
+/// A search result: one stored row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TritHit {
     /// Its index.
@@ -19,10 +19,10 @@ pub struct TritHit {
     pub score: i32,
 }
 
-/// The best rows so far of one query; the greatest entry is the worst of them.
+/// The best rows of one query so far; the greatest entry is the worst row.
 type Best = BinaryHeap<(Reverse<i32>, usize)>;
 
-/// Offers a row that comes after all that were offered before, and so loses to an equal score.
+/// Offers a row with a higher index than all rows offered before, which therefore loses ties.
 fn offer(best: &mut Best, k: usize, row: usize, score: i32) {
     if best.len() < k {
         best.push((Reverse(score), row));
@@ -33,7 +33,7 @@ fn offer(best: &mut Best, k: usize, row: usize, score: i32) {
     }
 }
 
-/// For each query the `k` stored rows of the highest score, best first.
+/// For each query, the `k` stored rows with the highest scores, best first.
 pub(crate) fn top_k(
     cpu: &Cpu,
     score: TritScore,
@@ -42,7 +42,7 @@ pub(crate) fn top_k(
     k: usize,
 ) -> Result<Vec<Vec<TritHit>>, PopcountError> {
     check_len("columns of the queries", stored.cols(), queries.cols())?;
-    check_range("k of the k best", 1, usize::MAX, k)?;
+    check_range("k of a top-k search", 1, usize::MAX, k)?;
     check_range("stored rows", 1, usize::MAX, stored.rows())?;
     let m = queries.rows();
     if m == 0 {

@@ -1,5 +1,5 @@
 //! 500 keys and values in one vector of 10,000 trits: `cargo run --release -p trike-vsa --example key_value`.
-#![expect(clippy::print_stdout, reason = "an example shows what it found")]
+#![expect(clippy::print_stdout, reason = "the example prints its results")]
 
 use trike_vsa::capacity::{Kept, retrieval_probability};
 use trike_vsa::{Bundle, ItemMemory, PackedTritVec, Z3, bind, bundle_balanced, unbind};

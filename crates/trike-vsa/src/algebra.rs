@@ -15,7 +15,7 @@ mod sealed {
     impl Sealed for super::Ternary {}
 }
 
-/// The name of an algebra, where it is a value and no type: in files.
+/// An algebra as a value instead of a type, for files and serialized data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
@@ -43,9 +43,9 @@ impl fmt::Display for AlgebraKind {
     }
 }
 
-/// What binding, bundling and similarity mean for vectors of trits.
+/// An algebra of trit vectors: defines binding, bundling and similarity.
 ///
-/// An algebra is a type, so that vectors of two of them cannot meet:
+/// An algebra is a type, so that mixing vectors of two algebras does not compile:
 ///
 /// ```compile_fail
 /// use trike_vsa::{Bipolar, PackedTritVec, Z3, bind};
@@ -56,69 +56,70 @@ impl fmt::Display for AlgebraKind {
 /// # Ok::<(), trike_vsa::VsaError>(())
 /// ```
 ///
-/// The methods work on planes and say nothing that [`bind`](crate::bind()) and the other functions of the crate do not; they
-/// are what an algorithm for every algebra is written in. All of them work on words; nothing looks at one trit.
+/// The methods are the plane-level form of [`bind`](crate::bind()) and the other functions of the crate; algorithms that are
+/// generic over the algebra are written in terms of them. All of them operate on whole words, never on single trits.
 pub trait Algebra:
     sealed::Sealed + Copy + fmt::Debug + Default + PartialEq + Eq + Send + Sync + 'static
 {
-    /// Its name.
+    /// The algebra as a value.
     const KIND: AlgebraKind;
     /// The score by which vectors are compared.
     const SCORE: TritScore;
     /// Whether a trit may be 0.
     const ZEROS: bool;
-    /// The square of the signal to noise ratio of a bundle's counts times `k / D`: see [`capacity`](crate::capacity).
+    /// Squared signal-to-noise ratio of a bundle's counts, times `k / D`; see [`capacity`](crate::capacity).
     const COUNT_EFFICIENCY: f64;
 
-    /// The vector that changes nothing when it is bound.
+    /// The identity element of binding.
     fn identity(out: TritPlanesMut<'_>) -> Result<(), VsaError>;
-    /// Binds two vectors: the result is like neither.
+    /// Binds two vectors: the result is dissimilar to both.
     fn bind(cpu: &Cpu, a: TritPlanes<'_>, b: TritPlanes<'_>, out: TritPlanesMut<'_>) -> Result<(), VsaError>;
-    /// Takes a key out of a bound vector.
+    /// Unbinds a key from a bound vector.
     fn unbind(
         cpu: &Cpu,
         bound: TritPlanes<'_>,
         key: TritPlanes<'_>,
         out: TritPlanesMut<'_>,
     ) -> Result<(), VsaError>;
-    /// The vector that binding is undone by.
+    /// The inverse under binding.
     fn inverse<'a>(a: TritPlanes<'a>) -> TritPlanes<'a>;
-    /// Binds everything in a counter.
+    /// Binds a key to everything in a counter.
     fn bind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<(), VsaError>;
-    /// Takes a key out of everything in a counter.
+    /// Unbinds a key from everything in a counter.
     fn unbind_counts(cpu: &Cpu, counter: &mut BitCounter, key: TritPlanes<'_>) -> Result<(), VsaError>;
-    /// The trits of a bundle, where the sum of the squares of the weights in it is `squares`.
+    /// The trits of a bundle; `squares` is the sum of the squared weights of its vectors.
     fn decide(cpu: &Cpu, counter: &BitCounter, squares: u64, out: TritPlanesMut<'_>) -> Result<(), VsaError>;
-    /// How similar two vectors are by their score: 1 for the same, around 0 for random ones.
+    /// Similarity of two vectors with the given score: 1 for equal vectors, about 0 for random ones.
     fn similarity(cpu: &Cpu, score: i32, a: TritPlanes<'_>, b: TritPlanes<'_>) -> f64;
-    /// How much more often than by chance a score matches, as a weight: 0 for unlike vectors, below it for opposite ones.
+    /// The score in excess of its expectation for random vectors, as a weight: about 0 for dissimilar vectors, negative for
+    /// opposite ones.
     fn excess(score: i32, dim: usize) -> i64;
-    /// A word of random trits: the two planes, from the numbers of a seed.
+    /// A word of random trits, as its two planes, generated from a seed.
     fn random_word(seed: u64, word: u64) -> [u64; 2];
 }
 
-/// Sums modulo 3: every trit is a third of a turn.
+/// Addition modulo 3: a trit represents a rotation by a third of a turn.
 ///
-/// Binding is `a + b` modulo 3 with -1 for 2, unbinding is the difference and exact for every trit, zeros included. A
-/// bundle has the most frequent of the three values, and two vectors are alike where they match: the similarity
-/// `(3 matches - D) / 2D` is 1 for the same vector and 0 on average for random ones. Values are uniform, so that no key
-/// is lost to zeros, and the three values carry more than two: this is the algebra to start with.
+/// Binding is `a + b` modulo 3 with -1 for 2; unbinding is the difference, exact for every trit including zeros. A
+/// bundle takes the most frequent of the three values, and similarity counts matches:
+/// `(3 matches - D) / 2D` is 1 for equal vectors and 0 on average for random ones. Binding with zeros loses no
+/// information, and three values carry more information than two. This is the recommended default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Z3;
 
-/// The bipolar form of "multiply, add, permute" (MAP-B): -1 and +1, and no zeros.
+/// The bipolar form of "multiply, add, permute" (MAP-B): -1 and +1, without zeros.
 ///
-/// Binding is the product, which is its own inverse; a bundle has the sign of the sum, and where that is 0 the value of a
+/// Binding is the product, which is its own inverse; a bundle takes the sign of the sum, with ties broken by a
 /// fixed random vector; the similarity is the cosine, `dot / D`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bipolar;
 
 /// "Multiply, add, permute" on trits of any density.
 ///
-/// Binding is the product. A zero cannot be undone: `unbind(bind(a, b), a)` keeps `b` only where `a` is not zero, and its
+/// Binding is the product. Zeros are not invertible: `unbind(bind(a, b), a)` keeps `b` only where `a` is nonzero, and its
 /// cosine with `b` is the square root of the density of `a` (0.816 for uniform trits, 1 for keys without zeros: see
-/// [`PackedTritVec::random_dense`](crate::PackedTritVec::random_dense)). A bundle has the sign of the sum where that is
-/// further from 0 than 0.612 of its standard deviation, which loses least; the similarity is the cosine.
+/// [`PackedTritVec::random_dense`](crate::PackedTritVec::random_dense)). A bundle takes the sign of the sum where its magnitude
+/// exceeds 0.612 standard deviations, the threshold that loses least, and 0 elsewhere; the similarity is the cosine.
 ///
 /// Searches rank by the dot product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -225,7 +226,7 @@ impl Algebra for Bipolar {
 
     fn decide(cpu: &Cpu, counter: &BitCounter, _: u64, out: TritPlanesMut<'_>) -> Result<(), VsaError> {
         if counter.total() % 2 == 1 {
-            // An odd sum of signs is not zero.
+            // A sum of an odd number of signs is never zero.
             return Ok(counter.majority(cpu, 0, out)?);
         }
         let mut signs = PlaneVector::zeros(counter.len())?;
@@ -302,7 +303,7 @@ impl Algebra for Ternary {
     }
 }
 
-/// The best distance from 0 for the sign of a sum to be kept, in standard deviations: the maximum of `2 phi(c)^2 / Q(c)`.
+/// Best threshold for keeping the sign of a sum, in standard deviations: the maximum of `2 phi(c)^2 / Q(c)`.
 const BEST_CUT: f64 = 0.612;
 
 /// The largest sum that becomes 0.
@@ -310,7 +311,7 @@ fn threshold(cpu: &Cpu, counter: &BitCounter, squares: u64) -> u32 {
     cut(counter.nonzeros(cpu).unsigned_abs(), counter.len(), counter.total(), squares)
 }
 
-/// The same for a bundle of so many nonzeros, counted as often as they are in it.
+/// [`threshold`] for a bundle with this many nonzeros, counted with their weights.
 pub(crate) fn cut(nonzeros: u64, dim: usize, total: u32, squares: u64) -> u32 {
     let places = dim as f64 * f64::from(total);
     if places == 0.0 {
@@ -318,6 +319,6 @@ pub(crate) fn cut(nonzeros: u64, dim: usize, total: u32, squares: u64) -> u32 {
     }
     let density = nonzeros as f64 / places;
     let deviation = (density * squares as f64).sqrt();
-    // Sums are whole numbers, so a cut lies half way between two of them. Negative numbers become 0.
+    // Sums are integers, so the cut lies halfway between two of them. The conversion maps negative numbers to 0.
     (BEST_CUT * deviation - 0.5).round() as u32
 }

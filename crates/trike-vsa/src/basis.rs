@@ -1,31 +1,31 @@
-//! Sets of vectors whose similarities follow an order: levels, thermometers and circles.
+//! Sets of vectors whose similarities follow an order: level, thermometer and circular sets.
 
 use crate::algebra::Algebra;
 use crate::error::{VsaError, check_range};
 use crate::random;
 use crate::vector::PackedTritVec;
 
-/// Vectors of a set at most: each is made in full.
+/// Maximum number of vectors of a set, since all of them are materialized.
 const MAX_SET: usize = 1 << 24;
 
-/// Binary digits of the point at which a dimension changes sides.
+/// Binary digits of the point at which a dimension switches from one random vector to the other.
 const POINT_DIGITS: u64 = 32;
 
-/// 64 bits, each set where a number that belongs to the dimension, uniform and fixed by the seed, is below `share`.
+/// 64 bits, each set if the uniform random number of its dimension, fixed by the seed, is below `share`.
 fn below(seed: u64, word: usize, share: f64) -> u64 {
     random::chance(seed, word as u64, POINT_DIGITS, share)
 }
 
-/// `from` where the bit is 0 and `to` where it is 1.
+/// The random word of the first seed where the bit is 0, of the second where it is 1.
 fn mixed<A: Algebra>(seeds: [u64; 2], word: usize, bits: u64) -> [u64; 2] {
     let [from, to] = seeds.map(|seed| A::random_word(seed, word as u64));
     [0, 1].map(|plane| (from[plane] & !bits) | (to[plane] & bits))
 }
 
-/// Vectors for the steps of a scale: similarity falls in a straight line from 1 for neighbours without a distance to 0
-/// between the first and the last.
+/// Vectors for the steps of a scale: similarity falls linearly with distance, from 1 for equal levels to 0 between the first
+/// and the last.
 ///
-/// Dimension `j` has the value of one random vector up to a point of its own, and of another beyond it.
+/// Dimension `j` takes its value from one random vector up to a random point of the scale, and from another beyond it.
 ///
 /// ```
 /// use trike_vsa::{PackedTritVec, Z3, level_set, similarity};
@@ -39,7 +39,7 @@ fn mixed<A: Algebra>(seeds: [u64; 2], word: usize, bits: u64) -> [u64; 2] {
 ///
 /// # Errors
 ///
-/// [`VsaError::Range`](crate::VsaError::Range) for no levels or more than 2^24, and for a wrong number of dimensions.
+/// [`VsaError::Range`](crate::VsaError::Range) for no levels or more than 2^24, and for an invalid number of dimensions.
 pub fn level_set<A: Algebra>(
     dim: usize,
     levels: usize,
@@ -55,8 +55,8 @@ pub fn level_set<A: Algebra>(
         .collect()
 }
 
-/// Vectors that fill up: level `i` of `n` is +1 in the first `i / (n - 1)` of the dimensions and -1 in the others. No two levels
-/// are alike by chance, and the first and the last are opposites.
+/// Thermometer code: level `i` of `n` is +1 in the first `i / (n - 1)` of the dimensions and -1 in the others. Similarities are
+/// deterministic, and the first and the last level are opposites.
 ///
 /// # Errors
 ///
@@ -78,10 +78,10 @@ pub fn thermometer_set<A: Algebra>(dim: usize, levels: usize) -> Result<Vec<Pack
         .collect()
 }
 
-/// Vectors for the steps around a circle, such as hours and directions: similarity falls in a straight line from 1 to 0 on the
-/// opposite side, whichever way around.
+/// Vectors for the steps around a circle, such as hours or directions: similarity falls linearly in both directions, from 1 to 0
+/// on the opposite side.
 ///
-/// Dimension `j` has the value of one random vector on half of the circle, from a point of its own, and of another on the
+/// Dimension `j` takes its value from one random vector on a half circle that starts at a random point, and from another on the
 /// other half.
 ///
 /// ```
@@ -107,7 +107,7 @@ pub fn circular_set<A: Algebra>(
         .map(|step| {
             let turn = step as f64 / steps as f64;
             PackedTritVec::from_words(dim, |word| {
-                // The point of the dimension is u / 2 with u uniform; its half is from there to half a turn later.
+                // The half circle of a dimension starts at u / 2 of a turn, with u uniform, and ends half a turn later.
                 let bits = if turn < 0.5 {
                     below(points, word, 2.0 * turn)
                 } else {

@@ -1,4 +1,4 @@
-//! Bundles that keep their counts.
+//! Bundles with counts.
 
 use serde::{Deserialize, Serialize};
 use std::marker::PhantomData;
@@ -11,12 +11,12 @@ use crate::error::{VsaError, check_dim};
 use crate::sparse::SparseVec;
 use crate::vector::{PackedTritVec, check_algebra, check_dims, check_trit, cpu};
 
-/// Vectors that were bundled, as the counts of the three values in every dimension.
+/// A bundle (superposition) of vectors, stored as the counts of the three values in every dimension.
 ///
-/// Counts are sliced by bits, 64 dimensions a word, and take `2 ceil(log2(k + 1))` bits a dimension. They lose nothing: vectors
-/// can be added and taken out at any time, a key can be bound to all of them or taken from all of them at once, and scores
-/// are the sums of the scores of the vectors, which finds more of them than the two bits of
-/// [`Bundle::to_vector`] do.
+/// Counts are bit-sliced, 64 dimensions per word, and take `2 ceil(log2(k + 1))` bits per dimension for `k` vectors. They are
+/// lossless: vectors can be added and removed at any time, a key can be bound to or unbound from all of them at once, and a score
+/// is the sum of the scores of the vectors, which retrieves more of them than the two bits per dimension of
+/// [`Bundle::to_vector`].
 ///
 /// ```
 /// use trike_vsa::{Bundle, PackedTritVec, Z3, bind};
@@ -36,12 +36,12 @@ use crate::vector::{PackedTritVec, check_algebra, check_dims, check_trit, cpu};
 #[serde(try_from = "BundleParts")]
 pub struct Bundle<A: Algebra = Z3> {
     counter: BitCounter,
-    /// The squares of the weights of what is in it, added up; saturating.
+    /// Sum of the squared weights of the vectors; saturating.
     squares: u64,
     algebra: PhantomData<A>,
 }
 
-/// What is kept of a bundle in other formats.
+/// The serialized form of a bundle.
 #[derive(Serialize, Deserialize)]
 struct BundleParts {
     algebra: AlgebraKind,
@@ -71,11 +71,11 @@ impl<A: Algebra> TryFrom<BundleParts> for Bundle<A> {
 }
 
 impl<A: Algebra> Bundle<A> {
-    /// A bundle of nothing.
+    /// An empty bundle.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no dimensions or too many.
+    /// [`VsaError::Range`] if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         check_dims(dim)?;
         Ok(Self { counter: BitCounter::new(dim)?, squares: 0, algebra: PhantomData })
@@ -85,7 +85,7 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Empty`] for none, [`VsaError::Dimension`] for different dimensions.
+    /// [`VsaError::Empty`] for no vectors, [`VsaError::Dimension`] if their dimensions differ.
     pub fn of<'a>(vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>) -> Result<Self, VsaError> {
         let views: Vec<TritPlanes<'_>> = vectors.into_iter().map(PackedTritVec::view).collect();
         let first = views.first().ok_or(VsaError::Empty { what: "a bundle" })?;
@@ -94,12 +94,12 @@ impl<A: Algebra> Bundle<A> {
         Ok(bundle)
     }
 
-    /// A bundle of counts that were kept: how often each dimension was +1 and -1, the weight of everything, and the squares
-    /// of the weights, which are the number of vectors where each came once.
+    /// A bundle from saved counts: the number of +1 and of -1 per dimension, the total weight, and the sum of the squared
+    /// weights, which is the number of vectors if each was added once.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no dimensions, [`VsaError::Popcount`] for lists of different lengths and for counts that exceed
+    /// [`VsaError::Range`] for no dimensions, [`VsaError::Popcount`] for slices of different lengths and for counts that exceed
     /// the total, [`VsaError::Zero`] for counts below the total in [`Bipolar`](crate::Bipolar).
     pub fn from_counts(
         positive: &[u32],
@@ -118,12 +118,12 @@ impl<A: Algebra> Bundle<A> {
         Ok(Self { counter, squares, algebra: PhantomData })
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.counter.len()
     }
 
-    /// The weight of everything that is in it: the number of vectors where each came once.
+    /// Total weight: the number of vectors if each was added once.
     pub fn total(&self) -> u32 {
         self.counter.total()
     }
@@ -133,7 +133,7 @@ impl<A: Algebra> Bundle<A> {
         &self.counter
     }
 
-    /// The squares of the weights of what is in it, added up: the noise that the vectors are to each other.
+    /// Sum of the squared weights: the crosstalk noise between the vectors.
     pub fn squares(&self) -> u64 {
         self.squares
     }
@@ -142,12 +142,12 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Dimension`], [`VsaError::Popcount`] where the weights together exceed `i32::MAX`.
+    /// [`VsaError::Dimension`], [`VsaError::Popcount`] if the total weight would exceed `i32::MAX`.
     pub fn add(&mut self, vector: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.add_weighted(vector, 1)
     }
 
-    /// Adds a vector as if it came so often.
+    /// Adds a vector with a weight, equivalent to adding it `weight` times.
     ///
     /// # Errors
     ///
@@ -159,11 +159,11 @@ impl<A: Algebra> Bundle<A> {
         Ok(())
     }
 
-    /// Adds many vectors, sixteen in one pass over the counts.
+    /// Adds many vectors, sixteen per pass over the counts.
     ///
     /// # Errors
     ///
-    /// As [`Bundle::add`]; nothing was added then.
+    /// As [`Bundle::add`]; on error, nothing is added.
     pub fn add_all<'a>(
         &mut self,
         vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>,
@@ -179,7 +179,7 @@ impl<A: Algebra> Bundle<A> {
         Ok(())
     }
 
-    /// Takes out a vector that was added once.
+    /// Removes a vector that was added once.
     ///
     /// # Errors
     ///
@@ -188,12 +188,11 @@ impl<A: Algebra> Bundle<A> {
         self.remove_weighted(vector, 1)
     }
 
-    /// Takes out a vector that was added with this weight.
+    /// Removes a vector that was added with this weight.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Dimension`], [`VsaError::NotInBundle`] where the counts say that it cannot have been; they are all there
-    /// is to go by.
+    /// [`VsaError::Dimension`], [`VsaError::NotInBundle`] if the counts rule out that it was added; no other check is possible.
     pub fn remove_weighted(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<(), VsaError> {
         self.check(vector.dim())?;
         let there = self.counter.remove(cpu()?, vector.view(), weight)?;
@@ -208,13 +207,13 @@ impl<A: Algebra> Bundle<A> {
         Ok(())
     }
 
-    /// Changes one dimension of vectors of this weight that are in the bundle, without their other dimensions: the words
-    /// of one dimension are touched, one for each sign and bit of a count.
+    /// Changes one dimension of bundled vectors with this total weight from one value to another. Only the words of that dimension
+    /// are accessed: one per sign and bit of a count.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last dimension, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar),
-    /// [`VsaError::NotInBundle`] where there is not so much of the old value.
+    /// [`VsaError::Range`] if `index` is out of range, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar),
+    /// [`VsaError::NotInBundle`] if the count of the old value is less than `weight`.
     pub fn replace(&mut self, index: usize, from: Trit, to: Trit, weight: u32) -> Result<(), VsaError> {
         check_trit::<A>(self.dim(), index, to)?;
         if self.counter.replace(index, from, to, weight)? {
@@ -224,7 +223,7 @@ impl<A: Algebra> Bundle<A> {
         }
     }
 
-    /// Adds a vector with few nonzero dimensions; only their words are touched.
+    /// Adds a sparse vector; only the words of its nonzero dimensions are accessed.
     ///
     /// # Errors
     ///
@@ -236,7 +235,7 @@ impl<A: Algebra> Bundle<A> {
         Ok(())
     }
 
-    /// Takes out what [`Bundle::add_sparse`] added.
+    /// Removes a vector added by [`Bundle::add_sparse`].
     ///
     /// # Errors
     ///
@@ -255,10 +254,10 @@ impl<A: Algebra> Bundle<A> {
         }
     }
 
-    /// Makes the bundle less like a vector, as much as adding it that often makes it more like it: a negative example.
+    /// Adds a negative example: reduces the similarity to a vector by as much as adding it with this weight would increase it.
     ///
-    /// Where values are signs the opposite vector is added. Where they are thirds of a turn both other thirds are, so that the
-    /// total grows by twice the weight.
+    /// In [`Bipolar`] and [`Ternary`](crate::Ternary) the negated vector is added. In [`Z3`], `vector + 1` and `vector - 1`
+    /// (modulo 3) are added, so that the total grows by twice the weight.
     ///
     /// # Errors
     ///
@@ -278,7 +277,7 @@ impl<A: Algebra> Bundle<A> {
         Ok(())
     }
 
-    /// Adds everything that is in another bundle.
+    /// Adds the vectors of another bundle.
     ///
     /// # Errors
     ///
@@ -300,7 +299,7 @@ impl<A: Algebra> Bundle<A> {
         A::bind_counts(cpu()?, &mut self.counter, key.view())
     }
 
-    /// Takes a key from everything in the bundle.
+    /// Unbinds a key from everything in the bundle.
     ///
     /// # Errors
     ///
@@ -314,34 +313,34 @@ impl<A: Algebra> Bundle<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Popcount`] without memory.
+    /// [`VsaError::Popcount`] if an allocation fails.
     pub fn permute(&mut self, by: isize) -> Result<(), VsaError> {
         Ok(self.counter.rotate(cpu()?, by)?)
     }
 
-    /// The trits of the bundle: by plurality, majority or a cut, as the algebra says.
+    /// The trits of the bundle: by plurality, majority or a threshold, depending on the algebra.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Popcount`] without memory.
+    /// [`VsaError::Popcount`] if an allocation fails.
     pub fn to_vector(&self) -> Result<PackedTritVec<A>, VsaError> {
         let mut out = PackedTritVec::blank(self.dim())?;
         A::decide(cpu()?, &self.counter, self.squares, out.view_mut())?;
         Ok(out)
     }
 
-    /// The sum of the vectors: how often each dimension was +1 less how often it was -1.
+    /// The sum of the vectors: per dimension, the count of +1 minus the count of -1.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Popcount`] without memory.
+    /// [`VsaError::Popcount`] if an allocation fails.
     pub fn sums(&self) -> Result<Vec<i32>, VsaError> {
         let mut sums = vec![0; self.dim()];
         self.counter.sums(cpu()?, &mut sums)?;
         Ok(sums)
     }
 
-    /// The scores of a vector with everything in the bundle, added up: matches in [`Z3`], and else dot products.
+    /// The sum of the scores of a vector with all vectors in the bundle: matches in [`Z3`], dot products otherwise.
     ///
     /// # Errors
     ///
@@ -351,8 +350,8 @@ impl<A: Algebra> Bundle<A> {
         Ok(self.counter.score(cpu()?, A::SCORE, vector.view())?)
     }
 
-    /// How much of the bundle is a vector: around 1 for one that was added once, 0 for a random one; and twice as much for
-    /// twice the weight. 0 where the vector is all zeros in [`Ternary`](crate::Ternary).
+    /// Estimated weight of a vector in the bundle: about 1 for a vector that was added once, about 0 for a random one,
+    /// proportional to the weight. 0 for an all-zero vector in [`Ternary`](crate::Ternary).
     ///
     /// # Errors
     ///
@@ -364,11 +363,11 @@ impl<A: Algebra> Bundle<A> {
     }
 
     fn check(&self, dim: usize) -> Result<(), VsaError> {
-        check_dim("what meets a bundle", self.dim(), dim)
+        check_dim("an operand of a bundle", self.dim(), dim)
     }
 }
 
-/// What a score with counts is as a number of vectors; `reach` is the score of a vector with itself.
+/// Converts a score with counts to a number of vectors; `reach` is the score of a vector with itself.
 pub(crate) fn share<A: Algebra>(score: i64, total: u32, dim: usize, reach: usize) -> f64 {
     if reach == 0 {
         return 0.0;

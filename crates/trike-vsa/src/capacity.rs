@@ -1,16 +1,16 @@
-//! How many vectors a bundle can hold: the probability that the right one of `N` candidates scores highest.
+//! Capacity of bundles: the probability that the correct one of `N` candidates scores highest.
 //!
-//! A bundle of `k` vectors of `D` dimensions is compared with the vector that is in it and with `N - 1` random ones. The scores
-//! are sums over many dimensions, so they are normal; in units of their common standard deviation the right one's mean is `s`
-//! above the others', and (Frady et al. 2018)
+//! A bundle of `k` vectors of `D` dimensions is compared with one vector that is in it and with `N - 1` random ones. The scores
+//! are sums over many dimensions, hence approximately normal; in units of their common standard deviation, the mean of the
+//! correct candidate is `s` above that of the others, and (Frady et al. 2018)
 //!
 //! ```text
 //! P = integral of phi(h) Phi(h + s)^(N - 1) dh,    s = sqrt(eta D / k)
 //! ```
 //!
-//! with the efficiency `eta` of the algebra and of what is kept of the bundle:
+//! with the efficiency `eta`, which depends on the algebra and on the stored form of the bundle:
 //!
-//! | kept | eta |
+//! | stored form | eta |
 //! |---|---|
 //! | [`Z3`](crate::Z3), counts | 2 |
 //! | [`Z3`](crate::Z3), the most frequent value | 27 / (8 pi) = 1.074 |
@@ -18,32 +18,32 @@
 //! | [`Ternary`](crate::Ternary), sign above the best cut | 0.810 |
 //! | [`Bipolar`](crate::Bipolar), sign | 2 / pi = 0.637 |
 //!
-//! The multiplying algebras are classical; a density cancels out of `s`, since zeros take from the noise what they take from
-//! the signal. For sums modulo 3: write a trit as a third of a turn, a unit vector in the plane. A match with a vector of the
-//! bundle is 1 in every dimension; the other `k - 1` vectors and all `k` before a random candidate match a third of the
-//! time, with a variance of 2/9 each. So with counts `s = D (1 - 1/3) / sqrt(2/9 k D) = sqrt(2 D / k)`: twice the
-//! efficiency of a sign, because the plane has two directions. Deciding for the most frequent value is deciding for the
-//! sector, of three, that the sum of the unit vectors lies in, which is normal with a variance of `k / 2` in each direction.
-//! One more unit vector along a sector's middle moves the mass `2 sin 60 / (2 pi (k/2)) integral exp(-r^2 / k) dr =
-//! sqrt(3) / (2 sqrt(pi k))` into it, over its two edges, so that it is the most frequent with probability
+//! The results for the multiplicative algebras are classical; the density cancels out of `s`, since zeros reduce signal and
+//! noise equally. For sums modulo 3, write a trit as a rotation by a third of a turn, a unit vector in the plane. A vector of the
+//! bundle matches itself in every dimension; the other `k - 1` vectors, and all `k` for a random candidate, match with probability
+//! 1/3 and a variance of 2/9 each. So with counts `s = D (1 - 1/3) / sqrt(2/9 k D) = sqrt(2 D / k)`: twice the
+//! efficiency of a sign, because the plane has two directions. Taking the most frequent value is choosing the one of three
+//! sectors in which the sum of the unit vectors lies; the sum is normal with a variance of `k / 2` in each direction.
+//! One more unit vector along the middle of a sector moves the mass `2 sin 60 / (2 pi (k/2)) integral exp(-r^2 / k) dr =
+//! sqrt(3) / (2 sqrt(pi k))` into it, over its two edges, so that its value is the most frequent with probability
 //! `1/3 + 0.489 / sqrt(k)`, and `s = D 0.489 / sqrt(k) / sqrt(2/9 D)`: `eta = 27 / (8 pi)`.
 //!
-//! Binding does not change any of this where it is exact. With keys of density `p` in [`Ternary`](crate::Ternary) signal and
-//! noise both shrink, and `s` stays.
+//! Exact binding changes none of this. With keys of density `p` in [`Ternary`](crate::Ternary), signal and
+//! noise shrink equally, and `s` is unchanged.
 
 use crate::algebra::{Algebra, AlgebraKind};
 use crate::error::{VsaError, check_range, check_real};
 
-/// What of a bundle is compared with the candidates.
+/// The form of a bundle that is compared with the candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kept {
     /// The counts of a [`Bundle`](crate::Bundle).
     Counts,
-    /// The trits of [`Bundle::to_vector`](crate::Bundle::to_vector), two bits a dimension.
+    /// The trits of [`Bundle::to_vector`](crate::Bundle::to_vector), two bits per dimension.
     Trits,
 }
 
-/// The square of the signal to noise ratio times `k / D`.
+/// The squared signal-to-noise ratio times `k / D`.
 pub fn efficiency<A: Algebra>(kept: Kept) -> f64 {
     use std::f64::consts::PI;
     match (kept, A::KIND) {
@@ -55,9 +55,9 @@ pub fn efficiency<A: Algebra>(kept: Kept) -> f64 {
     }
 }
 
-/// The probability that of `candidates` vectors, one of which is among the `items` of a bundle, that one scores highest.
+/// The probability that, of `candidates` vectors, the one that is among the `items` of a bundle scores highest.
 ///
-/// Items of different weights count by `sum(w^2) / w^2` of the one that is looked for.
+/// For weighted items, use `sum(w^2) / w^2` as `items`, where the denominator is the squared weight of the item to retrieve.
 ///
 /// ```
 /// use trike_vsa::capacity::{Kept, retrieval_probability};
@@ -86,12 +86,12 @@ pub fn retrieval_probability<A: Algebra>(
     Ok(highest(ratio, candidates))
 }
 
-/// The probability that a normal number with mean `s` is above `candidates - 1` with mean 0, all of variance 1.
+/// The probability that a normal variable with mean `s` exceeds `candidates - 1` variables with mean 0, all of variance 1.
 fn highest(s: f64, candidates: usize) -> f64 {
     if candidates == 1 {
         return 1.0;
     }
-    // Trapezoids: their error vanishes faster than any power of the step for a function that decays like this one.
+    // Trapezoidal rule: for a function with this decay, the error vanishes faster than any power of the step.
     const STEP: f64 = 1.0 / 64.0;
     const STEPS: i32 = 9 * 64;
     let others = (candidates - 1) as f64;
@@ -105,10 +105,10 @@ fn highest(s: f64, candidates: usize) -> f64 {
     (sum * STEP / (2.0 * std::f64::consts::PI).sqrt()).clamp(0.0, 1.0)
 }
 
-/// The probability that a standard normal number is above `x`, within 1e-7 relative.
+/// The probability that a standard normal variable exceeds `x`, with a relative error of about 1e-7.
 fn upper_tail(x: f64) -> f64 {
     let z = x.abs() / std::f64::consts::SQRT_2;
-    // The complementary error function by Chebyshev's fit, as in Numerical Recipes, `erfcc`: relative error below 1.2e-7.
+    // Complementary error function by a Chebyshev fit, `erfcc` of Numerical Recipes: relative error below 1.2e-7.
     let t = 1.0 / (1.0 + 0.5 * z);
     const COEFFICIENTS: [f64; 10] = [
         -1.265_512_23,
@@ -127,7 +127,7 @@ fn upper_tail(x: f64) -> f64 {
     if x < 0.0 { 1.0 - tail } else { tail }
 }
 
-/// The most items for which [`retrieval_probability`] is at least `probability`; 0 where one is too many.
+/// The maximum number of items for which [`retrieval_probability`] is at least `probability`; 0 if one item is too many.
 ///
 /// ```
 /// use trike_vsa::capacity::{Kept, max_items};
@@ -143,7 +143,7 @@ fn upper_tail(x: f64) -> f64 {
 ///
 /// # Errors
 ///
-/// As [`retrieval_probability`], and [`VsaError::Real`] for a probability outside of 0 to 1.
+/// As [`retrieval_probability`], and [`VsaError::Real`] for a probability outside 0 to 1.
 pub fn max_items<A: Algebra>(
     kept: Kept,
     dim: usize,
@@ -156,7 +156,7 @@ pub fn max_items<A: Algebra>(
     if !enough(1)? {
         return Ok(0);
     }
-    // Nothing is found in more than this many.
+    // Upper bound of the bisection: retrieval fails with more items than this.
     let (mut good, mut bad) = (1, dim.saturating_mul(1024).max(2));
     if enough(bad)? {
         return Ok(usize::MAX);
@@ -168,8 +168,8 @@ pub fn max_items<A: Algebra>(
     Ok(good)
 }
 
-/// The fewest dimensions in which `items` of a bundle are each found among `candidates` with a probability; `usize::MAX` where
-/// no number is enough.
+/// The minimum number of dimensions for which [`retrieval_probability`] is at least `probability`; `usize::MAX` if no number is
+/// sufficient.
 ///
 /// # Errors
 ///
@@ -200,15 +200,15 @@ pub fn min_dimensions<A: Algebra>(
     Ok(good)
 }
 
-/// The expected similarity of a bundle's trits with a vector in it.
+/// The expected similarity between a bundle's trits and a vector in the bundle.
 ///
 /// # Errors
 ///
 /// [`VsaError::Range`] for no items.
 pub fn expected_similarity<A: Algebra>(items: usize) -> Result<f64, VsaError> {
     check_range("items of a bundle", 1, usize::MAX, items)?;
-    // The signal to noise ratio is the similarity in units of the deviation of that of a random vector: 1 / sqrt(2 D)
-    // in Z3, where the similarity is 3/2 times a share of matches, and 1 / sqrt(D) for a cosine.
+    // The signal-to-noise ratio is the similarity in units of the standard deviation for a random vector: 1 / sqrt(2 D)
+    // in Z3, where the similarity scales the fraction of matches by 3/2, and 1 / sqrt(D) for a cosine.
     let chance = if A::KIND == AlgebraKind::Z3 { 0.5 } else { 1.0 };
     Ok((efficiency::<A>(Kept::Trits) * chance / items as f64).sqrt().min(1.0))
 }

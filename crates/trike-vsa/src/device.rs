@@ -1,4 +1,4 @@
-//! Hypervectors on a device: batches that stay there, and searches that go where they cost less.
+//! Hypervectors on a device: resident batches, and searches on the cheaper of host and device.
 
 use std::marker::PhantomData;
 
@@ -13,12 +13,12 @@ use crate::memory::{Hit, ItemMemory};
 use crate::random;
 use crate::vector::PackedTritVec;
 
-/// Hypervectors in the memory of a device. Every operation on them runs there, over the whole batch, and leaves its result there;
-/// [`DeviceVectors::read`] brings it back. Results are those of the same functions on the host, to the bit.
+/// A batch of hypervectors in device memory. Every operation runs on the device, over the whole batch, and leaves its result there;
+/// [`DeviceVectors::read`] copies it back. Results are bit-identical to those of the same functions on the host.
 ///
-/// One operation on one vector takes the host some tens of nanoseconds and a device some tens of microseconds, most of which
-/// is the way: this is for thousands at a time. Vectors that are on the host anyway are combined there at the speed of its
-/// memory, which is more than the bus has, so nothing here copies a vector to a device to combine it.
+/// One operation on one vector takes tens of nanoseconds on the host and tens of microseconds on a device, most of it
+/// launch and transfer latency: use batches of thousands. Vectors in host memory are best combined there, at memory bandwidth,
+/// which exceeds that of the bus, so no operation copies a vector to the device only to combine it.
 ///
 /// ```no_run
 /// use trike_vsa::{DeviceVectors, PackedTritVec, Z3, cube::{Device, DeviceSpec}};
@@ -41,8 +41,8 @@ impl<A: Algebra> DeviceVectors<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Empty`] for none, [`VsaError::Dimension`] for different dimensions, [`VsaError::Cube`] for what the device
-    /// does not hold, here and below.
+    /// [`VsaError::Empty`] for no vectors, [`VsaError::Dimension`] if their dimensions differ, [`VsaError::Cube`] if the device
+    /// cannot hold them, here and below.
     pub fn upload(device: &Device, vectors: &[PackedTritVec<A>]) -> Result<Self, VsaError> {
         let views: Vec<TritPlanes<'_>> = vectors.iter().map(PackedTritVec::view).collect();
         Self::from_views(device, &views)
@@ -59,17 +59,17 @@ impl<A: Algebra> DeviceVectors<A> {
         Self { device: device.clone(), table, algebra: PhantomData }
     }
 
-    /// Room for as many vectors of these dimensions.
+    /// Storage for `count` vectors of the same dimensions.
     fn room(&self, count: usize) -> Result<Self, VsaError> {
         Ok(Self::over(&self.device, TritTable::empty(&self.device, count, self.dim())?))
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.table.cols()
     }
 
-    /// Vectors, at least one.
+    /// Number of vectors, at least one.
     #[expect(clippy::len_without_is_empty, reason = "a batch is never empty")]
     pub fn len(&self) -> usize {
         self.table.rows()
@@ -79,7 +79,7 @@ impl<A: Algebra> DeviceVectors<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Cube`] when the device is lost.
+    /// [`VsaError::Cube`] if the device is lost.
     pub fn read(&self) -> Result<Vec<PackedTritVec<A>>, VsaError> {
         let planes = self.table.read_planes(&self.device)?;
         let vector =
@@ -87,16 +87,16 @@ impl<A: Algebra> DeviceVectors<A> {
         planes.into_iter().map(vector).collect()
     }
 
-    /// [`bind`](crate::bind()) of each vector and the other at its place, or the only other.
+    /// [`bind`](crate::bind()) of each vector with the vector of `other` at the same index; a single vector is broadcast.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Dimension`] for other dimensions, [`VsaError::Cube`] for another number of vectors that is not one.
+    /// [`VsaError::Dimension`] if the dimensions differ, [`VsaError::Cube`] if the number of vectors differs and is not one.
     pub fn bind(&self, other: &Self) -> Result<Self, VsaError> {
         self.combine(if A::KIND == AlgebraKind::Z3 { TritOp::SumMod3 } else { TritOp::Product }, other)
     }
 
-    /// [`unbind`](crate::unbind) of each vector and the key at its place, or the only key.
+    /// [`unbind`](crate::unbind) of each vector with the key at the same index; a single key is broadcast.
     ///
     /// # Errors
     ///
@@ -123,20 +123,20 @@ impl<A: Algebra> DeviceVectors<A> {
         Ok(out)
     }
 
-    /// [`bundle_many`](crate::bundle_many) of each run of `each` vectors.
+    /// [`bundle_many`](crate::bundle_many) of each group of `each` consecutive vectors.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Cube`] when the vectors are no whole number of runs.
+    /// [`VsaError::Cube`] if the number of vectors is not a multiple of `each`.
     pub fn bundle(&self, each: usize) -> Result<Self, VsaError> {
         self.bundled(each, None)
     }
 
-    /// [`bundle_weighted`](crate::bundle_weighted) of each run of `each` vectors, with a weight for each vector.
+    /// [`bundle_weighted`](crate::bundle_weighted) of each group of `each` consecutive vectors, with one weight per vector.
     ///
     /// # Errors
     ///
-    /// As [`DeviceVectors::bundle`], and for another number of weights, or more than `i32::MAX` together.
+    /// As [`DeviceVectors::bundle`], and if the number of weights differs, or their sum exceeds `i32::MAX`.
     pub fn bundle_weighted(&self, each: usize, weights: &[u32]) -> Result<Self, VsaError> {
         self.bundled(each, Some(weights))
     }
@@ -147,14 +147,14 @@ impl<A: Algebra> DeviceVectors<A> {
         let decide = |decision| self.device.decide(&counts, decision, &out.table);
         match A::KIND {
             AlgebraKind::Z3 => decide(Decision::Plurality)?,
-            // A sum of an odd weight of signs is not zero, and of an even one the host's random signs decide.
+            // An odd total weight of signs never sums to zero; for an even one, the host's random signs break ties.
             AlgebraKind::Bipolar => {
                 let ties = random::ties(self.dim())?;
                 let ties = Self::from_views(&self.device, &[ties.view()])?;
                 decide(Decision::Signs(&ties.table))?;
             }
             AlgebraKind::Ternary => {
-                // The cut is the host's own, from how many nonzeros there are.
+                // The threshold is that of the host, computed from the number of nonzeros.
                 let nonzeros = self.device.nonzeros(&self.table)?;
                 let cuts: Vec<u32> = (0..counts.bundles())
                     .map(|bundle| {
@@ -171,7 +171,7 @@ impl<A: Algebra> DeviceVectors<A> {
         Ok(out)
     }
 
-    /// The counts of each run of `each` vectors, on the host, as [`Bundle::of`] makes them.
+    /// The counts of each group of `each` consecutive vectors, on the host, equal to those of [`Bundle::of`].
     ///
     /// # Errors
     ///
@@ -182,7 +182,7 @@ impl<A: Algebra> DeviceVectors<A> {
         all.map(|([pos, neg], &total)| Bundle::from_counts(&pos, &neg, total, each as u64)).collect()
     }
 
-    /// The score of each vector with each of `others`, vector after vector: matches in [`Z3`], and else dot products.
+    /// The score of each vector with each of `others`, row-major: matches in [`Z3`], dot products otherwise.
     ///
     /// # Errors
     ///
@@ -196,10 +196,10 @@ impl<A: Algebra> DeviceVectors<A> {
     }
 }
 
-/// Where searches of a [`DeviceMemory`] run.
+/// Placement of the searches of a [`DeviceMemory`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SearchPlace {
-    /// On the device from about so many trits that a search compares, on the host below and wherever the device cannot.
+    /// On the device above a threshold of compared trits; on the host below it, and for searches that the device does not support.
     #[default]
     ByCost,
     /// On the host.
@@ -225,8 +225,8 @@ pub struct DeviceMemory<A: Algebra = Z3> {
     place: SearchPlace,
 }
 
-/// Trits that a search compares from which a device is worth the way: the host compares some 3e11 a second on a thread, and a
-/// launch with its read-back takes some 50 microseconds. An estimate, not a measurement.
+/// Minimum number of compared trits for which a search runs on the device: the host compares about 3e11 trits per second per
+/// thread, and a launch with its read-back takes about 50 microseconds. An estimate, not a measurement.
 const WORTHWHILE: u64 = 1 << 24;
 
 impl<A: Algebra> DeviceMemory<A> {
@@ -234,14 +234,14 @@ impl<A: Algebra> DeviceMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Empty`] for a memory without vectors, [`VsaError::Cube`] where the device does not hold it.
+    /// [`VsaError::Empty`] for a memory without vectors, [`VsaError::Cube`] if the device cannot hold it.
     pub fn new(host: ItemMemory<A>, device: &Device) -> Result<Self, VsaError> {
         let rows = (0..host.len()).map(|row| host.row(row)).collect::<Result<Vec<_>, VsaError>>()?;
         let vectors = DeviceVectors::from_views(device, &rows)?;
         Ok(Self { host, vectors, place: SearchPlace::ByCost })
     }
 
-    /// Where searches run from now on.
+    /// Sets the placement of searches.
     #[must_use]
     pub fn at(self, place: SearchPlace) -> Self {
         Self { place, ..self }
@@ -257,7 +257,7 @@ impl<A: Algebra> DeviceMemory<A> {
         &self.vectors
     }
 
-    /// Whether a search of so many queries for the `k` best runs on the device.
+    /// Whether a top-`k` search with this many queries runs on the device.
     pub fn is_on_device(&self, queries: usize, k: usize) -> bool {
         let fits = self.host.dim() <= MAX_SEARCHED && (1..=ops::MOST).contains(&k.min(self.host.len()));
         let compared = [queries, self.host.len(), self.host.dim()];
@@ -265,19 +265,19 @@ impl<A: Algebra> DeviceMemory<A> {
         match self.place {
             SearchPlace::Host => false,
             SearchPlace::Device => true,
-            // A software driver is the host, only slower.
+            // A software driver runs on the host, slower than the host kernels.
             SearchPlace::ByCost => fits && compared >= WORTHWHILE && !self.vectors.device.is_software(),
         }
     }
 
-    /// [`ItemMemory::top_k_batch`], where it costs less: the same hits either way.
+    /// [`ItemMemory::top_k_batch`], on the host or the device; the hits are the same.
     ///
     /// # Errors
     ///
-    /// As [`ItemMemory::top_k_batch`]; with [`SearchPlace::Device`] [`VsaError::Cube`] for more than the device finds, and
-    /// where a search fails there.
+    /// As [`ItemMemory::top_k_batch`]; with [`SearchPlace::Device`], [`VsaError::Cube`] if `k` or the dimensions exceed the limits
+    /// of the device search, or if it fails.
     pub fn top_k_batch(&self, queries: &[PackedTritVec<A>], k: usize) -> Result<Vec<Vec<Hit>>, VsaError> {
-        check_range("k of the k most similar", 1, usize::MAX, k)?;
+        check_range("k of a top-k search", 1, usize::MAX, k)?;
         queries.iter().try_for_each(|query| check_dim("a query", self.host.dim(), query.dim()))?;
         if queries.is_empty() || !self.is_on_device(queries.len(), k) {
             return self.host.top_k_batch(queries, k);

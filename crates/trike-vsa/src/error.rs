@@ -1,28 +1,28 @@
-//! The one error type of the crate.
+//! The error type of the crate.
 
 use trike_host::HostError;
 use trike_popcount::PopcountError;
 
 use crate::algebra::AlgebraKind;
 
-/// Why an operation on hypervectors was refused; nothing was changed then.
+/// An error of an operation on hypervectors; a failed operation changes nothing.
 ///
-/// The first to match are [`Dimension`](Self::Dimension), which a caller's mistake produces, and
-/// [`Capacity`](Self::Capacity), which says that a structure is full.
+/// The variants to match first are [`Dimension`](Self::Dimension), a caller error, and
+/// [`Capacity`](Self::Capacity), a full structure.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VsaError {
-    /// Vectors of different dimensions.
+    /// Vectors with different numbers of dimensions.
     #[error("{what}: expected {expected} dimensions, got {got}")]
     Dimension {
         /// Which vector.
         what: &'static str,
-        /// Dimensions of what it met.
+        /// The required number of dimensions.
         expected: usize,
-        /// Its own.
+        /// The given number of dimensions.
         got: usize,
     },
-    /// A zero where the algebra has only two values.
+    /// A zero trit in an algebra without zeros.
     #[error("dimension {index} is 0: the bipolar algebra has only -1 and +1")]
     Zero {
         /// The first such dimension.
@@ -31,12 +31,12 @@ pub enum VsaError {
     /// A vector or a file of another algebra.
     #[error("expected the algebra {expected}, got {got}")]
     Algebra {
-        /// The algebra asked for.
+        /// The expected algebra.
         expected: AlgebraKind,
-        /// The algebra found.
+        /// The given algebra.
         got: AlgebraKind,
     },
-    /// A whole number outside of its range.
+    /// An integer outside its range.
     #[error("{what}: expected {minimum}..={maximum}, got {got}")]
     Range {
         /// Which number.
@@ -45,10 +45,10 @@ pub enum VsaError {
         minimum: usize,
         /// The largest accepted value.
         maximum: usize,
-        /// The value given.
+        /// The given value.
         got: usize,
     },
-    /// A real number outside of its range, or no number.
+    /// A real number outside its range, or NaN.
     #[error("{what}: expected a number from {minimum} to {maximum}, got {got}")]
     Real {
         /// Which number.
@@ -57,40 +57,40 @@ pub enum VsaError {
         minimum: f64,
         /// The largest accepted value.
         maximum: f64,
-        /// The value given.
+        /// The given value.
         got: f64,
     },
-    /// Something was asked of a collection without anything in it.
+    /// An operation that needs at least one element was given an empty collection.
     #[error("{what} is empty")]
     Empty {
         /// Which collection.
         what: &'static str,
     },
-    /// Something that is not in the bundle cannot be taken out or replaced.
-    #[error("the counts say that this vector, with a weight of {weight}, is not in the bundle")]
+    /// A vector cannot be removed or replaced, because the counts show that it is not in the bundle.
+    #[error("the bundle does not contain this vector with weight {weight}, according to its counts")]
     NotInBundle {
-        /// The weight asked for.
+        /// The given weight.
         weight: u32,
     },
-    /// One more item would make retrieval too uncertain.
+    /// One more item would reduce the retrieval probability below its minimum.
     #[error(
-        "{items} items among {candidates} candidates in {dimensions} dimensions: \
-         the right one is found with probability {probability:.4}, expected at least {minimum}"
+        "{items} items and {candidates} candidates in {dimensions} dimensions: \
+         expected a retrieval probability of at least {minimum}, got {probability:.4}"
     )]
     Capacity {
-        /// Items with the new one.
+        /// Number of items, including the new one.
         items: usize,
-        /// Vectors that retrieval chooses from.
+        /// Number of vectors that retrieval chooses from.
         candidates: usize,
-        /// Dimensions of a vector.
+        /// Number of dimensions of a vector.
         dimensions: usize,
-        /// Probability of finding the right one, by the theory in [`capacity`](crate::capacity).
+        /// Predicted retrieval probability, see [`capacity`](crate::capacity).
         probability: f64,
-        /// The probability asked for.
+        /// The required probability.
         minimum: f64,
     },
-    /// A file that is none of Trike's hypervectors, is cut off, or lies about itself.
-    #[error("not a readable file of hypervectors: {what}: expected {expected}, got {got}")]
+    /// A file that is not in Trike's hypervector format, is truncated, or is inconsistent.
+    #[error("invalid hypervector file: {what}: expected {expected}, got {got}")]
     File {
         /// Which part.
         what: &'static str,
@@ -99,27 +99,27 @@ pub enum VsaError {
         /// What it is.
         got: String,
     },
-    /// The operating system could not read or write.
+    /// Reading or writing failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The host kernels refused.
+    /// An error of the host kernels.
     #[error(transparent)]
     Popcount(#[from] PopcountError),
-    /// No memory or no threads.
+    /// Memory or threads are not available.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// A device refused or failed.
+    /// An error of the device.
     #[cfg(feature = "gpu")]
     #[error(transparent)]
     Cube(#[from] trike_cube::CubeError),
 }
 
-/// Checks the dimensions of a vector against what it meets.
+/// Checks the number of dimensions of a vector.
 pub(crate) fn check_dim(what: &'static str, expected: usize, got: usize) -> Result<(), VsaError> {
     if expected == got { Ok(()) } else { Err(VsaError::Dimension { what, expected, got }) }
 }
 
-/// Checks that a whole number is inside of a range.
+/// Checks that an integer is in a range.
 pub(crate) fn check_range(
     what: &'static str,
     minimum: usize,
@@ -133,7 +133,7 @@ pub(crate) fn check_range(
     }
 }
 
-/// Checks that a real number is one, and inside of a range.
+/// Checks that a real number is in a range and not NaN.
 pub(crate) fn check_real(what: &'static str, minimum: f64, maximum: f64, got: f64) -> Result<(), VsaError> {
     if (minimum..=maximum).contains(&got) {
         Ok(())

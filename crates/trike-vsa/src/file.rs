@@ -1,18 +1,18 @@
-//! A compact file of hypervectors.
+//! A compact file format for hypervectors.
 //!
 //! ```text
-//! bytes     what
+//! bytes     content
 //! 0..8      "TRIKEHV1"
 //! 8         algebra: 0 Z3, 1 bipolar, 2 ternary
 //! 9..16     zeros
 //! 16..24    dimensions, little-endian, 1 to 2^24
 //! 24..32    vectors, little-endian
 //! 32..      the vectors, one after the other
-//! last 8    FNV-1a of everything before, 64 bits, little-endian
+//! last 8    64-bit FNV-1a of all preceding bytes, little-endian
 //! ```
 //!
-//! A vector is five trits a byte, `sum of (trit + 1) * 3^i`, or eight signs a byte in the bipolar algebra, 1 for +1; what the
-//! last byte has left over is zero trits or bits of 0. 10,000 dimensions take 2,000 and 1,250 bytes.
+//! A vector has five trits per byte, `sum of (trit + 1) * 3^i`, or, in the bipolar algebra, eight signs per byte, 1 for +1; the
+//! last byte is padded with zero trits or 0 bits. 10,000 dimensions take 2,000 or 1,250 bytes.
 
 use std::io::{Read, Write};
 
@@ -22,11 +22,11 @@ use crate::memory::ItemMemory;
 use crate::vector::{PackedTritVec, check_algebra};
 
 const MAGIC: [u8; 8] = *b"TRIKEHV1";
-/// Dimensions of a vector in a file at most: a vector is read at once.
+/// Maximum number of dimensions of a vector in a file, since a vector is read as a whole.
 pub const MAX_FILE_DIM: usize = 1 << 24;
 const HEADER: usize = 32;
 
-/// FNV-1a over 64 bits: finds damage, not forgery.
+/// 64-bit FNV-1a: detects corruption, not tampering.
 #[derive(Clone, Copy)]
 struct Checksum(u64);
 
@@ -41,7 +41,7 @@ impl Checksum {
     }
 }
 
-/// The byte of an algebra.
+/// The byte that encodes an algebra.
 fn code(kind: AlgebraKind) -> u8 {
     match kind {
         AlgebraKind::Z3 => 0,
@@ -50,13 +50,13 @@ fn code(kind: AlgebraKind) -> u8 {
     }
 }
 
-/// Bytes of a vector.
+/// Number of bytes of a vector.
 fn row_bytes<A: Algebra>(dim: usize) -> usize {
     dim.div_ceil(if A::ZEROS { 5 } else { 8 })
 }
 
 impl<A: Algebra> ItemMemory<A> {
-    /// Writes all vectors in the compact form: 1.6 bits a dimension, or 1 in [`Bipolar`](crate::Bipolar).
+    /// Writes all vectors in the compact format: 1.6 bits per dimension, or 1 in [`Bipolar`](crate::Bipolar).
     ///
     /// ```
     /// use trike_vsa::{ItemMemory, PackedTritVec, Z3};
@@ -87,7 +87,7 @@ impl<A: Algebra> ItemMemory<A> {
             let trits = self.row(index)?.to_trits();
             let packed: Vec<u8> = if A::ZEROS {
                 let byte = |t: &[i8]| t.iter().rev().fold(0, |byte, t| 3 * byte + (t + 1) as u8);
-                // What is left over at the end is zero trits, each a digit of 1.
+                // The padding at the end is zero trits, each a digit of 1.
                 let chunks = trits.chunks_exact(5);
                 let mut last = [0; 5];
                 last[..chunks.remainder().len()].copy_from_slice(chunks.remainder());
@@ -103,14 +103,14 @@ impl<A: Algebra> ItemMemory<A> {
         Ok(to.flush()?)
     }
 
-    /// Reads what [`ItemMemory::write`] wrote; the memory searches on the caller's thread.
+    /// Reads a file written by [`ItemMemory::write`]; the memory searches on the caller's thread.
     ///
-    /// Memory is taken as vectors arrive, whatever number the file announces.
+    /// Memory is allocated as vectors are read, independent of the count in the header.
     ///
     /// # Errors
     ///
-    /// [`VsaError::File`] for what is no such file, is damaged, cut off or longer than it says, [`VsaError::Algebra`] for one
-    /// of another algebra, [`VsaError::Io`].
+    /// [`VsaError::File`] for a file of another format, or one that is corrupt, truncated or longer than its header states,
+    /// [`VsaError::Algebra`] for another algebra, [`VsaError::Io`].
     pub fn read(mut from: impl Read) -> Result<Self, VsaError> {
         let mut header = [0; HEADER];
         fill(&mut from, &mut header, "header")?;
@@ -172,7 +172,7 @@ fn wrong(what: &'static str, expected: String, got: String) -> VsaError {
     VsaError::File { what, expected, got }
 }
 
-/// Fills a buffer, or says that the file ends within this part.
+/// Fills a buffer, or returns an error that names the part in which the file ends.
 fn fill(from: &mut impl Read, buffer: &mut [u8], part: &'static str) -> Result<(), VsaError> {
     from.read_exact(buffer).map_err(|error| match error.kind() {
         std::io::ErrorKind::UnexpectedEof => {

@@ -1,7 +1,7 @@
 //! Hyperdimensional computing on trit planes.
 //!
-//! Start from [`PackedTritVec`], a hypervector of two bits a dimension, and [`bind()`], [`bundle_many`] and [`similarity()`], which
-//! everything else is made of; keep vectors in an [`ItemMemory`], and what was bundled in a [`Bundle`].
+//! Start from [`PackedTritVec`], a hypervector with two bits per dimension, and its operations [`bind()`], [`bundle_many`] and
+//! [`similarity()`]; store vectors in an [`ItemMemory`], and superpositions with their counts in a [`Bundle`].
 //!
 //! ```
 //! use trike_vsa::{Bundle, ItemMemory, PackedTritVec, Z3, bind, similarity, unbind};
@@ -13,39 +13,39 @@
 //! scene.add(&bind(&sky, &colours[0])?)?;
 //! scene.add(&bind(&grass, &colours[4])?)?;
 //! let scene = scene.to_vector()?;
-//! // What colour is grass?
+//! // Query: the colour of grass.
 //! let noisy = unbind(&scene, &grass)?;
 //! assert!(similarity(&noisy, &colours[4])? > 0.4);
 //! assert_eq!(ItemMemory::of(&colours)?.nearest(&noisy)?.index, 4);
 //! # Ok::<(), trike_vsa::VsaError>(())
 //! ```
 //!
-//! The decision that shaped the crate: the algebra is a type. [`Z3`] adds trits modulo 3, [`Bipolar`] and [`Ternary`] multiply
-//! them; vectors of two algebras cannot meet, and every structure works with each. What was given up is choosing an algebra
-//! at run time without a `match`; files and serialized values say theirs and are checked. The second one: bundles keep counts
-//! in bit-sliced form, so that items can be taken out again and a key unbound from all of them at once, and become trits
-//! when someone asks for them.
+//! Main design decision: the algebra is a type parameter. [`Z3`] adds trits modulo 3, [`Bipolar`] and [`Ternary`] multiply
+//! them; mixing vectors of two algebras is a compile error, and every structure works with each algebra. The cost: choosing an
+//! algebra at run time needs a `match`. Files and serialized values name their algebra, which is checked on reading. Second
+//! decision: bundles keep bit-sliced counts, so that items can be removed and a key can be unbound from all items at once; the
+//! counts are reduced to trits on request.
 //!
 //! * vectors: [`PackedTritVec`], [`SparseVec`], [`Algebra`] with [`AlgebraKind`]
 //! * operations: [`bind()`], [`unbind`], [`inverse`], [`negate`], [`permute`], [`bundle()`], [`bundle_many`], [`bundle_weighted`],
 //!   [`bundle_balanced`]; [`bind_into`], [`unbind_into`] and [`permute_into`] for loops
 //! * comparison: [`similarity()`], [`dot`], [`matches`](matches()), [`hamming_distance`], [`cosine_similarity`]
-//! * sets with an order: [`level_set`], [`thermometer_set`], [`circular_set`]
+//! * ordered sets: [`level_set`], [`thermometer_set`], [`circular_set`]
 //! * counts: [`Bundle`]
 //! * search: [`ItemMemory`] with [`Hit`] and [`Settled`]; its file is described at [`ItemMemory::write`]
 //! * structures: [`Record`], [`Multiset`], [`Sequence`], [`bind_sequence`], [`ngram`], [`ngrams`], [`Tree`], [`Graph`],
 //!   [`Automaton`], [`Hierarchy`], [`DistributedMemory`], [`factorize`]
-//! * how much they hold: [`capacity`], [`CapacityPolicy`]
+//! * capacity: [`capacity`], [`CapacityPolicy`]
 //! * encodings: [`ScalarEncoder`], [`RandomProjection`], [`TextEncoder`], [`CentroidClassifier`]
 //! * batches on a device, with the feature `gpu`: `DeviceVectors`, `DeviceMemory`
 //! * errors: [`VsaError`]
 //!
-//! Programs that compute with hypervectors depend on this crate alone. Instructions are chosen at run time, single operations
-//! run on the caller's thread, and searches on the threads of a [`trike_popcount::Cpu`]. The feature `gpu` adds batches on a device,
-//! and `wgpu`, `vulkan`, `cuda`, `hip` and `metal` bring a runtime each to reach one.
+//! Programs that compute with hypervectors need only this crate. The instruction set is selected at run time; single operations
+//! run on the caller's thread, searches on the threads of a [`trike_popcount::Cpu`]. The feature `gpu` adds batches on a device;
+//! `wgpu`, `vulkan`, `cuda`, `hip` and `metal` each add one runtime.
 #![forbid(unsafe_code)]
 
-// The handbook's examples are compiled like the ones here.
+// Compiles the examples of the handbook as doc tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/vsa.md")]
 pub struct Handbook;

@@ -1,4 +1,4 @@
-//! Item memory: exact search for the stored vectors that are most similar.
+//! Item memory: exact search for the most similar stored vectors.
 
 use std::cmp::Reverse;
 
@@ -11,33 +11,33 @@ use crate::bundle::{Bundle, share};
 use crate::error::{VsaError, check_dim, check_range, check_real};
 use crate::vector::{PackedTritVec, check_dims, check_trit};
 
-/// A stored vector that was found.
+/// A search result: one stored vector.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hit {
     /// Its index in the memory.
     pub index: usize,
-    /// Its score: matches in [`Z3`], and else the dot product; added up over everything in a bundle.
+    /// Its score: matches in [`Z3`], the dot product otherwise; for a bundle, summed over its vectors.
     pub score: i64,
-    /// The same as a similarity: 1 for the same vector, around 0 for random ones; for a bundle the number of times that it
-    /// has the vector.
+    /// The score as a similarity: 1 for the same vector, about 0 for random ones; for a bundle, the estimated weight of the vector
+    /// in the bundle.
     pub similarity: f64,
 }
 
-/// What [`ItemMemory::settle`] came to.
+/// Result of [`ItemMemory::settle`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settled<A: Algebra = Z3> {
-    /// The vector in the end.
+    /// The final vector.
     pub vector: PackedTritVec<A>,
-    /// Steps that changed it.
+    /// Number of steps that changed the vector.
     pub steps: usize,
     /// Whether the last step changed nothing.
     pub converged: bool,
 }
 
-/// Vectors of one dimension in one block of memory, and exact searches over them.
+/// Vectors with the same number of dimensions in one block of memory, with exact search.
 ///
-/// A search reads every vector once for all queries of a batch, on the threads of the memory's [`Cpu`]; equal scores come in the
-/// order of the indices, and the result does not depend on the threads.
+/// A search reads every vector once for all queries of a batch, on the threads of the memory's [`Cpu`]; ties are ordered by
+/// index, and the result does not depend on the number of threads.
 ///
 /// ```
 /// use trike_vsa::{ItemMemory, PackedTritVec, Z3, bundle_many};
@@ -64,7 +64,7 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no dimensions or too many.
+    /// [`VsaError::Range`] if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         Self::with_cpu(dim, Cpu::new(1)?)
     }
@@ -83,7 +83,7 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Empty`] for none, [`VsaError::Dimension`] for different dimensions.
+    /// [`VsaError::Empty`] for no vectors, [`VsaError::Dimension`] if their dimensions differ.
     pub fn of<'a>(vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>) -> Result<Self, VsaError> {
         let mut vectors = vectors.into_iter().peekable();
         let dim = vectors.peek().ok_or(VsaError::Empty { what: "a memory" })?.dim();
@@ -99,11 +99,11 @@ impl<A: Algebra> ItemMemory<A> {
         self
     }
 
-    /// Makes room for so many vectors in all, so that adding them copies nothing.
+    /// Reserves memory for `count` vectors in total, so that adding them does not reallocate.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Popcount`] without the memory.
+    /// [`VsaError::Popcount`] if the allocation fails.
     pub fn reserve(&mut self, count: usize) -> Result<(), VsaError> {
         let mut rows = PlaneMatrix::with_capacity(count, self.dim())?;
         for row in 0..self.len() {
@@ -113,12 +113,12 @@ impl<A: Algebra> ItemMemory<A> {
         Ok(())
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.rows.cols()
     }
 
-    /// Stored vectors.
+    /// Number of stored vectors.
     pub fn len(&self) -> usize {
         self.rows.rows()
     }
@@ -142,7 +142,7 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Dimension`], [`VsaError::Popcount`] without memory.
+    /// [`VsaError::Dimension`], [`VsaError::Popcount`] if an allocation fails.
     pub fn push(&mut self, vector: &PackedTritVec<A>) -> Result<usize, VsaError> {
         check_dim("a vector to be stored", self.dim(), vector.dim())?;
         self.rows.push(vector.view())?;
@@ -153,7 +153,7 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last.
+    /// [`VsaError::Range`] if `index` is out of range.
     pub fn get(&self, index: usize) -> Result<PackedTritVec<A>, VsaError> {
         PackedTritVec::from_view(self.row(index)?)
     }
@@ -162,27 +162,27 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last.
+    /// [`VsaError::Range`] if `index` is out of range.
     pub fn row(&self, index: usize) -> Result<TritPlanes<'_>, VsaError> {
         self.rows.row(index).ok_or_else(|| self.past_the_end(index))
     }
 
-    /// Writes over a stored vector.
+    /// Overwrites a stored vector.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last, [`VsaError::Dimension`].
+    /// [`VsaError::Range`] if `index` is out of range, [`VsaError::Dimension`].
     pub fn replace(&mut self, index: usize, vector: &PackedTritVec<A>) -> Result<(), VsaError> {
         check_dim("a vector to be stored", self.dim(), vector.dim())?;
         let error = self.past_the_end(index);
         Ok(self.rows.row_mut(index).ok_or(error)?.copy_from(vector.view())?)
     }
 
-    /// Changes one dimension of a stored vector in place; two words are touched.
+    /// Changes one dimension of a stored vector in place; writes two words.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last vector or dimension, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar).
+    /// [`VsaError::Range`] if an index is out of range, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar).
     pub fn set(&mut self, index: usize, dimension: usize, trit: Trit) -> Result<(), VsaError> {
         check_trit::<A>(self.dim(), dimension, trit)?;
         let error = self.past_the_end(index);
@@ -193,7 +193,7 @@ impl<A: Algebra> ItemMemory<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last.
+    /// [`VsaError::Range`] if `index` is out of range.
     pub fn swap_remove(&mut self, index: usize) -> Result<(), VsaError> {
         if self.rows.swap_remove(index) { Ok(()) } else { Err(self.past_the_end(index)) }
     }
@@ -203,7 +203,7 @@ impl<A: Algebra> ItemMemory<A> {
         VsaError::Range { what: "index of a stored vector", minimum: 0, maximum, got: index }
     }
 
-    /// The `k` most similar vectors, best first; all of them where there are fewer.
+    /// The `k` most similar vectors, best first; all vectors if fewer are stored.
     ///
     /// # Errors
     ///
@@ -212,7 +212,7 @@ impl<A: Algebra> ItemMemory<A> {
         Ok(self.top_k_batch([query], k)?.swap_remove(0))
     }
 
-    /// [`ItemMemory::top_k`] of many queries at once: each stored vector is read from memory once.
+    /// [`ItemMemory::top_k`] for a batch of queries: each stored vector is read from memory once.
     ///
     /// # Errors
     ///
@@ -240,15 +240,15 @@ impl<A: Algebra> ItemMemory<A> {
         found.into_iter().enumerate().map(hits).collect()
     }
 
-    /// The vectors that a bundle has most of, by its counts, best first; with a key unbound from the bundle beforehand these
-    /// are the values of that key.
+    /// The `k` vectors with the largest weights in a bundle, by its counts, best first. If a key was unbound from the bundle
+    /// beforehand, these are the values of that key.
     ///
     /// # Errors
     ///
     /// As [`ItemMemory::top_k`].
     pub fn top_k_counted(&self, bundle: &Bundle<A>, k: usize) -> Result<Vec<Hit>, VsaError> {
         self.check_search(k)?;
-        check_dim("a bundle to be searched for", self.dim(), bundle.dim())?;
+        check_dim("a query bundle", self.dim(), bundle.dim())?;
         let mut scores = vec![0; self.len()];
         bundle.counter().scores(&self.cpu, A::SCORE, &self.rows, &mut scores)?;
         let mut order: Vec<usize> = (0..scores.len()).collect();
@@ -270,7 +270,7 @@ impl<A: Algebra> ItemMemory<A> {
     }
 
     fn check_search(&self, k: usize) -> Result<(), VsaError> {
-        check_range("k of the k most similar", 1, usize::MAX, k)?;
+        check_range("k of a top-k search", 1, usize::MAX, k)?;
         if self.is_empty() { Err(VsaError::Empty { what: "a memory" }) } else { Ok(()) }
     }
 
@@ -283,7 +283,7 @@ impl<A: Algebra> ItemMemory<A> {
         first(self.top_k(query, 1)?)
     }
 
-    /// The vector that a bundle has most of, by its counts.
+    /// The vector with the largest weight in a bundle, by its counts.
     ///
     /// # Errors
     ///
@@ -292,11 +292,11 @@ impl<A: Algebra> ItemMemory<A> {
         first(self.top_k_counted(bundle, 1)?)
     }
 
-    /// The most similar stored vector in place of a noisy one; `None` where none is as similar as `threshold`.
+    /// Replaces a noisy vector by the most similar stored one; `None` if its similarity is below `threshold`.
     ///
     /// # Errors
     ///
-    /// As [`ItemMemory::top_k`], and [`VsaError::Real`] for a threshold outside of -1 to 1.
+    /// As [`ItemMemory::top_k`], and [`VsaError::Real`] for a threshold outside -1 to 1.
     pub fn cleanup(
         &self,
         query: &PackedTritVec<A>,
@@ -307,8 +307,9 @@ impl<A: Algebra> ItemMemory<A> {
         if hit.similarity >= threshold { self.get(hit.index).map(Some) } else { Ok(None) }
     }
 
-    /// Cleans up a mixture in steps: each bundles the stored vectors that are at least as similar as `threshold`, by their
-    /// similarity, until nothing changes or there were `max_steps`. A vector that nothing stored is similar enough to stays.
+    /// Iterative cleanup of a superposition: each step bundles the stored vectors with a similarity of at least `threshold`,
+    /// weighted by similarity, until the vector stops changing or after `max_steps`. If no stored vector reaches the threshold,
+    /// the vector stays as it is.
     ///
     /// # Errors
     ///
@@ -324,7 +325,7 @@ impl<A: Algebra> ItemMemory<A> {
         for steps in 0..max_steps {
             let mut bundle = Bundle::<A>::new(self.dim())?;
             for hit in self.top_k(&vector, self.len())? {
-                // In 64ths: finer weights change no trit that matters, and cost a pass a bit.
+                // Similarity in steps of 1/64: finer weights change no relevant trit, and each additional bit costs one pass.
                 let weight = (64.0 * hit.similarity).round() as u32;
                 if hit.similarity >= threshold && weight > 0 {
                     bundle.add_weighted(&self.get(hit.index)?, weight)?;
@@ -352,7 +353,7 @@ impl<A: Algebra> PartialEq for ItemMemory<A> {
 
 impl<A: Algebra> Eq for ItemMemory<A> {}
 
-/// What is kept of a memory in other formats.
+/// The serialized form of a memory.
 #[derive(Serialize, Deserialize)]
 #[serde(bound = "")]
 struct MemoryParts<A: Algebra> {

@@ -1,4 +1,4 @@
-//! The operations of the algebras on vectors.
+//! Vector operations of the algebras.
 
 use trike_popcount::TritOps;
 
@@ -7,13 +7,13 @@ use crate::bundle::Bundle;
 use crate::error::{VsaError, check_dim};
 use crate::vector::{PackedTritVec, cpu};
 
-/// Binds two vectors: the result is like neither, and [`unbind`] takes one out again.
+/// Binds two vectors: the result is dissimilar to both, and [`unbind`] inverts it.
 ///
-/// Commutative and associative. For loops, [`bind_into`] writes over a vector that is there.
+/// Commutative and associative. In loops, [`bind_into`] reuses an existing vector for the result.
 ///
 /// # Errors
 ///
-/// [`VsaError::Dimension`](crate::VsaError::Dimension) for different dimensions, here and below.
+/// [`VsaError::Dimension`](crate::VsaError::Dimension) if the dimensions differ, here and below.
 #[inline]
 pub fn bind<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<PackedTritVec<A>, VsaError> {
     let mut out = PackedTritVec::blank(a.dim())?;
@@ -21,7 +21,7 @@ pub fn bind<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<Pa
     Ok(out)
 }
 
-/// [`bind`], over a vector of the same dimensions.
+/// [`bind`] into an existing vector of the same dimensions.
 ///
 /// # Errors
 ///
@@ -33,13 +33,13 @@ pub fn bind_into<A: Algebra>(
     out: &mut PackedTritVec<A>,
 ) -> Result<(), VsaError> {
     check_pair(a, b)?;
-    check_dim("the place of a bound vector", a.dim(), out.dim())?;
+    check_dim("the output of bind", a.dim(), out.dim())?;
     A::bind(cpu()?, a.view(), b.view(), out.view_mut())
 }
 
-/// Takes `key` out of a vector that it was bound into.
+/// Unbinds `key` from a vector that it was bound to.
 ///
-/// Exact in [`Z3`](crate::Z3) and [`Bipolar`](crate::Bipolar); in [`Ternary`](crate::Ternary) dimensions where the key is
+/// Exact in [`Z3`](crate::Z3) and [`Bipolar`](crate::Bipolar); in [`Ternary`](crate::Ternary), dimensions where the key is
 /// zero are lost.
 ///
 /// ```
@@ -67,7 +67,7 @@ pub fn unbind<A: Algebra>(
     Ok(out)
 }
 
-/// [`unbind`], over a vector of the same dimensions.
+/// [`unbind`] into an existing vector of the same dimensions.
 ///
 /// # Errors
 ///
@@ -79,23 +79,23 @@ pub fn unbind_into<A: Algebra>(
     out: &mut PackedTritVec<A>,
 ) -> Result<(), VsaError> {
     check_pair(bound, key)?;
-    check_dim("the place of an unbound vector", bound.dim(), out.dim())?;
+    check_dim("the output of unbind", bound.dim(), out.dim())?;
     A::unbind(cpu()?, bound.view(), key.view(), out.view_mut())
 }
 
-/// The vector that undoes binding with `a`: its negative in [`Z3`](crate::Z3), itself elsewhere.
+/// The inverse of `a` under binding: `-a` in [`Z3`](crate::Z3), `a` itself in the other algebras.
 ///
 /// # Errors
 ///
-/// [`VsaError::Popcount`](crate::VsaError::Popcount) without memory.
+/// [`VsaError::Popcount`](crate::VsaError::Popcount) if an allocation fails.
 pub fn inverse<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>, VsaError> {
     let mut out = PackedTritVec::blank(a.dim())?;
     out.view_mut().copy_from(A::inverse(a.view()))?;
     Ok(out)
 }
 
-/// The vector with every sign turned, which is least like `a` in [`Bipolar`](crate::Bipolar) and
-/// [`Ternary`](crate::Ternary), and its inverse in [`Z3`](crate::Z3).
+/// `-a`, which has the lowest similarity to `a` in [`Bipolar`](crate::Bipolar) and
+/// [`Ternary`](crate::Ternary), and is its inverse in [`Z3`](crate::Z3).
 ///
 /// # Errors
 ///
@@ -106,8 +106,8 @@ pub fn negate<A: Algebra>(a: &PackedTritVec<A>) -> Result<PackedTritVec<A>, VsaE
     Ok(out)
 }
 
-/// Rotates the dimensions: `out[(j + by) mod D] = a[j]`. Like nothing it came from, and undone by `-by`; it preserves
-/// binding, bundling and similarity.
+/// Rotates the dimensions: `out[(j + by) mod D] = a[j]`. The result is dissimilar to `a`; rotating by `-by` inverts it. Permutation
+/// distributes over binding and bundling and preserves similarity.
 ///
 /// # Errors
 ///
@@ -118,7 +118,7 @@ pub fn permute<A: Algebra>(a: &PackedTritVec<A>, by: isize) -> Result<PackedTrit
     Ok(out)
 }
 
-/// [`permute`], over a vector of the same dimensions.
+/// [`permute`] into an existing vector of the same dimensions.
 ///
 /// # Errors
 ///
@@ -128,11 +128,11 @@ pub fn permute_into<A: Algebra>(
     by: isize,
     out: &mut PackedTritVec<A>,
 ) -> Result<(), VsaError> {
-    check_dim("the place of a permuted vector", a.dim(), out.dim())?;
+    check_dim("the output of permute", a.dim(), out.dim())?;
     Ok(cpu()?.trit_rotate(a.view(), by, out.view_mut())?)
 }
 
-/// Bundles two vectors: the result is like both.
+/// Bundles two vectors: the result is similar to both.
 ///
 /// # Errors
 ///
@@ -141,32 +141,32 @@ pub fn bundle<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<
     bundle_many([a, b])
 }
 
-/// Bundles vectors: the result is like each, by about `1 / sqrt(k)`. A [`Bundle`] keeps the counts instead.
+/// Bundles `k` vectors: the similarity of the result to each is about `1 / sqrt(k)`. A [`Bundle`] keeps the counts instead.
 ///
 /// ```
 /// use trike_vsa::{PackedTritVec, Z3, bundle_many, similarity};
 ///
 /// let vectors = PackedTritVec::<Z3>::random_set(10_000, 25, 7)?;
 /// let bundle = bundle_many(&vectors)?;
-/// // By the theory 0.73 / sqrt(25) for the plurality of three values; see the module `capacity`.
+/// // Theory for the plurality of three values: 0.73 / sqrt(25); see the module `capacity`.
 /// assert!((similarity(&bundle, &vectors[3])? - 0.147).abs() < 0.04);
 /// # Ok::<(), trike_vsa::VsaError>(())
 /// ```
 ///
 /// # Errors
 ///
-/// As [`bind`], and [`VsaError::Empty`](crate::VsaError::Empty) for none.
+/// As [`bind`], and [`VsaError::Empty`](crate::VsaError::Empty) for no vectors.
 pub fn bundle_many<'a, A: Algebra>(
     vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>,
 ) -> Result<PackedTritVec<A>, VsaError> {
     Bundle::of(vectors)?.to_vector()
 }
 
-/// Bundles vectors as if each came as often as its weight says.
+/// Bundles vectors with integer weights, equivalent to repeating each vector.
 ///
 /// # Errors
 ///
-/// As [`bundle_many`], and [`VsaError::Popcount`](crate::VsaError::Popcount) for weights of more than `i32::MAX` together.
+/// As [`bundle_many`], and [`VsaError::Popcount`](crate::VsaError::Popcount) if the weights sum to more than `i32::MAX`.
 pub fn bundle_weighted<'a, A: Algebra>(
     vectors: impl IntoIterator<Item = (&'a PackedTritVec<A>, u32)>,
 ) -> Result<PackedTritVec<A>, VsaError> {
@@ -192,7 +192,7 @@ pub fn dot<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result<i32
     Ok(cpu()?.trit_dot(a.view(), b.view())?)
 }
 
-/// Dimensions where both have the same value.
+/// Number of dimensions with equal values.
 ///
 /// # Errors
 ///
@@ -203,7 +203,7 @@ pub fn matches<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) -> Result
     Ok(cpu()?.trit_matches(a.view(), b.view())? as usize)
 }
 
-/// Dimensions where the values differ.
+/// Number of dimensions with different values.
 ///
 /// # Errors
 ///
@@ -213,7 +213,7 @@ pub fn hamming_distance<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>) 
     Ok(a.dim() - matches(a, b)?)
 }
 
-/// The cosine of the angle between two vectors; 0 where one is all zeros.
+/// The cosine similarity of two vectors; 0 if one is all zeros.
 ///
 /// # Errors
 ///
@@ -224,8 +224,8 @@ pub fn cosine_similarity<A: Algebra>(a: &PackedTritVec<A>, b: &PackedTritVec<A>)
     Ok(if norms == 0.0 { 0.0 } else { f64::from(dot) / norms.sqrt() })
 }
 
-/// How similar two vectors are in their algebra: 1 for the same, around 0 for random ones. By matches in
-/// [`Z3`](crate::Z3), and else the cosine.
+/// The similarity of two vectors in their algebra: 1 for equal vectors, about 0 for random ones. Based on matches in
+/// [`Z3`](crate::Z3), the cosine otherwise.
 ///
 /// # Errors
 ///

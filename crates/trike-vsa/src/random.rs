@@ -1,7 +1,7 @@
-//! Random words by number: the same on every device, in any order, without a state.
+//! Counter-based random words: the same on every device, in any order, without state.
 //!
-//! Draw `d` of word `w` of a seed is SplitMix64's output for the state `seed + (256 w + d + 1) * 0x9E3779B97F4A7C15`: whole
-//! numbers of 64 bits that any device computes alike, and each word by itself.
+//! Draw `d` of word `w` of a seed is SplitMix64's output for the state `seed + (256 w + d + 1) * 0x9E3779B97F4A7C15`: 64-bit
+//! integer arithmetic that gives the same result on every device, independently for each word.
 
 use trike_popcount::{PlaneVector, TritPlanes};
 
@@ -9,7 +9,7 @@ use crate::error::VsaError;
 
 /// The step of SplitMix64.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
-/// Draws until a word of uniform trits is accepted as it is; a trit needs another pair with probability 1/4.
+/// Maximum number of bit pairs drawn for a word of uniform trits; a trit needs another pair with probability 1/4.
 const PAIRS: u64 = 64;
 /// Binary digits of a density.
 const DENSITY_BITS: u32 = 32;
@@ -27,12 +27,12 @@ pub(crate) fn bits(seed: u64, word: u64, draw: u64) -> u64 {
     mix(seed.wrapping_add(at.wrapping_mul(STEP)))
 }
 
-/// The seed of item `i` of a set: unrelated to those of the other items, and of sets with other seeds.
+/// The seed of one item of a set: independent of the seeds of other items, and of sets with other seeds.
 pub(crate) fn item_seed(seed: u64, item: u64) -> u64 {
     mix(mix(seed ^ 0x5851_F42D_4C95_7F2D).wrapping_add(item.wrapping_mul(STEP)))
 }
 
-/// 64 trits, each of the three values alike: pairs of bits, where one of the four is drawn again.
+/// 64 uniform trits, by rejection sampling: each trit is a pair of bits, and one of the four pairs is redrawn.
 pub(crate) fn uniform(seed: u64, word: u64) -> [u64; 2] {
     let (mut pos, mut neg, mut open) = (0, 0, u64::MAX);
     for pair in 0..PAIRS {
@@ -47,28 +47,28 @@ pub(crate) fn uniform(seed: u64, word: u64) -> [u64; 2] {
     [pos, neg]
 }
 
-/// 64 trits, each nonzero with a probability, either sign alike.
+/// 64 trits, each nonzero with probability `density`, with uniform signs.
 pub(crate) fn of_density(seed: u64, word: u64, density: f64) -> [u64; 2] {
     let signs = bits(seed, word, 0);
     let nonzero = chance(seed, word, 1, density);
     [signs & nonzero, !signs & nonzero]
 }
 
-/// 64 bits, each set with a probability, rounded to [`DENSITY_BITS`] binary digits.
+/// 64 bits, each set with `probability`, rounded to [`DENSITY_BITS`] binary digits.
 pub(crate) fn chance(seed: u64, word: u64, first_draw: u64, probability: f64) -> u64 {
     let digits = (probability * f64::from(DENSITY_BITS).exp2()).round() as u64;
     if digits >> DENSITY_BITS != 0 {
         return u64::MAX;
     }
-    // The digits of a uniform number are compared with those of the probability, from the lowest to the highest, which
-    // overrule: below where ours is 1 and the other 0.
+    // Compares the digits of a uniform number with those of the probability, from lowest to highest; a higher digit
+    // overrides: the number is below where our digit is 1 and its digit 0.
     (0..DENSITY_BITS).fold(0, |below, digit| {
         let other = bits(seed, word, first_draw + u64::from(digit));
         if (digits >> digit) & 1 == 1 { !other | below } else { !other & below }
     })
 }
 
-/// A vector of words, whose bits past the end are cut off.
+/// A vector made of words, with the bits past the end cleared.
 pub(crate) fn from_words(
     len: usize,
     mut word: impl FnMut(usize) -> [u64; 2],
@@ -81,7 +81,7 @@ pub(crate) fn from_words(
     Ok(PlaneVector::from_view(TritPlanes::new(&pos, &neg, len)?)?)
 }
 
-/// The bits of the last word that belong to a vector.
+/// Mask of the bits of the last word that belong to a vector.
 pub(crate) fn live(len: usize) -> u64 {
     match len % 64 {
         0 => u64::MAX,
@@ -89,7 +89,7 @@ pub(crate) fn live(len: usize) -> u64 {
     }
 }
 
-/// What breaks the ties of bipolar bundles: one fixed vector of random signs.
+/// The fixed vector of random signs that breaks the ties of bipolar bundles.
 pub(crate) fn ties(len: usize) -> Result<PlaneVector, VsaError> {
     from_words(len, |word| {
         let bits = bits(0x7469_6573, word as u64, 0);

@@ -1,4 +1,4 @@
-//! Vectors with few nonzero dimensions.
+//! Sparse vectors.
 
 use serde::{Deserialize, Serialize};
 use trike_trit::Trit;
@@ -7,8 +7,8 @@ use crate::algebra::Algebra;
 use crate::error::{VsaError, check_dim, check_range};
 use crate::vector::{PackedTritVec, check_dims};
 
-/// A vector of trits that lists its nonzero dimensions, in rising order: smaller than [`PackedTritVec`] below one nonzero in
-/// 64 dimensions, and bundled without touching the others ([`Bundle::add_sparse`](crate::Bundle::add_sparse)).
+/// A sparse vector of trits, as a list of its nonzero dimensions in ascending order: smaller than [`PackedTritVec`] below one
+/// nonzero per 64 dimensions, and bundled without accessing the zeros ([`Bundle::add_sparse`](crate::Bundle::add_sparse)).
 ///
 /// ```
 /// use trike_vsa::{PackedTritVec, SparseVec, Ternary};
@@ -28,7 +28,7 @@ pub struct SparseVec {
     entries: Vec<(usize, Trit)>,
 }
 
-/// What is kept of a sparse vector in other formats.
+/// The serialized form of a sparse vector.
 #[derive(Serialize, Deserialize)]
 struct SparseParts {
     dim: usize,
@@ -56,11 +56,11 @@ impl TryFrom<SparseParts> for SparseVec {
 }
 
 impl SparseVec {
-    /// A vector of its nonzero dimensions.
+    /// A vector from its nonzero dimensions.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no or too many dimensions, and for entries that do not rise or pass the last dimension;
+    /// [`VsaError::Range`] for no or too many dimensions, and for entries that are not ascending or out of range;
     /// [`VsaError::Zero`] for a trit that is 0.
     pub fn new(dim: usize, entries: Vec<(usize, Trit)>) -> Result<Self, VsaError> {
         check_dims(dim)?;
@@ -107,12 +107,12 @@ impl SparseVec {
         Ok(out)
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.dim
     }
 
-    /// The nonzero dimensions, in rising order.
+    /// The nonzero dimensions, in ascending order.
     pub fn entries(&self) -> &[(usize, Trit)] {
         &self.entries
     }
@@ -123,7 +123,7 @@ impl SparseVec {
         first.or((self.entries.len() < self.dim).then_some(self.entries.len()))
     }
 
-    /// The dot product with a packed vector, in as many steps as there are nonzeros here.
+    /// The dot product with a packed vector, in time linear in the number of nonzeros of `self`.
     ///
     /// # Errors
     ///

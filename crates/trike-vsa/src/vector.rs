@@ -12,8 +12,8 @@ use crate::algebra::{Algebra, AlgebraKind, Ternary, Z3};
 use crate::error::{VsaError, check_range, check_real};
 use crate::random;
 
-/// The executor of single operations, which take less than handing them to a thread would: the best instruction set, and the
-/// caller's thread.
+/// The executor of single operations: the best instruction set, on the caller's thread, since an operation takes less time
+/// than a hand-over to another thread.
 pub(crate) fn cpu() -> Result<&'static Cpu, VsaError> {
     static ONE: OnceLock<Cpu> = OnceLock::new();
     match ONE.get() {
@@ -25,10 +25,10 @@ pub(crate) fn cpu() -> Result<&'static Cpu, VsaError> {
     }
 }
 
-/// A hypervector: at least one trit, in two bit planes, with its algebra in the type.
+/// A hypervector: at least one trit, in two bit planes, with the algebra as a type parameter.
 ///
-/// Two bits a dimension: 10,000 dimensions are 2,560 bytes. Trit `j` is bit `j % 64` of word `j / 64`, in the positive plane
-/// where it is +1 and in the negative one where it is -1.
+/// Two bits per dimension: 10,000 dimensions take 2,560 bytes. Trit `j` is bit `j % 64` of word `j / 64`, set in the positive plane
+/// if it is +1 and in the negative plane if it is -1.
 ///
 /// ```
 /// use trike_vsa::{PackedTritVec, bind, similarity, unbind};
@@ -46,7 +46,7 @@ pub struct PackedTritVec<A: Algebra = Z3> {
     algebra: PhantomData<A>,
 }
 
-/// What is kept of a vector in other formats.
+/// The serialized form of a vector.
 #[derive(Serialize, Deserialize)]
 struct VectorParts {
     algebra: AlgebraKind,
@@ -71,7 +71,7 @@ impl<A: Algebra> TryFrom<VectorParts> for PackedTritVec<A> {
     }
 }
 
-/// Checks the algebra that something says it has.
+/// Checks the algebra of serialized data.
 pub(crate) fn check_algebra<A: Algebra>(got: AlgebraKind) -> Result<(), VsaError> {
     if got == A::KIND { Ok(()) } else { Err(VsaError::Algebra { expected: A::KIND, got }) }
 }
@@ -87,7 +87,7 @@ impl<A: Algebra> PackedTritVec<A> {
         Self::from_words(dim, |word| A::random_word(seed, word as u64))
     }
 
-    /// A random vector of signs, without zeros: in [`Ternary`] a key that can be unbound exactly.
+    /// A random vector of signs, without zeros: in [`Ternary`], a key that can be unbound exactly.
     ///
     /// # Errors
     ///
@@ -99,7 +99,7 @@ impl<A: Algebra> PackedTritVec<A> {
         })
     }
 
-    /// As many random vectors, each unrelated to the others: item `i` is the same however many there are.
+    /// `count` independent random vectors; vector `i` does not depend on `count`.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ impl<A: Algebra> PackedTritVec<A> {
         (0..count).map(|i| Self::random(dim, random::item_seed(seed, i as u64))).collect()
     }
 
-    /// The vector that binding does nothing with: zeros in [`Z3`], ones elsewhere.
+    /// The identity of binding: all zeros in [`Z3`], all ones in the other algebras.
     ///
     /// # Errors
     ///
@@ -119,18 +119,18 @@ impl<A: Algebra> PackedTritVec<A> {
         Ok(out)
     }
 
-    /// A vector of numbers -1, 0 and 1.
+    /// A vector from the numbers -1, 0 and 1.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for none, [`VsaError::Popcount`] for other numbers, [`VsaError::Zero`] for zeros in
+    /// [`VsaError::Range`] for an empty slice, [`VsaError::Popcount`] for other numbers, [`VsaError::Zero`] for zeros in
     /// [`Bipolar`](crate::Bipolar).
     pub fn from_trits(trits: &[i8]) -> Result<Self, VsaError> {
         check_dims(trits.len())?;
         Self::checked(PlaneVector::from_trits(trits)?)
     }
 
-    /// A copy of planes.
+    /// A copy of a view of trit planes.
     ///
     /// # Errors
     ///
@@ -149,7 +149,7 @@ impl<A: Algebra> PackedTritVec<A> {
         Ok(Self { trits, algebra: PhantomData })
     }
 
-    /// A place for a result, which is no vector of the algebra before it was written.
+    /// Storage for a result; all zeros, which is not a valid vector of every algebra until it is written.
     pub(crate) fn blank(dim: usize) -> Result<Self, VsaError> {
         check_dims(dim)?;
         Ok(Self { trits: PlaneVector::zeros(dim)?, algebra: PhantomData })
@@ -160,13 +160,13 @@ impl<A: Algebra> PackedTritVec<A> {
         Ok(Self { trits: random::from_words(dim, word)?, algebra: PhantomData })
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     #[inline]
     pub fn dim(&self) -> usize {
         self.trits.len()
     }
 
-    /// The planes.
+    /// A view of the trit planes.
     #[inline]
     pub fn view(&self) -> TritPlanes<'_> {
         self.trits.view()
@@ -182,37 +182,37 @@ impl<A: Algebra> PackedTritVec<A> {
         self.trits.to_trits()
     }
 
-    /// A trit; `None` past the last dimension.
+    /// The trit at `index`; `None` if out of range.
     pub fn get(&self, index: usize) -> Option<Trit> {
         self.view().get(index)
     }
 
-    /// Changes one dimension in place; two words are touched.
+    /// Changes one dimension in place; writes two words.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last dimension, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar).
+    /// [`VsaError::Range`] if `index` is out of range, [`VsaError::Zero`] for a zero in [`Bipolar`](crate::Bipolar).
     pub fn set(&mut self, index: usize, trit: Trit) -> Result<(), VsaError> {
         check_trit::<A>(self.dim(), index, trit)?;
         Ok(self.view_mut().set(index, trit)?)
     }
 
-    /// Dimensions that are not zero.
+    /// Number of nonzero dimensions.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Popcount`] where the host kernels cannot start.
+    /// [`VsaError::Popcount`] if the host kernels cannot be initialized.
     pub fn nonzeros(&self) -> Result<usize, VsaError> {
         Ok(cpu()?.trit_nonzeros(self.view()) as usize)
     }
 }
 
 impl PackedTritVec<Ternary> {
-    /// A random vector whose trits are not zero with a probability.
+    /// A random vector whose trits are nonzero with probability `density`.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Real`] for a density that is no probability, and as [`PackedTritVec::random`].
+    /// [`VsaError::Real`] for a density outside 0 to 1, and as [`PackedTritVec::random`].
     pub fn random_with_density(dim: usize, density: f64, seed: u64) -> Result<Self, VsaError> {
         check_real("density of a random vector", 0.0, 1.0, density)?;
         Self::from_words(dim, |word| random::of_density(seed, word as u64, density))
@@ -224,7 +224,7 @@ pub(crate) fn check_dims(dim: usize) -> Result<(), VsaError> {
     check_range("dimensions of a hypervector", 1, MAX_TRITS, dim)
 }
 
-/// Checks that an algebra has this trit at this dimension.
+/// Checks that a dimension is in range and that the algebra allows the trit.
 pub(crate) fn check_trit<A: Algebra>(dim: usize, index: usize, trit: Trit) -> Result<(), VsaError> {
     check_range("dimension of a hypervector", 0, dim - 1, index)?;
     if !A::ZEROS && trit == Trit::Z { Err(VsaError::Zero { index }) } else { Ok(()) }

@@ -1,7 +1,7 @@
-//! Threads that wait for work beside the caller's.
+//! Worker threads, in addition to the caller's thread.
 //!
-//! A layer of a small model takes microseconds, so workers first spin, then yield, and sleep only when nothing came for a
-//! while. A job is a borrowed closure: its lifetime is erased here and nowhere else.
+//! A layer of a small model takes microseconds, so idle workers first spin, then yield, and sleep only after a while
+//! without work. A job is a borrowed closure; its lifetime is erased only in this module.
 
 use std::any::Any;
 use std::fmt;
@@ -16,19 +16,19 @@ use std::time::{Duration, Instant};
 
 use crate::error::HostError;
 
-/// Looks at a flag before a waiting thread starts to yield its core: some ten microseconds.
+/// Number of spins before a waiting thread yields its core: about ten microseconds.
 const SPINS: u32 = 400;
-/// How long a worker yields before it sleeps. A token is sampled and printed in less, so decoding never wakes anyone.
+/// Time that a worker yields before it sleeps. Sampling and printing a token takes less, so workers stay awake during decoding.
 const AWAKE: Duration = Duration::from_micros(400);
 
 /// Mailbox state: no job, and the worker is awake.
 const IDLE: *mut Job<'static> = null_mut();
-/// Nothing, and it sleeps or is about to. Odd addresses are no jobs, which are aligned.
+/// Mailbox state: no job, and the worker sleeps or is about to. Jobs are aligned, so no job has an odd address.
 const ASLEEP: *mut Job<'static> = without_provenance_mut(1);
-/// The end.
+/// Mailbox state: the worker must exit.
 const STOP: *mut Job<'static> = without_provenance_mut(3);
 
-/// Something that every thread runs, with its own number.
+/// A closure that every thread runs, with its thread number.
 struct Job<'a> {
     run: &'a (dyn Fn(usize) + Sync),
     /// Payload of the first worker that panicked.
@@ -37,13 +37,13 @@ struct Job<'a> {
 
 /// State shared by a worker and the callers, on its own cache lines.
 ///
-/// The orderings: a caller fills a job and then publishes it with a release that the worker acquires; the worker's last
-/// access to anything of the job comes before the release that makes the mailbox [`IDLE`] again, which the caller acquires
-/// before it goes on.
+/// Memory orderings: a caller initializes a job, then publishes it with a release store that the worker acquires; the worker's
+/// last access to the job precedes the release store that makes the mailbox [`IDLE`] again, which the caller acquires
+/// before it continues.
 #[repr(align(128))]
 struct Mailbox(AtomicPtr<Job<'static>>);
 
-/// Workers for one caller at a time.
+/// Worker threads that serve one caller at a time.
 pub(super) struct Crew {
     workers: Vec<(Arc<Mailbox>, JoinHandle<()>)>,
     busy: AtomicBool,
@@ -51,9 +51,9 @@ pub(super) struct Crew {
 }
 
 impl Crew {
-    /// Starts that many workers.
+    /// Starts this many workers.
     pub(super) fn new(workers: usize) -> Result<Self, HostError> {
-        // Threads that share a core must not spin in each other's way.
+        // Spinning threads must not take time from other threads on the same core.
         let cores = thread::available_parallelism().map_or(1, NonZero::get);
         let spins = if workers < cores { SPINS } else { 0 };
         let mut crew = Self { workers: Vec::with_capacity(workers), busy: AtomicBool::new(false), spins };
@@ -63,52 +63,52 @@ impl Crew {
             let worker = thread::Builder::new()
                 .name(format!("trike-cpu-{number}"))
                 .spawn(move || work(&mine, number, spins))
-                // The workers that were started end when `crew` is dropped.
+                // Dropping `crew` stops the workers already started.
                 .map_err(|e| HostError::Threads { requested: workers + 1, reason: e.to_string() })?;
             crew.workers.push((mailbox, worker));
         }
         Ok(crew)
     }
 
-    /// Whether the workers would take a job at once. A hint: it may have changed when the caller reads it.
+    /// Whether the workers would start a job immediately. A hint: the state may change at any time.
     pub(super) fn is_awake(&self) -> bool {
-        // The first worker is part of every job, so when it sleeps all do. Nothing else is read, so any ordering serves.
+        // The first worker takes part in every job, so if it sleeps, all do. No other data is read, so relaxed is enough.
         self.workers.first().is_some_and(|(mailbox, _)| mailbox.0.load(Ordering::Relaxed) != ASLEEP)
     }
 
-    /// Tells the workers that there will soon be a job, so that they are awake then. It does not wait for them.
+    /// Wakes the workers for a job that will soon follow. Does not wait for them.
     pub(super) fn wake(&self) {
         for (mailbox, worker) in &self.workers {
-            // Nothing is handed over, so any ordering serves.
+            // No data is passed, so relaxed is enough.
             if mailbox.0.compare_exchange(ASLEEP, IDLE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 worker.thread().unpark();
             }
         }
     }
 
-    /// Runs `run(0), ..., run(helpers)` at once, the last on the caller's thread, and returns when all are done, true; or
-    /// false, with nothing run, when the workers are busy with another call.
+    /// Runs `run(0), ..., run(helpers)` in parallel, the last on the caller's thread, and returns `true` when all are done.
+    /// Returns `false` without running anything if the workers are busy with another call.
     ///
-    /// A panic of any of them is continued on the caller's thread, when all are done.
+    /// A panic in any of them is resumed on the caller's thread after all are done.
     pub(super) fn run(&self, helpers: usize, run: &(dyn Fn(usize) + Sync)) -> bool {
         let workers = &self.workers[..helpers];
-        // Acquires what the previous caller released: that its workers are idle.
+        // Acquire: pairs with the release of the previous caller, whose workers are then idle.
         if self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
         let job = Job { run, panic: Mutex::new(None) };
         let address = (&raw const job).cast_mut().cast::<Job<'static>>();
         for (mailbox, worker) in workers {
-            // Release: the worker must see the whole job. That it is idle or asleep was ensured by the previous call.
+            // Release: the worker must see the initialized job. The previous call ensured that it is idle or asleep.
             if mailbox.0.swap(address, Ordering::Release) == ASLEEP {
                 worker.thread().unpark();
             }
         }
-        // From here to the end of the loop nothing unwinds, so no worker is left with a job that is gone.
+        // From here to the end of the loop nothing unwinds, so no worker holds a dangling job.
         let own = catch_unwind(AssertUnwindSafe(|| run(helpers)));
         for (mailbox, _) in workers {
             let mut spins = self.spins;
-            // Acquire: what the worker wrote must be seen by the caller.
+            // Acquire: the caller must see the writes of the worker.
             while mailbox.0.load(Ordering::Acquire) == address {
                 pause(&mut spins);
             }
@@ -127,13 +127,13 @@ impl Crew {
 impl Drop for Crew {
     fn drop(&mut self) {
         for (mailbox, worker) in &self.workers {
-            // No call is under way, since each borrows the crew.
+            // No call is in progress, since calls borrow the crew.
             if mailbox.0.swap(STOP, Ordering::Relaxed) == ASLEEP {
                 worker.thread().unpark();
             }
         }
         for (_, worker) in self.workers.drain(..) {
-            // Workers do not panic; their jobs' panics went to the callers.
+            // Workers do not panic; panics of their jobs were passed to the callers.
             let _ = worker.join();
         }
     }
@@ -145,7 +145,7 @@ impl fmt::Debug for Crew {
     }
 }
 
-/// Waits a moment: spins while there are spins left, and lets others run after that.
+/// Waits briefly: spins while `spins` lasts, then yields.
 fn pause(spins: &mut u32) {
     if let Some(left) = spins.checked_sub(1) {
         *spins = left;
@@ -155,31 +155,31 @@ fn pause(spins: &mut u32) {
     }
 }
 
-/// The life of a worker.
+/// Main loop of a worker.
 fn work(mailbox: &Mailbox, number: usize, spins: u32) {
     loop {
         let found = receive(mailbox, spins);
         if found == STOP {
             return;
         }
-        // SAFETY: `receive` returns nothing but what a caller put there: STOP, which ended the loop, or the address of a
-        // job in `Crew::run`, which does not return or unwind before this mailbox holds something else.
+        // SAFETY: `receive` returns only values stored by a caller: STOP, which is handled above, or the address of a
+        // job in `Crew::run`, which does not return or unwind before this mailbox holds another value.
         let job: &Job<'_> = unsafe { &*found };
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.run)(number))) {
-            // Dropping a payload could panic; only this worker's goes anywhere if it is the first.
+            // The first payload is passed on. Others are leaked, because dropping a payload could panic.
             let mut first = job.panic.lock().unwrap_or_else(PoisonError::into_inner);
             match *first {
                 None => *first = Some(panic),
                 Some(_) => std::mem::forget(panic),
             }
         }
-        // Release: the last thing that this job sees of the worker. No other value can have come meanwhile: the caller of
-        // this job waits, and no other has its turn.
+        // Release: the worker's last access to this job. No other value can have been stored meanwhile: the caller of
+        // this job is waiting, and other callers are locked out by `busy`.
         mailbox.0.store(IDLE, Ordering::Release);
     }
 }
 
-/// Waits for a job or for the end.
+/// Waits for a job or for [`STOP`].
 fn receive(mailbox: &Mailbox, spins: u32) -> *mut Job<'static> {
     loop {
         let mut left = spins;
@@ -191,16 +191,16 @@ fn receive(mailbox: &Mailbox, spins: u32) -> *mut Job<'static> {
                 return found;
             }
             pause(&mut left);
-            // The clock is read only when spinning is over.
+            // The clock is read only after spinning.
             if left == 0 && idle_since.get_or_insert_with(Instant::now).elapsed() > AWAKE {
                 break;
             }
         }
-        // Whoever finds ASLEEP unparks; if something came at the last moment, it is returned instead.
+        // A caller that finds ASLEEP unparks this thread; a value stored just before is returned instead.
         if let Err(found) = mailbox.0.compare_exchange(IDLE, ASLEEP, Ordering::Relaxed, Ordering::Acquire) {
             return found;
         }
-        // Until there is a job or the end, or somebody says that there will be one.
+        // Until there is a job, STOP, or a wake-up for a coming job.
         while mailbox.0.load(Ordering::Acquire) == ASLEEP {
             thread::park();
         }

@@ -1,4 +1,4 @@
-//! Threads: each gets one contiguous slice of the rows.
+//! Thread pool; each thread gets one contiguous slice of the rows.
 
 mod crew;
 
@@ -9,21 +9,21 @@ use crate::error::HostError;
 
 use crew::Crew;
 
-/// Maximum number of threads of a [`Pool`]; far above any machine, so that a mistyped number does not start thousands.
+/// Maximum number of threads of a [`Pool`]: far above any machine, but it keeps a mistyped number from starting thousands.
 pub const MAX_THREADS: usize = 1024;
 
-/// Multiply-adds in f32 below which handing a share to a worker costs more than it saves: some microseconds of work. A
-/// hand-over and its answer take 0.3 us when both cores are free; when another program has one of them, the answer
-/// takes as long as the system's time slice, and the fewer hand-overs a token needs the less that hurts. A small model that
-/// splits every step of a microsecond falls from thousands of tokens per second to tens.
+/// Minimum number of f32 multiply-adds per thread, some microseconds of work; below that, a hand-over costs more than it saves.
+/// A hand-over and its response take 0.3 us if both cores are free. If another program occupies one of them, the response
+/// takes as long as the scheduler's time slice, so the number of hand-overs per token must be small: a small model that
+/// splits every step of a microsecond drops from thousands of tokens per second to tens.
 const WORK_PER_THREAD: usize = 1 << 17;
-/// The same while the workers sleep: waking one takes tens of microseconds.
+/// [`WORK_PER_THREAD`] while the workers sleep: waking one takes tens of microseconds.
 const WORK_PER_SLEEPER: usize = 1 << 19;
 
-/// The caller's thread and, when there are more, workers beside it.
+/// A thread pool: the caller's thread and, for more than one thread, workers.
 ///
-/// The workers serve one call at a time: a call that finds them busy (from another thread, or from within a task) does
-/// everything itself, so it neither waits nor deadlocks.
+/// The workers serve one call at a time: a call that finds them busy (from another thread, or from within a task) runs
+/// all its tasks on its own thread, so it neither waits nor deadlocks.
 #[derive(Clone, Debug)]
 pub struct Pool {
     threads: usize,
@@ -39,7 +39,7 @@ impl Pool {
     /// threads.
     pub fn new(threads: usize) -> Result<Self, HostError> {
         let threads = match threads {
-            // A machine that cannot say how many it has gets one.
+            // If the number is not available, use one thread.
             0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
             n => n,
         };
@@ -55,10 +55,10 @@ impl Pool {
         self.threads
     }
 
-    /// How many threads this many multiply-adds are worth.
+    /// The number of threads that this many multiply-adds justify.
     ///
-    /// The answer depends on whether the workers are awake, so results must not depend on it. Work that would be shared
-    /// if they were wakes them up, for what follows.
+    /// It depends on whether the workers are awake, so results must not depend on it. Work that would be split
+    /// if the workers were awake wakes them for the following calls.
     pub fn parts(&self, work: usize) -> usize {
         let Some(crew) = &self.crew else { return 1 };
         if crew.is_awake() {
@@ -71,17 +71,17 @@ impl Pool {
         parts
     }
 
-    /// Runs `f` on every task, in contiguous shares of the list, one per thread; the last on the caller's. The same share
-    /// goes to the same thread every time, which finds its weights in its own cache.
+    /// Runs `f` on every task, in contiguous shares of the list, one share per thread; the last on the caller's thread. A share
+    /// always goes to the same thread, so that its weights stay in that core's cache.
     ///
-    /// A panic in a task is continued by the caller, when no task runs any more.
+    /// A panic in a task is resumed on the caller's thread after all tasks have ended.
     pub fn run<T: Send>(&self, tasks: Vec<T>, f: impl Fn(T) + Sync) {
         let Some(crew) = self.crew.as_ref().filter(|_| tasks.len() > 1) else {
             return tasks.into_iter().for_each(f);
         };
         let shares: Vec<_> = ranges(tasks.len(), self.threads).collect();
         let tasks: Vec<_> = tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
-        // No task panics with the lock held.
+        // No task runs with the lock held, so a panic cannot poison it.
         let take = |slot: &Mutex<Option<T>>| slot.lock().unwrap_or_else(PoisonError::into_inner).take();
         let share = |thread: usize| tasks[shares[thread].clone()].iter().filter_map(take).for_each(&f);
         if !crew.run(shares.len() - 1, &share) {
@@ -92,7 +92,7 @@ impl Pool {
     /// Applies `work` to independent items of uneven cost and returns the results in the order of the items. Each thread takes
     /// the next item when it has finished one.
     ///
-    /// A panic in an item is continued by the caller, when no item is being worked on any more.
+    /// A panic in an item is resumed on the caller's thread after all threads have ended their work.
     ///
     /// ```
     /// use trike_host::Pool;
@@ -106,7 +106,7 @@ impl Pool {
             return items.into_iter().map(work).collect();
         }
         let queue = Mutex::new(items.into_iter().enumerate());
-        // No item is worked on with the lock held.
+        // No item is processed with the lock held.
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
         let mut done: Vec<Vec<(usize, R)>> = (0..threads).map(|_| Vec::new()).collect();
         self.run(done.iter_mut().collect(), |done| {
@@ -119,7 +119,8 @@ impl Pool {
         done.into_iter().map(|(_, result)| result).collect()
     }
 
-    /// Cuts `out` between whole units, one contiguous slice a thread, and tells each where its slice starts (in units).
+    /// Splits `out` at multiples of `unit` elements into one contiguous slice per thread, and calls `f` with the start of the slice
+    /// (in units) and the slice. `work` is the total number of multiply-adds, see [`Pool::parts`].
     pub fn for_units<T: Send>(
         &self,
         out: &mut [T],
@@ -138,7 +139,7 @@ impl Pool {
     }
 }
 
-/// `n` items in at most `parts` ranges whose lengths differ by one at most; empty ranges are left out.
+/// Splits `0..n` into at most `parts` ranges whose lengths differ by at most one; empty ranges are omitted.
 pub fn ranges(n: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
     let parts = parts.clamp(1, n.max(1));
     (0..parts).map(move |p| n / parts * p + p.min(n % parts)..n / parts * (p + 1) + (p + 1).min(n % parts))

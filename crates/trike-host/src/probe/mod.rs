@@ -1,7 +1,7 @@
 //! Measured peak rates of the machine: memory bandwidth and int8 arithmetic.
 //!
-//! Each probe runs several variants of a loop, because which one is fastest depends on the machine, and reports them all; the
-//! peak is the best. A probe takes a few tenths of a second.
+//! Each probe runs several variants of a loop, because the fastest one depends on the machine, and reports all of them; the
+//! peak is the fastest. A probe takes a few tenths of a second.
 //!
 //! ```
 //! use trike_host::{Cpu, probe};
@@ -54,20 +54,19 @@ impl Probe {
     }
 }
 
-/// Bytes that are read: far beyond any last-level cache that a core can fill alone.
+/// Size of the buffer in bytes: much larger than the last-level cache available to one core.
 const BUFFER_BYTES: usize = 128 << 20;
-/// Number of runs of each variant. Variants alternate, so that other load affects all of them, and the fastest run
-/// counts.
+/// Number of runs of each variant, of which the fastest counts. Variants alternate, so that other load affects all of them.
 const TURNS: usize = 6;
-/// Minimum duration of a measured loop; short, so that some runs are undisturbed.
+/// Minimum duration of a measured loop; short, so that some runs are free of other load.
 const LONG_ENOUGH: Duration = Duration::from_millis(2);
 
-/// Eight u64: a line to be read.
+/// A cache line of eight words.
 type WordLine = Line<[u64; 8]>;
 
 /// The measured loops of one instruction set.
 trait Loops: Copy + Send + Sync + 'static {
-    /// Reads lines in `S` parallel streams, prefetching `ahead` lines ahead unless that is zero; the sum of all words.
+    /// Reads lines in `S` parallel streams, prefetching `ahead` lines ahead (0 = no prefetch); returns a checksum of all words.
     fn read<const S: usize>(self, lines: &[WordLine], ahead: usize) -> u64;
 
     /// Loops that approach the int8 peak of the instruction set, at least one.
@@ -91,17 +90,17 @@ macro_rules! with_token {
     };
 }
 
-/// Cuts lines into `S` streams of equal length.
+/// Splits lines into `S` streams of equal length.
 #[inline(always)]
 fn streams<const S: usize>(lines: &[WordLine]) -> ([&[WordLine]; S], usize) {
     let len = lines.len() / S;
     (array::from_fn(|s| &lines[s * len..][..len]), len)
 }
 
-/// A way to read memory.
+/// A variant of the memory read loop.
 struct Reading<K> {
     name: &'static str,
-    /// In which of the two buffers.
+    /// The kind of pages, which selects the buffer.
     pages: Pages,
     sum: fn(K, &[WordLine]) -> u64,
 }
@@ -118,8 +117,8 @@ enum Pages {
     Usual,
 }
 
-/// The variants. The best prefetch distance depends on the hardware prefetchers, which some streams start sooner than
-/// others.
+/// The variants. The best prefetch distance depends on the hardware prefetchers, which react to some access patterns sooner than
+/// to others.
 fn readings<K: Loops>() -> [Reading<K>; 10] {
     use Pages::{Huge, Usual};
     [
@@ -130,13 +129,13 @@ fn readings<K: Loops>() -> [Reading<K>; 10] {
         Reading::new("huge pages, two streams", Huge, |k: K, lines| k.read::<2>(lines, 0)),
         Reading::new("huge pages, two streams, 4 KiB ahead", Huge, |k: K, lines| k.read::<2>(lines, 64)),
         Reading::new("huge pages, four streams, 2 KiB ahead", Huge, |k: K, lines| k.read::<4>(lines, 32)),
-        Reading::new("usual pages, one stream, 4 KiB ahead", Usual, |k: K, lines| k.read::<1>(lines, 64)),
-        Reading::new("usual pages, four streams", Usual, |k: K, lines| k.read::<4>(lines, 0)),
-        Reading::new("usual pages, eight streams", Usual, |k: K, lines| k.read::<8>(lines, 0)),
+        Reading::new("regular pages, one stream, 4 KiB ahead", Usual, |k: K, lines| k.read::<1>(lines, 64)),
+        Reading::new("regular pages, four streams", Usual, |k: K, lines| k.read::<4>(lines, 0)),
+        Reading::new("regular pages, eight streams", Usual, |k: K, lines| k.read::<8>(lines, 0)),
     ]
 }
 
-/// Bytes per second that all threads of `cpu` together read from memory, each a contiguous slice.
+/// Total memory read bandwidth of all threads of `cpu` in bytes per second; each thread reads a contiguous slice.
 ///
 /// # Errors
 ///
@@ -146,7 +145,7 @@ pub fn memory_bandwidth(cpu: &Cpu) -> Result<Probe, HostError> {
     let mut huge = Lines::zeroed(lines)?;
     let mut usual: Vec<WordLine> = Vec::new();
     usual.try_reserve_exact(lines).map_err(|_| HostError::Memory { requested: BUFFER_BYTES })?;
-    // Written, because pages that were never written all are the same page of zeros.
+    // Write to the buffers, because all pages that were never written map to the same zero page.
     huge.fill(Line([1; 8]));
     usual.resize(lines, Line([1; 8]));
     let variants = with_token!(cpu.isa(), token => {
@@ -165,7 +164,7 @@ pub fn memory_bandwidth(cpu: &Cpu) -> Result<Probe, HostError> {
     Ok(Probe { unit: "bytes/s", threads: cpu.threads(), variants })
 }
 
-/// Seconds that something takes, more than zero.
+/// Run time of a closure in seconds, more than zero.
 fn time(f: impl FnOnce()) -> f64 {
     let start = Instant::now();
     f();
@@ -204,7 +203,7 @@ fn peaks<K: Loops>(cpu: &Cpu, token: K) -> Vec<Variant> {
     let run = |i: usize, steps: u64| {
         time(|| cpu.pool().run(vec![(); cpu.threads()], |()| (peaks[i].run)(token, steps)))
     };
-    // Doubling also gives the clock time to rise.
+    // Doubling also gives the CPU clock time to ramp up.
     let long_enough = |i: usize| {
         let mut steps = 1024;
         while run(i, steps) < LONG_ENOUGH.as_secs_f64() {
@@ -216,7 +215,7 @@ fn peaks<K: Loops>(cpu: &Cpu, token: K) -> Vec<Variant> {
     let names: Vec<_> = peaks.iter().map(|peak| peak.name).collect();
     best_of_turns(&names, |i| {
         let macs = (steps[i] * peaks[i].macs) as f64 * cpu.threads() as f64;
-        // A burst is a fraction of a turn: with several threads it is rare that all are left alone.
+        // Four short bursts per turn: with several threads, it is rare that all of them run undisturbed.
         (0..4).map(|_| macs / run(i, steps[i])).fold(0.0, f64::max)
     })
 }

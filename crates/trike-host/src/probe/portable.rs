@@ -26,7 +26,7 @@ impl Loops for Scalar {
     }
 }
 
-/// 256 multiply-adds per step, from the first cache.
+/// 256 multiply-adds per step, with operands in the L1 cache.
 fn peak(steps: u64) {
     let (w, x) = ([1i8; 256], [2i8; 256]);
     let mut sum = 0i32;

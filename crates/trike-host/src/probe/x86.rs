@@ -1,4 +1,4 @@
-//! The measured loops in vectors.
+//! The measured loops with vector instructions.
 
 use std::arch::x86_64::*;
 use std::hint::black_box;
@@ -9,7 +9,7 @@ use crate::isa::{Avx2, Avx512, AvxVnni, Scalar, Sse41};
 /// Calls a function with target features from a method of a token.
 macro_rules! enter {
     ($call:expr) => {
-        // SAFETY: a token exists, and detection creates one only where the processor has its instructions.
+        // SAFETY: a token exists, and detection creates one only if the CPU has its instructions.
         unsafe { $call }
     };
 }
@@ -20,11 +20,7 @@ impl Loops for Sse41 {
     }
 
     fn peaks(self) -> &'static [Peak<Self>] {
-        &[Peak {
-            name: "pmaddubsw, widened every fourth",
-            macs: 16 * 16,
-            run: |_, steps| enter!(peak_sse(steps)),
-        }]
+        &[Peak { name: "4 pmaddubsw per pmaddwd", macs: 16 * 16, run: |_, steps| enter!(peak_sse(steps)) }]
     }
 }
 
@@ -41,7 +37,7 @@ impl Loops for Avx2 {
                 run: |_, steps| enter!(peak_wide_256(steps)),
             },
             Peak {
-                name: "vpmaddubsw, widened every fourth",
+                name: "4 vpmaddubsw per vpmaddwd",
                 macs: 16 * 32,
                 run: |_, steps| enter!(peak_merged_256(steps)),
             },
@@ -72,7 +68,7 @@ impl Loops for Avx512 {
     }
 }
 
-/// Four sums of four products each; sixteen instructions a step multiply.
+/// Four sums of four products each: sixteen multiplying instructions per step.
 #[target_feature(enable = "ssse3")]
 fn peak_sse(steps: u64) {
     let (w, x) = (black_box(_mm_set1_epi8(2)), black_box(_mm_set1_epi8(3)));
@@ -90,7 +86,7 @@ fn peak_sse(steps: u64) {
     black_box(acc);
 }
 
-/// As int8 weights of any magnitude require: every product pair is widened at once.
+/// As int8 weights of any magnitude require: every product pair is widened immediately.
 #[target_feature(enable = "avx2")]
 fn peak_wide_256(steps: u64) {
     let (w, ones) = (black_box(_mm256_set1_epi8(2)), black_box(_mm256_set1_epi16(1)));
@@ -98,7 +94,7 @@ fn peak_wide_256(steps: u64) {
     let mut acc = [_mm256_setzero_si256(); 8];
     for _ in 0..steps {
         for acc in &mut acc {
-            // Read anew each time, so that the product cannot be moved out of the loop.
+            // Reloaded each time, so that the product cannot be hoisted out of the loop.
             let x = black_box(&x);
             *acc = _mm256_add_epi32(*acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, *x), ones));
         }
@@ -174,7 +170,7 @@ fn peak_vnni_512(steps: u64) {
     black_box(acc);
 }
 
-/// [`peak_vnni_512`] in half the width, for processors that split or slow down wide instructions.
+/// [`peak_vnni_512`] at half the width, for CPUs that split wide instructions or reduce their clock for them.
 #[target_feature(enable = "avx512vl,avx512vnni")]
 fn peak_vnni_256(steps: u64) {
     let (w, x) = (black_box(_mm256_set1_epi8(2)), black_box(_mm256_set1_epi8(3)));

@@ -1,33 +1,33 @@
-//! The operations that the algorithms on trit planes are written in.
+//! SIMD abstraction: the word operations from which the algorithms on trit planes are built.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod x86;
 
 use trike_host::Loop;
 
-/// Words that an instruction set handles side by side.
+/// Vectors of words of an instruction set.
 ///
-/// A token implements this, and its existence is the proof that the processor has the instructions. The methods are
-/// inlined into the loop that [`Lanes::run`] enters with the instruction set turned on; elsewhere they are as right and
-/// merely slow.
+/// Implemented by tokens, whose existence proves that the CPU has the instructions. The methods are
+/// inlined into the loop that [`Lanes::run`] calls with the instruction set enabled; elsewhere they are correct
+/// but slow.
 pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     /// [`Lanes::WORDS`] words of a plane.
     type Bits: Copy;
-    /// Running numbers of ones.
+    /// Running counts of set bits.
     type Tally: Copy;
     /// Words in [`Lanes::Bits`], at most [`LINE_WORDS`].
     const WORDS: usize;
-    /// Whether the registers hold the tallies of eight pairs of vectors, or only of two.
+    /// Whether the register file holds the tallies of eight pairs of vectors, or only of two.
     const MANY_REGISTERS: bool;
 
-    /// Runs a loop with the instruction set turned on.
+    /// Runs a loop with the instruction set enabled.
     fn run<L: Loop>(self, task: L) -> L::Output;
 
-    /// The first [`Lanes::WORDS`] words of a slice; zeros where it is shorter.
+    /// The first [`Lanes::WORDS`] words of a slice, zero-padded if it is shorter.
     fn load(self, words: &[u64]) -> Self::Bits;
-    /// Writes the first words of a slice, as many as it has.
+    /// Writes at most [`Lanes::WORDS`] words to a slice, limited by its length.
     fn store(self, bits: Self::Bits, words: &mut [u64]);
-    /// One word everywhere.
+    /// A word broadcast to all lanes.
     fn splat(self, word: u64) -> Self::Bits;
 
     /// `a & b`.
@@ -39,26 +39,26 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
     /// `a & !b`.
     fn and_not(self, a: Self::Bits, b: Self::Bits) -> Self::Bits;
 
-    /// No ones yet.
+    /// Zero counts.
     fn none(self) -> Self::Tally;
-    /// Adds the ones of `bits`.
+    /// Adds the population count of `bits`.
     fn tally(self, tally: Self::Tally, bits: Self::Bits) -> Self::Tally;
     /// `a - b`, lane by lane.
     fn less(self, a: Self::Tally, b: Self::Tally) -> Self::Tally;
-    /// All lanes together.
+    /// Sum of all lanes.
     fn total(self, tally: Self::Tally) -> i64;
 
-    /// Asks for the line that holds the word `ahead` words after the first of a slice; no such word need exist.
+    /// Prefetches the line that holds the word `ahead` words after the start of a slice; it may lie past the end.
     fn prefetch(self, words: &[u64], ahead: usize);
 
-    /// The sum of three bits: its low bit and its carry.
+    /// Full adder: the sum bit and the carry of three bits.
     #[inline(always)]
     fn add3(self, a: Self::Bits, b: Self::Bits, c: Self::Bits) -> (Self::Bits, Self::Bits) {
         let different = self.xor(a, b);
         (self.xor(different, c), self.or(self.and(a, b), self.and(different, c)))
     }
 
-    /// The sum of two bits: its low bit and its carry.
+    /// Half adder: the sum bit and the carry of two bits.
     #[inline(always)]
     fn add2(self, a: Self::Bits, b: Self::Bits) -> (Self::Bits, Self::Bits) {
         (self.xor(a, b), self.and(a, b))
@@ -68,7 +68,7 @@ pub(crate) trait Lanes: Copy + Send + Sync + 'static {
 /// Words in a cache line.
 pub(crate) const LINE_WORDS: usize = 8;
 
-/// The specification: one word at a time.
+/// The reference implementation: one word at a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Portable;
 
@@ -132,7 +132,7 @@ impl Lanes for Portable {
 
     #[inline(always)]
     fn less(self, a: u64, b: u64) -> u64 {
-        // Below zero it wraps, and `total` reads it as the signed number that it is.
+        // Negative differences wrap, and `total` reinterprets the result as signed.
         a.wrapping_sub(b)
     }
 
@@ -153,7 +153,7 @@ macro_rules! with_lanes {
                 let $lanes = $crate::lanes::Portable;
                 $body
             }
-            // Counting by halves of bytes pays from 256 bits on.
+            // Population count by nibble lookup is faster only from 256 bits on.
             #[cfg(target_arch = "x86_64")]
             trike_host::isa::Token::Sse41(_) => {
                 let $lanes = $crate::lanes::Portable;
@@ -172,7 +172,7 @@ macro_rules! with_lanes {
             #[cfg(target_arch = "x86_64")]
             trike_host::isa::Token::Avx512(token) => match $crate::lanes::x86::Avx512Popcnt::detect(token) {
                 Some($lanes) => $body,
-                // The first processors with AVX-512 cannot count bits in it.
+                // The first CPUs with AVX-512 lack VPOPCNTDQ.
                 None => {
                     let $lanes = $crate::lanes::x86::Nibbles::of_avx512(token);
                     $body

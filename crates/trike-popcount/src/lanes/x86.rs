@@ -8,7 +8,7 @@ use trike_host::{
     isa::{Avx2, Avx512},
 };
 
-/// AVX2, which has no population count: ones are looked up four bits at a time.
+/// AVX2, which has no population count instruction: set bits are counted with a lookup per nibble.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Nibbles(());
 
@@ -17,7 +17,7 @@ impl Nibbles {
         Self(())
     }
 
-    /// [`Avx512`] is everything in [`Avx2`] and more.
+    /// [`Avx512`] includes everything in [`Avx2`].
     pub(crate) fn of_avx512(_: Avx512) -> Self {
         Self(())
     }
@@ -34,11 +34,11 @@ impl Avx512Popcnt {
     }
 }
 
-/// Writes the safe method that uses instructions of the token.
+/// Calls a function with target features from a method of a token.
 macro_rules! with_token {
     ($call:expr) => {
         // SAFETY: `self` exists, and the tokens in this file are only made from an `Avx2` or `Avx512` token (and, for
-        // `Avx512Popcnt`, where the processor has VPOPCNTDQ), so it has every feature that the callee is compiled for.
+        // `Avx512Popcnt`, after detecting VPOPCNTDQ), so the CPU has every feature that the callee is compiled for.
         unsafe { $call }
     };
 }
@@ -221,25 +221,25 @@ fn run_512<L: Loop>(task: L) -> L::Output {
 #[inline(always)]
 fn prefetch(words: &[u64], ahead: usize) {
     let ahead = words.as_ptr().wrapping_add(ahead);
-    // SAFETY: every x86-64 processor has the instruction, and asking for memory that does not exist does nothing.
+    // SAFETY: every x86-64 CPU has the instruction, and prefetching an unmapped address has no effect.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
 fn load_256(words: &[u64; 4]) -> __m256i {
-    // SAFETY: four words are 32 readable bytes; the instruction asks for no alignment.
+    // SAFETY: four words are 32 readable bytes; the instruction requires no alignment.
     unsafe { _mm256_loadu_si256(words.as_ptr().cast()) }
 }
 
 #[inline]
 #[target_feature(enable = "avx2")]
 fn store_256(bits: __m256i, words: &mut [u64; 4]) {
-    // SAFETY: four words are 32 writable bytes; the instruction asks for no alignment.
+    // SAFETY: four words are 32 writable bytes; the instruction requires no alignment.
     unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), bits) }
 }
 
-/// The ones of each byte are at most 8, so that the two lookups add up in a byte; `vpsadbw` adds eight bytes to an u64.
+/// A byte has at most 8 set bits, so the sum of the two lookups fits a byte; `vpsadbw` sums eight bytes into a u64.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn tally_256(tally: __m256i, bits: __m256i) -> __m256i {
@@ -263,7 +263,7 @@ fn total_256(tally: __m256i) -> i64 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn load_512(words: &[u64; 8]) -> __m512i {
-    // SAFETY: eight words are 64 readable bytes; the instruction asks for no alignment.
+    // SAFETY: eight words are 64 readable bytes; the instruction requires no alignment.
     unsafe { _mm512_loadu_si512(words.as_ptr().cast()) }
 }
 
@@ -277,7 +277,7 @@ fn load_some_512(words: &[u64]) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn store_512(bits: __m512i, words: &mut [u64; 8]) {
-    // SAFETY: eight words are 64 writable bytes; the instruction asks for no alignment.
+    // SAFETY: eight words are 64 writable bytes; the instruction requires no alignment.
     unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), bits) }
 }
 
@@ -288,7 +288,7 @@ fn store_some_512(bits: __m512i, words: &mut [u64]) {
     unsafe { _mm512_mask_storeu_epi64(words.as_mut_ptr().cast(), first(words.len()), bits) }
 }
 
-/// A mask of the first `n` of eight words; all of them from eight on.
+/// A mask of the first `n` of eight words; all eight if `n` is larger.
 #[inline(always)]
 fn first(n: usize) -> u8 {
     ((1u32 << n.min(8)) - 1) as u8
@@ -300,7 +300,7 @@ fn tally_512(tally: __m512i, bits: __m512i) -> __m512i {
     _mm512_add_epi64(tally, _mm512_popcnt_epi64(bits))
 }
 
-/// The truth tables of `a ^ b ^ c` and of the majority.
+/// Full adder by the truth tables of `a ^ b ^ c` and of the majority.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn add3_512(a: __m512i, b: __m512i, c: __m512i) -> (__m512i, __m512i) {

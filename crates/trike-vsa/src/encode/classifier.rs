@@ -1,4 +1,4 @@
-//! Classifiers: a vector for each class.
+//! Centroid classifier: one vector per class.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,10 +8,10 @@ use crate::error::{VsaError, check_dim, check_range};
 use crate::memory::{Hit, ItemMemory};
 use crate::vector::PackedTritVec;
 
-/// A classifier that bundles the examples of each class; a vector belongs to the class whose bundle is most similar.
+/// A classifier that bundles the examples of each class; a vector is assigned to the class with the most similar bundle.
 ///
-/// [`CentroidClassifier::add`] makes one pass over the examples. [`CentroidClassifier::correct`] learns from mistakes only, online: an
-/// example that is taken for another class is added to its own and pushed away from the other.
+/// [`CentroidClassifier::add`] trains in one pass over the examples. [`CentroidClassifier::correct`] is online and learns only from
+/// errors: a misclassified example is added to its own class and subtracted from the predicted one.
 ///
 /// ```
 /// use trike_vsa::{CentroidClassifier, TextEncoder, Z3};
@@ -29,15 +29,15 @@ use crate::vector::PackedTritVec;
 #[serde(bound = "")]
 pub struct CentroidClassifier<A: Algebra = Z3> {
     classes: Vec<Bundle<A>>,
-    /// The trits of the bundles.
+    /// The bundles, reduced to trits.
     centroids: ItemMemory<A>,
 }
 
-/// Classes at most, so that a mistyped number does not take all memory.
+/// Maximum number of classes, so that a mistyped number does not exhaust memory.
 const MAX_CLASSES: usize = 1 << 20;
 
 impl<A: Algebra> CentroidClassifier<A> {
-    /// Classes without examples.
+    /// A classifier without examples.
     ///
     /// # Errors
     ///
@@ -53,12 +53,12 @@ impl<A: Algebra> CentroidClassifier<A> {
         Ok(Self { classes: bundles, centroids })
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.centroids.dim()
     }
 
-    /// The bundle of a class; `None` past the last.
+    /// The bundle of a class; `None` if out of range.
     pub fn class(&self, class: usize) -> Option<&Bundle<A>> {
         self.classes.get(class)
     }
@@ -67,13 +67,13 @@ impl<A: Algebra> CentroidClassifier<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last class, [`VsaError::Dimension`].
+    /// [`VsaError::Range`] if `class` is out of range, [`VsaError::Dimension`].
     pub fn add(&mut self, class: usize, example: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.class_mut(class)?.add(example)?;
         self.decide(class)
     }
 
-    /// Adds everything in a bundle to a class, such as all n-grams of a text.
+    /// Adds the vectors of a bundle to a class, such as all n-grams of a text.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl<A: Algebra> CentroidClassifier<A> {
         self.decide(class)
     }
 
-    /// Learns from an example only if it would be mistaken, and says whether it was.
+    /// Learns from an example only if it is misclassified, and returns whether it was.
     ///
     /// # Errors
     ///

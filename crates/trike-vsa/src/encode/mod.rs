@@ -1,4 +1,4 @@
-//! From numbers, vectors and texts to hypervectors, and classifiers on top.
+//! Encoders of numbers, vectors and texts as hypervectors, and a classifier.
 
 mod classifier;
 mod projection;

@@ -1,4 +1,4 @@
-//! Vectors of real numbers.
+//! Random projections of real vectors.
 
 use trike_popcount::{Cpu, PlaneMatrix, TritOps};
 
@@ -7,18 +7,18 @@ use crate::error::{VsaError, check_dim, check_range};
 use crate::random::{bits, item_seed};
 use crate::vector::{PackedTritVec, check_dims};
 
-/// Numbers of a projection at most: their matrix is made in memory.
+/// Maximum number of elements of a projection matrix, which is held in memory.
 const MAX_TRITS: usize = 1 << 32;
-/// Inputs below which trits are too coarse for directions: there are not enough different ones.
+/// Number of inputs below which directions are not trits: there are too few distinct ones.
 const FEW: usize = 64;
 
-/// Vectors of real numbers as hypervectors whose similarity follows the angle between them, by random projections.
+/// Encodes real vectors as hypervectors by random projection; the similarity is a function of the angle between the inputs.
 ///
-/// Every dimension looks at the input along random directions, of trits or, with fewer than 64 inputs, of normal numbers. [`Bipolar`](crate::Bipolar) keeps the sign, so that
-/// the similarity is `1 - 2 angle / pi`; [`Ternary`] keeps it where the projection is above 0.612 of its standard
-/// deviation. [`Z3`] takes two directions and the third of the circle that they point into. The length of the input does not
-/// matter. Trits are coarse for an input with only a few nonzero numbers, which is better encoded as the bundle of its
-/// entries.
+/// Every dimension projects the input on random directions, made of trits or, with fewer than 64 inputs, of approximately normal
+/// numbers. [`Bipolar`](crate::Bipolar) keeps the sign, so that the similarity is `1 - 2 angle / pi`; [`Ternary`] keeps the sign
+/// where the magnitude of the projection exceeds 0.612 standard deviations. [`Z3`] projects on two directions and keeps the third
+/// of the circle in which the point lies. The norm of the input does not matter. Trits are too coarse for an input with only a
+/// few nonzeros, which is better encoded as the bundle of its entries.
 ///
 /// ```
 /// use trike_vsa::{Bipolar, RandomProjection, similarity};
@@ -37,27 +37,27 @@ pub struct RandomProjection<A: Algebra = Z3> {
     algebra: std::marker::PhantomData<A>,
 }
 
-/// What every dimension looks along.
+/// The projection matrix: one row per direction.
 #[derive(Clone, Debug)]
 enum Directions {
-    /// Normal numbers, row-major.
+    /// Approximately normal numbers, row-major.
     Normal(Vec<f32>),
     Trits(PlaneMatrix),
 }
 
 impl<A: Algebra> RandomProjection<A> {
-    /// Projections of `inputs` numbers to `dim` dimensions, on the caller's thread. The directions are those of a seed.
+    /// A projection of `inputs` numbers to `dim` dimensions, computed on the caller's thread. The directions depend on `seed` only.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no inputs or dimensions, or for more than 2^32 numbers of directions.
+    /// [`VsaError::Range`] for no inputs or dimensions, or for a matrix of more than 2^32 elements.
     pub fn new(inputs: usize, dim: usize, seed: u64) -> Result<Self, VsaError> {
         check_dims(dim)?;
         let rows = if A::KIND == AlgebraKind::Z3 { 2 * dim } else { dim };
         check_range("inputs of a projection", 1, MAX_TRITS / rows.min(MAX_TRITS), inputs)?;
         let seeds = (0..rows).map(|row| item_seed(seed, row as u64));
         let directions = if inputs < FEW {
-            // The ones among 64 bits are binomial, which is near enough to normal.
+            // The number of ones among 64 bits is binomial, close enough to normal.
             let number = |seed, input| bits(seed, input as u64, 0).count_ones() as f32 - 32.0;
             let row = |seed| (0..inputs).map(move |input| number(seed, input));
             Directions::Normal(seeds.flat_map(row).collect())
@@ -78,16 +78,16 @@ impl<A: Algebra> RandomProjection<A> {
         self
     }
 
-    /// Numbers of an input.
+    /// Length of an input.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// The hypervector of an input.
+    /// Encodes an input.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Dimension`] for another number of inputs, [`VsaError::Real`] for one that is not finite.
+    /// [`VsaError::Dimension`] for an input of another length, [`VsaError::Real`] for one with a number that is not finite.
     pub fn encode(&self, input: &[f32]) -> Result<PackedTritVec<A>, VsaError> {
         check_dim("inputs of a projection", self.inputs(), input.len())?;
         if let Some(&got) = input.iter().find(|x| !x.is_finite()) {
@@ -121,7 +121,7 @@ impl<A: Algebra> RandomProjection<A> {
             let (across, along) = seen.split_at(self.dim);
             across.iter().zip(along).map(|(&x, &y)| third(x, y)).collect()
         } else {
-            // A sum of exactly 0 is rare, and has to be something where there are no zeros.
+            // A projection of exactly 0 is rare; it maps to 1 in the algebra without zeros.
             seen.iter()
                 .map(|&x| {
                     if x.abs() < cut {
@@ -149,7 +149,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
     sums.iter().sum()
 }
 
-/// The third of the circle that a point lies in: 0 around the first axis, and then the others.
+/// The third of the circle that contains a point: 0 around the positive x axis, then 1 and -1 counter-clockwise.
 fn third(x: f32, y: f32) -> i8 {
     let edge = 3f32.sqrt() * x;
     if y.abs() <= edge {

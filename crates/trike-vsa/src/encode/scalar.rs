@@ -1,4 +1,4 @@
-//! Numbers on a scale.
+//! Scalar encoding on a bounded scale.
 
 use crate::algebra::{Algebra, Z3};
 use crate::basis::level_set;
@@ -6,7 +6,7 @@ use crate::error::{VsaError, check_range, check_real};
 use crate::memory::ItemMemory;
 use crate::vector::PackedTritVec;
 
-/// Numbers between two ends as vectors whose similarity falls with their distance, and back.
+/// Encodes numbers of an interval as vectors whose similarity falls with distance, and decodes them.
 ///
 /// ```
 /// use trike_vsa::{ScalarEncoder, Z3, similarity};
@@ -30,8 +30,8 @@ impl<A: Algebra> ScalarEncoder<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for fewer than two levels or more than 2^24, and for a wrong number of dimensions;
-    /// [`VsaError::Real`] for ends that are no finite numbers in rising order.
+    /// [`VsaError::Range`] for fewer than two levels or more than 2^24, and for an invalid number of dimensions;
+    /// [`VsaError::Real`] unless `low < high`, both finite.
     pub fn new(dim: usize, low: f64, high: f64, levels: usize, seed: u64) -> Result<Self, VsaError> {
         check_range("levels of a scale", 2, usize::MAX, levels)?;
         check_real("low end of a scale", f64::MIN, f64::MAX, low)?;
@@ -39,20 +39,20 @@ impl<A: Algebra> ScalarEncoder<A> {
         Ok(Self { levels: ItemMemory::of(&level_set(dim, levels, seed)?)?, low, high })
     }
 
-    /// The vector of the nearest level; numbers beyond the ends are those of the ends.
+    /// The vector of the nearest level; numbers outside the interval are clamped.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Real`] for what is no number.
+    /// [`VsaError::Real`] for NaN.
     pub fn encode(&self, value: f64) -> Result<PackedTritVec<A>, VsaError> {
         check_real("a number to be encoded", f64::NEG_INFINITY, f64::INFINITY, value)?;
-        // Halves, so that a scale over all numbers does not overflow.
+        // Halved, so that an interval over the whole range of f64 does not overflow.
         let share =
             (0.5 * value.clamp(self.low, self.high) - 0.5 * self.low) / (0.5 * self.high - 0.5 * self.low);
         self.levels.get((share * (self.levels.len() - 1) as f64).round() as usize)
     }
 
-    /// The number of the most similar level.
+    /// The value of the most similar level.
     ///
     /// # Errors
     ///
@@ -62,7 +62,7 @@ impl<A: Algebra> ScalarEncoder<A> {
         Ok(2.0 * (0.5 * self.low + step * self.levels.nearest(vector)?.index as f64))
     }
 
-    /// The vectors of the levels, from the lowest on.
+    /// The vectors of the levels, in ascending order.
     pub fn levels(&self) -> &ItemMemory<A> {
         &self.levels
     }
@@ -71,7 +71,7 @@ impl<A: Algebra> ScalarEncoder<A> {
 impl<A: Algebra> TryFrom<ItemMemory<A>> for ScalarEncoder<A> {
     type Error = VsaError;
 
-    /// A scale from 0 to 1 over levels that were made elsewhere.
+    /// A scale from 0 to 1 with existing level vectors.
     fn try_from(levels: ItemMemory<A>) -> Result<Self, VsaError> {
         check_range("levels of a scale", 2, usize::MAX, levels.len())?;
         Ok(Self { levels, low: 0.0, high: 1.0 })

@@ -1,4 +1,4 @@
-//! Texts, by the runs of bytes in them.
+//! Text encoding by byte n-grams.
 
 use crate::algebra::{Algebra, Z3};
 use crate::bundle::Bundle;
@@ -6,14 +6,14 @@ use crate::error::{VsaError, check_range};
 use crate::ops::{bind_into, permute};
 use crate::vector::PackedTritVec;
 
-/// Bytes of a run at most.
+/// Maximum number of bytes of an n-gram.
 const MAX_RUN: usize = 64;
-/// N-grams that are made before they are counted, sixteen in one pass over the counts.
+/// Number of n-grams that are buffered before they are counted, sixteen per pass over the counts.
 const BATCH: usize = 64;
 
-/// Texts as bundles of the n-grams of their bytes: texts of one language or one author are alike.
+/// Encodes texts as bundles of their byte n-grams: texts of one language or one author are similar.
 ///
-/// An n-gram is its bytes' vectors, each rotated by its distance from the end, bound together
+/// An n-gram is the binding of the vectors of its bytes, each rotated by its distance from the end
 /// ([`ngram`](crate::ngram)).
 ///
 /// ```
@@ -27,17 +27,17 @@ const BATCH: usize = 64;
 /// ```
 #[derive(Clone, Debug)]
 pub struct TextEncoder<A: Algebra = Z3> {
-    /// For every distance from the end of an n-gram the rotated vectors of all bytes.
+    /// The rotated vectors of all byte values, for every distance from the end of an n-gram.
     bytes: Vec<Vec<PackedTritVec<A>>>,
     dim: usize,
 }
 
 impl<A: Algebra> TextEncoder<A> {
-    /// An encoder for runs of `n` bytes, whose vectors are those of a seed.
+    /// An encoder with n-grams of `n` bytes; the byte vectors depend on `seed` only.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for an `n` outside of 1 to 64, and for no dimensions or too many.
+    /// [`VsaError::Range`] for an `n` outside 1 to 64, and if `dim` is 0 or too large.
     pub fn new(dim: usize, n: usize, seed: u64) -> Result<Self, VsaError> {
         check_range("bytes of an n-gram", 1, MAX_RUN, n)?;
         let vectors = PackedTritVec::random_set(dim, 256, seed)?;
@@ -45,12 +45,12 @@ impl<A: Algebra> TextEncoder<A> {
         Ok(Self { bytes: (0..n).map(rotated).collect::<Result<_, VsaError>>()?, dim })
     }
 
-    /// Bytes of an n-gram.
+    /// Number of bytes of an n-gram.
     pub fn n(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.dim
     }
@@ -59,7 +59,7 @@ impl<A: Algebra> TextEncoder<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for a text of fewer bytes than an n-gram has, [`VsaError::Popcount`] for one of more than 2^31.
+    /// [`VsaError::Range`] for a text shorter than one n-gram, [`VsaError::Popcount`] for one of more than 2^31 bytes.
     pub fn encode(&self, text: &str) -> Result<Bundle<A>, VsaError> {
         let mut bundle = Bundle::new(self.dim)?;
         self.add_to(&mut bundle, text)?;
@@ -70,7 +70,7 @@ impl<A: Algebra> TextEncoder<A> {
     ///
     /// # Errors
     ///
-    /// As [`TextEncoder::encode`], and [`VsaError::Dimension`] for a bundle of other dimensions.
+    /// As [`TextEncoder::encode`], and [`VsaError::Dimension`] for a bundle with another number of dimensions.
     pub fn add_to(&self, bundle: &mut Bundle<A>, text: &str) -> Result<(), VsaError> {
         check_range("bytes of a text", self.n(), usize::MAX, text.len())?;
         let mut grams: Vec<PackedTritVec<A>> =

@@ -40,7 +40,7 @@ pub struct Automaton<A: Algebra = Z3> {
     bundle: Bundle<A>,
 }
 
-/// Half a transition tells one from none.
+/// Similarity from which a transition counts as present: halfway between 0 (absent) and 1 (added once).
 const THRESHOLD: f64 = 0.5;
 
 impl<A: Algebra> Automaton<A> {
@@ -48,7 +48,7 @@ impl<A: Algebra> Automaton<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)? })
     }
@@ -75,11 +75,11 @@ impl<A: Algebra> Automaton<A> {
         self.bundle.add(&Self::transition(symbol, from, to)?)
     }
 
-    /// Takes a transition out.
+    /// Removes a transition.
     ///
     /// # Errors
     ///
-    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
+    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) if the counts rule out that it was added.
     pub fn remove(
         &mut self,
         symbol: &PackedTritVec<A>,
@@ -89,7 +89,7 @@ impl<A: Algebra> Automaton<A> {
         self.bundle.remove(&Self::transition(symbol, from, to)?)
     }
 
-    /// The state of a memory that a symbol leads to from a state; `None` where no transition is likely.
+    /// The successor of a state for a symbol, among the vectors of `states`; `None` if there probably is no such transition.
     ///
     /// # Errors
     ///

@@ -6,13 +6,13 @@ use crate::error::{VsaError, check_dim, check_range, check_real};
 use crate::memory::{Hit, ItemMemory};
 use crate::vector::PackedTritVec;
 
-/// Kanerva's memory: a value is written to every one of many random locations that is similar enough to its address, and read
-/// from those of an address that may be noisy.
+/// Kanerva's sparse distributed memory: a value is written to all random locations that are similar enough to its address, and
+/// read from those that are similar to a possibly noisy address.
 ///
 /// ```
 /// use trike_vsa::{Bipolar, DistributedMemory, PackedTritVec, similarity};
 ///
-/// // Locations more similar than 0.09 are about 2 % of them in 512 dimensions.
+/// // In 512 dimensions, about 2 % of the locations have a similarity of at least 0.09.
 /// let mut memory = DistributedMemory::<Bipolar>::new(512, 1000, 0.09, 1)?;
 /// let data = PackedTritVec::random_set(512, 20, 2)?;
 /// for vector in &data {
@@ -33,19 +33,19 @@ pub struct DistributedMemory<A: Algebra = Z3> {
     threshold: f64,
 }
 
-/// Locations at most, so that a mistyped number does not take all memory.
+/// Maximum number of locations, so that a mistyped number does not exhaust memory.
 const MAX_LOCATIONS: usize = 1 << 24;
 
 impl<A: Algebra> DistributedMemory<A> {
-    /// An empty memory: random locations of a seed, and the similarity with an address from which a location takes part.
+    /// An empty memory with random locations; a location is active if its similarity to the address is at least `threshold`.
     ///
-    /// A random location is this similar with the probability that a normal number exceeds `threshold * sqrt(D)`, or
+    /// A random location is active with the probability that a standard normal variable exceeds `threshold * sqrt(D)`, or
     /// `threshold * sqrt(2 D)` in [`Z3`].
     ///
     /// # Errors
     ///
     /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions, and for no locations or more than 2^24;
-    /// [`VsaError::Real`](crate::VsaError::Real) for a threshold outside of -1 to 1.
+    /// [`VsaError::Real`](crate::VsaError::Real) for a threshold outside -1 to 1.
     pub fn new(dim: usize, locations: usize, threshold: f64, seed: u64) -> Result<Self, VsaError> {
         check_range("locations of a memory", 1, MAX_LOCATIONS, locations)?;
         check_real("threshold of a similarity", -1.0, 1.0, threshold)?;
@@ -58,7 +58,7 @@ impl<A: Algebra> DistributedMemory<A> {
         Ok(Self { locations: memory, contents, threshold })
     }
 
-    /// The locations, which an address is compared with.
+    /// The locations with which addresses are compared.
     pub fn locations(&self) -> &ItemMemory<A> {
         &self.locations
     }
@@ -69,7 +69,7 @@ impl<A: Algebra> DistributedMemory<A> {
         Ok(hits)
     }
 
-    /// Writes a value, and returns to how many locations.
+    /// Writes a value and returns the number of locations written to.
     ///
     /// # Errors
     ///
@@ -81,8 +81,8 @@ impl<A: Algebra> DistributedMemory<A> {
         Ok(active.len())
     }
 
-    /// Reads the value of an address: the bundle of all that its locations hold, as trits. `None` where nothing was written
-    /// near it.
+    /// Reads the value at an address: the bundle of the contents of all active locations, as trits. `None` if none of them was
+    /// written to.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Edges in one bundle.
+//! Graphs in one bundle.
 
 use serde::{Deserialize, Serialize};
 
@@ -30,21 +30,21 @@ use crate::vector::PackedTritVec;
 #[serde(bound = "")]
 pub struct Graph<A: Algebra = Z3> {
     bundle: Bundle<A>,
-    /// How far the second end of an edge is rotated: 1 where it matters which end it is, and else 0.
+    /// Whether edges are directed: the second end of an edge is then rotated by 1.
     turn: bool,
 }
 
 impl<A: Algebra> Graph<A> {
-    /// A graph without edges, whose edges have a direction.
+    /// A directed graph without edges.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn directed(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)?, turn: true })
     }
 
-    /// A graph without edges, whose edges have no direction.
+    /// An undirected graph without edges.
     ///
     /// # Errors
     ///
@@ -70,16 +70,16 @@ impl<A: Algebra> Graph<A> {
         self.bundle.add(&self.edge(from, to)?)
     }
 
-    /// Takes an edge out.
+    /// Removes an edge.
     ///
     /// # Errors
     ///
-    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
+    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) if the counts rule out that it was added.
     pub fn remove_edge(&mut self, from: &PackedTritVec<A>, to: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.remove(&self.edge(from, to)?)
     }
 
-    /// How often an edge is there: around 1 or 0.
+    /// Estimated multiplicity of an edge: about 1 if it was added once, about 0 if it is absent.
     ///
     /// # Errors
     ///
@@ -88,13 +88,13 @@ impl<A: Algebra> Graph<A> {
         self.bundle.similarity(&self.edge(from, to)?)
     }
 
-    /// The nodes of a memory that edges lead to from a node, each with at least `threshold` edges (0.5 tells 1 from 0), most
-    /// first. Without directions, all neighbours.
+    /// The nodes of a memory with an edge from a node, of estimated multiplicity at least `threshold` (0.5 separates 1 from 0),
+    /// in descending order of multiplicity. In an undirected graph, all neighbours.
     ///
     /// # Errors
     ///
-    /// As [`ItemMemory::top_k_counted`], and [`VsaError::Real`](crate::VsaError::Real) for a threshold that is negative or no
-    /// number.
+    /// As [`ItemMemory::top_k_counted`], and [`VsaError::Real`](crate::VsaError::Real) for a threshold that is negative, infinite
+    /// or NaN.
     pub fn successors(
         &self,
         from: &PackedTritVec<A>,
@@ -107,7 +107,7 @@ impl<A: Algebra> Graph<A> {
         at_least(memory.top_k_counted(&bundle, memory.len().max(1))?, threshold)
     }
 
-    /// The nodes of a memory from which edges lead to a node.
+    /// The nodes of a memory with an edge to a node.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Records of records: three levels of roles.
+//! Nested records: three levels of roles.
 
 use trike_trit::Tryte3;
 
@@ -11,13 +11,13 @@ use crate::ops::bind_into;
 use crate::random::item_seed;
 use crate::vector::PackedTritVec;
 
-/// Roles of a level: the values of a tryte.
+/// Number of roles per level: the values of a tryte.
 pub const ROLES: usize = Tryte3::VALUES;
 
-/// A record of three levels, each with a role for every tryte: 27^3 = 19,683 slots can be addressed, and as many hold a value
-/// as the capacity allows.
+/// A record of three levels, each with one role per tryte value: 27^3 = 19,683 addressable slots, of which as many can hold a
+/// value as the capacity allows.
 ///
-/// The 81 role vectors are made once. A slot's key is the three roles of its address bound together.
+/// The 81 role vectors are generated once. The key of a slot is the binding of the three roles of its address.
 ///
 /// ```
 /// use trike_trit::Tryte3;
@@ -36,18 +36,18 @@ pub const ROLES: usize = Tryte3::VALUES;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Hierarchy<A: Algebra = Z3> {
-    /// Level by level, the role of each tryte from the lowest on.
+    /// Level by level, one role per tryte value in ascending order.
     roles: Vec<PackedTritVec<A>>,
     bundle: Bundle<A>,
     policy: CapacityPolicy,
 }
 
 impl<A: Algebra> Hierarchy<A> {
-    /// An empty record; the roles are those of a seed.
+    /// An empty record; the roles depend on `seed` only.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn new(dim: usize, seed: u64, policy: CapacityPolicy) -> Result<Self, VsaError> {
         let roles = PackedTritVec::random_set(dim, 3 * ROLES, item_seed(seed, 0))?;
         Ok(Self { roles, bundle: Bundle::new(dim)?, policy })
@@ -57,7 +57,7 @@ impl<A: Algebra> Hierarchy<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Popcount`](crate::VsaError::Popcount) without memory.
+    /// [`VsaError::Popcount`](crate::VsaError::Popcount) if an allocation fails.
     pub fn key(&self, address: [Tryte3; 3]) -> Result<PackedTritVec<A>, VsaError> {
         let role = |level: usize| {
             let offset = address[level].value() - Tryte3::MIN.value();
@@ -70,7 +70,7 @@ impl<A: Algebra> Hierarchy<A> {
         Ok(key)
     }
 
-    /// Slots with a value.
+    /// Number of slots with a value.
     pub fn len(&self) -> usize {
         self.bundle.total() as usize
     }
@@ -89,7 +89,7 @@ impl<A: Algebra> Hierarchy<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Capacity`](crate::VsaError::Capacity) where the policy refuses,
+    /// [`VsaError::Capacity`](crate::VsaError::Capacity) if the policy refuses,
     /// [`VsaError::Dimension`](crate::VsaError::Dimension).
     pub fn insert(&mut self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<Insertion, VsaError> {
         let judged = CapacityPolicy::judge::<A>(Some(&self.policy), self.bundle.dim(), self.len() + 1)?;
@@ -97,11 +97,11 @@ impl<A: Algebra> Hierarchy<A> {
         Ok(judged)
     }
 
-    /// Takes a value out of a slot.
+    /// Removes a value from a slot.
     ///
     /// # Errors
     ///
-    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
+    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) if the counts rule out that it was inserted.
     pub fn remove(&mut self, address: [Tryte3; 3], value: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.remove(&self.slot(address, value)?)
     }

@@ -1,4 +1,4 @@
-//! Data structures in one vector each.
+//! Data structures, each stored in one bundle.
 
 mod automaton;
 mod distributed;

@@ -1,4 +1,4 @@
-//! How often things are in a bundle.
+//! Multisets in one bundle.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::bundle::Bundle;
 use crate::error::VsaError;
 use crate::vector::PackedTritVec;
 
-/// A collection that knows about how often it has each vector.
+/// A multiset that estimates the multiplicity of each vector.
 ///
 /// ```
 /// use trike_vsa::{Multiset, PackedTritVec, Z3};
@@ -28,16 +28,16 @@ pub struct Multiset<A: Algebra = Z3> {
 }
 
 impl<A: Algebra> Multiset<A> {
-    /// Nothing.
+    /// An empty multiset.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)? })
     }
 
-    /// Adds a vector so many times.
+    /// Adds a vector `times` times.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl<A: Algebra> Multiset<A> {
         self.bundle.add_weighted(vector, times)
     }
 
-    /// Takes a vector out so many times.
+    /// Removes a vector `times` times.
     ///
     /// # Errors
     ///
@@ -55,23 +55,23 @@ impl<A: Algebra> Multiset<A> {
         self.bundle.remove_weighted(vector, times)
     }
 
-    /// How often a vector is there, rounded. The standard deviation before rounding is `sqrt(squares / (2 D))` in
-    /// [`Z3`], and `sqrt(squares / D)` else, with the squares of the other weights added up.
+    /// Estimated multiplicity of a vector, rounded. The standard deviation before rounding is `sqrt(squares / (2 D))` in
+    /// [`Z3`] and `sqrt(squares / D)` otherwise, with the sum `squares` of the squared weights of the other vectors.
     ///
     /// # Errors
     ///
     /// [`VsaError::Dimension`](crate::VsaError::Dimension).
     pub fn count(&self, vector: &PackedTritVec<A>) -> Result<u32, VsaError> {
-        // Negative numbers become 0.
+        // The conversion maps negative numbers to 0.
         Ok(self.bundle.similarity(vector)?.round() as u32)
     }
 
-    /// Everything together.
+    /// Sum of all multiplicities.
     pub fn len(&self) -> usize {
         self.bundle.total() as usize
     }
 
-    /// Whether there is nothing.
+    /// Whether the multiset is empty.
     pub fn is_empty(&self) -> bool {
         self.bundle.total() == 0
     }

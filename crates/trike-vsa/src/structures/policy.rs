@@ -1,19 +1,19 @@
-//! What a structure does when one more item makes retrieval uncertain.
+//! Policy for insertions that reduce the retrieval probability too far.
 
 use crate::algebra::Algebra;
 use crate::capacity::{Kept, retrieval_probability};
 use crate::error::{VsaError, check_range, check_real};
 
-/// What happens to an item that is one too many.
+/// Action for an item that exceeds the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WhenFull {
-    /// It is inserted, and the [`Insertion`] says so.
+    /// Insert it and report this in [`Insertion::sufficient`].
     Warn,
-    /// It is refused with [`VsaError::Capacity`].
+    /// Refuse it with [`VsaError::Capacity`].
     Refuse,
 }
 
-/// How sure retrieval has to be, by the theory in [`capacity`](crate::capacity).
+/// Minimum retrieval probability of a structure, by the theory in [`capacity`](crate::capacity).
 ///
 /// ```
 /// use trike_vsa::{CapacityPolicy, PackedTritVec, Record, VsaError, WhenFull, Z3};
@@ -33,30 +33,30 @@ pub struct CapacityPolicy {
     when_full: WhenFull,
 }
 
-/// What inserting one more item did to retrieval.
+/// Effect of an insertion on retrieval.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Insertion {
-    /// Items now.
+    /// Number of items after the insertion.
     pub items: usize,
-    /// The probability that an item is found among the candidates of the policy; 1 where there is no policy.
+    /// The probability that an item is retrieved among the candidates of the policy; 1 without a policy.
     pub probability: f64,
-    /// Whether that is as much as the policy asks for.
+    /// Whether the probability reaches the minimum of the policy.
     pub sufficient: bool,
 }
 
 impl CapacityPolicy {
-    /// Items are found among so many candidates with at least a probability.
+    /// A policy that requires items to be retrieved among `candidates` vectors with a probability of at least `minimum`.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no candidates, [`VsaError::Real`] for what is no probability.
+    /// [`VsaError::Range`] for no candidates, [`VsaError::Real`] for a minimum outside 0 to 1.
     pub fn new(candidates: usize, minimum: f64, when_full: WhenFull) -> Result<Self, VsaError> {
         check_range("candidates", 1, usize::MAX, candidates)?;
         check_real("probability of retrieval", 0.0, 1.0, minimum)?;
         Ok(Self { candidates, minimum, when_full })
     }
 
-    /// Judges a number of items that are read from counts.
+    /// Applies the policy to a number of items that are retrieved from counts.
     pub(crate) fn judge<A: Algebra>(
         policy: Option<&Self>,
         dim: usize,

@@ -1,4 +1,4 @@
-//! Keys and values in one bundle.
+//! Key-value records in one bundle.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,11 +10,11 @@ use crate::memory::{Hit, ItemMemory};
 use crate::ops::{bind, unbind};
 use crate::vector::PackedTritVec;
 
-/// Pairs of keys and values: the bundle of `bind(key, value)`.
+/// Key-value pairs: the bundle of `bind(key, value)`.
 ///
-/// A value is found by unbinding its key from all counts and taking the candidate that there is most of. Where a record has
-/// to be one vector, [`Record::to_vector`] decides its trits; [`unbind`] and
-/// [`ItemMemory::nearest`] then find less, as [`capacity`](crate::capacity) says.
+/// A value is retrieved by unbinding its key from the counts and taking the candidate with the largest weight. If a record must
+/// be a single vector, [`Record::to_vector`] reduces it to trits; retrieval with [`unbind`] and
+/// [`ItemMemory::nearest`] then has a lower [`capacity`](crate::capacity).
 ///
 /// ```
 /// use trike_vsa::{ItemMemory, PackedTritVec, Record, Z3};
@@ -39,16 +39,16 @@ pub struct Record<A: Algebra = Z3> {
 }
 
 impl<A: Algebra> Record<A> {
-    /// An empty record that takes whatever is inserted.
+    /// An empty record without a capacity limit.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)?, policy: None })
     }
 
-    /// An empty record that watches its capacity.
+    /// An empty record with a capacity policy.
     ///
     /// # Errors
     ///
@@ -57,12 +57,12 @@ impl<A: Algebra> Record<A> {
         Ok(Self { bundle: Bundle::new(dim)?, policy: Some(policy) })
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     pub fn dim(&self) -> usize {
         self.bundle.dim()
     }
 
-    /// Pairs.
+    /// Number of pairs.
     pub fn len(&self) -> usize {
         self.bundle.total() as usize
     }
@@ -81,7 +81,7 @@ impl<A: Algebra> Record<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Dimension`](crate::VsaError::Dimension), and [`VsaError::Capacity`](crate::VsaError::Capacity) where the
+    /// [`VsaError::Dimension`](crate::VsaError::Dimension), and [`VsaError::Capacity`](crate::VsaError::Capacity) if the
     /// policy refuses.
     pub fn insert(
         &mut self,
@@ -93,20 +93,20 @@ impl<A: Algebra> Record<A> {
         Ok(judged)
     }
 
-    /// Takes out a pair.
+    /// Removes a pair.
     ///
     /// # Errors
     ///
-    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
+    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) if the counts rule out that it was inserted.
     pub fn remove(&mut self, key: &PackedTritVec<A>, value: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.remove(&bind(key, value)?)
     }
 
-    /// Gives a key another value.
+    /// Replaces the value of a key.
     ///
     /// # Errors
     ///
-    /// As [`Record::remove`]; nothing is changed then.
+    /// As [`Record::remove`]; on error, nothing is changed.
     pub fn replace(
         &mut self,
         key: &PackedTritVec<A>,
@@ -129,7 +129,7 @@ impl<A: Algebra> Record<A> {
         memory.nearest_counted(&bundle)
     }
 
-    /// The record as one vector of two bits a dimension.
+    /// The record as one vector, with two bits per dimension.
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl<A: Algebra> Record<A> {
         self.bundle.to_vector()
     }
 
-    /// The value of a key, with noise: for records that were made a vector.
+    /// The noisy value of a key in a record that was reduced by [`Record::to_vector`].
     ///
     /// # Errors
     ///

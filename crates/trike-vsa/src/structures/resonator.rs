@@ -1,4 +1,4 @@
-//! Taking a product apart.
+//! Factorization of bound vectors with a resonator network.
 
 use crate::algebra::Algebra;
 use crate::bundle::Bundle;
@@ -7,23 +7,23 @@ use crate::memory::{Hit, ItemMemory};
 use crate::ops::{bind_into, unbind};
 use crate::vector::PackedTritVec;
 
-/// The factors that were found.
+/// Result of [`factorize`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Factors {
     /// One index into each codebook.
     pub indices: Vec<usize>,
-    /// Rounds until the vectors of these indices, bound together, were the product, or all rounds there were.
+    /// Number of rounds until the binding of the factors was the product, or the maximum.
     pub rounds: usize,
-    /// Whether they are the product.
+    /// Whether the binding of the factors is the product.
     pub exact: bool,
 }
 
-/// Finds the vector of each codebook whose product is given, with a resonator network (Frady et al. 2020).
+/// Factorizes a bound vector into one vector per codebook, with a resonator network (Frady et al. 2020).
 ///
-/// Every factor starts as the bundle of its whole codebook. In each round a factor is what remains of the product when the
-/// other estimates are taken out, cleaned up: the codebook's vectors, bundled by how similar they are to it. With `F` codebooks
-/// of `N` vectors this finds one of `N^F` products in a few rounds of `F N` comparisons, while `N^F` is well below `D^2`. It may
-/// not converge; `exact` says whether the factors multiply to the product.
+/// The estimate of every factor starts as the bundle of its codebook. In each round, the estimate becomes the product with the
+/// other estimates unbound, cleaned up by bundling the vectors of the codebook, weighted by their similarity to it. With `F`
+/// codebooks of `N` vectors this finds one of `N^F` products in a few rounds of `F N` comparisons, if `N^F` is well below `D^2`.
+/// It may not converge; [`Factors::exact`] is true if the binding of the factors is the product.
 ///
 /// ```
 /// use trike_vsa::{Bipolar, ItemMemory, PackedTritVec, bind, factorize};
@@ -66,7 +66,7 @@ pub fn factorize<A: Algebra>(
             }
             estimates[at] = clean(codebooks[at], &rest)?;
         }
-        // Two factors may come out as their opposites, whose product is the same.
+        // Two factors may both be negated, which gives the same product.
         let most = |(codebook, estimate): (&&ItemMemory<A>, &PackedTritVec<A>)| {
             let hits = codebook.top_k(estimate, codebook.len())?;
             let strength = |hit: &Hit| A::excess(hit.score as i32, codebook.dim()).abs();
@@ -78,7 +78,7 @@ pub fn factorize<A: Algebra>(
     Ok(factors)
 }
 
-/// The vectors of a codebook, bundled by how similar they are to a noisy one.
+/// Bundles the vectors of a codebook, weighted by their similarity to a noisy vector.
 fn clean<A: Algebra>(
     codebook: &ItemMemory<A>,
     noisy: &PackedTritVec<A>,
@@ -88,7 +88,7 @@ fn clean<A: Algebra>(
     let most = hits.iter().map(|hit| weight(hit.score).abs()).max().unwrap_or(0).max(1);
     let mut bundle = Bundle::<A>::new(codebook.dim())?;
     for hit in &hits {
-        // In 256ths of the largest; below a half nothing is left of it.
+        // In units of 1/256 of the largest weight, rounded.
         let weight = (256 * weight(hit.score) + most / 2).div_euclid(most);
         let vector = codebook.get(hit.index)?;
         if weight > 0 {

@@ -1,4 +1,4 @@
-//! Vectors in an order.
+//! Sequences and n-grams.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::memory::{Hit, ItemMemory};
 use crate::ops::{bind_into, permute, permute_into};
 use crate::vector::PackedTritVec;
 
-/// A list: the bundle of its vectors, each rotated by its place.
+/// A list: the bundle of its vectors, each rotated by its position.
 ///
 /// ```
 /// use trike_vsa::{ItemMemory, PackedTritVec, Sequence, Z3};
@@ -38,12 +38,12 @@ impl<A: Algebra> Sequence<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no dimensions or too many.
+    /// [`VsaError::Range`] if `dim` is 0 or too large.
     pub fn new(dim: usize) -> Result<Self, VsaError> {
         Ok(Self { bundle: Bundle::new(dim)? })
     }
 
-    /// Vectors in the list.
+    /// Number of vectors in the list.
     pub fn len(&self) -> usize {
         self.bundle.total() as usize
     }
@@ -67,21 +67,21 @@ impl<A: Algebra> Sequence<A> {
         self.bundle.add(&permute(vector, self.len() as isize)?)
     }
 
-    /// Takes out the last vector, which has to be known.
+    /// Removes the last vector, which the caller has to supply.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Empty`], [`VsaError::NotInBundle`] where the counts say that this is not the last vector.
+    /// [`VsaError::Empty`], [`VsaError::NotInBundle`] if the counts rule out that `last` is the last vector.
     pub fn pop(&mut self, last: &PackedTritVec<A>) -> Result<(), VsaError> {
         let place = self.len().checked_sub(1).ok_or(VsaError::Empty { what: "a sequence" })?;
         self.bundle.remove(&permute(last, place as isize)?)
     }
 
-    /// Puts another vector in a place.
+    /// Replaces the vector at a position.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last place, and as [`Sequence::pop`].
+    /// [`VsaError::Range`] past the last position, and as [`Sequence::pop`].
     pub fn replace(
         &mut self,
         place: usize,
@@ -94,11 +94,11 @@ impl<A: Algebra> Sequence<A> {
         self.bundle.add(&permute(new, place as isize)?)
     }
 
-    /// The vector in a place, among those of a memory.
+    /// The vector at a position, among those of a memory.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last place, and as [`ItemMemory::nearest_counted`].
+    /// [`VsaError::Range`] past the last position, and as [`ItemMemory::nearest_counted`].
     pub fn get(&self, place: usize, memory: &ItemMemory<A>) -> Result<Hit, VsaError> {
         self.check(place)?;
         let mut bundle = self.bundle.clone();
@@ -108,16 +108,16 @@ impl<A: Algebra> Sequence<A> {
 
     fn check(&self, place: usize) -> Result<(), VsaError> {
         let last = self.len().checked_sub(1).ok_or(VsaError::Empty { what: "a sequence" })?;
-        check_range("place in a sequence", 0, last, place)
+        check_range("position in a sequence", 0, last, place)
     }
 }
 
-/// Vectors bound in their order: like none of them, and like no other order. The last is not rotated, the one before it by one,
-/// and so on, so that another vector is appended by rotating and binding.
+/// Binds vectors in order: the result is dissimilar to each of them and to any other order. The last is not rotated, the one
+/// before it is rotated by one, and so on, so that a vector is appended by rotating and binding.
 ///
 /// # Errors
 ///
-/// [`VsaError::Empty`] for none, [`VsaError::Dimension`].
+/// [`VsaError::Empty`] for no vectors, [`VsaError::Dimension`].
 pub fn bind_sequence<'a, A: Algebra>(
     vectors: impl IntoIterator<Item = &'a PackedTritVec<A>>,
 ) -> Result<PackedTritVec<A>, VsaError> {
@@ -131,7 +131,7 @@ pub fn bind_sequence<'a, A: Algebra>(
     Ok(bound)
 }
 
-/// An n-gram: [`bind_sequence`] by its usual name.
+/// An n-gram: [`bind_sequence`] of a slice.
 ///
 /// # Errors
 ///
@@ -140,11 +140,11 @@ pub fn ngram<A: Algebra>(vectors: &[&PackedTritVec<A>]) -> Result<PackedTritVec<
     bind_sequence(vectors.iter().copied())
 }
 
-/// The bundle of all n-grams of `n` vectors in a row: what a text or a signal is made of, without where.
+/// The bundle of all n-grams of `n` consecutive vectors: the content of a text or a signal, independent of position.
 ///
 /// # Errors
 ///
-/// [`VsaError::Range`] for an `n` of 0 or more than there are vectors, [`VsaError::Dimension`].
+/// [`VsaError::Range`] for an `n` of 0 or above the number of vectors, [`VsaError::Dimension`].
 pub fn ngrams<A: Algebra>(vectors: &[&PackedTritVec<A>], n: usize) -> Result<Bundle<A>, VsaError> {
     check_range("vectors of an n-gram", 1, vectors.len(), n)?;
     let grams = vectors.windows(n).map(ngram).collect::<Result<Vec<_>, VsaError>>()?;

@@ -1,4 +1,4 @@
-//! Values at the leaves of a binary tree.
+//! Binary trees in one bundle.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +9,7 @@ use crate::memory::{Hit, ItemMemory};
 use crate::ops::{bind, permute};
 use crate::vector::PackedTritVec;
 
-/// A binary tree: the bundle of its values, each bound to its path, which is the turns bound in their order.
+/// A binary tree: the bundle of its values, each bound to its path, the binding of its turns, each rotated by its depth.
 ///
 /// ```
 /// use trike_vsa::{ItemMemory, PackedTritVec, Tree, Z3};
@@ -34,22 +34,22 @@ pub struct Tree<A: Algebra = Z3> {
 }
 
 impl<A: Algebra> Tree<A> {
-    /// A tree without leaves, whose two turns are random vectors of a seed.
+    /// A tree without values; the vectors of the two turns depend on `seed` only.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`](crate::VsaError::Range) for no dimensions or too many.
+    /// [`VsaError::Range`](crate::VsaError::Range) if `dim` is 0 or too large.
     pub fn new(dim: usize, seed: u64) -> Result<Self, VsaError> {
         let [left, right] =
             [0, 1].map(|turn| PackedTritVec::random(dim, crate::random::item_seed(seed, turn)));
         Ok(Self { turns: [left?, right?], bundle: Bundle::new(dim)? })
     }
 
-    /// The vector of a path, from the root on; `false` is left. No turn is [`PackedTritVec::identity`].
+    /// The vector of a path from the root; `false` is left. The empty path is [`PackedTritVec::identity`].
     ///
     /// # Errors
     ///
-    /// [`VsaError::Popcount`](crate::VsaError::Popcount) without memory.
+    /// [`VsaError::Popcount`](crate::VsaError::Popcount) if an allocation fails.
     pub fn path(&self, path: &[bool]) -> Result<PackedTritVec<A>, VsaError> {
         let mut vector = PackedTritVec::identity(self.bundle.dim())?;
         for (depth, &right) in path.iter().enumerate() {
@@ -58,7 +58,7 @@ impl<A: Algebra> Tree<A> {
         Ok(vector)
     }
 
-    /// Puts a value at the end of a path.
+    /// Inserts a value at the end of a path.
     ///
     /// # Errors
     ///
@@ -67,11 +67,11 @@ impl<A: Algebra> Tree<A> {
         self.bundle.add(&bind(&self.path(path)?, value)?)
     }
 
-    /// Takes a value out.
+    /// Removes a value.
     ///
     /// # Errors
     ///
-    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) where the counts say that it cannot be there.
+    /// [`VsaError::NotInBundle`](crate::VsaError::NotInBundle) if the counts rule out that it was inserted.
     pub fn remove(&mut self, path: &[bool], value: &PackedTritVec<A>) -> Result<(), VsaError> {
         self.bundle.remove(&bind(&self.path(path)?, value)?)
     }
