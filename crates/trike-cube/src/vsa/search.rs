@@ -58,7 +58,7 @@ impl Device {
             let rows = self.top(&scores.cast()?, table.rows(), k, &values, &Strategy::Inferred)?;
             let (rows, values) = self.read_both(rows.buffer(), &values)?;
             let hits = rows.chunks_exact(k).zip(values.chunks_exact(k));
-            // Integers of magnitude below 2^24.
+            // Integers of magnitude at most 2^24.
             let hit = |(&row, &value): (&u32, &f32)| TritHit { row, score: value as i32 };
             found.extend(hits.map(|(rows, values)| rows.iter().zip(values).map(hit).collect::<Vec<_>>()));
             first += some;
