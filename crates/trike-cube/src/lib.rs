@@ -6,8 +6,8 @@
 //! Main design decision: every kernel is planned on the host before it is launched. A [`Plan`] describes the problem, its
 //! blueprint the kernel variant (compiled into the kernel), [`Settings`] the launch (cubes, units, shared memory). Everything
 //! that a device could reject is rejected by the plan, with the limit and the requested value in the error: a failure on a
-//! device thread would leave the output silently unchanged. The cost: shapes are passed with every call, and every call plans
-//! anew (a few comparisons).
+//! device thread would leave the output silently unchanged. The cost: shapes are passed with every call, and every call is
+//! planned anew (a few comparisons).
 //!
 //! Second decision: no runtime is linked unless its feature is enabled (`wgpu`, `vulkan`, `cuda`, `hip`, `metal`, `cpu`), and
 //! only the module `device` uses CubeCL's host API, which changes with every release.
@@ -23,7 +23,7 @@
 //! * measured ceilings of a device: [`Device::probe_copy`], [`Products`]
 //! * errors: [`CubeError`]
 //!
-//! `trike-nn` builds its device backend on this crate. It depends on `trike-trit` and on CubeCL.
+//! `trike-nn` builds its device backend on this crate, which depends on `trike-trit` and CubeCL.
 
 pub mod attention;
 mod capabilities;

@@ -94,8 +94,8 @@ pub(crate) fn check_limit(
     if requested <= limit { Ok(()) } else { Err(CubeError::Limit { kernel, what, requested, limit }) }
 }
 
-/// Arranges cubes in several lines if one line would be longer than every device allows. Kernels check `CUBE_POS` against
-/// `cubes`.
+/// Arranges cubes in several lines if they exceed 65,535, the number that every device allows along one dimension. Kernels
+/// check `CUBE_POS` against their number.
 pub(crate) fn spread(cubes: usize) -> [u32; 3] {
     const LONGEST: usize = 65_535;
     let lines = cubes.div_ceil(LONGEST).max(1);

@@ -318,8 +318,8 @@ mod kernel {
 const UNITS: u32 = 128;
 
 impl Device {
-    /// Stores the keys and values of a segment in its cache, each at its position. `k` and `v` have the shape `positions x
-    /// kv_heads x head_dim`.
+    /// Stores the keys and values of a segment in its cache, each at its position. `k` and `v` have the shape
+    /// `positions x kv_heads x head_dim`.
     ///
     /// # Errors
     ///

@@ -56,8 +56,8 @@ impl Form {
 }
 
 /// Cube `(split, KV head and block of its query heads, row)` computes attention of `heads` query heads over its part of the
-/// row's visible positions. Parts are whole chunks of equal number; the last parts are empty when there are fewer chunks than
-/// parts.
+/// row's visible positions. All parts have the same number of whole chunks; the last ones are empty when there are fewer chunks
+/// than parts.
 ///
 /// For each chunk of positions: `lanes` units compute the dot products of a key with all heads, the scores become weights
 /// relative to the running maximum, and units that hold a vector of columns sum the values (online softmax: Milakov and

@@ -36,7 +36,7 @@ impl Device {
     /// scale, [`CubeError::Overlap`], [`CubeError::Capture`] within a capture for any kernel other than
     /// [`AttentionBlueprint::Decode`], and those of [`Plan::plan`] and of the launch.
     ///
-    /// A recorded launch uses the positions written since, which must have the same [`horizon`].
+    /// A recorded launch reads the positions at replay; they must have the same [`horizon`].
     pub fn attention(
         &self,
         spec: &AttentionSpec,

@@ -135,13 +135,13 @@ impl<T: Element> Buffer<T> {
     /// [`CubeError::Range`] when the part is empty or extends past the end, [`CubeError::NotMultiple`] when it does not start
     /// at a multiple of [`Capabilities::alignment`](crate::Capabilities::alignment) bytes.
     pub fn view(&self, start: usize, len: usize) -> Result<Self> {
-        check_range("length of a part of a buffer", 1, self.len, len)?;
-        check_range("start of a part of a buffer", 0, self.len - len, start)?;
+        check_range("length of a buffer view", 1, self.len, len)?;
+        check_range("start of a buffer view", 0, self.len - len, start)?;
         let start = self.start + start;
         let bytes = start * size_of::<T>();
         if !(bytes as u64).is_multiple_of(self.alignment) {
             let unit = usize::try_from(self.alignment).unwrap_or(usize::MAX);
-            return Err(CubeError::NotMultiple { what: "bytes before a part of a buffer", unit, got: bytes });
+            return Err(CubeError::NotMultiple { what: "byte offset of a buffer view", unit, got: bytes });
         }
         Ok(Self { allocation: Arc::clone(&self.allocation), start, len, ..*self })
     }
@@ -155,11 +155,7 @@ impl<T: Element> Buffer<T> {
         let (from, to) = (size_of::<T>(), size_of::<U>());
         for bytes in [self.bytes(), self.start * from] {
             if !bytes.is_multiple_of(to) {
-                return Err(CubeError::NotMultiple {
-                    what: "bytes of a buffer to be cast",
-                    unit: to,
-                    got: bytes,
-                });
+                return Err(CubeError::NotMultiple { what: "bytes of a buffer cast", unit: to, got: bytes });
             }
         }
         Ok(Buffer {

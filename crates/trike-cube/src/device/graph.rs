@@ -14,7 +14,7 @@ use crate::error::{CubeError, Result};
 /// Launches recorded by [`Device::capture`]: each replay runs the same kernels over the same memory.
 ///
 /// Overwrite the inputs between two replays with [`Device::write`]; read the outputs afterwards. The graph keeps all memory of
-/// its launches alive, even after the buffers are dropped, and frees it when the last graph over it is dropped.
+/// its launches alive, even after the buffers are dropped; the memory is freed with the last graph over it.
 #[derive(Debug)]
 pub struct Graph {
     /// `None` only during drop: the recording is dropped before the memory it uses.

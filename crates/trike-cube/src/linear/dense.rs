@@ -56,8 +56,8 @@ pub enum DenseValues<'a> {
 /// `rows x cols` non-ternary weights on a device.
 ///
 /// ```text
-/// words    [row][column / weights of a word], rows padded with zeros to 16 columns
-/// scales   [row][group], of bytes only
+/// words    [row][column / weights per word], rows padded with zeros to 16 columns
+/// scales   [row][group], int8 only
 /// ```
 ///
 /// For embeddings, LM heads, and layers that were not quantized.
@@ -174,7 +174,7 @@ impl DenseMatrix {
         self.form.cols
     }
 
-    /// Device memory of the matrix in bytes, which the kernels read once.
+    /// Device memory of the matrix in bytes; equals the bytes read by a kernel.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.form.bytes()

@@ -196,7 +196,7 @@ impl TernaryProblem {
         check_range("matrices of a plane along the rows of weights", 1, 8, shape.row_matrices)?;
         check_range("matrices of a plane along the rows of codes", 1, 8, shape.code_matrices)?;
         for planes in [shape.row_planes, shape.code_planes] {
-            check_range("planes of a side of a cube", 1, 16, planes)?;
+            check_range("planes of a cube along one side", 1, 16, planes)?;
         }
         check_range("planes of a cube", 1, 16, shape.planes())?;
         let multiple = |what, unit: usize, got: usize| match got {

@@ -36,10 +36,10 @@ pub enum SparseLayout {
 ///
 /// ```text
 /// starts   [rows + 1][2]: number of chunks before the row's, number of sign words before the row's
-/// headers  [chunk]: 2^17 (number of the chunk in its row) + (signs of the row before the chunk's)
-/// bits     [chunk][t of 4]: bit 4 s + b is 1 when the weight of column 128 number + 16 s + 4 t + b is not zero
-/// signs    a row: for each bit that is 1, in the order of the words and from the lowest, 1 when the trit is -1;
-///          a row begins a word, and two words follow the last
+/// headers  [chunk]: 2^17 (chunk number in its row) + (number of the row's signs before the chunk)
+/// bits     [chunk][t of 4]: bit 4 s + b is 1 if the weight of column 128 number + 16 s + 4 t + b is not zero
+/// signs    per row: for each set bit, in word order from the lowest bit, 1 if the trit is -1;
+///          a row starts at a word boundary, and two padding words follow the last row
 /// scales   [row]
 /// ```
 ///

@@ -41,9 +41,10 @@ pub enum TernaryLayout {
 /// scales   [tile][set][group][row of the tile], means without the sets
 /// ```
 ///
-/// With [`TernaryLayout::Base3`] a block is 160 columns, `[tile][set][block][lane][word i of 4]`, and a byte is `ceil(256 / 243
-/// (81 d0 + 27 d1 + 9 d2 + 3 d3 + d4))`, so that multiplying a byte by three carries the next digit out above its eight bits.
-/// Digit `e` of word `i` is field `f = 5i + e`: row `16 tile + g + 8 (f & 1)`, column `160 block + 16 (f >> 1) + 4 t + b`.
+/// With [`TernaryLayout::Base3`] a block is 160 columns, `[tile][set][block][lane][word i of 4]`, and a byte is
+/// `ceil(256 / 243 (81 d0 + 27 d1 + 9 d2 + 3 d3 + d4))`, so that multiplying a byte by three carries the next digit out above
+/// its eight bits. Digit `e` of word `i` is field `f = 5i + e`: row `16 tile + g + 8 (f & 1)`, column
+/// `160 block + 16 (f >> 1) + 4 t + b`.
 ///
 /// A lane loads one vector of 16 bytes, `(word >> 2j) & 0x03030303` are the four weights that pair with one word of the
 /// activations in a 4-byte dot product, and the four fields are also the lane's part of a 16 x 32 operand of the matrix
@@ -253,7 +254,7 @@ impl TernaryMatrix {
         self.rotation
     }
 
-    /// Device memory of the matrix in bytes, which the kernels read once.
+    /// Device memory of the matrix in bytes; equals the bytes read by a kernel.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.form.bytes()

@@ -102,7 +102,7 @@ pub struct LookupProblem {
 /// Kernel variant of [`LookupProblem`]: a unit writes the elements of one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LookupBlueprint {
-    /// Units of a cube.
+    /// Units per cube.
     pub units: u32,
 }
 
@@ -231,7 +231,7 @@ impl Device {
     /// [`CubeError::NotMultiple`] when `x` is not a whole number of rows, [`CubeError::Range`] when it has fewer rows than the
     /// bound of the indices, [`CubeError::Length`], [`CubeError::Overlap`], and those of the launch.
     pub fn select_rows(&self, x: &Buffer<f32>, cols: usize, rows: &Indices, out: &Buffer<f32>) -> Result<()> {
-        /// Units of a cube.
+        /// Units per cube.
         const UNITS: u32 = 128;
         if cols == 0 || !x.len().is_multiple_of(cols) {
             return Err(CubeError::NotMultiple { what: "rows to select from", unit: cols, got: x.len() });

@@ -58,14 +58,14 @@ impl RopeTable {
         2 * self.frequencies
     }
 
-    /// Number of positions in the table; tokens must be below it.
+    /// Number of positions in the table; token positions must be below it.
     #[must_use]
     pub fn positions(&self) -> usize {
         self.positions
     }
 }
 
-/// A rotation of heads.
+/// A RoPE rotation of heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RopeProblem {
     /// Number of tokens.

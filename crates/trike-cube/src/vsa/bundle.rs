@@ -254,9 +254,9 @@ impl Device {
         let (rule, numbers, ties) = match decision {
             Decision::Plurality => (Rule::Plurality, &counts.totals[..], None),
             Decision::Majority(cuts) => {
-                check_len("cuts of bundles", counts.bundles, cuts.len())?;
+                check_len("thresholds of bundles", counts.bundles, cuts.len())?;
                 let largest = cuts.iter().copied().max().unwrap_or(0);
-                check_range("cut of a bundle", 0, i32::MAX as usize, largest as usize)?;
+                check_range("threshold of a bundle", 0, i32::MAX as usize, largest as usize)?;
                 (Rule::Majority, cuts, None)
             }
             Decision::Signs(ties) => {

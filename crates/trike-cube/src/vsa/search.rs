@@ -41,8 +41,8 @@ impl Device {
         k: usize,
     ) -> Result<Vec<Vec<TritHit>>> {
         check_len("trits of a query", table.cols(), queries.cols())?;
-        check_range("dimensions of a vector to search for", 1, MAX_SEARCHED, table.cols())?;
-        check_range("rows to find", 1, ops::MOST, k)?;
+        check_range("dimensions of a search", 1, MAX_SEARCHED, table.cols())?;
+        check_range("k of a search", 1, ops::MOST, k)?;
         let k = k.min(table.rows());
         let at_once = (SCORES / 4 / table.rows())
             .next_multiple_of(BOUNDARY)

@@ -12,8 +12,8 @@ pub(in crate::linear) const SIGN_BITS: u32 = 17;
 ///
 /// Bit `4 s + b` of word `t` of a chunk is column `16 s + 4 t + b`, so that a word of bits pairs with eight words of the
 /// activations in memory order. For one or two code rows a unit iterates over the set bits. For more it first moves the signs
-/// to the positions of their bits, then processes four weights at a time with a 4-byte dot product: the cost does not depend on
-/// the zeros, and the unpacking is shared by all rows.
+/// to the positions of their bits, then processes four weights at a time with a 4-byte dot product: the dot products cost the
+/// same for zeros and nonzeros, and the unpacking is shared by all rows.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn bitmap(
     starts: &[u32],

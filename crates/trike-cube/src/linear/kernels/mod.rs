@@ -59,7 +59,7 @@ impl Form {
     }
 
     /// Bias of the weight codes, subtracted once per unit of the activation sum: codes are trits plus one; folded codes of five
-    /// planes are offset by 128 to fit a signed byte.
+    /// planes are offset by -128 to fit a signed byte.
     pub(super) fn bias(self) -> i32 {
         if self.planes == 5 { -7 } else { (3i32.pow(self.planes as u32) - 1) / 2 }
     }
