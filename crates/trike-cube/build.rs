@@ -1,12 +1,12 @@
-//! Says what the features `cuda`, `hip` and `cpu` need, beside the build script that needs it.
+//! Warns about the LLVM download that the features `cuda`, `hip` and `cpu` trigger.
 //!
-//! CubeCL's CUDA and HIP runtimes link LLVM for a code generator that Trike does not use. `tracel-llvm-bundler` downloads it while it
-//! is built, and without a network it ends with a panic that names neither LLVM nor a remedy.
+//! CubeCL's CUDA and HIP runtimes link LLVM for a code generator that Trike does not use. `tracel-llvm-bundler` downloads it in
+//! its build script, and without a network panics with a message that names neither LLVM nor a remedy.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
 
-/// The folder with `libllvmstubs.a`, for a build without LLVM: `cargo xtask` makes it.
+/// Environment variable: folder of `libllvmstubs.a`, for a build without LLVM. `cargo xtask` creates the library.
 const STUBS: &str = "TRIKE_LLVM_STUBS";
 
 fn main() {
@@ -20,22 +20,22 @@ fn main() {
     if let Some(folder) = std::env::var_os(STUBS) {
         if feature("CPU") {
             println!(
-                "cargo::error=the feature `cpu` runs LLVM: unset {STUBS}, which replaces it by functions that abort"
+                "cargo::error=the feature `cpu` runs LLVM: unset {STUBS}, which replaces LLVM with stubs that abort"
             );
         }
         println!("cargo::rustc-link-search=native={}", PathBuf::from(folder).display());
-        // Whole, because linkers that read archives once meet this one before those that ask for its functions.
+        // Whole archive: a single-pass linker reads this archive before those that reference its functions.
         println!("cargo::rustc-link-lib=static:+whole-archive=llvmstubs");
     } else if std::env::var_os("DOCS_RS").is_none() && !llvm_is_installed() {
         println!(
             "cargo::warning=the features `cuda` and `hip` link LLVM, which the build script of tracel-llvm-bundler now downloads \
-             from github.com. Where it fails, github.com could not be reached: build on a machine with a network, or with the \
-             feature `vulkan` instead, which needs no LLVM. See \"Building for CUDA and ROCm\" in docs/src/gpu.md."
+             from github.com. If the download fails, build on a machine with network access, or with the \
+             feature `vulkan`, which needs no LLVM. See \"Building for CUDA and ROCm\" in docs/src/gpu.md."
         );
     }
 }
 
-/// Whether a build on this machine downloaded LLVM before, into the user's data folder.
+/// Looks in the user's data folder for an LLVM that an earlier build downloaded.
 fn llvm_is_installed() -> bool {
     let home = |below: &str| std::env::home_dir().map(|home| home.join(below));
     let folders = [

@@ -1,80 +1,78 @@
-//! What a device can do, asked once.
+//! Features and limits of a device, queried once.
 
 use cubecl::features::{MmaConfig, Plane, TypeUsage};
 use cubecl::ir::{DeviceProperties, ElemType, FloatKind, IntKind};
 
-/// Whether kernels may exchange values inside of a plane.
+/// Use of plane operations (exchange of values within a plane).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Planes {
-    /// When the runtime says that the device can.
+    /// If the runtime advertises them.
     #[default]
     Advertised,
-    /// Always. CubeCL says that no software Vulkan driver can; lavapipe does, and tests use it.
+    /// Always. CubeCL advertises them for no software Vulkan driver, but lavapipe supports them, and tests use it.
     Forced,
-    /// Never: the kernels for devices without planes.
+    /// Never: selects the kernels for devices without planes.
     Off,
 }
 
-/// How a device runs recorded launches again.
+/// Support for replaying recorded launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Graphs {
-    /// It cannot.
+    /// Not supported.
     None,
-    /// The runtime goes through launches that it has prepared, and adds each of them to its queue.
+    /// The runtime iterates over prepared launches and enqueues each of them.
     Software,
-    /// The driver has them as one.
+    /// The driver replays them as one graph.
     Hardware,
 }
 
-/// What plans need to know about a device.
+/// Properties of a device that plans depend on.
 ///
-/// Kernels never ask for features: plans do, and put the answer into the blueprint.
+/// Kernels never query features: plans do, and put the result into the blueprint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// The name of the device.
     pub name: String,
-    /// Whether the device is a driver that computes on the host.
+    /// True for a software driver, which computes on the host CPU.
     pub software: bool,
-    /// The fewest and the most units of a plane (a subgroup, warp or wave), or `None` when units cannot exchange values
-    /// inside of a plane.
+    /// Minimum and maximum units per plane (subgroup, warp or wave), or `None` without plane operations.
     pub planes: Option<(u32, u32)>,
-    /// Bytes of shared memory of a cube, at most.
+    /// Maximum shared memory per cube, in bytes.
     pub max_shared_bytes: usize,
-    /// Units of a cube, at most.
+    /// Maximum units per cube.
     pub max_units: u32,
-    /// Units of a cube along x, y and z, at most.
+    /// Maximum units per cube along x, y and z.
     pub max_unit_sides: [u32; 3],
-    /// Cubes along x, y and z, at most.
+    /// Maximum cubes along x, y and z.
     pub max_cubes: [u32; 3],
-    /// Buffers of a kernel, at most.
+    /// Maximum buffers per kernel.
     pub max_bindings: u32,
-    /// Bytes of one allocation, at most.
+    /// Maximum bytes of one allocation.
     pub max_buffer_bytes: u64,
-    /// Bytes to which parts of a buffer are aligned.
+    /// Alignment of buffer views, in bytes.
     pub alignment: u64,
-    /// Bytes of memory in all, where the runtime says so.
+    /// Total memory in bytes, if the runtime reports it.
     pub memory_bytes: Option<u64>,
-    /// Whether f16 can be stored and computed with.
+    /// Storage and arithmetic in f16.
     pub f16: bool,
-    /// Whether bf16 can be stored and computed with.
+    /// Storage and arithmetic in bf16.
     pub bf16: bool,
-    /// Whether bytes can be stored in buffers.
+    /// 8-bit integers in buffers.
     pub i8: bool,
-    /// Whether planes multiply 16 x 32 by 32 x 8 bytes in one instruction (`mma` s8 m16n8k32).
+    /// Plane instruction for 16 x 32 by 32 x 8 int8 (`mma` s8 m16n8k32).
     pub int8_mma: bool,
-    /// Shapes `[m, n, k]` of bytes that planes multiply as cooperative matrices, `m x k` by `k x n`, in the order in which plans
-    /// prefer them.
+    /// Shapes `[m, n, k]` of int8 cooperative matrices, `m x k` by `k x n`, in the plans' order of preference.
     pub int8_cmma: Vec<[usize; 3]>,
-    /// Whether planes multiply 16 x 16 by 16 x 8 halves into floats in one instruction (`mma` f16 m16n8k16).
+    /// Plane instruction for 16 x 16 by 16 x 8 f16 with f32 accumulation (`mma` f16 m16n8k16).
     pub f16_mma: bool,
-    /// Whether copies from global to shared memory can go on beside the arithmetic.
+    /// Asynchronous copies from global to shared memory.
     pub async_copy: bool,
-    /// How recorded launches run again.
+    /// Support for replaying recorded launches.
     pub graphs: Graphs,
-    /// Processors that run cubes side by side, where the runtime says so.
+    /// Number of multiprocessors, if the runtime reports it.
     pub multiprocessors: Option<u32>,
-    /// Bytes of the last cache, where the runtime says so.
+    /// Bytes of the last-level cache, if the runtime reports it.
     pub cache_bytes: Option<usize>,
 }
 
@@ -122,7 +120,7 @@ impl Capabilities {
         }
     }
 
-    /// What every device of WebGPU has at least, without planes: for tests of plans.
+    /// Minimum limits of WebGPU, without planes: for tests of plans.
     #[must_use]
     pub fn smallest() -> Self {
         Self {
@@ -151,7 +149,7 @@ impl Capabilities {
     }
 }
 
-/// The shapes for cooperative matrices of signed bytes with sums of 32 bits: squares first, and of them those with most columns.
+/// Shapes of int8 cooperative matrices with int32 accumulation: square ones first, among them those with the largest `k`.
 fn cooperative_bytes(properties: &DeviceProperties) -> Vec<[usize; 3]> {
     let (byte, sum) = (ElemType::Int(IntKind::I8), ElemType::Int(IntKind::I32));
     let of_bytes = properties

@@ -2,20 +2,20 @@
 
 use trike_trit::{Hadamard, TritError};
 
-/// What a device, a plan or a launch refuses. Plans refuse before anything is launched: outputs are as they were.
+/// Errors of devices, plans and launches. A plan fails before anything is launched, so outputs are unchanged.
 ///
-/// Callers that go on without a device match [`CubeError::NoDevice`] and [`CubeError::NotLinked`] first, those that move work
-/// elsewhere [`CubeError::Limit`], [`CubeError::Feature`] and [`CubeError::Memory`].
+/// To continue without a device, match [`CubeError::NoDevice`] and [`CubeError::NotLinked`]; to move work elsewhere, match
+/// [`CubeError::Limit`], [`CubeError::Feature`] and [`CubeError::Memory`].
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CubeError {
-    /// A device name that is none.
+    /// An unknown device name.
     #[error(transparent)]
     UnknownDevice(#[from] trike_core::UnknownDevice),
-    /// A runtime that this build does not contain.
+    /// A runtime that is not linked into this build.
     #[error("device {spec}: this build has no {runtime} runtime, build with the feature `{runtime}`")]
     NotLinked {
-        /// The device asked for.
+        /// The requested device.
         spec: String,
         /// The runtime, which is also the feature's name.
         runtime: &'static str,
@@ -23,60 +23,61 @@ pub enum CubeError {
     /// The machine does not have the device.
     #[error("device {spec}: not found, {available} such devices on this machine")]
     NoDevice {
-        /// The device asked for.
+        /// The requested device.
         spec: String,
         /// Devices of that runtime.
         available: usize,
     },
-    /// A software driver in a build that gives Vulkan SPIR-V: Mesa's ends the process when it reads a kernel that shares memory.
+    /// A software driver in a build that passes SPIR-V to Vulkan: Mesa's driver aborts the process when it compiles a kernel
+    /// with shared memory.
     #[error(
-        "device {spec}: a software driver, which this build would give SPIR-V, and that ends the process; \
-         build without the feature `vulkan` to compute on it"
+        "device {spec}: software driver, which aborts the process on the SPIR-V that this build generates; \
+         build without the feature `vulkan` to use it"
     )]
     SoftwareSpirv {
-        /// The device asked for.
+        /// The requested device.
         spec: String,
     },
-    /// A buffer or a matrix does not have the length that the other arguments ask for.
+    /// A buffer or a matrix whose length does not match the other arguments.
     #[error("{what}: expected {expected} elements, got {got}")]
     Length {
-        /// Which one.
+        /// Name of the argument.
         what: &'static str,
-        /// The length asked for.
+        /// The required length.
         expected: usize,
-        /// The length given.
+        /// The actual length.
         got: usize,
     },
-    /// A number outside of the range that a kernel is proven for.
+    /// A number outside the range that a kernel supports.
     #[error("{what}: expected {}, got {got}", range(*minimum, *maximum))]
     Range {
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
         /// The smallest accepted value.
         minimum: usize,
         /// The largest accepted value.
         maximum: usize,
-        /// The value given.
+        /// The actual value.
         got: usize,
     },
-    /// A number that has to be a multiple of another.
+    /// A number that must be a multiple of another.
     #[error("{what}: expected a multiple of {unit}, got {got}")]
     NotMultiple {
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
-        /// What it has to be a multiple of.
+        /// The required divisor.
         unit: usize,
-        /// The value given.
+        /// The actual value.
         got: usize,
     },
-    /// Tensors of one packed matrix that differ in a property that they must share.
+    /// Tensors of one packed matrix that differ in a property that must be equal.
     #[error(
         "part {part} of a packed matrix: {property}: expected {expected} as in part 0, got {got}; pack the tensors as separate matrices"
     )]
     PartsDiffer {
         /// The part that differs from the first.
         part: usize,
-        /// Which property.
+        /// Name of the property.
         property: &'static str,
         /// Its value in the first part.
         expected: String,
@@ -88,9 +89,9 @@ pub enum CubeError {
     Unsupported {
         /// The operation or the layout.
         operation: &'static str,
-        /// The property, with its value.
+        /// The property and its value.
         property: String,
-        /// What to do instead.
+        /// The alternative to use.
         remedy: &'static str,
     },
     /// Positions of one sequence that are not consecutive.
@@ -98,17 +99,17 @@ pub enum CubeError {
         "row {row}: position {got} does not follow the position before it, expected {expected}; split the segment there"
     )]
     NotConsecutive {
-        /// The row of the position that does not follow.
+        /// The row of the offending position.
         row: usize,
-        /// The position before it plus one.
+        /// The previous position plus one.
         expected: usize,
-        /// The position given.
+        /// The actual position.
         got: usize,
     },
-    /// A shape with an empty side, or with more elements than can be counted.
-    #[error("{what} of {rows} x {cols}: expected sides of at least 1 and a product that fits 32 bits")]
+    /// A shape with an empty side, or with `2^32` elements or more.
+    #[error("{what} of {rows} x {cols}: expected nonzero sides and a product below 2^32")]
     Shape {
-        /// Which matrix.
+        /// Name of the matrix.
         what: &'static str,
         /// Its rows.
         rows: usize,
@@ -118,36 +119,36 @@ pub enum CubeError {
     /// A parameter that is not finite.
     #[error("{what} {index} is {value}, expected a finite value")]
     NonFinite {
-        /// Which parameter.
+        /// Name of the parameter.
         what: &'static str,
         /// Its index.
         index: usize,
-        /// The value found there.
+        /// Its value.
         value: f32,
     },
-    /// A device's limit.
-    #[error("{kernel}: {what} of {requested} requested, the device has at most {limit}")]
+    /// A limit of the device is exceeded.
+    #[error("{kernel}: {what}: requested {requested}, the device limit is {limit}")]
     Limit {
-        /// The operation that asked.
+        /// The operation.
         kernel: &'static str,
-        /// Which limit.
+        /// Name of the limit.
         what: &'static str,
-        /// What was asked for.
+        /// The requested value.
         requested: u64,
-        /// What the device has.
+        /// The device's maximum.
         limit: u64,
     },
-    /// Something that a device cannot do at all.
-    #[error("{kernel}: needs {feature}, which {device} does not have")]
+    /// A feature that the device lacks.
+    #[error("{kernel}: requires {feature}, which {device} does not support")]
     Feature {
-        /// The operation that asked.
+        /// The operation.
         kernel: &'static str,
-        /// What it needs.
+        /// The required feature.
         feature: &'static str,
         /// The name of the device.
         device: String,
     },
-    /// A problem that no kernel computes on this kind of device.
+    /// A problem without a kernel for this kind of device.
     #[error("{operation}: no kernel for {device}")]
     NoKernel {
         /// The operation.
@@ -155,63 +156,63 @@ pub enum CubeError {
         /// The name of the device.
         device: String,
     },
-    /// Memory that the device does not have, or not in one piece.
-    #[error("{what}: {requested} bytes requested, {limit} available at most")]
+    /// An allocation that exceeds the device's memory or its maximum buffer size.
+    #[error("{what}: requested {requested} bytes, at most {limit} available")]
     Memory {
-        /// For what.
+        /// Purpose of the memory.
         what: &'static str,
-        /// Bytes asked for.
+        /// Requested bytes.
         requested: u64,
-        /// Bytes that one allocation may have.
+        /// Maximum bytes of one allocation.
         limit: u64,
     },
-    /// A kernel that the device's compiler or driver refused.
+    /// A kernel that the device's compiler or driver rejected.
     #[error("{kernel}: the launch failed: {reason}")]
     Launch {
         /// The operation.
         kernel: &'static str,
-        /// What the runtime said.
+        /// The runtime's message.
         reason: String,
     },
-    /// Something inside of a capture that cannot be recorded, or that was not the same in both of its runs.
-    #[error("a capture cannot hold {what}")]
+    /// A capture that contains something that cannot be recorded, or whose two runs differ.
+    #[error("a capture cannot contain {what}")]
     Capture {
-        /// What it was.
+        /// The offending operation.
         what: &'static str,
     },
-    /// Values on the host that are no longer those on the device.
+    /// Host values that no longer match the device's.
     #[error("{what} were overwritten through a clone")]
     Overwritten {
-        /// Which.
+        /// Name of the values.
         what: &'static str,
     },
-    /// A transfer or a wait that failed: the device is lost, or a launch before it failed while it ran.
+    /// A failed transfer or wait: the device is lost, or an earlier launch failed during execution.
     #[error("{operation} on {device} failed: {reason}")]
     Device {
-        /// What was attempted.
+        /// The attempted operation.
         operation: &'static str,
         /// The name of the device.
         device: String,
-        /// What the runtime said.
+        /// The runtime's message.
         reason: String,
     },
     /// Buffers that must not share memory.
-    #[error("{what} share memory, expected buffers of their own")]
+    #[error("{what} share memory, expected separate buffers")]
     Overlap {
-        /// Which buffers.
+        /// Names of the buffers.
         what: &'static str,
     },
-    /// Inputs that went through another rotation than the weights were stored behind.
-    #[error("{what}: expected inputs rotated in blocks of {expected}, got {got} (1 stands for none)")]
+    /// Inputs with a different Hadamard rotation than the one the weights were stored with.
+    #[error("{what}: expected inputs rotated in blocks of {expected}, got {got} (1 = no rotation)")]
     Rotation {
-        /// Of what.
+        /// Name of the inputs.
         what: &'static str,
-        /// Numbers of a block.
+        /// Block size of the weights' rotation.
         expected: usize,
-        /// Those given.
+        /// Block size of the inputs' rotation.
         got: usize,
     },
-    /// A trit tensor that could not be read.
+    /// A trit tensor that cannot be read.
     #[error(transparent)]
     Trit(#[from] TritError),
 }
@@ -224,7 +225,7 @@ pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Resu
     if expected == got { Ok(()) } else { Err(CubeError::Length { what, expected, got }) }
 }
 
-/// Checks what inputs go through.
+/// Checks that two rotations are equal.
 pub(crate) fn check_rotation(
     what: &'static str,
     expected: Option<Hadamard>,
@@ -238,7 +239,7 @@ pub(crate) fn check_rotation(
     }
 }
 
-/// A range as messages show it.
+/// Formats a range for messages.
 fn range(minimum: usize, maximum: usize) -> String {
     match (minimum, maximum) {
         (_, usize::MAX) => format!("at least {minimum}"),
@@ -247,7 +248,7 @@ fn range(minimum: usize, maximum: usize) -> String {
     }
 }
 
-/// Refuses what an operation or a layout does not support.
+/// Returns [`CubeError::Unsupported`].
 pub(crate) fn unsupported<T>(
     operation: &'static str,
     property: impl Into<String>,
@@ -256,7 +257,7 @@ pub(crate) fn unsupported<T>(
     Err(CubeError::Unsupported { operation, property: property.into(), remedy })
 }
 
-/// Checks that a number is inside of a range.
+/// Checks that a number is inside a range.
 pub(crate) fn check_range(what: &'static str, minimum: usize, maximum: usize, got: usize) -> Result<()> {
     if (minimum..=maximum).contains(&got) {
         Ok(())

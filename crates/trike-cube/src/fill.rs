@@ -1,4 +1,4 @@
-//! Buffers of one value.
+//! Filling a buffer with one value.
 
 use cubecl::prelude::*;
 
@@ -6,12 +6,12 @@ use crate::device::{Buffer, Device, Launch};
 use crate::error::Result;
 use crate::plan::{Settings, spread};
 
-/// Units of a cube.
+/// Units per cube.
 const UNITS: u32 = 64;
-/// Words that one unit writes.
+/// Words written per unit.
 const EACH: usize = 16;
 
-/// Unit `u` of cube `c` writes words `c * 1024 + u`, and every 64th after it up to 16.
+/// Unit `u` of cube `c` writes 16 words: `c * 1024 + u` and every 64th after it.
 #[cube(launch_unchecked)]
 fn fill_words(out: &mut [u32], value: u32, #[comptime] each: usize) {
     let first = CUBE_POS * CUBE_DIM as usize * each + UNIT_POS as usize;
@@ -24,17 +24,17 @@ fn fill_words(out: &mut [u32], value: u32, #[comptime] each: usize) {
 }
 
 impl Device {
-    /// Writes the same word everywhere.
+    /// Fills a buffer with one word.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Limit`](crate::CubeError::Limit) for a buffer that needs more cubes than the device has,
+    /// [`CubeError::Limit`](crate::CubeError::Limit) for a buffer that needs more cubes than the device supports,
     /// [`CubeError::Launch`](crate::CubeError::Launch).
     pub fn fill(&self, out: &Buffer<u32>, value: u32) -> Result<()> {
         let cubes = spread(out.len().div_ceil(UNITS as usize * EACH));
         let settings = Settings { cubes, ..Settings::linear(1, UNITS, 1) };
         self.launch(&Launch::new("fill", &EACH, settings), &[out], |client, cubes, units| {
-            // SAFETY: the kernel compares every index with the length, and its loop has a fixed end.
+            // SAFETY: the kernel checks every index against the length, and its loop has a fixed bound.
             unsafe { fill_words::launch_unchecked(client, cubes, units, out.arg(), value, EACH) };
         })
     }

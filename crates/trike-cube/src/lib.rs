@@ -3,27 +3,27 @@
 //! Start from [`Device`]: open one with a [`DeviceSpec`] (`wgpu:0`, `cuda:0`, `auto`), upload into [`Buffer`]s, and call the
 //! operations. Kernels run in the order of the calls; nothing waits until something is read back.
 //!
-//! The decision that shaped the crate: every kernel is planned on the host before it is launched. A [`Plan`] says *what* is
-//! wanted, its blueprint says *how* (compiled into the kernel), [`Settings`] say *where* (cubes, units, shared memory), and
-//! everything that a device could refuse is refused by the plan, with the limit and the request in the error: on a device
-//! thread a refusal would leave the output as it was. What was given up: shapes travel with every call, and a plan is made
-//! anew each time (it is a few comparisons).
+//! Main design decision: every kernel is planned on the host before it is launched. A [`Plan`] describes the problem, its
+//! blueprint the kernel variant (compiled into the kernel), [`Settings`] the launch (cubes, units, shared memory). Everything
+//! that a device could reject is rejected by the plan, with the limit and the requested value in the error: a failure on a
+//! device thread would leave the output silently unchanged. The cost: shapes are passed with every call, and every call is
+//! planned anew (a few comparisons).
 //!
-//! The second one: no runtime is linked unless a feature says so (`wgpu`, `vulkan`, `cuda`, `hip`, `metal`, `cpu`), and only
-//! the module `device` talks to CubeCL's host interface, which changes with every release.
+//! Second decision: no runtime is linked unless its feature is enabled (`wgpu`, `vulkan`, `cuda`, `hip`, `metal`, `cpu`), and
+//! only the module `device` uses CubeCL's host API, which changes with every release.
 //!
 //! * devices: [`Device`], [`DeviceSpec`], [`Capabilities`], [`devices`], [`is_linked`]
 //! * memory: [`Buffer`], [`Element`]
-//! * launches that run again with one call: [`Device::capture`], [`Graph`]
+//! * recorded launches, replayed with one call: [`Device::capture`], [`Graph`]
 //! * plans: [`Plan`], [`Strategy`], [`Settings`], [`Cost`]
-//! * weights times activations: [`linear`]
-//! * other operations of a decoder: [`ops`]
+//! * linear layers: [`linear`]
+//! * other decoder operations: [`ops`]
 //! * attention: [`attention`]
-//! * trits times trits: [`TritTable`]; hypervectors: [`vsa`]
-//! * what a device can do at most: [`Device::probe_copy`], [`Products`]
+//! * dot products of trits with trits: [`TritTable`]; hypervectors: [`vsa`]
+//! * measured ceilings of a device: [`Device::probe_copy`], [`Products`]
 //! * errors: [`CubeError`]
 //!
-//! `trike-nn` builds its device backend on this crate. It depends on `trike-trit` and on CubeCL.
+//! `trike-nn` builds its device backend on this crate, which depends on `trike-trit` and CubeCL.
 
 pub mod attention;
 mod capabilities;

@@ -1,4 +1,4 @@
-//! What every kernel has: a problem that says what, a blueprint that says how, settings that say where, and a cost.
+//! Planning of kernels: a problem, a blueprint (kernel variant), launch settings, and a cost.
 
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -8,26 +8,26 @@ use trike_core::Cost;
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result};
 
-/// How an operation chooses its kernel.
+/// Kernel selection of an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Strategy<B> {
     /// The plan chooses for the device.
     #[default]
     Inferred,
-    /// This blueprint, for tests and for tuning; an operation refuses one that the device or the problem does not allow.
+    /// This blueprint, for tests and tuning; an error if the device or the problem does not allow it.
     Forced(B),
 }
 
-/// Where a kernel runs: how many cubes of how many units, and what each cube holds.
+/// Launch settings of a kernel: cubes, units per cube, shared memory and bindings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Cubes along x, y and z.
     pub cubes: [u32; 3],
-    /// Units of a cube along x and y.
+    /// Units per cube along x and y.
     pub units: [u32; 2],
-    /// Bytes of shared memory of a cube.
+    /// Bytes of shared memory per cube.
     pub shared_bytes: usize,
-    /// Buffers that the kernel binds.
+    /// Buffers bound by the kernel.
     pub bindings: usize,
 }
 
@@ -35,28 +35,28 @@ impl Settings {
     /// `cubes` cubes of `units` units in one line, without shared memory.
     #[must_use]
     pub fn linear(cubes: usize, units: u32, bindings: usize) -> Self {
-        // A number that does not fit is refused by `check`, like any other above the limit.
+        // `check` rejects a number that does not fit, like any other above the limit.
         let cubes = u32::try_from(cubes).unwrap_or(u32::MAX);
         Self { cubes: [cubes, 1, 1], units: [units, 1], shared_bytes: 0, bindings }
     }
 
-    /// With this much shared memory.
+    /// Sets the bytes of shared memory.
     #[must_use]
     pub fn shared(self, bytes: usize) -> Self {
         Self { shared_bytes: bytes, ..self }
     }
 
-    /// Units of a cube.
+    /// Units per cube.
     #[must_use]
     pub fn units_per_cube(&self) -> u32 {
         self.units[0].saturating_mul(self.units[1])
     }
 
-    /// Refuses what the device does not have.
+    /// Checks the settings against the device's limits.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Limit`] with the first limit that is exceeded; a side of zero is [`CubeError::Range`].
+    /// [`CubeError::Limit`] for the first exceeded limit; [`CubeError::Range`] for a side of zero.
     pub fn check(&self, kernel: &'static str, device: &Capabilities) -> Result<()> {
         const CUBES: [&str; 3] = ["cubes along x", "cubes along y", "cubes along z"];
         const UNITS: [&str; 2] = ["units along x", "units along y"];
@@ -84,7 +84,7 @@ impl Settings {
     }
 }
 
-/// Refuses a request over a limit.
+/// Checks a request against a limit.
 pub(crate) fn check_limit(
     kernel: &'static str,
     what: &'static str,
@@ -94,19 +94,20 @@ pub(crate) fn check_limit(
     if requested <= limit { Ok(()) } else { Err(CubeError::Limit { kernel, what, requested, limit }) }
 }
 
-/// Cubes in two lines, where one would be longer than any device allows. Kernels compare `CUBE_POS` with the number.
+/// Arranges cubes in several lines if they exceed 65,535, the number that every device allows along one dimension. Kernels
+/// check `CUBE_POS` against their number.
 pub(crate) fn spread(cubes: usize) -> [u32; 3] {
     const LONGEST: usize = 65_535;
     let lines = cubes.div_ceil(LONGEST).max(1);
     [cubes.div_ceil(lines).max(1), lines, 1].map(|n| u32::try_from(n).unwrap_or(u32::MAX))
 }
 
-/// Refuses a kernel that exchanges values inside of planes where there are none, or where a cube is no whole number of them.
+/// Checks that the device has plane operations and that a cube is a whole number of planes.
 pub(crate) fn check_planes(kernel: &'static str, units: u32, device: &Capabilities) -> Result<()> {
     match device.planes {
         Some((_, most)) if units.is_multiple_of(most) => Ok(()),
         Some((_, most)) => Err(CubeError::NotMultiple {
-            what: "units of a cube of planes",
+            what: "units of a cube (whole planes)",
             unit: most as usize,
             got: units as usize,
         }),
@@ -114,43 +115,44 @@ pub(crate) fn check_planes(kernel: &'static str, units: u32, device: &Capabiliti
     }
 }
 
-/// A problem that knows its kernels.
+/// A problem with its kernel variants.
 ///
-/// [`Plan::candidates`] lists every blueprint that [`Strategy::Inferred`] may choose on some device like this one, the best
-/// first; the first that is inside of the device's limits is chosen: tests run all of them, and the compile phase of `cargo xtask gpu-test` compiles all of them for every target.
+/// [`Plan::candidates`] lists the blueprints that [`Strategy::Inferred`] may choose on such a device, best first; the first one
+/// within the device's limits is chosen. Tests run all of them, and the compile phase of `cargo xtask gpu-test` compiles all of
+/// them for every target.
 pub trait Plan {
-    /// What is compiled into the kernel.
+    /// Kernel variant: the compile-time parameters.
     type Blueprint: Clone + Debug + PartialEq + Eq + Hash;
 
     /// The operation's name in errors and reports.
     const NAME: &'static str;
 
-    /// Refuses shapes that no kernel of this operation takes.
+    /// Checks that kernels of this operation support the shapes.
     ///
     /// # Errors
     ///
-    /// Whatever is wrong with the problem itself, on any device.
+    /// For a problem that is invalid on every device.
     fn validate(&self) -> Result<()>;
 
-    /// Every blueprint that fits this problem on this device, the best first.
+    /// The blueprints for this problem on this device, best first.
     fn candidates(&self, device: &Capabilities) -> Vec<Self::Blueprint>;
 
-    /// Where a blueprint runs.
+    /// Launch settings of a blueprint.
     ///
     /// # Errors
     ///
-    /// What makes this blueprint impossible for the problem or for the device.
+    /// For a blueprint that does not support the problem or the device.
     fn settings(&self, blueprint: &Self::Blueprint, device: &Capabilities) -> Result<Settings>;
 
     /// Operations and compulsory bytes.
     fn cost(&self) -> Cost;
 
-    /// Validates, chooses, and checks the device's limits.
+    /// Validates the problem, selects a blueprint, and checks the device's limits.
     ///
     /// # Errors
     ///
     /// Those of [`Plan::validate`], [`Plan::settings`] and [`Settings::check`]; [`CubeError::NoKernel`] when there is no
-    /// blueprint at all.
+    /// candidate.
     fn plan(
         &self,
         strategy: &Strategy<Self::Blueprint>,
@@ -164,7 +166,7 @@ pub trait Plan {
                 let fits = |b: &&Self::Blueprint| {
                     self.settings(b, device).is_ok_and(|s| s.check(Self::NAME, device).is_ok())
                 };
-                // Where none fits, the best one says by its error what is missing.
+                // If none fits, the best one's error is returned.
                 candidates.iter().find(fits).or(candidates.first()).cloned().ok_or_else(|| {
                     CubeError::NoKernel { operation: Self::NAME, device: device.name.clone() }
                 })?

@@ -1,4 +1,4 @@
-//! Trits times trits: AND and popcount, for hypervectors and ternary keys.
+//! Dot products of trits with trits: AND and popcount, for hypervectors and ternary keys.
 
 use cubecl::prelude::*;
 use trike_trit::{TritError, TritTensor};
@@ -9,19 +9,19 @@ use crate::error::{CubeError, Result, check_len, check_range, check_shape, unsup
 use crate::plan::{Plan, Settings, Strategy};
 use trike_core::{Cost, TritScore};
 
-/// Four words of a plane of bits.
+/// Four words of a bit plane.
 pub(crate) type Quad = Vector<u32, Const<4>>;
 
-/// Trits of a step: a vector of each sign.
+/// Trits per step: one vector per sign.
 pub(crate) const STEP: usize = 128;
-/// Rows of a cube.
+/// Rows per cube.
 const ROWS: usize = 4;
-/// Units of a cube.
+/// Units per cube.
 const UNITS: usize = 64;
-/// Parts into which the units' counts are added up first.
+/// Partial counts after the first step of the reduction over the units.
 const PARTS: usize = 8;
 
-/// Rows of trits on a device, in bit planes: a codebook, or queries.
+/// Rows of trits on a device, as bit planes: a codebook (item memory) or queries.
 ///
 /// ```text
 /// words    [row][step of 128 trits][sign: pos, neg][word of 4]: bit j of word w is trit 128 step + 32 w + j
@@ -34,11 +34,12 @@ pub struct TritTable {
 }
 
 impl TritTable {
-    /// Uploads the trits of a tensor of one plane; its scales, and a rotation of its inputs, are left behind.
+    /// Uploads the trits of a tensor of one plane; its scales and its rotation are ignored.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Unsupported`] for more than one plane, [`CubeError::Shape`] and [`CubeError::Memory`] for one too large.
+    /// [`CubeError::Unsupported`] for more than one plane, [`CubeError::Shape`] and [`CubeError::Memory`] for a tensor that is
+    /// too large.
     pub fn upload(device: &Device, tensor: &TritTensor) -> Result<Self> {
         let (rows, cols) = (tensor.rows(), tensor.cols());
         if tensor.depth() != 1 {
@@ -55,12 +56,12 @@ impl TritTable {
         Ok(Self { rows, cols, words: device.upload_weights(&words)? })
     }
 
-    /// Uploads rows of bit planes: of each row its positive and its negative trits, 64 a word, zeros past the last.
+    /// Uploads rows of bit planes: per row its positive and its negative trits, 64 per word, zeros past the last trit.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for planes of other lengths than `cols` asks for, [`CubeError::Trit`] for bits past the last trit and
-    /// for trits with both signs, [`CubeError::Shape`] and [`CubeError::Memory`] for a table too large.
+    /// [`CubeError::Length`] for planes whose length does not match `cols`, [`CubeError::Trit`] for bits past the last trit and
+    /// for trits with both signs, [`CubeError::Shape`] and [`CubeError::Memory`] for a table that is too large.
     pub fn from_planes<'a>(
         device: &Device,
         cols: usize,
@@ -91,7 +92,7 @@ impl TritTable {
         Ok(Self { rows: count, cols, words: device.upload_weights(&words)? })
     }
 
-    /// Room for rows that a kernel is going to write as a whole.
+    /// Allocates an uninitialized table, to be written completely by a kernel.
     ///
     /// # Errors
     ///
@@ -102,7 +103,7 @@ impl TritTable {
         Ok(Self { rows, cols, words })
     }
 
-    /// The bit planes of each row, as [`TritTable::from_planes`] takes them.
+    /// The bit planes of each row, in the format of [`TritTable::from_planes`].
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl TritTable {
         Ok(rows.map(|row| [0, 1].map(|sign| plane(row, sign))).collect())
     }
 
-    /// Some of the rows, sharing the memory.
+    /// A view of `rows` rows, sharing the memory.
     pub(crate) fn rows_from(&self, first: usize, rows: usize) -> Result<Self> {
         let row = words_of(self.cols);
         Ok(Self { rows, cols: self.cols, words: self.words.view(first * row, rows * row)? })
@@ -133,20 +134,20 @@ impl TritTable {
         self.rows
     }
 
-    /// Trits of a row.
+    /// Trits per row.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Bytes that it takes on the device.
+    /// Device memory of the table, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.words.bytes()
     }
 }
 
-/// Words of a row.
+/// Words per row.
 pub(crate) fn words_of(cols: usize) -> usize {
     cols.div_ceil(STEP) * 8
 }
@@ -162,23 +163,23 @@ fn pack_row(trits: &[i8], words: &mut [u32]) {
     }
 }
 
-/// The scores of some queries with all rows of a table.
+/// Scores of queries with all rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TritDotProblem {
-    /// What is counted.
+    /// The score.
     pub score: TritScore,
-    /// Rows of the queries.
+    /// Number of queries.
     pub queries: usize,
     /// Rows of the table.
     pub rows: usize,
-    /// Trits of a row.
+    /// Trits per row.
     pub cols: usize,
 }
 
-/// How they are computed: queries that share one pass over the table, 1, 2, 4 or 8.
+/// Kernel variant: number of queries that share one pass over the table, 1, 2, 4 or 8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TritDotBlueprint {
-    /// Queries of a cube.
+    /// Queries per cube.
     pub queries: usize,
 }
 
@@ -216,7 +217,7 @@ impl Plan for TritDotProblem {
 
     fn cost(&self) -> Cost {
         let [queries, rows, words] = [self.queries, self.rows, words_of(self.cols)].map(|n| n as u64);
-        // For a word of both signs of both sides: four ANDs, two ORs, two counts, two sums.
+        // Per word with both signs of both operands: four ANDs, two ORs, two popcounts, two additions.
         Cost::of_operations(
             10 * queries * rows * (words / 2),
             4 * (queries * words + rows * words + queries * rows),
@@ -224,7 +225,7 @@ impl Plan for TritDotProblem {
     }
 }
 
-/// Cube `(x, y)` compares four rows with `each` queries; unit `u` takes every 64th step of the rows.
+/// Cube `(x, y)` scores four rows with `each` queries; unit `u` processes every 64th step of the rows.
 #[cube(launch_unchecked)]
 fn trit_dots(
     table: &[Quad],
@@ -233,7 +234,7 @@ fn trit_dots(
     rows: u32,
     count: u32,
     steps: u32,
-    // What a row without trits scores.
+    // Initial value of every score.
     start: i32,
     #[comptime] each: usize,
     #[comptime] score: TritScore,
@@ -255,21 +256,21 @@ fn trit_dots(
     while step < steps {
         #[unroll]
         for m in 0..each {
-            // Queries and rows past the last are counted like the last, and not stored.
+            // Queries and rows past the last repeat the last one and are not stored.
             let at = (clamp_max(first_query + m, last_query) * steps + step) * 2;
             let (a, b) = (queries[at], queries[at + 1]);
             #[unroll]
             for r in 0..ROWS {
                 let at = (clamp_max(first_row + r, last_row) * steps + step) * 2;
                 let (p, n) = (table[at], table[at + 1]);
-                // At most one of the two products of a sign has a bit, so one count does for both.
+                // The two products of a sign are disjoint, so one popcount counts both.
                 let plus = ((p & a) | (n & b)).count_ones();
                 let mut difference = Vector::<i32, Const<4>>::cast_from(plus);
                 if comptime!(score == TritScore::Dot) {
                     difference -= Vector::<i32, Const<4>>::cast_from(((p & b) | (n & a)).count_ones());
                 }
                 if comptime!(score == TritScore::Matches) {
-                    // Positions where neither is nonzero match too: those are all but the union.
+                    // Positions where both are zero match too: all positions minus the union.
                     difference -= Vector::<i32, Const<4>>::cast_from((p | n | a | b).count_ones());
                 }
                 sums[comptime!(r * each + m)] += difference.vector_sum();
@@ -311,11 +312,12 @@ fn trit_dots(
 }
 
 impl Device {
-    /// `out[q][r]` becomes the dot product of query `q` and row `r` of the table.
+    /// Writes the dot product of query `q` and row `r` of the table to `out[q][r]`.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] when the trits of a row or the output do not fit, and those of [`Plan::plan`] and of the launch.
+    /// [`CubeError::Length`] when the trits per row or the output length do not match, and those of [`Plan::plan`] and of the
+    /// launch.
     pub fn trit_dot(
         &self,
         queries: &TritTable,
@@ -326,7 +328,7 @@ impl Device {
         self.trit_scores(TritScore::Dot, queries, table, out, strategy)
     }
 
-    /// `out[q][r]` becomes the score of query `q` and row `r` of the table.
+    /// Writes the score of query `q` and row `r` of the table to `out[q][r]`.
     ///
     /// # Errors
     ///
@@ -342,7 +344,7 @@ impl Device {
         self.scores_as(score, queries, table, out, strategy, false)
     }
 
-    /// [`Device::trit_scores`], as integers or as the bits of floats.
+    /// [`Device::trit_scores`], as integers or as the bits of f32 values.
     pub(crate) fn scores_as(
         &self,
         score: TritScore,

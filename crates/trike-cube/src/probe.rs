@@ -1,6 +1,6 @@
-//! What a device can do at most: kernels that only copy, and kernels that only multiply in registers.
+//! Measured ceilings of a device: kernels that only copy, and kernels that only multiply in registers.
 //!
-//! Shares of a device are shares of these, measured in the same run, and not of a data sheet.
+//! Utilization is reported relative to these ceilings, measured in the same run, not to a data sheet.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
@@ -14,28 +14,28 @@ use trike_core::Cost;
 
 type Quad = Vector<u32, Const<4>>;
 
-/// Units of a cube.
+/// Units per cube.
 const UNITS: u32 = 256;
-/// Vectors that one unit copies, all loads before the first store.
+/// Vectors copied per unit; all loads precede the first store.
 const EACH: usize = 4;
-/// Sums of a unit or a plane that do not wait for each other.
+/// Independent accumulators per unit or plane.
 const CHAINS: usize = 8;
-/// Rounds of a launch, at most: no sum may leave its type.
+/// Maximum rounds per launch: sums must not overflow.
 const MAX_ROUNDS: usize = 1 << 12;
 
-/// Bytes of the first operand, of the second for an even chain and for an odd one.
+/// int8 operands: the first, then the second for even and for odd chains.
 const BYTES: [u32; 3] = [0x7f03_fb81, 0x05fe_0b07, 0xf90d_02ff];
-/// Pairs of halves, lower one first: 0.5 and -1.25; 1.5 and 0.75; -0.25 and 2.
+/// Pairs of f16 values, low half first: 0.5 and -1.25; 1.5 and 0.75; -0.25 and 2.
 const HALVES: [u32; 3] = [0xbd00_3800, 0x3a00_3e00, 0x4000_b400];
 
-/// What is multiplied.
+/// Kind of product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Products {
-    /// Dot products of four signed bytes, which every device has in some form.
+    /// Dot products of four int8, available on every device in some form.
     Dp4a,
     /// `mma` s8 m16n8k32.
     Int8Mma,
-    /// `mma` f16 m16n8k16 with sums in f32.
+    /// `mma` f16 m16n8k16 with f32 accumulation.
     F16Mma,
 }
 
@@ -53,7 +53,7 @@ impl Products {
         }
     }
 
-    /// Whether the device has the instruction.
+    /// Returns true if the device supports the instruction.
     #[must_use]
     pub fn is_there(self, device: &Capabilities) -> bool {
         let warps = device.planes == Some((32, 32));
@@ -64,7 +64,7 @@ impl Products {
         }
     }
 
-    /// Multiply-adds of one unit in one round.
+    /// Multiply-adds per unit and round.
     fn macs(self) -> u64 {
         let of_chain = match self {
             Self::Dp4a => 4,
@@ -74,10 +74,10 @@ impl Products {
         of_chain * CHAINS as u64
     }
 
-    /// What every unit's word is after `rounds` rounds: the sum of its chains, as an integer.
+    /// Expected word of every unit after `rounds` rounds: the sum of its chains, as an integer.
     ///
-    /// Operands are the same in all lanes, so every element of a product is a multiple of one dot product of four bytes or
-    /// of two halves, whatever the order of columns.
+    /// Operands are equal in all lanes, so every element of a product is a multiple of one dot product of four int8 or two f16,
+    /// in any order of columns.
     #[must_use]
     pub fn result(self, rounds: usize) -> i32 {
         let bytes = |a: u32, b: u32| -> i32 {
@@ -88,7 +88,7 @@ impl Products {
             let of = |word: u32, at: u32| f16::from_bits((word >> (16 * at)) as u16).to_f32();
             of(a, 0) * of(b, 0) + of(a, 1) * of(b, 1)
         };
-        // Chains of both kinds, half each; four elements a lane.
+        // Half of the chains of each kind; four elements per lane.
         let rounds = rounds as i32;
         let both = CHAINS as i32 / 2;
         match self {
@@ -102,7 +102,7 @@ impl Products {
     }
 }
 
-/// Unit `u` of cube `c` copies vectors `c * 1024 + u`, and every 256th after it up to four.
+/// Unit `u` of cube `c` copies four vectors: `c * 1024 + u` and every 256th after it.
 #[cube(launch_unchecked)]
 fn copy_vectors(from: &[Quad], to: &mut [Quad], #[comptime] each: usize) {
     let first = CUBE_POS * CUBE_DIM as usize * each + UNIT_POS as usize;
@@ -122,7 +122,7 @@ fn copy_vectors(from: &[Quad], to: &mut [Quad], #[comptime] each: usize) {
     }
 }
 
-/// Every unit adds up `rounds` times [`CHAINS`] products and writes one word.
+/// Every unit adds up `rounds * CHAINS` products and writes one word.
 #[cube(launch_unchecked)]
 fn dot_bytes(out: &mut [i32], rounds: u32, a: u32, b: u32, c: u32, #[comptime] chains: usize) {
     let mut sums = Array::<i32>::new(chains);
@@ -246,12 +246,12 @@ fn multiply_halves(out: &mut [i32], rounds: u32, a: u32, b: u32, c: u32, #[compt
 }
 
 impl Device {
-    /// Copies a buffer, sixteen bytes a unit at a time: every byte is read once and written once.
+    /// Copies a buffer with 16-byte loads and stores: every byte is read once and written once.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] when the lengths differ, [`CubeError::NotMultiple`] when they are no multiple of four words,
-    /// [`CubeError::Overlap`] when the buffers share memory, [`CubeError::Limit`] for more cubes than the device has, and
+    /// [`CubeError::Length`] when the lengths differ, [`CubeError::NotMultiple`] when they are not a multiple of four words,
+    /// [`CubeError::Overlap`] when the buffers share memory, [`CubeError::Limit`] for more cubes than the device supports, and
     /// [`CubeError::Launch`].
     pub fn probe_copy(&self, from: &Buffer<u32>, to: &Buffer<u32>) -> Result<Cost> {
         check_len("copy", from.len(), to.len())?;
@@ -259,23 +259,23 @@ impl Device {
             return Err(CubeError::NotMultiple { what: "words of a copy", unit: 4, got: from.len() });
         }
         if from.overlaps(to) {
-            return Err(CubeError::Overlap { what: "copy and what is copied" });
+            return Err(CubeError::Overlap { what: "source and destination of a copy" });
         }
         let settings = Settings::linear((from.len() / 4).div_ceil(UNITS as usize * EACH), UNITS, 2);
         self.launch(&Launch::new("probe/copy", &EACH, settings), &[to], |client, cubes, units| {
             let (from, to) = (from.vectors(4), to.vectors(4));
-            // SAFETY: the lengths were compared above; loads are clamped and stores compared with them.
+            // SAFETY: the lengths were checked above; loads are clamped to them and stores checked against them.
             unsafe { copy_vectors::launch_unchecked(client, cubes, units, from, to, EACH) };
         })?;
         Ok(Cost { macs: 0, bytes: 2 * from.bytes() as u64 })
     }
 
-    /// Multiplies in registers for `rounds` rounds, with as many units as `out` has words, a multiple of 256: each writes
-    /// [`Products::result`].
+    /// Multiplies in registers for `rounds` rounds. Each unit writes [`Products::result`] to one word of `out`, whose length
+    /// must be a multiple of 256.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Feature`] when the device lacks the instruction, [`CubeError::NotMultiple`], [`CubeError::Range`] for no
+    /// [`CubeError::Feature`] when the device lacks the instruction, [`CubeError::NotMultiple`], [`CubeError::Range`] for zero
     /// rounds or more than 4096, [`CubeError::Limit`] and [`CubeError::Launch`].
     pub fn probe_products(&self, products: Products, rounds: usize, out: &Buffer<i32>) -> Result<Cost> {
         const KERNEL: &str = "probe/products";
@@ -286,28 +286,28 @@ impl Device {
         check_range("rounds of products", 1, MAX_ROUNDS, rounds)?;
         if !out.len().is_multiple_of(UNITS as usize) {
             let unit = UNITS as usize;
-            return Err(CubeError::NotMultiple { what: "units that multiply", unit, got: out.len() });
+            return Err(CubeError::NotMultiple { what: "output words of a probe", unit, got: out.len() });
         }
         let settings = Settings::linear(out.len() / UNITS as usize, UNITS, 1);
         self.launch(&Launch::new(KERNEL, &products, settings), &[out], |client, cubes, units| {
             let (to, rounds) = (out.arg(), rounds as u32);
             let [a, b, c] = if products == Products::F16Mma { HALVES } else { BYTES };
-            // Operands are arguments, so that no compiler multiplies them.
+            // Operands are launch arguments, so that the compiler cannot fold the products.
             match products {
                 Products::Dp4a => {
-                    // SAFETY: there is a unit for each word of `out`.
+                    // SAFETY: there is one unit per word of `out`.
                     unsafe {
                         dot_bytes::launch_unchecked(client, cubes, units, to, rounds, a, b, c, CHAINS);
                     }
                 }
                 Products::Int8Mma => {
-                    // SAFETY: as above; that planes are of 32 units and have the instruction was checked.
+                    // SAFETY: as above; the instruction and planes of 32 units were checked.
                     unsafe {
                         multiply_bytes::launch_unchecked(client, cubes, units, to, rounds, a, b, c, CHAINS);
                     }
                 }
                 Products::F16Mma => {
-                    // SAFETY: as above; that planes are of 32 units and have the instruction was checked.
+                    // SAFETY: as above; the instruction and planes of 32 units were checked.
                     unsafe {
                         multiply_halves::launch_unchecked(client, cubes, units, to, rounds, a, b, c, CHAINS);
                     }

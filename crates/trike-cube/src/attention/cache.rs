@@ -1,4 +1,4 @@
-//! Keys and values on the device, and the positions of tokens.
+//! The KV cache on the device, and token positions.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,25 +13,25 @@ use crate::device::{AnyBuffer, Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
 use crate::plan::{Settings, spread};
 
-/// Shape of the cache of one layer of one sequence.
+/// Shape of the KV cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CacheShape {
     /// Key and value heads.
     pub kv_heads: usize,
-    /// Width of a head.
+    /// Head dimension.
     pub head_dim: usize,
-    /// Positions held; position `p` lies in slot `p % capacity`.
+    /// Capacity in positions; position `p` is stored in slot `p % capacity`.
     pub capacity: usize,
-    /// Type of the elements.
+    /// Element type.
     pub precision: KvPrecision,
 }
 
 impl CacheShape {
-    /// Numbers of the keys, and of the values.
+    /// Number of elements of the keys (and of the values).
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] and [`CubeError::Shape`] for sides of zero or a product over 32 bits.
+    /// [`CubeError::Range`] and [`CubeError::Shape`] for a side of zero or a product of `2^32` or more.
     pub fn numbers(&self) -> Result<usize> {
         check_range("key/value heads of a cache", 1, 1 << 16, self.kv_heads)?;
         check_range("head_dim of a cache", 1, 1 << 16, self.head_dim)?;
@@ -51,7 +51,7 @@ impl CacheShape {
         Ok(2 * each * self.numbers()? as u64)
     }
 
-    /// Numbers that a load takes at once.
+    /// Elements per vector load.
     pub(super) fn lanes(&self) -> usize {
         if self.head_dim.is_multiple_of(4) { 4 } else { 1 }
     }
@@ -79,11 +79,11 @@ impl KvBuffer {
         }
     }
 
-    /// The halves, two in a word.
+    /// The f16 elements as words, two per word.
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] when they are no whole number of words.
+    /// [`CubeError::NotMultiple`] when the bytes are not a whole number of words.
     pub(super) fn words(&self) -> Result<Buffer<u32>> {
         match self {
             Self::F32(buffer) => buffer.cast(),
@@ -106,7 +106,7 @@ impl KvBuffer {
     }
 }
 
-/// Keys and values of one layer of one sequence, as a ring: position `p` lies in slot `p % capacity`.
+/// KV cache of one layer of one sequence, a ring buffer: position `p` is stored in slot `p % capacity`.
 #[derive(Clone, Debug)]
 pub struct KvCache {
     pub(super) k: KvBuffer,
@@ -115,11 +115,11 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Room for keys and values, which hold anything until they are stored.
+    /// Allocates keys and values, uninitialized until they are stored.
     ///
     /// # Errors
     ///
-    /// Those of [`CacheShape::numbers`] and of [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without it.
+    /// As [`CacheShape::numbers`] and [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without it.
     pub fn empty(device: &Device, shape: CacheShape) -> Result<Self> {
         let len = shape.numbers()?;
         if shape.precision == KvPrecision::F16 && !device.capabilities().f16 {
@@ -138,16 +138,16 @@ impl KvCache {
         self.shape
     }
 
-    /// Whether a tensor shares memory with the cache.
+    /// Returns true if a tensor shares memory with the cache.
     pub(super) fn overlaps(&self, other: &Buffer<f32>) -> bool {
         self.k.overlaps(other) || self.v.overlaps(other)
     }
 
-    /// The keys and the values in f32, as they lie: `[kv_head][slot][head_dim]`.
+    /// The keys and the values in f32, in memory order: `[kv_head][slot][head_dim]`.
     ///
     /// # Errors
     ///
-    /// Those of [`Device::read`].
+    /// As [`Device::read`].
     pub fn read(&self, device: &Device) -> Result<(Vec<f32>, Vec<f32>)> {
         let read = |buffer: &KvBuffer| -> Result<Vec<f32>> {
             match buffer {
@@ -170,28 +170,28 @@ impl KvCache {
 #[derive(Clone, Debug)]
 pub struct Positions {
     values: Vec<u32>,
-    /// How often the buffer had been written when it got these values.
+    /// Value of the shared write counter when these values were written.
     writes: u32,
     buffer: Buffer<u32>,
     shared: Arc<OfClones>,
 }
 
-/// What all clones share, with the buffer.
+/// State shared by all clones, like the buffer.
 #[derive(Debug)]
 struct OfClones {
     below: AtomicU32,
     writes: AtomicU32,
 }
 
-/// Positions stay below this, so that sums of them with lengths fit 32 bits.
+/// Exclusive bound of positions, so that a position plus a length fits 32 bits.
 pub(crate) const MAX_POSITION: usize = 1 << 30;
 
 impl Positions {
-    /// Puts positions on the device.
+    /// Uploads positions.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for none, or for one of `2^30` or more.
+    /// [`CubeError::Range`] for an empty slice or a position of `2^30` or more.
     pub fn upload(device: &Device, values: &[u32]) -> Result<Self> {
         check_values(values, MAX_POSITION)?;
         let shared = OfClones { below: AtomicU32::new(MAX_POSITION as u32), writes: AtomicU32::new(0) };
@@ -199,11 +199,12 @@ impl Positions {
         Ok(Self { values: values.to_vec(), writes: 0, buffer, shared: Arc::new(shared) })
     }
 
-    /// Overwrites them with as many others. Clones, which share the buffer, are of no use for launches from then on.
+    /// Overwrites the positions with the same number of new ones. Clones share the buffer, so launches with them fail from then
+    /// on.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for one that is not [below](Self::below) the bound, and [`CubeError::Length`].
+    /// [`CubeError::Range`] for a position that is not [below](Self::below) the bound, and [`CubeError::Length`].
     pub fn write(&mut self, device: &Device, values: &[u32]) -> Result<()> {
         let (shared, writes) = (&self.shared, &mut self.writes);
         device.write_checked(&self.buffer, values, || {
@@ -215,7 +216,7 @@ impl Positions {
         Ok(())
     }
 
-    /// Refuses positions that are no longer what the buffer holds.
+    /// Returns an error when the buffer has been overwritten through a clone.
     ///
     /// # Errors
     ///
@@ -233,14 +234,14 @@ impl Positions {
         &self.values
     }
 
-    /// What may be written is below this: `2^30`, or the end of the shortest table of a rotation by these positions that was
-    /// [recorded](Device::capture). A replay compares nothing.
+    /// Exclusive bound of positions that may be written: `2^30`, or the length of the shortest RoPE table that a
+    /// [recorded](Device::capture) launch uses with these positions. A replay does not check positions itself.
     #[must_use]
     pub fn below(&self) -> u32 {
         self.shared.below.load(Ordering::Relaxed)
     }
 
-    /// Holds for what is written from here on.
+    /// Lowers the bound for later writes.
     pub(crate) fn keep_below(&self, bound: usize) {
         self.shared.below.fetch_min(u32::try_from(bound).unwrap_or(u32::MAX), Ordering::Relaxed);
     }
@@ -249,7 +250,7 @@ impl Positions {
         &self.buffer
     }
 
-    /// The first of some rows, which must have positions one after the other.
+    /// The position of the first of `rows`, whose positions must be consecutive.
     pub(super) fn first_of(&self, rows: &Range<usize>) -> Result<usize> {
         self.check_current()?;
         check_range("end of the rows of a segment", 1, self.values.len(), rows.end)?;
@@ -268,7 +269,7 @@ impl Positions {
 /// The rows of a batch that belong to one sequence.
 #[derive(Clone, Debug)]
 pub struct Segment<'a> {
-    /// Rows of the batch, whose positions follow each other.
+    /// Rows of the batch, with consecutive positions.
     pub rows: Range<usize>,
     /// The position of every row of the batch.
     pub positions: &'a Positions,
@@ -286,7 +287,7 @@ fn check_values(values: &[u32], below: usize) -> Result<()> {
 mod kernel {
     use super::*;
 
-    /// Unit `i` stores vector `i` of the new keys, and of the new values.
+    /// Unit `i` stores vector `i` of the new keys and of the new values.
     #[cube(launch_unchecked)]
     pub(super) fn store<E: Float, N: Size>(
         k: &[Vector<f32, N>],
@@ -313,17 +314,17 @@ mod kernel {
     }
 }
 
-/// Units of a cube that stores.
+/// Units per cube of the store kernel.
 const UNITS: u32 = 128;
 
 impl Device {
-    /// Stores the keys and values of a segment in its cache, each at its position; `k` and `v` are
+    /// Stores the keys and values of a segment in its cache, each at its position. `k` and `v` have the shape
     /// `positions x kv_heads x head_dim`.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for keys or values of another length, [`CubeError::Range`] for rows that do not exist or
-    /// that are more than the cache holds, [`CubeError::NotConsecutive`], [`CubeError::Overlap`], and those of the launch.
+    /// [`CubeError::Length`] for keys or values of the wrong length, [`CubeError::Range`] for rows that do not exist or exceed
+    /// the cache capacity, [`CubeError::NotConsecutive`], [`CubeError::Overlap`], and those of the launch.
     pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &Segment<'_>) -> Result<()> {
         let Segment { rows, positions, cache } = segment;
         let shape = cache.shape;
@@ -333,7 +334,7 @@ impl Device {
         positions.first_of(rows)?;
         check_range("tokens to store in a cache", 1, shape.capacity, rows.len())?;
         if self.is_capturing() && rows.len() > 1 {
-            // What is written over them later need not be positions that follow each other.
+            // Positions written before a replay need not be consecutive.
             return Err(CubeError::Capture { what: "keys and values of several positions" });
         }
         if [k, v].iter().any(|new| cache.overlaps(new)) {
@@ -366,10 +367,10 @@ fn store<E: Float>(
     let (keys, values) = (segment.cache.k.vectors(lanes), segment.cache.v.vectors(lanes));
     let dim = shape.head_dim / lanes;
     let sizes = [rows.len() * shape.kv_heads * dim, rows.start, shape.kv_heads, dim, shape.capacity];
-    // Each was compared with a length that fits 32 bits.
+    // Each was checked against a length that fits 32 bits.
     let [count, first, heads, dim, capacity] = sizes.map(|n| n as u32);
-    // SAFETY: `Device::store` compared the lengths, rows are those of `positions`, a slot is below the capacity, and no two
-    // rows share a slot because there are no more than that of consecutive positions.
+    // SAFETY: `Device::store` checked the lengths, rows are within `positions`, a slot is below the capacity, and no two rows
+    // share a slot because the positions are consecutive and at most `capacity` in number.
     unsafe {
         kernel::store::launch_unchecked::<E>(
             client, cubes, units, lanes, k, v, positions, keys, values, count, first, heads, dim, capacity,

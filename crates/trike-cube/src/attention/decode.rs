@@ -1,46 +1,47 @@
-//! Few query rows: the positions are shared by the cubes, and each cube reads a key and a value once for several heads.
+//! Attention with few query rows: positions are split across cubes, and each cube reads a key and a value once for several
+//! heads.
 
 use cubecl::prelude::*;
 
-/// Scores of what is not seen: finite, so that differences of two are numbers.
+/// Score of masked positions: finite, so that the difference of two is not NaN.
 pub(super) const LOWEST: f32 = -3.0e38;
 
-/// What is compiled into the kernel.
+/// Compile-time parameters of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Form {
-    /// Width of a head.
+    /// Head dimension.
     pub(super) head_dim: usize,
-    /// Query heads of a key head.
+    /// Query heads per KV head.
     pub(super) share: usize,
-    /// Query heads of a cube.
+    /// Query heads per cube.
     pub(super) heads: usize,
-    /// Units that share a key.
+    /// Units per key: they split its dot products.
     pub(super) lanes: usize,
-    /// Positions between two updates of the running maximum.
+    /// Positions per update of the running maximum.
     pub(super) chunk: usize,
-    /// Units of a cube.
+    /// Units per cube.
     pub(super) units: usize,
-    /// Numbers of a load.
+    /// Elements per vector load.
     pub(super) width: usize,
-    /// Whether other cubes see other positions, so that sums are left for [`combine`].
+    /// True if positions are split across cubes, so that partial sums are written for [`combine`].
     pub(super) split: bool,
 }
 
 impl Form {
-    /// Vectors of a head.
+    /// Vectors per head.
     fn vectors(self) -> usize {
         self.head_dim / self.width
     }
 
-    /// Groups of units that take different positions when values are summed.
+    /// Groups of units that sum the values of different positions.
     fn subsets(self) -> usize {
         self.units / self.vectors()
     }
 
-    /// Maxima of a head that units find by themselves.
+    /// Partial maxima per head, each computed by one unit.
     const MAXIMA: usize = 16;
 
-    /// Floats that hold the parts of the scores, and later the parts of the sums.
+    /// Floats of scratch memory for the partial scores, later for the partial sums.
     fn scratch(self) -> usize {
         let scores = self.heads * self.chunk * self.lanes;
         scores.max(self.heads * self.subsets() * self.head_dim)
@@ -54,15 +55,16 @@ impl Form {
     }
 }
 
-/// Cube `(split, key head and block of its query heads, row)` attends with `heads` query heads over its part of the positions
-/// that the row sees: whole chunks, as many in each part, and none in the last ones where there are fewer chunks than parts.
+/// Cube `(split, KV head and block of its query heads, row)` computes attention of `heads` query heads over its part of the
+/// row's visible positions. All parts have the same number of whole chunks; the last ones are empty when there are fewer chunks
+/// than parts.
 ///
-/// For each chunk of positions: `lanes` units make the dot products of a key with all heads, the scores become weights
+/// For each chunk of positions: `lanes` units compute the dot products of a key with all heads, the scores become weights
 /// relative to the running maximum, and units that hold a vector of columns sum the values (online softmax: Milakov and
-/// Gimelshein, 2018). The loops depend on the row's position alone, so that every unit meets every barrier.
+/// Gimelshein, 2018). The loops depend only on the row's position, so every unit reaches every barrier.
 ///
-/// How far a part reaches is found here and not by the host, because a recorded launch has its arguments for good: the grid is
-/// that of [`AttentionProblem::horizon`](super::AttentionProblem::horizon), and the position comes from a buffer.
+/// The kernel, not the host, computes the extent of a part, because the arguments of a recorded launch are fixed: the grid is
+/// sized for [`AttentionProblem::horizon`](super::AttentionProblem::horizon), and the position is read from a buffer.
 #[cube(launch_unchecked)]
 pub(super) fn decode<E: Float, N: Size>(
     q: &[Vector<f32, N>],
@@ -93,7 +95,7 @@ pub(super) fn decode<E: Float, N: Size>(
     let chunk_len = comptime!(form.chunk as u32);
     let per = (end - start).div_ceil(parts).div_ceil(chunk_len) * chunk_len;
     let from = start + CUBE_POS_X * per;
-    // A part that begins behind the last position is empty.
+    // A part that begins after the last position is empty.
     let to = max(from, min(from + per, end));
 
     let mut queries = Shared::<[Vector<f32, N>]>::new_slice(comptime!(form.heads * form.vectors()));
@@ -107,7 +109,7 @@ pub(super) fn decode<E: Float, N: Size>(
 
     let mut i = unit;
     while i < comptime!(form.heads * form.vectors()) {
-        // Heads past the last are computed like the last, and not stored.
+        // Heads past the last repeat the last one and are not stored.
         let head = kv_head * form.share + clamp_max(first_head + i / vectors, comptime!(form.share - 1));
         queries[i] = q[(row * query_heads + head) * vectors + i % vectors] * Vector::new(scale);
         i += form.units;
@@ -129,7 +131,7 @@ pub(super) fn decode<E: Float, N: Size>(
 
     for c in 0..(to - from).div_ceil(chunk_len) as usize {
         let base = from as usize + c * chunk;
-        // Scores, a part in each lane.
+        // Partial scores, one per lane.
         for turn in 0..comptime!(form.chunk / (form.units / form.lanes)) {
             let j = turn * at_once + slot;
             let mut dots = Array::<Vector<f32, N>>::new(form.heads);
@@ -271,7 +273,7 @@ pub(super) fn decode<E: Float, N: Size>(
     }
 }
 
-/// Cube `i` joins what the splits of one head of one row have left: sums, the maximum they are relative to, and weights.
+/// Cube `i` combines the partial results of all splits for one head of one row: sums, their maximum, and total weights.
 #[cube(launch_unchecked)]
 pub(super) fn combine(
     parts: &[f32],

@@ -1,4 +1,5 @@
-//! Many query rows on matrix instructions: `mma` f16 m16n8k16 with sums in f32 (after FlashAttention-2: Dao, 2023).
+//! Attention with many query rows on matrix instructions: `mma` f16 m16n8k16 with f32 accumulation (after FlashAttention-2:
+//! Dao, 2023).
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::*;
@@ -6,24 +7,24 @@ use half::f16;
 
 use super::decode::LOWEST;
 
-/// Keys of a tile.
+/// Keys per tile.
 const KEYS: usize = 64;
-/// Rows of a plane.
+/// Rows per plane.
 pub(super) const PLANE_ROWS: usize = 16;
-/// Units of a plane.
+/// Units per plane.
 pub(super) const LANES: usize = 32;
 
 type Quad = Vector<u32, Const<4>>;
 type Pair = Vector<u32, Const<2>>;
 
-/// What is compiled into the kernel.
+/// Compile-time parameters of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Form {
-    /// Width of a head, a multiple of 32.
+    /// Head dimension, a multiple of 32.
     pub(super) head_dim: usize,
-    /// Query heads of a key head.
+    /// Query heads per KV head.
     pub(super) share: usize,
-    /// Planes of a cube.
+    /// Planes per cube.
     pub(super) planes: usize,
 }
 
@@ -32,29 +33,29 @@ impl Form {
         LANES * self.planes
     }
 
-    /// Vectors of eight halves between two keys in shared memory: 16 words more than a multiple of 32, so that the four
-    /// lanes of two keys meet every bank once.
+    /// Stride of keys in shared memory, in vectors of eight f16: 16 words more than a multiple of 32, so that the four lanes of
+    /// two keys access each bank once.
     fn key_stride(self) -> usize {
         let words = self.head_dim / 2;
         (words + (48 - words % 32) % 32) / 4
     }
 
-    /// Pairs of words between two quads of values in shared memory: 8 words more than a multiple of 32.
+    /// Stride of quads of values in shared memory, in pairs of words: 8 words more than a multiple of 32.
     fn value_stride(self) -> usize {
         self.head_dim + 4
     }
 
-    /// Vectors of keys that a unit copies.
+    /// Vectors of keys copied per unit.
     fn key_copies(self) -> usize {
         KEYS * self.head_dim / 8 / self.units()
     }
 
-    /// Blocks of four values by eight columns that a unit copies.
+    /// Blocks of four values by eight columns copied per unit.
     fn value_copies(self) -> usize {
         KEYS / 4 * self.head_dim / 8 / self.units()
     }
 
-    /// Whether units share the copies evenly.
+    /// True if the copies divide evenly among the units.
     pub(super) fn even(self) -> bool {
         self.value_copies() * self.units() == KEYS / 4 * self.head_dim / 8
     }
@@ -65,13 +66,13 @@ impl Form {
     }
 }
 
-/// What has number `at` from the end.
+/// Index `at` counted from the end.
 #[cube]
 fn from_end(count: u32, at: u32) -> u32 {
     count - 1 - at
 }
 
-/// Two numbers as halves, the first in the lower half.
+/// Two numbers as f16 in one word, the first in the low half.
 #[cube]
 fn packed(low: f32, high: f32) -> u32 {
     let mut both = Vector::<f16, Const<2>>::new(f16::cast_from(low));
@@ -79,7 +80,7 @@ fn packed(low: f32, high: f32) -> u32 {
     u32::reinterpret(both)
 }
 
-/// Takes the unit's share of a tile of keys from memory.
+/// Loads the unit's share of a tile of keys from global memory into registers.
 #[cube]
 fn take_keys(
     k: &[Quad],
@@ -104,7 +105,7 @@ fn take_keys(
     }
 }
 
-/// Puts them into shared memory.
+/// Stores the loaded keys to shared memory.
 #[cube]
 fn put_keys(keys: &mut Shared<[Quad]>, taken: &Array<Quad>, #[comptime] form: Form) {
     let vectors = comptime!(form.head_dim / 8);
@@ -115,8 +116,8 @@ fn put_keys(keys: &mut Shared<[Quad]>, taken: &Array<Quad>, #[comptime] form: Fo
     }
 }
 
-/// The quad of values and the eight columns of a unit's `i`-th copy: neighbours take two vectors of a row, and four quads,
-/// which land in different banks.
+/// The quad of values and the eight columns of a unit's `i`-th copy: neighbouring units load two vectors of a row and four
+/// quads, which map to different banks.
 #[cube]
 fn place_of(#[comptime] i: usize, #[comptime] form: Form) -> (usize, usize) {
     let n = UNIT_POS as usize + comptime!(i * form.units());
@@ -127,7 +128,7 @@ fn place_of(#[comptime] i: usize, #[comptime] form: Form) -> (usize, usize) {
     (quad, column)
 }
 
-/// Takes the unit's share of a tile of values from memory; those that do not exist are zeros.
+/// Loads the unit's share of a tile of values from global memory into registers; values past the end are zero.
 #[cube]
 fn take_values(
     v: &[Quad],
@@ -154,7 +155,7 @@ fn take_values(
     }
 }
 
-/// Puts them into shared memory, four values of a column side by side.
+/// Stores the loaded values to shared memory, four values of a column adjacent.
 #[cube]
 fn put_values(values: &mut Shared<[Pair]>, taken: &Array<Quad>, #[comptime] form: Form) {
     #[unroll]
@@ -177,14 +178,14 @@ fn put_values(values: &mut Shared<[Pair]>, taken: &Array<Quad>, #[comptime] form
     }
 }
 
-/// Plane `p` of cube `(block, key head)` attends with rows `16 p ..` of the block's; rows are tokens times query heads of the
-/// key head. The longest blocks come first.
+/// Plane `p` of cube `(block, KV head)` computes attention for rows `16 p ..` of the block; a row is one token and one query
+/// head of the KV head. The longest blocks come first.
 ///
-/// Lane `(g, t)` holds rows `g` and `g + 8`. The instruction sums over columns in any order that both operands agree on, so a
-/// lane's operands of 32 columns are the eight from `8 t` on: one vector of a key. Which key is which column of the scores is
-/// free too: tiles `2 s` and `2 s + 1` hold keys `16 s + 4 t ..` of lane `t`, so that weights are operands of the next product
-/// as they are, and the four values that meet them lie side by side. Values come from memory while scores are made, the next
-/// keys while values are summed.
+/// Lane `(g, t)` holds rows `g` and `g + 8`. The instruction sums over columns in any order, as long as both operands use the
+/// same, so a lane's operands of 32 columns are the eight from `8 t` on: one vector of a key. The mapping of keys to score
+/// columns is free too: tiles `2 s` and `2 s + 1` hold keys `16 s + 4 t ..` of lane `t`, so that weights are operands of the
+/// next product without a shuffle, and the four matching values are adjacent. Values are loaded while scores are computed, and
+/// the next keys while values are summed.
 #[cube(launch_unchecked)]
 pub(super) fn mma(
     q: &[Vector<f32, Const<4>>],
@@ -217,7 +218,7 @@ pub(super) fn mma(
     let of_cube = comptime!(PLANE_ROWS * form.planes);
     let block = from_end(CUBE_COUNT_X, CUBE_POS_X) as usize * of_cube;
 
-    // What the first and the last row of the block see.
+    // Visible keys of the first and of the last row of the block.
     let low_end = first_position as usize + block / form.share + 1;
     let first_key = low_end - min(window as usize, low_end);
     let end = first_position as usize
@@ -338,7 +339,7 @@ pub(super) fn mma(
             }
             most = max(most, plane_shuffle_xor(most, 1));
             most = max(most, plane_shuffle_xor(most, 2));
-            // A row that has seen nothing yet gets no weights.
+            // A row without a visible key so far gets zero weights.
             let from = select(most == LOWEST, 0.0f32, most);
             let kept = f32::exp(largest[h] - from);
             largest[h] = most;

@@ -1,6 +1,6 @@
-//! Causal attention over a ring of keys and values, without expanding what query heads share.
+//! Causal attention over a ring-buffer KV cache; keys and values shared by query heads (GQA) are not expanded.
 //!
-//! [`Device::store`] puts new keys and values into a [`KvCache`], [`Device::attention`] attends over it.
+//! [`Device::store`] appends keys and values to a [`KvCache`], [`Device::attention`] computes attention over it.
 
 mod cache;
 mod decode;
@@ -22,22 +22,21 @@ use crate::error::{CubeError, Result, check_len, check_shape};
 use crate::plan::{Plan, Settings, Strategy, spread};
 
 impl Device {
-    /// Softmax attention of the tokens of a segment over its cache, which holds what they see, their own keys and values
-    /// included; `q` and `out` are `positions x heads x head_dim`, and other rows of `out` stay as they are.
+    /// Softmax attention of the tokens of a segment over its cache, which must already contain their own keys and values. `q`
+    /// and `out` have the shape `positions x heads x head_dim`; other rows of `out` are unchanged.
     ///
-    /// The query at position `p` sees positions `max(0, p + 1 - window)..=p`. Scores, their maximum, exponentials and sums
-    /// are f32, but [`AttentionBlueprint::Mma`] multiplies halves. Where positions are shared by several cubes, their sums
-    /// take memory between the two launches.
+    /// The query at position `p` attends to positions `max(0, p + 1 - window)..=p`. Scores, their maximum, exponentials and
+    /// sums are f32, but [`AttentionBlueprint::Mma`] multiplies f16. When positions are split across cubes, the partial sums
+    /// use temporary device memory between the two launches.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for queries or an output of another length, [`CubeError::Range`] for rows that do not exist,
-    /// or that see more than the cache holds, [`CubeError::NotConsecutive`], [`CubeError::NonFinite`] for the
-    /// scale, [`CubeError::Overlap`], [`CubeError::Capture`] inside of a capture for any other kernel than
+    /// [`CubeError::Length`] for queries or an output of the wrong length, [`CubeError::Range`] for rows that do not exist or
+    /// that attend to more positions than the cache holds, [`CubeError::NotConsecutive`], [`CubeError::NonFinite`] for the
+    /// scale, [`CubeError::Overlap`], [`CubeError::Capture`] within a capture for any kernel other than
     /// [`AttentionBlueprint::Decode`], and those of [`Plan::plan`] and of the launch.
     ///
-    /// A launch that was recorded attends from whatever positions are written over these, as long as their
-    /// [`horizon`] is the same.
+    /// A recorded launch reads the positions at replay; they must have the same [`horizon`].
     pub fn attention(
         &self,
         spec: &AttentionSpec,
@@ -69,7 +68,7 @@ impl Device {
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
         let one = rows.len() == 1;
         if self.is_capturing() && !(one && matches!(blueprint, AttentionBlueprint::Decode { .. })) {
-            // Their position is an argument, and a window would move with it.
+            // Their position is a launch argument, and so is the start of a window.
             return Err(CubeError::Capture { what: "attention of prompts" });
         }
         let call = Call { problem: &problem, q, positions, cache, first_row: rows.start, scale };
@@ -115,7 +114,7 @@ impl Device {
         splits: usize,
         out: &Buffer<f32>,
     ) -> Result<()> {
-        /// Units of a cube.
+        /// Units per cube.
         const UNITS: u32 = 64;
         let (rows, head_dim) = (problem.tokens * problem.heads, problem.cache.head_dim);
         let settings = Settings { cubes: spread(rows), ..Settings::linear(1, UNITS, 2) };
@@ -123,7 +122,8 @@ impl Device {
         self.launch(&launch, &[out], |client, cubes, units| {
             let [count, first, splits] = [rows, first_row * problem.heads, splits].map(|n| n as u32);
             let (parts, out) = (parts.arg(), out.arg());
-            // SAFETY: `parts` has the length of `AttentionProblem::parts`, `out` was compared with all rows of the batch.
+            // SAFETY: `parts` has the length of `AttentionProblem::parts`, and the length of `out` was checked against all rows
+            // of the batch.
             unsafe {
                 decode::combine::launch_unchecked(
                     client,
@@ -142,7 +142,7 @@ impl Device {
     }
 }
 
-/// The arguments of a call, checked.
+/// Checked arguments of a call.
 struct Call<'a> {
     problem: &'a AttentionProblem,
     q: &'a Buffer<f32>,
@@ -153,7 +153,7 @@ struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// The window; one that is never full is the largest number.
+    /// The window; `u32::MAX` for no window.
     fn window(&self) -> u32 {
         self.problem.window.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX)
     }
@@ -185,8 +185,8 @@ impl Call<'_> {
         let shape = self.problem.cache;
         let [first, heads, capacity] = [self.first_row, shape.kv_heads, shape.capacity].map(|n| n as u32);
         let (positions, out) = (self.positions.buffer().arg(), out.arg());
-        // SAFETY: `Device::attention` compared the lengths; slots are below the capacity, heads past the last are clamped,
-        // rows are those of `positions`.
+        // SAFETY: `Device::attention` checked the lengths; slots are below the capacity, heads past the last are clamped, rows
+        // are within `positions`.
         unsafe {
             decode::decode::launch_unchecked::<E>(
                 client,
@@ -241,10 +241,10 @@ impl Call<'_> {
         }
     }
 
-    /// Tokens, the first row and position, key heads and the capacity.
+    /// Tokens, first row, first position, KV heads and capacity.
     fn sizes(&self) -> [u32; 5] {
         let (problem, shape) = (self.problem, self.problem.cache);
-        // Each was compared with a length that fits 32 bits.
+        // Each was checked against a length that fits 32 bits.
         [problem.tokens, self.first_row, problem.first_position, shape.kv_heads, shape.capacity]
             .map(|n| n as u32)
     }

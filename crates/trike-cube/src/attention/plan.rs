@@ -1,4 +1,4 @@
-//! Which attention is wanted, and how it can be computed.
+//! Attention problems and their kernels.
 
 use trike_core::KvPrecision;
 
@@ -9,49 +9,49 @@ use crate::error::{CubeError, Result, check_range, check_shape};
 use crate::plan::{Plan, Settings};
 use trike_core::Cost;
 
-/// Some consecutive tokens of a sequence that attend over its cache.
+/// Attention of consecutive tokens of a sequence over its KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionProblem {
     /// Query heads.
     pub heads: usize,
-    /// Positions that a query sees; `None` means all before it.
+    /// Sliding window in positions, including the query's own; `None` = full causal attention.
     pub window: Option<usize>,
-    /// Tokens.
+    /// Number of query tokens.
     pub tokens: usize,
-    /// Position of the first.
+    /// Position of the first token.
     pub first_position: usize,
-    /// The cache.
+    /// Shape of the KV cache.
     pub cache: CacheShape,
 }
 
-/// How [`AttentionProblem`] is computed.
+/// Kernel variants of [`AttentionProblem`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionBlueprint {
-    /// A cube for each row, key head and part of the positions.
+    /// One cube per row, KV head and part of the positions.
     Decode {
-        /// Units of a cube.
+        /// Units per cube.
         units: u32,
-        /// Query heads of a cube.
+        /// Query heads per cube.
         heads: usize,
-        /// Parts that the positions are cut into; their sums are joined by a second kernel when there are several.
+        /// Number of parts of the positions; with more than one, a second kernel combines the partial sums.
         splits: usize,
     },
-    /// A cube for each sixteen rows (tokens times query heads of a key head) and each key head.
+    /// One cube per 16 rows (tokens times query heads per KV head) and KV head.
     Prefill,
-    /// Matrix instructions on halves: queries and weights are rounded to f16, sums stay f32. For caches of f16.
+    /// f16 matrix instructions: queries and weights are rounded to f16, sums stay f32. Requires an f16 cache.
     Mma {
-        /// Planes of a cube, sixteen rows each.
+        /// Planes per cube, 16 rows each.
         planes: usize,
     },
 }
 
-/// Positions between two updates of the running maximum of a decode.
+/// Positions per update of the running maximum in the decode kernel.
 const CHUNK: usize = 64;
-/// Query heads of a decode's cube, at most: their sums stay in registers.
+/// Maximum query heads per cube of the decode kernel: their sums stay in registers.
 const MOST_HEADS: usize = 4;
-/// Cubes that fill a device whose processors are not known.
+/// Cubes assumed to fill a device with an unknown number of multiprocessors.
 const CUBES: usize = 64;
-/// Rows up to which every row reads the keys anew.
+/// Maximum rows for which the decode kernel, which reads the keys once per row, is preferred.
 const FEW_ROWS: usize = 16;
 
 impl AttentionProblem {
@@ -59,12 +59,12 @@ impl AttentionProblem {
         self.heads / self.cache.kv_heads
     }
 
-    /// The positions that a token sees.
+    /// Number of positions visible to a token.
     fn seen(&self, token: usize) -> usize {
         (self.first_position + token + 1).min(self.window.unwrap_or(usize::MAX))
     }
 
-    /// As [`horizon`], for what the last token sees.
+    /// [`horizon`] of the last token.
     #[must_use]
     pub fn horizon(&self) -> usize {
         let last = self.first_position.saturating_add(self.tokens.max(1) - 1);
@@ -93,22 +93,22 @@ impl AttentionProblem {
         mma::Form { head_dim: self.cache.head_dim, share: self.share(), planes }
     }
 
-    /// Cubes along the rows, with so many rows a cube.
+    /// Cubes along the rows, with `rows` rows per cube.
     fn blocks(&self, rows: usize) -> usize {
         (self.tokens * self.share()).div_ceil(rows)
     }
 
-    /// Floats that the parts of all rows leave for the second kernel.
+    /// Floats of the partial results of all rows for the second kernel.
     pub(super) fn parts(&self, splits: usize) -> Result<usize> {
         let rows = self.tokens.saturating_mul(self.heads).saturating_mul(splits);
         check_shape("parts of an attention", rows, self.cache.head_dim + 2)
     }
 }
 
-/// The positions that an attention at `position` is planned for: at least those that it sees, and the same for many positions,
-/// so that launches that were recorded at one of them are those of the others.
+/// Number of positions that attention at `position` is planned for: at least the visible ones, and equal for many values of
+/// `position`, so that a launch recorded at one of them is valid for the others.
 ///
-/// Chunks of 64 positions, a power of two of them, but no more than a window or a cache ever shows.
+/// The visible positions in chunks of 64, rounded up to a power of two of chunks and capped by the window and the capacity.
 #[must_use]
 pub fn horizon(position: usize, window: Option<usize>, capacity: usize) -> usize {
     let window = window.unwrap_or(usize::MAX);
@@ -117,7 +117,7 @@ pub fn horizon(position: usize, window: Option<usize>, capacity: usize) -> usize
     chunks.saturating_mul(CHUNK).min(window.min(capacity).max(seen))
 }
 
-/// Units that make a dot product of so many vectors.
+/// Units per dot product of `vectors` vectors.
 fn dot_units(vectors: usize) -> usize {
     if vectors >= 8 { 8 } else { 1 << vectors.ilog2() }
 }
@@ -137,7 +137,7 @@ impl Plan for AttentionProblem {
         check_range("first position of attention", 0, MAX_POSITION - self.tokens, self.first_position)?;
         check_range("window of attention", 1, usize::MAX, self.window.unwrap_or(1))?;
         check_shape("queries of attention", self.tokens, self.heads.saturating_mul(self.cache.head_dim))?;
-        // From the oldest position that the first token sees to the last token's own.
+        // From the oldest position visible to the first token to the last token's own.
         let needed = self.seen(0) + self.tokens - 1;
         check_range("positions that a cache has to hold", 1, self.cache.capacity, needed)
     }
@@ -145,7 +145,7 @@ impl Plan for AttentionProblem {
     fn candidates(&self, device: &Capabilities) -> Vec<AttentionBlueprint> {
         let vectors = self.cache.head_dim / self.cache.lanes();
         let most = device.max_units.min(device.max_unit_sides[0]);
-        // A unit for each vector of a head, and some positions side by side where the device has the units.
+        // One unit per vector of a head, and several positions in parallel if the device allows the units.
         let units = u32::try_from(vectors.next_power_of_two()).unwrap_or(u32::MAX).clamp(128, 512).min(most);
         let units = units.min((CHUNK * dot_units(vectors)) as u32);
         let heads = self.share().min(MOST_HEADS);
@@ -163,7 +163,7 @@ impl Plan for AttentionProblem {
         let possible = |blueprint: &AttentionBlueprint| {
             self.settings(blueprint, device).is_ok_and(|s| s.check(Self::NAME, device).is_ok())
         };
-        // Large cubes read keys less often, small ones fill the device.
+        // Large cubes read keys less often, small ones occupy more of the device.
         let wide = self.blocks(8 * mma::PLANE_ROWS) * self.cache.kv_heads >= wanted / 2;
         let planes: &[usize] = if wide { &[8, 6, 4, 2] } else { &[4, 2, 6, 8] };
         let mma = planes.iter().map(|&planes| AttentionBlueprint::Mma { planes });
@@ -183,20 +183,20 @@ impl Plan for AttentionProblem {
                 device: device.name.clone(),
             });
         }
-        // A number that does not fit is refused by `Settings::check`.
+        // `Settings::check` rejects a number that does not fit.
         let sides = |x: usize, y: usize, z: usize| [x, y, z].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
         match *blueprint {
             AttentionBlueprint::Decode { units, heads, splits } => {
                 check_range("query heads of a cube", 1, self.share().min(8), heads)?;
                 check_range("parts of the positions", 1, self.horizon().div_ceil(CHUNK), splits)?;
                 let vectors = head_dim / self.cache.lanes();
-                // A unit for each vector of a head, and no more positions side by side than a chunk has.
+                // One unit per vector of a head, and at most a chunk of positions in parallel.
                 check_range("units of a cube of attention", vectors.max(32), 512, units as usize)?;
                 let form = self.decode_form(units, heads, splits);
                 if !units.is_power_of_two() || form.units / form.lanes > CHUNK {
                     let got = units as usize;
                     return Err(CubeError::NotMultiple {
-                        what: "units of a cube, a power of two",
+                        what: "units of a cube (power of two)",
                         unit: 32,
                         got,
                     });
@@ -231,7 +231,7 @@ impl Plan for AttentionProblem {
                     return missing("planes of 32 units");
                 }
                 if precision != KvPrecision::F16 {
-                    return missing("matrix instructions on a cache of f32");
+                    return missing("matrix instructions on an f32 cache");
                 }
                 if !head_dim.is_multiple_of(32) {
                     let what = "head_dim of attention with matrix instructions";
@@ -241,7 +241,7 @@ impl Plan for AttentionProblem {
                 check_range("planes of a cube of attention", 1, 8, planes)?;
                 let form = self.mma_form(planes);
                 if !form.even() {
-                    let what = "vectors of a tile, shared by planes";
+                    let what = "vectors of a tile, split across planes";
                     return Err(CubeError::NotMultiple { what, unit: planes, got: head_dim / 16 });
                 }
                 let cubes = sides(self.blocks(mma::PLANE_ROWS * planes), kv_heads, 1);
@@ -257,7 +257,7 @@ impl Plan for AttentionProblem {
 
     fn cost(&self) -> Cost {
         let CacheShape { kv_heads, head_dim, precision, .. } = self.cache;
-        // The tokens whose window is not full yet see one position more each.
+        // While the window is not full, each token sees one position more than the previous one.
         let full = self.seen(self.tokens - 1);
         let growing = full - self.seen(0);
         let pairs = self.tokens as u64 * full as u64 - growing as u64 * (growing as u64 + 1) / 2;

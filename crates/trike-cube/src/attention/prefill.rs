@@ -1,32 +1,32 @@
-//! Many query rows: tiles of keys and values pass through shared memory while scores and sums stay in registers (after
-//! FlashAttention: Dao et al., 2022).
+//! Attention with many query rows: tiles of keys and values are staged in shared memory while scores and sums stay in registers
+//! (after FlashAttention: Dao et al., 2022).
 
 use cubecl::prelude::*;
 
 use super::decode::LOWEST;
 
-/// Rows of a cube: a row is a token and one of the query heads of a key head.
+/// Rows per cube; a row is one token and one query head of a KV head.
 pub(super) const ROWS: usize = 16;
-/// Keys of a tile.
+/// Keys per tile.
 const KEYS: usize = 32;
-/// Units of a row; each holds four scores of a tile.
+/// Units per row; each holds four scores of a tile.
 const PER_ROW: usize = 8;
-/// Units of a cube.
+/// Units per cube.
 pub(super) const UNITS: usize = ROWS * PER_ROW;
-/// Vectors of a slab, the columns of a tile that lie in shared memory at once.
+/// Vectors per slab, the columns of a tile that are in shared memory at once.
 const SLAB: usize = 8;
-/// Vectors between two keys of a slab: one more, so that units of a row meet different banks.
+/// Stride of the keys of a slab, in vectors: one of padding, so that units of a row access different banks.
 const STRIDE: usize = SLAB + 1;
 
 /// Four numbers.
 type Quad = Vector<f32, Const<4>>;
 
-/// What is compiled into the kernel.
+/// Compile-time parameters of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Form {
-    /// Width of a head, a multiple of four.
+    /// Head dimension, a multiple of 4.
     pub(super) head_dim: usize,
-    /// Query heads of a key head.
+    /// Query heads per KV head.
     pub(super) share: usize,
 }
 
@@ -45,7 +45,7 @@ impl Form {
     }
 }
 
-/// Copies a slab of the keys or values of a tile; what does not exist or is not seen by anyone becomes zeros.
+/// Copies a slab of the keys or values of a tile; keys past `end` and columns past the head are zero.
 #[cube]
 fn load<E: Float>(
     from: &[Vector<E, Const<4>>],
@@ -72,10 +72,10 @@ fn load<E: Float>(
     }
 }
 
-/// Cube `(block, key head)` attends with rows `16 block ..`, whose queries share their keys.
+/// Cube `(block, KV head)` computes attention for rows `16 block ..`, whose queries share their keys.
 ///
-/// Unit `(r, g)` holds the scores of row `r` with keys `g, g + 8, ..` of a tile, and columns `4 g ..` of each slab of the
-/// sums. All loops depend on scalars and the cube alone.
+/// Unit `(r, g)` holds the scores of row `r` with keys `g, g + 8, ..` of a tile, and columns `4 g ..` of each slab of the sums.
+/// All loop bounds depend only on scalars and the cube.
 #[cube(launch_unchecked)]
 pub(super) fn prefill<E: Float>(
     q: &[Quad],
@@ -100,7 +100,7 @@ pub(super) fn prefill<E: Float>(
     let last = tokens as usize - 1;
     let block = CUBE_POS_X as usize * ROWS;
 
-    // What the first and the last row of the block see.
+    // Visible keys of the first and of the last row of the block.
     let low = first_position + block as u32 / form.share as u32 + 1;
     let first_key = (low - min(window, low)) as usize;
     let end = first_position as usize + clamp_max((block + comptime!(ROWS - 1)) / form.share, last) + 1;

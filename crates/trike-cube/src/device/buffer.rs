@@ -1,4 +1,4 @@
-//! Typed memory of a device.
+//! Typed device memory.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -16,9 +16,9 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// A number that buffers hold.
+/// Element types of buffers.
 pub trait Element: sealed::Sealed + Pod + CubePrimitive + Send + Sync {
-    /// Its name in errors.
+    /// Type name for error messages.
     const NAME: &'static str;
 }
 
@@ -32,7 +32,7 @@ macro_rules! elements {
 }
 elements!(f32, f16, bf16, u32, i32);
 
-/// Bytes that the buffers of a device hold.
+/// Bytes allocated by the buffers of a device.
 #[derive(Debug, Default)]
 pub(super) struct Counter {
     now: AtomicU64,
@@ -54,14 +54,14 @@ impl Counter {
     }
 }
 
-/// What the clones of a device and its buffers share.
+/// State shared by the clones of a device and its buffers.
 #[derive(Debug, Default)]
 pub(super) struct Common {
     pub(super) counter: Counter,
     pub(super) captures: Captures,
 }
 
-/// One allocation; it goes back when the last buffer over it does.
+/// One allocation, freed when the last buffer over it is dropped.
 #[derive(Debug)]
 pub(super) struct Allocation {
     handle: Handle,
@@ -81,10 +81,10 @@ impl Drop for Allocation {
     }
 }
 
-/// `len` numbers in the memory of a device; clones and [views](Buffer::view) share them.
+/// `len` elements in device memory; clones and [views](Buffer::view) share the memory.
 ///
-/// Buffers are made by [`Device::empty`](crate::Device::empty) and [`Device::upload`](crate::Device::upload), and the length
-/// is the buffer's own: no function takes it again.
+/// Create buffers with [`Device::empty`](crate::Device::empty) and [`Device::upload`](crate::Device::upload). A buffer carries
+/// its length, so no function takes it as an argument.
 #[derive(Clone, Debug)]
 pub struct Buffer<T> {
     allocation: Arc<Allocation>,
@@ -104,9 +104,9 @@ impl<T: Element> Buffer<T> {
         Self::whole(Arc::new(allocation), alignment)
     }
 
-    /// All of an allocation, whose bytes are a whole number of elements.
+    /// A buffer over a whole allocation, whose size must be a multiple of the element size.
     pub(super) fn whole(allocation: Arc<Allocation>, alignment: u64) -> Self {
-        // It was made for a length of a `usize`.
+        // The length of the allocation was a `usize` when it was created.
         let len = allocation.bytes as usize / size_of::<T>();
         Self { allocation, start: 0, len, alignment, element: PhantomData }
     }
@@ -115,7 +115,7 @@ impl<T: Element> Buffer<T> {
         &self.allocation
     }
 
-    /// Numbers, at least 1.
+    /// Number of elements, at least 1.
     #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     #[must_use]
     pub fn len(&self) -> usize {
@@ -128,38 +128,34 @@ impl<T: Element> Buffer<T> {
         self.len * size_of::<T>()
     }
 
-    /// A part of the buffer, sharing its memory.
+    /// A view of a part of the buffer, sharing its memory.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] when the part is empty or reaches over the end, [`CubeError::NotMultiple`] when it does not start
+    /// [`CubeError::Range`] when the part is empty or extends past the end, [`CubeError::NotMultiple`] when it does not start
     /// at a multiple of [`Capabilities::alignment`](crate::Capabilities::alignment) bytes.
     pub fn view(&self, start: usize, len: usize) -> Result<Self> {
-        check_range("length of a part of a buffer", 1, self.len, len)?;
-        check_range("start of a part of a buffer", 0, self.len - len, start)?;
+        check_range("length of a buffer view", 1, self.len, len)?;
+        check_range("start of a buffer view", 0, self.len - len, start)?;
         let start = self.start + start;
         let bytes = start * size_of::<T>();
         if !(bytes as u64).is_multiple_of(self.alignment) {
             let unit = usize::try_from(self.alignment).unwrap_or(usize::MAX);
-            return Err(CubeError::NotMultiple { what: "bytes before a part of a buffer", unit, got: bytes });
+            return Err(CubeError::NotMultiple { what: "byte offset of a buffer view", unit, got: bytes });
         }
         Ok(Self { allocation: Arc::clone(&self.allocation), start, len, ..*self })
     }
 
-    /// The same bytes as other numbers.
+    /// Reinterprets the bytes as another element type.
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] when the bytes are no whole number of them.
+    /// [`CubeError::NotMultiple`] when the bytes or the offset are not a multiple of its size.
     pub fn cast<U: Element>(&self) -> Result<Buffer<U>> {
         let (from, to) = (size_of::<T>(), size_of::<U>());
         for bytes in [self.bytes(), self.start * from] {
             if !bytes.is_multiple_of(to) {
-                return Err(CubeError::NotMultiple {
-                    what: "bytes of a buffer to be cast",
-                    unit: to,
-                    got: bytes,
-                });
+                return Err(CubeError::NotMultiple { what: "bytes of a buffer cast", unit: to, got: bytes });
             }
         }
         Ok(Buffer {
@@ -171,7 +167,7 @@ impl<T: Element> Buffer<T> {
         })
     }
 
-    /// Whether two buffers share memory.
+    /// Returns true if two buffers share memory.
     #[must_use]
     pub fn overlaps<U: Element>(&self, other: &Buffer<U>) -> bool {
         let (a, b) = (self.start * size_of::<T>(), other.start * size_of::<U>());
@@ -185,26 +181,26 @@ impl<T: Element> Buffer<T> {
         handle.offset_start(start).offset_end(end)
     }
 
-    /// The handle for a launch, which a capture keeps the memory for.
+    /// The handle for a launch; a capture keeps its memory alive.
     fn handle_of_launch(&self) -> Handle {
         self.allocation.common.captures.give(&self.allocation);
         self.handle()
     }
 
-    /// The buffer as an argument of a kernel.
+    /// The buffer as a kernel argument.
     pub(crate) fn arg(&self) -> BufferArg {
-        // SAFETY: the handle covers `len` elements: allocated so by `Device`, or checked by `view` and `cast`.
+        // SAFETY: the handle covers `len` elements: allocated by `Device`, or checked by `view` and `cast`.
         unsafe { BufferArg::from_raw_parts(self.handle_of_launch(), self.len) }
     }
 
-    /// The buffer as an argument of vectors of `lanes` numbers; what is left over at its end is out of the kernel's reach.
+    /// The buffer as a kernel argument of vectors of `lanes` elements; a remainder at the end is not accessible to the kernel.
     pub(crate) fn vectors(&self, lanes: usize) -> BufferArg {
         // SAFETY: as in `arg`; a vector is `lanes` elements, and the length is rounded down.
         unsafe { BufferArg::from_raw_parts(self.handle_of_launch(), self.len / lanes) }
     }
 }
 
-/// Some numbers of a device, whatever their type: what a launch writes.
+/// A buffer of any element type: an output of a launch.
 pub(crate) trait Memory {
     fn handle(&self) -> Handle;
 }

@@ -1,4 +1,4 @@
-//! Launches that are recorded once and run again with one call.
+//! Launches recorded once and replayed with one call.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -11,44 +11,44 @@ use super::{Buffer, Device, DeviceSpec, Element, Launch, Runtime, guarded};
 use crate::capabilities::Graphs;
 use crate::error::{CubeError, Result};
 
-/// Launches that [`Device::capture`] recorded: the same kernels over the same memory each time.
+/// Launches recorded by [`Device::capture`]: each replay runs the same kernels over the same memory.
 ///
-/// What they read is overwritten between two replays with [`Device::write`], what they leave is read afterwards. The graph
-/// keeps all memory that its launches were given, whatever becomes of the buffers. The last graph over some memory gives it
-/// back when it is dropped.
+/// Overwrite the inputs between two replays with [`Device::write`]; read the outputs afterwards. The graph keeps all memory of
+/// its launches alive, even after the buffers are dropped; the memory is freed with the last graph over it.
 #[derive(Debug)]
 pub struct Graph {
-    /// Gone only while the graph is dropped, and before what it was recorded over.
+    /// `None` only during drop: the recording is dropped before the memory it uses.
     recorded: Option<cubecl::client::Graph>,
     device: Device,
     launches: usize,
-    /// Every allocation that a recorded launch was given.
+    /// Every allocation used by a recorded launch.
     kept: Vec<Arc<Allocation>>,
 }
 
 impl Graph {
-    /// Adds the recorded launches to the queue. Nothing waits for them, as with other launches.
+    /// Enqueues the recorded launches without waiting for them, like other launches.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Capture`] inside of a capture, [`CubeError::Device`] when the device is lost.
+    /// [`CubeError::Capture`] within a capture, [`CubeError::Device`] when the device is lost.
     pub fn replay(&self) -> Result<()> {
         let _turn = self.device.common.captures.enter_to("a replay")?;
         let Some(recorded) = &self.recorded else { return Ok(()) };
         self.device.wait("replaying a graph", || {
-            // SAFETY: all memory that the launches use is in `kept` (`Buffer::handle_of_launch` saw each of them, and nothing
-            // else makes arguments), and it is used through the one queue of its device, on which they were recorded.
+            // SAFETY: all memory that the launches use is in `kept` (`Buffer::handle_of_launch` registered each allocation, and
+            // nothing else creates arguments), and it is used only through the single queue of its device, on which they were
+            // recorded.
             unsafe { recorded.replay() }
         })
     }
 
-    /// How many launches were recorded.
+    /// Number of recorded launches.
     #[must_use]
     pub fn launches(&self) -> usize {
         self.launches
     }
 
-    /// Bytes of the memory that the graph keeps.
+    /// Bytes of the memory kept alive by the graph.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.kept.iter().map(|allocation| allocation.bytes()).sum()
@@ -57,22 +57,22 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // Giving a graph back may wait for the queue, which would end the capture of another thread.
+        // Dropping a graph may wait for the queue, which would end the capture of another thread.
         let _turn = enter();
         self.recorded = None;
     }
 }
 
 impl Device {
-    /// Runs `run` twice: for real, and once more so that what it launches is recorded. Returns the recording, and what the second
-    /// run made: buffers that hold what the next [`Graph::replay`] leaves in them.
+    /// Runs `run` twice: first normally, then to record its launches. Returns the recording and the result of the second run,
+    /// whose buffers receive the outputs of each [`Graph::replay`].
     ///
-    /// `run` launches and makes room with [`Device::empty`], and nothing else: a copy or a wait ends it with
-    /// [`CubeError::Capture`]. Both runs have to launch the same, so it must not decide by what it finds on the device, and
-    /// launching twice must do no harm. What it makes room for is made in the first run and handed out again in the second.
+    /// `run` may only launch kernels and allocate with [`Device::empty`]: a copy or a wait fails with [`CubeError::Capture`].
+    /// Both runs must perform the same launches, so control flow must not depend on device data, and launching twice must be
+    /// harmless. Memory is allocated in the first run and reused in the second.
     ///
-    /// Other threads wait with what they want of any device until the capture is over, so `run` must not wait for them, nor for
-    /// a lock that they hold meanwhile.
+    /// Other threads block on calls to any device until the capture ends, so `run` must not wait for them or for a lock that
+    /// they may hold.
     ///
     /// ```no_run
     /// use trike_cube::{CubeError, Device, DeviceSpec};
@@ -88,9 +88,9 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// What `run` says, [`CubeError::Feature`] on a device without graphs, [`CubeError::Capture`] for what cannot be recorded
-    /// and when the two runs differ, [`CubeError::Device`] when the runtime refuses. After an error nothing is recorded, and the
-    /// device goes on.
+    /// The errors of `run`, [`CubeError::Feature`] on a device without graphs, [`CubeError::Capture`] for an operation that
+    /// cannot be recorded or when the two runs differ, [`CubeError::Device`] when the runtime fails. After an error nothing is
+    /// recorded, and the device stays usable.
     pub fn capture<T, E: From<CubeError>>(
         &self,
         mut run: impl FnMut() -> std::result::Result<T, E>,
@@ -108,19 +108,19 @@ impl Device {
         captures.record();
         let made = run()?;
         let recorded = window.seal()?;
-        // From here on an error drops a whole graph.
+        // From here on an error drops a complete graph.
         let (launches, kept) = captures.finish()?;
         drop(alone);
         Ok((Graph { recorded: Some(recorded), device: self.clone(), launches, kept }, made))
     }
 
-    /// Whether this thread captures: operations whose arguments a replay could not change refuse then.
+    /// Returns true if this thread is capturing: operations with arguments that a replay cannot change are errors then.
     pub(crate) fn is_capturing(&self) -> bool {
         INSIDE.get() == self.common.captures.address()
     }
 }
 
-/// What a runtime has. It is asked, because harnesses stand behind the names of runtimes, too.
+/// Graph support of a runtime. It is probed, because test harnesses also use the names of runtimes.
 pub(super) fn supported(client: &Client, spec: DeviceSpec) -> Graphs {
     let graphs = match spec {
         DeviceSpec::Numbered(Runtime::Cuda | Runtime::Hip, _) => Graphs::Hardware,
@@ -132,12 +132,12 @@ pub(super) fn supported(client: &Client, spec: DeviceSpec) -> Graphs {
     }
     let _gate = GATE.write().unwrap_or_else(PoisonError::into_inner);
     let started = guarded(|| client.graph_prepare().and_then(|()| client.start_capture()));
-    // Whether there was one to end is what `started` says.
+    // `started` says if there was a capture to end.
     let _ = guarded(|| client.stop_capture());
     if matches!(started, Ok(Ok(()))) { graphs } else { Graphs::None }
 }
 
-/// A capture of the runtime, which is ended however it ends.
+/// A capture of the runtime, ended on drop at the latest.
 struct Window<'a> {
     device: &'a Device,
     open: bool,
@@ -153,28 +153,28 @@ impl Window<'_> {
 impl Drop for Window<'_> {
     fn drop(&mut self) {
         if self.open {
-            // What it would have recorded is not wanted, and the reason is being returned already.
+            // The recording is discarded; the original error is already being returned.
             let _ = self.seal();
         }
     }
 }
 
-/// Held to write during a capture, to read while something is asked of a device.
+/// Write-locked during a capture, read-locked during a call to a device.
 ///
-/// One for all devices of the process: what another thread launches must not be recorded, streams of a runtime share what is
-/// recorded, and CUDA ends a capture when any thread of the process waits or allocates. What is still in the queue of another
-/// GPU is not waited for: there an allocation that is made late can end a capture, after which steps are launched one by one.
+/// One lock for all devices of the process: launches of other threads must not be recorded, streams of a runtime share a
+/// recording, and CUDA ends a capture when any thread of the process waits or allocates. Work still queued on another GPU is
+/// not waited for: a late allocation there can end a capture, after which steps are launched one by one.
 static GATE: RwLock<()> = RwLock::new(());
 
 thread_local! {
-    /// The address of the captures of the device that this thread captures on; [`MEASURES`] inside of a measurement; else 0.
+    /// Address of the [`Captures`] of the device that this thread is capturing on; [`MEASURES`] within a measurement; else 0.
     static INSIDE: Cell<usize> = const { Cell::new(0) };
 }
 
-/// No address.
+/// Marks a measurement; not a valid address.
 const MEASURES: usize = 1;
 
-/// Inside of a capture or a measurement, for this thread.
+/// Guard: this thread is within a capture or a measurement.
 struct Inside(usize);
 
 impl Inside {
@@ -189,42 +189,42 @@ impl Drop for Inside {
     }
 }
 
-/// Stands for a device and all that was made on it: its address says whose capture one is.
+/// Identity of a device and its allocations: its address tells to which device a capture belongs.
 #[derive(Debug, Default)]
 pub(super) struct Captures {
     _place: u8,
 }
 
-/// What the capture of the process has seen, of which there is one at a time. One for all devices: two that were opened of one
-/// GPU share its queue, and what one launches is recorded by the other.
+/// State of the process's capture, of which there is at most one. Shared by all devices: two devices opened on one GPU share
+/// its queue, so the launches of one are recorded by the other.
 static TAPE: Mutex<Option<Tape>> = Mutex::new(None);
 
 fn tape() -> MutexGuard<'static, Option<Tape>> {
     TAPE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether this thread captures, on whatever device.
+/// Returns true if this thread is capturing, on any device.
 fn captures() -> bool {
     !matches!(INSIDE.get(), 0 | MEASURES)
 }
 
-/// What one capture has seen.
+/// State of one capture.
 #[derive(Debug, Default)]
 struct Tape {
     recording: bool,
-    /// Made in the first run, handed out again when nobody else holds them.
+    /// Allocations of the first run, reused when nothing else holds them.
     room: Vec<Arc<Allocation>>,
-    /// What the recorded launches were given, by address.
+    /// Allocations used by the recorded launches, by address.
     given: HashMap<usize, Arc<Allocation>>,
-    /// The kernels and grids of the first run.
+    /// Kernels and grids of the first run.
     first: Vec<(u64, [u32; 3])>,
-    /// How many of them came again.
+    /// Number of them repeated by the second run.
     again: usize,
     differs: Option<&'static str>,
 }
 
 impl Tape {
-    /// An allocation of so many bytes that nobody holds. As the runs drop theirs in the same order, both find the same.
+    /// An unused allocation of `bytes` bytes. Both runs drop buffers in the same order, so both find the same one.
     fn free(&self, bytes: u64) -> Option<&Arc<Allocation>> {
         self.room.iter().find(|allocation| {
             let held = 1 + usize::from(self.given.contains_key(&address(allocation)));
@@ -242,7 +242,7 @@ fn address(allocation: &Arc<Allocation>) -> usize {
     Arc::as_ptr(allocation) as usize
 }
 
-/// Leave to ask something of a device.
+/// Permission to call a device.
 pub(super) struct Turn(#[expect(dead_code, reason = "held, not read")] Option<RwLockReadGuard<'static, ()>>);
 
 /// Waits for the capture of another thread.
@@ -251,12 +251,12 @@ pub(super) fn enter() -> Turn {
     Turn((!inside).then(|| GATE.read().unwrap_or_else(PoisonError::into_inner)))
 }
 
-/// As [`enter`], for what has to be neither inside of a capture nor of a measurement.
+/// As [`enter`], for operations not allowed within a capture or a measurement.
 pub(super) fn enter_to_measure() -> Result<Turn> {
     if INSIDE.get() == 0 { Ok(enter()) } else { Err(CubeError::Capture { what: NESTED }) }
 }
 
-/// Runs what is measured without a capture in between. The runtime may call `run` from a thread of its own, which is let in.
+/// Wraps the measured closure. The runtime may call it from another thread, which must not wait for the gate.
 pub(super) fn measured<T>(run: impl FnOnce() -> T) -> impl FnOnce() -> T {
     || {
         let _inside = Inside::of(MEASURES);
@@ -264,7 +264,7 @@ pub(super) fn measured<T>(run: impl FnOnce() -> T) -> impl FnOnce() -> T {
     }
 }
 
-/// All devices for this thread, whose calls of one of them go to a tape.
+/// Exclusive access of this thread to all devices; its calls to one of them are recorded on the tape.
 struct Alone {
     _inside: Inside,
     _gate: RwLockWriteGuard<'static, ()>,
@@ -282,7 +282,7 @@ impl Captures {
         std::ptr::from_ref(self) as usize
     }
 
-    /// The tape, when it is this thread that captures on this device. On another one it can ask for nothing meanwhile.
+    /// The tape, if this thread is capturing on this device. While it captures, calls to another device are errors.
     fn mine(&self) -> Result<Option<MutexGuard<'static, Option<Tape>>>> {
         if !captures() {
             return Ok(None);
@@ -296,7 +296,7 @@ impl Captures {
         Ok(Some(tape))
     }
 
-    /// As [`enter`], for what cannot be recorded.
+    /// As [`enter`], for operations that cannot be recorded.
     pub(super) fn enter_to(&self, what: &'static str) -> Result<Turn> {
         match self.mine()? {
             Some(_) => Err(CubeError::Capture { what }),
@@ -313,14 +313,14 @@ impl Captures {
         Ok(Alone { _inside: Inside::of(self.address()), _gate: gate })
     }
 
-    /// The second run begins.
+    /// Starts the second run.
     fn record(&self) {
         if let Some(tape) = &mut *tape() {
             tape.recording = true;
         }
     }
 
-    /// The number of launches and what they were given.
+    /// The number of launches and their allocations.
     fn finish(&self) -> Result<(usize, Vec<Arc<Allocation>>)> {
         let tape = tape().take().unwrap_or_default();
         let differs = tape.differs.or((tape.again != tape.first.len()).then_some(OTHER_LAUNCHES));
@@ -330,18 +330,18 @@ impl Captures {
         }
     }
 
-    /// Room that a capture has made before: of this many bytes, for this thread. `Ok(None)` when it has to be made.
+    /// Memory of `bytes` bytes that this thread's capture has allocated before; `Ok(None)` if it must be allocated.
     pub(super) fn room<T: Element>(&self, bytes: u64, alignment: u64) -> Result<Option<Buffer<T>>> {
         let Some(mut mine) = self.mine()? else { return Ok(None) };
         let Some(tape) = &mut *mine else { return Ok(None) };
         match tape.free(bytes) {
             Some(free) => Ok(Some(Buffer::whole(Arc::clone(free), alignment))),
-            None if tape.recording => Err(tape.differ("memory that its first run did not ask for")),
+            None if tape.recording => Err(tape.differ("memory that its first run did not allocate")),
             None => Ok(None),
         }
     }
 
-    /// Keeps room that was made in a first run.
+    /// Keeps memory that was allocated in a first run.
     pub(super) fn keep(&self, allocation: &Arc<Allocation>) {
         if let Ok(Some(mut mine)) = self.mine()
             && let Some(tape) = &mut *mine
@@ -350,7 +350,7 @@ impl Captures {
         }
     }
 
-    /// Keeps what a recorded launch is given. Memory of another device ends the capture.
+    /// Keeps the memory of a recorded launch. Memory of another device ends the capture.
     pub(super) fn give(&self, allocation: &Arc<Allocation>) {
         if let Ok(Some(mut mine)) = self.mine()
             && let Some(tape) = mine.as_mut().filter(|tape| tape.recording)
@@ -359,7 +359,7 @@ impl Captures {
         }
     }
 
-    /// Notes a launch; of a second run it has to be that of the first. `proven` says whether it may do without a wait.
+    /// Registers a launch; in the second run it must match the first run's. `proven`: the kernel needs no wait.
     pub(super) fn note(&self, launch: &Launch, proven: bool) -> Result<()> {
         let Some(mut mine) = self.mine()? else { return Ok(()) };
         let Some(tape) = &mut *mine else { return Ok(()) };

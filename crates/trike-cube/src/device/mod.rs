@@ -1,4 +1,4 @@
-//! The one room that talks to CubeCL's host interface: devices, memory, launches.
+//! The only module that uses CubeCL's host API: devices, memory, launches.
 
 mod buffer;
 mod graph;
@@ -26,17 +26,17 @@ use crate::capabilities::{Capabilities, Planes};
 use crate::error::{CubeError, Result, check_len};
 use crate::plan::Settings;
 
-/// What can be chosen when a device is opened.
+/// Options for opening a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct DeviceOptions {
-    /// Which kernels may use planes.
+    /// Use of plane operations.
     pub planes: Planes,
 }
 
-/// An open device: a queue of launches, and memory.
+/// An open device: a launch queue and memory.
 ///
-/// Operations are added to the queue and run in order; reading a buffer waits for them. Clones share the queue and the
-/// memory. All work goes through one queue, whichever thread calls.
+/// Operations are added to the queue and run in order; reading a buffer waits for them. Clones share the queue and the memory.
+/// All threads use the same queue.
 ///
 /// ```no_run
 /// use trike_cube::{Device, DeviceSpec};
@@ -52,7 +52,7 @@ pub struct Device {
     spec: DeviceSpec,
     capabilities: Arc<Capabilities>,
     common: Arc<buffer::Common>,
-    /// Kernels that were compiled and enqueued once without an error.
+    /// Kernels that were compiled and enqueued once without error.
     proven: Arc<Mutex<HashSet<u64>>>,
 }
 
@@ -65,17 +65,17 @@ impl std::fmt::Debug for Device {
 /// Memory of a device in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// In buffers now.
+    /// Currently allocated in buffers.
     pub in_use: u64,
-    /// In buffers at most, since the device was opened.
+    /// Peak of the memory in buffers since the device was opened.
     pub peak: u64,
-    /// Held by the runtime, whose pools keep what buffers gave back.
+    /// Reserved by the runtime, including freed buffers kept in its pools.
     pub reserved: u64,
-    /// In all, where the runtime says so.
+    /// Total memory, if the runtime reports it.
     pub total: Option<u64>,
 }
 
-/// A launch: which kernel, how it was compiled, and where it runs.
+/// A launch: kernel, compile-time key and launch settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
     kernel: &'static str,
@@ -84,7 +84,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Settings that a plan has checked, and a key of everything that is compiled into the kernel.
+    /// Creates a launch from settings checked by a plan and the blueprint, the compile-time parameters that key the kernel.
     pub fn new(kernel: &'static str, blueprint: &impl Hash, settings: Settings) -> Self {
         let mut hasher = DefaultHasher::new();
         (kernel, blueprint, settings.units, settings.bindings).hash(&mut hasher);
@@ -97,7 +97,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotLinked`] when the build lacks the runtime, [`CubeError::NoDevice`] when the machine lacks the device,
+    /// [`CubeError::NotLinked`] when the runtime is not linked, [`CubeError::NoDevice`] when the device does not exist,
     /// [`CubeError::SoftwareSpirv`] for a software driver in a build with the feature `vulkan`.
     pub fn open(spec: DeviceSpec) -> Result<Self> {
         Self::open_with(spec, DeviceOptions::default())
@@ -119,19 +119,19 @@ impl Device {
         Ok(Self::over(client, found.spec, found.software, options))
     }
 
-    /// A device over a client of CubeCL, whatever stands behind it.
+    /// A device over an existing CubeCL client.
     ///
-    /// This is for harnesses that compile what operations launch without running it.
+    /// For test harnesses that compile kernels without running them.
     #[must_use]
     pub fn over(mut client: Client, spec: DeviceSpec, software: bool, options: DeviceOptions) -> Self {
-        // The type of a stream's name is not exported; an allocation knows the one of this thread.
+        // The stream ID type is not exported; an allocation carries the ID of this thread's stream.
         let stream = client.empty(size_of::<u32>()).stream;
-        // SAFETY: the stream is this thread's own, and from here on every call of this client names it.
+        // SAFETY: the stream is this thread's own, and from here on every call of this client uses it.
         unsafe { client.set_stream(stream) };
         let mut capabilities = Capabilities::new(client.properties(), software, options.planes);
         capabilities.graphs = graph::supported(&client, spec);
         if matches!(spec, DeviceSpec::Numbered(Runtime::Wgpu | Runtime::Vulkan | Runtime::Metal, _)) {
-            // Shaders count bytes in 32 bits, whatever the driver would allocate.
+            // Shaders address bytes with 32 bits, regardless of the driver's allocation limit.
             capabilities.max_buffer_bytes = capabilities.max_buffer_bytes.min(u32::MAX.into());
         }
         Self {
@@ -143,31 +143,31 @@ impl Device {
         }
     }
 
-    /// The name under which the device can be opened again.
+    /// The specification that opens this device.
     #[must_use]
     pub fn spec(&self) -> DeviceSpec {
         self.spec
     }
 
-    /// The name that the device gives itself.
+    /// The device name reported by the driver.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.capabilities.name
     }
 
-    /// Whether the device is a driver that computes on the host.
+    /// True for a software driver, which computes on the host CPU.
     #[must_use]
     pub fn is_software(&self) -> bool {
         self.capabilities.software
     }
 
-    /// What the device can do.
+    /// Features and limits of the device.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
-    /// How much memory is used.
+    /// Current memory use.
     #[must_use]
     pub fn memory(&self) -> Memory {
         let usage = self.client.memory_report(cubecl::MemoryScope::Device).usage();
@@ -179,29 +179,29 @@ impl Device {
         }
     }
 
-    /// Gives memory that no buffer is in back to the driver.
+    /// Returns unused pool memory to the driver.
     ///
     /// # Errors
     ///
     /// [`CubeError::Device`] when the device is lost.
     pub fn release(&self) -> Result<()> {
         let _turn = self.common.captures.enter_to("a wait")?;
-        self.wait("giving memory back", || self.client.memory_cleanup())
+        self.wait("releasing memory", || self.client.memory_cleanup())
     }
 
-    /// Waits until allocations are made, which otherwise fail where they are used.
+    /// Waits for allocations, so that a failure is reported here instead of at first use.
     pub(crate) fn confirm(&self, operation: &'static str, buffers: &[&dyn AnyBuffer]) -> Result<()> {
         let _turn = self.common.captures.enter_to("a wait")?;
         let handles: Vec<_> = buffers.iter().map(|buffer| buffer.handle()).collect();
         self.wait(operation, || self.client.check(&handles))
     }
 
-    /// Room for `len` numbers, which hold anything.
+    /// Allocates `len` uninitialized elements.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for no numbers or more than `2^32 - 1`, [`CubeError::Memory`] for more bytes than one allocation
-    /// may have.
+    /// [`CubeError::Range`] for a length of 0 or more than `2^32 - 1`, [`CubeError::Memory`] for more bytes than one allocation
+    /// allows.
     pub fn empty<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let bytes = self.check_size::<T>(len)?;
         let (alignment, captures) = (self.capabilities.alignment, &self.common.captures);
@@ -214,7 +214,7 @@ impl Device {
         Ok(made)
     }
 
-    /// A copy of `values` in the memory of the device.
+    /// Uploads `values` to device memory.
     ///
     /// # Errors
     ///
@@ -226,18 +226,18 @@ impl Device {
         Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.common))
     }
 
-    /// A copy of `values` that stays: weights lie in allocations of exactly their size, which are not moved or reused.
+    /// Uploads long-lived `values`: weights get allocations of exactly their size, which are not moved or reused.
     ///
     /// # Errors
     ///
-    /// As [`Device::empty`], and [`CubeError::Device`] when the device did not take them.
+    /// As [`Device::empty`], and [`CubeError::Device`] when the upload fails.
     pub fn upload_weights<T: Element>(&self, values: &[T]) -> Result<Buffer<T>> {
         self.check_size::<T>(values.len())?;
-        // The mode is that of the queue, which all clones of a device share: two uploads at once would end each other's.
+        // The mode belongs to the queue, which all clones of a device share: concurrent uploads would reset each other's mode.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _turn = self.common.captures.enter_to("a copy to the device")?;
         let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: the mode is the queue's own and is put back below; nothing between the two lines can return.
+        // SAFETY: the mode belongs to the queue and is restored below; nothing between the two calls can return.
         unsafe { self.client.allocation_mode(MemoryAllocationMode::Persistent) };
         let handle = self.client.create_from_slice(bytemuck::cast_slice(values));
         // SAFETY: as above.
@@ -256,7 +256,7 @@ impl Device {
         self.write_checked(buffer, values, || Ok(()))
     }
 
-    /// The same when `check` finds nothing wrong, with no capture between the two.
+    /// As [`Device::write`], if `check` succeeds; no capture can start between the two.
     pub(crate) fn write_checked<T: Element>(
         &self,
         buffer: &Buffer<T>,
@@ -271,18 +271,18 @@ impl Device {
         Ok(())
     }
 
-    /// Waits for everything that writes the buffer, and copies it to the host.
+    /// Waits for all launches that write the buffer, and copies it to the host.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Device`] when the device is lost or when something that should have written the buffer failed.
+    /// [`CubeError::Device`] when the device is lost or a launch that writes the buffer failed.
     pub fn read<T: Element>(&self, buffer: &Buffer<T>) -> Result<Vec<T>> {
         let _turn = self.common.captures.enter_to("a copy from the device")?;
         let bytes = self.wait("reading back", || self.client.read_one(buffer.handle()))?;
         numbers(buffer, &bytes)
     }
 
-    /// [`Device::read`] of two buffers, with one wait.
+    /// Reads two buffers with one wait.
     ///
     /// # Errors
     ///
@@ -300,23 +300,23 @@ impl Device {
         Ok((numbers(first, first_bytes)?, numbers(second, second_bytes)?))
     }
 
-    /// Waits until everything in the queue has run.
+    /// Waits until the queue is empty.
     ///
     /// # Errors
     ///
     /// [`CubeError::Device`] when the device is lost.
     pub fn sync(&self) -> Result<()> {
         let _turn = self.common.captures.enter_to("a wait")?;
-        self.wait("waiting", || cubecl::future::block_on(self.client.sync()))
+        self.wait("synchronizing", || cubecl::future::block_on(self.client.sync()))
     }
 
-    /// The time that the device took for what `run` added to the queue, by the device's own clock where it has one.
+    /// Measures the device time of the launches that `run` enqueues, with device timestamps where supported.
     ///
-    /// `run` must not wait for anything; call it once before, so that compiling is not measured.
+    /// `run` must not wait for anything; call it once before, so that compilation is not measured.
     ///
     /// # Errors
     ///
-    /// Those of `run`, [`CubeError::Device`] when the device gives no time, and [`CubeError::Capture`] inside of a capture or of
+    /// Those of `run`, [`CubeError::Device`] when the device reports no time, and [`CubeError::Capture`] within a capture or
     /// another measurement.
     pub fn timed(&self, run: impl FnOnce() -> Result<()> + Send) -> Result<Duration> {
         let failed = |reason: String| CubeError::Device {
@@ -329,19 +329,19 @@ impl Device {
         let (ran, ticks) = profile.map_err(|e| failed(e.to_string()))?;
         ran?;
         let ticks = cubecl::future::block_on(ticks.resolve());
-        Ok(ticks.ok_or_else(|| failed("no time came back".to_owned()))?.duration())
+        Ok(ticks.ok_or_else(|| failed("no time was reported".to_owned()))?.duration())
     }
 
-    /// Adds a kernel to the queue.
+    /// Enqueues a kernel.
     ///
-    /// `enqueue` gets the client, the cubes and the units that the launch says, and passes them to the kernel's own launch
-    /// function. The first launch of a kernel (as the key of `launch` tells kernels apart) waits until it was compiled and
-    /// enqueued, so that a refusal of the compiler or the driver is this call's error; later ones do not wait.
+    /// `enqueue` receives the client and the cubes and units of `launch`, and passes them to the kernel's launch function. The
+    /// first launch of a kernel (identified by the key of `launch`) waits until it is compiled and enqueued, so that a compiler
+    /// or driver error is returned by this call; later ones do not wait.
     ///
     /// # Errors
     ///
-    /// Those of [`Settings::check`], [`CubeError::Launch`], and [`CubeError::Capture`] for what the first run of a capture did
-    /// not launch.
+    /// Those of [`Settings::check`], [`CubeError::Launch`], and [`CubeError::Capture`] for a launch that the first run of a
+    /// capture did not make.
     pub(crate) fn launch(
         &self,
         launch: &Launch,
@@ -381,7 +381,7 @@ impl Device {
         Ok(bytes)
     }
 
-    /// Waits for the device's thread.
+    /// Calls the device thread and converts its failures to [`CubeError::Device`].
     fn wait<T>(
         &self,
         operation: &'static str,
@@ -396,17 +396,17 @@ impl Device {
     }
 }
 
-/// The numbers of a buffer from what came back.
+/// The elements of a buffer from the bytes read back.
 fn numbers<T: Element>(buffer: &Buffer<T>, bytes: &[u8]) -> Result<Vec<T>> {
     let len = buffer.bytes().min(bytes.len());
     check_len("bytes read back", buffer.bytes(), len)?;
     Ok(bytemuck::pod_collect_to_vec(&bytes[..len]))
 }
 
-/// A call that waits for the device's thread. CubeCL catches what panics there (a driver that is out of memory, a device that
-/// is lost) and raises it again here, where it becomes an error. It takes a build that unwinds.
+/// Converts a panic of `call`, which waits for the device thread, to an error. CubeCL catches panics of that thread (driver out
+/// of memory, device lost) and resumes them in the caller. Requires `panic = "unwind"`.
 fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
-    // Nothing of ours is left half done: the closures call the client and touch nothing else.
+    // Unwind safe: the closures call the client and modify nothing else.
     catch_unwind(AssertUnwindSafe(call)).map_err(|payload| {
         let text = payload.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
@@ -414,7 +414,7 @@ fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
     })
 }
 
-/// The beginning of a message, without the backtraces that runtimes put at its end.
+/// The first lines of a message, without the backtrace that runtimes append.
 fn first_lines(message: &str) -> String {
     let text = message.split("Backtrace").next().unwrap_or(message);
     let mut lines = text.lines().map(str::trim).filter(|line| !line.is_empty());

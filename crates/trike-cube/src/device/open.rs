@@ -1,4 +1,4 @@
-//! Finding devices.
+//! Device discovery.
 
 use cubecl::Device as CubeDevice;
 use cubecl::device::{WgpuBackend, WgpuDevice, WgpuDeviceKind};
@@ -7,14 +7,14 @@ use super::{Device, DeviceOptions, DeviceSpec, Runtime};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result};
 
-/// A device that exists.
+/// A device found on this machine.
 pub(super) struct Found {
     pub(super) device: CubeDevice,
     pub(super) spec: DeviceSpec,
     pub(super) software: bool,
 }
 
-/// Whether this build contains a runtime.
+/// Returns true if this build contains a runtime.
 #[must_use]
 pub fn is_linked(runtime: Runtime) -> bool {
     match runtime {
@@ -27,19 +27,20 @@ pub fn is_linked(runtime: Runtime) -> bool {
     }
 }
 
-/// A device of this machine, as `trike doctor` shows it.
+/// A device of this machine, as listed by `trike doctor`.
 #[derive(Clone, Debug)]
 pub struct DeviceInfo {
-    /// The name that opens it.
+    /// The specification that opens it.
     pub spec: DeviceSpec,
-    /// What it can do, or why it could not be opened.
+    /// Features and limits, or the error message of opening it.
     pub capabilities: std::result::Result<Capabilities, String>,
 }
 
-/// Every device that this build can reach on this machine, in the order in which `auto` tries them; each is opened to ask
-/// for its name.
+/// All devices of this machine that this build can use, in the order in which `auto` tries them. Opens each device to query its
+/// name.
 ///
-/// A device that `vulkan` and `wgpu` both reach is listed twice. Software drivers that a build with SPIR-V refuses are left out.
+/// A device available through both `vulkan` and `wgpu` is listed twice. Software drivers that a SPIR-V build rejects are
+/// omitted.
 #[must_use]
 pub fn devices() -> Vec<DeviceInfo> {
     let specs = Runtime::ALL.into_iter().flat_map(|runtime| {
@@ -77,7 +78,7 @@ pub(super) fn find(spec: DeviceSpec) -> Result<Found> {
             let device = devices.into_iter().nth(index);
             let device = device.ok_or_else(|| CubeError::NoDevice { spec: spec.to_string(), available })?;
             let software = is_software(&device);
-            // With the feature CubeCL gives every Vulkan device SPIR-V, by whichever name it is opened.
+            // With the feature, CubeCL passes SPIR-V to every Vulkan device, regardless of the runtime name it is opened with.
             if software && cfg!(feature = "vulkan") && matches!(device, CubeDevice::Wgpu(_)) {
                 return Err(CubeError::SoftwareSpirv { spec: spec.to_string() });
             }
@@ -106,7 +107,7 @@ fn numbered<E>(named: impl Fn(usize) -> std::result::Result<CubeDevice, E>) -> V
 }
 
 fn graphics(backend: WgpuBackend) -> Vec<CubeDevice> {
-    // One question for each kind: they are counted apart.
+    // One query per kind: devices are numbered separately for each kind.
     let kinds = [
         WgpuDeviceKind::DiscreteGpu(0),
         WgpuDeviceKind::IntegratedGpu(0),

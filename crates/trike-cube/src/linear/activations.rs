@@ -1,4 +1,4 @@
-//! Activations as the ternary kernels read them.
+//! Quantized activations in the layout of the ternary kernels.
 
 use trike_core::ActivationPrecision;
 use trike_trit::Hadamard;
@@ -6,52 +6,52 @@ use trike_trit::Hadamard;
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_range, check_shape};
 
-/// Columns of a block: what 32 lanes read of sixteen rows of weights in one vector each.
+/// Columns per block: 32 lanes read a block of 16 rows of weights with one vector each.
 pub const BLOCK: usize = 128;
-/// Columns that share an entry of the sums.
+/// Columns per segment, the unit of the partial sums.
 pub const SEGMENT: usize = 32;
-/// Columns of a ternary matrix, at most: integer sums of digits stay below `2^31`.
+/// Maximum columns of a ternary matrix: integer sums of digits stay below `2^31`.
 pub const MAX_COLS: usize = 1 << 17;
-/// Entries of the sums of a row after those of its segments: the sum of the row, and zeros up to a vector.
+/// Entries after a row's segment sums: the sum of the row, and zeros that pad it to a vector.
 const EXTRA: usize = 4;
 
-/// Shape of some activations: `tokens x cols` in a precision.
+/// Shape of activations: `tokens x cols` in a precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ActivationShape {
     /// Rows.
     pub tokens: usize,
     /// Columns.
     pub cols: usize,
-    /// The numbers.
+    /// Quantization of the values.
     pub precision: ActivationPrecision,
 }
 
 impl ActivationShape {
-    /// Rows of codes: one, two or four a token.
+    /// Code rows: one, two or four per token.
     #[must_use]
     pub fn code_rows(&self) -> usize {
         self.tokens * self.precision.slices()
     }
 
-    /// Blocks of 128 columns of a row of codes, the last one padded with zeros.
+    /// Blocks of 128 columns per code row, the last one padded with zeros.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.cols.div_ceil(BLOCK)
     }
 
-    /// Words of the codes: 32 a block.
+    /// Words of the codes: 32 per block.
     #[must_use]
     pub fn code_words(&self) -> usize {
         self.code_rows() * self.blocks() * (BLOCK / 4)
     }
 
-    /// Sums of a row of codes: one for each segment of 32 columns, then the sum of the row and three zeros.
+    /// Sums per code row: one per segment of 32 columns, then the sum of the row and three zeros.
     #[must_use]
     pub fn sum_stride(&self) -> usize {
         self.blocks() * (BLOCK / SEGMENT) + EXTRA
     }
 
-    /// Factors: one a token, or one for each segment of each token.
+    /// Number of factors (activation scales): one per token, or one per segment of each token.
     #[must_use]
     pub fn factors(&self) -> usize {
         match self.precision.group() {
@@ -60,19 +60,18 @@ impl ActivationShape {
         }
     }
 
-    /// Where the word of four columns lies in the codes of a row; `col` is a multiple of 4.
+    /// Index of the word of four columns in the codes of a row; `col` is a multiple of 4.
     #[must_use]
     pub fn word_of(col: usize) -> usize {
         let (block, i, h, t) = (col / BLOCK, col % BLOCK / 32, col % 32 / 16, col % 16 / 4);
         block * (BLOCK / 4) + t * 8 + i * 2 + h
     }
 
-    /// Refuses shapes that no kernel takes.
+    /// Checks that kernels support the shape.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for no columns or more than [`MAX_COLS`],
-    /// [`CubeError::Shape`] for no tokens or too many.
+    /// [`CubeError::Range`] for zero columns or more than [`MAX_COLS`], [`CubeError::Shape`] for zero tokens or too many.
     pub fn validate(&self) -> Result<()> {
         check_range("columns of activations", 1, MAX_COLS, self.cols)?;
         let rows = self.tokens.saturating_mul(self.precision.slices());
@@ -80,7 +79,7 @@ impl ActivationShape {
     }
 }
 
-/// Some tokens in the form that ternary kernels read, on the device.
+/// Quantized activations on the device, in the layout of the ternary kernels.
 ///
 /// ```text
 /// codes    [code row][block][t][i][h]: a word is columns 128 block + 32 i + 16 h + 4 t .. + 4, low byte first
@@ -88,9 +87,8 @@ impl ActivationShape {
 /// factors  [token], or [token][segment]
 /// ```
 ///
-/// In that order the eight words that a lane needs of a block are two vectors, for the dot products of four bytes and for
-/// the matrix instructions alike. What a code stands for is the factor times the sum over the token's rows of `256^row`
-/// times the digit.
+/// In this order the eight words that a lane needs of a block are two vectors, both for 4-byte dot products and for matrix
+/// instructions. A value is the factor times the sum over the token's code rows of `256^row * digit`.
 #[derive(Clone, Debug)]
 pub struct Activations {
     shape: ActivationShape,
@@ -101,11 +99,11 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Room for some activations, which hold anything until a quantizer fills them.
+    /// Allocates activations, uninitialized until a quantizer fills them.
     ///
     /// # Errors
     ///
-    /// Those of [`ActivationShape::validate`] and [`Device::empty`].
+    /// As [`ActivationShape::validate`] and [`Device::empty`].
     pub fn empty(device: &Device, shape: ActivationShape) -> Result<Self> {
         shape.validate()?;
         Ok(Self {
@@ -117,12 +115,12 @@ impl Activations {
         })
     }
 
-    /// The same, for codes of rotated values: a quantizer rotates what it fills them from, and only weights that are stored behind
-    /// that rotation take them. What [`Activations::upload`] is given must be rotated already.
+    /// Marks the codes as those of rotated values: quantizers on the device rotate their input, and only weights stored with
+    /// the same rotation accept them. Values passed to [`Activations::upload`] must already be rotated.
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] when rows are no whole blocks.
+    /// [`CubeError::NotMultiple`] when the columns are not a multiple of the rotation's block.
     pub fn with_rotation(mut self, rotation: Option<Hadamard>) -> Result<Self> {
         if let Some(unit) = rotation.map(Hadamard::block)
             && !self.shape.cols.is_multiple_of(unit)
@@ -134,7 +132,7 @@ impl Activations {
         Ok(self)
     }
 
-    /// What the values went through.
+    /// The rotation of the values.
     #[must_use]
     pub fn rotation(&self) -> Option<Hadamard> {
         self.rotation
@@ -146,7 +144,7 @@ impl Activations {
         self.shape
     }
 
-    /// The codes, as the diagram above says.
+    /// The codes, in the layout above.
     #[must_use]
     pub fn codes(&self) -> &Buffer<u32> {
         &self.codes
@@ -164,13 +162,13 @@ impl Activations {
         &self.factors
     }
 
-    /// Quantizes on the host and uploads: the specification of the quantizers on the device, and the way for the tests.
+    /// Quantizes on the host and uploads: the reference implementation for the device quantizers, and for tests.
     ///
-    /// A token with a value that is not finite gets the factor NaN, which reaches all of its outputs.
+    /// A token with a non-finite value gets the factor NaN, which propagates to all of its outputs.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for a wrong number of values, and those of [`Activations::empty`].
+    /// [`CubeError::Length`] for the wrong number of values, and those of [`Activations::empty`].
     pub fn upload(device: &Device, shape: ActivationShape, x: &[f32]) -> Result<Self> {
         shape.validate()?;
         crate::error::check_len("activations", shape.tokens * shape.cols, x.len())?;

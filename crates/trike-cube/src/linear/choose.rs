@@ -1,4 +1,4 @@
-//! Which layout a tensor is multiplied fastest in.
+//! Choice of the fastest layout for a tensor.
 
 use trike_core::{ActivationPrecision, Layout};
 use trike_trit::TritTensor;
@@ -7,19 +7,19 @@ use super::sparse_matrix::{SparseForm, SparseLayout, form_of as sparse_form};
 use super::ternary::{TernaryLayout, form_of};
 use crate::device::Device;
 
-/// The share of blocks of 16 rows by 128 columns that may be present for [`Layout::Blocks`] to be chosen.
+/// Maximum fraction of nonzero blocks of 16 rows by 128 columns for which [`Layout::Blocks`] is chosen.
 ///
-/// Predicted: below it one token takes less time, because fewer bytes are read. It is low because this layout has one kernel,
-/// for few tokens: a prompt has no matrix instructions with it.
+/// Predicted: below it a matvec (one token) is faster, because fewer bytes are read. It is low because this layout has only the
+/// few-token kernel: prompts cannot use matrix instructions with it.
 const BLOCKS_UP_TO: f64 = 0.5;
 
-/// The layout in which a tensor is predicted to be multiplied fastest with one token on a GPU: [`Layout::Sparse`] or
-/// [`Layout::Bitmap`] where the time predicted for the nonzeros is less than that of two bits for every weight,
-/// [`Layout::Blocks`] where at most half of the blocks of 16 rows by 128 columns have a nonzero, else [`Layout::TwoBit`].
+/// The layout with the fastest predicted matvec (one token) on a GPU: [`Layout::Sparse`] or [`Layout::Bitmap`] if their
+/// predicted time is less than that of two bits per weight, [`Layout::Blocks`] if at most half of the blocks of 16 rows by 128
+/// columns have a nonzero, else [`Layout::TwoBit`].
 ///
-/// The times are predicted from bytes and instructions that were counted, with the ratio of the two that an H200 has; nothing
-/// was measured. [`Layout::Base3`] is never chosen for speed (about two instructions per weight cost more than its bytes save):
-/// it is there for models that do not fit in memory otherwise.
+/// The times are predicted from counted bytes and instructions, with the ratio of an H200's throughputs; nothing was measured.
+/// [`Layout::Base3`] is never chosen for speed (about two instructions per weight cost more than its bytes save): it is for
+/// models that do not fit in memory otherwise.
 #[must_use]
 pub fn choose_layout(device: &Device, tensor: &TritTensor, activations: ActivationPrecision) -> Layout {
     let Ok(two_bits) = form_of(&[tensor], device.capabilities().f16, TernaryLayout::TwoBit) else {
@@ -43,7 +43,7 @@ pub fn choose_layout(device: &Device, tensor: &TritTensor, activations: Activati
     Layout::TwoBit
 }
 
-/// Whether a device has a kernel for a tensor in a layout, with activations of that precision.
+/// Returns true if there is a kernel for the tensor in the layout, with activations of that precision.
 #[must_use]
 pub fn can_hold(
     device: &Device,
@@ -65,7 +65,7 @@ pub fn can_hold(
     }
 }
 
-/// The share of blocks of 16 rows by 128 columns with a nonzero in any plane.
+/// Fraction of blocks of 16 rows by 128 columns with a nonzero in any plane.
 fn share_of_blocks(tensor: &TritTensor) -> f64 {
     const ROWS: usize = super::ternary::TILE;
     const COLS: usize = super::activations::BLOCK;

@@ -1,28 +1,28 @@
-//! Weights that are not ternary: floats, and bytes with scales. Activations are f32, and so are the sums.
+//! Non-ternary weights: floats, and int8 with scales. Activations and accumulation are f32.
 
 use half::{bf16, f16};
 
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 
-/// Columns to which rows are padded with zeros.
+/// Rows are padded with zeros to a multiple of this many columns.
 pub(crate) const PAD: usize = 16;
 
-/// The numbers of a [`DenseMatrix`] as they lie in words.
+/// Element type of a [`DenseMatrix`], packed into words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DenseKind {
-    /// One f32 a word.
+    /// One f32 per word.
     F32,
-    /// Two f16 a word, the first in its lower half.
+    /// Two f16 per word, the first in the low half.
     F16,
-    /// Two bf16 a word, likewise.
+    /// Two bf16 per word, likewise.
     Bf16,
-    /// Four signed bytes a word, the first in its lowest byte, with scales.
+    /// Four int8 per word, the first in the lowest byte, with scales.
     Int8,
 }
 
 impl DenseKind {
-    /// Weights of a word.
+    /// Weights per word.
     #[must_use]
     pub fn per_word(self) -> usize {
         match self {
@@ -36,11 +36,11 @@ impl DenseKind {
 /// Weights of a [`DenseMatrix`] on the host, row-major.
 #[derive(Clone, Copy, Debug)]
 pub enum DenseValues<'a> {
-    /// As they are.
+    /// f32 weights.
     F32(&'a [f32]),
-    /// Halves; a matrix with one that is not finite becomes f32.
+    /// f16 weights; a matrix with a non-finite weight is stored as f32.
     F16(&'a [f16]),
-    /// The upper halves of f32.
+    /// bf16 weights.
     Bf16(&'a [bf16]),
     /// `code * scale`, one scale for every `group` columns of a row; the last group of a row may be shorter.
     Int8 {
@@ -53,49 +53,49 @@ pub enum DenseValues<'a> {
     },
 }
 
-/// `rows x cols` weights that are not ternary, resident on a device.
+/// `rows x cols` non-ternary weights on a device.
 ///
 /// ```text
-/// words    [row][column / weights of a word], rows padded with zeros to 16 columns
-/// scales   [row][group], of bytes only
+/// words    [row][column / weights per word], rows padded with zeros to 16 columns
+/// scales   [row][group], int8 only
 /// ```
 ///
-/// For embeddings, output heads, and layers that a quantizer left alone.
+/// For embeddings, LM heads, and layers that were not quantized.
 #[derive(Clone, Debug)]
 pub struct DenseMatrix {
     form: DenseForm,
     pub(crate) words: Buffer<u32>,
-    /// One value when there are no scales.
+    /// A single value when there are no scales.
     pub(crate) scales: Buffer<f32>,
 }
 
-/// What a kernel must know about a dense matrix.
+/// Properties of a dense matrix that plans and kernels depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DenseForm {
     /// Outputs.
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// What the words hold.
+    /// Element type.
     pub kind: DenseKind,
     /// Columns that share a scale; `cols` without scales.
     pub group: usize,
 }
 
 impl DenseForm {
-    /// Words of a row.
+    /// Words per row.
     #[must_use]
     pub fn stride(&self) -> usize {
         self.cols.next_multiple_of(PAD) / self.kind.per_word()
     }
 
-    /// Scales of a row.
+    /// Scales per row.
     #[must_use]
     pub fn groups(&self) -> usize {
         self.cols.div_ceil(self.group)
     }
 
-    /// Bytes that a kernel reads.
+    /// Bytes read by a kernel.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let scales = if self.kind == DenseKind::Int8 { self.rows * self.groups() } else { 0 };
@@ -115,9 +115,8 @@ impl DenseMatrix {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Shape`] and [`CubeError::Range`] for sides that no kernel takes or a group that is not `1..=cols`,
-    /// [`CubeError::Length`] for a wrong number of weights or scales, [`CubeError::NonFinite`] for a scale,
-    /// [`CubeError::Memory`].
+    /// [`CubeError::Shape`] and [`CubeError::Range`] for unsupported sides or a group outside `1..=cols`, [`CubeError::Length`]
+    /// for the wrong number of weights or scales, [`CubeError::NonFinite`] for a scale, [`CubeError::Memory`].
     pub fn upload(device: &Device, rows: usize, cols: usize, values: DenseValues<'_>) -> Result<Self> {
         let widened: Vec<f32>;
         let values = match values {
@@ -157,7 +156,7 @@ impl DenseMatrix {
         Ok(Self { form, words: device.upload_weights(&words)?, scales: device.upload_weights(scales)? })
     }
 
-    /// What the kernels know about it.
+    /// Properties that kernels depend on.
     #[must_use]
     pub fn form(&self) -> DenseForm {
         self.form
@@ -175,7 +174,7 @@ impl DenseMatrix {
         self.form.cols
     }
 
-    /// Bytes that the kernels read, and that it takes on the device.
+    /// Device memory of the matrix in bytes; equals the bytes read by a kernel.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.form.bytes()
@@ -186,7 +185,7 @@ fn halves([low, high]: [u16; 2]) -> u32 {
     u32::from(low) | u32::from(high) << 16
 }
 
-/// Rows of `N` weights a word, padded.
+/// Packs rows, `N` weights per word, padded.
 fn pack<T: Copy + Default, const N: usize>(
     form: &DenseForm,
     values: &[T],

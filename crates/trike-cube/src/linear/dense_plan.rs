@@ -1,4 +1,4 @@
-//! Which kernel multiplies dense weights, and its launch.
+//! Kernel choice and launch of dense linears.
 
 use super::dense::{DenseForm, DenseKind, DenseMatrix};
 use super::kernels::dense::{self, DenseCompiled, ScaleMode};
@@ -11,23 +11,23 @@ use trike_core::Cost;
 /// One dense linear: `tokens x cols` f32 activations times `rows x cols` weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DenseProblem {
-    /// Rows of the activations.
+    /// Number of tokens: rows of the activations.
     pub tokens: usize,
     /// The weights.
     pub w: DenseForm,
-    /// Whether the products are added to what the output holds.
+    /// Adds the products to the existing output.
     pub add: bool,
 }
 
-/// How a dense linear is computed.
+/// Kernel variants of a dense linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DenseBlueprint {
-    /// Few tokens: a cube of 64 units shares the columns of two rows.
+    /// Few tokens: the 64 units of a cube split the columns of two rows.
     Decode {
-        /// Tokens of a cube: 1, 2, 4 or 8.
+        /// Tokens per cube: 1, 2, 4 or 8.
         tokens: usize,
     },
-    /// Many tokens: 64 rows times 64 tokens a cube, sixteen columns at a time through shared memory.
+    /// Many tokens: 64 rows times 64 tokens per cube, 16 columns at a time through shared memory.
     Tiled,
 }
 
@@ -72,7 +72,7 @@ impl Plan for DenseProblem {
                 if !tokens.is_power_of_two() {
                     return Err(CubeError::NotMultiple { what: "tokens of a cube", unit: 2, got: tokens });
                 }
-                // A vocabulary has more pairs of rows than a device has cubes along one side.
+                // An LM head has more pairs of rows than a device allows cubes along one dimension.
                 let [x, z, _] = spread(self.w.rows.div_ceil(dense::ROWS));
                 Settings {
                     cubes: [x, side(self.tokens.div_ceil(tokens)), z],
@@ -101,7 +101,7 @@ impl Plan for DenseProblem {
 }
 
 impl Device {
-    /// `out = x W^T`, with `x` of `tokens x cols` and `out` of `tokens x rows`, row-major; the tokens are `x.len() / cols`.
+    /// `out = x W^T`, with `x` of `tokens x cols` and `out` of `tokens x rows`, row-major; `tokens = x.len() / cols`.
     ///
     /// # Errors
     ///
@@ -162,7 +162,7 @@ impl Device {
         self.launch(&launch, &[out], |client, cubes, units| match blueprint {
             DenseBlueprint::Decode { tokens: each } => {
                 // SAFETY: the lengths of the weights come from `DenseMatrix::upload`, those of `x` and `out` were checked
-                // above; the kernel clamps rows and tokens to them and compares columns. Its loop ends at `stride`.
+                // above; the kernel clamps rows and tokens to them and checks columns. Its loop ends at `stride`.
                 unsafe {
                     dense::dense_decode::launch_unchecked(
                         client,

@@ -1,4 +1,4 @@
-//! Trits changed in place.
+//! In-place edits of trits.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::device::{Device, Launch};
 use crate::error::{CubeError, Result, unsupported};
 use crate::plan::{Settings, spread};
 
-/// Units of a cube.
+/// Units per cube.
 const UNITS: u32 = 64;
 
-/// Unit `i` replaces some bits of one word; no word is named twice.
+/// Unit `i` replaces bits of one word; no word occurs twice.
 #[cube(launch_unchecked)]
 fn replace_bits(codes: &mut [u32], changes: &[u32], count: u32) {
     let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
@@ -25,13 +25,13 @@ fn replace_bits(codes: &mut [u32], changes: &[u32], count: u32) {
 }
 
 impl Device {
-    /// Changes single trits of part `part` of a matrix, each named by its plane, row and column in the tensor that the part
-    /// was packed from; of two edits of one place the later one counts. Clones of the matrix change too.
+    /// Changes single trits of part `part` of a matrix, each given by plane, row and column in the tensor that the part was
+    /// packed from; of two edits of one trit the later one wins. Clones of the matrix change too.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for a place that does not exist, [`CubeError::Unsupported`] for a matrix in
-    /// [`TernaryLayout::Base3`] or [`TernaryLayout::Blocks`]: nothing is changed then. Those of the launch.
+    /// [`CubeError::Range`] for an index out of range, [`CubeError::Unsupported`] for a matrix in [`TernaryLayout::Base3`] or
+    /// [`TernaryLayout::Blocks`]; nothing is changed then. Also those of the launch.
     pub fn edit(&self, w: &TernaryMatrix, part: usize, edits: &[Edit]) -> Result<()> {
         let changes = changes(w.form(), w.depth(), part, edits)?;
         if changes.is_empty() {
@@ -42,8 +42,8 @@ impl Device {
         let count = (changes.len() / 3) as u32;
         let changes = self.upload(&changes)?;
         self.launch(&Launch::new("edit of trits", &(), settings), &[&w.codes], |client, cubes, units| {
-            // SAFETY: `changes` checked every place, so that word numbers are inside of the codes; units compare their number
-            // with the count.
+            // SAFETY: `changes` checked every edit, so word indices are within the codes; units check their index against the
+            // count.
             unsafe {
                 replace_bits::launch_unchecked(client, cubes, units, w.codes.arg(), changes.arg(), count);
             }
@@ -51,14 +51,14 @@ impl Device {
     }
 }
 
-/// Word number, mask and bits of every word that changes.
+/// Index, mask and bits of every changed word.
 fn changes(form: &TernaryForm, depth: usize, part: usize, edits: &[Edit]) -> Result<Vec<u32>> {
     let check = |what, limit: usize, got: usize| {
         let maximum = limit - 1;
         if got < limit { Ok(()) } else { Err(CubeError::Range { what, minimum: 0, maximum, got }) }
     };
     check("part of an edit", form.parts.len(), part)?;
-    // A byte of base 3 holds five trits that share bits, and a block that was left out has none to change.
+    // A base-3 byte packs five trits into shared bits, and an omitted block has no storage.
     if form.layout != TernaryLayout::TwoBit {
         let property = format!("TernaryLayout::{:?}", form.layout);
         return unsupported("in-place edit", property, "pack the matrix in TernaryLayout::TwoBit");
@@ -82,7 +82,7 @@ fn changes(form: &TernaryForm, depth: usize, part: usize, edits: &[Edit]) -> Res
             Trit::Z => 1,
             Trit::P => 2,
         };
-        // The plan of the matrix made sure that its words fit 32 bits.
+        // The matrix was checked to have fewer than `2^32` words.
         let (mask, bits) = words.entry(word as u32).or_default();
         *mask |= 3 << shift;
         *bits = *bits & !(3 << shift) | code << shift;

@@ -17,8 +17,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] when the columns or an output do not fit, [`CubeError::Rotation`] when `x` was not rotated as `w` asks
-    /// for, and those of [`Plan::plan`] and of the launch.
+    /// [`CubeError::Length`] when the columns or an output do not match, [`CubeError::Rotation`] when the rotations of `x` and
+    /// `w` differ, and those of [`Plan::plan`] and of the launch.
     pub fn linear(
         &self,
         x: &Activations,
@@ -29,7 +29,7 @@ impl Device {
         self.ternary_linear(x, w, outs, false, strategy)
     }
 
-    /// `outs[i] += x W_i^T`, as [`Device::linear`]: a residual connection costs no pass of its own.
+    /// `outs[i] += x W_i^T`, as [`Device::linear`]: fuses a residual connection.
     ///
     /// # Errors
     ///
@@ -85,7 +85,7 @@ impl Device {
         self.combine_columns(&problem, &args, &scratch, form, cubes)
     }
 
-    /// The second kernel of columns that cubes share: adds up what they left.
+    /// Launches the second kernel of split columns, which adds up the partial sums of the cubes.
     fn combine_columns(
         &self,
         problem: &TernaryProblem,
@@ -108,7 +108,7 @@ impl Device {
     }
 }
 
-/// Outputs as what a launch writes.
+/// The outputs as the written buffers of a launch.
 fn written<'a>(outs: &'a [&'a Buffer<f32>]) -> Vec<&'a dyn AnyBuffer> {
     outs.iter().map(|&out| out as &dyn AnyBuffer).collect()
 }
@@ -124,7 +124,7 @@ struct Args<'a> {
 }
 
 impl Args<'_> {
-    /// An output, or the first one again: a kernel for fewer parts does not touch what it was not compiled for.
+    /// An output, or the first one as a placeholder: a kernel compiled for fewer parts does not access the others.
     fn out(&self, part: usize) -> &Buffer<f32> {
         self.outs.get(part).unwrap_or(&self.outs[0])
     }
@@ -144,7 +144,7 @@ impl Args<'_> {
         )
     }
 
-    /// The kernel of a blueprint; of columns that cubes share, the first.
+    /// Runs the kernel of a blueprint; with split columns, the first of the two.
     fn run(&self, client: &Client, grid: CubeCount, units: CubeDim, form: Form, blueprint: LinearBlueprint) {
         let (kernel, cubes) = match blueprint {
             LinearBlueprint::Split(SplitBlueprint { kernel, cubes }) => (kernel, cubes),
@@ -182,10 +182,10 @@ impl Args<'_> {
         split_cubes: usize,
     ) {
         let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
-        // SAFETY: the lengths of the weights come from `TernaryMatrix::pack`, those of the activations from
-        // `ActivationShape`, those of the outputs were checked above, and where cubes share
-        // the columns the one output is a scratch buffer of `TernaryProblem::scratch_numbers`; all are what `TernaryProblem` describes, and the kernel
-        // clamps rows of codes and groups to them. Its loops end at `blocks` and at the number of outputs.
+        // SAFETY: the lengths of the weights come from `TernaryMatrix::pack`, those of the activations from `ActivationShape`,
+        // those of the outputs were checked above, and with split columns the only output is a scratch buffer of
+        // `TernaryProblem::scratch_numbers`; all match `TernaryProblem`, and the kernel clamps code rows and groups to them.
+        // Its loops end at `blocks` and at the number of outputs.
         unsafe {
             kernels::decode::decode::launch_unchecked::<S>(
                 client,
@@ -254,8 +254,8 @@ impl Args<'_> {
         form: Form,
         split_cubes: usize,
     ) {
-        // SAFETY: `scratch` has the length of `TernaryProblem::scratch_numbers`, all of which the first kernel has written for
-        // rows of codes that exist; units past the last output do nothing, and the outputs were compared as in `decode`.
+        // SAFETY: `scratch` has the length of `TernaryProblem::scratch_numbers` and is fully written by the first kernel for
+        // existing code rows; units past the last output do nothing, and the outputs were checked as in `decode`.
         unsafe {
             kernels::combine::combine::launch_unchecked::<S>(
                 client,
@@ -316,7 +316,7 @@ impl Args<'_> {
         split_cubes: usize,
     ) {
         let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
-        // SAFETY: as in `tiled`; the plan checked that planes are what the instruction wants.
+        // SAFETY: as in `tiled`; the plan checked that the device's planes match the instruction.
         unsafe {
             kernels::mma::mma::launch_unchecked::<S>(
                 client,
@@ -349,8 +349,8 @@ impl Args<'_> {
         shape: WmmaShape,
     ) {
         let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
-        // SAFETY: as in `tiled`; the plan checked that the device has these matrices and that the units of a cube share their
-        // elements evenly.
+        // SAFETY: as in `tiled`; the plan checked that the device supports these matrices and that their elements divide evenly
+        // among the units of a cube.
         unsafe {
             kernels::wmma::wmma::launch_unchecked::<S>(
                 client,

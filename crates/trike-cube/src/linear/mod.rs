@@ -1,4 +1,4 @@
-//! Weights times activations: `y = x W^T`, with `x` of `m x k`, `W` of `n x k` and `y` of `m x n`, all row-major.
+//! Linear layers: `y = x W^T`, with `x` of `m x k`, `W` of `n x k` and `y` of `m x n`, all row-major.
 
 mod activations;
 mod choose;

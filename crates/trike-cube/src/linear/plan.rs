@@ -1,4 +1,4 @@
-//! Which kernel multiplies ternary weights, and where it runs.
+//! Kernel choice and launch settings of ternary linears.
 
 use super::activations::{ActivationShape, BLOCK};
 use super::kernels::{Form, MAX_STAGES, MmaShape, Staging, WmmaShape, combine, tiled};
@@ -8,90 +8,90 @@ use crate::error::{CubeError, Result, check_len, check_range};
 use crate::plan::{Plan, Settings};
 use trike_core::Cost;
 
-/// Lanes of a tile.
+/// Lanes per tile.
 const LANES: usize = 32;
-/// Buffers that the kernels bind.
+/// Buffers bound by the kernels.
 const BINDINGS: usize = 10;
-/// Units of a multiprocessor that have a vector of weights on its way, two cubes of 512: 16 KiB, and those of the next
-/// block beside them. To read 4.3 TB/s with 132 multiprocessors takes about 23 KB of each (at 700 ns).
+/// Units per multiprocessor with a vector of weights in flight, two cubes of 512: 16 KiB, plus the next block's. Reading 4.3
+/// TB/s with 132 multiprocessors takes about 23 KB in flight per multiprocessor (at 700 ns).
 const BUSY_UNITS: usize = 1024;
 
-/// Nanoseconds from a load to its data, on a data-centre GPU that is busy.
+/// Load latency on a busy data-centre GPU, in nanoseconds.
 const LATENCY: f64 = 700.0;
-/// Bytes a nanosecond that a multiprocessor takes at most: 64 a clock at 1.7 GHz.
+/// Maximum bandwidth of a multiprocessor, in bytes per nanosecond: 64 bytes per clock at 1.7 GHz.
 const MULTIPROCESSOR_RATE: f64 = 110.0;
-/// Bytes a nanosecond that memory gives for each multiprocessor: 4.3 TB/s for 132.
+/// Memory bandwidth per multiprocessor, in bytes per nanosecond: 4.3 TB/s for 132.
 const MEMORY_RATE: f64 = 33.0;
-/// Nanoseconds of the second launch: the gap between two kernels of a queue, and a latency or two.
+/// Cost of the second launch in nanoseconds: the gap between two queued kernels, and one or two load latencies.
 const SECOND_LAUNCH: f64 = 2500.0;
 
-/// One ternary linear: some activations times one or more matrices side by side.
+/// One ternary linear: activations times one or more matrices with the same columns.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TernaryProblem {
     /// The activations.
     pub x: ActivationShape,
     /// The weights.
     pub w: TernaryForm,
-    /// Whether the products are added to what the outputs hold, as a residual connection does.
+    /// Adds the products to the existing outputs (residual connection).
     pub add: bool,
 }
 
-/// How a ternary linear is computed.
+/// Kernel variants of a ternary linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinearBlueprint {
-    /// Dot products of four bytes for few tokens, see [`DecodeBlueprint`]; the one kernel of
-    /// [`TernaryLayout::Base3`] and [`TernaryLayout::Blocks`].
+    /// 4-byte dot products for few tokens, see [`DecodeBlueprint`]; the only kernel for [`TernaryLayout::Base3`] and
+    /// [`TernaryLayout::Blocks`].
     Decode(DecodeBlueprint),
-    /// Dot products of four bytes for many tokens: 64 rows times 32 rows of codes a cube, unpacked into shared memory.
+    /// 4-byte dot products for many tokens: 64 rows times 32 code rows per cube, unpacked into shared memory.
     Tiled,
     /// Matrix instructions; see [`MmaShape`].
     Mma(MmaShape),
-    /// Cooperative matrices, for many tokens on devices that have bytes in no other matrix instructions; see [`WmmaShape`].
+    /// Cooperative matrices, for many tokens on devices without other int8 matrix instructions; see [`WmmaShape`].
     Wmma(WmmaShape),
-    /// Columns shared by cubes; see [`SplitBlueprint`].
+    /// Columns split across cubes; see [`SplitBlueprint`].
     Split(SplitBlueprint),
 }
 
-/// Columns that cubes share, for few tokens and so few rows of weights that most multiprocessors would have none: each cube
-/// leaves its sums in a scratch buffer, and a second kernel adds them up in the order of the cubes.
+/// Columns split across cubes (split-K), for few tokens and so few rows of weights that most multiprocessors would be idle:
+/// each cube stores partial sums in a scratch buffer, and a second kernel adds them up in cube order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SplitBlueprint {
     /// The first kernel.
     pub kernel: SplitKernel,
-    /// Cubes that share the columns, 2 to [`MAX_SPLIT_CUBES`].
+    /// Cubes that split the columns, 2 to [`MAX_SPLIT_CUBES`].
     pub cubes: usize,
 }
 
 /// The first kernel of a [`SplitBlueprint`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SplitKernel {
-    /// Dot products of four bytes.
+    /// 4-byte dot products.
     Decode(DecodeBlueprint),
-    /// Matrix instructions, with at least two planes that share the columns of a cube and nothing staged.
+    /// Matrix instructions, with at least two planes that split the columns of a cube, and no staging.
     Mma(MmaShape),
 }
 
-/// Cubes that share the columns of a matrix, at most.
+/// Maximum cubes that split the columns of a matrix.
 pub const MAX_SPLIT_CUBES: usize = 16;
 
-/// Cubes of one tile and some rows of codes; the columns are shared by the units of a cube.
+/// One tile and `rows` code rows per cube; the units of a cube split the columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DecodeBlueprint {
-    /// Rows of codes of a cube: 1, 2, 4, 8 or 16, and at least those of a token.
+    /// Code rows per cube: 1, 2, 4, 8 or 16, and at least those of one token.
     pub rows: usize,
-    /// Groups of 32 units that share the columns.
+    /// Groups of 32 units that split the columns.
     pub splits: usize,
 }
 
 impl DecodeBlueprint {
-    /// Partial sums of every lane, in shared memory.
+    /// Bytes of shared memory for the partial sums of all lanes.
     fn shared_bytes(self) -> usize {
         4 * self.splits * TILE * self.rows * 4 + 4
     }
 }
 
 impl TernaryProblem {
-    /// What is compiled into the kernels.
+    /// Compile-time parameters of the kernels.
     pub(super) fn compiled(&self) -> Form {
         Form {
             sets: self.w.sets,
@@ -141,7 +141,7 @@ impl TernaryProblem {
     fn mma_settings(&self, shape: MmaShape, device: &Capabilities) -> Result<Settings> {
         let needs = |feature| CubeError::Feature { kernel: Self::NAME, feature, device: device.name.clone() };
         if !device.int8_mma {
-            return Err(needs("matrix instructions on bytes (s8 m16n8k32)"));
+            return Err(needs("int8 matrix instructions (s8 m16n8k32)"));
         }
         if device.planes != Some((32, 32)) {
             return Err(needs("planes of 32 units"));
@@ -151,7 +151,7 @@ impl TernaryProblem {
         check_range("planes of a cube", 1, 16, shape.planes())?;
         if shape.splits > 1 {
             check_range(
-                "planes side by side when columns are split",
+                "row and code planes of a cube that splits columns",
                 1,
                 1,
                 shape.row_planes * shape.code_planes,
@@ -164,15 +164,11 @@ impl TernaryProblem {
             check_range("blocks of activations in shared memory", 2, MAX_STAGES, stages)?;
         }
         if shape.staging != Staging::Direct {
-            check_range("splits of staged columns", 1, 1, shape.splits)?;
+            check_range("column splits with staged activations", 1, 1, shape.splits)?;
             let per_unit = 2 * shape.octets;
             if !per_unit.is_multiple_of(shape.row_planes) {
                 let unit = shape.row_planes;
-                return Err(CubeError::NotMultiple {
-                    what: "vectors that a unit stages",
-                    unit,
-                    got: per_unit,
-                });
+                return Err(CubeError::NotMultiple { what: "vectors staged per unit", unit, got: per_unit });
             }
         }
         let side = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
@@ -200,14 +196,14 @@ impl TernaryProblem {
         check_range("matrices of a plane along the rows of weights", 1, 8, shape.row_matrices)?;
         check_range("matrices of a plane along the rows of codes", 1, 8, shape.code_matrices)?;
         for planes in [shape.row_planes, shape.code_planes] {
-            check_range("planes of a side of a cube", 1, 16, planes)?;
+            check_range("planes of a cube along one side", 1, 16, planes)?;
         }
         check_range("planes of a cube", 1, 16, shape.planes())?;
         let multiple = |what, unit: usize, got: usize| match got {
             got if unit != 0 && got.is_multiple_of(unit) => Ok(()),
             got => Err(CubeError::NotMultiple { what, unit, got }),
         };
-        // Scales may change after 32 columns; the units of a cube take sums of whole tokens, all of them equally many.
+        // Scales may change every 32 columns; each unit of a cube gets the same number of sums, of whole tokens.
         let slices = self.x.precision.slices();
         multiple("columns that share a scale", k, 32)?;
         multiple("bytes of a row of a matrix", 16, k)?;
@@ -228,11 +224,11 @@ impl TernaryProblem {
     }
 
     fn split_settings(&self, blueprint: SplitBlueprint, device: &Capabilities) -> Result<Settings> {
-        check_range("cubes that share columns", 2, MAX_SPLIT_CUBES, blueprint.cubes)?;
+        check_range("cubes that split the columns", 2, MAX_SPLIT_CUBES, blueprint.cubes)?;
         let one = match blueprint.kernel {
             SplitKernel::Decode(decode) => self.decode_settings(decode)?,
             SplitKernel::Mma(shape) => {
-                check_range("splits of the columns of a cube that shares them", 2, 16, shape.splits)?;
+                check_range("column splits within a cube that splits columns", 2, 16, shape.splits)?;
                 self.mma_settings(shape, device)?
             }
         };
@@ -240,19 +236,19 @@ impl TernaryProblem {
         Ok(Settings { cubes: [one.cubes[0], one.cubes[1], blueprint.cubes as u32], ..one })
     }
 
-    /// Numbers of the scratch buffer of a [`SplitBlueprint`].
+    /// Length of the scratch buffer of a [`SplitBlueprint`].
     pub(super) fn scratch_numbers(&self, cubes: usize) -> Result<usize> {
-        let shape = CubeError::Shape { what: "sums that cubes leave", rows: cubes, cols: self.x.code_rows() };
+        let shape = CubeError::Shape { what: "partial sums of cubes", rows: cubes, cols: self.x.code_rows() };
         let factors = [self.x.code_rows(), self.w.tiles(), TILE, combine::numbers(self.compiled())];
         let numbers = factors.into_iter().try_fold(cubes, usize::checked_mul);
         numbers.filter(|&n| u32::try_from(n).is_ok()).ok_or(shape)
     }
 
-    /// Nanoseconds that the weights take, predicted, with the columns shared by `cubes` cubes.
+    /// Predicted time in nanoseconds with the columns split across `cubes` cubes.
     ///
-    /// A multiprocessor gets what its loads in flight bring in a latency, and all of them together what the memory gives.
+    /// A multiprocessor's bandwidth is its bytes in flight per latency; all together are limited by the memory bandwidth.
     fn predicted(&self, kernel: SplitKernel, one: &Settings, cubes: usize, multiprocessors: usize) -> f64 {
-        // A unit has one vector on its way, and where it loads ahead that of the next block too.
+        // A unit has one vector in flight, or two if it prefetches the next block.
         let vectors = match kernel {
             SplitKernel::Decode(b) if b.rows > 2 || self.w.layout != TernaryLayout::TwoBit => 1,
             SplitKernel::Decode(_) | SplitKernel::Mma(_) => 2,
@@ -268,7 +264,7 @@ impl TernaryProblem {
         by_latency.max(by_memory) + if cubes > 1 { SECOND_LAUNCH } else { 0.0 }
     }
 
-    /// Cubes that share the columns, where that is predicted to pay for the second launch.
+    /// Splits the columns across cubes if the predicted gain exceeds the cost of the second launch.
     fn split_candidate(&self, kernel: SplitKernel, device: &Capabilities) -> Option<SplitBlueprint> {
         let multiprocessors = device.multiprocessors? as usize;
         if multiprocessors == 0 {
@@ -287,12 +283,13 @@ impl TernaryProblem {
         (time < alone && self.split_settings(blueprint, device).is_ok()).then_some(blueprint)
     }
 
-    /// The matrix instructions' blueprint: few rows of codes share the columns among planes, many stage them.
+    /// The blueprint for matrix instructions: for few code rows the planes split the columns, for many the activations are
+    /// staged.
     fn mma_candidate(&self, device: &Capabilities) -> Option<MmaShape> {
         let code_rows = self.x.code_rows();
         let shape = if code_rows <= 32 {
             let octets = code_rows.div_ceil(8).next_power_of_two();
-            // As in `decode_candidates`, more than eight only where tiles are few for the device.
+            // As in `decode_candidates`, more than eight only if the device has few tiles to work on.
             let units = device.multiprocessors.map_or(0, |n| n as usize * BUSY_UNITS);
             let of = |splits| MmaShape {
                 tiles: 1,
@@ -309,7 +306,7 @@ impl TernaryProblem {
             })?;
             of(splits)
         } else {
-            // Squares of 128 rows by 128 rows of codes; narrower ones where those are fewer than the multiprocessors.
+            // Squares of 128 rows by 128 code rows; narrower if there would be fewer cubes than multiprocessors.
             let (row_planes, code_planes, octets) = (2, 4, 4);
             let columns = code_rows.div_ceil(8 * octets * code_planes);
             let cubes = |tiles: usize| self.w.tiles().div_ceil(tiles * row_planes) * columns;
@@ -320,8 +317,8 @@ impl TernaryProblem {
         self.mma_settings(shape, device).ok().map(|_| shape)
     }
 
-    /// The cooperative matrices' blueprint: four planes with squares of 32 rows by 32 rows of codes, or less of the rows of codes
-    /// and then of the weights where there are few or shared memory is small.
+    /// The blueprint for cooperative matrices: four planes with squares of 32 rows by 32 code rows; fewer code rows, then fewer
+    /// weight rows, if there are few or shared memory is small.
     fn wmma_candidate(&self, device: &Capabilities) -> Option<WmmaShape> {
         let few = self.x.code_rows() <= 32;
         let sides = [[32, 32], [32, 16], [16, 16]].into_iter().filter(|&[_, codes]| !few || codes == 16);
@@ -343,13 +340,13 @@ impl TernaryProblem {
         shapes.into_iter().find(fits)
     }
 
-    /// The blueprints of the decode kernel, the best first.
+    /// The blueprints of the decode kernel, best first.
     fn decode_candidates(&self, device: &Capabilities) -> Vec<DecodeBlueprint> {
         let (slices, code_rows) = (self.x.precision.slices(), self.x.code_rows());
-        // Whole tokens; a few too many rows cost less than a second pass over the weights.
+        // Whole tokens; a few unused rows cost less than a second pass over the weights.
         let rows = code_rows.next_power_of_two().clamp(slices, 16);
-        // As many loads in flight as shared memory and the columns allow: every unit walks two blocks or more. More than
-        // eight groups only where tiles are few for the device.
+        // As many loads in flight as shared memory and the columns allow: every unit processes two blocks or more. More than
+        // eight groups only if the device has few tiles to work on.
         let units = device.multiprocessors.map_or(0, |n| n as usize * BUSY_UNITS);
         let cubes = self.w.tiles() * code_rows.div_ceil(rows);
         let widest = [32, 16, 8, 4, 2, 1].into_iter().find(|&splits| {
@@ -368,7 +365,7 @@ impl TernaryProblem {
 }
 
 impl TernaryProblem {
-    /// The decode kernel's blueprints, the best of them with its columns shared by cubes first where that pays.
+    /// The decode kernel's blueprints, preceded by the best one with columns split across cubes if that pays.
     fn with_split(&self, decode: Vec<DecodeBlueprint>, device: &Capabilities) -> Vec<LinearBlueprint> {
         let best = decode.first().map(|&decode| SplitKernel::Decode(decode));
         let split = best.filter(|_| self.x.code_rows() <= 16);
@@ -398,14 +395,15 @@ impl Plan for TernaryProblem {
         if self.w.layout != TernaryLayout::TwoBit {
             return self.with_split(self.decode_candidates(device), device);
         }
-        // The dot products keep up with memory for one or two rows only; see the instruction budget in the chapter on GPUs.
+        // 4-byte dot products keep up with memory only for one or two code rows; see the instruction budget in the chapter on
+        // GPUs.
         if code_rows > 2 {
             let shape = self.mma_candidate(device);
             let few = shape.filter(|shape| shape.splits > 1);
             let split = few.and_then(|shape| self.split_candidate(SplitKernel::Mma(shape), device));
             all.extend(split.map(LinearBlueprint::Split));
             all.extend(shape.map(LinearBlueprint::Mma));
-            // A block is multiplied for longer than the next one is on its way: two are enough.
+            // Multiplying a block takes longer than copying the next: two stages are enough.
             let copied = shape.filter(|shape| shape.staging == Staging::Registers && device.async_copy);
             let copied = copied.map(|shape| MmaShape { staging: Staging::Async { stages: 2 }, ..shape });
             all.extend(copied.map(LinearBlueprint::Mma));
@@ -431,7 +429,7 @@ impl Plan for TernaryProblem {
                 | LinearBlueprint::Split(SplitBlueprint { kernel: SplitKernel::Decode(_), .. })
         );
         if self.w.layout != TernaryLayout::TwoBit && !of_any_layout {
-            let (feature, device) = ("a place of two bits for every weight", "the matrix".to_owned());
+            let (feature, device) = ("two bits per weight (TernaryLayout::TwoBit)", "the matrix".to_owned());
             return Err(CubeError::Feature { kernel: Self::NAME, feature, device });
         }
         match *blueprint {
@@ -450,7 +448,7 @@ impl Plan for TernaryProblem {
         if self.w.layout == TernaryLayout::Blocks {
             weights = weights.min(planes * (self.w.stored * TILE * BLOCK) as u64);
         }
-        // Bytes of codes, sums and factors, then f32 outputs, read too where they are added to.
+        // Bytes of codes, sums and factors, then f32 outputs, which are also read when adding.
         let x = code_rows * (self.x.blocks() * BLOCK + 4 * self.x.sum_stride()) as u64
             + 4 * self.x.factors() as u64;
         let y = self.x.tokens as u64 * rows * if self.add { 8 } else { 4 };

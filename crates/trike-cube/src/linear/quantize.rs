@@ -1,8 +1,8 @@
-//! Floats to codes on the host: what the quantizers of the device have to write.
+//! Activation quantization on the host: the reference for the device quantizers.
 
 use super::activations::{ActivationShape, BLOCK, SEGMENT};
 
-/// The smallest magnitude that an int8 scale is made from, so that a token of zeros stays one.
+/// Lower bound of the magnitude that an int8 scale is computed from, so that a token of zeros stays zero.
 const SMALLEST: f32 = 1e-5;
 
 /// The three buffers of [`Activations`](super::Activations).
@@ -12,7 +12,7 @@ pub(super) struct Codes {
     pub(super) factors: Vec<f32>,
 }
 
-/// `x` has the length that `shape` says.
+/// `x` has the length given by `shape`.
 pub(super) fn quantize(shape: ActivationShape, x: &[f32]) -> Codes {
     let (slices, stride) = (shape.precision.slices(), shape.sum_stride());
     let segments = shape.blocks() * (BLOCK / SEGMENT);
@@ -50,7 +50,7 @@ pub(super) fn quantize(shape: ActivationShape, x: &[f32]) -> Codes {
     Codes { codes, sums, factors }
 }
 
-/// One byte a value; the factor is what a step stands for.
+/// Quantizes to one byte per value; returns the step size.
 fn int8(x: &[f32], digits: &mut [i8]) -> f32 {
     let largest = largest(x);
     if !largest.is_finite() {
@@ -63,7 +63,7 @@ fn int8(x: &[f32], digits: &mut [i8]) -> f32 {
     1.0 / scale
 }
 
-/// As many bytes a value as there are rows of digits, the least significant first.
+/// Quantizes to fixed point with one byte per value and row of digits, least significant first; returns the step size.
 fn fixed_point(x: &[f32], digits: &mut [Vec<i8>]) -> f32 {
     let largest = largest(x);
     if !largest.is_finite() {
@@ -73,7 +73,7 @@ fn fixed_point(x: &[f32], digits: &mut [Vec<i8>]) -> f32 {
     // The largest magnitude is below `2^(exponent + 1)`, so integers stay below `2^(bits + 1)`; powers of two are exact.
     let exponent = ((largest.to_bits() >> 23) as i32 - 127).max(bits - 120);
     let scale = f32::from_bits(((127 + bits - exponent) as u32) << 23);
-    // 128 in each byte but the highest: it carries each byte's sign into the next.
+    // 128 in each byte except the highest: carries each byte's sign into the next.
     let offset = (0..digits.len() - 1).fold(0i32, |o, byte| o | 0x80 << (8 * byte));
     for (col, x) in x.iter().enumerate() {
         let int = ((x * scale).round_ties_even() as i32 + offset) ^ offset;
@@ -84,7 +84,7 @@ fn fixed_point(x: &[f32], digits: &mut [Vec<i8>]) -> f32 {
     f32::from_bits(((127 - bits + exponent) as u32) << 23)
 }
 
-/// The largest magnitude; not finite when any value is not.
+/// The largest magnitude; non-finite if any value is.
 fn largest(x: &[f32]) -> f32 {
     let bits = x.iter().fold(0, |m: u32, v| m.max(v.to_bits() & 0x7FFF_FFFF));
     f32::from_bits(bits)

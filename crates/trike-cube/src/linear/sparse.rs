@@ -1,4 +1,4 @@
-//! Activations times ternary weights that are mostly zero.
+//! Linears with sparse ternary weights.
 
 use super::activations::{ActivationShape, Activations};
 use super::kernels::{bitmap, sparse};
@@ -16,14 +16,14 @@ pub struct SparseProblem {
     pub x: ActivationShape,
     /// The weights.
     pub w: SparseForm,
-    /// Whether the products are added to what the output holds.
+    /// Adds the products to the existing output.
     pub add: bool,
 }
 
-/// How it is computed: rows of codes that share one pass over the weights, 1, 2, 4, 8 or 16.
+/// Kernel variant: number of code rows that share one pass over the weights, 1, 2, 4, 8 or 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SparseBlueprint {
-    /// Rows of codes of a cube, at least those of a token.
+    /// Code rows per cube, at least those of one token.
     pub rows: usize,
 }
 
@@ -81,8 +81,8 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] when the columns or the output do not fit, [`CubeError::Unsupported`] for activations with factors
-    /// per group of columns; those of [`Plan::plan`] and of the launch.
+    /// [`CubeError::Length`] when the columns or the output do not match, [`CubeError::Unsupported`] for activations with
+    /// factors per group of columns, and those of [`Plan::plan`] and of the launch.
     pub fn sparse(
         &self,
         x: &Activations,
@@ -127,9 +127,9 @@ impl Device {
             (w.form().rows as u32, problem.x.code_rows() as u32, problem.x.blocks() as u32);
         self.launch(&launch, &[out], |client, cubes, units| match &w.weights {
             Weights::Entries { offsets, entries } => {
-                // SAFETY: offsets, entries and scales come from `list`, so that entries lie between offsets and name columns
-                // that exist; the lengths of the activations come from `ActivationShape`, that of `out` was checked above; the
-                // kernel clamps rows and codes to them. Its loop ends at the row's last entry.
+                // SAFETY: offsets, entries and scales come from `list`, so offsets are within the entries and columns exist;
+                // the lengths of the activations come from `ActivationShape`, that of `out` was checked above; the kernel
+                // clamps rows and code rows to them. Its loop ends at the row's last entry.
                 unsafe {
                     sparse::sparse::launch_unchecked(
                         client,
@@ -151,9 +151,9 @@ impl Device {
                 }
             }
             Weights::Bitmap { starts, headers, bits, signs } => {
-                // SAFETY: as above, with the buffers of `map`: chunks lie between starts and have numbers below `blocks`, the
-                // signs of a row follow its start, and two words follow all of them. Loops end at the row's last chunk and
-                // when no bit is left.
+                // SAFETY: as above, with the buffers of `map`: starts are within the chunks, whose numbers are below `blocks`,
+                // the signs of a row begin at its start, and two padding words follow the last. Loops end at the row's last
+                // chunk and when no bit is left.
                 unsafe {
                     bitmap::bitmap::launch_unchecked(
                         client,

@@ -1,4 +1,4 @@
-//! Ternary weights that are mostly zero, in the memory of a device.
+//! Sparse ternary weights on a device.
 
 use trike_trit::{Granularity, TritTensor};
 
@@ -9,43 +9,42 @@ use crate::device::{Buffer, Device};
 use crate::error::CubeError;
 use crate::error::{Result, check_range, check_rotation, check_shape, unsupported};
 
-/// Columns of a sparse matrix, at most, in [`SparseLayout::Entries`]: a column and a sign are two bytes.
+/// Maximum columns in [`SparseLayout::Entries`]: a column and a sign take two bytes.
 pub const MAX_SPARSE_COLS: usize = 1 << 15;
 
-/// How the weights of a sparse matrix lie in memory.
+/// Memory layout of a sparse matrix.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SparseLayout {
-    /// Two bytes for each nonzero. The smaller one above about 92 % of zeros without structure.
+    /// Two bytes per nonzero. The smaller layout above about 92 % of unstructured zeros.
     #[default]
     Entries,
-    /// A bit for each weight and a sign for each nonzero, in chunks of 128 columns; chunks of zeros are left out.
+    /// One bit per weight and one sign per nonzero, in chunks of 128 columns; zero chunks are omitted.
     Bitmap,
 }
 
-/// A trit tensor of one plane without (most of) its zeros.
+/// A trit tensor of one plane, stored without (most of) its zeros.
 ///
 /// [`SparseLayout::Entries`] lists the nonzeros:
 ///
 /// ```text
-/// offsets  [row], [rows]: entries before the row's, counted in entries
-/// entries  2 column + (1 when the trit is -1), two a word, the first in its lower half
+/// offsets  [rows + 1]: number of entries before the row's
+/// entries  2 column + (1 if the trit is -1), two per word, the first in the low half
 /// scales   [row]
 /// ```
 ///
-/// [`SparseLayout::Bitmap`] has the chunks of 128 columns that are not all zero:
+/// [`SparseLayout::Bitmap`] stores the chunks of 128 columns that are not all zero:
 ///
 /// ```text
-/// starts   [row], [rows]: chunks before the row's, words of signs before the row's
-/// headers  [chunk]: 2^17 (number of the chunk in its row) + (signs of the row before the chunk's)
-/// bits     [chunk][t of 4]: bit 4 s + b is 1 when the weight of column 128 number + 16 s + 4 t + b is not zero
-/// signs    a row: for each bit that is 1, in the order of the words and from the lowest, 1 when the trit is -1;
-///          a row begins a word, and two words follow the last
+/// starts   [rows + 1][2]: number of chunks before the row's, number of sign words before the row's
+/// headers  [chunk]: 2^17 (chunk number in its row) + (number of the row's signs before the chunk)
+/// bits     [chunk][t of 4]: bit 4 s + b is 1 if the weight of column 128 number + 16 s + 4 t + b is not zero
+/// signs    per row: for each set bit, in word order from the lowest bit, 1 if the trit is -1;
+///          a row starts at a word boundary, and two padding words follow the last row
 /// scales   [row]
 /// ```
 ///
-/// Two bits a weight are more than the first from 87.5 % zeros, and more than the second from about 30 % of them; less memory
-/// is not less time where finding the places of the nonzeros costs more than reading all weights. What was given up: scales of
-/// groups, and a place for every weight.
+/// Entries are smaller than two bits per weight from 87.5 % zeros, a bitmap from about 30 %. Less memory does not mean less
+/// time: locating the nonzeros can cost more than reading all weights. Not supported: group scales and in-place edits.
 #[derive(Clone, Debug)]
 pub struct SparseMatrix {
     form: SparseForm,
@@ -60,37 +59,37 @@ pub(super) enum Weights {
     Bitmap { starts: Buffer<u32>, headers: Buffer<u32>, bits: Buffer<u32>, signs: Buffer<u32> },
 }
 
-/// What a plan must know about a sparse matrix.
+/// Properties of a sparse matrix that plans depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SparseForm {
     /// Outputs.
     pub rows: usize,
     /// Inputs.
     pub cols: usize,
-    /// Trits that are not zero.
+    /// Number of nonzero trits.
     pub nonzeros: usize,
-    /// Chunks of 128 columns of a row that are not all zero.
+    /// Number of chunks of 128 columns of a row that are not all zero.
     pub chunks: usize,
-    /// How the weights lie in memory.
+    /// Memory layout of the weights.
     pub layout: SparseLayout,
 }
 
-/// Integer operations of a GPU for each byte that its memory gives, as an H200 has them (0.86 for two bits).
+/// Integer operations of a GPU per byte of memory traffic, on an H200 (0.86 per two bits).
 const OPERATIONS_PER_BYTE: f64 = 3.4;
-/// Operations for an entry of a list and one row of codes, counted in the instruction stream.
+/// Operations per list entry and code row, counted in the instruction stream.
 const ENTRY_OPERATIONS: f64 = 14.0;
-/// Operations for a word of a bitmap, without its bits.
+/// Operations per bitmap word, without its bits.
 const WORD_OPERATIONS: f64 = 24.0;
-/// Operations for a bit that is set and one row of codes.
+/// Operations per set bit and code row.
 const BIT_OPERATIONS: f64 = 11.0;
 
 impl SparseForm {
-    /// Bytes that a kernel reads.
+    /// Bytes read by a kernel.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let words = match self.layout {
             SparseLayout::Entries => self.rows + 1 + self.nonzeros.div_ceil(2).max(1),
-            // Rows of signs end with a part of a word, half of one on the average.
+            // The last sign word of a row is half full on average.
             SparseLayout::Bitmap => {
                 2 * (self.rows + 1) + 5 * self.chunks.max(1) + (self.nonzeros + 16 * self.rows) / 32 + 2
             }
@@ -98,7 +97,7 @@ impl SparseForm {
         4 * (words + self.rows)
     }
 
-    /// The layout whose kernel is predicted to take less time for one row of codes.
+    /// The layout with the lower predicted time for one code row.
     #[must_use]
     pub fn predicted(self) -> SparseLayout {
         let time = |layout| Self { layout, ..self }.predicted_time();
@@ -109,8 +108,8 @@ impl SparseForm {
         }
     }
 
-    /// The predicted time of one row of codes, in bytes of memory traffic that take as long: the larger of the matrix's bytes and
-    /// of its operations, both counted and not measured.
+    /// The predicted time for one code row, expressed as equivalent bytes of memory traffic: the maximum of the matrix's bytes
+    /// and its operations, both counted, not measured.
     pub(super) fn predicted_time(self) -> f64 {
         let nonzeros = self.nonzeros as f64;
         let operations = match self.layout {
@@ -133,11 +132,11 @@ impl SparseForm {
 }
 
 impl SparseMatrix {
-    /// Packs a tensor with one plane and a scale for the tensor or for each row, in the layout of [`SparseForm::predicted`].
+    /// Packs a tensor with one plane and one scale per tensor or per row, in the layout of [`SparseForm::predicted`].
     ///
     /// # Errors
     ///
-    /// [`CubeError::Unsupported`] for more planes, scales per group and means, [`CubeError::Rotation`] for one behind a rotation,
+    /// [`CubeError::Unsupported`] for more planes, scales per group or means, [`CubeError::Rotation`] for a rotated tensor,
     /// [`CubeError::Range`] for rows longer than [`MAX_COLS`], [`CubeError::Shape`] and [`CubeError::Memory`].
     pub fn pack(device: &Device, tensor: &TritTensor) -> Result<Self> {
         let form = form_of(tensor)?;
@@ -178,13 +177,13 @@ impl SparseMatrix {
         Ok(Self { form, weights, scales: device.upload_weights(&scales)? })
     }
 
-    /// What plans know about it.
+    /// Properties that plans depend on.
     #[must_use]
     pub fn form(&self) -> SparseForm {
         self.form
     }
 
-    /// Bytes that it takes on the device.
+    /// Device memory of the matrix, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let weights = match &self.weights {
@@ -197,7 +196,7 @@ impl SparseMatrix {
     }
 }
 
-/// The form of a tensor as a list, refused when there is none.
+/// The form of a tensor as a list; an error for unsupported tensors.
 pub(super) fn form_of(tensor: &TritTensor) -> Result<SparseForm> {
     if tensor.depth() != 1 {
         let property = format!("{} trit planes", tensor.depth());
@@ -240,7 +239,7 @@ fn list(tensor: &TritTensor) -> Result<List> {
         );
         offsets.push(halves.len() as u32);
     }
-    // A buffer is never empty.
+    // Buffers must not be empty.
     let mut entries: Vec<u32> =
         halves.chunks(2).map(|pair| pair[0] | pair.get(1).unwrap_or(&0) << 16).collect();
     if entries.is_empty() {
@@ -283,7 +282,7 @@ fn map(tensor: &TritTensor) -> Result<Map> {
         }
         host.starts.extend([host.headers.len() as u32, host.signs.len() as u32]);
     }
-    // A word of bits may ask for signs behind the last; and a buffer is never empty.
+    // A word of bits may read signs past the last; and buffers must not be empty.
     host.signs.extend([0, 0]);
     if host.headers.is_empty() {
         host.headers.push(0);

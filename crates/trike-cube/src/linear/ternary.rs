@@ -1,4 +1,4 @@
-//! Ternary weights as the kernels read them.
+//! Ternary weights in the layout of the kernels.
 
 use half::f16;
 use trike_trit::{Coupling, Granularity, Hadamard, ScaleValues, TritTensor};
@@ -7,31 +7,31 @@ use super::activations::{BLOCK, MAX_COLS};
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_range, check_shape, unsupported};
 
-/// Rows of a tile.
+/// Rows per tile.
 pub const TILE: usize = 16;
-/// Columns of a block of five trits a byte.
+/// Columns per block in the base-3 layout.
 pub(crate) const BASE3_BLOCK: usize = 160;
-/// Lanes that read a tile's block, one vector of four words each and plane.
+/// Lanes that read a tile's block, with one vector of four words per lane and plane.
 const LANES: usize = 32;
-/// Matrices that one launch multiplies with the same activations, at most.
+/// Maximum matrices that one launch multiplies with the same activations.
 pub const MAX_PARTS: usize = 3;
-/// Planes that fit one signed byte when they are folded: `(3^5 - 1) / 2 = 121`.
+/// Maximum planes that fit a signed byte when folded: `(3^5 - 1) / 2 = 121`.
 const FOLDED: usize = 5;
 
-/// How ternary weights lie in memory.
+/// Memory layout of ternary weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum TernaryLayout {
-    /// Two bits a weight: every kernel, and the least work for each weight.
+    /// Two bits per weight: supported by every kernel, least work per weight.
     #[default]
     TwoBit,
-    /// Five weights a byte: the fewest bytes. One plane a set, and one kernel, for few tokens.
+    /// Five weights per byte: the smallest layout. One plane per set, and only the few-token kernel.
     Base3,
-    /// Two bits a weight, and blocks of 16 rows by 128 columns left out where they are zero; for zeros in blocks. No means,
-    /// and one kernel, for few tokens.
+    /// Two bits per weight with zero blocks of 16 rows by 128 columns omitted, for block sparsity. No means, and only the
+    /// few-token kernel.
     Blocks,
 }
 
-/// One or more trit tensors with the same columns, resident on a device (q/k/v, gate/up): one launch, several outputs.
+/// One or more trit tensors with the same columns on a device (q/k/v, gate/up): one launch, several outputs.
 ///
 /// ```text
 /// codes    [tile][set][block][plane][lane][word i of 4]: trit + 1 in two bits
@@ -41,24 +41,25 @@ pub enum TernaryLayout {
 /// scales   [tile][set][group][row of the tile], means without the sets
 /// ```
 ///
-/// With [`TernaryLayout::Base3`] a block is 160 columns, `[tile][set][block][lane][word i of 4]`, and a byte is `ceil(256 / 243
-/// (81 d0 + 27 d1 + 9 d2 + 3 d3 + d4))`, so that three times a byte has the next digit above its eight bits. Digit `e` of word
-/// `i` is field `f = 5i + e`: row `16 tile + g + 8 (f & 1)`, column `160 block + 16 (f >> 1) + 4 t + b`.
+/// With [`TernaryLayout::Base3`] a block is 160 columns, `[tile][set][block][lane][word i of 4]`, and a byte is
+/// `ceil(256 / 243 (81 d0 + 27 d1 + 9 d2 + 3 d3 + d4))`, so that multiplying a byte by three carries the next digit out above
+/// its eight bits. Digit `e` of word `i` is field `f = 5i + e`: row `16 tile + g + 8 (f & 1)`, column
+/// `160 block + 16 (f >> 1) + 4 t + b`.
 ///
-/// So a lane's load is one vector of sixteen bytes, `(word >> 2j) & 0x03030303` are the four weights that meet one word of
-/// the activations in a dot product of four bytes, and the four fields are also what the lane holds of a 16 x 32 operand of
-/// the matrix instruction. Nothing is unpacked twice for either.
+/// A lane loads one vector of 16 bytes, `(word >> 2j) & 0x03030303` are the four weights that pair with one word of the
+/// activations in a 4-byte dot product, and the four fields are also the lane's part of a 16 x 32 operand of the matrix
+/// instruction. Both use the same unpacking.
 ///
-/// With [`TernaryLayout::Blocks`] it is `[stored block][set][plane][lane][word i of 4]`, and beside the codes lie, for each
-/// tile, the number of blocks stored before it, and then the numbers of the stored blocks.
+/// With [`TernaryLayout::Blocks`] the codes are `[stored block][set][plane][lane][word i of 4]`; a separate index holds, per
+/// tile, the number of blocks stored before it, then the block numbers of all stored blocks.
 ///
-/// A *set* has scales of its own; the planes of a set are folded into one small integer, `3^(p-1) t0 + ... + t(p-1)`: tied
-/// planes are one set (two when there are six, which a byte does not hold), free planes a set each. Tiles are padded with
-/// rows of trit zero and scale zero, blocks with columns of trit zero.
+/// Each *set* of planes has its own scales; the planes of a set are folded into one small integer, `3^(p-1) t0 + ... + t(p-1)`:
+/// tied planes form one set (two for six planes, which do not fit a byte), free planes one set each. Tiles are padded with rows
+/// of trit zero and scale zero, blocks with columns of trit zero.
 #[derive(Clone, Debug)]
 pub struct TernaryMatrix {
     form: TernaryForm,
-    /// Planes of the tensors, which sets may have one place more for.
+    /// Planes of the tensors; the sets may have room for one more.
     depth: usize,
     rotation: Option<Hadamard>,
     pub(crate) codes: Buffer<u32>,
@@ -67,26 +68,26 @@ pub struct TernaryMatrix {
     pub(crate) means: Option<Shared>,
 }
 
-/// What a kernel must know about a ternary matrix.
+/// Properties of a ternary matrix that plans and kernels depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TernaryForm {
     /// Rows of the parts, 1 to [`MAX_PARTS`] of them.
     pub parts: Vec<usize>,
     /// Columns.
     pub cols: usize,
-    /// Columns that share a scale, or `None` when a whole row does.
+    /// Group size in columns, or `None` for one scale per row.
     pub group: Option<usize>,
-    /// Sets of planes with scales of their own.
+    /// Sets of planes; each set has its own scales.
     pub sets: usize,
-    /// Planes of a set.
+    /// Planes per set.
     pub planes: usize,
-    /// Whether groups have means.
+    /// Groups have means.
     pub means: bool,
-    /// Whether scales and means are f16, not f32.
+    /// Scales and means are f16 instead of f32.
     pub halves: bool,
-    /// How the weights lie in memory.
+    /// Memory layout of the weights.
     pub layout: TernaryLayout,
-    /// Blocks that are stored, of all planes together: all of them but with [`TernaryLayout::Blocks`].
+    /// Number of stored blocks, counted once for all planes; less than all only with [`TernaryLayout::Blocks`].
     pub stored: usize,
 }
 
@@ -97,7 +98,7 @@ impl TernaryForm {
         self.parts.iter().sum()
     }
 
-    /// Tiles of all parts; a part starts a tile of its own.
+    /// Tiles of all parts; each part starts a new tile.
     #[must_use]
     pub fn tiles(&self) -> usize {
         self.parts.iter().map(|rows| rows.div_ceil(TILE)).sum()
@@ -109,13 +110,13 @@ impl TernaryForm {
         self.cols.div_ceil(BLOCK)
     }
 
-    /// Groups of a row.
+    /// Groups per row.
     #[must_use]
     pub fn groups(&self) -> usize {
         self.group.map_or(1, |group| self.cols.div_ceil(group))
     }
 
-    /// Bytes that a kernel reads.
+    /// Bytes read by a kernel.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let scales = self.tiles() * TILE * self.groups() * (self.sets + usize::from(self.means));
@@ -129,7 +130,7 @@ impl TernaryForm {
         self.stored * self.sets * self.planes * LANES * 4
     }
 
-    /// Vectors of a lane along a row: the blocks of the layout.
+    /// Vectors per lane along a row (= blocks per row).
     #[must_use]
     pub fn steps(&self) -> usize {
         match self.layout {
@@ -138,7 +139,7 @@ impl TernaryForm {
         }
     }
 
-    /// Refuses what no kernel takes.
+    /// Checks that kernels support the form.
     pub(crate) fn validate(&self) -> Result<()> {
         check_range("parts of a ternary matrix", 1, MAX_PARTS, self.parts.len())?;
         check_range("columns of a ternary matrix", 1, MAX_COLS, self.cols)?;
@@ -189,12 +190,12 @@ impl Shared {
 }
 
 impl TernaryMatrix {
-    /// Packs tensors of the same columns, grouping, planes and coupling; every weight keeps its value.
+    /// Packs tensors with equal columns, grouping, planes and coupling; the weights' values are unchanged.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for no tensors, more than [`MAX_PARTS`], or rows longer than [`MAX_COLS`];
-    /// [`CubeError::PartsDiffer`] when the tensors differ in what they must share; [`CubeError::Shape`] and
+    /// [`CubeError::Range`] for zero tensors, more than [`MAX_PARTS`], or rows longer than [`MAX_COLS`];
+    /// [`CubeError::PartsDiffer`] when the tensors differ in a property that must be equal; [`CubeError::Shape`] and
     /// [`CubeError::Memory`] for tensors too large for the device.
     pub fn pack(device: &Device, tensors: &[&TritTensor]) -> Result<Self> {
         Self::pack_as(device, tensors, TernaryLayout::TwoBit)
@@ -226,8 +227,8 @@ impl TernaryMatrix {
         })
     }
 
-    /// Whether tensors can lie side by side in one matrix: no more than [`MAX_PARTS`], alike in everything that they must
-    /// share, and together within the largest allocation of the device.
+    /// Returns true if tensors can be packed into one matrix: at most [`MAX_PARTS`], equal in every required property, and
+    /// together within the device's maximum allocation.
     #[must_use]
     pub fn can_join(device: &Device, tensors: &[&TritTensor], layout: TernaryLayout) -> bool {
         let capabilities = device.capabilities();
@@ -235,32 +236,32 @@ impl TernaryMatrix {
             .is_ok_and(|form| form.bytes() as u64 <= capabilities.max_buffer_bytes)
     }
 
-    /// What the kernels know about it.
+    /// Properties that kernels depend on.
     #[must_use]
     pub fn form(&self) -> &TernaryForm {
         &self.form
     }
 
-    /// Planes of the tensors that it was packed from.
+    /// Planes of the packed tensors.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.depth
     }
 
-    /// What activations go through before they are multiplied.
+    /// The rotation that activations need before the product.
     #[must_use]
     pub fn rotation(&self) -> Option<Hadamard> {
         self.rotation
     }
 
-    /// Bytes that the kernels read, and that it takes on the device.
+    /// Device memory of the matrix in bytes; equals the bytes read by a kernel.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.form.bytes()
     }
 }
 
-/// Refuses a part whose property differs from that of the first.
+/// Checks that a part's property equals that of the first part.
 fn check_same<T: PartialEq + std::fmt::Debug>(
     part: usize,
     property: &'static str,
@@ -274,7 +275,7 @@ fn check_same<T: PartialEq + std::fmt::Debug>(
     Err(CubeError::PartsDiffer { part, property, expected, got })
 }
 
-/// What the tensors have in common, refused when they have not.
+/// The common form of the tensors; an error when they differ.
 pub(super) fn form_of(tensors: &[&TritTensor], f16: bool, layout: TernaryLayout) -> Result<TernaryForm> {
     check_range("parts of a ternary matrix", 1, MAX_PARTS, tensors.len())?;
     let first = tensors[0];
@@ -298,7 +299,7 @@ pub(super) fn form_of(tensors: &[&TritTensor], f16: bool, layout: TernaryLayout)
         Coupling::Tied => (2, depth.div_ceil(2)),
     };
     let exact = |values: &ScaleValues| matches!(values, ScaleValues::F16(_));
-    // Scales of folded planes are divided by a power of three, which halves do not hold.
+    // Scales of folded planes are divided by a power of three and are not exact in f16.
     let halves = f16
         && planes == 1
         && tensors.iter().all(|t| exact(t.scales().values()) && t.scales().means().is_none_or(exact));
@@ -327,7 +328,7 @@ pub(super) struct Packed {
     pub(super) means: Option<Vec<f32>>,
 }
 
-/// Packs what `form_of` has accepted.
+/// Packs tensors accepted by `form_of`.
 pub(super) fn pack(form: &TernaryForm, tensors: &[&TritTensor]) -> Result<Packed> {
     let (sets, planes, groups) = (form.sets, form.planes, form.groups());
     let mut codes = vec![0u32; form.code_words()];
@@ -360,7 +361,7 @@ pub(super) fn pack(form: &TernaryForm, tensors: &[&TritTensor]) -> Result<Packed
                     }
                 }
             }
-            // What the folded integer is multiplied with: the scale of the set's last plane.
+            // The folded integer is multiplied by the scale of the set's last plane.
             let last = (0..planes).rev().find_map(|plane| plane_of(tensor, sets, planes, set, plane));
             for (r, row) in rows.clone().enumerate() {
                 for group in 0..groups {
@@ -380,7 +381,7 @@ pub(super) fn pack(form: &TernaryForm, tensors: &[&TritTensor]) -> Result<Packed
     Ok(Packed { codes, scales, means })
 }
 
-/// The tensor's plane at a place of a set; sets may have one place more than there are planes, at the front of the first.
+/// The tensor's plane at index `plane` of a set; the first set may begin with one padding plane.
 fn plane_of(tensor: &TritTensor, sets: usize, planes: usize, set: usize, plane: usize) -> Option<usize> {
     (set * planes + plane).checked_sub(sets * planes - tensor.depth())
 }
@@ -399,8 +400,8 @@ fn pack_block(trits: &[i8], width: usize, block: usize, out: &mut [u32]) {
     }
 }
 
-/// Leaves out the blocks whose words are all trit zero, and brings the planes of the others together; the index that says
-/// where they are.
+/// Omits the blocks whose words are all trit zero, and makes the planes of the others contiguous. Returns the index of the
+/// stored blocks.
 fn without_zeros(form: &mut TernaryForm, codes: &mut Vec<u32>) -> Vec<u32> {
     /// Sixteen trits of zero.
     const ZEROS: u32 = 0x5555_5555;
@@ -418,7 +419,7 @@ fn without_zeros(form: &mut TernaryForm, codes: &mut Vec<u32>) -> Vec<u32> {
         index.push(numbers.len() as u32);
     }
     form.stored = numbers.len();
-    // A buffer is never empty, and holds a whole vector.
+    // Buffers must not be empty and must hold a whole vector.
     if kept.is_empty() {
         kept.resize(4, ZEROS);
     }
@@ -427,7 +428,7 @@ fn without_zeros(form: &mut TernaryForm, codes: &mut Vec<u32>) -> Vec<u32> {
     index
 }
 
-/// One block of five trits a byte.
+/// Packs one block of five trits per byte.
 fn pack_base3(trits: &[i8], width: usize, block: usize, out: &mut [u32]) {
     for (lane, words) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         let (g, t) = (lane / 4, lane % 4);

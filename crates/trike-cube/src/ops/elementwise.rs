@@ -1,4 +1,4 @@
-//! Number by number: gates, sums, biases.
+//! Elementwise operations: gates, sums, biases.
 
 use cubecl::prelude::*;
 
@@ -9,32 +9,32 @@ use crate::plan::{Plan, Settings, Strategy, spread};
 use trike_core::Cost;
 use trike_core::GatedActivation;
 
-/// What is done to each number.
+/// Elementwise operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Elementwise {
     /// `out = activation(gate) * up`.
     Gated(GatedActivation),
-    /// `x += y`, where `y` has this many numbers and begins anew at its end: as many as `x` for a sum, a row for a bias.
+    /// `x += y`, where `y` has this many elements and repeats: as many as `x` for a sum, one row for a bias.
     Add(usize),
 }
 
-/// An operation on `len` numbers.
+/// An elementwise operation on `len` elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ElementwiseProblem {
-    /// What is done.
+    /// The operation.
     pub operation: Elementwise,
-    /// Numbers.
+    /// Number of elements.
     pub len: usize,
 }
 
-/// How [`ElementwiseProblem`] is computed.
+/// Kernel variants of [`ElementwiseProblem`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ElementwiseBlueprint {
-    /// Numbers of a load: 4, or 1 where there is no whole number of those.
+    /// Elements per load: 4, or 1 if the length is not a multiple of 4.
     pub lanes: usize,
 }
 
-/// Units of a cube.
+/// Units per cube.
 const UNITS: u32 = 128;
 
 impl Plan for ElementwiseProblem {
@@ -42,11 +42,11 @@ impl Plan for ElementwiseProblem {
     const NAME: &'static str = "elementwise";
 
     fn validate(&self) -> Result<()> {
-        // Units of the last line of cubes count past the end, and must not start again from zero.
-        check_range("numbers of an elementwise operation", 1, (u32::MAX - (1 << 24)) as usize, self.len)?;
+        // Indices of units in the last line of cubes exceed the length and must not wrap around.
+        check_range("elements of an elementwise operation", 1, (u32::MAX - (1 << 24)) as usize, self.len)?;
         match self.operation {
             Elementwise::Add(period) if period == 0 || !self.len.is_multiple_of(period) => {
-                Err(CubeError::NotMultiple { what: "numbers of a sum", unit: period, got: self.len })
+                Err(CubeError::NotMultiple { what: "elements of a sum", unit: period, got: self.len })
             }
             _ => Ok(()),
         }
@@ -63,7 +63,7 @@ impl Plan for ElementwiseProblem {
 
     fn settings(&self, blueprint: &ElementwiseBlueprint, device: &Capabilities) -> Result<Settings> {
         if !self.candidates(device).contains(blueprint) {
-            let what = "numbers of an elementwise operation";
+            let what = "elements of an elementwise operation";
             return Err(CubeError::NotMultiple { what, unit: blueprint.lanes, got: self.len });
         }
         let bindings = if matches!(self.operation, Elementwise::Gated(_)) { 3 } else { 2 };
@@ -85,7 +85,7 @@ mod kernel {
     use super::super::gated::activate;
     use super::*;
 
-    /// Unit `i` joins vector `i`.
+    /// Unit `i` computes vector `i`.
     #[cube(launch_unchecked)]
     pub(super) fn gated<N: Size>(
         gate: &[Vector<f32, N>],
@@ -141,7 +141,7 @@ impl Device {
         let (ElementwiseBlueprint { lanes }, settings) = problem.plan(strategy, self.capabilities())?;
         self.launch(&Launch::new("gated", &(activation, lanes), settings), &[out], |client, cubes, units| {
             let (gate, up, out) = (gate.vectors(lanes), up.vectors(lanes), out.vectors(lanes));
-            // SAFETY: the lengths were compared above, and the kernel compares its index with them.
+            // SAFETY: the lengths were checked above, and the kernel checks its index against them.
             unsafe {
                 kernel::gated::launch_unchecked(
                     client, cubes, units, lanes, gate, up, out, activation, lanes,
@@ -150,12 +150,12 @@ impl Device {
         })
     }
 
-    /// `x += y`, where a `y` that is shorter begins anew at its end: a row of it is a bias.
+    /// `x += y`, where a shorter `y` is repeated: one row for a bias.
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] when `x` is no whole number of `y`, [`CubeError::Overlap`] when they share memory, and
-    /// those of [`Plan::plan`] and of the launch.
+    /// [`CubeError::NotMultiple`] when the length of `x` is not a multiple of that of `y`, [`CubeError::Overlap`] when they
+    /// share memory, and those of [`Plan::plan`] and of the launch.
     pub fn add(
         &self,
         x: &Buffer<f32>,
@@ -169,7 +169,7 @@ impl Device {
         let (ElementwiseBlueprint { lanes }, settings) = problem.plan(strategy, self.capabilities())?;
         self.launch(&Launch::new("add", &lanes, settings), &[x], |client, cubes, units| {
             let (x, y) = (x.vectors(lanes), y.vectors(lanes));
-            // SAFETY: the kernel compares its index with the length of `x` and takes it modulo that of `y`, which is not 0.
+            // SAFETY: the kernel checks its index against the length of `x` and takes it modulo that of `y`, which is not 0.
             unsafe {
                 kernel::add::launch_unchecked(client, cubes, units, lanes, x, y);
             };

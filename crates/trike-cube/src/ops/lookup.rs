@@ -1,4 +1,4 @@
-//! Rows of tables: embeddings, and rows of activations.
+//! Row look-ups: embeddings, and selected rows of activations.
 
 use cubecl::prelude::*;
 
@@ -10,10 +10,10 @@ use crate::linear::{DenseForm, DenseKind, DenseMatrix};
 use crate::plan::{Plan, Settings, Strategy, spread};
 use trike_core::Cost;
 
-/// Numbers on the device that are below a bound: token ids, rows.
+/// Bounded indices on the device: token IDs or row numbers.
 ///
-/// The bound is what makes look-ups safe: it was compared with every number that came from the host, and holds by
-/// construction for those that a kernel chose.
+/// The bound makes look-ups memory safe: it is checked for every index uploaded from the host, and holds by construction for
+/// indices written by a kernel.
 #[derive(Clone, Debug)]
 pub struct Indices {
     buffer: Buffer<u32>,
@@ -21,22 +21,22 @@ pub struct Indices {
 }
 
 impl Indices {
-    /// Puts numbers below `below` on the device.
+    /// Uploads indices, all less than `below`.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for none or for one that is not below.
+    /// [`CubeError::Range`] for an empty slice or an index of `below` or more.
     pub fn upload(device: &Device, values: &[u32], below: u32) -> Result<Self> {
         check_indices(values, below)?;
         Ok(Self { buffer: device.upload(values)?, below })
     }
 
-    /// What a kernel writes, each below `below`.
+    /// Indices written by a kernel, all less than `below`.
     pub(super) fn over(buffer: Buffer<u32>, below: u32) -> Self {
         Self { buffer, below }
     }
 
-    /// Overwrites them with as many others below the same bound.
+    /// Overwrites the indices with the same number of new ones below the same bound.
     ///
     /// # Errors
     ///
@@ -46,20 +46,20 @@ impl Indices {
         device.write(&self.buffer, values)
     }
 
-    /// How many.
+    /// Number of indices.
     #[expect(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     #[must_use]
     pub fn len(&self) -> usize {
         self.buffer.len()
     }
 
-    /// The bound.
+    /// The exclusive bound.
     #[must_use]
     pub fn below(&self) -> u32 {
         self.below
     }
 
-    /// Copies them to the host.
+    /// Copies the indices to the host.
     ///
     /// # Errors
     ///
@@ -68,7 +68,7 @@ impl Indices {
         device.read(&self.buffer)
     }
 
-    /// Copies them and another buffer to the host, with one wait.
+    /// Copies the indices and another buffer to the host with one wait.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl Indices {
         device.read_both(&self.buffer, other)
     }
 
-    /// The numbers, for launches: whoever could write them could write past the bound.
+    /// The buffer, for launches only: writing to it would bypass the bound check.
     pub(crate) fn buffer(&self) -> &Buffer<u32> {
         &self.buffer
     }
@@ -93,16 +93,16 @@ fn check_indices(values: &[u32], below: u32) -> Result<()> {
 /// A look-up of `count` rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LookupProblem {
-    /// Rows that are looked up.
+    /// Number of looked-up rows.
     pub count: usize,
     /// The table.
     pub table: DenseForm,
 }
 
-/// How [`LookupProblem`] is computed: a unit writes what a word holds.
+/// Kernel variant of [`LookupProblem`]: a unit writes the elements of one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LookupBlueprint {
-    /// Units of a cube.
+    /// Units per cube.
     pub units: u32,
 }
 
@@ -171,7 +171,7 @@ mod kernel {
         }
     }
 
-    /// Unit `i` copies number `i` of the output.
+    /// Unit `i` copies element `i` of the output.
     #[cube(launch_unchecked)]
     pub(super) fn select_rows(x: &[f32], ids: &[u32], out: &mut [f32], cols: u32) {
         let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
@@ -183,12 +183,12 @@ mod kernel {
 }
 
 impl Device {
-    /// Row `ids[i]` of a table becomes row `i` of `out`, in f32: an embedding.
+    /// Copies row `ids[i]` of a table to row `i` of `out`, in f32 (embedding).
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] when the bound of the indices is over the rows of the table, [`CubeError::Length`] for an output
-    /// of another length, [`CubeError::Overlap`], and those of [`Plan::plan`] and of the launch.
+    /// [`CubeError::Range`] when the bound of the indices exceeds the rows of the table, [`CubeError::Length`] for an output of
+    /// the wrong length, [`CubeError::Overlap`], and those of [`Plan::plan`] and of the launch.
     pub fn lookup(
         &self,
         table: &DenseMatrix,
@@ -214,7 +214,7 @@ impl Device {
                 let [count, cols, stride, group] =
                     [problem.count, form.cols, form.stride(), form.group].map(|n| n as u32);
                 // SAFETY: indices are below the rows of the table, whose lengths its constructor checked; the length of the
-                // output was compared above, and the kernel compares its index with what that has.
+                // output was checked above, and the kernel checks its index against it.
                 unsafe {
                     kernel::lookup::launch_unchecked(
                         client, cubes, units, words, scales, ids, out, count, cols, stride, group, form.kind,
@@ -224,14 +224,14 @@ impl Device {
         )
     }
 
-    /// Row `rows[i]` of `x`, whose rows are `cols` long, becomes row `i` of `out`.
+    /// Copies row `rows[i]` of `x`, whose rows have `cols` elements, to row `i` of `out`.
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] when `x` is not whole rows, [`CubeError::Range`] when it has fewer than the bound of the
-    /// indices, [`CubeError::Length`], [`CubeError::Overlap`], and those of the launch.
+    /// [`CubeError::NotMultiple`] when `x` is not a whole number of rows, [`CubeError::Range`] when it has fewer rows than the
+    /// bound of the indices, [`CubeError::Length`], [`CubeError::Overlap`], and those of the launch.
     pub fn select_rows(&self, x: &Buffer<f32>, cols: usize, rows: &Indices, out: &Buffer<f32>) -> Result<()> {
-        /// Units of a cube.
+        /// Units per cube.
         const UNITS: u32 = 128;
         if cols == 0 || !x.len().is_multiple_of(cols) {
             return Err(CubeError::NotMultiple { what: "rows to select from", unit: cols, got: x.len() });
@@ -239,14 +239,14 @@ impl Device {
         check_range("bound of rows to select", 1, x.len() / cols, rows.below as usize)?;
         check_len("selected rows", check_shape("selected rows", rows.len(), cols)?, out.len())?;
         if x.overlaps(out) || rows.buffer.overlaps(out) {
-            return Err(CubeError::Overlap { what: "rows and those selected" });
+            return Err(CubeError::Overlap { what: "input and output of a row selection" });
         }
         let cubes = spread(out.len().div_ceil(UNITS as usize));
         let settings = Settings { cubes, ..Settings::linear(1, UNITS, 3) };
         self.launch(&Launch::new("select rows", &(), settings), &[out], |client, cubes, units| {
             let (x, rows, out) = (x.arg(), rows.buffer.arg(), out.arg());
-            // SAFETY: rows are below those of `x`, and the kernel compares its index with the length of the output, which is
-            // that of all selected rows.
+            // SAFETY: row indices are below the rows of `x`, and the kernel checks its index against the length of the output,
+            // which is that of all selected rows.
             unsafe {
                 kernel::select_rows::launch_unchecked(client, cubes, units, x, rows, out, cols as u32);
             };

@@ -1,4 +1,4 @@
-//! Operations of a decoder beside the linear layers: norms, quantizers, gates, rotations, look-ups, sampling.
+//! Decoder operations other than linear layers: norms, quantizers, gates, RoPE, look-ups, top-k.
 //!
 //! Tensors are `tokens x width`, row-major, f32.
 

@@ -1,13 +1,13 @@
-//! Sums and maxima over the units of a cube.
+//! Sum and maximum over the units of a cube.
 
 use cubecl::prelude::*;
 
-/// The sum of a value over all units, in every unit.
+/// The sum of a value over all units, returned to every unit.
 ///
-/// Where planes are used, the cube is a whole number of them (`check_planes`), and each has a place by its own number: which
-/// units make a plane is the driver's business.
+/// With planes, the cube is a whole number of planes (`check_planes`), and each plane writes to the slot of its index: the
+/// mapping of units to planes is up to the driver.
 ///
-/// `shared` has a place for each unit, `units` is a power of two; the order of the additions depends on both flags alone.
+/// `shared` has one slot per unit, `units` is a power of two; the order of the additions depends only on `units` and `planes`.
 #[cube]
 pub(crate) fn sum_floats(
     value: f32,
@@ -44,7 +44,7 @@ pub(crate) fn sum_floats(
     total
 }
 
-/// The same for integers.
+/// [`sum_floats`] for integers.
 #[cube]
 pub(crate) fn sum_ints(
     value: i32,
@@ -81,7 +81,7 @@ pub(crate) fn sum_ints(
     total
 }
 
-/// The largest of a value over all units.
+/// The maximum of a value over all units, returned to every unit.
 #[cube]
 pub(crate) fn max_words(
     value: u32,

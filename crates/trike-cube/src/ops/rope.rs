@@ -10,9 +10,9 @@ use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::plan::{Plan, Settings, Strategy, spread};
 use trike_core::Cost;
 
-/// Cosines and sines of the first positions, on the device.
+/// Table of cosines and sines per position, on the device.
 ///
-/// Whatever scaling a model asks for is in the frequencies, so that every scaling is the same kernel.
+/// The frequencies include the model's RoPE scaling, so one kernel serves every scaling.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     /// `[position][2][frequency]`: cosines, then sines.
@@ -23,13 +23,13 @@ pub struct RopeTable {
 }
 
 impl RopeTable {
-    /// Turns by `position * frequency` radians for the positions below `positions`.
+    /// Computes rotations by `position * frequency` radians for positions below `positions`.
     ///
     /// The angle is the f32 product, as in the models' own code; its sine and cosine are computed in f64 and rounded once.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for no frequencies or positions, [`CubeError::NonFinite`] for a frequency, and those of
+    /// [`CubeError::Range`] for zero frequencies or positions, [`CubeError::NonFinite`] for a frequency, and those of
     /// [`Device::empty`].
     pub fn upload(
         device: &Device,
@@ -52,38 +52,38 @@ impl RopeTable {
         Ok(Self { turns: device.upload(&turns)?, frequencies: frequencies.len(), positions, pairing })
     }
 
-    /// Elements of a head that turn.
+    /// Rotated elements per head.
     #[must_use]
     pub fn rotated(&self) -> usize {
         2 * self.frequencies
     }
 
-    /// Positions below which tokens must be.
+    /// Number of positions in the table; token positions must be below it.
     #[must_use]
     pub fn positions(&self) -> usize {
         self.positions
     }
 }
 
-/// Heads to turn.
+/// A RoPE rotation of heads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RopeProblem {
-    /// Tokens.
+    /// Number of tokens.
     pub tokens: usize,
-    /// Heads of a token.
+    /// Heads per token.
     pub heads: usize,
-    /// Width of a head.
+    /// Head dimension.
     pub head_dim: usize,
-    /// Elements of a head that turn; the others stay.
+    /// Rotated elements per head; the others are unchanged.
     pub rotated: usize,
-    /// Which turn together.
+    /// Pairing of the rotated elements.
     pub pairing: RopePairing,
 }
 
-/// How [`RopeProblem`] is computed: a unit turns a pair.
+/// Kernel variant of [`RopeProblem`]: one unit rotates one pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RopeBlueprint {
-    /// Units of a cube.
+    /// Units per cube.
     pub units: u32,
 }
 
@@ -124,7 +124,7 @@ impl Plan for RopeProblem {
 mod kernel {
     use super::*;
 
-    /// Unit `i` turns pair `i % pairs` of head `i / pairs`.
+    /// Unit `i` rotates pair `i % pairs` of head `i / pairs`.
     #[cube(launch_unchecked)]
     pub(super) fn rope(
         x: &mut [f32],
@@ -156,15 +156,15 @@ mod kernel {
 }
 
 impl Device {
-    /// Turns `x` (`positions x heads x head_dim`) in place, each token by its position.
+    /// Rotates `x` (`positions x heads x head_dim`) in place, each token by its position.
     ///
-    /// Elements of a head beyond [`RopeTable::rotated`] stay as they are.
+    /// Elements of a head beyond [`RopeTable::rotated`] are unchanged.
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] when `x` is not whole heads, [`CubeError::Length`] when it is not as many tokens as there
-    /// are positions, [`CubeError::Range`] when the table turns more than a head has or ends before a position, and those of
-    /// [`Plan::plan`] and of the launch.
+    /// [`CubeError::NotMultiple`] when `x` is not a whole number of heads, [`CubeError::Length`] when its tokens differ in
+    /// number from the positions, [`CubeError::Range`] when the table rotates more elements than a head has or lacks a
+    /// position, and those of [`Plan::plan`] and of the launch.
     pub fn rope(
         &self,
         x: &Buffer<f32>,
@@ -191,11 +191,11 @@ impl Device {
         }
         self.launch(&Launch::new("rope", &table.pairing, settings), &[x], |client, cubes, units| {
             let (x, positions, turns) = (x.arg(), positions.buffer().arg(), table.turns.arg());
-            // `validate` found that the product fits.
+            // `validate` checked that the product fits.
             let [count, heads, dim, pairs] =
                 [tokens * heads * table.frequencies, heads, head_dim, table.frequencies].map(|n| n as u32);
-            // SAFETY: the length of `x` and the largest position were compared above, what is written over positions that were
-            // recorded is compared by `Positions::write`, and the kernel compares its index.
+            // SAFETY: the length of `x` and the largest position were checked above, `Positions::write` checks later positions
+            // of recorded launches, and the kernel checks its index.
             unsafe {
                 kernel::rope::launch_unchecked(
                     client,

@@ -1,4 +1,4 @@
-//! The largest numbers of rows: the next token, or the candidates for it.
+//! Top-k of rows: the next token, or its candidates.
 
 use cubecl::prelude::*;
 
@@ -9,30 +9,30 @@ use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::plan::{Plan, Settings, Strategy};
 use trike_core::Cost;
 
-/// The `k` largest of each row.
+/// The `k` largest values of each row.
 ///
-/// Order: NaN of either sign first, so that a caller who looks at the first value sees it; then from the largest to the
-/// smallest; equal numbers, the two zeros among them, by their column.
+/// Order: NaN of either sign first, so that a caller detects it in the first value; then descending; ties, including the two
+/// zeros, by column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TopProblem {
     /// Rows.
     pub rows: usize,
     /// Columns, below `2^32 - 1`.
     pub cols: usize,
-    /// How many, at most [`MOST`] and at most the columns.
+    /// Values per row, at most [`MOST`] and at most the columns.
     pub k: usize,
 }
 
-/// Numbers of a row that can be asked for.
+/// Maximum of `k`.
 pub const MOST: usize = 256;
 
-/// How [`TopProblem`] is computed: cubes find the largest of their part of a row, and again of what they found, until one
-/// cube is left.
+/// Kernel variant of [`TopProblem`]: each cube finds the `k` largest values of its part of a row; further passes reduce the
+/// results until one cube per row is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TopBlueprint {
-    /// Units of a cube, a power of two.
+    /// Units per cube, a power of two.
     pub units: u32,
-    /// Numbers that a unit holds; a cube takes `units * each`, at least twice `k`.
+    /// Values per unit; a cube handles `units * each` values, at least twice `k`.
     pub each: usize,
 }
 
@@ -43,7 +43,7 @@ impl Plan for TopProblem {
     fn validate(&self) -> Result<()> {
         check_shape("rows to search", self.rows, self.cols)?;
         check_range("columns to search", 1, u32::MAX as usize - 1, self.cols)?;
-        check_range("largest numbers to find", 1, self.cols.min(MOST), self.k)
+        check_range("k of top", 1, self.cols.min(MOST), self.k)
     }
 
     fn candidates(&self, device: &Capabilities) -> Vec<TopBlueprint> {
@@ -58,14 +58,14 @@ impl Plan for TopProblem {
         let TopBlueprint { units, each } = *blueprint;
         if !units.is_power_of_two() {
             return Err(CubeError::NotMultiple {
-                what: "units of a search, a power of two",
+                what: "units of a top-k cube (power of two)",
                 unit: 2,
                 got: units as usize,
             });
         }
-        check_range("numbers of a unit", 1, 64, each)?;
-        // Every pass must leave less than it found.
-        check_range("numbers of a cube", 2 * self.k, usize::MAX, units as usize * each)?;
+        check_range("values per unit of top-k", 1, 64, each)?;
+        // Every pass must reduce the number of values.
+        check_range("values per cube of top-k", 2 * self.k, usize::MAX, units as usize * each)?;
         let side = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let cubes = [side(self.cols.div_ceil(units as usize * each)), side(self.rows), 1];
         Ok(Settings { cubes, ..Settings::linear(1, units, 4) }.shared(8 * units as usize))
@@ -80,7 +80,7 @@ impl Plan for TopProblem {
 mod kernel {
     use super::*;
 
-    /// The place of a number in the order, larger is earlier; never 0.
+    /// Sort key of a number, larger keys first; never 0.
     #[cube]
     fn key_of(value: f32) -> u32 {
         let bits = u32::reinterpret(value);
@@ -98,15 +98,15 @@ mod kernel {
         key
     }
 
-    /// The number of a place; those that share one come back as zero and as NaN.
+    /// The number of a sort key; both zeros become +0, and every NaN the same NaN.
     #[cube]
     fn value_of(key: u32) -> f32 {
         let bits = select(key >= 0x8000_0000, key & 0x7FFF_FFFF, !key);
         f32::reinterpret(bits)
     }
 
-    /// Cube `(part, row)` leaves the `k` largest of its part of the row, the largest first; where there are fewer, the rest
-    /// has the column `2^32 - 1`, which the next pass does not take.
+    /// Cube `(part, row)` writes the `k` largest values of its part of the row, in descending order; if there are fewer, the
+    /// rest has the column `2^32 - 1`, which the next pass skips.
     #[cube(launch_unchecked)]
     pub(super) fn top(
         values: &[f32],
@@ -190,17 +190,17 @@ mod kernel {
 }
 
 impl Device {
-    /// The `k` largest numbers of each row of `cols`, the largest first: their columns, and the numbers themselves in
+    /// Finds the `k` largest values of each row of `cols`, in descending order. Returns their columns and writes the values to
     /// `values` (`rows x k`).
     ///
-    /// With `k = 1` this is the greedy choice of a token, which needs no copy to the host before it is looked up. NaN sorts
-    /// first and infinity after it, so the first value tells whether logits were usable; the two zeros come back as zero.
+    /// `k = 1` is greedy decoding; the token can be looked up without a copy to the host. NaN sorts first and infinity after
+    /// it, so the first value shows if the logits are finite; both zeros are returned as zero.
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] when `x` is not whole rows, [`CubeError::Range`] for a `k` of 0, over [`MOST`] or over the
-    /// columns, [`CubeError::Length`] for `values` of another length, [`CubeError::Overlap`], and those of [`Plan::plan`] and
-    /// of the launch.
+    /// [`CubeError::NotMultiple`] when `x` is not a whole number of rows, [`CubeError::Range`] for a `k` of 0, over [`MOST`] or
+    /// over the columns, [`CubeError::Length`] for `values` of the wrong length, [`CubeError::Overlap`], and those of
+    /// [`Plan::plan`] and of the launch.
     pub fn top(
         &self,
         x: &Buffer<f32>,
@@ -214,15 +214,15 @@ impl Device {
         }
         let problem = TopProblem { rows: x.len() / cols, cols, k };
         problem.validate()?;
-        check_len("largest numbers of rows", problem.rows * k, values.len())?;
+        check_len("values of top-k", problem.rows * k, values.len())?;
         if x.overlaps(values) {
-            return Err(CubeError::Overlap { what: "rows and their largest numbers" });
+            return Err(CubeError::Overlap { what: "input and output of top-k" });
         }
         let (blueprint, first) = problem.plan(strategy, self.capabilities())?;
         let (mut from, mut from_ids, mut width, mut settings) = (x.clone(), None, cols, first);
         loop {
             let parts = settings.cubes[0] as usize;
-            let count = check_shape("largest numbers of parts", problem.rows, parts * k)?;
+            let count = check_shape("partial results of top-k", problem.rows, parts * k)?;
             let out_ids = self.empty::<u32>(count)?;
             let out = if parts == 1 { values.clone() } else { self.empty::<f32>(count)? };
             self.top_pass(&blueprint, settings, (&from, from_ids.as_ref()), (&out, &out_ids), width, k)?;
@@ -247,11 +247,11 @@ impl Device {
         let first_pass = from_ids.is_none();
         let launch = Launch::new(TopProblem::NAME, &(blueprint, first_pass), settings);
         self.launch(&launch, &[out, out_ids], |client, cubes, units| {
-            // The first pass has no columns to read; what is bound in their place is not read.
+            // The first pass has no columns to read; a placeholder is bound, which is not read.
             let ids = from_ids.map_or(from.arg(), Buffer::arg);
             let TopBlueprint { units: count, each } = *blueprint;
-            // SAFETY: the outputs have a place for each part, row and round; the kernel compares columns with `cols`, and
-            // rows are the cubes along y.
+            // SAFETY: the outputs have one slot per part, row and round; the kernel checks columns against `cols`, and rows are
+            // the cubes along y.
             unsafe {
                 kernel::top::launch_unchecked(
                     client,

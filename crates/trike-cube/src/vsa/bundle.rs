@@ -1,4 +1,4 @@
-//! Bundles: counts of the values at each dimension, and the trits that they come to.
+//! Bundling (superposition): counts of the values per dimension, and their conversion to trits.
 
 use cubecl::prelude::*;
 
@@ -7,7 +7,7 @@ use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_shape};
 use crate::popcount::{STEP, TritTable, words_of};
 
-/// How often each dimension of some bundles was +1 and -1.
+/// Counts of +1 and -1 per dimension of one or more bundles.
 ///
 /// ```text
 /// counts    [bundle][sign: pos, neg][dimension, padded to steps of 128]
@@ -17,30 +17,30 @@ pub struct TritCounts {
     bundles: usize,
     cols: usize,
     counts: Buffer<u32>,
-    /// The weight of everything in each bundle.
+    /// Total weight of each bundle.
     totals: Vec<u32>,
 }
 
 impl TritCounts {
-    /// Bundles.
+    /// Number of bundles.
     #[must_use]
     pub fn bundles(&self) -> usize {
         self.bundles
     }
 
-    /// Dimensions.
+    /// Number of dimensions.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// The weight of everything in each bundle.
+    /// Total weight of each bundle.
     #[must_use]
     pub fn totals(&self) -> &[u32] {
         &self.totals
     }
 
-    /// Of each bundle, how often each dimension was +1, and -1.
+    /// Reads the counts of +1 and of -1 per dimension of each bundle.
     ///
     /// # Errors
     ///
@@ -53,19 +53,19 @@ impl TritCounts {
     }
 }
 
-/// How counts become trits.
+/// Rule for converting counts to trits.
 #[derive(Clone, Copy, Debug)]
 pub enum Decision<'a> {
-    /// The most frequent of the three values. Ties go by turns: the first of 0, +1, -1 at dimensions that are 0 modulo 3, of
-    /// +1, -1, 0 at 1 modulo 3, of -1, 0, +1 at 2 modulo 3. Where nothing was added, zero.
+    /// The most frequent of the three values. Tie-breaking order by dimension modulo 3: 0, +1, -1 at 0; +1, -1, 0 at 1; -1, 0,
+    /// +1 at 2. Zero for an empty bundle.
     Plurality,
-    /// The sign of the sum where that is further from zero than the bundle's number, else 0.
+    /// The sign of the sum if its magnitude exceeds the bundle's threshold, else 0.
     Majority(&'a [u32]),
-    /// The sign of the sum, and where that is zero the trit of one row.
+    /// The sign of the sum; if the sum is zero, the trit of the given one-row table.
     Signs(&'a TritTable),
 }
 
-/// Unit `i` counts dimension `i % padded` of bundle `i / padded` over its rows, `each` of them.
+/// Unit `i` counts dimension `i % padded` of bundle `i / padded` over its `rows` rows.
 #[cube(launch_unchecked)]
 fn count(
     words: &[u32],
@@ -103,7 +103,7 @@ fn count(
     }
 }
 
-/// What is compiled for [`Decision`].
+/// Compile-time form of [`Decision`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Rule {
     Plurality,
@@ -111,7 +111,7 @@ enum Rule {
     Signs,
 }
 
-/// Unit `i` decides 32 dimensions, word `i % words` of bundle `i / words`, and leaves a word of each sign.
+/// Unit `i` decides 32 dimensions, word `i % words` of bundle `i / words`, and writes one word per sign.
 #[cube(launch_unchecked)]
 fn decide(
     counts: &[u32],
@@ -135,7 +135,7 @@ fn decide(
             let (p, n) = (counts[from + j], counts[from + words * 32 + j]);
             let bit = 1u32 << j as u32;
             if comptime!(rule == Rule::Plurality) {
-                // The number is the total, and what is neither is zero.
+                // `number` is the total weight; the rest is the count of zeros.
                 let z = number - p - n;
                 let turn = (word * 32 + j) % 3;
                 let plus = (p > n && p > z) || (p >= n && ((turn == 0 && p > z) || (turn == 1 && p >= z)));
@@ -185,13 +185,12 @@ fn nonzeros(words: &[u32], out: &mut [u32], rows: u32, row_words: u32, #[comptim
 }
 
 impl Device {
-    /// Bundles each run of `each` rows: counts of both signs, as if row `i` came `weights[i]` times, or once each without
-    /// weights.
+    /// Bundles each run of `each` rows: counts both signs, with row `i` counted `weights[i]` times (once without weights).
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] when the rows are no whole number of runs, [`CubeError::Length`] for another number of
-    /// weights than rows, [`CubeError::Range`] where the weights of a bundle exceed `i32::MAX`, and those of
+    /// [`CubeError::NotMultiple`] when the rows are not a multiple of `each`, [`CubeError::Length`] when the number of weights
+    /// differs from the rows, [`CubeError::Range`] when the total weight of a bundle exceeds `i32::MAX`, and those of
     /// [`Settings::check`](crate::Settings::check) and of the launch.
     pub fn bundle(&self, table: &TritTable, each: usize, weights: Option<&[u32]>) -> Result<TritCounts> {
         const NAME: &str = "bundle of trits";
@@ -218,10 +217,10 @@ impl Device {
         let settings = units(bundles * padded, 3);
         let launch = Launch::new(NAME, &(weights.is_some(), UNITS), settings);
         self.launch(&launch, &[&out.counts], |client, cubes, units| {
-            // Without weights, what is bound in their place is not read.
+            // Without weights, a placeholder is bound, which is not read.
             let weights = weights_there.as_ref().map_or(table.words().arg(), Buffer::arg);
-            // SAFETY: the table has `bundles * each` rows and the output `2 * padded` counts for each bundle; a unit works on
-            // the dimension of its number below `bundles * padded`, and weights are as many as rows.
+            // SAFETY: the table has `bundles * each` rows and the output `2 * padded` counts per bundle; a unit handles the
+            // dimension of its index below `bundles * padded`, and there is one weight per row.
             unsafe {
                 count::launch_unchecked(
                     client,
@@ -240,13 +239,13 @@ impl Device {
         Ok(out)
     }
 
-    /// The trits of bundles, a row each.
+    /// Converts counts to trits, one row per bundle.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for an output or ties of another shape, or another number of cuts than bundles,
-    /// [`CubeError::Range`] for a cut over `i32::MAX`, and those of [`Settings::check`](crate::Settings::check) and of the
-    /// launch.
+    /// [`CubeError::Length`] for an output or ties of another shape, or a number of thresholds other than the bundles',
+    /// [`CubeError::Range`] for a threshold over `i32::MAX`, and those of [`Settings::check`](crate::Settings::check) and of
+    /// the launch.
     pub fn decide(&self, counts: &TritCounts, decision: Decision<'_>, out: &TritTable) -> Result<()> {
         const NAME: &str = "trits of bundles";
         check_len("dimensions of bundles", counts.cols, out.cols())?;
@@ -255,16 +254,16 @@ impl Device {
         let (rule, numbers, ties) = match decision {
             Decision::Plurality => (Rule::Plurality, &counts.totals[..], None),
             Decision::Majority(cuts) => {
-                check_len("cuts of bundles", counts.bundles, cuts.len())?;
+                check_len("thresholds of bundles", counts.bundles, cuts.len())?;
                 let largest = cuts.iter().copied().max().unwrap_or(0);
-                check_range("cut of a bundle", 0, i32::MAX as usize, largest as usize)?;
+                check_range("threshold of a bundle", 0, i32::MAX as usize, largest as usize)?;
                 (Rule::Majority, cuts, None)
             }
             Decision::Signs(ties) => {
                 check_len("dimensions of ties", counts.cols, ties.cols())?;
                 check_len("rows of ties", 1, ties.rows())?;
                 if ties.words().overlaps(out.words()) {
-                    return Err(CubeError::Overlap { what: "ties and what is decided" });
+                    return Err(CubeError::Overlap { what: "ties and output of bundles" });
                 }
                 (Rule::Signs, &zeros[..], Some(ties))
             }
@@ -274,10 +273,10 @@ impl Device {
         let settings = units(counts.bundles * words, 4);
         let launch = Launch::new(NAME, &(rule, UNITS), settings);
         self.launch(&launch, &[out.words()], |client, cubes, units| {
-            // Without ties, what is bound in their place is not read.
+            // Without ties, a placeholder is bound, which is not read.
             let ties = ties.map_or(numbers.arg(), |ties| ties.words().arg());
-            // SAFETY: counts and output have the shapes that were compared above, numbers are as many as bundles, and ties are
-            // a row; a unit works on the word of its number below `bundles * words`.
+            // SAFETY: the shapes of counts and output were checked above, there is one number per bundle, and ties are one row;
+            // a unit handles the word of its index below `bundles * words`.
             unsafe {
                 decide::launch_unchecked(
                     client,
@@ -295,7 +294,7 @@ impl Device {
         })
     }
 
-    /// How many trits of each row are not zero.
+    /// Counts the nonzero trits of each row.
     ///
     /// # Errors
     ///
@@ -307,8 +306,7 @@ impl Device {
         let settings = crate::plan::Settings { cubes, ..crate::plan::Settings::linear(1, UNITS, 2) };
         let settings = settings.shared(4 * UNITS as usize);
         self.launch(&Launch::new(NAME, &UNITS, settings), &[&out], |client, cubes, units| {
-            // SAFETY: the cube's row is clamped for reading and compared for writing; words of a row are as `TritTable` has
-            // them.
+            // SAFETY: the cube's row is clamped for reads and checked for writes; the words per row are those of `TritTable`.
             unsafe {
                 nonzeros::launch_unchecked(
                     client,

@@ -1,4 +1,4 @@
-//! Two trits to one: binding.
+//! Elementwise operations on two trits: binding.
 
 use cubecl::prelude::*;
 
@@ -10,7 +10,7 @@ use crate::plan::{Plan, Settings, Strategy};
 use crate::popcount::{Quad, STEP, TritTable};
 use trike_core::Cost;
 
-/// What becomes of two trits.
+/// Operation on two trits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TritOp {
     /// The sum modulo 3, with -1 for 2.
@@ -21,16 +21,16 @@ pub enum TritOp {
     Product,
 }
 
-/// An operation on each trit of `rows x cols` and one of another table: of the same shape, or of one row that meets all.
+/// An elementwise operation on a `rows x cols` table and another of the same shape, or of one row, which is broadcast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CombineProblem {
-    /// What is done.
+    /// The operation.
     pub op: TritOp,
     /// Rows.
     pub rows: usize,
-    /// Trits of a row.
+    /// Trits per row.
     pub cols: usize,
-    /// Whether the second table is one row.
+    /// The second table has one row, which is broadcast.
     pub one: bool,
 }
 
@@ -51,14 +51,14 @@ impl Plan for CombineProblem {
     }
 
     fn cost(&self) -> Cost {
-        // Eight words a step; ten operations make a word of each sign.
+        // Eight words per step; ten operations compute one word of each sign.
         let words = 8 * self.rows as u64 * self.cols.div_ceil(STEP) as u64;
         let second = if self.one { words / (self.rows as u64).max(1) } else { words };
         Cost::of_operations(5 * words, 4 * (2 * words + second))
     }
 }
 
-/// Unit `i` makes step `i` of the output: four words of each sign.
+/// Unit `i` computes step `i` of the output: four words of each sign.
 #[cube(launch_unchecked)]
 fn combine(
     a: &[Quad],
@@ -81,7 +81,7 @@ fn combine(
             out[2 * i] = (ap & first) | (an & second);
             out[2 * i + 1] = (ap & second) | (an & first);
         } else {
-            // The difference is the sum with the other's signs turned.
+            // The difference is the sum with the second operand negated.
             let mut bp = first;
             let mut bn = second;
             if comptime!(op == TritOp::DifferenceMod3) {
@@ -89,7 +89,7 @@ fn combine(
                 bn = first;
             }
             let (a_any, b_any) = (ap | an, bp | bn);
-            // `x ^ (x & y)` is `x` without `y`. One and one are -1.
+            // `x ^ (x & y)` is `x` without `y`. One plus one is -1.
             out[2 * i] = (ap ^ (ap & b_any)) | (bp ^ (bp & a_any)) | (an & bn);
             out[2 * i + 1] = (an ^ (an & b_any)) | (bn ^ (bn & a_any)) | (ap & bp);
         }
@@ -97,12 +97,12 @@ fn combine(
 }
 
 impl Device {
-    /// `op` of each trit of `a` and that of `b` at its place, where `b` has as many rows or one, which meets every row of `a`.
+    /// Applies `op` elementwise to `a` and `b`. `b` has as many rows as `a`, or one row, which is broadcast.
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for tables of other shapes, [`CubeError::Overlap`] where the output is one of them, and those of
-    /// [`Plan::plan`] and of the launch.
+    /// [`CubeError::Length`] for tables of other shapes, [`CubeError::Overlap`] when the output is one of the inputs, and those
+    /// of [`Plan::plan`] and of the launch.
     pub fn trit_combine(&self, op: TritOp, a: &TritTable, b: &TritTable, out: &TritTable) -> Result<()> {
         check_len("trits of a row of the second table", a.cols(), b.cols())?;
         check_len("trits of a row of combined trits", a.cols(), out.cols())?;
@@ -112,15 +112,15 @@ impl Device {
             check_len("rows of the second table", a.rows(), b.rows())?;
         }
         if out.words().overlaps(a.words()) || out.words().overlaps(b.words()) {
-            return Err(CubeError::Overlap { what: "trits and what they are combined to" });
+            return Err(CubeError::Overlap { what: "inputs and output of combined trits" });
         }
         let problem = CombineProblem { op, rows: a.rows(), cols: a.cols(), one };
         let (_, settings) = problem.plan(&Strategy::Inferred, self.capabilities())?;
         let launch = Launch::new(CombineProblem::NAME, &(op, one, UNITS), settings);
         let steps = problem.cols.div_ceil(STEP);
         self.launch(&launch, &[out.words()], |client, cubes, units| {
-            // SAFETY: all tables have the shapes that were compared above, which `TritTable` keeps in its buffer's length;
-            // a unit touches the step of its number below `count`, and of one row the step modulo its steps.
+            // SAFETY: the shapes of all tables were checked above and match their buffers' lengths (`TritTable`); a unit
+            // accesses the step of its index below `count`, and in a single row the index modulo `steps`.
             unsafe {
                 combine::launch_unchecked(
                     client,

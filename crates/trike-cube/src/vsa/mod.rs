@@ -1,11 +1,12 @@
-//! Hypervectors: batches of trits in bit planes, and what vector-symbolic architectures do with them.
+//! Hypervectors: batches of trits as bit planes, and the operations of vector-symbolic architectures (VSA).
 //!
-//! Every operation takes [`TritTable`]s, a hypervector a row, and works on words of 32 trits; results are those of the host's
-//! kernels to the bit, because nothing is rounded. `trike-vsa` gives them algebras.
+//! Every operation takes [`TritTable`]s, one hypervector per row, and works on words of 32 trits; results are bit-identical to
+//! the host's kernels, because nothing is rounded. `trike-vsa` builds algebras on them.
 //!
 //! * binding and its inverses: [`Device::trit_combine`] with [`TritOp`]
 //! * rotation: [`Device::permute`]
-//! * bundling: [`Device::bundle`] makes [`TritCounts`], [`Device::decide`] trits of those, [`Device::nonzeros`] what a cut needs
+//! * bundling: [`Device::bundle`] computes [`TritCounts`], [`Device::decide`] converts them to trits, [`Device::nonzeros`]
+//!   counts nonzeros to choose a threshold
 //! * comparison and search: [`Device::trit_scores`], [`Device::nearest`] with [`TritHit`]
 
 mod bundle;
@@ -23,14 +24,14 @@ use crate::plan::Settings;
 #[cfg(doc)]
 use crate::{Device, TritTable};
 
-/// Units of a cube of the kernels that give each unit a word of its own.
+/// Units per cube of the kernels with one word per unit.
 const UNITS: u32 = 128;
 
-/// How an operation is computed that has one way: a unit for each word.
+/// Blueprint of operations with a single kernel variant: one unit per word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct OneWay;
 
-/// So many units in cubes.
+/// Launch settings for `count` units.
 fn units(count: usize, bindings: usize) -> Settings {
     let cubes = crate::plan::spread(count.div_ceil(UNITS as usize));
     Settings { cubes, ..Settings::linear(1, UNITS, bindings) }

@@ -1,4 +1,4 @@
-//! Rotation of the dimensions.
+//! Permutation: rotation of the dimensions.
 
 use cubecl::prelude::*;
 
@@ -10,12 +10,12 @@ use crate::plan::{Plan, Settings, Strategy};
 use crate::popcount::{STEP, TritTable, words_of};
 use trike_core::Cost;
 
-/// A rotation of each of `rows` by the same number of `cols` places.
+/// A rotation of `rows` rows of `cols` trits by the same number of positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PermuteProblem {
     /// Rows.
     pub rows: usize,
-    /// Trits of a row.
+    /// Trits per row.
     pub cols: usize,
 }
 
@@ -25,7 +25,7 @@ impl Plan for PermuteProblem {
 
     fn validate(&self) -> Result<()> {
         check_shape("table of trits", self.rows, self.cols.next_multiple_of(STEP))?;
-        // Twice a place fits 32 bits.
+        // Twice an index fits 32 bits.
         check_range("trits of a permuted row", 1, i32::MAX as usize, self.cols)
     }
 
@@ -38,18 +38,18 @@ impl Plan for PermuteProblem {
     }
 
     fn cost(&self) -> Cost {
-        // Two words, two shifts and an OR for each; about as much again for the places.
+        // Two loads, two shifts and an OR per word; about as many for the indices.
         let words = (self.rows * words_of(self.cols)) as u64;
         Cost::of_operations(10 * words, 8 * words)
     }
 }
 
-/// 32 trits of a sign from any place of a row; zeros past the row's last word.
+/// 32 trits of a sign from any offset of a row; zeros past the row's last word.
 #[cube]
 fn trits_from(words: &[u32], row_start: usize, sign: usize, row_words: usize, place: usize) -> u32 {
     let word = place / 32;
     let shift = (place % 32) as u32;
-    // Words of a sign lie four by four.
+    // Words of a sign are in groups of four.
     let mut bits = words[row_start + word / 4 * 8 + sign * 4 + word % 4] >> shift;
     let next = word + 1;
     if shift > 0 && next < row_words {
@@ -58,7 +58,7 @@ fn trits_from(words: &[u32], row_start: usize, sign: usize, row_words: usize, pl
     bits
 }
 
-/// Unit `i` makes word `i` of the output, out of as many pieces of the row as it meets ends of it.
+/// Unit `i` computes word `i` of the output, from several pieces of the row if it wraps around the end.
 #[cube(launch_unchecked)]
 fn permute(words: &[u32], out: &mut [u32], count: u32, cols: u32, steps: u32, by: u32) {
     let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
@@ -75,7 +75,7 @@ fn permute(words: &[u32], out: &mut [u32], count: u32, cols: u32, steps: u32, by
             let mut place = (first + cols - by as usize) % cols;
             let mut filled = 0usize;
             while filled < wanted {
-                // Trits past the last are zeros, so a piece that reaches over the end adds none.
+                // Trits past the last are zero, so a piece that extends past the end adds nothing.
                 bits |= trits_from(words, row_start, sign, row_words, place) << filled as u32;
                 filled += cols - place;
                 place = 0usize.runtime();
@@ -99,7 +99,7 @@ impl Device {
         check_len("trits of a permuted row", x.cols(), out.cols())?;
         check_len("permuted rows", x.rows(), out.rows())?;
         if out.words().overlaps(x.words()) {
-            return Err(CubeError::Overlap { what: "trits and what they are permuted to" });
+            return Err(CubeError::Overlap { what: "input and output of permuted trits" });
         }
         let problem = PermuteProblem { rows: x.rows(), cols: x.cols() };
         let (_, settings) = problem.plan(&Strategy::Inferred, self.capabilities())?;
@@ -108,8 +108,8 @@ impl Device {
         let by = by.rem_euclid(isize::try_from(problem.cols).unwrap_or(isize::MAX)) as u32;
         let steps = problem.cols.div_ceil(STEP) as u32;
         self.launch(&launch, &[out.words()], |client, cubes, units| {
-            // SAFETY: both tables have the shape that was compared above; a unit writes the word of its number below `count`,
-            // and reads words of its row below the row's number of them.
+            // SAFETY: the shapes of both tables were checked above; a unit writes the word of its index below `count`, and
+            // reads words within its row.
             unsafe {
                 permute::launch_unchecked(
                     client,

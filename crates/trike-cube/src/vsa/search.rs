@@ -1,4 +1,4 @@
-//! Exact search: scores of a batch of queries with every row, and the best of each.
+//! Exact nearest-neighbour search: scores of a batch of queries with every row, and the top k per query.
 
 use crate::device::{Buffer, Device};
 use crate::error::{Result, check_len, check_range, check_shape};
@@ -7,32 +7,32 @@ use crate::plan::Strategy;
 use crate::popcount::TritTable;
 use trike_core::TritScore;
 
-/// Dimensions of a vector that can be searched for: every score is a whole number that an f32 holds.
+/// Maximum dimensions of a search: every score is an integer that is exact in f32.
 pub const MAX_SEARCHED: usize = 1 << 24;
 
-/// Bytes of scores that are kept at a time.
+/// Maximum bytes of scores held at a time.
 const SCORES: usize = 64 << 20;
-/// Rows of a table at whose multiples a part of it may begin, whatever its columns are: a step takes 32 bytes.
+/// A part of a table may begin at multiples of this many rows, for any number of columns: a step takes 32 bytes.
 const BOUNDARY: usize = 8;
 
-/// A row that was found.
+/// A search result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TritHit {
-    /// Its index.
+    /// Index of the row.
     pub row: u32,
     /// Its score with the query.
     pub score: i32,
 }
 
 impl Device {
-    /// Of every query the `k` rows of `table` with the largest scores, the largest first, equal ones by their index; all rows
-    /// where there are fewer. What comes back is as much as is found.
+    /// Finds, for every query, the `k` rows of `table` with the largest scores, in descending order, ties by index; all rows if
+    /// there are fewer than `k`. Only the results are copied to the host.
     ///
     /// # Errors
     ///
     /// [`CubeError::Length`](crate::CubeError::Length) for queries of another length,
     /// [`CubeError::Range`](crate::CubeError::Range) for a `k` of 0 or over [`ops::MOST`] and for more than [`MAX_SEARCHED`]
-    /// dimensions, and what the kernels say.
+    /// dimensions, and those of the kernels.
     pub fn nearest(
         &self,
         score: TritScore,
@@ -41,8 +41,8 @@ impl Device {
         k: usize,
     ) -> Result<Vec<Vec<TritHit>>> {
         check_len("trits of a query", table.cols(), queries.cols())?;
-        check_range("dimensions of a vector to search for", 1, MAX_SEARCHED, table.cols())?;
-        check_range("rows to find", 1, ops::MOST, k)?;
+        check_range("dimensions of a search", 1, MAX_SEARCHED, table.cols())?;
+        check_range("k of a search", 1, ops::MOST, k)?;
         let k = k.min(table.rows());
         let at_once = (SCORES / 4 / table.rows())
             .next_multiple_of(BOUNDARY)
@@ -58,7 +58,7 @@ impl Device {
             let rows = self.top(&scores.cast()?, table.rows(), k, &values, &Strategy::Inferred)?;
             let (rows, values) = self.read_both(rows.buffer(), &values)?;
             let hits = rows.chunks_exact(k).zip(values.chunks_exact(k));
-            // Whole numbers below 2^24.
+            // Integers of magnitude at most 2^24.
             let hit = |(&row, &value): (&u32, &f32)| TritHit { row, score: value as i32 };
             found.extend(hits.map(|(rows, values)| rows.iter().zip(values).map(hit).collect::<Vec<_>>()));
             first += some;

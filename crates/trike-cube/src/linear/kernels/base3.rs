@@ -1,4 +1,4 @@
-//! Few tokens, weights of 1.6 bits: five trits a byte.
+//! Few-token kernel for base-3 weights: five trits per byte, 1.6 bits per weight.
 
 use cubecl::prelude::*;
 
@@ -9,9 +9,9 @@ use super::{Dims, Form, Quad};
 
 /// As [`decode`](super::decode::decode), over blocks of 160 columns.
 ///
-/// A word gives its four leading digits by a multiplication of each byte with three, the bytes of even and odd places apart
-/// so that nothing carries into a neighbour; five rounds give twenty weights. That is about two operations a weight, where
-/// two bits take a half: fewer bytes, but not faster where memory keeps up.
+/// Multiplying each byte by three yields the four leading digits of a word; even and odd bytes are processed separately so that
+/// nothing carries into a neighbour. Five rounds yield 20 weights. That is about two operations per weight, versus half an
+/// operation with two bits per weight: fewer bytes, but not faster unless memory is the bottleneck.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn base3<S: Float>(
     codes: &[Quad],
@@ -49,7 +49,7 @@ pub(in crate::linear) fn base3<S: Float>(
         let mut step = place.k;
         while step < steps {
             let words = codes[(plane * steps + step) * 32 + place.lane];
-            // Four digits of each field: field `5 i + e` is row `g + 8 (field % 2)`, sixteen columns number `field / 2`.
+            // Four digits per field: field `5 i + e` is row `g + 8 (field % 2)` of 16-column group `field / 2`.
             let mut fields = Array::<i32>::new(20usize);
             #[unroll]
             for i in 0..4usize {
@@ -69,7 +69,7 @@ pub(in crate::linear) fn base3<S: Float>(
             #[unroll]
             for c in 0..10usize {
                 let sixteen = step * 10 + c;
-                // Blocks of the weights end after those of the activations; there are no columns between.
+                // The last block of weights may extend past the last block of activations; there are no columns there.
                 let inside = sixteen < sixteens;
                 let word = clamp_max(sixteen, sixteens - 1);
                 let within = word / 8 * 32 + place.t * 8 + word % 8;

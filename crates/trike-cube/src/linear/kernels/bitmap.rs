@@ -1,19 +1,19 @@
-//! Weights that are mostly zero: a bit for each weight of a chunk, and a sign for each that is not zero.
+//! Sparse weights as bitmaps: one bit per weight of a chunk, and one sign per nonzero.
 
 use cubecl::prelude::*;
 
 use super::sparse::{ROWS, UNITS, finish};
 
-/// Bits of a chunk's header that count signs; the others are its number.
+/// Bits of a chunk's header that hold the sign count; the others hold the chunk number.
 pub(in crate::linear) const SIGN_BITS: u32 = 17;
 
-/// Cube `(x, y)` computes four rows for `each` rows of codes; unit `(u, r)` takes every 32nd word of the chunks of row `r`,
-/// so that the four words of a chunk are neighbours.
+/// Cube `(x, y)` computes four rows for `each` code rows; unit `(u, r)` processes every 32nd word of the chunks of row `r`, so
+/// that neighbouring units read the four words of a chunk.
 ///
-/// Bit `4 s + b` of word `t` of a chunk is column `16 s + 4 t + b`, so that eight words of the activations meet a word of bits
-/// in the order in which they lie. For one or two rows of codes a unit walks the bits that are set; for more it first brings
-/// the signs to the places of their bits, and then takes four weights at a time as a dot product of four bytes, which costs
-/// the same for every weight but once for all rows.
+/// Bit `4 s + b` of word `t` of a chunk is column `16 s + 4 t + b`, so that a word of bits pairs with eight words of the
+/// activations in memory order. For one or two code rows a unit iterates over the set bits. For more it first moves the signs
+/// to the positions of their bits, then processes four weights at a time with a 4-byte dot product: the dot products cost the
+/// same for zeros and nonzeros, and the unpacking is shared by all rows.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn bitmap(
     starts: &[u32],
@@ -41,7 +41,7 @@ pub(in crate::linear) fn bitmap(
     for m in 0..each {
         sums[m] = 0;
     }
-    // Rows and codes past the last are computed like the last, and not stored.
+    // Rows and code rows past the last repeat the last one and are not stored.
     let row = clamp_max(CUBE_POS_X as usize * ROWS + r, last_row);
     let signs_of_row = starts[2 * row + 1];
     let end = starts[2 * row + 2] as usize * 4;
@@ -55,7 +55,7 @@ pub(in crate::linear) fn bitmap(
         for earlier in 0..3usize {
             before += select(earlier < t, bits[item / 4 * 4 + earlier].count_ones(), 0u32);
         }
-        // The signs of the word, the first in bit 0: they may begin in one word and end in the next.
+        // The signs of the word, the first in bit 0; they may span two words.
         let at = signs_of_row as usize + before as usize / 32;
         let shift = before % 32;
         let mut sign = signs[at] >> shift;
@@ -88,7 +88,7 @@ pub(in crate::linear) fn bitmap(
             }
             #[unroll]
             for s in 0..8usize {
-                // Four bits as the lowest of four bytes; a byte is 1, and 255 where the sign is set too.
+                // Four bits spread to the lowest bits of four bytes; a byte is 1, or 255 (-1) if the sign is set too.
                 let codes = i32::reinterpret(four_bytes(word, s) + four_bytes(negative, s) * 254);
                 #[unroll]
                 for m in 0..each {
@@ -102,9 +102,9 @@ pub(in crate::linear) fn bitmap(
     finish(&sums, scales, factors, out, rows, code_rows, slices, add, each);
 }
 
-/// Bits `4 s` to `4 s + 3` of a word, each as the lowest of a byte.
+/// Bits `4 s` to `4 s + 3` of a word, each as the lowest bit of a byte.
 #[cube]
 fn four_bytes(word: u32, #[comptime] s: usize) -> u32 {
-    // The multiplication puts copies of the four bits 7 apart, so that bit `b` of one lies at `8 b`.
+    // The multiplication makes copies of the four bits at distance 7, so that bit `b` of one copy is at bit `8 b`.
     (((word >> comptime!(4 * s as u32)) & 0xF) * 0x0020_4081) & 0x0101_0101
 }

@@ -1,4 +1,4 @@
-//! Columns shared by cubes: what each leaves, and the kernel that adds it up.
+//! Columns split across cubes: the partial sums of the cubes, and the kernel that adds them up.
 
 use cubecl::prelude::*;
 
@@ -6,18 +6,18 @@ use cubecl::prelude::*;
 use super::DimsLaunch;
 use super::{Dims, Form, store, sum_of};
 
-/// Units of a cube.
+/// Units per cube.
 pub(in crate::linear) const UNITS: u32 = 64;
 
-/// Numbers that cubes leave for a row of codes and a row of a tile: an integer is two, because a float holds 24 bits of it.
+/// Floats per partial sum of a code row and a row of a tile: two for an integer, because an f32 holds only 24 bits of it.
 pub(in crate::linear) fn numbers(form: Form) -> usize {
     if form.exact() { 2 } else { 1 }
 }
 
-/// Leaves a cube's sum over its columns, `[z][row of codes][tile][row of the tile]`: an integer as its upper and lower 16
-/// bits, both of which are whole numbers that a float holds.
+/// Stores a cube's partial sum over its columns, `[z][code row][tile][row of the tile]`: an integer as its upper and lower 16
+/// bits, both exact in f32.
 ///
-/// Reinterpreting the integer would do on most devices, but some of its bits are a NaN's, which WGSL does not promise to keep.
+/// Reinterpreting the integer works on most devices, but some bit patterns are NaNs, which WGSL does not guarantee to preserve.
 #[cube]
 pub(super) fn leave(
     scratch: &mut [f32],
@@ -39,9 +39,11 @@ pub(super) fn leave(
     }
 }
 
-/// Unit `i` adds up what `cubes` cubes have left for one output, in their order, and finishes it as a single cube would.
+/// Unit `i` adds up the partial sums of `cubes` cubes for one output, in cube order, and finishes the output as a single cube
+/// would.
 ///
-/// The order is fixed, so equal inputs give equal bits; with one integer a row they are those of a single cube.
+/// The order is fixed, so the result is deterministic; with one integer sum per row it is bit-identical to that of a single
+/// cube.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn combine<S: Float>(
     scratch: &[f32],

@@ -1,4 +1,4 @@
-//! Few tokens: dot products of four bytes, the columns of a row shared by the units of a cube.
+//! Few-token kernel: 4-byte dot products, the columns of a row split across the units of a cube.
 
 use cubecl::prelude::*;
 
@@ -7,19 +7,19 @@ use super::DimsLaunch;
 use super::combine::leave;
 use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_of};
 
-/// Cube `(tile, chunk)` computes sixteen rows for `rows` rows of codes.
+/// Cube `(tile, chunk)` computes 16 rows for `rows` code rows.
 ///
-/// Its units are `(32, splits)`: unit `(lane, k)` walks the blocks `k, k + splits, ..` of the tile, one vector of weights
-/// and two of each row of codes a block, and holds two rows of weights times `rows` sums. What the units hold is added up
-/// in shared memory at the end, so nothing is exchanged inside of planes, and any plane size will do.
+/// Its units are `(32, splits)`: unit `(lane, k)` processes blocks `k, k + splits, ..` of the tile, per block one vector of
+/// weights and two of each code row, and holds sums of two rows of weights times `rows`. The units' sums are added up in shared
+/// memory at the end; no plane operations are used, so any plane size works.
 ///
-/// Where cubes share the columns too, cube `(tile, chunk, z)` has the groups from `z * splits` on, and leaves its sums in
-/// `out0`, which is then a scratch buffer for [`combine`](super::combine::combine) and no output.
+/// When the columns are also split across cubes, cube `(tile, chunk, z)` has the groups from `z * splits` on, and stores its
+/// partial sums to `out0`, which is then the scratch buffer of [`combine`](super::combine::combine), not an output.
 ///
-/// For one or two rows, where memory is all that counts, the weights of the next block are on their way while one is
+/// For one or two code rows, where the kernel is memory-bound, the weights of the next block are prefetched while one is
 /// multiplied.
 ///
-/// Where blocks of zeros are left out, `index` says where the blocks of each tile begin, and then which blocks they are.
+/// When zero blocks are omitted, `index` holds the start of each tile's blocks, followed by the block numbers.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn decode<S: Float>(
     codes: &[Quad],
@@ -76,12 +76,12 @@ pub(in crate::linear) fn decode<S: Float>(
             let mut block = at;
             let mut vectors = plane * blocks + at;
             if comptime!(form.skip) {
-                // One cube a tile: behind the beginnings of all tiles and their end.
+                // One cube per tile, so the block numbers follow `CUBE_COUNT_X + 1` starts.
                 block = index[CUBE_COUNT_X as usize + 1 + at] as usize;
                 vectors = at * form.sets + set;
             }
             if comptime!(loads_ahead) {
-                // Past the last block it is the last one again, from a cache.
+                // Past the last block the last one is loaded again, from cache.
                 let ahead = plane * blocks + clamp_max(at + comptime!(splits * cubes), blocks - 1);
                 #[unroll]
                 for p in 0..form.planes {
@@ -96,7 +96,7 @@ pub(in crate::linear) fn decode<S: Float>(
             }
             #[unroll]
             for m in 0..rows {
-                // Rows past the last are computed like the last, and not stored.
+                // Rows past the last repeat the last one and are not stored.
                 let at = (clamp_max(place.first + m, last) * blocks + block) * 8 + place.t * 2;
                 xs[2 * m] = x[at];
                 xs[2 * m + 1] = x[at + 1];
@@ -156,7 +156,7 @@ pub(in crate::linear) fn decode<S: Float>(
     finish(&ints, &totals, scales, sums, factors, out0, out1, out2, &place, &dims, form, rows, splits, cubes);
 }
 
-/// Where a unit stands.
+/// Position of a unit in the problem.
 #[derive(CubeType, Clone, Copy)]
 pub(super) struct Place {
     /// The tile of the cube.
@@ -165,11 +165,11 @@ pub(super) struct Place {
     pub(super) lane: usize,
     pub(super) g: usize,
     pub(super) t: usize,
-    /// Which of the groups of units that share the columns, those of all cubes counted.
+    /// Index of its group among all groups of units that split the columns, across cubes.
     pub(super) k: usize,
-    /// Which of the groups of its cube.
+    /// Index of its group within the cube.
     pub(super) slot: usize,
-    /// The first row of codes of the cube.
+    /// The first code row of the cube.
     pub(super) first: usize,
 }
 
@@ -191,7 +191,7 @@ impl Place {
 }
 
 /// Scales the integer sums of a segment, from segment number `at32` on, or those of a whole row of one set; one of the four
-/// lanes of a row takes the bias away for all of them.
+/// lanes of a row subtracts the bias for all four.
 #[cube]
 pub(super) fn scale_segment<S: Float>(
     ints: &mut Array<i32>,
@@ -212,7 +212,7 @@ pub(super) fn scale_segment<S: Float>(
     let group = group_of(at32, dims, form.group);
     let at = ((place.tile * form.sets + set) * dims.groups as usize + group) * 16 + place.g;
     let of_mean = (place.tile * dims.groups as usize + group) * 16 + place.g;
-    // A whole row is shared by all groups of units, a segment belongs to one.
+    // All groups of units share a whole row, but a segment belongs to one group.
     let takes = place.t == 0 && (comptime!(segment != 0) || place.k == 0);
     #[unroll]
     for m in 0..rows {
@@ -236,8 +236,8 @@ pub(super) fn scale_segment<S: Float>(
     }
 }
 
-/// Adds up what the units of a cube hold, joins the digits of each token, and stores; where cubes share the columns, leaves
-/// the sums for [`combine`](super::combine::combine).
+/// Adds up the sums of a cube's units, combines the digits of each token, and stores the outputs; with columns split across
+/// cubes, stores partial sums for [`combine`](super::combine::combine).
 #[cube]
 pub(super) fn finish<S: Float>(
     ints: &Array<i32>,

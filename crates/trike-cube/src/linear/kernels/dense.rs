@@ -4,17 +4,17 @@ use cubecl::prelude::*;
 
 use crate::linear::dense::DenseKind;
 
-/// Rows of a cube of [`dense_decode`].
+/// Rows per cube of [`dense_decode`].
 pub(in crate::linear) const ROWS: usize = 2;
-/// Units of a cube of [`dense_decode`].
+/// Units per cube of [`dense_decode`].
 pub(in crate::linear) const UNITS: usize = 64;
-/// Parts into which the units' sums are added up first.
+/// Partial sums after the first step of the reduction over the units.
 const PARTS: usize = 8;
-/// Rows and tokens of a cube of [`dense_tiled`].
+/// Rows and tokens per cube of [`dense_tiled`].
 pub(in crate::linear) const SIDE: usize = 64;
-/// Columns of a step of [`dense_tiled`].
+/// Columns per step of [`dense_tiled`].
 const STEP: usize = 16;
-/// Floats of a row of a tile in shared memory; odd, so that rows start in different banks.
+/// Row stride of a tile in shared memory, in floats; odd, so that rows start in different banks.
 const STRIDE: usize = STEP + 1;
 /// Shared memory of [`dense_tiled`].
 pub(in crate::linear) const TILED_SHARED_BYTES: usize = 2 * SIDE * STRIDE * 4;
@@ -24,7 +24,7 @@ pub(in crate::linear) fn shared_bytes(tokens: usize) -> usize {
     4 * ROWS * tokens * (UNITS + PARTS)
 }
 
-/// What is compiled into the dense kernels.
+/// Compile-time parameters of the dense kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct DenseCompiled {
     pub(crate) kind: DenseKind,
@@ -32,16 +32,16 @@ pub(crate) struct DenseCompiled {
     pub(crate) add: bool,
 }
 
-/// Where the scale of a byte changes.
+/// Granularity of the int8 scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ScaleMode {
-    /// There is none.
+    /// No scales.
     None,
-    /// Once a row.
+    /// One scale per row.
     Row,
-    /// Between words.
+    /// Scales change only between words.
     Word,
-    /// Anywhere.
+    /// Scales may change at any weight.
     Weight,
 }
 
@@ -55,12 +55,12 @@ pub(crate) fn weight_of(word: u32, #[comptime] i: usize, #[comptime] kind: Dense
     } else if comptime!(kind == DenseKind::F16) {
         widened((word >> comptime!(16 * i as u32)) & 0xFFFF)
     } else {
-        // The byte moves to the top, and back with its sign.
+        // Shift the byte to the top, then back with sign extension.
         f32::cast_from(i32::reinterpret(word << comptime!(24 - 8 * i as u32)) >> 24)
     }
 }
 
-/// A finite f16 as f32, by its bits: not every device has halves, and none need flush what is subnormal.
+/// Converts a finite f16 to f32 with integer operations: not every device has f16, and subnormals must not be flushed.
 #[cube]
 fn widened(half: u32) -> f32 {
     let magnitude = half & 0x7FFF;
@@ -85,7 +85,8 @@ fn put(out: &mut [f32], at: usize, value: f32, #[comptime] add: bool) {
     }
 }
 
-/// Cube `(x, y, z)` computes two rows for `each` tokens, the pair of rows `z * cubes along x + x`; unit `u` takes every 64th word of the rows.
+/// Cube `(x, y, z)` computes two rows for `each` tokens, the pair of rows `z * cubes along x + x`; unit `u` processes every
+/// 64th word of the rows.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn dense_decode(
     words: &[u32],
@@ -102,7 +103,7 @@ pub(in crate::linear) fn dense_decode(
     #[comptime] each: usize,
 ) {
     let unit = UNIT_POS_X as usize;
-    // Past the last row in the last line of cubes.
+    // May be past the last row in the last line of cubes.
     let first_row = (CUBE_POS_Z * CUBE_COUNT_X + CUBE_POS_X) as usize * ROWS;
     let first_token = CUBE_POS_Y as usize * each;
     let (last_row, last_token) = (rows as usize - 1, tokens as usize - 1);
@@ -119,7 +120,7 @@ pub(in crate::linear) fn dense_decode(
     while index < stride {
         #[unroll]
         for r in 0..ROWS {
-            // Rows and tokens past the last are computed like the last, and not stored.
+            // Rows and tokens past the last repeat the last one and are not stored.
             let row = clamp_max(first_row + r, last_row);
             let word = words[row * stride + index];
             #[unroll]
@@ -129,7 +130,7 @@ pub(in crate::linear) fn dense_decode(
                 if comptime!(form.scale == ScaleMode::Word || form.scale == ScaleMode::Weight) {
                     weight *= scale_of(scales, row, col, group, groups);
                 }
-                // The weights of the padding are zero, and `x` has none.
+                // The padding's weights are zero; `x` has no padding.
                 let at = clamp_max(col, cols - 1);
                 #[unroll]
                 for m in 0..each {
@@ -153,7 +154,7 @@ pub(in crate::linear) fn dense_decode(
     while index < comptime!(count * PARTS) {
         let mut sum = 0.0f32;
         for i in 0..comptime!(UNITS / PARTS) {
-            // Neighbours read neighbours.
+            // Neighbouring units read neighbouring words.
             sum += shared[index / PARTS * UNITS + index % PARTS + i * PARTS];
         }
         parts[index] = sum;
@@ -208,7 +209,7 @@ pub(in crate::linear) fn dense_tiled(
 
     let mut start = 0usize;
     while start < cols {
-        // Unit `u` brings columns `4 (u % 4) ..` of row and token `u / 4`.
+        // Unit `u` loads columns `4 (u % 4) ..` of row and token `u / 4`.
         let (line, first) = (unit / 4, unit % 4 * 4);
         let row = clamp_max(first_row + line, last_row);
         let token = clamp_max(first_token + line, last_token);

@@ -1,4 +1,4 @@
-//! Matrix instructions on bytes: `mma` s8 m16n8k32, the weights as its 16 x 32 operand.
+//! int8 matrix instructions: `mma` s8 m16n8k32, with the weights as the 16 x 32 operand.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::barrier::copy_async;
@@ -9,39 +9,39 @@ use super::DimsLaunch;
 use super::combine::leave;
 use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_of};
 
-/// How planes share the work of the kernel on matrix instructions.
+/// Tiling of the matrix-instruction kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MmaShape {
-    /// Tiles of sixteen rows of weights of a plane.
+    /// Tiles of 16 rows of weights per plane.
     pub tiles: usize,
-    /// Groups of eight rows of codes of a plane.
+    /// Groups of eight code rows per plane.
     pub octets: usize,
-    /// Planes of a cube along the rows of weights.
+    /// Planes per cube along the rows of weights.
     pub row_planes: usize,
-    /// Planes of a cube along the rows of codes.
+    /// Planes per cube along the code rows.
     pub code_planes: usize,
-    /// Planes of a cube that share the columns; with more than one, the two above are 1.
+    /// Planes per cube that split the columns; with more than one, the two above must be 1.
     pub splits: usize,
-    /// How blocks of activations reach the planes.
+    /// Staging of the activations.
     pub staging: Staging,
 }
 
-/// How blocks of activations reach the planes of a cube, see [`MmaShape`].
+/// Staging of activation blocks for the planes of a cube, see [`MmaShape`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Staging {
-    /// Each plane loads the rows that it multiplies.
+    /// Each plane loads its own rows from global memory.
     Direct,
-    /// Through two blocks of shared memory: the next block waits in registers while one is multiplied.
+    /// Double-buffered shared memory: the next block is held in registers while one is multiplied.
     Registers,
-    /// Through blocks of shared memory that asynchronous copies (`cp.async`) fill while an earlier one is multiplied, without
-    /// passing through registers.
+    /// Multi-buffered shared memory, filled by asynchronous copies (`cp.async`) that bypass registers while an earlier block is
+    /// multiplied.
     Async {
-        /// Blocks of shared memory, 2 to [`MAX_STAGES`]; all but one of them are on their way.
+        /// Blocks of shared memory, 2 to [`MAX_STAGES`]; all but one of them are in flight.
         stages: usize,
     },
 }
 
-/// Blocks of activations in shared memory, at most.
+/// Maximum blocks of activations in shared memory.
 pub const MAX_STAGES: usize = 4;
 
 impl Staging {
@@ -55,7 +55,7 @@ impl Staging {
         }
     }
 
-    /// Whether copies go on beside the multiplications.
+    /// Returns true if the copies are asynchronous.
     #[must_use]
     pub fn is_async(self) -> bool {
         matches!(self, Self::Async { .. })
@@ -63,22 +63,22 @@ impl Staging {
 }
 
 impl MmaShape {
-    /// Planes of a cube.
+    /// Planes per cube.
     #[must_use]
     pub fn planes(self) -> usize {
         self.row_planes * self.code_planes * self.splits
     }
 
-    /// Vectors of a row of codes in shared memory: those of a block, and one more so that a plane's loads meet every bank
+    /// Stride of code rows in shared memory, in vectors: a block and one of padding, so that a plane's loads access each bank
     /// once.
     const STRIDE: usize = 9;
 
-    /// Vectors of one staged block.
+    /// Vectors per staged block.
     pub(super) fn stage(self) -> usize {
         self.code_planes * self.octets * 8 * Self::STRIDE
     }
 
-    /// Vectors of a block that a unit copies.
+    /// Vectors of a block copied per unit.
     pub(super) fn copies(self) -> usize {
         self.octets * 8 * 8 / (32 * self.row_planes)
     }
@@ -91,14 +91,14 @@ impl MmaShape {
     }
 }
 
-/// Plane `(row, code, k)` of cube `(x, y)` holds `tiles` tiles of weights times `octets` groups of eight rows of codes.
+/// Plane `(row, code, k)` of cube `(x, y)` computes `tiles` tiles of weights times `octets` groups of eight code rows.
 ///
-/// A lane's vector of weights is four operands of sixteen rows by 32 columns, unpacked in registers and used for all rows
-/// of codes of the plane; its two vectors of a row of codes are the four operands of 32 columns by eight. Elements `2t` and
-/// `2t + 1` of rows `g` and `g + 8` are the lane's part of a result, as the instruction defines.
+/// A lane's vector of weights holds its part of four operands of 16 rows by 32 columns, unpacked in registers and used for all
+/// code rows of the plane; its two vectors of a code row are its part of the four operands of 32 columns by eight. Elements
+/// `2t` and `2t + 1` of rows `g` and `g + 8` are the lane's part of a result, as defined by the instruction.
 ///
-/// Where cubes share the columns too, the splits of cube `(x, y, z)` are those from `z * splits` on, and `out0` is the scratch
-/// buffer of [`combine`](super::combine::combine).
+/// When the columns are also split across cubes, cube `(x, y, z)` has the splits from `z * splits` on, and `out0` is the
+/// scratch buffer of [`combine`](super::combine::combine).
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn mma<S: Float>(
     codes: &[Quad],
@@ -138,7 +138,7 @@ pub(in crate::linear) fn mma<S: Float>(
     let segment = comptime!(form.segment());
     let count = comptime!(shape.tiles * shape.octets);
 
-    // One accumulator for each tile and octet: rows g and g + 8, two rows of codes each.
+    // One accumulator per tile and octet: rows g and g + 8, two code rows each.
     let mut acc = Sequence::<Array<Vector<i32, NC>>>::new();
     #[unroll]
     for _ in 0..count {
@@ -196,7 +196,7 @@ pub(in crate::linear) fn mma<S: Float>(
         }
         let mut block = k;
         while block < blocks {
-            // What the next round needs is on its way while this one is multiplied.
+            // Prefetch the next block while this one is multiplied.
             let ahead = clamp_max(block + comptime!(shape.splits * cubes), blocks - 1);
             #[unroll]
             for n in 0..comptime!(shape.tiles * form.planes) {
@@ -220,8 +220,8 @@ pub(in crate::linear) fn mma<S: Float>(
                 }
             }
             if comptime!(shape.staging.is_async()) {
-                // All but the copies of the blocks behind this one have arrived, those of other units too; and all planes have
-                // read the block before, whose place the next copies take.
+                // After the wait and the barrier this block has arrived, including other units' copies, and all planes have
+                // read the previous block, whose buffer the next copies overwrite.
                 wait_for_copies(comptime!(shape.staging.stages() - 2));
                 sync_cube();
                 let next_block = block + comptime!(shape.staging.stages() - 1);
@@ -319,7 +319,7 @@ pub(in crate::linear) fn mma<S: Float>(
             block += comptime!(shape.splits * cubes);
         }
         if comptime!(shape.staging.is_async() && set + 1 < form.sets) {
-            // The first copies of the next set take the places of blocks that other planes may still read.
+            // The first copies of the next set overwrite blocks that other planes may still read.
             sync_cube();
         }
         if comptime!(segment == 0 && !form.exact()) {
@@ -363,7 +363,7 @@ pub(in crate::linear) fn mma<S: Float>(
     if comptime!(shape.splits == 1) {
         #[unroll]
         for b in 0..shape.octets {
-            // The lane's two rows of codes; with four slices a token, its neighbour has the other two.
+            // The lane's two code rows; with four slices per token, its neighbour has the other two.
             let row = first + comptime!(8 * b) + 2 * t;
             #[unroll]
             for a in 0..shape.tiles {
@@ -403,7 +403,7 @@ pub(in crate::linear) fn mma<S: Float>(
                             value += plane_shuffle_xor(value, 1u32) * 65536.0;
                         }
                         let token = row / form.slices;
-                        // The lane whose pair starts a token.
+                        // Only the lane whose pair starts a token stores.
                         let mine = token * form.slices == row;
                         if mine && row <= last && tile <= last_tile {
                             store(out0, out1, out2, value * factors[token], token, tile, r, &dims, form);
@@ -413,7 +413,7 @@ pub(in crate::linear) fn mma<S: Float>(
             }
         }
     } else {
-        // `[k][row of codes][row of the tiles]`.
+        // `[k][code row][row of the tiles]`.
         let height = comptime!(16 * shape.tiles);
         let per_split = comptime!(height * 8 * shape.octets);
         let mut shared_ints =
@@ -506,9 +506,9 @@ pub(in crate::linear) fn mma<S: Float>(
     }
 }
 
-/// Starts the copies of a block of activations, a group for each unit; of blocks behind the last one the group is empty.
+/// Starts the copies of a block of activations, one commit group per unit; the group is empty past the last block.
 ///
-/// Rows behind the last one are copies of it, which nobody stores.
+/// Rows past the last repeat the last one; their results are not stored.
 #[cube]
 fn copy_block(
     x: &[Quad],
@@ -535,7 +535,7 @@ fn copy_block(
     gpu_asm!("cp.async.commit_group;");
 }
 
-/// Waits until at most `pending` groups of the unit's own copies are on their way.
+/// Waits until at most `pending` of the unit's own copy groups are in flight.
 #[cube]
 fn wait_for_copies(#[comptime] pending: usize) {
     gpu_asm!("cp.async.wait_group {n};", n = const pending);

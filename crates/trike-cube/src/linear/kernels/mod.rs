@@ -1,4 +1,4 @@
-//! The kernels of ternary linears, and what they share.
+//! Kernels of linear layers, and shared helpers.
 
 pub(super) mod base3;
 pub(super) mod bitmap;
@@ -18,34 +18,34 @@ use cubecl::prelude::*;
 /// Four words of a lane.
 pub(super) type Quad = Vector<u32, Const<4>>;
 
-/// What is compiled into every ternary kernel, whatever its tiling.
+/// Compile-time parameters of all ternary kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Form {
-    /// Sets of planes with scales of their own.
+    /// Sets of trit planes; each set has its own scales.
     pub(crate) sets: usize,
-    /// Planes of a set, folded.
+    /// Trit planes per set, folded into one integer.
     pub(crate) planes: usize,
-    /// Columns that share a scale; 0 when a whole row does.
+    /// Group size in columns; 0 = one scale per row.
     pub(crate) group: usize,
-    /// Whether groups have means.
+    /// Groups have means.
     pub(crate) means: bool,
-    /// Rows of codes of a token.
+    /// Code rows per token.
     pub(crate) slices: usize,
-    /// Columns of a token that share a factor; 0 when all do.
+    /// Columns of a token that share a factor; 0 = one factor per token.
     pub(crate) x_group: usize,
-    /// Outputs.
+    /// Number of outputs.
     pub(crate) parts: usize,
-    /// Whether products are added to what the outputs hold.
+    /// Adds the products to the existing outputs.
     pub(crate) add: bool,
-    /// Whether blocks of zeros are left out.
+    /// Zero blocks are omitted.
     pub(crate) skip: bool,
 }
 
 impl Form {
-    /// Columns after which integer sums are scaled, at most a block; 0 when that waits until the end of the row.
+    /// Columns after which integer sums are scaled, at most a block; 0 = at the end of the row.
     pub(super) fn segment(self) -> usize {
         match (self.group, self.x_group) {
-            // The sums of what is left out must not be taken away.
+            // The bias of omitted blocks must not be subtracted.
             (0, 0) if self.skip => 128,
             (0, 0) => 0,
             (0, n) | (n, 0) => n.min(128),
@@ -53,26 +53,26 @@ impl Form {
         }
     }
 
-    /// Whether the whole row is one integer sum.
+    /// Returns true if a whole row is one integer sum.
     pub(super) fn exact(self) -> bool {
         self.segment() == 0 && self.sets == 1 && !self.means
     }
 
-    /// What is subtracted for each unit of the activations: codes are trits plus one, folded codes of five planes lie
-    /// around 128 instead so that they fit a signed byte.
+    /// Bias of the weight codes, subtracted once per unit of the activation sum: codes are trits plus one; folded codes of five
+    /// planes are offset by -128 to fit a signed byte.
     pub(super) fn bias(self) -> i32 {
         if self.planes == 5 { -7 } else { (3i32.pow(self.planes as u32) - 1) / 2 }
     }
 }
 
-/// Shapes, known when a kernel runs.
+/// Run-time shapes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Dims {
     /// Blocks of 128 columns.
     pub(super) blocks: u32,
-    /// Groups of a row.
+    /// Groups per row.
     pub(super) groups: u32,
-    /// Rows of codes of the activations.
+    /// Code rows of the activations.
     pub(super) code_rows: u32,
     /// The first tile of the second part.
     pub(super) tile1: u32,
@@ -86,7 +86,7 @@ pub(super) struct Dims {
     pub(super) rows2: u32,
 }
 
-/// Field `j` of word `i` of a lane's planes: four codes, folded into one signed byte each.
+/// Field `j` of word `i` of a lane's planes: four codes, each folded into one signed byte.
 #[cube]
 pub(super) fn four_codes(
     words: &Array<Quad>,
@@ -106,7 +106,7 @@ pub(super) fn four_codes(
     i32::reinterpret(codes)
 }
 
-/// The sum of a row's codes over the columns that are scaled at once: those from a segment on, or the whole row.
+/// The sum of a row's codes over the columns scaled together: `segment` columns starting at segment `first`, or the whole row.
 #[cube]
 pub(super) fn sum_of(sums: &[i32], row: usize, first: usize, dims: &Dims, #[comptime] segment: usize) -> i32 {
     let segments = dims.blocks as usize * 4;
@@ -117,14 +117,14 @@ pub(super) fn sum_of(sums: &[i32], row: usize, first: usize, dims: &Dims, #[comp
     } else {
         #[unroll]
         for s in 0..comptime!(segment / 32) {
-            // There is nothing behind the last segment; what lies there in memory is another sum.
+            // Skip past the last segment: memory there holds another sum.
             sum += select(first + s < segments, sums[base + first + s], 0i32);
         }
     }
     sum
 }
 
-/// The group of a segment's scale; columns of padding have none, and take the last.
+/// The group of a segment's scale; padding columns use the last group.
 #[cube]
 pub(super) fn group_of(first: usize, dims: &Dims, #[comptime] group: usize) -> usize {
     let mut index = 0usize;
@@ -134,7 +134,7 @@ pub(super) fn group_of(first: usize, dims: &Dims, #[comptime] group: usize) -> u
     index
 }
 
-/// The factor of a token at a segment, 1 when the whole token has one.
+/// The factor of a token at a segment; 1 if there is one factor for the whole token.
 #[cube]
 pub(super) fn segment_factor(
     factors: &[f32],
@@ -151,7 +151,7 @@ pub(super) fn segment_factor(
     factor
 }
 
-/// Writes the output of row `r` of a tile for a token; rows of padding are dropped.
+/// Writes the output of row `r` of a tile for a token; padding rows are dropped.
 #[cube]
 pub(super) fn store(
     out0: &mut [f32],

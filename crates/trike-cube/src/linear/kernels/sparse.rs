@@ -1,20 +1,20 @@
-//! Weights that are nearly all zero: a list of the others for each row.
+//! Very sparse weights: a list of nonzeros per row.
 
 use cubecl::prelude::*;
 
-/// Rows of a cube.
+/// Rows per cube.
 pub(in crate::linear) const ROWS: usize = 4;
-/// Units that share a row.
+/// Units per row.
 pub(in crate::linear) const UNITS: usize = 32;
 
-/// Shared memory: every unit's sums.
+/// Bytes of shared memory for the sums of all units.
 pub(in crate::linear) fn shared_bytes(code_rows: usize) -> usize {
     4 * ROWS * UNITS * code_rows
 }
 
-/// Cube `(x, y)` computes four rows for `each` rows of codes; unit `(u, r)` takes every 32nd entry of row `r`.
+/// Cube `(x, y)` computes four rows for `each` code rows; unit `(u, r)` processes every 32nd entry of row `r`.
 ///
-/// An entry is a column and a sign, and says which byte of the activations is added or subtracted.
+/// An entry is a column and a sign: which byte of the activations to add or subtract.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn sparse(
     offsets: &[u32],
@@ -41,7 +41,7 @@ pub(in crate::linear) fn sparse(
     for m in 0..each {
         sums[m] = 0;
     }
-    // Rows and codes past the last are computed like the last, and not stored.
+    // Rows and code rows past the last repeat the last one and are not stored.
     let clamped = clamp_max(row, last_row);
     let end = offsets[clamped + 1] as usize;
     let mut index = offsets[clamped] as usize + unit;
@@ -61,7 +61,7 @@ pub(in crate::linear) fn sparse(
     finish(&sums, scales, factors, out, rows, code_rows, slices, add, each);
 }
 
-/// Adds up what the units of each row hold, joins the digits of each token, and stores.
+/// Adds up the sums of each row's units, combines the digits of each token, and stores the outputs.
 #[cube]
 pub(super) fn finish(
     sums: &Array<i32>,

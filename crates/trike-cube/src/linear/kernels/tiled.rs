@@ -1,4 +1,4 @@
-//! Many tokens on any device: tiles in shared memory, unpacked once, dot products of four bytes.
+//! Many-token kernel for any device: tiles in shared memory, unpacked once, 4-byte dot products.
 
 use cubecl::prelude::*;
 
@@ -6,24 +6,24 @@ use cubecl::prelude::*;
 use super::DimsLaunch;
 use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_of};
 
-/// Tiles of weights of a cube.
+/// Tiles of weights per cube.
 pub(in crate::linear) const TILES: usize = 4;
-/// Rows of codes of a cube.
+/// Code rows per cube.
 pub(in crate::linear) const CODE_ROWS: usize = 32;
-/// Units of a cube along its rows of weights, and along its rows of codes.
+/// Units per cube along the rows of weights and along the code rows.
 pub(in crate::linear) const UNITS: [usize; 2] = [16, 8];
-/// Rows of codes of a unit.
+/// Code rows per unit.
 const EACH: usize = CODE_ROWS / UNITS[1];
-/// Words of a row in shared memory: those of a block, and one more so that rows start in different banks.
+/// Row stride in shared memory, in words: a block and one of padding, so that rows start in different banks.
 const STRIDE: usize = 33;
 /// Bytes of shared memory.
 pub(in crate::linear) const SHARED_BYTES: usize = 4 * STRIDE * (16 * TILES + CODE_ROWS);
 
-/// Cube `(tiles, chunk)` computes 64 rows for 32 rows of codes, block after block of the columns.
+/// Cube `(tiles, chunk)` computes 64 rows for 32 code rows, one block of columns at a time.
 ///
-/// Unit `(r, c)` holds row `r` of each of the four tiles times the rows of codes `4c .. 4c + 4`; to fill the shared tiles,
-/// each unit unpacks one lane's vector, which becomes sixteen words of four signed codes. Words lie in the order of the
-/// activations, so that the tile of activations is a plain copy.
+/// Unit `(r, c)` computes row `r` of each of the four tiles times code rows `4c .. 4c + 4`. To fill the shared tiles, each unit
+/// unpacks one lane's vector to 16 words of four signed codes. Words are in the order of the activations, so the tile of
+/// activations is a plain copy.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn tiled<S: Float>(
     codes: &[Quad],
@@ -80,7 +80,7 @@ pub(in crate::linear) fn tiled<S: Float>(
                     w_tile[row * STRIDE + word] = u32::reinterpret(four_codes(&words, i, j, form.planes));
                 }
             }
-            // The activations: 256 vectors, two a unit.
+            // The activations: 256 vectors, two per unit.
             #[unroll]
             for half in 0..2usize {
                 let vector = unit + comptime!(128 * half);
@@ -152,7 +152,7 @@ pub(in crate::linear) fn tiled<S: Float>(
                     let n = comptime!(q * EACH + m);
                     let int = ints[n] - sum * comptime!(form.bias());
                     let scale = f32::cast_from(scales[(tile * form.sets + set) * 16 + r]);
-                    // Kept apart from the scale until the digits of a token are joined.
+                    // The scale is applied after the digits of a token are combined.
                     if comptime!(form.exact()) {
                         totals[n] = f32::cast_from(int);
                     } else {

@@ -1,5 +1,5 @@
-//! Matrix instructions on bytes where a device has them as cooperative matrices only: whole matrices are loaded, multiplied
-//! and stored, and which unit holds which element is the device's own business.
+//! int8 matrix kernel for devices that expose matrix instructions only as cooperative matrices: whole matrices are loaded,
+//! multiplied and stored, and the mapping of elements to units is opaque.
 
 use cubecl::cmma::{self, Matrix, MatrixIdent, MatrixLayout};
 use cubecl::prelude::*;
@@ -11,74 +11,74 @@ use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_o
 /// Four bytes in shared memory.
 type Bytes = Vector<i8, Const<4>>;
 
-/// How planes share the work of the kernel on cooperative matrices.
+/// Tiling of the cooperative-matrix kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct WmmaShape {
-    /// Rows of weights of a matrix of the device.
+    /// Rows of weights per cooperative matrix.
     pub m: usize,
-    /// Rows of codes of a matrix of the device.
+    /// Code rows per cooperative matrix.
     pub n: usize,
-    /// Columns of a matrix of the device.
+    /// Columns per cooperative matrix.
     pub k: usize,
-    /// Matrices of a plane along the rows of weights.
+    /// Matrices per plane along the rows of weights.
     pub row_matrices: usize,
-    /// Matrices of a plane along the rows of codes.
+    /// Matrices per plane along the code rows.
     pub code_matrices: usize,
-    /// Planes of a cube along the rows of weights.
+    /// Planes per cube along the rows of weights.
     pub row_planes: usize,
-    /// Planes of a cube along the rows of codes.
+    /// Planes per cube along the code rows.
     pub code_planes: usize,
 }
 
 impl WmmaShape {
-    /// Planes of a cube that multiply.
+    /// Planes per cube that multiply.
     #[must_use]
     pub fn planes(self) -> usize {
         self.row_planes * self.code_planes
     }
 
-    /// Rows of weights of a cube.
+    /// Rows of weights per cube.
     #[must_use]
     pub fn rows(self) -> usize {
         self.m * self.row_matrices * self.row_planes
     }
 
-    /// Rows of codes of a cube.
+    /// Code rows per cube.
     #[must_use]
     pub fn code_rows(self) -> usize {
         self.n * self.code_matrices * self.code_planes
     }
 
-    /// Matrices of sums of a plane.
+    /// Accumulator matrices per plane.
     fn sums(self) -> usize {
         self.row_matrices * self.code_matrices
     }
 
-    /// Numbers of one matrix of sums of each plane.
+    /// Elements of one accumulator matrix per plane, over all planes.
     fn slot(self) -> usize {
         self.planes() * self.m * self.n
     }
 
-    /// Words of four bytes of a row that a matrix has.
+    /// Words of four bytes per row of a matrix.
     fn words(self) -> usize {
         self.k / 4
     }
 
-    /// Bytes of shared memory: two blocks of weights and codes, and two matrices of sums of each plane.
+    /// Bytes of shared memory: two blocks of weights and codes, and two accumulator matrices per plane.
     pub(in crate::linear) fn shared_bytes(self) -> usize {
         2 * 128 * (self.rows() + self.code_rows()) + 2 * 4 * self.slot()
     }
 }
 
-/// Cube `(x, y)` computes `shape.rows()` rows for `shape.code_rows()` rows of codes, block after block of the columns.
+/// Cube `(x, y)` computes `shape.rows()` rows for `shape.code_rows()` code rows, one block of columns at a time.
 ///
-/// The next block's weights and codes wait in registers while one is multiplied, and are unpacked into the other half of
-/// shared memory after it. There a block is `[128 / k][row][k]`, so that a matrix is contiguous; a row's words are ordered by
-/// the 32 columns that they belong to, because scales may change there, and within them as the packed weights have them.
+/// The next block's weights and codes are held in registers while one is multiplied, then unpacked into the other half of
+/// shared memory. A block is stored as `[128 / k][row][k]`, so that a matrix is contiguous; a row's words are ordered by
+/// 32-column segment, because scales may change there, and within a segment in the order of the packed weights.
 ///
-/// Sums leave a plane's matrices through shared memory, one matrix of each plane at a time, where a unit of the cube takes
-/// those of one row and one token, all digits of it. What a unit is to a plane does not matter there, and a device may have
-/// planes of several sizes: those past the last one that is needed only unpack.
+/// Accumulators are read back through shared memory, one matrix per plane at a time; a unit of the cube reads the sums of one
+/// row and one token, with all digits. This does not depend on a unit's plane, and a device may have several plane sizes:
+/// planes beyond the required number only unpack.
 #[cube(launch_unchecked)]
 pub(in crate::linear) fn wmma<S: Float>(
     codes: &[Quad],
@@ -109,7 +109,7 @@ pub(in crate::linear) fn wmma<S: Float>(
     let mut x_stage = Shared::<[Bytes]>::new_aligned_slice(comptime!(2 * shape.code_rows() * 32), 32usize);
     let mut scratch = Shared::<[i32]>::new_aligned_slice(comptime!(2 * shape.slot()), 32usize);
 
-    // Vectors of weights and of codes that a unit brings, the last of them perhaps none.
+    // Vectors of weights and of codes loaded per unit; the last may be out of range.
     let w_vectors = comptime!((2 * shape.rows()).div_ceil(units));
     let x_vectors = comptime!((8 * shape.code_rows()).div_ceil(units));
     let mut w_next = Array::<Quad>::new(comptime!(w_vectors * form.planes));
@@ -258,7 +258,7 @@ pub(in crate::linear) fn wmma<S: Float>(
     }
 }
 
-/// A unit's vectors of a block; rows behind the last are copies of it.
+/// Loads a unit's vectors of a block; rows past the last repeat it.
 #[cube]
 fn load_block(
     codes: &[Quad],
@@ -336,7 +336,7 @@ fn stage_block(
         if vector < comptime!(8 * shape.code_rows()) {
             #[unroll]
             for w in 0..4usize {
-                // Vectors 2 t and 2 t + 1 are words 2 i and 2 i + 1 of columns 32 i and on.
+                // Vectors 2 t and 2 t + 1 hold words 2 i and 2 i + 1 of columns 32 i and on.
                 let word = vector % 2 * 16 + vector % 8 / 2 * 2 + comptime!(w / 2 * 8 + w % 2);
                 let at = half * comptime!(shape.code_rows() * 32)
                     + word_at(word, vector / 8, shape.code_rows(), shape.words());
@@ -346,13 +346,13 @@ fn stage_block(
     }
 }
 
-/// The place of word `word` of a row in `[word / words][row][word % words]`.
+/// Index of word `word` of a row in `[word / words][row][word % words]`.
 #[cube]
 fn word_at(word: usize, row: usize, #[comptime] rows: usize, #[comptime] words: usize) -> usize {
     (word / words * rows + row) * words + word % words
 }
 
-/// A plane's matrices of step `step` of half `half`, multiplied.
+/// Multiplies a plane's matrices of step `step` of half `half`.
 #[cube]
 fn multiply(
     w_stage: &[Bytes],
@@ -397,7 +397,7 @@ fn multiply(
     }
 }
 
-/// The row of weights and the first row of codes, both counted from the cube's first, of a unit's pair `pair` of matrix `n`.
+/// The row of weights and the first code row, relative to the cube's first, of a unit's pair `pair` of matrix `n`.
 #[cube]
 fn place(
     #[comptime] pair: usize,
@@ -415,8 +415,8 @@ fn place(
     (row_matrix * shape.m + r, code_matrix * shape.n + token * slices)
 }
 
-/// Adds the integer sums of all planes to the totals, scaled, and clears them: those of a segment that begins at columns
-/// `32 * at32`, or of whole rows.
+/// Adds the scaled integer sums of all planes to the totals and clears them, for the segment that begins at column `32 * at32`
+/// or for whole rows.
 #[cube]
 fn collect<S: Float>(
     acc: &mut Sequence<Matrix<i32>>,
@@ -445,7 +445,7 @@ fn collect<S: Float>(
     let group = group_of(at32, dims, form.group);
     #[unroll]
     for n in 0..comptime!(shape.sums()) {
-        // Two slots take turns, so that one barrier lies between a matrix and the next in its place.
+        // Two alternating slots, so that one barrier separates a matrix from the next in its slot.
         let slot = comptime!(n % 2 * shape.slot());
         if plane < shape.planes() {
             let from = comptime!(slot) + plane * comptime!(shape.m * shape.n);
@@ -464,7 +464,7 @@ fn collect<S: Float>(
             let (weight_row, row) = place(pair, n, unit, form.slices, shape, units);
             let (tile, r) = (clamp_max(first_tile + weight_row / 16, last_tile), weight_row % 16);
             let index = unit + comptime!(pair * units);
-            // `[plane][row of codes][row of weights]`.
+            // `[plane][code row][row of weights]`.
             let base = slot + index / shape.m * comptime!(form.slices * shape.m) + index % shape.m;
             #[unroll]
             for s in 0..form.slices {
@@ -473,7 +473,7 @@ fn collect<S: Float>(
                 let int = scratch[base + comptime!(s * shape.m)] - sum * comptime!(form.bias());
                 let at = comptime!((n * pairs + pair) * form.slices + s);
                 if comptime!(form.exact()) {
-                    // Scaled when the digits of a token are joined.
+                    // Scaled after the digits of a token are combined.
                     totals[at] = f32::cast_from(int);
                 } else {
                     let scale = scales[((tile * form.sets + set) * groups + group) * 16 + r];

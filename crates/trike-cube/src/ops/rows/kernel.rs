@@ -1,4 +1,4 @@
-//! Cube `row` does one row: its units walk the row a quad of four columns at a time, once for each stage.
+//! Cube `row` processes one row: its units iterate over the row in quads of four columns, once per stage.
 
 use cubecl::prelude::*;
 
@@ -7,38 +7,38 @@ use super::super::math::{magnitude, nearest, nearest_wide};
 use super::super::reduce::{max_words, sum_floats, sum_ints};
 use trike_core::GatedActivation;
 
-/// What is compiled into the kernels of rows.
+/// Compile-time parameters of the row kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Form {
-    /// What joins the two inputs, if there are two.
+    /// Gated activation of the two inputs; `None` = one input.
     pub(super) gate: Option<GatedActivation>,
-    /// Whether rows are normalized.
+    /// Rows are normalized.
     pub(super) norm: bool,
-    /// Rows of codes of a token.
+    /// Code rows per token.
     pub(super) slices: usize,
-    /// Columns that share a factor; 0 when all do.
+    /// Columns that share a factor; 0 = one factor per row.
     pub(super) group: usize,
-    /// Units of a cube, a power of two.
+    /// Units per cube, a power of two.
     pub(super) units: usize,
-    /// Whether units exchange values inside of planes.
+    /// Reductions use plane operations.
     pub(super) planes: bool,
-    /// Columns that are rotated together; 0 when none are.
+    /// Block size of the rotation in columns; 0 = no rotation.
     pub(super) rotation: usize,
 }
 
 impl Form {
-    /// Floats through which units exchange what is rotated.
+    /// Floats of shared memory for the exchange in the rotation.
     fn spare(self) -> usize {
         if self.rotation > 4 { 4 * self.units } else { 1 }
     }
 }
 
-/// Bits of a float's infinity.
+/// Bits of f32 infinity.
 const INFINITE: u32 = 0x7F80_0000;
-/// The smallest magnitude that an int8 scale is made from.
+/// Lower bound of the magnitude that an int8 scale is computed from.
 const SMALLEST: f32 = 1e-5;
 
-/// Four columns of the source; columns that do not exist are zeros.
+/// Four columns of the source; columns past the end are zero.
 #[cube]
 fn source<N: Size>(
     x: &[Vector<f32, N>],
@@ -70,7 +70,7 @@ fn source<N: Size>(
     out
 }
 
-/// The same, normalized.
+/// [`source`], normalized.
 #[cube]
 fn normed<N: Size>(
     x: &[Vector<f32, N>],
@@ -101,8 +101,8 @@ fn normed<N: Size>(
     out
 }
 
-/// The same, rotated: a Walsh-Hadamard transform of each block of columns. All units of a cube call it, for neighbouring quads of
-/// which a block's are all among them. Two rounds are those of a quad's own columns; in the others two units exchange theirs.
+/// [`normed`], rotated: a Walsh-Hadamard transform of each block of columns. All units of a cube must call it, for consecutive
+/// quads that cover whole blocks. The first two rounds are within a quad; in the others two units exchange their quads.
 #[cube]
 fn turned<N: Size>(
     x: &[Vector<f32, N>],
@@ -135,8 +135,9 @@ fn turned<N: Size>(
     }
     if comptime!(form.rotation > 4) {
         let unit = UNIT_POS as usize;
-        // Rows are whole blocks, so that the minimum is always a block's. Compilers cannot know that and leave the loop a loop: unrolled,
-        // it keeps the address and the sign of every round in registers (64 instead of 31) and spills others for them.
+        // Rows are whole blocks, so the minimum is always the block's. The compiler cannot prove that and does not unroll the
+        // loop: unrolled, it would keep the address and the sign of every round in registers (64 instead of 31) and spill
+        // others.
         let end = min(cols / 4, comptime!(form.rotation / 4));
         let mut distance = 1usize;
         while distance < end {
@@ -191,7 +192,7 @@ fn norm_factor<N: Size>(
         }
         let total = sum_floats(sum, shared, form.units, form.planes);
         factor = 1.0 / f32::sqrt(total / f32::cast_from(cols as u32) + eps);
-        // Squares that leave the range of f32 would make the row zero without a word.
+        // Squares that overflow f32 would silently make the row zero.
         factor = select(magnitude(total) < INFINITE, factor, f32::reinterpret(0x7FC0_0000u32));
     }
     factor
@@ -230,7 +231,7 @@ fn to_floats<N: Size>(
     }
 }
 
-/// The largest magnitude of four columns.
+/// The bits of the largest magnitude of four columns.
 #[cube]
 fn largest(v: Vector<f32, Const<4>>) -> u32 {
     let mut bits = magnitude(v.extract(0usize));
@@ -241,7 +242,7 @@ fn largest(v: Vector<f32, Const<4>>) -> u32 {
     bits
 }
 
-/// What values are multiplied with to become codes, and what a step of a code stands for.
+/// The scale from values to codes, and the factor (step size) from codes to values.
 #[cube]
 fn scale_of(bits: u32, #[comptime] slices: usize) -> (f32, f32) {
     let mut scale = 0.0f32;
@@ -315,7 +316,7 @@ fn to_codes<N: Size>(
     for s in 0..form.slices {
         totals[s] = 0;
     }
-    // 128 in each byte but the highest: it carries each byte's sign into the next.
+    // 128 in each byte except the highest: carries each byte's sign into the next.
     let offset = comptime!((0..form.slices - 1).fold(0i32, |o, byte| o | 0x80 << (8 * byte)));
     for chunk in 0..quads.div_ceil(units) {
         let quad = chunk * units + unit;
@@ -332,7 +333,7 @@ fn to_codes<N: Size>(
             let (group_scale, step) = scale_of(bits, form.slices);
             scale = group_scale;
             if quad < quads && (quad & 7) == 0 {
-                // Groups of padding stand for nothing.
+                // Groups of padding get factor 1.
                 let padding = (chunk * units + first) * 4 >= cols;
                 factors[row * blocks * 4 + quad / 8] = select(padding, 1.0f32, step);
             }
@@ -395,7 +396,7 @@ fn to_codes<N: Size>(
     }
 }
 
-/// Rows to rows of floats.
+/// Kernel with f32 output.
 #[cube(launch_unchecked)]
 pub(super) fn floats<N: Size>(
     x: &[Vector<f32, N>],
@@ -412,7 +413,7 @@ pub(super) fn floats<N: Size>(
     }
 }
 
-/// Rows to rows of codes.
+/// Kernel with quantized output.
 #[cube(launch_unchecked)]
 pub(super) fn codes<N: Size>(
     x: &[Vector<f32, N>],

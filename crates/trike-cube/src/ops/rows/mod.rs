@@ -1,4 +1,4 @@
-//! One row at a time: a gate, then RMSNorm, then floats or codes for the ternary kernels, in one pass.
+//! Fused row operations: gate, RMSNorm, and output as floats or as codes for the ternary kernels, in one kernel.
 
 mod kernel;
 
@@ -15,53 +15,53 @@ use trike_core::Cost;
 use trike_core::GatedActivation;
 use trike_trit::Hadamard;
 
-/// Where rows come from.
+/// Source of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowSource {
-    /// They are there.
+    /// One input buffer.
     Plain,
     /// `activation(gate) * up`.
     Gated(GatedActivation),
 }
 
-/// What rows become.
+/// Output format of the rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowTarget {
-    /// Floats; only of rows that are normalized.
+    /// f32; only with a norm.
     Floats,
     /// Codes for the ternary kernels.
     Codes(ActivationPrecision),
 }
 
-/// `rows x cols` numbers on their way into a linear layer.
+/// A fused operation on `rows x cols` values before a linear layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowProblem {
     /// Tokens, or tokens times heads for a norm of heads.
     pub rows: usize,
     /// Columns.
     pub cols: usize,
-    /// Where they come from.
+    /// Source of the rows.
     pub source: RowSource,
-    /// Whether they are normalized.
+    /// Rows are normalized.
     pub norm: bool,
-    /// What they become.
+    /// Output format.
     pub target: RowTarget,
-    /// What they are rotated by on the way to codes.
+    /// Rotation before quantization.
     pub rotation: Option<Hadamard>,
 }
 
-/// How [`RowProblem`] is computed: a cube a row.
+/// Kernel variants of [`RowProblem`], with one cube per row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RowBlueprint {
-    /// Units of a cube, a power of two from 32 (64 where groups have factors).
+    /// Units per cube, a power of two, at least 32 (64 with factors per group).
     pub units: u32,
-    /// Whether units exchange values inside of planes.
+    /// Reductions use plane operations.
     pub planes: bool,
-    /// Numbers of a load: 4, or 1 where rows are no multiple of it.
+    /// Elements per load: 4, or 1 if the columns are not a multiple of 4.
     pub lanes: usize,
 }
 
-/// Units of a cube, at most: more add synchronization and no bandwidth.
+/// Maximum units per cube: more add synchronization and no bandwidth.
 const MOST_UNITS: u32 = 512;
 
 impl RowProblem {
@@ -74,9 +74,9 @@ impl RowProblem {
         }
     }
 
-    /// Units of the smallest cube.
+    /// Minimum units per cube.
     fn fewest_units(&self) -> u32 {
-        // A group of 256 columns is 64 quads, and must not be cut; no more must a block.
+        // A group of 256 columns is 64 quads and must not be split across iterations; nor must a rotation block.
         let grouped = self.codes().is_some_and(|shape| shape.precision.group().is_some());
         let of_block = self.rotation.map_or(0, |rotation| rotation.block() as u32 / 4);
         of_block.max(if grouped { 64 } else { 32 })
@@ -129,13 +129,13 @@ impl Plan for RowProblem {
             .max(self.fewest_units())
             .min(device.max_units.max(1))
             .min(device.max_unit_sides[0].max(1));
-        // The largest power of two that the device has.
+        // The largest power of two within the device's limit.
         let most = 1 << most.ilog2();
-        // Two quads a unit: their loads are under way together.
+        // Two quads per unit, so that their loads overlap.
         let units = u32::try_from(quads / 2).unwrap_or(u32::MAX).clamp(self.fewest_units().min(most), most);
         let lanes = if self.cols.is_multiple_of(4) { 4 } else { 1 };
         let mut all = Vec::new();
-        // What is rotated is exchanged in shared memory, which may be too small for so many units.
+        // The rotation uses shared memory per unit, which may be too small for the preferred number of units.
         let fewest = if self.rotation.is_some() { self.fewest_units().min(units) } else { units };
         let mut units = units;
         while units >= fewest {
@@ -151,7 +151,7 @@ impl Plan for RowProblem {
         let RowBlueprint { units, planes, lanes } = *blueprint;
         if !units.is_power_of_two() || units < self.fewest_units() {
             return Err(CubeError::NotMultiple {
-                what: "units of a row, a power of two",
+                what: "units of a row (power of two)",
                 unit: self.fewest_units() as usize,
                 got: units as usize,
             });
@@ -194,16 +194,16 @@ impl Plan for RowProblem {
     }
 }
 
-/// Rows and where they come from.
+/// Input buffers of rows.
 #[derive(Clone, Copy, Debug)]
 pub enum RowInput<'a> {
-    /// `rows x cols` numbers.
+    /// `rows x cols` values.
     Plain(&'a Buffer<f32>),
     /// `activation(gate) * up`.
     Gated {
         /// Input of the activation.
         gate: &'a Buffer<f32>,
-        /// As long as the gate.
+        /// Second factor, as long as the gate.
         up: &'a Buffer<f32>,
         /// The activation.
         activation: GatedActivation,
@@ -218,7 +218,7 @@ impl<'a> RowInput<'a> {
         }
     }
 
-    /// The first buffer, and the second or the first again.
+    /// The first buffer, and the second or, as a placeholder, the first.
     fn buffers(&self) -> (&'a Buffer<f32>, &'a Buffer<f32>) {
         match *self {
             Self::Plain(x) => (x, x),
@@ -230,22 +230,22 @@ impl<'a> RowInput<'a> {
 /// An RMSNorm: `x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich, 2019).
 #[derive(Clone, Copy, Debug)]
 pub struct Norm<'a> {
-    /// A number for each column.
+    /// One weight per column.
     pub weight: &'a Buffer<f32>,
-    /// Added to the mean square, 0 or more and finite.
+    /// Added to the mean square; finite and at least 0.
     pub eps: f32,
 }
 
 impl Device {
-    /// RMSNorm of rows as long as the weight.
+    /// RMSNorm of rows with as many columns as the weight.
     ///
-    /// Squares are summed in f32, in an order that depends on the blueprint and not on the values.
+    /// Squares are summed in f32, in an order that depends only on the blueprint.
     ///
     /// # Errors
     ///
-    /// [`CubeError::NotMultiple`] when the input is not whole rows, [`CubeError::Length`] when the output is not as long,
-    /// [`CubeError::NonFinite`] for the constant, [`CubeError::Overlap`] when the output shares memory with an input, and
-    /// those of [`Plan::plan`] and of the launch.
+    /// [`CubeError::NotMultiple`] when the input is not a whole number of rows, [`CubeError::Length`] when the output has
+    /// another length, [`CubeError::NonFinite`] for an invalid `eps`, [`CubeError::Overlap`] when the output shares memory with
+    /// an input, and those of [`Plan::plan`] and of the launch.
     pub fn rms_norm(
         &self,
         input: RowInput<'_>,
@@ -267,16 +267,16 @@ impl Device {
         self.rows(&problem, &input, Some(norm), Outputs::Floats(out), strategy)
     }
 
-    /// Quantizes rows for the ternary kernels, normalized first if there is a norm; `out` says how long they are, and what they are
-    /// rotated by in between, to the bits of [`Hadamard::apply`].
+    /// Quantizes rows for the ternary kernels, after an optional norm. `out` determines their length and the rotation before
+    /// quantization, which is bit-identical to [`Hadamard::apply`].
     ///
-    /// For equal numbers the codes are those of `trike-cpu` to the bit where the device divides as IEEE 754 says (CUDA and
-    /// the software driver do; Vulkan allows 2.5 units in the last place, which can move a value that lies halfway between
-    /// two codes). A row with a number that is not finite gets the factor NaN and codes of zero.
+    /// For equal inputs the codes are bit-identical to those of `trike-cpu` if the device's division conforms to IEEE 754 (it
+    /// does on CUDA and the software driver; Vulkan allows 2.5 ULP, which can change the code of a value halfway between two
+    /// codes). A row with a non-finite value gets the factor NaN and zero codes.
     ///
     /// # Errors
     ///
-    /// As [`Device::rms_norm`]; a norm's weight must have a number for each column of `out`.
+    /// As [`Device::rms_norm`]; a norm's weight must have one element per column of `out`.
     pub fn quantize(
         &self,
         input: RowInput<'_>,
@@ -311,7 +311,7 @@ impl Device {
     ) -> Result<()> {
         let eps = norm.map_or(0.0, |norm| norm.eps);
         if !(eps >= 0.0 && eps.is_finite()) {
-            return Err(CubeError::NonFinite { what: "constant of a norm", index: 0, value: eps });
+            return Err(CubeError::NonFinite { what: "eps of a norm", index: 0, value: eps });
         }
         let (x, other) = input.buffers();
         let weight = norm.map_or(other, |norm| norm.weight);
@@ -335,14 +335,14 @@ impl Device {
     }
 }
 
-/// Whole rows of an input whose buffers are equally long.
+/// The number of rows of an input; its buffers must have equal lengths.
 fn checked_rows(input: &RowInput<'_>, cols: usize) -> Result<usize> {
     let (x, other) = input.buffers();
     check_len("second input of rows", x.len(), other.len())?;
     if x.len().is_multiple_of(cols) {
         Ok(x.len() / cols)
     } else {
-        Err(CubeError::NotMultiple { what: "numbers of rows", unit: cols, got: x.len() })
+        Err(CubeError::NotMultiple { what: "elements of rows", unit: cols, got: x.len() })
     }
 }
 
@@ -352,7 +352,7 @@ enum Outputs<'a> {
     Codes(&'a Activations),
 }
 
-/// What every kernel of rows gets.
+/// Common arguments of the row kernels.
 struct Args<'a> {
     x: &'a Buffer<f32>,
     other: &'a Buffer<f32>,
@@ -365,7 +365,7 @@ struct Args<'a> {
 
 impl Args<'_> {
     fn shape(&self) -> (u32, u32) {
-        // `check_shape` found that the product fits.
+        // `check_shape` checked that the product fits.
         (self.problem.rows as u32, self.problem.cols as u32)
     }
 
@@ -377,8 +377,8 @@ impl Args<'_> {
             self.lanes,
         );
         let (rows, cols) = self.shape();
-        // SAFETY: `checked_rows` and `rms_norm` compared every length with `rows x cols`, the kernel compares every row with
-        // `rows` and every column with `cols`, and `lanes` divides `cols` (`RowProblem::settings`).
+        // SAFETY: `checked_rows` and `rms_norm` checked every length against `rows x cols`, the kernel checks every row against
+        // `rows` and every column against `cols`, and `lanes` divides `cols` (`RowProblem::settings`).
         unsafe {
             kernel::floats::launch_unchecked(
                 client,
