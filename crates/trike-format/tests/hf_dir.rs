@@ -255,7 +255,7 @@ fn types_that_are_not_read_are_listed_and_refused() {
         ),
         ("f8", "stored as F8_E4M3"),
         ("nan", "weight 1 is NaN"),
-        ("scalar", "shape [] is not usable"),
+        ("scalar", "shape [] is invalid"),
     ] {
         let message = dir.load(name).unwrap_err().to_string();
         assert!(message.contains(expected) && message.contains(&format!("`{name}`")), "{message}");
