@@ -23,7 +23,7 @@ pub enum TensorError {
         got: usize,
     },
     /// A value is infinite or NaN.
-    #[error("{what} {index} is {value}: it must be finite")]
+    #[error("{what} {index} is {value}: expected a finite value")]
     NonFinite {
         /// `weight` or `scale`.
         what: &'static str,
@@ -33,13 +33,13 @@ pub enum TensorError {
         value: f32,
     },
     /// A group size of 0.
-    #[error("a group must have at least 1 weight, got {got}")]
+    #[error("group size: expected at least 1, got {got}")]
     Group {
         /// The group size given.
         got: usize,
     },
     /// A row index is out of range.
-    #[error("row {row} is out of range for a tensor of {rows} rows")]
+    #[error("row {row} is out of range: expected less than {rows}")]
     Row {
         /// The requested row.
         row: usize,
