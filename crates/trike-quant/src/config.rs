@@ -97,7 +97,7 @@ pub enum Rounding {
 /// Number format of stored scales and means.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScaleType {
-    /// Two bytes if all scales and means of a tensor are in the f16 range, otherwise as [`F32`](Self::F32).
+    /// Two bytes if all scales and means of a tensor round to f16 with normal precision, otherwise as [`F32`](Self::F32).
     #[default]
     F16,
     /// Four bytes.
