@@ -48,7 +48,7 @@ pub enum RopeScaling {
         original_context: usize,
     },
     /// YaRN (Peng et al., 2023): dimensions with more than `beta_fast` rotations over the original context are unchanged,
-    /// the wavelengths of those with less than `beta_slow` rotations are multiplied by `factor`, with a linear ramp in
+    /// the wavelengths of those with fewer than `beta_slow` rotations are multiplied by `factor`, with a linear ramp in
     /// between. The rotated queries and keys are multiplied by `attention_factor`.
     Yarn {
         /// At least 1.
@@ -62,7 +62,7 @@ pub enum RopeScaling {
         /// `0.1 ln(factor) + 1` by default.
         attention_factor: f32,
     },
-    /// Each frequency is divided by its own factor; GGUF files list the factors.
+    /// Each frequency is divided by its own factor, as listed in GGUF files.
     Factors(Vec<f32>),
 }
 

@@ -30,7 +30,7 @@ const START: usize = 32;
 ///
 /// # Errors
 ///
-/// [`FormatError::Io`], or [`FormatError::NotAModel`] with what the file seems to be and a remedy.
+/// [`FormatError::Io`], or [`FormatError::NotAModel`] with the apparent kind of the file and a remedy.
 ///
 /// ```
 /// let dir = tempfile::tempdir()?;
@@ -67,7 +67,7 @@ pub fn detect(path: impl AsRef<Path>) -> Result<FileKind, FormatError> {
         [] => not("an empty file", "finish the download"),
         [b'G', b'G', b'U', b'F', ..] => Ok(FileKind::Gguf),
         [a, b, c, d, ..] if u32::from_le_bytes([*a, *b, *c, *d]) == llama2c::MAGIC => Ok(FileKind::Llama2c),
-        // Checked before the patterns below, which may match the small numbers of its header; the file size rules out errors.
+        // Checked before the patterns below, which may match the small numbers of its header; the file size makes it certain.
         _ if llama2c::v0_size(path, &start) == Some(metadata.len()) => Ok(FileKind::Llama2c),
         [b'P', b'K', 3, 4, ..] => not("a PyTorch file (.pt, .bin) or another zip archive", as_safetensors),
         [0x80, 2..=5, ..] => not("a PyTorch file (pickle)", as_safetensors),

@@ -31,7 +31,7 @@ pub enum FormatError {
     NotAModel {
         /// The file or directory.
         path: PathBuf,
-        /// What the file seems to be.
+        /// The apparent kind of the file.
         found: String,
         /// The remedy.
         remedy: String,

@@ -38,8 +38,8 @@ use crate::{FormatError, Tensor, TensorInfo, TensorSource, error::Place, map::Ma
 ///
 /// `Q2_0` exists with blocks of 64 and of 128 weights under the same id. The reader infers the block size from the distances
 /// between the tensors: the type is read only if exactly one size fits all such tensors of the file. The layout of `I2_S`
-/// depends on the CPU architecture that wrote it, which the file does not record: the reader assumes the x86 layout, and
-/// rejects the tensors if a size or a code shows another layout.
+/// depends on the CPU architecture of the machine that wrote it, which the file does not record: the reader assumes the x86
+/// layout, and rejects the tensors if a size or a code shows another layout.
 ///
 /// Other types are listed under their names; loading them is an error. A file whose metadata requires a transform of the
 /// activations or an unknown quantization scheme is rejected when opened, with the name of the key.

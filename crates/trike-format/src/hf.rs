@@ -48,7 +48,7 @@ const MAX_JSON_BYTES: u64 = 16 << 20;
 /// `weight_scale` is not listed separately. `linear_class` determines the meaning of that scale: with `"autobitlinear"`
 /// it is a factor, with `"bitlinear"` (the default) a divisor, whose reciprocal, rounded to f32, becomes the scale.
 /// With `quantization_mode: "online"`, the master weights load as stored; see
-/// [`online_ternary`](Self::online_ternary). Any other method is an error with its name.
+/// [`online_ternary`](Self::online_ternary). Any other method is rejected by name.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;

@@ -10,8 +10,8 @@
 //! enforced: **a file must not be truncated or rewritten in place while it is open**. The writers of this crate replace
 //! a file atomically, so they never violate it.
 //!
-//! The second decision: readers never guess. A type, transform, layout or version that is not implemented is an error
-//! with its name and a remedy. No file, however damaged, makes a reader panic or allocate more memory than its tensors
+//! The second decision: readers never guess. A type, transform, layout or version that is not implemented is rejected,
+//! with its name and a remedy in the error. No file, however damaged, makes a reader panic or allocate more memory than its tensors
 //! take when loaded, plus named limits. No writer changes a value: if a type cannot hold a value exactly, that is an
 //! error.
 //!

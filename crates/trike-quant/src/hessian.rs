@@ -13,7 +13,7 @@ use crate::{
 const BLOCK: usize = 512;
 /// Maximum relative difference between the f32 sum and the f64 sum of a diagonal element.
 const DRIFT: f64 = 1e-3;
-/// Maximum absolute difference of the same sums: squares this small underflow f32, and inputs of 1e-16 are dead in any model.
+/// Maximum absolute difference of the same sums: below it f32 squares may underflow, and inputs of 1e-16 are dead in any model.
 const NOTHING: f64 = 1e-30;
 
 /// `X^T X` of the inputs `X` (`tokens x width`) of a layer, with the range of each input. Up to a factor, it is the Hessian of

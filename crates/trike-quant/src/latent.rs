@@ -110,8 +110,8 @@ impl Latent {
         if let Some(rotation) = trits.rotation() {
             return Err(QuantError::Option {
                 option: "rotation",
-                expected: "trits and weights in the rotated basis, without a rotation",
-                got: format!("a rotation with blocks of {}", rotation.block()),
+                expected: "a tensor without a rotation, in the basis of the rotated inputs",
+                got: format!("a rotation with block size {}", rotation.block()),
             });
         }
         check_len("rows of the trits", rows, trits.rows())?;

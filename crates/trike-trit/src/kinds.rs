@@ -44,7 +44,7 @@ impl Encoding {
     }
 }
 
-/// Sum of the planes of a tensor to a weight.
+/// Coupling of the scales of a tensor's planes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Coupling {
     /// One scale per plane: `w = mean + s0 t0 + s1 t1 + ...`.

@@ -13,8 +13,7 @@ pub(crate) struct Layout {
     pub(crate) tensors: Vec<TensorInfo>,
     /// Byte offset of each tensor from the start of the file.
     pub(crate) starts: Vec<usize>,
-    /// Types that are read only if the spans confirm their layout, with the reason why they do not; their tensors are then
-    /// listed as unsupported.
+    /// Types whose layout the spans do not confirm, with the reason; their tensors are listed as unsupported.
     pub(crate) refusals: Vec<(&'static str, String)>,
 }
 
@@ -111,7 +110,8 @@ fn q2_0_size(header: &Header, spans: &[usize], last: Option<usize>) -> Result<Gg
     }
 }
 
-/// Whether blocks of `kind` fill the span of a tensor exactly, up to alignment (optional for the last tensor).
+/// Whether blocks of `kind` fill the span of a tensor exactly. Writers align every tensor, often including the last one; nothing
+/// else may be between two tensors.
 fn fits_exactly(kind: GgufType, tensor: &RawTensor, header: &Header, span: usize, last: bool) -> bool {
     kind.bytes(&tensor.shape)
         .is_some_and(|bytes| bytes.next_multiple_of(header.alignment) == span || (last && bytes == span))
