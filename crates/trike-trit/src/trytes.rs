@@ -109,7 +109,7 @@ impl TryteVec {
         self.values.len()
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }

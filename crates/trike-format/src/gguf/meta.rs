@@ -196,7 +196,7 @@ impl MetaArray {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -321,7 +321,7 @@ impl StringArray {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
@@ -369,7 +369,7 @@ impl Metadata {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
