@@ -1,26 +1,26 @@
-//! The shape of an attention.
+//! Shape of an attention operation.
 
 use std::ops::Range;
 
-/// Shape and scale of a causal attention.
+/// Shape and scale of causal attention.
 ///
 /// Query head `h` reads key/value head `h / (heads / kv_heads)` (grouped-query attention, Ainslie et al., 2023).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AttentionSpec {
     /// Query heads.
     pub heads: usize,
-    /// Key/value heads; `heads` is a multiple.
+    /// Key/value heads; a divisor of `heads`.
     pub kv_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
-    /// Factor on the scores, usually `1 / sqrt(head_dim)`.
+    /// Factor applied to the scores, usually `1 / sqrt(head_dim)`.
     pub scale: f32,
-    /// Positions that a query sees, its own included; `None` means all before it.
+    /// Sliding window: positions that a query attends to, including its own; `None` means all positions up to its own.
     pub window: Option<usize>,
 }
 
 impl AttentionSpec {
-    /// The positions that the query at `position` sees.
+    /// The positions that the query at `position` attends to.
     ///
     /// ```
     /// use trike_core::AttentionSpec;

@@ -1,10 +1,10 @@
-//! The least that an operation must do: multiply-adds and bytes.
+//! Minimum cost of an operation: multiply-adds and bytes moved.
 
 use crate::{ActivationPrecision, Tensor};
 
 /// Work of one call.
 ///
-/// Divided by a measured time and by what a probe found, it gives the share of the machine that was used.
+/// Divided by the measured time and by the peak rate of the machine (from a probe), it gives the utilization.
 ///
 /// ```
 /// use trike_core::Cost;
@@ -14,21 +14,21 @@ use crate::{ActivationPrecision, Tensor};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Multiply-adds; a ternary weight counts one for each plane. Where an operation is not made of multiply-adds, two
-    /// arithmetic operations count as one.
+    /// Multiply-adds; a ternary weight counts as one per plane. In operations without multiply-adds, two arithmetic
+    /// operations count as one.
     pub macs: u64,
-    /// Bytes that must pass at least once: weights as they lie in memory, inputs and outputs.
+    /// Compulsory memory traffic in bytes: weights as stored in memory, inputs and outputs, each moved once.
     pub bytes: u64,
 }
 
 impl Cost {
-    /// The cost of `operations` arithmetic operations that are no multiply-adds: two count as one, rounded up.
+    /// The cost of `operations` arithmetic operations that are not multiply-adds: two count as one, rounded up.
     #[must_use]
     pub fn of_operations(operations: u64, bytes: u64) -> Self {
         Self { macs: operations.div_ceil(2), bytes }
     }
 
-    /// Arithmetic operations: a multiply-add is two, as in the figures of vendors.
+    /// Arithmetic operations: a multiply-add counts as two, as in vendors' peak figures.
     pub fn operations(self) -> u64 {
         self.macs.saturating_mul(2)
     }
@@ -71,12 +71,12 @@ pub struct LinearProblem {
     pub depth: usize,
     /// Bytes of the resident weights.
     pub weight_bytes: usize,
-    /// Numbers in which ternary weights meet the activations; other weights always compute in f32.
+    /// Activation precision for ternary weights; other weights always compute in f32.
     pub precision: ActivationPrecision,
 }
 
 impl LinearProblem {
-    /// The problem of multiplying `tokens` tokens with a tensor that stays resident as it is stored.
+    /// The problem of multiplying the activations of `tokens` tokens with `w`, resident in its stored encoding.
     #[must_use]
     pub fn of(tokens: usize, w: &Tensor, precision: ActivationPrecision) -> Self {
         let (depth, precision) = match w {

@@ -4,7 +4,7 @@ use half::{bf16, f16, slice::HalfFloatSliceExt};
 
 use crate::TensorError;
 
-/// Most axes that a tensor may have; no transformer weight has more.
+/// Maximum number of axes of a tensor; no transformer weight has more.
 pub const MAX_DIMS: usize = 4;
 
 /// The numbers of a dense tensor as they are stored.
@@ -28,12 +28,12 @@ impl DenseData {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Index and value of the first number that is infinite or undefined.
+    /// Index and value of the first number that is infinite or NaN.
     fn first_non_finite(&self) -> Option<(usize, f32)> {
         let find = |index: Option<usize>, value: &dyn Fn(usize) -> f32| index.map(|i| (i, value(i)));
         match self {
@@ -46,7 +46,7 @@ impl DenseData {
 
 /// A dense tensor of 1 to 4 axes in row-major order; every weight is finite.
 ///
-/// A matrix is `[rows, cols]`, out x in.
+/// A matrix is `[rows, cols]`, that is, output features x input features.
 ///
 /// ```
 /// use trike_core::{DenseData, DenseTensor};
@@ -64,12 +64,12 @@ pub struct DenseTensor {
 }
 
 impl DenseTensor {
-    /// A tensor of `shape` over `data`, checked in one pass.
+    /// A tensor of `shape` over `data`, validated in one pass.
     ///
     /// # Errors
     ///
     /// [`TensorError::Shape`], [`TensorError::Length`], or [`TensorError::NonFinite`] for the first weight
-    /// that is infinite or not a number.
+    /// that is infinite or NaN.
     pub fn new(shape: Vec<usize>, data: DenseData) -> Result<Self, TensorError> {
         let expected = elements(&shape)?;
         if data.len() != expected {
@@ -81,7 +81,7 @@ impl DenseTensor {
         }
     }
 
-    /// Length of each axis, slowest first.
+    /// Length of each axis, slowest-varying first.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -101,12 +101,12 @@ impl DenseTensor {
         &self.data
     }
 
-    /// Takes the numbers out.
+    /// Consumes the tensor and returns its numbers.
     pub fn into_data(self) -> DenseData {
         self.data
     }
 
-    /// Bytes that the numbers take.
+    /// Size of the numbers in bytes.
     pub fn bytes(&self) -> usize {
         match &self.data {
             DenseData::F32(v) => 4 * v.len(),
@@ -124,7 +124,7 @@ impl DenseTensor {
         }
     }
 
-    /// As [`to_f32`](Self::to_f32), without a copy when the weights are f32 already.
+    /// Like [`to_f32`](Self::to_f32), but without a copy if the weights are f32 already.
     pub fn into_f32(self) -> Vec<f32> {
         match self.data {
             DenseData::F32(v) => v,
@@ -132,11 +132,11 @@ impl DenseTensor {
         }
     }
 
-    /// Writes row `row` as f32, exactly.
+    /// Writes row `row` to `out` as f32, exactly.
     ///
     /// # Errors
     ///
-    /// [`TensorError::Row`] past the last row, [`TensorError::Length`] unless `out` has
+    /// [`TensorError::Row`] for a row out of range, [`TensorError::Length`] unless `out` has
     /// [`cols`](Self::cols) elements.
     pub fn read_row(&self, row: usize, out: &mut [f32]) -> Result<(), TensorError> {
         let (rows, cols) = (self.rows(), self.cols());
@@ -155,13 +155,13 @@ impl DenseTensor {
 ///
 /// # Errors
 ///
-/// [`TensorError::Shape`] for a shape that no [`DenseTensor`] has.
+/// [`TensorError::Shape`] for a shape that is invalid for a [`DenseTensor`].
 pub fn elements(shape: &[usize]) -> Result<usize, TensorError> {
     let error = || TensorError::Shape { shape: shape.to_vec() };
     if shape.is_empty() || shape.len() > MAX_DIMS || shape.contains(&0) {
         return Err(error());
     }
-    // Sixteen bytes an element is more than any type takes, so later products with a size cannot overflow.
+    // No type takes more than 16 bytes per element, so later products with an element size cannot overflow.
     let n = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).ok_or_else(error)?;
     if n > isize::MAX as usize / 16 { Err(error()) } else { Ok(n) }
 }

@@ -1,22 +1,22 @@
-//! Names of devices: read by every build, whether it links the runtime or not.
+//! Device names: parsed by every build, whether or not it links the runtime.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A way to reach a device. Every build knows all names; which runtimes it links is a matter of features.
+/// A device runtime. Every build parses all names; Cargo features select the runtimes that are linked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Runtime {
     /// CUDA through NVRTC.
     Cuda,
     /// ROCm.
     Hip,
-    /// Metal's shading language.
+    /// Metal Shading Language.
     Metal,
     /// Vulkan with SPIR-V.
     Vulkan,
-    /// Whatever graphics interface the machine offers, with WGSL where no other compiler is built in.
+    /// Any graphics API that wgpu finds, with WGSL unless another shader compiler is built in.
     Wgpu,
-    /// CubeCL's own CPU runtime, for developers.
+    /// CubeCL's CPU runtime, for development.
     Cpu,
 }
 
@@ -24,7 +24,7 @@ impl Runtime {
     /// All, in the order in which `auto` tries them.
     pub const ALL: [Self; 6] = [Self::Cuda, Self::Hip, Self::Metal, Self::Vulkan, Self::Wgpu, Self::Cpu];
 
-    /// Its name, which is also the name of the feature.
+    /// The name, which is also the name of the Cargo feature.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cuda => "cuda",
@@ -43,10 +43,10 @@ impl fmt::Display for Runtime {
     }
 }
 
-/// Which device: `auto`, `cpu`, or a runtime with a number.
+/// A device: `auto`, `cpu`, or a runtime with an index.
 ///
-/// Numbers count the devices of that runtime, discrete ones first and software ones last. `auto` is the first device that is
-/// not software.
+/// The index counts the devices of that runtime, discrete GPUs first and software renderers last. `auto` is the first device
+/// that is not a software renderer.
 ///
 /// ```
 /// use trike_core::{DeviceSpec, Runtime};
@@ -59,7 +59,7 @@ impl fmt::Display for Runtime {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum DeviceSpec {
-    /// The first device that is not software.
+    /// The first device that is not a software renderer.
     #[default]
     Auto,
     /// A device of a runtime, counted from zero.
@@ -70,7 +70,7 @@ impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Auto => f.write_str("auto"),
-            // There is one such device.
+            // The CPU runtime has one device.
             Self::Numbered(Runtime::Cpu, 0) => f.write_str("cpu"),
             Self::Numbered(runtime, index) => write!(f, "{runtime}:{index}"),
         }
@@ -87,14 +87,14 @@ impl FromStr for DeviceSpec {
         }
         let (runtime, index) = name.split_once(':').unwrap_or((name, "0"));
         let runtime = Runtime::ALL.into_iter().find(|r| r.name() == runtime).ok_or_else(unknown)?;
-        // `parse` alone would take a sign.
+        // `parse` alone would accept a sign.
         let digits = !index.is_empty() && index.bytes().all(|b| b.is_ascii_digit());
         let index = index.parse().ok().filter(|_| digits).ok_or_else(unknown)?;
         Ok(Self::Numbered(runtime, index))
     }
 }
 
-/// A device name that is none.
+/// An invalid device name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "unknown device {name:?}: expected auto, cpu, or one of wgpu, vulkan, cuda, hip, metal with a number (cuda:0)"

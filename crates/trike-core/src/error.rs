@@ -1,12 +1,12 @@
-//! What can be wrong with a tensor or with the constants of an operation.
+//! Errors of tensors and of the constants of operations.
 
-/// Why a dense or int8 tensor could not be made.
+/// Error of creating or reading a dense or int8 tensor.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// A shape with no axis, more than [`MAX_DIMS`](crate::MAX_DIMS), an empty axis, or too many elements.
+    /// A shape with no axes, more than [`MAX_DIMS`](crate::MAX_DIMS) axes, an empty axis, or too many elements.
     #[error(
-        "shape {shape:?} is not usable: 1 to 4 axes of at least 1, and an addressable number of elements"
+        "shape {shape:?} is invalid: expected 1 to 4 nonempty axes and an addressable number of elements"
     )]
     Shape {
         /// The shape given.
@@ -17,13 +17,13 @@ pub enum TensorError {
     Length {
         /// Which buffer.
         what: &'static str,
-        /// Elements that the shape asks for.
+        /// Elements required by the shape.
         expected: usize,
         /// Elements given.
         got: usize,
     },
-    /// A value is infinite or not a number.
-    #[error("{what} {index} is {value}: it must be finite")]
+    /// A value is infinite or NaN.
+    #[error("{what} {index} is {value}: expected a finite value")]
     NonFinite {
         /// `weight` or `scale`.
         what: &'static str,
@@ -32,29 +32,29 @@ pub enum TensorError {
         /// The value.
         value: f32,
     },
-    /// A group of no weights.
-    #[error("a group must have at least 1 weight, got {got}")]
+    /// A group size of 0.
+    #[error("group size: expected at least 1, got {got}")]
     Group {
         /// The group size given.
         got: usize,
     },
-    /// A row is past the last one.
-    #[error("row {row} is out of range: there are {rows}")]
+    /// A row index is out of range.
+    #[error("row {row} is out of range: expected less than {rows}")]
     Row {
-        /// The row asked for.
+        /// The requested row.
         row: usize,
-        /// Rows there are.
+        /// Rows of the tensor.
         rows: usize,
     },
 }
 
-/// A field of a specification that breaks a rule.
+/// A field of a spec that violates a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {rule}, got {got}")]
 pub struct SpecError {
     /// The field.
     pub field: &'static str,
-    /// What must hold.
+    /// The rule.
     pub rule: &'static str,
     /// The value.
     pub got: String,

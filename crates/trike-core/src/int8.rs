@@ -1,4 +1,4 @@
-//! Int8 matrices with a scale per group along a row.
+//! Int8 matrices with one scale per group along a row.
 
 use half::f16;
 use trike_trit::ScaleValues;
@@ -8,10 +8,10 @@ use crate::{
     dense::{check_row, elements},
 };
 
-/// A `rows x cols` matrix of int8 codes: `w = code * scale` of the code's group along its row.
+/// A `rows x cols` matrix of int8 codes: `w = code * scale`, with one scale per group along a row.
 ///
-/// A group has [`group`](Self::group) columns, the last one of a row may be shorter; one scale a row is a
-/// group of `cols`. Scales are ordered `[row][group]` and finite.
+/// A group has [`group`](Self::group) columns; the last group of a row may be shorter. One scale per row is a
+/// group size of `cols`. Scales are finite and ordered `[row][group]`.
 ///
 /// ```
 /// use trike_core::{DenseData, DenseTensor, Int8Tensor};
@@ -34,13 +34,13 @@ pub struct Int8Tensor {
 }
 
 impl Int8Tensor {
-    /// A matrix over codes in row-major order and scales in `[row][group]` order, checked in one pass.
+    /// A matrix over codes in row-major order and scales in `[row][group]` order, validated in one pass.
     ///
-    /// A `group` over `cols` means one scale a row and is stored as `cols`.
+    /// A `group` larger than `cols` means one scale per row and is stored as `cols`.
     ///
     /// # Errors
     ///
-    /// [`TensorError::Shape`], [`TensorError::Group`] for a group of 0, [`TensorError::Length`] for either
+    /// [`TensorError::Shape`], [`TensorError::Group`] for a group size of 0, [`TensorError::Length`] for either
     /// buffer, [`TensorError::NonFinite`] for a scale.
     pub fn new(
         rows: usize,
@@ -67,12 +67,12 @@ impl Int8Tensor {
         Ok(Self { rows, cols, group, codes, scales })
     }
 
-    /// Rounds a dense matrix: the scale of a group is its largest magnitude over 127, codes are rounded half
-    /// to even. With `half_scales` the scale is rounded to f16 first and the codes are made with that.
+    /// Quantizes a dense matrix: the scale of a group is its largest magnitude / 127, codes are rounded to nearest
+    /// even. With `half_scales` the scale is first rounded to f16, and the codes are computed from the rounded scale.
     ///
     /// # Errors
     ///
-    /// [`TensorError::Group`] for a group of 0; [`TensorError::NonFinite`] when a scale is too large for f16.
+    /// [`TensorError::Group`] for a group size of 0; [`TensorError::NonFinite`] when a scale overflows f16.
     pub fn quantize(dense: &DenseTensor, group: usize, half_scales: bool) -> Result<Self, TensorError> {
         let (rows, cols) = (dense.rows(), dense.cols());
         if group == 0 {
@@ -86,7 +86,7 @@ impl Int8Tensor {
             for values in row_values.chunks(group) {
                 let exact = values.iter().fold(0f32, |m, v| m.max(v.abs())) / 127.0;
                 let scale = if half_scales { f16::from_f32(exact).to_f32() } else { exact };
-                // A group of zeros, or one below the smallest f16, has no direction to divide by.
+                // The scale is 0 if the group is all zeros or the scale underflows f16.
                 let code = |v: &f32| (v / scale).round_ties_even().clamp(-127.0, 127.0) as i8;
                 codes.extend(values.iter().map(|v| if scale > 0.0 { code(v) } else { 0 }));
                 scales.push(scale);
@@ -115,7 +115,7 @@ impl Int8Tensor {
         self.group
     }
 
-    /// Scales in a row.
+    /// Scales per row.
     pub fn groups_per_row(&self) -> usize {
         self.cols.div_ceil(self.group)
     }
@@ -130,23 +130,23 @@ impl Int8Tensor {
         &self.scales
     }
 
-    /// The scale of a group; 0 when there is no such group.
+    /// The scale of a group; 0 if the indices are out of range.
     pub fn scale(&self, row: usize, group: usize) -> f32 {
         let groups = self.groups_per_row();
         let index = row.checked_mul(groups).filter(|_| group < groups).and_then(|i| i.checked_add(group));
         index.and_then(|i| self.scales.get(i)).unwrap_or(0.0)
     }
 
-    /// Bytes that codes and scales take.
+    /// Size of codes and scales in bytes.
     pub fn bytes(&self) -> usize {
         self.codes.len() + self.scales.bytes()
     }
 
-    /// Writes row `row` as f32.
+    /// Writes row `row` to `out` as f32.
     ///
     /// # Errors
     ///
-    /// [`TensorError::Row`] past the last row, [`TensorError::Length`] unless `out` has
+    /// [`TensorError::Row`] for a row out of range, [`TensorError::Length`] unless `out` has
     /// [`cols`](Self::cols) elements.
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) -> Result<(), TensorError> {
         check_row(row, self.rows, self.cols, out)?;

@@ -1,13 +1,13 @@
-//! How a ternary matrix lies in the memory that kernels read.
+//! In-memory layouts of ternary matrices for kernels.
 
 use std::{fmt, str::FromStr};
 
 use crate::OptionError;
 
-/// The layout of a resident ternary matrix. It changes no value: only bytes, and the time of a product.
+/// The layout of a resident ternary matrix. It does not affect the values, only the memory use and the run time of a product.
 ///
-/// A backend chooses one for each matrix when it is loaded, by a table for its kind of hardware; not every backend has every
-/// layout for every tensor.
+/// A backend chooses a layout for each matrix at load time, from a table for its kind of hardware; not every backend supports
+/// every layout for every tensor.
 ///
 /// ```
 /// use trike_core::Layout;
@@ -18,15 +18,15 @@ use crate::OptionError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Layout {
-    /// Two bits per weight: the least work for each, and the one that every backend has for every tensor.
+    /// Two bits per weight: the least work per weight, and supported by every backend for every tensor.
     TwoBit,
-    /// Five weights per byte, 1.6 bits each: the fewest bytes for weights that are not mostly zero.
+    /// Five weights per byte, 1.6 bits per weight: the smallest size unless most weights are zero.
     Base3,
-    /// The nonzero weights only, one or two bytes each: for zeros without structure, from about 90 % of them.
+    /// Nonzero weights only, one or two bytes each: for unstructured sparsity of about 90 % or more.
     Sparse,
-    /// One bit per weight and one sign for each nonzero weight.
+    /// One bit per weight plus one sign bit per nonzero weight.
     Bitmap,
-    /// Two bits per weight, without the blocks that are all zero: for zeros with structure.
+    /// Two bits per weight, with all-zero blocks omitted: for structured sparsity.
     Blocks,
 }
 

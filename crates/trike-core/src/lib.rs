@@ -1,22 +1,22 @@
-//! The words that every other crate of Trike shares, each defined once.
+//! Types that all other crates of Trike share, each defined once.
 //!
-//! Start from [`Tensor`]: a weight matrix (ternary, int8 or dense) on its way from a file to a backend. Kernels for the host
-//! and for GPUs, file formats and models all name the same types, so nothing is converted where crates meet.
+//! Start from [`Tensor`]: a weight matrix (ternary, int8 or dense), as read from a file and passed to a backend. CPU kernels,
+//! GPU kernels, file formats and models use the same types, so nothing is converted at crate boundaries.
 //!
-//! The decision that shaped the crate: it holds values and their rules, no algorithm and no hardware. A precision says which
-//! numbers are meant, not how a kernel computes them; what was given up is that a backend that lacks a precision has to refuse
-//! it at run time.
+//! The decision that shaped the crate: it holds data types and their invariants, no algorithms and no hardware code. A precision
+//! names a number format, not how a kernel computes with it; the cost is that a backend without a precision can reject it only
+//! at run time.
 //!
-//! * weights: [`Tensor`], [`DenseTensor`] with [`DenseData`], [`Int8Tensor`]; resident ternary ones: [`Layout`]
-//! * dense weights as trits, by definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
+//! * weights: [`Tensor`], [`DenseTensor`] with [`DenseData`], [`Int8Tensor`]; layouts of resident ternary weights: [`Layout`]
+//! * ternarization of dense weights, with definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
 //! * precisions: [`ActivationPrecision`], [`KvPrecision`]
 //! * operations: [`GatedActivation`], [`AttentionSpec`], [`RopeSpec`] with [`RopePairing`] and [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
-//! * names of devices: [`DeviceSpec`], [`Runtime`], [`UnknownDevice`]
+//! * device names: [`DeviceSpec`], [`Runtime`], [`UnknownDevice`]
 //! * options: [`OptionError`] with [`Bounds`]
 //! * errors: [`TensorError`], [`SpecError`]
 //!
-//! It depends on `trike-trit` alone and has no features to turn on.
+//! The only Trike crate that it depends on is `trike-trit`; it has no Cargo features.
 #![forbid(unsafe_code)]
 
 mod attention;

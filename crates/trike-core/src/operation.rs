@@ -1,4 +1,4 @@
-//! Functions that kernels on every kind of hardware compute.
+//! Element functions and scores that kernels on all hardware share.
 
 /// The activation function of a gated MLP, applied to the gate projection `g`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,9 +1,9 @@
-//! Options that cannot be used.
+//! Validation of option values.
 
 use std::fmt;
 
-/// Why the value of an option cannot be used. Each variant names the field, what it accepts and what was given, so that a
-/// command can name its own flag instead.
+/// An invalid option value. Each variant carries the field, the accepted values and the value given, so that a command can
+/// report its own flag instead of the field.
 ///
 /// ```
 /// use trike_core::{Bounds, OptionError};
@@ -25,36 +25,36 @@ pub enum OptionError {
         /// The value given.
         got: String,
     },
-    /// A value that is not one of those that the field accepts.
+    /// A value that the field does not accept.
     #[error("{field} is {got}: expected {}", one_of(accepted))]
     Unknown {
         /// The field.
         field: &'static str,
-        /// The values that it accepts.
+        /// The accepted values.
         accepted: &'static [&'static str],
         /// The value given.
         got: String,
     },
-    /// Two fields that exclude each other.
+    /// Two mutually exclusive fields.
     #[error("{field} cannot be combined with {other}")]
     Conflict {
         /// The field.
         field: &'static str,
-        /// The other field, with its value where only that one is excluded.
+        /// The other field, with its value if only that value is excluded.
         other: &'static str,
     },
-    /// A field that has an effect only beside another.
+    /// A field that has an effect only together with another.
     #[error("{field} needs {other}")]
     Requires {
         /// The field.
         field: &'static str,
-        /// The field that is missing, with its value where only that one will do.
+        /// The missing field, with its value if only that value is accepted.
         other: &'static str,
     },
 }
 
 impl OptionError {
-    /// Refuses a number outside `bounds`; NaN is outside all of them.
+    /// Rejects a number outside `bounds`; NaN is outside all bounds.
     ///
     /// # Errors
     ///
@@ -78,9 +78,9 @@ impl OptionError {
     }
 }
 
-/// A number that an option may be; counts above 2^53 are compared rounded.
+/// A numeric type of an option; integers above 2^53 are rounded to f64 before they are compared.
 pub trait Number: Copy + fmt::Display {
-    /// Its value.
+    /// The value as f64.
     fn value(self) -> f64;
 }
 
@@ -105,9 +105,9 @@ impl Number for usize {
 /// The numbers that an option accepts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// Smallest accepted number, or the largest one below all accepted ones when `open`.
+    /// Lower bound: exclusive if `open`, otherwise inclusive.
     min: f64,
-    /// Whether `min` itself is refused.
+    /// Whether `min` itself is rejected.
     open: bool,
     /// Largest accepted number.
     max: f64,
@@ -126,7 +126,7 @@ impl Bounds {
         Self { min: min.value(), open: true, max: f64::INFINITY }
     }
 
-    /// The same up to `max`, itself included.
+    /// These bounds with the inclusive upper bound `max`.
     #[must_use]
     pub fn at_most(self, max: impl Number) -> Self {
         Self { max: max.value(), ..self }

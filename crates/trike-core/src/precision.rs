@@ -2,26 +2,27 @@
 
 use trike_trit::GroupSize;
 
-/// The numbers in which ternary weights meet their activations; int8 and dense weights always compute in f32.
+/// Number format of the activations that are multiplied with ternary weights; int8 and dense weights always compute in f32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ActivationPrecision {
-    /// The exact path: each token becomes a fixed-point number of four signed bytes per value, whose step is at most
-    /// `2^-29` of the token's largest magnitude, and the products are summed in integers. Values within `2^-5` of the
-    /// largest are exact, and nothing is rounded before the scales. (A token whose largest magnitude lies below `2^-90` keeps
-    /// steps of `2^-120`.)
+    /// Exact: the values of each token are converted to fixed point, four signed bytes per value, with a step of at most
+    /// `2^-29` of the token's largest magnitude, and the products are accumulated in integers. Values of at least `2^-5` of
+    /// the largest magnitude are exact, and nothing is rounded before the scales. (If the largest magnitude of a token is
+    /// below `2^-90`, the step is `2^-120`.)
     F32,
-    /// Each token becomes a fixed-point number of two signed bytes per value, whose step is at most `2^-13` of the token's
-    /// largest magnitude: finer than f16 for whatever matters in a sum, at half the work of [`F32`](Self::F32).
+    /// The values of each token are converted to fixed point, two signed bytes per value, with a step of at most `2^-13` of
+    /// the token's largest magnitude: finer than f16 for values that contribute to a sum, at half the work of
+    /// [`F32`](Self::F32).
     Int16,
-    /// One factor per token: `s = 127 / max(max|x|, 1e-5)`, `code = round(x * s)` with halves to even, clamped to
-    /// `-128..=127`. BitNet models were trained with this.
+    /// One factor per token: `s = 127 / max(max|x|, 1e-5)`, `code = round(x * s)` (to nearest even), clamped to
+    /// `-128..=127`. BitNet models are trained with this.
     Int8PerToken,
-    /// One factor per group of columns, computed in the same way.
+    /// One factor per group of columns, with the same formula.
     Int8PerGroup(GroupSize),
 }
 
 impl ActivationPrecision {
-    /// Signed bytes per value: the rows of codes per token.
+    /// Signed bytes per value (= rows of codes per token).
     pub fn slices(self) -> usize {
         match self {
             Self::F32 => 4,
@@ -30,7 +31,7 @@ impl ActivationPrecision {
         }
     }
 
-    /// Columns that share a factor, or `None` when a whole token does.
+    /// Columns that share a factor; `None` for one factor per token.
     pub fn group(self) -> Option<usize> {
         match self {
             Self::Int8PerGroup(size) => Some(size.get()),
@@ -39,7 +40,7 @@ impl ActivationPrecision {
     }
 }
 
-/// The type of cached keys and values.
+/// Number format of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvPrecision {
     /// Four bytes, exact.

@@ -1,13 +1,13 @@
-//! Rotary position embedding and its scalings for long contexts.
+//! Rotary position embedding and its frequency scaling for long contexts.
 
 use crate::SpecError;
 
-/// Which two elements of a head rotate together.
+/// Pairing of the elements of a head that rotate together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RopePairing {
-    /// `2i` and `2i + 1`: llama2.c checkpoints and `llama` GGUF files.
+    /// `2i` with `2i + 1`: llama2.c checkpoints and `llama` GGUF files.
     Adjacent,
-    /// `i` and `i + rotated / 2`: HuggingFace checkpoints.
+    /// `i` with `i + rotated / 2`: HuggingFace checkpoints.
     Halves,
 }
 
@@ -15,53 +15,54 @@ pub enum RopePairing {
 /// [`RopePairing`]) are rotated by `position * theta^(-2 i / d)` (Su et al., RoFormer, 2021).
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
-    /// Base of the frequencies, over 1.
+    /// Base of the frequencies, greater than 1.
     pub theta: f32,
-    /// Which two dimensions rotate together.
+    /// Dimensions that rotate together.
     pub pairing: RopePairing,
-    /// How the frequencies are changed for positions beyond those trained first.
+    /// Frequency scaling for positions beyond the original context.
     pub scaling: RopeScaling,
 }
 
-/// A change of the frequencies of a rotary embedding.
+/// Frequency scaling of a rotary embedding.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum RopeScaling {
-    /// None.
+    /// No scaling.
     #[default]
     None,
-    /// All frequencies over `factor` (Chen et al., Position Interpolation, 2023).
+    /// All frequencies are divided by `factor` (Chen et al., Position Interpolation, 2023).
     Linear {
         /// At least 1.
         factor: f32,
     },
-    /// Llama 3.1's: wavelengths over `original_context / low` are stretched by `factor`, those under
-    /// `original_context / high` stay, and between them the change is linear in `original_context / wavelength`.
+    /// Llama 3.1: wavelengths above `original_context / low` are multiplied by `factor`, those below
+    /// `original_context / high` are unchanged; in between, the frequency is interpolated linearly in
+    /// `original_context / wavelength`.
     Llama3 {
         /// At least 1.
         factor: f32,
         /// `low_freq_factor`.
         low: f32,
-        /// `high_freq_factor`, over `low`.
+        /// `high_freq_factor`, greater than `low`.
         high: f32,
-        /// Positions of the first training.
+        /// Context length before the extension.
         original_context: usize,
     },
-    /// YaRN (Peng et al., 2023): dimensions that turn more than `beta_fast` times over the original context stay,
-    /// those that turn less than `beta_slow` times are stretched by `factor`, a ramp lies between, and the
-    /// rotated queries and keys are multiplied by `attention_factor`.
+    /// YaRN (Peng et al., 2023): dimensions with more than `beta_fast` rotations over the original context are unchanged,
+    /// the wavelengths of those with fewer than `beta_slow` rotations are multiplied by `factor`, with a linear ramp in
+    /// between. The rotated queries and keys are multiplied by `attention_factor`.
     Yarn {
         /// At least 1.
         factor: f32,
-        /// Turns, 32 unless told otherwise.
+        /// Rotations, 32 by default.
         beta_fast: f32,
-        /// Turns, 1 unless told otherwise.
+        /// Rotations, 1 by default.
         beta_slow: f32,
-        /// Positions of the first training.
+        /// Context length before the extension.
         original_context: usize,
-        /// `0.1 ln(factor) + 1` unless told otherwise.
+        /// `0.1 ln(factor) + 1` by default.
         attention_factor: f32,
     },
-    /// Each frequency over a factor of its own, as GGUF files list them.
+    /// Each frequency is divided by its own factor, as listed in GGUF files.
     Factors(Vec<f32>),
 }
 
@@ -76,7 +77,7 @@ impl RopeSpec {
     ///
     /// # Errors
     ///
-    /// [`SpecError`], which names the field, the rule and the value.
+    /// [`SpecError`] with the field, the rule and the value.
     pub fn validate(&self, head_dim: usize) -> Result<(), SpecError> {
         let fail = |field, rule, got: String| Err(SpecError { field, rule, got });
         let at_least_1 = |factor: f32| factor >= 1.0 && factor.is_finite();
@@ -152,7 +153,7 @@ impl RopeSpec {
                 blend(plain(i), f64::from(*factor), kept)
             }
             RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, .. } => {
-                // The pair that turns `beta` times over the original context, as a fraction of the pairs.
+                // The (fractional) index of the pair with `beta` rotations over the original context.
                 let pair = |beta: f32| {
                     let wavelength = *original_context as f64 / (f64::from(beta) * std::f64::consts::TAU);
                     head_dim as f64 * wavelength.ln() / (2.0 * f64::from(self.theta).ln())
@@ -167,7 +168,7 @@ impl RopeSpec {
         (0..pairs).map(|i| scaled(i) as f32).collect()
     }
 
-    /// What rotated queries and keys are multiplied by, each.
+    /// The factor that multiplies the rotated queries and, separately, the rotated keys.
     pub fn attention_factor(&self) -> f32 {
         match self.scaling {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor,
@@ -176,7 +177,7 @@ impl RopeSpec {
     }
 }
 
-/// `frequency` where `kept` is 1 or more, over `factor` where it is 0 or less.
+/// Interpolates between `frequency` (`kept >= 1`) and `frequency / factor` (`kept <= 0`).
 fn blend(frequency: f64, factor: f64, kept: f64) -> f64 {
     let kept = kept.clamp(0.0, 1.0);
     frequency * kept + frequency / factor * (1.0 - kept)

@@ -6,12 +6,12 @@ use crate::{DenseTensor, Int8Tensor, TensorError, dense::check_row};
 
 /// A tensor in memory: dense, int8 or ternary.
 ///
-/// Matrices are `[rows, cols]`, out x in.
+/// Matrices are `[rows, cols]`, that is, output features x input features.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Tensor {
     /// f32, f16 or bf16 numbers.
     Dense(DenseTensor),
-    /// Int8 codes with a scale per group.
+    /// Int8 codes with one scale per group.
     Int8(Int8Tensor),
     /// Trits with scales.
     Ternary(TritTensor),
@@ -36,7 +36,7 @@ impl Tensor {
         }
     }
 
-    /// Length of each axis, slowest first.
+    /// Length of each axis, slowest-varying first.
     pub fn shape(&self) -> Vec<usize> {
         match self {
             Self::Dense(t) => t.shape().to_vec(),
@@ -44,7 +44,7 @@ impl Tensor {
         }
     }
 
-    /// Bytes that the numbers take in memory, scales included.
+    /// Memory size in bytes, including scales.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Dense(t) => t.bytes(),
@@ -62,7 +62,7 @@ impl Tensor {
         }
     }
 
-    /// As [`to_f32`](Self::to_f32), without a copy when the weights are dense f32.
+    /// Like [`to_f32`](Self::to_f32), but without a copy if the weights are dense f32.
     pub fn into_f32(self) -> Vec<f32> {
         match self {
             Self::Dense(t) => t.into_f32(),
@@ -70,11 +70,11 @@ impl Tensor {
         }
     }
 
-    /// Writes row `row` as f32.
+    /// Writes row `row` to `out` as f32.
     ///
     /// # Errors
     ///
-    /// [`TensorError::Row`] past the last row, [`TensorError::Length`] unless `out` has
+    /// [`TensorError::Row`] for a row out of range, [`TensorError::Length`] unless `out` has
     /// [`cols`](Self::cols) elements.
     pub fn read_row(&self, row: usize, out: &mut [f32]) -> Result<(), TensorError> {
         let rows = self.rows();

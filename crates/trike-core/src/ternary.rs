@@ -1,13 +1,13 @@
-//! Dense matrices as trits: those that are ternary already, and BitNet's rule for those that are not.
+//! Ternarization of dense matrices: exact for values that are already ternary, BitNet's absmean rule for others.
 
 use trike_trit::{Encoding, Granularity, GroupSize, ScaleValues, Scales, TritError, TritTensor};
 
 use crate::DenseTensor;
 
-/// The smallest mean magnitude that BitNet's rule makes a scale from, as in training.
+/// Lower bound of the mean magnitude in BitNet's rule, as in training.
 const MIN_ABSMEAN: f32 = 1e-5;
 
-/// The mean magnitude of `weights`, 0 of none: summed in f64, because a sum in f32 depends on its order.
+/// The mean magnitude of `weights`, 0 if empty. Summed in f64, because an f32 sum depends on the order.
 ///
 /// ```
 /// assert_eq!(trike_core::absmean(&[0.25, -1.5, 0.25, 0.0]), 0.5);
@@ -17,13 +17,12 @@ pub fn absmean(weights: &[f32]) -> f32 {
     (sum / weights.len().max(1) as f64) as f32
 }
 
-/// The trits that BitNet b1.58 makes of its master weights (Ma et al., 2024), for weights that share a scale as `granularity`
-/// says: `s = 1 / max(mean|w|, 1e-5)`, a trit is `w * s` rounded half to even and clamped to -1..1, and a weight is the
-/// trit over `s`.
+/// Absmean ternarization of BitNet b1.58 master weights (Ma et al., 2024), per group of weights that share a scale under
+/// `granularity`: `s = 1 / max(mean|w|, 1e-5)`, a trit is `w * s` rounded to nearest even and clamped to -1..1, and a weight
+/// is the trit divided by `s`.
 ///
-/// All of it is in f32, but for the mean ([`absmean`]). With [`Granularity::Tensor`] this is what checkpoints with master
-/// weights compute each time they run; a model that runs in bf16 elsewhere rounds the weight to bf16 once more, and
-/// here it stays f32.
+/// All steps except the mean ([`absmean`]) are in f32. With [`Granularity::Tensor`] this is what checkpoints with master
+/// weights compute at each run; other engines that run the model in bf16 also round the weight to bf16, here it stays f32.
 ///
 /// The result is a matrix of [`rows`](DenseTensor::rows) by [`cols`](DenseTensor::cols) with f32 scales.
 ///
@@ -35,7 +34,7 @@ pub fn absmean(weights: &[f32]) -> f32 {
 /// let w = DenseTensor::new(vec![2, 2], DenseData::F32(vec![0.25, -1.5, 0.25, 0.0]))?;
 /// let trits = |granularity| absmean_trits(&w, granularity, Encoding::TwoBit);
 /// assert_eq!(trits(Granularity::Tensor)?.dequantize(), [0.0, -0.5, 0.0, 0.0]);
-/// // With a scale per row, 0.875 and 0.125.
+/// // One scale per row: 0.875 and 0.125.
 /// let rows = trits(Granularity::Row)?.dequantize();
 /// assert!(rows.iter().zip([0.0, -0.875, 0.125, 0.0]).all(|(w, want)| (w - want).abs() < 1e-6));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -43,8 +42,7 @@ pub fn absmean(weights: &[f32]) -> f32 {
 ///
 /// # Errors
 ///
-/// [`TritError`] for an empty matrix or one that is larger than the encoding allows, and for weights so large that a scale
-/// overflows.
+/// [`TritError`] for an empty matrix, a matrix larger than the encoding allows, and weights so large that a scale overflows.
 pub fn absmean_trits(
     dense: &DenseTensor,
     granularity: Granularity,
@@ -61,11 +59,11 @@ pub fn absmean_trits(
     TritTensor::from_trits(rows, cols, &trits, encoding, Scales::new(granularity, scales, None))
 }
 
-/// The same matrix as trits, when every weight is `-s`, `0` or `+s` exactly; `None` otherwise.
+/// The same matrix as trits, if every weight is exactly `-s`, `0` or `+s`; `None` otherwise.
 ///
-/// The coarsest granularity that fits is taken: one `s` for the tensor, then one per row, then one per 256,
-/// 128, 64 or 32 weights along a row. Scales are f16 when all of them are f16 numbers, else f32. Where all
-/// weights are zero the scale is 0. A weight of -0 becomes 0. Only matrices (two axes) are considered.
+/// Uses the coarsest granularity that fits: one `s` per tensor, then one per row, then one per 256, 128, 64 or 32
+/// weights along a row. Scales are f16 if all of them are exact in f16, otherwise f32. If all weights of a group are
+/// zero, its scale is 0. A weight of -0 becomes 0. Returns `None` unless the tensor has two axes.
 ///
 /// ```
 /// use trike_core::{DenseData, DenseTensor, exact_trits};
@@ -81,7 +79,7 @@ pub fn absmean_trits(
 ///
 /// # Errors
 ///
-/// [`TritError`] for an empty matrix or one that is larger than the encoding allows.
+/// [`TritError`] for an empty matrix or a matrix larger than the encoding allows.
 pub fn exact_trits(dense: &DenseTensor, encoding: Encoding) -> Result<Option<TritTensor>, TritError> {
     let &[rows, cols] = dense.shape() else { return Ok(None) };
     let groups = GroupSize::ALL.into_iter().rev().filter(|g| g.get() < cols).map(Granularity::Group);
@@ -90,20 +88,20 @@ pub fn exact_trits(dense: &DenseTensor, encoding: Encoding) -> Result<Option<Tri
     let Some((granularity, scales)) = candidates.find_map(|g| Some((g, scales(&weights, cols, g)?))) else {
         return Ok(None);
     };
-    // A weight that is not zero is its scale or minus that, so its sign says which.
+    // A nonzero weight is plus or minus its scale, so its sign is the trit.
     let trits: Vec<i8> = weights.iter().map(|&v| i8::from(v > 0.0) - i8::from(v < 0.0)).collect();
     let scales = Scales::new(granularity, ScaleValues::exact(&scales), None);
     TritTensor::from_trits(rows, cols, &trits, encoding, scales).map(Some)
 }
 
-/// The one magnitude of each group, 0 where all weights are zero; `None` as soon as a group has two.
+/// The single nonzero magnitude of each group, 0 if all weights are zero; `None` if a group has more than one.
 fn scales(weights: &[f32], cols: usize, granularity: Granularity) -> Option<Vec<f32>> {
     groups(weights, cols, granularity).map(magnitude).collect()
 }
 
 /// The weights that share each scale, in the order of [`Scales`].
 fn groups(weights: &[f32], cols: usize, granularity: Granularity) -> impl Iterator<Item = &[f32]> {
-    // A row of groups is not a multiple of the group where the last one is shorter, so rows are walked one by one.
+    // Chunked row by row, because `cols` need not be a multiple of the group size.
     let (row, group) = match granularity {
         Granularity::Tensor => (weights.len(), weights.len()),
         _ => (cols, granularity.group_len(cols)),
@@ -111,7 +109,7 @@ fn groups(weights: &[f32], cols: usize, granularity: Granularity) -> impl Iterat
     weights.chunks(row.max(1)).flat_map(move |row| row.chunks(group.max(1)))
 }
 
-/// The magnitude of all weights that are not zero, 0 when all are; `None` when there are two.
+/// The common magnitude of the nonzero weights, 0 if all are zero; `None` if they have more than one.
 fn magnitude(weights: &[f32]) -> Option<f32> {
     weights.iter().try_fold(0.0, |s, w| match w.abs() {
         0.0 => Some(s),

@@ -1,4 +1,4 @@
-//! Little-endian numbers from and to bytes, and a cursor that never reads past the end.
+//! Conversion of little-endian numbers from and to bytes, and a bounds-checked cursor.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use crate::FormatError;
 
 macro_rules! little_endian {
     ($($decode:ident, $encode:ident: $t:ty, $n:literal;)*) => {$(
-        /// Decodes whole elements; a partial one at the end is left out, so callers check the length first.
+        /// Decodes whole elements. A partial element at the end is ignored; callers check the length first.
         pub(crate) fn $decode(bytes: &[u8]) -> Vec<$t> {
             bytes.as_chunks::<$n>().0.iter().map(|&b| <$t>::from_le_bytes(b)).collect()
         }
@@ -45,7 +45,7 @@ fn gather(bytes: u64) -> u64 {
     (x | x >> 24) & 0xFFFF
 }
 
-/// Reads a header front to back; every read is checked against the end of the file.
+/// Sequential reader of a header; every read is checked against the end of the file.
 #[derive(Clone)]
 pub(crate) struct Cursor<'a> {
     path: &'a Path,
@@ -63,7 +63,7 @@ impl<'a> Cursor<'a> {
         self.at
     }
 
-    /// The next `n` bytes. `what` names the field when the file ends first.
+    /// The next `n` bytes. `what` names the field in the error if the file is too short.
     pub(crate) fn take(&mut self, n: usize, what: &str) -> Result<&'a [u8], FormatError> {
         let rest = &self.bytes[self.at..];
         let Some(taken) = rest.get(..n) else {
@@ -96,7 +96,7 @@ impl<'a> Cursor<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// A length: `u64` in the file, at most `limit`, in memory.
+    /// A length of at most `limit`, stored as `u64`.
     pub(crate) fn length(&mut self, what: &str, limit: usize) -> Result<usize, FormatError> {
         let got = self.u64(what)?;
         match usize::try_from(got) {

@@ -1,4 +1,4 @@
-//! What kind of model a path is.
+//! Detection of the kind of a model file.
 
 use std::{
     fs::File,
@@ -12,25 +12,25 @@ use crate::{
     spill::io_error,
 };
 
-/// A kind of model that Trike reads.
+/// A kind of model file that Trike reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
-    /// A GGUF file: open it with [`Gguf`](crate::Gguf).
+    /// A GGUF file, opened with [`Gguf`](crate::Gguf).
     Gguf,
-    /// A llama2.c checkpoint: open it with [`Llama2c`](crate::Llama2c).
+    /// A llama2.c checkpoint, opened with [`Llama2c`](crate::Llama2c).
     Llama2c,
-    /// A HuggingFace directory, dense or packed: open it with [`HfDir`](crate::HfDir).
+    /// A HuggingFace directory, dense or packed, opened with [`HfDir`](crate::HfDir).
     HfDir,
 }
 
-/// Bytes that tell every kind: the longest header of a llama2.c checkpoint that has no magic is 28.
+/// Leading bytes that suffice to detect every kind: the header of a llama2.c checkpoint without a magic has 28.
 const START: usize = 32;
 
-/// Tells what a path is by its first bytes, or by its `config.json` when it is a directory.
+/// Detects the kind of a model from the first bytes of a file, or from `config.json` for a directory.
 ///
 /// # Errors
 ///
-/// [`FormatError::Io`], or [`FormatError::NotAModel`] which says what the file seems to be and what to do.
+/// [`FormatError::Io`], or [`FormatError::NotAModel`] with the apparent kind of the file and a remedy.
 ///
 /// ```
 /// let dir = tempfile::tempdir()?;
@@ -52,7 +52,7 @@ pub fn detect(path: impl AsRef<Path>) -> Result<FileKind, FormatError> {
         }
         return not(
             "a directory without config.json",
-            "give the directory that has it, or the path of a model file",
+            "give the directory that contains it, or the path of a model file",
         );
     }
     if !metadata.is_file() {
@@ -62,12 +62,12 @@ pub fn detect(path: impl AsRef<Path>) -> Result<FileKind, FormatError> {
     let file = File::open(path).map_err(|e| io_error(path, "open", e))?;
     file.take(START as u64).read_to_end(&mut start).map_err(|e| io_error(path, "read", e))?;
 
-    let as_safetensors = "save the model again as safetensors: Trike runs no pickled code";
+    let as_safetensors = "save the model again as safetensors: Trike does not run pickled code";
     match start.as_slice() {
         [] => not("an empty file", "finish the download"),
         [b'G', b'G', b'U', b'F', ..] => Ok(FileKind::Gguf),
         [a, b, c, d, ..] if u32::from_le_bytes([*a, *b, *c, *d]) == llama2c::MAGIC => Ok(FileKind::Llama2c),
-        // Before the patterns below, which its small numbers may look like; its size makes it certain.
+        // Checked before the patterns below, which may match the small numbers of its header; the file size makes it certain.
         _ if llama2c::v0_size(path, &start) == Some(metadata.len()) => Ok(FileKind::Llama2c),
         [b'P', b'K', 3, 4, ..] => not("a PyTorch file (.pt, .bin) or another zip archive", as_safetensors),
         [0x80, 2..=5, ..] => not("a PyTorch file (pickle)", as_safetensors),
@@ -76,16 +76,16 @@ pub fn detect(path: impl AsRef<Path>) -> Result<FileKind, FormatError> {
         }
         [0x89, b'H', b'D', b'F', ..] => not("an HDF5 file (Keras)", "save the model again as safetensors"),
         [_, _, _, _, _, _, 0, 0, b'{', ..] => {
-            not("a lone safetensors file", "give the directory that holds it together with config.json")
+            not("a single safetensors file", "give the directory that contains it together with config.json")
         }
         _ if path.extension().is_some_and(|e| e == "onnx") => {
             not("an ONNX graph", "use the model's safetensors or a GGUF file of it")
         }
         start if start.starts_with(LFS) => not(LFS_FOUND, LFS_REMEDY),
-        // Seven plausible numbers and the wrong size: the reader will say what is missing.
+        // Seven plausible numbers but the wrong size: the reader reports the details.
         _ if llama2c::v0_size(path, &start).is_some() => Ok(FileKind::Llama2c),
         _ => not(
-            "no kind of model file that Trike knows",
+            "an unknown file format",
             "give a GGUF file, a llama2.c checkpoint, or a directory with config.json and safetensors",
         ),
     }

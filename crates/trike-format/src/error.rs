@@ -1,4 +1,4 @@
-//! What can be wrong with a model file, or with a value that a file should hold.
+//! Errors of reading and writing model files.
 
 use std::path::{Path, PathBuf};
 
@@ -7,43 +7,43 @@ use trike_trit::TritError;
 
 use crate::GgufType;
 
-/// Why a model file could not be read or written.
+/// Error of reading or writing a model file.
 ///
-/// Every message names the file, the tensor where there is one, what was expected and found, and what to do.
-/// Match [`Unsupported`](Self::Unsupported) and [`UnsupportedTensor`](Self::UnsupportedTensor) first: they
-/// are files that are whole but need something that Trike does not do. The others are broken files, files of
-/// another kind, or values that the chosen type cannot hold.
+/// Every message names the file, the tensor (if any), the expected and the actual value, and a remedy.
+/// [`Unsupported`](Self::Unsupported) and [`UnsupportedTensor`](Self::UnsupportedTensor) indicate valid files that need a
+/// feature that Trike does not implement. The other variants indicate damaged files, files of another kind, or values that the
+/// chosen type cannot hold.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FormatError {
-    /// The operating system refused.
+    /// An error of the operating system.
     #[error("{}: cannot {action}: {source}", path.display())]
     Io {
         /// The file or directory.
         path: PathBuf,
-        /// What was tried: `open`, `map`, `write` ...
+        /// The failed action: `open`, `map`, `write` ...
         action: &'static str,
-        /// What the system said.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The path is no model that Trike reads.
+    /// The path is not a model that Trike reads.
     #[error("{}: {found}; {remedy}", path.display())]
     NotAModel {
         /// The file or directory.
         path: PathBuf,
-        /// What it seems to be.
+        /// The apparent kind of the file.
         found: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
-    /// The file announces a transform, a layout or a version that is not implemented.
+    /// The file requires a transform, a layout or a version that is not implemented.
     #[error("{}: `{name}` is not implemented; {remedy}", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
-        /// The key, method or version, as the file spells it.
+        /// The key, method or version, as spelled in the file.
         name: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// A tensor is stored in a type that is not implemented.
@@ -55,34 +55,34 @@ pub enum FormatError {
         tensor: String,
         /// The name of its type.
         kind: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
     /// The file ends too early.
     #[error(
-        "{}: truncated at {what}: needs {needed} bytes, {available} are there; download or copy the file again",
+        "{}: truncated at {what}: expected {needed} bytes, got {available}; download or copy the file again",
         path.display()
     )]
     Truncated {
         /// The file.
         path: PathBuf,
-        /// What was being read.
+        /// The part of the file being read.
         what: String,
         /// Bytes needed.
         needed: u64,
-        /// Bytes there.
+        /// Bytes available.
         available: u64,
     },
-    /// A number in the header is over a cap.
-    #[error("{}: {what} is {got}, over the cap of {limit}; the header is damaged or hostile", path.display())]
+    /// A number in the header exceeds a limit of the reader.
+    #[error("{}: {what} is {got}: expected at most {limit}; the header is damaged or malicious", path.display())]
     OverLimit {
         /// The file.
         path: PathBuf,
-        /// What is too large.
+        /// The quantity that is too large.
         what: String,
-        /// The cap.
+        /// The limit.
         limit: u64,
-        /// What the file says.
+        /// The value in the file.
         got: u64,
     },
     /// The header contradicts itself or its format.
@@ -92,12 +92,12 @@ pub enum FormatError {
         path: PathBuf,
         /// The field.
         what: String,
-        /// What the format asks for.
+        /// The value that the format requires.
         expected: String,
-        /// What the file says.
+        /// The value in the file.
         got: String,
     },
-    /// A tensor's shape, type, place or parts contradict the header.
+    /// A tensor's shape, type, offset or parts contradict the header.
     #[error(
         "{}: tensor `{tensor}`: expected {expected}, got {got}; download or convert the file again",
         path.display()
@@ -107,39 +107,39 @@ pub enum FormatError {
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What the format asks for.
+        /// The value that the format requires.
         expected: String,
-        /// What the file says.
+        /// The value in the file.
         got: String,
     },
-    /// There is no tensor of that name.
+    /// The file has no tensor of that name.
     #[error("{}: no tensor `{tensor}`; {remedy}", path.display())]
     MissingTensor {
         /// The file.
         path: PathBuf,
-        /// The name asked for.
+        /// The requested name.
         tensor: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
-    /// The stored numbers of a tensor are not usable: an infinite or undefined weight or scale, a bad code.
+    /// The stored numbers of a tensor are invalid: an infinite or NaN weight or scale, an invalid code.
     #[error("{}: tensor `{tensor}`: {found}; the weights are damaged: download or convert the file again", path.display())]
     Values {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// The number and where it is.
+        /// The number and its position.
         found: String,
     },
-    /// The parts of a ternary tensor do not make one.
+    /// The parts of a ternary tensor are not a valid tensor.
     #[error("{}: tensor `{tensor}`: {source}; the weights are damaged: download or convert the file again", path.display())]
     Trits {
         /// The file.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What is wrong with the parts.
+        /// The error of the parts.
         source: TritError,
     },
     /// A type cannot hold a tensor without changing a value.
@@ -151,14 +151,14 @@ pub enum FormatError {
         tensor: String,
         /// The type.
         kind: GgufType,
-        /// What the type holds.
+        /// The values that the type can hold.
         expected: String,
-        /// What the tensor has.
+        /// The values of the tensor.
         got: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
-    /// A tensor that is not stored in Trike's packed form cannot be overwritten in place.
+    /// A tensor that is not stored in Trike's packed format cannot be overwritten in place.
     #[error(
         "{}: cannot write `{tensor}`: it is not packed by Trike; convert the model to a directory of packed trits",
         path.display()
@@ -169,9 +169,9 @@ pub enum FormatError {
         /// The tensor.
         tensor: String,
     },
-    /// A packed tensor whose size depends on its trits has no room for other trits in place.
+    /// A packed tensor whose size depends on its trits cannot be overwritten in place by trits of another packed size.
     #[error(
-        "{}: cannot write `{tensor}`: with these trits it takes another number of bytes; \
+        "{}: cannot write `{tensor}`: the packed size of the new trits differs; \
          convert the model to base3, 2bit or planes, whose sizes do not depend on the trits",
         path.display()
     )]
@@ -181,26 +181,26 @@ pub enum FormatError {
         /// The tensor.
         tensor: String,
     },
-    /// A file cannot be written as asked.
+    /// A file cannot be written as requested.
     #[error("{}: cannot write {what}: {reason}; {remedy}", path.display())]
     Write {
         /// The file or directory being written.
         path: PathBuf,
         /// The tensor, key or file concerned.
         what: String,
-        /// Why.
+        /// The reason.
         reason: String,
-        /// What to do.
+        /// The remedy.
         remedy: String,
     },
 }
 
-/// A refusal of something that a whole file or directory announces.
+/// [`FormatError::Unsupported`] for a file or directory.
 pub(crate) fn unsupported(path: &Path, name: String, remedy: &str) -> FormatError {
     FormatError::Unsupported { path: path.to_owned(), name, remedy: remedy.to_owned() }
 }
 
-/// A tensor of a file, to build errors that name both.
+/// A file and a tensor of it, to build errors that name both.
 #[derive(Clone, Copy)]
 pub(crate) struct Place<'a> {
     pub(crate) path: &'a Path,
@@ -246,7 +246,7 @@ impl Place<'_> {
         FormatError::MissingTensor {
             path: self.path.to_owned(),
             tensor: self.tensor.to_owned(),
-            remedy: "its tensors have other names, or it is incomplete".to_owned(),
+            remedy: "the file uses other tensor names or is incomplete".to_owned(),
         }
     }
 }

@@ -19,30 +19,30 @@ use crate::{FormatError, Tensor, TensorInfo, TensorSource, error::Place, map::Ma
 
 /// A GGUF file, version 2 or 3, little-endian.
 ///
-/// Opening reads the header only. Tensors keep GGUF's own names, such as `blk.0.attn_q.weight`, and load as
+/// Opening reads the header only. Tensors keep their GGUF names, such as `blk.0.attn_q.weight`, and load as
 ///
 /// | type | loads as |
 /// |---|---|
 /// | `F32`, `F16`, `BF16` | [`Tensor::Dense`] |
 /// | `Q8_0`, `Q5_0`, `Q4_0` | [`Tensor::Int8`] with groups of 32 |
 /// | `Q6_K` | [`Tensor::Int8`] with groups of 16 and f32 scales |
-/// | `Q4_1`, `Q5_1`, `Q4_K`, `Q5_K` | [`Tensor::Dense`] f32: a weight takes four bytes |
+/// | `Q4_1`, `Q5_1`, `Q4_K`, `Q5_K` | [`Tensor::Dense`] f32: four bytes per weight |
 /// | `TQ1_0` | [`Tensor::Ternary`], base-3, groups of 256 |
 /// | `TQ2_0` | [`Tensor::Ternary`], 2-bit, groups of 256 |
 /// | `PTQ1_0` | [`Tensor::Ternary`], base-3, groups of 128 |
 /// | `I2_S` | [`Tensor::Ternary`], 2-bit, one scale |
-/// | `Q2_0` | [`Tensor::Ternary`], 2-bit, groups of 64 or 128; [`Tensor::Dense`] f32 when a code is 3, which is +2 d |
-/// | `PQ2_0` | as `Q2_0` with groups of 128 |
+/// | `Q2_0` | [`Tensor::Ternary`], 2-bit, groups of 64 or 128; [`Tensor::Dense`] f32 if any code is 3, which means +2 d |
+/// | `PQ2_0` | same as `Q2_0` with groups of 128 |
 ///
-/// No value is rounded on the way, except that a scale and a minimum are added in f32 as everywhere.
+/// No value is rounded, except that adding a minimum to a scaled code rounds to f32, as in other engines.
 ///
-/// `Q2_0` exists with blocks of 64 and of 128 weights under one id. The distances between the tensors decide:
-/// the type is read only when exactly one size fits every such tensor of the file. `I2_S` depends on the processor
-/// that wrote it, and nothing in the file says which that was: it is read as x86 builds lay it out, and refused
-/// when a size or a code shows another layout.
+/// `Q2_0` exists with blocks of 64 and of 128 weights under the same id. The reader infers the block size from the distances
+/// between the tensors: the type is read only if exactly one size fits all such tensors of the file. The layout of `I2_S`
+/// depends on the CPU architecture of the machine that wrote it, which the file does not record: the reader assumes the x86
+/// layout, and rejects the tensors if a size or a code shows another layout.
 ///
-/// Other types are listed under their names and refused when loaded. A file whose metadata announces a transform
-/// of the activations or a quantization scheme that is not known is refused at once, by the name of the key.
+/// Other types are listed under their names; loading them is an error. A file whose metadata requires a transform of the
+/// activations or an unknown quantization scheme is rejected when opened, with the name of the key.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -66,10 +66,10 @@ pub struct Gguf {
     version: u32,
     metadata: Metadata,
     tensors: Vec<TensorInfo>,
-    /// Where each tensor starts in the file.
+    /// Byte offset of each tensor in the file.
     starts: Vec<usize>,
     index: HashMap<String, usize>,
-    /// Why tensors of a type cannot be read, where the file's layout decides that.
+    /// Types that cannot be read because of the layout of this file, with the reason.
     refusals: Vec<(&'static str, String)>,
 }
 
@@ -78,8 +78,8 @@ impl Gguf {
     ///
     /// # Errors
     ///
-    /// The file cannot be opened, is no GGUF, is of another version or byte order, contradicts itself (a cap,
-    /// a duplicate name, a tensor outside the file or over another), or announces an unknown transform.
+    /// The file cannot be opened, is not GGUF, has another version or byte order, has an invalid header (a limit exceeded, a
+    /// duplicate name, a tensor that is outside the file or overlaps another), or requires an unknown transform.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FormatError> {
         let map = MappedFile::open(path.as_ref())?;
         let header = header::parse(map.path(), &map)?;
@@ -113,47 +113,47 @@ impl Gguf {
         &self.metadata
     }
 
-    /// An integer of any width, `None` when the key is absent.
+    /// An integer of any width; `None` if the key is absent.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Header`] when the value is no integer or does not fit.
+    /// [`FormatError::Header`] if the value is not an integer or does not fit.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, FormatError> {
         self.typed(key, "an integer from 0 to 4294967295", MetaValue::as_u32)
     }
 
-    /// A float, `None` when the key is absent.
+    /// A float; `None` if the key is absent.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Header`] when the value is no float.
+    /// [`FormatError::Header`] if the value is not a float.
     pub fn f32(&self, key: &str) -> Result<Option<f32>, FormatError> {
         self.typed(key, "a float", MetaValue::as_f32)
     }
 
-    /// A truth value, `None` when the key is absent.
+    /// A bool; `None` if the key is absent.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Header`] when the value is no bool.
+    /// [`FormatError::Header`] if the value is not a bool.
     pub fn bool(&self, key: &str) -> Result<Option<bool>, FormatError> {
         self.typed(key, "a bool", MetaValue::as_bool)
     }
 
-    /// A text, `None` when the key is absent.
+    /// A string; `None` if the key is absent.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Header`] when the value is no string.
+    /// [`FormatError::Header`] if the value is not a string.
     pub fn str(&self, key: &str) -> Result<Option<&str>, FormatError> {
         self.typed(key, "a string", MetaValue::as_str)
     }
 
-    /// An array of strings, `None` when the key is absent.
+    /// An array of strings; `None` if the key is absent.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Header`] when the value is no such array.
+    /// [`FormatError::Header`] if the value is not an array of strings.
     pub fn strings(&self, key: &str) -> Result<Option<&StringArray>, FormatError> {
         self.typed(key, "an array of strings", |v| match v {
             MetaValue::Array(MetaArray::Str(strings)) => Some(strings),
@@ -161,11 +161,11 @@ impl Gguf {
         })
     }
 
-    /// An array of f32, `None` when the key is absent.
+    /// An array of f32; `None` if the key is absent.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Header`] when the value is no such array.
+    /// [`FormatError::Header`] if the value is not an array of f32.
     pub fn f32s(&self, key: &str) -> Result<Option<&[f32]>, FormatError> {
         self.typed(key, "an array of f32", |v| match v {
             MetaValue::Array(MetaArray::F32(values)) => Some(values.as_slice()),
@@ -173,11 +173,11 @@ impl Gguf {
         })
     }
 
-    /// An array of integers of any width up to 32 bits, `None` when the key is absent.
+    /// An array of integers of any width up to 32 bits; `None` if the key is absent.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Header`] when the value is no such array.
+    /// [`FormatError::Header`] if the value is not such an array.
     pub fn i64s(&self, key: &str) -> Result<Option<Vec<i64>>, FormatError> {
         fn widen<T: Copy + Into<i64>>(values: &[T]) -> Option<Vec<i64>> {
             Some(values.iter().map(|&v| v.into()).collect())
@@ -193,7 +193,7 @@ impl Gguf {
         })
     }
 
-    /// The error for a key that a model needs and the file lacks.
+    /// The error for a required key that is missing in the file.
     pub fn missing_key(&self, key: &str) -> FormatError {
         FormatError::Header {
             path: self.path().to_owned(),
@@ -246,23 +246,23 @@ impl TensorSource for Gguf {
             );
             return Err(place.unsupported(name, remedy));
         };
-        // Opening established that the range lies inside the file and has the type's size.
+        // Checked at open: the range is inside the file and has the size of the type.
         let data = &self.map[self.starts[i]..self.starts[i] + info.bytes as usize];
         decode::decode(place, kind, &info.shape, data)
     }
 }
 
-/// Keys that mention quantization and change nothing about how tensors are read.
+/// Keys that mention quantization but do not affect how tensors are read.
 const HARMLESS_QUANTIZATION_KEYS: [&str; 1] = ["general.quantization_version"];
 
-/// Refuses a file whose metadata asks for a step before the layers, or a scheme, that Trike does not know:
-/// without it the file would load and print gibberish.
+/// Rejects a file whose metadata requires an unknown transform of the activations or an unknown quantization scheme: without
+/// this check, the model would load and generate garbage.
 fn refuse_transforms(path: &Path, metadata: &Metadata) -> Result<(), FormatError> {
     let transform = |key: &str| {
         ["hadamard", "rotation"].iter().any(|word| key.contains(word))
             || (key.contains(".quantization") && !HARMLESS_QUANTIZATION_KEYS.contains(&key))
     };
-    // The tokenizer's keys say nothing about weights.
+    // Tokenizer keys do not concern the weights.
     let found =
         metadata.iter().find(|(key, _)| !key.starts_with("tokenizer.") && transform(&key.to_lowercase()));
     match found {
@@ -270,8 +270,8 @@ fn refuse_transforms(path: &Path, metadata: &Metadata) -> Result<(), FormatError
             path: path.to_owned(),
             name: key.to_owned(),
             remedy:
-                "this key announces a transform or scheme without which the weights mean nothing: use a file \
-                     of the model that does not have it"
+                "this key requires a transform or quantization scheme that the weights depend on: use a file \
+                     of the model without it"
                     .to_owned(),
         }),
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! HuggingFace model directories: `config.json`, safetensors, and the files beside them.
+//! HuggingFace model directories: `config.json`, safetensors, and accompanying files.
 
 mod bitnet;
 mod container;
@@ -33,22 +33,22 @@ pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const WEIGHTS: &str = "model.safetensors";
 pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
-/// The largest real JSON files of a model directory, indices of unmerged experts, have some 10 MB.
+/// The largest real JSON files of a model directory, indices of unmerged experts, have about 10 MB.
 const MAX_JSON_BYTES: u64 = 16 << 20;
 
 /// A HuggingFace model directory, dense or packed by Trike, in one file or in shards.
 ///
-/// Opening reads `config.json`, the index where there is one, and the headers of the safetensors files. Tensors
-/// have the checkpoint's names, sorted with numbers in numerical order. Dense tensors of `F32`, `F16` and `BF16`
-/// load as [`Tensor::Dense`]; other types are listed and refused when loaded. A `quantization_config` of Trike's
-/// own says which tensors are packed; they appear under the names of the originals (`<name>.weight`, not
-/// `<name>.weight.trits`) and load as [`Tensor::Ternary`] or [`Tensor::Int8`].
+/// Opening reads `config.json`, the index if present, and the headers of the safetensors files. Tensors have the
+/// names of the checkpoint, in natural sort order. Dense tensors of `F32`, `F16` and `BF16` load as [`Tensor::Dense`];
+/// other types are listed, but loading them is an error. Trike's `quantization_config` lists the packed tensors; they
+/// have the names of the originals (`<name>.weight`, not `<name>.weight.trits`) and load as [`Tensor::Ternary`] or
+/// [`Tensor::Int8`].
 ///
-/// The packing of `quant_method: "bitnet"` loads as [`Tensor::Ternary`], 2-bit, with one f32 scale; its
-/// `weight_scale` is not listed apart. `linear_class` says what that scale means: `"autobitlinear"` multiplies by
-/// it, and `"bitlinear"`, which an absent one means, divides; the scale is then one over the stored number, rounded
-/// to f32 once. Of checkpoints with `quantization_mode: "online"` the master weights load as stored; see
-/// [`online_ternary`](Self::online_ternary). Any other method is refused by its name.
+/// Weights packed with `quant_method: "bitnet"` load as [`Tensor::Ternary`], 2-bit, with one f32 scale; their
+/// `weight_scale` is not listed separately. `linear_class` determines the meaning of that scale: with `"autobitlinear"`
+/// it is a factor, with `"bitlinear"` (the default) a divisor, whose reciprocal, rounded to f32, becomes the scale.
+/// With `quantization_mode: "online"`, the master weights load as stored; see
+/// [`online_ternary`](Self::online_ternary). Any other method is rejected by name.
 ///
 /// ```
 /// # let dir = tempfile::tempdir()?;
@@ -78,7 +78,7 @@ pub struct HfDir {
     bitnet: Option<BitNet>,
 }
 
-/// What is needed to load a tensor.
+/// Location of a tensor.
 #[derive(Debug)]
 struct Entry {
     /// Index in the list of tensors.
@@ -88,11 +88,11 @@ struct Entry {
 
 #[derive(Debug)]
 enum Stored {
-    /// Container and place of a dense tensor.
+    /// Container and slot of a dense tensor.
     Dense(usize, Slot),
-    /// The parts of a packed one: how the name ends, container, place.
+    /// The parts of a packed tensor: name suffix, container, slot.
     Packed(Packed, Vec<(&'static str, usize, Slot)>),
-    /// Container and place of the packed weight, and of its scale.
+    /// Container and slot of the packed weight, and of its scale.
     BitNet((usize, Slot), (usize, Slot)),
 }
 
@@ -101,9 +101,9 @@ impl HfDir {
     ///
     /// # Errors
     ///
-    /// Files are missing or broken, the weights are in a format that is not read (named in the error), a shard
-    /// contradicts the index, a packed tensor lacks a part or has one of the wrong type or shape, or the
-    /// `quantization_config` asks for something that is not known.
+    /// Files are missing or damaged, the weights are in an unsupported format (named in the error), a shard contradicts
+    /// the index, a part of a packed tensor is missing or has the wrong type or shape, or the `quantization_config`
+    /// requires an unknown feature.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, FormatError> {
         let path = dir.as_ref().to_owned();
         let config_path = path.join(CONFIG);
@@ -162,22 +162,21 @@ impl HfDir {
         &self.config
     }
 
-    /// Whether the directory holds a BitNet model whose layers make their weights ternary each time they run
-    /// (`quantization_mode: "online"`, often named `-bf16`). Its tensors load as stored, and those for which
-    /// [`ternarizes`](Self::ternarizes) is true mean what [`absmean_trits`](crate::absmean_trits) makes of them.
+    /// Whether the directory contains a BitNet model whose layers ternarize their weights in every forward pass
+    /// (`quantization_mode: "online"`, often named `-bf16`). Its tensors load as stored; those for which
+    /// [`ternarizes`](Self::ternarizes) is true must be converted with [`absmean_trits`](crate::absmean_trits).
     pub fn online_ternary(&self) -> bool {
         self.bitnet.as_ref().is_some_and(|bitnet| bitnet.online)
     }
 
-    /// Whether a tensor of such a model is the weight of a layer that makes it ternary: a matrix named
-    /// `<module>.weight` whose module is neither an embedding nor one of `modules_to_not_convert`, which is the head
-    /// when `quantization_config` does not give it.
+    /// Whether a tensor of such a model is the weight of a layer that ternarizes it: a matrix named `<module>.weight`
+    /// whose module is neither an embedding nor in `modules_to_not_convert` (by default the LM head).
     pub fn ternarizes(&self, name: &str) -> bool {
         let matrix = self.info(name).is_some_and(|info| info.shape.len() == 2);
         matrix && self.bitnet.as_ref().is_some_and(|bitnet| bitnet.ternarizes(name))
     }
 
-    /// The path of a file of the directory, such as `tokenizer.json`; `None` when there is no such file.
+    /// The path of a file of the directory, such as `tokenizer.json`; `None` if it does not exist.
     pub fn file(&self, name: &str) -> Option<PathBuf> {
         let path = self.path.join(name);
         path.is_file().then_some(path)
@@ -202,7 +201,7 @@ fn info(name: String, stored: &Stored) -> TensorInfo {
             bytes: parts.iter().map(|(_, _, slot)| slot.len as u64).sum(),
         },
         Stored::BitNet((_, weight), (_, scale)) => {
-            // Opening established that the shape is one.
+            // Checked at open: the shape is valid.
             let (rows, cols) = bitnet::shape(weight).unwrap_or_default();
             let bytes = (weight.len + scale.len) as u64;
             TensorInfo { name, shape: vec![rows, cols], kind: StoredType::BitNet, bytes }
@@ -210,7 +209,7 @@ fn info(name: String, stored: &Stored) -> TensorInfo {
     }
 }
 
-/// A name as a list of its parts, those that are numbers as numbers: layer 2 comes before layer 10.
+/// Key for natural sort order, with numeric name parts as numbers: layer 2 comes before layer 10.
 fn natural_key(name: &str) -> Vec<(u64, String)> {
     name.split('.').map(|part| (part.parse().unwrap_or(u64::MAX), part.to_owned())).collect()
 }
@@ -261,7 +260,7 @@ fn load_dense(place: Place<'_>, slot: &Slot, data: &[u8]) -> Result<Tensor, Form
         Dtype::F16 => DenseData::F16(bytes::f16s(data)),
         Dtype::BF16 => DenseData::Bf16(bytes::bf16s(data)),
         Dtype::U8 => {
-            let remedy = "it may be packed, but nothing in config.json says how: copy the whole config.json of the model, \
+            let remedy = "it may be packed, but config.json does not describe how: copy the whole config.json of the model, \
                           with its quantization_config, or use a checkpoint with F32, F16 or BF16 weights";
             return Err(place.unsupported("U8", remedy));
         }

@@ -1,28 +1,28 @@
-//! Model files, read and written: GGUF with ternary types, HuggingFace directories, llama2.c checkpoints.
+//! Readers and writers of model files: GGUF with ternary types, HuggingFace directories, llama2.c checkpoints.
 //!
-//! Start from [`detect`], which says what a path is, and open it with [`Gguf`], [`HfDir`] or [`Llama2c`]. All
-//! three are a [`TensorSource`]: a list of tensors that load, one at a time, as a [`Tensor`]: dense, int8 or
-//! ternary. [`GgufWriter`] and [`HfDirWriter`] are the way back.
+//! Start from [`detect`], which returns the kind of a file, and open it with [`Gguf`], [`HfDir`] or [`Llama2c`]. All
+//! three implement [`TensorSource`]: a list of tensors that load, one at a time, as a dense, int8 or ternary
+//! [`Tensor`]. [`GgufWriter`] and [`HfDirWriter`] write models.
 //!
-//! The decision a reader would question: files are mapped, and a tensor is copied out of the map when it is
-//! loaded. Opening a file of any size touches its header only, nothing keeps two copies of a model, and a
-//! loaded tensor has been checked once and owes the file nothing; the price is that copy, and a condition that
-//! nobody can enforce: **a file must not be truncated or rewritten in place while it is open**. The writers here
-//! put a finished file in place in one step, so they never break it.
+//! The decision that shaped this crate: files are memory-mapped, and a tensor is copied out of the map when it is
+//! loaded. Opening a file of any size touches only its header, no second copy of a model stays in memory, and a loaded
+//! tensor is validated once and independent of the file. The price is that copy, and a condition that cannot be
+//! enforced: **a file must not be truncated or rewritten in place while it is open**. The writers of this crate replace
+//! a file atomically, so they never violate it.
 //!
-//! The second one: no reader guesses. A type, a transform, a layout or a version that is not implemented is
-//! refused by its name with what to do, and no file, however broken, makes a reader panic or take more memory
-//! than its tensors take when loaded, plus what named caps allow. No writer changes a value: what a type cannot hold
-//! exactly is an error.
+//! The second decision: readers never guess. A type, transform, layout or version that is not implemented is rejected,
+//! with its name and a remedy in the error. No file, however damaged, makes a reader panic or allocate more memory than its tensors
+//! take when loaded, plus named limits. No writer changes a value: if a type cannot hold a value exactly, that is an
+//! error.
 //!
-//! * what is it: [`detect`], [`FileKind`]
+//! * detection: [`detect`], [`FileKind`]
 //! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`HfDir`], [`Llama2c`]
 //! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]
 //! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`], [`absmean_trits`]
 //! * GGUF metadata: [`Metadata`], [`MetaValue`], [`MetaArray`], [`StringArray`]
 //! * errors: [`FormatError`], [`TensorError`]
 //!
-//! It depends on the crate of the trits and a few file libraries; there are no features to turn on.
+//! It depends on `trike-trit`, `trike-core` and a few file libraries; it has no Cargo features.
 
 mod bytes;
 mod detect;

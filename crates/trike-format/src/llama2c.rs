@@ -14,22 +14,22 @@ use crate::{
 
 /// `ak42`, at the start of versions 1 and 2.
 pub(crate) const MAGIC: u32 = 0x616b_3432;
-/// Versions 1 and 2 pad their header to this.
+/// Versions 1 and 2 pad their header to this size.
 const HEADER_BYTES: usize = 256;
-/// No transformer is larger in any direction; it keeps the size of the whole file within u64.
+/// No transformer has a larger dimension; the limit also keeps the file size within u64.
 const MAX_DIMENSION: i32 = 1 << 22;
-/// No transformer is deeper, and each layer is nine entries in the list of tensors.
+/// No transformer has more layers; each layer adds nine entries to the list of tensors.
 const MAX_LAYERS: i32 = 4096;
 
-/// What the header of a checkpoint says about its model.
+/// Model configuration in the header of a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Llama2cConfig {
     /// 0, 1 or 2.
     pub version: u32,
-    /// Width of the residual stream.
+    /// Hidden size (width of the residual stream).
     pub dim: usize,
-    /// Width of the feed-forward layer.
+    /// Intermediate size (width of the feed-forward layer).
     pub hidden_dim: usize,
     /// Number of blocks.
     pub n_layers: usize,
@@ -37,13 +37,13 @@ pub struct Llama2cConfig {
     pub n_heads: usize,
     /// Number of key and value heads.
     pub n_kv_heads: usize,
-    /// Number of token ids.
+    /// Vocabulary size.
     pub vocab_size: usize,
-    /// Longest sequence.
+    /// Maximum sequence length.
     pub seq_len: usize,
-    /// Whether the classifier is the embedding.
+    /// Whether the LM head shares the weights of the embedding.
     pub shared_classifier: bool,
-    /// Weights that share a scale in version 2; 0 in the others.
+    /// Group size of the scales in version 2; 0 in other versions.
     pub group_size: usize,
 }
 
@@ -53,7 +53,7 @@ impl Llama2cConfig {
         self.dim / self.n_heads
     }
 
-    /// Width of the keys, and of the values.
+    /// Total width of the keys (and of the values) of a token.
     pub fn kv_dim(&self) -> usize {
         self.head_dim() * self.n_kv_heads
     }
@@ -61,12 +61,12 @@ impl Llama2cConfig {
 
 /// A llama2.c checkpoint.
 ///
-/// Tensors have HuggingFace's names, such as `model.layers.0.self_attn.q_proj.weight`, but the query and key
-/// weights are llama2.c's: RoPE rotates adjacent pairs. Versions 0 and 1 load as f32; version 2 loads matrices
-/// as [`Tensor::Int8`] and norms as f32. The format groups codes regardless of rows; where a group crosses a
-/// row, the group of the tensor is the largest that does not, with the scales repeated, which changes no value.
+/// Tensors have HuggingFace names, such as `model.layers.0.self_attn.q_proj.weight`, but the query and key weights
+/// are in llama2.c order: RoPE rotates adjacent pairs. Versions 0 and 1 load as f32; version 2 loads matrices as
+/// [`Tensor::Int8`] and norms as f32. The format groups codes regardless of rows; if groups cross rows, the tensor gets
+/// the largest group size that does not, with repeated scales, which does not change any value.
 ///
-/// A version 0 file has no magic: it is one when its seven numbers are plausible and give exactly its size.
+/// A version 0 file has no magic: it is recognized by seven plausible numbers that give exactly its size.
 ///
 /// ```no_run
 /// use trike_format::{Llama2c, TensorSource};
@@ -81,7 +81,7 @@ pub struct Llama2c {
     map: MappedFile,
     config: Llama2cConfig,
     tensors: Vec<TensorInfo>,
-    /// Where each tensor starts in the file.
+    /// Byte offset of each tensor in the file.
     starts: Vec<usize>,
     index: HashMap<String, usize>,
 }
@@ -91,8 +91,8 @@ impl Llama2c {
     ///
     /// # Errors
     ///
-    /// The file cannot be opened, its numbers are no model's, its version is unknown, or its size is not
-    /// exactly what the header asks for.
+    /// The file cannot be opened, its header is not plausible, its version is unknown, or its size is not exactly
+    /// the size given by the header.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FormatError> {
         let map = MappedFile::open(path.as_ref())?;
         let (config, start) = header(map.path(), &map)?;
@@ -105,13 +105,13 @@ impl Llama2c {
         Ok(Self { map, config, tensors, starts: starts.into_iter().map(|s| s as usize).collect(), index })
     }
 
-    /// The numbers of the header.
+    /// The configuration in the header.
     pub fn config(&self) -> &Llama2cConfig {
         &self.config
     }
 }
 
-/// The size that a file must have whose first bytes are a version 0 header; `None` when they are not.
+/// The file size given by a version 0 header; `None` if the first bytes are not such a header.
 pub(crate) fn v0_size(path: &Path, start: &[u8]) -> Option<u64> {
     let (config, at) = header(path, start).ok()?;
     (config.version == 0).then(|| size(&config, at))
@@ -155,7 +155,7 @@ fn header(path: &Path, bytes: &[u8]) -> Result<(Llama2cConfig, usize), FormatErr
     let mut numbers = [0; 7];
     for (number, name) in numbers.iter_mut().zip(names) {
         let raw = cursor.i32(name)?;
-        // A version 0 file says with a negative vocabulary that the classifier is its own.
+        // In version 0, a negative vocabulary size means that the LM head does not share the embedding.
         let value = if version == 0 && name == "vocab_size" { raw.saturating_abs() } else { raw };
         let limit = if name == "n_layers" { MAX_LAYERS } else { MAX_DIMENSION };
         if !(1..=limit).contains(&value) {
@@ -231,7 +231,7 @@ impl TensorSource for Llama2c {
         let place = Place { path: self.path(), tensor: name };
         let &i = self.index.get(name).ok_or_else(|| place.missing())?;
         let info = &self.tensors[i];
-        // Opening established that the tensors end exactly where the file does.
+        // Checked at open: the tensors end exactly at the end of the file.
         let data = &self.map[self.starts[i]..self.starts[i] + info.bytes as usize];
         let tensor = match (&info.kind, info.shape.as_slice()) {
             (StoredType::Int8 { group }, &[rows, cols]) => {

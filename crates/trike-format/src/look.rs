@@ -1,26 +1,26 @@
-//! What a path leads to, before anything is opened: a pipe would block, and a link to nothing deserves a better
-//! answer than that the file is not there.
+//! Inspection of a path before it is opened: opening a pipe would block, and a broken link deserves a better error than "not
+//! found".
 
 use std::{fs::Metadata, io::ErrorKind, path::Path};
 
 use crate::{FormatError, spill::io_error};
 
-/// The metadata of what a path leads to, links followed; `None` when there is no such entry.
+/// The metadata of the target of a path, following links; `None` if the entry does not exist.
 pub(crate) fn target(path: &Path) -> Result<Option<Metadata>, FormatError> {
     match std::fs::metadata(path) {
         Ok(metadata) => Ok(Some(metadata)),
         Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error(path, "open", error)),
-        // An entry that is there although its target is not.
+        // The entry exists, but its target does not.
         Err(_) if path.symlink_metadata().is_ok() => Err(not_a_model(
             path,
-            "a symbolic link to a file that is not there",
-            "finish the download, or copy the model together with the files that its links lead to",
+            "a symbolic link to a missing file",
+            "finish the download, or copy the model together with the targets of its links",
         )),
         Err(_) => Ok(None),
     }
 }
 
-/// As [`target`], for a path that must lead to a regular file when it leads anywhere.
+/// Like [`target`], but an error if the target exists and is not a regular file.
 pub(crate) fn regular(path: &Path) -> Result<Option<Metadata>, FormatError> {
     match target(path)? {
         Some(metadata) if metadata.is_dir() => {
@@ -33,7 +33,7 @@ pub(crate) fn regular(path: &Path) -> Result<Option<Metadata>, FormatError> {
     }
 }
 
-/// The metadata of a regular file that has content.
+/// The metadata of a nonempty regular file.
 pub(crate) fn content(path: &Path) -> Result<Metadata, FormatError> {
     match regular(path)? {
         None => Err(io_error(path, "open", ErrorKind::NotFound.into())),
@@ -44,9 +44,9 @@ pub(crate) fn content(path: &Path) -> Result<Metadata, FormatError> {
     }
 }
 
-/// The start of the text that Git leaves in the place of a large file.
+/// The first bytes of a Git LFS pointer file.
 pub(crate) const LFS: &[u8] = b"version https://git-lfs";
-pub(crate) const LFS_FOUND: &str = "a Git LFS pointer instead of the file it stands for";
+pub(crate) const LFS_FOUND: &str = "a Git LFS pointer instead of the file content";
 pub(crate) const LFS_REMEDY: &str = "fetch the file with `git lfs pull`";
 
 pub(crate) fn not_a_model(path: &Path, found: &str, remedy: &str) -> FormatError {

@@ -1,4 +1,4 @@
-//! The one place where files are mapped into memory.
+//! Memory mapping of files; the only module of the crate that does it.
 
 use std::{
     fs::File,
@@ -10,10 +10,10 @@ use memmap2::Mmap;
 
 use crate::{FormatError, look};
 
-/// A file mapped read-only: opening costs no reading, pages arrive when they are touched.
+/// A file mapped read-only: opening does not read it, pages are loaded on access.
 ///
-/// The file must not be truncated or rewritten in place while it is mapped. Trike's own writers never do
-/// that: they write beside the target and rename.
+/// The file must not be truncated or rewritten in place while it is mapped. Trike's writers never do that: they
+/// write a temporary file next to the target and rename it.
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     path: PathBuf,
@@ -22,7 +22,7 @@ pub(crate) struct MappedFile {
 
 impl MappedFile {
     pub(crate) fn open(path: &Path) -> Result<Self, FormatError> {
-        // Before opening: that would wait for the other end of a pipe.
+        // Checked before opening, because opening a pipe blocks.
         look::content(path)?;
         let file = File::open(path).map_err(|source| FormatError::Io {
             path: path.to_owned(),
@@ -32,11 +32,11 @@ impl MappedFile {
         Self::map(path, &file)
     }
 
-    /// Maps a file that is already open; `path` is for messages.
+    /// Maps an open file; `path` is for error messages.
     pub(crate) fn map(path: &Path, file: &File) -> Result<Self, FormatError> {
-        // SAFETY: the map is read-only and lives inside this value; that nobody truncates or rewrites the
-        // file meanwhile is the documented condition of every reader in this crate (`lib.rs`), since no
-        // operating system that Rust supports offers a way to enforce it.
+        // SAFETY: the map is read-only and owned by this value. That nobody truncates or rewrites the file in
+        // the meantime is the documented condition of every reader in this crate (`lib.rs`); no operating
+        // system that Rust supports can enforce it.
         let map = unsafe { Mmap::map(file) };
         let map = map.map_err(|source| FormatError::Io { path: path.to_owned(), action: "map", source })?;
         Ok(Self { path: path.to_owned(), map })

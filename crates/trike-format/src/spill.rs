@@ -1,5 +1,5 @@
-//! Writing a file whose header comes first but is known last: the data goes to a nameless file, and the whole
-//! replaces the target in one step.
+//! Writing of files whose header comes first but is known last: the data goes to an unnamed temporary file, and the
+//! complete file atomically replaces the target.
 
 use std::{
     fs::File,
@@ -11,7 +11,7 @@ use tempfile::NamedTempFile;
 
 use crate::FormatError;
 
-/// Data on its way to a file, in the file's own directory so that it is on a disk with room for it.
+/// Temporary data of a file, in the directory of the file so that it is on the same disk.
 #[derive(Debug)]
 pub(crate) struct Spill {
     target: PathBuf,
@@ -41,7 +41,7 @@ impl Spill {
         self.write(&vec![0; padding as usize])
     }
 
-    /// The data, from its start.
+    /// The file of the data, rewound to its start.
     pub(crate) fn into_reader(self) -> Result<File, FormatError> {
         let error = |e| io_error(&self.target, "write", e);
         let mut file = self.file.into_inner().map_err(|e| io_error(&self.target, "write", e.into_error()))?;
@@ -50,8 +50,8 @@ impl Spill {
     }
 }
 
-/// Writes a whole file and puts it in the place of `target` in one step: a reader sees the old file or the new
-/// one, and nothing is left behind when writing fails.
+/// Writes a complete file and atomically replaces `target` by it: a reader sees either the old or the new file, and no
+/// temporary file remains if writing fails.
 pub(crate) fn replace(target: &Path, parts: &mut [&mut dyn Read]) -> Result<(), FormatError> {
     let error = |e| io_error(target, "write", e);
     let mut file = beside(target).map_err(error)?;
@@ -62,7 +62,7 @@ pub(crate) fn replace(target: &Path, parts: &mut [&mut dyn Read]) -> Result<(), 
     Ok(())
 }
 
-/// A new file in the directory of `target`, with the permissions of any other new file.
+/// A new temporary file in the directory of `target`, with the default permissions of new files.
 fn beside(target: &Path) -> std::io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(".trike-");

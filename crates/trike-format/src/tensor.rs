@@ -1,4 +1,4 @@
-//! A tensor's entry in a file, and the trait of every file that has tensors.
+//! Tensor entries of a file, and the trait of all files with tensors.
 
 use std::{fmt, path::Path};
 
@@ -7,7 +7,7 @@ use trike_trit::{Coupling, Encoding, GroupSize};
 
 use crate::FormatError;
 
-/// How a file stores a tensor. [`Display`](fmt::Display) gives the name that people know it by.
+/// Storage type of a tensor in a file. [`Display`](fmt::Display) gives its common name.
 ///
 /// ```
 /// use trike_format::StoredType;
@@ -20,11 +20,11 @@ use crate::FormatError;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoredType {
-    /// Four bytes a weight.
+    /// Four bytes per weight.
     F32,
-    /// Two bytes a weight.
+    /// Two bytes per weight.
     F16,
-    /// Two bytes a weight, the exponent of f32.
+    /// Two bytes per weight, with the exponent range of f32.
     Bf16,
     /// GGUF: 32 int8 codes and an f16 scale.
     Q8_0,
@@ -34,7 +34,7 @@ pub enum StoredType {
     Tq2_0,
     /// GGUF: 64 (mainline) or 128 (PrismML) two-bit codes and an f16 scale.
     Q2_0(GroupSize),
-    /// GGUF of PrismML: the blocks of `Q2_0` with 128 weights under an id of their own.
+    /// GGUF of PrismML: the blocks of `Q2_0` with 128 weights under a separate id.
     Pq2_0,
     /// GGUF of PrismML: 128 trits in 26 bytes and an f16 scale.
     Ptq1_0,
@@ -48,29 +48,29 @@ pub enum StoredType {
     Q5_0,
     /// GGUF: 32 five-bit codes, an f16 scale and an f16 minimum.
     Q5_1,
-    /// GGUF: 256 four-bit codes with a scale and a minimum for each 32.
+    /// GGUF: 256 four-bit codes with a scale and a minimum per 32 weights.
     Q4K,
-    /// GGUF: 256 five-bit codes with a scale and a minimum for each 32.
+    /// GGUF: 256 five-bit codes with a scale and a minimum per 32 weights.
     Q5K,
-    /// GGUF: 256 six-bit codes with a scale for each 16.
+    /// GGUF: 256 six-bit codes with a scale per 16 weights.
     Q6K,
-    /// HuggingFace's BitNet: two-bit codes, four rows a byte, and one scale for the tensor.
+    /// HuggingFace's BitNet: two-bit codes, four rows per byte, and one scale for the tensor.
     BitNet,
-    /// Int8 codes with a scale per group of that many columns.
+    /// Int8 codes with one scale per group along a row.
     Int8 {
         /// Columns that share a scale.
         group: usize,
     },
     /// Trike's packed trits.
     Trits {
-        /// How the trits are packed.
+        /// Encoding of the trits.
         encoding: Encoding,
         /// Number of planes.
         depth: usize,
-        /// How the planes add up.
+        /// Coupling of the planes.
         coupling: Coupling,
     },
-    /// A type that Trike does not read, by its name. It is listed; loading it is refused.
+    /// The name of a type that Trike does not read. Its tensors are listed, but loading them is an error.
     Unsupported(String),
 }
 
@@ -80,8 +80,8 @@ impl StoredType {
         !matches!(self, Self::Unsupported(_))
     }
 
-    /// Whether the type is made for trits. A tensor of [`Q2_0`](Self::Q2_0) or [`Pq2_0`](Self::Pq2_0) may still
-    /// hold a weight that is no trit, and then loads dense.
+    /// Whether the type is ternary. A tensor of [`Q2_0`](Self::Q2_0) or [`Pq2_0`](Self::Pq2_0) can still contain codes
+    /// that are not trits, and is then loaded as dense f32.
     pub fn is_ternary(&self) -> bool {
         matches!(
             self,
@@ -131,14 +131,14 @@ impl fmt::Display for StoredType {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TensorInfo {
-    /// Its name, as the file spells it.
+    /// The name, as spelled in the file.
     pub name: String,
-    /// Length of each axis, slowest first: a matrix is `[rows, cols]`, out x in.
+    /// Length of each axis, slowest-varying first: a matrix is `[rows, cols]`, output x input features.
     pub shape: Vec<usize>,
-    /// How it is stored.
+    /// The storage type.
     pub kind: StoredType,
-    /// Bytes that it takes in the file, scales included. For a type that Trike does not read, the distance to
-    /// the next tensor.
+    /// Size in the file in bytes, including scales. For a type that Trike does not read, the distance to the next
+    /// tensor.
     pub bytes: u64,
 }
 
@@ -151,21 +151,21 @@ impl TensorInfo {
 
 /// A model file or directory: a list of tensors that are loaded one at a time.
 ///
-/// Opening one reads headers only; [`load`](Self::load) copies one tensor out of the map and checks it.
+/// Opening reads headers only; [`load`](Self::load) copies one tensor out of the memory map and validates it.
 pub trait TensorSource {
     /// The file or directory.
     fn path(&self) -> &Path;
 
-    /// Every tensor, in the order of the file.
+    /// All tensors, in file order (an [`HfDir`](crate::HfDir) sorts them by name).
     fn tensors(&self) -> &[TensorInfo];
 
-    /// The entry of a tensor, `None` when there is no tensor of that name.
+    /// The entry of a tensor; `None` if there is no tensor of that name.
     fn info(&self, name: &str) -> Option<&TensorInfo>;
 
-    /// Loads a tensor, checked: codes in range, weights and scales finite.
+    /// Loads and validates a tensor: codes in range, weights and scales finite.
     ///
     /// # Errors
     ///
-    /// [`FormatError::MissingTensor`], [`FormatError::UnsupportedTensor`], or what is wrong with its numbers.
+    /// [`FormatError::MissingTensor`], [`FormatError::UnsupportedTensor`], or an error for invalid contents.
     fn load(&self, name: &str) -> Result<Tensor, FormatError>;
 }

@@ -245,7 +245,7 @@ fn other_classes_modes_and_keys_are_refused_by_name() {
         (bitnet("linear_class", "bitlinear2"), "`linear_class bitlinear2 with quantization_mode offline`"),
         (bitnet("quantization_mode", "sometimes"), "quantization_mode sometimes"),
         (bitnet("quantization_mode", "online"), "linear_class bitlinear with quantization_mode online"),
-        (json!({ "quant_method": "bitnet", "linear_class": 3 }), "linear_class (no string)"),
+        (json!({ "quant_method": "bitnet", "linear_class": 3 }), "linear_class (not a string)"),
         (json!({ "quant_method": "bitnet", "use_rms_norm": true }), "use_rms_norm true"),
         (bitnet("rotation", "hadamard"), "`quantization_config.rotation \"hadamard\"`"),
         (bitnet("modules_to_not_convert", "lm_head"), "expected a list of names, got \"lm_head\""),
@@ -274,8 +274,8 @@ fn parts_that_do_not_fit_are_refused() {
     let dense = ("a.weight", "F32", vec![1, 1], vec![0; 4]);
     for (packing, tensors, expected) in [
         (&offline, vec![packed()], "tensor `a.weight_scale`: expected the tensor, got no such tensor"),
-        (&offline, vec![good()], "`a.weight` as U8, four rows a byte, got no such tensor"),
-        (&offline, vec![dense, good()], "`a.weight` as U8, four rows a byte, got F32 [1, 1]"),
+        (&offline, vec![good()], "`a.weight` as U8, four rows per byte, got no such tensor"),
+        (&offline, vec![dense, good()], "`a.weight` as U8, four rows per byte, got F32 [1, 1]"),
         (&offline, vec![weight(vec![6], 6), good()], "[rows / 4, cols], each at least 1, got shape [6]"),
         (&offline, vec![weight(vec![0, 3], 0), good()], "got shape [0, 3]"),
         (&offline, vec![weight(vec![2, 3, 1], 6), good()], "got shape [2, 3, 1]"),

@@ -112,7 +112,7 @@ fn a_file_in_the_place_of_a_directory() {
 fn shards_that_are_missing_or_disagree_with_the_index() {
     let (_dir, path) = sharded();
     std::fs::remove_file(path.join(shard(2))).unwrap();
-    assert_names(&path, &shard(2), "a shard that the index names is not there; finish the download");
+    assert_names(&path, &shard(2), "a shard listed in the index is missing; finish the download");
     let (_dir, path) = sharded();
     std::fs::remove_file(path.join(INDEX)).unwrap();
     assert_names(&path, "model", "no model.safetensors");
@@ -181,7 +181,7 @@ mod unix {
 
     #[test]
     fn links_to_nothing_and_in_circles() {
-        let nowhere = "a symbolic link to a file that is not there; finish the download";
+        let nowhere = "a symbolic link to a missing file; finish the download";
         for file in [CONFIG, WEIGHTS] {
             for (target, expected) in [("nowhere", nowhere), (file, "symbolic link")] {
                 let (_dir, path) = scratch();

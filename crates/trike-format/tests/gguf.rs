@@ -307,18 +307,21 @@ fn headers_that_contradict_themselves() {
     let array = |type_id: u32, n: u64| [&type_id.to_le_bytes()[..], &n.to_le_bytes()].concat();
     let nested = [array(9, 1), array(9, 1), array(0, 0)].concat();
     let cases: Vec<(RawGguf, &str)> = vec![
-        (RawGguf { count: u64::MAX, ..raw() }, "the number of tensors is 18446744073709551615, over the cap"),
-        (RawGguf { count: 100_001, ..raw() }, "over the cap of 100000"),
-        (RawGguf { keys: 65_537, ..raw() }, "over the cap of 65536"),
+        (
+            RawGguf { count: u64::MAX, ..raw() },
+            "the number of tensors is 18446744073709551615: expected at most",
+        ),
+        (RawGguf { count: 100_001, ..raw() }, "expected at most 100000"),
+        (RawGguf { keys: 65_537, ..raw() }, "expected at most 65536"),
         (RawGguf { keys: 1, ..raw() }, "truncated"),
-        (raw().key("k", 8, &u64_max), "over the cap"),
+        (raw().key("k", 8, &u64_max), "expected at most"),
         (raw().key("k", 8, &1000u64.to_le_bytes()), "truncated at k"),
         (raw().key("k", 13, &[]), "the value type of `k`"),
         (raw().key("k", 9, &array(13, 1)), "the element type of `k`"),
-        (raw().key("k", 9, &array(4, 1 << 25)), "the length of `k` is 33554432, over the cap"),
+        (raw().key("k", 9, &array(4, 1 << 25)), "the length of `k` is 33554432: expected at most"),
         (raw().key("k", 9, &array(4, 1 << 20)), "truncated at k"),
         (raw().key("k", 9, &array(8, 1 << 20)), "truncated at k"),
-        (raw().key("k", 9, &nested), "the nesting of `k` is 3, over the cap of 2"),
+        (raw().key("k", 9, &nested), "the nesting of `k` is 3: expected at most 2"),
         (raw().key("k", 9, &array(9, 65_537)), "the number of inner arrays of `k`"),
         (raw().key("k", 7, &[2]), "a bool, 0 or 1"),
         (raw().key("k", 8, &[1, 0, 0, 0, 0, 0, 0, 0, 0xFF]), "UTF-8"),
@@ -331,10 +334,13 @@ fn headers_that_contradict_themselves() {
         (raw().info("w", &[4, 0], 0, 0), "dimensions of at least 1"),
         (raw().info("w", &[u64::MAX, u64::MAX], 0, 0), "addressable"),
         (raw().info("w", &[1 << 40, 1 << 40], 0, 0), "addressable"),
-        (raw().info(&"w".repeat(257), &[4], 0, 0), "over the cap of 256"),
+        (raw().info(&"w".repeat(257), &[4], 0, 0), "expected at most 256"),
         (raw().info("w", &[4], 0, 16), "a multiple of 32, got 16"),
         (raw().info("w", &[4], 0, 1 << 40), "truncated at the data of tensor `w`"),
-        (raw().tensor("w", &[64], 0, &[0; 128]), "truncated at the data of tensor `w`: needs 256 bytes, 128"),
+        (
+            raw().tensor("w", &[64], 0, &[0; 128]),
+            "truncated at the data of tensor `w`: expected 256 bytes, got 128",
+        ),
         (raw().tensor("w", &[255], 35, &[0; 66]), "a multiple of 256 weights for TQ2_0, got shape [255]"),
         (raw().tensor("w", &[16], 0, &[0; 64]).info("v", &[4], 0, 32), "`w`: expected 64 bytes of F32"),
         (raw().tensor("w", &[4], 0, &[0; 16]).info("v", &[4], 0, 0), "the tensors overlap"),
@@ -412,7 +418,7 @@ fn what_a_type_cannot_hold_is_an_error() {
         (
             GgufType::Tq2_0,
             turned.unwrap().into(),
-            "inputs as they are, got inputs rotated in blocks of 64; write Trike's own directory",
+            "no rotation of the inputs, got a rotation with block size 64; write a Trike directory",
         ),
         (GgufType::Tq2_0, dense.clone(), "got dense weights; quantize it first"),
         (GgufType::Q8_0, dense.clone(), "expected int8 codes, got dense weights"),
@@ -434,9 +440,13 @@ fn what_a_type_cannot_hold_is_an_error() {
     writer.tensor("w", &even.into(), GgufType::Tq2_0).unwrap();
     let name = "n".repeat(64);
     assert!(
-        writer.tensor(&name, &dense, GgufType::F32).unwrap_err().to_string().contains("64 bytes, over 63")
+        writer
+            .tensor(&name, &dense, GgufType::F32)
+            .unwrap_err()
+            .to_string()
+            .contains("64 bytes: expected at most 63")
     );
-    assert!(writer.tensor("w", &dense, GgufType::F32).unwrap_err().to_string().contains("there already"));
+    assert!(writer.tensor("w", &dense, GgufType::F32).unwrap_err().to_string().contains("already exists"));
 }
 
 #[test]

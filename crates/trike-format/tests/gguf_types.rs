@@ -73,7 +73,7 @@ fn i2_s_is_read_where_sizes_and_codes_are_those_of_its_x86_layout() {
             let message = file.load(name).unwrap_err().to_string();
             assert!(message.contains(&format!("tensor `{name}`")), "{message}");
             assert!(
-                message.contains("only the x86 layout is read") && message.contains("`w` of shape"),
+                message.contains("Trike reads only the x86 layout") && message.contains("`w` of shape"),
                 "{message}"
             );
         }

@@ -229,7 +229,7 @@ fn a_sharded_dense_checkpoint_of_another_tool() {
         ("../model-00002-of-00002.safetensors", "names of .safetensors files"),
         ("/etc/passwd", "names of .safetensors files"),
         ("model-00001-of-00002.safetensors", "`b`"),
-        ("missing.safetensors", "missing.safetensors: a shard that the index names is not there"),
+        ("missing.safetensors", "missing.safetensors: a shard listed in the index is missing"),
     ] {
         index(file);
         let message = HfDir::open(&path).unwrap_err().to_string();
@@ -251,11 +251,11 @@ fn types_that_are_not_read_are_listed_and_refused() {
     for (name, expected) in [
         (
             "u",
-            "stored as U8, which Trike does not read; it may be packed, but nothing in config.json says how",
+            "stored as U8, which Trike does not read; it may be packed, but config.json does not describe how",
         ),
         ("f8", "stored as F8_E4M3"),
         ("nan", "weight 1 is NaN"),
-        ("scalar", "shape [] is not usable"),
+        ("scalar", "shape [] is invalid"),
     ] {
         let message = dir.load(name).unwrap_err().to_string();
         assert!(message.contains(expected) && message.contains(&format!("`{name}`")), "{message}");
@@ -329,7 +329,7 @@ fn packed_parts_that_do_not_fit_are_refused() {
     // Parts of the right size with wrong contents are found when the tensor is loaded.
     for (at, data, expected) in [
         (0, vec![121, 121, 243, 121], "243 is not a code of base3"),
-        (0, vec![121, 0, 121, 121], "tail"),
+        (0, vec![121, 0, 121, 121], "only zero trits after the last column"),
         (1, floats(&[1.0, f32::INFINITY]), "scale 1 is inf"),
     ] {
         let mut parts = parts();
@@ -409,7 +409,7 @@ fn containers_that_contradict_themselves() {
         assert!(message.contains(expected) && message.contains("model.safetensors"), "{message}");
     }
     std::fs::write(path.join("model.safetensors"), u64::MAX.to_le_bytes()).unwrap();
-    assert!(HfDir::open(&path).unwrap_err().to_string().contains("over the cap of 16777216"));
+    assert!(HfDir::open(&path).unwrap_err().to_string().contains("expected at most 16777216"));
     std::fs::write(path.join("model.safetensors"), [0; 7]).unwrap();
     assert!(HfDir::open(&path).unwrap_err().to_string().contains("truncated"));
 }
@@ -449,7 +449,7 @@ fn the_writer_refuses_what_would_not_be_read_back() {
         ("__metadata__", &norm),
     ] {
         let message = writer.tensor(name, tensor).unwrap_err().to_string();
-        assert!(message.contains("there already"), "{message}");
+        assert!(message.contains("already exists"), "{message}");
     }
     for name in ["config.json", "model.safetensors", "../x", "a/b", ""] {
         assert!(writer.write_file(name, b"x").is_err(), "{name}");
@@ -461,7 +461,9 @@ fn the_writer_refuses_what_would_not_be_read_back() {
     let mut writer = create();
     writer.tensor("a", &norm).unwrap();
     writer.finish().unwrap();
-    assert!(HfDirWriter::create(&path, json!({})).unwrap_err().to_string().contains("holds a model already"));
+    assert!(
+        HfDirWriter::create(&path, json!({})).unwrap_err().to_string().contains("already contains a model")
+    );
 }
 
 #[test]

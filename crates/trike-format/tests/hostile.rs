@@ -316,9 +316,9 @@ fn files_of_other_kinds_are_named() {
         (b"lmgg\x01\0\0\0", "before GGUF"),
         (b"tjgg\x01\0\0\0", "before GGUF"),
         (b"\x89HDF\r\n", "HDF5"),
-        (b"\x10\0\0\0\0\0\0\0{\"a\":1}", "a lone safetensors file"),
+        (b"\x10\0\0\0\0\0\0\0{\"a\":1}", "a single safetensors file"),
         (b"version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
-        (b"once upon a time there was a file", "no kind of model file"),
+        (b"once upon a time there was a file", "an unknown file format"),
     ] {
         std::fs::write(&path, start).unwrap();
         let message = detect(&path).unwrap_err().to_string();

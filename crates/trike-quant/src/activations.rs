@@ -1,13 +1,13 @@
-//! Activations as int8.
+//! Int8 quantization of activations.
 
 use crate::{QuantError, error::check_finite};
 
-/// The smallest largest magnitude that a scale is made from, as in BitNet's layers.
+/// Lower bound of the largest magnitude in the scale formula, as in BitNet's layers.
 const SMALLEST: f32 = 1e-5;
 
-/// Int8 codes of `tokens x width` activations with a scale for every `group` of them along a token (`group = width` for one a
-/// token; the last group of a token may be shorter). A value is about `code * scale`: the scale is `max(|x|, 1e-5) / 127`
-/// over the group, and codes are rounded half to even, which is the rule of BitNet's layers.
+/// Quantizes `tokens x width` activations to int8 codes with one scale per `group` values along a token (`group = width` for
+/// one scale per token; the last group of a token may be shorter). A value is about `code * scale`. As in BitNet's layers, the
+/// scale is `max(|x|, 1e-5) / 127` over the group, and codes are rounded to nearest even.
 ///
 /// ```
 /// use trike_quant::quantize_activations;
@@ -20,7 +20,7 @@ const SMALLEST: f32 = 1e-5;
 ///
 /// # Errors
 ///
-/// [`QuantError::Option`] for a width or group of zero or a length that is no multiple of the width,
+/// [`QuantError::Option`] for a width or group of 0 or a length that is not a multiple of the width,
 /// [`QuantError::NonFinite`].
 pub fn quantize_activations(
     x: &[f32],
@@ -30,7 +30,7 @@ pub fn quantize_activations(
     if width == 0 || group == 0 || !x.len().is_multiple_of(width) {
         return Err(QuantError::Option {
             option: "width and group",
-            expected: "at least 1, and whole tokens",
+            expected: "at least 1, with a number of activations that is a multiple of the width",
             got: format!("{width} and {group} for {} activations", x.len()),
         });
     }

@@ -1,10 +1,10 @@
-//! Ternarization that makes up for its own errors.
+//! Ternarization with error compensation.
 //!
-//! Rounding one column of a layer's weights changes its output; the columns that are not rounded yet can take most of that
-//! change back, since inputs are correlated. That is the column update of GPTQ (Frantar et al., 2210.17323). Three things are done
-//! beyond it: a group's grid is fitted when its turn comes, to the weights as they then are; after all columns are rounded, scales
-//! and means are refitted together against the Hessian, and codes are changed one at a time while that lowers the error
-//! (coordinate descent); and both are repeated.
+//! Rounding one column of a layer's weights changes its output; because inputs are correlated, the columns that are not rounded
+//! yet can compensate most of that change. That is the column update of GPTQ (Frantar et al., 2210.17323), with three
+//! extensions: the grid of a group is fitted to the updated weights when its first column is reached; after all columns are
+//! rounded, scales and means are refitted jointly against the Hessian, and codes are changed one at a time while that lowers the
+//! error (coordinate descent); and both steps are repeated.
 
 use trike_cpu::Cpu;
 use trike_trit::{Coupling, TritTensor};
@@ -18,17 +18,17 @@ use crate::{
     tensor::{scales, stored_grids, tensor},
 };
 
-/// Rows that are rounded side by side, so that a row of the factor is read once for all of them.
+/// Rows that are rounded together, so that a row of the factor is read once for all of them.
 const ROWS: usize = 16;
-/// Passes of coordinate descent over a row; most rows are done after two.
+/// Maximum number of coordinate descent passes over a row; most rows converge after two.
 const PASSES: usize = 4;
 
-/// How [`compensate`] works.
+/// Options of [`compensate`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CompensateConfig {
-    /// The shape of the result.
+    /// The layout of the result.
     pub layout: TritLayout,
-    /// Rounds of refitting scales and improving codes after the column updates; 0 for the column updates alone.
+    /// Rounds of refitting scales and improving codes after the column updates; 0 = column updates only.
     pub rounds: usize,
 }
 
@@ -38,19 +38,19 @@ impl Default for CompensateConfig {
     }
 }
 
-/// The rows of a chunk on their way.
+/// State of a chunk of rows.
 struct Chunk {
-    /// What is aimed at, in order.
+    /// Target weights, columns in rounding order.
     target: Vec<f32>,
     codes: Vec<i16>,
-    /// Whether a weight may be anything but zero, in order; empty when all may.
+    /// Pruning mask, columns in rounding order: `false` forces a zero. Empty without pruning.
     keep: Vec<bool>,
-    /// `[row][group as stored]`.
+    /// `[row][group]`, groups in stored order.
     grids: Vec<Grid>,
 }
 
-/// Ternarizes `weights` so that the outputs of the layer change little on the inputs that `factor` saw. Where `keep`, as
-/// [`prune`](crate::prune) makes it, is false, every trit is zero, and the other weights make up for that as well.
+/// Ternarizes `weights` so that the outputs of the layer change little on the calibration inputs of `factor`. Where the mask
+/// `keep` (from [`prune`](crate::prune)) is false, every trit is zero, and the remaining weights compensate for that as well.
 ///
 /// ```
 /// use trike_cpu::Cpu;
@@ -59,7 +59,7 @@ struct Chunk {
 /// };
 /// use trike_trit::Granularity;
 ///
-/// // The second input is the first one with a little of its own.
+/// // Two strongly correlated inputs.
 /// let hessian = SquareMatrix::new(2, vec![1.0, 0.9, 0.9, 1.0])?;
 /// let layout = TritLayout { granularity: Granularity::Row, ..TritLayout::default() };
 /// let factor = HessianFactor::new(&hessian, layout.granularity, ColumnOrder::Stored, 0.01)?;
@@ -72,8 +72,8 @@ struct Chunk {
 ///
 /// # Errors
 ///
-/// [`QuantError::Length`] when the factor is of another width, [`QuantError::Option`] for another granularity or too many
-/// planes, [`QuantError::Trit`].
+/// [`QuantError::Length`] if the width of the factor differs, [`QuantError::Option`] if its granularity differs, for an invalid
+/// number of planes, or for means with pruning, [`QuantError::Trit`].
 pub fn compensate(
     cpu: &Cpu,
     weights: MatrixView<'_>,
@@ -85,11 +85,11 @@ pub fn compensate(
     layout.validate()?;
     let (rows, cols) = (weights.rows(), weights.cols());
     if let Some(keep) = keep {
-        check_len("weights that are kept or not", rows * cols, keep.len())?;
+        check_len("pruning mask", rows * cols, keep.len())?;
         if layout.with_mean {
             return Err(QuantError::Option {
                 option: "mean",
-                expected: "no mean with pruning: a zero trit would not be a zero weight",
+                expected: "no mean with pruning (a zero trit would not be a zero weight)",
                 got: "a mean".to_owned(),
             });
         }
@@ -98,7 +98,7 @@ pub fn compensate(
     if layout.granularity != factor.granularity {
         return Err(QuantError::Option {
             option: "granularity",
-            expected: "that of the factor",
+            expected: "the granularity of the factor",
             got: layout.granularity.to_string(),
         });
     }
@@ -122,7 +122,7 @@ pub fn compensate(
         chunk
     });
 
-    // What is stored may be rounded: the codes have the last word.
+    // Scales may be rounded when stored, so the codes are refined once more against the stored grids.
     let grids: Vec<Grid> = chunks.iter_mut().flat_map(|c| std::mem::take(&mut c.grids)).collect();
     let scales = scales(&grids, layout);
     let mut stored = stored_grids(&scales, layout, grids.len()).into_iter();
@@ -150,7 +150,7 @@ pub fn compensate(
     Ok((result, stats))
 }
 
-/// Fits a grid of the layout's kind.
+/// Fits a grid for the coupling, depth and mean of the layout.
 fn fit(weights: &[f32], importance: &[f32], layout: &TritLayout) -> Grid {
     match layout.coupling {
         Coupling::Free => fit_free(weights, Some(importance), layout.depth, layout.with_mean),
@@ -159,7 +159,7 @@ fn fit(weights: &[f32], importance: &[f32], layout: &TritLayout) -> Grid {
     }
 }
 
-/// Rounds column after column, each taking back what it can of the errors so far.
+/// Rounds column by column; each error is compensated by the columns that follow (GPTQ).
 fn by_columns(target: Vec<f32>, keep: Vec<bool>, factor: &HessianFactor, layout: &TritLayout) -> Chunk {
     let n = factor.width;
     let groups = factor.groups.len();
@@ -169,14 +169,14 @@ fn by_columns(target: Vec<f32>, keep: Vec<bool>, factor: &HessianFactor, layout:
     let mut grids = vec![Grid::tied(layout.depth, 0.0, 0.0); rows * groups];
     let mut errors = vec![0f32; rows];
     for &(start, end, group) in &factor.groups {
-        // What an error in a column costs when the columns after it make up for it.
+        // Cost of an error in a column after compensation by the columns that follow: 1 / U_jj^2.
         let importance: Vec<f32> =
             (start..end).map(|j| factor.upper[j * n + j].max(f32::MIN_POSITIVE).powi(-2)).collect();
         let largest = importance.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(*v));
         let importance: Vec<f32> = importance.iter().map(|v| v / largest).collect();
         for r in 0..rows {
             let span = r * n + start..r * n + end;
-            // What is zero anyway has no say in the scale.
+            // Pruned weights are zeros here, so that they do not affect the scale.
             let zeroed = |i: usize| !keep.is_empty() && !keep[i];
             let weights: Vec<f32> = span.map(|i| if zeroed(i) { 0.0 } else { current[i] }).collect();
             grids[r * groups + group] = fit(&weights, &importance, layout);
@@ -198,7 +198,7 @@ fn by_columns(target: Vec<f32>, keep: Vec<bool>, factor: &HessianFactor, layout:
     Chunk { target, codes, keep, grids }
 }
 
-/// Refits the scales and means of every row against the Hessian, all groups together, with the codes as they are.
+/// Refits the scales and means of every row against the Hessian, all groups jointly, with fixed codes.
 fn refit(chunk: &mut Chunk, factor: &HessianFactor, layout: &TritLayout) {
     let n = factor.width;
     let groups = factor.groups.len();
@@ -245,7 +245,7 @@ fn refit(chunk: &mut Chunk, factor: &HessianFactor, layout: &TritLayout) {
                 }
             }
         }
-        // A group whose codes are all zero has no say; its row of the system would be singular.
+        // A group whose codes are all zero would make the system singular; with a unit diagonal its solution is 0.
         for k in 0..unknowns {
             if normal[k * unknowns + k] <= 0.0 {
                 normal[k * unknowns + k] = 1.0;
@@ -264,7 +264,7 @@ fn refit(chunk: &mut Chunk, factor: &HessianFactor, layout: &TritLayout) {
             } else {
                 Grid::tied(layout.depth, own[0].abs() as f32, mean)
             };
-            // A scale that came out negative is positive with its trits turned round.
+            // A negative scale becomes positive by flipping the signs of its trits.
             if own[..planes].iter().any(|s| *s < 0.0) {
                 for code in &mut codes[start..end] {
                     *code = flipped(*code, own, planes, layout.depth);
@@ -282,7 +282,8 @@ fn flipped(code: i16, own: &[f64], planes: usize, depth: usize) -> i16 {
     trits[..depth].iter().zip(own).fold(0, |sum, (&t, s)| 3 * sum + i16::from(if *s < 0.0 { -t } else { t }))
 }
 
-/// Changes one code at a time to the level that is best with all others as they are, until nothing changes.
+/// Coordinate descent: changes one code at a time to its best level with all others fixed, until nothing changes or
+/// [`PASSES`] is reached.
 fn descend(chunk: &mut Chunk, factor: &HessianFactor) {
     let n = factor.width;
     let groups = factor.groups.len();
@@ -296,7 +297,7 @@ fn descend(chunk: &mut Chunk, factor: &HessianFactor) {
             }
         }
     }
-    // (target - values) H, all rows beside each other.
+    // (target - values) H for all rows, row-major.
     let mut gradient = vec![0f32; rows * n];
     for (k, hessian) in factor.hessian.chunks_exact(n).enumerate() {
         for r in 0..rows {
@@ -339,7 +340,7 @@ fn add_scaled(to: &mut [f32], factor: f32, from: &[f32]) {
     }
 }
 
-/// In f32 lanes: the sums decide about scales, which are stored with eleven bits.
+/// Accumulates in f32 lanes: the sums determine scales, which are stored with 11 significant bits.
 fn dot(a: &[f32], b: &[f32]) -> f64 {
     let mut lanes = [0f32; 16];
     let (heads_a, tail_a) = a.as_chunks::<16>();
@@ -357,11 +358,11 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 ///
 /// # Errors
 ///
-/// [`QuantError::Length`] when the buffers do not fit together.
+/// [`QuantError::Length`] if the lengths do not match.
 pub fn hessian_error(weights: &[f32], quantized: &[f32], hessian: &SquareMatrix) -> Result<f64, QuantError> {
     let n = hessian.side();
     check_len("quantized weights", weights.len(), quantized.len())?;
-    check_len("weights beyond whole rows", 0, weights.len() % n)?;
+    check_len("weights after the last full row", 0, weights.len() % n)?;
     let mut total = 0f64;
     let mut image = vec![0f32; n];
     for (w, v) in weights.chunks_exact(n).zip(quantized.chunks_exact(n)) {

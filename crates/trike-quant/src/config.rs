@@ -1,11 +1,11 @@
-//! How a matrix becomes trits.
+//! Options of the quantization of a matrix.
 
 use trike_trit::{Coupling, Encoding, Granularity, MAX_DEPTH};
 
 use crate::QuantError;
 
-/// Where the outermost level of a grid lies: the range that calibration finds in the weights that share a scale. Larger
-/// weights are clipped to it.
+/// Calibration of the range of a grid, that is, the magnitude of its outermost level, from the weights that share a scale.
+/// Larger weights are clipped.
 ///
 /// ```
 /// use trike_quant::CalibrationMethod;
@@ -18,19 +18,19 @@ use crate::QuantError;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CalibrationMethod {
-    /// The largest magnitude. With one plane nearly everything becomes zero; with many planes nothing is clipped.
+    /// The largest magnitude. Nothing is clipped; with one plane, most weights become zero.
     AbsMax,
-    /// The magnitude that this many percent of the weights do not exceed, over 0 to 100: the smallest one that has at
-    /// least that share at or below it.
+    /// A percentile of the magnitudes, greater than 0 and at most 100: the smallest magnitude with at least that percentage
+    /// of the weights at or below it.
     Percentile(f32),
-    /// The mean magnitude plus so many standard deviations of the magnitudes.
+    /// The mean magnitude plus this many standard deviations of the magnitudes.
     MeanStd(f32),
-    /// A number that the caller knows.
+    /// A range given by the caller.
     Manual(f32),
 }
 
 impl CalibrationMethod {
-    /// The range over `weights`; 0 for none.
+    /// The range of `weights`; 0 if empty (except for [`Manual`](Self::Manual)).
     pub fn range(self, weights: &[f32]) -> f32 {
         let n = weights.len().max(1) as f64;
         match self {
@@ -53,7 +53,7 @@ impl CalibrationMethod {
     fn validate(self) -> Result<(), QuantError> {
         let (ok, expected, got) = match self {
             Self::AbsMax => return Ok(()),
-            Self::Percentile(p) => (p > 0.0 && p <= 100.0, "a percentile over 0 and up to 100", p),
+            Self::Percentile(p) => (p > 0.0 && p <= 100.0, "a percentile above 0 and up to 100", p),
             Self::MeanStd(k) => (k.is_finite(), "a finite number of standard deviations", k),
             Self::Manual(r) => (r > 0.0 && r.is_finite(), "a positive range", r),
         };
@@ -65,64 +65,64 @@ impl CalibrationMethod {
     }
 }
 
-/// Which grid the weights that share a scale get.
+/// Rule that fits the grid of the weights that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ScaleRule {
-    /// BitNet b1.58 (2402.17764): the scale is the mean magnitude and a weight goes to the nearest of -1, 0, 1 times it.
-    /// Further planes do the same to what is left, so they are free.
+    /// BitNet b1.58 (2402.17764): the scale is the mean magnitude, and a weight is rounded to the nearest of -1, 0, 1 times the
+    /// scale. Each further plane applies the same rule to the residual, so planes are free.
     AbsMean,
-    /// Ternary weight networks (1605.04711): weights under 0.7 times the mean magnitude are zero, the scale is the mean
-    /// of the others. Further planes as for [`AbsMean`](Self::AbsMean).
+    /// Ternary weight networks (1605.04711): weights below 0.7 times the mean magnitude are zero, the scale is the mean
+    /// magnitude of the others. Further planes as for [`AbsMean`](Self::AbsMean).
     Twn,
-    /// The outermost level lies at a calibrated range and a weight goes to the nearest level. Planes are tied.
+    /// The outermost level is at a calibrated range, and a weight is rounded to the nearest level. Planes are tied.
     Calibrated(CalibrationMethod),
-    /// The grid that is nearest in least squares; all planes are fitted together.
+    /// The least-squares grid; all planes are fitted jointly.
     LeastSquares,
 }
 
-/// How a weight between two levels is rounded.
+/// Rounding of a weight between two levels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Rounding {
-    /// To the nearest.
+    /// Round to nearest.
     #[default]
     Nearest,
-    /// Up or down by chance, so that the expected value is the weight (within the outermost levels). The same seed gives the
-    /// same trits.
+    /// Stochastic rounding: the expected value is the weight (within the outermost levels). The same seed gives the same
+    /// trits.
     Stochastic {
-        /// Where chance starts.
+        /// RNG seed.
         seed: u64,
     },
 }
 
-/// How scales and means are stored.
+/// Number format of stored scales and means.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ScaleType {
-    /// Two bytes, where every one of a tensor's scales fits an f16 to within its usual rounding; else as [`F32`](Self::F32).
+    /// Two bytes if all scales and means of a tensor round to f16 with normal precision, otherwise as [`F32`](Self::F32).
     #[default]
     F16,
     /// Four bytes.
     F32,
 }
 
-/// The shape of the result: planes, what shares a scale, how both are stored.
+/// Layout of the result: planes, scale granularity and storage formats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TritLayout {
     /// Planes, 1 to 6.
     pub depth: usize,
-    /// How planes add up.
+    /// Coupling of the planes.
     pub coupling: Coupling,
-    /// What shares a scale.
+    /// Scale granularity.
     pub granularity: Granularity,
-    /// Whether a mean is stored beside every scale.
+    /// Whether means are stored, in the granularity of the scales (asymmetric fit).
     pub with_mean: bool,
-    /// How trits are packed.
+    /// Packing of the trits.
     pub encoding: Encoding,
-    /// How scales and means are stored.
+    /// Number format of scales and means.
     pub scales: ScaleType,
 }
 
 impl Default for TritLayout {
-    /// One tied plane, a scale for 128 weights, no means, 2-bit, f16.
+    /// One tied plane, one scale per 128 weights, no means, 2-bit encoding, f16 scales.
     fn default() -> Self {
         Self {
             depth: 1,
@@ -143,8 +143,8 @@ impl TritLayout {
         Err(QuantError::Option { option: "planes", expected: "1 to 6", got: self.depth.to_string() })
     }
 
-    /// Bits of a weight of a `rows x cols` matrix: trits at the rate of the encoding (for [`Encoding::Base3`] 1.6, for the others
-    /// 2), and the scales and means, over all weights.
+    /// Bits per weight of a `rows x cols` matrix, including scales and means. A trit counts as 1.6 bits for
+    /// [`Encoding::Base3`] and as 2 bits for the other encodings, plus the padding of the rows.
     pub fn bits_per_weight(&self, rows: usize, cols: usize) -> f64 {
         let weights = rows as f64 * cols as f64;
         let trits = match self.encoding {
@@ -159,30 +159,30 @@ impl TritLayout {
     }
 }
 
-/// How [`quantize_matrix`](crate::quantize_matrix) works.
+/// Options of [`quantize_matrix`](crate::quantize_matrix).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantizeConfig {
-    /// Which grid.
+    /// Rule that fits the grid.
     pub rule: ScaleRule,
-    /// How weights are rounded to it.
+    /// Rounding of the weights to the grid.
     pub rounding: Rounding,
-    /// The shape of the result.
+    /// Layout of the result.
     pub layout: TritLayout,
 }
 
 impl Default for QuantizeConfig {
-    /// Least squares, to the nearest, in the default layout.
+    /// Least squares, round to nearest, default layout.
     fn default() -> Self {
         Self { rule: ScaleRule::LeastSquares, rounding: Rounding::Nearest, layout: TritLayout::default() }
     }
 }
 
 impl QuantizeConfig {
-    /// Checks that the options go together.
+    /// Checks that the options are valid and compatible.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`], which names the option.
+    /// [`QuantError::Option`] with the name of the option.
     pub fn validate(&self) -> Result<(), QuantError> {
         self.layout.validate()?;
         let refuse =
@@ -191,14 +191,14 @@ impl QuantizeConfig {
             ScaleRule::Calibrated(method) => {
                 method.validate()?;
                 if self.layout.coupling == Coupling::Free && self.layout.depth > 1 {
-                    return refuse("coupling", "tied planes for a calibrated range", "free");
+                    return refuse("coupling", "tied planes with a calibrated range", "free");
                 }
             }
             ScaleRule::AbsMean | ScaleRule::Twn => {
                 if self.layout.coupling == Coupling::Tied && self.layout.depth > 1 {
                     return refuse(
                         "coupling",
-                        "free planes for absmean and TWN, or the rule of least squares",
+                        "free planes with absmean or TWN, or the least-squares rule",
                         "tied",
                     );
                 }
@@ -206,7 +206,7 @@ impl QuantizeConfig {
             ScaleRule::LeastSquares => return Ok(()),
         }
         if self.layout.with_mean {
-            return refuse("mean", "no mean, or the rule of least squares", "a mean");
+            return refuse("mean", "no mean, or the least-squares rule", "a mean");
         }
         Ok(())
     }

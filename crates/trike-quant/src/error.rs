@@ -1,9 +1,9 @@
-//! What can be wrong with a request to quantize.
+//! Errors of quantization.
 
-/// Why a matrix could not be quantized.
+/// Error of quantizing a matrix.
 ///
-/// [`Option`](Self::Option) and [`Length`](Self::Length) are a caller's mistakes; [`NonFinite`](Self::NonFinite) and
-/// [`Indefinite`](Self::Indefinite) say that the numbers themselves cannot be worked with.
+/// [`Option`](Self::Option) and [`Length`](Self::Length) indicate a mistake in the calling code;
+/// [`NonFinite`](Self::NonFinite) and [`Indefinite`](Self::Indefinite) indicate unusable data.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
@@ -12,13 +12,13 @@ pub enum QuantError {
     Length {
         /// Which buffer.
         what: &'static str,
-        /// Elements that the shapes ask for.
+        /// Elements required by the shapes.
         expected: usize,
         /// Elements given.
         got: usize,
     },
-    /// A number is infinite or none.
-    #[error("{what}: element {index} is {value}: it must be finite")]
+    /// A number is infinite or NaN.
+    #[error("{what}: element {index} is {value}: expected a finite value")]
     NonFinite {
         /// Which buffer.
         what: &'static str,
@@ -27,17 +27,17 @@ pub enum QuantError {
         /// The value.
         value: f32,
     },
-    /// An option is out of range, or two do not go together.
+    /// An option is out of range, or two options are incompatible.
     #[error("{option}: expected {expected}, got {got}")]
     Option {
         /// The option.
         option: &'static str,
-        /// What is accepted.
+        /// The accepted values.
         expected: &'static str,
-        /// What was given.
+        /// The value given.
         got: String,
     },
-    /// A Hessian stays indefinite under the largest damping that is tried.
+    /// A Hessian is not positive definite even with the largest damping.
     #[error(
         "the Hessian is not positive definite: the pivot of column {column} is {pivot:e} with damping {damping}"
     )]
@@ -46,29 +46,29 @@ pub enum QuantError {
         column: usize,
         /// The pivot.
         pivot: f64,
-        /// Share of the mean diagonal that was added to the diagonal.
+        /// Damping added to the diagonal, as a fraction of the mean diagonal.
         damping: f64,
     },
-    /// Sums of products overflowed: the activations are too large for f32.
+    /// A sum of products overflowed: the activations are too large for f32.
     #[error("statistics of input {index} overflowed: {value}")]
     Overflow {
-        /// Column.
+        /// The input (column).
         index: usize,
         /// The sum.
         value: f64,
     },
-    /// A budget that no choice of layers meets.
-    #[error("{requested} bytes are not enough: the smallest choice of every layer takes {smallest}")]
+    /// A byte budget below the minimum.
+    #[error("a budget of {requested} bytes is not achievable; the minimum is {smallest} bytes")]
     Budget {
-        /// Bytes asked for.
+        /// The budget given, in bytes.
         requested: u64,
-        /// The fewest that are possible.
+        /// The smallest achievable budget, in bytes.
         smallest: u64,
     },
-    /// The result is no tensor.
+    /// The result is not a valid tensor.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),
-    /// The host kernels refused.
+    /// An error of the CPU kernels.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
 }

@@ -1,4 +1,4 @@
-//! A damped Hessian and its factor, in the order in which columns are rounded.
+//! A damped Hessian and the Cholesky factor of its inverse, with columns in rounding order.
 
 use trike_cpu::{Cpu, transpose};
 use trike_trit::Granularity;
@@ -9,30 +9,30 @@ use crate::{
     linalg::{cholesky, invert_lower, product},
 };
 
-/// In which order columns are rounded. What is stored stays in the order of the matrix.
+/// Order in which columns are rounded. The stored order of the matrix does not change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ColumnOrder {
-    /// As stored.
+    /// Stored order.
     Stored,
-    /// Groups by the sum of their inputs' squares, largest first, and columns within a group the same way: what matters most is
-    /// rounded while most columns are left to make up for it.
+    /// Groups by the sum of squares of their inputs, descending, and columns within a group likewise: the most important columns
+    /// are rounded first, while many columns remain to compensate the error.
     #[default]
     Activation,
 }
 
-/// Share of the mean diagonal that is added to the diagonal at most, before a Hessian is given up.
+/// Largest damping, as a fraction of the mean diagonal, before a Hessian is rejected.
 const MOST_DAMPING: f64 = 10.0;
 
-/// The Hessian of a layer's inputs, damped, ordered and factored once for all matrices that read these inputs.
+/// The Hessian of a layer's inputs: damped, reordered and factored once for all matrices that read these inputs.
 ///
-/// `damping` times the mean diagonal is added to the diagonal; ten times as much, and so on, when the matrix is not positive
-/// definite with it. The upper triangular `U` satisfies `U^T U = H^-1` (Frantar et al., 2210.17323, step 3).
+/// `damping` times the mean diagonal is added to the diagonal, and increased tenfold until the matrix is positive definite.
+/// The upper triangular `U` satisfies `U^T U = H^-1` (Frantar et al., 2210.17323, step 3).
 ///
 /// ```
 /// use trike_quant::{ColumnOrder, HessianFactor, SquareMatrix};
 /// use trike_trit::Granularity;
 ///
-/// // Two inputs that are always alike: singular, until it is damped.
+/// // Two identical inputs: singular without damping.
 /// let singular = SquareMatrix::new(2, vec![1.0, 1.0, 1.0, 1.0])?;
 /// let factor = HessianFactor::new(&singular, Granularity::Row, ColumnOrder::Activation, 0.01)?;
 /// assert_eq!(factor.damping(), 0.01);
@@ -46,11 +46,11 @@ pub struct HessianFactor {
     pub(crate) granularity: Granularity,
     /// The stored column of each position.
     pub(crate) order: Vec<usize>,
-    /// Spans of positions that share a scale, with their group's number as stored.
+    /// Spans `(start, end, group)` of positions that share a scale; `group` is the stored index.
     pub(crate) groups: Vec<(usize, usize, usize)>,
-    /// Damped, in order.
+    /// The damped Hessian in rounding order.
     pub(crate) hessian: Vec<f32>,
-    /// In order.
+    /// `U` in rounding order.
     pub(crate) upper: Vec<f32>,
     damping: f64,
     dead: usize,
@@ -61,8 +61,8 @@ impl HessianFactor {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for one scale for a whole tensor, whose refitting would tie all rows
-    /// together, or a damping that is not a share; [`QuantError::Indefinite`] when no damping helps.
+    /// [`QuantError::Option`] for [`Granularity::Tensor`] (refitting its scale would couple all rows) or a damping outside
+    /// 0 to 1; [`QuantError::Indefinite`] if no damping makes the matrix positive definite.
     pub fn new(
         hessian: &SquareMatrix,
         granularity: Granularity,
@@ -73,7 +73,7 @@ impl HessianFactor {
         if granularity == Granularity::Tensor {
             return Err(QuantError::Option {
                 option: "granularity",
-                expected: "a scale per row or group for error compensation",
+                expected: "one scale per row or group for error compensation",
                 got: "one scale per tensor".to_owned(),
             });
         }
@@ -88,7 +88,7 @@ impl HessianFactor {
         let dead = (0..width).filter(|&c| diagonal(c) <= 0.0).count();
         let (order, groups) = ordered(width, granularity.group_len(width), order, &diagonal);
         let mean = (0..width).map(diagonal).sum::<f64>() / width as f64;
-        // Without any signal every direction counts alike, and compensation becomes rounding.
+        // For an all-zero Hessian all directions are equally important, and compensation reduces to rounding.
         let unit = if mean > 0.0 { mean } else { 1.0 };
         let mut share = if mean > 0.0 { damping } else { 1.0 };
         let lower = loop {
@@ -134,17 +134,18 @@ impl HessianFactor {
         self.width
     }
 
-    /// The share of the mean diagonal that was added: more than asked for where the matrix needed it, 1 where it was all zero.
+    /// The damping that was added, as a fraction of the mean diagonal: more than requested if positive definiteness required it,
+    /// 1 for an all-zero Hessian.
     pub fn damping(&self) -> f64 {
         self.damping
     }
 
-    /// Inputs that were never anything but zero.
+    /// Number of inputs that were always zero.
     pub fn dead(&self) -> usize {
         self.dead
     }
 
-    /// The diagonal of the inverse of the damped Hessian, in the order of the matrix.
+    /// The diagonal of the inverse of the damped Hessian, in stored order.
     pub fn inverse_diagonal(&self) -> Vec<f64> {
         let n = self.width;
         let mut out = vec![0f64; n];
@@ -157,14 +158,14 @@ impl HessianFactor {
         out
     }
 
-    /// `weights + shift H^-1`: the `rows x width` weights that minimize `||X V^T - Y||^2` with the damping pulling towards `weights`,
-    /// when `shift` is `Y^T X - weights X^T X`, the correlation of the inputs with what the weights leave.
+    /// `weights + shift H^-1`: the `rows x width` weights `V` that minimize `||X V^T - Y||^2`, regularized towards `weights` by the
+    /// damping, where `shift` is `Y^T X - weights X^T X`, the correlation of the inputs with the residual of `weights`.
     ///
     /// # Errors
     ///
     /// [`QuantError::Length`].
     pub fn corrected(&self, cpu: &Cpu, weights: &[f32], shift: &[f32]) -> Result<Vec<f32>, QuantError> {
-        check_len("weights beyond whole rows", 0, weights.len() % self.width)?;
+        check_len("weights after the last full row", 0, weights.len() % self.width)?;
         check_len("shift", weights.len(), shift.len())?;
         let ordered: Vec<f32> =
             shift.chunks_exact(self.width).flat_map(|row| self.order.iter().map(|&c| row[c])).collect();
@@ -180,7 +181,7 @@ impl HessianFactor {
     }
 }
 
-/// The columns in order, and the groups as spans of it.
+/// The columns in rounding order, and the groups as spans `(start, end, group)` of that order.
 fn ordered(
     width: usize,
     group_len: usize,

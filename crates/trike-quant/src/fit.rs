@@ -1,29 +1,29 @@
-//! Least-squares grids for the weights of one group.
+//! Least-squares fits of grids to the weights of one group.
 
 use trike_trit::MAX_DEPTH;
 
 use crate::{Grid, linalg::solve_spd};
 
-/// Tied planes up to this many are fitted exactly; with more, levels are so close that a search over the step loses nothing.
+/// Maximum number of tied planes that are fitted exactly; with more, levels are so close that a search over the step is as good.
 const EXACT_DEPTH: usize = 3;
-/// Events of an exact fit, of twelve bytes each: 13 a weight with three planes. More are a tensor's, in which a search is near enough.
+/// Maximum number of events of an exact fit, 12 bytes each (13 per weight with three planes). Only whole tensors exceed it, and
+/// for these a search is accurate enough.
 const MOST_EVENTS: usize = 1 << 24;
-/// A group up to this long gets the exact asymmetric fit, whose cost grows with the square of the length.
+/// Maximum group length of the exact asymmetric fit, whose cost is quadratic in the length.
 const EXACT_LEN: usize = 512;
-/// Rounds of an alternating fit. Each lowers the error and most end after three.
+/// Maximum rounds of an alternating fit. Each lowers the error, and most fits converge after three.
 const ROUNDS: usize = 12;
 
-/// The tied grid without a mean that is nearest to `weights` in least squares, each weight counting by its `importance`
-/// (all alike when `None`).
+/// The least-squares fit of a tied grid without a mean to `weights`, weighted by `importance` (uniform if `None`).
 ///
-/// Exact for up to three planes (of up to 2^24 weights, 4 M with two planes, 1.3 M with three): as the step shrinks, codes grow one at a time at known steps, so that every assignment
-/// that a step can induce is visited in the order of those events and the best one is kept. With one plane this is the
-/// optimal ternary fit. More planes are searched.
+/// Exact for up to three planes (and up to 2^24 weights with one plane, 4 M with two, 1.3 M with three): as the step shrinks,
+/// codes grow one at a time at known steps, so all assignments that a step can induce are visited in the order of those events,
+/// and the best one is kept. With one plane this is the optimal ternary fit. For more planes or weights, the step is searched.
 ///
 /// ```
 /// use trike_quant::fit_tied;
 ///
-/// // The largest two and a scale of their mean: no other choice is nearer.
+/// // The two largest weights are nonzero, and the scale is their mean.
 /// let grid = fit_tied(&[1.0, -0.8, 0.1, 0.0], None, 1);
 /// assert_eq!(grid.scales(), [0.9]);
 /// ```
@@ -47,7 +47,7 @@ fn importance_of(importance: Option<&[f32]>, i: usize) -> f64 {
 
 fn exact_step(weights: &[f32], importance: Option<&[f32]>, depth: usize) -> f32 {
     let most = Grid::max_code(depth);
-    // The step below which a weight's code reaches k, that weight, and k.
+    // (step below which the weight's code reaches k, index of the weight, k).
     let mut events: Vec<(f32, u32, i16)> = Vec::with_capacity(weights.len() * most as usize);
     for (i, w) in weights.iter().enumerate().filter(|(_, w)| **w != 0.0) {
         events.extend((1..=most).map(|k| (w.abs() / (f32::from(k) - 0.5), i as u32, k)));
@@ -60,7 +60,7 @@ fn exact_step(weights: &[f32], importance: Option<&[f32]>, depth: usize) -> f32 
         let h = importance_of(importance, i);
         product += h * f64::from(weights[i].abs());
         square += h * f64::from(2 * k - 1);
-        // What the error falls by: (sum h w q)^2 / sum h q^2.
+        // Reduction of the error: (sum h w q)^2 / sum h q^2.
         if square > 0.0 && product * product / square > best {
             best = product * product / square;
             step = product / square;
@@ -98,11 +98,11 @@ fn searched_step(weights: &[f32], importance: Option<&[f32]>, depth: usize) -> f
     step
 }
 
-/// The tied grid with a mean that is nearest to `weights` in least squares.
+/// The least-squares fit of a tied grid with a mean to `weights`, weighted by `importance` (uniform if `None`).
 ///
 /// Exact for one plane and up to 512 weights: an optimal assignment gives -1 to the smallest weights and +1 to the largest, so
-/// that every pair of counts is tried. Otherwise scale, mean and codes are fitted in turns from several starts, and the
-/// result is never worse than [`fit_tied`].
+/// all pairs of counts are tried. Otherwise codes are fitted in alternation with scale and mean, from several starting points,
+/// and the result is never worse than [`fit_tied`].
 ///
 /// # Panics
 ///
@@ -140,7 +140,7 @@ pub fn fit_tied_mean(weights: &[f32], importance: Option<&[f32]>, depth: usize) 
     best.1
 }
 
-/// The line `mean + step * code` through the weights, by least squares; `None` when the codes are all alike.
+/// Least-squares regression `mean + step * code` of the weights, as `(step, mean)`; `None` if all codes are equal.
 fn line(weights: &[f32], importance: Option<&[f32]>, code: impl Fn(f32) -> f64) -> Option<(f32, f32)> {
     let mut sums = [0f64; 5];
     for (i, &w) in weights.iter().enumerate() {
@@ -161,7 +161,7 @@ fn line(weights: &[f32], importance: Option<&[f32]>, code: impl Fn(f32) -> f64) 
 fn exact_mean(weights: &[f32], importance: Option<&[f32]>) -> Grid {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by(|&a, &b| weights[a].total_cmp(&weights[b]));
-    // Sums over the k smallest: importance, and importance times weight.
+    // Prefix sums over the k smallest weights: importance, and importance times weight.
     let mut sums = vec![(0f64, 0f64)];
     let (mut h_sum, mut w_sum) = (0f64, 0f64);
     for &i in &order {
@@ -182,7 +182,7 @@ fn exact_mean(weights: &[f32], importance: Option<&[f32]>) -> Grid {
             let (t, tt, wt) = (h_pos - h_neg, h_pos + h_neg, w_pos - w_neg);
             let spread = tt - t * t / h_sum;
             let product = wt - t * w_sum / h_sum;
-            // Times the positive spread, so that only candidates divide.
+            // Both sides are multiplied by the positive spread, so that only improvements divide.
             if product > 0.0 && spread > 1e-12 * tt && product * product > best * spread {
                 best = product * product / spread;
                 scale = product / spread;
@@ -193,8 +193,8 @@ fn exact_mean(weights: &[f32], importance: Option<&[f32]>) -> Grid {
     Grid::tied(1, scale as f32, mean as f32)
 }
 
-/// The grid of free planes that alternating assignment and least squares reach from the best tied grid: its error is never
-/// larger than that of [`fit_tied`], or of [`fit_tied_mean`] when `with_mean`.
+/// A grid of free planes, fitted by alternating assignment and least squares from the tied fit as the starting point: its error
+/// is never larger than that of [`fit_tied`], or of [`fit_tied_mean`] if `with_mean`.
 ///
 /// # Panics
 ///
@@ -236,7 +236,7 @@ pub fn fit_free(weights: &[f32], importance: Option<&[f32]>, depth: usize, with_
     grid
 }
 
-/// `sum h (w - value)^2` with every weight at its nearest value.
+/// The weighted squared error `sum h (w - value)^2`, each weight rounded to its nearest value.
 pub fn error(weights: &[f32], importance: Option<&[f32]>, grid: &Grid) -> f64 {
     let each = weights.iter().enumerate();
     each.map(|(i, &w)| importance_of(importance, i) * f64::from(w - grid.value(grid.nearest(w))).powi(2))

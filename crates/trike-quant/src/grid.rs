@@ -1,12 +1,12 @@
-//! The values that the weights of a group may take.
+//! Quantization grid of a group of weights.
 
 use trike_trit::{Coupling, MAX_DEPTH};
 
-/// What a trit counts for in each plane and the mean, of the weights that share them.
+/// Quantization grid of a group of weights: the scale of each plane and the mean.
 ///
-/// A weight is stored as a code, the balanced-ternary number of its trits: `code = sum t_p 3^(depth - 1 - p)`. With tied
-/// planes the value is `mean + step * code`, evenly spaced; with free planes it is `mean + sum scale_p t_p`, any `3^depth`
-/// numbers that three to a power of planes can make.
+/// A weight is stored as a code, the balanced ternary number of its trits: `code = sum t_p 3^(depth - 1 - p)`. With tied
+/// planes the value is `mean + step * code`, evenly spaced; with free planes it is `mean + sum scale_p t_p`, one of up to
+/// `3^depth` unevenly spaced values.
 ///
 /// ```
 /// use trike_quant::Grid;
@@ -15,7 +15,7 @@ use trike_trit::{Coupling, MAX_DEPTH};
 /// assert_eq!(grid.scales(), [1.5, 0.5]);
 /// let code = grid.nearest(1.1);
 /// assert_eq!((code, grid.value(code), Grid::trits(code, 2)), (2, 1.0, [1, -1, 0, 0, 0, 0]));
-/// // Past the last level there is nothing: 4 = (1, 1).
+/// // Clamped to the last level: 4 = (1, 1).
 /// assert_eq!(grid.nearest(9.0), 4);
 /// ```
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +24,7 @@ pub struct Grid {
     depth: usize,
     mean: f32,
     coupling: Coupling,
-    /// Of free planes: every value with its code, by value.
+    /// For two or more free planes: `(value, code)` of all levels, sorted by value. Otherwise empty.
     levels: Vec<(f32, i16)>,
 }
 
@@ -38,7 +38,7 @@ impl Grid {
     ///
     /// # Panics
     ///
-    /// Unless `depth` is 1 to 6; options are checked where they enter the crate.
+    /// Unless `depth` is 1 to 6; options are validated at the entry points of the crate.
     pub fn tied(depth: usize, step: f32, mean: f32) -> Self {
         let mut scales = [0.0; MAX_DEPTH];
         for (p, scale) in scales[..depth].iter_mut().enumerate() {
@@ -47,7 +47,7 @@ impl Grid {
         Self { scales, depth, mean, coupling: Coupling::Tied, levels: Vec::new() }
     }
 
-    /// Free planes, each with a scale of its own.
+    /// Free planes, each with its own scale.
     ///
     /// # Panics
     ///
@@ -60,7 +60,7 @@ impl Grid {
         if depth > 1 {
             let most = Self::max_code(depth);
             grid.levels = (-most..=most).map(|code| (grid.value(code), code)).collect();
-            // Equal values keep the code with the fewest trits, so that zero is zero.
+            // Of equal values, the code with the fewest nonzero trits is kept, so that the value 0 has the code 0.
             grid.levels.sort_by(|a, b| {
                 let weight = |code| Self::trits(code, depth).iter().filter(|t| **t != 0).count();
                 a.0.total_cmp(&b.0).then_with(|| weight(a.1).cmp(&weight(b.1))).then(a.1.cmp(&b.1))
@@ -70,7 +70,7 @@ impl Grid {
         grid
     }
 
-    /// The scale of each plane; of tied planes each is a third of the one before.
+    /// The scale of each plane; with tied planes, each is a third of the previous one.
     pub fn scales(&self) -> &[f32] {
         &self.scales[..self.depth]
     }
@@ -80,17 +80,17 @@ impl Grid {
         self.depth
     }
 
-    /// What every value is shifted by.
+    /// The offset of all values.
     pub fn mean(&self) -> f32 {
         self.mean
     }
 
-    /// How the planes add up.
+    /// The coupling of the planes.
     pub fn coupling(&self) -> Coupling {
         self.coupling
     }
 
-    /// The distance of neighbouring values of tied planes, or of the last plane's values.
+    /// The distance between neighbouring values of tied planes; with free planes, the scale of the last plane.
     pub fn step(&self) -> f32 {
         self.scales[self.depth - 1]
     }
@@ -116,7 +116,8 @@ impl Grid {
         self.scales().iter().zip(trits).fold(self.mean, |sum, (scale, t)| sum + scale * f32::from(t))
     }
 
-    /// The code of the value nearest to `w`; halves go to the even code, and a grid without a step has code 0.
+    /// The code of the value nearest to `w`. Ties go to the even code on an evenly spaced grid, otherwise to the lower value. 0
+    /// if the step is 0.
     #[inline]
     pub fn nearest(&self, w: f32) -> i16 {
         if self.coupling == Coupling::Tied || self.depth == 1 {
@@ -136,7 +137,7 @@ impl Grid {
         }
     }
 
-    /// The codes of the values below and above `w`, and how far `w` is from the first to the second, 0 to 1.
+    /// The codes of the neighbouring values below and above `w`, and the relative position of `w` between them, 0 to 1.
     pub(crate) fn between(&self, w: f32) -> (i16, i16, f32) {
         if self.coupling == Coupling::Tied || self.depth == 1 {
             let step = self.step();

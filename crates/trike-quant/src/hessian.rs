@@ -1,4 +1,4 @@
-//! What calibration collects about the inputs of a layer.
+//! Calibration statistics of the inputs of a layer.
 
 use trike_cpu::{Cpu, transpose};
 
@@ -9,19 +9,18 @@ use crate::{
     square::SquareMatrix,
 };
 
-/// Tokens that are multiplied at once: enough for the kernels, and few for f32 sums.
+/// Tokens per matrix product: enough for efficient kernels, few enough for accurate f32 sums.
 const BLOCK: usize = 512;
-/// How far the f32 sum of a diagonal element may be from the f64 sum, relative.
+/// Maximum relative difference between the f32 sum and the f64 sum of a diagonal element.
 const DRIFT: f64 = 1e-3;
-/// Sums of squares as small as this may be off by all of themselves: the squares have no f32 any more, and inputs of 1e-16 are
-/// dead in any model.
+/// Maximum absolute difference of the same sums: below it f32 squares may underflow, and inputs of 1e-16 are dead in any model.
 const NOTHING: f64 = 1e-30;
 
-/// `X^T X` of the inputs `X` (`tokens x width`) of a layer, with the range of each input. It is the Hessian of the layer's
-/// squared output error by a row of its weights, up to a factor.
+/// `X^T X` of the inputs `X` (`tokens x width`) of a layer, with the range of each input. Up to a factor, it is the Hessian of
+/// the layer's squared output error with respect to one row of its weights.
 ///
-/// Blocks of 512 tokens are multiplied and summed in f32; the diagonal is also summed in f64, replaces that of the f32 sum, and
-/// says when the two drift apart.
+/// Blocks of 512 tokens are multiplied and accumulated in f32. The diagonal is also accumulated in f64; it replaces the f32
+/// diagonal and serves to detect drift of the f32 sums.
 ///
 /// ```
 /// use trike_cpu::Cpu;
@@ -43,11 +42,11 @@ pub struct Hessian {
 }
 
 impl Hessian {
-    /// Nothing seen yet.
+    /// Empty statistics of `width` inputs.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for a width of zero or one whose square is not addressable.
+    /// [`QuantError::Option`] for a width of 0 or a width whose square is not addressable.
     pub fn new(width: usize) -> Result<Self, QuantError> {
         let len = square(width)?;
         Ok(Self {
@@ -59,13 +58,13 @@ impl Hessian {
         })
     }
 
-    /// Adds `x`, `tokens x width`.
+    /// Accumulates the activations `x`, `tokens x width`.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] for part of a token, [`QuantError::NonFinite`]; nothing was added then.
+    /// [`QuantError::Length`] for a partial token, [`QuantError::NonFinite`]; in both cases nothing is added.
     pub fn add(&mut self, cpu: &Cpu, x: &[f32]) -> Result<(), QuantError> {
-        check_len("activations beyond whole tokens", 0, x.len() % self.width)?;
+        check_len("activations after the last full token", 0, x.len() % self.width)?;
         check_finite("activations", x)?;
         for block in x.chunks(BLOCK * self.width) {
             let t = transpose(block, self.width);
@@ -88,7 +87,7 @@ impl Hessian {
         self.width
     }
 
-    /// Tokens seen.
+    /// Number of accumulated tokens.
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
@@ -103,18 +102,19 @@ impl Hessian {
         &self.diagonal
     }
 
-    /// Share of the inputs whose largest magnitude is over `times` their root mean square: those that a few outliers rule.
+    /// Fraction of the inputs whose largest magnitude exceeds `times` their root mean square, that is, which are dominated by
+    /// outliers.
     pub fn outliers(&self, times: f64) -> f64 {
         let rms = |i: usize| (self.diagonal[i] / self.tokens.max(1) as f64).sqrt();
         let count = (0..self.width).filter(|&i| f64::from(self.largest[i]) > times * rms(i)).count();
         count as f64 / self.width as f64
     }
 
-    /// The matrix, symmetric to the last bit.
+    /// The matrix `X^T X`, exactly symmetric.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Overflow`] when an f32 sum is not finite or drifted from the f64 sum.
+    /// [`QuantError::Overflow`] if an f32 sum is not finite or has drifted from the f64 sum.
     pub fn matrix(&self) -> Result<SquareMatrix, QuantError> {
         let n = self.width;
         let mut out = self.sum.clone();
@@ -129,7 +129,7 @@ impl Hessian {
             }
             out[i * n + i] = exact as f32;
             for j in 0..i {
-                // The two halves are the same sums, which kernels may take in another order.
+                // Both triangles hold the same sums, but kernels may accumulate them in different orders.
                 out[j * n + i] = out[i * n + j];
             }
         }
@@ -137,7 +137,7 @@ impl Hessian {
     }
 }
 
-/// `Y^T X` of two sets of activations of the same tokens: `rows x cols` when `Y` is `tokens x rows` and `X` `tokens x cols`.
+/// `Y^T X` (`rows x cols`) of two activations of the same tokens, `Y` (`tokens x rows`) and `X` (`tokens x cols`).
 #[derive(Clone, Debug)]
 pub struct CrossProduct {
     rows: usize,
@@ -146,26 +146,26 @@ pub struct CrossProduct {
 }
 
 impl CrossProduct {
-    /// Nothing seen yet.
+    /// An empty sum of `rows x cols`.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for a side of zero or too large a product.
+    /// [`QuantError::Option`] for a side of 0 or a product that is not addressable.
     pub fn new(rows: usize, cols: usize) -> Result<Self, QuantError> {
         square(rows.max(cols)).and(square(rows.min(cols)))?;
         Ok(Self { rows, cols, sum: vec![0.0; rows * cols] })
     }
 
-    /// Adds the products of as many tokens of each.
+    /// Accumulates the products of `y` and `x` for the same number of tokens.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] for part of a token or different numbers of tokens, [`QuantError::NonFinite`].
+    /// [`QuantError::Length`] for a partial token or different numbers of tokens, [`QuantError::NonFinite`].
     pub fn add(&mut self, cpu: &Cpu, y: &[f32], x: &[f32]) -> Result<(), QuantError> {
-        check_len("activations beyond whole tokens", 0, x.len() % self.cols)?;
-        check_len("activations of the other side", x.len() / self.cols * self.rows, y.len())?;
-        check_finite("activations", x)?;
-        check_finite("activations of the other side", y)?;
+        check_len("activations after the last full token", 0, x.len() % self.cols)?;
+        check_len("activations y", x.len() / self.cols * self.rows, y.len())?;
+        check_finite("activations x", x)?;
+        check_finite("activations y", y)?;
         for (y, x) in y.chunks(BLOCK * self.rows).zip(x.chunks(BLOCK * self.cols)) {
             let (yt, xt) = (transpose(y, self.rows), transpose(x, self.cols));
             let part = product(cpu, &yt, xt, y.len() / self.rows)?;
@@ -176,18 +176,18 @@ impl CrossProduct {
         Ok(())
     }
 
-    /// The sums, row-major.
+    /// The accumulated `Y^T X`, row-major.
     pub fn matrix(&self) -> &[f32] {
         &self.sum
     }
 
-    /// What [`HessianFactor::corrected`](crate::HessianFactor::corrected) takes, for a layer whose inputs have moved: this is
-    /// `X0^T X` of the inputs `X0` that the layer was made for and those that it gets, `hessian` is `X^T X`, and the result
-    /// `weights (X0^T X - X^T X)`, plus `more`, the `rows x cols` correlation of `X` with what the output should have beside that.
+    /// The `shift` argument of [`HessianFactor::corrected`](crate::HessianFactor::corrected) for a layer whose inputs changed:
+    /// `self` is `X0^T X` of the original inputs `X0` and the current inputs `X`, and `hessian` is `X^T X`. The result is
+    /// `weights (X0^T X - X^T X)`, plus `more`, the `rows x cols` correlation of `X` with an additional target of the output.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] when the parts do not fit together.
+    /// [`QuantError::Length`] if the shapes do not match.
     pub fn shift(
         &self,
         cpu: &Cpu,
@@ -197,11 +197,11 @@ impl CrossProduct {
     ) -> Result<Vec<f32>, QuantError> {
         check_len("rows of the cross product", self.cols, self.rows)?;
         check_len("Hessian", self.sum.len(), hessian.values().len())?;
-        check_len("weights beyond whole rows", 0, weights.len() % self.cols)?;
+        check_len("weights after the last full row", 0, weights.len() % self.cols)?;
         let gap: Vec<f32> = self.sum.iter().zip(hessian.values()).map(|(k, h)| k - h).collect();
         let mut out = product(cpu, weights, transpose(&gap, self.cols), self.cols)?;
         if let Some(more) = more {
-            check_len("further correlation", out.len(), more.sum.len())?;
+            check_len("additional correlation", out.len(), more.sum.len())?;
             for (out, more) in out.iter_mut().zip(&more.sum) {
                 *out += more;
             }
@@ -214,7 +214,7 @@ fn square(side: usize) -> Result<usize, QuantError> {
     let len = side.checked_mul(side).filter(|n| *n > 0 && *n <= isize::MAX as usize / 8);
     len.ok_or_else(|| QuantError::Option {
         option: "inputs of a layer",
-        expected: "at least 1, and few enough for their square to be addressable",
+        expected: "at least 1, with an addressable square",
         got: side.to_string(),
     })
 }

@@ -1,9 +1,9 @@
-//! Weights that are learned through rounding.
+//! Latent weights: ternary weights trained with the straight-through estimator.
 //!
-//! A gradient of what a model puts out does not reach through a rounding. The straight-through estimator (Bengio et al.,
-//! 1308.3432) lets it pass as if nothing had been rounded, to a latent weight behind every code; where enough of it comes together,
-//! the latent weight crosses the border between two levels and the code changes. Learned step sizes are those of LSQ (Esser et
-//! al., 1902.08153), here with latent weights in units of their step, so that both are learned apart.
+//! Gradients do not pass through rounding. The straight-through estimator (Bengio et al., 1308.3432) passes them unchanged to one
+//! latent weight per code; when a latent weight crosses the boundary between two levels, the code changes. Step sizes are
+//! learned as in LSQ (Esser et al., 1902.08153), here with latent weights in units of their step, so that codes and steps are
+//! learned independently.
 
 use trike_trit::{Coupling, Granularity, ScaleValues, TritTensor};
 
@@ -13,21 +13,22 @@ use crate::{
     tensor::{scales, tensor},
 };
 
-/// How far inside its cell a latent weight starts at least, in steps: nearer to the border, noise alone would move it over.
+/// Minimum initial distance of a latent weight from the boundary of its cell, in steps: below it, noise alone could move the
+/// weight across.
 const MARGIN: f32 = 0.05;
-/// Of Adam (Kingma and Ba, 1412.6980): what stays of the mean of gradients and of that of their squares in a step.
+/// `beta1` and `beta2` of Adam (Kingma and Ba, 1412.6980).
 const MOMENTA: (f32, f32) = (0.9, 0.98);
 
-/// How far [`Latent::update`] goes at most.
+/// Learning rates of [`Latent::update`]: the approximate maximum change per step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LatentRates {
-    /// A latent weight, in steps between levels.
+    /// For latent weights, in steps between levels.
     pub codes: f32,
-    /// A scale, as a share of it; means by the same share of the step.
+    /// For scales, as a fraction of the scale; for means, as a fraction of the step.
     pub scales: f32,
 }
 
-/// A ternary matrix with tied planes on its way to another one: a latent weight for each code, and its scales.
+/// A trainable ternary matrix with tied planes: one latent weight per code, and the scales.
 ///
 /// ```
 /// use trike_quant::{Latent, LatentRates, MatrixView, QuantizeConfig, quantize_matrix};
@@ -50,11 +51,11 @@ pub struct Latent {
     rows: usize,
     cols: usize,
     layout: TritLayout,
-    /// In steps of its grid, beyond the mean.
+    /// Latent weights minus the mean, in steps of their grid.
     at: Vec<f32>,
-    /// Whether a weight may be anything but zero; empty when all may.
+    /// Pruning mask: codes with `false` do not change. Empty without pruning.
     keep: Vec<bool>,
-    /// In the order of means.
+    /// Step of each grid, in the order of means.
     steps: Vec<f32>,
     means: Vec<f32>,
     of_codes: Adam,
@@ -63,7 +64,7 @@ pub struct Latent {
     updates: i32,
 }
 
-/// Running means of gradients and of their squares.
+/// Moments of Adam: running means of the gradients and of their squares.
 #[derive(Clone, Debug)]
 struct Adam {
     mean: Vec<f32>,
@@ -75,24 +76,24 @@ impl Adam {
         Self { mean: vec![0.0; len], square: vec![0.0; len] }
     }
 
-    /// The direction of a step, about -1 to 1; `unbias` are the factors that make up for starting at zero.
+    /// The normalized step, about -1 to 1; `unbias` are the bias correction factors of both moments.
     #[inline]
     fn direction(mean: &mut f32, square: &mut f32, gradient: f32, unbias: (f32, f32)) -> f32 {
         *mean += (1.0 - MOMENTA.0) * (gradient - *mean);
         *square += (1.0 - MOMENTA.1) * (gradient * gradient - *square);
-        // What has no gradient has no direction.
+        // The constant makes the result 0 without gradients.
         *mean * unbias.0 / ((*square * unbias.1).sqrt() + 1e-30)
     }
 }
 
 impl Latent {
-    /// Starts at the codes and scales of `trits`: each latent weight is that of `weights` where this rounds to the code, and the
-    /// nearest that does where not, since compensation moved it. Where `keep`, as [`prune`](crate::prune) makes it, is false, codes
-    /// stay what they are.
+    /// Starts from the codes and scales of `trits`. Each latent weight is the value in `weights` if that rounds to the code,
+    /// otherwise (compensation changed the code) the nearest value that does. Where the mask `keep` (from
+    /// [`prune`](crate::prune)) is false, codes do not change.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] for another shape, [`QuantError::Option`] for free planes and for trits behind a rotation.
+    /// [`QuantError::Length`] if the shapes differ, [`QuantError::Option`] for free planes and for a tensor with a rotation.
     pub fn new(
         weights: MatrixView<'_>,
         trits: &TritTensor,
@@ -109,15 +110,15 @@ impl Latent {
         if let Some(rotation) = trits.rotation() {
             return Err(QuantError::Option {
                 option: "rotation",
-                expected: "trits and weights as the rotated inputs meet them",
-                got: format!("trits behind one in blocks of {}", rotation.block()),
+                expected: "a tensor without a rotation, in the basis of the rotated inputs",
+                got: format!("a rotation with block size {}", rotation.block()),
             });
         }
         check_len("rows of the trits", rows, trits.rows())?;
         check_len("columns of the trits", cols, trits.cols())?;
         let keep = keep.unwrap_or_default().to_vec();
         if !keep.is_empty() {
-            check_len("weights that are kept or not", rows * cols, keep.len())?;
+            check_len("pruning mask", rows * cols, keep.len())?;
         }
         let granularity = trits.scales().granularity();
         let layout = TritLayout {
@@ -177,12 +178,12 @@ impl Latent {
         f32::from(Grid::max_code(self.layout.depth))
     }
 
-    /// Spans of a row that share a grid, and the number of the first one's grid.
+    /// Length of the spans of a row that share a grid, and the grid index of the first span.
     fn spans(&self, row: usize) -> (usize, usize) {
         (self.layout.granularity.group_len(self.cols), grid_of(self.layout.granularity, self.cols, row, 0))
     }
 
-    /// The weights as they are now, rounded, row-major.
+    /// The current rounded weights, row-major.
     pub fn values(&self) -> Vec<f32> {
         let most = self.most();
         let mut out = Vec::with_capacity(self.at.len());
@@ -196,11 +197,11 @@ impl Latent {
         out
     }
 
-    /// Takes a step of Adam against `gradient`, that of a loss by the weights of [`values`](Self::values).
+    /// Takes one Adam step, where `gradient` is the gradient of a loss with respect to the weights [`values`](Self::values).
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`], [`QuantError::NonFinite`]; nothing has changed then.
+    /// [`QuantError::Length`], [`QuantError::NonFinite`]; in both cases nothing changes.
     pub fn update(&mut self, gradient: &[f32], rates: LatentRates) -> Result<(), QuantError> {
         check_len("gradient", self.at.len(), gradient.len())?;
         check_finite("gradient", gradient)?;
@@ -247,11 +248,11 @@ impl Latent {
         Ok(())
     }
 
-    /// The weights as they are now, packed.
+    /// The current weights as a packed tensor.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Trit`], as for any tensor.
+    /// [`QuantError::Trit`] for an invalid tensor, for example if a scale is not finite.
     pub fn tensor(&self) -> Result<TritTensor, QuantError> {
         let depth = self.layout.depth;
         let most = self.most();
@@ -263,7 +264,7 @@ impl Latent {
     }
 }
 
-/// The number of the grid of a weight, in the order of means.
+/// The grid index of a weight, in the order of means.
 fn grid_of(granularity: Granularity, cols: usize, row: usize, column: usize) -> usize {
     match granularity {
         Granularity::Tensor => 0,

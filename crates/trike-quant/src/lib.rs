@@ -1,28 +1,30 @@
-//! From floats to trits, as algorithms on matrices and statistics: quantizers, error compensation, calibration.
+//! Ternary quantization of matrices: quantizers, error compensation, calibration statistics, pruning and bit allocation.
 //!
-//! Start from [`quantize_matrix`], which rounds a matrix, or from [`compensate`], which also sees what goes into the layer and
-//! loses far less. `trike_calibrate::quantize` walks them over a model.
+//! Start from [`quantize_matrix`], which rounds a matrix, or from [`compensate`], which also uses statistics of the layer's
+//! inputs and has a much smaller error. `trike_calibrate::quantize` applies them to a model.
 //!
-//! The decision that shaped this crate: there is no model in sight. What calibration saw arrives as a [`Hessian`], what is to be
-//! ternary as a [`MatrixView`], and a [`TritTensor`](trike_trit::TritTensor) leaves. Each algorithm can so be tested against its own
-//! definition; the price is that whatever joins layers (running text, inputs that are quantized already) is done elsewhere.
+//! The decision that shaped this crate: it does not depend on models. Its inputs are calibration statistics ([`Hessian`]) and
+//! weights ([`MatrixView`]), its output is a [`TritTensor`](trike_trit::TritTensor). So each algorithm can be tested against its
+//! definition; the price is that all steps that span layers (running text, using inputs that are already quantized) are in
+//! another crate.
 //!
-//! The second one: planes are tied by default. `w = s (t0 + t1 / 3 + ...)` is an evenly spaced grid of `3^planes` levels, fits
-//! weights as well as free scales do (a test holds it to 5 %), and stores one scale.
+//! The second decision: planes are tied by default. `w = s (t0 + t1 / 3 + ...)` is an evenly spaced grid of `3^planes` levels,
+//! fits weights as well as free scales (a test checks this within 5 %), and stores one scale.
 //!
-//! * matrices: [`MatrixView`], [`SquareMatrix`]; grids of values: [`Grid`], [`fit_tied`], [`fit_tied_mean`], [`fit_free`], [`error()`]
+//! * matrices: [`MatrixView`], [`SquareMatrix`]; grids: [`Grid`], [`fit_tied`], [`fit_tied_mean`], [`fit_free`], [`error()`]
 //! * rounding: [`quantize_matrix`], [`QuantizeConfig`], [`ScaleRule`], [`CalibrationMethod`], [`Rounding`], [`QuantizationStats`]
-//! * the result's shape: [`TritLayout`], [`ScaleType`]
+//! * layout of the result: [`TritLayout`], [`ScaleType`]
 //! * calibration: [`Hessian`], [`CrossProduct`]
 //! * compensation: [`compensate`], [`CompensateConfig`], [`HessianFactor`], [`ColumnOrder`], [`hessian_error`]
-//! * rewriting weights first: [`Rotation`], [`salience()`], [`scale_columns`], [`scaled_hessian`]
-//! * learning: [`Latent`], [`LatentRates`]
-//! * pruning: [`prune`], [`PruneScore`], [`PrunePattern`]; [`compensate`] takes the result
-//! * planning: [`allocate`] with a [`Choice`] for each way to store a layer
+//! * transforms of the weights before rounding: [`Rotation`], [`salience()`], [`scale_columns`], [`scaled_hessian`]
+//! * training: [`Latent`], [`LatentRates`]
+//! * pruning: [`prune`], [`PruneScore`], [`PrunePattern`]; [`compensate`] takes the mask
+//! * bit allocation: [`allocate`], with one [`Choice`] per format of a layer
 //! * activations: [`quantize_activations`]
 //! * errors: [`QuantError`]
 //!
-//! It depends on the crates of the trits and of the host kernels, which multiply its matrices; there are no features to turn on.
+//! It depends on the trit tensors (`trike-trit`) and on the CPU kernels (`trike-cpu`) for matrix products; it has no Cargo
+//! features.
 #![forbid(unsafe_code)]
 
 mod activations;

@@ -1,11 +1,11 @@
-//! Small dense linear algebra: Cholesky factors in f64, and products on the host kernels.
+//! Dense linear algebra: Cholesky factorization in f64, and matrix products with the CPU kernels.
 
 use trike_cpu::{ActivationPrecision, Cpu, CpuOps, DenseData, DenseMatrix, Matrix};
 
 use crate::QuantError;
 
-/// Solves `a x = b` for a symmetric positive semidefinite `a` of the size of `b`, with `ridge` times the mean diagonal added
-/// to it. `a` is overwritten; `None` when it is not positive definite even so.
+/// Solves `a x = b` for a symmetric positive semidefinite `n x n` matrix `a`, `n = b.len()`, after adding `ridge` times the mean
+/// diagonal to its diagonal. `a` is overwritten; `None` if it is still not positive definite.
 pub(crate) fn solve_spd(a: &mut [f64], b: &[f64], ridge: f64) -> Option<Vec<f64>> {
     let n = b.len();
     let mean = (0..n).map(|i| a[i * n + i]).sum::<f64>() / n.max(1) as f64;
@@ -31,7 +31,7 @@ pub(crate) fn solve_spd(a: &mut [f64], b: &[f64], ridge: f64) -> Option<Vec<f64>
     x.iter().all(|v| v.is_finite()).then_some(x)
 }
 
-/// `sum a_i b_i`, in eight lanes so that the compiler can use vectors.
+/// `sum a_i b_i`, in eight lanes so that the compiler can vectorize.
 pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     let mut lanes = [0f64; 8];
     let (heads_a, tail_a) = a.as_chunks::<8>();
@@ -44,7 +44,8 @@ pub(crate) fn dot(a: &[f64], b: &[f64]) -> f64 {
     lanes.iter().sum::<f64>() + tail_a.iter().zip(tail_b).map(|(a, b)| a * b).sum::<f64>()
 }
 
-/// The lower factor of the symmetric `n x n` matrix `a = l l^T`, in the lower triangle of `a`; what is above stays.
+/// Cholesky factorization `a = l l^T` of a symmetric `n x n` matrix: `l` replaces the lower triangle of `a`; the strict upper
+/// triangle is unchanged.
 ///
 /// # Errors
 ///
@@ -65,7 +66,7 @@ pub(crate) fn cholesky(a: &mut [f64], n: usize) -> Result<(), (usize, f64)> {
     Ok(())
 }
 
-/// The inverse of the lower triangular `l`, in its place.
+/// Inverts the lower triangular `l` in place.
 pub(crate) fn invert_lower(l: &mut [f64], n: usize) {
     // Row i of the inverse: (e_i - sum_{j<i} l_ij inverse_j) / l_ii.
     let mut row = vec![0f64; n];

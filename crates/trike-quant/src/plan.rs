@@ -1,28 +1,28 @@
-//! Which layer gets how many bytes.
+//! Allocation of a byte budget to layers.
 
 use crate::QuantError;
 
 /// One way to store a layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Choice {
-    /// Bytes that it takes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// What it costs: any measure that adds up over layers, such as the divergence from the dense model.
+    /// Loss: any measure that is additive over layers, such as the divergence from the dense model.
     pub loss: f64,
 }
 
-/// Steps into which the bytes beyond the smallest choices are cut. A sum is rounded up to them, layer by layer, so that a budget is
-/// never exceeded, and at most `layers / 8192` of it is left over.
+/// Number of units of the bytes beyond the smallest choices. The size of each layer is rounded up to whole units, so that the
+/// budget is never exceeded; this leaves at most `layers / 8192` of it unused.
 const STEPS: u64 = 8192;
 
-/// The choice of each layer that makes the sum of the losses smallest within `budget` bytes: a knapsack with one item out of each
-/// list, solved by dynamic programming. Where the bytes beyond the smallest choices are at most 8192, the result is exact.
+/// The choice of each layer that minimizes the sum of the losses within `budget` bytes: a multiple-choice knapsack problem,
+/// solved by dynamic programming. Exact if the budget exceeds the smallest choices by at most 8192 bytes.
 ///
 /// ```
 /// use trike_quant::{Choice, allocate};
 ///
 /// let layer = |losses: [f64; 2]| vec![Choice { bytes: 10, loss: losses[0] }, Choice { bytes: 20, loss: losses[1] }];
-/// // There is room for one large choice: where it helps most.
+/// // The budget allows one large choice, for the layer where it reduces the loss most.
 /// assert_eq!(allocate(&[layer([1.0, 0.9]), layer([5.0, 1.0])], 30)?, [0, 1]);
 /// assert!(allocate(&[layer([1.0, 0.9])], 9).is_err());
 /// # Ok::<(), trike_quant::QuantError>(())
@@ -30,8 +30,8 @@ const STEPS: u64 = 8192;
 ///
 /// # Errors
 ///
-/// [`QuantError::Budget`], which names the smallest that can be met; [`QuantError::Option`] for a layer without choices or a loss
-/// that is not finite.
+/// [`QuantError::Budget`] with the smallest achievable budget; [`QuantError::Option`] for a layer without choices or a loss that
+/// is not finite.
 pub fn allocate(layers: &[Vec<Choice>], budget: u64) -> Result<Vec<usize>, QuantError> {
     let mut smallest = 0u64;
     for choices in layers {
@@ -52,7 +52,7 @@ pub fn allocate(layers: &[Vec<Choice>], budget: u64) -> Result<Vec<usize>, Quant
     let spare = budget - smallest;
     let unit = spare.div_ceil(STEPS).max(1);
     let room = (spare / unit) as usize;
-    // The smallest loss of the layers so far with so many units beyond their smallest choices, and the choice of the last of them.
+    // Per number of units beyond the smallest choices: the smallest loss of the layers so far; and per layer, its choice.
     let mut best = vec![0f64; room + 1];
     let mut taken: Vec<Vec<usize>> = Vec::with_capacity(layers.len());
     for choices in layers {
@@ -71,7 +71,7 @@ pub fn allocate(layers: &[Vec<Choice>], budget: u64) -> Result<Vec<usize>, Quant
         best = next;
         taken.push(chosen);
     }
-    // With more room a sum is never larger, because a layer may leave room unused.
+    // More units never increase the loss, because a layer may leave units unused.
     let mut used = room;
     let mut result = vec![0; layers.len()];
     for (layer, choices) in layers.iter().enumerate().rev() {

@@ -1,47 +1,47 @@
-//! Which weights become zero.
+//! Pruning: selection of the weights that become zero.
 
 use crate::{HessianFactor, MatrixView, QuantError, error::check_len};
 
-/// What makes a weight worth keeping.
+/// Importance score of a weight.
 #[derive(Clone, Copy, Debug)]
 pub enum PruneScore<'a> {
-    /// Its magnitude.
+    /// The magnitude.
     Magnitude,
-    /// Its magnitude times the root of the sum of its input's squares (Wanda, Sun et al., 2306.11695): one number an input, as
-    /// [`Hessian::diagonal`](crate::Hessian::diagonal) gives them.
+    /// The magnitude times the L2 norm of the weight's input (Wanda, Sun et al., 2306.11695). Takes the sum of squares of each
+    /// input, for example [`Hessian::diagonal`](crate::Hessian::diagonal).
     Wanda(&'a [f64]),
-    /// What the layer's squared output error grows by when it becomes zero and the rest of its row makes up for that:
+    /// The increase of the layer's squared output error if the weight becomes zero and the rest of its row compensates:
     /// `w^2 / (H^-1)_jj` (SparseGPT, Frantar and Alistarh, 2301.00774).
     Compensated(&'a HessianFactor),
 }
 
-/// Which weights become zero together. A score of several is the sum of their squares.
+/// Units of pruning. The score of a unit of several weights is the sum of their squared scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrunePattern {
-    /// The least of the whole matrix, one by one.
+    /// Single weights, ranked over the whole matrix.
     Unstructured,
-    /// The least of a row, one by one.
+    /// Single weights, ranked within each row.
     PerRow,
-    /// In every `of` weights along a row, all but `keep`; the share says nothing then. The last few of a row are pruned in
+    /// All but `keep` of every `of` weights along a row; `share` is ignored. A shorter last group of a row is pruned in
     /// proportion, rounded down.
     NOfM {
-        /// Weights kept.
+        /// Weights kept per group.
         keep: usize,
-        /// Of so many.
+        /// Weights per group.
         of: usize,
     },
-    /// Blocks of `rows x cols` weights; those at the edges may be smaller. Rows of 32, squares of 16 and runs of 2048 are what
-    /// kernels can skip.
+    /// Blocks of `rows x cols` weights; those at the edges may be smaller. Kernels can skip zero blocks of 32 or 2048 weights
+    /// along a row and of 16 x 16 weights.
     Blocks {
-        /// Rows of a block.
+        /// Rows per block.
         rows: usize,
-        /// Columns of a block.
+        /// Columns per block.
         cols: usize,
     },
 }
 
-/// Says of each weight whether it is kept, so that `share` of the scores' units are not: weights, or blocks. Ties keep what comes
-/// last.
+/// The pruning mask of a matrix, row-major: `true` for each weight that is kept. Prunes the fraction `share` of the units of
+/// `pattern` (weights or blocks); of equal scores, the first ones are pruned.
 ///
 /// ```
 /// use trike_quant::{MatrixView, PrunePattern, PruneScore, prune};
@@ -57,8 +57,8 @@ pub enum PrunePattern {
 ///
 /// # Errors
 ///
-/// [`QuantError::Option`] for a share outside 0 to 1 or an empty pattern, [`QuantError::Length`] when the statistics are of
-/// another width.
+/// [`QuantError::Option`] for a share outside 0 to 1 or an invalid pattern, [`QuantError::Length`] if the width of the statistics
+/// differs.
 pub fn prune(
     weights: MatrixView<'_>,
     score: PruneScore<'_>,
@@ -95,7 +95,7 @@ pub fn prune(
             }
             for (scores, keep) in scores.chunks_exact(cols).zip(keep.chunks_exact_mut(cols)) {
                 for (scores, keep) in scores.chunks(of).zip(keep.chunks_mut(of)) {
-                    // Wide, because a pattern may be as long as it likes.
+                    // u128, because `of` has no upper limit.
                     let dropped = (of - kept) as u128 * scores.len() as u128 / of as u128;
                     for i in least(scores, dropped as usize) {
                         keep[i] = false;
@@ -128,7 +128,7 @@ pub fn prune(
 fn empty_pattern(got: String) -> QuantError {
     QuantError::Option {
         option: "pattern to prune",
-        expected: "at least one weight, and no more kept than there are",
+        expected: "a nonempty block or group that keeps at most all of its weights",
         got,
     }
 }
@@ -150,7 +150,7 @@ fn squared_scores(weights: MatrixView<'_>, score: PruneScore<'_>) -> Result<Vec<
     Ok(each.map(|(i, w)| f64::from(*w).powi(2) * factors[i % cols]).collect())
 }
 
-/// The places of the `count` smallest, the first of those that are equal.
+/// The indices of the `count` smallest scores; of equal scores, the first ones.
 fn least(scores: &[f64], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[a].total_cmp(&scores[b]).then(a.cmp(&b)));

@@ -1,4 +1,4 @@
-//! Rounding: every weight to a level of its group's grid, without looking at what goes into the layer.
+//! Rounding of every weight to a level of its group's grid, without statistics of the layer's inputs.
 
 use trike_core::absmean;
 use trike_trit::{Coupling, TritTensor};
@@ -9,19 +9,19 @@ use crate::{
     tensor::{scales, spans, stored_grids, tensor},
 };
 
-/// What quantizing did to a matrix.
+/// Statistics of a quantized matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantizationStats {
-    /// Share of the trits that are not zero, over all planes.
+    /// Fraction of nonzero trits over all planes.
     pub density: f64,
-    /// `||w - w_ternary|| / ||w||`, Frobenius norms; 0 when nothing was lost.
+    /// `||w - w_ternary|| / ||w||`, Frobenius norms; 0 if exact.
     pub relative_error: f64,
-    /// Share of the weights past the outermost level of their grid.
+    /// Fraction of the weights beyond the outermost levels of their grid.
     pub clipped: f64,
 }
 
 impl QuantizationStats {
-    /// Compares a tensor with the weights that it was made of.
+    /// Compares a tensor with the weights that it was quantized from.
     pub(crate) fn of(weights: &[f32], tensor: &TritTensor, clipped: usize) -> Self {
         let (mut error, mut norm) = (0f64, 0f64);
         for (&w, v) in weights.iter().zip(tensor.dequantize()) {
@@ -52,7 +52,7 @@ impl QuantizationStats {
 ///
 /// # Errors
 ///
-/// What [`QuantizeConfig::validate`] says, and [`QuantError::Trit`] when scales overflow or the matrix is larger than
+/// The errors of [`QuantizeConfig::validate`], and [`QuantError::Trit`] if scales overflow or the matrix is larger than
 /// the encoding allows.
 pub fn quantize_matrix(
     matrix: MatrixView<'_>,
@@ -88,11 +88,11 @@ pub fn quantize_matrix(
     Ok((result, stats))
 }
 
-/// The grid of the weights that share one, and their codes where the rule itself says what is zero, which need not be what
-/// is nearest to zero.
+/// The grid of a group of weights, and their codes if the rule has its own zero threshold, which can differ from rounding to
+/// nearest.
 fn fit(weights: &[f32], config: &QuantizeConfig) -> (Grid, Option<Vec<i16>>) {
     let TritLayout { depth, with_mean, coupling, .. } = config.layout;
-    // With one plane it makes no difference how planes add up.
+    // With one plane the coupling makes no difference.
     let tied = |step: f32| match coupling {
         Coupling::Free => Grid::free(&[step], 0.0),
         Coupling::Tied => Grid::tied(depth, step, 0.0),
@@ -113,7 +113,7 @@ fn fit(weights: &[f32], config: &QuantizeConfig) -> (Grid, Option<Vec<i16>>) {
     }
 }
 
-/// The scale of each plane, a plane for what the ones before leave, and the codes.
+/// The scale of each plane and the codes, where each plane ternarizes the residual of the previous ones.
 fn by_residual(weights: &[f32], depth: usize, rule: ScaleRule) -> (Vec<f32>, Vec<i16>) {
     let mut rest = weights.to_vec();
     let mut codes = vec![0i16; weights.len()];
@@ -129,7 +129,7 @@ fn by_residual(weights: &[f32], depth: usize, rule: ScaleRule) -> (Vec<f32>, Vec
     (scales.collect(), codes)
 }
 
-/// Under which magnitude a weight is zero for a rule, and the scale of the others.
+/// The magnitude up to which a weight is zero under a rule, and the scale of the others.
 fn threshold_and_scale(weights: &[f32], rule: ScaleRule) -> (f32, f32) {
     let mean = absmean(weights);
     if rule == ScaleRule::AbsMean {
@@ -140,7 +140,7 @@ fn threshold_and_scale(weights: &[f32], rule: ScaleRule) -> (f32, f32) {
     (threshold, (kept.iter().sum::<f64>() / kept.len().max(1) as f64) as f32)
 }
 
-/// SplitMix64, the same on every platform.
+/// SplitMix64 generator, reproducible on every platform.
 pub(crate) struct Chance(pub(crate) u64);
 
 impl Chance {
@@ -158,7 +158,7 @@ impl Chance {
         (self.bits() >> 40) as f32 / (1u64 << 24) as f32
     }
 
-    /// The level above with the probability that is the share of the way to it.
+    /// Stochastic rounding: the level above, with a probability equal to the relative position of `w` between the two levels.
     fn round(&mut self, grid: &Grid, w: f32) -> i16 {
         let (below, above, share) = grid.between(w);
         if self.unit() < share { above } else { below }

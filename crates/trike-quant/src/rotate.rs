@@ -1,15 +1,15 @@
-//! Rotations that spread outliers over their neighbours.
+//! Hadamard rotations that spread outliers over a block.
 
 use trike_trit::Hadamard;
 
 use crate::{QuantError, error::check_len, quantize::Chance};
 
-/// An orthogonal matrix `R = H D`: random signs `D`, then the normalized Walsh-Hadamard matrix `H` in blocks along the diagonal, each as
-/// long as the largest power of two that divides the width.
+/// An orthogonal matrix `R = H D`: random signs `D`, then a block-diagonal normalized Walsh-Hadamard matrix `H`, whose block size
+/// is the largest power of two that divides the width.
 ///
-/// A layer `W x` is the same as `(W R^T)(R x)`. What was one large number of `x`, or one large weight of a row, is spread over its
-/// block, so that the numbers of a group are nearer to a normal distribution and share a scale better (QuaRot, Ashkboos et al.,
-/// 2404.00456). A width that is odd has blocks of one: only signs change.
+/// A layer `W x` equals `(W R^T)(R x)`. An outlier of `x` or in a row of the weights is spread over its block, so that the
+/// values of a group are closer to a normal distribution and fit one scale better (QuaRot, Ashkboos et al., 2404.00456). For an
+/// odd width the block size is 1: only signs change.
 ///
 /// ```
 /// use trike_quant::Rotation;
@@ -24,21 +24,21 @@ use crate::{QuantError, error::check_len, quantize::Chance};
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rotation {
-    /// 1 and -1.
+    /// `D`: 1 or -1 per element.
     signs: Vec<f32>,
     block: usize,
 }
 
 impl Rotation {
-    /// A rotation of vectors of `width` numbers; the same seed gives the same one on every machine.
+    /// A rotation of vectors of `width` elements; the same seed gives the same rotation on every machine.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for a width of zero.
+    /// [`QuantError::Option`] for a width of 0.
     pub fn new(width: usize, seed: u64) -> Result<Self, QuantError> {
         if width == 0 {
             return Err(QuantError::Option {
-                option: "width of a rotation",
+                option: "rotation width",
                 expected: "at least 1",
                 got: "0".to_owned(),
             });
@@ -48,19 +48,19 @@ impl Rotation {
         Ok(Self { signs, block: 1 << width.trailing_zeros() })
     }
 
-    /// `hadamard` itself, without signs, for vectors of `width` numbers: what the inputs of a
-    /// [`TritTensor`](trike_trit::TritTensor) go through that is stored rotated.
+    /// `hadamard` without signs, for vectors of `width` elements: the rotation of the inputs of a
+    /// [`TritTensor`](trike_trit::TritTensor) that is stored rotated.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] when vectors are no whole blocks.
+    /// [`QuantError::Option`] unless `width` is a positive multiple of the block size.
     pub fn plain(width: usize, hadamard: Hadamard) -> Result<Self, QuantError> {
         let block = hadamard.block();
         if width == 0 || !width.is_multiple_of(block) {
             return Err(QuantError::Option {
-                option: "width of a rotation",
-                expected: "whole blocks",
-                got: format!("{width} in blocks of {block}"),
+                option: "rotation width",
+                expected: "a positive multiple of the block size",
+                got: format!("{width} with block size {block}"),
             });
         }
         Ok(Self { signs: vec![1.0; width], block })
@@ -71,19 +71,19 @@ impl Rotation {
         self.signs.len()
     }
 
-    /// Numbers that are spread over each other.
+    /// Block size of `H`.
     pub fn block(&self) -> usize {
         self.block
     }
 
-    /// Puts `R x` in the place of each row `x` of `values`, `rows x width`: of activations, or of a weight that reads them (`W R^T`).
+    /// Replaces each row `x` of `values` (`rows x width`) by `R x`: rotates activations, or a weight that reads them (`W R^T`).
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] for part of a row.
+    /// [`QuantError::Length`] for a partial row.
     pub fn rows(&self, values: &mut [f32]) -> Result<(), QuantError> {
         let width = self.width();
-        check_len("numbers beyond whole rows", 0, values.len() % width)?;
+        check_len("values after the last full row", 0, values.len() % width)?;
         let scale = (self.block as f32).sqrt().recip();
         for row in values.chunks_exact_mut(width) {
             for (v, sign) in row.iter_mut().zip(&self.signs) {
@@ -94,14 +94,14 @@ impl Rotation {
         Ok(())
     }
 
-    /// Puts `R W` in the place of `values`, the `width x cols` weight of a layer that puts out what is rotated; a bias has one column.
+    /// Replaces `values`, the `width x cols` weight `W` of a layer whose output is to be rotated, by `R W`; a bias has one column.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] unless there are `width * cols` numbers.
+    /// [`QuantError::Length`] unless there are `width * cols` values.
     pub fn columns(&self, values: &mut [f32], cols: usize) -> Result<(), QuantError> {
         let width = self.width();
-        check_len("numbers of a rotated output", width.saturating_mul(cols), values.len())?;
+        check_len("weights of a rotated output", width.saturating_mul(cols), values.len())?;
         if cols == 0 {
             return Ok(());
         }
@@ -114,8 +114,8 @@ impl Rotation {
     }
 }
 
-/// The Walsh-Hadamard transform of a power of two of vectors of `unit` numbers, without its factor: sums and differences of pairs, of
-/// pairs of pairs, and so on.
+/// The unnormalized Walsh-Hadamard transform of vectors of `unit` elements, in butterfly stages; the number of vectors is a power
+/// of two.
 fn walsh(values: &mut [f32], unit: usize) {
     let mut half = unit;
     while half < values.len() {

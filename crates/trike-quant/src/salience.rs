@@ -1,39 +1,39 @@
-//! Scales for the inputs of a layer that make what matters larger.
+//! Activation-aware scales for the inputs of a layer (AWQ).
 
 use crate::{
     QuantError, SquareMatrix,
     error::{check_finite, check_len},
 };
 
-/// Exponents that [`salience`] tries beside 0.
+/// Exponents that [`salience`] tries in addition to 0.
 const ALPHAS: [f32; 8] = [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9];
-/// Largest scale, and smallest as its inverse: norm gains are stored as they come out of it.
+/// Largest scale, and inverse of the smallest: limits the norm gains, which are stored divided by the scales.
 const LARGEST: f32 = 32.0;
 
-/// What [`salience`] found.
+/// Result of [`salience`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Salience {
-    /// What each input is divided by, and its column of the weights multiplied with; all 1 where nothing is gained.
+    /// Per input: divisor of the input and factor of its column of the weights; all 1 if no scales reduce the loss.
     pub scales: Vec<f32>,
     /// The exponent.
     pub alpha: f32,
     /// The loss without scales.
     pub before: f64,
-    /// The loss with them.
+    /// The loss with the scales.
     pub after: f64,
 }
 
-/// Searches for scales of a layer's inputs of the form `magnitude^alpha`, the one of least `loss`.
+/// Searches for the scales of a layer's inputs with the smallest `loss`, of the form `magnitude^alpha`.
 ///
-/// `W x` is the same as `(W diag(s)) (x / s)`. In a group of weights that share a scale, rounding errors are all about as large;
-/// where `s` is large, the error of the weight times its input is smaller by that (AWQ, Lin et al., 2306.00978). `magnitudes` are the mean
-/// absolute values of the inputs. Scales are divided by their geometric mean and kept between 1/32 and 32; inputs that were always zero
-/// have scale 1.
+/// `W x` equals `(W diag(s)) (x / s)`. Weights that share a quantization scale have rounding errors of similar size; a large `s`
+/// reduces the error of the product of weight and input by that factor (AWQ, Lin et al., 2306.00978). `magnitudes` are the mean
+/// absolute values of the inputs. Scales are divided by their geometric mean and clamped to 1/32 to 32; inputs that were always
+/// zero have scale 1.
 ///
 /// ```
 /// use trike_quant::salience;
 ///
-/// // A loss that would have the first input four times as large as the second.
+/// // A loss with its minimum where the first scale is four times the second.
 /// let found = salience(&[16.0, 1.0], &mut |s| Ok(f64::from((s[0] / s[1]).log2() - 2.0).powi(2)))?;
 /// assert_eq!((found.alpha, found.scales), (0.5, vec![2.0, 0.5]));
 /// # Ok::<(), trike_quant::QuantError>(())
@@ -41,7 +41,7 @@ pub struct Salience {
 ///
 /// # Errors
 ///
-/// [`QuantError::Option`] for no or negative magnitudes, [`QuantError::NonFinite`]; what `loss` says.
+/// [`QuantError::Option`] for missing or negative magnitudes, [`QuantError::NonFinite`], and the errors of `loss`.
 pub fn salience(
     magnitudes: &[f32],
     loss: &mut dyn FnMut(&[f32]) -> Result<f64, QuantError>,
@@ -50,7 +50,7 @@ pub fn salience(
     if magnitudes.is_empty() || magnitudes.iter().any(|m| *m < 0.0) {
         return Err(QuantError::Option {
             option: "magnitudes of inputs",
-            expected: "one or more, none under 0",
+            expected: "at least one, all at least 0",
             got: magnitudes.iter().copied().reduce(f32::min).map_or("none".to_owned(), |m| m.to_string()),
         });
     }
@@ -67,7 +67,7 @@ pub fn salience(
     Ok(best)
 }
 
-/// `magnitude^alpha` over the geometric mean.
+/// `magnitude^alpha` divided by the geometric mean.
 fn powers(magnitudes: &[f32], alpha: f32) -> Vec<f32> {
     let logs: Vec<Option<f32>> = magnitudes.iter().map(|&m| (m > 0.0).then(|| m.log2())).collect();
     let count = logs.iter().flatten().count().max(1);
@@ -76,24 +76,24 @@ fn powers(magnitudes: &[f32], alpha: f32) -> Vec<f32> {
     logs.iter().map(|log| log.as_ref().map_or(1.0, scale)).collect()
 }
 
-/// Multiplies each column of `values`, `rows x scales.len()`, with its scale.
+/// Multiplies each column of `values` (`rows x scales.len()`) by its scale.
 ///
 /// # Errors
 ///
-/// [`QuantError::Length`] for part of a row.
+/// [`QuantError::Length`] for a partial row.
 pub fn scale_columns(values: &mut [f32], scales: &[f32]) -> Result<(), QuantError> {
-    check_len("numbers beyond whole rows", 0, values.len().checked_rem(scales.len()).unwrap_or(1))?;
+    check_len("values after the last full row", 0, values.len().checked_rem(scales.len()).unwrap_or(1))?;
     for row in values.chunks_exact_mut(scales.len()) {
         row.iter_mut().zip(scales).for_each(|(v, s)| *v *= s);
     }
     Ok(())
 }
 
-/// The Hessian of inputs that are divided by `scales`, from that of the inputs as they are.
+/// The Hessian of the inputs divided by `scales`, from the Hessian of the unscaled inputs.
 ///
 /// # Errors
 ///
-/// [`QuantError::Length`] unless `hessian` is as wide as there are scales.
+/// [`QuantError::Length`] unless there is one scale per column of `hessian`.
 pub fn scaled_hessian(hessian: &SquareMatrix, scales: &[f32]) -> Result<SquareMatrix, QuantError> {
     check_len("scales of a Hessian", hessian.side(), scales.len())?;
     let rows = hessian.values().chunks_exact(hessian.side()).zip(scales);

@@ -23,23 +23,23 @@ impl SquareMatrix {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for a side of zero, [`QuantError::Length`] unless there are `side * side` values.
+    /// [`QuantError::Option`] for a side of 0, [`QuantError::Length`] unless there are `side * side` values.
     pub fn new(side: usize, values: Vec<f32>) -> Result<Self, QuantError> {
         let len = side.checked_mul(side).filter(|n| *n > 0).ok_or_else(|| QuantError::Option {
             option: "side of a square matrix",
-            expected: "at least 1, and small enough for its square to be addressable",
+            expected: "at least 1, with an addressable square",
             got: side.to_string(),
         })?;
         check_len("square matrix", len, values.len())?;
         Ok(Self { side, values })
     }
 
-    /// Rows, and elements per row.
+    /// Number of rows (= number of columns).
     pub fn side(&self) -> usize {
         self.side
     }
 
-    /// All elements.
+    /// All elements, row-major.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
@@ -48,7 +48,7 @@ impl SquareMatrix {
     ///
     /// # Panics
     ///
-    /// When there is no such row, as indexing does.
+    /// If `row` is out of range.
     pub fn row(&self, row: usize) -> &[f32] {
         &self.values[row * self.side..(row + 1) * self.side]
     }

@@ -1,11 +1,11 @@
-//! Codes and grids of a matrix, put together as a tensor.
+//! Conversion of the codes and grids of a matrix to a tensor.
 
 use half::f16;
 use trike_trit::{Coupling, Granularity, ScaleValues, Scales, TritTensor};
 
 use crate::{Grid, QuantError, ScaleType, TritLayout};
 
-/// The grids of a matrix in the order of means: one, one a row, or `[row][group]`.
+/// The scales and means of the grids of a matrix. `grids` is in the order of means: one, one per row, or `[row][group]`.
 pub(crate) fn scales(grids: &[Grid], layout: &TritLayout) -> Scales {
     let sets = if layout.coupling == Coupling::Free { layout.depth } else { 1 };
     let values: Vec<f32> = (0..sets).flat_map(|set| grids.iter().map(move |g| g.scales()[set])).collect();
@@ -18,8 +18,8 @@ pub(crate) fn scales(grids: &[Grid], layout: &TritLayout) -> Scales {
     Scales::new(layout.granularity, store(values), means.map(store))
 }
 
-/// Whether all of them round to an f16 as normal numbers do. What is far below the largest may lose digits: it changes
-/// little.
+/// Whether all values have the rounding error of normal f16 numbers. Values far below the largest may lose digits, because they
+/// matter little.
 fn fits_f16(values: &[f32]) -> bool {
     let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
     values.iter().all(|&v| {
@@ -28,7 +28,7 @@ fn fits_f16(values: &[f32]) -> bool {
     })
 }
 
-/// The grids as they will be read back from `scales`.
+/// The grids reconstructed from the stored `scales`.
 pub(crate) fn stored_grids(scales: &Scales, layout: &TritLayout, count: usize) -> Vec<Grid> {
     let value = |i: usize| scales.values().get(i).unwrap_or(0.0);
     (0..count)
@@ -65,7 +65,7 @@ pub(crate) fn tensor(
     Ok(TritTensor::from_planes(rows, cols, &planes, layout.encoding, layout.coupling, scales)?)
 }
 
-/// Weights that share a grid: `(grid, start, end)` in the row-major matrix, in the order of the grids.
+/// Spans `(start, end)` of the row-major matrix that share a grid, in the order of the grids.
 pub(crate) fn spans(rows: usize, cols: usize, granularity: Granularity) -> Vec<(usize, usize)> {
     match granularity {
         Granularity::Tensor => vec![(0, rows * cols)],

@@ -1,8 +1,8 @@
-//! A matrix, borrowed and checked.
+//! A borrowed, validated matrix.
 
 use crate::{QuantError, error::check_finite};
 
-/// A row-major `rows x cols` (out x in) matrix of finite numbers.
+/// A row-major `rows x cols` (output x input features) matrix of finite numbers.
 ///
 /// ```
 /// use trike_quant::MatrixView;
@@ -21,11 +21,11 @@ pub struct MatrixView<'a> {
 }
 
 impl<'a> MatrixView<'a> {
-    /// Checks the length and every number.
+    /// A view of `values`, after a check of the length and of every number.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for a side of zero, [`QuantError::Length`], [`QuantError::NonFinite`].
+    /// [`QuantError::Option`] for a side of 0, [`QuantError::Length`], [`QuantError::NonFinite`].
     pub fn new(rows: usize, cols: usize, values: &'a [f32]) -> Result<Self, QuantError> {
         let expected = rows.checked_mul(cols).filter(|&n| n > 0).ok_or_else(|| QuantError::Option {
             option: "shape",
@@ -47,7 +47,7 @@ impl<'a> MatrixView<'a> {
         self.cols
     }
 
-    /// All numbers.
+    /// All numbers, row-major.
     pub fn values(&self) -> &'a [f32] {
         self.values
     }
@@ -56,7 +56,7 @@ impl<'a> MatrixView<'a> {
     ///
     /// # Panics
     ///
-    /// When there is no such row, as indexing does.
+    /// If `row` is out of range.
     pub fn row(&self, row: usize) -> &'a [f32] {
         &self.values[row * self.cols..(row + 1) * self.cols]
     }

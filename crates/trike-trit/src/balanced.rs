@@ -1,4 +1,4 @@
-//! Integers in balanced ternary: digits, and numbers of three and six of them.
+//! Integers in balanced ternary: digits, and integer types of three and six trits.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -6,10 +6,10 @@ use std::ops::Neg;
 
 use crate::{Trit, TritError};
 
-/// Trits that hold every i64: `(3^41 - 1) / 2` is the first such number above `i64::MAX`.
+/// Number of trits that hold every i64: the smallest `n` with `(3^n - 1) / 2 > i64::MAX`.
 pub const I64_TRITS: usize = 41;
 
-/// The trits of an integer, lowest first: `value = sum of trit[i] * 3^i`.
+/// The trits of an integer, least significant first: `value = sum of trit[i] * 3^i`.
 ///
 /// ```
 /// use trike_trit::{Trit, trits_of, value_of};
@@ -20,7 +20,7 @@ pub const I64_TRITS: usize = 41;
 /// ```
 pub const fn trits_of(value: i64) -> [Trit; I64_TRITS] {
     let mut trits = [Trit::Z; I64_TRITS];
-    // One more bit than i64 has, because rounding up to a multiple of 3 may leave it.
+    // i128, because rounding up to a multiple of 3 may overflow i64.
     let mut rest = value as i128;
     let mut i = 0;
     while i < I64_TRITS {
@@ -34,7 +34,7 @@ pub const fn trits_of(value: i64) -> [Trit; I64_TRITS] {
     trits
 }
 
-/// The integer of trits, lowest first; `None` where it is no i64. Zeros above the highest digit do not matter.
+/// The integer with the given trits, least significant first; `None` if it does not fit in an i64. Leading zeros are ignored.
 pub fn value_of(trits: &[Trit]) -> Option<i64> {
     let end = trits.iter().rposition(|&trit| trit != Trit::Z).map_or(0, |highest| highest + 1);
     if end > I64_TRITS {
@@ -44,7 +44,7 @@ pub fn value_of(trits: &[Trit]) -> Option<i64> {
     i64::try_from(value).ok()
 }
 
-/// Writes a balanced number of a few trits with its arithmetic.
+/// Defines a balanced ternary integer type and its arithmetic.
 macro_rules! balanced {
     ($(#[$docs:meta])* $name:ident, $int:ty, $wide:ty, $trits:literal, $max:literal) => {
         $(#[$docs])*
@@ -53,18 +53,18 @@ macro_rules! balanced {
         pub struct $name($int);
 
         impl $name {
-            /// Trits of a number.
+            /// Number of trits.
             pub const TRITS: usize = $trits;
-            /// Numbers there are.
+            /// Number of values.
             pub const VALUES: usize = 2 * $max + 1;
-            /// The lowest number.
+            /// The smallest value.
             pub const MIN: Self = Self(-$max);
             /// Zero.
             pub const ZERO: Self = Self(0);
-            /// The highest number.
+            /// The largest value.
             pub const MAX: Self = Self($max);
 
-            /// The trits of every number, from the lowest on.
+            /// Table of the trits of every value, in ascending order.
             const DIGITS: [[Trit; $trits]; 2 * $max + 1] = {
                 let mut table = [[Trit::Z; $trits]; 2 * $max + 1];
                 let mut i = 0;
@@ -80,13 +80,13 @@ macro_rules! balanced {
                 table
             };
 
-            /// A number; `None` outside of the range.
+            /// The number with this value; `None` if out of range.
             #[must_use]
             pub const fn new(value: $int) -> Option<Self> {
                 if value >= -$max && value <= $max { Some(Self(value)) } else { None }
             }
 
-            /// The number that is congruent modulo [`Self::VALUES`].
+            /// The number congruent to `value` modulo [`Self::VALUES`].
             #[must_use]
             pub const fn wrapping(value: i64) -> Self {
                 let count = Self::VALUES as i64;
@@ -94,7 +94,7 @@ macro_rules! balanced {
                 Self((if low > $max { low - count } else { low }) as $int)
             }
 
-            /// The nearest number.
+            /// `value` clamped to the range.
             #[must_use]
             pub const fn saturating(value: i64) -> Self {
                 if value > $max {
@@ -106,12 +106,12 @@ macro_rules! balanced {
                 }
             }
 
-            /// As an integer.
+            /// The value as an integer.
             pub const fn value(self) -> $int {
                 self.0
             }
 
-            /// The number of trits, lowest first.
+            /// The number with the given trits, least significant first.
             #[must_use]
             pub const fn from_trits(trits: [Trit; $trits]) -> Self {
                 let (mut value, mut i) = (0, $trits);
@@ -122,12 +122,12 @@ macro_rules! balanced {
                 Self(value)
             }
 
-            /// The trits, lowest first, from a table.
+            /// The trits, least significant first (a table lookup).
             pub const fn trits(self) -> [Trit; $trits] {
                 Self::DIGITS[(self.0 + $max) as usize]
             }
 
-            /// `self + other + carry` as a number and what is carried beyond it.
+            /// `self + other + carry`, wrapping, and the carry out.
             #[must_use]
             pub const fn add_carry(self, other: Self, carry: Trit) -> (Self, Trit) {
                 let sum = self.0 + other.0 + carry.value() as $int;
@@ -140,17 +140,17 @@ macro_rules! balanced {
                 }
             }
 
-            /// `self - other + carry`, and what is carried beyond it.
+            /// `self - other + carry`, wrapping, and the carry out.
             #[must_use]
             pub const fn sub_carry(self, other: Self, carry: Trit) -> (Self, Trit) {
                 self.add_carry(Self(-other.0), carry)
             }
 
-            /// The product in two numbers, the lower one first: `low + VALUES * high`.
+            /// The full product as `(low, high)`: `low + VALUES * high`.
             #[must_use]
             pub const fn mul_wide(self, other: Self) -> (Self, Self) {
                 let (product, count) = (self.0 as $wide * other.0 as $wide, 2 * $max + 1);
-                // The nearest multiple: a division that truncates, of a number moved half a step away from zero.
+                // The quotient rounded to nearest: truncating division after adding half the divisor away from zero.
                 let high = (product + if product < 0 { -$max } else { $max }) / count;
                 (Self((product - high * count) as $int), Self(high as $int))
             }
@@ -173,44 +173,44 @@ macro_rules! balanced {
                 self.mul_wide(other).0
             }
 
-            /// The number nearest to the sum.
+            /// The sum, clamped to the range.
             #[must_use]
             pub const fn saturating_add(self, other: Self) -> Self {
                 Self::saturating(self.0 as i64 + other.0 as i64)
             }
 
-            /// The number nearest to the difference.
+            /// The difference, clamped to the range.
             #[must_use]
             pub const fn saturating_sub(self, other: Self) -> Self {
                 Self::saturating(self.0 as i64 - other.0 as i64)
             }
 
-            /// The number nearest to the product.
+            /// The product, clamped to the range.
             #[must_use]
             pub const fn saturating_mul(self, other: Self) -> Self {
                 Self::saturating(self.0 as i64 * other.0 as i64)
             }
 
-            /// The sum; `None` where it is out of range.
+            /// The sum; `None` if out of range.
             #[must_use]
             pub const fn checked_add(self, other: Self) -> Option<Self> {
                 Self::new(self.0 + other.0)
             }
 
-            /// The difference; `None` where it is out of range.
+            /// The difference; `None` if out of range.
             #[must_use]
             pub const fn checked_sub(self, other: Self) -> Option<Self> {
                 Self::new(self.0 - other.0)
             }
 
-            /// The product; `None` where it is out of range.
+            /// The product; `None` if out of range.
             #[must_use]
             pub const fn checked_mul(self, other: Self) -> Option<Self> {
                 let product = self.0 as $wide * other.0 as $wide;
                 if product > $max || product < -$max { None } else { Some(Self(product as $int)) }
             }
 
-            /// The comparison as a trit: negative, zero or positive.
+            /// The comparison as a trit: negative for less, zero for equal, positive for greater.
             pub fn compare(self, other: Self) -> Trit {
                 match self.cmp(&other) {
                     Ordering::Less => Trit::N,
@@ -285,13 +285,13 @@ balanced! {
 }
 
 impl Word6 {
-    /// The number of two trytes, the lower one first.
+    /// The number with the given two trytes, least significant first.
     #[must_use]
     pub const fn from_trytes([low, high]: [Tryte3; 2]) -> Self {
         Self(27 * high.0 as i16 + low.0 as i16)
     }
 
-    /// The two trytes, the lower one first.
+    /// The two trytes, least significant first.
     pub const fn trytes(self) -> [Tryte3; 2] {
         let low = Tryte3::wrapping(self.0 as i64);
         [low, Tryte3(((self.0 - low.0 as i16) / 27) as i8)]

@@ -1,8 +1,8 @@
-//! Reading and changing single trits in place.
+//! Reading and editing single trits in place.
 
 use crate::{Encoding, Trit, TritError, TritTensor, tensor::check_index};
 
-/// One change for [`TritTensor::edit`]: the trit at a place becomes `trit`.
+/// One edit for [`TritTensor::edit`]: the trit at `(plane, row, col)` becomes `trit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Edit {
     /// Plane of the trit.
@@ -22,8 +22,9 @@ impl TritTensor {
         check_index("column", col, self.cols)
     }
 
-    /// The trit at a place. Touches one word or byte of the planes, 2-bit and base-3 encodings and of edited rows; rows of the
-    /// two compressed encodings that were not edited are walked up to the column.
+    /// The trit at `(plane, row, col)`. Reads a constant number of words or bytes in the planes, 2-bit and base-3 encodings and
+    /// in edited bitmap rows, and searches one segment in edited row-compressed rows. In the two compressed encodings, a row
+    /// without edits is scanned up to the column.
     ///
     /// # Errors
     ///
@@ -33,14 +34,14 @@ impl TritTensor {
         Ok(self.planes[plane].get(row, self.cols, col))
     }
 
-    /// Changes the trit at a place and returns the old one; the sparsity index stays true.
+    /// Replaces the trit at `(plane, row, col)`, updates the sparsity index and returns the old trit.
     ///
-    /// Planes change in two words, 2-bit in one word and base-3 in one byte. In the two compressed encodings the first edit of
-    /// a row takes it out of the packed buffers, in time that grows with the row. From then on an edit of a bitmap touches
-    /// two words, and one of a row-compressed plane moves nonzeros within 2048 columns:
+    /// An edit writes two words in the planes encoding, one word in 2-bit and one byte in base-3. In the two compressed
+    /// encodings, the first edit of a row moves it out of the packed buffers, in time linear in the row length. Later edits
+    /// write two words of a bitmap row, or move nonzeros within 2048 columns of a row-compressed row:
     ///
     /// ```text
-    /// bitmap          [row 0][row 1][row 2]   row 1, edited: [map, in place] [a sign bit for each column]
+    /// bitmap          [row 0][row 1][row 2]   row 1, edited: [map, in place] [one sign bit per column]
     /// row-compressed  [row 0][row 1][row 2]   row 1, edited: [nonzeros of 2048 columns][spare] [of the next 2048][spare] ...
     /// ```
     ///
@@ -60,8 +61,8 @@ impl TritTensor {
     ///
     /// # Errors
     ///
-    /// [`TritError::OutOfRange`]; [`TritError::TooLarge`] when a compressed plane outgrows its row offsets. The
-    /// trits are unchanged then.
+    /// [`TritError::OutOfRange`]; [`TritError::TooLarge`] when a compressed plane exceeds 32-bit row offsets. On
+    /// error the trits are unchanged.
     pub fn set(&mut self, plane: usize, row: usize, col: usize, trit: Trit) -> Result<Trit, TritError> {
         self.check_place(plane, row, col)?;
         let (data, sparsity) = (&mut self.planes[plane], &mut self.sparsity[plane]);
@@ -71,18 +72,18 @@ impl TritTensor {
         Ok(old)
     }
 
-    /// Applies many changes in order (a later one to the same place wins), all or none.
+    /// Applies edits in order (for the same trit, the last one wins), all or none.
     ///
     /// # Errors
     ///
-    /// As [`set`](Self::set).
+    /// See [`set`](Self::set).
     pub fn edit(&mut self, edits: &[Edit]) -> Result<(), TritError> {
         edits.iter().try_for_each(|e| self.check_place(e.plane, e.row, e.col))?;
         let compressed = matches!(self.encoding(), Encoding::Bitmap | Encoding::RowCompressed);
         let mut undo = Vec::new();
         for e in edits {
             match self.set(e.plane, e.row, e.col, e.trit) {
-                // Only a compressed encoding can refuse an edit of a place that exists.
+                // Only a compressed encoding can reject an edit whose indices are in range.
                 Ok(trit) if compressed => undo.push(Edit { trit, ..*e }),
                 Ok(_) => {}
                 Err(error) => {

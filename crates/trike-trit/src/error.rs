@@ -1,9 +1,9 @@
-//! What can be wrong with a trit tensor.
+//! Errors of trit tensors.
 
-/// Why a tensor could not be made or a request could not be answered.
+/// Error of creating, reading or editing a trit tensor.
 ///
-/// The first to match are [`Length`](Self::Length) and [`OutOfRange`](Self::OutOfRange), which a caller's
-/// mistake produces; the rest say that the data itself is not a valid tensor.
+/// [`Length`](Self::Length) and [`OutOfRange`](Self::OutOfRange) usually indicate a mistake in the calling code; most other
+/// variants indicate invalid tensor data.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TritError {
@@ -12,24 +12,24 @@ pub enum TritError {
     Length {
         /// Which buffer.
         what: &'static str,
-        /// Number of elements of the shape.
+        /// Elements required by the shape.
         expected: usize,
         /// Elements given.
         got: usize,
     },
-    /// An index is past its limit.
-    #[error("{what} {index} is out of range: there are {limit}")]
+    /// An index is out of range.
+    #[error("{what} {index} is out of range: expected less than {limit}")]
     OutOfRange {
         /// Which index.
         what: &'static str,
         /// The index given.
         index: usize,
-        /// How many there are.
+        /// The exclusive upper bound.
         limit: usize,
     },
-    /// A dimension is zero, over `u32::MAX`, or the element count overflows.
+    /// A dimension is 0 or above `u32::MAX`, or the element count overflows.
     #[error(
-        "shape {rows} x {cols} is not usable: each side must be 1 to 4294967295 and the tensor addressable"
+        "shape {rows} x {cols} is invalid: expected sides of 1 to 4294967295 and an addressable number of weights"
     )]
     Shape {
         /// Rows given.
@@ -38,13 +38,13 @@ pub enum TritError {
         cols: usize,
     },
     /// The number of planes is not 1 to 6.
-    #[error("a tensor has 1 to 6 planes, got {got}")]
+    #[error("expected 1 to 6 planes, got {got}")]
     Depth {
         /// Planes given.
         got: usize,
     },
-    /// Planes of one tensor are encoded differently.
-    #[error("plane {plane} is encoded as {got}, plane 0 as {expected}: one tensor has one encoding")]
+    /// The planes of a tensor have different encodings.
+    #[error("plane {plane}: expected encoding {expected} as in plane 0, got {got}")]
     MixedEncodings {
         /// The plane that differs.
         plane: usize,
@@ -63,7 +63,7 @@ pub enum TritError {
         /// Word within the row.
         word: usize,
     },
-    /// A code that is no trit.
+    /// An invalid code.
     #[error("plane {plane}, row {row}, column {col}: {code} is not a code of {encoding}")]
     Code {
         /// Plane of the code.
@@ -74,39 +74,42 @@ pub enum TritError {
         col: usize,
         /// The code: two bits for 2-bit, a byte for base-3 and row-compressed.
         code: u8,
-        /// The encoding that was read.
+        /// The encoding of the data.
         encoding: crate::Encoding,
     },
-    /// Something is stored past the last column of a row, where only zero trits may be.
-    #[error("plane {plane}, row {row}: the tail after the last column is not zero trits")]
+    /// The padding after the last column of a row is not all zero trits.
+    #[error("plane {plane}, row {row}: expected only zero trits after the last column")]
     DirtyTail {
         /// Plane of the row.
         plane: usize,
         /// The row.
         row: usize,
     },
-    /// Row offsets of a compressed encoding do not rise from 0 to the length of the data.
-    #[error("plane {plane}, row {row}: offset {got} is not {expected}")]
+    /// The row offsets of a compressed encoding do not ascend from 0 to the length of the data, or a row has the wrong
+    /// number of sign words.
+    #[error("plane {plane}, row {row}: expected offset {expected}, got {got}")]
     Offset {
         /// Plane of the offset.
         plane: usize,
         /// Row whose offset is wrong.
         row: usize,
-        /// Required value.
+        /// The expected value.
         expected: usize,
-        /// Given value.
+        /// The value given.
         got: usize,
     },
     /// More data than 32-bit row offsets can address.
-    #[error("a plane of {encoding} needs {needed} entries; row offsets reach 4294967295")]
+    #[error(
+        "a plane in encoding {encoding} needs {needed} entries: expected at most 4294967295 (32-bit row offsets)"
+    )]
     TooLarge {
-        /// The encoding asked for.
+        /// The requested encoding.
         encoding: crate::Encoding,
         /// Entries needed.
         needed: usize,
     },
-    /// A scale or mean is infinite or not a number.
-    #[error("{what} {index} is {value}: it must be finite")]
+    /// A scale or mean is infinite or NaN.
+    #[error("{what} {index} is {value}: expected a finite value")]
     NonFinite {
         /// `scale` or `mean`.
         what: &'static str,
@@ -115,15 +118,15 @@ pub enum TritError {
         /// The value.
         value: f32,
     },
-    /// A number that should be -1, 0 or 1 is not.
-    #[error("element {index} is {value}: a trit is -1, 0 or 1")]
+    /// An element is not -1, 0 or 1.
+    #[error("element {index} is {value}: expected -1, 0 or 1")]
     Value {
-        /// Index in the slice given.
+        /// Index in the slice.
         index: usize,
-        /// The number given.
+        /// The element.
         value: i8,
     },
-    /// A rotation whose blocks are no power of two, or of which rows are no whole number.
+    /// A rotation block size that is not a power of two or does not divide the row length.
     #[error("{what}: expected a power of two from 2 to 1024 that divides the columns, got {got}")]
     Rotation {
         /// Which length.
@@ -131,12 +134,12 @@ pub enum TritError {
         /// The length given.
         got: usize,
     },
-    /// An integer that so many balanced trits do not reach.
-    #[error("{value} is not a number of {trits} trits: expected {limit} at most, either side of zero")]
+    /// An integer out of the range of a number of balanced trits.
+    #[error("{value} does not fit in {trits} balanced trits: expected -{limit} to {limit}")]
     Balanced {
-        /// Trits of the number.
+        /// Number of trits.
         trits: usize,
-        /// The largest integer they reach.
+        /// The largest integer of that many trits.
         limit: i64,
         /// The integer given.
         value: i64,

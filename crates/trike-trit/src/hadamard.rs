@@ -1,11 +1,12 @@
-//! The rotation that stands between a tensor and its inputs.
+//! The Hadamard rotation of a tensor's inputs.
 
 use crate::TritError;
 
-/// The normalized Walsh-Hadamard transform of blocks of a power of two of numbers: orthogonal, symmetric and its own inverse.
+/// The normalized block-wise Walsh-Hadamard transform: orthogonal, symmetric and its own inverse. The block size is a power of
+/// two.
 ///
-/// Number `i` of a block becomes `sum over j of (-1)^popcount(i & j) x[j] / sqrt(block)`, in `log2(block)` rounds of sums and
-/// differences. One large number is spread over its block, so that numbers share a scale better (QuaRot, Ashkboos et al.,
+/// Element `i` of a block becomes `sum over j of (-1)^popcount(i & j) x[j] / sqrt(block)`, in `log2(block)` butterfly stages.
+/// An outlier is spread over its block, so that the values of a block fit one scale better (QuaRot, Ashkboos et al.,
 /// 2404.00456).
 ///
 /// ```
@@ -21,22 +22,22 @@ use crate::TritError;
 pub struct Hadamard(u32);
 
 impl Hadamard {
-    /// The largest block: what 256 threads of a GPU, which all of them have, hold in four registers each.
+    /// The largest block size: 256 GPU threads (available on all GPUs) with four registers each.
     pub const MAX: usize = 1024;
 
-    /// Blocks of `block` numbers.
+    /// A transform of blocks of `block` elements.
     ///
     /// # Errors
     ///
-    /// [`TritError::Rotation`] unless that is a power of two from 2 to [`Hadamard::MAX`].
+    /// [`TritError::Rotation`] unless `block` is a power of two from 2 to [`Hadamard::MAX`].
     pub fn new(block: usize) -> Result<Self, TritError> {
         match u32::try_from(block) {
             Ok(n) if n.is_power_of_two() && (2..=Self::MAX).contains(&block) => Ok(Self(n)),
-            _ => Err(TritError::Rotation { what: "block of a rotation", got: block }),
+            _ => Err(TritError::Rotation { what: "rotation block size", got: block }),
         }
     }
 
-    /// The largest block of at most `most` numbers that rows of `cols` are whole blocks of; `None` for odd rows.
+    /// The largest block size of at most `most` that divides `cols`; `None` if `cols` is odd or `most < 2`.
     pub fn largest(cols: usize, most: usize) -> Option<Self> {
         let fits = |block: &usize| cols.is_multiple_of(*block);
         (1..=Self::MAX.ilog2())
@@ -47,31 +48,35 @@ impl Hadamard {
             .and_then(|b| Self::new(b).ok())
     }
 
-    /// Numbers of a block.
+    /// Elements per block.
     pub const fn block(self) -> usize {
         self.0 as usize
     }
 
-    /// `1 / sqrt(block)`, the factor of the transform.
+    /// The normalization factor, `1 / sqrt(block)`.
     pub fn factor(self) -> f32 {
         (1.0 / f64::from(self.0).sqrt()) as f32
     }
 
-    /// Transforms every block of `values` in its place.
+    /// Transforms every block of `values` in place.
     ///
     /// # Errors
     ///
-    /// [`TritError::Length`] for part of a block.
+    /// [`TritError::Length`] unless the length is a multiple of the block size.
     pub fn apply(self, values: &mut [f32]) -> Result<(), TritError> {
         let rest = values.len() % self.block();
         if rest != 0 {
-            return Err(TritError::Length { what: "numbers beyond whole blocks", expected: 0, got: rest });
+            return Err(TritError::Length {
+                what: "values after the last full block",
+                expected: 0,
+                got: rest,
+            });
         }
         self.apply_blocks(values);
         Ok(())
     }
 
-    /// [`Hadamard::apply`] to whole blocks.
+    /// [`Hadamard::apply`] without the length check.
     pub(crate) fn apply_blocks(self, values: &mut [f32]) {
         for block in values.chunks_exact_mut(self.block()) {
             let mut half = 1;

@@ -1,30 +1,30 @@
-//! The small enumerations that say how a tensor is stored and scaled.
+//! Enumerations of a tensor's encoding and scale granularity.
 
 use std::{fmt, str::FromStr};
 
-/// Most planes that a tensor may have.
+/// Maximum number of planes of a tensor.
 pub const MAX_DEPTH: usize = 6;
 
-/// How the trits of a plane are packed.
+/// Packing of the trits of a plane.
 ///
 /// | encoding | bits per trit | best for |
 /// |---|---|---|
 /// | [`Planes`](Self::Planes) | 2 | popcount, hypervectors, edits |
-/// | [`TwoBit`](Self::TwoBit) | 2 | byte-wise integer dot products, edits |
+/// | [`TwoBit`](Self::TwoBit) | 2 | bytewise integer dot products, edits |
 /// | [`Base3`](Self::Base3) | 1.6 | memory |
 /// | [`Bitmap`](Self::Bitmap) | 1 + density | 50 to 90 % zeros |
-/// | [`RowCompressed`](Self::RowCompressed) | about 8 a nonzero | over 90 % zeros |
+/// | [`RowCompressed`](Self::RowCompressed) | about 8 per nonzero | over 90 % zeros |
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Encoding {
     /// Two bit planes of u64 words, `pos & neg == 0`.
     Planes,
     /// Codes `trit + 1` in two bits.
     TwoBit,
-    /// Five trits a byte.
+    /// Five trits per byte.
     Base3,
-    /// One bit per trit, set if it is nonzero, and a sign bit per nonzero.
+    /// One bit per trit, set if it is nonzero, and one sign bit per nonzero.
     Bitmap,
-    /// Gaps between nonzeros, a byte each.
+    /// Gaps between nonzeros, one byte each.
     RowCompressed,
 }
 
@@ -44,10 +44,10 @@ impl Encoding {
     }
 }
 
-/// How the planes of a tensor add up to a weight.
+/// Coupling of the scales of a tensor's planes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Coupling {
-    /// A scale for each plane: `w = mean + s0 t0 + s1 t1 + ...`.
+    /// One scale per plane: `w = mean + s0 t0 + s1 t1 + ...`.
     #[default]
     Free,
     /// One scale for all planes, base 3: `w = mean + s (t0 + t1 / 3 + t2 / 9 + ...)`.
@@ -78,7 +78,7 @@ pub enum GroupSize {
 }
 
 impl GroupSize {
-    /// Every group size, small to large.
+    /// Every group size in ascending order.
     pub const ALL: [Self; 4] = [Self::G32, Self::G64, Self::G128, Self::G256];
 
     /// The number of weights.
@@ -91,7 +91,7 @@ impl GroupSize {
         }
     }
 
-    /// The group size of 32, 64, 128 or 256; `None` for any other number.
+    /// The group size of `n` weights; `None` unless `n` is 32, 64, 128 or 256.
     pub const fn from_usize(n: usize) -> Option<Self> {
         match n {
             32 => Some(Self::G32),
@@ -103,10 +103,10 @@ impl GroupSize {
     }
 }
 
-/// Weights that share one scale.
+/// Scale granularity: the set of weights that share one scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Granularity {
-    /// The whole tensor (each plane of it, when planes are free).
+    /// The whole tensor (each plane with [`Coupling::Free`]).
     Tensor,
     /// A row.
     Row,
@@ -115,7 +115,7 @@ pub enum Granularity {
 }
 
 impl Granularity {
-    /// Number of scales of a row of `cols` weights: 1 unless the scales are per group.
+    /// Scales per row of `cols` weights: 1 unless the scales are per group.
     pub const fn groups_per_row(self, cols: usize) -> usize {
         match self {
             Self::Tensor | Self::Row => 1,
@@ -131,7 +131,7 @@ impl Granularity {
         }
     }
 
-    /// Number of scales in one set over a `rows x cols` tensor; `None` when that overflows.
+    /// Number of scales in one set for a `rows x cols` tensor; `None` on overflow.
     pub const fn count(self, rows: usize, cols: usize) -> Option<usize> {
         match self {
             Self::Tensor => Some(1),
@@ -141,15 +141,15 @@ impl Granularity {
     }
 }
 
-/// A name that is not one of the kind's names.
+/// An unknown name of an encoding, coupling or granularity.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {kind} `{got}`: expected one of {expected}")]
 pub struct ParseKindError {
     /// Parsed option: `encoding`, `coupling` or `granularity`.
     pub kind: &'static str,
-    /// The text that was given.
+    /// The text given.
     pub got: String,
-    /// The names that exist.
+    /// The accepted names.
     pub expected: &'static str,
 }
 

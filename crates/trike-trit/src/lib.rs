@@ -1,26 +1,25 @@
-//! What a trit tensor *is*: ternary weights in five encodings, their scales, a sparsity index, edits in place.
+//! Ternary weight tensors: five encodings, scales, a sparsity index and in-place edits.
 //!
 //! Start from [`TritTensor`]: `rows x cols` trits in one to six planes, with scales per tensor, row or group.
-//! It is the only ternary tensor type of the workspace; kernels repack it, files store it, quantizers make it.
+//! It is the only ternary tensor type of the workspace: quantizers create it, files store it, kernels repack it.
 //!
-//! The decision a reader would question: one logical tensor with several [`Encoding`]s instead of a type per
-//! packing. What that buys is that every reader, writer and kernel meets in one place, and every pair of
-//! encodings converts without loss; the price is a `match` where a tensor is decoded, which is why hot loops
-//! live in the kernel crates over their own layouts and not here.
+//! The decision that shaped the crate: one logical tensor type with several [`Encoding`]s instead of one type per
+//! packing. All readers, writers and kernels share the type, and any two encodings convert without loss; the price
+//! is a `match` wherever a tensor is decoded, so hot loops are in the kernel crates, over their own layouts.
 //!
-//! The second one: there is no unchecked constructor. A tensor that exists has disjoint planes, clean tails,
-//! codes in range and finite scales; checking that is one linear pass, and it is paid once a load.
+//! The second decision: there is no unchecked constructor. Every tensor has disjoint planes, zero padding, valid
+//! codes and finite scales; the check is one linear pass per load.
 //!
 //! * symbols: [`Trit`]
-//! * tensor: [`TritTensor`], [`TritRow`], [`TritData`] (its raw parts), [`Encoding`], [`Coupling`]
+//! * tensor: [`TritTensor`], [`TritRow`], [`TritData`] (its raw buffers), [`Encoding`], [`Coupling`]
 //! * scales: [`Scales`], [`ScaleValues`], [`Granularity`], [`GroupSize`]
-//! * zeros: [`SparsityMetadata`]
-//! * inputs that are rotated first: [`Hadamard`], [`TritTensor::with_rotation`]
+//! * sparsity: [`SparsityMetadata`]
+//! * rotation of the inputs: [`Hadamard`], [`TritTensor::with_rotation`]
 //! * edits: [`Edit`], [`TritTensor::set`], [`TritTensor::edit`]
 //! * balanced integers: [`trits_of`], [`value_of`], [`Tryte3`], [`Word6`], [`TryteVec`]
 //! * errors: [`TritError`]
 //!
-//! Every crate of Trike depends on this one; it depends on three small crates and has no features to turn on.
+//! Every crate of Trike depends on this one; it depends on three small crates and has no Cargo features.
 #![forbid(unsafe_code)]
 
 mod balanced;

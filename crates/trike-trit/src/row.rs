@@ -31,7 +31,7 @@ impl<'a> TritRow<'a> {
         self.cols
     }
 
-    /// The trit of a column; `None` past the last.
+    /// The trit of a column; `None` if out of range.
     pub fn get(&self, col: usize) -> Option<Trit> {
         (col < self.cols).then(|| self.data.get(self.row, self.cols, col))
     }
@@ -40,7 +40,7 @@ impl<'a> TritRow<'a> {
     ///
     /// # Errors
     ///
-    /// [`TritError::OutOfRange`] when the range leaves the row.
+    /// [`TritError::OutOfRange`] if the range exceeds the row.
     pub fn read(&self, start: usize, out: &mut [i8]) -> Result<(), TritError> {
         match start.checked_add(out.len()) {
             Some(end) if end <= self.cols => {
@@ -55,7 +55,7 @@ impl<'a> TritRow<'a> {
         }
     }
 
-    /// The trits in the order of the columns.
+    /// The trits in column order.
     pub fn iter(&self) -> Trits<'a> {
         Trits { row: *self, next: 0, buffer: [0; 64], filled: 0 }
     }

@@ -1,10 +1,10 @@
-//! Scales and means of a tensor, and what shares them.
+//! Scales and means of a tensor and their granularity.
 
 use half::f16;
 
 use crate::{Coupling, Granularity, TritError};
 
-/// Scales or means as they are stored: f16 or f32, never changed on the way.
+/// Scales or means as stored: f16 or f32, never converted implicitly.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ScaleValues {
     /// Two bytes each.
@@ -22,12 +22,12 @@ impl ScaleValues {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Value `i` as f32, exactly; `None` past the end.
+    /// Value `i` as f32, exactly; `None` if out of range.
     pub fn get(&self, i: usize) -> Option<f32> {
         match self {
             Self::F16(v) => v.get(i).map(|x| x.to_f32()),
@@ -40,7 +40,7 @@ impl ScaleValues {
         (0..self.len()).map(|i| self.at(i))
     }
 
-    /// Bytes that the values take.
+    /// Size of the values in bytes.
     pub fn bytes(&self) -> usize {
         match self {
             Self::F16(v) => 2 * v.len(),
@@ -48,7 +48,7 @@ impl ScaleValues {
         }
     }
 
-    /// `f16` when every value is an f16 exactly, else `f32`.
+    /// f16 if every value is exactly representable in f16, otherwise f32.
     ///
     /// ```
     /// use trike_trit::ScaleValues;
@@ -65,7 +65,7 @@ impl ScaleValues {
         }
     }
 
-    /// The values at `indices`, in that order, in the same type; out-of-range indices are left out.
+    /// The values at `indices`, in that order and in the same type; out-of-range indices are skipped.
     pub(crate) fn select(&self, indices: impl Iterator<Item = usize>) -> Self {
         match self {
             Self::F16(v) => Self::F16(indices.filter_map(|i| v.get(i).copied()).collect()),
@@ -73,7 +73,7 @@ impl ScaleValues {
         }
     }
 
-    /// Value `i`; callers index below `len`, as established by [`TritError::Length`] checks.
+    /// Value `i`, which must be below `len`; callers rely on earlier [`TritError::Length`] checks.
     pub(crate) fn at(&self, i: usize) -> f32 {
         match self {
             Self::F16(v) => v[i].to_f32(),
@@ -104,12 +104,12 @@ impl From<Vec<f16>> for ScaleValues {
     }
 }
 
-/// The scales of a tensor, and optionally a mean for each place that has a scale (asymmetric fit).
+/// The scales of a tensor and, for an asymmetric fit, means of the same granularity.
 ///
-/// Scales are ordered `[plane][row][group]` when planes are free and `[row][group]` when they are tied. At
-/// [`Granularity::Row`] there is no group axis, at [`Granularity::Tensor`] no row axis either. Means are
-/// ordered `[row][group]` in the same granularity and never have a plane axis. Lengths and finiteness are
-/// checked when the tensor is made, since only then is the shape known.
+/// Scales are ordered `[plane][row][group]` with [`Coupling::Free`] and `[row][group]` with [`Coupling::Tied`].
+/// [`Granularity::Row`] has no group axis, [`Granularity::Tensor`] no row axis either. Means are ordered
+/// `[row][group]` in the same granularity and never have a plane axis. Lengths and finiteness are checked when
+/// the tensor is created, because only then is the shape known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scales {
     granularity: Granularity,
@@ -118,17 +118,17 @@ pub struct Scales {
 }
 
 impl Scales {
-    /// Scales as stored; see the type for the order.
+    /// Scales and means as stored, in the order of [`Scales`].
     pub fn new(granularity: Granularity, values: impl Into<ScaleValues>, means: Option<ScaleValues>) -> Self {
         Self { granularity, values: values.into(), means }
     }
 
-    /// One f32 scale for a one-plane tensor.
+    /// One f32 scale for a tensor with one plane.
     pub fn tensor(scale: f32) -> Self {
         Self::new(Granularity::Tensor, vec![scale], None)
     }
 
-    /// Weights that share a scale.
+    /// The granularity of scales and means.
     pub fn granularity(&self) -> Granularity {
         self.granularity
     }
@@ -138,12 +138,12 @@ impl Scales {
         &self.values
     }
 
-    /// The means, where the fit is asymmetric.
+    /// The means of an asymmetric fit.
     pub fn means(&self) -> Option<&ScaleValues> {
         self.means.as_ref()
     }
 
-    /// Bytes that scales and means take.
+    /// Size of scales and means in bytes.
     pub fn bytes(&self) -> usize {
         self.values.bytes() + self.means.as_ref().map_or(0, ScaleValues::bytes)
     }
@@ -170,7 +170,7 @@ impl Scales {
         }
     }
 
-    /// The scales of `rows`, in that order, of a tensor that has `shape` and `sets` sets of scales.
+    /// The scales of the given `rows`, in that order, for a tensor of `shape` with `sets` sets of scales.
     pub(crate) fn select_rows(&self, shape: (usize, usize), sets: usize, rows: &[usize]) -> Self {
         let groups = self.granularity.groups_per_row(shape.1);
         let pick = |sets: usize| {

@@ -1,4 +1,4 @@
-//! Where the zeros of a plane are.
+//! Sparsity index of a plane.
 
 use crate::Trit;
 
@@ -8,11 +8,11 @@ pub const BLOCK_TRITS: usize = 32;
 /// Trits per 64-bit bitmap.
 pub const CHUNK_TRITS: usize = 64 * BLOCK_TRITS;
 
-/// Zeros of one plane: in all, in each row, and a 64-bit bitmap for each chunk of 2048 trits of a row, whose
-/// bit `b` is set when the 32 trits from `32 b` of the chunk hold a nonzero.
+/// Sparsity index of one plane: the number of zeros in total and per row, and one 64-bit bitmap per chunk of 2048 trits of a
+/// row, whose bit `b` is set if the 32 trits from `32 b` of the chunk contain a nonzero.
 ///
-/// It is computed when the tensor is made and kept true by edits. It takes 1/32 bit per trit and four bytes a
-/// row, which [`TritTensor::bytes`](crate::TritTensor::bytes) does not count, since it is derived and not stored.
+/// It is computed when the tensor is created and updated by edits. It takes 1/32 bit per trit and four bytes per row, which
+/// [`TritTensor::bytes`](crate::TritTensor::bytes) does not count, because the index is derived and not stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SparsityMetadata {
     zeros: u64,
@@ -32,10 +32,10 @@ impl SparsityMetadata {
         }
     }
 
-    /// Appends a row given as one bit per column, set where the trit is nonzero.
+    /// Appends a row given as one bit per column, set if the trit is nonzero.
     pub(crate) fn push_row(&mut self, cols: usize, nonzero: &[u64]) {
         let ones: u32 = nonzero.iter().map(|w| w.count_ones()).sum();
-        // Both fit: `cols` was found to be a u32 when the shape was checked.
+        // Both fit in u32: the shape check limits `cols` to u32.
         let zeros = cols as u32 - ones;
         self.zeros += u64::from(zeros);
         self.row_zeros.push(zeros);
@@ -48,47 +48,46 @@ impl SparsityMetadata {
         }));
     }
 
-    /// Zeros of the whole plane.
+    /// Number of zeros in the plane.
     pub fn zeros(&self) -> u64 {
         self.zeros
     }
 
-    /// Zeros of a row; `None` past the last row.
+    /// Number of zeros in a row; `None` if out of range.
     pub fn row_zeros(&self, row: usize) -> Option<u32> {
         self.row_zeros.get(row).copied()
     }
 
-    /// Nonzeros of a row of `cols` trits that exists.
+    /// Number of nonzeros in a row of `cols` trits; `row` must be in range.
     pub(crate) fn row_nonzeros(&self, row: usize, cols: usize) -> usize {
         cols - self.row_zeros[row] as usize
     }
 
-    /// The bitmap of a chunk of a row: bit `b` is set when trits `32 b .. 32 b + 32` of the chunk hold a
-    /// nonzero. `None` past the last row or chunk.
+    /// The bitmap of a chunk of a row: bit `b` is set if trits `32 b .. 32 b + 32` of the chunk contain a
+    /// nonzero. `None` if row or chunk are out of range.
     pub fn chunk(&self, row: usize, chunk: usize) -> Option<u64> {
         self.row_chunks(row)?.get(chunk).copied()
     }
 
-    /// The bitmaps of all chunks of a row; `None` past the last row.
+    /// The bitmaps of all chunks of a row; `None` if out of range.
     pub fn row_chunks(&self, row: usize) -> Option<&[u64]> {
         let start = row.checked_mul(self.chunks_per_row)?;
         self.chunks.get(start..start.checked_add(self.chunks_per_row)?)
     }
 
-    /// Chunks of 2048 trits in a row, the last of them possibly shorter.
+    /// Chunks of 2048 trits per row; the last one may be shorter.
     pub fn chunks_per_row(&self) -> usize {
         self.chunks_per_row
     }
 
-    /// Bytes that the counts and bitmaps take.
+    /// Size of the counts and bitmaps in bytes.
     pub fn bytes(&self) -> usize {
         8 + 4 * self.row_zeros.len() + 8 * self.chunks.len()
     }
 
-    /// Notes that a trit changed from `old` to `new`, and whether its block of 32 is all zero now.
+    /// Updates the index for an edit from `old` to `new`; `block_is_zero` tells if the block of 32 trits is all zero now.
     ///
-    /// Without branches: which way they go hangs on a load that often misses the cache, and a wrong guess would
-    /// wait for it.
+    /// Branchless: a branch would depend on a load that often misses the cache, and a misprediction would wait for it.
     #[inline]
     pub(crate) fn update(&mut self, row: usize, col: usize, old: Trit, new: Trit, block_is_zero: bool) {
         let (was, is) = (u32::from(old == Trit::Z), u32::from(new == Trit::Z));

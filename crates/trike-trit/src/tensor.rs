@@ -7,15 +7,14 @@ use crate::{
     data::bit_words, plane::Plane,
 };
 
-/// A `rows x cols` (out x in) matrix of ternary weights in 1 to 6 planes, with its scales.
+/// A `rows x cols` (output x input features) matrix of ternary weights in 1 to 6 planes, with scales.
 ///
-/// With free planes a weight is `mean + s0 t0 + s1 t1 + ...`, with tied planes
-/// `mean + s (t0 + t1 / 3 + t2 / 9 + ...)`; the mean is 0 unless the fit is asymmetric. [`Coupling`],
-/// [`Granularity`](crate::Granularity) and [`Encoding`] say which of the forms a tensor has, and the shape lives
-/// here: no function of a tensor takes it again.
+/// With [`Coupling::Free`] a weight is `mean + s0 t0 + s1 t1 + ...`, with [`Coupling::Tied`] it is
+/// `mean + s (t0 + t1 / 3 + t2 / 9 + ...)`; the mean is 0 unless the fit is asymmetric. The tensor carries its shape,
+/// [`Coupling`], [`Granularity`](crate::Granularity) and [`Encoding`]; its methods never take the shape as an argument.
 ///
-/// With a [`rotation`](Self::rotation) `H` the tensor stands for `W = T H`, `T` being what trits and scales say: whoever
-/// multiplies rotates the inputs, `W x = T (H x)`. [`dequantize`](Self::dequantize) gives `W`.
+/// With a [`rotation`](Self::rotation) `H` the tensor represents `W = T H`, where `T` is the matrix of trits and scales; a
+/// kernel rotates the inputs: `W x = T (H x)`. [`dequantize`](Self::dequantize) returns `W`.
 ///
 /// ```
 /// use trike_trit::{Encoding, Scales, Trit, TritTensor};
@@ -41,13 +40,13 @@ pub struct TritTensor {
 }
 
 impl TritTensor {
-    /// A tensor from its raw parts, one [`TritData`] for each plane, all in one encoding.
+    /// A tensor from its raw buffers, one [`TritData`] per plane, all in the same encoding.
     ///
     /// # Errors
     ///
-    /// Whatever makes the parts no tensor: a zero or unaddressable side, not 1 to 6 planes, mixed encodings, a
-    /// buffer of the wrong length, overlapping bits, an invalid code, a tail that is not zero trits, offsets out
-    /// of order, the wrong number of scales or means, or one that is not finite. The check is one linear pass.
+    /// An empty or unaddressable shape, a number of planes other than 1 to 6, mixed encodings, a buffer of the wrong
+    /// length, overlapping bits, an invalid code, padding that is not zero trits, offsets out of order, the wrong
+    /// number of scales or means, or one that is not finite. The check is one linear pass.
     pub fn new(
         rows: usize,
         cols: usize,
@@ -73,7 +72,7 @@ impl TritTensor {
         Ok(Self { rows, cols, planes, sparsity, coupling, scales, rotation: None })
     }
 
-    /// The same trits behind a rotation of their inputs, or without one.
+    /// The same trits with a rotation of the inputs, or without one.
     ///
     /// ```
     /// use trike_trit::{Encoding, Hadamard, Scales, TritTensor};
@@ -87,10 +86,10 @@ impl TritTensor {
     ///
     /// # Errors
     ///
-    /// [`TritError::Rotation`] when rows are no whole blocks.
+    /// [`TritError::Rotation`] unless the number of columns is a multiple of the block size.
     pub fn with_rotation(mut self, rotation: Option<Hadamard>) -> Result<Self, TritError> {
         if let Some(rotation) = rotation.filter(|r| !self.cols.is_multiple_of(r.block())) {
-            let what = "block of a rotation of inputs";
+            let what = "input rotation block size";
             return Err(TritError::Rotation { what, got: rotation.block() });
         }
         self.rotation = rotation;
@@ -102,11 +101,11 @@ impl TritTensor {
         self.rotation
     }
 
-    /// A one-plane tensor from `rows * cols` numbers -1, 0 and 1 in row-major order.
+    /// A tensor with one plane from `rows * cols` numbers -1, 0 and 1 in row-major order.
     ///
     /// # Errors
     ///
-    /// A length other than `rows * cols`, a number that is no trit, and what [`new`](Self::new) refuses.
+    /// A length other than `rows * cols`, a number that is not a trit, and the errors of [`new`](Self::new).
     pub fn from_trits(
         rows: usize,
         cols: usize,
@@ -117,11 +116,11 @@ impl TritTensor {
         Self::from_planes(rows, cols, &[trits], encoding, Coupling::Free, scales)
     }
 
-    /// A tensor from one slice of `rows * cols` numbers -1, 0 and 1 for each plane.
+    /// A tensor from one slice of `rows * cols` numbers -1, 0 and 1 per plane.
     ///
     /// # Errors
     ///
-    /// As [`from_trits`](Self::from_trits).
+    /// See [`from_trits`](Self::from_trits).
     pub fn from_planes(
         rows: usize,
         cols: usize,
@@ -163,29 +162,29 @@ impl TritTensor {
         self.planes.len()
     }
 
-    /// How every plane is packed.
+    /// The encoding of all planes.
     pub fn encoding(&self) -> Encoding {
         self.planes[0].encoding()
     }
 
-    /// How the planes add up.
+    /// The coupling of the planes.
     pub fn coupling(&self) -> Coupling {
         self.coupling
     }
 
-    /// The scales, in the order that [`Scales`] gives.
+    /// The scales, in the order documented at [`Scales`].
     pub fn scales(&self) -> &Scales {
         &self.scales
     }
 
-    /// The raw parts of a plane, equal to those of a tensor that was made of the same trits; `None` past the last. They are
-    /// borrowed unless the plane is in a compressed encoding and was edited: then all rows are brought together here, which
-    /// [`compact`](Self::compact) does once for all.
+    /// The raw buffers of a plane, equal to a fresh encoding of its trits; `None` if out of range. They are borrowed unless the
+    /// plane is in a compressed encoding and was edited: then each call repacks all rows; call [`compact`](Self::compact)
+    /// to repack once.
     pub fn data(&self, plane: usize) -> Option<Cow<'_, TritData>> {
         self.planes.get(plane).map(Plane::data)
     }
 
-    /// Number of scales along a row.
+    /// Scales per row and plane.
     pub fn groups_per_row(&self) -> usize {
         self.scales.granularity().groups_per_row(self.cols)
     }
@@ -195,7 +194,7 @@ impl TritTensor {
         self.scales.granularity().group_len(self.cols)
     }
 
-    /// Scale of a trit of `plane` in a group of a row, over `3^plane` when planes are tied.
+    /// Scale of the trits of `plane` in a group of a row; with [`Coupling::Tied`], already divided by `3^plane`.
     ///
     /// # Errors
     ///
@@ -207,7 +206,7 @@ impl TritTensor {
         Ok(self.scale_at(plane, row, group))
     }
 
-    /// The mean of a group of a row, 0 when the fit is symmetric.
+    /// The mean of a group of a row, 0 if the fit is symmetric.
     ///
     /// # Errors
     ///
@@ -246,18 +245,18 @@ impl TritTensor {
     ///
     /// # Errors
     ///
-    /// [`TritError::OutOfRange`], or [`TritError::Length`] when `out` is not `cols` long.
+    /// [`TritError::OutOfRange`], or [`TritError::Length`] unless `out` has `cols` elements.
     pub fn read_row(&self, plane: usize, row: usize, out: &mut [i8]) -> Result<(), TritError> {
         check_len("output row", self.cols, out.len())?;
         self.row(plane, row)?.read(0, out)
     }
 
-    /// Writes the `cols` weights of a row to `out`: each scale times its trit, plane after plane, and the mean
-    /// first, all in f32; then the rotation, where there is one.
+    /// Writes the `cols` weights of a row to `out`. Accumulates in f32: the mean, then scale times trit, plane by plane;
+    /// then applies the rotation, if any.
     ///
     /// # Errors
     ///
-    /// As [`read_row`](Self::read_row).
+    /// See [`read_row`](Self::read_row).
     pub fn dequantize_row(&self, row: usize, out: &mut [f32]) -> Result<(), TritError> {
         check_len("output row", self.cols, out.len())?;
         self.check_row(row)?;
@@ -290,16 +289,16 @@ impl TritTensor {
             }
         }
         if let Some(rotation) = self.rotation {
-            // `with_rotation` checked that a row is whole blocks.
+            // `with_rotation` checked that the block size divides the row length.
             rotation.apply_blocks(out);
         }
     }
 
-    /// The same tensor in another encoding; every trit, scale and mean is kept.
+    /// The same tensor in another encoding; trits, scales and means are unchanged.
     ///
     /// # Errors
     ///
-    /// [`TritError::TooLarge`] when a compressed encoding would need more than 32-bit row offsets.
+    /// [`TritError::TooLarge`] when a compressed encoding exceeds 32-bit row offsets.
     pub fn to_encoding(&self, encoding: Encoding) -> Result<Self, TritError> {
         if encoding == self.encoding() {
             return Ok(self.clone());
@@ -316,11 +315,11 @@ impl TritTensor {
         })
     }
 
-    /// The tensor whose row `i` is row `rows[i]` of this one, with its scales: a permutation or a selection.
+    /// A selection or permutation of rows: row `i` of the result is row `rows[i]` of this tensor, with its scales.
     ///
     /// # Errors
     ///
-    /// [`TritError::OutOfRange`] for a row that does not exist, [`TritError::Shape`] when `rows` is empty.
+    /// [`TritError::OutOfRange`] for a row out of range, [`TritError::Shape`] if `rows` is empty.
     pub fn select_rows(&self, rows: &[usize]) -> Result<Self, TritError> {
         check_shape(rows.len(), self.cols)?;
         rows.iter().try_for_each(|&r| self.check_row(r))?;
@@ -344,42 +343,42 @@ impl TritTensor {
         Ok(planes)
     }
 
-    /// Where the zeros of a plane are; `None` past the last plane.
+    /// The sparsity index of a plane; `None` if out of range.
     pub fn sparsity(&self, plane: usize) -> Option<&SparsityMetadata> {
         self.sparsity.get(plane)
     }
 
-    /// Zero trits over all planes.
+    /// Number of zero trits in all planes.
     pub fn zeros(&self) -> u64 {
         self.sparsity.iter().map(SparsityMetadata::zeros).sum()
     }
 
-    /// Bytes that the trits (with the row offsets of a compressed encoding), the scales and the means take when they are
-    /// stored: those of [`data`](Self::data), whether rows were edited or not. The derived [`SparsityMetadata`] is not
-    /// counted, nor is the room for edits; [`held_bytes`](Self::held_bytes) counts that.
+    /// Stored size in bytes of trits, scales and means: the size of [`data`](Self::data) (including the row offsets of a
+    /// compressed encoding), whether or not rows were edited. Excludes the derived [`SparsityMetadata`] and the memory of
+    /// edited rows, which [`held_bytes`](Self::held_bytes) includes.
     pub fn bytes(&self) -> usize {
         self.planes.iter().map(Plane::bytes).sum::<usize>() + self.scales.bytes()
     }
 
-    /// Bytes of memory that the trits, the scales and the means take now. They are [`bytes`](Self::bytes) unless the encoding
-    /// is compressed and rows were edited. Then a plane keeps its buffers and adds four bytes for each row, and for each
-    /// edited row at most
+    /// Current memory size in bytes of trits, scales and means. It equals [`bytes`](Self::bytes) unless the encoding is
+    /// compressed and rows were edited. In that case, until [`compact`](Self::compact), a plane takes four additional bytes per
+    /// row, and per edited row at most
     ///
-    /// * [`Encoding::Bitmap`]: one bit for each column (rounded up to whole words) and 64 bytes;
-    /// * [`Encoding::RowCompressed`]: six bytes for each nonzero, 40 for each 2048 columns begun, and 64 bytes;
+    /// * [`Encoding::Bitmap`]: one bit per column (rounded up to whole words) plus 64 bytes;
+    /// * [`Encoding::RowCompressed`]: six bytes per nonzero, 40 per 2048 columns (rounded up), plus 64 bytes.
     ///
-    /// until [`compact`](Self::compact). The derived [`SparsityMetadata`] is not counted.
+    /// Excludes the derived [`SparsityMetadata`].
     pub fn held_bytes(&self) -> usize {
         self.planes.iter().map(Plane::held_bytes).sum::<usize>() + self.scales.bytes()
     }
 
-    /// Brings edited rows of compressed encodings together with the others and gives up the room for edits: one pass over the
-    /// planes that have some. The trits stay as they are.
+    /// Repacks planes with edited rows in compressed encodings, in one pass, and releases their spare capacity. The trits are
+    /// unchanged.
     pub fn compact(&mut self) {
         self.planes.iter_mut().for_each(Plane::compact);
     }
 
-    /// [`bytes`](Self::bytes) in bits, over `rows * cols`.
+    /// `8 * bytes() / (rows * cols)`.
     pub fn bits_per_weight(&self) -> f64 {
         8.0 * self.bytes() as f64 / (self.rows as f64 * self.cols as f64)
     }
@@ -393,7 +392,7 @@ impl TritTensor {
     }
 }
 
-/// Checks the rows of a plane and indexes its zeros, in one pass.
+/// Checks the rows of a plane and builds its sparsity index, in one pass.
 pub(crate) fn index(
     data: &TritData,
     plane: usize,
@@ -410,7 +409,7 @@ pub(crate) fn index(
     Ok(sparsity)
 }
 
-/// The number of elements, when both sides are usable and f32 weights would be addressable.
+/// The number of elements; an error unless both sides are valid and the weights would be addressable as f32.
 fn check_shape(rows: usize, cols: usize) -> Result<usize, TritError> {
     let side = 1..=u32::MAX as usize;
     rows.checked_mul(cols)

@@ -23,7 +23,7 @@ pub enum Trit {
 }
 
 impl Trit {
-    /// The three trits in rising order.
+    /// The three trits in ascending order.
     pub const ALL: [Self; 3] = [Self::N, Self::Z, Self::P];
 
     /// -1, 0 or 1.
@@ -31,7 +31,7 @@ impl Trit {
         self as i8
     }
 
-    /// The trit of -1, 0 or 1; `None` for any other number.
+    /// The trit with this value; `None` unless it is -1, 0 or 1.
     pub const fn from_value(value: i8) -> Option<Self> {
         match value {
             -1 => Some(Self::N),
@@ -41,12 +41,12 @@ impl Trit {
         }
     }
 
-    /// The code of the 2-bit and base-3 encodings: value + 1, so 0, 1 or 2.
+    /// The code in the 2-bit and base-3 encodings: value + 1, that is, 0, 1 or 2.
     pub const fn code(self) -> u8 {
         (self as i8 + 1) as u8
     }
 
-    /// The trit of a code 0, 1 or 2; `None` for any other number.
+    /// The trit with this code; `None` unless it is 0, 1 or 2.
     pub const fn from_code(code: u8) -> Option<Self> {
         match code {
             0 => Some(Self::N),

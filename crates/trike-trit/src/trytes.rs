@@ -1,14 +1,14 @@
-//! Many trytes, worked on together.
+//! Vectors of trytes.
 
 use crate::{Trit, TritError, Tryte3};
 
-/// A packed vector of [`Tryte3`], a byte each.
+/// A vector of [`Tryte3`], one byte each.
 ///
-/// One byte per tryte is 2.7 bits per trit: more than [`Encoding::Base3`](crate::Encoding::Base3), and in exchange every
-/// operation is plain arithmetic on bytes, sixteen or more at once, without unpacking.
+/// One byte per tryte is 2.7 bits per trit: more than [`Encoding::Base3`](crate::Encoding::Base3), but every operation is
+/// plain byte arithmetic without unpacking, on 16 or more bytes at once with SIMD.
 ///
-/// Operations are element by element, in place. As one long number, lowest tryte first, vectors are added by
-/// [`TryteVec::add_number`].
+/// Operations are elementwise and in place. [`TryteVec::add_number`] adds vectors as long numbers, least significant tryte
+/// first.
 ///
 /// ```
 /// use trike_trit::{Trit, TryteVec};
@@ -19,7 +19,7 @@ use crate::{Trit, TritError, Tryte3};
 /// a.add_carry(&b, &mut carry)?;
 /// assert_eq!((a.values(), carry.values()), ([-13, 13, 4].as_slice(), [1, -1, 0].as_slice()));
 ///
-/// // 13 + 27 * 13, and one more: the carry goes through.
+/// // 13 + 27 * 13, plus 1: the carry propagates.
 /// let mut long = TryteVec::from_values(&[13, 13, 0])?;
 /// assert_eq!(long.add_number(&TryteVec::from_values(&[1, 0, 0])?)?, Trit::Z);
 /// assert_eq!(long.values(), [-13, -13, 1]);
@@ -27,7 +27,7 @@ use crate::{Trit, TritError, Tryte3};
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TryteVec {
-    /// Each from -13 to 13.
+    /// Values from -13 to 13.
     values: Vec<i8>,
 }
 
@@ -36,7 +36,7 @@ const COUNT: i8 = Tryte3::VALUES as i8;
 /// The largest value.
 const MAX: i8 = Tryte3::MAX.value();
 
-/// A sum of two or three trytes, back in range; its carry is what was taken away.
+/// Wraps a sum of two or three trytes into the range.
 #[inline(always)]
 fn wrap(sum: i8) -> i8 {
     if sum > MAX {
@@ -48,8 +48,8 @@ fn wrap(sum: i8) -> i8 {
     }
 }
 
-/// `27 * high + low` of a product. Moved up to where it is positive, a product is divided by a multiplication whose upper half is
-/// the quotient: 2428 / 2^16 is near enough to 1 / 27 for every product of two trytes (`products_split_exactly`).
+/// Splits a product into `(low, high)` with `27 * high + low`. The product is offset to be positive and divided by a
+/// multiply-high: 2428 / 2^16 is close enough to 1 / 27 for every product of two trytes (`products_split_exactly`).
 #[inline(always)]
 fn split(product: i16) -> (i8, i8) {
     const HALF: i16 = COUNT as i16 / 2;
@@ -60,17 +60,17 @@ fn split(product: i16) -> (i8, i8) {
 }
 
 impl TryteVec {
-    /// Zeros.
+    /// A vector of `len` zeros.
     #[must_use]
     pub fn zeros(len: usize) -> Self {
         Self { values: vec![0; len] }
     }
 
-    /// Trytes of integers.
+    /// A vector of the given integers.
     ///
     /// # Errors
     ///
-    /// [`TritError::Balanced`] for one outside of -13 to 13.
+    /// [`TritError::Balanced`] for a value outside -13 to 13.
     pub fn from_values(values: &[i8]) -> Result<Self, TritError> {
         match values.iter().find(|v| Tryte3::new(**v).is_none()) {
             Some(&value) => {
@@ -80,7 +80,7 @@ impl TryteVec {
         }
     }
 
-    /// An integer as one long number of so many trytes, lowest first; `None` where they are too few.
+    /// An integer as one long number of `len` trytes, least significant first; `None` if it does not fit.
     #[must_use]
     pub fn from_number(number: i64, len: usize) -> Option<Self> {
         let mut rest = i128::from(number);
@@ -94,7 +94,7 @@ impl TryteVec {
         (rest == 0).then_some(out)
     }
 
-    /// The vector as one long number; `None` where it is no i64.
+    /// The vector as one long number; `None` if it does not fit in an i64.
     pub fn to_number(&self) -> Option<i64> {
         let end = self.values.iter().rposition(|&v| v != 0).map_or(0, |highest| highest + 1);
         if end > crate::I64_TRITS.div_ceil(Tryte3::TRITS) {
@@ -104,12 +104,12 @@ impl TryteVec {
         i64::try_from(number).ok()
     }
 
-    /// Trytes.
+    /// Number of trytes.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
@@ -119,16 +119,16 @@ impl TryteVec {
         &self.values
     }
 
-    /// A tryte; `None` past the last.
+    /// The tryte at `index`; `None` if out of range.
     pub fn get(&self, index: usize) -> Option<Tryte3> {
         self.values.get(index).and_then(|&value| Tryte3::new(value))
     }
 
-    /// Writes a tryte.
+    /// Writes the tryte at `index`.
     ///
     /// # Errors
     ///
-    /// [`TritError::OutOfRange`] past the last.
+    /// [`TritError::OutOfRange`].
     pub fn set(&mut self, index: usize, tryte: Tryte3) -> Result<(), TritError> {
         let limit = self.len();
         let place = self.values.get_mut(index);
@@ -140,7 +140,7 @@ impl TryteVec {
     ///
     /// # Errors
     ///
-    /// [`TritError::Length`] for another length, here and below; nothing is changed then.
+    /// [`TritError::Length`] if the lengths differ; the vector is then unchanged.
     pub fn add_wrapping(&mut self, other: &Self) -> Result<(), TritError> {
         self.each(other, |a, b| wrap(a + b))
     }
@@ -149,7 +149,7 @@ impl TryteVec {
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn sub_wrapping(&mut self, other: &Self) -> Result<(), TritError> {
         self.each(other, |a, b| wrap(a - b))
     }
@@ -158,62 +158,62 @@ impl TryteVec {
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn mul_wrapping(&mut self, other: &Self) -> Result<(), TritError> {
         self.each(other, |a, b| split(i16::from(a) * i16::from(b)).0)
     }
 
-    /// `self + other`, held at the ends of the range.
+    /// `self + other`, saturating.
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn add_saturating(&mut self, other: &Self) -> Result<(), TritError> {
         self.each(other, |a, b| (a + b).clamp(-MAX, MAX))
     }
 
-    /// `self - other`, held at the ends of the range.
+    /// `self - other`, saturating.
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn sub_saturating(&mut self, other: &Self) -> Result<(), TritError> {
         self.each(other, |a, b| (a - b).clamp(-MAX, MAX))
     }
 
-    /// `self * other`, held at the ends of the range.
+    /// `self * other`, saturating.
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn mul_saturating(&mut self, other: &Self) -> Result<(), TritError> {
         self.each(other, |a, b| (i16::from(a) * i16::from(b)).clamp(-i16::from(MAX), i16::from(MAX)) as i8)
     }
 
-    /// `self + other + carry`: the sums wrap around, and `carry` becomes what each carries, -1, 0 or 1. What comes in may
-    /// be any tryte.
+    /// `self + other + carry`, wrapping around; `carry` receives the carries out: -1, 0 or 1. The carries in may be any
+    /// trytes.
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn add_carry(&mut self, other: &Self, carry: &mut Self) -> Result<(), TritError> {
         self.with_carry(other, carry, |a, b| a + b)
     }
 
-    /// `self - other + carry`, as [`TryteVec::add_carry`].
+    /// `self - other + carry`; see [`TryteVec::add_carry`].
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn sub_carry(&mut self, other: &Self, carry: &mut Self) -> Result<(), TritError> {
         self.with_carry(other, carry, |a, b| a - b)
     }
 
-    /// `self * other`: the lower trytes of the products stay here, the higher ones go to `high`.
+    /// `self * other`: `self` receives the low trytes of the products, `high` the high ones.
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn mul_wide(&mut self, other: &Self, high: &mut Self) -> Result<(), TritError> {
         self.check(other)?;
         self.check(high)?;
@@ -228,20 +228,20 @@ impl TryteVec {
         self.values.iter_mut().for_each(|v| *v = -*v);
     }
 
-    /// Each comparison of `self` with `other` as -1, 0 or 1.
+    /// Elementwise comparison of `self` with `other`, as -1, 0 or 1.
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn compare(&mut self, other: &Self) -> Result<(), TritError> {
         self.each(other, |a, b| i8::from(a > b) - i8::from(a < b))
     }
 
-    /// Adds as one long number, lowest tryte first, and returns what is carried beyond the highest.
+    /// Adds as one long number, least significant tryte first, and returns the carry out.
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn add_number(&mut self, other: &Self) -> Result<Trit, TritError> {
         self.check(other)?;
         let mut carry = 0;
@@ -259,14 +259,14 @@ impl TryteVec {
         })
     }
 
-    /// Compares as one long number, lowest tryte first.
+    /// Compares as one long number, least significant tryte first.
     ///
     /// # Errors
     ///
-    /// As [`TryteVec::add_wrapping`].
+    /// See [`TryteVec::add_wrapping`].
     pub fn compare_number(&self, other: &Self) -> Result<std::cmp::Ordering, TritError> {
         self.check(other)?;
-        // The digits below one that differs can never make up for it.
+        // Lower digits can never outweigh the highest digit that differs.
         Ok(self.values.iter().rev().cmp(other.values.iter().rev()))
     }
 
@@ -294,7 +294,7 @@ impl TryteVec {
         self.check(other)?;
         self.check(carry)?;
         for ((a, &b), carry) in self.values.iter_mut().zip(&other.values).zip(&mut carry.values) {
-            // At most 39 away from zero.
+            // At most 39 in magnitude.
             let sum = f(*a, b) + *carry;
             *carry = i8::from(sum > MAX) - i8::from(sum < -MAX);
             *a = wrap(sum);

@@ -1,7 +1,7 @@
-//! GGUF blocks to tensors.
+//! Decoding of GGUF blocks to tensors.
 //!
-//! Blocks are decoded straight into the words or bytes of an encoding; [`TritTensor::new`] then checks the
-//! result, so a wrong code cannot get through even if a decoder here were wrong.
+//! Blocks are decoded directly into the words or bytes of an encoding; [`TritTensor::new`] then validates the result,
+//! so that an invalid code is rejected even if a decoder here has a bug.
 
 use half::f16;
 use trike_trit::{Coupling, Granularity, GroupSize, ScaleValues, Scales, TritData, TritTensor};
@@ -12,10 +12,10 @@ use super::{
 };
 use crate::{DenseData, DenseTensor, FormatError, Tensor, bytes, error::Place};
 
-/// Bits that are set in code 3 of 32 two-bit codes.
+/// The low bit of each of 32 two-bit codes.
 const LOW_BITS: u64 = 0x5555_5555_5555_5555;
 
-/// Decodes a tensor of `shape` from its `data`, which has [`GgufType::bytes`] bytes.
+/// Decodes a tensor of `shape` from `data`, which must have [`GgufType::bytes`] bytes.
 pub(crate) fn decode(
     place: Place<'_>,
     kind: GgufType,
@@ -67,17 +67,17 @@ fn trits(
     tensor.map(Tensor::Ternary).map_err(|e| place.trits(e))
 }
 
-/// The same check as the constructor's, but naming the block as the file's readers count them.
+/// The same check as in the constructor, but with the GGUF block index in the error.
 fn check_codes(place: Place<'_>, words: &[u64], group: GroupSize) -> Result<(), FormatError> {
     match words.iter().position(|w| w & (w >> 1) & LOW_BITS != 0) {
         Some(word) => {
-            Err(place.values(format!("block {} has code 3, which is no trit", word * 32 / group.get())))
+            Err(place.values(format!("block {} has code 3, which is not a trit", word * 32 / group.get())))
         }
         None => Ok(()),
     }
 }
 
-/// Runs of 32 bytes and a scale.
+/// Decodes blocks of two runs of 32 bytes and an f16 scale.
 fn tq2_0(data: &[u8]) -> (Vec<u64>, Vec<f16>) {
     let blocks = data.as_chunks::<66>().0;
     let (mut words, mut scales) = (Vec::with_capacity(8 * blocks.len()), Vec::with_capacity(blocks.len()));
@@ -88,20 +88,20 @@ fn tq2_0(data: &[u8]) -> (Vec<u64>, Vec<f16>) {
     (words, scales)
 }
 
-/// Byte `j` of a run holds elements `j, j + 32, j + 64, j + 96` at these shifts: a run is four words of 32 codes,
-/// interleaved.
+/// Byte `j` of a run holds elements `j, j + 32, j + 64, j + 96` at the four shifts, that is, a run is four interleaved words of
+/// 32 codes.
 fn put_run(run: &[u8; 32], shifts: [u32; 4], words: &mut Vec<u64>) {
     words.extend(shifts.map(|shift| bytes::codes_at(run, shift)));
 }
 
-/// Runs of 32 bytes with the shifts the other way round, then the scale of the tensor.
+/// Decodes runs of 32 bytes with the shifts in reverse order, followed by the scale of the tensor.
 fn i2_s(place: Place<'_>, rows: usize, cols: usize, data: &[u8]) -> Result<Tensor, FormatError> {
-    // `GgufType::bytes` counted the trailer, so it is there.
+    // `GgufType::bytes` includes the trailer.
     let (codes, trailer) = data.split_at(data.len() - I2_S_TRAILER);
     let mut words = Vec::with_capacity(codes.len() / 8);
     codes.as_chunks::<32>().0.iter().for_each(|run| put_run(run, [6, 4, 2, 0], &mut words));
     if check_codes(place, &words, GroupSize::G128).is_err() {
-        let remedy = "only the x86 layout is read, and it has no such code: the file was written by another build or \
+        let remedy = "Trike reads only the x86 layout, which has no such code: the file was written by another build or \
                       is damaged; use a TQ1_0 or TQ2_0 file of the model";
         return Err(place.unsupported("I2_S with a code of 3", remedy));
     }
@@ -111,7 +111,7 @@ fn i2_s(place: Place<'_>, rows: usize, cols: usize, data: &[u8]) -> Result<Tenso
     tensor.map(Tensor::Ternary).map_err(|e| place.trits(e))
 }
 
-/// Trits `0..5` of every byte of `TQ1_0` and `PTQ1_0`: each multiplication by 3 carries the next trit out of the byte.
+/// Table of the five trits of every byte of `TQ1_0` and `PTQ1_0`: each multiplication by 3 carries the next trit out of the byte.
 const TQ1_DIGITS: [[u8; 5]; 256] = {
     let mut table = [[0; 5]; 256];
     let mut byte = 0;
@@ -128,8 +128,8 @@ const TQ1_DIGITS: [[u8; 5]; 256] = {
     table
 };
 
-/// How a block of base-3 bytes is laid out: stages of as many bytes, each with as many trits, then an f16 scale.
-/// Byte `lane` of a stage of `n` bytes holds the elements `lane + n t` of the stage.
+/// Layout of a block of base-3 bytes: stages of `(bytes, trits per byte)`, then an f16 scale. Byte `lane` of a stage
+/// of `n` bytes holds the elements `lane + n t` of the stage.
 struct Stages {
     weights: usize,
     bytes: usize,
@@ -169,8 +169,8 @@ fn spread(bytes: &[u8], trits: usize, codes: &mut [u8]) {
     }
 }
 
-/// `f16 d`, then codes in the order of the elements. Code 3 is +2 d, which no trit says: a tensor that has one
-/// becomes dense.
+/// Decodes blocks of `f16 d`, then codes in element order. Code 3 means +2 d, which is not a trit: a tensor that contains it
+/// is decoded to dense f32.
 fn q2_0(
     place: Place<'_>,
     rows: usize,

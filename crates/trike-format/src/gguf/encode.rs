@@ -1,4 +1,4 @@
-//! Tensors to GGUF blocks; a value that a block cannot hold exactly is an error.
+//! Encoding of tensors to GGUF blocks; a value that a block cannot hold exactly is an error.
 
 use half::{bf16, f16};
 use trike_trit::TritTensor;
@@ -6,7 +6,7 @@ use trike_trit::TritTensor;
 use super::types::GgufType;
 use crate::{FormatError, Int8Tensor, Tensor, error::Place};
 
-/// Encodes a tensor row by row: `emit` gets the bytes of each row in order.
+/// Encodes a tensor row by row and passes the bytes of each row to `emit`, in order.
 pub(crate) fn encode(
     place: Place<'_>,
     tensor: &Tensor,
@@ -15,7 +15,7 @@ pub(crate) fn encode(
 ) -> Result<(), FormatError> {
     let refusal = Refusal { place, kind };
     if !kind.is_writable() {
-        return Err(refusal.because("a type that Trike writes", "one that it only reads", OTHER_TYPE));
+        return Err(refusal.because("a type that Trike writes", "a type that it only reads", OTHER_TYPE));
     }
     let cols = tensor.cols();
     if !cols.is_multiple_of(kind.block()) {
@@ -58,7 +58,7 @@ impl Refusal<'_> {
         }
     }
 
-    /// `scale(group)` of the groups of `len` weights that a block covers, as the f16 of the block.
+    /// The f16 scale of a block, from `scale(group)` of the groups of `len` weights that it covers; these must be equal.
     fn block_scale(
         &self,
         block: usize,
@@ -76,11 +76,7 @@ impl Refusal<'_> {
         let half = f16::from_f32(first);
         if half.to_f32() != first {
             let got = format!("{first}");
-            return Err(self.because(
-                "scales that are f16 numbers",
-                got,
-                "write Trike's own directory instead",
-            ));
+            return Err(self.because("scales that are f16 numbers", got, "write a Trike directory instead"));
         }
         Ok(half)
     }
@@ -152,7 +148,7 @@ fn ternary(
     tensor: &TritTensor,
     mut emit: impl FnMut(&[u8]) -> Result<(), FormatError>,
 ) -> Result<(), FormatError> {
-    let elsewhere = "write Trike's own directory instead";
+    let elsewhere = "write a Trike directory instead";
     if tensor.depth() != 1 {
         return Err(refusal.because("one plane", format!("{} planes", tensor.depth()), elsewhere));
     }
@@ -160,8 +156,8 @@ fn ternary(
         return Err(refusal.because("no means", "a mean per group", elsewhere));
     }
     if let Some(rotation) = tensor.rotation() {
-        let got = format!("inputs rotated in blocks of {}", rotation.block());
-        return Err(refusal.because("inputs as they are", got, elsewhere));
+        let got = format!("a rotation with block size {}", rotation.block());
+        return Err(refusal.because("no rotation of the inputs", got, elsewhere));
     }
     let trits_error = |e| refusal.place.trits(e);
     let block_size = refusal.kind.block();
@@ -173,7 +169,7 @@ fn ternary(
         tensor.read_row(0, row, &mut trits).map_err(trits_error)?;
         codes.iter_mut().zip(&trits).for_each(|(code, t)| *code = (t + 1) as u8);
         for (block, codes) in codes.chunks_exact(block_size).enumerate() {
-            // Groups count from 0 to groups_per_row, which `block_scale` stays within.
+            // `block_scale` only asks for groups below `groups_per_row`.
             let scale = |group| tensor.scale(0, row, group).unwrap_or(0.0);
             let d = refusal.block_scale(block, tensor.group_len(), scale)?.to_le_bytes();
             match refusal.kind {
@@ -198,15 +194,15 @@ fn ternary(
     Ok(())
 }
 
-/// Byte `j` of a run holds elements `j, j + 32, j + 64, j + 96` of 128.
+/// Encodes runs of 128 codes: byte `j` of a run holds elements `j, j + 32, j + 64, j + 96`.
 fn tq2_0(codes: &[u8], out: &mut Vec<u8>) {
     for run in codes.chunks_exact(128) {
         out.extend((0..32).map(|j| run[j] | run[j + 32] << 2 | run[j + 64] << 4 | run[j + 96] << 6));
     }
 }
 
-/// The first trit is the most significant digit; the byte is the number scaled from 243 to 256, rounded up, so
-/// that multiplying by 3 carries the digits out in order.
+/// The first trit is the most significant digit; the byte is the number scaled by 256 / 243, rounded up, so that
+/// repeated multiplication by 3 carries the digits out in order.
 fn tq1_0(codes: &[u8], out: &mut Vec<u8>) {
     for (start, lanes, trits) in [(0, 32, 5), (160, 16, 5), (240, 4, 4)] {
         out.extend((0..lanes).map(|lane| {

@@ -1,8 +1,7 @@
-//! The header of a GGUF file, read under caps.
+//! Reader of GGUF headers, with limits.
 //!
-//! Every length is checked against its cap and against the bytes that are left before anything is allocated,
-//! so a header never makes the reader take more memory than the file has bytes, plus the entries of the lists
-//! that the caps bound.
+//! Every length is checked against its limit and against the remaining bytes before anything is allocated, so that
+//! reading a header takes at most as much memory as the file has bytes, plus the list entries that the limits bound.
 
 use std::path::Path;
 
@@ -11,45 +10,45 @@ use crate::{FormatError, MAX_DIMS, bytes::Cursor};
 
 /// `GGUF` at the start of the file.
 pub(crate) const MAGIC: &[u8; 4] = b"GGUF";
-/// Tensors are aligned to this unless `general.alignment` says otherwise.
+/// Alignment of tensors without `general.alignment`.
 pub(crate) const DEFAULT_ALIGNMENT: usize = 32;
 
-/// Keys of real files are under 100 bytes; the format allows this many.
+/// Keys of real files have fewer than 100 bytes; the format allows this many.
 const MAX_KEY_BYTES: usize = 65_535;
 /// The longest real string is a whole `tokenizer.json` of some 30 MB.
 const MAX_STRING_BYTES: usize = 64 << 20;
-/// The longest real arrays are vocabularies and merges, under 600,000 entries.
+/// The longest real arrays are vocabularies and merges, with fewer than 600,000 entries.
 const MAX_ARRAY_LEN: usize = 1 << 24;
-/// No known file nests arrays; two levels leave room for one that does.
+/// No known file nests arrays; two levels leave a margin.
 const MAX_ARRAY_NESTING: usize = 2;
-/// Inner arrays in the whole file: each costs a list in memory but only 12 bytes in the file.
+/// Inner arrays in the whole file: each takes a list in memory but only 12 bytes in the file.
 const MAX_INNER_ARRAYS: usize = 65_536;
-/// Real files have under 100 keys.
+/// Real files have fewer than 100 keys.
 const MAX_KEYS: usize = 65_536;
 /// The largest real model has some 1,100 tensors; a checkpoint with unmerged experts some 90,000.
 const MAX_TENSORS: usize = 100_000;
 /// llama.cpp's limit is 64 bytes, 128 in some builds.
 const MAX_TENSOR_NAME_BYTES: usize = 256;
-/// llama.cpp writes 32; a page is the largest that makes sense for a mapped file, a huge page the largest at all.
+/// llama.cpp writes 32; for a mapped file, nothing above a page is useful. The limit is a huge page.
 const MAX_ALIGNMENT: usize = 2 << 20;
 
-/// What the header says, before any of it is believed about the data.
+/// A parsed header, not yet validated against the data.
 pub(crate) struct Header {
     pub(crate) version: u32,
     pub(crate) metadata: Metadata,
     pub(crate) alignment: usize,
     pub(crate) tensors: Vec<RawTensor>,
-    /// Where the data starts: the end of the header, aligned. Past the end of a file without tensors.
+    /// Byte offset of the data: the aligned end of the header. May be past the end of a file without tensors.
     pub(crate) data_start: usize,
 }
 
 /// A tensor's entry in the header.
 pub(crate) struct RawTensor {
     pub(crate) name: String,
-    /// Slowest axis first; the file has the fastest first.
+    /// Slowest-varying axis first, the reverse of the file.
     pub(crate) shape: Vec<usize>,
     pub(crate) type_id: u32,
-    /// From the start of the data.
+    /// Byte offset from the start of the data.
     pub(crate) offset: usize,
 }
 
@@ -172,7 +171,7 @@ impl<'a> Reader<'a> {
     fn array(&mut self, key: &str, nesting: usize) -> Result<MetaArray, FormatError> {
         macro_rules! numbers {
             ($variant:ident: $t:ty, $n:expr) => {{
-                // No overflow: the length is capped, and an element has at most eight bytes.
+                // No overflow: the length is limited, and an element has at most eight bytes.
                 let bytes = self.cursor.take($n * size_of::<$t>(), key)?;
                 let chunks = bytes.as_chunks::<{ size_of::<$t>() }>().0;
                 MetaArray::$variant(chunks.iter().map(|&b| <$t>::from_le_bytes(b)).collect())
@@ -224,7 +223,7 @@ impl<'a> Reader<'a> {
         (0..n).map(|_| self.array(key, nesting)).collect()
     }
 
-    /// Measures the strings before it copies them, so that the buffers are as large as needed and no larger.
+    /// Reads strings in two passes, lengths first, so that the buffers are allocated with the exact size.
     fn strings(&mut self, key: &str, n: usize) -> Result<StringArray, FormatError> {
         let mut ahead = self.cursor.clone();
         let mut total = 0;

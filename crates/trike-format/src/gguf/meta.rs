@@ -1,4 +1,4 @@
-//! GGUF metadata: typed values under unique keys, in the order of the file.
+//! GGUF metadata: typed values with unique keys, in file order.
 
 use std::collections::HashMap;
 
@@ -19,9 +19,9 @@ pub enum MetaValue {
     I32(i32),
     /// A float of 32 bits.
     F32(f32),
-    /// A truth value.
+    /// A bool.
     Bool(bool),
-    /// A text.
+    /// A string.
     Str(String),
     /// An array.
     Array(MetaArray),
@@ -33,7 +33,7 @@ pub enum MetaValue {
     F64(f64),
 }
 
-/// A metadata array; all elements have one type.
+/// A metadata array; all elements have the same type.
 #[derive(Clone, Debug, PartialEq)]
 pub enum MetaArray {
     /// Unsigned integers of 8 bits.
@@ -50,9 +50,9 @@ pub enum MetaArray {
     I32(Vec<i32>),
     /// Floats of 32 bits.
     F32(Vec<f32>),
-    /// Truth values.
+    /// Bools.
     Bool(Vec<bool>),
-    /// Texts.
+    /// Strings.
     Str(StringArray),
     /// Arrays.
     Array(Vec<MetaArray>),
@@ -65,7 +65,7 @@ pub enum MetaArray {
 }
 
 impl MetaValue {
-    /// The number, when this is an integer of any width that `i64` holds.
+    /// The number, if this is an integer of any width that fits in `i64`.
     pub fn as_i64(&self) -> Option<i64> {
         match *self {
             Self::U8(v) => Some(v.into()),
@@ -80,12 +80,12 @@ impl MetaValue {
         }
     }
 
-    /// The number, when this is an integer from 0 to `u32::MAX` of any width.
+    /// The number, if this is an integer of any width from 0 to `u32::MAX`.
     pub fn as_u32(&self) -> Option<u32> {
         self.as_i64().and_then(|v| v.try_into().ok())
     }
 
-    /// The number, when this is a float; an f64 is rounded.
+    /// The number, if this is a float; an f64 is rounded.
     pub fn as_f32(&self) -> Option<f32> {
         match *self {
             Self::F32(v) => Some(v),
@@ -94,7 +94,7 @@ impl MetaValue {
         }
     }
 
-    /// The truth value.
+    /// The bool, if this is one.
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
             Self::Bool(v) => Some(v),
@@ -102,7 +102,7 @@ impl MetaValue {
         }
     }
 
-    /// The text.
+    /// The string, if this is one.
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::Str(v) => Some(v),
@@ -110,7 +110,7 @@ impl MetaValue {
         }
     }
 
-    /// The array.
+    /// The array, if this is one.
     pub fn as_array(&self) -> Option<&MetaArray> {
         match self {
             Self::Array(v) => Some(v),
@@ -118,7 +118,7 @@ impl MetaValue {
         }
     }
 
-    /// The name of the type, and how many elements an array has.
+    /// The name of the type and, for an array, the number of elements.
     pub fn describe(&self) -> String {
         match self {
             Self::U8(_) => "u8".to_owned(),
@@ -137,7 +137,7 @@ impl MetaValue {
         }
     }
 
-    /// The number of this type in the file.
+    /// The GGUF id of this type.
     pub(crate) fn type_id(&self) -> u32 {
         match self {
             Self::U8(_) => 0,
@@ -156,7 +156,7 @@ impl MetaValue {
         }
     }
 
-    /// Appends the value as the file has it, its type left out.
+    /// Appends the encoded value, without its type id.
     pub(crate) fn put(&self, out: &mut Vec<u8>) {
         match self {
             Self::U8(v) => out.push(*v),
@@ -196,7 +196,7 @@ impl MetaArray {
         }
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -294,7 +294,7 @@ impl From<StringArray> for MetaValue {
     }
 }
 
-/// An array of strings in two buffers, since a vocabulary has hundreds of thousands of them.
+/// An array of strings in two buffers: a vocabulary has hundreds of thousands of strings.
 ///
 /// ```
 /// let words: trike_format::StringArray = ["a", "", "bc"].into_iter().collect();
@@ -321,12 +321,12 @@ impl StringArray {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// String `i`; `None` past the end.
+    /// String `i`; `None` if out of range.
     pub fn get(&self, i: usize) -> Option<&str> {
         let start = if i == 0 { 0 } else { *self.ends.get(i - 1)? };
         self.text.get(start..*self.ends.get(i)?)
@@ -346,7 +346,7 @@ impl<S: AsRef<str>> FromIterator<S> for StringArray {
     }
 }
 
-/// The metadata of a file: values under unique keys, in the order of the file.
+/// The metadata of a file: values with unique keys, in file order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Metadata {
     entries: Vec<(String, MetaValue)>,
@@ -359,7 +359,7 @@ impl Metadata {
         self.index.get(key).map(|&i| &self.entries[i].1)
     }
 
-    /// Keys and values in the order of the file.
+    /// Keys and values in file order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &MetaValue)> + '_ {
         self.entries.iter().map(|(k, v)| (k.as_str(), v))
     }
@@ -369,12 +369,12 @@ impl Metadata {
         self.entries.len()
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// Adds a value; `false`, and no change, when the key is there already.
+    /// Adds a value; returns `false` and changes nothing if the key exists.
     pub(crate) fn insert(&mut self, key: String, value: MetaValue) -> bool {
         if self.index.contains_key(&key) {
             return false;

@@ -1,7 +1,7 @@
-//! Blocks of integer codes that are no trits: `Q4_0` to `Q8_0` and `Q4_K` to `Q6_K`.
+//! Decoding of integer block types that are not ternary: `Q4_0` to `Q8_0` and `Q4_K` to `Q6_K`.
 //!
-//! Where a weight is a code times a scale, the block becomes int8 codes, exactly: products of an f16 and an
-//! int8 scale are f32 numbers. Where a minimum is added, it becomes f32.
+//! Types whose weights are a code times a scale decode to int8, exactly: the product of an f16 and an int8 scale is
+//! representable in f32. Types with a minimum decode to f32.
 
 use half::f16;
 use trike_trit::ScaleValues;
@@ -9,7 +9,7 @@ use trike_trit::ScaleValues;
 use super::types::GgufType;
 use crate::{DenseData, DenseTensor, Int8Tensor, Tensor, TensorError};
 
-/// Decodes the whole blocks of `data`.
+/// Decodes `data`, which consists of whole blocks.
 pub(super) fn decode(kind: GgufType, rows: usize, cols: usize, data: &[u8]) -> Result<Tensor, TensorError> {
     let n = rows * cols;
     let int8 = |group, codes, scales| Int8Tensor::new(rows, cols, group, codes, scales).map(Tensor::Int8);
@@ -58,20 +58,20 @@ fn half_at(block: &[u8], at: usize) -> f16 {
     f16::from_le_bytes([block[at], block[at + 1]])
 }
 
-/// The low halves of the bytes, then the high ones.
+/// The low nibbles of the bytes, then the high nibbles.
 fn nibbles(bytes: &[u8]) -> impl Iterator<Item = u8> + '_ {
     bytes.iter().map(|b| b & 15).chain(bytes.iter().map(|b| b >> 4))
 }
 
-/// Four bytes with the fifth bit of each element, then 16 with the lower four.
+/// Five-bit codes: four bytes with the fifth bit of each element, then 16 bytes with the low four bits.
 fn fives(bytes: &[u8]) -> impl Iterator<Item = u8> + '_ {
     let (high, low) = bytes.split_at(4);
     let fifth = |i: usize| high[i / 8] >> (i % 8) & 1;
     nibbles(low).enumerate().map(move |(i, q)| q | fifth(i) << 4)
 }
 
-/// 128 bytes of low halves, 64 bytes of upper two bits, 16 int8 scales and `f16 d`. Each half of a block has 64 and
-/// 32 of these bytes: element `l + 32 k` takes its upper bits from byte `l` at shift `2 k`.
+/// 128 bytes of low nibbles, 64 bytes of upper two bits, 16 int8 scales and `f16 d`. Each half of a block has 64 bytes of low
+/// nibbles and 32 of upper bits: element `l + 32 k` takes its upper bits from byte `l` at shift `2 k`.
 fn q6_k(block: &[u8], codes: &mut Vec<i8>, scales: &mut Vec<f32>) {
     let (low, rest) = block.split_at(128);
     let (high, rest) = rest.split_at(64);
@@ -86,7 +86,7 @@ fn q6_k(block: &[u8], codes: &mut Vec<i8>, scales: &mut Vec<f32>) {
 }
 
 /// `f16 d`, `f16 dmin`, 12 bytes of six-bit scales and minima, for `Q5_K` 32 bytes with the fifth bits, and 128 bytes
-/// of low halves. Runs of 32 bytes hold 64 elements, the low halves first; bit `i` of byte `l` of the fifth bits belongs to
+/// of nibbles. Runs of 32 bytes hold 64 elements, the low nibbles first; bit `i` of byte `l` of the fifth bits belongs to
 /// element `l` of sub-block `i`.
 fn k_block(block: &[u8], fifth_bits: bool, weights: &mut Vec<f32>) {
     let (d, dmin) = (half_at(block, 0).to_f32(), half_at(block, 2).to_f32());
@@ -103,8 +103,8 @@ fn k_block(block: &[u8], fifth_bits: bool, weights: &mut Vec<f32>) {
     }
 }
 
-/// The scale and the minimum of sub-block `sub`. The first four of each are the low six bits of bytes 0 to 7; the
-/// others have their low four bits in bytes 8 to 11 and the upper two at the top of the first eight.
+/// The scale and the minimum of sub-block `sub`. For the first four sub-blocks, they are the low six bits of bytes 0 to 7; for
+/// the others, the low four bits are in bytes 8 to 11 and the upper two bits are the top bits of the first eight bytes.
 fn scale_and_min(packed: &[u8], sub: usize) -> (u8, u8) {
     if sub < 4 {
         return (packed[sub] & 63, packed[sub + 4] & 63);

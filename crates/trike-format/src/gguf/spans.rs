@@ -1,4 +1,4 @@
-//! Where the tensors of a GGUF file lie, and which of its two block sizes `Q2_0` has.
+//! Byte ranges of the tensors of a GGUF file, and the block size of `Q2_0`.
 
 use std::path::Path;
 
@@ -8,13 +8,12 @@ use super::{
 };
 use crate::{FormatError, StoredType, TensorInfo, error::Place};
 
-/// The tensors of a file, each inside it and over no other.
+/// The tensors of a file, all inside the file and not overlapping.
 pub(crate) struct Layout {
     pub(crate) tensors: Vec<TensorInfo>,
-    /// Where each starts, from the start of the file.
+    /// Byte offset of each tensor from the start of the file.
     pub(crate) starts: Vec<usize>,
-    /// Types that are read only where the spans prove their layout, and why they are not read here; their
-    /// tensors are then listed as unsupported.
+    /// Types whose layout the spans do not confirm, with the reason; their tensors are listed as unsupported.
     pub(crate) refusals: Vec<(&'static str, String)>,
 }
 
@@ -23,7 +22,7 @@ pub(crate) fn resolve(path: &Path, header: &Header, file_len: usize) -> Result<L
     order.sort_by_key(|&i| header.tensors[i].offset);
     let data_len = file_len.saturating_sub(header.data_start);
 
-    // The room of a tensor: from its offset to the next one's, or to the end of the file.
+    // The span of a tensor: from its offset to the next offset or the end of the file.
     let mut spans = vec![0; header.tensors.len()];
     for (at, &i) in order.iter().enumerate() {
         let tensor = &header.tensors[i];
@@ -90,9 +89,9 @@ fn truncated(path: &Path, tensor: &str, needed: usize, available: usize) -> Form
     }
 }
 
-/// The one block size that fits every `Q2_0` tensor, or why there is none. A file without such tensors gets
-/// llama.cpp's size, which nothing then uses. What the spans cannot show: a file whose only such tensor is its last
-/// one, cut off exactly where blocks of 128 would end.
+/// The only block size that fits all `Q2_0` tensors, or the reason why it is not determined. For a file without such tensors,
+/// the result is llama.cpp's size and is not used. One case is not detected: a file whose only such tensor is the last one,
+/// truncated exactly where blocks of 128 would end.
 fn q2_0_size(header: &Header, spans: &[usize], last: Option<usize>) -> Result<GgufType, String> {
     let entries = || header.tensors.iter().enumerate().filter(|(_, t)| t.type_id == Q2_0_ID);
     if entries().next().is_none() {
@@ -101,39 +100,39 @@ fn q2_0_size(header: &Header, spans: &[usize], last: Option<usize>) -> Result<Gg
     let fits = |kind: GgufType| {
         entries().all(|(i, tensor)| fits_exactly(kind, tensor, header, spans[i], last == Some(i)))
     };
-    let because = "blocks of 64 (llama.cpp) and of 128 weights (PrismML) share the id 42, and the distances between \
-                   the tensors of this file fit";
+    let because = "blocks of 64 (llama.cpp) and of 128 weights (PrismML) share the id 42, and the tensor offsets of \
+                   this file fit";
     match (fits(GgufType::Q2_0G64), fits(GgufType::Q2_0G128)) {
         (true, false) => Ok(GgufType::Q2_0G64),
         (false, true) => Ok(GgufType::Q2_0G128),
         (true, true) => Err(format!("{because} both: use a TQ2_0 file of the model")),
-        (false, false) => Err(format!("{because} neither: the file is damaged or of a third kind")),
+        (false, false) => Err(format!("{because} neither: the file is damaged or uses another block size")),
     }
 }
 
-/// Whether blocks of `kind` fill the room of a tensor. Writers align every tensor, the last one often too; nothing
-/// else may lie between two tensors.
+/// Whether blocks of `kind` fill the span of a tensor exactly. Writers align every tensor, often including the last one; nothing
+/// else may be between two tensors.
 fn fits_exactly(kind: GgufType, tensor: &RawTensor, header: &Header, span: usize, last: bool) -> bool {
     kind.bytes(&tensor.shape)
         .is_some_and(|bytes| bytes.next_multiple_of(header.alignment) == span || (last && bytes == span))
 }
 
-/// `I2_S` where every such tensor has the size of its x86 layout; else why it is not read. The id says neither
-/// the layout nor the program that wrote it: other builds of llama.cpp gave it to another type for a while.
+/// `I2_S` if all such tensors have the size of the x86 layout, otherwise the reason why they are not read. The id determines
+/// neither the layout nor the program that wrote the file: other builds of llama.cpp used it for another type for a while.
 fn i2_s_layout(header: &Header, spans: &[usize], last: Option<usize>) -> Result<GgufType, String> {
     let mut entries = header.tensors.iter().enumerate().filter(|(_, t)| t.type_id == I2_S_ID);
     let misfit = entries.find(|&(i, t)| !fits_exactly(GgufType::I2S, t, header, spans[i], last == Some(i)));
     match misfit {
         None => Ok(GgufType::I2S),
         Some((i, tensor)) => Err(format!(
-            "only the x86 layout is read, rows of a multiple of 128 weights in two bits each and 32 bytes more, and \
+            "Trike reads only the x86 layout (rows of a multiple of 128 weights, 2 bits per weight, plus 32 bytes), but \
              `{}` of shape {:?} has {} bytes: use a TQ1_0 or TQ2_0 file of the model",
             tensor.name, tensor.shape, spans[i]
         )),
     }
 }
 
-/// Whether a reader could tell the block size of `Q2_0` tensors of these shapes, written one after the other.
+/// Whether a reader can infer the block size of `Q2_0` tensors of these shapes, written one after the other.
 pub(crate) fn q2_0_is_clear<'a>(shapes: impl Iterator<Item = &'a [usize]>, alignment: usize) -> bool {
     let padded = |kind: GgufType, shape| kind.bytes(shape).map(|b| b.next_multiple_of(alignment));
     let mut shapes = shapes.peekable();

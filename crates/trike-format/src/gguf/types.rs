@@ -1,4 +1,4 @@
-//! The types of GGUF tensors: those that Trike reads and writes, and the names of the others.
+//! GGUF tensor types: the types that Trike reads and writes, and the names of the others.
 
 use std::fmt;
 
@@ -6,9 +6,9 @@ use trike_trit::GroupSize;
 
 use crate::{StoredType, TensorInfo};
 
-/// A GGUF tensor type that Trike reads; those that [`is_writable`](Self::is_writable) names it also writes.
+/// A GGUF tensor type that Trike reads; the [writable](Self::is_writable) ones it also writes.
 ///
-/// `Q2_0` has two block sizes under one id; see [`Gguf`](crate::Gguf) for how a reader tells them apart.
+/// `Q2_0` has two block sizes under the same id; see [`Gguf`](crate::Gguf) for how the reader distinguishes them.
 ///
 /// ```
 /// use trike_format::GgufType;
@@ -19,11 +19,11 @@ use crate::{StoredType, TensorInfo};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GgufType {
-    /// Four bytes a weight.
+    /// Four bytes per weight.
     F32,
-    /// Two bytes a weight.
+    /// Two bytes per weight.
     F16,
-    /// Two bytes a weight, the exponent of f32.
+    /// Two bytes per weight, with the exponent range of f32.
     Bf16,
     /// 32 int8 codes and an f16 scale in 34 bytes.
     Q8_0,
@@ -31,11 +31,11 @@ pub enum GgufType {
     Tq1_0,
     /// 256 two-bit codes and an f16 scale in 66 bytes.
     Tq2_0,
-    /// Two-bit codes and an f16 scale, 64 weights in 18 bytes: llama.cpp's own.
+    /// Two-bit codes and an f16 scale, 64 weights in 18 bytes, as in llama.cpp.
     Q2_0G64,
-    /// Two-bit codes and an f16 scale, 128 weights in 34 bytes: PrismML's files.
+    /// Two-bit codes and an f16 scale, 128 weights in 34 bytes, in PrismML's files.
     Q2_0G128,
-    /// The blocks of [`Q2_0G128`](Self::Q2_0G128) under an id of their own, in PrismML's files.
+    /// The blocks of [`Q2_0G128`](Self::Q2_0G128) under a separate id, in PrismML's files.
     Pq2_0,
     /// 128 trits and an f16 scale in 28 bytes, in PrismML's files.
     Ptq1_0,
@@ -49,19 +49,19 @@ pub enum GgufType {
     Q5_0,
     /// 32 five-bit codes, an f16 scale and an f16 minimum in 24 bytes.
     Q5_1,
-    /// 256 four-bit codes with a scale and a minimum for each 32 in 144 bytes.
+    /// 256 four-bit codes with a scale and a minimum per 32 weights, in 144 bytes.
     Q4K,
-    /// 256 five-bit codes with a scale and a minimum for each 32 in 176 bytes.
+    /// 256 five-bit codes with a scale and a minimum per 32 weights, in 176 bytes.
     Q5K,
-    /// 256 six-bit codes with a scale for each 16 in 210 bytes.
+    /// 256 six-bit codes with a scale per 16 weights, in 210 bytes.
     Q6K,
 }
 
-/// The id that both forms of `Q2_0` have.
+/// The id of both block sizes of `Q2_0`.
 pub(crate) const Q2_0_ID: u32 = 42;
-/// Microsoft's, whose size alone says that a file has the layout that is read.
+/// The id of Microsoft's `I2_S`; only the tensor size shows whether a file has the supported layout.
 pub(crate) const I2_S_ID: u32 = 36;
-/// What follows the codes of `I2_S`: the scale of the tensor, padded.
+/// Bytes after the codes of `I2_S`: the scale of the tensor, padded.
 pub(crate) const I2_S_TRAILER: usize = 32;
 
 impl GgufType {
@@ -87,7 +87,7 @@ impl GgufType {
         Self::Q6K,
     ];
 
-    /// Whether [`GgufWriter`](crate::GgufWriter) writes it too.
+    /// Whether [`GgufWriter`](crate::GgufWriter) writes this type.
     pub const fn is_writable(self) -> bool {
         matches!(
             self,
@@ -102,7 +102,7 @@ impl GgufType {
         )
     }
 
-    /// The number in the file.
+    /// The id in the file.
     pub const fn id(self) -> u32 {
         match self {
             Self::F32 => 0,
@@ -125,7 +125,7 @@ impl GgufType {
         }
     }
 
-    /// Weights in a block; a row is a whole number of blocks.
+    /// Weights per block; the length of a row is a multiple of it.
     pub const fn block(self) -> usize {
         match self {
             Self::F32 | Self::F16 | Self::Bf16 => 1,
@@ -136,7 +136,7 @@ impl GgufType {
         }
     }
 
-    /// Bytes of a block. `I2_S` has 32 more for the whole tensor.
+    /// Bytes per block. `I2_S` has 32 additional bytes per tensor.
     pub const fn block_bytes(self) -> usize {
         match self {
             Self::F16 | Self::Bf16 => 2,
@@ -156,12 +156,12 @@ impl GgufType {
         }
     }
 
-    /// The type of an id; `None` for `Q2_0`, whose id alone does not say which, and for every other id.
+    /// The type with this id; `None` for an unknown id and for `Q2_0`, whose id is ambiguous.
     pub(crate) fn from_id(id: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|t| t.id() == id && id != Q2_0_ID)
     }
 
-    /// Bytes of a tensor, `None` when its rows are no whole number of blocks or the size overflows.
+    /// Size of a tensor in bytes; `None` if its row length is not a multiple of the block or the size overflows.
     pub(crate) fn bytes(self, shape: &[usize]) -> Option<usize> {
         let cols = *shape.last()?;
         if !cols.is_multiple_of(self.block()) {
@@ -209,7 +209,7 @@ pub(crate) fn of(info: &TensorInfo) -> Option<GgufType> {
     GgufType::ALL.into_iter().find(|&t| StoredType::from(t) == info.kind)
 }
 
-/// Names of the ids that Trike does not read, or not always, so that a refusal says what the file has.
+/// Names of the ids that Trike does not read, or not always, for error messages.
 const OTHER: [(u32, &str); 28] = [
     (4, "Q4_2 (removed from llama.cpp)"),
     (5, "Q4_3 (removed from llama.cpp)"),
@@ -241,7 +241,7 @@ const OTHER: [(u32, &str); 28] = [
     (Q2_0_ID, "Q2_0"),
 ];
 
-/// The name of an id that Trike does not read.
+/// The name of the type of an id that Trike does not read.
 pub(crate) fn other_name(id: u32) -> String {
     let name = OTHER.iter().find(|(other, _)| *other == id);
     name.map_or_else(|| format!("unknown GGUF type {id}"), |(_, name)| (*name).to_owned())

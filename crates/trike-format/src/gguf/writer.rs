@@ -1,4 +1,4 @@
-//! Writing GGUF.
+//! Writer of GGUF files.
 
 use std::path::{Path, PathBuf};
 
@@ -14,15 +14,15 @@ use crate::{
     spill::{self, Spill},
 };
 
-/// Tensor names of llama.cpp have 64 bytes, of which the last is zero.
+/// llama.cpp limits tensor names to 64 bytes including the terminating zero.
 const MAX_NAME_BYTES: usize = 63;
 
 /// Writes a GGUF file, version 3, little-endian, aligned to 32 bytes.
 ///
-/// Metadata and tensors appear in the order in which they were added. Tensors are written as they come, so a
-/// model need not fit into memory; [`finish`](Self::finish) puts the whole file in place in one step, and a
-/// writer that is dropped before leaves nothing behind. No value is ever changed: a tensor that the type cannot
-/// hold exactly is an error. See [`Gguf`](crate::Gguf) for an example.
+/// Metadata and tensors are written in the order in which they are added. Tensors are streamed to disk, so a model need not
+/// fit in memory; [`finish`](Self::finish) moves the complete file to its path atomically, and a writer that is dropped
+/// earlier leaves no file behind. No value is ever changed: a tensor that the type cannot hold exactly is an error. See
+/// [`Gguf`](crate::Gguf) for an example.
 #[derive(Debug)]
 pub struct GgufWriter {
     path: PathBuf,
@@ -40,11 +40,11 @@ struct Entry {
 }
 
 impl GgufWriter {
-    /// Starts a file that [`finish`](Self::finish) will put at `path`, over any file that is there.
+    /// Starts a file that [`finish`](Self::finish) moves to `path`, replacing any existing file.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Io`] when the directory cannot be written to.
+    /// [`FormatError::Io`] if the directory is not writable.
     pub fn create(path: impl AsRef<Path>) -> Result<Self, FormatError> {
         let path = path.as_ref().to_owned();
         let data = Spill::create(&path)?;
@@ -55,8 +55,7 @@ impl GgufWriter {
     ///
     /// # Errors
     ///
-    /// [`FormatError::Write`] when the key is there already, or is `general.alignment` with a value other than
-    /// 32.
+    /// [`FormatError::Write`] if the key already exists, or is `general.alignment` with a value other than 32.
     pub fn metadata(&mut self, key: &str, value: impl Into<MetaValue>) -> Result<(), FormatError> {
         let value = value.into();
         if key == "general.alignment" && value.as_u32() != Some(DEFAULT_ALIGNMENT as u32) {
@@ -65,7 +64,7 @@ impl GgufWriter {
         if self.metadata.insert(key.to_owned(), value) {
             Ok(())
         } else {
-            Err(self.refuse(key, "the key is there already", "add each key once"))
+            Err(self.refuse(key, "the key already exists", "add each key once"))
         }
     }
 
@@ -73,17 +72,17 @@ impl GgufWriter {
     ///
     /// # Errors
     ///
-    /// [`FormatError::CannotHold`] when the type cannot hold the tensor: rows that are no whole number of
-    /// blocks, a scale that is no f16 or changes within a block, more than one plane, means, a value that the
-    /// float type lacks. [`FormatError::Write`] for a name that is there already or over 63 bytes. After an
-    /// error the writer is of no further use.
+    /// [`FormatError::CannotHold`] if the type cannot hold the tensor: a row length that is not a multiple of the block, a
+    /// scale that is not exact in f16 or changes within a block, more than one plane, means, a rotation, or a value that the
+    /// float type cannot represent. [`FormatError::Write`] if the name already exists or is longer than 63 bytes. After an
+    /// error, the writer must be discarded.
     pub fn tensor(&mut self, name: &str, tensor: &Tensor, kind: GgufType) -> Result<(), FormatError> {
         if name.len() > MAX_NAME_BYTES {
-            let reason = format!("the name has {} bytes, over {MAX_NAME_BYTES}", name.len());
-            return Err(self.refuse(name, &reason, "use GGUF's names, such as `blk.0.attn_q.weight`"));
+            let reason = format!("the name has {} bytes: expected at most {MAX_NAME_BYTES}", name.len());
+            return Err(self.refuse(name, &reason, "use GGUF names, such as `blk.0.attn_q.weight`"));
         }
         if self.tensors.iter().any(|t| t.name == name) {
-            return Err(self.refuse(name, "the tensor is there already", "add each tensor once"));
+            return Err(self.refuse(name, "the tensor already exists", "add each tensor once"));
         }
         let offset = self.data.len();
         let place = Place { path: &self.path, tensor: name };
@@ -93,13 +92,13 @@ impl GgufWriter {
         Ok(())
     }
 
-    /// Writes the header and puts the file in place.
+    /// Writes the header and moves the file to its path.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Io`]; [`FormatError::Write`] when a reader could not tell the block size of the `Q2_0`
-    /// tensors, because the file mixes both or has only tiny ones; and what [`Gguf::open`](crate::Gguf::open)
-    /// refuses, which the header is checked against.
+    /// [`FormatError::Io`]; [`FormatError::Write`] if a reader could not infer the block size of the `Q2_0` tensors, because
+    /// the file mixes both sizes or has only tiny tensors; and the header errors of [`Gguf::open`](crate::Gguf::open), with
+    /// which the header is checked.
     pub fn finish(self) -> Result<(), FormatError> {
         let mut kinds = self.tensors.iter().filter(|t| t.kind.id() == Q2_0_ID);
         let first = kinds.next().map(|t| t.kind);
@@ -112,8 +111,7 @@ impl GgufWriter {
         }
         let shapes = self.tensors.iter().filter(|t| t.kind.id() == Q2_0_ID).map(|t| t.shape.as_slice());
         if !spans::q2_0_is_clear(shapes, DEFAULT_ALIGNMENT) {
-            let reason =
-                "the tensors are so small that a reader could not tell blocks of 64 from blocks of 128";
+            let reason = "the tensors are so small that a reader could not distinguish blocks of 64 and 128";
             return Err(self.refuse("Q2_0", reason, "use TQ2_0"));
         }
         let mut header = self.header();

@@ -1,4 +1,4 @@
-//! BitNet checkpoints as HuggingFace's transformers writes them.
+//! BitNet checkpoints as written by HuggingFace transformers.
 //!
 //! The layout is described in `docs/src/formats.md`.
 
@@ -23,7 +23,7 @@ use crate::{
 const ROWS_A_BYTE: usize = 4;
 const WEIGHT: &str = ".weight";
 const SCALE: &str = ".weight_scale";
-/// Every key that transformers writes; another one may announce a step without which the weights mean nothing.
+/// All keys that transformers writes; an unknown key may require a step without which the weights are meaningless.
 const KEYS: [&str; 6] = [
     "quant_method",
     "linear_class",
@@ -33,18 +33,18 @@ const KEYS: [&str; 6] = [
     "rms_norm_eps",
 ];
 
-/// What `quantization_config` says of a BitNet checkpoint.
+/// The `quantization_config` of a BitNet checkpoint.
 #[derive(Debug)]
 pub(crate) struct BitNet {
-    /// Whether a weight is its trit over the stored scale, and not times it.
+    /// Whether a weight is its trit divided by the stored scale instead of multiplied by it.
     inverse: bool,
-    /// Whether the file has master weights, which the layers make ternary themselves.
+    /// Whether the file contains master weights, which the layers ternarize themselves.
     pub(crate) online: bool,
-    /// Modules whose linear layers are ordinary.
+    /// Modules whose linear layers are dense.
     ordinary: Vec<String>,
 }
 
-/// A packed weight: its name, and container and place of its two parts.
+/// A packed weight: its name, and container and slot of its two parts.
 pub(crate) struct Packing {
     pub(crate) name: String,
     pub(crate) scale_name: String,
@@ -62,15 +62,15 @@ impl BitNet {
         {
             return Err(unsupported(path, format!("quantization_config.{key} {value}"), remedy));
         }
-        // A norm before every linear layer, with weights of its own.
+        // A norm with its own weights before every linear layer.
         if let Some(value) = object.get("use_rms_norm").filter(|v| !v.is_null() && **v != Value::Bool(false))
         {
             return Err(unsupported(path, format!("quantization_config.use_rms_norm {value}"), remedy));
         }
-        // Absent ones mean what they mean in transformers.
+        // The defaults are those of transformers.
         let text = |key: &str, default| match object.get(key) {
             None | Some(Value::Null) => default,
-            Some(value) => value.as_str().unwrap_or("(no string)").to_owned(),
+            Some(value) => value.as_str().unwrap_or("(not a string)").to_owned(),
         };
         let class = text("linear_class", "bitlinear".to_owned());
         let mode = text("quantization_mode", "offline".to_owned());
@@ -86,8 +86,8 @@ impl BitNet {
         Ok(Self { inverse, online, ordinary: ordinary(path, object)? })
     }
 
-    /// Whether the layer of this weight makes it ternary each time it runs, as far as names tell: every linear layer
-    /// does, and an embedding is none.
+    /// Whether the layer of this weight ternarizes it in every forward pass, judging by the name: every linear layer that is not
+    /// excluded does, an embedding does not.
     pub(crate) fn ternarizes(&self, name: &str) -> bool {
         let module = name.strip_suffix(WEIGHT);
         let embedding = |module: &str| module.rsplit('.').next().is_some_and(|last| last.contains("embed"));
@@ -116,7 +116,7 @@ impl BitNet {
                     Some((_, slot)) => format!("{} {:?}", slot.dtype, slot.shape),
                     None => "no such tensor in the file".to_owned(),
                 };
-                return Err(place.layout(format!("`{module}{WEIGHT}` as U8, four rows a byte"), got));
+                return Err(place.layout(format!("`{module}{WEIGHT}` as U8, four rows per byte"), got));
             }
         }
         Ok(found)
@@ -135,7 +135,7 @@ impl BitNet {
             } else {
                 "dense weights, since modules_to_not_convert names the layer"
             };
-            return Err(place.layout(expected, "packed ones (U8)"));
+            return Err(place.layout(expected, "packed weights (U8)"));
         }
         let find = |suffix: &str| {
             let name = format!("{module}{suffix}");
@@ -157,7 +157,7 @@ impl BitNet {
         Ok(Packing { name: place.tensor.to_owned(), scale_name: format!("{module}{SCALE}"), weight, scale })
     }
 
-    /// Unpacks a weight whose parts [`packings`](Self::packings) found.
+    /// Unpacks a weight found by [`packings`](Self::packings).
     pub(crate) fn load(
         &self,
         place: Place<'_>,
@@ -178,12 +178,9 @@ impl BitNet {
         };
         let value = if self.inverse { 1.0 / stored } else { stored };
         if !value.is_finite() || (self.inverse && !stored.is_finite()) {
-            let meaning = if self.inverse {
-                "which the trits are divided by"
-            } else {
-                "which the trits are multiplied by"
-            };
-            return Err(place.values(format!("its weight_scale is {stored}, {meaning}")));
+            let expected =
+                if self.inverse { "a finite divisor with a finite reciprocal" } else { "a finite factor" };
+            return Err(place.values(format!("its weight_scale is {stored}: expected {expected}")));
         }
         let words = TritData::TwoBit(unpack(weight, cols));
         let tensor = TritTensor::new(rows, cols, vec![words], Coupling::Free, Scales::tensor(value));
@@ -191,15 +188,15 @@ impl BitNet {
     }
 }
 
-/// Rows and columns of a packed weight; `None` unless it is a matrix that can be addressed.
+/// Rows and columns of a packed weight; `None` unless it is an addressable matrix.
 pub(crate) fn shape(slot: &Slot) -> Option<(usize, usize)> {
     let &[packed, cols] = slot.shape.as_slice() else { return None };
     let rows = packed.checked_mul(ROWS_A_BYTE)?;
     trike_core::elements(&[rows, cols]).is_ok().then_some((rows, cols))
 }
 
-/// Bits `2 i` and `2 i + 1` of byte-row `r` belong to row `r + i * rows / 4`: the codes of all rows are there once for each
-/// shift.
+/// Unpacks two-bit codes: bits `2 i` and `2 i + 1` of byte row `r` belong to row `r + i * rows / 4`, so each shift yields a
+/// quarter of the rows, in order.
 fn unpack(packed: &[u8], cols: usize) -> Vec<u64> {
     let mut words = Vec::with_capacity(ROWS_A_BYTE * packed.len() / cols * cols.div_ceil(32));
     for shift in [0, 2, 4, 6] {
@@ -207,7 +204,7 @@ fn unpack(packed: &[u8], cols: usize) -> Vec<u64> {
             let (runs, tail) = row.as_chunks::<32>();
             words.extend(runs.iter().map(|run| codes_at(run, shift)));
             if !tail.is_empty() {
-                // Past the last column are zero trits: code 1 at every shift.
+                // Padding with zero trits: code 1 at every shift.
                 let mut run = [0b01_01_01_01; 32];
                 run[..tail.len()].copy_from_slice(tail);
                 words.push(codes_at(&run, shift));
@@ -217,7 +214,7 @@ fn unpack(packed: &[u8], cols: usize) -> Vec<u64> {
     words
 }
 
-/// The modules that stay ordinary: those named, by how their path starts or ends; the head when none are.
+/// The modules that stay dense, given by prefixes or suffixes of their paths; by default the LM head.
 fn ordinary(path: &Path, object: &Map<String, Value>) -> Result<Vec<String>, FormatError> {
     const KEY: &str = "modules_to_not_convert";
     let list = match object.get(KEY) {
@@ -234,7 +231,7 @@ fn ordinary(path: &Path, object: &Map<String, Value>) -> Result<Vec<String>, For
             got: list.to_string(),
         });
     };
-    // transformers takes them for regular expressions, which differs only where they have such characters.
+    // transformers interprets the names as regular expressions, which only differs for names with special characters.
     let plain =
         |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "._-".contains(c));
     match names.iter().find(|name| !plain(name)) {

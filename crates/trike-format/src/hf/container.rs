@@ -1,4 +1,4 @@
-//! One safetensors file: its header under a cap, its tensors as slices of the map.
+//! One safetensors file: a header with a size limit, and tensors as slices of the memory map.
 
 use std::{collections::HashMap, path::Path};
 
@@ -12,19 +12,19 @@ use crate::{
     map::MappedFile,
 };
 
-/// The largest real headers have some 100,000 tensors of 110 bytes. Parsing one may take 16 times its size.
+/// The largest real headers have about 100,000 tensors of 110 bytes each. Parsing may take 16 times the header size in memory.
 const MAX_HEADER_BYTES: usize = 16 << 20;
-/// The length of the header comes first.
+/// Bytes of the header length at the start of the file.
 const PREFIX: usize = 8;
 
-/// A mapped safetensors file; every tensor lies inside it and none over another.
+/// A mapped safetensors file; all tensors are inside the file and do not overlap.
 #[derive(Debug)]
 pub(crate) struct Container {
     map: MappedFile,
     tensors: HashMap<String, Slot>,
 }
 
-/// Where a stored tensor is.
+/// Type, shape and byte range of a stored tensor.
 #[derive(Clone, Debug)]
 pub(crate) struct Slot {
     pub(crate) dtype: Dtype,
@@ -34,7 +34,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Where it starts in its file.
+    /// Byte offset in the file.
     pub(crate) fn start(&self) -> usize {
         self.start
     }
@@ -72,7 +72,7 @@ impl Container {
             let place = Place { path, tensor: &name };
             let (from, to) = entry.data_offsets;
             if from != end || to < from {
-                let expected = format!("data that starts at byte {end}, where the tensor before it ends");
+                let expected = format!("data that starts at byte {end}, where the previous tensor ends");
                 return Err(place.layout(expected, format!("bytes {from}..{to}")));
             }
             let bits = entry.shape.iter().try_fold(entry.dtype.bitsize(), |n, &d| n.checked_mul(d));

@@ -1,4 +1,4 @@
-//! Changing a packed tensor of a directory in place.
+//! Overwriting a packed tensor of a directory in place.
 
 use std::{
     fs::OpenOptions,
@@ -10,13 +10,13 @@ use super::{HfDir, Stored, packed::Packed, parts};
 use crate::{FormatError, Tensor, TensorSource, error::Place, spill::io_error};
 
 impl HfDir {
-    /// Writes `tensor` over the packed tensor of that name, in place: only bytes that differ are written, in the order of the
-    /// file. The directory is closed, because a file must not change while it is open.
+    /// Overwrites the packed tensor `name` in place with `tensor`: only bytes that differ are written, in file order. Consumes
+    /// the reader, because a file must not change while it is open.
     ///
     /// # Errors
     ///
     /// Before anything is written: [`FormatError::MissingTensor`], [`FormatError::NotPacked`], [`FormatError::PackedSize`], and
-    /// [`FormatError::Write`] for another shape or encoding. [`FormatError::Io`].
+    /// [`FormatError::Write`] if the shape or encoding differs. [`FormatError::Io`].
     pub fn overwrite(self, name: &str, tensor: &Tensor) -> Result<(), FormatError> {
         let place = Place { path: &self.path, tensor: name };
         let entry = self.entries.get(name).ok_or_else(|| place.missing())?;
@@ -27,8 +27,8 @@ impl HfDir {
             return Err(FormatError::Write {
                 path: self.path().to_owned(),
                 what: format!("`{name}`"),
-                reason: "it has another shape or encoding".to_owned(),
-                remedy: "give a tensor like the one that is stored".to_owned(),
+                reason: "its shape or encoding differs from the stored tensor".to_owned(),
+                remedy: "give a tensor with the stored shape and encoding".to_owned(),
             });
         }
         let mut changes: Vec<(PathBuf, u64, Vec<u8>)> = Vec::new();

@@ -1,4 +1,4 @@
-//! Trike's packed tensors inside a safetensors file: what `quantization_config` says about each, and its parts.
+//! Trike's packed tensors inside a safetensors file: their descriptions in `quantization_config` and their parts.
 //!
 //! The layout is described in `docs/src/formats.md`.
 
@@ -14,12 +14,12 @@ use crate::{
     error::{Place, unsupported},
 };
 
-/// The version of the description, where no tensor is rotated: readers of version 1 know nothing of that, and refuse the next.
+/// Version of a description without rotated tensors. Readers of version 1 do not support rotations and reject version 2.
 pub(crate) const VERSION: u64 = 1;
-/// The version of one with rotated tensors.
+/// Version of a description with rotated tensors.
 pub(crate) const ROTATED: u64 = 2;
 
-/// A packed tensor as `quantization_config` describes it.
+/// The description of a packed tensor in `quantization_config`.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Packed {
     pub(crate) rows: usize,
@@ -43,7 +43,7 @@ pub(super) enum Form {
     },
 }
 
-/// A part of a packed tensor: how its name ends, its type, and its shape; `None` where the trits decide.
+/// A part of a packed tensor: name suffix, type, and shape (`None` if it depends on the trits).
 pub(super) type Part = (&'static str, Dtype, Option<Vec<usize>>);
 
 impl Packed {
@@ -81,7 +81,7 @@ impl Packed {
         Ok(Self { rows, cols, form, scales })
     }
 
-    /// The description of a tensor; `None` for a dense one, which needs none.
+    /// The description of a tensor; `None` for a dense tensor.
     pub(crate) fn of(tensor: &Tensor) -> Option<Self> {
         let (rows, cols) = (tensor.rows(), tensor.cols());
         match tensor {
@@ -134,7 +134,7 @@ impl Packed {
         }
     }
 
-    /// The stored parts, `None` when a size overflows.
+    /// The stored parts; `None` if a size overflows.
     pub(crate) fn parts(&self) -> Option<Vec<Part>> {
         let (rows, cols) = (self.rows, self.cols);
         match &self.form {
@@ -144,7 +144,7 @@ impl Packed {
             ]),
             Form::Trits { encoding, depth, coupling, granularity, means, rotation } => {
                 let depth = *depth;
-                // Another name, so that a reader that looks for parts alone does not take them for what they are not.
+                // Another name, so that a reader that looks only at the part names does not mistake them for unrotated trits.
                 let name = if rotation.is_some() { ".rotated" } else { ".trits" };
                 let trits = |shape: Vec<usize>| (name, Dtype::U8, Some(shape));
                 let offsets = (".offsets", Dtype::U32, Some(vec![depth, rows.checked_add(1)?]));
@@ -169,7 +169,7 @@ impl Packed {
                 let sets = if *coupling == Coupling::Free { depth } else { 1 };
                 parts.push((".scales", self.scales, Some([vec![sets], set.clone()].concat())));
                 if let Some(means) = means {
-                    // A scalar has no axis in safetensors; the mean of a whole tensor keeps one.
+                    // One axis of length 1, because a scalar has no axes in safetensors.
                     parts.push((".means", *means, Some(if set.is_empty() { vec![1] } else { set })));
                 }
                 Some(parts)
@@ -189,7 +189,7 @@ pub(super) fn missing_part(place: Place<'_>, suffix: &str) -> FormatError {
     place.layout(format!("a part `{}{suffix}`", place.tensor), "no such tensor in the file")
 }
 
-/// Finds the parts of a packed tensor and checks their types and shapes, by the headers alone.
+/// Finds the parts of a packed tensor and checks their types and shapes, using only the headers.
 pub(crate) fn check_parts(
     place: Place<'_>,
     packed: &Packed,
@@ -265,7 +265,7 @@ impl Fields<'_> {
         }
     }
 
-    /// A name of one of the storage kinds; an unknown one may come from a newer version.
+    /// The name of an encoding, coupling or granularity; an unknown name may be from a newer version.
     fn parse<T: std::str::FromStr<Err = trike_trit::ParseKindError>>(
         &self,
         key: &str,
@@ -287,7 +287,7 @@ pub(crate) fn descriptions(path: &Path, quantization: &Value) -> Result<Vec<(Str
         return Err(FormatError::Header {
             path: path.to_owned(),
             what: "`quantization_config.tensors`".to_owned(),
-            expected: "an object with an entry for each packed tensor".to_owned(),
+            expected: "an object with one entry per packed tensor".to_owned(),
             got: "none".to_owned(),
         });
     };
@@ -297,7 +297,7 @@ pub(crate) fn descriptions(path: &Path, quantization: &Value) -> Result<Vec<(Str
         .collect()
 }
 
-/// The containers of a directory, to find a part by its whole name.
+/// Finds a part by its full name in the containers of a directory.
 pub(crate) fn find_slot(containers: &[Container], name: &str) -> Option<(usize, Slot)> {
     containers.iter().enumerate().find_map(|(i, c)| c.slot(name).map(|slot| (i, slot.clone())))
 }

@@ -1,4 +1,4 @@
-//! Packed tensors from and to the bytes of their parts.
+//! Conversion of packed tensors from and to the bytes of their parts.
 
 use safetensors::Dtype;
 use trike_trit::{Encoding, ScaleValues, Scales, TritData, TritTensor};
@@ -11,7 +11,7 @@ use crate::{
 };
 
 impl Packed {
-    /// Puts the tensor together from its parts, which have the types and shapes of [`parts`](Self::parts).
+    /// Builds the tensor from its parts, which must have the types and shapes of [`parts`](Self::parts).
     pub(crate) fn load<'a>(
         &self,
         place: Place<'_>,
@@ -63,7 +63,7 @@ impl Packed {
     }
 }
 
-/// A plane of an encoding with rows of a fixed length.
+/// A plane of an encoding with a fixed row length.
 fn fixed_plane(encoding: Encoding, plane: &[u8]) -> TritData {
     match encoding {
         Encoding::Planes => {
@@ -109,7 +109,7 @@ fn compressed_planes(
     no_rest(place, rest, planes)
 }
 
-/// The next plane of a buffer that holds all planes back to back; its last row offset says how long it is.
+/// The next plane of a buffer of concatenated planes; the last row offset is its length.
 fn take_plane<'a, T>(
     place: Place<'_>,
     rest: &mut &'a [T],
@@ -154,7 +154,7 @@ fn trit_part(tensor: &TritTensor, suffix: &str) -> Vec<u8> {
         ".scales" => return scale_bytes(tensor.scales().values()),
         ".means" => return tensor.scales().means().map_or_else(Vec::new, scale_bytes),
         ".rotation" => {
-            // A block is at most 1024.
+            // The block size is at most 1024.
             let block = tensor.rotation().map(|rotation| rotation.block() as u32);
             put_u32s(block.as_slice(), &mut out);
             return out;

@@ -1,4 +1,4 @@
-//! Which packing `quantization_config` announces.
+//! Packing scheme given by `quantization_config`.
 
 use std::path::Path;
 
@@ -10,14 +10,14 @@ use super::{
 };
 use crate::{FormatError, error::unsupported};
 
-/// How the weights of a directory are packed.
+/// Packing scheme of the weights of a directory.
 #[derive(Debug)]
 pub(crate) enum Scheme {
-    /// Not at all.
+    /// Dense weights.
     Dense,
-    /// By Trike: the packed tensors, described.
+    /// Trike's packing: names and descriptions of the packed tensors.
     Trike(Vec<(String, Packed)>),
-    /// As BitNet layers.
+    /// BitNet layers.
     BitNet(BitNet),
 }
 

@@ -1,4 +1,4 @@
-//! The safetensors files of a directory: one, or shards that agree with their index.
+//! The safetensors files of a directory: one file, or shards that match their index.
 
 use std::path::Path;
 
@@ -11,10 +11,10 @@ use crate::{
     look::{self, not_a_model},
 };
 
-/// The largest real models have under 200 shards; each is a map that stays open.
+/// The largest real models have fewer than 200 shards; each stays mapped.
 const MAX_SHARDS: usize = 4096;
 
-/// Opens `model.safetensors`, or the shards that the index names.
+/// Opens `model.safetensors`, or the shards that the index lists.
 pub(super) fn open(dir: &Path) -> Result<Vec<Container>, FormatError> {
     let single = dir.join(WEIGHTS);
     if look::regular(&single)?.is_some() {
@@ -37,7 +37,7 @@ pub(super) fn open(dir: &Path) -> Result<Vec<Container>, FormatError> {
     let mut files: Vec<&str> = Vec::new();
     for (name, file) in map {
         let plain = |f: &&str| f.ends_with(".safetensors") && !f.contains(['/', '\\']) && !f.starts_with('.');
-        // A path could lead out of the directory.
+        // A path could point outside the directory.
         let file = file.as_str().filter(plain);
         files.push(
             file.ok_or_else(|| bad("names of .safetensors files", format!("{} for `{name}`", map[name])))?,
@@ -57,11 +57,7 @@ pub(super) fn open(dir: &Path) -> Result<Vec<Container>, FormatError> {
     for file in &files {
         let path = dir.join(file);
         if look::regular(&path)?.is_none() {
-            return Err(not_a_model(
-                &path,
-                "a shard that the index names is not there",
-                "finish the download",
-            ));
+            return Err(not_a_model(&path, "a shard listed in the index is missing", "finish the download"));
         }
         containers.push(Container::open(&path)?);
     }
@@ -69,7 +65,7 @@ pub(super) fn open(dir: &Path) -> Result<Vec<Container>, FormatError> {
     Ok(containers)
 }
 
-/// Every tensor is in the shard that the index gives, and in no other.
+/// Checks that every tensor is in the shard that the index gives, and in no other.
 fn agree(
     index_path: &Path,
     map: &Map<String, Value>,
@@ -97,13 +93,13 @@ fn agree(
     Ok(())
 }
 
-/// Says what the directory holds instead of weights that Trike reads.
+/// The error for a directory without readable weights, with what it contains instead.
 fn no_weights(dir: &Path) -> FormatError {
     let has = |name: &str| dir.join(name).is_file();
     let (found, remedy) = if has("pytorch_model.bin") || has("pytorch_model.bin.index.json") {
         (
             "PyTorch weights (pytorch_model.bin)",
-            "save the model again as safetensors: Trike runs no pickled code",
+            "save the model again as safetensors: Trike does not run pickled code",
         )
     } else if has("consolidated.safetensors") || has("consolidated.00.pth") {
         ("weights in the original authors' layout", "use the model's HuggingFace version")

@@ -1,4 +1,4 @@
-//! Writing a HuggingFace-style directory.
+//! Writer of HuggingFace-style directories.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -24,15 +24,14 @@ use crate::{
     spill::{self, Spill, io_error},
 };
 
-/// The size of shards that HuggingFace's own tools write.
+/// The default shard size of HuggingFace's tools.
 const DEFAULT_SHARD_BYTES: u64 = 5_000_000_000;
 
-/// Writes Trike's directory: an ordinary HuggingFace directory whose safetensors hold packed tensors, described
+/// Writes a Trike directory: a standard HuggingFace directory whose safetensors files contain packed tensors, described
 /// in `config.json` under `quantization_config`.
 ///
-/// Tensors are written as they come, so a model need not fit into memory. `config.json` is written last: a
-/// directory without it is one that was not finished. See [`HfDir`](crate::HfDir) for an example and
-/// `docs/src/formats.md` for the layout.
+/// Tensors are streamed to disk, so a model need not fit in memory. `config.json` is written last: a directory without
+/// it is incomplete. See [`HfDir`](crate::HfDir) for an example and `docs/src/formats.md` for the layout.
 #[derive(Debug)]
 pub struct HfDirWriter {
     dir: PathBuf,
@@ -44,7 +43,7 @@ pub struct HfDirWriter {
     names: HashSet<String>,
 }
 
-/// A stored tensor and its place among the data.
+/// A stored tensor and its byte range in the data.
 #[derive(Debug)]
 struct Part {
     name: String,
@@ -55,24 +54,24 @@ struct Part {
 }
 
 impl HfDirWriter {
-    /// Starts a directory, which is made when it is not there. `config` becomes `config.json`; its
+    /// Starts a directory, and creates it if it does not exist. `config` becomes `config.json`; its
     /// `quantization_config` is replaced.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Write`] when the directory holds a model already or `config` is no object;
+    /// [`FormatError::Write`] if the directory already contains a model or `config` is not an object;
     /// [`FormatError::Io`].
     pub fn create(dir: impl AsRef<Path>, config: Value) -> Result<Self, FormatError> {
         let dir = dir.as_ref().to_owned();
         let Value::Object(config) = config else {
-            return Err(refuse(&dir, CONFIG, "the configuration is no JSON object", "give an object"));
+            return Err(refuse(&dir, CONFIG, "the configuration is not a JSON object", "give an object"));
         };
         if let Some(file) = [CONFIG, WEIGHTS, INDEX].into_iter().find(|file| dir.join(file).exists()) {
             return Err(refuse(
                 &dir,
                 file,
-                "the directory holds a model already",
-                "give the path of a new one",
+                "the directory already contains a model",
+                "give the path of a new directory",
             ));
         }
         std::fs::create_dir_all(&dir).map_err(|e| io_error(&dir, "create", e))?;
@@ -88,18 +87,18 @@ impl HfDirWriter {
         })
     }
 
-    /// Starts a new shard before one would exceed `bytes`; 5 GB unless set. A tensor part is never split.
+    /// Maximum size of a shard in bytes, 5 GB by default. A tensor part is never split, so a larger part gets its own shard.
     #[must_use]
     pub fn shard_limit(mut self, bytes: u64) -> Self {
         self.shard_bytes = bytes;
         self
     }
 
-    /// Adds a tensor: dense ones as they are, int8 and ternary ones packed.
+    /// Adds a tensor: dense tensors as they are, int8 and ternary tensors packed.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Write`] when a tensor, or a part of one, has that name already; [`FormatError::Io`].
+    /// [`FormatError::Write`] if a tensor or a part of that name already exists; [`FormatError::Io`].
     pub fn tensor(&mut self, name: &str, tensor: &Tensor) -> Result<(), FormatError> {
         match Packed::of(tensor) {
             None => {
@@ -154,10 +153,10 @@ impl HfDirWriter {
 
     fn duplicate(&self, name: &str) -> FormatError {
         let what = format!("`{name}`");
-        refuse(&self.dir, &what, "a tensor or part of that name is there already", "use each name once")
+        refuse(&self.dir, &what, "a tensor or part of that name already exists", "use each name once")
     }
 
-    /// Copies a file that belongs to the model, such as `tokenizer.json`, under its own name.
+    /// Copies a file of the model, such as `tokenizer.json`, under the same name.
     ///
     /// # Errors
     ///
@@ -169,7 +168,7 @@ impl HfDirWriter {
             return Err(refuse(
                 &self.dir,
                 &what,
-                "the path has no file name in UTF-8",
+                "the path has no UTF-8 file name",
                 "give the path of a file",
             ));
         };
@@ -177,30 +176,30 @@ impl HfDirWriter {
         self.write(name, &mut file)
     }
 
-    /// Writes a file of the given content, such as a `tokenizer.json` that was made on the way.
+    /// Writes a file with the given content, such as a generated `tokenizer.json`.
     ///
     /// # Errors
     ///
-    /// As [`copy_file`](Self::copy_file).
+    /// See [`copy_file`](Self::copy_file).
     pub fn write_file(&self, name: &str, content: &[u8]) -> Result<(), FormatError> {
         self.write(name, &mut &*content)
     }
 
     fn write(&self, name: &str, content: &mut dyn Read) -> Result<(), FormatError> {
         if name == CONFIG || name == INDEX || name.ends_with(".safetensors") {
-            return Err(refuse(&self.dir, name, "the writer makes this file itself", "leave it out"));
+            return Err(refuse(&self.dir, name, "the writer creates this file itself", "leave it out"));
         }
         if Path::new(name).file_name().is_none_or(|file| file != name) {
-            return Err(refuse(&self.dir, name, "not the name of a file", "give a name without a directory"));
+            return Err(refuse(&self.dir, name, "not a file name", "give a name without a directory"));
         }
         spill::replace(&self.dir.join(name), &mut [content])
     }
 
-    /// Writes the safetensors files, the index when there are several, and `config.json`.
+    /// Writes the safetensors files, the index if there are several, and `config.json`.
     ///
     /// # Errors
     ///
-    /// [`FormatError::Write`] when no tensor was added; [`FormatError::Io`].
+    /// [`FormatError::Write`] if no tensor was added; [`FormatError::Io`].
     pub fn finish(mut self) -> Result<(), FormatError> {
         if self.parts.is_empty() {
             return Err(refuse(&self.dir, WEIGHTS, "no tensor was added", "add the model's tensors"));
@@ -237,7 +236,7 @@ impl HfDirWriter {
     }
 }
 
-/// Cuts the parts, in the order in which they were added, into shards of at most `limit` bytes.
+/// Splits the parts, in the order in which they were added, into shards of at most `limit` bytes.
 fn shards(parts: Vec<Part>, limit: u64) -> Vec<Vec<Part>> {
     let mut shards: Vec<Vec<Part>> = Vec::new();
     let mut room = 0;
@@ -258,7 +257,7 @@ fn shards(parts: Vec<Part>, limit: u64) -> Vec<Vec<Part>> {
 }
 
 fn write_container(path: &Path, mut parts: Vec<Part>, data: &[u8]) -> Result<(), FormatError> {
-    // The widest types first, so that every tensor is aligned to its own elements.
+    // The widest types first, so that every tensor is aligned to its element size.
     parts.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.name.cmp(&b.name)));
     let mut end = 0;
     let mut entries = Vec::with_capacity(parts.len());
@@ -268,7 +267,7 @@ fn write_container(path: &Path, mut parts: Vec<Part>, data: &[u8]) -> Result<(),
         let entry = Entry { dtype: part.dtype, shape: part.shape.clone(), data_offsets };
         entries.push((part.name.clone(), entry));
     }
-    // Python's transformers refuses files that do not say this.
+    // The Python transformers library rejects files without this entry.
     let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
     let header = Metadata::new(Some(format), entries).and_then(|m| Ok(serde_json::to_vec(&m)?));
     let mut header =

@@ -1,9 +1,9 @@
-//! Where the tensors of a checkpoint lie: the header gives their sizes, the version their order.
+//! Byte ranges of the tensors of a checkpoint: the header gives their sizes, the version their order.
 
 use super::Llama2cConfig;
 use crate::{StoredType, TensorInfo};
 
-/// Size of the whole file, before anything is listed: the header may claim thousands of layers.
+/// Size of the whole file, computed before the tensors are listed, because a damaged header may claim thousands of layers.
 pub(super) fn size(config: &Llama2cConfig, start: usize) -> u64 {
     let (dim, hidden, layers) = (config.dim, config.hidden_dim, config.n_layers as u64);
     let matrix = |rows, cols| matrix_bytes(config, rows, cols);
@@ -14,7 +14,7 @@ pub(super) fn size(config: &Llama2cConfig, start: usize) -> u64 {
     start as u64 + norms + layers * (attention + feed_forward) + rope_table_bytes(config) + embeddings
 }
 
-/// Version 0 has tables of cosines and sines that nothing reads any more: two, half a head wide each.
+/// Version 0 contains obsolete tables of cosines and sines: two, each half a head wide.
 fn rope_table_bytes(config: &Llama2cConfig) -> u64 {
     if config.version == 0 { (config.seq_len * config.head_dim() * 4) as u64 } else { 0 }
 }
@@ -24,7 +24,7 @@ fn matrix_bytes(config: &Llama2cConfig, rows: usize, cols: usize) -> u64 {
     if config.group_size == 0 { 4 * n } else { n + n / config.group_size as u64 * 4 }
 }
 
-/// Every tensor in the order of the file, and where each starts.
+/// All tensors in file order, and the byte offset of each.
 pub(super) fn layout(config: &Llama2cConfig, start: usize) -> (Vec<TensorInfo>, Vec<u64>) {
     let mut list = List { config, tensors: Vec::new(), starts: Vec::new(), end: start as u64 };
     let (dim, hidden, kv_dim) = (config.dim, config.hidden_dim, config.kv_dim());
@@ -100,7 +100,7 @@ impl List<'_> {
     }
 }
 
-/// The largest group that divides both the file's groups and the rows: the greatest common divisor.
+/// The largest group size that divides both the group size of the file and the row length: their greatest common divisor.
 fn row_group(group: usize, cols: usize) -> usize {
     let (mut a, mut b) = (group, cols);
     while b != 0 {

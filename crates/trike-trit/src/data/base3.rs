@@ -1,14 +1,14 @@
-//! Five trits a byte.
+//! Five trits per byte.
 
 use crate::{Encoding, Trit, TritError};
 
-/// Bytes that are five trits: 3^5.
+/// Number of valid bytes: 3^5.
 const BYTES: usize = 243;
 
 /// Powers of three, the weight of each digit.
 const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
 
-/// The five trits of every byte.
+/// Table of the five trits of every valid byte.
 const TRITS: [[i8; 5]; BYTES] = {
     let mut table = [[0; 5]; BYTES];
     let mut byte = 0;
@@ -23,7 +23,7 @@ const TRITS: [[i8; 5]; BYTES] = {
     table
 };
 
-/// A bit for each of the five trits of every byte, set where it is not zero.
+/// Table of every valid byte with one bit per trit, set if the trit is nonzero.
 const NONZERO: [u8; BYTES] = {
     let mut table = [0; BYTES];
     let mut byte = 0;
@@ -54,7 +54,7 @@ pub(super) fn scan(
         }
         let (word, bit) = (col / 64, col % 64);
         nonzero[word] |= u64::from(bits) << bit;
-        // A byte may straddle two words; its tail was found clean, so a bit beyond the row never moves on.
+        // A byte may straddle two words. The tail was checked above, so no bit past the row carries over.
         if bit > 59 && word + 1 < nonzero.len() {
             nonzero[word + 1] |= u64::from(bits) >> (64 - bit);
         }
@@ -87,7 +87,7 @@ pub(super) fn push(bytes: &mut Vec<u8>, trits: &[i8]) {
     }
 }
 
-/// Changes a digit of a byte and returns the old one. The byte stays within 0..=242.
+/// Replaces a digit of a byte and returns the old one. The byte stays within 0..=242.
 #[inline]
 pub(super) fn swap(byte: &mut u8, at: usize, trit: Trit) -> Trit {
     let digit = TRITS[*byte as usize][at];
@@ -98,7 +98,7 @@ pub(super) fn swap(byte: &mut u8, at: usize, trit: Trit) -> Trit {
 /// Whether the up to 32 trits of a row from `start` are all zero.
 #[inline]
 pub(super) fn block_is_zero(bytes: &[u8], start: usize) -> bool {
-    // Eight bytes hold forty trits, which is the block wherever it begins in the first of them.
+    // Eight bytes hold 40 trits, so they cover the block wherever it starts in the first byte.
     let block = bytes[start / 5..].iter().take(8).enumerate();
     let bits = block.fold(0u64, |bits, (i, &byte)| bits | u64::from(NONZERO[byte as usize]) << (5 * i));
     (bits >> (start % 5)) as u32 == 0

@@ -1,4 +1,4 @@
-//! A bit per trit and a sign per nonzero.
+//! One bit per trit and one sign bit per nonzero.
 
 use super::{bit_words, live_bits};
 use crate::{Trit, TritError};

@@ -1,14 +1,14 @@
-//! Gaps between nonzeros.
+//! Gaps between nonzeros, one byte each.
 
 use crate::{Encoding, Trit, TritError};
 
-/// 127 zeros and no trit.
+/// Skip code: 127 zeros without a nonzero.
 const SKIP: u8 = 127;
 
-/// The largest gap that a nonzero's own byte holds.
+/// Largest gap that fits in the byte of a nonzero.
 const MAX_GAP: usize = 126;
 
-/// A nonzero: its column and its trit.
+/// The nonzeros of a row as `(column, trit)`.
 pub(crate) fn nonzeros(entries: &[u8]) -> impl Iterator<Item = (usize, i8)> + '_ {
     let mut col = 0;
     entries.iter().filter_map(move |&byte| {
@@ -31,7 +31,7 @@ pub(super) fn scan(
         let col = nonzeros(&entries[..i]).last().map_or(0, |(col, _)| col + 1);
         return Err(TritError::Code { plane, row, col, code: u8::MAX, encoding: Encoding::RowCompressed });
     }
-    // A skip with nothing behind it would be a second way to write the same row.
+    // A trailing skip would be a second encoding of the same row.
     if entries.last() == Some(&SKIP) {
         return Err(TritError::DirtyTail { plane, row });
     }
@@ -96,7 +96,7 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// Bytes of a nonzero after `gap` zeros: its own and those of the skips before it.
+/// Bytes of a nonzero after `gap` zeros, including the skip codes before it.
 pub(crate) fn entry_bytes(gap: usize) -> usize {
     1 + gap / usize::from(SKIP)
 }

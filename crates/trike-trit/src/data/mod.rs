@@ -1,4 +1,4 @@
-//! The raw parts of one plane of trits, in each encoding, and how a row is read from and written to them.
+//! The raw buffers of one plane of trits in each encoding, with reading and writing of rows.
 
 mod base3;
 pub(crate) mod bitmap;
@@ -8,19 +8,18 @@ mod two_bit;
 
 use crate::{Encoding, Trit, TritError};
 
-/// One plane of `rows x cols` trits as it is stored: what goes into [`TritTensor::new`] and what
-/// [`TritTensor::data`] gives back.
+/// One plane of `rows x cols` trits as stored: the input of [`TritTensor::new`] and the output of [`TritTensor::data`].
 ///
-/// Rows are stored one after the other and each starts on its own word (byte for base-3), so that a row is a
-/// slice. Words are u64, element 0 in the lowest bits. There is one way to write a plane in an encoding, without gaps or room
-/// for more: a tensor whose rows were edited brings them together again for these parts. Whatever lies after the last column of a row is **always
-/// zero trits**: zero bits, code 1, digit 1. The drawings show a row of four trits, `+ 0 - +`.
+/// Rows are stored one after the other and each starts on a word boundary (a byte boundary for base-3), so that a row is a
+/// slice. Words are u64, element 0 in the lowest bits. The representation of a plane in an encoding is unique, without gaps or
+/// spare capacity; a tensor with edited rows is repacked to produce it. The padding after the last column of a row is
+/// **always zero trits**: zero bits, code 1, digit 1. The diagrams show a row of four trits, `+ 0 - +`.
 ///
 /// [`TritTensor::new`]: crate::TritTensor::new
 /// [`TritTensor::data`]: crate::TritTensor::data
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TritData {
-    /// Two bit planes, `ceil(cols / 64)` words per row each. Trit `j` is bit `j % 64` of word `j / 64`, and
+    /// Two bit planes of `ceil(cols / 64)` words per row. Trit `j` is bit `j % 64` of word `j / 64` in both, and
     /// `pos & neg == 0`.
     ///
     /// ```text
@@ -29,9 +28,9 @@ pub enum TritData {
     /// neg    0 ... 0 0 1 0 0
     /// ```
     Planes {
-        /// Set where the trit is +1.
+        /// Bits of the trits +1.
         pos: Vec<u64>,
-        /// Set where the trit is -1.
+        /// Bits of the trits -1.
         neg: Vec<u64>,
     },
     /// Codes `trit + 1`, `ceil(cols / 32)` words per row. Trit `j` is the two bits from `2 (j % 32)` of word
@@ -45,8 +44,8 @@ pub enum TritData {
     /// Five trits per byte, `ceil(cols / 5)` bytes per row. A byte is `sum (trit_i + 1) 3^i` for `i` = 0..4, so at
     /// most 242, and the tail digits are 1. The row `+ 0 - +` is `2 + 1*3 + 0*9 + 2*27 + 1*81 = 140`.
     Base3(Vec<u8>),
-    /// One bit per trit, set if it is nonzero, laid out as a plane, and a sign bit per nonzero in the
-    /// order of the columns. The signs of a row start on their own word.
+    /// One bit per trit, set if it is nonzero, laid out like a bit plane, and one sign bit per nonzero in column
+    /// order. The signs of a row start on a word boundary.
     ///
     /// ```text
     /// bit       63 ... 4 3 2 1 0
@@ -56,28 +55,28 @@ pub enum TritData {
     Bitmap {
         /// `ceil(cols / 64)` words per row.
         nonzero: Vec<u64>,
-        /// Index into `negative` where a row's signs start; `rows + 1` of them.
+        /// Start of the signs of each row in `negative`; `rows + 1` offsets.
         offsets: Vec<u32>,
-        /// `ceil(nonzeros / 64)` words for each row; unused bits are zero.
+        /// `ceil(nonzeros / 64)` words per row; unused bits are zero.
         negative: Vec<u64>,
     },
-    /// A byte per nonzero: the low seven bits are the number of zeros before it since the last nonzero of the
-    /// row, 0 to 126, and the high bit is its sign. The byte 127 stands for 127 zeros and no trit; 255 is
+    /// One byte per nonzero: the low seven bits are the number of zeros since the previous nonzero of the row,
+    /// 0 to 126, and the high bit is its sign. The byte 127 encodes 127 zeros without a nonzero; 255 is
     /// invalid. Zeros after the last nonzero are not stored. The row `+ 0 - +` is `00 81 00` in hexadecimal.
     RowCompressed {
-        /// Index into `entries` where a row starts; `rows + 1` of them.
+        /// Start of each row in `entries`; `rows + 1` offsets.
         offsets: Vec<u32>,
         /// The gaps and signs.
         entries: Vec<u8>,
     },
 }
 
-/// Words of 64 bits that a row of bit planes takes.
+/// 64-bit words per row of a bit plane.
 pub(crate) fn bit_words(cols: usize) -> usize {
     cols.div_ceil(64)
 }
 
-/// Bits of word `word` that belong to a row of `cols`.
+/// Mask of the bits of word `word` that belong to a row of `cols` columns.
 pub(crate) fn live_bits(cols: usize, word: usize) -> u64 {
     match cols - word * 64 {
         0..64 => (1 << (cols - word * 64)) - 1,
@@ -86,7 +85,7 @@ pub(crate) fn live_bits(cols: usize, word: usize) -> u64 {
 }
 
 impl TritData {
-    /// How the trits are packed.
+    /// The encoding.
     pub fn encoding(&self) -> Encoding {
         match self {
             Self::Planes { .. } => Encoding::Planes,
@@ -97,7 +96,7 @@ impl TritData {
         }
     }
 
-    /// Bytes of the buffers, row offsets included.
+    /// Size of the buffers in bytes, including row offsets.
     pub fn bytes(&self) -> usize {
         match self {
             Self::Planes { pos, neg } => 8 * (pos.len() + neg.len()),
@@ -110,7 +109,7 @@ impl TritData {
         }
     }
 
-    /// An empty plane with room for `rows` rows where the encoding has a fixed row length.
+    /// An empty plane with capacity for `rows` rows if the row length of the encoding is fixed.
     pub(crate) fn empty(encoding: Encoding, rows: usize, cols: usize) -> Self {
         match encoding {
             Encoding::Planes => {
@@ -128,7 +127,7 @@ impl TritData {
         }
     }
 
-    /// Checks the lengths of all buffers and the shape of the offsets.
+    /// Checks the lengths of all buffers and the order of the offsets.
     pub(crate) fn check_lengths(&self, plane: usize, rows: usize, cols: usize) -> Result<(), TritError> {
         let need = |what, got: usize, per_row: usize| {
             let expected = rows.checked_mul(per_row).ok_or(TritError::Shape { rows, cols })?;
@@ -149,8 +148,8 @@ impl TritData {
         }
     }
 
-    /// Checks row `row` and writes a bit per column, set where the trit is nonzero, to `nonzero`
-    /// (`ceil(cols / 64)` zeroed words).
+    /// Checks row `at.1` of plane `at.0` and writes one bit per column to `nonzero` (`ceil(cols / 64)` zeroed words), set
+    /// if the trit is nonzero.
     pub(crate) fn scan_row(
         &self,
         at: (usize, usize),
@@ -181,7 +180,7 @@ impl TritData {
         }
     }
 
-    /// Decodes the trits of row `row` from column `start` into `out`; the range lies within the row.
+    /// Decodes the trits of row `row` from column `start` into `out`; the range must lie within the row.
     pub(crate) fn read(&self, row: usize, cols: usize, start: usize, out: &mut [i8]) {
         match self {
             Self::Planes { pos, neg } => {
@@ -198,7 +197,7 @@ impl TritData {
         }
     }
 
-    /// The trit at a place within the plane.
+    /// The trit at `(row, col)`, which must lie within the plane.
     pub(crate) fn get(&self, row: usize, cols: usize, col: usize) -> Trit {
         match self {
             Self::Planes { pos, neg } => planes::get(pos, neg, row * bit_words(cols) + col / 64, col % 64),
@@ -211,7 +210,7 @@ impl TritData {
         }
     }
 
-    /// Appends a row of -1, 0 and 1.
+    /// Appends a row of trits -1, 0 and 1.
     pub(crate) fn push_row(&mut self, trits: &[i8]) -> Result<(), TritError> {
         match self {
             Self::Planes { pos, neg } => planes::push(pos, neg, trits),
@@ -229,8 +228,8 @@ impl TritData {
         Ok(())
     }
 
-    /// Changes a trit where an encoding can do so in place; returns the old trit and whether the block of 32 trits
-    /// around it is all zero now.
+    /// Replaces a trit in place; returns the old trit and whether its block of 32 trits is all zero now. `None` if the
+    /// encoding has no in-place edits.
     #[inline]
     pub(crate) fn swap(&mut self, row: usize, cols: usize, col: usize, trit: Trit) -> Option<(Trit, bool)> {
         Some(match self {
@@ -260,22 +259,22 @@ impl TritData {
     }
 }
 
-/// [`words`], to be changed.
+/// Mutable variant of [`words`].
 fn words_mut<T>(buffer: &mut [T], row: usize, per_row: usize) -> &mut [T] {
     &mut buffer[row * per_row..(row + 1) * per_row]
 }
 
-/// Row `row` of a buffer that has `per_row` elements a row.
+/// Row `row` of a buffer with `per_row` elements per row.
 fn words<T>(buffer: &[T], row: usize, per_row: usize) -> &[T] {
     &buffer[row * per_row..(row + 1) * per_row]
 }
 
-/// Row `row` of a buffer with offsets, which [`check_offsets`] found in order.
+/// Row `row` of a buffer with offsets that [`check_offsets`] has validated.
 pub(crate) fn span<'a, T>(offsets: &[u32], buffer: &'a [T], row: usize) -> &'a [T] {
     &buffer[offsets[row] as usize..offsets[row + 1] as usize]
 }
 
-/// A row offset, when 32 bits hold it.
+/// A row offset as u32, or [`TritError::TooLarge`].
 pub(crate) fn offset(encoding: Encoding, needed: usize) -> Result<u32, TritError> {
     u32::try_from(needed).map_err(|_| TritError::TooLarge { encoding, needed })
 }

@@ -52,6 +52,6 @@ pub(super) fn push(pos: &mut Vec<u64>, neg: &mut Vec<u64>, trits: &[i8]) {
 /// The trit at a bit of two words.
 #[inline]
 pub(crate) fn trit(pos: u64, neg: u64, bit: usize) -> Trit {
-    // By table and not by match: a branch on a word that is not in the cache yet would wait for it.
+    // A table lookup, not a `match`: a branch on a word that is not in the cache yet would wait for the load.
     [Trit::Z, Trit::P, Trit::N, Trit::Z][((pos >> bit) & 1 | ((neg >> bit) & 1) << 1) as usize]
 }

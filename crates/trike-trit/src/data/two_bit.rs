@@ -28,7 +28,7 @@ pub(super) fn scan(
     Ok(())
 }
 
-/// The bits at even places, moved together into the low 32.
+/// The bits at even positions, compacted into the low 32 bits.
 fn even_bits(mut x: u64) -> u64 {
     x = (x | x >> 1) & 0x3333_3333_3333_3333;
     x = (x | x >> 2) & 0x0F0F_0F0F_0F0F_0F0F;
@@ -56,7 +56,7 @@ pub(super) fn get(codes: &[u64], word: usize, at: usize) -> Trit {
 
 pub(super) fn push(codes: &mut Vec<u64>, trits: &[i8]) {
     for chunk in trits.chunks(32) {
-        // Starting from zero trits leaves the tail clean.
+        // Starting from zero trits leaves zero trits in the padding.
         let code = chunk
             .iter()
             .enumerate()

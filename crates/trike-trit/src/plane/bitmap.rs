@@ -1,4 +1,4 @@
-//! A bitmap of which rows were edited.
+//! A bitmap plane with edited rows.
 
 use super::rows::{EditedRows, concatenate};
 use crate::{
@@ -6,8 +6,8 @@ use crate::{
     data::{bit_words, offset, planes, span},
 };
 
-/// [`TritData::Bitmap`], its `nonzero` always up to date. The signs of an edited row are a bit per column, so that nothing
-/// moves when a zero comes or goes. The row `+ 0 - +`:
+/// [`TritData::Bitmap`] with `nonzero` always up to date. An edited row has one sign bit per column, so that no bits move when
+/// a trit becomes zero or nonzero. The row `+ 0 - +`:
 ///
 /// ```text
 /// bit             63 ... 4 3 2 1 0
@@ -21,7 +21,7 @@ pub(crate) struct EditedBitmap {
     offsets: Vec<u32>,
     negative: Vec<u64>,
     edited: EditedRows<Box<[u64]>>,
-    /// Sign words of the whole plane when it is packed.
+    /// Sign words of the whole plane when packed.
     packed_len: usize,
 }
 
@@ -96,12 +96,12 @@ impl EditedBitmap {
     }
 }
 
-/// The trit at a bit of a word of the map and of the signs by column.
+/// The trit at a bit of a word of the map and of the per-column signs.
 fn trit(map: u64, sign: u64, bit: usize) -> Trit {
     planes::trit(map & !sign, sign, bit)
 }
 
-/// Signs by rank as signs by column.
+/// Expands packed signs (one per nonzero) to one sign bit per column.
 fn spread(map: &[u64], negative: &[u64]) -> Box<[u64]> {
     let mut rank = 0;
     let word = |&map: &u64| {
@@ -116,7 +116,7 @@ fn spread(map: &[u64], negative: &[u64]) -> Box<[u64]> {
     map.iter().map(word).collect()
 }
 
-/// Signs by column as signs by rank, appended to `negative`.
+/// Packs signs per column to one per nonzero and appends them to `negative`.
 fn gather(map: &[u64], signs: &[u64], negative: &mut Vec<u64>) {
     let (mut word, mut used) = (0u64, 0);
     for (&map, &signs) in map.iter().zip(signs) {

@@ -1,4 +1,4 @@
-//! A row-compressed plane of which rows were edited.
+//! A row-compressed plane with edited rows.
 
 use super::rows::{EditedRows, concatenate};
 use crate::{
@@ -9,25 +9,25 @@ use crate::{
     },
 };
 
-/// Columns of a segment: an edit moves nonzeros within one, whatever the length of the row.
+/// Columns per segment: an edit moves nonzeros only within one segment, whatever the row length.
 const SEGMENT: usize = CHUNK_TRITS;
 
-/// [`TritData::RowCompressed`]. The nonzeros of an edited row lie in sorted segments with spare capacity. The row `+ 0 - +`
-/// has one segment:
+/// [`TritData::RowCompressed`] whose edited rows store their nonzeros in sorted segments with spare capacity. The row
+/// `+ 0 - +` has one segment:
 ///
 /// ```text
-/// bits     15 ... 1   0         column within the segment, and the sign
+/// bits     15 ... 1   0         column within the segment, sign
 /// first        0      0         column 0, +
 /// second       2      1         column 2, -
 /// third        3      0         column 3, +
-/// spare capacity                at most 2 * 3 + 8 elements more
+/// spare capacity                at most 2 * 3 + 8 more elements
 /// ```
 #[derive(Clone, Debug)]
 pub(crate) struct EditedCompressed {
     offsets: Vec<u32>,
     entries: Vec<u8>,
     edited: EditedRows<Row>,
-    /// Bytes of `entries` of the whole plane when it is packed.
+    /// Bytes of `entries` of the whole plane when packed.
     packed_len: usize,
 }
 
@@ -85,7 +85,7 @@ impl EditedCompressed {
             Ok(at) => trit(row.0[col / SEGMENT][at]),
             Err(_) => Trit::Z,
         };
-        // Packed bytes from the nonzero before the column to the one after it, with and without a nonzero in the column.
+        // Packed bytes from the previous nonzero to the next one, with and without a nonzero in the column.
         let start = before.map_or(0, |before| before + 1);
         let with = entry_bytes(col - start) + after.map_or(0, |after| entry_bytes(after - col - 1));
         let without = after.map_or(0, |after| entry_bytes(after - start));
@@ -99,7 +99,7 @@ impl EditedCompressed {
     }
 }
 
-/// An edited row: a sorted list of nonzeros for each [`SEGMENT`] columns, `column within the segment << 1 | negative`.
+/// An edited row: one sorted list of nonzeros per [`SEGMENT`] columns, `column within the segment << 1 | negative`.
 #[derive(Clone, Debug)]
 struct Row(Box<[Vec<u16>]>);
 
@@ -115,14 +115,14 @@ impl Row {
         Self(segments.into())
     }
 
-    /// Columns of the nonzeros and whether they are negative, in order.
+    /// The nonzeros in column order, as `(column, is negative)`.
     fn nonzeros(&self) -> impl Iterator<Item = (usize, bool)> + '_ {
         (0..).zip(&self.0).flat_map(|(segment, elements)| {
             elements.iter().map(move |&element| (column(segment, element), element & 1 == 1))
         })
     }
 
-    /// The index of a column's nonzero in its segment, or where one would be.
+    /// Binary search for a column in its segment: the index of its nonzero, or the insertion index.
     fn find(&self, col: usize) -> Result<usize, usize> {
         let wanted = (col % SEGMENT) as u16;
         self.0[col / SEGMENT].binary_search_by_key(&wanted, |element| element >> 1)
@@ -147,7 +147,7 @@ impl Row {
         }
     }
 
-    /// The columns of the nonzeros nearest to a column, before and after it, given what [`find`](Self::find) said.
+    /// The columns of the nearest nonzeros before and after a column, given the result of [`find`](Self::find).
     fn neighbours(&self, col: usize, found: Result<usize, usize>) -> [Option<usize>; 2] {
         let (segment, own) = (col / SEGMENT, &self.0[col / SEGMENT]);
         let (below, above) = match found {
@@ -162,10 +162,10 @@ impl Row {
         [before, after]
     }
 
-    /// Puts a trit where [`find`](Self::find) has looked for it.
+    /// Writes a trit at the result of [`find`](Self::find).
     ///
-    /// A full segment grows by half and 8, and one that is less than a third full shrinks to that, so that an edit costs a
-    /// constant number of moves of the segment on average and capacities stay below `3 len + 8`.
+    /// A full segment grows to `1.5 len + 8` elements, and one with a capacity above `3 len + 8` shrinks to that, so that
+    /// reallocation is amortized over the edits and capacities do not exceed `3 len + 8`.
     fn put(&mut self, col: usize, found: Result<usize, usize>, trit: Trit) {
         let segment = &mut self.0[col / SEGMENT];
         let room = |len: usize| len + len / 2 + 8;
@@ -193,7 +193,7 @@ impl Row {
 }
 
 fn element(col: usize, negative: bool) -> u16 {
-    // A column of a segment has 11 bits.
+    // A column within a segment has 11 bits.
     ((col % SEGMENT) << 1) as u16 | u16::from(negative)
 }
 

@@ -1,4 +1,4 @@
-//! One plane of a tensor: its raw parts, or parts of which rows were edited.
+//! One plane of a tensor: packed, or with edited rows.
 
 mod bitmap;
 mod compressed;
@@ -11,12 +11,12 @@ use crate::{Encoding, Trit, TritData, TritError};
 
 /// One plane of a tensor.
 ///
-/// The planes, 2-bit and base-3 encodings are edited in their buffers. A row of a compressed encoding has no room for another
-/// nonzero: its first edit takes it out of the buffers into a form with room, where later edits touch a few words. What the
-/// buffers hold of such a row is unused until [`compact`](Self::compact) brings all rows together again.
+/// The planes, 2-bit and base-3 encodings are edited in place. A packed row of a compressed encoding has no room for another
+/// nonzero: its first edit moves it to a representation with spare capacity, where later edits touch a few words. The packed
+/// copy of the row is unused until [`compact`](Self::compact) repacks all rows.
 #[derive(Clone, Debug)]
 pub(crate) enum Plane {
-    /// As [`TritData`] describes it.
+    /// Packed as [`TritData`].
     Packed(TritData),
     /// A bitmap with edited rows.
     Bitmap(EditedBitmap),
@@ -30,7 +30,7 @@ impl From<TritData> for Plane {
     }
 }
 
-/// Planes are equal when they have the same encoding and trits, edited or not.
+/// Planes are equal if they have the same encoding and trits, whether edited or not.
 impl PartialEq for Plane {
     fn eq(&self, other: &Self) -> bool {
         self.data() == other.data()
@@ -46,7 +46,7 @@ impl Plane {
         }
     }
 
-    /// The raw parts, equal to those that encoding the trits anew would make.
+    /// The raw buffers, equal to a fresh encoding of the trits.
     pub(crate) fn data(&self) -> Cow<'_, TritData> {
         match self {
             Self::Packed(data) => Cow::Borrowed(data),
@@ -55,14 +55,14 @@ impl Plane {
         }
     }
 
-    /// Brings all rows together and gives up the room for edits.
+    /// Repacks all rows and releases the spare capacity of edited rows.
     pub(crate) fn compact(&mut self) {
         if let Cow::Owned(data) = self.data() {
             *self = data.into();
         }
     }
 
-    /// Bytes of [`data`](Self::data).
+    /// Size of [`data`](Self::data) in bytes.
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Packed(data) => data.bytes(),
@@ -71,7 +71,7 @@ impl Plane {
         }
     }
 
-    /// Bytes of all buffers, with the room for edits.
+    /// Size of all buffers in bytes, including edited rows.
     pub(crate) fn held_bytes(&self) -> usize {
         match self {
             Self::Packed(data) => data.bytes(),
@@ -80,7 +80,7 @@ impl Plane {
         }
     }
 
-    /// Decodes the trits of row `row` from column `start` into `out`; the range lies within the row.
+    /// Decodes the trits of row `row` from column `start` into `out`; the range must lie within the row.
     pub(crate) fn read(&self, row: usize, cols: usize, start: usize, out: &mut [i8]) {
         match self {
             Self::Packed(data) => data.read(row, cols, start, out),
@@ -89,7 +89,7 @@ impl Plane {
         }
     }
 
-    /// The trit at a place within the plane.
+    /// The trit at `(row, col)`, which must lie within the plane.
     pub(crate) fn get(&self, row: usize, cols: usize, col: usize) -> Trit {
         match self {
             Self::Packed(data) => data.get(row, cols, col),
@@ -98,12 +98,12 @@ impl Plane {
         }
     }
 
-    /// Changes the trit at `(row, col)` in a row that has `nonzeros` so far; returns the old trit and whether the block of 32
-    /// trits around it is all zero now.
+    /// Replaces the trit at `(row, col)`; `nonzeros` is the number of nonzeros of the row before the edit. Returns the old trit
+    /// and whether its block of 32 trits is all zero now.
     ///
     /// # Errors
     ///
-    /// [`TritError::TooLarge`] when the offsets of a compressed encoding would overflow; the trits are unchanged then.
+    /// [`TritError::TooLarge`] when the offsets of a compressed encoding would overflow; the trits are then unchanged.
     #[inline]
     pub(crate) fn set(
         &mut self,
@@ -122,7 +122,7 @@ impl Plane {
         }
     }
 
-    /// [`set`](Self::set) of the first trit of a compressed encoding that is changed.
+    /// [`set`](Self::set) for the first edit of a compressed plane.
     #[cold]
     fn set_first(
         &mut self,
@@ -138,7 +138,7 @@ impl Plane {
             Self::Packed(TritData::RowCompressed { offsets, entries }) => {
                 Self::RowCompressed(EditedCompressed::new(take(offsets), take(entries)))
             }
-            // The other encodings are changed in their buffers and never come here.
+            // Unreachable: the other encodings are edited in place.
             Self::Packed(TritData::Planes { .. } | TritData::TwoBit(_) | TritData::Base3(_))
             | Self::Bitmap(_)
             | Self::RowCompressed(_) => return Ok((trit, trit == Trit::Z)),

@@ -1,16 +1,16 @@
-//! Rows that were taken out of their plane's buffers.
+//! Edited rows, stored outside the packed buffers of their plane.
 
-/// The edited rows of a plane, each in a form `R` of its own.
+/// The edited rows of a plane, each in its own representation `R`.
 #[derive(Clone, Debug)]
 pub(super) struct EditedRows<R> {
-    /// For each row of the plane 0, or one more than its index in `rows`.
+    /// Per row of the plane: 0 if not edited, otherwise its index in `rows` plus 1.
     slots: Vec<u32>,
-    /// In the order of their first edits.
+    /// The edited rows, in the order of their first edits.
     rows: Vec<R>,
 }
 
 impl<R> EditedRows<R> {
-    /// None of `rows` rows.
+    /// No edits in a plane of `rows` rows.
     pub(super) fn none(rows: usize) -> Self {
         Self { slots: vec![0; rows], rows: Vec::new() }
     }
@@ -19,7 +19,7 @@ impl<R> EditedRows<R> {
         self.rows.get((self.slots[row] as usize).checked_sub(1)?)
     }
 
-    /// The row, taken out of the buffers by `take` if this is its first edit.
+    /// The edited row; at its first edit, `take` extracts it from the packed buffers.
     #[inline]
     pub(super) fn edit(&mut self, row: usize, take: impl FnOnce() -> R) -> &mut R {
         let slot = &mut self.slots[row];
@@ -31,14 +31,14 @@ impl<R> EditedRows<R> {
         &mut self.rows[*slot as usize - 1]
     }
 
-    /// Bytes held, `held` being those that a row keeps elsewhere.
+    /// Memory size in bytes; `held` returns the heap bytes of one row.
     pub(super) fn bytes(&self, held: impl Fn(&R) -> usize) -> usize {
         let apart: usize = self.rows.iter().map(held).sum();
         4 * self.slots.capacity() + size_of::<R>() * self.rows.capacity() + apart
     }
 }
 
-/// Appends every row to `buffer` by `push` and returns where each starts. The caller knows that offsets of 32 bits reach.
+/// Appends every row to `buffer` with `push` and returns the row offsets. The caller guarantees that they fit in 32 bits.
 pub(super) fn concatenate<T>(
     rows: usize,
     buffer: &mut Vec<T>,
