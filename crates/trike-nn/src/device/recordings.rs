@@ -99,7 +99,7 @@ impl CubeBackend {
             Ok(kept) => {
                 recorded.failures = 0;
                 let kept = recorded.step.insert(Box::new(kept));
-                // The first run of the recording has modified the looked-up row: write it again.
+                // The direct run has modified the looked-up row: write it again.
                 if matches!(kept.inputs.token, Some(Token::Row { .. })) {
                     self.write(&kept.inputs, &step)?;
                 }
@@ -126,7 +126,7 @@ impl CubeBackend {
         logits_of(self, run(&inputs)?, step.largest)
     }
 
-    /// Records the step: runs it once to warm up and once for the recording.
+    /// Runs the step twice: once directly, once for the recording.
     fn record(
         &self,
         step: &TokenStep<'_, Self>,
