@@ -25,7 +25,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// ```
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
 pub struct GenerationConfig {
-    /// Whether tokens are sampled; without it decoding is greedy, and the other fields have no effect.
+    /// Whether tokens are sampled; otherwise decoding is greedy, and of the other fields only the repetition penalty applies.
     pub do_sample: Option<bool>,
     /// Divides the logits.
     pub temperature: Option<f32>,
