@@ -107,13 +107,13 @@ pub struct BenchRow {
 pub struct Ceiling {
     /// Threads.
     pub threads: usize,
-    /// Bytes read from memory per second, by the best variant.
+    /// Bytes read from memory per second, by the fastest variant.
     pub bandwidth: f64,
-    /// That variant.
+    /// Name of that variant.
     pub bandwidth_variant: &'static str,
-    /// Int8 multiply-adds per second, by the best variant.
+    /// Int8 multiply-adds per second, by the fastest variant.
     pub int8_peak: f64,
-    /// That variant.
+    /// Name of that variant.
     pub int8_variant: &'static str,
 }
 

@@ -23,7 +23,7 @@ pub enum HeadPrecision {
     Auto,
     /// As the checkpoint stores it.
     AsStored,
-    /// Int8 in groups of 32, whatever the model.
+    /// Int8 in groups of 32, for every model.
     Int8,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Start from [`Decoder`]: a language model made from a [`DecoderSpec`] and weights, on any [`Backend`].
 //!
-//! The decision that shaped this crate: no model is written twice. There is one decoder block, configured by a spec
+//! The decision that shaped this crate: there is a single implementation of the decoder block, configured by a spec
 //! read from the checkpoint, and a backend implements fused operations on tensors in its own memory. The price is that
 //! an architecture whose block does not fit the spec requires an extension of the spec, not a separate implementation.
 //!

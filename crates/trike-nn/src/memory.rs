@@ -6,7 +6,7 @@ use crate::{DecoderSpec, KvPrecision, KvSpec};
 
 /// Memory that a model needs while it runs, in bytes.
 ///
-/// Computed before anything is loaded, so that an error for too little device memory comes at once and not after minutes.
+/// Computed before anything is loaded, so that insufficient device memory is reported immediately and not after minutes.
 ///
 /// ```
 /// use trike_nn::MemoryPlan;

@@ -159,7 +159,7 @@ fn window(r: &Reader<'_>, family: Family) -> Result<Option<usize>, LlmError> {
 /// The rotary embedding, and the context length that it supports.
 fn rope(r: &Reader<'_>) -> Result<(RopeSpec, usize), LlmError> {
     let context = r.size("max_position_embeddings")?.unwrap_or(DEFAULT_CONTEXT);
-    // Newer configurations hold everything in `rope_parameters`.
+    // Newer configurations store all RoPE options in `rope_parameters`.
     let parameters = r.get("rope_parameters");
     let theta = match parameters.and_then(|p| p.get("rope_theta")) {
         Some(v) => v

@@ -160,7 +160,7 @@ impl Form {
         }
     }
 
-    /// Bytes of a matrix that takes `stored` bytes in the file.
+    /// Bytes of a matrix whose size in the file is `stored` bytes.
     fn bytes(&self, rows: u64, cols: u64, stored: u64) -> u64 {
         let padded = rows.saturating_mul(cols.next_multiple_of(16));
         let codes = |planes: u64| codes(rows, cols).saturating_mul(planes);

@@ -48,7 +48,7 @@ impl HubCache {
         self.root.join(format!("models--{}--{}", id.org(), id.name()))
     }
 
-    /// The model's snapshot directory, or its GGUF file when the snapshot contains no HuggingFace model.
+    /// The path of the model: its snapshot directory, or a GGUF file in it.
     ///
     /// # Errors
     ///

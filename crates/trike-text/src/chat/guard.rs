@@ -101,7 +101,7 @@ pub(super) fn slice(
         steps.take_while(|&at| if step > 0 { at < end } else { at > end }).map(|at| at as usize).collect()
     };
     if let Some(text) = value.as_str() {
-        // The characters are first copied to a table, at four bytes per character.
+        // The characters are first copied to a table, at four bytes per character, and indexed.
         budget.charge(text.len().saturating_mul(4))?;
         let characters: Vec<char> = text.chars().collect();
         return Ok(Value::from(picks(characters.len()).iter().map(|&i| characters[i]).collect::<String>()));
