@@ -9,7 +9,7 @@ use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, S
 
 use crate::{LlmError, generate::STEP};
 
-/// Options of a benchmark; each `with_` method changes one field of the default, which is that of llama-bench: a prompt of 512
+/// Options of a benchmark; each `with_` method changes one field. The defaults are those of llama-bench: a prompt of 512
 /// tokens, 128 generated tokens, five repetitions, f16 KV cache, all logical CPUs.
 ///
 /// ```

@@ -68,12 +68,12 @@ pub enum LlmError {
         /// The model.
         path: PathBuf,
     },
-    /// The vocabularies of the tokenizer and the model differ.
+    /// The tokenizer does not match the model's vocabulary.
     #[error("{}: the tokenizer does not match the model: {source}", path.display())]
     TokenizerMismatch {
         /// The model.
         path: PathBuf,
-        /// The two vocabulary sizes.
+        /// The mismatch.
         source: crate::tokenizer::TokenizerError,
     },
     /// A prompt fills the context, so that nothing can be generated.

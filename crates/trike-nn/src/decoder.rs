@@ -72,7 +72,7 @@ pub struct Decoder<B: Backend> {
     norm: B::Vector,
     head: Option<B::Matrix>,
     rope: B::Rope,
-    /// Unique per model and changed with its weights, which invalidates recordings of older versions.
+    /// Unique per model, and changed when a weight is replaced, which invalidates older recordings.
     version: u64,
 }
 

@@ -10,7 +10,8 @@ use std::error::Error;
 pub enum NnError {
     /// The KV cache of a sequence is too small for the tokens.
     #[error(
-        "the step needs {requested} positions, the KV cache holds {capacity}: shorten the prompt, generate less, or use a rolling window"
+        "the step needs {requested} positions, the KV cache holds {capacity}: \
+         shorten the prompt, generate less, or use a rolling window"
     )]
     ContextFull {
         /// Length of the sequence after the step.
@@ -98,7 +99,8 @@ pub enum NnError {
     Cube(#[from] trike_cube::CubeError),
     /// A device has too little free memory for a model. Nothing was loaded.
     #[error(
-        "{device}: the model needs {needed} bytes ({plan}), {available} are free: generate less, use a rolling window, or run it on the CPU"
+        "{device}: the model needs {needed} bytes ({plan}), {available} are free: \
+         generate less, use a rolling window, or run it on the CPU"
     )]
     Memory {
         /// The device.

@@ -135,7 +135,7 @@ impl Form {
             StoredType::Trits { encoding, depth, coupling } => {
                 let plain = *depth == 1;
                 let layout = match (layout, encoding) {
-                    // A row-compressed tensor is mostly zeros, so the kernels use the sparse layout; a bitmap may be too dense.
+                    // Row-compressed tensors are mostly zeros, so the kernels use the sparse layout; bitmaps may be too dense.
                     (None | Some(Layout::Sparse), Encoding::RowCompressed) if plain => Layout::Sparse,
                     (Some(Layout::Base3), _) if plain || *coupling == Coupling::Free => Layout::Base3,
                     _ => Layout::TwoBit,

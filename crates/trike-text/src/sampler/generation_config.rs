@@ -25,7 +25,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// ```
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
 pub struct GenerationConfig {
-    /// Whether tokens are sampled; otherwise decoding is greedy, and of the other fields only the repetition penalty applies.
+    /// Whether tokens are sampled; otherwise decoding is greedy, and only the repetition penalty has an effect.
     pub do_sample: Option<bool>,
     /// Divides the logits.
     pub temperature: Option<f32>,
