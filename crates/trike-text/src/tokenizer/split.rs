@@ -18,7 +18,7 @@ use super::TokenizerError;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PreTokenizer {
-    /// Words, numbers and punctuation, each with a preceding space.
+    /// Words, numbers and punctuation, each with the space before it, if any.
     Gpt2,
     /// Words with one preceding punctuation character or space, numbers in groups of up to three digits, line ends with
     /// preceding punctuation. A piece that is a token is not split, regardless of merges. Also the rule of tiktoken's Llama 3
