@@ -34,17 +34,17 @@ pub struct TernaryAttentionConfig {
     pub kv_heads: usize,
     /// Width of a head; even.
     pub head_dim: usize,
-    /// Positions that are usual; others work too.
+    /// Expected context length; later positions work too, but their sines and cosines are not precomputed.
     pub context: usize,
-    /// Positions that a query sees, its own included; all when `None`.
+    /// Positions that a query attends to, its own included; all when `None`.
     pub window: Option<usize>,
     /// Rotary embedding of queries and keys.
     pub rope: RopeSpec,
 }
 
 impl TernaryAttentionConfig {
-    /// As many key and value heads as query heads, heads that share `hidden` evenly, a context of 2048, no window, and the
-    /// rotary embedding of Llama (theta 10000, halves).
+    /// Defaults: as many key and value heads as query heads, a `head_dim` of `hidden / heads`, a context of 2048, no window, and
+    /// the rotary embedding of Llama (theta 10000, halves).
     #[must_use]
     pub fn new(hidden: usize, heads: usize) -> Self {
         Self {
@@ -58,37 +58,37 @@ impl TernaryAttentionConfig {
         }
     }
 
-    /// Key and value heads.
+    /// Sets the number of key and value heads.
     #[must_use]
     pub fn with_kv_heads(self, kv_heads: usize) -> Self {
         Self { kv_heads, ..self }
     }
 
-    /// Width of a head.
+    /// Sets the width of a head.
     #[must_use]
     pub fn with_head_dim(self, head_dim: usize) -> Self {
         Self { head_dim, ..self }
     }
 
-    /// Positions that are usual.
+    /// Sets the expected context length.
     #[must_use]
     pub fn with_context(self, context: usize) -> Self {
         Self { context, ..self }
     }
 
-    /// Positions that a query sees, its own included.
+    /// Sets the number of positions that a query attends to, its own included.
     #[must_use]
     pub fn with_window(self, window: usize) -> Self {
         Self { window: Some(window), ..self }
     }
 
-    /// Rotary embedding of queries and keys.
+    /// Sets the rotary embedding of queries and keys.
     #[must_use]
     pub fn with_rope(self, rope: RopeSpec) -> Self {
         Self { rope, ..self }
     }
 
-    /// Checks that the sizes fit together.
+    /// Checks that the sizes are consistent.
     ///
     /// # Errors
     ///
@@ -111,12 +111,12 @@ impl TernaryAttentionConfig {
         if self.window == Some(0) {
             return fail("window", "must be at least 1", "0".to_owned());
         }
-        // The rest is checked where the rotary embedding is made.
+        // The rest is checked by `RotaryEmbedding::new`.
         Ok(())
     }
 }
 
-/// The projections of a [`TernaryAttention`]; a [`BitLinear`](crate::BitLinear) converts into one.
+/// The projections of a [`TernaryAttention`]; a [`BitLinear`](crate::BitLinear) converts into a [`TernaryLinear`].
 #[derive(Clone, Debug)]
 pub struct TernaryAttentionWeights {
     /// `heads * head_dim x hidden`.
@@ -134,8 +134,8 @@ pub struct TernaryAttentionWeights {
 /// `x` is `[batch, tokens, hidden]` and so is the result, in the dtype of `x`. Only the projections are ternary: scores
 /// and probabilities are f32, as in every model that has ternary weights.
 ///
-/// [`forward`](Module::forward) takes whole sequences from position 0 and passes gradients;
-/// [`forward_with_cache`](Self::forward_with_cache) goes on from a [`KvCache`] and does not.
+/// [`forward`](Module::forward) takes whole sequences from position 0 and is differentiable;
+/// [`forward_with_cache`](Self::forward_with_cache) continues from a [`KvCache`] and is not.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -174,8 +174,7 @@ impl TernaryAttention {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] for sizes that do not fit together, [`NnError::WeightShape`] for a projection that does not fit
-    /// them.
+    /// [`NnError::Spec`] for inconsistent sizes, [`NnError::WeightShape`] for a projection of the wrong shape.
     pub fn new(
         config: TernaryAttentionConfig,
         weights: TernaryAttentionWeights,
@@ -190,7 +189,7 @@ impl TernaryAttention {
         Ok(Self { config, weights, rotary, cpu: shared_cpu()? })
     }
 
-    /// Loads `q_proj`, `k_proj`, `v_proj` and `o_proj` under the prefix of `vb`, biases included; `how` is for dense
+    /// Loads `q_proj`, `k_proj`, `v_proj` and `o_proj` under the prefix of `vb`, biases included; `how` applies to dense
     /// weights.
     ///
     /// # Errors
@@ -246,13 +245,14 @@ impl TernaryAttention {
         KvCache::new(batch, self.config.kv_heads, self.config.head_dim, capacity, precision)
     }
 
-    /// Attends from the next tokens of every sequence, at the positions after those in `cache`, and adds them to it.
+    /// Computes attention for the next tokens of every sequence, at the positions after those in `cache`, and appends them to
+    /// the cache.
     ///
     /// # Errors
     ///
-    /// [`NnError::ContextFull`] or [`NnError::StepTooLong`] when the cache has no room, [`NnError::Shape`] for another
-    /// shape, [`NnError::EmptyStep`] without a token, [`NnError::Spec`] for another device or dtype, or an input (or a
-    /// bias) that is tracked for gradients, which do not pass through a cache: detach it. The cache is then as it was.
+    /// [`NnError::ContextFull`] or [`NnError::StepTooLong`] when the cache is too small, [`NnError::Shape`] for a shape
+    /// mismatch, [`NnError::EmptyStep`] without a token, [`NnError::Spec`] for an unsupported device or dtype, or an input (or
+    /// a bias) that is tracked for gradients, which do not flow through a cache: detach it. On an error the cache is unchanged.
     pub fn forward_with_cache(&self, x: &Tensor, cache: &mut KvCache) -> Result<Tensor, CandleError> {
         let (batch, tokens) = self.check_input(x)?;
         let problem = self.spec();
@@ -263,7 +263,7 @@ impl TernaryAttention {
             return Err(NnError::Spec {
                 field: "an input with a cache",
                 rule,
-                got: "one that is".to_owned(),
+                got: "a tracked tensor".to_owned(),
             }
             .into());
         }
@@ -288,7 +288,7 @@ impl TernaryAttention {
         Ok((x.dim(0)?, x.dim(1)?))
     }
 
-    /// Queries, keys and values, the first two rotated.
+    /// Queries, keys and values, the first two after RoPE.
     fn project(&self, x: &Tensor, first_position: usize) -> Result<[Tensor; 3], CandleError> {
         let TernaryAttentionWeights { q_proj, k_proj, v_proj, .. } = &self.weights;
         let q = self.rotary.forward(&q_proj.forward(x)?, first_position)?;

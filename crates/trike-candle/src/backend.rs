@@ -1,7 +1,7 @@
-//! The reference backend, over Candle tensors.
+//! The reference backend, on Candle tensors.
 //!
-//! Every operation is written as its formula, in f32 on the CPU and without a fused kernel: slow on purpose, and
-//! sharing nothing with the host kernels but the ternary tensor.
+//! Every operation is written as its formula, in f32 on the CPU and without fused kernels: slow by design, and
+//! sharing only the ternary tensor with the host kernels.
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
 use trike_trit::Hadamard;
@@ -13,30 +13,30 @@ use crate::{
     ActivationPrecision, AttentionSpec, CandleError, GatedActivation, KvPrecision, RopePairing, RopeSpec,
 };
 
-/// Runs a decoder on Candle's CPU tensors, as the reference that other backends are compared with.
+/// Runs a decoder on Candle's CPU tensors, as the reference for other backends.
 #[derive(Clone, Debug)]
 pub struct CandleBackend {
     precision: ActivationPrecision,
 }
 
 impl CandleBackend {
-    /// A backend whose ternary layers take activations in `precision`. Int8 activations are rounded and scaled
-    /// back before a float product.
+    /// A backend whose ternary layers use activations in `precision`. Int8 activations are rounded and dequantized
+    /// before a float product.
     pub fn new(precision: ActivationPrecision) -> Self {
         Self { precision }
     }
 }
 
-/// A resident matrix of the reference backend: its weights in f32, whatever they were.
+/// A resident matrix of the reference backend, dequantized to f32.
 #[derive(Clone, Debug)]
 pub struct CandleMatrix {
-    /// Of ternary weights that are stored rotated, as they are stored.
+    /// The weights; rotated ternary weights stay rotated.
     weight: Tensor,
     ternary: bool,
     rotation: Option<Hadamard>,
 }
 
-/// Cosines and sines are made for each step from these frequencies.
+/// Rotary frequencies; cosines and sines are computed in each step.
 #[derive(Clone, Debug)]
 pub struct CandleRope {
     frequencies: Tensor,
@@ -183,7 +183,7 @@ impl Backend for CandleBackend {
             let positions: Vec<f32> = inputs.positions().iter().map(|&p| p as f32).collect();
             let positions = Tensor::from_vec(positions, (tokens, 1), &Device::Cpu)?;
             let angles = positions.matmul(&rope.frequencies)?;
-            // Pairs lie in the last axis (adjacent) or in the one before it (halves).
+            // Pairs are along the last axis (adjacent) or the one before it (halves).
             let (shape, axis, angles) = match rope.pairing {
                 RopePairing::Adjacent => {
                     ([tokens, heads, pairs, 2], 3, angles.reshape((tokens, 1, pairs, 1))?)
@@ -270,12 +270,12 @@ impl Backend for CandleBackend {
     }
 }
 
-/// The trait's error of what Candle computes.
+/// Converts the error of a Candle computation to the error type of the trait.
 fn computed<T>(run: impl FnOnce() -> Result<T, CandleError>) -> Result<T, NnError> {
     Ok(run()?)
 }
 
-/// Puts new keys or values behind the first `position` ones, dropping what a truncated sequence left there.
+/// Appends new keys or values after the first `position` ones, dropping those left by a truncated sequence.
 fn append(cached: &mut Tensor, new: &Tensor, position: usize) -> Result<(), CandleError> {
     let held = cached.dim(1)?;
     if held < position {
@@ -286,7 +286,7 @@ fn append(cached: &mut Tensor, new: &Tensor, position: usize) -> Result<(), Cand
     Ok(())
 }
 
-/// 0 where query `i` at `first + i` sees position `j`, minus infinity elsewhere.
+/// Attention mask: 0 if query `i` at position `first + i` attends to position `j`, else minus infinity.
 fn mask(tokens: usize, seen: usize, first: usize, window: Option<usize>) -> Result<Tensor, CandleError> {
     let mask: Vec<f32> = (0..tokens)
         .flat_map(|i| {
@@ -298,7 +298,7 @@ fn mask(tokens: usize, seen: usize, first: usize, window: Option<usize>) -> Resu
     Ok(Tensor::from_vec(mask, (1, tokens, seen), &Device::Cpu)?)
 }
 
-/// `H x` for each row, or the rows as they are: `H[i][j]` is 1 or -1 by the bits that `i` and `j` share, over the root of the block.
+/// `H x` for each row, or the rows unchanged without a rotation: `H[i][j] = (-1)^popcount(i & j) / sqrt(block)`.
 fn rotated(x: &Tensor, rotation: Option<Hadamard>) -> Result<Tensor, CandleError> {
     let Some(block) = rotation.map(Hadamard::block) else { return Ok(x.clone()) };
     let sign = |k: usize| if ((k / block) & (k % block)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
@@ -308,7 +308,7 @@ fn rotated(x: &Tensor, rotation: Option<Hadamard>) -> Result<Tensor, CandleError
     Ok(x.reshape((tokens * width / block, block))?.matmul(&matrix)?.reshape((tokens, width))?)
 }
 
-/// Activations as an integer layer sees them, in f32.
+/// Activations rounded as for an integer layer, in f32.
 fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tensor, CandleError> {
     let (tokens, width) = x.dims2()?;
     let group = match precision {
@@ -330,7 +330,7 @@ fn round_activations(x: &Tensor, precision: ActivationPrecision) -> Result<Tenso
     Ok(Tensor::from_vec(values, (tokens, width), &Device::Cpu)?)
 }
 
-/// Each token in steps of `2^(e - 13)`, where `2^e` is the largest power of two that is not above its largest magnitude.
+/// Rounds each token to steps of `2^(e - 13)`, where `2^e` is the largest power of two that is not above its largest magnitude.
 fn round_to_two_bytes(x: &Tensor) -> Result<Tensor, CandleError> {
     let (tokens, width) = x.dims2()?;
     let mut values: Vec<f32> = x.flatten_all()?.to_vec1()?;

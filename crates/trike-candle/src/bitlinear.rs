@@ -18,10 +18,10 @@ use crate::quantize::{QuantizationStats, Ternarize, TernarizeOptions, quantize_t
 /// y = (q t^T) a s + b
 /// ```
 ///
-/// The sums `q t^T` are exact integers. That is the whole layer: the RMSNorm that stands before some of them in BitNet's
-/// blocks is a module of its own ([`RmsNorm`](crate::RmsNorm)). Shapes, dtypes and gradients are those of
-/// [`TernaryLinear`]; the rounding of the activations counts as the identity in the backward pass (the
-/// straight-through estimator).
+/// The sums `q t^T` are exact integers. The layer does not include the RMSNorm that precedes some linear layers in BitNet's
+/// blocks; that is the module [`RmsNorm`](crate::RmsNorm). Shapes, dtypes and gradients are those of
+/// [`TernaryLinear`]; the rounding of the activations is treated as the identity in the backward pass
+/// (straight-through estimator).
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -42,7 +42,7 @@ pub struct BitLinear {
 }
 
 impl BitLinear {
-    /// Ternarizes a dense weight `[out, in]`; also says what that did to it.
+    /// Ternarizes a dense weight `[out, in]`; also returns statistics.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ impl BitLinear {
         Ok((Self::from_quantized(&trits, bias)?, stats))
     }
 
-    /// Takes weights that are ternary already.
+    /// A layer from ternary weights.
     ///
     /// # Errors
     ///
@@ -64,15 +64,15 @@ impl BitLinear {
         Ok(Self::wrap(TernaryLinear::new(weight, bias)?))
     }
 
-    /// Loads `weight` and, if the checkpoint has one, `bias`, by the checkpoint's own names. A dense weight is the master weight
-    /// of an online checkpoint (those with `-bf16` in their name), which this layer ternarizes by definition; parts
-    /// that Trike packed are taken as they are.
+    /// Loads `weight` and, if the checkpoint has one, `bias`, by the checkpoint's names. A dense weight is the master weight
+    /// of an online-quantized checkpoint (with `-bf16` in its name), which this layer ternarizes by definition; parts
+    /// packed by Trike are used unchanged.
     ///
     /// # Errors
     ///
     /// As [`TernaryLinear::load`].
     pub fn load(in_features: usize, out_features: usize, vb: VarBuilder<'_>) -> Result<Self, CandleError> {
-        // The model was trained with these trits, however far from the master weights they are.
+        // The model was trained with these trits, so their distance from the master weights does not matter.
         let how =
             TernarizeOptions::new(Ternarize::AbsMean(Granularity::Tensor)).with_max_error(f32::INFINITY);
         Ok(Self::wrap(TernaryLinear::load(in_features, out_features, vb, how)?))
@@ -88,13 +88,13 @@ impl BitLinear {
         Self { linear: self.linear.with_cpu(cpu) }
     }
 
-    /// The layer below, whose activations are [`ActivationPrecision::Int8PerToken`].
+    /// The underlying layer, with activations [`ActivationPrecision::Int8PerToken`].
     pub fn as_linear(&self) -> &TernaryLinear {
         &self.linear
     }
 }
 
-/// Where a [`TernaryLinear`] is asked for, as in [`TernaryAttentionWeights`](crate::TernaryAttentionWeights).
+/// For functions and fields of type [`TernaryLinear`], as in [`TernaryAttentionWeights`](crate::TernaryAttentionWeights).
 impl From<BitLinear> for TernaryLinear {
     fn from(layer: BitLinear) -> Self {
         layer.linear

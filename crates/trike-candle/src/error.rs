@@ -1,11 +1,11 @@
-//! What can go wrong in a module or in the reference backend.
+//! Errors of the modules and the reference backend.
 
 use trike_nn::NnError;
 
-/// Why a module could not be made or a tensor could not be computed.
+/// Error of building a module or computing a tensor.
 ///
-/// Whatever a backend of `trike-nn` refuses too is a [`CandleError::Nn`], so that a shape, a cache without room or a kernel's
-/// refusal has one name in the workspace. Both directions of `From` unwrap: no error is ever wrapped twice.
+/// Errors that backends of `trike-nn` also return are [`CandleError::Nn`], so that a shape mismatch, a full cache or a
+/// kernel error has one type in the workspace. Both directions of `From` unwrap: no error is ever wrapped twice.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -19,10 +19,10 @@ use trike_nn::NnError;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CandleError {
-    /// Candle failed.
+    /// An error of Candle.
     #[error("candle: {0}")]
     Candle(#[from] candle_core::Error),
-    /// A shape, a size, a weight, a cache or a kernel's input was refused.
+    /// An invalid shape, size, weight, cache or kernel input.
     #[error(transparent)]
     Nn(NnError),
 }
@@ -48,13 +48,13 @@ impl From<CandleError> for NnError {
     }
 }
 
-/// So that `?` works in functions that return Candle's error, as those of `candle_nn::Module` do. The message is
-/// kept; an error that came from Candle is handed back as it was.
+/// For `?` in functions that return Candle's error, such as those of `candle_nn::Module`. The message is
+/// kept; an error that came from Candle is unwrapped.
 impl From<CandleError> for candle_core::Error {
     fn from(error: CandleError) -> Self {
         match error {
             CandleError::Candle(error) => error,
-            // Not `wrap`, which would put a backtrace into the message.
+            // Not `wrap`, which would add a backtrace to the message.
             CandleError::Nn(error) => Self::Wrapped(Box::new(error)),
         }
     }

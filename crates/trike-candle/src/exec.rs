@@ -1,4 +1,4 @@
-//! Where modules compute, what they accept, and how their errors reach Candle.
+//! The shared executor, and checks of inputs.
 
 use std::sync::OnceLock;
 
@@ -7,11 +7,11 @@ use trike_cpu::Cpu;
 
 use crate::{CandleError, NnError};
 
-/// The executor of every module that was not given one: all threads of the machine, started once.
+/// The default executor of every module: all logical CPUs, threads started once.
 ///
 /// # Errors
 ///
-/// [`HostError::Threads`](trike_cpu::HostError::Threads) if the operating system does not start the threads.
+/// [`HostError::Threads`](trike_cpu::HostError::Threads) if the threads cannot be started.
 ///
 /// ```
 /// let cpu = trike_candle::shared_cpu()?;
@@ -27,19 +27,19 @@ pub fn shared_cpu() -> Result<Cpu, CandleError> {
     Ok(SHARED.get_or_init(|| cpu).clone())
 }
 
-/// Refuses tensors on other devices: the kernels read host memory, and a copy back and forth on every call would
-/// cost more than they save.
+/// Returns an error for tensors on other devices: the kernels read host memory, and copying back and forth in every call
+/// would cost more than the kernels save.
 pub(crate) fn check_device(device: &Device) -> Result<(), CandleError> {
     let got = match device {
         Device::Cpu => return Ok(()),
         Device::Cuda(_) => "CUDA",
         Device::Metal(_) => "Metal",
     };
-    let rule = "must be the CPU, where these kernels run: copy the tensor there first";
+    let rule = "must be the CPU: copy the tensor to the CPU first";
     Err(NnError::Spec { field: "device", rule, got: got.to_owned() }.into())
 }
 
-/// `x` as contiguous f32, through operations that gradients pass.
+/// `x` as contiguous f32, by differentiable operations.
 pub(crate) fn to_f32(x: &Tensor) -> Result<Tensor, CandleError> {
     check_device(x.device())?;
     if !matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16) {
@@ -51,7 +51,7 @@ pub(crate) fn to_f32(x: &Tensor) -> Result<Tensor, CandleError> {
 
 /// Checks the length of the last axis.
 pub(crate) fn check_width(what: &'static str, x: &Tensor, expected: usize) -> Result<(), CandleError> {
-    // A scalar has no axis, and no module takes a width of zero.
+    // A scalar has no axis, and no module accepts a width of zero.
     check_len(what, expected, x.dims().last().copied().unwrap_or(0))
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Resu
     if expected == got { Ok(()) } else { Err(NnError::Shape { what, expected, got }.into()) }
 }
 
-/// The elements of an argument of a custom operation, which [`to_f32`] made contiguous.
+/// The elements of an argument of a custom operation, made contiguous by [`to_f32`].
 pub(crate) fn floats<'a>(
     op: &'static str,
     storage: &'a CpuStorage,

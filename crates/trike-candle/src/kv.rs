@@ -1,4 +1,4 @@
-//! Cached keys and values.
+//! KV cache.
 
 use half::f16;
 use trike_cpu::{AttentionSpec, Cpu, CpuOps, KvData, KvView};
@@ -8,13 +8,13 @@ use crate::{CandleError, KvPrecision, NnError};
 
 /// Keys and values of one attention layer, for a batch of sequences of the same length.
 ///
-/// Position `p` lies in slot `p % capacity`, so a layer with a window may go on past the capacity. Each layer of a
+/// Position `p` is stored in slot `p % capacity`, so with a window the sequence may grow beyond the capacity. Each layer of a
 /// model has its own cache.
 ///
 /// ```
 /// use trike_candle::{KvCache, KvPrecision};
 ///
-/// // Two sequences, four heads of eight, room for 128 positions.
+/// // Two sequences, four heads of eight, a capacity of 128 positions.
 /// let cache = KvCache::new(2, 4, 8, 128, KvPrecision::F16)?;
 /// assert_eq!((cache.len(), cache.bytes()), (0, 2 * 2 * 4 * 8 * 128 * 2));
 /// # Ok::<(), trike_candle::CandleError>(())
@@ -71,7 +71,7 @@ impl Elements {
 }
 
 impl KvCache {
-    /// An empty cache; all of its memory is taken now.
+    /// An empty cache; all of its memory is allocated immediately.
     ///
     /// # Errors
     ///
@@ -86,24 +86,24 @@ impl KvCache {
         let sizes = [batch, kv_heads, head_dim, capacity];
         let len = sizes.iter().try_fold(1usize, |product, size| product.checked_mul(*size));
         let Some(n) = len.filter(|n| (1..=isize::MAX as usize / 4).contains(n)) else {
-            let rule = "must be at least 1 each and make an addressable cache";
+            let rule = "must be at least 1 each and give a cache of addressable size";
             return Err(NnError::Spec { field: "sizes of a cache", rule, got: format!("{sizes:?}") }.into());
         };
         let (keys, values) = (Elements::zeros(precision, n), Elements::zeros(precision, n));
         Ok(Self { batch, kv_heads, head_dim, capacity, len: 0, keys, values })
     }
 
-    /// Positions so far.
+    /// Number of positions stored so far.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing was stored yet.
+    /// Whether the cache is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Positions held at once.
+    /// Maximum number of positions stored at the same time.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -113,12 +113,12 @@ impl KvCache {
         self.keys.bytes() + self.values.bytes()
     }
 
-    /// Forgets everything; the memory stays.
+    /// Removes all positions; the memory stays allocated.
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// Checks that `tokens` more positions of `batch` sequences fit, with what they attend to.
+    /// Checks that `tokens` more positions of `batch` sequences fit together with the positions that they attend to.
     pub(crate) fn check_room(
         &self,
         problem: &AttentionSpec,
@@ -137,7 +137,7 @@ impl KvCache {
             return Ok(());
         }
         match problem.window {
-            // The first of the tokens sees this many before itself at most.
+            // The first token attends to at most `window - 1` earlier positions.
             Some(window) if window <= self.capacity => Err(NnError::StepTooLong {
                 requested: tokens,
                 limit: self.capacity - self.len.min(window - 1),
@@ -147,8 +147,8 @@ impl KvCache {
         }
     }
 
-    /// Stores the next `tokens` keys and values (`batch x tokens x kv_heads x head_dim`) and attends from `q`
-    /// (`batch x tokens x heads x head_dim`), after [`check_room`](Self::check_room).
+    /// Stores the next `tokens` keys and values (`batch x tokens x kv_heads x head_dim`) and computes attention of `q`
+    /// (`batch x tokens x heads x head_dim`). Requires [`check_room`](Self::check_room) first.
     pub(crate) fn step(
         &mut self,
         cpu: &Cpu,

@@ -1,6 +1,6 @@
 //! Ternary layers as Candle modules, and the reference backend over Candle tensors.
 //!
-//! Start from [`TernaryLinear`], which takes the place of a `candle_nn::Linear`:
+//! Start from [`TernaryLinear`], which replaces a `candle_nn::Linear`:
 //!
 //! ```
 //! # use candle_core::{Device, Tensor};
@@ -17,9 +17,9 @@
 //! ```
 //!
 //! The decision that shaped this crate: tensors in, tensors out, and every operation is a custom operation of Candle
-//! with a backward pass, so a ternary layer can stand anywhere in a Candle model, also below layers that train. What was
-//! given up is the speed of [`trike_nn::Decoder`], which keeps its tensors out of Candle and shares the preparation
-//! of activations between projections.
+//! with a backward pass, so a ternary layer can be used anywhere in a Candle model, also below layers that are trained. The
+//! price is speed: [`trike_nn::Decoder`] is faster, because it does not use Candle tensors and quantizes activations once for
+//! several projections.
 //!
 //! * linear layers: [`TernaryLinear`] with [`LinearKind`], [`BitLinear`], [`convert_linear`]
 //! * weights: [`quantize_tensor`] with [`Ternarize`] and [`QuantizationStats`]; [`TernarizeOptions`]
@@ -31,14 +31,14 @@
 //! * errors: [`CandleError`]
 //!
 //! Tensors are on the CPU, in f32, f16 or bf16; arithmetic is f32 and the result has the dtype of the input. A tensor on
-//! another device is an error that says so: nothing is copied behind the caller's back. Constructors and free functions
-//! return [`CandleError`]; where the trait `candle_nn::Module` asks for Candle's error, that wraps it.
+//! another device is an error: there are no implicit copies. Constructors and free functions return [`CandleError`]; methods
+//! of the trait `candle_nn::Module` wrap it in Candle's error.
 //!
-//! The feature `gpu` lets a linear layer compute on a device, and `wgpu`, `vulkan`, `cuda`, `hip` and `metal` bring one
+//! The feature `gpu` enables linear layers on a device, and `wgpu`, `vulkan`, `cuda`, `hip` and `metal` enable one
 //! runtime each.
 #![forbid(unsafe_code)]
 
-// The handbook's examples are compiled like the ones here.
+// Compiles the examples of the handbook page as doctests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/candle.md")]
 pub struct Handbook;

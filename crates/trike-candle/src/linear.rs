@@ -13,18 +13,17 @@ use crate::packed;
 use crate::quantize::{QuantizationStats, Ternarize, TernarizeOptions, quantize};
 use crate::{CandleError, NnError};
 
-/// `y = x W^T + b` with ternary `W` (`out x in`, any number of planes, any scales): takes the place of a
+/// `y = x W^T + b` with ternary `W` (`out x in`, any number of planes, any scales): a replacement for
 /// `candle_nn::Linear`.
 ///
 /// `x` is `[..., in]` on the CPU in f32, f16 or bf16 with any leading axes, `y` is `[..., out]` in the dtype of `x`.
 /// Products and sums are f32.
 ///
-/// Gradients pass to `x` (`grad_x = grad_y W`) and to a bias that is a variable; the weights are constants. The backward
-/// pass widens `W` to f32 for as long as it runs.
+/// Gradients flow to `x` (`grad_x = grad_y W`) and to a bias that is a variable; the weights are constants. The backward
+/// pass dequantizes `W` to f32 temporarily.
 ///
-/// The weights lie in memory in the layout that is fastest for them, by the table that decoders use
-/// ([`choose_layout`]); where a dense weight was to become ternary and the error would be over
-/// [`TernarizeOptions::max_error`], they stay dense. [`kind`](Self::kind) says which.
+/// The weights are packed in the fastest layout, chosen by the same table as for decoders ([`choose_layout`]). A dense weight
+/// stays dense if its ternarization error exceeds [`TernarizeOptions::max_error`]. [`kind`](Self::kind) returns the result.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -48,7 +47,7 @@ pub struct TernaryLinear {
     device: Option<Arc<crate::on_device::OnDevice>>,
 }
 
-/// How a [`TernaryLinear`] holds its weights.
+/// Storage of the weights of a [`TernaryLinear`].
 ///
 /// ```
 /// use trike_candle::{Layout, LinearKind};
@@ -61,7 +60,7 @@ pub struct TernaryLinear {
 pub enum LinearKind {
     /// Trits in a layout.
     Ternary(Layout),
-    /// f32: the error of ternary weights would have been over the bound.
+    /// f32: the error of ternary weights exceeds the bound.
     Dense,
 }
 
@@ -80,15 +79,15 @@ impl TernaryLinear {
     /// # Errors
     ///
     /// [`NnError::Shape`] for a bias that is not `[out]`, [`NnError::Spec`] for its device or dtype, [`NnError::Cpu`] for
-    /// more columns than the kernels take.
+    /// more columns than the kernels support.
     pub fn new(weight: &TritTensor, bias: Option<Tensor>) -> Result<Self, CandleError> {
         let cpu = shared_cpu()?;
         let layout = choose_layout(weight, cpu.isa());
         Self::of(Matrix::Ternary(cpu.pack(weight, layout)?), bias, cpu)
     }
 
-    /// A layer from a dense weight `[out, in]`, ternary by the rule of `how`, or dense where the error would be over
-    /// its bound; and the statistics of the ternary weights.
+    /// A layer from a dense weight `[out, in]`, ternarized by the rule of `how`, or dense if the error exceeds its bound; also
+    /// returns the statistics of the ternary weights.
     ///
     /// ```
     /// use candle_core::{Device, Tensor};
@@ -112,8 +111,7 @@ impl TernaryLinear {
     ///
     /// # Errors
     ///
-    /// As [`quantize_tensor`](crate::quantize_tensor) and [`new`](Self::new), and [`NnError::Spec`] for a bound that is negative
-    /// or not a number.
+    /// As [`quantize_tensor`](crate::quantize_tensor) and [`new`](Self::new), and [`NnError::Spec`] for a negative or NaN bound.
     pub fn from_weight(
         weight: &Tensor,
         bias: Option<Tensor>,
@@ -146,11 +144,11 @@ impl TernaryLinear {
         })
     }
 
-    /// [`new`](Self::new), and the product is computed on a device: each call copies its input there and its output back, which
-    /// [`device_use`](Self::device_use) counts. That pays for large layers and many rows only, and is for code that stays with
-    /// Candle's tensors on the CPU; [`CubeBackend`](trike_nn::CubeBackend) leaves a whole decoder on the device.
+    /// [`new`](Self::new) with the product on a device: each call copies its input to the device and its output back, as counted
+    /// by [`device_use`](Self::device_use). This pays off only for large layers and many rows, and is meant for code that uses
+    /// Candle's tensors on the CPU; [`CubeBackend`](trike_nn::CubeBackend) keeps a whole decoder on the device.
     ///
-    /// Gradients are computed on the host, where the weights are held too.
+    /// Gradients are computed on the host, which keeps a copy of the weights.
     ///
     /// ```no_run
     /// # use trike_trit::{Encoding, Scales, TritTensor};
@@ -165,7 +163,7 @@ impl TernaryLinear {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and [`NnError::Cube`] for what the device does not take.
+    /// As [`new`](Self::new), and [`NnError::Cube`] if the device does not support the layer.
     #[cfg(feature = "gpu")]
     pub fn new_on(
         device: &trike_nn::cube::Device,
@@ -177,20 +175,20 @@ impl TernaryLinear {
         Ok(Self { device: Some(Arc::new(device)), ..layer })
     }
 
-    /// The device's memory and the copies that this layer made; `None` for a layer of the host. Of what
-    /// [`with_activations`](Self::with_activations) makes of a layer, the copies are counted apart.
+    /// The device's memory use and the copies made by this layer; `None` for a layer on the host. The layer returned by
+    /// [`with_activations`](Self::with_activations) counts its copies separately.
     #[cfg(feature = "gpu")]
     pub fn device_use(&self) -> Option<trike_nn::DeviceUse> {
         self.device.as_ref().and_then(|device| device.used())
     }
 
-    /// Loads `weight` (`out_features x in_features`) and, where the checkpoint has one, `bias`, by the checkpoint's own
-    /// names under the prefix of `vb`.
+    /// Loads `weight` (`out_features x in_features`) and, if the checkpoint has one, `bias`, by the checkpoint's names under
+    /// the prefix of `vb`.
     ///
-    /// Parts that Trike packed (`weight.trits`, `weight.scales`, ...) are taken as they are, and `how` says what happens
-    /// to a dense weight, which is read as f32, whatever dtype `vb` asks for: a [`Ternarize`], or [`TernarizeOptions`] for
-    /// another bound on the error than the default. The sizes are checked against the parts as
-    /// far as these show them: a layer wider than a packed tensor by less than the padding of its rows reads zeros there.
+    /// Parts packed by Trike (`weight.trits`, `weight.scales`, ...) are used unchanged. A dense weight is read as f32, regardless
+    /// of the dtype of `vb`, and ternarized by `how`: a [`Ternarize`], or [`TernarizeOptions`] for a different error bound. The
+    /// sizes are checked against the parts as far as possible: a layer wider than a packed tensor by less than the padding of
+    /// its rows reads zeros in the extra columns.
     ///
     /// ```
     /// # use std::collections::HashMap;
@@ -208,8 +206,8 @@ impl TernaryLinear {
     ///
     /// # Errors
     ///
-    /// [`NnError::Load`], which names the weight, with the reason: no such tensor, another shape, damaged parts, a
-    /// device that is not the CPU, or a dense weight that [`Ternarize::Exact`] does not take.
+    /// [`NnError::Load`], which names the weight, with the reason: no such tensor, a shape mismatch, invalid parts, a
+    /// device other than the CPU, or a dense weight that is not ternary with [`Ternarize::Exact`].
     pub fn load(
         in_features: usize,
         out_features: usize,
@@ -231,7 +229,7 @@ impl TernaryLinear {
         })
     }
 
-    /// Precision of the activations of ternary weights: f32 at first, and always f32 with weights that stayed dense.
+    /// Sets the precision of the activations of ternary weights: f32 by default, and always f32 for weights that stayed dense.
     #[must_use]
     pub fn with_activations(self, activations: ActivationPrecision) -> Self {
         #[cfg(feature = "gpu")]
@@ -250,12 +248,12 @@ impl TernaryLinear {
         Self { cpu, ..self }
     }
 
-    /// Length of an input.
+    /// Input width.
     pub fn in_features(&self) -> usize {
         self.weight.cols()
     }
 
-    /// Length of an output.
+    /// Output width.
     pub fn out_features(&self) -> usize {
         self.weight.rows()
     }
@@ -270,11 +268,11 @@ impl TernaryLinear {
         self.activations
     }
 
-    /// How the weights are held: ternary and in which layout, or dense.
+    /// Storage of the weights: ternary in some layout, or dense.
     pub fn kind(&self) -> LinearKind {
         match &*self.weight {
             Matrix::Ternary(matrix) => LinearKind::Ternary(matrix.layout()),
-            // No constructor makes another matrix.
+            // No constructor creates an int8 matrix.
             Matrix::Int8(_) | Matrix::Dense(_) => LinearKind::Dense,
         }
     }
@@ -288,7 +286,7 @@ impl TernaryLinear {
     ///
     /// # Errors
     ///
-    /// Those of the kernels and of Candle, on matrices that do not fit in memory.
+    /// Errors of the kernels and of Candle for matrices that do not fit in memory.
     pub fn dequantize(&self) -> Result<Tensor, CandleError> {
         dequantize(&self.cpu, &self.weight)
     }
@@ -316,7 +314,7 @@ impl Module for TernaryLinear {
     }
 }
 
-/// Why a layer could not be loaded, with its name.
+/// Error of loading a layer, with its name.
 #[derive(Debug, thiserror::Error)]
 #[error("{name}: {source}")]
 struct Unreadable {
@@ -324,10 +322,10 @@ struct Unreadable {
     source: CandleError,
 }
 
-/// A `candle_nn::Linear` as a ternary one, by BitNet's rule with one scale for the matrix, and its statistics. A
-/// layer whose error would be over the default bound of [`TernarizeOptions`] stays dense. The bias is kept.
+/// Converts a `candle_nn::Linear` by BitNet's rule with one scale per matrix, and returns statistics. A
+/// layer whose error exceeds the default bound of [`TernarizeOptions`] stays dense. The bias is kept.
 ///
-/// [`TernaryLinear::from_weight`] is the same with a choice of the rule and the bound.
+/// For another rule or bound, use [`TernaryLinear::from_weight`].
 ///
 /// # Errors
 ///
@@ -352,7 +350,7 @@ fn load_dense(cols: usize, rows: usize, vb: &VarBuilder<'_>) -> Result<Tensor, C
 fn dequantize(cpu: &Cpu, weight: &Matrix) -> Result<Tensor, CandleError> {
     let (rows, cols) = (weight.rows(), weight.cols());
     let mut values = vec![0.0; rows * cols];
-    // Rows of a tensor are numbered in 32 bits, as `TritTensor` checks.
+    // `TritTensor` limits the number of rows to 32 bits.
     cpu.embed(weight, &(0..rows as u32).collect::<Vec<_>>(), &mut values)?;
     Ok(Tensor::from_vec(values, (rows, cols), &candle_core::Device::Cpu)?)
 }
@@ -386,7 +384,7 @@ impl CustomOp1 for LinearOp {
         Ok((CpuStorage::F32(y), dims.into()))
     }
 
-    /// Rounding of the activations, if any, counts as the identity (the straight-through estimator).
+    /// Rounding of the activations, if any, is treated as the identity (straight-through estimator).
     fn bwd(&self, x: &Tensor, _y: &Tensor, grad: &Tensor) -> candle_core::Result<Option<Tensor>> {
         let weight = dequantize(&self.cpu, &self.weight)?;
         let rows = self.weight.rows();

@@ -9,10 +9,10 @@ use crate::linear::TernaryLinear;
 use crate::quantize::TernarizeOptions;
 use crate::{CandleError, NnError};
 
-/// `activation(gate) * up`, element by element: SwiGLU's middle with [`GatedActivation::SiLu`] (Shazeer, 2020), BitNet
-/// 2B4T's with [`GatedActivation::SquaredReLu`].
+/// `activation(gate) * up`, elementwise: as in SwiGLU with [`GatedActivation::SiLu`] (Shazeer, 2020), as in BitNet
+/// 2B4T with [`GatedActivation::SquaredReLu`].
 ///
-/// Both are of one shape and dtype, on the CPU in f32, f16 or bf16. Gradients pass to both.
+/// Both tensors have the same shape and dtype, on the CPU in f32, f16 or bf16. Gradients flow to both.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -26,7 +26,7 @@ use crate::{CandleError, NnError};
 ///
 /// # Errors
 ///
-/// [`CandleError::Candle`] when shapes or dtypes differ, [`NnError::Spec`] for another device or dtype.
+/// [`CandleError::Candle`] when shapes or dtypes differ, [`NnError::Spec`] for an unsupported device or dtype.
 pub fn gated(
     cpu: &Cpu,
     gate: &Tensor,
@@ -46,7 +46,7 @@ pub fn gated(
     Ok(y.to_dtype(gate.dtype())?)
 }
 
-/// `down(activation(gate x) * up x)`, the MLP of Llama and its relatives with ternary weights.
+/// `down(activation(gate x) * up x)`, the MLP of Llama-like models with ternary weights.
 ///
 /// `x` is `[..., hidden]`; dtypes and gradients are those of [`TernaryLinear`].
 ///
@@ -79,7 +79,7 @@ impl SwiGlu {
     ///
     /// # Errors
     ///
-    /// [`NnError::WeightShape`] for a projection that does not fit the gate.
+    /// [`NnError::WeightShape`] for a projection whose shape does not match the gate's.
     pub fn new(gate: TernaryLinear, up: TernaryLinear, down: TernaryLinear) -> Result<Self, CandleError> {
         let (intermediate, hidden) = (gate.out_features(), gate.in_features());
         check_layer("up_proj", &up, intermediate, hidden)?;
@@ -87,7 +87,7 @@ impl SwiGlu {
         Ok(Self { gate, up, down, activation: GatedActivation::SiLu, cpu: shared_cpu()? })
     }
 
-    /// Loads `gate_proj`, `up_proj` and `down_proj` under the prefix of `vb`; `how` is for dense weights.
+    /// Loads `gate_proj`, `up_proj` and `down_proj` under the prefix of `vb`; `how` applies to dense weights.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ impl SwiGlu {
         )
     }
 
-    /// Another function of the gate.
+    /// Sets the activation of the gate.
     #[must_use]
     pub fn with_activation(self, activation: GatedActivation) -> Self {
         Self { activation, ..self }
@@ -144,13 +144,13 @@ pub(crate) fn check_layer(
     Err(NnError::WeightShape { name, expected_rows: rows, expected_cols: cols, got_rows, got_cols }.into())
 }
 
-/// Refuses checkpoints with norms that a module would leave out.
+/// Returns an error for checkpoints with norms that the module does not implement.
 pub(crate) fn refuse_extra(vb: &VarBuilder<'_>, norms: &[&str]) -> Result<(), CandleError> {
     match norms.iter().map(|norm| format!("{norm}.weight")).find(|name| vb.contains_tensor(name)) {
         None => Ok(()),
         Some(name) => Err(NnError::Spec {
             field: "checkpoint",
-            rule: "must not have weights that this module leaves out; run it with trike-llm, or build the block from parts",
+            rule: "must not have weights that this module does not implement: use trike-llm, or build the block from parts",
             got: format!("{}.{name}", vb.prefix()),
         }.into()),
     }

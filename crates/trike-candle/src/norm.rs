@@ -10,7 +10,7 @@ use crate::{CandleError, NnError};
 /// `x / sqrt(mean(x^2) + eps) * weight` along the last axis (Zhang and Sennrich, 2019).
 ///
 /// `x` is `[..., n]` and `weight` `[n]`, on the CPU in f32, f16 or bf16; the result has the shape and dtype of `x`.
-/// Gradients pass to both.
+/// Gradients flow to both.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -24,7 +24,7 @@ use crate::{CandleError, NnError};
 ///
 /// # Errors
 ///
-/// [`NnError::Shape`] when widths differ, [`NnError::Spec`] for another device or dtype.
+/// [`NnError::Shape`] when widths differ, [`NnError::Spec`] for an unsupported device or dtype.
 pub fn rms_norm(cpu: &Cpu, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tensor, CandleError> {
     check_len("axes of the weight of a norm", 1, weight.rank())?;
     check_width("input of a norm", x, weight.elem_count())?;
@@ -32,7 +32,7 @@ pub fn rms_norm(cpu: &Cpu, x: &Tensor, weight: &Tensor, eps: f32) -> Result<Tens
     Ok(to_f32(x)?.apply_op2(&to_f32(weight)?, op)?.to_dtype(x.dtype())?)
 }
 
-/// [`rms_norm()`] with its weight.
+/// [`rms_norm()`] as a module, with its weight.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -56,8 +56,8 @@ impl RmsNorm {
     ///
     /// # Errors
     ///
-    /// [`NnError::Shape`] for another rank, [`NnError::Spec`] for the device or dtype of the weight, or an `eps` that is
-    /// negative or not finite.
+    /// [`NnError::Shape`] if the weight does not have rank 1, [`NnError::Spec`] for its device or dtype, or for an `eps` that
+    /// is negative or not finite.
     pub fn new(weight: Tensor, eps: f32) -> Result<Self, CandleError> {
         check_len("axes of the weight of a norm", 1, weight.rank())?;
         to_f32(&weight)?;
@@ -76,7 +76,7 @@ impl RmsNorm {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new), and [`CandleError::Candle`] for a tensor that is not there or has another shape.
+    /// As [`new`](Self::new), and [`CandleError::Candle`] for a tensor that is missing or has the wrong shape.
     pub fn load(size: usize, eps: f32, vb: VarBuilder<'_>) -> Result<Self, CandleError> {
         check_device(vb.device())?;
         Self::new(vb.get(size, "weight")?, eps)
@@ -131,7 +131,7 @@ impl CustomOp2 for RmsNormOp {
         let scaled = grad.broadcast_mul(weight)?;
         let along = (&scaled * &n)?.mean_keepdim(D::Minus1)?;
         let grad_x = (scaled - n.broadcast_mul(&along)?)?.broadcast_mul(&r)?;
-        // The kernel refused an empty weight.
+        // The kernel has rejected an empty weight.
         let rows = grad.elem_count() / weight.elem_count();
         let grad_w = (grad * n)?.reshape((rows, weight.elem_count()))?.sum(0)?;
         Ok((Some(grad_x), Some(grad_w)))

@@ -11,7 +11,7 @@ use trike_nn::{Backend, CubeBackend, CubeMatrix, DeviceUse, NnError};
 
 use crate::CandleError;
 
-/// Weights on a device, and the way there.
+/// Weights on a device, with the backend that multiplies them.
 #[derive(Debug)]
 pub(crate) struct OnDevice {
     backend: CubeBackend,
@@ -35,7 +35,7 @@ impl OnDevice {
         Self { backend, weight: Arc::clone(&self.weight), cols: self.cols }
     }
 
-    /// `x W^T` of whole rows: one copy there and one back.
+    /// `x W^T`: one copy to the device and one back.
     pub(crate) fn linear(&self, x: &[f32]) -> Result<Vec<f32>, CandleError> {
         if x.is_empty() {
             return Ok(Vec::new());

@@ -1,10 +1,10 @@
-//! Trike's packed tensors through a `VarBuilder`.
+//! Reading Trike's packed tensors through a `VarBuilder`.
 //!
-//! A `VarBuilder` reads tensors and not `config.json`, where Trike describes them. It does not have to: with the shape
-//! of the layer known, the parts and their shapes say the rest (see `docs/src/formats.md`). No two encodings have rows
-//! of the same length in bytes, and group sizes that give the same number of groups mean the same groups. What cannot
-//! be seen is a layer that is wider than the tensor by less than the padding of its rows, or than the rows of a
-//! compressed one by any number: it reads zeros there.
+//! A `VarBuilder` reads tensors but not `config.json`, where Trike describes them. The description is not needed: given the
+//! shape of the layer, it follows from the parts and their shapes (see `docs/src/formats.md`). No two encodings have rows
+//! of the same length in bytes, and group sizes that give the same number of groups are equivalent. One mismatch cannot
+//! be detected: a layer wider than the tensor by less than the padding of its rows, or by any number of columns for a
+//! compressed tensor. The extra columns read as zeros.
 
 use candle_core::{DType, Tensor};
 use candle_nn::VarBuilder;
@@ -69,7 +69,7 @@ pub(crate) fn read(vb: &VarBuilder<'_>, rows: usize, cols: usize) -> Result<Trit
             }
             [depth, r, w] if (r, w) == (rows, cols.div_ceil(5)) => {
                 if w.is_multiple_of(8) && bytes.len() >= TELLING && bytes.iter().all(is_two_bit) {
-                    return Err(misfit(format!("2-bit codes of rows of another length than {cols}")));
+                    return Err(misfit(format!("2-bit codes with rows not of length {cols}")));
                 }
                 split(&bytes, depth).into_iter().map(TritData::Base3).collect()
             }
@@ -83,16 +83,16 @@ pub(crate) fn read(vb: &VarBuilder<'_>, rows: usize, cols: usize) -> Result<Trit
     Ok(TritTensor::new(rows, cols, planes, coupling, scales)?.with_rotation(rotation)?)
 }
 
-/// Bytes from which the next check cannot be wrong by chance: a third of the base-3 bytes pass it.
+/// Number of bytes that makes a false positive of the next check negligible: a third of all base-3 bytes pass it.
 const TELLING: usize = 64;
 
-/// Whether a byte is four 2-bit codes. Rows of 2-bit codes are as long as base-3 rows of about 1.25 times the weights,
-/// so this is how a layer of the wrong width is found out. The other way round, the tensor refuses the code 3.
+/// Whether a byte is four 2-bit codes. Rows of 2-bit codes are as long as base-3 rows of about 1.25 times as many weights,
+/// so this check detects a layer of the wrong width. In the opposite case the tensor rejects the code 3.
 fn is_two_bit(byte: &u8) -> bool {
     byte & (byte >> 1) & 0x55 == 0
 }
 
-/// What shares a scale, how planes add up, and the scales, from `[sets]`, `[sets, rows]` or `[sets, rows, groups]`.
+/// Granularity, coupling of the planes, and scales, from a shape `[sets]`, `[sets, rows]` or `[sets, rows, groups]`.
 fn scales(
     scales: &Tensor,
     depth: usize,
@@ -104,8 +104,7 @@ fn scales(
         [sets, _, groups] => {
             let fits = |size: &GroupSize| cols.div_ceil(size.get()) == groups;
             let size = GroupSize::ALL.into_iter().find(fits);
-            let size =
-                size.ok_or_else(|| misfit(format!("{groups} scales along a row of {cols} weights")))?;
+            let size = size.ok_or_else(|| misfit(format!("{groups} scales per row of {cols} weights")))?;
             (sets, Granularity::Group(size))
         }
         _ => return Err(misfit(format!("`weight.scales` {:?}", scales.dims()))),
@@ -128,14 +127,14 @@ fn split<T: Clone>(all: &[T], depth: usize) -> Vec<Vec<T>> {
     all.chunks_exact(len.max(1)).map(<[T]>::to_vec).collect()
 }
 
-/// One part per plane, as long as the plane's last row offset says.
+/// One part per plane; its length is the plane's last row offset.
 fn cut<T: Clone>(all: &[T], offsets: &[Vec<u32>]) -> Result<Vec<Vec<T>>, CandleError> {
     let mut rest = all;
     let mut parts = Vec::with_capacity(offsets.len());
     for offsets in offsets {
         let len = offsets.last().map_or(0, |&n| n as usize);
         let Some((part, after)) = rest.split_at_checked(len) else {
-            return Err(misfit(format!("offsets to {len} with {} elements left", rest.len())));
+            return Err(misfit(format!("a last row offset of {len} with {} elements left", rest.len())));
         };
         parts.push(part.to_vec());
         rest = after;
@@ -152,10 +151,10 @@ fn check_shape(tensor: &Tensor, expected: &[usize]) -> Result<(), CandleError> {
     if tensor.dims() == expected {
         return Ok(());
     }
-    Err(misfit(format!("`weight.trits` {:?} instead of {expected:?}", tensor.dims())))
+    Err(misfit(format!("`weight.trits` {:?}, expected {expected:?}", tensor.dims())))
 }
 
 fn misfit(got: String) -> CandleError {
-    let rule = "must have parts that fit each other and the layer";
+    let rule = "must have parts consistent with each other and with the layer";
     NnError::Spec { field: "a packed weight", rule, got }.into()
 }

@@ -1,4 +1,4 @@
-//! Dense weights to trits.
+//! Ternarization of dense weights.
 
 use candle_core::Tensor;
 use trike_core::{DenseData, DenseTensor, absmean_trits, exact_trits};
@@ -7,19 +7,19 @@ use trike_trit::{Encoding, Granularity, GroupSize, TritTensor};
 use crate::exec::to_f32;
 use crate::{CandleError, NnError};
 
-/// The rule by which a dense weight becomes ternary.
+/// Rule for ternarizing a dense weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ternarize {
-    /// Only when every weight is `-s`, `0` or `+s` already, in the coarsest granularity that fits (tensor, row, groups
-    /// of 256 down to 32). Anything else is an error and not a change of the model.
+    /// Lossless: every weight must already be `-s`, `0` or `+s`, in the coarsest granularity that fits (tensor, row, groups
+    /// of 256 down to 32). Otherwise an error.
     Exact,
     /// BitNet b1.58's rule ([`absmean_trits`]): `s = max(mean|w|, 1e-5)` over the weights that share a scale,
-    /// `t = round(w / s)` with halves to even, clamped to -1..=1, and `w ~ s t`. The paper's granularity is the tensor. A
-    /// dense model that was not trained for this does not survive it.
+    /// `t = round(w / s)` with ties to even, clamped to -1..=1, and `w ~ s t`. The paper's granularity is the tensor. A
+    /// dense model that was not trained for this rule becomes unusable.
     AbsMean(Granularity),
 }
 
-/// How a layer ternarizes a dense weight: a rule, and the error above which the weight stays dense.
+/// Options of ternarizing a dense weight: a rule, and the error above which the weight stays dense.
 ///
 /// A [`Ternarize`] converts into one with the default bound.
 ///
@@ -36,15 +36,15 @@ pub enum Ternarize {
 pub struct TernarizeOptions {
     /// The rule.
     pub rule: Ternarize,
-    /// The largest [`relative_error`](QuantizationStats::relative_error) of ternary weights, at least 0; a weight above it
+    /// Maximum [`relative_error`](QuantizationStats::relative_error) of ternary weights, at least 0; a weight with a larger error
     /// stays dense. [`f32::INFINITY`] makes every weight ternary.
     pub max_error: f32,
 }
 
 impl TernarizeOptions {
-    /// The default of [`max_error`](Self::max_error). Weights from a normal distribution have 0.51 under
-    /// [`Ternarize::AbsMean`] and those from a Laplace distribution 0.63, so this keeps dense what a few outliers
-    /// dominate: at 1, zeros would be as good.
+    /// The default of [`max_error`](Self::max_error). Under [`Ternarize::AbsMean`], normally distributed weights have an error
+    /// of 0.51 and Laplace-distributed ones 0.63, so only weights dominated by a few outliers stay dense. An error of 1 is that
+    /// of all-zero weights.
     pub const MAX_ERROR: f32 = 0.75;
 
     /// A rule with the default bound, [`MAX_ERROR`](Self::MAX_ERROR).
@@ -53,7 +53,7 @@ impl TernarizeOptions {
         Self { rule, max_error: Self::MAX_ERROR }
     }
 
-    /// The same with another bound.
+    /// Sets [`max_error`](Self::max_error).
     #[must_use]
     pub const fn with_max_error(self, max_error: f32) -> Self {
         Self { max_error, ..self }
@@ -77,13 +77,13 @@ impl From<Ternarize> for TernarizeOptions {
 /// Statistics of a ternarized weight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QuantizationStats {
-    /// Share of the trits that are not zero.
+    /// Fraction of nonzero trits.
     pub density: f32,
-    /// `||w - w_ternary|| / ||w||`, Frobenius norms; 0 when nothing is lost.
+    /// `||w - w_ternary|| / ||w||`, Frobenius norms; 0 when lossless.
     pub relative_error: f32,
 }
 
-/// One plane of trits for a dense weight `out x in` on the CPU (f32, f16 or bf16).
+/// Ternarizes a dense weight `out x in` on the CPU (f32, f16 or bf16) to one trit plane.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -102,8 +102,8 @@ pub struct QuantizationStats {
 ///
 /// # Errors
 ///
-/// [`NnError::Spec`] for another device or dtype, a weight that is not finite, and for [`Ternarize::Exact`] a weight that
-/// is not ternary; [`CandleError::Candle`] for another rank than two; [`NnError::Tensor`] for an empty side; [`NnError::Trit`]
+/// [`NnError::Spec`] for an unsupported device or dtype, a weight that is not finite, and for [`Ternarize::Exact`] a weight that
+/// is not ternary; [`CandleError::Candle`] if the rank is not 2; [`NnError::Tensor`] for an empty axis; [`NnError::Trit`]
 /// for weights so large that their scale overflows.
 pub fn quantize_tensor(
     weight: &Tensor,
@@ -113,7 +113,7 @@ pub fn quantize_tensor(
     Ok((trits, stats))
 }
 
-/// [`quantize_tensor`], and the weight that it read.
+/// [`quantize_tensor`]; also returns the weight in f32.
 pub(crate) fn quantize(
     weight: &Tensor,
     how: Ternarize,
@@ -148,10 +148,10 @@ fn stats(dense: &DenseTensor, trits: &TritTensor) -> QuantizationStats {
     }
 }
 
-/// The first weight of another magnitude than those before it in the smallest group.
+/// Error that names the first weight whose magnitude differs from the earlier ones in the smallest group.
 fn not_exact(values: &[f32], cols: usize) -> CandleError {
     let group = GroupSize::ALL.map(GroupSize::get).into_iter().min().unwrap_or(1);
-    let rule = "must be -s, 0 or +s exactly; ask for `Ternarize::AbsMean` to round";
+    let rule = "must be -s, 0 or +s exactly; use `Ternarize::AbsMean` to round";
     let starts = (0..values.len()).filter(|i| (i % cols).is_multiple_of(group));
     let misfit = starts.into_iter().find_map(|start| {
         let end = (start + group).min(start - start % cols + cols);

@@ -9,14 +9,14 @@ use trike_nn::check;
 use crate::exec::{floats, shared_cpu, to_f32};
 use crate::{CandleError, NnError, RopeSpec};
 
-/// Positions whose sines and cosines are kept; others are computed when they are met.
+/// Number of positions with precomputed sines and cosines; later positions are computed on demand.
 const KEPT_POSITIONS: usize = 8192;
 
 /// Rotates pairs of each head by `position * frequency` (Su et al., RoFormer, 2021), both pairings and every scaling of
 /// [`RopeSpec`].
 ///
-/// A YaRN `attention_factor` is not applied here: it is a factor of the scores, and
-/// [`TernaryAttention`](crate::TernaryAttention) has it in its scale.
+/// YaRN's `attention_factor` is not applied here: it scales the attention scores and is part of the scale of
+/// [`TernaryAttention`](crate::TernaryAttention).
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -43,7 +43,7 @@ impl RotaryEmbedding {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] for a head that is odd or empty and for constants out of range.
+    /// [`NnError::Spec`] for an odd or zero `head_dim` and for constants out of range.
     pub fn new(spec: &RopeSpec, head_dim: usize, context: usize) -> Result<Self, CandleError> {
         if head_dim == 0 || !head_dim.is_multiple_of(2) || head_dim > 1 << 16 {
             let rule = "must be even and 2 to 65536";
@@ -51,7 +51,7 @@ impl RotaryEmbedding {
         }
         spec.validate(head_dim)?;
         let frequencies = spec.frequencies(head_dim);
-        // The gradient is rotated back, by minus the angle.
+        // The gradient is rotated by the negative angle.
         let inverse = RopeTable::from_frequencies(frequencies.iter().map(|f| -f).collect())?;
         let table = RopeTable::from_frequencies(frequencies)?;
         Ok(Self {
@@ -69,13 +69,13 @@ impl RotaryEmbedding {
         Self { cpu, ..self }
     }
 
-    /// Rotates `x`, `[..., tokens, heads * head_dim]`; the tokens lie at `first_position` and those that follow. Gradients
-    /// pass.
+    /// Rotates `x`, `[..., tokens, heads * head_dim]`, whose tokens have consecutive positions from `first_position`.
+    /// Differentiable.
     ///
     /// # Errors
     ///
-    /// [`NnError::Shape`] for fewer than two axes, [`NnError::Heads`] for a width that is not whole heads, [`NnError::Spec`] for another device
-    /// or dtype, or a position that does not fit 32 bits.
+    /// [`NnError::Shape`] for fewer than two axes, [`NnError::Heads`] for a width that is not a multiple of `head_dim`,
+    /// [`NnError::Spec`] for an unsupported device or dtype, or a position that does not fit in 32 bits.
     pub fn forward(&self, x: &Tensor, first_position: usize) -> Result<Tensor, CandleError> {
         let &[.., tokens, width] = x.dims() else {
             return Err(NnError::Shape {

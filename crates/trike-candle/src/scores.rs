@@ -6,12 +6,12 @@ use trike_cpu::{Cpu, CpuOps, KvData, KvView};
 use crate::exec::{check_len, check_width, floats, to_f32};
 use crate::{AttentionSpec, CandleError, NnError};
 
-/// `softmax(scale q k^T) v` for each head, where a token sees itself and those before it, the last `window` of them if
-/// the spec has one.
+/// Causal attention `softmax(scale q k^T) v` for each head, limited to the last `window` positions (the token's own included) if
+/// the spec has a window.
 ///
 /// `q` is `[batch, tokens, heads * head_dim]`, `k` and `v` are `[batch, tokens, kv_heads * head_dim]`, on the CPU in
-/// f32, f16 or bf16; the result has the shape and dtype of `q`. Gradients pass to all three; the backward pass makes the
-/// `tokens x tokens` scores of every head.
+/// f32, f16 or bf16; the result has the shape and dtype of `q`. Gradients flow to all three; the backward pass materializes
+/// the `tokens x tokens` scores of every head.
 ///
 /// ```
 /// use candle_core::{Device, Tensor};
@@ -20,7 +20,7 @@ use crate::{AttentionSpec, CandleError, NnError};
 /// let spec = AttentionSpec { heads: 1, kv_heads: 1, head_dim: 1, scale: 1.0, window: None };
 /// let q = Tensor::zeros((1, 2, 1), candle_core::DType::F32, &Device::Cpu)?;
 /// let v = Tensor::new(&[[[2f32], [4.0]]], &Device::Cpu)?;
-/// // Scores of zero: each token averages what it sees.
+/// // With all scores zero, each token averages the values that it attends to.
 /// let y = attention(&shared_cpu()?, &spec, &q, &q, &v)?;
 /// assert_eq!(y.flatten_all()?.to_vec1::<f32>()?, [2.0, 3.0]);
 /// # Ok::<(), trike_candle::CandleError>(())
@@ -28,8 +28,8 @@ use crate::{AttentionSpec, CandleError, NnError};
 ///
 /// # Errors
 ///
-/// [`NnError::Shape`] when shapes do not fit, [`NnError::EmptyStep`] without a token, [`NnError::Spec`] for another
-/// device or dtype, [`NnError::Cpu`] for heads that do not share evenly or a window of zero.
+/// [`NnError::Shape`] when shapes do not match, [`NnError::EmptyStep`] without a token, [`NnError::Spec`] for an unsupported
+/// device or dtype, [`NnError::Cpu`] if `kv_heads` does not divide `heads` or the window is zero.
 pub fn attention(
     cpu: &Cpu,
     spec: &AttentionSpec,
@@ -71,14 +71,14 @@ impl AttentionOp {
         x.reshape((batch * self.problem.heads, tokens, d))
     }
 
-    /// The other way, shared heads summed.
+    /// The inverse of `split`, with shared heads summed.
     fn join(&self, x: &Tensor, batch: usize, heads: usize) -> candle_core::Result<Tensor> {
         let (_, tokens, d) = x.dims3()?;
         let x = x.reshape((batch, heads, self.problem.heads / heads, tokens, d))?.sum(2)?;
         x.transpose(1, 2)?.contiguous()?.reshape((batch, tokens, heads * d))
     }
 
-    /// 0 where a token sees another, minus infinity elsewhere.
+    /// Attention mask: 0 if a token attends to another, else minus infinity.
     fn mask(&self, tokens: usize) -> candle_core::Result<Tensor> {
         let row = |i: usize| {
             let span = self.problem.span(i);

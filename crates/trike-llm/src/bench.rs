@@ -1,4 +1,4 @@
-//! Tokens per second of a model, beside the machine's peaks.
+//! Tokens per second of a model, compared with the machine's peak bandwidth and compute.
 
 use std::{any::Any, time::Instant};
 
@@ -9,8 +9,8 @@ use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, S
 
 use crate::{LlmError, generate::STEP};
 
-/// What is measured; each `with_` method changes one field of the default, which measures what llama-bench does: a prompt of 512
-/// tokens, 128 generated ones, five repetitions, f16 keys and values, all threads.
+/// Options of a benchmark; each `with_` method changes one field. The defaults are those of llama-bench: a prompt of 512
+/// tokens, 128 generated tokens, five repetitions, f16 KV cache, all logical CPUs.
 ///
 /// ```
 /// use trike_llm::bench::BenchOptions;
@@ -25,9 +25,9 @@ pub struct BenchOptions {
     pub prompt: usize,
     /// Tokens generated one by one; 0 = no decode.
     pub generate: usize,
-    /// Numbers of threads on the host, 0 = all logical CPUs; a device ignores them.
+    /// Thread counts to measure on the host, 0 = all logical CPUs; a device ignores them.
     pub threads: Vec<usize>,
-    /// Repetitions, after a warm-up that is not counted.
+    /// Repetitions, after an uncounted warm-up.
     pub repetitions: usize,
     /// Precision of cached keys and values.
     pub kv: KvPrecision,
@@ -70,7 +70,7 @@ impl BenchOptions {
         Self { kv, ..self }
     }
 
-    /// The largest number of positions that a sequence takes.
+    /// Length of the longest sequence, in tokens.
     #[must_use]
     pub fn positions(&self) -> usize {
         self.prompt.max(self.generate).max(1)
@@ -82,9 +82,9 @@ impl BenchOptions {
 pub struct BenchRow {
     /// `prefill` or `decode`.
     pub kind: &'static str,
-    /// Threads; none where a device computes.
+    /// Threads; `None` on a device.
     pub threads: Option<usize>,
-    /// Tokens of a repetition.
+    /// Tokens per repetition.
     pub tokens: usize,
     /// Repetitions.
     pub repetitions: usize,
@@ -92,36 +92,36 @@ pub struct BenchRow {
     pub tokens_per_second: f64,
     /// Standard deviation over the repetitions.
     pub standard_deviation: f64,
-    /// Mean multiply-adds per token; this and the fields below only on the host, whose peaks are measured.
+    /// Mean multiply-adds per token. This and the fields below are set on the host only, whose peaks are measured.
     pub macs_per_token: Option<f64>,
-    /// Mean compulsory bytes per token: each is read or written at least once.
+    /// Mean compulsory memory traffic per token, in bytes: each byte is read or written at least once.
     pub bytes_per_token: Option<f64>,
-    /// Compulsory bytes per second, as a fraction of the bandwidth that this run measured with these threads.
+    /// Compulsory bytes per second, as a fraction of the bandwidth measured in this run with the same number of threads.
     pub share_of_bandwidth: Option<f64>,
-    /// Multiply-adds per second, as a fraction of the int8 peak that this run measured with these threads.
+    /// Multiply-adds per second, as a fraction of the int8 peak measured in this run with the same number of threads.
     pub share_of_int8_peak: Option<f64>,
 }
 
-/// Ceilings measured with one number of threads.
+/// Peak rates measured with one thread count.
 #[derive(Clone, Debug, Serialize)]
 pub struct Ceiling {
     /// Threads.
     pub threads: usize,
-    /// Bytes read from memory per second, by the best variant.
+    /// Bytes read from memory per second, by the fastest variant.
     pub bandwidth: f64,
-    /// That variant.
+    /// Name of that variant.
     pub bandwidth_variant: &'static str,
-    /// Int8 multiply-adds per second, by the best variant.
+    /// Int8 multiply-adds per second, by the fastest variant.
     pub int8_peak: f64,
-    /// That variant.
+    /// Name of that variant.
     pub int8_variant: &'static str,
 }
 
-/// Measures what `cpu` can do.
+/// Measures the peak memory bandwidth and int8 throughput of `cpu`.
 ///
 /// # Errors
 ///
-/// When there is no memory for the buffer that is read.
+/// When the buffer for the bandwidth measurement cannot be allocated.
 pub fn ceiling(cpu: &Cpu) -> Result<Ceiling, LlmError> {
     let bandwidth = probe::memory_bandwidth(cpu)?;
     let peak = probe::int8_peak(cpu);
@@ -134,10 +134,10 @@ pub fn ceiling(cpu: &Cpu) -> Result<Ceiling, LlmError> {
     })
 }
 
-/// Everything one run measured.
+/// All measurements of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
-    /// One row for each kind and number of threads.
+    /// One row per kind and thread count.
     pub rows: Vec<BenchRow>,
     /// Ceilings of the same run.
     pub ceilings: Vec<Ceiling>,
@@ -149,14 +149,14 @@ pub(crate) fn run<B: Backend + 'static>(
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<BenchReport, LlmError> {
-    // Threads, costs and ceilings are known of the host alone, and no other backend has to know of them.
+    // Thread counts, costs and ceilings exist for the host only; the downcast keeps them out of the `Backend` trait.
     match (decoder as &mut dyn Any).downcast_mut::<Decoder<CpuBackend>>() {
         Some(decoder) => run_on_host(decoder, options, progress),
         None => run_on_device(decoder, options, progress),
     }
 }
 
-/// Times prefill and decode for every number of threads, and the machine's ceilings beside them.
+/// Times prefill and decode for every thread count, and measures the machine's ceilings with the same threads.
 fn run_on_host(
     decoder: &mut Decoder<CpuBackend>,
     options: &BenchOptions,
@@ -191,7 +191,7 @@ fn run_on_host(
     Ok(BenchReport { rows, ceilings })
 }
 
-/// Times prefill and decode on a device. Ceilings are the host's, so there are none here.
+/// Times prefill and decode on a device. Ceilings are measured on the host only.
 fn run_on_device<B: Backend>(
     decoder: &Decoder<B>,
     options: &BenchOptions,
@@ -208,7 +208,7 @@ fn run_on_device<B: Backend>(
     Ok(BenchReport { rows: rows.collect::<Result<_, _>>()?, ceilings: Vec::new() })
 }
 
-/// What is timed, with its number of tokens.
+/// The measurements, each with its number of tokens.
 fn kinds(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<(&'static str, usize)>, LlmError> {
     let tokens = Bounds::at_least(0usize).at_most(spec.context);
     OptionError::check("prompt", tokens, options.prompt)?;
@@ -218,7 +218,7 @@ fn kinds(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<(&'static str
     Ok(kinds.into_iter().filter(|(_, tokens)| *tokens > 0).collect())
 }
 
-/// A row without what is compared with ceilings.
+/// Times one kind and returns its row, without the fields that depend on ceilings.
 fn time<B: Backend>(
     decoder: &Decoder<B>,
     kind: &'static str,
@@ -232,7 +232,7 @@ fn time<B: Backend>(
             "prefill" => time_prefill(decoder, tokens, options.kv)?,
             _ => time_decode(decoder, tokens, options.kv)?,
         };
-        // The first one pages weights in and wakes the threads, or compiles the kernels of a device.
+        // The first repetition pages weights in and starts threads, or compiles device kernels.
         if repetition > 0 {
             rates.push(tokens as f64 / seconds);
         }
@@ -253,7 +253,7 @@ fn time<B: Backend>(
     })
 }
 
-/// Ids that walk through the vocabulary, so that no embedding row stays hot.
+/// Token ids spread over the vocabulary, so that no embedding row stays in the cache.
 fn ids<B: Backend>(decoder: &Decoder<B>, n: usize) -> Vec<u32> {
     let vocab = decoder.spec().vocab;
     (0..n).map(|i| ((i * 7919 + 1) % vocab) as u32).collect()

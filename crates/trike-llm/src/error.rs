@@ -16,28 +16,28 @@ pub enum LlmError {
     /// A tokenizer could not be read, or text not tokenized.
     #[error(transparent)]
     Tokenizer(#[from] crate::tokenizer::TokenizerError),
-    /// A conversation could not be made a prompt.
+    /// A conversation could not be rendered as a prompt.
     #[error(transparent)]
     Chat(Box<crate::chat::ChatError>),
-    /// The defaults for generation that come with a model could not be read.
+    /// The generation defaults of a model could not be read.
     #[error(transparent)]
     GenerationConfig(#[from] crate::sampler::GenerationConfigError),
     /// Logits could not be sampled.
     #[error(transparent)]
     Sampler(#[from] crate::sampler::SamplerError),
-    /// The decoder refused.
+    /// An error of the decoder.
     #[error(transparent)]
     Nn(#[from] trike_nn::NnError),
-    /// The host kernels refused.
+    /// An error of the host kernels.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
-    /// No memory, no threads, or an instruction set that this machine does not have.
+    /// Memory or threads could not be allocated, or this machine lacks an instruction set.
     #[error(transparent)]
     Host(#[from] trike_cpu::HostError),
-    /// The numbers of a tensor do not make one.
+    /// The data of a tensor does not match its shape or type.
     #[error(transparent)]
     Tensor(#[from] trike_format::TensorError),
-    /// A ternary tensor refused.
+    /// An invalid ternary tensor or an invalid operation on one.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),
     /// The checkpoint needs something that is not implemented.
@@ -45,64 +45,66 @@ pub enum LlmError {
     Unsupported {
         /// The model.
         path: PathBuf,
-        /// What it needs, by its name in the file.
+        /// The missing feature, by its name in the file.
         name: String,
-        /// What to do.
+        /// Suggested action.
         remedy: String,
     },
-    /// A configuration value is missing or not usable.
+    /// A configuration value is missing or invalid.
     #[error("{}: `{key}`: expected {expected}, got {got}", path.display())]
     Config {
         /// The model.
         path: PathBuf,
         /// The key.
         key: String,
-        /// What was expected.
+        /// The expected value or type.
         expected: String,
-        /// What is there.
+        /// The value found.
         got: String,
     },
-    /// The model comes without a tokenizer, and none was given.
-    #[error("{}: the model comes without a tokenizer: give it the one that it was trained with", path.display())]
+    /// The model has no tokenizer, and none was given.
+    #[error("{}: the model has no tokenizer: pass the one it was trained with", path.display())]
     NoTokenizer {
         /// The model.
         path: PathBuf,
     },
-    /// The tokenizer and the model do not belong together.
-    #[error("{}: the tokenizer does not fit the model: {source}", path.display())]
+    /// The tokenizer does not match the model's vocabulary.
+    #[error("{}: the tokenizer does not match the model: {source}", path.display())]
     TokenizerMismatch {
         /// The model.
         path: PathBuf,
-        /// The two sizes.
+        /// The mismatch.
         source: crate::tokenizer::TokenizerError,
     },
-    /// A prompt leaves no room to generate.
+    /// A prompt fills the context, so that nothing can be generated.
     #[error(
-        "the prompt has {tokens} tokens, the context holds {context}: shorten it or use a rolling window"
+        "the prompt has {tokens} tokens, but the context length is {context}: shorten it or use a rolling window"
     )]
     PromptTooLong {
         /// Tokens of the prompt, BOS included.
         tokens: usize,
-        /// Positions that the model has.
+        /// Context length of the model, in tokens.
         context: usize,
     },
     /// No sequence of the text has two tokens or more.
     #[error("nothing to score: no sequence of the text has two tokens or more")]
     NothingToScore,
-    /// Logits hold infinities or values that are no numbers.
+    /// A logit is infinite or NaN.
     #[error(
         "logit {index} of token {token} is {value}: the weights are damaged or overflow in this precision"
     )]
     NonFinite {
         /// Position in the sequence.
         token: usize,
-        /// Entry of the vocabulary.
+        /// Token id of the logit.
         index: usize,
         /// The value.
         value: f32,
     },
-    /// Two models that cannot be compared.
-    #[error("the models have vocabularies of {ours} and {base}: divergence needs the same one")]
+    /// Two models whose vocabularies differ cannot be compared.
+    #[error(
+        "the models have vocabularies of {ours} and {base} tokens: divergence requires the same vocabulary"
+    )]
     Vocabularies {
         /// Size of the measured model's vocabulary.
         ours: usize,
@@ -110,15 +112,15 @@ pub enum LlmError {
         base: usize,
     },
     /// A tensor cannot be converted without changing a value.
-    #[error("{}: {tensor} cannot become {target}: {reason}", path.display())]
+    #[error("{}: {tensor} cannot be converted to {target}: {reason}", path.display())]
     NotLossless {
         /// The model.
         path: PathBuf,
         /// The tensor.
         tensor: String,
-        /// What was asked for.
+        /// The requested target.
         target: String,
-        /// Why not, and what to do.
+        /// The reason and a suggested action.
         reason: String,
     },
     /// A model of the hub is not in the cache.
@@ -126,22 +128,22 @@ pub enum LlmError {
     NotInCache {
         /// The model.
         id: String,
-        /// Where it was looked for.
+        /// The root of the cache that was searched.
         cache: PathBuf,
-        /// What is missing.
+        /// The missing item.
         reason: String,
     },
-    /// A repository of the hub holds no model that can be run, or several.
+    /// A repository of the hub contains no model that can be run, or several.
     #[error("{id}: {reason}; {}", listed(files))]
     HubFiles {
         /// The model.
         id: String,
-        /// What is wrong, and what to do.
+        /// The reason and a suggested action.
         reason: String,
-        /// The files that this is about.
+        /// The files concerned.
         files: Vec<String>,
     },
-    /// A device whose runtime this build does not contain.
+    /// A device whose runtime is not part of this build.
     #[error(
         "device {device}: this build has no {} runtime, build with the feature `{}`",
         runtime(device),
@@ -152,29 +154,29 @@ pub enum LlmError {
         device: DeviceSpec,
     },
     /// An allocation larger than the device supports. Nothing was loaded.
-    #[error("{what}: {requested} bytes in one piece, {device} takes at most {limit}: {remedy}")]
+    #[error("{what}: one allocation of {requested} bytes, but {device} supports at most {limit}: {remedy}")]
     TooLarge {
         /// A weight, or keys and values.
         what: String,
         /// The device.
         device: String,
-        /// Bytes that it takes.
+        /// Size of the allocation, in bytes.
         requested: u64,
-        /// Bytes of the device's largest allocation.
+        /// The device's largest allocation, in bytes.
         limit: u64,
-        /// What to do.
+        /// Suggested action.
         remedy: &'static str,
     },
     /// A field of an options struct is out of range.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// The name of a model on the hub that is none.
-    #[error("`{got}` is no name of a model: expected a path, or org/name[@revision][:file]")]
+    /// An invalid name of a model on the hub.
+    #[error("`{got}` is not a model name: expected a path, or org/name[@revision][:file]")]
     ModelName {
         /// The name given.
         got: String,
     },
-    /// The target of a conversion is one file, and the output is not named like one.
+    /// The target of a conversion is a GGUF file, but the output path does not end in `.gguf`.
     #[error("{}: {target} is stored in a GGUF file: expected a path that ends in .gguf", path.display())]
     ExpectedGguf {
         /// The output.
@@ -182,7 +184,7 @@ pub enum LlmError {
         /// The target.
         target: &'static str,
     },
-    /// The target of a conversion is a directory, and the output is named like a file.
+    /// The target of a conversion is a directory, but the output path ends in `.gguf`.
     #[error("{}: {target} is stored in a directory: expected a path that does not end in .gguf", path.display())]
     ExpectedDirectory {
         /// The output.
@@ -190,7 +192,7 @@ pub enum LlmError {
         /// The target.
         target: &'static str,
     },
-    /// A GGUF file's own tokenizer is of a kind that is not implemented.
+    /// The tokenizer of a GGUF file is of a kind that is not implemented.
     #[error("{}: {name} is not implemented: give the model's own tokenizer.json", path.display())]
     GgufTokenizer {
         /// The file.
@@ -198,7 +200,7 @@ pub enum LlmError {
         /// The tokenizer, by its name in the file.
         name: String,
     },
-    /// A tokenizer that no directory of a model holds under this kind of name.
+    /// A tokenizer file with an unknown extension.
     #[error("{}: expected a tokenizer.json, a SentencePiece .model or a llama2.c .bin file", path.display())]
     TokenizerFile {
         /// The file.
@@ -214,7 +216,7 @@ pub enum LlmError {
     },
 }
 
-/// The name of a device's runtime, which is also the feature's.
+/// The name of a device's runtime, which is also the name of the Cargo feature.
 fn runtime(device: &DeviceSpec) -> &'static str {
     match device {
         DeviceSpec::Auto => "gpu",
@@ -222,15 +224,15 @@ fn runtime(device: &DeviceSpec) -> &'static str {
     }
 }
 
-/// The names come from elsewhere: nothing in them may steer a terminal.
+/// Lists untrusted file names: control characters are replaced, so that no terminal escape sequence is printed.
 fn listed(files: &[String]) -> String {
     if files.is_empty() {
-        return "there are no files".to_owned();
+        return "the repository has no files".to_owned();
     }
     let plain = |name: &String| -> String {
         name.chars().take(200).map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
     };
-    format!("there are: {}", files.iter().map(plain).collect::<Vec<_>>().join(", "))
+    format!("files: {}", files.iter().map(plain).collect::<Vec<_>>().join(", "))
 }
 
 impl From<crate::chat::ChatError> for LlmError {
@@ -241,7 +243,7 @@ impl From<crate::chat::ChatError> for LlmError {
 
 impl From<trike_format::FormatError> for LlmError {
     fn from(error: trike_format::FormatError) -> Self {
-        // It is several times as large as the others.
+        // Boxed: it is several times as large as the other variants.
         Self::Format(Box::new(error))
     }
 }

@@ -1,4 +1,4 @@
-//! A checkpoint, opened: its configuration, its tensors by the names of a decoder, its tokenizer.
+//! An open checkpoint: its configuration, its tensors under the decoder's names, its tokenizer.
 
 use std::path::Path;
 
@@ -31,11 +31,11 @@ pub struct ModelFile {
 }
 
 impl Tensors {
-    /// Opens whatever `path` is, without looking at its configuration.
+    /// Opens a checkpoint of any format, without parsing its configuration.
     ///
     /// # Errors
     ///
-    /// [`FormatError`] when it is no checkpoint, or a broken one.
+    /// [`FormatError`] when `path` is not a checkpoint or is malformed.
     pub fn open(path: &Path) -> Result<Self, FormatError> {
         Ok(match detect(path)? {
             FileKind::HfDir => Self::Hf(HfDir::open(path)?),
@@ -64,12 +64,12 @@ impl Tensors {
 }
 
 impl ModelFile {
-    /// Opens a model directory, a GGUF file or a llama2.c checkpoint, whichever `path` is.
+    /// Opens a model directory, a GGUF file or a llama2.c checkpoint.
     ///
     /// # Errors
     ///
-    /// [`LlmError::Format`] when it is none of these or broken, [`LlmError::Unsupported`] and
-    /// [`LlmError::Config`] when its configuration asks for something else than the decoder block.
+    /// [`LlmError::Format`] when `path` is none of these or malformed, [`LlmError::Unsupported`] and
+    /// [`LlmError::Config`] when its configuration requires something that the decoder block does not implement.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, LlmError> {
         let path = path.as_ref();
         Self::from_tensors(path, Tensors::open(path)?)
@@ -109,7 +109,7 @@ impl ModelFile {
         self.tensors.format()
     }
 
-    /// The file's own name of a weight.
+    /// The name of a weight in the file.
     pub fn stored_name(&self, name: WeightName) -> String {
         match &self.tensors {
             Tensors::Gguf(_) => names::gguf(name),
@@ -122,7 +122,7 @@ impl ModelFile {
         names::all(&self.config.spec)
     }
 
-    /// The entry of a weight.
+    /// Shape and stored type of a weight.
     ///
     /// # Errors
     ///
@@ -139,11 +139,11 @@ impl ModelFile {
         self.source().info(&stored).ok_or_else(missing)
     }
 
-    /// Loads a weight; the master weights of a BitNet checkpoint that is ternary only when it runs become trits here.
+    /// Loads a weight; the master weights of a BitNet checkpoint that is ternarized at run time become trits here.
     ///
     /// # Errors
     ///
-    /// When it is missing, stored in a type that is not read, or holds unusable numbers.
+    /// When it is missing, is stored in an unsupported type, or contains invalid values.
     pub fn load(&self, name: WeightName) -> Result<Tensor, LlmError> {
         self.info(name)?;
         let tensor = self.source().load(&self.stored_name(name))?;
@@ -160,7 +160,7 @@ impl ModelFile {
         WeightSource::is_ternary(self)
     }
 
-    /// Whether a weight is stored as floats that its layer makes ternary each time it runs.
+    /// Whether a weight is stored as floats that its layer ternarizes in every forward pass.
     pub fn ternarizes(&self, name: WeightName) -> bool {
         match &self.tensors {
             Tensors::Hf(dir) => dir.ternarizes(&self.stored_name(name)),
@@ -174,13 +174,13 @@ impl ModelFile {
     }
 
     /// Precision of cached keys and values unless another one is requested: f32 for a model with f32 weights, f16 for every
-    /// other one.
+    /// other model.
     pub fn default_kv(&self) -> KvPrecision {
         if self.is_f32() { KvPrecision::F32 } else { KvPrecision::F16 }
     }
 }
 
-/// Rows of `tensor` in another order; the elements of a vector count as rows.
+/// The given rows of `tensor`, in that order; each element of a vector is a row.
 pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, LlmError> {
     fn pick<T: Copy>(values: &[T], width: usize, rows: &[usize]) -> Vec<T> {
         rows.iter().flat_map(|&r| values[r * width..(r + 1) * width].iter().copied()).collect()

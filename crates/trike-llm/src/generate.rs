@@ -1,4 +1,4 @@
-//! Continuing a prompt.
+//! Text generation from a prompt.
 
 use std::{
     ops::ControlFlow,
@@ -15,11 +15,11 @@ use crate::{
     tokenizer::TokenizerError,
 };
 
-/// Tokens of a prompt that go through the model at once. A longer step unpacks weights for more tokens, and takes more
-/// memory for activations; this one was chosen, not tuned.
+/// Maximum number of prompt tokens per forward pass. A longer step amortizes weight unpacking over more tokens but needs more
+/// memory for activations; this value was chosen, not tuned.
 pub(crate) const STEP: usize = 256;
 
-/// How to continue a prompt; each `with_` method changes one field of the default.
+/// Options of text generation; each `with_` method changes one field of the default.
 ///
 /// ```
 /// use trike_llm::{GenerateOptions, sampler::SamplerConfig};
@@ -33,15 +33,15 @@ pub(crate) const STEP: usize = 256;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct GenerateOptions {
-    /// Maximum number of new tokens; until the text or the context ends when `None`.
+    /// Maximum number of new tokens; `None` generates until an end token or until the context is full.
     pub max_tokens: Option<usize>,
-    /// How each token is sampled; greedy by default.
+    /// Sampling options; greedy decoding by default.
     pub sampler: SamplerConfig,
     /// Stop strings: each ends the text and is not part of it.
     pub stop: Vec<String>,
     /// Precision of cached keys and values; the model's default when `None`.
     pub kv: Option<KvPrecision>,
-    /// Rolling window of that many tokens: the text may outgrow the context, and each token sees only this many.
+    /// Rolling window, in tokens: the text may exceed the context length, and each token attends to this many tokens only.
     pub window: Option<usize>,
 }
 
@@ -76,11 +76,11 @@ impl GenerateOptions {
         Self { window: window.into(), ..self }
     }
 
-    /// The cache for a prompt of `prompt` tokens and its continuation, in a model with this context and default precision.
+    /// The KV cache for a prompt of `prompt` tokens and its continuation, in a model with this context and default precision.
     ///
     /// # Errors
     ///
-    /// [`LlmError::PromptTooLong`], and [`LlmError::Option`] for a window that the context does not hold.
+    /// [`LlmError::PromptTooLong`], and [`LlmError::Option`] for a window longer than the context.
     pub fn cache(&self, prompt: usize, context: usize, default: KvPrecision) -> Result<KvSpec, LlmError> {
         let precision = self.kv.unwrap_or(default);
         match self.window {
@@ -97,7 +97,7 @@ impl GenerateOptions {
     }
 }
 
-/// Why a text ended.
+/// Reason why a generation ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FinishReason {
     /// The model generated an end token.
@@ -108,7 +108,7 @@ pub enum FinishReason {
     MaxTokens,
     /// The context is full.
     Context,
-    /// The caller cancelled it.
+    /// The callback returned `Break`.
     Cancelled,
 }
 
@@ -132,9 +132,9 @@ pub struct Generation {
     pub text: String,
     /// Token ids of the prompt, BOS included.
     pub prompt_ids: Vec<u32>,
-    /// New token ids, without the one that ended the text.
+    /// New token ids, without the end token.
     pub ids: Vec<u32>,
-    /// Why the text ended.
+    /// Reason why the text ended.
     pub finish: FinishReason,
     /// Time to the logits of the prompt's last token.
     pub prefill: Duration,
@@ -168,12 +168,12 @@ impl<B: Backend> LanguageModel<B> {
         self.generate_with(prompt, options, |_| ControlFlow::Continue(()))
     }
 
-    /// Continues `prompt` and hands each piece of new text to `on_text` as soon as it is certain. A piece is whole
-    /// UTF-8; all pieces together are [`Generation::text`]. Breaking ends the generation.
+    /// Continues `prompt` and passes each piece of new text to `on_text` as soon as it is final. A piece is valid
+    /// UTF-8; the pieces joined are [`Generation::text`]. `Break` ends the generation.
     ///
     /// # Errors
     ///
-    /// What the tokenizer says of `prompt`, [`LlmError::PromptTooLong`], options out of range, and logits that cannot be
+    /// Tokenizer errors for `prompt`, [`LlmError::PromptTooLong`], options out of range, and logits that cannot be
     /// sampled.
     pub fn generate_with(
         &self,
@@ -185,8 +185,8 @@ impl<B: Backend> LanguageModel<B> {
         self.generate_ids(tokenizer.encode_prompt(prompt)?, tokenizer.eos(), options, on_text)
     }
 
-    /// [`generate_with`](Self::generate_with) on a prompt that is tokens already, such as a rendered conversation;
-    /// each of `ends` ends the text.
+    /// [`generate_with`](Self::generate_with) on a prompt of token ids, such as a rendered conversation; each token of `ends`
+    /// ends the text.
     ///
     /// # Errors
     ///
@@ -207,9 +207,9 @@ impl<B: Backend> LanguageModel<B> {
             TextStream::after(tokenizer, &prompt_ids)?.with_stops(options.stop.iter().cloned())?;
         let mut sequence = self.sequence_for(prompt_ids.len(), options)?;
 
-        // Rows beyond the tokenizer's last id are padding.
+        // LM head rows beyond the tokenizer's last id are padding.
         let known = tokenizer.vocab_size().min(self.decoder().spec().vocab);
-        // With padding the largest logits of all might be of tokens that do not exist.
+        // With padding, the top logits could belong to tokens that do not exist.
         let enough = options.sampler.candidates().filter(|_| known == self.decoder().spec().vocab);
         let start = Instant::now();
         let mut best = self.prefill(&mut sequence, &prompt_ids, enough)?;
@@ -250,20 +250,20 @@ impl<B: Backend> LanguageModel<B> {
         let rest = stream.finish();
         if !rest.is_empty() && finish != FinishReason::Cancelled {
             text.push_str(&rest);
-            // The text has ended: there is nothing left to break off.
+            // The generation has ended, so `Break` has no effect.
             let _ = on_text(&rest);
         }
         let ids = history.split_off(prompt_ids.len());
         Ok(Generation { text, prompt_ids, ids, finish, prefill, decode })
     }
 
-    /// A sequence with room for the prompt and what may follow it.
+    /// A sequence with a KV cache for the prompt and its continuation.
     fn sequence_for(&self, prompt: usize, options: &GenerateOptions) -> Result<Sequence<B>, LlmError> {
         let spec = options.cache(prompt, self.decoder().spec().context, self.default_kv())?;
         Ok(self.decoder().sequence(spec)?)
     }
 
-    /// Runs `ids` through the model in steps and returns what the last says of the next token.
+    /// Runs `ids` through the model in steps and returns the logits of the last token.
     fn prefill(
         &self,
         sequence: &mut Sequence<B>,
@@ -277,7 +277,7 @@ impl<B: Backend> LanguageModel<B> {
         Ok(best)
     }
 
-    /// Of the next token, the `enough` largest logits, or all.
+    /// The `enough` largest logits of the next token, or all logits.
     fn step(
         &self,
         sequence: &mut Sequence<B>,
@@ -292,11 +292,11 @@ impl<B: Backend> LanguageModel<B> {
         Ok(best.unwrap_or(StepLogits::All(Vec::new())))
     }
 
-    /// Hands the logits of every token of `ids` to `on_row`, token after token.
+    /// Passes the logits of every token of `ids` to `on_row`, in order.
     ///
     /// # Errors
     ///
-    /// [`LlmError::PromptTooLong`], [`LlmError::NonFinite`] for damaged weights, and what the decoder says.
+    /// [`LlmError::PromptTooLong`], [`LlmError::NonFinite`] for damaged weights, and errors of the decoder.
     pub fn logits(
         &self,
         ids: &[u32],
@@ -309,7 +309,7 @@ impl<B: Backend> LanguageModel<B> {
         }
         let mut sequence = self.decoder().sequence(KvSpec::new(kv, ids.len().max(1)))?;
         let mut token = 0;
-        // The logits of a step lie in one piece, and small devices have none above 128 MiB.
+        // The logits of a step are one allocation, which small devices limit to 128 MiB.
         let rows = ((128 << 20) / (4 * self.decoder().spec().vocab)).clamp(1, STEP);
         for ids in ids.chunks(rows) {
             let mut step = [Step { sequence: &mut sequence, ids }];

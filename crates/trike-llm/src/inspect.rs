@@ -1,4 +1,4 @@
-//! What is inside a checkpoint.
+//! Description of a checkpoint's contents.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use trike_trit::{ScaleValues, TritTensor};
 
 use crate::{LlmError, ModelConfig, ModelFile, Tensors};
 
-/// A checkpoint, described. The field names are the schema of `trike inspect --json`.
+/// Description of a checkpoint. The field names are the schema of `trike inspect --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct Inspection {
     /// The file or directory.
@@ -17,7 +17,7 @@ pub struct Inspection {
     pub format: &'static str,
     /// The architecture and its sizes, when the decoder block can run it.
     pub model: Option<ModelReport>,
-    /// Why the decoder block cannot run it, else.
+    /// Otherwise the reason why the decoder block cannot run it.
     pub refusal: Option<String>,
     /// Every tensor, in the order of the file.
     pub tensors: Vec<TensorReport>,
@@ -28,7 +28,7 @@ pub struct Inspection {
 /// Architecture and sizes.
 #[derive(Clone, Debug, Serialize)]
 pub struct ModelReport {
-    /// Name, as the file spells it.
+    /// Name in the file.
     pub architecture: String,
     /// Decoder blocks.
     pub layers: usize,
@@ -42,13 +42,13 @@ pub struct ModelReport {
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Vocabulary.
+    /// Vocabulary size.
     pub vocab: usize,
-    /// Positions.
+    /// Context length, in tokens.
     pub context: usize,
     /// Base of the rotary frequencies.
     pub rope_theta: f32,
-    /// Whether the head is the embedding.
+    /// Whether the LM head is the embedding matrix.
     pub tied_head: bool,
 }
 
@@ -59,7 +59,7 @@ pub struct TensorReport {
     pub name: String,
     /// Length of each axis, slowest first.
     pub shape: Vec<usize>,
-    /// How it is stored.
+    /// Stored type.
     pub encoding: String,
     /// Bytes in the file, scales included.
     pub bytes: u64,
@@ -69,14 +69,14 @@ pub struct TensorReport {
     pub zeros: Option<f64>,
     /// Granularity of the scales, and their extremes.
     pub scales: Option<ScaleReport>,
-    /// Why the tensor cannot be loaded, or that it was not loaded as stored.
+    /// The reason why the tensor cannot be loaded, or the type it is loaded as when that differs from the stored one.
     pub note: Option<String>,
 }
 
 /// Scales of one tensor.
 #[derive(Clone, Debug, Serialize)]
 pub struct ScaleReport {
-    /// What shares a scale: `tensor`, `row`, `group256`.
+    /// The weights that share a scale: `tensor`, `row`, `group256`.
     pub granularity: String,
     /// Number of scales.
     pub count: usize,
@@ -107,12 +107,12 @@ pub struct Totals {
     pub ternary_zeros: Option<f64>,
 }
 
-/// Describes the checkpoint at `path`: every tensor is loaded once and counted. A checkpoint that cannot be run is
-/// described too, with the reason. `progress` is called with the number of tensors done and to do.
+/// Describes the checkpoint at `path`; every tensor is loaded once for the statistics. A checkpoint that cannot be run is
+/// described too, with the reason. `progress` is called with the tensors done and in total.
 ///
 /// # Errors
 ///
-/// [`LlmError::Format`] when the path is no checkpoint or its header is broken.
+/// [`LlmError::Format`] when the path is not a checkpoint or its header is malformed.
 pub fn inspect(
     path: impl AsRef<Path>,
     progress: &mut dyn FnMut(usize, usize),
@@ -177,7 +177,7 @@ fn tensor_report(info: &TensorInfo, loaded: Result<&Tensor, String>) -> TensorRe
         Err(reason) => (None, None, Some(reason)),
         Ok(Tensor::Ternary(t)) => {
             let note = t.rotation().map(|r| {
-                format!("inputs are rotated in blocks of {}: a zero trit is no zero weight", r.block())
+                format!("inputs are rotated in blocks of {}: a zero trit is not a zero weight", r.block())
             });
             (trit_zeros(t), Some(trit_scales(t)), note)
         }
@@ -190,7 +190,10 @@ fn tensor_report(info: &TensorInfo, loaded: Result<&Tensor, String>) -> TensorRe
         Ok(dense @ Tensor::Dense(_)) => {
             let values = dense.to_f32();
             let zeros = values.iter().filter(|&&v| v == 0.0).count();
-            let note = info.kind.is_ternary().then(|| "loaded as dense: a code is +2".to_owned());
+            let note = info
+                .kind
+                .is_ternary()
+                .then(|| "loaded as dense: it contains the 2-bit code for +2".to_owned());
             (share(zeros, values.len()), None, note)
         }
     };

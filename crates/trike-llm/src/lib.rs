@@ -4,14 +4,14 @@
 //! tokenizer, and [`LanguageModel::generate`] continues a prompt. [`open()`] does the same on any device and returns a
 //! [`Model`], which hides the backend.
 //!
-//! The decision that shaped this crate: a checkpoint is opened once as a [`ModelFile`], which knows its
+//! The decision that shaped this crate: a checkpoint is opened once as a [`ModelFile`], which holds its
 //! architecture, the names of its tensors and its special tokens, and everything else (running, inspecting,
-//! converting, scoring) works on that. A new file format is one arm there and not a second loader; the price is
-//! that formats share the names of HuggingFace checkpoints, and others are mapped to them.
+//! converting, scoring) works on that. A new file format is one match arm there, not a second loader; the price is
+//! that all formats use the tensor names of HuggingFace checkpoints, and other names are mapped to these.
 //!
 //! * models: [`ModelFile`], [`WeightSource`], [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`Tensors`],
 //!   [`ModelConfig`], [`Family`], [`SpecialIds`]
-//! * any backend behind one object: [`Model`], [`open()`], [`DeviceChoice`], [`Device`], [`devices()`], [`DeviceReport`],
+//! * one trait object for every backend: [`Model`], [`open()`], [`DeviceChoice`], [`Device`], [`devices()`], [`DeviceReport`],
 //!   [`memory_plan()`]
 //! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`]
@@ -19,8 +19,8 @@
 //! * measurement: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`compare_ids()`], [`sequences()`], [`divergence()`],
 //!   [`read_questions()`], [`Question`], [`TaskScore`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
 //!   [`SyntheticModel`]
-//! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]; what else writes a directory: [`hf_config()`], [`hf_tensor()`],
-//!   [`carry_tokenizer()`]
+//! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]; parts for other writers of a model directory: [`hf_config()`],
+//!   [`hf_tensor()`], [`carry_tokenizer()`]
 //! * errors: [`LlmError`]
 //!
 //! `trike` re-exports what an application needs; the feature `gpu` with `wgpu`, `vulkan`, `cuda`, `hip` and `metal` passes

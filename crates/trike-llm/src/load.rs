@@ -1,4 +1,4 @@
-//! From a checkpoint to a model that runs.
+//! Loading a checkpoint as a model.
 
 use std::{
     collections::HashMap,
@@ -15,23 +15,23 @@ use trike_trit::{Edit, TritTensor};
 
 use crate::{LlmError, ModelConfig, ModelFile, WeightSource, tokenizer::Tokenizer};
 
-/// How the output head (and the embedding, when they are one matrix) is held.
+/// Precision of the LM head (and of the embedding, when they are one matrix).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HeadPrecision {
-    /// Int8 for a ternary model whose head is stored in floats, as stored for others.
+    /// Int8 for a ternary model whose head is stored in floats, otherwise as stored.
     #[default]
     Auto,
     /// As the checkpoint stores it.
     AsStored,
-    /// Int8 in groups of 32, whatever the model.
+    /// Int8 in groups of 32, for every model.
     Int8,
 }
 
-/// Weights that share a scale when a head is rounded to int8: a block of GGUF's `Q8_0`. A narrow group keeps one large
-/// weight from coarsening its neighbours.
+/// Group size of an int8 head: a block of GGUF's `Q8_0`. A small group limits the effect of one large weight on the precision of
+/// its neighbours.
 pub(crate) const HEAD_GROUP: usize = 32;
 
-/// How a model is loaded; each `with_` method changes one field of the default.
+/// Options of loading a model; each `with_` method changes one field of the default.
 ///
 /// ```
 /// use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile};
@@ -46,18 +46,18 @@ pub(crate) const HEAD_GROUP: usize = 32;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct LoadOptions {
-    /// Tokenizer, as [`ModelFile::tokenizer`] opens it; the model's own, if it has one, when `None`.
+    /// Tokenizer, as opened by [`ModelFile::tokenizer`]; `None` = the model's own, if it has one.
     pub tokenizer: Option<Tokenizer>,
-    /// Threads and instruction set of the host; all logical CPUs and the best set when `None`. A GPU does not need them.
+    /// Threads and instruction set of the host; `None` = all logical CPUs and the best instruction set. Ignored on a GPU.
     pub cpu: Option<Cpu>,
-    /// Activations of ternary layers; those that the model was trained with when `None`.
+    /// Activation precision of ternary layers; `None` = the one that the model was trained with.
     pub activations: Option<ActivationPrecision>,
-    /// Output head.
+    /// Precision of the LM head.
     pub head: HeadPrecision,
-    /// Layout of ternary weights, where the kernels have it for a weight; chosen per weight when `None`.
+    /// Layout of ternary weights, for every weight that the kernels support in it; `None` = chosen per weight.
     pub layout: Option<Layout>,
-    /// Keys and values of the longest sequence that is going to run, which have to fit a GPU's memory beside the weights; the
-    /// whole context when `None`. The host allocates them as they grow.
+    /// KV cache of the longest planned sequence, which must fit a GPU's memory together with the weights; `None` = the whole
+    /// context. The host grows its KV cache on demand.
     pub sequence: Option<KvSpec>,
 }
 
@@ -98,12 +98,12 @@ impl LoadOptions {
         Self { sequence: sequence.into(), ..self }
     }
 
-    /// Activations of ternary layers of a model.
+    /// Activation precision of a model's ternary layers.
     pub(crate) fn activations_of(&self, file: &ModelFile) -> ActivationPrecision {
         self.activations.unwrap_or(file.config().family.activations())
     }
 
-    /// The longest sequence of a model.
+    /// KV cache of the longest planned sequence of a model.
     #[cfg(feature = "gpu")]
     pub(crate) fn sequence_of(&self, file: &ModelFile) -> KvSpec {
         let whole = || KvSpec::new(file.default_kv(), file.config().spec.context);
@@ -138,29 +138,28 @@ pub struct LanguageModel<B: Backend = CpuBackend> {
     path: PathBuf,
     config: ModelConfig,
     default_kv: KvPrecision,
-    /// Linear layers that were put in the place of the source's.
+    /// Linear layers that replaced those of the source.
     replaced: HashMap<WeightName, TritTensor>,
 }
 
 impl LanguageModel<CpuBackend> {
-    /// Loads the model at `path` for the host's processors, with its own tokenizer.
+    /// Loads the model at `path` onto the CPU, with its own tokenizer.
     ///
     /// # Errors
     ///
-    /// What [`ModelFile::open`] and [`ModelFile::tokenizer`] say, and damaged weights, each naming its file.
+    /// As [`ModelFile::open`] and [`ModelFile::tokenizer`], and for damaged weights. Errors name the file.
     pub fn load(path: impl AsRef<Path>) -> Result<Self, LlmError> {
         let file = ModelFile::open(path)?;
         let options = LoadOptions::default().with_tokenizer(file.tokenizer(None)?);
         Self::load_with(&file, &options, &mut |_, _| ())
     }
 
-    /// Loads an open model for the host's processors. `progress` is called with the number of weights loaded and
-    /// to load. Without a tokenizer, given or found, the model runs on token ids only.
+    /// Loads an open model onto the CPU. `progress` is called with the weights loaded and in total. If no tokenizer is given or
+    /// found, the model runs on token ids only.
     ///
     /// # Errors
     ///
-    /// As [`load`](Self::load); a tokenizer that was asked for and does not fit is an error, one that is not
-    /// there is not.
+    /// As [`load`](Self::load), except that a missing tokenizer is not an error; one that does not match the model is.
     pub fn load_with(
         file: &ModelFile,
         options: &LoadOptions,
@@ -173,7 +172,7 @@ impl LanguageModel<CpuBackend> {
 }
 
 impl<B: Backend> LanguageModel<B> {
-    /// Loads an open model onto a backend, which has its own `cpu`, `activations` and `layout`: those of `options` do not count here.
+    /// Loads an open model onto a backend. The backend defines `cpu`, `activations` and `layout`; those of `options` are ignored.
     /// See [`load_with`](LanguageModel::load_with).
     ///
     /// # Errors
@@ -185,7 +184,7 @@ impl<B: Backend> LanguageModel<B> {
         options: &LoadOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
-        // A tokenizer that does not fit should fail before gigabytes are loaded.
+        // A tokenizer mismatch should be reported before gigabytes are loaded.
         let tokenizer = match &options.tokenizer {
             Some(tokenizer) => {
                 file.check_tokenizer(tokenizer)?;
@@ -204,7 +203,7 @@ impl<B: Backend> LanguageModel<B> {
     ///
     /// # Errors
     ///
-    /// What the source says of its weights, and the backend of what it is given.
+    /// Errors of the source and of the backend.
     pub fn from_source(
         backend: B,
         source: &dyn WeightSource,
@@ -236,7 +235,7 @@ impl<B: Backend> LanguageModel<B> {
         &self.decoder
     }
 
-    /// The decoder, to be changed.
+    /// The decoder, mutable.
     pub(crate) fn decoder_mut(&mut self) -> &mut Decoder<B> {
         &mut self.decoder
     }
@@ -266,24 +265,24 @@ impl<B: Backend> LanguageModel<B> {
         self.replaced.get(&name)
     }
 
-    /// Puts another tensor in the place of a loaded model's linear layer.
+    /// Replaces the tensor of a linear layer.
     ///
     /// # Errors
     ///
-    /// When it has another shape, and what the backend says.
+    /// When the shapes differ, and errors of the backend.
     pub fn replace_layer(&mut self, name: WeightName, tensor: TritTensor) -> Result<(), LlmError> {
         self.decoder.replace(name, Tensor::Ternary(tensor.clone()))?;
         self.replaced.insert(name, tensor);
         Ok(())
     }
 
-    /// Changes trits of a linear layer. `edit` gets the tensor of [`replaced_layer`](Self::replaced_layer), or that of `load`
-    /// (as the model was loaded) if there is none, changes trits of it, all or none, and returns the edits that take this
-    /// back, as does this function. The resident weights are changed in place where their layout allows it.
+    /// Edits trits of a linear layer. `edit` receives the tensor of [`replaced_layer`](Self::replaced_layer), or, if there is
+    /// none, that of `load` (the layer as loaded from the source). It must apply all its changes or none, and returns the edits
+    /// that undo them, as does this function. The resident weights are changed in place if their layout supports it.
     ///
     /// # Errors
     ///
-    /// Those of `load`, `edit` and the backend; the tensor is as before then.
+    /// Those of `load`, `edit` and the backend; the tensor is then unchanged.
     pub fn edit_layer<E: From<LlmError>>(
         &mut self,
         name: WeightName,
@@ -306,7 +305,7 @@ impl<B: Backend> LanguageModel<B> {
         made
     }
 
-    /// Brings the resident weights to a tensor that `undo` takes back to what they are; takes it back where that fails.
+    /// Applies the changes in `tensor`, of which `undo` is the inverse, to the resident weights; on failure, reverts `tensor`.
     fn follow(&mut self, name: WeightName, tensor: &mut TritTensor, undo: &[Edit]) -> Result<(), LlmError> {
         let now = |e: &Edit| Ok(Edit { trit: tensor.get(e.plane, e.row, e.col)?, ..*e });
         let edits: Result<Vec<Edit>, NnError> = undo.iter().map(now).collect();
@@ -318,7 +317,7 @@ impl<B: Backend> LanguageModel<B> {
     }
 
     /// Precision of cached keys and values unless another one is requested: f32 for a model with f32 weights, f16 for every
-    /// other one, except on a backend without f16.
+    /// other model, except on a backend without f16.
     pub fn default_kv(&self) -> KvPrecision {
         self.default_kv
     }
@@ -341,7 +340,7 @@ impl SourceWeights<'_> {
         Ok(tensor)
     }
 
-    /// The embedding serves as the head when they are one matrix.
+    /// Whether a weight is the LM head; with a tied head, the embedding is.
     fn is_head(&self, name: WeightName) -> bool {
         match name {
             WeightName::Head => true,

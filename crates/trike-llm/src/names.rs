@@ -1,4 +1,4 @@
-//! The names that formats give to the weights of a decoder.
+//! Names of the decoder's weights in each format.
 
 use trike_nn::{DecoderSpec, RopePairing, WeightName};
 
@@ -70,10 +70,10 @@ pub(crate) fn all(spec: &DecoderSpec) -> Vec<WeightName> {
     names
 }
 
-/// For a query or key projection (its bias, its norm) whose heads pair their dimensions one way, the old row of each new row when
-/// they shall pair the other way; `None` when nothing moves.
+/// Row permutation that converts a query or key projection (or its bias or norm) from one RoPE pairing to another: the old row of
+/// each new row; `None` when no row moves.
 ///
-/// Adjacent rows `2 i` and `2 i + 1` of a head are rows `i` and `i + d / 2` in halves.
+/// Rows `2 i` and `2 i + 1` of a head in the adjacent pairing are rows `i` and `i + d / 2` in the halves pairing.
 pub(crate) fn rotary_rows(
     name: WeightName,
     spec: &DecoderSpec,

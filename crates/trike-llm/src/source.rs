@@ -1,4 +1,4 @@
-//! Where the weights of a decoder come from.
+//! Sources of a decoder's weights.
 
 use std::path::Path;
 
@@ -7,10 +7,10 @@ use trike_nn::WeightName;
 
 use crate::{LlmError, ModelConfig, ModelFile, names};
 
-/// The weights of one decoder, by the decoder's own names.
+/// The weights of one decoder, under the decoder's names.
 ///
-/// [`ModelFile`] is the source that reads a checkpoint. A source that changes what is read wraps another one and keeps its own
-/// [`config`](Self::config): `Folded` of the crate `trike-calibrate` rotates and scales weights on their way this way.
+/// [`ModelFile`] is the source that reads a checkpoint. A source that transforms weights wraps another one and has its own
+/// [`config`](Self::config): `Folded` of the crate `trike-calibrate` rotates and scales weights in this way.
 /// [`LanguageModel::from_source`](crate::LanguageModel::from_source) loads a decoder from any of them.
 ///
 /// ```
@@ -42,10 +42,10 @@ pub trait WeightSource {
     ///
     /// # Errors
     ///
-    /// When it is missing, stored in a type that is not read, or holds unusable numbers.
+    /// When it is missing, is stored in an unsupported type, or contains invalid values.
     fn load(&self, name: WeightName) -> Result<Tensor, LlmError>;
 
-    /// Loads a weight in the type in which a copy of the model stores it.
+    /// Loads a weight in the type that a copy of the model stores.
     ///
     /// # Errors
     ///
@@ -54,7 +54,7 @@ pub trait WeightSource {
         self.load(name)
     }
 
-    /// Bytes of a weight in the type in which the model stores it.
+    /// Bytes of a weight in its stored type.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ pub trait WeightSource {
         Ok(self.info(name)?.bytes)
     }
 
-    /// Whether a weight is stored as floats that its layer makes ternary each time it runs.
+    /// Whether a weight is stored as floats that its layer ternarizes in every forward pass.
     fn ternarizes(&self, _name: WeightName) -> bool {
         false
     }
@@ -106,7 +106,7 @@ impl WeightSource for ModelFile {
         self.ternarizes(name)
     }
 
-    /// Tensors that are no weights of the decoder count, too.
+    /// Counts all tensors of the file, including those that are not decoder weights.
     fn is_f32(&self) -> bool {
         self.is_f32()
     }

@@ -1,4 +1,4 @@
-//! Models of random trits: their speed is that of trained models of the same size.
+//! Models of random trits, for benchmarks: they run at the speed of trained models of the same size.
 
 use std::{path::PathBuf, time::Instant};
 
@@ -11,7 +11,7 @@ use trike_trit::{Encoding, ScaleValues, Scales, TritTensor};
 
 use crate::{Family, LanguageModel, LlmError, Model, ModelConfig, SpecialIds, names};
 
-/// Sizes of models that are made of random trits.
+/// Sizes of random-trit models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Synthetic {
     /// 12 layers, 768 / 2048, 12 heads.
@@ -60,18 +60,18 @@ impl Synthetic {
     }
 }
 
-/// A model of random trits with one scale per row, an int8 head and an f16 embedding, and what it took to make it.
+/// A model of random trits with one scale per row, an int8 head and an f16 embedding, with its size and generation time.
 pub struct SyntheticModel {
     /// The model. It has no tokenizer, and its path is a description.
     pub model: Box<dyn Model>,
-    /// Bytes of the linear layers in their encoding, before they were packed for the kernels.
+    /// Bytes of the linear layers in their storage encoding, before they were packed for the kernels.
     pub stored_bytes: u64,
-    /// Seconds to make, encode and pack the weights.
+    /// Seconds to generate, encode and pack the weights.
     pub load_seconds: f64,
 }
 
 impl SyntheticModel {
-    /// Makes the model on a backend.
+    /// Generates the model on a backend.
     pub(crate) fn load_on<B: Backend + 'static>(
         backend: B,
         size: Synthetic,
@@ -136,7 +136,7 @@ impl RandomWeights<'_> {
             WeightName::Output(_) => (s.hidden, s.query_width()),
             WeightName::Gate(_) | WeightName::Up(_) => (s.intermediate, s.hidden),
             WeightName::Down(_) => (s.hidden, s.intermediate),
-            // Synthetic models have neither biases nor further norms.
+            // Synthetic models have neither biases nor additional norms.
             _ => (1, s.hidden),
         }
     }
@@ -147,7 +147,7 @@ impl DecoderWeights for RandomWeights<'_> {
         let (rows, cols) = self.shape(name);
         let bytes = self.bytes(rows * cols);
         self.count();
-        // The scale keeps the variance of the residual stream where training would.
+        // 1 / sqrt(cols) keeps the variance of the residual stream similar to that of a trained model.
         let scale = 1.0 / (cols as f32).sqrt();
         Ok(match name {
             WeightName::Embedding => {
@@ -165,7 +165,7 @@ impl DecoderWeights for RandomWeights<'_> {
                 )?)
             }
             _ => {
-                // 106 of the 256 values of a byte are zero trits, 41 %, about as many as trained models have.
+                // 106 of the 256 byte values give a zero trit: 41 %, similar to trained models.
                 let trits: Vec<i8> = bytes.iter().map(|&b| (b < 75) as i8 - (b >= 181) as i8).collect();
                 let scales =
                     Scales::new(trike_trit::Granularity::Row, vec![half::f16::from_f32(scale); rows], None);

@@ -1,4 +1,4 @@
-//! The operations that a decoder needs of the hardware that it runs on.
+//! The hardware operations that a decoder needs.
 
 use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
 use trike_trit::{Edit, TritTensor};
@@ -15,25 +15,25 @@ pub struct CacheSpec {
     pub kv_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
-    /// Positions held; position `p` lies in slot `p % capacity`.
+    /// Capacity in positions; position `p` is stored in slot `p % capacity`.
     pub capacity: usize,
     /// Type of the elements.
     pub precision: KvPrecision,
 }
 
-/// What a linear layer reads: a tensor, or what the step before it would make of tensors.
+/// Input of a linear layer: a tensor, or the operation that produces it.
 ///
-/// Named so that a backend can take that step on the way into the layer.
+/// A backend can fuse that operation into the layer.
 pub enum Input<'a, B: Backend + ?Sized> {
     /// A tensor.
     Plain(&'a B::Tensor),
     /// [`Backend::rms_norm`] of a tensor.
     Normed(&'a B::Tensor, Norm<'a, B>),
-    /// [`Backend::gated`] of two tensors, through an RMSNorm where there is one.
+    /// [`Backend::gated`] of two tensors, followed by an optional RMSNorm.
     Gated {
         /// Input of the activation.
         gate: &'a B::Tensor,
-        /// What it is multiplied with.
+        /// Factor of the activation.
         up: &'a B::Tensor,
         /// The activation.
         activation: GatedActivation,
@@ -43,11 +43,11 @@ pub enum Input<'a, B: Backend + ?Sized> {
 }
 
 impl<'a, B: Backend + ?Sized> Input<'a, B> {
-    /// The tensor that this stands for; one that has to be made goes to `room`.
+    /// Evaluates the input; a computed tensor is stored in `room`.
     ///
     /// # Errors
     ///
-    /// When shapes do not fit.
+    /// When shapes do not match.
     pub fn make<'t>(self, backend: &B, room: &'t mut Option<B::Tensor>) -> Result<&'t B::Tensor, NnError>
     where
         'a: 't,
@@ -75,21 +75,21 @@ pub struct Norm<'a, B: Backend + ?Sized> {
     pub eps: f32,
 }
 
-/// How [`Backend::edit`] has changed a resident matrix.
+/// The way in which [`Backend::edit`] changed a resident matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MatrixEdit {
-    /// In its memory: whatever refers to the matrix reads the edited weights.
+    /// In its memory: recordings that refer to the matrix read the edited weights.
     InPlace,
-    /// By packing the tensor anew.
+    /// The tensor was packed again into new memory.
     Replaced,
 }
 
-/// The hardware that a decoder runs on: fused operations on tensors that stay where the backend keeps them.
+/// The hardware that a decoder runs on: fused operations on tensors in the backend's memory.
 ///
-/// Activations are `tokens x width` f32, weights `out x in`. Shapes live in the tensors; an operation that gets shapes that do
-/// not fit returns an error and writes nothing ([`check`](crate::check) has the rules, once for all backends). The methods come
-/// in groups: what the backend is, resident weights, tensors to and from the host, the inputs of a step, the operations in
-/// the order in which a block needs them, and the logits.
+/// Activations are `tokens x width` f32, weights `out x in`. Tensors carry their shapes; on a shape mismatch an operation
+/// returns an error and writes nothing ([`check`](crate::check) has the rules, shared by all backends). The methods are
+/// grouped: properties of the backend, resident weights, tensors to and from the host, the inputs of a step, the operations in
+/// the order of a block, and the logits.
 pub trait Backend {
     /// Activations, `tokens x width`.
     type Tensor;
@@ -101,9 +101,9 @@ pub trait Backend {
     type Rope;
     /// Cached keys and values of one layer of one sequence.
     type Cache;
-    /// The inputs of a step where the operations read them.
+    /// The inputs of a step in the backend's memory.
     type Inputs;
-    /// What the backend keeps with a sequence from one step to the next, besides its caches.
+    /// Per-sequence state of the backend besides the KV caches, such as a recorded step.
     type Recorded: Default;
 
     // ---- The backend itself.
@@ -116,7 +116,7 @@ pub trait Backend {
         None
     }
 
-    /// Whether caches can hold elements of that type.
+    /// Whether KV caches can store elements of that type.
     fn can_cache(&self, precision: KvPrecision) -> bool {
         let _ = precision;
         true
@@ -124,14 +124,14 @@ pub trait Backend {
 
     // ---- Resident weights.
 
-    /// Makes a matrix resident for products.
+    /// Loads a matrix for products.
     ///
     /// # Errors
     ///
-    /// When the backend cannot hold it.
+    /// When the backend does not support the matrix or has too little memory.
     fn load_matrix(&self, weight: Tensor) -> Result<Self::Matrix, NnError>;
 
-    /// Makes a matrix resident whose single rows are looked up too: an embedding, which may also be the output head.
+    /// Loads a matrix for row lookups and products: an embedding, which may also be the LM head.
     ///
     /// # Errors
     ///
@@ -140,8 +140,8 @@ pub trait Backend {
         self.load_matrix(weight)
     }
 
-    /// Makes matrices resident that are always multiplied with the same tensor, so that a backend can lay them side by side.
-    /// Each is taken from `weights` when the one before it is resident, unless the backend needs them together.
+    /// Loads matrices that are always multiplied with the same tensor, so that a backend can fuse them into one.
+    /// Each is taken from `weights` after the previous one has been loaded, unless the backend needs them together.
     ///
     /// # Errors
     ///
@@ -153,14 +153,14 @@ pub trait Backend {
         weights.map(|weight| self.load_matrix(weight?)).collect()
     }
 
-    /// Brings a resident matrix of [`load_matrix`](Self::load_matrix) or [`load_matrices`](Self::load_matrices) to the tensor
-    /// `edited`, which differs from the one that was loaded by `edits`, and by nothing else. A backend changes the weights in
-    /// place where the layout of the matrix has places for them.
+    /// Applies `edits` to a resident matrix of [`load_matrix`](Self::load_matrix) or [`load_matrices`](Self::load_matrices).
+    /// `edited` is the resulting tensor, which must differ from the loaded one by `edits` only. A backend changes the weights in
+    /// place if the layout of the matrix supports it.
     ///
     /// # Errors
     ///
-    /// When a place of `edits` does not exist ([`check::edit`](crate::check::edit)); as [`load_matrix`](Self::load_matrix) when
-    /// the tensor is packed anew.
+    /// When a position of `edits` is outside the tensor ([`check::edit`](crate::check::edit)); as
+    /// [`load_matrix`](Self::load_matrix) when the tensor is packed again.
     fn edit(
         &self,
         matrix: &mut Self::Matrix,
@@ -175,27 +175,27 @@ pub trait Backend {
     /// Bytes of a resident matrix.
     fn matrix_bytes(&self, matrix: &Self::Matrix) -> usize;
 
-    /// The layout of a resident ternary matrix; `None` for other matrices, and for backends that hold floats.
+    /// The layout of a resident ternary matrix; `None` for other matrices, and for backends that store floats.
     fn matrix_layout(&self, matrix: &Self::Matrix) -> Option<Layout> {
         let _ = matrix;
         None
     }
 
-    /// Makes a vector resident.
+    /// Loads a vector.
     ///
     /// # Errors
     ///
-    /// When the backend cannot hold it.
+    /// When the backend has too little memory.
     fn load_vector(&self, values: Vec<f32>) -> Result<Self::Vector, NnError>;
 
     /// Prepares a rotary embedding over heads of `head_dim`, usually used for positions below `context`.
     ///
     /// # Errors
     ///
-    /// When the spec is one that the backend does not compute.
+    /// When the backend does not support the spec.
     fn load_rope(&self, spec: &RopeSpec, head_dim: usize, context: usize) -> Result<Self::Rope, NnError>;
 
-    /// An empty cache.
+    /// An empty KV cache.
     ///
     /// # Errors
     ///
@@ -208,7 +208,7 @@ pub trait Backend {
     ///
     /// # Errors
     ///
-    /// [`NnError::Rows`] unless they are whole rows, and errors of the device.
+    /// [`NnError::Rows`] unless `values` is a whole number of rows, and errors of the device.
     fn upload(&self, values: &[f32], width: usize) -> Result<Self::Tensor, NnError>;
 
     /// Copies a tensor to the host, row-major.
@@ -218,7 +218,7 @@ pub trait Backend {
     /// When the device fails.
     fn to_host(&self, x: &Self::Tensor) -> Result<Vec<f32>, NnError>;
 
-    /// [`to_host`](Self::to_host) of a tensor that is not needed any more: without a copy when it lies on the host.
+    /// [`to_host`](Self::to_host) that consumes the tensor: without a copy if it is in host memory.
     ///
     /// # Errors
     ///
@@ -229,7 +229,7 @@ pub trait Backend {
 
     // ---- The inputs of a step.
 
-    /// Brings the inputs of a step to where the operations read them, once per step.
+    /// Copies the inputs of a step to the backend's memory, once per step.
     ///
     /// # Errors
     ///
@@ -238,12 +238,12 @@ pub trait Backend {
 
     // ---- Operations.
 
-    /// The rows of a `vocab x hidden` table that the ids of the step name.
+    /// The rows of a `vocab x hidden` table for the ids of the step.
     ///
     /// # Errors
     ///
     /// [`NnError::Token`] for an id past the last row, [`NnError::Shape`] for a step without ids, [`NnError::NotATable`] for a
-    /// matrix of [`load_matrix`](Self::load_matrix) where the backend needs [`load_table`](Self::load_table).
+    /// matrix of [`load_matrix`](Self::load_matrix) if the backend requires [`load_table`](Self::load_table).
     fn embed(&self, table: &Self::Matrix, inputs: &Self::Inputs) -> Result<Self::Tensor, NnError>;
 
     /// `x / sqrt(mean(x^2) + eps) * weight` for every token (Zhang and Sennrich, 2019).
@@ -253,7 +253,7 @@ pub trait Backend {
     /// When widths differ.
     fn rms_norm(&self, x: &Self::Tensor, weight: &Self::Vector, eps: f32) -> Result<Self::Tensor, NnError>;
 
-    /// [`rms_norm`](Self::rms_norm) of every head on its own: of each run of the weight's length within a token.
+    /// [`rms_norm`](Self::rms_norm) of every head separately; the head size is the length of the weight.
     ///
     /// # Errors
     ///
@@ -267,7 +267,7 @@ pub trait Backend {
     /// When widths differ.
     fn linear(&self, x: &Self::Tensor, weights: &[&Self::Matrix]) -> Result<Vec<Self::Tensor>, NnError>;
 
-    /// [`linear`](Self::linear) of an input that the backend may make on the way into the layer.
+    /// [`linear`](Self::linear) of an input whose computation the backend may fuse into the layer.
     ///
     /// # Errors
     ///
@@ -315,15 +315,15 @@ pub trait Backend {
     ///
     /// # Errors
     ///
-    /// When the step has another number of rows or the width is not made of whole heads.
+    /// When the step has a different number of rows or the width is not a multiple of `head_dim`.
     fn rope(&self, x: &mut Self::Tensor, rope: &Self::Rope, inputs: &Self::Inputs) -> Result<(), NnError>;
 
     /// Stores the new keys and values of every sequence of the step in its cache, in the order of the step's segments, then
-    /// attends causally from `q` over it. A query sees the window of its segment or that of `spec`, whichever is narrower.
+    /// computes causal attention of `q` over the cache. The window is the narrower of those of the segment and of `spec`.
     ///
     /// # Errors
     ///
-    /// When shapes do not fit or a cache does not hold every position that a query sees.
+    /// When shapes do not match or a cache lacks a position that a query attends to.
     fn attention(
         &self,
         spec: &AttentionSpec,
@@ -355,8 +355,8 @@ pub trait Backend {
 
     // ---- Logits.
 
-    /// The `k` largest values of each row with their columns, in one transfer: in descending order, ties by column, NaN before
-    /// everything. `None` when whole rows are as cheap to read, or when `k` is more than the backend can find.
+    /// The `k` largest values of each row with their columns, in one transfer: in descending order, ties by column, NaN
+    /// first. `None` when whole rows are as cheap to read, or when the backend does not support so large a `k`.
     ///
     /// # Errors
     ///
@@ -366,11 +366,10 @@ pub trait Backend {
         Ok(None)
     }
 
-    /// Logits of a step of one token: as many of those that `run` computes as `step` asks for.
+    /// Logits of a step of one token, computed by `run`: all, or the number of largest logits that `step` requests.
     ///
-    /// `run` makes the same calls each time and has the same effect however often it runs, so that a backend may record what
-    /// it launches, over inputs that it overwrites before each replay. Recordings are kept in `recorded`, which lives as long
-    /// as the sequence.
+    /// `run` makes the same calls each time and is idempotent, so a backend may record its launches over input buffers that are
+    /// overwritten before each replay. Recordings are stored in `recorded`, which lives as long as the sequence.
     ///
     /// # Errors
     ///

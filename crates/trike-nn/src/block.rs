@@ -1,4 +1,4 @@
-//! The one decoder block.
+//! The decoder block.
 
 use std::ops::ControlFlow;
 
@@ -17,7 +17,7 @@ struct Linear<B: Backend> {
 pub enum HookPoint {
     /// The normed residual stream, read by the query, key and value projections.
     Attention,
-    /// What attention returns, read by its output projection.
+    /// The output of attention, read by the output projection.
     Output,
     /// The normed residual stream, read by the gate and up projections.
     Mlp,
@@ -26,7 +26,7 @@ pub enum HookPoint {
 }
 
 impl HookPoint {
-    /// Every site, in order.
+    /// All points, in order.
     pub const ALL: [Self; 4] = [Self::Attention, Self::Output, Self::Mlp, Self::Down];
 
     /// The matrices of a layer that read this input.
@@ -47,9 +47,9 @@ impl HookPoint {
     }
 }
 
-/// Everything that the blocks of a model share.
+/// State shared by the blocks of a model.
 pub struct BlockContext<'a, B: Backend> {
-    /// The backend that holds the block.
+    /// The backend that the block was loaded onto.
     pub backend: &'a B,
     /// Sizes and constants of the model.
     pub spec: &'a DecoderSpec,
@@ -66,13 +66,13 @@ impl<B: Backend> Clone for BlockContext<'_, B> {
 impl<B: Backend> Copy for BlockContext<'_, B> {}
 
 /// Called by [`DecoderBlock::forward_hooked`] at each [`HookPoint`] with the input of its matrices and with the residual stream
-/// to which the result of this half of the block will be added, each `tokens x width`. Breaking ends the pass there.
+/// to which the output of this half of the block will be added, each `tokens x width`. `Break` ends the pass at that point.
 pub type Hook<'a, B> = dyn FnMut(HookPoint, &<B as Backend>::Tensor, &<B as Backend>::Tensor) -> Result<ControlFlow<()>, NnError>
     + 'a;
 
-/// Attention and gated MLP, each behind an RMSNorm and added to the residual stream.
+/// Attention and gated MLP, each preceded by an RMSNorm and added to the residual stream.
 ///
-/// A [`Decoder`](crate::Decoder) is made of these; on its own a block is for whoever works through a model one block at a time.
+/// A [`Decoder`](crate::Decoder) is a stack of these; a single block is for code that processes a model block by block.
 pub struct DecoderBlock<B: Backend> {
     attention_norm: B::Vector,
     query: Linear<B>,
@@ -156,26 +156,26 @@ impl<B: Backend> DecoderBlock<B> {
         })
     }
 
-    /// The matrices of all linear layers.
+    /// The matrices of the block's seven linear layers.
     pub fn matrices(&self) -> [&B::Matrix; 7] {
         [&self.query, &self.key, &self.value, &self.output, &self.gate, &self.up, &self.down]
             .map(|l| &l.weight)
     }
 
-    /// Puts another weight in the place of one of the block's seven matrices, whatever layer the name has; `false` for the name
-    /// of something else.
+    /// Replaces one of the block's seven matrices; the layer number of `name` is ignored. Returns `false` if `name` is not one
+    /// of these matrices.
     ///
     /// # Errors
     ///
-    /// When the backend cannot hold it.
+    /// As [`Backend::load_matrix`].
     pub fn replace(&mut self, backend: &B, name: WeightName, weight: Tensor) -> Result<bool, NnError> {
         let Some(matrix) = self.matrix_mut(name) else { return Ok(false) };
         *matrix = backend.load_matrix(weight)?;
         Ok(true)
     }
 
-    /// [`Backend::edit`] of one of the block's seven matrices, whatever layer the name has; `None` for the name of something
-    /// else.
+    /// [`Backend::edit`] of one of the block's seven matrices; the layer number of `name` is ignored. Returns `None` if `name` is
+    /// not one of these matrices.
     ///
     /// # Errors
     ///
@@ -219,7 +219,7 @@ impl<B: Backend> DecoderBlock<B> {
         self.pass(context, x, inputs, caches, None).map(|_| ())
     }
 
-    /// [`forward`](Self::forward) that shows `hook` the inputs of the linear layers. When the hook breaks, `x` is the residual
+    /// [`forward`](Self::forward) that passes the inputs of the linear layers to `hook`. If the hook breaks, `x` is the residual
     /// stream at that point.
     ///
     /// # Errors
@@ -247,7 +247,7 @@ impl<B: Backend> DecoderBlock<B> {
         const STOPPED: Result<ControlFlow<()>, NnError> = Ok(ControlFlow::Break(()));
         let BlockContext { backend, spec, rope } = context;
         let eps = spec.rms_eps;
-        // An input that the backend makes on the way into a layer is seen by nobody: for a hook it is made before.
+        // An input that the backend fuses into a layer is never materialized, so with a hook it is computed separately.
         let mut rooms = [None, None, None, None];
         let [of_attention, of_output, of_mlp, of_down] = &mut rooms;
 
@@ -341,7 +341,7 @@ pub(crate) fn linear<B: Backend, const N: usize>(
     outs.try_into().map_err(|_| NnError::Shape { what: "outputs of a linear pass", expected: N, got })
 }
 
-/// Checks shapes on the way into the backend.
+/// Loads weights onto a backend after checking their shapes.
 pub(crate) struct Loader<'a, B, W> {
     pub(crate) backend: &'a B,
     pub(crate) weights: &'a mut W,
@@ -358,7 +358,7 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
         self.backend.load_matrix(weight)
     }
 
-    /// A matrix whose single rows are looked up too.
+    /// A matrix for row lookups and products.
     pub(crate) fn table(&mut self, name: WeightName, rows: usize, cols: usize) -> Result<B::Matrix, NnError> {
         let weight = self.weight(name, rows, cols)?;
         self.backend.load_table(weight)
@@ -370,7 +370,7 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
         Ok(weight)
     }
 
-    /// Layers that share their input: name, rows and bias of each.
+    /// Linear layers that share their input: name, rows and bias of each.
     fn linears<const N: usize>(
         &mut self,
         cols: usize,

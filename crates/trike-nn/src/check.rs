@@ -19,11 +19,11 @@ fn whole_heads(width: usize, head_dim: usize) -> Result<(), NnError> {
     }
 }
 
-/// Values that are uploaded as rows of `width`.
+/// Upload of `values` values as rows of `width`.
 ///
 /// # Errors
 ///
-/// [`NnError::Rows`] unless they are whole rows, at least one.
+/// [`NnError::Rows`] unless `values` is a nonzero multiple of `width`.
 pub fn upload(values: usize, width: usize) -> Result<(), NnError> {
     if values != 0 && width != 0 && values.is_multiple_of(width) {
         Ok(())
@@ -32,11 +32,11 @@ pub fn upload(values: usize, width: usize) -> Result<(), NnError> {
     }
 }
 
-/// Edits of a resident matrix that bring it to the tensor `edited`.
+/// Edits of a resident matrix, with the edited tensor.
 ///
 /// # Errors
 ///
-/// [`NnError::Trit`] for a place outside of the tensor.
+/// [`NnError::Trit`] for a position outside the tensor.
 pub fn edit(edits: &[Edit], edited: &TritTensor) -> Result<(), NnError> {
     for edit in edits {
         edited.get(edit.plane, edit.row, edit.col)?;
@@ -44,7 +44,7 @@ pub fn edit(edits: &[Edit], edited: &TritTensor) -> Result<(), NnError> {
     Ok(())
 }
 
-/// The look-up of a step's ids in a table of `vocab` rows.
+/// Lookup of a step's ids in a table of `vocab` rows.
 ///
 /// # Errors
 ///
@@ -84,7 +84,7 @@ pub fn bias(width: usize, bias: usize) -> Result<(), NnError> {
     same("width of a bias", width, bias)
 }
 
-/// A linear layer of `cols` inputs on rows of `width`.
+/// A linear layer with `cols` inputs, on rows of `width`.
 ///
 /// # Errors
 ///
@@ -93,7 +93,7 @@ pub fn linear(cols: usize, width: usize) -> Result<(), NnError> {
     same("input width of a linear layer", cols, width)
 }
 
-/// A sum of two tensors.
+/// Addition of two tensors.
 ///
 /// # Errors
 ///
@@ -123,7 +123,7 @@ pub fn rope(x: Shape, head_dim: usize, inputs: &StepInputs) -> Result<(), NnErro
     whole_heads(x.1, head_dim)
 }
 
-/// Attention of a step over the caches of its sequences.
+/// Attention of a step over the KV caches of its sequences.
 ///
 /// # Errors
 ///
@@ -149,7 +149,7 @@ pub fn attention<'a>(
     Ok(())
 }
 
-/// A selection of rows of a tensor with `count` of them.
+/// Selection of rows of a tensor with `count` rows.
 ///
 /// # Errors
 ///
@@ -186,8 +186,8 @@ mod tests {
             good.expect("shapes that fit");
         }
         let table = [
-            (upload(7, 3), "7 values are not whole rows of 3"),
-            (upload(0, 3), "0 values are not whole rows of 3"),
+            (upload(7, 3), "expected one or more rows of 3 values, got 7 values"),
+            (upload(0, 3), "expected one or more rows of 3 values, got 0 values"),
             (embed(&inputs, 3), "token id 3 is outside the vocabulary of 3"),
             (norm(5, 4), "width of a norm: expected 5, got 4"),
             (head_norm(67, 64), "width 67 is not a multiple of head_dim 64"),

@@ -1,4 +1,4 @@
-//! The backend over the host kernels.
+//! The backend on the host kernels.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -20,19 +20,19 @@ use crate::{
 pub struct CpuBackend {
     cpu: Cpu,
     activations: ActivationPrecision,
-    /// The layout asked for; chosen for each matrix when `None`.
+    /// The requested layout; chosen per matrix when `None`.
     layout: Option<Layout>,
     spare: Arc<Spare>,
 }
 
 impl CpuBackend {
-    /// A backend on the threads and instructions of `cpu`, whose ternary layers take `activations`.
+    /// A backend with the threads and instruction set of `cpu`; `activations` is the activation precision of ternary layers.
     pub fn new(cpu: Cpu, activations: ActivationPrecision) -> Self {
         Self { cpu, activations, layout: None, spare: Arc::default() }
     }
 
-    /// The layout of the ternary matrices that are loaded from now on; two-bit where the host has no kernel for it. By default
-    /// the one that was measured to be fastest is chosen for each matrix ([`choose_layout`]).
+    /// The layout of ternary matrices loaded from now on; two-bit if the host has no kernel for the layout. By default,
+    /// the layout measured to be fastest is chosen per matrix ([`choose_layout`]).
     #[must_use]
     pub fn with_layout(self, layout: Option<Layout>) -> Self {
         Self { layout, ..self }
@@ -40,14 +40,14 @@ impl CpuBackend {
 
     fn layout_of(&self, tensor: &TritTensor) -> Layout {
         match self.layout {
-            // The bitmap is a layout of devices.
+            // The bitmap layout exists on devices only.
             Some(Layout::Bitmap) => Layout::TwoBit,
             Some(layout) => layout,
             None => choose_layout(tensor, self.cpu.isa()),
         }
     }
 
-    /// Goes on with another executor; resident weights stay.
+    /// Replaces the executor; resident weights are kept.
     pub fn set_cpu(&mut self, cpu: Cpu) {
         self.cpu = cpu;
     }
@@ -57,12 +57,12 @@ impl CpuBackend {
         &self.cpu
     }
 
-    /// What ternary layers take.
+    /// The activation precision of ternary layers.
     pub fn activations(&self) -> ActivationPrecision {
         self.activations
     }
 
-    /// A tensor of anything: the operation writes all of it.
+    /// A tensor with unspecified values: the operation writes all of it.
     fn tensor(&self, rows: usize, width: usize) -> CpuTensor {
         CpuTensor {
             width,
@@ -77,21 +77,21 @@ impl CpuBackend {
     }
 }
 
-/// Memory of tensors that are gone, for the next ones: a prompt's activations are megabytes, and the system takes longer
-/// to hand out new pages for them than the smaller operations take.
+/// Memory of dropped tensors, for reuse: a prompt's activations are megabytes, and the operating system takes longer to map
+/// new pages for them than the smaller operations take.
 #[derive(Debug, Default)]
 struct Spare(Mutex<Vec<Vec<f32>>>);
 
 impl Spare {
-    /// Buffers kept. A block of the decoder holds fewer tensors at once.
+    /// Maximum number of buffers kept. A decoder block has fewer tensors alive at once.
     const MOST: usize = 12;
 
-    /// A buffer of at least `len` elements, whatever they are.
+    /// A buffer of at least `len` elements with unspecified values.
     fn take(&self, len: usize) -> Vec<f32> {
         let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = buffers.iter().enumerate().filter(|(_, buffer)| buffer.len() >= len);
         match fits.min_by_key(|(_, buffer)| buffer.len()).map(|(i, _)| i) {
-            // A prompt's buffer is too good for a token, and would be missed by the next prompt.
+            // Do not use a prompt's buffer for a single token: the next prompt needs it.
             Some(i) if buffers[i].len() / 8 <= len => buffers.swap_remove(i),
             _ => vec![0.0; len],
         }
@@ -100,7 +100,7 @@ impl Spare {
     fn give(&self, buffer: Vec<f32>) {
         let mut buffers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if buffers.len() == Self::MOST {
-            // The oldest: what has not been taken for long is of a size that is not used any more.
+            // Drop the oldest: a buffer unused for long has a size that is no longer needed.
             buffers.remove(0);
         }
         if !buffer.is_empty() {
@@ -110,8 +110,8 @@ impl Spare {
 }
 
 impl Decoder<CpuBackend> {
-    /// Multiply-adds and compulsory bytes of a step of `tokens` tokens at `position` whose last logits are asked
-    /// for: the linear layers, and the keys and values that attention reads.
+    /// Multiply-adds and compulsory bytes of a step of `tokens` tokens at `position` with logits for the last token:
+    /// the linear layers, and the keys and values that attention reads.
     pub fn step_cost(&self, tokens: usize, position: usize, kv: KvPrecision) -> Cost {
         let precision = self.backend().activations;
         let (blocks, head) = self.matrices();
@@ -119,7 +119,7 @@ impl Decoder<CpuBackend> {
         let spec = self.spec();
         let element = kv.bytes() as u64;
         let seen = (position + tokens) as u64;
-        // A token sees half of its own step on average.
+        // A token attends to half of its own step on average.
         let scores =
             tokens as u64 * (position as u64 + (tokens as u64).div_ceil(2)) * spec.query_width() as u64;
         let layers = spec.layers as u64;
@@ -134,9 +134,9 @@ impl Decoder<CpuBackend> {
 pub struct CpuTensor {
     width: usize,
     len: usize,
-    /// The elements, and after them whatever the memory held.
+    /// The elements, followed by unspecified values.
     data: Vec<f32>,
-    /// Where the memory goes.
+    /// Pool to which the memory is returned on drop.
     spare: Arc<Spare>,
 }
 
@@ -164,7 +164,7 @@ impl Drop for CpuTensor {
     }
 }
 
-/// Frequencies, and which dimensions they turn.
+/// Rotary frequencies and the pairing of dimensions.
 #[derive(Debug)]
 pub struct CpuRope {
     table: RopeTable,
@@ -172,7 +172,7 @@ pub struct CpuRope {
     pairing: RopePairing,
 }
 
-/// Positions whose sines and cosines are kept, at eight bytes a pair: 4 MiB for heads of 128.
+/// Positions with precomputed sines and cosines, at eight bytes per pair: 4 MiB for heads of 128.
 const KEPT_POSITIONS: usize = 8192;
 
 #[derive(Debug)]
@@ -277,7 +277,7 @@ impl Backend for CpuBackend {
         let len = spec.kv_heads.checked_mul(spec.head_dim).and_then(|n| n.checked_mul(spec.capacity));
         let len = len.filter(|n| *n <= isize::MAX as usize / 4).ok_or(NnError::Spec {
             field: "capacity",
-            rule: "must make an addressable cache",
+            rule: "must give a KV cache of addressable size",
             got: spec.capacity.to_string(),
         })?;
         Ok(CpuCache {

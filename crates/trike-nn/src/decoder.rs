@@ -1,4 +1,4 @@
-//! The model made of decoder blocks.
+//! The decoder-only language model.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,12 +13,12 @@ use crate::{
     step::usable,
 };
 
-/// For which tokens of a step logits are computed.
+/// Tokens of a step for which logits are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
-    /// The last of each sequence.
+    /// The last token of each sequence.
     Last,
-    /// All.
+    /// All tokens.
     All,
 }
 
@@ -59,7 +59,7 @@ pub struct Step<'a, B: Backend> {
 /// let mut sequence = decoder.sequence(KvSpec::new(KvPrecision::F32, 8))?;
 /// let logits = decoder.forward(&mut [Step { sequence: &mut sequence, ids: &[2, 1] }], Logits::All)?;
 /// assert_eq!(logits[0].len(), 2 * 3);
-/// // Every matrix hands its input on, so each token predicts itself.
+/// // Every matrix is the identity, so each token predicts itself.
 /// assert!(logits[0][2] > logits[0][0] && logits[0][3 + 1] > logits[0][3]);
 /// assert_eq!(sequence.len(), 2);
 /// # Ok::<(), NnError>(())
@@ -72,7 +72,7 @@ pub struct Decoder<B: Backend> {
     norm: B::Vector,
     head: Option<B::Matrix>,
     rope: B::Rope,
-    /// Another one for each model and whenever this one changes: what was recorded of an older one is of no use.
+    /// Unique per model, and changed when a weight is replaced, which invalidates older recordings.
     version: u64,
 }
 
@@ -82,12 +82,12 @@ fn next_version() -> u64 {
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Loads every weight that `spec` asks for, one after the other, into `backend`.
+    /// Loads every weight of `spec`, one after the other, onto `backend`.
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] for a spec that does not fit together, [`NnError::WeightShape`] for a weight of another
-    /// shape, and what `weights` or the backend say.
+    /// [`NnError::Spec`] for an inconsistent spec, [`NnError::WeightShape`] for a weight of the wrong
+    /// shape, and errors of `weights` or the backend.
     pub fn new(backend: B, spec: DecoderSpec, weights: &mut impl DecoderWeights) -> Result<Self, NnError> {
         spec.validate()?;
         let mut loader = Loader { backend: &backend, weights };
@@ -105,11 +105,12 @@ impl<B: Backend> Decoder<B> {
         Ok(Self { backend, spec, embedding, blocks, norm, head, rope, version: next_version() })
     }
 
-    /// Puts another weight of the same shape in the place of a linear layer's, between steps.
+    /// Replaces the weight of a linear layer by one of the same shape, between steps.
     ///
     /// # Errors
     ///
-    /// [`NnError::WeightShape`] for another shape or a name that is no linear layer of the blocks, and what the backend says.
+    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, and errors of the
+    /// backend.
     pub fn replace(&mut self, name: WeightName, weight: Tensor) -> Result<(), NnError> {
         let layer = self.layer_of(name, (weight.rows(), weight.cols()))?;
         self.version = next_version();
@@ -117,13 +118,13 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Brings the weight of a linear layer to the tensor `edited`, which differs from the one that is resident by `edits`,
-    /// between steps. What was recorded of the model stays usable when that is done in place.
+    /// Applies `edits` to the resident weight of a linear layer, between steps; `edited` is the resulting tensor. Recordings of
+    /// the model stay valid if the backend edits in place.
     ///
     /// # Errors
     ///
-    /// [`NnError::WeightShape`] for another shape or a name that is no linear layer of the blocks, [`NnError::Trit`] for a place
-    /// outside of `edited`, and those of [`Backend::edit`].
+    /// [`NnError::WeightShape`] for a different shape or a name that is not a linear layer of the blocks, [`NnError::Trit`] for a
+    /// position outside `edited`, and those of [`Backend::edit`].
     pub fn edit(
         &mut self,
         name: WeightName,
@@ -136,11 +137,11 @@ impl<B: Backend> Decoder<B> {
         if !matches!(done, Ok(Some(MatrixEdit::InPlace))) {
             self.version = next_version();
         }
-        // `layer_of` found one of the seven matrices.
+        // `layer_of` has checked that `name` is one of the seven matrices.
         Ok(done?.unwrap_or(MatrixEdit::Replaced))
     }
 
-    /// The layer of a linear layer of the blocks whose weight has a shape.
+    /// The block index of a linear layer, after checking the shape `got` of its new weight.
     fn layer_of(&self, name: WeightName, got: (usize, usize)) -> Result<usize, NnError> {
         let found = (0..self.spec.layers)
             .find_map(|layer| block_matrix(&self.spec, layer, name).map(|shape| (layer, shape)));
@@ -164,18 +165,18 @@ impl<B: Backend> Decoder<B> {
         &self.spec
     }
 
-    /// Where the model runs.
+    /// The backend.
     pub fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// Where the model runs, to change it between steps.
+    /// The backend, mutable, for changes between steps.
     pub fn backend_mut(&mut self) -> &mut B {
         self.version = next_version();
         &mut self.backend
     }
 
-    /// The matrices that every step reads: those of the blocks, and the output head.
+    /// The matrices that every step reads: those of the blocks, and the LM head.
     pub(crate) fn matrices(&self) -> (impl Iterator<Item = &B::Matrix>, &B::Matrix) {
         let blocks = self.blocks.iter().flat_map(DecoderBlock::matrices);
         (blocks, self.head.as_ref().unwrap_or(&self.embedding))
@@ -187,7 +188,7 @@ impl<B: Backend> Decoder<B> {
         blocks.chain([&self.embedding]).chain(&self.head).map(|m| self.backend.matrix_bytes(m)).sum()
     }
 
-    /// How many ternary matrices lie in each layout.
+    /// The number of ternary matrices in each layout.
     pub fn layouts(&self) -> BTreeMap<Layout, usize> {
         let (blocks, _) = self.matrices();
         let mut counts = BTreeMap::new();
@@ -203,18 +204,18 @@ impl<B: Backend> Decoder<B> {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] when the capacity or window is not usable.
+    /// [`NnError::Spec`] when the capacity or window is invalid.
     pub fn sequence(&self, spec: KvSpec) -> Result<Sequence<B>, NnError> {
         Sequence::new(&self.backend, &self.spec, spec)
     }
 
-    /// Runs all `steps` as one ragged batch and returns, for each, its logits as `[tokens, vocab]` row-major:
-    /// one row or one for every new token, as `logits` says. Every sequence grows by its tokens.
+    /// Runs all `steps` as one ragged batch and returns the logits of each as `[tokens, vocab]`, row-major: depending on
+    /// `logits`, one row or one row per new token. Every sequence grows by its tokens.
     ///
     /// # Errors
     ///
     /// [`NnError::EmptyStep`], [`NnError::Token`], [`NnError::ContextFull`] and [`NnError::StepTooLong`], before
-    /// anything is changed; what the backend says. After a backend's error the sequences keep their length.
+    /// anything is changed; errors of the backend, after which the sequences keep their length.
     pub fn forward(&self, steps: &mut [Step<'_, B>], logits: Logits) -> Result<Vec<Vec<f32>>, NnError> {
         if !self.check(steps)? {
             return Ok(Vec::new());
@@ -237,15 +238,15 @@ impl<B: Backend> Decoder<B> {
             Logits::All => steps.iter().map(|s| s.ids.len()).collect(),
         };
         advance(steps);
-        // The usual case is one sequence: hand its logits over without a copy.
+        // The usual case is one sequence: return its logits without a copy.
         if let [_] = counts[..] {
             return Ok(vec![all]);
         }
         Ok(counts.iter().map(|n| all.drain(..n * self.spec.vocab).collect()).collect())
     }
 
-    /// As [`forward`](Self::forward) for the last token of each sequence, of whose logits the `k` largest are enough. A backend
-    /// whose memory is far hands over only these, unless one is not usable: then there are all, to be reported from.
+    /// As [`forward`](Self::forward) for the last token of each sequence, when its `k` largest logits are sufficient. A device
+    /// backend transfers only these, unless one is NaN or infinite: then it returns all logits, for the error message.
     ///
     /// # Errors
     ///
@@ -278,7 +279,7 @@ impl<B: Backend> Decoder<B> {
         Ok(best)
     }
 
-    /// The step of one sequence that reads one token, which the backend may have recorded.
+    /// A step of one token of one sequence, which the backend may have recorded.
     fn token(&self, step: &mut Step<'_, B>, largest: Option<usize>) -> Result<StepLogits, NnError> {
         let token = TokenStep {
             inputs: self.step_inputs(std::slice::from_ref(step))?,
@@ -296,7 +297,7 @@ impl<B: Backend> Decoder<B> {
         Ok(logits)
     }
 
-    /// Ids, positions and sequences of steps, which were checked.
+    /// Ids, positions and segments of checked steps.
     fn step_inputs(&self, steps: &[Step<'_, B>]) -> Result<StepInputs, NnError> {
         let mut inputs = StepInputs::default();
         for step in steps {
@@ -305,12 +306,12 @@ impl<B: Backend> Decoder<B> {
         Ok(inputs)
     }
 
-    /// Positions that a query of a sequence sees.
+    /// Positions that a query of a sequence attends to.
     fn window(&self, sequence: &Sequence<B>) -> Option<usize> {
         [sequence.window(), self.spec.window].into_iter().flatten().min()
     }
 
-    /// Refuses steps that cannot be made. `false` for none.
+    /// Checks that all steps can be run. `false` if there are none.
     fn check(&self, steps: &[Step<'_, B>]) -> Result<bool, NnError> {
         for step in steps {
             step.sequence.check_step(step.ids.len())?;
@@ -321,7 +322,7 @@ impl<B: Backend> Decoder<B> {
         Ok(!steps.is_empty())
     }
 
-    /// Runs the steps, which were checked and are what `inputs` says, up to the logits.
+    /// Runs checked steps, whose tokens are `inputs`, up to the logits.
     fn run(
         &self,
         steps: &mut [Step<'_, B>],
@@ -339,7 +340,7 @@ impl<B: Backend> Decoder<B> {
             Some(*end)
         });
         let last: Vec<usize> = ends.map(|end| end - 1).collect();
-        // Where each reads one token, every row is a last one.
+        // With one token per sequence, every row is a last row, and no selection is needed.
         if logits == Logits::Last && last.last().is_some_and(|row| row + 1 > last.len()) {
             x = self.backend.select_rows(&x, &last)?;
         }
@@ -350,14 +351,14 @@ impl<B: Backend> Decoder<B> {
     }
 }
 
-/// Every sequence has read its ids.
+/// Advances every sequence by the tokens of its step.
 fn advance<B: Backend>(steps: &mut [Step<'_, B>]) {
     for step in steps {
         step.sequence.advance(step.ids.len());
     }
 }
 
-/// Rows and columns of a linear layer; `None` for the name of something else than one of block `layer`.
+/// Rows and columns of a linear layer; `None` if `name` is not a linear layer of block `layer`.
 fn block_matrix(spec: &DecoderSpec, layer: usize, name: WeightName) -> Option<(usize, usize)> {
     if !HookPoint::ALL.iter().any(|site| site.matrices(layer).contains(&name)) {
         return None;

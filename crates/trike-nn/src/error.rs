@@ -1,37 +1,38 @@
-//! What can go wrong between weights and logits.
+//! Errors of building and running a decoder.
 
 use std::error::Error;
 
-/// Why a decoder could not be made or a step could not be taken.
+/// Error of building a decoder or running a step.
 ///
-/// Match [`ContextFull`](Self::ContextFull) first: it is the one a correct program meets.
+/// [`ContextFull`](Self::ContextFull) is the only one expected in a correct program.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NnError {
-    /// A sequence has no room for the tokens.
+    /// The KV cache of a sequence is too small for the tokens.
     #[error(
-        "{requested} positions asked for, the sequence holds {capacity}: shorten the prompt, generate less, or use a rolling window"
+        "the step needs {requested} positions, the KV cache holds {capacity}: \
+         shorten the prompt, generate less, or use a rolling window"
     )]
     ContextFull {
-        /// Positions that the step would reach.
+        /// Length of the sequence after the step.
         requested: usize,
-        /// Positions that the cache holds.
+        /// Capacity of the cache, in positions.
         capacity: usize,
     },
-    /// More tokens in one step than a rolling cache can take without losing what they attend to.
-    #[error("a step of {requested} tokens, a rolling cache takes at most {limit} at once")]
+    /// A step too long for a rolling cache: it would overwrite positions that its own tokens attend to.
+    #[error("a step of {requested} tokens is too long: the rolling KV cache allows at most {limit} per step")]
     StepTooLong {
         /// Tokens of the step.
         requested: usize,
-        /// Most that fit.
+        /// Maximum number of tokens per step.
         limit: usize,
     },
     /// A rolling cache no longer has the positions that a truncated sequence would attend to.
-    #[error("cannot truncate to {requested} tokens: the rolling cache holds positions from {oldest} on")]
+    #[error("cannot truncate to {requested} tokens: the rolling KV cache holds positions from {oldest} on")]
     Truncate {
-        /// Length asked for.
+        /// Requested length.
         requested: usize,
-        /// Oldest position that is still held.
+        /// Oldest position still in the cache.
         oldest: usize,
     },
     /// A token id outside the vocabulary.
@@ -43,74 +44,75 @@ pub enum NnError {
         vocab: usize,
     },
     /// A step without tokens.
-    #[error("a step needs at least one token for each sequence")]
+    #[error("a step needs at least one token per sequence")]
     EmptyStep,
-    /// A field of the specification breaks a rule.
+    /// A field of the specification violates a rule.
     #[error("{field} {rule}, got {got}")]
     Spec {
         /// The field.
         field: &'static str,
-        /// What must hold.
+        /// The rule.
         rule: &'static str,
         /// The value.
         got: String,
     },
-    /// A weight has another shape than the specification asks for.
+    /// The shape of a weight differs from the specification.
     #[error("{name}: expected {expected_rows} x {expected_cols}, got {got_rows} x {got_cols}")]
     WeightShape {
         /// The weight's name.
         name: String,
-        /// Rows that the specification asks for.
+        /// Rows in the specification.
         expected_rows: usize,
-        /// Columns that the specification asks for.
+        /// Columns in the specification.
         expected_cols: usize,
         /// Rows found.
         got_rows: usize,
         /// Columns found.
         got_cols: usize,
     },
-    /// A weight could not be read; what the source says names it.
+    /// A weight could not be read; the message of the source names it.
     #[error("{source}")]
     Load {
         /// The weight's name.
         name: String,
-        /// What the source of weights said.
+        /// The error of the weight source.
         source: Box<dyn Error + Send + Sync>,
     },
-    /// A kernel refused its input.
+    /// Invalid input of a host kernel.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
-    /// No memory, no threads, or an instruction set that this machine does not have.
+    /// Memory or threads could not be allocated, or this machine lacks an instruction set.
     #[error(transparent)]
     Host(#[from] trike_cpu::HostError),
-    /// A tensor refused a request.
+    /// An invalid tensor or an invalid operation on one.
     #[error(transparent)]
     Tensor(#[from] trike_core::TensorError),
-    /// A ternary tensor refused a request.
+    /// An invalid ternary tensor or an invalid operation on one.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),
-    /// A backend outside of this crate failed, in its own way.
+    /// An error of a backend outside this crate.
     #[error(transparent)]
     Backend(Box<dyn Error + Send + Sync>),
-    /// A device refused or failed.
+    /// An error of a device.
     #[cfg(feature = "gpu")]
     #[error(transparent)]
     Cube(#[from] trike_cube::CubeError),
-    /// A device does not have the memory that a model is going to need. Nothing was loaded.
+    /// A device has too little free memory for a model. Nothing was loaded.
     #[error(
-        "{device}: the model needs {needed} bytes ({plan}), {available} are free: generate less, use a rolling window, or run it on the processor"
+        "{device}: the model needs {needed} bytes ({plan}), {available} are free: \
+         generate less, use a rolling window, or run it on the CPU"
     )]
     Memory {
         /// The device.
         device: String,
-        /// What the bytes are for.
+        /// The parts of the sum.
         plan: crate::MemoryPlan,
-        /// Bytes in all.
+        /// Bytes in total.
         needed: u64,
-        /// Bytes that the device has left.
+        /// Free bytes of the device.
         available: u64,
     },
-    /// A width that is not made of whole heads.
+    /// A width that is not a multiple of `head_dim`.
     #[error("width {width} is not a multiple of head_dim {head_dim}")]
     Heads {
         /// Width of the tensor.
@@ -118,8 +120,8 @@ pub enum NnError {
         /// Elements per head.
         head_dim: usize,
     },
-    /// A slice that is not made of whole rows.
-    #[error("{values} values are not whole rows of {width}")]
+    /// A slice whose length is not a nonzero multiple of the row width.
+    #[error("expected one or more rows of {width} values, got {values} values")]
     Rows {
         /// Values given.
         values: usize,
@@ -129,22 +131,22 @@ pub enum NnError {
     /// A row past the last one.
     #[error("row {row} is out of range: the tensor has {rows} rows")]
     Row {
-        /// The row asked for.
+        /// The requested row.
         row: usize,
-        /// Rows there are.
+        /// Rows of the tensor.
         rows: usize,
     },
-    /// A matrix that was not loaded with `load_table` was asked for single rows.
-    #[error("ids are looked up in a matrix that was loaded for products only: load it as a table")]
+    /// A row lookup in a matrix that was not loaded with `load_table`.
+    #[error("cannot look up rows of a matrix that was loaded for products only: load it as a table")]
     NotATable,
-    /// A caller and a backend disagree on a shape.
+    /// A shape mismatch between a caller and a backend.
     #[error("{what}: expected {expected}, got {got}")]
     Shape {
-        /// What has the shape.
+        /// Name of the dimension.
         what: &'static str,
-        /// What was expected.
+        /// Expected value.
         expected: usize,
-        /// What came.
+        /// Actual value.
         got: usize,
     },
 }

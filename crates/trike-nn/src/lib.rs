@@ -1,17 +1,17 @@
-//! The backend trait, the layers and the one decoder block of Trike.
+//! The backend trait, the layers and the decoder block of Trike.
 //!
 //! Start from [`Decoder`]: a language model made from a [`DecoderSpec`] and weights, on any [`Backend`].
 //!
-//! The decision that shaped this crate: no model is written twice. There is one decoder block, driven by a spec
-//! that is read from the checkpoint, and a backend is fused operations on tensors that stay where it
-//! keeps them. The price is that an architecture whose block does not fit the spec cannot be added beside it; the
-//! spec has to grow.
+//! The decision that shaped this crate: there is a single implementation of the decoder block, configured by a spec
+//! read from the checkpoint, and a backend implements fused operations on tensors in its own memory. The price is that
+//! an architecture whose block does not fit the spec requires an extension of the spec, not a separate implementation.
 //!
-//! The second one: a batch is ragged. Tokens of all sequences lie one after the other in one tensor and only
-//! attention knows which rows belong to which sequence, so nothing is padded and a result does not depend on
-//! what else is in the batch.
+//! The second decision: a batch is ragged. The tokens of all sequences are concatenated in one tensor, and only
+//! attention distinguishes which rows belong to which sequence, so there is no padding and the output is independent of
+//! the rest of the batch.
 //!
-//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`], [`Logits`]
+//! * model: [`Decoder`], [`DecoderSpec`], [`Biases`], [`RopeSpec`], [`RopeScaling`], [`Sequence`], [`KvSpec`], [`KvPrecision`],
+//!   [`Logits`]
 //! * memory: [`MemoryPlan`]
 //! * one block alone: [`DecoderBlock`], [`BlockContext`], [`HookPoint`], [`Hook`]
 //! * weights: [`Tensor`], [`WeightName`], [`DecoderWeights`]
@@ -20,8 +20,8 @@
 //! * devices, with the feature `gpu`: `cube`, which is `trike-cube`
 //! * errors: [`NnError`]
 //!
-//! `trike-llm` reads models from files into this, and `trike-candle` has the reference backend. The feature `gpu` brings
-//! the device backend without a runtime, and `wgpu`, `vulkan`, `cuda`, `hip` and `metal` bring one each; these are the
+//! `trike-llm` loads models from files, and `trike-candle` is the reference backend. The feature `gpu` enables
+//! the device backend without a runtime; `wgpu`, `vulkan`, `cuda`, `hip` and `metal` enable one runtime each and are the
 //! only heavy dependencies.
 #![forbid(unsafe_code)]
 

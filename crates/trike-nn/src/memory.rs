@@ -1,12 +1,12 @@
-//! What a model is going to need, before it is loaded.
+//! Memory requirements of a model, computed before it is loaded.
 
 use std::fmt;
 
 use crate::{DecoderSpec, KvPrecision, KvSpec};
 
-/// Bytes that a model takes while it runs.
+/// Memory that a model needs while it runs, in bytes.
 ///
-/// Made before anything is loaded, so that a device that is too small refuses at once and not after minutes.
+/// Computed before anything is loaded, so that insufficient device memory is reported immediately and not after minutes.
 ///
 /// ```
 /// use trike_nn::MemoryPlan;
@@ -21,18 +21,18 @@ pub struct MemoryPlan {
     pub weights: u64,
     /// Keys and values of one sequence.
     pub cache: u64,
-    /// Tensors that live at the same time within the longest step, and the logits.
+    /// Peak of the tensors alive during the longest step, and the logits.
     pub scratch: u64,
 }
 
 impl MemoryPlan {
-    /// The plan for a model whose weights take `weights` bytes, with one sequence that takes steps of up to `step` tokens and
-    /// asks for the last logits.
+    /// The plan for a model with `weights` bytes of weights and one sequence, run in steps of up to `step` tokens with logits
+    /// for the last token only.
     pub fn new(spec: &DecoderSpec, weights: u64, kv: &KvSpec, step: usize) -> Self {
         Self { weights, cache: cache_bytes(spec, kv), scratch: scratch_bytes(spec, step) }
     }
 
-    /// All together.
+    /// Sum of all parts.
     pub fn total(&self) -> u64 {
         self.weights.saturating_add(self.cache).saturating_add(self.scratch)
     }
@@ -45,7 +45,7 @@ impl fmt::Display for MemoryPlan {
     }
 }
 
-/// What a backend uses of a device other than the host, and what it copied between the two.
+/// Memory that a backend uses on a device other than the host, and its transfers between the two.
 ///
 /// ```
 /// use trike_nn::{ActivationPrecision, Backend, CpuBackend};
@@ -58,21 +58,21 @@ impl fmt::Display for MemoryPlan {
 pub struct DeviceUse {
     /// Bytes in buffers now.
     pub in_use: u64,
-    /// Bytes in buffers at most, since the device was opened.
+    /// Peak bytes in buffers since the device was opened.
     pub peak: u64,
-    /// Bytes of memory in all, where the runtime says so.
+    /// Total memory in bytes, if the runtime reports it.
     pub total: Option<u64>,
     /// Copies to the device since the model was loaded: ids, positions, rows of a table that stays on the host.
     pub uploads: u64,
-    /// Their bytes.
+    /// Bytes of these copies.
     pub uploaded_bytes: u64,
-    /// Times that the host waited for something to come back.
+    /// Number of blocking copies to the host.
     pub read_backs: u64,
-    /// The bytes that came.
+    /// Bytes of these copies.
     pub read_bytes: u64,
-    /// Steps that were recorded.
+    /// Recorded steps.
     pub captures: u64,
-    /// Steps that were done by running a recorded one again.
+    /// Steps executed by replaying a recording.
     pub replays: u64,
 }
 
@@ -86,8 +86,8 @@ fn cache_bytes(spec: &DecoderSpec, kv: &KvSpec) -> u64 {
         .fold(2 * element, |n: u64, &d| n.saturating_mul(d as u64))
 }
 
-/// The widest place of a block: the residual stream, and either queries, keys, values and what was attended, or gate, up and
-/// their product, each with a copy in codes of up to four bytes a value; then the logits of one token.
+/// Peak of a block: the residual stream, and either queries, keys, values and the attention output, or gate, up and their
+/// product, each with a copy in codes of up to four bytes per value; then the logits of one token.
 fn scratch_bytes(spec: &DecoderSpec, step: usize) -> u64 {
     let attention = 2 * spec.query_width() + 2 * spec.kv_width();
     let widest = spec.hidden + attention.max(3 * spec.intermediate);

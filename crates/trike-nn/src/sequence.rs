@@ -1,16 +1,16 @@
-//! The state of one sequence: its cached keys and values and how far it is.
+//! The state of one sequence: its KV caches and its length.
 
 use crate::{Backend, CacheSpec, DecoderSpec, KvPrecision, NnError};
 
-/// How a sequence caches its keys and values.
+/// Configuration of a sequence's KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KvSpec {
     /// Type of the elements.
     pub precision: KvPrecision,
-    /// Positions held. Without a window the sequence ends there.
+    /// Capacity in positions. Without a window it is the maximum length of the sequence.
     pub capacity: usize,
-    /// Rolling window: a query sees this many positions, its own included, and older ones are forgotten, so the
-    /// sequence never ends. `capacity - window + 1` tokens fit in one step.
+    /// Rolling window: a query attends to this many positions, its own included, and older ones are overwritten, so the
+    /// length is unlimited. A step has at most `capacity - window + 1` tokens.
     pub window: Option<usize>,
 }
 
@@ -20,7 +20,7 @@ impl KvSpec {
         Self { precision, capacity, window: None }
     }
 
-    /// A cache that rolls over `window` positions and takes steps of up to `step` tokens.
+    /// A rolling cache with a window of `window` positions, for steps of up to `step` tokens.
     pub fn rolling(precision: KvPrecision, window: usize, step: usize) -> Self {
         Self { precision, capacity: window.saturating_add(step.saturating_sub(1)), window: Some(window) }
     }
@@ -42,7 +42,7 @@ impl KvSpec {
 ///
 /// Made by [`Decoder::sequence`](crate::Decoder::sequence).
 pub struct Sequence<B: Backend> {
-    /// What the backend recorded over the caches: in front of them, so that it goes first.
+    /// The backend's recording, which refers to the caches; declared before them, so that it is dropped first.
     pub(crate) recorded: B::Recorded,
     pub(crate) caches: Vec<B::Cache>,
     spec: KvSpec,
@@ -62,23 +62,23 @@ impl<B: Backend> Sequence<B> {
         Ok(Self { recorded: B::Recorded::default(), caches, spec, len: 0 })
     }
 
-    /// Tokens so far; the position of the next one.
+    /// Number of tokens, which is also the position of the next token.
     #[expect(clippy::len_without_is_empty, reason = "a length in tokens, not a collection")]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// How keys and values are cached.
+    /// Configuration of the KV cache.
     pub fn spec(&self) -> &KvSpec {
         &self.spec
     }
 
-    /// Positions that a query sees, when that is limited.
+    /// Positions that a query attends to; `None` = all.
     pub fn window(&self) -> Option<usize> {
         self.spec.window
     }
 
-    /// Most tokens that the next step may have; 0 when the sequence is full.
+    /// Maximum number of tokens of the next step; 0 when the sequence is full.
     pub fn max_step(&self) -> usize {
         match self.spec.window {
             Some(window) => self.spec.capacity - window + 1,
@@ -86,12 +86,12 @@ impl<B: Backend> Sequence<B> {
         }
     }
 
-    /// Forgets everything from position `len` on.
+    /// Removes all tokens from position `len` on.
     ///
     /// # Errors
     ///
-    /// [`NnError::Truncate`] when `len` is past the end, or when a rolling cache has already overwritten what
-    /// the next token would see.
+    /// [`NnError::Truncate`] when `len` is past the end, or when a rolling cache has already overwritten positions that
+    /// the next token would attend to.
     pub fn truncate(&mut self, len: usize) -> Result<(), NnError> {
         let oldest = self.len.saturating_sub(self.spec.capacity);
         let first_seen = self.spec.window.map_or(0, |w| (len + 1).saturating_sub(w));
@@ -102,7 +102,7 @@ impl<B: Backend> Sequence<B> {
         Ok(())
     }
 
-    /// Checks that `tokens` more fit.
+    /// Checks that the cache has space for `tokens` more tokens.
     pub(crate) fn check_step(&self, tokens: usize) -> Result<(), NnError> {
         if tokens == 0 {
             return Err(NnError::EmptyStep);

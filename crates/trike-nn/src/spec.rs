@@ -1,10 +1,10 @@
-//! What a decoder is, read from a checkpoint's configuration.
+//! The architecture of a decoder, read from a checkpoint's configuration.
 
 use trike_core::{AttentionSpec, GatedActivation, RopePairing, RopeSpec};
 
 use crate::NnError;
 
-/// Which linear layers add a bias to their output.
+/// Linear layers that add a bias to their output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Biases {
     /// Query, key and value projections (Qwen2).
@@ -17,7 +17,7 @@ pub struct Biases {
 
 /// Sizes and constants of a decoder; all counts are elements.
 ///
-/// The switches cover the families that Trike runs: Llama has none of them on, Mistral a window, Qwen2 biases, Qwen3
+/// The flags cover the supported model families: Llama uses none of them, Mistral a window, Qwen2 biases, Qwen3
 /// query and key norms, BitNet-b1.58 sub-norms and squared ReLU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderSpec {
@@ -33,9 +33,9 @@ pub struct DecoderSpec {
     pub kv_heads: usize,
     /// Width of a head; even.
     pub head_dim: usize,
-    /// Rows of the embedding and of the output head.
+    /// Vocabulary size: rows of the embedding and of the LM head.
     pub vocab: usize,
-    /// Positions that the model was made for.
+    /// Context length of the model, in tokens.
     pub context: usize,
     /// Added to the mean square in every RMSNorm.
     pub rms_eps: f32,
@@ -43,26 +43,26 @@ pub struct DecoderSpec {
     pub rope: RopeSpec,
     /// Activation of the gated MLP.
     pub activation: GatedActivation,
-    /// Whether the output head is the embedding.
+    /// Whether the LM head is the embedding matrix.
     pub tied_head: bool,
-    /// Positions that a query sees in every layer, its own included; all when `None`.
+    /// Sliding window of every layer: positions that a query attends to, its own included; all when `None`.
     pub window: Option<usize>,
     /// Biases of linear layers.
     pub biases: Biases,
-    /// Whether every query and key head goes through an RMSNorm of its own width before it is rotated.
+    /// Whether an RMSNorm of width `head_dim` is applied to every query and key head before RoPE.
     pub qk_norm: bool,
-    /// Whether the outputs of attention and of the gated activation go through an RMSNorm before their projections.
+    /// Whether an RMSNorm is applied to the outputs of attention and of the gated activation before their projections.
     pub sub_norms: bool,
 }
 
 /// Largest value accepted for any size, so that products of two fit in 64 bits and a hostile configuration
-/// cannot ask for absurd buffers. The largest published vocabularies and widths are under 2^20.
+/// cannot request absurdly large buffers. The largest published vocabularies and widths are under 2^20.
 const MAX_SIZE: usize = 1 << 24;
 
 impl DecoderSpec {
-    /// A Llama: `layers` blocks of width `hidden` with `heads` heads, a vocabulary of `vocab`. Everything else has a usual value:
-    /// an MLP of `4 * hidden`, as many key/value heads as query heads, a context of 2048, an output head of its own, SiLU, rotary
-    /// halves with theta 10,000. Other values are set on top:
+    /// A Llama: `layers` blocks of width `hidden` with `heads` heads, a vocabulary of `vocab`. All other fields have defaults:
+    /// an MLP of `4 * hidden`, as many key/value heads as query heads, a context of 2048, a separate LM head, SiLU, RoPE in
+    /// halves with theta 10,000. Override them with struct update syntax:
     ///
     /// ```
     /// use trike_nn::DecoderSpec;
@@ -78,7 +78,7 @@ impl DecoderSpec {
             layers,
             heads,
             kv_heads: heads,
-            // `validate` refuses no heads.
+            // `validate` rejects zero heads.
             head_dim: hidden / heads.max(1),
             vocab,
             context: 2048,
@@ -93,7 +93,7 @@ impl DecoderSpec {
         }
     }
 
-    /// Checks that the sizes fit together.
+    /// Checks that the sizes are consistent.
     ///
     /// # Errors
     ///
@@ -137,7 +137,7 @@ impl DecoderSpec {
         Ok(self.rope.validate(self.head_dim)?)
     }
 
-    /// The attention of every layer, scaled by `1 / sqrt(head_dim)` and by what the rotary embedding asks of queries and keys.
+    /// The attention of every layer, scaled by `1 / sqrt(head_dim)` and by the query/key scaling of the rotary embedding.
     pub fn attention(&self) -> AttentionSpec {
         AttentionSpec {
             heads: self.heads,

@@ -1,4 +1,4 @@
-//! What a step reads and what comes of it.
+//! Inputs and results of a step.
 
 use std::ops::Range;
 
@@ -9,16 +9,16 @@ use crate::{Backend, NnError};
 pub struct Segment {
     /// Rows of the batch.
     pub rows: Range<usize>,
-    /// Position of the first of them; the others follow.
+    /// Position of the first row; the others are consecutive.
     pub first_position: usize,
-    /// Positions that a query of this sequence sees, its own included; all when `None`.
+    /// Positions that a query of this sequence attends to, its own included; all when `None`.
     pub window: Option<usize>,
 }
 
-/// The inputs of one step, made once and passed to every operation that needs them: the ids of all tokens, their positions,
-/// and which rows belong to which sequence.
+/// The inputs of one step, built once and passed to every operation that needs them: the ids of all tokens, their positions,
+/// and the rows of each sequence.
 ///
-/// Rows of all sequences lie one after the other, so nothing is padded.
+/// The rows of all sequences are concatenated without padding.
 ///
 /// ```
 /// use trike_nn::StepInputs;
@@ -79,7 +79,7 @@ impl StepInputs {
         self.positions.len()
     }
 
-    /// The id of each row; none for a step that starts from a residual stream.
+    /// The id of each row; empty for a step that starts from a residual stream.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
@@ -95,18 +95,18 @@ impl StepInputs {
     }
 }
 
-/// A step in which one sequence reads one token: the usual one when a model writes, and always the same but for its inputs.
+/// A step of one token of one sequence: the usual decode step, identical from token to token except for its inputs.
 #[derive(Debug)]
 pub struct TokenStep<'a, B: Backend + ?Sized> {
     /// The id, position and window: one row of one segment.
     pub inputs: StepInputs,
-    /// Positions that the sequence's caches hold.
+    /// Capacity of the sequence's KV caches, in positions.
     pub capacity: usize,
-    /// The embedding in which the id is looked up.
+    /// The embedding table for the id.
     pub table: &'a B::Matrix,
-    /// A number that no two models share, nor a model before and after a weight was replaced.
+    /// A number unique to the model, which changes whenever a weight is replaced.
     pub version: u64,
-    /// How many of the largest logits are asked for; `None` for all.
+    /// Number of largest logits requested; `None` for all.
     pub largest: Option<usize>,
 }
 
@@ -121,11 +121,11 @@ pub type Largest = Vec<(u32, f32)>;
 pub enum StepLogits {
     /// The tokens with the largest logits, in descending order, ties by token id. All are finite or negative infinity.
     Top(Largest),
-    /// One logit for each token of the vocabulary.
+    /// One logit per token of the vocabulary.
     All(Vec<f32>),
 }
 
-/// The largest logits of one row, or all of them where those are not usable or not asked for.
+/// The largest logits of one row, or all logits if those are unusable or were not requested.
 pub(crate) fn logits_of<B: Backend + ?Sized>(
     backend: &B,
     logits: B::Tensor,
@@ -137,7 +137,8 @@ pub(crate) fn logits_of<B: Backend + ?Sized>(
     }
 }
 
-/// Whether a sampler can choose from a row: NaN and infinity come first, and a row of negative infinities has nothing else.
+/// Whether a sampler can choose from the top of a row. The first value decides: NaN and infinity sort first, and negative infinity
+/// comes first only if all logits are negative infinity.
 pub(crate) fn usable(row: &[(u32, f32)]) -> bool {
     row.first().is_some_and(|(_, logit)| logit.is_finite())
 }

@@ -1,4 +1,4 @@
-//! Weights on their way from a file to a backend.
+//! Names and source of a decoder's weights.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use trike_core::Tensor;
 
 use crate::NnError;
 
-/// Names every weight of a decoder. Its `Display` is the name that HuggingFace checkpoints use.
+/// Name of a weight of a decoder. `Display` gives the name in HuggingFace checkpoints.
 ///
 /// ```
 /// use trike_nn::WeightName;
@@ -64,7 +64,7 @@ pub enum WeightName {
 }
 
 impl WeightName {
-    /// Whether this is one of the seven linear layers inside a block, the ones that are ternary in a ternary model.
+    /// Whether this is one of the seven linear layers of a block, which are ternary in a ternary model.
     pub fn is_block_matrix(self) -> bool {
         matches!(
             self,
@@ -119,13 +119,13 @@ fn bias(f: &mut fmt::Formatter<'_>, layer: usize, rest: &str) -> fmt::Result {
     f.pad(&format!("model.layers.{layer}.{rest}.bias"))
 }
 
-/// Where a decoder gets its weights.
+/// Source of a decoder's weights.
 pub trait DecoderWeights {
     /// A matrix.
     ///
     /// # Errors
     ///
-    /// [`NnError::Load`] when it is not there or cannot be read.
+    /// [`NnError::Load`] when it is missing or cannot be read.
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError>;
 
     /// The weights of a norm, or a bias.

@@ -1,5 +1,5 @@
 //! Generates text with the bundled model: `cargo run --release --example story`.
-#![expect(clippy::print_stdout, reason = "an example shows what it made")]
+#![expect(clippy::print_stdout, reason = "an example prints its result")]
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let model = trike::LanguageModel::load(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny"))?;

@@ -12,13 +12,13 @@
 //! # Ok::<(), trike::LlmError>(())
 //! ```
 //!
-//! A dense model becomes ternary, and is saved, loaded and run, in four lines:
+//! Ternarize a dense model, save it, load it and run it, in four lines:
 //!
 //! ```
 //! # let tiny = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 //! # let dir = tempfile::tempdir()?;
 //! # let (path, out) = (dir.path().join("dense"), dir.path().join("ternary"));
-//! # // The model that comes with Trike is ternary: its weights as floats are the dense one here.
+//! # // The bundled model is ternary: its weights as floats serve as the dense model here.
 //! # use trike::format::{DenseData, DenseTensor, HfDirWriter};
 //! # let file = trike::ModelFile::open(tiny)?;
 //! # let trike::llm::Tensors::Hf(parts) = file.tensors() else { panic!("a directory") };
@@ -41,28 +41,27 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The decision that shaped this crate: it holds no logic. A name here is a name of the crate below that does the
-//! work, under the same documentation; what was given up is a simplified API of its own, which would have to grow
-//! back into the one that it hides.
+//! The decision that shaped this crate: it contains no logic. It re-exports the names of the crates below, with their
+//! documentation. The alternative, a simplified API, would have to grow until it equals the API that it hides.
 //!
 //! * text: [`LanguageModel`], [`LoadOptions`], [`HeadPrecision`], [`GenerateOptions`], [`Generation`],
 //!   [`FinishReason`], [`SamplerConfig`], [`Tokenizer`]
 //! * files: [`ModelFile`], [`inspect()`] with [`Inspection`], [`convert()`] with [`ConvertOptions`],
 //!   [`ConvertReport`] and [`Target`]
-//! * making a model ternary: [`quantize()`] with [`ModelQuantizationConfig`], [`QuantizeMethod`], [`Calibration`] and
+//! * ternarization of a model: [`quantize()`] with [`ModelQuantizationConfig`], [`QuantizeMethod`], [`Calibration`] and
 //!   [`QuantizeReport`]
-//! * any device behind one object: [`Model`], [`open()`], [`DeviceChoice`], [`Device`], [`devices()`], [`memory_plan()`],
+//! * one trait object for every device: [`Model`], [`open()`], [`DeviceChoice`], [`Device`], [`devices()`], [`memory_plan()`],
 //!   [`MemoryPlan`]
 //! * measurement, as methods of [`Model`]: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`llm::bench`]
 //! * precision: [`ActivationPrecision`], [`KvPrecision`], [`KvSpec`]; backends: [`Cpu`], [`Isa`], [`CpuBackend`],
 //!   [`Backend`]
 //! * storage: [`Trit`], [`TritTensor`], [`Encoding`]
 //! * errors: [`LlmError`], [`CalibrateError`]
-//! * everything else, crate by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`text`],
+//! * everything else, by crate: [`trit`], [`cpu`], [`format`](mod@format), [`quant`], [`nn`], [`text`],
 //!   [`llm`], [`calibrate`], [`vsa`]
 //!
 //! An application depends on this crate. The feature `candle`, off by default, adds `trike::candle`: ternary layers as
-//! Candle modules, and the reference backend. A library depends on the one crate below that it needs.
+//! Candle modules, and the reference backend. A library should depend only on the individual crate that it needs.
 #![forbid(unsafe_code)]
 
 pub use trike_calibrate as calibrate;

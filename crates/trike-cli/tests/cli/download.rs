@@ -183,10 +183,7 @@ fn one_of_several_gguf_files_is_named() {
     files.files.insert("mmproj-tiny.gguf".to_owned(), b"of images".to_vec());
     let hub = Hub::of(files);
     let error = hub.fails(&trike, "trike/tiny@main");
-    assert!(
-        error.contains("trike/tiny@main:FILE; there are: q/tiny-tq1_0.gguf, q/tiny-tq2_0.gguf\n"),
-        "{error}"
-    );
+    assert!(error.contains("trike/tiny@main:FILE; files: q/tiny-tq1_0.gguf, q/tiny-tq2_0.gguf\n"), "{error}");
     let error = hub.fails(&trike, "trike/tiny:q/tiny.gguf");
     assert!(error.contains("no file `q/tiny.gguf`") && error.contains("q/tiny-tq1_0.gguf"), "{error}");
     assert!(hub.cdn.asked().is_empty());

@@ -37,7 +37,7 @@ impl Reader<'_> {
     fn size(&self, key: &str) -> Result<Option<usize>, LlmError> {
         let key = self.key(key);
         let Some(value) = self.file.metadata().get(&key) else { return Ok(None) };
-        // Some converters write one head count a layer; that is a size when all are the same.
+        // Some converters write one head count per layer; supported when all are equal.
         let number = match value.as_array() {
             None => value.as_i64(),
             Some(_) => {
@@ -60,7 +60,7 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
     let architecture =
         file.str("general.architecture")?.ok_or_else(|| file.missing_key("general.architecture"))?;
     let r = Reader { file, architecture };
-    // The first BitNet models gate with SiLU, those of 2025 with squared ReLU.
+    // The first BitNet models use a SiLU gate, those of 2025 squared ReLU.
     let (family, activation) = match architecture {
         "llama" => (Family::Llama, GatedActivation::SiLu),
         "qwen2" => (Family::Qwen2, GatedActivation::SiLu),
@@ -75,12 +75,12 @@ pub(super) fn config(file: &Gguf) -> Result<ModelConfig, LlmError> {
     refuse_extras(&r, head_dim)?;
     let embedding = file.info("token_embd.weight").and_then(|t| t.shape.first().copied());
     let vocab = embedding.ok_or_else(|| {
-        // A vocabulary without weights is a GGUF file too.
+        // A GGUF file may contain a vocabulary without weights.
         LlmError::Config {
             path: file.path().to_owned(),
             key: "token_embd.weight".to_owned(),
             expected: "a tensor".to_owned(),
-            got: "nothing: this file holds no model".to_owned(),
+            got: "nothing: this file contains no model weights".to_owned(),
         }
     })?;
     let eps = r.key("attention.layer_norm_rms_epsilon");
@@ -148,7 +148,7 @@ fn rope(r: &Reader<'_>, family: Family, head_dim: usize) -> Result<RopeSpec, Llm
         }
         Some(kind) => return Err(r.unsupported(format!("{key} {kind}"))),
     };
-    // Llama 3's scaling comes as a list of divisors.
+    // Llama 3's RoPE scaling is stored as a tensor of divisors.
     if r.file.info(FACTORS).is_some() {
         if spec.scaling != RopeScaling::None {
             return Err(r.unsupported(format!("{key} together with the tensor {FACTORS}")));
@@ -170,7 +170,7 @@ fn rope(r: &Reader<'_>, family: Family, head_dim: usize) -> Result<RopeSpec, Llm
 /// The tensor that divides the rotary frequencies.
 pub(crate) const FACTORS: &str = "rope_freqs.weight";
 
-/// What would change the arithmetic and is not in the decoder block.
+/// Refuses features that the decoder block does not implement.
 fn refuse_extras(r: &Reader<'_>, head_dim: usize) -> Result<(), LlmError> {
     let long = "rope_factors_long.weight";
     if r.file.info(long).is_some() {

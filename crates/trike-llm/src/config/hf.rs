@@ -8,7 +8,7 @@ use trike_nn::{Biases, DecoderSpec, GatedActivation, RopePairing, RopeScaling, R
 use super::{Family, ModelConfig, SpecialIds};
 use crate::LlmError;
 
-/// Context when a configuration does not name one: HuggingFace's default for Llama.
+/// Context length when the configuration has none: HuggingFace's default for Llama.
 const DEFAULT_CONTEXT: usize = 2048;
 
 struct Reader<'a> {
@@ -17,7 +17,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The value of a key; absent and null are the same there.
+    /// The value of a key; null is treated as absent.
     fn get(&self, key: &str) -> Option<&Value> {
         self.config.get(key).filter(|v| !v.is_null())
     }
@@ -115,7 +115,7 @@ pub(super) fn config(path: &Path, config: &Value) -> Result<ModelConfig, LlmErro
         layers: r.required("num_hidden_layers")?,
         heads,
         kv_heads: r.size("num_key_value_heads")?.unwrap_or(heads),
-        // Qwen3's heads are not hidden / heads wide.
+        // In Qwen3, head_dim differs from hidden / heads.
         head_dim: r.size("head_dim")?.unwrap_or(if family == Family::Qwen3 { 128 } else { hidden / heads }),
         vocab: r.required("vocab_size")?,
         context,
@@ -148,7 +148,7 @@ fn activation(r: &Reader<'_>, family: Family) -> Result<GatedActivation, LlmErro
     }
 }
 
-/// Mistral's window holds for every layer; the others have one for some layers, behind a switch.
+/// Mistral's window applies to every layer; the other families have one for some layers, behind a flag.
 fn window(r: &Reader<'_>, family: Family) -> Result<Option<usize>, LlmError> {
     if r.flag("use_sliding_window")? {
         return Err(r.unsupported("use_sliding_window".to_owned(), REMEDY));
@@ -156,10 +156,10 @@ fn window(r: &Reader<'_>, family: Family) -> Result<Option<usize>, LlmError> {
     if family == Family::Mistral { r.size("sliding_window") } else { Ok(None) }
 }
 
-/// The rotary embedding, and the context that it reaches.
+/// The rotary embedding, and the context length that it supports.
 fn rope(r: &Reader<'_>) -> Result<(RopeSpec, usize), LlmError> {
     let context = r.size("max_position_embeddings")?.unwrap_or(DEFAULT_CONTEXT);
-    // Newer configurations hold everything in `rope_parameters`.
+    // Newer configurations store all RoPE options in `rope_parameters`.
     let parameters = r.get("rope_parameters");
     let theta = match parameters.and_then(|p| p.get("rope_theta")) {
         Some(v) => v
@@ -205,7 +205,7 @@ fn rope(r: &Reader<'_>) -> Result<(RopeSpec, usize), LlmError> {
             }
             let factor = factor()?;
             let original_context = original.unwrap_or(context);
-            // Configurations name the trained context here and leave the product to the reader.
+            // `max_position_embeddings` is the trained context here; the scaled context is its product with the factor.
             reach = context.max((original_context as f64 * f64::from(factor)) as usize);
             RopeScaling::Yarn {
                 factor,

@@ -1,4 +1,4 @@
-//! A checkpoint's configuration, from whatever form it has.
+//! A checkpoint's configuration, read from any format.
 
 mod gguf;
 mod hf;
@@ -15,7 +15,7 @@ use crate::LlmError;
 /// Ids of the tokens that begin and end text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpecialIds {
-    /// Put before a text, when the model was trained so.
+    /// Prepended to a text, when the model was trained with it.
     pub bos: Option<u32>,
     /// Each of these ends a text.
     pub eos: Vec<u32>,
@@ -38,7 +38,7 @@ pub enum Family {
 }
 
 impl Family {
-    /// Which dimensions a GGUF file of this family rotates together.
+    /// Pairing of the dimensions that RoPE rotates together in a GGUF file of this family.
     pub(crate) fn gguf_pairing(self) -> RopePairing {
         match self {
             Self::Llama | Self::Mistral => RopePairing::Adjacent,
@@ -46,7 +46,7 @@ impl Family {
         }
     }
 
-    /// The precision that a model of this family was trained for.
+    /// The activation precision that models of this family are trained for.
     pub fn activations(self) -> ActivationPrecision {
         match self {
             Self::BitNet => ActivationPrecision::Int8PerToken,
@@ -73,8 +73,8 @@ impl ModelConfig {
     ///
     /// # Errors
     ///
-    /// [`LlmError::Unsupported`] for another architecture, a RoPE scaling or a bias; [`LlmError::Config`] for a
-    /// missing or unusable value.
+    /// [`LlmError::Unsupported`] for an architecture, RoPE scaling or bias that is not implemented; [`LlmError::Config`] for a
+    /// missing or invalid value.
     pub fn from_hf(path: &Path, config: &serde_json::Value) -> Result<Self, LlmError> {
         hf::config(path, config)
     }
@@ -89,11 +89,11 @@ impl ModelConfig {
     }
 
     /// From the header of a llama2.c checkpoint, whose constants are fixed: theta 10,000, epsilon 1e-5, adjacent
-    /// pairs, BOS 1 and EOS 2; a BOS ends a text as well, since stories follow each other in its training data.
+    /// pairs, BOS 1 and EOS 2; BOS ends a text as well, since it separates the stories of the training data.
     ///
     /// # Errors
     ///
-    /// [`LlmError::Nn`] when the sizes do not fit together.
+    /// [`LlmError::Nn`] when the sizes are inconsistent.
     pub fn from_llama2c(file: &Llama2c) -> Result<Self, LlmError> {
         let h = file.config();
         let spec = DecoderSpec {

@@ -1,4 +1,4 @@
-//! A configuration, written in the way of another format.
+//! Writes a configuration in another format.
 
 use std::path::Path;
 
@@ -8,10 +8,10 @@ use trike_nn::{DecoderSpec, GatedActivation, RopePairing, RopeScaling};
 
 use crate::{Family, ModelConfig};
 
-/// A `config.json` that reads back as `config`; `None` when there is none.
+/// A `config.json` that reads back as `config`; `None` when HuggingFace has no equivalent.
 pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
     let (spec, special) = (&config.spec, &config.special);
-    // Named by what the block does: a `llama` GGUF file may have a window or biases.
+    // Chosen by the features of the block: a `llama` GGUF file may have a window or biases.
     let architecture = if spec.sub_norms {
         "BitNetForCausalLM"
     } else if spec.qk_norm {
@@ -69,11 +69,11 @@ pub(super) fn to_hf(path: &Path, config: &ModelConfig) -> Option<Value> {
         }
         RopeScaling::Factors(_) => return None,
     }
-    // A combination of switches that no configuration has would be read back as something else.
+    // A combination of features that no architecture has would read back differently.
     let read = ModelConfig::from_hf(path, &json).ok()?.spec;
     let mut same = spec.clone();
     same.rope.pairing = RopePairing::Halves;
-    // YaRN's reach may be the product of its factor and the original context.
+    // With YaRN, the context may be the product of the factor and the original context.
     same.context = read.context;
     (read == same && read.context >= spec.context).then_some(json)
 }
@@ -88,7 +88,7 @@ pub(super) fn to_gguf(config: &ModelConfig, name: Option<&str>) -> Vec<(String, 
         (Family::BitNet, GatedActivation::SiLu) => "bitnet",
         (Family::BitNet, GatedActivation::SquaredReLu) => "bitnet-b1.58",
     };
-    // Every size was checked to be at most 2^24.
+    // `DecoderSpec::validate` limits every size to 2^24.
     let n = |size: usize| MetaValue::U32(size as u32);
     let mut all = vec![("general.architecture".to_owned(), architecture.into())];
     all.extend(name.map(|name| ("general.name".to_owned(), name.into())));
@@ -113,7 +113,7 @@ pub(super) fn to_gguf(config: &ModelConfig, name: Option<&str>) -> Vec<(String, 
         add("attention.sliding_window", n(window));
     }
     match spec.rope.scaling {
-        // The last two are a tensor.
+        // The last two are stored as a tensor.
         RopeScaling::None | RopeScaling::Llama3 { .. } | RopeScaling::Factors(_) => {}
         RopeScaling::Linear { factor } => {
             add("rope.scaling.type", "linear".into());
@@ -125,14 +125,14 @@ pub(super) fn to_gguf(config: &ModelConfig, name: Option<&str>) -> Vec<(String, 
             add("rope.scaling.original_context_length", n(original_context));
             add("rope.scaling.yarn_beta_fast", beta_fast.into());
             add("rope.scaling.yarn_beta_slow", beta_slow.into());
-            // GGUF's readers multiply by `0.1 ln(factor) + 1` themselves.
+            // Readers of GGUF multiply by `0.1 ln(factor) + 1` themselves.
             add("rope.scaling.attn_factor", (attention_factor / (0.1 * factor.ln() + 1.0)).into());
         }
     }
     all
 }
 
-/// What the rotary frequencies are divided by, for a scaling that GGUF holds as a tensor.
+/// Divisors of the rotary frequencies, for a scaling that GGUF stores as a tensor.
 pub(super) fn rope_factors(spec: &DecoderSpec) -> Option<Vec<f32>> {
     match &spec.rope.scaling {
         RopeScaling::Factors(factors) => Some(factors.clone()),
@@ -147,7 +147,7 @@ pub(super) fn rope_factors(spec: &DecoderSpec) -> Option<Vec<f32>> {
     }
 }
 
-/// The shortest decimal that is this float, as configurations are written.
+/// The f64 with the shortest decimal that round-trips through this f32, as configurations are written.
 fn exact(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

@@ -1,4 +1,4 @@
-//! From one file format to another, without changing a value.
+//! Lossless conversion between file formats.
 
 mod config;
 
@@ -14,7 +14,7 @@ use trike_trit::Encoding;
 
 use crate::{LlmError, ModelConfig, ModelFile, Tensors, config::ROPE_FACTORS, file::select_rows, names};
 
-/// What to convert to.
+/// Target of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A GGUF file with five trits per byte.
@@ -23,9 +23,9 @@ pub enum Target {
     Tq2_0,
     /// A GGUF file with 2-bit codes in blocks of 64.
     Q2_0,
-    /// Trike's directory.
+    /// Trike's model directory.
     Trike,
-    /// Dense half floats: a GGUF file when the path ends in `.gguf`, else a HuggingFace directory.
+    /// Dense FP16: a GGUF file when the path ends in `.gguf`, else a HuggingFace directory.
     F16,
 }
 
@@ -42,22 +42,22 @@ impl Target {
     }
 }
 
-/// How to convert.
+/// Options of a conversion.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConvertOptions {
-    /// What to make.
+    /// The target.
     pub target: Target,
-    /// How [`Target::Trike`] packs trits.
+    /// Encoding of trits in [`Target::Trike`].
     pub encoding: Encoding,
-    /// Round the embedding and the output head to int8 in groups of 32. The one option that changes values.
+    /// Round the embedding and the LM head to int8 in groups of 32. The only option that changes values.
     pub int8_embeddings: bool,
-    /// A tokenizer to put into the result, when none comes with the model.
+    /// A tokenizer to store with the result, instead of the model's own.
     pub tokenizer: Option<PathBuf>,
 }
 
 impl ConvertOptions {
-    /// Every value as it is, trits in base 3, the model's own tokenizer.
+    /// Defaults: every value unchanged, trits in base 3, the model's own tokenizer.
     ///
     /// ```
     /// use trike_llm::{ConvertOptions, Target};
@@ -89,12 +89,12 @@ impl ConvertOptions {
     }
 }
 
-/// What was converted. The field names are the schema of `trike convert --json`.
+/// Result of a conversion. The field names are the schema of `trike convert --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct ConvertReport {
-    /// What was read.
+    /// Path read.
     pub input: String,
-    /// What was written.
+    /// Path written.
     pub output: String,
     /// Tensors written.
     pub tensors: usize,
@@ -102,16 +102,16 @@ pub struct ConvertReport {
     pub input_bytes: u64,
     /// Bytes of all files written.
     pub output_bytes: u64,
-    /// Largest change of a weight, over the largest weight of its tensor; 0 unless embeddings were rounded.
+    /// Largest change of a weight, relative to the largest magnitude in its tensor; 0 unless embeddings were rounded.
     pub largest_change: f32,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
 /// Weights that share a scale when embeddings are rounded: a block of `Q8_0`.
 const EMBEDDING_GROUP: usize = 32;
 
-/// Files of a HuggingFace directory that belong to the model and are carried over as they are.
+/// Files of a HuggingFace directory that belong to the model and are copied unchanged.
 const AUXILIARY: [&str; 8] = [
     "tokenizer.json",
     "tokenizer.model",
@@ -123,14 +123,14 @@ const AUXILIARY: [&str; 8] = [
     "chat_template.jinja",
 ];
 
-/// Converts `input` to `output`. Every weight keeps its value, except for embeddings that were asked to be rounded.
-/// `progress` is called with the number of tensors done and to do.
+/// Converts `input` to `output`. Every weight keeps its value, except for embeddings with
+/// [`int8_embeddings`](ConvertOptions::int8_embeddings). `progress` is called with the tensors done and in total.
 ///
 /// # Errors
 ///
-/// [`LlmError::NotLossless`] when a weight cannot be held exactly or a tensor has no place in the target,
-/// [`LlmError::ExpectedGguf`] and [`LlmError::ExpectedDirectory`] for a path that does not fit the target, and what reading and writing say. What was
-/// written so far is no model and is named like a temporary file.
+/// [`LlmError::NotLossless`] when the target cannot represent a weight exactly or cannot store a tensor,
+/// [`LlmError::ExpectedGguf`] and [`LlmError::ExpectedDirectory`] for a path that does not match the target, and errors of
+/// reading and writing. An incomplete output keeps the name of a temporary file.
 pub fn convert(
     input: &ModelFile,
     output: &Path,
@@ -171,20 +171,20 @@ impl Job<'_> {
         }
     }
 
-    /// A tensor that is no weight of the decoder would be lost.
+    /// Refuses a tensor that is not a decoder weight, which would be lost.
     fn check_nothing_is_dropped(&self) -> Result<(), LlmError> {
         let known: Vec<String> = self.input.weights().iter().map(|&w| self.input.stored_name(w)).collect();
         let tensors = self.input.source().tensors();
-        // Old checkpoints store the rotary frequencies, which theta gives; GGUF's divisors are in the spec.
+        // Old checkpoints store the rotary frequencies, which follow from theta; GGUF's divisors are in the spec.
         let derived = |name: &str| name.ends_with("rotary_emb.inv_freq") || name == ROPE_FACTORS;
         let lost = tensors.iter().find(|t| !known.contains(&t.name) && !derived(&t.name));
         match lost {
             None => Ok(()),
-            Some(t) => Err(self.not_lossless(&t.name, "it is no weight of the decoder and would be dropped")),
+            Some(t) => Err(self.not_lossless(&t.name, "it is not a decoder weight and would be dropped")),
         }
     }
 
-    /// Loads a weight in the form that it shall have, heads paired as `pairing` says, and the change that this made.
+    /// Loads a weight in its target type and with the RoPE pairing `pairing`; also returns the relative rounding error.
     fn load(&self, name: WeightName, pairing: RopePairing) -> Result<(Tensor, f32), LlmError> {
         let tensor = repaired(&self.input.config().spec, name, self.input.load(name)?, pairing)?;
         let stored = self.input.stored_name(name);
@@ -238,7 +238,10 @@ impl Job<'_> {
         let values = tensor.into_f32();
         let halves: Vec<half::f16> = values.iter().map(|&v| half::f16::from_f32(v)).collect();
         match halves.iter().zip(&values).position(|(h, v)| h.to_f32() != *v) {
-            Some(i) => Err(self.not_lossless(name, format!("weight {i} is {}, which no f16 is", values[i]))),
+            Some(i) => {
+                Err(self
+                    .not_lossless(name, format!("weight {i} is {}, which is not an f16 value", values[i])))
+            }
             None => Ok(DenseTensor::new(shape, DenseData::F16(halves))?.into()),
         }
     }
@@ -287,7 +290,7 @@ impl Job<'_> {
         hf_config(self.input, self.input.config(), self.output).ok_or_else(|| {
             self.not_lossless(
                 "the configuration",
-                "no HuggingFace configuration says the same; keep it as GGUF",
+                "HuggingFace has no equivalent configuration; keep the model as GGUF",
             )
         })
     }
@@ -297,7 +300,7 @@ impl Job<'_> {
         let mut notes = Vec::new();
         match self.input.tensors() {
             Tensors::Gguf(file) => {
-                // Alignment is the writer's, and the file type would name the old one.
+                // The writer sets the alignment, and the file type is that of the old file.
                 let own = |key: &str| !["general.alignment", "general.file_type"].contains(&key);
                 for (key, value) in file.metadata().iter().filter(|(key, _)| own(key)) {
                     writer.metadata(key, value.clone())?;
@@ -324,7 +327,7 @@ impl Job<'_> {
     }
 
     fn gguf_type(&self, name: WeightName, tensor: &Tensor) -> Result<GgufType, LlmError> {
-        // Other readers of GGUF take norms in f32 only, which holds every narrower float.
+        // Other readers of GGUF support norms in f32 only, which represents every narrower float exactly.
         if name.is_vector() {
             return Ok(GgufType::F32);
         }
@@ -333,7 +336,7 @@ impl Job<'_> {
             (Tensor::Ternary(_), Target::Tq2_0) => Ok(GgufType::Tq2_0),
             (Tensor::Ternary(_), Target::Q2_0) => Ok(GgufType::Q2_0G64),
             (Tensor::Ternary(_), Target::Trike | Target::F16) => {
-                Err(self.not_lossless(&name.to_string(), "trits have no place in this target"))
+                Err(self.not_lossless(&name.to_string(), "this target does not store trits"))
             }
             (Tensor::Int8(_), _) => Ok(GgufType::Q8_0),
             (Tensor::Dense(t), _) => Ok(match t.data() {
@@ -374,8 +377,8 @@ impl Job<'_> {
     }
 }
 
-/// The `config.json` of a directory with the weights of `file`, run as `config` says: the file's own, or one that says what its
-/// header said; `None` when none does. `output` is only named in errors.
+/// The `config.json` of a directory with the weights of `file` and the configuration `config`: the file's own, or one equivalent
+/// to its header; `None` when HuggingFace has no equivalent. `output` is only named in errors.
 pub fn hf_config(file: &ModelFile, config: &ModelConfig, output: &Path) -> Option<Value> {
     match file.tensors() {
         Tensors::Hf(dir) => {
@@ -390,17 +393,17 @@ pub fn hf_config(file: &ModelFile, config: &ModelConfig, output: &Path) -> Optio
     }
 }
 
-/// A weight as a HuggingFace directory stores it: the rows of queries and keys are reordered where `spec` pairs the dimensions of
-/// a head in another way.
+/// A weight as a HuggingFace directory stores it: the rows of queries and keys are permuted when the RoPE pairing of `spec`
+/// differs.
 ///
 /// # Errors
 ///
-/// [`LlmError::Tensor`] and [`LlmError::Trit`] when the tensor has not the shape that `spec` says.
+/// [`LlmError::Tensor`] and [`LlmError::Trit`] when the tensor does not have the shape that `spec` requires.
 pub fn hf_tensor(spec: &DecoderSpec, name: WeightName, tensor: Tensor) -> Result<Tensor, LlmError> {
     repaired(spec, name, tensor, RopePairing::Halves)
 }
 
-/// A weight with the dimensions of its heads paired as `pairing` says.
+/// A weight with the dimensions of its heads in the RoPE pairing `pairing`.
 fn repaired(
     spec: &DecoderSpec,
     name: WeightName,
@@ -413,8 +416,8 @@ fn repaired(
     }
 }
 
-/// Puts a tokenizer, the one given or the model's own, and what else belongs to a model into a directory. Returns what the user
-/// should know.
+/// Writes a tokenizer (the one given or the model's own) and the model's other auxiliary files into a directory. Returns notes
+/// for the user.
 pub fn carry_tokenizer(
     writer: &HfDirWriter,
     input: &ModelFile,
@@ -436,13 +439,13 @@ pub fn carry_tokenizer(
     Ok(Vec::new())
 }
 
-const NO_TOKENIZER: &str = "the result has no tokenizer: the model comes without one, and none was given";
+const NO_TOKENIZER: &str = "the result has no tokenizer: the model has none, and none was given";
 
 fn read(path: &Path) -> Result<Vec<u8>, LlmError> {
     std::fs::read(path).map_err(|source| LlmError::Io { path: path.to_owned(), source })
 }
 
-/// The name under which a directory holds a tokenizer of this form.
+/// The file name of a tokenizer of this format in a model directory.
 fn tokenizer_name(path: &Path) -> Result<&'static str, LlmError> {
     match path.extension().and_then(|e| e.to_str()) {
         Some("json") => Ok("tokenizer.json"),

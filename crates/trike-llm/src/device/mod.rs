@@ -1,4 +1,4 @@
-//! Where a model runs: choosing a device, opening it, loading a model there.
+//! Choosing and opening a device, and loading a model onto it.
 
 mod plan;
 
@@ -16,9 +16,9 @@ use crate::{LanguageModel, LlmError, LoadOptions, Model, ModelFile, Synthetic, S
 
 pub use plan::memory_plan;
 
-/// Where a model shall run: the processor, a device by its name, or the first device there is.
+/// The device that a model runs on: the CPU, a device by name, or the first available device.
 ///
-/// Names are read by every build; one without the runtime refuses the device when it is opened.
+/// Every build parses all names; a build without the runtime returns an error when the device is opened.
 ///
 /// ```
 /// use trike_llm::DeviceChoice;
@@ -30,12 +30,12 @@ pub use plan::memory_plan;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceChoice {
-    /// The processor.
+    /// The CPU.
     #[default]
     Cpu,
-    /// The first device that is not a software driver, or else the processor.
+    /// The first device that is not a software driver, otherwise the CPU.
     Auto,
-    /// A device of a runtime, counted from zero.
+    /// A device of a runtime, by its zero-based index.
     Numbered(Runtime, usize),
 }
 
@@ -55,7 +55,7 @@ impl FromStr for DeviceChoice {
     fn from_str(name: &str) -> Result<Self, UnknownDevice> {
         match name.parse()? {
             DeviceSpec::Auto => Ok(Self::Auto),
-            // The processor is one device, and models run on its own kernels instead of CubeCL's runtime for it.
+            // The CPU is one device, and models run on Trike's own CPU kernels instead of CubeCL's CPU runtime.
             DeviceSpec::Numbered(Runtime::Cpu, _) if name == "cpu" => Ok(Self::Cpu),
             DeviceSpec::Numbered(Runtime::Cpu, _) => Err(UnknownDevice { name: name.to_owned() }),
             DeviceSpec::Numbered(runtime, index) => Ok(Self::Numbered(runtime, index)),
@@ -64,7 +64,7 @@ impl FromStr for DeviceChoice {
 }
 
 impl DeviceChoice {
-    /// Opens the device. `auto` never takes a software driver.
+    /// Opens the device. `Auto` never selects a software driver.
     ///
     /// # Errors
     ///
@@ -108,23 +108,23 @@ enum Kind {
 }
 
 impl Device {
-    /// The processor.
+    /// The CPU.
     pub fn cpu() -> Self {
         Self(Kind::Cpu)
     }
 
-    /// Whether it is the processor.
+    /// Whether this is the CPU.
     pub fn is_cpu(&self) -> bool {
         matches!(self.0, Kind::Cpu)
     }
 
-    /// Loads a model here. On a GPU the plan for a sequence of [`LoadOptions::sequence`] is first compared with the device's
-    /// memory and with its largest allocation. `progress` is called with the weights loaded and in total.
+    /// Loads a model onto the device. On a GPU, the memory plan for a sequence of [`LoadOptions::sequence`] is first checked
+    /// against the device's free memory and its largest allocation. `progress` is called with the weights loaded and in total.
     ///
     /// # Errors
     ///
-    /// As [`LanguageModel::load_on`], and before anything is loaded [`NnError::Memory`](trike_nn::NnError::Memory) and
-    /// [`LlmError::TooLarge`].
+    /// As [`LanguageModel::load_on`]; [`NnError::Memory`](trike_nn::NnError::Memory) and [`LlmError::TooLarge`] before anything
+    /// is loaded.
     pub fn load(
         self,
         file: &ModelFile,
@@ -146,12 +146,12 @@ impl Device {
         }
     }
 
-    /// Loads a model of random trits here, for benchmarks. Keys and values of `kv` have to fit a GPU's memory beside it.
-    /// `progress` is called with the weights made and in total.
+    /// Loads a model of random trits, for benchmarks. On a GPU, the model and a KV cache of `kv` must fit its memory together.
+    /// `progress` is called with the weights generated and in total.
     ///
     /// # Errors
     ///
-    /// When the machine or the device cannot hold it.
+    /// When the memory of the machine or the device is too small.
     pub fn load_synthetic(
         self,
         size: Synthetic,
@@ -163,7 +163,7 @@ impl Device {
     ) -> Result<SyntheticModel, LlmError> {
         match self.0 {
             Kind::Cpu => {
-                // The host's memory is the system's to manage.
+                // Host memory is not checked in advance.
                 let _ = kv;
                 let backend = CpuBackend::new(Cpu::new(0)?, activations).with_layout(layout);
                 SyntheticModel::load_on(backend, size, encoding, progress)
@@ -190,7 +190,7 @@ pub fn open(path: impl AsRef<Path>, device: &DeviceChoice) -> Result<Box<dyn Mod
     device.open()?.load(&file, &options, &mut |_, _| ())
 }
 
-/// Keys and values as a backend can hold them: in f32 where it has no f16.
+/// `kv` in a precision that the backend supports: f32 if it has no f16.
 #[cfg(feature = "gpu")]
 fn supported(backend: &impl Backend, kv: KvSpec) -> KvSpec {
     if backend.can_cache(kv.precision) { kv } else { KvSpec { precision: KvPrecision::F32, ..kv } }
@@ -199,19 +199,19 @@ fn supported(backend: &impl Backend, kv: KvSpec) -> KvSpec {
 /// A device of this machine, as reports show it.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceReport {
-    /// The name that opens it.
+    /// The name for `--device`, such as `cuda:0`.
     pub name: String,
-    /// The adapter, or why it could not be opened.
+    /// The adapter name, or the error when it could not be opened.
     pub adapter: String,
-    /// Whether it computes on the host.
+    /// Whether it is a software driver, which computes on the host.
     pub software: bool,
-    /// Bytes of memory, where the runtime says so.
+    /// Bytes of memory, if the runtime reports them.
     pub memory: Option<u64>,
-    /// What kernels can make use of.
+    /// Hardware features that the kernels use.
     pub features: Vec<&'static str>,
 }
 
-/// Every device that this build reaches; a build without the feature `gpu` reaches none.
+/// Every device that the runtimes of this build find; none without the feature `gpu`.
 pub fn devices() -> Vec<DeviceReport> {
     #[cfg(feature = "gpu")]
     {

@@ -1,4 +1,4 @@
-//! What a model takes of a device's memory, from headers alone.
+//! Device memory that a model needs, computed from file headers.
 
 #[cfg(feature = "gpu")]
 use std::collections::BTreeMap;
@@ -12,8 +12,8 @@ use trike_trit::{Coupling, Encoding};
 
 use crate::{LlmError, LoadOptions, ModelFile, generate::STEP, load::HEAD_GROUP};
 
-/// What a model is going to need on a device: its weights as kernels hold them there, a sequence of `kv`, and the tensors of a
-/// step of a prompt. Only headers are read, so the scales of packed trits are taken from their size in the file.
+/// Device memory that a model needs: weights in the kernels' layout, a KV cache of `kv`, and the activations of a prefill
+/// step. Only headers are read, so the size of the scales of packed trits is estimated from their size in the file.
 ///
 /// # Errors
 ///
@@ -24,7 +24,7 @@ pub fn memory_plan(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Resu
         let info = file.info(name)?;
         let bytes = match info.shape[..] {
             [rows, cols] => form(file, options, name)?.bytes(rows as u64, cols as u64, info.bytes),
-            // Vectors are f32.
+            // Vectors are stored in f32.
             _ => info.elements().saturating_mul(4),
         };
         weights = weights.saturating_add(bytes);
@@ -32,7 +32,7 @@ pub fn memory_plan(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Resu
     Ok(MemoryPlan::new(&file.config().spec, weights, kv, STEP))
 }
 
-/// What becomes of a matrix.
+/// The form of a matrix in the kernels.
 fn form(file: &ModelFile, options: &LoadOptions, name: WeightName) -> Result<Form, LlmError> {
     let is_head = match name {
         WeightName::Head => true,
@@ -48,12 +48,11 @@ fn form(file: &ModelFile, options: &LoadOptions, name: WeightName) -> Result<For
     })
 }
 
-/// Something that lies in one allocation, and the bytes of it.
+/// The name and size in bytes of one allocation.
 #[cfg(any(feature = "gpu", test))]
 pub(super) type Piece = (String, u64);
 
-/// The allocations of a model that can be large: matrices, those that lie side by side together, and keys or values of a
-/// layer.
+/// The potentially large allocations of a model: matrices (fused ones together), and the keys or values of one layer.
 #[cfg(feature = "gpu")]
 pub(super) fn pieces(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Result<Vec<Piece>, LlmError> {
     let mut together: BTreeMap<(usize, &'static str), Piece> = BTreeMap::new();
@@ -82,13 +81,13 @@ pub(super) fn pieces(file: &ModelFile, options: &LoadOptions, kv: &KvSpec) -> Re
     }
     pieces.extend(together.into_values());
     let one = DecoderSpec { layers: 1, ..file.config().spec.clone() };
-    // Keys are as many as values.
+    // Keys and values have the same size.
     let cache = MemoryPlan::new(&one, 0, kv, STEP).cache / 2;
-    pieces.push((format!("keys of a layer at {} positions", kv.capacity), cache));
+    pieces.push((format!("keys of one layer at {} positions", kv.capacity), cache));
     Ok(pieces)
 }
 
-/// Refuses the first that a device cannot hold in one piece.
+/// Returns an error for the first allocation larger than `limit`.
 #[cfg(any(feature = "gpu", test))]
 pub(super) fn check_pieces(pieces: &[Piece], device: &str, limit: u64) -> Result<(), LlmError> {
     match pieces.iter().find(|(_, bytes)| *bytes > limit) {
@@ -99,15 +98,15 @@ pub(super) fn check_pieces(pieces: &[Piece], device: &str, limit: u64) -> Result
             requested: *requested,
             limit,
             remedy: if what.starts_with("keys") {
-                "shorten the sequence, use a rolling window, or run the model on the processor"
+                "shorten the sequence, use a rolling window, or run the model on the CPU"
             } else {
-                "run the model on the processor"
+                "run the model on the CPU"
             },
         }),
     }
 }
 
-/// How the kernels hold a matrix.
+/// Storage of a matrix in the kernels.
 enum Form {
     /// Bytes per weight.
     Dense(u64),
@@ -115,12 +114,12 @@ enum Form {
     Int8(usize),
     /// Two bits per trit, and one scale per row or per group of columns.
     Trits { planes: u64, group: Option<u64> },
-    /// Trits in the layout of the kernels; how many scales there are is not in the header.
+    /// Trits in a kernel layout; the number of scales is not in the header.
     Packed { planes: u64, encoding: Encoding, layout: Layout },
 }
 
 impl Form {
-    /// `layout` is the one asked for.
+    /// `layout` is the requested layout.
     fn of(kind: &StoredType, layout: Option<Layout>) -> Self {
         let trits = |group| Self::Trits { planes: 1, group };
         match kind {
@@ -136,19 +135,19 @@ impl Form {
             StoredType::Trits { encoding, depth, coupling } => {
                 let plain = *depth == 1;
                 let layout = match (layout, encoding) {
-                    // Where the header tells that most weights are zero, so does the plan; a bitmap may have too many for that.
+                    // Row-compressed tensors are mostly zeros, so the kernels use the sparse layout; bitmaps may be too dense.
                     (None | Some(Layout::Sparse), Encoding::RowCompressed) if plain => Layout::Sparse,
                     (Some(Layout::Base3), _) if plain || *coupling == Coupling::Free => Layout::Base3,
                     _ => Layout::TwoBit,
                 };
                 Self::Packed { planes: *depth as u64, encoding: *encoding, layout }
             }
-            // What has minima, or is not known, is held in floats.
+            // Types with minima and unknown types are dequantized to f32.
             _ => Self::Dense(4),
         }
     }
 
-    /// Bytes of a matrix's largest allocation: scales lie apart.
+    /// Bytes of a matrix's largest allocation; scales are separate.
     #[cfg(feature = "gpu")]
     fn largest(&self, rows: u64, cols: u64) -> u64 {
         match *self {
@@ -161,7 +160,7 @@ impl Form {
         }
     }
 
-    /// Bytes of a matrix that takes `stored` bytes in the file.
+    /// Bytes of a matrix whose size in the file is `stored` bytes.
     fn bytes(&self, rows: u64, cols: u64, stored: u64) -> u64 {
         let padded = rows.saturating_mul(cols.next_multiple_of(16));
         let codes = |planes: u64| codes(rows, cols).saturating_mul(planes);
@@ -171,21 +170,21 @@ impl Form {
                 let scales = rows.saturating_mul(cols.div_ceil(group.max(1) as u64));
                 padded.saturating_add(scales.saturating_mul(4))
             }
-            // Scales are f16 where they can be: a file with f32 scales has one a tensor.
+            // Scales are f16 where possible; a file with f32 scales has one per tensor.
             Self::Trits { planes, group } => {
                 let groups = group.map_or(1, |group| cols.div_ceil(group));
                 let scales = rows.next_multiple_of(16).saturating_mul(groups).saturating_mul(planes);
                 codes(planes).saturating_add(scales.saturating_mul(2))
             }
             Self::Packed { encoding: Encoding::RowCompressed, layout: Layout::Sparse, .. } => {
-                // The file has offsets, one byte for each nonzero and scales; the kernels have two bytes for each nonzero, offsets
-                // and an f32 scale per row.
+                // The file stores offsets, one byte per nonzero, and scales; the kernels store two bytes per nonzero, offsets,
+                // and one f32 scale per row.
                 let entries = stored.saturating_sub(4 * (rows + 1) + 2 * rows);
                 entries.saturating_mul(2).saturating_add(4 * (2 * rows + 2))
             }
             Self::Packed { planes, encoding, layout } => {
                 let weights = rows.saturating_mul(cols).saturating_mul(planes);
-                // The rest of what the file holds is scales; of a sparse encoding not even that is known.
+                // The remaining bytes in the file are scales; for a sparse encoding their size is unknown.
                 let trits = match encoding {
                     Encoding::Base3 => weights / 5,
                     Encoding::TwoBit | Encoding::Planes => weights / 4,
@@ -202,7 +201,7 @@ impl Form {
     }
 }
 
-/// Bytes of a plane of five trits per byte in the kernels' tiles.
+/// Bytes of a plane with five trits per byte, in the kernels' tiles.
 fn base3(rows: u64, cols: u64) -> u64 {
     rows.next_multiple_of(16).saturating_mul(cols.next_multiple_of(160)) / 5
 }
@@ -212,13 +211,13 @@ fn codes(rows: u64, cols: u64) -> u64 {
     rows.next_multiple_of(16).saturating_mul(cols.next_multiple_of(128)) / 4
 }
 
-/// The plan for a model of random trits.
+/// Memory plan of a random-trit model.
 #[cfg(feature = "gpu")]
 pub(super) fn synthetic_plan(spec: &DecoderSpec, kv: &KvSpec) -> MemoryPlan {
     let table = spec.vocab as u64 * spec.hidden as u64;
     let (hidden, query, keys) = (spec.hidden as u64, spec.query_width() as u64, spec.kv_width() as u64);
     let layer = hidden * (2 * query + 2 * keys + 3 * spec.intermediate as u64);
-    // Two bytes per weight of the embedding and one of the head, four trits per byte.
+    // Two bytes per embedding weight, one byte per LM head weight, four trits per byte.
     MemoryPlan::new(spec, 3 * table + spec.layers as u64 * layer / 4, kv, STEP)
 }
 
@@ -258,7 +257,7 @@ mod tests {
         let refused = check_pieces(&pieces, "wgpu:0", 128).expect_err("over it").to_string();
         assert_eq!(
             refused,
-            "b.weight: 129 bytes in one piece, wgpu:0 takes at most 128: run the model on the processor"
+            "b.weight: one allocation of 129 bytes, but wgpu:0 supports at most 128: run the model on the CPU"
         );
         check_pieces(&pieces, "wgpu:0", 127).expect_err("both");
     }

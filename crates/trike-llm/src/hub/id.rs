@@ -1,14 +1,14 @@
-//! The names of models on the hub, and which of a repository's files they mean.
+//! Names of models on the hub, and the choice of the model among a repository's files.
 
 use std::{fmt, str::FromStr};
 
 use super::{CONFIG, INDEX, WEIGHTS};
 use crate::LlmError;
 
-/// Names that an error lists.
+/// Maximum number of file names that an error lists.
 const SHOWN: usize = 24;
 
-/// A model on the hub: `org/name`, a revision after `@`, and after `:` which of its files, where it has several models.
+/// A model on the hub: `org/name`, optionally a revision after `@`, and after `:` a file, if the repository has several models.
 ///
 /// ```
 /// use trike_llm::ModelId;
@@ -28,16 +28,16 @@ pub struct ModelId {
     file: Option<String>,
 }
 
-/// What in a repository is the model.
+/// The part of a repository that is the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HubModel {
-    /// The repository's own folder: `config.json` beside `model.safetensors`, or beside an index and its shards.
+    /// The root folder of the repository: `config.json` with `model.safetensors`, or with an index and its shards.
     Directory,
     /// One file, by its path in the repository.
     File(String),
 }
 
-/// What the names of files say.
+/// Result of a search for models among file names.
 pub(super) enum Found {
     One(HubModel),
     Several(Vec<String>),
@@ -45,12 +45,12 @@ pub(super) enum Found {
 }
 
 impl ModelId {
-    /// Who the model belongs to.
+    /// The owner: an organization or a user.
     pub fn org(&self) -> &str {
         &self.org
     }
 
-    /// Its name there.
+    /// The name of the repository, without the owner.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -60,28 +60,28 @@ impl ModelId {
         self.revision.as_deref().unwrap_or("main")
     }
 
-    /// The file that was asked for.
+    /// The requested file.
     pub fn file(&self) -> Option<&str> {
         self.file.as_deref()
     }
 
-    /// Chooses the model among the files of the repository: the one that was asked for; else the directory, when it has
+    /// Chooses the model among the files of the repository: the requested file; else the directory, when it has
     /// `config.json` and safetensors; else the only GGUF file.
     ///
     /// # Errors
     ///
-    /// [`LlmError::HubFiles`] when there is none, when there are several, when the file that was asked for is not there,
-    /// for a part of a split GGUF file, and for a path that would leave the repository's folder.
+    /// [`LlmError::HubFiles`] when there is no model, when there are several, when the requested file does not exist,
+    /// for a part of a split GGUF file, and for a path outside the repository's folder.
     pub fn choose(&self, files: &[String]) -> Result<HubModel, LlmError> {
         let refuse = |reason: String, names: Vec<String>| {
             Err(LlmError::HubFiles { id: self.to_string(), reason, files: shown(names) })
         };
         match self.find(files) {
             Found::One(HubModel::File(file)) if !is_inside(&file) => {
-                refuse("its file has a path that leaves the repository".to_owned(), vec![file])
+                refuse("the path of its file is outside the repository".to_owned(), vec![file])
             }
             Found::One(HubModel::File(file)) if is_part(&file) => refuse(
-                "one part of a split GGUF file is no model; put the parts together with `llama-gguf-split --merge`"
+                "one part of a split GGUF file is not a model; merge the parts with `llama-gguf-split --merge`"
                     .to_owned(),
                 vec![file],
             ),
@@ -115,19 +115,19 @@ impl ModelId {
         }
     }
 
-    /// How to say which.
+    /// The error message for several models.
     pub(super) fn which(&self) -> String {
         format!("it has several GGUF files; choose one as {self}:FILE")
     }
 }
 
-/// What is beside language models in GGUF repositories: projectors of images, and statistics for quantizers.
+/// Excludes other GGUF files of a repository: image projectors (`mmproj`) and importance matrices for quantizers.
 fn is_gguf_model(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.ends_with(".gguf") && !name.starts_with("mmproj") && !name.contains("imatrix")
 }
 
-/// Whether a file is named as one of several that make a GGUF file, `…-00001-of-00003.gguf`.
+/// Whether a file is named like one part of a split GGUF file, `…-00001-of-00003.gguf`.
 fn is_part(path: &str) -> bool {
     let number = |s: &str| s.len() == 5 && s.bytes().all(|b| b.is_ascii_digit());
     let Some((start, count)) = path.strip_suffix(".gguf").and_then(|stem| stem.rsplit_once("-of-")) else {
@@ -136,7 +136,7 @@ fn is_part(path: &str) -> bool {
     number(count) && count != "00001" && start.rsplit_once('-').is_some_and(|(_, part)| number(part))
 }
 
-/// Whether a path in a repository stays under the folder that it is joined to, on every system.
+/// Whether a path in a repository stays inside the folder that it is joined to, on every operating system.
 pub(super) fn is_inside(path: &str) -> bool {
     path.len() <= 1024
         && path.split('/').all(|part| {
@@ -168,12 +168,12 @@ impl FromStr for ModelId {
     type Err = LlmError;
 
     fn from_str(text: &str) -> Result<Self, LlmError> {
-        // What the hub allows in a name; anything else could leave the cache's folder.
+        // Characters that the hub allows in a name; others could form a path outside the cache folder.
         let word = |s: &str| {
             let plain = s.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
             plain && !s.is_empty() && !s.starts_with('.') && !s.contains("..") && !s.contains("--")
         };
-        // Neither a name nor a revision of git has a colon.
+        // Neither a name nor a git revision contains a colon.
         let (rest, file) = match text.split_once(':') {
             Some((rest, file)) => (rest, Some(file)),
             None => (text, None),
@@ -258,14 +258,14 @@ mod tests {
         let two = ["b.gguf", "a.gguf", CONFIG];
         assert_eq!(choose("a/b@v1:b.gguf", &two).unwrap(), HubModel::File("b.gguf".to_owned()));
         for (id, files, want) in [
-            ("a/b@v1", &two[..], "choose one as a/b@v1:FILE; there are: a.gguf, b.gguf"),
-            ("a/b:c.gguf", &two, "no file `c.gguf`; there are: b.gguf, a.gguf, config.json"),
+            ("a/b@v1", &two[..], "choose one as a/b@v1:FILE; files: a.gguf, b.gguf"),
+            ("a/b:c.gguf", &two, "no file `c.gguf`; files: b.gguf, a.gguf, config.json"),
             ("a/b", &["pytorch_model.bin", CONFIG], "neither config.json with model.safetensors"),
             ("a/b", &[], "neither"),
-            ("a/b", &["../../m.gguf"], "leaves the repository"),
+            ("a/b", &["../../m.gguf"], "outside the repository"),
             ("a/b", &["m-00001-of-00002.gguf"], "llama-gguf-split"),
-            ("a/b", &["/m.gguf"], "leaves the repository"),
-            ("a/b", &["q/..\\m.gguf"], "leaves the repository"),
+            ("a/b", &["/m.gguf"], "outside the repository"),
+            ("a/b", &["q/..\\m.gguf"], "outside the repository"),
         ] {
             let error = choose(id, files).unwrap_err().to_string();
             assert!(error.starts_with(id) && error.contains(want), "{error}");

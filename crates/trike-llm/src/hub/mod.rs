@@ -1,4 +1,4 @@
-//! Models in the cache that HuggingFace's own tools fill.
+//! Models in the local cache of the HuggingFace tools.
 
 mod id;
 
@@ -17,16 +17,16 @@ pub use id::{HubModel, ModelId};
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
-/// The index of a model with a million tensors; a file over this is another one.
+/// Size limit of an index: enough for a million tensors.
 const MAX_INDEX_BYTES: u64 = 128 << 20;
-/// Far more than a model has; the number of requests that an index can cause.
+/// Limit on the requests that an index can cause; far more shards than any model has.
 const MAX_SHARDS: usize = 4096;
-/// Deeper folders of a snapshot hold no models.
+/// Maximum folder depth that is searched in a snapshot.
 const MAX_DEPTH: usize = 4;
 
-/// A folder laid out as the hub's tools lay out theirs: `models--org--name/{blobs,refs,snapshots}`.
+/// A folder in the layout of the hub's tools: `models--org--name/{blobs,refs,snapshots}`.
 ///
-/// Nothing is downloaded: what is there is found, offline too.
+/// Nothing is downloaded: only files already in the cache are found, so no network is needed.
 #[derive(Clone, Debug)]
 pub struct HubCache {
     root: PathBuf,
@@ -38,34 +38,34 @@ impl HubCache {
         Self { root: root.into() }
     }
 
-    /// The folder of the whole cache.
+    /// The root folder of the cache.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// The folder of a model, whether it is there or not.
+    /// The folder of a model, which may not exist.
     pub fn folder(&self, id: &ModelId) -> PathBuf {
         self.root.join(format!("models--{}--{}", id.org(), id.name()))
     }
 
-    /// The model's directory, or its GGUF file when the snapshot is just that.
+    /// The path of the model: its snapshot directory, or a GGUF file in it.
     ///
     /// # Errors
     ///
-    /// [`LlmError::NotInCache`] when the model, its revision or a file that it needs is not there, with what to do;
+    /// [`LlmError::NotInCache`] when the model, its revision or a required file is missing;
     /// [`LlmError::HubFiles`] when there are several models.
     pub fn resolve(&self, id: &ModelId) -> Result<PathBuf, LlmError> {
         let missing =
             |reason: String| LlmError::NotInCache { id: id.to_string(), cache: self.root.clone(), reason };
         let folder = self.folder(id);
         if !folder.is_dir() {
-            return Err(missing("the model is not there".to_owned()));
+            return Err(missing("no folder for this model".to_owned()));
         }
         let reference = folder.join("refs").join(id.revision());
         let snapshot = match read_start(&reference, 128) {
             Ok(commit) if is_commit(commit.trim()) => folder.join("snapshots").join(commit.trim()),
-            Ok(_) => return Err(missing(format!("{} names no commit", reference.display()))),
-            // A commit is a revision of its own.
+            Ok(_) => return Err(missing(format!("{} does not contain a commit hash", reference.display()))),
+            // The revision may be a commit hash.
             Err(_) => folder.join("snapshots").join(id.revision()),
         };
         if !snapshot.is_dir() {
@@ -76,7 +76,7 @@ impl HubCache {
         match id.find(&files) {
             Found::One(HubModel::File(file)) => Ok(snapshot.join(file)),
             Found::One(HubModel::Directory) => {
-                // An index that cannot be read is for the reader of the directory to complain about.
+                // An invalid index is reported when the directory is opened.
                 let shards = if files.iter().any(|file| file == WEIGHTS) {
                     Vec::new()
                 } else {
@@ -98,12 +98,12 @@ impl HubCache {
     }
 }
 
-/// The safetensors files that an index on disk names, each once.
+/// The safetensors files named by an index on disk, without duplicates.
 ///
 /// # Errors
 ///
-/// [`LlmError::Io`] for a file that cannot be read, [`LlmError::Config`] for one that is no index or names files that do
-/// not lie beside it.
+/// [`LlmError::Io`] for a file that cannot be read, [`LlmError::Config`] for one that is not an index or names files outside
+/// its folder.
 pub fn hub_shards(index: &Path) -> Result<Vec<String>, LlmError> {
     let text = read_start(index, MAX_INDEX_BYTES)
         .map_err(|source| LlmError::Io { path: index.to_owned(), source })?;
@@ -130,7 +130,7 @@ pub fn hub_shards(index: &Path) -> Result<Vec<String>, LlmError> {
     Ok(shards)
 }
 
-/// A text of at most so many bytes; the rest is cut off.
+/// The first `most` bytes of a text file.
 fn read_start(path: &Path, most: u64) -> std::io::Result<String> {
     let mut text = String::new();
     File::open(path)?.take(most).read_to_string(&mut text)?;
@@ -141,12 +141,12 @@ fn is_commit(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
 }
 
-/// The files under a folder that are really there, by their paths from it with `/`.
+/// Lists the existing files under a folder by their relative paths, separated by `/`.
 fn list(folder: &Path, prefix: &str, depth: usize, files: &mut Vec<String>) {
     for entry in folder.read_dir().into_iter().flatten().flatten() {
         let Ok(name) = entry.file_name().into_string() else { continue };
         let path = entry.path();
-        // Entries are links into `blobs`, and one that leads nowhere is a download that was removed.
+        // Entries are symbolic links into `blobs`; a dangling link is a removed download.
         if path.is_file() {
             files.push(format!("{prefix}{name}"));
         } else if depth > 1 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {

@@ -1,4 +1,4 @@
-//! Every backend's model as a [`Model`].
+//! [`Model`] for the [`LanguageModel`] of every backend.
 
 use std::{collections::BTreeMap, path::Path};
 

@@ -1,4 +1,4 @@
-//! A loaded model, whatever it runs on.
+//! A loaded model on any backend.
 
 mod language;
 mod perplexity;
@@ -18,16 +18,16 @@ use crate::{
 pub use perplexity::{Comparison, Score, ScoreOptions, Split, compare_ids, divergence, sequences};
 pub use tasks::{Question, TaskScore, read_questions};
 
-/// Receives pieces of new text; breaking ends the generation.
+/// Receives pieces of new text; `Break` ends the generation.
 pub type OnText<'a> = dyn FnMut(&str) -> ControlFlow<()> + 'a;
 
 /// A loaded model on any backend, as a trait object: `Box<dyn Model>` from [`open()`](crate::open) and
 /// [`Device::load`](crate::Device::load).
 ///
-/// The required methods are what a backend makes different: steps through the decoder, and what is known about it. The
-/// provided ones (prompts, perplexity, tasks) are written once on top of these, so that a command or a server holds a model
-/// without knowing where it runs. What was given up: each call costs one indirect jump, and the decoder itself, with
-/// its sequences, is only reachable through [`LanguageModel::decoder`](crate::LanguageModel::decoder).
+/// The required methods depend on the backend: forward passes and properties of the decoder. The provided methods
+/// (prompts, perplexity, tasks) are implemented once on top of them, so that a command or a server does not depend on the
+/// backend. The cost: each call is one virtual call, and the decoder itself, with its sequences, is only accessible through
+/// [`LanguageModel::decoder`](crate::LanguageModel::decoder).
 ///
 /// ```
 /// use trike_llm::{DeviceChoice, GenerateOptions, Model, open};
@@ -56,16 +56,16 @@ pub trait Model {
     /// The name of the backend, with its device or instruction set.
     fn backend(&self) -> String;
 
-    /// What has been used of a device; `None` on the host.
+    /// Memory used on a device; `None` on the host.
     fn device_use(&self) -> Option<DeviceUse>;
 
-    /// Bytes of all weights as the kernels hold them.
+    /// Bytes of all weights in the kernels' layouts.
     fn weight_bytes(&self) -> usize;
 
     /// The number of ternary matrices in each layout.
     fn layouts(&self) -> BTreeMap<Layout, usize>;
 
-    /// Memory for the weights, a sequence of `kv` and the activations of a prefill step.
+    /// Memory for the weights, a KV cache of `kv` and the activations of a prefill step.
     fn memory(&self, kv: &KvSpec) -> MemoryPlan;
 
     /// Precision of cached keys and values unless another one is requested: f32 for a model with f32 weights, f16 for
@@ -79,7 +79,7 @@ pub trait Model {
     ///
     /// # Errors
     ///
-    /// [`LlmError::PromptTooLong`], [`LlmError::NonFinite`] for damaged weights, and what the decoder returns.
+    /// [`LlmError::PromptTooLong`], [`LlmError::NonFinite`] for damaged weights, and errors of the decoder.
     fn logits(
         &self,
         ids: &[u32],
@@ -87,13 +87,14 @@ pub trait Model {
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 
-    /// Continues a prompt of token ids, such as a rendered conversation, until one of `ends` is sampled or an option stops
-    /// it. Each piece of new text goes to `on_text` as soon as it is certain; the pieces joined are [`Generation::text`].
+    /// Continues a prompt of token ids, such as a rendered conversation, until one of `ends` is sampled or a limit of `options`
+    /// is reached. Each piece of new text is passed to `on_text` as soon as it is final; the pieces joined are
+    /// [`Generation::text`].
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::EmptyPrompt`](crate::tokenizer::TokenizerError::EmptyPrompt) for no ids, [`LlmError::PromptTooLong`], options out of range, and logits that cannot be
-    /// sampled.
+    /// [`TokenizerError::EmptyPrompt`](crate::tokenizer::TokenizerError::EmptyPrompt) for no ids, [`LlmError::PromptTooLong`],
+    /// options out of range, and logits that cannot be sampled.
     fn generate_ids(
         &self,
         prompt_ids: Vec<u32>,
@@ -102,12 +103,12 @@ pub trait Model {
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError>;
 
-    /// Measures prefill and decode. On the host every number of threads of `options` is measured, beside the machine's
-    /// ceilings; on a device the threads are ignored. `progress` is called with the repetitions done and in total.
+    /// Measures prefill and decode. On the host, every thread count of `options` is measured, together with the machine's
+    /// ceilings; on a device the thread counts are ignored. `progress` is called with the repetitions done and in total.
     ///
     /// # Errors
     ///
-    /// [`LlmError::Option`] for options out of range, and what the decoder returns.
+    /// [`LlmError::Option`] for options out of range, and errors of the decoder.
     fn bench(
         &mut self,
         options: &BenchOptions,
@@ -127,7 +128,7 @@ pub trait Model {
     ///
     /// # Errors
     ///
-    /// [`LlmError::NoTokenizer`], what the tokenizer returns for `prompt`, and as [`generate_ids`](Self::generate_ids).
+    /// [`LlmError::NoTokenizer`], tokenizer errors for `prompt`, and as [`generate_ids`](Self::generate_ids).
     fn generate_with(
         &self,
         prompt: &str,
@@ -152,8 +153,8 @@ pub trait Model {
         perplexity::score(self, text, options, progress)
     }
 
-    /// [`score`](Self::score) of this model and of `base`, with the divergence between them, over the tokens of this model's
-    /// tokenizer. Sequences are cut at the shorter of the two contexts.
+    /// [`score`](Self::score) of this model and of `base`, and the KL divergence between them, on the tokens of this model's
+    /// tokenizer. Sequences are truncated to the shorter of the two contexts.
     ///
     /// # Errors
     ///

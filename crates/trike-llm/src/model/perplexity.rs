@@ -1,30 +1,30 @@
-//! Perplexity of a text, and divergence from another model.
+//! Perplexity of a text, and KL divergence from another model.
 
 use trike_nn::KvPrecision;
 
 use super::Model;
 use crate::{LlmError, tokenizer::Tokenizer};
 
-/// The mark between stories, which several tokenizers have as a special token.
+/// The separator between stories, a special token of several tokenizers.
 const STORY_MARK: &str = "<|endoftext|>";
 
-/// How a text is split into sequences. Each gets BOS, where the tokenizer has one, and no EOS; a sequence is cut at
-/// the model's context.
+/// Method of splitting a text into sequences. Each starts with BOS, if the tokenizer has one, and has no EOS; sequences are
+/// truncated to the model's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Split {
-    /// Stories between `<|endoftext|>` marks, stripped of white space at both ends; empty ones are dropped.
+    /// Stories separated by `<|endoftext|>`, trimmed of white space; empty ones are dropped.
     Stories,
     /// Lines, treated the same way.
     Lines,
-    /// The whole text, tokenized at once and cut into windows of the context.
+    /// The whole text, tokenized at once and split into windows of the context length.
     Window,
-    /// The same as `llama-perplexity` does it, for figures to compare with its own: BOS takes the place of each window's first
-    /// token, the last, shorter window is left out, and of each window the tokens of the second half are scored.
+    /// Windows as in `llama-perplexity`, for comparable results: BOS replaces each window's first token, the last, shorter
+    /// window is left out, and only the tokens of the second half of each window are scored.
     LlamaCpp,
 }
 
 impl Split {
-    /// The split that fits a text: stories where it has marks between them, else windows.
+    /// The default split of a text: stories if it contains `<|endoftext|>`, else windows.
     ///
     /// ```
     /// use trike_llm::Split;
@@ -37,17 +37,17 @@ impl Split {
         if text.contains(STORY_MARK) { Self::Stories } else { Self::Window }
     }
 
-    /// Predictions at the start of a sequence that are not scored.
+    /// Number of predictions at the start of a sequence that are not scored.
     fn unscored(self, len: usize) -> usize {
         if self == Self::LlamaCpp { len / 2 } else { 0 }
     }
 }
 
-/// How a text is scored; each `with_` method changes one field.
+/// Options of scoring a text; each `with_` method changes one field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ScoreOptions {
-    /// How the text is cut into sequences.
+    /// Method of splitting the text into sequences.
     pub split: Split,
     /// Maximum number of sequences; all when `None`.
     pub limit: Option<usize>,
@@ -84,7 +84,7 @@ pub struct Score {
     pub nats: f64,
     /// Standard error of [`nats`](Self::nats), as if tokens were independent.
     pub nats_error: f64,
-    /// Negative log-likelihood of the whole text in bits, over the bytes that the scored tokens decode to.
+    /// Negative log-likelihood of all scored tokens in bits, divided by the bytes that they decode to.
     pub bits_per_byte: f64,
     /// Tokens scored: all but the first of each sequence.
     pub tokens: usize,
@@ -105,15 +105,15 @@ pub struct Comparison {
     pub kl: f64,
     /// Standard error of [`kl`](Self::kl).
     pub kl_error: f64,
-    /// Standard error of the difference of the two scores' [`nats`](Score::nats), which is that of the logarithm of the ratio of
-    /// the perplexities. Both models see the same tokens, so that it is far smaller than the scores' own.
+    /// Standard error of the difference of the two scores' [`nats`](Score::nats), that is, of the logarithm of the perplexity
+    /// ratio. Both models are scored on the same tokens, so it is far smaller than the standard errors of the scores.
     pub gap_error: f64,
     /// Fraction of tokens for which both models rank the same token first.
     pub top1_agreement: f64,
 }
 
-/// A mean over tokens with its standard error: the larger one of that for independent tokens and that for independent sequences,
-/// whose tokens may have anything to do with each other.
+/// A mean over tokens with its standard error: the larger of the error for independent tokens and the error for independent
+/// sequences, whose tokens may be correlated.
 #[derive(Default)]
 struct Mean {
     sum: f64,
@@ -188,11 +188,11 @@ impl Sums {
     }
 }
 
-/// The sequences of tokens that a text is cut into, at most `limit` of them, each of at most `context` tokens.
+/// Splits a text into at most `limit` token sequences of at most `context` tokens each.
 ///
 /// # Errors
 ///
-/// What the tokenizer says.
+/// Errors of the tokenizer.
 pub fn sequences(
     tokenizer: &Tokenizer,
     text: &str,
@@ -276,7 +276,7 @@ pub(crate) fn compare<M: Model + ?Sized>(
     compare_ids(model, base, &all, options, progress)
 }
 
-/// [`Model::compare`] on sequences of tokens, each of at most the shorter of the two contexts; `limit` of `options` does not count.
+/// [`Model::compare`] on token sequences, each at most as long as the shorter of the two contexts; `limit` of `options` is ignored.
 ///
 /// # Errors
 ///
@@ -338,7 +338,7 @@ pub fn compare_ids<M: Model + ?Sized>(
     })
 }
 
-/// Kullback-Leibler divergence of the distribution with the logits `row` from that of `base`, in nats.
+/// Kullback-Leibler divergence of the distribution with logits `row` from that with logits `base`, in nats.
 ///
 /// ```
 /// let divergence = trike_llm::divergence(&[0.0, 0.0], &[0.0, 3f32.ln()]);

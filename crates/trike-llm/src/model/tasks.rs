@@ -9,39 +9,39 @@ use trike_nn::KvPrecision;
 use super::{Model, perplexity::log_sum_exp};
 use crate::LlmError;
 
-/// A beginning and how it may go on.
+/// A multiple-choice question: a context and its possible continuations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
-    /// The beginning; may be empty.
+    /// The context; may be empty.
     pub context: String,
-    /// What may follow, with the white space that parts it from the context.
+    /// The continuations, including the white space that separates them from the context.
     pub options: Vec<String>,
-    /// Which of them is right.
+    /// Index of the correct continuation.
     pub answer: usize,
 }
 
-/// How a model did on a task.
+/// Score of a model on a task.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskScore {
     /// Questions answered.
     pub questions: usize,
-    /// Questions with an option that is longer than the context, left out.
+    /// Questions left out because an option exceeds the model's context.
     pub too_long: usize,
-    /// Share answered right when the option with the largest log-likelihood is taken; ties are wrong.
+    /// Fraction answered correctly when the option with the largest log-likelihood is chosen; ties count as wrong.
     pub accuracy: f64,
-    /// Its standard error, `sqrt(p (1 - p) / n)`.
+    /// Standard error of [`accuracy`](Self::accuracy), `sqrt(p (1 - p) / n)`.
     pub accuracy_error: f64,
-    /// The same when log-likelihoods are divided by the bytes of the options.
+    /// Accuracy with log-likelihoods divided by the byte length of the option.
     pub normalized: f64,
-    /// Its standard error.
+    /// Standard error of [`normalized`](Self::normalized).
     pub normalized_error: f64,
-    /// Share that guessing would answer right.
+    /// Expected accuracy of random guessing.
     pub chance: f64,
 }
 
 impl TaskScore {
-    /// The mean over tasks, each counted alike (how BLiMP is quoted), with the standard errors of independent tasks,
-    /// `sqrt(sum e^2) / n`; the questions are added up. `None` of no tasks.
+    /// The unweighted mean over tasks (as BLiMP is reported), with the standard error for independent tasks,
+    /// `sqrt(sum e^2) / n`; question counts are summed. `None` for no tasks.
     ///
     /// ```
     /// use trike_llm::TaskScore;
@@ -71,7 +71,7 @@ impl TaskScore {
     }
 }
 
-/// Reads questions, one JSON object per line, in any of these forms:
+/// Parses questions, one JSON object per line, in any of these formats:
 ///
 /// | task | fields |
 /// |---|---|
@@ -93,7 +93,7 @@ impl TaskScore {
 ///
 /// # Errors
 ///
-/// [`LlmError::Config`], which names `path` and the line, for what is none of these.
+/// [`LlmError::Config`], which names `path` and the line, for a line in none of these formats.
 pub fn read_questions(path: &Path, text: &str) -> Result<Vec<Question>, LlmError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     lines
@@ -196,7 +196,7 @@ pub(crate) fn answer<M: Model + ?Sized>(
     })
 }
 
-/// Natural logarithm of the probability of `option` after `context`; `None` when both are longer than the model's context.
+/// Natural logarithm of the probability of `option` after `context`; `None` when together they exceed the model's context.
 fn log_likelihood<M: Model + ?Sized>(
     model: &M,
     kv: KvPrecision,
@@ -206,7 +206,7 @@ fn log_likelihood<M: Model + ?Sized>(
     let tokenizer = model.tokenizer()?;
     let all = tokenizer.encode(&format!("{context}{option}"), tokenizer.adds_bos())?;
     let before = tokenizer.encode(context, tokenizer.adds_bos())?;
-    // The last token of the context may be another one when text follows it. The first token of all cannot be predicted.
+    // The last token of the context may change when text follows it. The first token of the sequence cannot be predicted.
     let start = all.iter().zip(&before).take_while(|(a, b)| a == b).count().max(1);
     if all.len() <= start || all.len() > model.config().spec.context {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! The tokenizer inside a GGUF file.
+//! The tokenizer of a GGUF file.
 
 use trike_format::{Gguf, TensorSource as _};
 
@@ -7,13 +7,13 @@ use crate::{
     tokenizer::{BpeVocab, PieceType, PreTokenizer, SpVocab, Tokenizer},
 };
 
-/// The tokenizer inside a GGUF file: a whole `tokenizer.json` under the key that GGUF has for it, a
-/// SentencePiece vocabulary (`llama`) or a byte-level one (`gpt2`). `None` when it holds no tokenizer.
+/// The tokenizer of a GGUF file: a whole `tokenizer.json` under `tokenizer.huggingface.json`, a
+/// SentencePiece vocabulary (`llama`) or a byte-level one (`gpt2`). `None` when the file has no tokenizer.
 ///
 /// # Errors
 ///
-/// [`LlmError::GgufTokenizer`] for a vocabulary or a pre-tokenizer of another kind, by its name; keys that are
-/// missing or damaged.
+/// [`LlmError::GgufTokenizer`], which names a vocabulary or pre-tokenizer of another kind; missing or invalid
+/// keys.
 pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
     let tokenizer = if let Some(json) = file.str("tokenizer.huggingface.json")? {
         Tokenizer::from_hf_json_bytes(json.as_bytes())?
@@ -52,7 +52,7 @@ fn sentencepiece(file: &Gguf) -> Result<SpVocab, LlmError> {
 fn byte_level(file: &Gguf) -> Result<BpeVocab, LlmError> {
     let unsupported = |name: String| LlmError::GgufTokenizer { path: file.path().to_owned(), name };
     let pre = match file.str("tokenizer.ggml.pre")? {
-        // Without the name the ids would be guesses that look like text.
+        // A guessed pre-tokenizer would produce plausible but wrong ids.
         None => return Err(unsupported("a byte-level tokenizer without `tokenizer.ggml.pre`".to_owned())),
         Some(name) => PreTokenizer::from_name(name)
             .ok_or_else(|| unsupported(format!("the GGUF pre-tokenizer {name}")))?,
@@ -90,7 +90,7 @@ fn token_types(file: &Gguf) -> Result<Option<Vec<PieceType>>, LlmError> {
     types.collect::<Result<_, _>>().map(Some)
 }
 
-/// The tokens that end a text, a turn or a message.
+/// End-of-text, end-of-turn and end-of-message tokens.
 fn ends(file: &Gguf) -> Result<Vec<u32>, LlmError> {
     let mut ends = Vec::new();
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {

@@ -1,6 +1,6 @@
-//! The text side of a checkpoint: the tokenizer in a GGUF file, chat templates, defaults for generation.
+//! The text parts of a checkpoint: tokenizer, chat templates, generation defaults.
 //!
-//! `trike-text` takes plain values and files of its own formats; this module finds them in a [`ModelFile`].
+//! `trike-text` takes plain values and its own file formats; this module extracts them from a [`ModelFile`].
 
 mod gguf;
 
@@ -17,11 +17,11 @@ use crate::{
 
 pub use gguf::gguf_tokenizer;
 
-/// The templates in a GGUF file, with the special tokens that it names. `None` when it has none.
+/// The chat templates of a GGUF file, with its special tokens. `None` when it has no template.
 ///
 /// # Errors
 ///
-/// Keys of another type, and a template that does not compile.
+/// Keys of the wrong type, and a template that does not compile.
 pub fn gguf_chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LlmError> {
     let mut named = Vec::new();
     if let Some(text) = file.str("tokenizer.chat_template")? {
@@ -49,12 +49,12 @@ pub fn gguf_chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<C
 }
 
 impl ModelFile {
-    /// Opens the tokenizer at `explicit`, or else the one that comes with the model.
+    /// Opens the tokenizer at `explicit`, or by default the model's own.
     ///
     /// # Errors
     ///
-    /// [`LlmError::NoTokenizer`] when there is none, [`LlmError::TokenizerMismatch`] when it has ids that the model
-    /// lacks, and what is wrong with its file.
+    /// [`LlmError::NoTokenizer`] when there is none, [`LlmError::TokenizerMismatch`] when it has ids outside the model's
+    /// vocabulary, and errors of its file.
     pub fn tokenizer(&self, explicit: Option<&Path>) -> Result<Tokenizer, LlmError> {
         let tokenizer = match explicit {
             Some(path) => self.open_tokenizer(path)?,
@@ -73,7 +73,7 @@ impl ModelFile {
         Ok(tokenizer)
     }
 
-    /// Refuses a tokenizer with other ids than the model.
+    /// Checks that the tokenizer's ids are in the model's vocabulary.
     pub(crate) fn check_tokenizer(&self, tokenizer: &Tokenizer) -> Result<(), LlmError> {
         tokenizer.check_vocab(self.config().spec.vocab).map_err(|e| self.mismatch(e))
     }
@@ -83,7 +83,7 @@ impl ModelFile {
     }
 
     fn open_tokenizer(&self, path: &Path) -> Result<Tokenizer, LlmError> {
-        // The llama2.c form does not say how many tokens it has.
+        // The llama2.c format does not store the number of tokens.
         match path.extension().and_then(|e| e.to_str()) {
             Some("bin") => Ok(Tokenizer::from_llama2c(path, self.config().spec.vocab)?),
             Some("gguf") => {
@@ -109,10 +109,10 @@ impl ModelFile {
         }
     }
 
-    /// The chat templates that come with the model, whichever file it is. `None` when there are none; llama2.c
+    /// The chat templates of the model, in any file format. `None` when there are none; llama2.c
     /// checkpoints have none.
     ///
-    /// Where the files do not name BOS and EOS, they are the tokenizer's.
+    /// If the files do not name BOS and EOS, the tokenizer's are used.
     ///
     /// # Errors
     ///
@@ -126,7 +126,7 @@ impl ModelFile {
         Ok(template.map(|template| template.with_tokens_of(tokenizer)))
     }
 
-    /// The generation configuration that comes with the model, or an empty one.
+    /// The model's generation configuration, or an empty one.
     ///
     /// # Errors
     ///

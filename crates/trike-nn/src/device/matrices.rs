@@ -19,15 +19,14 @@ pub struct CubeMatrix(pub(super) Kind);
 
 #[derive(Debug)]
 pub(super) enum Kind {
-    /// One of the matrices that lie side by side.
+    /// One part of a fused matrix.
     Ternary {
         packed: Arc<TernaryMatrix>,
         part: usize,
-        /// The host's copy of a matrix whose single rows are looked up: so few of them are read that they are made on the
-        /// host.
+        /// Host copy of a matrix for row lookups: few rows are read, so they are dequantized on the host.
         table: Option<Arc<TritTensor>>,
     },
-    /// Without (most of) its zeros.
+    /// Sparse: without (most of) its zeros.
     Sparse {
         matrix: SparseMatrix,
         table: Option<Arc<TritTensor>>,
@@ -47,7 +46,7 @@ impl CubeMatrix {
 
     pub(super) fn bytes(&self) -> usize {
         match &self.0 {
-            // Matrices that lie side by side are counted with the first.
+            // The bytes of a fused matrix are counted in its first part.
             Kind::Ternary { packed, part: 0, .. } => packed.bytes(),
             Kind::Ternary { .. } => 0,
             Kind::Sparse { matrix, .. } => matrix.bytes(),
@@ -71,7 +70,7 @@ impl CubeMatrix {
         }
     }
 
-    /// The host's copy of a ternary table.
+    /// Host copy of a ternary table.
     pub(super) fn host_table(&self) -> Result<&Arc<TritTensor>, NnError> {
         match &self.0 {
             Kind::Ternary { table: Some(table), .. } | Kind::Sparse { table: Some(table), .. } => Ok(table),
@@ -80,7 +79,7 @@ impl CubeMatrix {
     }
 }
 
-/// Cosines and sines, for as many positions as were asked for so far.
+/// Cosines and sines for the positions requested so far.
 #[derive(Debug)]
 pub struct CubeRope {
     frequencies: Vec<f32>,
@@ -89,7 +88,7 @@ pub struct CubeRope {
     table: Mutex<RopeTable>,
 }
 
-/// Positions whose cosines and sines are on the device from the start, at eight bytes per pair: 4 MiB for heads of 128.
+/// Positions with cosines and sines on the device from the start, at eight bytes per pair: 4 MiB for heads of 128.
 const KEPT_POSITIONS: usize = 8192;
 
 impl CubeRope {
@@ -114,9 +113,9 @@ impl CubeRope {
         }
         let upload =
             |positions| RopeTable::upload(&backend.device, &self.frequencies, positions, self.pairing);
-        // Not under the lock: what is asked of the device may wait for a thread that records, which may want the lock.
+        // Upload without the lock: it may wait for a recording thread, which may in turn wait for the lock.
         let table = match upload(needed.max(2 * table.positions())) {
-            // Twice as many may be more than one allocation may have where as many as are needed are not.
+            // Twice the positions may exceed the largest allocation: retry with the required number.
             Err(CubeError::Memory { .. }) => upload(needed)?,
             other => other?,
         };
@@ -126,7 +125,7 @@ impl CubeRope {
 }
 
 impl CubeBackend {
-    /// Makes a matrix resident; with `looked_up` single rows of it can be read.
+    /// Loads a matrix; with `looked_up`, its rows can be looked up.
     pub(super) fn upload_matrix(&self, weight: Tensor, looked_up: bool) -> Result<CubeMatrix, NnError> {
         let device = &self.device;
         Ok(CubeMatrix(match weight {
@@ -156,7 +155,7 @@ impl CubeBackend {
         }))
     }
 
-    /// Makes matrices resident, side by side where they can be joined.
+    /// Loads matrices, fused where possible.
     pub(super) fn upload_matrices(&self, weights: Vec<Tensor>) -> Result<Vec<CubeMatrix>, NnError> {
         let mut tensors = Vec::with_capacity(weights.len());
         for weight in &weights {
@@ -173,8 +172,8 @@ impl CubeBackend {
         weights.into_iter().map(|weight| self.upload_matrix(weight, false)).collect()
     }
 
-    /// Brings a matrix to an edited tensor: in its buffer where weights of the layout are changed there, its neighbours
-    /// untouched, else by packing the tensor anew, apart from its neighbours.
+    /// Edits a matrix: in its buffer if the layout supports it, without touching the other parts of a fused matrix, otherwise
+    /// by packing the tensor again into a matrix of its own.
     pub(super) fn edit_matrix(
         &self,
         matrix: &mut CubeMatrix,
@@ -193,7 +192,7 @@ impl CubeBackend {
         Ok(MatrixEdit::Replaced)
     }
 
-    /// The layout of a matrix: the one asked for where the device has a kernel for the tensor in it, else the predicted one.
+    /// The layout of a matrix: the requested one if the device has a kernel for the tensor in it, else the predicted one.
     fn layout_of(&self, tensor: &TritTensor) -> Layout {
         let activations = self.activations;
         match self.layout {
@@ -203,7 +202,7 @@ impl CubeBackend {
         }
     }
 
-    /// The layout in which tensors lie side by side, when they can.
+    /// The common layout in which tensors can be fused, if there is one.
     fn joined_layout(&self, tensors: &[&TritTensor]) -> Option<TernaryLayout> {
         let mut layouts = tensors.iter().map(|tensor| self.layout_of(tensor));
         let first = layouts.next()?;

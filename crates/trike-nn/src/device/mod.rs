@@ -1,7 +1,7 @@
-//! The backend over the kernels of a device.
+//! The backend on the kernels of a device.
 //!
-//! [`CubeBackend`] holds the device and its settings; `tensors` are activations and the traffic with the host, `matrices` are
-//! resident weights, `operations` what is launched, and `recordings` the step of one token that is run again.
+//! [`CubeBackend`] contains the device and its settings; module `tensors` has activations and transfers to and from the host,
+//! `matrices` resident weights, `operations` the kernel launches, and `recordings` the recorded step of one token.
 
 mod matrices;
 mod operations;
@@ -28,8 +28,8 @@ use crate::{
 
 /// Runs a decoder on a device of `trike-cube`.
 ///
-/// Tensors stay on the device: ids and positions go there once per step, logits come back. The step of one sequence that reads
-/// one token is recorded and run again when the device can do that ([`CubeBackend::with_graphs`]).
+/// Tensors stay on the device: ids and positions are copied to it once per step, logits are copied back. A step of one token of
+/// one sequence is recorded and replayed if the device supports it ([`CubeBackend::with_graphs`]).
 ///
 /// ```no_run
 /// use trike_cube::{Device, DeviceSpec};
@@ -44,17 +44,17 @@ use crate::{
 pub struct CubeBackend {
     device: Device,
     activations: ActivationPrecision,
-    /// The layout asked for; chosen for each matrix when `None`.
+    /// The requested layout; chosen per matrix when `None`.
     layout: Option<Layout>,
-    /// Whether steps are recorded; a device that refuses turns it off.
+    /// Whether steps are recorded; cleared if the device does not support it.
     graphs: AtomicBool,
-    /// Held while a step is recorded.
+    /// Locked while a step is recorded.
     record_alone: Mutex<()>,
     traffic: Traffic,
 }
 
 impl CubeBackend {
-    /// A backend on a device, whose ternary layers take `activations`.
+    /// A backend on a device; `activations` is the activation precision of ternary layers.
     pub fn new(device: Device, activations: ActivationPrecision) -> Self {
         let graphs = device.capabilities().graphs != Graphs::None;
         Self {
@@ -67,8 +67,8 @@ impl CubeBackend {
         }
     }
 
-    /// The layout of the ternary matrices that are loaded from now on, where the device has a kernel for a tensor in it;
-    /// others are two-bit. By default the one that is predicted to be fastest is chosen for each matrix
+    /// The layout of ternary matrices loaded from now on, if the device has a kernel for the tensor in it; otherwise two-bit.
+    /// By default, the layout predicted to be fastest is chosen per matrix
     /// ([`choose_layout`](trike_cube::linear::choose_layout)).
     #[must_use]
     pub fn with_layout(self, layout: Option<Layout>) -> Self {
@@ -85,14 +85,14 @@ impl CubeBackend {
         self.activations
     }
 
-    /// Compares a plan with the free memory of the device. A device that does not report its memory is trusted until a single
-    /// allocation fails.
+    /// Compares a plan with the free memory of the device. For a device that does not report its memory, the check passes and
+    /// an allocation may fail later.
     ///
     /// # Errors
     ///
     /// [`NnError::Memory`].
     pub fn check_memory(&self, plan: &MemoryPlan) -> Result<(), NnError> {
-        // What models before this one left in the runtime's pools is free, and of no use to weights of other sizes.
+        // Memory of earlier models in the runtime's pools is free but unusable for weights of other sizes: release it.
         self.device.release()?;
         let memory = self.device.memory();
         let available = memory.total.map(|total| total.saturating_sub(memory.in_use.max(memory.reserved)));

@@ -14,7 +14,7 @@ use super::{CubeBackend, CubeInputs, CubeMatrix, CubeRope, CubeTensor};
 use crate::backend::Input;
 use crate::{AttentionSpec, CacheSpec, Largest, NnError, check};
 
-/// Rows and columns of an input, which is checked to be of one shape.
+/// Rows and columns of an input, after checking that its tensors have one shape.
 fn shape_of(input: &Input<'_, CubeBackend>) -> Result<check::Shape, NnError> {
     let (x, norm) = match input {
         Input::Plain(x) => (x, None),
@@ -29,7 +29,7 @@ fn shape_of(input: &Input<'_, CubeBackend>) -> Result<check::Shape, NnError> {
 }
 
 impl CubeBackend {
-    /// Codes for ternary layers behind `rotation`, straight from the tensors of `input`.
+    /// Quantized activations for ternary layers with `rotation`, directly from the tensors of `input`.
     fn codes(&self, input: &Input<'_, Self>, rotation: Option<Hadamard>) -> Result<Activations, NnError> {
         let (rows, norm, tokens, cols) = match input {
             Input::Plain(x) => (RowInput::Plain(&x.buffer), None, x.rows(), x.width),
@@ -48,7 +48,7 @@ impl CubeBackend {
         Ok(codes)
     }
 
-    /// What `input` stands for, in floats; `None` when it is a tensor already.
+    /// `input` evaluated in floats; `None` if it is already a tensor.
     fn floats(&self, input: &Input<'_, Self>) -> Result<Option<CubeTensor>, NnError> {
         Ok(match input {
             Input::Plain(_) => None,
@@ -99,7 +99,7 @@ impl CubeBackend {
         }
     }
 
-    /// An RMSNorm of every run of the weight's length.
+    /// An RMSNorm of every group of `weight.len()` elements.
     pub(super) fn norm(&self, x: &CubeTensor, weight: &Buffer<f32>, eps: f32) -> Result<CubeTensor, NnError> {
         let out = self.tensor(x.rows(), x.width)?;
         let norm = ops::Norm { weight, eps };
@@ -118,7 +118,7 @@ impl CubeBackend {
         for i in 0..weights.len() {
             check::linear(weights[i].shape().1, cols)?;
             match &weights[i].0 {
-                // Made beside one before it.
+                // Already computed together with an earlier one.
                 _ if outs[i].is_some() => {}
                 Kind::Ternary { packed, .. } => {
                     let x = match &codes {
@@ -135,7 +135,7 @@ impl CubeBackend {
                             Kind::Ternary { packed: other, part, .. }
                                 if Arc::ptr_eq(packed, other) && out.is_none() =>
                             {
-                                // Each part once: a matrix that is asked for twice is computed twice.
+                                // Each part is taken once: a matrix requested twice is computed twice.
                                 *out = made[*part].take();
                             }
                             _ => {}
@@ -239,7 +239,7 @@ impl CubeBackend {
     pub(super) fn select(&self, x: &CubeTensor, rows: &[usize]) -> Result<CubeTensor, NnError> {
         check::select_rows(x.rows(), rows)?;
         let out = self.tensor(rows.len(), x.width)?;
-        // A buffer has fewer than 2^32 numbers.
+        // A buffer has fewer than 2^32 elements.
         let rows: Vec<u32> = rows.iter().map(|&row| row as u32).collect();
         self.traffic.uploaded(size_of_val(&rows[..]));
         let rows = Indices::upload(&self.device, &rows, x.rows() as u32)?;

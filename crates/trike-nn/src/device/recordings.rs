@@ -1,8 +1,8 @@
-//! Steps of one token, recorded once and run again.
+//! Steps of one token, recorded once and replayed.
 //!
-//! Everything that differs from one token to the next lies in buffers: the id and the position are written over the ones
-//! before, and kernels find from the position which slot of a cache is written and how far attention reaches. What does not
-//! lie in a buffer is the grid of attention, so a recording serves the positions of one [`attention::horizon`].
+//! Everything that differs from token to token is in buffers: id and position are overwritten, and kernels derive the slot of
+//! the KV cache and the length of attention from the position. The exception is the grid of the attention kernel, so a
+//! recording is valid for the positions of one [`attention::horizon`].
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -20,17 +20,17 @@ use crate::{NnError, StepLogits, TokenStep, check};
 /// The recording of a sequence's last step of one token.
 #[derive(Debug, Default)]
 pub struct CubeRecorded {
-    /// What it depended on.
+    /// Key of the last step.
     last: Option<Key>,
     step: Option<Box<RecordedStep>>,
-    /// Recordings in a row that came to nothing.
+    /// Number of consecutive failed recordings.
     failures: u32,
 }
 
-/// Recordings in a row that may come to nothing before a sequence is left alone: one does when a table of rotations has to grow.
+/// Consecutive failed recordings after which a sequence is no longer recorded; one failure is normal when the RoPE table grows.
 const FAILURES: u32 = 3;
 
-/// What is in a recording for good, beside the caches.
+/// Parameters that are fixed in a recording, besides the KV caches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Key {
     version: u64,
@@ -42,10 +42,10 @@ struct Key {
 struct RecordedStep {
     graph: Graph,
     key: Key,
-    /// Written before each replay. The position stays below the end of the table of rotations.
+    /// Written before each replay. The position stays below the length of the RoPE table.
     inputs: CubeInputs,
     logits: CubeTensor,
-    /// Ids of the largest, and their logits.
+    /// Ids and values of the largest logits.
     top: Option<(Indices, Buffer<f32>)>,
 }
 
@@ -59,15 +59,15 @@ pub(super) enum Token {
 }
 
 impl CubeBackend {
-    /// Whether steps of one token are recorded and run again, where the device can; without, each is launched anew. By default
-    /// they are.
+    /// Whether steps of one token are recorded and replayed, if the device supports it; otherwise every step launches its
+    /// kernels. On by default.
     #[must_use]
     pub fn with_graphs(self, on: bool) -> Self {
         let graphs = on && self.device.capabilities().graphs != Graphs::None;
         Self { graphs: graphs.into(), ..self }
     }
 
-    /// Whether steps of one token are recorded and run again.
+    /// Whether steps of one token are recorded and replayed.
     pub fn graphs(&self) -> bool {
         self.graphs.load(Ordering::Relaxed)
     }
@@ -88,9 +88,9 @@ impl CubeBackend {
             self.write(&kept.inputs, &step)?;
             return self.replay(kept);
         }
-        // Its memory is wanted back before more is asked for.
+        // Free the old recording before allocating memory for a new one.
         recorded.step = None;
-        // A recording pays from the second step that would use it on.
+        // Recording pays off only from the second step with the same key.
         let again = recorded.last.replace(key) == Some(key);
         if !again || !self.graphs() || recorded.failures == FAILURES {
             return self.launch_token(step, run);
@@ -99,7 +99,7 @@ impl CubeBackend {
             Ok(kept) => {
                 recorded.failures = 0;
                 let kept = recorded.step.insert(Box::new(kept));
-                // The first run has added to a row that was looked up.
+                // The direct run has modified the looked-up row: write it again.
                 if matches!(kept.inputs.token, Some(Token::Row { .. })) {
                     self.write(&kept.inputs, &step)?;
                 }
@@ -110,7 +110,7 @@ impl CubeBackend {
                 if matches!(error, NnError::Cube(CubeError::Device { .. } | CubeError::Feature { .. })) {
                     self.graphs.store(false, Ordering::Relaxed);
                 }
-                // An error of the step itself shows again.
+                // An error of the step itself occurs again here and is returned.
                 self.launch_token(step, run)
             }
         }
@@ -126,7 +126,7 @@ impl CubeBackend {
         logits_of(self, run(&inputs)?, step.largest)
     }
 
-    /// Runs the step twice, once for the recording.
+    /// Runs the step twice: once directly, once for the recording.
     fn record(
         &self,
         step: &TokenStep<'_, Self>,
@@ -207,7 +207,7 @@ impl CubeBackend {
     }
 }
 
-/// Whether the kernel finds so many.
+/// Whether the top-k kernel supports this `k` and row width.
 pub(super) fn can_find(k: usize, width: usize) -> bool {
     (1..=ops::MOST.min(width)).contains(&k)
 }

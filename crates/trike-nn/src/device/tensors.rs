@@ -1,4 +1,4 @@
-//! Activations on a device, and the traffic between it and the host.
+//! Activations on a device, and transfers between device and host.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -31,11 +31,11 @@ impl CubeTensor {
 pub struct CubeInputs {
     pub(super) host: StepInputs,
     pub(super) positions: Positions,
-    /// The buffer with the token of a step that is being recorded, which is overwritten before each replay.
+    /// The token buffer of a recorded step, overwritten before each replay.
     pub(super) token: Option<Token>,
 }
 
-/// Bytes between host and device since the backend was made, weights left out.
+/// Bytes transferred between host and device since the backend was created, weights excluded.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {
     uploads: AtomicU64,

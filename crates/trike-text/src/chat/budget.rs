@@ -1,4 +1,4 @@
-//! The budget of a rendering: how much data a template may make and walk.
+//! The data budget of a rendering: a limit on the data that a template may create and traverse.
 
 use std::{
     error, fmt,
@@ -10,14 +10,14 @@ use minijinja::{
     value::{Value, ValueKind},
 };
 
-/// Levels of lists in lists that are followed. Tool descriptions have about ten.
+/// Maximum nesting depth of lists and maps. Tool descriptions have about ten levels.
 pub(super) const MAX_DEPTH: usize = 64;
 
-/// Bytes and items that one rendering may make and walk, all together. A conversation of a million characters
-/// costs a few of them a character.
+/// Total of bytes and items that one rendering may create and traverse. A conversation of a million characters
+/// costs a few units per character.
 pub(super) const DATA: usize = 128 << 20;
 
-/// What is left of [`DATA`].
+/// The remainder of [`DATA`].
 #[derive(Debug)]
 pub(super) struct Budget(AtomicUsize);
 
@@ -42,7 +42,7 @@ pub(super) fn over_limit(what: &'static str, limit: usize) -> Error {
 }
 
 pub(super) fn nested_too_deep() -> Error {
-    over_limit("levels of lists and maps in one another", MAX_DEPTH)
+    over_limit("nesting levels of lists and maps", MAX_DEPTH)
 }
 
 impl Budget {
@@ -50,7 +50,7 @@ impl Budget {
         Self(AtomicUsize::new(DATA))
     }
 
-    /// Takes `amount` away.
+    /// Subtracts `amount`.
     pub(super) fn charge(&self, amount: usize) -> Result<(), Error> {
         let left = self.0.load(Ordering::Relaxed);
         let left = left.checked_sub(amount).ok_or_else(|| over_limit("bytes and items of data", DATA))?;
@@ -58,24 +58,24 @@ impl Budget {
         Ok(())
     }
 
-    /// Charges what a value holds itself: characters, or items.
+    /// Charges the size of a value itself: bytes of a string, or number of items.
     pub(super) fn charge_shallow(&self, value: &Value) -> Result<(), Error> {
         let size = match value.as_str() {
             Some(text) => text.len(),
-            // An unsized iterable is walked by whatever takes it; ten thousand steps are never free.
+            // The length of an unsized iterable is unknown; charge ten thousand items.
             None if value.kind() == ValueKind::Iterable => value.len().unwrap_or(10_000),
             None => value.len().unwrap_or(0),
         };
         self.charge(1 + size)
     }
 
-    /// Charges everything inside a value, shared parts as often as they occur.
+    /// Charges everything inside a value recursively; shared parts are charged each time they occur.
     pub(super) fn charge_deep(&self, value: &Value) -> Result<(), Error> {
         self.walk(value, 0)
     }
 
     fn walk(&self, value: &Value, depth: usize) -> Result<(), Error> {
-        // The time of a step is that of copying so many bytes.
+        // One traversal step takes about the time of copying this many bytes.
         const STEP: usize = 16;
         if depth > MAX_DEPTH {
             return Err(nested_too_deep());

@@ -1,4 +1,4 @@
-//! What a template may call: operators on data, filters, tests, functions and Python's methods, all charged.
+//! The operators, filters, tests, functions and Python methods available to a template, all charged to the budget.
 
 use std::{fmt, sync::Arc, time::SystemTime};
 
@@ -27,11 +27,11 @@ impl fmt::Display for Raised {
 
 impl std::error::Error for Raised {}
 
-/// Marks an error as a part of the language that is left out.
+/// Marks an error as an unsupported part of the language.
 #[derive(Debug)]
 pub(super) struct LeftOut {
     pub(super) feature: &'static str,
-    /// 0 where the engine adds it.
+    /// 0 if the engine adds the line.
     pub(super) line: usize,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for LeftOut {
 
 impl std::error::Error for LeftOut {}
 
-/// What the replaced instructions call; no template can write these names.
+/// Functions called in place of the replaced instructions; a template cannot contain these names.
 pub(super) mod call {
     pub(in crate::chat) const ADD: &str = "<+>";
     pub(in crate::chat) const CONCAT: &str = "<~>";
@@ -58,7 +58,7 @@ pub(super) mod call {
     pub(in crate::chat) const IN: &str = "<in>";
 }
 
-/// The engine with `fuel` instructions to run, charging `budget` for data.
+/// The engine, limited to `fuel` instructions and to `budget` for data.
 pub(super) fn environment(budget: &Arc<Budget>, fuel: u64, now: SystemTime) -> Environment<'static> {
     let mut env = Environment::empty();
     env.set_fuel(Some(fuel));
@@ -132,18 +132,18 @@ fn contains(budget: &Budget, value: &Value, container: &Value) -> Result<Value, 
             Ok(Value::from(container.try_iter()?.any(|item| item == *value)))
         }
         kind => {
-            let message = format!("cannot look for a value in one of type {kind}");
+            let message = format!("cannot search in a value of type {kind}");
             Err(Error::new(ErrorKind::InvalidOperation, message))
         }
     }
 }
 
-/// How a filter's arguments are charged.
+/// Cost model of a filter's arguments.
 #[derive(Clone, Copy)]
 enum Cost {
-    /// It looks at the items themselves at most.
+    /// The filter accesses at most the items themselves.
     Shallow,
-    /// It compares or converts what is inside.
+    /// The filter compares or converts nested values.
     Deep,
 }
 
@@ -271,7 +271,7 @@ fn add_tests(env: &mut Environment<'_>, budget: &Arc<Budget>) {
     env.add_test("integer", tests::is_integer);
     env.add_test("float", tests::is_float);
     env.add_test("string", tests::is_string);
-    // As in Python, where a string and a map are sequences too.
+    // As in Python's Jinja, strings and maps are sequences too.
     env.add_test("sequence", |v: &Value| {
         matches!(v.kind(), ValueKind::String | ValueKind::Seq | ValueKind::Map)
     });
@@ -314,19 +314,19 @@ fn add_functions(env: &mut Environment<'_>, budget: &Arc<Budget>, now: SystemTim
         });
     }
     env.add_function("raise_exception", |message: &Value| -> Result<Value, Error> {
-        // A message is for people; what they need is at its start.
+        // Truncated: the relevant part of a message is at its start.
         let message: String = message.to_string().chars().take(1000).collect();
         Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
     });
     env.add_function("strftime_now", move |format: &str| {
         strftime(now, format).map_err(|directive| {
-            let message = format!("strftime_now does not know the directive {directive}");
+            let message = format!("strftime_now does not support the directive {directive}");
             Error::new(ErrorKind::InvalidOperation, message)
         })
     });
 }
 
-/// Python's methods of strings, lists and maps.
+/// Python methods of strings, lists and maps.
 fn call_method(
     budget: &Budget,
     state: &mut State<'_, '_>,
@@ -339,19 +339,19 @@ fn call_method(
     match (method, value.as_str()) {
         ("replace", Some(text)) => {
             let (from, to, count): (&str, &str, Option<i64>) = minijinja::value::from_args(args)?;
-            // A negative count means all of them.
+            // A negative count replaces all occurrences.
             guard::replace(budget, text, from, to, count.and_then(|n| usize::try_from(n).ok()))
         }
         ("join", Some(separator)) => {
             let (items,): (&Value,) = minijinja::value::from_args(args)?;
             guard::join(budget, items, separator)
         }
-        // A width inside a format asks for any amount of padding.
+        // Not supported: a width in a format string could request unlimited padding.
         ("format", Some(_)) => {
             let left_out = LeftOut { feature: "str.format", line: 0 };
             Err(Error::new(ErrorKind::InvalidOperation, left_out.to_string()).with_source(left_out))
         }
-        // A piece is a value of its own.
+        // Each piece is a separate value of 24 bytes.
         ("split" | "splitlines", Some(text)) => {
             budget.charge(text.len().saturating_mul(24))?;
             unknown_method_callback(state, value, method, args)

@@ -1,12 +1,12 @@
-//! A conversation that stays within a number of tokens.
+//! A conversation limited to a number of tokens.
 
 use super::{ChatError, ChatTemplate, Message, RenderOptions};
 use crate::tokenizer::Tokenizer;
 
-/// Messages in order, the oldest of which are dropped when they no longer fit.
+/// Messages in order; the oldest are dropped when they no longer fit.
 ///
 /// A *turn* is a message of the user and everything up to the next one. System messages before the first turn are
-/// the system prompt, which stays, as does the last turn.
+/// the system prompt, which is always kept, as is the last turn.
 ///
 /// ```
 /// use trike_text::chat::{Conversation, Message};
@@ -22,19 +22,19 @@ pub struct Conversation {
     messages: Vec<Message>,
 }
 
-/// A prompt that fits.
+/// A prompt within the token budget.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
-    /// Its token ids, BOS included where the template spells it.
+    /// Token ids, including BOS if the template prints it.
     pub ids: Vec<u32>,
-    /// Turns that were dropped for it.
+    /// Number of turns dropped.
     pub dropped_turns: usize,
-    /// Messages of those turns.
+    /// Number of messages in those turns.
     pub dropped_messages: usize,
 }
 
 impl Conversation {
-    /// A conversation that starts with the system prompt, if there is one.
+    /// A conversation with an optional system prompt.
     #[must_use]
     pub fn new(system: Option<&str>) -> Self {
         Self { messages: system.into_iter().map(Message::system).collect() }
@@ -45,12 +45,12 @@ impl Conversation {
         self.messages.push(message);
     }
 
-    /// Takes the last message back, after a failed answer for example.
+    /// Removes and returns the last message, for example after a failed answer.
     pub fn pop(&mut self) -> Option<Message> {
         self.messages.pop()
     }
 
-    /// Forgets everything but the system prompt.
+    /// Removes all messages except the system prompt.
     pub fn clear(&mut self) {
         self.messages.truncate(self.system_len());
     }
@@ -61,7 +61,7 @@ impl Conversation {
         &self.messages
     }
 
-    /// Turns, the last one included.
+    /// Number of turns, including the last one.
     #[must_use]
     pub fn turns(&self) -> usize {
         self.turn_starts().len()
@@ -71,7 +71,7 @@ impl Conversation {
         self.messages.iter().take_while(|m| m.role == "system").count()
     }
 
-    /// Where each turn starts. What stands before the first message of a user, if anything, is a turn too.
+    /// Start index of each turn. Messages between the system prompt and the first message of a user are a turn, too.
     fn turn_starts(&self) -> Vec<usize> {
         let system = self.system_len();
         let rest = self.messages.iter().enumerate().skip(system);
@@ -86,14 +86,14 @@ impl Conversation {
         [system, &rest[skipped..]].concat()
     }
 
-    /// Renders the conversation into at most `budget` tokens, and drops the fewest oldest turns that make it fit.
+    /// Renders the conversation to at most `budget` tokens, dropping as few of the oldest turns as possible.
     ///
-    /// Dropped messages are gone from the conversation. On an error it stays as it was.
+    /// Dropped messages are removed from the conversation. On an error it is unchanged.
     ///
     /// # Errors
     ///
-    /// [`ChatError::TurnTooLong`] when even the last turn with the system prompt does not fit, and what
-    /// [`ChatTemplate::encode`] says.
+    /// [`ChatError::TurnTooLong`] when even the last turn with the system prompt does not fit, and as
+    /// [`ChatTemplate::encode`].
     pub fn fit(
         &mut self,
         template: &ChatTemplate,
@@ -106,7 +106,7 @@ impl Conversation {
         if whole.len() <= budget {
             return Ok(Prompt { ids: whole, dropped_turns: 0, dropped_messages: 0 });
         }
-        // Fewer turns are fewer tokens, so the first number that fits is found by halving.
+        // Fewer turns give fewer tokens, so binary search finds the smallest number of dropped turns.
         let most = self.turns().saturating_sub(1);
         let mut fitting = if most == 0 { whole } else { encode(most)? };
         if fitting.len() > budget {

@@ -1,9 +1,9 @@
-//! The template engine, set up as chat templates expect it and held within limits.
+//! The template engine, configured for chat templates and limited in resources.
 //!
-//! A template is compiled by minijinja, and then every instruction that can make or compare data of any size is
-//! replaced by a call of a function in `guard`, which charges a budget. Instructions and jumps stay as they are
-//! otherwise. Rendering happens on a thread of its own with a deep stack, because values can be nested as deep as
-//! the fuel allows and are dropped one level a stack frame.
+//! A template is compiled by minijinja, and then every instruction that can create or compare data of unbounded size is
+//! replaced by a call of a function in `guard`, which charges a budget. Other instructions and jumps are
+//! unchanged. Rendering runs on a separate thread with a large stack, because values can be nested as deep as
+//! the fuel allows and are dropped recursively, with one stack frame per level.
 
 use std::{collections::BTreeMap, error::Error as _, sync::Arc, thread, time::SystemTime};
 
@@ -20,17 +20,17 @@ use super::{
     builtins::{LeftOut, Raised, call, environment},
 };
 
-/// Bytes of a template. The longest in use have 40,000.
+/// Maximum size of a template, in bytes. The longest in use have 40,000.
 pub(super) const MAX_TEMPLATE_BYTES: usize = 128 << 10;
-/// Instructions of one rendering. A message takes about a hundred.
+/// Maximum number of instructions per rendering. A message takes about a hundred.
 const FUEL: u64 = 400_000;
-/// Bytes of a prompt. A context of a million tokens has less.
+/// Maximum size of a prompt, in bytes; more than a context of a million tokens.
 const MAX_PROMPT_BYTES: usize = 8 << 20;
-/// Bytes of stack for compiling and rendering: four times what the deepest values and expressions that the limits
-/// allow take in a debug build. It is address space, touched only by templates that nest so.
+/// Stack size for compiling and rendering: four times the use of the deepest values and expressions within the limits, in
+/// a debug build. Memory is committed only for templates that nest so deeply.
 const STACK: usize = 256 << 20;
 
-/// Compiles `source` to see whether it can be.
+/// Checks that `source` compiles.
 pub(super) fn check(source: &str) -> Result<(), ChatError> {
     on_deep_stack(|| compile(source).map(drop))?.map_err(|e| chat_error(&e))
 }
@@ -64,7 +64,7 @@ fn render_here(source: &str, context: Value, now: SystemTime) -> Result<String, 
     Ok(prompt)
 }
 
-/// The error as ours, with the line where it happened.
+/// Converts an error of the engine, with its line.
 fn chat_error(error: &Error) -> ChatError {
     let line = error.line().unwrap_or(0);
     let mut source = error.source();
@@ -100,7 +100,7 @@ fn compile(source: &str) -> Result<Instructions<'_>, Error> {
 }
 
 fn guarded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
-    // Where each instruction comes to stand; the end is a jump target too.
+    // The new position of each instruction; the end is a jump target, too.
     let mut places = Vec::new();
     let mut next = 0;
     for pc in 0.. {
@@ -123,7 +123,7 @@ fn guarded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
         };
         let replaced = match instruction {
             Instruction::EmitRaw(text) => {
-                // Text of the template is charged like any other, for a loop can repeat it.
+                // Text of the template is charged like other text, because a loop can repeat it.
                 new.add_with_line(Instruction::LoadConst(Value::from(*text)), line as u16);
                 Instruction::Emit
             }
@@ -146,12 +146,12 @@ fn guarded<'s>(old: &Instructions<'s>) -> Result<Instructions<'s>, Error> {
             Instruction::BuildMacro(name, offset, flags) => {
                 Instruction::BuildMacro(name, place(*offset), *flags)
             }
-            // These have no place for a charge.
+            // Unsupported: these instructions cannot be charged.
             Instruction::CompareAndPreserve(_) => return refuse("a chain of comparisons"),
             Instruction::UnpackLists(_) | Instruction::MergeKwargs(_) => {
                 return refuse("unpacking a list or map into arguments");
             }
-            // There is one template, and no other to take from.
+            // Unsupported: there is only one template.
             Instruction::LoadBlocks
             | Instruction::Include(_)
             | Instruction::ExportLocals

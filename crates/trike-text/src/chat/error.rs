@@ -1,37 +1,37 @@
-//! What can go wrong between messages and a prompt.
+//! Errors of chat templates.
 
 use std::{io, path::PathBuf};
 
 use crate::tokenizer::TokenizerError;
 
-/// Why a conversation did not become a prompt: match [`Refused`](Self::Refused) and
-/// [`TurnTooLong`](Self::TurnTooLong) first, the rest mean a template that is broken or asks for too much.
+/// Error of rendering a conversation. [`Refused`](Self::Refused) and [`TurnTooLong`](Self::TurnTooLong) are the expected ones;
+/// most others indicate a template that is malformed or exceeds a limit.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ChatError {
-    /// The template itself refused the conversation, with `raise_exception`.
-    #[error("the chat template refuses this conversation: {message}")]
+    /// The template rejected the conversation with `raise_exception`.
+    #[error("the chat template rejects this conversation: {message}")]
     Refused {
-        /// The template's words.
+        /// The template's message.
         message: String,
     },
     /// The last turn alone, with the system prompt, is longer than the budget.
     #[error(
-        "the last message and the system prompt are {tokens} tokens, and {budget} are left for them: \
+        "the last message and the system prompt have {tokens} tokens, but only {budget} fit: \
          shorten the message or enlarge the context"
     )]
     TurnTooLong {
-        /// Tokens of the shortest prompt that keeps both.
+        /// Tokens of the shortest prompt with both.
         tokens: usize,
-        /// Tokens that a prompt may have.
+        /// Maximum number of tokens of the prompt.
         budget: usize,
     },
-    /// The template is no template.
+    /// The template has a syntax error.
     #[error("chat template, line {line}: {message}")]
     Syntax {
         /// Counted from 1; 0 when unknown.
         line: usize,
-        /// What the engine says.
+        /// The engine's message.
         message: String,
     },
     /// The template failed on this conversation.
@@ -39,46 +39,46 @@ pub enum ChatError {
     Render {
         /// Counted from 1; 0 when unknown.
         line: usize,
-        /// What the engine says.
+        /// The engine's message.
         message: String,
     },
     /// The template uses a part of the language that is not implemented.
-    #[error("chat template, line {line}: {feature} is not implemented: write it differently")]
+    #[error("chat template, line {line}: {feature} is not implemented: rewrite the template without it")]
     Unsupported {
         /// Counted from 1; 0 when unknown.
         line: usize,
-        /// The part.
+        /// The unsupported feature.
         feature: &'static str,
     },
-    /// The template asks for more than any prompt needs.
-    #[error("the chat template goes over the limit of {limit} {what}: it is broken or hostile")]
+    /// The template exceeds a resource limit.
+    #[error("the chat template exceeds the limit of {limit} {what}: it is broken or hostile")]
     LimitExceeded {
-        /// What there is too much of, with its unit.
+        /// The limited quantity, with its unit.
         what: &'static str,
         /// The limit.
         limit: u64,
     },
-    /// The model has templates, but none by this name.
+    /// The model has no template of this name.
     #[error("there is no chat template `{wanted}`; the model has {}", available.join(", "))]
     NoSuchTemplate {
         /// The name.
         wanted: String,
-        /// The names that there are.
+        /// The available names.
         available: Vec<String>,
     },
-    /// A file or an option that should be JSON is something else.
+    /// A file or an option is not the expected JSON.
     #[error("{place}: expected {expected}, got {got}")]
     Malformed {
         /// The file or the key.
         place: String,
-        /// What it should hold.
+        /// The expected value.
         expected: &'static str,
-        /// What it holds.
+        /// The value found.
         got: String,
     },
-    /// Messages use all private characters, so that none is left to stand for a special token.
+    /// The messages use all private-use characters, so that none is left as a placeholder for a special token.
     #[error(
-        "the messages spell special tokens and use every private-use character of plane 16: shorten them"
+        "the messages contain special tokens and use every private-use character of plane 16: shorten them"
     )]
     NoStandIn,
     /// The prompt could not be tokenized.
@@ -89,10 +89,10 @@ pub enum ChatError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The thread that renders could not be started.
-    #[error("the thread for the chat template: {0}")]
+    /// The rendering thread could not be started.
+    #[error("cannot start the thread for the chat template: {0}")]
     Thread(io::Error),
 }

@@ -1,6 +1,6 @@
-//! What a template may cost: every operation that can make or walk more than a little data is charged.
+//! Resource accounting: every operation that can create or traverse more than a little data is charged.
 //!
-//! The engine's fuel counts instructions, and one instruction can double a string: forty of them would ask for a
+//! The engine's fuel counts instructions, but one instruction can double a string: forty of them would request a
 //! terabyte. So such operations are replaced (see `engine`) by functions here that charge a [`Budget`] first.
 
 use minijinja::{
@@ -45,7 +45,7 @@ pub(super) fn concat(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Err
     Ok(Value::from(text))
 }
 
-/// `a * b`: numbers, or a string so many times.
+/// `a * b`: product of numbers, or repetition of a string.
 pub(super) fn multiply(budget: &Budget, a: &Value, b: &Value) -> Result<Value, Error> {
     if a.kind() == ValueKind::Number && b.kind() == ValueKind::Number {
         let whole = (i128::try_from(a.clone()), i128::try_from(b.clone()));
@@ -71,7 +71,7 @@ pub(super) fn multiply(budget: &Budget, a: &Value, b: &Value) -> Result<Value, E
     }
 }
 
-/// `value[start:stop:step]`, as Python cuts strings and lists.
+/// `value[start:stop:step]`, Python slicing of strings and lists.
 pub(super) fn slice(
     budget: &Budget,
     value: &Value,
@@ -101,7 +101,7 @@ pub(super) fn slice(
         steps.take_while(|&at| if step > 0 { at < end } else { at > end }).map(|at| at as usize).collect()
     };
     if let Some(text) = value.as_str() {
-        // A character is copied to a table first: four bytes, and its place.
+        // The characters are first copied to a table, at four bytes per character, and indexed.
         budget.charge(text.len().saturating_mul(4))?;
         let characters: Vec<char> = text.chars().collect();
         return Ok(Value::from(picks(characters.len()).iter().map(|&i| characters[i]).collect::<String>()));
@@ -120,7 +120,7 @@ pub(super) fn slice(
 pub(super) fn collect(budget: &Budget, list: &Value) -> Result<Vec<Value>, Error> {
     let mut items = Vec::new();
     for item in list.try_iter()? {
-        // An item is a value of 24 bytes.
+        // An item has 24 bytes.
         budget.charge(24)?;
         items.push(item);
     }
@@ -155,7 +155,7 @@ pub(super) fn join(budget: &Budget, items: &Value, separator: &str) -> Result<Va
     Ok(Value::from(text))
 }
 
-/// `text` with `width` spaces before each line but the first; before that and before empty ones when asked.
+/// `text` with each line indented by `width` spaces; the first line only if `first`, empty lines only if `blank`.
 pub(super) fn indent(
     budget: &Budget,
     text: &str,

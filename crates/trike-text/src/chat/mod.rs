@@ -1,18 +1,18 @@
-//! Chats: messages to a prompt by the template that comes with a model.
+//! Chat: converts messages to a prompt with a model's chat template.
 //!
-//! Start from [`ChatTemplate::from_dir`], or [`ChatTemplate::from_source`] for a template of your own, and
-//! [`ChatTemplate::encode`]. Rendering is minijinja's, set up to print what the `transformers` package prints
-//! with the same template; the test files hold its output for comparison.
+//! Start from [`ChatTemplate::from_dir`], or [`ChatTemplate::from_source`] for a custom template, and
+//! [`ChatTemplate::encode`]. Templates are rendered by minijinja, configured to match the output of the `transformers`
+//! package; the test files contain that output for comparison.
 //!
-//! The decision that shaped this module: a template is code from a stranger. It gets no files, no other templates
-//! and no environment; instructions, data, nesting and the length of a prompt are limited, and it runs on a thread
-//! of its own. The price is that a few parts of Jinja, used by no template that we know, are refused by name:
+//! The decision that shaped this module: a template is untrusted code. It has no access to files, other templates
+//! or the environment; instructions, data, nesting and the length of a prompt are limited, and it runs on a separate
+//! thread. The price is that a few parts of Jinja, used by no known template, are not supported and reported by name:
 //! chains of comparisons, unpacking into arguments, `str.format`, and filters that no prompt needs. The other
-//! half of the decision is that messages are data: [`ChatTemplate::encode`] keeps a message that spells a special
-//! token from becoming one.
+//! half of the decision is that messages are data: [`ChatTemplate::encode`] prevents special tokens in the text of a message
+//! from being encoded as special tokens.
 //!
 //! * [`ChatTemplate`], [`RenderOptions`], [`Message`]
-//! * [`Conversation`], [`Prompt`]: a history that is trimmed to a number of tokens
+//! * [`Conversation`], [`Prompt`]: a history trimmed to a number of tokens
 //! * [`ChatError`]
 
 mod budget;
@@ -34,17 +34,17 @@ pub use error::ChatError;
 
 use crate::tokenizer::{Shield, Tokenizer};
 
-/// The name of the template that is used when none is asked for.
+/// The name of the default template.
 const DEFAULT: &str = "default";
-/// The name of the template that is used when there are tools.
+/// The name of the template for requests with tools.
 const TOOL_USE: &str = "tool_use";
 
 /// One message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// `system`, `user`, `assistant` or what else the template knows.
+    /// `system`, `user`, `assistant` or another role of the template.
     pub role: String,
-    /// What was said.
+    /// The text of the message.
     pub content: String,
 }
 
@@ -55,38 +55,38 @@ impl Message {
         Self { role: role.into(), content: content.into() }
     }
 
-    /// Instructions that precede the conversation.
+    /// A system message: instructions that precede the conversation.
     #[must_use]
     pub fn system(content: impl Into<String>) -> Self {
         Self::new("system", content)
     }
 
-    /// What the user said.
+    /// A message of the user.
     #[must_use]
     pub fn user(content: impl Into<String>) -> Self {
         Self::new("user", content)
     }
 
-    /// What the model said.
+    /// A message of the model.
     #[must_use]
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new("assistant", content)
     }
 }
 
-/// What a template may be told besides the messages; each `with_` method changes one field of the default.
+/// Options of rendering, besides the messages; each `with_` method changes one field of the default.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RenderOptions {
-    /// End the prompt where the model's answer begins. On by default.
+    /// Whether the prompt ends with the start of the model's turn. On by default.
     pub add_generation_prompt: bool,
-    /// Tools as a JSON list, in the order in which the template should print their keys.
+    /// Tools as a JSON list; the template prints their keys in this order.
     pub tools: Option<String>,
-    /// Further variables (`enable_thinking`, for example).
+    /// Additional variables, such as `enable_thinking`.
     pub extra: BTreeMap<String, serde_json::Value>,
-    /// The template by its name, where a model has several; `default` otherwise, or `tool_use` with tools.
+    /// The name of the template, for a model with several; `None` = `default`, or `tool_use` with tools.
     pub template: Option<String>,
-    /// The time that `strftime_now` tells, in UTC; the present when `None`.
+    /// The time for `strftime_now`, in UTC; `None` = the current time.
     pub now: Option<SystemTime>,
 }
 
@@ -145,7 +145,7 @@ impl RenderOptions {
 pub struct ChatTemplate {
     /// By name.
     templates: BTreeMap<String, String>,
-    /// `bos_token` and the like, as the template sees them.
+    /// `bos_token` and other variables of the template for special tokens.
     tokens: BTreeMap<String, String>,
 }
 
@@ -168,19 +168,19 @@ impl ChatTemplate {
         Ok(())
     }
 
-    /// Sets a special token that the template can print, by the name of its variable (`bos_token`).
+    /// Sets a special token for the template, by the name of its variable (`bos_token`).
     #[must_use]
     pub fn with_token(mut self, variable: impl Into<String>, token: impl Into<String>) -> Self {
         self.tokens.insert(variable.into(), token.into());
         self
     }
 
-    /// The names of the templates; one of them is `default` nearly always.
+    /// The names of the templates, which nearly always include `default`.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.templates.keys().map(String::as_str)
     }
 
-    /// The special tokens that the template can print, by the names of their variables.
+    /// The special tokens for the template, by the names of their variables.
     #[must_use]
     pub fn tokens(&self) -> &BTreeMap<String, String> {
         &self.tokens
@@ -198,12 +198,12 @@ impl ChatTemplate {
         })
     }
 
-    /// The prompt as text, with special tokens spelled out.
+    /// The prompt as text, including its special tokens.
     ///
     /// # Errors
     ///
-    /// [`ChatError::Refused`] when the template does not accept these messages, [`ChatError::Render`] with the line
-    /// where it fails, [`ChatError::LimitExceeded`], [`ChatError::NoSuchTemplate`], and
+    /// [`ChatError::Refused`] when the template rejects these messages, [`ChatError::Render`] with the line of a
+    /// failure, [`ChatError::LimitExceeded`], [`ChatError::NoSuchTemplate`], and
     /// [`ChatError::Malformed`] for tools that are not JSON.
     pub fn render(&self, messages: &[Message], options: &RenderOptions) -> Result<String, ChatError> {
         let source = self.template(options)?;
@@ -232,17 +232,17 @@ impl ChatTemplate {
         engine::render(source, Value::from_pairs(variables), now)
     }
 
-    /// The prompt as token ids: special tokens that the template prints are recognized, and those that a message
-    /// spells are text.
+    /// The prompt as token ids: special tokens printed by the template are recognized, those in messages are
+    /// encoded as text.
     ///
-    /// Nothing is put before the ids: a template prints BOS itself where its model wants one.
+    /// BOS is not added: a template prints it if its model needs one.
     ///
-    /// While the template runs, a character of a private-use area stands in a message for each special token that
-    /// the message spells, and the token's spelling comes back, as text, when the prompt is encoded. So no message
-    /// can forge the end of a turn or the start of another. What does *not* hold: a template sees one character
-    /// where the message had a spelling, so its tests for such spellings inside messages do not find them; a
-    /// template that deletes characters from a message could make a special token of what is left; and tokens
-    /// that a vocabulary calls added but not special (`<think>` in some) are recognized wherever they stand.
+    /// While the template runs, each special token in the text of a message is replaced by a private-use
+    /// character; its text is restored, as plain text, when the prompt is encoded. So no message
+    /// can forge the end of a turn or the start of another. Limitations: a template sees one character in place of the
+    /// special token, so it cannot search messages for special tokens; a
+    /// template that deletes characters from a message could form a special token from the rest; and tokens
+    /// that a vocabulary marks as added but not special (`<think>` in some) are recognized everywhere.
     ///
     /// # Errors
     ///

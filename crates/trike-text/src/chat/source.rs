@@ -1,4 +1,4 @@
-//! Where templates come from: `tokenizer_config.json`, `chat_template.jinja`, a list of named texts.
+//! Sources of templates: `tokenizer_config.json`, `chat_template.jinja`, a list of named texts.
 
 use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
@@ -7,17 +7,17 @@ use serde_json::Value;
 use super::{ChatError, ChatTemplate, DEFAULT, engine::MAX_TEMPLATE_BYTES};
 use crate::tokenizer::Tokenizer;
 
-/// Bytes of a configuration file. With 256 added tokens it has 50,000.
+/// Maximum size of a configuration file, in bytes. With 256 added tokens it has 50,000.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
-/// Named templates of one model. Models in use have three.
+/// Maximum number of named templates per model. Models in use have up to three.
 const MAX_TEMPLATES: usize = 32;
-/// The variables that `transformers` sets, where the configuration has them.
+/// The special-token variables that `transformers` sets if the configuration has them.
 const TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 impl ChatTemplate {
-    /// Reads the templates and special tokens of a `tokenizer_config.json`, given as text, and of the
-    /// `chat_template.jinja` beside it, which goes before. `None` when neither has a template.
+    /// Reads the templates and special tokens from the text of a `tokenizer_config.json` and from a
+    /// `chat_template.jinja`, whose template takes precedence. `None` when neither has a template.
     ///
     /// # Errors
     ///
@@ -32,7 +32,7 @@ impl ChatTemplate {
             .map_err(|e| malformed("tokenizer_config.json", "JSON", e.to_string()))?;
         let mut template = Self { templates: BTreeMap::new(), tokens: BTreeMap::new() };
         for name in TOKENS {
-            // A token is its spelling, or an object that holds it.
+            // A token is a string, or an object with the string in `content`.
             let token = config[name].as_str().or_else(|| config[name]["content"].as_str());
             template.tokens.extend(token.map(|token| (name.to_owned(), token.to_owned())));
         }
@@ -77,8 +77,8 @@ impl ChatTemplate {
         Self::from_tokenizer_config(config.as_deref().unwrap_or("{}"), jinja.as_deref())
     }
 
-    /// Named templates, as GGUF metadata has them; the name of the one that is used when none is asked for is
-    /// `default`. `None` when there are none.
+    /// Named templates, as in GGUF metadata; the one named `default` is used unless another is requested.
+    /// `None` when there are none.
     ///
     /// # Errors
     ///
@@ -107,7 +107,7 @@ impl ChatTemplate {
         Ok(Some(template).filter(|t| !t.templates.is_empty()))
     }
 
-    /// Sets `bos_token` and `eos_token` to the tokenizer's, where the template's own files do not name them.
+    /// Sets `bos_token` and `eos_token` to the tokenizer's, unless the template's files define them.
     #[must_use]
     pub fn with_tokens_of(mut self, tokenizer: &Tokenizer) -> Self {
         for (name, id) in [("bos_token", tokenizer.bos()), ("eos_token", tokenizer.eos().first().copied())] {
@@ -119,7 +119,7 @@ impl ChatTemplate {
     }
 }
 
-/// A text file, `None` when it is not there.
+/// Reads a text file; `None` if it does not exist.
 fn read(path: &Path, limit: u64) -> Result<Option<String>, ChatError> {
     let failed = |source| ChatError::Io { path: path.to_owned(), source };
     if !path.exists() {
@@ -134,9 +134,9 @@ fn read(path: &Path, limit: u64) -> Result<Option<String>, ChatError> {
     Ok(Some(text))
 }
 
-/// `text` with the tags `{% generation %}` and `{% endgeneration %}` as a scope that does nothing else.
+/// `text` with the tags `{% generation %}` and `{% endgeneration %}` replaced by a plain scope.
 ///
-/// They mark what the model said, for training, and are no part of Jinja.
+/// They mark the model's output for training and are not part of Jinja.
 pub(super) fn without_generation_tags(text: &str) -> Result<String, ChatError> {
     if text.len() > MAX_TEMPLATE_BYTES {
         let limit = MAX_TEMPLATE_BYTES as u64;

@@ -1,4 +1,4 @@
-//! Values as text, the way Python writes them: `str()` and `json.dumps()`.
+//! Formatting of values as in Python: `str()` and `json.dumps()`.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use minijinja::{
 
 use super::budget::{Budget, MAX_DEPTH, nested_too_deep};
 
-/// Spaces of one level of indented JSON.
+/// Maximum number of spaces per level of indented JSON.
 const MAX_INDENT: usize = 16;
 
 /// `str(value)`.
@@ -58,12 +58,12 @@ fn repr(value: &Value, out: &mut String, budget: &Budget, depth: usize) -> Resul
             }
             push(out, "}", budget)
         }
-        // Macros, loops and the like have short names of their own.
+        // Macros, loops and similar values display as short names.
         _ => push(out, &value.to_string(), budget),
     }
 }
 
-/// A string as Python's `repr` writes it, for the characters that occur in practice.
+/// A string as formatted by Python's `repr`, for the characters that occur in practice.
 fn quoted(text: &str, out: &mut String, budget: &Budget) -> Result<(), Error> {
     budget.charge(text.len() * 2 + 2)?;
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
@@ -85,7 +85,7 @@ fn quoted(text: &str, out: &mut String, budget: &Budget) -> Result<(), Error> {
     Ok(())
 }
 
-/// A number as Python writes it: floats always show that they are some, exponents have a sign and two digits.
+/// A number as formatted by Python: floats always have a point or an exponent, exponents a sign and at least two digits.
 fn number(value: &Value) -> String {
     if value.is_integer() {
         return value.to_string();
@@ -176,7 +176,7 @@ impl Dumps {
                     self.line(out, budget, depth + 1)?;
                     match key.kind() {
                         ValueKind::String => self.string(key.as_str().unwrap_or_default(), out, budget)?,
-                        // Python turns these keys into strings of their JSON.
+                        // Python converts these keys to strings of their JSON form.
                         ValueKind::None | ValueKind::Bool | ValueKind::Number => {
                             let mut name = String::new();
                             self.value(key, &mut name, budget, depth + 1)?;

@@ -18,7 +18,7 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// A moment in UTC, taken apart.
+/// A time in UTC, split into fields.
 struct Moment {
     year: i64,
     /// From 0.
@@ -29,7 +29,7 @@ struct Moment {
     day_of_year: i64,
     /// Sunday is 0.
     weekday: usize,
-    /// Of the day.
+    /// Second of the day.
     second: i64,
 }
 
@@ -39,7 +39,7 @@ impl Moment {
             Ok(after) => after.as_secs() as i64,
             Err(before) => -(before.duration().as_secs() as i64),
         };
-        // Years beyond any calendar in use are held at its edge; the arithmetic below stays small.
+        // Clamp to the years 1 to 9999, so that the arithmetic below cannot overflow.
         let seconds = seconds.clamp(-62_135_596_800, 253_402_300_799);
         let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
         let leap = |year: i64| (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
@@ -71,7 +71,7 @@ fn leaps_before(year: i64) -> i64 {
     y.div_euclid(4) - y.div_euclid(100) + y.div_euclid(400)
 }
 
-/// `time` in UTC, by C's directives with English names. The error is a directive that is not one of them.
+/// Formats `time` in UTC by C's directives with English names. The error is an unsupported directive.
 pub(super) fn strftime(time: SystemTime, format: &str) -> Result<String, String> {
     let moment = Moment::new(time);
     let (hour, minute, second) = (moment.second / 3600, moment.second / 60 % 60, moment.second % 60);

@@ -1,10 +1,10 @@
-//! An exponential that gives the same bits on every machine.
+//! An exponential function with bit-identical results on every machine.
 
-/// ln 2 in two parts, as bits: the first ends in 21 zeros, so that small multiples of it are exact.
+/// ln 2 in two parts: the first ends in 21 zero bits, so that its small multiples are exact.
 const LN2_HIGH: f64 = f64::from_bits(0x3fe6_2e42_fee0_0000);
 const LN2_LOW: f64 = f64::from_bits(0x3dea_39ef_3579_3c76);
 
-/// `1 / n!`, the coefficients of the series; the next one adds less than 2^-57 for |r| <= ln 2 / 2.
+/// `1 / n!`, the coefficients of the series; the next term is below 2^-57 for |r| <= ln 2 / 2.
 const COEFFICIENTS: [f64; 15] = {
     let mut coefficients = [1.0; 15];
     let mut factorial = 1.0;
@@ -19,8 +19,7 @@ const COEFFICIENTS: [f64; 15] = {
 
 /// `e^x` for `x` in [-700, 0], within four units in the last place; 1 for 0.
 ///
-/// The system's `exp` may round differently from one C library to the next; additions and multiplications
-/// may not.
+/// The system's `exp` may round differently in each C library; additions and multiplications are exactly specified.
 pub(super) fn exp(x: f64) -> f64 {
     debug_assert!((-700.0..=0.0).contains(&x), "{x}");
     let k = (x * std::f64::consts::LOG2_E).round();

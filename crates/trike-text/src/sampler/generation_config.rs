@@ -1,4 +1,4 @@
-//! The sampling defaults that come with a model.
+//! A model's sampling defaults.
 
 use std::{
     fs::File,
@@ -8,10 +8,10 @@ use std::{
 
 use serde::Deserialize;
 
-/// A generation configuration is a few hundred bytes; a file over this is another one.
+/// Size limit; a generation configuration has a few hundred bytes.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// The part of a `generation_config.json` that is about sampling.
+/// The sampling options of a `generation_config.json`.
 ///
 /// ```
 /// use trike_text::sampler::GenerationConfig;
@@ -25,7 +25,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// ```
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
 pub struct GenerationConfig {
-    /// Whether tokens are sampled; without it decoding is greedy, and the other fields have no effect.
+    /// Whether tokens are sampled; otherwise decoding is greedy, and only the repetition penalty has an effect.
     pub do_sample: Option<bool>,
     /// Divides the logits.
     pub temperature: Option<f32>,
@@ -35,16 +35,16 @@ pub struct GenerationConfig {
     pub top_p: Option<f32>,
     /// Minimum probability of a kept token, as a fraction of the highest one.
     pub min_p: Option<f32>,
-    /// Divides the logits of earlier tokens, sampled or not.
+    /// Divides the logits of earlier tokens, also with greedy decoding.
     pub repetition_penalty: Option<f32>,
 }
 
 impl GenerationConfig {
-    /// Reads one.
+    /// Reads a `generation_config.json`.
     ///
     /// # Errors
     ///
-    /// The file cannot be read, is no JSON object or has values of other types.
+    /// When the file cannot be read, is not a JSON object or has values of the wrong types.
     pub fn read(path: &Path) -> Result<Self, GenerationConfigError> {
         let failed = |source| GenerationConfigError::Io { path: path.to_owned(), source };
         let mut text = String::new();
@@ -54,7 +54,7 @@ impl GenerationConfig {
     }
 }
 
-/// Why a generation configuration could not be read.
+/// Error of reading a generation configuration.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GenerationConfigError {
@@ -66,7 +66,7 @@ pub enum GenerationConfigError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The file holds something else.
+    /// The file is not a generation configuration.
     #[error(
         "{}: the generation configuration: expected an object with numbers, got {source}; correct or remove it",
         path.display()
@@ -74,7 +74,7 @@ pub enum GenerationConfigError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// Where it differs.
+        /// The parse error.
         source: serde_json::Error,
     },
 }

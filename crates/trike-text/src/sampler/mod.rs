@@ -1,16 +1,16 @@
-//! From logits to the next token.
+//! Sampling of the next token from logits.
 //!
 //! Start from [`SamplerConfig`], which is greedy by default. The steps come in the order that HuggingFace
 //! `transformers` uses: repetition penalty, temperature, top-k, top-p, min-p, then one draw. (llama.cpp
 //! applies the temperature last by default; with a temperature other than 1 its top-p and min-p then
-//! keep other tokens.) Everything after the `f32` logits is computed in `f64` from additions,
-//! multiplications and divisions alone, with ChaCha8 as the random number generator: the same logits and the same
-//! seed give the same token on every machine. The price is an exponential of our own, because that of the
-//! system differs from machine to machine.
+//! keep different tokens.) All computations on the `f32` logits are in `f64` and use only additions,
+//! multiplications and divisions, with ChaCha8 as the random number generator: the same logits and the same
+//! seed give the same token on every machine. This requires a separate implementation of the exponential function, because
+//! the system's differs between machines.
 //!
 //! * [`SamplerConfig`]: the options, validated together
-//! * [`Sampler`]: a configuration with its random state
-//! * [`GenerationConfig`]: the defaults that come with a model
+//! * [`Sampler`]: a configuration with its RNG state
+//! * [`GenerationConfig`]: a model's sampling defaults
 //! * [`SamplerError`], [`GenerationConfigError`]
 
 mod exp;
@@ -28,11 +28,11 @@ use exp::exp;
 
 pub use generation_config::{GenerationConfig, GenerationConfigError};
 
-/// Below this, relative to the best token, a probability is lost in the rounding of the sum even when a
-/// million tokens have it.
+/// Exponent, relative to the best token, below which a probability is lost in the rounding of the sum, even for a million
+/// such tokens.
 const LEAST_EXPONENT: f64 = -60.0;
 
-/// How to choose the next token: the default is greedy, and each `with_` method changes one field.
+/// Sampling options: the default is greedy decoding, and each `with_` method changes one field.
 ///
 /// ```
 /// use trike_text::sampler::SamplerConfig;
@@ -52,16 +52,16 @@ pub struct SamplerConfig {
     pub top_p: f32,
     /// Keep tokens with at least this fraction of the highest probability, in [0, 1]; 0 keeps all.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of recent tokens, once each; 1 leaves them.
+    /// Divides positive and multiplies negative logits of recent tokens, once each; 1 = no penalty.
     pub repetition_penalty: f32,
-    /// How many of the last tokens the penalty looks at, at least 1; `usize::MAX` for all.
+    /// Number of last tokens that the penalty applies to, at least 1; `usize::MAX` for all.
     pub repetition_window: usize,
     /// RNG seed.
     pub seed: u64,
 }
 
 impl Default for SamplerConfig {
-    /// Greedy: temperature 0, every filter open, no penalty (over a window of 64 once there is one).
+    /// Greedy: temperature 0, no filters, no penalty (its window is 64 tokens if one is set).
     fn default() -> Self {
         Self {
             temperature: 0.0,
@@ -75,14 +75,14 @@ impl Default for SamplerConfig {
     }
 }
 
-/// What can be wrong with options or logits.
+/// Invalid options or logits.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SamplerError {
     /// A field of [`SamplerConfig`] is outside its range.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// A logit is NaN or positive infinity: the model's weights or kernels are broken.
+    /// A logit is NaN or positive infinity: the model's weights are damaged or a kernel is wrong.
     #[error(
         "logit {index} of {vocab_size} is {value}; expected a number: check the model file for NaN weights"
     )]
@@ -100,7 +100,7 @@ pub enum SamplerError {
         /// Number of logits.
         vocab_size: usize,
     },
-    /// The history has a token without a logit.
+    /// The history contains a token without a logit.
     #[error("token {id} of the history has no logit: there are {vocab_size}")]
     HistoryOutOfRange {
         /// The token.
@@ -167,7 +167,7 @@ impl SamplerConfig {
         OptionError::check("repetition_window", Bounds::at_least(1usize), self.repetition_window)
     }
 
-    /// The number of largest logits that are enough to choose a token: one for greedy decoding, or `top_k`; `None` when all are
+    /// The number of largest logits sufficient to choose a token: one for greedy decoding, or `top_k`; `None` when all are
     /// needed, as with a repetition penalty, which may reorder them.
     #[must_use]
     pub fn candidates(&self) -> Option<usize> {
@@ -187,7 +187,7 @@ struct Candidate {
     weight: f64,
 }
 
-/// Largest first; equal logits in the order of their ids, so that ties fall alike everywhere.
+/// Largest first; equal logits in the order of their ids, so that ties are deterministic.
 fn better(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
@@ -210,7 +210,7 @@ fn better(a: &Candidate, b: &Candidate) -> Ordering {
 pub struct Sampler {
     config: SamplerConfig,
     rng: ChaCha8Rng,
-    /// Kept between calls: a vocabulary's worth of memory each.
+    /// Reused between calls; each buffer has the size of the vocabulary.
     logits: Vec<f32>,
     candidates: Vec<Candidate>,
     recent: Vec<u32>,
@@ -224,7 +224,7 @@ impl std::fmt::Debug for Sampler {
 }
 
 impl Sampler {
-    /// A sampler at the start of its seed's sequence.
+    /// A sampler with the RNG at the start of its sequence.
     ///
     /// # Errors
     ///
@@ -248,13 +248,13 @@ impl Sampler {
         &self.config
     }
 
-    /// Chooses the next token from `logits`, one per id; negative infinity forbids a token. `history` is the
-    /// sequence so far, prompt included, and matters to the repetition penalty only.
+    /// Chooses the next token from `logits`, one per id; negative infinity excludes a token. `history` is the
+    /// sequence so far, prompt included, and is used by the repetition penalty only.
     ///
     /// # Errors
     ///
-    /// [`SamplerError::BadLogit`], [`SamplerError::NoCandidate`], [`SamplerError::HistoryOutOfRange`]. No
-    /// random number is drawn then.
+    /// [`SamplerError::BadLogit`], [`SamplerError::NoCandidate`], [`SamplerError::HistoryOutOfRange`]. On an
+    /// error, no random number is drawn.
     pub fn sample(&mut self, logits: &[f32], history: &[u32]) -> Result<u32, SamplerError> {
         let vocab_size = logits.len();
         if let Some(index) = logits.iter().position(|l| l.is_nan() || *l == f32::INFINITY) {
@@ -275,7 +275,7 @@ impl Sampler {
         }
         self.candidates.clear();
         self.candidates.extend(logits.iter().enumerate().filter(|(_, l)| **l != f32::NEG_INFINITY).map(
-            // Ids are `u32` by contract; a longer slice would be cut off by the type.
+            // Ids are `u32` by contract; a longer slice would be truncated.
             |(id, &logit)| Candidate { id: id as u32, logit, weight: 0.0 },
         ));
         self.keep_top_k();
@@ -286,8 +286,9 @@ impl Sampler {
         Ok(self.draw())
     }
 
-    /// [`sample`](Self::sample) for a configuration of a few [`candidates`](SamplerConfig::candidates), of which `top` has the
-    /// ids and logits, the largest first; there are `vocab_size` tokens.
+    /// [`sample`](Self::sample) from the largest logits only, for a configuration with few
+    /// [`candidates`](SamplerConfig::candidates). `top` has their ids and logits in descending order; `vocab_size` is the number
+    /// of tokens.
     ///
     /// ```
     /// use trike_text::sampler::{Sampler, SamplerConfig};
@@ -302,7 +303,7 @@ impl Sampler {
     ///
     /// # Errors
     ///
-    /// As [`sample`](Self::sample); [`SamplerError::HistoryOutOfRange`] for an id that is none.
+    /// As [`sample`](Self::sample); [`SamplerError::HistoryOutOfRange`] for an id outside the vocabulary.
     pub fn sample_top(&mut self, top: &[(u32, f32)], vocab_size: usize) -> Result<u32, SamplerError> {
         let mut logits = std::mem::take(&mut self.sparse);
         logits.clear();
@@ -335,7 +336,7 @@ impl Sampler {
             };
             if *logit != f32::NEG_INFINITY {
                 let changed = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
-                // A penalty is finite, and so must be what it makes of a finite logit.
+                // A finite logit must stay finite after the penalty.
                 *logit = changed.clamp(f32::MIN, f32::MAX);
             }
         }
@@ -347,12 +348,12 @@ impl Sampler {
         if k < self.candidates.len() {
             self.candidates.select_nth_unstable_by(k - 1, better);
             self.candidates.truncate(k);
-            // The selection leaves an order that is its own affair; a draw needs one that is ours.
+            // The selection leaves an unspecified order; sort, so that the draw is reproducible.
             self.candidates.sort_unstable_by_key(|c| c.id);
         }
     }
 
-    /// Computes weights and drops what cannot matter.
+    /// Computes weights and drops negligible candidates.
     fn weigh(&mut self, best: f32) {
         let (best, temperature) = (f64::from(best), f64::from(self.config.temperature));
         self.candidates.retain_mut(|c| {
@@ -362,13 +363,13 @@ impl Sampler {
         });
     }
 
-    /// Keeps the fewest best tokens whose weights reach `top_p` of the sum, the one that crosses it included.
+    /// Keeps the smallest set of best tokens whose weights reach `top_p` of the sum, including the one that crosses it.
     fn keep_top_p(&mut self) {
         if self.config.top_p >= 1.0 {
             return;
         }
         let target = f64::from(self.config.top_p) * self.candidates.iter().map(|c| c.weight).sum::<f64>();
-        // A nucleus is small as a rule: sort the head of the list only, and more of it until it suffices.
+        // The nucleus is usually small: sort only the head of the list, and extend it until it suffices.
         let (mut sorted, mut sum) = (0, 0.0);
         let mut block = 64;
         while sorted < self.candidates.len() {
@@ -390,7 +391,7 @@ impl Sampler {
         }
     }
 
-    /// Draws one candidate with probability proportional to its weight. There is at least one: the best
+    /// Draws one candidate with probability proportional to its weight. There is at least one candidate: the best
     /// token has weight 1 and passes every filter.
     fn draw(&mut self) -> u32 {
         let total: f64 = self.candidates.iter().map(|c| c.weight).sum();
@@ -403,7 +404,7 @@ impl Sampler {
                 return c.id;
             }
         }
-        // Rounding may leave a crumb after the last one.
+        // Rounding may leave a remainder after the last candidate.
         self.candidates.last().map_or(0, |c| c.id)
     }
 }

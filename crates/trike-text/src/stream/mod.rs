@@ -1,25 +1,24 @@
-//! Text as it is generated: ids in, pieces of text out.
+//! Streaming detokenization: ids in, pieces of text out.
 //!
-//! [`TextStream`] is the type to start from. Its law: the pieces, joined, are what
-//! [`Tokenizer::decode`] says of all ids at once. It works on the bytes of each token alone, so a token
-//! costs the same at the end of a text as at its start; what was given up is every decoder that would need
-//! to see earlier tokens again.
+//! Start from [`TextStream`]. Its invariant: the pieces joined equal
+//! [`Tokenizer::decode`] of all ids. It uses only the bytes of each token, so the cost per token
+//! is constant; the price is that decoders that depend on earlier tokens are not supported.
 
 use crate::tokenizer::{Tokenizer, TokenizerError};
 
-/// What one step of a [`TextStream`] gives.
+/// Result of one step of a [`TextStream`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// Text that is certain now; often empty.
+    /// Text that is now final; often empty.
     pub text: String,
-    /// A stop string was completed. It and all that follows is not part of any piece.
+    /// Whether a stop string was completed. It and all text after it is not part of any piece.
     pub stopped: bool,
 }
 
-/// Turns ids into text piece by piece.
+/// Converts ids to text piece by piece.
 ///
-/// A character whose bytes are spread over tokens appears when it is whole. Text that may turn out to be the
-/// start of a stop string waits until that is decided.
+/// A character whose bytes are spread over several tokens is returned when it is complete. Text that may be the
+/// start of a stop string is held back until that is decided.
 ///
 /// ```
 /// use trike_text::{stream::TextStream, tokenizer::{PieceType, SpVocab, Tokenizer}};
@@ -49,18 +48,18 @@ pub struct Piece {
 #[derive(Clone, Debug)]
 pub struct TextStream<'t> {
     tokenizer: &'t Tokenizer,
-    /// The start of a character, up to three bytes.
+    /// The bytes of an incomplete character, up to three.
     incomplete: Vec<u8>,
     /// Text that may be the start of a stop string.
     held: String,
     stops: Vec<String>,
-    /// No byte came yet, so the encoder's space is still to be dropped.
+    /// Whether no byte was received yet, so that the encoder's leading space must still be dropped.
     at_start: bool,
     stopped: bool,
 }
 
 impl<'t> TextStream<'t> {
-    /// A stream that starts a text.
+    /// A stream at the start of a text.
     #[must_use]
     pub fn new(tokenizer: &'t Tokenizer) -> Self {
         Self {
@@ -73,8 +72,8 @@ impl<'t> TextStream<'t> {
         }
     }
 
-    /// A stream that goes on after `context`, usually the prompt: its text is not repeated, a space that
-    /// follows it is kept, and a character that it leaves unfinished is finished.
+    /// A stream that continues `context`, usually the prompt: the text of `context` is not repeated, a space after
+    /// it is kept, and an incomplete character at its end is completed.
     ///
     /// # Errors
     ///
@@ -88,8 +87,8 @@ impl<'t> TextStream<'t> {
         Ok(stream)
     }
 
-    /// Sets the strings that end the text. Stops are looked for in this stream's text only, never in the
-    /// context before it. When two are completed by the same token, the one that ends first counts.
+    /// Sets the strings that end the text. Stop strings are searched in this stream's text only, not in the
+    /// context before it. If one token completes several, the one that ends first applies.
     ///
     /// # Errors
     ///
@@ -105,11 +104,11 @@ impl<'t> TextStream<'t> {
         }
     }
 
-    /// Takes the next id. After a stop every piece is empty and `stopped`.
+    /// Appends the next id. After a stop, every piece is empty and `stopped`.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::UnknownId`]; the stream is as before and can go on.
+    /// [`TokenizerError::UnknownId`]; the stream is unchanged and remains usable.
     pub fn push(&mut self, id: u32) -> Result<Piece, TokenizerError> {
         if !self.stopped {
             self.append(id)?;
@@ -117,8 +116,8 @@ impl<'t> TextStream<'t> {
         Ok(self.release())
     }
 
-    /// Ends the text and gives what was held back: an unfinished character as U+FFFD, the start of a stop
-    /// string that did not come.
+    /// Ends the text and returns the text held back: an incomplete character as U+FFFD, and the start of a stop
+    /// string that was not completed.
     #[must_use]
     pub fn finish(mut self) -> String {
         if !self.stopped {
@@ -137,7 +136,7 @@ impl<'t> TextStream<'t> {
         self.stopped
     }
 
-    /// Moves the whole characters of the next token to `held`.
+    /// Appends the complete characters of the next token to `held`.
     fn append(&mut self, id: u32) -> Result<(), TokenizerError> {
         let mut bytes = self.tokenizer.token_bytes(id)?;
         if bytes.is_empty() {
@@ -153,7 +152,7 @@ impl<'t> TextStream<'t> {
             let (valid, invalid) = (chunk.valid(), chunk.invalid());
             self.held.push_str(valid);
             done += valid.len();
-            // Only at the very end can an invalid sequence still become a character.
+            // Only an invalid sequence at the very end can still become a character.
             if done + invalid.len() == self.incomplete.len() && may_continue(invalid) {
                 break;
             }
@@ -166,7 +165,7 @@ impl<'t> TextStream<'t> {
         Ok(())
     }
 
-    /// Takes from `held` what no stop string can claim any more.
+    /// Removes from `held` the text that can no longer be part of a stop string.
     fn release(&mut self) -> Piece {
         if self.stopped {
             return Piece { text: String::new(), stopped: true };
@@ -187,7 +186,7 @@ impl<'t> TextStream<'t> {
     }
 }
 
-/// Whether more bytes could make `bytes`, which are not UTF-8, one character.
+/// Whether further bytes could complete `bytes`, which are not UTF-8, to one character.
 fn may_continue(bytes: &[u8]) -> bool {
     match std::str::from_utf8(bytes) {
         Ok(_) => false,
@@ -195,7 +194,7 @@ fn may_continue(bytes: &[u8]) -> bool {
     }
 }
 
-/// Bytes of the longest end of `text` that is a start of `stop`.
+/// Length in bytes of the longest suffix of `text` that is a prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = text.len().min(stop.len() - 1);
     (1..=longest).rev().find(|&n| text.as_bytes().ends_with(&stop.as_bytes()[..n])).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Byte-level BPE vocabularies as GGUF files carry them (`tokenizer.ggml.model = "gpt2"`).
+//! Byte-level BPE vocabularies, as stored in GGUF files (`tokenizer.ggml.model = "gpt2"`).
 
 use tokenizers::{
     AddedToken,
@@ -17,23 +17,23 @@ use super::{
 
 /// A byte-level BPE vocabulary in memory.
 ///
-/// `tokens` and `types` have one entry an id. Every character of a normal token stands for a byte, as GPT-2 has
-/// it; control and user-defined tokens are text.
+/// `tokens` and `types` have one entry per id. Every character of a normal token represents a byte, as in GPT-2;
+/// control and user-defined tokens are plain text.
 #[derive(Clone, Debug)]
 pub struct BpeVocab {
     /// The tokens.
     pub tokens: Vec<String>,
     /// Their types.
     pub types: Vec<PieceType>,
-    /// Two tokens with a space between them, in the order in which they are merged.
+    /// Merges in order of priority: two tokens separated by a space.
     pub merges: Vec<String>,
-    /// How text is split before.
+    /// The pre-tokenizer.
     pub pre: PreTokenizer,
     /// The beginning-of-sequence token.
     pub bos: Option<u32>,
     /// The tokens that end a sequence.
     pub eos: Vec<u32>,
-    /// Whether a sequence starts with BOS; the habit of the pre-tokenizer's model when `None`.
+    /// Whether a sequence starts with BOS; `None` = the default of the pre-tokenizer's model.
     pub add_bos: Option<bool>,
 }
 
@@ -58,7 +58,7 @@ pub(super) fn build(vocab: &BpeVocab) -> Result<HfTokenizer, TokenizerError> {
         check_token(token.len())?;
         let marks_sequence = vocab.bos == Some(id) || vocab.eos.contains(&id);
         match kind {
-            // Files without types, and some with wrong ones, leave these as text.
+            // Files without types, and some with wrong types, mark these as text.
             _ if marks_sequence => specials.push((token.as_str(), id)),
             PieceType::Control | PieceType::Unknown => specials.push((token.as_str(), id)),
             PieceType::UserDefined if !token.is_empty() => added.push(token.as_str()),
@@ -74,7 +74,7 @@ pub(super) fn build(vocab: &BpeVocab) -> Result<HfTokenizer, TokenizerError> {
             }
         };
         pieces.push(Some(&known))?;
-        // Unused entries fill holes of the numbering; no text may become one.
+        // Unused entries fill gaps in the numbering; no text may encode to one.
         if *kind != PieceType::Unused && !token.is_empty() {
             ids.entry(token.clone()).or_insert(id);
         }

@@ -1,4 +1,4 @@
-//! Text to ids: the three encoders, and what becomes of special tokens that a text spells.
+//! Text to ids: the three encoders, and the treatment of special tokens that occur in a text.
 
 use std::sync::{Arc, OnceLock};
 
@@ -13,11 +13,11 @@ pub(super) enum Encoder {
     Ranks(Arc<RankEncoder>),
 }
 
-/// The crate's tokenizer, and its twin that takes special tokens for text.
+/// The crate's tokenizer, and a copy of it that encodes special tokens as text.
 #[derive(Clone)]
 pub(super) struct HfEncoder {
     tokenizer: tokenizers::Tokenizer,
-    /// Made when it is first needed, since it is as large as the other.
+    /// Built on first use, since it is as large as the other tokenizer.
     literal: OnceLock<tokenizers::Tokenizer>,
 }
 
@@ -55,7 +55,7 @@ impl Encoder {
         }
     }
 
-    /// Appends the ids of `text` and takes the special tokens that it spells for text.
+    /// Appends the ids of `text`, with special tokens encoded as text.
     fn encode_literal(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
         match self {
             Self::Hf(encoder) => {
@@ -69,17 +69,17 @@ impl Encoder {
     }
 }
 
-/// Characters that stand for the special tokens which a user's text spells, while a template handles that text.
+/// Placeholder characters for special tokens that occur in a user's text, while a template processes that text.
 ///
-/// They come from a private-use area and occur nowhere in the texts, so a rendered prompt holds one of them
-/// exactly where a user's text spelled a special token, and there it becomes text again.
+/// They are private-use characters that do not occur in the texts, so a rendered prompt contains one of them
+/// exactly where a user's text contained a special token, and there the text is restored.
 #[derive(Debug, Default)]
 pub(crate) struct Shield {
     stand_ins: Vec<(char, String)>,
 }
 
 impl Shield {
-    /// Finds a stand-in for each special token that one of `texts` spells. `None` when the texts use the whole
+    /// Chooses a placeholder for each special token that occurs in one of `texts`. `None` when the texts use the whole
     /// private-use area themselves.
     pub(crate) fn new(tokenizer: &Tokenizer, texts: &[&str]) -> Option<Self> {
         let mut spelled: Vec<String> = Vec::new();
@@ -103,7 +103,7 @@ impl Shield {
         Some(Self { stand_ins: stand_ins? })
     }
 
-    /// `text` with stand-ins for the special tokens that it spells, the leftmost and longest ones.
+    /// `text` with its special tokens (leftmost, then longest matches) replaced by placeholders.
     pub(crate) fn cover(&self, tokenizer: &Tokenizer, text: &str) -> String {
         let mut covered = String::with_capacity(text.len());
         let mut from = 0;
@@ -135,11 +135,11 @@ impl Shield {
 }
 
 impl Tokenizer {
-    /// The ids of a prompt: BOS, unless the tokenizer's own habit is to leave it out, and the text.
+    /// The ids of a prompt: BOS, if [`adds_bos`](Self::adds_bos), and the text.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::EmptyPrompt`] when that is no token at all, and as [`encode`](Self::encode).
+    /// [`TokenizerError::EmptyPrompt`] when there are no ids, and as [`encode`](Self::encode).
     pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, TokenizerError> {
         let ids = self.encode(prompt, self.adds_bos())?;
         if ids.is_empty() { Err(TokenizerError::EmptyPrompt) } else { Ok(ids) }
@@ -147,13 +147,13 @@ impl Tokenizer {
 
     /// The ids of `text`, after BOS when `add_bos` is set.
     ///
-    /// BOS comes exactly once even if `text` spells it out. The special tokens that `text` spells are recognized,
-    /// as the same model's `tokenizer.json` has it; SentencePiece vocabularies do not recognize them, so text can
-    /// never forge them. [`encode_literal`](Self::encode_literal) takes them for text with any vocabulary.
+    /// BOS occurs exactly once even if `text` starts with it. Special tokens in `text` are recognized,
+    /// as with the same model's `tokenizer.json`; SentencePiece vocabularies do not recognize them, so text cannot
+    /// forge them. [`encode_literal`](Self::encode_literal) encodes them as text with any vocabulary.
     ///
     /// # Errors
     ///
-    /// [`TokenizerError::NoBos`], and text without a token in a vocabulary without bytes or unknown token.
+    /// [`TokenizerError::NoBos`], and text without a token in a vocabulary without byte tokens or unknown token.
     pub fn encode(&self, text: &str, add_bos: bool) -> Result<Vec<u32>, TokenizerError> {
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
         let bos = if add_bos { Some(self.bos.ok_or(TokenizerError::NoBos)?) } else { None };
@@ -168,11 +168,11 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// The ids of a text in which special tokens are spelled out, a rendered chat prompt for example: they are
-    /// recognized with every kind of vocabulary, and nothing is put before them.
+    /// The ids of a text that contains special tokens, such as a rendered chat prompt: they are
+    /// recognized with every kind of vocabulary, and no BOS is added.
     ///
-    /// Between special tokens a SentencePiece vocabulary treats each stretch as a text of its own, as the models
-    /// were trained: with its leading space.
+    /// A SentencePiece vocabulary encodes each stretch between special tokens as a separate text with a leading space, as in
+    /// training.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Tokenizer {
         }
     }
 
-    /// The ids of a text whose special tokens, if it spells any, are text like the rest.
+    /// The ids of a text, with any special tokens in it encoded as text.
     ///
     /// ```no_run
     /// # use trike_text::tokenizer::Tokenizer;
@@ -206,7 +206,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// [`encode_marked`](Self::encode_marked) of a text with stand-ins.
+    /// [`encode_marked`](Self::encode_marked) of a text with placeholders.
     pub(crate) fn encode_shielded(&self, text: &str, shield: &Shield) -> Result<Vec<u32>, TokenizerError> {
         if shield.is_empty() { self.encode_marked(text) } else { self.encode_stretches(text, shield) }
     }

@@ -1,13 +1,13 @@
-//! What can go wrong with a tokenizer.
+//! Errors of tokenizers.
 
 use std::{error::Error, io, path::PathBuf};
 
-/// What can go wrong with a tokenizer: match [`VocabMismatch`](Self::VocabMismatch) and
-/// [`Unsupported`](Self::Unsupported) first, the rest mean a broken file or a caller's mistake.
+/// Error of a tokenizer. [`VocabMismatch`](Self::VocabMismatch) and [`Unsupported`](Self::Unsupported) are the expected ones;
+/// the others indicate a malformed file or a caller's mistake.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TokenizerError {
-    /// The tokenizer has ids that the model lacks, or too few for the model's rows.
+    /// The tokenizer has ids outside the model's vocabulary, or too few ids for it.
     #[error(
         "the tokenizer has {tokenizer} tokens but the model has {model} rows of vocabulary: \
          they do not belong together; pass the tokenizer that was made for this model"
@@ -18,12 +18,12 @@ pub enum TokenizerError {
         /// Rows of the model's embedding.
         model: usize,
     },
-    /// The file is well-formed as far as it was read, but asks for something that is not implemented.
+    /// The file uses a feature that is not implemented.
     #[error("{feature} is not implemented: {remedy}")]
     Unsupported {
-        /// What the file asks for, by its own name.
+        /// The feature, by its name in the file.
         feature: String,
-        /// What to do about it.
+        /// Suggested action.
         remedy: &'static str,
     },
     /// An error inside a named file.
@@ -31,18 +31,18 @@ pub enum TokenizerError {
     InFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error.
         error: Box<TokenizerError>,
     },
     /// The file cannot be opened or read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// Something is larger than the limit that keeps hostile files from exhausting memory.
+    /// A size exceeds a limit that protects against memory exhaustion by hostile files.
     #[error("{what} is {requested}, over the limit of {limit}")]
     LimitExceeded {
-        /// What is too large, with its unit.
+        /// The quantity, with its unit.
         what: &'static str,
-        /// The size asked for.
+        /// The requested size.
         requested: u64,
         /// The limit.
         limit: u64,
@@ -52,30 +52,30 @@ pub enum TokenizerError {
     Truncated {
         /// The value being read.
         what: &'static str,
-        /// Where it starts, in bytes from the start of the file or message.
+        /// Offset of the value in bytes from the start of the file or message.
         offset: usize,
-        /// Bytes that the value takes.
+        /// Bytes of the value.
         needed: u64,
-        /// Bytes that are left.
+        /// Remaining bytes.
         available: u64,
     },
     /// A value contradicts the format or another value.
     #[error("{place}: expected {expected}, got {got}")]
     Malformed {
-        /// Where: a field, or a token by its id.
+        /// The place: a field, or a token by its id.
         place: String,
-        /// What the format asks for.
+        /// The value that the format requires.
         expected: &'static str,
-        /// What is there.
+        /// The value found.
         got: String,
     },
-    /// The `tokenizers` crate refused the file or the text.
+    /// An error of the `tokenizers` crate for a file or a text.
     #[error("tokenizer.json: {0}")]
     Json(Box<dyn Error + Send + Sync>),
-    /// The `tokenizers` crate refused a vocabulary: a merge of tokens that are not there, for example.
+    /// An error of the `tokenizers` crate for a vocabulary, such as a merge of nonexistent tokens.
     #[error("the vocabulary: {0}")]
     Vocabulary(Box<dyn Error + Send + Sync>),
-    /// Some text cannot be represented, so it would be lost without a word.
+    /// Some text cannot be represented and would be lost silently.
     #[error(
         "the vocabulary has no token for byte {byte:#04x} and no unknown token: text with it would be lost; \
          use the complete tokenizer of the model"
@@ -84,17 +84,17 @@ pub enum TokenizerError {
         /// The first byte without a token.
         byte: u8,
     },
-    /// A character of the text has no token, no byte fallback and no unknown token to stand for it.
+    /// A character of the text has no token, no byte fallback and no unknown token.
     #[error(
         "no token for {character:?} at byte {offset} of the text, and the vocabulary has no unknown token"
     )]
     Unencodable {
         /// The character.
         character: char,
-        /// Its place in the normalized text, in bytes.
+        /// Its byte offset in the normalized text.
         offset: usize,
     },
-    /// An id that no token has.
+    /// An id without a token.
     #[error("token id {id} has no token: the tokenizer has {vocab_size} ids")]
     UnknownId {
         /// The id.
@@ -102,18 +102,18 @@ pub enum TokenizerError {
         /// Ids of the tokenizer.
         vocab_size: usize,
     },
-    /// BOS was asked for, but none is known.
-    #[error("a beginning-of-sequence token was asked for, but none is set: give its id with `with_special`")]
+    /// BOS was requested, but the tokenizer has none.
+    #[error("the tokenizer has no beginning-of-sequence token: set its id with `with_special`")]
     NoBos,
-    /// An empty prompt, and no BOS to start from instead.
+    /// An empty prompt, and no BOS to generate from.
     #[error(
         "the prompt is empty, and the tokenizer has no beginning-of-sequence token: expected at least one token"
     )]
     EmptyPrompt,
-    /// An empty stop string would stop before the first token.
+    /// An empty stop string, which would stop before the first token.
     #[error("stop string {index} is empty; every text contains it")]
     EmptyStop {
-        /// Its place in the list.
+        /// Its index in the list.
         index: usize,
     },
 }

@@ -1,9 +1,9 @@
-//! Reads a `tokenizer.json`: encoding is the `tokenizers` crate's, decoding is a table of bytes.
+//! Reads a `tokenizer.json`: encoding by the `tokenizers` crate, decoding by a table of bytes.
 //!
-//! The file is parsed as JSON and checked before the crate sees it: parts of the crate expect
-//! well-formed values and would panic. The parts that Trike does itself are taken out: post-processor (the
-//! caller says whether a sequence starts with BOS), truncation and padding (they would change ids without a
-//! word) and decoder (it works on whole sequences; a table gives text token by token).
+//! The file is parsed as JSON and checked before it is passed to the crate, which panics on some malformed
+//! values. The parts that Trike implements itself are removed: post-processor (the
+//! caller decides whether a sequence starts with BOS), truncation and padding (they would change ids
+//! silently) and decoder (it works on whole sequences; a table gives text token by token).
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ pub(super) struct HfTokenizer {
     pub(super) pieces: Pieces,
     pub(super) specials: SpecialTokens,
     pub(super) strips_leading_space: bool,
-    /// Whether the file puts a token before every sequence, where it says.
+    /// Whether the file adds a token before every sequence, if specified.
     pub(super) adds_bos: Option<bool>,
 }
 
@@ -42,13 +42,13 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HfTokenizer, TokenizerError> {
     let encoder: tokenizers::Tokenizer =
         serde_json::from_value(json).map_err(|e| TokenizerError::Json(e.into()))?;
     for (content, id) in added {
-        // The crate numbers added tokens anew and only logs when that differs from the file.
+        // The crate renumbers added tokens and only logs a difference from the file.
         let got = encoder.token_to_id(&content);
         if got != Some(id) {
             return Err(TokenizerError::malformed(
                 format!("added token {content:?}"),
-                "the id that the file gives it, following the vocabulary without gaps",
-                format!("{id} in the file, {got:?} by its place"),
+                "an id that continues the vocabulary without gaps",
+                format!("{id} in the file, {got:?} by its position"),
             ));
         }
     }
@@ -61,7 +61,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<HfTokenizer, TokenizerError> {
     Ok(HfTokenizer { encoder, pieces, specials, strips_leading_space, adds_bos })
 }
 
-/// Whether the post-processor puts a special token first; `None` where there is none to ask.
+/// Whether the post-processor adds a special token at the start; `None` without a post-processor.
 fn adds_bos(processor: &Value) -> Option<bool> {
     match name(processor) {
         "TemplateProcessing" => Some(processor["single"][0]["SpecialToken"].is_object()),
@@ -69,7 +69,7 @@ fn adds_bos(processor: &Value) -> Option<bool> {
         "ByteLevel" => Some(false),
         "Sequence" => {
             let steps = processor["processors"].as_array().map(Vec::as_slice).unwrap_or_default();
-            // A sequence in a sequence is not followed: none is known, and depth would be the file's to choose.
+            // Nested sequences are ignored: no known file has them, and the depth would be unlimited.
             let steps = steps.iter().filter(|step| name(step) != "Sequence").filter_map(adds_bos);
             steps.reduce(|any, step| any | step)
         }
@@ -100,7 +100,7 @@ fn check_model(model: &Value) -> Result<(), TokenizerError> {
     if model["dropout"].as_f64().is_some_and(|p| p != 0.0) {
         return Err(TokenizerError::unsupported(
             "tokenizer.json with BPE dropout",
-            "set dropout to null: it is for training",
+            "set dropout to null: it is used in training only",
         ));
     }
     check_tokens(vocab.len() as u64)?;
@@ -125,7 +125,7 @@ fn check_model(model: &Value) -> Result<(), TokenizerError> {
     Ok(())
 }
 
-/// A compiled character map is trusted by its reader, so a broken one would panic while encoding.
+/// Refuses compiled character maps: the crate does not validate them, so a malformed one would panic while encoding.
 fn check_normalizer(normalizer: &Value) -> Result<(), TokenizerError> {
     if name(normalizer) == "Precompiled" {
         return Err(TokenizerError::unsupported(
@@ -149,7 +149,7 @@ fn added_tokens(added: &Value) -> Result<Vec<(String, u32)>, TokenizerError> {
                 }
                 _ => Err(TokenizerError::malformed(
                     "added_tokens",
-                    "a text that is not empty and an id below 4194304",
+                    "a nonempty text and an id below 4194304",
                     token.to_string(),
                 )),
             }
@@ -165,7 +165,7 @@ enum Step {
     },
     /// `<0xHH>` is a byte.
     ByteFallback,
-    /// Every character stands for a byte, as in GPT-2.
+    /// Every character represents a byte, as in GPT-2.
     ByteLevel(HashMap<char, u8>),
 }
 
@@ -254,7 +254,7 @@ impl Decoding {
     }
 }
 
-/// GPT-2's printable stand-ins: printable Latin-1 for itself, the other bytes from U+0100 on.
+/// GPT-2's printable characters for bytes: printable Latin-1 for itself, the other bytes from U+0100 on.
 pub(super) fn byte_level_alphabet() -> HashMap<char, u8> {
     let mut next = 0x100;
     (0..=255u8)
@@ -284,7 +284,7 @@ fn decode_table(encoder: &tokenizers::Tokenizer, decoding: &Decoding) -> Result<
     Ok(pieces)
 }
 
-/// Without an unknown token the crate drops what it has no token for.
+/// Checks that every byte has a token: without an unknown token, the crate silently drops text without tokens.
 pub(super) fn check_coverage(
     encoder: &tokenizers::Tokenizer,
     byte_level: bool,

@@ -1,14 +1,14 @@
-//! Limits on what a tokenizer file may ask for, and the one way to read such a file.
+//! Size limits of tokenizer files, and the function that reads them.
 
 use std::{fs::File, io::Read, path::Path};
 
 use super::TokenizerError;
 
-/// Bytes of a tokenizer file. The largest in use (a `tokenizer.json` with 262,144 tokens) has 34 MB.
+/// Maximum size of a tokenizer file, in bytes. The largest in use (a `tokenizer.json` with 262,144 tokens) has 34 MB.
 pub(super) const MAX_FILE_BYTES: u64 = 128 << 20;
-/// Tokens of a vocabulary. The largest in use has about one million.
+/// Maximum number of tokens. The largest vocabulary in use has about one million.
 pub(super) const MAX_TOKENS: usize = 1 << 22;
-/// Bytes of one token. The longest in use are runs of a few hundred spaces or dashes.
+/// Maximum bytes per token. The longest in use are runs of a few hundred spaces or dashes.
 pub(super) const MAX_TOKEN_BYTES: usize = 4096;
 
 /// Reads a whole file, at most [`MAX_FILE_BYTES`] of it.
@@ -17,7 +17,7 @@ pub(super) fn read_capped(path: &Path) -> Result<Vec<u8>, TokenizerError> {
     let size = file.metadata()?.len();
     check_file(size)?;
     let mut bytes = Vec::new();
-    // The length is taken as a claim: a pipe or a growing file may hold more.
+    // The reported length is not trusted: a pipe or a growing file may contain more.
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes)?;
     check_file(bytes.len() as u64)?;
     Ok(bytes)

@@ -1,5 +1,5 @@
-//! Reads the tokenizer files of llama2.c: `i32` longest token, then for each token an `f32` score, an `i32`
-//! length and the bytes, all little-endian. The count is not in the file; it is the model's vocabulary.
+//! Reads the tokenizer files of llama2.c: `i32` length of the longest token, then for each token an `f32` score, an `i32`
+//! length and the bytes, all little-endian. The token count is not in the file; it is the model's vocabulary size.
 
 use super::{
     TokenizerError,
@@ -8,7 +8,7 @@ use super::{
     spm::{PieceType, SpVocab},
 };
 
-/// llama2.c has these ids built in: unknown, BOS, EOS.
+/// Ids 0 to 2 are fixed in llama2.c: unknown, BOS, EOS.
 const SPECIAL: [&str; 3] = ["<unk>", "<s>", "</s>"];
 
 pub(super) fn parse(bytes: &[u8]) -> Result<SpVocab, TokenizerError> {
@@ -57,7 +57,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<SpVocab, TokenizerError> {
         vocab.scores.push(score);
     }
     for (id, name) in SPECIAL.into_iter().enumerate() {
-        // The exporter of llama2.c puts line feeds around `<s>` and `</s>`.
+        // The exporter of llama2.c writes line feeds around `<s>` and `</s>`.
         let got = vocab.tokens.get(id).map_or("no token", |t| t.trim_matches('\n'));
         if got != name {
             return Err(TokenizerError::malformed(format!("token {id} of llama2.c"), name, got));

@@ -1,5 +1,5 @@
-//! The merge step: of all neighbours whose joint text is a piece, the pair with the best-scored piece is
-//! merged, the leftmost of equals, until none is left.
+//! The merge step: among adjacent symbols whose concatenation is a piece, the pair with the highest-scored piece is
+//! merged (the leftmost on ties), until none is left.
 
 use std::{
     cmp::Ordering,
@@ -18,7 +18,7 @@ pub(super) struct Symbol {
     frozen: bool,
 }
 
-/// A possible merge of two neighbours. The heap's greatest has the highest score, then the leftmost place.
+/// A possible merge of two neighbours. The heap orders by highest score, then leftmost position.
 #[derive(Clone, Copy)]
 struct Candidate {
     score: f32,
@@ -53,7 +53,7 @@ pub(super) struct Merger<'a> {
     text: &'a str,
     pub(super) symbols: Vec<Symbol>,
     agenda: BinaryHeap<Candidate>,
-    /// For each unused piece that came up, the length of its left half.
+    /// For each unused piece that was formed, the length of its left half.
     pub(super) split_of_unused: HashMap<&'a str, usize>,
 }
 

@@ -1,12 +1,11 @@
-//! Text to token ids and back, for every tokenizer file that comes with a Llama-like model.
+//! Text to token ids and back, for the tokenizer files of Llama-like models.
 //!
-//! Start from [`Tokenizer::open`], which tells the formats apart by content. Encoding a `tokenizer.json` is
-//! the `tokenizers` crate's work; SentencePiece vocabularies (`.model`, llama2.c `.bin`, GGUF) go through
-//! an exact merge of our own, because SentencePiece breaks ties by place and the crate's ranked merges
-//! cannot; tiktoken's ranks have one too, for the same reason. Byte-level vocabularies in GGUF files become
-//! the crate's again. Decoding is one table from id to bytes for all of them: it gives text token by token at a cost
-//! that does not grow, and the byte counts that bits per byte need. What was given up for it: decoders
-//! that look at more than one token (WordPiece, CTC) are refused by name.
+//! Start from [`Tokenizer::open`], which detects the format by content. A `tokenizer.json` is encoded with
+//! the `tokenizers` crate, and so are byte-level vocabularies of GGUF files. SentencePiece vocabularies (`.model`,
+//! llama2.c `.bin`, GGUF) use an exact merge implemented here, because SentencePiece breaks ties by position, which the
+//! crate's ranked merges cannot express; tiktoken's ranks have their own merge for the same reason. Decoding uses one table
+//! from id to bytes for all of them: the cost per token is constant, and it provides the byte counts for bits per byte. The
+//! price: decoders that depend on more than one token (WordPiece, CTC) are not supported.
 //!
 //! * [`Tokenizer`]: encode, decode, special tokens
 //! * [`SpVocab`], [`PieceType`]: a SentencePiece vocabulary in memory, from GGUF metadata for example
@@ -49,8 +48,8 @@ use specials::SpecialTokens;
 use spm::{ByteFallback, SpEncoder, SpaceForm};
 use tiktoken::is_tiktoken;
 
-/// The share of a model's rows that may be without a token, as a divisor: rows are padded to a round
-/// number for the hardware's sake, by 2.5 % at most in models in use.
+/// Largest accepted fraction of embedding rows without a token, as a divisor: rows are padded to a round
+/// number for the hardware, by at most 2.5 % in published models.
 const PADDING_DIVISOR: usize = 8;
 
 /// Text to ids and back. Clones share the vocabulary.
@@ -88,7 +87,7 @@ pub struct Tokenizer {
     adds_bos: Option<bool>,
 }
 
-/// Spellings of tokens that end a turn or a text in the chat formats of Llama-like models.
+/// Tokens that end a turn or a text in the chat formats of Llama-like models.
 const TURN_ENDS: [&str; 10] = [
     "<|eot_id|>",
     "<|eom_id|>",
@@ -122,14 +121,14 @@ impl Tokenizer {
     /// Opens a tokenizer file of any supported format, or a directory with `tokenizer.json` or
     /// `tokenizer.model`.
     ///
-    /// A `tokenizer.json` does not say which tokens begin and end a sequence: add
-    /// [`with_special`](Self::with_special). A llama2.c file does not say how many tokens it should have:
-    /// use [`from_llama2c`](Self::from_llama2c) where the model is known, or
+    /// A `tokenizer.json` does not specify BOS and EOS: set them with
+    /// [`with_special`](Self::with_special). A llama2.c file does not contain its number of tokens:
+    /// use [`from_llama2c`](Self::from_llama2c) if the model is known, or
     /// [`check_vocab`](Self::check_vocab) afterwards.
     ///
     /// # Errors
     ///
-    /// An unreadable, broken or unsupported file; a GGUF file is named as such.
+    /// An unreadable, malformed or unsupported file, such as a GGUF file.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         let path = path.as_ref();
         if !path.is_dir() {
@@ -149,12 +148,12 @@ impl Tokenizer {
         }
     }
 
-    /// Reads a HuggingFace `tokenizer.json` with a BPE model. BOS and EOS are not in it; see
+    /// Reads a HuggingFace `tokenizer.json` with a BPE model. It does not contain BOS and EOS; see
     /// [`with_special`](Self::with_special).
     ///
     /// # Errors
     ///
-    /// An unreadable or broken file, and every part that would change text or ids without being implemented.
+    /// An unreadable or malformed file, and every feature that affects text or ids but is not implemented.
     pub fn from_hf_json(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         in_file(path.as_ref(), |bytes| Self::from_hf_json_bytes(&bytes))
     }
@@ -180,9 +179,9 @@ impl Tokenizer {
         }
     }
 
-    /// Builds a tokenizer from a byte-level BPE vocabulary in memory, as GGUF files carry it under
-    /// `tokenizer.ggml.model = "gpt2"`. It works as the same model's `tokenizer.json`, except that text is never
-    /// normalized, which Qwen's files ask for (NFC): every text comes back from its ids.
+    /// Builds a tokenizer from a byte-level BPE vocabulary in memory, as stored in GGUF files with
+    /// `tokenizer.ggml.model = "gpt2"`. It is equivalent to the same model's `tokenizer.json`, except that text is never
+    /// normalized (Qwen's files specify NFC), so decoding restores every text exactly.
     ///
     /// # Errors
     ///
@@ -192,13 +191,13 @@ impl Tokenizer {
         Self::from_hf(bpe::build(vocab)?).with_special(vocab.bos, vocab.eos.clone())
     }
 
-    /// Reads Llama-3's tiktoken `.model`, with the special tokens that belong to it: BOS is
+    /// Reads Llama 3's tiktoken `.model`, with Llama 3's special tokens: BOS is
     /// `<|begin_of_text|>`, and `<|end_of_text|>` and `<|eot_id|>` end a text.
     ///
     /// # Errors
     ///
-    /// An unreadable or broken file, and a tiktoken vocabulary of another model, since the file does not say how
-    /// it splits text.
+    /// An unreadable or malformed file, and a tiktoken vocabulary of another model, since the file does not contain
+    /// the pre-tokenizer.
     pub fn from_tiktoken(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         in_file(path.as_ref(), |bytes| Self::from_tiktoken_bytes(&bytes))
     }
@@ -216,11 +215,11 @@ impl Tokenizer {
         })
     }
 
-    /// Reads a llama2.c tokenizer for a model with `vocab_size` tokens; the file does not hold their number.
+    /// Reads a llama2.c tokenizer for a model with `vocab_size` tokens; the file does not contain their number.
     ///
     /// # Errors
     ///
-    /// An unreadable or broken file, and [`TokenizerError::VocabMismatch`] unless it holds exactly that many.
+    /// An unreadable or malformed file, and [`TokenizerError::VocabMismatch`] unless it has exactly that many tokens.
     pub fn from_llama2c(path: impl AsRef<Path>, vocab_size: usize) -> Result<Self, TokenizerError> {
         in_file(path.as_ref(), |bytes| {
             let tokenizer = Self::from_llama2c_bytes(&bytes)?;
@@ -240,7 +239,7 @@ impl Tokenizer {
     ///
     /// # Errors
     ///
-    /// An unreadable or broken file, another model type (unigram), a normalizer that maps characters.
+    /// An unreadable or malformed file, another model type (unigram), a normalizer that maps characters.
     pub fn from_sentencepiece(path: impl AsRef<Path>) -> Result<Self, TokenizerError> {
         in_file(path.as_ref(), |bytes| Self::from_sentencepiece_bytes(&bytes))
     }
@@ -251,8 +250,8 @@ impl Tokenizer {
         Self::from_vocab(&model.vocab, SpaceForm::Symbol, fallback)
     }
 
-    /// Builds a tokenizer from a SentencePiece BPE vocabulary in memory, as GGUF files carry it under
-    /// `tokenizer.ggml.model = "llama"`. Unknown text becomes bytes where all 256 byte pieces exist, else `unk`.
+    /// Builds a tokenizer from a SentencePiece BPE vocabulary in memory, as stored in GGUF files with
+    /// `tokenizer.ggml.model = "llama"`. Unknown text becomes byte pieces if all 256 exist, else `unk`.
     ///
     /// # Errors
     ///
@@ -284,18 +283,18 @@ impl Tokenizer {
             _ if bytes.trim_ascii_start().starts_with(b"{") => Self::from_hf_json_bytes(bytes),
             [b'G', b'G', b'U', b'F', ..] => Err(TokenizerError::unsupported(
                 "a GGUF file as a tokenizer",
-                "it brings its own when it is the model; for another model pass that model's tokenizer",
+                "a GGUF model uses its own tokenizer; for another model, pass that model's tokenizer",
             )),
             _ if is_tiktoken(bytes) => Self::from_tiktoken_bytes(bytes),
-            // The i32 of llama2.c's header is small, so its upper half is zero; in a `.model` the
-            // second byte is the length of a first piece with a name, a score and a type.
+            // The i32 in llama2.c's header is small, so its upper half is zero; in a `.model`, the
+            // second byte is the length of the first piece, which has a name, a score and a type.
             [_, _, 0, 0, ..] => Self::from_llama2c_bytes(bytes),
             [0x0a, ..] => Self::from_sentencepiece_bytes(bytes),
             _ => Err(TokenizerError::unsupported("this file's format", remedy)),
         }
     }
 
-    /// Sets the tokens that begin and end a sequence, as the model's configuration has them.
+    /// Sets BOS and the tokens that end a sequence, as in the model's configuration.
     ///
     /// # Errors
     ///
@@ -309,8 +308,8 @@ impl Tokenizer {
         Ok(self)
     }
 
-    /// The text of a sequence. Control tokens have none; the one space that the encoder put before the text
-    /// is taken away; bytes that are not UTF-8 become U+FFFD.
+    /// The text of a sequence. Control tokens have no text; the space that the encoder put before the text
+    /// is removed; bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors
     ///
@@ -320,7 +319,7 @@ impl Tokenizer {
         Ok(String::from_utf8(bytes).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
     }
 
-    /// [`decode`](Self::decode) before anything is replaced: the bytes of the text.
+    /// [`decode`](Self::decode) to the bytes of the text, without replacement of invalid UTF-8.
     ///
     /// # Errors
     ///
@@ -336,7 +335,7 @@ impl Tokenizer {
         Ok(bytes)
     }
 
-    /// The bytes that one token adds to a text, leading space included; none for control tokens.
+    /// The bytes that one token adds to a text, leading space included; empty for control tokens.
     ///
     /// # Errors
     ///
@@ -351,15 +350,15 @@ impl Tokenizer {
         self.specials.id_of(token).or_else(|| self.encoder.id_of(token))
     }
 
-    /// The name of a token in the file, control tokens included; for tiktoken's tokens of bytes that are no text,
-    /// and for ids without a token, `None`.
+    /// The name of a token in the file, control tokens included; `None` for tiktoken's tokens that are not UTF-8,
+    /// and for ids without a token.
     #[must_use]
     pub fn name_of(&self, id: u32) -> Option<String> {
         let special = self.specials.iter().find(|&(_, special)| special == id);
         special.map(|(name, _)| name.to_owned()).or_else(|| self.encoder.name_of(id, &self.pieces))
     }
 
-    /// The special tokens, which stand for no text, by their spelling; in no order.
+    /// The special tokens, which have no text, by name; in no particular order.
     pub fn special_tokens(&self) -> impl Iterator<Item = (&str, u32)> {
         self.specials.iter()
     }
@@ -370,7 +369,7 @@ impl Tokenizer {
         self.pieces.len()
     }
 
-    /// The token that begins a sequence.
+    /// The beginning-of-sequence token.
     #[must_use]
     pub fn bos(&self) -> Option<u32> {
         self.bos
@@ -382,22 +381,22 @@ impl Tokenizer {
         &self.eos
     }
 
-    /// Whether a sequence starts with BOS: what the file says, or else whether there is a BOS.
+    /// Whether a sequence starts with BOS: as specified by the file, by default whether there is a BOS.
     #[must_use]
     pub fn adds_bos(&self) -> bool {
         self.bos.is_some() && self.adds_bos.unwrap_or(true)
     }
 
-    /// Sets what [`adds_bos`](Self::adds_bos) says, as `add_bos_token` in a model's files does.
+    /// Sets [`adds_bos`](Self::adds_bos), as `add_bos_token` in a model's files does.
     #[must_use]
     pub fn with_adds_bos(mut self, adds_bos: bool) -> Self {
         self.adds_bos = Some(adds_bos);
         self
     }
 
-    /// The tokens that end an answer in a chat: [`eos`](Self::eos), and every special token that chat formats end
-    /// a turn or a text with (`<|eot_id|>`, `<|im_end|>` and so on). A checkpoint's configuration often names only
-    /// one of them.
+    /// The tokens that end an answer in a chat: [`eos`](Self::eos), and every special token that ends
+    /// a turn or a text in a chat format (`<|eot_id|>`, `<|im_end|>` and so on). A checkpoint's configuration often names
+    /// only one of them.
     #[must_use]
     pub fn turn_ends(&self) -> Vec<u32> {
         let named = TURN_ENDS.iter().filter_map(|name| self.specials.id_of(name));
@@ -407,15 +406,15 @@ impl Tokenizer {
         ids
     }
 
-    /// Whether decoding drops the first space of a text, because encoding puts one there.
+    /// Whether decoding drops the first space of a text, because encoding adds one.
     pub(crate) fn strips_leading_space(&self) -> bool {
         self.strips_leading_space
     }
 
-    /// Checks that this tokenizer can belong to a model with `model` rows of vocabulary.
+    /// Checks that this tokenizer matches a model with `model` embedding rows.
     ///
-    /// Every id must have a row. Rows without an id are padding, up to an eighth of them; more means
-    /// another model's tokenizer, whose text would be nonsense.
+    /// Every id must have a row. Up to an eighth of the rows may be padding without an id; more indicate
+    /// another model's tokenizer, which would produce nonsense text.
     ///
     /// # Errors
     ///

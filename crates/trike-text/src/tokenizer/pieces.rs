@@ -1,22 +1,22 @@
-//! The bytes that each id stands for: all that decoding needs.
+//! The decode table: the bytes of each id.
 
 use super::{
     TokenizerError,
     limits::{check_token, check_tokens},
 };
 
-/// The decode table: one entry an id, bytes back to back.
+/// The decode table: one entry per id, bytes concatenated.
 #[derive(Clone, Default)]
 pub(super) struct Pieces {
     bytes: Vec<u8>,
-    /// Where each id's bytes end.
+    /// End offset of each id's bytes.
     ends: Vec<usize>,
-    /// Whether the id has a token at all; vocabularies may have holes.
+    /// Whether the id has a token; vocabularies may have gaps.
     known: Vec<bool>,
 }
 
 impl Pieces {
-    /// Appends the next id. `None` is a hole; control tokens are known and have no bytes.
+    /// Appends the next id. `None` is a gap; control tokens are known and have no bytes.
     pub(super) fn push(&mut self, bytes: Option<&[u8]>) -> Result<(), TokenizerError> {
         check_tokens(self.ends.len() as u64 + 1)?;
         check_token(bytes.map_or(0, <[u8]>::len))?;
@@ -26,7 +26,7 @@ impl Pieces {
         Ok(())
     }
 
-    /// Ids, holes included.
+    /// Number of ids, gaps included.
     pub(super) fn len(&self) -> usize {
         self.ends.len()
     }
@@ -47,7 +47,7 @@ impl Pieces {
 /// The value of a SentencePiece byte token, written `<0xHH>`.
 pub(super) fn byte_token(piece: &str) -> Option<u8> {
     let hex = piece.strip_prefix("<0x")?.strip_suffix('>')?;
-    // `from_str_radix` alone would accept a sign.
+    // `from_str_radix` alone would also accept a sign.
     let digits = hex.len() == 2 && hex.bytes().all(|b| b.is_ascii_hexdigit());
     if digits { u8::from_str_radix(hex, 16).ok() } else { None }
 }

@@ -1,4 +1,4 @@
-//! Reads a SentencePiece `.model`: a protobuf message of which a dozen fields matter.
+//! Reads a SentencePiece `.model`: a protobuf message, of which about a dozen fields are needed.
 
 use super::{
     TokenizerError,
@@ -6,7 +6,7 @@ use super::{
     spm::{PieceType, SpVocab},
 };
 
-/// A `.model` file as an encoder needs it.
+/// The parts of a `.model` file that the encoder needs.
 pub(super) struct SpModel {
     pub(super) vocab: SpVocab,
     pub(super) byte_fallback: bool,
@@ -15,7 +15,7 @@ pub(super) struct SpModel {
 /// `trainer_spec.model_type` of a BPE model.
 const MODEL_TYPE_BPE: u64 = 2;
 
-/// Parses a `ModelProto`, refusing every setting that would change ids and is not implemented.
+/// Parses a `ModelProto`; every setting that affects ids and is not implemented is an error.
 pub(super) fn parse(bytes: &[u8]) -> Result<SpModel, TokenizerError> {
     let mut vocab = SpVocab {
         tokens: Vec::new(),
@@ -24,7 +24,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<SpModel, TokenizerError> {
         bos: None,
         eos: Vec::new(),
         unk: None,
-        // The defaults of `normalizer_spec`, for files that leave a field out.
+        // The defaults of `normalizer_spec`, for files that omit a field.
         add_space_prefix: true,
         remove_extra_spaces: true,
     };
@@ -52,7 +52,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<SpModel, TokenizerError> {
         return Err(TokenizerError::malformed(
             "the SentencePiece model",
             "pieces and a trainer_spec",
-            format!("{} pieces and no complete model around them", vocab.tokens.len()),
+            format!("{} pieces and an incomplete model", vocab.tokens.len()),
         ));
     }
     trainer.check_type()?;
@@ -135,9 +135,9 @@ impl Trainer {
         Err(TokenizerError::unsupported(name, "use a model with a BPE tokenizer"))
     }
 
-    /// An `int32` id: negative means that the token does not exist.
+    /// An `int32` id; negative if the token does not exist.
     fn id(&self, name: &'static str, raw: u64, count: usize) -> Result<Option<u32>, TokenizerError> {
-        // Negative values are written as the 64-bit two's complement.
+        // Negative values are encoded as 64-bit two's complement.
         if raw.cast_signed() < 0 {
             return Ok(None);
         }
@@ -217,7 +217,7 @@ impl<'a> Value<'a> {
     }
 }
 
-/// Walks the fields of one message; nothing is copied or allocated.
+/// Iterates over the fields of one message without copies or allocations.
 struct Message<'a> {
     rest: &'a [u8],
     length: usize,
@@ -248,7 +248,7 @@ impl<'a> Message<'a> {
         for shift in (0..64).step_by(7) {
             let byte = self.take(1)?[0];
             let part = u64::from(byte & 0x7f);
-            // The tenth byte has room for one bit.
+            // The tenth byte has one significant bit.
             if shift == 63 && part > 1 {
                 break;
             }

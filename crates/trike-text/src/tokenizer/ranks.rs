@@ -1,11 +1,11 @@
-//! tiktoken's merge over a ranked vocabulary: of all neighbours whose joint bytes are a token, the pair with
-//! the lowest rank is merged, the leftmost of equals, until none is left.
+//! tiktoken's merge over a ranked vocabulary: among adjacent symbols whose concatenation is a token, the pair with
+//! the lowest rank is merged (the leftmost on ties), until none is left.
 //!
-//! The `tokenizers` crate ranks *pairs*. The usual conversion lists every split of every token as a merge, and
-//! then two splits of one token get two ranks, so that the crate takes the better split where tiktoken takes
-//! the leftmost place. With the tokens `xy`, `yx`, `xyx` and the state `xy x yx`, tiktoken makes `xyx yx` and the
-//! list `(x, yx) < (xy, x)` makes `xy xyx`. Whether a vocabulary ever gets there is hard to know, and the exact
-//! merge is short, so it is written out here.
+//! The `tokenizers` crate ranks *pairs*. The usual conversion lists every split of every token as a merge. Two splits of
+//! one token then have different ranks, so the crate prefers the better split where tiktoken prefers
+//! the leftmost position. With the tokens `xy`, `yx`, `xyx` and the state `xy x yx`, tiktoken gives `xyx yx` and the
+//! list `(x, yx) < (xy, x)` gives `xy xyx`. Whether this occurs with a real vocabulary is hard to determine, and the exact
+//! merge is short, so it is implemented here.
 
 use std::{cmp::Reverse, collections::BinaryHeap, collections::HashMap};
 
@@ -18,7 +18,7 @@ use super::{
 #[derive(Clone)]
 pub(super) struct Ranks {
     ids: HashMap<Box<[u8]>, u32>,
-    /// Bytes of the longest token: longer pairs need no look-up.
+    /// Bytes of the longest token: longer pairs need no lookup.
     longest: usize,
     single: Box<[u32; 256]>,
 }
@@ -33,7 +33,7 @@ struct Symbol {
 }
 
 impl Ranks {
-    /// Takes tokens in the order of their ranks.
+    /// Builds the vocabulary from tokens in the order of their ranks.
     pub(super) fn new(tokens: &[Vec<u8>]) -> Result<Self, TokenizerError> {
         check_tokens(tokens.len() as u64)?;
         let mut ids = HashMap::with_capacity(tokens.len());
@@ -44,7 +44,7 @@ impl Ranks {
             if ids.insert(token.as_slice().into(), rank).is_some() {
                 return Err(TokenizerError::malformed(
                     format!("token {rank}"),
-                    "bytes that no other token has",
+                    "bytes different from every other token",
                     format!("{token:?} again"),
                 ));
             }
@@ -81,7 +81,7 @@ impl Ranks {
             let (a, b): (Symbol, Symbol) = (symbols[left], symbols[right]);
             let len = a.len + b.len;
             if len <= self.longest {
-                // The lowest rank comes first, then the leftmost place; the rest only says what was meant.
+                // Ordered by lowest rank, then leftmost position; the other fields identify the pair.
                 let rank = self.id_of(&bytes[a.start..a.start + len]);
                 agenda.extend(rank.map(|rank| Reverse((rank, left, right, len))));
             }
@@ -91,7 +91,7 @@ impl Ranks {
         }
         while let Some(Reverse((_, left, right, len))) = agenda.pop() {
             let (a, b) = (symbols[left], symbols[right]);
-            // Either of them may have changed since.
+            // Skip the candidate if either symbol has changed since.
             if a.len == 0 || b.len == 0 || a.len + b.len != len {
                 continue;
             }
@@ -107,7 +107,7 @@ impl Ranks {
         for Symbol { start, len, .. } in symbols.into_iter().filter(|s| s.len > 0) {
             match self.id_of(&bytes[start..start + len]) {
                 Some(id) => out.push(id),
-                // Only single bytes are symbols without having been looked up.
+                // Every longer symbol was found by a lookup, so this is a single byte.
                 None => out.extend(bytes[start..start + len].iter().map(|&b| self.single[usize::from(b)])),
             }
         }

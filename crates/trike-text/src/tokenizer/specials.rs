@@ -1,4 +1,4 @@
-//! Special tokens by their spelling, and where a text spells them.
+//! Special tokens by name, and their occurrences in a text.
 
 use std::collections::HashMap;
 
@@ -8,11 +8,11 @@ pub(super) struct SpecialTokens {
     ids: HashMap<Box<str>, u32>,
     /// Distinct lengths in bytes, longest first.
     lengths: Vec<usize>,
-    /// Whether a special token starts with this byte; they share one or two in practice.
+    /// Whether a special token starts with this byte; in practice they share one or two first bytes.
     starts: Vec<bool>,
 }
 
-/// A special token that a text spells.
+/// An occurrence of a special token in a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Found {
     pub(super) start: usize,
@@ -21,7 +21,7 @@ pub(super) struct Found {
 }
 
 impl SpecialTokens {
-    /// Collects tokens; empty ones are left out, and of two with one spelling the first stays.
+    /// Collects tokens; empty ones are skipped, and of two with the same name the first is kept.
     pub(super) fn new<'a>(tokens: impl IntoIterator<Item = (&'a str, u32)>) -> Self {
         let mut specials = Self { starts: vec![false; 256], ..Self::default() };
         for (token, id) in tokens {
@@ -43,7 +43,7 @@ impl SpecialTokens {
         self.ids.iter().map(|(token, &id)| (&**token, id))
     }
 
-    /// The first special token in `text` at or after byte `from`, the longest of those that start there.
+    /// The first special token in `text` at or after byte `from`; the longest one at that position.
     pub(super) fn find(&self, text: &str, from: usize) -> Option<Found> {
         let bytes = text.as_bytes().get(from..)?;
         let candidates =

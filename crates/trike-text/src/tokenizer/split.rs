@@ -1,4 +1,4 @@
-//! Pre-tokenizers of byte-level vocabularies: how a text falls into the pieces inside which bytes are merged.
+//! Pre-tokenizers of byte-level vocabularies: they split a text into pieces, and merges happen within a piece only.
 
 use tokenizers::{
     OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer as _, PreTokenizerWrapper,
@@ -12,23 +12,24 @@ use tokenizers::{
 
 use super::TokenizerError;
 
-/// How a byte-level vocabulary splits text, by the name that GGUF has for it in `tokenizer.ggml.pre`.
+/// Pre-tokenizer of a byte-level vocabulary, by its name in GGUF's `tokenizer.ggml.pre`.
 ///
-/// The names are those of the model that first used the rule. All rules keep every byte of the text.
+/// A rule is named after the model that first used it. All rules keep every byte of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PreTokenizer {
-    /// Words, numbers and signs, each with the space before it.
+    /// Words, numbers and punctuation, each with the space before it, if any.
     Gpt2,
-    /// Words with one sign or space before them, numbers in threes, line ends with the signs before them. A piece
-    /// that is a token stays whole, whatever the merges say. Also the rule of tiktoken's Llama-3 vocabulary.
+    /// Words with one preceding punctuation character or space, numbers in groups of up to three digits, line ends with
+    /// preceding punctuation. A piece that is a token is not split, regardless of merges. Also the rule of tiktoken's Llama 3
+    /// vocabulary.
     LlamaBpe,
-    /// As [`LlamaBpe`](Self::LlamaBpe) with single digits, and every token made by merges.
+    /// As [`LlamaBpe`](Self::LlamaBpe) with single digits, and every token formed by merges.
     Qwen2,
 }
 
 impl PreTokenizer {
-    /// The rule of a name in `tokenizer.ggml.pre`, `None` for one that is not implemented.
+    /// The rule for a name in `tokenizer.ggml.pre`; `None` if it is not implemented.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
@@ -44,13 +45,13 @@ impl PreTokenizer {
         self == Self::LlamaBpe
     }
 
-    /// Whether sequences start with BOS where the file does not say.
+    /// Whether sequences start with BOS, if the file does not specify it.
     pub(super) fn adds_bos(self) -> bool {
         self == Self::LlamaBpe
     }
 
-    /// The expression that matches one piece after another. Every character belongs to one of the alternatives,
-    /// so nothing is left between matches.
+    /// The regular expression that matches the pieces. Every character is covered by one of the alternatives,
+    /// so there are no gaps between matches.
     fn expression(self) -> &'static str {
         match self {
             Self::Gpt2 => r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
@@ -68,9 +69,9 @@ impl PreTokenizer {
         Split::new(pattern, SplitDelimiterBehavior::Isolated, false).map_err(TokenizerError::Json)
     }
 
-    /// The rule and then GPT-2's stand-ins for bytes.
+    /// The rule followed by GPT-2's mapping of bytes to characters.
     pub(super) fn byte_level(self) -> Result<PreTokenizerWrapper, TokenizerError> {
-        // The expression has split already; the crate's own would split again.
+        // The text is already split by the expression; the crate's own regex would split it again.
         let stand_ins = ByteLevel::new(false, false, false);
         Ok(Sequence::new(vec![self.split()?.into(), stand_ins.into()]).into())
     }
@@ -88,7 +89,7 @@ pub(super) struct Splitter {
 }
 
 impl Splitter {
-    /// Hands the pieces of `text` to `on_piece`, one after another.
+    /// Passes the pieces of `text` to `on_piece`, in order.
     pub(super) fn pieces(&self, text: &str, mut on_piece: impl FnMut(&str)) -> Result<(), TokenizerError> {
         let mut whole = PreTokenizedString::from(text);
         self.split.pre_tokenize(&mut whole).map_err(TokenizerError::Json)?;

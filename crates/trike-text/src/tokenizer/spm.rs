@@ -1,12 +1,12 @@
 //! The SentencePiece BPE algorithm over a scored vocabulary.
 //!
-//! The `tokenizers` crate ranks *pairs*, SentencePiece scores *results* and breaks ties by place: the
-//! leftmost pair wins. No ranking of pairs can say that. With `ab`, `bc` and `ca` of equal score, `abc`
-//! must become `ab c`, `bca` `bc a` and `cab` `ca b`; a ranking would need ab < bc < ca < ab. Ties are
-//! real: the sixteen pieces of spaces of the Llama-2 vocabulary share one score, and so do all tokens of
-//! a vocabulary that was written without scores. So the merge step is written out here, exactly, as is
-//! the rest of SentencePiece's encoder: frozen user-defined pieces, unused pieces taken apart again, bytes
-//! for what is unknown.
+//! The `tokenizers` crate ranks *pairs*; SentencePiece scores *results* and breaks ties by position: the
+//! leftmost pair wins. No ranking of pairs can express that. With `ab`, `bc` and `ca` of equal score, `abc`
+//! must become `ab c`, `bca` `bc a` and `cab` `ca b`; a ranking would require ab < bc < ca < ab. Ties
+//! occur: the sixteen pieces of spaces of the Llama 2 vocabulary share one score, and so do all tokens of
+//! a vocabulary without scores. The merge step is therefore implemented exactly here, as is
+//! the rest of SentencePiece's encoder: frozen user-defined pieces, resegmentation of unused pieces, byte
+//! fallback for unknown text.
 
 use std::collections::HashMap;
 
@@ -17,32 +17,32 @@ use super::{
     pieces::{Pieces, byte_token},
 };
 
-/// The character that SentencePiece writes for a space.
+/// The character that represents a space in SentencePiece.
 pub(super) const SPACE_SYMBOL: &str = "\u{2581}";
-/// What SentencePiece prints for a piece that stands for no text.
+/// The text that SentencePiece decodes the unknown piece to.
 const UNKNOWN_SURFACE: &str = " \u{2047} ";
 
-/// What a piece of a SentencePiece vocabulary is for; the numbers are those of the `.model` file and of
+/// Type of a piece of a SentencePiece vocabulary; the numbers are those of the `.model` file and of
 /// `tokenizer.ggml.token_type` in GGUF.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PieceType {
     /// Text, produced by merging.
     Normal,
-    /// Stands for text that has no piece.
+    /// The token for text that has no piece.
     Unknown,
     /// Never text: `<s>`, `</s>`.
     Control,
-    /// Text that is matched before any merge and never taken apart.
+    /// Text that is matched before any merge and never split.
     UserDefined,
-    /// Takes part in merges, but is taken apart again in the result.
+    /// Used in merges, but split again in the result.
     Unused,
     /// One byte, written `<0xHH>`.
     Byte,
 }
 
 impl PieceType {
-    /// The type of a file's number, 1 to 6.
+    /// The type with a number of the file format, 1 to 6.
     #[must_use]
     pub fn from_number(number: u32) -> Option<Self> {
         Some(match number {
@@ -57,15 +57,15 @@ impl PieceType {
     }
 }
 
-/// A SentencePiece BPE vocabulary, from whichever file it came.
+/// A SentencePiece BPE vocabulary, from any file format.
 ///
-/// `tokens`, `scores` and `types` have one entry an id. Spaces in tokens are written U+2581, as
-/// SentencePiece and GGUF files have them.
+/// `tokens`, `scores` and `types` have one entry per id. Spaces in tokens are written as U+2581, as in
+/// SentencePiece and GGUF files.
 #[derive(Clone, Debug)]
 pub struct SpVocab {
     /// The pieces.
     pub tokens: Vec<String>,
-    /// Their scores: of two possible merges the one with the higher-scored result comes first.
+    /// Their scores: the merge with the higher-scored result is applied first.
     pub scores: Vec<f32>,
     /// Their types.
     pub types: Vec<PieceType>,
@@ -73,7 +73,7 @@ pub struct SpVocab {
     pub bos: Option<u32>,
     /// The tokens that end a sequence.
     pub eos: Vec<u32>,
-    /// The piece for what has none; only needed where byte pieces are missing.
+    /// The piece for unknown text; needed only if byte pieces are missing.
     pub unk: Option<u32>,
     /// Put a space before the text (`add_dummy_prefix`, `tokenizer.ggml.add_space_prefix`).
     pub add_space_prefix: bool,
@@ -81,27 +81,27 @@ pub struct SpVocab {
     pub remove_extra_spaces: bool,
 }
 
-/// How spaces of the text appear in pieces.
+/// Representation of spaces in pieces.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum SpaceForm {
     /// As U+2581.
     Symbol,
-    /// As they are: llama2.c.
+    /// As spaces (llama2.c).
     Plain,
 }
 
-/// What becomes of text that has no piece.
+/// Treatment of text that has no piece.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum ByteFallback {
-    /// Bytes where all 256 byte pieces exist, else the unknown piece.
+    /// Byte pieces if all 256 exist, else the unknown piece.
     WhereComplete,
-    /// Bytes; the file says so, so all 256 must exist.
+    /// Byte pieces, as specified by the file; all 256 must exist.
     Required,
     /// The unknown piece.
     Off,
 }
 
-/// A piece that merging may produce.
+/// A piece that a merge may produce.
 #[derive(Clone, Copy)]
 pub(super) struct Mergeable {
     id: u32,
@@ -112,14 +112,14 @@ pub(super) struct Mergeable {
 /// Encodes text with an [`SpVocab`].
 #[derive(Clone)]
 pub(super) struct SpEncoder {
-    /// Pieces that merging may produce.
+    /// Pieces that a merge may produce.
     pub(super) mergeable: HashMap<Box<str>, Mergeable>,
     /// Every piece by its name, control tokens included.
     ids: HashMap<Box<str>, u32>,
     user_defined: HashMap<Box<str>, u32>,
     /// Distinct byte lengths of user-defined pieces, longest first.
     user_defined_lengths: Vec<usize>,
-    /// Ids of the 256 byte pieces; `None` unless all are there.
+    /// Ids of the 256 byte pieces; `None` unless all exist.
     bytes: Option<Box<[u32; 256]>>,
     unk: Option<u32>,
     add_space_prefix: bool,
@@ -164,7 +164,7 @@ impl SpEncoder {
         for (index, token) in vocab.tokens.iter().enumerate() {
             check_token(token.len())?;
             let (score, kind) = (vocab.scores[index], vocab.types[index]);
-            // `check_tokens` holds the count far below 2^32.
+            // `check_tokens` limits the count to far below 2^32.
             let id = index as u32;
             if !score.is_finite() {
                 return Err(TokenizerError::malformed(
@@ -177,11 +177,11 @@ impl SpEncoder {
             match kind {
                 PieceType::Normal | PieceType::Unused | PieceType::UserDefined => {
                     if token.is_empty() {
-                        // GGUF files pad with empty tokens; they match no text.
+                        // GGUF files use empty tokens as padding; they match no text.
                         pieces.push(Some(b""))?;
                         continue;
                     }
-                    // Adding zero makes the two zeros one, as `==` has it.
+                    // Adding zero turns -0.0 into 0.0, so that both order as equal, as with `==`.
                     let entry = Mergeable { id, score: score + 0.0, unused: kind == PieceType::Unused };
                     encoder.mergeable.entry(token.as_str().into()).or_insert(entry);
                     if kind == PieceType::UserDefined {
@@ -243,9 +243,9 @@ impl SpEncoder {
         let mut merger = Merger::new(self, &normalized);
         merger.run();
         let mut previous_unknown = false;
-        // A stack, not recursion: an unused piece may fall into many.
+        // A stack instead of recursion: an unused piece may split into many.
         let mut stack = Vec::new();
-        // Symbol 0 only ever grows to the right, so it stays the first.
+        // Symbol 0 only grows to the right, so it stays first.
         let mut next = if merger.symbols.is_empty() { None } else { Some(0) };
         while let Some(index) = next {
             let symbol = merger.symbols[index];
@@ -254,7 +254,7 @@ impl SpEncoder {
             while let Some((start, len)) = stack.pop() {
                 let piece = &normalized[start..start + len];
                 let entry = self.mergeable.get(piece);
-                // Only what a merge made can be taken apart; a single character stays.
+                // Only the result of a merge can be split; a single character is kept.
                 let split =
                     if entry.is_some_and(|e| e.unused) { merger.split_of_unused.get(piece) } else { None };
                 if let Some(&left) = split {
@@ -305,13 +305,13 @@ impl SpEncoder {
             previous_space = character == ' ';
         }
         if self.remove_extra_spaces {
-            // SentencePiece looks at the result here: a U+2581 that the text brought goes too.
+            // SentencePiece trims the result here, so a U+2581 of the original text is removed too.
             normalized.truncate(normalized.trim_end_matches(space).len());
         }
         normalized
     }
 
-    /// Length of the user-defined piece that `text` starts with, the longest one.
+    /// Length of the longest user-defined piece that `text` starts with.
     pub(super) fn user_defined_prefix(&self, text: &str) -> Option<usize> {
         self.user_defined_lengths
             .iter()

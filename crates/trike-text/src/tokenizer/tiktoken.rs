@@ -1,7 +1,7 @@
-//! Reads a tiktoken `.model`: a line for each token, its bytes in base64 and its rank.
+//! Reads a tiktoken `.model`: one line per token with its bytes in base64 and its rank.
 //!
-//! The file holds neither the pre-tokenizer nor the special tokens. Both belong to the one vocabulary of this
-//! form that Llama-like checkpoints use, Llama-3's, which is known by its number of tokens; any other is refused.
+//! The file contains neither the pre-tokenizer nor the special tokens. Only one vocabulary of this format is used by
+//! Llama-like checkpoints: Llama 3's, recognized by its number of tokens. Any other is an error.
 
 use super::{
     TokenizerError,
@@ -12,12 +12,12 @@ use super::{
     split::{PreTokenizer, Splitter},
 };
 
-/// Tokens in Llama-3's file; its special tokens follow.
+/// Tokens in Llama 3's file; its special tokens follow.
 const LLAMA3_TOKENS: usize = 128_000;
-/// Special tokens of Llama-3, most of them reserved.
+/// Number of special tokens of Llama 3, most of them reserved.
 const LLAMA3_SPECIALS: u32 = 256;
 
-/// A tiktoken vocabulary with its rule and special tokens.
+/// A tiktoken vocabulary with its pre-tokenizer.
 #[derive(Clone)]
 pub(super) struct RankEncoder {
     ranks: Ranks,
@@ -29,7 +29,7 @@ pub(super) struct Tiktoken {
     pub(super) pieces: Pieces,
     pub(super) specials: SpecialTokens,
     pub(super) bos: u32,
-    /// Ends a text, ends a turn.
+    /// End of text and end of turn.
     pub(super) eos: [u32; 2],
 }
 
@@ -58,7 +58,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tiktoken, TokenizerError> {
     if tokens.len() != LLAMA3_TOKENS {
         return Err(TokenizerError::unsupported(
             format!("a tiktoken vocabulary of {} tokens", tokens.len()),
-            "only Llama-3's, of 128000, says how it splits text; pass the tokenizer.json of the same model",
+            "only Llama 3's (128000 tokens) has a known pre-tokenizer; pass the tokenizer.json of the same model",
         ));
     }
     let mut pieces = Pieces::default();
@@ -79,7 +79,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Tiktoken, TokenizerError> {
     })
 }
 
-/// Llama-3's special tokens. Later models of the family gave names to some of the reserved ones.
+/// Llama 3's special tokens. Later models of the family named some of the reserved ones.
 fn llama3_special(index: u32) -> String {
     match index {
         0 => "<|begin_of_text|>".to_owned(),
@@ -115,7 +115,7 @@ fn parse_lines(bytes: &[u8]) -> Result<Vec<Vec<u8>>, TokenizerError> {
         check_tokens(tokens.len() as u64 + 1)?;
         check_token(token.len() / 4 * 3)?;
         let token = base64(token).filter(|t| !t.is_empty()).ok_or_else(|| malformed(shown()))?;
-        // Ranks without gaps are ids; the one vocabulary that is known has them in order.
+        // Ranks without gaps are ids; the one supported vocabulary lists them in order.
         if rank != tokens.len().to_string().as_bytes() {
             return Err(malformed(shown()));
         }
@@ -124,7 +124,7 @@ fn parse_lines(bytes: &[u8]) -> Result<Vec<Vec<u8>>, TokenizerError> {
     Ok(tokens)
 }
 
-/// Standard base64 with padding, strictly: one spelling for each byte string.
+/// Decodes standard base64 with padding, strictly: only the canonical encoding is accepted.
 fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let padding = text.iter().rev().take_while(|&&b| b == b'=').count();
     if !text.len().is_multiple_of(4) || padding > 2 {
