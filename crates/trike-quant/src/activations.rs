@@ -1,6 +1,11 @@
 //! Activations as int8.
 
-use crate::{QuantError, error::check_finite};
+use trike_core::{Bounds, OptionError};
+
+use crate::{
+    QuantError,
+    error::{check_finite, check_whole},
+};
 
 /// The smallest largest magnitude that a scale is made from, as in BitNet's layers.
 const SMALLEST: f32 = 1e-5;
@@ -20,20 +25,16 @@ const SMALLEST: f32 = 1e-5;
 ///
 /// # Errors
 ///
-/// [`QuantError::Option`] for a width or group of zero or a length that is no multiple of the width,
+/// [`QuantError::Option`] for a width or group of zero, [`QuantError::Partial`] for part of a token,
 /// [`QuantError::NonFinite`].
 pub fn quantize_activations(
     x: &[f32],
     width: usize,
     group: usize,
 ) -> Result<(Vec<i8>, Vec<f32>), QuantError> {
-    if width == 0 || group == 0 || !x.len().is_multiple_of(width) {
-        return Err(QuantError::Option {
-            option: "width and group",
-            expected: "at least 1, and whole tokens",
-            got: format!("{width} and {group} for {} activations", x.len()),
-        });
-    }
+    OptionError::check("width", Bounds::at_least(1usize), width)?;
+    OptionError::check("group", Bounds::at_least(1usize), group)?;
+    check_whole("activations", width, x.len())?;
     check_finite("activations", x)?;
     let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
     for values in x.chunks_exact(width).flat_map(|token| token.chunks(group)) {

@@ -6,12 +6,13 @@
 //! and means are refitted together against the Hessian, and codes are changed one at a time while that lowers the error
 //! (coordinate descent); and both are repeated.
 
+use trike_core::OptionError;
 use trike_cpu::Cpu;
 use trike_trit::{Coupling, TritTensor};
 
 use crate::{
     Grid, HessianFactor, MatrixView, QuantError, SquareMatrix, TritLayout,
-    error::check_len,
+    error::{check_len, check_whole},
     fit::{fit_free, fit_tied, fit_tied_mean},
     linalg::solve_spd,
     quantize::QuantizationStats,
@@ -87,20 +88,14 @@ pub fn compensate(
     if let Some(keep) = keep {
         check_len("weights that are kept or not", rows * cols, keep.len())?;
         if layout.with_mean {
-            return Err(QuantError::Option {
-                option: "mean",
-                expected: "no mean with pruning: a zero trit would not be a zero weight",
-                got: "a mean".to_owned(),
-            });
+            // A zero trit would not be a zero weight.
+            return Err(OptionError::Conflict { field: "with_mean", other: "keep" }.into());
         }
     }
     check_len("columns of the factor", cols, factor.width)?;
     if layout.granularity != factor.granularity {
-        return Err(QuantError::Option {
-            option: "granularity",
-            expected: "that of the factor",
-            got: layout.granularity.to_string(),
-        });
+        let (accepted, got) = (&["that of the factor"], layout.granularity.to_string());
+        return Err(OptionError::Unknown { field: "granularity", accepted, got }.into());
     }
     let starts: Vec<usize> = (0..rows).step_by(ROWS).collect();
     let mut chunks: Vec<Chunk> = cpu.pool().map(starts, |start| {
@@ -357,11 +352,11 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 ///
 /// # Errors
 ///
-/// [`QuantError::Length`] when the buffers do not fit together.
+/// [`QuantError::Length`] and [`QuantError::Partial`] when the buffers do not fit together.
 pub fn hessian_error(weights: &[f32], quantized: &[f32], hessian: &SquareMatrix) -> Result<f64, QuantError> {
     let n = hessian.side();
     check_len("quantized weights", weights.len(), quantized.len())?;
-    check_len("weights beyond whole rows", 0, weights.len() % n)?;
+    check_whole("weights", n, weights.len())?;
     let mut total = 0f64;
     let mut image = vec![0f32; n];
     for (w, v) in weights.chunks_exact(n).zip(quantized.chunks_exact(n)) {

@@ -1,5 +1,6 @@
 //! How a matrix becomes trits.
 
+use trike_core::{Bounds, OptionError};
 use trike_trit::{Coupling, Encoding, Granularity, MAX_DEPTH};
 
 use crate::QuantError;
@@ -50,17 +51,12 @@ impl CalibrationMethod {
         }
     }
 
-    fn validate(self) -> Result<(), QuantError> {
-        let (ok, expected, got) = match self {
-            Self::AbsMax => return Ok(()),
-            Self::Percentile(p) => (p > 0.0 && p <= 100.0, "a percentile over 0 and up to 100", p),
-            Self::MeanStd(k) => (k.is_finite(), "a finite number of standard deviations", k),
-            Self::Manual(r) => (r > 0.0 && r.is_finite(), "a positive range", r),
-        };
-        if ok {
-            Ok(())
-        } else {
-            Err(QuantError::Option { option: "calibration", expected, got: got.to_string() })
+    fn validate(self) -> Result<(), OptionError> {
+        match self {
+            Self::AbsMax => Ok(()),
+            Self::Percentile(p) => OptionError::check("percentile", Bounds::over(0.0).at_most(100.0), p),
+            Self::MeanStd(k) => OptionError::check("mean_std", Bounds::finite(), k),
+            Self::Manual(range) => OptionError::check("range", Bounds::over(0.0), range),
         }
     }
 }
@@ -136,11 +132,8 @@ impl Default for TritLayout {
 }
 
 impl TritLayout {
-    pub(crate) fn validate(&self) -> Result<(), QuantError> {
-        if (1..=MAX_DEPTH).contains(&self.depth) {
-            return Ok(());
-        }
-        Err(QuantError::Option { option: "planes", expected: "1 to 6", got: self.depth.to_string() })
+    pub(crate) fn validate(&self) -> Result<(), OptionError> {
+        OptionError::check("depth", Bounds::at_least(1usize).at_most(MAX_DEPTH), self.depth)
     }
 
     /// Bits of a weight of a `rows x cols` matrix: trits at the rate of the encoding (for [`Encoding::Base3`] 1.6, for the others
@@ -182,31 +175,26 @@ impl QuantizeConfig {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`], which names the option.
+    /// [`QuantError::Option`], which names the field.
     pub fn validate(&self) -> Result<(), QuantError> {
         self.layout.validate()?;
-        let refuse =
-            |option, expected, got: &str| Err(QuantError::Option { option, expected, got: got.to_owned() });
+        let refuse = |other| Err(OptionError::Conflict { field: "rule", other }.into());
         match self.rule {
             ScaleRule::Calibrated(method) => {
                 method.validate()?;
                 if self.layout.coupling == Coupling::Free && self.layout.depth > 1 {
-                    return refuse("coupling", "tied planes for a calibrated range", "free");
+                    return refuse("coupling free");
                 }
             }
             ScaleRule::AbsMean | ScaleRule::Twn => {
                 if self.layout.coupling == Coupling::Tied && self.layout.depth > 1 {
-                    return refuse(
-                        "coupling",
-                        "free planes for absmean and TWN, or the rule of least squares",
-                        "tied",
-                    );
+                    return refuse("coupling tied");
                 }
             }
             ScaleRule::LeastSquares => return Ok(()),
         }
         if self.layout.with_mean {
-            return refuse("mean", "no mean, or the rule of least squares", "a mean");
+            return refuse("with_mean");
         }
         Ok(())
     }

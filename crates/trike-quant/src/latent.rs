@@ -5,6 +5,7 @@
 //! the latent weight crosses the border between two levels and the code changes. Learned step sizes are those of LSQ (Esser et
 //! al., 1902.08153), here with latent weights in units of their step, so that both are learned apart.
 
+use trike_core::OptionError;
 use trike_trit::{Coupling, Granularity, ScaleValues, TritTensor};
 
 use crate::{
@@ -100,18 +101,11 @@ impl Latent {
     ) -> Result<Self, QuantError> {
         let (rows, cols, depth) = (weights.rows(), weights.cols(), trits.depth());
         if trits.coupling() == Coupling::Free && depth > 1 {
-            return Err(QuantError::Option {
-                option: "coupling",
-                expected: "tied planes for latent weights",
-                got: "free".to_owned(),
-            });
+            let got = "free".to_owned();
+            return Err(OptionError::Unknown { field: "coupling", accepted: &["tied"], got }.into());
         }
-        if let Some(rotation) = trits.rotation() {
-            return Err(QuantError::Option {
-                option: "rotation",
-                expected: "trits and weights as the rotated inputs meet them",
-                got: format!("trits behind one in blocks of {}", rotation.block()),
-            });
+        if trits.rotation().is_some() {
+            return Err(OptionError::Conflict { field: "rotation", other: "latent weights" }.into());
         }
         check_len("rows of the trits", rows, trits.rows())?;
         check_len("columns of the trits", cols, trits.cols())?;

@@ -97,7 +97,7 @@ fn what_cannot_be_learned_is_refused() {
     let view = MatrixView::new(ROWS, COLS, &weights).unwrap();
     let layout = TritLayout { depth: 2, coupling: Coupling::Free, ..TritLayout::default() };
     let free = rounded(&weights, layout);
-    assert!(matches!(Latent::new(view, &free, None), Err(QuantError::Option { option: "coupling", .. })));
+    assert!(matches!(Latent::new(view, &free, None), Err(QuantError::Option(e)) if e.field() == "coupling"));
     let trits = rounded(&weights, TritLayout::default());
     let narrow = MatrixView::new(ROWS, COLS - 1, &weights[ROWS..]).unwrap();
     assert!(matches!(Latent::new(narrow, &trits, None), Err(QuantError::Length { .. })));

@@ -11,7 +11,7 @@ use trike_core::{Bounds, OptionError};
 use trike_cpu::Cpu;
 use trike_llm::{HeadPrecision, LoadOptions, ModelFile};
 use trike_nn::{ActivationPrecision, WeightName};
-use trike_quant::{QuantizeConfig, ScaleRule, TritLayout};
+use trike_quant::{QuantError, QuantizeConfig, ScaleRule, TritLayout};
 use trike_trit::{Coupling, Encoding, Granularity, Hadamard};
 
 pub use method::{Compensation, LayerChoice, QuantizeMethod};
@@ -142,17 +142,20 @@ impl ModelQuantizationConfig {
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::Quantize`], [`CalibrateError::Option`] and [`CalibrateError::Config`], which name the option.
+    /// [`CalibrateError::Option`] and [`CalibrateError::Config`], which name the option; [`CalibrateError::Quantize`] for a layer.
     pub fn validate(&self) -> Result<(), CalibrateError> {
         let rule = match self.method {
             QuantizeMethod::Round(rule) => rule,
             QuantizeMethod::Compensate(_) => ScaleRule::LeastSquares,
         };
-        let planned = self.layers.keys().map(|name| (name.as_str(), self.layout_of(name)));
-        let layouts: Vec<_> = std::iter::once(("the options", self.layout)).chain(planned).collect();
-        for (what, layout) in &layouts {
+        let planned = self.layers.keys().map(|name| (Some(name), self.layout_of(name)));
+        let layouts: Vec<_> = std::iter::once((None, self.layout)).chain(planned).collect();
+        for (name, layout) in &layouts {
             let config = QuantizeConfig { rule, layout: *layout, ..QuantizeConfig::default() };
-            config.validate().map_err(|e| CalibrateError::quantize(what, e))?;
+            config.validate().map_err(|e| match (name, e) {
+                (None, QuantError::Option(e)) => e.into(),
+                (name, e) => CalibrateError::quantize(name.map_or("the options", String::as_str), e),
+            })?;
         }
         if let Some(block) = self.input_rotation {
             OptionError::check("input_rotation", Bounds::at_least(2usize).at_most(Hadamard::MAX), block)?;
@@ -230,7 +233,7 @@ mod tests {
                     importance: Importance::Magnitude,
                 });
             }),
-            ("planes", |c| c.layout.depth = 0),
+            ("depth", |c| c.layout.depth = 0),
             ("damping", |c| {
                 c.method =
                     QuantizeMethod::Compensate(Compensation { damping: 0.0, ..Compensation::default() });
