@@ -21,7 +21,7 @@ mod graphs;
 fn software() -> Option<Device> {
     let open = |index| {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
-        Device::open_with(spec, DeviceOptions { planes: Planes::Forced }).ok()
+        Device::open_with(spec, DeviceOptions::default().with_planes(Planes::Forced)).ok()
     };
     let found = (0..).map_while(open).find(|device| device.is_software() && device.capabilities().f16);
     if found.is_none() {

@@ -26,6 +26,7 @@ const PASSES: usize = 4;
 
 /// How [`compensate`] works.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct CompensateConfig {
     /// The shape of the result.
     pub layout: TritLayout,
@@ -36,6 +37,20 @@ pub struct CompensateConfig {
 impl Default for CompensateConfig {
     fn default() -> Self {
         Self { layout: TritLayout::default(), rounds: 3 }
+    }
+}
+
+impl CompensateConfig {
+    /// Sets [`layout`](Self::layout).
+    #[must_use]
+    pub fn with_layout(self, layout: TritLayout) -> Self {
+        Self { layout, ..self }
+    }
+
+    /// Sets [`rounds`](Self::rounds).
+    #[must_use]
+    pub fn with_rounds(self, rounds: usize) -> Self {
+        Self { rounds, ..self }
     }
 }
 
@@ -62,10 +77,10 @@ struct Chunk {
 ///
 /// // The second input is the first one with a little of its own.
 /// let hessian = SquareMatrix::new(2, vec![1.0, 0.9, 0.9, 1.0])?;
-/// let layout = TritLayout { granularity: Granularity::Row, ..TritLayout::default() };
+/// let layout = TritLayout::default().with_granularity(Granularity::Row);
 /// let factor = HessianFactor::new(&hessian, layout.granularity, ColumnOrder::Stored, 0.01)?;
 /// let w = [0.6, 0.5];
-/// let config = CompensateConfig { layout, ..CompensateConfig::default() };
+/// let config = CompensateConfig::default().with_layout(layout);
 /// let (trits, _) = compensate(&Cpu::new(1)?, MatrixView::new(1, 2, &w)?, &factor, None, &config)?;
 /// assert!(hessian_error(&w, &trits.dequantize(), &hessian)? < 0.01);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -101,7 +101,16 @@ pub enum ScaleType {
 }
 
 /// The shape of the result: planes, what shares a scale, how both are stored.
+///
+/// ```
+/// use trike_quant::TritLayout;
+/// use trike_trit::Granularity;
+///
+/// let layout = TritLayout::default().with_depth(2).with_granularity(Granularity::Row);
+/// assert_eq!((layout.depth, layout.with_mean), (2, false));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct TritLayout {
     /// Planes, 1 to 6.
     pub depth: usize,
@@ -132,6 +141,42 @@ impl Default for TritLayout {
 }
 
 impl TritLayout {
+    /// Sets [`depth`](Self::depth).
+    #[must_use]
+    pub fn with_depth(self, depth: usize) -> Self {
+        Self { depth, ..self }
+    }
+
+    /// Sets [`coupling`](Self::coupling).
+    #[must_use]
+    pub fn with_coupling(self, coupling: Coupling) -> Self {
+        Self { coupling, ..self }
+    }
+
+    /// Sets [`granularity`](Self::granularity).
+    #[must_use]
+    pub fn with_granularity(self, granularity: Granularity) -> Self {
+        Self { granularity, ..self }
+    }
+
+    /// Sets [`with_mean`](field@Self::with_mean).
+    #[must_use]
+    pub fn with_mean(self, with_mean: bool) -> Self {
+        Self { with_mean, ..self }
+    }
+
+    /// Sets [`encoding`](Self::encoding).
+    #[must_use]
+    pub fn with_encoding(self, encoding: Encoding) -> Self {
+        Self { encoding, ..self }
+    }
+
+    /// Sets [`scales`](Self::scales).
+    #[must_use]
+    pub fn with_scales(self, scales: ScaleType) -> Self {
+        Self { scales, ..self }
+    }
+
     pub(crate) fn validate(&self) -> Result<(), OptionError> {
         OptionError::check("depth", Bounds::at_least(1usize).at_most(MAX_DEPTH), self.depth)
     }
@@ -154,6 +199,7 @@ impl TritLayout {
 
 /// How [`quantize_matrix`](crate::quantize_matrix) works.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct QuantizeConfig {
     /// Which grid.
     pub rule: ScaleRule,
@@ -171,6 +217,24 @@ impl Default for QuantizeConfig {
 }
 
 impl QuantizeConfig {
+    /// Sets [`rule`](Self::rule).
+    #[must_use]
+    pub fn with_rule(self, rule: ScaleRule) -> Self {
+        Self { rule, ..self }
+    }
+
+    /// Sets [`rounding`](Self::rounding).
+    #[must_use]
+    pub fn with_rounding(self, rounding: Rounding) -> Self {
+        Self { rounding, ..self }
+    }
+
+    /// Sets [`layout`](Self::layout).
+    #[must_use]
+    pub fn with_layout(self, layout: TritLayout) -> Self {
+        Self { layout, ..self }
+    }
+
     /// Checks that the options go together.
     ///
     /// # Errors

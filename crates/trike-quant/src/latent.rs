@@ -19,13 +19,28 @@ const MARGIN: f32 = 0.05;
 /// Of Adam (Kingma and Ba, 1412.6980): what stays of the mean of gradients and of that of their squares in a step.
 const MOMENTA: (f32, f32) = (0.9, 0.98);
 
-/// How far [`Latent::update`] goes at most.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// How far [`Latent::update`] goes at most; not at all by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct LatentRates {
     /// A latent weight, in steps between levels.
     pub codes: f32,
     /// A scale, as a share of it; means by the same share of the step.
     pub scales: f32,
+}
+
+impl LatentRates {
+    /// Sets [`codes`](Self::codes).
+    #[must_use]
+    pub fn with_codes(self, codes: f32) -> Self {
+        Self { codes, ..self }
+    }
+
+    /// Sets [`scales`](Self::scales).
+    #[must_use]
+    pub fn with_scales(self, scales: f32) -> Self {
+        Self { scales, ..self }
+    }
 }
 
 /// A ternary matrix with tied planes on its way to another one: a latent weight for each code, and its scales.
@@ -41,7 +56,7 @@ pub struct LatentRates {
 /// assert_eq!(latent.tensor()?, trits);
 /// // A loss that falls as the third weight grows.
 /// for _ in 0..60 {
-///     latent.update(&[0.0, 0.0, -1.0, 0.0], LatentRates { codes: 0.02, scales: 0.0 })?;
+///     latent.update(&[0.0, 0.0, -1.0, 0.0], LatentRates::default().with_codes(0.02))?;
 /// }
 /// assert!(trits.dequantize()[2] == 0.0 && latent.tensor()?.dequantize()[2] > 0.9);
 /// # Ok::<(), trike_quant::QuantError>(())

@@ -28,9 +28,18 @@ use crate::plan::Settings;
 
 /// What can be chosen when a device is opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct DeviceOptions {
     /// Which kernels may use planes.
     pub planes: Planes,
+}
+
+impl DeviceOptions {
+    /// Sets [`planes`](Self::planes).
+    #[must_use]
+    pub fn with_planes(self, planes: Planes) -> Self {
+        Self { planes, ..self }
+    }
 }
 
 /// An open device: a queue of launches, and memory.
