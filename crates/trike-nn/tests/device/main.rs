@@ -12,9 +12,7 @@ use trike_nn::{
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
 
-#[path = "device/edits.rs"]
 mod edits;
-#[path = "device/graphs.rs"]
 mod graphs;
 
 /// The software Vulkan driver; `None` after a line that the test runner counts.
