@@ -22,7 +22,6 @@ const KNOWN: &[(&str, &str)] = &[
     ("trike-llm", "file source text"),
     ("trike-nn", "backend memory sequence spec step"),
     ("trike-nn", "device::recordings device::tensors"),
-    ("trike-text", "tokenizer::merge tokenizer::spm"),
 ];
 
 /// A module by its path below the crate; the root is empty.
