@@ -180,6 +180,33 @@ impl ModelFile {
     }
 }
 
+impl WeightSource for ModelFile {
+    fn path(&self) -> &Path {
+        self.path()
+    }
+
+    fn config(&self) -> &ModelConfig {
+        self.config()
+    }
+
+    fn info(&self, name: WeightName) -> Result<&TensorInfo, LlmError> {
+        self.info(name)
+    }
+
+    fn load(&self, name: WeightName) -> Result<Tensor, LlmError> {
+        self.load(name)
+    }
+
+    fn ternarizes(&self, name: WeightName) -> bool {
+        self.ternarizes(name)
+    }
+
+    /// Tensors that are no weights of the decoder count, too.
+    fn is_f32(&self) -> bool {
+        self.is_f32()
+    }
+}
+
 /// Rows of `tensor` in another order; the elements of a vector count as rows.
 pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, LlmError> {
     fn pick<T: Copy>(values: &[T], width: usize, rows: &[usize]) -> Vec<T> {
