@@ -19,8 +19,6 @@ const KNOWN: &[(&str, &str)] = &[
     ("trike-cli", "commands output"),
     ("trike-cube", "device::buffer device::graph"),
     ("trike-cube", "linear::activations linear::quantize"),
-    ("trike-nn", "backend memory sequence spec step"),
-    ("trike-nn", "device::recordings device::tensors"),
 ];
 
 /// A module by its path below the crate; the root is empty.

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::{Backend, NnError};
+use crate::NnError;
 
 /// The rows of a ragged batch that belong to one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,24 +95,6 @@ impl StepInputs {
     }
 }
 
-/// A step in which one sequence reads one token: the usual one when a model writes, and always the same but for its inputs.
-#[derive(Debug)]
-pub struct TokenStep<'a, B: Backend + ?Sized> {
-    /// The id, position and window: one row of one segment.
-    pub inputs: StepInputs,
-    /// Positions that the sequence's caches hold.
-    pub capacity: usize,
-    /// The embedding in which the id is looked up.
-    pub table: &'a B::Matrix,
-    /// A number that no two models share, nor a model before and after a weight was replaced.
-    pub version: u64,
-    /// How many of the largest logits are asked for; `None` for all.
-    pub largest: Option<usize>,
-}
-
-/// Runs the decoder over the inputs of a step, up to the logits.
-pub type RunStep<'a, B> = dyn FnMut(&<B as Backend>::Inputs) -> Result<<B as Backend>::Tensor, NnError> + 'a;
-
 /// The largest values of a row with their columns, in descending order.
 pub type Largest = Vec<(u32, f32)>;
 
@@ -123,18 +105,6 @@ pub enum StepLogits {
     Top(Largest),
     /// One logit for each token of the vocabulary.
     All(Vec<f32>),
-}
-
-/// The largest logits of one row, or all of them where those are not usable or not asked for.
-pub(crate) fn logits_of<B: Backend + ?Sized>(
-    backend: &B,
-    logits: B::Tensor,
-    largest: Option<usize>,
-) -> Result<StepLogits, NnError> {
-    match largest.map_or(Ok(None), |k| backend.top(&logits, k))?.as_deref_mut() {
-        Some([row]) if usable(row) => Ok(StepLogits::Top(std::mem::take(row))),
-        _ => Ok(StepLogits::All(backend.move_to_host(logits)?)),
-    }
 }
 
 /// Whether a sampler can choose from a row: NaN and infinity come first, and a row of negative infinities has nothing else.

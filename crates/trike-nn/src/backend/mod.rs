@@ -1,25 +1,13 @@
 //! The operations that a decoder needs of the hardware that it runs on.
 
+mod token;
+
 use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
 use trike_trit::{Edit, TritTensor};
 
-use crate::{
-    DeviceUse, Largest, NnError, StepInputs, StepLogits, TokenStep,
-    step::{RunStep, logits_of},
-};
-
-/// Shape of the cache of one layer of one sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheSpec {
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Elements per head.
-    pub head_dim: usize,
-    /// Positions held; position `p` lies in slot `p % capacity`.
-    pub capacity: usize,
-    /// Type of the elements.
-    pub precision: KvPrecision,
-}
+pub(crate) use self::token::logits_of;
+pub use self::token::{RunStep, TokenStep};
+use crate::{CacheSpec, DeviceUse, Largest, NnError, StepInputs, StepLogits};
 
 /// What a linear layer reads: a tensor, or what the step before it would make of tensors.
 ///
