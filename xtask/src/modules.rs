@@ -17,8 +17,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const KNOWN: &[(&str, &str)] = &[
     ("trike-benches", "operands operations"),
     ("trike-cli", "commands output"),
-    ("trike-cube", "device::buffer device::graph"),
-    ("trike-cube", "linear::activations linear::quantize"),
 ];
 
 /// A module by its path below the crate; the root is empty.

@@ -2,14 +2,13 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Pod;
 use cubecl::prelude::{BufferArg, CubePrimitive};
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
-use super::graph::Captures;
+use super::allocation::{Allocation, Common};
 use crate::error::{CubeError, Result, check_range};
 
 mod sealed {
@@ -32,55 +31,6 @@ macro_rules! elements {
 }
 elements!(f32, f16, bf16, u32, i32);
 
-/// Bytes that the buffers of a device hold.
-#[derive(Debug, Default)]
-pub(super) struct Counter {
-    now: AtomicU64,
-    peak: AtomicU64,
-}
-
-impl Counter {
-    pub(super) fn now(&self) -> u64 {
-        self.now.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
-    }
-
-    fn add(&self, bytes: u64) {
-        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.peak.fetch_max(now, Ordering::Relaxed);
-    }
-}
-
-/// What the clones of a device and its buffers share.
-#[derive(Debug, Default)]
-pub(super) struct Common {
-    pub(super) counter: Counter,
-    pub(super) captures: Captures,
-}
-
-/// One allocation; it goes back when the last buffer over it does.
-#[derive(Debug)]
-pub(super) struct Allocation {
-    handle: Handle,
-    bytes: u64,
-    common: Arc<Common>,
-}
-
-impl Allocation {
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        self.common.counter.now.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 /// `len` numbers in the memory of a device; clones and [views](Buffer::view) share them.
 ///
 /// Buffers are made by [`Device::empty`](crate::Device::empty) and [`Device::upload`](crate::Device::upload), and the length
@@ -99,15 +49,14 @@ pub struct Buffer<T> {
 impl<T: Element> Buffer<T> {
     pub(super) fn over(handle: Handle, len: usize, alignment: u64, common: &Arc<Common>) -> Self {
         let bytes = (len * size_of::<T>()) as u64;
-        common.counter.add(bytes);
-        let allocation = Allocation { handle, bytes, common: Arc::clone(common) };
+        let allocation = Allocation::new(handle, bytes, common);
         Self::whole(Arc::new(allocation), alignment)
     }
 
     /// All of an allocation, whose bytes are a whole number of elements.
     pub(super) fn whole(allocation: Arc<Allocation>, alignment: u64) -> Self {
         // It was made for a length of a `usize`.
-        let len = allocation.bytes as usize / size_of::<T>();
+        let len = allocation.bytes() as usize / size_of::<T>();
         Self { allocation, start: 0, len, alignment, element: PhantomData }
     }
 
@@ -180,14 +129,14 @@ impl<T: Element> Buffer<T> {
 
     pub(super) fn handle(&self) -> Handle {
         let (start, bytes) = ((self.start * size_of::<T>()) as u64, self.bytes() as u64);
-        let handle = self.allocation.handle.clone();
+        let handle = self.allocation.handle();
         let end = handle.size_in_used() - start - bytes;
         handle.offset_start(start).offset_end(end)
     }
 
     /// The handle for a launch, which a capture keeps the memory for.
     fn handle_of_launch(&self) -> Handle {
-        self.allocation.common.captures.give(&self.allocation);
+        self.allocation.captures().give(&self.allocation);
         self.handle()
     }
 

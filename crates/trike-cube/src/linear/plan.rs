@@ -1,7 +1,7 @@
 //! Which kernel multiplies ternary weights, and where it runs.
 
-use super::activations::{ActivationShape, BLOCK};
 use super::kernels::{Form, MAX_STAGES, MmaShape, Staging, WmmaShape, combine, tiled};
+use super::shape::{ActivationShape, BLOCK};
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_len, check_range};

@@ -1,6 +1,6 @@
 //! Floats to codes on the host: what the quantizers of the device have to write.
 
-use super::activations::{ActivationShape, BLOCK, SEGMENT};
+use super::shape::{ActivationShape, BLOCK, SEGMENT};
 
 /// The smallest magnitude that an int8 scale is made from, so that a token of zeros stays one.
 const SMALLEST: f32 = 1e-5;
