@@ -139,6 +139,9 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
         CalibrateError::CalibrationText { .. } => {
             "give a longer text with --calibration FILE, or more --sequences"
         }
+        CalibrateError::PlanFile { .. } => {
+            "`trike quantize --plan-only` with a budget writes a plan for --plan"
+        }
         CalibrateError::OutputExists { .. } | CalibrateError::NotOurs { .. } => {
             "name another output with --output"
         }
@@ -274,6 +277,13 @@ mod tests {
                 LlmError::from(TokenizerError::EmptyStop { index: 0 }).into(),
                 LlmError::from(TokenizerError::EmptyPrompt).into(),
                 CalibrateError::OutputExists { path: path() }.into(),
+                CalibrateError::PlanFile {
+                    path: path(),
+                    key: "a".to_owned(),
+                    expected: "b",
+                    got: "c".to_owned(),
+                }
+                .into(),
                 CalibrateError::from(EditError::Rotated { block: 8 }).into(),
                 CalibrateError::CalibrationText { sequences: 0, tokens: 0, needed: 16 }.into(),
             ])
