@@ -38,6 +38,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
         let text = ws.sh.read_file(file)?;
         findings.extend(space_findings(file, &text));
         if file.ends_with(".rs") {
+            findings.extend(module_finding(file, &files));
             findings.extend(rust_findings(file, &text));
             findings.extend(floats::findings(file, &text));
             let lines = text.lines().count();
@@ -87,6 +88,14 @@ fn space_findings(path: &str, text: &str) -> Vec<String> {
     findings
 }
 
+/// A module with children is `foo/mod.rs`, so that all of it lies in one folder.
+fn module_finding(path: &str, files: &[String]) -> Option<String> {
+    let folder = path.strip_suffix(".rs")?;
+    let is_inside = |file: &String| file.strip_prefix(folder).is_some_and(|rest| rest.starts_with('/'));
+    let is_beside = files.iter().any(is_inside);
+    is_beside.then(|| format!("{path} beside {folder}/: move it to {folder}/mod.rs"))
+}
+
 fn rust_findings(path: &str, text: &str) -> Vec<String> {
     let mut findings = Vec::new();
     let lines = text.lines().count();
@@ -119,6 +128,19 @@ mod tests {
         assert_eq!(
             rust_findings("a.rs", &file(MAX_LINES + 1)),
             ["a.rs has 801 lines, at most 800: split it by idea"]
+        );
+    }
+
+    #[test]
+    fn a_module_with_children_is_a_folder() {
+        let finding = |files: &[&str]| {
+            let files: Vec<String> = files.iter().map(|file| (*file).to_owned()).collect();
+            files.iter().find_map(|file| module_finding(file, &files))
+        };
+        assert_eq!(finding(&["src/a/mod.rs", "src/a/b.rs", "src/ab.rs", "src/a.md"]), None);
+        assert_eq!(
+            finding(&["src/a/b.rs", "src/a.rs"]).unwrap(),
+            "src/a.rs beside src/a/: move it to src/a/mod.rs"
         );
     }
 

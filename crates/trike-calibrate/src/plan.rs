@@ -60,7 +60,7 @@ impl Plan {
     /// [`CalibrateError::PlanFile`], which says what is wrong where.
     pub fn parse(path: &Path, text: &str) -> Result<Self, CalibrateError> {
         let plan: Self = serde_json::from_str(text)
-            .map_err(|e| wrong(path, "the plan", "a plan as `trike quantize` writes it", e.to_string()))?;
+            .map_err(|e| wrong(path, "the plan", "a plan as `Plan::to_json` writes it", e.to_string()))?;
         if plan.format != FORMAT {
             return Err(wrong(path, "format", QUOTED_FORMAT, format!("`{}`", plan.format)));
         }

@@ -221,7 +221,8 @@ impl Search<'_> {
             let (trits, _) = match (self.config.method, &mut factors) {
                 (QuantizeMethod::Compensate(how), Some(factors)) => {
                     // One round is near enough to tell scales apart.
-                    let config = CompensateConfig { layout: *layout, rounds: how.rounds.min(1) };
+                    let config =
+                        CompensateConfig::default().with_layout(*layout).with_rounds(how.rounds.min(1));
                     let factor = factors.get(layout.granularity)?;
                     compensate(self.blocks.cpu(), view, factor, None, &config)?
                 }
@@ -230,7 +231,7 @@ impl Search<'_> {
                         QuantizeMethod::Round(rule) => rule,
                         QuantizeMethod::Compensate(_) => QuantizeConfig::default().rule,
                     };
-                    let config = QuantizeConfig { rule, layout: *layout, ..QuantizeConfig::default() };
+                    let config = QuantizeConfig::default().with_rule(rule).with_layout(*layout);
                     quantize_matrix(view, &config)?
                 }
             };

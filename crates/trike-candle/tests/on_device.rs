@@ -11,7 +11,7 @@ use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor}
 fn software() -> Option<cube::Device> {
     let open = |index| {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
-        cube::Device::open_with(spec, DeviceOptions { planes: Planes::Forced }).ok()
+        cube::Device::open_with(spec, DeviceOptions::default().with_planes(Planes::Forced)).ok()
     };
     let found = (0..).map_while(open).find(|device| device.is_software() && device.capabilities().f16);
     if found.is_none() {

@@ -6,8 +6,10 @@
 use trike::{
     CalibrateError, LlmError,
     calibrate::{ConfigError, EditError, FoldError},
+    core::OptionError,
     format::FormatError,
     nn::NnError,
+    quant::QuantError,
     text::{chat::ChatError, sampler::SamplerError, tokenizer::TokenizerError},
 };
 
@@ -32,14 +34,15 @@ fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
 /// Whether the library refused what the command line asked for, as opposed to a file or the machine.
 pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
     match refusal(error) {
-        Some(Refusal::Calibrate(error)) => matches!(
-            error,
-            CalibrateError::Option(_)
-                | CalibrateError::Config(_)
-                | CalibrateError::Edit(_)
-                | CalibrateError::OutputExists { .. }
-                | CalibrateError::NotOurs { .. }
-        ),
+        Some(Refusal::Calibrate(error)) => {
+            matches!(
+                error,
+                CalibrateError::Config(_)
+                    | CalibrateError::Edit(_)
+                    | CalibrateError::OutputExists { .. }
+                    | CalibrateError::NotOurs { .. }
+            ) || option(error).is_some()
+        }
         Some(Refusal::Llm(error)) => match error {
             LlmError::Option(_)
             | LlmError::NotBuilt { .. }
@@ -124,10 +127,10 @@ fn of_format(error: &FormatError) -> Option<String> {
 }
 
 fn of_calibrate(error: &CalibrateError) -> Option<String> {
+    if let Some(error) = option(error) {
+        return Some(format!("set it with {}", quantize_flag(error.field())?));
+    }
     let text = match error {
-        CalibrateError::Option(error) => {
-            return Some(format!("set it with {}", quantize_flag(error.field())?));
-        }
         CalibrateError::Config(error) => return Some(format!("see {}", flag_of_config(error)?)),
         CalibrateError::Fold(FoldError::Ternary { .. }) => "leave out --salience and --rotate",
         CalibrateError::Edit(EditError::Rotated { .. }) => {
@@ -136,6 +139,9 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
         CalibrateError::CalibrationText { .. } => {
             "give a longer text with --calibration FILE, or more --sequences"
         }
+        CalibrateError::PlanFile { .. } => {
+            "`trike quantize --plan-only` with a budget writes a plan for --plan"
+        }
         CalibrateError::OutputExists { .. } | CalibrateError::NotOurs { .. } => {
             "name another output with --output"
         }
@@ -143,6 +149,18 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
         _ => return None,
     };
     Some(text.to_owned())
+}
+
+/// The option that was refused, also where a tensor is named.
+fn option(error: &CalibrateError) -> Option<&OptionError> {
+    match error {
+        CalibrateError::Option(error) => Some(error),
+        CalibrateError::Quantize { source, .. } => match &**source {
+            QuantError::Option(error) => Some(error),
+            _ => None,
+        },
+        _ => None,
+    }
 }
 
 /// The flag that sets a field of the library's options.
@@ -162,7 +180,12 @@ fn quantize_flag(field: &str) -> Option<&'static str> {
         "damping" => "--damping",
         "tuning.block_epochs" => "--tune-block-epochs",
         "tuning.model_epochs" => "--tune-model-epochs",
-        "planes" => "--planes",
+        "planes" | "depth" => "--planes",
+        "rule" => "--method, --coupling or --mean",
+        "coupling" => "--coupling",
+        "granularity" => "--group",
+        "with_mean" => "--mean",
+        "share" => "--prune",
         "divergence" => "--max-kl",
         "bits per weight" => "--bits",
         "bytes" => "--max-bytes",
@@ -192,7 +215,7 @@ fn flag_of_config(error: &ConfigError) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
-    use trike::core::{Bounds, OptionError};
+    use trike::core::Bounds;
 
     use super::*;
     use crate::args::Cli;
@@ -220,6 +243,12 @@ mod tests {
             "tuning.block_epochs",
             "tuning.model_epochs",
             "planes",
+            "depth",
+            "rule",
+            "coupling",
+            "granularity",
+            "with_mean",
+            "share",
             "divergence",
             "bits per weight",
             "bytes",
@@ -248,10 +277,21 @@ mod tests {
                 LlmError::from(TokenizerError::EmptyStop { index: 0 }).into(),
                 LlmError::from(TokenizerError::EmptyPrompt).into(),
                 CalibrateError::OutputExists { path: path() }.into(),
+                CalibrateError::PlanFile {
+                    path: path(),
+                    key: "a".to_owned(),
+                    expected: "b",
+                    got: "c".to_owned(),
+                }
+                .into(),
                 CalibrateError::from(EditError::Rotated { block: 8 }).into(),
                 CalibrateError::CalibrationText { sequences: 0, tokens: 0, needed: 16 }.into(),
             ])
             .chain(quantize.map(|field| CalibrateError::from(range(field)).into()))
+            .chain(quantize.map(|field| {
+                let source = Box::new(QuantError::from(range(field)));
+                CalibrateError::Quantize { tensor: "a".to_owned(), source }.into()
+            }))
             .chain(config.map(|error| CalibrateError::from(error).into()));
         for error in errors {
             let advice = advice(&error).unwrap_or_else(|| panic!("{error}"));
@@ -268,10 +308,14 @@ mod tests {
     fn usage_is_told_from_failure() {
         let option = OptionError::Conflict { field: "a", other: "b" };
         assert!(is_usage(&LlmError::from(option.clone()).into()));
-        assert!(is_usage(&LlmError::from(SamplerError::Option(option)).into()));
+        assert!(is_usage(&LlmError::from(SamplerError::Option(option.clone())).into()));
         assert!(is_usage(&anyhow::Error::from(LlmError::ModelName { got: "a".to_owned() }).context("b")));
         assert!(is_usage(&CalibrateError::from(LlmError::ModelName { got: "a".to_owned() }).into()));
         assert!(is_usage(&CalibrateError::from(ConfigError::PlanGroups).into()));
+        let quantize =
+            |source| anyhow::Error::from(CalibrateError::Quantize { tensor: "a".to_owned(), source });
+        assert!(is_usage(&quantize(Box::new(option.into()))));
+        assert!(!is_usage(&quantize(Box::new(QuantError::NoChoices { layer: 0 }))));
         for error in [LlmError::NothingToScore.into(), anyhow::anyhow!("else")] {
             assert!(!is_usage(&error), "{error}");
         }

@@ -8,7 +8,7 @@
 //! * what can be said: [`args`]
 //! * what is done: [`commands`]
 //! * what is brought from the hub, with the feature `hub`: `download`
-//! * what is shown: [`output`], [`progress`]
+//! * what is shown: [`output`], [`progress`]; results as text: [`render`]
 //! * what is written beside that: [`npy`]
 //! * what to do about an error, and which flag it is about: [`advice`]
 //! * Ctrl-C: [`interrupt`]
@@ -23,6 +23,7 @@ mod interrupt;
 mod npy;
 mod output;
 mod progress;
+mod render;
 
 use std::process::ExitCode;
 

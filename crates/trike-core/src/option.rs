@@ -126,6 +126,12 @@ impl Bounds {
         Self { min: min.value(), open: true, max: f64::INFINITY }
     }
 
+    /// Every finite number.
+    #[must_use]
+    pub fn finite() -> Self {
+        Self::over(f64::NEG_INFINITY)
+    }
+
     /// These bounds with the inclusive upper bound `max`.
     #[must_use]
     pub fn at_most(self, max: impl Number) -> Self {
@@ -142,6 +148,9 @@ impl Bounds {
 impl fmt::Display for Bounds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { min, open, max } = *self;
+        if min == f64::NEG_INFINITY && max == f64::INFINITY {
+            return f.write_str("a finite number");
+        }
         match (open, max.is_finite()) {
             (false, true) => write!(f, "{min} to {max}"),
             (false, false) => write!(f, "at least {min}"),
@@ -171,6 +180,7 @@ mod tests {
             (Bounds::at_least(1usize).at_most(6usize), &[1.0, 6.0], &[0.0, 7.0, -1.0]),
             (Bounds::over(0.0f32), &[f64::MIN_POSITIVE], &[0.0, -0.0, f64::NEG_INFINITY]),
             (Bounds::over(0.0).at_most(1.0), &[1.0, 1e-9], &[0.0, 1.0 + 1e-9]),
+            (Bounds::finite(), &[f64::MIN, f64::MAX], &[f64::NEG_INFINITY, f64::INFINITY, f64::NAN]),
         ] {
             assert!(inside.iter().all(|&v| bounds.contains(v)), "{bounds}");
             assert!(!outside.iter().any(|&v| bounds.contains(v)), "{bounds}");
@@ -183,6 +193,8 @@ mod tests {
         assert_eq!(range.unwrap_err().to_string(), "window is 65: expected 1 to 64");
         let range = OptionError::check("temperature", Bounds::at_least(0.0), f32::NAN);
         assert_eq!(range.unwrap_err().to_string(), "temperature is NaN: expected at least 0");
+        let finite = OptionError::check("range", Bounds::finite(), f64::INFINITY);
+        assert_eq!(finite.unwrap_err().to_string(), "range is inf: expected a finite number");
         let unknown = OptionError::Unknown { field: "kv", accepted: &["f16", "f32"], got: "f8".to_owned() };
         assert_eq!(unknown.to_string(), "kv is f8: expected f16 or f32");
         let conflict = OptionError::Conflict { field: "encoding", other: "target f16" };

@@ -33,7 +33,7 @@ fn open(planes: Planes) -> Result<Device, CubeError> {
     let mut index = 0;
     loop {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
-        let device = Device::open_with(spec, DeviceOptions { planes })?;
+        let device = Device::open_with(spec, DeviceOptions::default().with_planes(planes))?;
         // Without a Vulkan driver wgpu falls back to OpenGL in silence; that one has no halves.
         if device.is_software() && device.name().contains("llvmpipe") && device.capabilities().f16 {
             return Ok(device);
@@ -145,7 +145,8 @@ mod tests {
     #[test]
     fn memory_in_use_is_counted() {
         let Some(device) = device(Planes::Off) else { return };
-        let spare = Device::open_with(device.spec(), DeviceOptions { planes: Planes::Off }).expect("there");
+        let spare = Device::open_with(device.spec(), DeviceOptions::default().with_planes(Planes::Off))
+            .expect("there");
         let before = spare.memory();
         let buffer = spare.upload_weights(&[1.5f32; 1000]).expect("room");
         assert_eq!(spare.memory().in_use, before.in_use + 4000);

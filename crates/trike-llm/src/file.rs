@@ -180,6 +180,33 @@ impl ModelFile {
     }
 }
 
+impl WeightSource for ModelFile {
+    fn path(&self) -> &Path {
+        self.path()
+    }
+
+    fn config(&self) -> &ModelConfig {
+        self.config()
+    }
+
+    fn info(&self, name: WeightName) -> Result<&TensorInfo, LlmError> {
+        self.info(name)
+    }
+
+    fn load(&self, name: WeightName) -> Result<Tensor, LlmError> {
+        self.load(name)
+    }
+
+    fn ternarizes(&self, name: WeightName) -> bool {
+        self.ternarizes(name)
+    }
+
+    /// Counts all tensors of the file, including those that are not decoder weights.
+    fn is_f32(&self) -> bool {
+        self.is_f32()
+    }
+}
+
 /// The given rows of `tensor`, in that order; each element of a vector is a row.
 pub(crate) fn select_rows(tensor: &Tensor, rows: &[usize]) -> Result<Tensor, LlmError> {
     fn pick<T: Copy>(values: &[T], width: usize, rows: &[usize]) -> Vec<T> {

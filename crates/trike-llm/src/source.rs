@@ -5,12 +5,12 @@ use std::path::Path;
 use trike_format::{StoredType, Tensor, TensorInfo};
 use trike_nn::WeightName;
 
-use crate::{LlmError, ModelConfig, ModelFile, names};
+use crate::{LlmError, ModelConfig, names};
 
 /// The weights of one decoder, under the decoder's names.
 ///
-/// [`ModelFile`] is the source that reads a checkpoint. A source that transforms weights wraps another one and has its own
-/// [`config`](Self::config): `Folded` of the crate `trike-calibrate` rotates and scales weights in this way.
+/// [`ModelFile`](crate::ModelFile) is the source that reads a checkpoint. A source that changes what is read wraps another one and keeps its own
+/// [`config`](Self::config): `Folded` of the crate `trike-calibrate` rotates and scales weights on their way this way.
 /// [`LanguageModel::from_source`](crate::LanguageModel::from_source) loads a decoder from any of them.
 ///
 /// ```
@@ -82,32 +82,5 @@ pub trait WeightSource {
     /// Whether every weight is stored in f32.
     fn is_f32(&self) -> bool {
         self.weights().into_iter().all(|name| self.info(name).is_ok_and(|i| i.kind == StoredType::F32))
-    }
-}
-
-impl WeightSource for ModelFile {
-    fn path(&self) -> &Path {
-        self.path()
-    }
-
-    fn config(&self) -> &ModelConfig {
-        self.config()
-    }
-
-    fn info(&self, name: WeightName) -> Result<&TensorInfo, LlmError> {
-        self.info(name)
-    }
-
-    fn load(&self, name: WeightName) -> Result<Tensor, LlmError> {
-        self.load(name)
-    }
-
-    fn ternarizes(&self, name: WeightName) -> bool {
-        self.ternarizes(name)
-    }
-
-    /// Counts all tensors of the file, including those that are not decoder weights.
-    fn is_f32(&self) -> bool {
-        self.is_f32()
     }
 }

@@ -106,7 +106,7 @@ fn on_a_device() {
         cube::{Device, DeviceOptions, DeviceSpec, Planes, Runtime},
     };
     let open = |index| {
-        let options = DeviceOptions { planes: Planes::Forced };
+        let options = DeviceOptions::default().with_planes(Planes::Forced);
         Device::open_with(DeviceSpec::Numbered(Runtime::Wgpu, index), options).ok()
     };
     let Some(device) = (0..).map_while(open).find(Device::is_software) else {

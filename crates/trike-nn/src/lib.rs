@@ -27,6 +27,7 @@
 
 mod backend;
 mod block;
+mod cache;
 pub mod check;
 mod cpu;
 mod decoder;
@@ -39,17 +40,18 @@ mod spec;
 mod step;
 mod weights;
 
-pub use backend::{Backend, CacheSpec, Input, MatrixEdit, Norm};
+pub use backend::{Backend, Input, MatrixEdit, Norm, RunStep, TokenStep};
 pub use block::{BlockContext, DecoderBlock, Hook, HookPoint};
+pub use cache::{CacheSpec, KvSpec};
 pub use cpu::{CpuBackend, CpuCache, CpuRope, CpuTensor};
 pub use decoder::{Decoder, Logits, Step};
 #[cfg(feature = "gpu")]
 pub use device::{CubeBackend, CubeInputs, CubeMatrix, CubeRecorded, CubeRope, CubeTensor};
 pub use error::NnError;
 pub use memory::{DeviceUse, MemoryPlan};
-pub use sequence::{KvSpec, Sequence};
+pub use sequence::Sequence;
 pub use spec::{Biases, DecoderSpec};
-pub use step::{Largest, RunStep, Segment, StepInputs, StepLogits, TokenStep};
+pub use step::{Largest, Segment, StepInputs, StepLogits};
 pub use trike_core::{
     ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, KvPrecision,
     Layout, RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,

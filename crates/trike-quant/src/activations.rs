@@ -1,6 +1,11 @@
 //! Int8 quantization of activations.
 
-use crate::{QuantError, error::check_finite};
+use trike_core::{Bounds, OptionError};
+
+use crate::{
+    QuantError,
+    error::{check_finite, check_whole},
+};
 
 /// Lower bound of the largest magnitude in the scale formula, as in BitNet's layers.
 const SMALLEST: f32 = 1e-5;
@@ -20,21 +25,17 @@ const SMALLEST: f32 = 1e-5;
 ///
 /// # Errors
 ///
-/// [`QuantError::Option`] for a width or group of 0 or a length that is not a multiple of the width,
+/// [`QuantError::Option`] for a width or group of zero, [`QuantError::Partial`] for part of a token,
 /// [`QuantError::NonFinite`].
 pub fn quantize_activations(
     x: &[f32],
     width: usize,
     group: usize,
 ) -> Result<(Vec<i8>, Vec<f32>), QuantError> {
-    if width == 0 || group == 0 || !x.len().is_multiple_of(width) {
-        return Err(QuantError::Option {
-            option: "width and group",
-            expected: "at least 1, with a number of activations that is a multiple of the width",
-            got: format!("{width} and {group} for {} activations", x.len()),
-        });
-    }
-    check_finite("activations", x)?;
+    OptionError::check("width", Bounds::at_least(1usize), width)?;
+    OptionError::check("group", Bounds::at_least(1usize), group)?;
+    check_whole("activations", width, x.len())?;
+    check_finite("activations x", x)?;
     let (mut codes, mut scales) = (Vec::with_capacity(x.len()), Vec::new());
     for values in x.chunks_exact(width).flat_map(|token| token.chunks(group)) {
         let scale = values.iter().fold(SMALLEST, |m, v| m.max(v.abs())) / 127.0;

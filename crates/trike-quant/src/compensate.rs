@@ -6,12 +6,13 @@
 //! rounded, scales and means are refitted jointly against the Hessian, and codes are changed one at a time while that lowers the
 //! error (coordinate descent); and both steps are repeated.
 
+use trike_core::OptionError;
 use trike_cpu::Cpu;
 use trike_trit::{Coupling, TritTensor};
 
 use crate::{
     Grid, HessianFactor, MatrixView, QuantError, SquareMatrix, TritLayout,
-    error::check_len,
+    error::{check_len, check_whole},
     fit::{fit_free, fit_tied, fit_tied_mean},
     linalg::solve_spd,
     quantize::QuantizationStats,
@@ -25,6 +26,7 @@ const PASSES: usize = 4;
 
 /// Options of [`compensate`].
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct CompensateConfig {
     /// The layout of the result.
     pub layout: TritLayout,
@@ -35,6 +37,20 @@ pub struct CompensateConfig {
 impl Default for CompensateConfig {
     fn default() -> Self {
         Self { layout: TritLayout::default(), rounds: 3 }
+    }
+}
+
+impl CompensateConfig {
+    /// Sets [`layout`](Self::layout).
+    #[must_use]
+    pub fn with_layout(self, layout: TritLayout) -> Self {
+        Self { layout, ..self }
+    }
+
+    /// Sets [`rounds`](Self::rounds).
+    #[must_use]
+    pub fn with_rounds(self, rounds: usize) -> Self {
+        Self { rounds, ..self }
     }
 }
 
@@ -61,10 +77,10 @@ struct Chunk {
 ///
 /// // Two strongly correlated inputs.
 /// let hessian = SquareMatrix::new(2, vec![1.0, 0.9, 0.9, 1.0])?;
-/// let layout = TritLayout { granularity: Granularity::Row, ..TritLayout::default() };
+/// let layout = TritLayout::default().with_granularity(Granularity::Row);
 /// let factor = HessianFactor::new(&hessian, layout.granularity, ColumnOrder::Stored, 0.01)?;
 /// let w = [0.6, 0.5];
-/// let config = CompensateConfig { layout, ..CompensateConfig::default() };
+/// let config = CompensateConfig::default().with_layout(layout);
 /// let (trits, _) = compensate(&Cpu::new(1)?, MatrixView::new(1, 2, &w)?, &factor, None, &config)?;
 /// assert!(hessian_error(&w, &trits.dequantize(), &hessian)? < 0.01);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -87,20 +103,14 @@ pub fn compensate(
     if let Some(keep) = keep {
         check_len("pruning mask", rows * cols, keep.len())?;
         if layout.with_mean {
-            return Err(QuantError::Option {
-                option: "mean",
-                expected: "no mean with pruning (a zero trit would not be a zero weight)",
-                got: "a mean".to_owned(),
-            });
+            // A zero trit would not be a zero weight.
+            return Err(OptionError::Conflict { field: "with_mean", other: "keep" }.into());
         }
     }
     check_len("columns of the factor", cols, factor.width)?;
     if layout.granularity != factor.granularity {
-        return Err(QuantError::Option {
-            option: "granularity",
-            expected: "the granularity of the factor",
-            got: layout.granularity.to_string(),
-        });
+        let (accepted, got) = (&["that of the factor"], layout.granularity.to_string());
+        return Err(OptionError::Unknown { field: "granularity", accepted, got }.into());
     }
     let starts: Vec<usize> = (0..rows).step_by(ROWS).collect();
     let mut chunks: Vec<Chunk> = cpu.pool().map(starts, |start| {
@@ -358,11 +368,11 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 ///
 /// # Errors
 ///
-/// [`QuantError::Length`] if the lengths do not match.
+/// [`QuantError::Length`] and [`QuantError::Partial`] when the buffers do not fit together.
 pub fn hessian_error(weights: &[f32], quantized: &[f32], hessian: &SquareMatrix) -> Result<f64, QuantError> {
     let n = hessian.side();
     check_len("quantized weights", weights.len(), quantized.len())?;
-    check_len("weights after the last full row", 0, weights.len() % n)?;
+    check_whole("weights", n, weights.len())?;
     let mut total = 0f64;
     let mut image = vec![0f32; n];
     for (w, v) in weights.chunks_exact(n).zip(quantized.chunks_exact(n)) {

@@ -1,5 +1,6 @@
 //! Options of the quantization of a matrix.
 
+use trike_core::{Bounds, OptionError};
 use trike_trit::{Coupling, Encoding, Granularity, MAX_DEPTH};
 
 use crate::QuantError;
@@ -50,17 +51,12 @@ impl CalibrationMethod {
         }
     }
 
-    fn validate(self) -> Result<(), QuantError> {
-        let (ok, expected, got) = match self {
-            Self::AbsMax => return Ok(()),
-            Self::Percentile(p) => (p > 0.0 && p <= 100.0, "a percentile above 0 and up to 100", p),
-            Self::MeanStd(k) => (k.is_finite(), "a finite number of standard deviations", k),
-            Self::Manual(r) => (r > 0.0 && r.is_finite(), "a positive range", r),
-        };
-        if ok {
-            Ok(())
-        } else {
-            Err(QuantError::Option { option: "calibration", expected, got: got.to_string() })
+    fn validate(self) -> Result<(), OptionError> {
+        match self {
+            Self::AbsMax => Ok(()),
+            Self::Percentile(p) => OptionError::check("percentile", Bounds::over(0.0).at_most(100.0), p),
+            Self::MeanStd(k) => OptionError::check("mean_std", Bounds::finite(), k),
+            Self::Manual(range) => OptionError::check("range", Bounds::over(0.0), range),
         }
     }
 }
@@ -105,7 +101,16 @@ pub enum ScaleType {
 }
 
 /// Layout of the result: planes, scale granularity and storage formats.
+///
+/// ```
+/// use trike_quant::TritLayout;
+/// use trike_trit::Granularity;
+///
+/// let layout = TritLayout::default().with_depth(2).with_granularity(Granularity::Row);
+/// assert_eq!((layout.depth, layout.with_mean), (2, false));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct TritLayout {
     /// Planes, 1 to 6.
     pub depth: usize,
@@ -136,11 +141,44 @@ impl Default for TritLayout {
 }
 
 impl TritLayout {
-    pub(crate) fn validate(&self) -> Result<(), QuantError> {
-        if (1..=MAX_DEPTH).contains(&self.depth) {
-            return Ok(());
-        }
-        Err(QuantError::Option { option: "planes", expected: "1 to 6", got: self.depth.to_string() })
+    /// Sets [`depth`](Self::depth).
+    #[must_use]
+    pub fn with_depth(self, depth: usize) -> Self {
+        Self { depth, ..self }
+    }
+
+    /// Sets [`coupling`](Self::coupling).
+    #[must_use]
+    pub fn with_coupling(self, coupling: Coupling) -> Self {
+        Self { coupling, ..self }
+    }
+
+    /// Sets [`granularity`](Self::granularity).
+    #[must_use]
+    pub fn with_granularity(self, granularity: Granularity) -> Self {
+        Self { granularity, ..self }
+    }
+
+    /// Sets [`with_mean`](field@Self::with_mean).
+    #[must_use]
+    pub fn with_mean(self, with_mean: bool) -> Self {
+        Self { with_mean, ..self }
+    }
+
+    /// Sets [`encoding`](Self::encoding).
+    #[must_use]
+    pub fn with_encoding(self, encoding: Encoding) -> Self {
+        Self { encoding, ..self }
+    }
+
+    /// Sets [`scales`](Self::scales).
+    #[must_use]
+    pub fn with_scales(self, scales: ScaleType) -> Self {
+        Self { scales, ..self }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), OptionError> {
+        OptionError::check("depth", Bounds::at_least(1usize).at_most(MAX_DEPTH), self.depth)
     }
 
     /// Bits per weight of a `rows x cols` matrix, including scales and means. A trit counts as 1.6 bits for
@@ -161,6 +199,7 @@ impl TritLayout {
 
 /// Options of [`quantize_matrix`](crate::quantize_matrix).
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct QuantizeConfig {
     /// Rule that fits the grid.
     pub rule: ScaleRule,
@@ -178,35 +217,48 @@ impl Default for QuantizeConfig {
 }
 
 impl QuantizeConfig {
+    /// Sets [`rule`](Self::rule).
+    #[must_use]
+    pub fn with_rule(self, rule: ScaleRule) -> Self {
+        Self { rule, ..self }
+    }
+
+    /// Sets [`rounding`](Self::rounding).
+    #[must_use]
+    pub fn with_rounding(self, rounding: Rounding) -> Self {
+        Self { rounding, ..self }
+    }
+
+    /// Sets [`layout`](Self::layout).
+    #[must_use]
+    pub fn with_layout(self, layout: TritLayout) -> Self {
+        Self { layout, ..self }
+    }
+
     /// Checks that the options are valid and compatible.
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] with the name of the option.
+    /// [`QuantError::Option`], which names the field.
     pub fn validate(&self) -> Result<(), QuantError> {
         self.layout.validate()?;
-        let refuse =
-            |option, expected, got: &str| Err(QuantError::Option { option, expected, got: got.to_owned() });
+        let refuse = |other| Err(OptionError::Conflict { field: "rule", other }.into());
         match self.rule {
             ScaleRule::Calibrated(method) => {
                 method.validate()?;
                 if self.layout.coupling == Coupling::Free && self.layout.depth > 1 {
-                    return refuse("coupling", "tied planes with a calibrated range", "free");
+                    return refuse("coupling free");
                 }
             }
             ScaleRule::AbsMean | ScaleRule::Twn => {
                 if self.layout.coupling == Coupling::Tied && self.layout.depth > 1 {
-                    return refuse(
-                        "coupling",
-                        "free planes with absmean or TWN, or the least-squares rule",
-                        "tied",
-                    );
+                    return refuse("coupling tied");
                 }
             }
             ScaleRule::LeastSquares => return Ok(()),
         }
         if self.layout.with_mean {
-            return refuse("mean", "no mean, or the least-squares rule", "a mean");
+            return refuse("with_mean");
         }
         Ok(())
     }

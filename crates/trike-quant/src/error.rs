@@ -1,9 +1,12 @@
 //! Errors of quantization.
 
+use trike_core::OptionError;
+
 /// Error of quantizing a matrix.
 ///
-/// [`Option`](Self::Option) and [`Length`](Self::Length) indicate a mistake in the calling code;
-/// [`NonFinite`](Self::NonFinite) and [`Indefinite`](Self::Indefinite) indicate unusable data.
+/// [`Option`](Self::Option), [`Shape`](Self::Shape), [`Length`](Self::Length), [`Partial`](Self::Partial) and
+/// [`NoChoices`](Self::NoChoices) are a caller's mistakes; the others, such as [`NonFinite`](Self::NonFinite) and
+/// [`Indefinite`](Self::Indefinite), say that the numbers themselves cannot be worked with.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
@@ -17,9 +20,45 @@ pub enum QuantError {
         /// Elements given.
         got: usize,
     },
+    /// A buffer that ends within a row, a token or a block.
+    #[error("{what} are {got} elements: expected a multiple of {unit}")]
+    Partial {
+        /// Which buffer.
+        what: &'static str,
+        /// Elements per row, token or block.
+        unit: usize,
+        /// Elements given.
+        got: usize,
+    },
+    /// A matrix or a block without elements, or one too large for memory.
+    #[error("{what} is {rows} x {cols}: expected at least 1 x 1, and few enough elements for memory")]
+    Shape {
+        /// Which matrix.
+        what: &'static str,
+        /// Its rows.
+        rows: usize,
+        /// Its columns.
+        cols: usize,
+    },
+    /// A buffer without elements.
+    #[error("{what} are empty: expected at least one element")]
+    Empty {
+        /// Which buffer.
+        what: &'static str,
+    },
     /// A number is infinite or NaN.
-    #[error("{what}: element {index} is {value}: expected a finite value")]
+    #[error("{what}: element {index} is {value}: expected a finite number")]
     NonFinite {
+        /// Which buffer.
+        what: &'static str,
+        /// Index in it.
+        index: usize,
+        /// The value.
+        value: f64,
+    },
+    /// A number is below zero.
+    #[error("{what}: element {index} is {value}: expected at least 0")]
+    Negative {
         /// Which buffer.
         what: &'static str,
         /// Index in it.
@@ -27,15 +66,14 @@ pub enum QuantError {
         /// The value.
         value: f32,
     },
-    /// An option is out of range, or two options are incompatible.
-    #[error("{option}: expected {expected}, got {got}")]
-    Option {
-        /// The option.
-        option: &'static str,
-        /// The accepted values.
-        expected: &'static str,
-        /// The value given.
-        got: String,
+    /// An option is out of range, or two cannot be combined.
+    #[error(transparent)]
+    Option(#[from] OptionError),
+    /// A layer without choices.
+    #[error("layer {layer} has no choices: expected at least one")]
+    NoChoices {
+        /// Index of the layer.
+        layer: usize,
     },
     /// A Hessian is not positive definite even with the largest damping.
     #[error(
@@ -77,9 +115,15 @@ pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Resu
     if expected == got { Ok(()) } else { Err(QuantError::Length { what, expected, got }) }
 }
 
+/// Refuses elements beyond whole rows, tokens or blocks of `unit`.
+pub(crate) fn check_whole(what: &'static str, unit: usize, got: usize) -> Result<(), QuantError> {
+    // No row of zero elements holds any.
+    if got.checked_rem(unit) == Some(0) { Ok(()) } else { Err(QuantError::Partial { what, unit, got }) }
+}
+
 pub(crate) fn check_finite(what: &'static str, values: &[f32]) -> Result<(), QuantError> {
     match values.iter().enumerate().find(|(_, v)| !v.is_finite()) {
-        Some((index, &value)) => Err(QuantError::NonFinite { what, index, value }),
+        Some((index, &value)) => Err(QuantError::NonFinite { what, index, value: value.into() }),
         None => Ok(()),
     }
 }

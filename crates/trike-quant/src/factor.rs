@@ -1,11 +1,12 @@
 //! A damped Hessian and the Cholesky factor of its inverse, with columns in rounding order.
 
+use trike_core::{Bounds, OptionError};
 use trike_cpu::{Cpu, transpose};
 use trike_trit::Granularity;
 
 use crate::{
     QuantError, SquareMatrix,
-    error::check_len,
+    error::{check_len, check_whole},
     linalg::{cholesky, invert_lower, product},
 };
 
@@ -71,19 +72,12 @@ impl HessianFactor {
     ) -> Result<Self, QuantError> {
         let (width, hessian) = (hessian.side(), hessian.values());
         if granularity == Granularity::Tensor {
-            return Err(QuantError::Option {
-                option: "granularity",
-                expected: "one scale per row or group for error compensation",
-                got: "one scale per tensor".to_owned(),
-            });
+            let got = granularity.to_string();
+            return Err(
+                OptionError::Unknown { field: "granularity", accepted: &["row", "group"], got }.into()
+            );
         }
-        if !(0.0..=1.0).contains(&damping) {
-            return Err(QuantError::Option {
-                option: "damping",
-                expected: "0 to 1",
-                got: damping.to_string(),
-            });
-        }
+        OptionError::check("damping", Bounds::at_least(0.0).at_most(1.0), damping)?;
         let diagonal = |c: usize| f64::from(hessian[c * width + c]);
         let dead = (0..width).filter(|&c| diagonal(c) <= 0.0).count();
         let (order, groups) = ordered(width, granularity.group_len(width), order, &diagonal);
@@ -163,9 +157,9 @@ impl HessianFactor {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`].
+    /// [`QuantError::Length`], [`QuantError::Partial`] for part of a row.
     pub fn corrected(&self, cpu: &Cpu, weights: &[f32], shift: &[f32]) -> Result<Vec<f32>, QuantError> {
-        check_len("weights after the last full row", 0, weights.len() % self.width)?;
+        check_whole("weights", self.width, weights.len())?;
         check_len("shift", weights.len(), shift.len())?;
         let ordered: Vec<f32> =
             shift.chunks_exact(self.width).flat_map(|row| self.order.iter().map(|&c| row[c])).collect();

@@ -4,7 +4,7 @@ use trike_cpu::{Cpu, transpose};
 
 use crate::{
     QuantError,
-    error::{check_finite, check_len},
+    error::{check_finite, check_len, check_whole},
     linalg::product,
     square::SquareMatrix,
 };
@@ -46,7 +46,7 @@ impl Hessian {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for a width of 0 or a width whose square is not addressable.
+    /// [`QuantError::Shape`] for a width of zero or one whose square is not addressable.
     pub fn new(width: usize) -> Result<Self, QuantError> {
         let len = square(width)?;
         Ok(Self {
@@ -62,10 +62,10 @@ impl Hessian {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] for a partial token, [`QuantError::NonFinite`]; in both cases nothing is added.
+    /// [`QuantError::Partial`] for part of a token, [`QuantError::NonFinite`]; nothing was added then.
     pub fn add(&mut self, cpu: &Cpu, x: &[f32]) -> Result<(), QuantError> {
-        check_len("activations after the last full token", 0, x.len() % self.width)?;
-        check_finite("activations", x)?;
+        check_whole("activations", self.width, x.len())?;
+        check_finite("activations x", x)?;
         for block in x.chunks(BLOCK * self.width) {
             let t = transpose(block, self.width);
             let tokens = block.len() / self.width;
@@ -150,7 +150,7 @@ impl CrossProduct {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for a side of 0 or a product that is not addressable.
+    /// [`QuantError::Shape`] for a side of zero or too large a product.
     pub fn new(rows: usize, cols: usize) -> Result<Self, QuantError> {
         square(rows.max(cols)).and(square(rows.min(cols)))?;
         Ok(Self { rows, cols, sum: vec![0.0; rows * cols] })
@@ -160,9 +160,9 @@ impl CrossProduct {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] for a partial token or different numbers of tokens, [`QuantError::NonFinite`].
+    /// [`QuantError::Partial`] for part of a token, [`QuantError::Length`] for different numbers of tokens, [`QuantError::NonFinite`].
     pub fn add(&mut self, cpu: &Cpu, y: &[f32], x: &[f32]) -> Result<(), QuantError> {
-        check_len("activations after the last full token", 0, x.len() % self.cols)?;
+        check_whole("activations", self.cols, x.len())?;
         check_len("activations y", x.len() / self.cols * self.rows, y.len())?;
         check_finite("activations x", x)?;
         check_finite("activations y", y)?;
@@ -187,7 +187,7 @@ impl CrossProduct {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] if the shapes do not match.
+    /// [`QuantError::Length`] and [`QuantError::Partial`] when the parts do not fit together.
     pub fn shift(
         &self,
         cpu: &Cpu,
@@ -197,7 +197,7 @@ impl CrossProduct {
     ) -> Result<Vec<f32>, QuantError> {
         check_len("rows of the cross product", self.cols, self.rows)?;
         check_len("Hessian", self.sum.len(), hessian.values().len())?;
-        check_len("weights after the last full row", 0, weights.len() % self.cols)?;
+        check_whole("weights", self.cols, weights.len())?;
         let gap: Vec<f32> = self.sum.iter().zip(hessian.values()).map(|(k, h)| k - h).collect();
         let mut out = product(cpu, weights, transpose(&gap, self.cols), self.cols)?;
         if let Some(more) = more {
@@ -212,11 +212,7 @@ impl CrossProduct {
 
 fn square(side: usize) -> Result<usize, QuantError> {
     let len = side.checked_mul(side).filter(|n| *n > 0 && *n <= isize::MAX as usize / 8);
-    len.ok_or_else(|| QuantError::Option {
-        option: "inputs of a layer",
-        expected: "at least 1, with an addressable square",
-        got: side.to_string(),
-    })
+    len.ok_or(QuantError::Shape { what: "sum of products", rows: side, cols: side })
 }
 
 #[cfg(test)]
@@ -257,7 +253,7 @@ mod tests {
         let cpu = Cpu::new(1).unwrap();
         assert!(Hessian::new(0).is_err() && CrossProduct::new(0, 3).is_err());
         let mut hessian = Hessian::new(2).unwrap();
-        assert!(matches!(hessian.add(&cpu, &[1.0; 3]), Err(QuantError::Length { .. })));
+        assert!(matches!(hessian.add(&cpu, &[1.0; 3]), Err(QuantError::Partial { .. })));
         assert!(matches!(hessian.add(&cpu, &[1.0, f32::NAN]), Err(QuantError::NonFinite { index: 1, .. })));
         assert_eq!(hessian.tokens(), 0);
         hessian.add(&cpu, &[1e30, 1.0]).unwrap();

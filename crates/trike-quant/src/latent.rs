@@ -5,6 +5,7 @@
 //! learned as in LSQ (Esser et al., 1902.08153), here with latent weights in units of their step, so that codes and steps are
 //! learned independently.
 
+use trike_core::OptionError;
 use trike_trit::{Coupling, Granularity, ScaleValues, TritTensor};
 
 use crate::{
@@ -19,13 +20,28 @@ const MARGIN: f32 = 0.05;
 /// `beta1` and `beta2` of Adam (Kingma and Ba, 1412.6980).
 const MOMENTA: (f32, f32) = (0.9, 0.98);
 
-/// Learning rates of [`Latent::update`]: the approximate maximum change per step.
-#[derive(Clone, Copy, Debug, PartialEq)]
+/// How far [`Latent::update`] goes at most; not at all by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct LatentRates {
     /// For latent weights, in steps between levels.
     pub codes: f32,
     /// For scales, as a fraction of the scale; for means, as a fraction of the step.
     pub scales: f32,
+}
+
+impl LatentRates {
+    /// Sets [`codes`](Self::codes).
+    #[must_use]
+    pub fn with_codes(self, codes: f32) -> Self {
+        Self { codes, ..self }
+    }
+
+    /// Sets [`scales`](Self::scales).
+    #[must_use]
+    pub fn with_scales(self, scales: f32) -> Self {
+        Self { scales, ..self }
+    }
 }
 
 /// A trainable ternary matrix with tied planes: one latent weight per code, and the scales.
@@ -41,7 +57,7 @@ pub struct LatentRates {
 /// assert_eq!(latent.tensor()?, trits);
 /// // A loss that falls as the third weight grows.
 /// for _ in 0..60 {
-///     latent.update(&[0.0, 0.0, -1.0, 0.0], LatentRates { codes: 0.02, scales: 0.0 })?;
+///     latent.update(&[0.0, 0.0, -1.0, 0.0], LatentRates::default().with_codes(0.02))?;
 /// }
 /// assert!(trits.dequantize()[2] == 0.0 && latent.tensor()?.dequantize()[2] > 0.9);
 /// # Ok::<(), trike_quant::QuantError>(())
@@ -101,18 +117,11 @@ impl Latent {
     ) -> Result<Self, QuantError> {
         let (rows, cols, depth) = (weights.rows(), weights.cols(), trits.depth());
         if trits.coupling() == Coupling::Free && depth > 1 {
-            return Err(QuantError::Option {
-                option: "coupling",
-                expected: "tied planes for latent weights",
-                got: "free".to_owned(),
-            });
+            let got = "free".to_owned();
+            return Err(OptionError::Unknown { field: "coupling", accepted: &["tied"], got }.into());
         }
-        if let Some(rotation) = trits.rotation() {
-            return Err(QuantError::Option {
-                option: "rotation",
-                expected: "a tensor without a rotation, in the basis of the rotated inputs",
-                got: format!("a rotation with block size {}", rotation.block()),
-            });
+        if trits.rotation().is_some() {
+            return Err(OptionError::Conflict { field: "rotation", other: "latent weights" }.into());
         }
         check_len("rows of the trits", rows, trits.rows())?;
         check_len("columns of the trits", cols, trits.cols())?;

@@ -30,20 +30,16 @@ const STEPS: u64 = 8192;
 ///
 /// # Errors
 ///
-/// [`QuantError::Budget`] with the smallest achievable budget; [`QuantError::Option`] for a layer without choices or a loss that
-/// is not finite.
+/// [`QuantError::Budget`], which names the smallest that can be met; [`QuantError::NoChoices`]; [`QuantError::NonFinite`] for
+/// a loss, by its index among the choices of all layers.
 pub fn allocate(layers: &[Vec<Choice>], budget: u64) -> Result<Vec<usize>, QuantError> {
     let mut smallest = 0u64;
-    for choices in layers {
-        let least = choices.iter().map(|c| c.bytes).min();
-        let sound = choices.iter().all(|c| c.loss.is_finite());
-        let Some(least) = least.filter(|_| sound) else {
-            return Err(QuantError::Option {
-                option: "choices of a layer",
-                expected: "at least one, with finite losses",
-                got: format!("{choices:?}"),
-            });
-        };
+    let mut losses = layers.iter().flatten().map(|c| c.loss).enumerate();
+    if let Some((index, value)) = losses.find(|(_, loss)| !loss.is_finite()) {
+        return Err(QuantError::NonFinite { what: "losses of choices", index, value });
+    }
+    for (layer, choices) in layers.iter().enumerate() {
+        let least = choices.iter().map(|c| c.bytes).min().ok_or(QuantError::NoChoices { layer })?;
         smallest = smallest.saturating_add(least);
     }
     if smallest > budget {
@@ -143,8 +139,10 @@ mod tests {
         let bytes = |choices: &[usize]| choices.iter().zip(&layers).map(|(&c, l)| l[c].bytes).sum::<u64>();
         let got = bytes(&allocate(&layers, budget).unwrap());
         assert!(got <= budget && got as f64 > 0.97 * budget as f64, "{got} of {budget}");
-        assert!(allocate(&[vec![]], 5).is_err());
-        assert!(allocate(&[vec![Choice { bytes: 1, loss: f64::NAN }]], 5).is_err());
+        let one = |loss| vec![Choice { bytes: 1, loss }];
+        assert!(matches!(allocate(&[one(0.0), vec![]], 5), Err(QuantError::NoChoices { layer: 1 })));
+        let nan = allocate(&[one(0.0), one(f64::NAN)], 5);
+        assert!(matches!(nan, Err(QuantError::NonFinite { index: 1, .. })));
         assert_eq!(allocate(&[], 0).unwrap(), [0usize; 0]);
     }
 }

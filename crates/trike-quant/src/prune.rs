@@ -1,5 +1,7 @@
 //! Pruning: selection of the weights that become zero.
 
+use trike_core::{Bounds, OptionError};
+
 use crate::{HessianFactor, MatrixView, QuantError, error::check_len};
 
 /// Importance score of a weight.
@@ -57,21 +59,15 @@ pub enum PrunePattern {
 ///
 /// # Errors
 ///
-/// [`QuantError::Option`] for a share outside 0 to 1 or an invalid pattern, [`QuantError::Length`] if the width of the statistics
-/// differs.
+/// [`QuantError::Option`] for a share outside 0 to 1 or a pattern of no weights, [`QuantError::Shape`] for an empty block,
+/// [`QuantError::Length`] when the statistics are of another width.
 pub fn prune(
     weights: MatrixView<'_>,
     score: PruneScore<'_>,
     pattern: PrunePattern,
     share: f64,
 ) -> Result<Vec<bool>, QuantError> {
-    if !(0.0..=1.0).contains(&share) {
-        return Err(QuantError::Option {
-            option: "share to prune",
-            expected: "0 to 1",
-            got: share.to_string(),
-        });
-    }
+    OptionError::check("share", Bounds::at_least(0.0).at_most(1.0), share)?;
     let (rows, cols) = (weights.rows(), weights.cols());
     let scores = squared_scores(weights, score)?;
     let mut keep = vec![true; rows * cols];
@@ -90,9 +86,8 @@ pub fn prune(
             }
         }
         PrunePattern::NOfM { keep: kept, of } => {
-            if of == 0 || kept > of {
-                return Err(empty_pattern(format!("{kept} of {of}")));
-            }
+            OptionError::check("pattern.of", Bounds::at_least(1usize), of)?;
+            OptionError::check("pattern.keep", Bounds::at_least(0usize).at_most(of), kept)?;
             for (scores, keep) in scores.chunks_exact(cols).zip(keep.chunks_exact_mut(cols)) {
                 for (scores, keep) in scores.chunks(of).zip(keep.chunks_mut(of)) {
                     // u128, because `of` has no upper limit.
@@ -105,7 +100,7 @@ pub fn prune(
         }
         PrunePattern::Blocks { rows: height, cols: width } => {
             if height == 0 || width == 0 {
-                return Err(empty_pattern(format!("{height} x {width}")));
+                return Err(QuantError::Shape { what: "block to prune", rows: height, cols: width });
             }
             let across = cols.div_ceil(width);
             let block = |i: usize| i / cols / height * across + i % cols / width;
@@ -123,14 +118,6 @@ pub fn prune(
         }
     }
     Ok(keep)
-}
-
-fn empty_pattern(got: String) -> QuantError {
-    QuantError::Option {
-        option: "pattern to prune",
-        expected: "a nonempty block or group that keeps at most all of its weights",
-        got,
-    }
 }
 
 fn squared_scores(weights: MatrixView<'_>, score: PruneScore<'_>) -> Result<Vec<f64>, QuantError> {

@@ -1,8 +1,13 @@
 //! Hadamard rotations that spread outliers over a block.
 
+use trike_core::{Bounds, OptionError};
 use trike_trit::Hadamard;
 
-use crate::{QuantError, error::check_len, quantize::Chance};
+use crate::{
+    QuantError,
+    error::{check_len, check_whole},
+    quantize::Chance,
+};
 
 /// An orthogonal matrix `R = H D`: random signs `D`, then a block-diagonal normalized Walsh-Hadamard matrix `H`, whose block size
 /// is the largest power of two that divides the width.
@@ -36,13 +41,7 @@ impl Rotation {
     ///
     /// [`QuantError::Option`] for a width of 0.
     pub fn new(width: usize, seed: u64) -> Result<Self, QuantError> {
-        if width == 0 {
-            return Err(QuantError::Option {
-                option: "rotation width",
-                expected: "at least 1",
-                got: "0".to_owned(),
-            });
-        }
+        OptionError::check("width", Bounds::at_least(1usize), width)?;
         let mut chance = Chance(seed);
         let signs = (0..width).map(|_| if chance.bits() >> 63 == 0 { 1.0 } else { -1.0 }).collect();
         Ok(Self { signs, block: 1 << width.trailing_zeros() })
@@ -53,16 +52,11 @@ impl Rotation {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] unless `width` is a positive multiple of the block size.
+    /// [`QuantError::Option`] for a width of zero, [`QuantError::Partial`] when vectors are no whole blocks.
     pub fn plain(width: usize, hadamard: Hadamard) -> Result<Self, QuantError> {
         let block = hadamard.block();
-        if width == 0 || !width.is_multiple_of(block) {
-            return Err(QuantError::Option {
-                option: "rotation width",
-                expected: "a positive multiple of the block size",
-                got: format!("{width} with block size {block}"),
-            });
-        }
+        OptionError::check("width", Bounds::at_least(1usize), width)?;
+        check_whole("vectors", block, width)?;
         Ok(Self { signs: vec![1.0; width], block })
     }
 
@@ -80,10 +74,10 @@ impl Rotation {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] for a partial row.
+    /// [`QuantError::Partial`] for part of a row.
     pub fn rows(&self, values: &mut [f32]) -> Result<(), QuantError> {
         let width = self.width();
-        check_len("values after the last full row", 0, values.len() % width)?;
+        check_whole("rows to rotate", width, values.len())?;
         let scale = (self.block as f32).sqrt().recip();
         for row in values.chunks_exact_mut(width) {
             for (v, sign) in row.iter_mut().zip(&self.signs) {
@@ -192,9 +186,9 @@ mod tests {
     fn seeds_differ_and_what_does_not_fit_is_refused() {
         assert_eq!(Rotation::new(64, 1).unwrap(), Rotation::new(64, 1).unwrap());
         assert_ne!(Rotation::new(64, 1).unwrap(), Rotation::new(64, 2).unwrap());
-        assert!(matches!(Rotation::new(0, 1), Err(QuantError::Option { .. })));
+        assert!(matches!(Rotation::new(0, 1), Err(QuantError::Option(e)) if e.field() == "width"));
         let rotation = Rotation::new(4, 1).unwrap();
-        assert!(matches!(rotation.rows(&mut [0.0; 6]), Err(QuantError::Length { got: 2, .. })));
+        assert!(matches!(rotation.rows(&mut [0.0; 6]), Err(QuantError::Partial { unit: 4, got: 6, .. })));
         for len in [7, 9] {
             let error = rotation.columns(&mut vec![0.0; len], 2).unwrap_err();
             assert!(matches!(error, QuantError::Length { expected: 8, .. }), "{len}");

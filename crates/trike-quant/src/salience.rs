@@ -2,7 +2,7 @@
 
 use crate::{
     QuantError, SquareMatrix,
-    error::{check_finite, check_len},
+    error::{check_finite, check_len, check_whole},
 };
 
 /// Exponents that [`salience`] tries in addition to 0.
@@ -41,18 +41,17 @@ pub struct Salience {
 ///
 /// # Errors
 ///
-/// [`QuantError::Option`] for missing or negative magnitudes, [`QuantError::NonFinite`], and the errors of `loss`.
+/// [`QuantError::Empty`], [`QuantError::Negative`] or [`QuantError::NonFinite`] for the magnitudes; what `loss` says.
 pub fn salience(
     magnitudes: &[f32],
     loss: &mut dyn FnMut(&[f32]) -> Result<f64, QuantError>,
 ) -> Result<Salience, QuantError> {
     check_finite("magnitudes of inputs", magnitudes)?;
-    if magnitudes.is_empty() || magnitudes.iter().any(|m| *m < 0.0) {
-        return Err(QuantError::Option {
-            option: "magnitudes of inputs",
-            expected: "at least one, all at least 0",
-            got: magnitudes.iter().copied().reduce(f32::min).map_or("none".to_owned(), |m| m.to_string()),
-        });
+    if magnitudes.is_empty() {
+        return Err(QuantError::Empty { what: "magnitudes of inputs" });
+    }
+    if let Some((index, &value)) = magnitudes.iter().enumerate().find(|(_, m)| **m < 0.0) {
+        return Err(QuantError::Negative { what: "magnitudes of inputs", index, value });
     }
     let ones = vec![1.0; magnitudes.len()];
     let before = loss(&ones)?;
@@ -80,9 +79,9 @@ fn powers(magnitudes: &[f32], alpha: f32) -> Vec<f32> {
 ///
 /// # Errors
 ///
-/// [`QuantError::Length`] for a partial row.
+/// [`QuantError::Partial`] for part of a row.
 pub fn scale_columns(values: &mut [f32], scales: &[f32]) -> Result<(), QuantError> {
-    check_len("values after the last full row", 0, values.len().checked_rem(scales.len()).unwrap_or(1))?;
+    check_whole("rows to scale", scales.len(), values.len())?;
     for row in values.chunks_exact_mut(scales.len()) {
         row.iter_mut().zip(scales).for_each(|(v, s)| *v *= s);
     }

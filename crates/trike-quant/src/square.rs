@@ -23,12 +23,12 @@ impl SquareMatrix {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for a side of 0, [`QuantError::Length`] unless there are `side * side` values.
+    /// [`QuantError::Shape`] for a side of zero, [`QuantError::Length`] unless there are `side * side` values.
     pub fn new(side: usize, values: Vec<f32>) -> Result<Self, QuantError> {
-        let len = side.checked_mul(side).filter(|n| *n > 0).ok_or_else(|| QuantError::Option {
-            option: "side of a square matrix",
-            expected: "at least 1, with an addressable square",
-            got: side.to_string(),
+        let len = side.checked_mul(side).filter(|n| *n > 0).ok_or(QuantError::Shape {
+            what: "square matrix",
+            rows: side,
+            cols: side,
         })?;
         check_len("square matrix", len, values.len())?;
         Ok(Self { side, values })

@@ -25,12 +25,12 @@ impl<'a> MatrixView<'a> {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for a side of 0, [`QuantError::Length`], [`QuantError::NonFinite`].
+    /// [`QuantError::Shape`] for a side of zero, [`QuantError::Length`], [`QuantError::NonFinite`].
     pub fn new(rows: usize, cols: usize, values: &'a [f32]) -> Result<Self, QuantError> {
-        let expected = rows.checked_mul(cols).filter(|&n| n > 0).ok_or_else(|| QuantError::Option {
-            option: "shape",
-            expected: "rows and columns of at least 1",
-            got: format!("{rows} x {cols}"),
+        let expected = rows.checked_mul(cols).filter(|&n| n > 0).ok_or(QuantError::Shape {
+            what: "matrix",
+            rows,
+            cols,
         })?;
         crate::error::check_len("weights", expected, values.len())?;
         check_finite("weights", values)?;

@@ -15,7 +15,13 @@ fn layouts() -> Vec<TritLayout> {
         for (depth, with_mean, encoding) in
             [(1, false, Encoding::TwoBit), (2, true, Encoding::Base3), (4, false, Encoding::Base3)]
         {
-            all.push(TritLayout { depth, with_mean, encoding, granularity, ..TritLayout::default() });
+            all.push(
+                TritLayout::default()
+                    .with_depth(depth)
+                    .with_mean(with_mean)
+                    .with_encoding(encoding)
+                    .with_granularity(granularity),
+            );
         }
     }
     all
@@ -23,7 +29,7 @@ fn layouts() -> Vec<TritLayout> {
 
 fn rounded(weights: &[f32], layout: TritLayout) -> TritTensor {
     let view = MatrixView::new(ROWS, COLS, weights).unwrap();
-    let config = QuantizeConfig { layout, ..QuantizeConfig::default() };
+    let config = QuantizeConfig::default().with_layout(layout);
     quantize_matrix(view, &config).unwrap().0
 }
 
@@ -67,7 +73,9 @@ fn learning_lowers_a_loss() {
             let by = |r: usize, c: usize| (0..12).map(|i| error[r * 12 + i] * mix[i * COLS + c]).sum::<f32>();
             let gradient: Vec<f32> = (0..ROWS * COLS).map(|k| by(k / COLS, k % COLS)).collect();
             let left = 1.0 - i as f32 / steps as f32;
-            latent.update(&gradient, LatentRates { codes: 0.03 * left, scales: 3e-3 * left }).unwrap();
+            latent
+                .update(&gradient, LatentRates::default().with_codes(0.03 * left).with_scales(3e-3 * left))
+                .unwrap();
         }
         let (before, after) = (loss(&trits.dequantize()), loss(&latent.tensor().unwrap().dequantize()));
         assert!(after < 0.5 * before, "{layout:?}: {before} to {after}");
@@ -83,7 +91,7 @@ fn what_is_not_kept_stays() {
     let view = MatrixView::new(ROWS, COLS, &weights).unwrap();
     let mut latent = Latent::new(view, &trits, Some(&keep)).unwrap();
     for _ in 0..80 {
-        latent.update(&vec![-1.0; ROWS * COLS], LatentRates { codes: 0.05, scales: 0.0 }).unwrap();
+        latent.update(&vec![-1.0; ROWS * COLS], LatentRates::default().with_codes(0.05)).unwrap();
     }
     for (before, after) in before.iter().zip(latent.tensor().unwrap().dequantize()) {
         assert!(if *before == 0.0 { after == 0.0 } else { after > 0.0 }, "{before} {after}");
@@ -94,15 +102,15 @@ fn what_is_not_kept_stays() {
 fn what_cannot_be_learned_is_refused() {
     let weights = Rng::new(5).normals(ROWS * COLS);
     let view = MatrixView::new(ROWS, COLS, &weights).unwrap();
-    let layout = TritLayout { depth: 2, coupling: Coupling::Free, ..TritLayout::default() };
+    let layout = TritLayout::default().with_depth(2).with_coupling(Coupling::Free);
     let free = rounded(&weights, layout);
-    assert!(matches!(Latent::new(view, &free, None), Err(QuantError::Option { option: "coupling", .. })));
+    assert!(matches!(Latent::new(view, &free, None), Err(QuantError::Option(e)) if e.field() == "coupling"));
     let trits = rounded(&weights, TritLayout::default());
     let narrow = MatrixView::new(ROWS, COLS - 1, &weights[ROWS..]).unwrap();
     assert!(matches!(Latent::new(narrow, &trits, None), Err(QuantError::Length { .. })));
     assert!(matches!(Latent::new(view, &trits, Some(&[true])), Err(QuantError::Length { .. })));
     let mut latent = Latent::new(view, &trits, None).unwrap();
-    let rates = LatentRates { codes: 0.1, scales: 0.1 };
+    let rates = LatentRates::default().with_codes(0.1).with_scales(0.1);
     assert!(matches!(latent.update(&[1.0], rates), Err(QuantError::Length { .. })));
     let mut bad = vec![0.0; ROWS * COLS];
     bad[7] = f32::NAN;
@@ -112,7 +120,7 @@ fn what_cannot_be_learned_is_refused() {
     latent.update(&vec![0.0; ROWS * COLS], rates).unwrap();
     assert_eq!(latent.tensor().unwrap(), trits);
     let zeros = vec![0.0; ROWS * COLS];
-    let config = QuantizeConfig { rule: ScaleRule::LeastSquares, ..QuantizeConfig::default() };
+    let config = QuantizeConfig::default().with_rule(ScaleRule::LeastSquares);
     let view = MatrixView::new(ROWS, COLS, &zeros).unwrap();
     let (trits, _) = quantize_matrix(view, &config).unwrap();
     let mut latent = Latent::new(view, &trits, None).unwrap();

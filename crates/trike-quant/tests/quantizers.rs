@@ -11,11 +11,15 @@ use trike_testkit::{Rng, assert_near};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize};
 
 fn layout(depth: usize, coupling: Coupling, granularity: Granularity) -> TritLayout {
-    TritLayout { depth, coupling, granularity, scales: ScaleType::F32, ..TritLayout::default() }
+    TritLayout::default()
+        .with_depth(depth)
+        .with_coupling(coupling)
+        .with_granularity(granularity)
+        .with_scales(ScaleType::F32)
 }
 
 fn config(rule: ScaleRule, layout: TritLayout) -> QuantizeConfig {
-    QuantizeConfig { rule, layout, rounding: Rounding::Nearest }
+    QuantizeConfig::default().with_rule(rule).with_layout(layout)
 }
 
 fn laplace(rng: &mut Rng, n: usize) -> Vec<f32> {
@@ -114,16 +118,15 @@ fn stochastic_rounding_is_right_on_average() {
     let weights = vec![0.3f32; 20_000];
     let view = MatrixView::new(1, weights.len(), &weights).unwrap();
     for (depth, manual) in [(1, 1.0), (2, 1.0)] {
-        let config = QuantizeConfig {
-            rule: ScaleRule::Calibrated(CalibrationMethod::Manual(manual)),
-            rounding: Rounding::Stochastic { seed: 5 },
-            layout: layout(depth, Coupling::Tied, Granularity::Row),
-        };
+        let config = QuantizeConfig::default()
+            .with_rule(ScaleRule::Calibrated(CalibrationMethod::Manual(manual)))
+            .with_rounding(Rounding::Stochastic { seed: 5 })
+            .with_layout(layout(depth, Coupling::Tied, Granularity::Row));
         let (tensor, _) = quantize_matrix(view, &config).unwrap();
         let mean = tensor.dequantize().iter().sum::<f32>() / weights.len() as f32;
         assert_near!(mean, 0.3, abs = 0.015, "{depth}");
         assert_eq!(quantize_matrix(view, &config).unwrap().0, tensor, "the same seed");
-        let other = QuantizeConfig { rounding: Rounding::Stochastic { seed: 6 }, ..config };
+        let other = config.with_rounding(Rounding::Stochastic { seed: 6 });
         assert_ne!(quantize_matrix(view, &other).unwrap().0, tensor, "another seed");
     }
 }
@@ -133,22 +136,22 @@ fn options_that_do_not_go_together_are_refused_by_name() {
     let weights = [1.0, 2.0];
     let view = MatrixView::new(1, 2, &weights).unwrap();
     let two = layout(2, Coupling::Tied, Granularity::Row);
-    let free = TritLayout { coupling: Coupling::Free, ..two };
-    let mean = TritLayout { with_mean: true, depth: 1, ..two };
-    let calibrated = |method| config(ScaleRule::Calibrated(method), TritLayout { depth: 1, ..two });
-    for (bad, option) in [
-        (config(ScaleRule::LeastSquares, TritLayout { depth: 0, ..two }), "planes"),
-        (config(ScaleRule::LeastSquares, TritLayout { depth: 7, ..two }), "planes"),
-        (config(ScaleRule::AbsMean, two), "coupling"),
-        (config(ScaleRule::Twn, mean), "mean"),
-        (config(ScaleRule::Calibrated(CalibrationMethod::AbsMax), free), "coupling"),
-        (calibrated(CalibrationMethod::Percentile(0.0)), "calibration"),
-        (calibrated(CalibrationMethod::Percentile(100.1)), "calibration"),
-        (calibrated(CalibrationMethod::MeanStd(f32::NAN)), "calibration"),
-        (calibrated(CalibrationMethod::Manual(0.0)), "calibration"),
+    let free = two.with_coupling(Coupling::Free);
+    let mean = two.with_mean(true).with_depth(1);
+    let calibrated = |method| config(ScaleRule::Calibrated(method), two.with_depth(1));
+    for (bad, field) in [
+        (config(ScaleRule::LeastSquares, two.with_depth(0)), "depth"),
+        (config(ScaleRule::LeastSquares, two.with_depth(7)), "depth"),
+        (config(ScaleRule::AbsMean, two), "rule"),
+        (config(ScaleRule::Twn, mean), "rule"),
+        (config(ScaleRule::Calibrated(CalibrationMethod::AbsMax), free), "rule"),
+        (calibrated(CalibrationMethod::Percentile(0.0)), "percentile"),
+        (calibrated(CalibrationMethod::Percentile(100.1)), "percentile"),
+        (calibrated(CalibrationMethod::MeanStd(f32::NAN)), "mean_std"),
+        (calibrated(CalibrationMethod::Manual(0.0)), "range"),
     ] {
         match quantize_matrix(view, &bad) {
-            Err(QuantError::Option { option: got, .. }) => assert_eq!(got, option),
+            Err(QuantError::Option(e)) => assert_eq!(e.field(), field),
             other => panic!("{bad:?}: {other:?}"),
         }
     }
@@ -186,14 +189,14 @@ fn compensation_loses_less_than_rounding_for_every_layout() {
         for depth in 1..=3 {
             for coupling in [Coupling::Tied, Coupling::Free] {
                 for with_mean in [false, true] {
-                    let layout = TritLayout { with_mean, ..layout(depth, coupling, granularity) };
+                    let layout = layout(depth, coupling, granularity).with_mean(with_mean);
                     let rounded = quantize_matrix(view, &config(ScaleRule::LeastSquares, layout)).unwrap().0;
                     let lost = |t: &trike_trit::TritTensor| {
                         hessian_error(&weights, &t.dequantize(), &hessian).unwrap()
                     };
                     let factor = |order| HessianFactor::new(&hessian, granularity, order, 0.01).unwrap();
                     let run = |order, rounds| {
-                        let config = CompensateConfig { layout, rounds };
+                        let config = CompensateConfig::default().with_layout(layout).with_rounds(rounds);
                         lost(&compensate(&cpu, view, &factor(order), None, &config).unwrap().0)
                     };
                     let (plain, best) = (run(ColumnOrder::Stored, 0), run(ColumnOrder::Activation, 3));
@@ -217,20 +220,21 @@ fn compensation_does_not_depend_on_threads_and_stores_f16() {
         HessianFactor::new(&hessian.matrix().unwrap(), granularity, ColumnOrder::Activation, 0.01).unwrap();
     let weights: Vec<f32> = Rng::new(3).normals(rows * cols).iter().map(|w| w * 0.02).collect();
     let view = MatrixView::new(rows, cols, &weights).unwrap();
-    let layout = TritLayout { scales: ScaleType::F16, ..layout(2, Coupling::Tied, granularity) };
+    let layout = layout(2, Coupling::Tied, granularity).with_scales(ScaleType::F16);
     let run = |threads| {
         let cpu = Cpu::new(threads).unwrap();
-        compensate(&cpu, view, &factor, None, &CompensateConfig { layout, rounds: 2 }).unwrap()
+        compensate(&cpu, view, &factor, None, &CompensateConfig::default().with_layout(layout).with_rounds(2))
+            .unwrap()
     };
     let (one, stats) = run(1);
     assert_eq!(one, run(3).0);
     assert_eq!(one.scales().values().bytes(), 2 * rows * 2);
     assert!(stats.relative_error > 0.05 && stats.relative_error < 0.4, "{stats:?}");
     let wrong =
-        CompensateConfig { layout: TritLayout { granularity: Granularity::Row, ..layout }, rounds: 2 };
+        CompensateConfig::default().with_layout(layout.with_granularity(Granularity::Row)).with_rounds(2);
     assert!(matches!(
         compensate(&cpu, view, &factor, None, &wrong),
-        Err(QuantError::Option { option: "granularity", .. })
+        Err(QuantError::Option(e)) if e.field() == "granularity"
     ));
 }
 
@@ -245,7 +249,8 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
     let view = MatrixView::new(rows, cols, &weights).unwrap();
     let granularity = Granularity::Group(GroupSize::G32);
     let factor = HessianFactor::new(&matrix, granularity, ColumnOrder::Activation, 0.01).unwrap();
-    let config = CompensateConfig { layout: layout(3, Coupling::Tied, granularity), rounds: 2 };
+    let config =
+        CompensateConfig::default().with_layout(layout(3, Coupling::Tied, granularity)).with_rounds(2);
     let lost = |score| {
         let keep = prune(view, score, PrunePattern::PerRow, 0.5).unwrap();
         let tensor = compensate(&cpu, view, &factor, Some(&keep), &config).unwrap().0;
@@ -261,11 +266,11 @@ fn pruned_weights_are_zero_and_the_others_make_up_for_them() {
     let magnitude = lost(PruneScore::Magnitude);
     assert!(lost(PruneScore::Wanda(hessian.diagonal())) < magnitude);
     assert!(lost(PruneScore::Compensated(&factor)) < magnitude);
-    let mean = CompensateConfig { layout: TritLayout { with_mean: true, ..config.layout }, ..config };
+    let mean = config.with_layout(config.layout.with_mean(true));
     let keep = vec![true; rows * cols];
     assert!(matches!(
         compensate(&cpu, view, &factor, Some(&keep), &mean),
-        Err(QuantError::Option { option: "mean", .. })
+        Err(QuantError::Option(e)) if e.field() == "with_mean"
     ));
     assert_eq!(
         compensate(&cpu, view, &factor, Some(&keep), &config).unwrap().0,
@@ -310,8 +315,8 @@ fn degenerate_input_is_rounded_and_not_broken() {
         );
         for depth in 1..=2 {
             for with_mean in [false, true] {
-                let layout = TritLayout { with_mean, ..layout(depth, Coupling::Tied, granularity) };
-                let config = CompensateConfig { layout, rounds: 2 };
+                let layout = layout(depth, Coupling::Tied, granularity).with_mean(with_mean);
+                let config = CompensateConfig::default().with_layout(layout).with_rounds(2);
                 let (tensor, _) = compensate(&cpu, view, &factor, None, &config).unwrap();
                 let values = tensor.dequantize();
                 assert!(values.iter().all(|v| v.is_finite()), "{name}");
@@ -320,7 +325,7 @@ fn degenerate_input_is_rounded_and_not_broken() {
         }
     }
     let wrong = HessianFactor::new(&square(vec![1.0; 4]), Granularity::Tensor, ColumnOrder::Stored, 0.01);
-    assert!(matches!(wrong, Err(QuantError::Option { option: "granularity", .. })));
+    assert!(matches!(wrong, Err(QuantError::Option(e)) if e.field() == "granularity"));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use trike_vsa::{
 fn software() -> Option<Device> {
     let open = |index| {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
-        Device::open_with(spec, DeviceOptions { planes: Planes::Off }).ok()
+        Device::open_with(spec, DeviceOptions::default().with_planes(Planes::Off)).ok()
     };
     let found = (0..).map_while(open).find(|device| device.is_software() && device.capabilities().f16);
     if found.is_none() {

@@ -85,7 +85,7 @@ fn device(
     let ways: &[Planes] =
         if capabilities.software { &[Planes::Forced, Planes::Off] } else { &[Planes::Advertised] };
     for &planes in ways {
-        let device = match Device::open_with(spec, DeviceOptions { planes }) {
+        let device = match Device::open_with(spec, DeviceOptions::default().with_planes(planes)) {
             Ok(device) => device,
             Err(e) => {
                 tally.add(&format!("open {spec}"), Outcome::Fail(e.to_string()));

@@ -135,7 +135,7 @@ impl Model<'_> {
                     (int8.bytes() as u64, Some(int8.dequantize()))
                 }
                 &LayerChoice::Trits { planes, granularity } => {
-                    let layout = TritLayout { depth: planes, granularity, ..self.config.layout };
+                    let layout = self.config.layout.with_depth(planes).with_granularity(granularity);
                     let trits = self
                         .trits(&weights, layout, factors)
                         .map_err(|e| CalibrateError::quantize(name, e))?;
@@ -171,7 +171,7 @@ impl Model<'_> {
         let how = self.config.compensation().unwrap_or_default();
         let factor = factors.get(layout.granularity)?;
         // One round is near enough to tell layers apart, and half the time.
-        let config = CompensateConfig { layout, rounds: how.rounds.min(1) };
+        let config = CompensateConfig::default().with_layout(layout).with_rounds(how.rounds.min(1));
         let view = MatrixView::new(rows, cols, &values)?;
         let trits = compensate(self.runner.cpu(), view, factor, None, &config)?.0;
         Ok(trits.with_rotation(rotation)?)

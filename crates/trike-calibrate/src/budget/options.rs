@@ -22,6 +22,7 @@ pub enum Budget {
 
 /// The budget of a plan, and the ternary forms that it chooses from; int8 and the layers as they are can always be chosen.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct PlanOptions {
     /// The budget.
     pub budget: Budget,
@@ -33,10 +34,29 @@ pub struct PlanOptions {
 
 impl PlanOptions {
     /// Up to four planes (more would take as much room as int8) and one scale per 32, 64 or 128 weights or per row.
+    #[must_use]
     pub fn new(budget: Budget) -> Self {
         let sizes = [GroupSize::G32, GroupSize::G64, GroupSize::G128];
         let groups = sizes.map(Granularity::Group).into_iter().chain([Granularity::Row]).collect();
         Self { budget, planes: 4, groups }
+    }
+
+    /// Sets [`budget`](Self::budget).
+    #[must_use]
+    pub fn with_budget(self, budget: Budget) -> Self {
+        Self { budget, ..self }
+    }
+
+    /// Sets [`planes`](Self::planes).
+    #[must_use]
+    pub fn with_planes(self, planes: usize) -> Self {
+        Self { planes, ..self }
+    }
+
+    /// Sets [`groups`](Self::groups).
+    #[must_use]
+    pub fn with_groups(self, groups: impl Into<Vec<Granularity>>) -> Self {
+        Self { groups: groups.into(), ..self }
     }
 
     pub(super) fn validate(&self) -> Result<(), CalibrateError> {

@@ -11,7 +11,7 @@ use trike_core::{Bounds, OptionError};
 use trike_cpu::Cpu;
 use trike_llm::{HeadPrecision, LoadOptions, ModelFile};
 use trike_nn::{ActivationPrecision, WeightName};
-use trike_quant::{QuantizeConfig, ScaleRule, TritLayout};
+use trike_quant::{QuantError, QuantizeConfig, ScaleRule, TritLayout};
 use trike_trit::{Coupling, Encoding, Granularity, Hadamard};
 
 pub use method::{Compensation, LayerChoice, QuantizeMethod};
@@ -26,12 +26,12 @@ use crate::{CalibrateError, ConfigError};
 /// ```
 /// use trike_calibrate::ModelQuantizationConfig;
 ///
-/// let mut config = ModelQuantizationConfig::planes(2);
-/// config.skip_patterns = vec!["layers.0.*down_proj".to_owned()];
+/// let config = ModelQuantizationConfig::planes(2).with_skip_patterns(["layers.0.*down_proj".to_owned()]);
 /// assert!(config.skips("model.layers.0.mlp.down_proj.weight"));
 /// assert!(!config.skips("model.layers.10.mlp.down_proj.weight"));
 /// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct ModelQuantizationConfig {
     /// Planes, scales and packing.
     pub layout: TritLayout,
@@ -79,9 +79,10 @@ impl Default for ModelQuantizationConfig {
 
 impl ModelQuantizationConfig {
     /// The default with another number of planes.
+    #[must_use]
     pub fn planes(depth: usize) -> Self {
         Self {
-            layout: TritLayout { depth, encoding: Encoding::Base3, ..TritLayout::default() },
+            layout: TritLayout::default().with_depth(depth).with_encoding(Encoding::Base3),
             method: QuantizeMethod::Compensate(Compensation::default()),
             tuning: Some(Tuning::default()),
             salience: false,
@@ -96,6 +97,90 @@ impl ModelQuantizationConfig {
             auto_encoding: false,
             threads: 0,
         }
+    }
+
+    /// Sets [`layout`](Self::layout).
+    #[must_use]
+    pub fn with_layout(self, layout: TritLayout) -> Self {
+        Self { layout, ..self }
+    }
+
+    /// Sets [`method`](Self::method).
+    #[must_use]
+    pub fn with_method(self, method: QuantizeMethod) -> Self {
+        Self { method, ..self }
+    }
+
+    /// Sets [`tuning`](Self::tuning).
+    #[must_use]
+    pub fn with_tuning(self, tuning: impl Into<Option<Tuning>>) -> Self {
+        Self { tuning: tuning.into(), ..self }
+    }
+
+    /// Sets [`salience`](Self::salience).
+    #[must_use]
+    pub fn with_salience(self, salience: bool) -> Self {
+        Self { salience, ..self }
+    }
+
+    /// Sets [`rotation`](Self::rotation).
+    #[must_use]
+    pub fn with_rotation(self, rotation: impl Into<Option<u64>>) -> Self {
+        Self { rotation: rotation.into(), ..self }
+    }
+
+    /// Sets [`input_rotation`](Self::input_rotation).
+    #[must_use]
+    pub fn with_input_rotation(self, input_rotation: impl Into<Option<usize>>) -> Self {
+        Self { input_rotation: input_rotation.into(), ..self }
+    }
+
+    /// Sets [`skip_patterns`](Self::skip_patterns).
+    #[must_use]
+    pub fn with_skip_patterns(self, skip_patterns: impl Into<Vec<String>>) -> Self {
+        Self { skip_patterns: skip_patterns.into(), ..self }
+    }
+
+    /// Sets [`min_layer_size`](Self::min_layer_size).
+    #[must_use]
+    pub fn with_min_layer_size(self, min_layer_size: usize) -> Self {
+        Self { min_layer_size, ..self }
+    }
+
+    /// Sets [`int8_head`](Self::int8_head).
+    #[must_use]
+    pub fn with_int8_head(self, int8_head: bool) -> Self {
+        Self { int8_head, ..self }
+    }
+
+    /// Sets [`tokenizer`](Self::tokenizer).
+    #[must_use]
+    pub fn with_tokenizer(self, tokenizer: impl Into<Option<PathBuf>>) -> Self {
+        Self { tokenizer: tokenizer.into(), ..self }
+    }
+
+    /// Sets [`layers`](Self::layers).
+    #[must_use]
+    pub fn with_layers(self, layers: BTreeMap<String, LayerChoice>) -> Self {
+        Self { layers, ..self }
+    }
+
+    /// Sets [`prune`](Self::prune).
+    #[must_use]
+    pub fn with_prune(self, prune: impl Into<Option<Pruning>>) -> Self {
+        Self { prune: prune.into(), ..self }
+    }
+
+    /// Sets [`auto_encoding`](Self::auto_encoding).
+    #[must_use]
+    pub fn with_auto_encoding(self, auto_encoding: bool) -> Self {
+        Self { auto_encoding, ..self }
+    }
+
+    /// Sets [`threads`](Self::threads).
+    #[must_use]
+    pub fn with_threads(self, threads: usize) -> Self {
+        Self { threads, ..self }
     }
 
     /// Whether a layer of this name is not quantized.
@@ -132,7 +217,7 @@ impl ModelQuantizationConfig {
     pub(crate) fn layout_of(&self, name: &str) -> TritLayout {
         match self.layers.get(name) {
             Some(&LayerChoice::Trits { planes, granularity }) => {
-                TritLayout { depth: planes, granularity, ..self.layout }
+                self.layout.with_depth(planes).with_granularity(granularity)
             }
             _ => self.layout,
         }
@@ -142,17 +227,20 @@ impl ModelQuantizationConfig {
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::Quantize`], [`CalibrateError::Option`] and [`CalibrateError::Config`], which name the option.
+    /// [`CalibrateError::Option`] and [`CalibrateError::Config`], which name the option; [`CalibrateError::Quantize`] for a layer.
     pub fn validate(&self) -> Result<(), CalibrateError> {
         let rule = match self.method {
             QuantizeMethod::Round(rule) => rule,
             QuantizeMethod::Compensate(_) => ScaleRule::LeastSquares,
         };
-        let planned = self.layers.keys().map(|name| (name.as_str(), self.layout_of(name)));
-        let layouts: Vec<_> = std::iter::once(("the options", self.layout)).chain(planned).collect();
-        for (what, layout) in &layouts {
-            let config = QuantizeConfig { rule, layout: *layout, ..QuantizeConfig::default() };
-            config.validate().map_err(|e| CalibrateError::quantize(what, e))?;
+        let planned = self.layers.keys().map(|name| (Some(name), self.layout_of(name)));
+        let layouts: Vec<_> = std::iter::once((None, self.layout)).chain(planned).collect();
+        for (name, layout) in &layouts {
+            let config = QuantizeConfig::default().with_rule(rule).with_layout(*layout);
+            config.validate().map_err(|e| match (name, e) {
+                (None, QuantError::Option(e)) => e.into(),
+                (name, e) => CalibrateError::quantize(name.map_or("the options", String::as_str), e),
+            })?;
         }
         if let Some(block) = self.input_rotation {
             OptionError::check("input_rotation", Bounds::at_least(2usize).at_most(Hadamard::MAX), block)?;
@@ -230,7 +318,7 @@ mod tests {
                     importance: Importance::Magnitude,
                 });
             }),
-            ("planes", |c| c.layout.depth = 0),
+            ("depth", |c| c.layout.depth = 0),
             ("damping", |c| {
                 c.method =
                     QuantizeMethod::Compensate(Compensation { damping: 0.0, ..Compensation::default() });

@@ -73,7 +73,8 @@ pub(crate) fn block(
         token_errors(&mut y, &aim, hidden);
         let gradients = block.backward(&tape, y, false)?;
         let factor = schedule(i, plan.len());
-        let rates = LatentRates { codes: factor * tuning.rate, scales: factor * tuning.scale_rate };
+        let rates =
+            LatentRates::default().with_codes(factor * tuning.rate).with_scales(factor * tuning.scale_rate);
         learner.update(&gradients, rates)?;
     }
     let after = held(&learner)?;

@@ -144,7 +144,7 @@ impl Learner {
                 let gradient = m.rotated(gradient).map_err(failed)?;
                 // Levels lie three times as near with every plane, and less is left to be gained by each.
                 let factor = 3f32.powi(1 - m.latent.depth() as i32);
-                let rates = LatentRates { codes: rates.codes * factor, scales: rates.scales * factor };
+                let rates = rates.with_codes(rates.codes * factor).with_scales(rates.scales * factor);
                 m.latent.update(&gradient, rates).map_err(failed)?;
             }
         }

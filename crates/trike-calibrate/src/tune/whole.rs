@@ -161,7 +161,8 @@ pub(crate) fn whole(
         let (x, aim, lengths) = parts(step);
         let (_, gradients) = stack.pass(&matrices, x, &aim, &lengths, true)?;
         let factor = schedule(i, plan.len());
-        let rates = LatentRates { codes: factor * tuning.rate, scales: factor * tuning.scale_rate };
+        let rates =
+            LatentRates::default().with_codes(factor * tuning.rate).with_scales(factor * tuning.scale_rate);
         for (block, gradients) in stack.blocks.iter_mut().zip(&gradients) {
             block.update(gradients, rates)?;
         }

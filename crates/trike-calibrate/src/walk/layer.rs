@@ -85,7 +85,7 @@ pub(super) fn quantize_layer(
                 QuantizeMethod::Round(rule) => rule,
                 QuantizeMethod::Compensate(_) => QuantizeConfig::default().rule,
             };
-            let how = QuantizeConfig { rule, layout, ..QuantizeConfig::default() };
+            let how = QuantizeConfig::default().with_rule(rule).with_layout(layout);
             let rotation = config.rotation_of(name, cols);
             let turned = rotated(rotation, cols, &weights).map_err(failed)?;
             let view = MatrixView::new(rows, cols, &turned).map_err(failed)?;

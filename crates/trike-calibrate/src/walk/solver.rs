@@ -62,7 +62,7 @@ impl<'a> Solver<'a> {
             target = factor.corrected(cpu, &target, &turned(&shift)?)?;
         }
         let view = MatrixView::new(weights.rows(), weights.cols(), &target)?;
-        let config = CompensateConfig { layout, rounds: self.how.rounds };
+        let config = CompensateConfig::default().with_layout(layout).with_rounds(self.how.rounds);
         let factor = self.factors.get(layout.granularity)?;
         // Nothing is rotated when weights are pruned.
         let keep = prune.map(|prune| prune.keep(view, &self.statistics.hessian, factor)).transpose()?;

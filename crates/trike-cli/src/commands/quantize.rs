@@ -10,7 +10,7 @@ use trike::{
         Budget, Compensation, Importance, Plan, PlanOptions, Pruning, Sensitivity, Tuning, plan_for,
         quantize_to,
     },
-    quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, ScaleType, TritLayout},
+    quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, TritLayout},
     trit::{Granularity, GroupSize},
 };
 
@@ -65,9 +65,11 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     let (mut report, calibration) = match args.budget.budget() {
         Some(budget) => {
             let mut options = PlanOptions::new(budget);
-            options.planes = args.planes.unwrap_or(options.planes);
+            if let Some(planes) = args.planes {
+                options = options.with_planes(planes);
+            }
             if let Some(group) = args.group {
-                options.groups = vec![group];
+                options = options.with_groups([group]);
             }
             let steps = Steps::new(quiet);
             let mut set = |what: &str, done: usize, total: usize| steps.set(what, done, total);
@@ -161,49 +163,48 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
         (None, Some(_)) => Packing::Auto,
         (None, None) => Packing::Fixed(Encoding::Base3),
     };
-    Ok(ModelQuantizationConfig {
-        layout: TritLayout {
-            depth: args.planes.unwrap_or(3),
-            coupling: args.coupling,
-            granularity: args.group.unwrap_or(Granularity::Group(GroupSize::G128)),
-            with_mean: args.mean,
-            encoding: match packing {
-                Packing::Auto => Encoding::Base3,
-                Packing::Fixed(encoding) => encoding,
-            },
-            scales: ScaleType::F16,
-        },
-        auto_encoding: packing == Packing::Auto,
-        prune,
-        method: match args.method {
-            Method::Compensate if args.plain => QuantizeMethod::Compensate(Compensation {
-                order: ColumnOrder::Stored,
-                rounds: 0,
-                follow: false,
-                ..Compensation::default()
-            }),
-            Method::Compensate => {
-                QuantizeMethod::Compensate(Compensation { damping: args.damping, ..Compensation::default() })
-            }
-            Method::LeastSquares => QuantizeMethod::Round(ScaleRule::LeastSquares),
-            Method::AbsMean => QuantizeMethod::Round(ScaleRule::AbsMean),
-            Method::Twn => QuantizeMethod::Round(ScaleRule::Twn),
-            Method::AbsMax => QuantizeMethod::Round(ScaleRule::Calibrated(CalibrationMethod::AbsMax)),
-        },
-        tuning: (!args.no_tune && !args.plain).then(|| Tuning {
-            block_epochs: args.tune_block_epochs,
-            model_epochs: args.tune_model_epochs,
-            most_weights: args.tune_max_weights,
-            ..Tuning::default()
+    let layout = TritLayout::default()
+        .with_depth(args.planes.unwrap_or(3))
+        .with_coupling(args.coupling)
+        .with_granularity(args.group.unwrap_or(Granularity::Group(GroupSize::G128)))
+        .with_mean(args.mean)
+        .with_encoding(match packing {
+            Packing::Auto => Encoding::Base3,
+            Packing::Fixed(encoding) => encoding,
+        });
+    let method = match args.method {
+        Method::Compensate if args.plain => QuantizeMethod::Compensate(Compensation {
+            order: ColumnOrder::Stored,
+            rounds: 0,
+            follow: false,
+            ..Compensation::default()
         }),
-        salience: args.salience,
-        rotation: args.rotate,
-        input_rotation: args.hadamard,
-        skip_patterns: args.skip.clone(),
-        min_layer_size: args.min_size,
-        int8_head: args.head == Embeddings::Int8,
-        tokenizer: args.tokenizer.tokenizer.clone(),
-        threads: args.threads,
-        ..ModelQuantizationConfig::default()
-    })
+        Method::Compensate => {
+            QuantizeMethod::Compensate(Compensation { damping: args.damping, ..Compensation::default() })
+        }
+        Method::LeastSquares => QuantizeMethod::Round(ScaleRule::LeastSquares),
+        Method::AbsMean => QuantizeMethod::Round(ScaleRule::AbsMean),
+        Method::Twn => QuantizeMethod::Round(ScaleRule::Twn),
+        Method::AbsMax => QuantizeMethod::Round(ScaleRule::Calibrated(CalibrationMethod::AbsMax)),
+    };
+    let tuning = (!args.no_tune && !args.plain).then(|| Tuning {
+        block_epochs: args.tune_block_epochs,
+        model_epochs: args.tune_model_epochs,
+        most_weights: args.tune_max_weights,
+        ..Tuning::default()
+    });
+    Ok(ModelQuantizationConfig::default()
+        .with_layout(layout)
+        .with_auto_encoding(packing == Packing::Auto)
+        .with_prune(prune)
+        .with_method(method)
+        .with_tuning(tuning)
+        .with_salience(args.salience)
+        .with_rotation(args.rotate)
+        .with_input_rotation(args.hadamard)
+        .with_skip_patterns(args.skip.clone())
+        .with_min_layer_size(args.min_size)
+        .with_int8_head(args.head == Embeddings::Int8)
+        .with_tokenizer(args.tokenizer.tokenizer.clone())
+        .with_threads(args.threads))
 }

@@ -2,14 +2,13 @@
 
 use std::marker::PhantomData;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Pod;
 use cubecl::prelude::{BufferArg, CubePrimitive};
 use cubecl::server::Handle;
 use half::{bf16, f16};
 
-use super::graph::Captures;
+use super::allocation::{Allocation, Common};
 use crate::error::{CubeError, Result, check_range};
 
 mod sealed {
@@ -32,55 +31,6 @@ macro_rules! elements {
 }
 elements!(f32, f16, bf16, u32, i32);
 
-/// Bytes allocated by the buffers of a device.
-#[derive(Debug, Default)]
-pub(super) struct Counter {
-    now: AtomicU64,
-    peak: AtomicU64,
-}
-
-impl Counter {
-    pub(super) fn now(&self) -> u64 {
-        self.now.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn peak(&self) -> u64 {
-        self.peak.load(Ordering::Relaxed)
-    }
-
-    fn add(&self, bytes: u64) {
-        let now = self.now.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.peak.fetch_max(now, Ordering::Relaxed);
-    }
-}
-
-/// State shared by the clones of a device and its buffers.
-#[derive(Debug, Default)]
-pub(super) struct Common {
-    pub(super) counter: Counter,
-    pub(super) captures: Captures,
-}
-
-/// One allocation, freed when the last buffer over it is dropped.
-#[derive(Debug)]
-pub(super) struct Allocation {
-    handle: Handle,
-    bytes: u64,
-    common: Arc<Common>,
-}
-
-impl Allocation {
-    pub(super) fn bytes(&self) -> u64 {
-        self.bytes
-    }
-}
-
-impl Drop for Allocation {
-    fn drop(&mut self) {
-        self.common.counter.now.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
-}
-
 /// `len` elements in device memory; clones and [views](Buffer::view) share the memory.
 ///
 /// Create buffers with [`Device::empty`](crate::Device::empty) and [`Device::upload`](crate::Device::upload). A buffer carries
@@ -99,15 +49,14 @@ pub struct Buffer<T> {
 impl<T: Element> Buffer<T> {
     pub(super) fn over(handle: Handle, len: usize, alignment: u64, common: &Arc<Common>) -> Self {
         let bytes = (len * size_of::<T>()) as u64;
-        common.counter.add(bytes);
-        let allocation = Allocation { handle, bytes, common: Arc::clone(common) };
+        let allocation = Allocation::new(handle, bytes, common);
         Self::whole(Arc::new(allocation), alignment)
     }
 
     /// A buffer over a whole allocation, whose size must be a multiple of the element size.
     pub(super) fn whole(allocation: Arc<Allocation>, alignment: u64) -> Self {
         // The length of the allocation was a `usize` when it was created.
-        let len = allocation.bytes as usize / size_of::<T>();
+        let len = allocation.bytes() as usize / size_of::<T>();
         Self { allocation, start: 0, len, alignment, element: PhantomData }
     }
 
@@ -176,14 +125,14 @@ impl<T: Element> Buffer<T> {
 
     pub(super) fn handle(&self) -> Handle {
         let (start, bytes) = ((self.start * size_of::<T>()) as u64, self.bytes() as u64);
-        let handle = self.allocation.handle.clone();
+        let handle = self.allocation.handle();
         let end = handle.size_in_used() - start - bytes;
         handle.offset_start(start).offset_end(end)
     }
 
     /// The handle for a launch; a capture keeps its memory alive.
     fn handle_of_launch(&self) -> Handle {
-        self.allocation.common.captures.give(&self.allocation);
+        self.allocation.captures().give(&self.allocation);
         self.handle()
     }
 

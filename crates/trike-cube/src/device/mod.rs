@@ -1,6 +1,8 @@
 //! The only module that uses CubeCL's host API: devices, memory, launches.
 
+mod allocation;
 mod buffer;
+mod capture;
 mod graph;
 #[cfg(test)]
 mod graph_tests;
@@ -28,9 +30,18 @@ use crate::plan::Settings;
 
 /// Options for opening a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct DeviceOptions {
     /// Use of plane operations.
     pub planes: Planes,
+}
+
+impl DeviceOptions {
+    /// Sets [`planes`](Self::planes).
+    #[must_use]
+    pub fn with_planes(self, planes: Planes) -> Self {
+        Self { planes, ..self }
+    }
 }
 
 /// An open device: a launch queue and memory.
@@ -51,7 +62,7 @@ pub struct Device {
     client: Client,
     spec: DeviceSpec,
     capabilities: Arc<Capabilities>,
-    common: Arc<buffer::Common>,
+    common: Arc<allocation::Common>,
     /// Kernels that were compiled and enqueued once without error.
     proven: Arc<Mutex<HashSet<u64>>>,
 }
@@ -205,10 +216,10 @@ impl Device {
     pub fn empty<T: Element>(&self, len: usize) -> Result<Buffer<T>> {
         let bytes = self.check_size::<T>(len)?;
         let (alignment, captures) = (self.capabilities.alignment, &self.common.captures);
-        if let Some(room) = captures.room(bytes as u64, alignment)? {
-            return Ok(room);
+        if let Some(room) = captures.room(bytes as u64)? {
+            return Ok(Buffer::whole(room, alignment));
         }
-        let _turn = graph::enter();
+        let _turn = capture::enter();
         let made = Buffer::over(self.client.empty(bytes), len, alignment, &self.common);
         captures.keep(made.allocation());
         Ok(made)
@@ -324,8 +335,8 @@ impl Device {
             device: self.name().to_owned(),
             reason: first_lines(&reason),
         };
-        let _turn = graph::enter_to_measure()?;
-        let profile = guarded(|| self.client.profile(graph::measured(run), "timed")).map_err(failed)?;
+        let _turn = capture::enter_to_measure()?;
+        let profile = guarded(|| self.client.profile(capture::measured(run), "timed")).map_err(failed)?;
         let (ran, ticks) = profile.map_err(|e| failed(e.to_string()))?;
         ran?;
         let ticks = cubecl::future::block_on(ticks.resolve());
@@ -352,7 +363,7 @@ impl Device {
         settings.check(kernel, &self.capabilities)?;
         let [x, y, z] = settings.cubes;
         let [units_x, units_y] = settings.units;
-        let _turn = graph::enter();
+        let _turn = capture::enter();
         let proven = self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(&key);
         self.common.captures.note(launch, proven)?;
         enqueue(&self.client, CubeCount::Static(x, y, z), CubeDim::new_2d(units_x, units_y));

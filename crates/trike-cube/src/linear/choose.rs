@@ -68,7 +68,7 @@ pub fn can_hold(
 /// Fraction of blocks of 16 rows by 128 columns with a nonzero in any plane.
 fn share_of_blocks(tensor: &TritTensor) -> f64 {
     const ROWS: usize = super::ternary::TILE;
-    const COLS: usize = super::activations::BLOCK;
+    const COLS: usize = super::shape::BLOCK;
     let (across, down) = (tensor.cols().div_ceil(COLS), tensor.rows().div_ceil(ROWS));
     let mut trits = vec![0i8; tensor.cols()];
     let mut present = 0;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use cubecl::prelude::*;
 use trike_trit::{Edit, Trit};
 
-use super::activations::BLOCK;
+use super::shape::BLOCK;
 use super::ternary::{TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{Device, Launch};
 use crate::error::{CubeError, Result, unsupported};

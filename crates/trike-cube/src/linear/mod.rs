@@ -9,13 +9,14 @@ pub(crate) mod kernels;
 mod launch;
 mod plan;
 mod quantize;
+mod shape;
 mod sparse;
 mod sparse_matrix;
 mod ternary;
 #[cfg(test)]
 mod tests;
 
-pub use activations::{ActivationShape, Activations, BLOCK, MAX_COLS, SEGMENT};
+pub use activations::Activations;
 pub use choose::{can_hold, choose_layout};
 pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
 pub use dense_plan::{DenseBlueprint, DenseProblem};
@@ -23,6 +24,7 @@ pub use kernels::{MAX_STAGES, MmaShape, Staging, WmmaShape};
 pub use plan::{
     DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint, SplitKernel, TernaryProblem,
 };
+pub use shape::{ActivationShape, BLOCK, MAX_COLS, SEGMENT};
 pub use sparse::{SparseBlueprint, SparseProblem};
 pub use sparse_matrix::{MAX_SPARSE_COLS, SparseForm, SparseLayout, SparseMatrix};
 pub use ternary::{MAX_PARTS, TILE, TernaryForm, TernaryLayout, TernaryMatrix};

@@ -1,7 +1,7 @@
 //! Kernel choice and launch settings of ternary linears.
 
-use super::activations::{ActivationShape, BLOCK};
 use super::kernels::{Form, MAX_STAGES, MmaShape, Staging, WmmaShape, combine, tiled};
+use super::shape::{ActivationShape, BLOCK};
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_len, check_range};

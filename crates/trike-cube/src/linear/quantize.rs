@@ -1,6 +1,6 @@
 //! Activation quantization on the host: the reference for the device quantizers.
 
-use super::activations::{ActivationShape, BLOCK, SEGMENT};
+use super::shape::{ActivationShape, BLOCK, SEGMENT};
 
 /// Lower bound of the magnitude that an int8 scale is computed from, so that a token of zeros stays zero.
 const SMALLEST: f32 = 1e-5;

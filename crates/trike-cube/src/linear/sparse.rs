@@ -1,8 +1,8 @@
 //! Linears with sparse ternary weights.
 
-use super::activations::{ActivationShape, Activations};
 use super::kernels::{bitmap, sparse};
 use super::sparse_matrix::{SparseForm, SparseLayout, SparseMatrix, Weights};
+use super::{activations::Activations, shape::ActivationShape};
 use crate::capabilities::Capabilities;
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range, check_rotation, check_shape, unsupported};

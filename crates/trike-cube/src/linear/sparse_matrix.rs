@@ -2,8 +2,8 @@
 
 use trike_trit::{Granularity, TritTensor};
 
-use super::activations::{BLOCK, MAX_COLS};
 use super::kernels::bitmap::SIGN_BITS;
+use super::shape::{BLOCK, MAX_COLS};
 use crate::device::{Buffer, Device};
 #[cfg(doc)]
 use crate::error::CubeError;

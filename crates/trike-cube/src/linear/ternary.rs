@@ -3,7 +3,7 @@
 use half::f16;
 use trike_trit::{Coupling, Granularity, Hadamard, ScaleValues, TritTensor};
 
-use super::activations::{BLOCK, MAX_COLS};
+use super::shape::{BLOCK, MAX_COLS};
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_range, check_shape, unsupported};
 

@@ -9,7 +9,8 @@ use trike_cube::{Buffer, Strategy};
 use trike_trit::Hadamard;
 
 use super::matrices::Kind;
-use super::recordings::{Token, can_find};
+use super::recordings::can_find;
+use super::tensors::Token;
 use super::{CubeBackend, CubeInputs, CubeMatrix, CubeRope, CubeTensor};
 use crate::backend::Input;
 use crate::{AttentionSpec, CacheSpec, Largest, NnError, check};

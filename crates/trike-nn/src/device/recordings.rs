@@ -13,8 +13,10 @@ use trike_cube::{Buffer, CubeError, Graph, Graphs, Strategy};
 use trike_trit::TritTensor;
 
 use super::matrices::Kind;
+use super::tensors::Token;
 use super::{CubeBackend, CubeInputs, CubeTensor};
-use crate::step::{logits_of, usable};
+use crate::backend::logits_of;
+use crate::step::usable;
 use crate::{NnError, StepLogits, TokenStep, check};
 
 /// The recording of a sequence's last step of one token.
@@ -47,15 +49,6 @@ struct RecordedStep {
     logits: CubeTensor,
     /// Ids and values of the largest logits.
     top: Option<(Indices, Buffer<f32>)>,
-}
-
-/// A buffer with the token of a step, which is written before each replay.
-#[derive(Clone, Debug)]
-pub(super) enum Token {
-    /// Looked up on the device.
-    Id(Indices),
-    /// Looked up on the host, in a ternary table.
-    Row { row: Buffer<f32>, table: Arc<TritTensor> },
 }
 
 impl CubeBackend {

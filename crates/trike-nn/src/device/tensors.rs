@@ -1,12 +1,14 @@
 //! Activations on a device, and transfers between device and host.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use trike_cube::attention::Positions;
+use trike_cube::ops::Indices;
 use trike_cube::{Buffer, CubeError};
+use trike_trit::TritTensor;
 
 use super::CubeBackend;
-use super::recordings::Token;
 use crate::{DeviceUse, NnError, StepInputs, check};
 
 /// Activations, `rows x width`, row-major.
@@ -33,6 +35,15 @@ pub struct CubeInputs {
     pub(super) positions: Positions,
     /// The token buffer of a recorded step, overwritten before each replay.
     pub(super) token: Option<Token>,
+}
+
+/// A buffer with the token of a step, which is written before each replay.
+#[derive(Clone, Debug)]
+pub(super) enum Token {
+    /// Looked up on the device.
+    Id(Indices),
+    /// Looked up on the host, in a ternary table.
+    Row { row: Buffer<f32>, table: Arc<TritTensor> },
 }
 
 /// Bytes transferred between host and device since the backend was created, weights excluded.

@@ -6,7 +6,13 @@ use std::{
     collections::{BinaryHeap, HashMap},
 };
 
-use super::spm::{Mergeable, SpEncoder};
+/// A piece that a merge may produce.
+#[derive(Clone, Copy)]
+pub(super) struct Mergeable {
+    pub(super) id: u32,
+    pub(super) score: f32,
+    pub(super) unused: bool,
+}
 
 #[derive(Clone, Copy)]
 pub(super) struct Symbol {
@@ -49,7 +55,7 @@ impl PartialEq for Candidate {
 impl Eq for Candidate {}
 
 pub(super) struct Merger<'a> {
-    encoder: &'a SpEncoder,
+    mergeable: &'a HashMap<Box<str>, Mergeable>,
     text: &'a str,
     pub(super) symbols: Vec<Symbol>,
     agenda: BinaryHeap<Candidate>,
@@ -58,11 +64,16 @@ pub(super) struct Merger<'a> {
 }
 
 impl<'a> Merger<'a> {
-    pub(super) fn new(encoder: &'a SpEncoder, text: &'a str) -> Self {
+    /// `frozen` gives the length of the piece that a text starts with and that is never merged.
+    pub(super) fn new(
+        mergeable: &'a HashMap<Box<str>, Mergeable>,
+        text: &'a str,
+        frozen: impl Fn(&str) -> Option<usize>,
+    ) -> Self {
         let mut symbols: Vec<Symbol> = Vec::new();
         let mut start = 0;
         while let Some(character) = text[start..].chars().next() {
-            let frozen = encoder.user_defined_prefix(&text[start..]);
+            let frozen = frozen(&text[start..]);
             let len = frozen.unwrap_or(character.len_utf8());
             let index = symbols.len();
             if let Some(last) = symbols.last_mut() {
@@ -72,7 +83,7 @@ impl<'a> Merger<'a> {
             symbols.push(Symbol { start, len, previous, next: None, frozen: frozen.is_some() });
             start += len;
         }
-        Self { encoder, text, symbols, agenda: BinaryHeap::new(), split_of_unused: HashMap::new() }
+        Self { mergeable, text, symbols, agenda: BinaryHeap::new(), split_of_unused: HashMap::new() }
     }
 
     fn consider(&mut self, left: Option<usize>, right: Option<usize>) {
@@ -83,7 +94,7 @@ impl<'a> Merger<'a> {
         }
         let len = a.len + b.len;
         let piece = &self.text[a.start..a.start + len];
-        if let Some(&Mergeable { score, unused, .. }) = self.encoder.mergeable.get(piece) {
+        if let Some(&Mergeable { score, unused, .. }) = self.mergeable.get(piece) {
             self.agenda.push(Candidate { score, left, right, len });
             if unused {
                 self.split_of_unused.insert(piece, a.len);

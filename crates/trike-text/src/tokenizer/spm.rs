@@ -13,7 +13,7 @@ use std::collections::HashMap;
 use super::{
     TokenizerError,
     limits::{check_token, check_tokens},
-    merge::Merger,
+    merge::{Mergeable, Merger},
     pieces::{Pieces, byte_token},
 };
 
@@ -101,19 +101,11 @@ pub(super) enum ByteFallback {
     Off,
 }
 
-/// A piece that a merge may produce.
-#[derive(Clone, Copy)]
-pub(super) struct Mergeable {
-    id: u32,
-    pub(super) score: f32,
-    pub(super) unused: bool,
-}
-
 /// Encodes text with an [`SpVocab`].
 #[derive(Clone)]
 pub(super) struct SpEncoder {
     /// Pieces that a merge may produce.
-    pub(super) mergeable: HashMap<Box<str>, Mergeable>,
+    mergeable: HashMap<Box<str>, Mergeable>,
     /// Every piece by its name, control tokens included.
     ids: HashMap<Box<str>, u32>,
     user_defined: HashMap<Box<str>, u32>,
@@ -240,7 +232,7 @@ impl SpEncoder {
     /// Appends the ids of `text`; no special token is recognized in it.
     pub(super) fn encode(&self, text: &str, out: &mut Vec<u32>) -> Result<(), TokenizerError> {
         let normalized = self.normalize(text);
-        let mut merger = Merger::new(self, &normalized);
+        let mut merger = Merger::new(&self.mergeable, &normalized, |text| self.user_defined_prefix(text));
         merger.run();
         let mut previous_unknown = false;
         // A stack instead of recursion: an unused piece may split into many.
@@ -312,7 +304,7 @@ impl SpEncoder {
     }
 
     /// Length of the longest user-defined piece that `text` starts with.
-    pub(super) fn user_defined_prefix(&self, text: &str) -> Option<usize> {
+    fn user_defined_prefix(&self, text: &str) -> Option<usize> {
         self.user_defined_lengths
             .iter()
             .copied()

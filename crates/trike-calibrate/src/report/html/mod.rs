@@ -73,7 +73,7 @@ impl QuantizeReport {
     fn quality(&self, page: &mut Page) {
         page.section("quality", "Quality");
         let Some(e) = &self.evaluation else {
-            page.none("Not measured: `--eval FILE` names a text to measure on.");
+            page.none("Not measured: no text to evaluate on was given.");
             return;
         };
         page.raw("<p class=\"what\">");
@@ -104,9 +104,7 @@ impl QuantizeReport {
     fn curve_section(&self, page: &mut Page) {
         page.section("curve", "Perplexity against bits");
         if self.curve.is_empty() {
-            page.none(
-                "Not measured: `--curve` measures other settings of the same model on the text of `--eval`.",
-            );
+            page.none("Not measured: no curve of other settings of the same model was requested.");
             return;
         }
         page.raw(&plots::curve(&self.curve));
@@ -184,7 +182,7 @@ impl QuantizeReport {
     fn sensitivity_section(&self, page: &mut Page) {
         page.section("sensitivity", "Sensitivity");
         let Some(planning) = &self.planning else {
-            page.none("Not measured: a budget (`--max-ppl-ratio`, `--max-kl`, `--bits`, `--max-bytes`) measures it.");
+            page.none("Not measured: sensitivities are measured to plan for a budget, and none was given.");
             return;
         };
         page.raw("<p class=\"what\">");

@@ -5,10 +5,12 @@ use std::fmt::{Display, Write};
 use comfy_table::{CellAlignment, Table, TableStyle, presets};
 use trike::{ConvertReport, Inspection, QuantizeReport, calibrate::EditReport};
 
-use super::Show;
-use crate::commands::{
-    BenchOutcome, Diagnosis, EvalOutcome, LogitsOutcome, Measured, MemoryOutcome, PerplexityOutcome,
-    QuantizeOutcome, RunOutcome,
+use crate::{
+    commands::{
+        BenchOutcome, Diagnosis, EvalOutcome, LogitsOutcome, Measured, MemoryOutcome, PerplexityOutcome,
+        QuantizeOutcome, RunOutcome,
+    },
+    output::Show,
 };
 
 /// A table whose columns after the first `left` are numbers.

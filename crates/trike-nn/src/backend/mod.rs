@@ -1,25 +1,13 @@
 //! The hardware operations that a decoder needs.
 
+mod token;
+
 use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
 use trike_trit::{Edit, TritTensor};
 
-use crate::{
-    DeviceUse, Largest, NnError, StepInputs, StepLogits, TokenStep,
-    step::{RunStep, logits_of},
-};
-
-/// Shape of the cache of one layer of one sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CacheSpec {
-    /// Key and value heads.
-    pub kv_heads: usize,
-    /// Elements per head.
-    pub head_dim: usize,
-    /// Capacity in positions; position `p` is stored in slot `p % capacity`.
-    pub capacity: usize,
-    /// Type of the elements.
-    pub precision: KvPrecision,
-}
+pub(crate) use self::token::logits_of;
+pub use self::token::{RunStep, TokenStep};
+use crate::{CacheSpec, DeviceUse, Largest, NnError, StepInputs, StepLogits};
 
 /// Input of a linear layer: a tensor, or the operation that produces it.
 ///
@@ -271,7 +259,7 @@ pub trait Backend {
     ///
     /// # Errors
     ///
-    /// When shapes do not fit.
+    /// When shapes do not match.
     fn linear_of(
         &self,
         input: Input<'_, Self>,
@@ -284,7 +272,7 @@ pub trait Backend {
     ///
     /// # Errors
     ///
-    /// When shapes do not fit.
+    /// When shapes do not match.
     fn linear_add(
         &self,
         input: Input<'_, Self>,

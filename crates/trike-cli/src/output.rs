@@ -1,7 +1,5 @@
 //! What is shown: the only place that writes to stdout and stderr.
 
-mod text;
-
 use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;

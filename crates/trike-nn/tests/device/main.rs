@@ -12,16 +12,14 @@ use trike_nn::{
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
 
-#[path = "device/edits.rs"]
 mod edits;
-#[path = "device/graphs.rs"]
 mod graphs;
 
 /// The software Vulkan driver; `None` after a line that the test runner counts.
 fn software() -> Option<Device> {
     let open = |index| {
         let spec = DeviceSpec::Numbered(Runtime::Wgpu, index);
-        Device::open_with(spec, DeviceOptions { planes: Planes::Forced }).ok()
+        Device::open_with(spec, DeviceOptions::default().with_planes(Planes::Forced)).ok()
     };
     let found = (0..).map_while(open).find(|device| device.is_software() && device.capabilities().f16);
     if found.is_none() {
