@@ -307,7 +307,7 @@ fn a_silent_server_is_not_waited_for() {
         None
     };
     let answer = Hub::with(files_of_tiny, wait, usual);
-    for (hub, word) in [(body, "fewer than 16384 bytes came in 1 s"), (answer, "/api/models/trike/tiny")] {
+    for (hub, word) in [(body, "fewer than 16384 bytes in 1 s"), (answer, "/api/models/trike/tiny")] {
         let (trike, start) = (Trike::new(), Instant::now());
         let mut command = hub.command(&trike, "trike/tiny");
         command.env("HF_HUB_DOWNLOAD_TIMEOUT", "1").env("HF_HUB_ETAG_TIMEOUT", "1");
