@@ -96,7 +96,7 @@ fn of_llm(error: &LlmError) -> Option<String> {
             }
             _ => None,
         },
-        LlmError::PromptTooLong { .. } => own("use --window N for a rolling attention window"),
+        LlmError::PromptTooLong { .. } => own("use --window N for a rolling window"),
         LlmError::NotBuilt { .. } => own("`trike doctor` lists the devices that this build supports"),
         LlmError::Nn(error) if is_missing_device(error) => {
             own("`trike doctor` lists the devices that this build supports")

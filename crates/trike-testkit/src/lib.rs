@@ -1,4 +1,4 @@
-//! Oracles, input tables, tolerances and test data for the tests of all Trike crates.
+//! Oracles, seeded inputs, tolerances and test data for the tests of all Trike crates.
 //!
 //! Start from [`shared`], which finds public test data or reports a skip, and [`Rng`], the only source of seeded
 //! inputs. Nothing here depends on a crate under test: an oracle that shares code with the tested crate proves
@@ -6,7 +6,8 @@
 //!
 //! * data: [`shared`], [`python`], [`npz`], [`NpyArray`]
 //! * inputs: [`Rng`]
-//! * comparison, with the tolerances of `approx`: [`assert_near!`], [`is_near`] and [`Tolerance`]; [`assert_close`] and [`max_rel`] for vectors
+//! * comparison, with the tolerances of `approx`: [`assert_near!`], [`is_near`] and [`Tolerance`]; [`assert_close`] and
+//!   [`max_rel`] for vectors
 #![forbid(unsafe_code)]
 
 mod compare;
