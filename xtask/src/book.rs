@@ -1,13 +1,13 @@
-//! Links of the book and of the Markdown files at the root, checked without mdBook.
+//! Link checks of the book and of the Markdown files at the root, without mdBook.
 
-/// Looks up whether a path, relative to the root and normalised, is a file.
+/// Whether a normalized path, relative to the root, is a file.
 pub(crate) type Exists<'a> = &'a dyn Fn(&str) -> bool;
 
-/// The table of contents, which mdBook builds from.
+/// mdBook's table of contents.
 pub(crate) const SUMMARY: &str = "docs/src/SUMMARY.md";
 const CHAPTERS: &str = "docs/src/";
 
-/// Every chapter is in the summary, and every entry of the summary is a chapter.
+/// Checks that the summary lists exactly the existing chapters.
 pub(crate) fn summary_findings(summary: &str, files: &[String]) -> Vec<String> {
     let mut findings = Vec::new();
     let listed: Vec<String> = links(summary).into_iter().filter_map(|l| resolve(SUMMARY, &l)).collect();
@@ -24,16 +24,17 @@ pub(crate) fn summary_findings(summary: &str, files: &[String]) -> Vec<String> {
     findings
 }
 
-/// Every relative link of a Markdown file leads to a file, and a chapter's links stay inside the book.
+/// Checks that every relative link of a Markdown file points to an existing file, and that links of a chapter stay
+/// inside the book.
 pub(crate) fn link_findings(path: &str, text: &str, exists: Exists) -> Vec<String> {
     let mut findings = Vec::new();
     for link in links(text) {
         match resolve(path, &link) {
             None => findings.push(format!("{path}: the link `{link}` leaves the repository")),
             Some(target) if !exists(&target) => {
-                findings.push(format!("{path}: the link `{link}` leads to {target}, which does not exist"));
+                findings.push(format!("{path}: the link `{link}` points to {target}, which does not exist"));
             }
-            // The rendered book holds only the chapters' folder.
+            // The rendered book contains only the chapters' folder.
             Some(target) if path.starts_with(CHAPTERS) && !target.starts_with(CHAPTERS) => {
                 findings.push(format!("{path}: the link `{link}` leaves the book"));
             }
@@ -43,7 +44,7 @@ pub(crate) fn link_findings(path: &str, text: &str, exists: Exists) -> Vec<Strin
     findings
 }
 
-/// The targets of inline links that are relative paths, without their fragments; code is left out.
+/// The targets of inline links that are relative paths, without fragments; code is skipped.
 fn links(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut in_block = false;
@@ -68,7 +69,7 @@ fn links(text: &str) -> Vec<String> {
     found
 }
 
-/// The link's path relative to the root; `None` when it climbs out of the repository.
+/// The path of a link relative to the root; `None` if it leaves the repository.
 fn resolve(from: &str, link: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -111,7 +112,7 @@ mod tests {
         assert_eq!(link_findings("docs/src/b.md", good, &exists), [""; 0]);
         assert_eq!(link_findings("CONTRIBUTING.md", "[r](README.md) [a](docs/src/a.md)", &exists), [""; 0]);
         for (path, text, message) in [
-            ("docs/src/b.md", "[x](a.md) [y](c.md)", "leads to docs/src/c.md, which does not exist"),
+            ("docs/src/b.md", "[x](a.md) [y](c.md)", "points to docs/src/c.md, which does not exist"),
             ("docs/src/b.md", "[x](../../README.md)", "leaves the book"),
             ("README.md", "[x](../a.md)", "leaves the repository"),
         ] {

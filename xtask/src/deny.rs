@@ -1,8 +1,8 @@
-//! Licences, banned crates and sources, as `deny.toml` says, checked without cargo-deny.
+//! Checks of licences, banned crates and sources against `deny.toml`, without cargo-deny.
 //!
-//! cargo-deny takes minutes to compile on a bare machine, so this module checks the same policy over
-//! `cargo metadata`, with the same file as the one place where it is written. It reads only what that file uses:
-//! the lists of strings under `[licenses]`, `[bans]` and `[sources]`, and what `[[licenses.clarify]]` says. Where cargo-deny is installed it runs too.
+//! cargo-deny takes minutes to compile on a bare machine, so this module checks the same policy file over `cargo
+//! metadata`. It supports only what that file uses: the string lists under `[licenses]`, `[bans]` and `[sources]`, and
+//! `[[licenses.clarify]]`. If cargo-deny is installed, it runs too.
 
 use crate::spdx;
 use crate::workspace::{Workspace, no_findings};
@@ -15,11 +15,11 @@ struct Policy {
     licenses: Vec<String>,
     banned: Vec<String>,
     registries: Vec<String>,
-    /// Packages that state no licence themselves, and the one that they have.
+    /// Packages without a licence field, and their licences.
     clarified: Vec<(String, String)>,
 }
 
-/// A package of the dependency graph as the policy sees it.
+/// A package of the dependency graph, reduced to the checked fields.
 struct Subject {
     name: String,
     license: Option<String>,
@@ -56,7 +56,7 @@ fn subjects(metadata: &Metadata) -> Vec<Subject> {
         wildcards: package
             .dependencies
             .iter()
-            // What other people's crates ask for is theirs to say.
+            // Requirements of third-party crates are not checked.
             .filter(|d| package.source.is_none() && d.path.is_none() && d.req.to_string() == "*")
             .map(|d| d.name.clone())
             .collect(),
@@ -78,19 +78,20 @@ impl Policy {
         let mut findings = Vec::new();
         let name = &subject.name;
         if self.banned.contains(name) {
-            findings
-                .push(format!("{name} is banned; see who brings it: cargo tree --all-features -i {name}"));
+            findings.push(format!(
+                "{name} is banned; see which package depends on it: cargo tree --all-features -i {name}"
+            ));
         }
         let clarified = self.clarified.iter().find(|(known, _)| known == name).map(|(_, license)| license);
         match subject.license.as_ref().or(clarified) {
-            None => findings.push(format!("{name} states no license")),
+            None => findings.push(format!("{name} has no license")),
             Some(license) => {
                 match spdx::satisfied(license, &|wanted| self.licenses.iter().any(|l| l == wanted)) {
                     Some(true) => {}
                     Some(false) => {
                         findings.push(format!("{name} is licensed `{license}`, which is not allowed"));
                     }
-                    None => findings.push(format!("{name}: `{license}` is no license expression")),
+                    None => findings.push(format!("{name}: `{license}` is not a valid license expression")),
                 }
             }
         }
@@ -106,7 +107,7 @@ impl Policy {
     }
 }
 
-/// The strings of the array `key` under `[section]`; comments may stand on lines of their own or after a string.
+/// The strings of the array `key` under `[section]`; comments may be on their own lines or after a string.
 fn strings(text: &str, section: &str, key: &str) -> Result<Vec<String>> {
     let (section, key) = (format!("[{section}]"), format!("{key} = ["));
     let mut lines = text.lines().map(str::trim).skip_while(|l| **l != section).skip(1);
@@ -127,7 +128,7 @@ fn strings(text: &str, section: &str, key: &str) -> Result<Vec<String>> {
     anyhow::bail!("deny.toml: the array `{key}` under {section} is not closed")
 }
 
-/// Package and licence of every `[[licenses.clarify]]`.
+/// Package and licence of each `[[licenses.clarify]]`.
 fn clarified(text: &str) -> Result<Vec<(String, String)>> {
     let tables = text.split("[[licenses.clarify]]").skip(1);
     let value = |table: &str, key: &str| {
@@ -185,9 +186,12 @@ mod tests {
         assert_eq!(policy.findings(&workspace), [""; 0]);
         for (wrong, message) in [
             (Subject { name: "onig".to_owned(), ..subject() }, "onig is banned"),
-            (Subject { license: None, ..subject() }, "states no license"),
+            (Subject { license: None, ..subject() }, "has no license"),
             (Subject { license: Some("GPL-3.0".to_owned()), ..subject() }, "`GPL-3.0`, which is not allowed"),
-            (Subject { license: Some("MIT OR".to_owned()), ..subject() }, "is no license expression"),
+            (
+                Subject { license: Some("MIT OR".to_owned()), ..subject() },
+                "is not a valid license expression",
+            ),
             (
                 Subject { source: Some("git+https://example.org/index".to_owned()), ..subject() },
                 "comes from git+",

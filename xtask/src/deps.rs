@@ -1,4 +1,4 @@
-//! How many packages each crate compiles with, and which must never be among them.
+//! Dependency counts of each crate, and forbidden dependencies.
 
 use crate::workspace::{Workspace, no_findings};
 use anyhow::Result;
@@ -6,10 +6,10 @@ use cargo_metadata::Package;
 use std::collections::BTreeSet;
 use xshell::cmd;
 
-/// Crate and the most packages that it may build with, itself included, with default features.
+/// Maximum number of packages that a crate may build with, itself included, with default features.
 const AT_MOST: &[(&str, usize)] = &[("trike-trit", 14)];
 
-/// Crate, and the start of package names that must be absent under it whatever its features.
+/// Prefixes of package names that a crate must not depend on with any features.
 const ABSENT: &[(&str, &[&str])] = &[
     ("trike-trit", &["candle", "cubecl"]),
     ("trike-core", &["candle", "cubecl"]),
@@ -25,13 +25,13 @@ const ABSENT: &[(&str, &[&str])] = &[
     ("trike-cli", &["candle", "gemm"]),
     // Hypervectors need no matrix kernels.
     ("trike-vsa", &["candle", "gemm", "trike-cpu"]),
-    // Text needs no kernel at all.
+    // Text processing needs no kernels.
     (
         "trike-text",
         &["candle", "cubecl", "gemm", "trike-cpu", "trike-cube", "trike-host", "trike-nn", "trike-popcount"],
     ),
 ];
-/// Crate, and the start of package names that only its own features may bring.
+/// Prefixes of package names that a crate may depend on only through non-default features.
 const NOT_BY_DEFAULT: &[(&str, &[&str])] = &[
     ("trike-vsa", &["cubecl"]),
     ("trike-nn", &["cubecl"]),
@@ -42,7 +42,7 @@ const NOT_BY_DEFAULT: &[(&str, &[&str])] = &[
     ("trike-cli", &["cubecl"]),
 ];
 
-/// Prints the counts of every crate and checks the limits.
+/// Prints the counts of all crates and checks the limits.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let mut findings = Vec::new();
     let mut note = String::new();
@@ -64,7 +64,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     Ok(note)
 }
 
-/// A plain `cargo build` compiles every crate but `trike-cube`, and no CubeCL.
+/// Checks that a plain `cargo build` compiles every crate except `trike-cube`, and no CubeCL.
 fn default_member_findings(ws: &Workspace) -> Result<Vec<String>> {
     let is_default = |package: &Package| ws.metadata.workspace_default_members.contains(&package.id);
     let crates = ws.crates();
@@ -77,13 +77,13 @@ fn default_member_findings(ws: &Workspace) -> Result<Vec<String>> {
     Ok(findings)
 }
 
-/// The names and versions of what `krate` builds with on this host, itself included.
+/// Names and versions of the packages that `krate` builds with on this host, itself included.
 fn packages(ws: &Workspace, krate: &str, features: &[&str]) -> Result<BTreeSet<String>> {
     let listing = cmd!(ws.sh, "cargo tree --locked -p {krate} -e normal --prefix none {features...}");
     Ok(unique(&listing.quiet().read()?))
 }
 
-/// A package that occurs again is printed again, with a star or without.
+/// Deduplicates the listing: repeated packages are printed again, with or without a star.
 fn unique(listing: &str) -> BTreeSet<String> {
     let name_and_version = |line: &str| line.split_whitespace().take(2).collect::<Vec<_>>().join(" ");
     listing.lines().map(name_and_version).filter(|p| !p.is_empty()).collect()

@@ -1,6 +1,7 @@
-//! Figures of devices: the benchmarks of the GPU test binary, their records, and the tables of the book.
+//! GPU benchmarks: runs the benchmarks of the GPU test binary, stores their records, and renders the tables of the
+//! book.
 //!
-//! A machine that only has a GPU runs the bundle instead; its records are copied into `benches/records/gpu`.
+//! On a machine with only a GPU driver, run the bundle instead and copy its records into `benches/records/gpu`.
 
 use crate::gpu_test::drivers;
 use crate::llvm;
@@ -10,21 +11,21 @@ use clap::Parser;
 use std::process::Command;
 use xshell::cmd;
 
-/// Times the kernels on a device, records them, and shows the newest record in the chapter on performance.
+/// Time the kernels on a device, record the results, and update the performance chapter from the newest record.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench-report --gpu", bin_name = "cargo xtask bench-report --gpu")]
 struct Options {
-    /// The device, such as `cuda:0`, `hip:0`, `vulkan:0` or `wgpu:0`; by default the first GPU: through CUDA or HIP where this
-    /// machine has their driver, else through Vulkan.
+    /// Device, such as `cuda:0`, `hip:0`, `vulkan:0` or `wgpu:0`; by default the first GPU: through CUDA or HIP if
+    /// this machine has the driver, else through Vulkan.
     #[arg(long, default_value = "auto")]
     device: String,
-    /// Only problems whose name contains this; nothing is recorded then.
+    /// Only problems whose name contains this; nothing is recorded.
     #[arg(long)]
     filter: Option<String>,
-    /// A few tiny problems, on the host's driver too; nothing is recorded then.
+    /// A few tiny problems, also on software drivers; nothing is recorded.
     #[arg(long)]
     tiny: bool,
-    /// Make the chapter's tables from the newest record, and measure nothing.
+    /// Only render the tables of the chapter from the newest record, without measuring.
     #[arg(long, conflicts_with_all = ["device", "filter", "tiny"])]
     render: bool,
 }
@@ -51,12 +52,12 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
         let record = binary(ws, &runtimes(ws, &options), &arguments)?;
         print!("{record}");
         if options.tiny || options.filter.is_some() {
-            println!("not recorded: only a full run is");
+            println!("not recorded: only full runs are recorded");
             return Ok(());
         }
         let folder = ws.root.join("benches/records/gpu");
         std::fs::create_dir_all(&folder)?;
-        let file = folder.join(file_name(&record).context("the record's first line names no device")?);
+        let file = folder.join(file_name(&record).context("the first line of the record has no device")?);
         std::fs::write(&file, record).with_context(|| format!("cannot write {}", file.display()))?;
         println!("recorded: {}", file.display());
     }
@@ -64,12 +65,12 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// The runtimes to build in for a device.
+/// The runtimes to build for a device.
 fn runtimes(ws: &Workspace, options: &Options) -> Vec<String> {
     let runtime = options.device.split(':').next().unwrap_or_default();
     match runtime {
         "cuda" | "hip" | "metal" | "vulkan" => vec![runtime.to_owned()],
-        // In a build with SPIR-V no software driver is opened.
+        // A build with SPIR-V does not open software drivers.
         "auto" if !options.tiny => {
             let mut found = drivers(ws);
             found.push("vulkan".to_owned());
@@ -79,7 +80,7 @@ fn runtimes(ws: &Workspace, options: &Options) -> Vec<String> {
     }
 }
 
-/// Builds the test binary as users build theirs, runs it in the root, and returns what it prints.
+/// Builds the test binary in release mode, runs it in the root, and returns its stdout.
 fn binary(ws: &Workspace, runtimes: &[String], arguments: &[&str]) -> Result<String> {
     let features: String =
         runtimes.iter().fold("rivals".to_owned(), |all, runtime| format!("{all},trike-cube/{runtime}"));
@@ -88,13 +89,13 @@ fn binary(ws: &Workspace, runtimes: &[String], arguments: &[&str]) -> Result<Str
         ws.sh,
         "cargo run --quiet --release --locked -p trike-gpu-test --features {features} --bin trike-gpu-test -- {arguments...}"
     );
-    // Not through the shell helper: its echo of the command would stand in front of the record.
+    // Not through the shell helper: its echo of the command would precede the record.
     let output = Command::from(run).stderr(std::process::Stdio::inherit()).output()?;
     ensure!(output.status.success(), "trike-gpu-test ended with {}", output.status);
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// `nvidia-h200-vulkan-0-1795000000.jsonl`: adapter, device and seconds since 1970.
+/// File name from adapter, device and seconds since 1970, such as `nvidia-h200-vulkan-0-1795000000.jsonl`.
 fn file_name(record: &str) -> Option<String> {
     let head = record.lines().next()?;
     let text = |key: &str| {

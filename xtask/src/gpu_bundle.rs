@@ -1,4 +1,4 @@
-//! A folder that tests and times the kernels on a machine with a GPU and nothing else: one binary and one script.
+//! A bundle that tests and times the kernels on a machine with only a GPU driver: one binary and one script.
 
 use crate::gpu_test::compilers;
 use crate::llvm;
@@ -7,13 +7,14 @@ use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 use xshell::cmd;
 
-/// Largest size of the folder, in bytes: what a slow link still carries.
+/// Maximum size of the folder in bytes, for slow links.
 const LIMIT: u64 = 60_000_000;
 
 /// The script of the bundle.
 const SCRIPT: &str = include_str!("gpu_bundle.sh");
 
-/// Headers that generated sources include (an empty name is all of a folder), from NVIDIA's packages: the machine may have NVRTC without a toolkit.
+/// Headers included by generated sources (an empty name: the whole folder), from NVIDIA's packages: the machine may
+/// have NVRTC without a toolkit.
 const HEADERS: &[(&str, &[&str])] = &[
     ("cuda_runtime/include", &[""]),
     ("cuda_nvcc/include", &["crt"]),
@@ -40,30 +41,30 @@ pub(crate) fn run(ws: &Workspace) -> Result<()> {
     let size = size_of(&folder)?;
     println!("{}: {:.1} MB", folder.display(), size as f64 / 1e6);
     ensure!(size <= LIMIT, "the bundle is {size} bytes, at most {LIMIT} are allowed");
-    // The machine that builds it has no GPU: that the binary starts and says so is all that can be seen here.
+    // The build machine has no GPU, so only check that the binary starts.
     let binary = folder.join("trike-gpu-test");
     cmd!(ws.sh, "{binary} --help").quiet().ignore_stdout().run()?;
     Ok(())
 }
 
-/// The release binary with the runtimes that need no library at build time.
+/// Builds the release binary with the runtimes that need no library at build time.
 fn link(ws: &Workspace, target: &Path) -> Result<PathBuf> {
     let _stubs = llvm::stubbed(ws)?;
     let environment = [
         ("CARGO_TARGET_DIR", target.to_str().context("the target folder's name is not text")?),
-        // A case that panics is a failure and not the end.
+        // A panic fails a test case instead of aborting the run.
         ("CARGO_PROFILE_RELEASE_PANIC", "unwind"),
         ("CARGO_PROFILE_RELEASE_DEBUG", "none"),
-        // The time that counts is the GPU's.
+        // Host code is not performance-critical here.
         ("CARGO_PROFILE_RELEASE_LTO", "off"),
         ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16"),
     ];
     let _environment: Vec<_> = environment.iter().map(|(name, value)| ws.sh.push_env(name, value)).collect();
     let package = ["-p", "trike-gpu-test", "--bin", "trike-gpu-test"];
     let features = ["--features", "trike-cube/vulkan,trike-cube/cuda,trike-cube/hip,rivals"];
-    // Without the relocations of a binary that loads anywhere, which are a fifth of it.
+    // Position-dependent code: relocations are a fifth of the binary.
     let small = ["-Crelocation-model=static", "-Cstrip=symbols"];
-    // Only its types are used, and its kernels take minutes to compile.
+    // Only types of `trike-cpu` are used, and its kernels take minutes to compile.
     let config = ["--config", "profile.release.package.trike-cpu.opt-level=1"];
     cmd!(
         ws.sh,
@@ -73,25 +74,25 @@ fn link(ws: &Workspace, target: &Path) -> Result<PathBuf> {
     Ok(target.join("release/trike-gpu-test"))
 }
 
-/// The shared libraries that a binary asks the loader for, from what `readelf -d` says.
+/// The shared libraries that a binary needs, from the output of `readelf -d`.
 fn libraries(listing: &str) -> Vec<String> {
     let names = listing.lines().filter(|line| line.contains("(NEEDED)"));
     names.filter_map(|line| Some(line.split_once('[')?.1.split_once(']')?.0.to_owned())).collect()
 }
 
-/// Whether a library belongs to the C compiler and its library, which every machine has.
+/// Whether a library belongs to the C compiler or the C library, available on every machine.
 fn is_of_c(name: &str) -> bool {
     let known = ["libc.so", "libm.so", "libgcc_s.so", "libdl.so", "libpthread.so", "librt.so", "ld-linux"];
     known.iter().any(|start| name.starts_with(start))
 }
 
-/// Packs the headers, which compressed are a tenth of their size; the script unpacks them.
+/// Packs the headers into an archive (a tenth of their size); the script unpacks them.
 fn headers(ws: &Workspace, nvidia: &Path, target: &Path, folder: &Path) -> Result<()> {
     let include = target.join("cuda/include");
     let _ = std::fs::remove_dir_all(&include);
     for (package, parts) in HEADERS {
         for part in *parts {
-            // The barrier's headers are looked for in `include` and in `include/cccl`; the first is enough.
+            // The headers of barriers are searched in `include` and in `include/cccl`; the first is enough.
             copy_tree(&nvidia.join(package).join(part), &include.join(part))?;
         }
     }

@@ -1,13 +1,14 @@
 #!/bin/sh
 # Tests Trike's kernels on this machine's GPU, then times them: ./run.sh [folder for the records]
-# Needs a driver; for CUDA also NVRTC, from a toolkit or from any Python package that brought it.
-# TRIKE_RUNTIMES chooses runtimes (cuda, hip, vulkan; those with a driver by default), TRIKE_BENCH adds options of `trike-gpu-test bench` (--filter m=1).
+# Needs a driver; for CUDA also NVRTC, from a toolkit or any Python package.
+# TRIKE_RUNTIMES selects runtimes (cuda, hip, vulkan; default: those with a driver), TRIKE_BENCH adds options for
+# `trike-gpu-test bench` (--filter m=1).
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:-$here/records}
 mkdir -p "$out"
 
-# The runtimes whose driver is here. Vulkan always: it names what is missing itself.
+# Runtimes with an installed driver. Vulkan always: its error message names what is missing.
 driver() { ldconfig -p 2>/dev/null | grep -q "$1" || [ -e "/opt/rocm/lib/$1" ] || [ -e "/usr/lib/wsl/lib/$1" ]; }
 if [ -z "${TRIKE_RUNTIMES:-}" ]; then
     TRIKE_RUNTIMES=vulkan
@@ -16,7 +17,7 @@ if [ -z "${TRIKE_RUNTIMES:-}" ]; then
 fi
 echo "runtimes: $TRIKE_RUNTIMES"
 
-# NVRTC: where the loader looks, in a toolkit, or among Python packages; a large disk is not searched for ever.
+# NVRTC: on the loader path, in a toolkit, or in Python packages; the search is limited to 30 seconds.
 if ! ldconfig -p 2>/dev/null | grep -q 'libnvrtc\.so'; then
     lib=$(timeout 30 find /usr/local/cuda*/lib64 /usr/lib /usr/local/lib /opt /root /home -xdev \
         -name 'libnvrtc.so.1[23]' -print -quit 2>/dev/null)
@@ -27,7 +28,7 @@ if ! ldconfig -p 2>/dev/null | grep -q 'libnvrtc\.so'; then
         echo "NVRTC was not found: CUDA will fail, HIP and Vulkan do not need it." >&2
     fi
 fi
-# Headers: a toolkit's, or those of the bundle, unpacked the first time.
+# Headers: from a toolkit, or from the bundle, unpacked on first use.
 if [ -z "${CUDA_PATH:-}" ]; then
     if [ -f /usr/local/cuda/include/cuda_fp16.h ]; then CUDA_PATH=/usr/local/cuda; else CUDA_PATH=$here/cuda; fi
     [ -d "$CUDA_PATH/include" ] || tar -xzf "$here/cuda.tar.gz" -C "$here"

@@ -1,6 +1,7 @@
-//! The kernels of `trike-cube`, compiled for every target, emulated, and run on every device found.
+//! GPU kernel tests: the kernels of `trike-cube` compiled for every target, emulated, and run on every device found.
 //!
-//! NVIDIA's compilers come from PyPI into `target/gpu-venv`: no GPU, driver or toolkit is needed to see machine code.
+//! NVIDIA's compilers are installed from PyPI into `target/gpu-venv`: machine code can be checked without a GPU,
+//! driver or toolkit.
 
 use crate::llvm;
 use crate::toolchain::FEATURES;
@@ -12,8 +13,8 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 use xshell::cmd;
 
-/// NVIDIA's compilers and the headers that generated sources include. One minor version, so that the registers that the
-/// tables allow do not depend on the day.
+/// NVIDIA's compilers and the headers included by generated sources. Pinned, so that the register limits in the tables
+/// are reproducible.
 const WHEELS: &[&str] = &[
     "nvidia-cuda-nvrtc-cu12==12.9.86",
     "nvidia-cuda-nvcc-cu12==12.9.86",
@@ -21,17 +22,17 @@ const WHEELS: &[&str] = &[
     "nvidia-cuda-cccl-cu12==12.9.27",
 ];
 
-/// What to do; by default every phase.
+/// Options; by default all phases.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Options {
-    /// Some phases only, separated by commas: compile, emulate, run.
+    /// Phases to run, comma-separated: compile, emulate, run.
     #[arg(long = "phase", value_delimiter = ',', value_parser = ["compile", "emulate", "run"])]
     phases: Vec<String>,
-    /// Runtimes of the run phase, separated by commas: cuda, hip, metal, vulkan, wgpu. By default wgpu, cuda where this machine
-    /// has NVIDIA's driver, and hip where it has AMD's.
+    /// Runtimes of the run phase, comma-separated: cuda, hip, metal, vulkan, wgpu. Default: wgpu, plus cuda with
+    /// NVIDIA's driver and hip with AMD's.
     #[arg(long = "runtime", value_delimiter = ',', value_parser = ["cuda", "hip", "metal", "vulkan", "wgpu"])]
     runtimes: Vec<String>,
-    /// Targets of the compile phase: those whose name contains this.
+    /// Targets of the compile phase whose name contains this.
     #[arg(long)]
     target: Option<String>,
     /// Only cases whose name contains this.
@@ -39,7 +40,7 @@ pub(crate) struct Options {
     filter: Option<String>,
 }
 
-/// The step of `ci`: what the subcommand without options does.
+/// The step of `ci`: the subcommand without options.
 pub(crate) fn step(ws: &Workspace) -> Result<String> {
     all(ws, &Options::default())
 }
@@ -58,12 +59,12 @@ fn all(ws: &Workspace, options: &Options) -> Result<String> {
         &options.runtimes
     };
     let binary = build(ws, runtimes)?;
-    // Where CI says so, a machine without even a software driver is broken.
+    // In CI, a machine without any driver, including software drivers, is an error.
     phases(ws, &binary, options, std::env::var("CI").is_ok_and(|ci| ci == "true"))
 }
 
-/// The runtimes for GPUs beside wgpu whose driver this machine has: a device must not go untested because the build lacks its
-/// runtime.
+/// GPU runtimes other than wgpu whose driver is installed, so that no device goes untested because its runtime is not
+/// built.
 pub(crate) fn drivers(ws: &Workspace) -> Vec<String> {
     let libraries = [("cuda", "libcuda.so.1"), ("hip", "libamdhip64.so")];
     let known = cmd!(ws.sh, "ldconfig -p").quiet().ignore_stderr().read().unwrap_or_default();
@@ -75,7 +76,7 @@ pub(crate) fn drivers(ws: &Workspace) -> Vec<String> {
     };
     let mut found = Vec::new();
     for (runtime, library) in libraries.into_iter().filter(|(_, library)| is_there(library)) {
-        println!("{library} is on this machine: {runtime} is built in");
+        println!("found {library}: building with {runtime}");
         found.push(runtime.to_owned());
     }
     found
@@ -92,7 +93,7 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
         compile.arg("compile").arg("--out").arg(ws.root.join("target/gpu-test"));
         match compilers(ws) {
             Ok(nvidia) => {
-                // The loader reads the variable when the process starts, so that the binary cannot set it for itself.
+                // The loader reads the variable at process start, so the binary cannot set it for itself.
                 compile.env("LD_LIBRARY_PATH", nvidia.join("cuda_nvrtc/lib")).arg("--nvidia").arg(nvidia);
             }
             Err(e) => {
@@ -119,7 +120,7 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
         let mut run = Command::new(binary);
         run.arg("run");
         if std::env::var_os("XDG_RUNTIME_DIR").is_none() {
-            // Drivers look for a display there and complain of nothing else.
+            // Drivers search it for a display and log a complaint if it is unset.
             run.env("XDG_RUNTIME_DIR", std::env::temp_dir());
         }
         run.args(options.runtimes.iter().flat_map(|runtime| ["--runtime", runtime]));
@@ -137,21 +138,21 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
     Ok(totals)
 }
 
-/// The test binary, with these runtimes beside wgpu.
+/// Builds the test binary with these runtimes in addition to wgpu.
 fn build(ws: &Workspace, runtimes: &[String]) -> Result<PathBuf> {
     let [flag, features] = FEATURES;
     let beside: Vec<&String> = runtimes.iter().filter(|runtime| *runtime != "wgpu").collect();
     let features: String =
         beside.iter().fold(features.to_owned(), |all, runtime| format!("{all},trike-cube/{runtime}"));
     let _stubs = if beside.is_empty() { None } else { Some(llvm::stubbed(ws)?) };
-    // As the workspace's tests are built, this crate's own among them, so that nothing is compiled twice.
+    // Built together with the workspace's tests, including those of this crate, so that nothing is compiled twice.
     let what = ["--workspace", flag, &features, "--bin", "trike-gpu-test", "--test", "software"];
     cmd!(ws.sh, "cargo build --quiet --locked {what...}").run()?;
     let target = ws.metadata.target_directory.as_std_path();
     Ok(target.join("debug").join(format!("trike-gpu-test{}", std::env::consts::EXE_SUFFIX)))
 }
 
-/// The folder `nvidia` with the compilers, installed first where it is not there.
+/// The folder `nvidia` with the compilers, which are installed if missing.
 pub(crate) fn compilers(ws: &Workspace) -> Result<PathBuf> {
     let venv = ws.metadata.target_directory.as_std_path().join("gpu-venv");
     if let Some(found) = packages(&venv) {
@@ -169,7 +170,7 @@ pub(crate) fn compilers(ws: &Workspace) -> Result<PathBuf> {
     packages(&venv).with_context(|| format!("the packages are not under {}", venv.display()))
 }
 
-/// Where the compilers of an environment lie, if they all do.
+/// Path of the compilers in an environment, if all are present.
 fn packages(venv: &Path) -> Option<PathBuf> {
     let lib = std::fs::read_dir(venv.join("lib")).ok()?;
     lib.flatten().map(|python| python.path().join("site-packages/nvidia")).find(|nvidia| {
@@ -195,7 +196,7 @@ impl Counts {
     }
 }
 
-/// Runs a phase, repeats what it prints, adds its totals, and says whether it was content.
+/// Runs a phase, echoes its output, adds its totals, and returns whether it succeeded.
 fn counted(mut command: Command, total: &mut Counts) -> Result<bool> {
     command.stdin(Stdio::null()).stdout(Stdio::piped());
     let mut child = command.spawn().context("cannot start trike-gpu-test")?;
@@ -207,7 +208,7 @@ fn counted(mut command: Command, total: &mut Counts) -> Result<bool> {
         last = Counts::parse(&line).or(last);
     }
     let status = child.wait()?;
-    // A phase that ends without its totals did not end by itself.
+    // A phase that ends without totals was aborted.
     let counts = last.with_context(|| format!("trike-gpu-test ended early: {status}"))?;
     total.passed += counts.passed;
     total.failed += counts.failed;

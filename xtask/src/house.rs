@@ -1,18 +1,20 @@
-//! The house as data: one row for each package of the workspace, bottom up.
+//! The package table: one row per package of the workspace, bottom up.
 //!
-//! [`layering`](crate::layering) holds manifests and sources against these rows, and [`pages`](crate::pages) writes the tables of
-//! the handbook from them. A new dependency, or a new place for `unsafe`, is therefore a visible line of this file.
+//! [`layering`](crate::layering) checks manifests and sources against these rows, and [`pages`](crate::pages)
+//! generates the tables of the handbook from them. A new dependency, or a new place for `unsafe`, is therefore a
+//! visible change of this file.
 
 /// One package.
 pub(crate) struct Row {
-    /// A package uses packages of lower layers only; [`DEV`] for tools and tests, which are never published.
+    /// A package depends only on packages of lower layers; [`DEV`] for tools and tests, which are never published.
     pub(crate) layer: u8,
     pub(crate) name: &'static str,
     /// Its purpose in one line.
     pub(crate) purpose: &'static str,
-    /// The workspace packages that its manifest names, except for tests; a `?` after a name: optional, behind a feature.
+    /// Workspace dependencies of the manifest, without dev-dependencies; a `?` after a name: optional, behind a
+    /// feature.
     pub(crate) uses: &'static str,
-    /// The registry packages that its manifest names, except for tests; `?` as above.
+    /// Registry dependencies of the manifest, without dev-dependencies; `?` as above.
     pub(crate) registry: &'static str,
     /// Files and folders of the package that may contain `unsafe`, each with the reason.
     pub(crate) unsafe_in: &'static [(&'static str, &'static str)],
@@ -21,12 +23,12 @@ pub(crate) struct Row {
 /// The layer of tools and tests.
 pub(crate) const DEV: u8 = u8::MAX;
 
-/// Every package, each one after those that it uses.
+/// All packages, each after its dependencies.
 pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 0,
         name: "trike-trit",
-        purpose: "what a trit tensor is: trits, planes, packed encodings, scales, edits in place",
+        purpose: "trit tensors: trits, planes, packed encodings, scales, edits in place",
         uses: "",
         registry: "bytemuck half thiserror",
         unsafe_in: &[],
@@ -34,7 +36,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 1,
         name: "trike-core",
-        purpose: "the shared vocabulary: tensors, precisions, specs of operations, costs, options, device names",
+        purpose: "shared types: tensors, precisions, specs of operations, costs, options, device names",
         uses: "trike-trit",
         registry: "half thiserror",
         unsafe_in: &[],
@@ -42,7 +44,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 1,
         name: "trike-host",
-        purpose: "the machine: instruction sets as values, the thread pool, huge pages, measured peaks",
+        purpose: "the host machine: instruction sets, thread pool, huge pages, measured peaks",
         uses: "",
         registry: "bytemuck memmap2 thiserror",
         unsafe_in: &[
@@ -54,13 +56,10 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 2,
         name: "trike-format",
-        purpose: "model files, read and written: GGUF, safetensors directories, llama2.c",
+        purpose: "reading and writing model files: GGUF, safetensors directories, llama2.c",
         uses: "trike-trit trike-core",
         registry: "bytemuck half memmap2 safetensors serde_json tempfile thiserror",
-        unsafe_in: &[
-            ("src/map.rs", "mapped files"),
-            ("tests/hostile.rs", "an allocator that counts in a test"),
-        ],
+        unsafe_in: &[("src/map.rs", "mapped files"), ("tests/hostile.rs", "a counting allocator in a test")],
     },
     Row {
         layer: 2,
@@ -87,10 +86,10 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 2,
         name: "trike-cube",
-        purpose: "kernels for GPUs, one CubeCL source each; the only crate that touches CubeCL's host interface",
+        purpose: "GPU kernels, one CubeCL source each; the only crate that uses CubeCL's host interface",
         uses: "trike-trit trike-core",
         registry: "bytemuck cubecl cubecl-cuda? cubecl-hip? half thiserror",
-        // A kernel trusts the lengths that its launcher checked, and every operation has a launcher.
+        // Kernels rely on lengths checked by their launcher, and every operation has a launcher.
         unsafe_in: &[("src", "kernel launches")],
     },
     Row {
@@ -104,7 +103,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 3,
         name: "trike-quant",
-        purpose: "from floats to trits, as algorithms on matrices and statistics; knows no model",
+        purpose: "quantization algorithms on matrices and statistics, independent of any model",
         uses: "trike-trit trike-core trike-cpu",
         registry: "half thiserror",
         unsafe_in: &[],
@@ -112,7 +111,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 4,
         name: "trike-nn",
-        purpose: "the `Backend` trait, the one decoder driven by a spec, sequences and their caches",
+        purpose: "the `Backend` trait, the decoder, sequences and their KV caches",
         uses: "trike-trit trike-core trike-cpu trike-cube?",
         registry: "half thiserror",
         unsafe_in: &[],
@@ -120,7 +119,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 4,
         name: "trike-text",
-        purpose: "tokenizers, chat templates, samplers, streaming detokenization; knows no model",
+        purpose: "tokenizers, chat templates, samplers, streaming detokenization; independent of any model",
         uses: "trike-core",
         registry: "minijinja minijinja-contrib rand_chacha serde serde_json thiserror tokenizers",
         unsafe_in: &[],
@@ -128,7 +127,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 5,
         name: "trike-candle",
-        purpose: "for Candle users: `TernaryLinear` and the rest of a block as modules, and the reference backend",
+        purpose: "Candle modules: `TernaryLinear` and the rest of a block; the reference backend",
         uses: "trike-trit trike-core trike-cpu trike-nn",
         registry: "candle-core candle-nn half thiserror",
         unsafe_in: &[],
@@ -136,7 +135,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 5,
         name: "trike-llm",
-        purpose: "from a configuration to a model: loading, generation, scoring, conversion, the hub's cache",
+        purpose: "models: loading, generation, scoring, conversion, the hub's cache",
         uses: "trike-trit trike-core trike-cpu trike-format trike-nn trike-text",
         registry: "half serde serde_json thiserror",
         unsafe_in: &[],
@@ -144,7 +143,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 6,
         name: "trike-calibrate",
-        purpose: "the walk that quantizes a model: sensitivities, budgets, tuning, folds, edits, the report",
+        purpose: "quantization of models: sensitivities, budgets, tuning, folds, edits, report",
         uses: "trike-trit trike-core trike-cpu trike-format trike-quant trike-nn trike-llm",
         registry: "half plotters rand_chacha serde serde_json thiserror",
         unsafe_in: &[],
@@ -152,7 +151,7 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: 7,
         name: "trike",
-        purpose: "the facade: the few lines that a user types; no logic",
+        purpose: "the facade; re-exports without logic",
         uses: "trike-trit trike-core trike-cpu trike-format trike-vsa trike-quant trike-nn trike-text trike-candle? trike-llm \
                trike-calibrate",
         registry: "",
@@ -185,22 +184,22 @@ pub(crate) const HOUSE: &[Row] = &[
             ("src/compile/cuda.rs", "calls of NVRTC"),
             ("src/record.rs", "a launch that CubeCL declares unsafe"),
             ("src/stand_in.rs", "a launch that CubeCL declares unsafe"),
-            ("src/bench/rivals/cublas.rs", "a rival without a safe interface"),
+            ("src/bench/rivals/cublas.rs", "a reference library without a safe interface"),
         ],
     },
     Row {
         layer: DEV,
         name: "trike-benches",
-        purpose: "the catalogue of problems, timed beside rivals; records by machine",
+        purpose: "benchmark problems, timed against other libraries; records by machine",
         uses: "trike-trit trike-popcount trike-cpu trike-nn trike-llm trike-testkit",
         registry: "anyhow candle-core clap gemm half rayon serde serde_json",
-        unsafe_in: &[("src/gemm.rs", "a rival without a safe interface")],
+        unsafe_in: &[("src/gemm.rs", "a reference library without a safe interface")],
     },
-    // It uses nothing of the workspace: it must compile in spite of errors in everything that it checks.
+    // No workspace dependencies: it must compile even if the checked crates do not.
     Row {
         layer: DEV,
         name: "xtask",
-        purpose: "everything that must hold, as `cargo xtask ci`",
+        purpose: "all checks of the repository: `cargo xtask ci`",
         uses: "",
         registry: "anyhow cargo_metadata clap xshell",
         unsafe_in: &[],
@@ -208,7 +207,7 @@ pub(crate) const HOUSE: &[Row] = &[
 ];
 
 impl Row {
-    /// The names of a list with whether each is optional.
+    /// Names of a list, and whether each is optional.
     pub(crate) fn names(list: &'static str) -> impl Iterator<Item = (&'static str, bool)> {
         list.split_whitespace().map(|word| match word.strip_suffix('?') {
             Some(name) => (name, true),
@@ -226,7 +225,7 @@ pub(crate) fn row<'a>(house: &'a [Row], name: &str) -> Option<&'a Row> {
     house.iter().find(|row| row.name == name)
 }
 
-/// The layer of a package; one without a row counts as a tool until `layering` refuses it.
+/// The layer of a package; one without a row counts as a tool until `layering` rejects it.
 pub(crate) fn layer(name: &str) -> u8 {
     row(HOUSE, name).map_or(DEV, |row| row.layer)
 }

@@ -1,4 +1,5 @@
-//! Holds manifests and sources against the house: who uses whom, where `unsafe` is, and which modules know each other.
+//! Checks manifests and sources against the package table: dependencies, places of `unsafe`, and cycles between
+//! modules.
 
 use crate::house::{HOUSE, Row, row};
 use crate::workspace::{Workspace, no_findings};
@@ -6,7 +7,7 @@ use crate::{modules, pages, source};
 use anyhow::Result;
 use cargo_metadata::{DependencyKind, Metadata, Package, TargetKind};
 
-/// Checks every package of the workspace against its row, the modules of every crate, and the pages made from the rows.
+/// Checks every package against its row, the modules of every crate, and the pages generated from the rows.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let mut findings = table_findings(HOUSE);
     findings.extend(manifest_findings(&ws.metadata));
@@ -18,25 +19,25 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     Ok(format!("{} packages, {knots}", HOUSE.len()))
 }
 
-/// A dependency as a manifest states it.
+/// A dependency of a manifest.
 #[derive(Clone)]
 struct Edge {
     name: String,
     in_workspace: bool,
     optional: bool,
-    /// Compiled for tests, examples and benches only.
+    /// A dev-dependency.
     for_tests: bool,
     /// Named with a version, so that a registry must have it before this package is published.
     has_version: bool,
 }
 
-/// The table itself: every row stands above rows that it uses, and what is published uses nothing that is not.
+/// Checks the table itself: every row is above the rows that it uses, and published packages use only published ones.
 fn table_findings(house: &[Row]) -> Vec<String> {
     let mut findings = Vec::new();
     for (at, user) in house.iter().enumerate() {
         for (name, _) in Row::names(user.uses) {
             let Some(used) = row(&house[..at], name) else {
-                findings.push(format!("{} may use {name}, which has no row before it", user.name));
+                findings.push(format!("{} may use {name}, which has no earlier row", user.name));
                 continue;
             };
             if used.layer > user.layer || (used.layer == user.layer && !user.is_dev()) {
@@ -78,8 +79,7 @@ fn edges(package: &Package) -> Vec<Edge> {
     all.collect()
 }
 
-/// Every edge of a manifest against its row, and the row against the manifest: a permission that nobody uses is one that
-/// nobody decided on.
+/// Compares the dependencies of a manifest with its row in both directions: unused permissions are findings too.
 fn edge_findings(house: &[Row], name: &str, edges: &[Edge]) -> Vec<String> {
     let Some(user) = row(house, name) else {
         return vec![format!("{name}: has no row in the table")];
@@ -96,7 +96,7 @@ fn edge_findings(house: &[Row], name: &str, edges: &[Edge]) -> Vec<String> {
         };
         match Row::names(list).find(|(listed, _)| *listed == edge.name) {
             None => findings.push(format!(
-                "{name} uses {}, which its row does not name; {kind} that it may use: {}",
+                "{name} uses {}, which is not in its row; allowed {kind}: {}",
                 edge.name,
                 if list.is_empty() { "none" } else { list }
             )),
@@ -113,16 +113,17 @@ fn edge_findings(house: &[Row], name: &str, edges: &[Edge]) -> Vec<String> {
         for (listed, _) in Row::names(list) {
             let is_it = |e: &Edge| e.name == listed && e.in_workspace == in_workspace && !e.for_tests;
             if !edges.iter().any(is_it) {
-                findings
-                    .push(format!("{name} does not use {listed}, which its row names: take it off the row"));
+                findings.push(format!(
+                    "{name} does not use {listed}, which is in its row: remove it from the row"
+                ));
             }
         }
     }
     findings
 }
 
-/// Tests may use any registry package, but a package of the workspace only where a release would find it: `cargo publish`
-/// wants the versions of dependencies for tests too.
+/// Dev-dependencies may be any registry package, but a workspace package only if it is published earlier: `cargo
+/// publish` also requires the versions of dev-dependencies.
 fn test_edge_finding(house: &[Row], user: &Row, edge: &Edge) -> Option<String> {
     if !edge.in_workspace || !edge.has_version || user.is_dev() {
         return None;
@@ -136,7 +137,7 @@ fn test_edge_finding(house: &[Row], user: &Row, edge: &Edge) -> Option<String> {
     })
 }
 
-/// `unsafe` is where the rows say, and packages without a place for it forbid it to the compiler.
+/// Checks that `unsafe` occurs only where the rows allow it, and that packages without `unsafe` forbid it.
 fn unsafe_findings(ws: &Workspace) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     let files = ws.files()?;
@@ -148,7 +149,7 @@ fn unsafe_findings(ws: &Workspace) -> Result<Vec<String>> {
             findings.extend(unsafe_finding(row, path, &ws.sh.read_file(file)?));
         }
         for target in &package.targets {
-            // A build script runs on the builder's machine and has no reason for unsafe either.
+            // Build scripts must not use unsafe either.
             let is_root = [
                 TargetKind::Lib,
                 TargetKind::Bin,
@@ -181,7 +182,7 @@ fn unsafe_finding(row: &Row, path: &str, text: &str) -> Option<String> {
     }
     let code = source::code(text);
     let line = code.lines().position(|line| source::contains_word(line, "unsafe"))? + 1;
-    Some(format!("{}: unsafe in {path}:{line}, which its row does not name", row.name))
+    Some(format!("{}: unsafe in {path}:{line}, which is not in its row", row.name))
 }
 
 fn root_finding(row: &Row, path: &str, text: &str) -> Option<String> {
@@ -234,13 +235,12 @@ mod tests {
     fn forbidden_edges_are_refused() {
         let mut added = models();
         added.push(inside("ground"));
-        let message = "models uses ground, which its row does not name; workspace packages that it may use: kernels files?";
+        let message =
+            "models uses ground, which is not in its row; allowed workspace packages: kernels files?";
         assert_eq!(edge_findings(SMALL, "models", &added), [message]);
-        let message =
-            "ground uses rayon, which its row does not name; registry packages that it may use: half";
+        let message = "ground uses rayon, which is not in its row; allowed registry packages: half";
         assert_eq!(edge_findings(SMALL, "ground", &[registry("half"), registry("rayon")]), [message]);
-        let message =
-            "kernels uses half, which its row does not name; registry packages that it may use: none";
+        let message = "kernels uses half, which is not in its row; allowed registry packages: none";
         assert_eq!(edge_findings(SMALL, "kernels", &[inside("ground"), registry("half")]), [message]);
         // A registry package is not the workspace's of the same name.
         assert_eq!(edge_findings(SMALL, "kernels", &[registry("ground")]).len(), 2);
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn unused_permissions_are_found() {
-        let message = "models does not use kernels, which its row names: take it off the row";
+        let message = "models does not use kernels, which is in its row: remove it from the row";
         assert_eq!(edge_findings(SMALL, "models", &models()[1..]), [message]);
         // What only tests use does not count.
         let for_tests = Edge { for_tests: true, ..registry("half") };
@@ -332,7 +332,7 @@ mod tests {
         }
         assert_eq!(unsafe_finding(kernels, "src/lib.rs", "// unsafe\n\"unsafe\"; unsafe_code"), None);
         for path in ["src/lib.rs", "src/simd.rs", "src/simd_more/a.rs", "tests/simd.rs"] {
-            let message = format!("kernels: unsafe in {path}:2, which its row does not name");
+            let message = format!("kernels: unsafe in {path}:2, which is not in its row");
             assert_eq!(unsafe_finding(kernels, path, "fn a() {}\nunsafe fn b() {}\n").unwrap(), message);
         }
     }

@@ -1,7 +1,7 @@
-//! Building for CUDA and HIP without LLVM.
+//! CUDA and HIP builds without LLVM.
 //!
-//! CubeCL's CUDA and HIP runtimes link LLVM for a code generator that Trike does not use, and their build scripts download it. With
-//! `DOCS_RS` set they leave it out; the functions that the linker then misses become functions that abort.
+//! CubeCL's CUDA and HIP runtimes link LLVM for a code generator that Trike does not use, and their build scripts
+//! download it. With `DOCS_RS` set they omit it; the missing functions are replaced by stubs that abort.
 
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, ensure};
@@ -10,25 +10,25 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use xshell::{PushEnv, cmd};
 
-/// Checks and docs without LLVM: its build scripts download it unless they see this variable.
+/// Environment for checks and docs without LLVM: the build scripts download it unless this variable is set.
 pub(crate) fn none(ws: &Workspace) -> PushEnv<'_> {
     ws.sh.push_env("DOCS_RS", "1")
 }
 
-/// Executables without LLVM: the variables for build scripts, as long as the value lives.
+/// Environment for linking executables without LLVM, active during the lifetime of the value.
 pub(crate) struct Stubbed<'a> {
     _environment: [PushEnv<'a>; 2],
 }
 
-/// Lets cargo link CUDA and HIP with functions that abort in place of LLVM's.
+/// Links CUDA and HIP with aborting stubs instead of LLVM.
 pub(crate) fn stubbed(ws: &Workspace) -> Result<Stubbed<'_>> {
     let folder = ws.metadata.target_directory.as_std_path().join("llvm-stubs");
     archive(ws, &folder)?;
-    // `trike-cube`'s build script reads the second one.
+    // The second variable is read by the build script of `trike-cube`.
     Ok(Stubbed { _environment: [none(ws), ws.sh.push_env("TRIKE_LLVM_STUBS", folder)] })
 }
 
-/// Makes `libllvmstubs.a` in a folder, if it is not there for these versions of the crates.
+/// Builds `libllvmstubs.a` in a folder, unless it is up to date with the crate versions.
 fn archive(ws: &Workspace, folder: &Path) -> Result<()> {
     std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
     let (source, object, archive) =
@@ -44,7 +44,7 @@ fn archive(ws: &Workspace, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The functions of LLVM, and of CubeCL's own C++ around it, that the crates of the lock file declare.
+/// The functions of LLVM, and of CubeCL's C++ wrapper, declared by the crates of the lock file.
 fn functions(ws: &Workspace) -> Result<BTreeSet<String>> {
     let mut found = BTreeSet::new();
     for name in ["llvm-sys", "cubecl-llvm"] {
@@ -69,7 +69,7 @@ fn declared(folder: &Path, found: &mut BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-/// Names behind `fn` that are LLVM's or of CubeCL's C++; more of them than are needed do no harm.
+/// Function names of LLVM or of CubeCL's C++; extra names are harmless.
 fn declarations(source: &str) -> impl Iterator<Item = &str> {
     let words = source.split("fn ").skip(1);
     let names = words.filter_map(|rest| rest.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').next());

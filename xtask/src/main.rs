@@ -1,11 +1,10 @@
-//! Everything that must hold for Trike, as one command: `cargo xtask ci`.
+//! All checks of the repository as one command: `cargo xtask ci`.
 //!
-//! Start from [`steps::STEPS`], the list of checks from the cheapest to the dearest. Each check is one file here
-//! and one subcommand, so that the failure of a long run can be repeated alone.
+//! Start from [`steps::STEPS`], the list of checks from the cheapest to the most expensive. Each check is one file and
+//! one subcommand, so that a failed step can be rerun alone.
 //!
-//! The decision a reader would question: rules are written in Rust over `cargo metadata` and plain text instead
-//! of being left to installed tools. A bare machine with only Rust can then run all of them; the price is that
-//! they see text, not syntax.
+//! Rules are written in Rust over `cargo metadata` and plain text instead of relying on installed tools. A bare
+//! machine with only Rust can then run all of them; the cost is that they see text, not syntax.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a build tool reports on both")]
 
@@ -40,48 +39,48 @@ use clap::Parser;
 use std::process::ExitCode;
 use workspace::Workspace;
 
-/// What must hold, as one command.
+/// All checks of the repository as one command.
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask")]
 enum Command {
     /// Run every check, cheapest first, and stop at the first failure.
     Ci,
-    /// Formatting equals what rustfmt prints.
+    /// Check formatting with rustfmt.
     Fmt,
-    /// File lengths, module docs, forbidden words, float tolerances in tests, white space, links of the book.
+    /// Check file lengths, module docs, forbidden words, float tolerances in tests, white space, and links of the book.
     Tidy,
-    /// Every dependency and every `unsafe` is in the table of packages, and modules of a folder have no cycles.
+    /// Check dependencies and `unsafe` against the package table, and modules for cycles.
     Layering {
-        /// First rewrite the tables of the handbook that are generated from xtask/src/house.rs.
+        /// First regenerate the tables of the handbook from xtask/src/house.rs.
         #[arg(long)]
         update: bool,
     },
-    /// Licences, banned crates and sources, as deny.toml says.
+    /// Check licences, banned crates and sources against deny.toml.
     Deny,
-    /// Dependency counts and what must be absent under a crate.
+    /// Check dependency counts and forbidden dependencies.
     Deps,
-    /// What each publishable crate would ship.
+    /// Check the package contents of each publishable crate.
     Package,
-    /// Clippy over every target, warnings denied.
+    /// Run Clippy over all targets, with warnings denied.
     Clippy,
-    /// Each published crate alone, without default features and with them.
+    /// Check each published crate alone, without default features and with them.
     Features,
-    /// The command with CUDA and ROCm built in, linked without LLVM and started (outside of `ci`).
+    /// Link the command with CUDA and ROCm, without LLVM, and start it (outside of `ci`).
     Link,
-    /// Every test and doc test, with totals at the end.
+    /// Run all tests and doc tests, with totals at the end.
     Test,
-    /// API docs, with missing docs denied.
+    /// Build the API docs, with missing docs denied.
     Doc,
-    /// The commands that the README promises.
+    /// Run the commands of the README.
     Readme,
-    /// Share of lines that the tests execute (outside `ci`; needs cargo-llvm-cov).
+    /// Measure the line coverage of the tests (outside of `ci`; needs cargo-llvm-cov).
     Coverage,
-    /// The GPU kernels: compiled for every target without a GPU, run on every device found.
+    /// Compile the GPU kernels for every target without a GPU, and run them on every device found.
     GpuTest(gpu_test::Options),
-    /// A folder that tests and times the GPU kernels on another machine (outside `ci`).
+    /// Build a folder that tests and times the GPU kernels on another machine (outside of `ci`).
     GpuBundle,
-    /// Time the catalogue beside rivals, compare with the last record, and record it (outside `ci`); after `--gpu`, that
-    /// of the devices.
+    /// Run the benchmarks, compare them with the last record, and record them (outside of `ci`); with `--gpu`, the
+    /// benchmarks of devices.
     #[command(disable_help_flag = true)]
     BenchReport {
         /// Options of the report; `--help` lists them.
@@ -95,7 +94,7 @@ fn main() -> ExitCode {
     match Workspace::load().and_then(|ws| run(&ws, &command)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            // Not `{e:?}`: a broken rule is an ordinary outcome, and its backtrace would bury the findings.
+            // Not `{e:?}`: failed checks are ordinary outcomes, and a backtrace would bury the findings.
             eprintln!("error: {e:#}");
             ExitCode::FAILURE
         }

@@ -1,25 +1,25 @@
 //! Cycles between the modules of a crate.
 //!
-//! The rule: in each folder the children (a file, or a folder with all that is in it) use each other without cycles. A parent and
-//! its children may know each other: `foo/mod.rs` uses `foo/a.rs`, which may use the parent's types. A file `error.rs` counts as part
-//! of the parent: everything returns its errors, and they carry values of everything.
+//! Rule: in each folder the children (a file, or a folder with its contents) use each other without cycles. A parent
+//! and its children may use each other: `foo/mod.rs` uses `foo/a.rs`, which may use the parent's types. A file
+//! `error.rs` counts as part of the parent, because errors are used everywhere and contain values of all modules.
 //!
-//! The check reads text, not types. It sees `use` declarations and paths that begin with `crate`, `super` or `self`, and follows
-//! re-exports to the file that defines a name. It does not see method calls, nor names that come through `use super::*`. Code
-//! under `#[cfg(test)]` is left out.
+//! The check reads text, not types. It sees `use` declarations and paths that begin with `crate`, `super` or `self`,
+//! and follows re-exports to the file that defines a name. It sees neither method calls nor names imported by `use
+//! super::*`. Code under `#[cfg(test)]` is skipped.
 
 use crate::workspace::Workspace;
 use crate::{source, tokens};
 use anyhow::Result;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Cycles that exist today: a crate and the modules of one. Who cuts one takes its line away; none is to be added.
+/// Known cycles: a crate and the modules of one. Remove the entry when a cycle is resolved; never add one.
 const KNOWN: &[(&str, &str)] = &[("trike-benches", "operands operations")];
 
-/// A module by its path below the crate; the root is empty.
+/// Path of a module below the crate; empty for the root.
 type Path = Vec<String>;
 
-/// A note for the table of steps, and every knot that is not known.
+/// A note for the table of steps, and all unknown cycles.
 pub(crate) fn findings(ws: &Workspace) -> Result<(String, Vec<String>)> {
     let files = ws.files()?;
     let (mut found, mut findings, mut count) = (Vec::new(), Vec::new(), 0);
@@ -35,7 +35,7 @@ pub(crate) fn findings(ws: &Workspace) -> Result<(String, Vec<String>)> {
         count += tree.modules.len();
         found.extend(tree.knots().into_iter().map(|knot| (package.name.to_string(), knot)));
     }
-    // One that has lost members is on its way out.
+    // A cycle with fewer members still counts as known.
     let is_known = |krate: &str, members: &str, (k, knot): &(String, Knot)| {
         k == krate && knot.members.iter().all(|m| members.split(' ').any(|known| known == m))
     };
@@ -50,14 +50,14 @@ pub(crate) fn findings(ws: &Workspace) -> Result<(String, Vec<String>)> {
     for (krate, members) in KNOWN {
         if !found.iter().any(|pair| is_known(krate, members, pair)) {
             findings.push(format!(
-                "{krate}: the cycle `{members}` is cut: take it off KNOWN in xtask/src/modules.rs"
+                "{krate}: the cycle `{members}` no longer exists: remove it from KNOWN in xtask/src/modules.rs"
             ));
         }
     }
     Ok((format!("{count} modules with {} known cycles", KNOWN.len()), findings))
 }
 
-/// `a/b.rs` and `a/b/mod.rs` are `a::b`; the roots of further binaries are not part of the tree.
+/// `a/b.rs` and `a/b/mod.rs` are `a::b`; roots of additional binaries are skipped.
 fn module_path(file: &str) -> Option<Path> {
     let path = file.strip_suffix(".rs")?;
     if path.starts_with("bin/") {
@@ -70,11 +70,11 @@ fn module_path(file: &str) -> Option<Path> {
     Some(parts)
 }
 
-/// Children of one folder that reach each other, with the uses between them.
+/// Children of one folder that form a cycle, with the uses between them.
 struct Knot {
     /// Paths as text, sorted.
     members: Vec<String>,
-    /// From module, to module, both as text.
+    /// Pairs of using and used module.
     uses: Vec<(String, String)>,
 }
 
@@ -84,7 +84,7 @@ impl Knot {
     }
 }
 
-/// The modules of a crate with what each imports and names.
+/// The modules of a crate with their imports and used paths.
 struct Tree {
     modules: BTreeMap<Path, tokens::Module>,
 }
@@ -102,7 +102,7 @@ impl Tree {
         Self { modules }
     }
 
-    /// The module that defines what `path` names where it stands in `module`; `None` for other crates.
+    /// The module that defines `path` as seen from `module`; `None` for other crates.
     fn resolve(&self, module: &[String], path: &[String], depth: usize) -> Option<Path> {
         let (first, rest) = path.split_first()?;
         let start = match first.as_str() {
@@ -125,20 +125,20 @@ impl Tree {
                 "self" => None,
                 name => self.step(&at, name, depth),
             };
-            // An item of this module, or of another crate that it passes on.
+            // An item of this module, or a re-export of another crate.
             let Some(next) = next else { break };
             at = next;
         }
         at
     }
 
-    /// The module that `name` leads to from `module`: a child, or the home of an import.
+    /// The module that `name` refers to in `module`: a child, or the target of an import.
     fn step(&self, module: &[String], name: &str, depth: usize) -> Option<Path> {
         let child = [module, &[name.to_owned()]].concat();
         if self.modules.contains_key(&child) {
             return Some(child);
         }
-        // Imports may form a circle through globs.
+        // Imports may be cyclic through globs.
         if depth > 8 {
             return None;
         }
@@ -157,7 +157,7 @@ impl Tree {
         })
     }
 
-    /// Modules that a module uses, itself left out.
+    /// Pairs of modules where the first uses the second.
     fn uses(&self) -> BTreeSet<(&Path, Path)> {
         let mut uses = BTreeSet::new();
         for (path, module) in &self.modules {
@@ -171,11 +171,11 @@ impl Tree {
     }
 
     fn knots(&self) -> Vec<Knot> {
-        // Folder -> child -> children that it uses, with the modules that do.
+        // Folder -> child -> used children, with the using modules.
         let mut folders: BTreeMap<Path, Uses> = BTreeMap::new();
         for (from, to) in self.uses() {
             let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
-            // A parent and what is below it, or its errors.
+            // A parent and its descendants, or its errors.
             let is_head = |path: &[String]| path.len() == common || path[common..] == ["error"];
             if is_head(from) || is_head(&to) {
                 continue;
@@ -188,10 +188,10 @@ impl Tree {
     }
 }
 
-/// Children of a folder, and the children that each uses with the modules that do.
+/// Children of a folder, and the children that each uses, with the using modules.
 type Uses = BTreeMap<Path, BTreeMap<Path, Vec<(String, String)>>>;
 
-/// The sets of children that reach each other.
+/// The strongly connected sets of children.
 fn knots_of_folder(uses: &Uses) -> Vec<Knot> {
     let reach: BTreeMap<&Path, BTreeSet<&Path>> = uses
         .keys()

@@ -1,14 +1,14 @@
-//! What `cargo package` would put into each publishable crate.
+//! Package contents of each publishable crate.
 
 use crate::workspace::{Workspace, no_findings};
 use anyhow::Result;
 use cargo_metadata::Package;
 use xshell::cmd;
 
-/// A packaged file is source or a small test input; anything larger got in by accident.
+/// Packaged files are sources or small test inputs; larger ones are accidental.
 const MAX_FILE_BYTES: u64 = 512 * 1024;
 
-/// Lists every publishable crate and checks that the list is whole and has no strays.
+/// Lists the files of every publishable crate and checks that the list is complete and has no large files.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let mut findings = Vec::new();
     let mut count = 0;
@@ -26,7 +26,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
             .lines()
             .map(|file| {
                 let on_disk = package.manifest_path.as_std_path().with_file_name(file);
-                // Cargo.toml.orig and the like exist only in the package.
+                // Cargo.toml.orig and similar files exist only in the package.
                 (file, std::fs::metadata(on_disk).map_or(0, |m| m.len()))
             })
             .collect();
@@ -37,7 +37,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     Ok(format!("{count} crates"))
 }
 
-/// What a registry asks of a manifest.
+/// Manifest fields required by the registry.
 fn manifest_findings(package: &Package) -> Vec<String> {
     [("a description", package.description.is_some()), ("a license", package.license.is_some())]
         .iter()

@@ -1,4 +1,4 @@
-//! The parts of the handbook that are generated from the house, between marker comments.
+//! Generated parts of the handbook, between marker comments.
 
 use crate::house::{HOUSE, Row};
 use crate::workspace::Workspace;
@@ -12,7 +12,7 @@ const REMEDY: &str = "cargo xtask layering --update";
 /// A generated part of a page.
 struct Part {
     page: &'static str,
-    /// Stands in its markers.
+    /// Name in the markers.
     name: &'static str,
     text: fn(&[Row]) -> String,
 }
@@ -23,7 +23,7 @@ const PARTS: &[Part] = &[
     Part { page: CONTRIBUTING, name: "release order", text: release_order },
 ];
 
-/// Pages that differ from the house.
+/// Pages that differ from the package table.
 pub(crate) fn findings(ws: &Workspace) -> Result<Vec<String>> {
     let mut findings = Vec::new();
     for part in PARTS {
@@ -51,7 +51,7 @@ pub(crate) fn update(ws: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// The page with the text between the markers of `name` replaced.
+/// Replaces the text between the markers of `name`.
 fn with_part(page: &str, name: &str, text: &str) -> Result<String> {
     let open = format!("<!-- generated: {name} ({REMEDY}) -->\n");
     let close = format!("<!-- end of {name} -->\n");
@@ -61,7 +61,7 @@ fn with_part(page: &str, name: &str, text: &str) -> Result<String> {
     Ok(format!("{}\n{text}\n{}", &page[..start], &page[start + len..]))
 }
 
-/// The table of packages: what each is for, what it may use, where its `unsafe` is.
+/// The table of packages: purpose, dependencies, and places of `unsafe`.
 fn packages(house: &[Row]) -> String {
     let mut out = "| layer | package | purpose | workspace packages | registry packages | `unsafe` |\n\
                    |---|---|---|---|---|---|\n"
@@ -77,7 +77,7 @@ fn packages(house: &[Row]) -> String {
     out
 }
 
-/// Names without the prefix that all share; optional ones last.
+/// Names without the common prefix; optional ones last.
 fn list(names: &'static str) -> String {
     let short = |name: &'static str| name.strip_prefix("trike-").unwrap_or(name);
     let of = |optional| {
@@ -101,7 +101,7 @@ fn distinct<'a>(items: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
     seen
 }
 
-/// The files and folders with `unsafe`, one line for each package.
+/// Files and folders with `unsafe`, one line per package.
 fn places_of_unsafe(house: &[Row]) -> String {
     let mut out = String::new();
     for row in house.iter().filter(|row| !row.unsafe_in.is_empty()) {
@@ -115,7 +115,7 @@ fn places_of_unsafe(house: &[Row]) -> String {
     out
 }
 
-/// The published packages, those of one layer on one line.
+/// Published packages, one line per layer.
 fn release_order(house: &[Row]) -> String {
     let mut out = String::new();
     let published: Vec<_> = house.iter().filter(|row| !row.is_dev()).collect();

@@ -1,14 +1,14 @@
-//! The two commands that the README promises: one tells a story, one runs the tests.
+//! Checks the two commands of the README: one generates text, one runs the tests.
 
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, ensure};
 use std::process::{Command, Stdio};
 
 const HEADING: &str = "## Two commands";
-/// The second command; the `test` step runs it.
+/// The second command, which the `test` step runs.
 const TEST_COMMAND: &str = "cargo xtask test";
 
-/// Runs the README's first command as written and checks that it prints a story and a speed.
+/// Runs the README's first command as written and checks that it prints text and a speed.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let command = run_command(&ws.sh.read_file("README.md")?)?;
     println!("$ {command}");
@@ -23,14 +23,14 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     println!("{report}");
     ensure!(output.status.success(), "the README's run command ended with {}", output.status);
     let words = story.split_whitespace().count();
-    ensure!(words >= 16, "the README's run command told {words} words, expected at least 16");
+    ensure!(words >= 16, "the README's run command printed {words} words, expected at least 16");
     let speed = report.lines().rev().find(|l| l.contains("tokens per second") || l.contains("tok/s"));
     let speed = speed.context("the README's run command did not end with tokens per second on stderr")?;
     Ok(speed.trim().to_owned())
 }
 
-/// Reads the section's two `sh` blocks: the first, which is returned, must run the model; the second must be
-/// the test command.
+/// Reads the two `sh` blocks of the section: the first, which is returned, must run the model; the second must be the
+/// test command.
 fn run_command(readme: &str) -> Result<String> {
     let section = readme.lines().skip_while(|l| *l != HEADING).skip(1).take_while(|l| !l.starts_with("## "));
     let mut blocks: Vec<String> = Vec::new();

@@ -1,6 +1,6 @@
-//! Rust source as the checks read it: without comments, strings and tests.
+//! Rust source without comments, strings and tests, for text-based checks.
 
-/// The code of a file: comments, strings and characters are blank, line breaks stay where they were.
+/// Blanks comments, strings and character literals; line breaks are kept.
 pub(crate) fn code(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let mut out = String::with_capacity(text.len());
@@ -18,7 +18,7 @@ pub(crate) fn code(text: &str) -> String {
     out
 }
 
-/// The end of the comment or literal that starts at `at`; `at` itself where none does.
+/// The end of the comment or literal that starts at `at`; `at` itself if there is none.
 fn blank_end(chars: &[char], at: usize) -> usize {
     let next = |ahead: usize| chars.get(at + ahead).copied();
     let in_word = at > 0 && (chars[at - 1].is_alphanumeric() || chars[at - 1] == '_');
@@ -32,7 +32,7 @@ fn blank_end(chars: &[char], at: usize) -> usize {
             let hashes = chars[at + 1..].iter().take_while(|c| **c == '#').count();
             if next(1 + hashes) == Some('"') { raw_string_end(chars, at + 2 + hashes, hashes) } else { at }
         }
-        // A lifetime has no closing quote at these places.
+        // A lifetime has no closing quote at these positions.
         '\'' if next(1) == Some('\\') => {
             let close = chars[at + 3..].iter().position(|c| *c == '\'');
             close.map_or(chars.len(), |ahead| at + 3 + ahead + 1)
@@ -80,14 +80,14 @@ fn raw_string_end(chars: &[char], start: usize, hashes: usize) -> usize {
     (start..chars.len()).find(|i| closes(*i)).map_or(chars.len(), |i| i + 1 + hashes)
 }
 
-/// Blanks the inline modules and other items that only tests compile: what `#[cfg(test)]` stands before. A module in a file of
-/// its own keeps its line, `mod tests;`, whose name is returned.
+/// Blanks items under `#[cfg(test)]`, such as inline modules. For test modules in separate files (`mod tests;`),
+/// returns their names.
 pub(crate) fn without_tests(code: &str) -> (String, Vec<String>) {
     let (mut out, mut rest, mut modules) = (String::new(), code, Vec::new());
     while let Some(start) = rest.find("#[cfg(test)]") {
         out.push_str(&rest[..start]);
         let item = &rest[start..];
-        // A declaration ends with a semicolon, everything else with its closing brace.
+        // A declaration ends with a semicolon, all other items with a closing brace.
         let mut brackets = 0;
         let ends = |c: char| {
             brackets += i32::from(c == '[') - i32::from(c == ']');
@@ -111,7 +111,7 @@ pub(crate) fn without_tests(code: &str) -> (String, Vec<String>) {
     (out, modules)
 }
 
-/// The length of the braced text that `code` starts with.
+/// Length of the braced text at the start of `code`.
 fn braces_end(code: &str) -> usize {
     let mut depth = 0;
     for (at, c) in code.char_indices() {
@@ -129,7 +129,7 @@ fn braces_end(code: &str) -> usize {
     code.len()
 }
 
-/// Whether `word` occurs and is not part of a longer identifier.
+/// Whether `word` occurs outside of longer identifiers.
 pub(crate) fn contains_word(line: &str, word: &str) -> bool {
     let in_word = |c: char| c.is_alphanumeric() || c == '_';
     let needs_edge = |c: Option<char>| c.is_some_and(in_word);

@@ -1,9 +1,9 @@
-//! SPDX license expressions, as far as registry crates use them.
+//! SPDX license expressions, to the extent used by registry crates.
 
 /// Whether the expression can be satisfied with licences for which `allowed` is true.
 ///
-/// `None` when the expression cannot be read. `A/B` is the registry's old spelling of `A OR B`; a licence with
-/// an exception is one licence, named whole.
+/// `None` for an invalid expression. `A/B` is an old spelling of `A OR B`; a licence with an exception is one licence,
+/// passed with its full name.
 pub(crate) fn satisfied(expression: &str, allowed: &dyn Fn(&str) -> bool) -> Option<bool> {
     let spaced = expression.replace('(', " ( ").replace(')', " ) ").replace('/', " OR ");
     let tokens: Vec<&str> = spaced.split_whitespace().collect();
@@ -22,7 +22,7 @@ impl<'a> Parser<'a> {
     fn either(&mut self) -> Option<bool> {
         let mut value = self.both()?;
         while self.take("OR") {
-            // Both sides are parsed before they are joined, so that the tokens are always consumed.
+            // Always parse the right side, so that its tokens are consumed.
             let right = self.both()?;
             value = value || right;
         }

@@ -1,4 +1,4 @@
-//! The list of checks and the table of times at the end.
+//! The list of checks, and the summary table with times.
 
 use crate::{deny, deps, gpu_test, layering, package, readme, test, tidy, toolchain, workspace::Workspace};
 use anyhow::{Result, anyhow};
@@ -8,36 +8,37 @@ use std::time::{Duration, Instant};
 /// One check of `cargo xtask ci`; the name is also its subcommand.
 pub(crate) struct Step {
     name: &'static str,
-    /// Returns a note for the table, empty when a pass says it all.
+    /// Returns a note for the table; may be empty.
     run: fn(&Workspace) -> Result<String>,
-    /// What to run to repair the failure or to see it alone.
+    /// Command that fixes the failure or reruns the step.
     remedy: &'static str,
 }
 
-/// Everything that must hold, cheapest first.
+/// All steps, cheapest first.
 ///
-/// `doc` comes before `test` because it reuses what `clippy` compiled and takes seconds, `gpu-test` after it because
-/// nearly all of their binaries is then built, and `readme` is last because it is the only step that compiles in release mode.
+/// `doc` runs before `test` because it reuses the build of `clippy` and takes seconds; `gpu-test` runs after it
+/// because most of its binaries are built by then; `readme` is last because it is the only step that compiles in
+/// release mode.
 pub(crate) const STEPS: &[Step] = &[
-    Step { name: "fmt", run: toolchain::fmt, remedy: "repair with: cargo fmt --all" },
-    Step { name: "tidy", run: tidy::run, remedy: "see again with: cargo xtask tidy" },
+    Step { name: "fmt", run: toolchain::fmt, remedy: "fix with: cargo fmt --all" },
+    Step { name: "tidy", run: tidy::run, remedy: "rerun with: cargo xtask tidy" },
     Step {
         name: "layering",
         run: layering::run,
-        remedy: "see again with: cargo xtask layering; tables of the handbook are rewritten by: cargo xtask layering --update",
+        remedy: "rerun with: cargo xtask layering; regenerate the tables of the handbook with: cargo xtask layering --update",
     },
-    Step { name: "deny", run: deny::run, remedy: "see again with: cargo xtask deny" },
-    Step { name: "deps", run: deps::run, remedy: "see again with: cargo xtask deps" },
-    Step { name: "package", run: package::run, remedy: "see again with: cargo xtask package" },
-    Step { name: "clippy", run: toolchain::clippy, remedy: "see again with: cargo xtask clippy" },
-    Step { name: "features", run: toolchain::features, remedy: "see again with: cargo xtask features" },
-    Step { name: "doc", run: toolchain::doc, remedy: "see again with: cargo xtask doc" },
-    Step { name: "test", run: test::run, remedy: "see again with: cargo xtask test" },
-    Step { name: "gpu-test", run: gpu_test::step, remedy: "see again with: cargo xtask gpu-test" },
-    Step { name: "readme", run: readme::run, remedy: "see again with: cargo xtask readme" },
+    Step { name: "deny", run: deny::run, remedy: "rerun with: cargo xtask deny" },
+    Step { name: "deps", run: deps::run, remedy: "rerun with: cargo xtask deps" },
+    Step { name: "package", run: package::run, remedy: "rerun with: cargo xtask package" },
+    Step { name: "clippy", run: toolchain::clippy, remedy: "rerun with: cargo xtask clippy" },
+    Step { name: "features", run: toolchain::features, remedy: "rerun with: cargo xtask features" },
+    Step { name: "doc", run: toolchain::doc, remedy: "rerun with: cargo xtask doc" },
+    Step { name: "test", run: test::run, remedy: "rerun with: cargo xtask test" },
+    Step { name: "gpu-test", run: gpu_test::step, remedy: "rerun with: cargo xtask gpu-test" },
+    Step { name: "readme", run: readme::run, remedy: "rerun with: cargo xtask readme" },
 ];
 
-/// Runs every step and stops at the first failure; the table is printed either way.
+/// Runs all steps and stops at the first failure; the table is printed in any case.
 pub(crate) fn run_all(ws: &Workspace) -> Result<()> {
     let start = Instant::now();
     let mut rows = Vec::new();
@@ -61,7 +62,7 @@ pub(crate) fn run_all(ws: &Workspace) -> Result<()> {
     outcome
 }
 
-/// Runs the step of that name.
+/// Runs the step with this name.
 pub(crate) fn run_one(ws: &Workspace, name: &str) -> Result<()> {
     let step = STEPS.iter().find(|s| s.name == name);
     let step = step.ok_or_else(|| anyhow!("no step is called {name}"))?;

@@ -1,39 +1,39 @@
-//! Adds up what test binaries print: passed, failed, and skipped with its reasons.
+//! Totals over the output of test binaries: passed, failed, and skipped with reasons.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// Totals over the output of any number of test binaries run with `--show-output`.
 ///
-/// libtest knows no skip at run time: a test that lacks its data prints `skipped: reason` and returns. It is
-/// counted here as skipped and not as passed, once a test however many such lines it prints.
+/// libtest has no skips at run time: a test that lacks its data prints `skipped: reason` and returns. It is counted
+/// here as skipped instead of passed, once per test.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     passed: u64,
     failed: u64,
     skipped: u64,
-    /// Tests hidden behind an attribute or a doc-test flag; the project has none.
+    /// Tests disabled by an attribute or a doc-test flag; the project has none.
     pub(crate) ignored: u64,
     reasons: BTreeMap<String, u64>,
     place: Place,
 }
 
-/// Where in a test binary's output the last line was.
+/// Section of a test binary's output.
 #[derive(Debug, Default, PartialEq)]
 enum Place {
     /// Outside the captured output of any test.
     #[default]
     Outside,
-    /// In the captured output of a test that passed and has not said that it was skipped.
+    /// In the captured output of a passed test without a skip line so far.
     Passed,
-    /// In the captured output of a test that passed and was counted as skipped.
+    /// In the captured output of a test counted as skipped.
     Skipped,
-    /// In the report of the failures, whose lines decide nothing.
+    /// In the failure report, which is ignored.
     Failures,
 }
 
 impl Tally {
-    /// Takes one line of output.
+    /// Processes one line of output.
     pub(crate) fn line(&mut self, line: &str) {
         if let Some(summary) = line.strip_prefix("test result: ") {
             self.summary(summary);
@@ -66,23 +66,23 @@ impl Tally {
     }
 
     fn skip(&mut self, reason: &str) {
-        // Outside, a line belongs to no test that libtest counts; in a failure it changes nothing.
+        // Outside, the line belongs to no counted test; in the failure report it is ignored.
         if self.place != Place::Passed {
             return;
         }
         self.place = Place::Skipped;
         self.skipped += 1;
-        // `no shared data (data/models/x.bin)`: the file is detail, the reason is what precedes it.
+        // `no shared data (data/models/x.bin)`: the reason is the part before the parenthesis.
         let reason = reason.split_once(" (").map_or(reason, |(reason, _)| reason);
         *self.reasons.entry(reason.trim_end().to_owned()).or_default() += 1;
     }
 
-    /// Whether a test failed or was hidden.
+    /// Whether no test failed or was ignored.
     pub(crate) fn is_green(&self) -> bool {
         self.failed == 0 && self.ignored == 0
     }
 
-    /// Each reason for a skip with the number of tests that gave it.
+    /// The skip reasons, with the number of tests.
     pub(crate) fn reasons(&self) -> impl Iterator<Item = (&str, u64)> {
         self.reasons.iter().map(|(reason, count)| (reason.as_str(), *count))
     }

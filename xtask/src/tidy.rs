@@ -1,4 +1,4 @@
-//! Rules over the text of files: length, module docs, forbidden words, float tolerances, white space, size, links.
+//! Text rules for files: length, module docs, forbidden words, float tolerances, white space, size, links.
 
 use crate::book;
 use crate::floats;
@@ -6,26 +6,26 @@ use crate::source::contains_word;
 use crate::workspace::{Workspace, no_findings};
 use anyhow::Result;
 
-/// Over this many lines a Rust file probably holds a second idea: a warning.
+/// Warning limit for the lines of a Rust file.
 const WARN_LINES: usize = 400;
-/// Over this many lines it certainly does: a failure.
+/// Error limit for the lines of a Rust file.
 const MAX_LINES: usize = 800;
-/// A tracked file over this is data that belongs elsewhere; only `models/` ships weights.
+/// Maximum size of a tracked file outside of `models/`, which ships weights.
 const MAX_BYTES: u64 = 2 * 1024 * 1024;
 
-/// What may not stand in Rust source, with the reason. Joined from pieces, so that this file passes.
+/// Forbidden words in Rust source, with reasons. Split, so that this file passes.
 const FORBIDDEN: &[(&str, &str)] = &[
-    (concat!("todo", "!"), "write it, or leave it out"),
-    (concat!("unimplemented", "!"), "write it, or return an error that says what is refused"),
-    (concat!("dbg", "!"), "a debugging aid"),
+    (concat!("todo", "!"), "implement it, or remove it"),
+    (concat!("unimplemented", "!"), "implement it, or return an error"),
+    (concat!("dbg", "!"), "debugging aid"),
     (concat!("FIX", "ME"), "fix it, or open an issue"),
     (concat!("TO", "DO"), "do it, or open an issue"),
-    (concat!("XX", "X"), "say what is wrong and why it stays"),
-    (concat!("#[ign", "ore"), "a test runs, or skips at run time with a counted reason"),
-    (concat!("```ign", "ore"), "an example compiles, or is text"),
+    (concat!("XX", "X"), "describe the problem, or open an issue"),
+    (concat!("#[ign", "ore"), "skip at run time with a counted reason instead"),
+    (concat!("```ign", "ore"), "make the example compile, or mark it as text"),
 ];
 
-/// Checks every tracked or addable file.
+/// Checks every file that is tracked or not ignored.
 pub(crate) fn run(ws: &Workspace) -> Result<String> {
     let files = ws.files()?;
     let (mut findings, mut warnings) = (Vec::new(), 0);
@@ -44,10 +44,10 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
             let lines = text.lines().count();
             if lines > WARN_LINES && lines <= MAX_LINES {
                 warnings += 1;
-                println!("warning: {file} has {lines} lines; over {WARN_LINES}, look for the second idea");
+                println!("warning: {file} has {lines} lines; over {WARN_LINES}, consider splitting it");
             }
         }
-        // The summary's links have a rule of their own.
+        // The links of the summary have their own rule.
         if file.ends_with(".md") && file != book::SUMMARY {
             let exists = |path: &str| ws.root.join(path).exists();
             findings.extend(book::link_findings(file, &text, &exists));
@@ -60,7 +60,7 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
     Ok(format!("{} files{long}", files.len()))
 }
 
-/// Files that people write; test data may hold any bytes.
+/// Hand-written files; test data may contain any bytes.
 fn is_text(path: &str) -> bool {
     let by_name =
         [".rs", ".toml", ".md", ".yml", ".yaml", ".py", ".sh"].iter().any(|end| path.ends_with(end));
@@ -79,7 +79,7 @@ fn space_findings(path: &str, text: &str) -> Vec<String> {
         if line.ends_with([' ', '\t', '\r']) {
             findings.push(format!("{path}:{number}: white space at the end of the line"));
         } else if line.contains('\t') {
-            findings.push(format!("{path}:{number}: a tab; indent with spaces"));
+            findings.push(format!("{path}:{number}: tab; indent with spaces"));
         }
     }
     if !text.is_empty() && (!text.ends_with('\n') || text.ends_with("\n\n")) {
@@ -100,11 +100,11 @@ fn rust_findings(path: &str, text: &str) -> Vec<String> {
     let mut findings = Vec::new();
     let lines = text.lines().count();
     if lines > MAX_LINES {
-        findings.push(format!("{path} has {lines} lines, at most {MAX_LINES}: split it by idea"));
+        findings.push(format!("{path} has {lines} lines, at most {MAX_LINES} are allowed: split it"));
     }
     let first = text.lines().find(|l| !l.trim().is_empty()).unwrap_or_default();
     if first.strip_prefix("//!").is_none_or(|docs| docs.trim().is_empty()) {
-        findings.push(format!("{path}: start the file with `//!` docs that say what it is"));
+        findings.push(format!("{path}: the file must start with `//!` docs"));
     }
     for (number, line) in (1..).zip(text.lines()) {
         for (word, reason) in FORBIDDEN {
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(rust_findings("a.rs", &file(MAX_LINES)), [""; 0]);
         assert_eq!(
             rust_findings("a.rs", &file(MAX_LINES + 1)),
-            ["a.rs has 801 lines, at most 800: split it by idea"]
+            ["a.rs has 801 lines, at most 800 are allowed: split it"]
         );
     }
 
@@ -148,10 +148,7 @@ mod tests {
     fn a_file_starts_with_docs() {
         assert_eq!(rust_findings("a.rs", "\n//! Docs.\nmod a;\n"), [""; 0]);
         for text in ["", "mod a;\n//! Docs.\n", "// Docs.\n", "/// Docs.\n", "//!\n"] {
-            assert_eq!(
-                rust_findings("a.rs", text),
-                ["a.rs: start the file with `//!` docs that say what it is"]
-            );
+            assert_eq!(rust_findings("a.rs", text), ["a.rs: the file must start with `//!` docs"]);
         }
     }
 

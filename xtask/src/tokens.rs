@@ -1,25 +1,25 @@
-//! What a module imports, defines and names, read from its words.
+//! Imports, definitions and used paths of a module, from its tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A module's `use` declarations and paths.
+/// The `use` declarations and paths of a module.
 #[derive(Default)]
 pub(crate) struct Module {
-    /// Name here -> path of what it stands for, re-exports included.
+    /// Local name -> imported path, including re-exports.
     pub(crate) imports: BTreeMap<String, Vec<String>>,
     /// Paths that end with `::*`.
     pub(crate) globs: Vec<Vec<String>>,
-    /// Items with a name of their own.
+    /// Defined items.
     pub(crate) defines: BTreeSet<String>,
-    /// Every path that the code depends on: imports that are not passed on, and paths from `crate`, `super` and `self`.
+    /// Used paths: imports that are not re-exported, and paths from `crate`, `super` and `self`.
     pub(crate) names: Vec<Vec<String>>,
 }
 
-/// Words after which an item's name follows.
+/// Keywords that are followed by an item's name.
 const ITEMS: &[&str] = &["struct", "enum", "union", "trait", "type", "fn", "const", "static"];
 
 impl Module {
-    /// Reads code without comments, strings and tests.
+    /// Parses code without comments, strings and tests.
     pub(crate) fn new(code: &str) -> Self {
         let words = words(code);
         let mut module = Self::default();
@@ -29,7 +29,7 @@ impl Module {
             let before = at.checked_sub(1).map_or("", |i| words[i].as_str());
             let next = |ahead: usize| words.get(at + ahead).map_or("", String::as_str);
             at = match word {
-                // `impl Trait + use<'a>` is no declaration.
+                // `use<'a>` in `impl Trait + use<'a>` is not a declaration.
                 "use" if next(1) != "<" => module.declaration(&words, at + 1, matches!(before, "pub" | ")")),
                 "crate" | "super" | "self" if next(1) == "::" && before != "in" => {
                     let mut path = vec![word.to_owned()];
@@ -58,7 +58,7 @@ impl Module {
         module
     }
 
-    /// Reads the tree of a `use` declaration from `at`, and returns where it ends.
+    /// Parses the tree of a `use` declaration from `at`, and returns its end.
     fn declaration(&mut self, words: &[String], at: usize, is_public: bool) -> usize {
         let end = words[at..].iter().position(|w| w == ";").map_or(words.len(), |len| at + len);
         let mut prefixes: Vec<Vec<String>> = vec![Vec::new()];
@@ -111,7 +111,7 @@ fn is_name(word: &str) -> bool {
     word.starts_with(|c: char| c.is_alphabetic() || c == '_')
 }
 
-/// Identifiers, `::`, and every other character alone.
+/// Splits code into identifiers, `::`, and single characters.
 fn words(code: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let mut chars = code.chars().peekable();

@@ -1,22 +1,23 @@
-//! The steps that are one cargo command each: format, clippy, features, API docs.
+//! Steps that run a single cargo command: format, clippy, features, API docs.
 
 use crate::{llvm, workspace::Workspace};
 use anyhow::{Result, ensure};
 use xshell::cmd;
 
-/// What the steps that run the workspace turn on: the runtime with a software driver, also for Candle modules, and downloads. One set of features,
-/// so that nothing is compiled twice; `features` and `readme` see to the default ones.
+/// Features of the steps that run the workspace: the runtime with a software driver, also for Candle modules, and
+/// downloads. One feature set for all steps, so that nothing is compiled twice; `features` and `readme` cover the
+/// default features.
 pub(crate) const FEATURES: [&str; 2] = ["--features", "trike-cli/wgpu,trike-cli/hub,trike-candle/wgpu"];
 
-/// Formatting equals what rustfmt prints.
+/// Checks formatting with rustfmt.
 pub(crate) fn fmt(ws: &Workspace) -> Result<String> {
     cmd!(ws.sh, "cargo fmt --all --check").quiet().run()?;
     Ok(String::new())
 }
 
-/// Clippy over libraries, binaries, tests, benches and examples with every feature, warnings denied.
+/// Runs Clippy over libraries, binaries, tests, benches and examples with all features and warnings denied.
 ///
-/// With every feature, because CubeCL is then checked once; without the optional ones is what `features` and `test` see.
+/// With all features, so that CubeCL is checked once; `features` and `test` cover builds without the optional ones.
 pub(crate) fn clippy(ws: &Workspace) -> Result<String> {
     let _docs = llvm::none(ws);
     cmd!(ws.sh, "cargo clippy --locked --workspace --all-features --all-targets -- -D warnings")
@@ -25,15 +26,15 @@ pub(crate) fn clippy(ws: &Workspace) -> Result<String> {
     Ok(String::new())
 }
 
-/// Each published crate alone, so that no crate leans on a feature that another one turned on.
+/// Checks each published crate alone, so that no crate relies on a feature that another one enables.
 ///
-/// Clippy instead of `cargo check`: it stops at dead code that only exists without a feature, and shares its
-/// compiled dependencies with the `clippy` step, which a different profile or `RUSTFLAGS` would not. That step checks
-/// all features, in one command: one crate after the other would compile CubeCL with every runtime once for each, and
-/// minutes are worth more than knowing that each compiles with all features alone.
+/// Clippy instead of `cargo check`: it reports dead code that exists only without a feature, and shares compiled
+/// dependencies with the `clippy` step, which a different profile or `RUSTFLAGS` would not. All features are checked
+/// by that step in one command: one crate at a time would compile CubeCL with every runtime for each crate, which
+/// costs more minutes than the extra check is worth.
 pub(crate) fn features(ws: &Workspace) -> Result<String> {
     let _docs = llvm::none(ws);
-    // What is never published is used by this workspace only, and `clippy` and `test` have seen it there.
+    // Unpublished packages are only used in this workspace, where `clippy` and `test` check them.
     let crates: Vec<_> =
         ws.crates().into_iter().filter(|c| c.publish.as_ref().is_none_or(|to| !to.is_empty())).collect();
     for package in &crates {
@@ -49,9 +50,9 @@ pub(crate) fn features(ws: &Workspace) -> Result<String> {
     Ok(format!("{} crates alone", crates.len()))
 }
 
-/// The command with the features `cuda` and `hip`, linked without LLVM, and started: the machine need not have such a device.
+/// Links the command with the features `cuda` and `hip`, without LLVM, and starts it; no such device is needed.
 ///
-/// In the profile of the tests and with their features beside, so that only what the two runtimes add is compiled.
+/// Uses the profile and features of the tests, so that only the parts specific to the two runtimes are compiled.
 pub(crate) fn link(ws: &Workspace) -> Result<String> {
     let _stubs = llvm::stubbed(ws)?;
     let [flag, features] = FEATURES;
@@ -59,7 +60,8 @@ pub(crate) fn link(ws: &Workspace) -> Result<String> {
     cmd!(ws.sh, "cargo build --quiet --locked --workspace {flag} {features} --bin trike").run()?;
     let command = ws.metadata.target_directory.as_std_path().join("debug/trike");
     for device in ["cuda:99", "hip:99"] {
-        // The runtime looks for devices, which loads its driver if there is one; a build without it would say so instead.
+        // The runtime searches for devices and loads its driver if there is one; a build without the runtime would
+        // report that instead.
         let run = cmd!(ws.sh, "{command} run --device {device} -m models/tiny -p Once");
         let output = run.quiet().ignore_status().output()?;
         let message = String::from_utf8_lossy(&output.stderr);
@@ -71,7 +73,7 @@ pub(crate) fn link(ws: &Workspace) -> Result<String> {
     Ok("cuda and hip".to_owned())
 }
 
-/// API docs of every crate with every feature, with missing docs and broken links denied.
+/// Builds the API docs of all crates with all features, with missing docs and broken links denied.
 pub(crate) fn doc(ws: &Workspace) -> Result<String> {
     let _flags = ws.sh.push_env("RUSTDOCFLAGS", "-D warnings -D missing_docs");
     let _docs = llvm::none(ws);

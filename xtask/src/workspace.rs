@@ -1,4 +1,4 @@
-//! The workspace as the checks see it: a shell at its root, its packages and its files.
+//! The workspace: a shell at its root, its packages and its files.
 
 use crate::house;
 use anyhow::{Context, Result};
@@ -6,7 +6,7 @@ use cargo_metadata::{Metadata, MetadataCommand, Package};
 use std::path::PathBuf;
 use xshell::{Shell, cmd};
 
-/// A shell at the repository's root with what `cargo metadata` says about it.
+/// A shell at the repository root, and the output of `cargo metadata`.
 pub(crate) struct Workspace {
     pub(crate) sh: Shell,
     pub(crate) root: PathBuf,
@@ -14,7 +14,7 @@ pub(crate) struct Workspace {
 }
 
 impl Workspace {
-    /// Reads the workspace that this binary was built from, all features on; the lock file must be up to date.
+    /// Loads the workspace of this binary, with all features; the lock file must be up to date.
     pub(crate) fn load() -> Result<Self> {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"))
             .parent()
@@ -30,7 +30,7 @@ impl Workspace {
         Ok(Self { sh, root, metadata })
     }
 
-    /// The members under `crates/`, bottom up, so that the first failure is the cause of the others.
+    /// The members under `crates/`, bottom up, so that the first failure is the root cause.
     pub(crate) fn crates(&self) -> Vec<&Package> {
         let folder = self.root.join("crates");
         let mut found: Vec<&Package> = self
@@ -51,16 +51,16 @@ impl Workspace {
 
     /// Files that git tracks or would track, relative to the root.
     pub(crate) fn files(&self) -> Result<Vec<String>> {
-        // A CI container often runs as another user than the one who owns the checkout; git refuses that.
+        // CI containers often run as a different user than the owner of the checkout, which git rejects.
         let trust = format!("safe.directory={}", self.root.display());
         let listing = cmd!(self.sh, "git -c {trust} ls-files --cached --others --exclude-standard");
         let listing = listing.quiet().read()?;
-        // A tracked file may be deleted in the working tree and not yet in the index.
+        // A tracked file may be deleted in the working tree but not in the index.
         Ok(listing.lines().filter(|f| self.root.join(f).is_file()).map(str::to_owned).collect())
     }
 }
 
-/// Fails with every finding on a line of its own, or passes when there is none.
+/// Fails with all findings, one per line, or passes if there are none.
 pub(crate) fn no_findings(findings: &[String]) -> Result<()> {
     anyhow::ensure!(findings.is_empty(), "{} found:\n  {}", findings.len(), findings.join("\n  "));
     Ok(())

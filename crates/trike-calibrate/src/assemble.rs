@@ -1,4 +1,4 @@
-//! The finished directory, put together from finished blocks and the weights that stay as they were.
+//! Assembly of the output directory from finished blocks and unchanged weights.
 
 use trike_format::{HfDirWriter, Int8Tensor, Tensor};
 use trike_llm::{ModelFile, WeightSource, carry_tokenizer, hf_tensor};
@@ -6,10 +6,10 @@ use trike_nn::WeightName;
 
 use crate::{CalibrateError, ModelQuantizationConfig, store::Store};
 
-/// Weights that share a scale when a head is rounded: a block of `Q8_0`.
+/// Group size of an int8 head: a block of `Q8_0`.
 pub(crate) const HEAD_GROUP: usize = 32;
 
-/// Bytes that a tensor takes in the result when it is no linear layer that becomes ternary.
+/// Stored size in bytes of a tensor that is not a ternary linear layer.
 pub(crate) fn stored_bytes(
     input: &dyn WeightSource,
     config: &ModelQuantizationConfig,
@@ -22,7 +22,7 @@ pub(crate) fn stored_bytes(
     })
 }
 
-/// A head or embedding in int8, where that was asked for.
+/// The LM head or embedding in int8, if configured.
 fn rounded_head(
     config: &ModelQuantizationConfig,
     name: WeightName,
@@ -38,7 +38,7 @@ fn rounded_head(
     }
 }
 
-/// Writes the model's directory into the store, and returns the bytes and weights of its tensors.
+/// Writes the model's directory into the store, and returns the bytes and number of weights of its tensors.
 pub(crate) fn assemble(
     file: &ModelFile,
     input: &dyn WeightSource,

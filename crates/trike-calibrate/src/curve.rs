@@ -1,4 +1,4 @@
-//! The same model at other settings, measured for comparison.
+//! Comparison of the same model at different settings.
 
 use std::fs;
 
@@ -9,15 +9,16 @@ use crate::{
     quantize::quantize, store,
 };
 
-/// Largest number of planes on the curve: more are nearly the dense model.
+/// Maximum number of planes on the curve: more are nearly lossless.
 const MOST_PLANES: usize = 4;
 
 impl ModelQuantizationConfig {
-    /// Checks that the points of [`QuantizeReport::measure_curve`], one to four planes, can be made with these options.
+    /// Checks that the points of [`QuantizeReport::measure_curve`], one to four planes, are possible with these
+    /// options.
     ///
     /// # Errors
     ///
-    /// As [`validate`](Self::validate), for the first that cannot.
+    /// Those of [`validate`](Self::validate), for the first point that fails.
     pub fn validate_curve(&self) -> Result<(), CalibrateError> {
         (1..=MOST_PLANES).try_for_each(|planes| {
             let mut alike = self.clone();
@@ -28,13 +29,12 @@ impl ModelQuantizationConfig {
 }
 
 impl QuantizeReport {
-    /// Makes the same model with one to four planes, every layer alike, measures each on the text that
-    /// [`evaluate`](Self::evaluate) was given, and keeps bits and perplexities in [`curve`](Self::curve), this model's own with
-    /// them. The other models are removed. `progress` is called with the number of models done and to do.
-    ///
+    /// Quantizes the same model with one to four planes for all layers, measures each on the text of
+    /// [`evaluate`](Self::evaluate), and stores bits and perplexities in [`curve`](Self::curve), together with this
+    /// model's own. The other models are removed. `progress` is called with the number of models done and in total.
     /// # Errors
     ///
-    /// [`LlmError::NothingToScore`] before `evaluate`; and as [`quantize`] and `evaluate`.
+    /// [`LlmError::NothingToScore`] before `evaluate`; and those of [`quantize`] and `evaluate`.
     #[expect(clippy::too_many_arguments, reason = "what made the model and what it is measured on")]
     pub fn measure_curve(
         &mut self,
@@ -52,12 +52,12 @@ impl QuantizeReport {
         let depth = config.layout.depth;
         let scratch = store::beside(self.output.as_ref(), ".curve");
         for planes in 1..=MOST_PLANES {
-            // This model is a point already.
+            // This model is already a point.
             let same = self.planning.is_none() && config.layers.is_empty() && planes == depth;
             if !same {
                 let mut alike = alike.clone();
                 alike.layout.depth = planes;
-                // What an interrupted call left is of no use: the model itself is measured again, too.
+                // Leftovers of an interrupted call are discarded, because the model itself is measured again as well.
                 if store::resume(&scratch, "curve")? {
                     fs::remove_dir_all(&scratch).map_err(io(&scratch))?;
                     store::resume(&scratch, "curve")?;

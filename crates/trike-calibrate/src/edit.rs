@@ -1,4 +1,4 @@
-//! Changing single weights or rows of a packed model, in a file or in memory, and taking that back.
+//! Edits of single weights or rows of a packed model, in a file or in memory, with undo.
 
 use std::{fs, path::Path};
 
@@ -11,13 +11,13 @@ use trike_trit::{Coupling, Edit, Trit, TritTensor};
 
 use crate::{CalibrateError, EditError};
 
-/// Where a directory keeps what takes its edits back.
+/// Undo journal in a model directory.
 const JOURNAL: &str = "edits.json";
 
 /// A change of a ternary weight matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// The weight at a row and column becomes the level of its group's grid that is nearest to a value.
+    /// Sets a weight to the level of its group's grid that is nearest to a value.
     Value {
         /// Output feature.
         row: usize,
@@ -26,23 +26,24 @@ pub enum Change {
         /// The value.
         value: f32,
     },
-    /// The weight at a row and column gets these trits, the plane that counts most first. Where inputs are rotated that
-    /// changes all weights of the row that are in its block.
+    /// Sets the trits of a weight, the most significant plane first. With rotated inputs this changes all weights of
+    /// the row within the block.
     Trits {
         /// Output feature.
         row: usize,
         /// Input feature.
         col: usize,
-        /// One for each plane.
+        /// One per plane.
         trits: Vec<Trit>,
     },
-    /// All weights of a row become zero.
+    /// Sets all weights of a row to zero.
     ZeroRow(usize),
-    /// All weights of a row change their sign.
+    /// Negates all weights of a row.
     NegateRow(usize),
 }
 
-/// Changes single weights or rows of a tensor in place, one after the other, all or none, and returns the edits that take that back.
+/// Changes single weights or rows of a tensor in place, one after the other, all or none, and returns the edits that
+/// undo the changes.
 ///
 /// ```
 /// use trike_calibrate::{Change, edit_tensor};
@@ -59,17 +60,18 @@ pub enum Change {
 ///
 /// # Errors
 ///
-/// [`CalibrateError::Trit`] for a place outside the tensor, [`CalibrateError::Edit`] for another number of trits than it has planes, a value that
-/// is not finite, or a whole row of a tensor with means, in which a zero trit is no zero weight.
+/// [`CalibrateError::Trit`] for an index outside the tensor, [`CalibrateError::Edit`] for a number of trits other than
+/// the number of planes, a non-finite value, or a whole row of a tensor with means, in which a zero trit is not a zero
+/// weight.
 pub fn edit_tensor(tensor: &mut TritTensor, changes: &[Change]) -> Result<Vec<Edit>, CalibrateError> {
     let mut undo = Vec::new();
     let made = changes.iter().try_for_each(|change| {
-        // Each change sees what those before it did.
+        // Each change applies to the result of the previous ones.
         let mut edits = Vec::new();
         edits_of(tensor, change, &mut edits)?;
         make(tensor, &edits, &mut undo)
     });
-    // What was there first comes last.
+    // Undo in reverse order.
     undo.reverse();
     if let Err(error) = made {
         tensor.edit(&undo)?;
@@ -78,7 +80,7 @@ pub fn edit_tensor(tensor: &mut TritTensor, changes: &[Change]) -> Result<Vec<Ed
     Ok(undo)
 }
 
-/// Makes edits, and appends to `undo` what was in their places.
+/// Applies edits, and appends their inverses to `undo`.
 fn make(tensor: &mut TritTensor, edits: &[Edit], undo: &mut Vec<Edit>) -> Result<(), CalibrateError> {
     for edit in edits {
         undo.push(Edit { trit: tensor.set(edit.plane, edit.row, edit.col, edit.trit)?, ..*edit });
@@ -96,7 +98,7 @@ fn edits_of(tensor: &TritTensor, change: &Change, edits: &mut Vec<Edit>) -> Resu
             if let Some(rotation) = tensor.rotation() {
                 return Err(EditError::Rotated { block: rotation.block() }.into());
             }
-            // For its check of the place.
+            // Checks the index.
             tensor.get(0, row, col)?;
             let group = col / tensor.group_len();
             let mean = tensor.mean(row, group)?;
@@ -144,47 +146,47 @@ fn trit(value: i8) -> Result<Trit, EditError> {
     Trit::from_value(value).ok_or(EditError::Journal { got: value })
 }
 
-/// What an edit did. The field names are the schema of `trike edit --json`.
+/// Result of an edit. The field names are the schema of `trike edit --json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EditReport {
     /// The directory.
     pub model: String,
-    /// The tensors that changed, and the trits of each that did.
+    /// The changed tensors, and the number of changed trits of each.
     pub changed: Vec<(String, usize)>,
-    /// Edits that can be taken back.
+    /// Number of edits that can be undone.
     pub undoable: usize,
 }
 
-/// One edit of one tensor, as the journal keeps it.
+/// One edit of one tensor in the journal.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Entry {
     tensor: String,
-    /// Plane, row, column and trit of every place before the edit.
+    /// Plane, row, column and previous trit of every changed position.
     undo: Vec<(usize, usize, usize, i8)>,
 }
 
-/// Changes a packed tensor of a Trike directory in place. What takes that back is in `edits.json` beside it before the first byte
-/// changes, so that [`undo_edits`] repairs an edit that was interrupted, too.
+/// Changes a packed tensor of a Trike directory in place. The undo entry is written to `edits.json` in the directory
+/// before the first byte changes, so that [`undo_edits`] can also repair an interrupted edit.
 ///
-/// The directory must not be open elsewhere meanwhile.
+/// The directory must not be open elsewhere at the same time.
 ///
 /// # Errors
 ///
-/// As [`edit_tensor`]; [`CalibrateError::Edit`] when the tensor is not ternary, and what reading and writing say, such as that a
-/// compressed encoding has no room for another nonzero.
+/// Those of [`edit_tensor`]; [`CalibrateError::Edit`] when the tensor is not ternary, and I/O and format errors, for
+/// example when a compressed encoding has no room for another nonzero.
 pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditReport, CalibrateError> {
     let mut journal = journal(dir)?;
     let (hf, mut trits) = open(dir, tensor)?;
     let undo = edit_tensor(&mut trits, changes)?;
     let count = undo.len();
     let undo = undo.iter().map(|e| (e.plane, e.row, e.col, e.trit.value())).collect();
-    // A change that the file has no room for must leave no entry.
+    // A change that does not fit into the file must not leave an entry.
     let entry = Entry { tensor: tensor.to_owned(), undo };
     journal.push(entry);
     save(dir, &journal)?;
     if let Err(error) = hf.overwrite(tensor, &Tensor::Ternary(trits)) {
         use trike_format::FormatError::{NotPacked, PackedSize, Write};
-        // Refused before anything was written.
+        // Rejected before anything was written.
         if matches!(error, NotPacked { .. } | PackedSize { .. } | Write { .. }) {
             journal.pop();
             save(dir, &journal)?;
@@ -198,11 +200,11 @@ pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditRep
     })
 }
 
-/// Takes the last `steps` edits of a directory back, the last one first.
+/// Undoes the last `steps` edits of a directory, the last one first.
 ///
 /// # Errors
 ///
-/// [`CalibrateError::Edit`] when there are fewer, and what reading and writing say.
+/// [`CalibrateError::Edit`] when there are fewer, and I/O and format errors.
 pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, CalibrateError> {
     let mut journal = journal(dir)?;
     if steps == 0 || journal.len() < steps {
@@ -246,7 +248,7 @@ fn journal(dir: &Path) -> Result<Vec<Entry>, CalibrateError> {
     serde_json::from_slice(&text).map_err(|e| io(e.into()))
 }
 
-/// Replaces the journal in one step; an empty one is removed.
+/// Replaces the journal atomically; an empty one is removed.
 fn save(dir: &Path, journal: &[Entry]) -> Result<(), CalibrateError> {
     let path = dir.join(JOURNAL);
     let io = |source| CalibrateError::Io { path: path.clone(), source };
@@ -258,13 +260,13 @@ fn save(dir: &Path, journal: &[Entry]) -> Result<(), CalibrateError> {
     fs::write(&beside, text).and_then(|()| fs::rename(&beside, &path)).map_err(io)
 }
 
-/// Changes single weights or rows of a loaded model's linear layer, in the memory of its weights where their layout allows it,
-/// and returns the edits with which [`undo_layer`] takes that back. `source` is what the model was loaded from and stays as it
-/// is.
+/// Changes single weights or rows of a linear layer in a loaded model, in place if the layout allows it, and returns
+/// the edits for [`undo_layer`]. `source` is the source that the model was loaded from; it is not modified.
 ///
 /// # Errors
 ///
-/// As [`edit_tensor`]; [`CalibrateError::Edit`] when the layer is not ternary, and what reading `source` and the backend say.
+/// Those of [`edit_tensor`]; [`CalibrateError::Edit`] when the layer is not ternary, and errors of `source` and the
+/// backend.
 pub fn edit_layer<B: Backend>(
     model: &mut LanguageModel<B>,
     source: &dyn WeightSource,
@@ -274,12 +276,12 @@ pub fn edit_layer<B: Backend>(
     model.edit_layer(name, || ternary_layer(source, name), |tensor| edit_tensor(tensor, changes))
 }
 
-/// Takes back an [`edit_layer`] that was not followed by another one of the layer: the weights are as before, to the bit.
-/// Returns the edits that make it again.
+/// Undoes the latest [`edit_layer`] of a layer: the weights are restored bit-identically. Returns the edits that redo
+/// it.
 ///
 /// # Errors
 ///
-/// As [`edit_layer`].
+/// Those of [`edit_layer`].
 pub fn undo_layer<B: Backend>(
     model: &mut LanguageModel<B>,
     source: &dyn WeightSource,
@@ -299,7 +301,7 @@ pub fn undo_layer<B: Backend>(
     model.edit_layer(name, || ternary_layer(source, name), take_back)
 }
 
-/// The tensor of a linear layer of the blocks.
+/// The tensor of a linear layer of a block.
 fn ternary_layer(source: &dyn WeightSource, name: WeightName) -> Result<TritTensor, CalibrateError> {
     match source.load(name)? {
         Tensor::Ternary(tensor) if name.is_block_matrix() => Ok(tensor),

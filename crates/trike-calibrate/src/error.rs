@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 use trike_core::OptionError;
 use trike_nn::WeightName;
 
-/// Why a model could not be made ternary, or not be edited.
+/// Error of quantizing or editing a model.
 ///
-/// [`Option`](Self::Option), [`Config`](Self::Config), [`Edit`](Self::Edit), [`OutputExists`](Self::OutputExists) and [`Budget`](Self::Budget) are about the
-/// request and can be met by another one. The transparent variants carry the message of the layer below, which names the file or the
-/// tensor.
+/// [`Option`](Self::Option), [`Config`](Self::Config), [`Edit`](Self::Edit), [`OutputExists`](Self::OutputExists) and
+/// [`Budget`](Self::Budget) are errors of the request. The transparent variants carry the message of the layer below,
+/// which contains the file or the tensor.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CalibrateError {
@@ -19,25 +19,25 @@ pub enum CalibrateError {
     /// A model file could not be read or written.
     #[error(transparent)]
     Format(Box<trike_format::FormatError>),
-    /// The numbers of a tensor do not make one.
+    /// A tensor could not be constructed.
     #[error(transparent)]
     Tensor(#[from] trike_format::TensorError),
-    /// The decoder block refused.
+    /// Error of the decoder block.
     #[error(transparent)]
     Nn(#[from] trike_nn::NnError),
-    /// The host kernels refused.
+    /// Error of the host kernels.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),
-    /// No memory, no threads, or an instruction set that this machine does not have.
+    /// Out of memory or threads, or an instruction set that this machine does not support.
     #[error(transparent)]
     Host(#[from] trike_cpu::HostError),
-    /// A ternary tensor refused.
+    /// Error of a ternary tensor.
     #[error(transparent)]
     Trit(#[from] trike_trit::TritError),
     /// An option is out of range.
     #[error(transparent)]
     Option(#[from] OptionError),
-    /// Options do not go together, or not with the model or the text.
+    /// Options are incompatible with each other, the model or the text.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A fold does not fit the model.
@@ -51,7 +51,7 @@ pub enum CalibrateError {
     Quantize {
         /// The weight.
         tensor: String,
-        /// Why not.
+        /// The cause.
         source: Box<trike_quant::QuantError>,
     },
     /// The calibration text is too short.
@@ -61,7 +61,7 @@ pub enum CalibrateError {
     CalibrationText {
         /// Sequences of two tokens or more.
         sequences: usize,
-        /// Their tokens.
+        /// Their total number of tokens.
         tokens: usize,
         /// Tokens needed.
         needed: usize,
@@ -73,9 +73,9 @@ pub enum CalibrateError {
         path: PathBuf,
         /// The key, or the layer.
         key: String,
-        /// What was expected.
+        /// Expected value.
         expected: &'static str,
-        /// What is there.
+        /// Actual value.
         got: String,
     },
     /// No choice of layers meets the budget.
@@ -83,18 +83,18 @@ pub enum CalibrateError {
     Budget {
         /// The budget.
         asked: String,
-        /// The closest one that can be met.
+        /// The closest achievable budget.
         closest: String,
     },
     /// The output exists.
-    #[error("{} exists: remove it or name another output", path.display())]
+    #[error("{} exists: remove it or choose another output", path.display())]
     OutputExists {
         /// The output.
         path: PathBuf,
     },
     /// A directory beside the output holds something that was not written by an earlier run.
     #[error(
-        "{} was not written by an earlier run: move it away or name another output (names with .partial, .plan and .curve added to the output's must be free)",
+        "{} was not written by an earlier run: move it or choose another output (its name with .partial, .plan and .curve appended must be free)",
         path.display()
     )]
     NotOurs {
@@ -106,23 +106,23 @@ pub enum CalibrateError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The I/O error.
         source: std::io::Error,
     },
 }
 
-/// Options of [`ModelQuantizationConfig`](crate::ModelQuantizationConfig) or [`PlanOptions`](crate::PlanOptions) that do not go
-/// together, or not with the model or the text.
+/// Incompatible options of [`ModelQuantizationConfig`](crate::ModelQuantizationConfig) or
+/// [`PlanOptions`](crate::PlanOptions), or options incompatible with the model or the text.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConfigError {
     /// Pruning and a rotation of inputs.
-    #[error(
-        "prune with input_rotation: a zero of a rotated weight is not a zero weight; leave one of them out"
-    )]
+    #[error("prune with input_rotation: a zero of a rotated weight is not a zero weight; omit one of them")]
     PruneRotated,
     /// One scale per tensor with error compensation.
-    #[error("granularity: error compensation needs one scale per row or group, got one per tensor; or round")]
+    #[error(
+        "granularity: error compensation requires one scale per row or group, got one per tensor; or use rounding"
+    )]
     TensorScale,
     /// A skip pattern that is empty or only stars.
     #[error("skip pattern `{pattern}`: expected part of a layer's name; this one would skip every layer")]
@@ -133,7 +133,7 @@ pub enum ConfigError {
     /// The fraction of weights to prune.
     #[error("fraction to prune: expected at least 0 and below 1, got {got}")]
     PruneFraction {
-        /// The fraction given.
+        /// The given fraction.
         got: f64,
     },
     /// An N:M pattern that keeps nothing or everything.
@@ -141,50 +141,50 @@ pub enum ConfigError {
     PrunePattern {
         /// Weights kept.
         keep: usize,
-        /// Weights of which they are kept.
+        /// Size of the group.
         of: usize,
     },
     /// Pruning with rounding.
-    #[error("pruning is part of error compensation, and the method is rounding: compensate, or do not prune")]
+    #[error("pruning requires error compensation, got rounding")]
     PruneRounded,
     /// Pruning with means.
     #[error("pruning needs groups with no mean: a zero trit would not be a zero weight")]
     PruneMeans,
     /// A budget with pruning.
-    #[error("a budget does not go together with pruning: what pruning costs is not part of the plan")]
+    #[error("a budget cannot be combined with pruning: the plan does not measure the loss from pruning")]
     BudgetPruned,
     /// A budget with rounding.
-    #[error("a budget needs error compensation, and the method is rounding: the plan is measured with it")]
+    #[error("a budget requires error compensation, got rounding")]
     BudgetRounded,
     /// A plan without any granularity to choose from.
     #[error("a plan needs at least one group size to choose from, got none")]
     PlanGroups,
-    /// A perplexity ratio that no ternary model has.
+    /// A perplexity ratio that no quantized model achieves.
     #[error("perplexity ratio: expected a number above 1, got {got}; closest achievable: 1, the dense model")]
     PerplexityRatio {
-        /// The ratio given.
+        /// The given ratio.
         got: f64,
     },
-    /// A text of one sequence, none of which can be held out.
+    /// A text with a single sequence, so that none can be held out.
     #[error(
         "calibration text: expected at least two sequences, one of them held out to check the budget, got {got}"
     )]
     NothingHeldOut {
-        /// Sequences.
+        /// Number of sequences.
         got: usize,
     },
-    /// A budget for a model without a layer that becomes ternary.
-    #[error("a budget needs a model with dense layers to plan for, and none of this one becomes ternary")]
+    /// A budget for a model without layers to quantize.
+    #[error("a budget requires at least one dense layer that becomes ternary, got none")]
     NothingToPlan,
 }
 
-/// Why a [`Fold`](crate::Fold) does not fit a model.
+/// Error of a [`Fold`](crate::Fold) that does not fit a model.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FoldError {
-    /// A weight that would have to be scaled or rotated is ternary.
+    /// A ternary weight would have to be scaled or rotated.
     #[error(
-        "{}: {tensor} is ternary: it can be neither scaled nor rotated; leave out salience and rotation, or start from the dense model",
+        "{}: {tensor} is ternary: it can be neither scaled nor rotated; omit salience and rotation, or start from the dense model",
         path.display()
     )]
     Ternary {
@@ -198,28 +198,28 @@ pub enum FoldError {
     Layer {
         /// The layer, from 0.
         layer: usize,
-        /// Layers of the model.
+        /// Number of layers of the model.
         layers: usize,
     },
     /// Too few or too many scales.
     #[error("scales of the inputs of {reader}: expected {expected}, got {got}")]
     Count {
-        /// The first matrix that reads the inputs.
+        /// The first matrix with these inputs.
         reader: WeightName,
-        /// Inputs.
+        /// Number of inputs.
         expected: usize,
-        /// Scales given.
+        /// Number of scales.
         got: usize,
     },
-    /// A scale that cannot be divided by.
+    /// A scale that is not a positive finite number.
     #[error("scales of the inputs of {reader}: expected finite numbers above 0, got {got}")]
     Value {
-        /// The first matrix that reads the inputs.
+        /// The first matrix with these inputs.
         reader: WeightName,
         /// The scale.
         got: f32,
     },
-    /// Scales that differ between query heads that share a value head.
+    /// Different scales for query heads that share a value head.
     #[error(
         "scales of the inputs of {reader}: heads that share a value head need the same scales, got different ones"
     )]
@@ -229,14 +229,14 @@ pub enum FoldError {
     },
 }
 
-/// Why a packed model cannot be edited as asked.
+/// Error of an edit of a packed model.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EditError {
-    /// The value of a weight is infinite or not a number.
+    /// A weight value that is infinite or NaN.
     #[error("value {got}: expected a finite number")]
     Value {
-        /// The value given.
+        /// The given value.
         got: f32,
     },
     /// A value for a weight of a matrix whose inputs are rotated.
@@ -244,32 +244,32 @@ pub enum EditError {
         "a weight of a matrix with inputs rotated in blocks of {block} is a sum over its block: set trits instead of a value"
     )]
     Rotated {
-        /// The block.
+        /// The block size.
         block: usize,
     },
-    /// Too few or too many trits for one weight.
+    /// Wrong number of trits for a weight.
     #[error("expected {planes} trits, one per plane of the tensor, got {got}")]
     Trits {
-        /// Planes of the tensor.
+        /// Number of planes of the tensor.
         planes: usize,
-        /// Trits given.
+        /// Number of trits.
         got: usize,
     },
-    /// A whole row of a tensor with means.
+    /// An edit of a whole row of a tensor with means.
     #[error("a row of a tensor with means cannot be zeroed or negated: a zero trit is not a zero weight")]
     Means,
-    /// The journal of edits holds a number that is not a trit.
-    #[error("the journal of edits holds {got}: expected -1, 0 or 1")]
+    /// The edit journal contains a value that is not a trit.
+    #[error("edit journal: expected -1, 0 or 1, got {got}")]
     Journal {
-        /// The number.
+        /// The value.
         got: i8,
     },
-    /// More edits to take back than were made.
-    #[error("cannot take back {asked} of {made} edits: expected at least 1 and at most as many as were made")]
+    /// More edits to undo than the journal has.
+    #[error("cannot undo {asked} of {made} edits: expected at least 1 and at most the number of edits made")]
     Undo {
-        /// Edits to take back.
+        /// Number of edits to undo.
         asked: usize,
-        /// Edits in the journal.
+        /// Number of edits in the journal.
         made: usize,
     },
     /// A tensor that is not ternary.
@@ -277,7 +277,7 @@ pub enum EditError {
     NotTernary {
         /// The tensor.
         tensor: String,
-        /// How it is stored.
+        /// Its storage type.
         kind: String,
     },
     /// A weight that is not a ternary linear layer of a block.
@@ -289,20 +289,20 @@ pub enum EditError {
 }
 
 impl CalibrateError {
-    /// Names the tensor that could not be quantized, or what else an algorithm worked on.
+    /// Adds the tensor, or another context, to an error of quantization.
     pub(crate) fn quantize(tensor: impl ToString, source: trike_quant::QuantError) -> Self {
         Self::Quantize { tensor: tensor.to_string(), source: Box::new(source) }
     }
 }
 
-/// Names the file that could not be read or written.
+/// Adds the file to an I/O error.
 pub(crate) fn io(path: &Path) -> impl Fn(std::io::Error) -> CalibrateError + '_ {
     move |source| CalibrateError::Io { path: path.to_owned(), source }
 }
 
 impl From<trike_llm::LlmError> for CalibrateError {
     fn from(error: trike_llm::LlmError) -> Self {
-        // It is several times as large as the others.
+        // Boxed: several times larger than the other variants.
         Self::Llm(Box::new(error))
     }
 }

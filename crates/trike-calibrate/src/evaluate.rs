@@ -1,4 +1,4 @@
-//! What a model lost by becoming ternary, and the report's files.
+//! Quality loss of a ternary model, and the files of the report.
 
 use std::path::Path;
 
@@ -7,20 +7,21 @@ use trike_nn::KvPrecision;
 
 use crate::{CalibrateError, Evaluation, ModelQuantizationConfig, QuantizeReport, error::io};
 
-/// The report's file in a directory.
+/// File name of the report as JSON.
 const REPORT: &str = "report.json";
-/// The same for readers.
+/// File name of the report as HTML.
 const PAGE: &str = "report.html";
-/// The plan's file in a directory.
+/// File name of the plan.
 const PLAN: &str = "plan.json";
 
 impl QuantizeReport {
-    /// Measures the dense and the ternary model on a text, which `name` describes, both with f32 activations and heads as stored,
-    /// and keeps the result in the report. `progress` is called with the number of sequences done and to do.
+    /// Measures the dense and the ternary model on a text, which is recorded under `name`, both with f32 activations
+    /// and heads as stored, and adds the result to the report. `progress` is called with the number of sequences done
+    /// and in total.
     ///
     /// # Errors
     ///
-    /// What loading either model and [`Model::compare`] say.
+    /// Errors of loading either model and of [`Model::compare`].
     pub fn evaluate(
         &mut self,
         name: &str,
@@ -42,11 +43,11 @@ impl QuantizeReport {
         Ok(())
     }
 
-    /// Checks that [`evaluate`](Self::evaluate) will find something to measure in a text, before a model is made for it.
+    /// Checks that a text has something for [`evaluate`](Self::evaluate) to score, before quantization.
     ///
     /// # Errors
     ///
-    /// [`LlmError::NothingToScore`], and what the tokenizer says.
+    /// [`LlmError::NothingToScore`], and errors of the tokenizer.
     pub fn check_text(
         input: &ModelFile,
         text: &str,
@@ -61,7 +62,7 @@ impl QuantizeReport {
         Ok(())
     }
 
-    /// Writes `report.json` and `report.html` into the model's directory, and `plan.json` where there is a plan.
+    /// Writes `report.json` and `report.html` to the directory of the model, and `plan.json` if there is a plan.
     ///
     /// # Errors
     ///

@@ -1,17 +1,17 @@
-//! The Hessian of the inputs that several layers read, factored once for all of them.
+//! The Hessian of inputs shared by several layers, factored once for all of them.
 
 use trike_quant::{HessianFactor, QuantError, SquareMatrix, hessian_error};
 use trike_trit::{Granularity, Hadamard};
 
 use crate::{Compensation, weights::rotated_hessian};
 
-/// A Hessian, and its factor for each granularity that was asked for.
+/// A Hessian, with its factor for each requested granularity.
 pub(crate) struct Factors {
-    /// Of the inputs as they are.
+    /// Hessian of the unrotated inputs.
     pub(crate) hessian: SquareMatrix,
-    /// How the inputs are rotated when the model runs.
+    /// Rotation of the inputs at inference.
     pub(crate) rotation: Option<Hadamard>,
-    /// Of the inputs as the trits meet them.
+    /// Hessian of the rotated inputs, which the trits multiply.
     rotated: SquareMatrix,
     how: Compensation,
     factors: Vec<(Granularity, HessianFactor)>,
@@ -42,7 +42,7 @@ impl Factors {
     }
 }
 
-/// The squared error of a layer's outputs over the squared outputs, for inputs with this Hessian.
+/// Ratio of the squared error of a layer's outputs to the squared outputs, for inputs with this Hessian.
 pub(crate) fn output_error(
     weights: &[f32],
     quantized: &[f32],

@@ -1,4 +1,4 @@
-//! Weights rewritten without a change to what the model computes.
+//! Rewriting of weights that preserves the function of the model.
 
 use std::{collections::HashMap, path::Path};
 
@@ -10,18 +10,19 @@ use trike_quant::{Rotation, scale_columns};
 
 use crate::{CalibrateError, FoldError};
 
-/// A rewriting of a model's weights after which it computes the same, up to rounding: for weights that become ternary more easily, at no
-/// cost to whoever runs the result.
+/// A rewriting of a model's weights that preserves the outputs up to rounding. It makes the weights easier to quantize
+/// at no cost at inference.
 ///
-/// * A **rotation** `R` of the residual stream. Norm gains `g` go into the layers behind them and become 1; then every weight that
-///   reads the stream is `W diag(g) R^T`, and every weight, bias and embedding that writes to it is `R W`. RMSNorm without a gain
-///   does not see a rotation (QuaRot, Ashkboos et al., 2404.00456). Embedding and head are different matrices then, even where they
-///   were one.
-/// * **Scales** of the inputs of a [`HookPoint`]: its matrices are `W diag(s)`, and what comes before gives `x / s`. That is the
-///   norm before them; before the output projection, where there is no norm, the value projection; before the down
-///   projection the up projection, which the gated activation is linear in (AWQ, Lin et al., 2306.00978).
+/// * A **rotation** `R` of the residual stream. Norm gains `g` are merged into the layers that follow them and become
+///   1; then every weight that reads the stream is `W diag(g) R^T`, and every weight, bias and embedding that writes
+///   to it is `R W`. RMSNorm without a gain is invariant to a rotation (QuaRot, Ashkboos et al., 2404.00456).
+///   Embedding and head become different matrices, even if they were tied.
+/// * **Scales** of the inputs of a [`HookPoint`]: its matrices become `W diag(s)`, and the preceding operation gives
+///   `x / s`. That operation is the preceding norm; without a norm it is the value projection for the output
+///   projection, and the up projection, in which the gated activation is linear, for the down projection (AWQ, Lin et
+///   al., 2306.00978).
 ///
-/// [`Folded`] applies it to a source of weights, which then load rewritten; nothing is written anywhere.
+/// [`Folded`] applies it to a source of weights as they are loaded; no file is written.
 ///
 /// ```
 /// use trike_calibrate::{Fold, Folded};
@@ -29,7 +30,7 @@ use crate::{CalibrateError, FoldError};
 /// use trike_nn::HookPoint;
 ///
 /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
-/// // The weights of this one are ternary, which neither scaled nor rotated weights are.
+// This model has ternary weights, which cannot be scaled or rotated.
 /// let fold = Fold::default().with_rotation(1).with_scales(0, HookPoint::Mlp, vec![1.5; 160]);
 /// assert!(Folded::new(&ModelFile::open(path)?, fold).is_err());
 /// # Ok::<(), trike_llm::LlmError>(())
@@ -41,15 +42,15 @@ pub struct Fold {
 }
 
 impl Fold {
-    /// The same with a rotation of the residual stream, whose signs start from `seed`.
+    /// Adds a rotation of the residual stream, whose signs are generated from `seed`.
     #[must_use]
     pub fn with_rotation(mut self, seed: u64) -> Self {
         self.rotation = Some(seed);
         self
     }
 
-    /// The same with what the inputs of a site are divided by. In front of an output projection without a norm all query heads that
-    /// share a value head need the same scales, one head after the other.
+    /// Adds divisors of the inputs of a hook point. At an output projection without a norm, all query heads that share
+    /// a value head need the same scales. The scales are in the order of the heads.
     #[must_use]
     pub fn with_scales(mut self, layer: usize, site: HookPoint, scales: Vec<f32>) -> Self {
         self.scales.insert((layer, site), scales);
@@ -62,33 +63,33 @@ impl Fold {
     }
 }
 
-/// A source of weights that rewrites those of another one as they are loaded, as a [`Fold`] says.
+/// A source of weights that applies a [`Fold`] to the weights of another source as they are loaded.
 ///
 /// A folded source can be folded again.
 pub struct Folded<'a> {
     inner: &'a dyn WeightSource,
-    /// That of `inner`, with a head of its own where `unties`.
+    /// Configuration of `inner`, with an untied head if `unties`.
     config: ModelConfig,
     rotation: Option<Rotation>,
     scales: HashMap<(usize, HookPoint), Vec<f32>>,
-    /// Whether `inner` has one matrix for embedding and head, and this model two: the gain of the last norm is in the head alone.
+    /// Whether `inner` has a tied head and this model an untied one: the gain of the final norm is only in the head.
     unties: bool,
 }
 
-/// What happens to a weight, in this order.
+/// Changes to a weight, in this order.
 #[derive(Default)]
 struct Change<'a> {
-    /// The norm whose gain its columns are multiplied with.
+    /// Norm whose gain multiplies the columns.
     gain: Option<WeightName>,
-    /// Rotate what it reads; of an embedding, its rows.
+    /// Rotate the inputs; for an embedding, the rows.
     rotate_rows: bool,
-    /// Multiply its columns.
+    /// Factors of the columns.
     columns: Option<&'a [f32]>,
-    /// Rotate what it puts out.
+    /// Rotate the outputs.
     rotate_columns: bool,
-    /// A gain that is now in the weights behind it.
+    /// A gain that was merged into the following weights and becomes 1.
     ones: bool,
-    /// Divide its rows, the elements of a vector.
+    /// Divisors of the rows, or of the elements of a vector.
     rows: Option<Vec<f32>>,
 }
 
@@ -99,7 +100,7 @@ impl Change<'_> {
     }
 }
 
-/// Numbers that enter the matrices of a site.
+/// Width of the inputs at a hook point.
 pub(crate) fn input_width(spec: &DecoderSpec, site: HookPoint) -> usize {
     match site {
         HookPoint::Attention | HookPoint::Mlp => spec.hidden,
@@ -108,7 +109,7 @@ pub(crate) fn input_width(spec: &DecoderSpec, site: HookPoint) -> usize {
     }
 }
 
-/// The layer that divides the inputs of a site, where that is not a norm.
+/// The layer whose outputs absorb the division of the inputs at a hook point, if that is not a norm.
 pub(crate) fn divided_by(spec: &DecoderSpec, layer: usize, site: HookPoint) -> Option<WeightName> {
     match site {
         HookPoint::Output if !spec.sub_norms => Some(WeightName::Value(layer)),
@@ -117,7 +118,7 @@ pub(crate) fn divided_by(spec: &DecoderSpec, layer: usize, site: HookPoint) -> O
     }
 }
 
-/// For each row of the value projection the first element of an input of the output projection that it becomes.
+/// For each row of the value projection, the index of the first input of the output projection that it produces.
 fn value_rows(spec: &DecoderSpec) -> impl Iterator<Item = usize> {
     let (shared, d) = (spec.heads / spec.kv_heads, spec.head_dim);
     (0..spec.kv_heads).flat_map(move |kv| (0..d).map(move |i| kv * shared * d + i))
@@ -128,7 +129,8 @@ impl<'a> Folded<'a> {
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::Fold`] when a weight that has to change is ternary, and for scales that do not fit the model.
+    /// [`CalibrateError::Fold`] for a ternary weight that would have to change, and for scales that do not fit the
+    /// model.
     pub fn new(inner: &'a dyn WeightSource, fold: Fold) -> Result<Self, CalibrateError> {
         let mut config = inner.config().clone();
         let spec = &config.spec;
@@ -164,7 +166,7 @@ impl<'a> Folded<'a> {
             ..Change::default()
         };
         let writes = |columns| Change { columns, rotate_columns: rotated, ..Change::default() };
-        // Divided where no norm does it.
+        // Applies only without a norm.
         let values = |layer| {
             let scales = scales(layer, HookPoint::Output).filter(|_| !spec.sub_norms)?;
             Some(value_rows(spec).map(|i| scales[i]).collect())
@@ -197,7 +199,7 @@ impl<'a> Folded<'a> {
         }
     }
 
-    /// The weight of the inner source that `name` is made of.
+    /// The weight of the inner source from which `name` is derived.
     fn origin(&self, name: WeightName) -> WeightName {
         if self.unties && name == WeightName::Head { WeightName::Embedding } else { name }
     }
@@ -210,7 +212,7 @@ impl<'a> Folded<'a> {
         }
         let failed = |e| CalibrateError::quantize(name, e);
         let shape = tensor.shape();
-        // A vector is what is put out for one input.
+        // A vector is the output for a single input.
         let cols = if shape.len() == 1 { 1 } else { tensor.cols() };
         let mut values = tensor.into_f32();
         if let Some(norm) = change.gain {
@@ -234,8 +236,8 @@ impl<'a> Folded<'a> {
         Ok(DenseTensor::new(shape, DenseData::F32(values))?.into())
     }
 
-    /// A rewritten weight in the type that it is stored in: for matrices the file's own type of floats, f16 for any other type; vectors,
-    /// and what an f16 does not hold, stay in f32.
+    /// A rewritten weight in its storage type: matrices in the float type of the file, or f16 for any other type;
+    /// vectors, and values outside the range of f16, stay in f32.
     fn narrow(&self, name: WeightName, tensor: Tensor) -> Result<Tensor, LlmError> {
         let Tensor::Dense(dense) = tensor else { return Ok(tensor) };
         if name.is_vector() {
@@ -318,7 +320,7 @@ fn check_scales(spec: &DecoderSpec, layer: usize, site: HookPoint, scales: &[f32
     Ok(())
 }
 
-/// Refuses a weight of which there are only trits.
+/// Returns an error for a weight that is stored only as trits.
 pub(crate) fn check(source: &dyn WeightSource, name: WeightName) -> Result<(), CalibrateError> {
     match source.info(name)?.kind.is_ternary() || source.ternarizes(name) {
         true => Err(not_foldable(source, name).into()),

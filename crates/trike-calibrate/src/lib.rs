@@ -1,23 +1,25 @@
-//! Making a dense language model ternary, one block at a time, and changing single weights of a packed model.
+//! Quantization of a dense language model to ternary, one block at a time, and edits of single weights of a packed
+//! model.
 //!
 //! Start from [`quantize()`]: it reads a [`ModelFile`](trike_llm::ModelFile), runs a calibration text through it and writes a
 //! directory with ternary linear layers and a [`QuantizeReport`].
 //!
-//! The decision that shaped this crate: the dense model and the model that is ternary so far run side by side, so that each layer is
-//! fitted to the inputs that it will really get. Only one block and the residual streams of the text are in memory, which is why a
-//! model larger than memory can be quantized; the price is two passes of the text through every block, and that a block cannot
-//! know what the ones after it will lose. Tuning all blocks together afterwards needs all of them in memory.
+//! Design decision: the dense model and the partially quantized model run side by side, so that each layer is fitted
+//! to the inputs that it gets at inference. Only one block and the residual streams of the text are in memory, so a
+//! model larger than memory can be quantized. The cost is two passes of the text through every block, and a block
+//! cannot take the errors of later blocks into account. Tuning all blocks together afterwards requires all of them in
+//! memory.
 //!
 //! * quantizing: [`quantize()`], [`ModelQuantizationConfig`], [`QuantizeMethod`], [`Compensation`], [`Calibration`], [`Tuning`],
 //!   [`Pruning`]
 //! * within a budget: [`quantize_to()`], [`plan_for()`], [`Budget`], [`PlanOptions`], [`Plan`], [`Sensitivity`]
 //! * results: [`QuantizeReport`] and its parts
-//! * rewriting weights without a change to what the model computes: [`Fold`], [`Folded`]
+//! * rewriting weights without changing the function of the model: [`Fold`], [`Folded`]
 //! * changing a packed model: [`edit_tensor`], [`edit_file`], [`undo_edits`], [`edit_layer`], [`undo_layer`],
 //!   [`Change`]
 //! * errors: [`CalibrateError`] with [`ConfigError`], [`FoldError`] and [`EditError`]
 //!
-//! `trike` re-exports what an application needs. Algorithms on single matrices are in `trike-quant`; backward passes in
+//! `trike` re-exports the application API. Algorithms on single matrices are in `trike-quant`; backward passes in
 //! `trike-cpu`.
 #![forbid(unsafe_code)]
 

@@ -1,11 +1,11 @@
-//! The encoding of a finished layer.
+//! Encoding of a quantized layer.
 
 use trike_cpu::{Isa, Layout, choose_layout};
 use trike_trit::{Encoding, TritError, TritTensor};
 
-/// The packing that fits a tensor: row-compressed where the kernels multiply it fastest by its nonzeros, by the crossover that
-/// [`choose_layout`] was measured with; else the smaller of five trits a byte and of a bitmap with signs. Those two cost no time:
-/// kernels unpack either into the same layout when a model is loaded.
+/// Chooses the packing of a tensor: row-compressed if the kernels multiply it fastest by its nonzeros, by the
+/// crossover measured for [`choose_layout`]; else the smaller of five trits per byte and a bitmap with signs. These
+/// two do not affect speed: kernels unpack both into the same layout when a model is loaded.
 pub(crate) fn packed(tensor: TritTensor) -> Result<TritTensor, TritError> {
     let base3 = tensor.to_encoding(Encoding::Base3)?;
     if choose_layout(&base3, Isa::detect()) == Layout::Sparse {

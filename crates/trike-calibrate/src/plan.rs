@@ -1,4 +1,4 @@
-//! Which layer is stored how, as a file that can be edited and given back.
+//! Per-layer storage choices, as a file that can be edited and passed back.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -7,12 +7,12 @@ use trike_llm::WeightSource;
 
 use crate::{CalibrateError, LayerChoice, Stored};
 
-/// What the first line of a plan says.
+/// Value of the `format` field of a plan.
 const FORMAT: &str = "trike plan 1";
-/// The same for messages.
+/// [`FORMAT`] in backquotes, for messages.
 const QUOTED_FORMAT: &str = "`trike plan 1`";
 
-/// How each layer of a model is stored. Layers that a plan does not name are stored as the other options say.
+/// Storage of each layer of a model. Layers that are not in the plan are stored according to the other options.
 ///
 /// ```
 /// use std::path::Path;
@@ -31,7 +31,7 @@ const QUOTED_FORMAT: &str = "`trike plan 1`";
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     format: String,
-    /// What it was made for; for readers only.
+    /// The budget of the plan; informational only.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub made_for: Option<String>,
     /// The layers.
@@ -41,9 +41,9 @@ pub struct Plan {
 /// A layer and how it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlannedLayer {
-    /// Name.
+    /// Name of the layer.
     pub name: String,
-    /// How it is stored.
+    /// Storage of the layer.
     #[serde(flatten)]
     pub stored: Stored,
 }
@@ -53,11 +53,11 @@ impl Plan {
         Self { format: FORMAT.to_owned(), made_for: Some(made_for), layers }
     }
 
-    /// Reads a plan; `path` is for errors.
+    /// Parses a plan; `path` is used in errors.
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::PlanFile`], which says what is wrong where.
+    /// [`CalibrateError::PlanFile`], with the position and kind of the problem.
     pub fn parse(path: &Path, text: &str) -> Result<Self, CalibrateError> {
         let plan: Self = serde_json::from_str(text)
             .map_err(|e| wrong(path, "the plan", "a plan as `Plan::to_json` writes it", e.to_string()))?;
@@ -67,23 +67,23 @@ impl Plan {
         for (i, layer) in plan.layers.iter().enumerate() {
             layer.stored.choice().map_err(|(expected, got)| wrong(path, &layer.name, expected, got))?;
             if plan.layers[..i].iter().any(|l| l.name == layer.name) {
-                return Err(wrong(path, &layer.name, "each layer once", "it again".to_owned()));
+                return Err(wrong(path, &layer.name, "each layer once", "a duplicate".to_owned()));
             }
         }
         Ok(plan)
     }
 
-    /// The file's text.
+    /// Content of the plan file.
     pub fn to_json(&self) -> String {
-        // A plan is strings and numbers, which always serialize.
+        // A plan contains only strings and numbers, so serialization cannot fail.
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"
     }
 
-    /// What the plan says of each layer, for [`ModelQuantizationConfig::layers`](crate::ModelQuantizationConfig::layers).
+    /// The choices of the plan, for [`ModelQuantizationConfig::layers`](crate::ModelQuantizationConfig::layers).
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::PlanFile`] for a layer that `input` has not or that a plan has no say in.
+    /// [`CalibrateError::PlanFile`] for a layer that is not in `input` or is not a linear layer of its blocks.
     pub fn choices(
         &self,
         path: &Path,
@@ -127,7 +127,7 @@ mod tests {
             (r#""as": "trits", "planes": 7, "group": "32""#, "1 to 6"),
             (r#""as": "trits", "planes": 2, "group": "33""#, "32, 64"),
             (r#""as": "trits", "planes": 2"#, "32, 64"),
-            (r#""as": "int8", "planes": 2"#, "for trits only"),
+            (r#""as": "int8", "planes": 2"#, "only for trits"),
             (r#""as": "int4""#, "int4"),
             (r#""as": "int8"}, {"name": "a", "as": "int8""#, "each layer once"),
         ] {

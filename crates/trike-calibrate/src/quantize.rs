@@ -1,4 +1,4 @@
-//! The walk that makes a dense model ternary.
+//! Quantization of a dense model to ternary.
 
 use std::{path::Path, time::Instant};
 
@@ -19,26 +19,29 @@ use crate::{
     walk,
 };
 
-/// Longest sequence of a calibration text: attention over it is in memory as a whole, and longer ones say little more of weights.
+/// Maximum length of a calibration sequence: attention over a sequence is in memory as a whole, and longer ones add
+/// little information about weights.
 const LONGEST: usize = 2048;
-/// Tokens of the shortest text that calibration learns anything from.
+/// Minimum number of tokens of a calibration text.
 const LEAST_TOKENS: usize = 16;
 
-/// Makes `input` ternary and writes the result to the directory `output`, with its tokenizer. `progress` is called with the number
-/// of linear layers done and to do; tuning the model as a whole counts as a tenth more of them. A search for scales of inputs counts
-/// layers for itself, before.
+/// Quantizes `input` to ternary and writes the result, with its tokenizer, to the directory `output`. `progress` is
+/// called with the number of linear layers done and in total; tuning the whole model counts as a tenth more of them. A
+/// preceding search for scales of inputs has its own count of layers.
 ///
-/// With error compensation the text of `calibration` runs through the model one block at a time. The dense model and the one that
-/// is ternary so far run side by side, so that a layer sees the inputs that it will get and aims at the output that the dense model
-/// has. Only one block and the residual streams of the text are in memory. Codes and scales are then tuned, as [`Tuning`] says.
+/// With error compensation the text of `calibration` runs through the model one block at a time. The dense model and
+/// the partially quantized model run side by side, so that a layer is fitted to the inputs that it gets at inference,
+/// with the outputs of the dense model as its target. Only one block and the residual streams of the text are in
+/// memory. Codes and scales are then tuned according to [`Tuning`].
 ///
-/// Finished blocks are kept in `<output>.partial` until all is done: the same call after an interruption goes on from there, and a
-/// call with other options starts over. `output` appears in one step at the end.
+/// Finished blocks are kept in `<output>.partial` until the end: the same call after an interruption resumes from
+/// there, and a call with other options starts over. `output` is created atomically at the end.
 ///
 /// # Errors
 ///
-/// [`CalibrateError::OutputExists`], [`CalibrateError::Config`] for options that do not go together,
-/// [`CalibrateError::CalibrationText`] for too little text, [`CalibrateError::Quantize`] for a weight, and what reading, running and writing say. `input` is never touched.
+/// [`CalibrateError::OutputExists`], [`CalibrateError::Config`] for incompatible options,
+/// [`CalibrateError::CalibrationText`] for too little text, [`CalibrateError::Quantize`] for a weight, and errors of
+/// reading, running and writing. `input` is never modified.
 ///
 /// ```
 /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
@@ -50,7 +53,7 @@ const LEAST_TOKENS: usize = 16;
 /// let model = ModelFile::open(path)?;
 /// let text = Calibration::Generated { sequences: 1, seed: 1 };
 /// let report = quantize(&model, &out, &text, &ModelQuantizationConfig::planes(2), &mut |_, _| ())?;
-/// // This one is ternary already, and stays as it is.
+// This model is already ternary and is not changed.
 /// assert_eq!(report.ternary.layers, 0);
 /// assert!(LanguageModel::load(&out).is_ok());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -79,7 +82,7 @@ pub(crate) fn refuse_existing(output: &Path) -> Result<(), CalibrateError> {
     }
 }
 
-/// [`quantize()`] with the tokens of a text.
+/// [`quantize()`] with a tokenized text.
 pub(crate) fn quantize_ids(
     prepared: &Prepared<'_>,
     output: &Path,
@@ -93,7 +96,7 @@ pub(crate) fn quantize_ids(
     let json = hf_config(file, input.config(), output).ok_or_else(|| LlmError::Unsupported {
         path: file.path().to_owned(),
         name: "a directory of this model".to_owned(),
-        remedy: "no HuggingFace configuration says the same as this file's".to_owned(),
+        remedy: "no HuggingFace configuration is equivalent to this file's".to_owned(),
     })?;
     let cpu = Cpu::new(config.threads)?;
     let backend = CpuBackend::new(cpu.clone(), ActivationPrecision::F32);
@@ -101,27 +104,25 @@ pub(crate) fn quantize_ids(
     let store = Store::open(output, &store::fingerprint(file.path(), config, &[ids]))?;
     let mut notes = prepared.notes.clone();
     let tuning = tuning_of(input, config, &mut notes)?;
-    // Rounding looks at weights only, whatever the text was needed for.
+    // Rounding depends only on the weights, even if the text was needed for another purpose.
     let seen = if config.compensation().is_some() { ids } else { &[] };
     let walk::Walked { layers, blocks, model } =
         walk::Walk::new(input, config, &backend, &store, seen, tuning)?.run(progress)?;
     for pattern in &config.skip_patterns {
         let alone = ModelQuantizationConfig { skip_patterns: vec![pattern.clone()], ..config.clone() };
         if !layers.iter().any(|l| alone.skips(&l.name)) {
-            notes.push(format!("the skip pattern `{pattern}` matches no layer's name"));
+            notes.push(format!("the skip pattern `{pattern}` matches no layer name"));
         }
     }
     if layers.iter().any(|l| l.damping.is_some_and(|d| d > compensation_damping(config))) {
-        notes.push(
-            "some Hessians needed more damping than configured: more calibration text would help".to_owned(),
-        );
+        notes.push("some Hessians needed more damping than configured: use more calibration text".to_owned());
     }
     let (output_bytes, parameters) = assemble(file, input, config, &store, json, &mut notes)?;
     store.finish(output)?;
     let plain = (config.planes_name(), config.layout.granularity.to_string());
     let layouts = match config.layers.is_empty() {
         true => plain,
-        false => ("as planned for each layer".to_owned(), "layer's plan".to_owned()),
+        false => ("per layer, from the plan".to_owned(), "group from the plan".to_owned()),
     };
     Ok(QuantizeReport {
         input: file.path().display().to_string(),
@@ -150,7 +151,7 @@ pub(crate) fn quantize_ids(
     })
 }
 
-/// How the model is tuned; `None`, with a note where it was asked for, when it is not.
+/// Tuning options; `None` if the model is not tuned, with a note if tuning was requested.
 pub(crate) fn tuning_of(
     input: &dyn WeightSource,
     config: &ModelQuantizationConfig,
@@ -161,7 +162,7 @@ pub(crate) fn tuning_of(
         return Ok(None);
     };
     if config.layout.coupling == Coupling::Free && config.layout.depth > 1 {
-        notes.push("free planes are not tuned: tied ones are".to_owned());
+        notes.push("free planes are not tuned; only tied planes are".to_owned());
         return Ok(None);
     }
     let mut weights = 0u64;
@@ -185,7 +186,7 @@ fn compensation_damping(config: &ModelQuantizationConfig) -> f64 {
     }
 }
 
-/// The sequences to calibrate on.
+/// The calibration sequences.
 pub(crate) fn calibration_ids(
     input: &ModelFile,
     calibration: &Calibration<'_>,

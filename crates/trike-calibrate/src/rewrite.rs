@@ -1,4 +1,4 @@
-//! What is rewritten before a model becomes ternary: the residual stream is rotated, inputs are scaled.
+//! Rewriting before quantization: rotation of the residual stream, scales of inputs.
 
 use trike_cpu::Cpu;
 use trike_llm::{ModelFile, WeightSource};
@@ -17,9 +17,9 @@ use crate::{
     weights::is_convertible,
 };
 
-/// A model as it is made ternary, and what was done to the one that was read.
+/// A model to be quantized, with the rewriting that was applied to it.
 pub(crate) struct Prepared<'a> {
-    /// The one that was read.
+    /// The model that was read.
     pub(crate) original: &'a ModelFile,
     folded: Option<Folded<'a>>,
     pub(crate) salience: Vec<SalienceReport>,
@@ -27,7 +27,7 @@ pub(crate) struct Prepared<'a> {
 }
 
 impl<'a> Prepared<'a> {
-    /// The model that becomes ternary.
+    /// The model to be quantized.
     pub(crate) fn source(&self) -> &dyn WeightSource {
         match &self.folded {
             Some(folded) => folded,
@@ -35,7 +35,8 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// Rewrites what `config` asks for. `progress` is called with the number of linear layers done and to do.
+    /// Applies the rewriting that `config` requests. `progress` is called with the number of linear layers done and in
+    /// total.
     pub(crate) fn new(
         original: &'a ModelFile,
         config: &ModelQuantizationConfig,
@@ -68,7 +69,7 @@ impl<'a> Prepared<'a> {
     }
 }
 
-/// Says what a rotation did, and what embedding and head take with it and without.
+/// Note on a rotation, with the sizes of embedding and head with and without it.
 fn rotation_note(
     rotated: &dyn WeightSource,
     original: &dyn WeightSource,
@@ -84,13 +85,13 @@ fn rotation_note(
         })
     };
     let apart = if rotated.config().spec.tied_head != original.config().spec.tied_head {
-        ", which were one matrix and are two now,"
+        " (no longer tied)"
     } else {
         ""
     };
     Ok(format!(
-        "the residual stream, {hidden} wide, was rotated in blocks of {block}; embedding and output head{apart} take {} bytes, \
-         without that {}",
+        "rotated the residual stream (width {hidden}) in blocks of {block}; embedding and output head{apart} take {} bytes, \
+         {} without rotation",
         bytes(rotated)?,
         bytes(original)?
     ))
@@ -101,18 +102,18 @@ fn salience_note(reports: &[SalienceReport]) -> String {
     let ratios: f64 = reports.iter().filter(|r| r.before > 0.0).map(|r| (r.after / r.before).ln()).sum();
     let mean = (ratios / reports.len().max(1) as f64).exp();
     format!(
-        "the inputs of layers were scaled at {scaled} of {} places, which changed the error there by a factor of {mean:.3}",
+        "scaled the layer inputs at {scaled} of {} hook points; output error changed there by a factor of {mean:.3}",
         reports.len()
     )
 }
 
-/// Searches the dense model, block after block, for scales of the inputs of its layers.
+/// Searches the dense model, block by block, for scales of the inputs of its layers.
 struct Search<'a> {
     config: &'a ModelQuantizationConfig,
     blocks: Blocks<'a>,
 }
 
-/// The scales of the inputs at a hook point of a layer.
+/// Scales of the inputs at a hook point of a layer.
 type Found = (usize, HookPoint, Vec<f32>);
 
 impl Search<'_> {
@@ -122,7 +123,7 @@ impl Search<'_> {
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<(Vec<Found>, Vec<SalienceReport>), CalibrateError> {
         let spec = self.blocks.spec();
-        // Refuse what cannot be scaled before anything takes time.
+        // Check that the inputs can be scaled before any expensive work.
         let mut wanted = Vec::new();
         for (layer, point) in (0..spec.layers).flat_map(|l| HookPoint::ALL.map(|point| (l, point))) {
             let names = self.becoming_ternary(layer, point)?;
@@ -201,7 +202,7 @@ impl Search<'_> {
         salience(&magnitudes, &mut |scales| self.loss(&matrices, &hessian, scales)).map_err(failed)
     }
 
-    /// The relative squared error of the outputs of some layers, summed over the layers.
+    /// Relative squared error of the outputs of some layers, summed over the layers.
     fn loss(
         &self,
         matrices: &[(Vec<f32>, TritLayout)],
@@ -220,7 +221,7 @@ impl Search<'_> {
             let view = MatrixView::new(weights.len() / scales.len(), scales.len(), &weights)?;
             let (trits, _) = match (self.config.method, &mut factors) {
                 (QuantizeMethod::Compensate(how), Some(factors)) => {
-                    // One round is near enough to tell scales apart.
+                    // One round is accurate enough to compare scales.
                     let config =
                         CompensateConfig::default().with_layout(*layout).with_rounds(how.rounds.min(1));
                     let factor = factors.get(layout.granularity)?;
@@ -241,7 +242,7 @@ impl Search<'_> {
     }
 }
 
-/// Gives all query heads, `d` wide, that share a value head, `group` inputs together, the sum of what each has.
+/// Replaces the values of all query heads of width `d` that share a value head, `group` inputs together, by their sum.
 fn share_heads(sums: &mut [f64], group: usize, d: usize) {
     for group in sums.chunks_exact_mut(group) {
         for i in 0..d {
@@ -251,7 +252,7 @@ fn share_heads(sums: &mut [f64], group: usize, d: usize) {
     }
 }
 
-/// Whether a configuration needs a text to run the model on.
+/// Whether a configuration requires a calibration text.
 pub(crate) fn needs_text(config: &ModelQuantizationConfig) -> bool {
     config.salience || matches!(config.method, QuantizeMethod::Compensate(_))
 }

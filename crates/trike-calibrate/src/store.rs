@@ -1,4 +1,4 @@
-//! Finished blocks on disk, so that an interrupted walk goes on.
+//! Finished blocks on disk, from which an interrupted run resumes.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use trike_nn::WeightName;
 use crate::{CalibrateError, LayerReport, ModelQuantizationConfig, TuningReport, error::io};
 
 const SETTINGS: &str = "settings.txt";
-/// What settings of ours begin with: nothing else is removed.
+/// Prefix of settings written by Trike; directories without it are not removed.
 const MARK: &str = "trike quantize 1 ";
 const LAYERS: &str = "layers.json";
 const TUNED: &str = "tuned";
@@ -24,15 +24,15 @@ pub(crate) struct Store {
     dir: PathBuf,
 }
 
-/// The path of `output` with something added to its name, whatever separators it ends with.
+/// The path of `output` with a suffix added to its name; trailing separators are ignored.
 pub(crate) fn beside(output: &Path, suffix: &str) -> PathBuf {
     let mut name = output.components().collect::<PathBuf>().into_os_string();
     name.push(suffix);
     name.into()
 }
 
-/// Opens a directory for what is not finished yet: whether what lies in it was made with the same settings. What was made
-/// with others is removed, what is not ours refused.
+/// Opens a directory for unfinished work, and returns whether its content was made with the same settings. Content
+/// made with other settings is removed; a directory that Trike did not create is an error.
 pub(crate) fn resume(dir: &Path, settings: &str) -> Result<bool, CalibrateError> {
     let path = dir.join(SETTINGS);
     let settings = format!("{MARK}{settings}");
@@ -40,7 +40,7 @@ pub(crate) fn resume(dir: &Path, settings: &str) -> Result<bool, CalibrateError>
         match fs::read_to_string(&path) {
             Ok(found) if found == settings => return Ok(true),
             Ok(found) if found.starts_with(MARK) => fs::remove_dir_all(dir).map_err(io(dir))?,
-            // Not one of ours: it is not for us to remove.
+            // Not created by Trike: must not be removed.
             _ => {
                 return Err(CalibrateError::NotOurs { path: dir.to_owned() });
             }
@@ -51,13 +51,13 @@ pub(crate) fn resume(dir: &Path, settings: &str) -> Result<bool, CalibrateError>
     Ok(false)
 }
 
-/// FNV-1a over the tokens.
+/// FNV-1a hash of the tokens.
 fn hash(ids: &[Vec<u32>]) -> u64 {
     let all = ids.iter().flat_map(|ids| ids.iter().copied().chain([u32::MAX]));
     all.fold(0xcbf2_9ce4_8422_2325, |hash, id| (hash ^ u64::from(id)).wrapping_mul(0x0100_0000_01b3))
 }
 
-/// The files of a model: names, sizes, and when each was written.
+/// The files of a model: names, sizes and modification times.
 fn files(path: &Path) -> Vec<(PathBuf, u64, Option<SystemTime>)> {
     let all = match fs::read_dir(path) {
         Ok(entries) => entries.flatten().map(|e| e.path()).collect(),
@@ -72,7 +72,7 @@ fn files(path: &Path) -> Vec<(PathBuf, u64, Option<SystemTime>)> {
     all
 }
 
-/// Everything that a finished block depends on, as text; `texts` are what the model is calibrated on, and planned with.
+/// All inputs that a finished block depends on, as text; `texts` are those used for calibration and planning.
 pub(crate) fn fingerprint(input: &Path, config: &ModelQuantizationConfig, texts: &[&[Vec<u32>]]) -> String {
     let hashes: Vec<u64> = texts.iter().map(|ids| hash(ids)).collect();
     let path = fs::canonicalize(input).unwrap_or_else(|_| input.to_owned());
@@ -99,11 +99,11 @@ pub(crate) fn fingerprint(input: &Path, config: &ModelQuantizationConfig, texts:
 }
 
 impl Store {
-    /// Opens what an earlier walk with the same settings left, or starts empty.
+    /// Opens the store of an earlier run with the same settings, or creates an empty one.
     pub(crate) fn open(output: &Path, settings: &str) -> Result<Self, CalibrateError> {
         let dir = beside(output, ".partial");
         let model = dir.join("model");
-        // A model that was not finished holds nothing that the blocks do not.
+        // An unfinished model contains nothing that is not in the blocks.
         if resume(&dir, settings)? && model.exists() {
             fs::remove_dir_all(&model).map_err(io(&model))?;
         }
@@ -114,12 +114,12 @@ impl Store {
         self.dir.join(format!("block-{layer}"))
     }
 
-    /// Where the model is put together.
+    /// Directory in which the model is assembled.
     pub(crate) fn model(&self) -> PathBuf {
         self.dir.join("model")
     }
 
-    /// Opens a directory of ours that holds tensors and what is to be said about them; `None` when it is not finished.
+    /// Opens a directory of the store with tensors and their reports; `None` if it is not finished.
     fn open_part<T: serde::de::DeserializeOwned>(
         &self,
         dir: &Path,
@@ -151,13 +151,13 @@ impl Store {
         Ok(writer.finish()?)
     }
 
-    /// The reports of a finished block, and its weights; `None` when it is not finished.
+    /// Reports and weights of a finished block; `None` if it is not finished.
     pub(crate) fn load(&self, layer: usize) -> Result<Option<Finished>, CalibrateError> {
         let part = self.open_part(&self.block(layer))?;
         Ok(part.map(|((layers, tuned), block)| (layers, tuned, block)))
     }
 
-    /// Keeps a finished block; one without ternary layers needs no keeping.
+    /// Saves a finished block; a block without ternary layers is not saved.
     pub(crate) fn save(
         &self,
         layer: usize,
@@ -171,12 +171,12 @@ impl Store {
         self.save_part(&self.block(layer), &(layers, tuned), tensors.into_iter())
     }
 
-    /// The reports of all layers, of each tuned block and of the tuned model, when this is finished.
+    /// Reports of all layers, of each tuned block and of the tuned model, if tuning is finished.
     pub(crate) fn tuned(&self) -> Result<Option<TunedModel>, CalibrateError> {
         Ok(self.open_part(&self.dir.join(TUNED))?.map(|(about, _)| about))
     }
 
-    /// Keeps the weights of the tuned model, which take the place of those of the blocks.
+    /// Saves the weights of the tuned model, which replace those of the blocks.
     pub(crate) fn save_tuned(
         &self,
         layers: &[LayerReport],
@@ -187,7 +187,7 @@ impl Store {
         self.save_part(&self.dir.join(TUNED), &(layers, blocks, model), tensors)
     }
 
-    /// Everything that is finished, what replaces something before it.
+    /// All finished parts; replacements come before what they replace.
     pub(crate) fn blocks(&self, layers: usize) -> Result<Vec<Block>, CalibrateError> {
         let tuned = self.open_part::<TunedModel>(&self.dir.join(TUNED))?.map(|(_, block)| block);
         let mut all: Vec<Block> = tuned.into_iter().collect();
@@ -197,7 +197,7 @@ impl Store {
         Ok(all)
     }
 
-    /// Puts the finished model in its place and removes everything else.
+    /// Moves the finished model to its destination and removes everything else.
     pub(crate) fn finish(self, output: &Path) -> Result<(), CalibrateError> {
         fs::rename(self.model(), beside(output, "")).map_err(io(output))?;
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
@@ -207,7 +207,7 @@ impl Store {
 /// A finished block: the reports of its layers and of its tuning, and its weights.
 pub(crate) type Finished = (Vec<LayerReport>, Option<TuningReport>, Block);
 
-/// The reports of all layers, of each tuned block by its number, and of the tuned model.
+/// Reports of all layers, of each tuned block with its index, and of the tuned model.
 pub(crate) type TunedModel = (Vec<LayerReport>, Vec<(usize, TuningReport)>, TuningReport);
 
 /// The ternary weights of a finished block.
@@ -215,7 +215,7 @@ pub(crate) type TunedModel = (Vec<LayerReport>, Vec<(usize, TuningReport)>, Tuni
 pub(crate) struct Block(HfDir);
 
 impl Block {
-    /// A weight; `None` when it is not one of the block's.
+    /// Loads a weight; `None` if it is not in the block.
     pub(crate) fn load(&self, name: WeightName) -> Option<Result<Tensor, CalibrateError>> {
         let name = name.to_string();
         self.0.info(&name)?;

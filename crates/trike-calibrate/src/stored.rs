@@ -1,4 +1,4 @@
-//! How one layer is stored.
+//! Storage of one layer.
 
 use std::fmt;
 
@@ -7,32 +7,32 @@ use trike_trit::{Granularity, GroupSize, MAX_DEPTH};
 
 use crate::LayerChoice;
 
-/// How one layer is stored, as plans and reports write it.
+/// Storage of one layer, in the form of plans and reports.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stored {
-    /// What the layer is made of.
+    /// Kind of storage.
     #[serde(rename = "as")]
     pub kind: StoredKind,
-    /// Planes of trits.
+    /// Number of trit planes.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub planes: Option<usize>,
     /// Weights of a row that share a scale: 32, 64, 128, 256, or `row`.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub group: Option<String>,
-    /// Why it stays as it is.
+    /// Why the layer is not quantized.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub reason: Option<String>,
 }
 
-/// What a layer is made of.
+/// Kind of storage of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum StoredKind {
     /// Trits.
     Trits,
-    /// Bytes, in groups of 32.
+    /// int8, in groups of 32.
     Int8,
-    /// As it was.
+    /// Unchanged.
     Dense,
 }
 
@@ -49,7 +49,7 @@ impl Stored {
         }
     }
 
-    /// The choice that this says; what is wrong with it, and what was expected, when it is none.
+    /// The corresponding choice; on an error, what was expected and what was found.
     pub(crate) fn choice(&self) -> Result<LayerChoice, (&'static str, String)> {
         let group = || match self.group.as_deref() {
             Some("row") => Some(Granularity::Row),
@@ -64,9 +64,9 @@ impl Stored {
             (StoredKind::Trits, planes, _) => Err(("1 to 6 `planes`", format!("{planes:?}"))),
             (StoredKind::Int8, None, None) => Ok(LayerChoice::Int8),
             (StoredKind::Dense, None, None) => Ok(LayerChoice::Dense {
-                reason: self.reason.clone().unwrap_or_else(|| "the plan says so".to_owned()),
+                reason: self.reason.clone().unwrap_or_else(|| "kept dense by the plan".to_owned()),
             }),
-            _ => Err(("`planes` and `group` for trits only", self.to_string())),
+            _ => Err(("`planes` and `group` only for trits", self.to_string())),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The residual streams of a text between two blocks, and blocks to pass them through.
+//! Residual streams of a text between blocks, and blocks loaded one at a time.
 
 use std::ops::ControlFlow;
 
@@ -11,19 +11,19 @@ use trike_nn::{
 
 use crate::{CalibrateError, weights::BlockWeights};
 
-/// Tokens of a batch, unless one sequence is longer: the activations of a block over them are what is in memory beside the
-/// streams.
+/// Tokens of a batch, unless one sequence is longer. The activations of a block over a batch are the memory use in
+/// addition to the streams.
 const TOKENS: usize = 2048;
 
-/// Some sequences, one after the other, and their residual streams in a model.
+/// Consecutive sequences, and their residual streams in a model.
 pub(crate) struct Batch {
-    /// The tokens of each sequence, from position 0 on.
+    /// The tokens of each sequence, from position 0.
     inputs: StepInputs,
     /// `tokens x hidden`.
     pub(crate) x: Vec<f32>,
 }
 
-/// Packs whole sequences into batches and looks their tokens up.
+/// Packs whole sequences into batches and embeds their tokens.
 pub(crate) fn embed(
     backend: &CpuBackend,
     table: &Matrix,
@@ -53,13 +53,13 @@ impl Batch {
         Self { inputs: self.inputs.clone(), x }
     }
 
-    /// Tokens of each sequence.
+    /// Number of tokens of each sequence.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> + '_ {
         self.inputs.segments().iter().map(|segment| segment.rows.len())
     }
 
-    /// Runs the stream through a block and returns the output; `hook` gets the input of the linear layers at `hooked`, on the
-    /// host, and the residual stream beside it.
+    /// Runs the stream through a block and returns the output. `hook` gets the input of the linear layers at `hooked`
+    /// and the residual stream, both in host memory.
     pub(crate) fn through(
         &self,
         context: BlockContext<'_, CpuBackend>,
@@ -80,7 +80,7 @@ impl Batch {
         let mut caches = self.lengths().map(cache).collect::<Result<Vec<_>, _>>()?;
         let mut caches: Vec<_> = caches.iter_mut().collect();
         let host = |x: &CpuTensor| backend.to_host(x);
-        // Where the hook breaks, nobody needs the stream.
+        // If the hook breaks, the output is not needed.
         let _ = block.forward_hooked(
             context,
             &mut x,
@@ -98,7 +98,7 @@ impl Batch {
     }
 }
 
-/// A model whose blocks run one at a time, their weights dense and in f32.
+/// A model whose blocks are loaded one at a time, with dense f32 weights.
 pub(crate) struct Blocks<'a> {
     pub(crate) source: &'a dyn WeightSource,
     pub(crate) backend: &'a CpuBackend,
@@ -134,7 +134,7 @@ impl<'a> Blocks<'a> {
         BlockContext { backend: self.backend, spec: self.spec(), rope: &self.rope }
     }
 
-    /// The stream of a batch after a block.
+    /// The residual stream of a batch after a block.
     pub(crate) fn output(
         &self,
         block: &DecoderBlock<CpuBackend>,
@@ -143,7 +143,7 @@ impl<'a> Blocks<'a> {
         batch.through(self.context(), block, |_, _, _| ControlFlow::Continue(()), None)
     }
 
-    /// Passes the streams of all batches through a block, in place: they are most of what is in memory.
+    /// Passes the streams of all batches through a block. In place, because they are most of the memory use.
     pub(crate) fn advance(
         &self,
         block: &DecoderBlock<CpuBackend>,
@@ -155,7 +155,7 @@ impl<'a> Blocks<'a> {
         })
     }
 
-    /// The inputs of the matrices at `point` of a block, and the residual stream there.
+    /// Inputs of the matrices at `point` of a block, and the residual stream there.
     pub(crate) fn inputs(
         &self,
         block: &DecoderBlock<CpuBackend>,

@@ -310,8 +310,8 @@ fn rewritten_models_stay_what_they_were() {
         assert_eq!(output.config().spec.tied_head, rotation.is_none());
         let says = |what: &str| report.notes.iter().any(|n| n.contains(what));
         let table = 4 * VOCAB * HIDDEN;
-        let head = format!("two now, take {} bytes, without that {table}", 2 * table);
-        assert_eq!((says("inputs of layers were scaled"), says(&head)), (salience, rotation.is_some()));
+        let head = format!("(no longer tied) take {} bytes, {table} without rotation", 2 * table);
+        assert_eq!((says("scaled the layer inputs"), says(&head)), (salience, rotation.is_some()));
         let bytes = fs::read(out.join("model.safetensors")).unwrap();
         assert!(!all.contains(&bytes));
         all.push(bytes);

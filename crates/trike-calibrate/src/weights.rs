@@ -1,4 +1,4 @@
-//! Weights of a block on their way to algorithms.
+//! Loading and rotation of the weights of a block.
 
 use trike_core::{DenseData, DenseTensor, Tensor};
 use trike_llm::WeightSource;
@@ -8,7 +8,7 @@ use trike_trit::Hadamard;
 
 use crate::{CalibrateError, ModelQuantizationConfig};
 
-/// Reads a block's weights in f32, all dense.
+/// Loads the weights of a block, dense and in f32.
 pub(crate) struct BlockWeights<'a>(pub(crate) &'a dyn WeightSource);
 
 impl BlockWeights<'_> {
@@ -29,7 +29,7 @@ impl DecoderWeights for BlockWeights<'_> {
     }
 }
 
-/// Rows of weights that read rotated inputs, of those that read `cols` inputs as they are.
+/// Rotates rows of weights, so that they match rotated inputs; `cols` is the number of inputs.
 pub(crate) fn rotated(rotation: Option<Hadamard>, cols: usize, rows: &[f32]) -> Result<Vec<f32>, QuantError> {
     let mut values = rows.to_vec();
     if let Some(rotation) = rotation {
@@ -38,7 +38,7 @@ pub(crate) fn rotated(rotation: Option<Hadamard>, cols: usize, rows: &[f32]) -> 
     Ok(values)
 }
 
-/// The Hessian of rotated inputs, of that of inputs as they are.
+/// The Hessian of the rotated inputs, from that of the unrotated inputs.
 pub(crate) fn rotated_hessian(
     rotation: Option<Hadamard>,
     hessian: &SquareMatrix,
@@ -51,7 +51,7 @@ pub(crate) fn rotated_hessian(
     SquareMatrix::new(width, values)
 }
 
-/// Whether a layer can become ternary and the configuration does not leave it as it is.
+/// Whether a layer can become ternary and the configuration does not exclude it.
 pub(crate) fn is_convertible(
     source: &dyn WeightSource,
     config: &ModelQuantizationConfig,

@@ -1,7 +1,7 @@
-//! What to do about an error: the flag that sets a field which the library refused, and the next thing to try.
+//! User-facing advice for an error: the flag that sets a rejected field, and the next thing to try.
 //!
-//! Libraries name fields, values and remedies, and know nothing of the command. This is the one place that knows both; it
-//! also tells wrong usage from a failure, by type and never by text.
+//! The libraries name fields, values and remedies, but are independent of the command line. This module maps both to
+//! flags; it also distinguishes wrong usage from other failures, by type and never by text.
 
 use trike::{
     CalibrateError, LlmError,
@@ -13,7 +13,7 @@ use trike::{
     text::{chat::ChatError, sampler::SamplerError, tokenizer::TokenizerError},
 };
 
-/// What the library refused, found in the chain of an error.
+/// The library error found in an error chain.
 enum Refusal<'a> {
     Llm(&'a LlmError),
     Calibrate(&'a CalibrateError),
@@ -31,7 +31,7 @@ fn refusal(error: &anyhow::Error) -> Option<Refusal<'_>> {
     })
 }
 
-/// Whether the library refused what the command line asked for, as opposed to a file or the machine.
+/// Whether the library rejected the command line, as opposed to a file or the machine.
 pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
     match refusal(error) {
         Some(Refusal::Calibrate(error)) => {
@@ -59,7 +59,7 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
     }
 }
 
-/// Whether a device was asked for that this machine does not have or that this build does not open.
+/// Whether the requested device does not exist on this machine or is not supported by this build.
 fn is_missing_device(error: &NnError) -> bool {
     #[cfg(feature = "gpu")]
     {
@@ -73,7 +73,7 @@ fn is_missing_device(error: &NnError) -> bool {
     }
 }
 
-/// What the user can do about an error, as one clause; `None` where the message says it all.
+/// Advice on an error, as one clause; `None` if the message is sufficient.
 pub(crate) fn advice(error: &anyhow::Error) -> Option<String> {
     match refusal(error)? {
         Refusal::Llm(error) => of_llm(error),
@@ -90,26 +90,26 @@ fn of_llm(error: &LlmError) -> Option<String> {
         LlmError::NoTokenizer { .. }
         | LlmError::TokenizerMismatch { .. }
         | LlmError::TokenizerFile { .. }
-        | LlmError::GgufTokenizer { .. } => own("name a tokenizer file with --tokenizer FILE"),
-        LlmError::Tokenizer(TokenizerError::EmptyStop { .. }) => own("give --stop some text"),
-        LlmError::Tokenizer(TokenizerError::EmptyPrompt) => own("give a prompt with --prompt TEXT"),
+        | LlmError::GgufTokenizer { .. } => own("pass a tokenizer file with --tokenizer FILE"),
+        LlmError::Tokenizer(TokenizerError::EmptyStop { .. }) => own("pass a non-empty text to --stop"),
+        LlmError::Tokenizer(TokenizerError::EmptyPrompt) => own("pass a prompt with --prompt TEXT"),
         LlmError::Chat(error) => match &**error {
             ChatError::NoSuchTemplate { .. } | ChatError::Syntax { .. } | ChatError::Unsupported { .. } => {
-                own("name another template with --chat-template FILE")
+                own("pass another template with --chat-template FILE")
             }
             _ => None,
         },
-        LlmError::PromptTooLong { .. } => own("for a rolling window give --window N"),
-        LlmError::NotBuilt { .. } => own("`trike doctor` lists the devices that this build reaches"),
+        LlmError::PromptTooLong { .. } => own("use --window N for a rolling window"),
+        LlmError::NotBuilt { .. } => own("`trike doctor` lists the devices that this build supports"),
         LlmError::Nn(error) if is_missing_device(error) => {
-            own("`trike doctor` lists the devices that this build reaches")
+            own("`trike doctor` lists the devices that this build supports")
         }
         LlmError::Nn(NnError::Memory { .. }) | LlmError::TooLarge { .. } => {
-            own("--device cpu runs it on the processor")
+            own("use --device cpu to run the model on the CPU")
         }
         LlmError::NotLossless { .. } => own("`trike quantize` makes a dense model ternary"),
         LlmError::ExpectedGguf { .. } | LlmError::ExpectedDirectory { .. } => {
-            own("name another OUT, or another format with --to")
+            own("choose another OUT, or another format with --to")
         }
         LlmError::Format(error) => of_format(error),
         _ => None,
@@ -132,18 +132,18 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
     }
     let text = match error {
         CalibrateError::Config(error) => return Some(format!("see {}", flag_of_config(error)?)),
-        CalibrateError::Fold(FoldError::Ternary { .. }) => "leave out --salience and --rotate",
+        CalibrateError::Fold(FoldError::Ternary { .. }) => "omit --salience and --rotate",
         CalibrateError::Edit(EditError::Rotated { .. }) => {
-            "--zero-row and --negate-row change whole rows of it"
+            "use --zero-row or --negate-row to change whole rows"
         }
         CalibrateError::CalibrationText { .. } => {
-            "give a longer text with --calibration FILE, or more --sequences"
+            "pass a longer text with --calibration FILE, or increase --sequences"
         }
         CalibrateError::PlanFile { .. } => {
             "`trike quantize --plan-only` with a budget writes a plan for --plan"
         }
         CalibrateError::OutputExists { .. } | CalibrateError::NotOurs { .. } => {
-            "name another output with --output"
+            "choose another output with --output"
         }
         CalibrateError::Format(error) => return of_format(error),
         _ => return None,
@@ -194,7 +194,7 @@ fn quantize_flag(field: &str) -> Option<&'static str> {
     })
 }
 
-/// The flag of `trike quantize` that an error of its configuration is about.
+/// The flag of `trike quantize` that a configuration error refers to.
 fn flag_of_config(error: &ConfigError) -> Option<&'static str> {
     Some(match error {
         ConfigError::PruneRotated => "--prune and --hadamard",

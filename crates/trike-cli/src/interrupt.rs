@@ -2,20 +2,20 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The exit code of a command that was interrupted: 128 and the number of the signal, as shells have it.
+/// Exit code of an interrupted command: 128 plus the signal number, as in shells.
 pub(crate) const CODE: u8 = 130;
 
-/// There is nothing to finish: stop at once.
+/// Ctrl-C exits immediately.
 const ABRUPT: u8 = 0;
-/// A command looks at [`requested`] between its steps.
+/// The command polls [`requested`] between its steps.
 const GRACEFUL: u8 = 1;
-/// It was asked to stop.
+/// Ctrl-C was pressed; the command will stop.
 const REQUESTED: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(ABRUPT);
 
-/// Takes Ctrl-C over. It ends the process with [`CODE`], unless a command said that it stops by itself; a second one
-/// ends that too. Where the system does not allow this, Ctrl-C ends the process in its own way.
+/// Installs the Ctrl-C handler. Ctrl-C exits with [`CODE`], unless the command stops gracefully; a second Ctrl-C
+/// always exits. If the handler cannot be installed, the system default applies.
 pub(crate) fn install() {
     let _ = ctrlc::set_handler(|| {
         if STATE.compare_exchange(GRACEFUL, REQUESTED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
@@ -24,18 +24,18 @@ pub(crate) fn install() {
     });
 }
 
-/// Says that the command looks at [`requested`] from now on.
+/// Declares that the command polls [`requested`] from now on.
 pub(crate) fn stop_gracefully() {
-    // A failure means that the state was set before; it stands.
+    // On failure the state was already set, and remains.
     let _ = STATE.compare_exchange(ABRUPT, GRACEFUL, Ordering::SeqCst, Ordering::SeqCst);
 }
 
-/// Says that the command has stopped what it was asked to stop; the next Ctrl-C ends it.
+/// Declares that the command has stopped; the next Ctrl-C exits.
 pub(crate) fn resume() {
     STATE.store(ABRUPT, Ordering::SeqCst);
 }
 
-/// Whether Ctrl-C came.
+/// Whether Ctrl-C was pressed.
 pub(crate) fn requested() -> bool {
     STATE.load(Ordering::SeqCst) == REQUESTED
 }

@@ -1,16 +1,16 @@
 //! The `trike` command: run, inspect, convert and measure ternary language models.
 //!
-//! Start from [`args::Cli`], which is what a user can say. The decision that shaped this crate: it parses, calls the
-//! `trike` library and renders, in three places that do not mix. A command returns data and never prints; only
-//! `output` writes to the terminal, and only this crate reads the environment. The price is one struct of data for
-//! each command, which is also the schema of its `--json`.
+//! Start from [`args::Cli`], the command line. The main design decision: parsing, calling the `trike` library and
+//! rendering are separate modules. A command returns data and never prints; only `output` writes to the terminal, and
+//! only this crate reads the environment. The cost is one data struct per command, which is also the schema of its
+//! `--json`.
 //!
-//! * what can be said: [`args`]
-//! * what is done: [`commands`]
-//! * what is brought from the hub, with the feature `hub`: `download`
-//! * what is shown: [`output`], [`progress`]; results as text: [`render`]
-//! * what is written beside that: [`npy`]
-//! * what to do about an error, and which flag it is about: [`advice`]
+//! * command line: [`args`]
+//! * commands: [`commands`]
+//! * downloads from the hub, with the feature `hub`: `download`
+//! * terminal output: [`output`], [`progress`]; results as text: [`render`]
+//! * `.npy` files: [`npy`]
+//! * advice on errors and the flags they refer to: [`advice`]
 //! * Ctrl-C: [`interrupt`]
 #![forbid(unsafe_code)]
 
@@ -29,9 +29,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// The run failed.
+/// Exit code of a failed run.
 const FAILURE: u8 = 1;
-/// The command line asked for something that does not exist or is out of range; clap's number too.
+/// Exit code of wrong usage (missing or out-of-range values), the same as clap's.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -50,7 +50,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whoever read the output has seen enough.
+/// Whether the reader of the output closed the pipe.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     let kind = |cause: &(dyn std::error::Error + 'static)| {
         cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind)

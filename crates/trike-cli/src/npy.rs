@@ -1,4 +1,4 @@
-//! Writing numpy's `.npy`, row by row.
+//! Row-wise writer of numpy's `.npy`.
 
 use std::{
     fs::File,
@@ -13,8 +13,8 @@ const ALIGNMENT: usize = 64;
 /// Magic, version and the length of the header.
 const PREFIX: usize = 10;
 
-/// A matrix of f32, written as its rows come. Until [`finish`](Self::finish) it lies beside its path under another
-/// name, so that a run which fails leaves an older file alone.
+/// A matrix of f32, written row by row. Until [`finish`](Self::finish) it is written to a temporary path, so that a
+/// failed run keeps an older file.
 pub(crate) struct NpyWriter {
     path: PathBuf,
     partial: PathBuf,
@@ -42,7 +42,7 @@ impl NpyWriter {
         row.iter().try_for_each(|value| self.file.write_all(&value.to_le_bytes()))
     }
 
-    /// Puts the file where it belongs.
+    /// Renames the file to its final path.
     pub(crate) fn finish(mut self) -> anyhow::Result<()> {
         self.file.flush().with_context(|| format!("cannot write {}", self.path.display()))?;
         std::fs::rename(&self.partial, &self.path)
@@ -55,20 +55,20 @@ impl NpyWriter {
 impl Drop for NpyWriter {
     fn drop(&mut self) {
         if !self.finished {
-            // The error that brought us here is the one to report.
+            // The original error is the one to report.
             let _ = std::fs::remove_file(&self.partial);
         }
     }
 }
 
-/// Format version 1.0: the length of the header is a u16, and the header a Python literal that ends with a newline.
+/// Format version 1.0: the header length is a u16, the header is a Python literal that ends with a newline.
 fn header(rows: usize, cols: usize) -> Vec<u8> {
     let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {cols}), }}");
     let len = (PREFIX + text.len() + 1).next_multiple_of(ALIGNMENT) - PREFIX;
     text.extend(std::iter::repeat_n(' ', len - 1 - text.len()));
     text.push('\n');
     let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
-    // Two numbers of 20 digits at most make a header of 128 bytes.
+    // Two numbers of at most 20 digits result in a header of 128 bytes.
     bytes.extend((len as u16).to_le_bytes());
     bytes.extend(text.into_bytes());
     bytes

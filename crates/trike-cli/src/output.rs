@@ -1,12 +1,12 @@
-//! What is shown: the only place that writes to stdout and stderr.
+//! Terminal output: the only module that writes to stdout and stderr.
 
 use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
 
-/// A result that a person can read.
+/// A result with a human-readable form.
 pub(crate) trait Show: Serialize {
-    /// Lines of text, with the last newline.
+    /// Lines of text, including the final newline.
     fn text(&self) -> String;
 }
 
@@ -21,37 +21,37 @@ pub(crate) fn show<T: Show>(result: &T, json: bool) -> io::Result<()> {
     stdout.flush()
 }
 
-/// Writes a piece of generated text to stdout at once.
+/// Writes a piece of generated text to stdout and flushes it.
 pub(crate) fn stream(piece: &str) -> io::Result<()> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(piece.as_bytes())?;
     stdout.flush()
 }
 
-/// Ends a streamed text: a terminal gets a newline, a pipe or file exactly the text.
+/// Ends a streamed text: adds a newline on a terminal; a pipe or file gets exactly the text.
 pub(crate) fn end_stream() -> io::Result<()> {
     if io::stdout().is_terminal() { stream("\n") } else { Ok(()) }
 }
 
-/// Asks for a line where a person types it.
+/// Prints an input prompt if stdin is a terminal.
 pub(crate) fn ask() {
     if io::stdin().is_terminal() {
-        // Without a stderr there is nobody to ask.
+        // Errors are ignored: without stderr the prompt is not needed.
         let _ = write!(io::stderr().lock(), "> ").and_then(|()| io::stderr().flush());
     }
 }
 
 /// Writes a line to stderr.
 pub(crate) fn note(line: &str) {
-    // Without a stderr there is nobody to tell.
+    // Errors are ignored: there is nowhere to report them.
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// Reports why a command failed, from what it was doing down to the cause, and what to do about it.
+/// Prints an error chain, outermost context first, and the advice.
 pub(crate) fn error(error: &anyhow::Error, advice: Option<&str>) {
     let mut line = "error".to_owned();
     for cause in error.chain().map(ToString::to_string) {
-        // Messages of the library hold their source already.
+        // Messages of the library already include their source.
         if !line.contains(&cause) {
             line.push_str(": ");
             line.push_str(&cause);

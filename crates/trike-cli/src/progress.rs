@@ -1,4 +1,4 @@
-//! Progress on stderr, for whatever takes longer than a second.
+//! Progress on stderr for operations longer than a second.
 
 use std::{
     sync::mpsc::{Sender, channel},
@@ -8,9 +8,9 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// What is done within this needs no progress.
+/// Shorter operations show no progress.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How often the line is drawn.
+/// Redraw interval.
 const TICK: Duration = Duration::from_millis(100);
 
 const UNKNOWN: &str = "{spinner} {msg} {elapsed}";
@@ -18,17 +18,17 @@ const KNOWN: &str = "{msg} [{bar:30}] {pos}/{len} {eta}";
 #[cfg(feature = "hub")]
 const BYTES: &str = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 
-/// A line on stderr that appears after a second and goes when this is dropped: a spinner until the first
-/// [`set`](Self::set), a bar from there. Nothing is drawn where stderr is no terminal.
+/// A line on stderr that appears after a second and disappears on drop: a spinner until the first [`set`](Self::set),
+/// then a bar. Nothing is drawn unless stderr is a terminal.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    /// Dropped to stop the thread that waits.
+    /// Dropped to stop the waiting thread.
     running: Option<Sender<()>>,
     waiting: Option<JoinHandle<()>>,
 }
 
 impl Progress {
-    /// Starts to wait, unless everything is to be quiet.
+    /// Starts the timer, unless `quiet` is set.
     pub(crate) fn start(what: impl Into<String>, quiet: bool) -> Self {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden())
             .with_style(style(UNKNOWN))
@@ -47,7 +47,7 @@ impl Progress {
         Self { bar, running: Some(running), waiting: Some(waiting) }
     }
 
-    /// So many bytes are there of so many.
+    /// Sets the bytes done and the total.
     #[cfg(feature = "hub")]
     pub(crate) fn set_bytes(&self, done: u64, total: u64) {
         if self.bar.length().is_none() {
@@ -57,7 +57,7 @@ impl Progress {
         self.bar.set_position(done);
     }
 
-    /// So much is done of so much.
+    /// Sets the steps done and the total.
     pub(crate) fn set(&self, done: usize, total: usize) {
         if self.bar.length().is_none() {
             self.bar.set_style(style(KNOWN));
@@ -71,7 +71,7 @@ impl Drop for Progress {
     fn drop(&mut self) {
         drop(self.running.take());
         if let Some(waiting) = self.waiting.take() {
-            // A thread that only draws has no result to lose.
+            // The thread only draws, so its result can be ignored.
             let _ = waiting.join();
         }
         self.bar.finish_and_clear();
@@ -79,7 +79,7 @@ impl Drop for Progress {
 }
 
 fn style(template: &str) -> ProgressStyle {
-    // The templates are constants of this file, and a test builds them.
+    // The templates are constants of this file and covered by a test.
     ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 

@@ -1,4 +1,4 @@
-//! Results as text.
+//! Text form of results.
 
 use std::fmt::{Display, Write};
 
@@ -23,7 +23,7 @@ fn table<const N: usize>(style: TableStyle, left: usize, header: [&str; N]) -> T
     table
 }
 
-/// A table without lines, from the left margin.
+/// Renders a table without lines and without left padding.
 fn plain(mut table: Table) -> String {
     for column in table.column_iter_mut() {
         column.set_padding((0, 2));
@@ -31,7 +31,7 @@ fn plain(mut table: Table) -> String {
     table.trim_fmt() + "\n"
 }
 
-/// Names and values, one pair a line.
+/// Names and values, one pair per line.
 fn facts<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -74,11 +74,11 @@ impl Show for Inspection {
                 ("layers", m.layers.to_string()),
                 ("hidden", m.hidden.to_string()),
                 ("intermediate", m.intermediate.to_string()),
-                ("heads", format!("{} query, {} key and value, {} wide", m.heads, m.kv_heads, m.head_dim)),
+                ("heads", format!("{} query, {} key/value, head_dim {}", m.heads, m.kv_heads, m.head_dim)),
                 ("vocabulary", m.vocab.to_string()),
                 ("context", m.context.to_string()),
                 ("rope theta", m.rope_theta.to_string()),
-                ("output head", if m.tied_head { "the embedding" } else { "its own" }.to_owned()),
+                ("output head", if m.tied_head { "tied to the embedding" } else { "separate" }.to_owned()),
             ]);
         }
         if let Some(refusal) = &self.refusal {
@@ -130,10 +130,7 @@ impl Show for MemoryOutcome {
         facts([
             ("model", self.model.clone()),
             ("weights", bytes(self.weights)),
-            (
-                "keys and values",
-                format!("{} ({} positions in {})", bytes(self.cache), self.positions, self.kv),
-            ),
+            ("KV cache", format!("{} ({} positions in {})", bytes(self.cache), self.positions, self.kv)),
             ("activations", bytes(self.scratch)),
             ("total", bytes(self.total)),
         ])
@@ -150,8 +147,8 @@ impl Show for ConvertReport {
             bytes(self.output_bytes)
         );
         text += &match self.largest_change {
-            0.0 => "every value is kept\n".to_owned(),
-            change => format!("largest change of a weight {change:.2e} of its tensor's largest\n"),
+            0.0 => "all values exact\n".to_owned(),
+            change => format!("largest change of a weight: {change:.2e} of the tensor's largest weight\n"),
         };
         for note in &self.notes {
             text += &format!("note: {note}\n");
@@ -163,7 +160,7 @@ impl Show for ConvertReport {
 impl Show for EditReport {
     fn text(&self) -> String {
         let changed = self.changed.iter().map(|(name, trits)| format!("{name}: {trits} trits\n"));
-        let undo = format!("edits that `trike edit {} --undo` takes back: {}\n", self.model, self.undoable);
+        let undo = format!("edits that `trike edit {} --undo` can undo: {}\n", self.model, self.undoable);
         changed.chain([undo]).collect()
     }
 }
@@ -179,7 +176,7 @@ impl Show for QuantizeOutcome {
                 }
                 let pairs = [
                     ("written", outcome.output.clone()),
-                    ("made for", or_dash(outcome.plan.made_for.as_ref())),
+                    ("planned for", or_dash(outcome.plan.made_for.as_ref())),
                 ];
                 format!("{}\n{}", plain(layers), facts(pairs))
             }
@@ -205,15 +202,15 @@ fn quantize_report(report: &QuantizeReport) -> String {
     let t = &report.ternary;
     let mut pairs = vec![
         ("written", report.output.clone()),
-        ("planes", format!("{}, a scale per {}", report.planes, report.granularity)),
+        ("planes", format!("{}, one scale per {}", report.planes, report.granularity)),
         ("method", report.method.clone()),
         (
             "calibration",
             format!("{} sequences, {} tokens", report.calibration_sequences, report.calibration_tokens),
         ),
         ("ternary layers", format!("{} of {}", t.layers, report.layers.len())),
-        ("their bits per weight", format!("{:.3}", t.bits_per_weight)),
-        ("their zeros", percent(t.zeros)),
+        ("ternary bits per weight", format!("{:.3}", t.bits_per_weight)),
+        ("ternary zeros", percent(t.zeros)),
         ("tensors", format!("{} before, {} after", bytes(report.input_bytes), bytes(report.output_bytes))),
         ("seconds", format!("{:.1}", report.seconds)),
     ];
@@ -228,7 +225,7 @@ fn quantize_report(report: &QuantizeReport) -> String {
                 ),
             ),
             ("KL from the dense model", format!("{:.6} nats, +- {:.6}", e.kl, e.kl_error)),
-            ("same best token", percent(e.top1_agreement)),
+            ("top-1 agreement", percent(e.top1_agreement)),
         ]);
     }
     if let Some(planning) = &report.planning {
@@ -269,15 +266,15 @@ impl Show for PerplexityOutcome {
             ("tokens", f.tokens.to_string()),
             ("bytes", f.bytes.to_string()),
             ("sequences", format!("{} ({})", f.sequences, self.split)),
-            ("keys and values", self.kv.to_owned()),
+            ("KV cache", self.kv.to_owned()),
         ];
         if let Some(against) = &self.against {
             pairs.extend([
                 ("base", against.base.model.clone()),
                 ("perplexity of base", format!("{:.4}", against.base.figures.perplexity)),
                 ("KL from base", format!("{:.6} nats, +- {:.6}", against.kl, against.kl_error)),
-                ("perplexity over base's", format!("{:.4}, +- {:.4}", against.ratio, against.ratio_error)),
-                ("same best token", percent(against.top1_agreement)),
+                ("perplexity ratio", format!("{:.4}, +- {:.4}", against.ratio, against.ratio_error)),
+                ("top-1 agreement", percent(against.top1_agreement)),
             ]);
         }
         facts(pairs)
@@ -286,7 +283,7 @@ impl Show for PerplexityOutcome {
 
 impl Show for EvalOutcome {
     fn text(&self) -> String {
-        let columns = ["task", "questions", "right", "right by bytes", "guessing", "too long"];
+        let columns = ["task", "questions", "accuracy", "accuracy per byte", "chance", "too long"];
         let mut tasks = table(presets::NOTHING, 1, columns);
         let mean = self.mean.iter().map(|s| (format!("mean of {} tasks", self.tasks.len()), s));
         for (name, s) in self.tasks.iter().map(|t| (t.file.clone(), &t.score)).chain(mean) {
@@ -343,7 +340,7 @@ impl Show for BenchOutcome {
         let m = &self.model;
         let _ = write!(
             text,
-            "{}, activations {}, keys and values {}; weights {} in memory",
+            "{}, activations {}, KV cache {}; weights {} in memory",
             self.isa.unwrap_or(&self.backend),
             self.activations,
             self.kv,
@@ -355,13 +352,13 @@ impl Show for BenchOutcome {
             let _ = write!(text, " ({})", layouts.join(", "));
         }
         if let (Some(encoding), Some(stored), Some(seconds)) = (m.encoding, m.stored_bytes, m.load_seconds) {
-            let _ = write!(text, ", linear layers {} as {encoding}, made in {seconds:.1} s", bytes(stored));
+            let _ = write!(text, ", linear layers {} as {encoding}, built in {seconds:.1} s", bytes(stored));
         }
         if let Some(device) = &self.device {
-            let _ = write!(text, ", at most {} of the device's", bytes(device.peak_bytes));
+            let _ = write!(text, ", peak device memory {}", bytes(device.peak_bytes));
             let _ = match device.memory_bytes {
-                Some(all) => write!(text, " {}", bytes(all)),
-                None => write!(text, " memory"),
+                Some(all) => write!(text, " of {}", bytes(all)),
+                None => Ok(()),
             };
         }
         text.push('\n');
@@ -384,13 +381,13 @@ impl Show for Diagnosis {
     fn text(&self) -> String {
         let mut pairs = vec![
             ("version", self.version.to_owned()),
-            ("processor", or_dash(self.processor.as_ref())),
+            ("CPU", or_dash(self.processor.as_ref())),
             ("instruction sets", self.isa_available.join(", ")),
-            ("used", self.isa.to_owned()),
+            ("instruction set used", self.isa.to_owned()),
             ("threads", self.threads.to_string()),
             ("memory bandwidth", ceiling(&self.bandwidth)),
             ("int8 peak", ceiling(&self.int8_peak)),
-            ("model that comes with Trike", or_dash(self.shipped_model.as_ref())),
+            ("bundled model", or_dash(self.shipped_model.as_ref())),
         ];
         for device in &self.devices {
             let mut facts = vec![device.adapter.clone()];
@@ -400,7 +397,7 @@ impl Show for Diagnosis {
             pairs.push(("device", format!("{}: {}", device.name, facts.join(", "))));
         }
         if self.devices.is_empty() {
-            pairs.push(("device", "none that this build reaches".to_owned()));
+            pairs.push(("device", "none supported by this build".to_owned()));
         }
         let set = self.environment.iter().map(|(name, value)| ("environment", format!("{name}={value}")));
         pairs.extend(set);

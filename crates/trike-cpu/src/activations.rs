@@ -1,4 +1,4 @@
-//! Activations in the form that the ternary kernels read, made once for every matrix that shares them.
+//! Activations in the layout that the ternary kernels read, prepared once for all matrices that share them.
 
 use std::cell::Cell;
 
@@ -17,60 +17,62 @@ use trike_host::Pool;
 
 /// Columns that share an entry of the factors and of the sums.
 pub(crate) const SEGMENT: usize = 32;
-/// Rows of codes up to which the kernel that leaves weights in place is used.
+/// Maximum rows of codes for the in-place kernel.
 pub(crate) const IN_PLACE: usize = 4;
-/// The smallest magnitude that a scale is made from, so that a token of zeros stays one.
+/// Lower bound of the magnitude that a scale is computed from, so that a token of zeros stays zero.
 const SMALLEST: f32 = 1e-5;
 
-/// Activations of some tokens as rows of int8 codes, padded with zeros; by default of none, for weights that read `x`
-/// itself.
+/// Activations of some tokens as rows of int8 codes, padded with zeros. The default is empty, for weights that read
+/// `x` directly.
 ///
-/// A token has one row, two with [`ActivationPrecision::Int16`] or four with [`ActivationPrecision::F32`]: the least significant byte first.
+/// One row per token, two with [`ActivationPrecision::Int16`] or four with [`ActivationPrecision::F32`], the least
+/// significant byte first.
 #[derive(Default)]
 pub(crate) struct Activations {
     tokens: usize,
     slices: usize,
-    /// Sixteen columns each, `[row][block]`.
+    /// Blocks of 16 columns, `[row][block]`.
     codes: Vec<[i8; 16]>,
     blocks: usize,
-    /// Minus the sum of the codes before each segment and after the last, `[row][segments + 1]`.
+    /// Negated prefix sums of the codes at each segment boundary, `[row][segments + 1]`.
     negated: Vec<i32>,
     /// Value of one step of a code, per token.
     factors: Vec<f32>,
-    /// Factors of the segments, `[row][segment]`; empty unless groups have factors.
+    /// Factors of the segments, `[row][segment]`; empty without group factors.
     groups: Vec<f32>,
-    /// Sixty-four rows side by side, `[block of rows][column]`, for sparse weights.
+    /// 64 rows side by side, `[block of rows][column]`, for sparse weights.
     beside: Vec<[i8; BESIDE]>,
     panels: Vec<Panel>,
     packed: Vec<[i8; 4]>,
 }
 
 thread_local! {
-    /// Memory of the activations before: fresh pages for every call cost more than filling them.
+    /// Buffers of the previous activations: fresh pages for every call cost more than filling them.
     static RECYCLED: Cell<Activations> = Cell::default();
-    /// A token on its way through a rotation.
+    /// Scratch row of the rotation.
     static ROTATED: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
 }
 
 /// Rows of codes that lie side by side for sparse weights.
 pub(crate) const BESIDE: usize = 64;
 
-/// One value for each of them.
+/// One value per row of a block of `BESIDE` rows.
 #[repr(C, align(64))]
 pub(crate) struct Beside<T>(pub(crate) [T; BESIDE]);
 
-/// Some rows, interleaved for the panel kernel: four columns of each row, then the next four.
+/// Interleaved rows for the panel kernel: four columns of each row, then the next four.
 #[derive(Clone, Copy)]
 pub(crate) struct Panel {
     /// The first row.
     pub(crate) first: usize,
-    /// How many: one of [`Simd::TOKENS`].
+    /// Number of rows: one of [`Simd::TOKENS`].
     pub(crate) rows: usize,
     start: usize,
 }
 
 impl Activations {
-    /// Brings `x` (rows of `cols`) into kernel form, padded to at least `padded` columns; rotated first where the weights are.
+    /// Quantizes `x` (rows of `cols`) into the kernel layout, padded to at least `padded` columns; applies the
+    /// rotation of the weights first.
     #[expect(clippy::too_many_arguments, reason = "one call site, and each says what the codes are")]
     pub(crate) fn prepare(
         isa: Isa,
@@ -84,7 +86,7 @@ impl Activations {
     ) -> Result<Self, CpuError> {
         let (slices, group) = (precision.slices(), precision.group());
         let tokens = x.len() / cols;
-        // Whole segments, so that every unit ends where a sum is known.
+        // Whole segments, so that every unit ends at a stored sum.
         let blocks = padded.div_ceil(SEGMENT) * (SEGMENT / 16);
         let segments = blocks * 16 / SEGMENT;
         let rows = tokens * slices;
@@ -130,7 +132,7 @@ impl Activations {
             }
             ROTATED.set(row);
         });
-        // A quantizer that met a value that is not finite left a factor that is not either.
+        // For a non-finite value the quantizer leaves a non-finite factor.
         if slices == 1
             && let Some(token) = factors.iter().position(|factor| !factor.is_finite())
             && let Some((index, &value)) =
@@ -151,14 +153,14 @@ impl Activations {
         Ok(this)
     }
 
-    /// Keeps the memory for the next call on this thread, which is likely to need as much.
+    /// Keeps the buffers for the next call on this thread, which is likely to need the same size.
     pub(crate) fn recycle(self) {
         RECYCLED.set(self);
     }
 
     /// Lays 64 rows side by side.
     fn put_beside(&mut self, isa: Isa, pool: &Pool) {
-        /// Blocks of sixteen columns of a job.
+        /// Blocks of 16 columns per job.
         const SHARE: usize = 64;
         let (rows, blocks) = (self.tokens * self.slices, self.blocks);
         self.beside.resize(rows.div_ceil(BESIDE) * blocks * 16, [0; BESIDE]);
@@ -178,7 +180,7 @@ impl Activations {
         });
     }
 
-    /// Makes the panels, each of one of `widths` rows.
+    /// Builds the panels; each has one of `widths` rows.
     fn interleave(&mut self, widths: &[usize], pool: &Pool) {
         let (rows, steps) = (self.tokens * self.slices, self.blocks * 4);
         let mut first = 0;
@@ -209,7 +211,7 @@ impl Activations {
         });
     }
 
-    /// Rows of codes of a token.
+    /// Rows of codes per token.
     pub(crate) fn slices(&self) -> usize {
         self.slices
     }
@@ -219,35 +221,36 @@ impl Activations {
         self.tokens * self.slices
     }
 
-    /// Whether there are so few rows that weights are left in place.
+    /// Whether there are few enough rows to leave the weights in place.
     pub(crate) fn in_place(&self) -> bool {
         self.rows() <= IN_PLACE
     }
 
-    /// All columns of the `block`-th 64 rows; rows that do not exist are zeros.
+    /// All columns of the `block`-th 64 rows; rows past the end are zeros.
     #[inline(always)]
     pub(crate) fn beside(&self, block: usize) -> &[[i8; BESIDE]] {
         &self.beside[block * self.blocks * 16..][..self.blocks * 16]
     }
 
-    /// The panels; none for so few rows that weights are left in place.
+    /// The panels; empty when the weights are left in place.
     pub(crate) fn panels(&self) -> &[Panel] {
         &self.panels
     }
 
-    /// Steps of four columns of a panel, each with one entry for each of its `T` rows.
+    /// Steps of four columns of a panel, each with one entry per row (`T` rows).
     #[inline(always)]
     pub(crate) fn panel<const T: usize>(&self, panel: Panel) -> &[[[i8; 4]; T]] {
         self.packed[panel.start..][..T * self.blocks * 4].as_chunks().0
     }
 
-    /// A row, sixteen columns at a time.
+    /// One row in blocks of 16 columns.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize) -> &[[i8; 16]] {
         &self.codes[row * self.blocks..][..self.blocks]
     }
 
-    /// Minus the sum of the codes of a row from column `start` (a multiple of 32) to `end` (the same, or the end).
+    /// Minus the sum of the codes of a row from column `start` (a multiple of 32) to `end` (a multiple of 32, or the
+    /// last column).
     #[inline(always)]
     pub(crate) fn negated(&self, row: usize, start: usize, end: usize) -> i32 {
         let segments = self.blocks * 16 / SEGMENT;
@@ -255,13 +258,13 @@ impl Activations {
         sums[end.div_ceil(SEGMENT).min(segments)] - sums[start / SEGMENT]
     }
 
-    /// Whether groups have factors of their own.
+    /// Whether groups have their own factors.
     #[inline(always)]
     pub(crate) fn grouped(&self) -> bool {
         !self.groups.is_empty()
     }
 
-    /// The factor of the group at column `start`, 1 when the whole token has one.
+    /// The factor of the group at column `start`; 1 without group factors.
     #[inline(always)]
     pub(crate) fn group_factor(&self, row: usize, start: usize) -> f32 {
         let segments = self.blocks * 16 / SEGMENT;
@@ -276,10 +279,10 @@ impl Activations {
     }
 }
 
-/// The additional orders that the kernels for many rows read.
+/// Additional layouts that the kernels for many rows read.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Wanted {
-    /// Interleaved, for weights with a place for each.
+    /// Interleaved, for weights in dense layouts.
     pub(crate) panels: bool,
     /// Side by side, for sparse weights.
     pub(crate) beside: bool,
@@ -288,7 +291,7 @@ pub(crate) struct Wanted {
 /// Lays some columns of up to 64 rows side by side.
 struct Transpose<'a> {
     codes: &'a [[i8; 16]],
-    /// Blocks of a row.
+    /// Blocks per row.
     blocks: usize,
     /// The first block.
     first: usize,
@@ -319,7 +322,7 @@ impl Loop for &mut Transpose<'_> {
     }
 }
 
-/// Eight by eight bytes, reflected: byte `c` of word `r` becomes byte `r` of word `c`.
+/// Transposes 8 x 8 bytes: byte `c` of word `r` becomes byte `r` of word `c`.
 #[inline(always)]
 #[allow(
     clippy::needless_range_loop,
@@ -331,7 +334,7 @@ fn transposed(mut words: [u64; 8]) -> [u64; 8] {
         let (step, bits, mask) = (1 << level, 8 << level, MASKS[level]);
         for low in 0..8 {
             if low & step == 0 {
-                // The upper half of the lower word and the lower half of the upper one change places.
+                // Swap the upper half of the lower word with the lower half of the upper word.
                 let swap = ((words[low] >> bits) ^ words[low + step]) & mask;
                 words[low] ^= swap << bits;
                 words[low + step] ^= swap;
@@ -341,7 +344,7 @@ fn transposed(mut words: [u64; 8]) -> [u64; 8] {
     words
 }
 
-/// The numbers of tokens that the panel kernel of an instruction set takes together.
+/// Panel widths, in rows, that the panel kernel of an instruction set supports.
 fn widths<S: Simd>(_: S) -> &'static [usize] {
     S::TOKENS
 }
@@ -357,7 +360,7 @@ struct Quantize<'a> {
     group: Option<usize>,
 }
 
-/// One token of a job: as it came, or rotated.
+/// One token of a job, original or rotated.
 struct Run<'a, 'j, S> {
     s: S,
     job: &'a mut Quantize<'j>,
@@ -410,7 +413,7 @@ impl Quantize<'_> {
             }
             let (xs, tail) = x.as_chunks::<16>();
             for (i, x) in xs.iter().enumerate() {
-                // Scaled magnitudes are at most 127 and a rounding error, so the nearest integer is a code.
+                // Scaled magnitudes are at most 127 plus a rounding error, so the nearest integer fits an int8.
                 s.store_ints(s.round(s.mul(s.load_any(x), s.splat(scale))), &mut ints);
                 for (code, int) in codes[16 * i..16 * i + 16].iter_mut().zip(ints.0) {
                     *code = int as i8;
@@ -440,10 +443,10 @@ impl Quantize<'_> {
             return;
         }
         let bits = const { 8 * SLICES as i32 - 3 };
-        // 128 in each byte but the highest: it carries each byte's sign into the next.
+        // 128 in each byte but the highest: carries each byte's sign into the next.
         let offset = const { 0x0080_8080 & ((1 << (8 * (SLICES - 1))) - 1) };
-        // The largest magnitude is below `2^(exponent + 1)`, so that integers stay below `2^(bits + 1)`; powers of two are
-        // exact.
+        // The largest magnitude is below `2^(exponent + 1)`, so the integers stay below `2^(bits + 1)`; powers of two
+        // are exact.
         let exponent = ((largest >> 23) as i32 - 127).max(bits - 120);
         let scale = f32::from_bits(((127 + bits - exponent) as u32) << 23);
         *self.factor = f32::from_bits(((127 - bits + exponent) as u32) << 23);
@@ -456,7 +459,7 @@ impl Quantize<'_> {
             padded[..x.len()].copy_from_slice(x);
             s.store_ints(s.round(s.mul(s.load_any(&padded), s.splat(scale))), &mut ints);
             for int in &mut ints.0 {
-                // Taking the offset back leaves balanced digits.
+                // The XOR removes the offset and leaves balanced digits.
                 *int = (*int + offset) ^ offset;
             }
             let mut byte = 0;
@@ -470,11 +473,11 @@ impl Quantize<'_> {
     }
 }
 
-/// The bits of infinity.
+/// Bit pattern of infinity.
 const INFINITE: u32 = 0x7F80_0000;
 
-/// The bits of the largest magnitude. As integers, magnitudes sort like the floats they are, and anything not finite
-/// sorts above them.
+/// Bit pattern of the largest magnitude. As integers, magnitudes sort like the floats, and non-finite values sort
+/// above all others.
 #[inline(always)]
 fn largest(x: &[f32]) -> u32 {
     x.iter().fold(0, |m, v| (v.to_bits() & 0x7FFF_FFFF).max(m))

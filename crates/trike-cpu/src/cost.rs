@@ -1,11 +1,11 @@
-//! The problem of a resident matrix.
+//! The linear problem of a resident matrix.
 
 use trike_core::{ActivationPrecision, LinearProblem};
 
 use crate::matrix::Matrix;
 
 impl Matrix {
-    /// The problem of multiplying `tokens` tokens with this matrix: its shape, its resident bytes, and so its cost.
+    /// The problem of multiplying `tokens` tokens with this matrix: shape, resident bytes, and thereby cost.
     ///
     /// ```
     /// use trike_cpu::{ActivationPrecision, DenseData, DenseMatrix, Matrix};

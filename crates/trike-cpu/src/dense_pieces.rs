@@ -1,4 +1,4 @@
-//! What one thread does for [`CpuOps::linear`](crate::CpuOps::linear) when the weights are not ternary.
+//! Work of one thread of [`CpuOps::linear`](crate::CpuOps::linear) for int8 and dense weights.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ pub(crate) fn dense_piece(isa: Isa, m: &DenseMatrix, x: &[f32], piece: &mut Piec
     });
 }
 
-/// The rows of a piece; the last tile of a matrix may be broken.
+/// The rows of a piece; the last tile of a matrix may be partial.
 fn rows(piece: &Piece<'_>, count: usize) -> Range<usize> {
     piece.tiles.start * TILE..(piece.tiles.end * TILE).min(count)
 }

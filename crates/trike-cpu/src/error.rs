@@ -1,57 +1,57 @@
-//! The one error type of the crate.
+//! Error type of the crate.
 
 use trike_host::HostError;
 use trike_trit::TritError;
 
-/// Why a host kernel refused; no output was written.
+/// Error of a host kernel; no output was written.
 ///
 /// Callers that only distinguish bad shapes from bad values match [`CpuError::Length`] and [`CpuError::NonFinite`] first.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CpuError {
-    /// A slice does not have the length that the other arguments ask for.
+    /// A slice does not have the length that the other arguments require.
     #[error("{what}: expected {expected} elements, got {got}")]
     Length {
-        /// Which slice.
+        /// Name of the slice.
         what: &'static str,
-        /// The length asked for.
+        /// The required length.
         expected: usize,
-        /// The length given.
+        /// The actual length.
         got: usize,
     },
     /// A slice is not a whole number of rows.
     #[error("{what}: expected a multiple of {unit} elements, got {got}")]
     NotMultiple {
-        /// Which slice.
+        /// Name of the slice.
         what: &'static str,
         /// The length of one row.
         unit: usize,
-        /// The length given.
+        /// The actual length.
         got: usize,
     },
-    /// A number is outside of the range that the kernels are proven for.
+    /// A number is outside the range that the kernels are proven for.
     #[error("{what}: expected {}, got {got}", limits(*minimum, *maximum))]
     Range {
-        /// Which number.
+        /// Name of the number.
         what: &'static str,
         /// The smallest accepted value.
         minimum: usize,
         /// The largest accepted value.
         maximum: usize,
-        /// The value given.
+        /// The actual value.
         got: usize,
     },
-    /// A matrix with an empty side, or with more elements than can be counted.
+    /// A matrix with an empty dimension, or with more elements than fit a usize.
     #[error("{what} of {rows} x {cols}: expected sides of at least 1 and a product that fits a usize")]
     Shape {
-        /// Which matrix.
+        /// Name of the matrix.
         what: &'static str,
-        /// Its rows.
+        /// Number of rows.
         rows: usize,
-        /// Its columns.
+        /// Number of columns.
         cols: usize,
     },
-    /// An activation that int8 cannot stand for.
+    /// An activation that int8 cannot represent.
     #[error(
         "token {token}: activation {index} is {value}, expected a finite value (int8 activations cannot hold it)"
     )]
@@ -60,30 +60,30 @@ pub enum CpuError {
         token: usize,
         /// Column of the activations.
         index: usize,
-        /// The value found there.
+        /// The value.
         value: f32,
     },
-    /// A parameter of the weights (a scale, a frequency) that is not finite.
+    /// A non-finite parameter of the weights (a scale, a frequency).
     #[error("{what} {index} is {value}, expected a finite value")]
     NonFiniteParameter {
-        /// Which parameter.
+        /// Name of the parameter.
         what: &'static str,
         /// Its index.
         index: usize,
-        /// The value found there.
+        /// The value.
         value: f32,
     },
-    /// A row of an embedding table that does not exist.
+    /// A row index that is outside the embedding table.
     #[error("id {id} at position {position}: expected less than {rows}, the rows of the table")]
     IdOutOfRange {
         /// Index into the list of ids.
         position: usize,
         /// The id.
         id: u32,
-        /// The rows of the table.
+        /// Number of rows of the table.
         rows: usize,
     },
-    /// Query heads that do not share key/value heads evenly.
+    /// The query heads are not a multiple of the key/value heads.
     #[error("{heads} query heads cannot share {kv_heads} key/value heads evenly, expected a multiple")]
     Heads {
         /// Query heads.
@@ -91,21 +91,21 @@ pub enum CpuError {
         /// Key/value heads.
         kv_heads: usize,
     },
-    /// Attention over more positions than the ring of keys and values holds.
+    /// Attention over more positions than the key/value ring holds.
     #[error("attention needs {needed} live positions, the key/value ring holds {capacity}")]
     KvCapacity {
-        /// Positions from the oldest one seen by the first query to the last query.
+        /// Positions from the oldest one visible to the first query up to the last query.
         needed: usize,
         /// Slots of the ring.
         capacity: usize,
     },
-    /// No memory, no threads, or an instruction set that this machine does not have.
+    /// Out of memory or threads, or an instruction set that this machine does not support.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// A layout that the host has no kernel for.
+    /// A layout without a kernel on the host.
     #[error("layout {layout} has no kernel on the host: use two-bit, base3, sparse or blocks")]
     Layout {
-        /// The layout asked for.
+        /// The requested layout.
         layout: trike_core::Layout,
     },
     /// A trit tensor that could not be read.
@@ -113,7 +113,7 @@ pub enum CpuError {
     Trit(#[from] TritError),
 }
 
-/// A range in words; an end of the type is no limit.
+/// Text of a range; a bound at the end of the type is omitted.
 fn limits(minimum: usize, maximum: usize) -> String {
     match (minimum, maximum) {
         (minimum, usize::MAX) => format!("at least {minimum}"),
@@ -127,7 +127,7 @@ pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Resu
     if expected == got { Ok(()) } else { Err(CpuError::Length { what, expected, got }) }
 }
 
-/// Checks that a number is inside of a range.
+/// Checks that a number is within a range.
 pub(crate) fn check_range(
     what: &'static str,
     minimum: usize,
@@ -141,7 +141,7 @@ pub(crate) fn check_range(
     }
 }
 
-/// Rows of `unit` elements in a slice of `got`.
+/// Number of rows of `unit` elements in a slice of `got` elements.
 pub(crate) fn check_rows(what: &'static str, unit: usize, got: usize) -> Result<usize, CpuError> {
     if unit != 0 && got.is_multiple_of(unit) {
         Ok(got / unit)

@@ -1,4 +1,4 @@
-//! What joins the two halves of a gated MLP, and the residual sum.
+//! Gated activation of an MLP, and the residual sum.
 
 use trike_core::GatedActivation;
 
@@ -65,7 +65,7 @@ impl Loop for SquaredReLu<'_> {
     #[inline(always)]
     fn run(self) {
         for ((out, &gate), &up) in self.out.iter_mut().zip(self.gate).zip(self.up) {
-            // A comparison and not a maximum, so that NaN passes.
+            // A comparison, not a maximum, so that NaN propagates.
             let positive = if gate < 0.0 { 0.0 } else { gate };
             *out = positive * positive * up;
         }

@@ -1,26 +1,27 @@
 //! Host kernels for ternary, int8 and dense weights.
 //!
-//! Start from [`CpuOps`], which adds the operations of a decoder to [`Cpu`]: linear layers, norms, rotary embedding, attention,
-//! gated activations. Slices go in, slices come out; weights are packed once into a [`Matrix`].
+//! Start from [`CpuOps`], which adds the operations of a decoder to [`Cpu`]: linear layers, norms, rotary embedding,
+//! attention, gated activations. All operations work on slices; weights are packed once into a [`Matrix`].
 //!
-//! The decision that shaped the crate: instructions are chosen at run time by a value that only detection can make
-//! ([`Isa`]), and every instruction set computes the ternary kernels to the same bits, from one source over a small set of
-//! vector operations. What was given up: multiplications and additions of floats are rounded apart, since not every
-//! processor can fuse them. The second one: ternary weights are *copied* into tiles of sixteen rows, in one of the
-//! [`Layout`]s, whatever encoding their tensor has.
+//! Main design decisions: instruction sets are selected at run time by a value that only detection can create
+//! ([`Isa`]), and the ternary kernels are bit-identical on every instruction set, from one source over a small set of
+//! vector operations. The cost: float multiplications and additions are rounded separately, since not every CPU has
+//! FMA. Ternary weights are *copied* into tiles of sixteen rows, in one of the [`Layout`]s, independent of the
+//! encoding of their tensor.
 //!
 //! * operations: [`CpuOps`], on a [`Cpu`] with an [`Isa`] (both of `trike-host`)
-//! * weights: [`Matrix`], [`TernaryMatrix`] with [`Layout`] and in-place [edits](TernaryMatrix::edit), [`Int8Matrix`], [`DenseMatrix`] with [`DenseData`]
+//! * weights: [`Matrix`], [`TernaryMatrix`] with [`Layout`] and in-place [edits](TernaryMatrix::edit), [`Int8Matrix`],
+//!   [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
 //! * attention: [`AttentionSpec`], [`KvView`], [`KvData`]
 //! * gated MLP: [`GatedActivation`]
 //! * backward passes: [`grad`], [`transpose`]
-//! * figures: [`LinearProblem`] and its [`Cost`]; [`probe`] measures the peak rates of the machine
+//! * cost model: [`LinearProblem`] and its [`Cost`]; [`probe`] measures the peak rates of the machine
 //! * errors: [`CpuError`]
 //!
-//! `trike-nn` builds its host backend on this crate, and the command line its `doctor` and `bench`. It depends on
-//! `trike-trit` and `trike-host` and has no features. Products of trits with trits are in `trike-popcount`.
+//! Used by the host backend of `trike-nn` and by `doctor` and `bench` of the command line. It depends on `trike-trit`
+//! and `trike-host` and has no features. Products of trits with trits are in `trike-popcount`.
 
 mod activations;
 mod attention;

@@ -1,17 +1,17 @@
-//! The shapes of cache lines that the kernels read.
+//! Cache line types of the kernels.
 
 use trike_host::Line;
 
-/// Sixty-four codes or packed bytes of ternary weights; the layouts say what they mean.
+/// 64 codes or packed bytes of ternary weights, depending on the layout.
 pub(crate) type CodeLine = Line<[u8; 64]>;
-/// Bytes that the slots of sparse weights point at: activations, and a zero at the end.
+/// Lookup table of the slots of sparse weights: activations, and a zero at the end.
 pub(crate) type TableLine = Line<[i8; 128]>;
 /// Sixteen i32, one per row.
 pub(crate) type IntLine = Line<[i32; 16]>;
 /// Sixteen f32, one per row.
 pub(crate) type FloatLine = Line<[f32; 16]>;
 
-/// Rows of a tile of ternary weights: the 32-bit lanes of the widest vector.
+/// Rows per tile of ternary weights: the 32-bit lanes of the widest vector.
 pub(crate) const ROWS: usize = 16;
-/// Rows that dense and int8 weights are cut between.
+/// Rows per tile of dense and int8 weights.
 pub(crate) const TILE: usize = 4;

@@ -1,4 +1,4 @@
-//! `y = x W^T`: which kernel computes which part, on which thread.
+//! `y = x W^T`: choice of kernels, and distribution over threads.
 
 use trike_trit::Hadamard;
 
@@ -49,7 +49,7 @@ pub(crate) fn linear_many(
     }
     let rotation = rotation_of(first);
     if ws.iter().any(|w| rotation_of(w) != rotation) {
-        // Codes are common to matrices of one rotation. Ternary ones come first: they may refuse what `x` holds.
+        // Codes are shared only by matrices of one rotation. Ternary matrices come first, because they may reject `x`.
         for ternary in [true, false] {
             for (&w, out) in ws.iter().zip(outs.iter_mut()) {
                 if matches!(w, Matrix::Ternary(_)) == ternary {
@@ -109,13 +109,13 @@ fn rotation_of(w: &Matrix) -> Option<Hadamard> {
     }
 }
 
-/// The multiply-adds of a problem in f32 ones; integer ones are about four times as fast.
+/// Cost of a problem in f32 multiply-adds; integer ones are about four times as fast.
 fn weight_of(problem: &LinearProblem) -> usize {
     let share = if problem.precision == ActivationPrecision::F32 { 1 } else { 4 };
     usize::try_from(problem.cost().macs / share).unwrap_or(usize::MAX)
 }
 
-/// Cuts the tiles of all matrices, in order, into contiguous shares of about the same number of bytes.
+/// Splits the tiles of all matrices, in order, into contiguous shares of similar cost.
 fn cut<'a>(ws: &[&'a Matrix], outs: &'a mut [&mut [f32]], parts: usize) -> Vec<Vec<Piece<'a>>> {
     let total: usize = ws.iter().map(|w| w.cost_before(w.tiles())).sum();
     let mut tasks: Vec<Vec<Piece<'a>>> = (0..parts).map(|_| Vec::new()).collect();
@@ -143,7 +143,7 @@ fn cut<'a>(ws: &[&'a Matrix], outs: &'a mut [&mut [f32]], parts: usize) -> Vec<V
     tasks
 }
 
-/// How many tiles from one on cost about `goal`: a tile counts when its middle is reached.
+/// Number of tiles from `tile` with a total cost of about `goal`; a tile counts if its midpoint is reached.
 fn up_to(w: &Matrix, tile: usize, goal: usize) -> usize {
     let (start, left) = (w.cost_before(tile), w.tiles() - tile);
     let (mut low, mut high) = (0, left);

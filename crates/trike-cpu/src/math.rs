@@ -1,23 +1,23 @@
-//! Elementary functions that vectorize, the same bits on every instruction set.
+//! Elementary functions that vectorize, bit-identical on every instruction set.
 
-/// `e^x` within two units in the last place; zero below -87, saturated above 88, NaN stays NaN.
+/// `e^x` within 2 ulp; zero below -87, saturated above 88, NaN stays NaN.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // The largest and smallest powers of two below are normal numbers within these.
+    // Within these limits, the powers of two below are normal numbers.
     const LARGEST: f32 = 88.0;
     const SMALLEST: f32 = -87.0;
-    // 355/512 has ten bits, so its product with a small integer is exact; the second part is what is left of ln 2.
+    // 355/512 has ten bits, so its product with a small integer is exact; the second constant is the rest of ln 2.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    // Around 1.5 * 2^23 floats are one apart, so adding it rounds.
+    // Floats near 1.5 * 2^23 are 1 apart, so adding it rounds to an integer.
     const MAGIC: f32 = 12_582_912.0;
-    // Comparisons and not `clamp`-like minima, so that NaN passes.
+    // Comparisons, not `clamp` or `min`, so that NaN propagates.
     let limited = if x > LARGEST { LARGEST } else { x };
     let limited = if limited < SMALLEST { SMALLEST } else { limited };
     let shifted = limited * std::f32::consts::LOG2_E + MAGIC;
     let n = shifted - MAGIC;
     let r = (limited - n * LN2_HIGH) - n * LN2_LOW;
-    // The Taylor series: the first term left out is below 2^-27 for |r| <= ln(2) / 2.
+    // Taylor series: the first omitted term is below 2^-27 for |r| <= ln(2) / 2.
     let p = 1.0 / 5040.0;
     let p = p * r + 1.0 / 720.0;
     let p = p * r + 1.0 / 120.0;

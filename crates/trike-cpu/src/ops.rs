@@ -12,7 +12,8 @@ use crate::{gated, linear, norm, rotate};
 
 /// The operations of a decoder, as methods of [`Cpu`].
 ///
-/// Slices go in, slices come out; shapes are checked before anything is written. No result depends on the number of threads.
+/// All operations work on slices; shapes are checked before anything is written. No result depends on the number of
+/// threads.
 ///
 /// ```
 /// use trike_cpu::{Cpu, CpuOps};
@@ -25,13 +26,13 @@ use crate::{gated, linear, norm, rotate};
 pub trait CpuOps {
     /// `out = x W^T`: `x` is `m x k`, `w` is `n x k`, `out` is `m x n`, all row-major; `m` is `x.len() / k`.
     ///
-    /// With f32 activations a value that is not finite reaches every output of its token: as NaN with ternary weights, as in
-    /// dense arithmetic with others.
+    /// With f32 activations, a non-finite value affects every output of its token: NaN with ternary weights, IEEE
+    /// arithmetic with others.
     ///
     /// # Errors
     ///
-    /// [`CpuError::NotMultiple`] and [`CpuError::Length`] for wrong lengths; [`CpuError::NonFinite`] when ternary weights
-    /// meet int8 activations and one of them is not finite. Nothing has been written then.
+    /// [`CpuError::NotMultiple`] and [`CpuError::Length`] for wrong lengths; [`CpuError::NonFinite`] for a non-finite
+    /// int8 activation with ternary weights. Nothing is written then.
     ///
     /// ```
     /// use trike_cpu::{ActivationPrecision, Cpu, CpuOps, TernaryMatrix};
@@ -52,13 +53,14 @@ pub trait CpuOps {
         out: &mut [f32],
     ) -> Result<(), CpuError>;
 
-    /// [`CpuOps::linear`] for several matrices with the same input (q/k/v, gate/up): the activations are prepared once,
-    /// and the rows of all matrices are one range that the threads share. Matrices with different rotations are computed one
-    /// after the other.
+    /// [`CpuOps::linear`] for several matrices with the same input (q/k/v, gate/up): the activations are prepared
+    /// once, and the rows of all matrices are distributed over the threads together. Matrices with different rotations
+    /// are computed one after the other.
     ///
     /// # Errors
     ///
-    /// As [`CpuOps::linear`], and [`CpuError::Length`] when the lists differ in length or the matrices in columns.
+    /// Those of [`CpuOps::linear`], and [`CpuError::Length`] when the lists differ in length or the matrices in
+    /// columns.
     fn linear_many(
         &self,
         x: &[f32],
@@ -71,7 +73,7 @@ pub trait CpuOps {
     ///
     /// # Errors
     ///
-    /// [`CpuError::IdOutOfRange`], or [`CpuError::Length`] for a wrong output; nothing has been written then.
+    /// [`CpuError::IdOutOfRange`], or [`CpuError::Length`] for a wrong output length; nothing is written then.
     fn embed(&self, table: &Matrix, ids: &[u32], out: &mut [f32]) -> Result<(), CpuError>;
 
     /// `out = x / sqrt(mean(x^2) + eps) * weight` for each row of `weight.len()` elements.
@@ -80,8 +82,8 @@ pub trait CpuOps {
     ///
     /// # Errors
     ///
-    /// [`CpuError::NotMultiple`] when `x` is not whole rows,
-    /// [`CpuError::Length`] when `out` is not as long as `x`.
+    /// [`CpuError::NotMultiple`] when `x` is not a whole number of rows, [`CpuError::Length`] when `out` does not have
+    /// the length of `x`.
     ///
     /// ```
     /// use trike_cpu::{Cpu, CpuOps};
@@ -93,14 +95,14 @@ pub trait CpuOps {
     /// ```
     fn rms_norm(&self, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) -> Result<(), CpuError>;
 
-    /// Applies the rotary embedding to `x` (`tokens x heads x head_dim`) in place, each token by its position.
+    /// Applies the rotary embedding to `x` (`tokens x heads x head_dim`) in place, with one position per token.
     ///
-    /// Elements of a head beyond [`RopeTable::rotated`] stay as they are.
+    /// Elements of a head beyond [`RopeTable::rotated`] are unchanged.
     ///
     /// # Errors
     ///
-    /// [`CpuError::Range`] when the table rotates more elements than a head has, [`CpuError::Length`] when `x` is not
-    /// `positions.len() * heads * head_dim` long.
+    /// [`CpuError::Range`] when the table rotates more elements than a head has, [`CpuError::Length`] when the length
+    /// of `x` is not `positions.len() * heads * head_dim`.
     fn rope(
         &self,
         x: &mut [f32],
@@ -114,13 +116,13 @@ pub trait CpuOps {
     /// Softmax attention of `m` queries at consecutive positions from `first_position`; `q` and `out` are
     /// `m x heads x head_dim`.
     ///
-    /// The query at position `p` sees positions `max(0, p + 1 - window)..=p`, all of which must be in the ring already
-    /// (its own included). Scores, their maximum, exponentials and sums are f32.
+    /// The query at position `p` attends to positions `max(0, p + 1 - window)..=p`, all of which must already be in
+    /// the ring buffer (its own included). Scores, their maximum, exponentials and sums are f32.
     ///
     /// # Errors
     ///
-    /// [`CpuError::Heads`], [`CpuError::Range`], [`CpuError::NotMultiple`] and [`CpuError::Length`] for shapes that do not
-    /// fit, [`CpuError::KvCapacity`] when the ring cannot hold every position that is seen.
+    /// [`CpuError::Heads`], [`CpuError::Range`], [`CpuError::NotMultiple`] and [`CpuError::Length`] for shapes that do
+    /// not match, [`CpuError::KvCapacity`] when the ring buffer cannot hold every visible position.
     ///
     /// ```
     /// use trike_cpu::{AttentionSpec, Cpu, CpuOps, KvData, KvView};
@@ -172,13 +174,13 @@ pub trait CpuOps {
     /// [`CpuError::Length`] when the slices differ in length.
     fn add(&self, x: &mut [f32], y: &[f32]) -> Result<(), CpuError>;
 
-    /// Transforms every block of `x` in its place, to the bits of [`Hadamard::apply`].
+    /// Transforms every block of `x` in place, bit-identical to [`Hadamard::apply`].
     ///
-    /// [`CpuOps::linear`] applies it to activations of rotated weights.
+    /// [`CpuOps::linear`] applies this to the activations of rotated weights.
     ///
     /// # Errors
     ///
-    /// [`CpuError::NotMultiple`] for part of a block.
+    /// [`CpuError::NotMultiple`] for a partial block.
     ///
     /// ```
     /// use trike_cpu::{Cpu, CpuOps};
@@ -191,7 +193,7 @@ pub trait CpuOps {
     /// ```
     fn rotate(&self, x: &mut [f32], rotation: Hadamard) -> Result<(), CpuError>;
 
-    /// [`TernaryMatrix::pack_as`] on all threads: the same matrix, bit for bit.
+    /// [`TernaryMatrix::pack_as`] on all threads, with a bit-identical result.
     ///
     /// ```
     /// use trike_cpu::{Cpu, CpuOps, Isa, Layout, choose_layout};
@@ -205,7 +207,7 @@ pub trait CpuOps {
     ///
     /// # Errors
     ///
-    /// As [`TernaryMatrix::pack`].
+    /// Those of [`TernaryMatrix::pack_as`].
     fn pack(&self, tensor: &TritTensor, layout: Layout) -> Result<TernaryMatrix, CpuError>;
 }
 

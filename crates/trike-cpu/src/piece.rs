@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::matrix::Matrix;
 
-/// Some tiles of one matrix, and their outputs: for each token the rows of those tiles.
+/// A range of tiles of one matrix and their outputs: per token, the rows of those tiles.
 pub(crate) struct Piece<'a> {
     pub(crate) w: &'a Matrix,
     pub(crate) tiles: Range<usize>,

@@ -10,8 +10,9 @@ use trike_host::Loop;
 
 /// Frequencies of a rotary embedding, and the cosines and sines of the first positions.
 ///
-/// Frequency `i` is `theta^(-2i / rotated)`, computed in f64 and kept as f32. The angle is the f32 product of position
-/// and frequency, as in the models' own code; its sine and cosine are computed in f64 and rounded once.
+/// Frequency `i` is `theta^(-2i / rotated)`, computed in f64 and stored as f32. The angle is the f32 product of
+/// position and frequency, as in the reference implementations of the models; its sine and cosine are computed in f64
+/// and rounded once.
 ///
 /// ```
 /// use trike_cpu::RopeTable;
@@ -47,7 +48,7 @@ impl RopeTable {
         Self::from_frequencies((0..rotated / 2).map(frequency).collect())
     }
 
-    /// Frequencies made elsewhere (scaled for long contexts), one for each pair.
+    /// Precomputed frequencies (e.g. scaled for long contexts), one per pair.
     ///
     /// # Errors
     ///
@@ -62,7 +63,7 @@ impl RopeTable {
         }
     }
 
-    /// Keeps the sines and cosines of positions `0..positions`; others are computed when they are met, to the same bits.
+    /// Stores the sines and cosines of positions `0..positions`; others are computed on demand, bit-identical.
     #[must_use]
     pub fn precompute(mut self, positions: u32) -> Self {
         let n = self.frequencies.len();
@@ -73,7 +74,7 @@ impl RopeTable {
         self
     }
 
-    /// The table of the rotations by the negative angles.
+    /// The table with negated angles.
     pub(crate) fn inverted(&self) -> Self {
         let mut inverted = self.clone();
         inverted.frequencies.iter_mut().for_each(|f| *f = -*f);
@@ -83,7 +84,7 @@ impl RopeTable {
         inverted
     }
 
-    /// Rotated elements of a head.
+    /// Number of rotated elements per head.
     pub fn rotated(&self) -> usize {
         2 * self.frequencies.len()
     }
@@ -93,10 +94,10 @@ impl RopeTable {
         &self.frequencies
     }
 
-    /// The cosines and sines of a position; `scratch` is used where they are not kept.
+    /// The cosines and sines of a position; `scratch` is used if they are not stored.
     fn turns<'a>(&'a self, position: u32, scratch: &'a mut [f32]) -> (&'a [f32], &'a [f32]) {
         let n = self.frequencies.len();
-        // Without overflow: beyond the table, saturated or not, there is nothing.
+        // Without overflow; positions beyond the table yield `None`.
         let kept = (position as usize).checked_mul(2 * n).and_then(|at| self.turns.get(at..)?.get(..2 * n));
         let turns = match kept {
             Some(kept) => kept,
@@ -109,7 +110,7 @@ impl RopeTable {
     }
 }
 
-/// Cosines and sines of all angles of a position. The angle is the f32 product.
+/// Computes cosines and sines of all angles of a position. The angle is the f32 product.
 fn write_turns(frequencies: &[f32], position: u32, turns: &mut [f32]) {
     let (cosines, sines) = turns.split_at_mut(frequencies.len());
     for ((&frequency, cos), sin) in frequencies.iter().zip(cosines).zip(sines) {

@@ -1,4 +1,4 @@
-//! Inputs of weights that are stored rotated.
+//! Hadamard rotation of the inputs of rotated weights.
 
 use trike_trit::Hadamard;
 
@@ -18,7 +18,7 @@ pub(crate) fn rotate(cpu: &Cpu, x: &mut [f32], rotation: Hadamard) -> Result<(),
     Ok(())
 }
 
-/// Whole blocks.
+/// Rotation of whole blocks.
 pub(crate) struct Rotate<'a> {
     pub(crate) x: &'a mut [f32],
     pub(crate) rotation: Hadamard,
@@ -31,7 +31,7 @@ impl Loop for Rotate<'_> {
     fn run(self) {
         let (block, factor) = (self.rotation.block(), self.rotation.factor());
         for x in self.x.chunks_exact_mut(block) {
-            // Four rounds without leaving the registers, then two for each pass over the block.
+            // Four rounds in registers, then two per pass over the block.
             let (lines, rest) = x.as_chunks_mut::<16>();
             lines.iter_mut().for_each(sixteen);
             if block < 16 {
@@ -60,7 +60,7 @@ impl Loop for Rotate<'_> {
     }
 }
 
-/// Sixteen numbers at once: each round adds what lies `1 << round` places away, with the sign of the half.
+/// Four rounds on 16 values: each round adds the value at distance `1 << round`, with the sign of the half.
 #[inline(always)]
 fn sixteen(x: &mut [f32; 16]) {
     for round in 0..4 {
@@ -72,7 +72,7 @@ fn sixteen(x: &mut [f32; 16]) {
     }
 }
 
-/// A block of fewer.
+/// A block of fewer than 16 values.
 #[inline(always)]
 fn few(x: &mut [f32]) {
     let mut half = 1;

@@ -1,6 +1,6 @@
-//! Rows as columns.
+//! Matrix transpose.
 
-/// The columns of a row-major matrix as rows.
+/// Transposes a row-major matrix.
 ///
 /// ```
 /// assert_eq!(trike_cpu::transpose(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 3), [1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);

@@ -1,4 +1,4 @@
-//! Comparison of float results, on `approx`.
+//! Comparison of float results, based on `approx`.
 //!
 //! Trits and integers are compared with `==`. A float is compared with [`assert_near!`](crate::assert_near). A vector is compared
 //! element by element with [`assert_all_near!`](crate::assert_all_near), or with [`assert_close`], whose tolerance is relative to
@@ -8,13 +8,13 @@ use approx::{AbsDiffEq, abs_diff_eq};
 use std::fmt;
 use std::ops::Mul;
 
-/// How far a float may be from what is expected.
+/// Maximum deviation of a float from its expected value.
 #[derive(Clone, Copy, Debug)]
 pub enum Tolerance<T> {
     /// `|got - want| <= t`.
     Abs(T),
-    /// `|got - want| <= t * |want|`. Of `want` and not of the larger of both, as in `approx::relative_eq!`: a bound does not grow with
-    /// the error.
+    /// `|got - want| <= t * |want|`. Relative to `want`, not to the larger of both as in `approx::relative_eq!`: the
+    /// bound does not grow with the error.
     Rel(T),
 }
 
@@ -45,7 +45,8 @@ pub fn is_near<T: Real>(got: T, want: T, tolerance: Tolerance<T>) -> bool {
     abs_diff_eq!(got, want, epsilon = epsilon)
 }
 
-/// Asserts that a float is within an absolute (`abs`) or relative (`rel`) tolerance of what is expected; a message may follow.
+/// Asserts that a float is within an absolute (`abs`) or relative (`rel`) tolerance of the expected value; a message
+/// may follow.
 ///
 /// ```
 /// use trike_testkit::assert_near;
@@ -70,7 +71,7 @@ macro_rules! assert_near {
 ///
 /// # Panics
 ///
-/// When the tolerance is exceeded, naming both values and the context.
+/// When the tolerance is exceeded, with both values and the context.
 #[doc(hidden)]
 #[track_caller]
 pub fn check_near<T: Real>(got: T, want: T, tolerance: Tolerance<T>, context: fmt::Arguments<'_>) {
@@ -138,7 +139,8 @@ fn largest(values: &[f32]) -> f32 {
 ///
 /// # Panics
 ///
-/// When the bound does not hold, a value is not finite or the lengths differ, naming the error and the place of the worst element.
+/// When the bound is exceeded, a value is not finite or the lengths differ, with the error and the index of the worst
+/// element.
 #[track_caller]
 pub fn assert_close(got: &[f32], want: &[f32], bound: f32) {
     let finite = got.iter().chain(want).all(|v| v.is_finite());
@@ -147,7 +149,7 @@ pub fn assert_close(got: &[f32], want: &[f32], bound: f32) {
             .max_by(|&a, &b| (got[a] - want[a]).abs().total_cmp(&(got[b] - want[b]).abs()));
         let at = worst.map(|i| (i, got[i], want[i]));
         panic!(
-            "error {:e} over the bound {bound:e}; lengths {} and {}; worst (index, got, want): {at:?}",
+            "error {:e} exceeds the bound {bound:e}; lengths {} and {}; worst (index, got, want): {at:?}",
             max_rel(got, want),
             got.len(),
             want.len()

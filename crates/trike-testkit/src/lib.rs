@@ -1,8 +1,8 @@
-//! Oracles, input tables, tolerances and outcomes for the tests of every Trike crate.
+//! Oracles, seeded inputs, tolerances and test data for the tests of all Trike crates.
 //!
-//! Start from [`shared`], which finds public test data or says why a test is skipped, and [`Rng`], the one
-//! source of seeded inputs. Nothing here depends on a crate under test: an oracle that shares code with
-//! what it checks proves nothing.
+//! Start from [`shared`], which finds public test data or reports a skip, and [`Rng`], the only source of seeded
+//! inputs. Nothing here depends on a crate under test: an oracle that shares code with the tested crate proves
+//! nothing.
 //!
 //! * data: [`shared`], [`python`], [`npz`], [`NpyArray`]
 //! * inputs: [`Rng`]

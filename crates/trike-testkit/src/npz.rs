@@ -1,4 +1,4 @@
-//! Reads the `.npz` goldens that numpy wrote.
+//! Reader of `.npz` reference data written by numpy.
 
 use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
 
@@ -23,7 +23,7 @@ pub enum NpyData {
 }
 
 impl NpyArray {
-    /// The elements as f32, whatever they were.
+    /// The elements converted to f32.
     pub fn to_f32(&self) -> Vec<f32> {
         match &self.data {
             NpyData::F32(v) => v.clone(),
@@ -46,7 +46,7 @@ impl NpyArray {
     }
 }
 
-/// Every array of the file at `path`, by name.
+/// All arrays of the file at `path`, by name.
 ///
 /// # Panics
 ///
@@ -72,7 +72,7 @@ fn npy(bytes: &[u8]) -> NpyArray {
         _ => (u32::from_le_bytes(bytes[8..12].try_into().expect("four bytes")) as usize, 12),
     };
     let header = std::str::from_utf8(&bytes[start..start + header_len]).expect("an ASCII header");
-    assert!(header.contains("'fortran_order': False"), "C order wanted: {header}");
+    assert!(header.contains("'fortran_order': False"), "expected C order: {header}");
     let shape = header.split_once('(').and_then(|(_, rest)| rest.split_once(')')).expect("a shape").0;
     let shape = shape.split(',').filter_map(|n| n.trim().parse().ok()).collect();
     let body = &bytes[start + header_len..];
@@ -83,7 +83,7 @@ fn npy(bytes: &[u8]) -> NpyArray {
     } else if header.contains("'<i8'") {
         NpyData::I64(words(body, i64::from_le_bytes))
     } else {
-        panic!("dtype not read: {header}")
+        panic!("unsupported dtype: {header}")
     };
     NpyArray { shape, data }
 }

@@ -1,6 +1,6 @@
-//! Seeded inputs, the same on every platform.
+//! Seeded inputs, identical on every platform.
 
-/// A small generator (SplitMix64) for test inputs: the same seed gives the same values everywhere.
+/// A small generator (SplitMix64) for test inputs: the same seed gives the same values on every platform.
 ///
 /// ```
 /// let mut a = trike_testkit::Rng::new(7);
@@ -11,7 +11,7 @@
 pub struct Rng(u64);
 
 impl Rng {
-    /// A generator that starts at `seed`.
+    /// A generator with this RNG seed.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -46,7 +46,7 @@ impl Rng {
         (0..n).map(|_| self.normal()).collect()
     }
 
-    /// `n` trits as -1, 0, 1; each is nonzero with probability `density`, either sign alike.
+    /// `n` trits as -1, 0, 1; each is nonzero with probability `density`, with a random sign.
     pub fn trits(&mut self, n: usize, density: f32) -> Vec<i8> {
         (0..n)
             .map(|_| match (self.f32_unit() < density, self.next_u64() & 1) {

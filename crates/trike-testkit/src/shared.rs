@@ -1,16 +1,16 @@
-//! Where the shared test data lies, and what a test does when it is not there.
+//! Location of the shared test data, and skips when it is missing.
 
 use std::path::{Path, PathBuf};
 
-/// The path of `rel` inside the shared data beside the repository, or `None` after printing one
-/// `skipped: no shared data` line, which the test runner counts.
+/// The path of `rel` in the shared data directory next to the repository, or `None` after printing one line `skipped:
+/// no shared data`, which the test runner counts.
 ///
-/// The data is not part of the product, so its absence is a skip on a user's machine. With `CI=true` it is
-/// a failure, so that a run which tested nothing cannot pass for one that did.
+/// The data is not part of the product, so on a user's machine its absence is a skip. With `CI=true` it is a failure,
+/// so that a run that tested nothing cannot pass.
 ///
 /// # Panics
 ///
-/// When the data is absent and the environment says `CI=true`.
+/// When the data is missing and `CI=true` is set.
 pub fn shared(rel: &str) -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared");
     let path = root.join(rel);
@@ -32,12 +32,11 @@ fn announce_skip(rel: &str) {
 
 /// A Python interpreter that can import `module`, or `None` after printing one `skipped:` line.
 ///
-/// The interpreter is `$TRIKE_PYTHON`, or else `python3`. Tests use it to run implementations that share no code
-/// with what they check.
+/// The interpreter is `$TRIKE_PYTHON`, default `python3`. Tests use it to run independent reference implementations.
 ///
 /// # Panics
 ///
-/// When there is none and the environment says `CI=true`.
+/// When there is none and `CI=true` is set.
 pub fn python(module: &str) -> Option<std::process::Command> {
     let interpreter = std::env::var("TRIKE_PYTHON").unwrap_or_else(|_| "python3".to_owned());
     let probe = std::process::Command::new(&interpreter).args(["-c", &format!("import {module}")]).output();

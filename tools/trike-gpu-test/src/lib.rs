@@ -1,20 +1,22 @@
-//! Tests Trike's GPU kernels three times: compiled for every target without a GPU, emulated where no driver could run them, and
-//! run on every device found.
+//! Tests Trike's GPU kernels in three ways: compiled for every target without a GPU, emulated if no driver can run
+//! them, and run on every device found.
 //!
-//! Start from the command (`cargo xtask gpu-test` runs it): its phases are [`compile::run`], [`emulate::run`] and [`run::run`].
-//! The cases are [`suites`], written once as functions over a [`Session`]: `cargo test` runs them on the software Vulkan driver,
-//! the bundle on whatever the machine has, and the compile phase on devices that [record](mod@record) instead of computing.
+//! Start from the command (run by `cargo xtask gpu-test`): its phases are [`compile::run`], [`emulate::run`] and
+//! [`run::run`]. The cases are [`suites`], written once as functions over a [`Session`]: `cargo test` runs them on the
+//! software Vulkan driver, the bundle on the devices of the machine, and the compile phase on devices that
+//! [record](mod@record) instead of computing.
 //!
-//! The decision that shaped the crate: nothing lists the kernels. A recording device has the properties of an H200, an RX
-//! 7900 or a phone's Vulkan driver, and what Trike's host code launches on it is what there is to compile. The price is a
-//! copy of what CubeCL's runtimes say about such devices ([`target`]), to be checked at each upgrade of CubeCL.
+//! Main design decision: there is no list of kernels. A recording device has the properties of an H200, an RX 7900 or
+//! a phone's Vulkan driver, and the kernels that Trike's host code launches on it are the ones that are compiled. The
+//! cost is a copy of the properties that CubeCL's runtimes report for such devices ([`target`]), to be checked at each
+//! upgrade of CubeCL.
 //!
 //! * cases and outcomes: [`Session`], [`Oracle`], [`Tally`], [`suites`]
 //! * without a GPU: [`compile`], [`mod@record`], [`mod@emulate`], [`target`]
 //! * on devices: [`run`], [`mod@bench`]
 //!
-//! A development tool, never published; unsafe is the launch that CubeCL declares so, which here runs nothing or another process,
-//! and, with the feature `rivals`, the call of cuBLAS.
+//! A development tool, never published. `unsafe` is limited to the launch function that CubeCL declares unsafe, which
+//! runs nothing or another process here, and, with the feature `rivals`, to calls of cuBLAS.
 #![deny(unsafe_op_in_unsafe_fn)]
 
 pub mod bench;

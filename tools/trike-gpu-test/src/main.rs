@@ -21,10 +21,10 @@ struct Cli {
 enum Command {
     /// Compile every kernel for CUDA, HIP, Metal, SPIR-V and WGSL; needs no GPU.
     Compile {
-        /// The folder `nvidia` among the packages of NVIDIA's compilers; without it CUDA ends with its source.
+        /// Folder `nvidia` of the packages of NVIDIA's compilers; without it CUDA stops at the generated source.
         #[arg(long)]
         nvidia: Option<PathBuf>,
-        /// Why there is no `--nvidia`, for the report.
+        /// Reason for the report why `--nvidia` is missing.
         #[arg(long, default_value = "no --nvidia was given", conflicts_with = "nvidia")]
         why_no_nvidia: String,
         /// Only targets whose name contains this.
@@ -33,19 +33,19 @@ enum Command {
         /// Only cases whose name contains this.
         #[arg(long)]
         filter: Option<String>,
-        /// Where the generated sources go.
+        /// Output folder of the generated sources.
         #[arg(long, default_value = "target/gpu-test")]
         out: PathBuf,
     },
     /// Run every suite on every device and compare with the CPU.
     Run {
-        /// Runtimes to look for devices with, separated by commas: cuda, hip, metal, vulkan, wgpu; all by default.
+        /// Runtimes to search for devices, comma-separated: cuda, hip, metal, vulkan, wgpu; all by default.
         #[arg(long = "runtime", value_delimiter = ',', value_parser = runtime)]
         runtimes: Vec<Runtime>,
         /// Only cases whose name contains this.
         #[arg(long)]
         filter: Option<String>,
-        /// Fail when there is no device at all.
+        /// Fail if no device is found.
         #[arg(long)]
         device_required: bool,
     },
@@ -54,13 +54,13 @@ enum Command {
         /// Only cases whose name contains this, of every suite; by default those with matrix instructions.
         #[arg(long)]
         filter: Option<String>,
-        /// Where sources and programs go; emptied first.
+        /// Folder for sources and programs; cleared first.
         #[arg(long, default_value = "target/gpu-test/emulate")]
         out: PathBuf,
     },
-    /// Time the operations on one device, as lines of JSON: a record.
+    /// Time the operations on one device; prints a record as lines of JSON.
     Bench(bench::Options),
-    /// Write the tables of the book's chapter on performance from the newest record.
+    /// Render the tables of the book's performance chapter from the newest record.
     Report {
         /// The folder of records.
         #[arg(long, default_value = "benches/records/gpu")]
@@ -114,13 +114,13 @@ fn execute(command: Command) -> Result<()> {
         Command::Report { records, chapter } => {
             let text = bench::report::render(&records, &chapter)?;
             std::fs::write(&chapter, text)?;
-            println!("{} is that of the newest record", chapter.display());
+            println!("{}: updated from the newest record", chapter.display());
             Ok(())
         }
     }
 }
 
-/// Prints what failed, why what was skipped was, and the totals as the last line.
+/// Prints failures, skip reasons, and the totals as the last line.
 fn finish(tally: &Tally, print_failures: bool) -> Result<()> {
     if print_failures {
         for (case, found) in tally.failures() {

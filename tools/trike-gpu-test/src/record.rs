@@ -1,9 +1,9 @@
-//! A device that is not there: it takes every launch, keeps the kernel, and runs nothing.
+//! The recording device: it accepts launches, keeps the kernels, and runs nothing.
 //!
-//! With the properties of the device that it stands in for, Trike's own host code chooses layouts, blueprints
-//! and cubes for that device, and what it launches is what there is to compile. No list of kernels is kept by hand.
+//! With the properties of the device that it replaces, Trike's own host code chooses layouts, blueprints and cubes for
+//! that device, and the launched kernels are the ones to compile. No list of kernels is maintained by hand.
 //!
-//! Reads give zeros, writes go nowhere, and allocations always succeed.
+//! Reads return zeros, writes are discarded, and allocations always succeed.
 
 use cubecl::client::Client;
 use cubecl::server::{CopyDescriptor, CubeCount, KernelArguments, ServerError};
@@ -15,13 +15,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use crate::stand_in::{Behaviour, StandIn};
 use crate::target::Target;
 
-/// One launch as the host asked for it.
+/// One launch, as requested by the host.
 pub struct Launch {
     /// The kernel, ready to be expanded for the device that it was launched on.
     pub kernel: Box<dyn CubeKernel>,
-    /// Its identity: type, cube dimensions and everything that was fixed at compile time.
+    /// Its identity: type, cube dimensions and all compile-time parameters.
     pub id: KernelId,
-    /// Cubes along x, y and z; `None` when a buffer of the device would have said.
+    /// Cubes along x, y and z; `None` if read from a device buffer.
     pub cubes: Option<[u32; 3]>,
 }
 
@@ -32,15 +32,15 @@ impl Launch {
     }
 }
 
-/// A type's name up to its parameters.
+/// A type name without its parameters.
 fn path_of(type_name: &'static str) -> &'static str {
     type_name.split_once('<').map_or(type_name, |(path, _)| path)
 }
 
-/// The list that a recording device and its owner share.
+/// The list shared by a recording device and its owner.
 type Launches = Arc<Mutex<Vec<Launch>>>;
 
-/// A client of a recording device, and what was launched through it.
+/// A client of a recording device, and its launches.
 pub struct Recording {
     device: StandIn<Recorder>,
     launches: Launches,
@@ -57,32 +57,32 @@ impl Recording {
         Ok(Self { device, launches })
     }
 
-    /// A client as a runtime would give it.
+    /// A client, as returned by a runtime.
     pub fn client(&self) -> Client {
         self.device.client().clone()
     }
 
-    /// What was launched since the last call.
+    /// Launches since the last call.
     ///
     /// # Errors
-    /// When the device's thread is gone.
+    /// When the device's thread has stopped.
     pub fn take(&self) -> anyhow::Result<Vec<Launch>> {
-        // Launches travel through a queue; a flush returns after all of them.
+        // Launches go through a queue; a flush returns after all of them.
         self.device.client().flush().map_err(|e| anyhow::anyhow!("the recording device stopped: {e}"))?;
         Ok(std::mem::take(&mut *self.launches.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// Ends the device's thread. Other clients of the device must be gone.
+    /// Stops the device's thread. All other clients of the device must be dropped first.
     pub fn close(self) {
         self.device.close();
     }
 }
 
-/// Keeps launches, and nothing else.
+/// Records launches only.
 struct Recorder(Launches);
 
 impl Behaviour for Recorder {
-    /// Recorded for nobody.
+    /// Records to a list without an owner.
     fn unregistered() -> Self {
         Self(Launches::default())
     }

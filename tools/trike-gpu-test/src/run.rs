@@ -1,4 +1,4 @@
-//! The run phase: every suite on every device found, against the CPU's results.
+//! The run phase: every suite on every device found, compared with CPU results.
 
 use std::fmt::Write as _;
 use std::time::Instant;
@@ -11,18 +11,18 @@ use crate::session::Session;
 use crate::suites;
 use crate::tally::{Outcome, Tally};
 
-/// What to run, and where.
+/// Options of the run phase.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The runtimes to look for devices with; empty for all that are linked.
+    /// The runtimes to search for devices; empty for all linked ones.
     pub runtimes: Vec<Runtime>,
     /// Only cases whose name contains this.
     pub filter: Option<String>,
-    /// Whether a run without any device is a failure.
+    /// Whether a run without any device fails.
     pub device_required: bool,
 }
 
-/// Runs the suites; `say` takes a line for each device and for each runtime without one.
+/// Runs the suites; `say` is called with a line for each device and for each runtime without one.
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Tally {
     let mut tally = Tally::default();
     let wanted = |runtime: &Runtime| options.runtimes.is_empty() || options.runtimes.contains(runtime);
@@ -40,7 +40,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Tally {
             (true, false) => format!("no {runtime} device on this machine"),
             (false, _) => format!("this build has no {runtime} runtime"),
         };
-        // Without a wish, only what the build could have used is worth a line.
+        // Without explicit runtimes, only linked ones are reported.
         if is_linked(*runtime) || !options.runtimes.is_empty() {
             say(&format!("{runtime}: skipped, {reason}"));
             tally.skip(&reason, 1);
@@ -56,7 +56,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Tally {
         }
     }
     if found.is_empty() && options.device_required {
-        tally.add("find a device", Outcome::Fail("there is none, and one is required".to_owned()));
+        tally.add("find a device", Outcome::Fail("no device found, but --device-required is set".to_owned()));
     }
     tally
 }
@@ -68,8 +68,8 @@ fn runtime_of(info: &DeviceInfo) -> Option<Runtime> {
     }
 }
 
-/// Runs every suite on one device: a software device twice, with and without the plane operations that it has but CubeCL
-/// does not announce for it.
+/// Runs every suite on one device. A software device runs twice, with and without the plane operations that it
+/// supports but CubeCL does not report.
 fn device(
     spec: DeviceSpec,
     capabilities: &Capabilities,
@@ -79,8 +79,10 @@ fn device(
     let mut tally = Tally::default();
     if capabilities.software {
         let fallen = fallback(capabilities);
-        tally
-            .add(&format!("{spec} is Vulkan's software driver"), fallen.map_or(Outcome::Pass, Outcome::Fail));
+        tally.add(
+            &format!("{spec} is the software Vulkan driver"),
+            fallen.map_or(Outcome::Pass, Outcome::Fail),
+        );
     }
     let ways: &[Planes] =
         if capabilities.software { &[Planes::Forced, Planes::Off] } else { &[Planes::Advertised] };
@@ -109,8 +111,8 @@ fn device(
     tally
 }
 
-/// What is wrong with a software device, which must be the Vulkan driver: with a broken driver list wgpu falls back to OpenGL
-/// in silence, under a name that is nearly the same.
+/// Checks that a software device is the Vulkan driver: with a broken driver list wgpu silently falls back to OpenGL,
+/// under a similar name.
 fn fallback(capabilities: &Capabilities) -> Option<String> {
     let Capabilities { name, f16, max_bindings, .. } = capabilities;
     let vulkan = name.starts_with("llvmpipe") && *f16 && *max_bindings >= 24;
@@ -121,7 +123,7 @@ fn fallback(capabilities: &Capabilities) -> Option<String> {
     })
 }
 
-/// One line on a device.
+/// One-line description of a device.
 fn describe(c: &Capabilities) -> String {
     let mut text = c.name.clone();
     match c.planes {
@@ -131,7 +133,7 @@ fn describe(c: &Capabilities) -> String {
         Some((least, most)) => {
             let _ = write!(text, ", planes of {least} to {most}");
         }
-        None => text += ", no plane operations announced",
+        None => text += ", no plane operations reported",
     }
     let has =
         [(c.f16, "f16"), (c.i8, "i8 buffers"), (c.int8_mma, "int8 mma"), (c.async_copy, "async copies")];

@@ -1,4 +1,4 @@
-//! A run of suites over one device: names cases, catches what goes wrong, and compares with the oracle.
+//! A session runs suites on one device: it names cases, catches panics, and compares with the oracle.
 
 use std::fmt::{Debug, Display};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,12 +8,12 @@ use trike_cube::{Buffer, CubeError, Device, Element, Plan, Strategy};
 
 use crate::tally::{Outcome, Tally};
 
-/// Why a case did not pass.
+/// Reason why a case did not pass.
 #[derive(Debug)]
 pub enum Failure {
     /// The device lacks a feature; the case is skipped.
     Missing(String),
-    /// The result is wrong, or there is none.
+    /// The result is wrong or missing.
     Wrong(String),
 }
 
@@ -21,7 +21,7 @@ impl From<CubeError> for Failure {
     fn from(error: CubeError) -> Self {
         match error {
             CubeError::Feature { feature, .. } => Self::Missing(feature.to_owned()),
-            // How many buffers a kernel binds is no choice of a blueprint.
+            // The number of bound buffers does not depend on the blueprint.
             CubeError::Limit { what: "buffers", requested, .. } => {
                 Self::Missing(format!("{requested} buffers"))
             }
@@ -30,13 +30,13 @@ impl From<CubeError> for Failure {
     }
 }
 
-/// What a case returns.
+/// Result of a case.
 pub type Verdict = Result<(), Failure>;
 
-/// How many of the slowest cases are remembered.
+/// Number of slowest cases to keep.
 const SLOWEST: usize = 5;
 
-/// One device, the cases that were run on it, and what came of them.
+/// One device, and the outcomes of the cases run on it.
 pub struct Session<'a> {
     device: &'a Device,
     compared: bool,
@@ -48,7 +48,7 @@ pub struct Session<'a> {
 }
 
 impl<'a> Session<'a> {
-    /// Runs cases on a device and compares their results.
+    /// A session that runs cases on a device and compares their results.
     pub fn new(device: &'a Device) -> Self {
         Self {
             device,
@@ -60,12 +60,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Runs cases on a device that computes nothing, for their launches alone; `after` is called after each case.
+    /// A session on a recording device, for the launches only; `after` is called after each case.
     pub fn recording(device: &'a Device, after: &'a mut dyn FnMut()) -> Self {
         Self { compared: false, after: Some(after), ..Self::new(device) }
     }
 
-    /// With only the cases whose name contains `filter`.
+    /// Restricts the session to cases whose name contains `filter`.
     #[must_use]
     pub fn filtered(self, filter: Option<&'a str>) -> Self {
         Self { filter, ..self }
@@ -76,14 +76,14 @@ impl<'a> Session<'a> {
         self.device
     }
 
-    /// Whether results are compared; without, they are zeros and mean nothing.
+    /// Whether results are compared; on a recording device they are meaningless zeros.
     pub fn compares(&self) -> bool {
         self.compared
     }
 
-    /// Runs one case. Names begin with the operation: `linear/decode 33x77 m=3 groups of 32, Inferred`.
+    /// Runs one case. Names start with the operation: `linear/decode 33x77 m=3 groups of 32, Inferred`.
     ///
-    /// A panic is a failure of the case and not the end of the run.
+    /// A panic is a failure of the case and does not end the run.
     pub fn case(&mut self, name: impl Display, run: impl FnOnce(&Oracle) -> Verdict) {
         let name = name.to_string();
         if self.filter.is_some_and(|part| !name.contains(part)) {
@@ -106,12 +106,12 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The cases that took longest, the longest first: nearly all of it is a driver compiling a kernel.
+    /// The slowest cases, slowest first: nearly all of the time is kernel compilation in the driver.
     pub fn slowest(&self) -> &[(Duration, String)] {
         &self.slowest
     }
 
-    /// Runs a case with the blueprint that is inferred and with every one that could be.
+    /// Runs a case with the inferred blueprint and with every candidate.
     pub fn each<P: Plan>(
         &mut self,
         name: impl Display,
@@ -126,49 +126,49 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// What came of the cases.
+    /// The outcomes of the cases.
     pub fn finish(self) -> Tally {
         self.tally
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "no message".to_owned())
 }
 
-/// An output that is not what a kernel should leave: it must write all of it.
+/// An output filled with NaN: a kernel must overwrite all of it.
 ///
 /// # Errors
-/// As [`Device::upload`].
+/// Those of [`Device::upload`].
 pub fn poisoned(device: &Device, len: usize) -> trike_cube::Result<Buffer<f32>> {
     device.upload(&vec![f32::NAN; len])
 }
 
-/// An integer output that is not what a kernel should leave.
+/// An integer output filled with a poison value.
 ///
 /// # Errors
-/// As [`Device::upload`].
+/// Those of [`Device::upload`].
 pub fn poisoned_words<T: Element + From<u16>>(device: &Device, len: usize) -> trike_cube::Result<Buffer<T>> {
     device.upload(&vec![T::from(0xdead); len])
 }
 
-/// Compares results, where there are any.
+/// Compares results, unless the device only records.
 pub struct Oracle {
     compares: bool,
 }
 
 impl Oracle {
-    /// Whether results are worth computing an expectation for.
+    /// Whether results are compared, so that expectations need to be computed.
     pub fn compares(&self) -> bool {
         self.compares
     }
 
-    /// Integer stages: equal, element for element.
+    /// Integer stages: elementwise equality.
     ///
     /// # Errors
-    /// The first element that differs.
+    /// The first differing element.
     pub fn exact<T: PartialEq + Debug>(&self, what: &str, got: &[T], want: &[T]) -> Verdict {
         if !self.compares {
             return Ok(());
@@ -180,13 +180,15 @@ impl Oracle {
         }
     }
 
-    /// Float stages, in rows of `row` elements: no further from the exact result than twice a plain computation of that row in
-    /// the same precision, plus `slack` of the row's largest magnitude, for a plain computation that happens to be exact.
+    /// Float stages, in rows of `row` elements: the error may be at most twice that of a plain computation of the row
+    /// in the same precision, plus `slack` times the row's largest magnitude, in case the plain computation happens to
+    /// be exact.
     ///
-    /// A bound for each row, because a row of small numbers next to one of large ones could be anything under a common bound.
+    /// The bound is per row, because under a common bound a row of small numbers next to one of large numbers would be
+    /// unchecked.
     ///
     /// # Errors
-    /// The element that is furthest off in the first row that is wrong, or the first that is no number.
+    /// The element with the largest error in the first wrong row, or the first NaN.
     pub fn twice_plain(
         &self,
         what: &str,
@@ -213,7 +215,7 @@ impl Oracle {
     /// Float stages with a known bound: at most `tolerance` from the exact result.
     ///
     /// # Errors
-    /// The element that is furthest off, or the first that is no number.
+    /// The element with the largest error, or the first NaN.
     pub fn within(&self, what: &str, got: &[f32], exact: &[f64], tolerance: f64) -> Verdict {
         if !self.compares {
             return Ok(());
@@ -239,10 +241,10 @@ impl Oracle {
         )))
     }
 
-    /// A call that must be refused with this variant of the error.
+    /// Checks that a call failed with the expected error variant.
     ///
     /// # Errors
-    /// What came instead.
+    /// The actual outcome.
     pub fn refused<T>(
         &self,
         what: &str,
@@ -251,7 +253,7 @@ impl Oracle {
     ) -> Verdict {
         match result {
             Err(error) if expected(&error) => Ok(()),
-            Err(error) => Err(Failure::Wrong(format!("{what}: refused with another error: {error}"))),
+            Err(error) => Err(Failure::Wrong(format!("{what}: refused with a different error: {error}"))),
             Ok(_) => Err(Failure::Wrong(format!("{what}: not refused"))),
         }
     }

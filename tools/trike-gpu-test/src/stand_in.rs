@@ -1,7 +1,7 @@
-//! A server of our own where CUDA's or Vulkan's would stand.
+//! A custom CubeCL server in place of CUDA's or Vulkan's.
 //!
-//! CubeCL's client is erased over its server, so what is behind it need not be a device. What a server has to answer is the
-//! same whatever it does with launches; that part is here, and the rest is a [`Behaviour`].
+//! CubeCL's client is type-erased over its server, so the server need not be a device. The part of a server that is
+//! independent of launches is here; the rest is a [`Behaviour`].
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -28,39 +28,39 @@ use cubecl_server::storage::{BytesResource, BytesStorage};
 
 use crate::target::Target;
 
-/// What a stand-in does with memory and launches.
+/// Memory and launch behaviour of a stand-in.
 pub(crate) trait Behaviour: Send + Sized + 'static {
-    /// That of a device which CubeCL makes by itself, when one is named that nobody registered.
+    /// For a device that CubeCL creates itself, when an unregistered one is used.
     fn unregistered() -> Self;
 
-    /// Makes room for an allocation.
+    /// Allocates memory.
     fn allocate(&mut self, id: usize, bytes: usize);
 
-    /// What parts of allocations hold.
+    /// Reads parts of allocations.
     fn read(&mut self, parts: &[CopyDescriptor]) -> Result<Vec<Bytes>, ServerError>;
 
-    /// Fills a part of an allocation.
+    /// Writes a part of an allocation.
     fn write(&mut self, part: &CopyDescriptor, bytes: &Bytes);
 
-    /// Takes a launch.
+    /// Executes or records a launch.
     fn launch(&mut self, kernel: Box<dyn CubeKernel>, count: &CubeCount, arguments: &KernelArguments);
 
-    /// What went wrong since somebody asked.
+    /// Returns and clears the first error since the last call.
     fn failed(&mut self) -> Result<(), ServerError>;
 }
 
-/// A device that is not there, and a client of it.
+/// A simulated device, and a client of it.
 pub(crate) struct StandIn<B: Behaviour> {
     device: DeviceId,
     client: Client,
     behaviour: PhantomData<B>,
 }
 
-/// Every stand-in is a device of its own.
+/// Each stand-in gets its own device number.
 static NEXT: AtomicU16 = AtomicU16::new(0);
 
 impl<B: Behaviour> StandIn<B> {
-    /// A device with the properties of `target`; `behaviour` gets its number.
+    /// A device with the properties of `target`; `behaviour` receives its number.
     ///
     /// # Errors
     /// When CubeCL refuses to register another device (after 65 536 of them).
@@ -73,20 +73,20 @@ impl<B: Behaviour> StandIn<B> {
         Ok(Self { device, client, behaviour: PhantomData })
     }
 
-    /// The client, as a runtime would give it.
+    /// The client, as returned by a runtime.
     pub(crate) fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Ends the device's thread, which looks for work thousands of times a second as long as it lives. Other clients of the
-    /// device must be gone.
+    /// Stops the device's thread, which otherwise polls for work thousands of times per second. All other clients of
+    /// the device must be dropped first.
     pub(crate) fn close(self) {
         drop(self.client);
         DeviceHandle::<Service<B>>::shutdown(self.device);
     }
 }
 
-/// The server's side.
+/// The server of a stand-in.
 struct Service<B> {
     utilities: Arc<ServerUtilities>,
     behaviour: B,

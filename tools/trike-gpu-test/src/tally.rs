@@ -1,16 +1,16 @@
-//! What happened to each case, counted.
+//! Counts of case outcomes.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// How a case ended.
+/// Outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The result is the oracle's.
+    /// The result matches the oracle.
     Pass,
-    /// The result is not, or there is none; with what was found.
+    /// The result differs or is missing; with a description.
     Fail(String),
-    /// Nothing was tried, for this reason.
+    /// Not run, for this reason.
     Skip(String),
 }
 
@@ -23,7 +23,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    /// Takes the outcome of a case.
+    /// Counts the outcome of a case.
     pub fn add(&mut self, case: &str, outcome: Outcome) {
         match outcome {
             Outcome::Pass => self.passed += 1,
@@ -32,7 +32,7 @@ impl Tally {
         }
     }
 
-    /// Counts cases that were not tried for one reason.
+    /// Counts cases skipped for one reason.
     pub fn skip(&mut self, reason: &str, cases: usize) {
         *self.skipped.entry(reason.to_owned()).or_default() += cases;
     }
@@ -51,12 +51,12 @@ impl Tally {
         self.passed
     }
 
-    /// Cases that failed, with what was found.
+    /// Cases that failed, with descriptions.
     pub fn failures(&self) -> &[(String, String)] {
         &self.failures
     }
 
-    /// Reasons for skips with the number of cases, in alphabetical order.
+    /// Reasons for skips with the number of cases, sorted alphabetically.
     pub fn skips(&self) -> impl Iterator<Item = (&str, usize)> {
         self.skipped.iter().map(|(reason, &cases)| (reason.as_str(), cases))
     }

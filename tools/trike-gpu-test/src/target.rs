@@ -1,9 +1,9 @@
-//! The devices that kernels are compiled for: what each runtime of CubeCL 0.11.3 says of such a device, without the device.
+//! The devices that kernels are compiled for, with the properties that the runtimes of CubeCL 0.11.3 report for them.
 //!
-//! The properties repeat what the runtimes put together when they meet the hardware (`cubecl-cuda`, `cubecl-hip` and
-//! `cubecl-wgpu`, `runtime.rs` of each), because that code wants a driver. They are one device a family: a data-centre and a
-//! desktop NVIDIA GPU of three generations, two AMD generations with wavefronts of 64 and of 32, an Apple GPU, a Vulkan GPU
-//! with matrix instructions, and WebGPU with and without what browsers call extensions.
+//! The properties are copied from the initialization code of the runtimes (`runtime.rs` of `cubecl-cuda`, `cubecl-hip`
+//! and `cubecl-wgpu`), because that code needs a driver. Each entry is one device of a family: NVIDIA data-centre and
+//! desktop GPUs of three generations, AMD GPUs of several generations with wavefronts of 64 and of 32, an Apple GPU, a
+//! Vulkan GPU with matrix instructions, and WebGPU with and without extensions.
 
 use cubecl::cmma::MatrixLayout;
 use cubecl::ir::features::{AtomicUsage, Features, MmaConfig, Plane, Tma, TypeUsage};
@@ -29,9 +29,9 @@ use cubecl_server::allocator::{ContiguousMemoryLayoutPolicy, PitchedMemoryLayout
 /// One kind of device to compile for.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// How reports and the table of unsupported pairs call it.
+    /// Name in reports and in the table of unsupported pairs.
     pub name: &'static str,
-    /// Which code generator, with what it depends on.
+    /// The code generator, with its parameters.
     pub family: Family,
 }
 
@@ -46,26 +46,26 @@ pub enum Family {
     Metal,
     /// SPIR-V.
     Vulkan,
-    /// WGSL with 16-bit floats and subgroups, as native drivers have.
+    /// WGSL with 16-bit floats and subgroups, as supported by native drivers.
     WebGpu,
-    /// WGSL with nothing beyond the standard's minimum.
+    /// WGSL with only the minimum of the standard.
     WebGpuMinimal,
 }
 
-/// A streaming multiprocessor of NVIDIA's, as CUDA's programming guide tabulates it by compute capability.
+/// Properties of a streaming multiprocessor by compute capability, from CUDA's programming guide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CudaSm {
     /// Compute capability times ten.
     pub version: u32,
-    /// Multiprocessors of the device that stands for the generation.
+    /// Number of multiprocessors of the representative device.
     pub count: u32,
-    /// Most warps that a multiprocessor holds.
+    /// Maximum resident warps per multiprocessor.
     pub warps: u32,
-    /// Most cubes that a multiprocessor holds.
+    /// Maximum resident cubes per multiprocessor.
     pub cubes: u32,
-    /// Shared memory of a multiprocessor, in bytes.
+    /// Shared memory per multiprocessor, in bytes.
     pub shared: u32,
-    /// Most shared memory of one cube, in bytes.
+    /// Maximum shared memory per cube, in bytes.
     pub shared_of_cube: u32,
 }
 
@@ -80,14 +80,15 @@ pub const SM_120: CudaSm =
     CudaSm { version: 120, count: 170, warps: 48, cubes: 24, shared: 102_400, shared_of_cube: 101_376 };
 
 impl CudaSm {
-    /// The architecture as CubeCL's runtime names it to NVRTC: with architecture-specific instructions from 9.0 on.
+    /// The architecture name that CubeCL's runtime passes to NVRTC: with architecture-specific instructions from 9.0
+    /// on.
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.version, if self.version >= 90 { "a" } else { "" })
     }
 }
 
 impl Target {
-    /// Every target, CUDA first.
+    /// All targets, CUDA first.
     pub fn all() -> Vec<Self> {
         let of = |name, family| Self { name, family };
         vec![
@@ -104,7 +105,7 @@ impl Target {
         ]
     }
 
-    /// The runtime's name as its clients say it.
+    /// The runtime's name, as reported by its clients.
     pub fn runtime(&self) -> &'static str {
         match self.family {
             Family::Cuda(_) => "cuda",
@@ -115,7 +116,7 @@ impl Target {
         }
     }
 
-    /// What the device can do and how large it is.
+    /// Features and limits of the device.
     pub fn properties(&self) -> DeviceProperties {
         let mut p = DeviceProperties::new(
             Features::default(),
@@ -139,7 +140,7 @@ impl Target {
         p
     }
 
-    /// How matrix fragments lie in registers.
+    /// Register layout of matrix fragments.
     pub fn target_properties(&self) -> TargetProperties {
         let nvidia_or_amd = |acc, duplication, contiguous| MmaProperties {
             register_size_bits: 32,
@@ -167,7 +168,7 @@ impl Target {
         TargetProperties { mma }
     }
 
-    /// How the runtime lays out tensors: with padded rows for CUDA and HIP.
+    /// Tensor layout of the runtime: with padded rows for CUDA and HIP.
     pub fn layout_policy(&self) -> LayoutPolicy {
         let alignment = self.memory().alignment as usize;
         match self.family {
@@ -185,7 +186,7 @@ impl Target {
             Family::Hip(_) => MemoryDeviceProperties::new(6 * GIB, 256).with_max_memory(24 * GIB),
             Family::Metal => MemoryDeviceProperties::new(16 * GIB, 256).with_max_memory(24 * GIB),
             Family::Vulkan => MemoryDeviceProperties::new(2 * GIB, 64).with_max_memory(16 * GIB),
-            // What a storage buffer may span, which is all that WebGPU says.
+            // Maximum size of a storage buffer, the only limit that WebGPU reports.
             Family::WebGpu => MemoryDeviceProperties::new(2 * GIB, 256),
             Family::WebGpuMinimal => MemoryDeviceProperties::new(128 << 20, 256),
         }
@@ -200,9 +201,9 @@ impl Target {
             }
             Family::Metal => ((32, 32), 32 << 10, 1024),
             Family::Vulkan => ((32, 32), 48 << 10, 1024),
-            // An Intel GPU chooses between 8 and 32 when it compiles.
+            // Intel GPUs select 8 to 32 at compile time.
             Family::WebGpu => ((8, 32), 32 << 10, 1024),
-            // What CubeCL assumes where the adapter says nothing.
+            // CubeCL's defaults if the adapter reports nothing.
             Family::WebGpuMinimal => ((8, 128), 16 << 10, 256),
         };
         let wide = matches!(self.family, Family::Cuda(_) | Family::Hip(_));
@@ -239,9 +240,9 @@ impl Target {
     }
 }
 
-/// The layouts of CubeCL's runtimes, as one type.
+/// The layout policies of CubeCL's runtimes, as one type.
 pub enum LayoutPolicy {
-    /// Rows padded to the width that loads like.
+    /// Rows padded to the load width.
     Pitched(PitchedMemoryLayoutPolicy),
     /// No padding.
     Contiguous(ContiguousMemoryLayoutPolicy),
@@ -340,7 +341,7 @@ fn vulkan_features(p: &mut DeviceProperties) {
     );
     p.features.device_memory_scope = true;
     p.features.plane = Plane::Ops | Plane::Sync | Plane::NonUniformControlFlow;
-    // What drivers of NVIDIA and AMD list for a subgroup.
+    // Typical subgroup configurations of NVIDIA and AMD drivers.
     for (a_type, cd_type, k) in [(F16, F32, 16), (F16, F16, 16), (I8, I32, 32)] {
         p.features.matmul.cmma.insert(MmaConfig { a_type, b_type: a_type, cd_type, m: 16, n: 16, k });
     }

@@ -1,13 +1,13 @@
-//! Which choice each layer gets.
+//! Choice of the storage of each layer.
 
 use trike_quant::{Choice, QuantError, allocate};
 
 use crate::{Plan, PlannedLayer, Sensitivity, StoredKind};
 
-/// Why a plan leaves a layer as it is.
-pub(crate) const NO_ROOM: &str = "no ternary form of it is within the budget";
+/// Reason of a plan for leaving a layer dense.
+pub(crate) const NO_ROOM: &str = "no ternary choice fits the budget";
 
-/// The choices of each layer that lose least within `budget` bytes.
+/// The choices with the smallest total loss within `budget` bytes.
 pub(crate) fn solve(sensitivities: &[Sensitivity], budget: u64) -> Result<Vec<usize>, QuantError> {
     let lists: Vec<Vec<Choice>> = sensitivities
         .iter()
@@ -16,7 +16,7 @@ pub(crate) fn solve(sensitivities: &[Sensitivity], budget: u64) -> Result<Vec<us
     allocate(&lists, budget)
 }
 
-/// The same for the fewest bytes that are expected to lose at most `loss`.
+/// The choices with the fewest bytes whose expected loss is at most `loss`.
 pub(crate) fn solve_loss(sensitivities: &[Sensitivity], loss: f64) -> Result<Vec<usize>, QuantError> {
     let extreme = |pick: fn(u64, u64) -> u64| -> u64 {
         let of = |s: &Sensitivity| s.choices.iter().map(|c| c.bytes).reduce(pick).unwrap_or(0);
@@ -33,13 +33,13 @@ pub(crate) fn solve_loss(sensitivities: &[Sensitivity], loss: f64) -> Result<Vec
     solve(sensitivities, high)
 }
 
-/// Bytes and expected loss of some choices.
+/// Total bytes and expected loss of some choices.
 pub(crate) fn totals(sensitivities: &[Sensitivity], chosen: &[usize]) -> (u64, f64) {
     let picked = sensitivities.iter().zip(chosen).map(|(s, &c)| &s.choices[c]);
     picked.fold((0, 0.0), |(bytes, kl), c| (bytes + c.bytes, kl + c.kl))
 }
 
-/// The plan that some choices are. A layer that stays dense says what ternary would have cost.
+/// The plan for some choices. A layer that stays dense gets a reason with the loss of its best ternary choice.
 pub(crate) fn plan(sensitivities: &[Sensitivity], chosen: &[usize], made_for: String) -> Plan {
     let (_, loss) = totals(sensitivities, chosen);
     let mut layers = Vec::new();
@@ -50,7 +50,7 @@ pub(crate) fn plan(sensitivities: &[Sensitivity], chosen: &[usize], made_for: St
             let others = sensitivity.choices.iter().filter(|c| c.stored.kind != StoredKind::Dense);
             if let Some(best) = others.min_by(|a, b| a.kl.total_cmp(&b.kl)) {
                 stored.reason = Some(format!(
-                    "{NO_ROOM}: the nearest, {}, alone costs {:.2e} nats per token, all other layers together {loss:.2e}",
+                    "{NO_ROOM}: the closest, {}, alone costs {:.2e} nats per token, all other layers together {loss:.2e}",
                     best.stored, best.kl
                 ));
             }

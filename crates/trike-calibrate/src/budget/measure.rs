@@ -1,4 +1,4 @@
-//! What each layer's precision costs the whole model, measured.
+//! Sensitivity measurement: the loss of the whole model caused by the precision of each layer.
 
 use trike_core::{DenseData, DenseTensor, Int8Tensor, Tensor};
 use trike_cpu::Matrix;
@@ -17,11 +17,11 @@ use crate::{
     weights::{is_convertible, rotated},
 };
 
-/// Rows whose logits are in memory at a time.
+/// Rows of logits in memory at a time.
 const LOGIT_ROWS: usize = 256;
 
-/// Measures what `options` cost each layer, one at a time in a model that is dense otherwise.
-/// The text of `calibration` gives the Hessians, that of `held` the divergences. All blocks are in memory, in f32.
+/// Measures the loss of every option for each layer, with the rest of the model dense. The text of `calibration` is
+/// used for the Hessians, that of `held` for the divergences. All blocks are in memory, in f32.
 pub(crate) fn measure(
     input: &dyn WeightSource,
     config: &ModelQuantizationConfig,
@@ -60,7 +60,7 @@ pub(crate) fn measure(
             if !planned.is_empty() {
                 let failed = |e| CalibrateError::quantize(planned[0], e);
                 let hessian = model.hessian(layer, point, &seen)?;
-                // The layers here read the same inputs; where these are rotated, there is only one layer.
+                // These layers read the same inputs; rotated inputs have only one layer.
                 let rotation = config.rotation_of(planned[0], hessian.width());
                 let how = config.compensation().unwrap_or_default();
                 let hessian = hessian.matrix().map_err(failed)?;
@@ -88,7 +88,7 @@ struct Model<'a> {
 }
 
 impl Model<'_> {
-    /// The streams behind the last block, from those before the first.
+    /// The residual streams after the last block, computed from those before the first.
     fn finish(&self, streams: &[Batch]) -> Result<Vec<Vec<f32>>, NnError> {
         let one = |batch: &Batch| {
             let mut batch = batch.with(batch.x.clone());
@@ -110,7 +110,7 @@ impl Model<'_> {
         Ok(hessian)
     }
 
-    /// Every option for a layer of a block.
+    /// Measures every option for a layer of a block.
     fn layer(
         &self,
         layer: usize,
@@ -142,7 +142,7 @@ impl Model<'_> {
                     (trits.bytes() as u64, Some(trits.dequantize()))
                 }
             };
-            // In narrow layers several sizes of groups are the same.
+            // In narrow layers several group sizes coincide.
             if choices.iter().any(|c| c.bytes == bytes && c.stored.planes == Stored::of(option).planes) {
                 continue;
             }
@@ -170,14 +170,14 @@ impl Model<'_> {
         let values = rotated(rotation, cols, &weights.to_f32())?;
         let how = self.config.compensation().unwrap_or_default();
         let factor = factors.get(layout.granularity)?;
-        // One round is near enough to tell layers apart, and half the time.
+        // One round is accurate enough to rank layers, and takes half the time.
         let config = CompensateConfig::default().with_layout(layout).with_rounds(how.rounds.min(1));
         let view = MatrixView::new(rows, cols, &values)?;
         let trits = compensate(self.runner.cpu(), view, factor, None, &config)?.0;
         Ok(trits.with_rotation(rotation)?)
     }
 
-    /// Mean divergence from the dense model when `block` takes the place of block `layer`.
+    /// Mean divergence from the dense model with `block` in place of block `layer`.
     fn divergence(
         &self,
         layer: usize,
@@ -211,7 +211,7 @@ impl Model<'_> {
     }
 }
 
-/// The ways to store a layer that a plan chooses from: planes up to `most`, each with every one of `groups`, int8, and as it is.
+/// The candidates of a plan for each layer: planes up to `most` with each of `groups`, int8, and unchanged.
 pub(crate) fn options(most: usize, groups: &[Granularity]) -> Vec<LayerChoice> {
     let trits = groups
         .iter()

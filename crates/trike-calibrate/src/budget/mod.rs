@@ -1,4 +1,5 @@
-//! A model that meets a budget: sensitivities are measured, a knapsack solver allots precision, and trials check the result.
+//! Quantization to a budget: sensitivities are measured, a knapsack solver allocates precision, and trials check the
+//! result.
 
 mod allot;
 mod measure;
@@ -27,22 +28,23 @@ use crate::{
     store,
 };
 
-/// Tokens on which sensitivities are measured.
+/// Tokens for the measurement of sensitivities.
 const HELD_TOKENS: usize = 8192;
 
-/// Plans a model for a budget: measures what each way to store each layer costs, on calibration text, and allots planes, scales, int8
-/// or dense.
+/// Plans a model for a budget: measures the loss of each candidate for each layer on calibration text, and allocates
+/// planes, scales, int8 or dense.
 ///
-/// Budgets of quality are checked: models are made and measured on sequences that they were not calibrated on, until the smallest
-/// that meets the budget is found. A budget of bytes or bits needs no more than the allotment.
+/// Quality budgets are verified: models are quantized and measured on held-out sequences until the smallest one that
+/// meets the budget is found. A budget of bytes or bits needs only the allocation.
 ///
-/// Planes and groups are those of `options`, not of `config.layout`. What was measured is kept in `<output>.plan`
-/// until all is done, so that the same call after an interruption goes on. `progress` is called with what is being done, and
-/// how much of it is done and to do.
+/// Planes and groups are taken from `options`, not from `config.layout`. Measurements are stored in `<output>.plan`
+/// until everything is finished, so that the same call resumes after an interruption. `progress` is called with the
+/// current step, and the units done and in total.
 ///
 /// # Errors
 ///
-/// [`CalibrateError::Budget`] for a budget that is not achievable, with the closest achievable one; and as [`quantize`](super::quantize()).
+/// [`CalibrateError::Budget`] for a budget that is not achievable, with the closest achievable one; and those of
+/// [`quantize`](super::quantize()).
 pub fn quantize_to(
     input: &ModelFile,
     output: &Path,
@@ -61,11 +63,11 @@ pub fn quantize_to(
     }
 }
 
-/// The plan of [`quantize_to`] alone, for a budget of bytes or bits; for one of quality, the first that it would try.
+/// Only the plan of [`quantize_to`], for a budget of bytes or bits; for a quality budget, the first trial's plan.
 ///
 /// # Errors
 ///
-/// As [`quantize_to`].
+/// Those of [`quantize_to`].
 pub fn plan_for(
     input: &ModelFile,
     output: &Path,
@@ -119,7 +121,7 @@ impl<'a> Planner<'a> {
             return Err(ConfigError::BudgetRounded.into());
         }
         options.validate()?;
-        // What is planned and tried with is not what is calibrated on.
+        // Held-out text for planning and trials is separate from the calibration text.
         let wanted = calibration.limit();
         let mut all = calibration_ids(input, &calibration.with_limit(wanted.saturating_mul(2)), config)?;
         if all.len() < 2 {
@@ -141,17 +143,17 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// The model that becomes ternary.
+    /// The model to quantize.
     fn input(&self) -> &dyn WeightSource {
         self.prepared.source()
     }
 
-    /// Removes what was kept for a second call.
+    /// Removes the stored measurements.
     fn clean(&self) -> Result<(), CalibrateError> {
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
     }
 
-    /// Measures, or reads what an earlier call with the same settings measured.
+    /// Measures the sensitivities, or loads those of an earlier call with the same settings.
     fn sensitivities(
         &self,
         progress: &mut dyn FnMut(&str, usize, usize),
@@ -187,7 +189,7 @@ impl<'a> Planner<'a> {
             &backend,
             [&self.calibration, &few],
             &options,
-            &mut |done, total| progress("measuring what each layer costs", done, total),
+            &mut |done, total| progress("measuring sensitivities", done, total),
         )?;
         if measured.is_empty() {
             self.clean()?;
@@ -198,7 +200,7 @@ impl<'a> Planner<'a> {
         Ok(measured)
     }
 
-    /// Bytes and weights of what a plan has no say in, of the tensors that are `wanted`.
+    /// Bytes and weights of the `wanted` tensors that are not part of the plan.
     fn others(
         &self,
         sensitivities: &[Sensitivity],
@@ -215,7 +217,7 @@ impl<'a> Planner<'a> {
         Ok((bytes, weights))
     }
 
-    /// The choices within a budget of bytes or bits; one that cannot be met leaves nothing behind.
+    /// The choices within a budget of bytes or bits; removes the stored measurements on failure.
     fn within_or_clean(&self, sensitivities: &[Sensitivity]) -> Result<Vec<usize>, CalibrateError> {
         let chosen = self.within(sensitivities);
         if chosen.is_err() {
@@ -233,7 +235,7 @@ impl<'a> Planner<'a> {
                 (bytes.saturating_sub(others), others)
             }
             Budget::Bits(bits) => {
-                // Layers that are left as they are count, too.
+                // Unchanged layers count as well.
                 let (others, kept) = self.others(sensitivities, WeightName::is_block_matrix)?;
                 weights += kept;
                 (((bits * weights as f64 / 8.0) as u64).saturating_sub(others), others)
@@ -247,7 +249,7 @@ impl<'a> Planner<'a> {
             },
             (QuantError::Budget { smallest, .. }, _) => CalibrateError::Budget {
                 asked: self.budget.to_string(),
-                // Rounded up, so that what is said can be asked for.
+                // Rounded up, so that the reported budget is achievable.
                 closest: format!(
                     "{:.3} bits per weight",
                     (8e3 * (smallest + others) as f64 / weights as f64).ceil() / 1e3

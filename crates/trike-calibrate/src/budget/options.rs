@@ -1,4 +1,4 @@
-//! Budgets, and what a plan chooses from.
+//! Budgets, and the candidates of a plan.
 
 use std::fmt;
 
@@ -7,20 +7,20 @@ use trike_trit::{Granularity, GroupSize, MAX_DEPTH};
 
 use crate::{CalibrateError, ConfigError};
 
-/// What a model may cost.
+/// Budget of a quantized model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
-    /// Perplexity ratio to the dense model, on text that is neither calibrated on nor planned with.
+    /// Perplexity ratio to the dense model, on text used neither for calibration nor for planning.
     PerplexityRatio(f64),
     /// Kullback-Leibler divergence from the dense model, in nats per token.
     Divergence(f64),
-    /// Bits per weight over the linear layers of the blocks, scales included.
+    /// Bits per weight over the linear layers of the blocks, including scales.
     Bits(f64),
-    /// Bytes of all of its tensors.
+    /// Total bytes of all tensors.
     Bytes(u64),
 }
 
-/// The budget of a plan, and the ternary forms that it chooses from; int8 and the layers as they are can always be chosen.
+/// The budget of a plan, and its ternary candidates; int8 and unchanged layers are always candidates.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct PlanOptions {
@@ -28,12 +28,12 @@ pub struct PlanOptions {
     pub budget: Budget,
     /// Largest number of planes per layer.
     pub planes: usize,
-    /// The weights that may share a scale.
+    /// Candidate granularities of scales.
     pub groups: Vec<Granularity>,
 }
 
 impl PlanOptions {
-    /// Up to four planes (more would take as much room as int8) and one scale per 32, 64 or 128 weights or per row.
+    /// Up to four planes (more would be as large as int8) and one scale per 32, 64 or 128 weights or per row.
     #[must_use]
     pub fn new(budget: Budget) -> Self {
         let sizes = [GroupSize::G32, GroupSize::G64, GroupSize::G128];

@@ -1,4 +1,4 @@
-//! The smallest model within a budget of quality, by trials.
+//! Search for the smallest model within a quality budget, by trials.
 
 use std::{fs, path::Path};
 
@@ -13,14 +13,14 @@ use crate::{
     CalibrateError, Plan, Planning, QuantizeReport, Sensitivity, Trial, error::io, quantize::quantize_ids,
 };
 
-/// Models that are made on the way to a budget of quality.
+/// Maximum number of trial models.
 const TRIALS: usize = 7;
-/// Two sizes between which it is not worth to search on.
+/// Ratio of two sizes below which the search stops.
 const NEAR: f64 = 1.004;
-/// Standard errors by which a measured loss must lie under the budget: met with 95 % on text of the same kind.
+/// Standard errors by which a measured loss must be below the budget: 95 % confidence on text of the same kind.
 const SURE: f64 = 1.645;
 
-/// A trial with what made it.
+/// A trial with its plan and report.
 struct Made {
     trial: Trial,
     plan: Plan,
@@ -28,8 +28,8 @@ struct Made {
 }
 
 impl Planner<'_> {
-    /// The divergence that the budget comes to. For a model that predicts its own text, the logarithm of the ratio of perplexities is
-    /// the divergence; how far a real one is from that is seen in the trials.
+    /// The divergence that corresponds to the budget. For a model that predicts its own text, the logarithm of the
+    /// perplexity ratio equals the divergence; the trials show how far a real model deviates.
     pub(super) fn loss(&self) -> f64 {
         match self.budget {
             Budget::PerplexityRatio(ratio) => ratio.ln(),
@@ -48,9 +48,9 @@ impl Planner<'_> {
         let wanted = self.loss();
         let mut trials: Vec<Trial> = Vec::new();
         let mut best: Option<Made> = None;
-        // The largest that was too bad, and the smallest that was good enough, in bytes of the planned layers.
+        // The largest size that failed and the smallest that met the budget, in bytes of the planned layers.
         let (mut low, mut high) = (0u64, u64::MAX);
-        // All layers as they are lose nothing: there is always something to search below.
+        // With all layers unchanged the loss is zero: an upper bound of the search.
         let whole: u64 = sensitivities.iter().filter_map(|s| s.choices.iter().map(|c| c.bytes).max()).sum();
         let mut goal = wanted;
         let mut tried: Vec<Vec<usize>> = Vec::new();
@@ -87,7 +87,7 @@ impl Planner<'_> {
             if high != u64::MAX && low != 0 && (high as f64 / low as f64) < NEAR {
                 break;
             }
-            // A loss that is not over zero says nothing about the next one.
+            // A loss of zero or less gives no estimate for the next one.
             let step = if lost > 0.0 { (wanted / lost).clamp(0.1, 10.0) } else { 4.0 };
             goal = predicted.max(wanted * 1e-6) * step;
         }
@@ -108,7 +108,7 @@ impl Planner<'_> {
         Ok(report)
     }
 
-    /// What a trial lost at most, in nats per token, with 95 %.
+    /// Upper bound of the loss of a trial, in nats per token, with 95 % confidence.
     fn measured(&self, trial: &Trial) -> f64 {
         match self.budget {
             Budget::Divergence(_) => trial.kl + SURE * trial.error,
@@ -116,7 +116,7 @@ impl Planner<'_> {
         }
     }
 
-    /// Loads a model to measure it.
+    /// Loads a model for measurement.
     fn load(&self, file: &ModelFile) -> Result<LanguageModel, CalibrateError> {
         let options = self.config.measured(file)?;
         Ok(LanguageModel::load_with(file, &options, &mut |_, _| ())?)

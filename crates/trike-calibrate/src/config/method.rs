@@ -1,18 +1,18 @@
-//! How weights become trits, and how a layer is stored.
+//! Quantization methods, and storage of a layer.
 
 use trike_quant::{ColumnOrder, ScaleRule};
 use trike_trit::Granularity;
 
-/// How weights are quantized.
+/// Quantization method.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum QuantizeMethod {
-    /// Round to the nearest level, without looking at inputs. Needs no calibration.
+    /// Round to the nearest level, without calibration.
     Round(ScaleRule),
     /// Error compensation (GPTQ): the remaining weights of a row compensate the rounding error.
     Compensate(Compensation),
 }
 
-/// How error compensation works.
+/// Options of error compensation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Compensation {
     /// Order in which columns are rounded.
@@ -21,8 +21,8 @@ pub struct Compensation {
     pub damping: f64,
     /// Rounds of refitting scales and improving codes.
     pub rounds: usize,
-    /// Whether a layer aims at the outputs of the dense model's layer, or only at its own weights: its inputs differ by the errors of
-    /// the layers before it, part of which it can compensate.
+    /// Whether a layer is fitted to the outputs of the dense model's layer instead of only its own weights: its inputs
+    /// contain the errors of the layers before it, some of which it can compensate.
     pub follow: bool,
 }
 
@@ -32,7 +32,7 @@ impl Default for Compensation {
     }
 }
 
-/// How one layer is stored, in place of the layout of the configuration.
+/// Storage of one layer, overriding the layout of the configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LayerChoice {
     /// As trits.

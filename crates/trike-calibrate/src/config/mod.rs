@@ -1,4 +1,4 @@
-//! How a model is made ternary.
+//! Configuration of a quantization.
 
 mod method;
 mod pruning;
@@ -37,18 +37,18 @@ pub struct ModelQuantizationConfig {
     pub layout: TritLayout,
     /// Rounding or error compensation.
     pub method: QuantizeMethod,
-    /// How codes and scales are tuned after compensation; `None` for no tuning. Rounding without compensation and free planes are
-    /// never tuned.
+    /// Tuning of codes and scales after compensation; `None` for no tuning. Rounding without compensation and free
+    /// planes are never tuned.
     pub tuning: Option<Tuning>,
-    /// Whether the inputs of layers are scaled first (AWQ), by the scales that a search on the text finds best: the more important
-    /// weights of a group become larger. The norms, value or up projections before them take the inverse scales, so the result runs
-    /// like any other model.
+    /// Whether layer inputs are scaled first (AWQ), by scales searched on the calibration text: the more important
+    /// weights of a group become larger. The preceding norms, value or up projections absorb the inverse scales, so
+    /// the result runs like any other model.
     pub salience: bool,
-    /// Whether the residual stream is rotated first, with random signs from this seed (QuaRot). A tied head becomes a matrix of its
-    /// own. See [`Fold`](crate::Fold).
+    /// Whether the residual stream is rotated first, with random signs from this seed (QuaRot). A tied head becomes a
+    /// separate matrix. See [`Fold`](crate::Fold).
     pub rotation: Option<u64>,
-    /// Whether the inputs of output and down projections are rotated at run time, by Hadamard matrices in blocks of at most so many
-    /// elements: no weight before these inputs could absorb the rotation. See
+    /// Whether the inputs of output and down projections are rotated at run time, by Hadamard matrices in blocks of at
+    /// most this many elements: no preceding weight could absorb the rotation. See
     /// [`TritTensor::rotation`](trike_trit::TritTensor::rotation).
     pub input_rotation: Option<usize>,
     /// Layers whose name contains one of these patterns are not quantized; `*` matches any characters.
@@ -57,28 +57,28 @@ pub struct ModelQuantizationConfig {
     pub min_layer_size: usize,
     /// Whether the embedding and the output head are rounded to int8 in groups of 32.
     pub int8_head: bool,
-    /// A tokenizer to use and to write with the result, for a model without one.
+    /// A tokenizer to use and to write with the result, for a model without its own.
     pub tokenizer: Option<PathBuf>,
-    /// Layers, by name, that are stored in another way than `layout`: the choices of a plan.
+    /// Layers, by name, whose storage differs from `layout`: the choices of a plan.
     pub layers: BTreeMap<String, LayerChoice>,
     /// Weights that are pruned before quantization.
     pub prune: Option<Pruning>,
-    /// Whether the encoding of each layer is chosen by its zeros (the measured crossover of the kernels, then size), in place of
-    /// `layout.encoding`.
+    /// Whether the encoding of each layer is chosen by its zeros (the measured crossover of the kernels, then size),
+    /// overriding `layout.encoding`.
     pub auto_encoding: bool,
     /// Threads; 0 = all logical CPUs.
     pub threads: usize,
 }
 
 impl Default for ModelQuantizationConfig {
-    /// Three tied planes in base 3 with a scale for 128 weights, compensated, every linear layer of the blocks.
+    /// Three tied planes in base 3 with one scale per 128 weights, compensated, every linear layer of the blocks.
     fn default() -> Self {
         Self::planes(3)
     }
 }
 
 impl ModelQuantizationConfig {
-    /// The default with another number of planes.
+    /// The default configuration with `depth` planes.
     #[must_use]
     pub fn planes(depth: usize) -> Self {
         Self {
@@ -188,7 +188,7 @@ impl ModelQuantizationConfig {
         self.skip_patterns.iter().any(|pattern| contains(name, pattern))
     }
 
-    /// How errors are compensated; `None` for rounding.
+    /// Options of error compensation; `None` for rounding.
     pub(crate) fn compensation(&self) -> Option<Compensation> {
         match self.method {
             QuantizeMethod::Round(_) => None,
@@ -196,7 +196,7 @@ impl ModelQuantizationConfig {
         }
     }
 
-    /// How a model is loaded that is measured: with f32 activations and the head as stored, so that only its weights count.
+    /// Load options for measurements: f32 activations and the head as stored, so that only the weights matter.
     pub(crate) fn measured(&self, file: &ModelFile) -> Result<LoadOptions, CalibrateError> {
         Ok(LoadOptions::default()
             .with_tokenizer(file.tokenizer(self.tokenizer.as_deref())?)
@@ -205,7 +205,7 @@ impl ModelQuantizationConfig {
             .with_head(HeadPrecision::AsStored))
     }
 
-    /// What the inputs of a layer are rotated by, when it becomes ternary.
+    /// The rotation of a layer's inputs, if it becomes ternary.
     pub(crate) fn rotation_of(&self, name: WeightName, cols: usize) -> Option<Hadamard> {
         match name {
             WeightName::Output(_) | WeightName::Down(_) => Hadamard::largest(cols, self.input_rotation?),
@@ -223,11 +223,11 @@ impl ModelQuantizationConfig {
         }
     }
 
-    /// Checks that the options go together.
+    /// Checks that the options are compatible.
     ///
     /// # Errors
     ///
-    /// [`CalibrateError::Option`] and [`CalibrateError::Config`], which name the option; [`CalibrateError::Quantize`] for a layer.
+    /// [`CalibrateError::Option`] and [`CalibrateError::Config`], with the option; [`CalibrateError::Quantize`] for a layer.
     pub fn validate(&self) -> Result<(), CalibrateError> {
         let rule = match self.method {
             QuantizeMethod::Round(rule) => rule,
@@ -266,14 +266,14 @@ impl ModelQuantizationConfig {
         Ok(())
     }
 
-    /// One word for a plane count and coupling, for reports: `2 tied`.
+    /// Plane count and coupling for reports: `2 tied`.
     pub(crate) fn planes_name(&self) -> String {
         let coupling = if self.layout.coupling == Coupling::Free { "free" } else { "tied" };
         format!("{} {coupling}", self.layout.depth)
     }
 }
 
-/// Whether `pattern`, in which `*` stands for any characters, is somewhere in `name`.
+/// Whether `name` contains `pattern`, in which `*` matches any characters.
 fn contains(name: &str, pattern: &str) -> bool {
     let mut rest = name;
     pattern.split('*').all(|part| match rest.find(part) {

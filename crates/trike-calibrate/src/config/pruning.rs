@@ -1,4 +1,4 @@
-//! Which weights of a model become zero first.
+//! Pruning before quantization.
 
 use trike_quant::{Hessian, HessianFactor, MatrixView, PrunePattern, PruneScore, QuantError, prune};
 
@@ -8,28 +8,28 @@ use crate::ConfigError;
 /// The criterion by which weights are pruned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Importance {
-    /// Its magnitude.
+    /// Magnitude of the weight.
     Magnitude,
-    /// Its magnitude times the norm of its input on the calibration text (Wanda, Sun et al., 2306.11695).
+    /// Magnitude times the norm of the input on the calibration text (Wanda, Sun et al., 2306.11695).
     Wanda,
     /// The error of the layer's output that remains after compensation by the rest of the row (SparseGPT, Frantar and Alistarh,
     /// 2301.00774).
     Compensated,
 }
 
-/// Weights that are set to zero before the rest is quantized, and stay zero.
+/// Weights that are set to zero before quantization, and stay zero.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pruning {
     /// The criterion.
     pub importance: Importance,
     /// The weights that are pruned together.
     pub pattern: PrunePattern,
-    /// Fraction of each layer's weights, or blocks, that become zero. Weights that round to zero come on top.
+    /// Fraction of each layer's weights, or blocks, set to zero. Weights that round to zero are additional.
     pub share: f64,
 }
 
 impl Pruning {
-    /// Checks that it goes together with the rest of the options.
+    /// Checks the compatibility with other options.
     pub(crate) fn validate(&self, method: &QuantizeMethod, with_mean: bool) -> Result<(), ConfigError> {
         if !(0.0..1.0).contains(&self.share) {
             return Err(ConfigError::PruneFraction { got: self.share });
@@ -48,7 +48,7 @@ impl Pruning {
         Ok(())
     }
 
-    /// Says of each weight whether it is kept.
+    /// Returns for each weight whether it is kept.
     pub(crate) fn keep(
         &self,
         weights: MatrixView<'_>,

@@ -7,7 +7,7 @@ use trike_llm::Split;
 pub enum Calibration<'a> {
     /// A text, split into sequences.
     Text {
-        /// The text.
+        /// How it is split into sequences.
         text: &'a str,
         /// How it is split.
         split: Split,
@@ -24,7 +24,7 @@ pub enum Calibration<'a> {
 }
 
 impl Calibration<'_> {
-    /// Most sequences.
+    /// Maximum number of sequences.
     pub(crate) fn limit(&self) -> usize {
         match *self {
             Self::Text { limit, .. } => limit.unwrap_or(usize::MAX),
@@ -32,7 +32,7 @@ impl Calibration<'_> {
         }
     }
 
-    /// The same with at most so many sequences; what is generated only grows by a third, because it is slow.
+    /// The same with at most `limit` sequences; generated text grows by at most a third, because generation is slow.
     pub(crate) fn with_limit(self, limit: usize) -> Self {
         match self {
             Self::Text { text, split, .. } => Self::Text { text, split, limit: Some(limit) },

@@ -1,14 +1,14 @@
-//! How codes and scales are tuned.
+//! Tuning options.
 
 use trike_core::{Bounds, OptionError};
 
-/// More epochs than anybody wants: a mistyped number should not run for a year.
+/// Upper limit of epochs, to catch mistyped numbers.
 const MOST_EPOCHS: usize = 10_000;
 
-/// How codes and scales are tuned after compensation, on the same calibration text.
+/// Tuning of codes and scales after compensation, on the same calibration text.
 ///
-/// A pass over the text takes about three times what the model takes to read it. In memory are, for the model's blocks that are
-/// tuned at once (one, then all), 24 bytes per weight, the head both ways, and the activations and logits of a batch.
+/// An epoch takes about three times as long as a forward pass over the text. Memory for the blocks that are tuned at
+/// once (one, then all): 24 bytes per weight, the head and its transpose, and the activations and logits of a batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tuning {
     /// Epochs over the text per block, against the dense block's output; 0 = none.
@@ -17,15 +17,17 @@ pub struct Tuning {
     pub model_epochs: usize,
     /// Tokens per step, unless one sequence is longer.
     pub batch_tokens: usize,
-    /// Learning rate of latent weights, in units of the distance between levels; a third of it for every further plane.
+    /// Learning rate of latent weights, in units of the distance between levels; divided by three for each additional
+    /// plane.
     pub rate: f32,
-    /// Learning rate of scales, relative to the scale; a third of it for every further plane.
+    /// Learning rate of scales, relative to the scale; divided by three for each additional plane.
     pub scale_rate: f32,
-    /// Models with more weights than this in their blocks are not tuned, and a note says so: time grows with weights times tokens.
+    /// Models with more weights than this in their blocks are not tuned, and a note is added: time grows with weights
+    /// times tokens.
     pub most_weights: u64,
-    /// Whether weights that compensation made zero stay zero, as those of a pruned model should.
+    /// Whether weights that compensation made zero stay zero, as required for pruned models.
     pub keep_zeros: bool,
-    /// RNG seed, for the order of the sequences.
+    /// RNG seed for the order of the sequences.
     pub seed: u64,
 }
 

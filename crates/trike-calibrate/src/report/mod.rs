@@ -1,4 +1,4 @@
-//! The report on a quantized model.
+//! Report on a quantized model.
 
 mod html;
 mod planning;
@@ -9,7 +9,7 @@ use trike_llm::{Comparison, Score};
 
 pub use planning::{Measured, Planning, Sensitivity, Trial};
 
-/// A model made ternary. The field names are the schema of `report.json` and of `trike quantize --json`.
+/// Report on a quantized model. The field names are the schema of `report.json` and of `trike quantize --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct QuantizeReport {
     /// Path of the input.
@@ -18,35 +18,36 @@ pub struct QuantizeReport {
     pub output: String,
     /// Number of planes and their coupling.
     pub planes: String,
-    /// The weights that share a scale.
+    /// Weights that share a scale.
     pub granularity: String,
-    /// The method of quantization.
+    /// Quantization method.
     pub method: String,
-    /// Sequences of the calibration text, 0 where none was needed.
+    /// Number of sequences of the calibration text; 0 if none was needed.
     pub calibration_sequences: usize,
-    /// Their tokens.
+    /// Number of tokens of the calibration text.
     pub calibration_tokens: usize,
-    /// What inputs were scaled by before, in the order of the model.
+    /// Scales applied to inputs, in model order.
     pub salience: Vec<SalienceReport>,
-    /// Every linear layer of the blocks, in the order of the model.
+    /// All linear layers of the blocks, in model order.
     pub layers: Vec<LayerReport>,
-    /// Of each block that was tuned, by its number.
+    /// Tuning results of blocks, with the index of the block.
     pub tuned_blocks: Vec<(usize, TuningReport)>,
-    /// Of the model, where all blocks were tuned together.
+    /// Tuning result of the whole model, if all blocks were tuned together.
     pub tuned_model: Option<TuningReport>,
-    /// Sums over all of them that were made ternary.
+    /// Sums over all quantized layers.
     pub ternary: TernaryTotals,
     /// Bytes of the tensors read.
     pub input_bytes: u64,
     /// Bytes of the tensors written.
     pub output_bytes: u64,
-    /// Bits per weight over all tensors written, embeddings and norms included.
+    /// Bits per weight over all tensors written, including embeddings and norms.
     pub bits_per_weight: f64,
-    /// Before and after, when a text to measure on was given.
+    /// Quality before and after, if an evaluation text was given.
     pub evaluation: Option<Evaluation>,
-    /// How the layers' precision was allotted, where a budget was given.
+    /// How the precision of the layers was allocated, if a budget was given.
     pub planning: Option<Planning>,
-    /// Other settings of the same model on the text of `evaluation`, where a curve was asked for; the model itself is one of them.
+    /// Other settings of the same model on the text of `evaluation`, if a curve was requested; includes the model
+    /// itself.
     pub curve: Vec<CurvePoint>,
     /// Duration in seconds.
     pub seconds: f64,
@@ -54,80 +55,83 @@ pub struct QuantizeReport {
     pub notes: Vec<String>,
 }
 
-/// One point of the curve of size against quality.
+/// One point of the curve of quality over size.
 #[derive(Clone, Debug, Serialize)]
 pub struct CurvePoint {
-    /// The setting.
+    /// Name of the setting.
     pub setting: String,
     /// Bits per weight over the linear layers of the blocks.
     pub bits_per_weight: f64,
     /// Bytes of the model.
     pub bytes: u64,
-    /// Perplexity over the dense model's.
+    /// Ratio of the perplexity to that of the dense model.
     pub ratio: f64,
-    /// Divergence from the dense model, in nats per token.
+    /// Kullback-Leibler divergence from the dense model, in nats per token.
     pub kl: f64,
 }
 
-/// The scales of the inputs that some layers share.
+/// Scales of the inputs shared by some layers.
 #[derive(Clone, Debug, Serialize)]
 pub struct SalienceReport {
-    /// The block.
+    /// Index of the block.
     pub layer: usize,
-    /// The first of the layers.
+    /// Name of the first of the layers.
     pub inputs_of: String,
-    /// An input's scale is its mean magnitude to this power; 0 where scales gained nothing.
+    /// Exponent: an input's scale is its mean magnitude to this power; 0 if scales gave no improvement.
     pub alpha: f32,
-    /// The squared error of the layers' outputs over these outputs, summed over the layers, without scales.
+    /// Ratio of the squared error of the layers' outputs to the squared outputs, summed over the layers, without
+    /// scales.
     pub before: f64,
-    /// The same with them.
+    /// [`before`](Self::before) for scaled inputs.
     pub after: f64,
 }
 
-/// The effect of tuning on a block, or on the whole model.
+/// Effect of tuning on a block, or on the whole model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TuningReport {
-    /// Steps taken.
+    /// Number of steps.
     pub steps: usize,
-    /// Loss before, on text that was held out where there is enough of it: of a block the mean squared error of its output over
-    /// the mean square of that of the dense block, token by token; of the model the divergence from the dense one in nats per token.
+    /// Loss before, on held-out text if there is enough of it. For a block: the mean squared error of its output
+    /// relative to the mean square of the output of the dense block, per token. For the whole model: the divergence
+    /// from the dense model in nats per token.
     pub before: f64,
-    /// The same after; the result is kept only where it is lower.
+    /// Loss after; the result is kept only if this is lower.
     pub after: f64,
-    /// Whether it was kept.
+    /// Whether the result was kept.
     pub kept: bool,
     /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// One linear layer.
+/// Report on one linear layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LayerReport {
-    /// Name.
+    /// Name of the layer.
     pub name: String,
     /// Output features.
     pub rows: usize,
     /// Input features.
     pub cols: usize,
-    /// Why it was not quantized; all further fields then describe the input.
+    /// Why the layer was not quantized; all other fields then describe the input.
     pub kept: Option<String>,
-    /// How it is stored: planes, what shares a scale and packing; `int8`; or the type of floats.
+    /// Storage: planes, granularity of scales and packing; `int8`; or the float type.
     pub stored: String,
-    /// Bytes, scales included.
+    /// Bytes, including scales.
     pub bytes: u64,
     /// Bits per weight.
     pub bits_per_weight: f64,
     /// `||w - w_ternary|| / ||w||`.
     pub weight_error: Option<f64>,
-    /// The same for the layer's outputs on the calibration text, against what it aimed at; `None` for rounding, which has none.
+    /// Relative error of the layer's outputs on the calibration text, with respect to its target; `None` for rounding,
+    /// which has no target.
     pub output_error: Option<f64>,
-    /// Fraction of trits that are zero.
+    /// Fraction of zero trits.
     pub zeros: Option<f64>,
-    /// Hessian damping that was needed, as a fraction of the mean diagonal.
+    /// Hessian damping used, as a fraction of the mean diagonal.
     pub damping: Option<f64>,
-    /// Inputs that were zero for every token.
+    /// Number of inputs that were zero for every token.
     pub dead_inputs: Option<usize>,
-    /// Fraction of the inputs with outliers: their largest magnitude is over ten times their root mean square.
+    /// Fraction of the inputs with outliers: the largest magnitude exceeds ten times the root mean square.
     pub outlier_inputs: Option<f64>,
     /// Duration in seconds.
     pub seconds: f64,
@@ -136,40 +140,40 @@ pub struct LayerReport {
 /// Sums over the ternary layers.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct TernaryTotals {
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Their weights.
+    /// Number of weights.
     pub parameters: u64,
-    /// Their bytes.
+    /// Number of bytes.
     pub bytes: u64,
     /// Bits per weight.
     pub bits_per_weight: f64,
-    /// Fraction of trits that are zero.
+    /// Fraction of zero trits.
     pub zeros: f64,
 }
 
 /// The dense model and the ternary one on the same text, with f32 activations.
 #[derive(Clone, Debug, Serialize)]
 pub struct Evaluation {
-    /// What the text was.
+    /// Name of the text.
     pub text: String,
-    /// Tokens scored.
+    /// Number of tokens scored.
     pub tokens: usize,
     /// Perplexity of the dense model.
     pub perplexity_before: f64,
-    /// Perplexity of the ternary one.
+    /// Perplexity of the ternary model.
     pub perplexity_after: f64,
-    /// The second over the first.
+    /// Ratio of the perplexity after to the perplexity before.
     pub ratio: f64,
-    /// Standard error of the ratio; both models see the same tokens.
+    /// Standard error of the ratio; both models are evaluated on the same tokens.
     pub ratio_error: f64,
-    /// Standard error of the mean negative log-likelihood of the ternary model, in nats, as if tokens were independent.
+    /// Standard error of the mean negative log-likelihood of the ternary model, in nats, assuming independent tokens.
     pub nats_error: f64,
     /// Mean Kullback-Leibler divergence from the dense model, in nats per token.
     pub kl: f64,
-    /// Its standard error.
+    /// Standard error of `kl`.
     pub kl_error: f64,
-    /// Fraction of tokens for which both models have the same best token.
+    /// Fraction of tokens for which both models have the same most probable token.
     pub top1_agreement: f64,
 }
 

@@ -1,60 +1,60 @@
-//! How the precision of layers was allotted.
+//! How the precision of layers was allocated.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Plan, Stored};
 
-/// The cost of each way to store a linear layer.
+/// Cost of each storage choice of a linear layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sensitivity {
-    /// Name.
+    /// Name of the layer.
     pub layer: String,
     /// Number of weights.
     pub weights: u64,
-    /// Every way that was tried, with its cost while the rest of the model is dense.
+    /// Every storage choice tried, with its cost while the rest of the model is dense.
     pub choices: Vec<Measured>,
 }
 
-/// One way to store a layer.
+/// Cost of one storage choice of a layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// How the layer is stored.
+    /// Storage of the layer.
     #[serde(flatten)]
     pub stored: Stored,
-    /// Bytes that the layer takes.
+    /// Bytes of the layer.
     pub bytes: u64,
-    /// Kullback-Leibler divergence from the dense model that it causes, in nats per token.
+    /// Kullback-Leibler divergence from the dense model due to this choice, in nats per token.
     pub kl: f64,
 }
 
-/// A model that was made on the way to a budget of quality.
+/// A model made and measured during the search for a quality budget.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Trial {
     /// Bytes of the planned layers.
     pub bytes: u64,
     /// Bits per weight.
     pub bits_per_weight: f64,
-    /// Divergence that the sensitivities add up to.
+    /// Predicted divergence: the sum of the sensitivities.
     pub predicted_kl: f64,
-    /// Divergence on the text that was kept out of calibration.
+    /// Divergence on the text held out from calibration.
     pub kl: f64,
-    /// Perplexity over the dense model's on that text.
+    /// Ratio of the perplexity on the held-out text to that of the dense model.
     pub ratio: f64,
-    /// Standard error of the one of the two that the budget is about.
+    /// Standard error of the budgeted quantity, divergence or perplexity ratio.
     pub error: f64,
-    /// Whether it meets the budget, by 1.645 standard errors.
+    /// Whether it is within the budget by at least 1.645 standard errors.
     pub met: bool,
 }
 
-/// From a budget to a plan.
+/// The search for a plan within a budget.
 #[derive(Clone, Debug, Serialize)]
 pub struct Planning {
-    /// What was asked for.
+    /// The requested budget.
     pub budget: String,
-    /// What each way to store each layer costs.
+    /// Cost of each storage choice of each layer.
     pub sensitivities: Vec<Sensitivity>,
-    /// The models that were made and measured on the way, the last good one of which is the result.
+    /// Models made and measured during the search; the last one within the budget is the result.
     pub trials: Vec<Trial>,
-    /// How each layer is stored.
+    /// The chosen storage of each layer.
     pub plan: Plan,
 }

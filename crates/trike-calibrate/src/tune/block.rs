@@ -1,4 +1,4 @@
-//! One block against what the dense block puts out.
+//! Tuning of one block to the output of the dense block.
 
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{CalibrateError, Tuning, TuningReport, streams::Batch};
 
-/// Sums the squared error of each token over the mean square of what it should be, and turns `out` into the gradient.
+/// Sums the squared error of each token, relative to the mean square of its target, and turns `out` into the gradient.
 fn token_errors(out: &mut [f32], aim: &[f32], width: usize) -> f64 {
     let squares = |row: &[f32]| row.iter().map(|v| f64::from(*v) * f64::from(*v)).sum::<f64>();
     let mut total = 0f64;
@@ -29,8 +29,8 @@ fn token_errors(out: &mut [f32], aim: &[f32], width: usize) -> f64 {
     total
 }
 
-/// Tunes the ternary matrices of `replaced`, those of a block that are no longer as they were, whose inputs are the streams of
-/// `batches`, against what the dense block puts out, `aims`.
+/// Tunes the ternary matrices `replaced` of a block, with the streams of `batches` as inputs and the output of the
+/// dense block, `aims`, as target.
 pub(crate) fn block(
     input: &dyn WeightSource,
     cpu: &Cpu,

@@ -1,4 +1,4 @@
-//! The matrices of a block as they are learned.
+//! The matrices of a block during training.
 
 use trike_core::Tensor;
 use trike_cpu::grad::{BlockGradients, BlockMatrices, BlockShape, BlockVectors};
@@ -18,7 +18,7 @@ pub(super) fn names(layer: usize) -> [WeightName; BlockMatrices::COUNT] {
     [W::Query, W::Key, W::Value, W::Output, W::Gate, W::Up, W::Down].map(|name| name(layer))
 }
 
-/// The norms and biases of a block, which stay as they are.
+/// Norms and biases of a block, which are not trained.
 pub(super) fn vectors(
     spec: &DecoderSpec,
     layer: usize,
@@ -52,7 +52,7 @@ pub(super) fn vectors(
     })
 }
 
-/// A block whose ternary matrices are learned.
+/// A block whose ternary matrices are trained.
 pub(super) struct Learner {
     pub(super) vectors: BlockVectors,
     matrices: [(WeightName, Learned); BlockMatrices::COUNT],
@@ -60,22 +60,22 @@ pub(super) struct Learner {
 
 /// A matrix of the block.
 enum Learned {
-    /// One that is tuned.
+    /// Trained.
     Latent(Box<Latents>),
-    /// One that stays as it is.
+    /// Fixed.
     Fixed(Vec<f32>),
 }
 
-/// A matrix that is tuned.
+/// A trained matrix.
 struct Latents {
-    /// As the trits meet its inputs.
+    /// Latent weights, in the rotated basis of the trits.
     latent: Latent,
     rotation: Option<Hadamard>,
 }
 
 impl Latents {
-    /// Values of the matrix as those of the latent one, and the other way round: the transform is its own inverse, and its own
-    /// transpose for gradients.
+    /// Transforms values between the basis of the matrix and that of the latent weights. The transform is its own
+    /// inverse, and its own transpose for gradients.
     fn rotated(&self, values: &[f32]) -> Result<Vec<f32>, QuantError> {
         rotated(self.rotation, self.latent.cols(), values)
     }
@@ -121,7 +121,7 @@ impl Learner {
         Ok(Self { vectors, matrices: [q?, k?, v?, o?, g?, u?, d?] })
     }
 
-    /// The matrices as they are now.
+    /// The current matrices.
     pub(super) fn matrices(&self, shape: &BlockShape) -> Result<BlockMatrices, CalibrateError> {
         let value = |(name, matrix): &(WeightName, Learned)| match matrix {
             Learned::Latent(m) => {
@@ -142,7 +142,7 @@ impl Learner {
             if let Learned::Latent(m) = matrix {
                 let failed = |e| CalibrateError::quantize(*name, e);
                 let gradient = m.rotated(gradient).map_err(failed)?;
-                // Levels lie three times as near with every plane, and less is left to be gained by each.
+                // Each plane makes the levels three times as dense, so there is less to gain.
                 let factor = 3f32.powi(1 - m.latent.depth() as i32);
                 let rates = rates.with_codes(rates.codes * factor).with_scales(rates.scales * factor);
                 m.latent.update(&gradient, rates).map_err(failed)?;
@@ -151,7 +151,7 @@ impl Learner {
         Ok(())
     }
 
-    /// Puts what was tuned in its place.
+    /// Writes the trained matrices back.
     pub(super) fn finish(&self, replaced: &mut [(WeightName, Tensor)]) -> Result<(), CalibrateError> {
         for (name, matrix) in &self.matrices {
             if let Learned::Latent(tuned) = matrix

@@ -1,11 +1,13 @@
-//! Tuning: codes and scales are learned, first against what each dense block puts out, then against what the dense model predicts.
+//! Tuning: codes and scales are trained, first to match the output of each dense block, then to match the predictions
+//! of the dense model.
 //!
-//! Compensation treats one layer after the other and its error as quadratic. What is left is that layers of a block could make up for
-//! each other, and that not all of an error matters to what is predicted. Both need gradients, which pass the rounding by the
-//! straight-through estimator to a latent weight behind each code ([`trike_quant::Latent`]). Tuning a block against the outputs of
-//! the dense one is what OmniQuant (Shao et al., 2308.13137) and EfficientQAT (Chen et al., 2407.11062) do; tuning the whole model
-//! against the probabilities of the dense one is distillation, as in PV-Tuning (Malinovskii et al., 2405.14852). Embeddings, norms,
-//! biases and the head stay as they are.
+//! Compensation treats layers one by one and their error as quadratic. It does not use that layers of a block can
+//! compensate for each other, nor that not all of an error affects the predictions. Both need gradients, which pass
+//! through the rounding by the straight-through estimator to a latent weight for each code ([`trike_quant::Latent`]).
+//! Tuning a block to the outputs of the dense block is the method of OmniQuant (Shao et al., 2308.13137) and
+//! EfficientQAT (Chen et al., 2407.11062); tuning the whole model to the probabilities of the dense model is
+//! distillation, as in PV-Tuning (Malinovskii et al., 2405.14852). Embeddings, norms, biases and the head are not
+//! changed.
 
 mod block;
 mod learner;
@@ -20,7 +22,7 @@ use trike_nn::DecoderSpec;
 pub(crate) use block::block;
 pub(crate) use whole::{Head, whole};
 
-/// The block of a model as something to be differentiated, for sequences of at most `longest` tokens.
+/// A differentiable block of the model, for sequences of at most `longest` tokens.
 fn shape(spec: &DecoderSpec, longest: usize) -> Result<BlockShape, CpuError> {
     let rope = RopeTable::from_frequencies(spec.rope.frequencies(spec.head_dim))?;
     Ok(BlockShape {

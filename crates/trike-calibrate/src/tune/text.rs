@@ -1,4 +1,4 @@
-//! The calibration text in steps.
+//! Division of the calibration text into steps.
 
 use std::{f32::consts::PI, ops::Range};
 
@@ -6,15 +6,15 @@ use rand_chacha::{ChaCha8Rng, rand_core::RngCore};
 
 use crate::streams::Batch;
 
-/// One of so many sequences says whether tuning helped, and is not tuned on.
+/// One of this many sequences is held out to measure the effect of tuning.
 const HELD_OUT: usize = 16;
-/// Fraction of the steps over which the learning rate rises to its full value.
+/// Fraction of the steps over which the learning rate increases to its full value.
 const WARM_UP: f32 = 0.05;
 
 /// A sequence: the index of its batch, and its rows there.
 pub(super) type Span = (usize, Range<usize>);
 
-/// The sequences of some batches.
+/// The sequences of several batches.
 pub(super) struct Text {
     pub(super) tuned: Vec<Span>,
     pub(super) held: Vec<Span>,
@@ -38,7 +38,7 @@ impl Text {
         Self { held: if enough { places(held) } else { tuned.clone() }, tuned }
     }
 
-    /// Sequences put together to steps of about so many tokens.
+    /// Groups sequences into steps of about this many tokens.
     pub(super) fn steps(places: &[Span], tokens: usize) -> Vec<Vec<Span>> {
         let mut steps: Vec<Vec<Span>> = Vec::new();
         let mut room = 0;
@@ -67,7 +67,7 @@ impl Text {
     }
 }
 
-/// The rows of some sequences, `width` wide, one after the other.
+/// Concatenates the rows, `width` wide, of several sequences.
 pub(super) fn gather<'a>(step: &[Span], width: usize, rows: impl Fn(usize) -> &'a [f32]) -> Vec<f32> {
     let part = |(batch, span): &Span| &rows(*batch)[span.start * width..span.end * width];
     step.iter().flat_map(part).copied().collect()
@@ -77,13 +77,13 @@ pub(super) fn lengths(step: &[Span]) -> Vec<usize> {
     step.iter().map(|(_, span)| span.len()).collect()
 }
 
-/// The rate of step `i` of `n`, as a share of the full one: up in a line, down in a cosine.
+/// Learning rate of step `i` of `n`, relative to the full rate: linear warmup, then cosine decay.
 pub(super) fn schedule(i: usize, n: usize) -> f32 {
     let at = (i as f32 + 0.5) / n.max(1) as f32;
     if at < WARM_UP { at / WARM_UP } else { 0.5 * (1.0 + (PI * (at - WARM_UP) / (1.0 - WARM_UP)).cos()) }
 }
 
-/// Tokens of the longest sequence.
+/// Number of tokens of the longest sequence.
 pub(super) fn longest(batches: &[Batch]) -> usize {
     batches.iter().flat_map(Batch::lengths).max().unwrap_or(0)
 }

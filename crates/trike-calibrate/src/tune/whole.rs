@@ -1,4 +1,4 @@
-//! All blocks at once, against the probabilities of the dense model.
+//! Tuning of all blocks together to the probabilities of the dense model.
 
 use std::time::Instant;
 
@@ -39,7 +39,7 @@ impl Head {
         self.matrix.forward(cpu, &normed)
     }
 
-    /// The gradient with respect to `x`, from that with respect to the logits.
+    /// The gradient with respect to `x`, given the gradient with respect to the logits.
     fn backward(&self, cpu: &Cpu, eps: f32, x: &[f32], d_logits: &[f32]) -> Result<Vec<f32>, CpuError> {
         let d_normed = self.matrix.input(cpu, d_logits)?;
         let mut dx = vec![0.0; x.len()];
@@ -48,7 +48,7 @@ impl Head {
     }
 }
 
-/// The model's blocks in a step.
+/// All blocks of the model during a step.
 struct Stack<'a> {
     cpu: &'a Cpu,
     shape: &'a BlockShape,
@@ -58,7 +58,7 @@ struct Stack<'a> {
 }
 
 impl Stack<'_> {
-    /// What leaves the last block for what enters the first, `x`, and the tapes of all blocks where they are `wanted`.
+    /// The output of the last block for the input `x` of the first block, and the tapes of all blocks if `wanted`.
     fn forward(
         &self,
         matrices: &[BlockMatrices],
@@ -81,8 +81,8 @@ impl Stack<'_> {
         Block { cpu: self.cpu, shape: self.shape, vectors: &self.blocks[i].vectors, matrices: &matrices[i] }
     }
 
-    /// The divergence from the dense model over the tokens of a step, and the gradients of all blocks where they are `wanted`. `x`
-    /// enters the first block, `aim` leaves the last block of the dense model.
+    /// The divergence from the dense model over the tokens of a step, and the gradients of all blocks if `wanted`. `x`
+    /// is the input of the first block, `aim` the output of the last block of the dense model.
     fn pass(
         &self,
         matrices: &[BlockMatrices],
@@ -115,8 +115,8 @@ impl Stack<'_> {
     }
 }
 
-/// Tunes the ternary matrices of all blocks. `starts` are the embedded tokens, `ends` the residual streams that leave the dense
-/// model's last block, in the same batches.
+/// Tunes the ternary matrices of all blocks. `starts` are the embedded tokens, `ends` the residual streams after the
+/// last block of the dense model, in the same batches.
 #[expect(clippy::too_many_arguments, reason = "a model, how it is tuned, and both ends of its text")]
 pub(crate) fn whole(
     input: &dyn WeightSource,

@@ -1,4 +1,4 @@
-//! One linear layer: whether it becomes ternary, how, and its report.
+//! Quantization of one linear layer, and its report.
 
 use std::time::Instant;
 
@@ -14,10 +14,10 @@ use crate::{
     factors::output_error, packing, weights::rotated,
 };
 
-/// An input is ruled by outliers if its largest magnitude is over so many times its root mean square.
+/// An input has outliers if its largest magnitude exceeds its root mean square by this factor.
 const OUTLIER: f64 = 10.0;
 
-/// The report of a layer that stays as it is; `None` for one that becomes ternary.
+/// The report of a layer that is not quantized; `None` for one that is.
 pub(super) fn kept_layer(
     source: &dyn WeightSource,
     config: &ModelQuantizationConfig,
@@ -29,7 +29,7 @@ pub(super) fn kept_layer(
     let reason = if info.kind.is_ternary() || matches!(source.load(name)?, Tensor::Ternary(_)) {
         "it is ternary already".to_owned()
     } else if config.skips(&text) {
-        "a skip pattern names it".to_owned()
+        "it matches a skip pattern".to_owned()
     } else if let Some(LayerChoice::Dense { reason }) = config.layers.get(&text) {
         reason.clone()
     } else if (weights as u128) < config.min_layer_size as u128 {
@@ -56,7 +56,8 @@ pub(super) fn kept_layer(
     }))
 }
 
-/// Makes a layer ternary, or int8 if the plan says so: by error compensation with a `solver`, else by rounding.
+/// Quantizes a layer to trits, or to int8 if the plan requires it: by error compensation if there is a `solver`, else
+/// by rounding.
 pub(super) fn quantize_layer(
     source: &dyn WeightSource,
     config: &ModelQuantizationConfig,
@@ -122,7 +123,7 @@ pub(super) fn quantize_layer(
     Ok((tensor.into(), report))
 }
 
-/// Updates the figures about the weights themselves after tuning.
+/// Updates the statistics of the weights after tuning.
 pub(super) fn renew<'t>(
     source: &dyn WeightSource,
     layers: &mut [LayerReport],
@@ -173,7 +174,7 @@ fn int8_layer(
     (int8.into(), report)
 }
 
-/// The relative error of a ternary weight, and the fraction of its trits that are zero.
+/// Relative error of a ternary weight, and its fraction of zero trits.
 fn measured(weights: &[f32], tensor: &TritTensor) -> (Option<f64>, Option<f64>) {
     let trits = (weights.len() * tensor.depth()) as f64;
     (Some(relative_error(weights, &tensor.dequantize())), Some(tensor.zeros() as f64 / trits))
@@ -186,7 +187,7 @@ fn relative_error(w: &[f32], v: &[f32]) -> f64 {
     if whole > 0.0 { (lost / whole).sqrt() } else { 0.0 }
 }
 
-/// How a ternary layer is stored, for reports.
+/// Description of the storage of a ternary layer, for reports.
 fn layout_name(tensor: &TritTensor) -> String {
     let planes = if tensor.depth() == 1 { "plane" } else { "planes" };
     let granularity = tensor.scales().granularity();

@@ -1,5 +1,5 @@
-//! Block after block: the dense model and the one that is ternary so far run side by side, and each layer is fitted to bring the
-//! two together.
+//! Quantization block by block: the dense model and the partially quantized model run side by side, and each layer is
+//! fitted to reduce the difference between them.
 
 mod layer;
 mod solver;
@@ -22,10 +22,10 @@ use crate::{
     tune,
 };
 
-/// Linear layers of a block.
+/// Number of linear layers of a block.
 const LAYERS: usize = 7;
 
-/// The state of a walk: the streams of the dense model, and those of the one that is ternary so far.
+/// State of the quantization: the streams of the dense model and of the partially quantized model.
 pub(crate) struct Walk<'a> {
     source: &'a dyn WeightSource,
     config: &'a ModelQuantizationConfig,
@@ -33,21 +33,21 @@ pub(crate) struct Walk<'a> {
     blocks: Blocks<'a>,
     dense: Vec<Batch>,
     ternary: Vec<Batch>,
-    /// How blocks and the model are tuned; `None` for not at all.
+    /// Tuning options; `None` for no tuning.
     tuning: Option<Tuning>,
-    /// The calibration text.
+    /// Tokens of the calibration text.
     ids: &'a [Vec<u32>],
 }
 
-/// The weights of a block that have changed, and the report of its tuning.
+/// The changed weights of a block, and the report of its tuning.
 type Done = (Vec<(WeightName, Tensor)>, Option<TuningReport>);
 
-/// The reports of a walk.
+/// The reports of a finished quantization.
 pub(crate) struct Walked {
     pub(crate) layers: Vec<LayerReport>,
-    /// Of each block that was tuned, by its number.
+    /// Tuning reports of blocks, with the index of the block.
     pub(crate) blocks: Vec<(usize, TuningReport)>,
-    /// Of the whole model.
+    /// Tuning report of the whole model.
     pub(crate) model: Option<TuningReport>,
 }
 
@@ -67,7 +67,7 @@ impl<'a> Walk<'a> {
         Ok(walk)
     }
 
-    /// The streams that enter the first block.
+    /// The streams at the input of the first block.
     fn embed(&self) -> Result<Vec<Batch>, CalibrateError> {
         match self.ids {
             [] => Ok(Vec::new()),
@@ -75,7 +75,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Every linear layer of the blocks, in order, and then all of them together.
+    /// Quantizes all linear layers of the blocks in order, then tunes them together.
     pub(crate) fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Walked, CalibrateError> {
         let layers = self.blocks.spec().layers;
         let whole = self.tuning.filter(|t| t.model_epochs > 0 && !self.ids.is_empty());
@@ -83,7 +83,7 @@ impl<'a> Walk<'a> {
         if let (Some(_), Some((layers, blocks, model))) = (whole, self.store.tuned()?) {
             return Ok(Walked { layers, blocks, model: Some(model) });
         }
-        // Tuning the whole model counts as another tenth of the layers.
+        // Tuning the whole model counts as a tenth more layers.
         let steps = layers * LAYERS + whole.map_or(0, |_| layers * LAYERS / 10 + 1);
         for layer in 0..layers {
             match self.store.load(layer)? {
@@ -113,7 +113,7 @@ impl<'a> Walk<'a> {
         Ok(walked)
     }
 
-    /// Tunes all blocks together if anything in them is ternary.
+    /// Tunes all blocks together, if any of their layers is ternary.
     fn whole(
         self,
         tuning: &Tuning,
@@ -143,7 +143,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Chooses encodings again if the configuration leaves the choice: tuning has changed which trits are zero.
+    /// Chooses encodings again if the configuration leaves them open: tuning changes which trits are zero.
     fn repack(&self, tensors: &mut [(WeightName, Tensor)]) -> Result<(), CalibrateError> {
         for (_, tensor) in tensors.iter_mut().filter(|_| self.config.auto_encoding) {
             if let Tensor::Ternary(trits) = tensor {
@@ -153,7 +153,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Passes the streams through a block that an earlier run finished.
+    /// Passes the streams through a block finished by an earlier run.
     fn resume(&mut self, layer: usize, finished: &Block) -> Result<(), CalibrateError> {
         if self.dense.is_empty() {
             return Ok(());
@@ -182,7 +182,7 @@ impl<'a> Walk<'a> {
         Ok(())
     }
 
-    /// Makes a block ternary and passes the streams through it.
+    /// Quantizes a block and passes the streams through it.
     fn block(
         &mut self,
         layer: usize,
@@ -205,7 +205,7 @@ impl<'a> Walk<'a> {
             let mut solver = match (self.config.method, wanted.first()) {
                 (QuantizeMethod::Compensate(how), Some(&name)) => {
                     let statistics = self.statistics(layer, point, &dense, &ternary)?;
-                    // The layers here read the same inputs; where these are rotated, there is only one layer.
+                    // The layers of a hook point read the same inputs; if these are rotated, there is only one layer.
                     let rotation = self.config.rotation_of(name, statistics.hessian.width());
                     let solver = Solver::new(self.blocks.cpu(), how, statistics, rotation);
                     Some(solver.map_err(|e| CalibrateError::quantize(name, e))?)
@@ -242,7 +242,7 @@ impl<'a> Walk<'a> {
         Ok((tensors, tuned))
     }
 
-    /// Runs both models up to a hook point and sums the statistics of the inputs there.
+    /// Runs both models up to a hook point and accumulates the statistics of its inputs.
     fn statistics(
         &self,
         layer: usize,

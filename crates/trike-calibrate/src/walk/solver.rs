@@ -1,4 +1,4 @@
-//! Error compensation for the layers that read the same inputs.
+//! Error compensation for layers that share their inputs.
 
 use trike_cpu::Cpu;
 use trike_quant::{
@@ -15,13 +15,14 @@ use crate::{
 /// Sums over the tokens of a text at a hook point.
 pub(super) struct Statistics {
     pub(super) hessian: Hessian,
-    /// Inputs of the dense model with those of the ternary one.
+    /// Cross products of the inputs of the dense model with those of the ternary one.
     pub(super) cross: CrossProduct,
-    /// The difference of the two residual streams with the inputs, if the layer's output is added to the stream.
+    /// Cross products of the difference of the residual streams with the inputs, if the layer's output is added to the
+    /// stream.
     pub(super) residual: Option<CrossProduct>,
 }
 
-/// Everything that the layers at a hook point share.
+/// State shared by the layers at a hook point.
 pub(super) struct Solver<'a> {
     cpu: &'a Cpu,
     how: Compensation,
@@ -45,7 +46,7 @@ impl<'a> Solver<'a> {
         self.factors.get(granularity)
     }
 
-    /// The ternary weight, and the relative error of its outputs against those that it aims at.
+    /// The ternary weight, and the relative error of its outputs with respect to the target.
     pub(super) fn solve(
         &mut self,
         weights: MatrixView<'_>,
@@ -64,7 +65,7 @@ impl<'a> Solver<'a> {
         let view = MatrixView::new(weights.rows(), weights.cols(), &target)?;
         let config = CompensateConfig::default().with_layout(layout).with_rounds(self.how.rounds);
         let factor = self.factors.get(layout.granularity)?;
-        // Nothing is rotated when weights are pruned.
+        // Pruning is never combined with rotation.
         let keep = prune.map(|prune| prune.keep(view, &self.statistics.hessian, factor)).transpose()?;
         let (tensor, _) = compensate(cpu, view, factor, keep.as_deref(), &config)?;
         let tensor = tensor.with_rotation(rotation)?;

@@ -7,7 +7,7 @@ use trike::calibrate::Change;
 
 use super::JsonArg;
 
-/// `ROW,COL=VALUE`.
+/// Parses `ROW,COL=VALUE`.
 fn set(text: &str) -> Result<Change, String> {
     let wrong = || "expected ROW,COL=VALUE, such as 3,17=-0.02".to_owned();
     let (place, value) = text.split_once('=').ok_or_else(wrong)?;

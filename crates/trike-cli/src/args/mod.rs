@@ -1,4 +1,4 @@
-//! What a user can say.
+//! The command line.
 
 mod edit;
 mod eval;
@@ -60,7 +60,7 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
-/// Which model.
+/// Model argument.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArg {
     /// Model directory or file, or org/name[@revision][:file] on the HuggingFace hub [default: the bundled model]
@@ -68,7 +68,7 @@ pub(crate) struct ModelArg {
     pub(crate) model: Option<PathBuf>,
 }
 
-/// Which tokenizer.
+/// Tokenizer argument.
 #[derive(Args, Debug)]
 pub(crate) struct TokenizerArg {
     /// Tokenizer file (tokenizer.json, SentencePiece .model, llama2.c .bin) [default: the model's own]
@@ -76,7 +76,7 @@ pub(crate) struct TokenizerArg {
     pub(crate) tokenizer: Option<PathBuf>,
 }
 
-/// How to show a result.
+/// Output format argument.
 #[derive(Args, Debug)]
 pub(crate) struct JsonArg {
     /// Print one JSON object instead of text
@@ -84,7 +84,7 @@ pub(crate) struct JsonArg {
     pub(crate) json: bool,
 }
 
-/// What computes.
+/// CPU arguments.
 #[derive(Args, Debug)]
 pub(crate) struct CpuArgs {
     /// Number of threads; 0 = all logical CPUs
@@ -101,7 +101,7 @@ pub(crate) struct CpuArgs {
     pub(crate) isa: Option<Isa>,
 }
 
-/// Where.
+/// Device argument.
 #[derive(Args, Debug)]
 pub(crate) struct DeviceArg {
     /// Device: cpu, auto (the first hardware GPU, else cpu), or a runtime of this build (wgpu, vulkan, cuda, hip, metal) with an
@@ -110,7 +110,7 @@ pub(crate) struct DeviceArg {
     pub(crate) device: DeviceChoice,
 }
 
-/// In which numbers.
+/// Precision arguments.
 #[derive(Args, Debug)]
 pub(crate) struct PrecisionArgs {
     /// Activations of ternary layers [default: as the model was trained; f32 for most models]
@@ -168,7 +168,7 @@ pub(crate) struct RunArgs {
     pub(crate) device: DeviceArg,
     #[command(flatten)]
     pub(crate) json: JsonArg,
-    // Last, because its heading holds for all that follow.
+    // Last, because its help heading applies to all following arguments.
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
@@ -202,7 +202,7 @@ pub(crate) struct ChatArgs {
     pub(crate) cpu: CpuArgs,
     #[command(flatten)]
     pub(crate) device: DeviceArg,
-    // Last, because its heading holds for all that follow.
+    // Last, because its help heading applies to all following arguments.
     #[command(flatten)]
     pub(crate) sampling: SamplingArgs,
 }
@@ -331,7 +331,7 @@ pub(crate) struct LogitsArgs {
 /// with the same threads. On a GPU it prints speeds and peak memory.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    // Without `env`, which would make a set variable conflict with `--synthetic`; the command reads it.
+    // Without `env`: a set variable would conflict with `--synthetic`. The command reads the variable itself.
     /// Model directory or file [default: the bundled model] [env: TRIKE_MODEL]
     #[arg(short, long)]
     pub(crate) model: Option<PathBuf>,
@@ -342,7 +342,7 @@ pub(crate) struct BenchArgs {
     #[arg(
         long,
         requires = "synthetic",
-        // A requirement that conflicts with something given is waived.
+        // clap waives `requires` if the required argument conflicts with a given one.
         conflicts_with = "model",
         default_value = "2bit",
         value_parser = one_of(ENCODINGS)
@@ -411,7 +411,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: JsonArg,
 }
 
-/// How `trike convert` writes the embedding and the output head.
+/// Storage of the embedding and the output head in `trike convert`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Embeddings {
     Stored,

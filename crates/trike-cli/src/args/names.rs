@@ -1,4 +1,4 @@
-//! The names of options' values: one table for parsing, help, errors and reports.
+//! Names of option values: one table for parsing, help, errors and reports.
 
 use clap::{
     builder::{PossibleValuesParser, TypedValueParser},
@@ -62,14 +62,14 @@ pub(super) const SIZES: Names<Synthetic> = &[
     (Synthetic::B2.name(), Synthetic::B2),
 ];
 
-/// Parses one of the names, and lists them in the help and in errors.
+/// Parses one of the names; lists them in the help and in errors.
 pub(super) fn one_of<T: Copy + Send + Sync + 'static>(names: Names<T>) -> impl TypedValueParser<Value = T> {
     PossibleValuesParser::new(names.iter().map(|(name, _)| *name)).try_map(|given| {
         names.iter().find(|(name, _)| *name == given).map(|(_, value)| *value).ok_or("no such name")
     })
 }
 
-/// Parses a number of threads that a [`trike::Cpu`] may have.
+/// Parses a number of threads that [`trike::Cpu`] supports.
 pub(super) fn threads() -> impl TypedValueParser<Value = usize> {
     value_parser!(u64).range(0..=MAX_THREADS as u64).map(|n| n as usize)
 }
@@ -79,12 +79,12 @@ pub(crate) fn split_name(split: Split) -> &'static str {
     SPLITS.iter().find(|(_, value)| *value == split).map_or("", |(name, _)| name)
 }
 
-/// The name of a precision of activations.
+/// The name of an activation precision.
 pub(crate) fn activations_name(activations: ActivationPrecision) -> &'static str {
     ACTIVATIONS.iter().find(|(_, value)| *value == activations).map_or("", |(name, _)| name)
 }
 
-/// The name of a type of keys and values.
+/// The name of a KV cache precision.
 pub(crate) fn kv_name(kv: KvPrecision) -> &'static str {
     KV.iter().find(|(_, value)| *value == kv).map_or("", |(name, _)| name)
 }

@@ -15,7 +15,7 @@ use super::{
     names::{EMBEDDINGS, Names, SPLITS, one_of, threads},
 };
 
-/// How weights become trits.
+/// Quantization method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Method {
     Compensate,
@@ -25,12 +25,12 @@ pub(crate) enum Method {
     AbsMax,
 }
 
-/// How trits are packed.
+/// Encoding of packed trits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Packing {
-    /// By what is in them.
+    /// Chosen per tensor from its contents.
     Auto,
-    /// As told.
+    /// The given encoding.
     Fixed(Encoding),
 }
 
@@ -68,7 +68,7 @@ const IMPORTANCES: Names<Importance> = &[
     ("compensated", Importance::Compensated),
 ];
 
-/// A size in bytes: a number with or without a unit, decimal (kB, MB, GB) or binary (KiB, MiB, GiB).
+/// Parses a size in bytes: a number with an optional decimal (kB, MB, GB) or binary (KiB, MiB, GiB) unit.
 fn size(text: &str) -> Result<u64, String> {
     let at = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let (number, unit) = text.split_at(at);
@@ -86,7 +86,7 @@ fn size(text: &str) -> Result<u64, String> {
     Ok((number * factor) as u64)
 }
 
-/// `weights`, `rows`, `N:M` or `HxW`.
+/// Parses `weights`, `rows`, `N:M` or `HxW`.
 fn pattern(text: &str) -> Result<PrunePattern, String> {
     let pair = |mark| {
         let (a, b) = text.split_once(mark)?;
@@ -105,8 +105,7 @@ fn planes() -> impl TypedValueParser<Value = usize> {
     value_parser!(u64).range(1..=6).map(|n| n as usize)
 }
 
-/// What the model may cost. Planes and groups, int8 or floats are then allotted to each layer by what they were measured to
-/// cost.
+/// Budget of the model. Planes and group sizes, int8 or floats are then assigned to each layer by measured cost.
 #[derive(Args, Debug)]
 #[group(id = "budget", multiple = false)]
 pub(crate) struct BudgetArgs {

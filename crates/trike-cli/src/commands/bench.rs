@@ -20,41 +20,41 @@ use crate::{
     progress::Progress,
 };
 
-/// Tokens of the prompt unless another number is given; the one of llama-bench.
+/// Default number of prompt tokens, as in llama-bench.
 const PROMPT: usize = 512;
 
 /// Speeds of a model. The field names are the schema of `trike bench -o json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct BenchOutcome {
     pub(crate) model: BenchModel,
-    /// Instruction set; none on a device.
+    /// Instruction set; `None` on a device.
     pub(crate) isa: Option<&'static str>,
-    /// Where it ran.
+    /// Name of the backend.
     pub(crate) backend: String,
-    /// What ternary layers take.
+    /// Activation precision of ternary layers.
     pub(crate) activations: &'static str,
-    /// Type of cached keys and values.
+    /// KV cache precision.
     pub(crate) kv: &'static str,
-    /// None on the processor.
+    /// `None` on the CPU.
     pub(crate) device: Option<DeviceOutcome>,
     #[serde(flatten)]
     pub(crate) report: BenchReport,
 }
 
-/// What was measured.
+/// The benchmarked model.
 #[derive(Debug, Serialize)]
 pub(crate) struct BenchModel {
     /// Path, or size of the synthetic model.
     pub(crate) name: String,
-    /// Bytes of all weights as the kernels hold them.
+    /// Bytes of all weights in memory.
     pub(crate) resident_bytes: usize,
     /// Number of ternary matrices by layout.
     pub(crate) layouts: BTreeMap<&'static str, usize>,
-    /// How the trits of a synthetic model were stored.
+    /// Stored encoding of a synthetic model.
     pub(crate) encoding: Option<&'static str>,
     /// Bytes of its linear layers in that encoding.
     pub(crate) stored_bytes: Option<u64>,
-    /// Seconds to make, encode and pack it.
+    /// Seconds to generate, encode and pack it.
     pub(crate) load_seconds: Option<f64>,
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
     let on_host = device.is_cpu();
     if !on_host && args.threads.len() > 1 {
         let given = args.threads.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
-        return Err(conflict(&format!("--threads takes one number beside --device, got {given}")));
+        return Err(conflict(&format!("--threads: expected one value with --device, got {given}")));
     }
     let (measured, activations, mut model) = match args.synthetic {
         Some(size) => synthetic(args, device, size, quiet)?,
@@ -94,14 +94,14 @@ fn options(args: &BenchArgs, context: usize) -> BenchOptions {
         .with_kv(args.kv)
 }
 
-/// What is measured, the activations of its ternary layers, and the model.
+/// The description of a model, the activations of its ternary layers, and the model.
 type Subject = (BenchModel, ActivationPrecision, Box<dyn Model>);
 
 /// A model of random trits.
 fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> anyhow::Result<Subject> {
     let activations = args.activations.unwrap_or(ActivationPrecision::F32);
     let kv = KvSpec::new(args.kv, options(args, size.spec().context).positions());
-    let progress = Progress::start(format!("making {}", size.name()), quiet);
+    let progress = Progress::start(format!("building {}", size.name()), quiet);
     let made =
         device.load_synthetic(size, args.encoding, activations, args.layout.0, &kv, &mut |done, total| {
             progress.set(done, total);
@@ -117,7 +117,7 @@ fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> 
     Ok((measured, activations, made.model))
 }
 
-/// A model of a file.
+/// A model from a file.
 fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subject> {
     let from_environment = || std::env::var_os("TRIKE_MODEL").map(Into::into);
     let model = ModelArg { model: args.model.clone().or_else(from_environment) };
@@ -125,7 +125,7 @@ fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subje
     let context = file.config().spec.context;
     let precision =
         PrecisionArgs { activations: args.activations, head: None, kv: Some(args.kv), layout: args.layout };
-    // The measurement brings its own threads.
+    // The benchmark uses its own thread counts.
     let wanted = precision
         .options(&file, &Cpu::new(1)?)
         .with_sequence(KvSpec::new(args.kv, options(args, context).positions().min(context)));

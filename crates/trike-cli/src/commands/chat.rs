@@ -14,10 +14,10 @@ use trike::{
 use super::load::{load, open};
 use crate::{args::ChatArgs, interrupt, output};
 
-/// Longest message read from stdin, in bytes: more than any context holds.
+/// Maximum length of a message read from stdin, in bytes: more than any context holds.
 const MAX_MESSAGE: u64 = 1 << 24;
 
-/// Talks until stdin ends.
+/// Runs the conversation until stdin ends.
 pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
     let sampler = args.sampling.config(&file)?;
@@ -52,7 +52,7 @@ pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
     }
 }
 
-/// The template that was named, or the model's own.
+/// The given template, or the model's own.
 fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
     if let Some(path) = &args.chat_template {
         let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
@@ -60,11 +60,11 @@ fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow:
     }
     file.chat_template(tokenizer)?.with_context(|| {
         let path = file.path().display();
-        format!("{path}: no chat template comes with this model; give one with --chat-template, or use `trike run`")
+        format!("{path}: the model has no chat template; pass one with --chat-template, or use `trike run`")
     })
 }
 
-/// The model's answer to the conversation, shown as it comes.
+/// Generates the model's answer and streams it to stdout.
 fn answer(
     model: &dyn Model,
     template: &ChatTemplate,
@@ -74,12 +74,12 @@ fn answer(
 ) -> anyhow::Result<Generation> {
     let tokenizer = model.tokenizer()?;
     let context = model.config().spec.context;
-    // At least half of the context is for the conversation.
+    // At least half of the context is reserved for the conversation.
     let room = options.max_tokens.unwrap_or(context).min(context / 2);
     let prompt = talk.fit(template, tokenizer, &RenderOptions::default(), context - room)?;
     if prompt.dropped_turns > 0 && !quiet {
         output::note(&format!(
-            "the conversation outgrew the context: the oldest {} messages were dropped",
+            "the conversation exceeded the context: dropped the oldest {} messages",
             prompt.dropped_messages
         ));
     }
@@ -111,7 +111,7 @@ fn closing(answer: &Generation) -> String {
     format!("({} tokens, {:.1} tok/s{why})", answer.ids.len(), answer.tokens_per_second())
 }
 
-/// The next line of stdin, `None` at its end.
+/// The next line of stdin; `None` at the end of input.
 fn read_line() -> anyhow::Result<Option<String>> {
     let mut line = String::new();
     let read = io::Read::take(io::stdin().lock(), MAX_MESSAGE).read_line(&mut line).context("stdin")?;

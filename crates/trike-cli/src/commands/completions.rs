@@ -7,14 +7,14 @@ use clap::CommandFactory;
 
 use crate::args::Cli;
 
-/// A completion script.
+/// Generates a completion script.
 pub(super) fn script(shell: clap_complete::Shell) -> anyhow::Result<String> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "trike", &mut script);
     Ok(String::from_utf8(script)?)
 }
 
-/// Writes the manual pages and names them.
+/// Writes the manual pages and returns their paths.
 pub(super) fn manual(dir: &Path) -> anyhow::Result<String> {
     let doing = || format!("cannot write manual pages to {}", dir.display());
     std::fs::create_dir_all(dir).with_context(doing)?;

@@ -9,21 +9,21 @@ use crate::{
     progress::Progress,
 };
 
-/// Writes a model in another format.
+/// Converts a model to another format.
 pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<ConvertReport> {
     if args.encoding.is_some() && args.to != Target::Trike {
         return Err(conflict(
-            "--encoding chooses how `--to trike` packs; the other formats have one way each",
+            "--encoding applies only to `--to trike`; the other formats have a fixed encoding",
         ));
     }
     let int8_embeddings = args.embeddings == Embeddings::Int8;
     if int8_embeddings && args.to == Target::F16 {
-        return Err(conflict("`--to f16` holds floats: `--embeddings int8` goes with the other formats"));
+        return Err(conflict("`--embeddings int8` cannot be combined with `--to f16`, which stores floats"));
     }
     let input = ModelFile::open(super::hub::resolve(&args.input, quiet)?)?;
-    // Overwriting is for the user to do: the output may be a model, or the input itself.
+    // Never overwrite: the output may be a model, or the input itself.
     if args.output.exists() {
-        bail!("{} exists: remove it or name another output", args.output.display());
+        bail!("{} exists: remove it or choose another output", args.output.display());
     }
     let options = ConvertOptions::new(args.to)
         .with_encoding(args.encoding.unwrap_or(Encoding::Base3))
@@ -32,7 +32,7 @@ pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<Convert
     let progress = Progress::start(format!("writing {}", args.output.display()), quiet);
     let report = trike::convert(&input, &args.output, &options, &mut |done, total| progress.set(done, total));
     if report.is_err() {
-        // A refusal leaves nothing but the directory that was to be filled; one with files in it stays.
+        // On failure, remove the new directory if it is still empty; files are kept.
         let _ = std::fs::remove_dir(&args.output);
     }
     Ok(report?)

@@ -1,22 +1,22 @@
-//! What a command used of a device.
+//! Device statistics of a command.
 
 use serde::Serialize;
 use trike::nn::DeviceUse;
 
-/// Memory of a device and copies to and from it; part of the schema of `trike run --json` and `trike bench --json`.
+/// Device memory and transfers; part of the schema of `trike run --json` and `trike bench --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct DeviceOutcome {
-    /// Bytes in buffers at most.
+    /// Peak bytes allocated in buffers.
     pub(crate) peak_bytes: u64,
-    /// Bytes that the device has, where its runtime says so.
+    /// Total device memory in bytes, if the runtime reports it.
     pub(crate) memory_bytes: Option<u64>,
-    /// Copies to the device after the weights.
+    /// Copies to the device, not counting the weights.
     pub(crate) uploads: u64,
     pub(crate) uploaded_bytes: u64,
-    /// Times that something was waited for and copied back.
+    /// Synchronizing copies back to the host.
     pub(crate) read_backs: u64,
     pub(crate) read_bytes: u64,
-    /// Steps that were recorded as a graph, and steps that were done by running one.
+    /// Steps recorded as a graph, and steps executed by replaying one.
     pub(crate) captures: u64,
     pub(crate) replays: u64,
 }

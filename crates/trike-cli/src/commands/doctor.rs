@@ -16,36 +16,36 @@ use crate::{
     progress::Progress,
 };
 
-/// What this machine offers. The field names are the schema of `trike doctor --json`.
+/// Capabilities of this machine. The field names are the schema of `trike doctor --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Diagnosis {
     pub(crate) version: &'static str,
-    /// Name of the processor, where the system tells it.
+    /// CPU model name, if the system reports it.
     pub(crate) processor: Option<String>,
-    /// Instruction sets that Trike has kernels for and the machine has.
+    /// Instruction sets that Trike has kernels for and the machine supports.
     pub(crate) isa_available: Vec<&'static str>,
-    /// The one that is used.
+    /// The instruction set in use.
     pub(crate) isa: &'static str,
     pub(crate) threads: usize,
-    /// Bytes read from memory in a second.
+    /// Memory bandwidth in bytes per second.
     pub(crate) bandwidth: Measured,
-    /// Int8 multiply-adds in a second.
+    /// Int8 multiply-adds per second.
     pub(crate) int8_peak: Measured,
-    /// GPUs, and software drivers that pose as such, that this build reaches.
+    /// GPUs supported by this build, including software drivers.
     pub(crate) devices: Vec<DeviceReport>,
-    /// Where the model that comes with Trike lies.
+    /// Path of the bundled model.
     pub(crate) shipped_model: Option<String>,
-    /// Variables of the environment that the command reads and that are set.
+    /// Environment variables that the command reads and that are set.
     pub(crate) environment: BTreeMap<String, String>,
 }
 
-/// A measured ceiling.
+/// A measured peak rate.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measured {
     pub(crate) unit: &'static str,
     pub(crate) best: f64,
     pub(crate) best_variant: &'static str,
-    /// Everything that was tried.
+    /// Results of all variants.
     pub(crate) variants: BTreeMap<&'static str, f64>,
 }
 
@@ -60,7 +60,7 @@ impl From<Probe> for Measured {
     }
 }
 
-/// Looks at the machine.
+/// Inspects the machine and measures its peak rates.
 pub(crate) fn doctor(args: &DoctorArgs, quiet: bool) -> anyhow::Result<Diagnosis> {
     let cpu = args.cpu.cpu()?;
     let progress = Progress::start("measuring", quiet);
@@ -80,14 +80,14 @@ pub(crate) fn doctor(args: &DoctorArgs, quiet: bool) -> anyhow::Result<Diagnosis
     })
 }
 
-/// The name that Linux gives the first processor.
+/// The model name of the first logical CPU, as reported by Linux.
 fn processor() -> Option<String> {
     let info = std::fs::read_to_string("/proc/cpuinfo").ok()?;
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'))?.1;
     Some(name.trim().to_owned())
 }
 
-/// Every variable that an option of some command reads, those of the hub, and the one that switches colours off.
+/// All set variables among those read by an option of some command, those of the hub, and `NO_COLOR`.
 fn environment() -> BTreeMap<String, String> {
     let cli = Cli::command();
     let commands = std::iter::once(&cli).chain(cli.get_subcommands());

@@ -17,12 +17,12 @@ use crate::{
     progress::Progress,
 };
 
-/// How a model did on some tasks and texts. The field names are the schema of `trike eval --json`.
+/// Results of a model on tasks and texts. The field names are the schema of `trike eval --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct EvalOutcome {
     pub(crate) model: String,
     pub(crate) tasks: Vec<TaskOutcome>,
-    /// The mean over the tasks, where there are several.
+    /// The mean over the tasks, if there are several.
     pub(crate) mean: Option<TaskScore>,
     pub(crate) texts: Vec<TextOutcome>,
 }
@@ -42,12 +42,12 @@ pub(crate) struct TextOutcome {
     pub(crate) split: &'static str,
     #[serde(flatten)]
     pub(crate) figures: Figures,
-    /// Against another model.
+    /// Comparison with the base model.
     #[serde(flatten)]
     pub(crate) against: Option<Against>,
 }
 
-/// Answers the questions of every task and scores every text.
+/// Evaluates all tasks and scores all texts.
 pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> {
     let path = args.model.path(quiet)?;
     let mut tasks = Vec::with_capacity(args.tasks.len());
@@ -72,7 +72,7 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     };
     let outcome = |(file, questions): (&std::path::PathBuf, Vec<_>)| {
         let name = file.display().to_string();
-        let progress = Progress::start(format!("answering {name}"), quiet);
+        let progress = Progress::start(format!("evaluating {name}"), quiet);
         let kv = args.precision.kv;
         let score = model.answer(&questions, kv, &mut |done, total| progress.set(done, total));
         Ok(TaskOutcome { score: score.with_context(|| name.clone())?, file: name })

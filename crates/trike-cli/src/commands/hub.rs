@@ -1,4 +1,4 @@
-//! Where `org/name` leads.
+//! Resolution of `org/name` models.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,8 @@ use trike::{
     llm::{HubCache, ModelId},
 };
 
-/// Variables of the hub's own tools that say where it is. The ones that hold a token are not listed: this list is shown.
+/// Variables of the hub's own tools that set its location. Variables that hold a token are excluded, because this list
+/// is printed.
 pub(super) const VARIABLES: [&str; 9] = [
     "HF_ENDPOINT",
     "HF_HOME",
@@ -21,8 +22,8 @@ pub(super) const VARIABLES: [&str; 9] = [
     "HUGGINGFACE_HUB_CACHE",
 ];
 
-/// A path as it is; else, when it reads as a model of the hub, the place of that model in the cache, which it may have to
-/// be brought to first.
+/// An existing path as it is. Otherwise, if it parses as a model id of the hub, the path of the model in the cache,
+/// downloaded first if necessary.
 pub(super) fn resolve(path: &Path, quiet: bool) -> anyhow::Result<PathBuf> {
     let id = path.to_str().and_then(|text| text.parse::<ModelId>().ok());
     let (Some(id), Some(root)) = (id, root()) else { return Ok(path.to_owned()) };
@@ -40,7 +41,7 @@ pub(super) fn resolve(path: &Path, quiet: bool) -> anyhow::Result<PathBuf> {
 fn absent(id: &ModelId, cache: &HubCache, reason: &str, quiet: bool) -> anyhow::Result<PathBuf> {
     if let Some(name) = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().find(|name| is_set(name)) {
         bail!(
-            "{id} is not in {}: {reason}; {name} is set: without it the model is downloaded, or give a path",
+            "{id} is not in {}: {reason}; {name} is set: unset it to download the model, or pass a path",
             cache.root().display()
         );
     }
@@ -55,19 +56,19 @@ fn absent(id: &ModelId, cache: &HubCache, reason: &str, _quiet: bool) -> anyhow:
         if id.revision() == "main" { String::new() } else { format!(" --revision {}", id.revision()) };
     let file = id.file().map_or_else(String::new, |file| format!(" {file}"));
     bail!(
-        "{id} is not in {}: {reason}; this trike was built without downloads: run `hf download {}/{}{file}{revision}`, build it with `--features hub`, or give a path",
+        "{id} is not in {}: {reason}; this build cannot download: run `hf download {}/{}{file}{revision}`, build it with `--features hub`, or pass a path",
         cache.root().display(),
         id.org(),
         id.name(),
     );
 }
 
-/// A variable that is not empty.
+/// The value of a variable, if it is not empty.
 fn variable(name: &str) -> Option<PathBuf> {
     std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
 }
 
-/// The folder of the hub's tools.
+/// Home directory of the hub's tools.
 fn home() -> Option<PathBuf> {
     let under = |name: &str, rest: &str| variable(name).map(|folder| folder.join(rest));
     variable("HF_HOME")
@@ -75,21 +76,21 @@ fn home() -> Option<PathBuf> {
         .or_else(|| under("HOME", ".cache/huggingface"))
 }
 
-/// The cache's folder, named by the variables that the hub's own tools read, in their order.
+/// The cache directory, from the same variables and in the same order as the hub's own tools.
 fn root() -> Option<PathBuf> {
     variable("HF_HUB_CACHE")
         .or_else(|| variable("HUGGINGFACE_HUB_CACHE"))
         .or_else(|| home().map(|folder| folder.join("hub")))
 }
 
-/// What the hub's tools take for yes.
+/// Whether a variable has a value that the hub's tools treat as true.
 #[cfg(feature = "hub")]
 fn is_set(name: &str) -> bool {
     let value = std::env::var(name).unwrap_or_default();
     ["1", "on", "yes", "true"].contains(&value.to_ascii_lowercase().as_str())
 }
 
-/// How the hub is reached.
+/// Endpoint, credentials and timeouts of the hub.
 #[cfg(feature = "hub")]
 mod remote {
     use std::{io::Read, time::Duration};
@@ -98,9 +99,9 @@ mod remote {
     use crate::download::{Endpoint, HubError};
 
     const DEFAULT_ENDPOINT: &str = "https://huggingface.co";
-    /// Of both timeouts.
+    /// Default of both timeouts.
     const DEFAULT_SECONDS: u64 = 10;
-    /// Far over a token's length.
+    /// Far above the length of any token.
     const MAX_TOKEN: u64 = 4096;
 
     pub(super) fn endpoint() -> anyhow::Result<Endpoint> {
@@ -116,11 +117,11 @@ mod remote {
 
     fn seconds(name: &str) -> Duration {
         let given = std::env::var(name).ok().and_then(|value| value.trim().parse().ok());
-        // Zero is no time at all, and a day is as good as for ever.
+        // At least one second, and at most a day.
         Duration::from_secs(given.unwrap_or(DEFAULT_SECONDS).clamp(1, 86_400))
     }
 
-    /// The token of the environment, or the one that logging in with the hub's tools left.
+    /// The token from the environment, or the one stored by a login with the hub's tools.
     fn token() -> Result<Option<String>, HubError> {
         let named = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].into_iter().find_map(|name| {
             let value = std::env::var_os(name)?.to_string_lossy().into_owned();

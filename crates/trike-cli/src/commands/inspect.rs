@@ -8,31 +8,31 @@ use crate::{
     progress::Progress,
 };
 
-/// Describes a checkpoint.
+/// Describes a model.
 pub(crate) fn inspect(args: &InspectArgs, quiet: bool) -> anyhow::Result<Inspection> {
     let path = super::hub::resolve(&args.model, quiet)?;
     let progress = Progress::start("counting", quiet);
     Ok(trike::inspect(path, &mut |done, total| progress.set(done, total))?)
 }
 
-/// What a model takes on a device, in bytes. The field names are the schema of `trike inspect --memory --json`.
+/// Memory of a model on a device, in bytes. The field names are the schema of `trike inspect --memory --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct MemoryOutcome {
     pub(crate) model: String,
-    /// Weights as the kernels hold them.
+    /// Weights in memory.
     pub(crate) weights: u64,
-    /// Keys and values of one sequence.
+    /// KV cache of one sequence.
     pub(crate) cache: u64,
-    /// Positions that these are for.
+    /// Capacity of the cache, in tokens.
     pub(crate) positions: usize,
-    /// Type of the keys and values.
+    /// KV cache precision.
     pub(crate) kv: &'static str,
-    /// Tensors of a step of the prompt.
+    /// Activations of one prefill step.
     pub(crate) scratch: u64,
     pub(crate) total: u64,
 }
 
-/// Plans the memory of a model for a sequence over its context.
+/// Plans the memory of a model for one full-context sequence.
 pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOutcome> {
     let file = ModelFile::open(super::hub::resolve(&args.model, quiet)?)?;
     let kv = KvSpec::new(file.default_kv(), file.config().spec.context);

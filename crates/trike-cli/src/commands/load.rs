@@ -1,4 +1,4 @@
-//! Models, loaded as the common options ask.
+//! Model loading from the common options.
 
 use std::collections::BTreeMap;
 
@@ -13,19 +13,19 @@ use crate::{
 };
 
 impl CpuArgs {
-    /// The threads and the instruction set.
+    /// The CPU with the chosen threads and instruction set.
     pub(super) fn cpu(&self) -> anyhow::Result<Cpu> {
         Ok(Cpu::with_isa(self.isa.unwrap_or_else(Isa::detect), self.threads)?)
     }
 }
 
 impl PrecisionArgs {
-    /// The precision of a model's cached keys and values.
+    /// The KV cache precision of a model.
     pub(super) fn kv_of(&self, file: &ModelFile) -> KvPrecision {
         self.kv.unwrap_or(file.default_kv())
     }
 
-    /// How a model is loaded, for sequences over its whole context.
+    /// Load options of a model, for full-context sequences.
     pub(super) fn options(&self, file: &ModelFile, cpu: &Cpu) -> LoadOptions {
         LoadOptions::default()
             .with_cpu(cpu.clone())
@@ -36,16 +36,16 @@ impl PrecisionArgs {
     }
 }
 
-/// Opens a device, and reports when `auto` found no GPU.
+/// Opens a device, with a note if `auto` found no GPU.
 pub(super) fn open(choice: DeviceChoice, quiet: bool) -> anyhow::Result<Device> {
     let device = choice.open()?;
     if choice == DeviceChoice::Auto && device.is_cpu() && !quiet {
-        output::note("--device auto: this build reaches no GPU here, running on the processor");
+        output::note("--device auto: no supported GPU found, running on the CPU");
     }
     Ok(device)
 }
 
-/// The number of ternary matrices by the names of their layouts.
+/// The number of ternary matrices per layout name.
 pub(super) fn layouts(model: &dyn Model) -> BTreeMap<&'static str, usize> {
     model.layouts().into_iter().map(|(layout, count)| (layout.name(), count)).collect()
 }

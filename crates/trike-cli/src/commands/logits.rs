@@ -11,21 +11,21 @@ use crate::{
     progress::Progress,
 };
 
-/// What was written. The field names are the schema of `trike logits --json`.
+/// The written file. The field names are the schema of `trike logits --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct LogitsOutcome {
     pub(crate) model: String,
     pub(crate) output: String,
     /// Token ids, vocabulary.
     pub(crate) shape: [usize; 2],
-    /// Type of cached keys and values.
+    /// KV cache precision.
     pub(crate) kv: &'static str,
 }
 
-/// Writes the logits of every id.
+/// Writes the logits of all ids.
 pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOutcome> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
-    // This command shows what a model computes, so nothing is rounded unless asked for.
+    // Default to the stored precision: this command exposes the exact model outputs.
     let head = args.precision.head.unwrap_or(HeadPrecision::AsStored);
     let kv = args.precision.kv.unwrap_or(KvPrecision::F32);
     let wanted = args

@@ -1,4 +1,4 @@
-//! What is done: each command takes its arguments and returns data.
+//! Commands: each takes its arguments and returns data.
 
 mod bench;
 mod chat;
@@ -38,7 +38,7 @@ pub(crate) use perplexity::PerplexityOutcome;
 pub(crate) use quantize::QuantizeOutcome;
 pub(crate) use run::RunOutcome;
 
-/// Does what the command line says and shows the result.
+/// Runs the command and prints its result.
 pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     let quiet = cli.quiet;
     match cli.command {
@@ -81,7 +81,7 @@ fn finished(outcome: &RunOutcome) -> ExitCode {
 }
 
 impl ModelArg {
-    /// The model that was named, or the one that comes with Trike.
+    /// The given model, or the bundled one.
     fn path(&self, quiet: bool) -> anyhow::Result<PathBuf> {
         match &self.model {
             Some(path) => hub::resolve(path, quiet),
@@ -90,7 +90,7 @@ impl ModelArg {
     }
 }
 
-/// Options that do not go together, as the command line reports them.
+/// Error for conflicting options, formatted by clap.
 fn conflict(message: &str) -> anyhow::Error {
     Cli::command().error(ErrorKind::ArgumentConflict, message).into()
 }

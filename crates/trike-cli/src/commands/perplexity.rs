@@ -14,50 +14,50 @@ use crate::{
     progress::Progress,
 };
 
-/// How well a model predicts a text. The field names are the schema of `trike perplexity --json`.
+/// Perplexity of a model on a text. The field names are the schema of `trike perplexity --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct PerplexityOutcome {
     pub(crate) model: String,
     pub(crate) file: String,
     pub(crate) split: &'static str,
-    /// Type of cached keys and values.
+    /// KV cache precision.
     pub(crate) kv: &'static str,
     #[serde(flatten)]
     pub(crate) figures: Figures,
-    /// Against another model.
+    /// Comparison with the base model.
     #[serde(flatten)]
     pub(crate) against: Option<Against>,
 }
 
-/// A [`Score`] under the names of the schema.
+/// A [`Score`], serialized under the names of the schema.
 #[derive(Debug, Serialize)]
 pub(crate) struct Figures {
     pub(crate) perplexity: f64,
-    /// Mean negative log-likelihood of a token.
+    /// Mean negative log-likelihood per token.
     pub(crate) nats: f64,
-    /// Standard error of that.
+    /// Standard error of `nats`.
     pub(crate) nats_error: f64,
     pub(crate) bits_per_byte: f64,
     /// Tokens scored.
     pub(crate) tokens: usize,
-    /// Bytes that they decode to.
+    /// Bytes of the decoded tokens.
     pub(crate) bytes: usize,
     pub(crate) sequences: usize,
 }
 
-/// What `--base` adds.
+/// Comparison with the model of `--base`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Against {
     pub(crate) base: Base,
-    /// Mean divergence from the base in nats.
+    /// Mean KL divergence from the base, in nats.
     pub(crate) kl: f64,
-    /// Standard error of that.
+    /// Standard error of `kl`.
     pub(crate) kl_error: f64,
-    /// The perplexity over the base's.
+    /// Ratio of the perplexity to the base's.
     pub(crate) ratio: f64,
-    /// Standard error of that; both models see the same tokens.
+    /// Standard error of `ratio`; both models score the same tokens.
     pub(crate) ratio_error: f64,
-    /// Share of tokens for which both have the same best token.
+    /// Fraction of tokens with the same most probable token (top-1 agreement).
     pub(crate) top1_agreement: f64,
 }
 
@@ -106,7 +106,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         load(device, file, &args.precision.options(file, &cpu).with_tokenizer(tokenizer), quiet)
     };
     let model = load(device, &file, Some(tokenizer))?;
-    // The base model reads the tokens of the measured one, so that it may come without a tokenizer.
+    // The base model scores the token ids of the measured model, so it needs no tokenizer.
     let base = match &base_file {
         Some(file) => Some(load(open(args.device.device, true)?, file, None)?),
         None => None,
@@ -126,7 +126,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     })
 }
 
-/// Scores a text, whose file is named in errors, alone or against a base model.
+/// Scores a text, alone or against a base model. `file` is used in errors.
 pub(super) fn measure(
     model: &dyn Model,
     base: Option<(&Path, &dyn Model)>,
@@ -150,7 +150,7 @@ pub(super) fn measure(
     }
 }
 
-/// The text has a name that only the command knows.
+/// Adds the path of the text to errors about the text.
 pub(super) fn in_file(error: LlmError, path: &Path) -> anyhow::Error {
     let is_about_text = matches!(error, LlmError::NothingToScore);
     let error = anyhow::Error::from(error);

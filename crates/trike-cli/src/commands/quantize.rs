@@ -20,7 +20,7 @@ use crate::{
     progress::Progress,
 };
 
-/// What was written. The fields of either are the schema of `trike quantize --json`.
+/// The written output. The fields of either variant are the schema of `trike quantize --json`.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(crate) enum QuantizeOutcome {
@@ -30,7 +30,7 @@ pub(crate) enum QuantizeOutcome {
     Plan(PlanOutcome),
 }
 
-/// A plan and what it was made of.
+/// A plan and the measurements it is based on.
 #[derive(Debug, Serialize)]
 pub(crate) struct PlanOutcome {
     pub(crate) output: String,
@@ -38,11 +38,11 @@ pub(crate) struct PlanOutcome {
     pub(crate) sensitivities: Vec<Sensitivity>,
 }
 
-/// Makes a model ternary and measures what that cost.
+/// Quantizes a model and evaluates the result.
 pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<QuantizeOutcome> {
     let input = ModelFile::open(args.model.path(quiet)?)?;
     if args.output.exists() {
-        bail!("{} exists: remove it or name another output", args.output.display());
+        bail!("{} exists: remove it or choose another output", args.output.display());
     }
     let text = args.calibration.as_deref().map(read).transpose()?;
     let eval = args.eval.as_deref().map(read).transpose()?;
@@ -90,7 +90,7 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
             (report, calibration)
         }
     };
-    // Measuring can fail or be interrupted, and the model is finished.
+    // Save first: the model is complete, and the evaluation can fail or be interrupted.
     report.save()?;
     if let (Some(text), Some(path)) = (&eval, &args.eval) {
         let progress = Progress::start("measuring", quiet);
@@ -100,7 +100,7 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
         })?;
         report.save()?;
         if args.curve {
-            let progress = Progress::start("measuring other settings", quiet);
+            let progress = Progress::start("measuring the curve", quiet);
             let mut set = |done, total| progress.set(done, total);
             report.measure_curve(&input, &calibration, &config, text, split(text), None, &mut set)?;
         }
@@ -109,7 +109,7 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     Ok(QuantizeOutcome::Model(Box::new(report)))
 }
 
-/// A progress bar for each step of many.
+/// One progress bar per step.
 struct Steps {
     quiet: bool,
     current: std::cell::RefCell<Option<(String, Progress)>>,
@@ -141,17 +141,17 @@ impl BudgetArgs {
 }
 
 fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
-    // N:M says its share itself.
+    // An N:M pattern determines the fraction.
     let nm = matches!(args.prune_pattern, Some(PrunePattern::NOfM { .. }));
     let share = match (args.prune, nm) {
-        (Some(_), true) => bail!("--prune beside N:M: the pattern says how much is pruned"),
+        (Some(_), true) => {
+            bail!("--prune cannot be combined with an N:M pattern, which sets the fraction itself")
+        }
         (None, true) => Some(0.0),
         (share, false) => share,
     };
     if share.is_none() && (args.prune_by.is_some() || args.prune_pattern.is_some()) {
-        bail!(
-            "--prune-by and --prune-pattern say how, and --prune or a pattern such as 2:4 how much: give one of these"
-        );
+        bail!("--prune-by and --prune-pattern require --prune or an N:M pattern such as 2:4");
     }
     let prune = share.map(|share| Pruning {
         importance: args.prune_by.unwrap_or(Importance::Compensated),

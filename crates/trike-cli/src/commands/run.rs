@@ -11,18 +11,18 @@ use super::{
 };
 use crate::{args::RunArgs, interrupt, progress::Progress};
 
-/// A continued prompt. The field names are the schema of `trike run --json`.
+/// Result of a generation. The field names are the schema of `trike run --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct RunOutcome {
     model: String,
-    /// The prompt as the tokenizer decodes it.
+    /// The prompt, decoded from its tokens.
     pub(crate) prompt: String,
-    /// The new text.
+    /// The generated text.
     pub(crate) text: String,
     prompt_ids: Vec<u32>,
     ids: Vec<u32>,
     finish: &'static str,
-    /// RNG seed; none for greedy decoding.
+    /// RNG seed; `None` for greedy decoding.
     seed: Option<u64>,
     prompt_seconds: f64,
     prompt_tokens_per_second: f64,
@@ -31,12 +31,12 @@ pub(crate) struct RunOutcome {
     backend: String,
     /// Number of ternary matrices by layout.
     layouts: BTreeMap<&'static str, usize>,
-    /// None on the processor.
+    /// `None` on the CPU.
     device: Option<DeviceOutcome>,
 }
 
 impl RunOutcome {
-    /// The closing line.
+    /// The summary line.
     pub(crate) fn speed(&self) -> String {
         let seed = self.seed.map_or_else(String::new, |seed| format!("; seed {seed}"));
         format!(
@@ -50,13 +50,13 @@ impl RunOutcome {
         )
     }
 
-    /// Whether Ctrl-C ended it.
+    /// Whether Ctrl-C ended the generation.
     pub(crate) fn is_interrupted(&self) -> bool {
         self.finish == FinishReason::Cancelled.name()
     }
 }
 
-/// Continues a prompt and hands the prompt and each new piece to `sink`, which can break it off with an error.
+/// Continues a prompt and passes the prompt and each new piece to `sink`, which can abort with an error.
 pub(crate) fn run(
     args: &RunArgs,
     quiet: bool,
@@ -71,7 +71,7 @@ pub(crate) fn run(
         .with_stop(args.stop.clone())
         .with_kv(args.precision.kv)
         .with_window(args.window);
-    // A device that is not there is reported before anything is read.
+    // Open the device first, so that a missing one is reported before anything is read.
     let device = open(args.device.device, quiet)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
     let prompt_ids = tokenizer.encode_prompt(&args.prompt)?;
@@ -84,7 +84,7 @@ pub(crate) fn run(
         .with_sequence(sequence);
     let model = load(device, &file, &wanted, quiet)?;
 
-    // The prompt is shown with the first piece: a prompt that is refused leaves stdout empty.
+    // The prompt is printed with the first piece, so a rejected prompt leaves stdout empty.
     let mut reading = Some(Progress::start("reading the prompt", quiet));
     let mut write = |piece: &str| {
         if reading.take().is_some() {

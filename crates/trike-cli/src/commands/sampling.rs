@@ -1,4 +1,4 @@
-//! How tokens are chosen: the command line first, then the model's `generation_config.json`.
+//! Sampling parameters: the command line first, then the model's `generation_config.json`.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -7,7 +7,7 @@ use trike::{ModelFile, SamplerConfig, llm::GenerationConfig};
 use crate::args::SamplingArgs;
 
 impl SamplingArgs {
-    /// What the command line, the model and the defaults say together, in this order.
+    /// Merges the command line, the model's configuration and the defaults, in this order of precedence.
     pub(crate) fn config(&self, file: &ModelFile) -> anyhow::Result<SamplerConfig> {
         let config = self.merge(file.generation_config()?);
         config.validate().map_err(trike::LlmError::from)?;
@@ -15,7 +15,7 @@ impl SamplingArgs {
     }
 
     fn merge(&self, model: GenerationConfig) -> SamplerConfig {
-        // A model that is greedy by itself does not restrict what the command line samples from.
+        // The sampling parameters of a model that defaults to greedy decoding are ignored.
         let sampled = if model.do_sample == Some(true) {
             model
         } else {
@@ -27,14 +27,14 @@ impl SamplingArgs {
         let open = SamplerConfig::default();
         open.clone()
             .with_temperature(self.temperature.or(sampled.temperature).unwrap_or(neutral))
-            // Zero is how a generation configuration spells that all are kept.
+            // In a generation configuration, 0 disables top-k.
             .with_top_k(self.top_k.or(sampled.top_k.filter(|&k| k > 0)))
             .with_top_p(self.top_p.or(sampled.top_p).unwrap_or(open.top_p))
             .with_min_p(self.min_p.or(sampled.min_p).unwrap_or(open.min_p))
             .with_repetition_penalty(
                 self.repetition_penalty.or(sampled.repetition_penalty).unwrap_or(open.repetition_penalty),
             )
-            // The keys of a hash map are the system's randomness; 32 bits are short enough to type again.
+            // The keys of a hash map are random; 32 bits are short enough to retype.
             .with_seed(self.seed.unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)))
     }
 }

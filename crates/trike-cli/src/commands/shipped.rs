@@ -1,14 +1,14 @@
-//! Where the model that comes with Trike lies.
+//! Location of the bundled model.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::bail;
 
-/// Its place in the repository and in a release.
+/// Path in the repository and in a release.
 const PLACE: &str = "models/tiny";
 
-/// The working directory, then every directory above the executable, nearest first: `target/release` lies in the
-/// repository, and a release puts `models` beside the executable.
+/// The working directory, then every directory above the executable, nearest first: `target/release` is in the
+/// repository, and a release has `models` next to the executable.
 fn places() -> Vec<PathBuf> {
     let executable = std::env::current_exe().and_then(|path| path.canonicalize()).unwrap_or_default();
     std::env::current_dir()
@@ -18,21 +18,18 @@ fn places() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Finds it.
+/// Finds the bundled model.
 ///
 /// # Errors
 ///
-/// Names every place that was looked at.
+/// If it is not found; the error lists all searched paths.
 pub(crate) fn find() -> anyhow::Result<PathBuf> {
     let places = places();
     match places.iter().find(|path| path.join("config.json").is_file()) {
         Some(path) => Ok(path.clone()),
         None => {
             let looked: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
-            bail!(
-                "the model that comes with Trike is not there: name one with -m; looked for {}",
-                looked.join(", ")
-            )
+            bail!("bundled model not found: choose a model with -m; searched {}", looked.join(", "))
         }
     }
 }

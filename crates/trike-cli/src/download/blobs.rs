@@ -1,7 +1,7 @@
-//! Files of a repository in the cache: `blobs` by the names of their content, and links to them.
+//! Repository files in the cache: `blobs`, named by content hash, and links to them.
 //!
-//! Names and locks are those of the hub's own tools, so that both can fill one cache at the same time. A file has its
-//! name only when all of it is there and has the digest that the name says; until then it is called `.incomplete`.
+//! Names and locks are those of the hub's own tools, so both can fill one cache concurrently. A file gets its final
+//! name only when it is complete and its digest is verified; until then it is named `.incomplete`.
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -18,34 +18,34 @@ use super::{
     http::{Ask, Client, again, read_error, text},
 };
 
-/// How often a lock is tried that another process has.
+/// Polling interval for a lock held by another process.
 const POLL: Duration = Duration::from_millis(100);
 const BUFFER: usize = 1 << 18;
 
 /// A file of the repository, as its headers describe it.
 #[derive(Debug)]
 pub(super) struct Remote {
-    /// Its path there, which stays inside a folder that it is joined to.
+    /// Path in the repository; relative, without `..`.
     pub(super) path: String,
     pub(super) url: String,
-    /// The name of its content.
+    /// Hash of the content, as named by the server.
     pub(super) etag: String,
     pub(super) size: u64,
 }
 
-/// The folder of a model in the cache.
+/// Directory of a model in the cache.
 pub(super) struct Store {
     pub(super) folder: PathBuf,
     pub(super) locks: PathBuf,
 }
 
-/// How content is named.
+/// Type of an ETag.
 enum Naming {
     /// Large files: SHA-256.
     Sha256,
-    /// The rest: SHA-1 as git computes it, over a header and the content.
+    /// Small files: the git blob SHA-1, over a header and the content.
     Git,
-    /// Another server's names, which say nothing.
+    /// Other servers: opaque.
     Opaque,
 }
 
@@ -65,12 +65,12 @@ impl Store {
         self.folder.join("blobs").join(&remote.etag)
     }
 
-    /// Whether the content is there.
+    /// Whether the content is in the cache.
     fn has(&self, remote: &Remote) -> bool {
         fs::metadata(self.blob(remote)).is_ok_and(|meta| meta.is_file() && meta.len() == remote.size)
     }
 
-    /// Gets the content, unless it is there. `report` takes the bytes that this file has so far.
+    /// Downloads the content unless it is cached. `report` receives the bytes of this file so far.
     pub(super) fn fetch(
         &self,
         client: &Client,
@@ -80,7 +80,7 @@ impl Store {
         let blob = self.blob(remote);
         make_parent(&blob)?;
         let _lock = if self.has(remote) { None } else { Some(self.lock(remote)?) };
-        // Whoever had the lock may have brought it.
+        // Another process may have downloaded it before releasing the lock.
         if !self.has(remote) {
             let partial = self.folder.join("blobs").join(format!("{}.incomplete", remote.etag));
             self.complete(client, remote, &partial, report)?;
@@ -98,13 +98,13 @@ impl Store {
         loop {
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) => std::thread::sleep(POLL),
-                // A file system without locks: the digest still finds what two writers make of one file.
+                // On a file system without locks, the digest detects two concurrent writers.
                 Ok(()) | Err(TryLockError::Error(_)) => return Ok(file),
             }
         }
     }
 
-    /// Fills the partial file, over several connections when the first break off, and checks it.
+    /// Fills the partial file, resuming over several connections if necessary, and verifies it.
     fn complete(
         &self,
         client: &Client,
@@ -115,7 +115,7 @@ impl Store {
         let open = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(partial);
         let mut file = open.map_err(HubError::io(partial))?;
         let naming = Naming::of(&remote.etag);
-        // What no digest checks is not put together from pieces of two downloads.
+        // Without a digest, data of two downloads must not be mixed.
         if matches!(naming, Naming::Opaque) {
             file.set_len(0).map_err(HubError::io(partial))?;
         }
@@ -124,10 +124,10 @@ impl Store {
             let filled = again(|| self.append(client, remote, &mut file, partial, report));
             match filled {
                 Ok(()) => break,
-                // As long as each attempt brings something there is an end.
+                // Terminates, because every iteration makes progress.
                 Err(error) if error.is_transient() && length(&file, partial)? > before => {}
                 Err(error) => {
-                    // The next attempt goes on from what is there, unless the server contradicted itself.
+                    // Keep the partial file for the next attempt, unless the server contradicted itself.
                     if matches!(error, HubError::Answer { .. }) {
                         remove(partial)?;
                     }
@@ -140,11 +140,11 @@ impl Store {
             remove(partial)?;
             return Err(error);
         }
-        // A name must not outlive its content when the machine stops.
+        // The content must reach the disk before the rename.
         file.sync_all().map_err(HubError::io(partial))
     }
 
-    /// One request for what is missing.
+    /// One request for the missing bytes.
     fn append(
         &self,
         client: &Client,
@@ -211,14 +211,14 @@ impl Store {
         }
     }
 
-    /// Puts a file into the snapshot of a commit.
+    /// Links a file into the snapshot of a commit.
     pub(super) fn link(&self, remote: &Remote, commit: &str) -> Result<(), HubError> {
         let path = self.folder.join("snapshots").join(commit).join(&remote.path);
         if path.is_file() {
             return Ok(());
         }
         make_parent(&path)?;
-        // A link that leads nowhere.
+        // Removes a dangling link.
         remove(&path)?;
         let up = "../".repeat(2 + remote.path.matches('/').count());
         match point(&path, &format!("{up}blobs/{}", remote.etag), &self.blob(remote)) {
@@ -227,7 +227,7 @@ impl Store {
         }
     }
 
-    /// Says which commit a branch or tag is; the last step of a download.
+    /// Records the commit of a branch or tag; the last step of a download.
     pub(super) fn name(&self, revision: &str, commit: &str) -> Result<(), HubError> {
         if revision == commit {
             return Ok(());
@@ -245,7 +245,7 @@ fn point(link: &Path, relative: &str, _blob: &Path) -> io::Result<()> {
     std::os::unix::fs::symlink(relative, link)
 }
 
-/// Links of this kind need rights that users lack elsewhere.
+/// Symbolic links need extra privileges outside of Unix.
 #[cfg(not(unix))]
 fn point(link: &Path, _relative: &str, blob: &Path) -> io::Result<()> {
     fs::hard_link(blob, link).or_else(|_| fs::copy(blob, link).map(drop))
@@ -267,7 +267,7 @@ fn remove(path: &Path) -> Result<(), HubError> {
     }
 }
 
-/// Whether the content is what its name says; the outer error is the disk's.
+/// Checks the content against the digest in its name; the outer error is an I/O error.
 fn check(file: &mut File, remote: &Remote, naming: &Naming) -> io::Result<Result<(), HubError>> {
     let (kind, mut digest) = match naming {
         Naming::Sha256 => ("SHA-256", Context::new(&SHA256)),

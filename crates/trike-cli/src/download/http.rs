@@ -1,4 +1,4 @@
-//! Requests: who gets the token, which redirects are followed, how long a server may take.
+//! HTTP requests: token scope, redirects and timeouts.
 
 use std::{
     io::{self, Read},
@@ -14,34 +14,34 @@ use super::error::{HubError, printable, shown};
 
 /// The hub needs one or two.
 const MAX_REDIRECTS: usize = 6;
-/// Pauses before a request is made again.
+/// Delays before retries.
 const PAUSES: [Duration; 2] = [Duration::from_millis(300), Duration::from_secs(2)];
-/// Bytes that must come in the time that one read may take. A server that sends single bytes holds nobody for ever.
+/// Minimum bytes per read timeout, so that a server that sends single bytes cannot stall a download forever.
 const LEAST: u64 = 16 << 10;
 
-/// How the hub is reached.
+/// Endpoint of the hub.
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoint {
-    /// Without a slash at its end.
+    /// Without a trailing slash.
     pub(crate) url: String,
-    /// Sent to that server and to no other.
+    /// Sent only to the origin of `url`.
     pub(crate) token: Option<String>,
-    /// For the answer to a request.
+    /// Timeout of a response.
     pub(crate) answer_timeout: Duration,
-    /// For each read of a body.
+    /// Timeout of each read of a body.
     pub(crate) read_timeout: Duration,
 }
 
-/// What to ask for.
+/// Type of a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Ask {
-    /// Headers; ends at a redirect that says what it leads to.
+    /// HEAD; stops at a redirect that describes its target.
     Head,
-    /// The body from this byte on.
+    /// GET of the body from this byte.
     From(u64),
 }
 
-/// Makes requests about one model.
+/// HTTP client for one model.
 pub(super) struct Client {
     agent: Agent,
     pub(super) endpoint: Endpoint,
@@ -51,7 +51,7 @@ pub(super) struct Client {
     pub(super) revision: String,
 }
 
-/// Scheme, host and port: who gets the token.
+/// Scheme, host and port; the token is sent to one origin only.
 #[derive(Clone, Debug, PartialEq)]
 struct Origin {
     scheme: String,
@@ -75,16 +75,15 @@ impl Origin {
 
 impl Client {
     pub(super) fn new(endpoint: Endpoint, repository: String, revision: &str) -> Result<Self, HubError> {
-        let bad =
-            || HubError::answer(&endpoint.url, "HF_ENDPOINT as http://… or https://…", "another address");
+        let bad = || HubError::answer(&endpoint.url, "HF_ENDPOINT as http://… or https://…", "another URL");
         let origin = Origin::of(&endpoint.url).ok_or_else(bad)?;
         let wait = Some(endpoint.answer_timeout);
         let config = Agent::config_builder()
-            // Followed here, with one rule for the token.
+            // Redirects are followed in `send`, with one rule for the token.
             .max_redirects(0)
             .http_status_as_error(false)
             .user_agent(concat!("trike/", env!("CARGO_PKG_VERSION")))
-            // Sizes and digests are of the file itself.
+            // Sizes and digests refer to the unencoded file.
             .accept_encoding("identity")
             .timeout_resolve(wait)
             .timeout_connect(wait)
@@ -95,12 +94,12 @@ impl Client {
         Ok(Self { agent: config.new_agent(), endpoint, origin, repository, revision: revision.to_owned() })
     }
 
-    /// The address of something below the endpoint.
+    /// A URL below the endpoint.
     pub(super) fn url(&self, parts: &[&str]) -> String {
         parts.iter().fold(self.endpoint.url.clone(), |url, part| url + "/" + &encoded(part))
     }
 
-    /// The last answer of a chain of redirects, whatever its status.
+    /// Follows redirects and returns the last response, regardless of its status.
     pub(super) fn send(&self, url: &str, ask: Ask) -> Result<Response<Body>, HubError> {
         let mut url = url.to_owned();
         for _ in 0..=MAX_REDIRECTS {
@@ -122,7 +121,7 @@ impl Client {
                 }
                 _ => {
                     let got = printable(&String::from_utf8_lossy(location.as_bytes()));
-                    return Err(HubError::answer(&url, "a redirect to an address as safe", got));
+                    return Err(HubError::answer(&url, "a redirect that keeps https", got));
                 }
             }
         }
@@ -141,12 +140,12 @@ impl Client {
         request.call().map_err(|source| HubError::Transport { url: shown(url), source: Box::new(source) })
     }
 
-    /// A body that must keep coming.
+    /// The body of a response, with a minimum transfer rate.
     pub(super) fn body(&self, answer: Response<Body>) -> Patient<impl Read + use<>> {
         Patient::new(answer.into_body().into_reader(), self.endpoint.read_timeout)
     }
 
-    /// The error that a status means, if it is one.
+    /// Maps an error status to an error.
     pub(super) fn check(&self, url: &str, answer: &Response<Body>) -> Result<(), HubError> {
         let (status, token) = (answer.status(), self.endpoint.token.is_some());
         let code = text(answer.headers(), "x-error-code").unwrap_or_default();
@@ -157,7 +156,7 @@ impl Client {
             (_, "GatedRepo") => HubError::Gated { page: format!("{}/{id}", self.endpoint.url), id },
             (StatusCode::NOT_FOUND, "RevisionNotFound") => HubError::NoRevision { id, revision },
             (StatusCode::NOT_FOUND, "EntryNotFound") => HubError::NoFile { url },
-            // Servers that are not the hub have no codes, and the listing was there.
+            // Servers other than the hub send no codes; the file was listed.
             (StatusCode::NOT_FOUND, "") if url.contains("/resolve/") => HubError::NoFile { url },
             (StatusCode::UNAUTHORIZED | StatusCode::NOT_FOUND, _) => {
                 HubError::NotFound { id, endpoint: self.endpoint.url.clone(), status, token }
@@ -169,7 +168,7 @@ impl Client {
     }
 }
 
-/// Makes a request again when the first answers are of a kind that passes.
+/// Retries a request after transient errors.
 pub(super) fn again<T>(mut request: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
     for pause in PAUSES {
         match request() {
@@ -180,18 +179,18 @@ pub(super) fn again<T>(mut request: impl FnMut() -> Result<T, HubError>) -> Resu
     request()
 }
 
-/// A header as text.
+/// A header value as text.
 pub(super) fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// One segment of a path, or several.
+/// Percent-encodes a path of one or more segments.
 fn encoded(path: &str) -> String {
     let keep = |b: u8| b.is_ascii_alphanumeric() || b"-._~/".contains(&b);
     path.bytes().map(|b| if keep(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
-/// Where a redirect leads. Paths relative to the last segment do not occur.
+/// Target of a redirect. Paths relative to the last segment do not occur.
 fn join(url: &str, location: &str) -> Option<String> {
     let (scheme, rest) = url.split_once("://")?;
     let host = rest.split(['/', '?', '#']).next()?;
@@ -203,7 +202,7 @@ fn join(url: &str, location: &str) -> Option<String> {
     }
 }
 
-/// A reader that fails when too little comes for too long.
+/// A reader that fails if the transfer rate stays too low.
 pub(super) struct Patient<R> {
     inner: R,
     window: Duration,
@@ -211,7 +210,7 @@ pub(super) struct Patient<R> {
     bytes: u64,
 }
 
-/// What [`Patient`] fails with.
+/// Error of [`Patient`].
 #[derive(Debug)]
 pub(super) struct TooSlow;
 
@@ -234,7 +233,7 @@ impl<R: Read> Read for Patient<R> {
         let read = self.inner.read(buffer)?;
         self.bytes += read as u64;
         if self.since.elapsed() >= self.window {
-            // The end of a body is not slow.
+            // A short read at the end of a body is not slow.
             if read > 0 && self.bytes < LEAST {
                 return Err(io::Error::other(TooSlow));
             }
@@ -244,7 +243,7 @@ impl<R: Read> Read for Patient<R> {
     }
 }
 
-/// The error that a failed read of a body is.
+/// Converts an error of reading a body.
 pub(super) fn read_error(url: &str, window: Duration, error: io::Error) -> HubError {
     let slow = error.get_ref().and_then(|cause| cause.downcast_ref::<TooSlow>()).is_some();
     let url = shown(url);

@@ -1,9 +1,9 @@
-//! Models from the hub into its cache.
+//! Downloads from the hub into its cache.
 //!
-//! Start from [`download`]. The decision that shaped this module: it speaks the hub's documented HTTP interface itself,
-//! over `ureq`, because the libraries for it leave open what a command must not: how long a silent server is waited for,
-//! and whether what came has the announced digest. Where the token goes on a redirect is one rule here. Its price is that large
-//! files come over plain HTTP, without the hub's own protocol for deduplicated chunks.
+//! Start from [`download`]. The main design decision: this module implements the hub's documented HTTP interface on
+//! `ureq`, because existing client libraries do not guarantee a timeout for a silent server or a check of the
+//! announced digest. It also defines in one place which redirects receive the token. The cost: large files are
+//! downloaded over plain HTTP, without the hub's protocol for deduplicated chunks.
 
 mod blobs;
 mod error;
@@ -20,16 +20,16 @@ pub(crate) use error::HubError;
 pub(crate) use http::Endpoint;
 use http::{Ask, Client, again, read_error, text};
 
-/// A repository with a hundred thousand files has a listing of this size.
+/// Listing size of a repository with a hundred thousand files.
 const MAX_LISTING: u64 = 16 << 20;
-/// The largest tokenizers have some 30 MB; nothing but weights is larger.
+/// The largest tokenizers have about 30 MB; only weights are larger.
 const MAX_SMALL: u64 = 256 << 20;
-/// Over the largest file that the hub takes.
+/// Above the largest file that the hub accepts.
 const MAX_LARGE: u64 = 1 << 40;
 
 const INDEX: &str = "model.safetensors.index.json";
 const WEIGHTS: &str = "model.safetensors";
-/// What a model directory is read from, beside the weights.
+/// Files of a model directory other than the weights.
 const SMALL: [&str; 9] = [
     "config.json",
     "generation_config.json",
@@ -42,7 +42,7 @@ const SMALL: [&str; 9] = [
     "chat_template.jinja",
 ];
 
-/// The part of the hub's description of a model that is needed.
+/// The required fields of the hub's model description.
 #[derive(Deserialize)]
 struct Description {
     sha: String,
@@ -55,9 +55,9 @@ struct Sibling {
     rfilename: String,
 }
 
-/// Brings what Trike needs of a model into the cache. What is there already is not asked for again.
+/// Downloads the files of a model that Trike needs into the cache. Cached files are not downloaded again.
 ///
-/// Nothing of it can be found by its name before all of it is there.
+/// The revision becomes visible only after all files are complete.
 pub(crate) fn download(
     id: &ModelId,
     cache: &HubCache,
@@ -90,8 +90,8 @@ pub(crate) fn download(
                 store.fetch(&client, &index, &mut |_| {})?;
                 let shards = hub_shards(&store.blob(&index))?;
                 if let Some(missing) = shards.iter().find(|shard| !files.contains(shard)) {
-                    let got = format!("none of the name {}", error::printable(missing));
-                    return Err(HubError::answer(&index.url, "shards that the repository lists", got).into());
+                    let got = format!("no file {}", error::printable(missing));
+                    return Err(HubError::answer(&index.url, "shards listed in the repository", got).into());
                 }
                 small.push(index);
                 (small, shards)
@@ -102,7 +102,7 @@ pub(crate) fn download(
     let weights = weights.iter().map(|path| limited(look(path)?, MAX_LARGE));
     let wanted = small.chain(weights).collect::<Result<Vec<_>, _>>()?;
 
-    // Each is below 2^40, and there are some thousands.
+    // No overflow: each size is below 2^40, and there are at most some thousands.
     let total = wanted.iter().map(|remote| remote.size).sum();
     let mut done = 0;
     for remote in &wanted {
@@ -115,7 +115,7 @@ pub(crate) fn download(
     Ok(store.name(id.revision(), &commit)?)
 }
 
-/// The commit of a revision, and the files in it.
+/// The commit of a revision and its files.
 fn describe(client: &Client) -> Result<Description, HubError> {
     let revision = client.revision.replace('/', "%2F");
     let url = client.url(&["api/models", &client.repository, "revision"]) + "/" + &revision;
@@ -127,10 +127,10 @@ fn describe(client: &Client) -> Result<Description, HubError> {
     if listing.len() as u64 > MAX_LISTING {
         return Err(HubError::answer(&url, format!("a listing of at most {MAX_LISTING} bytes"), "more"));
     }
-    let expected = "the description of a model, a commit and its files";
+    let expected = "a model description with a commit and its files";
     let description: Description = serde_json::from_slice(&listing)
         .map_err(|error| HubError::answer(&url, expected, error::printable(&error.to_string())))?;
-    // It becomes a name in the cache.
+    // The commit becomes a file name in the cache.
     if description.sha.len() != 40 || !description.sha.bytes().all(|b| b.is_ascii_hexdigit()) {
         let got = format!("the commit `{}`", error::printable(&description.sha));
         return Err(HubError::answer(&url, expected, got));
@@ -138,7 +138,7 @@ fn describe(client: &Client) -> Result<Description, HubError> {
     Ok(description)
 }
 
-/// Asks for the name and the size of a file's content.
+/// Requests the ETag and the size of a file.
 fn headers(client: &Client, commit: &str, path: &str) -> Result<Remote, HubError> {
     let url = client.url(&[&client.repository, "resolve", commit, path]);
     let answer = client.send(&url, Ask::Head)?;
@@ -148,11 +148,11 @@ fn headers(client: &Client, commit: &str, path: &str) -> Result<Remote, HubError
     };
     let etag = header("x-linked-etag", "etag").unwrap_or_default();
     let etag = etag.trim_start_matches("W/").trim_matches('"').to_owned();
-    // It becomes a name in the cache.
+    // The ETag becomes a file name in the cache.
     let plain = etag.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
     if !plain || !(1..=128).contains(&etag.len()) || etag.starts_with('.') || etag.ends_with(".incomplete") {
         let got = format!("`{}`", error::printable(&etag));
-        return Err(HubError::answer(&url, "an ETag that names the content", got));
+        return Err(HubError::answer(&url, "an ETag usable as a file name", got));
     }
     let size = header("x-linked-size", "content-length").unwrap_or_default();
     let bad_size = || {

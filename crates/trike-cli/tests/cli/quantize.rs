@@ -224,8 +224,8 @@ fn what_cannot_be_done_is_refused_and_leaves_nothing() {
         (&["--damping", "0"], "damping"),
         (&["--method", "absmean", "--planes", "2"], "free planes"),
         (&["--skip", "*"], "every layer"),
-        (&["--prune-by", "wanda"], "how much"),
-        (&["--prune", "0.5", "--prune-pattern", "2:4"], "the pattern says"),
+        (&["--prune-by", "wanda"], "require --prune"),
+        (&["--prune", "0.5", "--prune-pattern", "2:4"], "combined with an N:M pattern"),
         (&["--eval", &short, "--curve", "--method", "absmean", "--planes", "1"], "one to four planes"),
         (&["--eval", &empty], "empty.txt"),
     ] {

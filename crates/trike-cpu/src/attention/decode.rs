@@ -1,4 +1,4 @@
-//! A few query rows: keys and values pass once for every group of heads.
+//! Decode attention, for few query rows: keys and values are read once per group of heads.
 
 use std::ops::Range;
 
@@ -10,16 +10,16 @@ use trike_host::Isa;
 use trike_host::Loop;
 use trike_host::Pool;
 
-/// Positions whose sums are made together. Longer spans are cut here whatever the threads, and the parts are joined in
-/// order.
+/// Positions per partial sum. Longer spans are split at these boundaries for any number of threads, and the parts are
+/// merged in order.
 const CHUNK: usize = 256;
 
-/// The heads of a group over some positions.
+/// The heads of a group over a range of positions.
 struct Cell<'o> {
     token: usize,
     kv_head: usize,
     positions: Range<usize>,
-    /// For each head, the values weighted by the exponentials of the scores, minus the largest.
+    /// Per head, the sum of the values weighted by `exp(score - largest)`.
     sums: &'o mut [f32],
     facts: &'o mut [Facts],
 }
@@ -66,7 +66,7 @@ pub(super) fn run<E: Element>(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[E], v: 
             with_float_kernels!(isa, s => attend(job, s, k, v, cell, &mut scores));
         }
     });
-    // The cells of a group follow each other, and the groups have the order of the output.
+    // The cells of a group are consecutive, and the groups are in the order of the output.
     let (mut sums, mut facts) = (sums.chunks_exact(share * d), facts.chunks_exact(share));
     let mut cells = places.iter();
     for out in out.chunks_exact_mut(share * d) {
@@ -115,14 +115,14 @@ fn attend<S: Lanes, E: Element>(job: &Job<'_>, s: S, k: &[E], v: &[E], cell: Cel
     s.run(AddRows { s, weights: scores, first: wrap, rows: more_values, sums: cell.sums, share });
 }
 
-/// As many heads at once as their running sums fit the registers.
+/// Number of heads whose running sums fit the registers.
 #[inline(always)]
 fn heads_at_once<S: Lanes>(left: usize) -> usize {
     let most = if S::LANES == 16 { 4 } else { 2 };
     if left >= most { most } else { 1 }
 }
 
-/// Replaces scores by exponentials of their distance to the largest.
+/// Replaces each score by `exp(score - largest)`.
 struct Softmax<'a> {
     scores: &'a mut [f32],
     scale: f32,
@@ -141,7 +141,7 @@ impl Loop for Softmax<'_> {
             }
         }
         let largest = lanes.into_iter().fold(f32::NEG_INFINITY, f32::max);
-        // Where every score is minus infinity the exponentials are zero: other cells may have larger ones.
+        // If every score is minus infinity, the exponentials are zero: other cells may have larger scores.
         let from = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
         let mut sums = [0.0; 16];
         for scores in self.scores.chunks_mut(16) {
@@ -308,7 +308,7 @@ fn add_rows_of<S: Lanes, E: Element, const H: usize>(
     sums: &mut [f32],
 ) {
     let d = sums.len() / H;
-    // Columns whose sums stay in registers while the rows pass.
+    // Columns whose sums stay in registers during the loop over the rows.
     let wide = if S::LANES == 16 { 64 } else { 32 };
     let mut column = 0;
     while column < d {
@@ -326,7 +326,7 @@ fn add_rows_of<S: Lanes, E: Element, const H: usize>(
     }
 }
 
-/// Sixteen columns times `C`, or what is left of the last sixteen.
+/// `C` blocks of 16 columns, or the tail of the last block.
 #[inline(always)]
 fn add_columns<S: Lanes, E: Element, const H: usize, const C: usize>(
     s: S,
@@ -343,7 +343,7 @@ fn add_columns<S: Lanes, E: Element, const H: usize, const C: usize>(
     for h in 0..H {
         weight_rows[h] = &weights[h * CHUNK + first..][..n];
     }
-    // At most four vectors of sixteen lanes, or four of eight, a head; `[4]` holds the parts of sixteen columns.
+    // At most four vectors of 16 lanes, or four of 8, per head; `[4]` holds the parts of 16 columns.
     let mut acc = [[[s.splat_lanes(0.0); 4]; C]; H];
     for j in 0..n {
         let row = &rows[j * d + column..][..width];

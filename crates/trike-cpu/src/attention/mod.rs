@@ -1,9 +1,9 @@
-//! Causal attention over a ring of keys and values.
+//! Causal attention over a ring buffer of keys and values.
 //!
-//! Two ways to the same sums: `decode` for a few query rows, whose vectors lie along a head, so that keys and values are
-//! read once for all heads of a group; `prefill` for blocks of rows, whose vectors lie across the rows, so that products
-//! stay in registers (after FlashAttention: Dao et al., 2022). Both cut the positions at fixed places, so that the number
-//! of threads changes no bit.
+//! Two implementations of the same sums: `decode` for a few query rows, with vectors along the head dimension, so that
+//! keys and values are read once for all heads of a group; `prefill` for blocks of rows, with vectors across the rows,
+//! so that products stay in registers (after FlashAttention: Dao et al., 2022). Both split the positions at fixed
+//! boundaries, so that the result does not depend on the number of threads.
 
 #![allow(
     clippy::needless_range_loop,
@@ -23,15 +23,15 @@ use crate::error::{CpuError, check_len, check_range, check_rows};
 use crate::kernels::Element;
 use trike_host::{Cpu, Isa, Pool};
 
-/// Query rows of a group of heads up to which reading is what costs, and not multiplying.
+/// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;
 
 /// Keys or values, `[kv_heads][capacity][head_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub enum KvData<'a> {
-    /// As computed.
+    /// Single precision, as computed.
     F32(&'a [f32]),
-    /// Half the bytes.
+    /// Half precision, half the bytes.
     F16(&'a [f16]),
 }
 
@@ -44,18 +44,18 @@ impl KvData<'_> {
     }
 }
 
-/// A ring of keys and values: position `p` lies in slot `p % capacity` of each head.
+/// A ring buffer of keys and values: position `p` is stored in slot `p % capacity` of each head.
 #[derive(Clone, Copy, Debug)]
 pub struct KvView<'a> {
     /// Keys.
     pub k: KvData<'a>,
     /// Values.
     pub v: KvData<'a>,
-    /// Slots of each head.
+    /// Slots per head.
     pub capacity: usize,
 }
 
-/// Tokens of the query, after everything was checked.
+/// Checks all arguments and returns the number of query tokens.
 fn validate(
     spec: &AttentionSpec,
     q: &[f32],
@@ -76,7 +76,7 @@ fn validate(
     let len = (spec.kv_heads * spec.head_dim).checked_mul(kv.capacity).ok_or(overflow)?;
     check_len("keys of attention", len, kv.k.len())?;
     check_len("values of attention", len, kv.v.len())?;
-    // The last query's position plus one must be countable as well.
+    // The position after the last query must not overflow either.
     check_range("first position of attention", 0, usize::MAX / 2, first_position)?;
     if tokens > 0 {
         let needed = first_position + tokens - spec.span(first_position).start;
@@ -104,14 +104,14 @@ pub(crate) fn attention(
     match (kv.k, kv.v) {
         (KvData::F32(k), KvData::F32(v)) => job.run(cpu.isa(), pool, k, v, out),
         (KvData::F16(k), KvData::F16(v)) => job.run(cpu.isa(), pool, k, v, out),
-        // The kernels are compiled for keys and values of one type, which every cache has.
+        // The kernels are compiled for keys and values of one type, as every cache has; mixed types are widened here.
         (KvData::F32(k), KvData::F16(v)) => job.run(cpu.isa(), pool, k, &widened(v), out),
         (KvData::F16(k), KvData::F32(v)) => job.run(cpu.isa(), pool, &widened(k), v, out),
     }
     Ok(())
 }
 
-/// Exact, as the kernels widen halves themselves.
+/// Exact, like the widening in the kernels.
 fn widened(halves: &[f16]) -> Vec<f32> {
     halves.iter().map(|half| half.to_f32()).collect()
 }
@@ -139,18 +139,18 @@ impl Job<'_> {
         self.problem.heads / self.problem.kv_heads
     }
 
-    /// The positions that a token sees.
+    /// The positions visible to a token.
     fn span(&self, token: usize) -> Range<usize> {
         self.problem.span(self.first_position + token)
     }
 
-    /// Threads that this much work is worth: keys and values that are multiplied with a query head.
+    /// Number of threads that this much work justifies; `seen` counts the (query head, position) pairs.
     fn parts(&self, pool: &Pool, seen: usize) -> usize {
         pool.parts(seen.saturating_mul(2 * self.problem.head_dim))
     }
 
-    /// The elements of a head that belong to some positions, of which the ring holds each: one run, and a second one
-    /// where they wrap around.
+    /// The elements of a head at `positions`, all of which are in the ring: one run, and a second one after the
+    /// wrap-around.
     fn runs<'k, E>(&self, ring: &'k [E], kv_head: usize, positions: &Range<usize>) -> [&'k [E]; 2] {
         let d = self.problem.head_dim;
         let ring = &ring[kv_head * self.capacity * d..][..self.capacity * d];
@@ -160,13 +160,13 @@ impl Job<'_> {
     }
 }
 
-/// Cuts a list into at most `parts` contiguous shares of about the same cost.
+/// Splits a list into at most `parts` contiguous shares of similar cost.
 fn share_out<T>(items: Vec<T>, cost: impl Fn(&T) -> usize, parts: usize) -> Vec<Vec<T>> {
     let total = items.iter().map(&cost).fold(0, usize::saturating_add);
     let mut shares: Vec<Vec<T>> = (0..parts).map(|_| Vec::new()).collect();
     let mut done = 0usize;
     for item in items {
-        // Where the middle of the item lies; in u128, because the product of two sizes may not fit a usize.
+        // Midpoint of the item; in u128, because the product of two sizes may not fit a usize.
         let cost = cost(&item);
         let middle = done as u128 + cost as u128 / 2;
         let part = (middle * parts as u128 / total.max(1) as u128).min(parts as u128 - 1) as usize;

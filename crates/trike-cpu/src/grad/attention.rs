@@ -1,6 +1,7 @@
-//! Causal attention of whole sequences, without a cache.
+//! Gradients of causal attention over whole sequences, without a cache.
 //!
-//! A query at position `t` of its sequence has the scores `s_j = scale q_t . k_j` over the positions `j` that it sees, the weights
+//! A query at position `t` of its sequence has the scores `s_j = scale q_t . k_j` over the visible positions `j`, the
+//! weights
 //! `p = softmax(s)` and the output `o_t = sum_j p_j v_j`. With `g_j = do_t . v_j` the gradients are
 //!
 //! ```text
@@ -8,8 +9,8 @@
 //! dq_t = scale sum_j ds_j k_j           dk_j += scale ds_j q_t
 //! ```
 //!
-//! where the sums for a key/value head run over all query heads that share it (as in the backward pass of FlashAttention, Dao et
-//! al., 2205.14135; the weights are recomputed and not kept).
+//! where the sums for a key/value head run over all query heads that share it (as in the backward pass of
+//! FlashAttention, Dao et al., 2205.14135; the weights are recomputed, not stored).
 
 use std::ops::Range;
 
@@ -22,9 +23,9 @@ use crate::math::exp;
 
 /// Gradients of attention over whole sequences with respect to queries, keys and values.
 ///
-/// `q`, `dy` and `dq` are `tokens x heads x head_dim`, `k`, `v`, `dk` and `dv` `tokens x kv_heads x head_dim`; the tokens are those
-/// of sequences of `lengths` tokens each, one after the other, every one from position 0. Rotary embedding is no part of it: `q` and
-/// `k` are rotated already.
+/// `q`, `dy` and `dq` are `tokens x heads x head_dim`; `k`, `v`, `dk` and `dv` are `tokens x kv_heads x head_dim`. The
+/// tokens are the concatenation of sequences of `lengths` tokens, each starting at position 0. Rotary embedding is not
+/// included: `q` and `k` are already rotated.
 ///
 /// # Errors
 ///
@@ -52,7 +53,7 @@ pub fn attention(
     Ok(())
 }
 
-/// Widths of the rows of queries and of keys, after everything was checked.
+/// Checks all arguments and returns the widths of the query and key rows.
 fn check(
     spec: &AttentionSpec,
     [q, k, v]: [&[f32]; 3],
@@ -73,7 +74,7 @@ fn check(
     Ok((width, kv_width))
 }
 
-/// Cuts rows `width` wide into the sequences.
+/// Splits rows of `width` elements into the sequences.
 pub(super) fn cut<'a>(mut rows: &'a mut [f32], lengths: &[usize], width: usize) -> Vec<&'a mut [f32]> {
     let mut out = Vec::with_capacity(lengths.len());
     for length in lengths {
@@ -84,7 +85,7 @@ pub(super) fn cut<'a>(mut rows: &'a mut [f32], lengths: &[usize], width: usize) 
     out
 }
 
-/// The same of what is only read.
+/// Like [`cut`], for shared slices.
 pub(super) fn parts<'a>(
     rows: &'a [f32],
     lengths: &'a [usize],
@@ -97,13 +98,13 @@ pub(super) fn parts<'a>(
     })
 }
 
-/// Where a query head of a token lies.
+/// Element range of a query head of a token.
 fn head_of(spec: &AttentionSpec, token: usize, head: usize) -> Range<usize> {
     let at = (token * spec.heads + head) * spec.head_dim;
     at..at + spec.head_dim
 }
 
-/// A key/value head of all tokens, transposed: `head_dim x tokens`, so that loops over positions are loops over neighbours.
+/// A key/value head of all tokens, transposed to `head_dim x tokens`, so that loops over positions are contiguous.
 fn column(spec: &AttentionSpec, rows: &[f32], head: usize) -> Vec<f32> {
     let (width, dim) = (spec.kv_heads * spec.head_dim, spec.head_dim);
     let tokens = rows.len() / width;
@@ -116,7 +117,7 @@ fn column(spec: &AttentionSpec, rows: &[f32], head: usize) -> Vec<f32> {
     out
 }
 
-/// The weights of the positions that a query sees, into `out`.
+/// Writes the attention weights of the visible positions to `out`.
 fn softmax(
     spec: &AttentionSpec,
     query: &[f32],

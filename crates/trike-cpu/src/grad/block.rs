@@ -1,4 +1,5 @@
-//! A decoder block: attention and a gated MLP, each behind an RMSNorm and added to the residual stream.
+//! Backward pass of a decoder block: attention and a gated MLP, each after an RMSNorm and added to the residual
+//! stream.
 
 use trike_core::{AttentionSpec, GatedActivation, RopePairing};
 use trike_host::Cpu;
@@ -24,33 +25,33 @@ const G: usize = 4;
 const U: usize = 5;
 const D: usize = 6;
 
-/// Sizes and constants of a block.
+/// Shape and constants of a block.
 #[derive(Clone, Debug)]
 pub struct BlockShape {
-    /// Elements of the residual stream.
+    /// Hidden size (width of the residual stream).
     pub hidden: usize,
-    /// Elements of the gated activation.
+    /// Intermediate size of the MLP.
     pub intermediate: usize,
-    /// Heads, their width, scale and window.
+    /// Heads, head dimension, scale and window.
     pub attention: AttentionSpec,
     /// Rotary embedding of the heads.
     pub rope: RopeTable,
-    /// Which elements of a head it rotates together.
+    /// Pairing of the elements that are rotated together.
     pub pairing: RopePairing,
-    /// Function of the gate.
+    /// Activation function of the gate.
     pub activation: GatedActivation,
     /// Epsilon of the norms.
     pub rms_eps: f32,
 }
 
-/// Norms and biases of a block; `None` for those that it lacks.
+/// Norms and biases of a block; `None` for those that are absent.
 #[derive(Clone, Debug, Default)]
 pub struct BlockVectors {
     /// Weight of the norm before attention, `hidden`.
     pub attention_norm: Vec<f32>,
     /// Weights of the norms of each query and each key head, `head_dim`.
     pub qk_norm: Option<[Vec<f32>; 2]>,
-    /// Weight of the norm of what attention returns, `heads * head_dim`.
+    /// Weight of the norm of the attention output, `heads * head_dim`.
     pub attention_sub_norm: Option<Vec<f32>>,
     /// Weight of the norm before the MLP, `hidden`.
     pub mlp_norm: Vec<f32>,
@@ -65,14 +66,14 @@ pub struct BlockVectors {
 pub struct BlockMatrices([Linear; Self::COUNT]);
 
 impl BlockMatrices {
-    /// Matrices of a block.
+    /// Number of matrices of a block.
     pub const COUNT: usize = 7;
 
-    /// Packs the matrices, each `out x in` as [`BlockShape::matrices`] says.
+    /// Packs the matrices, each `out x in` as given by [`BlockShape::matrices`].
     ///
     /// # Errors
     ///
-    /// [`CpuError::Length`] when one has another size.
+    /// [`CpuError::Length`] when one has a different size.
     pub fn new(shape: &BlockShape, values: [Vec<f32>; Self::COUNT]) -> Result<Self, CpuError> {
         let each = shape.matrices().into_iter().zip(values);
         let all: Vec<Linear> = each
@@ -88,7 +89,7 @@ impl BlockMatrices {
 }
 
 impl BlockShape {
-    /// Out features and in features of each matrix, in the order of [`BlockMatrices`].
+    /// `(out, in)` features of each matrix, in the order of [`BlockMatrices`].
     pub fn matrices(&self) -> [(usize, usize); BlockMatrices::COUNT] {
         let (h, i, q, kv) = (self.hidden, self.intermediate, self.query_width(), self.kv_width());
         [(q, h), (kv, h), (kv, h), (h, q), (i, h), (i, h), (h, i)]
@@ -103,37 +104,37 @@ impl BlockShape {
     }
 }
 
-/// What a backward pass needs of the forward pass: every tensor that an operation read, unless it is cheap to compute again.
+/// Activations that the backward pass needs: every tensor that an operation read, unless it is cheap to recompute.
 #[derive(Clone, Debug)]
 pub struct Tape {
     lengths: Vec<usize>,
     positions: Vec<u32>,
     x: Vec<f32>,
     normed: Vec<f32>,
-    /// Queries and keys before their norms, where they have any.
+    /// Queries and keys before their norms, if any.
     raw: Option<[Vec<f32>; 2]>,
-    /// Rotated.
+    /// After rotation.
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
     attended: Vec<f32>,
-    /// `attended` after its norm, where it has one.
+    /// `attended` after its norm, if any.
     output_in: Option<Vec<f32>>,
     middle: Vec<f32>,
     mlp_normed: Vec<f32>,
     gate: Vec<f32>,
     up: Vec<f32>,
     joined: Vec<f32>,
-    /// `joined` after its norm, where it has one.
+    /// `joined` after its norm, if any.
     down_in: Option<Vec<f32>>,
 }
 
-/// The gradients of a loss with respect to what a block was made of and read.
+/// Gradients of a loss with respect to the matrices and the input of a block.
 #[derive(Clone, Debug)]
 pub struct BlockGradients {
     /// With respect to the matrices, in the order of [`BlockMatrices`], each `out x in`.
     pub matrices: [Vec<f32>; BlockMatrices::COUNT],
-    /// With respect to the input, `tokens x hidden`; empty unless it was asked for.
+    /// With respect to the input, `tokens x hidden`; empty unless requested.
     pub input: Vec<f32>,
 }
 
@@ -146,15 +147,15 @@ pub struct BlockGradients {
 /// y = h + D (f(G norm(h)) * U norm(h))
 /// ```
 ///
-/// with norms of heads, of what attention returns and of the gated activation, and biases, where [`BlockVectors`] has them. The
-/// operations are those of [`CpuOps`]; the block that decodes text (`trike_nn::DecoderBlock`) passes them a cache, fuses norms into
-/// products and keeps nothing that was between, which is why a block that is differentiated has a forward pass of its own. A test of
-/// `trike-calibrate` holds the two to the same outputs.
+/// plus norms of heads, of the attention output and of the gated activation, and biases, if [`BlockVectors`] has them.
+/// The operations are those of [`CpuOps`]. The block used for inference (`trike_nn::DecoderBlock`) has a KV cache,
+/// fuses norms into products and keeps no intermediate tensors; this block therefore has its own forward pass. A test
+/// of `trike-calibrate` checks that both produce the same outputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Block<'a> {
-    /// Where it runs.
+    /// CPU to run on.
     pub cpu: &'a Cpu,
-    /// Sizes and constants.
+    /// Shape and constants.
     pub shape: &'a BlockShape,
     /// Norms and biases.
     pub vectors: &'a BlockVectors,
@@ -163,12 +164,12 @@ pub struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// Passes `x`, `tokens x hidden`, through the block: sequences of `lengths` tokens, one after the other, each from position 0.
-    /// Returns the output and what [`backward`](Self::backward) needs.
+    /// Forward pass of `x`, `tokens x hidden`: concatenated sequences of `lengths` tokens, each starting at position
+    /// 0. Returns the output and the activations for [`backward`](Self::backward).
     ///
     /// # Errors
     ///
-    /// [`CpuError::Length`] when the parts do not fit together, and what the operations say.
+    /// [`CpuError::Length`] when the parts do not match, and the errors of the operations.
     pub fn forward(&self, x: Vec<f32>, lengths: &[usize]) -> Result<(Vec<f32>, Tape), CpuError> {
         let Self { cpu, shape, vectors, .. } = *self;
         check_len("input of a block", lengths.iter().sum::<usize>() * shape.hidden, x.len())?;
@@ -223,12 +224,12 @@ impl Block<'_> {
         Ok((y, tape))
     }
 
-    /// The gradients, from `dy`, that with respect to the output. That with respect to the input takes three more products of
-    /// matrices and is computed where `with_input` says so.
+    /// Computes the gradients from `dy`, the gradient with respect to the output. The gradient with respect to the
+    /// input needs three more matrix products and is computed only with `with_input`.
     ///
     /// # Errors
     ///
-    /// [`CpuError::Length`] when `dy` is not as long as the output was.
+    /// [`CpuError::Length`] when `dy` does not have the length of the output.
     pub fn backward(&self, tape: &Tape, dy: Vec<f32>, with_input: bool) -> Result<BlockGradients, CpuError> {
         let Self { cpu, shape, vectors, matrices } = *self;
         check_len("gradient of a block's output", tape.x.len(), dy.len())?;
@@ -313,7 +314,7 @@ impl Block<'_> {
     }
 }
 
-/// Keys or values as a cache holds them, `kv_heads x tokens x head_dim`.
+/// Keys or values in cache order, `kv_heads x tokens x head_dim`.
 fn by_head(spec: &AttentionSpec, rows: &[f32]) -> Vec<f32> {
     let (dim, width) = (spec.head_dim, spec.kv_heads * spec.head_dim);
     let head = |h: usize| rows.chunks_exact(width).flat_map(move |row| &row[h * dim..(h + 1) * dim]);

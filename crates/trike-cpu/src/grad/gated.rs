@@ -1,4 +1,4 @@
-//! What joins the two halves of a gated MLP.
+//! Gradient of the gated activation of an MLP.
 
 use trike_core::GatedActivation;
 use trike_host::Cpu;

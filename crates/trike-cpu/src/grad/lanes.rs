@@ -1,6 +1,6 @@
-//! Loops over floats that a compiler turns into vectors.
+//! Loops over floats that the compiler vectorizes.
 
-/// `sum a b`, in lanes.
+/// `sum a b`, in 8 lanes.
 #[inline]
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut lanes = [0f32; 8];

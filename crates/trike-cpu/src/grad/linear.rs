@@ -1,4 +1,4 @@
-//! Matrices.
+//! Gradients of a matrix product.
 
 use trike_core::{ActivationPrecision, DenseData};
 use trike_host::Cpu;
@@ -8,7 +8,7 @@ use crate::matrix::{DenseMatrix, Matrix};
 use crate::ops::CpuOps;
 use crate::transpose::transpose;
 
-/// A matrix `W`, `out x in`, packed to be multiplied both ways: `y = x W^T` and `dx = dy W`.
+/// A matrix `W`, `out x in`, packed for products in both directions: `y = x W^T` and `dx = dy W`.
 ///
 /// ```
 /// use trike_cpu::{Cpu, grad::Linear};
@@ -30,7 +30,7 @@ fn matrix(rows: usize, cols: usize, values: Vec<f32>) -> Result<Matrix, CpuError
     Ok(DenseMatrix::new(rows, cols, DenseData::F32(values))?.into())
 }
 
-/// `x w^T` of `x`, `tokens x in`.
+/// `x w^T` for `x` of `tokens x in`.
 fn product(cpu: &Cpu, x: &[f32], w: &Matrix) -> Result<Vec<f32>, CpuError> {
     let tokens = check_rows("input of a matrix", w.cols(), x.len())?;
     let mut out = vec![0.0; tokens * w.rows()];
@@ -49,30 +49,30 @@ impl Linear {
         Ok(Self { forward: matrix(rows, cols, values)?, transposed })
     }
 
-    /// `y = x W^T` of `x`, `tokens x in`.
+    /// `y = x W^T` for `x` of `tokens x in`.
     ///
     /// # Errors
     ///
-    /// [`CpuError::NotMultiple`] when `x` is not whole rows.
+    /// [`CpuError::NotMultiple`] when `x` is not a whole number of rows.
     pub fn forward(&self, cpu: &Cpu, x: &[f32]) -> Result<Vec<f32>, CpuError> {
         product(cpu, x, &self.forward)
     }
 
-    /// Gradient with respect to the input, `dx = dy W`, of `dy`, `tokens x out`.
+    /// Gradient with respect to the input, `dx = dy W`, for `dy` of `tokens x out`.
     ///
     /// # Errors
     ///
-    /// [`CpuError::NotMultiple`] when `dy` is not whole rows.
+    /// [`CpuError::NotMultiple`] when `dy` is not a whole number of rows.
     pub fn input(&self, cpu: &Cpu, dy: &[f32]) -> Result<Vec<f32>, CpuError> {
         product(cpu, dy, &self.transposed)
     }
 
-    /// Gradient with respect to the weights, `dW = dy^T x`, `out x in`, of `x`, `tokens x in`, and `dy`, `tokens x out`.
+    /// Gradient with respect to the weights, `dW = dy^T x` (`out x in`), for `x` of `tokens x in` and `dy` of `tokens
+    /// x out`.
     ///
     /// # Errors
     ///
-    /// [`CpuError::NotMultiple`] and [`CpuError::Length`] when these are not
-    /// rows of as many tokens.
+    /// [`CpuError::NotMultiple`] and [`CpuError::Length`] when these are not whole rows of the same number of tokens.
     pub fn weight(&self, cpu: &Cpu, x: &[f32], dy: &[f32]) -> Result<Vec<f32>, CpuError> {
         let (rows, cols) = (self.forward.rows(), self.forward.cols());
         let tokens = check_rows("input of a matrix", cols, x.len())?;

@@ -5,16 +5,16 @@ use trike_host::Cpu;
 use crate::error::{CpuError, check_len, check_rows};
 use crate::math::exp;
 
-/// The Kullback-Leibler divergence of the distributions with the logits `out` from those with the logits `target`, in nats, summed
-/// over tokens: `sum p ln(p / q)` with `p = softmax(target)` and `q = softmax(out)`. `out` becomes its gradient with respect to the
-/// logits, `q - p`, and `target` becomes `p` (distillation, Hinton et al., 1503.02531).
+/// The Kullback-Leibler divergence `sum p ln(p / q)` in nats, summed over tokens, with `p = softmax(target)` and `q =
+/// softmax(out)`. `out` is overwritten with the gradient with respect to its logits, `q - p`, and `target` with `p`
+/// (distillation, Hinton et al., 1503.02531).
 ///
 /// Both are `tokens x vocab`.
 ///
 /// # Errors
 ///
-/// [`CpuError::NotMultiple`] when `out` is not whole rows,
-/// [`CpuError::Length`] when the slices differ in length.
+/// [`CpuError::NotMultiple`] when `out` is not a whole number of rows, [`CpuError::Length`] when the slices differ in
+/// length.
 ///
 /// ```
 /// use trike_cpu::{Cpu, grad};
@@ -34,18 +34,18 @@ pub fn divergence(cpu: &Cpu, out: &mut [f32], target: &mut [f32], vocab: usize) 
         softmax(q);
         softmax(p);
         for (q, p) in q.iter_mut().zip(p) {
-            // Below this a term is nothing, and its logarithm may be infinite.
+            // Smaller terms are negligible, and their logarithm may be infinite.
             if *p > 1e-12 {
                 *sum += f64::from(*p) * f64::from(*p / q.max(1e-30)).ln();
             }
             *q -= *p;
         }
     });
-    // In the order of the tokens, whatever thread had which.
+    // In token order, independent of the thread that computed each.
     Ok(sums.iter().sum())
 }
 
-/// Logits as probabilities.
+/// Replaces logits by probabilities.
 fn softmax(row: &mut [f32]) {
     let largest = row.iter().fold(f32::NEG_INFINITY, |m, v| m.max(*v));
     for v in row.iter_mut() {

@@ -1,14 +1,15 @@
 //! Backward passes of a decoder's operations, on slices.
 //!
-//! Start from [`Block`]: a decoder block whose forward pass keeps a [`Tape`] from which [`Block::backward`] computes the gradients
-//! of its matrices and of its input. Its parts are functions of their own: [`rms_norm`] and [`rms_norm_weight`], [`rope`],
-//! [`attention`], [`gated`], and [`Linear`] for matrices; [`divergence`] is a loss.
+//! Start from [`Block`]: a decoder block whose forward pass records a [`Tape`], from which [`Block::backward`]
+//! computes the gradients of its matrices and its input. The parts are available separately: [`rms_norm`] and
+//! [`rms_norm_weight`], [`rope`], [`attention`], [`gated`], and [`Linear`] for matrices; [`divergence`] is a loss.
 //!
-//! A function that is named like an operation of [`CpuOps`](crate::CpuOps) takes what that operation read and `dy`, the gradient of a
-//! scalar loss with respect to what it returned, and writes the gradients with respect to what it read. Everything is row-major,
-//! `tokens x width`, in f32. Sums that run over a token or over the positions of a sequence are taken in a fixed order, so the number
-//! of threads changes no bit. The code is plain loops over lanes, compiled once and not once per instruction set: nearly all of the
-//! time of a backward pass is spent in matrix products, which are those of [`CpuOps`](crate::CpuOps).
+//! A function named like an operation of [`CpuOps`](crate::CpuOps) takes the inputs of that operation and `dy`, the
+//! gradient of a scalar loss with respect to its output, and writes the gradients with respect to its inputs.
+//! Everything is row-major, `tokens x width`, in f32. Sums over a token or over the positions of a sequence have a
+//! fixed order, so results do not depend on the number of threads. The code is plain loops, compiled once instead of
+//! per instruction set: nearly all of the time of a backward pass is spent in matrix products, which are those of
+//! [`CpuOps`](crate::CpuOps).
 //!
 //! ```
 //! use trike_cpu::{Cpu, GatedActivation, grad};

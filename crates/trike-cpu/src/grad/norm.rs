@@ -1,21 +1,23 @@
 //! Root-mean-square normalization.
 //!
-//! With `r = 1 / sqrt(mean(x^2) + eps)` a row is `y_i = x_i r w_i`, and `dr / dx_i = -r^3 x_i / n` (Zhang and Sennrich, 1910.07467).
+//! With `r = 1 / sqrt(mean(x^2) + eps)` a row is `y_i = x_i r w_i`, and `dr / dx_i = -r^3 x_i / n` (Zhang and
+//! Sennrich, 1910.07467).
 
 use trike_host::Cpu;
 
 use super::lanes::dot;
 use crate::error::{CpuError, check_len, check_rows};
 
-/// Gradient of [`CpuOps::rms_norm`](crate::CpuOps::rms_norm) with respect to its input: for each row of `n = weight.len()` elements
-/// `dx_i = r w_i dy_i - x_i r^3 (sum_j w_j dy_j x_j) / n` with `r = 1 / sqrt(mean(x^2) + eps)`.
+/// Gradient of [`CpuOps::rms_norm`](crate::CpuOps::rms_norm) with respect to its input. For each row of `n =
+/// weight.len()` elements, `dx_i = r w_i dy_i - x_i r^3 (sum_j w_j dy_j x_j) / n` with `r = 1 / sqrt(mean(x^2) +
+/// eps)`.
 ///
 /// `x`, `dy` and `dx` are `tokens x n`.
 ///
 /// # Errors
 ///
-/// [`CpuError::NotMultiple`] when `x` is not whole rows,
-/// [`CpuError::Length`] when the slices differ in length.
+/// [`CpuError::NotMultiple`] when `x` is not a whole number of rows, [`CpuError::Length`] when the slices differ in
+/// length.
 pub fn rms_norm(
     cpu: &Cpu,
     x: &[f32],
@@ -44,7 +46,8 @@ pub fn rms_norm(
     Ok(())
 }
 
-/// Gradient of [`CpuOps::rms_norm`](crate::CpuOps::rms_norm) with respect to its weight, `dw_i = sum_t dy_ti x_ti r_t`, summed over tokens in f64.
+/// Gradient of [`CpuOps::rms_norm`](crate::CpuOps::rms_norm) with respect to its weight, `dw_i = sum_t dy_ti x_ti
+/// r_t`, summed over tokens in f64.
 ///
 /// `x` and `dy` are `tokens x dw.len()`.
 ///

@@ -1,4 +1,4 @@
-//! Stored numbers that widen to f32.
+//! Stored element types that convert to f32.
 
 use half::{bf16, f16};
 
@@ -10,7 +10,7 @@ use std::arch::x86_64::{
     _mm512_cvtph_ps, _mm512_loadu_ps, _mm512_slli_epi32,
 };
 
-/// A number that a dense kernel reads: f32, f16, bf16 or i8. Sealed by being private.
+/// An element type of the dense kernels: f32, f16, bf16 or i8. Sealed by being private.
 pub(crate) trait Element: Copy + Send + Sync + 'static {
     /// Zero, to pad the last chunk of a row.
     #[cfg_attr(
@@ -18,7 +18,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
         allow(dead_code, reason = "the portable kernels need no padding")
     )]
     const ZERO: Self;
-    /// Whether the numbers are codes, which have scales, and not the weights themselves.
+    /// Whether the elements are codes with scales instead of the weights themselves.
     const CODES: bool = false;
 
     /// The value; exact for every element type.
@@ -28,7 +28,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// The machine has AVX2 and F16C.
+    /// The CPU has AVX2 and F16C.
     #[cfg(target_arch = "x86_64")]
     unsafe fn load8(chunk: &[Self; 8]) -> __m256;
 
@@ -36,7 +36,7 @@ pub(crate) trait Element: Copy + Send + Sync + 'static {
     ///
     /// # Safety
     ///
-    /// The machine has AVX-512 F.
+    /// The CPU has AVX-512 F.
     #[cfg(target_arch = "x86_64")]
     unsafe fn load16(chunk: &[Self; 16]) -> __m512;
 }
@@ -53,7 +53,7 @@ impl Element for f32 {
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn load8(chunk: &[Self; 8]) -> __m256 {
-        // SAFETY: the array is eight readable f32, and the load takes any alignment.
+        // SAFETY: the array is eight readable f32, and the load has no alignment requirement.
         unsafe { _mm256_loadu_ps(chunk.as_ptr()) }
     }
 
@@ -61,7 +61,7 @@ impl Element for f32 {
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn load16(chunk: &[Self; 16]) -> __m512 {
-        // SAFETY: the array is sixteen readable f32, and the load takes any alignment.
+        // SAFETY: the array is 16 readable f32, and the load has no alignment requirement.
         unsafe { _mm512_loadu_ps(chunk.as_ptr()) }
     }
 }
@@ -71,9 +71,9 @@ impl Element for f16 {
 
     #[inline(always)]
     fn widen(self) -> f32 {
-        // `to_f32` asks for the processor's features each time; this is a few operations that vectorize.
+        // `to_f32` checks the CPU features on every call; these few operations vectorize.
         let bits = u32::from(self.to_bits());
-        // Exponent and fraction moved in place are 2^112 too small; the product is exact, below the normals as well.
+        // The shifted exponent and fraction are 2^112 too small; the product is exact, also for subnormals.
         let magnitude = f32::from_bits((bits & 0x7FFF) << 13) * f32::from_bits((127 + 112) << 23);
         let special = if bits & 0x7C00 == 0x7C00 { 0x7F80_0000 } else { 0 };
         f32::from_bits(magnitude.to_bits() | special | (bits & 0x8000) << 16)
@@ -83,7 +83,7 @@ impl Element for f16 {
     #[inline]
     #[target_feature(enable = "avx2,f16c")]
     unsafe fn load8(chunk: &[Self; 8]) -> __m256 {
-        // SAFETY: the array is sixteen readable bytes, and the load takes any alignment.
+        // SAFETY: the array is 16 readable bytes, and the load has no alignment requirement.
         let bits = unsafe { _mm_loadu_si128(chunk.as_ptr().cast()) };
         _mm256_cvtph_ps(bits)
     }
@@ -92,7 +92,7 @@ impl Element for f16 {
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn load16(chunk: &[Self; 16]) -> __m512 {
-        // SAFETY: the array is 32 readable bytes, and the load takes any alignment.
+        // SAFETY: the array is 32 readable bytes, and the load has no alignment requirement.
         let bits = unsafe { _mm256_loadu_si256(chunk.as_ptr().cast()) };
         _mm512_cvtph_ps(bits)
     }
@@ -110,7 +110,7 @@ impl Element for bf16 {
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn load8(chunk: &[Self; 8]) -> __m256 {
-        // SAFETY: the array is sixteen readable bytes, and the load takes any alignment.
+        // SAFETY: the array is 16 readable bytes, and the load has no alignment requirement.
         let bits = unsafe { _mm_loadu_si128(chunk.as_ptr().cast()) };
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(bits)))
     }
@@ -119,7 +119,7 @@ impl Element for bf16 {
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn load16(chunk: &[Self; 16]) -> __m512 {
-        // SAFETY: the array is 32 readable bytes, and the load takes any alignment.
+        // SAFETY: the array is 32 readable bytes, and the load has no alignment requirement.
         let bits = unsafe { _mm256_loadu_si256(chunk.as_ptr().cast()) };
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(bits)))
     }
@@ -138,7 +138,7 @@ impl Element for i8 {
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn load8(chunk: &[Self; 8]) -> __m256 {
-        // SAFETY: the array is eight readable bytes, all that the load reads.
+        // SAFETY: the array is eight readable bytes, and the load reads eight bytes.
         let bits = unsafe { _mm_loadl_epi64(chunk.as_ptr().cast()) };
         _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bits))
     }
@@ -147,7 +147,7 @@ impl Element for i8 {
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn load16(chunk: &[Self; 16]) -> __m512 {
-        // SAFETY: the array is sixteen readable bytes, and the load takes any alignment.
+        // SAFETY: the array is 16 readable bytes, and the load has no alignment requirement.
         let bits = unsafe { _mm_loadu_si128(chunk.as_ptr().cast()) };
         _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bits))
     }

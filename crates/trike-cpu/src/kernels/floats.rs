@@ -1,10 +1,10 @@
-//! The few vector operations that attention and the kernels for float and int8 weights are written in.
+//! Vector operations shared by attention and the kernels for float and int8 weights.
 //!
-//! They are methods of the tokens, so they are safe: the token's existence proves the instructions. An implementation
-//! marks each `#[inline(always)]` and not `#[target_feature]`, because a method of a trait cannot have the attribute
-//! and be safe; the features come from [`Kernels::run`], which every loop over these operations is entered through.
-//! Called from anywhere else they would be right, and slow. No code over them is a closure: a closure is a function of
-//! its own, with the features off.
+//! They are methods of the instruction-set tokens and safe, because the existence of a token proves that the
+//! instructions are available. Implementations use `#[inline(always)]` instead of `#[target_feature]`, because a trait
+//! method cannot have the attribute and be safe; the features come from [`Kernels::run`], through which every loop
+//! over these operations is entered. Called from elsewhere they are correct, but slow. Code over these operations must
+//! not be in closures: a closure is a separate function, without the features.
 
 use super::{Element, Kernels};
 use trike_host::isa::Scalar;
@@ -13,10 +13,10 @@ use trike_host::isa::Scalar;
 pub(crate) trait FloatLanes: Kernels {
     /// One vector.
     type Lanes: Copy;
-    /// Its lanes; they divide sixteen.
+    /// Number of lanes, a divisor of 16.
     const LANES: usize;
 
-    /// A vector of one number.
+    /// A vector with all lanes set to `value`.
     fn splat_lanes(self, value: f32) -> Self::Lanes;
 
     /// `from[at..at + LANES]` as f32.
@@ -28,20 +28,20 @@ pub(crate) trait FloatLanes: Kernels {
     /// `a * b`
     fn mul_lanes(self, a: Self::Lanes, b: Self::Lanes) -> Self::Lanes;
 
-    /// `a * b + c`, rounded once where the machine can.
+    /// `a * b + c`, fused if the machine supports it.
     fn mul_add(self, a: Self::Lanes, b: Self::Lanes, c: Self::Lanes) -> Self::Lanes;
 
-    /// The sum of the lanes of each vector, halves added until one lane is left.
+    /// The sum of the lanes of each vector: halves are added until one lane is left.
     fn fold_lanes(self, lanes: [Self::Lanes; 4]) -> [f32; 4];
 }
 
-/// Further operations of the vectorized kernels for float and int8 weights.
+/// Additional operations of the vectorized kernels for float and int8 weights.
 #[cfg(target_arch = "x86_64")]
 pub(crate) trait Streaming: FloatLanes {
-    /// Tokens whose running sums, beside four rows, stay in registers; at most [`MOST_TOKENS`].
+    /// Tokens whose running sums with four rows fit the registers; at most [`MOST_TOKENS`].
     const SIDE_TOKENS: usize;
 
-    /// Asks for a line, into the first cache or only into the second; asking for memory that does not exist does nothing.
+    /// Prefetches a cache line to L1 (`FIRST`) or to L2; invalid addresses are ignored.
     fn prefetch_lanes<const FIRST: bool>(self, line: *const u8);
 }
 
@@ -49,7 +49,7 @@ pub(crate) trait Streaming: FloatLanes {
 #[cfg(target_arch = "x86_64")]
 pub(crate) const MOST_TOKENS: usize = 6;
 
-/// Four lanes: registers that every machine has.
+/// Four lanes, for portable code.
 impl FloatLanes for Scalar {
     type Lanes = [f32; 4];
     const LANES: usize = 4;

@@ -1,9 +1,9 @@
-//! The kernels that differ by instruction set, behind one trait; the scalar implementation is the specification.
+//! Kernels per instruction set, behind one trait; the scalar implementation is the specification.
 //!
-//! The ternary kernels, which are written over the vectors of [`crate::simd`], give the same bits on every instruction set.
-//! The kernels for float and int8 weights fuse multiply and add where the machine can and sum in as many lanes as it has,
-//! so they agree only within rounding: each errs at most twice as much as a plain f32 sum (`tests/dense.rs`). Within one
-//! instruction set no result depends on the tokens and rows that are computed beside it.
+//! The ternary kernels are written with the vector operations of [`crate::simd`] and are bit-identical on every
+//! instruction set. The kernels for float and int8 weights use FMA and all lanes of the machine, so they agree only
+//! within rounding: the error of each is at most twice that of a plain f32 sum (`tests/dense.rs`). Within one
+//! instruction set no result depends on the other tokens and rows of the call.
 
 pub(crate) mod element;
 mod floats;
@@ -27,24 +27,24 @@ use trike_host::Loop;
 
 use crate::simd::Simd;
 
-/// An instruction set that a loop can be compiled for, with the vectors that ternary kernels are written in.
+/// An instruction set that a loop can be compiled for, including the vector operations of the ternary kernels.
 pub(crate) trait Kernels: Simd {
-    /// Runs a loop with this instruction set turned on.
+    /// Runs a loop with this instruction set enabled.
     fn run<L: Loop>(self, task: L) -> L::Output;
 }
 
-/// The kernels of weights that are not ternary. Instruction sets that differ in integer products only share them
+/// Kernels of dense and int8 weights. Instruction sets that differ only in integer products share them
 /// ([`with_float_kernels`]).
 pub(crate) trait FloatKernels: FloatLanes {
-    /// `out[t][r] = w[r] . x[t]` for rows of weights that are not ternary; `x` holds `out.len()` tokens, and each slice of
-    /// `out` has `w.count()` places. An output has the same bits whatever rows and tokens are computed beside it.
+    /// `out[t][r] = w[r] . x[t]` for dense or int8 rows; `x` holds `out.len()` tokens, and each slice of `out` has
+    /// `w.count()` elements. An output is bit-identical for any other rows and tokens of the call.
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]);
 
-    /// Writes elements as f32; the slices have one length.
+    /// Converts elements to f32; the slices have the same length.
     fn widen<E: Element>(self, from: &[E], to: &mut [f32]);
 }
 
-/// Folds sixteen lanes in the order that every implementation follows.
+/// Sums 16 lanes in the order that all implementations use.
 #[inline(always)]
 pub(crate) fn fold(mut lanes: [f32; 16]) -> f32 {
     for width in [8, 4, 2, 1] {
@@ -55,7 +55,7 @@ pub(crate) fn fold(mut lanes: [f32; 16]) -> f32 {
     lanes[0]
 }
 
-/// Runs an expression with the kernels of an instruction set, for loops that gain from each of them.
+/// Runs an expression with the kernels of an instruction set, for loops that benefit from each of them.
 macro_rules! with_kernels {
     ($isa:expr, $kernels:ident => $body:expr) => {
         match $isa.token() {
@@ -73,8 +73,8 @@ macro_rules! with_kernels {
 }
 pub(crate) use with_kernels;
 
-/// Runs an expression with the float kernels of an instruction set. AVX-VNNI has those of AVX2; SSSE3 and SSE4.1 add nothing to the
-/// vectors that every x86-64 processor has.
+/// Runs an expression with the float kernels of an instruction set. AVX-VNNI uses those of AVX2; SSSE3 and SSE4.1 add
+/// nothing over the x86-64 baseline.
 macro_rules! with_float_kernels {
     ($isa:expr, $kernels:ident => $body:expr) => {
         match $isa.token() {

@@ -1,45 +1,45 @@
-//! Rows of weights that are not ternary, as the kernels see them.
+//! Rows of dense or int8 weights.
 
 use super::Element;
 
-/// Columns that a kernel takes in one step: a line of int8 weights.
+/// Columns per kernel step: one cache line of int8 weights.
 pub(crate) const BLOCK: usize = 64;
 
-/// Columns whose products are summed in lanes before the lanes are folded, in blocks: six tokens of so many activations
-/// are 24 KiB, which stay in a first cache of 48 KiB while four rows of weights, 16 KiB, pass.
+/// Maximum blocks per span: columns summed in lanes before folding. Six tokens of this many activations are 24 KiB,
+/// which fit a 48 KiB L1 cache together with four rows of weights, 16 KiB.
 const LONGEST: usize = 16;
 
-/// Contiguous rows of weights `scale * code`, or of plain numbers.
+/// Contiguous rows of weights `scale * code`, or of plain floats.
 #[derive(Clone, Copy)]
 pub(crate) struct Rows<'a, E> {
-    /// The numbers, row-major, `cols` a row.
+    /// The elements, row-major, `cols` per row.
     pub(crate) codes: &'a [E],
     /// Columns, at least one.
     pub(crate) cols: usize,
-    /// For each row one scale for every `group` columns; empty when the numbers are the weights.
+    /// One scale per row and group of `group` columns; empty for plain floats.
     pub(crate) scales: &'a [f32],
     /// Columns that share a scale; the last group of a row may be shorter.
     pub(crate) group: usize,
 }
 
 impl<'a, E: Element> Rows<'a, E> {
-    /// How many there are.
+    /// Number of rows.
     pub(crate) fn count(&self) -> usize {
         self.codes.len() / self.cols
     }
 
-    /// Scales of a row.
+    /// Scales per row.
     pub(crate) fn groups(&self) -> usize {
         if self.scales.is_empty() { 0 } else { self.cols.div_ceil(self.group) }
     }
 
-    /// The numbers of a row.
+    /// The elements of a row.
     #[inline(always)]
     pub(crate) fn codes(&self, row: usize) -> &'a [E] {
         &self.codes[row * self.cols..][..self.cols]
     }
 
-    /// Some of the rows.
+    /// A range of the rows.
     pub(crate) fn slice(&self, rows: std::ops::Range<usize>) -> Self {
         let groups = self.groups();
         Self {
@@ -49,7 +49,7 @@ impl<'a, E: Element> Rows<'a, E> {
         }
     }
 
-    /// The weights of one row, which the specification multiplies with.
+    /// The weights of one row, as defined by the specification.
     pub(crate) fn weights(&self, row: usize) -> impl Iterator<Item = f32> {
         let groups = self.groups();
         let scales = &self.scales[row * groups..][..groups];
@@ -60,14 +60,14 @@ impl<'a, E: Element> Rows<'a, E> {
         })
     }
 
-    /// Blocks of a row, the last one may be broken.
+    /// Blocks per row; the last one may be partial.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable kernels need no blocks"))]
     pub(crate) fn blocks(&self) -> usize {
         self.cols.div_ceil(BLOCK)
     }
 
-    /// Blocks whose products are summed before the lanes are folded. It depends on the columns alone, so a result does
-    /// not depend on how many tokens or rows are computed together.
+    /// Blocks per span, whose products are summed before the lanes are folded. It depends only on the columns, so a
+    /// result does not depend on the number of tokens or rows of the call.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable kernels need no blocks"))]
     pub(crate) fn span(&self) -> usize {
         self.blocks().div_ceil(self.blocks().div_ceil(LONGEST))

@@ -1,4 +1,4 @@
-//! The specification: what every other implementation must compute.
+//! The specification that all other implementations must match.
 
 use trike_host::Loop;
 
@@ -29,7 +29,7 @@ impl Kernels for Scalar {
     }
 }
 
-/// Sixteen running sums, so that a long row loses no more than a short one.
+/// Sixteen running sums, so that long rows lose no more precision than short ones.
 #[inline(always)]
 fn dot_lanes<E: Element>(w: &[E], x: &[f32]) -> [f32; 16] {
     let mut sums = [0.0; 16];

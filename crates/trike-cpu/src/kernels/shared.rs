@@ -1,4 +1,5 @@
-//! Instruction sets that differ from others in integer products only: loops are compiled for them, float kernels are shared.
+//! Instruction sets that differ from others only in integer products: loops are compiled for them, float kernels are
+//! shared.
 
 use trike_host::Loop;
 use trike_host::isa::{AvxVnni, Sse41};
@@ -7,7 +8,7 @@ use super::Kernels;
 
 impl Kernels for AvxVnni {
     fn run<L: Loop>(self, task: L) -> L::Output {
-        // SAFETY: the token exists, and detection creates one only where the processor has every feature below.
+        // SAFETY: the token is created only on a CPU with every feature below.
         unsafe { run_vnni(task) }
     }
 }
@@ -19,7 +20,7 @@ fn run_vnni<L: Loop>(task: L) -> L::Output {
 
 impl Kernels for Sse41 {
     fn run<L: Loop>(self, task: L) -> L::Output {
-        // SAFETY: the token exists, and detection creates one only where the processor has every feature below.
+        // SAFETY: the token is created only on a CPU with every feature below.
         unsafe { run_sse(task) }
     }
 }

@@ -1,4 +1,4 @@
-//! Weights of which blocks of zeros are left out.
+//! Ternary weights stored without their blocks of zeros.
 
 use trike_trit::{BLOCK_TRITS, TritTensor};
 
@@ -10,9 +10,9 @@ use trike_host::Line;
 use trike_host::Pool;
 use trike_host::{HostError, Lines};
 
-/// Columns of a block: those of one bit of a tensor's sparsity index.
+/// Columns per block: one bit of a tensor's sparsity index.
 pub(crate) const BLOCK: usize = BLOCK_TRITS;
-/// Columns of a line.
+/// Columns per line.
 pub(super) const LINE: usize = 16;
 
 /// The two lines of a block: sixteen rows by [`BLOCK`] columns, two bits each.
@@ -21,19 +21,19 @@ pub(crate) type BlockLines = [CodeLine; BLOCK / LINE];
 /// A line of zeros.
 pub(crate) const ZEROS: CodeLine = Line([0b01_01_01_01; 64]);
 
-/// The blocks of all planes of a matrix that hold a nonzero.
+/// The nonzero blocks of all planes of a matrix.
 ///
 /// ```text
-/// lines:   [tile][plane][present block][line], a line holding the same as with two bits per weight
-/// places:  [tile][plane][present block], the number of each block: its first column / 32, in order
+/// lines:   [tile][plane][present block][line], line contents as in the two-bit layout
+/// places:  [tile][plane][present block], block number = first column / 32, ascending
 /// ```
 ///
-/// A range of tiles is one contiguous range of both, whatever was left out.
+/// A range of tiles is one contiguous range of both.
 #[derive(Clone, Debug)]
 pub(crate) struct Blocks {
     pub(super) lines: Lines<BlockLines>,
     pub(super) places: Vec<u16>,
-    /// Where the blocks of each plane of each tile end.
+    /// End of the blocks of each plane of each tile.
     pub(super) ends: Vec<usize>,
     /// The largest magnitude of a scale.
     largest_scale: f32,
@@ -43,7 +43,7 @@ pub(crate) struct Blocks {
 #[derive(Clone, Copy)]
 pub(crate) struct BlockTile<'a> {
     pub(crate) lines: &'a [BlockLines],
-    /// As many: which block each is.
+    /// Block number of each entry of `lines`.
     pub(crate) places: &'a [u16],
 }
 
@@ -63,7 +63,7 @@ impl Blocks {
                 let count: u32 = words.iter().map(|word| word.count_ones()).sum();
                 let requested = size_of::<u16>() * (places.len() + count as usize);
                 places.try_reserve(count as usize).map_err(|_| HostError::Memory { requested })?;
-                // At most 2^20 columns, `MAX_COLS`, so the number of a block fits.
+                // At most 2^20 columns (`MAX_COLS`), so a block number fits.
                 places.extend(numbers(&words).map(|block| block as u16));
                 ends.push(places.len());
             }
@@ -88,7 +88,7 @@ impl Blocks {
         Ok(this)
     }
 
-    /// Bytes of the tiles before one.
+    /// Bytes of the tiles before `tile`.
     pub(crate) fn bytes_before(&self, tile: usize, planes: usize) -> usize {
         self.start(tile * planes) * (size_of::<BlockLines>() + size_of::<u16>())
     }
@@ -108,7 +108,7 @@ impl Blocks {
         if index == 0 { 0 } else { self.ends[index - 1] }
     }
 
-    /// The `index`-th plane, counted through all tiles.
+    /// The `index`-th plane over all tiles.
     #[inline(always)]
     pub(crate) fn tile(&self, index: usize) -> BlockTile<'_> {
         let range = self.start(index)..self.ends[index];
@@ -128,7 +128,7 @@ impl Blocks {
     }
 }
 
-/// The share of the blocks of some planes of a tensor that hold a nonzero; 0 for no planes.
+/// The fraction of nonzero blocks of some planes of a tensor; 0 for no planes.
 pub(crate) fn share_present(tensor: &TritTensor, planes: &[usize]) -> f64 {
     let tiles = tensor.rows().div_ceil(ROWS);
     let count = move |plane: usize, tile: usize| {
@@ -139,7 +139,7 @@ pub(crate) fn share_present(tensor: &TritTensor, planes: &[usize]) -> f64 {
     there as f64 / all.max(1) as f64
 }
 
-/// One bit for each block of a tile: whether any of its rows has a nonzero there.
+/// One bit per block of a tile: whether any of its rows has a nonzero in the block.
 fn present(tensor: &TritTensor, plane: usize, tile: usize) -> Vec<u64> {
     let Some(index) = tensor.sparsity(plane) else { return Vec::new() };
     let mut words = vec![0; index.chunks_per_row()];
@@ -150,7 +150,7 @@ fn present(tensor: &TritTensor, plane: usize, tile: usize) -> Vec<u64> {
     words
 }
 
-/// The numbers of the bits that are set, in order.
+/// Indices of the set bits, ascending.
 pub(crate) fn numbers(words: &[u64]) -> impl Iterator<Item = usize> {
     words.iter().enumerate().flat_map(|(i, &word)| {
         let mut left = word;
@@ -174,7 +174,7 @@ fn pack_tile(
         return Ok(());
     }
     let cols = tensor.cols();
-    // Padding, in columns and in rows, is trit zero.
+    // Padding, in columns and rows, is trit zero.
     let mut codes = vec![1u8; cols.next_multiple_of(BLOCK)];
     let mut trits = vec![0i8; cols];
     for r in 0..ROWS {

@@ -1,4 +1,4 @@
-//! Which layout a tensor is multiplied fastest in.
+//! Choice of the fastest layout of a tensor.
 
 use trike_core::Layout;
 use trike_trit::{Encoding, Granularity, TritTensor};
@@ -8,38 +8,37 @@ use super::layout::{Fixed, Shape};
 use super::ternary::kept_planes;
 use trike_host::isa::Isa;
 
-/// The share of zeros from which [`choose_layout`] takes [`Layout::Sparse`].
+/// Minimum fraction of zeros for [`Layout::Sparse`].
 ///
-/// Measured with 4096 x 4096 and 2560 x 6912 weights: one token from memory takes as long as with two bits at 86 to 88 %,
-/// 128 tokens do at about 83 %; at 90 % both are 1.3 to 1.5 times as fast, at 95 % more than twice.
+/// Measured with 4096 x 4096 and 2560 x 6912 weights: break-even with two bits is at 86 to 88 % zeros for one token
+/// from memory, and at about 83 % for 128 tokens; at 90 % both are 1.3 to 1.5 times as fast, at 95 % more than twice.
 const SPARSE_FROM: f64 = 0.90;
-/// The same for weights with a scale for each group of at least 128 columns: the sums of each group cost more than its few
-/// nonzeros. Smaller groups never gain.
+/// The same for groups of at least 128 columns: the sums of each group cost more than its few nonzeros. Smaller groups
+/// are never faster.
 const SPARSE_GROUPS_FROM: f64 = 0.99;
-/// The time of one token with [`Layout::Sparse`] over that of two bits, in whole tokens and for each share of nonzeros: a
-/// line through the times at 90 to 99 %.
+/// Time per token with [`Layout::Sparse`] relative to two bits: constant and slope over the fraction of nonzeros,
+/// fitted at 90 to 99 % zeros.
 const SPARSE_TIME: (f64, f64) = (0.13, 5.0);
-/// The same with groups, about, where they gain.
+/// Approximately the same with groups, where sparse is used.
 const SPARSE_GROUPS_TIME: f64 = 0.5;
-/// The same for 1.6 bits.
+/// The same for [`Layout::Base3`].
 const BASE3_TIME: f64 = 0.8;
-/// Fractions of the size of two bits per weight up to which 1.6 bits gain more than their instructions cost.
+/// Maximum size relative to two bits per weight for which the smaller size outweighs the extra instructions of base 3.
 const BASE3_UP_TO: f64 = 0.85;
-/// The share of the blocks that may be there for [`Layout::Blocks`] to be worth it.
+/// Maximum fraction of nonzero blocks for [`Layout::Blocks`].
 ///
-/// Measured with 4096 x 4096 weights: with a tenth of the blocks zero one token from memory takes as long as with two bits
-/// for every weight; 128 tokens do with an eighth where tiles that are neighbours lack the same blocks, and with a third
-/// where they do not. With a fifth one token is 1.2 times as fast.
+/// Measured with 4096 x 4096 weights: for one token from memory, break-even with two bits is at a tenth of the blocks
+/// zero; for 128 tokens at an eighth if neighbouring tiles have the same zero blocks, and at a third if not. At a
+/// fifth, one token is 1.2 times as fast.
 const BLOCKS_UP_TO: f64 = 0.80;
-/// The same for weights whose groups have scales of their own: with groups of 128 and half of the blocks zero one token is 1.5
-/// times as fast, and 128 tokens take as long as with every weight.
+/// The same for weights with groups: with groups of 128 and half of the blocks zero, one token is 1.5 times as fast,
+/// and 128 tokens are as fast as with two bits.
 const GROUPED_BLOCKS_UP_TO: f64 = 0.60;
 
-/// The layout in which a tensor is multiplied fastest with the instructions of `isa`: [`Layout::Blocks`] where enough blocks of sixteen rows by 32
-/// columns are zero; [`Layout::Sparse`] where at least nine of ten trits are zero (99
-/// of 100 where groups of 128 columns or more have scales of their own, never with smaller groups); [`Layout::Base3`] for
-/// tensors in that encoding, where it is smaller with their groups and `isa` is as fast with it; else
-/// [`Layout::TwoBit`].
+/// The fastest layout of a tensor on `isa`: [`Layout::Blocks`] if enough blocks of 16 rows by 32 columns are zero;
+/// [`Layout::Sparse`] if at least 90 % of the trits are zero (99 % with groups of 128 columns or more, never with
+/// smaller groups); [`Layout::Base3`] for tensors in that encoding, if it is smaller with their groups and `isa` is as
+/// fast with it; otherwise [`Layout::TwoBit`].
 ///
 /// ```
 /// use trike_cpu::{Isa, Layout, choose_layout};
@@ -54,7 +53,7 @@ const GROUPED_BLOCKS_UP_TO: f64 = 0.60;
 /// # Ok::<(), trike_trit::TritError>(())
 /// ```
 pub fn choose_layout(tensor: &TritTensor, isa: Isa) -> Layout {
-    // A tensor that was packed for few bytes stays small where the processor has the permutes that make up for it.
+    // A tensor encoded for size stays small if the CPU has the permutes that make unpacking fast.
     let group = match tensor.scales().granularity() {
         Granularity::Group(size) => Some(size),
         Granularity::Tensor | Granularity::Row => None,

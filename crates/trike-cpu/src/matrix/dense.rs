@@ -1,11 +1,11 @@
-//! Weights that stayed floats.
+//! Dense float weights.
 
 use trike_core::{DenseData, DenseTensor};
 
 use crate::error::{CpuError, check_len};
 use crate::kernels::{Element, Rows};
 
-/// `rows x cols` floats; products and sums are f32 whatever the weights' type.
+/// `rows x cols` floats; products and sums are f32 for all element types.
 ///
 /// ```
 /// use trike_cpu::{DenseData, DenseMatrix};
@@ -23,39 +23,39 @@ pub struct DenseMatrix {
 }
 
 impl DenseMatrix {
-    /// Takes the numbers of a row-major matrix.
+    /// Creates a matrix from row-major elements.
     ///
     /// # Errors
     ///
-    /// [`CpuError::Shape`] for a dimension of zero, [`CpuError::Length`] when there are not `rows * cols` numbers.
+    /// [`CpuError::Shape`] for a dimension of zero, [`CpuError::Length`] when there are not `rows * cols` elements.
     pub fn new(rows: usize, cols: usize, data: DenseData) -> Result<Self, CpuError> {
         let count = shape("dense matrix", rows, cols)?;
         check_len("numbers of a dense matrix", count, data.len())?;
         Ok(Self { rows, cols, data })
     }
 
-    /// Takes the numbers of a tensor, without a copy; more than two axes are rows of the last one.
+    /// Takes the elements of a tensor, without a copy; all axes but the last one are flattened into rows.
     #[must_use]
     pub fn from_tensor(tensor: DenseTensor) -> Self {
         Self { rows: tensor.rows(), cols: tensor.cols(), data: tensor.into_data() }
     }
 
-    /// Outputs.
+    /// Output features.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Input features.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// The numbers, row-major.
+    /// The elements, row-major.
     pub fn data(&self) -> &DenseData {
         &self.data
     }
 
-    /// The numbers in f32, row-major.
+    /// The elements in f32, row-major.
     pub fn to_f32(&self) -> Vec<f32> {
         match &self.data {
             DenseData::F32(v) => v.clone(),
@@ -73,14 +73,14 @@ impl DenseMatrix {
         }
     }
 
-    /// Some rows of `data`, which the caller took from this matrix, for a kernel.
+    /// A range of rows of `data`, the elements of this matrix, for a kernel.
     pub(crate) fn slice<'a, E: Element>(&self, data: &'a [E], rows: std::ops::Range<usize>) -> Rows<'a, E> {
         let all = Rows { codes: data, cols: self.cols, scales: &[], group: self.cols };
         all.slice(rows)
     }
 }
 
-/// Elements of a matrix whose sides must not be zero.
+/// Number of elements of a non-empty matrix.
 pub(super) fn shape(what: &'static str, rows: usize, cols: usize) -> Result<usize, CpuError> {
     rows.checked_mul(cols).filter(|&count| count > 0).ok_or(CpuError::Shape { what, rows, cols })
 }

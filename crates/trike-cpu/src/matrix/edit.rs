@@ -1,4 +1,4 @@
-//! Trits changed in place.
+//! In-place edits of trits.
 
 use trike_trit::{Edit, Trit};
 
@@ -9,38 +9,38 @@ use super::ternary::{Store, TernaryMatrix, kept};
 use crate::error::{CpuError, check_range};
 use crate::line::{CodeLine, ROWS};
 
-/// How [`TernaryMatrix::edit`] ended.
+/// Outcome of [`TernaryMatrix::edit`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum EditOutcome {
     /// The matrix holds the edited weights.
     InPlace,
-    /// The layout has no place for an edited weight. The matrix is unchanged; pack the edited tensor to replace it.
+    /// The layout cannot store an edited weight. The matrix is unchanged; repack the edited tensor to replace it.
     NeedsRepack,
 }
 
-/// There is no place for a nonzero, or a nonzero that cannot be taken out of its place.
+/// No slot for a nonzero, or a nonzero that cannot be removed from its slot.
 struct NoPlace;
 
-/// Where a weight is within its plane of its tile.
+/// Position of a weight within a plane of a tile.
 #[derive(Clone, Copy)]
 struct Place {
-    /// The plane, counted through all tiles.
+    /// The plane index over all tiles.
     index: usize,
-    /// The row of the tile.
+    /// The row within the tile.
     row: usize,
     col: usize,
 }
 
 impl TernaryMatrix {
-    /// Changes single trits, each named by its plane, row and column in the tensor that was packed; of two edits of one place
-    /// the later one counts. All are made or none, and products are afterwards those of the edited tensor packed anew, to the
-    /// bit.
+    /// Changes single trits, each identified by its plane, row and column in the packed tensor; of two edits of the
+    /// same trit, the later one wins. Either all edits are applied or none. Products are then bit-identical to those
+    /// of the edited tensor packed anew.
     ///
-    /// In [`Layout::TwoBit`](crate::Layout::TwoBit) and [`Layout::Base3`](crate::Layout::Base3) every weight of a packed plane
-    /// has a place. [`Layout::Sparse`](crate::Layout::Sparse) has places for the nonzeros of a row and some unused ones,
-    /// [`Layout::Blocks`](crate::Layout::Blocks) for the weights of blocks that were not zero. In all of them a plane that was
-    /// left out cannot get a nonzero, and the last nonzero of a plane stays.
+    /// [`Layout::TwoBit`](crate::Layout::TwoBit) and [`Layout::Base3`](crate::Layout::Base3) store every weight of a
+    /// packed plane. [`Layout::Sparse`](crate::Layout::Sparse) has slots for the nonzeros of a row and some free ones,
+    /// [`Layout::Blocks`](crate::Layout::Blocks) stores the weights of nonzero blocks. In all layouts a plane that is
+    /// not packed cannot get a nonzero, and the last nonzero of a plane cannot be removed.
     ///
     /// ```
     /// use trike_cpu::{EditOutcome, Layout, TernaryMatrix};
@@ -60,7 +60,7 @@ impl TernaryMatrix {
     ///
     /// # Errors
     ///
-    /// [`CpuError::Range`] for a place that does not exist; nothing is changed then.
+    /// [`CpuError::Range`] for an index out of range; nothing is changed then.
     pub fn edit(&mut self, edits: &[Edit]) -> Result<EditOutcome, CpuError> {
         for edit in edits {
             check_range("plane of an edit", 0, self.depth() - 1, edit.plane)?;
@@ -78,13 +78,13 @@ impl TernaryMatrix {
             return Ok(EditOutcome::InPlace);
         }
         for edit in undo.iter().rev() {
-            // The place that the edit found is there on the way back.
+            // Undoing cannot fail: the slot that the edit used exists.
             let _ = self.put(&packed, edit);
         }
         Ok(EditOutcome::NeedsRepack)
     }
 
-    /// Makes one edit, given the planes that are packed, and returns the old trit.
+    /// Applies one edit, given the packed planes, and returns the old trit.
     fn put(&mut self, packed: &[usize], edit: &Edit) -> Result<Trit, NoPlace> {
         let Some(number) = packed.iter().position(|&plane| plane == edit.plane) else {
             return if edit.trit == Trit::Z { Ok(Trit::Z) } else { Err(NoPlace) };
@@ -105,7 +105,7 @@ impl TernaryMatrix {
     }
 }
 
-/// The trit of a code.
+/// Decodes a trit.
 fn trit(code: u8) -> Trit {
     match code {
         0 => Trit::N,
@@ -114,14 +114,14 @@ fn trit(code: u8) -> Trit {
     }
 }
 
-/// Replaces the two bits of a byte from bit `shift`, and returns the trit that they were.
+/// Replaces the two bits at `shift` and returns the old trit.
 fn swap_two_bits(byte: &mut u8, shift: usize, new: Trit) -> Trit {
     let old = trit(*byte >> shift & 3);
     *byte = *byte & !(3 << shift) | new.code() << shift;
     old
 }
 
-/// Changes a weight in the lines of its plane of its tile; [`Shape`] says where it is.
+/// Changes a weight in the lines of one plane of one tile; see [`Shape`] for the layout.
 fn swap_fixed(shape: &Shape, lines: &mut [CodeLine], Place { row, col, .. }: Place, new: Trit) -> Trit {
     match shape.layout() {
         Fixed::TwoBit => swap_two_bits(&mut lines[col / 16].0[4 * row + col % 4], 2 * (col % 16 / 4), new),
@@ -138,7 +138,7 @@ fn swap_fixed(shape: &Shape, lines: &mut [CodeLine], Place { row, col, .. }: Pla
     }
 }
 
-/// Changes a weight of a block that is there.
+/// Changes a weight of a stored block.
 fn swap_block(blocks: &mut Blocks, Place { index, row, col }: Place, new: Trit) -> Result<Trit, NoPlace> {
     let range = blocks.start(index)..blocks.ends[index];
     // At most 2^20 columns, `MAX_COLS`, so the number of a block fits.
@@ -152,18 +152,18 @@ fn swap_block(blocks: &mut Blocks, Place { index, row, col }: Place, new: Trit) 
     }
 }
 
-/// Changes a nonzero in its slot or among those that were spilled, empties its slot, or fills one that is empty.
+/// Changes a nonzero in its slot or in the spill list, frees its slot, or fills a free one.
 fn swap_sparse(sparse: &mut Sparse, Place { index, row, col }: Place, new: Trit) -> Result<Trit, NoPlace> {
     let sign = |negative: bool| if negative { Trit::N } else { Trit::P };
     let start = if index == 0 { 0 } else { sparse.ends[index - 1] };
     let spills = &mut sparse.spills[start..sparse.ends[index]];
-    // The order of spilled nonzeros is that of their columns, then rows, then signs.
+    // Spilled nonzeros are sorted by column, then row, then sign.
     let wanted = (col as u32) << 5 | (row as u32) << 1;
     let at = spills.partition_point(|&word| word < wanted);
     if let Some(word) = spills.get_mut(at).filter(|word| **word & !1 == wanted) {
         let old = sign(*word & 1 == 1);
         return match new {
-            // What was spilled behind it would have to move.
+            // Removal would require moving all later spills.
             Trit::Z => Err(NoPlace),
             new => {
                 *word = wanted | u32::from(new == Trit::N);
@@ -176,7 +176,7 @@ fn swap_sparse(sparse: &mut Sparse, Place { index, row, col }: Place, new: Trit)
     let (number, col) = (col / unit, col % unit);
     let len = cells.unit_len(number);
     let line = index * cells.lines() + cells.lines_of(number).0;
-    // The cells whose windows hold the column; the last windows end with the unit.
+    // Cells whose windows contain the column; the last windows end with the unit.
     let all = cells.lines_for(len) * cells.per_line();
     let first = (col + 1).saturating_sub(WINDOW).div_ceil(cells.step);
     let end = if col >= len.saturating_sub(WINDOW) { all } else { col / cells.step + 1 };
@@ -186,11 +186,11 @@ fn swap_sparse(sparse: &mut Sparse, Place { index, row, col }: Place, new: Trit)
         for slot in 0..slots {
             let byte = (line + cell / cells.per_line(), 4 * row + cell % cells.per_line() * slots + slot);
             let held = &mut sparse.lines[byte.0].0[byte.1];
-            // A window of the cell begins at or before the column and reaches it.
+            // The window of the cell contains the column.
             let pointer = (col - window) as u8;
             match *held & !NEGATIVE {
                 EMPTY => empty = empty.or(Some((byte, pointer))),
-                // Slots stay in the order of their columns: an empty one before a smaller column is of no use.
+                // Slots are sorted by column: a free slot before a smaller column cannot be used.
                 other if other < pointer => empty = None,
                 other if other > pointer => break 'slots,
                 _ => {
@@ -211,7 +211,7 @@ fn swap_sparse(sparse: &mut Sparse, Place { index, row, col }: Place, new: Trit)
     }
 }
 
-/// What a slot holds for a trit at a place of its window.
+/// The slot byte of a trit at an offset in the window.
 fn slot_of(pointer: u8, trit: Trit) -> u8 {
     match trit {
         Trit::Z => EMPTY,

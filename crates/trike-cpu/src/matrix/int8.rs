@@ -1,4 +1,4 @@
-//! Weights of one byte with a scale for each group of a row.
+//! Int8 weights with group scales.
 
 use trike_core::Int8Tensor;
 
@@ -8,10 +8,10 @@ use super::dense::shape;
 use crate::kernels::Rows;
 use trike_host::Lines;
 
-/// `rows x cols` weights `code * scale`, a scale for every `group` columns; the last group of a row may be shorter.
+/// `rows x cols` weights `code * scale`, with one scale per `group` columns; the last group of a row may be shorter.
 ///
-/// Activations stay f32: this is for embeddings and output heads, where a byte per weight is enough and the activations'
-/// error is not.
+/// Activations stay f32: intended for embeddings and LM heads, where one byte per weight is accurate enough but int8
+/// activations are not.
 ///
 /// ```
 /// use trike_cpu::Int8Matrix;
@@ -31,13 +31,13 @@ pub struct Int8Matrix {
 }
 
 impl Int8Matrix {
-    /// Takes the codes (row-major) and the scales (`[row][group]`).
+    /// Creates a matrix from row-major codes and scales (`[row][group]`).
     ///
     /// # Errors
     ///
     /// [`CpuError::Shape`] for a dimension of zero, [`CpuError::Range`] for a group that is not `1..=cols`,
-    /// [`CpuError::Length`] for a wrong number of codes or scales, [`CpuError::NonFiniteParameter`] for a scale, [`HostError::Memory`](crate::HostError::Memory) when there
-    /// is no room.
+    /// [`CpuError::Length`] for a wrong number of codes or scales, [`CpuError::NonFiniteParameter`] for a non-finite
+    /// scale, [`HostError::Memory`](crate::HostError::Memory) when out of memory.
     pub fn new(
         rows: usize,
         cols: usize,
@@ -52,7 +52,7 @@ impl Int8Matrix {
         match scales.iter().enumerate().find(|(_, scale)| !scale.is_finite()) {
             Some((index, &value)) => Err(CpuError::NonFiniteParameter { what: "int8 scale", index, value }),
             None => {
-                // Heads are the largest matrices that are read in every step: in huge pages if there are any.
+                // LM heads are the largest matrices read in every step: use huge pages if available.
                 let mut resident = Lines::zeroed(count)?;
                 resident.copy_from_slice(&codes);
                 Ok(Self { rows, cols, group, codes: resident, scales })
@@ -60,11 +60,11 @@ impl Int8Matrix {
         }
     }
 
-    /// Copies the codes and scales of a tensor, which has checked them, into the memory that kernels read.
+    /// Copies the validated codes and scales of a tensor.
     ///
     /// # Errors
     ///
-    /// [`HostError::Memory`](crate::HostError::Memory) if there is no memory.
+    /// [`HostError::Memory`](crate::HostError::Memory) when out of memory.
     pub fn from_tensor(tensor: &Int8Tensor) -> Result<Self, CpuError> {
         let mut codes = Lines::zeroed(tensor.codes().len())?;
         codes.copy_from_slice(tensor.codes());
@@ -72,12 +72,12 @@ impl Int8Matrix {
         Ok(Self { rows, cols, group, codes, scales: tensor.scales().iter().collect() })
     }
 
-    /// Outputs.
+    /// Output features.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Input features.
     pub fn cols(&self) -> usize {
         self.cols
     }
@@ -111,7 +111,7 @@ impl Int8Matrix {
             .collect()
     }
 
-    /// Some rows for a kernel.
+    /// A range of rows for a kernel.
     pub(crate) fn slice(&self, rows: std::ops::Range<usize>) -> Rows<'_, i8> {
         let all = Rows { codes: &self.codes, cols: self.cols, scales: &self.scales, group: self.group };
         all.slice(rows)

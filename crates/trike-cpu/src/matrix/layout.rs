@@ -1,29 +1,29 @@
-//! What the lines of a ternary matrix hold.
+//! Line layouts of a ternary matrix.
 
 use trike_trit::GroupSize;
 
 use crate::line::{CodeLine, ROWS};
 
-/// A layout in which every weight has a place.
+/// A dense layout, which stores every weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fixed {
     TwoBit,
     Base3,
 }
 
-/// Columns that an integer sum of a long unit spans at most: a multiple of what the layouts and the panels step by.
+/// Maximum columns per integer sum of a long unit: a multiple of the steps of the layouts and panels.
 ///
 /// With six folded planes and activations of -128 the sum stays below `364 * 128 * 16320 < 2^30`.
 pub(crate) const LONG: usize = 16_320;
 
-/// A layout for rows of some length.
+/// A layout for rows of a given length.
 ///
 /// Two bits: byte `j` of row `r` of line `i` holds columns `16 i + j`, `+ 4`, `+ 8` and `+ 12`, lowest bits first, as
 /// `trit + 1`.
 ///
-/// Base 3: the lines of `5 span` columns are `span / 4`; byte `j` of row `r` of line `i` is `d0 + 3 d1 + 9 d2 + 27 d3 +
-/// 81 d4` with `df = trit + 1` of column `f span + 4 i + j`. The span is the group of the scales, so that each digit of
-/// a line belongs to one group, and 4 when a whole row has one scale.
+/// Base 3: `5 span` columns take `span / 4` lines; byte `j` of row `r` of line `i` is `d0 + 3 d1 + 9 d2 + 27 d3 + 81
+/// d4` with `df = trit + 1` of column `f span + 4 i + j`. The span is the group size of the scales, so that each digit
+/// of a line belongs to one group, and 4 without groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shape {
     layout: Fixed,
@@ -49,7 +49,7 @@ impl Shape {
         self.span
     }
 
-    /// Columns after which the pattern of the lines repeats.
+    /// Columns per period of the line pattern.
     pub(crate) fn period(&self) -> usize {
         match self.layout {
             Fixed::TwoBit => 16,
@@ -57,7 +57,7 @@ impl Shape {
         }
     }
 
-    /// Columns with their padding.
+    /// Columns including padding.
     pub(crate) fn padded_cols(&self) -> usize {
         self.cols.next_multiple_of(self.period())
     }
@@ -67,7 +67,7 @@ impl Shape {
         self.lines_for(self.padded_cols())
     }
 
-    /// Lines of so many columns, a multiple of the period.
+    /// Lines of `cols` columns, a multiple of the period.
     pub(crate) fn lines_for(&self, cols: usize) -> usize {
         match self.layout {
             Fixed::TwoBit => cols / 16,
@@ -75,7 +75,7 @@ impl Shape {
         }
     }
 
-    /// Packs the codes of sixteen rows, each padded.
+    /// Packs the padded codes of 16 rows.
     pub(crate) fn pack(&self, codes: &[u8], lines: &mut [CodeLine]) {
         let padded = self.padded_cols();
         for (r, codes) in codes.chunks_exact(padded).enumerate().take(ROWS) {
@@ -102,7 +102,7 @@ impl Shape {
         }
     }
 
-    /// The codes of one row of a tile, as many as `out` has room for.
+    /// Reads the codes of one row of a tile, up to the length of `out`.
     pub(crate) fn read_row(&self, lines: &[CodeLine], r: usize, out: &mut [u8]) {
         let byte = |line: usize, j: usize| lines[line].0[4 * r + j];
         for (col, out) in out.iter_mut().enumerate() {
@@ -118,11 +118,11 @@ impl Shape {
     }
 }
 
-/// Writes sixteen codes of row `r` into a line of two bits per weight.
+/// Writes 16 codes of row `r` into a two-bit line.
 #[inline]
 pub(super) fn put_two_bits(line: &mut CodeLine, r: usize, codes: &[u8; 16]) {
     let [a, b, c, d] = fours(codes);
-    // Codes stay below four, so nothing is carried from byte to byte.
+    // Codes stay below 4, so no carry crosses a byte.
     let bytes = a | b << 2 | c << 4 | d << 6;
     line.0.as_chunks_mut().0[r] = bytes.to_le_bytes();
 }

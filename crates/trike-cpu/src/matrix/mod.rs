@@ -1,4 +1,4 @@
-//! Weights resident for the kernels.
+//! Weight matrices packed for the kernels.
 
 pub(crate) mod blocks;
 mod choose;
@@ -24,19 +24,19 @@ use trike_host::Isa;
 use crate::kernels::{FloatKernels, with_float_kernels};
 use crate::line::{ROWS, TILE};
 
-/// Any weight that [`CpuOps::linear`](crate::CpuOps::linear) multiplies with: `rows x cols`, out by in.
+/// A weight matrix for [`CpuOps::linear`](crate::CpuOps::linear): `rows x cols`, out by in.
 #[derive(Clone, Debug)]
 pub enum Matrix {
     /// Trits with scales.
     Ternary(TernaryMatrix),
-    /// Bytes with a scale for each group.
+    /// Int8 codes with group scales.
     Int8(Int8Matrix),
     /// Floats.
     Dense(DenseMatrix),
 }
 
 impl Matrix {
-    /// Outputs.
+    /// Output features.
     pub fn rows(&self) -> usize {
         match self {
             Self::Ternary(m) => m.rows(),
@@ -45,7 +45,7 @@ impl Matrix {
         }
     }
 
-    /// Inputs.
+    /// Input features.
     pub fn cols(&self) -> usize {
         match self {
             Self::Ternary(m) => m.cols(),
@@ -63,7 +63,7 @@ impl Matrix {
         }
     }
 
-    /// Rows of a tile, the unit in which rows are handed to threads.
+    /// Rows per tile, the unit of work distribution over threads.
     pub(crate) fn tile_rows(&self) -> usize {
         match self {
             Self::Ternary(_) => ROWS,
@@ -71,12 +71,12 @@ impl Matrix {
         }
     }
 
-    /// Tiles of [`Matrix::tile_rows`] rows.
+    /// Number of tiles of [`Matrix::tile_rows`] rows.
     pub(crate) fn tiles(&self) -> usize {
         self.rows().div_ceil(self.tile_rows())
     }
 
-    /// Total cost of the tiles before one, at least their bytes: the measure by which tiles are divided between threads.
+    /// Total cost of the tiles before `tile`, at least their bytes; used to distribute tiles over threads.
     pub(crate) fn cost_before(&self, tile: usize) -> usize {
         match self {
             Self::Ternary(m) => m.cost_before(tile),
@@ -84,7 +84,7 @@ impl Matrix {
         }
     }
 
-    /// Writes the weights of one row as f32; the caller checked `row` and the length of `out`.
+    /// Writes the weights of one row as f32; the caller has checked `row` and the length of `out`.
     pub(crate) fn dequantize_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
         match self {
             Self::Ternary(m) => m.dequantize_row(isa, row, out),

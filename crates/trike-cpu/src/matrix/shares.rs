@@ -1,4 +1,4 @@
-//! Weights are packed in shares of their tiles, on every thread that there is.
+//! Parallel packing of weights in shares of tiles.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -6,16 +6,16 @@ use std::sync::{Mutex, PoisonError};
 use crate::error::CpuError;
 use trike_host::{Pool, ranges};
 
-/// Some tiles, and the part of the memory that is theirs.
+/// A range of tiles and their part of the memory.
 pub(super) struct Share<'a, T> {
     pub(super) tiles: Range<usize>,
     pub(super) part: &'a mut [T],
 }
 
-/// Fills the tiles of a matrix by contiguous shares, on the threads of `pool` or on this one, and returns what each share
-/// returned, in order. The elements of tile `t` start at `start(t)`.
+/// Fills the tiles of a matrix in contiguous shares, on the threads of `pool` or on the current thread, and returns
+/// the results of the shares in order. The elements of tile `t` start at `start(t)`.
 ///
-/// `work` is the number of weights; packing one takes about as long as two multiply-adds in f32.
+/// `work` is the number of weights; packing one costs about as much as two f32 multiply-adds.
 pub(super) fn for_tiles<T: Send, R: Send>(
     pool: Option<&Pool>,
     work: usize,
@@ -36,7 +36,7 @@ pub(super) fn for_tiles<T: Send, R: Send>(
     }
     let run = |(number, share): (usize, Share<'_, T>)| {
         let result = fill(share);
-        // No share panics with the lock held.
+        // No share panics while holding the lock.
         *results[number].lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
     };
     match pool {

@@ -1,4 +1,4 @@
-//! Where the nonzeros of sparse planes are.
+//! Storage of sparse planes.
 
 use trike_trit::TritTensor;
 
@@ -10,43 +10,44 @@ use trike_host::Line;
 use trike_host::Pool;
 use trike_host::{HostError, Lines};
 
-/// Columns that a slot can point at.
+/// Columns that a slot can address.
 pub(crate) const WINDOW: usize = 127;
-/// A slot that points at nothing: the entry of a table that is always zero.
+/// An empty slot: addresses the table entry that is always zero.
 pub(crate) const EMPTY: u8 = 127;
-/// The bit of a slot that holds the sign.
+/// Sign bit of a slot.
 pub(crate) const NEGATIVE: u8 = 128;
-/// Bytes that a kernel streams in the time that one spilled entry takes it.
+/// Cost of a spilled entry, in bytes that a kernel streams in the same time.
 const SPILL_BYTES: usize = 64;
-/// The same for a line of 1, 2 or 4 windows: each takes two loads and a permute, and four of them take longer than memory.
+/// The same for a line of 1, 2 or 4 windows: each window takes two loads and a permute, and four take longer than the
+/// memory access.
 const LINE_BYTES: [usize; 3] = [64, 68, 104];
-/// Trits that the choice of the cells looks at.
+/// Trits sampled for the choice of the cells.
 const SAMPLE: usize = 1 << 18;
 
-/// How the nonzeros of a row find their slots.
+/// Assignment of the nonzeros of a row to slots.
 ///
-/// The columns of a unit (a group of the scales, or [`LONG`] columns) are covered by `cells`: cell `j` may hold columns
-/// `j step .. j step + 127`, or the last 127 of the unit where that would reach past them. Neighbouring cells overlap, so
-/// that a row with more nonzeros than usual in one place finds room in the next. A cell has 1, 2 or 4 slots for each row,
-/// and a line of 64 bytes is 4, 2 or 1 cells:
+/// The columns of a unit (a group of the scales, or [`LONG`] columns) are covered by `cells`: cell `j` holds columns
+/// `j step .. j step + 127`, or the last 127 of the unit if that would exceed it. Neighbouring cells overlap, so that
+/// a row with a local excess of nonzeros can use the next cell. A cell has 1, 2 or 4 slots per row, and a line of 64
+/// bytes holds 4, 2 or 1 cells:
 ///
 /// ```text
-/// byte 4 r + s of a line:  slot s of row r: its column within the window (0..127, or 127 for none), and the sign in bit 7
+/// byte 4 r + s of a line:  slot s of row r: column within the window (0..127, or 127 for none), and the sign in bit 7
 /// ```
 ///
-/// All tiles have the same cells. Entries that find no slot are spilled: `column << 5 | row << 1 | negative`, in the order
-/// of their columns.
+/// All tiles have the same cells. Entries without a slot are spilled: `column << 5 | row << 1 | negative`, sorted by
+/// column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cells {
     cols: usize,
-    /// Columns of a unit.
+    /// Columns per unit.
     unit: usize,
-    /// Slots of a row in a cell.
+    /// Slots per row in a cell.
     pub(super) slots: usize,
     pub(super) step: usize,
-    /// Lines of a whole unit.
+    /// Lines per full unit.
     whole: usize,
-    /// Lines of the last unit, where it is shorter.
+    /// Lines of the last unit, if it is shorter.
     rest: usize,
 }
 
@@ -57,22 +58,22 @@ impl Cells {
         this
     }
 
-    /// Columns of a unit.
+    /// Columns per unit.
     pub(crate) fn unit(&self) -> usize {
         self.unit
     }
 
-    /// Columns of a unit, which for the last may be fewer.
+    /// Columns of a unit; the last one may have fewer.
     pub(super) fn unit_len(&self, unit: usize) -> usize {
         self.unit.min(self.cols - unit * self.unit)
     }
 
-    /// Cells of a line.
+    /// Cells per line.
     pub(crate) fn per_line(&self) -> usize {
         4 / self.slots
     }
 
-    /// Lines of a unit of so many columns.
+    /// Lines of a unit of `cols` columns.
     pub(super) fn lines_for(&self, cols: usize) -> usize {
         cols.div_ceil(self.step).div_ceil(self.per_line())
     }
@@ -82,14 +83,14 @@ impl Cells {
         self.cols / self.unit * self.whole + self.rest
     }
 
-    /// The units: their first columns, how many columns they have, and their first lines.
+    /// The units: first column, number of columns, and first line.
     pub(crate) fn units(&self) -> impl Iterator<Item = (usize, usize, usize)> {
         let this = *self;
         (0..self.cols.div_ceil(self.unit))
             .map(move |unit| (unit * this.unit, this.unit_len(unit), unit * this.whole))
     }
 
-    /// The lines of a unit.
+    /// The line range of a unit.
     #[inline(always)]
     pub(crate) fn lines_of(&self, unit: usize) -> (usize, usize) {
         let start = unit * self.whole;
@@ -97,13 +98,13 @@ impl Cells {
         (start, start + if last { self.rest } else { self.whole })
     }
 
-    /// The first column of the window of a cell, in a unit of so many columns.
+    /// The first column of the window of a cell, in a unit of `cols` columns.
     pub(super) fn window(&self, cell: usize, cols: usize) -> usize {
         (cell * self.step).min(cols.saturating_sub(WINDOW))
     }
 
-    /// Hands the columns of the nonzeros of one row of one unit, in order, to the cells: `put(cell, slot, which)`, or
-    /// `spill(which)`. Windows end in the order of their columns, so first come, first served loses the fewest.
+    /// Assigns the sorted columns of the nonzeros of one row of one unit to cells: calls `put(cell, slot, which)` or
+    /// `spill(which)`. Windows end in ascending order, so greedy assignment spills the fewest.
     #[inline]
     fn place(
         &self,
@@ -129,7 +130,7 @@ impl Cells {
         (next..entries.len()).for_each(spill);
     }
 
-    /// Fills the lines of some tiles and returns the entries without a slot.
+    /// Fills the lines of some tiles and returns the spilled entries.
     fn pack(
         &self,
         tensor: &TritTensor,
@@ -159,7 +160,7 @@ impl Cells {
                         let negative = if sign(i) { NEGATIVE } else { 0 };
                         lines[line + cell / self.per_line()].0[byte] = col as u8 | negative;
                     };
-                    // Columns lie below 2^20: `MAX_COLS`.
+                    // Columns are below 2^20 (`MAX_COLS`).
                     let spill = |i: usize| {
                         let col = entries[i] + start as u32;
                         spills.push(col << 5 | (r as u32) << 1 | u32::from(sign(i)));
@@ -173,7 +174,7 @@ impl Cells {
         Ok(Spilled { spills, ends })
     }
 
-    /// The cells that are read in the least time, judged by a sample of units.
+    /// The cell parameters with the lowest estimated read time on a sample of units.
     fn choose(tensor: &TritTensor, planes: &[usize], unit: usize) -> Result<Self, CpuError> {
         let (rows, cols) = (tensor.rows(), tensor.cols());
         let mut trits = vec![0i8; cols];
@@ -227,11 +228,11 @@ pub(crate) struct Sparse {
     /// `[tile][plane][line]`.
     pub(super) lines: Lines<CodeLine>,
     pub(super) spills: Vec<u32>,
-    /// Where the spills of each plane of each tile end.
+    /// End of the spills of each plane of each tile.
     pub(super) ends: Vec<usize>,
 }
 
-/// Entries of some tiles without a slot, and where those of each plane of each tile end.
+/// Spilled entries of some tiles, and their end per plane of each tile.
 struct Spilled {
     spills: Vec<u32>,
     ends: Vec<usize>,
@@ -253,7 +254,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// A spilled entry.
+    /// Decodes a spilled entry.
     #[inline(always)]
     pub(crate) fn spilled(word: u32) -> Self {
         Self { row: (word >> 1) as usize % ROWS, col: (word >> 5) as usize, negative: word & 1 != 0 }
@@ -295,7 +296,7 @@ impl Sparse {
             + size_of_val(self.ends.as_slice())
     }
 
-    /// The `index`-th plane, counted through all tiles.
+    /// The `index`-th plane over all tiles.
     #[inline(always)]
     pub(crate) fn tile(&self, index: usize) -> SparseTile<'_> {
         let len = self.cells.lines();
@@ -303,7 +304,7 @@ impl Sparse {
         SparseTile { lines: &self.lines[index * len..][..len], spills: &self.spills[start..self.ends[index]] }
     }
 
-    /// Every nonzero of one row of a plane: those in slots in the order of their columns, then those that were spilled.
+    /// Calls `see` with every nonzero of one row of a plane: slots in column order, then spills.
     #[inline(always)]
     pub(crate) fn for_row(&self, tile: SparseTile<'_>, row: usize, mut see: impl FnMut(Entry)) {
         let (slots, per_line) = (self.cells.slots, self.cells.per_line());
@@ -322,7 +323,7 @@ impl Sparse {
         tile.spills.iter().map(|&word| Entry::spilled(word)).filter(|e| e.row == row).for_each(see);
     }
 
-    /// The first columns that the slots of each line count from.
+    /// The first columns of the windows of each line.
     pub(crate) fn origins(&self) -> Vec<[u32; 4]> {
         let mut origins = Vec::with_capacity(self.cells.lines());
         for (unit, (start, len, _)) in self.cells.units().enumerate() {
@@ -341,7 +342,7 @@ impl Sparse {
         self.for_row(self.tile(index), row, |e| out[e.col] = if e.negative { 0 } else { 2 });
     }
 
-    /// The tables that the slots point into, for one row of activations: one for each cell, in the order of the lines.
+    /// The lookup tables of the slots for one row of activations: one per cell, in line order.
     pub(crate) fn tables(&self, x: &[i8]) -> Vec<TableLine> {
         let mut tables = vec![Line([0; 128]); self.cells.lines() * self.cells.per_line()];
         for (start, len, line) in self.cells.units() {
@@ -351,7 +352,7 @@ impl Sparse {
             for (cell, table) in tables[first..first + count].iter_mut().enumerate() {
                 let window = &x[self.cells.window(cell, len)..];
                 match (window.first_chunk::<WINDOW>(), table.0.first_chunk_mut::<WINDOW>()) {
-                    // A copy of known length is two moves.
+                    // A copy of constant length compiles to two moves.
                     (Some(window), Some(table)) => *table = *window,
                     _ => table.0[..window.len()].copy_from_slice(window),
                 }

@@ -1,4 +1,4 @@
-//! Ternary weights as the kernels read them.
+//! Ternary weights in the layouts of the kernels.
 
 use std::ops::Range;
 
@@ -20,11 +20,11 @@ use trike_host::isa::Scalar;
 use trike_host::{Cpu, Pool};
 use trike_host::{Isa, Line};
 
-/// Columns of a ternary matrix, at most. Integer sums never span more than 16,320 columns, so this only bounds lengths.
+/// Maximum columns of a ternary matrix. Integer sums never span more than 16,320 columns, so this only bounds lengths.
 pub const MAX_COLS: usize = 1 << 20;
 
-/// Planes that are folded into one small integer when weights are unpacked: `3^4 = 81` codes fit what every instruction
-/// set multiplies exactly.
+/// Maximum planes folded into one small integer when weights are unpacked: `3^4 = 81` codes fit the exact integer
+/// products of every instruction set.
 pub(crate) const FOLDED: usize = 4;
 
 /// A trit tensor packed for the kernels: tiles of sixteen rows, in one of the [`Layout`]s.
@@ -35,15 +35,15 @@ pub(crate) const FOLDED: usize = 4;
 /// all:   [tile][plane][line], padded with trit zero to whole lines and tiles
 /// ```
 ///
-/// [`Layout::Sparse`] keeps a byte for each nonzero instead, and as many lines for every tile; what finds no room in them is
-/// listed apart. [`Layout::Blocks`] leaves out blocks of zeros, in any tile as many as there are.
+/// [`Layout::Sparse`] stores one byte per nonzero instead, with the same number of lines for every tile; nonzeros that
+/// do not fit are listed separately. [`Layout::Blocks`] omits blocks of zeros, a variable number per tile.
 ///
-/// A plane that is all zeros is left out of every layout: any free one, and the first and the last of tied ones. (A plane
-/// between two others that are tied is left out of [`Layout::Blocks`], and kept in the others, which fold neighbours.)
+/// All-zero planes are omitted in every layout: any free one, and leading and trailing tied ones. (An all-zero plane
+/// between two tied ones is omitted in [`Layout::Blocks`] and kept in the others, which fold neighbouring planes.)
 ///
-/// A 32-bit lane of a vector is a row, so nothing is summed across lanes, a scale for each row is one vector, and a range
-/// of tiles is one contiguous range of memory. Scales lie in the same order, `[tile][plane][group][row of the tile]`, in
-/// the type that the tensor had. What was given up: the matrix is a copy, up to fifteen rows are padding, and a single row
+/// Each 32-bit lane of a vector is a row, so nothing is summed across lanes, one scale per row is one vector, and a
+/// range of tiles is one contiguous range of memory. Scales are stored in the same order, `[tile][plane][group][row of
+/// the tile]`, in the type of the tensor. The cost: the matrix is a copy, up to 15 rows are padding, and a single row
 /// is strided.
 ///
 /// ```
@@ -66,14 +66,14 @@ pub struct TernaryMatrix {
     pub(super) coupling: Coupling,
     /// Nonzeros of each plane of the tensor.
     pub(super) nonzeros: Vec<u64>,
-    /// Sets of planes with scales of their own, those left out that are zero.
+    /// Sets of planes with independent scales, without all-zero ones.
     pub(super) sets: usize,
-    /// Tied planes of a set, from the first to the last that is not zero.
+    /// Tied planes of a set, from the first to the last nonzero one.
     pub(super) planes: usize,
-    /// Tied planes before them: the scale of the first is `3^-skipped` of that of the set.
+    /// Omitted tied planes before them: the scale of the first is `3^-skipped` of that of the set.
     skipped: usize,
     group: Option<GroupSize>,
-    /// How the columns are padded, and what the lines hold.
+    /// Padding of the columns and line layout.
     pub(super) shape: Shape,
     pub(super) store: Store,
     scales: Shared,
@@ -82,16 +82,16 @@ pub struct TernaryMatrix {
     rotation: Option<Hadamard>,
 }
 
-/// The weights.
+/// Storage of the weights.
 #[derive(Clone, Debug)]
 pub(super) enum Store {
-    /// Every weight has a place.
+    /// Every weight is stored.
     Fixed(Lines<CodeLine>),
     Sparse(Box<Sparse>),
     Blocks(Box<Blocks>),
 }
 
-/// Scales or means: one for each set, or one for each row of each tile, set and group.
+/// Scales or means: one per set, or one per row of each tile, set and group.
 #[derive(Clone, Debug)]
 enum Shared {
     Tensor(Vec<f32>),
@@ -118,7 +118,7 @@ impl Shared {
         }
     }
 
-    /// The groups from `first`, or the one value of set `set` for all of them.
+    /// The groups from `first`, or the single value of set `set` for all of them.
     #[inline(always)]
     fn read<S: Simd>(&self, s: S, set: usize, first: usize, out: &mut [FloatLine]) {
         match self {
@@ -137,12 +137,12 @@ impl Shared {
     }
 }
 
-/// The scales of one set of one tile, one vector for each group.
+/// The scales of one set of one tile, one vector per group.
 #[derive(Clone, Copy)]
 pub(crate) enum Groups<'a> {
-    /// As they lie in memory.
+    /// As stored, FP16.
     Halves(&'a [[f16; ROWS]]),
-    /// Widened.
+    /// Widened to f32.
     Lines(&'a [FloatLine]),
 }
 
@@ -152,7 +152,7 @@ impl Groups<'_> {
     pub(crate) fn load<S: Simd>(&self, s: S, group: usize) -> S::Floats {
         match self {
             Self::Halves(v) => {
-                // Roughly the same group two tiles further on, about as long before its use as the weights are asked for.
+                // About the same group two tiles ahead, matching the prefetch distance of the weights.
                 s.prefetch(&v[group], 2 * size_of_val(*v));
                 s.load_halves(&v[group])
             }
@@ -162,21 +162,23 @@ impl Groups<'_> {
 }
 
 impl TernaryMatrix {
-    /// Packs a tensor of any encoding, depth, coupling and granularity as [`Layout::TwoBit`]; every weight keeps its value.
+    /// Packs a tensor of any encoding, depth, coupling and granularity as [`Layout::TwoBit`]; all weights keep their
+    /// exact values.
     ///
     /// # Errors
     ///
     /// [`CpuError::Range`](crate::CpuError::Range) when the rows are longer than [`MAX_COLS`],
-    /// [`HostError::Memory`](crate::HostError::Memory) when there is no room.
+    /// [`HostError::Memory`](crate::HostError::Memory) when out of memory.
     pub fn pack(tensor: &TritTensor) -> Result<Self, CpuError> {
         Self::pack_as(tensor, Layout::TwoBit)
     }
 
-    /// Packs a tensor in a chosen layout, on this thread; [`CpuOps::pack`](crate::CpuOps::pack) does it on all of them.
+    /// Packs a tensor in the given layout, on the current thread; [`CpuOps::pack`](crate::CpuOps::pack) uses all
+    /// threads.
     ///
     /// # Errors
     ///
-    /// As [`TernaryMatrix::pack`]; [`CpuError::Layout`] for [`Layout::Bitmap`], which is for devices.
+    /// Those of [`TernaryMatrix::pack`]; [`CpuError::Layout`] for [`Layout::Bitmap`], which is for devices.
     pub fn pack_as(tensor: &TritTensor, layout: Layout) -> Result<Self, CpuError> {
         Self::pack_with(tensor, layout, None)
     }
@@ -198,7 +200,7 @@ impl TernaryMatrix {
         let fixed = if layout == Layout::Base3 { Fixed::Base3 } else { Fixed::TwoBit };
         let shape = Shape::new(fixed, cols, group);
         let halves = matches!(scales.values(), trike_trit::ScaleValues::F16(_));
-        // Scales of a tied plane are derived; plane 0 has the stored ones.
+        // Scales of tied planes are derived; plane 0 has the stored ones.
         let stored = |set: usize| if skipped + planes > 1 { 0 } else { kept[set] };
         let packed = shared(tensor, sets, halves, |set, row, group| tensor.scale(stored(set), row, group))?;
         let store = match layout {
@@ -235,22 +237,22 @@ impl TernaryMatrix {
         })
     }
 
-    /// Outputs.
+    /// Output features.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Input features.
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// Planes of the tensor, 1 to 6, those included that are zero.
+    /// Planes of the tensor, 1 to 6, including all-zero ones.
     pub fn depth(&self) -> usize {
         self.nonzeros.len()
     }
 
-    /// Columns that share a scale, or `None` when a whole row does.
+    /// Columns per scale; `None` if a whole row shares one.
     pub fn group(&self) -> Option<GroupSize> {
         self.group
     }
@@ -260,7 +262,7 @@ impl TernaryMatrix {
         self.rotation
     }
 
-    /// How the weights lie in memory.
+    /// The layout of the weights.
     pub fn layout(&self) -> Layout {
         match (&self.store, self.shape.layout()) {
             (Store::Sparse(_), _) => Layout::Sparse,
@@ -284,11 +286,11 @@ impl TernaryMatrix {
         self.scales.bytes() + self.means.as_ref().map_or(0, Shared::bytes)
     }
 
-    /// Total cost of the tiles before one, at least their bytes: the measure by which tiles are divided between threads.
+    /// Total cost of the tiles before `tile`, at least their bytes; used to distribute tiles over threads.
     pub(crate) fn cost_before(&self, tile: usize) -> usize {
         let tiles = self.rows.div_ceil(ROWS);
         match &self.store {
-            // Even a tile of zeros has outputs.
+            // A tile of zeros has outputs too.
             Store::Blocks(blocks) => {
                 let shared = self.shared_bytes().div_ceil(tiles) + 2 * size_of::<FloatLine>();
                 blocks.bytes_before(tile, self.sets * self.planes) + tile * shared
@@ -301,12 +303,12 @@ impl TernaryMatrix {
         &self.shape
     }
 
-    /// Sets of planes with scales of their own.
+    /// Sets of planes with independent scales.
     pub(crate) fn sets(&self) -> usize {
         self.sets
     }
 
-    /// Planes of a set; plane `p` counts `3^-p` of the set's scale.
+    /// Planes of a set; the weight of plane `p` is `3^-p` of the set's scale.
     pub(crate) fn planes(&self) -> usize {
         self.planes
     }
@@ -315,7 +317,7 @@ impl TernaryMatrix {
         self.group.map_or(1, |size| self.cols.div_ceil(size.get()))
     }
 
-    /// All lines where every weight has a place, tile after tile and plane after plane.
+    /// All lines of a dense layout, tile by tile and plane by plane.
     #[inline(always)]
     pub(crate) fn lines(&self) -> &[CodeLine] {
         if let Store::Fixed(lines) = &self.store { lines } else { &[] }
@@ -339,13 +341,13 @@ impl TernaryMatrix {
         if let Store::Blocks(blocks) = &self.store { Some(blocks) } else { None }
     }
 
-    /// The number of a plane of a tile, counted through all tiles.
+    /// The index of a plane of a tile, over all tiles.
     #[inline(always)]
     pub(crate) fn plane_index(&self, tile: usize, set: usize, plane: usize) -> usize {
         (tile * self.sets + set) * self.planes + plane
     }
 
-    /// [`TernaryMatrix::scales`], widened into `scratch` only where they are not used as they are.
+    /// [`TernaryMatrix::scales`], widened into `scratch` only if they cannot be used as stored.
     #[inline(always)]
     pub(crate) fn group_scales<'a, S: Simd>(
         &'a self,
@@ -371,7 +373,7 @@ impl TernaryMatrix {
         }
     }
 
-    /// The means of one tile, one for each group; `false` when the weights have none.
+    /// The means of one tile, one per group; returns `false` if the weights have none.
     #[inline(always)]
     pub(crate) fn means<S: Simd>(&self, kernels: S, tile: usize, out: &mut [FloatLine]) -> bool {
         let Some(means) = &self.means else { return false };
@@ -379,9 +381,10 @@ impl TernaryMatrix {
         true
     }
 
-    /// Writes the weights of one row as the tensor defines them: the mean, then each plane's scale times its trit; rotated.
+    /// Writes the weights of one row as defined by the tensor: the mean plus the sum of scale times trit over the
+    /// planes, with the rotation applied.
     pub(crate) fn dequantize_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
-        // Few scales are read for each row.
+        // Only few scales are read per row.
         let simd = Scalar::portable();
         let (tile, r) = (row / ROWS, row % ROWS);
         let len = self.group.map_or(self.cols, GroupSize::get);
@@ -416,7 +419,7 @@ impl TernaryMatrix {
         }
     }
 
-    /// The planes of a set in runs that fold into one small integer: at most [`FOLDED`] each.
+    /// Splits the planes of a set into runs of at most [`FOLDED`], each folded into one small integer.
     pub(crate) fn folds(&self) -> impl Iterator<Item = Range<usize>> + Clone {
         let (planes, runs) = (self.planes, self.planes.div_ceil(FOLDED));
         (0..runs).map(move |run| run * planes / runs..(run + 1) * planes / runs)
@@ -434,12 +437,12 @@ fn nonzeros(tensor: &TritTensor) -> Vec<u64> {
     (0..tensor.depth()).filter_map(|plane| Some(all - tensor.sparsity(plane)?.zeros())).collect()
 }
 
-/// The planes of a tensor that are packed.
+/// The packed planes of a tensor.
 pub(super) fn kept_planes(tensor: &TritTensor) -> Vec<usize> {
     kept(tensor.coupling(), &nonzeros(tensor))
 }
 
-/// The planes that are packed: those with a nonzero, and tied ones between two of them.
+/// The packed planes: those with a nonzero, and tied ones between two of them.
 pub(super) fn kept(coupling: Coupling, nonzeros: &[u64]) -> Vec<usize> {
     let present: Vec<usize> = (0..nonzeros.len()).filter(|&plane| nonzeros[plane] > 0).collect();
     match (coupling, present.as_slice()) {
@@ -448,7 +451,7 @@ pub(super) fn kept(coupling: Coupling, nonzeros: &[u64]) -> Vec<usize> {
     }
 }
 
-/// Packs every weight of some planes into its place.
+/// Packs every weight of some planes.
 fn pack_lines(
     tensor: &TritTensor,
     planes: &[usize],
@@ -460,7 +463,7 @@ fn pack_lines(
     let mut lines = Lines::zeroed(tiles * per_tile)?;
     let work = rows * cols * planes.len();
     for_tiles(pool, work, tiles, &mut lines, &|tile| tile * per_tile, |Share { tiles, part }| {
-        // Padding, in columns and in rows, is trit zero.
+        // Padding, in columns and rows, is trit zero.
         let padded = shape.padded_cols();
         let mut codes = vec![1u8; ROWS * padded];
         let mut trits = vec![0i8; cols];
@@ -482,7 +485,7 @@ fn pack_lines(
     Ok(lines)
 }
 
-/// Brings scales or means into tile order.
+/// Reorders scales or means by tile.
 fn shared(
     tensor: &TritTensor,
     sets: usize,
@@ -503,7 +506,7 @@ fn shared(
         }
     }
     if halves {
-        // The values came from f16, so this is exact.
+        // The values were f16, so this is exact.
         return Ok(Shared::F16(all.iter().map(|tile| tile.map(f16::from_f32)).collect()));
     }
     Ok(Shared::F32(all))

@@ -1,8 +1,8 @@
-//! Two 256-bit registers for sixteen rows, without and with VNNI.
+//! Two 256-bit registers for sixteen rows, with and without VNNI.
 //!
-//! Without, `vpmaddubsw` adds two products in an i16. A pair of 2-bit fields is left in place as the code and four times
-//! the code, so a line adds at most `2 * 2 * 128 * 2` to the sums of the first and four times that, `2^12`, to those of
-//! the second: seven lines fit an i16.
+//! Without VNNI, `vpmaddubsw` adds two products in an i16. A pair of 2-bit fields is used in place, as the code and
+//! four times the code, so a line adds at most `2 * 2 * 128 * 2` to the sums of the first and four times that, `2^12`,
+//! to those of the second: seven lines fit an i16.
 
 use std::arch::x86_64::*;
 
@@ -15,12 +15,12 @@ use trike_host::isa::{Avx2, AvxVnni};
 /// Calls an intrinsic.
 macro_rules! op {
     ($call:expr) => {
-        // SAFETY: `self` exists, and its `detect` makes one only where the processor has AVX2, and for `AvxVnni` AVX-VNNI.
+        // SAFETY: `detect` creates `self` only on a CPU with AVX2, and for `AvxVnni` with AVX-VNNI.
         unsafe { $call }
     };
 }
 
-/// The same for both halves: a closure would be a function of its own, without the instructions.
+/// The expression for both halves. Not a closure, which would be a separate function without the target features.
 macro_rules! halves {
     ($half:ident => $call:expr) => {
         [
@@ -36,7 +36,7 @@ macro_rules! halves {
     };
 }
 
-/// Operations that do not depend on how products are added.
+/// Operations that do not depend on the accumulation of products.
 macro_rules! common {
     () => {
         type Bytes = [__m256i; 2];
@@ -104,7 +104,7 @@ macro_rules! common {
 
         #[inline(always)]
         fn lookup(self, table: &[u8; 16], index: [__m256i; 2]) -> [__m256i; 2] {
-            // SAFETY: the array is sixteen readable bytes, and the load takes any alignment.
+            // SAFETY: the array is 16 readable bytes, and the load has no alignment requirement.
             let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
             let table = op!(_mm256_broadcastsi128_si256(table));
             halves!(h => op!(_mm256_shuffle_epi8(table, index[h])))
@@ -175,14 +175,16 @@ macro_rules! common {
         #[inline(always)]
         fn load_any(self, floats: &[f32; 16]) -> [__m256; 2] {
             let parts = floats.as_chunks::<8>().0;
-            // SAFETY: the array is eight readable f32, and the load takes any alignment; the token proves the instruction.
+            // SAFETY: the array is eight readable f32, and the load has no alignment requirement; the token proves the
+            // instruction.
             halves!(h => unsafe { _mm256_loadu_ps(parts[h].as_ptr()) })
         }
 
         #[inline(always)]
         fn load_halves(self, halves: &[f16; 16]) -> [__m256; 2] {
             let parts = halves.as_chunks::<8>().0;
-            // SAFETY: the array is 16 readable bytes, and the load takes any alignment; the token proves the instruction.
+            // SAFETY: the array is 16 readable bytes, and the load has no alignment requirement; the token proves the
+            // instruction.
             let bits = halves!(h => unsafe { _mm_loadu_si128(parts[h].as_ptr().cast()) });
             halves!(h => op!(_mm256_cvtph_ps(bits[h])))
         }
@@ -205,7 +207,7 @@ macro_rules! common {
 }
 
 impl Simd for Avx2 {
-    /// Code and four times the code of the lower two fields, then of the upper two.
+    /// Code and four times the code, for the lower two fields, then for the upper two.
     type Fields = [[__m256i; 2]; 4];
     /// i16 sums of the codes, and of four times the codes.
     type Sums = [[__m256i; 2]; 2];
@@ -246,14 +248,14 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn finish(self, sums: [[__m256i; 2]; 2]) -> [__m256i; 2] {
-        // Every summand of the second is a multiple of four, so the shift loses nothing.
+        // Every summand of the second sum is a multiple of four, so the shift is exact.
         let second = self.to_ints(sums[1]);
         self.add_ints(self.to_ints(sums[0]), halves!(h => op!(_mm256_srai_epi32::<2>(second[h]))))
     }
 
     #[inline(always)]
     fn steps(largest: u8) -> usize {
-        // Two products in each i16; at least one step for the 80 that four folded planes reach.
+        // Two products per i16; at least one step for the maximum of 80 of four folded planes.
         (i16::MAX as usize / (2 * 128 * usize::from(largest).max(1))).max(1)
     }
 
@@ -280,7 +282,7 @@ impl Simd for AvxVnni {
     type Sums = [[__m256i; 2]; 4];
     type Acc = [__m256i; 2];
 
-    /// As the 512-bit kernel: at most `2^16` a line.
+    /// As in the 512-bit kernel: at most `2^16` per line.
     const LINES: usize = 1 << 12;
     const WIDE: bool = true;
     const TILES: usize = 1;
@@ -314,7 +316,7 @@ impl Simd for AvxVnni {
 
     #[inline(always)]
     fn finish(self, s: [[__m256i; 2]; 4]) -> [__m256i; 2] {
-        // Every summand of field f is a multiple of 4^f, so the shifts lose nothing.
+        // Every summand of field f is a multiple of 4^f, so the shifts are exact.
         let low = self.add_ints(s[0], halves!(h => op!(_mm256_srai_epi32::<2>(s[1][h]))));
         let third = halves!(h => op!(_mm256_srai_epi32::<4>(s[2][h])));
         let fourth = halves!(h => op!(_mm256_srai_epi32::<6>(s[3][h])));
@@ -323,7 +325,7 @@ impl Simd for AvxVnni {
 
     #[inline(always)]
     fn steps(_: u8) -> usize {
-        // `4 * 255 * 128` a step.
+        // `4 * 255 * 128` per step.
         1 << 13
     }
 

@@ -1,7 +1,7 @@
 //! One 512-bit register for sixteen rows; `vpdpbusd` adds four products of a code and an activation to an i32.
 //!
-//! The 2-bit fields of a line stay where they are: masked, field `f` is the code times `4^f`, and its own sum is divided
-//! by `4^f` at the end. A step adds at most `4 * 2 * 64 * 128 = 2^16`, so an i32 holds `2^15 - 1` lines.
+//! The 2-bit fields of a line are used in place: masked, field `f` is the code times `4^f`, and its sum is divided by
+//! `4^f` at the end. A step adds at most `4 * 2 * 64 * 128 = 2^16`, so an i32 holds `2^15 - 1` lines.
 
 use std::arch::x86_64::*;
 
@@ -14,7 +14,7 @@ use trike_host::isa::Avx512;
 /// Calls an intrinsic.
 macro_rules! op {
     ($call:expr) => {
-        // SAFETY: `self` exists, and `Avx512::detect` makes one only where the processor has AVX-512 F, BW, VL and VNNI.
+        // SAFETY: `Avx512::detect` creates `self` only on a CPU with AVX-512 F, BW, VL and VNNI.
         unsafe { $call }
     };
 }
@@ -29,7 +29,7 @@ impl Simd for Avx512 {
 
     const LINES: usize = 1 << 12;
     const WIDE: bool = true;
-    /// Two tiles by twelve tokens: 24 of the 32 registers hold sums.
+    /// 2 tiles by 12 tokens: 24 of the 32 registers hold sums.
     const TILES: usize = 2;
     const TOKENS: &'static [usize] = &[12, 8, 4, 2, 1];
 
@@ -77,7 +77,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn finish(self, s: [__m512i; 4]) -> __m512i {
-        // Every summand of field f is a multiple of 4^f, so the shifts lose nothing.
+        // Every summand of field f is a multiple of 4^f, so the shifts are exact.
         let low = self.add_ints(s[0], op!(_mm512_srai_epi32::<2>(s[1])));
         let high = self.add_ints(op!(_mm512_srai_epi32::<4>(s[2])), op!(_mm512_srai_epi32::<6>(s[3])));
         self.add_ints(low, high)
@@ -123,7 +123,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn lookup(self, table: &[u8; 16], index: __m512i) -> __m512i {
-        // SAFETY: the array is sixteen readable bytes, and the load takes any alignment.
+        // SAFETY: the array is 16 readable bytes, and the load has no alignment requirement.
         let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
         let table = op!(_mm512_broadcast_i32x4(table));
         op!(_mm512_shuffle_epi8(table, index))
@@ -136,7 +136,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn steps(_: u8) -> usize {
-        // `4 * 255 * 128` a step.
+        // `4 * 255 * 128` per step.
         1 << 13
     }
 
@@ -209,13 +209,15 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn load_any(self, floats: &[f32; 16]) -> __m512 {
-        // SAFETY: the array is sixteen readable f32, and the load takes any alignment; the token proves the instruction.
+        // SAFETY: the array is 16 readable f32, and the load has no alignment requirement; the token proves the
+        // instruction.
         unsafe { _mm512_loadu_ps(floats.as_ptr()) }
     }
 
     #[inline(always)]
     fn load_halves(self, halves: &[f16; 16]) -> __m512 {
-        // SAFETY: the array is 32 readable bytes, and the load takes any alignment; the token proves the instruction.
+        // SAFETY: the array is 32 readable bytes, and the load has no alignment requirement; the token proves the
+        // instruction.
         let halves = unsafe { _mm256_loadu_si256(halves.as_ptr().cast()) };
         op!(_mm512_cvtph_ps(halves))
     }

@@ -1,13 +1,14 @@
-//! The handful of vector operations that the ternary kernels are written in, once for every instruction set.
+//! The vector operations of the ternary kernels, implemented once per instruction set.
 //!
-//! Every type stands for sixteen rows, whatever the width of the registers: `Bytes` holds four neighbouring columns of
-//! each row, row after row; `Ints` and `Floats` hold one value per row. An instruction set with narrower registers uses two
-//! or four of them. Operations are named by what they mean; the methods are safe because their token exists only where
-//! the instructions do, and `#[inline(always)]` so that they land in the function that turned the instructions on
-//! ([`Kernels::run`](crate::kernels::Kernels::run)). For the same reason no code over them is a closure: a closure is a
-//! function of its own, where the instructions are off and every operation would become a call.
+//! Every type covers sixteen rows, independent of the register width: `Bytes` holds four neighbouring columns of each
+//! row, row after row; `Ints` and `Floats` hold one value per row. An instruction set with narrower registers uses two
+//! or four of them. The methods are safe because their token exists only if the instructions do, and
+//! `#[inline(always)]` so that they are inlined into the function with the target features
+//! ([`Kernels::run`](crate::kernels::Kernels::run)). For the same reason code over these operations must not be in
+//! closures: a closure is a separate function without the features, where every operation would become a call.
 //!
-//! Integer operations are exact and float operations are single, so every implementation gives the same bits.
+//! Integer operations are exact and float operations are rounded individually, so all implementations are
+//! bit-identical.
 
 use half::f16;
 
@@ -25,7 +26,7 @@ mod sse;
 pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// Four bytes per row.
     type Bytes: Copy;
-    /// The four 2-bit fields of a line, in the form that [`Simd::line`] takes.
+    /// The four 2-bit fields of a line, in the representation of [`Simd::line`].
     type Fields: Copy;
     /// Running sums over lines, for one token.
     type Sums: Copy;
@@ -36,23 +37,23 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// One f32 per row.
     type Floats: Copy;
 
-    /// Lines that [`Simd::line`] may add before [`Simd::finish`], for any codes up to 2 and any int8 activations.
+    /// Maximum lines added by [`Simd::line`] before [`Simd::finish`], for codes up to 2 and any int8 activations.
     const LINES: usize;
-    /// Tiles that the panel kernel takes together.
+    /// Tiles per panel kernel call.
     const TILES: usize;
-    /// Numbers of tokens that the panel kernel takes together, from the largest to 1.
+    /// Token counts supported by the panel kernel, descending to 1.
     const TOKENS: &'static [usize];
 
-    /// Reads a line.
+    /// Loads a line.
     fn load(self, line: &CodeLine) -> Self::Bytes;
-    /// Writes a line.
+    /// Stores a line.
     fn store(self, bytes: Self::Bytes, line: &mut CodeLine);
-    /// Asks for the cache line that lies `bytes` after this place; memory that does not exist may be asked for.
+    /// Prefetches the cache line `bytes` after `place`; invalid addresses are allowed.
     fn prefetch<T>(self, place: &T, bytes: usize);
 
     /// Splits a line of 2-bit codes: field `f` of row `r` holds columns `4 f..4 f + 4`.
     fn fields(self, line: Self::Bytes) -> Self::Fields;
-    /// No sums.
+    /// Zero sums.
     fn no_sums(self) -> Self::Sums;
     /// Adds the products of a line's sixteen columns.
     fn line(self, sums: Self::Sums, fields: Self::Fields, x: &[i8; 16]) -> Self::Sums;
@@ -68,9 +69,9 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn sub_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
     /// The smaller of two unsigned bytes.
     fn min_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// The bits that both have.
+    /// Bitwise and.
     fn and_bytes(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
-    /// The same byte everywhere.
+    /// `value` in all bytes.
     fn splat_byte(self, value: u8) -> Self::Bytes;
     /// `table[index & 15]` for indices below 128.
     fn lookup(self, table: &[u8; 16], index: Self::Bytes) -> Self::Bytes;
@@ -80,51 +81,52 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn digits(self, line: Self::Bytes) -> [Self::Bytes; 5] {
         digits_by_remainders(self, line)
     }
-    /// Four activations for every row.
+    /// Four activations, broadcast to all rows.
     fn four(self, x: [i8; 4]) -> Self::Bytes;
-    /// Steps that [`Simd::dot`] may add before [`Simd::to_ints`], for codes up to `largest` and any int8 activations.
+    /// Maximum steps added by [`Simd::dot`] before [`Simd::to_ints`], for codes up to `largest` and any int8
+    /// activations.
     fn steps(largest: u8) -> usize;
-    /// No sums.
+    /// Zero sums.
     fn no_acc(self) -> Self::Acc;
-    /// Whether sums are integers from the start, so that a panel of any length needs no widening in between.
+    /// Whether sums are i32 from the start, so that a panel of any length needs no intermediate widening.
     const WIDE: bool = false;
     /// Adds four products per row: unsigned codes with signed activations.
     fn dot(self, acc: Self::Acc, codes: Self::Bytes, x: Self::Bytes) -> Self::Acc;
     /// The sums of [`Simd::dot`].
     fn to_ints(self, acc: Self::Acc) -> Self::Ints;
 
-    /// The same integer for every row.
+    /// `value` in all rows.
     fn splat_int(self, value: i32) -> Self::Ints;
     /// `a + b`, wrapping.
     fn add_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// `factor * a + b`, wrapping.
     fn scale_add(self, a: Self::Ints, factor: i32, b: Self::Ints) -> Self::Ints;
-    /// Reads integers.
+    /// Loads integers.
     fn load_ints(self, line: &IntLine) -> Self::Ints;
-    /// Writes integers.
+    /// Stores integers.
     fn store_ints(self, ints: Self::Ints, line: &mut IntLine);
 
-    /// The nearest floats.
+    /// Converts to the nearest floats.
     fn to_floats(self, ints: Self::Ints) -> Self::Floats;
-    /// The same float for every row.
+    /// `value` in all rows.
     fn splat(self, value: f32) -> Self::Floats;
     /// `a * b`.
     fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
     /// `a + b`.
     fn add(self, a: Self::Floats, b: Self::Floats) -> Self::Floats;
-    /// The nearest integers, halves to even; the floats are below `2^31` in magnitude.
+    /// Rounds to the nearest integers, ties to even; magnitudes are below `2^31`.
     fn round(self, floats: Self::Floats) -> Self::Ints;
-    /// Reads sixteen floats from anywhere.
+    /// Loads 16 floats from any address.
     fn load_any(self, floats: &[f32; 16]) -> Self::Floats;
-    /// Reads f16 as f32.
+    /// Loads f16 as f32.
     fn load_halves(self, halves: &[f16; 16]) -> Self::Floats;
-    /// Reads floats.
+    /// Loads floats.
     fn load_floats(self, line: &FloatLine) -> Self::Floats;
-    /// Writes floats.
+    /// Stores floats.
     fn store_floats(self, floats: Self::Floats, line: &mut FloatLine);
 }
 
-/// [`Simd::digits`] by subtraction: where the byte is not smaller than a power of three, once or twice.
+/// [`Simd::digits`] by conditional subtraction of each power of three, up to twice.
 #[inline(always)]
 fn digits_by_remainders<S: Simd>(s: S, line: S::Bytes) -> [S::Bytes; 5] {
     let rest81 = modulo(s, line, 81);
@@ -147,12 +149,12 @@ fn digits_by_remainders<S: Simd>(s: S, line: S::Bytes) -> [S::Bytes; 5] {
 #[inline(always)]
 fn modulo<S: Simd>(s: S, value: S::Bytes, step: u8) -> S::Bytes {
     let step = s.splat_byte(step);
-    // Below the step a difference wraps around and the minimum is the byte itself: twice is the remainder.
+    // Below the step the difference wraps around and the minimum is the value itself; two rounds give the remainder.
     let once = s.min_bytes(value, s.sub_bytes(value, step));
     s.min_bytes(once, s.sub_bytes(once, step))
 }
 
-/// Whether the panel kernel of an instruction set takes so many tiles and tokens together.
+/// Whether the panel kernel of an instruction set supports these numbers of tiles and tokens.
 pub(crate) const fn takes<S: Simd>(tiles: usize, tokens: usize) -> bool {
     let (mut i, mut found) = (0, false);
     while i < S::TOKENS.len() {

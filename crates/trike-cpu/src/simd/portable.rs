@@ -1,4 +1,4 @@
-//! Arrays: the specification of the other implementations, and what machines without one run.
+//! Portable implementation on arrays: the specification of the others, and the fallback.
 
 use std::array::from_fn;
 
@@ -16,7 +16,7 @@ impl Simd for Scalar {
     type Ints = [i32; 16];
     type Floats = [f32; 16];
 
-    /// `16 * 2 * 128` a line stays within an i32 for `2^19` lines.
+    /// `16 * 2 * 128` per line fits an i32 for `2^19` lines.
     const LINES: usize = 1 << 12;
     const WIDE: bool = true;
     const TILES: usize = 1;
@@ -34,7 +34,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn prefetch<T>(self, _: &T, _: usize) {
-        // Portable code cannot.
+        // No portable prefetch.
     }
 
     #[inline(always)]
@@ -107,7 +107,7 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn steps(_: u8) -> usize {
-        // `4 * 255 * 128` a step.
+        // `4 * 255 * 128` per step.
         1 << 13
     }
 

@@ -1,6 +1,6 @@
-//! Four 128-bit registers for sixteen rows: SSSE3 has `pmaddubsw`, SSE4.1 the 32-bit product.
+//! Four 128-bit registers for sixteen rows: SSSE3 provides `pmaddubsw`, SSE4.1 the 32-bit product.
 //!
-//! The i16 sums are those of the AVX2 kernel, seven lines at most.
+//! The i16 sums are those of the AVX2 kernel, at most seven lines.
 
 use std::arch::x86_64::*;
 
@@ -13,12 +13,12 @@ use trike_host::isa::Sse41;
 /// Calls an intrinsic.
 macro_rules! op {
     ($call:expr) => {
-        // SAFETY: `self` exists, and `Sse41::detect` makes one only where the processor has SSSE3 and SSE4.1.
+        // SAFETY: `Sse41::detect` creates `self` only on a CPU with SSSE3 and SSE4.1.
         unsafe { $call }
     };
 }
 
-/// The same for all quarters: a closure would be a function of its own, without the instructions.
+/// The expression for all quarters. Not a closure, which would be a separate function without the target features.
 macro_rules! quarters {
     ($quarter:ident => $call:expr) => {
         [
@@ -103,7 +103,7 @@ impl Simd for Sse41 {
 
     #[inline(always)]
     fn finish(self, sums: [[__m128i; 4]; 2]) -> [__m128i; 4] {
-        // Every summand of the second is a multiple of four, so the shift loses nothing.
+        // Every summand of the second sum is a multiple of four, so the shift is exact.
         let second = self.to_ints(sums[1]);
         self.add_ints(self.to_ints(sums[0]), quarters!(q => op!(_mm_srai_epi32::<2>(second[q]))))
     }
@@ -150,7 +150,7 @@ impl Simd for Sse41 {
 
     #[inline(always)]
     fn lookup(self, table: &[u8; 16], index: [__m128i; 4]) -> [__m128i; 4] {
-        // SAFETY: the array is sixteen readable bytes, and the load takes any alignment.
+        // SAFETY: the array is 16 readable bytes, and the load has no alignment requirement.
         let table = unsafe { _mm_loadu_si128(table.as_ptr().cast()) };
         quarters!(q => op!(_mm_shuffle_epi8(table, index[q])))
     }
@@ -162,7 +162,7 @@ impl Simd for Sse41 {
 
     #[inline(always)]
     fn steps(largest: u8) -> usize {
-        // Two products in each i16; at least one step for the 80 that four folded planes reach.
+        // Two products per i16; at least one step for the maximum of 80 of four folded planes.
         (i16::MAX as usize / (2 * 128 * usize::from(largest).max(1))).max(1)
     }
 
@@ -245,7 +245,7 @@ impl Simd for Sse41 {
     #[inline(always)]
     fn load_any(self, floats: &[f32; 16]) -> [__m128; 4] {
         let parts = floats.as_chunks::<4>().0;
-        // SAFETY: the array is four readable f32, and the load takes any alignment.
+        // SAFETY: the array is four readable f32, and the load has no alignment requirement.
         quarters!(q => unsafe { _mm_loadu_ps(parts[q].as_ptr()) })
     }
 

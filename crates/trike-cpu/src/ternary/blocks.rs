@@ -1,8 +1,8 @@
-//! Weights of which blocks of zeros are left out.
+//! Kernels for weights stored without their blocks of zeros.
 //!
-//! A block that is not there adds nothing to an exact sum, and its activations are not part of what is subtracted for the
-//! codes. A unit without any block adds `scale * 0`, which changes no bit while the scale is finite, and is passed over;
-//! where the factors of the activations could make a product of scales infinite, all units are visited.
+//! A missing block adds nothing to an exact sum, and its activations are excluded from the correction for the bias of
+//! the codes. A unit without any block adds `scale * 0`, which is a no-op while the scale is finite, so it is skipped;
+//! if the factors of the activations could make a product of scales infinite, all units are processed.
 
 use std::ops::Range;
 
@@ -17,14 +17,14 @@ use crate::simd::{Simd, takes};
 use trike_host::Line;
 use trike_host::Loop;
 
-/// Bytes that the prefetch runs ahead of the reading.
+/// Prefetch distance in bytes.
 const AHEAD: usize = 8192;
-/// Steps of four columns of a block.
+/// Steps of four columns per block.
 const STEPS: usize = BLOCK / 4;
-/// Blocks of a panel, all its tiles together: 32 KiB.
+/// Blocks per panel over all its tiles: 32 KiB.
 const ROOM: usize = 64;
 
-/// Some tiles of a matrix, all rows of activations.
+/// Computes some tiles of a matrix for all rows of activations.
 pub(super) fn piece<K: Kernels>(
     kernels: K,
     m: &TernaryMatrix,
@@ -49,37 +49,37 @@ pub(super) fn piece<K: Kernels>(
     }
 }
 
-/// A product.
+/// Arguments of a product.
 #[derive(Clone, Copy)]
 struct Job<'a> {
     m: &'a TernaryMatrix,
     blocks: &'a Blocks,
     x: &'a Activations,
     units: Units,
-    /// Whether units without blocks may be passed over.
+    /// Whether units without blocks may be skipped.
     skips: bool,
 }
 
 impl Job<'_> {
-    /// Blocks of a unit, the last one excepted.
+    /// Blocks per unit, except for the last one.
     #[inline(always)]
     fn per_unit(&self) -> usize {
         self.units.cols / BLOCK
     }
 
-    /// The blocks of a row, with its padding.
+    /// Blocks per row, including padding.
     fn count(&self) -> usize {
         self.m.cols().div_ceil(BLOCK)
     }
 
-    /// Minus the sum of some activations of one row.
+    /// Minus the sum of the activations of one block of one row.
     #[inline(always)]
     fn negated(&self, row: usize, block: usize) -> i32 {
         self.x.negated(row, block * BLOCK, (block + 1) * BLOCK)
     }
 }
 
-/// One to four rows of activations: the blocks pass once, as they lie in memory.
+/// One to four rows of activations: one pass over the blocks in memory order.
 struct FewTokens<'a, 'p, K, const T: usize> {
     kernels: K,
     job: Job<'a>,
@@ -98,7 +98,7 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
         let negated: Vec<[i32; T]> =
             (0..job.count()).map(|block| std::array::from_fn(|t| job.negated(t, block))).collect();
         let columns = Columns { codes: std::array::from_fn(|t| x.row(t).as_chunks().0), negated: &negated };
-        // One plane of a set needs no sums beside its own.
+        // A set of one plane needs no buffer for exact sums.
         let direct = skips && m.planes() == 1;
         let mut exact = vec![[Line([0; ROWS]); T]; if direct { 0 } else { units.count }];
         for tile in piece.tiles.clone() {
@@ -158,14 +158,14 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
 }
 
 impl Job<'_> {
-    /// The factor of a unit, where the activations have factors of their own.
+    /// The factor of a unit, if the activations have group factors.
     #[inline(always)]
     fn factor(&self, row: usize, unit: usize) -> Option<f32> {
         self.x.grouped().then_some(self.x.group_factor(row, self.units.range(unit).0))
     }
 }
 
-/// Where the blocks below number `end` end, looked for from `first`.
+/// End of the run of blocks with numbers below `end`, searched from `first`.
 #[inline(always)]
 fn end_of_unit(places: &[u16], first: usize, end: usize) -> usize {
     let mut last = first;
@@ -175,7 +175,7 @@ fn end_of_unit(places: &[u16], first: usize, end: usize) -> usize {
     last
 }
 
-/// `sum + (scale * factor) * exact`; without factors there is one multiplication less, and the same result.
+/// `sum + (scale * factor) * exact`; without factors, one multiplication less and the same result.
 #[inline(always)]
 fn add_scaled<S: Simd>(
     s: S,
@@ -191,11 +191,11 @@ fn add_scaled<S: Simd>(
     s.add(sum, s.mul(scale, s.to_floats(exact)))
 }
 
-/// Activations by blocks.
+/// Activations by block.
 #[derive(Clone, Copy)]
 struct Columns<'a, const T: usize> {
     codes: [&'a [[[i8; 16]; 2]]; T],
-    /// Minus the sums of the blocks.
+    /// Negated sums of the blocks.
     negated: &'a [[i32; T]],
 }
 
@@ -204,7 +204,7 @@ struct Columns<'a, const T: usize> {
 fn dots<S: Simd, const T: usize>(s: S, tile: BlockTile<'_>, x: Columns<'_, T>) -> [S::Ints; T] {
     let mut total = [s.splat_int(0); T];
     let mut less = [0i32; T];
-    // For one token each line of a block has sums of its own, so that an addition does not wait for the one before.
+    // For one token each line of a block has its own sums, so that consecutive additions are independent.
     let most = if T == 1 { S::LINES } else { S::LINES / 2 };
     let mut start = 0;
     while start < tile.lines.len() {
@@ -239,7 +239,7 @@ fn dots<S: Simd, const T: usize>(s: S, tile: BlockTile<'_>, x: Columns<'_, T>) -
     total
 }
 
-/// Many rows of activations: blocks are unpacked once into a panel that stays in the first cache.
+/// Many rows of activations: blocks are unpacked once into a panel that stays in the L1 cache.
 struct ManyTokens<'a, 'p, K> {
     kernels: K,
     job: Job<'a>,
@@ -262,7 +262,7 @@ impl<K: Kernels> Loop for ManyTokens<'_, '_, K> {
         };
         let mut tile = piece.tiles.start;
         while tile < piece.tiles.end {
-            // Two tiles share the loads of the activations, unless too few of their blocks lie side by side.
+            // Two tiles share the loads of the activations, unless too few of their blocks coincide.
             let both = if K::TILES == 2 && tile + 1 < piece.tiles.end {
                 let [both, first, second] =
                     [tile..tile + 2, tile..tile + 1, tile + 1..tile + 2].map(|t| scratch.count(&job, t));
@@ -289,35 +289,35 @@ impl<K: Kernels> Loop for ManyTokens<'_, '_, K> {
     }
 }
 
-/// Relative cost of a block per tile if two tiles are multiplied together, and if it is alone.
+/// Relative cost of a block per tile, for two tiles multiplied together and for one alone.
 const PAIRED: usize = 8;
 const ALONE: usize = 9;
 
-/// Buffers of a thread besides the outputs.
+/// Per-thread buffers, other than the outputs.
 #[derive(Default)]
 struct Scratch {
-    /// Minus the sums of the activations, `[block][row]`.
+    /// Negated sums of the activations, `[block][row]`.
     negated: Vec<i32>,
     /// `[fold][tile][block][step]`.
     panel: Vec<CodeLine>,
-    /// The blocks that any of some tiles has, a bit for each.
+    /// Bit mask of the blocks present in any of the current tiles.
     words: Vec<u64>,
-    /// Their numbers.
+    /// Block numbers of the set bits.
     list: Vec<usize>,
-    /// How many blocks of each plane of each tile have passed.
+    /// Number of processed blocks of each plane of each tile.
     passed: Vec<usize>,
-    /// The bias of the blocks of a panel, for each row.
+    /// Bias of the blocks of a panel, per row.
     less: Vec<i32>,
-    /// Scales or means of some tiles, `[tile][group]`.
+    /// Scales or means of the current tiles, `[tile][group]`.
     groups: Vec<FloatLine>,
-    /// Outputs of some tiles and rows of activations, `[tile][row]`.
+    /// Outputs of the current tiles and rows of activations, `[tile][row]`.
     sums: Vec<FloatLine>,
-    /// Exact sums of a unit so far, in the same order.
+    /// Partial exact sums of a unit, in the same order.
     ints: Vec<IntLine>,
 }
 
 impl Scratch {
-    /// Marks the blocks of a set that any of some tiles has.
+    /// Marks the blocks of a set that are present in any of some tiles.
     fn mark(&mut self, job: &Job<'_>, tiles: Range<usize>, set: usize) {
         self.words.clear();
         self.words.resize(job.count().div_ceil(64), 0);
@@ -330,7 +330,7 @@ impl Scratch {
         }
     }
 
-    /// How many blocks some tiles have together, over all sets.
+    /// Number of blocks in the union over some tiles, summed over all sets.
     fn count(&mut self, job: &Job<'_>, tiles: Range<usize>) -> usize {
         let mut count = 0;
         for set in 0..job.m.sets() {
@@ -342,7 +342,7 @@ impl Scratch {
 }
 
 impl Job<'_> {
-    /// The outputs of `N` tiles, but for the means.
+    /// The outputs of `N` tiles, without the means.
     #[inline(always)]
     fn tiles<S: Simd, const N: usize>(&self, s: S, tile: usize, scratch: &mut Scratch) {
         let (m, rows) = (self.m, self.x.rows());
@@ -379,7 +379,7 @@ impl Job<'_> {
         }
     }
 
-    /// Unpacks some blocks of `N` tiles into the panel, and adds up what their codes are above their values.
+    /// Unpacks some blocks of `N` tiles into the panel, and accumulates the bias of their codes.
     #[inline(always)]
     fn unpack<S: Simd, const N: usize>(
         &self,
@@ -426,14 +426,14 @@ impl Job<'_> {
     }
 }
 
-/// Some blocks of one unit, unpacked.
+/// Some unpacked blocks of one unit.
 struct Part<'a> {
     job: &'a Job<'a>,
     unit: usize,
     blocks: &'a [usize],
-    /// Whether they are the first of the unit.
+    /// Whether it starts the unit.
     first: bool,
-    /// Whether they are the last.
+    /// Whether it ends the unit.
     last: bool,
 }
 
@@ -454,7 +454,7 @@ impl Part<'_> {
 
     #[inline(always)]
     fn one<S: Simd, const N: usize, const T: usize>(&self, s: S, rows: Panel, scratch: &mut Scratch) {
-        // The widths of other instruction sets are not even compiled.
+        // Panel widths of other instruction sets are not compiled.
         if const { !takes::<S>(N, T) } {
             return;
         }
@@ -482,7 +482,7 @@ impl Part<'_> {
         for n in 0..N {
             let places = &mut scratch.ints[n * all + rows.first..][..T];
             for t in 0..T {
-                // What the blocks before left waits for the last ones.
+                // Partial sums of earlier blocks are carried over to the last part.
                 if !self.first {
                     ints[n][t] = s.add_ints(ints[n][t], s.load_ints(&places[t]));
                 }
@@ -505,7 +505,7 @@ impl Part<'_> {
         }
     }
 
-    /// The sums of code times activation of one fold, by runs of neighbouring blocks.
+    /// The sums of code times activation of one fold, over runs of neighbouring blocks.
     #[inline(always)]
     fn dots<S: Simd, const N: usize, const T: usize>(
         &self,
@@ -529,7 +529,7 @@ impl Part<'_> {
                 panels[n] = &panel[first * STEPS..last * STEPS];
             }
             let (start, steps) = (self.blocks[first] * STEPS, (last - first) * STEPS);
-            // The blocks of the next panel are found by their numbers: nothing to ask for here.
+            // The blocks of the next panel are not contiguous, so there is nothing to prefetch here.
             let ahead = Ahead { places: [&panel[0]; N], stride: 0 };
             ints = products::<S, N, T>(s, panels, &x[start..start + steps], largest, ahead, ints);
             first = last;

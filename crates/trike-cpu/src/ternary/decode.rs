@@ -1,4 +1,4 @@
-//! One to four rows of activations: the weights pass once, as they lie in memory.
+//! Decode kernels, for one to four rows of activations: one pass over the weights in memory order.
 
 use super::permutes::{PermuteLoop, Permutes};
 use super::{Ahead, TernaryKernels, Units, Unpack, bias, products, sparse, write};
@@ -12,10 +12,10 @@ use crate::simd::Simd;
 use trike_host::Line;
 use trike_host::Loop;
 
-/// Bytes that the prefetch runs ahead of the reading.
+/// Prefetch distance in bytes.
 const AHEAD: usize = 8192;
 
-/// Some tiles, all rows of activations.
+/// Computes some tiles for all rows of activations.
 pub(super) fn piece<K: TernaryKernels>(
     k: K,
     m: &TernaryMatrix,
@@ -32,7 +32,7 @@ pub(super) fn piece<K: TernaryKernels>(
     }
 }
 
-/// One loop for each layout: those of two bits need no permutes.
+/// One loop per layout; the two-bit layout needs no permutes.
 fn rows<K: TernaryKernels, const T: usize>(k: K, job: Job<'_, '_>) {
     match (job.m.sparse(), job.m.shape().layout()) {
         (Some(sparse), _) => k.run_permuting(Sparsely::<T> { job, sparse }),
@@ -41,7 +41,7 @@ fn rows<K: TernaryKernels, const T: usize>(k: K, job: Job<'_, '_>) {
     }
 }
 
-/// A product.
+/// Arguments of a product.
 struct Job<'a, 'p> {
     m: &'a TernaryMatrix,
     x: &'a Activations,
@@ -49,7 +49,7 @@ struct Job<'a, 'p> {
     piece: &'a mut Piece<'p>,
 }
 
-/// The part of decoding that depends on the layout: adding a set of planes of one tile to its outputs.
+/// The layout-specific part of decoding: adds a set of planes of one tile to its outputs.
 trait Sets<S: Simd, const T: usize> {
     /// Adds a set.
     fn add(
@@ -62,7 +62,7 @@ trait Sets<S: Simd, const T: usize> {
     ) -> [S::Floats; T];
 }
 
-/// Some tiles of 2-bit codes.
+/// Kernel for tiles of 2-bit codes.
 struct TwoBits<'a, 'p, K, const T: usize> {
     k: K,
     job: Job<'a, 'p>,
@@ -79,7 +79,7 @@ impl<K: TernaryKernels, const T: usize> Loop for TwoBits<'_, '_, K, T> {
     }
 }
 
-/// Some tiles of base-3 bytes.
+/// Kernel for tiles of base-3 bytes.
 struct Base3<'a, 'p, const T: usize> {
     job: Job<'a, 'p>,
 }
@@ -91,7 +91,7 @@ impl<S: Simd, const T: usize> PermuteLoop<S> for Base3<'_, '_, T> {
     fn run<P: Permutes<S>>(self, s: S, permutes: P) {
         let Job { m, x, units, .. } = self.job;
         let shape = m.shape();
-        // Five groups lie side by side in the digits of a line, or a line is part of one long unit.
+        // The digits of a line belong to five groups, or the line is part of one long unit.
         let direct = if shape.span() == 4 { units.cols == LONG } else { units.cols == shape.span() };
         let room = if direct { 0 } else { m.folds().count() * shape.padded_cols() / 4 };
         let sets = Base3Sets {
@@ -107,7 +107,7 @@ impl<S: Simd, const T: usize> PermuteLoop<S> for Base3<'_, '_, T> {
     }
 }
 
-/// Some tiles of which only the nonzeros are kept.
+/// Kernel for sparse tiles.
 struct Sparsely<'a, 'p, const T: usize> {
     job: Job<'a, 'p>,
     sparse: &'a Sparse,
@@ -130,7 +130,7 @@ impl<S: Simd, const T: usize> PermuteLoop<S> for Sparsely<'_, '_, T> {
             tables: rows.map(|row| sparse.tables(row.as_flattened())),
             exact: vec![[Line([0; ROWS]); T]; job.units.count],
         };
-        // The nonzeros are values, not codes.
+        // Slots hold values, not biased codes.
         job.tiles::<S, T>(s, 0, sets);
     }
 }
@@ -142,7 +142,7 @@ impl<'a> Job<'a, '_> {
         std::array::from_fn(|t| self.x.row(t))
     }
 
-    /// The outputs of all tiles; codes of all planes of a set are `bias` above their values.
+    /// The outputs of all tiles; `bias` is the offset of the codes of all planes of a set.
     #[inline(always)]
     fn tiles<S: Simd, const T: usize>(self, s: S, bias: i32, mut sets: impl Sets<S, T>) {
         let Self { m, x, units, piece } = self;
@@ -176,7 +176,7 @@ impl<'a> Job<'a, '_> {
 struct TwoBitSets<'a, const T: usize> {
     m: &'a TernaryMatrix,
     rows: [&'a [[i8; 16]]; T],
-    /// Columns of a unit.
+    /// Columns per unit.
     cols: usize,
     grouped: bool,
 }
@@ -222,9 +222,9 @@ struct Base3Sets<'a, P, const T: usize> {
     rows: [&'a [[i8; 16]]; T],
     units: Units,
     grouped: bool,
-    /// Whether the digits of lines are multiplied as they come.
+    /// Whether the digits of lines are multiplied directly, without a panel.
     direct: bool,
-    /// Room for unpacked columns of all folds, unless they are.
+    /// Buffer for the unpacked columns of all folds, if not `direct`.
     panel: Vec<CodeLine>,
 }
 
@@ -346,7 +346,7 @@ impl<S: Simd, P: Permutes<S>, const T: usize> Sets<S, T> for SparseSets<'_, P, T
     }
 }
 
-/// The columns from `start` to `end` of a row, four at a time.
+/// The columns `start..end` of a row, in chunks of four.
 #[inline(always)]
 fn fours(x: &[[i8; 16]], start: usize, end: usize) -> &[[i8; 4]] {
     &x.as_flattened().as_chunks().0[start / 4..end / 4]
@@ -370,13 +370,13 @@ fn fold_plane<S: Simd, const T: usize>(s: S, sum: &mut [S::Ints; T], part: [S::I
     }
 }
 
-/// The constants of a unit, equal in every tile.
+/// The constants of a unit, equal for all tiles.
 struct Unit<const T: usize> {
     start: usize,
     end: usize,
     /// The group of its scales.
     group: usize,
-    /// Minus the offset of the codes of all planes of a set times the sum of the activations.
+    /// Minus the bias of the codes of a set times the sum of the activations.
     negated: [i32; T],
     /// The sum of the activations.
     sum: [i32; T],
@@ -401,7 +401,7 @@ impl<const T: usize> Unit<T> {
     }
 }
 
-/// Adds a unit whose integers count codes of all planes of a set.
+/// Adds a unit whose integers are sums of biased codes of all planes of a set.
 #[inline(always)]
 fn add<S: Simd, const T: usize>(
     s: S,
@@ -419,7 +419,7 @@ fn add<S: Simd, const T: usize>(
     sums
 }
 
-/// `sum + (scale * factor) * exact`; without factors there is one multiplication less, and the same result.
+/// `sum + (scale * factor) * exact`; without factors, one multiplication less and the same result.
 #[inline(always)]
 fn add_scaled<S: Simd>(
     s: S,
@@ -449,7 +449,7 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
         columns[t] = &x[t].as_chunks().0[..whole.len()];
     }
     for (u, (lines, unit)) in whole.iter().zip(units).enumerate() {
-        // Before the products: a choice after them would part the loads of activations from their use.
+        // Before the products: a branch after them would separate the loads of activations from their use.
         let scale = scales.load(s, unit.group);
         let mut ints = [s.splat_int(0); T];
         let mut i = 0;
@@ -484,7 +484,7 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
     sums
 }
 
-/// Sums of digit times activation over lines whose digits belong to five units: one sum for each.
+/// Sums of digit times activation over lines whose digits belong to five units: one sum per unit.
 #[inline(always)]
 fn digits<S: Simd, P: Permutes<S>, const T: usize>(
     s: S,
@@ -524,7 +524,7 @@ fn digits<S: Simd, P: Permutes<S>, const T: usize>(
     total
 }
 
-/// The same where the digits of a line are twenty neighbouring columns: one sum.
+/// The same for lines whose digits are twenty neighbouring columns: one sum.
 #[inline(always)]
 fn long_digits<S: Simd, P: Permutes<S>, const T: usize>(
     s: S,
@@ -572,8 +572,8 @@ fn two_bit<S: Simd, const T: usize>(s: S, lines: &[CodeLine], x: [&[[i8; 4]]; T]
     let mut start = 0;
     while start < lines.len() {
         let end = (start + S::LINES).min(lines.len());
-        // For one token two lines at a time have sums of their own, so that an addition does not wait for the one before;
-        // a few lines are done before that matters.
+        // For one token, two lines at a time have separate sums, so that consecutive additions are independent; for
+        // few lines this does not matter.
         let (lines, part) = (&lines[start..end], start..end);
         if T == 1 && lines.len() > 16 {
             let (pairs, last) = lines.as_chunks::<2>();

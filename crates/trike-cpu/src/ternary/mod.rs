@@ -1,19 +1,19 @@
 //! `y = x W^T` for ternary weights, written once over [`Simd`].
 //!
-//! Two kernels: for a few rows of activations the weights stay packed and pass once ([`decode`]); for more they are
-//! unpacked into a panel of bytes that stays in the first cache while all rows pass ([`prefill`]). Both compute the same
-//! integers, and turn them into floats in the same order, so a token's result depends neither on the kernel, nor on the
-//! instruction set, nor on the tokens beside it:
+//! Two kernels: for few rows of activations the weights stay packed and are read in one pass ([`decode`]); for more
+//! rows they are unpacked into a panel of bytes that stays in the L1 cache for all rows ([`prefill`]). Both compute
+//! the same integers and convert them to floats in the same order, so the result of a token depends neither on the
+//! kernel, nor on the instruction set, nor on the other tokens:
 //!
 //! ```text
 //! row = sum over sets, then over units of columns, of (scale * group factor) * f32(exact sum)
 //!     + sum over units of (mean * group factor) * f32(exact sum of the activations)
 //! ```
 //!
-//! [`sparse`] and [`blocks`] do the same over weights of which zeros are left out: single ones, or blocks of them.
+//! [`sparse`] and [`blocks`] do the same for weights stored without zeros or without blocks of zeros.
 //!
-//! A unit is the smaller of the group of the weights and that of the activations; where neither has groups it is a whole
-//! row, or [`LONG`] columns of a longer one.
+//! A unit is the smaller of the weight group and the activation group; without any groups it is a whole row, or
+//! [`LONG`] columns of a longer one.
 
 #![allow(
     clippy::needless_range_loop,
@@ -47,16 +47,16 @@ use trike_host::{Isa, Line};
 use permutes::{PermuteLoop, Permutes, RunPermuting};
 use sparse::Columns;
 
-/// How a row of columns is cut into exact sums.
+/// Partition of a row of columns into exact sums.
 #[derive(Clone, Copy)]
 pub(crate) struct Units {
-    /// Columns of a unit, the last one excepted.
+    /// Columns per unit, except for the last one.
     pub(crate) cols: usize,
-    /// How many there are.
+    /// Number of units.
     pub(crate) count: usize,
-    /// Units that share a scale are `2^shift`.
+    /// log2 of the units per scale.
     shift: u32,
-    /// Columns with the padding of the layout.
+    /// Columns including the padding of the layout.
     padded: usize,
 }
 
@@ -78,30 +78,30 @@ impl Units {
         (start, (start + self.cols).min(self.padded))
     }
 
-    /// Where the last unit ends.
+    /// End column of the last unit.
     #[inline(always)]
     pub(crate) fn end(&self) -> usize {
         self.range(self.count - 1).1
     }
 
-    /// The group of the scales that a unit lies in.
+    /// The scale group of a unit.
     #[inline(always)]
     pub(crate) fn group_of(&self, unit: usize) -> usize {
         unit >> self.shift
     }
 }
 
-/// `(3^planes - 1) / 2`: what a code of that many folded planes is above its value.
+/// `(3^planes - 1) / 2`: the offset of a code of this many folded planes from its value.
 pub(crate) fn bias(planes: usize) -> i32 {
     (3i32.pow(planes as u32) - 1) / 2
 }
 
-/// The operations of an instruction set that the ternary kernels use.
+/// Operations of an instruction set that the ternary kernels use.
 pub(crate) trait TernaryKernels: RunPermuting + Columns {}
 
 impl<K: RunPermuting + Columns> TernaryKernels for K {}
 
-/// Some tiles of one matrix, all tokens.
+/// Computes some tiles of one matrix for all tokens.
 pub(crate) fn ternary_piece(
     isa: Isa,
     m: &TernaryMatrix,
@@ -131,7 +131,7 @@ fn piece_with<K: TernaryKernels>(
     }
 }
 
-/// Writes the outputs of some tiles; `sums` holds a line for each tile and row of activations.
+/// Writes the outputs of some tiles; `sums` holds one line per tile and row of activations.
 #[inline(always)]
 fn write<S: Simd>(
     s: S,
@@ -141,7 +141,7 @@ fn write<S: Simd>(
     sums: &[FloatLine],
     piece: &mut Piece<'_>,
 ) {
-    /// Tokens that the prefetch runs ahead: their outputs lie far apart, and many of them share a set of the cache.
+    /// Prefetch distance in tokens: their outputs are far apart, and many of them map to the same cache set.
     const AHEAD: usize = 6;
     let start = (tiles.start - piece.tiles.start) * ROWS;
     let rows = (tiles.len() * ROWS).min(m.rows() - tiles.start * ROWS);
@@ -155,7 +155,7 @@ fn write<S: Simd>(
         let out = &mut piece.out[token][start..start + rows];
         for (sums, out) in sums.chunks_exact(all).zip(out.chunks_mut(ROWS)) {
             let slices = &sums[token * x.slices()..][..x.slices()];
-            // The most significant byte comes last.
+            // The most significant byte is last.
             let mut joined = s.load_floats(&slices[slices.len() - 1]);
             for low in slices[..slices.len() - 1].iter().rev() {
                 joined = s.add(s.mul(joined, s.splat(256.0)), s.load_floats(low));
@@ -183,12 +183,12 @@ fn add_means<S: Simd>(s: S, x: &Activations, units: Units, means: &[FloatLine], 
     }
 }
 
-/// Columns `start..end` of one plane of one tile, to be unpacked into four columns a line; planes after the first of a run are
-/// folded in. `start` and `end` are multiples of the layout's period, or the end of its padding.
+/// Unpacks columns `start..end` of one plane of one tile into lines of four columns; planes after the first of a run
+/// are folded in. `start` and `end` are multiples of the layout's period, or the end of its padding.
 struct Unpack<'a> {
     shape: &'a Shape,
     lines: &'a [CodeLine],
-    /// Distance in bytes to the lines that are unpacked next, for prefetching.
+    /// Distance in bytes to the next lines to unpack, for prefetching.
     ahead: usize,
     /// Whether the plane is the first of its run.
     first: bool,
@@ -256,7 +256,7 @@ fn put<S: Simd>(s: S, place: &mut CodeLine, codes: S::Bytes, first: bool) {
     s.store(codes, place);
 }
 
-/// Prefetched while panels are multiplied: `stride` bytes further with every step.
+/// Prefetch addresses while panels are multiplied; advanced by `stride` bytes per step.
 #[derive(Clone, Copy)]
 struct Ahead<'a, const N: usize> {
     places: [&'a CodeLine; N],
@@ -284,14 +284,14 @@ fn products<S: Simd, const N: usize, const T: usize>(
             parts[n] = &panels[n][start..start + len];
         }
         ints = run_of_products(s, parts, &x[start..start + len], ahead, ints);
-        // One run is enough to ask for everything where runs are short.
+        // If runs are short, the first one prefetches everything.
         ahead.stride = 0;
         start += len;
     }
     ints
 }
 
-/// [`products`] over as many steps as sums can hold.
+/// [`products`] over at most as many steps as the sums can hold.
 #[inline(always)]
 fn run_of_products<S: Simd, const N: usize, const T: usize>(
     s: S,
@@ -300,7 +300,7 @@ fn run_of_products<S: Simd, const N: usize, const T: usize>(
     ahead: Ahead<'_, N>,
     mut ints: [[S::Ints; T]; N],
 ) -> [[S::Ints; T]; N] {
-    // Sums start from zeros: with anything else the compiler keeps the start in registers that the sums need.
+    // Sums start from zero: otherwise the compiler keeps the initial values in registers that the sums need.
     let mut acc = [[s.no_acc(); T]; N];
     let mut parts: [&[CodeLine]; N] = [&[]; N];
     for n in 0..N {

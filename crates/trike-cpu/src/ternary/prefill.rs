@@ -1,4 +1,4 @@
-//! Many rows of activations: weights are unpacked once into a panel that stays in the first cache.
+//! Prefill kernel, for many rows of activations: weights are unpacked once into a panel that stays in the L1 cache.
 
 use std::ops::Range;
 
@@ -13,13 +13,13 @@ use crate::simd::{Simd, takes};
 use trike_host::Line;
 use trike_host::Loop;
 
-/// Columns of a panel, at most: two tiles of them and the activations that pass fit the first cache.
+/// Maximum columns of a panel: two tiles of them fit the L1 cache together with the activations.
 const BLOCK: usize = 880;
-/// Columns of a unit up to which the float sums of fewer rows stay in registers: from here on it costs more to load each
-/// weight twice than to fetch the sums of all rows once a unit.
+/// Maximum columns of a unit for which the float sums of fewer rows are kept in registers: for longer units, loading
+/// each weight twice costs more than loading the sums of all rows once per unit.
 const SHORT: usize = 256;
 
-/// After the last tiles there is nothing to ask for.
+/// Prefetch target after the last tiles.
 static NOTHING: CodeLine = Line([0; 64]);
 
 /// The panel kernel.
@@ -42,8 +42,8 @@ impl<'a, 'p, K: RunPermuting> Prefill<'a, 'p, K> {
         Self { kernels, m, x, units, piece }
     }
 
-    /// Columns of a panel: whole units or parts of long ones that start where a sum of activations is known, and about as
-    /// many in the last panel as in the others.
+    /// Columns per panel: whole units, or parts of long ones that start at a stored sum of activations, split evenly
+    /// so that the last panel is not much smaller.
     fn block(&self) -> usize {
         let step = if self.units.cols == LONG { SEGMENT } else { self.units.cols };
         let whole = least_common_multiple(step, self.m.shape().period());
@@ -73,7 +73,7 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
             largest: 3u8.pow(run.len() as u32) - 1,
         };
         let folds: Vec<Fold> = m.folds().map(fold).collect();
-        // What does not depend on the rows of the weights.
+        // Values that do not depend on the rows of the weights.
         let mut blocks = Vec::new();
         let mut start = 0;
         while start < units.end() {
@@ -95,7 +95,7 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
                 let mut first_part = 0;
                 for (start, end, parts) in &blocks {
                     let (from, to) = (m.shape().lines_for(*start), m.shape().lines_for(*end));
-                    // The weights of the next panel, of the next set's first one, or of the next tiles'.
+                    // The weights of the next panel, of the first panel of the next set, or of the next tiles.
                     let planes_ahead =
                         if set + 1 < m.sets() { m.planes() } else { (tiles * m.sets() - set) * m.planes() };
                     let last = *end >= units.end();
@@ -153,14 +153,14 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
     }
 }
 
-/// Buffers of a thread besides its panel.
+/// Per-thread buffers, other than the panel.
 #[derive(Default)]
 struct Scratch {
-    /// Scales or means of some tiles, `[tile][group]`.
+    /// Scales or means of the current tiles, `[tile][group]`.
     groups: Vec<FloatLine>,
-    /// Outputs of some tiles and rows of activations, `[tile][row]`.
+    /// Outputs of the current tiles and rows of activations, `[tile][row]`.
     sums: Vec<FloatLine>,
-    /// Exact sums of a long unit so far, in the same order.
+    /// Partial exact sums of a long unit, in the same order.
     ints: Vec<IntLine>,
 }
 
@@ -173,25 +173,25 @@ impl Scratch {
     }
 }
 
-/// One panel of `N` tiles against all rows of activations.
+/// One panel of `N` tiles times all rows of activations.
 struct Block<'a> {
     x: &'a Activations,
     folds: &'a [Fold],
-    /// Minus the offset of the codes of all planes times the sums of the activations; see [`negated`].
+    /// Minus the bias of the codes of all planes times the sums of the activations; see [`negated`].
     negated: &'a [i32],
     /// The parts of units in the panel.
     parts: &'a [Part],
-    /// The number of parts in the panels before.
+    /// Number of parts in earlier panels.
     first_part: usize,
     panel: &'a [CodeLine],
-    /// Steps that the panel has room for, for each run and tile.
+    /// Capacity of the panel in steps, per run and tile.
     room: usize,
     /// The first column of the panel.
     start: usize,
     groups: usize,
     /// Whether units are short enough for [`Block::short`].
     short: bool,
-    /// For each tile the first line of the weights that are unpacked next.
+    /// Per tile, the first line of the weights to unpack next.
     next: [&'a CodeLine; 2],
 }
 
@@ -199,20 +199,20 @@ struct Block<'a> {
 struct Fold {
     /// Weight of its integers.
     weight: i32,
-    /// Its largest code.
+    /// Maximum code.
     largest: u8,
 }
 
-/// The columns of one unit that lie in a panel.
+/// The columns of one unit within a panel.
 struct Part {
     start: usize,
     end: usize,
     /// The first column of the unit.
     unit: usize,
     group: usize,
-    /// Whether the unit starts here.
+    /// Whether it starts the unit.
     first: bool,
-    /// Whether it ends here.
+    /// Whether it ends the unit.
     last: bool,
 }
 
@@ -251,8 +251,8 @@ impl Block<'_> {
         panels
     }
 
-    /// The weights of the next panel, asked for while the last rows of activations pass: four columns of a tile are 16
-    /// bytes at two bits per weight.
+    /// Prefetch addresses of the weights of the next panel, used during the last rows of activations: four columns of
+    /// a tile are 16 bytes at two bits per weight.
     #[inline(always)]
     fn ahead<const N: usize>(&self, rows: Panel) -> Ahead<'_, N> {
         let mut places = [self.next[0]; N];
@@ -277,8 +277,8 @@ impl Block<'_> {
         }
     }
 
-    /// Short units: `H` rows of activations at a time, so that their sums over all units of the panel stay in registers
-    /// beside the integers of one.
+    /// Short units: `H` rows of activations at a time, so that their sums over all units of the panel stay in
+    /// registers together with the integers of one unit.
     #[inline(always)]
     fn short<S: Simd, const N: usize, const T: usize, const H: usize>(
         &self,
@@ -346,7 +346,7 @@ impl Block<'_> {
 
     #[inline(always)]
     fn one<S: Simd, const N: usize, const T: usize>(&self, s: S, rows: Panel, scratch: &mut Scratch) {
-        // The widths of other instruction sets are not even compiled.
+        // Panel widths of other instruction sets are not compiled.
         if const { !takes::<S>(N, T) } {
             return;
         }
@@ -358,7 +358,7 @@ impl Block<'_> {
         for (part, negated) in self.parts.iter().zip(negated) {
             let steps = part.start / 4..part.end / 4;
             let inside = (part.start - self.start) / 4..(part.end - self.start) / 4;
-            // With the bias the sums count values and not codes.
+            // Adding the bias makes these sums of values instead of codes.
             let mut ints = [[s.splat_int(0); T]; N];
             for n in 0..N {
                 for t in 0..T {
@@ -379,7 +379,7 @@ impl Block<'_> {
                     }
                 }
             }
-            // A long unit takes several panels: what there is so far waits.
+            // A long unit spans several panels: partial sums are stored.
             if !part.first {
                 for n in 0..N {
                     let places = &scratch.ints[n * all + rows.first..][..T];
@@ -430,7 +430,8 @@ impl Block<'_> {
     }
 }
 
-/// For each panel of activations, each part, and each row of the panel: minus the bias times the sum of the activations.
+/// Minus the bias times the sum of the activations, for each panel of activations, each part, and each row of the
+/// panel.
 fn negated<'a>(x: &Activations, bias: i32, parts: impl Iterator<Item = &'a Part> + Clone) -> Vec<i32> {
     let mut all = Vec::new();
     for panel in x.panels() {

@@ -1,4 +1,4 @@
-//! One kernel in one form, from its launch to what its compilers say.
+//! Builds one form of a kernel, from its recorded launch to the output of its compilers.
 
 use anyhow::{Context, Result};
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::{Built, Code, Machine, Options, wgsl};
 use crate::record::Launch;
 use crate::target::{Family, Target};
 
-/// What every build needs.
+/// Shared state of all builds.
 pub(super) struct Builder<'a> {
     pub(super) options: &'a Options<'a>,
     pub(super) outcomes: &'a Outcomes,
@@ -21,9 +21,10 @@ pub(super) struct Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// Generates and compiles one kernel. An error is a folder that cannot be written; what does not compile is an outcome.
+    /// Generates and compiles one kernel. An error is an I/O error of the output folder; compilation failures are
+    /// outcomes.
     pub(super) fn build(&self, target: &Target, launch: &Launch) -> Result<Built> {
-        // Without its addresses in this program, this is all that CubeCL's own caches on disk know a kernel by.
+        // Without addresses in this program, this is the identity that CubeCL's on-disk caches use for a kernel.
         let form = format!("{} {}", target.name, launch.id.stable_format());
         let (source, outcome) = match self.outcomes.get(&form) {
             Some((source, code)) => {
@@ -46,7 +47,7 @@ impl Builder<'_> {
         Ok(Built { target: target.name, path: launch.path(), form: form_of(launch), units, source, outcome })
     }
 
-    /// Writes a source into a file that is named after what is in it.
+    /// Writes a source to a file named after the hash of its contents.
     fn write(&self, target: &Target, launch: &Launch, source: &Source) -> Result<std::path::PathBuf> {
         let extension = match target.family {
             Family::Cuda(_) => "cu",
@@ -66,7 +67,7 @@ impl Builder<'_> {
         Ok(file)
     }
 
-    /// Compiles or validates a source as far as its target allows here.
+    /// Compiles or validates a source, as far as its target allows on this machine.
     fn check(&self, target: &Target, source: &Source, file: &Path) -> Result<Code> {
         let text = || std::str::from_utf8(&source.bytes).context("the source is not text");
         let mut code =
@@ -96,12 +97,12 @@ impl Builder<'_> {
     }
 }
 
-/// Everything that was fixed at compile time, in one line.
+/// All compile-time parameters of a form, on one line.
 fn form_of(launch: &Launch) -> String {
     launch.id.to_string().split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The instructions of a PTX text, each once and without operands: `dp4a.s32.s32`.
+/// The distinct instructions of a PTX text, without operands, such as `dp4a.s32.s32`.
 fn instructions(ptx: &str) -> Vec<String> {
     let mut found: Vec<String> = ptx
         .lines()

@@ -1,10 +1,10 @@
-//! What earlier runs found out, so that nothing is generated or compiled twice.
+//! Caches of earlier runs, so that nothing is generated or compiled twice.
 //!
-//! * [`Outcomes`]: what came of a form, by everything that says which form it is. They hold for one build of this program and one
-//!   version of NVIDIA's compilers: kernels, CubeCL's generators and the descriptions of targets are all inside of the program,
-//!   so that another one asks for everything again.
-//! * [`machine_code`] and [`keep_machine_code`]: the PTX files of a folder, by the hash of their source. They outlive this program:
-//!   most sources are the same after a change of one kernel.
+//! * [`Outcomes`]: build results of forms, keyed by all parameters of the form. They are valid for one build of this
+//!   program and one version of NVIDIA's compilers: kernels, CubeCL's generators and the target descriptions are all
+//!   compiled into the program, so another build starts from scratch.
+//! * [`machine_code`] and [`keep_machine_code`]: PTX files in a folder, keyed by the hash of their source. They remain
+//!   valid for other builds: most sources are unchanged when one kernel changes.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -19,7 +19,7 @@ use super::cuda::{Resources, Toolkit};
 use super::{Code, Machine};
 use crate::target::CudaSm;
 
-/// What came of forms, as lines of JSON in a file that is named after all that they depend on.
+/// Build results of forms, as lines of JSON in a file named after everything that they depend on.
 pub(super) struct Outcomes {
     known: HashMap<String, Value>,
     path: PathBuf,
@@ -27,7 +27,7 @@ pub(super) struct Outcomes {
 }
 
 impl Outcomes {
-    /// Those of this program with these compilers, in a folder, which is made.
+    /// Opens the results of this program with these compilers in a folder, which is created if necessary.
     ///
     /// # Errors
     /// When the folder or the file cannot be written, or this program cannot be read.
@@ -40,7 +40,7 @@ impl Outcomes {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let path = folder.join(format!("{}.jsonl", hash(identity)));
         let text = std::fs::read_to_string(&path).unwrap_or_default();
-        // A line that is cut short was written by a run that ended there.
+        // A truncated line was written by a run that was killed.
         let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
         let known = lines.filter_map(|line| Some((line["form"].as_str()?.to_owned(), line))).collect();
         let file = File::options().create(true).append(true).open(&path);
@@ -51,7 +51,7 @@ impl Outcomes {
         Ok(Self { known, path, file: Mutex::new(file) })
     }
 
-    /// The source's file and what came of it, if the file is still there.
+    /// The source file and build result of a form, if the file still exists.
     pub(super) fn get(&self, form: &str) -> Option<(PathBuf, Code)> {
         let line = self.known.get(form)?;
         let number = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
@@ -75,7 +75,7 @@ impl Outcomes {
         source.is_file().then_some((source, Code { source_bytes, dynamic_shared, machine }))
     }
 
-    /// Keeps what came of a form. Failures are not kept: they may have other causes.
+    /// Stores the result of a form. Failures are not stored: they may have other causes.
     ///
     /// # Errors
     /// When the file cannot be written.
@@ -91,26 +91,26 @@ impl Outcomes {
             "machine": machine,
         });
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        // One write, so that a run that is ended leaves whole lines.
+        // A single write, so that a killed run leaves whole lines.
         file.write_all(format!("{line}\n").as_bytes())
             .with_context(|| format!("cannot write {}", self.path.display()))
     }
 
-    /// Removes those of other programs.
+    /// Removes the results of other programs.
     pub(super) fn prune(&self) {
         let folder = self.path.parent().into_iter().flat_map(std::fs::read_dir);
         for path in folder.flatten().flatten().map(|entry| entry.path()).filter(|path| *path != self.path) {
-            // What stays is only space.
+            // Errors are ignored: leftovers only take up space.
             let _ = std::fs::remove_file(&path);
         }
     }
 }
 
-/// What was kept of the machine code in a PTX file.
+/// Reads stored PTX and its resource usage.
 pub(super) fn machine_code(file: &Path) -> Option<(Resources, String)> {
     let text = std::fs::read_to_string(file).ok()?;
     let (first, ptx) = text.split_once('\n')?;
-    // Anything else was not written to its end.
+    // Without the end marker, the file was not written completely.
     let ptx = ptx.strip_suffix(END)?;
     let numbers: Vec<u32> =
         first.strip_prefix(START)?.split(' ').map(str::parse).collect::<Result<_, _>>().ok()?;
@@ -118,7 +118,7 @@ pub(super) fn machine_code(file: &Path) -> Option<(Resources, String)> {
     Some((Resources { registers, spilled, shared }, ptx.to_owned()))
 }
 
-/// Keeps PTX, with what its machine code costs as the first line.
+/// Stores PTX, with the resource usage of its machine code in the first line.
 ///
 /// # Errors
 /// When the file cannot be written.
@@ -131,18 +131,18 @@ pub(super) fn keep_machine_code(file: &Path, resources: &Resources, ptx: &str) -
 const START: &str = "// registers, spilled, shared: ";
 const END: &str = "\n// end\n";
 
-/// The name of a source with everything that its machine code depends on.
+/// The name of a source: a hash of everything that its machine code depends on.
 pub(super) fn key(toolkit: &Toolkit, source: &str, sm: CudaSm) -> String {
     hash(&(toolkit.identity(), sm.arch(), comparable(source)))
 }
 
-/// A source without what differs from run to run: some variables have other numbers each time, and the kernel's name ends with a
-/// hash.
+/// Normalizes a source for comparison across runs: some variables get different numbers each time, and the kernel's
+/// name ends with a hash.
 pub(super) fn comparable(source: &str) -> String {
     renumbered(&source.replace(name_of(source).unwrap_or("no name"), "kernel"))
 }
 
-/// 128 bits of hash as text.
+/// A 128-bit hash as text.
 pub(super) fn hash<T: Hash + ?Sized>(value: &T) -> String {
     let half = |seed: u8| {
         let mut hasher = DefaultHasher::new();
@@ -172,7 +172,7 @@ fn hash_of(file: &Path) -> Result<String> {
     }
 }
 
-/// The name of the kernel of a source: the word before the arguments.
+/// The name of the kernel in a source: the word before the arguments.
 fn name_of(source: &str) -> Option<&str> {
     let (_, behind) = source.split_once("__launch_bounds__(")?;
     let (_, behind) = behind.split_once(')')?;
@@ -180,7 +180,7 @@ fn name_of(source: &str) -> Option<&str> {
     (!name.is_empty()).then_some(name)
 }
 
-/// A source with its variables (`v17`, `v17_store`, `info_v17`) numbered in the order in which they appear.
+/// Renumbers the variables of a source (`v17`, `v17_store`, `info_v17`) in order of appearance.
 fn renumbered(source: &str) -> String {
     let mut numbers = HashMap::new();
     let mut out = String::with_capacity(source.len());

@@ -1,4 +1,4 @@
-//! What Trike's host code launches on a device of a target.
+//! Kernels that Trike's host code launches on a device of a target.
 
 use anyhow::Result;
 use cubecl_runtime::id::KernelId;
@@ -15,11 +15,11 @@ use trike_cube::{Device, DeviceOptions, DeviceSpec, Runtime};
 pub(super) struct Captured {
     pub(super) target: Target,
     pub(super) launches: Vec<Launch>,
-    /// What suites said on the recording device: a plan that fails there fails on the device too.
+    /// Failures of the suites on the recording device: a plan that fails there also fails on the real device.
     pub(super) tally: Tally,
 }
 
-/// Runs every suite, and the plans for the shapes of models, on a recording device of a target.
+/// Runs all suites, and the plans for model shapes, on a recording device of a target.
 pub(super) fn capture(target: Target, filter: Option<&str>) -> Result<Captured> {
     let recording = Recording::new(&target)?;
     let runtime = match target.family {
@@ -36,7 +36,7 @@ pub(super) fn capture(target: Target, filter: Option<&str>) -> Result<Captured> 
     let mut stopped = None;
     let mut tally = Tally::default();
     for suite in [suites::shapes as fn(&mut Session), suites::all] {
-        // Taken after each case, because a launch keeps its kernel and there are many of each form.
+        // Taken after each case: a launch holds its kernel, and there are many launches of each form.
         let mut after = || match recording.take() {
             Ok(taken) => launches.extend(taken.into_iter().filter(|launch| seen.insert(launch.id.clone()))),
             Err(e) => stopped = Some(e),

@@ -1,4 +1,4 @@
-//! CUDA without a GPU: NVRTC makes PTX and machine code, and says what the machine code costs.
+//! CUDA without a GPU: NVRTC compiles to PTX and machine code, and reports the resource usage.
 
 use anyhow::{Context, Result, anyhow, ensure};
 use cudarc::nvrtc::{result, sys};
@@ -8,21 +8,21 @@ use std::path::Path;
 use super::generate::first_lines;
 use crate::target::CudaSm;
 
-/// What CubeCL's runtime passes to NVRTC beside the architecture, and the report of `ptxas` into NVRTC's log. For a real
-/// architecture NVRTC runs its own `ptxas`, so that nothing is compiled to machine code twice.
+/// Options that CubeCL's runtime passes to NVRTC besides the architecture, plus the `ptxas` report in NVRTC's log. For
+/// a real architecture NVRTC runs its own `ptxas`, so nothing is compiled to machine code twice.
 const OPTIONS: [&str; 2] = ["-lineinfo", "--ptxas-options=-v"];
 
-/// NVIDIA's compilers as their packages on PyPI lay them out.
+/// NVIDIA's compilers, in the folder layout of their PyPI packages.
 pub struct Toolkit {
     includes: Vec<String>,
-    /// Tells versions of NVRTC apart.
+    /// Distinguishes versions of NVRTC.
     identity: String,
 }
 
 impl Toolkit {
-    /// The compilers under the folder `nvidia` of an environment's packages.
+    /// The compilers under the folder `nvidia` of the packages of a Python environment.
     ///
-    /// NVRTC itself is loaded by name: the folder `cuda_nvrtc/lib` must be on the loader's path.
+    /// NVRTC is loaded by name: the folder `cuda_nvrtc/lib` must be on the loader's path.
     ///
     /// # Errors
     /// When NVRTC or a folder of headers is missing.
@@ -39,16 +39,16 @@ impl Toolkit {
         Ok(Self { includes, identity })
     }
 
-    /// What differs between versions of the compilers.
+    /// A string that differs between versions of the compilers.
     pub(super) fn identity(&self) -> &str {
         &self.identity
     }
 
-    /// PTX of a source, compiled as CubeCL's runtime compiles it, and what its machine code costs; the machine code itself is thrown
-    /// away.
+    /// Compiles a source to PTX with the options of CubeCL's runtime, and returns the resource usage of its machine
+    /// code, which is discarded.
     ///
     /// # Errors
-    /// What NVRTC refuses.
+    /// Errors of NVRTC.
     pub fn compile(&self, source: &str, sm: CudaSm) -> Result<(String, Resources)> {
         let source = CString::new(source).context("the source has a zero byte")?;
         let program = Program::new(&source)?;
@@ -62,11 +62,11 @@ impl Toolkit {
         let log = program.log()?;
         compiled.map_err(|e| first_lines(&format!("NVRTC: {e:?}: {log}")))?;
         let resources = Resources::parse(&log);
-        Ok((program.ptx()?, resources.with_context(|| format!("ptxas says nothing of registers: {log}"))?))
+        Ok((program.ptx()?, resources.with_context(|| format!("no register count in the ptxas log: {log}"))?))
     }
 }
 
-/// Length and time of a file: enough to notice another version of a compiler.
+/// Length and modification time of a file: enough to detect another version of a compiler.
 fn stamp(file: &Path) -> String {
     let data = std::fs::metadata(file);
     let time = |data: &std::fs::Metadata| {
@@ -75,7 +75,7 @@ fn stamp(file: &Path) -> String {
     data.map_or_else(|_| String::new(), |data| format!("{} {:?}", data.len(), time(&data)))
 }
 
-/// A program of NVRTC's, destroyed at the end.
+/// An NVRTC program, destroyed on drop.
 struct Program<'a> {
     program: sys::nvrtcProgram,
     _source: &'a CStr,
@@ -107,31 +107,31 @@ impl<'a> Program<'a> {
 
 impl Drop for Program<'_> {
     fn drop(&mut self) {
-        // A program that stays is only memory.
+        // A leaked program only costs memory.
         // SAFETY: as in `compile`; nothing uses the program afterwards.
         let _ = unsafe { result::destroy_program(self.program) };
     }
 }
 
-/// Characters of C up to the first zero.
+/// Converts a C string, up to the first zero byte.
 fn text(characters: &[c_char]) -> String {
     let bytes: Vec<u8> = characters.iter().map(|&c| c as u8).take_while(|&byte| byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// What a unit and a cube of a kernel need of a multiprocessor.
+/// Resource usage of a kernel on a multiprocessor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// 32-bit registers of a unit.
+    /// 32-bit registers per unit.
     pub registers: u32,
-    /// Bytes that did not fit into registers, stores and loads together.
+    /// Bytes of register spills, stores plus loads.
     pub spilled: u32,
-    /// Bytes of shared memory that the code declares.
+    /// Statically declared shared memory, in bytes.
     pub shared: u32,
 }
 
 impl Resources {
-    /// Reads `ptxas -v`.
+    /// Parses the output of `ptxas -v`.
     fn parse(report: &str) -> Option<Self> {
         let mut found = None;
         let mut spilled = 0;
@@ -154,22 +154,22 @@ impl Resources {
     }
 }
 
-/// The number that stands before `unit`.
+/// The number before `unit`.
 fn number_before(text: &str, unit: &str) -> Option<u32> {
     let (before, _) = text.split_once(unit)?;
     before.split_whitespace().last()?.parse().ok()
 }
 
-/// Warps that run at once on a multiprocessor, as a share of the warps that it could hold.
+/// Occupancy: resident warps per multiprocessor as a fraction of the maximum.
 ///
-/// From registers (allocated to a warp in pieces of 256), shared memory (1 KiB of each cube is the driver's) and the cubes
-/// and warps that the multiprocessor holds; the rules are those of the occupancy chapter of CUDA's best practices guide.
+/// Limited by registers (allocated per warp in units of 256), shared memory (1 KiB per cube is reserved by the driver)
+/// and the maximum cubes and warps per multiprocessor; see the occupancy chapter of CUDA's best practices guide.
 pub fn occupancy(sm: CudaSm, units: u32, resources: &Resources, dynamic_shared: usize) -> f64 {
     const REGISTERS: u32 = 65_536;
     const DRIVER_SHARED: u32 = 1024;
     let warps = units.div_ceil(32).max(1);
     let per_warp = (resources.registers * 32).next_multiple_of(256).max(256);
-    // The register file has four parts, and a warp lies in one of them.
+    // The register file has four partitions, and a warp resides in one of them.
     let by_registers = (REGISTERS / 4 / per_warp) * 4 / warps;
     let shared = resources.shared + u32::try_from(dynamic_shared).unwrap_or(u32::MAX - 4096);
     let by_shared = sm.shared / (shared.saturating_add(DRIVER_SHARED)).next_multiple_of(128);

@@ -1,19 +1,19 @@
-//! What is expected of the compiled kernels, as tables: the instructions that make a kernel worth its name, the targets that
-//! cannot have it, and the reasons for a low occupancy.
+//! Expectations about compiled kernels, as tables: required instructions, unsupported pairs of kernel and target, and
+//! reasons for a low occupancy.
 //!
-//! A row that nothing needs any more fails like a missing one.
+//! A stale row fails like a missing one.
 
-/// A kernel that some targets never launch, or that does not compile for them.
+/// A kernel that is not launched on some targets, or does not compile for them.
 pub(crate) struct Unsupported {
     /// The end of the kernel's path.
     pub(crate) kernel: &'static str,
-    /// Names of targets; a trailing `*` stands for the rest.
+    /// Names of targets; a trailing `*` is a wildcard.
     pub(crate) targets: &'static [&'static str],
     /// The missing feature.
     pub(crate) feature: &'static str,
 }
 
-/// Every pair of kernel and target that is not compiled.
+/// All pairs of kernel and target that are not compiled.
 pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     Unsupported {
         kernel: "linear::kernels::mma::mma::Mma",
@@ -28,7 +28,7 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     Unsupported {
         kernel: "attention::mma::mma::Mma",
         targets: &["hip*", "metal", "spirv", "wgsl*"],
-        feature: "the matrix instruction on halves, f16 m16n8k16, in planes of 32",
+        feature: "the matrix instruction on FP16, f16 m16n8k16, in planes of 32",
     },
     Unsupported {
         kernel: "probe::multiply_bytes::MultiplyBytes",
@@ -38,7 +38,7 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     Unsupported {
         kernel: "probe::multiply_halves::MultiplyHalves",
         targets: &["hip*", "metal", "spirv", "wgsl*"],
-        feature: "the matrix instruction on halves, f16 m16n8k16, in planes of 32",
+        feature: "the matrix instruction on FP16, f16 m16n8k16, in planes of 32",
     },
     Unsupported {
         kernel: "linear::kernels::decode::decode::Decode",
@@ -58,7 +58,7 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     Unsupported {
         kernel: "linear::kernels::combine::combine::Combine",
         targets: &["wgsl-minimal"],
-        feature: "ten storage buffers for the kernel that leaves the sums",
+        feature: "ten storage buffers for the kernel that writes the partial sums",
     },
     Unsupported {
         kernel: "linear::kernels::bitmap::bitmap::Bitmap",
@@ -67,17 +67,17 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
     },
 ];
 
-/// Instructions that the PTX of a kernel contains, on every CUDA target that launches it.
+/// Instructions that the PTX of a kernel must contain, on every CUDA target that launches it.
 pub(crate) struct Expected {
     /// The end of the kernel's path.
     pub(crate) kernel: &'static str,
-    /// A part of the form's text, where only some forms are meant.
+    /// A substring of the form's text; empty for all forms.
     pub(crate) form: &'static str,
-    /// Beginnings of instructions; at least one of these forms of the kernel has each of them on each target.
+    /// Prefixes of instructions; on each target, at least one matching form must contain each of them.
     pub(crate) instructions: &'static [&'static str],
 }
 
-/// The kernels that are there for an instruction.
+/// Kernels that are written for a specific instruction.
 pub(crate) const EXPECTED: &[Expected] = &[
     Expected { kernel: "linear::kernels::decode::decode::Decode", form: "", instructions: &["dp4a."] },
     Expected { kernel: "linear::kernels::tiled::tiled::Tiled", form: "", instructions: &["dp4a."] },
@@ -102,7 +102,7 @@ pub(crate) const EXPECTED: &[Expected] = &[
         form: "",
         instructions: &["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"],
     },
-    // `dp4a` is in the forms for three rows of codes and more.
+    // `dp4a` is used in the forms for three or more rows of codes.
     Expected {
         kernel: "linear::kernels::bitmap::bitmap::Bitmap",
         form: "",
@@ -123,52 +123,52 @@ pub(crate) const EXPECTED: &[Expected] = &[
     Expected { kernel: "vsa::bundle::nonzeros::Nonzeros", form: "", instructions: &["popc."] },
 ];
 
-/// A kernel whose cubes fill less than half of a multiprocessor, or whose units spill.
+/// A kernel with an occupancy below one half, or with register spills.
 pub(crate) struct Tight {
     /// The end of the kernel's path.
     pub(crate) kernel: &'static str,
-    /// The smallest share of warps, on any CUDA target.
+    /// Minimum occupancy on any CUDA target.
     pub(crate) occupancy: f64,
-    /// The most bytes that a unit spills.
+    /// Maximum bytes of register spills per unit.
     pub(crate) spilled: u32,
-    /// Why that is wanted, or accepted.
+    /// Reason why this is intended or accepted.
     pub(crate) reason: &'static str,
 }
 
-/// The kernels with a reason for less than half of the warps, or for spilling.
+/// Kernels with an accepted occupancy below one half, or accepted spills.
 pub(crate) const TIGHT: &[Tight] = &[
     Tight {
         kernel: "linear::kernels::mma::mma::Mma",
         occupancy: 0.12,
         spilled: 40,
-        reason: "sums and operands of 64 rows by 32 codes a plane stay in registers; the second buffer in shared memory and \
+        reason: "sums and operands of 64 rows by 32 codes per plane stay in registers; the second buffer in shared memory and \
                  weights loaded a block ahead hide the latency that more warps would",
     },
     Tight {
         kernel: "linear::kernels::wmma::wmma::Wmma",
         occupancy: 0.12,
         spilled: 0,
-        reason: "one or two planes a cube in the tables' cases; CUDA before 8.0 alone uses it, with four planes",
+        reason: "one or two planes per cube in these cases; only CUDA before 8.0 uses it, with four planes",
     },
     Tight {
         kernel: "linear::kernels::decode::decode::Decode",
         occupancy: 0.16,
         spilled: 40,
-        reason: "16 sums for each row of codes stay in registers; forms of four rows and more are for devices without matrix \
+        reason: "16 sums per row of codes stay in registers; forms of four rows and more are for devices without matrix \
                  instructions, and forms without splits are cubes of one plane, for columns too few to split",
     },
     Tight {
         kernel: "linear::kernels::base3::base3::Base3",
         occupancy: 0.18,
         spilled: 0,
-        reason: "as the decode kernel, whose sums it keeps beside twenty unpacked words; the least are sixteen rows of codes \
+        reason: "as the decode kernel, plus twenty unpacked words; the lowest is for sixteen rows of codes \
                  without splits, for columns too few to split",
     },
     Tight {
         kernel: "linear::kernels::tiled::tiled::Tiled",
         occupancy: 0.12,
         spilled: 72,
-        reason: "the portable path keeps 32 sums a unit and 12.7 KB of shared memory; CUDA prefers matrix instructions",
+        reason: "the portable path keeps 32 sums per unit and 12.7 KB of shared memory; CUDA prefers matrix instructions",
     },
     Tight {
         kernel: "linear::kernels::dense::dense_decode::DenseDecode",
@@ -180,14 +180,15 @@ pub(crate) const TIGHT: &[Tight] = &[
         kernel: "popcount::trit_dots::TritDots",
         occupancy: 0.31,
         spilled: 0,
-        reason: "a square of sums stays in registers, so that each word is read once for all of them",
+        reason: "a tile of sums stays in registers, so that each word is read once for all of them",
     },
     Tight {
         kernel: "attention::mma::mma::Mma",
-        // Six planes for three query heads of a key head; two planes for short prompts, 37 KB of shared memory a cube.
+        // Six planes for three query heads per key head; two planes for short prompts, 37 KB of shared memory per
+        // cube.
         occupancy: 0.08,
         spilled: 32,
-        reason: "one cube of eight planes a multiprocessor on purpose: the sums of 16 x head, the scores of 16 x 64 and the \
+        reason: "one cube of eight planes per multiprocessor by design: the sums of 16 x head, the scores of 16 x 64 and the \
                  next tile stay in registers",
     },
     Tight {
@@ -201,13 +202,13 @@ pub(crate) const TIGHT: &[Tight] = &[
         occupancy: 0.31,
         spilled: 120,
         reason: "the portable path keeps a tile of scores in registers and 15 KB in shared memory; CUDA prefers matrix \
-                 instructions where the cache holds halves",
+                 instructions if the cache is FP16",
     },
     Tight {
         kernel: "ops::top::kernel::top::Top",
         occupancy: 0.5,
         spilled: 32,
-        reason: "the candidates of a unit are a small array that one compiler puts into memory; a token is sampled once",
+        reason: "the candidates of a unit are a small array that one compiler places in local memory; runs once per token",
     },
 ];
 

@@ -1,4 +1,4 @@
-//! From a captured kernel to the source text of its target.
+//! Generation of a target's source text from a captured kernel.
 
 use anyhow::{Result, anyhow};
 use cubecl::ir::amd::AMDArchitecture;
@@ -13,19 +13,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::target::{Family, Target};
 
-/// What a code generator made of a kernel.
+/// Output of a code generator.
 pub(crate) struct Source {
     /// The text, or the words of SPIR-V as bytes.
     pub(crate) bytes: Vec<u8>,
-    /// Shared memory that the launch asks for, in bytes; what the text declares itself is not in it.
+    /// Dynamic shared memory of the launch in bytes; static declarations in the text are not included.
     pub(crate) dynamic_shared: usize,
 }
 
 /// Expands a kernel and generates its source for a target.
 ///
 /// # Errors
-/// What the kernel's expansion or the generator refuses, a panic of either included: generators panic on instructions that
-/// they do not have.
+/// Errors of the kernel's expansion or of the generator, including panics: generators panic on unsupported
+/// instructions.
 pub(crate) fn generate(target: &Target, kernel: &dyn CubeKernel) -> Result<Source> {
     let definition = define_kernel(kernel).map_err(|e| first_lines(&e.to_string()))?;
     let generated = catch_unwind(AssertUnwindSafe(|| lower(target, definition)));
@@ -108,7 +108,7 @@ fn vulkan_options() -> WgpuCompilationOptions {
     }
 }
 
-/// An error of CubeCL's without the backtrace and the generated source that it carries.
+/// An error of CubeCL without the backtrace and generated source that it contains.
 pub(crate) fn first_lines(message: &str) -> anyhow::Error {
     let text = message.split("Backtrace").next().unwrap_or(message);
     let text = text.split("[Source]").next().unwrap_or(text);

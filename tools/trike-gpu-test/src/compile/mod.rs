@@ -1,9 +1,9 @@
-//! The compile phase: which kernels each target launches, and what its compilers make of them.
+//! The compile phase: the kernels that each target launches, and the results of its compilers.
 //!
-//! Suites run on a [recording device](crate::record) of every target; each kernel that was launched there, in each form that
-//! it was launched in, is generated for that target. CUDA goes on to machine code, WGSL through wgpu's validator; HIP, Metal
-//! and SPIR-V end with the generated source. A kernel that one target launches and another never does must stand in the
-//! table of unsupported pairs.
+//! Suites run on a [recording device](crate::record) of every target; each form of each kernel launched there is
+//! generated for that target. CUDA is compiled to machine code, WGSL is validated by wgpu's validator; HIP, Metal and
+//! SPIR-V stop at the generated source. A kernel that is launched on one target but not on another must be listed in
+//! the table of unsupported pairs.
 
 mod build;
 mod cache;
@@ -36,38 +36,38 @@ use crate::record::Launch;
 use crate::tally::{Outcome, Tally};
 use crate::target::Target;
 
-/// What to compile, with what.
+/// Options of the compile phase.
 pub struct Options<'a> {
     /// Only targets whose name contains this.
     pub target: Option<&'a str>,
-    /// Only cases whose name contains this; the tables are then not checked for what is missing.
+    /// Only cases whose name contains this; the tables are then not checked for missing entries.
     pub filter: Option<&'a str>,
-    /// NVIDIA's compilers, or why there are none.
+    /// NVIDIA's compilers, or the reason why they are missing.
     pub toolkit: std::result::Result<Toolkit, String>,
-    /// The folder for the generated sources, and for what the next run need not do again.
+    /// The folder for generated sources and caches.
     pub out: &'a Path,
 }
 
 impl Options<'_> {
-    /// Whether no target and no case is filtered out, so that what is missing is missed.
+    /// Whether neither targets nor cases are filtered, so that missing entries are reported.
     fn everything(&self) -> bool {
         self.target.is_none() && self.filter.is_none()
     }
 }
 
-/// One kernel in one form, on one target.
+/// The build of one form of a kernel for one target.
 pub struct Built {
     /// The target's name.
     pub target: &'static str,
     /// The path of the kernel's type.
     pub path: &'static str,
-    /// Its form: everything that was fixed at compile time.
+    /// Its form: all compile-time parameters.
     pub form: String,
-    /// Units of a cube.
+    /// Units per cube.
     pub units: u32,
-    /// Where its source lies, if there is one.
+    /// Path of the generated source, if any.
     pub source: Option<PathBuf>,
-    /// What came of it.
+    /// The build result.
     pub outcome: std::result::Result<Code, String>,
 }
 
@@ -76,7 +76,7 @@ pub struct Built {
 pub struct Code {
     /// Bytes of the generated source.
     pub source_bytes: usize,
-    /// Shared memory that the launch adds, in bytes.
+    /// Dynamic shared memory of the launch, in bytes.
     pub dynamic_shared: usize,
     /// The machine code; CUDA only, with NVIDIA's compilers.
     pub machine: Option<Machine>,
@@ -87,23 +87,23 @@ pub struct Code {
 pub struct Machine {
     /// Registers, spills and shared memory.
     pub resources: Resources,
-    /// The instructions of the PTX, each once, without operands.
+    /// The distinct instructions of the PTX, without operands.
     pub instructions: Vec<String>,
 }
 
-/// What a report is about.
+/// Scope of a report.
 struct Scope {
-    /// Whether no target and no case was filtered out, so that what is missing is missed.
+    /// Whether neither targets nor cases were filtered, so that missing entries are reported.
     everything: bool,
-    /// Why CUDA ends with its source, if it does.
+    /// Why CUDA stops at the generated source, if it does.
     missing_tools: Option<String>,
     times: Times,
 }
 
-/// Captures and compiles everything; `say` takes a line for each target as soon as its kernels are known.
+/// Captures and compiles everything; `say` is called with a line per target as soon as its kernels are known.
 ///
 /// # Errors
-/// When a folder cannot be written or a recording device stops; what does not compile is in the report.
+/// When a folder cannot be written or a recording device stops; compilation failures are part of the report.
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
     let start = Instant::now();
     let mut captured = Vec::new();
@@ -146,7 +146,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
     Ok(Report::new(built, targets, tally, Scope { everything: options.everything(), missing_tools, times }))
 }
 
-/// Builds every launch of every target with all processors, and says with how many threads.
+/// Builds every launch of every target on all logical CPUs, and returns the number of threads.
 fn build_all(captured: &[Captured], builder: &Builder) -> Result<(Vec<Built>, usize)> {
     let jobs: Vec<(&Target, &Launch)> =
         captured.iter().flat_map(|c| c.launches.iter().map(|launch| (&c.target, launch))).collect();
@@ -179,7 +179,7 @@ fn build_all(captured: &[Captured], builder: &Builder) -> Result<(Vec<Built>, us
     }
 }
 
-/// Removes sources, and the PTX beside them, that no kernel has any more.
+/// Removes sources, and their PTX, that no kernel uses.
 fn remove_unused(folder: &Path, used: &HashSet<&Path>) {
     for path in std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()) {
         let source = if path.extension().is_some_and(|end| end == "ptx") {
@@ -188,7 +188,7 @@ fn remove_unused(folder: &Path, used: &HashSet<&Path>) {
             path.clone()
         };
         if !used.contains(source.as_path()) {
-            // What stays is only space.
+            // Errors are ignored: leftovers only take up space.
             let _ = std::fs::remove_file(&path);
         }
     }

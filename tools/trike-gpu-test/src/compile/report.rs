@@ -1,4 +1,4 @@
-//! The compile phase as text: a line a kernel, what broke a rule, and the totals.
+//! The compile phase as text: one line per kernel, rule violations, and the totals.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Write as _};
@@ -8,7 +8,7 @@ use super::{Built, Code, Resources, Scope, occupancy};
 use crate::tally::{Outcome, Tally};
 use crate::target::{Family, Target};
 
-/// What was compiled, and the rules that it was held to.
+/// The compiled kernels, and the outcomes of all checks.
 pub struct Report {
     built: Vec<Built>,
     targets: Vec<&'static str>,
@@ -17,7 +17,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Holds what was built to the tables.
+    /// Checks the builds against the tables.
     pub(super) fn new(built: Vec<Built>, targets: Vec<&'static str>, mut tally: Tally, scope: Scope) -> Self {
         let missing_tools = &scope.missing_tools;
         for kernel in &built {
@@ -51,7 +51,7 @@ impl Report {
         &self.tally
     }
 
-    /// The kernels, with what they cost on CUDA, as a table for the book.
+    /// The kernels and their resource usage on CUDA, as a table for the book.
     pub fn table(&self) -> String {
         let mut text = String::new();
         let paths: BTreeSet<&str> = self.built.iter().map(|b| b.path).collect();
@@ -93,12 +93,12 @@ impl Report {
     }
 }
 
-/// What the machine code of a kernel costs.
+/// Resource usage of the machine code of a kernel.
 struct Cuda {
     resources: Resources,
     dynamic_shared: usize,
     units: u32,
-    /// The share of a multiprocessor's warps that fit.
+    /// Occupancy, as a fraction.
     occupancy: f64,
 }
 
@@ -113,11 +113,11 @@ impl Cuda {
     }
 }
 
-/// Whether enough warps fit, and nothing spills without a reason.
+/// Checks occupancy and spills against the table.
 fn tight(path: &str, cuda: &Cuda) -> Outcome {
     let row = TIGHT.iter().find(|row| is_kernel(path, row.kernel));
     let (share, spilled) = row.map_or((0.5, 0), |row| (row.occupancy, row.spilled));
-    let reason = row.map_or("no reason is given for less", |row| row.reason);
+    let reason = row.map_or("no row of TIGHT", |row| row.reason);
     if cuda.occupancy < share {
         let Cuda { resources, dynamic_shared, units, occupancy } = cuda;
         return Outcome::Fail(format!(
@@ -135,7 +135,7 @@ fn tight(path: &str, cuda: &Cuda) -> Outcome {
     Outcome::Pass
 }
 
-/// Which kernels each target has, and what their PTX contains.
+/// The kernels of each target, and the contents of their PTX.
 struct Compiled<'a> {
     targets: BTreeMap<&'a str, BTreeSet<&'a str>>,
     built: &'a [Built],
@@ -150,21 +150,21 @@ impl<'a> Compiled<'a> {
         Self { targets, built }
     }
 
-    /// Every kernel is launched on every target, or a row says why not.
+    /// Checks that every kernel is launched on every target, or listed as unsupported.
     fn check_pairs(&self, all: &[&str], tally: &mut Tally) {
         for (path, has) in &self.targets {
             for target in all.iter().filter(|t| !has.contains(**t)) {
                 let known =
                     UNSUPPORTED.iter().any(|r| is_kernel(path, r.kernel) && is_listed(target, r.targets));
                 if !known {
-                    let found = "never launched there, and no row of UNSUPPORTED says why".to_owned();
+                    let found = "never launched on this target, and not listed in UNSUPPORTED".to_owned();
                     tally.add(&format!("{target}: {path}"), Outcome::Fail(found));
                 }
             }
         }
     }
 
-    /// Every row of the tables is needed.
+    /// Checks that no row of the tables is stale.
     fn check_stale(&self, all_machine_code: bool, tally: &mut Tally) {
         let mut stale = |table: &str, kernel: &str, why: String| {
             tally.add(&format!("{table}: {kernel}"), Outcome::Fail(why));
@@ -177,7 +177,7 @@ impl<'a> Compiled<'a> {
                 });
                 let exists = self.targets.keys().any(|path| is_kernel(path, row.kernel));
                 if launched || !exists {
-                    let why = if exists { "is launched there" } else { "no kernel has this name" };
+                    let why = if exists { "the kernel is launched on it" } else { "no kernel has this name" };
                     stale("UNSUPPORTED", row.kernel, format!("stale row for {entry}: {why}"));
                 }
             }
@@ -194,12 +194,16 @@ impl<'a> Compiled<'a> {
             let needed =
                 of_row.any(|b| Cuda::of(b).is_some_and(|c| c.occupancy < 0.5 || c.resources.spilled > 0));
             if unknown(row.kernel) || (all_machine_code && !needed) {
-                stale("TIGHT", row.kernel, "stale row: the kernel is not tight any more".to_owned());
+                stale(
+                    "TIGHT",
+                    row.kernel,
+                    "stale row: occupancy and spills are within the default limits".to_owned(),
+                );
             }
         }
     }
 
-    /// Every kernel that is there for an instruction has it.
+    /// Checks that kernels contain their required instructions.
     fn check_instructions(&self, tally: &mut Tally) {
         for row in EXPECTED {
             let mut by_target: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -214,7 +218,7 @@ impl<'a> Compiled<'a> {
                 for expected in row.instructions {
                     let name = format!("{target}: {} uses {expected}", row.kernel);
                     let there = found.iter().any(|instruction| instruction.starts_with(expected));
-                    let missing = || Outcome::Fail("no such instruction in the PTX of any form".to_owned());
+                    let missing = || Outcome::Fail("not found in the PTX of any form".to_owned());
                     tally.add(&name, if there { Outcome::Pass } else { missing() });
                 }
             }
@@ -236,7 +240,7 @@ impl fmt::Display for Report {
             writeln!(f, "{target}: {kernels} kernels, {bytes} bytes of source")?;
         }
         if let Some(reason) = &self.scope.missing_tools {
-            writeln!(f, "CUDA ends with its source: {reason}")?;
+            writeln!(f, "CUDA stops at the generated source: {reason}")?;
         }
         writeln!(f, "{}", self.scope.times)
     }

@@ -1,11 +1,12 @@
-//! Sources that targets of one generator share.
+//! Sources shared between targets of one generator.
 //!
-//! CubeCL's generators see of a target what is in their options, and kernels see of a device what they ask for. Among the targets of
-//! one generator that is: clusters and elected lanes (CUDA), the shape and layout of cooperative matrices (all), and nothing
-//! else that Trike's kernels use. So a source without any of these is that of every such target, and is generated once.
+//! CubeCL's generators depend on a target only through their options, and kernels depend on a device only through the
+//! properties that they query. Among the targets of one generator these are: clusters and elected lanes (CUDA), the
+//! shape and layout of cooperative matrices (all), and nothing else that Trike's kernels use. A source without any of
+//! these is therefore the same for all such targets, and is generated once.
 //!
-//! That was read in CubeCL 0.11.3, and is checked in every run: the first form of each kernel is generated for every target, and a
-//! source that would have been shared must be equal.
+//! This is based on CubeCL 0.11.3 and checked in every run: the first form of each kernel is generated for every
+//! target, and a source that would have been shared must be equal.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -19,7 +20,7 @@ use super::times::Clocks;
 use crate::record::Launch;
 use crate::target::{Family, Target};
 
-/// The generator of a target, for those that share sources.
+/// Generators whose targets share sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Generator {
     Cuda,
@@ -27,7 +28,7 @@ enum Generator {
     Wgsl,
 }
 
-/// A source with the target that it was generated for, or nothing where it was refused.
+/// A source and the target that it was generated for; `None` if generation failed.
 type Cell = Arc<OnceLock<Option<(&'static str, Arc<Source>)>>>;
 
 /// Sources of one run.
@@ -36,7 +37,7 @@ pub(super) struct Sources {
     known: Mutex<HashMap<(Generator, String), Cell>>,
     /// Generators with more than one target in this run.
     sharing: HashSet<Generator>,
-    /// Kernels of which a form was compared, by target.
+    /// Kernels with a compared form, by target.
     compared: Mutex<HashSet<(&'static str, &'static str)>>,
     differences: Mutex<Vec<String>>,
 }
@@ -49,7 +50,7 @@ impl Sources {
         Self { known: Mutex::default(), sharing, compared: Mutex::default(), differences: Mutex::default() }
     }
 
-    /// The source of a launch, generated or that of another target.
+    /// The source of a launch: newly generated, or shared with another target.
     pub(super) fn get(
         &self,
         target: &Target,
@@ -89,7 +90,7 @@ impl Sources {
         }
     }
 
-    /// Kernels whose sources should be equal and are not.
+    /// Kernels whose sources should be equal but are not.
     pub(super) fn differences(&self) -> Vec<String> {
         lock(&self.differences).clone()
     }
@@ -104,7 +105,7 @@ fn generator(target: &Target) -> Option<Generator> {
     }
 }
 
-/// Whether a source has nothing that depends on the target. `mma` on CUDA is inline assembly of one form, without a matrix type.
+/// Whether a source is independent of the target. `mma` on CUDA is inline assembly of one form, without a matrix type.
 fn is_portable(source: &Source) -> bool {
     let text = std::str::from_utf8(&source.bytes).unwrap_or_default();
     let matrices = if text.contains("__grid_constant__") { "wmma::" } else { "mma" };

@@ -1,29 +1,29 @@
-//! Where the time of a compile phase went.
+//! Time breakdown of a compile phase.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// Where the time of a compile phase went.
+/// Time breakdown of a compile phase.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
-    /// Until all suites had run on the recording devices.
+    /// Until all suites have run on the recording devices.
     pub capture: Duration,
-    /// Generating sources and compiling them, with all threads.
+    /// Generating and compiling sources, wall time.
     pub build: Duration,
-    /// Threads that did so.
+    /// Number of threads.
     pub threads: usize,
-    /// Of the threads together: expanding kernels and generating sources.
+    /// Expanding kernels and generating sources, summed over threads.
     pub generate: Duration,
-    /// Of the threads together: NVRTC, its `ptxas` included.
+    /// NVRTC including its `ptxas`, summed over threads.
     pub nvrtc: Duration,
-    /// Of the threads together: validating WGSL.
+    /// Validating WGSL, summed over threads.
     pub naga: Duration,
-    /// Forms of which an earlier run of this program knew everything.
+    /// Forms with a stored result of an earlier run.
     pub known: u64,
-    /// Forms whose source another target of the same generator had.
+    /// Forms whose source was shared with another target of the same generator.
     pub shared: u64,
-    /// Sources that an earlier run had compiled for CUDA.
+    /// Sources with stored CUDA machine code of an earlier run.
     pub compiled: u64,
 }
 
@@ -33,15 +33,15 @@ impl fmt::Display for Times {
             [self.capture, self.build, self.generate, self.nvrtc, self.naga].map(|time| time.as_secs_f64());
         write!(
             f,
-            "capture {capture:.1} s, build {build:.1} s with {} threads (of their time: sources {generate:.1} s, NVRTC \
-             {nvrtc:.1} s, naga {naga:.1} s); {} forms known from before, {} sources shared between targets, machine code of \
-             {} sources kept",
+            "capture {capture:.1} s, build {build:.1} s with {} threads (thread time: sources {generate:.1} s, NVRTC \
+             {nvrtc:.1} s, naga {naga:.1} s); {} forms cached, {} sources shared between targets, machine code of \
+             {} sources cached",
             self.threads, self.known, self.shared, self.compiled
         )
     }
 }
 
-/// A stage's time, added up by all threads.
+/// Time of a stage, summed over all threads.
 #[derive(Default)]
 pub(super) struct Clock(AtomicU64);
 
@@ -59,7 +59,7 @@ impl Clock {
     }
 }
 
-/// The stages of a build, and what it did not have to do.
+/// Clocks of the stages of a build, and counters of cached work.
 #[derive(Default)]
 pub(super) struct Clocks {
     pub(super) generate: Clock,

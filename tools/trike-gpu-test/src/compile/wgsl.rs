@@ -1,4 +1,4 @@
-//! WGSL as the validator of wgpu sees it.
+//! Validation of WGSL by wgpu's validator.
 
 use anyhow::{Result, anyhow};
 use cubecl_wgpu::wgpu::naga::front::wgsl;
@@ -6,10 +6,10 @@ use cubecl_wgpu::wgpu::naga::valid::{Capabilities, ValidationFlags, Validator};
 
 /// Parses and validates a shader.
 ///
-/// `extensions` allows what native drivers add to WebGPU: 16-bit floats, subgroups and float atomics.
+/// `extensions` allows common native extensions of WebGPU: 16-bit floats, subgroups and float atomics.
 ///
 /// # Errors
-/// What naga refuses, with the place in the source.
+/// Errors of naga, with the position in the source.
 pub(crate) fn validate(source: &str, extensions: bool) -> Result<()> {
     let module = wgsl::parse_str(source).map_err(|e| anyhow!("naga: {}", e.emit_to_string(source)))?;
     let capabilities = if extensions {

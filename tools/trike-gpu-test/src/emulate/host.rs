@@ -1,4 +1,4 @@
-//! The host's C++ compiler, and kernels that it made into programs.
+//! The host's C++ compiler, and kernels compiled to programs.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::collections::HashMap;
@@ -13,9 +13,9 @@ use super::source::Source;
 const HEADER: &str = include_str!("runtime.h");
 const RUNTIME: &str = include_str!("runtime.cpp");
 
-/// No optimization: kernels run for milliseconds and compile for seconds. Every access and every shift is checked; threads have
-/// stacks of their own, which the address sanitizer would take for one that is broken. Sums are not contracted: what CUDA would
-/// fuse is written as `fma`.
+/// No optimization: kernels run for milliseconds but compile for seconds. All accesses and shifts are checked.
+/// Emulated threads have their own stacks, which the address sanitizer would report as corrupted. Floating-point
+/// contraction is off: fused operations in CUDA are written as `fma`.
 const FLAGS: &[&str] = &[
     "-std=c++17",
     "-O0",
@@ -29,36 +29,36 @@ const FLAGS: &[&str] = &[
     "-fno-stack-protector",
 ];
 
-/// The compiler, the runtime, and what was compiled so far.
+/// The compiler, the runtime, and the compiled programs.
 pub(super) struct Host {
     folder: PathBuf,
     programs: Mutex<HashMap<u64, Program>>,
     times: Mutex<Times>,
 }
 
-/// A program, or why there is none; whoever comes second waits.
+/// A program, or the reason why it is missing; concurrent requests wait.
 type Program = Arc<OnceLock<std::result::Result<PathBuf, String>>>;
 
-/// Where the time went.
+/// Time breakdown.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Times {
-    /// Kernels that were compiled.
+    /// Number of compiled kernels.
     pub(super) kernels: usize,
-    /// Compiling them, in all threads together.
+    /// Compile time, summed over threads.
     pub(super) compile: Duration,
-    /// Launches.
+    /// Number of launches.
     pub(super) launches: usize,
-    /// Running them, in all threads together.
+    /// Run time, summed over threads.
     pub(super) run: Duration,
 }
 
-/// One launch, as the runtime reads it.
+/// One launch, in the input format of the runtime.
 pub(super) struct Run<'a> {
-    /// Contents of the buffers, each once.
+    /// Contents of the distinct buffers.
     pub(super) buffers: &'a [&'a [u8]],
-    /// The buffer of each argument.
+    /// The buffer index of each argument.
     pub(super) arguments: &'a [usize],
-    /// The argument by value.
+    /// The by-value argument.
     pub(super) info: &'a [u8],
     pub(super) cubes: [u32; 3],
     pub(super) threads: [u32; 3],
@@ -67,15 +67,15 @@ pub(super) struct Run<'a> {
 }
 
 impl Host {
-    /// Compiles the runtime into a folder, which is emptied first.
+    /// Compiles the runtime into a folder, which is cleared first.
     ///
     /// # Errors
-    /// Where g++ or its sanitizers are missing, and on machines whose instructions the runtime does not know: the reason why
-    /// nothing can be emulated here.
+    /// When g++ or its sanitizers are missing, or the runtime does not support the machine: the reason why nothing can
+    /// be emulated.
     pub(super) fn new(folder: &Path) -> Result<Self> {
-        ensure!(cfg!(target_arch = "x86_64"), "threads are emulated on x86-64 only");
+        ensure!(cfg!(target_arch = "x86_64"), "emulation requires x86-64");
         let version = Command::new("g++").arg("--version").output();
-        ensure!(version.is_ok_and(|v| v.status.success()), "there is no g++");
+        ensure!(version.is_ok_and(|v| v.status.success()), "g++ not found");
         let _ = std::fs::remove_dir_all(folder);
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         std::fs::write(folder.join("runtime.h"), HEADER)?;
@@ -86,7 +86,7 @@ impl Host {
         Ok(host)
     }
 
-    /// The program of a kernel; the same text is compiled once.
+    /// The program of a kernel; identical sources are compiled once.
     pub(super) fn program(&self, source: &Source) -> Result<PathBuf> {
         let mut hasher = DefaultHasher::new();
         source.text.hash(&mut hasher);
@@ -115,10 +115,10 @@ impl Host {
         Ok(())
     }
 
-    /// Runs a program, and returns the buffers as it leaves them.
+    /// Runs a program and returns the buffers that it wrote.
     ///
     /// # Errors
-    /// What the runtime or a sanitizer found.
+    /// Errors detected by the runtime or a sanitizer.
     pub(super) fn run(&self, program: &Path, name: &str, run: &Run<'_>) -> Result<Vec<Vec<u8>>> {
         let (from, to) = (self.folder.join(format!("{name}.in")), self.folder.join(format!("{name}.out")));
         let _ = std::fs::remove_file(&to);
@@ -147,7 +147,7 @@ impl Host {
 }
 
 impl Run<'_> {
-    /// What `runtime.cpp` reads.
+    /// Serializes the launch in the input format of `runtime.cpp`.
     fn words(&self) -> Result<Vec<u8>> {
         let head = [self.buffers.len(), self.arguments.len(), self.info.len()];
         let sizes = self.buffers.iter().map(|buffer| buffer.len());
@@ -163,7 +163,7 @@ impl Run<'_> {
     }
 }
 
-/// The first lines of what a program said.
+/// The first lines of the error output of a program.
 fn beginning(stderr: &[u8]) -> String {
     const LINES: usize = 6;
     let text = String::from_utf8_lossy(stderr);

@@ -1,13 +1,13 @@
-//! The emulate phase: the CUDA C++ of kernels that no driver here can run, compiled by g++ and compared with the oracles.
+//! The emulate phase: CUDA C++ of kernels that no driver here can run, compiled by g++ and compared with the oracles.
 //!
-//! Drivers that compute on the host have no matrix instructions on bytes or halves that CubeCL could use, and a machine without
-//! a GPU would run the kernels made of them nowhere. What CubeCL generates for CUDA is plain C++ but for a handful of functions
-//! and a few instructions; with these written down from NVIDIA's documentation, a launch is a program that takes buffers and
-//! leaves buffers. A device whose server starts such programs runs the same suites as a real one.
+//! Software drivers have no int8 or FP16 matrix instructions that CubeCL supports, so without a GPU the kernels with
+//! matrix instructions could not be tested. The code that CubeCL generates for CUDA is plain C++ except for some
+//! functions and instructions; with these implemented from NVIDIA's documentation, a launch becomes a program that
+//! reads and writes buffers. A device whose server starts such programs runs the same suites as a real one.
 //!
-//! It is no simulator: nothing is timed, the arithmetic of floats is the host's, and tensor maps, clusters and barriers in memory
-//! are refused. What it does find is in `runtime.cpp`: wrong results, accesses out of bounds, missing or divergent
-//! barriers, sums that leave 32 bits.
+//! This is not a simulator: nothing is timed, float arithmetic is the host's, and tensor maps, clusters and memory
+//! barriers are rejected. It detects the errors listed in `runtime.cpp`: wrong results, out-of-bounds accesses,
+//! missing or divergent barriers, and sums that overflow 32 bits.
 
 mod host;
 mod server;
@@ -26,29 +26,29 @@ use host::Host;
 use server::{Change, Emulation};
 use trike_cube::{Device, DeviceOptions, DeviceSpec, Runtime};
 
-/// What to emulate, and where its programs go.
+/// Options of the emulate phase.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Only cases whose name contains this, of every suite; by default those with matrix instructions.
+    /// Only cases whose name contains this, of every suite; default: those with matrix instructions.
     pub filter: Option<String>,
-    /// The folder for sources and programs; it is emptied first.
+    /// The folder for sources and programs; cleared first.
     pub out: PathBuf,
 }
 
 type Suite = fn(&mut Session<'_>);
 
-/// Cases of one suite, which one thread runs.
+/// Cases of one suite, run by one thread.
 #[derive(Clone, Debug)]
 struct Job {
     suite: Suite,
     filter: String,
-    /// A change of the kernels that must be noticed, with what it does.
+    /// A mutation of the kernels that must be detected, with its description.
     change: Option<(&'static str, Change)>,
-    /// Whether some case must have run.
+    /// Whether at least one case must run.
     required: bool,
 }
 
-/// The cases with matrix instructions, in parts that take about the same time.
+/// The cases with matrix instructions, in parts of similar duration.
 const CASES: &[(Suite, &str)] = &[
     (linear, "staging: Direct"),
     (linear, "staging: Registers"),
@@ -60,23 +60,23 @@ const CASES: &[(Suite, &str)] = &[
     (probe, "mma"),
 ];
 
-/// Changes of kernels that must make these cases fail: without them a run that compares nothing would look like success.
+/// Mutations of kernels that must make these cases fail; otherwise a run that compares nothing would pass.
 const CHANGES: &[(Suite, &str, &str, Change)] = &[
     (linear, "[70] x 130 m=66 Int8PerToken, row x1, Mma", "a product without barriers", without_barriers),
-    (linear, LONG_ASYNC, "copies that nobody waits for", without_waits),
-    (linear, LONG_ASYNC, "a wait for the copies of one block too few", waiting_late),
+    (linear, LONG_ASYNC, "copies without waits", without_waits),
+    (linear, LONG_ASYNC, "waits one block too late", waiting_late),
     (linear, LONG_WMMA, "cooperative matrices without barriers", without_barriers),
-    (linear, LONG_WMMA, "cooperative matrices by columns instead of rows", by_columns),
-    (linear, "[48, 31] x 257 m=16 Int8PerToken, row x1, added, Mma", "exchanged sums of bytes", exchanged),
+    (linear, LONG_WMMA, "cooperative matrices column-major instead of row-major", by_columns),
+    (linear, "[48, 31] x 257 m=16 Int8PerToken, row x1, added, Mma", "swapped int8 sums", exchanged),
     (
         attention,
         "2/1 heads of 128, 40 at 60 in 100, window None, F16, Mma { planes: 2 }",
-        "exchanged sums of halves",
+        "swapped FP16 sums",
         exchanged,
     ),
 ];
 
-/// More blocks than there are in shared memory, and rows of codes that end inside of a cube.
+/// More blocks than fit in shared memory, and rows of codes that end inside a cube.
 const LONG_ASYNC: &str = "[37] x 700 m=21 Int8PerToken, row x1, Mma";
 /// The same with cooperative matrices.
 const LONG_WMMA: &str = "[37] x 700 m=21 Int8PerToken, row x1, Wmma";
@@ -89,22 +89,23 @@ fn without_waits(text: &str) -> String {
     text.replace("emu_wait_group(", "// ")
 }
 
-/// Each wait leaves one group more on its way.
+/// Each wait leaves one more group pending.
 fn waiting_late(text: &str) -> String {
     text.replace("emu_wait_group(__LINE__, ", "emu_wait_group(__LINE__, 1 + ")
 }
 
-/// The matrix of codes as if its rows were columns.
+/// Loads the matrix of codes with rows and columns swapped.
 fn by_columns(text: &str) -> String {
     text.replace("nvcuda::wmma::col_major", "nvcuda::wmma::row_major")
 }
 
-/// The first two numbers that each matrix instruction leaves.
+/// Swaps the first two results of each matrix instruction.
 fn exchanged(text: &str) -> String {
     text.replace("(__LINE__, result.i_0, result.i_1,", "(__LINE__, result.i_1, result.i_0,")
 }
 
-/// Runs the cases; `say` takes a line for each part of them. Where nothing can be emulated, that is a skip with its reason.
+/// Runs the cases; `say` is called with a line for each part. If emulation is not possible, the result is a skip with
+/// its reason.
 ///
 /// # Errors
 /// When a device cannot be registered.
@@ -114,7 +115,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Tally> {
     let host = match Host::new(&options.out) {
         Ok(host) => Arc::new(host),
         Err(e) => {
-            tally.skip(&format!("nothing is emulated: {e:#}"), 1);
+            tally.skip(&format!("emulation is not available: {e:#}"), 1);
             return Ok(tally);
         }
     };
@@ -171,11 +172,11 @@ impl Job {
     fn name(&self) -> String {
         match self.change {
             None => format!("cases with {:?}", self.filter),
-            Some((what, _)) => format!("a change is noticed: {what}"),
+            Some((what, _)) => format!("mutation is detected: {what}"),
         }
     }
 
-    /// Runs the cases on a device of their own.
+    /// Runs the cases on a separate device.
     fn run(&self, host: &Arc<Host>) -> Result<Tally> {
         let emulation = Emulation::new(host, self.change.map(|(_, change)| change))?;
         let spec = DeviceSpec::Numbered(Runtime::Cuda, 0);
@@ -188,15 +189,15 @@ impl Job {
         Ok(self.judged(found))
     }
 
-    /// What came of the cases; of a change that it was noticed.
+    /// The outcomes of the cases; for a mutation, whether it was detected.
     fn judged(&self, found: Tally) -> Tally {
         let ran = found.passed() + found.failures().len();
         let mut tally = Tally::default();
         if ran == 0 && self.required {
-            // A table that names no case any more would make a run that looks like success.
+            // A table whose filters match no case would otherwise pass.
             tally.add(&self.name(), Outcome::Fail(format!("no case ran: {found}")));
         } else if self.change.is_some() {
-            let unnoticed = || Outcome::Fail(format!("nobody noticed: {found}"));
+            let unnoticed = || Outcome::Fail(format!("not detected: {found}"));
             let outcome = if found.passed() == 0 { Outcome::Pass } else { unnoticed() };
             tally.add(&self.name(), outcome);
         } else {

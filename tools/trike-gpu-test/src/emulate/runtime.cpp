@@ -1,14 +1,17 @@
-// A CUDA device of one thread: runs one launch of one kernel, whose threads take turns on stacks of their own.
+// Emulates a CUDA device in a single thread: runs one launch of one kernel, whose threads are coroutines with their
+// own stacks.
 //
 //     kernel IN OUT
 //
-// IN holds little-endian words (buffers, arguments, bytes of the by-value argument, cubes x y z, threads x y z, bytes of shared
-// memory), the size of each buffer, the buffer of each argument, the by-value argument, and the buffers. OUT gets the buffers.
+// IN contains little-endian words (number of buffers, number of arguments, bytes of the by-value argument, cubes x y
+// z, threads x y z, bytes of shared memory), the size of each buffer, the buffer index of each argument, the by-value
+// argument, and the buffers. OUT receives the buffers.
 //
-// The launch is run three times, with the threads in rising, falling and random order, and must leave the same bytes: a
-// barrier that is missing shows there. Buffers and shared memory lie between poisoned regions, shared memory starts as rubbish,
-// and barriers, shuffles and matrix instructions must be reached by all threads of their cube or warp from the same line. What
-// is copied asynchronously is there after the wait for it, and rubbish before.
+// The launch is run three times, with the threads in ascending, descending and random order, and must produce
+// identical results: this detects missing barriers. Buffers and shared memory lie between poisoned regions, shared
+// memory is initialized with garbage, and barriers, shuffles and matrix instructions must be reached by all threads of
+// their cube or warp from the same line. The data of asynchronous copies appears at the wait; until then it is
+// garbage.
 
 #include <cstdint>
 #include <cstdio>
@@ -22,7 +25,7 @@
 #include "runtime.h"
 
 #ifndef __x86_64__
-#error "threads change stacks by instructions of x86-64"
+#error "switching stacks requires x86-64"
 #endif
 
 extern "C" void emu_entry(char **buffers, const void *info);
@@ -35,7 +38,7 @@ char *emu_shared;
 
 enum { READY, WAITS_FOR_WARP, WAITS_FOR_CUBE, DONE };
 
-// What the lanes of a warp bring to an instruction that they execute together, and what they take away.
+// Inputs and results of the lanes of a warp for an instruction that they execute together.
 struct warp {
     int arrived = 0, line = 0;
     unsigned a[32][4], b[32][2], c[32][4], value[32], result[32];
@@ -44,7 +47,7 @@ struct warp {
     void *brought[32];
 };
 
-// Copies that a thread has started: what is on its way, in groups, the last of which is still open.
+// Asynchronous copies of a thread: pending groups, and the open group.
 struct copy { char *to; const char *from; };
 struct copies { std::deque<std::vector<copy>> groups; std::vector<copy> open; };
 
@@ -67,7 +70,7 @@ static const void *info_argument;
 
 void emu_fail(const char *what) { fail(what); }
 
-// Saves the registers that calls keep, changes stacks, and returns where the other stack was left.
+// Saves the callee-saved registers, switches stacks, and returns where the other stack was suspended.
 extern "C" void emu_switch(void **save, void *load);
 asm(R"(
 .globl emu_switch
@@ -117,12 +120,12 @@ void emu_barrier(int line) {
     yield();
 }
 
-// The last lane that arrives executes for all.
+// The last lane to arrive executes for all.
 template <class F> static void together(int line, F execute) {
     int first = emu_current->index / 32 * 32;
     warp &w = warps[first / 32];
     if (w.arrived == 0) w.line = line;
-    else if (w.line != line) fail("lanes at different instructions of a warp");
+    else if (w.line != line) fail("lanes of a warp at different instructions");
     if (++w.arrived == 32) {
         w.arrived = 0;
         execute(w);
@@ -138,17 +141,17 @@ void emu_warp(int line, void *mine, void (*execute)(void **lanes)) {
     together(line, [=](warp &w) { execute(w.brought); });
 }
 
-// PTX ISA, "cp.async": the bytes arrive at any time between the instruction and the wait for its group, and only then are they
-// the thread's own to read; other threads need a barrier after that. Until the wait there is rubbish in their place here, so
-// that it shows who reads too early, and who still reads what was there before.
+// PTX ISA, "cp.async": the data arrives at any time between the instruction and the wait for its group, and only then
+// may the thread read it; other threads need a barrier after that. Until the wait the destination contains garbage,
+// which exposes early reads and late reads of the old data.
 unsigned emu_shared_place(const void *pointer) {
     const char *at = (const char *)pointer;
-    if (at < emu_shared || at >= emu_shared + shared_bytes) fail("an address that is not in shared memory");
+    if (at < emu_shared || at >= emu_shared + shared_bytes) fail("address outside of shared memory");
     return (unsigned)(at - emu_shared);
 }
 
 void emu_copy_async(int, unsigned to, const void *from) {
-    if (to % 16 || (uintptr_t)from % 16) fail("an asynchronous copy that is not aligned");
+    if (to % 16 || (uintptr_t)from % 16) fail("misaligned asynchronous copy");
     memset(emu_shared + to, 0xa5, 16);
     started[emu_current->index].open.push_back({emu_shared + to, (const char *)from});
 }
@@ -167,9 +170,9 @@ void emu_wait_group(int, unsigned pending) {
     }
 }
 
-// PTX ISA, "Matrix fragments for mma.m16n8k32" with bytes. Of lane 4 g + t: number i of A lies in row g (8 further for i in 4..8
-// and 12..16) and column 4 t + i % 4 (16 further from 8 on), of B in row 4 t + i % 4 (16 further from 4 on) and column g, of C
-// and D in row g (8 further from 2 on) and column 2 t + i % 2.
+// PTX ISA, "Matrix fragments for mma.m16n8k32" with bytes. In lane 4 g + t, element i of A is in row g (+ 8 for i in
+// 4..8 and 12..16) and column 4 t + i % 4 (+ 16 from 8 on), of B in row 4 t + i % 4 (+ 16 from 4 on) and column g, of
+// C and D in row g (+ 8 from 2 on) and column 2 t + i % 2.
 void emu_mma_s8(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned a0, unsigned a1, unsigned a2,
                 unsigned a3, unsigned b0, unsigned b1, unsigned c0, unsigned c1, unsigned c2, unsigned c3) {
     warp &mine = warps[emu_current->index / 32];
@@ -195,7 +198,7 @@ void emu_mma_s8(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3
                 int row = i >= 2 ? g + 8 : g, column = 2 * t + i % 2;
                 int64_t sum = (int32_t)w.c[l][i];
                 for (int k = 0; k < 32; k++) sum += (int)A[row][k] * (int)B[k][column];
-                if (sum != (int32_t)sum) fail("a sum of mma leaves 32 bits");
+                if (sum != (int32_t)sum) fail("a sum of mma overflows 32 bits");
                 w.c[l][i] = (uint32_t)(int32_t)sum;
             }
         }
@@ -213,8 +216,8 @@ static float half_of(unsigned word, int which) {
     return (float)value;
 }
 
-// PTX ISA, "Matrix fragments for mma.m16n8k16" with halves: a row of eight is spread over the four lanes of a group, two to a
-// word; the words of A are the upper left, lower left, upper right and lower right quarter.
+// PTX ISA, "Matrix fragments for mma.m16n8k16" with FP16: a row of eight is distributed over the four lanes of a
+// group, two elements per word; the words of A are the upper left, lower left, upper right and lower right quadrants.
 void emu_mma_f16(int line, float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                  unsigned b0, unsigned b1, float c0, float c1, float c2, float c3) {
     warp &mine = warps[emu_current->index / 32];
@@ -315,7 +318,7 @@ static void run_cube(int order) {
         } else {
             for (int k = 0; k < count; k++) {
                 int first = 32 * (order ? count - 1 - k : k);
-                // A warp goes on until all of its lanes wait for others.
+                // A warp continues until all of its lanes wait for others.
                 for (bool more = true; more;) {
                     more = false;
                     for (int lane = 0; lane < 32; lane++) {
@@ -327,7 +330,7 @@ static void run_cube(int order) {
                 }
             }
         }
-        if (!any) fail("nobody can go on: lanes of a warp are missing at an instruction");
+        if (!any) fail("deadlock: lanes of a warp are missing at an instruction");
     }
     emu_current = nullptr;
 }
@@ -347,8 +350,8 @@ int main(int count, char **names) {
     gridDim = {word(), word(), word()};
     blockDim = {word(), word(), word()};
     unsigned shared = word();
-    if ((int)given != emu_arguments) fail("another number of buffers than the kernel takes");
-    if (info_bytes < emu_info_bytes) fail("fewer bytes by value than the kernel takes");
+    if ((int)given != emu_arguments) fail("the number of buffers differs from the kernel's");
+    if (info_bytes < emu_info_bytes) fail("the by-value argument is too short");
     std::vector<unsigned> sizes(buffers), of(given);
     for (auto &size : sizes) size = word();
     for (auto &buffer : of) buffer = word();

@@ -1,4 +1,4 @@
-// What generated CUDA C++ needs to be compiled by g++ and run on the host: see runtime.cpp.
+// Definitions for compiling generated CUDA C++ with g++ and running it on the host: see runtime.cpp.
 typedef __SIZE_TYPE__ size_t;
 typedef _Float16 __half;
 
@@ -13,7 +13,7 @@ struct emu_dim { unsigned x, y, z; };
 
 static const int warpSize = 32;
 
-// A thread of a cube: its saved stack pointer, where it is in the cube, and what it waits for.
+// A thread of a cube: saved stack pointer, position in the cube, and wait state.
 struct emu_thread {
     void *stack;
     emu_dim id;
@@ -25,18 +25,18 @@ extern emu_dim blockIdx, gridDim, blockDim;
 extern char *emu_shared;
 #define threadIdx (emu_current->id)
 
-// Everything that threads do together takes the line that it is called from: all must come from the same one.
+// Collective operations take the line that they are called from: all threads must call from the same line.
 void emu_barrier(int line);
 void emu_mma_s8(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned a0, unsigned a1, unsigned a2,
                 unsigned a3, unsigned b0, unsigned b1, unsigned c0, unsigned c1, unsigned c2, unsigned c3);
 void emu_mma_f16(int line, float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
                  unsigned b0, unsigned b1, float c0, float c1, float c2, float c3);
-// Copies of 16 bytes to a place in shared memory (`cp.async`), the end of a group of them, and the wait for all but `pending`.
+// Copies 16 bytes to shared memory (`cp.async`); commits a group; waits for all but `pending` groups.
 unsigned emu_shared_place(const void *pointer);
 void emu_copy_async(int line, unsigned to, const void *from);
 void emu_commit_group(int line);
 void emu_wait_group(int line, unsigned pending);
-// The last lane of a warp that arrives executes with what each of them has brought.
+// The last lane of a warp to arrive executes with the inputs of all lanes.
 void emu_warp(int line, void *mine, void (*execute)(void **lanes));
 [[noreturn]] void emu_fail(const char *what);
 enum { EMU_XOR, EMU_INDEX, EMU_UP, EMU_DOWN };
@@ -44,7 +44,7 @@ unsigned emu_shuffle(int line, unsigned value, int kind, unsigned argument);
 unsigned emu_ballot(int line, bool predicate);
 
 template <class T> static inline T emu_shuffled(int line, T value, int kind, unsigned argument) {
-    static_assert(sizeof(T) == 4, "only words are shuffled");
+    static_assert(sizeof(T) == 4, "only 32-bit words can be shuffled");
     unsigned word;
     __builtin_memcpy(&word, &value, 4);
     word = emu_shuffle(line, word, kind, argument);
@@ -65,7 +65,7 @@ template <class T> static inline T emu_shuffled(int line, T value, int kind, uns
 
 template <class T> static inline T min(T a, T b) { return b < a ? b : a; }
 template <class T> static inline T max(T a, T b) { return a < b ? b : a; }
-// CUDA's return the number where the other is none.
+// CUDA returns the number if the other operand is NaN.
 static inline float min(float a, float b) { return __builtin_fminf(a, b); }
 static inline float max(float a, float b) { return __builtin_fmaxf(a, b); }
 
@@ -81,8 +81,8 @@ static inline float sqrt(float a) { return __builtin_sqrtf(a); }
 static inline float floor(float a) { return __builtin_floorf(a); }
 static inline float abs(float a) { return __builtin_fabsf(a); }
 
-// CUDA C++ Programming Guide, "Warp Matrix Functions". Which lane holds which element is not specified, and here it is no order
-// that a kernel could have meant.
+// CUDA C++ Programming Guide, "Warp Matrix Functions". The mapping of elements to lanes is unspecified; this one is
+// chosen so that no kernel can depend on it by accident.
 namespace nvcuda { namespace wmma {
 struct row_major {};
 struct col_major {};
@@ -95,16 +95,16 @@ template <class Use, int m, int n, int k, class T, class Layout = void> struct f
     using shape = typename Use::template of<m, n, k>;
     enum { rows = shape::rows, columns = shape::columns, num_elements = rows * columns / 32 };
     T x[num_elements];
-    // The element of the matrix, row by row, that is number `i` of a lane.
+    // The element of the matrix, in row-major order, that is element `i` of a lane.
     static int element(int lane, int i) { return i * 32 + (lane ^ i * 5 % 32); }
 };
 
-// What all lanes must pass alike.
+// Arguments that must be the same in all lanes.
 struct emu_address { const void *pointer; unsigned ldm; int layout; };
 
 static inline void emu_same(int line, const void *pointer, unsigned ldm, int layout, unsigned size) {
-    if ((size_t)pointer % 32) emu_fail("a matrix that is not aligned to 32 bytes");
-    if (ldm * size % 16) emu_fail("rows of a matrix that are not aligned to 16 bytes");
+    if ((size_t)pointer % 32) emu_fail("matrix not aligned to 32 bytes");
+    if (ldm * size % 16) emu_fail("rows of a matrix not aligned to 16 bytes");
     emu_address mine = {pointer, ldm, layout};
     emu_warp(line, &mine, [](void **lanes) {
         emu_address first = *(emu_address *)lanes[0];
@@ -164,7 +164,7 @@ static inline void mma_sync(fragment<accumulator, m, n, k, int> &d, const fragme
         }
         for (int i = 0; i < m * n; i++) {
             for (int j = 0; j < k; j++) sums[i] += (int)a[i / n * k + j] * (int)b[j * n + i % n];
-            if (sums[i] != (int)sums[i]) emu_fail("a sum of wmma leaves 32 bits");
+            if (sums[i] != (int)sums[i]) emu_fail("a sum of wmma overflows 32 bits");
         }
         for (int lane = 0; lane < 32; lane++)
             for (int i = 0; i < C::num_elements; i++) ((operands *)lanes[lane])->d->x[i] = (int)sums[C::element(lane, i)];

@@ -1,4 +1,4 @@
-//! The emulated device: memory of the host, and a process for each launch.
+//! The emulated device: host memory, and one process per launch.
 
 use anyhow::{Context, Result, bail, ensure};
 use cubecl::client::Client;
@@ -19,23 +19,23 @@ use crate::session::panic_message;
 use crate::stand_in::{Behaviour, StandIn};
 use crate::target::Target;
 
-/// What memory holds before anything is written.
+/// Initial contents of memory.
 const POISON: u8 = 0xab;
 
-/// A change of a kernel's text, to see whether it is noticed.
+/// A mutation of a kernel's source, to test whether it is detected.
 pub(super) type Change = fn(&str) -> String;
 
 /// An emulated device.
 pub(super) struct Emulation(StandIn<Emulator>);
 
-/// The GPU that is emulated: an H200, as far as its kernels can tell.
+/// The emulated GPU: to kernels it looks like an H200.
 fn target() -> Result<Target> {
     let all = Target::all();
-    all.into_iter().find(|t| t.name == "cuda-sm90a").context("there is no target cuda-sm90a")
+    all.into_iter().find(|t| t.name == "cuda-sm90a").context("no target cuda-sm90a")
 }
 
 impl Emulation {
-    /// A device whose kernels are compiled by `host`, after `change` where there is one.
+    /// A device whose kernels are compiled by `host`, after applying `change` if given.
     pub(super) fn new(host: &Arc<Host>, change: Option<Change>) -> Result<Self> {
         let host = Arc::clone(host);
         let behaviour =
@@ -43,29 +43,29 @@ impl Emulation {
         Ok(Self(StandIn::new(&target()?, behaviour)?))
     }
 
-    /// A client as a runtime would give it.
+    /// A client, as returned by a runtime.
     pub(super) fn client(&self) -> Client {
         self.0.client().clone()
     }
 
-    /// Ends the device's thread. Other clients of the device must be gone.
+    /// Stops the device's thread. All other clients of the device must be dropped first.
     pub(super) fn close(self) {
         self.0.close();
     }
 }
 
-/// Memory of the host, and a process for each launch.
+/// Host memory, and one process per launch.
 struct Emulator {
     name: String,
     host: Option<(Arc<Host>, Option<Change>)>,
     memory: HashMap<usize, Vec<u8>>,
-    /// Programs with their shared memory, or why there is none.
+    /// Programs with their shared memory size, or the build error.
     programs: HashMap<KernelId, Result<(PathBuf, usize), String>>,
-    /// What a launch found, for the next call that waits.
+    /// The first error of a launch, reported by the next synchronizing call.
     failure: Option<String>,
 }
 
-/// A part of an allocation: which one, from, to.
+/// A part of an allocation: id, start, end.
 fn range(binding: &BufferBinding) -> (usize, usize, usize) {
     let from = binding.offset_start.unwrap_or(0) as usize;
     let to = binding.size as usize - binding.offset_end.unwrap_or(0) as usize;
@@ -78,14 +78,14 @@ impl Emulator {
         Self { name: String::new(), host, memory, programs, failure: None }
     }
 
-    /// The program of a kernel. A generator that panics is an error of the kernel.
+    /// The program of a kernel. A panic of the generator is an error of the kernel.
     fn program(&mut self, kernel: &dyn CubeKernel) -> Result<(PathBuf, usize), String> {
         let id = kernel.id();
         if let Some(known) = self.programs.get(&id) {
             return known.clone();
         }
         let build = || -> Result<(PathBuf, usize)> {
-            let (host, change) = self.host.as_ref().context("nobody compiles for this device")?;
+            let (host, change) = self.host.as_ref().context("this device has no compiler")?;
             let mut source = source::generate(kernel)?;
             if let Some(change) = change {
                 source.text = change(&source.text);
@@ -105,12 +105,12 @@ impl Emulator {
         count: &CubeCount,
         bindings: &KernelArguments,
     ) -> Result<()> {
-        let CubeCount::Static(x, y, z) = *count else { bail!("a number of cubes that a buffer says") };
+        let CubeCount::Static(x, y, z) = *count else { bail!("dynamic cube counts are not emulated") };
         let (program, shared) = self.program(kernel).map_err(anyhow::Error::msg)?;
         let mut ranges: Vec<(usize, usize, usize)> = Vec::new();
         let mut arguments = Vec::new();
         for resource in &bindings.resources {
-            let KernelResource::Buffer(binding) = resource else { bail!("a tensor map") };
+            let KernelResource::Buffer(binding) = resource else { bail!("tensor maps are not emulated") };
             let key = range(binding);
             arguments.push(ranges.iter().position(|known| *known == key).unwrap_or_else(|| {
                 ranges.push(key);
@@ -119,7 +119,7 @@ impl Emulator {
         }
         for (at, (id, from, to)) in ranges.iter().enumerate() {
             let overlaps = ranges[..at].iter().any(|(i, f, t)| i == id && from < t && f < to);
-            ensure!(!overlaps, "buffers overlap without being the same");
+            ensure!(!overlaps, "buffers overlap partially");
         }
         let buffers: Vec<&[u8]> =
             ranges.iter().map(|&(id, from, to)| self.part(id, from, to)).collect::<Result<_>>()?;
@@ -133,23 +133,25 @@ impl Emulator {
             threads: [dim.x, dim.y, dim.z],
             shared,
         };
-        let (host, _) = self.host.as_ref().context("nobody runs this device")?;
+        let (host, _) = self.host.as_ref().context("this device has no host")?;
         let after = host.run(&program, &self.name, &run)?;
         for ((id, from, to), bytes) in ranges.into_iter().zip(after) {
-            let memory = self.memory.get_mut(&id).context("memory that was never allocated")?;
+            let memory = self.memory.get_mut(&id).context("memory is not allocated")?;
             memory[from..to].copy_from_slice(&bytes);
         }
         Ok(())
     }
 
     fn part(&self, id: usize, from: usize, to: usize) -> Result<&[u8]> {
-        let memory = self.memory.get(&id).context("memory that was never allocated")?;
-        memory.get(from..to).with_context(|| format!("bytes {from} to {to} of {}", memory.len()))
+        let memory = self.memory.get(&id).context("memory is not allocated")?;
+        memory
+            .get(from..to)
+            .with_context(|| format!("bytes {from} to {to} are outside of an allocation of {}", memory.len()))
     }
 }
 
 impl Behaviour for Emulator {
-    /// One that refuses to launch.
+    /// A device that rejects launches.
     fn unregistered() -> Self {
         Self::of(None)
     }
@@ -177,7 +179,7 @@ impl Behaviour for Emulator {
         let memory = self.memory.get_mut(&id);
         match memory.and_then(|memory| memory.get_mut(from..from + bytes.len())) {
             Some(part) => part.copy_from_slice(bytes),
-            None => self.failure = Some("a write beyond an allocation".to_owned()),
+            None => self.failure = Some("write past the end of an allocation".to_owned()),
         }
     }
 

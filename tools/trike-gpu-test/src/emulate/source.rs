@@ -1,6 +1,6 @@
-//! From CUDA C++ as CubeCL generates it to C++ that the host's compiler takes.
+//! Conversion of CubeCL's CUDA C++ to C++ for the host's compiler.
 //!
-//! The text is kept; only what g++ cannot know is replaced: the headers, the declaration of shared memory, and inline PTX.
+//! Only parts unknown to g++ are replaced: the headers, the declaration of shared memory, and inline PTX.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use cubecl::{Compiler, define_kernel};
@@ -9,16 +9,16 @@ use cubecl_cpp::target::Cuda;
 use cubecl_runtime::kernel::CubeKernel;
 use std::fmt::Write as _;
 
-/// A kernel as text for g++.
+/// The source of a kernel for g++.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Source {
     /// C++ that includes `runtime.h`.
     pub(super) text: String,
-    /// Shared memory that a launch asks for, in bytes.
+    /// Shared memory of a launch, in bytes.
     pub(super) shared: usize,
 }
 
-/// Beginnings of instructions of PTX with the functions that emulate them: matrix instructions, and asynchronous copies.
+/// Prefixes of PTX instructions, and the functions that emulate them: matrix instructions and asynchronous copies.
 const INSTRUCTIONS: &[(&str, &str)] = &[
     ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "emu_mma_s8"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "emu_mma_f16"),
@@ -27,13 +27,13 @@ const INSTRUCTIONS: &[(&str, &str)] = &[
     (WAIT_GROUP, "emu_wait_group"),
 ];
 
-/// The one instruction with a number in its text.
+/// The only instruction with a number in its text.
 const WAIT_GROUP: &str = "cp.async.wait_group ";
 
-/// Generates a kernel as for CUDA 9.0 and makes it compile on the host.
+/// Generates a kernel for CUDA 9.0 and converts it for the host.
 ///
 /// # Errors
-/// What the generator refuses, and instructions that the runtime does not have.
+/// Errors of the generator, and unsupported instructions.
 pub(super) fn generate(kernel: &dyn CubeKernel) -> Result<Source> {
     let definition = define_kernel(kernel).map_err(|e| anyhow!("{e}"))?;
     let supports_features = CppSupportedFeatures {
@@ -49,12 +49,12 @@ pub(super) fn generate(kernel: &dyn CubeKernel) -> Result<Source> {
     Ok(Source { text: for_host(&kernel.source)?, shared: kernel.shared_memory_size })
 }
 
-/// The text for g++, with an entry that passes buffers to the kernel.
+/// The text for g++, with an entry function that passes the buffers to the kernel.
 pub(super) fn for_host(source: &str) -> Result<String> {
     const ENTRY: &str = "extern \"C\" __global__";
-    let body = source.find("template <typename T, size_t N>").context("the source has another beginning")?;
+    let body = source.find("template <typename T, size_t N>").context("unexpected start of the source")?;
     let mut text = "#include \"runtime.h\"\n".to_owned();
-    // Names of integers; the other lines before are declarations of NVIDIA's headers.
+    // Integer type names; the other lines before are declarations of NVIDIA's headers.
     for line in source[..body].lines().filter(|line| line.starts_with("typedef")) {
         let _ = writeln!(text, "{line}");
     }
@@ -64,8 +64,8 @@ pub(super) fn for_host(source: &str) -> Result<String> {
             entry = Some(call(signature)?);
         }
         if let Some((before, rest)) = line.split_once("extern __shared__") {
-            let (_, rest) = rest.split_once("char ").context("shared memory of another type")?;
-            let (name, after) = rest.split_once("[];").context("shared memory of a fixed size")?;
+            let (_, rest) = rest.split_once("char ").context("unexpected type of shared memory")?;
+            let (name, after) = rest.split_once("[];").context("shared memory has a fixed size")?;
             let _ = writeln!(text, "{before}char* const {name} = emu_shared;{after}");
         } else if line.contains("asm") {
             let _ = writeln!(text, "{}", instruction(line)?);
@@ -77,26 +77,26 @@ pub(super) fn for_host(source: &str) -> Result<String> {
     Ok(text)
 }
 
-/// A line with a call of the emulation in the place of its inline PTX.
+/// Replaces the inline PTX of a line by a call of the emulation.
 fn instruction(line: &str) -> Result<String> {
-    let unknown = || format!("an instruction that is not emulated: {line}");
+    let unknown = || format!("instruction is not emulated: {line}");
     let (before, text) = line.split_once("asm volatile(\"").with_context(unknown)?;
     let known = INSTRUCTIONS.iter().find(|(name, _)| text.starts_with(name));
     let (name, function) = known.with_context(unknown)?;
     // Other statements may follow.
     let (text, after) = text.split_once(");").context("inline PTX without an end")?;
     let (_, operands) = text.split_once("\" : ").context("inline PTX without operands")?;
-    // Behind the operands stands that memory is read or written.
+    // The operands may be followed by a memory clobber.
     let operands = operands.split(": \"memory\"").next().unwrap_or(operands);
     let mut call = format!("{before}{function}(__LINE__");
     if *name == WAIT_GROUP {
         let (number, _) = text[name.len()..].split_once(';').context("a wait without a number")?;
         let _ = write!(call, ", {number}");
     }
-    // Constraints in quotes, each before its operand in parentheses.
+    // Each operand in parentheses follows its constraint in quotes.
     for operand in operands.split('"').skip(2).step_by(2) {
         let operand = operand.trim_start().strip_prefix('(').context("an operand without parentheses")?;
-        // The last one may have lost its end.
+        // The last operand may have lost its closing parenthesis.
         let operand = operand.split(')').next().unwrap_or(operand);
         let _ = write!(call, ", {operand}");
     }
@@ -104,7 +104,8 @@ fn instruction(line: &str) -> Result<String> {
     Ok(call + ");" + after)
 }
 
-/// The entry of the runtime: what follows `__global__` up to the body's brace names the kernel and its parameters.
+/// The entry of the runtime. The signature contains the kernel's name and parameters, between `__global__` and the
+/// brace of the body.
 fn call(signature: &str) -> Result<String> {
     let (head, _) = signature.rsplit_once(") {").context("a kernel without a body")?;
     // `__launch_bounds__(256) name(parameters`.

@@ -1,4 +1,4 @@
-//! Attention: every blueprint over rings of keys and values that have wrapped or not, with and without windows and groups.
+//! Attention: every blueprint over ring buffers of keys and values with and without wrap-around, windows and groups.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use trike_testkit::Rng;
 
 use crate::session::{Oracle, Session, Verdict};
 
-/// Query heads, key heads, width of a head, slots, position of the first token, tokens, window, precision.
+/// Query heads, key heads, head dimension, slots, position of the first token, tokens, window, precision.
 type Row = (usize, usize, usize, usize, usize, usize, Option<usize>, KvPrecision);
 
 use KvPrecision::{F16, F32};
 
-/// One token, a few, many; windows that are full and not; rings that wrap; every width of heads that models have.
+/// One token, few, many; full and partial windows; rings that wrap; all head dimensions used by models.
 const CASES: &[Row] = &[
     (1, 1, 8, 1, 0, 1, None, F32),
     (2, 1, 32, 70, 62, 1, None, F32),
@@ -37,7 +37,7 @@ const CASES: &[Row] = &[
     (3, 1, 8, 48, 200, 31, Some(17), F32),
 ];
 
-/// Attends, and stores what is attended.
+/// Attention, and the stores into the cache.
 pub fn attention(session: &mut Session) {
     let device = session.device();
     for (seed, row) in CASES.iter().enumerate() {
@@ -51,7 +51,7 @@ pub fn attention(session: &mut Session) {
     refusals(session);
 }
 
-/// Attention of models: what is inferred for them, on small caches.
+/// Attention with the blueprints inferred for model shapes, on small caches.
 pub fn shapes(session: &mut Session) {
     let device = session.device();
     for (heads, kv_heads, head_dim) in [(20, 5, 128), (32, 8, 128), (32, 32, 64), (12, 4, 96), (32, 8, 80)] {
@@ -65,7 +65,7 @@ pub fn shapes(session: &mut Session) {
                 session.case(name, |oracle| {
                     let (blueprint, _) = large.plan(&Strategy::Inferred, device.capabilities())?;
                     let (blueprint, first, tokens) = match blueprint {
-                        // As many parts as the small cache has chunks.
+                        // Clamp the splits to the chunks of the small cache.
                         AttentionBlueprint::Decode { units, heads, splits } => {
                             (AttentionBlueprint::Decode { units, heads, splits: splits.min(2) }, 100, 1)
                         }
@@ -79,11 +79,11 @@ pub fn shapes(session: &mut Session) {
     }
 }
 
-/// Rows of the batch before the tokens.
+/// Extra batch rows before the tokens.
 const BEFORE: usize = 1;
-/// Rows of the batch after them.
+/// Extra batch rows after the tokens.
 const AFTER: usize = 1;
-/// What an output holds where nothing is written.
+/// Initial value of outputs.
 const POISON: f32 = -12345.0;
 
 struct Case {
@@ -107,12 +107,12 @@ impl Case {
         Self { problem, scale: 2.0 / (head_dim as f32).sqrt(), q, k, v }
     }
 
-    /// What a cache of this precision keeps of a number.
+    /// A value rounded to the precision of the cache.
     fn kept(&self, x: f32) -> f32 {
         if self.problem.cache.precision == F16 { f16::from_f32(x).to_f32() } else { x }
     }
 
-    /// Stores everything up to the last token, a few positions at a time, in batches with other rows around them.
+    /// Stores everything up to the last token, a few positions at a time, in batches with extra rows.
     fn fill(&self, device: &Device) -> trike_cube::Result<KvCache> {
         let shape = self.problem.cache;
         let cache = KvCache::empty(device, shape)?;
@@ -127,7 +127,7 @@ impl Case {
                 batch.extend(vec![f32::NAN; width]);
                 device.upload(&batch)
             };
-            // The rows around are of other sequences.
+            // The extra rows belong to other sequences.
             let mut positions = Positions::upload(device, &vec![0; count + 2])?;
             let of_rows = (first as u32..).take(count);
             positions.write(device, &[7].into_iter().chain(of_rows).chain([9]).collect::<Vec<_>>())?;
@@ -137,7 +137,7 @@ impl Case {
         Ok(cache)
     }
 
-    /// The outputs of the tokens, exactly and by loops over f32, with scaled queries and weights in f16 if `halves` says so.
+    /// The expected outputs, exact and by f32 loops, with scaled queries and weights rounded to f16 if `halves`.
     fn expected(&self, halves: bool) -> (Vec<f64>, Vec<f32>) {
         let stored = |x: f32| if halves { f16::from_f32(x).to_f32() } else { x };
         let AttentionProblem { heads, window, tokens, first_position, cache } = self.problem;
@@ -226,7 +226,7 @@ impl Case {
     }
 }
 
-/// Some rows over a cache.
+/// A segment of some rows over a cache.
 fn of<'a>(rows: Range<usize>, positions: &'a Positions, cache: &'a KvCache) -> Segment<'a> {
     Segment { rows, positions, cache }
 }

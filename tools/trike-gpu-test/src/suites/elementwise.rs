@@ -1,4 +1,4 @@
-//! Gates, sums, rotations and look-ups.
+//! Gated activations, sums, rotary embeddings and lookups.
 
 use half::{bf16, f16};
 use trike_cube::attention::Positions;
@@ -12,7 +12,7 @@ use trike_testkit::Rng;
 
 use crate::session::{Session, poisoned};
 
-/// Everything that is done number by number.
+/// All elementwise operations.
 pub fn elementwise(session: &mut Session) {
     gates_and_sums(session);
     ropes(session);
@@ -145,7 +145,7 @@ fn ropes(session: &mut Session) {
     });
 }
 
-/// A table of `rows x cols` and what its rows are in f32.
+/// A table of `rows x cols`, and its values in f32.
 fn table(
     device: &Device,
     rows: usize,

@@ -1,4 +1,4 @@
-//! Launches that were recorded: run again over other inputs they leave what the same launches leave.
+//! Recorded graphs: replayed with other inputs they must produce the same results as direct launches.
 
 use trike_cube::attention::{
     AttentionBlueprint, AttentionSpec, CacheShape, KvCache, KvPrecision, Positions, Segment, horizon,
@@ -11,20 +11,20 @@ use trike_trit::{Coupling, Encoding, Granularity, ScaleValues, Scales, TritTenso
 
 use crate::session::{Oracle, Session, Verdict, poisoned};
 
-/// What a small attention is made of: two key heads of 64 that four query heads share.
+/// A small attention: two key heads of 64, shared by four query heads.
 const HEADS: usize = 4;
 const KV_HEADS: usize = 2;
 const DIM: usize = 64;
 const CAPACITY: usize = 300;
 const HIDDEN: usize = HEADS * DIM;
-/// Positions for which there are rotations.
+/// Positions of the rotary embedding table.
 const POSITIONS: usize = 1024;
 
-/// A step of a token as a model makes it, at positions on both sides of where it was recorded; refusals.
+/// A decode step as in a model, at positions around the recorded one; error cases.
 pub fn graphs(session: &mut Session) {
     let device = session.device();
     for (window, recorded, others) in [
-        // All in one part; two parts, of which the second is filled; four, of which three are.
+        // All in one split; two splits, the second of which is filled; four splits, three of which are filled.
         (None, 5, &[6, 63, 0][..]),
         (None, 64, &[65, 127, 100, 66]),
         (None, 200, &[128, 129, 255, 199]),
@@ -54,7 +54,7 @@ pub fn graphs(session: &mut Session) {
             value += 1;
             device.fill(&out.view(0, value)?, 1)
         });
-        // The same grid, over another length: the recorded launch is the second one.
+        // The same grid, with a different length: the recorded launch is the second one.
         let (graph, ()) = differs?;
         device.write(&out, &[5; 100])?;
         graph.replay()?;
@@ -62,7 +62,7 @@ pub fn graphs(session: &mut Session) {
     });
 }
 
-/// Everything that a token is made of.
+/// Inputs of a decode step.
 struct Model {
     table: Buffer<f32>,
     norm: Buffer<f32>,
@@ -77,7 +77,7 @@ struct Model {
 impl Model {
     fn new(device: &Device, window: Option<usize>) -> Result<Self, CubeError> {
         let mut rng = Rng::new(11);
-        // Query, key and value in one.
+        // Query, key and value in one matrix.
         let (rows, cols) = (HIDDEN + 2 * KV_HEADS * DIM, HIDDEN);
         let trits = rng.trits(rows * cols, 0.5);
         let scales = Scales::new(Granularity::Tensor, ScaleValues::exact(&[0.125]), None);
@@ -86,7 +86,7 @@ impl Model {
         let shape =
             CacheShape { kv_heads: KV_HEADS, head_dim: DIM, capacity: CAPACITY, precision: KvPrecision::F32 };
         let cache = KvCache::empty(device, shape)?;
-        // What the positions before have left.
+        // Cache contents of the earlier positions.
         let keys = rng.normals(KV_HEADS * DIM * CAPACITY);
         let (k, v) = (device.upload(&keys)?, device.upload(&rng.normals(keys.len()))?);
         let all = Positions::upload(device, &(0..CAPACITY as u32).collect::<Vec<_>>())?;
@@ -109,7 +109,8 @@ impl Model {
         self.position.write(device, &[position])
     }
 
-    /// Look-up, norm and codes, the product, rotation, store, attention, and the largest numbers of what comes of it.
+    /// A decode step: lookup, norm and quantization, product, rotation, store, attention, residual sum, and the
+    /// largest values of the result.
     fn launch(&self, device: &Device) -> Result<(Buffer<f32>, Indices), CubeError> {
         let x = device.empty(HIDDEN)?;
         device.select_rows(&self.table, HIDDEN, &self.id, &x)?;
@@ -150,7 +151,7 @@ fn step(oracle: &Oracle, device: &Device, window: Option<usize>, recorded: u32, 
         return Ok(());
     }
     let (graph, (x, ids)) = device.capture(|| model.launch(device))?;
-    // A replay would read behind the table.
+    // A replay would read past the end of the table.
     let beyond = model.position.write(device, &[POSITIONS as u32]);
     oracle.refused("position", beyond, |e| matches!(e, CubeError::Range { got: POSITIONS, .. }))?;
     for (i, &position) in others.iter().chain([&recorded]).enumerate() {

@@ -18,7 +18,7 @@ struct Weights {
     depth: usize,
     coupling: Coupling,
     means: bool,
-    /// Whether the scales are f32 that f16 does not hold.
+    /// Whether the scales are f32 values that f16 cannot represent.
     precise: bool,
 }
 
@@ -35,13 +35,13 @@ const fn groups(size: GroupSize) -> Granularity {
     Granularity::Group(size)
 }
 
-/// A case: rows of the parts, weights, tokens, activations, and whether the products are added.
+/// A case: rows of the parts, weights, tokens, activations, and whether the products are accumulated.
 type Case = (&'static [usize], Weights, usize, ActivationPrecision, bool);
 
 const INT8: ActivationPrecision = ActivationPrecision::Int8PerToken;
 
-/// Every kind of weight with every kind of activation that its kernels tell apart, sides that fill no tile or block, token
-/// counts on both sides of every limit between the blueprints.
+/// All kinds of weights with all kinds of activations that the kernels distinguish, sizes that do not fill tiles or
+/// blocks, token counts on both sides of every limit between the blueprints.
 const CASES: &[Case] = &[
     (&[1], Weights { cols: 1, ..PLAIN }, 1, INT8, false),
     (&[16], Weights { cols: 128, granularity: Granularity::Tensor, ..PLAIN }, 1, INT8, false),
@@ -88,7 +88,7 @@ const CASES: &[Case] = &[
     ),
 ];
 
-/// The products.
+/// Ternary linear layers.
 pub fn linear(session: &mut Session) {
     let device = session.device();
     for (seed, &(rows, weights, tokens, precision, add)) in CASES.iter().enumerate() {
@@ -120,12 +120,12 @@ pub fn linear(session: &mut Session) {
     refusals(session);
 }
 
-/// A row of [`SPLITS`]: the weights' rows and form, tokens, precision, whether products are added, the splits of a cube, and
-/// the cubes.
+/// A row of [`SPLITS`]: the weights' rows and form, tokens, precision, whether products are accumulated, the splits of
+/// a cube, and the cubes.
 type Split = (&'static [usize], Weights, usize, ActivationPrecision, bool, usize, usize);
 
-/// Columns that cubes share: an integer a row, groups of every size, means, sets, digits, factors of groups, and cubes that
-/// have no block left.
+/// Columns split over cubes: one integer per row, groups of every size, means, sets, digits, group factors, and cubes
+/// without any block.
 const SPLITS: &[Split] = &[
     (&[19], Weights { cols: 1030, ..PLAIN }, 1, INT8, false, 2, 3),
     (&[33, 5], Weights { cols: 777, granularity: groups(GroupSize::G32), ..PLAIN }, 3, INT8, false, 1, 2),
@@ -153,7 +153,7 @@ const SPLITS: &[Split] = &[
     (&[9], Weights { cols: 500, ..PLAIN }, 1, ActivationPrecision::F32, false, 1, 2),
 ];
 
-/// Columns that are shared by cubes, which is inferred for long rows and large devices only.
+/// Columns split over cubes, which is inferred only for long rows and large devices.
 fn split(session: &mut Session) {
     let device = session.device();
     for (seed, &(rows, weights, tokens, precision, add, splits, cubes)) in SPLITS.iter().enumerate() {
@@ -165,7 +165,7 @@ fn split(session: &mut Session) {
         let decode = DecodeBlueprint { rows: code_rows, splits };
         let mut kernels = vec![(SplitKernel::Decode(decode), LinearBlueprint::Decode(decode))];
         if code_rows > 2 && device.capabilities().int8_mma {
-            // Columns of a cube that shares them are shared by planes too.
+            // The columns of a cube are also split over its planes.
             let (octets, splits) = (code_rows.div_ceil(8), splits.max(2));
             let shape = MmaShape {
                 tiles: 1,
@@ -187,7 +187,7 @@ fn split(session: &mut Session) {
             session.case(name, |oracle| {
                 inputs.check(oracle, device, &forced)?;
                 if exact {
-                    // One integer a row does not know in how many pieces it was summed.
+                    // An integer sum does not depend on how it is split.
                     let (whole, pieces) =
                         (inputs.run(device, &Strategy::Forced(alone))?, inputs.run(device, &forced)?);
                     for (part, (whole, pieces)) in whole.1.iter().zip(&pieces.1).enumerate() {
@@ -200,15 +200,16 @@ fn split(session: &mut Session) {
     }
 }
 
-/// A row of [`FORCED`]: the weights' rows and form, tokens, precision, whether products are added, and the blueprint.
+/// A row of [`FORCED`]: the weights' rows and form, tokens, precision, whether products are accumulated, and the
+/// blueprint.
 type Forced = (&'static [usize], Weights, usize, ActivationPrecision, bool, LinearBlueprint);
 
-/// Two planes or one on matrix instructions.
+/// Matrix instructions on one or two planes.
 const fn mma([row_planes, code_planes]: [usize; 2], staging: Staging) -> LinearBlueprint {
     LinearBlueprint::Mma(MmaShape { tiles: 1, octets: 1, row_planes, code_planes, splits: 1, staging })
 }
 
-/// Cooperative matrices, of a plane and of a cube.
+/// Cooperative matrices per plane and planes per cube.
 const fn wmma(
     [m, n, k]: [usize; 3],
     [row_matrices, code_matrices]: [usize; 2],
@@ -217,10 +218,10 @@ const fn wmma(
     LinearBlueprint::Wmma(WmmaShape { m, n, k, row_matrices, code_matrices, row_planes, code_planes })
 }
 
-/// Blueprints that no plan chooses for small shapes, or not on every device that has them.
+/// Blueprints that no plan chooses for small shapes, or not on every device that supports them.
 ///
-/// With asynchronous copies: more blocks than there are in shared memory and fewer, one set after the other, parts, rows that end
-/// inside of a cube. With cooperative matrices of each shape: the same, and every kind of scale, mean and digit.
+/// With asynchronous copies: more and fewer blocks than fit in shared memory, several sets, parts, rows that end
+/// inside a cube. With cooperative matrices of each shape: the same, and every kind of scale, mean and digit.
 const FORCED: &[Forced] = &[
     (&[37], Weights { cols: 700, ..PLAIN }, 21, INT8, false, mma([1, 2], Staging::Async { stages: 3 })),
     (
@@ -281,7 +282,7 @@ const FORCED: &[Forced] = &[
         wmma([8, 32, 16], [2, 1], [1, 1]),
     ),
     (&[33], Weights { cols: 140, ..PLAIN }, 40, INT8, false, wmma([16, 16, 32], [2, 2], [1, 1])),
-    // What is inferred for many tokens where there are no other matrix instructions.
+    // Inferred for many tokens if there are no other matrix instructions.
     (&[70], Weights { cols: 130, precise: false, ..PLAIN }, 66, INT8, false, wmma([16; 3], [2, 2], [2, 2])),
     (
         &[70],
@@ -293,7 +294,7 @@ const FORCED: &[Forced] = &[
     ),
 ];
 
-/// What is forced.
+/// Forced blueprints.
 fn forced(session: &mut Session) {
     let device = session.device();
     let capabilities = device.capabilities();
@@ -317,7 +318,7 @@ fn forced(session: &mut Session) {
     }
 }
 
-/// Numbers of groups of units that are inferred for long rows on large devices only.
+/// Numbers of unit groups that are inferred only for long rows on large devices.
 fn many_groups(session: &mut Session) {
     let device = session.device();
     let capabilities = device.capabilities();
@@ -327,7 +328,7 @@ fn many_groups(session: &mut Session) {
         (1, 32, Weights { depth: 2, ..PLAIN }),
         (2, 32, Weights { granularity: groups(GroupSize::G64), means: true, ..PLAIN }),
     ] {
-        // Units of a group, and the sums that it leaves in shared memory.
+        // Units per group, and shared memory of the partial sums.
         let (units, shared) = (32 * splits, 256 * rows * splits + 4);
         if units > capabilities.max_units as usize || shared > capabilities.max_shared_bytes {
             continue;
@@ -343,7 +344,7 @@ fn many_groups(session: &mut Session) {
     }
 }
 
-/// What is refused before anything is launched.
+/// Errors before any launch.
 fn refusals(session: &mut Session) {
     let device = session.device();
     session.case("ternary linear refuses outputs of the wrong length", |oracle| {
@@ -363,7 +364,7 @@ fn refusals(session: &mut Session) {
     });
 }
 
-/// The shapes of models: what is inferred for them, on small buffers.
+/// Model shapes: the inferred blueprints, on small buffers.
 pub fn shapes(session: &mut Session) {
     let device = session.device();
     let (one, two, three): (&[usize], &[usize], &[usize]) = (&[2560], &[6912, 6912], &[2560, 640, 640]);
@@ -375,7 +376,7 @@ pub fn shapes(session: &mut Session) {
     ];
     for (granularity, depth, coupling) in groupings {
         let weights = Weights { granularity, depth, coupling, precise: false, ..PLAIN };
-        // Few rows that are long: their columns are shared by cubes.
+        // Few long rows: their columns are split over cubes.
         let few: &[usize] = &[256];
         for (parts, cols) in [(one, 2560), (two, 2560), (three, 2560), (one, 14336), (few, 57344)] {
             // On both sides of each limit between the blueprints.
@@ -400,7 +401,8 @@ pub fn shapes(session: &mut Session) {
                         let problem = TernaryProblem { x, w: form, add: false };
                         let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
                         inputs.check(oracle, device, &Strategy::Forced(blueprint))?;
-                        // What a tuner has beside it, for one of the shapes: its registers stand next to those in the report.
+                        // An alternative of the tuner for one of the shapes, so that the report lists its registers as
+                        // well.
                         let is_async = |b: &LinearBlueprint| {
                             matches!(b, LinearBlueprint::Mma(shape) if shape.staging.is_async())
                         };
@@ -427,7 +429,7 @@ fn tensor(rng: &mut Rng, rows: usize, w: Weights) -> TritTensor {
     };
     let sets = if w.coupling == Coupling::Free { w.depth } else { 1 };
     let mut numbers = |count: usize, from: f32| -> Vec<f32> {
-        // Multiples of 1/64 are f16 numbers, thirds are not.
+        // Multiples of 1/64 are exact in f16, thirds are not.
         let unit = if w.precise { 1.0 / 3.0 } else { 1.0 / 64.0 };
         (0..count).map(|_| from + unit * rng.below(16) as f32 / 4.0).collect()
     };
@@ -455,12 +457,12 @@ impl Inputs {
         Ok(self.pack(device)?.form().clone())
     }
 
-    /// What the outputs hold before products are added.
+    /// Initial values of the outputs to which products are added.
     fn base(&self, rows: usize) -> Vec<f32> {
         (0..self.tokens * rows).map(|i| (i % 7) as f32 - 3.0).collect()
     }
 
-    /// The activations on the device, and the outputs.
+    /// The quantized activations on the device, and the outputs.
     fn run(
         &self,
         device: &Device,
@@ -500,7 +502,7 @@ impl Inputs {
     }
 }
 
-/// The activations that the device has, as numbers.
+/// The dequantized activations of the device.
 struct Seen {
     x: Vec<f64>,
     tokens: usize,
@@ -526,7 +528,7 @@ impl Seen {
         Ok(Self { x: values, tokens: shape.tokens, cols: shape.cols })
     }
 
-    /// The exact products, and those of a loop over f32.
+    /// The exact products, and those of an f32 loop.
     fn times(&self, tensor: &TritTensor, base: Option<&[f32]>) -> (Vec<f64>, Vec<f32>) {
         let w = tensor.dequantize();
         let mut exact = Vec::with_capacity(self.tokens * tensor.rows());

@@ -1,4 +1,4 @@
-//! Products with weights in other forms: floats, bytes, lists of nonzeros, bits, five trits a byte; trits times trits; edits.
+//! Products with weights in other layouts: floats, int8, lists of nonzeros, bitmaps, base 3; trits times trits; edits.
 
 use half::{bf16, f16};
 use trike_cube::linear::{
@@ -12,7 +12,7 @@ use trike_trit::{Edit, Encoding, Granularity, GroupSize, Scales, Trit, TritTenso
 
 use crate::session::{Oracle, Session, Verdict, poisoned};
 
-/// All of them.
+/// All of these suites.
 pub fn matrices(session: &mut Session) {
     dense(session);
     sparse(session);
@@ -22,7 +22,7 @@ pub fn matrices(session: &mut Session) {
     edits(session);
 }
 
-/// Rows, columns, tokens, columns that share a scale of bytes.
+/// Rows, columns, tokens, group size of int8.
 const DENSE: &[(usize, usize, usize, usize)] =
     &[(1, 1, 1, 1), (5, 70, 1, 7), (33, 64, 3, 64), (66, 100, 8, 20), (65, 129, 9, 129), (64, 48, 70, 16)];
 
@@ -31,7 +31,7 @@ fn dense(session: &mut Session) {
     for &(rows, cols, tokens, group) in DENSE {
         let mut rng = Rng::new((rows * cols) as u64);
         let w = rng.normals(rows * cols);
-        // Half of the halves are subnormal.
+        // Half of the f16 values are subnormal.
         let small = |(i, v): (usize, &f32)| f16::from_f32(if i % 2 == 0 { v * 1e-5 } else { *v });
         let f16s: Vec<f16> = w.iter().enumerate().map(small).collect();
         let bf16s: Vec<bf16> = w.iter().map(|v| bf16::from_f32(*v)).collect();
@@ -78,7 +78,7 @@ fn dense(session: &mut Session) {
     }
 }
 
-/// Rows, columns, tokens, precision, share of nonzeros.
+/// Rows, columns, tokens, precision, density.
 const SPARSE: &[(usize, usize, usize, ActivationPrecision, f32)] = &[
     (1, 1, 1, ActivationPrecision::Int8PerToken, 0.0),
     (9, 700, 1, ActivationPrecision::Int8PerToken, 0.05),
@@ -134,8 +134,8 @@ fn sparse(session: &mut Session) {
     sparse_blocks(session);
 }
 
-/// Bits of rows with chunks of zeros before, between and behind the others, one of them all zero, and rows longer than lists
-/// have places for.
+/// Bitmaps of rows with chunks of zeros before, between and after others, one of them all zero, and rows too long for
+/// lists.
 fn sparse_blocks(session: &mut Session) {
     let device = session.device();
     for (rows, cols, tokens, of) in [(7, 1600, 2, 3), (3, MAX_SPARSE_COLS + 200, 1, 5)] {
@@ -213,7 +213,7 @@ fn base3(session: &mut Session) {
     }
 }
 
-/// Rows, columns, tokens, scales, every how many blocks of 128 columns one is not zero; 0 for none.
+/// Rows, columns, tokens, scales, and n such that every n-th block of 128 columns is nonzero; 0 for none.
 const BLOCKS: &[(usize, usize, usize, Granularity, usize)] = &[
     (5, 100, 1, Granularity::Tensor, 0),
     (37, 900, 2, Granularity::Row, 3),
@@ -248,7 +248,7 @@ fn blocks(session: &mut Session) {
     }
 }
 
-/// A linear of a layout of its own with every blueprint, and with columns that cubes share.
+/// A linear layer in another layout, with every blueprint, and with columns split over cubes.
 fn each_layout(
     session: &mut Session,
     name: &str,
@@ -330,14 +330,14 @@ fn edits(session: &mut Session) {
     });
 }
 
-/// Activations that every precision holds exactly: whole numbers, the largest of each token 127.
+/// Activations that are exact in every precision: integers, with a maximum of 127 per token.
 fn whole_numbers(rng: &mut Rng, tokens: usize, cols: usize) -> Vec<f32> {
     let mut x: Vec<f32> = (0..tokens * cols).map(|_| rng.below(255) as f32 - 127.0).collect();
     x.iter_mut().step_by(cols).for_each(|x| *x = 127.0);
     x
 }
 
-/// Compares with sums in f64, and with a loop over f32.
+/// Compares with sums in f64, and with an f32 loop.
 fn compare(oracle: &Oracle, got: &[f32], weights: &[f32], x: &[f64], cols: usize, base: f32) -> Verdict {
     if !oracle.compares() {
         return Ok(());

@@ -1,8 +1,8 @@
-//! The cases, an operation a file: each runs an operation with every blueprint that the device allows and compares with a
-//! result that shares no code with it.
+//! The suites, one file per operation: each runs an operation with every blueprint that the device supports and
+//! compares with an independent result.
 //!
-//! The same functions run on devices that compute and on devices that only record what is launched, so inputs are small and
-//! no result decides what is launched next.
+//! The same functions run on computing and on recording devices, so inputs are small and no launch depends on an
+//! earlier result.
 
 pub mod attention;
 pub mod elementwise;
@@ -16,7 +16,7 @@ pub mod vsa;
 
 use crate::session::Session;
 
-/// Every suite.
+/// All suites.
 pub fn all(session: &mut Session) {
     linear::linear(session);
     matrices::matrices(session);
@@ -29,7 +29,8 @@ pub fn all(session: &mut Session) {
     vsa::vsa(session);
 }
 
-/// Forms of kernels that only large problems call for, on small buffers: for devices that record, where nothing is compared.
+/// Kernel forms that are only inferred for large problems, on small buffers: for recording devices, without
+/// comparison.
 ///
 /// Blueprints are chosen for the large problem and forced on a small one.
 pub fn shapes(session: &mut Session) {

@@ -1,11 +1,11 @@
-//! The kernels that say what a device can do: a ceiling that is wrong would make every share of it wrong.
+//! The kernels that measure the peak rates of a device: a wrong peak would invalidate all fractions of it.
 
 use trike_cube::{CubeError, Products};
 use trike_testkit::Rng;
 
 use crate::session::{Session, poisoned_words};
 
-/// Copies and products in registers.
+/// Copies, and products in registers.
 pub fn probe(session: &mut Session) {
     let device = session.device();
     for words in [4, 1020, 4096, 10_000] {

@@ -1,4 +1,4 @@
-//! Rows on their way into a linear layer: sums, gates, norms, codes.
+//! Row operations before a linear layer: sums, gates, norms, quantization.
 
 use trike_cube::linear::{ActivationPrecision, ActivationShape, Activations};
 use trike_cube::ops::{GatedActivation, Norm, RowBlueprint, RowInput, RowProblem, RowSource, RowTarget};
@@ -48,7 +48,7 @@ const CODED: &[(usize, usize, RowSource, bool, ActivationPrecision)] = &[
     ),
 ];
 
-/// Rows, columns, source, norm, precision and block of a rotation.
+/// Rows, columns, source, norm, precision and block of the rotation.
 type Rotated = (usize, usize, RowSource, bool, ActivationPrecision, usize);
 
 const ROTATED: &[Rotated] = &[
@@ -65,7 +65,7 @@ const ROTATED: &[Rotated] = &[
     (1, 2048, PLAIN, false, ActivationPrecision::Int16, 1024),
 ];
 
-/// Norms and quantizers with every source of rows.
+/// Norms and quantization with every source of rows.
 pub fn rows(session: &mut Session) {
     let device = session.device();
     for (seed, &(rows, cols, source)) in NORMED.iter().enumerate() {
@@ -96,7 +96,7 @@ pub fn rows(session: &mut Session) {
     refusals(session);
 }
 
-/// Rows of models: what is inferred for them, on small buffers.
+/// Model shapes: the inferred blueprints, on small buffers.
 pub fn shapes(session: &mut Session) {
     let device = session.device();
     let relu = RowSource::Gated(GatedActivation::SquaredReLu);
@@ -157,7 +157,7 @@ impl Case {
         Self { rows, cols, source, norm, x, other: rng.normals(rows * cols), weight: rng.normals(cols) }
     }
 
-    /// The rows before the norm, in f32, rounded as the operation says.
+    /// The rows before the norm, in f32, with the rounding of the operation.
     fn joined(&self) -> Vec<f32> {
         let pairs = self.x.iter().zip(&self.other);
         match self.source {
@@ -171,7 +171,7 @@ impl Case {
         }
     }
 
-    /// The normalized rows, in f64 and by a loop over f32.
+    /// The normalized rows, in f64 and by an f32 loop.
     fn normed(&self) -> (Vec<f64>, Vec<f32>) {
         let (mut exact, mut plain) = (Vec::new(), Vec::new());
         for row in self.joined().chunks(self.cols) {
@@ -185,7 +185,7 @@ impl Case {
         (exact, plain)
     }
 
-    /// Calls `run` with the input and the norm on the device, and checks that the input is as it was.
+    /// Calls `run` with the input and the norm on the device, and checks that the input is unchanged.
     fn with(
         &self,
         oracle: &Oracle,
@@ -226,7 +226,8 @@ impl Case {
         device.write(out.sums(), &vec![-77; shape.code_rows() * shape.sum_stride()])?;
         device.write(out.factors(), &vec![f32::NAN; shape.factors()])?;
         self.with(oracle, device, |input, norm| device.quantize(input, norm, &out, strategy))?;
-        // The oracle quantizes what the same stages leave in floats: its codes are then the device's to the bit.
+        // The oracle quantizes the float output of the same stages, so its codes must be bit-identical to the
+        // device's.
         let mut floats = if self.norm {
             let normed = poisoned(device, self.rows * self.cols)?;
             // In the blueprint of the kernel that is tested: another number of units sums the squares in another order, and the
@@ -250,7 +251,7 @@ impl Case {
         }
         let want = Activations::upload(device, shape, &floats)?;
         if self.source == RowSource::Gated(GatedActivation::SiLu) {
-            // The gate's last bit may differ from the oracle's: codes by one, factors by as little.
+            // The gate may differ from the oracle's in the last bit: codes by one, factors accordingly.
             let factors = device.read(want.factors())?.iter().map(|&f| f64::from(f)).collect::<Vec<_>>();
             let largest = factors.iter().fold(0.0f64, |m, f| m.max(*f));
             oracle.within("factors", &device.read(out.factors())?, &factors, 1e-6 * largest)?;
@@ -259,7 +260,7 @@ impl Case {
             };
             let exact: Vec<f64> = sums(&want)?.iter().map(|&s| f64::from(s)).collect();
             oracle.within("sums", &sums(&out)?, &exact, 2.0)?;
-            // What a code stands for, from both: a step of the coarsest factor apart, and what the gates differ by.
+            // The dequantized values may differ by one step of the coarsest factor, plus the difference of the gates.
             let values = |a: &Activations| -> Result<Vec<f32>, CubeError> {
                 Ok(dequantized(&shape, &device.read(a.codes())?, &device.read(a.factors())?))
             };
@@ -273,7 +274,7 @@ impl Case {
     }
 }
 
-/// What codes stand for: the digits of a column lie in a row of codes each, the lowest first, four columns to a word.
+/// Dequantizes codes: each digit of a column is in its own row of codes, the lowest first, four columns per word.
 fn dequantized(shape: &ActivationShape, codes: &[u32], factors: &[f32]) -> Vec<f32> {
     let (slices, blocks) = (shape.precision.slices(), shape.cols.div_ceil(128));
     let places = (0..shape.tokens).flat_map(|row| (0..shape.cols).map(move |col| (row, col)));
@@ -336,7 +337,8 @@ fn refusals(session: &mut Session) {
         })
     });
     session.case("values whose products are next to a half get the host's codes", |oracle| {
-        // The product rounds to a half, which then rounds to even; a multiply-add would round once, to the other side.
+        // The product rounds to a half, which then rounds to even; a fused multiply-add would round once, to the other
+        // side.
         let (largest, mut row) = (3.7f32, Vec::new());
         let scale = 127.0 / largest;
         for k in 0..126u8 {
@@ -350,7 +352,7 @@ fn refusals(session: &mut Session) {
         }
         row.extend(row.clone().iter().map(|v| -v));
         row.push(largest);
-        assert!(row.len() > 20, "values that tell one rounding from two");
+        assert!(row.len() > 20, "values that distinguish one rounding from two");
         let shape = ActivationShape { tokens: 1, cols: row.len(), precision: INT8 };
         let out = Activations::upload(device, shape, &vec![1.0; row.len()])?;
         device.quantize(RowInput::Plain(&device.upload(&row)?), None, &out, &Strategy::Inferred)?;
@@ -367,7 +369,7 @@ fn refusals(session: &mut Session) {
             let nan: Vec<bool> = device.read(out.factors())?.iter().map(|f| f.is_nan()).collect();
             oracle.exact("factors that are no number", &nan, &[false, true])?;
         }
-        // Finite, and its square is not.
+        // Finite, but its square overflows.
         let x = device.upload(&[1.0f32, 3e19, 1.0, 1.0])?;
         let shape = ActivationShape { tokens: 1, cols: 4, precision: INT8 };
         let out = Activations::empty(device, shape)?;

@@ -1,4 +1,4 @@
-//! The largest numbers of rows.
+//! Top-k of rows.
 
 use std::cmp::Ordering;
 
@@ -8,7 +8,7 @@ use trike_testkit::Rng;
 
 use crate::session::{Session, poisoned};
 
-/// NaN first, then the largest; the zeros are equal.
+/// NaN first, then descending; both zeros are equal.
 fn order(a: f32, b: f32) -> Ordering {
     match (a.is_nan(), b.is_nan()) {
         (true, true) => Ordering::Equal,
@@ -20,7 +20,7 @@ fn order(a: f32, b: f32) -> Ordering {
 
 fn sorted(row: &[f32], k: usize) -> Vec<u32> {
     let mut columns: Vec<u32> = (0..row.len() as u32).collect();
-    // Stable: equal numbers stay in the order of their columns.
+    // Stable: equal values stay in column order.
     columns.sort_by(|&a, &b| order(row[a as usize], row[b as usize]));
     columns.truncate(k);
     columns
@@ -56,7 +56,7 @@ pub fn sampling(session: &mut Session) {
             oracle.exact("columns", &got, &want)?;
             let rows = want.chunks(*k).zip(x.chunks(*cols));
             let numbers = rows.flat_map(|(columns, row)| columns.iter().map(|&c| row[c as usize]));
-            // Which NaN and which zero does not matter.
+            // The bits of NaN and the sign of zero are ignored.
             let bits = |v: f32| if v.is_nan() { u32::MAX } else { (v + 0.0).to_bits() };
             let want: Vec<u32> = numbers.map(bits).collect();
             oracle.exact("numbers", &got_values.into_iter().map(bits).collect::<Vec<_>>(), &want)

@@ -1,4 +1,4 @@
-//! Hypervectors: binding, rotation, bundles, scores and search.
+//! Hypervectors: binding, rotation, bundling, scores and search.
 
 use trike_cube::vsa::{CombineProblem, Decision, OneWay, PermuteProblem, TritOp};
 use trike_cube::{CubeError, Device, Plan, Strategy, TritDotProblem, TritScore, TritTable};
@@ -10,7 +10,7 @@ use crate::session::Session;
 /// Below, at and above a word and a step; several steps.
 const COLS: [usize; 7] = [1, 31, 32, 127, 129, 300, 1000];
 
-/// Trits, and bit planes of them.
+/// Trits, and their bit planes.
 struct Rows {
     cols: usize,
     trits: Vec<i8>,
@@ -41,12 +41,12 @@ impl Rows {
     }
 }
 
-/// A table that holds nothing that a kernel should leave.
+/// A table filled with values that the kernels must overwrite.
 fn poisoned(device: &Device, rows: usize, cols: usize) -> trike_cube::Result<TritTable> {
     Rows::of(vec![1; rows * cols], cols).table(device)
 }
 
-/// Every operation, and what it refuses.
+/// All operations, and their error cases.
 pub fn vsa(session: &mut Session) {
     combine(session);
     permute(session);
@@ -135,7 +135,7 @@ fn bundles(session: &mut Session) {
                         }
                     }
                     let (p, n) = (both[0][c], both[1][c]);
-                    // In the order of the turn, so that the first of the largest wins.
+                    // In tie-breaking order, so that the first of the largest wins.
                     let turns = [[0, 1, -1], [1, -1, 0], [-1, 0, 1]];
                     let of = |trit: i8| [n, total - p - n, p][(trit + 1) as usize];
                     let best = turns[c % 3].into_iter().rev().max_by_key(|&trit| of(trit));
@@ -195,7 +195,7 @@ fn scores(session: &mut Session) {
                     found.iter().map(|hits| hits.iter().map(|hit| (hit.row, hit.score)).collect()).collect();
                 let best = |scores: &[i32]| {
                     let mut order: Vec<(u32, i32)> = (0..).zip(scores.iter().copied()).collect();
-                    // Stable: equal scores stay in the order of their rows.
+                    // Stable: equal scores stay in row order.
                     order.sort_by_key(|&(_, score)| std::cmp::Reverse(score));
                     order.truncate(k);
                     order

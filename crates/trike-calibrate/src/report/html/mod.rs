@@ -1,4 +1,4 @@
-//! The report as a page that needs nothing but itself.
+//! The report as a self-contained HTML page.
 
 mod plots;
 
@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{QuantizeReport, StoredKind};
 
-/// The style sheet: readable without scripts, fonts or images from elsewhere, and in print.
+/// Style sheet, also for print. No scripts, external fonts or images.
 const STYLE: &str = "\
 body{font:16px/1.5 system-ui,sans-serif;max-width:62rem;margin:2rem auto;padding:0 1rem;color:#1b1f24;background:#fff}\
 h1{font-size:1.6rem;margin:0}h2{font-size:1.2rem;margin:2.2rem 0 .6rem;border-bottom:1px solid #d5dae0}\
@@ -19,14 +19,14 @@ th{text-align:right;font-weight:600}th:first-child,td:first-child{text-align:lef
 code{font-size:.92em}";
 
 impl QuantizeReport {
-    /// The report as one HTML page with its plots in it; nothing is fetched from elsewhere.
+    /// The report as one HTML page with embedded plots; nothing is loaded from elsewhere.
     pub fn html(&self) -> String {
         let mut page = Page::default();
         page.raw("<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">");
         page.raw("<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\"><title>");
-        page.text(&format!("{} made ternary", name_of(&self.input)));
+        page.text(&format!("{}: ternary quantization report", name_of(&self.input)));
         page.raw(&format!("</title><style>{STYLE}</style></head><body>\n<h1>"));
-        page.text(&format!("{} made ternary", name_of(&self.input)));
+        page.text(&format!("{}: ternary quantization report", name_of(&self.input)));
         page.raw("</h1>\n");
         self.summary(&mut page);
         self.quality(&mut page);
@@ -53,17 +53,17 @@ impl QuantizeReport {
         let t = &self.ternary;
         page.facts(&[
             ("model", self.input.clone()),
-            ("written to", self.output.clone()),
+            ("output", self.output.clone()),
             ("planes", self.planes.clone()),
-            ("a scale per", self.granularity.clone()),
+            ("one scale per", self.granularity.clone()),
             ("method", self.method.clone()),
             (
-                "calibrated on",
+                "calibration",
                 format!("{} sequences, {} tokens", self.calibration_sequences, self.calibration_tokens),
             ),
             ("ternary layers", format!("{} of {}", t.layers, self.layers.len())),
-            ("their bits per weight, scales included", format!("{:.3}", t.bits_per_weight)),
-            ("their zero trits", percent(t.zeros)),
+            ("ternary bits per weight, including scales", format!("{:.3}", t.bits_per_weight)),
+            ("ternary zeros", percent(t.zeros)),
             ("bytes of all tensors", format!("{} before, {} after", self.input_bytes, self.output_bytes)),
             ("bits per weight of all tensors", format!("{:.3}", self.bits_per_weight)),
             ("time", format!("{:.1} s", self.seconds)),
@@ -96,13 +96,13 @@ impl QuantizeReport {
                     "0".to_owned(),
                     format!("{:.5} ± {:.5}", e.kl, e.kl_error),
                 ],
-                vec!["same best token".to_owned(), "100.0 %".to_owned(), percent(e.top1_agreement)],
+                vec!["top-1 agreement".to_owned(), "100.0 %".to_owned(), percent(e.top1_agreement)],
             ],
         );
     }
 
     fn curve_section(&self, page: &mut Page) {
-        page.section("curve", "Perplexity against bits");
+        page.section("curve", "Perplexity vs. bits per weight");
         if self.curve.is_empty() {
             page.none("Not measured: no curve of other settings of the same model was requested.");
             return;
@@ -124,7 +124,7 @@ impl QuantizeReport {
         page.section("layers", "Layers");
         page.raw(&plots::layers(
             "bits",
-            "Bits per weight of each layer, in the order of the model",
+            "Bits per weight of each layer, in model order",
             &self.layers.iter().map(|l| l.bits_per_weight).collect::<Vec<_>>(),
         ));
         let errors = |of: fn(&super::LayerReport) -> Option<f64>| -> Vec<f64> {
@@ -159,7 +159,7 @@ impl QuantizeReport {
             &[
                 "layer",
                 "shape",
-                "stored as",
+                "storage",
                 "bits/weight",
                 "bytes",
                 "zeros",
@@ -173,7 +173,7 @@ impl QuantizeReport {
         for l in &self.layers {
             if let Some(reason) = &l.kept {
                 page.raw("<p>");
-                page.text(&format!("{} stays as it is: {reason}.", l.name));
+                page.text(&format!("{} is not quantized: {reason}.", l.name));
                 page.raw("</p>\n");
             }
         }
@@ -187,8 +187,8 @@ impl QuantizeReport {
         };
         page.raw("<p class=\"what\">");
         page.text(
-            "What the model diverges by when only this layer is stored so and the rest is dense, on calibration text that it was \
-             not fitted to.",
+            "Divergence of the model when only this layer is stored this way and all others are dense, measured on calibration text \
+             held out from fitting.",
         );
         page.raw("</p>\n");
         page.raw(&plots::sensitivity(&planning.sensitivities));
@@ -203,19 +203,19 @@ impl QuantizeReport {
                 ]
             })
         });
-        page.raw("<details><summary>Every measurement</summary>\n");
-        page.table(&["layer", "stored as", "bits/weight", "bytes", "KL, nats per token"], rows);
+        page.raw("<details><summary>All measurements</summary>\n");
+        page.table(&["layer", "storage", "bits/weight", "bytes", "KL, nats per token"], rows);
         page.raw("</details>\n");
     }
 
     fn plan_section(&self, page: &mut Page) {
         page.section("plan", "Plan");
         let Some(planning) = &self.planning else {
-            page.none("Every layer is stored as the options say.");
+            page.none("No per-layer plan: all layers use the same options.");
             return;
         };
         page.raw("<p>");
-        page.text(&format!("Made for {}.", planning.budget));
+        page.text(&format!("Budget: {}.", planning.budget));
         page.raw("</p>\n");
         if !planning.trials.is_empty() {
             let rows = planning.trials.iter().map(|t| {
@@ -244,7 +244,7 @@ impl QuantizeReport {
         }
         page.raw("<details><summary>The plan</summary>\n");
         page.table(
-            &["layer", "stored as", "why"],
+            &["layer", "storage", "reason"],
             planning.plan.layers.iter().map(|l| {
                 vec![l.name.clone(), l.stored.to_string(), l.stored.reason.clone().unwrap_or_default()]
             }),
@@ -252,7 +252,7 @@ impl QuantizeReport {
         page.raw("</details>\n");
     }
 
-    /// Whatever the report has on tuning, block by block and of the whole model.
+    /// Tuning results, per block and for the whole model.
     fn tuning_section(&self, page: &mut Page) {
         page.section("tuning", "Tuning");
         let all = serde_json::to_value(self).unwrap_or_default();
@@ -282,19 +282,19 @@ impl QuantizeReport {
             push("whole model".to_owned(), of);
         }
         if rows.is_empty() {
-            page.none("Nothing was tuned against the dense model's outputs.");
+            page.none("No tuning against the outputs of the dense model.");
             return;
         }
         page.raw(&plots::layers(
             "tuning",
-            "Loss after tuning over that before, block by block, the model last",
+            "Ratio of the loss after tuning to the loss before, per block; last, the whole model",
             &bars,
         ));
-        page.table(&["what", "steps", "loss before", "loss after", "kept", "seconds"], rows);
+        page.table(&["block", "steps", "loss before", "loss after", "kept", "seconds"], rows);
     }
 }
 
-/// The last part of a path.
+/// The last component of a path.
 fn name_of(path: &str) -> &str {
     path.trim_end_matches('/').rsplit('/').next().unwrap_or(path)
 }
@@ -303,7 +303,7 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }
 
-/// Text with what HTML reserves escaped; also what could steer anything else.
+/// Escapes the characters that HTML reserves, and control characters.
 fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -319,7 +319,7 @@ fn escape(text: &str) -> String {
     out
 }
 
-/// A page on its way.
+/// An HTML page under construction.
 #[derive(Default)]
 struct Page(String);
 
@@ -333,7 +333,7 @@ impl Page {
     }
 
     fn section(&mut self, id: &str, title: &str) {
-        // A string never fails to be written to.
+        // Writing to a `String` cannot fail.
         let _ = writeln!(self.0, "<h2 id=\"{id}\">{}</h2>", escape(title));
     }
 

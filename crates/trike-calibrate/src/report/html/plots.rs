@@ -18,7 +18,7 @@ const COLORS: [RGBColor; 6] = [
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 
-/// Draws a plot; what cannot be drawn is said in its place.
+/// Draws a plot; if that fails, the error message takes its place.
 fn svg(
     id: &str,
     title: &str,
@@ -36,7 +36,7 @@ fn svg(
     format!("<figure id=\"plot-{id}\"><figcaption>{}</figcaption>\n{body}</figure>\n", super::escape(title))
 }
 
-/// A range around values, never empty.
+/// A nonempty range around values.
 fn around(values: impl Iterator<Item = f64> + Clone) -> Range<f64> {
     let low = values.clone().fold(f64::INFINITY, f64::min);
     let high = values.fold(f64::NEG_INFINITY, f64::max);
@@ -47,14 +47,14 @@ fn around(values: impl Iterator<Item = f64> + Clone) -> Range<f64> {
     low - margin..high + margin
 }
 
-/// The same around positive values on a logarithmic axis.
+/// [`around`] for positive values on a logarithmic axis.
 fn around_logs(values: impl Iterator<Item = f64> + Clone) -> Range<f64> {
     let logs = around(values.map(f64::log10));
-    // A tenth of a decade is seen for one value, too.
+    // A tenth of a decade keeps a single value visible.
     10f64.powf(logs.start - 0.05)..10f64.powf(logs.end + 0.05)
 }
 
-/// Two digits of a number, without what is not needed.
+/// A number with two significant digits, or all digits of the integer part.
 fn significant(value: f64) -> String {
     let digits = (1.0 - value.abs().max(1e-9).log10().floor()).clamp(0.0, 9.0) as usize;
     let text = format!("{value:.digits$}");
@@ -64,7 +64,7 @@ fn significant(value: f64) -> String {
     }
 }
 
-/// A bar for each value.
+/// One bar per value.
 pub(crate) fn layers(id: &str, title: &str, values: &[f64]) -> String {
     svg(id, title, |area| {
         let most = values.iter().copied().filter(|v| v.is_finite()).fold(0.0, f64::max).max(1e-9);
@@ -83,12 +83,12 @@ pub(crate) fn layers(id: &str, title: &str, values: &[f64]) -> String {
     })
 }
 
-/// Perplexity ratio against bits per weight.
+/// Plot of the perplexity ratio over bits per weight.
 pub(crate) fn curve(points: &[CurvePoint]) -> String {
     let mut sorted: Vec<&CurvePoint> = points.iter().collect();
     sorted.sort_by(|a, b| a.bits_per_weight.total_cmp(&b.bits_per_weight));
-    svg("curve", "Perplexity over the dense model's, against bits per weight of the linear layers", |area| {
-        // What is lost spans orders of magnitude.
+    svg("curve", "Perplexity ratio to the dense model vs. bits per weight of the linear layers", |area| {
+        // The increase spans orders of magnitude.
         let lost = |p: &CurvePoint| (p.ratio - 1.0).max(1e-4);
         let mut chart = ChartBuilder::on(area)
             .margin(10)
@@ -101,7 +101,7 @@ pub(crate) fn curve(points: &[CurvePoint]) -> String {
         chart
             .configure_mesh()
             .x_desc("bits per weight")
-            .y_desc("more than the dense model's")
+            .y_desc("increase over the dense model")
             .y_label_formatter(&|y| format!("{} %", significant(100.0 * y)))
             .draw()?;
         chart
@@ -115,9 +115,9 @@ pub(crate) fn curve(points: &[CurvePoint]) -> String {
     })
 }
 
-/// Divergence against bits, a line for each layer.
+/// Plot of divergence over bits per weight, one line per layer.
 pub(crate) fn sensitivity(all: &[Sensitivity]) -> String {
-    svg("sensitivity", "Divergence (nats per token) that each layer causes alone, against its bits", |area| {
+    svg("sensitivity", "Divergence (nats per token) of each layer alone vs. bits per weight", |area| {
         let lines: Vec<Vec<(f64, f64)>> = all
             .iter()
             .map(|s| {
@@ -139,7 +139,7 @@ pub(crate) fn sensitivity(all: &[Sensitivity]) -> String {
             )?;
         chart.configure_mesh().x_desc("bits per weight").y_label_formatter(&|y| format!("{y:.0e}")).draw()?;
         for (i, line) in lines.iter().enumerate() {
-            // Neighbours differ in colour.
+            // Adjacent layers get different colors.
             chart.draw_series(LineSeries::new(
                 line.iter().copied(),
                 COLORS[i % COLORS.len()].stroke_width(1),

@@ -53,10 +53,10 @@ fn refusals_say_what_to_do() {
         (401, "GatedRepo", "hf_x", &["gated", "accept its terms", "/trike/tiny", "HF_TOKEN"]),
         (403, "GatedRepo", "", &["gated", "accept its terms"]),
         (401, "RepoNotFound", "", &["no such model, or it is private (401", "set HF_TOKEN"]),
-        (401, "", "hf_x", &["the token that was sent", "not valid or may not read it"]),
+        (401, "", "hf_x", &["the token that was sent", "is invalid or has no read access"]),
         (404, "RepoNotFound", "hf_x", &["no such model", "404"]),
         (404, "RevisionNotFound", "", &["no revision `v9`", "branch"]),
-        (403, "", "", &["refuses (403", "HF_TOKEN"]),
+        (403, "", "", &["access denied (403", "HF_TOKEN"]),
         (429, "", "", &["too many requests", "wait"]),
     ];
     for (status, code, token, words) in cases {
@@ -80,7 +80,7 @@ fn refusals_say_what_to_do() {
     nothing_looks_complete(&trike);
     let offline = hub.command(&trike, "trike/tiny").env("HF_HUB_OFFLINE", "1").output().unwrap();
     let error = utf8(offline.stderr);
-    assert!(error.contains("HF_HUB_OFFLINE is set: without it the model is downloaded"), "{error}");
+    assert!(error.contains("HF_HUB_OFFLINE is set: unset it to download the model"), "{error}");
     let nobody = hub.command(&trike, "trike/tiny").env("HF_ENDPOINT", "http://127.0.0.1:1").output().unwrap();
     let error = utf8(nobody.stderr);
     assert!(error.contains("http://127.0.0.1:1/api") && error.contains("check the connection"), "{error}");

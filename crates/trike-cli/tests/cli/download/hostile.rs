@@ -32,7 +32,7 @@ fn header(file: &str, name: &'static str, value: &str, request: &Request) -> Opt
 #[test]
 fn a_hostile_hub_writes_nothing_that_has_a_name() {
     let cases: &[(&str, Instead, Instead, &str)] = &[
-        ("no JSON", |r| listing("<html>\u{1b}[2J", r), usual, "the description of a model"),
+        ("no JSON", |r| listing("<html>\u{1b}[2J", r), usual, "a model description"),
         ("endless listing", |r| listing(vec![b' '; (16 << 20) + 2], r), usual, "at most 16777216"),
         ("commit", |r| listing(r#"{"sha": "../../../../evil", "siblings": []}"#, r), usual, "the commit"),
         ("no files", |r| names("", r), usual, "no files"),
@@ -51,12 +51,12 @@ fn a_hostile_hub_writes_nothing_that_has_a_name() {
             |_| Some(Reply { length: Some(String::new()), ..Reply::new(200, vec![0; 2 << 20]) }),
             "bytes, got more",
         ),
-        ("digest", usual, |_| Some(Reply::new(200, vec![0; 768_536])), "with the SHA-256"),
+        ("digest", usual, |_| Some(Reply::new(200, vec![0; 768_536])), "expected SHA-256"),
         (
             "small digest",
             |r| r.is("GET", "tokenizer_config.json").then(|| Reply::new(200, vec![b' '; 131])),
             usual,
-            "with the git SHA-1",
+            "expected git SHA-1",
         ),
         (
             "loop",
@@ -90,7 +90,7 @@ fn shards_are_those_of_the_index_and_of_the_listing() {
     files.files.insert("consolidated.safetensors".to_owned(), weights.clone());
     for (map, word) in [
         (r#"{"x": "../../../../evil.safetensors"}"#, "names of .safetensors files"),
-        (r#"{"x": "model-00001-of-00001.safetensors"}"#, "none of the name model-00001-of-00001.safetensors"),
+        (r#"{"x": "model-00001-of-00001.safetensors"}"#, "no file model-00001-of-00001.safetensors"),
         ("3", "weight_map"),
     ] {
         let (trike, hub) = (Trike::new(), indexed(&files, map));

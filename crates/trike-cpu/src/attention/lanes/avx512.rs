@@ -1,4 +1,4 @@
-//! Squares of sixteen by sixteen lanes.
+//! Transpose of 16 x 16 lanes.
 
 use std::arch::x86_64::*;
 
@@ -8,12 +8,12 @@ use trike_host::isa::Avx512;
 impl Lanes for Avx512 {
     #[inline(always)]
     fn transpose(self, square: &mut [[f32; 16]; 16]) {
-        // SAFETY: `self` exists, and `Avx512::detect` makes one only where the processor has AVX-512 F.
+        // SAFETY: `Avx512::detect` creates `self` only on a CPU with AVX-512 F.
         unsafe { transpose(square) };
     }
 }
 
-/// Four perfect shuffles: each sends row `i` and row `i + 8`, lane by lane in turn, to rows `2 i` and `2 i + 1`.
+/// Four perfect shuffles: each interleaves the lanes of rows `i` and `i + 8` into rows `2 i` and `2 i + 1`.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn transpose(square: &mut [[f32; 16]; 16]) {
@@ -21,7 +21,7 @@ fn transpose(square: &mut [[f32; 16]; 16]) {
     let high = _mm512_setr_epi32(8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
     let mut rows = [_mm512_setzero_ps(); 16];
     for (row, from) in rows.iter_mut().zip(square.iter()) {
-        // SAFETY: the row is sixteen readable f32, and the load takes any alignment.
+        // SAFETY: the row is 16 readable f32, and the load has no alignment requirement.
         *row = unsafe { _mm512_loadu_ps(from.as_ptr()) };
     }
     for _ in 0..4 {
@@ -32,7 +32,7 @@ fn transpose(square: &mut [[f32; 16]; 16]) {
         }
     }
     for (to, row) in square.iter_mut().zip(rows) {
-        // SAFETY: the row has room for sixteen f32, and the store takes any alignment.
+        // SAFETY: the row has room for 16 f32, and the store has no alignment requirement.
         unsafe { _mm512_storeu_ps(to.as_mut_ptr(), row) };
     }
 }

@@ -1,4 +1,4 @@
-//! What attention needs beside the float kernels.
+//! Operations that attention needs in addition to the float kernels.
 
 use crate::kernels::FloatKernels;
 use trike_host::isa::Scalar;
@@ -6,9 +6,9 @@ use trike_host::isa::Scalar;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-/// Vectors of f32, and squares of them.
+/// Vectors of f32, and 16 x 16 blocks of them.
 pub(super) trait Lanes: FloatKernels {
-    /// Swaps rows and columns.
+    /// Transposes a 16 x 16 block.
     #[inline(always)]
     fn transpose(self, square: &mut [[f32; 16]; 16]) {
         for i in 1..16 {

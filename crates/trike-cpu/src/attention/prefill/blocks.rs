@@ -1,4 +1,4 @@
-//! Keys and values in the form that the products read, widened once for all panels of an item.
+//! Keys and values in the layout that the products read, widened once for all panels of an item.
 
 use std::ops::Range;
 
@@ -13,9 +13,9 @@ pub(super) struct Blocks {
     pub(super) keys: Vec<f32>,
     /// `[head_dim / SCALARS][KEYS]`, the last columns padded with zeros.
     pub(super) values: Vec<[[f32; SCALARS]; KEYS]>,
-    /// `[KEYS][head_dim]`, values on their way.
+    /// `[KEYS][head_dim]`, the widened values before packing.
     wide: Vec<f32>,
-    /// Whether every value is finite, so that a weight of zero leaves nothing of it.
+    /// Whether every value is finite, so that a weight of zero contributes zero.
     pub(super) finite: bool,
 }
 
@@ -25,7 +25,8 @@ impl Blocks {
         Self { keys: vec![0.0; KEYS * d], values, wide: vec![0.0; KEYS * d], finite: true }
     }
 
-    /// Widens the keys and values of `positions`, which lie within the block from `start`; the others become zeros.
+    /// Widens the keys and values of `positions`, which lie within the block at `start`; the rest of the block becomes
+    /// zeros.
     pub(super) fn fill<S: Lanes, E: Element>(
         &mut self,
         s: S,
@@ -51,7 +52,7 @@ fn widen_within<S: Lanes, E: Element>(s: S, to: &mut [f32], within: &Range<usize
     s.widen(from[1], high);
 }
 
-/// Brings the values of a block into groups of columns, and says whether all of them are finite.
+/// Packs the values of a block into groups of columns, and returns whether all of them are finite.
 struct Pack<'a> {
     wide: &'a [f32],
     values: &'a mut [[[f32; SCALARS]; KEYS]],
@@ -70,7 +71,7 @@ impl Loop for Pack<'_> {
             for (values, eight) in whole.iter_mut().zip(eights) {
                 values[n] = *eight;
                 for (highest, value) in highest.iter_mut().zip(eight) {
-                    // As integers, magnitudes sort like the floats they are, and anything not finite above them.
+                    // As integers, magnitudes sort like the floats, and non-finite values sort above all others.
                     let magnitude = value.to_bits() & 0x7FFF_FFFF;
                     *highest = if magnitude > *highest { magnitude } else { *highest };
                 }

@@ -1,9 +1,9 @@
-//! Blocks of query rows against blocks of keys.
+//! Prefill attention: blocks of query rows against blocks of keys.
 //!
-//! The rows of a group of heads (tokens times heads that share their keys) lie across the lanes. A panel is up to 48 rows:
-//! scores are `keys x rows`, outputs `columns x rows`, and both products take eight scalars of the keys or values times
-//! three vectors of rows at a time. The largest score and the sums of a row are kept in its lane, so nothing is ever summed
-//! across lanes. Keys and values are widened once for all panels of an item.
+//! The rows of a group of heads (tokens times heads that share their keys) lie across the lanes. A panel has up to 48
+//! rows: scores are `keys x rows`, outputs `columns x rows`, and both products multiply eight scalars of the keys or
+//! values by three vectors of rows at a time. The largest score and the sums of a row stay in its lane, so nothing is
+//! summed across lanes. Keys and values are widened once for all panels of an item.
 
 mod blocks;
 mod product;
@@ -23,18 +23,18 @@ use trike_host::Pool;
 use blocks::Blocks;
 use product::{Keys, Values, product};
 
-/// Positions of a block. Blocks start at multiples of it, so a row's sums do not depend on the rows beside it.
+/// Positions per block. Blocks start at multiples of it, so the sums of a row do not depend on the other rows.
 const KEYS: usize = 64;
-/// Scalars that meet the vectors of a panel at once.
+/// Scalars multiplied with the vectors of a panel at once.
 const SCALARS: usize = 8;
-/// Most rows of a panel.
+/// Maximum rows per panel.
 const ROWS: usize = 48;
 
-/// Some tokens and the heads that share one head of keys.
+/// A range of tokens and the heads that share one key/value head.
 struct Item<'o> {
     kv_head: usize,
     tokens: Range<usize>,
-    /// A head of the output for each row, token after token.
+    /// One head of the output per row, token by token.
     out: Vec<&'o mut [f32]>,
 }
 
@@ -42,7 +42,7 @@ pub(super) fn run<E: Element>(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[E], v: 
     let (share, d, kv_heads) = (job.share(), job.problem.head_dim, job.problem.kv_heads);
     let seen = (0..job.tokens).map(|t| job.span(t).len().saturating_mul(job.problem.heads));
     let parts = job.parts(pool, seen.fold(0, usize::saturating_add));
-    // Widening is shared by the panels of an item, but every thread needs some items.
+    // The panels of an item share the widening, but every thread needs several items.
     let block = |panels: usize| (panels * ROWS / share).max(1);
     let enough = |panels: &usize| kv_heads * job.tokens.div_ceil(block(*panels)) >= 4 * parts;
     let block = block([4, 2].into_iter().find(enough).unwrap_or(1));
@@ -69,14 +69,14 @@ pub(super) fn run<E: Element>(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[E], v: 
     });
 }
 
-/// One value for each of `16 V` rows.
+/// One value per row, for `16 V` rows.
 type Row<const V: usize> = [FloatLine; V];
 
 fn row_of<const V: usize>(value: f32) -> Row<V> {
     [Line([value; 16]); V]
 }
 
-/// A panel on its way through the blocks.
+/// Running state of a panel over the blocks.
 struct Panel<const V: usize> {
     /// `[head_dim][V]` queries.
     q: Vec<FloatLine>,
@@ -86,11 +86,11 @@ struct Panel<const V: usize> {
     largest: Row<V>,
     /// The sum of the exponentials so far.
     total: Row<V>,
-    /// The first position that a row sees, and the one after the last.
+    /// The visible range of each row: first position, and one past the last.
     seen: [(usize, usize); ROWS],
-    /// Positions that any row sees.
+    /// Positions visible to at least one row.
     any: Range<usize>,
-    /// Positions that every row sees.
+    /// Positions visible to every row.
     all: Range<usize>,
 }
 
@@ -122,7 +122,7 @@ fn attend<S: Lanes, E: Element, const V: usize>(
     }
 }
 
-/// Adds a block to the panels of an item.
+/// Accumulates a block into the panels of an item.
 struct AttendBlock<'a, S, const V: usize> {
     s: S,
     scale: f32,
@@ -143,7 +143,7 @@ impl<S: Lanes, const V: usize> Loop for AttendBlock<'_, S, V> {
     }
 }
 
-/// The queries of some rows, and what they see.
+/// The queries of some rows and their visible ranges.
 fn panel<S: Lanes, const V: usize>(
     job: &Job<'_>,
     s: S,
@@ -155,7 +155,7 @@ fn panel<S: Lanes, const V: usize>(
     let mut from: [&[f32]; ROWS] = [&[]; ROWS];
     let mut seen = [(0, 0); ROWS];
     for row in 0..16 * V {
-        // Lanes without a row see what the last one sees, and are not read.
+        // Lanes without a row copy the last row; their results are discarded.
         let at = first + row.min(rows - 1);
         let (token, head) = (item.tokens.start + at / share, item.kv_head * share + at % share);
         let span = job.span(token);
@@ -164,7 +164,7 @@ fn panel<S: Lanes, const V: usize>(
     }
     let mut q = bytemuck::zeroed_vec(d * V);
     s.run(Gather::<S, V> { s, from: &from, q: q.as_chunks_mut().0 });
-    // Both ends grow with the token.
+    // Both ends increase with the token.
     let (low, high) = (seen[0], seen[16 * V - 1]);
     Panel {
         q,
@@ -177,7 +177,7 @@ fn panel<S: Lanes, const V: usize>(
     }
 }
 
-/// Copies without a call, as which short copies of two lengths are compiled.
+/// Copies by vectors: the compiler turns short copies of two possible lengths into a call.
 #[inline(always)]
 fn copy<S: Lanes>(s: S, from: &[f32; 16], to: &mut [f32; 16]) {
     for part in 0..16 / S::LANES {
@@ -185,7 +185,7 @@ fn copy<S: Lanes>(s: S, from: &[f32; 16], to: &mut [f32; 16]) {
     }
 }
 
-/// Lays rows across the lanes.
+/// Transposes rows into lanes.
 struct Gather<'a, 'q, S, const V: usize> {
     s: S,
     from: &'a [&'q [f32]; ROWS],
@@ -216,7 +216,7 @@ impl<S: Lanes, const V: usize> Loop for Gather<'_, '_, S, V> {
     }
 }
 
-/// Adds a block to a panel.
+/// Accumulates a block into a panel.
 #[inline(always)]
 fn attend_block<S: Lanes, const V: usize>(
     s: S,
@@ -256,10 +256,10 @@ fn attend_block<S: Lanes, const V: usize>(
     }
 }
 
-/// Makes the scores of positions that a row does not see minus infinity.
+/// Sets the scores of invisible positions to minus infinity.
 #[inline(always)]
 fn mask<const V: usize>(seen: &[(usize, usize); ROWS], start: usize, scores: &mut [Row<V>]) {
-    // Relative to `start` the ends fit an i32: they are cut to the length of a block.
+    // Relative to `start` the ends fit an i32: they are clamped to the length of a block.
     let (mut low, mut high) = ([[0i32; 16]; V], [[0i32; 16]; V]);
     for row in 0..16 * V {
         low[row / 16][row % 16] = seen[row].0.saturating_sub(start).min(KEYS) as i32;
@@ -275,8 +275,8 @@ fn mask<const V: usize>(seen: &[(usize, usize); ROWS], start: usize, scores: &mu
     }
 }
 
-/// Replaces scores by exponentials of their distance to the largest so far, and returns the factor that the sums of earlier blocks
-/// must be multiplied with.
+/// Replaces each score by `exp(score - largest so far)` and returns the factor by which the sums of earlier blocks
+/// must be multiplied.
 #[inline(always)]
 fn soften<const V: usize>(
     scale: f32,
@@ -291,11 +291,12 @@ fn soften<const V: usize>(
             for l in 0..16 {
                 let score = scores[v].0[l] * scale;
                 scores[v].0[l] = score;
-                // Not a maximum: NaN is passed over here and found by the exponential.
+                // Not a maximum: NaN is ignored here and propagates through the exponential.
                 top[l] = if score > top[l] { score } else { top[l] };
             }
         }
-        // A row that has seen nothing yet keeps minus infinity as its largest score, and all its exponentials are zero.
+        // A row without visible positions so far keeps minus infinity as its largest score, and all its exponentials
+        // are zero.
         let mut from = [0.0; 16];
         for l in 0..16 {
             from[l] = if top[l] == f32::NEG_INFINITY { 0.0 } else { top[l] };
@@ -317,7 +318,7 @@ fn soften<const V: usize>(
     keep
 }
 
-/// The second product where a value is not finite and some row must not see it: zero times infinity is not zero.
+/// The second product when a value is not finite and is masked for some row: zero times infinity is not zero.
 fn add_seen<const V: usize>(
     values: &[[f32; SCALARS]],
     weights: &[Row<V>],
@@ -339,7 +340,7 @@ fn add_seen<const V: usize>(
     }
 }
 
-/// Writes the rows of a panel.
+/// Normalizes and writes the rows of a panel.
 struct Finish<'a, 'o, S, const V: usize> {
     s: S,
     panel: &'a Panel<V>,

@@ -3,9 +3,9 @@
 use super::{Row, SCALARS};
 use crate::attention::lanes::Lanes;
 
-/// Where the scalars of a product lie.
+/// Scalar operand of a product.
 pub(super) trait Scalars: Copy {
-    /// The first `steps` steps. Where the compiler sees the length, it needs no checks.
+    /// The first `steps` steps. With a known length the compiler removes the bounds checks.
     fn cut(self, steps: usize) -> Self;
     /// Scalar `i` of step `k`.
     fn at(&self, k: usize, i: usize) -> f32;
@@ -58,7 +58,7 @@ impl Scalars for Values<'_> {
     }
 }
 
-/// `out[i] = out[i] * keep + sum_k a(k, i) * b[k]`; without `keep` what was in `out` is forgotten.
+/// `out[i] = out[i] * keep + sum_k a(k, i) * b[k]`; without `keep`, `out` is overwritten.
 #[inline(always)]
 pub(super) fn product<S: Lanes, A: Scalars, const V: usize>(
     s: S,
@@ -67,7 +67,7 @@ pub(super) fn product<S: Lanes, A: Scalars, const V: usize>(
     keep: Option<&Row<V>>,
     out: &mut [Row<V>; SCALARS],
 ) {
-    // As many sums as the registers hold: 24 of 32, or 12 of 16.
+    // As many sums as fit the registers: 24 of 32, or 12 of 16.
     match (S::LANES, V) {
         (16, 3) => tile::<S, A, V, 8, 3>(s, a, b, keep, out, 0, 0),
         (16, 2) => tile::<S, A, V, 8, 2>(s, a, b, keep, out, 0, 0),

@@ -1,4 +1,4 @@
-//! Widening of elements.
+//! Conversion of elements to f32.
 
 use std::arch::x86_64::*;
 
@@ -17,7 +17,7 @@ fn load_tail<E: Element>(tail: &[E]) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2")]
 fn store(to: &mut [f32; 8], lanes: __m256) {
-    // SAFETY: the array has room for eight f32, and the store takes any alignment.
+    // SAFETY: the array has room for eight f32, and the store has no alignment requirement.
     unsafe { _mm256_storeu_ps(to.as_mut_ptr(), lanes) };
 }
 

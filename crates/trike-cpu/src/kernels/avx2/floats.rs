@@ -1,4 +1,4 @@
-//! Eight lanes.
+//! Float operations on eight lanes.
 
 use std::arch::x86_64::*;
 
@@ -25,8 +25,8 @@ impl FloatLanes for Avx2 {
     #[inline(always)]
     fn store_lanes<const N: usize>(self, to: &mut [f32; N], at: usize, lanes: __m256) {
         let chunk: &mut [f32; 8] = to[at..].first_chunk_mut().expect("a whole vector");
-        // SAFETY: the array has room for eight f32, the store takes any alignment, and `self` exists, which only
-        // `Avx2::detect` makes where the processor has AVX2.
+        // SAFETY: the array has room for eight f32, the store has no alignment requirement, and `Avx2::detect` creates
+        // `self` only on a CPU with AVX2.
         unsafe { _mm256_storeu_ps(chunk.as_mut_ptr(), lanes) };
     }
 
@@ -47,13 +47,13 @@ impl FloatLanes for Avx2 {
 }
 
 impl Streaming for Avx2 {
-    // Twelve sums, three activations and a weight in sixteen registers.
+    // 12 sums, 3 activations and 1 weight in 16 registers.
     const SIDE_TOKENS: usize = 3;
 
     #[inline(always)]
     fn prefetch_lanes<const FIRST: bool>(self, line: *const u8) {
         if FIRST {
-            // SAFETY: a prefetch takes any address and reads nothing; every x86-64 processor has the instruction.
+            // SAFETY: a prefetch accepts any address and reads nothing; every x86-64 CPU has the instruction.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
         } else {
             // SAFETY: as above.
@@ -62,18 +62,18 @@ impl Streaming for Avx2 {
     }
 }
 
-/// The folds of four vectors side by side: the same additions as one at a time, in fewer instructions.
+/// The folds of four vectors at once: the same additions as one at a time, in fewer instructions.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn fold_four(v: [__m256; 4]) -> [f32; 4] {
-    // Halves of two vectors added; then pairs within a half, so that each half holds two sums of two.
+    // Add the halves of each vector; then pairs within a half, so that each half holds two sums of two.
     let halves =
         |a, b| _mm256_add_ps(_mm256_permute2f128_ps::<0x20>(a, b), _mm256_permute2f128_ps::<0x31>(a, b));
     let (a, b) = (halves(v[0], v[1]), halves(v[2], v[3]));
     let v2 = _mm256_add_ps(_mm256_shuffle_ps::<0x44>(a, b), _mm256_shuffle_ps::<0xEE>(a, b));
     let v1 = _mm256_add_ps(v2, _mm256_permute_ps::<0xB1>(v2));
     let mut out = [0.0; 8];
-    // SAFETY: the array has room for eight f32, and the store takes any alignment.
+    // SAFETY: the array has room for eight f32, and the store has no alignment requirement.
     unsafe { _mm256_storeu_ps(out.as_mut_ptr(), v1) };
     // The lower half holds vectors 0 and 2, the upper one 1 and 3.
     [out[0], out[4], out[2], out[6]]

@@ -13,10 +13,10 @@ use trike_host::Loop;
 use super::{Element, FloatKernels, Kernels, Rows};
 use trike_host::isa::Avx2;
 
-/// Writes the safe method that enters a function with the target features on.
+/// Wraps a call of a function with target features.
 macro_rules! enter {
     ($call:expr) => {
-        // SAFETY: `self` exists, and `Avx2::detect` makes one only where the processor has AVX2, FMA and F16C.
+        // SAFETY: `Avx2::detect` creates `self` only on a CPU with AVX2, FMA and F16C.
         unsafe { $call }
     };
 }
@@ -51,6 +51,6 @@ fn run<L: Loop>(task: L) -> L::Output {
 #[inline]
 #[target_feature(enable = "avx2,f16c")]
 fn load<E: Element>(chunk: &[E; 8]) -> __m256 {
-    // SAFETY: this function's own target features are the ones that `load8` asks for.
+    // SAFETY: this function has the target features that `load8` requires.
     unsafe { E::load8(chunk) }
 }

@@ -1,4 +1,4 @@
-//! Widening of elements.
+//! Conversion of elements to f32.
 
 use std::arch::x86_64::*;
 
@@ -17,7 +17,7 @@ fn load_tail<E: Element>(tail: &[E]) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn store(to: &mut [f32; 16], lanes: __m512) {
-    // SAFETY: the array has room for sixteen f32, and the store takes any alignment.
+    // SAFETY: the array has room for 16 f32, and the store has no alignment requirement.
     unsafe { _mm512_storeu_ps(to.as_mut_ptr(), lanes) };
 }
 

@@ -1,4 +1,4 @@
-//! Sixteen lanes.
+//! Float operations on sixteen lanes.
 
 use std::arch::x86_64::*;
 
@@ -25,8 +25,8 @@ impl FloatLanes for Avx512 {
     #[inline(always)]
     fn store_lanes<const N: usize>(self, to: &mut [f32; N], at: usize, lanes: __m512) {
         let chunk: &mut [f32; 16] = to[at..].first_chunk_mut().expect("a whole vector");
-        // SAFETY: the array has room for sixteen f32, the store takes any alignment, and `self` exists, which only
-        // `Avx512::detect` makes where the processor has AVX-512 F.
+        // SAFETY: the array has room for 16 f32, the store has no alignment requirement, and `Avx512::detect` creates
+        // `self` only on a CPU with AVX-512 F.
         unsafe { _mm512_storeu_ps(chunk.as_mut_ptr(), lanes) };
     }
 
@@ -47,13 +47,13 @@ impl FloatLanes for Avx512 {
 }
 
 impl Streaming for Avx512 {
-    // 24 sums, four weights and an activation in 32 registers.
+    // 24 sums, 4 weights and 1 activation in 32 registers.
     const SIDE_TOKENS: usize = 6;
 
     #[inline(always)]
     fn prefetch_lanes<const FIRST: bool>(self, line: *const u8) {
         if FIRST {
-            // SAFETY: a prefetch takes any address and reads nothing; every x86-64 processor has the instruction.
+            // SAFETY: a prefetch accepts any address and reads nothing; every x86-64 CPU has the instruction.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(line.cast()) };
         } else {
             // SAFETY: as above.
@@ -62,11 +62,11 @@ impl Streaming for Avx512 {
     }
 }
 
-/// The folds of four vectors side by side: the same additions as one at a time, in a third of the instructions.
+/// The folds of four vectors at once: the same additions as one at a time, in a third of the instructions.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn fold_four(v: [__m512; 4]) -> [f32; 4] {
-    // Quarters (128 bits) of two vectors: halves added, then quarters, so that quarter `r` belongs to vector `r`.
+    // Add halves, then quarters (128 bits), so that quarter `r` holds the partial sums of vector `r`.
     let halves = |a, b| _mm512_add_ps(_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xEE>(a, b));
     let (a, b) = (halves(v[0], v[1]), halves(v[2], v[3]));
     let v4 = _mm512_add_ps(_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xDD>(a, b));
@@ -75,7 +75,7 @@ fn fold_four(v: [__m512; 4]) -> [f32; 4] {
     let firsts = _mm512_setr_epi32(0, 4, 8, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0);
     let sums = _mm512_castps512_ps128(_mm512_permutexvar_ps(firsts, v1));
     let mut out = [0.0; 4];
-    // SAFETY: the array has room for four f32, and the store takes any alignment.
+    // SAFETY: the array has room for four f32, and the store has no alignment requirement.
     unsafe { _mm_storeu_ps(out.as_mut_ptr(), sums) };
     out
 }

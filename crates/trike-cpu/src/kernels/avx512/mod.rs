@@ -13,10 +13,10 @@ use trike_host::Loop;
 use super::{Element, FloatKernels, Kernels, Rows};
 use trike_host::isa::Avx512;
 
-/// Writes the safe method that enters a function with the target features on.
+/// Wraps a call of a function with target features.
 macro_rules! enter {
     ($call:expr) => {
-        // SAFETY: `self` exists, and `Avx512::detect` makes one only where the processor has every feature named below.
+        // SAFETY: `Avx512::detect` creates `self` only on a CPU with every feature named below.
         unsafe { $call }
     };
 }
@@ -51,6 +51,6 @@ fn run<L: Loop>(task: L) -> L::Output {
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn load<E: Element>(chunk: &[E; 16]) -> __m512 {
-    // SAFETY: this function's own target feature is the one that `load16` asks for.
+    // SAFETY: this function has the target feature that `load16` requires.
     unsafe { E::load16(chunk) }
 }

@@ -1,12 +1,12 @@
-//! `x W^T` for weights that are not ternary, in vector operations: one source for every instruction set.
+//! `x W^T` for dense and int8 weights: one source for every vector instruction set.
 //!
-//! A weight is `scale * code` rounded to f32 (exactly what row lookup gives), a product is fused with its addition, and
-//! every output sums in `LANES` lanes over [`Rows::span`] blocks of columns, folds, and adds the folds in order. So an
-//! output depends on its own row and token only, whatever is computed beside it, and few tokens and many give the same
-//! bits.
+//! A weight is `scale * code` rounded to f32 (the same value as row lookup), products are accumulated with FMA, and
+//! every output is summed in `LANES` lanes over spans of [`Rows::span`] blocks of columns; the folds of the spans are
+//! added in order. An output therefore depends only on its own row and token, and is bit-identical for any number of
+//! tokens.
 //!
-//! Few tokens pass over the weights once ([`stream`]), some pass over rows that stay in the second cache, and many meet
-//! panels of widened weights ([`panel`]).
+//! Few tokens make one pass over the weights ([`stream`]), some tokens reuse rows that stay in the L2 cache, and many
+//! tokens are multiplied with panels of widened weights ([`panel`]).
 
 #![allow(
     clippy::needless_range_loop,
@@ -24,21 +24,21 @@ use super::rows::{BLOCK, Rows};
 use panel::many;
 use stream::Few;
 
-/// Rows that are computed side by side.
+/// Rows computed at once.
 const SIDE: usize = 4;
-/// Rows whose weights are written as f32 together.
+/// Rows per panel of widened weights.
 const PANEL: usize = 32;
-/// Tokens for which no panel is made: widening weights again for every few tokens costs less.
+/// Maximum tokens without panels: widening the weights again for every few tokens costs less.
 const SOME: usize = 24;
-/// Codes that stay in the second cache while some tokens pass, in bytes.
+/// Bytes of codes that stay in the L2 cache while the tokens are processed.
 const RESIDENT: usize = 256 << 10;
-/// The alignment of what is read again and again: a line, so that no vector crosses one.
+/// Alignment of data that is read repeatedly: one cache line, so that no vector crosses a line.
 const LINE: usize = 64;
 
 /// A block of activations, or of codes.
 type Block<E> = [E; BLOCK];
 
-/// Lines of a block of codes.
+/// Cache lines per block of codes.
 const fn lines<E>() -> usize {
     size_of::<Block<E>>() / LINE
 }
@@ -48,13 +48,13 @@ pub(crate) fn product<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[f3
     let scales_per_block = match (w.scales.is_empty(), w.group) {
         (true, _) => 0,
         (false, 32) => 2,
-        // A group that reaches the end of the row has one scale for all blocks.
+        // A group that spans the row has one scale for all blocks.
         (false, group) if group >= w.cols || (group >= BLOCK && group.is_power_of_two()) => 1,
         (false, _) if const { E::CODES } => return widened(simd, w, x, out),
         (false, _) => unreachable!("floats with scales"),
     };
-    // Broken blocks of activations end in zeros, and many tokens are read so often that they are worth a copy in whole
-    // lines.
+    // Partial blocks of activations are padded with zeros; many tokens are read often enough to justify an aligned
+    // copy.
     let (copy, start);
     let x = if !w.cols.is_multiple_of(BLOCK) || out.len() > few::<S>() {
         (copy, start) = padded(x, w.cols);
@@ -63,7 +63,7 @@ pub(crate) fn product<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[f3
         x
     };
     let x = x.as_chunks::<BLOCK>().0;
-    // Codes have scales and floats have none; no other pair is compiled.
+    // Codes have scales and floats have none; other combinations are not compiled.
     match scales_per_block {
         0 if const { !E::CODES } => scaled::<S, E, 0>(simd, w, x, out),
         1 if const { E::CODES } => scaled::<S, E, 1>(simd, w, x, out),
@@ -72,7 +72,7 @@ pub(crate) fn product<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[f3
     }
 }
 
-/// Groups that no loop is made for: the weights of some rows are written as f32, and those multiplied.
+/// Group sizes without a specialized loop: converts the weights of some rows to f32 and multiplies those.
 fn widened<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
     let mut weights = Vec::with_capacity(PANEL.min(w.count()) * w.cols);
     for first in (0..w.count()).step_by(PANEL) {
@@ -85,7 +85,7 @@ fn widened<S: Streaming, E: Element>(simd: S, w: Rows<'_, E>, x: &[f32], out: &m
     }
 }
 
-/// Tokens in whole blocks, the columns behind the last being zero, and where in the buffer they begin.
+/// Tokens padded with zeros to whole blocks, and their offset in the buffer.
 fn padded(x: &[f32], cols: usize) -> (Vec<f32>, usize) {
     let width = cols.next_multiple_of(BLOCK);
     let (mut copy, start) = aligned(x.len() / cols * width);
@@ -96,10 +96,10 @@ fn padded(x: &[f32], cols: usize) -> (Vec<f32>, usize) {
     (copy, start)
 }
 
-/// A buffer with room for `len` numbers behind a few zeros, after which a line begins.
+/// A buffer with room for `len` floats after the first cache line boundary, and the offset of that boundary.
 fn aligned(len: usize) -> (Vec<f32>, usize) {
     let mut buffer: Vec<f32> = Vec::with_capacity(len + LINE / size_of::<f32>());
-    // It is for speed alone: where the platform does not tell the offset, any will do.
+    // Only for speed: if the platform cannot compute the offset, any value works.
     let start = buffer.as_ptr().align_offset(LINE).min(LINE / size_of::<f32>());
     buffer.resize(start, 0.0);
     (buffer, start)
@@ -120,13 +120,13 @@ fn scaled<S: Streaming, E: Element, const SCALES: usize>(
     }
 }
 
-/// Tokens whose sums stay in registers beside weights that have yet to be widened.
+/// Maximum tokens whose sums stay in registers next to weights that are widened on the fly.
 const fn few<S: Streaming>() -> usize {
     S::SIDE_TOKENS - 1
 }
 
-/// The product for some tokens, not so many that a panel is worth making: rows that stay in the second cache meet a few
-/// tokens at a time.
+/// The product for some tokens, too few for panels: rows that stay in the L2 cache are multiplied by a few tokens at a
+/// time.
 fn some<S: Streaming, E: Element, const SCALES: usize>(
     simd: S,
     w: Rows<'_, E>,
@@ -145,7 +145,7 @@ fn some<S: Streaming, E: Element, const SCALES: usize>(
     }
 }
 
-/// `count` tokens in groups of at most `most`, as even as can be at the end: one token alone would not keep the
+/// Splits `count` tokens into groups of at most `most`, evenly at the end: a single token would not keep the
 /// multipliers busy.
 fn groups(count: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let mut token = 0;
@@ -157,15 +157,15 @@ fn groups(count: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     })
 }
 
-/// Something to be done with a number of tokens that is known when it is compiled.
+/// A task specialized on the number of tokens at compile time.
 trait ForTokens {
-    /// The largest number of tokens that it is compiled for.
+    /// Maximum number of tokens that it is compiled for.
     const MOST: usize;
     fn tokens(&self) -> usize;
     fn with<const T: usize>(self);
 }
 
-/// The one place where the number of tokens becomes a constant.
+/// Dispatches on the number of tokens as a constant.
 fn for_tokens<F: ForTokens>(task: F) {
     const { assert!(F::MOST <= MOST_TOKENS, "every number has its arm") };
     match task.tokens() {
@@ -179,7 +179,7 @@ fn for_tokens<F: ForTokens>(task: F) {
     }
 }
 
-/// The weights of a block from column `at`.
+/// Weights of a block from column `at`.
 #[inline(always)]
 fn weight<S: Streaming, E: Element, const SCALES: usize>(
     simd: S,
@@ -191,13 +191,13 @@ fn weight<S: Streaming, E: Element, const SCALES: usize>(
     if SCALES == 0 { codes } else { simd.mul_lanes(simd.splat_lanes(scales[at * SCALES / BLOCK]), codes) }
 }
 
-/// One row, block by block, with `SCALES` scales per block.
+/// A row in blocks, with `SCALES` scales per block.
 #[derive(Clone, Copy)]
 struct Source<'a, E, const SCALES: usize> {
     blocks: &'a [Block<E>],
     tail: &'a [E],
     scales: &'a [f32],
-    /// Blocks that share a scale, as a power of two; irrelevant unless there is one scale per block.
+    /// log2 of the blocks per scale; unused unless there is one scale per block.
     shift: u32,
 }
 
@@ -211,14 +211,14 @@ impl<'a, E: Element, const SCALES: usize> Source<'a, E, SCALES> {
         Self { blocks, tail, scales, shift }
     }
 
-    /// The scales of a block; those of groups that lie behind the end of the row are zero.
+    /// The scales of a block; zero for groups past the end of the row.
     #[inline(always)]
     fn scales(&self, block: usize) -> [f32; SCALES] {
         let first = if SCALES == 1 { block >> self.shift } else { SCALES * block };
         std::array::from_fn(|s| self.scales.get(first + s).copied().unwrap_or(0.0))
     }
 
-    /// The broken block at the end, zeros behind it.
+    /// The partial last block, padded with zeros.
     #[inline(always)]
     fn last(&self) -> Block<E> {
         let mut block = [E::ZERO; BLOCK];

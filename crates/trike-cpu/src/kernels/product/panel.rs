@@ -1,7 +1,7 @@
-//! Many tokens: they meet weights that were widened into a panel, 32 rows of one span.
+//! GEMM for many tokens, with weights widened into panels of 32 rows of one span.
 //!
-//! A panel stays in the second cache while the tokens pass, each group of them read from the first. Meanwhile the codes of
-//! the next panel are asked for.
+//! A panel stays in the L2 cache while all tokens are processed, in groups that stay in L1. Meanwhile the codes of the
+//! next panel are prefetched.
 
 use std::ops::Range;
 
@@ -11,9 +11,9 @@ use crate::kernels::floats::Streaming;
 use crate::kernels::rows::{BLOCK, Rows};
 use trike_host::Loop;
 
-/// A block of four rows in f32, in the order in which it is read: step by step, and in a step row by row.
+/// A block of four rows in f32 in read order: step by step, and within a step row by row.
 const QUAD: usize = SIDE * BLOCK;
-/// How far ahead a panel's rows are asked for. A span of a row is too short for the processor to see where it leads.
+/// Prefetch distance in rows of a panel. A span of a row is too short for the hardware prefetcher.
 const ROWS_AHEAD: usize = 4;
 
 /// The product for many tokens, panel by panel.
@@ -54,7 +54,7 @@ pub(super) fn many<S: Streaming, E: Element, const SCALES: usize>(
     }
 }
 
-/// Where the codes of a panel lie, in runs of as many lines as the panel has blocks.
+/// Addresses of the codes of a panel, in runs of as many lines as the panel has blocks.
 fn runs<E: Element>(w: Rows<'_, E>, range: &Range<usize>) -> Vec<*const u8> {
     let bytes = size_of::<Block<E>>();
     let begin = |row| w.codes(row).as_ptr().cast::<u8>().wrapping_add(range.start * bytes);
@@ -62,7 +62,7 @@ fn runs<E: Element>(w: Rows<'_, E>, range: &Range<usize>) -> Vec<*const u8> {
     (0..w.count()).flat_map(runs).collect()
 }
 
-/// Writes some blocks of at most [`PANEL`] rows as f32 in the order of [`QUAD`]; rows that do not exist repeat the last.
+/// Widens some blocks of at most [`PANEL`] rows to f32 in the order of [`QUAD`]; missing rows repeat the last one.
 struct Pack<'a, S, E, const SCALES: usize> {
     simd: S,
     w: Rows<'a, E>,
@@ -105,18 +105,18 @@ impl<S: Streaming, E: Element, const SCALES: usize> Loop for Pack<'_, S, E, SCAL
     }
 }
 
-/// A panel and a few of many tokens.
+/// A panel and a group of tokens.
 struct Group<'a, 'o, S> {
     simd: S,
     panel: &'a [[f32; QUAD]],
     x: &'a [Block<f32>],
-    /// Blocks of a token.
+    /// Blocks per token.
     blocks: usize,
-    /// Those of the panel.
+    /// Blocks of the panel.
     range: Range<usize>,
     /// The first row of the panel.
     first: usize,
-    /// Where runs of lines begin that the next panel will want, for each four rows one; there may be fewer.
+    /// Addresses of the lines of the next panel to prefetch, one run per four rows; there may be fewer.
     ahead: &'a [*const u8],
     out: &'a mut [&'o mut [f32]],
 }
@@ -135,7 +135,7 @@ impl<S: Streaming> ForTokens for Group<'_, '_, S> {
     }
 }
 
-/// Adds the products of a panel to the outputs, or writes them where they begin.
+/// Adds the products of a panel to the outputs; the first panel of a row overwrites them.
 struct Multiply<'a, 'o, S, const T: usize> {
     simd: S,
     panel: &'a [[f32; QUAD]],
@@ -159,7 +159,7 @@ impl<S: Streaming, const T: usize> Loop for Multiply<'_, '_, S, T> {
         }
         for (q, quads) in panel.chunks_exact(blocks).enumerate() {
             let mut acc = [[simd.splat_lanes(0.0); SIDE]; T];
-            // Where nothing is left to ask for, the panel, which is there.
+            // If nothing is left to prefetch, use the resident panel.
             let ahead = ahead.get(q).copied().unwrap_or(quads.as_ptr().cast());
             for (i, quad) in quads.iter().enumerate() {
                 simd.prefetch_lanes::<false>(ahead.wrapping_add(i * LINE));

@@ -1,8 +1,8 @@
-//! Few tokens: one pass over the weights.
+//! Matvec for few tokens: one pass over the weights.
 //!
-//! Memory is the limit, and four streams a quarter of the rows apart are read faster than one: each has its own page, and
-//! the processor's prefetchers work within a page. Rows of one stream lie behind each other, so asking a fixed distance
-//! ahead is right at the ends of rows as well.
+//! Memory bandwidth is the limit, and four streams a quarter of the rows apart are read faster than one: each is in
+//! its own page, and the hardware prefetchers work within a page. The rows of a stream are contiguous, so a fixed
+//! prefetch distance is also correct at the ends of rows.
 
 use super::{Block, ForTokens, LINE, SIDE, Source, few, lines, weight};
 use crate::kernels::Element;
@@ -10,7 +10,7 @@ use crate::kernels::floats::Streaming;
 use crate::kernels::rows::{BLOCK, Rows};
 use trike_host::Loop;
 
-/// How far ahead weights are asked for, in bytes.
+/// Prefetch distance of weights, in bytes.
 const AHEAD: usize = 2048;
 
 /// The whole product for a few tokens.
@@ -36,7 +36,7 @@ impl<S: Streaming, E: Element, const SCALES: usize> ForTokens for Few<'_, '_, S,
     }
 }
 
-/// Passes over all rows once, in four streams.
+/// One pass over all rows, in four streams.
 struct Stream<'a, 'o, S, E, const SCALES: usize, const T: usize> {
     simd: S,
     w: Rows<'a, E>,
@@ -116,7 +116,7 @@ fn four_rows<S: Streaming, E: Element, const SCALES: usize, const T: usize>(
     sums
 }
 
-/// Adds the products of one block.
+/// Accumulates the products of one block.
 #[inline(always)]
 fn add_block<S: Streaming, E: Element, const SCALES: usize, const T: usize>(
     simd: S,

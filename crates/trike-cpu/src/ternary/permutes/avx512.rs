@@ -17,7 +17,7 @@ use trike_host::{Line, Loop};
 /// Calls an intrinsic.
 macro_rules! op {
     ($call:expr) => {
-        // SAFETY: the token exists, and detection creates one only where the processor has AVX-512 F, BW, VL and VNNI.
+        // SAFETY: the token is created only on a CPU with AVX-512 F, BW, VL and VNNI.
         unsafe { $call }
     };
 }
@@ -25,7 +25,7 @@ macro_rules! op {
 impl RunPermuting for Avx512 {
     fn run_permuting<L: PermuteLoop<Self>>(self, task: L) -> L::Output {
         match self.vbmi() {
-            // SAFETY: both tokens exist, and detection creates them only where the processor has every feature below.
+            // SAFETY: both tokens are created only on a CPU with every feature below.
             Some(vbmi) => unsafe { run_vbmi(Bound { s: self, permutes: vbmi, task }) },
             None => self.run(Bound { s: self, permutes: super::Without, task }),
         }
@@ -55,8 +55,8 @@ impl Permutes<Avx512> for Vbmi {
 
     #[inline(always)]
     fn finish_digits(self, s: Avx512, sums: [__m512i; 5]) -> [__m512i; 5] {
-        // Every sum is a multiple of what its digit was scaled with. The fifth grows by at most `4 * 162 * 128` a line,
-        // below 2^31 for `LINES` lines; the inverse of 81 modulo 2^32 divides it.
+        // Every sum is a multiple of the scale of its digit. The fifth grows by at most `4 * 162 * 128` per line,
+        // below 2^31 for `LINES` lines; multiplication by the inverse of 81 modulo 2^32 divides it.
         const INVERSE_OF_81: i32 = 0x7819_48B1;
         [
             sums[0],
@@ -83,7 +83,7 @@ impl Permutes<Avx512> for Vbmi {
     }
 }
 
-/// `c = d0 + 3 d1 + 9 d2 + 27 d3` becomes `d0 + 4 d1 + 16 d2 + 64 d3`.
+/// Maps `c = d0 + 3 d1 + 9 d2 + 27 d3` to `d0 + 4 d1 + 16 d2 + 64 d3`.
 static SPREAD: [CodeLine; 2] = {
     let mut lines = [Line([0; 64]); 2];
     let mut c = 0;
@@ -98,22 +98,22 @@ static SPREAD: [CodeLine; 2] = {
 #[inline(always)]
 fn spread(s: Avx512, _: Vbmi, line: __m512i) -> (__m512i, __m512i) {
     let step = s.splat_byte(81);
-    // Below 81 the difference wraps around and the minimum is the byte itself: twice is the remainder.
+    // Below 81 the difference wraps around and the minimum is the byte itself; two rounds give the remainder.
     let once = s.min_bytes(line, s.sub_bytes(line, step));
     let rest = s.min_bytes(once, s.sub_bytes(once, step));
     let [low, high] = [s.load(&SPREAD[0]), s.load(&SPREAD[1])];
-    // SAFETY: an argument of type `Vbmi` exists, which only detection makes.
+    // SAFETY: an argument of type `Vbmi` exists, which only detection creates.
     let four = unsafe { _mm512_permutex2var_epi8(low, rest, high) };
     (four, s.sub_bytes(line, rest))
 }
 
-/// Bytes that the prefetch runs ahead of the reading.
+/// Prefetch distance in bytes.
 const AHEAD: usize = 4096;
 
 /// [`Permutes::find`] for lines of `W` windows.
 ///
-/// A line adds at most `4 * 128` to a sum of all slots, and `4 * 128 * 128 = 2^16` to one of the negative ones; a unit has
-/// at most 16,320 lines, one for each column, so the sums stay below `2^30`.
+/// A line adds at most `4 * 128` to a sum of all slots, and `4 * 128 * 128 = 2^16` to one of the negative ones; a unit
+/// has at most 16,320 lines, one per column, so the sums stay below `2^30`.
 #[inline(always)]
 fn find<const T: usize, const W: usize>(
     s: Avx512,
@@ -126,7 +126,7 @@ fn find<const T: usize, const W: usize>(
         windows[t] = &tables[t].as_chunks().0[..lines.len()];
     }
     let (ones, sign) = (s.splat_byte(1), s.splat_byte(128));
-    // Every other line has sums of its own, so that an addition does not wait for the one before.
+    // Even and odd lines have separate sums, so that consecutive additions are independent.
     let mut all = [[op!(_mm512_setzero_si512()); T]; 2];
     let mut negative = all;
     let (pairs, last) = lines.as_chunks::<2>();
@@ -153,14 +153,15 @@ fn find<const T: usize, const W: usize>(
     }
     let mut found = [op!(_mm512_setzero_si512()); T];
     for t in 0..T {
-        // What is negative was added once and is taken back twice; the sum of its products is a multiple of 128.
+        // Negative slots were added once, so twice their sum is subtracted; the sum of their products is a multiple of
+        // 128.
         let twice = op!(_mm512_srai_epi32::<6>(s.add_ints(negative[0][t], negative[1][t])));
         found[t] = op!(_mm512_sub_epi32(s.add_ints(all[0][t], all[1][t]), twice));
     }
     found
 }
 
-/// The activations that the slots of a line point at.
+/// The activations addressed by the slots of a line.
 #[inline(always)]
 fn look_up<const W: usize>(s: Avx512, _: Vbmi, slots: __m512i, windows: &[TableLine; W]) -> __m512i {
     // The slots of each row that belong to a window: four, two or one of every four bytes.
@@ -173,8 +174,8 @@ fn look_up<const W: usize>(s: Avx512, _: Vbmi, slots: __m512i, windows: &[TableL
     for w in 0..W {
         let [low, high] = halves(s, &windows[w]);
         let mask = mask << (w * 4 / W);
-        // What is not in the mask stays: the slots of later windows, and what was found in earlier ones.
-        // SAFETY: an argument of type `Vbmi` exists, which only detection makes.
+        // Bytes outside the mask are unchanged: the slots of later windows, and the results of earlier ones.
+        // SAFETY: an argument of type `Vbmi` exists, which only detection creates.
         values = unsafe { _mm512_mask2_permutex2var_epi8(low, values, mask, high) };
     }
     values
@@ -184,7 +185,7 @@ fn look_up<const W: usize>(s: Avx512, _: Vbmi, slots: __m512i, windows: &[TableL
 #[inline(always)]
 fn halves(_: Avx512, table: &TableLine) -> [__m512i; 2] {
     let [low, high] = bytemuck::cast_ref::<[i8; 128], [[i8; 64]; 2]>(&table.0);
-    // SAFETY: sixty-four readable bytes, and the load takes any alignment; the token proves the instruction.
+    // SAFETY: 64 readable bytes, and the load has no alignment requirement; the token proves the instruction.
     let low = unsafe { _mm512_loadu_si512(low.as_ptr().cast()) };
     // SAFETY: as above.
     let high = unsafe { _mm512_loadu_si512(high.as_ptr().cast()) };

@@ -1,6 +1,6 @@
-//! Permutes of single bytes, which only some processors have: what unpacks base-3 bytes and looks up sparse weights fast.
+//! Byte permutes, available on some CPUs: fast unpacking of base-3 bytes and lookup of sparse weights.
 //!
-//! Only the loops that gain from them are compiled with them, beside the version for the other processors of the same
+//! Only the loops that benefit are compiled with them, in addition to the version for other CPUs with the same
 //! instruction set.
 
 use crate::kernels::Kernels;
@@ -11,19 +11,19 @@ use trike_host::Loop;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-/// Byte permutes, or what does without them.
+/// Byte permutes, or a fallback.
 pub(crate) trait Permutes<S: Simd>: Copy {
     /// The five base-3 digits of each byte of a line, as [`Simd::digits`].
     fn digits(self, s: S, line: S::Bytes) -> [S::Bytes; 5];
 
-    /// The digits times whatever is cheapest, the same in every call.
+    /// The digits, each times a constant that makes unpacking cheapest.
     fn scaled_digits(self, s: S, line: S::Bytes) -> [S::Bytes; 5];
 
-    /// The exact sums of digit times activation from those of the scaled digits, after [`Simd::LINES`] lines at most.
+    /// The exact sums of digit times activation from those of the scaled digits, after at most [`Simd::LINES`] lines.
     fn finish_digits(self, s: S, sums: [S::Acc; 5]) -> [S::Ints; 5];
 
-    /// The sums of the activations that the slots of some lines point at, those with the sign bit negated; a line has so
-    /// many windows (1, 2 or 4), and each window a table. `None` where there is no permute of 128 bytes.
+    /// The sums of the activations addressed by the slots of some lines, negated for slots with the sign bit; a line
+    /// has `windows` windows (1, 2 or 4), with one table per window. `None` without a permute of 128 bytes.
     fn find<const T: usize>(
         self,
         s: S,
@@ -33,7 +33,7 @@ pub(crate) trait Permutes<S: Simd>: Copy {
     ) -> Option<[S::Ints; T]>;
 }
 
-/// Every instruction set does without.
+/// Fallback for every instruction set.
 #[derive(Clone, Copy)]
 pub(crate) struct Without;
 
@@ -65,11 +65,11 @@ impl<S: Simd> Permutes<S> for Without {
     }
 }
 
-/// A loop that gains from byte permutes.
+/// A loop that benefits from byte permutes.
 pub(crate) trait PermuteLoop<S: Simd> {
     /// Result of the loop.
     type Output;
-    /// Runs it; marked `#[inline(always)]`, as [`Loop::run`] is.
+    /// Runs it; marked `#[inline(always)]`, like [`Loop::run`].
     fn run<P: Permutes<S>>(self, s: S, permutes: P) -> Self::Output;
 }
 
@@ -91,7 +91,7 @@ impl<S: Simd, P: Permutes<S>, L: PermuteLoop<S>> Loop for Bound<S, P, L> {
 
 /// Instruction sets that may have byte permutes.
 pub(crate) trait RunPermuting: Kernels {
-    /// Runs a loop with the byte permutes of the processor, if it has any.
+    /// Runs a loop with the byte permutes of the CPU, if available.
     fn run_permuting<L: PermuteLoop<Self>>(self, task: L) -> L::Output {
         self.run(Bound { s: self, permutes: Without, task })
     }

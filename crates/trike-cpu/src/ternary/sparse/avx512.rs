@@ -1,4 +1,4 @@
-//! Columns of nonzeros with AVX-512: sixteen slots sorted out at once, and 64 tokens added at once.
+//! Columns of nonzeros with AVX-512: 16 slots listed at once, and 64 tokens added at once.
 
 #![allow(
     clippy::needless_range_loop,
@@ -17,7 +17,7 @@ use trike_host::isa::Avx512;
 /// Calls an intrinsic.
 macro_rules! op {
     ($call:expr) => {
-        // SAFETY: the token exists, and `Avx512::detect` makes one only where the processor has AVX-512 F, BW, VL and VNNI.
+        // SAFETY: `Avx512::detect` creates the token only on a CPU with AVX-512 F, BW, VL and VNNI.
         unsafe { $call }
     };
 }
@@ -41,7 +41,7 @@ impl Columns for Avx512 {
     }
 }
 
-/// [`Columns::list`]: four lines at a time, whose columns are sorted out by two compressions.
+/// [`Columns::list`]: four lines at a time, split by sign with two compress instructions.
 #[inline(always)]
 fn list(
     s: Avx512,
@@ -59,12 +59,12 @@ fn list(
         for line in 0..4 {
             bytes[line] = quads[i][line].0.as_chunks().0[row % ROWS];
         }
-        // SAFETY: sixteen readable bytes, and the load takes any alignment; the token proves the instruction.
+        // SAFETY: 16 readable bytes, and the load has no alignment requirement; the token proves the instruction.
         let bytes = unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) };
         let slots = op!(_mm512_cvtepu8_epi32(bytes));
         let empty = s.splat_int(i32::from(EMPTY));
         let index = s.and_bytes(slots, empty);
-        // SAFETY: sixteen readable u32, and the load takes any alignment; the token proves the instruction.
+        // SAFETY: 16 readable u32, and the load has no alignment requirement; the token proves the instruction.
         let origin = unsafe { _mm512_loadu_si512(origin_quads[i].as_ptr().cast()) };
         let cols = s.add_ints(index, origin);
         let set = op!(_mm512_cmpneq_epi32_mask(index, empty));
@@ -75,18 +75,18 @@ fn list(
     list_slots(rest, row, origins_rest, (positive, negative), (plus, minus))
 }
 
-/// Writes the columns in a mask, and rubbish after them; how many they are.
+/// Writes the columns selected by a mask, followed by arbitrary values; returns their number.
 #[inline(always)]
 fn put(cols: __m512i, mask: u16, place: &mut [u32], _: Avx512) -> usize {
     let packed = op!(_mm512_maskz_compress_epi32(mask, cols));
     if let Some(place) = place.first_chunk_mut::<16>() {
-        // SAFETY: sixteen writable u32, and the store takes any alignment; the token proves the instruction.
+        // SAFETY: 16 writable u32, and the store has no alignment requirement; the token proves the instruction.
         unsafe { _mm512_storeu_si512(place.as_mut_ptr().cast(), packed) };
     }
     mask.count_ones() as usize
 }
 
-/// Additions of int8 after which an i16 may be full: `255 * 128 < 2^15`.
+/// Maximum additions of int8 to an i16: `255 * 128 < 2^15`.
 const ADDITIONS: usize = 255;
 
 /// [`Columns::add_columns`].
@@ -124,20 +124,20 @@ fn add_columns(
         ];
         for q in 0..4 {
             let wide = op!(_mm512_cvtepi16_epi32(parts[q]));
-            // SAFETY: sixteen readable i32, and the load takes any alignment; the token proves the instruction.
+            // SAFETY: 16 readable i32, and the load has no alignment requirement; the token proves the instruction.
             let sum = unsafe { _mm512_loadu_si512(quarters[q].as_ptr().cast()) };
             let sum = s.add_ints(sum, wide);
-            // SAFETY: sixteen writable i32, and the store takes any alignment; the token proves the instruction.
+            // SAFETY: 16 writable i32, and the store has no alignment requirement; the token proves the instruction.
             unsafe { _mm512_storeu_si512(quarters[q].as_mut_ptr().cast(), sum) };
         }
     }
 }
 
-/// Sixty-four bytes as i16.
+/// Widens 64 bytes to i16.
 #[inline(always)]
 fn widen(_: Avx512, x: &[i8; BESIDE]) -> (__m512i, __m512i) {
     let (low, high) = x.split_at(BESIDE / 2);
-    // SAFETY: thirty-two readable bytes, and the load takes any alignment; the token proves the instruction.
+    // SAFETY: 32 readable bytes, and the load has no alignment requirement; the token proves the instruction.
     let low = unsafe { _mm256_loadu_si256(low.as_ptr().cast()) };
     // SAFETY: as above.
     let high = unsafe { _mm256_loadu_si256(high.as_ptr().cast()) };

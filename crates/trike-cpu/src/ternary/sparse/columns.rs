@@ -4,9 +4,9 @@ use crate::activations::{BESIDE, Beside};
 use crate::line::{CodeLine, ROWS};
 use crate::matrix::sparse::{EMPTY, Entry, NEGATIVE, SparseTile};
 
-/// The two loops over columns, which AVX-512 has instructions for.
+/// The two loops over columns that AVX-512 accelerates.
 pub(crate) trait Columns: Copy {
-    /// The columns that the slots of one row point at; the lists have room for four columns of each line and sixteen more.
+    /// Lists the columns addressed by the slots of one row; the lists have room for four columns per line plus 16.
     #[inline(always)]
     fn list(
         self,
@@ -19,7 +19,7 @@ pub(crate) trait Columns: Copy {
         list_slots(lines, row, origins, (positive, negative), (0, 0))
     }
 
-    /// Adds some columns of activations and subtracts others, for 64 rows of them side by side.
+    /// Adds some columns of activations and subtracts others, for 64 rows side by side.
     #[inline(always)]
     fn add_columns(self, x: &[[i8; BESIDE]], positive: &[u32], negative: &[u32], sums: &mut Beside<i32>) {
         for &col in positive {
@@ -43,8 +43,8 @@ impl Columns for trike_host::isa::Avx2 {}
 #[cfg(target_arch = "x86_64")]
 impl Columns for trike_host::isa::AvxVnni {}
 
-/// The columns that the slots of one row of some lines point at: positive ones and negative ones, appended to those that
-/// are there; how many there are then.
+/// Appends the columns addressed by the slots of one row of some lines to the positive and negative lists, and returns
+/// their new lengths.
 #[inline(always)]
 pub(super) fn list_slots(
     lines: &[CodeLine],
@@ -60,7 +60,7 @@ pub(super) fn list_slots(
             let index = bytes[s] & !NEGATIVE;
             let col = origins[s] + u32::from(index);
             let (set, sign) = (usize::from(index != EMPTY), usize::from(bytes[s] >> 7));
-            // Written to the ends of both lists, and counted where it belongs: no branch waits for it.
+            // Written to the ends of both lists, but counted in one: branch-free.
             positive[plus] = col;
             negative[minus] = col;
             minus += set & sign;
@@ -70,7 +70,8 @@ pub(super) fn list_slots(
     (plus, minus)
 }
 
-/// The columns of the nonzeros of one row of a plane, by sign, in order where `sorted` asks for it; `origins` are [`Sparse::origins`](crate::matrix::sparse::Sparse::origins).
+/// The columns of the nonzeros of one row of a plane, by sign, sorted if `sorted`; `origins` are
+/// [`Sparse::origins`](crate::matrix::sparse::Sparse::origins).
 #[inline(always)]
 pub(super) fn list_row<'a, C: Columns>(
     columns: C,
@@ -80,7 +81,7 @@ pub(super) fn list_row<'a, C: Columns>(
     sorted: bool,
     (positive, negative): (&'a mut Vec<u32>, &'a mut Vec<u32>),
 ) -> (&'a [u32], &'a [u32]) {
-    // The vectors only lend their room: a slot for each column, and one vector.
+    // The vectors are only buffers: one entry per slot, plus one vector.
     let room = 4 * tile.lines.len() + ROWS;
     for list in [&mut *positive, &mut *negative] {
         if list.len() < room {
@@ -101,7 +102,7 @@ pub(super) fn list_row<'a, C: Columns>(
             *len += 1;
         }
     }
-    // The columns of one unit may come in any order.
+    // With a single unit the order does not matter.
     if sorted && plus > slotted.0 {
         positive[..plus].sort_unstable();
     }

@@ -1,8 +1,8 @@
-//! Weights of which only the nonzeros are kept.
+//! Kernels for sparse weights.
 //!
-//! For a few rows of activations the slots of a line are looked up in a table of the activations that they can point at
-//! (`Permutes::find`): 64 slots in one permute. For more, the columns of each row's nonzeros are listed, and for each of them
-//! the activations of 64 tokens, which lie side by side, are added or subtracted.
+//! For few rows of activations, the slots of a line are looked up in a table of the activations that they can address
+//! (`Permutes::find`): 64 slots per permute. For more rows, the columns of the nonzeros of each row are listed, and
+//! for each column the activations of 64 tokens, stored side by side, are added or subtracted.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -23,11 +23,11 @@ use columns::list_row;
 use trike_host::Line;
 use trike_host::Loop;
 
-/// Bytes that the prefetch of spilled entries runs ahead.
+/// Prefetch distance of spilled entries, in bytes.
 const AHEAD: usize = 512;
 
-/// The exact sums of a plane of one tile whose columns are one unit, both of the weights and of the kernel; `None` when
-/// the instruction set has no table of 128 bytes.
+/// The exact sums of a plane of one tile whose columns form one unit, in both the weights and the kernel; `None` if
+/// the instruction set has no table lookup of 128 bytes.
 #[inline(always)]
 pub(super) fn one_unit<S: Simd, P: Permutes<S>, const T: usize>(
     s: S,
@@ -56,7 +56,7 @@ pub(super) fn one_unit<S: Simd, P: Permutes<S>, const T: usize>(
     Some(found)
 }
 
-/// Adds a plane of one tile to the exact sums of the units; those of the planes before count three times as much.
+/// Adds a plane of one tile to the exact sums of the units, after multiplying those of the earlier planes by three.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one call site, in the loop over planes")]
 pub(super) fn add_plane<S: Simd, P: Permutes<S>, const T: usize>(
@@ -90,7 +90,8 @@ pub(super) fn add_plane<S: Simd, P: Permutes<S>, const T: usize>(
     }
 }
 
-/// Adds what the slots point at; `false` when the instruction set has no table of 128 bytes, and nothing was added.
+/// Adds the activations addressed by the slots; returns `false`, without changes, if the instruction set has no table
+/// lookup of 128 bytes.
 #[inline(always)]
 fn find_plane<S: Simd, P: Permutes<S>, const T: usize>(
     s: S,
@@ -117,7 +118,7 @@ fn find_plane<S: Simd, P: Permutes<S>, const T: usize>(
     true
 }
 
-/// Adds one nonzero for every row of activations.
+/// Adds one nonzero to the sums of every row of activations.
 #[inline(always)]
 fn add_entry<const T: usize>(ints: &mut [IntLine; T], x: [&[[i8; 16]]; T], entry: Entry) {
     for t in 0..T {
@@ -126,7 +127,7 @@ fn add_entry<const T: usize>(ints: &mut [IntLine; T], x: [&[[i8; 16]]; T], entry
     }
 }
 
-/// The kernel for many rows of activations.
+/// Kernel for many rows of activations.
 pub(super) struct ManyTokens<'a, 'p, K> {
     kernels: K,
     m: &'a TernaryMatrix,
@@ -149,7 +150,7 @@ impl<'a, 'p, K> ManyTokens<'a, 'p, K> {
     }
 }
 
-/// Tiles whose columns are listed together: while they are added, the activations of 64 tokens stay in the second cache.
+/// Tiles whose columns are listed together: the activations of 64 tokens stay in the L2 cache while they are added.
 const TOGETHER: usize = 4;
 
 impl<K: Kernels + Columns> Loop for ManyTokens<'_, '_, K> {
@@ -216,7 +217,7 @@ impl<K: Kernels + Columns> Loop for ManyTokens<'_, '_, K> {
 #[derive(Default)]
 struct Lists {
     cols: Vec<u32>,
-    /// Where the positive ones of each row, plane and unit end, and where its negative ones do.
+    /// End of the positive and of the negative columns of each row, plane and unit.
     ends: Vec<[usize; 2]>,
     positive: Vec<u32>,
     negative: Vec<u32>,
@@ -246,7 +247,7 @@ impl Lists {
             let end = units.range(unit).1;
             let mut ends = [0; 2];
             for (list, place) in [&mut positive, &mut negative].into_iter().zip(&mut ends) {
-                // The last unit takes everything that is left.
+                // The last unit takes all remaining columns.
                 let count = if unit + 1 == units.count {
                     list.len()
                 } else {
@@ -269,7 +270,7 @@ impl Lists {
     }
 }
 
-/// One tile of one set, and 64 rows of activations.
+/// One tile of one set, and a block of 64 rows of activations.
 struct Tile<'a> {
     x: &'a Activations,
     units: Units,
@@ -280,7 +281,7 @@ struct Tile<'a> {
 }
 
 impl Tile<'_> {
-    /// Adds to the sums `[row][block]`; the lists of the tile start at row and plane `first`.
+    /// Adds to the sums `[row][block]`; `first` is the index of the first list of the tile, by row and plane.
     #[inline(always)]
     fn add<C: Columns>(&self, columns: C, lists: &Lists, first: usize, sums: &mut [[f32; BESIDE]]) {
         let x = self.x.beside(self.block);
