@@ -14,7 +14,7 @@ use trike_benches::{Chart, Scale};
 use trike_cpu::{Cpu, probe};
 use trike_testkit::Rng;
 use trike_trit::{Trit, Tryte3, TryteVec};
-use trike_vsa::capacity::{Kept, retrieval_probability};
+use trike_vsa::capacity::{BundleForm, retrieval_probability};
 use trike_vsa::{
     Algebra, Bipolar, Bundle, ItemMemory, PackedTritVec, Ternary, Z3, bind, bind_into, bundle_balanced,
     bundle_many, dot, hamming_distance, matches, permute_into, unbind, unbind_into,
@@ -287,7 +287,7 @@ fn found<A: Algebra>(dim: usize, k: usize, records: u64, read: Read) -> Outcome<
             for (i, key) in keys.iter().enumerate() {
                 let mut unbound = bundle.clone();
                 unbound.unbind(key)?;
-                all += usize::from(memory.nearest_counted(&unbound)?.index == i);
+                all += usize::from(memory.nearest_in_bundle(&unbound)?.index == i);
             }
             continue;
         }
@@ -308,9 +308,9 @@ fn retrieval() -> Outcome<()> {
     let theory = |kept| retrieval_probability::<Z3>(kept, DIM, ITEMS, ITEMS);
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     for (what, read, theory) in [
-        ("two bits a dimension", Read::Trits, Some(theory(Kept::Trits)?)),
+        ("two bits a dimension", Read::Trits, Some(theory(BundleForm::Trits)?)),
         ("two bits a dimension, balanced", Read::Balanced, None),
-        ("counts", Read::Counts, Some(theory(Kept::Counts)?)),
+        ("counts", Read::Counts, Some(theory(BundleForm::Counts)?)),
     ] {
         let theory = theory.map_or(String::new(), percent);
         println!("| {what} | {} | {theory} |", percent(found::<Z3>(DIM, ITEMS, 4, read)?));
@@ -323,7 +323,7 @@ fn retrieval() -> Outcome<()> {
 fn plot() -> Outcome<()> {
     const PLOT_DIM: usize = 4000;
     fn lines<A: Algebra>(groups: &mut Vec<(String, Vec<Option<f64>>)>) -> Outcome<()> {
-        for (kept, read) in [(Kept::Trits, Read::Trits), (Kept::Counts, Read::Counts)] {
+        for (kept, read) in [(BundleForm::Trits, Read::Trits), (BundleForm::Counts, Read::Counts)] {
             for k in [50, 100, 200, 400, 1000] {
                 let share = found::<A>(PLOT_DIM, k, (1000 / k) as u64, read)?;
                 let theory = retrieval_probability::<A>(kept, PLOT_DIM, k, k)?;

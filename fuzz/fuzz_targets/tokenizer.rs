@@ -28,7 +28,7 @@ fn use_it(tokenizer: Result<Tokenizer, TokenizerError>) {
             ids.iter().map(|&id| stream.push(id).expect("ids that it gave").text).collect();
         pieces.push_str(&stream.finish());
         assert_eq!(pieces, whole);
-        let _ = (tokenizer.encode_marked(text), tokenizer.encode_literal(text));
+        let _ = (tokenizer.encode_with_special(text), tokenizer.encode_literal(text));
     }
     let _ = tokenizer.check_vocab(tokenizer.vocab_size());
 }

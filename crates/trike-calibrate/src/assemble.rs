@@ -1,7 +1,7 @@
 //! Assembly of the output directory from finished blocks and unchanged weights.
 
 use trike_format::{HfDirWriter, Int8Tensor, Tensor};
-use trike_llm::{ModelFile, WeightSource, carry_tokenizer, hf_tensor};
+use trike_llm::{ModelFile, WeightSource, hf_tensor, write_tokenizer};
 use trike_nn::WeightName;
 
 use crate::{CalibrateError, ModelQuantizationConfig, store::Store};
@@ -64,7 +64,7 @@ pub(crate) fn assemble(
         bytes += tensor.bytes() as u64;
         parameters += tensor.shape().iter().map(|&d| d as u64).product::<u64>();
     }
-    notes.extend(carry_tokenizer(&writer, file, config.tokenizer.as_deref())?);
+    notes.extend(write_tokenizer(&writer, file, config.tokenizer.as_deref())?);
     writer.finish()?;
     Ok((bytes, parameters))
 }

@@ -292,8 +292,8 @@ impl WeightSource for Folded<'_> {
         Ok(self.load_stored(name)?.bytes() as u64)
     }
 
-    fn ternarizes(&self, name: WeightName) -> bool {
-        self.inner.ternarizes(self.origin(name))
+    fn is_online_ternary(&self, name: WeightName) -> bool {
+        self.inner.is_online_ternary(self.origin(name))
     }
 
     fn is_f32(&self) -> bool {
@@ -322,7 +322,7 @@ fn check_scales(spec: &DecoderSpec, layer: usize, site: HookPoint, scales: &[f32
 
 /// Returns an error for a weight that is stored only as trits.
 pub(crate) fn check(source: &dyn WeightSource, name: WeightName) -> Result<(), CalibrateError> {
-    match source.info(name)?.kind.is_ternary() || source.ternarizes(name) {
+    match source.info(name)?.kind.is_ternary() || source.is_online_ternary(name) {
         true => Err(not_foldable(source, name).into()),
         false => Ok(()),
     }

@@ -169,10 +169,10 @@ pub(crate) fn tuning_of(
     for name in input.weights().into_iter().filter(|name| name.is_block_matrix()) {
         weights += input.info(name)?.elements();
     }
-    if weights > tuning.most_weights {
+    if weights > tuning.max_weights {
         notes.push(format!(
             "the model was not tuned: its blocks have {weights} weights, more than {}",
-            tuning.most_weights
+            tuning.max_weights
         ));
         return Ok(None);
     }

@@ -393,7 +393,7 @@ fn what_is_not_tuned_is_said() {
     let mut config = options(2, Some(short()));
     let mut notes = Vec::new();
     assert!(tuning_of(&input, &config, &mut notes).unwrap().is_some() && notes.is_empty());
-    config.tuning = Some(Tuning { most_weights: 100, ..short() });
+    config.tuning = Some(Tuning { max_weights: 100, ..short() });
     assert!(tuning_of(&input, &config, &mut notes).unwrap().is_none());
     config.layout.coupling = Coupling::Free;
     assert!(tuning_of(&input, &config, &mut notes).unwrap().is_none());

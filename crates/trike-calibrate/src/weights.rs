@@ -58,7 +58,7 @@ pub(crate) fn is_convertible(
     name: WeightName,
 ) -> Result<bool, CalibrateError> {
     let info = source.info(name)?;
-    let ternary = info.kind.is_ternary() || source.ternarizes(name);
+    let ternary = info.kind.is_ternary() || source.is_online_ternary(name);
     let small = u128::from(info.elements()) < config.min_layer_size as u128;
     Ok(!(ternary || small || config.skips(&name.to_string())))
 }

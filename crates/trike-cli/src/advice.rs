@@ -46,7 +46,7 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
         Some(Refusal::Llm(error)) => match error {
             LlmError::Option(_)
             | LlmError::NotBuilt { .. }
-            | LlmError::ModelName { .. }
+            | LlmError::InvalidModelName { .. }
             | LlmError::ExpectedGguf { .. }
             | LlmError::ExpectedDirectory { .. }
             | LlmError::TokenizerFile { .. }
@@ -309,8 +309,10 @@ mod tests {
         let option = OptionError::Conflict { field: "a", other: "b" };
         assert!(is_usage(&LlmError::from(option.clone()).into()));
         assert!(is_usage(&LlmError::from(SamplerError::Option(option.clone())).into()));
-        assert!(is_usage(&anyhow::Error::from(LlmError::ModelName { got: "a".to_owned() }).context("b")));
-        assert!(is_usage(&CalibrateError::from(LlmError::ModelName { got: "a".to_owned() }).into()));
+        assert!(is_usage(
+            &anyhow::Error::from(LlmError::InvalidModelName { got: "a".to_owned() }).context("b")
+        ));
+        assert!(is_usage(&CalibrateError::from(LlmError::InvalidModelName { got: "a".to_owned() }).into()));
         assert!(is_usage(&CalibrateError::from(ConfigError::PlanGroups).into()));
         let quantize =
             |source| anyhow::Error::from(CalibrateError::Quantize { tensor: "a".to_owned(), source });

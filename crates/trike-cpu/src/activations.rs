@@ -116,7 +116,7 @@ impl Activations {
                 group,
             })
             .collect();
-        pool.for_units(&mut jobs, 1, 4 * x.len(), |_, jobs| {
+        pool.for_each_chunk(&mut jobs, 1, 4 * x.len(), |_, jobs| {
             let mut row = ROTATED.take();
             for job in jobs {
                 let x = match rotation {
@@ -173,7 +173,7 @@ impl Activations {
                 beside,
             }));
         }
-        pool.for_units(&mut jobs, 1, rows * blocks * 4, |_, jobs| {
+        pool.for_each_chunk(&mut jobs, 1, rows * blocks * 4, |_, jobs| {
             for job in jobs {
                 with_kernels!(isa, kernels => kernels.run(&mut *job));
             }
@@ -199,7 +199,7 @@ impl Activations {
             rest = tail;
         }
         let codes = self.codes.as_flattened().as_chunks::<4>().0;
-        pool.for_units(&mut jobs, 1, rows * steps, |_, jobs| {
+        pool.for_each_chunk(&mut jobs, 1, rows * steps, |_, jobs| {
             for (panel, packed) in jobs {
                 for (t, codes) in
                     codes[panel.first * steps..].chunks_exact(steps).take(panel.rows).enumerate()

@@ -19,7 +19,7 @@ pub(crate) fn gated(
 ) -> Result<(), CpuError> {
     check_len("up projection of gated", gate.len(), up.len())?;
     check_len("output of gated", gate.len(), out.len())?;
-    cpu.pool().for_units(out, 1, 16 * gate.len(), |first, out| {
+    cpu.pool().for_each_chunk(out, 1, 16 * gate.len(), |first, out| {
         let (gate, up) = (&gate[first..][..out.len()], &up[first..][..out.len()]);
         with_kernels!(cpu.isa(), kernels => match activation {
             GatedActivation::SiLu => kernels.run(SiLu { gate, up, out }),

@@ -17,7 +17,7 @@ pub(crate) fn rms_norm(
     let cols = weight.len();
     check_rows("input of rms_norm", cols, x.len())?;
     check_len("output of rms_norm", x.len(), out.len())?;
-    cpu.pool().for_units(out, cols, 4 * x.len(), |first, out| {
+    cpu.pool().for_each_chunk(out, cols, 4 * x.len(), |first, out| {
         for (x, out) in x[first * cols..].chunks_exact(cols).zip(out.chunks_exact_mut(cols)) {
             with_kernels!(cpu.isa(), kernels => kernels.run(RmsNorm { x, weight, eps, out }));
         }

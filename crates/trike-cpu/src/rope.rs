@@ -175,7 +175,7 @@ pub(crate) fn rope(
     if x.is_empty() {
         return Ok(());
     }
-    cpu.pool().for_units(x, row, 4 * positions.len() * row, |first, x| {
+    cpu.pool().for_each_chunk(x, row, 4 * positions.len() * row, |first, x| {
         let mut scratch = vec![0.0; table.rotated()];
         for (&position, x) in positions[first..].iter().zip(x.chunks_exact_mut(row)) {
             let (cosines, sines) = table.turns(position, &mut scratch);

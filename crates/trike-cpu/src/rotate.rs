@@ -12,7 +12,7 @@ use trike_host::Loop;
 pub(crate) fn rotate(cpu: &Cpu, x: &mut [f32], rotation: Hadamard) -> Result<(), CpuError> {
     check_rows("numbers to rotate", rotation.block(), x.len())?;
     let work = x.len().saturating_mul(rotation.block().ilog2() as usize);
-    cpu.pool().for_units(x, rotation.block(), work, |_, x| {
+    cpu.pool().for_each_chunk(x, rotation.block(), work, |_, x| {
         with_kernels!(cpu.isa(), kernels => kernels.run(Rotate { x, rotation }));
     });
     Ok(())

@@ -75,7 +75,7 @@ impl TritTable {
             for plane in planes {
                 check_len("words of a plane of trits", cols.div_ceil(64), plane.len())?;
                 if plane.last().is_some_and(|last| last & past != 0) {
-                    return Err(TritError::DirtyTail { plane: 0, row }.into());
+                    return Err(TritError::NonzeroPadding { plane: 0, row }.into());
                 }
             }
             let [pos, neg] = planes;

@@ -55,7 +55,7 @@ impl Products {
 
     /// Returns true if the device supports the instruction.
     #[must_use]
-    pub fn is_there(self, device: &Capabilities) -> bool {
+    pub fn is_supported(self, device: &Capabilities) -> bool {
         let warps = device.planes == Some((32, 32));
         match self {
             Self::Dp4a => true,
@@ -279,7 +279,7 @@ impl Device {
     /// rounds or more than 4096, [`CubeError::Limit`] and [`CubeError::Launch`].
     pub fn probe_products(&self, products: Products, rounds: usize, out: &Buffer<i32>) -> Result<Cost> {
         const KERNEL: &str = "probe/products";
-        if !products.is_there(self.capabilities()) {
+        if !products.is_supported(self.capabilities()) {
             let (feature, device) = (products.name(), self.name().to_owned());
             return Err(CubeError::Feature { kernel: KERNEL, feature, device });
         }
@@ -365,7 +365,7 @@ mod tests {
                 device.probe_products(Products::Dp4a, 1, &odd),
                 Err(CubeError::NotMultiple { unit: 256, .. })
             ));
-            if !Products::Int8Mma.is_there(device.capabilities()) {
+            if !Products::Int8Mma.is_supported(device.capabilities()) {
                 assert!(matches!(
                     device.probe_products(Products::Int8Mma, 1, &out),
                     Err(CubeError::Feature { feature: "int8 mma", .. })

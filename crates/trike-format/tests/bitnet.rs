@@ -89,7 +89,7 @@ fn a_weight_packed_by_hand_with_both_meanings_of_its_scale() {
             let bytes = 6 + scale.3.len() as u64;
             let (_dir, opened) = open(&packing, &[packed(), scale, head]);
             let dir = opened.unwrap();
-            assert!(!dir.online_ternary() && !dir.ternarizes("a.weight"));
+            assert!(!dir.online_ternary() && !dir.is_online_ternary("a.weight"));
             let names: Vec<&str> = dir.tensors().iter().map(|t| t.name.as_str()).collect();
             assert_eq!(names, ["a.weight", "lm_head.weight"], "the scale is not listed apart");
             let info = dir.info("a.weight").unwrap();
@@ -204,7 +204,7 @@ fn weights_have_the_values_that_numpy_packed() {
         let Tensor::Dense(dense) = opened.load(&info.name).unwrap() else {
             panic!("{} is packed", info.name)
         };
-        let ternary = opened.ternarizes(&info.name);
+        let ternary = opened.is_online_ternary(&info.name);
         assert_eq!(ternary, info.name.contains("proj"), "{}", info.name);
         let got = if ternary {
             absmean_trits(&dense, Granularity::Tensor, Encoding::Base3).unwrap().dequantize()
@@ -234,8 +234,8 @@ fn master_weights_follow_modules_to_not_convert() {
                               "quantization_mode": "online", "modules_to_not_convert": list });
         let (_dir, opened) = open(&packing, &names.map(matrix));
         let dir = opened.unwrap();
-        assert_eq!(names.map(|name| dir.ternarizes(name)), ternary, "{packing}");
-        assert!(!dir.ternarizes("absent.weight"));
+        assert_eq!(names.map(|name| dir.is_online_ternary(name)), ternary, "{packing}");
+        assert!(!dir.is_online_ternary("absent.weight"));
     }
 }
 

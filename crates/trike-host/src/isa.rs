@@ -197,7 +197,7 @@ impl Isa {
     }
 
     /// Whether it has the byte permutes (VBMI) that unpack 1.6-bit weights at full speed.
-    pub fn permutes_bytes(self) -> bool {
+    pub fn has_vbmi(self) -> bool {
         match self.0 {
             #[cfg(target_arch = "x86_64")]
             Token::Avx512(token) => token.vbmi().is_some(),

@@ -105,7 +105,7 @@ pub enum LlmError {
     #[error(
         "the models have vocabularies of {ours} and {base} tokens: divergence requires the same vocabulary"
     )]
-    Vocabularies {
+    VocabularyMismatch {
         /// Size of the measured model's vocabulary.
         ours: usize,
         /// Size of the base model's.
@@ -172,7 +172,7 @@ pub enum LlmError {
     Option(#[from] OptionError),
     /// An invalid name of a model on the hub.
     #[error("`{got}` is not a model name: expected a path, or org/name[@revision][:file]")]
-    ModelName {
+    InvalidModelName {
         /// The name given.
         got: String,
     },

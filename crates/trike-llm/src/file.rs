@@ -148,7 +148,7 @@ impl ModelFile {
         self.info(name)?;
         let tensor = self.source().load(&self.stored_name(name))?;
         match tensor {
-            Tensor::Dense(master) if self.ternarizes(name) => {
+            Tensor::Dense(master) if self.is_online_ternary(name) => {
                 Ok(absmean_trits(&master, Granularity::Tensor, Encoding::TwoBit)?.into())
             }
             tensor => Ok(tensor),
@@ -160,10 +160,10 @@ impl ModelFile {
         WeightSource::is_ternary(self)
     }
 
-    /// Whether a weight is stored as floats that its layer ternarizes in every forward pass.
-    pub fn ternarizes(&self, name: WeightName) -> bool {
+    /// Whether a weight is stored as floats that its layer is_online_ternary in every forward pass.
+    pub fn is_online_ternary(&self, name: WeightName) -> bool {
         match &self.tensors {
-            Tensors::Hf(dir) => dir.ternarizes(&self.stored_name(name)),
+            Tensors::Hf(dir) => dir.is_online_ternary(&self.stored_name(name)),
             Tensors::Gguf(_) | Tensors::Llama2c(_) => false,
         }
     }
@@ -197,8 +197,8 @@ impl WeightSource for ModelFile {
         self.load(name)
     }
 
-    fn ternarizes(&self, name: WeightName) -> bool {
-        self.ternarizes(name)
+    fn is_online_ternary(&self, name: WeightName) -> bool {
+        self.is_online_ternary(name)
     }
 
     /// Counts all tensors of the file, including those that are not decoder weights.

@@ -20,7 +20,7 @@
 //!   [`read_questions()`], [`Question`], [`TaskScore`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
 //!   [`SyntheticModel`]
 //! * conversion: [`convert()`], [`Target`], [`ConvertOptions`]; parts for other writers of a model directory: [`hf_config()`],
-//!   [`hf_tensor()`], [`carry_tokenizer()`]
+//!   [`hf_tensor()`], [`write_tokenizer()`]
 //! * errors: [`LlmError`]
 //!
 //! `trike` re-exports what an application needs; the feature `gpu` with `wgpu`, `vulkan`, `cuda`, `hip` and `metal` passes
@@ -50,7 +50,7 @@ pub use trike_text::{
 };
 
 pub use config::{Family, ModelConfig, SpecialIds};
-pub use convert::{ConvertOptions, ConvertReport, Target, carry_tokenizer, convert, hf_config, hf_tensor};
+pub use convert::{ConvertOptions, ConvertReport, Target, convert, hf_config, hf_tensor, write_tokenizer};
 pub use device::{Device, DeviceChoice, DeviceReport, devices, memory_plan, open};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};

@@ -63,8 +63,8 @@ pub trait WeightSource {
         Ok(self.info(name)?.bytes)
     }
 
-    /// Whether a weight is stored as floats that its layer ternarizes in every forward pass.
-    fn ternarizes(&self, _name: WeightName) -> bool {
+    /// Whether a weight is stored as floats that its layer is_online_ternary in every forward pass.
+    fn is_online_ternary(&self, _name: WeightName) -> bool {
         false
     }
 
@@ -76,7 +76,9 @@ pub trait WeightSource {
     /// Whether a linear layer of a block is ternary.
     fn is_ternary(&self) -> bool {
         let mut block = self.weights().into_iter().filter(|name| name.is_block_matrix());
-        block.any(|name| self.ternarizes(name) || self.info(name).is_ok_and(|info| info.kind.is_ternary()))
+        block.any(|name| {
+            self.is_online_ternary(name) || self.info(name).is_ok_and(|info| info.kind.is_ternary())
+        })
     }
 
     /// Whether every weight is stored in f32.

@@ -52,7 +52,7 @@ fn gpt_2_s_special_token_is_known_and_bos_is_its_habit() {
     assert_eq!(gpt2.decode(&literal).unwrap(), "a<|endoftext|>b");
     let Some((_, llama)) = gguf("llama-spm") else { return };
     assert!(llama.adds_bos());
-    assert_eq!(llama.encode_marked("<s>a</s>").unwrap(), [1, 263, 2]);
+    assert_eq!(llama.encode_with_special("<s>a</s>").unwrap(), [1, 263, 2]);
     assert!(!llama.encode("<s>a</s>", false).unwrap().contains(&1), "plain text forges nothing");
 }
 
@@ -140,7 +140,11 @@ fn mixed_texts_come_back_from_their_ids() {
         for text in mixed::texts() {
             let ids = tokenizer.encode(&text, false).unwrap();
             assert_eq!(tokenizer.decode(&ids).unwrap(), text, "{name}");
-            assert_eq!(tokenizer.encode_marked(&text).unwrap(), ids, "{name}: no special token is in it");
+            assert_eq!(
+                tokenizer.encode_with_special(&text).unwrap(),
+                ids,
+                "{name}: no special token is in it"
+            );
             assert_eq!(tokenizer.encode_literal(&text).unwrap(), ids, "{name}");
         }
     }

@@ -54,7 +54,7 @@ impl BitCounter {
         check_len("scores", stored.rows(), out.len())?;
         let nonzeros = if score == TritScore::Matches { self.nonzeros(cpu) } else { 0 };
         let trits = stored.rows().saturating_mul(stored.cols()).saturating_mul(self.depth());
-        cpu.pool().for_units(out, 1, trits / TRITS_PER_F32, |start, part| {
+        cpu.pool().for_each_chunk(out, 1, trits / TRITS_PER_F32, |start, part| {
             for (row, out) in (start..).zip(part) {
                 let [pos, neg] = stored.planes(row);
                 *out = self.score_row(cpu, score, nonzeros, TritPlanes::trusted(pos, neg, stored.cols()));

@@ -43,7 +43,7 @@ pub enum PopcountError {
     },
     /// A tensor of several planes; only one plane can be searched.
     #[error("expected a tensor with 1 plane, got {planes}: search each plane separately")]
-    SeveralPlanes {
+    MultiplePlanes {
         /// Number of planes of the tensor.
         planes: usize,
     },

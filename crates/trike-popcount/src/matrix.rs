@@ -78,10 +78,10 @@ impl PlaneMatrix {
     ///
     /// # Errors
     ///
-    /// [`PopcountError::SeveralPlanes`] for a tensor of several planes, and as [`PlaneMatrix::with_capacity`].
+    /// [`PopcountError::MultiplePlanes`] for a tensor of several planes, and as [`PlaneMatrix::with_capacity`].
     pub fn from_tensor(tensor: &TritTensor) -> Result<Self, PopcountError> {
         if tensor.depth() != 1 {
-            return Err(PopcountError::SeveralPlanes { planes: tensor.depth() });
+            return Err(PopcountError::MultiplePlanes { planes: tensor.depth() });
         }
         let mut matrix = Self::zeros(tensor.rows(), tensor.cols())?;
         let words = matrix.words();

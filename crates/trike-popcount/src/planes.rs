@@ -47,7 +47,7 @@ impl<'a> TritPlanes<'a> {
     /// # Errors
     ///
     /// [`PopcountError::Range`] above [`MAX_TRITS`], [`PopcountError::Length`] for a number of words other than `ceil(len / 64)`,
-    /// [`TritError::BothBits`] and [`TritError::DirtyTail`] (as row 0 of plane 0) for words that violate the invariants.
+    /// [`TritError::BothBits`] and [`TritError::NonzeroPadding`] (as row 0 of plane 0) for words that violate the invariants.
     pub fn new(pos: &'a [u64], neg: &'a [u64], len: usize) -> Result<Self, PopcountError> {
         check_planes(pos.len(), neg.len(), len)?;
         if pos.iter().zip(neg).fold(0, |all, (p, n)| all | (p & n)) != 0 {
@@ -56,7 +56,7 @@ impl<'a> TritPlanes<'a> {
         }
         let tail = !live(len);
         if pos.last().is_some_and(|p| p & tail != 0) || neg.last().is_some_and(|n| n & tail != 0) {
-            return Err(TritError::DirtyTail { plane: 0, row: 0 }.into());
+            return Err(TritError::NonzeroPadding { plane: 0, row: 0 }.into());
         }
         Ok(Self { pos, neg, len })
     }

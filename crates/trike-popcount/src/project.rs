@@ -55,7 +55,7 @@ pub(crate) fn project(cpu: &Cpu, w: &PlaneMatrix, x: &[f32], out: &mut [f32]) ->
     let mut padded = vec![[0.0; 64]; w.words()];
     padded.as_flattened_mut()[..x.len()].copy_from_slice(x);
     let work = w.rows().saturating_mul(w.cols()) / TRITS_PER_F32;
-    cpu.pool().for_units(out, 1, work, |first, out| {
+    cpu.pool().for_each_chunk(out, 1, work, |first, out| {
         for (row, out) in (first..).zip(out) {
             let [pos, neg] = w.planes(row);
             *out = with_lanes!(cpu.isa(), lanes => lanes.run(Project { pos, neg, x: &padded }));

@@ -368,7 +368,7 @@ fn what_is_no_vector_of_trits_is_refused() {
     assert!(matches!(both, PopcountError::Trit(TritError::BothBits { word: 1, .. })), "{both}");
     for (pos, neg) in [([1 << 10], [0]), ([0], [1 << 63])] {
         let tail = TritPlanes::new(&pos, &neg, 10).unwrap_err();
-        assert!(matches!(tail, PopcountError::Trit(TritError::DirtyTail { .. })), "{tail}");
+        assert!(matches!(tail, PopcountError::Trit(TritError::NonzeroPadding { .. })), "{tail}");
     }
     assert!(TritPlanes::new(&[1 << 9], &[0], 10).is_ok());
     for (pos, neg) in [(0, 1), (1, 0), (2, 1), (1, 2)] {

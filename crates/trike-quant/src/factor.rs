@@ -135,7 +135,7 @@ impl HessianFactor {
     }
 
     /// Number of inputs that were always zero.
-    pub fn dead(&self) -> usize {
+    pub fn dead_inputs(&self) -> usize {
         self.dead
     }
 

@@ -20,17 +20,17 @@ const MARGIN: f32 = 0.05;
 /// `beta1` and `beta2` of Adam (Kingma and Ba, 1412.6980).
 const MOMENTA: (f32, f32) = (0.9, 0.98);
 
-/// How far [`Latent::update`] goes at most; not at all by default.
+/// Learning rates of [`LatentWeights::update`]: the approximate maximum change per step, 0 by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct LatentRates {
+pub struct LatentLearningRates {
     /// For latent weights, in steps between levels.
     pub codes: f32,
     /// For scales, as a fraction of the scale; for means, as a fraction of the step.
     pub scales: f32,
 }
 
-impl LatentRates {
+impl LatentLearningRates {
     /// Sets [`codes`](Self::codes).
     #[must_use]
     pub fn with_codes(self, codes: f32) -> Self {
@@ -47,23 +47,23 @@ impl LatentRates {
 /// A trainable ternary matrix with tied planes: one latent weight per code, and the scales.
 ///
 /// ```
-/// use trike_quant::{Latent, LatentRates, MatrixView, QuantizeConfig, quantize_matrix};
+/// use trike_quant::{LatentWeights, LatentLearningRates, MatrixView, QuantizeConfig, quantize_matrix};
 ///
 /// let w = [0.9, -1.0, 0.3, 0.0];
 /// let view = MatrixView::new(1, 4, &w)?;
 /// let config = QuantizeConfig::default();
 /// let (trits, _) = quantize_matrix(view, &config)?;
-/// let mut latent = Latent::new(view, &trits, None)?;
+/// let mut latent = LatentWeights::new(view, &trits, None)?;
 /// assert_eq!(latent.tensor()?, trits);
 /// // A loss that falls as the third weight grows.
 /// for _ in 0..60 {
-///     latent.update(&[0.0, 0.0, -1.0, 0.0], LatentRates::default().with_codes(0.02))?;
+///     latent.update(&[0.0, 0.0, -1.0, 0.0], LatentLearningRates::default().with_codes(0.02))?;
 /// }
 /// assert!(trits.dequantize()[2] == 0.0 && latent.tensor()?.dequantize()[2] > 0.9);
 /// # Ok::<(), trike_quant::QuantError>(())
 /// ```
 #[derive(Clone, Debug)]
-pub struct Latent {
+pub struct LatentWeights {
     rows: usize,
     cols: usize,
     layout: TritLayout,
@@ -102,7 +102,7 @@ impl Adam {
     }
 }
 
-impl Latent {
+impl LatentWeights {
     /// Starts from the codes and scales of `trits`. Each latent weight is the value in `weights` if that rounds to the code,
     /// otherwise (compensation changed the code) the nearest value that does. Where the mask `keep` (from
     /// [`prune`](crate::prune)) is false, codes do not change.
@@ -211,7 +211,7 @@ impl Latent {
     /// # Errors
     ///
     /// [`QuantError::Length`], [`QuantError::NonFinite`]; in both cases nothing changes.
-    pub fn update(&mut self, gradient: &[f32], rates: LatentRates) -> Result<(), QuantError> {
+    pub fn update(&mut self, gradient: &[f32], rates: LatentLearningRates) -> Result<(), QuantError> {
         check_len("gradient", self.at.len(), gradient.len())?;
         check_finite("gradient", gradient)?;
         self.updates = self.updates.saturating_add(1);

@@ -17,7 +17,7 @@
 //! * calibration: [`Hessian`], [`CrossProduct`]
 //! * compensation: [`compensate`], [`CompensateConfig`], [`HessianFactor`], [`ColumnOrder`], [`hessian_error`]
 //! * transforms of the weights before rounding: [`Rotation`], [`salience()`], [`scale_columns`], [`scaled_hessian`]
-//! * training: [`Latent`], [`LatentRates`]
+//! * training: [`LatentWeights`], [`LatentLearningRates`]
 //! * pruning: [`prune`], [`PruneScore`], [`PrunePattern`]; [`compensate`] takes the mask
 //! * bit allocation: [`allocate`], with one [`Choice`] per format of a layer
 //! * activations: [`quantize_activations`]
@@ -54,7 +54,7 @@ pub use factor::{ColumnOrder, HessianFactor};
 pub use fit::{error, fit_free, fit_tied, fit_tied_mean};
 pub use grid::Grid;
 pub use hessian::{CrossProduct, Hessian};
-pub use latent::{Latent, LatentRates};
+pub use latent::{LatentLearningRates, LatentWeights};
 pub use plan::{Choice, allocate};
 pub use prune::{PrunePattern, PruneScore, prune};
 pub use quantize::{QuantizationStats, quantize_matrix};

@@ -66,9 +66,9 @@ pub fn quantize_matrix(
         spans.iter().map(|&(start, end)| fit(&matrix.values()[start..end], config)).collect();
     let (grids, rule_codes): (Vec<Grid>, Vec<Option<Vec<i16>>>) = fitted.into_iter().unzip();
     let scales = scales(&grids, layout);
-    let mut chance = match config.rounding {
+    let mut rng = match config.rounding {
         Rounding::Nearest => None,
-        Rounding::Stochastic { seed } => Some(Chance(seed)),
+        Rounding::Stochastic { seed } => Some(SplitMix64(seed)),
     };
     let mut codes = Vec::with_capacity(rows * cols);
     let mut clipped = 0;
@@ -77,8 +77,8 @@ pub fn quantize_matrix(
         let weights = &matrix.values()[start..end];
         let [low, high] = [f32::MIN, f32::MAX].map(|end| grid.value(grid.nearest(end)));
         clipped += weights.iter().filter(|w| **w < low || **w > high).count();
-        match (&mut chance, rule_codes) {
-            (Some(chance), _) => codes.extend(weights.iter().map(|&w| chance.round(grid, w))),
+        match (&mut rng, rule_codes) {
+            (Some(rng), _) => codes.extend(weights.iter().map(|&w| rng.round(grid, w))),
             (None, Some(rule_codes)) => codes.extend(rule_codes),
             (None, None) => codes.extend(weights.iter().map(|&w| grid.nearest(w))),
         }
@@ -113,7 +113,7 @@ fn fit(weights: &[f32], config: &QuantizeConfig) -> (Grid, Option<Vec<i16>>) {
     }
 }
 
-/// The scale of each plane and the codes, where each plane ternarizes the residual of the previous ones.
+/// The scale of each plane and the codes, where each plane is_online_ternary the residual of the previous ones.
 fn by_residual(weights: &[f32], depth: usize, rule: ScaleRule) -> (Vec<f32>, Vec<i16>) {
     let mut rest = weights.to_vec();
     let mut codes = vec![0i16; weights.len()];
@@ -141,9 +141,9 @@ fn threshold_and_scale(weights: &[f32], rule: ScaleRule) -> (f32, f32) {
 }
 
 /// SplitMix64 generator, reproducible on every platform.
-pub(crate) struct Chance(pub(crate) u64);
+pub(crate) struct SplitMix64(pub(crate) u64);
 
-impl Chance {
+impl SplitMix64 {
     /// 64 random bits.
     pub(crate) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);

@@ -6,7 +6,7 @@ use trike_trit::Hadamard;
 use crate::{
     QuantError,
     error::{check_len, check_whole},
-    quantize::Chance,
+    quantize::SplitMix64,
 };
 
 /// An orthogonal matrix `R = H D`: random signs `D`, then a block-diagonal normalized Walsh-Hadamard matrix `H`, whose block size
@@ -42,8 +42,8 @@ impl Rotation {
     /// [`QuantError::Option`] for a width of 0.
     pub fn new(width: usize, seed: u64) -> Result<Self, QuantError> {
         OptionError::check("width", Bounds::at_least(1usize), width)?;
-        let mut chance = Chance(seed);
-        let signs = (0..width).map(|_| if chance.bits() >> 63 == 0 { 1.0 } else { -1.0 }).collect();
+        let mut rng = SplitMix64(seed);
+        let signs = (0..width).map(|_| if rng.bits() >> 63 == 0 { 1.0 } else { -1.0 }).collect();
         Ok(Self { signs, block: 1 << width.trailing_zeros() })
     }
 

@@ -1,7 +1,8 @@
 //! Weights learned through rounding.
 
 use trike_quant::{
-    Latent, LatentRates, MatrixView, QuantError, QuantizeConfig, ScaleRule, TritLayout, quantize_matrix,
+    LatentLearningRates, LatentWeights, MatrixView, QuantError, QuantizeConfig, ScaleRule, TritLayout,
+    quantize_matrix,
 };
 use trike_testkit::{Rng, assert_all_near};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, TritTensor};
@@ -41,7 +42,8 @@ fn it_starts_where_the_tensor_is() {
         let trits = rounded(&weights, layout);
         // Also when the codes are not those that the weights round to.
         for near in [&weights, &other] {
-            let latent = Latent::new(MatrixView::new(ROWS, COLS, near).unwrap(), &trits, None).unwrap();
+            let latent =
+                LatentWeights::new(MatrixView::new(ROWS, COLS, near).unwrap(), &trits, None).unwrap();
             assert_eq!(latent.tensor().unwrap(), trits, "{layout:?}");
             let values = trits.dequantize();
             let largest = values.iter().fold(0f32, |m, v| m.max(v.abs()));
@@ -66,7 +68,8 @@ fn learning_lowers_a_loss() {
     let loss = |w: &[f32]| image(w).iter().zip(&aim).map(|(a, b)| (a - b).powi(2)).sum::<f32>();
     for layout in layouts() {
         let trits = rounded(&weights, layout);
-        let mut latent = Latent::new(MatrixView::new(ROWS, COLS, &weights).unwrap(), &trits, None).unwrap();
+        let mut latent =
+            LatentWeights::new(MatrixView::new(ROWS, COLS, &weights).unwrap(), &trits, None).unwrap();
         let steps = 200;
         for i in 0..steps {
             let error: Vec<f32> = image(&latent.values()).iter().zip(&aim).map(|(a, b)| a - b).collect();
@@ -74,7 +77,10 @@ fn learning_lowers_a_loss() {
             let gradient: Vec<f32> = (0..ROWS * COLS).map(|k| by(k / COLS, k % COLS)).collect();
             let left = 1.0 - i as f32 / steps as f32;
             latent
-                .update(&gradient, LatentRates::default().with_codes(0.03 * left).with_scales(3e-3 * left))
+                .update(
+                    &gradient,
+                    LatentLearningRates::default().with_codes(0.03 * left).with_scales(3e-3 * left),
+                )
                 .unwrap();
         }
         let (before, after) = (loss(&trits.dequantize()), loss(&latent.tensor().unwrap().dequantize()));
@@ -89,9 +95,9 @@ fn what_is_not_kept_stays() {
     let before = trits.dequantize();
     let keep: Vec<bool> = before.iter().map(|v| *v != 0.0).collect();
     let view = MatrixView::new(ROWS, COLS, &weights).unwrap();
-    let mut latent = Latent::new(view, &trits, Some(&keep)).unwrap();
+    let mut latent = LatentWeights::new(view, &trits, Some(&keep)).unwrap();
     for _ in 0..80 {
-        latent.update(&vec![-1.0; ROWS * COLS], LatentRates::default().with_codes(0.05)).unwrap();
+        latent.update(&vec![-1.0; ROWS * COLS], LatentLearningRates::default().with_codes(0.05)).unwrap();
     }
     for (before, after) in before.iter().zip(latent.tensor().unwrap().dequantize()) {
         assert!(if *before == 0.0 { after == 0.0 } else { after > 0.0 }, "{before} {after}");
@@ -104,13 +110,15 @@ fn what_cannot_be_learned_is_refused() {
     let view = MatrixView::new(ROWS, COLS, &weights).unwrap();
     let layout = TritLayout::default().with_depth(2).with_coupling(Coupling::Free);
     let free = rounded(&weights, layout);
-    assert!(matches!(Latent::new(view, &free, None), Err(QuantError::Option(e)) if e.field() == "coupling"));
+    assert!(
+        matches!(LatentWeights::new(view, &free, None), Err(QuantError::Option(e)) if e.field() == "coupling")
+    );
     let trits = rounded(&weights, TritLayout::default());
     let narrow = MatrixView::new(ROWS, COLS - 1, &weights[ROWS..]).unwrap();
-    assert!(matches!(Latent::new(narrow, &trits, None), Err(QuantError::Length { .. })));
-    assert!(matches!(Latent::new(view, &trits, Some(&[true])), Err(QuantError::Length { .. })));
-    let mut latent = Latent::new(view, &trits, None).unwrap();
-    let rates = LatentRates::default().with_codes(0.1).with_scales(0.1);
+    assert!(matches!(LatentWeights::new(narrow, &trits, None), Err(QuantError::Length { .. })));
+    assert!(matches!(LatentWeights::new(view, &trits, Some(&[true])), Err(QuantError::Length { .. })));
+    let mut latent = LatentWeights::new(view, &trits, None).unwrap();
+    let rates = LatentLearningRates::default().with_codes(0.1).with_scales(0.1);
     assert!(matches!(latent.update(&[1.0], rates), Err(QuantError::Length { .. })));
     let mut bad = vec![0.0; ROWS * COLS];
     bad[7] = f32::NAN;
@@ -123,7 +131,7 @@ fn what_cannot_be_learned_is_refused() {
     let config = QuantizeConfig::default().with_rule(ScaleRule::LeastSquares);
     let view = MatrixView::new(ROWS, COLS, &zeros).unwrap();
     let (trits, _) = quantize_matrix(view, &config).unwrap();
-    let mut latent = Latent::new(view, &trits, None).unwrap();
+    let mut latent = LatentWeights::new(view, &trits, None).unwrap();
     latent.update(&weights, rates).unwrap();
     assert!(latent.tensor().unwrap().dequantize().iter().all(|v| *v == 0.0));
 }

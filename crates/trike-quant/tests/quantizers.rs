@@ -306,7 +306,7 @@ fn degenerate_input_is_rounded_and_not_broken() {
             HessianFactor::new(&square(hessian), granularity, ColumnOrder::Activation, 0.01).unwrap();
         assert!(factor.damping() >= 0.01);
         assert_eq!(
-            factor.dead(),
+            factor.dead_inputs(),
             match name {
                 "nothing" => cols,
                 "dead" => cols / 2,

@@ -78,7 +78,7 @@ fn a_prompt_is_encoded_with_the_template_s_special_tokens() {
     let ids = llama3_template("bitnet").encode(&tokenizer, &messages[1..], &options).unwrap();
     let text = llama3_template("bitnet").render(&messages[1..], &options).unwrap();
     assert_eq!(text, "<|begin_of_text|>User: Hello<|eot_id|>Assistant: ");
-    assert_eq!(ids, tokenizer.encode_marked(&text).unwrap());
+    assert_eq!(ids, tokenizer.encode_with_special(&text).unwrap());
     assert_eq!((ids[0], ids[ids.len() - 4]), (128_000, 128_009));
 }
 

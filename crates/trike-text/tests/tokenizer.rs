@@ -227,7 +227,7 @@ fn five_hundred_mixed_texts_come_back_from_their_ids() {
             let ids = tokenizer.encode(text, false).unwrap();
             assert_eq!(tokenizer.decode(&ids).unwrap(), *text, "{tokenizer:?}");
             assert_eq!(
-                tokenizer.encode_marked(text).unwrap(),
+                tokenizer.encode_with_special(text).unwrap(),
                 ids,
                 "{tokenizer:?}: no special token is in it"
             );

@@ -51,11 +51,11 @@ impl TritTensor {
     /// let fresh = TritTensor::from_trits(1, 4, &[1, 0, -1, 1], Encoding::RowCompressed, Scales::tensor(0.5))?;
     /// let mut edited = fresh.clone();
     /// edited.set(0, 0, 1, Trit::N)?;
-    /// assert_eq!((edited.bytes(), edited.held_bytes() > edited.bytes()), (fresh.bytes() + 1, true));
+    /// assert_eq!((edited.bytes(), edited.memory_bytes() > edited.bytes()), (fresh.bytes() + 1, true));
     /// edited.set(0, 0, 1, Trit::Z)?;
     /// assert_eq!(edited, fresh);
     /// edited.compact();
-    /// assert_eq!(edited.held_bytes(), fresh.bytes());
+    /// assert_eq!(edited.memory_bytes(), fresh.bytes());
     /// # Ok::<(), trike_trit::TritError>(())
     /// ```
     ///

@@ -79,7 +79,7 @@ pub enum TritError {
     },
     /// The padding after the last column of a row is not all zero trits.
     #[error("plane {plane}, row {row}: expected only zero trits after the last column")]
-    DirtyTail {
+    NonzeroPadding {
         /// Plane of the row.
         plane: usize,
         /// The row.

@@ -355,7 +355,7 @@ impl TritTensor {
 
     /// Stored size in bytes of trits, scales and means: the size of [`data`](Self::data) (including the row offsets of a
     /// compressed encoding), whether or not rows were edited. Excludes the derived [`SparsityMetadata`] and the memory of
-    /// edited rows, which [`held_bytes`](Self::held_bytes) includes.
+    /// edited rows, which [`memory_bytes`](Self::memory_bytes) includes.
     pub fn bytes(&self) -> usize {
         self.planes.iter().map(Plane::bytes).sum::<usize>() + self.scales.bytes()
     }
@@ -368,8 +368,8 @@ impl TritTensor {
     /// * [`Encoding::RowCompressed`]: six bytes per nonzero, 40 per 2048 columns (rounded up), plus 64 bytes.
     ///
     /// Excludes the derived [`SparsityMetadata`].
-    pub fn held_bytes(&self) -> usize {
-        self.planes.iter().map(Plane::held_bytes).sum::<usize>() + self.scales.bytes()
+    pub fn memory_bytes(&self) -> usize {
+        self.planes.iter().map(Plane::memory_bytes).sum::<usize>() + self.scales.bytes()
     }
 
     /// Repacks planes with edited rows in compressed encodings, in one pass, and releases their spare capacity. The trits are

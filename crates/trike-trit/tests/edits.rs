@@ -86,7 +86,7 @@ impl Model {
         }
         let (mut compact, mut clone) = (self.tensor.clone(), self.tensor.clone());
         compact.compact();
-        assert_eq!((compact.held_bytes(), &compact), (fresh.bytes(), &fresh));
+        assert_eq!((compact.memory_bytes(), &compact), (fresh.bytes(), &fresh));
         // Edits go on from either form.
         for tensor in [&mut compact, &mut clone] {
             let old = tensor.set(0, self.rows - 1, self.cols - 1, Trit::N).expect("a place");
@@ -95,7 +95,7 @@ impl Model {
         }
     }
 
-    /// The bound of [`TritTensor::held_bytes`], with `before` bytes when nothing was edited.
+    /// The bound of [`TritTensor::memory_bytes`], with `before` bytes when nothing was edited.
     fn bound(&self, before: usize) -> usize {
         let (rows, nonzeros) = (self.rows, self.trits.iter().filter(|&&t| t != 0).count());
         match self.tensor.encoding() {
@@ -124,11 +124,11 @@ proptest! {
     ) {
         for encoding in Encoding::ALL {
             let mut model = Model::new(rows, cols, encoding, percent, seed);
-            let before = model.tensor.held_bytes();
+            let before = model.tensor.memory_bytes();
             prop_assert_eq!(before, model.tensor.bytes());
             for _ in 0..6 {
                 model.burst(cols.min(400));
-                let (held, bound) = (model.tensor.held_bytes(), model.bound(before));
+                let (held, bound) = (model.tensor.memory_bytes(), model.bound(before));
                 prop_assert!(held <= bound, "{encoding} {rows} x {cols}: {held} bytes held, expected at most {bound}");
             }
             model.check();
@@ -141,13 +141,13 @@ fn long_rows_fill_up_and_empty_again() {
     for encoding in Encoding::ALL {
         let (rows, cols) = (2, 65_537 + 40);
         let mut model = Model::new(rows, cols, encoding, 5, 7);
-        let before = model.tensor.held_bytes();
+        let before = model.tensor.memory_bytes();
         for value in [1, 0, -1] {
             for col in 0..cols {
                 // Neither in the order of the columns nor near each other.
                 model.set(rows - 1, col * 40_009 % cols, value);
             }
-            assert!(model.tensor.held_bytes() <= model.bound(before), "{encoding}");
+            assert!(model.tensor.memory_bytes() <= model.bound(before), "{encoding}");
             model.check();
         }
         // Skips of 127 zeros come and go with a lone nonzero.

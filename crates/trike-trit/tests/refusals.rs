@@ -22,7 +22,7 @@ fn planes_are_disjoint_and_end_clean() {
     );
     assert!(one_row(64, planes(1 << 63, 0)).is_ok());
     for dirty in [planes(0b1_0000, 0), planes(0, 1 << 63)] {
-        assert_eq!(one_row(4, dirty).unwrap_err(), TritError::DirtyTail { plane: 0, row: 0 });
+        assert_eq!(one_row(4, dirty).unwrap_err(), TritError::NonzeroPadding { plane: 0, row: 0 });
     }
 }
 
@@ -36,7 +36,7 @@ fn two_bit_codes_and_tail() {
     for dirty in [0, clean ^ 1 << 8, clean ^ 0b11 << 8] {
         assert_eq!(
             one_row(4, TritData::TwoBit(vec![dirty])).unwrap_err(),
-            TritError::DirtyTail { plane: 0, row: 0 }
+            TritError::NonzeroPadding { plane: 0, row: 0 }
         );
     }
 }
@@ -56,7 +56,7 @@ fn base3_bytes_and_tail() {
     assert_eq!(tensor.dequantize(), [1.0, 0.0, -1.0, 1.0]);
     assert_eq!(
         one_row(4, TritData::Base3(vec![140 + 81])).unwrap_err(),
-        TritError::DirtyTail { plane: 0, row: 0 }
+        TritError::NonzeroPadding { plane: 0, row: 0 }
     );
 }
 
@@ -88,8 +88,8 @@ fn bitmap_signs_match_the_nonzeros() {
     };
     assert!(bitmap(0b1101, &[0, 1], &[0b101]).is_ok());
     assert!(bitmap(0, &[0, 0], &[]).is_ok());
-    assert!(matches!(bitmap(0b1_0000, &[0, 1], &[0]), Err(TritError::DirtyTail { .. })));
-    assert!(matches!(bitmap(0b1101, &[0, 1], &[0b1000]), Err(TritError::DirtyTail { .. })));
+    assert!(matches!(bitmap(0b1_0000, &[0, 1], &[0]), Err(TritError::NonzeroPadding { .. })));
+    assert!(matches!(bitmap(0b1101, &[0, 1], &[0b1000]), Err(TritError::NonzeroPadding { .. })));
     assert!(matches!(bitmap(0b1101, &[0, 2], &[0, 0]), Err(TritError::Offset { expected: 1, got: 2, .. })));
     assert!(matches!(bitmap(0b1101, &[0, 1], &[]), Err(TritError::Offset { .. })));
     assert!(matches!(bitmap(0, &[1, 1], &[0]), Err(TritError::Offset { .. })));
@@ -104,8 +104,8 @@ fn row_compressed_has_one_way_to_write_a_row() {
     };
     assert_eq!(row(&[127, 126]).unwrap().get(0, 0, 253), Ok(Trit::P));
     assert_eq!(row(&[127, 127, 45 | 0x80]).unwrap().get(0, 0, 299), Ok(Trit::N));
-    assert!(matches!(row(&[127, 127, 46]), Err(TritError::DirtyTail { .. })));
-    assert!(matches!(row(&[5, 127]), Err(TritError::DirtyTail { .. })));
+    assert!(matches!(row(&[127, 127, 46]), Err(TritError::NonzeroPadding { .. })));
+    assert!(matches!(row(&[5, 127]), Err(TritError::NonzeroPadding { .. })));
     assert!(matches!(row(&[5, 255, 5]), Err(TritError::Code { code: 255, col: 6, .. })));
     let falling = TritData::RowCompressed { offsets: vec![0, 2, 1], entries: vec![0, 0] };
     let error = TritTensor::new(2, 9, vec![falling], Coupling::Free, Scales::tensor(1.0)).unwrap_err();

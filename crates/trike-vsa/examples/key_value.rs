@@ -1,7 +1,7 @@
 //! 500 keys and values in one vector of 10,000 trits: `cargo run --release -p trike-vsa --example key_value`.
 #![expect(clippy::print_stdout, reason = "the example prints its results")]
 
-use trike_vsa::capacity::{Kept, retrieval_probability};
+use trike_vsa::capacity::{BundleForm, retrieval_probability};
 use trike_vsa::{Bundle, ItemMemory, PackedTritVec, Z3, bind, bundle_balanced, unbind};
 
 const DIM: usize = 10_000;
@@ -25,10 +25,14 @@ fn main() -> Result<(), trike_vsa::VsaError> {
     for (i, key) in keys.iter().enumerate() {
         let mut unbound = counts.clone();
         unbound.unbind(key)?;
-        found += usize::from(memory.nearest_counted(&unbound)?.index == i);
+        found += usize::from(memory.nearest_in_bundle(&unbound)?.index == i);
     }
     println!("counts: {found} of {ITEMS} values found");
     let theory = |kept| retrieval_probability::<Z3>(kept, DIM, ITEMS, ITEMS);
-    println!("theory: {:.3} by two bits, {:.4} by counts", theory(Kept::Trits)?, theory(Kept::Counts)?);
+    println!(
+        "theory: {:.3} by two bits, {:.4} by counts",
+        theory(BundleForm::Trits)?,
+        theory(BundleForm::Counts)?
+    );
     Ok(())
 }

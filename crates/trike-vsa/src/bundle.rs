@@ -134,7 +134,7 @@ impl<A: Algebra> Bundle<A> {
     }
 
     /// Sum of the squared weights: the crosstalk noise between the vectors.
-    pub fn squares(&self) -> u64 {
+    pub fn squared_weights(&self) -> u64 {
         self.squares
     }
 
@@ -262,7 +262,7 @@ impl<A: Algebra> Bundle<A> {
     /// # Errors
     ///
     /// As [`Bundle::add_weighted`].
-    pub fn push_away(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<(), VsaError> {
+    pub fn add_negative(&mut self, vector: &PackedTritVec<A>, weight: u32) -> Result<(), VsaError> {
         self.check(vector.dim())?;
         let mut other = PackedTritVec::blank(vector.dim())?;
         if A::KIND != AlgebraKind::Z3 {

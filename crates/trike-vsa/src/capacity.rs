@@ -36,7 +36,7 @@ use crate::error::{VsaError, check_range, check_real};
 
 /// The form of a bundle that is compared with the candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kept {
+pub enum BundleForm {
     /// The counts of a [`Bundle`](crate::Bundle).
     Counts,
     /// The trits of [`Bundle::to_vector`](crate::Bundle::to_vector), two bits per dimension.
@@ -44,14 +44,14 @@ pub enum Kept {
 }
 
 /// The squared signal-to-noise ratio times `k / D`.
-pub fn efficiency<A: Algebra>(kept: Kept) -> f64 {
+pub fn efficiency<A: Algebra>(kept: BundleForm) -> f64 {
     use std::f64::consts::PI;
     match (kept, A::KIND) {
-        (Kept::Counts, _) => A::COUNT_EFFICIENCY,
-        (Kept::Trits, AlgebraKind::Z3) => 27.0 / (8.0 * PI),
-        (Kept::Trits, AlgebraKind::Bipolar) => 2.0 / PI,
+        (BundleForm::Counts, _) => A::COUNT_EFFICIENCY,
+        (BundleForm::Trits, AlgebraKind::Z3) => 27.0 / (8.0 * PI),
+        (BundleForm::Trits, AlgebraKind::Bipolar) => 2.0 / PI,
         // 2 phi(c)^2 / Q(c) at c = 0.612.
-        (Kept::Trits, AlgebraKind::Ternary) => 0.8098,
+        (BundleForm::Trits, AlgebraKind::Ternary) => 0.8098,
     }
 }
 
@@ -60,12 +60,12 @@ pub fn efficiency<A: Algebra>(kept: Kept) -> f64 {
 /// For weighted items, use `sum(w^2) / w^2` as `items`, where the denominator is the squared weight of the item to retrieve.
 ///
 /// ```
-/// use trike_vsa::capacity::{Kept, retrieval_probability};
+/// use trike_vsa::capacity::{BundleForm, retrieval_probability};
 /// use trike_vsa::{Bipolar, Z3};
 ///
-/// let p = retrieval_probability::<Z3>(Kept::Trits, 10_000, 500, 500)?;
+/// let p = retrieval_probability::<Z3>(BundleForm::Trits, 10_000, 500, 500)?;
 /// assert!((p - 0.932).abs() < 0.001);
-/// let p = retrieval_probability::<Bipolar>(Kept::Trits, 10_000, 500, 500)?;
+/// let p = retrieval_probability::<Bipolar>(BundleForm::Trits, 10_000, 500, 500)?;
 /// assert!((p - 0.693).abs() < 0.001);
 /// # Ok::<(), trike_vsa::VsaError>(())
 /// ```
@@ -74,7 +74,7 @@ pub fn efficiency<A: Algebra>(kept: Kept) -> f64 {
 ///
 /// [`VsaError::Range`] for no dimensions, items or candidates.
 pub fn retrieval_probability<A: Algebra>(
-    kept: Kept,
+    kept: BundleForm,
     dim: usize,
     items: usize,
     candidates: usize,
@@ -130,14 +130,14 @@ fn upper_tail(x: f64) -> f64 {
 /// The maximum number of items for which [`retrieval_probability`] is at least `probability`; 0 if one item is too many.
 ///
 /// ```
-/// use trike_vsa::capacity::{Kept, max_items};
+/// use trike_vsa::capacity::{BundleForm, max_items};
 /// use trike_vsa::{Bipolar, Ternary, Z3};
 ///
 /// // 99 % of 1000 candidates in 10,000 dimensions.
-/// assert_eq!(max_items::<Bipolar>(Kept::Trits, 10_000, 1000, 0.99)?, 193);
-/// assert_eq!(max_items::<Ternary>(Kept::Trits, 10_000, 1000, 0.99)?, 246);
-/// assert_eq!(max_items::<Z3>(Kept::Trits, 10_000, 1000, 0.99)?, 326);
-/// assert_eq!(max_items::<Z3>(Kept::Counts, 10_000, 1000, 0.99)?, 608);
+/// assert_eq!(max_items::<Bipolar>(BundleForm::Trits, 10_000, 1000, 0.99)?, 193);
+/// assert_eq!(max_items::<Ternary>(BundleForm::Trits, 10_000, 1000, 0.99)?, 246);
+/// assert_eq!(max_items::<Z3>(BundleForm::Trits, 10_000, 1000, 0.99)?, 326);
+/// assert_eq!(max_items::<Z3>(BundleForm::Counts, 10_000, 1000, 0.99)?, 608);
 /// # Ok::<(), trike_vsa::VsaError>(())
 /// ```
 ///
@@ -145,7 +145,7 @@ fn upper_tail(x: f64) -> f64 {
 ///
 /// As [`retrieval_probability`], and [`VsaError::Real`] for a probability outside 0 to 1.
 pub fn max_items<A: Algebra>(
-    kept: Kept,
+    kept: BundleForm,
     dim: usize,
     candidates: usize,
     probability: f64,
@@ -175,7 +175,7 @@ pub fn max_items<A: Algebra>(
 ///
 /// As [`max_items`]; [`VsaError::Real`] also for a probability of 1, which no number of dimensions reaches.
 pub fn min_dimensions<A: Algebra>(
-    kept: Kept,
+    kept: BundleForm,
     items: usize,
     candidates: usize,
     probability: f64,
@@ -210,7 +210,7 @@ pub fn expected_similarity<A: Algebra>(items: usize) -> Result<f64, VsaError> {
     // The signal-to-noise ratio is the similarity in units of the standard deviation for a random vector: 1 / sqrt(2 D)
     // in Z3, where the similarity scales the fraction of matches by 3/2, and 1 / sqrt(D) for a cosine.
     let chance = if A::KIND == AlgebraKind::Z3 { 0.5 } else { 1.0 };
-    Ok((efficiency::<A>(Kept::Trits) * chance / items as f64).sqrt().min(1.0))
+    Ok((efficiency::<A>(BundleForm::Trits) * chance / items as f64).sqrt().min(1.0))
 }
 
 #[cfg(test)]
@@ -239,9 +239,9 @@ mod tests {
     fn published_figures() {
         let p = |n| {
             [
-                retrieval_probability::<Bipolar>(Kept::Counts, 10_000, 500, n).unwrap(),
-                retrieval_probability::<Ternary>(Kept::Trits, 10_000, 500, n).unwrap(),
-                retrieval_probability::<Bipolar>(Kept::Trits, 10_000, 500, n).unwrap(),
+                retrieval_probability::<Bipolar>(BundleForm::Counts, 10_000, 500, n).unwrap(),
+                retrieval_probability::<Ternary>(BundleForm::Trits, 10_000, 500, n).unwrap(),
+                retrieval_probability::<Bipolar>(BundleForm::Trits, 10_000, 500, n).unwrap(),
             ]
         };
         for (n, expected) in
@@ -253,9 +253,9 @@ mod tests {
         }
         for (n, expected) in [(100, [656, 531, 418]), (1000, [472, 382, 300]), (10_000, [370, 300, 236])] {
             let got = [
-                max_items::<Bipolar>(Kept::Counts, 10_000, n, 0.9).unwrap(),
-                max_items::<Ternary>(Kept::Trits, 10_000, n, 0.9).unwrap(),
-                max_items::<Bipolar>(Kept::Trits, 10_000, n, 0.9).unwrap(),
+                max_items::<Bipolar>(BundleForm::Counts, 10_000, n, 0.9).unwrap(),
+                max_items::<Ternary>(BundleForm::Trits, 10_000, n, 0.9).unwrap(),
+                max_items::<Bipolar>(BundleForm::Trits, 10_000, n, 0.9).unwrap(),
             ];
             for (got, expected) in got.into_iter().zip(expected) {
                 assert!(got.abs_diff(expected) <= 1, "{n}: {got} {expected}");
@@ -266,19 +266,19 @@ mod tests {
     #[test]
     fn limits_are_inverse_to_each_other() {
         for items in [1, 2, 30, 400] {
-            let dim = min_dimensions::<Z3>(Kept::Trits, items, 200, 0.95).unwrap();
-            let most = |dim| max_items::<Z3>(Kept::Trits, dim, 200, 0.95).unwrap();
+            let dim = min_dimensions::<Z3>(BundleForm::Trits, items, 200, 0.95).unwrap();
+            let most = |dim| max_items::<Z3>(BundleForm::Trits, dim, 200, 0.95).unwrap();
             assert!(most(dim) >= items && most(dim - 1) < items, "{items} in {dim}");
         }
-        assert_eq!(max_items::<Z3>(Kept::Trits, 100, 1, 0.99).unwrap(), usize::MAX);
-        assert_eq!(max_items::<Z3>(Kept::Trits, 1, 1000, 0.99).unwrap(), 0);
-        assert_eq!(min_dimensions::<Z3>(Kept::Trits, usize::MAX, 1000, 0.99).unwrap(), usize::MAX);
+        assert_eq!(max_items::<Z3>(BundleForm::Trits, 100, 1, 0.99).unwrap(), usize::MAX);
+        assert_eq!(max_items::<Z3>(BundleForm::Trits, 1, 1000, 0.99).unwrap(), 0);
+        assert_eq!(min_dimensions::<Z3>(BundleForm::Trits, usize::MAX, 1000, 0.99).unwrap(), usize::MAX);
         for wrong in [f64::NAN, -0.1, 1.1] {
-            assert!(max_items::<Z3>(Kept::Trits, 100, 10, wrong).is_err());
-            assert!(min_dimensions::<Z3>(Kept::Trits, 100, 10, wrong).is_err());
+            assert!(max_items::<Z3>(BundleForm::Trits, 100, 10, wrong).is_err());
+            assert!(min_dimensions::<Z3>(BundleForm::Trits, 100, 10, wrong).is_err());
         }
         for (dim, items, candidates) in [(0, 1, 1), (1, 0, 1), (1, 1, 0)] {
-            assert!(retrieval_probability::<Z3>(Kept::Counts, dim, items, candidates).is_err());
+            assert!(retrieval_probability::<Z3>(BundleForm::Counts, dim, items, candidates).is_err());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use trike_cube::vsa::{Decision, MAX_SEARCHED, TritOp};
+use trike_cube::vsa::{Decision, MAX_SEARCH_DIMS, TritOp};
 use trike_cube::{Device, TritTable, ops};
 use trike_popcount::TritPlanes;
 
@@ -198,10 +198,10 @@ impl<A: Algebra> DeviceVectors<A> {
 
 /// Placement of the searches of a [`DeviceMemory`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum SearchPlace {
+pub enum SearchDevice {
     /// On the device above a threshold of compared trits; on the host below it, and for searches that the device does not support.
     #[default]
-    ByCost,
+    Auto,
     /// On the host.
     Host,
     /// On the device.
@@ -222,7 +222,7 @@ pub enum SearchPlace {
 pub struct DeviceMemory<A: Algebra = Z3> {
     host: ItemMemory<A>,
     vectors: DeviceVectors<A>,
-    place: SearchPlace,
+    place: SearchDevice,
 }
 
 /// Minimum number of compared trits for which a search runs on the device: the host compares about 3e11 trits per second per
@@ -238,12 +238,12 @@ impl<A: Algebra> DeviceMemory<A> {
     pub fn new(host: ItemMemory<A>, device: &Device) -> Result<Self, VsaError> {
         let rows = (0..host.len()).map(|row| host.row(row)).collect::<Result<Vec<_>, VsaError>>()?;
         let vectors = DeviceVectors::from_views(device, &rows)?;
-        Ok(Self { host, vectors, place: SearchPlace::ByCost })
+        Ok(Self { host, vectors, place: SearchDevice::Auto })
     }
 
     /// Sets the placement of searches.
     #[must_use]
-    pub fn at(self, place: SearchPlace) -> Self {
+    pub fn at(self, place: SearchDevice) -> Self {
         Self { place, ..self }
     }
 
@@ -259,14 +259,14 @@ impl<A: Algebra> DeviceMemory<A> {
 
     /// Whether a top-`k` search with this many queries runs on the device.
     pub fn is_on_device(&self, queries: usize, k: usize) -> bool {
-        let fits = self.host.dim() <= MAX_SEARCHED && (1..=ops::MOST).contains(&k.min(self.host.len()));
+        let fits = self.host.dim() <= MAX_SEARCH_DIMS && (1..=ops::MOST).contains(&k.min(self.host.len()));
         let compared = [queries, self.host.len(), self.host.dim()];
         let compared = compared.iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));
         match self.place {
-            SearchPlace::Host => false,
-            SearchPlace::Device => true,
+            SearchDevice::Host => false,
+            SearchDevice::Device => true,
             // A software driver runs on the host, slower than the host kernels.
-            SearchPlace::ByCost => fits && compared >= WORTHWHILE && !self.vectors.device.is_software(),
+            SearchDevice::Auto => fits && compared >= WORTHWHILE && !self.vectors.device.is_software(),
         }
     }
 
@@ -274,7 +274,7 @@ impl<A: Algebra> DeviceMemory<A> {
     ///
     /// # Errors
     ///
-    /// As [`ItemMemory::top_k_batch`]; with [`SearchPlace::Device`], [`VsaError::Cube`] if `k` or the dimensions exceed the limits
+    /// As [`ItemMemory::top_k_batch`]; with [`SearchDevice::Device`], [`VsaError::Cube`] if `k` or the dimensions exceed the limits
     /// of the device search, or if it fails.
     pub fn top_k_batch(&self, queries: &[PackedTritVec<A>], k: usize) -> Result<Vec<Vec<Hit>>, VsaError> {
         check_range("k of a top-k search", 1, usize::MAX, k)?;

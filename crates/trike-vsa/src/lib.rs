@@ -32,7 +32,7 @@
 //! * comparison: [`similarity()`], [`dot`], [`matches`](matches()), [`hamming_distance`], [`cosine_similarity`]
 //! * ordered sets: [`level_set`], [`thermometer_set`], [`circular_set`]
 //! * counts: [`Bundle`]
-//! * search: [`ItemMemory`] with [`Hit`] and [`Settled`]; its file is described at [`ItemMemory::write`]
+//! * search: [`ItemMemory`] with [`Hit`] and [`IterativeCleanup`]; its file is described at [`ItemMemory::write`]
 //! * structures: [`Record`], [`Multiset`], [`Sequence`], [`bind_sequence`], [`ngram`], [`ngrams`], [`Tree`], [`Graph`],
 //!   [`Automaton`], [`Hierarchy`], [`DistributedMemory`], [`factorize`]
 //! * capacity: [`capacity`], [`CapacityPolicy`]
@@ -72,19 +72,19 @@ pub use balanced::bundle_balanced;
 pub use basis::{circular_set, level_set, thermometer_set};
 pub use bundle::Bundle;
 #[cfg(feature = "gpu")]
-pub use device::{DeviceMemory, DeviceVectors, SearchPlace};
+pub use device::{DeviceMemory, DeviceVectors, SearchDevice};
 pub use encode::{CentroidClassifier, RandomProjection, ScalarEncoder, TextEncoder};
 pub use error::VsaError;
 pub use file::MAX_FILE_DIM;
-pub use memory::{Hit, ItemMemory, Settled};
+pub use memory::{Hit, ItemMemory, IterativeCleanup};
 pub use ops::{
     bind, bind_into, bundle, bundle_many, bundle_weighted, cosine_similarity, dot, hamming_distance, inverse,
     matches, negate, permute, permute_into, similarity, unbind, unbind_into,
 };
 pub use sparse::SparseVec;
 pub use structures::{
-    Automaton, CapacityPolicy, DistributedMemory, Factors, Graph, Hierarchy, Insertion, Multiset, ROLES,
-    Record, Sequence, Tree, WhenFull, bind_sequence, factorize, ngram, ngrams,
+    Automaton, CapacityPolicy, DistributedMemory, Factors, FullAction, Graph, Hierarchy, Insertion, Multiset,
+    ROLES, Record, Sequence, Tree, bind_sequence, factorize, ngram, ngrams,
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;

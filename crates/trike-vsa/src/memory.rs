@@ -23,9 +23,9 @@ pub struct Hit {
     pub similarity: f64,
 }
 
-/// Result of [`ItemMemory::settle`].
+/// Result of [`ItemMemory::cleanup_iterative`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Settled<A: Algebra = Z3> {
+pub struct IterativeCleanup<A: Algebra = Z3> {
     /// The final vector.
     pub vector: PackedTritVec<A>,
     /// Number of steps that changed the vector.
@@ -246,7 +246,7 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::top_k`].
-    pub fn top_k_counted(&self, bundle: &Bundle<A>, k: usize) -> Result<Vec<Hit>, VsaError> {
+    pub fn top_k_in_bundle(&self, bundle: &Bundle<A>, k: usize) -> Result<Vec<Hit>, VsaError> {
         self.check_search(k)?;
         check_dim("a query bundle", self.dim(), bundle.dim())?;
         let mut scores = vec![0; self.len()];
@@ -288,8 +288,8 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::top_k`].
-    pub fn nearest_counted(&self, bundle: &Bundle<A>) -> Result<Hit, VsaError> {
-        first(self.top_k_counted(bundle, 1)?)
+    pub fn nearest_in_bundle(&self, bundle: &Bundle<A>) -> Result<Hit, VsaError> {
+        first(self.top_k_in_bundle(bundle, 1)?)
     }
 
     /// Replaces a noisy vector by the most similar stored one; `None` if its similarity is below `threshold`.
@@ -314,12 +314,12 @@ impl<A: Algebra> ItemMemory<A> {
     /// # Errors
     ///
     /// As [`ItemMemory::cleanup`].
-    pub fn settle(
+    pub fn cleanup_iterative(
         &self,
         query: &PackedTritVec<A>,
         threshold: f64,
         max_steps: usize,
-    ) -> Result<Settled<A>, VsaError> {
+    ) -> Result<IterativeCleanup<A>, VsaError> {
         check_real("threshold of a similarity", -1.0, 1.0, threshold)?;
         let mut vector = query.clone();
         for steps in 0..max_steps {
@@ -333,11 +333,11 @@ impl<A: Algebra> ItemMemory<A> {
             }
             let next = if bundle.total() == 0 { vector.clone() } else { bundle.to_vector()? };
             if next == vector {
-                return Ok(Settled { vector, steps, converged: true });
+                return Ok(IterativeCleanup { vector, steps, converged: true });
             }
             vector = next;
         }
-        Ok(Settled { vector, steps: max_steps, converged: false })
+        Ok(IterativeCleanup { vector, steps: max_steps, converged: false })
     }
 }
 

@@ -1,7 +1,7 @@
 //! Simulations beside the theory.
 
 use trike_testkit::assert_near;
-use trike_vsa::capacity::{Kept, efficiency, retrieval_probability};
+use trike_vsa::capacity::{BundleForm, efficiency, retrieval_probability};
 use trike_vsa::{
     Algebra, Bipolar, Bundle, ItemMemory, PackedTritVec, Ternary, Z3, bind, bundle_balanced, unbind,
 };
@@ -34,7 +34,7 @@ impl<A: Algebra> Pairs<A> {
         let found = |i: &usize| {
             let mut bundle = bundle.clone();
             bundle.unbind(&self.keys[*i]).unwrap();
-            self.memory.nearest_counted(&bundle).unwrap().index == *i
+            self.memory.nearest_in_bundle(&bundle).unwrap().index == *i
         };
         (0..keys).filter(found).count()
     }
@@ -44,7 +44,7 @@ impl<A: Algebra> Pairs<A> {
 const QUERIES: usize = 3000;
 
 #[expect(clippy::print_stdout, reason = "the table of the book is made of these lines")]
-fn simulate<A: Algebra>(kept: Kept) {
+fn simulate<A: Algebra>(kept: BundleForm) {
     for k in [50, 100, 200, 500, 1000] {
         // Where the theory says about 80 %, so that errors in it show.
         let dim = (15.5 * k as f64 / efficiency::<A>(kept) * (1.0 + 0.1 * (k as f64 / 50.0).ln())) as usize;
@@ -53,8 +53,10 @@ fn simulate<A: Algebra>(kept: Kept) {
             .map(|round| {
                 let pairs = pairs::<A>(dim, k, 1000 * k as u64 + round as u64);
                 match kept {
-                    Kept::Trits => pairs.found_in(&Bundle::of(&pairs.bound).unwrap().to_vector().unwrap()),
-                    Kept::Counts => pairs.found_by_counts(k),
+                    BundleForm::Trits => {
+                        pairs.found_in(&Bundle::of(&pairs.bound).unwrap().to_vector().unwrap())
+                    }
+                    BundleForm::Counts => pairs.found_by_counts(k),
                 }
             })
             .sum();
@@ -68,32 +70,32 @@ fn simulate<A: Algebra>(kept: Kept) {
 
 #[test]
 fn z3_by_trits() {
-    simulate::<Z3>(Kept::Trits);
+    simulate::<Z3>(BundleForm::Trits);
 }
 
 #[test]
 fn z3_by_counts() {
-    simulate::<Z3>(Kept::Counts);
+    simulate::<Z3>(BundleForm::Counts);
 }
 
 #[test]
 fn bipolar_by_trits() {
-    simulate::<Bipolar>(Kept::Trits);
+    simulate::<Bipolar>(BundleForm::Trits);
 }
 
 #[test]
 fn bipolar_by_counts() {
-    simulate::<Bipolar>(Kept::Counts);
+    simulate::<Bipolar>(BundleForm::Counts);
 }
 
 #[test]
 fn ternary_by_trits() {
-    simulate::<Ternary>(Kept::Trits);
+    simulate::<Ternary>(BundleForm::Trits);
 }
 
 #[test]
 fn ternary_by_counts() {
-    simulate::<Ternary>(Kept::Counts);
+    simulate::<Ternary>(BundleForm::Counts);
 }
 
 /// 500 pairs in 10,000 dimensions: the demonstration of `examples/key_value.rs`.

@@ -4,7 +4,7 @@
 use trike_testkit::Rng;
 use trike_vsa::cube::{CubeError, Device, DeviceOptions, DeviceSpec, Planes, Runtime};
 use trike_vsa::{
-    Algebra, Bipolar, Bundle, DeviceMemory, DeviceVectors, ItemMemory, PackedTritVec, SearchPlace, Ternary,
+    Algebra, Bipolar, Bundle, DeviceMemory, DeviceVectors, ItemMemory, PackedTritVec, SearchDevice, Ternary,
     VsaError, Z3, bind, bundle_many, bundle_weighted, permute, unbind,
 };
 
@@ -69,7 +69,7 @@ fn agrees<A: Algebra>(device: &Device) {
             let counts = on_a.bundle_counts(each).expect("counts");
             for (got, run) in counts.iter().zip(a.chunks(each)) {
                 let want = Bundle::of(run).expect("a bundle");
-                assert_eq!((got.total(), got.squares()), (want.total(), want.squares()));
+                assert_eq!((got.total(), got.squared_weights()), (want.total(), want.squared_weights()));
                 assert_eq!(got.sums().expect("sums"), want.sums().expect("sums"), "{what} {each}");
                 assert_eq!(got.to_vector().expect("trits"), want.to_vector().expect("trits"));
             }
@@ -113,7 +113,7 @@ fn searches<A: Algebra>(device: &Device) {
         let want = memory.host().top_k_batch(&queries, k).expect("hits");
         assert!(!memory.is_on_device(queries.len(), k), "small, and a software driver");
         assert_eq!(memory.top_k_batch(&queries, k).expect("hits"), want);
-        let memory = memory.at(SearchPlace::Device);
+        let memory = memory.at(SearchDevice::Device);
         assert!(memory.is_on_device(1, 1));
         assert_eq!(memory.top_k_batch(&queries, k).expect("hits"), want, "{} {dim} {count}", A::KIND);
     }

@@ -91,17 +91,17 @@ fn common<A: Algebra>(dim: usize, seed: u64, by: isize) {
     let mut merged = Bundle::of(first).unwrap();
     merged.merge(&Bundle::of(second).unwrap()).unwrap();
     assert_eq!(merged.sums().unwrap(), bundle.sums().unwrap());
-    assert_eq!((merged.total(), merged.squares()), (bundle.total(), bundle.squares()));
+    assert_eq!((merged.total(), merged.squared_weights()), (bundle.total(), bundle.squared_weights()));
     // What is pushed away and added again leaves no trace in the comparison of two vectors.
     let difference = |bundle: &Bundle<A>| bundle.similarity(&b).unwrap() - bundle.similarity(&c).unwrap();
     let mut pushed = bundle.clone();
-    pushed.push_away(&a, 5).unwrap();
+    pushed.add_negative(&a, 5).unwrap();
     pushed.add_weighted(&a, 5).unwrap();
     assert_near!(difference(&pushed), difference(&bundle), abs = 1e-9);
     // Serialization keeps everything.
     let json = serde_json::to_string(&bundle).unwrap();
     let back: Bundle<A> = serde_json::from_str(&json).unwrap();
-    assert_eq!((back.sums().unwrap(), back.squares()), (bundle.sums().unwrap(), bundle.squares()));
+    assert_eq!((back.sums().unwrap(), back.squared_weights()), (bundle.sums().unwrap(), bundle.squared_weights()));
     let back: PackedTritVec<A> = serde_json::from_str(&serde_json::to_string(&a).unwrap()).unwrap();
     assert_eq!(back, a);
     let sparse = SparseVec::from_packed(&a);

@@ -4,9 +4,9 @@ use trike_popcount::{Cpu, TritOps};
 use trike_testkit::{Rng, assert_near};
 use trike_trit::{Trit, Tryte3};
 use trike_vsa::{
-    Algebra, Automaton, Bipolar, Bundle, CapacityPolicy, CentroidClassifier, DistributedMemory, Graph,
-    Hierarchy, ItemMemory, Multiset, PackedTritVec, ROLES, RandomProjection, Record, ScalarEncoder, Sequence,
-    SparseVec, Ternary, TextEncoder, Tree, VsaError, WhenFull, Z3, bind, bind_sequence, bundle_balanced,
+    Algebra, Automaton, Bipolar, Bundle, CapacityPolicy, CentroidClassifier, DistributedMemory, FullAction,
+    Graph, Hierarchy, ItemMemory, Multiset, PackedTritVec, ROLES, RandomProjection, Record, ScalarEncoder,
+    Sequence, SparseVec, Ternary, TextEncoder, Tree, VsaError, Z3, bind, bind_sequence, bundle_balanced,
     bundle_many, bundle_weighted, factorize, level_set, ngrams, permute, similarity,
 };
 
@@ -60,7 +60,7 @@ fn memories<A: Algebra>() {
                     }
                     assert_eq!(memory.top_k(query, k).unwrap(), *hits);
                     // A bundle of one vector is that vector.
-                    let counted = memory.top_k_counted(&Bundle::of([query]).unwrap(), k).unwrap();
+                    let counted = memory.top_k_in_bundle(&Bundle::of([query]).unwrap(), k).unwrap();
                     assert_eq!(
                         counted.iter().map(|h| (h.index, h.score)).collect::<Vec<_>>(),
                         hits.iter().map(|h| (h.index, h.score)).collect::<Vec<_>>()
@@ -98,13 +98,13 @@ fn cleanup<A: Algebra>() {
     assert_eq!(memory.cleanup(&mixed, 0.3).unwrap().as_ref(), Some(&stored[4]));
     let stranger = PackedTritVec::random(2000, 77).unwrap();
     assert_eq!(memory.cleanup(&stranger, 0.3).unwrap(), None);
-    let settled = memory.settle(&mixed, 0.5, 20).unwrap();
+    let settled = memory.cleanup_iterative(&mixed, 0.5, 20).unwrap();
     assert!(settled.converged && settled.steps >= 1, "{settled:?}");
     assert_eq!(settled.vector, stored[4]);
-    let unsettled = memory.settle(&mixed, 0.5, 1).unwrap();
+    let unsettled = memory.cleanup_iterative(&mixed, 0.5, 1).unwrap();
     assert_eq!((unsettled.converged, unsettled.steps), (false, 1));
     // Nothing is similar enough: the vector stays.
-    let stayed = memory.settle(&stranger, 0.5, 20).unwrap();
+    let stayed = memory.cleanup_iterative(&stranger, 0.5, 20).unwrap();
     assert!(stayed.converged && stayed.steps == 0 && stayed.vector == stranger);
 }
 
@@ -224,10 +224,11 @@ fn hierarchies<A: Algebra>() {
     let words = set::<A>(dim, 50, 6);
     let memory = ItemMemory::of(&words).unwrap();
     let slot = |i: usize| [i, i / ROLES, 11 * i + 3].map(|v| Tryte3::new((v % ROLES) as i8 - 13).unwrap());
-    for when_full in [WhenFull::Warn, WhenFull::Refuse] {
+    for when_full in [FullAction::Warn, FullAction::Refuse] {
         let policy = CapacityPolicy::new(50, 0.99, when_full).unwrap();
         let limit =
-            trike_vsa::capacity::max_items::<A>(trike_vsa::capacity::Kept::Counts, dim, 50, 0.99).unwrap();
+            trike_vsa::capacity::max_items::<A>(trike_vsa::capacity::BundleForm::Counts, dim, 50, 0.99)
+                .unwrap();
         let mut record = Hierarchy::<A>::new(dim, 9, policy).unwrap();
         for i in 0..limit {
             let inserted = record.insert(slot(i), &words[i % 50]).unwrap();
@@ -236,10 +237,10 @@ fn hierarchies<A: Algebra>() {
         let found = (0..limit).filter(|&i| record.get(slot(i), &memory).unwrap().index == i % 50).count();
         assert!(found * 20 >= limit * 19, "{} {found} of {limit}", A::KIND);
         match (when_full, record.insert(slot(limit), &words[0])) {
-            (WhenFull::Warn, Ok(inserted)) => {
+            (FullAction::Warn, Ok(inserted)) => {
                 assert!(!inserted.sufficient && inserted.probability < 0.99 && record.len() == limit + 1);
             }
-            (WhenFull::Refuse, Err(VsaError::Capacity { items, candidates: 50, .. })) => {
+            (FullAction::Refuse, Err(VsaError::Capacity { items, candidates: 50, .. })) => {
                 assert!(items == limit + 1 && record.len() == limit);
             }
             (_, other) => panic!("{other:?}"),
@@ -253,7 +254,7 @@ fn hierarchies<A: Algebra>() {
         assert!(one.is_empty());
     }
     // No two of many slots have the same key.
-    let policy = CapacityPolicy::new(50, 0.5, WhenFull::Warn).unwrap();
+    let policy = CapacityPolicy::new(50, 0.5, FullAction::Warn).unwrap();
     let record = Hierarchy::<A>::new(dim, 9, policy).unwrap();
     let keys: Vec<_> = (0..60).map(|i| record.key(slot(i)).unwrap()).collect();
     for i in 0..60 {
@@ -367,8 +368,8 @@ fn refusals<A: Algebra>() {
     let mut bundle = Bundle::of([&a]).unwrap();
     assert!(dimension(bundle.add(&b)) && dimension(bundle.remove(&b)) && dimension(bundle.bind(&b)));
     assert!(dimension(bundle.unbind(&b)) && dimension(bundle.merge(&Bundle::of([&b]).unwrap())));
-    assert!(dimension(bundle.score(&b).map(|_| ())) && dimension(bundle.push_away(&b, 1)));
-    assert!(bundle.add_weighted(&a, u32::MAX).is_err() && bundle.push_away(&a, u32::MAX).is_err());
+    assert!(dimension(bundle.score(&b).map(|_| ())) && dimension(bundle.add_negative(&b, 1)));
+    assert!(bundle.add_weighted(&a, u32::MAX).is_err() && bundle.add_negative(&a, u32::MAX).is_err());
     assert!(matches!(bundle.remove_weighted(&a, 2), Err(VsaError::NotInBundle { weight: 2 })));
     assert!(matches!(bundle.replace(100, Trit::P, Trit::N, 1), Err(VsaError::Range { .. })));
     let sparse = SparseVec::new(100, vec![(3, Trit::P)]).unwrap();
@@ -379,7 +380,7 @@ fn refusals<A: Algebra>() {
 
     let empty = ItemMemory::<A>::new(100).unwrap();
     assert!(matches!(empty.nearest(&a), Err(VsaError::Empty { .. })));
-    assert!(matches!(empty.nearest_counted(&Bundle::of([&a]).unwrap()), Err(VsaError::Empty { .. })));
+    assert!(matches!(empty.nearest_in_bundle(&Bundle::of([&a]).unwrap()), Err(VsaError::Empty { .. })));
     assert!(ItemMemory::<A>::of([]).is_err());
     let mut memory = ItemMemory::of([&a]).unwrap();
     assert!(matches!(memory.top_k(&a, 0), Err(VsaError::Range { .. })));
@@ -388,13 +389,13 @@ fn refusals<A: Algebra>() {
         memory.get(1).is_err() && memory.set(1, 0, Trit::P).is_err() && memory.set(0, 100, Trit::P).is_err()
     );
     assert!(memory.replace(1, &a).is_err() && memory.swap_remove(1).is_err());
-    assert!(memory.cleanup(&a, f64::NAN).is_err() && memory.settle(&a, 1.5, 1).is_err());
+    assert!(memory.cleanup(&a, f64::NAN).is_err() && memory.cleanup_iterative(&a, 1.5, 1).is_err());
     assert!(memory.top_k_batch([], 1).unwrap().is_empty());
 
     assert!(factorize(&a, &[], 1).is_err() && factorize(&a, &[&memory], 0).is_err());
     assert!(factorize(&a, &[&empty], 1).is_err() && factorize(&b, &[&memory], 1).is_err());
-    assert!(CapacityPolicy::new(0, 0.9, WhenFull::Warn).is_err());
-    assert!(CapacityPolicy::new(1, f64::NAN, WhenFull::Warn).is_err());
+    assert!(CapacityPolicy::new(0, 0.9, FullAction::Warn).is_err());
+    assert!(CapacityPolicy::new(1, f64::NAN, FullAction::Warn).is_err());
     assert!(level_set::<A>(100, 0, 1).is_err());
     assert!(ScalarEncoder::<A>::new(100, 1.0, 1.0, 5, 1).is_err());
     assert!(ScalarEncoder::<A>::new(100, 0.0, f64::INFINITY, 5, 1).is_err());

@@ -24,7 +24,7 @@ pub struct Tuning {
     pub scale_rate: f32,
     /// Models with more weights than this in their blocks are not tuned, and a note is added: time grows with weights
     /// times tokens.
-    pub most_weights: u64,
+    pub max_weights: u64,
     /// Whether weights that compensation made zero stay zero, as required for pruned models.
     pub keep_zeros: bool,
     /// RNG seed for the order of the sequences.
@@ -39,7 +39,7 @@ impl Default for Tuning {
             batch_tokens: 1024,
             rate: 0.02,
             scale_rate: 2e-3,
-            most_weights: 8 << 20,
+            max_weights: 8 << 20,
             keep_zeros: false,
             seed: 0,
         }

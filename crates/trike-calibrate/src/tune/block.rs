@@ -7,7 +7,7 @@ use trike_core::Tensor;
 use trike_cpu::{Cpu, grad::Block};
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
-use trike_quant::LatentRates;
+use trike_quant::LatentLearningRates;
 
 use super::{
     learner::Learner,
@@ -73,8 +73,9 @@ pub(crate) fn block(
         token_errors(&mut y, &aim, hidden);
         let gradients = block.backward(&tape, y, false)?;
         let factor = schedule(i, plan.len());
-        let rates =
-            LatentRates::default().with_codes(factor * tuning.rate).with_scales(factor * tuning.scale_rate);
+        let rates = LatentLearningRates::default()
+            .with_codes(factor * tuning.rate)
+            .with_scales(factor * tuning.scale_rate);
         learner.update(&gradients, rates)?;
     }
     let after = held(&learner)?;

@@ -4,7 +4,7 @@ use trike_core::Tensor;
 use trike_cpu::grad::{BlockGradients, BlockMatrices, BlockShape, BlockVectors};
 use trike_llm::WeightSource;
 use trike_nn::{DecoderSpec, DecoderWeights, NnError, WeightName};
-use trike_quant::{Latent, LatentRates, MatrixView, QuantError};
+use trike_quant::{LatentLearningRates, LatentWeights, MatrixView, QuantError};
 use trike_trit::{Coupling, Hadamard};
 
 use crate::{
@@ -69,7 +69,7 @@ enum Learned {
 /// A trained matrix.
 struct Latents {
     /// Latent weights, in the rotated basis of the trits.
-    latent: Latent,
+    latent: LatentWeights,
     rotation: Option<Hadamard>,
 }
 
@@ -103,7 +103,7 @@ impl Learned {
         let view = MatrixView::new(rows, cols, &values).map_err(failed)?;
         let keep: Option<Vec<bool>> =
             tuning.keep_zeros.then(|| trits.dequantize().iter().map(|v| *v != 0.0).collect());
-        let latent = Latent::new(view, &trits, keep.as_deref()).map_err(failed)?;
+        let latent = LatentWeights::new(view, &trits, keep.as_deref()).map_err(failed)?;
         Ok(Self::Latent(Box::new(Latents { latent, rotation })))
     }
 }
@@ -136,7 +136,7 @@ impl Learner {
     pub(super) fn update(
         &mut self,
         gradients: &BlockGradients,
-        rates: LatentRates,
+        rates: LatentLearningRates,
     ) -> Result<(), CalibrateError> {
         for ((name, matrix), gradient) in self.matrices.iter_mut().zip(&gradients.matrices) {
             if let Learned::Latent(m) = matrix {

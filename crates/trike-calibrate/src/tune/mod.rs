@@ -3,7 +3,7 @@
 //!
 //! Compensation treats layers one by one and their error as quadratic. It does not use that layers of a block can
 //! compensate for each other, nor that not all of an error affects the predictions. Both need gradients, which pass
-//! through the rounding by the straight-through estimator to a latent weight for each code ([`trike_quant::Latent`]).
+//! through the rounding by the straight-through estimator to a latent weight for each code ([`trike_quant::LatentWeights`]).
 //! Tuning a block to the outputs of the dense block is the method of OmniQuant (Shao et al., 2308.13137) and
 //! EfficientQAT (Chen et al., 2407.11062); tuning the whole model to the probabilities of the dense model is
 //! distillation, as in PV-Tuning (Malinovskii et al., 2405.14852). Embeddings, norms, biases and the head are not

@@ -10,7 +10,7 @@ use trike_cpu::{
 };
 use trike_llm::WeightSource;
 use trike_nn::WeightName;
-use trike_quant::LatentRates;
+use trike_quant::LatentLearningRates;
 
 use super::{
     learner::Learner,
@@ -161,8 +161,9 @@ pub(crate) fn whole(
         let (x, aim, lengths) = parts(step);
         let (_, gradients) = stack.pass(&matrices, x, &aim, &lengths, true)?;
         let factor = schedule(i, plan.len());
-        let rates =
-            LatentRates::default().with_codes(factor * tuning.rate).with_scales(factor * tuning.scale_rate);
+        let rates = LatentLearningRates::default()
+            .with_codes(factor * tuning.rate)
+            .with_scales(factor * tuning.scale_rate);
         for (block, gradients) in stack.blocks.iter_mut().zip(&gradients) {
             block.update(gradients, rates)?;
         }

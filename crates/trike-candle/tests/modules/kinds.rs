@@ -35,7 +35,7 @@ fn tensors(rng: &mut Rng) -> [(TritTensor, Layout); 4] {
             *trit = 0;
         }
     }
-    let five_per_byte = if isa.permutes_bytes() { Layout::Base3 } else { Layout::TwoBit };
+    let five_per_byte = if isa.has_vbmi() { Layout::Base3 } else { Layout::TwoBit };
     [
         (make(&rng.trits(rows * cols, 0.6), Encoding::TwoBit), Layout::TwoBit),
         (base3, five_per_byte),

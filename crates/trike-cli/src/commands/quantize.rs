@@ -190,7 +190,7 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
     let tuning = (!args.no_tune && !args.plain).then(|| Tuning {
         block_epochs: args.tune_block_epochs,
         model_epochs: args.tune_model_epochs,
-        most_weights: args.tune_max_weights,
+        max_weights: args.tune_max_weights,
         ..Tuning::default()
     });
     Ok(ModelQuantizationConfig::default()

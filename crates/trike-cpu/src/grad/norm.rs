@@ -30,7 +30,7 @@ pub fn rms_norm(
     check_rows("input of rms_norm", n, x.len())?;
     check_len("gradient of rms_norm's output", x.len(), dy.len())?;
     check_len("gradient of rms_norm's input", x.len(), dx.len())?;
-    cpu.pool().for_units(dx, n, 8 * x.len(), |first, dx| {
+    cpu.pool().for_each_chunk(dx, n, 8 * x.len(), |first, dx| {
         let rows = x[first * n..].chunks_exact(n).zip(dy[first * n..].chunks_exact(n));
         for (dx, (x, dy)) in dx.chunks_exact_mut(n).zip(rows) {
             let r = inverse_rms(x, eps);

@@ -60,7 +60,7 @@ pub fn choose_layout(tensor: &TritTensor, isa: Isa) -> Layout {
     };
     let lines = |layout| Shape::new(layout, tensor.cols(), group).lines() as f64;
     let small = lines(Fixed::Base3) <= BASE3_UP_TO * lines(Fixed::TwoBit);
-    let wanted = tensor.encoding() == Encoding::Base3 && isa.permutes_bytes();
+    let wanted = tensor.encoding() == Encoding::Base3 && isa.has_vbmi();
     let dense = if wanted && small { (Layout::Base3, BASE3_TIME) } else { (Layout::TwoBit, 1.0) };
     let all = tensor.rows() as f64 * tensor.cols() as f64 * tensor.depth() as f64;
     let zeros = tensor.zeros() as f64 / all;

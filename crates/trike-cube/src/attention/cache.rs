@@ -32,7 +32,7 @@ impl CacheShape {
     /// # Errors
     ///
     /// [`CubeError::Range`] and [`CubeError::Shape`] for a side of zero or a product of `2^32` or more.
-    pub fn numbers(&self) -> Result<usize> {
+    pub fn elements(&self) -> Result<usize> {
         check_range("key/value heads of a cache", 1, 1 << 16, self.kv_heads)?;
         check_range("head_dim of a cache", 1, 1 << 16, self.head_dim)?;
         crate::error::check_shape("cache", self.kv_heads * self.head_dim, self.capacity)
@@ -48,7 +48,7 @@ impl CacheShape {
             KvPrecision::F32 => 4,
             KvPrecision::F16 => 2,
         };
-        Ok(2 * each * self.numbers()? as u64)
+        Ok(2 * each * self.elements()? as u64)
     }
 
     /// Elements per vector load.
@@ -121,7 +121,7 @@ impl KvCache {
     ///
     /// As [`CacheShape::numbers`] and [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without it.
     pub fn empty(device: &Device, shape: CacheShape) -> Result<Self> {
-        let len = shape.numbers()?;
+        let len = shape.elements()?;
         if shape.precision == KvPrecision::F16 && !device.capabilities().f16 {
             let device = device.name().to_owned();
             return Err(CubeError::Feature { kernel: "cache", feature: "f16", device });
@@ -237,7 +237,7 @@ impl Positions {
     /// Exclusive bound of positions that may be written: `2^30`, or the length of the shortest RoPE table that a
     /// [recorded](Device::capture) launch uses with these positions. A replay does not check positions itself.
     #[must_use]
-    pub fn below(&self) -> u32 {
+    pub fn bound(&self) -> u32 {
         self.shared.below.load(Ordering::Relaxed)
     }
 

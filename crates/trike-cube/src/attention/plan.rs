@@ -127,7 +127,7 @@ impl Plan for AttentionProblem {
     const NAME: &'static str = "attention";
 
     fn validate(&self) -> Result<()> {
-        self.cache.numbers()?;
+        self.cache.elements()?;
         check_range("query heads of attention", 1, 1 << 16, self.heads)?;
         if !self.heads.is_multiple_of(self.cache.kv_heads) {
             let (unit, got) = (self.cache.kv_heads, self.heads);

@@ -26,7 +26,7 @@ pub fn choose_layout(device: &Device, tensor: &TritTensor, activations: Activati
         return Layout::TwoBit;
     };
     let two_bits = two_bits.bytes() as f64;
-    if can_hold(device, tensor, Layout::Bitmap, activations)
+    if has_kernel(device, tensor, Layout::Bitmap, activations)
         && let Ok(form) = sparse_form(tensor)
     {
         let form = SparseForm { layout: form.predicted(), ..form };
@@ -37,7 +37,7 @@ pub fn choose_layout(device: &Device, tensor: &TritTensor, activations: Activati
             };
         }
     }
-    if can_hold(device, tensor, Layout::Blocks, activations) && share_of_blocks(tensor) <= BLOCKS_UP_TO {
+    if has_kernel(device, tensor, Layout::Blocks, activations) && share_of_blocks(tensor) <= BLOCKS_UP_TO {
         return Layout::Blocks;
     }
     Layout::TwoBit
@@ -45,7 +45,7 @@ pub fn choose_layout(device: &Device, tensor: &TritTensor, activations: Activati
 
 /// Returns true if there is a kernel for the tensor in the layout, with activations of that precision.
 #[must_use]
-pub fn can_hold(
+pub fn has_kernel(
     device: &Device,
     tensor: &TritTensor,
     layout: Layout,
@@ -134,7 +134,7 @@ mod tests {
         ] {
             let tensor = tensor(trits, granularity);
             assert_eq!(choose_layout(&device, &tensor, activations), want, "{granularity:?} {activations:?}");
-            assert!(can_hold(&device, &tensor, want, activations));
+            assert!(has_kernel(&device, &tensor, want, activations));
         }
     }
 }

@@ -69,7 +69,7 @@ impl Device {
         let args = Args { x, w, outs, dims: &problem.w, code_rows: problem.x.code_rows() };
         let launch = Launch::new(
             TernaryProblem::NAME,
-            &(blueprint, form, problem.w.halves, problem.w.layout),
+            &(blueprint, form, problem.w.f16_scales, problem.w.layout),
             settings,
         );
         let LinearBlueprint::Split(SplitBlueprint { cubes, .. }) = blueprint else {
@@ -97,9 +97,9 @@ impl Device {
         let outputs = problem.x.tokens * problem.w.tiles() * TILE;
         let grid = spread(outputs.div_ceil(kernels::combine::UNITS as usize));
         let settings = Settings { cubes: grid, ..Settings::linear(1, kernels::combine::UNITS, 7) };
-        let launch = Launch::new("ternary linear/combine", &(form, problem.w.halves), settings);
+        let launch = Launch::new("ternary linear/combine", &(form, problem.w.f16_scales), settings);
         self.launch(&launch, &written(args.outs), |client, grid, units| {
-            if problem.w.halves {
+            if problem.w.f16_scales {
                 args.combine::<f16>(client, grid, units, scratch, form, cubes);
             } else {
                 args.combine::<f32>(client, grid, units, scratch, form, cubes);
@@ -150,17 +150,17 @@ impl Args<'_> {
             LinearBlueprint::Split(SplitBlueprint { kernel, cubes }) => (kernel, cubes),
             LinearBlueprint::Decode(b) => (SplitKernel::Decode(b), 1),
             LinearBlueprint::Mma(shape) => (SplitKernel::Mma(shape), 1),
-            LinearBlueprint::Tiled if self.dims.halves => {
+            LinearBlueprint::Tiled if self.dims.f16_scales => {
                 return self.tiled::<f16>(client, grid, units, form);
             }
             LinearBlueprint::Tiled => return self.tiled::<f32>(client, grid, units, form),
-            LinearBlueprint::Wmma(shape) if self.dims.halves => {
+            LinearBlueprint::Wmma(shape) if self.dims.f16_scales => {
                 return self.wmma::<f16>(client, grid, units, form, shape);
             }
             LinearBlueprint::Wmma(shape) => return self.wmma::<f32>(client, grid, units, form, shape),
         };
         let base3 = self.dims.layout == TernaryLayout::Base3;
-        match (kernel, self.dims.halves) {
+        match (kernel, self.dims.f16_scales) {
             (SplitKernel::Decode(b), true) if base3 => self.base3::<f16>(client, grid, units, form, b, cubes),
             (SplitKernel::Decode(b), false) if base3 => {
                 self.base3::<f32>(client, grid, units, form, b, cubes);

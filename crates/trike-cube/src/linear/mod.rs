@@ -17,7 +17,7 @@ mod ternary;
 mod tests;
 
 pub use activations::Activations;
-pub use choose::{can_hold, choose_layout};
+pub use choose::{choose_layout, has_kernel};
 pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
 pub use dense_plan::{DenseBlueprint, DenseProblem};
 pub use kernels::{MAX_STAGES, MmaShape, Staging, WmmaShape};

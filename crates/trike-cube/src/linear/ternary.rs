@@ -84,7 +84,7 @@ pub struct TernaryForm {
     /// Groups have means.
     pub means: bool,
     /// Scales and means are f16 instead of f32.
-    pub halves: bool,
+    pub f16_scales: bool,
     /// Memory layout of the weights.
     pub layout: TernaryLayout,
     /// Number of stored blocks, counted once for all planes; less than all only with [`TernaryLayout::Blocks`].
@@ -121,7 +121,7 @@ impl TernaryForm {
     pub fn bytes(&self) -> usize {
         let scales = self.tiles() * TILE * self.groups() * (self.sets + usize::from(self.means));
         let index = if self.layout == TernaryLayout::Blocks { self.tiles() + 1 + self.stored } else { 0 };
-        (self.code_words() + index) * 4 + scales * if self.halves { 2 } else { 4 }
+        (self.code_words() + index) * 4 + scales * if self.f16_scales { 2 } else { 4 }
     }
 
     /// Words of the codes.
@@ -179,8 +179,8 @@ pub(crate) enum Shared {
 }
 
 impl Shared {
-    fn upload(device: &Device, values: &[f32], halves: bool) -> Result<Self> {
-        Ok(if halves {
+    fn upload(device: &Device, values: &[f32], f16_scales: bool) -> Result<Self> {
+        Ok(if f16_scales {
             let values: Vec<f16> = values.iter().map(|&v| f16::from_f32(v)).collect();
             Self::F16(device.upload_weights(&values)?)
         } else {
@@ -219,8 +219,8 @@ impl TernaryMatrix {
         Ok(Self {
             codes: device.upload_weights(&host.codes)?,
             index,
-            scales: Shared::upload(device, &host.scales, form.halves)?,
-            means: host.means.map(|means| Shared::upload(device, &means, form.halves)).transpose()?,
+            scales: Shared::upload(device, &host.scales, form.f16_scales)?,
+            means: host.means.map(|means| Shared::upload(device, &means, form.f16_scales)).transpose()?,
             depth: tensors[0].depth(),
             rotation: tensors[0].rotation(),
             form,
@@ -300,7 +300,7 @@ pub(super) fn form_of(tensors: &[&TritTensor], f16: bool, layout: TernaryLayout)
     };
     let exact = |values: &ScaleValues| matches!(values, ScaleValues::F16(_));
     // Scales of folded planes are divided by a power of three and are not exact in f16.
-    let halves = f16
+    let f16_scales = f16
         && planes == 1
         && tensors.iter().all(|t| exact(t.scales().values()) && t.scales().means().is_none_or(exact));
     let form = TernaryForm {
@@ -310,7 +310,7 @@ pub(super) fn form_of(tensors: &[&TritTensor], f16: bool, layout: TernaryLayout)
         sets,
         planes,
         means: tensors.iter().any(|t| t.scales().means().is_some()),
-        halves,
+        f16_scales,
         layout,
         stored: 0,
     };

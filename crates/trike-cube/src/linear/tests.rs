@@ -344,7 +344,7 @@ fn problem(rows: usize, cols: usize, tokens: usize) -> (TernaryForm, ActivationS
         planes: 1,
         group: None,
         means: false,
-        halves: true,
+        f16_scales: true,
         layout: TernaryLayout::TwoBit,
         stored: rows.div_ceil(TILE) * cols.div_ceil(BLOCK),
     };

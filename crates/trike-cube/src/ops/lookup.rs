@@ -55,7 +55,7 @@ impl Indices {
 
     /// The exclusive bound.
     #[must_use]
-    pub fn below(&self) -> u32 {
+    pub fn bound(&self) -> u32 {
         self.below
     }
 

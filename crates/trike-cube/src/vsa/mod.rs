@@ -17,7 +17,7 @@ mod search;
 pub use bundle::{Decision, TritCounts};
 pub use combine::{CombineProblem, TritOp};
 pub use permute::PermuteProblem;
-pub use search::{MAX_SEARCHED, TritHit};
+pub use search::{MAX_SEARCH_DIMS, TritHit};
 
 use crate::plan::Settings;
 

@@ -8,7 +8,7 @@ use crate::popcount::TritTable;
 use trike_core::TritScore;
 
 /// Maximum dimensions of a search: every score is an integer that is exact in f32.
-pub const MAX_SEARCHED: usize = 1 << 24;
+pub const MAX_SEARCH_DIMS: usize = 1 << 24;
 
 /// Maximum bytes of scores held at a time.
 const SCORES: usize = 64 << 20;
@@ -31,7 +31,7 @@ impl Device {
     /// # Errors
     ///
     /// [`CubeError::Length`](crate::CubeError::Length) for queries of another length,
-    /// [`CubeError::Range`](crate::CubeError::Range) for a `k` of 0 or over [`ops::MOST`] and for more than [`MAX_SEARCHED`]
+    /// [`CubeError::Range`](crate::CubeError::Range) for a `k` of 0 or over [`ops::MOST`] and for more than [`MAX_SEARCH_DIMS`]
     /// dimensions, and those of the kernels.
     pub fn nearest(
         &self,
@@ -41,7 +41,7 @@ impl Device {
         k: usize,
     ) -> Result<Vec<Vec<TritHit>>> {
         check_len("trits of a query", table.cols(), queries.cols())?;
-        check_range("dimensions of a search", 1, MAX_SEARCHED, table.cols())?;
+        check_range("dimensions of a search", 1, MAX_SEARCH_DIMS, table.cols())?;
         check_range("k of a search", 1, ops::MOST, k)?;
         let k = k.min(table.rows());
         let at_once = (SCORES / 4 / table.rows())

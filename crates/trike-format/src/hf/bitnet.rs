@@ -86,9 +86,9 @@ impl BitNet {
         Ok(Self { inverse, online, ordinary: ordinary(path, object)? })
     }
 
-    /// Whether the layer of this weight ternarizes it in every forward pass, judging by the name: every linear layer that is not
+    /// Whether the layer of this weight is_online_ternary it in every forward pass, judging by the name: every linear layer that is not
     /// excluded does, an embedding does not.
-    pub(crate) fn ternarizes(&self, name: &str) -> bool {
+    pub(crate) fn is_online_ternary(&self, name: &str) -> bool {
         let module = name.strip_suffix(WEIGHT);
         let embedding = |module: &str| module.rsplit('.').next().is_some_and(|last| last.contains("embed"));
         self.online && module.is_some_and(|m| !self.is_ordinary(m) && !embedding(m))

@@ -164,16 +164,16 @@ impl HfDir {
 
     /// Whether the directory contains a BitNet model whose layers ternarize their weights in every forward pass
     /// (`quantization_mode: "online"`, often named `-bf16`). Its tensors load as stored; those for which
-    /// [`ternarizes`](Self::ternarizes) is true must be converted with [`absmean_trits`](crate::absmean_trits).
+    /// [`is_online_ternary`](Self::is_online_ternary) is true must be converted with [`absmean_trits`](crate::absmean_trits).
     pub fn online_ternary(&self) -> bool {
         self.bitnet.as_ref().is_some_and(|bitnet| bitnet.online)
     }
 
-    /// Whether a tensor of such a model is the weight of a layer that ternarizes it: a matrix named `<module>.weight`
+    /// Whether a tensor of such a model is the weight of a layer that is_online_ternary it: a matrix named `<module>.weight`
     /// whose module is neither an embedding nor in `modules_to_not_convert` (by default the LM head).
-    pub fn ternarizes(&self, name: &str) -> bool {
+    pub fn is_online_ternary(&self, name: &str) -> bool {
         let matrix = self.info(name).is_some_and(|info| info.shape.len() == 2);
-        matrix && self.bitnet.as_ref().is_some_and(|bitnet| bitnet.ternarizes(name))
+        matrix && self.bitnet.as_ref().is_some_and(|bitnet| bitnet.is_online_ternary(name))
     }
 
     /// The path of a file of the directory, such as `tokenizer.json`; `None` if it does not exist.

@@ -121,7 +121,7 @@ impl Pool {
 
     /// Splits `out` at multiples of `unit` elements into one contiguous slice per thread, and calls `f` with the start of the slice
     /// (in units) and the slice. `work` is the total number of multiply-adds, see [`Pool::parts`].
-    pub fn for_units<T: Send>(
+    pub fn for_each_chunk<T: Send>(
         &self,
         out: &mut [T],
         unit: usize,
@@ -180,7 +180,7 @@ mod tests {
     fn every_unit_is_visited_once_whatever_the_threads() {
         for pool in pools() {
             let mut out = vec![0usize; 21];
-            pool.for_units(&mut out, 3, usize::MAX, |start, part| {
+            pool.for_each_chunk(&mut out, 3, usize::MAX, |start, part| {
                 for (i, v) in part.iter_mut().enumerate() {
                     *v += start * 3 + i + 1;
                 }
@@ -303,9 +303,9 @@ mod tests {
                     scope.spawn(move || {
                         for round in 0..300 {
                             let mut out = [0u64; 8];
-                            pool.for_units(&mut out, 1, usize::MAX, |start, part| {
+                            pool.for_each_chunk(&mut out, 1, usize::MAX, |start, part| {
                                 // A task that uses the pool itself: it gets its answer, from its own thread.
-                                pool.for_units(part, 1, usize::MAX, |inner, part| {
+                                pool.for_each_chunk(part, 1, usize::MAX, |inner, part| {
                                     for (i, v) in part.iter_mut().enumerate() {
                                         *v = 1000 * caller + round + (start + inner + i) as u64;
                                     }

@@ -281,7 +281,7 @@ impl Job<'_> {
             writer.tensor(&name.to_string(), &tensor)?;
             progress(done + 1, all.len());
         }
-        let notes = carry_tokenizer(&writer, self.input, self.options.tokenizer.as_deref())?;
+        let notes = write_tokenizer(&writer, self.input, self.options.tokenizer.as_deref())?;
         writer.finish()?;
         self.report(all.len(), largest, notes)
     }
@@ -418,7 +418,7 @@ fn repaired(
 
 /// Writes a tokenizer (the one given or the model's own) and the model's other auxiliary files into a directory. Returns notes
 /// for the user.
-pub fn carry_tokenizer(
+pub fn write_tokenizer(
     writer: &HfDirWriter,
     input: &ModelFile,
     tokenizer: Option<&Path>,

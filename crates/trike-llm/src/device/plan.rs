@@ -43,7 +43,7 @@ fn form(file: &ModelFile, options: &LoadOptions, name: WeightName) -> Result<For
         StoredType::F32 | StoredType::F16 | StoredType::Bf16 if is_head && options.head.rounds(file) => {
             Form::Int8(HEAD_GROUP)
         }
-        _ if file.ternarizes(name) => Form::Trits { planes: 1, group: None },
+        _ if file.is_online_ternary(name) => Form::Trits { planes: 1, group: None },
         kind => Form::of(kind, options.layout),
     })
 }

@@ -193,7 +193,7 @@ impl FromStr for ModelId {
                     file: own(file),
                 })
             }
-            _ => Err(LlmError::ModelName { got: text.to_owned() }),
+            _ => Err(LlmError::InvalidModelName { got: text.to_owned() }),
         }
     }
 }

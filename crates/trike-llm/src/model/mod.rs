@@ -158,7 +158,7 @@ pub trait Model {
     ///
     /// # Errors
     ///
-    /// [`LlmError::Vocabularies`] when the vocabularies differ in size, and as [`score`](Self::score).
+    /// [`LlmError::VocabularyMismatch`] when the vocabularies differ in size, and as [`score`](Self::score).
     fn compare(
         &self,
         base: &dyn Model,

@@ -290,7 +290,7 @@ pub fn compare_ids<M: Model + ?Sized>(
 ) -> Result<Comparison, LlmError> {
     let (vocab, base_vocab) = (model.config().spec.vocab, base.config().spec.vocab);
     if vocab != base_vocab {
-        return Err(LlmError::Vocabularies { ours: vocab, base: base_vocab });
+        return Err(LlmError::VocabularyMismatch { ours: vocab, base: base_vocab });
     }
     let kv = options.kv.unwrap_or(model.default_kv());
     let base_kv = options.kv.unwrap_or(base.default_kv());

@@ -196,7 +196,7 @@ impl CubeBackend {
     fn layout_of(&self, tensor: &TritTensor) -> Layout {
         let activations = self.activations;
         match self.layout {
-            Some(layout) if linear::can_hold(&self.device, tensor, layout, activations) => layout,
+            Some(layout) if linear::has_kernel(&self.device, tensor, layout, activations) => layout,
             Some(_) => Layout::TwoBit,
             None => linear::choose_layout(&self.device, tensor, activations),
         }

@@ -76,7 +76,7 @@ impl CubeBackend {
         let horizon = attention::horizon(position, segment.window, step.capacity);
         let key = Key { version: step.version, horizon, largest: step.largest };
         let fits =
-            |kept: &RecordedStep| kept.key == key && position_of(&step) < kept.inputs.positions.below();
+            |kept: &RecordedStep| kept.key == key && position_of(&step) < kept.inputs.positions.bound();
         if let Some(kept) = recorded.step.as_deref().filter(|kept| self.graphs() && fits(kept)) {
             self.write(&kept.inputs, &step)?;
             return self.replay(kept);

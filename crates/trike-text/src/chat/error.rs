@@ -80,7 +80,7 @@ pub enum ChatError {
     #[error(
         "the messages contain special tokens and use every private-use character of plane 16: shorten them"
     )]
-    NoStandIn,
+    NoPlaceholder,
     /// The prompt could not be tokenized.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),

@@ -246,7 +246,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     ///
-    /// As [`render`](Self::render), [`ChatError::Tokenizer`], and [`ChatError::NoStandIn`].
+    /// As [`render`](Self::render), [`ChatError::Tokenizer`], and [`ChatError::NoPlaceholder`].
     pub fn encode(
         &self,
         tokenizer: &Tokenizer,
@@ -254,7 +254,7 @@ impl ChatTemplate {
         options: &RenderOptions,
     ) -> Result<Vec<u32>, ChatError> {
         let texts: Vec<&str> = messages.iter().flat_map(|m| [m.role.as_str(), m.content.as_str()]).collect();
-        let shield = Shield::new(tokenizer, &texts).ok_or(ChatError::NoStandIn)?;
+        let shield = Shield::new(tokenizer, &texts).ok_or(ChatError::NoPlaceholder)?;
         let covered: Vec<Message> = messages
             .iter()
             .map(|m| Message::new(shield.cover(tokenizer, &m.role), shield.cover(tokenizer, &m.content)))

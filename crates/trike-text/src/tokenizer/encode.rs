@@ -162,7 +162,7 @@ impl Tokenizer {
             encoder.encode(text, &mut ids)?;
             return Ok(ids);
         }
-        let found = self.encode_marked(text)?;
+        let found = self.encode_with_special(text)?;
         let spelled_out = bos.is_some() && found.first() == bos.as_ref();
         ids.extend_from_slice(&found[usize::from(spelled_out)..]);
         Ok(ids)
@@ -177,7 +177,7 @@ impl Tokenizer {
     /// # Errors
     ///
     /// As [`encode`](Self::encode).
-    pub fn encode_marked(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
+    pub fn encode_with_special(&self, text: &str) -> Result<Vec<u32>, TokenizerError> {
         match &self.encoder {
             Encoder::Hf(encoder) => {
                 let encoding = encoder.tokenizer.encode_fast(text, false).map_err(TokenizerError::Json)?;
@@ -192,7 +192,7 @@ impl Tokenizer {
     /// ```no_run
     /// # use trike_text::tokenizer::Tokenizer;
     /// let llama3 = Tokenizer::from_tiktoken("tokenizer.model")?;
-    /// assert_eq!(llama3.encode_marked("<|eot_id|>")?, [128_009]);
+    /// assert_eq!(llama3.encode_with_special("<|eot_id|>")?, [128_009]);
     /// assert!(!llama3.encode_literal("<|eot_id|>")?.contains(&128_009));
     /// # Ok::<(), trike_text::tokenizer::TokenizerError>(())
     /// ```
@@ -206,9 +206,9 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// [`encode_marked`](Self::encode_marked) of a text with placeholders.
+    /// [`encode_with_special`](Self::encode_with_special) of a text with placeholders.
     pub(crate) fn encode_shielded(&self, text: &str, shield: &Shield) -> Result<Vec<u32>, TokenizerError> {
-        if shield.is_empty() { self.encode_marked(text) } else { self.encode_stretches(text, shield) }
+        if shield.is_empty() { self.encode_with_special(text) } else { self.encode_stretches(text, shield) }
     }
 
     fn encode_stretches(&self, text: &str, shield: &Shield) -> Result<Vec<u32>, TokenizerError> {

@@ -50,7 +50,7 @@ pub(super) fn scan(
             return Err(TritError::Code { plane, row, col, code: byte, encoding: Encoding::Base3 });
         };
         if cols - col < 5 && bits >> (cols - col) != 0 {
-            return Err(TritError::DirtyTail { plane, row });
+            return Err(TritError::NonzeroPadding { plane, row });
         }
         let (word, bit) = (col / 64, col % 64);
         nonzero[word] |= u64::from(bits) << bit;

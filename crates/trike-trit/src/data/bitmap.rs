@@ -13,7 +13,7 @@ pub(super) fn scan(
     let mut count = 0;
     for (word, (bits, out)) in map.iter().zip(nonzero).enumerate() {
         if bits & !live_bits(cols, word) != 0 {
-            return Err(TritError::DirtyTail { plane, row });
+            return Err(TritError::NonzeroPadding { plane, row });
         }
         count += bits.count_ones() as usize;
         *out = *bits;
@@ -23,7 +23,7 @@ pub(super) fn scan(
     }
     match negative.last() {
         Some(last) if last & !live_bits(count, negative.len() - 1) != 0 => {
-            Err(TritError::DirtyTail { plane, row })
+            Err(TritError::NonzeroPadding { plane, row })
         }
         _ => Ok(()),
     }

@@ -33,11 +33,11 @@ pub(super) fn scan(
     }
     // A trailing skip would be a second encoding of the same row.
     if entries.last() == Some(&SKIP) {
-        return Err(TritError::DirtyTail { plane, row });
+        return Err(TritError::NonzeroPadding { plane, row });
     }
     for (col, _) in nonzeros(entries) {
         if col >= cols {
-            return Err(TritError::DirtyTail { plane, row });
+            return Err(TritError::NonzeroPadding { plane, row });
         }
         nonzero[col / 64] |= 1 << (col % 64);
     }

@@ -15,7 +15,7 @@ pub(super) fn scan(
             return Err(TritError::BothBits { plane, row, word });
         }
         if (p | n) & !live_bits(cols, word) != 0 {
-            return Err(TritError::DirtyTail { plane, row });
+            return Err(TritError::NonzeroPadding { plane, row });
         }
         *out = p | n;
     }

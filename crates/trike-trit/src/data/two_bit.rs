@@ -21,7 +21,7 @@ pub(super) fn scan(
         let bits = even_bits((differs | differs >> 1) & ZEROS);
         let live = cols - i * 32;
         if live < 32 && bits >> live != 0 {
-            return Err(TritError::DirtyTail { plane, row });
+            return Err(TritError::NonzeroPadding { plane, row });
         }
         nonzero[i / 2] |= bits << (32 * (i % 2));
     }

@@ -49,7 +49,7 @@ impl EditedBitmap {
         8 * (self.nonzero.len() + self.packed_len) + 4 * self.offsets.len()
     }
 
-    pub(super) fn held_bytes(&self) -> usize {
+    pub(super) fn memory_bytes(&self) -> usize {
         let buffers = 8 * (self.nonzero.len() + self.negative.len()) + 4 * self.offsets.len();
         buffers + self.edited.bytes(|signs| 8 * signs.len())
     }

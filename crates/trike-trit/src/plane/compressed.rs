@@ -54,8 +54,8 @@ impl EditedCompressed {
         4 * self.offsets.len() + self.packed_len
     }
 
-    pub(super) fn held_bytes(&self) -> usize {
-        4 * self.offsets.len() + self.entries.len() + self.edited.bytes(Row::held_bytes)
+    pub(super) fn memory_bytes(&self) -> usize {
+        4 * self.offsets.len() + self.entries.len() + self.edited.bytes(Row::memory_bytes)
     }
 
     pub(super) fn read(&self, row: usize, start: usize, out: &mut [i8]) {
@@ -187,7 +187,7 @@ impl Row {
         }
     }
 
-    fn held_bytes(&self) -> usize {
+    fn memory_bytes(&self) -> usize {
         self.0.iter().map(|segment| size_of::<Vec<u16>>() + 2 * segment.capacity()).sum()
     }
 }

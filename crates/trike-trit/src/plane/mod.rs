@@ -72,11 +72,11 @@ impl Plane {
     }
 
     /// Size of all buffers in bytes, including edited rows.
-    pub(crate) fn held_bytes(&self) -> usize {
+    pub(crate) fn memory_bytes(&self) -> usize {
         match self {
             Self::Packed(data) => data.bytes(),
-            Self::Bitmap(plane) => plane.held_bytes(),
-            Self::RowCompressed(plane) => plane.held_bytes(),
+            Self::Bitmap(plane) => plane.memory_bytes(),
+            Self::RowCompressed(plane) => plane.memory_bytes(),
         }
     }
 

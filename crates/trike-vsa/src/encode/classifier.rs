@@ -95,7 +95,7 @@ impl<A: Algebra> CentroidClassifier<A> {
             return Ok(false);
         }
         self.class_mut(class)?.add(example)?;
-        self.class_mut(taken_for)?.push_away(example, 1)?;
+        self.class_mut(taken_for)?.add_negative(example, 1)?;
         self.decide(class)?;
         self.decide(taken_for)?;
         Ok(true)

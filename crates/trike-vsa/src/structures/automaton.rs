@@ -93,7 +93,7 @@ impl<A: Algebra> Automaton<A> {
     ///
     /// # Errors
     ///
-    /// As [`ItemMemory::nearest_counted`].
+    /// As [`ItemMemory::nearest_in_bundle`].
     pub fn next(
         &self,
         symbol: &PackedTritVec<A>,
@@ -104,7 +104,7 @@ impl<A: Algebra> Automaton<A> {
         bundle.unbind(symbol)?;
         bundle.unbind(from)?;
         bundle.permute(-1)?;
-        let hit = states.nearest_counted(&bundle)?;
+        let hit = states.nearest_in_bundle(&bundle)?;
         Ok((hit.similarity >= THRESHOLD).then_some(hit))
     }
 

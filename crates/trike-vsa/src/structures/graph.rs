@@ -93,7 +93,7 @@ impl<A: Algebra> Graph<A> {
     ///
     /// # Errors
     ///
-    /// As [`ItemMemory::top_k_counted`], and [`VsaError::Real`](crate::VsaError::Real) for a threshold that is negative, infinite
+    /// As [`ItemMemory::top_k_in_bundle`], and [`VsaError::Real`](crate::VsaError::Real) for a threshold that is negative, infinite
     /// or NaN.
     pub fn successors(
         &self,
@@ -104,7 +104,7 @@ impl<A: Algebra> Graph<A> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(from)?;
         bundle.permute(-self.rotation())?;
-        at_least(memory.top_k_counted(&bundle, memory.len().max(1))?, threshold)
+        at_least(memory.top_k_in_bundle(&bundle, memory.len().max(1))?, threshold)
     }
 
     /// The nodes of a memory with an edge to a node.
@@ -120,7 +120,7 @@ impl<A: Algebra> Graph<A> {
     ) -> Result<Vec<Hit>, VsaError> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(&permute(to, self.rotation())?)?;
-        at_least(memory.top_k_counted(&bundle, memory.len().max(1))?, threshold)
+        at_least(memory.top_k_in_bundle(&bundle, memory.len().max(1))?, threshold)
     }
 
     /// The counts of the edges.

@@ -21,11 +21,11 @@ pub const ROLES: usize = Tryte3::VALUES;
 ///
 /// ```
 /// use trike_trit::Tryte3;
-/// use trike_vsa::{CapacityPolicy, Hierarchy, ItemMemory, PackedTritVec, WhenFull, Z3};
+/// use trike_vsa::{CapacityPolicy, Hierarchy, ItemMemory, PackedTritVec, FullAction, Z3};
 ///
 /// let words = PackedTritVec::<Z3>::random_set(4096, 100, 1)?;
 /// let memory = ItemMemory::of(&words)?;
-/// let policy = CapacityPolicy::new(100, 0.999, WhenFull::Refuse)?;
+/// let policy = CapacityPolicy::new(100, 0.999, FullAction::Refuse)?;
 /// let mut record = Hierarchy::new(4096, 7, policy)?;
 /// let address = |a, b, c| [a, b, c].map(|value| Tryte3::new(value).unwrap());
 /// record.insert(address(-13, 0, 5), &words[3])?;
@@ -114,10 +114,10 @@ impl<A: Algebra> Hierarchy<A> {
     ///
     /// # Errors
     ///
-    /// As [`ItemMemory::nearest_counted`].
+    /// As [`ItemMemory::nearest_in_bundle`].
     pub fn get(&self, address: [Tryte3; 3], memory: &ItemMemory<A>) -> Result<Hit, VsaError> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(&self.key(address)?)?;
-        memory.nearest_counted(&bundle)
+        memory.nearest_in_bundle(&bundle)
     }
 }

@@ -16,7 +16,7 @@ pub use distributed::DistributedMemory;
 pub use graph::Graph;
 pub use hierarchy::{Hierarchy, ROLES};
 pub use multiset::Multiset;
-pub use policy::{CapacityPolicy, Insertion, WhenFull};
+pub use policy::{CapacityPolicy, FullAction, Insertion};
 pub use record::Record;
 pub use resonator::{Factors, factorize};
 pub use sequence::{Sequence, bind_sequence, ngram, ngrams};

@@ -1,12 +1,12 @@
 //! Policy for insertions that reduce the retrieval probability too far.
 
 use crate::algebra::Algebra;
-use crate::capacity::{Kept, retrieval_probability};
+use crate::capacity::{BundleForm, retrieval_probability};
 use crate::error::{VsaError, check_range, check_real};
 
 /// Action for an item that exceeds the capacity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WhenFull {
+pub enum FullAction {
     /// Insert it and report this in [`Insertion::sufficient`].
     Warn,
     /// Refuse it with [`VsaError::Capacity`].
@@ -16,9 +16,9 @@ pub enum WhenFull {
 /// Minimum retrieval probability of a structure, by the theory in [`capacity`](crate::capacity).
 ///
 /// ```
-/// use trike_vsa::{CapacityPolicy, PackedTritVec, Record, VsaError, WhenFull, Z3};
+/// use trike_vsa::{CapacityPolicy, PackedTritVec, Record, VsaError, FullAction, Z3};
 ///
-/// let policy = CapacityPolicy::new(100, 0.99, WhenFull::Refuse)?;
+/// let policy = CapacityPolicy::new(100, 0.99, FullAction::Refuse)?;
 /// let mut record = Record::<Z3>::with_policy(256, policy)?;
 /// let vectors = PackedTritVec::random_set(256, 100, 1)?;
 /// let refused = vectors.iter().find_map(|v| record.insert(&vectors[0], v).err());
@@ -30,7 +30,7 @@ pub enum WhenFull {
 pub struct CapacityPolicy {
     candidates: usize,
     minimum: f64,
-    when_full: WhenFull,
+    when_full: FullAction,
 }
 
 /// Effect of an insertion on retrieval.
@@ -50,7 +50,7 @@ impl CapacityPolicy {
     /// # Errors
     ///
     /// [`VsaError::Range`] for no candidates, [`VsaError::Real`] for a minimum outside 0 to 1.
-    pub fn new(candidates: usize, minimum: f64, when_full: WhenFull) -> Result<Self, VsaError> {
+    pub fn new(candidates: usize, minimum: f64, when_full: FullAction) -> Result<Self, VsaError> {
         check_range("candidates", 1, usize::MAX, candidates)?;
         check_real("probability of retrieval", 0.0, 1.0, minimum)?;
         Ok(Self { candidates, minimum, when_full })
@@ -66,9 +66,9 @@ impl CapacityPolicy {
             return Ok(Insertion { items, probability: 1.0, sufficient: true });
         };
         let Self { candidates, minimum, when_full } = *policy;
-        let probability = retrieval_probability::<A>(Kept::Counts, dim, items, candidates)?;
+        let probability = retrieval_probability::<A>(BundleForm::Counts, dim, items, candidates)?;
         let sufficient = probability >= minimum;
-        if !sufficient && when_full == WhenFull::Refuse {
+        if !sufficient && when_full == FullAction::Refuse {
             return Err(VsaError::Capacity { items, candidates, dimensions: dim, probability, minimum });
         }
         Ok(Insertion { items, probability, sufficient })

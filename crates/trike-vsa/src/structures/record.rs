@@ -122,11 +122,11 @@ impl<A: Algebra> Record<A> {
     ///
     /// # Errors
     ///
-    /// As [`ItemMemory::nearest_counted`].
+    /// As [`ItemMemory::nearest_in_bundle`].
     pub fn get(&self, key: &PackedTritVec<A>, memory: &ItemMemory<A>) -> Result<Hit, VsaError> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(key)?;
-        memory.nearest_counted(&bundle)
+        memory.nearest_in_bundle(&bundle)
     }
 
     /// The record as one vector, with two bits per dimension.

@@ -94,7 +94,7 @@ fn clean<A: Algebra>(
         if weight > 0 {
             bundle.add_weighted(&vector, weight as u32)?;
         } else if weight < 0 {
-            bundle.push_away(&vector, weight.unsigned_abs() as u32)?;
+            bundle.add_negative(&vector, weight.unsigned_abs() as u32)?;
         }
     }
     bundle.to_vector()

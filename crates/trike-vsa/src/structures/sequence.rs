@@ -98,12 +98,12 @@ impl<A: Algebra> Sequence<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] past the last position, and as [`ItemMemory::nearest_counted`].
+    /// [`VsaError::Range`] past the last position, and as [`ItemMemory::nearest_in_bundle`].
     pub fn get(&self, place: usize, memory: &ItemMemory<A>) -> Result<Hit, VsaError> {
         self.check(place)?;
         let mut bundle = self.bundle.clone();
         bundle.permute(-(place as isize))?;
-        memory.nearest_counted(&bundle)
+        memory.nearest_in_bundle(&bundle)
     }
 
     fn check(&self, place: usize) -> Result<(), VsaError> {

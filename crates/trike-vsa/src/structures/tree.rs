@@ -80,11 +80,11 @@ impl<A: Algebra> Tree<A> {
     ///
     /// # Errors
     ///
-    /// As [`ItemMemory::nearest_counted`].
+    /// As [`ItemMemory::nearest_in_bundle`].
     pub fn get(&self, path: &[bool], memory: &ItemMemory<A>) -> Result<Hit, VsaError> {
         let mut bundle = self.bundle.clone();
         bundle.unbind(&self.path(path)?)?;
-        memory.nearest_counted(&bundle)
+        memory.nearest_in_bundle(&bundle)
     }
 
     /// The counts.

@@ -240,7 +240,7 @@ fn measure_ceilings(timer: &Timer<'_>, options: &Options, record: &mut Record<'_
     record.ceilings.bytes =
         measured.as_ref().ok().map(|(sample, cost, _)| cost.bytes as f64 / sample.seconds);
     record.figure("copy", "probe", Arithmetic::Int8, measured);
-    for products in Products::ALL.into_iter().filter(|p| p.is_there(device.capabilities())) {
+    for products in Products::ALL.into_iter().filter(|p| p.is_supported(device.capabilities())) {
         let measure = || -> Result<(Sample, Cost, String)> {
             // Eight cubes a multiprocessor fill it with warps; a device that computes on the host gets few.
             let cubes = device.capabilities().multiprocessors.map_or(16, |n| 8 * n as usize);

@@ -68,7 +68,7 @@ pub fn sampling(session: &mut Session) {
         let top = |cols, k, strategy: &Strategy<TopBlueprint>| device.top(&x, cols, k, &values, strategy);
         let strategy = &Strategy::Inferred;
         let found: Indices = top(20, 2, strategy)?;
-        oracle.exact("bound", &[found.below() as usize, found.len()], &[20, 4])?;
+        oracle.exact("bound", &[found.bound() as usize, found.len()], &[20, 4])?;
         for k in [0, 11] {
             oracle
                 .refused("k", top(10, k, strategy), |e| matches!(e, CubeError::Range { maximum: 10, .. }))?;

@@ -240,7 +240,7 @@ fn refusals(session: &mut Session) {
             let (pos, neg) = ([pos], [neg]);
             TritTable::from_planes(device, 5, [[&pos[..], &neg[..]]].into_iter()).map(drop)
         };
-        let tail = |e: &CubeError| matches!(e, CubeError::Trit(TritError::DirtyTail { row: 0, .. }));
+        let tail = |e: &CubeError| matches!(e, CubeError::Trit(TritError::NonzeroPadding { row: 0, .. }));
         oracle.refused("past the last", planes(32, 0), tail)?;
         let both = |e: &CubeError| matches!(e, CubeError::Trit(TritError::BothBits { row: 0, word: 0, .. }));
         oracle.refused("both signs", planes(3, 1), both)?;
