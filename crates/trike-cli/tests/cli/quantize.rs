@@ -222,7 +222,7 @@ fn what_cannot_be_done_is_refused_and_leaves_nothing() {
     for (more, part) in [
         (&["--group", "tensor"][..], "one scale per row or group"),
         (&["--damping", "0"], "damping"),
-        (&["--method", "absmean", "--planes", "2"], "free planes"),
+        (&["--method", "absmean", "--planes", "2"], "rule cannot be combined with coupling tied"),
         (&["--skip", "*"], "every layer"),
         (&["--prune-by", "wanda"], "how much"),
         (&["--prune", "0.5", "--prune-pattern", "2:4"], "the pattern says"),
@@ -230,7 +230,7 @@ fn what_cannot_be_done_is_refused_and_leaves_nothing() {
         (&["--eval", &empty], "empty.txt"),
     ] {
         let error = trike.fails(
-            if ["--method", "--prune", "--prune-by", "--eval"].contains(&more[0]) { 1 } else { 2 },
+            if ["--prune", "--prune-by", "--eval"].contains(&more[0]) { 1 } else { 2 },
             &[&["quantize", "-m", &model, "-o", &out, "-c", &short], more].concat(),
         );
         assert!(error.contains(part), "{error}");
