@@ -69,7 +69,8 @@ impl ActivationShape {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for zero columns or more than [`MAX_COLS`], [`CubeError::Shape`] for zero tokens or too many.
+    /// [`CubeError::Range`](crate::CubeError::Range) for zero columns or more than [`MAX_COLS`],
+    /// [`CubeError::Shape`](crate::CubeError::Shape) for zero tokens or too many.
     pub fn validate(&self) -> Result<()> {
         check_range("columns of activations", 1, MAX_COLS, self.cols)?;
         let rows = self.tokens.saturating_mul(self.precision.slices());
