@@ -176,9 +176,17 @@ pub(crate) const HOUSE: &[Row] = &[
     },
     Row {
         layer: DEV,
+        name: "trike-bench",
+        purpose: "what benchmarks on the host and on GPUs share: the catalogue, the timer, records and tables",
+        uses: "trike-core trike-testkit",
+        registry: "anyhow serde serde_json",
+        unsafe_in: &[],
+    },
+    Row {
+        layer: DEV,
         name: "trike-gpu-test",
         purpose: "compiles, emulates, runs and times the kernels for GPUs",
-        uses: "trike-trit trike-core trike-cpu trike-cube trike-nn trike-testkit",
+        uses: "trike-trit trike-core trike-cpu trike-cube trike-nn trike-testkit trike-bench",
         registry: "anyhow clap cubecl cubecl-common cubecl-cpp cubecl-environment cubecl-runtime cubecl-server cubecl-spirv \
                    cubecl-wgpu cubek-attention? cubek-matmul? cubek-std? cudarc half serde_json",
         unsafe_in: &[
@@ -191,9 +199,9 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: DEV,
         name: "trike-benches",
-        purpose: "the catalogue of problems, timed beside rivals; records by machine",
-        uses: "trike-trit trike-popcount trike-cpu trike-nn trike-llm trike-testkit",
-        registry: "anyhow candle-core clap gemm half rayon serde serde_json",
+        purpose: "the catalogue of problems on the host, timed beside rivals",
+        uses: "trike-trit trike-popcount trike-cpu trike-nn trike-llm trike-testkit trike-bench",
+        registry: "anyhow candle-core clap gemm half rayon",
         unsafe_in: &[("src/gemm.rs", "a rival without a safe interface")],
     },
     // It uses nothing of the workspace: it must compile in spite of errors in everything that it checks.
