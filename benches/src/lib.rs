@@ -24,6 +24,7 @@
 
 mod catalogue;
 mod ceilings;
+mod charts;
 mod expected;
 mod gemm;
 mod kernel;

@@ -121,6 +121,16 @@ enum Who<'a> {
     Theirs(&'a dyn Library),
 }
 
+impl Who<'_> {
+    /// Whether it is timed with so many tokens.
+    fn is_asked(&self, tokens: usize) -> bool {
+        match self {
+            Self::Ours(_, own) => own.contains(&tokens),
+            Self::Theirs(_) => true,
+        }
+    }
+}
+
 /// The products of a case. Operands are made once for all numbers of tokens.
 fn products(run: &mut Run<'_>, rivals: &[Box<dyn Library>], case: &Case) -> Result<()> {
     let mut tokens = case.tokens();
@@ -149,8 +159,11 @@ fn products(run: &mut Run<'_>, rivals: &[Box<dyn Library>], case: &Case) -> Resu
             match made {
                 Ok(operands) => held.push(operands),
                 Err(error) => {
-                    let problem = Some(case.product(most).to_string());
-                    run.absent(Absent { problem, kernel, rival, error });
+                    for &tokens in tokens.iter().filter(|&&tokens| who.is_asked(tokens)) {
+                        let problem = Some(case.product(tokens).to_string());
+                        let (kernel, error) = (kernel.clone(), anyhow::anyhow!("{error:#}"));
+                        run.absent(Absent { problem, kernel, rival, error });
+                    }
                 }
             }
         }
