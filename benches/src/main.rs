@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use trike_bench::{
     Judgement, Kept, Machine, Record, SCHEMA, Software, ceilings_text, figure_table, figures, keep, load,
-    load_all, newest, now,
+    load_all, newest, now, parse_threshold,
 };
 use trike_benches::{BASES, Plan, models, operations, products, void_reasons, write_chapter};
 use trike_cpu::Isa;
@@ -29,7 +29,7 @@ struct Args {
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
     /// Fall of a row's share of the ceiling and of its ratio to the rival that is a regression, in per cent.
-    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse_threshold)]
     threshold: f64,
     /// Record the run as the new baseline although rows regressed.
     #[arg(long)]
@@ -40,15 +40,6 @@ struct Args {
     /// Write the book's chapter from the last record, and measure nothing.
     #[arg(long, conflicts_with_all = ["quick", "filter", "threshold", "accept", "output"])]
     render: bool,
-}
-
-fn percent(text: &str) -> Result<f64, String> {
-    let percent: f64 = text.parse().map_err(|e| format!("{e}"))?;
-    if (0.0..100.0).contains(&percent) {
-        Ok(percent)
-    } else {
-        Err("expected 0 or more and less than 100".into())
-    }
 }
 
 fn main() -> ExitCode {
@@ -84,7 +75,7 @@ fn run(args: &Args) -> Result<bool> {
         record.write(path)?;
         println!("written: {}", path.display());
     }
-    let judgement = Judgement { threshold: args.threshold / 100.0, accept: args.accept };
+    let judgement = Judgement { threshold: args.threshold, accept: args.accept };
     let kept = keep(&folder, &records, &record, judgement, &mut |line| println!("{line}"))?;
     if kept == Kept::Yes {
         write_chapter(&book, &record, &record.path())?;

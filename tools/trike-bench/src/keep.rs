@@ -16,6 +16,20 @@ pub struct Judgement {
     pub accept: bool,
 }
 
+/// The threshold of an option in per cent, as [`Judgement::threshold`] has it.
+///
+/// # Errors
+///
+/// Anything that is not 0 or more and less than 100.
+pub fn parse_threshold(text: &str) -> Result<f64, String> {
+    let percent: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    if (0.0..100.0).contains(&percent) {
+        Ok(percent / 100.0)
+    } else {
+        Err("expected 0 or more and less than 100".into())
+    }
+}
+
 /// What became of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
@@ -106,6 +120,17 @@ mod tests {
     use super::*;
     use crate::record::load_all;
     use crate::record::tests::{example, on_device};
+
+    #[test]
+    fn thresholds_are_per_cent() {
+        for (text, threshold) in [("0", 0.0), ("10", 0.1), ("99.9", 0.999)] {
+            let parsed = parse_threshold(text).unwrap();
+            assert!((parsed - threshold).abs() < 1e-12, "{text}");
+        }
+        for refused in ["100", "-1", "NaN", "ten"] {
+            assert!(parse_threshold(refused).is_err(), "{refused}");
+        }
+    }
 
     #[test]
     fn a_full_run_is_recorded_unless_it_regressed() {

@@ -14,7 +14,7 @@
 //! * what it means: [`Limit`], [`Ceiling`], [`raise`], [`Measured`], [`Bases`], [`figures`], [`Figure`], [`Target`],
 //!   [`Measure`]
 //! * what stays: [`Record`] of a [`Machine`], its [`DeviceFacts`] and [`Software`], with what was [`NotRun`]; [`keep`] with
-//!   a [`Judgement`], [`compare`]
+//!   a [`Judgement`], which has a [threshold](parse_threshold), [`compare`]
 //! * the report: [`Table`], [`figure_table`], [`target_table`], [`ceilings_text`], [`Chart`]; [`write_pages`], [`with_part`]
 #![forbid(unsafe_code)]
 
@@ -36,7 +36,7 @@ pub use catalogue::{Attention, Heads, Model, ModelRun, Product, Shape, Zeros};
 pub use ceiling::{Ceiling, Limit, ceiling, ceilings_text, raise, threads_text};
 pub use compare::{Comparison, Regression, compare};
 pub use figure::{Bases, Figure, Measured, figure_table, figures, row_name};
-pub use keep::{Judgement, Kept, keep};
+pub use keep::{Judgement, Kept, keep, parse_threshold};
 pub use machine::{DeviceFacts, Machine, Software, load};
 pub use record::{NotRun, Record, SCHEMA, load_all, newest, now};
 pub use svg::{Chart, Scale};

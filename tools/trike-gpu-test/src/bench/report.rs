@@ -3,8 +3,8 @@
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use trike_bench::{
-    Align, Judgement, Kept, Page, Record, Table, Zeros, keep, load_all, newest, percent, target_table,
-    with_part, write_pages,
+    Align, Judgement, Kept, Page, Record, Table, Zeros, keep, load_all, newest, parse_threshold, percent,
+    target_table, with_part, write_pages,
 };
 
 use super::catalogue::{Catalogue, ROW_NAME, TRIKE};
@@ -32,7 +32,7 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
     /// Fall of a row's share of the ceiling and of its ratio to the rival that is a regression, in per cent.
-    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, requires = "record")]
+    #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse_threshold)]
     pub threshold: f64,
     /// Record the run as the new baseline although rows regressed.
     #[arg(long, requires = "record")]
@@ -49,7 +49,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<bool> {
         let text =
             std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let run = Record::parse(&text).with_context(|| format!("{} is no record", file.display()))?;
-        let judgement = Judgement { threshold: options.threshold / 100.0, accept: options.accept };
+        let judgement = Judgement { threshold: options.threshold, accept: options.accept };
         let kept = keep(&options.records, &load_all(&options.records)?, &run, judgement, &mut say)?;
         is_good = kept.is_good();
         if kept != Kept::Yes {
@@ -261,7 +261,7 @@ mod tests {
             record: Some(folder.join("run.json")),
             records: records.clone(),
             book: book.clone(),
-            threshold: 10.0,
+            threshold: 0.1,
             accept: false,
         };
         let page = (CHAPTER.to_owned(), "<!-- tables: begin --><!-- tables: end -->\n".to_owned());
