@@ -8,9 +8,9 @@ use std::error::Error;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion};
+use trike_bench::{Ceiling, Measured, ceilings_text, clock, figure_table, figures};
 use trike_benches::{
-    Ceilings, DENSE, Kernel, Limits, Measured, Plan, Problem, RIVAL_ISA, Rival, SHAPES, Weights,
-    ceilings_text, clock, figures, raise_all, table,
+    BASES, CASES, DENSE, Kernel, LIMITS, Plan, Problem, RIVAL_ISA, Rival, Weights, raise_all,
 };
 use trike_cpu::{Cpu, CpuOps, Isa};
 use trike_testkit::Rng;
@@ -25,31 +25,31 @@ fn main() -> Result<(), Box<dyn Error>> {
     let threads = Cpu::new(0)?.threads();
     let mut counts = vec![1, threads];
     counts.dedup();
-    let mut ceilings: Vec<Ceilings> = Vec::new();
+    let mut ceilings: Vec<Ceiling> = Vec::new();
     let mut rows = Vec::new();
     let mut rng = Rng::new(1);
-    for shape in SHAPES {
+    for case in CASES {
         // Between the problems too, because another program may have the machine while one probe runs.
         raise_all(&mut ceilings, &counts)?;
-        let weights = Weights::random(&shape, &mut rng);
-        let x = rng.normals(shape.tokens.iter().copied().max().unwrap_or(0) * shape.cols);
+        let weights = Weights::random(&case, &mut rng);
+        let x = rng.normals(case.tokens.iter().copied().max().unwrap_or(0) * case.shape.cols);
         let best = Cpu::new(1)?;
         let mut cpus = vec![best.clone()];
-        if ISA_SHAPES.contains(&shape.name) {
+        if ISA_SHAPES.contains(&case.shape.name) {
             let slower = Isa::available().into_iter().filter(|&isa| isa != best.isa());
             cpus.extend(slower.map(|isa| Cpu::with_isa(isa, 1)).collect::<Result<Vec<_>, _>>()?);
         }
-        if shape.name == THREADS_SHAPE && threads > 1 {
+        if case.shape.name == THREADS_SHAPE && threads > 1 {
             cpus.push(Cpu::new(threads)?);
         }
         for cpu in &cpus {
-            for problem in shape.problems().filter(|problem| problem.is_for(cpu.isa())) {
-                let x = &x[..problem.tokens * shape.cols];
+            for problem in case.problems().filter(|problem| problem.is_for(cpu.isa())) {
+                let x = &x[..problem.tokens * case.shape.cols];
                 run(&mut c, cpu, problem, &weights, x, &mut rows)?;
             }
         }
     }
-    println!("\n{}\n{}", ceilings_text(&ceilings), table(&figures(&rows, &ceilings)));
+    println!("\n{}\n{}", ceilings_text(&ceilings), figure_table(&figures(&rows, &ceilings, BASES), BASES));
     c.final_summary();
     Ok(())
 }
@@ -64,7 +64,7 @@ fn run(
     rows: &mut Vec<Measured>,
 ) -> Result<(), Box<dyn Error>> {
     let mut group = common::group(c, &format!("linear/{problem}"));
-    for kernel in problem.shape.kernels {
+    for kernel in problem.case.kernels {
         time_kernel(&mut group, cpu, problem, weights, kernel, x, rows)?;
     }
     if cpu.isa() == Isa::detect() {
@@ -92,9 +92,10 @@ fn run(
                 isa: RIVAL_ISA.to_owned(),
                 threads: cpu.threads(),
                 rival: true,
+                blueprint: String::new(),
                 samples: vec![seconds],
                 cost,
-                limits: Limits::Both,
+                limits: LIMITS,
             }));
         }
     }
@@ -115,7 +116,7 @@ fn time_kernel(
     let copies = problem.copies(matrix.bytes());
     let cost = problem.cost(matrix.bytes());
     let matrices = vec![matrix; copies];
-    let mut out = vec![f32::NAN; problem.tokens * problem.shape.rows];
+    let mut out = vec![f32::NAN; problem.tokens * problem.case.shape.rows];
     let isa = cpu.isa().name();
     let mut turn = 0;
     let seconds = common::time(group, id(kernel.name, isa, cpu.threads()), cost.macs, || {
@@ -128,9 +129,10 @@ fn time_kernel(
         isa: isa.to_owned(),
         threads: cpu.threads(),
         rival: false,
+        blueprint: String::new(),
         samples: vec![seconds],
         cost,
-        limits: Limits::Both,
+        limits: LIMITS,
     }));
     Ok(())
 }

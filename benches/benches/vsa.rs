@@ -10,7 +10,7 @@ use std::error::Error;
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion};
-use trike_benches::{Chart, Scale};
+use trike_bench::{Chart, Scale};
 use trike_cpu::{Cpu, probe};
 use trike_testkit::Rng;
 use trike_trit::{Trit, Tryte3, TryteVec};

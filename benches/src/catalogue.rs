@@ -1,75 +1,57 @@
-//! The problems, as data.
+//! The products that are timed on the host, as data.
 
 use std::fmt;
 
-use trike_cpu::{ActivationPrecision, Cost, Isa, LinearProblem};
+use trike_bench::{Product, Shape, Zeros};
+use trike_cpu::{Cost, Isa};
 
 use crate::kernel::{BLOCKS, EVERY, Kernel, LAYER, SPARSE};
 
-/// A weight matrix, `rows x cols` (out x in), and the numbers of tokens that it is timed with.
+/// A matrix, and what is timed with it.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// How reports call it.
-    pub name: &'static str,
-    /// Outputs.
-    pub rows: usize,
-    /// Inputs.
-    pub cols: usize,
+pub struct Case {
+    /// Rows and columns.
+    pub shape: Shape,
+    /// Its zeros; blocks are of 32 by 32 weights.
+    pub zeros: Zeros,
     /// Tokens of each problem: 1 is decode, more is prefill.
     pub tokens: &'static [usize],
     /// Whether one token finds the weights in memory, as in a model, or in the cache that the last call filled.
     pub streamed: bool,
-    /// Share of the weights that are not zero, outside of [`zero_blocks`](Self::zero_blocks).
-    pub density: f32,
-    /// Share of the blocks of 32 by 32 weights that are zero, about, at random places.
-    pub zero_blocks: f32,
-    /// What is timed.
+    /// The kernels.
     pub kernels: &'static [Kernel],
     /// Whether dense rivals are timed too; they do not care how many weights are zero.
     pub rivals: bool,
 }
 
-/// Share of nonzero weights in trained models, about.
-const TRAINED: f32 = 0.6;
-
 /// Everything that is timed: the matrices of a decoder with 2 billion weights, a square, the square with 95 and 99 % zeros
 /// and with 50 and 90 % of its blocks zero, and one without a round number.
 ///
 /// ```
-/// use trike_benches::SHAPES;
+/// use trike_benches::CASES;
 ///
-/// let down = SHAPES.iter().find(|shape| shape.name == "down-2b").expect("in the catalogue");
-/// assert_eq!((down.rows, down.cols), (2560, 6912));
+/// let down = CASES.iter().find(|case| case.name() == "down-2b").expect("in the catalogue");
+/// assert_eq!((down.shape.rows, down.shape.cols), (2560, 6912));
 /// assert_eq!(down.problems().map(|p| p.to_string()).collect::<Vec<_>>(), ["down-2b m=1", "down-2b m=128"]);
 /// ```
-pub const SHAPES: [Shape; 9] = [
-    Shape { name: "attention-2b", rows: 2560, cols: 2560, tokens: &[1, 128, 512], ..STREAMED },
-    Shape { name: "up-2b", rows: 6912, cols: 2560, tokens: &[1, 128], ..STREAMED },
-    Shape { name: "down-2b", rows: 2560, cols: 6912, tokens: &[1, 128], ..STREAMED },
-    Shape { name: "square", kernels: EVERY, ..STREAMED },
-    Shape { name: "square-95", tokens: &[1], density: 0.05, kernels: SPARSE, rivals: false, ..STREAMED },
-    Shape { name: "square-99", tokens: &[1], density: 0.01, kernels: SPARSE, rivals: false, ..STREAMED },
-    Shape {
-        name: "square-blocks-50",
-        tokens: &[1],
-        zero_blocks: 0.5,
-        kernels: BLOCKS,
-        rivals: false,
-        ..STREAMED
-    },
-    Shape { name: "square-blocks-90", zero_blocks: 0.9, kernels: BLOCKS, rivals: false, ..STREAMED },
-    Shape { name: "ugly", rows: 257, cols: 1001, streamed: false, ..STREAMED },
+pub const CASES: [Case; 9] = [
+    Case { shape: Shape::ATTENTION_2B, tokens: &[1, 128, 512], ..STREAMED },
+    Case { shape: Shape::UP_2B, ..STREAMED },
+    Case { shape: Shape::DOWN_2B, ..STREAMED },
+    Case { kernels: EVERY, ..STREAMED },
+    Case { tokens: &[1], zeros: Zeros::Random(0.95), kernels: SPARSE, rivals: false, ..STREAMED },
+    Case { tokens: &[1], zeros: Zeros::Random(0.99), kernels: SPARSE, rivals: false, ..STREAMED },
+    Case { tokens: &[1], zeros: Zeros::InBlocks(0.5), kernels: BLOCKS, rivals: false, ..STREAMED },
+    Case { zeros: Zeros::InBlocks(0.9), kernels: BLOCKS, rivals: false, ..STREAMED },
+    Case { shape: Shape::UGLY, streamed: false, ..STREAMED },
 ];
 
 /// The usual square, from memory.
-const STREAMED: Shape = Shape {
-    name: "square",
-    rows: 4096,
-    cols: 4096,
+const STREAMED: Case = Case {
+    shape: Shape::SQUARE,
+    zeros: Zeros::Trained,
     tokens: &[1, 128],
     streamed: true,
-    density: TRAINED,
-    zero_blocks: 0.0,
     kernels: LAYER,
     rivals: true,
 };
@@ -82,38 +64,37 @@ pub const PORTABLE_MACS: u64 = 1 << 27;
 /// beyond a last-level cache.
 pub(crate) const STREAM_BYTES: usize = 256 << 20;
 
-impl Shape {
-    /// The problems of this shape, in the order of [`Shape::tokens`].
+impl Case {
+    /// How reports call it: the shape and its zeros.
+    #[must_use]
+    pub fn name(&self) -> String {
+        format!("{}{}", self.shape.name, self.zeros)
+    }
+
+    /// The problems, in the order of [`Case::tokens`].
     pub fn problems(self) -> impl Iterator<Item = Problem> {
-        self.tokens.iter().map(move |&tokens| Problem { shape: self, tokens })
+        self.tokens.iter().map(move |&tokens| Problem { case: self, tokens })
     }
 }
 
-/// One call: `tokens x cols` activations times a [`Shape`]. Its name is `shape m=tokens`.
+/// One call: `tokens x cols` activations times the matrix of a [`Case`].
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
     /// The weights.
-    pub shape: Shape,
+    pub case: Case,
     /// Rows of the activations.
     pub tokens: usize,
 }
 
 impl Problem {
-    /// Multiply-adds and compulsory bytes with weights that take `weight_bytes`. A weight counts one multiply-add,
-    /// however many planes it has: the rate says how fast the product is, not how it was made.
-    ///
-    /// ```
-    /// use trike_benches::SHAPES;
-    ///
-    /// let ugly = SHAPES[8].problems().next().expect("decode");
-    /// let cost = ugly.cost(257 * 1001 * 4);
-    /// assert_eq!((cost.macs, cost.bytes), (257_257, 4 * (257_257 + 257 + 1001)));
-    /// ```
+    fn product(&self) -> Product {
+        Product { shape: self.case.shape, zeros: self.case.zeros, tokens: self.tokens }
+    }
+
+    /// Multiply-adds and compulsory bytes with weights that take `weight_bytes`; see [`Product::cost`].
     #[must_use]
     pub fn cost(&self, weight_bytes: usize) -> Cost {
-        let Shape { rows, cols, .. } = self.shape;
-        let precision = ActivationPrecision::F32;
-        LinearProblem { tokens: self.tokens, rows, cols, depth: 1, weight_bytes, precision }.cost()
+        self.product().cost(weight_bytes)
     }
 
     /// Whether an instruction set is asked to do it; see [`PORTABLE_MACS`].
@@ -127,13 +108,13 @@ impl Problem {
     /// Prefill uses a weight many times and needs one.
     #[must_use]
     pub fn copies(&self, weight_bytes: usize) -> usize {
-        if self.shape.streamed && self.tokens == 1 { STREAM_BYTES.div_ceil(weight_bytes.max(1)) } else { 1 }
+        if self.case.streamed && self.tokens == 1 { STREAM_BYTES.div_ceil(weight_bytes.max(1)) } else { 1 }
     }
 }
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} m={}", self.shape.name, self.tokens)
+        self.product().fmt(f)
     }
 }
 
@@ -143,10 +124,10 @@ mod tests {
 
     #[test]
     fn the_catalogue_has_decode_prefill_and_an_ugly_shape() {
-        let all: Vec<Problem> = SHAPES.into_iter().flat_map(Shape::problems).collect();
-        assert!(SHAPES.iter().all(|shape| shape.tokens.first() == Some(&1)), "decode at every shape");
+        let all: Vec<Problem> = CASES.into_iter().flat_map(Case::problems).collect();
+        assert!(CASES.iter().all(|case| case.tokens.first() == Some(&1)), "decode at every shape");
         assert!(all.iter().any(|p| p.tokens == 512));
-        assert!(SHAPES.iter().any(|shape| shape.rows % 4 != 0 && shape.cols % 32 != 0));
+        assert!(CASES.iter().any(|case| case.shape.rows % 4 != 0 && case.shape.cols % 32 != 0));
         let mut names: Vec<String> = all.iter().map(ToString::to_string).collect();
         names.sort();
         names.dedup();
@@ -155,21 +136,21 @@ mod tests {
 
     #[test]
     fn streamed_weights_fill_the_buffer_and_no_more_than_one_over() {
-        let decode = Problem { shape: SHAPES[0], tokens: 1 };
+        let decode = Problem { case: CASES[0], tokens: 1 };
         for bytes in [1 << 20, (1 << 20) + 1, 300 << 20] {
             let copies = decode.copies(bytes);
             assert!(copies * bytes >= STREAM_BYTES && (copies - 1) * bytes < STREAM_BYTES);
         }
-        assert_eq!(Problem { shape: SHAPES[0], tokens: 128 }.copies(1 << 20), 1);
-        assert_eq!(Problem { shape: SHAPES[8], tokens: 1 }.copies(1 << 20), 1);
+        assert_eq!(Problem { case: CASES[0], tokens: 128 }.copies(1 << 20), 1);
+        assert_eq!(Problem { case: CASES[8], tokens: 1 }.copies(1 << 20), 1);
     }
 
     #[test]
     fn only_the_portable_kernels_have_a_limit() {
-        let large = Problem { shape: SHAPES[0], tokens: 512 };
+        let large = Problem { case: CASES[0], tokens: 512 };
         for isa in Isa::available() {
             assert_eq!(large.is_for(isa), isa.name() != "scalar");
-            assert!(Problem { shape: SHAPES[8], tokens: 128 }.is_for(isa));
+            assert!(Problem { case: CASES[8], tokens: 128 }.is_for(isa));
         }
     }
 }

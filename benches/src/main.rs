@@ -2,16 +2,17 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command reports on both")]
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use trike_benches::{
-    Machine, Plan, Record, SCHEMA, Software, baseline, ceilings_text, compare, figures, load, load_all,
-    models, newest, now, operations, pages, products, table, void_reasons, write_pages,
+use trike_bench::{
+    Judgement, Kept, Machine, Record, SCHEMA, Software, ceilings_text, figure_table, figures, keep, load,
+    load_all, newest, now, parse_threshold,
 };
+use trike_benches::{BASES, Plan, models, operations, products, void_reasons, write_chapter};
+use trike_cpu::Isa;
 
 /// Times the catalogue of products and whole models beside rivals, compares it with the last run on this machine, and
 /// records it.
@@ -28,7 +29,7 @@ struct Args {
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
     /// Fall of a row's share of the ceiling and of its ratio to the rival that is a regression, in per cent.
-    #[arg(long, value_name = "PERCENT", default_value_t = 10.0, value_parser = percent)]
+    #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse_threshold)]
     threshold: f64,
     /// Record the run as the new baseline although rows regressed.
     #[arg(long)]
@@ -39,15 +40,6 @@ struct Args {
     /// Write the book's chapter from the last record, and measure nothing.
     #[arg(long, conflicts_with_all = ["quick", "filter", "threshold", "accept", "output"])]
     render: bool,
-}
-
-fn percent(text: &str) -> Result<f64, String> {
-    let percent: f64 = text.parse().map_err(|e| format!("{e}"))?;
-    if (0.0..100.0).contains(&percent) {
-        Ok(percent)
-    } else {
-        Err("expected 0 or more and less than 100".into())
-    }
 }
 
 fn main() -> ExitCode {
@@ -68,48 +60,28 @@ fn run(args: &Args) -> Result<bool> {
     // Before the minutes of measuring, so that a broken record is found first.
     let records = load_all(&folder)?;
     if args.render {
-        let (path, record) = newest(&records).context("there is no record to show")?;
-        write_pages(&book, &pages(record, path))?;
+        let (path, record) = newest(&records, false).context("there is no record to show")?;
+        write_chapter(&book, record, path)?;
         println!("docs/src/figures.md shows {}", path.display());
         return Ok(true);
     }
     let plan = Plan { quick: args.quick, filters: args.filter.clone() };
     let record = measure(&plan, root)?;
     for rows in record.rows.chunk_by(|a, b| a.problem == b.problem) {
-        println!("### {}\n\n{}", rows[0].problem, table(rows));
+        println!("### {}\n\n{}", rows[0].problem, figure_table(rows, BASES));
     }
     println!("{}", ceilings_text(&record.ceilings));
     if let Some(path) = &args.output {
-        fs::write(path, record.to_text()?).with_context(|| format!("cannot write {}", path.display()))?;
+        record.write(path)?;
         println!("written: {}", path.display());
     }
-    let is_void = !record.void.is_empty();
-    for reason in &record.void {
-        println!("void: {reason}");
+    let judgement = Judgement { threshold: args.threshold, accept: args.accept };
+    let kept = keep(&folder, &records, &record, judgement, &mut |line| println!("{line}"))?;
+    if kept == Kept::Yes {
+        write_chapter(&book, &record, &record.path())?;
+        println!("docs/src/figures.md shows it");
     }
-    let regressed = compared(&plan, &records, &record, args.threshold / 100.0);
-    if !plan.is_full() {
-        println!("not recorded: only a full run is");
-        return Ok(!is_void && !regressed);
-    }
-    if regressed && !is_void && !args.accept {
-        println!(
-            "not recorded: repeat it on a quiet machine, repair it, or make it the baseline with --accept"
-        );
-        return Ok(false);
-    }
-    let path = record.path();
-    let file = folder.join(&path);
-    fs::create_dir_all(file.parent().context("a record lies in its machine's folder")?)?;
-    fs::write(&file, record.to_text()?).with_context(|| format!("cannot write {}", file.display()))?;
-    println!("recorded: benches/records/{}", path.display());
-    if is_void {
-        println!("the run is void: it is no baseline, and the book does not show it");
-        return Ok(false);
-    }
-    write_pages(&book, &pages(&record, &path))?;
-    println!("docs/src/figures.md shows it");
-    Ok(true)
+    Ok(kept.is_good())
 }
 
 fn measure(plan: &Plan, root: &Path) -> Result<Record> {
@@ -120,35 +92,20 @@ fn measure(plan: &Plan, root: &Path) -> Result<Record> {
     measured.extend(operations(plan, &mut ceilings, &mut progress)?);
     measured.extend(models(plan, &mut ceilings, &mut progress)?);
     ensure!(!measured.is_empty(), "no row's name contains {}", plan.filters.join(" or "));
-    let machine = Machine::detect();
+    let machine = Machine::detect(Isa::detect().name());
     Ok(Record {
         schema: SCHEMA,
         date: now(),
-        quick: plan.quick,
+        quick: !plan.is_full(),
+        complete: true,
+        device: None,
         software: Software::detect(root),
         load: [before, load()],
         void: void_reasons(&machine, &ceilings),
-        rows: figures(&measured, &ceilings),
+        rows: figures(&measured, &ceilings, BASES),
         machine,
         ceilings,
+        not_run: Vec::new(),
+        failures: Vec::new(),
     })
-}
-
-/// Says how the run compares with the baseline; whether a row regressed.
-fn compared(plan: &Plan, records: &[(PathBuf, Record)], record: &Record, threshold: f64) -> bool {
-    let Some((path, before)) = baseline(records, &record.machine) else {
-        println!("no earlier record of {}: nothing to compare with", record.machine.id());
-        return false;
-    };
-    let comparison = compare(before, record, threshold);
-    println!("{} rows compared with benches/records/{}", comparison.compared, path.display());
-    if plan.is_full() {
-        for name in &comparison.gone {
-            println!("no longer timed: {name}");
-        }
-    }
-    for regression in &comparison.regressions {
-        println!("regression over {} %: {regression}", 100.0 * threshold);
-    }
-    !comparison.regressions.is_empty()
 }

@@ -2,21 +2,22 @@
 
 use anyhow::{Context, Result, anyhow};
 use rayon::ThreadPool;
+use trike_bench::{Ceiling, Contender, Limit, Measured, clock, interleave};
 use trike_cpu::{Cpu, CpuOps, Isa, Matrix};
 use trike_testkit::Rng;
 
-use crate::catalogue::{Problem, SHAPES, Shape};
-use crate::ceilings::{Ceilings, raise_all};
+use crate::catalogue::{CASES, Case, Problem};
+use crate::ceilings::raise_all;
 use crate::expected::{BOUND, Expected, as_quantized};
-use crate::figure::{Limits, Measured};
 use crate::kernel::{DENSE, Kernel};
 use crate::plan::Plan;
 use crate::rival::{Input, Rival, RivalKind};
-use crate::timing::{Contender, clock, interleave};
 use crate::weights::Weights;
 
 /// The shape at which slower instruction sets are timed too.
 const ISA_SHAPE: &str = "square";
+/// The ceilings of a product.
+pub const LIMITS: &[Limit] = &[Limit::Memory, Limit::Int8];
 /// What the rows of rivals have for an instruction set: theirs is theirs.
 pub const RIVAL_ISA: &str = "gemm";
 
@@ -28,7 +29,7 @@ pub const RIVAL_ISA: &str = "gemm";
 /// A kernel or rival whose answer is wrong, and no threads or no memory.
 pub fn products(
     plan: &Plan,
-    ceilings: &mut Vec<Ceilings>,
+    ceilings: &mut Vec<Ceiling>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Measured>> {
     let threads = Plan::threads(Cpu::new(0)?.threads());
@@ -37,12 +38,12 @@ pub fn products(
     let slower = slower.map(|isa| Cpu::with_isa(isa, 1)).collect::<Result<Vec<_>, _>>()?;
     let mut rng = Rng::new(1);
     let mut measured = Vec::new();
-    for shape in SHAPES.iter().filter(|shape| plan.has_shape(shape)) {
+    for case in CASES.iter().filter(|case| plan.has_case(case)) {
         let mut cpus = best.clone();
-        if shape.name == ISA_SHAPE {
+        if case.name() == ISA_SHAPE {
             cpus.extend(slower.iter().cloned());
         }
-        let rows: Vec<(Problem, Vec<Row>)> = shape
+        let rows: Vec<(Problem, Vec<Row>)> = case
             .problems()
             .map(|problem| (problem, rows(plan, &problem, &cpus, &threads)))
             .filter(|(_, rows)| !rows.is_empty())
@@ -51,8 +52,8 @@ pub fn products(
             continue;
         }
         raise_all(ceilings, &threads)?;
-        progress(&format!("{}: packing", shape.name));
-        let bench = Bench::new(shape, &rows, &mut rng)?;
+        progress(&format!("{}: packing", case.name()));
+        let bench = Bench::new(case, &rows, &mut rng)?;
         for (problem, rows) in rows {
             progress(&problem.to_string());
             measured.extend(bench.time(plan, problem, &rows)?);
@@ -79,8 +80,7 @@ impl Row {
 /// The rows of a problem, with what they are compared with.
 fn rows(plan: &Plan, problem: &Problem, cpus: &[Cpu], threads: &[usize]) -> Vec<Row> {
     let cpus = cpus.iter().filter(|cpu| problem.is_for(cpu.isa()));
-    let ours =
-        cpus.flat_map(|cpu| problem.shape.kernels.iter().map(|kernel| Row::Ours(*kernel, cpu.clone())));
+    let ours = cpus.flat_map(|cpu| problem.case.kernels.iter().map(|kernel| Row::Ours(*kernel, cpu.clone())));
     let rivals = threads
         .iter()
         .flat_map(|&threads| Plan::rivals(problem).iter().map(move |&kind| Row::Rival(kind, threads)));
@@ -95,7 +95,7 @@ fn rows(plan: &Plan, problem: &Problem, cpus: &[Cpu], threads: &[usize]) -> Vec<
     rows
 }
 
-/// A shape's weights in every form that its rows need.
+/// The weights of a case in every form that its rows need.
 struct Bench {
     weights: Weights,
     x: Vec<f32>,
@@ -105,9 +105,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(shape: &Shape, rows: &[(Problem, Vec<Row>)], rng: &mut Rng) -> Result<Self> {
-        let weights = Weights::random(shape, rng);
-        let x = rng.normals(shape.tokens.iter().copied().max().unwrap_or(0) * shape.cols);
+    fn new(case: &Case, rows: &[(Problem, Vec<Row>)], rng: &mut Rng) -> Result<Self> {
+        let weights = Weights::random(case, rng);
+        let x = rng.normals(case.tokens.iter().copied().max().unwrap_or(0) * case.shape.cols);
         let mut bench = Self { weights, x, matrices: Vec::new(), rivals: Vec::new() };
         for (problem, row) in
             rows.iter().flat_map(|(problem, rows)| rows.iter().map(move |row| (problem, row)))
@@ -137,8 +137,8 @@ impl Bench {
                         held.push(Rival::new(
                             *kind,
                             &bench.weights.integers(&DENSE),
-                            shape.rows,
-                            shape.cols,
+                            case.shape.rows,
+                            case.shape.cols,
                         )?);
                     }
                     while held.len() < problem.copies(held[0].bytes()) {
@@ -160,7 +160,7 @@ impl Bench {
 
     /// Checks each row's answer, then times them in turns.
     fn time(&self, plan: &Plan, problem: Problem, rows: &[Row]) -> Result<Vec<Measured>> {
-        let x = &self.x[..problem.tokens * problem.shape.cols];
+        let x = &self.x[..problem.tokens * problem.case.shape.cols];
         self.check(problem, rows, x)?;
         let mut inputs: Vec<Option<Input>> = Vec::new();
         let mut pools: Vec<Option<ThreadPool>> = Vec::new();
@@ -182,18 +182,18 @@ impl Bench {
                     let (held, threads) = (&held[..problem.copies(held[0].bytes())], *threads);
                     let mut turn = 0;
                     Contender::by(move |calls| {
-                        pool.install(|| {
+                        Ok(pool.install(|| {
                             clock(calls, || {
                                 turn = (turn + 1) % held.len();
                                 held[turn].linear(input, threads).expect("shapes that were checked")
                             })
-                        })
+                        }))
                     })
                 }
                 (Row::Ours(kernel, cpu), ..) => {
                     let held = self.matrices(kernel);
                     let held = &held[..problem.copies(held[0].bytes())];
-                    let mut out = vec![f32::NAN; problem.tokens * problem.shape.rows];
+                    let mut out = vec![f32::NAN; problem.tokens * problem.case.shape.rows];
                     let mut turn = 0;
                     Contender::new(move || {
                         turn = (turn + 1) % held.len();
@@ -212,23 +212,24 @@ impl Bench {
                 Row::Ours(kernel, _) => self.matrices(kernel)[0].bytes(),
                 Row::Rival(kind, _) => self.rivals(*kind)[0].bytes(),
             };
-            Measured {
+            Ok(Measured {
                 problem: problem.to_string(),
                 kernel: kernel.to_owned(),
                 isa: isa.to_owned(),
                 threads,
                 rival: matches!(row, Row::Rival(..)),
-                samples: contender.into_samples(),
+                blueprint: String::new(),
+                samples: contender.into_samples()?,
                 cost: problem.cost(bytes),
-                limits: Limits::Both,
-            }
+                limits: LIMITS,
+            })
         });
-        Ok(measured.collect())
+        measured.collect()
     }
 
     /// Every row once, against the exact answer: fast and wrong is worthless.
     fn check(&self, problem: Problem, rows: &[Row], x: &[f32]) -> Result<()> {
-        let cols = problem.shape.cols;
+        let cols = problem.case.shape.cols;
         let mut expected: Vec<(&'static str, Expected)> = Vec::new();
         for row in rows {
             let (kernel, isa, threads) = row.facts();
@@ -243,7 +244,7 @@ impl Bench {
             });
             let out = match row {
                 Row::Ours(kernel, cpu) => {
-                    let mut out = vec![f32::NAN; problem.tokens * problem.shape.rows];
+                    let mut out = vec![f32::NAN; problem.tokens * problem.case.shape.rows];
                     cpu.linear(x, &self.matrices(kernel)[0], kernel.activations, &mut out)?;
                     out
                 }
@@ -273,10 +274,10 @@ mod tests {
             products(&plan, &mut ceilings, &mut |what| said.push(what.to_owned())).expect("right answers");
         assert!(!found.is_empty() && found.iter().all(|row| row.problem == "square-95 m=1" && !row.rival));
         assert!(found.iter().all(|row| row.samples.len() == 9 && row.samples.iter().all(|&s| s > 0.0)));
-        assert_eq!(ceilings.len(), Plan::threads(Cpu::new(0).expect("threads").threads()).len());
+        assert_eq!(ceilings.len(), 2 * Plan::threads(Cpu::new(0).expect("threads").threads()).len());
         assert_eq!(said, ["square-95: packing", "square-95 m=1"]);
 
-        let square = SHAPES.iter().find(|shape| shape.name == "square").expect("in the catalogue");
+        let square = CASES.iter().find(|case| case.name() == "square").expect("in the catalogue");
         let problem = square.problems().next().expect("decode");
         let cpus = [Cpu::new(1).expect("a thread")];
         let asked = Plan { quick: false, filters: vec!["square m=1 / f16".into()] };

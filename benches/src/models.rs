@@ -1,28 +1,26 @@
 //! Whole models of random trits, as `trike bench --synthetic` times them.
 
 use anyhow::{Context, Result};
+use trike_bench::{Ceiling, Limit, Measured, Model, ModelRun, raise, rounded};
 use trike_cpu::{ActivationPrecision, Cost, Cpu, Isa};
 use trike_llm::{Device, Synthetic, bench::BenchOptions};
 use trike_nn::{KvPrecision, KvSpec};
 use trike_trit::Encoding;
 
-use crate::ceilings::{Ceilings, raise_all};
-use crate::figure::{Limits, Measured};
+use crate::ceilings::raise_all;
+use crate::measure::LIMITS;
 use crate::plan::Plan;
-use crate::timing::rounded;
 
 /// What rows of models have for a kernel.
 pub const MODEL_KERNEL: &str = "model, ternary x int8";
 
-/// A model, and how much of it is timed.
+/// A model, and how it is timed.
 #[derive(Clone, Copy, Debug)]
-pub struct Model {
-    /// Its size.
+pub struct TimedModel {
+    /// The model, and how much of it is timed.
+    pub run: ModelRun,
+    /// What makes it.
     pub size: Synthetic,
-    /// Tokens of the prompt.
-    pub prompt: usize,
-    /// Tokens generated one by one.
-    pub generate: usize,
     /// Rounds: each times all phases and numbers of threads, after one that does not count.
     pub rounds: usize,
     /// Whether a quick run has it.
@@ -30,24 +28,28 @@ pub struct Model {
 }
 
 /// The models that are timed.
-pub const MODELS: &[Model] = &[
-    Model { size: Synthetic::M125, prompt: 512, generate: 128, rounds: 7, quick: true },
-    Model { size: Synthetic::B2, prompt: 512, generate: 32, rounds: 4, quick: false },
+pub const MODELS: &[TimedModel] = &[
+    TimedModel {
+        run: ModelRun { model: Model::M125, prompt: 512, generate: 128 },
+        size: Synthetic::M125,
+        rounds: 7,
+        quick: true,
+    },
+    TimedModel {
+        run: ModelRun { model: Model::B2, prompt: 512, generate: 32 },
+        size: Synthetic::B2,
+        rounds: 4,
+        quick: false,
+    },
 ];
 
 /// Rounds of a quick run.
 const QUICK_ROUNDS: usize = 3;
 
-impl Model {
-    /// The names of its problems: decode and prefill.
-    #[must_use]
-    pub fn problems(&self) -> [String; 2] {
-        [self.problem("decode"), self.problem("prefill")]
-    }
-
+impl TimedModel {
     fn problem(&self, kind: &str) -> String {
-        let name = self.size.name();
-        if kind == "prefill" { format!("{name} prefill {}", self.prompt) } else { format!("{name} decode") }
+        let [decode, prefill] = self.run.problems();
+        if kind == "prefill" { prefill } else { decode }
     }
 }
 
@@ -58,7 +60,7 @@ impl Model {
 /// No threads, no memory, and what the decoder refuses.
 pub fn models(
     plan: &Plan,
-    ceilings: &mut Vec<Ceilings>,
+    ceilings: &mut Vec<Ceiling>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Measured>> {
     let isa = Isa::detect().name();
@@ -83,8 +85,8 @@ pub fn models(
         )?;
         let any = |kind: &str, tokens: usize| if threads.iter().any(|&n| has(kind, n)) { tokens } else { 0 };
         let options = BenchOptions::default()
-            .with_prompt(any("prefill", model.prompt))
-            .with_generate(any("decode", model.generate))
+            .with_prompt(any("prefill", model.run.prompt))
+            .with_generate(any("decode", model.run.generate))
             .with_threads(threads.clone())
             .with_repetitions(1);
         let rounds = if plan.quick { QUICK_ROUNDS } else { model.rounds };
@@ -109,29 +111,49 @@ pub fn models(
                     isa: isa.to_owned(),
                     threads,
                     rival: false,
+                    blueprint: String::new(),
                     samples: vec![seconds],
                     cost: Cost { macs, bytes },
-                    limits: Limits::Both,
+                    limits: LIMITS,
                 });
             }
             for c in report.ceilings {
-                let found = Ceilings {
-                    threads: c.threads,
-                    bytes_per_second: rounded(c.bandwidth),
-                    bytes_variant: c.bandwidth_variant.to_owned(),
-                    macs_per_second: rounded(c.int8_peak),
-                    macs_variant: c.int8_variant.to_owned(),
-                };
-                match ceilings.iter_mut().find(|known| known.threads == c.threads) {
-                    Some(known) => known.raise(found),
-                    None => ceilings.push(found),
+                for (limit, figure, variant) in [
+                    (Limit::Memory, c.bandwidth, c.bandwidth_variant),
+                    (Limit::Int8, c.int8_peak, c.int8_variant),
+                ] {
+                    let (per_second, variant) = (rounded(figure), variant.to_owned());
+                    raise(ceilings, Ceiling { limit, threads: c.threads, per_second, variant });
                 }
             }
         }
         raise_all(ceilings, &threads)?;
     }
     // A problem's rows lie next to each other in a report.
-    let problems: Vec<String> = MODELS.iter().flat_map(Model::problems).collect();
+    let problems: Vec<String> = MODELS.iter().flat_map(|timed| timed.run.problems()).collect();
     measured.sort_by_key(|row| problems.iter().position(|problem| *problem == row.problem));
     Ok(measured)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_are_made_with_the_sizes_of_the_catalogue() {
+        for TimedModel { run: ModelRun { model, .. }, size, .. } in MODELS {
+            let spec = size.spec();
+            let heads = (spec.heads, spec.kv_heads, spec.head_dim);
+            assert_eq!(heads, (model.heads.heads, model.heads.kv_heads, model.heads.head_dim));
+            let made = Model {
+                name: size.name(),
+                layers: spec.layers,
+                hidden: spec.hidden,
+                intermediate: spec.intermediate,
+                heads: model.heads,
+                vocab: spec.vocab,
+            };
+            assert_eq!(made, *model);
+        }
+    }
 }

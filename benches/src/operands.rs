@@ -4,6 +4,7 @@ use std::hint::black_box;
 
 use anyhow::{Result, ensure};
 use half::f16;
+use trike_bench::Attention;
 use trike_cpu::{Cpu, CpuOps, KvData, KvView};
 use trike_popcount::{BitCounter, PlaneMatrix, PlaneVector, TritOps, TritPlanes};
 use trike_testkit::Rng;
@@ -69,7 +70,7 @@ impl Operands {
             Work::Bundle { vectors, trits } => {
                 Held::Bundle((0..vectors).map(|_| vector(trits)).collect::<Result<_, _>>()?)
             }
-            Work::Attention { tokens, positions } => {
+            Work::Attention(Attention { tokens, positions, .. }) => {
                 let q = rng.normals(tokens * HEADS.heads * HEADS.head_dim);
                 let mut cached = || -> Vec<f16> {
                     let values = rng.normals(HEADS.kv_heads * HEADS.head_dim * positions);
@@ -87,7 +88,7 @@ impl Operands {
             Work::Dot { .. } => (1, 0, 0),
             Work::Scores { rows, .. } => (rows, 0, 0),
             Work::Bundle { trits, .. } => (0, trits, 0),
-            Work::Attention { tokens, .. } => (0, 0, tokens * HEADS.heads * HEADS.head_dim),
+            Work::Attention(Attention { tokens, .. }) => (0, 0, tokens * HEADS.heads * HEADS.head_dim),
         };
         let trits = PlaneVector::from_trits(&vec![1; trits])?;
         Ok(Output { sums: vec![i32::MIN; sums], trits, floats: vec![f32::NAN; floats] })
@@ -115,7 +116,7 @@ impl Operands {
                 let capacity = k.len() / (HEADS.kv_heads * HEADS.head_dim);
                 let kv = KvView { k: KvData::F16(k), v: KvData::F16(v), capacity };
                 let first = capacity - q.len() / (HEADS.heads * HEADS.head_dim);
-                Ok(cpu.attention(&HEADS, q, first, kv, &mut out.floats)?)
+                Ok(cpu.attention(&HEADS.spec(), q, first, kv, &mut out.floats)?)
             }
         }
     }
@@ -188,9 +189,9 @@ fn attended(q: &[f32], [k, v]: &[Vec<f16>; 2]) -> Vec<(usize, f64)> {
                 all[(kv_head * positions + p) * d..][..d].iter().map(|&x| f64::from(x)).collect()
             };
             let (mut sum, mut total) = (vec![0f64; d], 0f64);
-            for p in HEADS.span(positions - tokens + token) {
+            for p in HEADS.spec().span(positions - tokens + token) {
                 let score: f64 = row(k, p).iter().zip(&q[at..][..d]).map(|(k, &q)| k * f64::from(q)).sum();
-                let weight = (score * f64::from(HEADS.scale)).exp();
+                let weight = (score * f64::from(HEADS.spec().scale)).exp();
                 total += weight;
                 sum.iter_mut().zip(row(v, p)).for_each(|(sum, v)| *sum += weight * v);
             }
@@ -209,14 +210,14 @@ mod tests {
     fn a_wrong_answer_and_none_are_found() {
         let cpu = Cpu::new(1).expect("a thread");
         for operation in OPERATIONS {
-            let name = operation.problem;
+            let name = operation.problem();
             let operands = Operands::new(operation, 2, &mut Rng::new(3)).expect("of the catalogue");
-            operands.check(&cpu).expect(name);
+            operands.check(&cpu).expect(&name);
             let mut out = operands.output().expect("room");
             assert!(operands.judge(&out.values()).is_err(), "{name}: nothing was written");
             operands.call(&cpu, 1, &mut out).expect("the other copy");
             let values = out.values();
-            operands.judge(&values).expect(name);
+            operands.judge(&values).expect(&name);
             for at in [0, values.len() - 1] {
                 for wrong in [1.0, f64::NAN] {
                     let mut values = values.clone();

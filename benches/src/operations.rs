@@ -1,21 +1,18 @@
 //! The kernels that multiply no weights, as data, and timed: trits with trits, and attention.
 
 use anyhow::{Context, Result};
-use trike_cpu::{AttentionSpec, Cost, Cpu, Isa};
+use trike_bench::{Attention, Ceiling, Contender, Heads, Limit, Measured, interleave};
+use trike_cpu::{Cost, Cpu, Isa};
 use trike_testkit::Rng;
 
 use crate::catalogue::{PORTABLE_MACS, STREAM_BYTES};
-use crate::ceilings::{Ceilings, raise_all};
-use crate::figure::{Limits, Measured};
+use crate::ceilings::raise_all;
 use crate::operands::Operands;
 use crate::plan::Plan;
-use crate::timing::{Contender, interleave};
 
 /// A kernel beside the products, at one size.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
-    /// How reports call the size.
-    pub problem: &'static str,
     /// How reports call the kernel.
     pub kernel: &'static str,
     /// What is computed.
@@ -44,51 +41,33 @@ pub enum Work {
         /// Elements of a vector.
         trits: usize,
     },
-    /// Causal attention of the last tokens of a text, keys and values in f16; those of one token come from memory.
-    Attention {
-        /// Tokens that attend.
-        tokens: usize,
-        /// Tokens of the text, these included.
-        positions: usize,
-    },
+    /// Causal attention over a cache; keys and values for one token come from memory.
+    Attention(Attention),
 }
 
 /// The heads of the decoder with 2 billion weights: four query heads share a key head.
-pub(crate) const HEADS: AttentionSpec =
-    AttentionSpec { heads: 20, kv_heads: 5, head_dim: 128, scale: 0.088_388_35, window: None };
+pub(crate) const HEADS: Heads = Heads::B2;
 
 /// All of them: hypervectors of the usual length and a matrix that no cache holds, then decode and prefill.
 ///
 /// ```
 /// use trike_benches::OPERATIONS;
 ///
-/// let decode = OPERATIONS.iter().find(|op| op.problem == "attention decode 4096").expect("in the catalogue");
-/// // Keys and values of 5 heads in f16, and a query and an output of 20 heads in f32.
-/// assert_eq!(decode.cost().bytes, 2 * 2 * 5 * 128 * 4096 + 2 * 4 * 20 * 128);
+/// let names: Vec<String> = OPERATIONS.iter().map(|operation| operation.problem()).collect();
+/// assert_eq!(names[..2], ["trits dot 10000", "trits 4096 x 10240 m=1"]);
+/// assert_eq!(names[3..], ["attention decode 4096", "attention prefill 512"]);
 /// ```
 pub const OPERATIONS: &[Operation] = &[
-    Operation { problem: "trits dot 10000", kernel: TRITS, work: Work::Dot { trits: 10_000 } },
-    Operation {
-        problem: "trits 4096 x 10240 m=1",
-        kernel: TRITS,
-        work: Work::Scores { rows: 4096, trits: 10_240 },
-    },
-    Operation {
-        problem: "trits bundle 500 x 10000",
-        kernel: "bundle of trits",
-        work: Work::Bundle { vectors: 500, trits: 10_000 },
-    },
-    Operation {
-        problem: "attention decode 4096",
-        kernel: ATTENTION,
-        work: Work::Attention { tokens: 1, positions: 4096 },
-    },
-    Operation {
-        problem: "attention prefill 512",
-        kernel: ATTENTION,
-        work: Work::Attention { tokens: 512, positions: 512 },
-    },
+    Operation { kernel: TRITS, work: Work::Dot { trits: 10_000 } },
+    Operation { kernel: TRITS, work: Work::Scores { rows: 4096, trits: 10_240 } },
+    Operation { kernel: "bundle of trits", work: Work::Bundle { vectors: 500, trits: 10_000 } },
+    Operation { kernel: ATTENTION, work: attention(1, 4096) },
+    Operation { kernel: ATTENTION, work: attention(512, 512) },
 ];
+
+const fn attention(tokens: usize, positions: usize) -> Work {
+    Work::Attention(Attention { heads: HEADS, tokens, positions, batch: 1 })
+}
 
 const TRITS: &str = "trits x trits";
 const ATTENTION: &str = "attention, f16 cache";
@@ -99,8 +78,19 @@ const fn plane_bytes(trits: usize) -> usize {
 }
 
 impl Operation {
-    /// Work of one call: a multiply-add for each pair of elements that meet, for each trit that is added to a bundle; in
-    /// attention two for each element of a key that a query head sees, one of them with the value.
+    /// How reports call the size.
+    #[must_use]
+    pub fn problem(&self) -> String {
+        match self.work {
+            Work::Dot { trits } => format!("trits dot {trits}"),
+            Work::Scores { rows, trits } => format!("trits {rows} x {trits} m=1"),
+            Work::Bundle { vectors, trits } => format!("trits bundle {vectors} x {trits}"),
+            Work::Attention(attention) => attention.to_string(),
+        }
+    }
+
+    /// Work of one call: a multiply-add for each pair of elements that meet, for each trit that is added to a bundle; for
+    /// attention see [`Attention::cost`].
     #[must_use]
     pub fn cost(&self) -> Cost {
         let (macs, bytes) = match self.work {
@@ -109,20 +99,15 @@ impl Operation {
                 (rows * trits, (rows + 1) * plane_bytes(trits) + rows * size_of::<i32>())
             }
             Work::Bundle { vectors, trits } => (vectors * trits, (vectors + 1) * plane_bytes(trits)),
-            Work::Attention { tokens, positions } => {
-                let AttentionSpec { heads, kv_heads, head_dim, .. } = HEADS;
-                let seen: usize = (positions - tokens..positions).map(|p| HEADS.span(p).len()).sum();
-                let cached = 2 * kv_heads * head_dim * positions * size_of::<half::f16>();
-                (2 * heads * head_dim * seen, cached + 2 * tokens * heads * head_dim * size_of::<f32>())
-            }
+            Work::Attention(attention) => return attention.cost(),
         };
         Cost { macs: macs as u64, bytes: bytes as u64 }
     }
 
     /// Its ceilings.
     #[must_use]
-    pub fn limits(&self) -> Limits {
-        if self.is_streamed() { Limits::Memory } else { Limits::Arithmetic }
+    pub fn limits(&self) -> &'static [Limit] {
+        if self.is_streamed() { &[Limit::Memory] } else { &[Limit::Int8] }
     }
 
     /// Whether an instruction set is asked to do it; see [`PORTABLE_MACS`].
@@ -137,17 +122,17 @@ impl Operation {
     }
 
     fn is_streamed(&self) -> bool {
-        matches!(self.work, Work::Scores { .. } | Work::Attention { tokens: 1, .. })
+        matches!(self.work, Work::Scores { .. } | Work::Attention(Attention { tokens: 1, .. }))
     }
 
     /// Whether more threads than the caller's have something to do.
     fn is_shared(&self) -> bool {
-        matches!(self.work, Work::Scores { .. } | Work::Attention { .. })
+        matches!(self.work, Work::Scores { .. } | Work::Attention(_))
     }
 
     /// Whether it reads as many times as prefill does, so that a turn is a call or two.
     fn tokens(&self) -> usize {
-        if let Work::Attention { tokens, .. } = self.work { tokens } else { 1 }
+        if let Work::Attention(attention) = self.work { attention.tokens } else { 1 }
     }
 }
 
@@ -158,7 +143,7 @@ impl Operation {
 /// A wrong answer, and no threads or no memory.
 pub fn operations(
     plan: &Plan,
-    ceilings: &mut Vec<Ceilings>,
+    ceilings: &mut Vec<Ceiling>,
     progress: &mut dyn FnMut(&str),
 ) -> Result<Vec<Measured>> {
     let threads = Plan::threads(Cpu::new(0)?.threads());
@@ -166,16 +151,16 @@ pub fn operations(
     let mut rng = Rng::new(2);
     let mut measured = Vec::new();
     for operation in OPERATIONS {
-        let Operation { problem, kernel, .. } = *operation;
+        let (problem, kernel) = (operation.problem(), operation.kernel);
         let is_timed = |cpu: &&Cpu| {
             (cpu.threads() == 1 || operation.is_shared())
-                && plan.has_row(problem, kernel, cpu.isa().name(), cpu.threads())
+                && plan.has_row(&problem, kernel, cpu.isa().name(), cpu.threads())
         };
         let cpus: Vec<&Cpu> = cpus.iter().filter(is_timed).collect();
         if cpus.is_empty() {
             continue;
         }
-        progress(problem);
+        progress(&problem);
         let operands = Operands::new(operation, operation.copies(), &mut rng)?;
         let mut contenders = Vec::new();
         for cpu in &cpus {
@@ -188,16 +173,19 @@ pub fn operations(
         }
         let (rounds, burst) = plan.turns(operation.tokens());
         interleave(&mut contenders, rounds, burst);
-        measured.extend(cpus.iter().zip(contenders).map(|(cpu, contender)| Measured {
-            problem: problem.to_owned(),
-            kernel: kernel.to_owned(),
-            isa: cpu.isa().name().to_owned(),
-            threads: cpu.threads(),
-            rival: false,
-            samples: contender.into_samples(),
-            cost: operation.cost(),
-            limits: operation.limits(),
-        }));
+        for (cpu, contender) in cpus.iter().zip(contenders) {
+            measured.push(Measured {
+                problem: problem.clone(),
+                kernel: kernel.to_owned(),
+                isa: cpu.isa().name().to_owned(),
+                threads: cpu.threads(),
+                rival: false,
+                blueprint: String::new(),
+                samples: contender.into_samples()?,
+                cost: operation.cost(),
+                limits: operation.limits(),
+            });
+        }
     }
     if !measured.is_empty() {
         raise_all(ceilings, &threads)?;
@@ -208,18 +196,18 @@ pub fn operations(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::SHAPES;
-    use crate::figure::figures;
-    use crate::models::{MODELS, Model};
-    use crate::record::{Record, tests::example};
+    use crate::catalogue::CASES;
+    use crate::models::MODELS;
+    use crate::rival::BASES;
+    use trike_bench::figures;
 
     #[test]
     fn problems_are_unique_in_a_report() {
-        let mut names: Vec<String> = OPERATIONS.iter().map(|op| op.problem.to_owned()).collect();
+        let mut names: Vec<String> = OPERATIONS.iter().map(Operation::problem).collect();
         names.extend(
-            SHAPES.into_iter().flat_map(|shape| shape.problems().map(|p| p.to_string()).collect::<Vec<_>>()),
+            CASES.into_iter().flat_map(|case| case.problems().map(|p| p.to_string()).collect::<Vec<_>>()),
         );
-        names.extend(MODELS.iter().flat_map(Model::problems));
+        names.extend(MODELS.iter().flat_map(|timed| timed.run.problems()));
         let all = names.len();
         names.sort();
         names.dedup();
@@ -242,17 +230,17 @@ mod tests {
     }
 
     #[test]
-    fn rows_have_the_share_of_their_ceiling_and_survive_a_record() {
+    fn rows_have_the_share_of_their_ceiling() {
         let plan = Plan { quick: true, filters: vec!["trits".into(), "attention".into()] };
         let (mut ceilings, mut said) = (Vec::new(), Vec::new());
         let found =
             operations(&plan, &mut ceilings, &mut |what| said.push(what.to_owned())).expect("right answers");
-        assert_eq!(said, OPERATIONS.iter().map(|op| op.problem).collect::<Vec<_>>());
+        assert_eq!(said, OPERATIONS.iter().map(Operation::problem).collect::<Vec<_>>());
         assert!(found.iter().all(|row| row.samples.iter().all(|&s| s > 0.0)));
         let threads = Plan::threads(Cpu::new(0).expect("threads").threads()).len();
-        assert_eq!((found.len(), ceilings.len()), (2 + 3 * threads, threads));
+        assert_eq!((found.len(), ceilings.len()), (2 + 3 * threads, 2 * threads));
 
-        let rows = figures(&found, &ceilings);
+        let rows = figures(&found, &ceilings, BASES);
         for row in &rows {
             let is_from_memory =
                 row.problem == "trits 4096 x 10240 m=1" || row.problem == "attention decode 4096";
@@ -260,8 +248,6 @@ mod tests {
             assert_eq!(row.share_of_int8_peak.is_some(), !is_from_memory, "{}", row.name());
             assert!(row.gmac_per_second > 0.0 && row.gb_per_second > 0.0);
         }
-        let record = Record { rows, ..example() };
-        assert_eq!(Record::parse(&record.to_text().expect("finite")).expect("a record"), record);
 
         let none = Plan { quick: true, filters: vec!["no such row".into()] };
         let mut ceilings = Vec::new();

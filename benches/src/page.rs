@@ -5,53 +5,50 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use trike_bench::{
+    Align, Chart, Figure, Page, Record, Table, ceilings_text, figure_table, percent, target_table,
+    write_pages,
+};
 
-use crate::ceilings::threads;
-use crate::figure::{BASE, Figure, ceilings_text, table};
+use crate::charts::charts;
 use crate::models::MODEL_KERNEL;
 use crate::operations::OPERATIONS;
-use crate::record::Record;
-use crate::svg::{Chart, Scale};
+use crate::rival::BASES;
 use crate::targets::TARGETS;
 
 /// The chapter, under the folder of the book's sources.
 pub const CHAPTER: &str = "figures.md";
 /// Charts lie in a folder of this name beside it.
 const CHARTS: &str = "figures";
+/// The book's table of contents.
+const SUMMARY: &str = "SUMMARY.md";
 /// The chapter that it follows in the summary.
 const BEFORE: &str = "(benchmarks.md)";
 
-/// A file of the book: its path under the book's sources, and its text.
-pub type Page = (String, String);
-
 /// The chapter and its charts. `path` is where the record lies, relative to the folder of records.
 #[must_use]
-pub fn pages(record: &Record, path: &Path) -> Vec<Page> {
+pub fn chapter(record: &Record, path: &Path) -> Vec<Page> {
     let charts: Vec<(&str, Chart)> =
         charts(record).into_iter().filter(|(_, chart)| !chart.is_empty()).collect();
-    let mut pages = vec![(CHAPTER.to_owned(), chapter(record, path, &charts))];
+    let mut pages = vec![(CHAPTER.to_owned(), text(record, path, &charts))];
     pages.extend(charts.iter().map(|(name, chart)| (format!("{CHARTS}/{name}.svg"), chart.to_svg())));
     pages
 }
 
-/// Writes the pages into the book's sources, removes charts of earlier ones, and lists the chapter in the summary.
+/// Writes the chapter into the book's sources, removes charts of earlier ones, and lists it in the summary.
 ///
 /// # Errors
 ///
 /// When a file cannot be written.
-pub fn write_pages(book: &Path, pages: &[Page]) -> Result<()> {
+pub fn write_chapter(book: &Path, record: &Record, path: &Path) -> Result<()> {
     let charts = book.join(CHARTS);
     if charts.exists() {
         fs::remove_dir_all(&charts)?;
     }
-    fs::create_dir_all(&charts)?;
-    for (path, text) in pages {
-        fs::write(book.join(path), text).with_context(|| format!("cannot write {path}"))?;
-    }
-    let summary = book.join("SUMMARY.md");
-    let text = fs::read_to_string(&summary).context("the book has no summary")?;
-    fs::write(&summary, listed(&text))?;
-    Ok(())
+    let summary = fs::read_to_string(book.join(SUMMARY)).context("the book has no summary")?;
+    let mut pages = chapter(record, path);
+    pages.push((SUMMARY.to_owned(), listed(&summary)));
+    write_pages(book, &pages)
 }
 
 /// The summary with the chapter in it.
@@ -70,7 +67,7 @@ fn listed(summary: &str) -> String {
     text
 }
 
-fn chapter(record: &Record, path: &Path, charts: &[(&str, Chart)]) -> String {
+fn text(record: &Record, path: &Path, charts: &[(&str, Chart)]) -> String {
     let Record { machine, software, load, .. } = record;
     let mut text = format!(
         "# Measured figures\n\n\
@@ -105,16 +102,7 @@ fn chapter(record: &Record, path: &Path, charts: &[(&str, Chart)]) -> String {
         load[1],
         ceilings_text(&record.ceilings)
     );
-    text.push_str(
-        "## Targets\n\n| figure | threads | measured | target | reached |\n|---|--:|--:|--:|---|\n",
-    );
-    for target in TARGETS {
-        let measured = target.measured(record);
-        let value = measured.map_or("-".to_owned(), |value| target.text(value));
-        let reached = measured.map_or("-", |value| if value >= target.least { "yes" } else { "no" });
-        let least = target.text(target.least);
-        let _ = writeln!(text, "| {} | {} | {value} | {least} | {reached} |", target.what, target.threads);
-    }
+    let _ = write!(text, "## Targets\n\n{}", target_table(TARGETS, Some(record), None));
     if !charts.is_empty() {
         text.push_str("\n## Charts\n");
     }
@@ -124,39 +112,53 @@ fn chapter(record: &Record, path: &Path, charts: &[(&str, Chart)]) -> String {
     text.push_str("\n## Products\n");
     let problems = || record.rows.chunk_by(|a, b| a.problem == b.problem);
     for rows in problems().filter(|rows| !is_model(&rows[0]) && !is_operation(&rows[0])) {
-        let _ = write!(text, "\n### {}\n\n{}", rows[0].problem, table(rows));
+        let _ = write!(text, "\n### {}\n\n{}", rows[0].problem, figure_table(rows, BASES));
     }
     for (i, rows) in problems().filter(|rows| is_operation(&rows[0])).enumerate() {
         if i == 0 {
             text.push_str("\n## Trits with trits, and attention\n");
         }
-        let _ = write!(text, "\n### {}\n\n{}", rows[0].problem, table(rows));
+        let _ = write!(text, "\n### {}\n\n{}", rows[0].problem, figure_table(rows, BASES));
     }
     let models: Vec<Figure> = record.rows.iter().filter(|row| is_model(row)).cloned().collect();
     if !models.is_empty() {
-        text.push_str(
+        let _ = write!(
+            text,
             "\n## Models\n\nRandom trits with a scale a row, int8 activations, an int8 head, and a cache in f16. \
-             `/s` are tokens a second.\n\n\
-             | model | threads | /s | spread | GMAC/s | GB/s | of bandwidth | of int8 peak |\n\
-             |---|--:|--:|--:|--:|--:|--:|--:|\n",
+             `/s` are tokens a second.\n\n{}",
+            model_table(&models)
         );
-        for row in &models {
-            let share = |share: Option<f64>| share.map_or("-".to_owned(), |s| format!("{:.1} %", 100.0 * s));
-            let _ = writeln!(
-                text,
-                "| {} | {} | {:.1} | {:.0} % | {:.1} | {:.1} | {} | {} |",
-                row.problem,
-                row.threads,
-                1.0 / row.seconds,
-                100.0 * row.spread,
-                row.gmac_per_second,
-                row.gb_per_second,
-                share(row.share_of_bandwidth),
-                share(row.share_of_int8_peak)
-            );
-        }
     }
     text
+}
+
+/// Models by their rate: a row is a token.
+fn model_table(rows: &[Figure]) -> Table {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("model", Left),
+        ("threads", Right),
+        ("/s", Right),
+        ("spread", Right),
+        ("GMAC/s", Right),
+        ("GB/s", Right),
+        ("of bandwidth", Right),
+        ("of int8 peak", Right),
+    ]);
+    for row in rows {
+        let share = |share: Option<f64>| share.map_or("-".to_owned(), |s| format!("{:.1} %", 100.0 * s));
+        table.row([
+            row.problem.clone(),
+            row.threads.to_string(),
+            format!("{:.1}", 1.0 / row.seconds),
+            percent(row.spread),
+            format!("{:.1}", row.gmac_per_second),
+            format!("{:.1}", row.gb_per_second),
+            share(row.share_of_bandwidth),
+            share(row.share_of_int8_peak),
+        ]);
+    }
+    table
 }
 
 fn is_model(row: &Figure) -> bool {
@@ -164,98 +166,88 @@ fn is_model(row: &Figure) -> bool {
 }
 
 fn is_operation(row: &Figure) -> bool {
-    OPERATIONS.iter().any(|operation| operation.problem == row.problem)
-}
-
-/// What is drawn, with the names of the files.
-fn charts(record: &Record) -> Vec<(&'static str, Chart)> {
-    let best = |problem: &'static str| {
-        move |row: &&Figure| row.problem == problem && (row.rival || row.isa == record.machine.isa)
-    };
-    let title = |what: &str| format!("{what}, 4096 x 4096, {}", record.machine.isa);
-    let both = |problem, of: fn(&Figure) -> Option<f64>, title| {
-        let rows: Vec<&Figure> = record.rows.iter().filter(best(problem)).collect();
-        by_threads(&rows, |row| row.kernel.clone(), of, title)
-    };
-    let models: Vec<&Figure> = record.rows.iter().filter(|row| is_model(row)).collect();
-    let nearer = "Whole models: share of the nearer ceiling".to_owned();
-    vec![
-        (
-            "decode",
-            both(
-                "square m=1",
-                |row| row.share_of_bandwidth,
-                title("One token: share of the memory bandwidth"),
-            ),
-        ),
-        (
-            "prefill",
-            both("square m=128", |row| row.share_of_int8_peak, title("128 tokens: share of the int8 peak")),
-        ),
-        ("rivals", rivals(record)),
-        ("models", by_threads(&models, |row| row.problem.clone(), Figure::share, nearer)),
-    ]
-}
-
-/// A group for each name, a bar for each number of threads.
-fn by_threads(
-    rows: &[&Figure],
-    name: impl Fn(&Figure) -> String,
-    value: impl Fn(&Figure) -> Option<f64>,
-    title: String,
-) -> Chart {
-    let mut series: Vec<usize> = rows.iter().map(|row| row.threads).collect();
-    series.sort_unstable();
-    series.dedup();
-    let mut groups: Vec<(String, Vec<Option<f64>>)> = Vec::new();
-    for row in rows {
-        let name = name(row);
-        let at = groups.iter().position(|(other, _)| *other == name).unwrap_or_else(|| {
-            groups.push((name, vec![None; series.len()]));
-            groups.len() - 1
-        });
-        if let Some(bar) = series.iter().position(|&threads| threads == row.threads) {
-            groups[at].1[bar] = value(row);
-        }
-    }
-    let series = series.into_iter().map(threads).collect();
-    Chart { title, series, groups, scale: Scale::Percent }
-}
-
-/// Every kernel and instruction set against the rival, on one thread.
-fn rivals(record: &Record) -> Chart {
-    let problems = [("square m=1", "one token"), ("square m=128", "128 tokens")];
-    let mut groups: Vec<(String, Vec<Option<f64>>)> = Vec::new();
-    for (bar, (problem, _)) in problems.iter().enumerate() {
-        let rows =
-            record.rows.iter().filter(|r| r.problem == *problem && r.threads == 1 && r.x_rival.is_some());
-        for row in rows {
-            let name = if row.rival { row.kernel.clone() } else { format!("{} {}", row.kernel, row.isa) };
-            let at = groups.iter().position(|(other, _)| *other == name).unwrap_or_else(|| {
-                groups.push((name, vec![None; problems.len()]));
-                groups.len() - 1
-            });
-            groups[at].1[bar] = row.x_rival;
-        }
-    }
-    Chart {
-        title: format!("4096 x 4096 on one thread: times as fast as {}", BASE.name()),
-        series: problems.iter().map(|(_, name)| (*name).to_owned()).collect(),
-        groups,
-        scale: Scale::Times,
-    }
+    OPERATIONS.iter().any(|operation| operation.problem() == row.problem)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::example;
+    use crate::measure::{LIMITS, RIVAL_ISA};
     use expect_test::expect;
+    use trike_bench::{Ceiling, Limit, Machine, Measured, SCHEMA, Software, figures};
+    use trike_cpu::Cost;
+
+    /// Two kernels, candle and a model.
+    fn example() -> Record {
+        let row = |problem: &str, kernel: &str, isa: &str, threads: usize, seconds: f64| Measured {
+            problem: problem.into(),
+            kernel: kernel.into(),
+            isa: isa.into(),
+            threads,
+            rival: isa == RIVAL_ISA,
+            blueprint: String::new(),
+            samples: vec![0.95 * seconds, seconds, 1.05 * seconds],
+            cost: Cost { macs: 16_777_216, bytes: 4_227_072 },
+            limits: LIMITS,
+        };
+        let ceiling = |limit, threads: usize, one: f64, variant: &str| Ceiling {
+            limit,
+            threads,
+            per_second: one * threads as f64,
+            variant: variant.into(),
+        };
+        let ceilings: Vec<Ceiling> = [1, 2]
+            .into_iter()
+            .flat_map(|threads| {
+                [
+                    ceiling(Limit::Memory, threads, 41e9, "four streams"),
+                    ceiling(Limit::Int8, threads, 541e9, "vpdpbusd"),
+                ]
+            })
+            .collect();
+        let measured = [
+            row("square m=1", "ternary x int8", "avx512-vnni", 1, 0.000_125),
+            row("square m=1", "ternary/128 x int8", "avx512-vnni", 1, 0.000_14),
+            row("square m=1", "ternary x int8", "avx512-vnni", 2, 0.000_062_5),
+            row("square m=1", BASES.rival, RIVAL_ISA, 1, 0.002),
+            row("2b decode", MODEL_KERNEL, "avx512-vnni", 1, 0.015_625),
+        ];
+        Record {
+            schema: SCHEMA,
+            date: "2026-11-21T07:31:09Z".into(),
+            quick: false,
+            complete: true,
+            machine: Machine {
+                cpu: "AMD EPYC".into(),
+                vendor: "AuthenticAMD".into(),
+                family: 26,
+                cores: 2,
+                isa: "avx512-vnni".into(),
+                memory_bytes: 24 << 30,
+                os: "Debian GNU/Linux 12 (bookworm)".into(),
+                kernel: "6.1.0".into(),
+                huge_pages: "madvise".into(),
+            },
+            device: None,
+            software: Software {
+                version: "0.1.0".into(),
+                rustc: "rustc 1.95.0".into(),
+                commit: "0123456789ab".into(),
+                modified: false,
+            },
+            load: [0.25, 1.5],
+            void: Vec::new(),
+            rows: figures(&measured, &ceilings, BASES),
+            ceilings,
+            not_run: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
 
     #[test]
     fn a_record_becomes_this_chapter() {
         let record = example();
-        let pages = pages(&record, &record.path());
+        let pages = chapter(&record, &record.path());
         let names: Vec<&str> = pages.iter().map(|(path, _)| path.as_str()).collect();
         assert_eq!(names, ["figures.md", "figures/decode.svg", "figures/rivals.svg", "figures/models.svg"]);
         expect![[r#"
@@ -311,8 +303,8 @@ mod tests {
             | kernel | isa | threads | time | spread | GMAC/s | GB/s | of bandwidth | of int8 peak | x candle f32 | x 2-bit |
             |---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|
             | ternary x int8 | avx512-vnni | 1 | 125.0 us | 5 % | 134.2 | 33.8 | 82 % | 25 % | 16.00 | - |
-            | ternary/128 x int8 | avx512-vnni | 1 | 140.0 us | 5 % | 119.8 | 30.2 | 74 % | 22 % | 14.29 | 0.90 |
-            | ternary x int8 | avx512-vnni | 2 | 62.5 us | 5 % | 268.4 | 67.6 | 82 % | 25 % | 32.00 | - |
+            | ternary/128 x int8 | avx512-vnni | 1 | 140.0 us | 5 % | 119.8 | 30.2 | 74 % | 22 % | 14.29 | 0.89 |
+            | ternary x int8 | avx512-vnni | 2 | 62.5 us | 5 % | 268.4 | 67.6 | 82 % | 25 % | - | - |
             | candle f32 | gemm | 1 | 2.00 ms | 5 % | 8.4 | 2.1 | 5 % | 2 % | - | - |
 
             ## Models
@@ -323,25 +315,25 @@ mod tests {
             |---|--:|--:|--:|--:|--:|--:|--:|
             | 2b decode | 1 | 64.0 | 5 % | 1.1 | 0.3 | 0.7 % | 0.2 % |
         "#]].assert_eq(&pages[0].1);
-        let again = super::pages(&record, &record.path());
+        let again = chapter(&record, &record.path());
         assert_eq!(pages, again);
     }
 
     #[test]
     fn operations_have_a_section_of_their_own() {
         let mut record = example();
-        let name = OPERATIONS[0].problem;
-        record.rows.insert(4, Figure { problem: name.to_owned(), ..record.rows[0].clone() });
-        let text = &pages(&record, &record.path())[0].1;
+        let name = OPERATIONS[0].problem();
+        record.rows.insert(4, Figure { problem: name.clone(), ..record.rows[0].clone() });
+        let text = &chapter(&record, &record.path())[0].1;
         let section = format!("\n\n## Trits with trits, and attention\n\n### {name}\n\n| kernel | isa |");
         assert!(text.contains(&section), "{text}");
-        assert_eq!(text.matches(name).count(), 1, "it is no product");
+        assert_eq!(text.matches(&name).count(), 1, "it is no product");
     }
 
     #[test]
     fn a_void_run_says_so() {
         let record = Record { void: vec!["busy".into(), "hot".into()], ..example() };
-        assert!(pages(&record, &record.path())[0].1.contains("**This run is void:** busy; hot.\n"));
+        assert!(chapter(&record, &record.path())[0].1.contains("**This run is void:** busy; hot.\n"));
     }
 
     #[test]
@@ -353,7 +345,7 @@ mod tests {
             .unwrap();
         let record = example();
         for _ in 0..2 {
-            write_pages(book.path(), &pages(&record, &record.path())).unwrap();
+            write_chapter(book.path(), &record, &record.path()).unwrap();
             let summary = fs::read_to_string(book.path().join("SUMMARY.md")).unwrap();
             assert_eq!(
                 summary,

@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use crate::catalogue::{Problem, Shape};
-use crate::figure::{BASE, row_name};
-use crate::kernel::TERNARY;
-use crate::rival::RivalKind;
+use trike_bench::row_name;
+
+use crate::catalogue::{Case, Problem};
+use crate::rival::{BASES, RivalKind};
 
 /// Numbers of threads that are timed, as far as the machine has them.
 const THREADS: [usize; 2] = [1, 2];
-/// Shapes of a quick run.
-const QUICK_SHAPES: [&str; 3] = ["square", "square-95", "square-99"];
+/// Cases of a quick run.
+const QUICK_CASES: [&str; 3] = ["square", "square-95", "square-99"];
 
 /// What a run times.
 #[derive(Clone, Debug, Default)]
@@ -28,10 +28,10 @@ impl Plan {
         !self.quick && self.filters.is_empty()
     }
 
-    /// Whether a shape is timed.
+    /// Whether a case is timed.
     #[must_use]
-    pub fn has_shape(&self, shape: &Shape) -> bool {
-        !self.quick || QUICK_SHAPES.contains(&shape.name)
+    pub fn has_case(&self, case: &Case) -> bool {
+        !self.quick || QUICK_CASES.contains(&case.name().as_str())
     }
 
     /// Whether a row is timed.
@@ -44,7 +44,7 @@ impl Plan {
     /// Whether rows of this kernel are timed wherever others are, because those are compared with it.
     #[must_use]
     pub fn is_reference(kernel: &str) -> bool {
-        kernel == BASE.name() || kernel == TERNARY.name
+        kernel == BASES.rival || kernel == BASES.kernel
     }
 
     /// Numbers of threads.
@@ -56,7 +56,7 @@ impl Plan {
     /// Rivals at a problem.
     #[must_use]
     pub fn rivals(problem: &Problem) -> &'static [RivalKind] {
-        if problem.shape.rivals { &RivalKind::ALL } else { &[] }
+        if problem.case.rivals { &RivalKind::ALL } else { &[] }
     }
 
     /// Rounds and length of a turn for so many tokens: many short ones for one token, a call or two for many tokens.
@@ -74,7 +74,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalogue::SHAPES;
+    use crate::catalogue::CASES;
 
     #[test]
     fn filters_choose_rows_by_parts_of_their_names() {
@@ -98,7 +98,7 @@ mod tests {
     #[test]
     fn a_quick_run_has_the_square() {
         let quick = Plan { quick: true, ..Plan::default() };
-        assert_eq!(SHAPES.iter().filter(|shape| quick.has_shape(shape)).count(), QUICK_SHAPES.len());
-        assert!(SHAPES.iter().all(|shape| Plan::default().has_shape(shape)));
+        assert_eq!(CASES.iter().filter(|case| quick.has_case(case)).count(), QUICK_CASES.len());
+        assert!(CASES.iter().all(|case| Plan::default().has_case(case)));
     }
 }

@@ -1,9 +1,14 @@
 //! The outside rivals: candle's CPU matrix product, and the `gemm` crate under it called directly.
 
 use candle_core::{DType, Device, Result, Tensor};
+use trike_bench::Bases;
 
 use crate::expected::{BOUND, F16_BOUND};
 use crate::gemm;
+use crate::kernel::TERNARY;
+
+/// What every row is compared with.
+pub const BASES: Bases = Bases { rival: RivalKind::CandleF32.name(), kernel: TERNARY.name };
 
 /// Who multiplies, in which numbers: weights, activations and outputs alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +27,7 @@ impl RivalKind {
 
     /// How reports call it.
     #[must_use]
-    pub fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Self::CandleF32 => "candle f32",
             Self::CandleF16 => "candle f16",

@@ -4,7 +4,7 @@ use trike_cpu::{CpuError, DenseData, DenseMatrix, Int8Matrix, Matrix};
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales, TritTensor};
 
-use crate::catalogue::Shape;
+use crate::catalogue::Case;
 use crate::kernel::{Form, Kernel, Planes};
 
 /// `rows x cols` small integers, trits times scales: the same numbers in whatever form a kernel holds them.
@@ -42,33 +42,12 @@ impl Weights {
         Self { rows, cols, trits }
     }
 
-    /// Random weights for a shape, with its share of zeros.
-    ///
-    /// ```
-    /// use trike_benches::{DENSE, SHAPES, Weights};
-    /// use trike_testkit::Rng;
-    ///
-    /// let shape = SHAPES.iter().find(|shape| shape.name == "square-blocks-90").expect("in the catalogue");
-    /// let trits = Weights::random(shape, &mut Rng::new(1)).integers(&DENSE);
-    /// let blocks = trits.chunks(32).filter(|block| block.iter().all(|trit| *trit == 0)).count();
-    /// assert!((0.85..0.95).contains(&(32.0 * blocks as f64 / trits.len() as f64)));
-    /// ```
+    /// Random weights for a case, with its share of zeros.
     #[must_use]
-    pub fn random(shape: &Shape, rng: &mut Rng) -> Self {
-        /// Rows and columns of a block.
-        const SIDE: usize = 32;
-        let Shape { rows, cols, density, zero_blocks, .. } = *shape;
-        let mut this = Self { rows, cols, trits: rng.trits(rows * cols, density) };
-        if zero_blocks > 0.0 {
-            let across = cols.div_ceil(SIDE);
-            let gone: Vec<bool> =
-                (0..rows.div_ceil(SIDE) * across).map(|_| rng.f32_unit() < zero_blocks).collect();
-            for (row, trits) in this.trits.chunks_exact_mut(cols.max(1)).enumerate() {
-                let blocks = trits.chunks_mut(SIDE).zip(&gone[row / SIDE * across..]);
-                blocks.filter(|(_, gone)| **gone).for_each(|(block, _)| block.fill(0));
-            }
-        }
-        this
+    pub fn random(case: &Case, rng: &mut Rng) -> Self {
+        /// Rows and columns of the blocks that the kernel can skip.
+        const BLOCK: (usize, usize) = (32, 32);
+        Self::new(case.shape.rows, case.shape.cols, case.zeros.trits(case.shape, BLOCK, rng))
     }
 
     /// Outputs.

@@ -3,18 +3,19 @@
 use std::fs;
 use std::path::Path;
 
-use trike_benches::{CHAPTER, load_all, newest, pages};
+use trike_bench::{load_all, newest};
+use trike_benches::{CHAPTER, chapter};
 
 #[test]
 fn the_chapter_is_that_of_the_last_record() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("below the root");
     let (folder, book) = (root.join("benches/records"), root.join("docs/src"));
     let records = load_all(&folder).expect("records");
-    let Some((path, record)) = newest(&records) else {
+    let Some((path, record)) = newest(&records, false) else {
         assert!(!book.join(CHAPTER).exists(), "a chapter without a record");
         return;
     };
-    let pages = pages(record, path);
+    let pages = chapter(record, path);
     let charts = fs::read_dir(book.join("figures")).map_or(0, Iterator::count);
     assert_eq!(charts, pages.len() - 1, "repair with: cargo xtask bench-report --render");
     for (name, text) in pages {
@@ -27,7 +28,7 @@ fn the_chapter_is_that_of_the_last_record() {
 fn records_lie_where_they_belong() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     for (path, record) in load_all(&root.join("records")).expect("records") {
-        assert_eq!(path, record.path());
-        assert!(!record.quick);
+        assert_eq!(path, record.path(), "move it there");
+        assert!(record.complete && !record.quick, "{} is no full run", path.display());
     }
 }

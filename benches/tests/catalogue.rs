@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use trike_benches::{
-    BOUND, DENSE, Expected, OPERATIONS, Operands, Plan, Rival, RivalKind, SHAPES, Weights, as_quantized,
+    BOUND, CASES, DENSE, Expected, OPERATIONS, Operands, Plan, Rival, RivalKind, Weights, as_quantized,
 };
 use trike_cpu::{Cpu, CpuOps, Isa};
 use trike_testkit::Rng;
@@ -13,20 +13,23 @@ use trike_testkit::Rng;
 fn every_kernel_answers_every_problem_of_the_catalogue() {
     let mut ran = BTreeSet::new();
     let mut rng = Rng::new(1);
-    for shape in SHAPES {
-        let weights = Weights::random(&shape, &mut rng);
-        let most = shape.tokens.iter().copied().max().unwrap_or(0);
-        let x = rng.normals(most * shape.cols);
-        for kernel in shape.kernels {
-            let matrix = weights.matrix(kernel).expect("a shape of the catalogue");
+    for case in CASES {
+        let weights = Weights::random(&case, &mut rng);
+        let most = case.tokens.iter().copied().max().unwrap_or(0);
+        let x = rng.normals(most * case.shape.cols);
+        for kernel in case.kernels {
+            let matrix = weights.matrix(kernel).expect("a case of the catalogue");
             let integers = weights.integers(kernel);
-            for problem in shape.problems() {
-                let x = &x[..problem.tokens * shape.cols];
-                let expected =
-                    Expected::new(&integers, shape.cols, &as_quantized(x, shape.cols, kernel.activations));
+            for problem in case.problems() {
+                let x = &x[..problem.tokens * case.shape.cols];
+                let expected = Expected::new(
+                    &integers,
+                    case.shape.cols,
+                    &as_quantized(x, case.shape.cols, kernel.activations),
+                );
                 for isa in Isa::available().into_iter().filter(|&isa| problem.is_for(isa)) {
                     let cpu = Cpu::with_isa(isa, 2).expect("two threads");
-                    let mut out = vec![f32::NAN; problem.tokens * shape.rows];
+                    let mut out = vec![f32::NAN; problem.tokens * case.shape.rows];
                     cpu.linear(x, &matrix, kernel.activations, &mut out).expect("valid shapes");
                     expected.assert_answer(&out, BOUND, &format!("{problem}, {}, {isa}", kernel.name));
                     ran.insert(isa.name());
@@ -47,7 +50,7 @@ fn every_operation_answers_on_every_instruction_set() {
             for threads in [1, 2] {
                 let cpu = Cpu::with_isa(isa, threads).expect("a few threads");
                 let checked = operands.check(&cpu);
-                assert!(checked.is_ok(), "{}, {isa}, {threads} threads: {checked:?}", operation.problem);
+                assert!(checked.is_ok(), "{}, {isa}, {threads} threads: {checked:?}", operation.problem());
             }
         }
     }
@@ -56,20 +59,20 @@ fn every_operation_answers_on_every_instruction_set() {
 #[test]
 fn the_rivals_answer_the_same_problems() -> candle_core::Result<()> {
     let mut rng = Rng::new(2);
-    for shape in SHAPES {
-        let weights = Weights::random(&shape, &mut rng);
+    for case in CASES {
+        let weights = Weights::random(&case, &mut rng);
         let integers = weights.integers(&DENSE);
-        for problem in shape.problems() {
-            let x = rng.normals(problem.tokens * shape.cols);
-            let expected = Expected::new(&integers, shape.cols, &x);
+        for problem in case.problems() {
+            let x = rng.normals(problem.tokens * case.shape.cols);
+            let expected = Expected::new(&integers, case.shape.cols, &x);
             for &kind in Plan::rivals(&problem) {
-                let rival = Rival::new(kind, &integers, shape.rows, shape.cols)?;
+                let rival = Rival::new(kind, &integers, case.shape.rows, case.shape.cols)?;
                 for threads in [1, 2] {
                     let y = rival.linear(&rival.activations(&x)?, threads)?.into_floats()?;
                     expected.assert_answer(&y, kind.bound(), &format!("{problem}, {}", kind.name()));
                 }
                 let size = if kind == RivalKind::CandleF16 { 2 } else { 4 };
-                assert_eq!(rival.duplicate()?.bytes(), shape.rows * shape.cols * size);
+                assert_eq!(rival.duplicate()?.bytes(), case.shape.rows * case.shape.cols * size);
             }
         }
     }

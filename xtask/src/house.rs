@@ -175,9 +175,17 @@ pub(crate) const HOUSE: &[Row] = &[
     },
     Row {
         layer: DEV,
+        name: "trike-bench",
+        purpose: "shared by the benchmarks on the host and on GPUs: catalogue of problems, timer, records, tables",
+        uses: "trike-core trike-testkit",
+        registry: "anyhow serde serde_json",
+        unsafe_in: &[],
+    },
+    Row {
+        layer: DEV,
         name: "trike-gpu-test",
         purpose: "compiles, emulates, runs and times the kernels for GPUs",
-        uses: "trike-trit trike-core trike-cpu trike-cube trike-nn trike-testkit",
+        uses: "trike-trit trike-core trike-cpu trike-cube trike-nn trike-testkit trike-bench",
         registry: "anyhow clap cubecl cubecl-common cubecl-cpp cubecl-environment cubecl-runtime cubecl-server cubecl-spirv \
                    cubecl-wgpu cubek-attention? cubek-matmul? cubek-std? cudarc half serde_json",
         unsafe_in: &[
@@ -190,9 +198,9 @@ pub(crate) const HOUSE: &[Row] = &[
     Row {
         layer: DEV,
         name: "trike-benches",
-        purpose: "benchmark problems, timed against other libraries; records by machine",
-        uses: "trike-trit trike-popcount trike-cpu trike-nn trike-llm trike-testkit",
-        registry: "anyhow candle-core clap gemm half rayon serde serde_json",
+        purpose: "benchmarks on the host, timed against other libraries",
+        uses: "trike-trit trike-popcount trike-cpu trike-nn trike-llm trike-testkit trike-bench",
+        registry: "anyhow candle-core clap gemm half rayon",
         unsafe_in: &[("src/gemm.rs", "a reference library without a safe interface")],
     },
     // No workspace dependencies: it must compile even if the checked crates do not.

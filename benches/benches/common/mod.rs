@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput};
-use trike_benches::clock;
+use trike_bench::clock;
 
 /// Samples of each benchmark; the median of so few is steady, and the whole catalogue stays within minutes.
 const SAMPLES: usize = 15;

@@ -101,7 +101,10 @@ fn common<A: Algebra>(dim: usize, seed: u64, by: isize) {
     // Serialization keeps everything.
     let json = serde_json::to_string(&bundle).unwrap();
     let back: Bundle<A> = serde_json::from_str(&json).unwrap();
-    assert_eq!((back.sums().unwrap(), back.squared_weights()), (bundle.sums().unwrap(), bundle.squared_weights()));
+    assert_eq!(
+        (back.sums().unwrap(), back.squared_weights()),
+        (bundle.sums().unwrap(), bundle.squared_weights())
+    );
     let back: PackedTritVec<A> = serde_json::from_str(&serde_json::to_string(&a).unwrap()).unwrap();
     assert_eq!(back, a);
     let sparse = SparseVec::from_packed(&a);

@@ -2,7 +2,7 @@
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a test tool reports on both")]
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::{Parser, Subcommand};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -51,24 +51,17 @@ enum Command {
     },
     /// Compile kernels for CUDA with the host's g++, run them on emulated threads, and compare with the CPU; needs no GPU.
     Emulate {
-        /// Only cases whose name contains this, of every suite; by default those with matrix instructions.
+        /// Only cases whose name contains this, of every suite; default: those with matrix instructions.
         #[arg(long)]
         filter: Option<String>,
         /// Folder for sources and programs; cleared first.
         #[arg(long, default_value = "target/gpu-test/emulate")]
         out: PathBuf,
     },
-    /// Time the operations on one device; prints a record as lines of JSON.
+    /// Time the operations on one device; `--output` keeps a record.
     Bench(bench::Options),
-    /// Render the tables of the book's performance chapter from the newest record.
-    Report {
-        /// The folder of records.
-        #[arg(long, default_value = "benches/records/gpu")]
-        records: PathBuf,
-        /// The chapter.
-        #[arg(long, default_value = "docs/src/performance.md")]
-        chapter: PathBuf,
-    },
+    /// Keep the record of a run, and write the tables of the book's chapter on performance from the newest one.
+    Report(bench::report::Options),
 }
 
 fn runtime(name: &str) -> Result<Runtime, String> {
@@ -110,11 +103,19 @@ fn execute(command: Command) -> Result<()> {
             let tally = emulate::run(&options, |line| println!("{line}"))?;
             finish(&tally, true)
         }
-        Command::Bench(options) => bench::run(&options, |line| println!("{line}")),
-        Command::Report { records, chapter } => {
-            let text = bench::report::render(&records, &chapter)?;
-            std::fs::write(&chapter, text)?;
-            println!("{}: updated from the newest record", chapter.display());
+        Command::Bench(options) => {
+            let record = bench::run(&options, |line| println!("{line}"))?;
+            let (figures, failures, path) = (record.rows.len(), record.failures.len(), record.path());
+            println!(
+                "{figures} figures, {failures} failures; a full run belongs to benches/records/{}",
+                path.display()
+            );
+            ensure!(record.failures.is_empty(), "{} kernels failed", record.failures.len());
+            Ok(())
+        }
+        Command::Report(options) => {
+            let is_good = bench::report::run(&options, |line| println!("{line}"))?;
+            ensure!(is_good, "the run is void, or rows regressed");
             Ok(())
         }
     }

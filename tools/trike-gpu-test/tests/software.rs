@@ -2,6 +2,7 @@
 #![allow(clippy::print_stdout, reason = "tests say what they skip")]
 
 use clap::Parser;
+use trike_bench::Record;
 use trike_cube::{DeviceSpec, Runtime};
 use trike_gpu_test::{bench, run};
 
@@ -28,15 +29,23 @@ fn a_tiny_record_has_every_problem_and_counts_for_nothing() {
     let device = device.to_string();
     let arguments =
         ["bench", "--device", &device, "--software", "--tiny", "--windows", "1", "--window-ms", "1"];
-    let options = Bench::parse_from(arguments.into_iter().chain(["--rotate-mib", "1"])).options;
-    let mut lines = Vec::new();
-    bench::run(&options, |line| lines.push(line.to_owned())).expect("every problem is timed");
-    let text = lines.join("\n");
-    let record = bench::report::Record::parse(&text).expect("a record");
-    assert!(!record.counts(), "it ran on the host");
+    let file = std::env::temp_dir().join(format!("trike-bench-{}.json", std::process::id()));
+    let file = file.display().to_string();
+    let options = Bench::parse_from(arguments.into_iter().chain(["--rotate-mib", "1", "-o", &file])).options;
+    let mut said = String::new();
+    let record = bench::run(&options, |line| said += line).expect("every problem is timed");
+    assert!(record.failures.is_empty(), "{:?}", record.failures);
+    assert!(record.complete && !record.counts(), "it ran on the host");
     for (problem, kernel) in bench::Catalogue::tiny().names() {
-        assert!(record.has(&problem, &kernel), "{problem}, {kernel}: {text}");
+        let row = record.row(&problem, &kernel, record.isa(), 0);
+        assert!(row.is_some_and(|row| row.share().is_some()), "{problem}, {kernel}: {said}");
     }
+    let first = &record.rows[0];
+    let compared = record.rows.iter().filter(|row| row.problem == first.problem && row.x_ternary.is_some());
+    assert!(compared.count() > 2, "kernels of a problem take turns");
+    let kept = std::fs::read_to_string(options.output.as_ref().expect("given")).expect("a file");
+    assert_eq!(Record::parse(&kept).expect("a record"), record);
+    std::fs::remove_file(options.output.expect("given")).expect("it is there");
     let plain = Bench::parse_from(["bench", "--device", &device, "--tiny"]).options;
     let refused = bench::run(&plain, |_| {}).expect_err("figures of the host mean nothing");
     assert!(refused.to_string().contains("computes on the host"), "{refused}");

@@ -2,6 +2,7 @@
 
 use anyhow::Result;
 use std::time::Instant;
+use trike_bench::{Contender, Limit, Model, ModelRun};
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cube::{Cost, Device};
 use trike_nn::{
@@ -11,69 +12,83 @@ use trike_nn::{
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Granularity, ScaleValues, Scales, TritTensor};
 
-use super::catalogue::Model;
-use super::timer::Sample;
-use super::{Arithmetic, Record};
+use super::catalogue::TRIKE;
+use super::entrant::{Absent, Entrant};
+use super::run::Run;
 
 /// Columns that share a scale of the head.
 const HEAD_GROUP: usize = 64;
 
-/// Times decode and prefill by the host's clock, because a token is one round trip. `rounds` of each, after one that
-/// compiles the kernels.
-pub(super) fn model(device: &Device, model: &Model, rounds: usize, record: &mut Record<'_>) {
-    let measured = measure(device, model, rounds);
-    let kinds = model.problems();
-    match measured {
-        Ok(samples) => {
-            for (problem, sample) in kinds.iter().zip(samples) {
-                record.figure(problem, "trike", Arithmetic::Int8, Ok(sample));
-            }
-        }
+/// Times decode and prefill, in turns, by the host's clock, because a token is one round trip.
+pub(super) fn time(run: &mut Run<'_>, model: &ModelRun) -> Result<()> {
+    let decoder = decoder(run.device, model);
+    let entrants: Vec<_> = match &decoder {
+        Ok(decoder) => phases(run.device, decoder, model).map(Ok).into_iter().collect(),
         Err(e) => {
-            for problem in &kinds {
-                record.figure(problem, "trike", Arithmetic::Int8, Err(anyhow::anyhow!("{e:#}")));
-            }
+            let absent = |problem| Absent {
+                problem: Some(problem),
+                kernel: TRIKE.to_owned(),
+                rival: false,
+                error: anyhow::anyhow!("{e:#}"),
+            };
+            model.problems().map(|problem| Err(absent(problem))).into_iter().collect()
         }
-    }
+    };
+    run.time(entrants)
 }
 
-/// Decode, then prefill: the time of a token of each, with its multiply-adds (twice) and the bytes of the weights.
-fn measure(device: &Device, model: &Model, rounds: usize) -> Result<[(Sample, Cost, String); 2]> {
-    let spec = spec(model);
+fn decoder(device: &Device, run: &ModelRun) -> Result<Decoder<CubeBackend>> {
+    let spec = spec(&run.model);
     let mut weights = RandomWeights { spec: spec.clone(), rng: Rng::new(1) };
     let backend = CubeBackend::new(device.clone(), ActivationPrecision::Int8PerToken);
-    let decoder = Decoder::new(backend, spec, &mut weights)?;
+    Ok(Decoder::new(backend, spec, &mut weights)?)
+}
+
+/// Decode, then prefill: the time of a token of each, with its multiply-adds and the bytes of the weights.
+fn phases<'a>(device: &Device, decoder: &'a Decoder<CubeBackend>, run: &ModelRun) -> [Entrant<'a>; 2] {
+    let &ModelRun { model, prompt, generate } = run;
     let precision = if device.capabilities().f16 { KvPrecision::F16 } else { KvPrecision::F32 };
-    let ids: Vec<u32> = (0..model.prompt.max(model.generate))
-        .map(|i| (i * 7919 + 1) % model.vocab)
-        .map(|i| i as u32)
-        .collect();
-    let mut times = [Vec::new(), Vec::new()];
-    for round in 0..=rounds.max(1) {
-        let mut sequence = decoder.sequence(KvSpec::new(precision, model.generate))?;
-        let start = Instant::now();
-        for id in &ids[..model.generate] {
-            step(&decoder, &mut sequence, std::slice::from_ref(id))?;
-        }
-        let decode = start.elapsed().as_secs_f64() / model.generate as f64;
-        let mut sequence = decoder.sequence(KvSpec::new(precision, model.prompt))?;
-        let start = Instant::now();
-        step(&decoder, &mut sequence, &ids[..model.prompt])?;
-        let prefill = start.elapsed().as_secs_f64() / model.prompt as f64;
-        // The first one compiles.
-        if round > 0 {
-            times[0].push(decode);
-            times[1].push(prefill);
-        }
-    }
+    let ids: Vec<u32> =
+        (0..prompt.max(generate)).map(|i| (i * 7919 + 1) % model.vocab).map(|i| i as u32).collect();
+    let cache = move |tokens| KvSpec::new(precision, tokens);
+    let (one_by_one, at_once) = (ids.clone(), ids);
+    let decode = move || -> Result<()> {
+        let mut sequence = decoder.sequence(cache(generate))?;
+        one_by_one[..generate]
+            .iter()
+            .try_for_each(|id| step(decoder, &mut sequence, std::slice::from_ref(id)))
+    };
+    let prefill = move || -> Result<()> {
+        let mut sequence = decoder.sequence(cache(prompt))?;
+        step(decoder, &mut sequence, &at_once[..prompt])
+    };
     let bytes = decoder.weight_bytes() as u64;
-    let [decode, prefill] = times.map(Sample::of);
-    let weights = model.weights();
     let head = (model.vocab * model.hidden) as u64;
-    Ok([
-        (decode, Cost { macs: weights + head, bytes }, "step of one token".to_owned()),
-        (prefill, Cost { macs: weights, bytes: bytes / model.prompt as u64 }, "one step".to_owned()),
-    ])
+    let costs = [
+        Cost { macs: model.weights() + head, bytes },
+        Cost { macs: model.weights(), bytes: bytes / prompt as u64 },
+    ];
+    let [decode, prefill] = [by_token(generate, decode), by_token(prompt, prefill)];
+    let entrant = |problem, contender, cost, blueprint: &str| Entrant {
+        problem,
+        kernel: TRIKE.to_owned(),
+        blueprint: blueprint.to_owned(),
+        rival: false,
+        cost,
+        limits: &[Limit::Memory, Limit::Int8],
+        contender,
+    };
+    let [named, also] = run.problems();
+    [entrant(named, decode, costs[0], "step of one token"), entrant(also, prefill, costs[1], "one step")]
+}
+
+/// The host's clock over calls of so many tokens, for one of them.
+fn by_token<'a>(tokens: usize, call: impl Fn() -> Result<()> + 'a) -> Contender<'a> {
+    Contender::by(move |calls| {
+        let start = Instant::now();
+        (0..calls).try_for_each(|_| call())?;
+        Ok(start.elapsed() / tokens as u32)
+    })
 }
 
 fn step(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, ids: &[u32]) -> Result<()> {
@@ -82,23 +97,14 @@ fn step(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, id
     Ok(())
 }
 
-impl Model {
-    /// Weights of the blocks.
-    pub(super) fn weights(&self) -> u64 {
-        let width = self.hidden / self.heads * self.kv_heads;
-        let attention = 2 * self.hidden * self.hidden + 2 * self.hidden * width;
-        (self.layers * (attention + 3 * self.hidden * self.intermediate)) as u64
-    }
-}
-
 fn spec(model: &Model) -> DecoderSpec {
     DecoderSpec {
         hidden: model.hidden,
         intermediate: model.intermediate,
         layers: model.layers,
-        heads: model.heads,
-        kv_heads: model.kv_heads,
-        head_dim: model.hidden / model.heads,
+        heads: model.heads.heads,
+        kv_heads: model.heads.kv_heads,
+        head_dim: model.heads.head_dim,
         vocab: model.vocab,
         context: 4096,
         rms_eps: 1e-5,

@@ -1,24 +1,35 @@
-//! Matrices, activations and caches of the problems, and the launches that are timed.
+//! Matrices, activations and caches of Trike's kernels, and the launches that are timed.
 
 use anyhow::Result;
 use half::f16;
+use trike_bench::{Attention, Heads, Product};
 use trike_cube::attention::{AttentionProblem, CacheShape, KvCache, KvPrecision, Positions, Segment};
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, DenseMatrix, DenseProblem, DenseValues,
     LinearBlueprint, SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix, TernaryProblem,
 };
-use trike_cube::{Buffer, Cost, Device, Plan, Strategy, attention::AttentionSpec};
+use trike_cube::{Buffer, Cost, Device, Plan, Strategy};
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor};
 
-use super::catalogue::{Attention, Product, Weights, Zeros};
-use super::timer::{Sample, Timer};
+use super::catalogue::{Case, HALVES, TRIKE, Weights};
+use super::entrant::{Absent, Entrant, Operands, launches};
 
 /// Copies of a matrix, at most: so many of the smallest one leave the caches.
-const MOST_COPIES: usize = 96;
+pub(super) const MOST_COPIES: usize = 96;
+/// Rows and columns of the blocks that the kernel can skip.
+const BLOCK: (usize, usize) = (16, 128);
 
-/// As many copies of a matrix as leave no cache warm.
-pub(super) enum Matrices {
+/// As many copies of a matrix as leave no cache warm, in one form.
+pub(super) struct Matrices<'a> {
+    device: &'a Device,
+    case: &'a Case,
+    weights: Weights,
+    tokens: &'static [usize],
+    copies: Copies,
+}
+
+enum Copies {
     /// Trits in places.
     Ternary(Vec<TernaryMatrix>),
     /// Lists of nonzeros.
@@ -27,10 +38,120 @@ pub(super) enum Matrices {
     Dense(Vec<DenseMatrix>),
 }
 
-impl Matrices {
-    /// Random weights, packed for the device as often as `rotate` bytes take.
-    pub(super) fn new(device: &Device, product: Product, weights: Weights, rotate: usize) -> Result<Self> {
-        let Product { rows, cols, .. } = product;
+impl<'a> Matrices<'a> {
+    /// Random weights, packed for the device as often as `rotate` bytes take, to be timed with these numbers of tokens.
+    pub(super) fn new(
+        device: &'a Device,
+        case: &'a Case,
+        weights: Weights,
+        tokens: &'static [usize],
+        rotate: usize,
+    ) -> Result<Self> {
+        let copies = Copies::new(device, case, weights, rotate)?;
+        Ok(Self { device, case, weights, tokens, copies })
+    }
+
+    /// The contender with the blueprint that is planned.
+    fn planned(&self, product: &Product) -> Result<Entrant<'_>> {
+        let device = self.device;
+        let (rows, cols) = (product.shape.rows, product.shape.cols);
+        let out: Buffer<f32> = device.empty(product.tokens * rows)?;
+        let shape = activations(product);
+        match &self.copies {
+            Copies::Ternary(all) => {
+                let problem = TernaryProblem { x: shape, w: all[0].form().clone(), add: false };
+                let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
+                self.ternary(product, all, &problem, blueprint, self.weights.name())
+            }
+            Copies::Sparse(all) => {
+                let problem = SparseProblem { x: shape, w: all[0].form(), add: false };
+                let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
+                let x = Activations::upload(device, shape, &numbers(product.tokens * cols))?;
+                let told = format!("{blueprint:?}");
+                let forced = Strategy::Forced(blueprint);
+                let launch = move |i: usize| device.sparse(&x, &all[i % all.len()], &out, &forced);
+                self.entrant(product, self.weights.name(), told, problem.cost(), launch)
+            }
+            Copies::Dense(all) => {
+                let problem = DenseProblem { tokens: product.tokens, w: all[0].form(), add: false };
+                let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
+                let x = device.upload(&numbers(product.tokens * cols))?;
+                let told = format!("{blueprint:?}");
+                let forced = Strategy::Forced(blueprint);
+                let launch = move |i: usize| device.dense(&x, &all[i % all.len()], &out, &forced);
+                self.entrant(product, self.weights.name(), told, problem.cost(), launch)
+            }
+        }
+    }
+
+    /// The same with asynchronous copies of the activations, where the plan has that among its candidates: which of the two
+    /// comes first there is for figures to say.
+    fn copied(&self, product: &Product) -> Option<Result<Entrant<'_>>> {
+        let Copies::Ternary(all) = &self.copies else { return None };
+        let problem = TernaryProblem { x: activations(product), w: all[0].form().clone(), add: false };
+        let mut candidates = problem.candidates(self.device.capabilities()).into_iter();
+        let copied =
+            candidates.find(|b| matches!(b, LinearBlueprint::Mma(shape) if shape.staging.is_async()))?;
+        Some(self.ternary(product, all, &problem, copied, self.copied_name()))
+    }
+
+    fn copied_name(&self) -> String {
+        format!("{}, asynchronous copies", self.weights.name())
+    }
+
+    /// A ternary product with a blueprint.
+    fn ternary<'b>(
+        &'b self,
+        product: &Product,
+        all: &'b [TernaryMatrix],
+        problem: &TernaryProblem,
+        blueprint: LinearBlueprint,
+        kernel: String,
+    ) -> Result<Entrant<'b>> {
+        let device = self.device;
+        let x = Activations::upload(device, problem.x, &numbers(problem.x.tokens * problem.x.cols))?;
+        let out: Buffer<f32> = device.empty(problem.x.tokens * problem.w.rows())?;
+        let told = format!("{blueprint:?}");
+        let forced = Strategy::Forced(blueprint);
+        let launch = move |i: usize| device.linear(&x, &all[i % all.len()], &[&out], &forced);
+        self.entrant(product, kernel, told, problem.cost(), launch)
+    }
+
+    fn entrant<'b>(
+        &'b self,
+        product: &Product,
+        kernel: String,
+        blueprint: String,
+        cost: Cost,
+        launch: impl Fn(usize) -> trike_cube::Result<()> + Sync + 'b,
+    ) -> Result<Entrant<'b>> {
+        let (problem, limits) = (product.to_string(), self.weights.limits());
+        let contender = launches(self.device, launch)?;
+        Ok(Entrant { problem, kernel, blueprint, rival: false, cost, limits, contender })
+    }
+}
+
+impl Operands for Matrices<'_> {
+    fn entrants<'b>(&'b self, tokens: usize) -> Vec<Result<Entrant<'b>, Absent>> {
+        if !self.tokens.contains(&tokens) {
+            return Vec::new();
+        }
+        let product = self.case.product(tokens);
+        let absent = |kernel: String, error| Absent {
+            problem: Some(product.to_string()),
+            kernel,
+            rival: false,
+            error,
+        };
+        let planned = self.planned(&product).map_err(|e| absent(self.weights.name(), e));
+        let copied = self.copied(&product).map(|found| found.map_err(|e| absent(self.copied_name(), e)));
+        std::iter::once(planned).chain(copied).collect()
+    }
+}
+
+impl Copies {
+    fn new(device: &Device, case: &Case, weights: Weights, rotate: usize) -> Result<Self> {
+        let (rows, cols) = (case.shape.rows, case.shape.cols);
         let mut rng = Rng::new(7);
         if weights == Weights::F16 {
             let values: Vec<f16> = rng.normals(rows * cols).into_iter().map(f16::from_f32).collect();
@@ -42,7 +163,8 @@ impl Matrices {
             Weights::ThreePlanes => (Granularity::Group(GroupSize::G128), 3),
             _ => (Granularity::Row, 1),
         };
-        let planes: Vec<Vec<i8>> = (0..depth).map(|_| trits(&mut rng, product)).collect();
+        let planes: Vec<Vec<i8>> =
+            (0..depth).map(|_| case.zeros.trits(case.shape, BLOCK, &mut rng)).collect();
         let planes: Vec<&[i8]> = planes.iter().map(Vec::as_slice).collect();
         let scales = vec![f16::from_f32(0.5); rows * granularity.groups_per_row(cols)];
         let scales = Scales::new(granularity, scales, None);
@@ -60,76 +182,16 @@ impl Matrices {
         let pack = || TernaryMatrix::pack_as(device, &[&tensor], layout);
         Ok(Self::Ternary(copies(pack, TernaryMatrix::bytes, rotate)?))
     }
-
-    /// The time of a product with so many tokens, its cost, and the blueprint that was chosen.
-    pub(super) fn product(&self, timer: &Timer<'_>, tokens: usize) -> Result<(Sample, Cost, String)> {
-        let device = timer.device();
-        let (rows, cols) = self.shape();
-        let x = || Rng::new(3).normals(tokens * cols);
-        let shape = ActivationShape { tokens, cols, precision: ActivationPrecision::Int8PerToken };
-        match self {
-            Self::Ternary(all) => {
-                let problem = TernaryProblem { x: shape, w: all[0].form().clone(), add: false };
-                let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-                ternary(timer, all, &problem, blueprint)
-            }
-            Self::Sparse(all) => {
-                let problem = SparseProblem { x: shape, w: all[0].form(), add: false };
-                let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-                let x = Activations::upload(device, shape, &x())?;
-                let out: Buffer<f32> = device.empty(tokens * rows)?;
-                let forced = Strategy::Forced(blueprint);
-                let time = timer.median(|i| device.sparse(&x, &all[i % all.len()], &out, &forced))?;
-                Ok((time, problem.cost(), format!("{blueprint:?}")))
-            }
-            Self::Dense(all) => {
-                let problem = DenseProblem { tokens, w: all[0].form(), add: false };
-                let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-                let x = device.upload(&x())?;
-                let out: Buffer<f32> = device.empty(tokens * rows)?;
-                let forced = Strategy::Forced(blueprint);
-                let time = timer.median(|i| device.dense(&x, &all[i % all.len()], &out, &forced))?;
-                Ok((time, problem.cost(), format!("{blueprint:?}")))
-            }
-        }
-    }
-
-    /// The same with asynchronous copies of the activations, where the plan has that among its candidates: which of the two
-    /// comes first there is for figures to say.
-    pub(super) fn copied(&self, timer: &Timer<'_>, tokens: usize) -> Option<Result<(Sample, Cost, String)>> {
-        let Self::Ternary(all) = self else { return None };
-        let x =
-            ActivationShape { tokens, cols: self.shape().1, precision: ActivationPrecision::Int8PerToken };
-        let problem = TernaryProblem { x, w: all[0].form().clone(), add: false };
-        let mut candidates = problem.candidates(timer.device().capabilities()).into_iter();
-        let copied =
-            candidates.find(|b| matches!(b, LinearBlueprint::Mma(shape) if shape.staging.is_async()))?;
-        Some(ternary(timer, all, &problem, copied))
-    }
-
-    fn shape(&self) -> (usize, usize) {
-        match self {
-            Self::Ternary(all) => (all[0].form().rows(), all[0].form().cols),
-            Self::Sparse(all) => (all[0].form().rows, all[0].form().cols),
-            Self::Dense(all) => (all[0].rows(), all[0].cols()),
-        }
-    }
 }
 
-/// The time of a ternary product with a blueprint.
-fn ternary(
-    timer: &Timer<'_>,
-    all: &[TernaryMatrix],
-    problem: &TernaryProblem,
-    blueprint: LinearBlueprint,
-) -> Result<(Sample, Cost, String)> {
-    let device = timer.device();
-    let x = Rng::new(3).normals(problem.x.tokens * problem.x.cols);
-    let x = Activations::upload(device, problem.x, &x)?;
-    let out: Buffer<f32> = device.empty(problem.x.tokens * problem.w.rows())?;
-    let forced = Strategy::Forced(blueprint);
-    let time = timer.median(|i| device.linear(&x, &all[i % all.len()], &[&out], &forced))?;
-    Ok((time, problem.cost(), format!("{blueprint:?}")))
+fn activations(product: &Product) -> ActivationShape {
+    let precision = ActivationPrecision::Int8PerToken;
+    ActivationShape { tokens: product.tokens, cols: product.shape.cols, precision }
+}
+
+/// Activations.
+fn numbers(len: usize) -> Vec<f32> {
+    Rng::new(3).normals(len)
 }
 
 /// As many as take `rotate` bytes together, two at least.
@@ -147,35 +209,21 @@ fn copies<T>(
     Ok(all)
 }
 
-/// Random trits with the zeros that a product asks for.
-fn trits(rng: &mut Rng, product: Product) -> Vec<i8> {
-    const USUAL: f32 = 0.6;
-    let Product { rows, cols, zeros, .. } = product;
-    match zeros {
-        Zeros::Usual => rng.trits(rows * cols, USUAL),
-        Zeros::Random(share) => rng.trits(rows * cols, 1.0 - share),
-        Zeros::InBlocks(share) => {
-            let mut trits = rng.trits(rows * cols, USUAL);
-            for first_row in (0..rows).step_by(16) {
-                for first_col in (0..cols).step_by(128) {
-                    if rng.f32_unit() >= share {
-                        continue;
-                    }
-                    for row in first_row..rows.min(first_row + 16) {
-                        trits[row * cols + first_col..row * cols + cols.min(first_col + 128)].fill(0);
-                    }
-                }
-            }
-            trits
-        }
-    }
+/// Attention over a filled cache of halves, a launch for each sequence.
+pub(super) fn attention<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>, Absent> {
+    let problem = case.to_string();
+    attend(device, case).map_err(|error| Absent {
+        problem: Some(problem),
+        kernel: TRIKE.to_owned(),
+        rival: false,
+        error,
+    })
 }
 
-/// The time of attention over a filled cache of halves, a launch for each sequence.
-pub(super) fn attention(timer: &Timer<'_>, case: &Attention) -> Result<(Sample, Cost, String)> {
-    let device = timer.device();
-    let &Attention { heads, kv_heads, head_dim, tokens, first, batch } = case;
-    let capacity = first + tokens;
+fn attend<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>> {
+    let &Attention { heads: of, tokens, positions: capacity, batch } = case;
+    let Heads { heads, kv_heads, head_dim, .. } = of;
+    let first = capacity - tokens;
     let precision = if device.capabilities().f16 { KvPrecision::F16 } else { KvPrecision::F32 };
     let shape = CacheShape { kv_heads, head_dim, capacity, precision };
     let mut rng = Rng::new(11);
@@ -193,16 +241,22 @@ pub(super) fn attention(timer: &Timer<'_>, case: &Attention) -> Result<(Sample, 
     }
     let q = device.upload(&rng.normals(tokens * heads * head_dim))?;
     let out: Buffer<f32> = device.empty(tokens * heads * head_dim)?;
-    let spec =
-        AttentionSpec { heads, kv_heads, head_dim, scale: 1.0 / (head_dim as f32).sqrt(), window: None };
     let problem = AttentionProblem { heads, window: None, tokens, first_position: first, cache: shape };
     let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-    let sample = timer.median(|_| {
+    let spec = of.spec();
+    let contender = launches(device, move |_| {
         caches.iter().try_for_each(|cache| {
             let segment = Segment { rows: 0..tokens, positions: &asked, cache };
             device.attention(&spec, &q, &segment, &out, &Strategy::Forced(blueprint))
         })
     })?;
-    let cost = Cost { macs: case.operations() / 2, bytes: case.bytes() };
-    Ok((sample, cost, format!("{blueprint:?}")))
+    Ok(Entrant {
+        problem: case.to_string(),
+        kernel: TRIKE.to_owned(),
+        blueprint: format!("{blueprint:?}"),
+        rival: false,
+        cost: case.cost(),
+        limits: HALVES,
+        contender,
+    })
 }

@@ -4,7 +4,9 @@
 //! projects measured them, and shares of them are guesses from how much a kernel keeps in flight: each guess is one
 //! constant, so that a miss says which one was wrong.
 
-use super::catalogue::{Attention, Catalogue, Model, Product, Weights, Zeros};
+use trike_bench::{Attention, ModelRun, Product, Zeros};
+
+use super::catalogue::{Catalogue, TRIKE, Weights};
 
 /// Bytes a second of a copy.
 const COPY: f64 = 4.3e12;
@@ -98,7 +100,8 @@ fn balance(cubes: usize) -> f64 {
 /// A ternary product.
 pub fn product(product: &Product, weights: Weights) -> Prediction {
     use Bound::{Instructions, Matrix, Memory};
-    let Product { rows, cols, tokens, zeros } = *product;
+    let (rows, cols) = (product.shape.rows, product.shape.cols);
+    let Product { tokens, zeros, .. } = *product;
     let count = (rows * cols) as f64;
     let io = (tokens * (cols + cols / 8 + 4 * rows)) as f64;
     let stored = match (weights, zeros) {
@@ -148,8 +151,9 @@ pub fn product(product: &Product, weights: Weights) -> Prediction {
 
 /// Attention.
 pub fn attention(case: &Attention) -> Prediction {
-    let matrix = case.operations() as f64 / (F16 * ATTEND);
-    let memory = case.bytes() as f64 / COPY;
+    let cost = case.cost();
+    let matrix = cost.operations() as f64 / (F16 * ATTEND);
+    let memory = cost.bytes as f64 / COPY;
     let batch = case.batch as f64;
     // A launch for each sequence, two where positions are split.
     if case.tokens == 1 {
@@ -163,23 +167,17 @@ pub fn attention(case: &Attention) -> Prediction {
 }
 
 /// A token of a model: decode, then prefill.
-pub fn model(model: &Model) -> [Prediction; 2] {
+pub fn model(run: &ModelRun) -> [Prediction; 2] {
+    let model = &run.model;
     // Thirteen launches a block, four around them (`docs/src/gpu.md`).
     let launches = (13 * model.layers + 4) as f64;
     let weights = model.weights() as f64;
     let head = (model.vocab * model.hidden) as f64;
     // All of them are one graph; the next id and position go there before, and the best logits come back after it.
     let decode = (weights / 4.0 + head) / (COPY * DECODE) + launches * LAUNCH + STEP;
-    let tokens = model.prompt as f64;
+    let tokens = run.prompt as f64;
     let products = 2.0 * weights * tokens / (INT8 * MANY * 0.8);
-    let case = Attention {
-        heads: model.heads,
-        kv_heads: model.kv_heads,
-        head_dim: model.hidden / model.heads,
-        tokens: model.prompt,
-        first: 0,
-        batch: 1,
-    };
+    let case = Attention { heads: model.heads, tokens: run.prompt, positions: run.prompt, batch: 1 };
     let attend = model.layers as f64 * attention(&case).seconds;
     // Norms, gates and quantization pass over activations in f32, about forty bytes a column and layer.
     let rows = model.layers as f64 * tokens * (40 * model.hidden + 12 * model.intermediate) as f64 / COPY;
@@ -192,30 +190,29 @@ pub fn model(model: &Model) -> [Prediction; 2] {
 
 /// A dense f16 product of cuBLAS, which the bars of the project are multiples of.
 pub fn cublas(product: &Product) -> Prediction {
-    let Product { rows, cols, tokens, .. } = *product;
-    let bytes = 2.0 * (rows * cols + tokens * (rows + cols)) as f64;
-    let operations = 2.0 * (rows * cols) as f64 * tokens as f64;
-    largest(&[(bytes / COPY, Bound::Memory), (operations / 790e12, Bound::Matrix)])
+    let cost = product.cost_in_halves();
+    largest(&[(cost.bytes as f64 / COPY, Bound::Memory), (cost.operations() as f64 / 790e12, Bound::Matrix)])
 }
 
 /// Every problem of the catalogue with its kernel and what is predicted for it.
 pub fn all(catalogue: &Catalogue) -> Vec<(String, String, Prediction)> {
-    let products = catalogue.products.iter().map(|(p, w)| (p.name(), w.name(), product(p, *w)));
-    let attention = catalogue.attention.iter().map(|a| (a.name(), "trike".to_owned(), attention(a)));
+    let products = catalogue.products().map(|(p, w)| (p.to_string(), w.name(), product(&p, w)));
+    let attention = catalogue.attention.iter().map(|a| (a.to_string(), TRIKE.to_owned(), attention(a)));
     let models = catalogue.models.iter().flat_map(|m| m.problems().into_iter().zip(model(m)));
-    let models = models.map(|(problem, prediction)| (problem, "trike".to_owned(), prediction));
+    let models = models.map(|(problem, prediction)| (problem, TRIKE.to_owned(), prediction));
     products.chain(attention).chain(models).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use trike_bench::Shape;
     use trike_trit::Granularity;
 
     const ROW: Weights = Weights::TwoBit(Granularity::Row);
 
     fn at(tokens: usize) -> Product {
-        Product { rows: 4096, cols: 14336, tokens, zeros: Zeros::Usual }
+        Product { shape: Shape::DOWN_8B, zeros: Zeros::Trained, tokens }
     }
 
     #[test]

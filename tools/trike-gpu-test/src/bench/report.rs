@@ -1,337 +1,233 @@
 //! Records beside predictions, as the tables of the chapter "Performance on GPUs".
 
-use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
-use std::collections::BTreeMap;
-use std::fmt::Write as _;
+use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
+use trike_bench::{
+    Align, Judgement, Kept, Page, Record, Table, Zeros, keep, load_all, newest, parse_threshold, percent,
+    target_table, with_part, write_pages,
+};
 
-use super::catalogue::{Catalogue, Product, Zeros};
+use super::catalogue::{Catalogue, ROW_NAME, TRIKE};
+use super::predict;
 use super::rivals::{CUBEK, CUBLAS};
-use super::{SCHEMA, predict};
+use super::targets::{TARGETS, predicted};
 
-/// Where the generated part of the chapter begins and ends.
-const MARKS: [&str; 2] = ["<!-- tables: begin -->", "<!-- tables: end -->"];
+/// The chapter, under the folder of the book's sources.
+const CHAPTER: &str = "performance.md";
+/// The name of its generated part.
+const PART: &str = "tables";
 /// What a table says where a record has nothing.
 const MISSING: &str = "not measured yet";
 
-/// A run on one device.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Record {
-    head: Value,
-    /// Figures by problem and kernel.
-    figures: BTreeMap<(String, String), Value>,
-    /// Rivals that did not run at all, with the reason.
-    absent: BTreeMap<String, String>,
-    is_complete: bool,
+/// Compares a run with the last one of its device, records it unless it regressed, and shows the newest record.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// The folder of records.
+    #[arg(long, default_value = "benches/records")]
+    pub records: PathBuf,
+    /// The folder of the book's sources.
+    #[arg(long, default_value = "docs/src")]
+    pub book: PathBuf,
+    /// The record of a run to compare and to keep, as `bench --output` wrote it.
+    #[arg(long, value_name = "FILE")]
+    pub record: Option<PathBuf>,
+    /// Fall of a row's share of the ceiling and of its ratio to the rival that is a regression, in per cent.
+    #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse_threshold)]
+    pub threshold: f64,
+    /// Record the run as the new baseline although rows regressed.
+    #[arg(long, requires = "record")]
+    pub accept: bool,
 }
 
-impl Record {
-    /// Reads the lines of a record.
-    ///
-    /// # Errors
-    /// When a line is no JSON, or the first one is not that of this schema.
-    pub fn parse(text: &str) -> Result<Self> {
-        let mut lines = text.lines().filter(|line| !line.trim().is_empty());
-        let head: Value = serde_json::from_str(lines.next().context("the record is empty")?)?;
-        ensure!(head["schema"] == SCHEMA, "schema {}, expected {SCHEMA}", head["schema"]);
-        let mut record = Self { head, figures: BTreeMap::new(), absent: BTreeMap::new(), is_complete: false };
-        for line in lines {
-            let figure: Value = serde_json::from_str(line)?;
-            if figure["end"] == true {
-                record.is_complete = true;
-                continue;
-            }
-            let name = |key: &str| figure[key].as_str().map(str::to_owned);
-            if let (None, Some(rival), Some(reason)) = (name("problem"), name("kernel"), name("not_run")) {
-                record.absent.insert(rival, reason);
-                continue;
-            }
-            let (Some(problem), Some(kernel)) = (name("problem"), name("kernel")) else {
-                bail!("a figure without problem or kernel: {line}");
-            };
-            record.figures.insert((problem, kernel), figure);
-        }
-        Ok(record)
-    }
-
-    /// Whether the chapter shows it: all of the catalogue, to the end, on a device that is no driver of the host.
-    pub fn counts(&self) -> bool {
-        self.is_complete && self.head["full"] == true && self.head["software"] == false
-    }
-
-    /// Whether it has a time of this kernel at this problem.
-    pub fn has(&self, problem: &str, kernel: &str) -> bool {
-        self.seconds(problem, kernel).is_some()
-    }
-
-    fn seconds(&self, problem: &str, kernel: &str) -> Option<f64> {
-        let figure = self.figures.get(&(problem.to_owned(), kernel.to_owned()))?;
-        Some(figure["microseconds"].as_f64()? / 1e6)
-    }
-
-    fn number(&self, problem: &str, kernel: &str, key: &str) -> Option<f64> {
-        self.figures.get(&(problem.to_owned(), kernel.to_owned()))?[key].as_f64()
-    }
-
-    fn title(&self) -> String {
-        let text = |key: &str| self.head[key].as_str().unwrap_or("unknown").to_owned();
-        format!(
-            "{} ({}), version {}, driver {}",
-            text("adapter"),
-            text("spec"),
-            text("version"),
-            text("driver")
-        )
-    }
-}
-
-/// The records under a folder that count, the newest last.
+/// Whether the run, if there is one, counts and did not regress.
 ///
 /// # Errors
-/// A file that is no record.
-pub fn load(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
-    let mut records = Vec::new();
-    if folder.is_dir() {
-        for entry in std::fs::read_dir(folder)? {
-            let path = entry?.path();
-            if path.extension().is_some_and(|end| end == "jsonl") {
-                let text = std::fs::read_to_string(&path)?;
-                let record =
-                    Record::parse(&text).with_context(|| format!("{} is no record", path.display()))?;
-                records.push((path, record));
-            }
+/// When a record or the chapter cannot be read or written.
+pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<bool> {
+    let mut is_good = true;
+    if let Some(file) = &options.record {
+        let text =
+            std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+        let run = Record::parse(&text).with_context(|| format!("{} is no record", file.display()))?;
+        let judgement = Judgement { threshold: options.threshold, accept: options.accept };
+        let kept = keep(&options.records, &load_all(&options.records)?, &run, judgement, &mut say)?;
+        is_good = kept.is_good();
+        if kept != Kept::Yes {
+            return Ok(is_good);
         }
     }
-    records.retain(|(_, record)| record.counts());
-    records.sort_by_key(|(path, record)| (record.head["date"].as_u64(), path.clone()));
-    Ok(records)
+    let page = chapter(&options.records, &options.book)?;
+    write_pages(&options.book, &[page])?;
+    say(&format!("{} is that of the newest record of a device", options.book.join(CHAPTER).display()));
+    Ok(is_good)
 }
 
-/// What the project wants to reach on an H200.
-struct Bar {
-    what: &'static str,
-    problem: &'static str,
-    /// The kernels of which the best counts.
-    kernels: &'static [&'static str],
-    measure: Measure,
-    least: f64,
-}
-
-enum Measure {
-    /// Times as fast as cuBLAS's f16 product.
-    OverCublas(Product),
-    /// 10^12 operations a second.
-    TeraOperations,
-    /// Tokens a second.
-    Tokens,
-}
-
-const TWO_BITS: &[&str] = &["two bits, row scales", "two bits, group128 scales"];
-const TRIKE: &[&str] = &["trike"];
-
-const fn square(rows: usize, cols: usize, tokens: usize) -> Measure {
-    Measure::OverCublas(Product { rows, cols, tokens, zeros: Zeros::Usual })
-}
-
-const BARS: &[Bar] = &[
-    Bar {
-        what: "4096x14336, one token, over cuBLAS f16",
-        problem: "4096x14336 m=1",
-        kernels: TWO_BITS,
-        measure: square(4096, 14336, 1),
-        least: 5.0,
-    },
-    Bar {
-        what: "13824x2560, one token, over cuBLAS f16",
-        problem: "13824x2560 m=1",
-        kernels: TWO_BITS,
-        measure: square(13824, 2560, 1),
-        least: 3.2,
-    },
-    Bar {
-        what: "4096x14336, 16 tokens, over cuBLAS f16",
-        problem: "4096x14336 m=16",
-        kernels: TWO_BITS,
-        measure: square(4096, 14336, 16),
-        least: 4.5,
-    },
-    Bar {
-        what: "4096x14336, 8192 tokens, over cuBLAS f16",
-        problem: "4096x14336 m=8192",
-        kernels: TWO_BITS,
-        measure: square(4096, 14336, 8192),
-        least: 1.0,
-    },
-    Bar {
-        what: "attention, heads of 128, causal, 2048 tokens, TFLOP/s",
-        problem: "attention 32/32x128 prefill 2048 batch 8",
-        kernels: TRIKE,
-        measure: Measure::TeraOperations,
-        least: 200.0,
-    },
-    Bar {
-        what: "decode of `2b`, tokens/s",
-        problem: "model 2b decode",
-        kernels: TRIKE,
-        measure: Measure::Tokens,
-        least: 400.0,
-    },
-];
-
-impl Bar {
-    fn measured(&self, record: &Record) -> Option<f64> {
-        let best = |values: &mut dyn Iterator<Item = f64>| values.reduce(f64::max);
-        let mut each = self.kernels.iter().filter_map(|kernel| match self.measure {
-            Measure::OverCublas(_) => {
-                Some(record.seconds(self.problem, CUBLAS)? / record.seconds(self.problem, kernel)?)
-            }
-            Measure::TeraOperations => record.number(self.problem, kernel, "tera_operations_per_second"),
-            Measure::Tokens => Some(1.0 / record.seconds(self.problem, kernel)?),
-        });
-        best(&mut each)
-    }
-
-    fn predicted(&self, catalogue: &Catalogue) -> Option<f64> {
-        let of = |kernel: &str| {
-            let all = predict::all(catalogue);
-            all.into_iter().find(|(p, k, _)| p == self.problem && k == kernel).map(|(_, _, p)| p.seconds)
-        };
-        let seconds = self.kernels.iter().filter_map(|kernel| of(kernel)).reduce(f64::min)?;
-        Some(match &self.measure {
-            Measure::OverCublas(product) => predict::cublas(product).seconds / seconds,
-            Measure::TeraOperations => {
-                let case = catalogue.attention.iter().find(|a| a.name() == self.problem)?;
-                case.operations() as f64 / seconds / 1e12
-            }
-            Measure::Tokens => 1.0 / seconds,
-        })
-    }
-}
-
-/// Which rows of the catalogue the chapter shows: the others are in the records.
-fn is_shown(problem: &str, kernel: &str) -> bool {
-    let few = ["m=2", "m=4", "m=8", "m=32", "m=64"];
-    let left_out =
-        few.iter().any(|m| problem.ends_with(m)) || kernel == TWO_BITS[0] && !problem.contains("zero");
-    !left_out && !problem.ends_with("batch 1") && !problem.contains("512 batch")
-}
-
-/// The tables: bars, then predictions beside what a record says.
-pub fn tables(record: Option<(&str, &Record)>) -> String {
-    let catalogue = Catalogue::full();
-    let mut text = String::new();
-    let _ = match record {
-        Some((file, record)) => writeln!(text, "Measured: {}, `{file}`.\n", record.title()),
-        None => writeln!(text, "There is no record of an H200 yet, nor of another GPU.\n"),
-    };
-    let record = record.map(|(_, record)| record);
-    text += "| bar | asked | predicted | measured |\n|---|---|---|---|\n";
-    for bar in BARS {
-        let unit = if matches!(bar.measure, Measure::OverCublas(_)) { "x" } else { "" };
-        let show = |value: f64| match unit {
-            "x" => format!("{value:.1}x"),
-            _ => format!("{value:.0}"),
-        };
-        let predicted = bar.predicted(&catalogue).map_or("none".to_owned(), show);
-        let measured = record.and_then(|r| bar.measured(r)).map_or(MISSING.to_owned(), show);
-        let _ = writeln!(text, "| {} | {} | {predicted} | {measured} |", bar.what, show(bar.least));
-    }
-    text += "\n| problem | kernel | limited by | predicted, us | measured, us | share of copy | share of arithmetic |\n";
-    text += "|---|---|---|---|---|---|---|\n";
-    for (problem, kernel, prediction) in predict::all(&catalogue) {
-        if !is_shown(&problem, &kernel) {
-            continue;
-        }
-        let micros = |seconds: f64| {
-            let value = 1e6 * seconds;
-            if value < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") }
-        };
-        let seconds = record.and_then(|r| r.seconds(&problem, &kernel));
-        let share = |key: &str| {
-            let value = record.and_then(|r| r.number(&problem, &kernel, key));
-            value.map_or(String::new(), |value| format!("{:.0} %", 100.0 * value))
-        };
-        let _ = writeln!(
-            text,
-            "| {problem} | {kernel} | {} | {} | {} | {} | {} |",
-            prediction.bound.name(),
-            micros(prediction.seconds),
-            seconds.map_or(MISSING.to_owned(), micros),
-            share("share_of_copy"),
-            share("share_of_arithmetic"),
-        );
-    }
-    text + &rivals(record, &catalogue)
-}
-
-/// Trike beside the rivals: the time of the best of its kernels, and theirs.
-fn rivals(record: Option<&Record>, catalogue: &Catalogue) -> String {
-    let mut text =
-        "\n| problem | trike, us | cuBLAS f16, us | cubek f16, us | over the best of them |\n".to_owned();
-    text += "|---|---|---|---|---|\n";
-    let products = catalogue.products.iter().filter(|(product, _)| product.zeros == Zeros::Usual);
-    let products = products.map(|(product, _)| product.name());
-    let prompts = catalogue.attention.iter().filter(|a| a.tokens > 1).map(super::Attention::name);
-    let mut problems: Vec<String> = Vec::new();
-    for problem in products.chain(prompts) {
-        if is_shown(&problem, "") && !problems.contains(&problem) {
-            problems.push(problem);
-        }
-    }
-    for problem in problems {
-        let of = |kernel: &str| record.and_then(|r| r.seconds(&problem, kernel));
-        let best = |kernels: &[&str]| kernels.iter().filter_map(|k| of(k)).reduce(f64::min);
-        let show = |seconds: Option<f64>| seconds.map_or(MISSING.to_owned(), |s| format!("{:.1}", 1e6 * s));
-        let own = best(&[TWO_BITS[0], TWO_BITS[1], TRIKE[0]]);
-        let over = own
-            .zip(best(&[CUBLAS, CUBEK]))
-            .map_or(String::new(), |(own, theirs)| format!("{:.1}x", theirs / own));
-        // cuBLAS has no attention.
-        let cublas = if problem.starts_with("attention") { String::new() } else { show(of(CUBLAS)) };
-        let _ = writeln!(text, "| {problem} | {} | {cublas} | {} | {over} |", show(own), show(of(CUBEK)));
-    }
-    for (rival, reason) in record.iter().flat_map(|record| &record.absent) {
-        let _ = writeln!(text, "\n{rival} did not run: {reason}.");
-    }
-    text
-}
-
-/// The chapter with its tables made anew.
-///
-/// # Errors
-/// When the chapter lacks the marks.
-pub fn chapter(text: &str, record: Option<(&str, &Record)>) -> Result<String> {
-    let [begin, end] = MARKS;
-    let (before, rest) = text.split_once(begin).with_context(|| format!("no line {begin}"))?;
-    let (_, after) = rest.split_once(end).with_context(|| format!("no line {end}"))?;
-    Ok(format!("{before}{begin}\n\n{}\n{end}{after}", tables(record)))
-}
-
-/// Writes the tables of the chapter from the newest record under a folder, or says that there is none.
+/// The chapter with its tables made anew from the newest record of a device, or saying that there is none.
 ///
 /// # Errors
 /// When a record or the chapter cannot be read.
-pub fn render(records: &Path, file: &Path) -> Result<String> {
-    let all = load(records)?;
-    let newest = all.last().map(|(path, record)| {
-        let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
-        (name, record)
+fn chapter(records: &Path, book: &Path) -> Result<Page> {
+    let all = load_all(records)?;
+    let file = book.join(CHAPTER);
+    let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let shown = newest(&all, true).map(|(path, record)| (path.as_path(), record));
+    Ok((CHAPTER.to_owned(), with_part(&text, PART, &tables(shown))?))
+}
+
+/// The tables: targets, then predictions beside what a record says, then rivals.
+fn tables(shown: Option<(&Path, &Record)>) -> String {
+    let catalogue = Catalogue::full();
+    let record = shown.map(|(_, record)| record);
+    let source = match shown.and_then(|(path, record)| Some((path, record, record.device.as_ref()?))) {
+        Some((path, record, device)) => format!(
+            "Measured: {} ({}), driver {}, commit `{}`, {}; `benches/records/{}`.",
+            device.adapter,
+            device.spec,
+            device.driver,
+            record.software.commit,
+            record.date,
+            path.display().to_string().replace('\\', "/")
+        ),
+        None => "There is no record of an H200 yet, nor of another GPU.".to_owned(),
+    };
+    let targets = target_table(TARGETS, record, Some(&|target| predicted(target, &catalogue)));
+    let mut parts = vec![format!("{source}\n"), targets, predictions(record, &catalogue).to_string()];
+    parts.extend(record.map(|record| rivals(record, &catalogue)));
+    parts.join("\n")
+}
+
+/// Numbers of tokens that are in the records alone.
+const FEW: &[usize] = &[2, 4, 8, 32, 64];
+
+fn predictions(record: Option<&Record>, catalogue: &Catalogue) -> Table {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("problem", Left),
+        ("kernel", Left),
+        ("limited by", Left),
+        ("predicted, us", Right),
+        ("measured, us", Right),
+        ("of bandwidth", Right),
+        ("of peak", Right),
+    ]);
+    let products = catalogue
+        .products()
+        .filter(|(product, weights)| {
+            // Rows of scales differ little from groups, and are shown where they are compared with other forms.
+            let is_usual = product.zeros == Zeros::Trained && weights.name() == ROW_NAME;
+            !is_usual && !FEW.contains(&product.tokens)
+        })
+        .map(|(product, weights)| (product.to_string(), weights.name(), predict::product(&product, weights)));
+    let attention = catalogue
+        .attention
+        .iter()
+        .filter(|case| case.batch > 1 && (case.tokens == 1 || case.tokens > 512))
+        .map(|case| (case.to_string(), TRIKE.to_owned(), predict::attention(case)));
+    let models =
+        catalogue.models.iter().flat_map(|model| model.problems().into_iter().zip(predict::model(model)));
+    let models = models.map(|(problem, prediction)| (problem, TRIKE.to_owned(), prediction));
+    for (problem, kernel, prediction) in products.chain(attention).chain(models) {
+        let row = record.and_then(|record| record.row(&problem, &kernel, record.isa(), 0));
+        let share = |share: Option<f64>| share.map_or(String::new(), percent);
+        table.row([
+            problem,
+            kernel,
+            prediction.bound.name().to_owned(),
+            micros(prediction.seconds),
+            row.map_or(MISSING.to_owned(), |row| micros(row.seconds)),
+            share(row.and_then(|row| row.share_of_bandwidth)),
+            share(row.and_then(|row| row.share_of_int8_peak.or(row.share_of_f16_peak))),
+        ]);
+    }
+    table
+}
+
+fn micros(seconds: f64) -> String {
+    let value = 1e6 * seconds;
+    if value < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") }
+}
+
+/// Trike beside the rivals: the time of the best of its kernels for two bits, and theirs.
+fn rivals(record: &Record, catalogue: &Catalogue) -> String {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("problem", Left),
+        ("trike, us", Right),
+        ("cuBLAS f16, us", Right),
+        ("cubek f16, us", Right),
+        ("over the best of them", Right),
+    ]);
+    let of_products = catalogue.cases.iter().filter(|case| case.zeros == Zeros::Trained).flat_map(|case| {
+        let shown = case.tokens().into_iter().filter(|tokens| !FEW.contains(tokens));
+        shown.map(|tokens| case.product(tokens).to_string())
     });
-    let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    chapter(&text, newest.as_ref().map(|(name, record)| (name.as_str(), *record)))
+    let of_prompts = catalogue.attention.iter().filter(|case| case.batch > 1 && case.tokens > 512);
+    for problem in of_products.chain(of_prompts.map(ToString::to_string)) {
+        let seconds = |kernel: &&str| Some(record.row(&problem, kernel, record.isa(), 0)?.seconds);
+        let best = |kernels: &[&str]| kernels.iter().filter_map(seconds).reduce(f64::min);
+        let show = |seconds: Option<f64>| seconds.map_or("-".to_owned(), micros);
+        let own = best(&[ROW_NAME, super::catalogue::G128_NAME, TRIKE]);
+        let over = own.zip(best(&[CUBLAS, CUBEK]));
+        let over = over.map_or("-".to_owned(), |(own, theirs)| format!("{:.1}x", theirs / own));
+        table.row([problem.clone(), show(own), show(best(&[CUBLAS])), show(best(&[CUBEK])), over]);
+    }
+    let mut text = table.to_string();
+    for absent in record.not_run.iter().filter(|absent| absent.problem.is_none()) {
+        text += &format!("\n{} did not run: {}.\n", absent.kernel, absent.reason);
+    }
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::BASES;
+    use crate::bench::catalogue::{G128_NAME, HALVES};
+    use trike_bench::{
+        Ceiling, DeviceFacts, Limit, Machine, Measured, NotRun, SCHEMA, Software, figures, now,
+    };
 
-    const HEAD: &str = r#"{"schema":1,"date":1,"version":"0.1.0","adapter":"H200","spec":"cuda:0","driver":"580","software":false,"full":true}"#;
-
-    fn figure(problem: &str, kernel: &str, microseconds: f64) -> String {
-        format!(
-            r#"{{"problem":"{problem}","kernel":"{kernel}","microseconds":{microseconds},"share_of_copy":0.75}}"#
-        )
+    /// Two bits beside cuBLAS at one problem.
+    fn example() -> Record {
+        let device = DeviceFacts {
+            adapter: "NVIDIA H200".into(),
+            spec: "cuda:0".into(),
+            driver: "580".into(),
+            software: false,
+            multiprocessors: Some(132),
+            memory_bytes: None,
+            rotate_mib: 256,
+        };
+        let product = Catalogue::full().cases[4].product(1);
+        let row = |kernel: &str, rival, seconds: f64| Measured {
+            problem: product.to_string(),
+            kernel: kernel.into(),
+            isa: "cuda".into(),
+            threads: 0,
+            rival,
+            blueprint: String::new(),
+            samples: vec![seconds; 3],
+            cost: product.cost(14_680_064),
+            limits: HALVES,
+        };
+        let measured = [row(G128_NAME, false, 5e-6), row(CUBLAS, true, 28e-6)];
+        let ceiling = Ceiling { limit: Limit::Memory, threads: 0, per_second: 4e12, variant: "copy".into() };
+        let absent = NotRun { problem: None, kernel: CUBEK.into(), reason: "no f16".into() };
+        Record {
+            schema: SCHEMA,
+            date: now(),
+            quick: false,
+            complete: true,
+            machine: Machine::detect(""),
+            device: Some(device),
+            software: Software::detect(Path::new("no such folder")),
+            load: [0.0, 0.0],
+            void: Vec::new(),
+            rows: figures(&measured, std::slice::from_ref(&ceiling), BASES),
+            ceilings: vec![ceiling],
+            not_run: vec![absent],
+            failures: Vec::new(),
+        }
     }
 
     #[test]
@@ -340,50 +236,59 @@ mod tests {
         assert!(nothing.contains("There is no record of an H200 yet"), "{nothing}");
         let rows = nothing.lines().filter(|line| line.starts_with("| ") && line.contains("m=1 |"));
         assert!(rows.clone().count() > 5 && rows.clone().all(|row| row.contains(MISSING)));
-        let lines = [
-            HEAD.to_owned(),
-            figure("4096x14336 m=1", "two bits, group128 scales", 5.0),
-            figure("4096x14336 m=1", CUBLAS, 28.0),
-            r#"{"problem":null,"kernel":"cubek f16","not_run":"no f16"}"#.to_owned(),
-            r#"{"end":true,"figures":2,"failures":0,"not_run":1}"#.to_owned(),
-        ];
-        let record = Record::parse(&lines.join("\n")).unwrap();
-        assert!(record.counts());
-        let some = tables(Some(("h200.jsonl", &record)));
+        let record = example();
+        let some = tables(Some((Path::new("nvidia-h200-cuda/2026.json"), &record)));
+        assert!(some.contains("; `benches/records/nvidia-h200-cuda/2026.json`."), "{some}");
         assert!(
-            some.contains("| 4096x14336, one token, over cuBLAS f16 | 5.0x |") && some.contains("| 5.6x |")
+            some.contains("| 4096 x 14336, one token, over cuBLAS f16 | 4.64x | 5.60x | 5.00x | yes |"),
+            "{some}"
         );
-        assert!(some.contains("| 5.0 | 75 % |") && some.contains(MISSING), "{some}");
-        assert!(some.contains("| 4096x14336 m=1 | 5.0 | 28.0 | not measured yet | 5.6x |"), "{some}");
+        assert!(
+            some.contains("| down-8b m=1 | two bits, group128 scales | memory | 6.5 | 5.0 | 74 % |  |"),
+            "{some}"
+        );
+        assert!(some.contains(MISSING), "{some}");
+        assert!(some.contains("| down-8b m=1 | 5.0 | 28.0 | - | 5.6x |"), "{some}");
         assert!(some.contains("cubek f16 did not run: no f16."), "{some}");
     }
 
     #[test]
-    fn records_that_did_not_end_or_ran_on_the_host_do_not_count() {
-        assert!(!Record::parse(HEAD).unwrap().counts());
-        let end = "\n{\"end\":true}";
-        assert!(Record::parse(&format!("{HEAD}{end}")).unwrap().counts());
-        let software = HEAD.replace("\"software\":false", "\"software\":true");
-        assert!(!Record::parse(&format!("{software}{end}")).unwrap().counts());
-        for bad in ["", "{}", r#"{"schema":2}"#, &format!("{HEAD}\n{{\"kernel\":\"x\"}}")] {
-            assert!(Record::parse(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn bars_ask_for_problems_of_the_catalogue() {
-        let catalogue = Catalogue::full();
-        for bar in BARS {
-            assert!(bar.predicted(&catalogue).is_some(), "{}", bar.what);
-        }
+    fn a_run_is_kept_and_shown() {
+        let folder = std::env::temp_dir().join(format!("trike-report-{}", std::process::id()));
+        let (records, book) = (folder.join("records"), folder.join("book"));
+        let options = Options {
+            record: Some(folder.join("run.json")),
+            records: records.clone(),
+            book: book.clone(),
+            threshold: 0.1,
+            accept: false,
+        };
+        let page = (CHAPTER.to_owned(), "<!-- tables: begin --><!-- tables: end -->\n".to_owned());
+        write_pages(&book, &[page]).unwrap();
+        let run_of = |record: &Record| {
+            record.write(options.record.as_ref().unwrap()).unwrap();
+            let mut said = String::new();
+            (run(&options, |line| said += line).unwrap(), said)
+        };
+        let part = Record { quick: true, ..example() };
+        let (is_good, said) = run_of(&part);
+        assert!(is_good && said.contains("not recorded"), "{said}");
+        let (is_good, said) = run_of(&example());
+        assert!(is_good && said.contains("recorded: benches/records/nvidia-h200-cuda"), "{said}");
+        assert!(
+            std::fs::read_to_string(book.join(CHAPTER)).unwrap().contains("Measured: NVIDIA H200 (cuda:0)")
+        );
+        let (is_good, said) = run_of(&Record { void: vec!["busy".into()], ..example() });
+        assert!(!is_good && said.contains("void: busy"), "{said}");
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
     fn the_chapter_shows_the_newest_record_or_that_there_is_none() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        let file = root.join("docs/src/performance.md");
-        let text = std::fs::read_to_string(&file).unwrap();
-        let rendered = render(&root.join("benches/records/gpu"), &file).unwrap();
+        let book = root.join("docs/src");
+        let (file, rendered) = chapter(&root.join("benches/records"), &book).unwrap();
+        let text = std::fs::read_to_string(book.join(file)).unwrap();
         assert!(text == rendered, "repair with: cargo xtask bench-report --gpu --render");
     }
 }

@@ -14,13 +14,14 @@ use cubek_matmul::{launch::launch_ref, multi_level, strategy::Strategy};
 use cubek_std::InputBinding;
 use half::f16;
 use std::time::Duration;
+use trike_bench::{Attention, Contender, Heads, Product, Shape};
 use trike_cube::{Cost, Device, DeviceSpec, Runtime};
 
-use super::oracle::{Operands, check_attention, cost, halves};
-use super::{CUBEK, caught, reason};
-use crate::bench::catalogue::{Attention, Product};
-use crate::bench::timer::{Sample, Timer};
-use crate::bench::{Arithmetic, Record};
+use super::oracle::{self, check_attention, halves};
+use super::{CUBEK, Library, absent, caught};
+use crate::bench::catalogue::{Case, HALVES};
+use crate::bench::entrant::{Absent, Entrant, Operands};
+use crate::bench::run::one_line;
 
 const F16: ElemType = ElemType::Float(FloatKind::F16);
 
@@ -74,50 +75,18 @@ impl Cubek {
         Ok(Self { client: client_of(device)? })
     }
 
-    /// Times products that differ in their tokens alone.
-    pub(super) fn products(
-        &self,
-        timer: &Timer<'_>,
-        group: &[Product],
-        rotate: usize,
-        record: &mut Record<'_>,
-    ) {
-        let operands = Operands::new(group, rotate);
-        let weights: Vec<Handle> = (0..operands.copies).map(|_| self.upload(&operands.w)).collect();
-        let x = self.upload(&operands.x);
-        for product in group {
-            let found = self.best(timer, strategies(product.tokens), |strategy| {
-                self.product(product, &operands, strategy, &weights, &x)
-            });
-            finish(record, &product.name(), cost(product), found);
-        }
-    }
-
-    /// Times causal attention. cubek has no shared key heads: each query head gets keys of its own.
-    pub(super) fn attention(&self, timer: &Timer<'_>, case: &Attention, record: &mut Record<'_>) {
-        let len = case.batch * case.heads * case.tokens * case.head_dim;
-        let given = [1, 2, 3].map(|seed| halves(seed, len));
-        let handles = given.each_ref().map(|values| self.upload(values));
-        let ways = flashes();
-        let found = self.best(timer, (0..ways.len()).collect(), |&way| {
-            let (name, strategy) = &ways[way];
-            let launch = self.attend(case, strategy, &handles, &given)?;
-            Ok((launch, (*name).to_owned()))
-        });
-        finish(record, &case.name(), Cost { macs: case.operations() / 2, bytes: case.bytes() }, found);
-    }
-
-    /// The fastest of some ways. `prepare` launches once, compares the result, and returns what launches again.
+    /// The fastest of some ways, as a contender. `prepare` launches once, compares the result, and returns what launches
+    /// again.
     fn best<'a, S>(
-        &self,
-        timer: &Timer<'_>,
-        ways: Vec<S>,
+        &'a self,
+        (problem, cost): (String, Cost),
+        ways: &[S],
         prepare: impl Fn(&S) -> Result<(Launch<'a>, String)>,
-    ) -> Result<(Sample, String)> {
+    ) -> Result<Entrant<'a>, Absent> {
         const FEW: usize = 4;
         let mut best: Option<(Duration, Launch<'a>, String)> = None;
         let mut refusals = Vec::new();
-        for way in &ways {
+        for way in ways {
             let tried = caught(|| {
                 let (launch, name) = prepare(way)?;
                 let time = self.timed(&launch, FEW, 0)?;
@@ -126,12 +95,20 @@ impl Cubek {
             match tried {
                 Ok(found) if best.as_ref().is_none_or(|best| found.0 < best.0) => best = Some(found),
                 Ok(_) => {}
-                Err(e) => refusals.push(reason(&e)),
+                Err(e) => refusals.push(one_line(&e)),
             }
         }
-        let Some((_, launch, name)) = best else { bail!("{}", refusals.join("; ")) };
-        let sample = timer.median_by(|launches, first| self.timed(&launch, launches, first))?;
-        Ok((sample, name))
+        let Some((_, launch, blueprint)) = best else {
+            return Err(absent(Some(problem), CUBEK, anyhow!("{}", refusals.join("; "))));
+        };
+        let mut next = 0;
+        let contender = Contender::by(move |calls| {
+            let first = next;
+            next += calls as usize;
+            caught(|| self.timed(&launch, calls as usize, first))
+        });
+        let kernel = CUBEK.to_owned();
+        Ok(Entrant { problem, kernel, blueprint, rival: true, cost, limits: HALVES, contender })
     }
 
     /// The time of some launches by the device's clock.
@@ -149,12 +126,12 @@ impl Cubek {
     fn product<'a>(
         &'a self,
         product: &Product,
-        operands: &Operands,
+        operands: &oracle::Operands,
         strategy: &Strategy,
         weights: &'a [Handle],
         x: &'a Handle,
     ) -> Result<(Launch<'a>, String)> {
-        let &Product { rows, cols, tokens, .. } = product;
+        let &Product { shape: Shape { rows, cols, .. }, tokens, .. } = product;
         let y = self.upload(&vec![f16::NAN; tokens * rows]);
         let (name, strategy, out) = (strategy.to_string(), strategy.clone(), y.clone());
         let launch = move |i: usize| {
@@ -174,14 +151,14 @@ impl Cubek {
         &'a self,
         case: &Attention,
         strategy: &flash::Strategy,
-        handles: &'a [Handle; 3],
+        handles: &[Handle; 3],
         given: &[Vec<f16>; 3],
     ) -> Result<Launch<'a>> {
-        let &Attention { heads, head_dim, tokens, batch, .. } = case;
+        let &Attention { heads: Heads { heads, head_dim, .. }, tokens, batch, .. } = case;
         let shape = [batch, heads, tokens, head_dim];
         let strides = [heads * tokens * head_dim, tokens * head_dim, head_dim, 1];
         let out = self.upload(&vec![f16::NAN; shape.iter().product()]);
-        let (strategy, written) = (strategy.clone(), out.clone());
+        let (strategy, written, handles) = (strategy.clone(), out.clone(), handles.clone());
         let types = AttentionGlobalTypes::from_single_float_dtype(
             F16,
             AttentionGlobalTypes::mask_dtype(&self.client),
@@ -213,10 +190,55 @@ impl Cubek {
 /// Launches with the copy of the weights of that number.
 type Launch<'a> = Box<dyn Fn(usize) -> Result<()> + 'a>;
 
-fn finish(record: &mut Record<'_>, problem: &str, cost: Cost, found: Result<(Sample, String)>) {
-    match found {
-        Ok((sample, name)) => record.figure(problem, CUBEK, Arithmetic::F16, Ok((sample, cost, name))),
-        Err(e) => record.not_run(CUBEK, Some(problem), &reason(&e)),
+impl Library for Cubek {
+    fn name(&self) -> &'static str {
+        CUBEK
+    }
+
+    fn operands<'a>(
+        &'a self,
+        case: &'a Case,
+        tokens: &[usize],
+        rotate: usize,
+    ) -> Result<Box<dyn Operands + 'a>> {
+        caught(|| {
+            let operands = oracle::Operands::new(case.shape, tokens, rotate);
+            let weights = (0..operands.copies).map(|_| self.upload(&operands.w)).collect();
+            let x = self.upload(&operands.x);
+            Ok(Box::new(Held { cubek: self, case, operands, weights, x }) as _)
+        })
+    }
+
+    /// Causal attention of prompts. cubek has no shared key heads: each query head gets keys of its own.
+    fn attention<'a>(&'a self, case: &Attention) -> Option<Result<Entrant<'a>, Absent>> {
+        if case.tokens == 1 {
+            return None;
+        }
+        let len = case.batch * case.heads.heads * case.tokens * case.heads.head_dim;
+        let given = [1, 2, 3].map(|seed| halves(seed, len));
+        let handles = given.each_ref().map(|values| self.upload(values));
+        Some(self.best((case.to_string(), case.cost()), &flashes(), |(name, strategy)| {
+            Ok((self.attend(case, strategy, &handles, &given)?, (*name).to_owned()))
+        }))
+    }
+}
+
+/// Operands of a matrix.
+struct Held<'a> {
+    cubek: &'a Cubek,
+    case: &'a Case,
+    operands: oracle::Operands,
+    weights: Vec<Handle>,
+    x: Handle,
+}
+
+impl Operands for Held<'_> {
+    fn entrants<'a>(&'a self, tokens: usize) -> Vec<Result<Entrant<'a>, Absent>> {
+        let product = self.case.product(tokens);
+        let named = (product.to_string(), product.cost_in_halves());
+        vec![self.cubek.best(named, &strategies(tokens), |strategy| {
+            self.cubek.product(&product, &self.operands, strategy, &self.weights, &self.x)
+        })]
     }
 }
 

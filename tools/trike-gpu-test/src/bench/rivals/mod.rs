@@ -1,8 +1,8 @@
 //! Other implementations at the same problems in the same run: cuBLAS and cubek, in f16.
 //!
-//! Their weights are rotated as Trike's are and the device's clock is read as for Trike. A rival that computes something else
-//! is none: some of its outputs are compared with a loop over f64 before its figure counts. One that cannot run leaves a line
-//! with the reason, and is no failure of the run.
+//! Their weights are rotated as Trike's are, and they take turns with Trike's kernels by the device's clock. A rival that
+//! computes something else is none: some of its outputs are compared with a loop over f64 before it is timed. One that cannot
+//! run is in the record with the reason, and is no failure of the run.
 //!
 //! Only with the feature `rivals`: cubek takes longer to compile than everything else here.
 
@@ -14,58 +14,66 @@ mod cublas;
 #[cfg_attr(not(feature = "rivals"), allow(dead_code, reason = "its tests need no rivals"))]
 mod oracle;
 
-use super::catalogue::Catalogue;
-use super::timer::Timer;
-use super::{Options, Record};
+use anyhow::Result;
+use trike_bench::Attention;
+
+use super::catalogue::Case;
+use super::entrant::{Absent, Entrant, Operands};
+use super::run::Run;
 
 /// cuBLAS in records.
 pub(super) const CUBLAS: &str = "cuBLAS f16";
 /// cubek in records.
 pub(super) const CUBEK: &str = "cubek f16";
 
-/// Says that nobody else is in this binary.
-#[cfg(not(feature = "rivals"))]
-pub(super) fn all(_: &Timer<'_>, _: &Options, _: &Catalogue, record: &mut Record<'_>) {
-    for rival in [CUBLAS, CUBEK] {
-        record.not_run(rival, None, "built without the feature `rivals`");
+/// A rival on a device.
+pub(super) trait Library {
+    /// In records.
+    fn name(&self) -> &'static str;
+
+    /// Operands of a matrix for these numbers of tokens, the weights as often as `rotate` bytes take.
+    fn operands<'a>(
+        &'a self,
+        case: &'a Case,
+        tokens: &[usize],
+        rotate: usize,
+    ) -> Result<Box<dyn Operands + 'a>>;
+
+    /// The contender for attention, where the rival has such a thing.
+    fn attention<'a>(&'a self, _: &Attention) -> Option<Result<Entrant<'a>, Absent>> {
+        None
     }
 }
 
-/// Times the rivals at every product with the usual zeros, which are nothing special to them, and cubek at attention of
-/// prompts.
-#[cfg(feature = "rivals")]
-pub(super) fn all(timer: &Timer<'_>, options: &Options, catalogue: &Catalogue, record: &mut Record<'_>) {
-    use super::catalogue::{Product, Zeros};
+/// Says that nobody else is in this binary.
+#[cfg(not(feature = "rivals"))]
+pub(super) fn open(run: &mut Run<'_>) -> Vec<Box<dyn Library>> {
+    for rival in [CUBLAS, CUBEK] {
+        run.absent(absent(None, rival, anyhow::anyhow!("built without the feature `rivals`")));
+    }
+    Vec::new()
+}
 
-    let mut products: Vec<Product> = Vec::new();
-    for (product, _) in &catalogue.products {
-        let same = |other: &Product| other.name() == product.name();
-        if product.zeros == Zeros::Usual && options.wants(&product.name()) && !products.iter().any(same) {
-            products.push(*product);
+/// The rivals that run on the device; why the others do not is noted.
+#[cfg(feature = "rivals")]
+pub(super) fn open(run: &mut Run<'_>) -> Vec<Box<dyn Library>> {
+    let device = run.device;
+    let opened: [(&str, Result<Box<dyn Library>>); 2] = [
+        (CUBLAS, caught(|| Ok(Box::new(cublas::Library::open(device)?) as _))),
+        (CUBEK, caught(|| Ok(Box::new(cubek::Cubek::open(device)?) as _))),
+    ];
+    let mut rivals = Vec::new();
+    for (name, opened) in opened {
+        match opened {
+            Ok(rival) => rivals.push(rival),
+            Err(error) => run.absent(absent(None, name, error)),
         }
     }
-    let by_shape = |a: &Product, b: &Product| (a.rows, a.cols) == (b.rows, b.cols);
-    let rotate = options.rotate_mib << 20;
-    match caught(|| cublas::Library::open(timer.device())) {
-        Ok(library) => {
-            for group in products.chunk_by(by_shape) {
-                library.products(timer, group, rotate, record);
-            }
-        }
-        Err(e) => record.not_run(CUBLAS, None, &reason(&e)),
-    }
-    match caught(|| cubek::Cubek::open(timer.device())) {
-        Ok(cubek) => {
-            for group in products.chunk_by(by_shape) {
-                cubek.products(timer, group, rotate, record);
-            }
-            let prompts = |a: &&super::Attention| a.tokens > 1 && options.wants(&a.name());
-            for case in catalogue.attention.iter().filter(prompts) {
-                cubek.attention(timer, case, record);
-            }
-        }
-        Err(e) => record.not_run(CUBEK, None, &reason(&e)),
-    }
+    rivals
+}
+
+fn absent(problem: Option<String>, rival: &str, error: anyhow::Error) -> Absent {
+    Absent { problem, kernel: rival.to_owned(), rival: true, error }
 }
 
 /// A library that cannot be loaded panics, and so does a kernel that its author did not think of.
@@ -76,15 +84,6 @@ fn caught<T>(run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
         .unwrap_or_else(|panic| Err(anyhow::anyhow!("{}", crate::session::panic_message(panic.as_ref()))))
 }
 
-/// An error on one line, without what follows a backtrace.
-#[cfg(feature = "rivals")]
-fn reason(error: &anyhow::Error) -> String {
-    const LONGEST: usize = 300;
-    let text = format!("{error:#}");
-    let text = text.split("Backtrace").next().unwrap_or(&text);
-    text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(LONGEST).collect()
-}
-
 #[cfg(all(test, feature = "rivals"))]
 mod tests {
     use super::*;
@@ -92,7 +91,7 @@ mod tests {
     #[test]
     fn a_panic_is_a_reason() {
         let panics = caught::<()>(|| panic!("no  library\nhere"));
-        assert_eq!(reason(&panics.unwrap_err()), "no library here");
+        assert_eq!(panics.unwrap_err().to_string(), "no  library\nhere");
         assert_eq!(caught(|| Ok(3)).unwrap(), 3);
     }
 }

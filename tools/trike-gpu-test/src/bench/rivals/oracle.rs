@@ -2,15 +2,13 @@
 
 use anyhow::{Result, ensure};
 use half::f16;
-use trike_cube::Cost;
+use trike_bench::{Attention, Heads, Product, Shape};
 use trike_testkit::Rng;
 
-use crate::bench::catalogue::{Attention, Product};
+use crate::bench::operands::MOST_COPIES;
 
 /// Random numbers that are repeated to fill an operand.
 const DISTINCT: usize = 1 << 20;
-/// Copies of a matrix, at most, as for Trike's.
-const MOST_COPIES: usize = 96;
 
 /// Normal numbers; more than [`DISTINCT`] of them repeat, with a period that no row's length divides.
 pub(super) fn halves(seed: u64, len: usize) -> Vec<f16> {
@@ -30,10 +28,10 @@ pub(super) struct Operands {
 }
 
 impl Operands {
-    /// For products that differ in their tokens alone.
-    pub(super) fn new(group: &[Product], rotate: usize) -> Self {
-        let Product { rows, cols, .. } = group[0];
-        let most = group.iter().map(|p| p.tokens).max().unwrap_or(1);
+    /// For products with these numbers of tokens.
+    pub(super) fn new(shape: Shape, tokens: &[usize], rotate: usize) -> Self {
+        let Shape { rows, cols, .. } = shape;
+        let most = tokens.iter().copied().max().unwrap_or(1);
         let copies = rotate.div_ceil(2 * rows * cols).clamp(2, MOST_COPIES);
         Self { w: halves(1, rows * cols), x: halves(2, most * cols), copies }
     }
@@ -43,7 +41,7 @@ impl Operands {
     /// # Errors
     /// The output that is furthest off.
     pub(super) fn check(&self, product: &Product, y: &[f16]) -> Result<()> {
-        let &Product { rows, cols, tokens, .. } = product;
+        let &Product { shape: Shape { rows, cols, .. }, tokens, .. } = product;
         ensure!(y.len() == rows * tokens, "{} outputs, expected {}", y.len(), rows * tokens);
         for token in some_of(tokens) {
             for row in some_of(rows) {
@@ -61,19 +59,12 @@ impl Operands {
     }
 }
 
-/// The cost of a dense product over halves.
-pub(super) fn cost(product: &Product) -> Cost {
-    let &Product { rows, cols, tokens, .. } = product;
-    let (rows, cols, tokens) = (rows as u64, cols as u64, tokens as u64);
-    Cost { macs: rows * cols * tokens, bytes: 2 * (rows * cols + tokens * (rows + cols)) }
-}
-
 /// Compares some outputs of causal attention with the formula; everything is `[batch][head][token][head_dim]`.
 ///
 /// # Errors
 /// The output that is furthest off.
 pub(super) fn check_attention(case: &Attention, [q, k, v]: [&[f16]; 3], out: &[f16]) -> Result<()> {
-    let &Attention { heads, head_dim: d, tokens, batch, .. } = case;
+    let &Attention { heads: Heads { heads, head_dim: d, .. }, tokens, batch, .. } = case;
     ensure!(out.len() == q.len(), "{} outputs, expected {}", out.len(), q.len());
     let scale = 1.0 / (d as f64).sqrt();
     for head in [0, batch * heads / 2, batch * heads - 1] {
@@ -111,12 +102,13 @@ fn some_of(count: usize) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::Zeros;
+    use trike_bench::Zeros;
 
     #[test]
     fn a_product_of_the_transpose_is_noticed() {
-        let product = Product { rows: 12, cols: 12, tokens: 3, zeros: Zeros::Usual };
-        let operands = Operands::new(&[product], 1);
+        let shape = Shape { name: "square", rows: 12, cols: 12 };
+        let product = Product { shape, tokens: 3, zeros: Zeros::Trained };
+        let operands = Operands::new(shape, &[3], 1);
         let times = |at: fn(usize, usize) -> usize| -> Vec<f16> {
             let one = |i: usize| {
                 let (token, row) = (i / 12, i % 12);
@@ -134,7 +126,8 @@ mod tests {
 
     #[test]
     fn attention_without_a_mask_is_noticed() {
-        let case = Attention { heads: 1, kv_heads: 1, head_dim: 1, tokens: 2, first: 0, batch: 1 };
+        let heads = Heads { heads: 1, kv_heads: 1, head_dim: 1, ..Heads::TINY };
+        let case = Attention { heads, tokens: 2, positions: 2, batch: 1 };
         let [q, k] = [[1.0, 1.0].map(f16::from_f32), [0.0, 0.0].map(f16::from_f32)];
         let v = [1.0, 3.0].map(f16::from_f32);
         let causal = [1.0, 2.0].map(f16::from_f32);

@@ -1,11 +1,10 @@
-//! The machine that a run belongs to, and the software that ran.
+//! The machine and the device that a run belongs to, and the software that ran.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use serde::{Deserialize, Serialize};
-use trike_cpu::Isa;
 
 /// What makes two runs comparable. What the system does not say is empty or 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -30,9 +29,31 @@ pub struct Machine {
     pub huge_pages: String,
 }
 
+/// A device that kernels ran on, and how its operands were kept out of its caches.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceFacts {
+    /// Name of the adapter.
+    pub adapter: String,
+    /// Which one it is, as `cuda:0`.
+    pub spec: String,
+    /// Version of the driver, where it says.
+    pub driver: String,
+    /// Whether it computes on the host.
+    pub software: bool,
+    /// Multiprocessors, where it says.
+    pub multiprocessors: Option<u32>,
+    /// Bytes of memory, where it says.
+    pub memory_bytes: Option<u64>,
+    /// Bytes that the rotated weights of a kernel take together, in MiB.
+    pub rotate_mib: usize,
+}
+
 /// What ran, and beside what.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Software {
+    /// Version of Trike.
+    pub version: String,
     /// Version of the compiler.
     pub rustc: String,
     /// Commit of the sources.
@@ -42,9 +63,9 @@ pub struct Software {
 }
 
 impl Machine {
-    /// Asks the system.
+    /// Asks the system; `isa` is the best instruction set that the kernels have for it.
     #[must_use]
-    pub fn detect() -> Self {
+    pub fn detect(isa: &str) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
         let release = read("/etc/os-release");
@@ -54,7 +75,7 @@ impl Machine {
             vendor: field(&cpuinfo, "vendor_id", ':').to_owned(),
             family: field(&cpuinfo, "cpu family", ':').parse().unwrap_or(0),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            isa: Isa::detect().name().to_owned(),
+            isa: isa.to_owned(),
             memory_bytes: memory_bytes(&read("/proc/meminfo")),
             os: if os.is_empty() { std::env::consts::OS.to_owned() } else { os },
             kernel: version(&read("/proc/sys/kernel/osrelease")).to_owned(),
@@ -67,9 +88,7 @@ impl Machine {
     pub fn id(&self) -> String {
         let cpu = if self.cpu.is_empty() { std::env::consts::ARCH } else { &self.cpu };
         let family = if self.family == 0 { String::new() } else { format!(" family {}", self.family) };
-        let text = format!("{cpu}{family} {} cores {}", self.cores, self.isa).to_lowercase();
-        let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
-        words.collect::<Vec<_>>().join("-")
+        folder_name(&format!("{cpu}{family} {} cores {}", self.cores, self.isa))
     }
 
     /// A machine for tests.
@@ -89,8 +108,43 @@ impl Machine {
     }
 }
 
+impl DeviceFacts {
+    /// Its runtime, which stands for the instruction set in rows.
+    #[must_use]
+    pub fn runtime(&self) -> &str {
+        self.spec.split(':').next().unwrap_or_default()
+    }
+
+    /// The name of the folder of its records: adapter, runtime.
+    #[must_use]
+    pub fn id(&self) -> String {
+        folder_name(&format!("{} {}", self.adapter, self.runtime()))
+    }
+
+    /// A device for tests.
+    #[cfg(test)]
+    pub(crate) fn example() -> Self {
+        Self {
+            adapter: "NVIDIA H200".to_owned(),
+            spec: "cuda:0".to_owned(),
+            driver: "580".to_owned(),
+            software: false,
+            multiprocessors: Some(132),
+            memory_bytes: Some(141 << 30),
+            rotate_mib: 256,
+        }
+    }
+}
+
+/// Words of letters and digits, joined by hyphens.
+fn folder_name(text: &str) -> String {
+    let text = text.to_lowercase();
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    words.collect::<Vec<_>>().join("-")
+}
+
 impl Software {
-    /// Asks the compiler and git, in the folder of the sources.
+    /// Asks the compiler and git, in the folder of the sources; a machine without it knows the version alone.
     #[must_use]
     pub fn detect(root: &Path) -> Self {
         let run = |program: &str, args: &[&str]| -> Option<String> {
@@ -98,12 +152,22 @@ impl Software {
             output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
         };
         Self {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             rustc: run("rustc", &["--version"]).unwrap_or_default(),
             commit: run("git", &["rev-parse", "--short=12", "HEAD"]).unwrap_or_default(),
             // What the report itself writes does not change what it measured.
             modified: run(
                 "git",
-                &["status", "--porcelain", "--", "crates", "benches/src", "Cargo.toml", "Cargo.lock"],
+                &[
+                    "status",
+                    "--porcelain",
+                    "--",
+                    "crates",
+                    "tools",
+                    "benches/src",
+                    "Cargo.toml",
+                    "Cargo.lock",
+                ],
             )
             .is_none_or(|changes| !changes.is_empty()),
         }
@@ -167,7 +231,8 @@ mod tests {
         assert_eq!(Machine::example().id(), "amd-epyc-family-26-2-cores-avx512-vnni");
         let intel = Machine { cpu: "Intel(R) Xeon(R) @ 2.10GHz".to_owned(), family: 6, ..Machine::example() };
         assert_eq!(intel.id(), "intel-r-xeon-r-2-10ghz-family-6-2-cores-avx512-vnni");
-        let here = Machine::detect();
+        assert_eq!(DeviceFacts::example().id(), "nvidia-h200-cuda");
+        let here = Machine::detect("scalar");
         assert!(here.cores > 0 && !here.id().contains(['/', '.', ' ']), "{here:?}");
     }
 }

@@ -21,7 +21,7 @@ pub struct Comparison {
 pub struct Regression {
     /// The row.
     pub name: String,
-    /// Shares of the nearer ceiling, before and after.
+    /// Shares of the nearest ceiling, before and after.
     pub share: Option<(f64, f64)>,
     /// Ratios to the rival or, where no rival ran, to two-bit weights, before and after.
     pub ratio: Option<(f64, f64)>,
@@ -29,12 +29,12 @@ pub struct Regression {
 
 /// Compares the rows of `after` with those of `before`, rivals left out.
 ///
-/// A row regressed when its share of the nearer ceiling *and* its ratio to the rival fell by more than `threshold`
+/// A row regressed when its share of the nearest ceiling *and* its ratio to the rival fell by more than `threshold`
 /// (0.1 is 10 %). Each alone also falls when something else had the machine, or when the rival became faster; a slower
 /// kernel moves both. A row without one of them is judged by the other.
 ///
 /// ```
-/// use trike_benches::{Record, compare};
+/// use trike_bench::{Record, compare};
 ///
 /// # fn show(before: &Record, after: &Record) {
 /// for regression in compare(before, after, 0.1).regressions {
@@ -82,7 +82,7 @@ impl fmt::Display for Regression {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::tests::example;
+    use crate::record::tests::{example, on_device};
 
     /// The example with one row's figures changed.
     fn changed(change: impl Fn(&mut Figure)) -> Record {
@@ -119,6 +119,19 @@ mod tests {
         for (share, regressions) in [(0.7201, 0), (0.8 * 0.9, 0), (0.7199, 1)] {
             assert_eq!(compare(&before, &with(share, None), 0.1).regressions.len(), regressions, "{share}");
         }
+    }
+
+    #[test]
+    fn rows_of_devices_are_judged_alike() {
+        let mut slower = on_device();
+        let row = &mut slower.rows[1];
+        (row.share_of_bandwidth, row.share_of_int8_peak, row.share_of_f16_peak) =
+            (Some(0.1), None, Some(0.2));
+        (row.x_rival, row.x_ternary) = (Some(2.0), None);
+        let comparison = compare(&on_device(), &slower, 0.1);
+        assert_eq!((comparison.compared, comparison.regressions.len()), (2, 1));
+        let name = "square m=1 / ternary/128 x int8 / cuda: ";
+        assert!(comparison.regressions[0].to_string().starts_with(name), "{}", comparison.regressions[0]);
     }
 
     #[test]

@@ -1,0 +1,167 @@
+//! What becomes of a run: compared with the baseline, and recorded unless it regressed.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+
+use crate::compare::compare;
+use crate::record::{Record, baseline};
+
+/// How a run is judged.
+#[derive(Clone, Copy, Debug)]
+pub struct Judgement {
+    /// The fall of a row that is a regression; 0.1 is 10 %.
+    pub threshold: f64,
+    /// Whether a run with regressions becomes the baseline all the same.
+    pub accept: bool,
+}
+
+/// The threshold of an option in per cent, as [`Judgement::threshold`] has it.
+///
+/// # Errors
+///
+/// Anything that is not 0 or more and less than 100.
+pub fn parse_threshold(text: &str) -> Result<f64, String> {
+    let percent: f64 = text.parse().map_err(|e| format!("{e}"))?;
+    if (0.0..100.0).contains(&percent) {
+        Ok(percent / 100.0)
+    } else {
+        Err("expected 0 or more and less than 100".into())
+    }
+}
+
+/// What became of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kept {
+    /// Recorded, and to be shown.
+    Yes,
+    /// Recorded with the reasons for which it does not count.
+    Void,
+    /// Not recorded, because it did not time everything.
+    Part {
+        /// Whether it is void or a row regressed all the same.
+        failed: bool,
+    },
+    /// Not recorded, because rows regressed.
+    Regressed,
+}
+
+impl Kept {
+    /// Whether the run counts and nothing regressed.
+    #[must_use]
+    pub fn is_good(self) -> bool {
+        matches!(self, Self::Yes | Self::Part { failed: false })
+    }
+}
+
+/// Compares a run with the baseline among `records`, which were read from `folder`, and writes it there when it belongs
+/// there; `say` takes the lines of the report.
+///
+/// # Errors
+///
+/// When the record cannot be written.
+pub fn keep(
+    folder: &Path,
+    records: &[(PathBuf, Record)],
+    run: &Record,
+    judgement: Judgement,
+    say: &mut dyn FnMut(&str),
+) -> Result<Kept> {
+    let is_full = run.complete && !run.quick;
+    for reason in &run.void {
+        say(&format!("void: {reason}"));
+    }
+    let regressed = is_regressed(records, run, judgement.threshold, say);
+    let is_void = !run.void.is_empty();
+    if !is_full {
+        say("not recorded: only a full run is");
+        return Ok(Kept::Part { failed: is_void || regressed });
+    }
+    if regressed && !is_void && !judgement.accept {
+        say("not recorded: repeat it on a quiet machine, repair it, or make it the baseline with --accept");
+        return Ok(Kept::Regressed);
+    }
+    let path = run.path();
+    run.write(&folder.join(&path))?;
+    say(&format!("recorded: benches/records/{}", path.display()));
+    if is_void {
+        say("the run is void: it is no baseline, and the book does not show it");
+        return Ok(Kept::Void);
+    }
+    Ok(Kept::Yes)
+}
+
+/// Says how the run compares with the baseline; whether a row regressed.
+fn is_regressed(
+    records: &[(PathBuf, Record)],
+    run: &Record,
+    threshold: f64,
+    say: &mut dyn FnMut(&str),
+) -> bool {
+    let Some((path, before)) = baseline(records, run) else {
+        say(&format!("no earlier record of {}: nothing to compare with", run.id()));
+        return false;
+    };
+    let comparison = compare(before, run, threshold);
+    say(&format!("{} rows compared with benches/records/{}", comparison.compared, path.display()));
+    if run.complete && !run.quick {
+        for name in &comparison.gone {
+            say(&format!("no longer timed: {name}"));
+        }
+    }
+    for regression in &comparison.regressions {
+        say(&format!("regression over {} %: {regression}", 100.0 * threshold));
+    }
+    !comparison.regressions.is_empty()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::load_all;
+    use crate::record::tests::{example, on_device};
+
+    #[test]
+    fn thresholds_are_per_cent() {
+        for (text, threshold) in [("0", 0.0), ("10", 0.1), ("99.9", 0.999)] {
+            let parsed = parse_threshold(text).unwrap();
+            assert!((parsed - threshold).abs() < 1e-12, "{text}");
+        }
+        for refused in ["100", "-1", "NaN", "ten"] {
+            assert!(parse_threshold(refused).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_full_run_is_recorded_unless_it_regressed() {
+        let folder = tempfile::tempdir().unwrap();
+        let judged = |run: &Record, accept| {
+            let mut said = String::new();
+            let records = load_all(folder.path()).unwrap();
+            let judgement = Judgement { threshold: 0.1, accept };
+            let kept = keep(folder.path(), &records, run, judgement, &mut |line| said += line).unwrap();
+            (kept, said, load_all(folder.path()).unwrap().len())
+        };
+        for (before, first) in [(0, example()), (1, on_device())] {
+            let part = Record { quick: true, ..first.clone() };
+            let (kept, said, records) = judged(&part, false);
+            assert_eq!((kept, records), (Kept::Part { failed: false }, before));
+            assert!(kept.is_good() && said.contains("nothing to compare with"), "{said}");
+            let (kept, said, records) = judged(&first, false);
+            assert!(kept == Kept::Yes && records == before + 1, "{said}");
+        }
+        let mut slower = Record { date: "2026-11-22T07:31:09Z".into(), ..on_device() };
+        for row in &mut slower.rows {
+            (row.share_of_bandwidth, row.share_of_int8_peak) = (Some(0.1), None);
+            (row.share_of_f16_peak, row.x_rival, row.x_ternary) = (None, Some(1.0), None);
+        }
+        let (kept, said, records) = judged(&slower, false);
+        assert_eq!((kept, records), (Kept::Regressed, 2), "{said}");
+        assert!(said.contains("2 rows compared with") && said.contains("regression over 10 %"), "{said}");
+        let void = Record { void: vec!["busy".into()], ..slower.clone() };
+        let (kept, said, records) = judged(&void, false);
+        assert!(kept == Kept::Void && records == 3 && said.contains("void: busy"), "{said}");
+        let (kept, said, records) = judged(&slower, true);
+        assert!(kept == Kept::Yes && records == 3, "{said}");
+    }
+}

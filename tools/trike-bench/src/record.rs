@@ -1,0 +1,361 @@
+//! What a run leaves behind: a JSON file by machine or device and date, and the rules of which one is the baseline.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::ceiling::Ceiling;
+use crate::figure::Figure;
+use crate::machine::{DeviceFacts, Machine, Software};
+
+/// Everything that one run measured. The field names are the schema of the files under `benches/records/`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// [`SCHEMA`]; another number is refused.
+    pub schema: u32,
+    /// When the run ended, or the problem that it was last written after: `2026-11-21T07:31:00Z`.
+    pub date: String,
+    /// Whether it timed less than everything.
+    pub quick: bool,
+    /// Whether it came to its end.
+    pub complete: bool,
+    /// Where.
+    pub machine: Machine,
+    /// The device that computed; none when the machine did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<DeviceFacts>,
+    /// What.
+    pub software: Software,
+    /// Runnable tasks of the last minute, when the run began and when it ended.
+    pub load: [f64; 2],
+    /// Why the run says nothing; empty when it counts.
+    pub void: Vec<String>,
+    /// What the machine or device could do, the best of the run.
+    pub ceilings: Vec<Ceiling>,
+    /// What was timed.
+    pub rows: Vec<Figure>,
+    /// Rivals without a figure.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_run: Vec<NotRun>,
+    /// Kernels of our own without a figure.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<NotRun>,
+}
+
+/// A kernel or rival without a figure.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NotRun {
+    /// At one problem, or at all.
+    pub problem: Option<String>,
+    /// Who.
+    pub kernel: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// The version of the schema.
+pub const SCHEMA: u32 = 2;
+
+impl Record {
+    /// Reads a record from its text.
+    ///
+    /// # Errors
+    ///
+    /// When it is no JSON of this schema.
+    pub fn parse(text: &str) -> Result<Self> {
+        /// The one field that every schema has.
+        #[derive(Deserialize)]
+        struct Version {
+            schema: u32,
+        }
+        let Version { schema } = serde_json::from_str(text)?;
+        ensure!(schema == SCHEMA, "schema {schema}, expected {SCHEMA}");
+        Ok(serde_json::from_str(text)?)
+    }
+
+    /// The text of its file.
+    ///
+    /// # Errors
+    ///
+    /// None for what a run measures.
+    pub fn to_text(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)? + "\n")
+    }
+
+    /// Writes the file in one step: who reads it while a run goes on sees a whole record.
+    ///
+    /// # Errors
+    ///
+    /// When the file or its folder cannot be written.
+    pub fn write(&self, file: &Path) -> Result<()> {
+        let beside = file.with_extension("tmp");
+        let write = || -> Result<()> {
+            if let Some(folder) = file.parent() {
+                fs::create_dir_all(folder)?;
+            }
+            fs::write(&beside, self.to_text()?)?;
+            Ok(fs::rename(&beside, file)?)
+        };
+        write().with_context(|| format!("cannot write {}", file.display()))
+    }
+
+    /// Whether it can be a baseline and be shown: everything, to the end, and not void.
+    #[must_use]
+    pub fn counts(&self) -> bool {
+        self.complete && !self.quick && self.void.is_empty()
+    }
+
+    /// The name of the folder of its records: that of the device, else of the machine.
+    #[must_use]
+    pub fn id(&self) -> String {
+        self.device.as_ref().map_or_else(|| self.machine.id(), DeviceFacts::id)
+    }
+
+    /// What most of its rows have for an instruction set: the machine's best one, or the device's runtime.
+    #[must_use]
+    pub fn isa(&self) -> &str {
+        self.device.as_ref().map_or(&self.machine.isa, DeviceFacts::runtime)
+    }
+
+    /// Where it belongs, relative to the folder of records: `MACHINE/2026-11-21-0731.json`.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        let minutes: String = self.date.chars().take(16).filter(|&c| c != ':').collect();
+        Path::new(&self.id()).join(format!("{}.json", minutes.replace('T', "-")))
+    }
+
+    /// The row of these facts.
+    #[must_use]
+    pub fn row(&self, problem: &str, kernel: &str, isa: &str, threads: usize) -> Option<&Figure> {
+        let same =
+            |r: &&Figure| r.problem == problem && r.kernel == kernel && r.isa == isa && r.threads == threads;
+        self.rows.iter().find(same)
+    }
+}
+
+/// All records under a folder with their paths relative to it, by date; none when there is no such folder.
+///
+/// # Errors
+///
+/// A file that cannot be read or is no record.
+pub fn load_all(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
+    let mut records = Vec::new();
+    if !folder.exists() {
+        return Ok(records);
+    }
+    for machine in fs::read_dir(folder)? {
+        let machine = machine?.path();
+        if !machine.is_dir() {
+            continue;
+        }
+        for file in fs::read_dir(&machine)? {
+            let file = file?.path();
+            if file.extension().is_some_and(|end| end == "json") {
+                let text = fs::read_to_string(&file)?;
+                let record =
+                    Record::parse(&text).with_context(|| format!("{} is no record", file.display()))?;
+                records.push((file.strip_prefix(folder)?.to_owned(), record));
+            }
+        }
+    }
+    records.sort_by(|(a, x), (b, y)| (&x.date, a).cmp(&(&y.date, b)));
+    Ok(records)
+}
+
+/// The record that a run on the same machine or device is compared with: the last one that counts.
+#[must_use]
+pub(crate) fn baseline<'a>(records: &'a [(PathBuf, Record)], run: &Record) -> Option<&'a (PathBuf, Record)> {
+    let id = run.id();
+    records.iter().rev().find(|(_, record)| record.counts() && record.id() == id)
+}
+
+/// The record that the book shows: the last one that counts, of any machine or of any device.
+#[must_use]
+pub fn newest(records: &[(PathBuf, Record)], on_device: bool) -> Option<&(PathBuf, Record)> {
+    records.iter().rev().find(|(_, record)| record.counts() && record.device.is_some() == on_device)
+}
+
+/// Now, as records write it.
+#[must_use]
+pub fn now() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    date(seconds)
+}
+
+/// Seconds since 1970 in the calendar (H. Hinnant's days-to-civil, for years from 1970 on).
+fn date(seconds: u64) -> String {
+    let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
+    let (era, of_era) = (days / 146_097, days % 146_097);
+    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let month = if month < 10 { month + 3 } else { month - 9 };
+    let year = 400 * era + year + u64::from(month <= 2);
+    format!("{year:04}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::ceiling::Limit;
+    use crate::timing::rounded;
+
+    /// A record of two kernels, candle and a model.
+    pub(crate) fn example() -> Record {
+        let row = |problem: &str, kernel: &str, isa: &str, threads: usize, seconds: f64| Figure {
+            problem: problem.into(),
+            kernel: kernel.into(),
+            blueprint: String::new(),
+            isa: isa.into(),
+            threads,
+            rival: isa == "gemm",
+            rounds: 15,
+            seconds,
+            spread: 0.05,
+            macs: 16_777_216,
+            bytes: 4_227_072,
+            gmac_per_second: rounded(0.016_777_2 / seconds),
+            gb_per_second: rounded(0.004_227_07 / seconds),
+            share_of_bandwidth: Some(rounded(0.004_227_07 / seconds / 41.0 / threads as f64)),
+            share_of_int8_peak: Some(rounded(0.016_777_2 / seconds / 541.0 / threads as f64)),
+            share_of_f16_peak: None,
+            x_rival: (isa != "gemm").then_some(rounded(0.002 / seconds)),
+            x_ternary: (kernel == "ternary/128 x int8").then_some(0.9),
+        };
+        let ceiling = |limit, threads: usize, one: f64, variant: &str| Ceiling {
+            limit,
+            threads,
+            per_second: one * threads as f64,
+            variant: variant.into(),
+        };
+        let of = |threads| {
+            [
+                ceiling(Limit::Memory, threads, 41e9, "four streams"),
+                ceiling(Limit::Int8, threads, 541e9, "vpdpbusd"),
+            ]
+        };
+        Record {
+            schema: SCHEMA,
+            date: "2026-11-21T07:31:09Z".into(),
+            quick: false,
+            complete: true,
+            machine: Machine::example(),
+            device: None,
+            software: Software {
+                version: "0.1.0".into(),
+                rustc: "rustc 1.95.0".into(),
+                commit: "0123456789ab".into(),
+                modified: false,
+            },
+            load: [0.25, 1.5],
+            void: Vec::new(),
+            ceilings: [of(1), of(2)].concat(),
+            rows: vec![
+                row("square m=1", "ternary x int8", "avx512-vnni", 1, 0.000_125),
+                row("square m=1", "ternary/128 x int8", "avx512-vnni", 1, 0.000_14),
+                row("square m=1", "ternary x int8", "avx512-vnni", 2, 0.000_062_5),
+                row("square m=1", "candle f32", "gemm", 1, 0.002),
+                row("2b decode", "model, ternary x int8", "avx512-vnni", 1, 0.015_625),
+            ],
+            not_run: Vec::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// A record of a device.
+    pub(crate) fn on_device() -> Record {
+        let mut rows = example().rows;
+        rows.truncate(2);
+        for row in &mut rows {
+            (row.isa, row.threads) = ("cuda".into(), 0);
+            (row.blueprint, row.share_of_f16_peak) = ("Mma".into(), Some(0.5));
+        }
+        let absent = NotRun { problem: None, kernel: "cubek f16".into(), reason: "no f16".into() };
+        Record { device: Some(DeviceFacts::example()), rows, not_run: vec![absent], ..example() }
+    }
+
+    #[test]
+    fn a_record_survives_its_file() {
+        for record in [example(), on_device()] {
+            assert_eq!(Record::parse(&record.to_text().unwrap()).unwrap(), record);
+        }
+        let text = example().to_text().unwrap();
+        for absent in ["device", "blueprint", "share_of_f16_peak", "not_run", "failures"] {
+            assert!(!text.contains(&format!("\"{absent}\"")), "{absent} says nothing on a host");
+        }
+        let path = |folder: &str| Path::new(folder).join("2026-11-21-0731.json");
+        assert_eq!(example().path(), path("amd-epyc-family-26-2-cores-avx512-vnni"));
+        assert_eq!(on_device().path(), path("nvidia-h200-cuda"));
+        assert_eq!((example().isa(), on_device().isa()), ("avx512-vnni", "cuda"));
+    }
+
+    #[test]
+    fn another_schema_and_unknown_fields_are_refused() {
+        let text = example().to_text().unwrap();
+        assert_eq!(Record::parse("{\"schema\": 1}").unwrap_err().to_string(), "schema 1, expected 2");
+        for (field, other) in [("quick", "slow"), ("rounds", "turns"), ("variant", "loop")] {
+            let unknown = text.replacen(&format!("\"{field}\""), &format!("\"{other}\""), 1);
+            let error = Record::parse(&unknown).unwrap_err().to_string();
+            assert!(error.contains(&format!("unknown field `{other}`")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("new").join("run.json");
+        for complete in [false, true] {
+            let record = Record { complete, ..on_device() };
+            record.write(&file).unwrap();
+            assert_eq!(Record::parse(&fs::read_to_string(&file).unwrap()).unwrap(), record);
+        }
+        assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1, "nothing lies beside it");
+    }
+
+    #[test]
+    fn the_baseline_is_the_last_run_of_the_machine_that_counts() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(load_all(&folder.path().join("none")).unwrap().is_empty());
+        let at = |day: &str| Record { date: format!("2026-11-{day}T00:00:00Z"), ..example() };
+        let void = Record { void: vec!["busy".into()], ..at("23") };
+        let elsewhere = Record { machine: Machine { cores: 64, ..Machine::example() }, ..at("24") };
+        let device = Record { date: at("25").date, ..on_device() };
+        let cut = Record { complete: false, ..at("26") };
+        let part = Record { quick: true, ..at("27") };
+        for record in [&at("21"), &at("22"), &void, &elsewhere, &device, &cut, &part] {
+            record.write(&folder.path().join(record.path())).unwrap();
+        }
+        let all = load_all(folder.path()).unwrap();
+        let dates: Vec<&str> = all.iter().map(|(_, r)| &r.date[8..10]).collect();
+        assert_eq!(dates, ["21", "22", "23", "24", "25", "26", "27"]);
+        assert_eq!(baseline(&all, &example()).unwrap().1, at("22"));
+        assert_eq!(baseline(&all, &on_device()).unwrap().1, device);
+        assert_eq!(newest(&all, false).unwrap().1, elsewhere);
+        assert_eq!(newest(&all, true).unwrap().1, device);
+        let other = Record { machine: Machine { cores: 3, ..Machine::example() }, ..example() };
+        assert!(baseline(&all, &other).is_none());
+        fs::write(folder.path().join(void.path()), "{}").unwrap();
+        assert!(
+            load_all(folder.path()).unwrap_err().to_string().contains("2026-11-23-0000.json is no record")
+        );
+    }
+
+    #[test]
+    fn seconds_become_dates() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_709_251_200, "2024-03-01T00:00:00Z"),
+            (4_102_444_799, "2099-12-31T23:59:59Z"),
+        ] {
+            assert_eq!(date(seconds), text);
+        }
+    }
+}
