@@ -204,7 +204,9 @@ fn date(seconds: u64) -> String {
 pub(crate) mod tests {
     use super::*;
     use crate::ceiling::Limit;
+    use crate::figure::{Bases, Measured, figures};
     use crate::timing::rounded;
+    use trike_core::Cost;
 
     /// A record of two kernels, candle and a model.
     pub(crate) fn example() -> Record {
@@ -293,6 +295,27 @@ pub(crate) mod tests {
         assert_eq!(example().path(), path("amd-epyc-family-26-2-cores-avx512-vnni"));
         assert_eq!(on_device().path(), path("nvidia-h200-cuda"));
         assert_eq!((example().isa(), on_device().isa()), ("avx512-vnni", "cuda"));
+    }
+
+    #[test]
+    fn measured_figures_survive_a_file_to_the_last_digit() {
+        let measured = |kernel: &str, seconds: f64| Measured {
+            problem: "ugly m=1".into(),
+            kernel: kernel.into(),
+            isa: "avx2".into(),
+            threads: 1,
+            rival: false,
+            blueprint: String::new(),
+            samples: vec![seconds, 1.1 * seconds, seconds / 3.0],
+            cost: Cost { macs: 257_257, bytes: 1_034_060 },
+            limits: &[Limit::Memory, Limit::Int8],
+        };
+        let bases = Bases { rival: "candle f32", kernel: "ternary x int8" };
+        let all = [measured(bases.kernel, 7.0 / 9e6), measured(bases.rival, 1.0 / 7e3)];
+        let rows = figures(&all, &example().ceilings, bases);
+        assert!(rows.iter().all(|row| row.share_of_bandwidth.is_some() && row.share_of_int8_peak.is_some()));
+        let record = Record { rows, ..example() };
+        assert_eq!(Record::parse(&record.to_text().unwrap()).unwrap(), record);
     }
 
     #[test]
