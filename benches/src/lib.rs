@@ -31,6 +31,7 @@ mod kernel;
 mod measure;
 mod models;
 mod operands;
+mod operation;
 mod operations;
 mod page;
 mod plan;
@@ -45,7 +46,8 @@ pub use kernel::{BLOCKS, DENSE, EVERY, Form, Kernel, LAYER, Planes, SPARSE, TERN
 pub use measure::{LIMITS, RIVAL_ISA, products};
 pub use models::{MODEL_KERNEL, MODELS, TimedModel, models};
 pub use operands::Operands;
-pub use operations::{OPERATIONS, Operation, Work, operations};
+pub use operation::{OPERATIONS, Operation, Work};
+pub use operations::operations;
 pub use page::{CHAPTER, chapter, write_chapter};
 pub use plan::Plan;
 pub use rival::{BASES, Input, Output, Rival, RivalKind};

@@ -10,7 +10,7 @@ use trike_popcount::{BitCounter, PlaneMatrix, PlaneVector, TritOps, TritPlanes};
 use trike_testkit::Rng;
 
 use crate::expected::BOUND;
-use crate::operations::{HEADS, Operation, Work};
+use crate::operation::{HEADS, Operation, Work};
 
 /// Different rows of a matrix of trits. More would take longer to make than everything else takes; a prime number, so
 /// that a wrong row of a block of rows is another one.
@@ -204,7 +204,7 @@ fn attended(q: &[f32], [k, v]: &[Vec<f16>; 2]) -> Vec<(usize, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::operations::OPERATIONS;
+    use crate::operation::OPERATIONS;
 
     #[test]
     fn a_wrong_answer_and_none_are_found() {

@@ -12,7 +12,7 @@ use trike_bench::{
 
 use crate::charts::charts;
 use crate::models::MODEL_KERNEL;
-use crate::operations::OPERATIONS;
+use crate::operation::OPERATIONS;
 use crate::rival::BASES;
 use crate::targets::TARGETS;
 

@@ -13,16 +13,13 @@ use crate::{source, tokens};
 use anyhow::Result;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Known cycles: a crate and the modules of one. Remove the entry when a cycle is resolved; never add one.
-const KNOWN: &[(&str, &str)] = &[("trike-benches", "operands operations")];
-
 /// Path of a module below the crate; empty for the root.
 type Path = Vec<String>;
 
 /// A note for the table of steps, and all unknown cycles.
 pub(crate) fn findings(ws: &Workspace) -> Result<(String, Vec<String>)> {
     let files = ws.files()?;
-    let (mut found, mut findings, mut count) = (Vec::new(), Vec::new(), 0);
+    let (mut found, mut count) = (Vec::new(), 0);
     for package in ws.metadata.workspace_packages() {
         let folder = format!("{}/src/", ws.folder(package));
         let mut modules = Vec::new();
@@ -35,26 +32,10 @@ pub(crate) fn findings(ws: &Workspace) -> Result<(String, Vec<String>)> {
         count += tree.modules.len();
         found.extend(tree.knots().into_iter().map(|knot| (package.name.to_string(), knot)));
     }
-    // A cycle with fewer members still counts as known.
-    let is_known = |krate: &str, members: &str, (k, knot): &(String, Knot)| {
-        k == krate && knot.members.iter().all(|m| members.split(' ').any(|known| known == m))
+    let finding = |(krate, knot): (String, Knot)| {
+        format!("{krate}: modules use each other in a cycle:{}", knot.describe())
     };
-    for pair in &found {
-        let (krate, knot) = pair;
-        if KNOWN.iter().any(|(k, members)| is_known(k, members, pair)) {
-            println!("known cycle in {krate}: {}", knot.members.join(", "));
-        } else {
-            findings.push(format!("{krate}: modules use each other in a cycle:{}", knot.describe()));
-        }
-    }
-    for (krate, members) in KNOWN {
-        if !found.iter().any(|pair| is_known(krate, members, pair)) {
-            findings.push(format!(
-                "{krate}: the cycle `{members}` no longer exists: remove it from KNOWN in xtask/src/modules.rs"
-            ));
-        }
-    }
-    Ok((format!("{count} modules with {} known cycles", KNOWN.len()), findings))
+    Ok((format!("{count} modules without cycles"), found.into_iter().map(finding).collect()))
 }
 
 /// `a/b.rs` and `a/b/mod.rs` are `a::b`; roots of additional binaries are skipped.

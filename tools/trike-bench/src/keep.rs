@@ -120,12 +120,13 @@ mod tests {
     use super::*;
     use crate::record::load_all;
     use crate::record::tests::{example, on_device};
+    use trike_testkit::assert_near;
 
     #[test]
     fn thresholds_are_per_cent() {
         for (text, threshold) in [("0", 0.0), ("10", 0.1), ("99.9", 0.999)] {
             let parsed = parse_threshold(text).unwrap();
-            assert!((parsed - threshold).abs() < 1e-12, "{text}");
+            assert_near!(parsed, threshold, abs = 1e-12, "{text}");
         }
         for refused in ["100", "-1", "NaN", "ten"] {
             assert!(parse_threshold(refused).is_err(), "{refused}");

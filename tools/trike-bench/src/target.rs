@@ -108,6 +108,7 @@ pub fn target_table(targets: &[Target], record: Option<&Record>, predict: Option
 mod tests {
     use super::*;
     use crate::record::tests::{example, on_device};
+    use trike_testkit::assert_near;
 
     const ONE: Target = Target {
         what: "one token",
@@ -122,7 +123,7 @@ mod tests {
     #[test]
     fn records_answer_targets() {
         let first = ONE.measured(&example()).unwrap();
-        assert!((first - 0.8248).abs() < 1e-4);
+        assert_near!(first, 0.8248, abs = 1e-4);
         assert_eq!(ONE.text(first), "82.5 %");
         assert!(Target { problem: "square m=2", ..ONE }.measured(&example()).is_none());
         let over =
@@ -140,7 +141,7 @@ mod tests {
         assert_eq!(rate.measured(&on_device()).map(|x| rate.text(x)), Some("8000".into()));
         let tera = of(Measure::TeraOperations);
         let measured = tera.measured(&on_device()).unwrap();
-        assert!((measured - 0.268_436).abs() < 1e-9, "{measured}");
+        assert_near!(measured, 0.268_436, abs = 1e-9);
         let table = target_table(&[rate, tera], Some(&on_device()), Some(&|_| Some(90.0)));
         assert!(table.contains("| figure | predicted | measured | target | reached |"), "{table}");
         assert!(table.contains("| one token | 90 | 8000 | 100 | yes |"), "{table}");

@@ -152,6 +152,7 @@ pub fn rounded(x: f64) -> f64 {
 mod tests {
     use super::*;
     use std::cell::RefCell;
+    use trike_testkit::assert_all_near;
 
     #[test]
     fn quantiles_of_known_samples() {
@@ -198,7 +199,7 @@ mod tests {
         let [failed, timed] = both.map(Contender::into_samples);
         assert_eq!(failed.unwrap_err().to_string(), "no more");
         let timed = timed.unwrap();
-        assert!(timed.len() == 7 && timed.iter().all(|s| (s - 1e-6).abs() < 1e-12), "{timed:?}");
+        assert_all_near!(&timed, &[1e-6; 7], abs = 1e-12);
     }
 
     #[test]
