@@ -31,8 +31,7 @@ pub struct Ceiling {
 }
 
 /// The ceiling of a number of threads.
-#[must_use]
-pub fn ceiling(ceilings: &[Ceiling], limit: Limit, threads: usize) -> Option<f64> {
+pub(crate) fn ceiling(ceilings: &[Ceiling], limit: Limit, threads: usize) -> Option<f64> {
     ceilings.iter().find(|c| c.limit == limit && c.threads == threads).map(|c| c.per_second)
 }
 

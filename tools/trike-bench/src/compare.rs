@@ -7,24 +7,24 @@ use crate::record::Record;
 
 /// How two runs of a machine differ.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Comparison {
+pub(crate) struct Comparison {
     /// Rows that both have.
-    pub compared: usize,
+    pub(crate) compared: usize,
     /// Rows that became slower by more than the threshold.
-    pub regressions: Vec<Regression>,
+    pub(crate) regressions: Vec<Regression>,
     /// Names of rows that only the earlier run has.
-    pub gone: Vec<String>,
+    pub(crate) gone: Vec<String>,
 }
 
 /// A row that became slower.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Regression {
+pub(crate) struct Regression {
     /// The row.
-    pub name: String,
+    pub(crate) name: String,
     /// Shares of the nearest ceiling, before and after.
-    pub share: Option<(f64, f64)>,
+    pub(crate) share: Option<(f64, f64)>,
     /// Ratios to the rival or, where no rival ran, to two-bit weights, before and after.
-    pub ratio: Option<(f64, f64)>,
+    pub(crate) ratio: Option<(f64, f64)>,
 }
 
 /// Compares the rows of `after` with those of `before`, rivals left out.
@@ -32,18 +32,7 @@ pub struct Regression {
 /// A row regressed when its share of the nearest ceiling *and* its ratio to the rival fell by more than `threshold`
 /// (0.1 is 10 %). Each alone also falls when something else had the machine, or when the rival became faster; a slower
 /// kernel moves both. A row without one of them is judged by the other.
-///
-/// ```
-/// use trike_bench::{Record, compare};
-///
-/// # fn show(before: &Record, after: &Record) {
-/// for regression in compare(before, after, 0.1).regressions {
-///     println!("{regression}");
-/// }
-/// # }
-/// ```
-#[must_use]
-pub fn compare(before: &Record, after: &Record, threshold: f64) -> Comparison {
+pub(crate) fn compare(before: &Record, after: &Record, threshold: f64) -> Comparison {
     let ours =
         |record: &'_ Record| -> Vec<Figure> { record.rows.iter().filter(|r| !r.rival).cloned().collect() };
     let mut comparison = Comparison::default();

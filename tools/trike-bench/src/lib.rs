@@ -13,8 +13,8 @@
 //! * the time: [`Contender`], [`interleave`], [`clock`]; [`median`], [`rounded`]
 //! * what it means: [`Limit`], [`Ceiling`], [`raise`], [`Measured`], [`Bases`], [`figures`], [`Figure`], [`Target`],
 //!   [`Measure`]
-//! * what stays: [`Record`] of a [`Machine`], its [`DeviceFacts`] and [`Software`], with what was [`NotRun`]; [`keep`] with
-//!   a [`Judgement`], which has a [threshold](parse_threshold), [`compare`]
+//! * what stays: [`Record`] of a [`Machine`], its [`DeviceFacts`] and [`Software`], with the kernels that were
+//!   [`NotRun`]; [`keep`] compares it with the last one by a [`Judgement`] ([`parse_threshold`]) and says what was [`Kept`]
 //! * the report: [`Table`], [`figure_table`], [`target_table`], [`ceilings_text`], [`Chart`]; [`write_pages`], [`with_part`]
 #![forbid(unsafe_code)]
 
@@ -33,13 +33,12 @@ mod timing;
 
 pub use book::{Page, with_part, write_pages};
 pub use catalogue::{Attention, Heads, Model, ModelRun, Product, Shape, Zeros};
-pub use ceiling::{Ceiling, Limit, ceiling, ceilings_text, raise, threads_text};
-pub use compare::{Comparison, Regression, compare};
+pub use ceiling::{Ceiling, Limit, ceilings_text, raise, threads_text};
 pub use figure::{Bases, Figure, Measured, figure_table, figures, row_name};
 pub use keep::{Judgement, Kept, keep, parse_threshold};
 pub use machine::{DeviceFacts, Machine, Software, load};
 pub use record::{NotRun, Record, SCHEMA, load_all, newest, now};
 pub use svg::{Chart, Scale};
 pub use table::{Align, Table, percent};
-pub use target::{Measure, Predict, Target, target_table};
+pub use target::{Measure, Target, target_table};
 pub use timing::{Contender, clock, interleave, median, rounded};

@@ -79,7 +79,7 @@ impl Target {
 }
 
 /// A prediction of what a target will measure.
-pub type Predict<'a> = &'a dyn Fn(&Target) -> Option<f64>;
+type Predict<'a> = &'a dyn Fn(&Target) -> Option<f64>;
 
 /// The targets beside what a record says, and beside predictions where there are any.
 #[must_use]
