@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Path of a module below the crate; empty for the root.
 type Path = Vec<String>;
 
-/// A note for the table of steps, and all unknown cycles.
+/// A note for the table of steps, and all cycles.
 pub(crate) fn findings(ws: &Workspace) -> Result<(String, Vec<String>)> {
     let files = ws.files()?;
     let (mut found, mut count) = (Vec::new(), 0);
@@ -33,7 +33,7 @@ pub(crate) fn findings(ws: &Workspace) -> Result<(String, Vec<String>)> {
         found.extend(tree.knots().into_iter().map(|knot| (package.name.to_string(), knot)));
     }
     let finding = |(krate, knot): (String, Knot)| {
-        format!("{krate}: modules use each other in a cycle:{}", knot.describe())
+        format!("{krate}: {} use each other in a cycle:{}", knot.members.join(", "), knot.describe())
     };
     Ok((format!("{count} modules without cycles"), found.into_iter().map(finding).collect()))
 }
