@@ -24,11 +24,11 @@ pub fn write_pages(book: &Path, pages: &[Page]) -> Result<()> {
     Ok(())
 }
 
-/// A page with its generated part made anew: what stands between `<!-- name: begin -->` and `<!-- name: end -->`.
+/// The page with the text between `<!-- name: begin -->` and `<!-- name: end -->` replaced by `part`.
 ///
 /// # Errors
 ///
-/// When the page lacks the marks.
+/// When the page lacks one of the two markers.
 pub fn with_part(page: &str, name: &str, part: &str) -> Result<String> {
     let [begin, end] = ["begin", "end"].map(|side| format!("<!-- {name}: {side} -->"));
     let (before, rest) = page.split_once(&begin).with_context(|| format!("no line {begin}"))?;

@@ -1,6 +1,6 @@
-//! The problems, as data.
+//! Benchmark problems, as data.
 //!
-//! Names leave out the usual: zeros as in trained models, the heads of the 2b model, one sequence.
+//! Names omit the defaults: the sparsity of trained models, the heads of the 2b model, one sequence.
 
 use std::fmt;
 
@@ -12,30 +12,30 @@ use trike_testkit::Rng;
 pub struct Shape {
     /// Name in reports.
     pub name: &'static str,
-    /// Outputs.
+    /// Number of outputs.
     pub rows: usize,
-    /// Inputs.
+    /// Number of inputs.
     pub cols: usize,
 }
 
 impl Shape {
     /// Query or output projection of the 2b model.
     pub const ATTENTION_2B: Self = Self::new("attention-2b", 2560, 2560);
-    /// Its gate or up projection.
+    /// Gate or up projection of the 2b model.
     pub const UP_2B: Self = Self::new("up-2b", 6912, 2560);
-    /// Both of these in one matrix.
+    /// Gate and up projection of the 2b model in one matrix.
     pub const GATE_UP_2B: Self = Self::new("gate-up-2b", 13_824, 2560);
-    /// Its down projection, with long rows.
+    /// Down projection of the 2b model, with long rows.
     pub const DOWN_2B: Self = Self::new("down-2b", 2560, 6912);
-    /// The usual square.
+    /// Square matrix, as commonly benchmarked.
     pub const SQUARE: Self = Self::new("square", 4096, 4096);
     /// Down projection of Llama 3 8B.
     pub const DOWN_8B: Self = Self::new("down-8b", 4096, 14_336);
     /// Down projection of Llama 3 70B.
     pub const DOWN_70B: Self = Self::new("down-70b", 8192, 28_672);
-    /// Nothing divides it.
+    /// Not a multiple of any vector width or block size.
     pub const UGLY: Self = Self::new("ugly", 257, 1001);
-    /// Small enough for a driver that computes on the host.
+    /// Small enough for a software device.
     pub const TINY: Self = Self::new("tiny", 48, 384);
 
     const fn new(name: &'static str, rows: usize, cols: usize) -> Self {
@@ -43,18 +43,18 @@ impl Shape {
     }
 }
 
-/// Zeros among the weights of a matrix.
+/// Distribution of zeros among the weights of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Zeros {
-    /// As many as trained models have.
+    /// As many as in trained models (about 40 %), at random positions.
     Trained,
-    /// This share, at random places.
+    /// This fraction, at random positions.
     Random(f32),
-    /// This share of the blocks that a kernel can skip, and the trained share in the others.
+    /// This fraction of the blocks is all zero; the other blocks are as in [`Zeros::Trained`].
     InBlocks(f32),
 }
 
-/// Share of nonzero weights in trained models, about.
+/// Approximate fraction of nonzero weights in trained models.
 const TRAINED: f32 = 0.6;
 
 impl Zeros {
@@ -91,7 +91,7 @@ impl Zeros {
 }
 
 impl fmt::Display for Zeros {
-    /// What follows the name of a shape: nothing, `-95` or `-blocks-50`.
+    /// Suffix of the shape's name: empty, `-95` or `-blocks-50`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Trained => Ok(()),
@@ -101,7 +101,7 @@ impl fmt::Display for Zeros {
     }
 }
 
-/// One call: `tokens x cols` activations times a matrix. Its name is `shape[zeros] m=tokens`.
+/// One call: `tokens x cols` activations times a weight matrix. Displayed as `shape[zeros] m=tokens`.
 ///
 /// ```
 /// use trike_bench::{Product, Shape, Zeros};
@@ -112,17 +112,18 @@ impl fmt::Display for Zeros {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Product {
-    /// The matrix.
+    /// Shape of the weight matrix.
     pub shape: Shape,
-    /// Zeros in it.
+    /// Its zeros.
     pub zeros: Zeros,
-    /// Rows of the activations: 1 is decode, more is prefill.
+    /// Rows of the activations: 1 for decode, more for prefill.
     pub tokens: usize,
 }
 
 impl Product {
-    /// Multiply-adds and compulsory bytes with weights that take `weight_bytes`, and activations and outputs in f32. A
-    /// weight counts one multiply-add, however many planes it has: the rate compares kernels of different forms.
+    /// Multiply-adds and compulsory memory traffic in bytes, with weights of `weight_bytes`, and activations and outputs
+    /// in f32. A weight counts as one multiply-add regardless of its number of planes, so that rates of different weight
+    /// formats are comparable.
     ///
     /// ```
     /// use trike_bench::{Product, Shape, Zeros};
@@ -138,7 +139,7 @@ impl Product {
         LinearProblem { tokens: self.tokens, rows, cols, depth: 1, weight_bytes, precision }.cost()
     }
 
-    /// The same with weights, activations and outputs in f16.
+    /// [`cost`](Self::cost) with weights, activations and outputs in f16.
     #[must_use]
     pub fn cost_in_halves(&self) -> Cost {
         let numbers = self.cost(4 * self.shape.rows * self.shape.cols);
@@ -152,29 +153,29 @@ impl fmt::Display for Product {
     }
 }
 
-/// The heads of a model.
+/// Attention heads of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
-    /// What follows `attention` in names.
+    /// Suffix of `attention` in names.
     pub suffix: &'static str,
     /// Query heads.
     pub heads: usize,
-    /// Key heads; query heads share them evenly.
+    /// Key and value heads, each shared by `heads / kv_heads` query heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Elements per head.
     pub head_dim: usize,
 }
 
 impl Heads {
     /// The 2b model.
     pub const B2: Self = Self { suffix: "", heads: 20, kv_heads: 5, head_dim: 128 };
-    /// Llama 2 7B: each query head has keys of its own.
+    /// Llama 2 7B: multi-head attention, one key head per query head.
     pub const B7: Self = Self { suffix: "-7b", heads: 32, kv_heads: 32, head_dim: 128 };
     /// Llama 3 8B.
     pub const B8: Self = Self { suffix: "-8b", heads: 32, kv_heads: 8, head_dim: 128 };
     /// The 125m model.
     pub const M125: Self = Self { suffix: "-125m", heads: 12, kv_heads: 12, head_dim: 64 };
-    /// For a driver that computes on the host.
+    /// Small enough for a software device.
     pub const TINY: Self = Self { suffix: "-tiny", heads: 4, kv_heads: 2, head_dim: 32 };
 
     /// Full causal attention with these heads.
@@ -185,7 +186,7 @@ impl Heads {
     }
 }
 
-/// Causal attention of the last tokens of some sequences, keys and values in f16.
+/// Causal attention of the last `tokens` tokens of each sequence, with keys and values in f16.
 ///
 /// ```
 /// use trike_bench::{Attention, Heads};
@@ -199,17 +200,17 @@ impl Heads {
 pub struct Attention {
     /// The heads.
     pub heads: Heads,
-    /// Tokens of each sequence that attend.
+    /// Query tokens per sequence.
     pub tokens: usize,
-    /// Tokens of each sequence, these included.
+    /// Positions per sequence, query tokens included.
     pub positions: usize,
-    /// Sequences.
+    /// Number of sequences.
     pub batch: usize,
 }
 
 impl Attention {
-    /// Two multiply-adds for each element of a key that a query head sees, one of them with the value; keys, values,
-    /// queries and outputs pass once.
+    /// Two multiply-adds per element of each key that a query head attends to (one for the key, one for the value); keys,
+    /// values, queries and outputs are read or written once.
     #[must_use]
     pub fn cost(&self) -> Cost {
         let Heads { heads, kv_heads, head_dim, .. } = self.heads;
@@ -232,35 +233,35 @@ impl fmt::Display for Attention {
     }
 }
 
-/// A decoder of random trits.
+/// A decoder with random ternary weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
     /// Name in reports.
     pub name: &'static str,
-    /// Blocks.
+    /// Number of decoder blocks.
     pub layers: usize,
-    /// Width.
+    /// Hidden size.
     pub hidden: usize,
-    /// Width between gate and down projection.
+    /// Intermediate size of the MLP.
     pub intermediate: usize,
-    /// Heads.
+    /// Attention heads.
     pub heads: Heads,
-    /// Tokens.
+    /// Vocabulary size.
     pub vocab: usize,
 }
 
 impl Model {
-    /// The sizes of BitNet-b1.58-2B-4T.
+    /// Dimensions of BitNet-b1.58-2B-4T.
     pub const B2: Self =
         Self { name: "2b", layers: 30, hidden: 2560, intermediate: 6912, heads: Heads::B2, vocab: 32_000 };
     /// 125 million weights.
     pub const M125: Self =
         Self { name: "125m", layers: 12, hidden: 768, intermediate: 2048, heads: Heads::M125, vocab: 32_000 };
-    /// For a driver that computes on the host.
+    /// Small enough for a software device.
     pub const TINY: Self =
         Self { name: "tiny", layers: 2, hidden: 128, intermediate: 256, heads: Heads::TINY, vocab: 64 };
 
-    /// Weights of the blocks.
+    /// Number of weights in the decoder blocks.
     #[must_use]
     pub fn weights(&self) -> u64 {
         let width = self.heads.head_dim * self.heads.kv_heads;
@@ -269,19 +270,19 @@ impl Model {
     }
 }
 
-/// A model and how much of it is timed.
+/// A model, and the numbers of tokens that are timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelRun {
     /// The model.
     pub model: Model,
-    /// Tokens of the prompt.
+    /// Prompt tokens.
     pub prompt: usize,
-    /// Tokens generated one by one.
+    /// Generated tokens.
     pub generate: usize,
 }
 
 impl ModelRun {
-    /// The names of its problems: decode, prefill.
+    /// Problem names: decode, prefill.
     #[must_use]
     pub fn problems(&self) -> [String; 2] {
         let name = self.model.name;

@@ -1,41 +1,41 @@
-//! What a machine or device can do at most, measured in the run that is judged by it.
+//! Peak rates of a machine or device, measured in the same run as the kernels.
 
 use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-/// What limits a kernel.
+/// The resource that limits a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Limit {
-    /// Bytes from memory, or through it in a copy.
+    /// Memory bandwidth: bytes read, or bytes read and written by a copy.
     Memory,
     /// Int8 multiply-adds.
     Int8,
-    /// Multiply-adds of matrix instructions in f16.
+    /// F16 multiply-adds of matrix instructions.
     F16,
 }
 
-/// The best that some loops reached.
+/// Best rate among several probe loops.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ceiling {
-    /// Of what.
+    /// The resource.
     pub limit: Limit,
-    /// Threads of the host that the loops ran on; 0 on a device.
+    /// Host threads of the loop; 0 on a device.
     pub threads: usize,
-    /// Bytes or multiply-adds a second.
+    /// Bytes or multiply-adds per second.
     pub per_second: f64,
-    /// The loop that reached it.
+    /// Name of the fastest loop.
     pub variant: String,
 }
 
-/// The ceiling of a number of threads.
+/// The ceiling for this number of threads, in units per second.
 pub(crate) fn ceiling(ceilings: &[Ceiling], limit: Limit, threads: usize) -> Option<f64> {
     ceilings.iter().find(|c| c.limit == limit && c.threads == threads).map(|c| c.per_second)
 }
 
-/// Keeps the higher of two measurements of a ceiling; one that was not reached once is still one.
+/// Merges `now` into `found`, keeping the higher of repeated measurements of the same ceiling.
 pub fn raise(found: &mut Vec<Ceiling>, now: Ceiling) {
     match found.iter_mut().find(|c| c.limit == now.limit && c.threads == now.threads) {
         Some(best) if best.per_second < now.per_second => *best = now,
@@ -50,7 +50,7 @@ pub fn threads_text(n: usize) -> String {
     format!("{n} thread{}", if n == 1 { "" } else { "s" })
 }
 
-/// The ceilings, a line for each number of threads.
+/// The ceilings as a Markdown list, one line per number of threads.
 #[must_use]
 pub fn ceilings_text(ceilings: &[Ceiling]) -> String {
     let mut text = String::new();

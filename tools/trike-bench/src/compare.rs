@@ -1,16 +1,16 @@
-//! Whether a run is slower than the one before.
+//! Regressions of a run against an earlier one.
 
 use std::fmt;
 
 use crate::figure::Figure;
 use crate::record::Record;
 
-/// How two runs of a machine differ.
+/// Difference between two runs on the same machine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Comparison {
-    /// Rows that both have.
+    /// Number of rows in both runs.
     pub(crate) compared: usize,
-    /// Rows that became slower by more than the threshold.
+    /// Rows slower by more than the threshold.
     pub(crate) regressions: Vec<Regression>,
     /// Names of rows that only the earlier run has.
     pub(crate) gone: Vec<String>,
@@ -19,19 +19,19 @@ pub(crate) struct Comparison {
 /// A row that became slower.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Regression {
-    /// The row.
+    /// Name of the row.
     pub(crate) name: String,
-    /// Shares of the nearest ceiling, before and after.
+    /// Fractions of the limiting ceiling, before and after.
     pub(crate) share: Option<(f64, f64)>,
-    /// Ratios to the rival or, where no rival ran, to two-bit weights, before and after.
+    /// Speedups over the rival (over two-bit weights if no rival ran), before and after.
     pub(crate) ratio: Option<(f64, f64)>,
 }
 
-/// Compares the rows of `after` with those of `before`, rivals left out.
+/// Compares the rows of `after` with those of `before`, excluding rivals.
 ///
-/// A row regressed when its share of the nearest ceiling *and* its ratio to the rival fell by more than `threshold`
-/// (0.1 is 10 %). Each alone also falls when something else had the machine, or when the rival became faster; a slower
-/// kernel moves both. A row without one of them is judged by the other.
+/// A row regressed when its fraction of the limiting ceiling *and* its speedup over the rival fell by more than
+/// `threshold` (0.1 is 10 %). Other load on the machine or a faster rival lowers only one of them; a slower kernel lowers
+/// both. A row that has only one of them is judged by that one.
 pub(crate) fn compare(before: &Record, after: &Record, threshold: f64) -> Comparison {
     let ours =
         |record: &'_ Record| -> Vec<Figure> { record.rows.iter().filter(|r| !r.rival).cloned().collect() };

@@ -1,4 +1,4 @@
-//! From seconds to shares: what a time means on the machine or device that it was taken on.
+//! Rates, fractions of the measured peaks, and speedups, computed from the measured times.
 
 use serde::{Deserialize, Serialize};
 use trike_core::Cost;
@@ -7,90 +7,90 @@ use crate::ceiling::{Ceiling, Limit, ceiling};
 use crate::table::{Align, Table, percent, time};
 use crate::timing::{median, paired_ratio, rounded, spread};
 
-/// What was timed.
+/// Timing samples of one kernel or rival at one problem.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    /// What was computed.
+    /// Name of the problem.
     pub problem: String,
-    /// By which kernel or rival.
+    /// Kernel or rival.
     pub kernel: String,
-    /// With which instructions; of a device, its runtime.
+    /// Instruction set; on a device, its runtime.
     pub isa: String,
-    /// On how many threads of the host; 0 on a device.
+    /// Host threads; 0 on a device.
     pub threads: usize,
-    /// Whether somebody else's code ran.
+    /// True for third-party code.
     pub rival: bool,
-    /// How the kernel was specialised; empty where there is one way.
+    /// Specialization of the kernel; empty if it has only one.
     pub blueprint: String,
-    /// Seconds of one call, one for each round.
+    /// Seconds per call, one sample per round.
     pub samples: Vec<f64>,
     /// Work of one call.
     pub cost: Cost,
-    /// The ceilings that it is set beside. Its rate over another one would say nothing, and move when that one does.
+    /// The ceilings that can limit it; fractions of the others would be meaningless.
     pub limits: &'static [Limit],
 }
 
-/// One line of a report: a time, and what it means.
+/// One row of a report: a time, and the rates and ratios derived from it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
-    /// What was computed, `shape m=tokens` or `model phase`.
+    /// Name of the problem: `shape m=tokens` or `model phase`.
     pub problem: String,
-    /// By which kernel or rival: weights, then activations.
+    /// Kernel or rival: weights, then activations.
     pub kernel: String,
-    /// How the kernel was specialised; empty where there is one way.
+    /// Specialization of the kernel; empty if it has only one.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub blueprint: String,
-    /// With which instructions; of a device, its runtime.
+    /// Instruction set; on a device, its runtime.
     pub isa: String,
-    /// On how many threads of the host; 0 on a device.
+    /// Host threads; 0 on a device.
     pub threads: usize,
-    /// Whether somebody else's code ran.
+    /// True for third-party code.
     pub rival: bool,
-    /// Bursts that the median is of.
+    /// Number of samples of the median.
     pub rounds: usize,
-    /// Median time of one call, or of one token of a model.
+    /// Median time per call, or per token of a model.
     pub seconds: f64,
-    /// Distance of the quartiles over the median.
+    /// Interquartile range divided by the median.
     pub spread: f64,
-    /// Multiply-adds of one call.
+    /// Multiply-adds per call.
     pub macs: u64,
-    /// Bytes that must pass at least once in one call.
+    /// Compulsory memory traffic per call, in bytes.
     pub bytes: u64,
-    /// Billions of multiply-adds a second.
+    /// Billions of multiply-adds per second.
     pub gmac_per_second: f64,
-    /// Billions of compulsory bytes a second.
+    /// Billions of compulsory bytes per second.
     pub gb_per_second: f64,
-    /// The bytes over what the same run moved from memory with as many threads.
+    /// Fraction of the memory bandwidth measured in the same run with as many threads.
     pub share_of_bandwidth: Option<f64>,
-    /// The multiply-adds over what the same run reached in int8 with as many threads.
+    /// Fraction of the int8 multiply-add rate measured in the same run with as many threads.
     pub share_of_int8_peak: Option<f64>,
-    /// The multiply-adds over what the same run reached with matrix instructions in f16.
+    /// Fraction of the multiply-add rate of f16 matrix instructions measured in the same run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_of_f16_peak: Option<f64>,
-    /// How many times as fast as the [base](Bases::rival) rival at the same problem and threads, in the same rounds.
+    /// Speedup over the [reference rival](Bases::rival) at the same problem and threads, in the same rounds.
     pub x_rival: Option<f64>,
-    /// How many times as fast as two-bit weights with one scale ([`Bases::kernel`]), with the same instructions too.
+    /// Speedup over two-bit weights with one scale ([`Bases::kernel`]), also with the same instruction set.
     pub x_ternary: Option<f64>,
 }
 
-/// Which rows the others of their problem are compared with.
+/// Reference rows for the speedups of the other rows of a problem.
 #[derive(Clone, Copy, Debug)]
 pub struct Bases {
-    /// The rival.
+    /// Reference rival.
     pub rival: &'static str,
-    /// The kernel of our own.
+    /// Reference kernel of Trike.
     pub kernel: &'static str,
 }
 
 impl Figure {
-    /// What tells the row from others, as `--filter` sees it.
+    /// Unique name of the row, matched by `--filter`.
     #[must_use]
     pub fn name(&self) -> String {
         row_name(&self.problem, &self.kernel, &self.isa, self.threads)
     }
 
-    /// The share of the ceiling that is nearest, which is the one that limits.
+    /// Fraction of the limiting ceiling, i.e. the largest of the three.
     #[must_use]
     pub fn share(&self) -> Option<f64> {
         let shares = [self.share_of_bandwidth, self.share_of_int8_peak, self.share_of_f16_peak];
@@ -105,7 +105,7 @@ pub fn row_name(problem: &str, kernel: &str, isa: &str, threads: usize) -> Strin
     if threads == 0 { name } else { format!("{name} / t={threads}") }
 }
 
-/// What the times mean, in the order of `measured`; what has no samples is left out.
+/// Rows of the report, in the order of `measured`; entries without samples are left out.
 #[must_use]
 pub fn figures(measured: &[Measured], ceilings: &[Ceiling], bases: Bases) -> Vec<Figure> {
     let figure = |row: &Measured| {
@@ -144,8 +144,8 @@ pub fn figures(measured: &[Measured], ceilings: &[Ceiling], bases: Bases) -> Vec
     measured.iter().filter_map(figure).collect()
 }
 
-/// The rows as a Markdown table, the problem of each in front unless all have the same. Columns that no row of a run can
-/// fill are left out: threads on a device, f16 on the host.
+/// The rows as a Markdown table, with a problem column if the problems differ. Columns that do not apply are left out:
+/// threads on a device, f16 on the host.
 ///
 /// ```
 /// use trike_bench::{Bases, Ceiling, Limit, Measured, figure_table, figures};
