@@ -1,4 +1,4 @@
-//! What becomes of a run: compared with the baseline, and recorded unless it regressed.
+//! Comparison of a run with the baseline, and the decision whether to record it.
 
 use std::path::{Path, PathBuf};
 
@@ -7,39 +7,39 @@ use anyhow::Result;
 use crate::compare::compare;
 use crate::record::{Record, baseline};
 
-/// How a run is judged.
+/// Criteria for recording a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Judgement {
-    /// The fall of a row that is a regression; 0.1 is 10 %.
+    /// Relative slowdown that counts as a regression; 0.1 is 10 %.
     pub threshold: f64,
-    /// Whether a run with regressions becomes the baseline all the same.
+    /// Record the run as the new baseline despite regressions.
     pub accept: bool,
 }
 
-/// The threshold of an option in per cent, as [`Judgement::threshold`] has it.
+/// Parses a percentage into [`Judgement::threshold`].
 ///
 /// # Errors
 ///
-/// Anything that is not 0 or more and less than 100.
+/// If `text` is not a number of at least 0 and less than 100.
 pub fn parse_threshold(text: &str) -> Result<f64, String> {
     let percent: f64 = text.parse().map_err(|e| format!("{e}"))?;
     if (0.0..100.0).contains(&percent) {
         Ok(percent / 100.0)
     } else {
-        Err("expected 0 or more and less than 100".into())
+        Err("expected a number of at least 0 and less than 100".into())
     }
 }
 
-/// What became of a run.
+/// Outcome of [`keep`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
-    /// Recorded, and to be shown.
+    /// Recorded as the new baseline, to be shown in the book.
     Yes,
-    /// Recorded with the reasons for which it does not count.
+    /// Recorded as void, with the reasons.
     Void,
-    /// Not recorded, because it did not time everything.
+    /// Not recorded, because it did not time the whole catalogue.
     Part {
-        /// Whether it is void or a row regressed all the same.
+        /// Whether the run is void or a row regressed.
         failed: bool,
     },
     /// Not recorded, because rows regressed.
@@ -47,19 +47,19 @@ pub enum Kept {
 }
 
 impl Kept {
-    /// Whether the run counts and nothing regressed.
+    /// Whether the run is valid and no row regressed.
     #[must_use]
     pub fn is_good(self) -> bool {
         matches!(self, Self::Yes | Self::Part { failed: false })
     }
 }
 
-/// Compares a run with the baseline among `records`, which were read from `folder`, and writes it there when it belongs
-/// there; `say` takes the lines of the report.
+/// Compares a run with the baseline among `records` (the contents of `folder`), and writes full runs without regressions to
+/// `folder`; `say` receives the report line by line.
 ///
 /// # Errors
 ///
-/// When the record cannot be written.
+/// If the record cannot be written.
 pub fn keep(
     folder: &Path,
     records: &[(PathBuf, Record)],
@@ -74,24 +74,24 @@ pub fn keep(
     let regressed = is_regressed(records, run, judgement.threshold, say);
     let is_void = !run.void.is_empty();
     if !is_full {
-        say("not recorded: only a full run is");
+        say("not recorded: only full runs are recorded");
         return Ok(Kept::Part { failed: is_void || regressed });
     }
     if regressed && !is_void && !judgement.accept {
-        say("not recorded: repeat it on a quiet machine, repair it, or make it the baseline with --accept");
+        say("not recorded: repeat on a quiet machine, fix the regression, or pass --accept to make it the baseline");
         return Ok(Kept::Regressed);
     }
     let path = run.path();
     run.write(&folder.join(&path))?;
     say(&format!("recorded: benches/records/{}", path.display()));
     if is_void {
-        say("the run is void: it is no baseline, and the book does not show it");
+        say("the run is void: it is not a baseline and is not shown in the book");
         return Ok(Kept::Void);
     }
     Ok(Kept::Yes)
 }
 
-/// Says how the run compares with the baseline; whether a row regressed.
+/// Reports the comparison with the baseline; returns whether a row regressed.
 fn is_regressed(
     records: &[(PathBuf, Record)],
     run: &Record,

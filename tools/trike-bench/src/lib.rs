@@ -1,21 +1,21 @@
-//! What benchmarks on the host (`trike-benches`) and on GPUs (`trike-gpu-test bench`) share: one catalogue, one timer, one
-//! record, one report.
+//! Shared by the benchmarks on the host (`trike-benches`) and on GPUs (`trike-gpu-test bench`): catalogue of problems,
+//! timer, records, reports.
 //!
-//! Start from [`Product`]: a problem is a [`Shape`], [`Zeros`] and a number of tokens, and its name is the row of the
-//! report. Both sides list the problems that they time by these names, hold operands of their own kind, and hand
-//! [`Contender`]s to [`interleave`]; a device's clock is a clock like the host's. Samples become [`Figure`]s beside the
-//! [`Ceiling`]s of the run, and a [`Record`], which is compared with the last one of the same machine or device.
+//! Start from [`Product`]: a problem is a [`Shape`], [`Zeros`] and a number of tokens, and its name identifies the row of
+//! the report. Both benchmarks list their problems by these names, allocate their own operands, and pass [`Contender`]s to
+//! [`interleave`], timed by the host's or the device's clock. The samples become [`Figure`]s relative to the [`Ceiling`]s
+//! of the run, and a [`Record`], which is compared with the last one of the same machine or device.
 //!
-//! The decision that shaped it: it knows no kernels and no rivals, so that the bundle for a foreign machine contains this
-//! crate and none of the host's rivals. What was given up: names of kernels are text.
+//! Design decision: this crate depends on no kernels and no rivals, so that the bundle for a remote GPU machine does not
+//! contain the host's rivals. The cost: kernels are identified by strings.
 //!
-//! * what: [`Shape`], [`Zeros`], [`Product`], [`Heads`], [`Attention`], [`Model`], [`ModelRun`]
-//! * the time: [`Contender`], [`interleave`], [`clock`]; [`median`], [`rounded`]
-//! * what it means: [`Limit`], [`Ceiling`], [`raise`], [`Measured`], [`Bases`], [`figures`], [`Figure`], [`Target`],
+//! * problems: [`Shape`], [`Zeros`], [`Product`], [`Heads`], [`Attention`], [`Model`], [`ModelRun`]
+//! * timing: [`Contender`], [`interleave`], [`clock`]; [`median`], [`rounded`]
+//! * evaluation: [`Limit`], [`Ceiling`], [`raise`], [`Measured`], [`Bases`], [`figures`], [`Figure`], [`Target`],
 //!   [`Measure`]
-//! * what stays: [`Record`] of a [`Machine`], its [`DeviceFacts`] and [`Software`], with the kernels that were
-//!   [`NotRun`]; [`keep`] compares it with the last one by a [`Judgement`] ([`parse_threshold`]) and says what was [`Kept`]
-//! * the report: [`Table`], [`figure_table`], [`target_table`], [`ceilings_text`], [`Chart`]; [`write_pages`], [`with_part`]
+//! * records: [`Record`] of a [`Machine`], its [`DeviceFacts`] and [`Software`], with the kernels that were
+//!   [`NotRun`]; [`keep`] compares it with the last one by a [`Judgement`] ([`parse_threshold`]) and returns [`Kept`]
+//! * reports: [`Table`], [`figure_table`], [`target_table`], [`ceilings_text`], [`Chart`]; [`write_pages`], [`with_part`]
 #![forbid(unsafe_code)]
 
 mod book;

@@ -1,4 +1,4 @@
-//! The machine and the device that a run belongs to, and the software that ran.
+//! Machine, device and software of a run.
 
 use std::fs;
 use std::path::Path;
@@ -6,64 +6,64 @@ use std::process::Command;
 
 use serde::{Deserialize, Serialize};
 
-/// What makes two runs comparable. What the system does not say is empty or 0.
+/// The machine of a run; only runs on the same machine are compared. Unknown fields are empty or 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// Model of the processor.
+    /// CPU model name.
     pub cpu: String,
-    /// Who made it, as the processor says.
+    /// CPU vendor (`vendor_id`).
     pub vendor: String,
-    /// Its family, as the processor says.
+    /// CPU family.
     pub family: u32,
-    /// Cores that the system offers.
+    /// Available logical CPUs.
     pub cores: usize,
-    /// The best instruction set that the kernels have for it.
+    /// Best instruction set supported by the CPU and the kernels.
     pub isa: String,
-    /// Bytes of memory.
+    /// Main memory, in bytes.
     pub memory_bytes: u64,
     /// Operating system.
     pub os: String,
-    /// Version of the kernel, without what a distribution appends.
+    /// OS kernel version, without the distribution's suffix.
     pub kernel: String,
     /// Policy of transparent huge pages.
     pub huge_pages: String,
 }
 
-/// A device that kernels ran on, and how its operands were kept out of its caches.
+/// The device that kernels ran on, and how weights were kept out of its caches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceFacts {
     /// Name of the adapter.
     pub adapter: String,
-    /// Which one it is, as `cuda:0`.
+    /// Runtime and index, such as `cuda:0`.
     pub spec: String,
-    /// Version of the driver, where it says.
+    /// Driver version; empty if unknown.
     pub driver: String,
-    /// Whether it computes on the host.
+    /// True for a software device, which computes on the host.
     pub software: bool,
-    /// Multiprocessors, where it says.
+    /// Number of multiprocessors, if known.
     pub multiprocessors: Option<u32>,
-    /// Bytes of memory, where it says.
+    /// Device memory in bytes, if known.
     pub memory_bytes: Option<u64>,
-    /// Bytes that the rotated weights of a kernel take together, in MiB.
+    /// Total size of the copies of the weights that launches cycle through, in MiB.
     pub rotate_mib: usize,
 }
 
-/// What ran, and beside what.
+/// Versions of Trike and of the compiler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Software {
     /// Version of Trike.
     pub version: String,
-    /// Version of the compiler.
+    /// Version of rustc.
     pub rustc: String,
     /// Commit of the sources.
     pub commit: String,
-    /// Whether the sources had changes that the commit lacks.
+    /// Whether the sources had uncommitted changes.
     pub modified: bool,
 }
 
 impl Machine {
-    /// Asks the system; `isa` is the best instruction set that the kernels have for it.
+    /// Queries the system; `isa` is the best instruction set supported by the CPU and the kernels.
     #[must_use]
     pub fn detect(isa: &str) -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
@@ -83,7 +83,7 @@ impl Machine {
         }
     }
 
-    /// The name of the folder of its records: processor, cores, instruction set.
+    /// Folder name of its records: CPU, cores, instruction set.
     #[must_use]
     pub fn id(&self) -> String {
         let cpu = if self.cpu.is_empty() { std::env::consts::ARCH } else { &self.cpu };
@@ -109,13 +109,13 @@ impl Machine {
 }
 
 impl DeviceFacts {
-    /// Its runtime, which stands for the instruction set in rows.
+    /// Its runtime, used as the instruction set in rows.
     #[must_use]
     pub fn runtime(&self) -> &str {
         self.spec.split(':').next().unwrap_or_default()
     }
 
-    /// The name of the folder of its records: adapter, runtime.
+    /// Folder name of its records: adapter, runtime.
     #[must_use]
     pub fn id(&self) -> String {
         folder_name(&format!("{} {}", self.adapter, self.runtime()))
@@ -136,7 +136,7 @@ impl DeviceFacts {
     }
 }
 
-/// Words of letters and digits, joined by hyphens.
+/// The alphanumeric words of `text` in lower case, joined by hyphens.
 fn folder_name(text: &str) -> String {
     let text = text.to_lowercase();
     let words = text.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
@@ -144,7 +144,7 @@ fn folder_name(text: &str) -> String {
 }
 
 impl Software {
-    /// Asks the compiler and git, in the folder of the sources; a machine without it knows the version alone.
+    /// Queries rustc and git in the source folder `root`; without them only `version` is known.
     #[must_use]
     pub fn detect(root: &Path) -> Self {
         let run = |program: &str, args: &[&str]| -> Option<String> {
@@ -155,7 +155,7 @@ impl Software {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             rustc: run("rustc", &["--version"]).unwrap_or_default(),
             commit: run("git", &["rev-parse", "--short=12", "HEAD"]).unwrap_or_default(),
-            // What the report itself writes does not change what it measured.
+            // Files written by the report itself do not affect the measurement.
             modified: run(
                 "git",
                 &[
@@ -174,7 +174,7 @@ impl Software {
     }
 }
 
-/// Mean number of runnable tasks over the last minute, 0 where the system does not say.
+/// Load average over the last minute, or 0 if unknown.
 #[must_use]
 pub fn load() -> f64 {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
@@ -195,13 +195,13 @@ fn memory_bytes(meminfo: &str) -> u64 {
     kib.unwrap_or(0).saturating_mul(1024)
 }
 
-/// The numbers that a version starts with.
+/// The leading numeric part of a version.
 fn version(release: &str) -> &str {
     let end = release.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(release.len());
     release[..end].trim_end_matches('.')
 }
 
-/// What stands in brackets in a list of choices.
+/// The choice in brackets in a list of choices.
 fn chosen(choices: &str) -> &str {
     choices.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map_or("", |(choice, _)| choice)
 }

@@ -1,4 +1,4 @@
-//! What a run leaves behind: a JSON file by machine or device and date, and the rules of which one is the baseline.
+//! Records of runs: JSON files by machine or device and date, and the choice of the baseline among them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,87 +11,87 @@ use crate::ceiling::Ceiling;
 use crate::figure::Figure;
 use crate::machine::{DeviceFacts, Machine, Software};
 
-/// Everything that one run measured. The field names are the schema of the files under `benches/records/`.
+/// Results of one run. The field names are the schema of the files under `benches/records/`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// [`SCHEMA`]; another number is refused.
+    /// [`SCHEMA`]; records of another version are rejected.
     pub schema: u32,
-    /// When the run ended, or the problem that it was last written after: `2026-11-21T07:31:00Z`.
+    /// Time of the last write, which is the end of a complete run: `2026-11-21T07:31:00Z`.
     pub date: String,
-    /// Whether it timed less than everything.
+    /// Whether only a part of the catalogue was timed.
     pub quick: bool,
-    /// Whether it came to its end.
+    /// Whether the run finished.
     pub complete: bool,
-    /// Where.
+    /// The host machine.
     pub machine: Machine,
-    /// The device that computed; none when the machine did.
+    /// The device that computed; `None` for runs on the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceFacts>,
-    /// What.
+    /// Versions of Trike and of the compiler.
     pub software: Software,
-    /// Runnable tasks of the last minute, when the run began and when it ended.
+    /// Load average over one minute, at the start and the end of the run.
     pub load: [f64; 2],
-    /// Why the run says nothing; empty when it counts.
+    /// Reasons why the measurements are invalid; empty for a valid run.
     pub void: Vec<String>,
-    /// What the machine or device could do, the best of the run.
+    /// Measured peak rates of the machine or device, the best of the run.
     pub ceilings: Vec<Ceiling>,
-    /// What was timed.
+    /// Timed kernels and rivals.
     pub rows: Vec<Figure>,
-    /// Rivals without a figure.
+    /// Rivals that could not be timed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_run: Vec<NotRun>,
-    /// Kernels of our own without a figure.
+    /// Kernels of Trike that could not be timed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<NotRun>,
 }
 
-/// A kernel or rival without a figure.
+/// A kernel or rival that could not be timed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NotRun {
-    /// At one problem, or at all.
+    /// The problem, or `None` for all problems.
     pub problem: Option<String>,
-    /// Who.
+    /// The kernel or rival.
     pub kernel: String,
-    /// Why.
+    /// Error message.
     pub reason: String,
 }
 
-/// The version of the schema.
+/// Version of the record schema.
 pub const SCHEMA: u32 = 2;
 
 impl Record {
-    /// Reads a record from its text.
+    /// Parses a record.
     ///
     /// # Errors
     ///
-    /// When it is no JSON of this schema.
+    /// If `text` is not JSON of this schema.
     pub fn parse(text: &str) -> Result<Self> {
-        /// The one field that every schema has.
+        /// The only field common to all schema versions.
         #[derive(Deserialize)]
         struct Version {
             schema: u32,
         }
         let Version { schema } = serde_json::from_str(text)?;
-        ensure!(schema == SCHEMA, "schema {schema}, expected {SCHEMA}");
+        ensure!(schema == SCHEMA, "expected schema {SCHEMA}, got {schema}");
         Ok(serde_json::from_str(text)?)
     }
 
-    /// The text of its file.
+    /// Serializes the record as JSON.
     ///
     /// # Errors
     ///
-    /// None for what a run measures.
+    /// If serialization fails, which does not happen for measured values.
     pub fn to_text(&self) -> Result<String> {
         Ok(serde_json::to_string_pretty(self)? + "\n")
     }
 
-    /// Writes the file in one step: who reads it while a run goes on sees a whole record.
+    /// Replaces the file atomically, so that concurrent readers always see a whole record.
     ///
     /// # Errors
     ///
-    /// When the file or its folder cannot be written.
+    /// If the file or its folder cannot be written.
     pub fn write(&self, file: &Path) -> Result<()> {
         let beside = file.with_extension("tmp");
         let write = || -> Result<()> {
@@ -104,32 +104,32 @@ impl Record {
         write().with_context(|| format!("cannot write {}", file.display()))
     }
 
-    /// Whether it can be a baseline and be shown: everything, to the end, and not void.
+    /// Whether it can be a baseline and be shown: a complete, full run that is not void.
     #[must_use]
     pub fn counts(&self) -> bool {
         self.complete && !self.quick && self.void.is_empty()
     }
 
-    /// The name of the folder of its records: that of the device, else of the machine.
+    /// Folder name of its records: that of the device if present, else of the machine.
     #[must_use]
     pub fn id(&self) -> String {
         self.device.as_ref().map_or_else(|| self.machine.id(), DeviceFacts::id)
     }
 
-    /// What most of its rows have for an instruction set: the machine's best one, or the device's runtime.
+    /// Instruction set of most of its rows: the machine's best one, or the device's runtime.
     #[must_use]
     pub fn isa(&self) -> &str {
         self.device.as_ref().map_or(&self.machine.isa, DeviceFacts::runtime)
     }
 
-    /// Where it belongs, relative to the folder of records: `MACHINE/2026-11-21-0731.json`.
+    /// Path of its file relative to the folder of records: `MACHINE/2026-11-21-0731.json`.
     #[must_use]
     pub fn path(&self) -> PathBuf {
         let minutes: String = self.date.chars().take(16).filter(|&c| c != ':').collect();
         Path::new(&self.id()).join(format!("{}.json", minutes.replace('T', "-")))
     }
 
-    /// The row of these facts.
+    /// The row with these four keys.
     #[must_use]
     pub fn row(&self, problem: &str, kernel: &str, isa: &str, threads: usize) -> Option<&Figure> {
         let same =
@@ -138,11 +138,11 @@ impl Record {
     }
 }
 
-/// All records under a folder with their paths relative to it, by date; none when there is no such folder.
+/// All records under a folder with their paths relative to it, sorted by date; empty if the folder does not exist.
 ///
 /// # Errors
 ///
-/// A file that cannot be read or is no record.
+/// If a file cannot be read or is not a valid record.
 pub fn load_all(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
     let mut records = Vec::new();
     if !folder.exists() {
@@ -158,7 +158,7 @@ pub fn load_all(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
             if file.extension().is_some_and(|end| end == "json") {
                 let text = fs::read_to_string(&file)?;
                 let record =
-                    Record::parse(&text).with_context(|| format!("{} is no record", file.display()))?;
+                    Record::parse(&text).with_context(|| format!("{} is not a record", file.display()))?;
                 records.push((file.strip_prefix(folder)?.to_owned(), record));
             }
         }
@@ -167,27 +167,27 @@ pub fn load_all(folder: &Path) -> Result<Vec<(PathBuf, Record)>> {
     Ok(records)
 }
 
-/// The record that a run on the same machine or device is compared with: the last one that counts.
+/// The baseline of a run: the last [valid](Record::counts) record of the same machine or device.
 #[must_use]
 pub(crate) fn baseline<'a>(records: &'a [(PathBuf, Record)], run: &Record) -> Option<&'a (PathBuf, Record)> {
     let id = run.id();
     records.iter().rev().find(|(_, record)| record.counts() && record.id() == id)
 }
 
-/// The record that the book shows: the last one that counts, of any machine or of any device.
+/// The record that the book shows: the last [valid](Record::counts) one of any machine, or of any device.
 #[must_use]
 pub fn newest(records: &[(PathBuf, Record)], on_device: bool) -> Option<&(PathBuf, Record)> {
     records.iter().rev().find(|(_, record)| record.counts() && record.device.is_some() == on_device)
 }
 
-/// Now, as records write it.
+/// The current time in UTC, as in [`Record::date`].
 #[must_use]
 pub fn now() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     date(seconds)
 }
 
-/// Seconds since 1970 in the calendar (H. Hinnant's days-to-civil, for years from 1970 on).
+/// Unix time as a UTC date (H. Hinnant's `civil_from_days`, for years from 1970).
 fn date(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400 + 719_468, seconds % 86_400);
     let (era, of_era) = (days / 146_097, days % 146_097);
@@ -321,7 +321,7 @@ pub(crate) mod tests {
     #[test]
     fn another_schema_and_unknown_fields_are_refused() {
         let text = example().to_text().unwrap();
-        assert_eq!(Record::parse("{\"schema\": 1}").unwrap_err().to_string(), "schema 1, expected 2");
+        assert_eq!(Record::parse("{\"schema\": 1}").unwrap_err().to_string(), "expected schema 2, got 1");
         for (field, other) in [("quick", "slow"), ("rounds", "turns"), ("variant", "loop")] {
             let unknown = text.replacen(&format!("\"{field}\""), &format!("\"{other}\""), 1);
             let error = Record::parse(&unknown).unwrap_err().to_string();
@@ -365,7 +365,7 @@ pub(crate) mod tests {
         assert!(baseline(&all, &other).is_none());
         fs::write(folder.path().join(void.path()), "{}").unwrap();
         assert!(
-            load_all(folder.path()).unwrap_err().to_string().contains("2026-11-23-0000.json is no record")
+            load_all(folder.path()).unwrap_err().to_string().contains("2026-11-23-0000.json is not a record")
         );
     }
 

@@ -1,33 +1,33 @@
-//! Bar charts as SVG text: the same rows always give the same bytes, and no font is asked for its measures.
+//! Bar charts as SVG: the output is deterministic and independent of font metrics.
 
 use std::fmt::Write as _;
 
-/// A chart of horizontal bars, a group of them for each label.
+/// A chart of horizontal bars, one group of bars per label.
 #[derive(Clone, Debug)]
 pub struct Chart {
-    /// What stands above it.
+    /// Title above the chart.
     pub title: String,
-    /// Names of the bars of a group, four at most.
+    /// Names of the bars of a group, at most four.
     pub series: Vec<String>,
-    /// A label and the values of its bars; what is not known has none.
+    /// Labels and the values of their bars; `None` draws no bar.
     pub groups: Vec<(String, Vec<Option<f64>>)>,
-    /// What the values are.
+    /// Unit of the values.
     pub scale: Scale,
 }
 
-/// What the values of a chart are.
+/// Unit of the values of a chart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scale {
-    /// Shares of something, from 0 to 1.
+    /// Fractions from 0 to 1, shown as percentages.
     Percent,
-    /// How many times as fast, from 0 to the largest.
+    /// Speedups, from 0 to the largest.
     Times,
 }
 
 const WIDTH: usize = 800;
-/// Where bars begin; labels end a little before.
+/// Left end of the bars; labels are right-aligned before it.
 const LEFT: usize = 250;
-/// Where bars end at most; values stand behind them.
+/// Right end of the longest bar; values are drawn after the bars.
 const RIGHT: usize = 740;
 const BAR: usize = 13;
 const GAP: usize = 9;
@@ -35,13 +35,13 @@ const TOP: usize = 66;
 const COLORS: [&str; 4] = ["#1f6f8b", "#e07a3f", "#7a9e4d", "#8a5a9e"];
 
 impl Chart {
-    /// Whether there is a bar.
+    /// Whether the chart has no bars.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.groups.iter().all(|(_, values)| values.iter().all(Option::is_none))
     }
 
-    /// The chart as a file.
+    /// The chart as an SVG file.
     #[must_use]
     pub fn to_svg(&self) -> String {
         let group = self.series.len() * BAR + GAP;
@@ -110,8 +110,8 @@ impl Chart {
         svg
     }
 
-    /// The distance of the lines and the value of the last: 25 % and 100 %, or a round number of which at most eight
-    /// reach the largest value.
+    /// Step of the grid lines and value of the last line: 25 % and 100 %, or the smallest round step with which at most
+    /// eight lines reach the largest value.
     fn grid(&self) -> (f64, f64) {
         if self.scale == Scale::Percent {
             return (0.25, 1.0);
@@ -131,7 +131,7 @@ impl Chart {
     }
 }
 
-/// Text that is no markup.
+/// Escapes `text` for XML.
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -1,17 +1,17 @@
-//! Tables in Markdown, and figures as they read best.
+//! Markdown tables, and formatting of numbers.
 
 use std::fmt;
 
-/// The side of a column.
+/// Alignment of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Align {
-    /// Text.
+    /// For text.
     Left,
-    /// Numbers.
+    /// For numbers.
     Right,
 }
 
-/// A table in Markdown.
+/// A Markdown table.
 ///
 /// ```
 /// use trike_bench::{Align, Table};
@@ -24,7 +24,7 @@ pub enum Align {
 pub struct Table(String);
 
 impl Table {
-    /// A table of these columns, without rows.
+    /// An empty table with these columns.
     #[must_use]
     pub fn new(columns: &[(&str, Align)]) -> Self {
         let mut this = Self(String::new());
@@ -53,13 +53,13 @@ impl fmt::Display for Table {
     }
 }
 
-/// Whole per cent.
+/// `share` as a whole percentage.
 #[must_use]
 pub fn percent(share: f64) -> String {
     format!("{:.0} %", 100.0 * share)
 }
 
-/// Milliseconds or microseconds, whichever reads better.
+/// Milliseconds from 1 ms, else microseconds.
 pub(crate) fn time(seconds: f64) -> String {
     if seconds >= 1e-3 { format!("{:.2} ms", seconds * 1e3) } else { format!("{:.1} us", seconds * 1e6) }
 }

@@ -1,49 +1,49 @@
-//! What the project wants to reach, as data.
+//! Performance targets, as data.
 
 use crate::figure::Figure;
 use crate::record::Record;
 use crate::table::{Align, Table};
 
-/// A figure that a record answers, and what it should be at least.
+/// A performance figure of a record, and its target value.
 #[derive(Clone, Copy, Debug)]
 pub struct Target {
-    /// What the figure is.
+    /// Description of the figure.
     pub what: &'static str,
-    /// The row: problem.
+    /// Problem of the row.
     pub problem: &'static str,
-    /// The row: kernels, of which the best counts.
+    /// Kernels of the row; the best one counts.
     pub kernels: &'static [&'static str],
-    /// The row: instruction set, or the machine's best or the device's runtime.
+    /// Instruction set of the row; `None` for the machine's best or the device's runtime.
     pub isa: Option<&'static str>,
-    /// The row: threads; 0 on a device.
+    /// Threads of the row; 0 on a device.
     pub threads: usize,
-    /// What is asked of the row.
+    /// Quantity of the row.
     pub measure: Measure,
-    /// What it should be at least.
+    /// Minimum value that meets the target.
     pub least: f64,
 }
 
-/// What is asked of a row.
+/// Quantity of a row that a target refers to.
 #[derive(Clone, Copy, Debug)]
 pub enum Measure {
-    /// Its share of the memory bandwidth.
+    /// Fraction of the memory bandwidth.
     Bandwidth,
-    /// Its share of the int8 peak.
+    /// Fraction of the int8 peak.
     Int8Peak,
-    /// How many times as fast as the rival that all rows are compared with.
+    /// Speedup over the reference rival.
     Rival,
-    /// How many times as fast as two-bit weights.
+    /// Speedup over two-bit weights.
     Ternary,
-    /// How many times as fast as another kernel at the same problem, instructions and threads.
+    /// Speedup over another kernel with the same problem, instruction set and threads.
     Kernel(&'static str),
-    /// 10^12 operations a second; a multiply-add is two.
+    /// 10^12 operations per second; a multiply-add is two operations.
     TeraOperations,
-    /// Calls, or tokens of a model, a second.
+    /// Calls per second, or tokens per second of a model.
     Rate,
 }
 
 impl Target {
-    /// What the record says; `None` when it lacks the row.
+    /// The measured value; `None` if the record lacks the row.
     #[must_use]
     pub fn measured(&self, record: &Record) -> Option<f64> {
         let isa = self.isa.unwrap_or(record.isa());
@@ -56,7 +56,7 @@ impl Target {
                 Measure::Ternary => row.x_ternary,
                 Measure::Kernel(other) => {
                     let other = record.row(self.problem, other, isa, self.threads)?;
-                    // Both were compared with the same kernel in the same rounds.
+                    // Both ratios have the same base and were measured in the same rounds.
                     let relative = |row: &Figure| row.x_ternary.unwrap_or(1.0);
                     Some(relative(row) / relative(other))
                 }
@@ -67,7 +67,7 @@ impl Target {
         self.kernels.iter().filter_map(of).reduce(f64::max)
     }
 
-    /// A value as it reads best.
+    /// Formats a value with its unit.
     #[must_use]
     pub fn text(&self, value: f64) -> String {
         match self.measure {
@@ -78,10 +78,10 @@ impl Target {
     }
 }
 
-/// A prediction of what a target will measure.
+/// Predicted value of a target.
 type Predict<'a> = &'a dyn Fn(&Target) -> Option<f64>;
 
-/// The targets beside what a record says, and beside predictions where there are any.
+/// A table of the targets with the measured values of a record, and with predictions if given.
 #[must_use]
 pub fn target_table(targets: &[Target], record: Option<&Record>, predict: Option<Predict<'_>>) -> String {
     use Align::{Left, Right};

@@ -1,43 +1,42 @@
-//! Timing in turns: a noisy machine is noisy for everybody.
+//! Interleaved timing, so that noise on the machine affects all contenders alike.
 //!
-//! Criterion times one benchmark after the other, so that a neighbour's minute falls on one of them. Here all contenders
-//! take turns in short bursts, and what is compared are the bursts of the same round. A device's clock is a clock like the
-//! host's.
+//! Criterion times one benchmark after the other, so that a minute of other load falls on one of them. Here all contenders
+//! run in turn in short bursts, and bursts of the same round are compared. The clock may be the host's or a device's.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// Somebody whose calls are timed.
+/// A function to be timed.
 pub struct Contender<'a> {
-    /// How long so many calls take.
+    /// Makes the given number of calls and returns their total time.
     burst: Box<dyn FnMut(u64) -> Result<Duration> + 'a>,
-    /// Seconds of a call, one for each round, or the error that ended them.
+    /// Seconds per call, one sample per round, or the first error.
     samples: Result<Vec<f64>>,
 }
 
 impl<'a> Contender<'a> {
-    /// A call to be timed by the host's clock.
+    /// A function timed by the host's clock.
     pub fn new<T>(mut call: impl FnMut() -> T + 'a) -> Self {
         Self::by(move |calls| Ok(clock(calls, &mut call)))
     }
 
-    /// By any clock: `burst` makes so many calls and says how long they took.
+    /// A function timed by any clock: `burst` makes the given number of calls and returns their total time.
     pub fn by(burst: impl FnMut(u64) -> Result<Duration> + 'a) -> Self {
         Self { burst: Box::new(burst), samples: Ok(Vec::new()) }
     }
 
-    /// Seconds of a call, one for each round.
+    /// Seconds per call, one sample per round.
     ///
     /// # Errors
     ///
-    /// That of the first burst that failed.
+    /// The error of the first burst that failed.
     pub fn into_samples(self) -> Result<Vec<f64>> {
         self.samples
     }
 
-    /// Seconds of a call; `None` after a burst failed.
+    /// Seconds per call of one burst; `None` if it, or an earlier one, failed.
     fn time(&mut self, calls: u64) -> Option<f64> {
         if self.samples.is_err() {
             return None;
@@ -51,14 +50,14 @@ impl<'a> Contender<'a> {
         }
     }
 
-    /// How many calls fill a burst of so many seconds.
+    /// Number of calls that take about `burst` seconds.
     fn calibrate(&mut self, burst: f64) -> Option<u64> {
-        // The first call pages memory in and compiles; later ones say how long they take.
+        // Warm-up: the first call faults memory in and may compile the kernel.
         self.time(1)?;
         let mut calls = 1;
         loop {
             let one = self.time(calls)?.max(1e-9);
-            // Bursts much shorter than the final one measure their own ends.
+            // In much shorter bursts the fixed overhead dominates.
             if one * calls as f64 >= burst / 8.0 || calls >= MOST_CALLS / 4 {
                 return Some(((burst / one) as u64).clamp(1, MOST_CALLS));
             }
@@ -67,7 +66,7 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// How long so many calls take by the host's clock.
+/// Time of `calls` calls by the host's clock.
 pub fn clock<T>(calls: u64, mut call: impl FnMut() -> T) -> Duration {
     let start = Instant::now();
     for _ in 0..calls {
@@ -76,11 +75,11 @@ pub fn clock<T>(calls: u64, mut call: impl FnMut() -> T) -> Duration {
     start.elapsed()
 }
 
-/// Calls of a burst, at most: enough for any clock.
+/// Maximum number of calls per burst: enough for the resolution of any clock.
 const MOST_CALLS: u64 = 1 << 20;
 
-/// Lets all contenders take turns: in each round a burst of about this length of each, and at least one call. Who fails
-/// drops out, and the others go on.
+/// Times all contenders in turn: each round has one burst per contender, of about length `burst` and at least one call.
+/// A contender that fails is dropped; the others continue.
 ///
 /// ```
 /// use std::time::Duration;
@@ -101,7 +100,7 @@ pub fn interleave(contenders: &mut [Contender<'_>], rounds: usize, burst: Durati
         for (contender, &calls) in contenders.iter_mut().zip(&calls) {
             let Some(calls) = calls else { continue };
             if calls > 1 {
-                // Wakes the threads and brings the code back; a call as long as a burst is its own warm-up.
+                // Wakes the threads and warms the caches; a call as long as a burst needs no warm-up.
                 contender.time(1);
             }
             if let Some(seconds) = contender.time(calls)
@@ -113,27 +112,27 @@ pub fn interleave(contenders: &mut [Contender<'_>], rounds: usize, burst: Durati
     }
 }
 
-/// The middle of the samples, the mean of the two middle ones of an even number; `None` of none.
+/// The median (mean of the two middle samples for an even count); `None` if there are no samples.
 #[must_use]
 pub fn median(samples: &[f64]) -> Option<f64> {
     quantile(samples, 0.5)
 }
 
-/// The distance of the quartiles over the median: how far half of the samples scatter.
+/// The interquartile range divided by the median.
 #[must_use]
 pub(crate) fn spread(samples: &[f64]) -> Option<f64> {
     Some((quantile(samples, 0.75)? - quantile(samples, 0.25)?) / median(samples)?)
 }
 
-/// How many times as long the calls of `other` take: the median over the rounds, so that what slows a whole round down
-/// does not count.
+/// Time of `other` divided by that of `samples`: the median of the ratios per round, so that noise affecting a whole round
+/// cancels.
 #[must_use]
 pub(crate) fn paired_ratio(samples: &[f64], other: &[f64]) -> Option<f64> {
     let ratios: Vec<f64> = samples.iter().zip(other).map(|(own, other)| other / own).collect();
     median(&ratios)
 }
 
-/// Linear between the samples around it.
+/// The `q`-quantile, interpolated linearly between the adjacent samples.
 fn quantile(samples: &[f64], q: f64) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -142,7 +141,7 @@ fn quantile(samples: &[f64], q: f64) -> Option<f64> {
     Some(low + (high - low) * at.fract())
 }
 
-/// Six significant digits: more are noise, and these survive every reader of JSON.
+/// Rounds to six significant digits: more are noise, and six survive any JSON round trip.
 #[must_use]
 pub fn rounded(x: f64) -> f64 {
     format!("{x:.5e}").parse().unwrap_or(x)

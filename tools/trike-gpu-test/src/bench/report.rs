@@ -48,7 +48,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<bool> {
     if let Some(file) = &options.record {
         let text =
             std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-        let run = Record::parse(&text).with_context(|| format!("{} is no record", file.display()))?;
+        let run = Record::parse(&text).with_context(|| format!("{} is not a record", file.display()))?;
         let judgement = Judgement { threshold: options.threshold, accept: options.accept };
         let kept = keep(&options.records, &load_all(&options.records)?, &run, judgement, &mut say)?;
         is_good = kept.is_good();
