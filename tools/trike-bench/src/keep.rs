@@ -78,7 +78,7 @@ pub fn keep(
         return Ok(Kept::Part { failed: is_void || regressed });
     }
     if regressed && !is_void && !judgement.accept {
-        say("not recorded: repeat on a quiet machine, fix the regression, or pass --accept to make it the baseline");
+        say("not recorded: repeat on a quiet machine, fix the regression, or accept it with --accept");
         return Ok(Kept::Regressed);
     }
     let path = run.path();
