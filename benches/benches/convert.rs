@@ -1,4 +1,4 @@
-//! Between every two encodings, and from each into the layout of the kernels: weights a second.
+//! Conversion between all pairs of encodings, and packing into the kernel layout, in weights per second.
 #![allow(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 mod common;
@@ -10,7 +10,7 @@ use trike_cpu::TernaryMatrix;
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Scales, TritTensor};
 
-/// The square matrix of a decoder with 2 billion weights.
+/// Rows and columns: the attention projections of a 2B decoder.
 const SIDE: usize = 2560;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         lines.push(format!("{line} {} |", rate(pack)));
     }
     let names = Encoding::ALL.map(|encoding| encoding.to_string()).join(" | ");
-    println!("\nMillions of weights a second, {SIDE} x {SIDE}, 60 % nonzero.\n");
+    println!("\nMillions of weights per second, {SIDE} x {SIDE}, 60 % nonzero.\n");
     println!(
         "| from \\ to | {names} | kernel layout |\n|---|--:|--:|--:|--:|--:|--:|\n{}\n",
         lines.join("\n")

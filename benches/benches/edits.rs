@@ -1,5 +1,5 @@
-//! Reading and changing single trits at random places, in every encoding, in tensors far beyond the caches and in one within
-//! the first of them.
+//! Reading and changing single trits at random positions, in every encoding, in a tensor that fits into the L1 cache and in
+//! tensors far larger than the caches.
 #![allow(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 mod common;
@@ -10,12 +10,12 @@ use criterion::BenchmarkId;
 use trike_testkit::Rng;
 use trike_trit::{Edit, Encoding, Scales, Trit, TritTensor};
 
-/// Rows, columns, and the share of trits that are zero.
+/// Rows, columns, and fraction of zero trits.
 const TENSORS: [(usize, usize, f32); 4] =
     [(64, 512, 0.4), (4096, 4096, 0.4), (4096, 4096, 0.95), (16_384, 16_384, 0.95)];
-/// Places that are visited in turn: several in every row of the largest tensor.
+/// Number of positions visited cyclically: several per row of the largest tensor.
 const PLACES: usize = 1 << 17;
-/// Changes in one call of `edit`.
+/// Changes per call of `edit`.
 const BATCH: usize = 1024;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -32,7 +32,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut group = common::group(&mut c, &format!("edits/{name}"));
             let id = |what| BenchmarkId::new(what, encoding);
             let mut walk = Walk::new(&places);
-            // The first edit of a row of a compressed encoding takes the row out of the packed buffers.
+            // In compressed encodings the first edit of a row moves the row out of the packed buffers.
             let start = Instant::now();
             for _ in 0..PLACES {
                 let (row, col, trit) = walk.step();
@@ -80,7 +80,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Random places in turn, each with another trit than the last time, so that every change is one.
+/// Cycles through random positions with a different trit in each pass, so that every write changes the trit.
 struct Walk<'a> {
     places: &'a [(u32, u32)],
     next: usize,
@@ -100,7 +100,7 @@ impl<'a> Walk<'a> {
         }
         let (row, col) = self.places[self.next];
         let (row, col) = (row as usize, col as usize);
-        // The low bits of the column are as random as the place.
+        // The low bits of the column are random, because the position is.
         let trit = self.trits[(col % 64) % 3];
         self.next += 1;
         (row, col, trit)

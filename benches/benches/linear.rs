@@ -1,5 +1,5 @@
-//! `y = x W^T` at the shapes of the catalogue: ternary, int8 and dense kernels beside rivals, with their shares of the
-//! ceilings that the same run measured. For development; `cargo xtask bench-report` is what is recorded.
+//! `y = x W^T` at the shapes of the catalogue: ternary, int8 and dense kernels and rivals, as fractions of the peaks
+//! measured in the same run. For development; recorded figures come from `cargo xtask bench-report`.
 #![allow(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 mod common;
@@ -15,9 +15,9 @@ use trike_benches::{
 use trike_cpu::{Cpu, CpuOps, Isa};
 use trike_testkit::Rng;
 
-/// The shapes at which slower instruction sets are timed too: one with round numbers, one without.
+/// Shapes at which slower instruction sets are timed too: one with round numbers, one without.
 const ISA_SHAPES: [&str; 2] = ["attention-2b", "ugly"];
-/// The shape at which all threads are timed too.
+/// Shape that is timed with all threads too.
 const THREADS_SHAPE: &str = "up-2b";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -29,7 +29,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut rows = Vec::new();
     let mut rng = Rng::new(1);
     for case in CASES {
-        // Between the problems too, because another program may have the machine while one probe runs.
+        // Repeated before each case, because other load may disturb a single probe.
         raise_all(&mut ceilings, &counts)?;
         let weights = Weights::random(&case, &mut rng);
         let x = rng.normals(case.tokens.iter().copied().max().unwrap_or(0) * case.shape.cols);
@@ -54,7 +54,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Times all kernels on one problem, and the rivals beside those with the best instructions.
+/// Times all kernels on one problem, and the rivals if `cpu` has the best instruction set.
 fn run(
     c: &mut Criterion,
     cpu: &Cpu,
@@ -68,7 +68,7 @@ fn run(
         time_kernel(&mut group, cpu, problem, weights, kernel, x, rows)?;
     }
     if cpu.isa() == Isa::detect() {
-        // Inside a pool of its own, so that it has as many threads as the kernels beside it.
+        // A dedicated pool gives the rival as many threads as the kernels.
         let pool = rayon::ThreadPoolBuilder::new().num_threads(cpu.threads()).build()?;
         for &kind in Plan::rivals(&problem) {
             let rival = Rival::new(kind, &weights.integers(&DENSE), weights.rows(), weights.cols())?;

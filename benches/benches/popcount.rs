@@ -1,5 +1,5 @@
-//! Vectors of trits in bit planes at the length of a usual hypervector: pairs, bundles, products of matrices and the
-//! nearest of many, the last with its share of the read bandwidth that the same run measured.
+//! Trit vectors in bit planes, with the length of a typical hypervector: operations on pairs, bundles, matrix products and
+//! nearest-neighbor search, the last as a fraction of the read bandwidth measured in the same run.
 #![allow(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 mod common;
@@ -13,13 +13,13 @@ use trike_cpu::{Cpu, Isa, probe};
 use trike_popcount::{BitCounter, PlaneMatrix, PlaneVector, TritOps, TritPlanes, TritScore};
 use trike_testkit::Rng;
 
-/// Trits of a vector.
+/// Trits per vector.
 const DIMENSION: usize = 10_000;
-/// Vectors of a bundle.
+/// Vectors per bundle.
 const BUNDLE: usize = 500;
-/// Queries, stored rows and trits of the products: one query, many, and a shape without round numbers.
+/// Queries, stored rows and trits per vector of the products: one query, many, and a shape without round numbers.
 const PRODUCTS: [(usize, usize, usize); 3] = [(1, 1024, DIMENSION), (128, 1024, DIMENSION), (37, 301, 4099)];
-/// Stored rows of the search: far beyond any cache.
+/// Stored rows of the search: far larger than any cache.
 const STORED: usize = 100_000;
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -40,13 +40,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// A random vector, two thirds of it nonzero.
+/// A random vector, 66 % nonzero.
 fn vector(rng: &mut Rng, len: usize) -> Result<PlaneVector, Box<dyn Error>> {
     Ok(PlaneVector::from_trits(&rng.trits(len, 0.66))?)
 }
 
 fn matrix(rng: &mut Rng, rows: usize, cols: usize) -> Result<PlaneMatrix, Box<dyn Error>> {
-    // Few different rows, because making random ones takes longer than the search.
+    // Only 64 distinct rows, because generating random rows takes longer than the search.
     let vectors = (0..rows.min(64)).map(|_| vector(rng, cols)).collect::<Result<Vec<_>, _>>()?;
     let mut matrix = PlaneMatrix::with_capacity(rows, cols)?;
     for row in 0..rows {
@@ -55,7 +55,7 @@ fn matrix(rng: &mut Rng, rows: usize, cols: usize) -> Result<PlaneMatrix, Box<dy
     Ok(matrix)
 }
 
-/// A row of the report; nothing when the command line selected other benchmarks.
+/// A row of the report; `None` if the command line filtered the benchmark out.
 fn line(cpu: &Cpu, what: &str, seconds: Option<f64>, rate: impl Fn(f64) -> String) -> Option<String> {
     let seconds = seconds?;
     let time = match seconds {

@@ -1,6 +1,6 @@
-//! Hypervectors of 10,000 dimensions: single operations, bundles, search and retrieval, beside numpy on int8 arrays in the
-//! same run where there is a Python with numpy (`TRIKE_PYTHON`, else `python3`), and beside torch-hd where it has that;
-//! trytes beside trit by trit. A whole run draws `docs/src/vsa-capacity.svg` anew.
+//! Hypervectors of 10,000 dimensions: single operations, bundles, search and retrieval, compared with numpy on int8 arrays
+//! and with torch-hd in the same run if the Python (`TRIKE_PYTHON`, else `python3`) has them; tryte arithmetic compared with
+//! scalar code, one trit at a time. A full run regenerates `docs/src/vsa-capacity.svg`.
 #![allow(clippy::print_stdout, reason = "a benchmark reports on stdout")]
 
 mod common;
@@ -20,20 +20,20 @@ use trike_vsa::{
     bundle_many, dot, hamming_distance, matches, permute_into, unbind, unbind_into,
 };
 
-/// Dimensions of a vector.
+/// Dimensions per vector.
 const DIM: usize = 10_000;
-/// Vectors of a bundle, and pairs of a record.
+/// Vectors per bundle, and pairs per record.
 const ITEMS: usize = 500;
-/// Vectors of the search: far beyond any cache.
+/// Vectors of the search: far larger than any cache.
 const STORED: usize = 100_000;
-/// Vectors of the search beside numpy, which takes seconds for as many as above.
+/// Vectors of the search compared with numpy, which takes seconds for [`STORED`] vectors.
 const STORED_NUMPY: usize = 2_000;
-/// Trytes of a vector.
+/// Trytes per vector.
 const TRYTES: usize = 4096;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
-/// The same operations on int8 arrays: a name and the seconds of one call in each line.
+/// The same operations with numpy on int8 arrays; prints a name and the seconds per call on each line.
 const NUMPY: &str = r#"
 import sys, time
 import numpy as np
@@ -69,7 +69,7 @@ cases = {
 }
 "#;
 
-/// What both end with: the median time of each case.
+/// Common end of both scripts: prints the median time of each case.
 const TIMES: &str = r#"
 for name, call in cases.items():
     call()
@@ -81,7 +81,7 @@ for name, call in cases.items():
     print(name + "\t" + repr(sorted(times)[len(times) // 2]))
 "#;
 
-/// The same with torch-hd's MAP vectors (f32, its default), on one thread but for the search.
+/// The same operations with torch-hd's MAP vectors (f32, its default), on one thread.
 const TORCHHD: &str = r#"
 import sys, time
 import torch, torchhd
@@ -103,11 +103,11 @@ cases = {
 }
 "#;
 
-/// A line of the report.
+/// A row of the report.
 struct Line {
     what: String,
     seconds: f64,
-    /// The name of the rival's line.
+    /// Case name in the rivals' scripts.
     rival: Option<&'static str>,
     note: String,
 }
@@ -128,7 +128,7 @@ fn main() -> Outcome<()> {
         rivals.push(if lines.is_empty() { HashMap::new() } else { rival_times(module, script)? });
     }
     println!(
-        "\nMedians.\n\n| operation | time | beside numpy int8 | beside torch-hd MAP | |\n|---|--:|--:|--:|---|"
+        "\nMedians.\n\n| operation | time | x numpy int8 | x torch-hd MAP | |\n|---|--:|--:|--:|---|"
     );
     for Line { what, seconds, rival, note } in &lines {
         let times = |rivals: &HashMap<String, f64>| {
@@ -154,7 +154,7 @@ fn time_text(seconds: f64) -> String {
     }
 }
 
-/// A rival's seconds by name; none where Python has no such module.
+/// Seconds per call of a rival's cases by name; empty if Python lacks the module.
 fn rival_times(module: &str, script: &str) -> Outcome<HashMap<String, f64>> {
     let Some(mut python) = trike_testkit::python(module) else { return Ok(HashMap::new()) };
     let sizes = [DIM, ITEMS, STORED_NUMPY].map(|n| n.to_string());
@@ -186,17 +186,17 @@ fn pairs<A: Algebra>(c: &mut Criterion, lines: &mut Vec<Line>) -> Outcome<()> {
         let (a, b) = inputs();
         bind_into(a, b, &mut out)
     });
-    add("bind, into a vector that is there", bind_rival, time);
+    add("bind, into an existing vector", bind_rival, time);
     let time = common::time(&mut group, id("unbind into"), DIM as u64, || {
         let (a, b) = inputs();
         unbind_into(a, b, &mut out)
     });
-    add("unbind, into a vector that is there", if z3 { Some("unbind z3") } else { bind_rival }, time);
+    add("unbind, into an existing vector", if z3 { Some("unbind z3") } else { bind_rival }, time);
     let time = common::time(&mut group, id("bind"), DIM as u64, || {
         let (a, b) = inputs();
         bind(a, b)
     });
-    add("bind, with a new vector", bind_rival, time);
+    add("bind, into a new vector", bind_rival, time);
     let time = common::time(&mut group, id("dot"), DIM as u64, || {
         let (a, b) = inputs();
         dot(a, b)
@@ -236,7 +236,7 @@ fn bundles<A: Algebra>(c: &mut Criterion, rival: &'static str, lines: &mut Vec<L
 }
 
 fn search(c: &mut Criterion, lines: &mut Vec<Line>) -> Outcome<()> {
-    // Few different vectors, because making random ones takes longer than the search.
+    // Only 64 distinct vectors, because generating random ones takes longer than the search.
     let vectors = PackedTritVec::<Z3>::random_set(DIM, 64, 4)?;
     let query = PackedTritVec::random(DIM, 5)?;
     let mut group = common::group(c, "vsa/search");
@@ -266,7 +266,7 @@ fn search(c: &mut Criterion, lines: &mut Vec<Line>) -> Outcome<()> {
     Ok(())
 }
 
-/// What of a record is searched for.
+/// Representation of a bundled record from which values are retrieved.
 #[derive(Clone, Copy, PartialEq)]
 enum Read {
     Trits,
@@ -274,7 +274,7 @@ enum Read {
     Counts,
 }
 
-/// The share of the values of a record that are found among all of them, over some records.
+/// Fraction of the values of a record that are retrieved correctly among its `k` values, averaged over `records` records.
 fn found<A: Algebra>(dim: usize, k: usize, records: u64, read: Read) -> Outcome<f64> {
     let mut all = 0;
     for record in 0..records {
@@ -299,7 +299,7 @@ fn found<A: Algebra>(dim: usize, k: usize, records: u64, read: Read) -> Outcome<
     Ok(all as f64 / (records as usize * k) as f64)
 }
 
-/// The lines about retrieval: shares of values that are found, beside the theory.
+/// Prints the fractions of values retrieved, measured and predicted by theory.
 fn retrieval() -> Outcome<()> {
     println!(
         "\nOne record of {ITEMS} pairs in {DIM} dimensions, nearest of the {ITEMS} values, over four records.\n"
@@ -308,8 +308,8 @@ fn retrieval() -> Outcome<()> {
     let theory = |kept| retrieval_probability::<Z3>(kept, DIM, ITEMS, ITEMS);
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     for (what, read, theory) in [
-        ("two bits a dimension", Read::Trits, Some(theory(BundleForm::Trits)?)),
-        ("two bits a dimension, balanced", Read::Balanced, None),
+        ("two bits per dimension", Read::Trits, Some(theory(BundleForm::Trits)?)),
+        ("two bits per dimension, balanced", Read::Balanced, None),
         ("counts", Read::Counts, Some(theory(BundleForm::Counts)?)),
     ] {
         let theory = theory.map_or(String::new(), percent);
@@ -319,7 +319,7 @@ fn retrieval() -> Outcome<()> {
     Ok(())
 }
 
-/// Draws simulations beside the theory for the book: 4000 dimensions, as many candidates as items.
+/// Draws the book's chart of simulation and theory: 4000 dimensions, as many candidates as items.
 fn plot() -> Outcome<()> {
     const PLOT_DIM: usize = 4000;
     fn lines<A: Algebra>(groups: &mut Vec<(String, Vec<Option<f64>>)>) -> Outcome<()> {
@@ -347,7 +347,7 @@ fn plot() -> Outcome<()> {
     Ok(())
 }
 
-/// Addition trit by trit, as it is taught.
+/// Ripple-carry addition, one trit at a time.
 fn add_trits(a: &mut [[Trit; 3]], b: &[[Trit; 3]]) {
     for (a, b) in a.iter_mut().zip(b) {
         let mut carry = 0;
@@ -359,7 +359,7 @@ fn add_trits(a: &mut [[Trit; 3]], b: &[[Trit; 3]]) {
     }
 }
 
-/// Multiplication trit by trit, modulo 27.
+/// Multiplication modulo 27, one trit at a time.
 fn multiply_trits(a: &mut [[Trit; 3]], b: &[[Trit; 3]]) {
     for (a, b) in a.iter_mut().zip(b) {
         let factor = std::mem::replace(a, [Trit::Z; 3]);
@@ -373,7 +373,7 @@ fn multiply_trits(a: &mut [[Trit; 3]], b: &[[Trit; 3]]) {
     }
 }
 
-/// What is timed, the seconds of the same trit by trit, and a call.
+/// Name, seconds per call of the scalar version, and the function to time.
 type Case<'a> = (&'a str, Option<f64>, &'a mut dyn FnMut());
 
 fn trytes(c: &mut Criterion, lines: &mut Vec<Line>) -> Outcome<()> {

@@ -1,4 +1,4 @@
-//! What the benchmarks share: short criterion runs whose medians can be printed.
+//! Shared by the benchmarks: short Criterion runs that return their medians.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput};
 use trike_bench::clock;
 
-/// Samples of each benchmark; the median of so few is steady, and the whole catalogue stays within minutes.
+/// Samples per benchmark: enough for a stable median, few enough to run the whole catalogue within minutes.
 const SAMPLES: usize = 15;
 
 /// Criterion with short times and the arguments of the command line.
@@ -26,8 +26,8 @@ pub(crate) fn group<'a>(c: &'a mut Criterion, name: &str) -> BenchmarkGroup<'a, 
     group
 }
 
-/// Times `call`, which does `elements` things, and returns the median seconds of one call; `None` when the command line
-/// selects other benchmarks.
+/// Times `call`, which processes `elements` elements, and returns the median seconds per call; `None` if the command line
+/// filters the benchmark out.
 pub(crate) fn time<T>(
     group: &mut BenchmarkGroup<'_, WallTime>,
     id: BenchmarkId,
@@ -37,7 +37,7 @@ pub(crate) fn time<T>(
     time_by(group, id, elements, |calls| clock(calls, &mut call))
 }
 
-/// [`time`] for who must choose where the loop over the calls runs.
+/// [`time`] with a custom loop over the calls, for example inside a thread pool.
 pub(crate) fn time_by(
     group: &mut BenchmarkGroup<'_, WallTime>,
     id: BenchmarkId,
@@ -53,7 +53,7 @@ pub(crate) fn time_by(
             elapsed
         });
     });
-    // What came before the last samples was warm-up.
+    // Everything before the last samples was warm-up.
     let mut measured = samples.split_off(samples.len().saturating_sub(SAMPLES));
     measured.sort_by(f64::total_cmp);
     measured.get(measured.len() / 2).copied()
