@@ -127,9 +127,7 @@ fn main() -> Outcome<()> {
     for (module, script) in [("numpy", NUMPY), ("torchhd", TORCHHD)] {
         rivals.push(if lines.is_empty() { HashMap::new() } else { rival_times(module, script)? });
     }
-    println!(
-        "\nMedians.\n\n| operation | time | x numpy int8 | x torch-hd MAP | |\n|---|--:|--:|--:|---|"
-    );
+    println!("\nMedians.\n\n| operation | time | x numpy int8 | x torch-hd MAP | |\n|---|--:|--:|--:|---|");
     for Line { what, seconds, rival, note } in &lines {
         let times = |rivals: &HashMap<String, f64>| {
             let time = rival.and_then(|name| rivals.get(name));

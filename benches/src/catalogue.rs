@@ -1,4 +1,4 @@
-//! The products that are timed on the host, as data.
+//! Matrix products timed on the host, as data.
 
 use std::fmt;
 
@@ -7,25 +7,25 @@ use trike_cpu::{Cost, Isa};
 
 use crate::kernel::{BLOCKS, EVERY, Kernel, LAYER, SPARSE};
 
-/// A matrix, and what is timed with it.
+/// A weight matrix, with the kernels and numbers of tokens that are timed.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
     /// Rows and columns.
     pub shape: Shape,
-    /// Its zeros; blocks are of 32 by 32 weights.
+    /// Its zeros, in blocks of 32 x 32 weights.
     pub zeros: Zeros,
-    /// Tokens of each problem: 1 is decode, more is prefill.
+    /// Tokens of each problem: 1 for decode, more for prefill.
     pub tokens: &'static [usize],
-    /// Whether one token finds the weights in memory, as in a model, or in the cache that the last call filled.
+    /// Whether decode reads the weights from memory, as in a model; otherwise they stay in the cache between calls.
     pub streamed: bool,
-    /// The kernels.
+    /// Kernels to time.
     pub kernels: &'static [Kernel],
-    /// Whether dense rivals are timed too; they do not care how many weights are zero.
+    /// Whether dense rivals are timed too; their speed does not depend on the number of zeros.
     pub rivals: bool,
 }
 
-/// Everything that is timed: the matrices of a decoder with 2 billion weights, a square, the square with 95 and 99 % zeros
-/// and with 50 and 90 % of its blocks zero, and one without a round number.
+/// All cases: the matrices of a 2B decoder, a square, the square with 95 and 99 % zeros and with 50 and 90 % zero blocks,
+/// and a small matrix with odd dimensions.
 ///
 /// ```
 /// use trike_benches::CASES;
@@ -46,7 +46,7 @@ pub const CASES: [Case; 9] = [
     Case { shape: Shape::UGLY, streamed: false, ..STREAMED },
 ];
 
-/// The usual square, from memory.
+/// The square, read from memory.
 const STREAMED: Case = Case {
     shape: Shape::SQUARE,
     zeros: Zeros::Trained,
@@ -56,16 +56,16 @@ const STREAMED: Case = Case {
     rivals: true,
 };
 
-/// Multiply-adds beyond which the portable kernels are left out: they are the specification, not a rival, and one pass
-/// would take longer than all others together.
+/// Maximum number of multiply-adds for the portable kernels. They are a reference implementation, and one pass over larger
+/// problems would take longer than all other kernels together.
 pub const PORTABLE_MACS: u64 = 1 << 27;
 
-/// Bytes of weights that take turns when they must come from memory: as many as the bandwidth probe reads, and far
-/// beyond a last-level cache.
+/// Total bytes of the copies of the weights that calls cycle through, so that each call reads from memory: as many as the
+/// bandwidth probe reads, and far more than a last-level cache.
 pub(crate) const STREAM_BYTES: usize = 256 << 20;
 
 impl Case {
-    /// How reports call it: the shape and its zeros.
+    /// Name in reports: the shape and its zeros.
     #[must_use]
     pub fn name(&self) -> String {
         format!("{}{}", self.shape.name, self.zeros)
@@ -80,7 +80,7 @@ impl Case {
 /// One call: `tokens x cols` activations times the matrix of a [`Case`].
 #[derive(Clone, Copy, Debug)]
 pub struct Problem {
-    /// The weights.
+    /// The weight matrix.
     pub case: Case,
     /// Rows of the activations.
     pub tokens: usize,
@@ -91,21 +91,21 @@ impl Problem {
         Product { shape: self.case.shape, zeros: self.case.zeros, tokens: self.tokens }
     }
 
-    /// Multiply-adds and compulsory bytes with weights that take `weight_bytes`; see [`Product::cost`].
+    /// Multiply-adds and compulsory memory traffic with weights of `weight_bytes`; see [`Product::cost`].
     #[must_use]
     pub fn cost(&self, weight_bytes: usize) -> Cost {
         self.product().cost(weight_bytes)
     }
 
-    /// Whether an instruction set is asked to do it; see [`PORTABLE_MACS`].
+    /// Whether the problem is timed with this instruction set; see [`PORTABLE_MACS`].
     #[must_use]
     pub fn is_for(&self, isa: Isa) -> bool {
         isa.name() != "scalar" || self.cost(0).macs <= PORTABLE_MACS
     }
 
-    /// How many equal matrices take turns, so that each call finds its weights where the problem says they are.
+    /// Number of copies of the matrix that calls cycle through, so that streamed weights are read from memory.
     ///
-    /// Prefill uses a weight many times and needs one.
+    /// Prefill reuses each weight many times and needs one copy.
     #[must_use]
     pub fn copies(&self, weight_bytes: usize) -> usize {
         if self.case.streamed && self.tokens == 1 { STREAM_BYTES.div_ceil(weight_bytes.max(1)) } else { 1 }

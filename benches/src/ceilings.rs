@@ -1,23 +1,23 @@
-//! What the host can do at most, measured in the run that is judged by it, and when such a run is void.
+//! Peak rates of the host, measured in the same run as the kernels, and the check that invalidates disturbed runs.
 
 use trike_bench::{Ceiling, Limit, Machine, raise, rounded, threads_text};
 use trike_cpu::{Cpu, CpuError, probe};
 
-/// What one thread of an AVX-512 core of AMD's Zen 5 reads from memory, in bytes a second.
+/// Read bandwidth of one thread on an AMD Zen 5 core with AVX-512, in bytes per second.
 const ZEN5_BYTES: f64 = 41e9;
-/// Its int8 multiply-adds a second.
+/// Its int8 multiply-adds per second.
 const ZEN5_MACS: f64 = 541e9;
-/// The share of these that the ceilings of a run must reach.
+/// Fraction of these that the ceilings of a valid run must reach.
 const ZEN5_SHARE: f64 = 0.9;
-/// AMD's number of the family.
+/// CPU family of Zen 5.
 const ZEN5_FAMILY: u32 = 26;
 
-/// Measures the ceilings of each number of threads and raises what `found` has of it: the best of several variants of each
-/// probe, with the best instruction set; about a second each.
+/// Measures the ceilings for each number of threads and merges them into `found`, keeping the higher values: the best of
+/// several variants of each probe, with the best instruction set; about one second each.
 ///
 /// # Errors
 ///
-/// No threads, or no memory for the buffer that the probe reads.
+/// If threads cannot be started or the probe's buffer cannot be allocated.
 pub fn raise_all(found: &mut Vec<Ceiling>, threads: &[usize]) -> Result<(), CpuError> {
     for &threads in threads {
         let cpu = Cpu::new(threads)?;
@@ -30,8 +30,8 @@ pub fn raise_all(found: &mut Vec<Ceiling>, threads: &[usize]) -> Result<(), CpuE
     Ok(())
 }
 
-/// Why a run says nothing: on a Zen 5 core with AVX-512 its ceilings must reach nine tenths of what such a core can do,
-/// for each thread, or something else had the machine.
+/// Reasons why a run is void. On Zen 5 with AVX-512 the ceilings must reach 90 % of the known peak per thread; lower values
+/// mean that the machine was busy. Other machines are not checked.
 #[must_use]
 pub fn void_reasons(machine: &Machine, ceilings: &[Ceiling]) -> Vec<String> {
     let zen5 = machine.vendor == "AuthenticAMD" && machine.family == ZEN5_FAMILY;

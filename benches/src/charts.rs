@@ -1,11 +1,11 @@
-//! What of a record is drawn.
+//! Charts of a record.
 
 use trike_bench::{Chart, Figure, Record, Scale, threads_text};
 
 use crate::models::MODEL_KERNEL;
 use crate::rival::BASES;
 
-/// What is drawn, with the names of the files.
+/// The charts, with their file names.
 pub(crate) fn charts(record: &Record) -> Vec<(&'static str, Chart)> {
     let best = |problem: &'static str| {
         move |row: &&Figure| row.problem == problem && (row.rival || row.isa == record.isa())
@@ -16,7 +16,7 @@ pub(crate) fn charts(record: &Record) -> Vec<(&'static str, Chart)> {
         by_threads(&rows, |row| row.kernel.clone(), of, title)
     };
     let models: Vec<&Figure> = record.rows.iter().filter(|row| row.kernel == MODEL_KERNEL).collect();
-    let nearer = "Whole models: share of the nearer ceiling".to_owned();
+    let nearer = "Whole models: share of the limiting ceiling".to_owned();
     vec![
         (
             "decode",
@@ -35,7 +35,7 @@ pub(crate) fn charts(record: &Record) -> Vec<(&'static str, Chart)> {
     ]
 }
 
-/// A group for each name, a bar for each number of threads.
+/// One group per name, one bar per number of threads.
 fn by_threads(
     rows: &[&Figure],
     name: impl Fn(&Figure) -> String,
@@ -60,7 +60,7 @@ fn by_threads(
     Chart { title, series, groups, scale: Scale::Percent }
 }
 
-/// Every kernel and instruction set against the rival, on one thread.
+/// Speedup of each kernel and instruction set over the rival, on one thread.
 fn rivals(record: &Record) -> Chart {
     let problems = [("square m=1", "one token"), ("square m=128", "128 tokens")];
     let mut groups: Vec<(String, Vec<Option<f64>>)> = Vec::new();
@@ -77,7 +77,7 @@ fn rivals(record: &Record) -> Chart {
         }
     }
     Chart {
-        title: format!("4096 x 4096 on one thread: times as fast as {}", BASES.rival),
+        title: format!("4096 x 4096 on one thread: speedup over {}", BASES.rival),
         series: problems.iter().map(|(_, name)| (*name).to_owned()).collect(),
         groups,
         scale: Scale::Times,

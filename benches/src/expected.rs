@@ -1,19 +1,19 @@
-//! The answer of a problem, and how an output is compared with it.
+//! Expected output of a problem, and the comparison of an output with it.
 
 use trike_cpu::ActivationPrecision;
 
-/// Bound of `max|got - want| / max|want|` for everything that sums in f32.
+/// Bound of `max|got - want| / max|want|` for kernels that accumulate in f32.
 pub const BOUND: f64 = 1e-5;
-/// The same where activations and outputs are rounded to f16, with 11 bits of precision.
+/// The same bound with activations and outputs rounded to f16 (11 bits of precision).
 pub const F16_BOUND: f64 = 4e-3;
 
-/// Rows and tokens that are computed one by one, at most; the first and the last are among them.
+/// Maximum number of rows, and of tokens, whose outputs are computed individually; the first and the last are included.
 const SAMPLED: usize = 48;
 
-/// The exact answer of `x W^T`, for as many tokens as `x` has.
+/// Exact result of `x W^T`, computed in f64.
 ///
-/// A sample of outputs is known by value, and all outputs of a token by one checksum, the sum with signs `+` and `-`,
-/// which costs one pass over the weights instead of one a token. A wrong value at any place moves its checksum.
+/// Holds the values of a sample of outputs, and per token one checksum: the sum of all its outputs with fixed random signs,
+/// which takes one pass over the weights instead of one per token. A wrong value at any position changes its checksum.
 ///
 /// ```
 /// use trike_benches::Expected;
@@ -26,16 +26,16 @@ pub struct Expected {
     rows: usize,
     /// `(token, row, value)`.
     samples: Vec<(usize, usize, f64)>,
-    /// One for each token.
+    /// One per token.
     checksums: Vec<f64>,
 }
 
 impl Expected {
-    /// The answer for integer weights (`rows x cols`, row-major) and activations (`tokens x cols`), in f64.
+    /// The result for integer weights (`rows x cols`, row-major) and activations (`tokens x cols`).
     ///
     /// # Panics
     ///
-    /// When `cols` is 0 or does not divide the lengths.
+    /// If `cols` is 0 or does not divide the lengths.
     #[must_use]
     pub fn new(weights: &[i8], cols: usize, x: &[f32]) -> Self {
         assert!(cols > 0 && weights.len().is_multiple_of(cols) && x.len().is_multiple_of(cols), "whole rows");
@@ -46,7 +46,7 @@ impl Expected {
         };
         let pairs = sample(tokens).flat_map(|token| sample(rows).map(move |row| (token, row)));
         let samples = pairs.map(|(token, row)| (token, row, dot(token, row))).collect();
-        // The signed sum of the rows meets the activations once for each token. In i32: 2^31 / 127 rows fit.
+        // The checksum of a token is its dot product with the signed sum of the rows. i32 suffices for 2^31 / 127 rows.
         let mut sum = vec![0i32; cols];
         for (row, weights) in weights.chunks_exact(cols).enumerate() {
             let sign = i32::from(sign(row));
@@ -57,12 +57,12 @@ impl Expected {
         Self { rows, samples, checksums: x.chunks_exact(cols).map(checksum).collect() }
     }
 
-    /// Compares `out` (`tokens x rows`) with the answer: sampled values within `bound` of the largest, and the checksums
-    /// within what independent errors of that size add up to.
+    /// Compares `out` (`tokens x rows`) with the expected result: sampled values to within `bound` times the largest, and
+    /// checksums to within `sqrt(rows)` times that, the sum of independent errors.
     ///
     /// # Errors
     ///
-    /// When it is not the answer: the place and both values.
+    /// The position and both values of the first mismatch.
     pub fn check(&self, out: &[f32], bound: f64) -> Result<(), String> {
         let len = self.rows * self.checksums.len();
         if out.len() != len {
@@ -93,7 +93,7 @@ impl Expected {
     ///
     /// # Panics
     ///
-    /// When `out` is not the answer, with `what`, the place, and both values.
+    /// On a mismatch, with `what`, the position, and both values.
     #[track_caller]
     pub fn assert_answer(&self, out: &[f32], bound: f64, what: &str) {
         if let Err(place) = self.check(out, bound) {
@@ -102,23 +102,23 @@ impl Expected {
     }
 }
 
-/// Up to [`SAMPLED`] of `0..n`, evenly spread, both ends included.
+/// Up to [`SAMPLED`] values of `0..n`, evenly spaced, both ends included.
 fn sample(n: usize) -> impl Iterator<Item = usize> {
     let count = n.min(SAMPLED);
     (0..count).map(move |i| if i + 1 == count { n - 1 } else { i * n / count })
 }
 
-/// A fixed sign for each row without a short period: the top bit of a multiplicative hash.
+/// A pseudorandom sign per row: the top bit of a multiplicative hash.
 fn sign(row: usize) -> i8 {
     if (row as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 63 == 0 { 1 } else { -1 }
 }
 
-/// What int8 activations make of `x` (rows of `cols`), written from the definition of
-/// [`ActivationPrecision::Int8PerToken`]; f32 activations stay as they are.
+/// `x` (rows of `cols`) quantized and dequantized, by the definition of [`ActivationPrecision::Int8PerToken`]; f32
+/// activations are returned unchanged.
 ///
 /// # Panics
 ///
-/// For a precision that the catalogue does not have, and when `cols` is 0.
+/// If the catalogue does not use the precision, or if `cols` is 0.
 #[must_use]
 pub fn as_quantized(x: &[f32], cols: usize, precision: ActivationPrecision) -> Vec<f32> {
     match precision {

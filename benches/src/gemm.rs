@@ -1,21 +1,22 @@
-//! The rival that candle stands on, called directly: the `gemm` crate has no safe interface.
+//! The `gemm` crate, on which candle is built, called directly; it has no safe interface.
 #![expect(unsafe_code, reason = "the only interface of the rival takes pointers")]
 
-/// `x W^T` for `x` of `tokens x cols` and `weights` of `rows x cols`, both row-major, on the threads of the current pool.
+/// `x W^T` for `x` of `tokens x cols` and `weights` of `rows x cols`, both row-major, on the threads of the current rayon
+/// pool. Returns `tokens x rows`.
 ///
 /// # Panics
 ///
-/// When the lengths are not whole rows of `cols`.
+/// If a length is not a multiple of `cols`.
 pub(crate) fn linear(weights: &[f32], cols: usize, x: &[f32], threads: usize) -> Vec<f32> {
     assert!(cols > 0 && weights.len().is_multiple_of(cols) && x.len().is_multiple_of(cols), "whole rows");
     let (rows, tokens) = (weights.len() / cols, x.len() / cols);
     let mut out = vec![f32::NAN; tokens * rows];
     let parallelism = if threads > 1 { gemm::Parallelism::Rayon(threads) } else { gemm::Parallelism::None };
-    // A slice has at most `isize::MAX` bytes, so a row of one fits.
+    // A slice has at most `isize::MAX` bytes, so the length of a row fits into `isize`.
     let (across, down) = (cols as isize, rows as isize);
-    // SAFETY: with these strides the call reads `tokens * cols` numbers of `x` and `cols * rows` of `weights` and writes
-    // `tokens * rows` of `out`: the lengths of the three slices, by the assertion and the allocation above. `out` is not
-    // read, and no other reference to it exists.
+    // SAFETY: with these strides the call reads `tokens * cols` elements of `x` and `rows * cols` of `weights`, and writes
+    // `tokens * rows` elements of `out`; these are the lengths of the slices, by the assertion and the allocation above.
+    // `out` is not read, and no other reference to it exists.
     unsafe {
         gemm::gemm(
             tokens,

@@ -1,52 +1,52 @@
-//! The kernels that are timed, as data: one line each.
+//! Kernels to time, as data: one line each.
 
 use trike_cpu::{ActivationPrecision, CpuError, Layout, Matrix, TernaryMatrix};
 use trike_trit::{Granularity, GroupSize, TritTensor};
 
-/// How the weights are held and in which numbers they meet the activations.
+/// A weight format and an activation precision.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
-    /// How reports call it: weights, then activations.
+    /// Name in reports: weights, then activations.
     pub name: &'static str,
-    /// The weights.
+    /// Format of the weights.
     pub form: Form,
-    /// What [`Cpu::linear`](trike_cpu::CpuOps::linear) is called with.
+    /// Precision passed to [`Cpu::linear`](trike_cpu::CpuOps::linear).
     pub activations: ActivationPrecision,
 }
 
-/// How the weights are held.
+/// Format of the weights.
 #[derive(Clone, Copy, Debug)]
 pub enum Form {
     /// Planes of trits with scales.
     Ternary {
-        /// How many planes, and what they have to do with each other.
+        /// Number of planes, and the relation of their scales.
         planes: Planes,
-        /// Which weights share a scale.
+        /// Granularity of the scales.
         scales: Granularity,
-        /// The layout: what makes a kernel's matrix of a tensor.
+        /// Packs a tensor into the kernel's layout.
         pack: fn(&TritTensor) -> Result<Matrix, CpuError>,
     },
-    /// Bytes with a scale for 64 weights; embeddings and heads.
+    /// Int8 with one scale per 64 weights, as in embeddings and LM heads.
     Int8,
-    /// Dense f16, widened in registers.
+    /// Dense f16, converted to f32 in registers.
     F16,
     /// Dense f32.
     F32,
 }
 
-/// Planes of a ternary weight.
+/// Number of trit planes per weight, and the relation of their scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planes {
-    /// One.
+    /// One plane.
     One,
-    /// So many, 2 or 3, each worth a third of the one before.
+    /// 2 or 3 planes; the scale of each is a third of the previous one's.
     Tied(u8),
-    /// So many, 2 or 3, each with a scale of its own.
+    /// 2 or 3 planes with independent scales.
     Free(u8),
 }
 
 impl Planes {
-    /// How many.
+    /// Number of planes.
     #[must_use]
     pub fn count(self) -> usize {
         match self {
@@ -57,7 +57,7 @@ impl Planes {
 }
 
 impl Kernel {
-    /// A kernel over trits with int8 activations, a factor for each token, as BitNet models run.
+    /// A ternary kernel with int8 activations and one scale per token, as in BitNet models.
     #[must_use]
     pub const fn ternary(
         name: &'static str,
@@ -69,7 +69,7 @@ impl Kernel {
         Self { name, form, activations: ActivationPrecision::Int8PerToken }
     }
 
-    /// A kernel over other weights, which always meet f32.
+    /// A kernel for int8 or dense weights, always with f32 activations.
     const fn dense(name: &'static str, form: Form) -> Self {
         Self { name, form, activations: ActivationPrecision::F32 }
     }
@@ -80,22 +80,22 @@ impl Kernel {
     }
 }
 
-/// The layout of two bits a weight.
+/// Layout with two bits per weight.
 fn two_bit(tensor: &TritTensor) -> Result<Matrix, CpuError> {
     Ok(TernaryMatrix::pack(tensor)?.into())
 }
 
-/// The layout of 1.6 bits a weight.
+/// Layout with 1.6 bits per weight.
 fn base3(tensor: &TritTensor) -> Result<Matrix, CpuError> {
     Ok(TernaryMatrix::pack_as(tensor, Layout::Base3)?.into())
 }
 
-/// The layout of nonzeros only.
+/// Layout with nonzeros only.
 fn sparse(tensor: &TritTensor) -> Result<Matrix, CpuError> {
     Ok(TernaryMatrix::pack_as(tensor, Layout::Sparse)?.into())
 }
 
-/// The layout without blocks of zeros.
+/// Layout without zero blocks.
 fn blocks(tensor: &TritTensor) -> Result<Matrix, CpuError> {
     Ok(TernaryMatrix::pack_as(tensor, Layout::Blocks)?.into())
 }
@@ -104,27 +104,27 @@ const G64: Granularity = Granularity::Group(GroupSize::G64);
 const G128: Granularity = Granularity::Group(GroupSize::G128);
 const G256: Granularity = Granularity::Group(GroupSize::G256);
 
-/// Two bits a weight and one scale: what every other ternary kernel is compared with.
+/// Two bits per weight and one scale: the reference for the other ternary kernels.
 pub const TERNARY: Kernel = Kernel::ternary("ternary x int8", Planes::One, Granularity::Tensor, two_bit);
-/// The group scales of `Q2_0` files.
+/// Two bits per weight and group scales as in `Q2_0` files.
 const GROUPED: Kernel = Kernel::ternary("ternary/128 x int8", Planes::One, G128, two_bit);
 const FLOATS: Kernel = TERNARY.with_floats("ternary x f32");
 const INT8: Kernel = Kernel::dense("int8/64 x f32", Form::Int8);
 const F16: Kernel = Kernel::dense("f16 x f32", Form::F16);
-/// The name of the kernel of 1.6 bits a weight.
+/// Name of the kernel with 1.6 bits per weight.
 pub(crate) const BASE3: &str = "1.6 bit x int8";
-/// The name of the kernel that reads nonzeros only.
+/// Name of the kernel that reads nonzeros only.
 pub(crate) const SLOTS: &str = "sparse x int8";
-/// The name of the kernel that leaves out blocks of zeros.
+/// Name of the kernel that skips zero blocks.
 pub(crate) const SKIPPING: &str = "blocks x int8";
 /// Dense f32.
 pub const DENSE: Kernel = Kernel::dense("f32 x f32", Form::F32);
 
-/// What is timed at the shapes of a real model.
+/// Kernels for the shapes of a real model.
 pub const LAYER: &[Kernel] = &[TERNARY, GROUPED, FLOATS, INT8, F16, DENSE];
 
-/// What is timed at the square: each granularity that file formats have (`Q2_0` groups of 64 and 128, `TQ2_0` groups
-/// of 256, a row), and several planes.
+/// Kernels for the square: all scale granularities of the file formats (`Q2_0` groups of 64 and 128, `TQ2_0` groups of
+/// 256, rows), and several planes.
 pub const EVERY: &[Kernel] = &[
     TERNARY,
     Kernel::ternary("ternary/row x int8", Planes::One, Granularity::Row, two_bit),
@@ -143,10 +143,10 @@ pub const EVERY: &[Kernel] = &[
     DENSE,
 ];
 
-/// What is timed where nearly all weights are zero.
+/// Kernels for matrices with nearly all weights zero.
 pub const SPARSE: &[Kernel] = &[TERNARY, Kernel::ternary(SLOTS, Planes::One, Granularity::Tensor, sparse)];
 
-/// What is timed where whole blocks of weights are zero.
+/// Kernels for matrices with whole blocks of zeros.
 pub const BLOCKS: &[Kernel] = &[TERNARY, Kernel::ternary(SKIPPING, Planes::One, Granularity::Tensor, blocks)];
 
 #[cfg(test)]

@@ -1,25 +1,24 @@
-//! What Trike is timed on, on the host: which problems, beside whom, what the answer must be.
+//! Benchmarks on the host: problems, rivals, and expected results.
 //!
-//! Start from [`CASES`]: the matrices of a real decoder layer, a square and an ugly one, each with the numbers of tokens
-//! that it meets and the [`Kernel`]s that are timed. `cargo xtask bench-report` times all of them beside rivals, in turns
-//! ([`trike_bench::interleave`]), with whole models ([`MODELS`]), and keeps the result as a [`trike_bench::Record`]; `cargo
-//! bench -p trike-benches` is for development. `cargo test -p trike-benches` runs every kernel on every instruction set once
-//! at the same shapes and compares with [`Expected`], because fast and wrong is worthless. Names of problems, timer, records
-//! and tables are those of [`trike_bench`], which the benchmarks on GPUs share.
+//! Start from [`CASES`]: the matrices of a real decoder layer, a square and a small odd-sized one, each with its numbers of
+//! tokens and [`Kernel`]s. `cargo xtask bench-report` times all of them interleaved with rivals
+//! ([`trike_bench::interleave`]), times whole models ([`MODELS`]), and writes a [`trike_bench::Record`]; `cargo bench -p
+//! trike-benches` is for development. `cargo test -p trike-benches` runs every kernel once on every instruction set at the
+//! same shapes and compares it with [`Expected`], because wrong results make times worthless. Problem names, timer, records
+//! and tables come from [`trike_bench`], which the GPU benchmarks share.
 //!
-//! The decision that shaped it: definitions are data and every kernel of a problem holds small integers that all forms
-//! of weights represent exactly, so one oracle judges ours and the rivals. What was given up: real scales are no
-//! integers, so the figures say nothing about rounding; the tests of `trike-cpu` do.
+//! Design decision: definitions are data, and all kernels of a problem hold the same small integers, which every weight
+//! format represents exactly, so that one oracle checks kernels and rivals. The cost: real scales are not integers, so the
+//! benchmarks do not test rounding; the tests of `trike-cpu` do.
 //!
-//! * what: [`Case`], [`CASES`], [`Problem`], [`TimedModel`], [`MODELS`], chosen by a [`Plan`]
-//! * what else: [`OPERATIONS`], the kernels that multiply no weights, with their [`Operands`]
-//! * with which numbers: [`Weights`], [`Kernel`] with [`Form`] and [`Planes`]; [`LAYER`], [`EVERY`], [`SPARSE`],
-//!   [`BLOCKS`]
-//! * beside whom: [`Rival`], [`RivalKind`], [`BASES`]
-//! * the answer: [`Expected`], [`as_quantized`]
-//! * the time: [`products`], [`operations`], [`models`]
-//! * the judgement: [`raise_all`], [`void_reasons`], [`TARGETS`]; [`chapter`] of the book
-// The rival's only interface takes pointers; one file calls it.
+//! * products and models: [`Case`], [`CASES`], [`Problem`], [`TimedModel`], [`MODELS`], selected by a [`Plan`]
+//! * kernels without weights: [`OPERATIONS`] with their [`Operands`]
+//! * weights: [`Weights`], [`Kernel`] with [`Form`] and [`Planes`]; [`LAYER`], [`EVERY`], [`SPARSE`], [`BLOCKS`]
+//! * rivals: [`Rival`], [`RivalKind`], [`BASES`]
+//! * correctness: [`Expected`], [`as_quantized`]
+//! * timing: [`products`], [`operations`], [`models`]
+//! * evaluation: [`raise_all`], [`void_reasons`], [`TARGETS`]; [`chapter`] of the book
+// The `gemm` crate's only interface takes pointers; only `gemm.rs` calls it.
 #![deny(unsafe_code)]
 
 mod catalogue;

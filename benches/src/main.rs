@@ -1,4 +1,4 @@
-//! `cargo xtask bench-report`: times the catalogue, records it, shows it in the book, and compares it with the last time.
+//! `cargo xtask bench-report`: times the catalogue, compares it with the last run, records it, and updates the book.
 #![forbid(unsafe_code)]
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command reports on both")]
 
@@ -14,30 +14,30 @@ use trike_bench::{
 use trike_benches::{BASES, Plan, models, operations, products, void_reasons, write_chapter};
 use trike_cpu::Isa;
 
-/// Times the catalogue of products and whole models beside rivals, compares it with the last run on this machine, and
+/// Times the catalogue of products and whole models against rivals, compares it with the last run on this machine, and
 /// records it.
 ///
-/// A full run without regressions becomes a record under `benches/records/` and the chapter "Measured figures" of the
-/// book. A quick or filtered run is compared and printed only.
+/// A full run without regressions is written to `benches/records/` and to the chapter "Measured figures" of the book. A
+/// quick or filtered run is only compared and printed.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench-report", bin_name = "cargo xtask bench-report")]
 struct Args {
-    /// Fewer problems and fewer rounds, in a minute and a half.
+    /// Time fewer problems in fewer rounds (about 90 seconds).
     #[arg(long)]
     quick: bool,
-    /// Only rows whose names contain this, such as `square m=1 /` or `avx2`, beside their references; may be repeated.
+    /// Time only rows whose names contain this text, such as `square m=1 /` or `avx2`, and their references; repeatable.
     #[arg(long, value_name = "TEXT")]
     filter: Vec<String>,
-    /// Fall of a row's share of the ceiling and of its ratio to the rival that is a regression, in per cent.
+    /// Drop in a row's share of the ceiling and in its speedup over the rival that counts as a regression, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse_threshold)]
     threshold: f64,
-    /// Record the run as the new baseline although rows regressed.
+    /// Record the run as the new baseline despite regressions.
     #[arg(long)]
     accept: bool,
-    /// Write the record to this file too, whatever the outcome.
+    /// Also write the record to this file, regardless of the outcome.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// Write the book's chapter from the last record, and measure nothing.
+    /// Regenerate the book's chapter from the last record without measuring.
     #[arg(long, conflicts_with_all = ["quick", "filter", "threshold", "accept", "output"])]
     render: bool,
 }
@@ -53,14 +53,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether the run counts and nothing regressed.
+/// Returns whether the run is valid and no row regressed.
 fn run(args: &Args) -> Result<bool> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("this package lies below the root")?;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no directory above this package")?;
     let (folder, book) = (root.join("benches/records"), root.join("docs/src"));
-    // Before the minutes of measuring, so that a broken record is found first.
+    // Loaded before measuring for minutes, so that a broken record is reported first.
     let records = load_all(&folder)?;
     if args.render {
-        let (path, record) = newest(&records, false).context("there is no record to show")?;
+        let (path, record) = newest(&records, false).context("no record to show")?;
         write_chapter(&book, record, path)?;
         println!("docs/src/figures.md shows {}", path.display());
         return Ok(true);
@@ -91,7 +91,7 @@ fn measure(plan: &Plan, root: &Path) -> Result<Record> {
     let mut measured = products(plan, &mut ceilings, &mut progress)?;
     measured.extend(operations(plan, &mut ceilings, &mut progress)?);
     measured.extend(models(plan, &mut ceilings, &mut progress)?);
-    ensure!(!measured.is_empty(), "no row's name contains {}", plan.filters.join(" or "));
+    ensure!(!measured.is_empty(), "no row name contains {}", plan.filters.join(" or "));
     let machine = Machine::detect(Isa::detect().name());
     Ok(Record {
         schema: SCHEMA,
