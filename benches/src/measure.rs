@@ -1,4 +1,4 @@
-//! The catalogue's products, timed in turns and checked.
+//! Times the matrix products of the catalogue, interleaved, after checking their results.
 
 use anyhow::{Context, Result, anyhow};
 use rayon::ThreadPool;
@@ -14,19 +14,19 @@ use crate::plan::Plan;
 use crate::rival::{Input, Rival, RivalKind};
 use crate::weights::Weights;
 
-/// The shape at which slower instruction sets are timed too.
+/// Shape at which slower instruction sets are timed too.
 const ISA_SHAPE: &str = "square";
-/// The ceilings of a product.
+/// Ceilings of a product.
 pub const LIMITS: &[Limit] = &[Limit::Memory, Limit::Int8];
-/// What the rows of rivals have for an instruction set: theirs is theirs.
+/// Instruction set in the rows of rivals, which choose their own.
 pub const RIVAL_ISA: &str = "gemm";
 
-/// Times everything that the plan says and raises the ceilings between the shapes, because something else may have the
-/// machine while one probe runs.
+/// Times the products of the plan. The ceilings are measured again before each case and merged into `ceilings`, because
+/// other load may disturb a single probe.
 ///
 /// # Errors
 ///
-/// A kernel or rival whose answer is wrong, and no threads or no memory.
+/// If a kernel or rival returns a wrong result, threads cannot be started, or memory is insufficient.
 pub fn products(
     plan: &Plan,
     ceilings: &mut Vec<Ceiling>,
@@ -62,7 +62,7 @@ pub fn products(
     Ok(measured)
 }
 
-/// Who is timed.
+/// A kernel with its `Cpu`, or a rival with its number of threads.
 enum Row {
     Ours(Kernel, Cpu),
     Rival(RivalKind, usize),
@@ -77,7 +77,7 @@ impl Row {
     }
 }
 
-/// The rows of a problem, with what they are compared with.
+/// The rows of a problem that the plan selects, with their references.
 fn rows(plan: &Plan, problem: &Problem, cpus: &[Cpu], threads: &[usize]) -> Vec<Row> {
     let cpus = cpus.iter().filter(|cpu| problem.is_for(cpu.isa()));
     let ours = cpus.flat_map(|cpu| problem.case.kernels.iter().map(|kernel| Row::Ours(*kernel, cpu.clone())));
@@ -95,11 +95,11 @@ fn rows(plan: &Plan, problem: &Problem, cpus: &[Cpu], threads: &[usize]) -> Vec<
     rows
 }
 
-/// The weights of a case in every form that its rows need.
+/// The weights of a case in every format that its rows need.
 struct Bench {
     weights: Weights,
     x: Vec<f32>,
-    /// Equal matrices of a kernel, so that each call can find its weights in memory.
+    /// Copies of each kernel's matrix, so that each call can read its weights from memory.
     matrices: Vec<(&'static str, Vec<Matrix>)>,
     rivals: Vec<(RivalKind, Vec<Rival>)>,
 }
@@ -158,7 +158,7 @@ impl Bench {
         self.rivals.iter().find(|(other, _)| *other == kind).map_or(&[], |(_, held)| held)
     }
 
-    /// Checks each row's answer, then times them in turns.
+    /// Checks the result of each row, then times the rows interleaved.
     fn time(&self, plan: &Plan, problem: Problem, rows: &[Row]) -> Result<Vec<Measured>> {
         let x = &self.x[..problem.tokens * problem.case.shape.cols];
         self.check(problem, rows, x)?;
@@ -171,7 +171,7 @@ impl Bench {
                 continue;
             };
             inputs.push(Some(self.rivals(*kind)[0].activations(x)?));
-            // Inside a pool of its own, so that it has as many threads as the kernels beside it.
+            // A dedicated pool gives the rival as many threads as the kernels.
             pools.push(Some(rayon::ThreadPoolBuilder::new().num_threads(*threads).build()?));
         }
         let mut contenders: Vec<Contender<'_>> = Vec::new();
@@ -201,7 +201,7 @@ impl Bench {
                             .expect("shapes that were checked");
                     })
                 }
-                (Row::Rival(..), ..) => return Err(anyhow!("a rival without activations")),
+                (Row::Rival(..), ..) => return Err(anyhow!("rival without activations")),
             });
         }
         let (rounds, burst) = plan.turns(problem.tokens);
@@ -227,7 +227,7 @@ impl Bench {
         measured.collect()
     }
 
-    /// Every row once, against the exact answer: fast and wrong is worthless.
+    /// Runs every row once and compares it with the exact result.
     fn check(&self, problem: Problem, rows: &[Row], x: &[f32]) -> Result<()> {
         let cols = problem.case.shape.cols;
         let mut expected: Vec<(&'static str, Expected)> = Vec::new();
@@ -254,7 +254,7 @@ impl Bench {
                 }
             };
             expected[at].1.check(&out, bound).map_err(|place| {
-                anyhow!("{problem}, {kernel}, {isa}, {threads} threads: a wrong answer: {place}")
+                anyhow!("{problem}, {kernel}, {isa}, {threads} threads: wrong result: {place}")
             })?;
         }
         Ok(())

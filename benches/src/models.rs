@@ -1,4 +1,4 @@
-//! Whole models of random trits, as `trike bench --synthetic` times them.
+//! Whole models with random ternary weights, as in `trike bench --synthetic`.
 
 use anyhow::{Context, Result};
 use trike_bench::{Ceiling, Limit, Measured, Model, ModelRun, raise, rounded};
@@ -11,23 +11,23 @@ use crate::ceilings::raise_all;
 use crate::measure::LIMITS;
 use crate::plan::Plan;
 
-/// What rows of models have for a kernel.
+/// Kernel name in the rows of models.
 pub const MODEL_KERNEL: &str = "model, ternary x int8";
 
-/// A model, and how it is timed.
+/// A model and its timing parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct TimedModel {
-    /// The model, and how much of it is timed.
+    /// The model, and the numbers of tokens to time.
     pub run: ModelRun,
-    /// What makes it.
+    /// Size of the synthetic model to load.
     pub size: Synthetic,
-    /// Rounds: each times all phases and numbers of threads, after one that does not count.
+    /// Number of rounds; each times all phases and numbers of threads, after a warm-up.
     pub rounds: usize,
-    /// Whether a quick run has it.
+    /// Whether quick runs include it.
     pub quick: bool,
 }
 
-/// The models that are timed.
+/// Models to time.
 pub const MODELS: &[TimedModel] = &[
     TimedModel {
         run: ModelRun { model: Model::M125, prompt: 512, generate: 128 },
@@ -53,11 +53,11 @@ impl TimedModel {
     }
 }
 
-/// Times the models of the plan. A row's time and cost are those of a token.
+/// Times the models of the plan. Times and costs are per token.
 ///
 /// # Errors
 ///
-/// No threads, no memory, and what the decoder refuses.
+/// If threads cannot be started, memory is insufficient, or the decoder returns an error.
 pub fn models(
     plan: &Plan,
     ceilings: &mut Vec<Ceiling>,
@@ -73,7 +73,7 @@ pub fn models(
         if threads.is_empty() {
             continue;
         }
-        progress(&format!("{}: making", model.size.name()));
+        progress(&format!("{}: generating weights", model.size.name()));
         let whole_context = KvSpec::new(KvPrecision::F16, model.size.spec().context);
         let mut made = Device::cpu().load_synthetic(
             model.size,
@@ -92,12 +92,12 @@ pub fn models(
         let rounds = if plan.quick { QUICK_ROUNDS } else { model.rounds };
         for round in 1..=rounds {
             progress(&format!("{}: round {round} of {rounds}", model.size.name()));
-            // One repetition a round, so that phases and numbers of threads take turns.
+            // One repetition per round, so that phases and numbers of threads are interleaved.
             let report = made.model.bench(&options, &mut |_, _| {})?;
             for row in report.rows {
                 let problem = model.problem(row.kind);
                 let seconds = 1.0 / row.tokens_per_second;
-                let threads = row.threads.context("a model on the host has threads")?;
+                let threads = row.threads.context("benchmark row of a host model without threads")?;
                 let same = measured.iter_mut().find(|m| m.problem == problem && m.threads == threads);
                 if let Some(known) = same {
                     known.samples.push(seconds);
@@ -129,7 +129,7 @@ pub fn models(
         }
         raise_all(ceilings, &threads)?;
     }
-    // A problem's rows lie next to each other in a report.
+    // The report expects the rows of a problem to be adjacent.
     let problems: Vec<String> = MODELS.iter().flat_map(|timed| timed.run.problems()).collect();
     measured.sort_by_key(|row| problems.iter().position(|problem| *problem == row.problem));
     Ok(measured)

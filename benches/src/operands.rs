@@ -1,4 +1,4 @@
-//! What the operations are computed of, and their answers.
+//! Operands of the operations without weights, and their expected results.
 
 use std::hint::black_box;
 
@@ -12,13 +12,13 @@ use trike_testkit::Rng;
 use crate::expected::BOUND;
 use crate::operation::{HEADS, Operation, Work};
 
-/// Different rows of a matrix of trits. More would take longer to make than everything else takes; a prime number, so
-/// that a wrong row of a block of rows is another one.
+/// Number of distinct rows of a trit matrix; generating more would dominate the run time. Prime, so that reading a wrong row
+/// of a block of rows gives a different result.
 const DIFFERENT: usize = 61;
-/// Share of nonzero trits: as many of each value.
+/// Fraction of nonzero trits: about a third of each value.
 const DENSITY: f32 = 0.66;
 
-/// The numbers of an [`Operation`].
+/// Inputs of an [`Operation`].
 pub struct Operands {
     work: Work,
     held: Held,
@@ -32,7 +32,7 @@ enum Held {
     Attention(Vec<f32>, Vec<[Vec<f16>; 2]>),
 }
 
-/// What a call writes; an operation writes one of them, and the others are empty.
+/// Output of a call; each operation uses one field, and the others are empty.
 pub(crate) struct Output {
     sums: Vec<i32>,
     trits: PlaneVector,
@@ -48,11 +48,11 @@ impl Output {
 }
 
 impl Operands {
-    /// Random ones. `copies` equal matrices or caches take turns, where the operation has any.
+    /// Random operands, with `copies` copies of the matrix or KV cache if the operation has one.
     ///
     /// # Errors
     ///
-    /// What the kernels refuse, which is nothing of the catalogue.
+    /// If a kernel rejects the shape, which does not happen for the catalogue.
     pub fn new(operation: &Operation, copies: usize, rng: &mut Rng) -> Result<Self> {
         let mut vector = |trits| PlaneVector::from_trits(&rng.trits(trits, DENSITY));
         let held = match operation.work {
@@ -82,7 +82,7 @@ impl Operands {
         Ok(Self { work: operation.work, held })
     }
 
-    /// Room for what a call writes, filled with what is no answer.
+    /// An output buffer, filled with values that are never a correct result.
     pub(crate) fn output(&self) -> Result<Output> {
         let (sums, trits, floats) = match self.work {
             Work::Dot { .. } => (1, 0, 0),
@@ -94,7 +94,7 @@ impl Operands {
         Ok(Output { sums: vec![i32::MIN; sums], trits, floats: vec![f32::NAN; floats] })
     }
 
-    /// One call, with the matrix or cache whose turn it is.
+    /// One call, with copy `turn` (modulo their number) of the matrix or cache.
     pub(crate) fn call(&self, cpu: &Cpu, turn: usize, out: &mut Output) -> Result<()> {
         match &self.held {
             Held::Dot(a, b) => {
@@ -121,12 +121,12 @@ impl Operands {
         }
     }
 
-    /// Compares the answer of one call with the exact one: trits and integers all of them and to the unit, the heads of
-    /// some tokens of attention within [`BOUND`] of the largest value, and everything else finite.
+    /// Compares the result of one call with the exact one: trits and integers for equality; for attention, some heads of some
+    /// tokens to within [`BOUND`] times the largest value. All values must be finite.
     ///
     /// # Errors
     ///
-    /// When it is not the answer: the place and both values.
+    /// The index and both values of the first mismatch.
     pub fn check(&self, cpu: &Cpu) -> Result<()> {
         let mut out = self.output()?;
         self.call(cpu, 0, &mut out)?;
@@ -140,13 +140,13 @@ impl Operands {
         for (at, want) in expected {
             let got = values[at];
             // Written so that NaN fails.
-            ensure!((got - want).abs() <= bound, "a wrong answer at {at}: expected {want}, got {got}");
+            ensure!((got - want).abs() <= bound, "wrong result at index {at}: expected {want}, got {got}");
         }
-        ensure!(values.iter().all(|value| value.is_finite()), "an answer is not finite");
+        ensure!(values.iter().all(|value| value.is_finite()), "expected finite results");
         Ok(())
     }
 
-    /// Places and values of the answer.
+    /// Indices and values of the expected result.
     fn expected(&self) -> Vec<(usize, f64)> {
         let dot = |a: &[i8], b: &[i8]| -> f64 {
             a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum::<i32>().into()
@@ -173,7 +173,7 @@ impl Operands {
     }
 }
 
-/// The heads of some tokens by the formula, `softmax(q k^T scale) v`, in f64.
+/// Some heads of some tokens, by the formula `softmax(q k^T scale) v` in f64.
 fn attended(q: &[f32], [k, v]: &[Vec<f16>; 2]) -> Vec<(usize, f64)> {
     let d = HEADS.head_dim;
     let (tokens, positions) = (q.len() / (HEADS.heads * d), k.len() / (HEADS.kv_heads * d));

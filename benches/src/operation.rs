@@ -1,49 +1,49 @@
-//! Operations without weights, as data: products of trits with trits, and attention.
+//! Operations without weights, as data: ternary vector operations, and attention.
 
 use trike_bench::{Attention, Heads, Limit};
 use trike_cpu::{Cost, Isa};
 
 use crate::catalogue::{PORTABLE_MACS, STREAM_BYTES};
 
-/// A kernel beside the products, at one size.
+/// A kernel without weights, at one problem size.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
-    /// How reports call the kernel.
+    /// Name of the kernel in reports.
     pub kernel: &'static str,
-    /// What is computed.
+    /// The computation and its size.
     pub work: Work,
 }
 
-/// What an [`Operation`] computes.
+/// Computation and size of an [`Operation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Work {
-    /// The dot product of two vectors of trits, which stay in the cache.
+    /// Dot product of two trit vectors, which stay in the cache.
     Dot {
-        /// Elements of a vector.
+        /// Elements per vector.
         trits: usize,
     },
-    /// The dot products of one vector of trits with the rows of a matrix of trits, which comes from memory.
+    /// Dot products of one trit vector with all rows of a trit matrix, which is read from memory.
     Scores {
         /// Rows of the matrix.
         rows: usize,
         /// Elements of the vector and of a row.
         trits: usize,
     },
-    /// The signs of the sum of many vectors of trits.
+    /// Signs of the sum of many trit vectors.
     Bundle {
-        /// How many.
+        /// Number of vectors.
         vectors: usize,
-        /// Elements of a vector.
+        /// Elements per vector.
         trits: usize,
     },
-    /// Causal attention over a cache; keys and values for one token come from memory.
+    /// Causal attention over a KV cache, which is read from memory for single tokens.
     Attention(Attention),
 }
 
-/// The heads of the decoder with 2 billion weights: four query heads share a key head.
+/// Heads of the 2B decoder: four query heads per key head.
 pub(crate) const HEADS: Heads = Heads::B2;
 
-/// All of them: hypervectors of the usual length and a matrix that no cache holds, then decode and prefill.
+/// All operations: hypervectors of typical length, a trit matrix, then attention in decode and prefill.
 ///
 /// ```
 /// use trike_benches::OPERATIONS;
@@ -67,13 +67,13 @@ const fn attention(tokens: usize, positions: usize) -> Work {
 const TRITS: &str = "trits x trits";
 const ATTENTION: &str = "attention, f16 cache";
 
-/// Bytes of the two planes of a vector.
+/// Bytes of the two bit planes of a vector.
 const fn plane_bytes(trits: usize) -> usize {
     2 * size_of::<u64>() * trits.div_ceil(64)
 }
 
 impl Operation {
-    /// How reports call the size.
+    /// Name of the problem in reports.
     #[must_use]
     pub fn problem(&self) -> String {
         match self.work {
@@ -84,8 +84,8 @@ impl Operation {
         }
     }
 
-    /// Work of one call: a multiply-add for each pair of elements that meet, for each trit that is added to a bundle; for
-    /// attention see [`Attention::cost`].
+    /// Work of one call: one multiply-add per product of two trits, or per trit added to a bundle; for attention see
+    /// [`Attention::cost`].
     #[must_use]
     pub fn cost(&self) -> Cost {
         let (macs, bytes) = match self.work {
@@ -99,19 +99,19 @@ impl Operation {
         Cost { macs: macs as u64, bytes: bytes as u64 }
     }
 
-    /// Its ceilings.
+    /// The ceilings that can limit it.
     #[must_use]
     pub fn limits(&self) -> &'static [Limit] {
         if self.is_streamed() { &[Limit::Memory] } else { &[Limit::Int8] }
     }
 
-    /// Whether an instruction set is asked to do it; see [`PORTABLE_MACS`].
+    /// Whether it is run with this instruction set; see [`PORTABLE_MACS`].
     #[must_use]
     pub fn is_for(&self, isa: Isa) -> bool {
         isa.name() != "scalar" || self.cost().macs <= PORTABLE_MACS
     }
 
-    /// How many equal matrices or caches take turns, so that each call finds its own in memory.
+    /// Number of copies of the matrix or KV cache that calls cycle through, so that each call reads from memory.
     pub(crate) fn copies(&self) -> usize {
         if self.is_streamed() { STREAM_BYTES.div_ceil(self.cost().bytes as usize) } else { 1 }
     }
@@ -120,12 +120,12 @@ impl Operation {
         matches!(self.work, Work::Scores { .. } | Work::Attention(Attention { tokens: 1, .. }))
     }
 
-    /// Whether more threads than the caller's have something to do.
+    /// Whether the kernel is multithreaded.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.work, Work::Scores { .. } | Work::Attention(_))
     }
 
-    /// Whether it reads as many times as prefill does, so that a turn is a call or two.
+    /// Query tokens of attention, else 1; passed to [`Plan::turns`](crate::Plan::turns).
     pub(crate) fn tokens(&self) -> usize {
         if let Work::Attention(attention) = self.work { attention.tokens } else { 1 }
     }

@@ -10,11 +10,11 @@ use crate::operands::Operands;
 use crate::operation::OPERATIONS;
 use crate::plan::Plan;
 
-/// Times the operations of the plan, with the machine's best instructions, each answer checked before.
+/// Times the operations of the plan with the machine's best instruction set, after checking each result.
 ///
 /// # Errors
 ///
-/// A wrong answer, and no threads or no memory.
+/// If a result is wrong, threads cannot be started, or memory is insufficient.
 pub fn operations(
     plan: &Plan,
     ceilings: &mut Vec<Ceiling>,

@@ -1,4 +1,4 @@
-//! What a run times, and how long it takes for it.
+//! Selection of problems and rows, and durations of the measurements.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use trike_bench::row_name;
 use crate::catalogue::{Case, Problem};
 use crate::rival::{BASES, RivalKind};
 
-/// Numbers of threads that are timed, as far as the machine has them.
+/// Numbers of threads to time, if the machine has that many cores.
 const THREADS: [usize; 2] = [1, 2];
 /// Cases of a quick run.
 const QUICK_CASES: [&str; 3] = ["square", "square-95", "square-99"];
 
-/// What a run times.
+/// Selection of what a run times.
 #[derive(Clone, Debug, Default)]
 pub struct Plan {
     /// Fewer problems and fewer rounds.
     pub quick: bool,
-    /// Rows whose names contain one of these; all when there is none.
+    /// Substrings of row names; a row is timed if it contains any of them. Empty selects all rows.
     pub filters: Vec<String>,
 }
 
 impl Plan {
-    /// Whether the run times everything.
+    /// Whether the run times the whole catalogue.
     #[must_use]
     pub fn is_full(&self) -> bool {
         !self.quick && self.filters.is_empty()
@@ -41,25 +41,26 @@ impl Plan {
         self.filters.is_empty() || self.filters.iter().any(|filter| name.contains(filter.as_str()))
     }
 
-    /// Whether rows of this kernel are timed wherever others are, because those are compared with it.
+    /// Whether this kernel is a reference, which is timed at every problem that has selected rows.
     #[must_use]
     pub fn is_reference(kernel: &str) -> bool {
         kernel == BASES.rival || kernel == BASES.kernel
     }
 
-    /// Numbers of threads.
+    /// Numbers of threads to time on a machine with so many cores.
     #[must_use]
     pub fn threads(cores: usize) -> Vec<usize> {
         THREADS.into_iter().filter(|&threads| threads <= cores.max(1)).collect()
     }
 
-    /// Rivals at a problem.
+    /// Rivals to time at a problem.
     #[must_use]
     pub fn rivals(problem: &Problem) -> &'static [RivalKind] {
         if problem.case.rivals { &RivalKind::ALL } else { &[] }
     }
 
-    /// Rounds and length of a turn for so many tokens: many short ones for one token, a call or two for many tokens.
+    /// Number of rounds, and length of a burst. One token has many rounds of many calls; prefill has few rounds of one or
+    /// two calls.
     #[must_use]
     pub fn turns(&self, tokens: usize) -> (usize, Duration) {
         match (tokens == 1, self.quick) {

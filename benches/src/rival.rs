@@ -1,4 +1,4 @@
-//! The outside rivals: candle's CPU matrix product, and the `gemm` crate under it called directly.
+//! The rivals: candle's CPU matrix product, and the `gemm` crate on which it is built, called directly.
 
 use candle_core::{DType, Device, Result, Tensor};
 use trike_bench::Bases;
@@ -7,10 +7,10 @@ use crate::expected::{BOUND, F16_BOUND};
 use crate::gemm;
 use crate::kernel::TERNARY;
 
-/// What every row is compared with.
+/// References of the speedup columns.
 pub const BASES: Bases = Bases { rival: RivalKind::CandleF32.name(), kernel: TERNARY.name };
 
-/// Who multiplies, in which numbers: weights, activations and outputs alike.
+/// A rival library and its type of weights, activations and outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RivalKind {
     /// `candle-core` in f32.
@@ -22,10 +22,10 @@ pub enum RivalKind {
 }
 
 impl RivalKind {
-    /// All of them.
+    /// All rivals.
     pub const ALL: [Self; 3] = [Self::CandleF32, Self::CandleF16, Self::GemmF32];
 
-    /// How reports call it.
+    /// Name in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -35,21 +35,21 @@ impl RivalKind {
         }
     }
 
-    /// How far its answers may be from the exact ones; see [`Expected::check`](crate::Expected::check).
+    /// Error bound of its results; see [`Expected::check`](crate::Expected::check).
     #[must_use]
     pub fn bound(self) -> f64 {
         if self == Self::CandleF16 { F16_BOUND } else { BOUND }
     }
 }
 
-/// Dense weights of a rival.
+/// A rival with its dense weights.
 pub struct Rival {
     rows: usize,
     cols: usize,
     held: Numbers,
 }
 
-/// Numbers as a rival holds them.
+/// Values in the rival's own representation.
 enum Numbers {
     Candle(Tensor),
     Plain(Vec<f32>),
@@ -58,15 +58,15 @@ enum Numbers {
 /// Activations of a rival.
 pub struct Input(Numbers);
 
-/// What a rival computed.
+/// Output of a rival.
 pub struct Output(Numbers);
 
 impl Rival {
-    /// `rows x cols` integers as the rival holds them.
+    /// Converts `rows x cols` integer weights, row-major.
     ///
     /// # Errors
     ///
-    /// What candle refuses: a length other than `rows * cols`.
+    /// Candle's error if the length is not `rows * cols`.
     pub fn new(kind: RivalKind, weights: &[i8], rows: usize, cols: usize) -> Result<Self> {
         let floats: Vec<f32> = weights.iter().map(|&w| f32::from(w)).collect();
         let held = match kind {
@@ -79,11 +79,11 @@ impl Rival {
         Ok(Self { rows, cols, held })
     }
 
-    /// The same numbers in memory of their own.
+    /// A deep copy.
     ///
     /// # Errors
     ///
-    /// What candle refuses.
+    /// Errors of candle.
     pub fn duplicate(&self) -> Result<Self> {
         let held = match &self.held {
             Numbers::Candle(weights) => Numbers::Candle(weights.copy()?),
@@ -92,7 +92,7 @@ impl Rival {
         Ok(Self { held, ..*self })
     }
 
-    /// Bytes of the weights.
+    /// Size of the weights, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let bytes = match &self.held {
@@ -102,11 +102,11 @@ impl Rival {
         self.rows * self.cols * bytes
     }
 
-    /// Activations of `cols` numbers a token, in the type of the weights.
+    /// Converts activations (`tokens x cols`) to the type of the weights.
     ///
     /// # Errors
     ///
-    /// What candle refuses: a length that is not whole tokens.
+    /// Candle's error if the length is not a multiple of `cols`.
     pub fn activations(&self, x: &[f32]) -> Result<Input> {
         Ok(Input(match &self.held {
             Numbers::Candle(weights) => {
@@ -117,12 +117,12 @@ impl Rival {
         }))
     }
 
-    /// `x W^T` with activations that this rival, or one of its kind, made, on so many threads of the current pool; candle
-    /// asks for as many as the machine has and gets those of the pool.
+    /// `x W^T` with activations from [`activations`](Self::activations) of a rival of the same kind, on `threads` threads of
+    /// the current rayon pool. Candle ignores `threads` and uses the whole pool.
     ///
     /// # Errors
     ///
-    /// What candle refuses, and activations of another kind.
+    /// Errors of candle, and activations of another kind of rival.
     pub fn linear(&self, x: &Input, threads: usize) -> Result<Output> {
         Ok(Output(match (&self.held, &x.0) {
             (Numbers::Candle(weights), Numbers::Candle(x)) => Numbers::Candle(x.matmul(&weights.t()?)?),
@@ -135,11 +135,11 @@ impl Rival {
 }
 
 impl Output {
-    /// The numbers, `tokens x rows`.
+    /// The values in f32, `tokens x rows`.
     ///
     /// # Errors
     ///
-    /// What candle refuses.
+    /// Errors of candle.
     pub fn into_floats(self) -> Result<Vec<f32>> {
         match self.0 {
             Numbers::Candle(y) => y.flatten_all()?.to_dtype(DType::F32)?.to_vec1(),

@@ -1,4 +1,4 @@
-//! What the project wants to reach on the host, as data: one line each.
+//! Performance targets on the host, as data: one line each.
 
 use trike_bench::{Measure, Target};
 
@@ -7,7 +7,7 @@ use crate::models::MODEL_KERNEL;
 
 use Measure::{Bandwidth, Int8Peak, Rival, Ternary};
 
-/// A line of [`TARGETS`].
+/// An entry of [`TARGETS`].
 const fn target(
     what: &'static str,
     (problem, kernels, threads): (&'static str, &'static [&'static str], usize),
@@ -21,7 +21,7 @@ const ONE: &str = "square m=1";
 const MANY: &str = "square m=128";
 const TWO_BITS: &[&str] = &[TERNARY.name];
 const MODEL: &[&str] = &[MODEL_KERNEL];
-/// The group scales of `TQ2_0`.
+/// Speedup over the kernel with groups of 256, as in `TQ2_0`.
 const TQ2: Measure = Measure::Kernel("ternary/256 x int8");
 
 /// All targets.

@@ -1,4 +1,4 @@
-//! The numbers of a problem, and the forms in which kernels hold them.
+//! Weights of a problem, converted to the format of each kernel.
 
 use trike_cpu::{CpuError, DenseData, DenseMatrix, Int8Matrix, Matrix};
 use trike_testkit::Rng;
@@ -7,7 +7,7 @@ use trike_trit::{Coupling, Encoding, Granularity, GroupSize, ScaleValues, Scales
 use crate::catalogue::Case;
 use crate::kernel::{Form, Kernel, Planes};
 
-/// `rows x cols` small integers, trits times scales: the same numbers in whatever form a kernel holds them.
+/// `rows x cols` trits, which with small integer scales give the same weight values in every kernel's format.
 ///
 /// ```
 /// use trike_benches::{LAYER, TERNARY, Weights};
@@ -26,23 +26,23 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// The scale of a whole tensor.
+    /// Scale of the kernels with one scale per tensor.
     const SCALE: u8 = 3;
-    /// Which weights share a factor where a kernel does not say: integers of weights that are no trits.
+    /// Granularity of the scale factors for int8 and dense kernels, which have no ternary scales.
     const GROUP: Granularity = Granularity::Group(GroupSize::G128);
 
     /// Weights with these trits, row-major.
     ///
     /// # Panics
     ///
-    /// When there are not `rows * cols` trits.
+    /// If there are not exactly `rows * cols` trits.
     #[must_use]
     pub fn new(rows: usize, cols: usize, trits: Vec<i8>) -> Self {
         assert_eq!(rows.checked_mul(cols), Some(trits.len()), "a trit for each weight");
         Self { rows, cols, trits }
     }
 
-    /// Random weights for a case, with its share of zeros.
+    /// Random weights for a case, with its distribution of zeros.
     #[must_use]
     pub fn random(case: &Case, rng: &mut Rng) -> Self {
         /// Rows and columns of the blocks that the kernel can skip.
@@ -50,19 +50,19 @@ impl Weights {
         Self::new(case.shape.rows, case.shape.cols, case.zeros.trits(case.shape, BLOCK, rng))
     }
 
-    /// Outputs.
+    /// Number of outputs.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Inputs.
+    /// Number of inputs.
     #[must_use]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
-    /// The weights that a kernel multiplies with, row-major.
+    /// The weight values (trits times scales) of a kernel, row-major.
     #[must_use]
     pub fn integers(&self, kernel: &Kernel) -> Vec<i8> {
         let (planes, scales) = match kernel.form {
@@ -84,18 +84,18 @@ impl Weights {
         integers
     }
 
-    /// The trits of a plane: those of the first, moved, so that no two planes are alike and all are as dense.
+    /// The trits of a plane: those of the first plane, rotated, so that planes differ but have equal density.
     fn plane(&self, plane: usize) -> Vec<i8> {
         let mut trits = self.trits.clone();
         trits.rotate_left(plane * (self.trits.len() / 3 + 1) % self.trits.len().max(1));
         trits
     }
 
-    /// The weights as a kernel holds them.
+    /// The weights in the format of a kernel.
     ///
     /// # Errors
     ///
-    /// What the constructors of the matrices and of [`TritTensor`] refuse; nothing for a shape of the catalogue.
+    /// Errors of the constructors of the matrices and of [`TritTensor`]; none for shapes of the catalogue.
     pub fn matrix(&self, kernel: &Kernel) -> Result<Matrix, CpuError> {
         let (rows, cols) = (self.rows, self.cols);
         match kernel.form {
@@ -119,7 +119,7 @@ impl Weights {
         let trits: Vec<Vec<i8>> = (0..planes.count()).map(|plane| self.plane(plane)).collect();
         let trits: Vec<&[i8]> = trits.iter().map(Vec::as_slice).collect();
         let (coupling, sets) = match planes {
-            // The scales of tied planes follow from that of the first.
+            // The scales of tied planes are derived from the first plane's.
             Planes::One | Planes::Tied(_) => {
                 (if planes == Planes::One { Coupling::Free } else { Coupling::Tied }, 1)
             }
@@ -136,7 +136,7 @@ impl Weights {
                 values.extend((0..groups).map(of));
             }
         }
-        // One scale is f32, as BitNet checkpoints have it; more of them are f16, as in GGUF blocks.
+        // A single scale is f32, as in BitNet checkpoints; row and group scales are f16, as in GGUF blocks.
         let values = match granularity {
             Granularity::Tensor => ScaleValues::F32(values.into_iter().map(Into::into).collect()),
             Granularity::Row | Granularity::Group(_) => {
@@ -148,8 +148,8 @@ impl Weights {
     }
 }
 
-/// The factor of a group: 1 to 7, and different in neighbouring rows and groups, so that a scale from the wrong place
-/// shows.
+/// Scale factor of a group, 1 to 7 for rows and groups. It differs between adjacent rows and groups, so that tests detect a
+/// scale from the wrong position.
 fn shared_scale(granularity: Granularity, row: usize, group: usize) -> u8 {
     match granularity {
         Granularity::Tensor => Weights::SCALE,
@@ -157,8 +157,8 @@ fn shared_scale(granularity: Granularity, row: usize, group: usize) -> u8 {
     }
 }
 
-/// The scale of a plane. Tied planes are worth 9, 3 and 1 times the factor, so that the thirds are integers, and free
-/// planes one more each; with at most three of them a weight is 91 at most.
+/// Scale of a plane. Three tied planes have 9, 3 and 1 times the factor, so that the thirds are integers; each free plane
+/// adds 1 to the previous one's scale. A weight is at most 91 (three tied planes with factor 7).
 fn plane_scale(planes: Planes, plane: usize, shared: u8) -> u8 {
     match planes {
         Planes::One => shared,

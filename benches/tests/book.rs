@@ -1,4 +1,4 @@
-//! The book shows the last record.
+//! The book's chapter matches the last record.
 
 use std::fs;
 use std::path::Path;
@@ -17,10 +17,10 @@ fn the_chapter_is_that_of_the_last_record() {
     };
     let pages = chapter(record, path);
     let charts = fs::read_dir(book.join("figures")).map_or(0, Iterator::count);
-    assert_eq!(charts, pages.len() - 1, "repair with: cargo xtask bench-report --render");
+    assert_eq!(charts, pages.len() - 1, "fix with: cargo xtask bench-report --render");
     for (name, text) in pages {
         let shown = fs::read_to_string(book.join(&name)).unwrap_or_default();
-        assert!(shown == text, "{name} shows another record; repair with: cargo xtask bench-report --render");
+        assert!(shown == text, "{name} shows another record; fix with: cargo xtask bench-report --render");
     }
 }
 

@@ -1,30 +1,30 @@
-//! What is timed on a GPU, as data: shapes of the catalogue, with numbers of tokens and forms of weights.
+//! Problems timed on a GPU, as data: shapes of the catalogue, with numbers of tokens and weight formats.
 
 use trike_bench::{Attention, Heads, Limit, Model, ModelRun, Product, Shape, Zeros};
 use trike_trit::{Granularity, GroupSize};
 
-/// How weights of a product are held.
+/// Weight format of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Weights {
-    /// Two bits, with scales of rows or groups.
+    /// Two bits per weight, with row or group scales.
     TwoBit(Granularity),
-    /// Five trits a byte, a scale for each row.
+    /// Five trits per byte, one scale per row.
     Base3,
-    /// Two bits, blocks of zeros left out, a scale for each row.
+    /// Two bits per weight without the zero blocks, one scale per row.
     Blocks,
-    /// The list of nonzeros, a scale for each row.
+    /// List of nonzeros, one scale per row.
     Sparse,
-    /// Three tied planes of two bits, groups of 128.
+    /// Three tied two-bit planes, groups of 128.
     ThreePlanes,
-    /// Halves: what layers that fall back have.
+    /// Dense FP16, the fallback for layers that are not ternary.
     F16,
 }
 
-/// Two bits with scales of rows, in records.
+/// Name of two bits with row scales in records.
 pub(super) const ROW_NAME: &str = "two bits, row scales";
-/// Two bits with scales of 128 weights, in records.
+/// Name of two bits with one scale per 128 weights in records.
 pub(super) const G128_NAME: &str = "two bits, group128 scales";
-/// Trike's one kernel where there are no forms of weights, in records.
+/// Name of Trike's kernels for problems without a choice of weight formats in records.
 pub(super) const TRIKE: &str = "trike";
 
 impl Weights {
@@ -40,33 +40,33 @@ impl Weights {
         }
     }
 
-    /// The ceilings of a product.
+    /// Ceilings of a product in this format.
     pub(super) fn limits(self) -> &'static [Limit] {
         if self == Self::F16 { HALVES } else { &[Limit::Memory, Limit::Int8] }
     }
 }
 
-/// The ceilings of kernels over halves.
+/// Ceilings of FP16 kernels.
 pub(super) const HALVES: &[Limit] = &[Limit::Memory, Limit::F16];
 
-/// A matrix, and what is timed with it.
+/// A weight matrix, with the formats and numbers of tokens that are timed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
     /// Rows and columns.
     pub shape: Shape,
-    /// Its zeros; blocks are of 16 rows by 128 columns.
+    /// Its zeros, in blocks of 16 rows x 128 columns.
     pub zeros: Zeros,
-    /// Forms of the weights, each with its numbers of tokens.
+    /// Weight formats, each with its numbers of tokens.
     pub weights: Vec<(Weights, &'static [usize])>,
 }
 
 impl Case {
-    /// The product with so many tokens.
+    /// The product with this number of tokens.
     pub fn product(&self, tokens: usize) -> Product {
         Product { shape: self.shape, zeros: self.zeros, tokens }
     }
 
-    /// The numbers of tokens of any form, each once, in order.
+    /// Numbers of tokens of all formats, sorted and without duplicates.
     pub(super) fn tokens(&self) -> Vec<usize> {
         let mut all: Vec<usize> =
             self.weights.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
@@ -76,7 +76,7 @@ impl Case {
     }
 }
 
-/// Everything that one run times.
+/// Problems of a run.
 #[derive(Clone, Debug)]
 pub struct Catalogue {
     /// Products.
@@ -90,15 +90,15 @@ pub struct Catalogue {
 const G128: Weights = Weights::TwoBit(Granularity::Group(GroupSize::G128));
 const ROW: Weights = Weights::TwoBit(Granularity::Row);
 
-/// Those of the models and of the rivals' tables.
+/// Shapes of the models and of published benchmarks of the rivals.
 const SHAPES: &[Shape] =
     &[Shape::ATTENTION_2B, Shape::DOWN_2B, Shape::GATE_UP_2B, Shape::SQUARE, Shape::DOWN_8B, Shape::DOWN_70B];
-/// Where the other forms of weights are compared.
+/// Shape at which the other weight formats are compared.
 const COMPARED: Shape = Shape::DOWN_8B;
 const TOKENS: &[usize] = &[1, 2, 4, 8, 16, 32, 64, 128, 2048, 8192];
 
 impl Catalogue {
-    /// What a GPU is timed with.
+    /// The catalogue for GPUs.
     pub fn full() -> Self {
         let mut cases = Vec::new();
         for &shape in SHAPES {
@@ -134,7 +134,7 @@ impl Catalogue {
         Self { cases, attention, models }
     }
 
-    /// A case of each kind, small enough for a driver that computes on the host: for the tests of the timing itself.
+    /// One small case of each kind, for testing the benchmark itself on a software device.
     pub fn tiny() -> Self {
         let one = |zeros, forms: &[Weights]| Case {
             shape: Shape::TINY,
@@ -153,7 +153,7 @@ impl Catalogue {
         Self { cases, attention, models: vec![ModelRun { model: Model::TINY, prompt: 9, generate: 3 }] }
     }
 
-    /// The products with the forms of their weights.
+    /// All products with their weight formats.
     pub(super) fn products(&self) -> impl Iterator<Item = (Product, Weights)> {
         self.cases.iter().flat_map(|case| {
             let of = move |&(weights, tokens): &(Weights, &'static [usize])| {
@@ -163,7 +163,7 @@ impl Catalogue {
         })
     }
 
-    /// Every pair of problem and kernel that a record should have, rivals not among them.
+    /// All pairs of problem and kernel that a record should have, without rivals.
     pub fn names(&self) -> Vec<(String, String)> {
         let products = self.products().map(|(product, weights)| (product.to_string(), weights.name()));
         let attention = self.attention.iter().map(|a| (a.to_string(), TRIKE.to_owned()));

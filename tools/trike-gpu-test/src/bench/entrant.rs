@@ -1,4 +1,4 @@
-//! Who is timed at a problem: a kernel of ours or a rival, with a clock and what its figure says besides.
+//! Kernels and rivals to be timed at a problem, with their clock and the metadata of their row.
 
 use anyhow::Result;
 use trike_bench::{Contender, Limit};
@@ -8,33 +8,33 @@ use trike_cube::{Cost, Device};
 pub(super) struct Entrant<'a> {
     pub(super) problem: String,
     pub(super) kernel: String,
-    /// How the kernel was specialised.
+    /// Specialization of the kernel.
     pub(super) blueprint: String,
-    /// Whether somebody else's code runs.
+    /// True for third-party code.
     pub(super) rival: bool,
     pub(super) cost: Cost,
     pub(super) limits: &'static [Limit],
     pub(super) contender: Contender<'a>,
 }
 
-/// Why there is no [`Entrant`], or no time of one.
+/// A kernel or rival that could not be timed, with the reason.
 pub(super) struct Absent {
-    /// None: at all problems.
+    /// `None` for all problems.
     pub(super) problem: Option<String>,
     pub(super) kernel: String,
-    /// Rivals may be missing; a kernel of ours is a failure.
+    /// Missing rivals are tolerated; a missing kernel of Trike is a failure.
     pub(super) rival: bool,
     pub(super) error: anyhow::Error,
 }
 
-/// Operands of a matrix for one kernel or rival.
+/// Device copies of a weight matrix for one kernel or rival.
 pub(super) trait Operands {
-    /// The contenders for a product with so many tokens; none where it is not asked.
+    /// The contenders for a product with this number of tokens; empty if it is not to be timed.
     fn entrants<'a>(&'a self, tokens: usize) -> Vec<Result<Entrant<'a>, Absent>>;
 }
 
-/// Launches by the device's own clock, after one that compiles. `launch` gets a number that grows by one each time, to
-/// choose among copies of its operands.
+/// A contender timed by the device's clock, after a first launch that compiles the kernel. `launch` receives an increasing
+/// index, by which it selects a copy of its operands.
 pub(super) fn launches<'a>(
     device: &'a Device,
     launch: impl Fn(usize) -> trike_cube::Result<()> + Sync + 'a,

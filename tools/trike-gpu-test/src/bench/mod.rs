@@ -1,12 +1,12 @@
-//! Times of the operations on one device, as a record.
+//! Benchmark of the kernels on one device, written as a record.
 //!
-//! Weights are rotated through more copies than the last cache holds, so that each launch reads them from memory; a figure
-//! is the median of several windows by the device's own clock, and each window is many launches. Kernels and rivals of a
-//! problem take turns as on the host ([`trike_bench::interleave`]), when the operands of all of them fit. What the device can
-//! do at most is measured in the same run, by kernels that only copy or only multiply.
+//! Launches cycle through more copies of the weights than the last-level cache holds, so that each launch reads them from
+//! memory; a figure is the median of several windows by the device's clock, and each window is many launches. Kernels and
+//! rivals of a problem are interleaved as on the host ([`trike_bench::interleave`]) if the operands of all of them fit. The
+//! peak rates of the device are measured in the same run, by kernels that only copy or only multiply.
 //!
-//! The record is written after each problem, and is complete at the end: a run that was cut short leaves what it timed. A
-//! problem that fails is in it too, and the others go on.
+//! The record is written after each problem and marked complete at the end, so that an interrupted run keeps its results. A
+//! problem that fails is recorded with its error, and the run continues.
 
 mod catalogue;
 mod entrant;
@@ -30,34 +30,34 @@ use operands::Matrices;
 use rivals::Library;
 use run::Run;
 
-/// What every row is compared with.
+/// References of the speedup columns.
 pub(crate) const BASES: Bases = Bases { rival: rivals::CUBLAS, kernel: catalogue::ROW_NAME };
 
-/// What to time.
+/// Options of a run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// The device, as `cuda:0`; the first one that is not software by default.
+    /// Device, such as `cuda:0` (default: the first that is not a software device).
     #[arg(long, default_value = "auto")]
     pub device: DeviceSpec,
-    /// Only problems whose name contains this.
+    /// Time only problems whose name contains this text.
     #[arg(long)]
     pub filter: Option<String>,
-    /// Windows of which the median is taken.
+    /// Number of timed windows; the median is reported.
     #[arg(long, default_value_t = 9)]
     pub windows: usize,
     /// Length of a window, in milliseconds.
     #[arg(long, default_value_t = 20)]
     pub window_ms: u64,
-    /// Bytes that the rotated weights of a problem take together, in MiB; more than the last cache of the device.
+    /// Total size of the copies of the weights that launches cycle through, in MiB; must exceed the last-level cache.
     #[arg(long, default_value_t = 256)]
     pub rotate_mib: usize,
-    /// Allow a device that computes on the host: figures of it mean nothing.
+    /// Allow a software device, whose figures are meaningless.
     #[arg(long)]
     pub software: bool,
-    /// A few tiny problems instead of the catalogue: to try the timing itself.
+    /// Time a few tiny problems instead of the catalogue, to test the benchmark itself.
     #[arg(long)]
     pub tiny: bool,
-    /// Write the record to this file, again after each problem.
+    /// Write the record to this file after each problem.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
@@ -67,13 +67,13 @@ impl Options {
         self.filter.as_ref().is_none_or(|part| problem.contains(part.as_str()))
     }
 
-    /// What is timed.
+    /// The problems to time.
     pub fn catalogue(&self) -> Catalogue {
         if self.tiny { Catalogue::tiny() } else { Catalogue::full() }
     }
 }
 
-/// The device to time: `auto` is never software, unless that was asked for and there is nothing else.
+/// Opens the device. `auto` selects a software device only with `--software` and if there is no other.
 fn open(options: &Options) -> trike_cube::Result<Device> {
     match (Device::open(options.device), options.device) {
         (Err(CubeError::NoDevice { .. }), DeviceSpec::Auto) if options.software => {
@@ -83,14 +83,14 @@ fn open(options: &Options) -> trike_cube::Result<Device> {
     }
 }
 
-/// Times the problems; `say` takes tables of figures while they are made.
+/// Times the problems; `say` receives the tables as they are finished.
 ///
 /// # Errors
-/// When there is no such device, or the record cannot be written. Problems that fail are in the record.
+/// If the device cannot be opened or the record cannot be written. Failures of single problems are stored in the record.
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Record> {
     let device = open(options).context("cannot open a device to time")?;
     if device.is_software() && !options.software {
-        bail!("{} computes on the host; --software times it all the same", device.name());
+        bail!("{} is a software device; pass --software to time it anyway", device.name());
     }
     let mut run = Run::new(&device, options, &mut say);
     run.ceilings()?;
@@ -114,7 +114,7 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Record> {
     run.finish()
 }
 
-/// A kernel of ours or a rival, before it has operands.
+/// A kernel of Trike or a rival, before its operands are allocated.
 #[derive(Clone, Copy)]
 enum Who<'a> {
     Ours(Weights, &'static [usize]),
@@ -122,7 +122,7 @@ enum Who<'a> {
 }
 
 impl Who<'_> {
-    /// Whether it is timed with so many tokens.
+    /// Whether it is timed with this number of tokens.
     fn is_asked(&self, tokens: usize) -> bool {
         match self {
             Self::Ours(_, own) => own.contains(&tokens),
@@ -131,7 +131,7 @@ impl Who<'_> {
     }
 }
 
-/// The products of a case. Operands are made once for all numbers of tokens.
+/// Times the products of a case. Operands are allocated once for all numbers of tokens.
 fn products(run: &mut Run<'_>, rivals: &[Box<dyn Library>], case: &Case) -> Result<()> {
     let mut tokens = case.tokens();
     tokens.retain(|&tokens| run.options.wants(&case.product(tokens).to_string()));
@@ -139,7 +139,7 @@ fn products(run: &mut Run<'_>, rivals: &[Box<dyn Library>], case: &Case) -> Resu
     let rotate = run.options.rotate_mib << 20;
     let mut all: Vec<Who<'_>> =
         case.weights.iter().map(|&(weights, tokens)| Who::Ours(weights, tokens)).collect();
-    // Zeros are nothing special to rivals.
+    // The speed of rivals does not depend on zeros.
     if case.zeros == Zeros::Trained {
         all.extend(rivals.iter().map(|rival| Who::Theirs(rival.as_ref())));
     }
@@ -175,11 +175,11 @@ fn products(run: &mut Run<'_>, rivals: &[Box<dyn Library>], case: &Case) -> Resu
     Ok(())
 }
 
-/// Whether the operands of all fit into half of the device's memory at once, so that all can take turns.
+/// Whether the operands of all entries fit into half of the device memory at once, so that they can be interleaved.
 fn fits(device: &Device, case: &Case, all: &[Who<'_>], most_tokens: usize, rotate: usize) -> bool {
-    /// What a device has that does not say.
+    /// Assumed memory of a device that does not report it.
     const UNKNOWN: u64 = 4 << 30;
-    // Two copies at least, of halves at most; activations and outputs in f32 at most.
+    // Upper bounds: FP16 weights in at least two copies, activations and outputs in f32.
     let halves = 2 * case.shape.rows * case.shape.cols;
     let each = rotate.max(2 * halves) + halves + 4 * most_tokens * (case.shape.rows + case.shape.cols);
     let memory = device.capabilities().memory_bytes.unwrap_or(UNKNOWN);

@@ -1,4 +1,4 @@
-//! Whole models of random trits: what a token costs when nothing is left out.
+//! Whole models with random ternary weights: time per token including all overhead.
 
 use anyhow::Result;
 use std::time::Instant;
@@ -16,10 +16,10 @@ use super::catalogue::TRIKE;
 use super::entrant::{Absent, Entrant};
 use super::run::Run;
 
-/// Columns that share a scale of the head.
+/// Group size of the scales of the LM head.
 const HEAD_GROUP: usize = 64;
 
-/// Times decode and prefill, in turns, by the host's clock, because a token is one round trip.
+/// Times decode and prefill, interleaved, by the host's clock, because each token needs a round trip to the host.
 pub(super) fn time(run: &mut Run<'_>, model: &ModelRun) -> Result<()> {
     let decoder = decoder(run.device, model);
     let entrants: Vec<_> = match &decoder {
@@ -44,7 +44,7 @@ fn decoder(device: &Device, run: &ModelRun) -> Result<Decoder<CubeBackend>> {
     Ok(Decoder::new(backend, spec, &mut weights)?)
 }
 
-/// Decode, then prefill: the time of a token of each, with its multiply-adds and the bytes of the weights.
+/// Decode, then prefill: time per token, with its multiply-adds and bytes of weights.
 fn phases<'a>(device: &Device, decoder: &'a Decoder<CubeBackend>, run: &ModelRun) -> [Entrant<'a>; 2] {
     let &ModelRun { model, prompt, generate } = run;
     let precision = if device.capabilities().f16 { KvPrecision::F16 } else { KvPrecision::F32 };
@@ -82,7 +82,7 @@ fn phases<'a>(device: &Device, decoder: &'a Decoder<CubeBackend>, run: &ModelRun
     [entrant(named, decode, costs[0], "step of one token"), entrant(also, prefill, costs[1], "one step")]
 }
 
-/// The host's clock over calls of so many tokens, for one of them.
+/// Time per token of calls that process `tokens` tokens each, by the host's clock.
 fn by_token<'a>(tokens: usize, call: impl Fn() -> Result<()> + 'a) -> Contender<'a> {
     Contender::by(move |calls| {
         let start = Instant::now();
@@ -93,7 +93,7 @@ fn by_token<'a>(tokens: usize, call: impl Fn() -> Result<()> + 'a) -> Contender<
 
 fn step(decoder: &Decoder<CubeBackend>, sequence: &mut Sequence<CubeBackend>, ids: &[u32]) -> Result<()> {
     let logits = decoder.forward(&mut [Step { sequence, ids }], Logits::Last)?;
-    anyhow::ensure!(logits[0].iter().all(|x| x.is_finite()), "logits that are no numbers");
+    anyhow::ensure!(logits[0].iter().all(|x| x.is_finite()), "logits are not finite");
     Ok(())
 }
 
@@ -142,7 +142,7 @@ impl RandomWeights {
 impl DecoderWeights for RandomWeights {
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         let (rows, cols) = self.shape(name);
-        // Keeps the variance of the residual stream where training would.
+        // Keeps the variance of the residual stream similar to a trained model's.
         let scale = 1.0 / (cols as f32).sqrt();
         Ok(match name {
             WeightName::Embedding => {

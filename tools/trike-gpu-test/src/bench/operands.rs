@@ -1,4 +1,4 @@
-//! Matrices, activations and caches of Trike's kernels, and the launches that are timed.
+//! Operands of Trike's kernels (matrices, activations, KV caches), and the launches that are timed.
 
 use anyhow::Result;
 use half::f16;
@@ -15,12 +15,12 @@ use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Scales, TritTensor}
 use super::catalogue::{Case, HALVES, TRIKE, Weights};
 use super::entrant::{Absent, Entrant, Operands, launches};
 
-/// Copies of a matrix, at most: so many of the smallest one leave the caches.
+/// Maximum number of copies of a matrix; enough for the smallest one to exceed the caches.
 pub(super) const MOST_COPIES: usize = 96;
 /// Rows and columns of the blocks that the kernel can skip.
 const BLOCK: (usize, usize) = (16, 128);
 
-/// As many copies of a matrix as leave no cache warm, in one form.
+/// Copies of a weight matrix in one format, together larger than the caches.
 pub(super) struct Matrices<'a> {
     device: &'a Device,
     case: &'a Case,
@@ -30,16 +30,16 @@ pub(super) struct Matrices<'a> {
 }
 
 enum Copies {
-    /// Trits in places.
+    /// Packed trits.
     Ternary(Vec<TernaryMatrix>),
     /// Lists of nonzeros.
     Sparse(Vec<SparseMatrix>),
-    /// Floats.
+    /// FP16.
     Dense(Vec<DenseMatrix>),
 }
 
 impl<'a> Matrices<'a> {
-    /// Random weights, packed for the device as often as `rotate` bytes take, to be timed with these numbers of tokens.
+    /// Uploads copies of random weights, `rotate` bytes in total, to be timed with these numbers of tokens.
     pub(super) fn new(
         device: &'a Device,
         case: &'a Case,
@@ -51,7 +51,7 @@ impl<'a> Matrices<'a> {
         Ok(Self { device, case, weights, tokens, copies })
     }
 
-    /// The contender with the blueprint that is planned.
+    /// The contender with the inferred blueprint.
     fn planned(&self, product: &Product) -> Result<Entrant<'_>> {
         let device = self.device;
         let (rows, cols) = (product.shape.rows, product.shape.cols);
@@ -84,8 +84,8 @@ impl<'a> Matrices<'a> {
         }
     }
 
-    /// The same with asynchronous copies of the activations, where the plan has that among its candidates: which of the two
-    /// comes first there is for figures to say.
+    /// A variant with asynchronous copies of the activations, if it is among the plan's candidates; the measurement decides
+    /// which variant should be preferred.
     fn copied(&self, product: &Product) -> Option<Result<Entrant<'_>>> {
         let Copies::Ternary(all) = &self.copies else { return None };
         let problem = TernaryProblem { x: activations(product), w: all[0].form().clone(), add: false };
@@ -99,7 +99,7 @@ impl<'a> Matrices<'a> {
         format!("{}, asynchronous copies", self.weights.name())
     }
 
-    /// A ternary product with a blueprint.
+    /// A ternary product with a given blueprint.
     fn ternary<'b>(
         &'b self,
         product: &Product,
@@ -189,12 +189,12 @@ fn activations(product: &Product) -> ActivationShape {
     ActivationShape { tokens: product.tokens, cols: product.shape.cols, precision }
 }
 
-/// Activations.
+/// Random activations.
 fn numbers(len: usize) -> Vec<f32> {
     Rng::new(3).normals(len)
 }
 
-/// As many as take `rotate` bytes together, two at least.
+/// Copies of `rotate` bytes in total, at least two and at most [`MOST_COPIES`].
 fn copies<T>(
     make: impl Fn() -> trike_cube::Result<T>,
     bytes: impl Fn(&T) -> usize,
@@ -209,7 +209,7 @@ fn copies<T>(
     Ok(all)
 }
 
-/// Attention over a filled cache of halves, a launch for each sequence.
+/// Attention over a full FP16 KV cache (f32 if the device lacks f16), one launch per sequence.
 pub(super) fn attention<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>, Absent> {
     let problem = case.to_string();
     attend(device, case).map_err(|error| Absent {

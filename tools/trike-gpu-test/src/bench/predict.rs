@@ -1,62 +1,62 @@
-//! What an H200 is expected to need, written down before anything was measured there.
+//! Predicted times on an H200, written before any measurement on one.
 //!
-//! A prediction is a launch, and the larger of what memory and what arithmetic take. Rates are those of the device as other
-//! projects measured them, and shares of them are guesses from how much a kernel keeps in flight: each guess is one
-//! constant, so that a miss says which one was wrong.
+//! A prediction is the launch overhead plus the larger of memory time and arithmetic time. Device rates are those measured by
+//! other projects; the fraction of them that a kernel reaches is estimated from its bytes in flight. Each estimate is one
+//! constant, so that a wrong prediction can be traced to it.
 
 use trike_bench::{Attention, ModelRun, Product, Zeros};
 
 use super::catalogue::{Catalogue, TRIKE, Weights};
 
-/// Bytes a second of a copy.
+/// Copy bandwidth, in bytes per second.
 const COPY: f64 = 4.3e12;
-/// Operations a second of `mma` on bytes: 63 % of what the asynchronous instructions reach, which CubeCL does not have.
+/// Int8 `mma` operations per second: 63 % of the rate of the asynchronous instructions, which CubeCL lacks.
 const INT8: f64 = 1.0e15;
-/// Operations a second of `mma` on halves.
+/// FP16 `mma` operations per second.
 const F16: f64 = 0.5e15;
-/// Integer instructions a second: 132 multiprocessors of 64 lanes at 1.755 GHz.
+/// Integer instructions per second: 132 multiprocessors of 64 lanes at 1.755 GHz.
 const INTEGER: f64 = 132.0 * 64.0 * 1.755e9;
-/// Bytes a second out of the last cache.
+/// Bandwidth of the last-level cache, in bytes per second.
 const CACHE: f64 = 5.5e12;
-/// Multiprocessors.
+/// Number of multiprocessors.
 const PROCESSORS: f64 = 132.0;
-/// Between the end of one kernel and the full speed of the next, in seconds.
+/// Time between the end of a kernel and full throughput of the next one, in seconds.
 const LAUNCH: f64 = 1.5e-6;
-/// The host's part of a launch, in seconds: planning, locking, handing over. Small kernels wait for it.
+/// Host time per launch, in seconds: planning, locking, enqueueing. It limits small kernels.
 const HOST: f64 = 7.0e-6;
 
-/// The host's part of a step that was recorded, in seconds: two small copies, the graph, a read-back that is waited for.
+/// Host time per recorded step, in seconds: two small copies, the graph launch, a blocking read-back.
 const STEP: f64 = 70.0e-6;
 
-/// Share of the copy that kernels for one token read weights with.
+/// Fraction of the copy bandwidth reached by weight reads with one or two tokens.
 const DECODE: f64 = 0.75;
-/// The same with matrix instructions, whose planes are fewer.
+/// The same for 3 to 32 tokens, with matrix instructions and fewer subgroups.
 const FEW: f64 = 0.70;
-/// Share of the matrix rate that many tokens reach.
+/// Fraction of the matrix rate reached with many tokens.
 const MANY: f64 = 0.60;
-/// Share of the copy of a list of nonzeros, whose activations are picked one by one.
+/// Fraction of the copy bandwidth reached with a list of nonzeros, which gathers activations one by one.
 const LIST: f64 = 0.35;
-/// Share of the copy of halves, widened by their bits.
+/// Fraction of the copy bandwidth reached with FP16 weights, which are converted by bit operations.
 const HALVES: f64 = 0.60;
-/// Share of the matrix rate of attention.
+/// Fraction of the matrix rate reached by attention in prefill.
 const ATTEND: f64 = 0.34;
-/// Share of the copy of attention of one token.
+/// Fraction of the copy bandwidth reached by attention of one token.
 const ATTEND_ONE: f64 = 0.45;
-/// Share of f32 arithmetic (59 T/s) of the portable dense kernel.
+/// Operations per second of the portable dense kernel: 30 % of the f32 rate (59 T/s).
 const DENSE: f64 = 0.3 * 59.0e12;
 
-/// What limits a problem.
+/// The bottleneck of a problem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// The way from memory.
+    /// Memory bandwidth.
     Memory,
-    /// The way from the last cache.
+    /// Bandwidth of the last-level cache.
     Cache,
-    /// Integer instructions that unpack and multiply.
+    /// Integer instructions for unpacking and multiplying.
     Instructions,
     /// Matrix instructions.
     Matrix,
-    /// The host, which cannot launch faster.
+    /// Launch rate of the host.
     Host,
 }
 
@@ -76,13 +76,13 @@ impl Bound {
 /// A predicted time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
-    /// Seconds; of a token for models.
+    /// Seconds; per token for models.
     pub seconds: f64,
-    /// What limits it.
+    /// The bottleneck.
     pub bound: Bound,
 }
 
-/// A launch and the largest of some parts.
+/// The launch overhead plus the largest of the parts.
 fn largest(parts: &[(f64, Bound)]) -> Prediction {
     let (seconds, bound) = parts
         .iter()
@@ -91,13 +91,13 @@ fn largest(parts: &[(f64, Bound)]) -> Prediction {
     Prediction { seconds: LAUNCH + seconds, bound }
 }
 
-/// How evenly so many equal cubes lie on the multiprocessors.
+/// Utilization of the multiprocessors by this number of equal cubes.
 fn balance(cubes: usize) -> f64 {
     let each = cubes as f64 / PROCESSORS;
     each / each.ceil()
 }
 
-/// A ternary product.
+/// Predicts a matrix product.
 pub fn product(product: &Product, weights: Weights) -> Prediction {
     use Bound::{Instructions, Matrix, Memory};
     let (rows, cols) = (product.shape.rows, product.shape.cols);
@@ -125,7 +125,7 @@ pub fn product(product: &Product, weights: Weights) -> Prediction {
     match weights {
         Weights::F16 if tokens > 8 => largest(&[memory, (2.0 * count * tokens as f64 / DENSE, Instructions)]),
         Weights::F16 | Weights::Sparse => largest(&[memory]),
-        // Two operations to take a digit out, and one dot product of four for each token.
+        // Per weight: two instructions to extract the digit, and per token a quarter of a four-way dot product.
         Weights::Base3 => largest(&[memory, (count * (2.0 + 0.25 * tokens as f64) / INTEGER, Instructions)]),
         _ if tokens <= 2 => {
             let planes = if weights == Weights::ThreePlanes { 3.0 } else { 1.0 };
@@ -137,8 +137,8 @@ pub fn product(product: &Product, weights: Weights) -> Prediction {
             largest(&[memory, (2.0 * count * padded / (INT8 * MANY), Matrix)])
         }
         _ => {
-            // Squares of 128 tokens by 128, 64 or 32 rows (`TernaryProblem::candidates`), one on a multiprocessor at a
-            // time; each reads the activations of all columns.
+            // Tiles of 128 tokens by 128, 64 or 32 rows (`TernaryProblem::candidates`), one per multiprocessor at a time;
+            // each tile reads the activations of all columns.
             let squares = |side: usize| rows.div_ceil(side) * tokens.div_ceil(128);
             let side = [128, 64].into_iter().find(|&side| squares(side) as f64 >= PROCESSORS).unwrap_or(32);
             let waves = (squares(side) as f64 / PROCESSORS).ceil();
@@ -149,13 +149,13 @@ pub fn product(product: &Product, weights: Weights) -> Prediction {
     }
 }
 
-/// Attention.
+/// Predicts attention.
 pub fn attention(case: &Attention) -> Prediction {
     let cost = case.cost();
     let matrix = cost.operations() as f64 / (F16 * ATTEND);
     let memory = cost.bytes as f64 / COPY;
     let batch = case.batch as f64;
-    // A launch for each sequence, two where positions are split.
+    // One launch per sequence, two if positions are split.
     if case.tokens == 1 {
         let one = (memory / ATTEND_ONE, Bound::Memory);
         let host = (2.0 * batch * HOST, Bound::Host);
@@ -166,20 +166,20 @@ pub fn attention(case: &Attention) -> Prediction {
     }
 }
 
-/// A token of a model: decode, then prefill.
+/// Predicts the time per token of a model: decode, then prefill.
 pub fn model(run: &ModelRun) -> [Prediction; 2] {
     let model = &run.model;
-    // Thirteen launches a block, four around them (`docs/src/gpu.md`).
+    // 13 launches per decoder block and 4 outside the blocks (`docs/src/gpu.md`).
     let launches = (13 * model.layers + 4) as f64;
     let weights = model.weights() as f64;
     let head = (model.vocab * model.hidden) as f64;
-    // All of them are one graph; the next id and position go there before, and the best logits come back after it.
+    // All launches are one graph; the next token id and position are uploaded before, and the best logits read back after it.
     let decode = (weights / 4.0 + head) / (COPY * DECODE) + launches * LAUNCH + STEP;
     let tokens = run.prompt as f64;
     let products = 2.0 * weights * tokens / (INT8 * MANY * 0.8);
     let case = Attention { heads: model.heads, tokens: run.prompt, positions: run.prompt, batch: 1 };
     let attend = model.layers as f64 * attention(&case).seconds;
-    // Norms, gates and quantization pass over activations in f32, about forty bytes a column and layer.
+    // Norms, gates and quantization read and write activations in f32: about 40 bytes per column and layer.
     let rows = model.layers as f64 * tokens * (40 * model.hidden + 12 * model.intermediate) as f64 / COPY;
     let prefill = (products + attend + rows + 50e-6) / tokens;
     [
@@ -188,13 +188,13 @@ pub fn model(run: &ModelRun) -> [Prediction; 2] {
     ]
 }
 
-/// A dense f16 product of cuBLAS, which the bars of the project are multiples of.
+/// Predicts a dense f16 product of cuBLAS, the reference of the speedup targets.
 pub fn cublas(product: &Product) -> Prediction {
     let cost = product.cost_in_halves();
     largest(&[(cost.bytes as f64 / COPY, Bound::Memory), (cost.operations() as f64 / 790e12, Bound::Matrix)])
 }
 
-/// Every problem of the catalogue with its kernel and what is predicted for it.
+/// Problem, kernel and prediction for all problems of the catalogue.
 pub fn all(catalogue: &Catalogue) -> Vec<(String, String, Prediction)> {
     let products = catalogue.products().map(|(p, w)| (p.to_string(), w.name(), product(&p, w)));
     let attention = catalogue.attention.iter().map(|a| (a.to_string(), TRIKE.to_owned(), attention(a)));

@@ -1,4 +1,4 @@
-//! Records beside predictions, as the tables of the chapter "Performance on GPUs".
+//! Tables of measured and predicted times for the chapter "Performance on GPUs".
 
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -12,37 +12,37 @@ use super::predict;
 use super::rivals::{CUBEK, CUBLAS};
 use super::targets::{TARGETS, predicted};
 
-/// The chapter, under the folder of the book's sources.
+/// Path of the chapter, relative to the book's sources.
 const CHAPTER: &str = "performance.md";
-/// The name of its generated part.
+/// Name of its generated part.
 const PART: &str = "tables";
-/// What a table says where a record has nothing.
+/// Table entry for a missing measurement.
 const MISSING: &str = "not measured yet";
 
-/// Compares a run with the last one of its device, records it unless it regressed, and shows the newest record.
+/// Compares a run with the last one on its device, records it unless it regressed, and updates the book with the newest record.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// The folder of records.
+    /// Folder of records.
     #[arg(long, default_value = "benches/records")]
     pub records: PathBuf,
-    /// The folder of the book's sources.
+    /// Folder of the book's sources.
     #[arg(long, default_value = "docs/src")]
     pub book: PathBuf,
-    /// The record of a run to compare and to keep, as `bench --output` wrote it.
+    /// Record of a run, written by `bench --output`, to compare and store.
     #[arg(long, value_name = "FILE")]
     pub record: Option<PathBuf>,
-    /// Fall of a row's share of the ceiling and of its ratio to the rival that is a regression, in per cent.
+    /// Drop in a row's share of the ceiling and in its speedup over the rival that counts as a regression, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse_threshold)]
     pub threshold: f64,
-    /// Record the run as the new baseline although rows regressed.
+    /// Record the run as the new baseline despite regressions.
     #[arg(long, requires = "record")]
     pub accept: bool,
 }
 
-/// Whether the run, if there is one, counts and did not regress.
+/// Returns whether the run, if given, is valid and did not regress.
 ///
 /// # Errors
-/// When a record or the chapter cannot be read or written.
+/// If a record or the chapter cannot be read or written.
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<bool> {
     let mut is_good = true;
     if let Some(file) = &options.record {
@@ -58,14 +58,14 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<bool> {
     }
     let page = chapter(&options.records, &options.book)?;
     write_pages(&options.book, &[page])?;
-    say(&format!("{} is that of the newest record of a device", options.book.join(CHAPTER).display()));
+    say(&format!("{} shows the newest record of a device", options.book.join(CHAPTER).display()));
     Ok(is_good)
 }
 
-/// The chapter with its tables made anew from the newest record of a device, or saying that there is none.
+/// The chapter with its tables regenerated from the newest record of a device, or from predictions alone if there is none.
 ///
 /// # Errors
-/// When a record or the chapter cannot be read.
+/// If a record or the chapter cannot be read.
 fn chapter(records: &Path, book: &Path) -> Result<Page> {
     let all = load_all(records)?;
     let file = book.join(CHAPTER);
@@ -74,7 +74,7 @@ fn chapter(records: &Path, book: &Path) -> Result<Page> {
     Ok((CHAPTER.to_owned(), with_part(&text, PART, &tables(shown))?))
 }
 
-/// The tables: targets, then predictions beside what a record says, then rivals.
+/// The tables: targets, predicted and measured times, rivals.
 fn tables(shown: Option<(&Path, &Record)>) -> String {
     let catalogue = Catalogue::full();
     let record = shown.map(|(_, record)| record);
@@ -88,7 +88,7 @@ fn tables(shown: Option<(&Path, &Record)>) -> String {
             record.date,
             path.display().to_string().replace('\\', "/")
         ),
-        None => "There is no record of an H200 yet, nor of another GPU.".to_owned(),
+        None => "There are no measurements on an H200 or another GPU yet.".to_owned(),
     };
     let targets = target_table(TARGETS, record, Some(&|target| predicted(target, &catalogue)));
     let mut parts = vec![format!("{source}\n"), targets, predictions(record, &catalogue).to_string()];
@@ -96,7 +96,7 @@ fn tables(shown: Option<(&Path, &Record)>) -> String {
     parts.join("\n")
 }
 
-/// Numbers of tokens that are in the records alone.
+/// Numbers of tokens that are recorded but not shown.
 const FEW: &[usize] = &[2, 4, 8, 32, 64];
 
 fn predictions(record: Option<&Record>, catalogue: &Catalogue) -> Table {
@@ -113,7 +113,7 @@ fn predictions(record: Option<&Record>, catalogue: &Catalogue) -> Table {
     let products = catalogue
         .products()
         .filter(|(product, weights)| {
-            // Rows of scales differ little from groups, and are shown where they are compared with other forms.
+            // Row scales differ little from group scales, and are shown only in the comparison of weight formats.
             let is_usual = product.zeros == Zeros::Trained && weights.name() == ROW_NAME;
             !is_usual && !FEW.contains(&product.tokens)
         })
@@ -147,7 +147,7 @@ fn micros(seconds: f64) -> String {
     if value < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
-/// Trike beside the rivals: the time of the best of its kernels for two bits, and theirs.
+/// Comparison with the rivals: times of Trike's fastest two-bit kernel and of each rival.
 fn rivals(record: &Record, catalogue: &Catalogue) -> String {
     use Align::{Left, Right};
     let mut table = Table::new(&[
@@ -155,7 +155,7 @@ fn rivals(record: &Record, catalogue: &Catalogue) -> String {
         ("trike, us", Right),
         ("cuBLAS f16, us", Right),
         ("cubek f16, us", Right),
-        ("over the best of them", Right),
+        ("speedup over the best rival", Right),
     ]);
     let of_products = catalogue.cases.iter().filter(|case| case.zeros == Zeros::Trained).flat_map(|case| {
         let shown = case.tokens().into_iter().filter(|tokens| !FEW.contains(tokens));
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn what_a_record_lacks_is_shown_as_missing() {
         let nothing = tables(None);
-        assert!(nothing.contains("There is no record of an H200 yet"), "{nothing}");
+        assert!(nothing.contains("There are no measurements on an H200"), "{nothing}");
         let rows = nothing.lines().filter(|line| line.starts_with("| ") && line.contains("m=1 |"));
         assert!(rows.clone().count() > 5 && rows.clone().all(|row| row.contains(MISSING)));
         let record = example();
@@ -289,6 +289,6 @@ mod tests {
         let book = root.join("docs/src");
         let (file, rendered) = chapter(&root.join("benches/records"), &book).unwrap();
         let text = std::fs::read_to_string(book.join(file)).unwrap();
-        assert!(text == rendered, "repair with: cargo xtask bench-report --gpu --render");
+        assert!(text == rendered, "fix with: cargo xtask bench-report --gpu --render");
     }
 }

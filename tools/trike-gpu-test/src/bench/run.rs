@@ -1,4 +1,4 @@
-//! A run: who takes turns, and the record that grows with each problem.
+//! State of a benchmark run: interleaved timing, and the record that is extended with each problem.
 
 use anyhow::{Context, Result};
 use std::time::Duration;
@@ -12,15 +12,15 @@ use trike_cube::{Buffer, Cost, Device, Products};
 use super::entrant::{Absent, Entrant, launches};
 use super::{BASES, Options};
 
-/// A run on a device.
+/// A benchmark run on a device.
 pub(super) struct Run<'a> {
     pub(super) device: &'a Device,
     pub(super) options: &'a Options,
     say: &'a mut dyn FnMut(&str),
     record: Record,
-    /// What was timed of the problems whose rows are not settled: contenders that did not take turns come later.
+    /// Samples of problems that are not final yet, because more contenders will be timed at them.
     open: Vec<Measured>,
-    /// Rows that are settled.
+    /// Number of final rows in the record.
     settled: usize,
 }
 
@@ -38,7 +38,7 @@ impl<'a> Run<'a> {
             rotate_mib: options.rotate_mib,
         };
         let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-        let void = software.then(|| format!("{} computes on the host", facts.adapter));
+        let void = software.then(|| format!("{} is a software device", facts.adapter));
         let record = Record {
             schema: SCHEMA,
             date: now(),
@@ -57,7 +57,7 @@ impl<'a> Run<'a> {
         Self { device, options, say, record, open: Vec::new(), settled: 0 }
     }
 
-    /// Notes who has no figure.
+    /// Records a kernel or rival that could not be timed.
     pub(super) fn absent(&mut self, absent: Absent) {
         let Absent { problem, kernel, rival, error } = absent;
         let reason = one_line(&error);
@@ -67,7 +67,8 @@ impl<'a> Run<'a> {
         list.push(NotRun { problem, kernel, reason });
     }
 
-    /// Lets contenders take turns, and writes the record with their figures beside those of [open](Self::settle) problems.
+    /// Times the contenders interleaved, and writes the record with their figures and those of problems that are not
+    /// [final](Self::settle).
     pub(super) fn time(&mut self, entrants: Vec<Result<Entrant<'_>, Absent>>) -> Result<()> {
         let window = Duration::from_millis(self.options.window_ms);
         let (mut contenders, mut facts) = (Vec::new(), Vec::new());
@@ -104,14 +105,14 @@ impl<'a> Run<'a> {
             }
         }
         self.record.rows.truncate(self.settled);
-        // A problem's rows lie next to each other, whoever took turns with whom.
+        // Rows of a problem must be adjacent, regardless of the order of timing.
         let problems: Vec<String> = self.open.iter().map(|row| row.problem.clone()).collect();
         self.open.sort_by_key(|row| problems.iter().position(|problem| *problem == row.problem));
         self.record.rows.extend(figures(&self.open, &self.record.ceilings, BASES));
         self.write()
     }
 
-    /// Says the figures of the problems that are open: nobody else will be timed at them.
+    /// Makes the rows of the open problems final, and prints them; no more contenders will be timed at these problems.
     pub(super) fn settle(&mut self) {
         let rows = &self.record.rows[self.settled..];
         for rows in rows.chunk_by(|a, b| a.problem == b.problem) {
@@ -121,7 +122,7 @@ impl<'a> Run<'a> {
         self.open.clear();
     }
 
-    /// What the device can do at most. Always measured: every share needs it.
+    /// Measures the peak rates of the device, from which all shares are computed.
     pub(super) fn ceilings(&mut self) -> Result<()> {
         let (mut contenders, mut facts) = (Vec::new(), Vec::new());
         let copy = copy(self.device, self.options.rotate_mib << 20);
@@ -141,9 +142,9 @@ impl<'a> Run<'a> {
         for (contender, (name, limit, per_call)) in contenders.into_iter().zip(facts) {
             match contender.into_samples() {
                 Ok(samples) => {
-                    let seconds = median(&samples).context("a run has a window")?;
+                    let seconds = median(&samples).context("no windows were timed")?;
                     let per_second = rounded(per_call as f64 / seconds);
-                    // The best counts: matrix instructions, or dot products where there are none.
+                    // The best variant counts: matrix instructions, or dot products on devices without them.
                     let found = Ceiling { limit, threads: 0, per_second, variant: name.to_owned() };
                     raise(&mut self.record.ceilings, found);
                 }
@@ -154,7 +155,7 @@ impl<'a> Run<'a> {
         self.write()
     }
 
-    /// The record, which is then complete.
+    /// Marks the record complete, writes it, and returns it.
     pub(super) fn finish(mut self) -> Result<Record> {
         self.record.complete = true;
         self.write()?;
@@ -168,16 +169,16 @@ impl<'a> Run<'a> {
     }
 }
 
-/// A ceiling: its kind, the bytes or multiply-adds of a call, and the calls.
+/// A probe of a ceiling: its kind, the bytes or multiply-adds per call, and the contender.
 type Probe<'a> = Result<(Limit, u64, Contender<'a>)>;
 
 fn probe_failed(name: &str, error: anyhow::Error) -> Absent {
     Absent { problem: Some("ceilings".to_owned()), kernel: name.to_owned(), rival: false, error }
 }
 
-/// A copy of so many bytes, reads and writes together.
+/// A copy of `bytes` bytes, reads and writes together.
 fn copy(device: &Device, bytes: usize) -> Probe<'_> {
-    // A half is read, the other written.
+    // Half of the bytes are read, half are written.
     let words = bytes / 8;
     let words = words.min((device.capabilities().max_buffer_bytes / 4) as usize).next_multiple_of(4096);
     let from = device.upload(&vec![0x3f80_0000u32; words])?;
@@ -186,9 +187,9 @@ fn copy(device: &Device, bytes: usize) -> Probe<'_> {
     Ok((Limit::Memory, bytes, launches(device, move |_| device.probe_copy(&from, &to).map(drop))?))
 }
 
-/// Products in registers.
+/// Products of operands in registers.
 fn peak(device: &Device, products: Products) -> Probe<'_> {
-    // Eight cubes a multiprocessor fill it with warps; a device that computes on the host gets few.
+    // 8 cubes per multiprocessor give full occupancy; devices that do not report multiprocessors get 16 cubes.
     let cubes = device.capabilities().multiprocessors.map_or(16, |n| 8 * n as usize);
     let out: Buffer<i32> = device.empty(256 * cubes)?;
     let rounds = if device.is_software() { 4 } else { 4096 };
@@ -197,7 +198,7 @@ fn peak(device: &Device, products: Products) -> Probe<'_> {
     Ok((limit, macs, launches(device, move |_| device.probe_products(products, rounds, &out).map(drop))?))
 }
 
-/// An error on one line, without what follows a backtrace.
+/// The error on one line of at most 300 characters, without its backtrace.
 pub(super) fn one_line(error: &anyhow::Error) -> String {
     const LONGEST: usize = 300;
     let text = format!("{error:#}");
@@ -205,7 +206,7 @@ pub(super) fn one_line(error: &anyhow::Error) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(LONGEST).collect()
 }
 
-/// The driver's version, where NVIDIA's says it without a tool.
+/// Version of NVIDIA's driver from `/proc`; empty for other drivers.
 fn driver() -> String {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     text.lines().next().unwrap_or_default().to_owned()

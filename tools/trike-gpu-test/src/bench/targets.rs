@@ -1,4 +1,4 @@
-//! What the project wants to reach on an H200, as data, and what is predicted of it.
+//! Performance targets on an H200, as data, and their predicted values.
 
 use trike_bench::{Measure, Target};
 
@@ -7,7 +7,7 @@ use super::predict;
 
 const TWO_BITS: &[&str] = &[ROW_NAME, G128_NAME];
 
-/// A line of [`TARGETS`].
+/// An entry of [`TARGETS`].
 const fn target(
     what: &'static str,
     (problem, kernels): (&'static str, &'static [&'static str]),
@@ -32,7 +32,7 @@ pub(super) const TARGETS: &[Target] = &[
     target("decode of `2b`, tokens/s", ("2b decode", &[TRIKE]), Measure::Rate, 400.0),
 ];
 
-/// What is predicted of a target; `None` when the catalogue lacks its problem.
+/// Predicted value of a target; `None` if there is no prediction for its problem or measure.
 pub(super) fn predicted(target: &Target, catalogue: &Catalogue) -> Option<f64> {
     let mut rows = predict::all(catalogue);
     rows.retain(|(problem, kernel, _)| {
@@ -49,7 +49,7 @@ pub(super) fn predicted(target: &Target, catalogue: &Catalogue) -> Option<f64> {
             Some(case.cost().operations() as f64 / seconds / 1e12)
         }
         Measure::Rate => Some(1.0 / seconds),
-        // Nothing is predicted beside another kernel or a measured ceiling.
+        // There are no predictions relative to another kernel or to a measured ceiling.
         Measure::Bandwidth | Measure::Int8Peak | Measure::Ternary | Measure::Kernel(_) => None,
     }
 }

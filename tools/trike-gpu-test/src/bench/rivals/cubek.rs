@@ -1,4 +1,4 @@
-//! cubek: what CubeCL's own project has for dense products and attention.
+//! cubek, the CubeCL project's kernels for dense products and attention.
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use cubecl::client::Client;
@@ -25,12 +25,12 @@ use crate::bench::run::one_line;
 
 const F16: ElemType = ElemType::Float(FloatKind::F16);
 
-/// Kernels of cubek on a device.
+/// cubek on a device.
 pub(super) struct Cubek {
     client: Client,
 }
 
-/// The routines that are tried for a product; the fastest one counts, as it would after tuning.
+/// Routines tried for a product; the fastest one is timed, as autotuning would choose it.
 fn strategies(tokens: usize) -> Vec<Strategy> {
     use multi_level::Strategy as S;
     let of_all = [S::SimpleCyclicMma(Default::default()), S::SimpleUnit(Default::default())];
@@ -54,7 +54,7 @@ fn strategies(tokens: usize) -> Vec<Strategy> {
     all
 }
 
-/// The same for attention.
+/// Routines tried for attention.
 fn flashes() -> Vec<(&'static str, flash::Strategy)> {
     let accelerated = |num_planes, seq_q| {
         let strategy = BlackboxAcceleratedStrategy { num_planes, seq_q, seq_kv: 1 };
@@ -75,8 +75,8 @@ impl Cubek {
         Ok(Self { client: client_of(device)? })
     }
 
-    /// The fastest of some ways, as a contender. `prepare` launches once, compares the result, and returns what launches
-    /// again.
+    /// The fastest of several routines, as a contender. `prepare` launches a routine once, checks the result, and returns a
+    /// function that launches it again.
     fn best<'a, S>(
         &'a self,
         (problem, cost): (String, Cost),
@@ -111,7 +111,7 @@ impl Cubek {
         Ok(Entrant { problem, kernel, blueprint, rival: true, cost, limits: HALVES, contender })
     }
 
-    /// The time of some launches by the device's clock.
+    /// Total time of `launches` launches by the device's clock.
     fn timed(&self, launch: &Launch<'_>, launches: usize, first: usize) -> Result<Duration> {
         let window = self.client.profile_start().map_err(|e| anyhow!("{e:?}"))?;
         if let Err(e) = (first..first + launches).try_for_each(launch) {
@@ -119,7 +119,7 @@ impl Cubek {
             return Err(e);
         }
         let ticks = self.client.profile_end(window).map_err(|e| anyhow!("{e:?}"))?;
-        let ticks = cubecl::future::block_on(ticks.resolve()).context("no time came back")?;
+        let ticks = cubecl::future::block_on(ticks.resolve()).context("the device returned no time")?;
         Ok(ticks.duration())
     }
 
@@ -180,14 +180,14 @@ impl Cubek {
         self.client.create_from_slice(f16::as_bytes(values))
     }
 
-    /// What a launch could not do shows when its output is read.
+    /// Reads a buffer. Asynchronous launch errors are returned here.
     fn read(&self, handle: &Handle) -> Result<Vec<f16>> {
         let bytes = self.client.read_one(handle.clone()).map_err(|e| anyhow!("{e}"))?;
         Ok(f16::from_bytes(&bytes).to_vec())
     }
 }
 
-/// Launches with the copy of the weights of that number.
+/// Launches with the copy of the weights at this index (modulo their number).
 type Launch<'a> = Box<dyn Fn(usize) -> Result<()> + 'a>;
 
 impl Library for Cubek {
@@ -209,7 +209,7 @@ impl Library for Cubek {
         })
     }
 
-    /// Causal attention of prompts. cubek has no shared key heads: each query head gets keys of its own.
+    /// Causal attention in prefill. cubek does not support grouped-query attention: each query head gets its own keys.
     fn attention<'a>(&'a self, case: &Attention) -> Option<Result<Entrant<'a>, Absent>> {
         if case.tokens == 1 {
             return None;
@@ -223,7 +223,7 @@ impl Library for Cubek {
     }
 }
 
-/// Operands of a matrix.
+/// Operands of a product on the device.
 struct Held<'a> {
     cubek: &'a Cubek,
     case: &'a Case,
@@ -251,10 +251,10 @@ fn binding(handle: &Handle, shape: &[usize], strides: &[usize]) -> TensorBinding
     }
 }
 
-/// CubeCL's client of a device that is open: Trike's own is private. The names are compared, because devices are numbered here
-/// once more.
+/// CubeCL's client of an open device; Trike's own client is private. The device is found again by its index, so the names are
+/// compared.
 fn client_of(device: &Device) -> Result<Client> {
-    let DeviceSpec::Numbered(runtime, index) = device.spec() else { bail!("a device without a number") };
+    let DeviceSpec::Numbered(runtime, index) = device.spec() else { bail!("expected a numbered device") };
     let found = match runtime {
         Runtime::Cuda => cubecl::Device::cuda(index).ok(),
         Runtime::Hip => cubecl::Device::rocm(index).ok(),
@@ -263,13 +263,13 @@ fn client_of(device: &Device) -> Result<Client> {
         Runtime::Wgpu => graphics(WgpuBackend::Auto).nth(index),
         Runtime::Cpu => cubecl::Device::cpu().ok(),
     };
-    let client = found.with_context(|| format!("{} is gone", device.spec()))?.client();
+    let client = found.with_context(|| format!("{} is not available", device.spec()))?.client();
     let name = &client.properties().identity.name;
-    ensure!(name == device.name(), "{} is {name} here and {} there", device.spec(), device.name());
+    ensure!(name == device.name(), "{}: expected device {}, got {name}", device.spec(), device.name());
     Ok(client)
 }
 
-/// Discrete devices first and software ones last, as `trike_cube::devices` lists them.
+/// Devices in the order of `trike_cube::devices`: discrete GPUs first, software devices last.
 fn graphics(backend: WgpuBackend) -> impl Iterator<Item = cubecl::Device> {
     use WgpuDeviceKind::{Cpu, DiscreteGpu, IntegratedGpu, Other, VirtualGpu};
     let kinds = [DiscreteGpu(0), IntegratedGpu(0), VirtualGpu(0), Other(0), Cpu];

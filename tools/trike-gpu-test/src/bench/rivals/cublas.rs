@@ -1,6 +1,6 @@
-//! cuBLAS by `dlopen`, through cudarc.
+//! cuBLAS, loaded at run time (`dlopen`) through cudarc.
 //!
-//! Halves travel as their bits: cudarc's own f16 would turn on a feature of `half` that rebuilds half of the workspace.
+//! FP16 values are passed as `u16`: cudarc's `f16` support would enable a feature of `half` and rebuild half of the workspace.
 
 use anyhow::{Context, Result, bail, ensure};
 use cudarc::cublas::CudaBlas;
@@ -23,19 +23,19 @@ use super::{CUBLAS, absent, caught, oracle};
 use crate::bench::catalogue::{Case, HALVES};
 use crate::bench::entrant::{Absent, Entrant, Operands};
 
-/// The library on a device.
+/// cuBLAS on a device.
 pub(super) struct Library {
     stream: Arc<CudaStream>,
     blas: CudaBlas,
 }
 
 impl Library {
-    /// Loads it for the device that is timed. CUDA and CubeCL share the device's primary context.
+    /// Loads the library for the timed device. cudarc and CubeCL share the device's primary context.
     pub(super) fn open(device: &Device) -> Result<Self> {
         let DeviceSpec::Numbered(Runtime::Cuda, index) = device.spec() else {
-            bail!("{} is not reached through CUDA", device.spec());
+            bail!("expected a CUDA device, got {}", device.spec());
         };
-        // The default stream: with another one cudarc would record events at each launch.
+        // The default stream, because with other streams cudarc records events at each launch.
         let stream = CudaContext::new(index)?.default_stream();
         let blas = CudaBlas::new(stream.clone())?;
         Ok(Self { stream, blas })
@@ -49,16 +49,16 @@ impl Library {
         y: &mut CudaSlice<u16>,
     ) -> Result<()> {
         let &Product { shape: Shape { rows, cols, .. }, tokens, .. } = product;
-        let side = |n: usize| i32::try_from(n).context("a side of a product");
+        let side = |n: usize| i32::try_from(n).context("a dimension of the product exceeds i32");
         let (m, n, k) = (side(rows)?, side(tokens)?, side(cols)?);
         let (one, zero) = (1.0f32, 0.0f32);
         let fits = w.len() == rows * cols && x.len() >= tokens * cols && y.len() == tokens * rows;
-        ensure!(fits, "operands of another product");
+        ensure!(fits, "operand lengths do not match the product");
         let (w, _use) = w.device_ptr(&self.stream);
         let (x, _use) = x.device_ptr(&self.stream);
         let (y, _use) = y.device_ptr_mut(&self.stream);
-        // Column-major: the output is rows x tokens, the weights lie as cols x rows.
-        // SAFETY: the lengths were compared with the sides above, and the library's stream is theirs.
+        // Column-major: the output is rows x tokens, the weights are stored as cols x rows.
+        // SAFETY: the lengths were checked against the dimensions above, and the operands belong to the library's stream.
         unsafe {
             gemm_ex(
                 *self.blas.handle(),
@@ -107,7 +107,7 @@ impl super::Library for Library {
     }
 }
 
-/// Operands of a matrix.
+/// Operands of a product on the device.
 struct Held<'a> {
     library: &'a Library,
     case: &'a Case,

@@ -1,10 +1,10 @@
-//! Other implementations at the same problems in the same run: cuBLAS and cubek, in f16.
+//! Rival implementations of the same problems, timed in the same run: cuBLAS and cubek, in f16.
 //!
-//! Their weights are rotated as Trike's are, and they take turns with Trike's kernels by the device's clock. A rival that
-//! computes something else is none: some of its outputs are compared with a loop over f64 before it is timed. One that cannot
-//! run is in the record with the reason, and is no failure of the run.
+//! They cycle through copies of their weights and are interleaved with Trike's kernels by the device's clock, like those.
+//! Before a rival is timed, some of its outputs are compared with an f64 loop. A rival that cannot run is recorded with the
+//! reason and does not fail the run.
 //!
-//! Only with the feature `rivals`: cubek takes longer to compile than everything else here.
+//! Requires the feature `rivals`, because cubek takes longer to compile than the rest of this package.
 
 #[cfg(feature = "rivals")]
 mod cubek;
@@ -21,17 +21,17 @@ use super::catalogue::Case;
 use super::entrant::{Absent, Entrant, Operands};
 use super::run::Run;
 
-/// cuBLAS in records.
+/// Name of cuBLAS in records.
 pub(super) const CUBLAS: &str = "cuBLAS f16";
-/// cubek in records.
+/// Name of cubek in records.
 pub(super) const CUBEK: &str = "cubek f16";
 
 /// A rival on a device.
 pub(super) trait Library {
-    /// In records.
+    /// Name in records.
     fn name(&self) -> &'static str;
 
-    /// Operands of a matrix for these numbers of tokens, the weights as often as `rotate` bytes take.
+    /// Operands for these numbers of tokens, with copies of the weights of `rotate` bytes in total.
     fn operands<'a>(
         &'a self,
         case: &'a Case,
@@ -39,13 +39,13 @@ pub(super) trait Library {
         rotate: usize,
     ) -> Result<Box<dyn Operands + 'a>>;
 
-    /// The contender for attention, where the rival has such a thing.
+    /// The contender for attention; `None` if the rival does not implement it.
     fn attention<'a>(&'a self, _: &Attention) -> Option<Result<Entrant<'a>, Absent>> {
         None
     }
 }
 
-/// Says that nobody else is in this binary.
+/// Records that this binary was built without rivals.
 #[cfg(not(feature = "rivals"))]
 pub(super) fn open(run: &mut Run<'_>) -> Vec<Box<dyn Library>> {
     for rival in [CUBLAS, CUBEK] {
@@ -54,7 +54,7 @@ pub(super) fn open(run: &mut Run<'_>) -> Vec<Box<dyn Library>> {
     Vec::new()
 }
 
-/// The rivals that run on the device; why the others do not is noted.
+/// The rivals that run on the device; the others are recorded with the reason.
 #[cfg(feature = "rivals")]
 pub(super) fn open(run: &mut Run<'_>) -> Vec<Box<dyn Library>> {
     let device = run.device;
@@ -76,7 +76,7 @@ fn absent(problem: Option<String>, rival: &str, error: anyhow::Error) -> Absent 
     Absent { problem, kernel: rival.to_owned(), rival: true, error }
 }
 
-/// A library that cannot be loaded panics, and so does a kernel that its author did not think of.
+/// Converts panics to errors: cudarc panics if a library cannot be loaded, and cubek on unsupported problems.
 #[cfg(feature = "rivals")]
 fn caught<T>(run: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
     use std::panic::{AssertUnwindSafe, catch_unwind};

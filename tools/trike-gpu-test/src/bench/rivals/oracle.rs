@@ -1,4 +1,4 @@
-//! What rivals are given, and what they must make of it.
+//! Inputs of the rivals, and the check of their outputs.
 
 use anyhow::{Result, ensure};
 use half::f16;
@@ -7,28 +7,28 @@ use trike_testkit::Rng;
 
 use crate::bench::operands::MOST_COPIES;
 
-/// Random numbers that are repeated to fill an operand.
+/// Number of distinct random values, which are repeated to fill an operand.
 const DISTINCT: usize = 1 << 20;
 
-/// Normal numbers; more than [`DISTINCT`] of them repeat, with a period that no row's length divides.
+/// Normally distributed FP16 values, repeated with a period of `DISTINCT - 1`, which is not a multiple of any row length.
 pub(super) fn halves(seed: u64, len: usize) -> Vec<f16> {
     let some = Rng::new(seed).normals(len.min(DISTINCT - 1));
     let some: Vec<f16> = some.into_iter().map(f16::from_f32).collect();
     some.iter().copied().cycle().take(len).collect()
 }
 
-/// Weights and activations of a shape, for all numbers of tokens.
+/// FP16 weights and activations of a shape, for all numbers of tokens.
 pub(super) struct Operands {
     /// `rows x cols`.
     pub(super) w: Vec<f16>,
-    /// `tokens x cols`, for the most tokens.
+    /// `tokens x cols`, for the largest number of tokens.
     pub(super) x: Vec<f16>,
-    /// Copies of the weights that leave no cache warm.
+    /// Number of copies of the weights, together larger than the caches.
     pub(super) copies: usize,
 }
 
 impl Operands {
-    /// For products with these numbers of tokens.
+    /// Operands for products with these numbers of tokens.
     pub(super) fn new(shape: Shape, tokens: &[usize], rotate: usize) -> Self {
         let Shape { rows, cols, .. } = shape;
         let most = tokens.iter().copied().max().unwrap_or(1);
@@ -36,36 +36,36 @@ impl Operands {
         Self { w: halves(1, rows * cols), x: halves(2, most * cols), copies }
     }
 
-    /// Compares some outputs, `tokens x rows`, with exact sums.
+    /// Compares some of the outputs (`tokens x rows`) with exact sums.
     ///
     /// # Errors
-    /// The output that is furthest off.
+    /// The first output that is out of tolerance, or a wrong number of outputs.
     pub(super) fn check(&self, product: &Product, y: &[f16]) -> Result<()> {
         let &Product { shape: Shape { rows, cols, .. }, tokens, .. } = product;
-        ensure!(y.len() == rows * tokens, "{} outputs, expected {}", y.len(), rows * tokens);
+        ensure!(y.len() == rows * tokens, "expected {} outputs, got {}", rows * tokens, y.len());
         for token in some_of(tokens) {
             for row in some_of(rows) {
                 let (w, x) = (&self.w[row * cols..][..cols], &self.x[token * cols..][..cols]);
                 let terms = w.iter().zip(x).map(|(w, x)| w.to_f64() * x.to_f64());
                 let (sum, squares) = terms.fold((0.0, 0.0), |(sum, squares), t| (sum + t, squares + t * t));
                 let got = y[token * rows + row].to_f64();
-                // An f32 sum, rounded to f16.
+                // Tolerance of an f32 sum that is rounded to f16.
                 let allowed = sum.abs() / 1024.0 + 2e-3 * f64::sqrt(squares) + 1e-3;
                 let fits = (got - sum).abs() <= allowed;
-                ensure!(fits, "output {row} of token {token} is {got}, expected {sum} within {allowed}");
+                ensure!(fits, "output {row} of token {token}: expected {sum} +- {allowed}, got {got}");
             }
         }
         Ok(())
     }
 }
 
-/// Compares some outputs of causal attention with the formula; everything is `[batch][head][token][head_dim]`.
+/// Compares some outputs of causal attention with the formula; all tensors are `[batch][head][token][head_dim]`.
 ///
 /// # Errors
-/// The output that is furthest off.
+/// The first output that is out of tolerance, or a wrong number of outputs.
 pub(super) fn check_attention(case: &Attention, [q, k, v]: [&[f16]; 3], out: &[f16]) -> Result<()> {
     let &Attention { heads: Heads { heads, head_dim: d, .. }, tokens, batch, .. } = case;
-    ensure!(out.len() == q.len(), "{} outputs, expected {}", out.len(), q.len());
+    ensure!(out.len() == q.len(), "expected {} outputs, got {}", q.len(), out.len());
     let scale = 1.0 / (d as f64).sqrt();
     for head in [0, batch * heads / 2, batch * heads - 1] {
         for token in some_of(tokens) {
@@ -83,16 +83,16 @@ pub(super) fn check_attention(case: &Attention, [q, k, v]: [&[f16]; 3], out: &[f
                 exact.iter_mut().zip(row(v, at)).for_each(|(sum, v)| *sum += weight / total * v);
             }
             for (c, (got, exact)) in row(out, token).iter().zip(exact).enumerate() {
-                // Weights in f16, of values that are seldom larger than four.
+                // Attention weights are rounded to f16; values rarely exceed 4 in magnitude.
                 let fits = (got - exact).abs() <= 4e-3 + exact.abs() / 256.0;
-                ensure!(fits, "number {c} of token {token}, head {head} is {got}, expected {exact}");
+                ensure!(fits, "element {c} of token {token}, head {head}: expected {exact}, got {got}");
             }
         }
     }
     Ok(())
 }
 
-/// The first, the last, and some between them.
+/// The first, the last, and some indices between them.
 fn some_of(count: usize) -> impl Iterator<Item = usize> {
     const SOME: usize = 5;
     let step = (count - 1).div_ceil(SOME).max(1);
