@@ -30,7 +30,7 @@ const STEP: f64 = 70.0e-6;
 
 /// Fraction of the copy bandwidth reached by weight reads with one or two tokens.
 const DECODE: f64 = 0.75;
-/// The same for 3 to 32 tokens, with matrix instructions and fewer subgroups.
+/// The same for more tokens, with matrix instructions and fewer subgroups.
 const FEW: f64 = 0.70;
 /// Fraction of the matrix rate reached with many tokens.
 const MANY: f64 = 0.60;

@@ -7,7 +7,7 @@ use trike_testkit::Rng;
 
 use crate::bench::operands::MOST_COPIES;
 
-/// Number of distinct random values, which are repeated to fill an operand.
+/// Upper bound of the number of distinct random values, which are repeated to fill an operand.
 const DISTINCT: usize = 1 << 20;
 
 /// Normally distributed FP16 values, repeated with a period of `DISTINCT - 1`, which is not a multiple of any row length.
