@@ -265,7 +265,8 @@ mod tests {
             edges.push(added.clone());
             let findings = edge_findings(HOUSE, user, &edges);
             assert_eq!(findings.len(), 1, "{findings:?}");
-            assert!(findings[0].starts_with(&format!("{user} uses {}, which its row", added.name)));
+            let message = format!("{user} uses {}, which is not in its row", added.name);
+            assert!(findings[0].starts_with(&message), "{findings:?}");
         }
     }
 
@@ -295,8 +296,8 @@ mod tests {
             (1, "kernels", "dependencies point down only"),
             (0, "kernels", "dependencies point down only"),
             (3, "kit", "dependencies point down only"),
-            (3, "attic", "no row before it"),
-            (3, "added", "no row before it"),
+            (3, "attic", "no earlier row"),
+            (3, "added", "no earlier row"),
         ] {
             let mut house: Vec<Row> = SMALL.iter().map(|r| Row { ..*r }).collect();
             house.push(small(layer, "added", uses, ""));

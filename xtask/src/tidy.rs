@@ -172,7 +172,7 @@ mod tests {
             ("a \n", "a:1: white space"),
             ("a\nb\t\n", "a:2: white space"),
             ("a\r\n", "a:1: white space"),
-            ("\tb\n", "a:1: a tab"),
+            ("\tb\n", "a:1: tab"),
             ("a", "end with one line break"),
             ("a\n\n", "end with one line break"),
         ] {

@@ -55,5 +55,5 @@ fn a_truncated_checkpoint_says_how_much_is_missing() {
     assert_eq!(detect(&path).unwrap(), FileKind::Llama2c);
     let error = Llama2c::open(&path).unwrap_err();
     assert!(matches!(error, FormatError::Truncated { .. }));
-    assert!(error.to_string().contains(&format!("needs {} bytes", bytes.len())), "{error}");
+    assert!(error.to_string().contains(&format!("expected {} bytes", bytes.len())), "{error}");
 }

@@ -308,7 +308,7 @@ mod tests {
     fn a_refusal_must_be_the_expected_one() {
         let refusal = || Err::<(), _>(CubeError::Overlap { what: "x" });
         COMPARES.refused("a", refusal(), |e| matches!(e, CubeError::Overlap { .. })).unwrap();
-        assert!(wrong(COMPARES.refused("a", refusal(), |_| false)).contains("another error"));
+        assert!(wrong(COMPARES.refused("a", refusal(), |_| false)).contains("a different error"));
         assert!(wrong(COMPARES.refused("a", Ok(()), |_| true)).contains("not refused"));
     }
 }

@@ -307,7 +307,7 @@ mod tests {
         let mut slow = Patient::new(Drip.take(10_000), Duration::from_millis(20));
         let error = slow.read_to_end(&mut Vec::new()).unwrap_err();
         let error = read_error("http://a/b?secret", Duration::from_secs(3), error).to_string();
-        assert!(error.contains("16384 bytes came in 3 s") && !error.contains("secret"), "{error}");
+        assert!(error.contains("fewer than 16384 bytes in 3 s") && !error.contains("secret"), "{error}");
         let mut bytes = Vec::new();
         Patient::new(&[7; 100_000][..], Duration::from_secs(60)).read_to_end(&mut bytes).unwrap();
         assert_eq!(bytes.len(), 100_000);

@@ -127,7 +127,7 @@ fn a_prompt_over_the_context() {
     let trike = Trike::new();
     let long = "hello world ".repeat(200);
     let error = trike.fails(1, &["run", "-m", &tiny(), "-p", &long]);
-    assert!(error.contains("context holds 256") && error.contains("rolling window"), "{error}");
+    assert!(error.contains("context length is 256") && error.contains("rolling window"), "{error}");
     let ids = vec!["1"; 257].join(",");
     let error = trike.fails(1, &["logits", "-m", &tiny(), "--ids", &ids, "-o", &trike.path("out")]);
     assert!(error.contains("257") && error.contains("256"), "{error}");

@@ -108,7 +108,7 @@ fn a_model_is_found_in_the_cache_by_its_name() {
         let (stdout, _) = good(run(id));
         assert!(stdout.starts_with("Once"), "{stdout}");
     }
-    for (id, word) in [("trike/huge", "not there"), ("trike/tiny@v2", "v2")] {
+    for (id, word) in [("trike/huge", "no folder"), ("trike/tiny@v2", "v2")] {
         let output = run(id);
         let stderr = utf8(output.stderr);
         assert_eq!(output.status.code(), Some(1), "{stderr}");

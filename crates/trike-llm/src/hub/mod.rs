@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(resolve("org/name@pr/7").unwrap(), two.join("m.gguf"));
         assert_eq!(resolve("org/name@def456").unwrap(), two.join("m.gguf"));
         for (id, word) in [
-            ("org/other", "not there"),
+            ("org/other", "no folder"),
             ("org/name@v2", "v2"),
             ("org/name@bad", "commit"),
             ("org/name@pr/7:n.gguf", "no file `n.gguf`"),
