@@ -42,7 +42,7 @@ impl CacheShape {
     ///
     /// # Errors
     ///
-    /// As [`CacheShape::numbers`].
+    /// As [`CacheShape::elements`].
     pub fn bytes(&self) -> Result<u64> {
         let each = match self.precision {
             KvPrecision::F32 => 4,
@@ -119,7 +119,7 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// As [`CacheShape::numbers`] and [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without it.
+    /// As [`CacheShape::elements`] and [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without it.
     pub fn empty(device: &Device, shape: CacheShape) -> Result<Self> {
         let len = shape.elements()?;
         if shape.precision == KvPrecision::F16 && !device.capabilities().f16 {
@@ -204,7 +204,7 @@ impl Positions {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for a position that is not [below](Self::below) the bound, and [`CubeError::Length`].
+    /// [`CubeError::Range`] for a position that is not [below](Self::bound) the bound, and [`CubeError::Length`].
     pub fn write(&mut self, device: &Device, values: &[u32]) -> Result<()> {
         let (shared, writes) = (&self.shared, &mut self.writes);
         device.write_checked(&self.buffer, values, || {
