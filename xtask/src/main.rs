@@ -65,7 +65,7 @@ enum Command {
     Clippy,
     /// Check each published crate alone, without default features and with them.
     Features,
-    /// Link the command with CUDA and ROCm, without LLVM, and start it (outside of `ci`).
+    /// Link the command with CUDA and ROCm, without LLVM, and start it.
     Link,
     /// Run all tests and doc tests, with totals at the end.
     Test,
@@ -117,7 +117,7 @@ fn run(ws: &Workspace, command: &Command) -> Result<()> {
         Command::Package => steps::run_one(ws, "package"),
         Command::Clippy => steps::run_one(ws, "clippy"),
         Command::Features => steps::run_one(ws, "features"),
-        Command::Link => toolchain::link(ws).map(|note| println!("{note}")),
+        Command::Link => steps::run_one(ws, "link"),
         // Without the frame of a step, so that the totals are the last line.
         Command::Test => test::run(ws).map(drop),
         Command::Doc => steps::run_one(ws, "doc"),

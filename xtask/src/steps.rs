@@ -34,6 +34,7 @@ pub(crate) const STEPS: &[Step] = &[
     Step { name: "features", run: toolchain::features, remedy: "rerun with: cargo xtask features" },
     Step { name: "doc", run: toolchain::doc, remedy: "rerun with: cargo xtask doc" },
     Step { name: "test", run: test::run, remedy: "rerun with: cargo xtask test" },
+    Step { name: "link", run: toolchain::link, remedy: "rerun with: cargo xtask link" },
     Step { name: "gpu-test", run: gpu_test::step, remedy: "rerun with: cargo xtask gpu-test" },
     Step { name: "readme", run: readme::run, remedy: "rerun with: cargo xtask readme" },
 ];
