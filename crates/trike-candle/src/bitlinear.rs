@@ -65,7 +65,7 @@ impl BitLinear {
     }
 
     /// Loads `weight` and, if the checkpoint has one, `bias`, by the checkpoint's names. A dense weight is the master weight
-    /// of an online-quantized checkpoint (with `-bf16` in its name), which this layer is_online_ternary by definition; parts
+    /// of an online-quantized checkpoint (with `-bf16` in its name), which this layer ternarizes by definition; parts
     /// packed by Trike are used unchanged.
     ///
     /// # Errors

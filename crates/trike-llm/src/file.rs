@@ -160,7 +160,7 @@ impl ModelFile {
         WeightSource::is_ternary(self)
     }
 
-    /// Whether a weight is stored as floats that its layer is_online_ternary in every forward pass.
+    /// Whether a weight is stored as floats that its layer ternarizes in every forward pass.
     pub fn is_online_ternary(&self, name: WeightName) -> bool {
         match &self.tensors {
             Tensors::Hf(dir) => dir.is_online_ternary(&self.stored_name(name)),

@@ -9,8 +9,8 @@ use crate::{LlmError, ModelConfig, names};
 
 /// The weights of one decoder, under the decoder's names.
 ///
-/// [`ModelFile`](crate::ModelFile) is the source that reads a checkpoint. A source that changes what is read wraps another one and keeps its own
-/// [`config`](Self::config): `Folded` of the crate `trike-calibrate` rotates and scales weights on their way this way.
+/// [`ModelFile`](crate::ModelFile) is the source that reads a checkpoint. A source that transforms weights wraps another one
+/// and has its own [`config`](Self::config): `Folded` of the crate `trike-calibrate` rotates and scales weights in this way.
 /// [`LanguageModel::from_source`](crate::LanguageModel::from_source) loads a decoder from any of them.
 ///
 /// ```
@@ -63,7 +63,7 @@ pub trait WeightSource {
         Ok(self.info(name)?.bytes)
     }
 
-    /// Whether a weight is stored as floats that its layer is_online_ternary in every forward pass.
+    /// Whether a weight is stored as floats that its layer ternarizes in every forward pass.
     fn is_online_ternary(&self, _name: WeightName) -> bool {
         false
     }

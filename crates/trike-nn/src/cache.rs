@@ -1,4 +1,4 @@
-//! How keys and values are cached.
+//! Shape and capacity of KV caches.
 
 use crate::{KvPrecision, NnError};
 

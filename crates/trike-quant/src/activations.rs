@@ -25,7 +25,7 @@ const SMALLEST: f32 = 1e-5;
 ///
 /// # Errors
 ///
-/// [`QuantError::Option`] for a width or group of zero, [`QuantError::Partial`] for part of a token,
+/// [`QuantError::Option`] for a width or group of zero, [`QuantError::Partial`] for a partial token,
 /// [`QuantError::NonFinite`].
 pub fn quantize_activations(
     x: &[f32],

@@ -109,7 +109,7 @@ pub fn compensate(
     }
     check_len("columns of the factor", cols, factor.width)?;
     if layout.granularity != factor.granularity {
-        let (accepted, got) = (&["that of the factor"], layout.granularity.to_string());
+        let (accepted, got) = (&["the granularity of the factor"], layout.granularity.to_string());
         return Err(OptionError::Unknown { field: "granularity", accepted, got }.into());
     }
     let starts: Vec<usize> = (0..rows).step_by(ROWS).collect();
@@ -368,7 +368,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
 ///
 /// # Errors
 ///
-/// [`QuantError::Length`] and [`QuantError::Partial`] when the buffers do not fit together.
+/// [`QuantError::Length`] and [`QuantError::Partial`] if the lengths do not match.
 pub fn hessian_error(weights: &[f32], quantized: &[f32], hessian: &SquareMatrix) -> Result<f64, QuantError> {
     let n = hessian.side();
     check_len("quantized weights", weights.len(), quantized.len())?;

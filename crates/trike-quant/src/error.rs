@@ -5,8 +5,8 @@ use trike_core::OptionError;
 /// Error of quantizing a matrix.
 ///
 /// [`Option`](Self::Option), [`Shape`](Self::Shape), [`Length`](Self::Length), [`Partial`](Self::Partial) and
-/// [`NoChoices`](Self::NoChoices) are a caller's mistakes; the others, such as [`NonFinite`](Self::NonFinite) and
-/// [`Indefinite`](Self::Indefinite), say that the numbers themselves cannot be worked with.
+/// [`NoChoices`](Self::NoChoices) indicate a mistake in the calling code; the others, such as [`NonFinite`](Self::NonFinite)
+/// and [`Indefinite`](Self::Indefinite), indicate unusable data.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum QuantError {
@@ -115,7 +115,7 @@ pub(crate) fn check_len(what: &'static str, expected: usize, got: usize) -> Resu
     if expected == got { Ok(()) } else { Err(QuantError::Length { what, expected, got }) }
 }
 
-/// Refuses elements beyond whole rows, tokens or blocks of `unit`.
+/// Checks that a length is a multiple of `unit`, the elements per row, token or block.
 pub(crate) fn check_whole(what: &'static str, unit: usize, got: usize) -> Result<(), QuantError> {
     // No row of zero elements holds any.
     if got.checked_rem(unit) == Some(0) { Ok(()) } else { Err(QuantError::Partial { what, unit, got }) }

@@ -157,7 +157,7 @@ impl HessianFactor {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`], [`QuantError::Partial`] for part of a row.
+    /// [`QuantError::Length`], [`QuantError::Partial`] for a partial row.
     pub fn corrected(&self, cpu: &Cpu, weights: &[f32], shift: &[f32]) -> Result<Vec<f32>, QuantError> {
         check_whole("weights", self.width, weights.len())?;
         check_len("shift", weights.len(), shift.len())?;

@@ -62,7 +62,7 @@ impl Hessian {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Partial`] for part of a token, [`QuantError::NonFinite`]; nothing was added then.
+    /// [`QuantError::Partial`] for a partial token, [`QuantError::NonFinite`]; in both cases nothing is added.
     pub fn add(&mut self, cpu: &Cpu, x: &[f32]) -> Result<(), QuantError> {
         check_whole("activations", self.width, x.len())?;
         check_finite("activations x", x)?;
@@ -160,7 +160,8 @@ impl CrossProduct {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Partial`] for part of a token, [`QuantError::Length`] for different numbers of tokens, [`QuantError::NonFinite`].
+    /// [`QuantError::Partial`] for a partial token, [`QuantError::Length`] for different numbers of tokens,
+    /// [`QuantError::NonFinite`].
     pub fn add(&mut self, cpu: &Cpu, y: &[f32], x: &[f32]) -> Result<(), QuantError> {
         check_whole("activations", self.cols, x.len())?;
         check_len("activations y", x.len() / self.cols * self.rows, y.len())?;
@@ -187,7 +188,7 @@ impl CrossProduct {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Length`] and [`QuantError::Partial`] when the parts do not fit together.
+    /// [`QuantError::Length`] and [`QuantError::Partial`] if the shapes do not match.
     pub fn shift(
         &self,
         cpu: &Cpu,

@@ -30,7 +30,7 @@ const STEPS: u64 = 8192;
 ///
 /// # Errors
 ///
-/// [`QuantError::Budget`], which names the smallest that can be met; [`QuantError::NoChoices`]; [`QuantError::NonFinite`] for
+/// [`QuantError::Budget`] with the smallest achievable budget; [`QuantError::NoChoices`]; [`QuantError::NonFinite`] for
 /// a loss, by its index among the choices of all layers.
 pub fn allocate(layers: &[Vec<Choice>], budget: u64) -> Result<Vec<usize>, QuantError> {
     let mut smallest = 0u64;

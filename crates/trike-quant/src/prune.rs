@@ -59,8 +59,8 @@ pub enum PrunePattern {
 ///
 /// # Errors
 ///
-/// [`QuantError::Option`] for a share outside 0 to 1 or a pattern of no weights, [`QuantError::Shape`] for an empty block,
-/// [`QuantError::Length`] when the statistics are of another width.
+/// [`QuantError::Option`] for a share outside 0 to 1 or a pattern without weights, [`QuantError::Shape`] for an empty block,
+/// [`QuantError::Length`] if the width of the statistics differs.
 pub fn prune(
     weights: MatrixView<'_>,
     score: PruneScore<'_>,

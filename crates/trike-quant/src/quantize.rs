@@ -113,7 +113,7 @@ fn fit(weights: &[f32], config: &QuantizeConfig) -> (Grid, Option<Vec<i16>>) {
     }
 }
 
-/// The scale of each plane and the codes, where each plane is_online_ternary the residual of the previous ones.
+/// The scale of each plane and the codes, where each plane ternarizes the residual of the previous ones.
 fn by_residual(weights: &[f32], depth: usize, rule: ScaleRule) -> (Vec<f32>, Vec<i16>) {
     let mut rest = weights.to_vec();
     let mut codes = vec![0i16; weights.len()];

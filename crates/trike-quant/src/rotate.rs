@@ -52,7 +52,7 @@ impl Rotation {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Option`] for a width of zero, [`QuantError::Partial`] when vectors are no whole blocks.
+    /// [`QuantError::Option`] for a width of zero, [`QuantError::Partial`] unless it is a multiple of the block size.
     pub fn plain(width: usize, hadamard: Hadamard) -> Result<Self, QuantError> {
         let block = hadamard.block();
         OptionError::check("width", Bounds::at_least(1usize), width)?;
@@ -74,7 +74,7 @@ impl Rotation {
     ///
     /// # Errors
     ///
-    /// [`QuantError::Partial`] for part of a row.
+    /// [`QuantError::Partial`] for a partial row.
     pub fn rows(&self, values: &mut [f32]) -> Result<(), QuantError> {
         let width = self.width();
         check_whole("rows to rotate", width, values.len())?;

@@ -41,7 +41,7 @@ pub struct Salience {
 ///
 /// # Errors
 ///
-/// [`QuantError::Empty`], [`QuantError::Negative`] or [`QuantError::NonFinite`] for the magnitudes; what `loss` says.
+/// [`QuantError::Empty`], [`QuantError::Negative`] or [`QuantError::NonFinite`] for the magnitudes; the errors of `loss`.
 pub fn salience(
     magnitudes: &[f32],
     loss: &mut dyn FnMut(&[f32]) -> Result<f64, QuantError>,
@@ -79,7 +79,7 @@ fn powers(magnitudes: &[f32], alpha: f32) -> Vec<f32> {
 ///
 /// # Errors
 ///
-/// [`QuantError::Partial`] for part of a row.
+/// [`QuantError::Partial`] for a partial row.
 pub fn scale_columns(values: &mut [f32], scales: &[f32]) -> Result<(), QuantError> {
     check_whole("rows to scale", scales.len(), values.len())?;
     for row in values.chunks_exact_mut(scales.len()) {

@@ -1,4 +1,4 @@
-//! Allocations of a device, and what they share.
+//! Allocations of a device, and the state shared with its buffers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! One capture at a time: who may use a device meanwhile, and what the capture sees.
+//! State of the process's only capture: access to devices during a capture, and the launches and memory that it records.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -124,7 +124,7 @@ impl Drop for Alone {
     }
 }
 
-/// Whether this thread captures or measures, on whatever device.
+/// Whether this thread is capturing or measuring, on any device.
 pub(super) fn is_inside() -> bool {
     INSIDE.get() != 0
 }
@@ -134,7 +134,7 @@ impl Captures {
         std::ptr::from_ref(self) as usize
     }
 
-    /// Whether this thread captures on this device.
+    /// Whether this thread is capturing on this device.
     pub(super) fn is_mine(&self) -> bool {
         INSIDE.get() == self.address()
     }

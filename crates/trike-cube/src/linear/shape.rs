@@ -1,4 +1,4 @@
-//! Shapes of activations, and how columns lie in them.
+//! Shapes of quantized activations, and the order of their columns in memory.
 
 use trike_core::ActivationPrecision;
 

@@ -86,7 +86,7 @@ impl BitNet {
         Ok(Self { inverse, online, ordinary: ordinary(path, object)? })
     }
 
-    /// Whether the layer of this weight is_online_ternary it in every forward pass, judging by the name: every linear layer that is not
+    /// Whether the layer of this weight ternarizes it in every forward pass, judging by the name: every linear layer that is not
     /// excluded does, an embedding does not.
     pub(crate) fn is_online_ternary(&self, name: &str) -> bool {
         let module = name.strip_suffix(WEIGHT);

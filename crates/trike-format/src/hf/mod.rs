@@ -169,7 +169,7 @@ impl HfDir {
         self.bitnet.as_ref().is_some_and(|bitnet| bitnet.online)
     }
 
-    /// Whether a tensor of such a model is the weight of a layer that is_online_ternary it: a matrix named `<module>.weight`
+    /// Whether a tensor of such a model is the weight of a layer that ternarizes it: a matrix named `<module>.weight`
     /// whose module is neither an embedding nor in `modules_to_not_convert` (by default the LM head).
     pub fn is_online_ternary(&self, name: &str) -> bool {
         let matrix = self.info(name).is_some_and(|info| info.shape.len() == 2);
