@@ -49,10 +49,14 @@ impl Simd for Scalar {
 
     #[inline(always)]
     fn line(self, sums: [i32; 16], line: [u8; 64], x: &[i8; 16]) -> [i32; 16] {
-        self.unpack(line)
-            .iter()
-            .zip(x.as_chunks().0)
-            .fold(sums, |sums, (&codes, &x)| self.dot(sums, codes, self.four(x)))
+        // At most `4 * 3 * 128` per byte. Sums of i16 vectorize without instructions for bytes.
+        let mut bytes = [0i16; 64];
+        for field in 0..4 {
+            for i in 0..64 {
+                bytes[i] += i16::from((line[i] >> (2 * field)) & 3) * i16::from(x[4 * field + i % 4]);
+            }
+        }
+        from_fn(|row| sums[row] + bytes[4 * row..4 * row + 4].iter().map(|&sum| i32::from(sum)).sum::<i32>())
     }
 
     #[inline(always)]
