@@ -123,14 +123,17 @@ fn sign(row: usize) -> i8 {
 pub fn as_quantized(x: &[f32], cols: usize, precision: ActivationPrecision) -> Vec<f32> {
     match precision {
         ActivationPrecision::F32 => x.to_vec(),
-        ActivationPrecision::Int8PerToken => x.chunks(cols).flat_map(quantize_token).collect(),
-        ActivationPrecision::Int16 | ActivationPrecision::Int8PerGroup(_) => {
+        ActivationPrecision::Int8PerToken => x.chunks(cols).flat_map(quantize_group).collect(),
+        ActivationPrecision::Int8PerGroup(size) => {
+            x.chunks(cols).flat_map(|token| token.chunks(size.get())).flat_map(quantize_group).collect()
+        }
+        ActivationPrecision::Int16 => {
             panic!("no problem of the catalogue has activations in {precision:?}")
         }
     }
 }
 
-fn quantize_token(x: &[f32]) -> impl Iterator<Item = f32> {
+fn quantize_group(x: &[f32]) -> impl Iterator<Item = f32> {
     let scale = 127.0 / x.iter().fold(1e-5f32, |m, v| m.max(v.abs()));
     x.iter().map(move |v| (v * scale).round_ties_even().clamp(-128.0, 127.0) / scale)
 }

@@ -74,9 +74,16 @@ impl Kernel {
         Self { name, form, activations: ActivationPrecision::F32 }
     }
 
-    /// The same weights with f32 activations.
-    const fn with_floats(self, name: &'static str) -> Self {
-        Self { name, form: self.form, activations: ActivationPrecision::F32 }
+    /// The same weights with other activations.
+    const fn with(self, name: &'static str, activations: ActivationPrecision) -> Self {
+        Self { name, form: self.form, activations }
+    }
+
+    /// Group scales of this size, two bits per weight, and one activation scale per group.
+    const fn matched(name: &'static str, size: GroupSize) -> Self {
+        let scales = Granularity::Group(size);
+        let activations = ActivationPrecision::Int8PerGroup(size);
+        Self::ternary(name, Planes::One, scales, two_bit).with(name, activations)
     }
 }
 
@@ -108,7 +115,7 @@ const G256: Granularity = Granularity::Group(GroupSize::G256);
 pub const TERNARY: Kernel = Kernel::ternary("ternary x int8", Planes::One, Granularity::Tensor, two_bit);
 /// Two bits per weight and group scales as in `Q2_0` files.
 const GROUPED: Kernel = Kernel::ternary("ternary/128 x int8", Planes::One, G128, two_bit);
-const FLOATS: Kernel = TERNARY.with_floats("ternary x f32");
+const FLOATS: Kernel = TERNARY.with("ternary x f32", ActivationPrecision::F32);
 const INT8: Kernel = Kernel::dense("int8/64 x f32", Form::Int8);
 const F16: Kernel = Kernel::dense("f16 x f32", Form::F16);
 /// Name of the kernel with 1.6 bits per weight.
@@ -124,15 +131,21 @@ pub const DENSE: Kernel = Kernel::dense("f32 x f32", Form::F32);
 pub const LAYER: &[Kernel] = &[TERNARY, GROUPED, FLOATS, INT8, F16, DENSE];
 
 /// Kernels for the square: all scale granularities of the file formats (`Q2_0` groups of 64 and 128, `TQ2_0` groups of
-/// 256, rows), and several planes.
+/// 256, rows), with one activation scale per token and with one per group, and several planes.
 pub const EVERY: &[Kernel] = &[
     TERNARY,
     Kernel::ternary("ternary/row x int8", Planes::One, Granularity::Row, two_bit),
     Kernel::ternary("ternary/64 x int8", Planes::One, G64, two_bit),
     GROUPED,
     Kernel::ternary("ternary/256 x int8", Planes::One, G256, two_bit),
+    Kernel::matched("ternary/32 x int8/32", GroupSize::G32),
+    Kernel::matched("ternary/64 x int8/64", GroupSize::G64),
+    Kernel::matched("ternary/128 x int8/128", GroupSize::G128),
+    Kernel::matched("ternary/256 x int8/256", GroupSize::G256),
     Kernel::ternary(BASE3, Planes::One, Granularity::Tensor, base3),
     Kernel::ternary("1.6 bit/128 x int8", Planes::One, G128, base3),
+    Kernel::ternary("1.6 bit/128 x int8/128", Planes::One, G128, base3)
+        .with("1.6 bit/128 x int8/128", ActivationPrecision::Int8PerGroup(GroupSize::G128)),
     Kernel::ternary(SKIPPING, Planes::One, Granularity::Tensor, blocks),
     Kernel::ternary("2 tied planes x int8", Planes::Tied(2), Granularity::Tensor, two_bit),
     Kernel::ternary("3 tied planes x int8", Planes::Tied(3), Granularity::Tensor, two_bit),

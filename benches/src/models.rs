@@ -2,10 +2,10 @@
 
 use anyhow::{Context, Result};
 use trike_bench::{Ceiling, Limit, Measured, Model, ModelRun, raise, rounded};
-use trike_cpu::{ActivationPrecision, Cost, Cpu, Isa};
+use trike_cpu::{Cost, Cpu, Isa};
 use trike_llm::{Device, Synthetic, bench::BenchOptions};
-use trike_nn::{KvPrecision, KvSpec};
-use trike_trit::Encoding;
+use trike_nn::{ActivationPolicy, KvPrecision, KvSpec};
+use trike_trit::{Encoding, Granularity};
 
 use crate::ceilings::raise_all;
 use crate::measure::LIMITS;
@@ -77,8 +77,8 @@ pub fn models(
         let whole_context = KvSpec::new(KvPrecision::F16, model.size.spec().context);
         let mut made = Device::cpu().load_synthetic(
             model.size,
-            Encoding::TwoBit,
-            ActivationPrecision::Int8PerToken,
+            (Encoding::TwoBit, Granularity::Row),
+            ActivationPolicy::Int8,
             None,
             &whole_context,
             &mut |_, _| {},

@@ -4,26 +4,27 @@
 //! sharing only the ternary tensor with the host kernels.
 
 use candle_core::{D, DType, Device, IndexOp, Tensor};
-use trike_trit::Hadamard;
+use trike_trit::{GroupSize, Hadamard};
 
 use trike_core::Tensor as Weight;
 use trike_nn::{Backend, CacheSpec, NnError, StepInputs, check};
 
 use crate::{
-    ActivationPrecision, AttentionSpec, CandleError, GatedActivation, KvPrecision, RopePairing, RopeSpec,
+    ActivationPolicy, ActivationPrecision, AttentionSpec, CandleError, GatedActivation, KvPrecision,
+    RopePairing, RopeSpec,
 };
 
 /// Runs a decoder on Candle's CPU tensors, as the reference for other backends.
 #[derive(Clone, Debug)]
 pub struct CandleBackend {
-    precision: ActivationPrecision,
+    activations: ActivationPolicy,
 }
 
 impl CandleBackend {
-    /// A backend whose ternary layers use activations in `precision`. Int8 activations are rounded and dequantized
-    /// before a float product.
-    pub fn new(precision: ActivationPrecision) -> Self {
-        Self { precision }
+    /// A backend whose ternary layers use activations in this precision, or in the precision that the policy chooses per layer.
+    /// Int8 activations are rounded and dequantized before a float product.
+    pub fn new(activations: impl Into<ActivationPolicy>) -> Self {
+        Self { activations: activations.into() }
     }
 }
 
@@ -34,6 +35,8 @@ pub struct CandleMatrix {
     weight: Tensor,
     ternary: bool,
     rotation: Option<Hadamard>,
+    /// Columns per scale of ternary weights.
+    group: Option<GroupSize>,
 }
 
 /// Rotary frequencies; cosines and sines are computed in each step.
@@ -65,18 +68,22 @@ impl Backend for CandleBackend {
         "candle".to_owned()
     }
 
+    fn activations(&self) -> ActivationPolicy {
+        self.activations
+    }
+
     fn load_matrix(&self, weight: Weight) -> Result<CandleMatrix, NnError> {
         computed(|| {
             let shape = (weight.rows(), weight.cols());
-            let (weight, ternary, rotation) = match weight {
+            let (weight, ternary, rotation, group) = match weight {
                 Weight::Ternary(tensor) => {
-                    let rotation = tensor.rotation();
-                    (Weight::Ternary(tensor.with_rotation(None)?), true, rotation)
+                    let (rotation, group) = (tensor.rotation(), tensor.scales().granularity().group());
+                    (Weight::Ternary(tensor.with_rotation(None)?), true, rotation, group)
                 }
-                other => (other, false, None),
+                other => (other, false, None, None),
             };
             let weight = Tensor::from_vec(weight.into_f32(), shape, &Device::Cpu)?;
-            Ok(CandleMatrix { weight, ternary, rotation })
+            Ok(CandleMatrix { weight, ternary, rotation, group })
         })
     }
 
@@ -165,7 +172,10 @@ impl Backend for CandleBackend {
                 .map(|m| {
                     check::linear(m.weight.dim(1)?, x.dim(1)?)?;
                     let x = match m.ternary {
-                        true => round_activations(&rotated(x, m.rotation)?, self.precision)?,
+                        true => {
+                            let precision = self.activations.precision(m.group);
+                            round_activations(&rotated(x, m.rotation)?, precision)?
+                        }
                         false => x.clone(),
                     };
                     Ok(x.matmul(&m.weight.t()?)?)

@@ -72,8 +72,8 @@ pub use quantize::{QuantizationStats, Ternarize, TernarizeOptions, quantize_tens
 pub use rotary::RotaryEmbedding;
 pub use scores::attention;
 pub use trike_core::{
-    ActivationPrecision, AttentionSpec, GatedActivation, KvPrecision, Layout, RopePairing, RopeScaling,
-    RopeSpec,
+    ActivationPolicy, ActivationPrecision, AttentionSpec, GatedActivation, KvPrecision, Layout, RopePairing,
+    RopeScaling, RopeSpec,
 };
 pub use trike_cpu::Cpu;
 pub use trike_nn::NnError;

@@ -9,7 +9,7 @@
 //!
 //! * weights: [`Tensor`], [`DenseTensor`] with [`DenseData`], [`Int8Tensor`]; layouts of resident ternary weights: [`Layout`]
 //! * ternarization of dense weights, with definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
-//! * precisions: [`ActivationPrecision`], [`KvPrecision`]
+//! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`]
 //! * operations: [`GatedActivation`], [`AttentionSpec`], [`RopeSpec`] with [`RopePairing`] and [`RopeScaling`], [`TritScore`]
 //! * costs: [`Cost`], [`LinearProblem`]
 //! * device names: [`DeviceSpec`], [`Runtime`], [`UnknownDevice`]
@@ -42,7 +42,7 @@ pub use int8::Int8Tensor;
 pub use layout::Layout;
 pub use operation::{GatedActivation, TritScore};
 pub use option::{Bounds, Number, OptionError};
-pub use precision::{ActivationPrecision, KvPrecision};
+pub use precision::{ActivationPolicy, ActivationPrecision, KvPrecision};
 pub use rope::{RopePairing, RopeScaling, RopeSpec};
 pub use tensor::Tensor;
 pub use ternary::{absmean, absmean_trits, exact_trits};

@@ -3,7 +3,7 @@
 use trike_trit::GroupSize;
 
 /// Number format of the activations that are multiplied with ternary weights; int8 and dense weights always compute in f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ActivationPrecision {
     /// Exact: the values of each token are converted to fixed point, four signed bytes per value, with a step of at most
     /// `2^-29` of the token's largest magnitude, and the products are accumulated in integers. Values of at least `2^-5` of
@@ -37,6 +37,46 @@ impl ActivationPrecision {
             Self::Int8PerGroup(size) => Some(size.get()),
             Self::F32 | Self::Int16 | Self::Int8PerToken => None,
         }
+    }
+}
+
+/// How a backend chooses the [`ActivationPrecision`] of each ternary layer.
+///
+/// ```
+/// use trike_core::{ActivationPolicy, ActivationPrecision};
+/// use trike_trit::GroupSize;
+///
+/// let policy = ActivationPolicy::default();
+/// assert_eq!(policy.precision(None), ActivationPrecision::Int8PerToken);
+/// let g64 = GroupSize::G64;
+/// assert_eq!(policy.precision(Some(g64)), ActivationPrecision::Int8PerGroup(g64));
+/// let exact = ActivationPolicy::from(ActivationPrecision::F32);
+/// assert_eq!(exact.precision(Some(g64)), ActivationPrecision::F32);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ActivationPolicy {
+    /// Int8: one factor per token for weights with one scale per row or tensor; for weights with scales per group, one factor
+    /// per group of the same size.
+    #[default]
+    Int8,
+    /// The same precision for every layer.
+    Fixed(ActivationPrecision),
+}
+
+impl ActivationPolicy {
+    /// The precision for weights with scales per `group` of columns; `None` = one scale per row or tensor.
+    pub fn precision(self, group: Option<GroupSize>) -> ActivationPrecision {
+        match (self, group) {
+            (Self::Int8, None) => ActivationPrecision::Int8PerToken,
+            (Self::Int8, Some(group)) => ActivationPrecision::Int8PerGroup(group),
+            (Self::Fixed(precision), _) => precision,
+        }
+    }
+}
+
+impl From<ActivationPrecision> for ActivationPolicy {
+    fn from(precision: ActivationPrecision) -> Self {
+        Self::Fixed(precision)
     }
 }
 

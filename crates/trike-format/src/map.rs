@@ -2,11 +2,13 @@
 
 use std::{
     fs::File,
-    ops::Deref,
+    ops::{Deref, Range},
     path::{Path, PathBuf},
 };
 
 use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
 
 use crate::{FormatError, look};
 
@@ -44,6 +46,23 @@ impl MappedFile {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Removes a range from this process's memory after its content has been copied: otherwise a loaded model counts twice. The
+    /// pages stay in the system's cache, and a later access maps them again.
+    pub(crate) fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        {
+            // SAFETY: the mapping is read-only and backed by a file, so a dropped page is read again from the file
+            // on the next access, with the same content (`map`); no write can be lost.
+            let released = unsafe {
+                self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
+            };
+            // Without it, the pages stay mapped: more memory, the same result.
+            drop(released);
+        }
+        #[cfg(not(unix))]
+        let _ = range;
     }
 }
 

@@ -1,15 +1,15 @@
 //! Loading a checkpoint as a model.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     path::{Path, PathBuf},
 };
 
 use trike_core::Layout;
 use trike_cpu::Cpu;
 use trike_nn::{
-    ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, KvSpec, NnError, Tensor,
-    WeightName,
+    ActivationPolicy, ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, KvSpec,
+    NnError, Tensor, WeightName,
 };
 use trike_trit::{Edit, TritTensor};
 
@@ -35,12 +35,12 @@ pub(crate) const HEAD_GROUP: usize = 32;
 ///
 /// ```
 /// use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile};
-/// use trike_nn::ActivationPrecision;
+/// use trike_nn::{ActivationPrecision, Backend};
 ///
 /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 /// let exact = LoadOptions::default().with_activations(ActivationPrecision::F32).with_head(HeadPrecision::AsStored);
 /// let model = LanguageModel::load_with(&ModelFile::open(path)?, &exact, &mut |_, _| ())?;
-/// assert_eq!(model.decoder().backend().activations(), ActivationPrecision::F32);
+/// assert_eq!(model.decoder().backend().activations(), ActivationPrecision::F32.into());
 /// # Ok::<(), trike_llm::LlmError>(())
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -50,8 +50,9 @@ pub struct LoadOptions {
     pub tokenizer: Option<Tokenizer>,
     /// Threads and instruction set of the host; `None` = all logical CPUs and the best instruction set. Ignored on a GPU.
     pub cpu: Option<Cpu>,
-    /// Activation precision of ternary layers; `None` = the one that the model was trained with.
-    pub activations: Option<ActivationPrecision>,
+    /// Activation precision of ternary layers; `None` = the one that the model was trained with, or
+    /// [`ActivationPolicy::Int8`] if it was trained without quantized activations.
+    pub activations: Option<ActivationPolicy>,
     /// Precision of the LM head.
     pub head: HeadPrecision,
     /// Layout of ternary weights, for every weight that the kernels support in it; `None` = chosen per weight.
@@ -76,8 +77,8 @@ impl LoadOptions {
 
     /// Sets [`activations`](Self::activations).
     #[must_use]
-    pub fn with_activations(self, activations: impl Into<Option<ActivationPrecision>>) -> Self {
-        Self { activations: activations.into(), ..self }
+    pub fn with_activations(self, activations: impl Into<ActivationPolicy>) -> Self {
+        Self { activations: Some(activations.into()), ..self }
     }
 
     /// Sets [`head`](Self::head).
@@ -98,9 +99,10 @@ impl LoadOptions {
         Self { sequence: sequence.into(), ..self }
     }
 
-    /// Activation precision of a model's ternary layers.
-    pub(crate) fn activations_of(&self, file: &ModelFile) -> ActivationPrecision {
-        self.activations.unwrap_or(file.config().family.activations())
+    /// Activation policy for a model.
+    pub(crate) fn activations_of(&self, file: &ModelFile) -> ActivationPolicy {
+        let trained = file.config().family.trained_activations().map(ActivationPolicy::from);
+        self.activations.or(trained).unwrap_or_default()
     }
 
     /// KV cache of the longest planned sequence of a model.
@@ -138,6 +140,7 @@ pub struct LanguageModel<B: Backend = CpuBackend> {
     path: PathBuf,
     config: ModelConfig,
     default_kv: KvPrecision,
+    activations: BTreeSet<ActivationPrecision>,
     /// Linear layers that replaced those of the source.
     replaced: HashMap<WeightName, TritTensor>,
 }
@@ -213,9 +216,12 @@ impl<B: Backend> LanguageModel<B> {
     ) -> Result<Self, LlmError> {
         let int8_head = head.rounds(source);
         let total = source.weights().len();
-        let mut weights = SourceWeights { source, int8_head, progress, done: 0, total };
+        let (policy, activations) = (backend.activations(), BTreeSet::new());
+        let mut weights = SourceWeights { source, int8_head, progress, done: 0, total, policy, activations };
         let decoder = Decoder::new(backend, source.config().spec.clone(), &mut weights)?;
-        let mut model = Self::from_decoder(decoder, source.path().to_owned(), source.config().clone());
+        let activations = weights.activations;
+        let (path, config) = (source.path().to_owned(), source.config().clone());
+        let mut model = Self::from_decoder(decoder, path, config, activations);
         model.tokenizer = tokenizer;
         if source.is_f32() {
             model.default_kv = KvPrecision::F32;
@@ -224,15 +230,25 @@ impl<B: Backend> LanguageModel<B> {
     }
 
     /// A model without a tokenizer.
-    pub(crate) fn from_decoder(decoder: Decoder<B>, path: PathBuf, config: ModelConfig) -> Self {
+    pub(crate) fn from_decoder(
+        decoder: Decoder<B>,
+        path: PathBuf,
+        config: ModelConfig,
+        activations: BTreeSet<ActivationPrecision>,
+    ) -> Self {
         let halves = decoder.backend().can_cache(KvPrecision::F16);
         let default_kv = if halves { KvPrecision::F16 } else { KvPrecision::F32 };
-        Self { decoder, tokenizer: None, path, config, replaced: HashMap::new(), default_kv }
+        Self { decoder, tokenizer: None, path, config, replaced: HashMap::new(), default_kv, activations }
     }
 
     /// The decoder.
     pub fn decoder(&self) -> &Decoder<B> {
         &self.decoder
+    }
+
+    /// The activation precisions of the ternary layers as they were loaded; empty for a model without ternary layers.
+    pub fn activations(&self) -> &BTreeSet<ActivationPrecision> {
+        &self.activations
     }
 
     /// The decoder, mutable.
@@ -330,6 +346,9 @@ struct SourceWeights<'a> {
     progress: &'a mut dyn FnMut(usize, usize),
     done: usize,
     total: usize,
+    policy: ActivationPolicy,
+    /// Activation precisions of the ternary weights loaded so far.
+    activations: BTreeSet<ActivationPrecision>,
 }
 
 impl SourceWeights<'_> {
@@ -361,7 +380,12 @@ impl DecoderWeights for SourceWeights<'_> {
                 let int8 = trike_format::Int8Tensor::quantize(&dense, HEAD_GROUP, false);
                 Ok(Tensor::Int8(int8.map_err(|e| load_error(name, e))?))
             }
-            tensor => Ok(tensor),
+            tensor => {
+                if let Tensor::Ternary(ternary) = &tensor {
+                    self.activations.insert(self.policy.precision(ternary.scales().granularity().group()));
+                }
+                Ok(tensor)
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use trike_nn::{
     Backend, Biases, Decoder, DecoderSpec, DecoderWeights, GatedActivation, NnError, RopePairing, RopeSpec,
     Tensor, WeightName,
 };
-use trike_trit::{Encoding, ScaleValues, Scales, TritTensor};
+use trike_trit::{Encoding, Granularity, ScaleValues, Scales, TritTensor};
 
 use crate::{Family, LanguageModel, LlmError, Model, ModelConfig, SpecialIds, names};
 
@@ -60,7 +60,7 @@ impl Synthetic {
     }
 }
 
-/// A model of random trits with one scale per row, an int8 head and an f16 embedding, with its size and generation time.
+/// A model of random trits with an int8 head and an f16 embedding, with its size and generation time.
 pub struct SyntheticModel {
     /// The model. It has no tokenizer, and its path is a description.
     pub model: Box<dyn Model>,
@@ -76,12 +76,22 @@ impl SyntheticModel {
         backend: B,
         size: Synthetic,
         encoding: Encoding,
+        granularity: Granularity,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
         let spec = size.spec();
         let total = names::all(&spec).len();
-        let mut weights =
-            RandomWeights { spec: &spec, encoding, state: 1, stored: 0, done: 0, total, progress };
+        let mut weights = RandomWeights {
+            spec: &spec,
+            encoding,
+            granularity,
+            state: 1,
+            stored: 0,
+            done: 0,
+            total,
+            progress,
+        };
+        let activations = backend.activations().precision(granularity.group());
         let start = Instant::now();
         let decoder = Decoder::new(backend, spec.clone(), &mut weights)?;
         let (stored_bytes, load_seconds) = (weights.stored, start.elapsed().as_secs_f64());
@@ -89,7 +99,7 @@ impl SyntheticModel {
         let path = PathBuf::from(&architecture);
         let config =
             ModelConfig { architecture, family: Family::Llama, spec, special: SpecialIds::default() };
-        let model = Box::new(LanguageModel::from_decoder(decoder, path, config));
+        let model = Box::new(LanguageModel::from_decoder(decoder, path, config, [activations].into()));
         Ok(Self { model, stored_bytes, load_seconds })
     }
 }
@@ -97,6 +107,7 @@ impl SyntheticModel {
 struct RandomWeights<'a> {
     spec: &'a DecoderSpec,
     encoding: Encoding,
+    granularity: Granularity,
     state: u64,
     stored: u64,
     done: usize,
@@ -167,8 +178,10 @@ impl DecoderWeights for RandomWeights<'_> {
             _ => {
                 // 106 of the 256 byte values give a zero trit: 41 %, similar to trained models.
                 let trits: Vec<i8> = bytes.iter().map(|&b| (b < 75) as i8 - (b >= 181) as i8).collect();
-                let scales =
-                    Scales::new(trike_trit::Granularity::Row, vec![half::f16::from_f32(scale); rows], None);
+                let count = rows * self.granularity.groups_per_row(cols);
+                // Equal scales of groups would be stored once: alternate between two.
+                let scale = |i| half::f16::from_f32(if i % 2 == 0 { scale } else { 0.875 * scale });
+                let scales = Scales::new(self.granularity, (0..count).map(scale).collect::<Vec<_>>(), None);
                 let tensor = TritTensor::from_trits(rows, cols, &trits, self.encoding, scales)?;
                 self.stored += tensor.bytes() as u64;
                 Tensor::Ternary(tensor)

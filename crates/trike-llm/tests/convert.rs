@@ -10,9 +10,9 @@ use trike_llm::{
     ConvertOptions, ConvertReport, HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Target,
     convert,
 };
-use trike_nn::KvPrecision;
+use trike_nn::{ActivationPrecision, KvPrecision};
 use trike_testkit::assert_close;
-use trike_trit::Encoding;
+use trike_trit::{Encoding, GroupSize};
 
 /// Rows of 256 and 1024, which every GGUF type holds, and whose scales 1/16 and 1/32 are f16.
 const WIDE: Shape = Shape { hidden: 256, inner: 1024, heads: 4, layers: 2, ..SHAPE };
@@ -26,6 +26,7 @@ fn logits(path: &Path) -> Vec<f32> {
     let file = ModelFile::open(path).expect("a model");
     let options = LoadOptions::default()
         .with_head(HeadPrecision::AsStored)
+        .with_activations(ActivationPrecision::F32)
         .with_cpu(trike_cpu::Cpu::new(1).expect("a thread"));
     let model = LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads");
     let mut all = Vec::new();
@@ -115,4 +116,43 @@ fn rounded_embeddings_say_how_much_they_changed() {
         .expect("it converts");
     assert!(report.largest_change > 1e-4 && report.largest_change < 1.0 / 127.0, "{report:?}");
     assert_close(&logits(&out), &logits(&dense), 2e-2);
+}
+
+#[test]
+fn default_activations_match_the_scales_of_the_weights() {
+    let dir = TempDir::new().expect("a directory");
+    let dense = model(&dir, "dense", WIDE, false);
+    let used = |path: &Path, options: &LoadOptions| {
+        let file = ModelFile::open(path).expect("a model");
+        let model = LanguageModel::load_with(&file, options, &mut |_, _| ()).expect("it loads");
+        model.activations().iter().copied().collect::<Vec<_>>()
+    };
+    let auto = LoadOptions::default();
+    assert_eq!(used(&dense, &auto), [], "no ternary layers");
+    let per_row = model(&dir, "packed", WIDE, true);
+    assert_eq!(used(&per_row, &auto), [ActivationPrecision::Int8PerToken]);
+    for (target, name, group) in
+        [(Target::Tq2_0, "2.gguf", GroupSize::G256), (Target::Q2_0, "q.gguf", GroupSize::G64)]
+    {
+        let path = dir.path().join(name);
+        to(&dense, &path, target, Encoding::Base3).expect("it converts");
+        assert_eq!(used(&path, &auto), [ActivationPrecision::Int8PerGroup(group)], "{name}");
+        let exact = LoadOptions::default().with_activations(ActivationPrecision::F32);
+        assert_eq!(used(&path, &exact), [ActivationPrecision::F32], "{name}");
+    }
+}
+
+#[test]
+fn a_model_keeps_the_activations_that_it_was_trained_with() {
+    let dir = TempDir::new().expect("a directory");
+    let (packed, converted) = (dir.path().join("packed"), dir.path().join("bitnet.gguf"));
+    let mut config = common::config("BitNetForCausalLM", 3, 113, serde_json::json!({"hidden_act": "relu2"}));
+    (config["hidden_size"], config["intermediate_size"]) = (256.into(), 512.into());
+    (config["num_attention_heads"], config["num_key_value_heads"]) = (8.into(), 2.into());
+    config["head_dim"] = 32.into();
+    common::random_checkpoint(&packed, &config, 5, true);
+    to(&packed, &converted, Target::Tq2_0, Encoding::TwoBit).expect("it converts");
+    let file = ModelFile::open(&converted).expect("a model");
+    let model = LanguageModel::load_with(&file, &LoadOptions::default(), &mut |_, _| ()).expect("it loads");
+    assert_eq!(model.activations().iter().collect::<Vec<_>>(), [&ActivationPrecision::Int8PerToken]);
 }

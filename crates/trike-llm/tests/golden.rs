@@ -3,7 +3,7 @@
 use trike_llm::{
     GenerateOptions, HeadPrecision, LanguageModel, LoadOptions, Model, ModelFile, Score, ScoreOptions, Split,
 };
-use trike_nn::KvPrecision;
+use trike_nn::{ActivationPrecision, KvPrecision};
 use trike_testkit::{assert_all_near, assert_close, assert_near, npz, shared};
 
 fn load(model: &str, tokenizer: Option<&str>, head: HeadPrecision) -> Option<LanguageModel> {
@@ -15,6 +15,7 @@ fn load(model: &str, tokenizer: Option<&str>, head: HeadPrecision) -> Option<Lan
     let options = LoadOptions::default()
         .with_tokenizer(tokenizer)
         .with_cpu(trike_cpu::Cpu::new(1).expect("a thread"))
+        .with_activations(ActivationPrecision::F32)
         .with_head(head);
     Some(LanguageModel::load_with(&file, &options, &mut |_, _| ()).expect("it loads"))
 }

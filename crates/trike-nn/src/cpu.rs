@@ -11,24 +11,25 @@ use trike_cpu::{
 use trike_trit::{Edit, TritTensor};
 
 use crate::{
-    ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, Layout,
-    MatrixEdit, NnError, RopePairing, RopeSpec, StepInputs, Tensor, check,
+    ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation,
+    KvPrecision, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, StepInputs, Tensor, check,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.
 #[derive(Debug)]
 pub struct CpuBackend {
     cpu: Cpu,
-    activations: ActivationPrecision,
+    activations: ActivationPolicy,
     /// The requested layout; chosen per matrix when `None`.
     layout: Option<Layout>,
     spare: Arc<Spare>,
 }
 
 impl CpuBackend {
-    /// A backend with the threads and instruction set of `cpu`; `activations` is the activation precision of ternary layers.
-    pub fn new(cpu: Cpu, activations: ActivationPrecision) -> Self {
-        Self { cpu, activations, layout: None, spare: Arc::default() }
+    /// A backend with the threads and instruction set of `cpu`; `activations` is the activation precision of ternary layers,
+    /// or the policy that chooses it per layer.
+    pub fn new(cpu: Cpu, activations: impl Into<ActivationPolicy>) -> Self {
+        Self { cpu, activations: activations.into(), layout: None, spare: Arc::default() }
     }
 
     /// The layout of ternary matrices loaded from now on; two-bit if the host has no kernel for the layout. By default,
@@ -57,9 +58,12 @@ impl CpuBackend {
         &self.cpu
     }
 
-    /// The activation precision of ternary layers.
-    pub fn activations(&self) -> ActivationPrecision {
-        self.activations
+    /// The activation precision for a matrix; ignored by matrices that are not ternary.
+    fn precision_of(&self, matrix: &Matrix) -> ActivationPrecision {
+        self.activations.precision(match matrix {
+            Matrix::Ternary(matrix) => matrix.group(),
+            Matrix::Int8(_) | Matrix::Dense(_) => None,
+        })
     }
 
     /// A tensor with unspecified values: the operation writes all of it.
@@ -113,9 +117,9 @@ impl Decoder<CpuBackend> {
     /// Multiply-adds and compulsory bytes of a step of `tokens` tokens at `position` with logits for the last token:
     /// the linear layers, and the keys and values that attention reads.
     pub fn step_cost(&self, tokens: usize, position: usize, kv: KvPrecision) -> Cost {
-        let precision = self.backend().activations;
         let (blocks, head) = self.matrices();
-        let linear: Cost = blocks.map(|w| w.problem(tokens, precision).cost()).sum();
+        let cost = |w: &Matrix, tokens| w.problem(tokens, self.backend().precision_of(w)).cost();
+        let linear: Cost = blocks.map(|w| cost(w, tokens)).sum();
         let spec = self.spec();
         let element = kv.bytes() as u64;
         let seen = (position + tokens) as u64;
@@ -125,7 +129,7 @@ impl Decoder<CpuBackend> {
         let layers = spec.layers as u64;
         let attention =
             Cost { macs: 2 * layers * scores, bytes: 2 * layers * seen * spec.kv_width() as u64 * element };
-        linear + head.problem(1, precision).cost() + attention
+        linear + cost(head, 1) + attention
     }
 }
 
@@ -236,6 +240,10 @@ impl Backend for CpuBackend {
 
     fn name(&self) -> String {
         format!("cpu ({}, {} threads)", self.cpu.isa().name(), self.cpu.threads())
+    }
+
+    fn activations(&self) -> ActivationPolicy {
+        self.activations
     }
 
     fn load_matrix(&self, weight: Tensor) -> Result<Matrix, NnError> {
@@ -350,7 +358,16 @@ impl Backend for CpuBackend {
         }
         let mut outs: Vec<CpuTensor> = weights.iter().map(|w| self.tensor(x.rows(), w.rows())).collect();
         let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(CpuTensor::values_mut).collect();
-        self.cpu.linear_many(x.values(), weights, self.activations, &mut slices)?;
+        let ternary = weights.iter().filter(|w| matches!(w, Matrix::Ternary(_)));
+        let mut precisions = ternary.map(|w| self.precision_of(w));
+        let first = precisions.next().unwrap_or(ActivationPrecision::F32);
+        if precisions.all(|precision| precision == first) {
+            self.cpu.linear_many(x.values(), weights, first, &mut slices)?;
+        } else {
+            for (w, out) in weights.iter().zip(slices) {
+                self.cpu.linear(x.values(), w, self.precision_of(w), out)?;
+            }
+        }
         Ok(outs)
     }
 

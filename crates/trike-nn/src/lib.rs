@@ -53,8 +53,8 @@ pub use sequence::Sequence;
 pub use spec::{Biases, DecoderSpec};
 pub use step::{Largest, Segment, StepInputs, StepLogits};
 pub use trike_core::{
-    ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation, Int8Tensor, KvPrecision,
-    Layout, RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,
+    ActivationPolicy, ActivationPrecision, AttentionSpec, DenseData, DenseTensor, GatedActivation,
+    Int8Tensor, KvPrecision, Layout, RopePairing, RopeScaling, RopeSpec, SpecError, Tensor,
 };
 #[cfg(feature = "gpu")]
 pub use trike_cube as cube;

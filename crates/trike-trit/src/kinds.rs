@@ -65,7 +65,7 @@ impl Coupling {
 }
 
 /// Weights along a row that share a scale.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum GroupSize {
     /// 32 weights.
     G32,
@@ -120,6 +120,14 @@ impl Granularity {
         match self {
             Self::Tensor | Self::Row => 1,
             Self::Group(size) => cols.div_ceil(size.get()),
+        }
+    }
+
+    /// The group size; `None` unless the scales are per group.
+    pub const fn group(self) -> Option<GroupSize> {
+        match self {
+            Self::Tensor | Self::Row => None,
+            Self::Group(size) => Some(size),
         }
     }
 

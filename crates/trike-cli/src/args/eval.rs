@@ -28,7 +28,7 @@ pub(crate) struct EvalArgs {
     /// UTF-8 text files for perplexity
     #[arg(long, num_args = 1..)]
     pub(crate) text: Vec<PathBuf>,
-    /// Base model for the KL divergence on the texts; must have the same vocabulary
+    /// Base model for the KL divergence on the texts, computed with f32 activations; must have the same vocabulary
     #[arg(long, requires = "text")]
     pub(crate) base: Option<PathBuf>,
     /// How texts are split into sequences, as for `perplexity` [default: stories if the text contains `<|endoftext|>`, else

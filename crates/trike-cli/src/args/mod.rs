@@ -9,14 +9,14 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
-    ActivationPrecision, DeviceChoice, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target,
-    core::Layout, llm::Synthetic,
+    ActivationPolicy, DeviceChoice, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target, core::Layout,
+    llm::Synthetic, trit::Granularity,
 };
 
 pub(crate) use edit::EditArgs;
 pub(crate) use eval::EvalArgs;
 use names::{
-    ACTIVATIONS, EMBEDDINGS, ENCODINGS, HEADS, KV, LAYOUTS, SIZES, SPLITS, TARGETS, one_of, threads,
+    ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KV, LAYOUTS, SIZES, SPLITS, TARGETS, one_of, threads,
 };
 pub(crate) use names::{activations_name, kv_name, split_name};
 pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
@@ -113,9 +113,10 @@ pub(crate) struct DeviceArg {
 /// Precision arguments.
 #[derive(Args, Debug)]
 pub(crate) struct PrecisionArgs {
-    /// Activations of ternary layers [default: as the model was trained; f32 for most models]
+    /// Activations of ternary layers; auto = as the model was trained, else int8; int8 = one factor per token or, for weights with
+    /// scales per group, one per group of the same size [default: auto; f32 for `logits`]
     #[arg(long, env = "TRIKE_ACTIVATIONS", hide_env_values = true, value_parser = one_of(ACTIVATIONS))]
-    pub(crate) activations: Option<ActivationPrecision>,
+    pub(crate) activations: Option<ActivationChoice>,
     /// Precision of the output head: as stored, int8, or auto (int8 if the model is ternary and its head is stored as floats)
     /// [default: auto; stored for `logits`]
     #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
@@ -134,6 +135,10 @@ pub(crate) struct PrecisionArgs {
     )]
     pub(crate) layout: LayoutChoice,
 }
+
+/// An activation policy, or `auto`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ActivationChoice(pub(crate) Option<ActivationPolicy>);
 
 /// A layout of ternary weights, or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,7 +296,7 @@ pub(crate) struct PerplexityArgs {
     /// Maximum number of sequences
     #[arg(long)]
     pub(crate) limit: Option<usize>,
-    /// Base model for the KL divergence; must have the same vocabulary
+    /// Base model for the KL divergence, computed with f32 activations; must have the same vocabulary
     #[arg(long)]
     pub(crate) base: Option<PathBuf>,
     #[command(flatten)]
@@ -348,6 +353,16 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(ENCODINGS)
     )]
     pub(crate) encoding: Encoding,
+    /// Weights per scale of the synthetic model along a row
+    #[arg(
+        short,
+        long,
+        requires = "synthetic",
+        conflicts_with = "model",
+        default_value = "row",
+        value_parser = one_of(GROUPS)
+    )]
+    pub(crate) group: Granularity,
     /// Prompt tokens; 0 = skip prefill [default: 512, or the context length if shorter]
     #[arg(short, long)]
     pub(crate) prompt: Option<usize>,
@@ -368,9 +383,16 @@ pub(crate) struct BenchArgs {
     /// Repetitions, after one warm-up
     #[arg(short, long, default_value_t = 3)]
     pub(crate) repetitions: usize,
-    /// Activations of ternary layers [default: as the model was trained; f32 for most models]
-    #[arg(long, env = "TRIKE_ACTIVATIONS", hide_env_values = true, value_parser = one_of(ACTIVATIONS))]
-    pub(crate) activations: Option<ActivationPrecision>,
+    /// Activations of ternary layers; auto = as the model was trained, else int8; int8 = one factor per token or, for weights with
+    /// scales per group, one per group of the same size
+    #[arg(
+        long,
+        default_value = "auto",
+        env = "TRIKE_ACTIVATIONS",
+        hide_env_values = true,
+        value_parser = one_of(ACTIVATIONS)
+    )]
+    pub(crate) activations: ActivationChoice,
     /// Precision of the KV cache
     #[arg(
         long,

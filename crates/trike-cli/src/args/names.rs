@@ -5,24 +5,34 @@ use clap::{
     value_parser,
 };
 use trike::{
-    ActivationPrecision, Encoding, HeadPrecision, KvPrecision, Split, Target, core::Layout, cpu::MAX_THREADS,
-    llm::Synthetic, trit::GroupSize,
+    ActivationPolicy, ActivationPrecision, Encoding, HeadPrecision, KvPrecision, Split, Target,
+    core::Layout,
+    cpu::MAX_THREADS,
+    llm::Synthetic,
+    trit::{Granularity, GroupSize},
 };
 
-use super::{Embeddings, LayoutChoice};
+use super::{ActivationChoice, Embeddings, LayoutChoice};
 
 /// The names of an option's values.
 pub(super) type Names<T> = &'static [(&'static str, T)];
 
-pub(super) const ACTIVATIONS: Names<ActivationPrecision> = &[
-    ("f32", ActivationPrecision::F32),
-    ("int16", ActivationPrecision::Int16),
-    ("int8-token", ActivationPrecision::Int8PerToken),
-    ("int8-group32", ActivationPrecision::Int8PerGroup(GroupSize::G32)),
-    ("int8-group64", ActivationPrecision::Int8PerGroup(GroupSize::G64)),
-    ("int8-group128", ActivationPrecision::Int8PerGroup(GroupSize::G128)),
-    ("int8-group256", ActivationPrecision::Int8PerGroup(GroupSize::G256)),
+pub(super) const ACTIVATIONS: Names<ActivationChoice> = &[
+    ("auto", ActivationChoice(None)),
+    ("int8", ActivationChoice(Some(ActivationPolicy::Int8))),
+    ("f32", fixed(ActivationPrecision::F32)),
+    ("int16", fixed(ActivationPrecision::Int16)),
+    ("int8-token", fixed(ActivationPrecision::Int8PerToken)),
+    ("int8-group32", fixed(ActivationPrecision::Int8PerGroup(GroupSize::G32))),
+    ("int8-group64", fixed(ActivationPrecision::Int8PerGroup(GroupSize::G64))),
+    ("int8-group128", fixed(ActivationPrecision::Int8PerGroup(GroupSize::G128))),
+    ("int8-group256", fixed(ActivationPrecision::Int8PerGroup(GroupSize::G256))),
 ];
+
+const fn fixed(precision: ActivationPrecision) -> ActivationChoice {
+    ActivationChoice(Some(ActivationPolicy::Fixed(precision)))
+}
+
 pub(super) const HEADS: Names<HeadPrecision> =
     &[("auto", HeadPrecision::Auto), ("stored", HeadPrecision::AsStored), ("int8", HeadPrecision::Int8)];
 pub(super) const KV: Names<KvPrecision> = &[("f32", KvPrecision::F32), ("f16", KvPrecision::F16)];
@@ -54,6 +64,14 @@ pub(super) const ENCODINGS: Names<Encoding> = &[
     (Encoding::Bitmap.name(), Encoding::Bitmap),
     (Encoding::RowCompressed.name(), Encoding::RowCompressed),
 ];
+pub(super) const GROUPS: Names<Granularity> = &[
+    ("32", Granularity::Group(GroupSize::G32)),
+    ("64", Granularity::Group(GroupSize::G64)),
+    ("128", Granularity::Group(GroupSize::G128)),
+    ("256", Granularity::Group(GroupSize::G256)),
+    ("row", Granularity::Row),
+    ("tensor", Granularity::Tensor),
+];
 pub(super) const EMBEDDINGS: Names<Embeddings> =
     &[("stored", Embeddings::Stored), ("int8", Embeddings::Int8)];
 pub(super) const SIZES: Names<Synthetic> = &[
@@ -79,9 +97,15 @@ pub(crate) fn split_name(split: Split) -> &'static str {
     SPLITS.iter().find(|(_, value)| *value == split).map_or("", |(name, _)| name)
 }
 
-/// The name of an activation precision.
-pub(crate) fn activations_name(activations: ActivationPrecision) -> &'static str {
-    ACTIVATIONS.iter().find(|(_, value)| *value == activations).map_or("", |(name, _)| name)
+/// The names of the activation precisions of a model's ternary layers, such as `int8-group64`; `none` without ternary layers.
+pub(crate) fn activations_name(activations: &[ActivationPrecision]) -> String {
+    let name = |precision: &ActivationPrecision| {
+        ACTIVATIONS.iter().find(|(_, value)| *value == fixed(*precision)).map_or("", |(name, _)| *name)
+    };
+    match activations {
+        [] => "none".to_owned(),
+        all => all.iter().map(name).collect::<Vec<_>>().join(", "),
+    }
 }
 
 /// The name of a KV cache precision.

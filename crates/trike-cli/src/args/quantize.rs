@@ -7,12 +7,12 @@ use trike::{
     Encoding, Split,
     calibrate::Importance,
     quant::PrunePattern,
-    trit::{Coupling, Granularity, GroupSize},
+    trit::{Coupling, Granularity},
 };
 
 use super::{
     Embeddings, JsonArg, ModelArg, TokenizerArg,
-    names::{EMBEDDINGS, Names, SPLITS, one_of, threads},
+    names::{EMBEDDINGS, GROUPS, Names, SPLITS, one_of, threads},
 };
 
 /// Quantization method.
@@ -40,15 +40,6 @@ const METHODS: Names<Method> = &[
     ("absmean", Method::AbsMean),
     ("twn", Method::Twn),
     ("absmax", Method::AbsMax),
-];
-
-const GROUPS: Names<Granularity> = &[
-    ("32", Granularity::Group(GroupSize::G32)),
-    ("64", Granularity::Group(GroupSize::G64)),
-    ("128", Granularity::Group(GroupSize::G128)),
-    ("256", Granularity::Group(GroupSize::G256)),
-    ("row", Granularity::Row),
-    ("tensor", Granularity::Tensor),
 ];
 
 const COUPLINGS: Names<Coupling> = &[("tied", Coupling::Tied), ("free", Coupling::Free)];

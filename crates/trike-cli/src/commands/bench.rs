@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use trike::{
-    ActivationPrecision, Cpu, Device, Isa, KvPrecision, KvSpec, Model, ModelFile,
+    Cpu, Device, Isa, KvPrecision, KvSpec, Model, ModelFile,
     llm::{
         Synthetic,
         bench::{BenchOptions, BenchReport},
@@ -32,7 +32,7 @@ pub(crate) struct BenchOutcome {
     /// Name of the backend.
     pub(crate) backend: String,
     /// Activation precision of ternary layers.
-    pub(crate) activations: &'static str,
+    pub(crate) activations: String,
     /// KV cache precision.
     pub(crate) kv: &'static str,
     /// `None` on the CPU.
@@ -66,7 +66,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         let given = args.threads.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
         return Err(conflict(&format!("--threads: expected one value with --device, got {given}")));
     }
-    let (measured, activations, mut model) = match args.synthetic {
+    let (measured, mut model) = match args.synthetic {
         Some(size) => synthetic(args, device, size, quiet)?,
         None => stored(args, device, quiet)?,
     };
@@ -78,7 +78,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         model: measured,
         isa: on_host.then(|| Isa::detect().name()),
         backend: model.backend(),
-        activations: args::activations_name(activations),
+        activations: args::activations_name(&model.activations()),
         kv: args::kv_name(kv),
         device: model.device_use().map(DeviceOutcome::from),
         report,
@@ -94,16 +94,17 @@ fn options(args: &BenchArgs, context: usize) -> BenchOptions {
         .with_kv(args.kv)
 }
 
-/// The description of a model, the activations of its ternary layers, and the model.
-type Subject = (BenchModel, ActivationPrecision, Box<dyn Model>);
+/// The description of a model, and the model.
+type Subject = (BenchModel, Box<dyn Model>);
 
 /// A model of random trits.
 fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> anyhow::Result<Subject> {
-    let activations = args.activations.unwrap_or(ActivationPrecision::F32);
+    let activations = args.activations.0.unwrap_or_default();
+    let weights = (args.encoding, args.group);
     let kv = KvSpec::new(args.kv, options(args, size.spec().context).positions());
     let progress = Progress::start(format!("building {}", size.name()), quiet);
     let made =
-        device.load_synthetic(size, args.encoding, activations, args.layout.0, &kv, &mut |done, total| {
+        device.load_synthetic(size, weights, activations, args.layout.0, &kv, &mut |done, total| {
             progress.set(done, total);
         })?;
     let measured = BenchModel {
@@ -114,7 +115,7 @@ fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> 
         stored_bytes: Some(made.stored_bytes),
         load_seconds: Some(made.load_seconds),
     };
-    Ok((measured, activations, made.model))
+    Ok((measured, made.model))
 }
 
 /// A model from a file.
@@ -123,14 +124,17 @@ fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subje
     let model = ModelArg { model: args.model.clone().or_else(from_environment) };
     let file = ModelFile::open(model.path(quiet)?)?;
     let context = file.config().spec.context;
-    let precision =
-        PrecisionArgs { activations: args.activations, head: None, kv: Some(args.kv), layout: args.layout };
+    let precision = PrecisionArgs {
+        activations: Some(args.activations),
+        head: None,
+        kv: Some(args.kv),
+        layout: args.layout,
+    };
     // The benchmark uses its own thread counts.
     let wanted = precision
         .options(&file, &Cpu::new(1)?)
         .with_sequence(KvSpec::new(args.kv, options(args, context).positions().min(context)));
     let model = load(device, &file, &wanted, quiet)?;
-    let activations = args.activations.unwrap_or(file.config().family.activations());
     let measured = BenchModel {
         name: file.path().display().to_string(),
         resident_bytes: model.weight_bytes(),
@@ -139,5 +143,5 @@ fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subje
         stored_bytes: None,
         load_seconds: None,
     };
-    Ok((measured, activations, model))
+    Ok((measured, model))
 }

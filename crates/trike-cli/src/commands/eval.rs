@@ -3,7 +3,7 @@
 use anyhow::Context;
 use serde::Serialize;
 use trike::{
-    Device, ModelFile, ScoreOptions, Split,
+    ActivationPrecision, Device, ModelFile, ScoreOptions, Split,
     llm::{TaskScore, read_questions},
 };
 
@@ -61,13 +61,15 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let cpu = args.cpu.cpu()?;
     let file = ModelFile::open(&path)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
-    let open = |file: &ModelFile, tokenizer| {
-        let options = args.precision.options(file, &cpu).with_tokenizer(tokenizer);
-        load(Device::cpu(), file, &options, quiet)
-    };
-    let model = open(&file, Some(tokenizer))?;
+    let wanted = |file: &ModelFile| args.precision.options(file, &cpu);
+    let model = load(Device::cpu(), &file, &wanted(&file).with_tokenizer(tokenizer), quiet)?;
     let base = match &args.base {
-        Some(base) => Some((base, open(&ModelFile::open(super::hub::resolve(base, quiet)?)?, None)?)),
+        Some(base) => {
+            let file = ModelFile::open(super::hub::resolve(base, quiet)?)?;
+            // A reference: its activations are not rounded.
+            let wanted = wanted(&file).with_activations(ActivationPrecision::F32);
+            Some((base, load(Device::cpu(), &file, &wanted, quiet)?))
+        }
         None => None,
     };
     let outcome = |(file, questions): (&std::path::PathBuf, Vec<_>)| {

@@ -7,7 +7,7 @@ use trike::{
 };
 
 use crate::{
-    args::{CpuArgs, PrecisionArgs},
+    args::{ActivationChoice, CpuArgs, PrecisionArgs},
     output,
     progress::Progress,
 };
@@ -27,9 +27,13 @@ impl PrecisionArgs {
 
     /// Load options of a model, for full-context sequences.
     pub(super) fn options(&self, file: &ModelFile, cpu: &Cpu) -> LoadOptions {
-        LoadOptions::default()
+        let options = LoadOptions::default();
+        let options = match self.activations {
+            Some(ActivationChoice(Some(policy))) => options.with_activations(policy),
+            Some(ActivationChoice(None)) | None => options,
+        };
+        options
             .with_cpu(cpu.clone())
-            .with_activations(self.activations)
             .with_head(self.head.unwrap_or(HeadPrecision::Auto))
             .with_layout(self.layout.0)
             .with_sequence(KvSpec::new(self.kv_of(file), file.config().spec.context))

@@ -2,11 +2,11 @@
 
 use anyhow::Context;
 use serde::Serialize;
-use trike::{HeadPrecision, KvPrecision, KvSpec, ModelFile};
+use trike::{ActivationPrecision, HeadPrecision, KvPrecision, KvSpec, ModelFile};
 
 use super::load::{load, open};
 use crate::{
-    args::{self, LogitsArgs},
+    args::{self, ActivationChoice, LogitsArgs, PrecisionArgs},
     npy::NpyWriter,
     progress::Progress,
 };
@@ -18,6 +18,8 @@ pub(crate) struct LogitsOutcome {
     pub(crate) output: String,
     /// Token ids, vocabulary.
     pub(crate) shape: [usize; 2],
+    /// Activation precisions of ternary layers.
+    pub(crate) activations: String,
     /// KV cache precision.
     pub(crate) kv: &'static str,
 }
@@ -28,8 +30,9 @@ pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOut
     // Default to the stored precision: this command exposes the exact model outputs.
     let head = args.precision.head.unwrap_or(HeadPrecision::AsStored);
     let kv = args.precision.kv.unwrap_or(KvPrecision::F32);
-    let wanted = args
-        .precision
+    let f32 = ActivationChoice(Some(ActivationPrecision::F32.into()));
+    let activations = Some(args.precision.activations.unwrap_or(f32));
+    let wanted = PrecisionArgs { activations, ..args.precision }
         .options(&file, &args.cpu.cpu()?)
         .with_head(head)
         .with_sequence(KvSpec::new(kv, args.ids.len().max(1)));
@@ -50,6 +53,7 @@ pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOut
         model: file.path().display().to_string(),
         output: args.output.display().to_string(),
         shape,
+        activations: args::activations_name(&model.activations()),
         kv: args::kv_name(kv),
     })
 }

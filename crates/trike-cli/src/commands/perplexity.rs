@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
-use trike::{Comparison, LlmError, Model, ModelFile, Score, ScoreOptions, Split};
+use trike::{ActivationPrecision, Comparison, LlmError, Model, ModelFile, Score, ScoreOptions, Split};
 
 use super::{
     load::{load, open},
@@ -20,6 +20,8 @@ pub(crate) struct PerplexityOutcome {
     pub(crate) model: String,
     pub(crate) file: String,
     pub(crate) split: &'static str,
+    /// Activation precisions of ternary layers.
+    pub(crate) activations: String,
     /// KV cache precision.
     pub(crate) kv: &'static str,
     #[serde(flatten)]
@@ -102,13 +104,15 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     };
     let device = open(args.device.device, quiet)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
-    let load = |device, file: &ModelFile, tokenizer| {
-        load(device, file, &args.precision.options(file, &cpu).with_tokenizer(tokenizer), quiet)
-    };
-    let model = load(device, &file, Some(tokenizer))?;
-    // The base model scores the token ids of the measured model, so it needs no tokenizer.
+    let wanted = |file: &ModelFile| args.precision.options(file, &cpu);
+    let model = load(device, &file, &wanted(&file).with_tokenizer(tokenizer), quiet)?;
+    // The base model scores the token ids of the measured model, so it needs no tokenizer. It is a reference: its activations are
+    // not rounded.
     let base = match &base_file {
-        Some(file) => Some(load(open(args.device.device, true)?, file, None)?),
+        Some(file) => {
+            let wanted = wanted(file).with_activations(ActivationPrecision::F32);
+            Some(load(open(args.device.device, true)?, file, &wanted, quiet)?)
+        }
         None => None,
     };
     let options = ScoreOptions::new(args.split.unwrap_or_else(|| Split::of(&text)))
@@ -120,6 +124,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         model: path.display().to_string(),
         file: args.file.display().to_string(),
         split: args::split_name(options.split),
+        activations: args::activations_name(&model.activations()),
         kv: args::kv_name(args.precision.kv.unwrap_or(model.default_kv())),
         figures,
         against,

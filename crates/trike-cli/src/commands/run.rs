@@ -9,7 +9,11 @@ use super::{
     DeviceOutcome,
     load::{layouts, load, open},
 };
-use crate::{args::RunArgs, interrupt, progress::Progress};
+use crate::{
+    args::{self, RunArgs},
+    interrupt,
+    progress::Progress,
+};
 
 /// Result of a generation. The field names are the schema of `trike run --json`.
 #[derive(Debug, Serialize)]
@@ -29,6 +33,8 @@ pub(crate) struct RunOutcome {
     decode_seconds: f64,
     decode_tokens_per_second: f64,
     backend: String,
+    /// Activation precisions of ternary layers.
+    activations: String,
     /// Number of ternary matrices by layout.
     layouts: BTreeMap<&'static str, usize>,
     /// `None` on the CPU.
@@ -40,13 +46,14 @@ impl RunOutcome {
     pub(crate) fn speed(&self) -> String {
         let seed = self.seed.map_or_else(String::new, |seed| format!("; seed {seed}"));
         format!(
-            "prompt {} tokens, {:.1} tok/s; decode {} tokens, {:.1} tok/s; ended by {}; {}{seed}",
+            "prompt {} tokens, {:.1} tok/s; decode {} tokens, {:.1} tok/s; ended by {}; {}; activations {}{seed}",
             self.prompt_ids.len(),
             self.prompt_tokens_per_second,
             self.ids.len(),
             self.decode_tokens_per_second,
             self.finish,
             self.backend,
+            self.activations,
         )
     }
 
@@ -120,6 +127,7 @@ pub(crate) fn run(
         finish: generation.finish.name(),
         seed,
         backend: model.backend(),
+        activations: args::activations_name(&model.activations()),
         layouts: layouts(&*model),
         device: model.device_use().map(DeviceOutcome::from),
     })

@@ -83,8 +83,13 @@ fn the_split_follows_the_text_and_the_limit_counts_sequences() {
     let whole = score(&lines, &[]);
     assert_eq!((&whole["split"], &whole["sequences"]), (&"window".into(), &1.into()));
     assert_eq!(score(&stories, &["--limit", "1"])["sequences"], 1);
-    let against_itself = score(&stories, &["--base", &model]);
+    let against_itself = score(&stories, &["--base", &model, "--activations", "f32"]);
     assert_eq!((&against_itself["kl"], &against_itself["top1_agreement"]), (&0.0.into(), &1.0.into()));
+    // The base is computed with f32 activations, so this is the cost of rounding them.
+    let rounded = score(&stories, &["--base", &model]);
+    assert_eq!(rounded["activations"], "int8-token");
+    let kl = rounded["kl"].as_f64().unwrap();
+    assert!(kl > 0.0 && kl < 2e-3, "{kl}");
     let shown = trike.stdout(&["perplexity", "-m", &model, "-f", &stories, "--base", &model]);
     assert!(shown.contains("top-1 agreement") && shown.contains("100.0 %"), "{shown}");
 }

@@ -103,6 +103,8 @@ fn compensation_loses_less_than_rounding_and_planes_lose_less() {
             "stored",
             "--kv",
             "f32",
+            "--activations",
+            "f32",
             "--json",
         ]);
         let (got, want) = (&score["perplexity"], &report["evaluation"]["perplexity_after"]);

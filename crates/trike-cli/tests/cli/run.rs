@@ -105,10 +105,10 @@ fn options_do_what_they_say() {
     assert_eq!(stopped["finish"], "stop");
     assert_eq!(stopped["text"], text.split("Lily").next().unwrap());
     assert_eq!(run(&["-n", "0"])["text"], "");
-    let context = run(&[]);
+    let context = run(&["--activations", "f32"]);
     assert_eq!(context["finish"], "context");
     assert_eq!(numbers(&context["ids"]).len() + numbers(&context["prompt_ids"]).len(), 257);
-    let beyond = run(&["-n", "300", "--window", "64"]);
+    let beyond = run(&["-n", "300", "--window", "64", "--activations", "f32"]);
     assert_eq!(numbers(&beyond["ids"]).len(), 300);
     let penalized = run(&["-n", "60", "--repetition-penalty", "2"]);
     assert_ne!(penalized["text"], run(&["-n", "60"])["text"]);

@@ -192,7 +192,7 @@ impl<S: Simd, const T: usize> Sets<S, T> for TwoBitSets<'_, T> {
         mut sums: [S::Floats; T],
     ) -> [S::Floats; T] {
         let Self { m, rows, cols, grouped } = *self;
-        if m.planes() == 1 && !grouped && cols < LONG {
+        if m.planes() == 1 && cols < LONG {
             let lines = m.tile(tile, set, 0);
             return match cols {
                 32 => short_units::<S, T, 2>(s, lines, rows, units, scales, sums),
@@ -449,8 +449,13 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
         columns[t] = &x[t].as_chunks().0[..whole.len()];
     }
     for (u, (lines, unit)) in whole.iter().zip(units).enumerate() {
-        // Before the products: a branch after them would separate the loads of activations from their use.
+        // Before the products: a branch after them would separate the loads of activations from their use. Without
+        // group factors, multiplying by one changes nothing, and costs less than a branch.
         let scale = scales.load(s, unit.group);
+        let mut factors = [scale; T];
+        for t in 0..T {
+            factors[t] = s.mul(scale, s.splat(unit.factors[t]));
+        }
         let mut ints = [s.splat_int(0); T];
         let mut i = 0;
         while i < L {
@@ -470,7 +475,7 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
         }
         for t in 0..T {
             let exact = s.add_ints(ints[t], s.splat_int(unit.negated[t]));
-            sums[t] = s.add(sums[t], s.mul(scale, s.to_floats(exact)));
+            sums[t] = s.add(sums[t], s.mul(factors[t], s.to_floats(exact)));
         }
     }
     if let (Some(unit), false) = (units.get(whole.len()), rest.is_empty()) {
@@ -479,7 +484,7 @@ fn short_units<S: Simd, const T: usize, const L: usize>(
             tail[t] = fours(x[t], unit.start, unit.end);
         }
         let ints = two_bit::<S, T>(s, rest, tail);
-        sums = add(s, unit, ints, scales, false, sums);
+        sums = add(s, unit, ints, scales, true, sums);
     }
     sums
 }

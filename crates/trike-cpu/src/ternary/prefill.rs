@@ -81,7 +81,14 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
             blocks.push((start, end, Part::between(units, start, end.min(units.end()))));
             start = end;
         }
-        let negated = negated(x, bias(m.planes()), blocks.iter().flat_map(|(_, _, parts)| parts));
+        let parts = || blocks.iter().flat_map(|(_, _, parts)| parts);
+        let bias = bias(m.planes());
+        let negated =
+            per_part(x, parts(), |row, part| bias.wrapping_mul(x.negated(row, part.start, part.end)));
+        let factors = match x.grouped() {
+            true => per_part(x, parts(), |row, part| x.group_factor(row, part.unit)),
+            false => Vec::new(),
+        };
         let mut scratch = Scratch::default();
         let mut panel = vec![Line([0; 64]); folds.len() * K::TILES * room];
         let mut tile = piece.tiles.start;
@@ -112,9 +119,10 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
                             }
                         }
                     }
-                    let (folds, panel, negated) = (folds.as_slice(), panel.as_slice(), negated.as_slice());
+                    let (folds, panel) = (folds.as_slice(), panel.as_slice());
+                    let (negated, factors) = (negated.as_slice(), factors.as_slice());
                     let (start, groups) = (*start, m.groups());
-                    let short = K::WIDE && units.cols <= SHORT && folds.len() == 1 && !x.grouped();
+                    let short = K::WIDE && units.cols <= SHORT && folds.len() == 1;
                     let mut next = [&NOTHING; 2];
                     for t in 0..tiles {
                         let now = m.plane_index(tile + t, set, 0) * m.shape().lines() + from;
@@ -124,6 +132,7 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
                         x,
                         folds,
                         negated,
+                        factors,
                         parts,
                         first_part,
                         panel,
@@ -177,8 +186,10 @@ impl Scratch {
 struct Block<'a> {
     x: &'a Activations,
     folds: &'a [Fold],
-    /// Minus the bias of the codes of all planes times the sums of the activations; see [`negated`].
+    /// Minus the bias of the codes of all planes times the sums of the activations; see [`per_part`].
     negated: &'a [i32],
+    /// The factors of the groups, in the same order; empty without group factors.
+    factors: &'a [f32],
     /// The parts of units in the panel.
     parts: &'a [Part],
     /// Number of parts in earlier panels.
@@ -260,13 +271,25 @@ impl Block<'_> {
         Ahead { places, stride: if rows.first + rows.rows == self.x.rows() { 16 } else { 0 } }
     }
 
+    /// The values that [`per_part`] made for the parts of this block; none for an empty list.
+    #[inline(always)]
+    fn of_parts<'v, V, const T: usize>(&self, values: &'v [V], rows: Panel) -> &'v [[V; T]] {
+        let parts = values.len() / self.x.rows();
+        let panel = &values[rows.first * parts..][..T * parts];
+        panel.get(self.first_part * T..).unwrap_or_default().as_chunks().0
+    }
+
     #[inline(always)]
     fn rows<S: Simd, const N: usize>(&self, s: S, scratch: &mut Scratch) {
+        let grouped = !self.factors.is_empty();
         for &rows in self.x.panels() {
             match rows.rows {
-                12 if self.short => self.short::<S, N, 12, 6>(s, rows, scratch),
-                8 if self.short => self.short::<S, N, 8, 4>(s, rows, scratch),
-                4 if self.short => self.short::<S, N, 4, 4>(s, rows, scratch),
+                12 if self.short && grouped => self.short::<S, N, 12, 6, true>(s, rows, scratch),
+                8 if self.short && grouped => self.short::<S, N, 8, 4, true>(s, rows, scratch),
+                4 if self.short && grouped => self.short::<S, N, 4, 4, true>(s, rows, scratch),
+                12 if self.short => self.short::<S, N, 12, 6, false>(s, rows, scratch),
+                8 if self.short => self.short::<S, N, 8, 4, false>(s, rows, scratch),
+                4 if self.short => self.short::<S, N, 4, 4, false>(s, rows, scratch),
                 12 => self.one::<S, N, 12>(s, rows, scratch),
                 8 => self.one::<S, N, 8>(s, rows, scratch),
                 6 => self.one::<S, N, 6>(s, rows, scratch),
@@ -280,7 +303,7 @@ impl Block<'_> {
     /// Short units: `H` rows of activations at a time, so that their sums over all units of the panel stay in
     /// registers together with the integers of one unit.
     #[inline(always)]
-    fn short<S: Simd, const N: usize, const T: usize, const H: usize>(
+    fn short<S: Simd, const N: usize, const T: usize, const H: usize, const GROUPED: bool>(
         &self,
         s: S,
         rows: Panel,
@@ -291,8 +314,8 @@ impl Block<'_> {
         }
         let x = self.x.panel::<T>(rows);
         let all = self.x.rows();
-        let parts = self.negated.len() / all;
-        let negated = self.negated[rows.first * parts..][self.first_part * T..].as_chunks::<T>().0;
+        let negated = self.of_parts::<_, T>(self.negated, rows);
+        let factors = self.of_parts::<_, T>(self.factors, rows);
         let ahead = self.ahead::<N>(rows);
         let mut first = 0;
         while first < T {
@@ -304,7 +327,7 @@ impl Block<'_> {
                     sums[n][t] = s.load_floats(&places[t]);
                 }
             }
-            for (part, negated) in self.parts.iter().zip(negated) {
+            for (i, (part, negated)) in self.parts.iter().zip(negated).enumerate() {
                 let inside = (part.start - self.start) / 4..(part.end - self.start) / 4;
                 let panels = self.panels::<N>(0, &inside);
                 let x = &x[part.start / 4..part.end / 4];
@@ -329,6 +352,8 @@ impl Block<'_> {
                 for n in 0..N {
                     let scale = s.load_floats(&scratch.groups[n * self.groups + part.group]);
                     for t in 0..H {
+                        let scale =
+                            if GROUPED { s.mul(scale, s.splat(factors[i][first + t])) } else { scale };
                         let exact = s.add_ints(s.to_ints(acc[n][t]), s.splat_int(negated[first + t]));
                         sums[n][t] = s.add(sums[n][t], s.mul(scale, s.to_floats(exact)));
                     }
@@ -352,10 +377,10 @@ impl Block<'_> {
         }
         let x = self.x.panel::<T>(rows);
         let all = self.x.rows();
-        let parts = self.negated.len() / all;
-        let negated = self.negated[rows.first * parts..][self.first_part * T..].as_chunks::<T>().0;
+        let negated = self.of_parts::<_, T>(self.negated, rows);
+        let factors = self.of_parts::<_, T>(self.factors, rows);
         let ahead = self.ahead::<N>(rows);
-        for (part, negated) in self.parts.iter().zip(negated) {
+        for (i, (part, negated)) in self.parts.iter().zip(negated).enumerate() {
             let steps = part.start / 4..part.end / 4;
             let inside = (part.start - self.start) / 4..(part.end - self.start) / 4;
             // Adding the bias makes these sums of values instead of codes.
@@ -407,9 +432,9 @@ impl Block<'_> {
             for n in 0..N {
                 scales[n] = [s.load_floats(&scratch.groups[n * self.groups + part.group]); T];
             }
-            if self.x.grouped() {
+            if let Some(factors) = factors.get(i) {
                 for t in 0..T {
-                    let factor = s.splat(self.x.group_factor(rows.first + t, part.unit));
+                    let factor = s.splat(factors[t]);
                     for n in 0..N {
                         scales[n][t] = s.mul(scales[n][t], factor);
                     }
@@ -430,14 +455,16 @@ impl Block<'_> {
     }
 }
 
-/// Minus the bias times the sum of the activations, for each panel of activations, each part, and each row of the
-/// panel.
-fn negated<'a>(x: &Activations, bias: i32, parts: impl Iterator<Item = &'a Part> + Clone) -> Vec<i32> {
+/// A value for each panel of activations, each part, and each row of the panel.
+fn per_part<'a, V>(
+    x: &Activations,
+    parts: impl Iterator<Item = &'a Part> + Clone,
+    value: impl Fn(usize, &Part) -> V,
+) -> Vec<V> {
     let mut all = Vec::new();
     for panel in x.panels() {
         for part in parts.clone() {
-            let row = |t| bias.wrapping_mul(x.negated(panel.first + t, part.start, part.end));
-            all.extend((0..panel.rows).map(row));
+            all.extend((panel.first..panel.first + panel.rows).map(|row| value(row, part)));
         }
     }
     all

@@ -247,8 +247,10 @@ impl TensorSource for Gguf {
             return Err(place.unsupported(name, remedy));
         };
         // Checked at open: the range is inside the file and has the size of the type.
-        let data = &self.map[self.starts[i]..self.starts[i] + info.bytes as usize];
-        decode::decode(place, kind, &info.shape, data)
+        let range = self.starts[i]..self.starts[i] + info.bytes as usize;
+        let tensor = decode::decode(place, kind, &info.shape, &self.map[range.clone()]);
+        self.map.release(range);
+        tensor
     }
 }
 

@@ -120,6 +120,11 @@ impl Container {
     pub(crate) fn bytes(&self, slot: &Slot) -> &[u8] {
         &self.map[slot.start..slot.start + slot.len]
     }
+
+    /// [`MappedFile::release`] for a tensor that has been copied.
+    pub(crate) fn release(&self, slot: &Slot) {
+        self.map.release(slot.start..slot.start + slot.len);
+    }
 }
 
 fn header_len(path: &Path, bytes: &[u8]) -> Result<usize, FormatError> {

@@ -232,7 +232,10 @@ impl TensorSource for HfDir {
         match &self.entries.get(name).ok_or_else(missing)?.stored {
             Stored::Dense(file, slot) => {
                 let container = &self.containers[*file];
-                load_dense(Place { path: container.path(), tensor: name }, slot, container.bytes(slot))
+                let place = Place { path: container.path(), tensor: name };
+                let tensor = load_dense(place, slot, container.bytes(slot));
+                container.release(slot);
+                tensor
             }
             Stored::Packed(description, parts) => {
                 let part = |suffix: &str| {
@@ -241,14 +244,18 @@ impl TensorSource for HfDir {
                 };
                 let path =
                     parts.first().map_or(self.path.as_path(), |(_, file, _)| self.containers[*file].path());
-                description.load(Place { path, tensor: name }, part)
+                let tensor = description.load(Place { path, tensor: name }, part);
+                parts.iter().for_each(|(_, file, slot)| self.containers[*file].release(slot));
+                tensor
             }
             Stored::BitNet((file, weight), (scale_file, scale)) => {
                 let container = &self.containers[*file];
                 let place = Place { path: container.path(), tensor: name };
                 let Some(bitnet) = &self.bitnet else { return Err(missing()) };
                 let scale = (scale.dtype, self.containers[*scale_file].bytes(scale));
-                bitnet.load(place, weight, container.bytes(weight), scale)
+                let tensor = bitnet.load(place, weight, container.bytes(weight), scale);
+                container.release(weight);
+                tensor
             }
         }
     }

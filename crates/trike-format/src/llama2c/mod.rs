@@ -232,7 +232,8 @@ impl TensorSource for Llama2c {
         let &i = self.index.get(name).ok_or_else(|| place.missing())?;
         let info = &self.tensors[i];
         // Checked at open: the tensors end exactly at the end of the file.
-        let data = &self.map[self.starts[i]..self.starts[i] + info.bytes as usize];
+        let range = self.starts[i]..self.starts[i] + info.bytes as usize;
+        let data = &self.map[range.clone()];
         let tensor = match (&info.kind, info.shape.as_slice()) {
             (StoredType::Int8 { group }, &[rows, cols]) => {
                 let (codes, scales) = data.split_at(rows * cols);
@@ -244,6 +245,7 @@ impl TensorSource for Llama2c {
             }
             _ => DenseTensor::new(info.shape.clone(), DenseData::F32(bytes::f32s(data))).map(Tensor::Dense),
         };
+        self.map.release(range);
         tensor.map_err(|e| place.tensor_error(&e))
     }
 }

@@ -270,7 +270,7 @@ mod tests {
         assert_eq!((qwen3.head_dim, qwen3.qk_norm, qwen3.biases), (128, true, Biases::default()));
         let bitnet = family("BitNetForCausalLM", &[("hidden_act", json!("relu2"))]);
         assert!(bitnet.spec.sub_norms && bitnet.spec.activation == GatedActivation::SquaredReLu);
-        assert_eq!(bitnet.family.activations(), trike_nn::ActivationPrecision::Int8PerToken);
+        assert_eq!(bitnet.family.trained_activations(), Some(trike_nn::ActivationPrecision::Int8PerToken));
         let biased = family("LlamaForCausalLM", &[("attention_bias", json!(true))]).spec;
         assert_eq!(biased.biases, Biases { qkv: true, output: true, mlp: false });
         let yarn = json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32});

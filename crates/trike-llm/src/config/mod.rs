@@ -46,11 +46,12 @@ impl Family {
         }
     }
 
-    /// The activation precision that models of this family are trained for.
-    pub fn activations(self) -> ActivationPrecision {
+    /// The activation precision of ternary layers that models of this family are trained with; `None` if they are trained with
+    /// unquantized activations.
+    pub fn trained_activations(self) -> Option<ActivationPrecision> {
         match self {
-            Self::BitNet => ActivationPrecision::Int8PerToken,
-            _ => ActivationPrecision::F32,
+            Self::BitNet => Some(ActivationPrecision::Int8PerToken),
+            _ => None,
         }
     }
 }

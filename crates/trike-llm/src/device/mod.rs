@@ -7,10 +7,10 @@ use std::{fmt, path::Path, str::FromStr};
 use serde::Serialize;
 use trike_core::{DeviceSpec, Layout, Runtime, UnknownDevice};
 use trike_cpu::Cpu;
-use trike_nn::{ActivationPrecision, CpuBackend, KvSpec};
+use trike_nn::{ActivationPolicy, CpuBackend, KvSpec};
 #[cfg(feature = "gpu")]
 use trike_nn::{Backend, CubeBackend, KvPrecision};
-use trike_trit::Encoding;
+use trike_trit::{Encoding, Granularity};
 
 use crate::{LanguageModel, LlmError, LoadOptions, Model, ModelFile, Synthetic, SyntheticModel};
 
@@ -146,7 +146,7 @@ impl Device {
         }
     }
 
-    /// Loads a model of random trits, for benchmarks. On a GPU, the model and a KV cache of `kv` must fit its memory together.
+    /// Loads a model of random trits with the given encoding and scales (`weights`), for benchmarks. On a GPU, the model and a KV cache of `kv` must fit its memory together.
     /// `progress` is called with the weights generated and in total.
     ///
     /// # Errors
@@ -155,25 +155,26 @@ impl Device {
     pub fn load_synthetic(
         self,
         size: Synthetic,
-        encoding: Encoding,
-        activations: ActivationPrecision,
+        weights: (Encoding, Granularity),
+        activations: ActivationPolicy,
         layout: Option<Layout>,
         kv: &KvSpec,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<SyntheticModel, LlmError> {
+        let (encoding, granularity) = weights;
         match self.0 {
             Kind::Cpu => {
                 // Host memory is not checked in advance.
                 let _ = kv;
                 let backend = CpuBackend::new(Cpu::new(0)?, activations).with_layout(layout);
-                SyntheticModel::load_on(backend, size, encoding, progress)
+                SyntheticModel::load_on(backend, size, encoding, granularity, progress)
             }
             #[cfg(feature = "gpu")]
             Kind::Gpu(device) => {
                 let backend = CubeBackend::new(device, activations).with_layout(layout);
                 let kv = supported(&backend, *kv);
                 backend.check_memory(&plan::synthetic_plan(&size.spec(), &kv))?;
-                SyntheticModel::load_on(backend, size, encoding, progress)
+                SyntheticModel::load_on(backend, size, encoding, granularity, progress)
             }
         }
     }

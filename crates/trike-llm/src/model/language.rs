@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{Backend, DeviceUse, KvPrecision, KvSpec, MemoryPlan};
+use trike_nn::{ActivationPrecision, Backend, DeviceUse, KvPrecision, KvSpec, MemoryPlan};
 
 use super::{Model, OnText};
 use crate::{
@@ -28,6 +28,10 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
 
     fn backend(&self) -> String {
         self.decoder().backend().name()
+    }
+
+    fn activations(&self) -> Vec<ActivationPrecision> {
+        LanguageModel::activations(self).iter().copied().collect()
     }
 
     fn device_use(&self) -> Option<DeviceUse> {

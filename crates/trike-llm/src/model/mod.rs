@@ -7,7 +7,7 @@ mod tasks;
 use std::{collections::BTreeMap, ops::ControlFlow, path::Path};
 
 use trike_core::Layout;
-use trike_nn::{DeviceUse, KvPrecision, KvSpec, MemoryPlan};
+use trike_nn::{ActivationPrecision, DeviceUse, KvPrecision, KvSpec, MemoryPlan};
 
 use crate::{
     GenerateOptions, Generation, LlmError, ModelConfig,
@@ -55,6 +55,9 @@ pub trait Model {
 
     /// The name of the backend, with its device or instruction set.
     fn backend(&self) -> String;
+
+    /// The activation precisions of the ternary layers; empty for a model without ternary layers.
+    fn activations(&self) -> Vec<ActivationPrecision>;
 
     /// Memory used on a device; `None` on the host.
     fn device_use(&self) -> Option<DeviceUse>;

@@ -7,7 +7,7 @@ use trike_trit::{Edit, TritTensor};
 
 pub(crate) use self::token::logits_of;
 pub use self::token::{RunStep, TokenStep};
-use crate::{CacheSpec, DeviceUse, Largest, NnError, StepInputs, StepLogits};
+use crate::{ActivationPolicy, CacheSpec, DeviceUse, Largest, NnError, StepInputs, StepLogits};
 
 /// Input of a linear layer: a tensor, or the operation that produces it.
 ///
@@ -98,6 +98,9 @@ pub trait Backend {
 
     /// Name for reports, such as `cpu` with its instruction set.
     fn name(&self) -> String;
+
+    /// The activation precision of ternary layers.
+    fn activations(&self) -> ActivationPolicy;
 
     /// Memory and traffic of a device; `None` on the host.
     fn device_use(&self) -> Option<DeviceUse> {

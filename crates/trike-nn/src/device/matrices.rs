@@ -8,7 +8,7 @@ use trike_cube::linear::{
     self, DenseMatrix, DenseValues, SparseLayout, SparseMatrix, TernaryLayout, TernaryMatrix,
 };
 use trike_cube::ops::RopeTable;
-use trike_trit::{Edit, TritTensor};
+use trike_trit::{Edit, GroupSize, TritTensor};
 
 use super::CubeBackend;
 use crate::{MatrixEdit, NnError, RopePairing, RopeSpec, Tensor};
@@ -67,6 +67,14 @@ impl CubeMatrix {
                 SparseLayout::Bitmap => Layout::Bitmap,
             }),
             Kind::Dense(_) => None,
+        }
+    }
+
+    /// Columns per scale of a ternary matrix; `None` if a whole row shares one.
+    pub(super) fn group(&self) -> Option<GroupSize> {
+        match &self.0 {
+            Kind::Ternary { packed, .. } => packed.form().group.and_then(GroupSize::from_usize),
+            Kind::Sparse { .. } | Kind::Dense(_) => None,
         }
     }
 
@@ -194,7 +202,7 @@ impl CubeBackend {
 
     /// The layout of a matrix: the requested one if the device has a kernel for the tensor in it, else the predicted one.
     fn layout_of(&self, tensor: &TritTensor) -> Layout {
-        let activations = self.activations;
+        let activations = self.activations.precision(tensor.scales().granularity().group());
         match self.layout {
             Some(layout) if linear::has_kernel(&self.device, tensor, layout, activations) => layout,
             Some(_) => Layout::TwoBit,

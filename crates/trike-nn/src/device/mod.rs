@@ -21,7 +21,7 @@ use self::tensors::Traffic;
 pub use self::tensors::{CubeInputs, CubeTensor};
 use crate::backend::Input;
 use crate::{
-    ActivationPrecision, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,
+    ActivationPolicy, AttentionSpec, Backend, CacheSpec, DeviceUse, GatedActivation, KvPrecision, Largest,
     Layout, MatrixEdit, MemoryPlan, NnError, RopeSpec, RunStep, StepInputs, StepLogits, Tensor, TokenStep,
     check,
 };
@@ -43,7 +43,7 @@ use crate::{
 #[derive(Debug)]
 pub struct CubeBackend {
     device: Device,
-    activations: ActivationPrecision,
+    activations: ActivationPolicy,
     /// The requested layout; chosen per matrix when `None`.
     layout: Option<Layout>,
     /// Whether steps are recorded; cleared if the device does not support it.
@@ -54,12 +54,13 @@ pub struct CubeBackend {
 }
 
 impl CubeBackend {
-    /// A backend on a device; `activations` is the activation precision of ternary layers.
-    pub fn new(device: Device, activations: ActivationPrecision) -> Self {
+    /// A backend on a device; `activations` is the activation precision of ternary layers, or the policy that chooses it per
+    /// layer.
+    pub fn new(device: Device, activations: impl Into<ActivationPolicy>) -> Self {
         let graphs = device.capabilities().graphs != Graphs::None;
         Self {
             device,
-            activations,
+            activations: activations.into(),
             layout: None,
             graphs: graphs.into(),
             record_alone: Mutex::new(()),
@@ -78,11 +79,6 @@ impl CubeBackend {
     /// The device.
     pub fn device(&self) -> &Device {
         &self.device
-    }
-
-    /// The precision of the activations of ternary layers.
-    pub fn activations(&self) -> ActivationPrecision {
-        self.activations
     }
 
     /// Compares a plan with the free memory of the device. For a device that does not report its memory, the check passes and
@@ -116,6 +112,10 @@ impl Backend for CubeBackend {
 
     fn name(&self) -> String {
         format!("{} ({})", self.device.spec(), self.device.name())
+    }
+
+    fn activations(&self) -> ActivationPolicy {
+        self.activations
     }
 
     fn device_use(&self) -> Option<DeviceUse> {

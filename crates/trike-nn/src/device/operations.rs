@@ -13,7 +13,7 @@ use super::recordings::can_find;
 use super::tensors::Token;
 use super::{CubeBackend, CubeInputs, CubeMatrix, CubeRope, CubeTensor};
 use crate::backend::Input;
-use crate::{AttentionSpec, CacheSpec, Largest, NnError, check};
+use crate::{ActivationPrecision, AttentionSpec, CacheSpec, Largest, NnError, check};
 
 /// Rows and columns of an input, after checking that its tensors have one shape.
 fn shape_of(input: &Input<'_, CubeBackend>) -> Result<check::Shape, NnError> {
@@ -29,9 +29,25 @@ fn shape_of(input: &Input<'_, CubeBackend>) -> Result<check::Shape, NnError> {
     Ok(x.shape())
 }
 
+/// Properties of quantized activations that depend on the weights.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct CodesKind {
+    precision: ActivationPrecision,
+    rotation: Option<Hadamard>,
+}
+
 impl CubeBackend {
-    /// Quantized activations for ternary layers with `rotation`, directly from the tensors of `input`.
-    fn codes(&self, input: &Input<'_, Self>, rotation: Option<Hadamard>) -> Result<Activations, NnError> {
+    /// The activations that a ternary matrix needs.
+    fn codes_of(&self, weight: &CubeMatrix) -> CodesKind {
+        let rotation = match &weight.0 {
+            Kind::Ternary { packed, .. } => packed.rotation(),
+            Kind::Sparse { .. } | Kind::Dense(_) => None,
+        };
+        CodesKind { precision: self.activations.precision(weight.group()), rotation }
+    }
+
+    /// Quantized activations for a ternary layer, directly from the tensors of `input`.
+    fn codes(&self, input: &Input<'_, Self>, kind: CodesKind) -> Result<Activations, NnError> {
         let (rows, norm, tokens, cols) = match input {
             Input::Plain(x) => (RowInput::Plain(&x.buffer), None, x.rows(), x.width),
             Input::Normed(x, norm) => (RowInput::Plain(&x.buffer), Some(norm), x.rows(), x.width),
@@ -41,12 +57,26 @@ impl CubeBackend {
                 (rows, norm.as_ref(), gate.rows(), gate.width)
             }
         };
-        let codes =
-            Activations::empty(&self.device, ActivationShape { tokens, cols, precision: self.activations })?;
-        let codes = codes.with_rotation(rotation)?;
+        let shape = ActivationShape { tokens, cols, precision: kind.precision };
+        let codes = Activations::empty(&self.device, shape)?.with_rotation(kind.rotation)?;
         let norm = norm.map(|norm| ops::Norm { weight: norm.weight, eps: norm.eps });
         self.device.quantize(rows, norm, &codes, &Strategy::Inferred)?;
         Ok(codes)
+    }
+
+    /// The activations for `weight`: the last ones, if they are of the same kind.
+    fn shared_codes<'c>(
+        &self,
+        last: &'c mut Option<(CodesKind, Activations)>,
+        input: &Input<'_, Self>,
+        weight: &CubeMatrix,
+    ) -> Result<&'c Activations, NnError> {
+        let kind = self.codes_of(weight);
+        let made = match last.take() {
+            Some((of, codes)) if of == kind => codes,
+            _ => self.codes(input, kind)?,
+        };
+        Ok(&last.insert((kind, made)).1)
     }
 
     /// `input` evaluated in floats; `None` if it is already a tensor.
@@ -122,10 +152,7 @@ impl CubeBackend {
                 // Already computed together with an earlier one.
                 _ if outs[i].is_some() => {}
                 Kind::Ternary { packed, .. } => {
-                    let x = match &codes {
-                        Some(codes) if Activations::rotation(codes) == packed.rotation() => codes,
-                        _ => codes.insert(self.codes(&input, packed.rotation())?),
-                    };
+                    let x = self.shared_codes(&mut codes, &input, weights[i])?;
                     let parts = packed.form().parts.iter();
                     let made = parts.map(|&rows| self.tensor(tokens, rows)).collect::<Result<Vec<_>, _>>()?;
                     let buffers: Vec<_> = made.iter().map(|out| &out.buffer).collect();
@@ -144,10 +171,7 @@ impl CubeBackend {
                     }
                 }
                 Kind::Sparse { matrix, .. } => {
-                    let x = match &codes {
-                        Some(codes) if Activations::rotation(codes).is_none() => codes,
-                        _ => codes.insert(self.codes(&input, None)?),
-                    };
+                    let x = self.shared_codes(&mut codes, &input, weights[i])?;
                     let out = self.tensor(tokens, matrix.form().rows)?;
                     self.device.sparse(x, matrix, &out.buffer, &Strategy::Inferred)?;
                     outs[i] = Some(out);
@@ -181,11 +205,11 @@ impl CubeBackend {
         check::add(to.shape(), (tokens, rows))?;
         match &weight.0 {
             Kind::Ternary { packed, .. } if packed.form().parts.len() == 1 => {
-                let codes = self.codes(&input, packed.rotation())?;
+                let codes = self.codes(&input, self.codes_of(weight))?;
                 self.device.linear_add(&codes, packed, &[&to.buffer], &Strategy::Inferred)?;
             }
             Kind::Sparse { matrix, .. } => {
-                let codes = self.codes(&input, None)?;
+                let codes = self.codes(&input, self.codes_of(weight))?;
                 self.device.sparse_add(&codes, matrix, &to.buffer, &Strategy::Inferred)?;
             }
             Kind::Ternary { .. } => {
