@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::error::HostError;
+use crate::topology::default_threads;
 
 use crew::Crew;
 
@@ -30,7 +31,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// A pool of this many threads, including the caller's; 0 = all logical CPUs.
+    /// A pool of this many threads, including the caller's; 0 = one per physical core within the process's affinity mask and
+    /// control-group quota, or per logical CPU where the operating system does not say which share a core.
     ///
     /// # Errors
     ///
@@ -38,8 +40,7 @@ impl Pool {
     /// threads.
     pub fn new(threads: usize) -> Result<Self, HostError> {
         let threads = match threads {
-            // If the number is not available, use one thread.
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get().min(MAX_THREADS)),
+            0 => default_threads().min(MAX_THREADS),
             n => n,
         };
         if threads > MAX_THREADS {
