@@ -1,3 +1,5 @@
+//! Tests of the workers: shares that are taken back, waited for, and raced for.
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
