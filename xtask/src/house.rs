@@ -49,7 +49,7 @@ pub(crate) const HOUSE: &[Row] = &[
         registry: "bytemuck memmap2 thiserror",
         unsafe_in: &[
             ("src/memory.rs", "huge pages"),
-            ("src/pool/crew.rs", "work handed to threads"),
+            ("src/pool/crew/mod.rs", "work handed to threads"),
             ("src/probe/x86.rs", "SIMD"),
         ],
     },

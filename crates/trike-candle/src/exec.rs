@@ -7,7 +7,7 @@ use trike_cpu::Cpu;
 
 use crate::{CandleError, NnError};
 
-/// The default executor of every module: all logical CPUs, threads started once.
+/// The default executor of every module: one thread per physical core, started once.
 ///
 /// # Errors
 ///

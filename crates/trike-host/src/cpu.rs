@@ -24,7 +24,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// The best instruction set of this machine with this many threads; 0 = all logical CPUs.
+    /// The best instruction set of this machine with this many threads; 0 = one per physical core, see [`Pool::new`].
     ///
     /// # Errors
     ///

@@ -21,6 +21,7 @@ pub mod isa;
 mod memory;
 mod pool;
 pub mod probe;
+mod topology;
 
 pub use cpu::Cpu;
 pub use error::HostError;

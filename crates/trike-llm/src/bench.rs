@@ -10,7 +10,7 @@ use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, S
 use crate::{LlmError, generate::STEP};
 
 /// Options of a benchmark; each `with_` method changes one field. The defaults are those of llama-bench: a prompt of 512
-/// tokens, 128 generated tokens, five repetitions, f16 KV cache, all logical CPUs.
+/// tokens, 128 generated tokens, five repetitions, f16 KV cache, one thread per physical core.
 ///
 /// ```
 /// use trike_llm::bench::BenchOptions;
@@ -25,7 +25,7 @@ pub struct BenchOptions {
     pub prompt: usize,
     /// Tokens generated one by one; 0 = no decode.
     pub generate: usize,
-    /// Thread counts to measure on the host, 0 = all logical CPUs; a device ignores them.
+    /// Thread counts to measure on the host, 0 = one per physical core; a device ignores them.
     pub threads: Vec<usize>,
     /// Repetitions, after an uncounted warm-up.
     pub repetitions: usize,

@@ -48,7 +48,7 @@ pub(crate) const HEAD_GROUP: usize = 32;
 pub struct LoadOptions {
     /// Tokenizer, as opened by [`ModelFile::tokenizer`]; `None` = the model's own, if it has one.
     pub tokenizer: Option<Tokenizer>,
-    /// Threads and instruction set of the host; `None` = all logical CPUs and the best instruction set. Ignored on a GPU.
+    /// Threads and instruction set of the host; `None` = one thread per physical core and the best instruction set. Ignored on a GPU.
     pub cpu: Option<Cpu>,
     /// Activation precision of ternary layers; `None` = the one that the model was trained with, or
     /// [`ActivationPolicy::Int8`] if it was trained without quantized activations.

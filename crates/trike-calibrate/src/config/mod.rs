@@ -66,7 +66,7 @@ pub struct ModelQuantizationConfig {
     /// Whether the encoding of each layer is chosen by its zeros (the measured crossover of the kernels, then size),
     /// overriding `layout.encoding`.
     pub auto_encoding: bool,
-    /// Threads; 0 = all logical CPUs.
+    /// Threads; 0 = one per physical core.
     pub threads: usize,
 }
 

@@ -87,7 +87,7 @@ pub(crate) struct JsonArg {
 /// CPU arguments.
 #[derive(Args, Debug)]
 pub(crate) struct CpuArgs {
-    /// Number of threads; 0 = all logical CPUs
+    /// Number of threads; 0 = one per physical core
     #[arg(
         long,
         default_value_t = 0,
@@ -369,7 +369,7 @@ pub(crate) struct BenchArgs {
     /// Generated tokens; 0 = skip decode
     #[arg(short = 'n', long, default_value_t = 32)]
     pub(crate) generate: usize,
-    /// Numbers of threads, comma-separated; 0 = all logical CPUs
+    /// Numbers of threads, comma-separated; 0 = one per physical core
     #[arg(
         short,
         long,

@@ -235,7 +235,7 @@ pub(crate) struct QuantizeArgs {
     /// Also measure uniform models of one to four planes; the report plots perplexity against bits per weight
     #[arg(long, requires = "eval")]
     pub(crate) curve: bool,
-    /// Number of threads; 0 = all logical CPUs
+    /// Number of threads; 0 = one per physical core
     #[arg(
         long,
         default_value_t = 0,

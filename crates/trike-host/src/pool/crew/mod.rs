@@ -2,6 +2,13 @@
 //!
 //! A layer of a small model takes microseconds, so idle workers first spin, then yield, and sleep only after a while
 //! without work. A job is a borrowed closure; its lifetime is erased only in this module.
+//!
+//! On a busy machine a worker may be without a core for some milliseconds, a scheduler time slice. The caller does not wait
+//! for a worker that has not begun: it takes the share back and runs it. It must wait for one that has begun, and soon sleeps:
+//! spinning or yielding would use up its own time slice, so that it would lose its core when the worker is done.
+
+#[cfg(test)]
+mod tests;
 
 use std::any::Any;
 use std::fmt;
@@ -10,14 +17,17 @@ use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::{null_mut, without_provenance_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use crate::error::HostError;
 
 /// Number of spins before a waiting thread yields its core: about ten microseconds.
 const SPINS: u32 = 400;
+/// Time that a caller yields before it sleeps. Shares that end at different times differ by less, so that on an idle machine
+/// no caller sleeps.
+const PATIENCE: Duration = Duration::from_micros(50);
 /// Time that a worker yields before it sleeps. Sampling and printing a token takes less, so workers stay awake during decoding.
 const AWAKE: Duration = Duration::from_micros(400);
 
@@ -27,19 +37,47 @@ const IDLE: *mut Job<'static> = null_mut();
 const ASLEEP: *mut Job<'static> = without_provenance_mut(1);
 /// Mailbox state: the worker must exit.
 const STOP: *mut Job<'static> = without_provenance_mut(3);
+/// Mailbox state: the worker has begun the job.
+const BEGUN: *mut Job<'static> = without_provenance_mut(5);
+/// Mailbox state: the worker has begun the job, and the caller sleeps until it is done.
+const AWAITED: *mut Job<'static> = without_provenance_mut(7);
 
-/// A closure that every thread runs, with its thread number.
+/// A closure that runs once per share, with the number of the share.
 struct Job<'a> {
     run: &'a (dyn Fn(usize) + Sync),
-    /// Payload of the first worker that panicked.
+    /// Payload of the first panic.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
+    /// The thread that the worker of an [`AWAITED`] share must wake.
+    caller: Mutex<Option<Thread>>,
+}
+
+impl Job<'_> {
+    /// Runs a share and keeps its panic.
+    fn run_share(&self, number: usize) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (self.run)(number))) {
+            // The first payload is passed on. Others are leaked, because dropping a payload could panic.
+            let mut first = lock(&self.panic);
+            match *first {
+                None => *first = Some(panic),
+                Some(_) => std::mem::forget(panic),
+            }
+        }
+    }
+}
+
+/// Locks a mutex that no code can poison, because none panics while it holds the lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// State shared by a worker and the callers, on its own cache lines.
 ///
-/// Memory orderings: a caller initializes a job, then publishes it with a release store that the worker acquires; the worker's
-/// last access to the job precedes the release store that makes the mailbox [`IDLE`] again, which the caller acquires
-/// before it continues.
+/// A job's address is in the mailbox until the worker begins the job or the caller takes it back; both replace the address with a
+/// compare-and-exchange, so exactly one of them runs the share.
+///
+/// Memory orderings: a caller initializes a job, then publishes it with a release store that the worker acquires when it
+/// begins; the worker's last access to the job precedes the release store that makes the mailbox [`IDLE`] again, which
+/// the caller acquires before it continues.
 #[repr(align(128))]
 struct Mailbox(AtomicPtr<Job<'static>>);
 
@@ -86,8 +124,9 @@ impl Crew {
         }
     }
 
-    /// Runs `run(0), ..., run(helpers)` in parallel, the last on the caller's thread, and returns `true` when all are done.
-    /// Returns `false` without running anything if the workers are busy with another call.
+    /// Runs `run(0), ..., run(helpers)`, the last on the caller's thread, each other one on its worker or, if that worker has
+    /// not begun when the caller is free, on the caller's thread. Returns `true` when all are done, and `false` without
+    /// running anything if the workers are busy with another call.
     ///
     /// A panic in any of them is resumed on the caller's thread after all are done.
     pub(super) fn run(&self, helpers: usize, run: &(dyn Fn(usize) + Sync)) -> bool {
@@ -96,7 +135,7 @@ impl Crew {
         if self.busy.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_err() {
             return false;
         }
-        let job = Job { run, panic: Mutex::new(None) };
+        let job = Job { run, panic: Mutex::new(None), caller: Mutex::new(None) };
         let address = (&raw const job).cast_mut().cast::<Job<'static>>();
         for (mailbox, worker) in workers {
             // Release: the worker must see the initialized job. The previous call ensured that it is idle or asleep.
@@ -104,23 +143,45 @@ impl Crew {
                 worker.thread().unpark();
             }
         }
-        // From here to the end of the loop nothing unwinds, so no worker holds a dangling job.
-        let own = catch_unwind(AssertUnwindSafe(|| run(helpers)));
-        for (mailbox, _) in workers {
-            let mut spins = self.spins;
-            // Acquire: the caller must see the writes of the worker.
-            while mailbox.0.load(Ordering::Acquire) == address {
-                pause(&mut spins);
+        // From here to the end of the last loop nothing unwinds, so no worker holds a dangling job.
+        job.run_share(helpers);
+        for (number, (mailbox, _)) in workers.iter().enumerate() {
+            // The load comes first because a failing exchange would also take the cache line from a worker that is
+            // running. Relaxed: the worker of a share that is taken back has written nothing.
+            if mailbox.0.load(Ordering::Relaxed) == address
+                && mailbox.0.compare_exchange(address, IDLE, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+            {
+                job.run_share(number);
             }
         }
-        self.busy.store(false, Ordering::Release);
-        if let Err(panic) = own {
-            resume_unwind(panic);
+        for (mailbox, _) in workers {
+            self.wait(mailbox, &job);
         }
+        self.busy.store(false, Ordering::Release);
         if let Some(panic) = job.panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
             resume_unwind(panic);
         }
         true
+    }
+
+    /// Waits until a worker that has begun this job is done; others are idle or asleep.
+    fn wait(&self, mailbox: &Mailbox, job: &Job<'_>) {
+        let mut left = self.spins;
+        let mut since = None;
+        // Acquire: the caller must see the writes of the worker.
+        while mailbox.0.load(Ordering::Acquire) == BEGUN {
+            pause(&mut left);
+            if left > 0 || since.get_or_insert_with(Instant::now).elapsed() < PATIENCE {
+                continue;
+            }
+            *lock(&job.caller) = Some(thread::current());
+            // The lock orders the handle before the worker's access, so relaxed is enough.
+            if mailbox.0.compare_exchange(BEGUN, AWAITED, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+                while mailbox.0.load(Ordering::Acquire) == AWAITED {
+                    thread::park();
+                }
+            }
+        }
     }
 }
 
@@ -162,20 +223,25 @@ fn work(mailbox: &Mailbox, number: usize, spins: u32) {
         if found == STOP {
             return;
         }
+        // Acquire: pairs with the release of `Crew::run`, which may have posted another job at the same address meanwhile.
+        if mailbox.0.compare_exchange(found, BEGUN, Ordering::Acquire, Ordering::Relaxed).is_err() {
+            // The caller has taken the job back.
+            continue;
+        }
         // SAFETY: `receive` returns only values stored by a caller: STOP, which is handled above, or the address of a
-        // job in `Crew::run`, which does not return or unwind before this mailbox holds another value.
+        // job in `Crew::run`. The exchange found that address in the mailbox, so the job is not taken back, and the call
+        // does not return or unwind before this mailbox holds another value than BEGUN and AWAITED.
         let job: &Job<'_> = unsafe { &*found };
-        if let Err(panic) = catch_unwind(AssertUnwindSafe(|| (job.run)(number))) {
-            // The first payload is passed on. Others are leaked, because dropping a payload could panic.
-            let mut first = job.panic.lock().unwrap_or_else(PoisonError::into_inner);
-            match *first {
-                None => *first = Some(panic),
-                Some(_) => std::mem::forget(panic),
+        job.run_share(number);
+        // Release: the worker's last access to this job, unless the caller sleeps. Only the caller of this job can have
+        // stored another value meanwhile: other callers are locked out by `busy`.
+        if mailbox.0.compare_exchange(BEGUN, IDLE, Ordering::Release, Ordering::Relaxed).is_err() {
+            let caller = lock(&job.caller).clone();
+            mailbox.0.store(IDLE, Ordering::Release);
+            if let Some(caller) = caller {
+                caller.unpark();
             }
         }
-        // Release: the worker's last access to this job. No other value can have been stored meanwhile: the caller of
-        // this job is waiting, and other callers are locked out by `busy`.
-        mailbox.0.store(IDLE, Ordering::Release);
     }
 }
 
@@ -203,47 +269,6 @@ fn receive(mailbox: &Mailbox, spins: u32) -> *mut Job<'static> {
         // Until there is a job, STOP, or a wake-up for a coming job.
         while mailbox.0.load(Ordering::Acquire) == ASLEEP {
             thread::park();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::Crew;
-
-    #[test]
-    fn dropping_a_crew_ends_its_workers_awake_or_asleep() {
-        for pause in [0, 20] {
-            let crew = Crew::new(3).expect("a few threads");
-            assert!(crew.run(3, &|_| ()));
-            std::thread::sleep(std::time::Duration::from_millis(pause));
-            let mailboxes: Vec<_> = crew.workers.iter().map(|(mailbox, _)| Arc::clone(mailbox)).collect();
-            drop(crew);
-            // A worker that has ended has dropped its share of the mailbox.
-            assert!(mailboxes.iter().all(|mailbox| Arc::strong_count(mailbox) == 1));
-        }
-    }
-
-    #[test]
-    fn a_busy_crew_says_so() {
-        let crew = Crew::new(1).expect("a thread");
-        let outer = crew.run(1, &|_| assert!(!crew.run(1, &|_| panic!("not run"))));
-        assert!(outer && crew.run(1, &|_| ()), "it is free again");
-    }
-
-    #[test]
-    fn a_crew_that_is_woken_is_awake_until_it_sleeps_again() {
-        let crew = Crew::new(2).expect("a few threads");
-        for round in 0..20 {
-            while crew.is_awake() {
-                std::thread::yield_now();
-            }
-            crew.wake();
-            if round % 2 == 0 {
-                assert!(crew.run(2, &|_| ()), "a job on the way up");
-            }
         }
     }
 }
