@@ -7,7 +7,7 @@ use trike_llm::{
     Question, ScoreOptions, Split, open, sampler::SamplerConfig, tokenizer::TokenizerError,
 };
 use trike_nn::{KvPrecision, KvSpec};
-use trike_testkit::shared;
+use trike_testkit::{assert_close, shared};
 
 const TEXT: &str =
     "Once upon a time there was a little girl.<|endoftext|>She liked to play with her red ball.";
@@ -122,6 +122,25 @@ fn options_and_prompts_that_cannot_work_are_errors() {
         let error = model.bench(&options, &mut |_, _| ()).expect_err(field);
         assert!(matches!(&error, LlmError::Option(option) if option.field() == field), "{error}");
     }
+}
+
+#[test]
+fn int8_keys_and_values_cost_little() {
+    let Some([model, _]) = both() else { return };
+    let ids: Vec<u32> = (1..40).collect();
+    let logits = |kv| {
+        let mut all = Vec::new();
+        model.logits(&ids, kv, &mut |_, row| all.extend_from_slice(row)).expect("logits");
+        all
+    };
+    let exact = logits(KvPrecision::F32);
+    assert_close(&logits(KvPrecision::Int8), &exact, 0.1);
+    assert_ne!(logits(KvPrecision::Int8), exact);
+    let spec = &model.config().spec;
+    // A byte per element, and four for the scale of each head.
+    let heads = 2 * spec.layers * spec.kv_heads * 64;
+    let memory = model.memory(&KvSpec::new(KvPrecision::Int8, 64));
+    assert_eq!(memory.cache, (heads * (spec.head_dim + 4)) as u64);
 }
 
 #[test]

@@ -18,7 +18,7 @@ pub(crate) use eval::EvalArgs;
 use names::{
     ACTIVATIONS, EMBEDDINGS, ENCODINGS, HEADS, KV, LAYOUTS, SIZES, SPLITS, TARGETS, one_of, threads,
 };
-pub(crate) use names::{activations_name, kv_name, split_name};
+pub(crate) use names::{activations_name, split_name};
 pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
 
 /// Run, make, inspect, convert and measure ternary language models
@@ -120,7 +120,7 @@ pub(crate) struct PrecisionArgs {
     /// [default: auto; stored for `logits`]
     #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
     pub(crate) head: Option<HeadPrecision>,
-    /// Precision of the KV cache [default: f32 for models with f32 weights and for `logits`, else f16]
+    /// Precision of the KV cache; int8 on the CPU only [default: f32 for models with f32 weights and for `logits`, else f16]
     #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_parser = one_of(KV))]
     pub(crate) kv: Option<KvPrecision>,
     /// In-memory layout of ternary weights; auto chooses the fastest per matrix. A matrix that does not support the layout stays
@@ -371,7 +371,7 @@ pub(crate) struct BenchArgs {
     /// Activations of ternary layers [default: as the model was trained; f32 for most models]
     #[arg(long, env = "TRIKE_ACTIVATIONS", hide_env_values = true, value_parser = one_of(ACTIVATIONS))]
     pub(crate) activations: Option<ActivationPrecision>,
-    /// Precision of the KV cache
+    /// Precision of the KV cache; a GPU without it uses f16, or f32
     #[arg(
         long,
         default_value = "f16",
@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(bench.encoding, Encoding::RowCompressed);
         assert_eq!(bench.threads, [1, 2]);
         let error = parse(&["trike", "run", "-p", "", "--kv", "f8"]).unwrap_err();
-        assert!(error.to_string().contains("[possible values: f32, f16]"), "{error}");
+        assert!(error.to_string().contains("[possible values: f32, f16, int8]"), "{error}");
         assert!(parse(&["trike", "doctor", "--threads", "5000"]).is_err());
         assert!(parse(&["trike", "bench", "--encoding", "csr"]).is_err(), "nothing to encode");
     }

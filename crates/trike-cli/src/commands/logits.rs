@@ -5,11 +5,7 @@ use serde::Serialize;
 use trike::{HeadPrecision, KvPrecision, KvSpec, ModelFile};
 
 use super::load::{load, open};
-use crate::{
-    args::{self, LogitsArgs},
-    npy::NpyWriter,
-    progress::Progress,
-};
+use crate::{args::LogitsArgs, npy::NpyWriter, progress::Progress};
 
 /// The written file. The field names are the schema of `trike logits --json`.
 #[derive(Debug, Serialize)]
@@ -50,6 +46,6 @@ pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOut
         model: file.path().display().to_string(),
         output: args.output.display().to_string(),
         shape,
-        kv: args::kv_name(kv),
+        kv: kv.name(),
     })
 }

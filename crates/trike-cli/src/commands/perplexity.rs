@@ -120,7 +120,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         model: path.display().to_string(),
         file: args.file.display().to_string(),
         split: args::split_name(options.split),
-        kv: args::kv_name(args.precision.kv.unwrap_or(model.default_kv())),
+        kv: args.precision.kv.unwrap_or(model.default_kv()).name(),
         figures,
         against,
     })

@@ -9,7 +9,7 @@ use trike_core::{DeviceSpec, Layout, Runtime, UnknownDevice};
 use trike_cpu::Cpu;
 use trike_nn::{ActivationPrecision, CpuBackend, KvSpec};
 #[cfg(feature = "gpu")]
-use trike_nn::{Backend, CubeBackend, KvPrecision};
+use trike_nn::{Backend, CubeBackend};
 use trike_trit::Encoding;
 
 use crate::{LanguageModel, LlmError, LoadOptions, Model, ModelFile, Synthetic, SyntheticModel};
@@ -190,10 +190,10 @@ pub fn open(path: impl AsRef<Path>, device: &DeviceChoice) -> Result<Box<dyn Mod
     device.open()?.load(&file, &options, &mut |_, _| ())
 }
 
-/// `kv` in a precision that the backend supports: f32 if it has no f16.
+/// `kv` in a precision that the backend supports: f16 or f32 instead of int8, f32 if it has no f16.
 #[cfg(feature = "gpu")]
 fn supported(backend: &impl Backend, kv: KvSpec) -> KvSpec {
-    if backend.can_cache(kv.precision) { kv } else { KvSpec { precision: KvPrecision::F32, ..kv } }
+    KvSpec { precision: backend.cache_precision(kv.precision), ..kv }
 }
 
 /// A device of this machine, as reports show it.
