@@ -13,7 +13,7 @@ use trike_trit::{Edit, TritTensor};
 
 use crate::{
     ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation, KvPrecision, Layout,
-    MatrixEdit, NnError, RopePairing, RopeSpec, StepInputs, Tensor, check,
+    MatrixEdit, NnError, RopePairing, RopeSpec, Sequence, StepInputs, Tensor, check,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.
@@ -127,6 +127,34 @@ impl Decoder<CpuBackend> {
         let bytes = 2 * layers * seen * spec.kv_heads as u64 * head_bytes;
         let attention = Cost { macs: 2 * layers * scores, bytes };
         linear + head.problem(1, precision).cost() + attention
+    }
+}
+
+impl Decoder<CpuBackend> {
+    /// Advances `sequence` by `positions` positions with pseudo-random keys and values, uniform in -1 to 1, instead of running
+    /// tokens. For benchmarks at a depth: a step takes as long as after a prompt of that length, but its logits mean nothing.
+    ///
+    /// # Errors
+    ///
+    /// As a step of `positions` tokens: [`NnError::EmptyStep`], [`NnError::ContextFull`] and [`NnError::StepTooLong`].
+    pub fn fill_cache(&self, sequence: &mut Sequence<CpuBackend>, positions: usize) -> Result<(), NnError> {
+        sequence.check_step(positions)?;
+        let mut values = vec![0.0; 2 * self.spec().kv_width()];
+        let mut state = 1u32;
+        let start = sequence.len();
+        for cache in &mut sequence.caches {
+            for position in start..start + positions {
+                for value in &mut values {
+                    // A linear congruential generator (Numerical Recipes); its high bits are the better ones.
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    *value = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
+                }
+                let (k, v) = values.split_at(values.len() / 2);
+                cache.store(position, k, v);
+            }
+        }
+        sequence.advance(positions);
+        Ok(())
     }
 }
 

@@ -354,6 +354,10 @@ pub(crate) struct BenchArgs {
     /// Generated tokens; 0 = skip decode
     #[arg(short = 'n', long, default_value_t = 32)]
     pub(crate) generate: usize,
+    /// Positions in the KV cache before the measured tokens, comma-separated. On the CPU they are filled with random values, on a
+    /// GPU by a prompt; a synthetic model's context grows as needed
+    #[arg(short, long, default_value = "0", value_delimiter = ',')]
+    pub(crate) depth: Vec<usize>,
     /// Numbers of threads, comma-separated; 0 = all logical CPUs
     #[arg(
         short,

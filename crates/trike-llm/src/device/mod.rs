@@ -146,7 +146,8 @@ impl Device {
         }
     }
 
-    /// Loads a model of random trits, for benchmarks. On a GPU, the model and a KV cache of `kv` must fit its memory together.
+    /// Loads a model of random trits, for benchmarks. Its context is that of [`Synthetic::spec`], or the capacity of `kv` if that
+    /// is more. On a GPU, the model and a KV cache of `kv` must fit its memory together.
     /// `progress` is called with the weights generated and in total.
     ///
     /// # Errors
@@ -164,16 +165,15 @@ impl Device {
         match self.0 {
             Kind::Cpu => {
                 // Host memory is not checked in advance.
-                let _ = kv;
                 let backend = CpuBackend::new(Cpu::new(0)?, activations).with_layout(layout);
-                SyntheticModel::load_on(backend, size, encoding, progress)
+                SyntheticModel::load_on(backend, size, encoding, kv.capacity, progress)
             }
             #[cfg(feature = "gpu")]
             Kind::Gpu(device) => {
                 let backend = CubeBackend::new(device, activations).with_layout(layout);
                 let kv = supported(&backend, *kv);
                 backend.check_memory(&plan::synthetic_plan(&size.spec(), &kv))?;
-                SyntheticModel::load_on(backend, size, encoding, progress)
+                SyntheticModel::load_on(backend, size, encoding, kv.capacity, progress)
             }
         }
     }
