@@ -169,7 +169,7 @@ fn flag(field: &str) -> String {
         "prompt" => "-p, --prompt".to_owned(),
         "generate" => "-n, --generate".to_owned(),
         "repetitions" => "-r, --repetitions".to_owned(),
-        "depth" => "-d, --depth".to_owned(),
+        "depths" => "-d, --depth".to_owned(),
         field => format!("--{}", field.replace('_', "-")),
     }
 }
@@ -240,7 +240,7 @@ mod tests {
             "window",
             "prompt",
             "generate",
-            "depth",
+            "depths",
             "repetitions",
             "temperature",
             "top_k",

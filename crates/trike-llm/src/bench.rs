@@ -247,7 +247,7 @@ fn subjects(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<Subject>, 
     let left = spec.context - options.prompt.max(options.generate);
     let mut subjects = Vec::new();
     for &depth in &options.depths {
-        OptionError::check("depth", Bounds::at_least(0usize).at_most(left), depth)?;
+        OptionError::check("depths", Bounds::at_least(0usize).at_most(left), depth)?;
         for (kind, tokens) in [("prefill", options.prompt), ("decode", options.generate)] {
             if tokens > 0 {
                 subjects.push(Subject { kind, tokens, depth });

@@ -160,7 +160,7 @@ fn a_benchmark_measures_every_depth_up_to_the_context() {
         assert!(report.rows[3].bytes_per_token > report.rows[1].bytes_per_token);
     }
     let refused = model.bench(&options.with_depths([context - 2]), &mut |_, _| ()).expect_err("one too many");
-    assert!(matches!(&refused, LlmError::Option(option) if option.field() == "depth"), "{refused}");
+    assert!(matches!(&refused, LlmError::Option(option) if option.field() == "depths"), "{refused}");
 }
 
 #[test]
