@@ -35,6 +35,7 @@ pub fn quantize_head(values: &[f32], codes: &mut [i8]) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::quantize_head;
+    use trike_testkit::assert_near;
 
     #[test]
     fn codes_are_the_nearest_and_ties_are_even() {
@@ -54,8 +55,10 @@ mod tests {
                 let back = f64::from(*code) * f64::from(scale);
                 // Half a step, and half the spacing of the subnormals for each of 127 steps.
                 let bound = f64::from(scale) * 0.5001 + 64.0 * 2f64.powi(-149);
-                assert!(
-                    (back - f64::from(value)).abs() <= bound,
+                assert_near!(
+                    back,
+                    f64::from(value),
+                    abs = bound,
                     "2^{exponent}: {value} as {code} x {scale}"
                 );
             }
