@@ -9,6 +9,7 @@ use trike_trit::{GroupSize, Hadamard};
 use trike_core::Tensor as Weight;
 use trike_nn::{Backend, CacheSpec, NnError, StepInputs, check};
 
+use crate::kv::unsupported;
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, CandleError, GatedActivation, KvPrecision,
     RopePairing, RopeSpec,
@@ -72,6 +73,10 @@ impl Backend for CandleBackend {
         self.activations
     }
 
+    fn can_cache(&self, precision: KvPrecision) -> bool {
+        precision != KvPrecision::Int8
+    }
+
     fn load_matrix(&self, weight: Weight) -> Result<CandleMatrix, NnError> {
         computed(|| {
             let shape = (weight.rows(), weight.cols());
@@ -103,11 +108,12 @@ impl Backend for CandleBackend {
     }
 
     fn new_cache(&self, spec: &CacheSpec) -> Result<CandleCache, NnError> {
+        let dtype = match spec.precision {
+            KvPrecision::F32 => DType::F32,
+            KvPrecision::F16 => DType::F16,
+            KvPrecision::Int8 => return Err(unsupported(spec.precision)),
+        };
         computed(|| {
-            let dtype = match spec.precision {
-                KvPrecision::F32 => DType::F32,
-                KvPrecision::F16 => DType::F16,
-            };
             let empty = Tensor::zeros((spec.kv_heads, 0, spec.head_dim), dtype, &Device::Cpu)?;
             Ok(CandleCache { k: empty.clone(), v: empty, spec: *spec })
         })

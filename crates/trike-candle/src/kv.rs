@@ -36,11 +36,18 @@ enum Elements {
     F16(Vec<f16>),
 }
 
+/// The error for a cache in a precision that the Candle layers and backend do not store.
+pub(crate) fn unsupported(precision: KvPrecision) -> NnError {
+    let rule = "must be f32 or f16 with Candle";
+    NnError::Spec { field: "precision of a KV cache", rule, got: precision.name().to_owned() }
+}
+
 impl Elements {
-    fn zeros(precision: KvPrecision, n: usize) -> Self {
+    fn zeros(precision: KvPrecision, n: usize) -> Result<Self, NnError> {
         match precision {
-            KvPrecision::F32 => Self::F32(vec![0.0; n]),
-            KvPrecision::F16 => Self::F16(vec![f16::ZERO; n]),
+            KvPrecision::F32 => Ok(Self::F32(vec![0.0; n])),
+            KvPrecision::F16 => Ok(Self::F16(vec![f16::ZERO; n])),
+            KvPrecision::Int8 => Err(unsupported(precision)),
         }
     }
 
@@ -75,7 +82,7 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// [`NnError::Spec`] when a size is zero or the product is not addressable.
+    /// [`NnError::Spec`] when a size is zero or the product is not addressable, and for int8.
     pub fn new(
         batch: usize,
         kv_heads: usize,
@@ -89,7 +96,7 @@ impl KvCache {
             let rule = "must be at least 1 each and give a cache of addressable size";
             return Err(NnError::Spec { field: "sizes of a cache", rule, got: format!("{sizes:?}") }.into());
         };
-        let (keys, values) = (Elements::zeros(precision, n), Elements::zeros(precision, n));
+        let (keys, values) = (Elements::zeros(precision, n)?, Elements::zeros(precision, n)?);
         Ok(Self { batch, kv_heads, head_dim, capacity, len: 0, keys, values })
     }
 

@@ -169,6 +169,7 @@ fn flag(field: &str) -> String {
         "prompt" => "-p, --prompt".to_owned(),
         "generate" => "-n, --generate".to_owned(),
         "repetitions" => "-r, --repetitions".to_owned(),
+        "depths" => "-d, --depth".to_owned(),
         field => format!("--{}", field.replace('_', "-")),
     }
 }
@@ -235,8 +236,17 @@ mod tests {
         let flags = flags();
         let path = || "a".into();
         let range = |field| OptionError::check(field, Bounds::at_least(1usize), 0usize).unwrap_err();
-        let fields =
-            ["window", "prompt", "generate", "repetitions", "temperature", "top_k", "top_p", "min_p"];
+        let fields = [
+            "window",
+            "prompt",
+            "generate",
+            "depths",
+            "repetitions",
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+        ];
         let quantize = [
             "input_rotation",
             "damping",

@@ -2,7 +2,7 @@
 
 use std::fmt::{Display, Write};
 
-use comfy_table::{CellAlignment, Table, TableStyle, presets};
+use comfy_table::{CellAlignment, Row, Table, TableStyle, presets};
 use trike::{ConvertReport, Inspection, QuantizeReport, calibrate::EditReport};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// A table whose columns after the first `left` are numbers.
-fn table<const N: usize>(style: TableStyle, left: usize, header: [&str; N]) -> Table {
+fn table(style: TableStyle, left: usize, header: impl Into<Row>) -> Table {
     let mut table = Table::new();
     table.load_style(style).set_header(header);
     for column in table.column_iter_mut().skip(left) {
@@ -324,17 +324,27 @@ impl Show for LogitsOutcome {
 
 impl Show for BenchOutcome {
     fn text(&self) -> String {
-        let columns = ["model", "test", "threads", "tok/s", "share of bandwidth", "share of int8 peak"];
-        let mut rows = table(presets::ASCII_MARKDOWN, 2, columns);
+        // A column for the depth only when it says something.
+        let deep = self.report.rows.iter().any(|row| row.depth > 0);
+        let mut header =
+            vec!["model", "test", "threads", "tok/s", "share of bandwidth", "share of int8 peak"];
+        if deep {
+            header.insert(2, "depth");
+        }
+        let mut rows = table(presets::ASCII_MARKDOWN, 2, header);
         for row in &self.report.rows {
-            rows.add_row([
+            let mut cells = vec![
                 self.model.name.clone(),
                 format!("{} {}", row.kind, row.tokens),
                 or_dash(row.threads),
                 format!("{:.2} ± {:.2}", row.tokens_per_second, row.standard_deviation),
                 or_dash(row.share_of_bandwidth.map(percent)),
                 or_dash(row.share_of_int8_peak.map(percent)),
-            ]);
+            ];
+            if deep {
+                cells.insert(2, row.depth.to_string());
+            }
+            rows.add_row(cells);
         }
         let mut text = format!("{rows}\n\n");
         let m = &self.model;

@@ -87,14 +87,34 @@ pub enum KvPrecision {
     F32,
     /// Two bytes; accumulation stays f32.
     F16,
+    /// One signed byte per element and one f32 scale per head and position, for keys and for values:
+    /// `s = max|x| / 127`, `code = round(x / s)` (to nearest even). Accumulation stays f32. On the host only.
+    Int8,
 }
 
 impl KvPrecision {
-    /// Bytes per element.
-    pub fn bytes(self) -> usize {
+    /// Bytes of the key (or of the value) of one head at one position, with its scale.
+    ///
+    /// ```
+    /// use trike_core::KvPrecision;
+    ///
+    /// let bytes = [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8].map(|p| p.bytes_per_head(128));
+    /// assert_eq!(bytes, [512, 256, 132]);
+    /// ```
+    pub fn bytes_per_head(self, head_dim: usize) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::F16 => 2,
+            Self::F32 => 4 * head_dim,
+            Self::F16 => 2 * head_dim,
+            Self::Int8 => head_dim + size_of::<f32>(),
+        }
+    }
+
+    /// `f32`, `f16` or `int8`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::Int8 => "int8",
         }
     }
 }

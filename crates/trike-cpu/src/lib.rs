@@ -14,7 +14,7 @@
 //!   [`DenseMatrix`] with [`DenseData`]
 //! * activations: [`ActivationPrecision`]
 //! * positions: [`RopeTable`], [`RopePairing`]
-//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`]
+//! * attention: [`AttentionSpec`], [`KvView`], [`KvData`], [`quantize_head`]
 //! * gated MLP: [`GatedActivation`]
 //! * backward passes: [`grad`], [`transpose`]
 //! * cost model: [`LinearProblem`] and its [`Cost`]; [`probe`] measures the peak rates of the machine
@@ -44,7 +44,7 @@ mod simd;
 mod ternary;
 mod transpose;
 
-pub use attention::{KvData, KvView};
+pub use attention::{KvData, KvView, quantize_head};
 pub use error::CpuError;
 pub use matrix::{DenseMatrix, EditOutcome, Int8Matrix, MAX_COLS, Matrix, TernaryMatrix, choose_layout};
 pub use ops::CpuOps;
@@ -53,4 +53,4 @@ pub use transpose::transpose;
 pub use trike_core::{
     ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, Layout, LinearProblem, RopePairing,
 };
-pub use trike_host::{Cpu, HostError, Isa, MAX_THREADS, probe};
+pub use trike_host::{Cpu, HostError, Isa, Lines, MAX_THREADS, probe};

@@ -63,6 +63,36 @@ impl<T: Copy + Zeroable> Lines<T> {
     }
 }
 
+impl<T: Copy + Zeroable> Lines<T> {
+    /// As [`zeroed`](Self::zeroed), but a large buffer gets a mapping of its own, which is returned to the system when the buffer
+    /// is dropped: for buffers that come and go, such as the KV cache of a sequence.
+    ///
+    /// # Errors
+    ///
+    /// [`HostError::Memory`] if the allocation fails.
+    ///
+    /// ```
+    /// use trike_host::Lines;
+    ///
+    /// let cache = Lines::<f32>::separate(1 << 20)?;
+    /// assert_eq!((cache.len(), cache[12345]), (1 << 20, 0.0));
+    /// # Ok::<(), trike_host::HostError>(())
+    /// ```
+    pub fn separate(len: usize) -> Result<Self, HostError> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        #[cfg(target_os = "linux")]
+        if bytes >= chunks::HUGE
+            && let Some(cut) = chunks::alone(len)
+        {
+            return Ok(Self(Store::Cut(cut)));
+        }
+        // Not pushed one by one: the system zeroes large allocations when they are touched.
+        let heap =
+            bytemuck::allocation::try_zeroed_vec(len).map_err(|()| HostError::Memory { requested: bytes })?;
+        Ok(Self(Store::Heap(heap)))
+    }
+}
+
 impl<T> Deref for Lines<T> {
     type Target = [T];
 
@@ -127,7 +157,7 @@ mod chunks {
     use memmap2::{Advice, MmapMut, MmapRaw};
 
     /// Size of a huge page in bytes.
-    const HUGE: usize = 2 << 20;
+    pub(super) const HUGE: usize = 2 << 20;
     /// Size of a chunk in bytes, unless one buffer needs more. Untouched pages take no memory.
     const CHUNK: usize = 64 << 20;
     /// Alignment of every cut: a cache line.
@@ -154,7 +184,7 @@ mod chunks {
 
     impl Chunk {
         fn new(bytes: usize) -> Option<Self> {
-            let len = bytes.max(CHUNK).checked_next_multiple_of(HUGE)?;
+            let len = bytes.checked_next_multiple_of(HUGE)?;
             let map = MmapRaw::from(MmapMut::map_anon(len.checked_add(HUGE)?).ok()?);
             // Best effort: without huge pages everything works, but slower.
             let _ = map.advise(Advice::HugePage);
@@ -192,6 +222,15 @@ mod chunks {
         }
     }
 
+    /// `len` zeroed elements in a chunk of their own; `None` if no more memory can be mapped.
+    pub(super) fn alone<T: Copy + Zeroable>(len: usize) -> Option<Cut<T>> {
+        const { assert!(align_of::<T>() <= ALIGN, "cuts are aligned to a cache line") };
+        let chunk = Arc::new(Chunk::new(len.checked_mul(size_of::<T>())?)?);
+        // In bounds: `skip < HUGE`, and the mapping is at least the buffer and `HUGE` long.
+        let start = NonNull::new(chunk.map.as_mut_ptr().wrapping_add(chunk.skip).cast())?;
+        Some(Cut { start, len, _chunk: chunk, _elements: PhantomData })
+    }
+
     /// Cuts `len` zeroed elements from a chunk; `None` if no more memory can be mapped.
     pub(super) fn cut<T: Copy + Zeroable>(len: usize) -> Option<Cut<T>> {
         const { assert!(align_of::<T>() <= ALIGN, "cuts are aligned to a cache line") };
@@ -206,7 +245,7 @@ mod chunks {
                 (chunk, offset)
             }
             None => {
-                let chunk = Arc::new(Chunk::new(bytes)?);
+                let chunk = Arc::new(Chunk::new(bytes.max(CHUNK))?);
                 let left = open.chunk.upgrade().map_or(0, |old| old.len - open.used);
                 // A chunk for one large buffer does not replace one with more free space.
                 if chunk.len - bytes >= left {
@@ -255,6 +294,23 @@ mod tests {
                 "buffer {i} was written by another"
             );
         }
+    }
+
+    #[test]
+    fn separate_buffers_start_as_zeros_whatever_was_freed() {
+        for round in 0..3u8 {
+            let mut all: Vec<Lines<CodeLine>> = Vec::new();
+            for len in LENGTHS {
+                let mut lines = Lines::<CodeLine>::separate(len).expect("little memory");
+                assert_eq!(lines.len(), len);
+                assert!(lines.iter().all(|line| line.0 == [0; 64]), "{len} lines are zeros");
+                lines.fill(Line([round + 1; 64]));
+                all.push(lines);
+            }
+            assert!(all.iter().all(|lines| lines.iter().all(|line| line.0 == [round + 1; 64])));
+        }
+        let refused = Lines::<CodeLine>::separate(isize::MAX as usize / 64);
+        assert!(matches!(refused, Err(HostError::Memory { .. })));
     }
 
     #[test]

@@ -5,12 +5,12 @@ use std::{any::Any, time::Instant};
 use serde::Serialize;
 use trike_core::{Bounds, Cost, OptionError};
 use trike_cpu::{Cpu, probe};
-use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, Step};
+use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, Sequence, Step};
 
 use crate::{LlmError, generate::STEP};
 
 /// Options of a benchmark; each `with_` method changes one field. The defaults are those of llama-bench: a prompt of 512
-/// tokens, 128 generated tokens, five repetitions, f16 KV cache, one thread per physical core.
+/// tokens, 128 generated tokens, no tokens before them, five repetitions, f16 KV cache, one thread per physical core.
 ///
 /// ```
 /// use trike_llm::bench::BenchOptions;
@@ -25,6 +25,8 @@ pub struct BenchOptions {
     pub prompt: usize,
     /// Tokens generated one by one; 0 = no decode.
     pub generate: usize,
+    /// Numbers of positions that the KV cache already holds: the prompt and the generated tokens are measured after each.
+    pub depths: Vec<usize>,
     /// Thread counts to measure on the host, 0 = one per physical core; a device ignores them.
     pub threads: Vec<usize>,
     /// Repetitions, after an uncounted warm-up.
@@ -35,7 +37,14 @@ pub struct BenchOptions {
 
 impl Default for BenchOptions {
     fn default() -> Self {
-        Self { prompt: 512, generate: 128, threads: vec![0], repetitions: 5, kv: KvPrecision::F16 }
+        Self {
+            prompt: 512,
+            generate: 128,
+            depths: vec![0],
+            threads: vec![0],
+            repetitions: 5,
+            kv: KvPrecision::F16,
+        }
     }
 }
 
@@ -50,6 +59,12 @@ impl BenchOptions {
     #[must_use]
     pub fn with_generate(self, generate: usize) -> Self {
         Self { generate, ..self }
+    }
+
+    /// Sets [`depths`](Self::depths).
+    #[must_use]
+    pub fn with_depths(self, depths: impl Into<Vec<usize>>) -> Self {
+        Self { depths: depths.into(), ..self }
     }
 
     /// Sets [`threads`](Self::threads).
@@ -73,7 +88,8 @@ impl BenchOptions {
     /// Length of the longest sequence, in tokens.
     #[must_use]
     pub fn positions(&self) -> usize {
-        self.prompt.max(self.generate).max(1)
+        let depth = self.depths.iter().copied().max().unwrap_or(0);
+        depth.saturating_add(self.prompt.max(self.generate)).max(1)
     }
 }
 
@@ -86,6 +102,8 @@ pub struct BenchRow {
     pub threads: Option<usize>,
     /// Tokens per repetition.
     pub tokens: usize,
+    /// Positions in the KV cache before them.
+    pub depth: usize,
     /// Repetitions.
     pub repetitions: usize,
     /// Median over the repetitions.
@@ -137,7 +155,7 @@ pub fn ceiling(cpu: &Cpu) -> Result<Ceiling, LlmError> {
 /// All measurements of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
-    /// One row per kind and thread count.
+    /// One row per kind, depth and thread count.
     pub rows: Vec<BenchRow>,
     /// Ceilings of the same run.
     pub ceilings: Vec<Ceiling>,
@@ -156,26 +174,38 @@ pub(crate) fn run<B: Backend + 'static>(
     }
 }
 
+/// One measurement of a report.
+#[derive(Clone, Copy)]
+struct Subject {
+    kind: &'static str,
+    tokens: usize,
+    depth: usize,
+}
+
+/// Advances a sequence by a number of positions, without measuring it.
+type Fill<'a, B> = &'a dyn Fn(&Decoder<B>, &mut Sequence<B>, usize) -> Result<(), LlmError>;
+
 /// Times prefill and decode for every thread count, and measures the machine's ceilings with the same threads.
 fn run_on_host(
     decoder: &mut Decoder<CpuBackend>,
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<BenchReport, LlmError> {
-    let kinds = kinds(decoder.spec(), options)?;
-    let total = options.threads.len() * kinds.len() * (options.repetitions + 1);
+    let subjects = subjects(decoder.spec(), options)?;
+    let total = options.threads.len() * subjects.len() * (options.repetitions + 1);
     let mut done = 0;
     let (mut rows, mut ceilings) = (Vec::new(), Vec::new());
     for &threads in &options.threads {
         let cpu = Cpu::new(threads)?;
         let ceiling = ceiling(&cpu)?;
         decoder.backend_mut().set_cpu(cpu);
-        for &(kind, tokens) in &kinds {
-            let row = time(decoder, kind, tokens, options, &mut || {
+        for &subject in &subjects {
+            // A prompt of 16,384 tokens would take minutes, and the kernels are as fast with random values.
+            let row = time(decoder, subject, options, &|d, s, n| Ok(d.fill_cache(s, n)?), &mut || {
                 done += 1;
                 progress(done, total);
             })?;
-            let (macs, bytes) = cost_per_token(decoder, kind, tokens, options.kv);
+            let (macs, bytes) = cost_per_token(decoder, subject, options.kv);
             let rate = row.tokens_per_second;
             rows.push(BenchRow {
                 threads: Some(ceiling.threads),
@@ -197,44 +227,58 @@ fn run_on_device<B: Backend>(
     options: &BenchOptions,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<BenchReport, LlmError> {
-    let kinds = kinds(decoder.spec(), options)?;
-    let total = kinds.len() * (options.repetitions + 1);
+    let subjects = subjects(decoder.spec(), options)?;
+    let total = subjects.len() * (options.repetitions + 1);
     let mut done = 0;
     let mut count = || {
         done += 1;
         progress(done, total);
     };
-    let rows = kinds.iter().map(|&(kind, tokens)| time(decoder, kind, tokens, options, &mut count));
+    let rows = subjects.iter().map(|&subject| time(decoder, subject, options, &run_prompt, &mut count));
     Ok(BenchReport { rows: rows.collect::<Result<_, _>>()?, ceilings: Vec::new() })
 }
 
-/// The measurements, each with its number of tokens.
-fn kinds(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<(&'static str, usize)>, LlmError> {
+/// The measurements, in the order of the rows.
+fn subjects(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<Subject>, LlmError> {
     let tokens = Bounds::at_least(0usize).at_most(spec.context);
     OptionError::check("prompt", tokens, options.prompt)?;
     OptionError::check("generate", tokens, options.generate)?;
     OptionError::check("repetitions", Bounds::at_least(1usize), options.repetitions)?;
-    let kinds = [("prefill", options.prompt), ("decode", options.generate)];
-    Ok(kinds.into_iter().filter(|(_, tokens)| *tokens > 0).collect())
+    let left = spec.context - options.prompt.max(options.generate);
+    let mut subjects = Vec::new();
+    for &depth in &options.depths {
+        OptionError::check("depths", Bounds::at_least(0usize).at_most(left), depth)?;
+        for (kind, tokens) in [("prefill", options.prompt), ("decode", options.generate)] {
+            if tokens > 0 {
+                subjects.push(Subject { kind, tokens, depth });
+            }
+        }
+    }
+    Ok(subjects)
 }
 
-/// Times one kind and returns its row, without the fields that depend on ceilings.
+/// Times one subject and returns its row, without the fields that depend on ceilings.
 fn time<B: Backend>(
     decoder: &Decoder<B>,
-    kind: &'static str,
-    tokens: usize,
+    subject: Subject,
     options: &BenchOptions,
+    fill: Fill<'_, B>,
     count: &mut dyn FnMut(),
 ) -> Result<BenchRow, LlmError> {
+    let Subject { kind, tokens, depth } = subject;
     let mut rates = Vec::with_capacity(options.repetitions);
+    let mut sequence = decoder.sequence(KvSpec::new(options.kv, depth + tokens))?;
+    if depth > 0 {
+        fill(decoder, &mut sequence, depth)?;
+    }
+    let step = if kind == "prefill" { STEP } else { 1 };
     for repetition in 0..=options.repetitions {
-        let seconds = match kind {
-            "prefill" => time_prefill(decoder, tokens, options.kv)?,
-            _ => time_decode(decoder, tokens, options.kv)?,
-        };
-        // The first repetition pages weights in and starts threads, or compiles device kernels.
+        sequence.truncate(depth)?;
+        let start = Instant::now();
+        run_tokens(decoder, &mut sequence, tokens, step)?;
+        // The first repetition pages weights and the cache in and starts threads, or compiles device kernels.
         if repetition > 0 {
-            rates.push(tokens as f64 / seconds);
+            rates.push(tokens as f64 / start.elapsed().as_secs_f64());
         }
         count();
     }
@@ -243,6 +287,7 @@ fn time<B: Backend>(
         kind,
         threads: None,
         tokens,
+        depth,
         repetitions: options.repetitions,
         tokens_per_second: median(&rates),
         standard_deviation: deviation(&rates),
@@ -259,32 +304,35 @@ fn ids<B: Backend>(decoder: &Decoder<B>, n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * 7919 + 1) % vocab) as u32).collect()
 }
 
-fn time_prefill<B: Backend>(decoder: &Decoder<B>, tokens: usize, kv: KvPrecision) -> Result<f64, LlmError> {
-    let mut sequence = decoder.sequence(KvSpec::new(kv, tokens))?;
-    let ids = ids(decoder, tokens);
-    let start = Instant::now();
-    for ids in ids.chunks(STEP) {
-        decoder.forward_top(&mut [Step { sequence: &mut sequence, ids }], 1)?;
+/// Runs `tokens` tokens in steps of `step`.
+fn run_tokens<B: Backend>(
+    decoder: &Decoder<B>,
+    sequence: &mut Sequence<B>,
+    tokens: usize,
+    step: usize,
+) -> Result<(), LlmError> {
+    for ids in ids(decoder, tokens).chunks(step) {
+        decoder.forward_top(&mut [Step { sequence, ids }], 1)?;
     }
-    Ok(start.elapsed().as_secs_f64())
+    Ok(())
 }
 
-fn time_decode<B: Backend>(decoder: &Decoder<B>, tokens: usize, kv: KvPrecision) -> Result<f64, LlmError> {
-    let mut sequence = decoder.sequence(KvSpec::new(kv, tokens))?;
-    let ids = ids(decoder, tokens);
-    let start = Instant::now();
-    for id in &ids {
-        decoder.forward_top(&mut [Step { sequence: &mut sequence, ids: std::slice::from_ref(id) }], 1)?;
-    }
-    Ok(start.elapsed().as_secs_f64())
+/// Fills a cache on any backend: runs a prompt.
+fn run_prompt<B: Backend>(
+    decoder: &Decoder<B>,
+    sequence: &mut Sequence<B>,
+    tokens: usize,
+) -> Result<(), LlmError> {
+    run_tokens(decoder, sequence, tokens, STEP)
 }
 
 /// Mean multiply-adds and bytes per token.
-fn cost_per_token(decoder: &Decoder<CpuBackend>, kind: &str, tokens: usize, kv: KvPrecision) -> (f64, f64) {
+fn cost_per_token(decoder: &Decoder<CpuBackend>, subject: Subject, kv: KvPrecision) -> (f64, f64) {
+    let Subject { kind, tokens, depth } = subject;
     let step = if kind == "prefill" { STEP } else { 1 };
     let cost: Cost = (0..tokens)
         .step_by(step)
-        .map(|position| decoder.step_cost(step.min(tokens - position), position, kv))
+        .map(|first| decoder.step_cost(step.min(tokens - first), depth + first, kv))
         .sum();
     (cost.macs as f64 / tokens as f64, cost.bytes as f64 / tokens as f64)
 }

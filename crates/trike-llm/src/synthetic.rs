@@ -71,15 +71,16 @@ pub struct SyntheticModel {
 }
 
 impl SyntheticModel {
-    /// Generates the model on a backend.
+    /// Generates the model on a backend, for sequences of up to `positions`.
     pub(crate) fn load_on<B: Backend + 'static>(
         backend: B,
         size: Synthetic,
-        encoding: Encoding,
-        granularity: Granularity,
+        (encoding, granularity): (Encoding, Granularity),
+        positions: usize,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
         let spec = size.spec();
+        let spec = DecoderSpec { context: spec.context.max(positions), ..spec };
         let total = names::all(&spec).len();
         let mut weights = RandomWeights {
             spec: &spec,

@@ -4,10 +4,11 @@ use std::ops::ControlFlow;
 
 use trike_llm::{
     DeviceChoice, GenerateOptions, HeadPrecision, LanguageModel, LlmError, LoadOptions, Model, ModelFile,
-    Question, ScoreOptions, Split, open, sampler::SamplerConfig, tokenizer::TokenizerError,
+    Question, ScoreOptions, Split, bench::BenchOptions, open, sampler::SamplerConfig,
+    tokenizer::TokenizerError,
 };
 use trike_nn::{KvPrecision, KvSpec};
-use trike_testkit::shared;
+use trike_testkit::{assert_close, shared};
 
 const TEXT: &str =
     "Once upon a time there was a little girl.<|endoftext|>She liked to play with her red ball.";
@@ -122,6 +123,44 @@ fn options_and_prompts_that_cannot_work_are_errors() {
         let error = model.bench(&options, &mut |_, _| ()).expect_err(field);
         assert!(matches!(&error, LlmError::Option(option) if option.field() == field), "{error}");
     }
+}
+
+#[test]
+fn int8_keys_and_values_cost_little() {
+    let Some([model, _]) = both() else { return };
+    let ids: Vec<u32> = (1..40).collect();
+    let logits = |kv| {
+        let mut all = Vec::new();
+        model.logits(&ids, kv, &mut |_, row| all.extend_from_slice(row)).expect("logits");
+        all
+    };
+    let exact = logits(KvPrecision::F32);
+    assert_close(&logits(KvPrecision::Int8), &exact, 0.1);
+    assert_ne!(logits(KvPrecision::Int8), exact);
+    let spec = &model.config().spec;
+    // A byte per element, and four for the scale of each head.
+    let heads = 2 * spec.layers * spec.kv_heads * 64;
+    let memory = model.memory(&KvSpec::new(KvPrecision::Int8, 64));
+    assert_eq!(memory.cache, (heads * (spec.head_dim + 4)) as u64);
+}
+
+#[test]
+fn a_benchmark_measures_every_depth_up_to_the_context() {
+    let Some([mut model, _]) = both() else { return };
+    let context = model.config().spec.context;
+    let options =
+        BenchOptions::default().with_prompt(3).with_generate(2).with_repetitions(1).with_threads([1]);
+    for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+        let options = options.clone().with_kv(kv).with_depths([0, context - 3]);
+        let report = model.bench(&options, &mut |_, _| ()).expect("a report");
+        let rows: Vec<_> = report.rows.iter().map(|row| (row.kind, row.tokens, row.depth)).collect();
+        let deep = context - 3;
+        assert_eq!(rows, [("prefill", 3, 0), ("decode", 2, 0), ("prefill", 3, deep), ("decode", 2, deep)]);
+        // What attention reads is counted.
+        assert!(report.rows[3].bytes_per_token > report.rows[1].bytes_per_token);
+    }
+    let refused = model.bench(&options.with_depths([context - 2]), &mut |_, _| ()).expect_err("one too many");
+    assert!(matches!(&refused, LlmError::Option(option) if option.field() == "depths"), "{refused}");
 }
 
 #[test]

@@ -6,13 +6,14 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use trike_core::Cost;
 use trike_cpu::{
-    Cpu, CpuOps, DenseMatrix, EditOutcome, Int8Matrix, KvData, KvView, Matrix, RopeTable, choose_layout,
+    Cpu, CpuOps, DenseMatrix, EditOutcome, Int8Matrix, KvData, KvView, Lines, Matrix, RopeTable,
+    choose_layout, quantize_head,
 };
 use trike_trit::{Edit, TritTensor};
 
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation,
-    KvPrecision, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, StepInputs, Tensor, check,
+    KvPrecision, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Sequence, StepInputs, Tensor, check,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.
@@ -121,15 +122,43 @@ impl Decoder<CpuBackend> {
         let cost = |w: &Matrix, tokens| w.problem(tokens, self.backend().precision_of(w)).cost();
         let linear: Cost = blocks.map(|w| cost(w, tokens)).sum();
         let spec = self.spec();
-        let element = kv.bytes() as u64;
+        let head_bytes = kv.bytes_per_head(spec.head_dim) as u64;
         let seen = (position + tokens) as u64;
         // A token attends to half of its own step on average.
         let scores =
             tokens as u64 * (position as u64 + (tokens as u64).div_ceil(2)) * spec.query_width() as u64;
         let layers = spec.layers as u64;
-        let attention =
-            Cost { macs: 2 * layers * scores, bytes: 2 * layers * seen * spec.kv_width() as u64 * element };
+        let bytes = 2 * layers * seen * spec.kv_heads as u64 * head_bytes;
+        let attention = Cost { macs: 2 * layers * scores, bytes };
         linear + cost(head, 1) + attention
+    }
+}
+
+impl Decoder<CpuBackend> {
+    /// Advances `sequence` by `positions` positions with pseudo-random keys and values, uniform in -1 to 1, instead of running
+    /// tokens. For benchmarks at a depth: a step takes as long as after a prompt of that length, but its logits mean nothing.
+    ///
+    /// # Errors
+    ///
+    /// As a step of `positions` tokens: [`NnError::EmptyStep`], [`NnError::ContextFull`] and [`NnError::StepTooLong`].
+    pub fn fill_cache(&self, sequence: &mut Sequence<CpuBackend>, positions: usize) -> Result<(), NnError> {
+        sequence.check_step(positions)?;
+        let mut values = vec![0.0; 2 * self.spec().kv_width()];
+        let mut state = 1u32;
+        let start = sequence.len();
+        for cache in &mut sequence.caches {
+            for position in start..start + positions {
+                for value in &mut values {
+                    // A linear congruential generator (Numerical Recipes); its high bits are the better ones.
+                    state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                    *value = (state >> 8) as f32 / (1 << 23) as f32 - 1.0;
+                }
+                let (k, v) = values.split_at(values.len() / 2);
+                cache.store(position, k, v);
+            }
+        }
+        sequence.advance(positions);
+        Ok(())
     }
 }
 
@@ -179,24 +208,33 @@ pub struct CpuRope {
 /// Positions with precomputed sines and cosines, at eight bytes per pair: 4 MiB for heads of 128.
 const KEPT_POSITIONS: usize = 8192;
 
+/// Keys or values of one layer.
 #[derive(Debug)]
 enum Elements {
-    F32(Vec<f32>),
-    F16(Vec<f16>),
+    F32(Lines<f32>),
+    F16(Lines<f16>),
+    /// With one scale per slot of a head.
+    Int8(Lines<i8>, Lines<f32>),
 }
 
 impl Elements {
-    fn zeros(precision: KvPrecision, n: usize) -> Self {
-        match precision {
-            KvPrecision::F32 => Self::F32(vec![0.0; n]),
-            KvPrecision::F16 => Self::F16(vec![f16::ZERO; n]),
-        }
+    /// For `slots` vectors of `head_dim` elements.
+    fn zeros(precision: KvPrecision, slots: usize, head_dim: usize) -> Result<Self, NnError> {
+        let n = slots * head_dim;
+        Ok(match precision {
+            KvPrecision::F32 => Self::F32(Lines::separate(n)?),
+            KvPrecision::F16 => Self::F16(Lines::separate(n)?),
+            KvPrecision::Int8 => Self::Int8(Lines::separate(n)?, Lines::separate(slots)?),
+        })
     }
 
-    fn write(&mut self, at: usize, values: &[f32]) {
+    /// Stores the vector of a slot.
+    fn write(&mut self, slot: usize, values: &[f32]) {
+        let at = slot * values.len()..(slot + 1) * values.len();
         match self {
-            Self::F32(v) => v[at..at + values.len()].copy_from_slice(values),
-            Self::F16(v) => v[at..at + values.len()].convert_from_f32_slice(values),
+            Self::F32(v) => v[at].copy_from_slice(values),
+            Self::F16(v) => v[at].convert_from_f32_slice(values),
+            Self::Int8(codes, scales) => scales[slot] = quantize_head(values, &mut codes[at]),
         }
     }
 
@@ -204,6 +242,7 @@ impl Elements {
         match self {
             Self::F32(v) => KvData::F32(v),
             Self::F16(v) => KvData::F16(v),
+            Self::Int8(codes, scales) => KvData::Int8 { codes, scales },
         }
     }
 }
@@ -222,9 +261,8 @@ impl CpuCache {
         let CacheSpec { head_dim, capacity, .. } = self.spec;
         let slot = position % capacity;
         for (head, (k, v)) in k.chunks_exact(head_dim).zip(v.chunks_exact(head_dim)).enumerate() {
-            let at = (head * capacity + slot) * head_dim;
-            self.k.write(at, k);
-            self.v.write(at, v);
+            self.k.write(head * capacity + slot, k);
+            self.v.write(head * capacity + slot, v);
         }
     }
 }
@@ -283,16 +321,13 @@ impl Backend for CpuBackend {
 
     fn new_cache(&self, spec: &CacheSpec) -> Result<CpuCache, NnError> {
         let len = spec.kv_heads.checked_mul(spec.head_dim).and_then(|n| n.checked_mul(spec.capacity));
-        let len = len.filter(|n| *n <= isize::MAX as usize / 4).ok_or(NnError::Spec {
+        len.filter(|n| *n <= isize::MAX as usize / 4).ok_or(NnError::Spec {
             field: "capacity",
             rule: "must give a KV cache of addressable size",
             got: spec.capacity.to_string(),
         })?;
-        Ok(CpuCache {
-            k: Elements::zeros(spec.precision, len),
-            v: Elements::zeros(spec.precision, len),
-            spec: *spec,
-        })
+        let zeros = || Elements::zeros(spec.precision, spec.kv_heads * spec.capacity, spec.head_dim);
+        Ok(CpuCache { k: zeros()?, v: zeros()?, spec: *spec })
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::{DecoderSpec, KvPrecision, KvSpec};
+use crate::{DecoderSpec, KvSpec};
 
 /// Memory that a model needs while it runs, in bytes.
 ///
@@ -77,13 +77,9 @@ pub struct DeviceUse {
 }
 
 fn cache_bytes(spec: &DecoderSpec, kv: &KvSpec) -> u64 {
-    let element = match kv.precision {
-        KvPrecision::F32 => 4,
-        KvPrecision::F16 => 2,
-    };
-    [spec.layers, spec.kv_width(), kv.capacity]
-        .iter()
-        .fold(2 * element, |n: u64, &d| n.saturating_mul(d as u64))
+    // Keys and values.
+    let head = 2 * kv.precision.bytes_per_head(spec.head_dim) as u64;
+    [spec.layers, spec.kv_heads, kv.capacity].iter().fold(head, |n, &d| n.saturating_mul(d as u64))
 }
 
 /// Peak of a block: the residual stream, and either queries, keys, values and the attention output, or gate, up and their
@@ -99,6 +95,7 @@ fn scratch_bytes(spec: &DecoderSpec, step: usize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::KvPrecision;
     use crate::spec::tests::small;
 
     #[test]
@@ -109,6 +106,9 @@ mod tests {
         assert_eq!((f16.weights, f16.cache), (7, 2 * 2 * 16 * 10 * 2));
         let f32 = MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::F32, 10), 8);
         assert_eq!(f32.cache, 2 * f16.cache);
+        let int8 = MemoryPlan::new(&spec, 7, &KvSpec::new(KvPrecision::Int8, 10), 4);
+        // The same, with a byte per element and four for each scale.
+        assert_eq!(int8.cache, 2 * 2 * 2 * (8 + 4) * 10);
         // Twice the tokens, the same logits.
         assert_eq!(f32.scratch - 4 * 97, 2 * (f16.scratch - 4 * 97));
         assert_eq!(f32.total(), f32.weights + f32.cache + f32.scratch);

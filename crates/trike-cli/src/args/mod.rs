@@ -18,7 +18,7 @@ pub(crate) use eval::EvalArgs;
 use names::{
     ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KV, LAYOUTS, SIZES, SPLITS, TARGETS, one_of, threads,
 };
-pub(crate) use names::{activations_name, kv_name, split_name};
+pub(crate) use names::{activations_name, split_name};
 pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
 
 /// Run, make, inspect, convert and measure ternary language models
@@ -121,7 +121,7 @@ pub(crate) struct PrecisionArgs {
     /// [default: auto; stored for `logits`]
     #[arg(long, env = "TRIKE_HEAD", hide_env_values = true, value_parser = one_of(HEADS))]
     pub(crate) head: Option<HeadPrecision>,
-    /// Precision of the KV cache [default: f32 for models with f32 weights and for `logits`, else f16]
+    /// Precision of the KV cache; int8 on the CPU only [default: f32 for models with f32 weights and for `logits`, else f16]
     #[arg(long, env = "TRIKE_KV", hide_env_values = true, value_parser = one_of(KV))]
     pub(crate) kv: Option<KvPrecision>,
     /// In-memory layout of ternary weights; auto chooses the fastest per matrix. A matrix that does not support the layout stays
@@ -369,6 +369,10 @@ pub(crate) struct BenchArgs {
     /// Generated tokens; 0 = skip decode
     #[arg(short = 'n', long, default_value_t = 32)]
     pub(crate) generate: usize,
+    /// Positions in the KV cache before the measured tokens, comma-separated. On the CPU they are filled with random values, on a
+    /// GPU by a prompt; a synthetic model's context grows as needed
+    #[arg(short, long, default_value = "0", value_delimiter = ',')]
+    pub(crate) depth: Vec<usize>,
     /// Numbers of threads, comma-separated; 0 = one per physical core
     #[arg(
         short,
@@ -393,7 +397,7 @@ pub(crate) struct BenchArgs {
         value_parser = one_of(ACTIVATIONS)
     )]
     pub(crate) activations: ActivationChoice,
-    /// Precision of the KV cache
+    /// Precision of the KV cache; a GPU without it uses f16, or f32
     #[arg(
         long,
         default_value = "f16",
@@ -460,7 +464,7 @@ mod tests {
         assert_eq!(bench.encoding, Encoding::RowCompressed);
         assert_eq!(bench.threads, [1, 2]);
         let error = parse(&["trike", "run", "-p", "", "--kv", "f8"]).unwrap_err();
-        assert!(error.to_string().contains("[possible values: f32, f16]"), "{error}");
+        assert!(error.to_string().contains("[possible values: f32, f16, int8]"), "{error}");
         assert!(parse(&["trike", "doctor", "--threads", "5000"]).is_err());
         assert!(parse(&["trike", "bench", "--encoding", "csr"]).is_err(), "nothing to encode");
     }

@@ -35,7 +35,11 @@ const fn fixed(precision: ActivationPrecision) -> ActivationChoice {
 
 pub(super) const HEADS: Names<HeadPrecision> =
     &[("auto", HeadPrecision::Auto), ("stored", HeadPrecision::AsStored), ("int8", HeadPrecision::Int8)];
-pub(super) const KV: Names<KvPrecision> = &[("f32", KvPrecision::F32), ("f16", KvPrecision::F16)];
+pub(super) const KV: Names<KvPrecision> = &[
+    (KvPrecision::F32.name(), KvPrecision::F32),
+    (KvPrecision::F16.name(), KvPrecision::F16),
+    (KvPrecision::Int8.name(), KvPrecision::Int8),
+];
 pub(super) const LAYOUTS: Names<LayoutChoice> = &[
     ("auto", LayoutChoice(None)),
     (Layout::TwoBit.name(), LayoutChoice(Some(Layout::TwoBit))),
@@ -106,9 +110,4 @@ pub(crate) fn activations_name(activations: &[ActivationPrecision]) -> String {
         [] => "none".to_owned(),
         all => all.iter().map(name).collect::<Vec<_>>().join(", "),
     }
-}
-
-/// The name of a KV cache precision.
-pub(crate) fn kv_name(kv: KvPrecision) -> &'static str {
-    KV.iter().find(|(_, value)| *value == kv).map_or("", |(name, _)| name)
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use trike::{
-    Cpu, Device, Isa, KvPrecision, KvSpec, Model, ModelFile,
+    Cpu, Device, Isa, KvSpec, Model, ModelFile,
     llm::{
         Synthetic,
         bench::{BenchOptions, BenchReport},
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     args::{self, BenchArgs, ModelArg, PrecisionArgs},
+    output,
     progress::Progress,
 };
 
@@ -70,7 +71,11 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         Some(size) => synthetic(args, device, size, quiet)?,
         None => stored(args, device, quiet)?,
     };
-    let kv = if model.can_cache(args.kv) { args.kv } else { KvPrecision::F32 };
+    let kv = model.cache_precision(args.kv);
+    if kv != args.kv && !quiet {
+        let (wanted, used) = (args.kv.name(), kv.name());
+        output::note(&format!("--kv {wanted}: not supported by {}, using {used}", model.backend()));
+    }
     let options = options(args, model.config().spec.context).with_kv(kv);
     let progress = Progress::start("measuring", quiet);
     let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
@@ -79,7 +84,7 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
         isa: on_host.then(|| Isa::detect().name()),
         backend: model.backend(),
         activations: args::activations_name(&model.activations()),
-        kv: args::kv_name(kv),
+        kv: kv.name(),
         device: model.device_use().map(DeviceOutcome::from),
         report,
     })
@@ -89,6 +94,7 @@ fn options(args: &BenchArgs, context: usize) -> BenchOptions {
     BenchOptions::default()
         .with_prompt(args.prompt.unwrap_or(PROMPT.min(context)))
         .with_generate(args.generate)
+        .with_depths(args.depth.clone())
         .with_threads(args.threads.clone())
         .with_repetitions(args.repetitions)
         .with_kv(args.kv)

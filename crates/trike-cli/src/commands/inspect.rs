@@ -3,10 +3,7 @@
 use serde::Serialize;
 use trike::{Inspection, KvSpec, LoadOptions, ModelFile, memory_plan};
 
-use crate::{
-    args::{self, InspectArgs},
-    progress::Progress,
-};
+use crate::{args::InspectArgs, progress::Progress};
 
 /// Describes a model.
 pub(crate) fn inspect(args: &InspectArgs, quiet: bool) -> anyhow::Result<Inspection> {
@@ -42,7 +39,7 @@ pub(crate) fn memory(args: &InspectArgs, quiet: bool) -> anyhow::Result<MemoryOu
         weights: plan.weights,
         cache: plan.cache,
         positions: kv.capacity,
-        kv: args::kv_name(kv.precision),
+        kv: kv.precision.name(),
         scratch: plan.scratch,
         total: plan.total(),
     })

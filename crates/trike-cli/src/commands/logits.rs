@@ -54,6 +54,6 @@ pub(crate) fn logits(args: &LogitsArgs, quiet: bool) -> anyhow::Result<LogitsOut
         output: args.output.display().to_string(),
         shape,
         activations: args::activations_name(&model.activations()),
-        kv: args::kv_name(kv),
+        kv: kv.name(),
     })
 }

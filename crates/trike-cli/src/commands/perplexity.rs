@@ -125,7 +125,7 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
         file: args.file.display().to_string(),
         split: args::split_name(options.split),
         activations: args::activations_name(&model.activations()),
-        kv: args::kv_name(args.precision.kv.unwrap_or(model.default_kv())),
+        kv: args.precision.kv.unwrap_or(model.default_kv()).name(),
         figures,
         against,
     })

@@ -147,6 +147,19 @@ fn bench_has_a_row_for_each_kind_and_number_of_threads() {
     let table = trike.stdout(&["bench", "-m", &tiny(), "-p", "0", "-n", "2", "-t", "1", "-r", "1"]);
     assert!(table.starts_with("| model"), "{table}");
     assert_eq!(table.lines().filter(|line| line.contains("| decode 2 ")).count(), 1, "{table}");
+    assert!(!table.contains("depth"), "{table}");
+}
+
+#[test]
+fn bench_measures_at_a_depth() {
+    let trike = Trike::new();
+    let args =
+        ["bench", "-m", &tiny(), "-p", "0", "-n", "2", "-t", "1", "-r", "1", "--kv", "int8", "-d", "0,30"];
+    let json = trike.json(&[&args[..], &["-o", "json"]].concat());
+    let depths: Vec<_> = json["rows"].as_array().expect("rows").iter().map(|r| r["depth"].as_u64()).collect();
+    assert_eq!((depths, &json["kv"]), (vec![Some(0), Some(30)], &"int8".into()));
+    let table = trike.stdout(&args);
+    assert!(table.lines().next().is_some_and(|line| line.contains("| depth |")), "{table}");
 }
 
 #[test]

@@ -11,6 +11,7 @@
 )]
 
 mod decode;
+mod int8;
 mod lanes;
 mod prefill;
 
@@ -23,6 +24,8 @@ use crate::error::{CpuError, check_len, check_range, check_rows};
 use crate::kernels::Element;
 use trike_host::{Cpu, Isa, Pool};
 
+pub use int8::quantize_head;
+
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;
 
@@ -33,13 +36,39 @@ pub enum KvData<'a> {
     F32(&'a [f32]),
     /// Half precision, half the bytes.
     F16(&'a [f16]),
+    /// Codes of [`quantize_head`]: a quarter of the bytes, and four for each scale.
+    Int8 {
+        /// Codes, `[kv_heads][capacity][head_dim]`.
+        codes: &'a [i8],
+        /// Scales, `[kv_heads][capacity]`.
+        scales: &'a [f32],
+    },
 }
 
 impl KvData<'_> {
-    fn len(&self) -> usize {
+    /// Checks the lengths for `slots` slots of all heads together.
+    fn check(&self, what: [&'static str; 2], slots: usize, elements: usize) -> Result<(), CpuError> {
         match self {
-            Self::F32(v) => v.len(),
-            Self::F16(v) => v.len(),
+            Self::F32(v) => check_len(what[0], elements, v.len()),
+            Self::F16(v) => check_len(what[0], elements, v.len()),
+            Self::Int8 { codes, scales } => {
+                check_len(what[0], elements, codes.len())?;
+                check_len(what[1], slots, scales.len())
+            }
+        }
+    }
+
+    /// The values in f32: exact, like the widening in the kernels, except for the product with an int8 scale.
+    fn widened(&self, head_dim: usize) -> Vec<f32> {
+        match self {
+            Self::F32(v) => v.to_vec(),
+            Self::F16(v) => v.iter().map(|half| half.to_f32()).collect(),
+            Self::Int8 { codes, scales } => {
+                let heads = codes.chunks_exact(head_dim).zip(*scales);
+                heads
+                    .flat_map(|(codes, scale)| codes.iter().map(move |&code| f32::from(code) * scale))
+                    .collect()
+            }
         }
     }
 }
@@ -74,8 +103,9 @@ fn validate(
     check_len("output of attention", q.len(), out.len())?;
     let overflow = CpuError::Shape { what: "ring of attention", rows: kv.capacity, cols: spec.head_dim };
     let len = (spec.kv_heads * spec.head_dim).checked_mul(kv.capacity).ok_or(overflow)?;
-    check_len("keys of attention", len, kv.k.len())?;
-    check_len("values of attention", len, kv.v.len())?;
+    let slots = len / spec.head_dim;
+    kv.k.check(["keys of attention", "scales of keys of attention"], slots, len)?;
+    kv.v.check(["values of attention", "scales of values of attention"], slots, len)?;
     // The position after the last query must not overflow either.
     check_range("first position of attention", 0, usize::MAX / 2, first_position)?;
     if tokens > 0 {
@@ -101,19 +131,36 @@ pub(crate) fn attention(
         return Ok(());
     }
     let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity }, cpu.pool());
+    let (isa, d) = (cpu.isa(), problem.head_dim);
     match (kv.k, kv.v) {
-        (KvData::F32(k), KvData::F32(v)) => job.run(cpu.isa(), pool, k, v, out),
-        (KvData::F16(k), KvData::F16(v)) => job.run(cpu.isa(), pool, k, v, out),
+        (KvData::F32(k), KvData::F32(v)) => job.run(isa, pool, Ring::plain(k), Ring::plain(v), out),
+        (KvData::F16(k), KvData::F16(v)) => job.run(isa, pool, Ring::plain(k), Ring::plain(v), out),
+        (KvData::Int8 { codes: k, scales: k_scales }, KvData::Int8 { codes: v, scales: v_scales }) => {
+            let (k, v) = (Ring { elements: k, scales: k_scales }, Ring { elements: v, scales: v_scales });
+            job.run(isa, pool, k, v, out);
+        }
         // The kernels are compiled for keys and values of one type, as every cache has; mixed types are widened here.
-        (KvData::F32(k), KvData::F16(v)) => job.run(cpu.isa(), pool, k, &widened(v), out),
-        (KvData::F16(k), KvData::F32(v)) => job.run(cpu.isa(), pool, &widened(k), v, out),
+        (k, v) => {
+            let (k, v) = (k.widened(d), v.widened(d));
+            job.run(isa, pool, Ring::plain(&k), Ring::plain(&v), out);
+        }
     }
     Ok(())
 }
 
-/// Exact, like the widening in the kernels.
-fn widened(halves: &[f16]) -> Vec<f32> {
-    halves.iter().map(|half| half.to_f32()).collect()
+/// Keys or values of one element type.
+#[derive(Clone, Copy)]
+struct Ring<'a, E> {
+    /// `[kv_heads][capacity][head_dim]`
+    elements: &'a [E],
+    /// `[kv_heads][capacity]` if the elements are codes, else empty.
+    scales: &'a [f32],
+}
+
+impl<'a, E: Element> Ring<'a, E> {
+    fn plain(elements: &'a [E]) -> Self {
+        Self { elements, scales: &[] }
+    }
 }
 
 /// A validated problem with its queries.
@@ -126,7 +173,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run<E: Element>(&self, isa: Isa, pool: &Pool, k: &[E], v: &[E], out: &mut [f32]) {
+    fn run<E: Element>(&self, isa: Isa, pool: &Pool, k: Ring<'_, E>, v: Ring<'_, E>, out: &mut [f32]) {
         if self.tokens == 1 || self.tokens * self.share() <= FEW_ROWS {
             decode::run(self, isa, pool, k, v, out);
         } else {
@@ -151,12 +198,37 @@ impl Job<'_> {
 
     /// The elements of a head at `positions`, all of which are in the ring: one run, and a second one after the
     /// wrap-around.
-    fn runs<'k, E>(&self, ring: &'k [E], kv_head: usize, positions: &Range<usize>) -> [&'k [E]; 2] {
-        let d = self.problem.head_dim;
-        let ring = &ring[kv_head * self.capacity * d..][..self.capacity * d];
+    fn runs<'k, E: Element>(
+        &self,
+        ring: Ring<'k, E>,
+        kv_head: usize,
+        positions: &Range<usize>,
+    ) -> [&'k [E]; 2] {
+        self.rows_at(ring.elements, self.problem.head_dim, kv_head, positions)
+    }
+
+    /// The scales of a head at `positions`, split like the elements; empty if the elements are not codes.
+    fn scales<'k, E: Element>(
+        &self,
+        ring: Ring<'k, E>,
+        kv_head: usize,
+        positions: &Range<usize>,
+    ) -> [&'k [f32]; 2] {
+        if E::CODES { self.rows_at(ring.scales, 1, kv_head, positions) } else { [&[], &[]] }
+    }
+
+    /// Rows of `width` at `positions` of a head, before and after the wrap-around.
+    fn rows_at<'k, T>(
+        &self,
+        all: &'k [T],
+        width: usize,
+        kv_head: usize,
+        positions: &Range<usize>,
+    ) -> [&'k [T]; 2] {
+        let ring = &all[kv_head * self.capacity * width..][..self.capacity * width];
         let start = positions.start % self.capacity;
         let before_wrap = positions.len().min(self.capacity - start);
-        [&ring[start * d..][..before_wrap * d], &ring[..(positions.len() - before_wrap) * d]]
+        [&ring[start * width..][..before_wrap * width], &ring[..(positions.len() - before_wrap) * width]]
     }
 }
 

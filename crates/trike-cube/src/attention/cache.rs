@@ -22,7 +22,7 @@ pub struct CacheShape {
     pub head_dim: usize,
     /// Capacity in positions; position `p` is stored in slot `p % capacity`.
     pub capacity: usize,
-    /// Element type.
+    /// Element type; devices store f32 and f16.
     pub precision: KvPrecision,
 }
 
@@ -44,11 +44,8 @@ impl CacheShape {
     ///
     /// As [`CacheShape::elements`].
     pub fn bytes(&self) -> Result<u64> {
-        let each = match self.precision {
-            KvPrecision::F32 => 4,
-            KvPrecision::F16 => 2,
-        };
-        Ok(2 * each * self.elements()? as u64)
+        let heads = self.elements()? / self.head_dim;
+        Ok(2 * self.precision.bytes_per_head(self.head_dim) as u64 * heads as u64)
     }
 
     /// Elements per vector load.
@@ -66,10 +63,14 @@ pub(super) enum KvBuffer {
 
 impl KvBuffer {
     fn empty(device: &Device, precision: KvPrecision, len: usize) -> Result<Self> {
-        Ok(match precision {
-            KvPrecision::F32 => Self::F32(device.empty(len)?),
-            KvPrecision::F16 => Self::F16(device.empty(len)?),
-        })
+        let missing =
+            |feature| Err(CubeError::Feature { kernel: "cache", feature, device: device.name().to_owned() });
+        match precision {
+            KvPrecision::F32 => Ok(Self::F32(device.empty(len)?)),
+            KvPrecision::F16 if device.capabilities().f16 => Ok(Self::F16(device.empty(len)?)),
+            KvPrecision::F16 => missing("f16"),
+            KvPrecision::Int8 => missing("an int8 KV cache"),
+        }
     }
 
     pub(super) fn vectors(&self, lanes: usize) -> BufferArg {
@@ -119,13 +120,10 @@ impl KvCache {
     ///
     /// # Errors
     ///
-    /// As [`CacheShape::elements`] and [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without it.
+    /// As [`CacheShape::elements`] and [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without
+    /// it, and for int8.
     pub fn empty(device: &Device, shape: CacheShape) -> Result<Self> {
         let len = shape.elements()?;
-        if shape.precision == KvPrecision::F16 && !device.capabilities().f16 {
-            let device = device.name().to_owned();
-            return Err(CubeError::Feature { kernel: "cache", feature: "f16", device });
-        }
         let buffer = || KvBuffer::empty(device, shape.precision, len);
         let (k, v) = (buffer()?, buffer()?);
         device.confirm("allocating keys and values", &[k.memory(), v.memory()])?;
@@ -345,11 +343,9 @@ impl Device {
         let cubes = spread(count.div_ceil(UNITS as usize));
         let settings = Settings { cubes, ..Settings::linear(1, UNITS, 5) };
         let launch = Launch::new("store", &(shape.precision, lanes), settings);
-        self.launch(&launch, &[cache.k.memory(), cache.v.memory()], |client, cubes, units| {
-            match shape.precision {
-                KvPrecision::F32 => store::<f32>(client, cubes, units, (k, v), segment),
-                KvPrecision::F16 => store::<f16>(client, cubes, units, (k, v), segment),
-            }
+        self.launch(&launch, &[cache.k.memory(), cache.v.memory()], |client, cubes, units| match cache.k {
+            KvBuffer::F32(_) => store::<f32>(client, cubes, units, (k, v), segment),
+            KvBuffer::F16(_) => store::<f16>(client, cubes, units, (k, v), segment),
         })
     }
 }

@@ -13,6 +13,7 @@ use cubecl::prelude::{CubeCount, CubeDim, Float};
 use half::f16;
 pub use trike_core::{AttentionSpec, KvPrecision};
 
+use cache::KvBuffer;
 pub(crate) use cache::MAX_POSITION;
 pub use cache::{CacheShape, KvCache, Positions, Segment};
 pub use plan::{AttentionBlueprint, AttentionProblem, horizon};
@@ -90,9 +91,9 @@ impl Device {
             AttentionBlueprint::Prefill => {
                 let form = problem.prefill_form();
                 let launch = Launch::new("attention/prefill", &(form, shape.precision), settings);
-                self.launch(&launch, &[out], |client, cubes, units| match shape.precision {
-                    KvPrecision::F32 => call.prefill::<f32>(client, cubes, units, form, out),
-                    KvPrecision::F16 => call.prefill::<f16>(client, cubes, units, form, out),
+                self.launch(&launch, &[out], |client, cubes, units| match cache.k {
+                    KvBuffer::F32(_) => call.prefill::<f32>(client, cubes, units, form, out),
+                    KvBuffer::F16(_) => call.prefill::<f16>(client, cubes, units, form, out),
                 })
             }
             AttentionBlueprint::Mma { planes } => {
@@ -166,9 +167,9 @@ impl Call<'_> {
         form: decode::Form,
         out: &Buffer<f32>,
     ) {
-        match self.problem.cache.precision {
-            KvPrecision::F32 => self.decode_as::<f32>(client, cubes, units, form, out),
-            KvPrecision::F16 => self.decode_as::<f16>(client, cubes, units, form, out),
+        match self.cache.k {
+            KvBuffer::F32(_) => self.decode_as::<f32>(client, cubes, units, form, out),
+            KvBuffer::F16(_) => self.decode_as::<f16>(client, cubes, units, form, out),
         }
     }
 

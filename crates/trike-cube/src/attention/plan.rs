@@ -176,12 +176,14 @@ impl Plan for AttentionProblem {
 
     fn settings(&self, blueprint: &AttentionBlueprint, device: &Capabilities) -> Result<Settings> {
         let CacheShape { kv_heads, head_dim, precision, .. } = self.cache;
-        if precision == KvPrecision::F16 && !device.f16 {
-            return Err(CubeError::Feature {
-                kernel: Self::NAME,
-                feature: "f16",
-                device: device.name.clone(),
-            });
+        let missing = match precision {
+            KvPrecision::F32 => None,
+            KvPrecision::F16 => (!device.f16).then_some("f16"),
+            KvPrecision::Int8 => Some("an int8 KV cache"),
+        };
+        if let Some(feature) = missing {
+            let device = device.name.clone();
+            return Err(CubeError::Feature { kernel: Self::NAME, feature, device });
         }
         // `Settings::check` rejects a number that does not fit.
         let sides = |x: usize, y: usize, z: usize| [x, y, z].map(|n| u32::try_from(n).unwrap_or(u32::MAX));
@@ -261,8 +263,8 @@ impl Plan for AttentionProblem {
         let full = self.seen(self.tokens - 1);
         let growing = full - self.seen(0);
         let pairs = self.tokens as u64 * full as u64 - growing as u64 * (growing as u64 + 1) / 2;
-        let element = if precision == KvPrecision::F16 { 2 } else { 4 };
-        let read = 2 * element * (self.seen(0) + self.tokens - 1) as u64 * (kv_heads * head_dim) as u64;
+        let head = precision.bytes_per_head(head_dim) as u64;
+        let read = 2 * head * (self.seen(0) + self.tokens - 1) as u64 * kv_heads as u64;
         let queries = 8 * self.tokens as u64 * (self.heads * head_dim) as u64;
         Cost { macs: 2 * pairs * (self.heads * head_dim) as u64, bytes: read + queries }
     }

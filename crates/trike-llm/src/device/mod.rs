@@ -9,7 +9,7 @@ use trike_core::{DeviceSpec, Layout, Runtime, UnknownDevice};
 use trike_cpu::Cpu;
 use trike_nn::{ActivationPolicy, CpuBackend, KvSpec};
 #[cfg(feature = "gpu")]
-use trike_nn::{Backend, CubeBackend, KvPrecision};
+use trike_nn::{Backend, CubeBackend};
 use trike_trit::{Encoding, Granularity};
 
 use crate::{LanguageModel, LlmError, LoadOptions, Model, ModelFile, Synthetic, SyntheticModel};
@@ -146,7 +146,9 @@ impl Device {
         }
     }
 
-    /// Loads a model of random trits with the given encoding and scales (`weights`), for benchmarks. On a GPU, the model and a KV cache of `kv` must fit its memory together.
+    /// Loads a model of random trits with the given encoding and scales (`weights`), for benchmarks. Its context is that of
+    /// [`Synthetic::spec`], or the capacity of `kv` if that is more. On a GPU, the model and a KV cache of `kv` must fit its memory
+    /// together.
     /// `progress` is called with the weights generated and in total.
     ///
     /// # Errors
@@ -161,20 +163,18 @@ impl Device {
         kv: &KvSpec,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<SyntheticModel, LlmError> {
-        let (encoding, granularity) = weights;
         match self.0 {
             Kind::Cpu => {
                 // Host memory is not checked in advance.
-                let _ = kv;
                 let backend = CpuBackend::new(Cpu::new(0)?, activations).with_layout(layout);
-                SyntheticModel::load_on(backend, size, encoding, granularity, progress)
+                SyntheticModel::load_on(backend, size, weights, kv.capacity, progress)
             }
             #[cfg(feature = "gpu")]
             Kind::Gpu(device) => {
                 let backend = CubeBackend::new(device, activations).with_layout(layout);
                 let kv = supported(&backend, *kv);
                 backend.check_memory(&plan::synthetic_plan(&size.spec(), &kv))?;
-                SyntheticModel::load_on(backend, size, encoding, granularity, progress)
+                SyntheticModel::load_on(backend, size, weights, kv.capacity, progress)
             }
         }
     }
@@ -191,10 +191,10 @@ pub fn open(path: impl AsRef<Path>, device: &DeviceChoice) -> Result<Box<dyn Mod
     device.open()?.load(&file, &options, &mut |_, _| ())
 }
 
-/// `kv` in a precision that the backend supports: f32 if it has no f16.
+/// `kv` in a precision that the backend supports: f16 or f32 instead of int8, f32 if it has no f16.
 #[cfg(feature = "gpu")]
 fn supported(backend: &impl Backend, kv: KvSpec) -> KvSpec {
-    if backend.can_cache(kv.precision) { kv } else { KvSpec { precision: KvPrecision::F32, ..kv } }
+    KvSpec { precision: backend.cache_precision(kv.precision), ..kv }
 }
 
 /// A device of this machine, as reports show it.

@@ -58,6 +58,10 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         self.decoder().backend().can_cache(kv)
     }
 
+    fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision {
+        self.decoder().backend().cache_precision(wanted)
+    }
+
     fn logits(
         &self,
         ids: &[u32],

@@ -107,10 +107,16 @@ pub trait Backend {
         None
     }
 
-    /// Whether KV caches can store elements of that type.
+    /// Whether KV caches can store keys and values in that precision. If not, [`new_cache`](Self::new_cache) is an error.
     fn can_cache(&self, precision: KvPrecision) -> bool {
         let _ = precision;
         true
+    }
+
+    /// `wanted` if KV caches can store it, else f16, else f32, which every backend stores.
+    fn cache_precision(&self, wanted: KvPrecision) -> KvPrecision {
+        let all = [wanted, KvPrecision::F16, KvPrecision::F32];
+        all.into_iter().find(|&precision| self.can_cache(precision)).unwrap_or(KvPrecision::F32)
     }
 
     // ---- Resident weights.

@@ -123,7 +123,11 @@ impl Backend for CubeBackend {
     }
 
     fn can_cache(&self, precision: KvPrecision) -> bool {
-        precision == KvPrecision::F32 || self.device.capabilities().f16
+        match precision {
+            KvPrecision::F32 => true,
+            KvPrecision::F16 => self.device.capabilities().f16,
+            KvPrecision::Int8 => false,
+        }
     }
 
     fn load_matrix(&self, weight: Tensor) -> Result<CubeMatrix, NnError> {

@@ -19,6 +19,14 @@ pub(super) struct Blocks {
     pub(super) finite: bool,
 }
 
+/// Keys or values of some positions of a head, before and after the wrap-around of the ring.
+#[derive(Clone, Copy)]
+pub(super) struct Run<'a, E> {
+    pub(super) elements: [&'a [E]; 2],
+    /// One per position if the elements are codes, else empty.
+    pub(super) scales: [&'a [f32]; 2],
+}
+
 impl Blocks {
     pub(super) fn new(d: usize) -> Self {
         let values = vec![[[0.0; SCALARS]; KEYS]; d.div_ceil(SCALARS)];
@@ -30,26 +38,56 @@ impl Blocks {
     pub(super) fn fill<S: Lanes, E: Element>(
         &mut self,
         s: S,
-        keys: [&[E]; 2],
-        values: [&[E]; 2],
+        keys: Run<'_, E>,
+        values: Run<'_, E>,
         start: usize,
         positions: &Range<usize>,
     ) {
         let d = self.keys.len() / KEYS;
         let within = (positions.start - start) * d..(positions.end - start) * d;
-        widen_within(s, &mut self.keys, &within, keys);
-        widen_within(s, &mut self.wide, &within, values);
+        widen_within(s, &mut self.keys, d, &within, keys);
+        widen_within(s, &mut self.wide, d, &within, values);
         self.finite = s.run(Pack { wide: &self.wide, values: &mut self.values });
     }
 }
 
-/// Writes two runs of elements to a part of `to`, and zeros around them.
-fn widen_within<S: Lanes, E: Element>(s: S, to: &mut [f32], within: &Range<usize>, from: [&[E]; 2]) {
+/// Writes the values of a run, rows of `d`, to a part of `to`, and zeros around them.
+fn widen_within<S: Lanes, E: Element>(
+    s: S,
+    to: &mut [f32],
+    d: usize,
+    within: &Range<usize>,
+    from: Run<'_, E>,
+) {
     to[..within.start].fill(0.0);
     to[within.end..].fill(0.0);
-    let (low, high) = to[within.clone()].split_at_mut(from[0].len());
-    s.widen(from[0], low);
-    s.widen(from[1], high);
+    let (low, high) = to[within.clone()].split_at_mut(from.elements[0].len());
+    s.widen(from.elements[0], low);
+    s.widen(from.elements[1], high);
+    if E::CODES {
+        s.run(Rescale { rows: low, d, scales: from.scales[0] });
+        s.run(Rescale { rows: high, d, scales: from.scales[1] });
+    }
+}
+
+/// Multiplies each row with its scale.
+struct Rescale<'a> {
+    rows: &'a mut [f32],
+    d: usize,
+    scales: &'a [f32],
+}
+
+impl Loop for Rescale<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for (row, scale) in self.rows.chunks_exact_mut(self.d).zip(self.scales) {
+            for value in row {
+                *value *= scale;
+            }
+        }
+    }
 }
 
 /// Packs the values of a block into groups of columns, and returns whether all of them are finite.

@@ -11,7 +11,7 @@ mod product;
 use std::ops::Range;
 
 use super::lanes::Lanes;
-use super::{Job, share_out};
+use super::{Job, Ring, share_out};
 use crate::kernels::{Element, with_float_kernels};
 use crate::line::FloatLine;
 use crate::math::exp;
@@ -20,7 +20,7 @@ use trike_host::Line;
 use trike_host::Loop;
 use trike_host::Pool;
 
-use blocks::Blocks;
+use blocks::{Blocks, Run};
 use product::{Keys, Values, product};
 
 /// Positions per block. Blocks start at multiples of it, so the sums of a row do not depend on the other rows.
@@ -38,7 +38,14 @@ struct Item<'o> {
     out: Vec<&'o mut [f32]>,
 }
 
-pub(super) fn run<E: Element>(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[E], v: &[E], out: &mut [f32]) {
+pub(super) fn run<E: Element>(
+    job: &Job<'_>,
+    isa: Isa,
+    pool: &Pool,
+    k: Ring<'_, E>,
+    v: Ring<'_, E>,
+    out: &mut [f32],
+) {
     let (share, d, kv_heads) = (job.share(), job.problem.head_dim, job.problem.kv_heads);
     let seen = (0..job.tokens).map(|t| job.span(t).len().saturating_mul(job.problem.heads));
     let parts = job.parts(pool, seen.fold(0, usize::saturating_add));
@@ -98,8 +105,8 @@ struct Panel<const V: usize> {
 fn attend<S: Lanes, E: Element, const V: usize>(
     job: &Job<'_>,
     s: S,
-    k: &[E],
-    v: &[E],
+    k: Ring<'_, E>,
+    v: Ring<'_, E>,
     mut item: Item<'_>,
     blocks: &mut Blocks,
 ) {
@@ -111,9 +118,11 @@ fn attend<S: Lanes, E: Element, const V: usize>(
     let span = job.span(item.tokens.start).start..job.span(item.tokens.end - 1).end;
     for start in (span.start / KEYS * KEYS..span.end).step_by(KEYS) {
         let positions = span.start.max(start)..span.end.min(start + KEYS);
-        let keys = job.runs(k, item.kv_head, &positions);
-        let values = job.runs(v, item.kv_head, &positions);
-        blocks.fill(s, keys, values, start, &positions);
+        let run = |ring| Run {
+            elements: job.runs(ring, item.kv_head, &positions),
+            scales: job.scales(ring, item.kv_head, &positions),
+        };
+        blocks.fill(s, run(k), run(v), start, &positions);
         let (scale, panels, scores) = (job.problem.scale, &mut panels[..], &mut scores);
         s.run(AttendBlock { s, scale, blocks, start, panels, scores });
     }

@@ -1,0 +1,313 @@
+//! The two products of decode attention: queries with keys, and weights with values.
+//!
+//! Both read the rows in blocks that stay in the L1 cache, so that each byte comes from memory once for all heads of a
+//! group, and prefetch across the ends of pages and runs, where the hardware prefetchers stop.
+
+use super::CHUNK;
+use crate::attention::lanes::Lanes;
+use crate::kernels::Element;
+use trike_host::Loop;
+
+/// Rows read by all heads of a group before the next ones: 16 KiB of f16 for heads of 128.
+const BLOCK: usize = 64;
+/// Prefetch distance, in bytes.
+const AHEAD: usize = 4096;
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Where the elements to prefetch are.
+#[derive(Clone, Copy)]
+struct Ahead<'a, E> {
+    /// The rows that are read now.
+    run: &'a [E],
+    /// The elements that are read after them.
+    next: &'a [E],
+}
+
+impl<E> Ahead<'_, E> {
+    /// Prefetches as many elements as `rows` has, [`AHEAD`] of it. One decision for all of them keeps the loop short: those
+    /// at the very end of the run are prefetched too early or not at all.
+    #[inline(always)]
+    fn fetch<S: Lanes>(self, s: S, rows: &[E]) {
+        let left = self.run.as_ptr_range().end.addr() - rows.as_ptr().addr();
+        let (place, offset) = match self.next.first() {
+            Some(next) if left <= AHEAD => (next, AHEAD - left),
+            _ => (&rows[0], AHEAD),
+        };
+        for line in (0..size_of_val(rows)).step_by(LINE) {
+            s.prefetch(place, offset + line);
+        }
+    }
+}
+
+/// Number of heads whose running sums fit the registers.
+#[inline(always)]
+fn heads_at_once<S: Lanes>(left: usize) -> usize {
+    let most = if S::LANES == 16 { 4 } else { 2 };
+    if left >= most { most } else { 1 }
+}
+
+/// `scores[h][first + j] = q[h] . rows[j]`
+pub(super) struct ScoreRows<'a, S, E> {
+    pub(super) s: S,
+    pub(super) q: &'a [f32],
+    pub(super) rows: &'a [E],
+    /// The elements that are read after `rows`, for prefetching.
+    pub(super) next: &'a [E],
+    pub(super) scores: &'a mut [f32],
+    pub(super) first: usize,
+    pub(super) share: usize,
+}
+
+impl<S: Lanes, E: Element> Loop for ScoreRows<'_, S, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { s, q, rows, next, scores, mut first, share } = self;
+        let d = q.len() / share;
+        for block in rows.chunks(BLOCK * d) {
+            let ahead = Ahead { run: rows, next };
+            let mut head = 0;
+            while head < share {
+                let heads = heads_at_once::<S>(share - head);
+                let (q, scores) = (&q[head * d..][..heads * d], &mut scores[head * CHUNK + first..]);
+                let ahead = (head == 0).then_some(ahead);
+                match heads {
+                    4 => score_rows_of::<S, E, 4>(s, q, block, ahead, scores),
+                    2 => score_rows_of::<S, E, 2>(s, q, block, ahead, scores),
+                    _ => score_rows_of::<S, E, 1>(s, q, block, ahead, scores),
+                }
+                head += heads;
+            }
+            first += block.len() / d;
+        }
+    }
+}
+
+#[inline(always)]
+fn score_rows_of<S: Lanes, E: Element, const H: usize>(
+    s: S,
+    q: &[f32],
+    rows: &[E],
+    ahead: Option<Ahead<'_, E>>,
+    scores: &mut [f32],
+) {
+    let d = q.len() / H;
+    let mut at = 0;
+    let fours = rows.chunks_exact(4 * d);
+    let rest = fours.remainder();
+    for rows in fours {
+        if let Some(ahead) = ahead {
+            ahead.fetch(s, rows);
+        }
+        let dots = dots::<S, E, H>(s, q, [&rows[..d], &rows[d..2 * d], &rows[2 * d..3 * d], &rows[3 * d..]]);
+        for h in 0..H {
+            scores[h * CHUNK + at..][..4].copy_from_slice(&dots[h]);
+        }
+        at += 4;
+    }
+    for row in rest.chunks_exact(d) {
+        // Reading the row four times is cheaper than a second loop.
+        let dots = dots::<S, E, H>(s, q, [row; 4]);
+        for h in 0..H {
+            scores[h * CHUNK + at] = dots[h][0];
+        }
+        at += 1;
+    }
+}
+
+/// Four rows times `H` queries.
+#[inline(always)]
+fn dots<S: Lanes, E: Element, const H: usize>(s: S, q: &[f32], rows: [&[E]; 4]) -> [[f32; 4]; H] {
+    let d = rows[0].len();
+    let n = d / 16;
+    let mut q_chunks: [&[[f32; 16]]; H] = [&[]; H];
+    let mut row_chunks: [&[[E; 16]]; 4] = [&[]; 4];
+    for h in 0..H {
+        q_chunks[h] = &q[h * d..][..d].as_chunks().0[..n];
+    }
+    for r in 0..4 {
+        row_chunks[r] = &rows[r].as_chunks().0[..n];
+    }
+    let mut acc = [[s.splat_lanes(0.0); 4]; H];
+    for i in 0..n {
+        for part in 0..16 / S::LANES {
+            let at = part * S::LANES;
+            let mut x = [s.splat_lanes(0.0); H];
+            for h in 0..H {
+                x[h] = s.load_lanes(&q_chunks[h][i], at);
+            }
+            for r in 0..4 {
+                let row = s.load_lanes(&row_chunks[r][i], at);
+                for h in 0..H {
+                    acc[h][r] = s.mul_add(row, x[h], acc[h][r]);
+                }
+            }
+        }
+    }
+    let mut out = [[0.0; 4]; H];
+    for h in 0..H {
+        out[h] = s.fold_lanes(acc[h]);
+    }
+    if !d.is_multiple_of(16) {
+        // Sums of their own: sharing those above would keep them in memory for every `d`.
+        let mut tails = [[E::ZERO; 16]; 4];
+        for r in 0..4 {
+            tails[r] = padded(&rows[r][16 * n..]);
+        }
+        for h in 0..H {
+            let x = padded(&q[h * d..][16 * n..d]);
+            let mut acc = [s.splat_lanes(0.0); 4];
+            for r in 0..4 {
+                for part in 0..16 / S::LANES {
+                    let at = part * S::LANES;
+                    acc[r] = s.mul_add(s.load_lanes(&tails[r], at), s.load_lanes(&x, at), acc[r]);
+                }
+            }
+            let more = s.fold_lanes(acc);
+            for r in 0..4 {
+                out[h][r] += more[r];
+            }
+        }
+    }
+    out
+}
+
+/// The elements after the last whole chunk, padded with zeros.
+#[inline(always)]
+fn padded<E: Element>(tail: &[E]) -> [E; 16] {
+    let mut padded = [E::ZERO; 16];
+    padded[..tail.len()].copy_from_slice(tail);
+    padded
+}
+
+/// `sums[h] += sum_j weights[h][first + j] * rows[j]`
+pub(super) struct AddRows<'a, S, E> {
+    pub(super) s: S,
+    pub(super) weights: &'a [f32],
+    pub(super) first: usize,
+    pub(super) rows: &'a [E],
+    /// The elements that are read after `rows`, for prefetching.
+    pub(super) next: &'a [E],
+    pub(super) sums: &'a mut [f32],
+    pub(super) share: usize,
+}
+
+impl<S: Lanes, E: Element> Loop for AddRows<'_, S, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        let Self { s, weights, mut first, rows, next, sums, share } = self;
+        let d = sums.len() / share;
+        for block in rows.chunks(BLOCK * d) {
+            let ahead = Ahead { run: rows, next };
+            let mut head = 0;
+            while head < share {
+                let heads = heads_at_once::<S>(share - head);
+                let (weights, sums) = (&weights[head * CHUNK + first..], &mut sums[head * d..][..heads * d]);
+                let ahead = (head == 0).then_some(ahead);
+                match heads {
+                    4 => add_rows_of::<S, E, 4>(s, weights, block, ahead, sums),
+                    2 => add_rows_of::<S, E, 2>(s, weights, block, ahead, sums),
+                    _ => add_rows_of::<S, E, 1>(s, weights, block, ahead, sums),
+                }
+                head += heads;
+            }
+            first += block.len() / d;
+        }
+    }
+}
+
+#[inline(always)]
+fn add_rows_of<S: Lanes, E: Element, const H: usize>(
+    s: S,
+    weights: &[f32],
+    rows: &[E],
+    ahead: Option<Ahead<'_, E>>,
+    sums: &mut [f32],
+) {
+    let d = sums.len() / H;
+    // Columns whose sums stay in registers during the loop over the rows.
+    let wide = if S::LANES == 16 { 64 } else { 32 };
+    let mut column = 0;
+    while column < d {
+        let ahead = if column == 0 { ahead } else { None };
+        if d - column >= wide {
+            if S::LANES == 16 {
+                add_columns::<S, E, H, 4>(s, weights, rows, ahead, sums, column);
+            } else {
+                add_columns::<S, E, H, 2>(s, weights, rows, ahead, sums, column);
+            }
+            column += wide;
+        } else {
+            add_columns::<S, E, H, 1>(s, weights, rows, ahead, sums, column);
+            column += 16;
+        }
+    }
+}
+
+/// `C` blocks of 16 columns, or the tail of the last block.
+#[inline(always)]
+fn add_columns<S: Lanes, E: Element, const H: usize, const C: usize>(
+    s: S,
+    weights: &[f32],
+    rows: &[E],
+    ahead: Option<Ahead<'_, E>>,
+    sums: &mut [f32],
+    column: usize,
+) {
+    let d = sums.len() / H;
+    let width = (d - column).min(16 * C);
+    let n = rows.len() / d;
+    let mut weight_rows: [&[f32]; H] = [&[]; H];
+    for h in 0..H {
+        weight_rows[h] = &weights[h * CHUNK..][..n];
+    }
+    // At most four vectors of 16 lanes, or four of 8, per head; `[4]` holds the parts of 16 columns.
+    let mut acc = [[[s.splat_lanes(0.0); 4]; C]; H];
+    let mut j = 0;
+    for few in rows.chunks(4 * d) {
+        if let Some(ahead) = ahead {
+            ahead.fetch(s, few);
+        }
+        for row in few.chunks_exact(d) {
+            let row = &row[column..][..width];
+            if width == 16 * C {
+                let chunks = &row.as_chunks::<16>().0[..C];
+                for c in 0..C {
+                    for part in 0..16 / S::LANES {
+                        let value = s.load_lanes(&chunks[c], part * S::LANES);
+                        for h in 0..H {
+                            let weight = s.splat_lanes(weight_rows[h][j]);
+                            acc[h][c][part] = s.mul_add(weight, value, acc[h][c][part]);
+                        }
+                    }
+                }
+            } else {
+                let chunk = padded(row);
+                for part in 0..16 / S::LANES {
+                    let value = s.load_lanes(&chunk, part * S::LANES);
+                    for h in 0..H {
+                        let weight = s.splat_lanes(weight_rows[h][j]);
+                        acc[h][0][part] = s.mul_add(weight, value, acc[h][0][part]);
+                    }
+                }
+            }
+            j += 1;
+        }
+    }
+    for h in 0..H {
+        for c in 0..C {
+            let mut lanes = [0.0; 16];
+            for part in 0..16 / S::LANES {
+                s.store_lanes(&mut lanes, part * S::LANES, acc[h][c][part]);
+            }
+            let columns = sums[h * d + column..][..width].iter_mut().skip(16 * c);
+            for (sum, lane) in columns.zip(lanes) {
+                *sum += lane;
+            }
+        }
+    }
+}
