@@ -241,6 +241,7 @@ mod tests {
             "prompt",
             "generate",
             "depths",
+            "sequences",
             "repetitions",
             "temperature",
             "top_k",

@@ -324,10 +324,14 @@ impl Show for LogitsOutcome {
 
 impl Show for BenchOutcome {
     fn text(&self) -> String {
-        // A column for the depth only when it says something.
+        // Columns only when they say something.
         let deep = self.report.rows.iter().any(|row| row.depth > 0);
+        let many = self.report.rows.iter().any(|row| row.sequences > 1);
         let mut header =
             vec!["model", "test", "threads", "tok/s", "share of bandwidth", "share of int8 peak"];
+        if many {
+            header.insert(2, "sequences");
+        }
         if deep {
             header.insert(2, "depth");
         }
@@ -341,6 +345,9 @@ impl Show for BenchOutcome {
                 or_dash(row.share_of_bandwidth.map(percent)),
                 or_dash(row.share_of_int8_peak.map(percent)),
             ];
+            if many {
+                cells.insert(2, row.sequences.to_string());
+            }
             if deep {
                 cells.insert(2, row.depth.to_string());
             }

@@ -9,6 +9,9 @@ use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, S
 
 use crate::{LlmError, generate::STEP};
 
+/// Maximum number of sequences decoded together.
+const MAX_SEQUENCES: usize = 1024;
+
 /// Options of a benchmark; each `with_` method changes one field. The defaults are those of llama-bench: a prompt of 512
 /// tokens, 128 generated tokens, no tokens before them, five repetitions, f16 KV cache, one thread per physical core.
 ///
@@ -27,6 +30,8 @@ pub struct BenchOptions {
     pub generate: usize,
     /// Numbers of positions that the KV cache already holds: the prompt and the generated tokens are measured after each.
     pub depths: Vec<usize>,
+    /// Numbers of sequences that are decoded together, one token each per step.
+    pub sequences: Vec<usize>,
     /// Thread counts to measure on the host, 0 = one per physical core; a device ignores them.
     pub threads: Vec<usize>,
     /// Repetitions, after an uncounted warm-up.
@@ -41,6 +46,7 @@ impl Default for BenchOptions {
             prompt: 512,
             generate: 128,
             depths: vec![0],
+            sequences: vec![1],
             threads: vec![0],
             repetitions: 5,
             kv: KvPrecision::F16,
@@ -65,6 +71,12 @@ impl BenchOptions {
     #[must_use]
     pub fn with_depths(self, depths: impl Into<Vec<usize>>) -> Self {
         Self { depths: depths.into(), ..self }
+    }
+
+    /// Sets [`sequences`](Self::sequences).
+    #[must_use]
+    pub fn with_sequences(self, sequences: impl Into<Vec<usize>>) -> Self {
+        Self { sequences: sequences.into(), ..self }
     }
 
     /// Sets [`threads`](Self::threads).
@@ -100,13 +112,15 @@ pub struct BenchRow {
     pub kind: &'static str,
     /// Threads; `None` on a device.
     pub threads: Option<usize>,
-    /// Tokens per repetition.
+    /// Sequences decoded together; 1 for prefill.
+    pub sequences: usize,
+    /// Tokens per sequence and repetition.
     pub tokens: usize,
     /// Positions in the KV cache before them.
     pub depth: usize,
     /// Repetitions.
     pub repetitions: usize,
-    /// Median over the repetitions.
+    /// Median over the repetitions, of all sequences together.
     pub tokens_per_second: f64,
     /// Standard deviation over the repetitions.
     pub standard_deviation: f64,
@@ -155,7 +169,7 @@ pub fn ceiling(cpu: &Cpu) -> Result<Ceiling, LlmError> {
 /// All measurements of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct BenchReport {
-    /// One row per kind, depth and thread count.
+    /// One row per kind, depth, number of sequences and thread count.
     pub rows: Vec<BenchRow>,
     /// Ceilings of the same run.
     pub ceilings: Vec<Ceiling>,
@@ -180,6 +194,7 @@ struct Subject {
     kind: &'static str,
     tokens: usize,
     depth: usize,
+    sequences: usize,
 }
 
 /// Advances a sequence by a number of positions, without measuring it.
@@ -248,9 +263,13 @@ fn subjects(spec: &DecoderSpec, options: &BenchOptions) -> Result<Vec<Subject>, 
     let mut subjects = Vec::new();
     for &depth in &options.depths {
         OptionError::check("depths", Bounds::at_least(0usize).at_most(left), depth)?;
-        for (kind, tokens) in [("prefill", options.prompt), ("decode", options.generate)] {
-            if tokens > 0 {
-                subjects.push(Subject { kind, tokens, depth });
+        if options.prompt > 0 {
+            subjects.push(Subject { kind: "prefill", tokens: options.prompt, depth, sequences: 1 });
+        }
+        for &sequences in &options.sequences {
+            OptionError::check("sequences", Bounds::at_least(1usize).at_most(MAX_SEQUENCES), sequences)?;
+            if options.generate > 0 {
+                subjects.push(Subject { kind: "decode", tokens: options.generate, depth, sequences });
             }
         }
     }
@@ -265,20 +284,26 @@ fn time<B: Backend>(
     fill: Fill<'_, B>,
     count: &mut dyn FnMut(),
 ) -> Result<BenchRow, LlmError> {
-    let Subject { kind, tokens, depth } = subject;
+    let Subject { kind, tokens, depth, sequences: count_of } = subject;
     let mut rates = Vec::with_capacity(options.repetitions);
-    let mut sequence = decoder.sequence(KvSpec::new(options.kv, depth + tokens))?;
-    if depth > 0 {
-        fill(decoder, &mut sequence, depth)?;
+    let mut sequences = Vec::with_capacity(count_of);
+    for _ in 0..count_of {
+        let mut sequence = decoder.sequence(KvSpec::new(options.kv, depth + tokens))?;
+        if depth > 0 {
+            fill(decoder, &mut sequence, depth)?;
+        }
+        sequences.push(sequence);
     }
     let step = if kind == "prefill" { STEP } else { 1 };
     for repetition in 0..=options.repetitions {
-        sequence.truncate(depth)?;
+        for sequence in &mut sequences {
+            sequence.truncate(depth)?;
+        }
         let start = Instant::now();
-        run_tokens(decoder, &mut sequence, tokens, step)?;
+        run_tokens(decoder, &mut sequences, tokens, step)?;
         // The first repetition pages weights and the cache in and starts threads, or compiles device kernels.
         if repetition > 0 {
-            rates.push(tokens as f64 / start.elapsed().as_secs_f64());
+            rates.push((count_of * tokens) as f64 / start.elapsed().as_secs_f64());
         }
         count();
     }
@@ -286,6 +311,7 @@ fn time<B: Backend>(
     Ok(BenchRow {
         kind,
         threads: None,
+        sequences: count_of,
         tokens,
         depth,
         repetitions: options.repetitions,
@@ -304,15 +330,16 @@ fn ids<B: Backend>(decoder: &Decoder<B>, n: usize) -> Vec<u32> {
     (0..n).map(|i| ((i * 7919 + 1) % vocab) as u32).collect()
 }
 
-/// Runs `tokens` tokens in steps of `step`.
+/// Runs `tokens` tokens of every sequence, `step` of them at a time.
 fn run_tokens<B: Backend>(
     decoder: &Decoder<B>,
-    sequence: &mut Sequence<B>,
+    sequences: &mut [Sequence<B>],
     tokens: usize,
     step: usize,
 ) -> Result<(), LlmError> {
     for ids in ids(decoder, tokens).chunks(step) {
-        decoder.forward_top(&mut [Step { sequence, ids }], 1)?;
+        let mut steps: Vec<_> = sequences.iter_mut().map(|sequence| Step { sequence, ids }).collect();
+        decoder.forward_top(&mut steps, 1)?;
     }
     Ok(())
 }
@@ -323,18 +350,19 @@ fn run_prompt<B: Backend>(
     sequence: &mut Sequence<B>,
     tokens: usize,
 ) -> Result<(), LlmError> {
-    run_tokens(decoder, sequence, tokens, STEP)
+    run_tokens(decoder, std::slice::from_mut(sequence), tokens, STEP)
 }
 
 /// Mean multiply-adds and bytes per token.
 fn cost_per_token(decoder: &Decoder<CpuBackend>, subject: Subject, kv: KvPrecision) -> (f64, f64) {
-    let Subject { kind, tokens, depth } = subject;
+    let Subject { kind, tokens, depth, sequences } = subject;
     let step = if kind == "prefill" { STEP } else { 1 };
     let cost: Cost = (0..tokens)
         .step_by(step)
-        .map(|first| decoder.step_cost(step.min(tokens - first), depth + first, kv))
+        .map(|first| decoder.batch_cost(sequences, step.min(tokens - first), depth + first, kv))
         .sum();
-    (cost.macs as f64 / tokens as f64, cost.bytes as f64 / tokens as f64)
+    let tokens = (sequences * tokens) as f64;
+    (cost.macs as f64 / tokens, cost.bytes as f64 / tokens)
 }
 
 fn median(sorted: &[f64]) -> f64 {

@@ -13,7 +13,8 @@ use trike_candle::CandleBackend;
 use trike_cpu::{Cpu, Isa};
 use trike_llm::{HeadPrecision, LanguageModel, LoadOptions, ModelFile};
 use trike_nn::{
-    ActivationPrecision, Backend, CpuBackend, KvPrecision, KvSpec, Logits, NnError, Sequence, Step,
+    ActivationPolicy, ActivationPrecision, Backend, CpuBackend, KvPrecision, KvSpec, Logits, NnError,
+    Sequence, Step,
 };
 use trike_testkit::{assert_close, max_rel, shared};
 
@@ -223,5 +224,32 @@ fn steps_that_cannot_be_taken_change_nothing() {
     for (capacity, window) in [(0, None), (4, Some(0)), (4, Some(5)), ((1 << 24) + 1, None)] {
         let spec = KvSpec { precision: KvPrecision::F32, capacity, window };
         assert!(matches!(decoder.sequence(spec), Err(NnError::Spec { .. })));
+    }
+}
+
+/// Long sequences are shared out over the threads, one each at a time.
+#[test]
+fn a_batch_of_long_sequences_has_the_logits_of_each_alone() {
+    let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny"));
+    for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+        let model = load(CpuBackend::new(Cpu::new(2).expect("two threads"), ActivationPolicy::Int8), path);
+        let decoder = model.decoder();
+        let texts: Vec<Vec<u32>> = [250, 90, 201, 180].iter().map(|&n| ids(n, 1024, n as u64)).collect();
+        let prefilled = |text: &Vec<u32>| {
+            let mut sequence = decoder.sequence(KvSpec::new(kv, 256)).expect("a sequence");
+            decoder
+                .forward(&mut [Step { sequence: &mut sequence, ids: text }], Logits::Last)
+                .expect("logits");
+            sequence
+        };
+        let next = [7];
+        let alone = |mut sequence| {
+            let step = Step { sequence: &mut sequence, ids: &next };
+            decoder.forward(&mut [step], Logits::Last).expect("logits").concat()
+        };
+        let want: Vec<Vec<f32>> = texts.iter().map(prefilled).map(alone).collect();
+        let mut sequences: Vec<_> = texts.iter().map(prefilled).collect();
+        let mut steps: Vec<_> = sequences.iter_mut().map(|sequence| Step { sequence, ids: &next }).collect();
+        assert_eq!(decoder.forward(&mut steps, Logits::Last).expect("logits"), want, "{kv:?}");
     }
 }

@@ -13,7 +13,8 @@ use trike_trit::{Edit, TritTensor};
 
 use crate::{
     ActivationPolicy, ActivationPrecision, AttentionSpec, Backend, CacheSpec, Decoder, GatedActivation,
-    KvPrecision, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Sequence, StepInputs, Tensor, check,
+    KvPrecision, Layout, MatrixEdit, NnError, RopePairing, RopeSpec, Segment, Sequence, StepInputs, Tensor,
+    check,
 };
 
 /// Runs a decoder with the kernels of `trike-cpu`.
@@ -118,9 +119,15 @@ impl Decoder<CpuBackend> {
     /// Multiply-adds and compulsory bytes of a step of `tokens` tokens at `position` with logits for the last token:
     /// the linear layers, and the keys and values that attention reads.
     pub fn step_cost(&self, tokens: usize, position: usize, kv: KvPrecision) -> Cost {
+        self.batch_cost(1, tokens, position, kv)
+    }
+
+    /// [`step_cost`](Self::step_cost) of one step of several sequences, each with `tokens` tokens at `position`: the weights are
+    /// read once.
+    pub fn batch_cost(&self, sequences: usize, tokens: usize, position: usize, kv: KvPrecision) -> Cost {
         let (blocks, head) = self.matrices();
         let cost = |w: &Matrix, tokens| w.problem(tokens, self.backend().precision_of(w)).cost();
-        let linear: Cost = blocks.map(|w| cost(w, tokens)).sum();
+        let linear: Cost = blocks.map(|w| cost(w, sequences * tokens)).sum();
         let spec = self.spec();
         let head_bytes = kv.bytes_per_head(spec.head_dim) as u64;
         let seen = (position + tokens) as u64;
@@ -129,8 +136,9 @@ impl Decoder<CpuBackend> {
             tokens as u64 * (position as u64 + (tokens as u64).div_ceil(2)) * spec.query_width() as u64;
         let layers = spec.layers as u64;
         let bytes = 2 * layers * seen * spec.kv_heads as u64 * head_bytes;
-        let attention = Cost { macs: 2 * layers * scores, bytes };
-        linear + cost(head, 1) + attention
+        let caches = sequences as u64;
+        let attention = Cost { macs: caches * 2 * layers * scores, bytes: caches * bytes };
+        linear + cost(head, sequences) + attention
     }
 }
 
@@ -425,15 +433,33 @@ impl Backend for CpuBackend {
         let shapes = [q.shape(), k.shape(), v.shape()];
         check::attention(spec, shapes, inputs, caches.iter().map(|cache| &cache.spec))?;
         let mut out = self.like(q);
+        let mut rest = out.values_mut();
+        let mut jobs = Vec::with_capacity(caches.len());
         for (segment, cache) in inputs.segments().iter().zip(caches) {
+            // Segments are in the order of their rows.
+            let (part, tail) = rest.split_at_mut(segment.rows.len() * q.width);
+            jobs.push((segment, cache, part));
+            rest = tail;
+        }
+        let attend = |(segment, cache, out): (&Segment, &mut &mut CpuCache, &mut [f32])| {
             for (i, row) in segment.rows.clone().enumerate() {
                 let span = row * k.width..(row + 1) * k.width;
                 cache.store(segment.first_position + i, &k.values()[span.clone()], &v.values()[span]);
             }
             let view = KvView { k: cache.k.view(), v: cache.v.view(), capacity: cache.spec.capacity };
-            let span = segment.rows.start * q.width..segment.rows.end * q.width;
-            let (q, out) = (&q.values()[span.clone()], &mut out.values_mut()[span]);
-            self.cpu.attention(&spec.within(segment.window), q, segment.first_position, view, out)?;
+            let q = &q.values()[segment.rows.start * q.width..segment.rows.end * q.width];
+            self.cpu.attention(&spec.within(segment.window), q, segment.first_position, view, out)
+        };
+        let pairs = |segment: &Segment| {
+            segment.rows.len().saturating_mul(segment.first_position + segment.rows.len())
+        };
+        let pairs = inputs.segments().iter().map(pairs).fold(0, usize::saturating_add);
+        let pool = self.cpu.pool();
+        if jobs.len() >= pool.threads() && pool.parts(pairs.saturating_mul(2 * q.width)) > 1 {
+            // One hand-over for all sequences, which may differ in length; few long ones are split by positions instead.
+            pool.map(jobs, attend).into_iter().collect::<Result<(), _>>()?;
+        } else {
+            jobs.into_iter().try_for_each(attend)?;
         }
         Ok(out)
     }

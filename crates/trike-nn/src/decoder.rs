@@ -232,7 +232,7 @@ impl<B: Backend> Decoder<B> {
             };
         }
         let inputs = self.backend.inputs(self.step_inputs(steps)?)?;
-        let mut all = self.backend.move_to_host(self.run(steps, &inputs, logits)?)?;
+        let all = self.backend.move_to_host(self.run(steps, &inputs, logits)?)?;
         let counts: Vec<usize> = match logits {
             Logits::Last => vec![1; steps.len()],
             Logits::All => steps.iter().map(|s| s.ids.len()).collect(),
@@ -242,7 +242,13 @@ impl<B: Backend> Decoder<B> {
         if let [_] = counts[..] {
             return Ok(vec![all]);
         }
-        Ok(counts.iter().map(|n| all.drain(..n * self.spec.vocab).collect()).collect())
+        let mut rest = all.as_slice();
+        let mut next = |n: &usize| {
+            let (rows, tail) = rest.split_at(n * self.spec.vocab);
+            rest = tail;
+            rows.to_vec()
+        };
+        Ok(counts.iter().map(&mut next).collect())
     }
 
     /// As [`forward`](Self::forward) for the last token of each sequence, when its `k` largest logits are sufficient. A device
@@ -267,12 +273,12 @@ impl<B: Backend> Decoder<B> {
                 rows.into_iter().map(StepLogits::Top).collect()
             }
             _ => {
-                let mut all = self.backend.move_to_host(out)?;
+                let all = self.backend.move_to_host(out)?;
                 if steps.len() == 1 {
                     advance(steps);
                     return Ok(vec![StepLogits::All(all)]);
                 }
-                steps.iter().map(|_| StepLogits::All(all.drain(..self.spec.vocab).collect())).collect()
+                all.chunks_exact(self.spec.vocab).map(|row| StepLogits::All(row.to_vec())).collect()
             }
         };
         advance(steps);

@@ -373,6 +373,9 @@ pub(crate) struct BenchArgs {
     /// GPU by a prompt; a synthetic model's context grows as needed
     #[arg(short, long, default_value = "0", value_delimiter = ',')]
     pub(crate) depth: Vec<usize>,
+    /// Numbers of sequences to decode together, comma-separated, such as 1,4,16; tokens/s are those of all sequences
+    #[arg(long, default_value = "1", value_delimiter = ',')]
+    pub(crate) sequences: Vec<usize>,
     /// Numbers of threads, comma-separated; 0 = one per physical core
     #[arg(
         short,

@@ -95,6 +95,7 @@ fn options(args: &BenchArgs, context: usize) -> BenchOptions {
         .with_prompt(args.prompt.unwrap_or(PROMPT.min(context)))
         .with_generate(args.generate)
         .with_depths(args.depth.clone())
+        .with_sequences(args.sequences.clone())
         .with_threads(args.threads.clone())
         .with_repetitions(args.repetitions)
         .with_kv(args.kv)

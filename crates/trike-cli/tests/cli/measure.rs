@@ -163,6 +163,22 @@ fn bench_measures_at_a_depth() {
 }
 
 #[test]
+fn bench_decodes_many_sequences_at_once() {
+    let trike = Trike::new();
+    let args = ["bench", "-m", &tiny(), "-p", "0", "-n", "2", "-t", "1", "-r", "1", "--sequences", "1,3"];
+    let json = trike.json(&[&args[..], &["-o", "json"]].concat());
+    let rows = json["rows"].as_array().expect("rows");
+    let counts: Vec<_> = rows.iter().map(|row| row["sequences"].as_u64()).collect();
+    assert_eq!(counts, [Some(1), Some(3)]);
+    // The weights are read once for all sequences.
+    let bytes = |row: usize| rows[row]["bytes_per_token"].as_f64().unwrap();
+    assert!(bytes(1) < bytes(0) / 2.0, "{rows:?}");
+    let table = trike.stdout(&args);
+    assert!(table.lines().next().is_some_and(|line| line.contains("| sequences |")), "{table}");
+    assert!(trike.fails(1, &["bench", "-m", &tiny(), "--sequences", "0"]).contains("--sequences"));
+}
+
+#[test]
 fn bench_makes_a_model_of_random_trits() {
     let args =
         ["bench", "--synthetic", "125m", "--encoding", "base3", "-p", "0", "-n", "1", "-t", "1", "-r", "1"];
