@@ -44,7 +44,19 @@ impl Trike {
     }
 
     pub(crate) fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_trike"));
+        self.prepare(Command::new(env!("CARGO_BIN_EXE_trike")), args)
+    }
+
+    /// The command on an emulated processor.
+    #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+    pub(crate) fn emulated(&self, cpu: &str, args: &[&str]) -> Command {
+        let mut emulator = Command::new("qemu-x86_64");
+        emulator.args(["-cpu", cpu, env!("CARGO_BIN_EXE_trike")]);
+        self.prepare(emulator, args)
+    }
+
+    /// A clean environment, and the arguments.
+    fn prepare(&self, mut command: Command, args: &[&str]) -> Command {
         for (name, _) in std::env::vars_os() {
             let name_text = name.to_string_lossy().to_ascii_uppercase();
             let foreign = name_text.starts_with("HF_") || name_text.ends_with("_PROXY");

@@ -6,6 +6,8 @@ mod convert;
 mod device;
 #[cfg(feature = "hub")]
 mod download;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod emulated;
 mod harness;
 #[cfg(feature = "hub")]
 mod hub_server;

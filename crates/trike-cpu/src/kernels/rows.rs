@@ -60,6 +60,19 @@ impl<'a, E: Element> Rows<'a, E> {
         })
     }
 
+    /// Writes the weights of one row.
+    #[inline(always)]
+    pub(crate) fn write_weights(&self, row: usize, to: &mut [f32]) {
+        let scales = &self.scales[row * self.groups()..];
+        let group = if self.scales.is_empty() { self.cols } else { self.group };
+        for (g, (codes, to)) in self.codes(row).chunks(group).zip(to.chunks_mut(group)).enumerate() {
+            let scale = if self.scales.is_empty() { 1.0 } else { scales[g] };
+            for (to, code) in to.iter_mut().zip(codes) {
+                *to = scale * code.widen();
+            }
+        }
+    }
+
     /// Blocks per row; the last one may be partial.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the portable kernels need no blocks"))]
     pub(crate) fn blocks(&self) -> usize {
@@ -96,5 +109,11 @@ mod tests {
         assert_eq!(rows.slice(1..2).weights(0).collect::<Vec<_>>(), all[3..]);
         let plain = Rows { codes: &[1.5f32, 2.5], cols: 1, scales: &[], group: 1 };
         assert_eq!(plain.weights(1).collect::<Vec<_>>(), [2.5]);
+        let mut written = [[f32::NAN; 3]; 2];
+        written.iter_mut().enumerate().for_each(|(row, to)| rows.write_weights(row, to));
+        assert_eq!(written.as_flattened(), all);
+        let mut one = [f32::NAN];
+        plain.write_weights(1, &mut one);
+        assert_eq!(one, [2.5]);
     }
 }

@@ -9,7 +9,7 @@ impl FloatKernels for Scalar {
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
         let mut weights = vec![0.0; w.cols];
         for row in 0..w.count() {
-            weights.iter_mut().zip(w.weights(row)).for_each(|(to, weight)| *to = weight);
+            w.write_weights(row, &mut weights);
             for (x, out) in x.chunks_exact(w.cols).zip(out.iter_mut()) {
                 out[row] = dot(&weights, x);
             }
@@ -33,10 +33,15 @@ impl Kernels for Scalar {
 #[inline(always)]
 fn dot_lanes<E: Element>(w: &[E], x: &[f32]) -> [f32; 16] {
     let mut sums = [0.0; 16];
-    for (w, x) in w.chunks(16).zip(x.chunks(16)) {
-        for ((sum, &w), &x) in sums.iter_mut().zip(w).zip(x) {
-            *sum += w.widen() * x;
+    // Whole chunks separately, so that compilers vectorize them.
+    let ((w, w_tail), (x, x_tail)) = (w.as_chunks::<16>(), x.as_chunks::<16>());
+    for (w, x) in w.iter().zip(x) {
+        for lane in 0..16 {
+            sums[lane] += w[lane].widen() * x[lane];
         }
+    }
+    for ((sum, &w), &x) in sums.iter_mut().zip(w_tail).zip(x_tail) {
+        *sum += w.widen() * x;
     }
     sums
 }

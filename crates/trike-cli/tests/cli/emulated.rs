@@ -1,0 +1,68 @@
+//! The command on processors that this machine is not: their instruction sets are emulated by QEMU.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::harness::{Trike, tiny, utf8};
+
+/// QEMU's emulation of user programs; `None` after a line that the test runner counts.
+fn emulator() -> Option<()> {
+    if Command::new("qemu-x86_64").arg("--version").output().is_ok_and(|out| out.status.success()) {
+        return Some(());
+    }
+    let needed = std::env::var("CI").as_deref() == Ok("true");
+    assert!(!needed, "no qemu-x86_64, and CI=true makes that a failure");
+    announce_skip();
+    None
+}
+
+#[expect(clippy::print_stdout, reason = "the test runner counts these lines")]
+fn announce_skip() {
+    println!("skipped: no qemu-x86_64");
+}
+
+/// One binary runs on every x86-64, from the first processors with 64 bits and SSE2 on, with the best instructions that each one
+/// has, and writes the same text.
+#[test]
+fn one_binary_runs_on_old_and_new_processors() {
+    if emulator().is_none() {
+        return;
+    }
+    let trike = Trike::new();
+    let model = tiny();
+    for activations in ["auto", "f32"] {
+        let args = [
+            "run",
+            "-m",
+            &model,
+            "-p",
+            "Once upon a time",
+            "-n",
+            "12",
+            "--temperature",
+            "0",
+            "--threads",
+            "1",
+            "--activations",
+            activations,
+            "--json",
+        ];
+        let here = trike.json(&args);
+        // QEMU has no AVX-512; the machine itself has it, or not.
+        for (cpu, isa) in
+            [("kvm64", "scalar"), ("core2duo", "scalar"), ("Penryn", "sse4.1"), ("Haswell", "avx2")]
+        {
+            let output = trike.emulated(cpu, &args).output().expect("the emulator starts");
+            let stderr = utf8(output.stderr);
+            assert_eq!(output.status.code(), Some(0), "{cpu}: {stderr}");
+            let there: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            assert_eq!(there["backend"], format!("cpu ({isa}, 1 threads)"), "{cpu}");
+            assert_eq!(
+                (&there["text"], &there["ids"]),
+                (&here["text"], &here["ids"]),
+                "{cpu}, {activations}"
+            );
+        }
+    }
+}
