@@ -179,7 +179,8 @@ impl DecoderWeights for RandomWeights<'_> {
             _ => {
                 // 106 of the 256 byte values give a zero trit: 41 %, similar to trained models.
                 let trits: Vec<i8> = bytes.iter().map(|&b| (b < 75) as i8 - (b >= 181) as i8).collect();
-                let count = rows * self.granularity.groups_per_row(cols);
+                // The sizes of a synthetic model do not overflow.
+                let count = self.granularity.count(rows, cols).unwrap_or(0);
                 // Equal scales of groups would be stored once: alternate between two.
                 let scale = |i| half::f16::from_f32(if i % 2 == 0 { scale } else { 0.875 * scale });
                 let scales = Scales::new(self.granularity, (0..count).map(scale).collect::<Vec<_>>(), None);
