@@ -73,7 +73,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Content of the plan file.
+    /// The plan as JSON, as [`Plan::parse`] reads it.
     pub fn to_json(&self) -> String {
         // A plan contains only strings and numbers, so serialization cannot fail.
         serde_json::to_string_pretty(self).unwrap_or_default() + "\n"

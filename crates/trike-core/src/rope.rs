@@ -7,7 +7,7 @@ use crate::SpecError;
 pub enum RopePairing {
     /// `2i` with `2i + 1`: llama2.c checkpoints and `llama` GGUF files.
     Adjacent,
-    /// `i` with `i + rotated / 2`: HuggingFace checkpoints.
+    /// `i` with `i + d / 2`, where `d` is the number of rotated elements of a head: HuggingFace checkpoints.
     Halves,
 }
 

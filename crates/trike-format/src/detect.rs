@@ -12,7 +12,7 @@ use crate::{
     spill::io_error,
 };
 
-/// A kind of model file that Trike reads.
+/// A kind of model that Trike reads: a file format or a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileKind {
     /// A GGUF file, opened with [`Gguf`](crate::Gguf).

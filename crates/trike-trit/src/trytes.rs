@@ -163,7 +163,7 @@ impl TryteVec {
         self.each(other, |a, b| split(i16::from(a) * i16::from(b)).0)
     }
 
-    /// `self + other`, saturating.
+    /// `self + other`, saturating at -13 and 13.
     ///
     /// # Errors
     ///
@@ -172,7 +172,7 @@ impl TryteVec {
         self.each(other, |a, b| (a + b).clamp(-MAX, MAX))
     }
 
-    /// `self - other`, saturating.
+    /// `self - other`, saturating at -13 and 13.
     ///
     /// # Errors
     ///
@@ -181,7 +181,7 @@ impl TryteVec {
         self.each(other, |a, b| (a - b).clamp(-MAX, MAX))
     }
 
-    /// `self * other`, saturating.
+    /// `self * other`, saturating at -13 and 13.
     ///
     /// # Errors
     ///

@@ -340,11 +340,12 @@ impl<A: Algebra> Bundle<A> {
         Ok(sums)
     }
 
-    /// The sum of the scores of a vector with all vectors in the bundle: matches in [`Z3`], dot products otherwise.
+    /// The weighted sum of the scores of a vector with all vectors in the bundle: matches in [`Z3`], dot products
+    /// otherwise.
     ///
     /// # Errors
     ///
-    /// [`VsaError::Dimension`].
+    /// [`VsaError::Dimension`], and [`VsaError::Host`] if the host kernels cannot be initialized.
     pub fn score(&self, vector: &PackedTritVec<A>) -> Result<i64, VsaError> {
         self.check(vector.dim())?;
         Ok(self.counter.score(cpu()?, A::SCORE, vector.view())?)

@@ -201,7 +201,7 @@ impl<A: Algebra> PackedTritVec<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Popcount`] if the host kernels cannot be initialized.
+    /// [`VsaError::Host`] if the host kernels cannot be initialized.
     pub fn nonzeros(&self) -> Result<usize, VsaError> {
         Ok(cpu()?.trit_nonzeros(self.view()) as usize)
     }

@@ -63,7 +63,8 @@ pub fn quantize_to(
     }
 }
 
-/// Only the plan of [`quantize_to`], for a budget of bytes or bits; for a quality budget, the first trial's plan.
+/// Only the plan of [`quantize_to`], with the measured sensitivities of the layers; writes no model. For a quality budget, the
+/// plan of the first trial.
 ///
 /// # Errors
 ///

@@ -485,6 +485,6 @@ pub(crate) struct CompletionsArgs {
 /// Write the manual pages
 #[derive(Args, Debug)]
 pub(crate) struct ManArgs {
-    /// Directory for trike.1 and a page for each command; made when it is not there
+    /// Directory for trike.1 and a page for each command; created if missing
     pub(crate) dir: PathBuf,
 }

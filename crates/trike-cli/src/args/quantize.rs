@@ -106,7 +106,7 @@ pub(crate) struct BudgetArgs {
     /// Maximum KL divergence from the dense model, in nats per token
     #[arg(long)]
     pub(crate) max_kl: Option<f64>,
-    /// Maximum bits per weight over the linear layers of the blocks, including scales
+    /// Maximum average bits per weight of the linear layers of the blocks, including scales
     #[arg(long)]
     pub(crate) bits: Option<f64>,
     /// Maximum total size of all tensors, such as 1.9GB

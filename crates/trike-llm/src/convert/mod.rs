@@ -52,7 +52,8 @@ pub struct ConvertOptions {
     pub encoding: Encoding,
     /// Round the embedding and the LM head to int8 in groups of 32. The only option that changes values.
     pub int8_embeddings: bool,
-    /// A tokenizer to store with the result, instead of the model's own.
+    /// A tokenizer to store with the result, instead of the model's own. A GGUF file can store only a `tokenizer.json`, and
+    /// a result made from a GGUF file as a GGUF file keeps its own.
     pub tokenizer: Option<PathBuf>,
 }
 
@@ -439,7 +440,7 @@ pub fn write_tokenizer(
     Ok(Vec::new())
 }
 
-const NO_TOKENIZER: &str = "the result has no tokenizer: the model has none, and none was given";
+const NO_TOKENIZER: &str = "the result has no tokenizer: none was given or found that this format can store";
 
 fn read(path: &Path) -> Result<Vec<u8>, LlmError> {
     std::fs::read(path).map_err(|source| LlmError::Io { path: path.to_owned(), source })

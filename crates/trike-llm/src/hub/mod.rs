@@ -102,8 +102,8 @@ impl HubCache {
 ///
 /// # Errors
 ///
-/// [`LlmError::Io`] for a file that cannot be read, [`LlmError::Config`] for one that is not an index or names files outside
-/// its folder.
+/// [`LlmError::Io`] for a file that cannot be read, [`LlmError::Config`] for one that is not an index, names anything but
+/// `.safetensors` files in its own folder, or names more than 4096 of them.
 pub fn hub_shards(index: &Path) -> Result<Vec<String>, LlmError> {
     let text = read_start(index, MAX_INDEX_BYTES)
         .map_err(|source| LlmError::Io { path: index.to_owned(), source })?;

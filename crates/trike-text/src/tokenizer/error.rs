@@ -9,7 +9,7 @@ use std::{error::Error, io, path::PathBuf};
 pub enum TokenizerError {
     /// The tokenizer has ids outside the model's vocabulary, or too few ids for it.
     #[error(
-        "the tokenizer has {tokenizer} tokens but the model has {model} rows of vocabulary: \
+        "the tokenizer has {tokenizer} tokens, but the model's vocabulary has {model} rows: \
          they do not belong together; pass the tokenizer that was made for this model"
     )]
     VocabMismatch {

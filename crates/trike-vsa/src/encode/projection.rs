@@ -50,7 +50,8 @@ impl<A: Algebra> RandomProjection<A> {
     ///
     /// # Errors
     ///
-    /// [`VsaError::Range`] for no inputs or dimensions, or for a matrix of more than 2^32 elements.
+    /// [`VsaError::Range`] for no inputs or dimensions, or for a matrix of more than 2^32 elements; [`VsaError::Popcount`] if
+    /// an allocation fails, [`VsaError::Host`] if the host kernels cannot be initialized.
     pub fn new(inputs: usize, dim: usize, seed: u64) -> Result<Self, VsaError> {
         check_dims(dim)?;
         let rows = if A::KIND == AlgebraKind::Z3 { 2 * dim } else { dim };

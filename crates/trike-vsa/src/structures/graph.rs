@@ -107,7 +107,7 @@ impl<A: Algebra> Graph<A> {
         at_least(memory.top_k_in_bundle(&bundle, memory.len().max(1))?, threshold)
     }
 
-    /// The nodes of a memory with an edge to a node.
+    /// The nodes of a memory with an edge to a node; `threshold` and order as in [`Graph::successors`].
     ///
     /// # Errors
     ///
