@@ -4,6 +4,8 @@ use trike_cpu::ActivationPrecision;
 
 /// Bound of `max|got - want| / max|want|` for kernels that accumulate in f32.
 pub const BOUND: f64 = 1e-5;
+/// The same bound for prefill attention over an f16 cache, in 16-bit integers.
+pub const INT16_BOUND: f64 = 6e-4;
 /// The same bound with activations and outputs rounded to f16 (11 bits of precision).
 pub const F16_BOUND: f64 = 4e-3;
 

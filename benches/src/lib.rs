@@ -40,7 +40,7 @@ mod weights;
 
 pub use catalogue::{CASES, Case, PORTABLE_MACS, Problem};
 pub use ceilings::{raise_all, void_reasons};
-pub use expected::{BOUND, Expected, F16_BOUND, as_quantized};
+pub use expected::{BOUND, Expected, F16_BOUND, INT16_BOUND, as_quantized};
 pub use kernel::{BLOCKS, DENSE, EVERY, Form, Kernel, LAYER, Planes, SPARSE, TERNARY};
 pub use measure::{LIMITS, RIVAL_ISA, products};
 pub use models::{MODEL_KERNEL, MODELS, TimedModel, models};

@@ -30,9 +30,32 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < SMALLEST { 0.0 } else { p * power }
 }
 
+/// `2^x` for `x` up to 0, with a relative error below `3e-6`; the result of less than -125 is zero.
+#[inline(always)]
+pub(crate) fn exp2(x: f32) -> f32 {
+    // Products of at least half of 2^-125 are normal numbers.
+    const SMALLEST: f32 = -125.0;
+    // As in `exp`.
+    const MAGIC: f32 = 12_582_912.0;
+    // A comparison, not `max`, so that NaN propagates.
+    let limited = if x < SMALLEST { SMALLEST } else { x };
+    let shifted = limited + MAGIC;
+    let r = limited - (shifted - MAGIC);
+    // Taylor series of `exp(r ln 2)`: the first omitted term is below 2.5e-6 for |r| <= 1 / 2.
+    let p = 1.333_355_8e-3;
+    let p = p * r + 9.618_129e-3;
+    let p = p * r + 5.550_411e-2;
+    let p = p * r + 2.402_265e-1;
+    let p = p * r + std::f32::consts::LN_2;
+    let p = p * r + 1.0;
+    // The bits of the magic number above the integer are shifted out.
+    let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
+    if x < SMALLEST { 0.0 } else { p * power }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::exp;
+    use super::{exp, exp2};
     use trike_testkit::assert_near;
 
     #[test]
@@ -50,5 +73,18 @@ mod tests {
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(f32::INFINITY), exp(88.0));
         assert!(exp(f32::NAN).is_nan());
+    }
+
+    #[test]
+    fn exp2_follows_the_double_precision_one() {
+        for i in -125_000..=0 {
+            let x = i as f32 / 1000.0;
+            assert_near!(f64::from(exp2(x)), f64::from(x).exp2(), rel = 3e-6, "exp2({x})");
+        }
+        assert_eq!(
+            [0.0, -1.0, -126.0, -126.5, f32::NEG_INFINITY].map(exp2),
+            [1.0, 0.5, 2f32.powi(-126), 0.0, 0.0]
+        );
+        assert!(exp2(f32::NAN).is_nan());
     }
 }

@@ -147,6 +147,10 @@ fn rotations_refuse_what_does_not_fit() {
     assert!(cpu.rope(&mut [], 4, 8, &[], &table, RopePairing::Halves).is_ok());
 }
 
+/// Bound for several rows from position 256 on over an f16 cache: queries, keys, values and weights are rounded to 16-bit
+/// integers, with about the error of f16 (`2^-11`).
+const BOUND_OF_INTS: f32 = 6e-4;
+
 /// Keys and values at every position, and the ring that holds the last ones.
 struct Cache {
     k: Vec<f32>,
@@ -250,14 +254,16 @@ fn attention_over_many_blocks() {
         let (half_k, half_v) = (half(&cache.ring_k), half(&cache.ring_v));
         let q = rng.normals(tokens * problem.heads * d);
         let want = cache.oracle(&problem, &q, first);
+        let in_ints = tokens > 1 && first + tokens > 256;
+        let half_bound = if in_ints { BOUND_OF_INTS } else { BOUND };
         for cpu in &cpus {
-            for (k, v) in [
-                (KvData::F32(&cache.ring_k), KvData::F32(&cache.ring_v)),
-                (KvData::F16(&half_k), KvData::F16(&half_v)),
+            for (k, v, bound) in [
+                (KvData::F32(&cache.ring_k), KvData::F32(&cache.ring_v), BOUND),
+                (KvData::F16(&half_k), KvData::F16(&half_v), half_bound),
             ] {
                 let mut out = vec![f32::NAN; q.len()];
                 cpu.attention(&problem, &q, first, KvView { k, v, capacity }, &mut out).expect("valid");
-                assert_close(&out, &want, BOUND);
+                assert_close(&out, &want, bound);
             }
         }
     }

@@ -29,6 +29,10 @@ pub use int8::quantize_head;
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;
 
+/// Queries at positions below this are attended to in f32 from every cache: over short contexts attention takes a few percent
+/// of the time, and the rounding of queries to 16 bits would buy nothing.
+const EXACT: usize = 256;
+
 /// Keys or values, `[kv_heads][capacity][head_dim]`.
 #[derive(Clone, Copy, Debug)]
 pub enum KvData<'a> {
@@ -133,16 +137,16 @@ pub(crate) fn attention(
     let (job, pool) = (Job { problem, q, tokens, first_position, capacity: kv.capacity }, cpu.pool());
     let (isa, d) = (cpu.isa(), problem.head_dim);
     match (kv.k, kv.v) {
-        (KvData::F32(k), KvData::F32(v)) => job.run(isa, pool, Ring::plain(k), Ring::plain(v), out),
-        (KvData::F16(k), KvData::F16(v)) => job.run(isa, pool, Ring::plain(k), Ring::plain(v), out),
+        (KvData::F32(k), KvData::F32(v)) => job.floats(isa, pool, k, v, out),
+        (KvData::F16(k), KvData::F16(v)) => job.ints(isa, pool, Ring::plain(k), Ring::plain(v), out),
         (KvData::Int8 { codes: k, scales: k_scales }, KvData::Int8 { codes: v, scales: v_scales }) => {
             let (k, v) = (Ring { elements: k, scales: k_scales }, Ring { elements: v, scales: v_scales });
-            job.run(isa, pool, k, v, out);
+            job.ints(isa, pool, k, v, out);
         }
         // The kernels are compiled for keys and values of one type, as every cache has; mixed types are widened here.
         (k, v) => {
             let (k, v) = (k.widened(d), v.widened(d));
-            job.run(isa, pool, Ring::plain(&k), Ring::plain(&v), out);
+            job.floats(isa, pool, &k, &v, out);
         }
     }
     Ok(())
@@ -173,12 +177,60 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
-    fn run<E: Element>(&self, isa: Isa, pool: &Pool, k: Ring<'_, E>, v: Ring<'_, E>, out: &mut [f32]) {
-        if self.tokens == 1 || self.tokens * self.share() <= FEW_ROWS {
-            decode::run(self, isa, pool, k, v, out);
+    fn floats(&self, isa: Isa, pool: &Pool, k: &[f32], v: &[f32], out: &mut [f32]) {
+        if self.few() {
+            decode::run(self, isa, pool, Ring::plain(k), Ring::plain(v), out);
         } else {
-            prefill::run(self, isa, pool, k, v, out);
+            prefill::floats(self, isa, pool, k, v, out);
         }
+    }
+
+    fn ints<E: prefill::Stored>(
+        &self,
+        isa: Isa,
+        pool: &Pool,
+        k: Ring<'_, E>,
+        v: Ring<'_, E>,
+        out: &mut [f32],
+    ) {
+        let end = self.first_position + self.tokens;
+        if self.few() {
+            decode::run(self, isa, pool, k, v, out);
+        } else if self.first_position >= EXACT {
+            prefill::ints(self, isa, pool, k, v, out);
+        } else if end <= EXACT {
+            let (k, v) = (self.widened(k), self.widened(v));
+            prefill::floats(&Job { capacity: end, ..*self }, isa, pool, &k, &v, out);
+        } else {
+            let tokens = EXACT - self.first_position;
+            let at = tokens * self.problem.heads * self.problem.head_dim;
+            let ((q, later_q), (out, later_out)) = (self.q.split_at(at), out.split_at_mut(at));
+            Job { q, tokens, ..*self }.ints(isa, pool, k, v, out);
+            let later = Job { q: later_q, tokens: self.tokens - tokens, first_position: EXACT, ..*self };
+            later.ints(isa, pool, k, v, later_out);
+        }
+    }
+
+    /// The visible keys or values of the first positions in f32, `[kv_heads][positions][head_dim]`; zeros for others.
+    fn widened<E: Element>(&self, ring: Ring<'_, E>) -> Vec<f32> {
+        let (d, end) = (self.problem.head_dim, self.first_position + self.tokens);
+        let positions = self.span(0).start..end;
+        let mut wide = vec![0.0; self.problem.kv_heads * end * d];
+        for (head, wide) in wide.chunks_exact_mut(end * d).enumerate() {
+            let rows = self.runs(ring, head, &positions).into_iter().flat_map(|run| run.chunks_exact(d));
+            let mut scales = self.scales(ring, head, &positions).into_iter().flatten();
+            for (row, to) in rows.zip(wide[positions.start * d..].chunks_exact_mut(d)) {
+                // 1 without codes.
+                let scale = scales.next().copied().unwrap_or(1.0);
+                to.iter_mut().zip(row).for_each(|(to, element)| *to = element.widen() * scale);
+            }
+        }
+        wide
+    }
+
+    /// Whether memory bandwidth is the bottleneck, not arithmetic.
+    fn few(&self) -> bool {
+        self.tokens == 1 || self.tokens * self.share() <= FEW_ROWS
     }
 
     /// Query heads that read the same keys.

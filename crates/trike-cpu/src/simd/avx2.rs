@@ -217,6 +217,7 @@ impl Simd for Avx2 {
     const LINES: usize = 4;
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[4, 2, 1];
+    const PAIR_SUMS: usize = 6;
 
     common!();
 
@@ -275,6 +276,12 @@ impl Simd for Avx2 {
         let ones = op!(_mm256_set1_epi16(1));
         halves!(h => op!(_mm256_madd_epi16(acc[h], ones)))
     }
+
+    #[inline(always)]
+    fn dot_pairs(self, acc: [__m256i; 2], a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        let products = halves!(h => op!(_mm256_madd_epi16(a[h], b[h])));
+        self.add_ints(acc, products)
+    }
 }
 
 impl Simd for AvxVnni {
@@ -287,6 +294,7 @@ impl Simd for AvxVnni {
     const WIDE: bool = true;
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[6, 4, 2, 1];
+    const PAIR_SUMS: usize = 6;
 
     common!();
 
@@ -345,5 +353,10 @@ impl Simd for AvxVnni {
     #[inline(always)]
     fn to_ints(self, acc: [__m256i; 2]) -> [__m256i; 2] {
         acc
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, acc: [__m256i; 2], a: [__m256i; 2], b: [__m256i; 2]) -> [__m256i; 2] {
+        [op!(_mm256_dpwssd_avx_epi32(acc[0], a[0], b[0])), op!(_mm256_dpwssd_avx_epi32(acc[1], a[1], b[1]))]
     }
 }

@@ -32,6 +32,7 @@ impl Simd for Avx512 {
     /// 2 tiles by 12 tokens: 24 of the 32 registers hold sums.
     const TILES: usize = 2;
     const TOKENS: &'static [usize] = &[12, 8, 4, 2, 1];
+    const PAIR_SUMS: usize = 24;
 
     #[inline(always)]
     fn load(self, line: &CodeLine) -> __m512i {
@@ -168,6 +169,11 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn scale_add(self, a: __m512i, factor: i32, b: __m512i) -> __m512i {
         self.add_ints(op!(_mm512_mullo_epi32(a, self.splat_int(factor))), b)
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+        op!(_mm512_dpwssd_epi32(acc, a, b))
     }
 
     #[inline(always)]

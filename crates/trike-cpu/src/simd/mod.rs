@@ -43,6 +43,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const TILES: usize;
     /// Token counts supported by the panel kernel, descending to 1.
     const TOKENS: &'static [usize];
+    /// Sums of [`Simd::dot_pairs`] that fit the registers beside its operands.
+    const PAIR_SUMS: usize;
 
     /// Loads a line.
     fn load(self, line: &CodeLine) -> Self::Bytes;
@@ -101,6 +103,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn add_ints(self, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// `factor * a + b`, wrapping.
     fn scale_add(self, a: Self::Ints, factor: i32, b: Self::Ints) -> Self::Ints;
+    /// Adds the sums of the products of two pairs of i16, one pair in each row; wrapping.
+    fn dot_pairs(self, acc: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
     /// Loads integers.
     fn load_ints(self, line: &IntLine) -> Self::Ints;
     /// Stores integers.

@@ -21,6 +21,7 @@ impl Simd for Scalar {
     const WIDE: bool = true;
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[4, 1];
+    const PAIR_SUMS: usize = 1;
 
     #[inline(always)]
     fn load(self, line: &CodeLine) -> [u8; 64] {
@@ -144,6 +145,15 @@ impl Simd for Scalar {
     #[inline(always)]
     fn scale_add(self, a: [i32; 16], factor: i32, b: [i32; 16]) -> [i32; 16] {
         from_fn(|row| a[row].wrapping_mul(factor).wrapping_add(b[row]))
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, acc: [i32; 16], a: [i32; 16], b: [i32; 16]) -> [i32; 16] {
+        let low = |x: i32| i32::from(x as i16);
+        from_fn(|row| {
+            let products = [low(a[row]) * low(b[row]), (a[row] >> 16) * (b[row] >> 16)];
+            acc[row].wrapping_add(products[0]).wrapping_add(products[1])
+        })
     }
 
     #[inline(always)]

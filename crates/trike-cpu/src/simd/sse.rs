@@ -53,6 +53,7 @@ impl Simd for Sse41 {
     const LINES: usize = 4;
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[2, 1];
+    const PAIR_SUMS: usize = 2;
 
     #[inline(always)]
     fn load(self, line: &CodeLine) -> [__m128i; 4] {
@@ -200,6 +201,14 @@ impl Simd for Sse41 {
         let factor = op!(_mm_set1_epi32(factor));
         let product = quarters!(q => op!(_mm_mullo_epi32(a[q], factor)));
         self.add_ints(product, b)
+    }
+
+    #[inline(always)]
+    fn dot_pairs(self, acc: [__m128i; 4], a: [__m128i; 4], b: [__m128i; 4]) -> [__m128i; 4] {
+        quarters!(q => {
+            let products = op!(_mm_madd_epi16(a[q], b[q]));
+            op!(_mm_add_epi32(acc[q], products))
+        })
     }
 
     #[inline(always)]

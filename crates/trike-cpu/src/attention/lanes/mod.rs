@@ -1,6 +1,6 @@
 //! Operations that attention needs in addition to the float kernels.
 
-use crate::kernels::FloatKernels;
+use crate::kernels::{FloatKernels, Kernels};
 use trike_host::isa::Scalar;
 
 #[cfg(target_arch = "x86_64")]
@@ -23,10 +23,56 @@ impl Lanes for Scalar {}
 #[cfg(target_arch = "x86_64")]
 impl Lanes for trike_host::isa::Avx2 {}
 
+/// An instruction set and the one whose float kernels it uses, as in [`with_float_kernels`](crate::kernels::with_float_kernels).
+pub(super) trait Paired: Kernels {
+    /// The instruction set of the float kernels.
+    type Lanes: Lanes;
+    /// Its token.
+    fn lanes(self) -> Self::Lanes;
+}
+
+/// Instruction sets with float kernels of their own.
+macro_rules! own_lanes {
+    ($($token:ty),*) => {
+        $(impl Paired for $token {
+            type Lanes = Self;
+
+            #[inline(always)]
+            fn lanes(self) -> Self {
+                self
+            }
+        })*
+    };
+}
+
+own_lanes!(Scalar);
+#[cfg(target_arch = "x86_64")]
+own_lanes!(trike_host::isa::Avx2, trike_host::isa::Avx512);
+
+#[cfg(target_arch = "x86_64")]
+impl Paired for trike_host::isa::Sse41 {
+    type Lanes = Scalar;
+
+    #[inline(always)]
+    fn lanes(self) -> Scalar {
+        Scalar::portable()
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Paired for trike_host::isa::AvxVnni {
+    type Lanes = trike_host::isa::Avx2;
+
+    #[inline(always)]
+    fn lanes(self) -> trike_host::isa::Avx2 {
+        self.avx2()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Lanes;
-    use crate::kernels::{Kernels, with_float_kernels};
+    use crate::kernels::{Kernels as _, with_float_kernels};
     use trike_host::Isa;
     use trike_host::Loop;
 

@@ -1,30 +1,21 @@
-//! Keys and values in the layout that the products read, widened once for all panels of an item.
+//! Keys and values in f32 in the layout that the products read, copied once for all panels of an item.
 
 use std::ops::Range;
 
 use super::{KEYS, SCALARS};
 use crate::attention::lanes::Lanes;
-use crate::kernels::Element;
 use trike_host::Loop;
 
-/// Widened keys and values of one block.
+/// Keys and values of one block.
 pub(super) struct Blocks {
     /// `[KEYS][head_dim]`
     pub(super) keys: Vec<f32>,
     /// `[head_dim / SCALARS][KEYS]`, the last columns padded with zeros.
     pub(super) values: Vec<[[f32; SCALARS]; KEYS]>,
-    /// `[KEYS][head_dim]`, the widened values before packing.
+    /// `[KEYS][head_dim]`, the values before packing.
     wide: Vec<f32>,
     /// Whether every value is finite, so that a weight of zero contributes zero.
     pub(super) finite: bool,
-}
-
-/// Keys or values of some positions of a head, before and after the wrap-around of the ring.
-#[derive(Clone, Copy)]
-pub(super) struct Run<'a, E> {
-    pub(super) elements: [&'a [E]; 2],
-    /// One per position if the elements are codes, else empty.
-    pub(super) scales: [&'a [f32]; 2],
 }
 
 impl Blocks {
@@ -33,61 +24,31 @@ impl Blocks {
         Self { keys: vec![0.0; KEYS * d], values, wide: vec![0.0; KEYS * d], finite: true }
     }
 
-    /// Widens the keys and values of `positions`, which lie within the block at `start`; the rest of the block becomes
+    /// Copies the keys and values of `positions`, which lie within the block at `start`; the rest of the block becomes
     /// zeros.
-    pub(super) fn fill<S: Lanes, E: Element>(
+    pub(super) fn fill<S: Lanes>(
         &mut self,
         s: S,
-        keys: Run<'_, E>,
-        values: Run<'_, E>,
+        keys: [&[f32]; 2],
+        values: [&[f32]; 2],
         start: usize,
         positions: &Range<usize>,
     ) {
         let d = self.keys.len() / KEYS;
         let within = (positions.start - start) * d..(positions.end - start) * d;
-        widen_within(s, &mut self.keys, d, &within, keys);
-        widen_within(s, &mut self.wide, d, &within, values);
+        copy_within(&mut self.keys, &within, keys);
+        copy_within(&mut self.wide, &within, values);
         self.finite = s.run(Pack { wide: &self.wide, values: &mut self.values });
     }
 }
 
-/// Writes the values of a run, rows of `d`, to a part of `to`, and zeros around them.
-fn widen_within<S: Lanes, E: Element>(
-    s: S,
-    to: &mut [f32],
-    d: usize,
-    within: &Range<usize>,
-    from: Run<'_, E>,
-) {
+/// Copies a run, before and after the wrap-around of the ring, to a part of `to`, and writes zeros around it.
+fn copy_within(to: &mut [f32], within: &Range<usize>, [before, after]: [&[f32]; 2]) {
     to[..within.start].fill(0.0);
     to[within.end..].fill(0.0);
-    let (low, high) = to[within.clone()].split_at_mut(from.elements[0].len());
-    s.widen(from.elements[0], low);
-    s.widen(from.elements[1], high);
-    if E::CODES {
-        s.run(Rescale { rows: low, d, scales: from.scales[0] });
-        s.run(Rescale { rows: high, d, scales: from.scales[1] });
-    }
-}
-
-/// Multiplies each row with its scale.
-struct Rescale<'a> {
-    rows: &'a mut [f32],
-    d: usize,
-    scales: &'a [f32],
-}
-
-impl Loop for Rescale<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for (row, scale) in self.rows.chunks_exact_mut(self.d).zip(self.scales) {
-            for value in row {
-                *value *= scale;
-            }
-        }
-    }
+    let (low, high) = to[within.clone()].split_at_mut(before.len());
+    low.copy_from_slice(before);
+    high.copy_from_slice(after);
 }
 
 /// Packs the values of a block into groups of columns, and returns whether all of them are finite.

@@ -3,25 +3,27 @@
 //! The rows of a group of heads (tokens times heads that share their keys) lie across the lanes. A panel has up to 48
 //! rows: scores are `keys x rows`, outputs `columns x rows`, and both products multiply eight scalars of the keys or
 //! values by three vectors of rows at a time. The largest score and the sums of a row stay in its lane, so nothing is
-//! summed across lanes. Keys and values are widened once for all panels of an item.
+//! summed across lanes. Keys and values are converted once for all panels of an item.
+//!
+//! Two implementations: [`floats`] for caches in f32, and [`ints`] for caches of one or two bytes per element, whose
+//! products are exact sums of 16-bit integers at twice the speed.
 
 mod blocks;
+mod floats;
+mod ints;
 mod product;
 
 use std::ops::Range;
 
 use super::lanes::Lanes;
-use super::{Job, Ring, share_out};
-use crate::kernels::{Element, with_float_kernels};
+use super::{Job, share_out};
 use crate::line::FloatLine;
-use crate::math::exp;
-use trike_host::Isa;
 use trike_host::Line;
 use trike_host::Loop;
 use trike_host::Pool;
 
-use blocks::{Blocks, Run};
-use product::{Keys, Values, product};
+pub(super) use floats::run as floats;
+pub(super) use ints::{Stored, run as ints};
 
 /// Positions per block. Blocks start at multiples of it, so the sums of a row do not depend on the other rows.
 const KEYS: usize = 64;
@@ -38,21 +40,15 @@ struct Item<'o> {
     out: Vec<&'o mut [f32]>,
 }
 
-pub(super) fn run<E: Element>(
-    job: &Job<'_>,
-    isa: Isa,
-    pool: &Pool,
-    k: Ring<'_, E>,
-    v: Ring<'_, E>,
-    out: &mut [f32],
-) {
+/// Divides the work into items and these into shares, one for each thread.
+fn items<'o>(job: &Job<'_>, pool: &Pool, out: &'o mut [f32]) -> Vec<Vec<Item<'o>>> {
     let (share, d, kv_heads) = (job.share(), job.problem.head_dim, job.problem.kv_heads);
     let seen = (0..job.tokens).map(|t| job.span(t).len().saturating_mul(job.problem.heads));
     let parts = job.parts(pool, seen.fold(0, usize::saturating_add));
-    // The panels of an item share the widening, but every thread needs several items.
+    // The panels of an item share the conversion, but every thread needs several items.
     let block = |panels: usize| (panels * ROWS / share).max(1);
     let enough = |panels: &usize| kv_heads * job.tokens.div_ceil(block(*panels)) >= 4 * parts;
-    let block = block([4, 2].into_iter().find(enough).unwrap_or(1));
+    let block = block([8, 4, 2].into_iter().find(enough).unwrap_or(1));
     let mut items = Vec::new();
     for start in (0..job.tokens).step_by(block) {
         let tokens = start..(start + block).min(job.tokens);
@@ -64,16 +60,7 @@ pub(super) fn run<E: Element>(
     }
     let cost =
         |item: &Item<'_>| item.tokens.clone().map(|t| job.span(t).len()).fold(0, usize::saturating_add);
-    pool.run(share_out(items, cost, parts), |items| {
-        let mut blocks = Blocks::new(d);
-        for item in items {
-            with_float_kernels!(isa, s => match item.out.len() {
-                0..=16 => attend::<_, E, 1>(job, s, k, v, item, &mut blocks),
-                17..=32 => attend::<_, E, 2>(job, s, k, v, item, &mut blocks),
-                _ => attend::<_, E, 3>(job, s, k, v, item, &mut blocks),
-            });
-        }
-    });
+    share_out(items, cost, parts)
 }
 
 /// One value per row, for `16 V` rows.
@@ -101,55 +88,17 @@ struct Panel<const V: usize> {
     all: Range<usize>,
 }
 
-/// Computes one item.
-fn attend<S: Lanes, E: Element, const V: usize>(
-    job: &Job<'_>,
-    s: S,
-    k: Ring<'_, E>,
-    v: Ring<'_, E>,
-    mut item: Item<'_>,
-    blocks: &mut Blocks,
-) {
-    let mut panels = Vec::new();
-    for first in (0..item.out.len()).step_by(16 * V) {
-        panels.push(panel::<S, V>(job, s, &item, first, (item.out.len() - first).min(16 * V)));
-    }
-    let mut scores = [row_of::<V>(0.0); KEYS];
+/// The panels of an item.
+fn panels<S: Lanes, const V: usize>(job: &Job<'_>, s: S, item: &Item<'_>) -> Vec<Panel<V>> {
+    let first = (0..item.out.len()).step_by(16 * V);
+    first.map(|first| panel::<S, V>(job, s, item, first, (item.out.len() - first).min(16 * V))).collect()
+}
+
+/// The positions visible to an item, block by block: the start of each block and the visible positions in it.
+fn blocks_of(job: &Job<'_>, item: &Item<'_>) -> impl Iterator<Item = (usize, Range<usize>)> {
     let span = job.span(item.tokens.start).start..job.span(item.tokens.end - 1).end;
-    for start in (span.start / KEYS * KEYS..span.end).step_by(KEYS) {
-        let positions = span.start.max(start)..span.end.min(start + KEYS);
-        let run = |ring| Run {
-            elements: job.runs(ring, item.kv_head, &positions),
-            scales: job.scales(ring, item.kv_head, &positions),
-        };
-        blocks.fill(s, run(k), run(v), start, &positions);
-        let (scale, panels, scores) = (job.problem.scale, &mut panels[..], &mut scores);
-        s.run(AttendBlock { s, scale, blocks, start, panels, scores });
-    }
-    for (panel, out) in panels.iter().zip(item.out.chunks_mut(16 * V)) {
-        s.run(Finish { s, panel, out });
-    }
-}
-
-/// Accumulates a block into the panels of an item.
-struct AttendBlock<'a, S, const V: usize> {
-    s: S,
-    scale: f32,
-    blocks: &'a Blocks,
-    start: usize,
-    panels: &'a mut [Panel<V>],
-    scores: &'a mut [Row<V>; KEYS],
-}
-
-impl<S: Lanes, const V: usize> Loop for AttendBlock<'_, S, V> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        for panel in self.panels {
-            attend_block(self.s, self.scale, self.blocks, self.start, panel, self.scores);
-        }
-    }
+    let starts = (span.start / KEYS * KEYS..span.end).step_by(KEYS);
+    starts.map(move |start| (start, span.start.max(start)..span.end.min(start + KEYS)))
 }
 
 /// The queries of some rows and their visible ranges.
@@ -225,44 +174,17 @@ impl<S: Lanes, const V: usize> Loop for Gather<'_, '_, S, V> {
     }
 }
 
-/// Accumulates a block into a panel.
+/// The part of a block that some row of a panel sees, widened to whole groups of scalars, and whether it has positions
+/// that a row does not see; nothing if no row sees any.
 #[inline(always)]
-fn attend_block<S: Lanes, const V: usize>(
-    s: S,
-    scale: f32,
-    blocks: &Blocks,
-    start: usize,
-    panel: &mut Panel<V>,
-    scores: &mut [Row<V>; KEYS],
-) {
-    let q = panel.q.as_chunks::<V>().0;
-    let d = q.len();
+fn seen_part<const V: usize>(panel: &Panel<V>, start: usize) -> Option<(Range<usize>, bool)> {
     let low = panel.any.start.max(start) - start;
     let high = panel.any.end.min(start + KEYS).saturating_sub(start);
     if low >= high {
-        return;
+        return None;
     }
     let (low, high) = (low / SCALARS * SCALARS, high.next_multiple_of(SCALARS));
-    let scores = &mut scores[low..high];
-    let keys = blocks.keys[low * d..high * d].chunks_exact(SCALARS * d);
-    for (keys, scores) in keys.zip(scores.as_chunks_mut::<SCALARS>().0) {
-        product(s, Keys::new(keys, d), q, None, scores);
-    }
-    let masked = start + low < panel.all.start || start + high > panel.all.end;
-    if masked {
-        mask(&panel.seen, start + low, scores);
-    }
-    let keep = soften(scale, scores, &mut panel.largest, &mut panel.total);
-    let outs = panel.out.as_chunks_mut::<V>().0.as_chunks_mut::<SCALARS>().0;
-    if masked && !blocks.finite {
-        for (values, outs) in blocks.values.iter().zip(outs) {
-            add_seen(&values[low..high], scores, &keep, &panel.seen, start + low, outs);
-        }
-        return;
-    }
-    for (values, outs) in blocks.values.iter().zip(outs) {
-        product(s, Values(&values[low..high]), scores, Some(&keep), outs);
-    }
+    Some((low..high, start + low < panel.all.start || start + high > panel.all.end))
 }
 
 /// Sets the scores of invisible positions to minus infinity.
@@ -279,71 +201,6 @@ fn mask<const V: usize>(seen: &[(usize, usize); ROWS], start: usize, scores: &mu
             for l in 0..16 {
                 let visible = position >= low[v][l] && position < high[v][l];
                 scores[v].0[l] = if visible { scores[v].0[l] } else { f32::NEG_INFINITY };
-            }
-        }
-    }
-}
-
-/// Replaces each score by `exp(score - largest so far)` and returns the factor by which the sums of earlier blocks
-/// must be multiplied.
-#[inline(always)]
-fn soften<const V: usize>(
-    scale: f32,
-    scores: &mut [Row<V>],
-    largest: &mut Row<V>,
-    total: &mut Row<V>,
-) -> Row<V> {
-    let mut keep = row_of::<V>(0.0);
-    for v in 0..V {
-        let mut top = largest[v].0;
-        for scores in scores.iter_mut() {
-            for l in 0..16 {
-                let score = scores[v].0[l] * scale;
-                scores[v].0[l] = score;
-                // Not a maximum: NaN is ignored here and propagates through the exponential.
-                top[l] = if score > top[l] { score } else { top[l] };
-            }
-        }
-        // A row without visible positions so far keeps minus infinity as its largest score, and all its exponentials
-        // are zero.
-        let mut from = [0.0; 16];
-        for l in 0..16 {
-            from[l] = if top[l] == f32::NEG_INFINITY { 0.0 } else { top[l] };
-            keep[v].0[l] = exp(largest[v].0[l] - from[l]);
-        }
-        let mut sum = [0.0; 16];
-        for scores in scores.iter_mut() {
-            for l in 0..16 {
-                let weight = exp(scores[v].0[l] - from[l]);
-                scores[v].0[l] = weight;
-                sum[l] += weight;
-            }
-        }
-        for l in 0..16 {
-            total[v].0[l] = total[v].0[l] * keep[v].0[l] + sum[l];
-        }
-        largest[v].0 = top;
-    }
-    keep
-}
-
-/// The second product when a value is not finite and is masked for some row: zero times infinity is not zero.
-fn add_seen<const V: usize>(
-    values: &[[f32; SCALARS]],
-    weights: &[Row<V>],
-    keep: &Row<V>,
-    seen: &[(usize, usize); ROWS],
-    start: usize,
-    out: &mut [Row<V>; SCALARS],
-) {
-    for (i, out) in out.iter_mut().enumerate() {
-        for row in 0..16 * V {
-            let sum = &mut out[row / 16].0[row % 16];
-            *sum *= keep[row / 16].0[row % 16];
-            for (position, (values, weights)) in (start..).zip(values.iter().zip(weights)) {
-                if (seen[row].0..seen[row].1).contains(&position) {
-                    *sum += weights[row / 16].0[row % 16] * values[i];
-                }
             }
         }
     }

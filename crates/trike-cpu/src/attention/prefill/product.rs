@@ -5,21 +5,23 @@ use crate::attention::lanes::Lanes;
 
 /// Scalar operand of a product.
 pub(super) trait Scalars: Copy {
+    /// A float, or a pair of 16-bit integers.
+    type Scalar: Copy;
     /// The first `steps` steps. With a known length the compiler removes the bounds checks.
     fn cut(self, steps: usize) -> Self;
     /// Scalar `i` of step `k`.
-    fn at(&self, k: usize, i: usize) -> f32;
+    fn at(&self, k: usize, i: usize) -> Self::Scalar;
 }
 
 /// Eight keys; a step is a column.
 #[derive(Clone, Copy)]
-pub(super) struct Keys<'a>([&'a [f32]; SCALARS]);
+pub(super) struct Keys<'a, T>([&'a [T]; SCALARS]);
 
-impl<'a> Keys<'a> {
+impl<'a, T> Keys<'a, T> {
     /// From eight keys of `d` columns, one after the other.
     #[inline(always)]
-    pub(super) fn new(keys: &'a [f32], d: usize) -> Self {
-        let mut rows: [&[f32]; SCALARS] = [&[]; SCALARS];
+    pub(super) fn new(keys: &'a [T], d: usize) -> Self {
+        let mut rows: [&[T]; SCALARS] = [&[]; SCALARS];
         for i in 0..SCALARS {
             rows[i] = &keys[i * d..][..d];
         }
@@ -27,7 +29,9 @@ impl<'a> Keys<'a> {
     }
 }
 
-impl Scalars for Keys<'_> {
+impl<T: Copy> Scalars for Keys<'_, T> {
+    type Scalar = T;
+
     #[inline(always)]
     fn cut(mut self, steps: usize) -> Self {
         for row in &mut self.0 {
@@ -37,30 +41,32 @@ impl Scalars for Keys<'_> {
     }
 
     #[inline(always)]
-    fn at(&self, k: usize, i: usize) -> f32 {
+    fn at(&self, k: usize, i: usize) -> T {
         self.0[i][k]
     }
 }
 
 /// Eight columns of values; a step is a position.
 #[derive(Clone, Copy)]
-pub(super) struct Values<'a>(pub(super) &'a [[f32; SCALARS]]);
+pub(super) struct Values<'a, T>(pub(super) &'a [[T; SCALARS]]);
 
-impl Scalars for Values<'_> {
+impl<T: Copy> Scalars for Values<'_, T> {
+    type Scalar = T;
+
     #[inline(always)]
     fn cut(self, steps: usize) -> Self {
         Self(&self.0[..steps])
     }
 
     #[inline(always)]
-    fn at(&self, k: usize, i: usize) -> f32 {
+    fn at(&self, k: usize, i: usize) -> T {
         self.0[k][i]
     }
 }
 
 /// `out[i] = out[i] * keep + sum_k a(k, i) * b[k]`; without `keep`, `out` is overwritten.
 #[inline(always)]
-pub(super) fn product<S: Lanes, A: Scalars, const V: usize>(
+pub(super) fn product<S: Lanes, A: Scalars<Scalar = f32>, const V: usize>(
     s: S,
     a: A,
     b: &[Row<V>],
@@ -89,7 +95,7 @@ pub(super) fn product<S: Lanes, A: Scalars, const V: usize>(
 
 /// [`product`] for `I` scalars from `scalar` and `N` vectors from `vector`, whose sums stay in registers.
 #[inline(always)]
-fn tile<S: Lanes, A: Scalars, const V: usize, const I: usize, const N: usize>(
+fn tile<S: Lanes, A: Scalars<Scalar = f32>, const V: usize, const I: usize, const N: usize>(
     s: S,
     a: A,
     b: &[Row<V>],

@@ -1,0 +1,171 @@
+//! Prefill attention in f32, for caches in f32.
+
+use super::blocks::Blocks;
+use super::product::{Keys, Values, product};
+use super::{
+    Finish, Item, KEYS, Panel, ROWS, Row, SCALARS, blocks_of, items, mask, panels, row_of, seen_part,
+};
+use crate::attention::lanes::Lanes;
+use crate::attention::{Job, Ring};
+use crate::kernels::with_float_kernels;
+use crate::math::exp;
+use trike_host::Isa;
+use trike_host::Loop;
+use trike_host::Pool;
+
+pub(in crate::attention) fn run(job: &Job<'_>, isa: Isa, pool: &Pool, k: &[f32], v: &[f32], out: &mut [f32]) {
+    pool.run(items(job, pool, out), |items| {
+        let mut blocks = Blocks::new(job.problem.head_dim);
+        for item in items {
+            with_float_kernels!(isa, s => match item.out.len() {
+                0..=16 => attend::<_, 1>(job, s, [k, v], item, &mut blocks),
+                17..=32 => attend::<_, 2>(job, s, [k, v], item, &mut blocks),
+                _ => attend::<_, 3>(job, s, [k, v], item, &mut blocks),
+            });
+        }
+    });
+}
+
+/// Computes one item.
+fn attend<S: Lanes, const V: usize>(
+    job: &Job<'_>,
+    s: S,
+    [k, v]: [&[f32]; 2],
+    mut item: Item<'_>,
+    blocks: &mut Blocks,
+) {
+    let mut panels = panels::<S, V>(job, s, &item);
+    let mut scores = [row_of::<V>(0.0); KEYS];
+    for (start, positions) in blocks_of(job, &item) {
+        let run = |ring| job.runs(Ring::plain(ring), item.kv_head, &positions);
+        blocks.fill(s, run(k), run(v), start, &positions);
+        let (scale, panels, scores) = (job.problem.scale, &mut panels[..], &mut scores);
+        s.run(AttendBlock { s, scale, blocks, start, panels, scores });
+    }
+    for (panel, out) in panels.iter().zip(item.out.chunks_mut(16 * V)) {
+        s.run(Finish { s, panel, out });
+    }
+}
+
+/// Accumulates a block into the panels of an item.
+struct AttendBlock<'a, S, const V: usize> {
+    s: S,
+    scale: f32,
+    blocks: &'a Blocks,
+    start: usize,
+    panels: &'a mut [Panel<V>],
+    scores: &'a mut [Row<V>; KEYS],
+}
+
+impl<S: Lanes, const V: usize> Loop for AttendBlock<'_, S, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run(self) {
+        for panel in self.panels {
+            attend_block(self.s, self.scale, self.blocks, self.start, panel, self.scores);
+        }
+    }
+}
+
+/// Accumulates a block into a panel.
+#[inline(always)]
+fn attend_block<S: Lanes, const V: usize>(
+    s: S,
+    scale: f32,
+    blocks: &Blocks,
+    start: usize,
+    panel: &mut Panel<V>,
+    scores: &mut [Row<V>; KEYS],
+) {
+    let q = panel.q.as_chunks::<V>().0;
+    let d = q.len();
+    let Some((part, masked)) = seen_part(panel, start) else {
+        return;
+    };
+    let (low, high) = (part.start, part.end);
+    let scores = &mut scores[low..high];
+    let keys = blocks.keys[low * d..high * d].chunks_exact(SCALARS * d);
+    for (keys, scores) in keys.zip(scores.as_chunks_mut::<SCALARS>().0) {
+        product(s, Keys::new(keys, d), q, None, scores);
+    }
+    if masked {
+        mask(&panel.seen, start + low, scores);
+    }
+    let keep = soften(scale, scores, &mut panel.largest, &mut panel.total);
+    let outs = panel.out.as_chunks_mut::<V>().0.as_chunks_mut::<SCALARS>().0;
+    if masked && !blocks.finite {
+        for (values, outs) in blocks.values.iter().zip(outs) {
+            add_seen(&values[low..high], scores, &keep, &panel.seen, start + low, outs);
+        }
+        return;
+    }
+    for (values, outs) in blocks.values.iter().zip(outs) {
+        product(s, Values(&values[low..high]), scores, Some(&keep), outs);
+    }
+}
+
+/// Replaces each score by `exp(score - largest so far)` and returns the factor by which the sums of earlier blocks
+/// must be multiplied.
+#[inline(always)]
+fn soften<const V: usize>(
+    scale: f32,
+    scores: &mut [Row<V>],
+    largest: &mut Row<V>,
+    total: &mut Row<V>,
+) -> Row<V> {
+    let mut keep = row_of::<V>(0.0);
+    for v in 0..V {
+        let mut top = largest[v].0;
+        for scores in scores.iter_mut() {
+            for l in 0..16 {
+                let score = scores[v].0[l] * scale;
+                scores[v].0[l] = score;
+                // Not a maximum: NaN is ignored here and propagates through the exponential.
+                top[l] = if score > top[l] { score } else { top[l] };
+            }
+        }
+        // A row without visible positions so far keeps minus infinity as its largest score, and all its exponentials
+        // are zero.
+        let mut from = [0.0; 16];
+        for l in 0..16 {
+            from[l] = if top[l] == f32::NEG_INFINITY { 0.0 } else { top[l] };
+            keep[v].0[l] = exp(largest[v].0[l] - from[l]);
+        }
+        let mut sum = [0.0; 16];
+        for scores in scores.iter_mut() {
+            for l in 0..16 {
+                let weight = exp(scores[v].0[l] - from[l]);
+                scores[v].0[l] = weight;
+                sum[l] += weight;
+            }
+        }
+        for l in 0..16 {
+            total[v].0[l] = total[v].0[l] * keep[v].0[l] + sum[l];
+        }
+        largest[v].0 = top;
+    }
+    keep
+}
+
+/// The second product when a value is not finite and is masked for some row: zero times infinity is not zero.
+fn add_seen<const V: usize>(
+    values: &[[f32; SCALARS]],
+    weights: &[Row<V>],
+    keep: &Row<V>,
+    seen: &[(usize, usize); ROWS],
+    start: usize,
+    out: &mut [Row<V>; SCALARS],
+) {
+    for (i, out) in out.iter_mut().enumerate() {
+        for row in 0..16 * V {
+            let sum = &mut out[row / 16].0[row % 16];
+            *sum *= keep[row / 16].0[row % 16];
+            for (position, (values, weights)) in (start..).zip(values.iter().zip(weights)) {
+                if (seen[row].0..seen[row].1).contains(&position) {
+                    *sum += weights[row / 16].0[row % 16] * values[i];
+                }
+            }
+        }
+    }
+}
