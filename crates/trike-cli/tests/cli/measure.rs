@@ -92,6 +92,10 @@ fn the_split_follows_the_text_and_the_limit_counts_sequences() {
     assert!(kl > 0.0 && kl < 2e-3, "{kl}");
     let shown = trike.stdout(&["perplexity", "-m", &model, "-f", &stories, "--base", &model]);
     assert!(shown.contains("top-1 agreement") && shown.contains("100.0 %"), "{shown}");
+    assert!(
+        shown.lines().any(|line| line.starts_with("activations") && line.ends_with("int8-token")),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -277,4 +281,20 @@ fn eval_scores_texts_and_windows() {
     assert_near!(same["kl"].as_f64().unwrap(), 0.0, abs = 1e-9, "{same}");
     assert!(same["ratio"] == 1.0 && same["ratio_error"] == 0.0, "{same}");
     trike.fails(2, &["eval", "-m", &tiny()]);
+}
+
+#[test]
+fn eval_reports_the_activation_precision() {
+    let trike = Trike::new();
+    let text = trike.write("text.txt", "Once upon a time, there was a little girl named Lily.");
+    let eval = ["eval", "-m", &tiny(), "--text", &text];
+    for (more, want) in
+        [(&[][..], "int8-token"), (&["--activations", "f32"], "f32"), (&["--activations", "int16"], "int16")]
+    {
+        let args = [&eval[..], more].concat();
+        assert_eq!(trike.json(&[&args[..], &["--json"]].concat())["activations"], want);
+        let shown = trike.stdout(&args);
+        let line = shown.lines().find(|line| line.starts_with("activations"));
+        assert!(line.is_some_and(|line| line.ends_with(want)), "{shown}");
+    }
 }
