@@ -246,6 +246,11 @@ fn a_cache_refuses_what_it_cannot_hold_and_stays_as_it_was() {
     let wrong = other.forward_with_cache(&tokens(1), &mut cache);
     assert!(matches!(wrong, Err(CandleError::Nn(NnError::Shape { what: "heads of a cache", .. }))));
 
+    let refused = full.new_cache(1, 8, KvPrecision::Int8);
+    assert!(matches!(
+        refused,
+        Err(CandleError::Nn(NnError::Spec { field: "precision of a KV cache", got, .. })) if got == "int8"
+    ));
     for sizes in [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0], [1 << 31, 1 << 31, 2, 1]] {
         let [batch, heads, head_dim, capacity] = sizes;
         let refused = KvCache::new(batch, heads, head_dim, capacity, KvPrecision::F32);

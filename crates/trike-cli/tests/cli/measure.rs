@@ -199,6 +199,21 @@ fn bench_makes_a_model_of_random_trits() {
 }
 
 #[test]
+fn bench_makes_a_model_with_one_scale_per_matrix() {
+    let args =
+        ["bench", "--synthetic", "125m", "--group", "tensor", "-p", "2", "-n", "1", "-t", "1", "-r", "1"];
+    let json = Trike::new().json(&[&args[..], &["--json"]].concat());
+    assert_eq!((&json["model"]["encoding"], &json["activations"]), (&"2bit".into(), &"int8-token".into()));
+    // Four weights per byte, and an f16 scale for each of the 12 x 7 matrices.
+    let weights = 12 * (4 * 768 * 768 + 3 * 768 * 2048) as u64;
+    assert_eq!(json["model"]["stored_bytes"], weights / 4 + 2 * 12 * 7);
+    let rows = json["rows"].as_array().expect("rows");
+    let found: Vec<_> = rows.iter().map(|r| (r["kind"].as_str(), r["tokens"].as_u64())).collect();
+    assert_eq!(found, [(Some("prefill"), Some(2)), (Some("decode"), Some(1))]);
+    assert!(rows.iter().all(|r| r["tokens_per_second"].as_f64().is_some_and(|n| n > 0.0)), "{json}");
+}
+
+#[test]
 fn doctor_names_the_machine_the_model_and_the_environment() {
     let trike = Trike::new();
     let mut command = trike.command(&["doctor", "--json"]);
