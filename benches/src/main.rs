@@ -22,6 +22,9 @@ use trike_cpu::Isa;
 ///
 /// A full run without regressions is written to `benches/records/` and to the chapter "Measured figures" of the book. A
 /// quick or filtered run is only compared and printed.
+///
+/// The exit status is 0 for a good run, 1 for a regression or an error, 2 for wrong usage, and 3 for a void run: the machine was
+/// too busy for its figures to count.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench-report", bin_name = "cargo xtask bench-report")]
 struct Args {
@@ -54,8 +57,7 @@ struct Args {
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(status) => ExitCode::from(status),
         Err(e) => {
             eprintln!("error: {e:#}");
             ExitCode::FAILURE
@@ -63,8 +65,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns whether the run is valid and no row regressed.
-fn run(args: &Args) -> Result<bool> {
+/// Returns the exit status.
+fn run(args: &Args) -> Result<u8> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no directory above this package")?;
     let (folder, book) = (root.join("benches/records"), root.join("docs/src"));
     // Loaded before measuring for minutes, so that a broken record is reported first.
@@ -73,7 +75,7 @@ fn run(args: &Args) -> Result<bool> {
         let (path, record) = newest(&records, false).context("no record to show")?;
         write_chapter(&book, record, path)?;
         println!("docs/src/figures.md shows {}", path.display());
-        return Ok(true);
+        return Ok(0);
     }
     let plan = Plan { quick: args.quick, filters: args.filter.clone() };
     let setup = engine_setup(args.rivals.as_deref().filter(|_| !args.quick), args.rivals_model.as_deref())?;
@@ -101,7 +103,7 @@ fn run(args: &Args) -> Result<bool> {
         write_chapter(&book, &record, &record.path())?;
         println!("docs/src/figures.md shows it");
     }
-    Ok(kept.is_good())
+    Ok(kept.exit_status())
 }
 
 fn measure(plan: &Plan, setup: Option<&EngineSetup>, root: &Path) -> Result<Record> {
