@@ -15,8 +15,9 @@
 //! * kernels without weights: [`OPERATIONS`] with their [`Operands`]
 //! * weights: [`Weights`], [`Kernel`] with [`Form`] and [`Planes`]; [`LAYER`], [`EVERY`], [`SPARSE`], [`BLOCKS`]
 //! * rivals: [`Rival`], [`RivalKind`], [`BASES`]
+//! * other engines with a model file: [`EngineSetup`] of the [options](engine_setup), [`EngineRun`]; rows [`TRIKE`], [`ENGINE_ISA`]
 //! * correctness: [`Expected`], [`as_quantized`]
-//! * timing: [`products`], [`operations`], [`models`]
+//! * timing: [`products`], [`operations`], [`models`], [`engines()`]
 //! * evaluation: [`raise_all`], [`void_reasons`], [`TARGETS`]; [`chapter`] of the book
 // The `gemm` crate's only interface takes pointers; only `gemm.rs` calls it.
 #![deny(unsafe_code)]
@@ -24,6 +25,7 @@
 mod catalogue;
 mod ceilings;
 mod charts;
+mod engines;
 mod expected;
 mod gemm;
 mod kernel;
@@ -40,6 +42,7 @@ mod weights;
 
 pub use catalogue::{CASES, Case, PORTABLE_MACS, Problem};
 pub use ceilings::{raise_all, void_reasons};
+pub use engines::{ENGINE_ISA, EngineRun, EngineSetup, TRIKE, engine_setup, engines};
 pub use expected::{BOUND, Expected, F16_BOUND, INT16_BOUND, as_quantized};
 pub use kernel::{BLOCKS, DENSE, EVERY, Form, Kernel, LAYER, Planes, SPARSE, TERNARY};
 pub use measure::{LIMITS, RIVAL_ISA, products};

@@ -8,10 +8,13 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use trike_bench::{
-    Judgement, Kept, Machine, Record, SCHEMA, Software, ceilings_text, figure_table, figures, keep, load,
-    load_all, newest, now, parse_threshold,
+    Engine, Judgement, Kept, Machine, NotRun, Record, SCHEMA, Software, ceilings_text, figure_table, figures,
+    keep, load, load_all, newest, now, parse_threshold,
 };
-use trike_benches::{BASES, Plan, models, operations, products, void_reasons, write_chapter};
+use trike_benches::{
+    BASES, EngineRun, EngineSetup, Plan, engine_setup, engines, models, operations, products, void_reasons,
+    write_chapter,
+};
 use trike_cpu::Isa;
 
 /// Times the catalogue of products and whole models against rivals, compares it with the last run on this machine, and
@@ -19,6 +22,9 @@ use trike_cpu::Isa;
 ///
 /// A full run without regressions is written to `benches/records/` and to the chapter "Measured figures" of the book. A
 /// quick or filtered run is only compared and printed.
+///
+/// The exit status is 0 for a good run, 1 for a regression or an error, 2 for wrong usage, and 3 for a void run: the machine was
+/// too busy for its figures to count.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench-report", bin_name = "cargo xtask bench-report")]
 struct Args {
@@ -37,6 +43,13 @@ struct Args {
     /// Also write the record to this file, regardless of the outcome.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
+    /// Folder with `llama-bench` of other engines (`llama-bench`, or `NAME/llama-bench` or `NAME/build/bin/llama-bench` for
+    /// several), which a full run times in turns with Trike; needs --rivals-model.
+    #[arg(long, value_name = "DIR", env = "TRIKE_RIVALS")]
+    rivals: Option<PathBuf>,
+    /// GGUF file that Trike and the other engines are timed with.
+    #[arg(long, value_name = "FILE", env = "TRIKE_RIVALS_MODEL")]
+    rivals_model: Option<PathBuf>,
     /// Regenerate the book's chapter from the last record without measuring.
     #[arg(long, conflicts_with_all = ["quick", "filter", "threshold", "accept", "output"])]
     render: bool,
@@ -44,8 +57,7 @@ struct Args {
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(status) => ExitCode::from(status),
         Err(e) => {
             eprintln!("error: {e:#}");
             ExitCode::FAILURE
@@ -53,8 +65,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Returns whether the run is valid and no row regressed.
-fn run(args: &Args) -> Result<bool> {
+/// Returns the exit status.
+fn run(args: &Args) -> Result<u8> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no directory above this package")?;
     let (folder, book) = (root.join("benches/records"), root.join("docs/src"));
     // Loaded before measuring for minutes, so that a broken record is reported first.
@@ -63,12 +75,22 @@ fn run(args: &Args) -> Result<bool> {
         let (path, record) = newest(&records, false).context("no record to show")?;
         write_chapter(&book, record, path)?;
         println!("docs/src/figures.md shows {}", path.display());
-        return Ok(true);
+        return Ok(0);
     }
     let plan = Plan { quick: args.quick, filters: args.filter.clone() };
-    let record = measure(&plan, root)?;
+    let setup = engine_setup(args.rivals.as_deref().filter(|_| !args.quick), args.rivals_model.as_deref())?;
+    if args.rivals.is_some() && setup.is_none() {
+        eprintln!("--rivals: a quick run does not time other engines");
+    }
+    let record = measure(&plan, setup.as_ref(), root)?;
     for rows in record.rows.chunk_by(|a, b| a.problem == b.problem) {
         println!("### {}\n\n{}", rows[0].problem, figure_table(rows, BASES));
+    }
+    for Engine { name, commit, build } in &record.engines {
+        println!("{name}: commit {commit}, build {build}");
+    }
+    for NotRun { kernel, reason, .. } in &record.not_run {
+        println!("not timed: {kernel}: {reason}");
     }
     println!("{}", ceilings_text(&record.ceilings));
     if let Some(path) = &args.output {
@@ -81,16 +103,21 @@ fn run(args: &Args) -> Result<bool> {
         write_chapter(&book, &record, &record.path())?;
         println!("docs/src/figures.md shows it");
     }
-    Ok(kept.is_good())
+    Ok(kept.exit_status())
 }
 
-fn measure(plan: &Plan, root: &Path) -> Result<Record> {
+fn measure(plan: &Plan, setup: Option<&EngineSetup>, root: &Path) -> Result<Record> {
     let before = load();
     let mut progress = |what: &str| eprintln!("{what}");
     let mut ceilings = Vec::new();
     let mut measured = products(plan, &mut ceilings, &mut progress)?;
     measured.extend(operations(plan, &mut ceilings, &mut progress)?);
     measured.extend(models(plan, &mut ceilings, &mut progress)?);
+    let run = match setup {
+        Some(setup) => engines(plan, setup, &mut ceilings, &mut progress)?,
+        None => EngineRun::default(),
+    };
+    measured.extend(run.measured);
     ensure!(!measured.is_empty(), "no row name contains {}", plan.filters.join(" or "));
     let machine = Machine::detect(Isa::detect().name());
     Ok(Record {
@@ -105,7 +132,8 @@ fn measure(plan: &Plan, root: &Path) -> Result<Record> {
         rows: figures(&measured, &ceilings, BASES),
         machine,
         ceilings,
-        not_run: Vec::new(),
+        engines: run.engines,
+        not_run: run.not_run,
         failures: Vec::new(),
     })
 }

@@ -3,7 +3,10 @@
 use anyhow::{Context, Result};
 use trike_bench::{Ceiling, Limit, Measured, Model, ModelRun, raise, rounded};
 use trike_cpu::{Cost, Cpu, Isa};
-use trike_llm::{Device, Synthetic, bench::BenchOptions};
+use trike_llm::{
+    Device, Synthetic,
+    bench::{self, BenchOptions, BenchRow},
+};
 use trike_nn::{ActivationPolicy, KvPrecision, KvSpec};
 use trike_trit::{Encoding, Granularity};
 
@@ -94,38 +97,9 @@ pub fn models(
             progress(&format!("{}: round {round} of {rounds}", model.size.name()));
             // One repetition per round, so that phases and numbers of threads are interleaved.
             let report = made.model.bench(&options, &mut |_, _| {})?;
-            for row in report.rows {
-                let problem = model.problem(row.kind);
-                let seconds = 1.0 / row.tokens_per_second;
-                let threads = row.threads.context("benchmark row of a host model without threads")?;
-                let same = measured.iter_mut().find(|m| m.problem == problem && m.threads == threads);
-                if let Some(known) = same {
-                    known.samples.push(seconds);
-                    continue;
-                }
-                let whole = |figure: Option<f64>| figure.unwrap_or(0.0).round() as u64;
-                let (macs, bytes) = (whole(row.macs_per_token), whole(row.bytes_per_token));
-                measured.push(Measured {
-                    problem,
-                    kernel: MODEL_KERNEL.to_owned(),
-                    isa: isa.to_owned(),
-                    threads,
-                    rival: false,
-                    blueprint: String::new(),
-                    samples: vec![seconds],
-                    cost: Cost { macs, bytes },
-                    limits: LIMITS,
-                });
-            }
-            for c in report.ceilings {
-                for (limit, figure, variant) in [
-                    (Limit::Memory, c.bandwidth, c.bandwidth_variant),
-                    (Limit::Int8, c.int8_peak, c.int8_variant),
-                ] {
-                    let (per_second, variant) = (rounded(figure), variant.to_owned());
-                    raise(ceilings, Ceiling { limit, threads: c.threads, per_second, variant });
-                }
-            }
+            let kind = Round { kernel: MODEL_KERNEL, isa, problem: &|kind| model.problem(kind) };
+            add_round(&mut measured, &report.rows, &kind)?;
+            raise_found(ceilings, report.ceilings);
         }
         raise_all(ceilings, &threads)?;
     }
@@ -133,6 +107,55 @@ pub fn models(
     let problems: Vec<String> = MODELS.iter().flat_map(|timed| timed.run.problems()).collect();
     measured.sort_by_key(|row| problems.iter().position(|problem| *problem == row.problem));
     Ok(measured)
+}
+
+/// Names in the rows of a round.
+pub(crate) struct Round<'a> {
+    pub(crate) kernel: &'a str,
+    pub(crate) isa: &'a str,
+    /// The problem of `prefill` or `decode`.
+    pub(crate) problem: &'a dyn Fn(&str) -> String,
+}
+
+/// Adds one round of `trike bench` to the samples.
+pub(crate) fn add_round(measured: &mut Vec<Measured>, rows: &[BenchRow], round: &Round<'_>) -> Result<()> {
+    for row in rows {
+        let problem = (round.problem)(row.kind);
+        let seconds = 1.0 / row.tokens_per_second;
+        let threads = row.threads.context("benchmark row of a host model without threads")?;
+        let is_same =
+            |m: &&mut Measured| m.kernel == round.kernel && m.problem == problem && m.threads == threads;
+        if let Some(known) = measured.iter_mut().find(is_same) {
+            known.samples.push(seconds);
+            continue;
+        }
+        let whole = |figure: Option<f64>| figure.unwrap_or(0.0).round() as u64;
+        let (macs, bytes) = (whole(row.macs_per_token), whole(row.bytes_per_token));
+        measured.push(Measured {
+            problem,
+            kernel: round.kernel.to_owned(),
+            isa: round.isa.to_owned(),
+            threads,
+            rival: false,
+            blueprint: String::new(),
+            samples: vec![seconds],
+            cost: Cost { macs, bytes },
+            limits: LIMITS,
+        });
+    }
+    Ok(())
+}
+
+/// Merges the ceilings that `trike bench` measured.
+pub(crate) fn raise_found(ceilings: &mut Vec<Ceiling>, found: Vec<bench::Ceiling>) {
+    for c in found {
+        for (limit, figure, variant) in
+            [(Limit::Memory, c.bandwidth, c.bandwidth_variant), (Limit::Int8, c.int8_peak, c.int8_variant)]
+        {
+            let (per_second, variant) = (rounded(figure), variant.to_owned());
+            raise(ceilings, Ceiling { limit, threads: c.threads, per_second, variant });
+        }
+    }
 }
 
 #[cfg(test)]

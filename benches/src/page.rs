@@ -11,6 +11,7 @@ use trike_bench::{
 };
 
 use crate::charts::charts;
+use crate::engines::{engine_section, is_of_engines};
 use crate::models::MODEL_KERNEL;
 use crate::operation::OPERATIONS;
 use crate::rival::BASES;
@@ -111,7 +112,9 @@ fn text(record: &Record, path: &Path, charts: &[(&str, Chart)]) -> String {
     }
     text.push_str("\n## Products\n");
     let problems = || record.rows.chunk_by(|a, b| a.problem == b.problem);
-    for rows in problems().filter(|rows| !is_model(&rows[0]) && !is_operation(&rows[0])) {
+    for rows in
+        problems().filter(|rows| !is_model(&rows[0]) && !is_operation(&rows[0]) && !is_of_engines(&rows[0]))
+    {
         let _ = write!(text, "\n### {}\n\n{}", rows[0].problem, figure_table(rows, BASES));
     }
     for (i, rows) in problems().filter(|rows| is_operation(&rows[0])).enumerate() {
@@ -127,6 +130,13 @@ fn text(record: &Record, path: &Path, charts: &[(&str, Chart)]) -> String {
             "\n## Models\n\nRandom trits with one scale per row, int8 activations, an int8 LM head, and an f16 KV cache. \
              `/s` is tokens per second.\n\n{}",
             model_table(&models)
+        );
+    }
+    if let Some(section) = engine_section(record) {
+        let _ = write!(
+            text,
+            "\n## Other engines\n\nThe same GGUF file in turns with `llama-bench`, both with their default precisions. `/s` is tokens per \
+             second, `x trike` the speed relative to Trike's.\n\n{section}"
         );
     }
     text
@@ -172,9 +182,10 @@ fn is_operation(row: &Figure) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engines::TRIKE;
     use crate::measure::{LIMITS, RIVAL_ISA};
     use expect_test::expect;
-    use trike_bench::{Ceiling, Limit, Machine, Measured, SCHEMA, Software, figures};
+    use trike_bench::{Ceiling, Engine, Limit, Machine, Measured, NotRun, SCHEMA, Software, figures};
     use trike_cpu::Cost;
 
     /// Two kernels, candle and a model.
@@ -239,6 +250,7 @@ mod tests {
             void: Vec::new(),
             rows: figures(&measured, &ceilings, BASES),
             ceilings,
+            engines: Vec::new(),
             not_run: Vec::new(),
             failures: Vec::new(),
         }
@@ -328,6 +340,41 @@ mod tests {
         let section = format!("\n\n## Popcount kernels and attention\n\n### {name}\n\n| kernel | isa |");
         assert!(text.contains(&section), "{text}");
         assert_eq!(text.matches(&name).count(), 1, "it is no product");
+    }
+
+    #[test]
+    fn other_engines_have_a_section_with_their_commits() {
+        let mut record = example();
+        let row = |kernel: &str, threads, seconds| Figure {
+            problem: "tiny-tq2 decode".into(),
+            kernel: kernel.into(),
+            rival: kernel != TRIKE,
+            threads,
+            seconds,
+            ..record.rows[4].clone()
+        };
+        let rows =
+            [row(TRIKE, 1, 0.02), row(TRIKE, 2, 0.01), row("llama.cpp", 1, 0.04), row("llama.cpp", 2, 0.008)];
+        record.rows.extend(rows);
+        record.engines = vec![Engine { name: "llama.cpp".into(), commit: "0123abc".into(), build: 9000 }];
+        let reason = "ended with exit status: 1".into();
+        record.not_run = vec![NotRun { problem: None, kernel: "ik_llama.cpp".into(), reason }];
+        let text = &chapter(&record, &record.path())[0].1;
+        let section = text.split("\n## Other engines\n\n").nth(1).expect("a section");
+        expect![[r#"
+            The same GGUF file in turns with `llama-bench`, both with their default precisions. `/s` is tokens per second, `x trike` the speed relative to Trike's.
+
+            * llama.cpp: commit `0123abc`, build 9000
+            * not timed: ik_llama.cpp: ended with exit status: 1
+
+            | file | engine | threads | /s | spread | x trike |
+            |---|---|--:|--:|--:|--:|
+            | tiny-tq2 decode | trike | 1 | 50.0 | 5 % | - |
+            | tiny-tq2 decode | trike | 2 | 100.0 | 5 % | - |
+            | tiny-tq2 decode | llama.cpp | 1 | 25.0 | 5 % | 0.50 |
+            | tiny-tq2 decode | llama.cpp | 2 | 125.0 | 5 % | 1.25 |
+        "#]].assert_eq(section);
+        assert_eq!(text.matches("### tiny-tq2").count(), 0, "it is no product");
     }
 
     #[test]

@@ -1,15 +1,16 @@
 //! Figures of this machine. Outside `ci`: minutes on a quiet machine, and meaningless on a busy one.
 
 use crate::{gpu_bench, workspace::Workspace};
-use anyhow::{Result, ensure};
-use std::process::Command;
+use anyhow::{Context, Result};
+use std::process::{Command, ExitCode};
 
-/// Builds and runs the report in the profile that users get, with its own options; after `--gpu` the one of devices.
-pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
+/// Builds and runs the report in the profile that users get, with its own options and exit status; after `--gpu` the one of
+/// devices.
+pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<ExitCode> {
     if let Some((first, options)) = options.split_first()
         && first == "--gpu"
     {
-        return gpu_bench::run(ws, options);
+        return gpu_bench::run(ws, options).map(|()| ExitCode::SUCCESS);
     }
     // Not through the shell helper: its echo of the command would stand in front of the tables.
     let status = Command::new(env!("CARGO"))
@@ -27,6 +28,6 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
         .args(options)
         .current_dir(&ws.root)
         .status()?;
-    ensure!(status.success(), "the report ended with {status}");
-    Ok(())
+    let code = status.code().with_context(|| format!("the report ended with {status}"))?;
+    Ok(u8::try_from(code).map_or(ExitCode::FAILURE, ExitCode::from))
 }

@@ -92,7 +92,7 @@ enum Command {
 fn main() -> ExitCode {
     let command = Command::parse();
     match Workspace::load().and_then(|ws| run(&ws, &command)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(e) => {
             // Not `{e:?}`: failed checks are ordinary outcomes, and a backtrace would bury the findings.
             eprintln!("error: {e:#}");
@@ -101,8 +101,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(ws: &Workspace, command: &Command) -> Result<()> {
-    match command {
+fn run(ws: &Workspace, command: &Command) -> Result<ExitCode> {
+    let done = match command {
         Command::Ci => steps::run_all(ws),
         Command::Fmt => steps::run_one(ws, "fmt"),
         Command::Tidy => steps::run_one(ws, "tidy"),
@@ -126,6 +126,8 @@ fn run(ws: &Workspace, command: &Command) -> Result<()> {
         Command::GpuBundle => gpu_bundle::run(ws),
         Command::Readme => steps::run_one(ws, "readme"),
         Command::Coverage => coverage::run(ws),
-        Command::BenchReport { options } => bench_report::run(ws, options),
-    }
+        // A void run has a status of its own.
+        Command::BenchReport { options } => return bench_report::run(ws, options),
+    };
+    done.map(|()| ExitCode::SUCCESS)
 }

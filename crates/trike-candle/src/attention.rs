@@ -11,7 +11,7 @@ use crate::mlp::{check_layer, refuse_extra};
 use crate::quantize::TernarizeOptions;
 use crate::rotary::RotaryEmbedding;
 use crate::scores::attention;
-use crate::{AttentionSpec, CandleError, KvPrecision, NnError, RopePairing, RopeSpec};
+use crate::{ActivationPolicy, AttentionSpec, CandleError, KvPrecision, NnError, RopePairing, RopeSpec};
 
 /// Sizes of a [`TernaryAttention`]; all counts are elements.
 ///
@@ -129,6 +129,14 @@ pub struct TernaryAttentionWeights {
     pub o_proj: TernaryLinear,
 }
 
+impl TernaryAttentionWeights {
+    fn map(self, change: impl Fn(TernaryLinear) -> TernaryLinear) -> Self {
+        let Self { q_proj, k_proj, v_proj, o_proj } = self;
+        let [q_proj, k_proj, v_proj, o_proj] = [q_proj, k_proj, v_proj, o_proj].map(change);
+        Self { q_proj, k_proj, v_proj, o_proj }
+    }
+}
+
 /// Causal self-attention with ternary projections and rotary positions, as in Llama, Mistral and Qwen2.
 ///
 /// `x` is `[batch, tokens, hidden]` and so is the result, in the dtype of `x`. Only the projections are ternary: scores
@@ -140,7 +148,7 @@ pub struct TernaryAttentionWeights {
 /// ```
 /// use candle_core::{DType, Device, Tensor};
 /// use candle_nn::{Module, VarBuilder};
-/// use trike_candle::{KvPrecision, Ternarize, TernaryAttention, TernaryAttentionConfig};
+/// use trike_candle::{ActivationPrecision, KvPrecision, Ternarize, TernaryAttention, TernaryAttentionConfig};
 /// use trike_trit::Granularity;
 ///
 /// let config = TernaryAttentionConfig::new(16, 4).with_kv_heads(2).with_context(32);
@@ -151,6 +159,7 @@ pub struct TernaryAttentionWeights {
 /// # }
 /// let how = Ternarize::AbsMean(Granularity::Tensor);
 /// let layer = TernaryAttention::load(&config, vb.pp("self_attn"), how)?;
+/// let layer = layer.with_activations(ActivationPrecision::F32);
 ///
 /// let x = Tensor::randn(0f32, 1.0, (1, 3, 16), &Device::Cpu)?;
 /// let whole = layer.forward(&x)?;
@@ -215,13 +224,17 @@ impl TernaryAttention {
         Self::new(config.clone(), weights)
     }
 
+    /// Sets the activation precision of the projections, as [`TernaryLinear::with_activations`].
+    #[must_use]
+    pub fn with_activations(self, activations: impl Into<ActivationPolicy>) -> Self {
+        let activations = activations.into();
+        Self { weights: self.weights.map(|layer| layer.with_activations(activations)), ..self }
+    }
+
     /// Uses another executor, in the projections too.
     #[must_use]
     pub fn with_cpu(self, cpu: Cpu) -> Self {
-        let TernaryAttentionWeights { q_proj, k_proj, v_proj, o_proj } = self.weights;
-        let [q_proj, k_proj, v_proj, o_proj] =
-            [q_proj, k_proj, v_proj, o_proj].map(|layer| layer.with_cpu(cpu.clone()));
-        let weights = TernaryAttentionWeights { q_proj, k_proj, v_proj, o_proj };
+        let weights = self.weights.map(|layer| layer.with_cpu(cpu.clone()));
         Self { weights, rotary: self.rotary.with_cpu(cpu.clone()), cpu, ..self }
     }
 

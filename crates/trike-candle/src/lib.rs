@@ -30,7 +30,8 @@
 //! * whole decoders for comparisons: [`CandleBackend`], the reference that implements [`trike_nn::Backend`]
 //! * errors: [`CandleError`]
 //!
-//! Tensors are on the CPU, in f32, f16 or bf16; arithmetic is f32 and the result has the dtype of the input. A tensor on
+//! Tensors are on the CPU, in f32, f16 or bf16, and the result has the dtype of the input. Arithmetic is f32, except for the int8
+//! products of ternary layers ([`TernaryLinear::with_activations`] changes their precision). A tensor on
 //! another device is an error: there are no implicit copies. Constructors and free functions return [`CandleError`]; methods
 //! of the trait `candle_nn::Module` wrap it in Candle's error.
 //!

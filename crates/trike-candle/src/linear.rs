@@ -4,8 +4,8 @@ use std::{fmt, sync::Arc};
 
 use candle_core::{CpuStorage, CustomOp1, Layout as Strides, Shape, Tensor};
 use candle_nn::{Linear, Module, VarBuilder};
-use trike_core::Layout;
-use trike_cpu::{ActivationPrecision, Cpu, CpuOps, DenseMatrix, Matrix, choose_layout};
+use trike_core::{ActivationPolicy, ActivationPrecision, Layout};
+use trike_cpu::{Cpu, CpuOps, DenseMatrix, Matrix, choose_layout};
 use trike_trit::{Granularity, TritTensor};
 
 use crate::exec::{check_device, check_len, check_width, floats, shared_cpu, to_f32};
@@ -17,7 +17,10 @@ use crate::{CandleError, NnError};
 /// `candle_nn::Linear`.
 ///
 /// `x` is `[..., in]` on the CPU in f32, f16 or bf16 with any leading axes, `y` is `[..., out]` in the dtype of `x`.
-/// Products and sums are f32.
+///
+/// Activations are rounded to int8 by default ([`ActivationPolicy::Int8`]), as in decoders: one scale per token or, for weights with
+/// scales per group, one per group of the same size. NaN and infinite inputs are then an error.
+/// [`with_activations`](Self::with_activations) selects f32 or another precision.
 ///
 /// Gradients flow to `x` (`grad_x = grad_y W`) and to a bias that is a variable; the weights are constants. The backward
 /// pass dequantizes `W` to f32 temporarily.
@@ -28,13 +31,17 @@ use crate::{CandleError, NnError};
 /// ```
 /// use candle_core::{Device, Tensor};
 /// use candle_nn::Module;
-/// use trike_candle::TernaryLinear;
+/// use trike_candle::{ActivationPrecision, TernaryLinear};
 /// use trike_trit::{Encoding, Scales, TritTensor};
 ///
 /// let trits = TritTensor::from_trits(2, 3, &[1, 0, -1, 1, 1, 1], Encoding::TwoBit, Scales::tensor(0.5))?;
 /// let layer = TernaryLinear::new(&trits, Some(Tensor::new(&[10f32, 20.0], &Device::Cpu)?))?;
-/// let y = layer.forward(&Tensor::new(&[[1f32, 2.0, 4.0]], &Device::Cpu)?)?;
-/// assert_eq!(y.to_vec2::<f32>()?, [[8.5, 23.5]]);
+/// let x = Tensor::new(&[[1f32, 2.0, 4.0]], &Device::Cpu)?;
+/// let exact = layer.clone().with_activations(ActivationPrecision::F32);
+/// assert_eq!(exact.forward(&x)?.to_vec2::<f32>()?, [[8.5, 23.5]]);
+/// // Codes 32, 64 and 127 in steps of 4 / 127.
+/// let y = layer.forward(&x)?.to_vec2::<f32>()?;
+/// assert!((y[0][0] - 8.504).abs() < 1e-3 && (y[0][1] - 23.512).abs() < 1e-3);
 /// # Ok::<(), trike_candle::CandleError>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -74,7 +81,7 @@ impl fmt::Display for LinearKind {
 }
 
 impl TernaryLinear {
-    /// A layer with the weights of `weight`, f32 activations and the [shared executor](shared_cpu).
+    /// A layer with the weights of `weight`, int8 activations and the [shared executor](shared_cpu).
     ///
     /// # Errors
     ///
@@ -135,9 +142,9 @@ impl TernaryLinear {
             check_len("length of a bias", weight.rows(), bias.elem_count())?;
         }
         Ok(Self {
+            activations: precision_of(ActivationPolicy::default(), &weight),
             weight: Arc::new(weight),
             bias,
-            activations: ActivationPrecision::F32,
             cpu,
             #[cfg(feature = "gpu")]
             device: None,
@@ -229,9 +236,26 @@ impl TernaryLinear {
         })
     }
 
-    /// Sets the precision of the activations of ternary weights: f32 by default, and always f32 for weights that stayed dense.
+    /// Sets the precision of the activations, or the policy that chooses it: [`ActivationPolicy::Int8`] by default, and always f32
+    /// for weights that stayed dense.
+    ///
+    /// ```
+    /// # use trike_trit::{Encoding, Granularity, GroupSize, Scales, TritTensor};
+    /// use trike_candle::{ActivationPolicy, ActivationPrecision, TernaryLinear};
+    ///
+    /// let scales = Scales::new(Granularity::Group(GroupSize::G64), vec![0.5, 2.0], None);
+    /// let trits = TritTensor::from_trits(1, 128, &[1; 128], Encoding::TwoBit, scales)?;
+    /// let layer = TernaryLinear::new(&trits, None)?;
+    /// assert_eq!(layer.activations(), ActivationPrecision::Int8PerGroup(GroupSize::G64));
+    /// let layer = layer.with_activations(ActivationPrecision::F32);
+    /// assert_eq!(layer.activations(), ActivationPrecision::F32);
+    /// let layer = layer.with_activations(ActivationPolicy::Int8);
+    /// assert_eq!(layer.activations(), ActivationPrecision::Int8PerGroup(GroupSize::G64));
+    /// # Ok::<(), trike_candle::CandleError>(())
+    /// ```
     #[must_use]
-    pub fn with_activations(self, activations: ActivationPrecision) -> Self {
+    pub fn with_activations(self, activations: impl Into<ActivationPolicy>) -> Self {
+        let activations = precision_of(activations.into(), &self.weight);
         #[cfg(feature = "gpu")]
         let device = self.device.as_ref().map(|device| Arc::new(device.with_activations(activations)));
         Self {
@@ -263,7 +287,7 @@ impl TernaryLinear {
         self.bias.as_ref()
     }
 
-    /// Precision of the activations of ternary weights.
+    /// Precision of the activations; f32 for weights that stayed dense.
     pub fn activations(&self) -> ActivationPrecision {
         self.activations
     }
@@ -345,6 +369,15 @@ fn load_dense(cols: usize, rows: usize, vb: &VarBuilder<'_>) -> Result<Tensor, C
     }
     let f32 = candle_core::DType::F32;
     Ok(vb.get_with_hints_dtype((rows, cols), "weight", candle_nn::Init::default(), f32)?)
+}
+
+/// The precision that a policy chooses for a matrix.
+fn precision_of(policy: ActivationPolicy, weight: &Matrix) -> ActivationPrecision {
+    match weight {
+        Matrix::Ternary(matrix) => policy.precision(matrix.group()),
+        // No constructor creates an int8 matrix, and products with dense weights are f32.
+        Matrix::Int8(_) | Matrix::Dense(_) => ActivationPrecision::F32,
+    }
 }
 
 fn dequantize(cpu: &Cpu, weight: &Matrix) -> Result<Tensor, CandleError> {

@@ -7,7 +7,7 @@ use trike_cpu::{Cpu, CpuOps, GatedActivation};
 use crate::exec::{floats, shared_cpu, to_f32};
 use crate::linear::TernaryLinear;
 use crate::quantize::TernarizeOptions;
-use crate::{CandleError, NnError};
+use crate::{ActivationPolicy, CandleError, NnError};
 
 /// `activation(gate) * up`, elementwise: as in SwiGLU with [`GatedActivation::SiLu`] (Shazeer, 2020), as in BitNet
 /// 2B4T with [`GatedActivation::SquaredReLu`].
@@ -112,6 +112,15 @@ impl SwiGlu {
     #[must_use]
     pub fn with_activation(self, activation: GatedActivation) -> Self {
         Self { activation, ..self }
+    }
+
+    /// Sets the activation precision of the projections, as [`TernaryLinear::with_activations`].
+    #[must_use]
+    pub fn with_activations(self, activations: impl Into<ActivationPolicy>) -> Self {
+        let activations = activations.into();
+        let [gate, up, down] =
+            [self.gate, self.up, self.down].map(|layer| layer.with_activations(activations));
+        Self { gate, up, down, ..self }
     }
 
     /// Uses another executor, in the projections too.

@@ -52,8 +52,10 @@ fn a_linear_layer_of_candle_takes_a_device_and_counts_its_copies() {
     let on_host = TernaryLinear::new(&weight, Some(bias.clone())).expect("a layer");
     let layer = TernaryLinear::new_on(&device, &weight, Some(bias)).expect("a layer");
     assert_eq!(on_host.device_use(), None);
-    let calls = [ActivationPrecision::F32, ActivationPrecision::Int8PerToken];
-    for (precision, tolerance) in calls.into_iter().zip([1e-5, 1e-3]) {
+    let matched = ActivationPrecision::Int8PerGroup(GroupSize::G32);
+    assert_eq!([on_host.activations(), layer.activations()], [matched; 2]);
+    let calls = [ActivationPrecision::F32, ActivationPrecision::Int8PerToken, matched];
+    for (precision, tolerance) in calls.into_iter().zip([1e-5, 1e-3, 1e-3]) {
         let (here, there) =
             (on_host.clone().with_activations(precision), layer.clone().with_activations(precision));
         for call in 1..=2 {

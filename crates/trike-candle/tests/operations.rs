@@ -181,3 +181,14 @@ fn attention_of_two_sequences_at_once() {
     }
     assert!(seen[0] != seen[1] && seen[0] != seen[2], "precision and window both matter");
 }
+
+#[test]
+fn the_reference_refuses_an_int8_cache() {
+    let cache = |precision| CacheSpec { kv_heads: 2, head_dim: 6, capacity: 12, precision };
+    let refused = candle().new_cache(&cache(KvPrecision::Int8)).expect_err("no int8");
+    assert_eq!(refused.to_string(), "precision of a KV cache must be f32 or f16 with Candle, got int8");
+    for precision in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+        assert_eq!(candle().can_cache(precision), candle().new_cache(&cache(precision)).is_ok());
+        assert!(cpu().can_cache(precision) && cpu().new_cache(&cache(precision)).is_ok());
+    }
+}

@@ -266,6 +266,7 @@ impl Show for PerplexityOutcome {
             ("tokens", f.tokens.to_string()),
             ("bytes", f.bytes.to_string()),
             ("sequences", format!("{} ({})", f.sequences, self.split)),
+            ("activations", self.activations.clone()),
             ("KV cache", self.kv.to_owned()),
         ];
         if let Some(against) = &self.against {
@@ -312,7 +313,9 @@ impl Show for EvalOutcome {
             ]);
         }
         let shown = [(self.tasks.is_empty(), tasks), (self.texts.is_empty(), texts)];
-        shown.into_iter().filter(|(empty, _)| !empty).map(|(_, table)| plain(table)).collect()
+        let tables: String =
+            shown.into_iter().filter(|(empty, _)| !empty).map(|(_, table)| plain(table)).collect();
+        tables + &facts([("activations", self.activations.clone())])
     }
 }
 

@@ -35,12 +35,12 @@ pub fn parse_threshold(text: &str) -> Result<f64, String> {
 pub enum Kept {
     /// Recorded as the new baseline, to be shown in the book.
     Yes,
-    /// Recorded as void, with the reasons.
+    /// The run is void, so its rows are not judged. A full run is recorded, with the reasons.
     Void,
     /// Not recorded, because it did not time the whole catalogue.
     Part {
-        /// Whether the run is void or a row regressed.
-        failed: bool,
+        /// Whether a row regressed.
+        regressed: bool,
     },
     /// Not recorded, because rows regressed.
     Regressed,
@@ -50,7 +50,17 @@ impl Kept {
     /// Whether the run is valid and no row regressed.
     #[must_use]
     pub fn is_good(self) -> bool {
-        matches!(self, Self::Yes | Self::Part { failed: false })
+        matches!(self, Self::Yes | Self::Part { regressed: false })
+    }
+
+    /// Exit status of a report: 0 for a good run, 1 if rows regressed, 3 for a void run (1 is also any error, and 2 wrong usage).
+    #[must_use]
+    pub fn exit_status(self) -> u8 {
+        match self {
+            Self::Yes | Self::Part { regressed: false } => 0,
+            Self::Regressed | Self::Part { regressed: true } => 1,
+            Self::Void => 3,
+        }
     }
 }
 
@@ -75,7 +85,7 @@ pub fn keep(
     let is_void = !run.void.is_empty();
     if !is_full {
         say("not recorded: only full runs are recorded");
-        return Ok(Kept::Part { failed: is_void || regressed });
+        return Ok(if is_void { Kept::Void } else { Kept::Part { regressed } });
     }
     if regressed && !is_void && !judgement.accept {
         say("not recorded: repeat on a quiet machine, fix the regression, or accept it with --accept");
@@ -146,8 +156,9 @@ mod tests {
         for (before, first) in [(0, example()), (1, on_device())] {
             let part = Record { quick: true, ..first.clone() };
             let (kept, said, records) = judged(&part, false);
-            assert_eq!((kept, records), (Kept::Part { failed: false }, before));
-            assert!(kept.is_good() && said.contains("nothing to compare with"), "{said}");
+            assert_eq!((kept, records), (Kept::Part { regressed: false }, before));
+            assert!(kept.is_good() && kept.exit_status() == 0, "{said}");
+            assert!(said.contains("nothing to compare with"), "{said}");
             let (kept, said, records) = judged(&first, false);
             assert!(kept == Kept::Yes && records == before + 1, "{said}");
         }
@@ -157,9 +168,13 @@ mod tests {
             (row.share_of_f16_peak, row.x_rival, row.x_ternary) = (None, Some(1.0), None);
         }
         let (kept, said, records) = judged(&slower, false);
-        assert_eq!((kept, records), (Kept::Regressed, 2), "{said}");
+        assert_eq!((kept, kept.exit_status(), records), (Kept::Regressed, 1, 2), "{said}");
+        let (kept, said, records) = judged(&Record { quick: true, ..slower.clone() }, false);
+        assert_eq!((kept, kept.exit_status(), records), (Kept::Part { regressed: true }, 1, 2), "{said}");
         assert!(said.contains("2 rows compared with") && said.contains("regression over 10 %"), "{said}");
         let void = Record { void: vec!["busy".into()], ..slower.clone() };
+        let (kept, said, records) = judged(&Record { quick: true, ..void.clone() }, false);
+        assert_eq!((kept, kept.exit_status(), records), (Kept::Void, 3, 2), "{said}");
         let (kept, said, records) = judged(&void, false);
         assert!(kept == Kept::Void && records == 3 && said.contains("void: busy"), "{said}");
         let (kept, said, records) = judged(&slower, true);

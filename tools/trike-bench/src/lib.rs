@@ -11,6 +11,8 @@
 //!
 //! * problems: [`Shape`], [`Zeros`], [`Product`], [`Heads`], [`Attention`], [`Model`], [`ModelRun`]
 //! * timing: [`Contender`], [`interleave`], [`clock`]; [`median`], [`rounded`]
+//! * other engines with the same model file: [`LlamaBench`] runs an [`EngineJob`] and returns its [`EngineTime`]s and the
+//!   [`Engine`], or an [`EngineError`]
 //! * evaluation: [`Limit`], [`Ceiling`], [`raise`], [`Measured`], [`Bases`], [`figures`], [`Figure`], [`Target`],
 //!   [`Measure`]
 //! * records: [`Record`] of a [`Machine`], its [`DeviceFacts`] and [`Software`], with the kernels that were
@@ -24,6 +26,7 @@ mod ceiling;
 mod compare;
 mod figure;
 mod keep;
+mod llama_bench;
 mod machine;
 mod record;
 mod svg;
@@ -36,6 +39,7 @@ pub use catalogue::{Attention, Heads, Model, ModelRun, Product, Shape, Zeros};
 pub use ceiling::{Ceiling, Limit, ceilings_text, raise, threads_text};
 pub use figure::{Bases, Figure, Measured, figure_table, figures, row_name};
 pub use keep::{Judgement, Kept, keep, parse_threshold};
+pub use llama_bench::{Engine, EngineError, EngineJob, EngineTime, LlamaBench};
 pub use machine::{DeviceFacts, Machine, Software, load};
 pub use record::{NotRun, Record, SCHEMA, load_all, newest, now};
 pub use svg::{Chart, Scale};

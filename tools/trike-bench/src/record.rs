@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ceiling::Ceiling;
 use crate::figure::Figure;
+use crate::llama_bench::Engine;
 use crate::machine::{DeviceFacts, Machine, Software};
 
 /// Results of one run. The field names are the schema of the files under `benches/records/`.
@@ -38,6 +39,9 @@ pub struct Record {
     pub ceilings: Vec<Ceiling>,
     /// Timed kernels and rivals.
     pub rows: Vec<Figure>,
+    /// Other engines that were timed with the same model file.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub engines: Vec<Engine>,
     /// Rivals that could not be timed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub not_run: Vec<NotRun>,
@@ -265,6 +269,7 @@ pub(crate) mod tests {
                 row("square m=1", "candle f32", "gemm", 1, 0.002),
                 row("2b decode", "model, ternary x int8", "avx512-vnni", 1, 0.015_625),
             ],
+            engines: Vec::new(),
             not_run: Vec::new(),
             failures: Vec::new(),
         }
@@ -284,11 +289,13 @@ pub(crate) mod tests {
 
     #[test]
     fn a_record_survives_its_file() {
-        for record in [example(), on_device()] {
+        let engine = Engine { name: "llama.cpp".into(), commit: "0123abc".into(), build: 9000 };
+        let beside_engines = Record { engines: vec![engine], ..example() };
+        for record in [example(), on_device(), beside_engines] {
             assert_eq!(Record::parse(&record.to_text().unwrap()).unwrap(), record);
         }
         let text = example().to_text().unwrap();
-        for absent in ["device", "blueprint", "share_of_f16_peak", "not_run", "failures"] {
+        for absent in ["device", "blueprint", "share_of_f16_peak", "engines", "not_run", "failures"] {
             assert!(!text.contains(&format!("\"{absent}\"")), "{absent} says nothing on a host");
         }
         let path = |folder: &str| Path::new(folder).join("2026-11-21-0731.json");

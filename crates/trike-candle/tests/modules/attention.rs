@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder};
 use trike_candle::{
-    AttentionSpec, BitLinear, CandleError, KvCache, KvPrecision, NnError, RopePairing, RopeScaling, RopeSpec,
-    Ternarize, TernaryAttention, TernaryAttentionConfig, TernaryAttentionWeights, TernaryLinear, attention,
-    quantize_tensor, shared_cpu,
+    ActivationPrecision, AttentionSpec, BitLinear, CandleError, KvCache, KvPrecision, NnError, RopePairing,
+    RopeScaling, RopeSpec, Ternarize, TernaryAttention, TernaryAttentionConfig, TernaryAttentionWeights,
+    TernaryLinear, attention, quantize_tensor, shared_cpu,
 };
 use trike_cpu::Cpu;
 use trike_testkit::Rng;
@@ -28,7 +28,7 @@ fn layer(config: &TernaryAttentionConfig, seed: u64) -> TernaryAttention {
         let w = normal(&mut rng, &[rows, cols]);
         let (trits, _) = quantize_tensor(&w, Ternarize::AbsMean(Granularity::Row)).expect("trits");
         let bias = (normal(&mut rng, &[rows]) * 0.1).expect("a bias");
-        TernaryLinear::new(&trits, Some(bias)).expect("a layer")
+        TernaryLinear::new(&trits, Some(bias)).expect("a layer").with_activations(ActivationPrecision::F32)
     };
     let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
     let weights = TernaryAttentionWeights {
@@ -246,6 +246,11 @@ fn a_cache_refuses_what_it_cannot_hold_and_stays_as_it_was() {
     let wrong = other.forward_with_cache(&tokens(1), &mut cache);
     assert!(matches!(wrong, Err(CandleError::Nn(NnError::Shape { what: "heads of a cache", .. }))));
 
+    let refused = full.new_cache(1, 8, KvPrecision::Int8);
+    assert!(matches!(
+        refused,
+        Err(CandleError::Nn(NnError::Spec { field: "precision of a KV cache", got, .. })) if got == "int8"
+    ));
     for sizes in [[0, 1, 1, 1], [1, 0, 1, 1], [1, 1, 0, 1], [1, 1, 1, 0], [1 << 31, 1 << 31, 2, 1]] {
         let [batch, heads, head_dim, capacity] = sizes;
         let refused = KvCache::new(batch, heads, head_dim, capacity, KvPrecision::F32);
@@ -273,7 +278,8 @@ fn the_layer_loads_by_name_and_takes_bit_linears() {
     let x = normal(&mut rng, &[1, 6, 24]);
     let loaded = TernaryAttention::load(&config, vb(&tensors), how).expect("a layer");
     let loaded = loaded.with_cpu(Cpu::new(1).expect("one"));
-    let y = loaded.forward(&x).expect("y");
+    let default = loaded.forward(&x).expect("y");
+    let y = loaded.with_activations(ActivationPrecision::F32).forward(&x).expect("y");
 
     let bit = |name: &str| {
         let (layer, _) = BitLinear::from_weight(&tensors[&format!("attn.{name}.weight")], None).expect("one");
@@ -287,6 +293,8 @@ fn the_layer_loads_by_name_and_takes_bit_linears() {
     };
     let int8 = TernaryAttention::new(config.clone(), weights.clone()).expect("a layer");
     let rounded = int8.forward(&x).expect("y");
+    // The rule and the precision of a BitLinear are the defaults of a layer with one scale.
+    close(&rounded, &default, 0.0);
     close(&rounded, &y, 0.05);
     assert!(distance(&rounded, &y) > 1e-4);
 

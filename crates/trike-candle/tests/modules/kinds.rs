@@ -61,12 +61,13 @@ fn layers_take_the_layouts_of_the_decoder() {
         assert_eq!(values(&layer.dequantize().expect("weights")), trits.dequantize());
         let dense = Linear::new(layer.dequantize().expect("weights"), None);
         let x = Var::from_tensor(&normal(&mut rng, &[3, 1024])).expect("a variable");
-        let (got, expected) = (layer.forward(&x).expect("y"), dense.forward(&x).expect("y"));
+        let float = layer.clone().with_activations(ActivationPrecision::F32);
+        let (got, expected) = (float.forward(&x).expect("y"), dense.forward(&x).expect("y"));
         close(&got, &expected, 1e-4);
         let grad = |y: &Tensor| loss(y).backward().expect("gradients").get(&x).expect("one").clone();
         close(&grad(&got), &grad(&expected), 1e-4);
-        let int8 = layer.with_activations(ActivationPrecision::Int8PerToken);
-        close(&int8.forward(&x).expect("y"), &expected, 0.05);
+        assert_eq!(layer.activations(), ActivationPrecision::Int8PerToken);
+        close(&layer.forward(&x).expect("y"), &expected, 0.05);
     }
     assert!(bytes[2] < bytes[0] && bytes[3] < bytes[0], "{bytes:?}");
 }
@@ -100,6 +101,7 @@ fn a_matrix_with_outliers_stays_dense() {
     let x = Var::from_tensor(&normal(&mut rng, &[2, 5, 64])).expect("a variable");
     let want = linear(&bad).forward(&x).expect("y");
     let int8 = layer.clone().with_activations(ActivationPrecision::Int8PerToken);
+    assert_eq!([layer.activations(), int8.activations()], [ActivationPrecision::F32; 2]);
     for layer in [layer, int8] {
         let got = layer.forward(&x).expect("y");
         close(&got, &want, 1e-5);

@@ -3,8 +3,8 @@
 use candle_core::{D, DType, Device, Tensor, Var};
 use candle_nn::{Linear, Module};
 use trike_candle::{
-    ActivationPrecision, BitLinear, CandleError, NnError, Ternarize, TernaryLinear, convert_linear,
-    quantize_tensor,
+    ActivationPolicy, ActivationPrecision, BitLinear, CandleError, NnError, Ternarize, TernaryLinear,
+    convert_linear, quantize_tensor,
 };
 use trike_cpu::{Cpu, CpuError, Isa};
 use trike_testkit::{Rng, assert_near};
@@ -30,13 +30,18 @@ fn tensors(rng: &mut Rng, rows: usize, cols: usize) -> Vec<TritTensor> {
     ]
 }
 
+/// A layer with f32 activations, which computes what a dense one does.
+fn exact(trits: &TritTensor, bias: Option<Tensor>) -> TernaryLinear {
+    TernaryLinear::new(trits, bias).expect("a layer").with_activations(ActivationPrecision::F32)
+}
+
 #[test]
 fn the_dequantized_linear_layer_agrees() {
     let mut rng = Rng::new(1);
     for (rows, cols) in [(1, 1), (5, 33), (64, 300), (130, 256)] {
         for trits in tensors(&mut rng, rows, cols) {
             for bias in [None, Some(normal(&mut rng, &[rows]))] {
-                let layer = TernaryLinear::new(&trits, bias.clone()).expect("a layer");
+                let layer = exact(&trits, bias.clone());
                 assert_eq!((layer.in_features(), layer.out_features()), (cols, rows));
                 assert_eq!(values(&layer.dequantize().expect("weights")), trits.dequantize());
                 let dense = Linear::new(layer.dequantize().expect("weights"), bias);
@@ -51,6 +56,39 @@ fn the_dequantized_linear_layer_agrees() {
                 close(&layer.forward(&x).expect("y"), &want.expect("y"), 1e-4);
             }
         }
+    }
+}
+
+/// The default: codes in steps of a 127th of the largest magnitude of a token, or of a group if the weights have groups.
+#[test]
+fn activations_are_int8_at_the_granularity_of_the_weights() {
+    let mut rng = Rng::new(10);
+    let (rows, cols) = (40, 256);
+    let matched = [
+        ActivationPrecision::Int8PerToken,
+        ActivationPrecision::Int8PerToken,
+        ActivationPrecision::Int8PerGroup(GroupSize::G32),
+    ];
+    for (trits, matched) in tensors(&mut rng, rows, cols).into_iter().zip(matched) {
+        let layer = TernaryLinear::new(&trits, None).expect("a layer");
+        assert_eq!(layer.activations(), matched);
+        let x = normal(&mut rng, &[3, cols]);
+        let y = layer.forward(&x).expect("y");
+        close(&layer.clone().with_activations(matched).forward(&x).expect("y"), &y, 0.0);
+
+        let unit = if matched == ActivationPrecision::Int8PerToken { cols } else { 32 };
+        let rounded = x.reshape((3, cols / unit, unit)).and_then(|x| {
+            let step = (x.abs()?.max_keepdim(D::Minus1)?.maximum(1e-5)? / 127.0)?;
+            x.broadcast_div(&step)?.round()?.broadcast_mul(&step)?.reshape((3, cols))
+        });
+        let dense = Linear::new(layer.dequantize().expect("weights"), None);
+        close(&y, &dense.forward(&rounded.expect("codes")).expect("y"), 1e-4);
+        assert!(distance(&exact(&trits, None).forward(&x).expect("y"), &y) > 1e-4);
+
+        // A policy given after a precision chooses again.
+        let again =
+            layer.with_activations(ActivationPrecision::Int16).with_activations(ActivationPolicy::Int8);
+        assert_eq!(again.activations(), matched);
     }
 }
 
@@ -85,7 +123,7 @@ fn gradients_are_those_of_the_dequantized_linear_layer() {
         for trits in tensors(&mut rng, 12, 70) {
             let before = Var::from_tensor(&normal(&mut rng, &[70, 70])).expect("a variable");
             let bias = Var::from_tensor(&normal(&mut rng, &[12])).expect("a variable");
-            let ternary = TernaryLinear::new(&trits, Some(bias.as_tensor().clone())).expect("a layer");
+            let ternary = exact(&trits, Some(bias.as_tensor().clone()));
             let weight = ternary.dequantize().expect("weights").to_dtype(dtype).expect("a cast");
             let bias_cast = bias.to_dtype(dtype).expect("a cast");
             let dense = Linear::new(weight, Some(bias_cast));
@@ -196,7 +234,7 @@ fn exact_takes_the_coarsest_granularity_and_nothing_else() {
 fn every_option_of_the_layer_changes_something() {
     let mut rng = Rng::new(8);
     let trits = &tensors(&mut rng, 8, 300)[0];
-    let layer = TernaryLinear::new(trits, None).expect("a layer");
+    let layer = exact(trits, None);
     let x = normal(&mut rng, &[2, 300]);
     let y = layer.forward(&x).expect("y");
     let mut seen = vec![y.clone()];
@@ -241,9 +279,9 @@ fn what_does_not_fit_is_a_typed_error() {
     assert_eq!(message(&wide), "dtype must be f32, f16 or bf16, got F64");
 
     let x = Tensor::full(f32::NAN, (1, 6), &Device::Cpu).expect("NaNs");
-    assert!(values(&layer.forward(&x).expect("NaN passes")).iter().all(|y| y.is_nan()));
-    let int8 = layer.with_activations(ActivationPrecision::Int8PerToken);
-    assert!(int8.forward(&x).expect_err("int8 has no NaN").to_string().contains("finite"));
+    assert!(layer.forward(&x).expect_err("int8 has no NaN").to_string().contains("finite"));
+    let float = layer.with_activations(ActivationPrecision::F32);
+    assert!(values(&float.forward(&x).expect("NaN passes")).iter().all(|y| y.is_nan()));
 
     let matrix = |value: f32| Tensor::full(value, (2, 2), &Device::Cpu).expect("a matrix");
     for how in [Ternarize::Exact, Ternarize::AbsMean(Granularity::Tensor)] {

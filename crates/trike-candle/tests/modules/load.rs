@@ -5,7 +5,9 @@ use std::collections::HashMap;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Module, VarBuilder};
 use serde_json::json;
-use trike_candle::{BitLinear, CandleError, NnError, RmsNorm, SwiGlu, Ternarize, TernaryLinear};
+use trike_candle::{
+    ActivationPrecision, BitLinear, CandleError, NnError, RmsNorm, SwiGlu, Ternarize, TernaryLinear,
+};
 use trike_format::{HfDirWriter, Int8Tensor};
 use trike_testkit::Rng;
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, Scales, TritTensor};
@@ -125,7 +127,12 @@ fn dense_weights_are_rounded_only_when_asked() {
     assert!(load(&exact, 40, 4, Ternarize::Exact).is_ok());
     let bit = BitLinear::load(40, 4, builder(&tensors, DType::F32).pp("proj")).expect("a layer");
     close(&bit.as_linear().dequantize().expect("weights"), &layer.dequantize().expect("weights"), 0.0);
-    assert!(distance(&bit.forward(&x).expect("y"), &want) > 1e-4, "int8 activations");
+    assert_eq!(layer.activations(), ActivationPrecision::Int8PerToken);
+    let float = biased.with_activations(ActivationPrecision::F32);
+    assert!(
+        distance(&bit.forward(&x).expect("y"), &float.forward(&x).expect("y")) > 1e-4,
+        "int8 activations"
+    );
 }
 
 #[test]
@@ -143,7 +150,8 @@ fn rotated_weights_load_as_what_they_stand_for() {
         close(&layer.dequantize().expect("weights"), &want, 1e-6);
         let x = normal(&mut rng, &[2, 96]);
         let product = x.matmul(&want.t().expect("a matrix")).expect("y");
-        close(&layer.forward(&x).expect("y"), &product, 1e-5);
+        let float = layer.with_activations(ActivationPrecision::F32);
+        close(&float.forward(&x).expect("y"), &product, 1e-5);
         // Whoever knows nothing of rotations finds no trits.
         assert!(!parts.contains_key("proj.weight.trits"));
         parts.insert("proj.weight.rotation".to_owned(), Tensor::new(&[3u32], &Device::Cpu).expect("one"));
@@ -162,8 +170,12 @@ fn the_mlp_loads_by_name() {
     }
     let how = Ternarize::AbsMean(Granularity::Row);
     let mlp = |tensors: &Tensors| SwiGlu::load(8, 12, builder(tensors, DType::F32).pp("mlp"), how);
-    let y = mlp(&tensors).expect("an MLP").forward(&normal(&mut rng, &[2, 8])).expect("y");
+    let (layer, x) = (mlp(&tensors).expect("an MLP"), normal(&mut rng, &[2, 8]));
+    let y = layer.forward(&x).expect("y");
     assert_eq!(y.dims(), [2, 8]);
+    // The projections take their activation precision from the block.
+    let float = layer.clone().with_activations(ActivationPrecision::F32).forward(&x).expect("y");
+    assert!(distance(&float, &y) > 1e-4);
     let mut normed = tensors.clone();
     normed.extend(dense(&mut rng, "mlp.ffn_sub_norm", &[12]));
     let refused = mlp(&normed).expect_err("a norm that would be left out").to_string();

@@ -3,8 +3,8 @@
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder};
 use trike_candle::{
-    CandleError, GatedActivation, NnError, RmsNorm, RopePairing, RopeScaling, RopeSpec, RotaryEmbedding,
-    SwiGlu, Ternarize, TernaryLinear, gated, quantize_tensor, rms_norm, shared_cpu,
+    ActivationPrecision, CandleError, GatedActivation, NnError, RmsNorm, RopePairing, RopeScaling, RopeSpec,
+    RotaryEmbedding, SwiGlu, Ternarize, TernaryLinear, gated, quantize_tensor, rms_norm, shared_cpu,
 };
 use trike_cpu::Cpu;
 use trike_testkit::Rng;
@@ -163,7 +163,7 @@ fn gates_are_candles() {
 
 fn ternary(w: &Tensor) -> TernaryLinear {
     let (trits, _) = quantize_tensor(w, Ternarize::AbsMean(Granularity::Row)).expect("trits");
-    TernaryLinear::new(&trits, None).expect("a layer")
+    TernaryLinear::new(&trits, None).expect("a layer").with_activations(ActivationPrecision::F32)
 }
 
 #[test]

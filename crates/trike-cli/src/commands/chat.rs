@@ -12,7 +12,10 @@ use trike::{
 };
 
 use super::load::{load, open};
-use crate::{args::ChatArgs, interrupt, output};
+use crate::{
+    args::{self, ChatArgs},
+    interrupt, output,
+};
 
 /// Maximum length of a message read from stdin, in bytes: more than any context holds.
 const MAX_MESSAGE: u64 = 1 << 24;
@@ -31,6 +34,7 @@ pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
         .with_sampler(sampler)
         .with_stop(args.stop.clone())
         .with_kv(args.precision.kv);
+    let activations = args::activations_name(&model.activations());
     let mut talk = Conversation::new(args.system.as_deref());
     loop {
         output::ask();
@@ -45,7 +49,7 @@ pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
                 talk.push(Message::assistant(answer.text.trim()));
                 output::stream("\n")?;
                 if !quiet {
-                    output::note(&closing(&answer));
+                    output::note(&closing(&answer, &activations));
                 }
             }
         }
@@ -103,12 +107,14 @@ fn answer(
     }
 }
 
-fn closing(answer: &Generation) -> String {
+/// The summary line of an answer.
+fn closing(answer: &Generation, activations: &str) -> String {
     let why = match answer.finish {
         FinishReason::Eos | FinishReason::Stop => String::new(),
         other => format!("; ended by {}", other.name()),
     };
-    format!("({} tokens, {:.1} tok/s{why})", answer.ids.len(), answer.tokens_per_second())
+    let (tokens, speed) = (answer.ids.len(), answer.tokens_per_second());
+    format!("({tokens} tokens, {speed:.1} tok/s; activations {activations}{why})")
 }
 
 /// The next line of stdin; `None` at the end of input.

@@ -21,6 +21,8 @@ use crate::{
 #[derive(Debug, Serialize)]
 pub(crate) struct EvalOutcome {
     pub(crate) model: String,
+    /// Activation precisions of ternary layers; the base's are f32.
+    pub(crate) activations: String,
     pub(crate) tasks: Vec<TaskOutcome>,
     /// The mean over the tasks, if there are several.
     pub(crate) mean: Option<TaskScore>,
@@ -91,5 +93,6 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
         Ok(TextOutcome { file, split, figures, against })
     };
     let texts = texts.iter().map(score).collect::<anyhow::Result<_>>()?;
-    Ok(EvalOutcome { model: path.display().to_string(), tasks, mean, texts })
+    let activations = args::activations_name(&model.activations());
+    Ok(EvalOutcome { model: path.display().to_string(), activations, tasks, mean, texts })
 }

@@ -51,6 +51,17 @@ fn an_answer_depends_on_what_was_said_before() {
 }
 
 #[test]
+fn each_answer_ends_with_the_activation_precision() {
+    let trike = Trike::new();
+    for (more, want) in [(&[][..], "activations int8-token"), (&["--activations", "f32"], "activations f32")]
+    {
+        let args = [&["-n", "2"], more].concat();
+        let (_, notes) = good(talk(&trike, &args, "Once upon a time\nAnd then\n"));
+        assert_eq!(notes.matches(&format!("tok/s; {want}; ended by max_tokens)")).count(), 2, "{notes}");
+    }
+}
+
+#[test]
 fn history_is_trimmed_with_a_notice() {
     let trike = Trike::new();
     let lines = "The little dog ran to the park and saw a big red ball on the grass.\n".repeat(12);

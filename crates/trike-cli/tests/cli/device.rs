@@ -193,6 +193,41 @@ fn bench_measures_a_device_with_its_memory() {
     assert!(error.contains("--threads") && error.contains("1,2"), "{error}");
 }
 
+/// Commands whose results depend on the cache refuse; `bench` takes the next larger precision and says so.
+#[test]
+fn an_int8_cache_is_refused_on_a_device() {
+    let Some(device) = software() else { return };
+    let trike = Trike::new();
+    let out = trike.path("logits.npy");
+    let (text, template) = (trike.write("text", "Once upon a time."), trike.write("template", "{{ 1 }}"));
+    let model = ["-m", &tiny(), "--kv", "int8", "--device", device];
+    for command in
+        [&["run", "-p", "Once"][..], &["perplexity", "-f", &text], &["logits", "--ids", "1,2", "-o", &out]]
+    {
+        let error = trike.fails(1, &[command, &model].concat());
+        assert!(error.contains("int8 KV cache") && error.contains("does not support"), "{error}");
+    }
+    assert!(!std::path::Path::new(&out).exists());
+    let questions = std::fs::File::open(trike.write("questions", "Once\n")).unwrap();
+    let args = [&["chat", "--chat-template", &template][..], &model].concat();
+    let output = trike.command(&args).stdin(questions).output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "{error}");
+    assert!(error.contains("int8 KV cache"), "{error}");
+
+    let bench = [&["bench", "-p", "0", "-n", "1", "-r", "1", "-o", "json"][..], &model].concat();
+    let (json, note) = trike.both(&bench);
+    let json: Value = serde_json::from_str(&json).expect("JSON");
+    let used = json["kv"].as_str().expect("a name");
+    assert!(used == "f16" || used == "f32", "{json}");
+    assert!(
+        note.contains("--kv int8: not supported by") && note.contains(&format!("using {used}")),
+        "{note}"
+    );
+    // The processor has one.
+    trike.stdout(&["run", "-m", &tiny(), "-p", "Once", "-n", "2", "--kv", "int8"]);
+}
+
 #[test]
 fn what_a_device_does_not_hold_is_refused_before_it_is_loaded() {
     let Some(device) = software() else { return };

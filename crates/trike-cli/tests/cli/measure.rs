@@ -92,6 +92,10 @@ fn the_split_follows_the_text_and_the_limit_counts_sequences() {
     assert!(kl > 0.0 && kl < 2e-3, "{kl}");
     let shown = trike.stdout(&["perplexity", "-m", &model, "-f", &stories, "--base", &model]);
     assert!(shown.contains("top-1 agreement") && shown.contains("100.0 %"), "{shown}");
+    assert!(
+        shown.lines().any(|line| line.starts_with("activations") && line.ends_with("int8-token")),
+        "{shown}"
+    );
 }
 
 #[test]
@@ -195,6 +199,21 @@ fn bench_makes_a_model_of_random_trits() {
 }
 
 #[test]
+fn bench_makes_a_model_with_one_scale_per_matrix() {
+    let args =
+        ["bench", "--synthetic", "125m", "--group", "tensor", "-p", "2", "-n", "1", "-t", "1", "-r", "1"];
+    let json = Trike::new().json(&[&args[..], &["--json"]].concat());
+    assert_eq!((&json["model"]["encoding"], &json["activations"]), (&"2bit".into(), &"int8-token".into()));
+    // Four weights per byte, and an f16 scale for each of the 12 x 7 matrices.
+    let weights = 12 * (4 * 768 * 768 + 3 * 768 * 2048) as u64;
+    assert_eq!(json["model"]["stored_bytes"], weights / 4 + 2 * 12 * 7);
+    let rows = json["rows"].as_array().expect("rows");
+    let found: Vec<_> = rows.iter().map(|r| (r["kind"].as_str(), r["tokens"].as_u64())).collect();
+    assert_eq!(found, [(Some("prefill"), Some(2)), (Some("decode"), Some(1))]);
+    assert!(rows.iter().all(|r| r["tokens_per_second"].as_f64().is_some_and(|n| n > 0.0)), "{json}");
+}
+
+#[test]
 fn doctor_names_the_machine_the_model_and_the_environment() {
     let trike = Trike::new();
     let mut command = trike.command(&["doctor", "--json"]);
@@ -277,4 +296,20 @@ fn eval_scores_texts_and_windows() {
     assert_near!(same["kl"].as_f64().unwrap(), 0.0, abs = 1e-9, "{same}");
     assert!(same["ratio"] == 1.0 && same["ratio_error"] == 0.0, "{same}");
     trike.fails(2, &["eval", "-m", &tiny()]);
+}
+
+#[test]
+fn eval_reports_the_activation_precision() {
+    let trike = Trike::new();
+    let text = trike.write("text.txt", "Once upon a time, there was a little girl named Lily.");
+    let eval = ["eval", "-m", &tiny(), "--text", &text];
+    for (more, want) in
+        [(&[][..], "int8-token"), (&["--activations", "f32"], "f32"), (&["--activations", "int16"], "int16")]
+    {
+        let args = [&eval[..], more].concat();
+        assert_eq!(trike.json(&[&args[..], &["--json"]].concat())["activations"], want);
+        let shown = trike.stdout(&args);
+        let line = shown.lines().find(|line| line.starts_with("activations"));
+        assert!(line.is_some_and(|line| line.ends_with(want)), "{shown}");
+    }
 }

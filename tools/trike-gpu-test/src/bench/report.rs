@@ -225,6 +225,7 @@ mod tests {
             void: Vec::new(),
             rows: figures(&measured, std::slice::from_ref(&ceiling), BASES),
             ceilings: vec![ceiling],
+            engines: Vec::new(),
             not_run: vec![absent],
             failures: Vec::new(),
         }

@@ -51,6 +51,7 @@ impl<'a> Run<'a> {
             void: void.into_iter().collect(),
             ceilings: Vec::new(),
             rows: Vec::new(),
+            engines: Vec::new(),
             not_run: Vec::new(),
             failures: Vec::new(),
         };
