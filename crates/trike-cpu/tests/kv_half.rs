@@ -99,7 +99,11 @@ fn every_size_of_number_fits() {
             let want = oracle(&spec, &q, positions - tokens, [&k, &v]);
             for cpu in cpus() {
                 let out = attend(&cpu, &spec, &q, positions - tokens, [&k, &v]);
-                assert_close(&out, &want, BOUND);
+                // Relative to the values: their means may be much smaller.
+                let largest = v.iter().fold(0f32, |most, v| most.max(v.to_f32().abs()));
+                let error = out.iter().zip(&want).fold(0f32, |most, (a, b)| most.max((a - b).abs()));
+                assert!(error <= BOUND * largest, "d = {d}, case {n}, {}: {error}", describe(&cpu));
+                assert!(out.iter().all(|v| v.is_finite()));
             }
         }
     }
