@@ -291,6 +291,8 @@ impl Simd for AvxVnni {
 
     /// As in the 512-bit kernel: at most `2^16` per line.
     const LINES: usize = 1 << 12;
+    /// Sixteen sums would take all sixteen registers.
+    const TWO_LINES: bool = false;
     const WIDE: bool = true;
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[6, 4, 2, 1];

@@ -39,6 +39,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
 
     /// Maximum lines added by [`Simd::line`] before [`Simd::finish`], for codes up to 2 and any int8 activations.
     const LINES: usize;
+    /// Whether the sums of two lines fit the registers, so that consecutive lines can be independent.
+    const TWO_LINES: bool = true;
     /// Tiles per panel kernel call.
     const TILES: usize;
     /// Token counts supported by the panel kernel, descending to 1.

@@ -577,10 +577,10 @@ fn two_bit<S: Simd, const T: usize>(s: S, lines: &[CodeLine], x: [&[[i8; 4]]; T]
     let mut start = 0;
     while start < lines.len() {
         let end = (start + S::LINES).min(lines.len());
-        // For one token, two lines at a time have separate sums, so that consecutive additions are independent; for
-        // few lines this does not matter.
+        // For one token, two lines at a time have separate sums where registers suffice, so that consecutive additions
+        // are independent; for few lines this does not matter.
         let (lines, part) = (&lines[start..end], start..end);
-        if T == 1 && lines.len() > 16 {
+        if S::TWO_LINES && T == 1 && lines.len() > 16 {
             let (pairs, last) = lines.as_chunks::<2>();
             let (xs, x_last) = columns[0][part].as_chunks::<2>();
             let mut sums = [s.no_sums(); 2];
