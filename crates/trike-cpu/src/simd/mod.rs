@@ -41,6 +41,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     const LINES: usize;
     /// Whether the sums of two lines fit the registers, so that consecutive lines can be independent.
     const TWO_LINES: bool = true;
+    /// Whether the registers suffice for two steps of a panel at a time.
+    const TWO_STEPS: bool = true;
     /// Tiles per panel kernel call.
     const TILES: usize;
     /// Token counts supported by the panel kernel, descending to 1.

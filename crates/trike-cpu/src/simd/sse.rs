@@ -51,6 +51,7 @@ impl Simd for Sse41 {
     type Floats = [__m128; 4];
 
     const LINES: usize = 4;
+    const TWO_STEPS: bool = false;
     const TILES: usize = 1;
     const TOKENS: &'static [usize] = &[2, 1];
     const PAIR_SUMS: usize = 2;

@@ -291,6 +291,30 @@ fn products<S: Simd, const N: usize, const T: usize>(
     ints
 }
 
+/// Adds the products of one step.
+#[inline(always)]
+fn step<S: Simd, const N: usize, const T: usize>(
+    s: S,
+    panels: [&[CodeLine]; N],
+    i: usize,
+    x: &[[i8; 4]; T],
+    ahead: Ahead<'_, N>,
+    mut acc: [[S::Acc; T]; N],
+) -> [[S::Acc; T]; N] {
+    let mut codes = [s.splat_byte(0); N];
+    for n in 0..N {
+        codes[n] = s.load(&panels[n][i]);
+        s.prefetch(ahead.places[n], i * ahead.stride);
+    }
+    for t in 0..T {
+        let x = s.four(x[t]);
+        for n in 0..N {
+            acc[n][t] = s.dot(acc[n][t], codes[n], x);
+        }
+    }
+    acc
+}
+
 /// [`products`] over at most as many steps as the sums can hold.
 #[inline(always)]
 fn run_of_products<S: Simd, const N: usize, const T: usize>(
@@ -306,18 +330,17 @@ fn run_of_products<S: Simd, const N: usize, const T: usize>(
     for n in 0..N {
         parts[n] = &panels[n][..x.len()];
     }
-    for (i, x) in x.iter().enumerate() {
-        let mut codes = [s.splat_byte(0); N];
-        for n in 0..N {
-            codes[n] = s.load(&parts[n][i]);
-            s.prefetch(ahead.places[n], i * ahead.stride);
+    let mut first = 0;
+    if S::TWO_STEPS {
+        // How compilers unroll this loop by themselves changes with the code around it.
+        for (i, pair) in x.as_chunks::<2>().0.iter().enumerate() {
+            acc = step::<S, N, T>(s, parts, 2 * i, &pair[0], ahead, acc);
+            acc = step::<S, N, T>(s, parts, 2 * i + 1, &pair[1], ahead, acc);
         }
-        for t in 0..T {
-            let x = s.four(x[t]);
-            for n in 0..N {
-                acc[n][t] = s.dot(acc[n][t], codes[n], x);
-            }
-        }
+        first = x.len() / 2 * 2;
+    }
+    for (i, x) in x.iter().enumerate().skip(first) {
+        acc = step::<S, N, T>(s, parts, i, x, ahead, acc);
     }
     for n in 0..N {
         for t in 0..T {
