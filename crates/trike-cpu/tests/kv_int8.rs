@@ -118,6 +118,30 @@ fn attention_follows_the_oracle() {
 }
 
 #[test]
+fn the_largest_codes_and_negative_scales_are_exact() {
+    for d in [128, 3000] {
+        // Half of the positions have the opposite values, so that weights times scales would cancel.
+        let problem = spec((1, 2, d, 20, 300, None));
+        let (mut k, mut v) = (
+            Codes::new(&mut Rng::new(20), &problem, 320, 320),
+            Codes::new(&mut Rng::new(21), &problem, 320, 320),
+        );
+        k.codes.fill(-128);
+        for (p, scale) in v.scales.iter_mut().enumerate() {
+            *scale = if p % 2 == 0 { scale.abs() } else { -scale.abs() };
+        }
+        let q = vec![-0.01; 20 * 2 * d];
+        let want = oracle_of_all(&problem, &q, 300, [&k, &v]);
+        for cpu in cpus() {
+            let mut out = vec![f32::NAN; q.len()];
+            let kv = KvView { k: k.view(), v: v.view(), capacity: 320 };
+            cpu.attention(&problem, &q, 300, kv, &mut out).expect("valid");
+            assert_close(&out, &want, 1e-3);
+        }
+    }
+}
+
+#[test]
 fn mixed_precisions_are_widened() {
     let mut rng = Rng::new(17);
     let case = (2, 4, 48, 1, 300, None);

@@ -29,8 +29,8 @@ pub use int8::quantize_head;
 /// Maximum query rows of a group of heads for which memory bandwidth is the bottleneck, not arithmetic.
 const FEW_ROWS: usize = 8;
 
-/// Queries at positions below this are attended to in f32 from every cache: over short contexts attention takes a few percent
-/// of the time, and the rounding of queries to 16 bits would buy nothing.
+/// Queries at positions below this are attended to in f32 from every cache: over short contexts attention takes little of the
+/// time, and rounding them to 16 bits would buy little.
 const EXACT: usize = 256;
 
 /// Keys or values, `[kv_heads][capacity][head_dim]`.
@@ -177,6 +177,7 @@ struct Job<'a> {
 }
 
 impl Job<'_> {
+    /// Over a cache in f32.
     fn floats(&self, isa: Isa, pool: &Pool, k: &[f32], v: &[f32], out: &mut [f32]) {
         if self.few() {
             decode::run(self, isa, pool, Ring::plain(k), Ring::plain(v), out);
@@ -185,6 +186,7 @@ impl Job<'_> {
         }
     }
 
+    /// Over a cache of one or two bytes per element.
     fn ints<E: prefill::Stored>(
         &self,
         isa: Isa,

@@ -1,4 +1,4 @@
-//! Prefill attention in f32, for caches in f32.
+//! Prefill attention in f32, for caches in f32 and the first positions of others.
 
 use super::blocks::Blocks;
 use super::product::{Keys, Values, product};

@@ -57,7 +57,7 @@ pub(super) struct Blocks {
     pub(super) key_scales: [f32; KEYS],
     /// `[columns / SCALARS][KEYS / 2]` pairs of positions.
     pub(super) values: Vec<[[i32; SCALARS]; KEYS / 2]>,
-    /// Value of a step of the integers of a position; zero for faults.
+    /// Value of a step of the integers of a position, not negative; zero for faults.
     pub(super) value_scales: [f32; KEYS],
     /// Positions with values that are not finite.
     faults: Vec<Fault>,
@@ -162,11 +162,12 @@ impl<S: Simd, E: Stored> Loop for Fill<'_, S, E> {
             widen(s, row, &mut blocks.wide);
             let largest = E::largest(row);
             let (factor, own) = match E::CODES {
-                true => (1.0, scale),
+                // The bound on the weights needs scales that are not negative.
+                true => (1f32.copysign(scale), scale.abs()),
                 false if largest > 0.0 => (LARGEST / largest, largest / LARGEST),
                 false => (0.0, 0.0),
             };
-            let is_finite = largest < f32::INFINITY && own.abs() < f32::INFINITY;
+            let is_finite = largest < f32::INFINITY && own < f32::INFINITY;
             for (line, to) in blocks.wide.iter().zip(to.as_chunks_mut::<16>().0) {
                 *to = if is_finite { round(s, line, factor) } else { [0; 16] };
             }

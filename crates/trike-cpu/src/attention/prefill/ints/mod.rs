@@ -111,8 +111,8 @@ fn attend<S: Paired, E: Stored, const V: usize>(
     // Scores are logarithms of base 2.
     let (columns, scale) = (blocks.columns(), job.problem.scale * std::f32::consts::LOG2_E);
     let panels = panels::<S::Lanes, V>(job, s.lanes(), &item).into_iter();
-    // The norm of the codes of a key times that of a query must be below 2^31.
-    let longest = if E::CODES { LONGEST * LONGEST / (127.0 * (columns as f32).sqrt()) } else { LONGEST };
+    // The norm of the codes of a key, -128 included, times that of a query must be below 2^31.
+    let longest = if E::CODES { LONGEST * LONGEST / (128.0 * (columns as f32).sqrt()) } else { LONGEST };
     let longest = before_rounding(longest, columns);
     let mut panels: Vec<_> = panels.map(|panel| s.run(Quantize { panel, columns, longest, scale })).collect();
     let mut buffers = Buffers::<V>::new();
