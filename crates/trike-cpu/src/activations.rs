@@ -185,8 +185,7 @@ impl Activations {
         let (rows, steps) = (self.tokens * self.slices, self.blocks * 4);
         let mut first = 0;
         while first < rows {
-            let fits = widths.iter().copied().find(|&n| n <= rows - first);
-            let panel = Panel { first, rows: fits.unwrap_or(1), start: first * steps };
+            let panel = Panel { first, rows: width(widths, rows - first), start: first * steps };
             self.panels.push(panel);
             first += panel.rows;
         }
@@ -347,6 +346,15 @@ fn transposed(mut words: [u64; 8]) -> [u64; 8] {
 /// Panel widths, in rows, that the panel kernel of an instruction set supports.
 fn widths<S: Simd>(_: S) -> &'static [usize] {
     S::TOKENS
+}
+
+/// Rows of the next panel of `left` rows: the widest that fits, or the second widest if two of those take the rest, as
+/// panels of few rows do not keep the multipliers busy.
+fn width(widths: &[usize], left: usize) -> usize {
+    match widths {
+        [widest, second, ..] if (widest + 1..=2 * second).contains(&left) => *second,
+        _ => widths.iter().copied().find(|&n| n <= left).unwrap_or(1),
+    }
 }
 
 /// Quantizes one token.

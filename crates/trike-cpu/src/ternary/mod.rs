@@ -1,9 +1,10 @@
 //! `y = x W^T` for ternary weights, written once over [`Simd`].
 //!
-//! Two kernels: for few rows of activations the weights stay packed and are read in one pass ([`decode`]); for more
-//! rows they are unpacked into a panel of bytes that stays in the L1 cache for all rows ([`prefill`]). Both compute
-//! the same integers and convert them to floats in the same order, so the result of a token depends neither on the
-//! kernel, nor on the instruction set, nor on the other tokens:
+//! Three kernels: for few rows of activations the weights stay packed and are read in one pass ([`decode`]); for more
+//! rows they are unpacked into a panel of bytes that stays in the L1 cache for all rows ([`prefill`]), or in registers,
+//! for one plane of 2-bit codes where those suffice ([`batch`]). All compute the same integers and convert them
+//! to floats in the same order, so the result of a token depends neither on the kernel, nor on the instruction set, nor
+//! on the other tokens:
 //!
 //! ```text
 //! row = sum over sets, then over units of columns, of (scale * group factor) * f32(exact sum)
@@ -20,6 +21,7 @@
     reason = "the indices are rows of activations, tiles and fields, and each walks several arrays"
 )]
 
+mod batch;
 mod blocks;
 mod decode;
 mod permutes;
@@ -126,6 +128,8 @@ fn piece_with<K: TernaryKernels>(
         decode::piece(kernels, m, x, units, piece);
     } else if let Some(sparse) = m.sparse() {
         kernels.run(sparse::ManyTokens::new(kernels, m, sparse, x, units, piece));
+    } else if batch::Batch::<K>::takes(m, x, units) {
+        kernels.run(batch::Batch::new(kernels, m, x, units, piece));
     } else {
         kernels.run(prefill::Prefill::new(kernels, m, x, units, piece));
     }
@@ -146,25 +150,27 @@ fn write<S: Simd>(
     let start = (tiles.start - piece.tiles.start) * ROWS;
     let rows = (tiles.len() * ROWS).min(m.rows() - tiles.start * ROWS);
     let all = sums.len() / tiles.len();
-    let mut line = Line([0.0; ROWS]);
     for token in 0..piece.out.len() {
         if let Some(out) = piece.out.get(token + AHEAD) {
             s.prefetch(&out[start], 0);
             s.prefetch(&out[start + rows - 1], 0);
         }
-        let out = &mut piece.out[token][start..start + rows];
-        for (sums, out) in sums.chunks_exact(all).zip(out.chunks_mut(ROWS)) {
-            let slices = &sums[token * x.slices()..][..x.slices()];
+        let factor = s.splat(x.factor(token));
+        let mut place = token * x.slices();
+        for out in piece.out[token][start..start + rows].chunks_mut(ROWS) {
+            let slices = &sums[place..place + x.slices()];
             // The most significant byte is last.
             let mut joined = s.load_floats(&slices[slices.len() - 1]);
             for low in slices[..slices.len() - 1].iter().rev() {
                 joined = s.add(s.mul(joined, s.splat(256.0)), s.load_floats(low));
             }
-            s.store_floats(s.mul(joined, s.splat(x.factor(token))), &mut line);
+            let mut line = Line([0.0; ROWS]);
+            s.store_floats(s.mul(joined, factor), &mut line);
             match out.as_chunks_mut::<ROWS>().0 {
                 [out] => *out = line.0,
                 _ => out.copy_from_slice(&line.0[..out.len()]),
             }
+            place += all;
         }
     }
 }
@@ -291,7 +297,7 @@ fn products<S: Simd, const N: usize, const T: usize>(
     ints
 }
 
-/// Adds the products of one step.
+/// Adds the products of one step, and prefetches.
 #[inline(always)]
 fn step<S: Simd, const N: usize, const T: usize>(
     s: S,
@@ -299,12 +305,26 @@ fn step<S: Simd, const N: usize, const T: usize>(
     i: usize,
     x: &[[i8; 4]; T],
     ahead: Ahead<'_, N>,
+    acc: [[S::Acc; T]; N],
+) -> [[S::Acc; T]; N] {
+    for n in 0..N {
+        s.prefetch(ahead.places[n], i * ahead.stride);
+    }
+    plain_step::<S, N, T>(s, panels, i, x, acc)
+}
+
+/// Adds the products of one step.
+#[inline(always)]
+fn plain_step<S: Simd, const N: usize, const T: usize>(
+    s: S,
+    panels: [&[CodeLine]; N],
+    i: usize,
+    x: &[[i8; 4]; T],
     mut acc: [[S::Acc; T]; N],
 ) -> [[S::Acc; T]; N] {
     let mut codes = [s.splat_byte(0); N];
     for n in 0..N {
         codes[n] = s.load(&panels[n][i]);
-        s.prefetch(ahead.places[n], i * ahead.stride);
     }
     for t in 0..T {
         let x = s.four(x[t]);
@@ -335,7 +355,8 @@ fn run_of_products<S: Simd, const N: usize, const T: usize>(
         // How compilers unroll this loop by themselves changes with the code around it.
         for (i, pair) in x.as_chunks::<2>().0.iter().enumerate() {
             acc = step::<S, N, T>(s, parts, 2 * i, &pair[0], ahead, acc);
-            acc = step::<S, N, T>(s, parts, 2 * i + 1, &pair[1], ahead, acc);
+            // Two steps use the weights of half a line: one prefetch is enough.
+            acc = plain_step::<S, N, T>(s, parts, 2 * i + 1, &pair[1], acc);
         }
         first = x.len() / 2 * 2;
     }

@@ -336,18 +336,19 @@ impl Block<'_> {
                     parts[n] = &panels[n][..x.len()];
                 }
                 let mut acc = [[s.no_acc(); H]; N];
-                for (i, x) in x.iter().enumerate() {
-                    let mut codes = [s.splat_byte(0); N];
+                // Four steps use the weights of one line of two-bit codes: one prefetch per tile.
+                let (fours, rest) = x.as_chunks::<4>();
+                for (i, x) in fours.iter().enumerate() {
                     for n in 0..N {
-                        codes[n] = s.load(&parts[n][i]);
-                        s.prefetch(ahead.places[n], (inside.start + i) * ahead.stride);
+                        s.prefetch(ahead.places[n], (inside.start + 4 * i) * ahead.stride);
                     }
-                    for t in 0..H {
-                        let x = s.four(x[first + t]);
-                        for n in 0..N {
-                            acc[n][t] = s.dot(acc[n][t], codes[n], x);
-                        }
+                    for j in 0..4 {
+                        acc = half_step::<S, N, T, H>(s, parts, 4 * i + j, &x[j], first, acc);
                     }
+                }
+                let steps = 4 * fours.len();
+                for (i, x) in rest.iter().enumerate() {
+                    acc = half_step::<S, N, T, H>(s, parts, steps + i, x, first, acc);
                 }
                 for n in 0..N {
                     let scale = s.load_floats(&scratch.groups[n * self.groups + part.group]);
@@ -453,6 +454,29 @@ impl Block<'_> {
             }
         }
     }
+}
+
+/// Adds the products of one step for `H` of the `T` rows of a panel, from row `first` on.
+#[inline(always)]
+fn half_step<S: Simd, const N: usize, const T: usize, const H: usize>(
+    s: S,
+    parts: [&[CodeLine]; N],
+    i: usize,
+    x: &[[i8; 4]; T],
+    first: usize,
+    mut acc: [[S::Acc; H]; N],
+) -> [[S::Acc; H]; N] {
+    let mut codes = [s.splat_byte(0); N];
+    for n in 0..N {
+        codes[n] = s.load(&parts[n][i]);
+    }
+    for t in 0..H {
+        let x = s.four(x[first + t]);
+        for n in 0..N {
+            acc[n][t] = s.dot(acc[n][t], codes[n], x);
+        }
+    }
+    acc
 }
 
 /// A value for each panel of activations, each part, and each row of the panel.
