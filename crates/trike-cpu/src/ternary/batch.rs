@@ -1,5 +1,6 @@
-//! Kernel for many rows of activations where registers suffice: the weights of two tiles are unpacked in registers, again
-//! for each few rows. The masks and shifts take turns with products in units of the processor that those do not use.
+//! Kernel for one plane of 2-bit codes and more than four rows of activations, for instruction sets with enough registers:
+//! the weights of two tiles are unpacked in registers, anew for every few rows. Masks and shifts run on execution ports
+//! that products do not use, so repeating them costs less than a panel.
 
 use super::{Units, add_means, bias, write};
 use crate::activations::{Activations, Panel};
