@@ -115,29 +115,32 @@ fn sign(row: usize) -> i8 {
     if (row as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 63 == 0 { 1 } else { -1 }
 }
 
-/// `x` (rows of `cols`) quantized and dequantized, by the definition of [`ActivationPrecision::Int8PerToken`]; f32
-/// activations are returned unchanged.
+/// `x` (rows of `cols`) quantized and dequantized, by the definition of [`ActivationPrecision::Int8PerToken`], or for
+/// [`ActivationPrecision::Int16`] as the kernels of int8 weights do; f32 activations are returned unchanged.
 ///
 /// # Panics
 ///
-/// If the catalogue does not use the precision, or if `cols` is 0.
+/// If `cols` is 0.
 #[must_use]
 pub fn as_quantized(x: &[f32], cols: usize, precision: ActivationPrecision) -> Vec<f32> {
     match precision {
         ActivationPrecision::F32 => x.to_vec(),
-        ActivationPrecision::Int8PerToken => x.chunks(cols).flat_map(quantize_group).collect(),
+        ActivationPrecision::Int8PerToken => {
+            x.chunks(cols).flat_map(|token| quantize_group(token, 127.0)).collect()
+        }
         ActivationPrecision::Int8PerGroup(size) => {
-            x.chunks(cols).flat_map(|token| token.chunks(size.get())).flat_map(quantize_group).collect()
+            let groups = x.chunks(cols).flat_map(|token| token.chunks(size.get()));
+            groups.flat_map(|group| quantize_group(group, 127.0)).collect()
         }
         ActivationPrecision::Int16 => {
-            panic!("no problem of the catalogue has activations in {precision:?}")
+            x.chunks(cols).flat_map(|token| quantize_group(token, 32_767.0)).collect()
         }
     }
 }
 
-fn quantize_group(x: &[f32]) -> impl Iterator<Item = f32> {
-    let scale = 127.0 / x.iter().fold(1e-5f32, |m, v| m.max(v.abs()));
-    x.iter().map(move |v| (v * scale).round_ties_even().clamp(-128.0, 127.0) / scale)
+fn quantize_group(x: &[f32], largest: f32) -> impl Iterator<Item = f32> {
+    let scale = largest / x.iter().fold(1e-5f32, |m, v| m.max(v.abs()));
+    x.iter().map(move |v| (v * scale).round_ties_even().clamp(-largest - 1.0, largest) / scale)
 }
 
 #[cfg(test)]

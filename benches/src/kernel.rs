@@ -26,7 +26,7 @@ pub enum Form {
         /// Packs a tensor into the kernel's layout.
         pack: fn(&TritTensor) -> Result<Matrix, CpuError>,
     },
-    /// Int8 with one scale per 64 weights, as in embeddings and LM heads.
+    /// Int8 with one f32 scale per 32 weights, as in embeddings and LM heads.
     Int8,
     /// Dense f16, converted to f32 in registers.
     F16,
@@ -69,7 +69,7 @@ impl Kernel {
         Self { name, form, activations: ActivationPrecision::Int8PerToken }
     }
 
-    /// A kernel for int8 or dense weights, always with f32 activations.
+    /// A kernel for dense weights, always with f32 activations.
     const fn dense(name: &'static str, form: Form) -> Self {
         Self { name, form, activations: ActivationPrecision::F32 }
     }
@@ -116,7 +116,9 @@ pub const TERNARY: Kernel = Kernel::ternary("ternary x int8", Planes::One, Granu
 /// Two bits per weight and group scales as in `Q2_0` files.
 const GROUPED: Kernel = Kernel::ternary("ternary/128 x int8", Planes::One, G128, two_bit);
 const FLOATS: Kernel = TERNARY.with("ternary x f32", ActivationPrecision::F32);
-const INT8: Kernel = Kernel::dense("int8/64 x f32", Form::Int8);
+/// Embeddings and heads; what an int8 matrix is given is [`ActivationPrecision::Int16`] unless it is f32.
+const INT8: Kernel =
+    Kernel::dense("int8/32 x int16", Form::Int8).with("int8/32 x int16", ActivationPrecision::Int16);
 const F16: Kernel = Kernel::dense("f16 x f32", Form::F16);
 /// Name of the kernel with 1.6 bits per weight.
 pub(crate) const BASE3: &str = "1.6 bit x int8";

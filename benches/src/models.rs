@@ -4,10 +4,9 @@ use anyhow::{Context, Result};
 use trike_bench::{Ceiling, Limit, Measured, Model, ModelRun, raise, rounded};
 use trike_cpu::{Cost, Cpu, Isa};
 use trike_llm::{
-    Device, Synthetic,
+    Device, LoadOptions, Synthetic,
     bench::{self, BenchOptions, BenchRow},
 };
-use trike_nn::{ActivationPolicy, KvPrecision, KvSpec};
 use trike_trit::{Encoding, Granularity};
 
 use crate::ceilings::raise_all;
@@ -77,13 +76,10 @@ pub fn models(
             continue;
         }
         progress(&format!("{}: generating weights", model.size.name()));
-        let whole_context = KvSpec::new(KvPrecision::F16, model.size.spec().context);
         let mut made = Device::cpu().load_synthetic(
             model.size,
             (Encoding::TwoBit, Granularity::Row),
-            ActivationPolicy::Int8,
-            None,
-            &whole_context,
+            &LoadOptions::default(),
             &mut |_, _| {},
         )?;
         let any = |kind: &str, tokens: usize| if threads.iter().any(|&n| has(kind, n)) { tokens } else { 0 };

@@ -101,8 +101,8 @@ impl Weights {
         match kernel.form {
             Form::Ternary { planes, scales, pack } => pack(&self.tensor(planes, scales)?),
             Form::Int8 => {
-                let scales = vec![1.0; rows * cols.div_ceil(64)];
-                Ok(Int8Matrix::new(rows, cols, 64, self.integers(kernel), scales)?.into())
+                let scales = vec![1.0; rows * cols.div_ceil(32)];
+                Ok(Int8Matrix::new(rows, cols, 32, self.integers(kernel), scales)?.into())
             }
             Form::F16 => {
                 let data = DenseData::F16(self.integers(kernel).into_iter().map(Into::into).collect());

@@ -2,7 +2,9 @@
 
 use trike_trit::GroupSize;
 
-/// Number format of the activations that are multiplied with ternary weights; int8 and dense weights always compute in f32.
+/// Number format of the activations that are multiplied with ternary weights. Dense weights always compute in f32; int8
+/// weights do on devices, and on the host they are multiplied with 16-bit activations for every format but
+/// [`F32`](Self::F32).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ActivationPrecision {
     /// Exact: the values of each token are converted to fixed point, four signed bytes per value, with a step of at most

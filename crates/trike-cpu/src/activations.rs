@@ -8,6 +8,7 @@ use trike_trit::Hadamard;
 use crate::error::CpuError;
 use crate::kernels::{Kernels, with_kernels};
 use crate::line::ROWS;
+use crate::piece::Joined;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
 use trike_host::Isa;
@@ -210,11 +211,6 @@ impl Activations {
         });
     }
 
-    /// Rows of codes per token.
-    pub(crate) fn slices(&self) -> usize {
-        self.slices
-    }
-
     /// Rows of codes.
     pub(crate) fn rows(&self) -> usize {
         self.tokens * self.slices
@@ -271,10 +267,9 @@ impl Activations {
         self.groups.get(row * segments + start / SEGMENT).copied().unwrap_or(1.0)
     }
 
-    /// Final factor of a token's outputs.
-    #[inline(always)]
-    pub(crate) fn factor(&self, token: usize) -> f32 {
-        self.factors[token]
+    /// How the sums of the rows become outputs.
+    pub(crate) fn joined(&self) -> Joined<'_> {
+        Joined { slices: self.slices, base: 256.0, factors: &self.factors }
     }
 }
 
@@ -410,9 +405,9 @@ impl Quantize<'_> {
         let len = self.group.unwrap_or(x.len());
         let mut finite = true;
         for (g, (x, codes)) in x.chunks(len).zip(codes.chunks_mut(len)).enumerate() {
-            let largest = largest(x);
-            finite &= largest < INFINITE;
-            let scale = 127.0 / f32::from_bits(largest).max(SMALLEST);
+            let bits = largest_bits(x);
+            finite &= bits < INFINITE;
+            let scale = 127.0 / f32::from_bits(bits).max(SMALLEST);
             let factor = 1.0 / scale;
             if self.group.is_some() {
                 self.groups[g * len / SEGMENT..].iter_mut().take(len / SEGMENT).for_each(|f| *f = factor);
@@ -443,21 +438,15 @@ impl Quantize<'_> {
     #[inline(always)]
     #[allow(clippy::needless_range_loop, reason = "an iterator is not inlined here")]
     fn fixed_point<S: Simd, const SLICES: usize>(&mut self, s: S, x: &[f32]) {
-        let largest = largest(x);
-        if largest >= INFINITE {
+        let Some((scale, factor)) = fixed_point(x, const { 8 * SLICES as i32 - 3 }) else {
             // Every output of the token becomes NaN, whatever the codes are.
             *self.factor = f32::NAN;
             self.codes.as_flattened_mut().fill(0);
             return;
-        }
-        let bits = const { 8 * SLICES as i32 - 3 };
+        };
+        *self.factor = factor;
         // 128 in each byte but the highest: carries each byte's sign into the next.
         let offset = const { 0x0080_8080 & ((1 << (8 * (SLICES - 1))) - 1) };
-        // The largest magnitude is below `2^(exponent + 1)`, so the integers stay below `2^(bits + 1)`; powers of two
-        // are exact.
-        let exponent = ((largest >> 23) as i32 - 127).max(bits - 120);
-        let scale = f32::from_bits(((127 + bits - exponent) as u32) << 23);
-        *self.factor = f32::from_bits(((127 - bits + exponent) as u32) << 23);
         let row = self.codes.len() / SLICES;
         let mut rows = self.codes.chunks_exact_mut(row);
         let digits: [&mut [[i8; 16]]; SLICES] = std::array::from_fn(|_| rows.next().unwrap_or_default());
@@ -481,13 +470,35 @@ impl Quantize<'_> {
     }
 }
 
+/// The factor that turns the values of a token into integers below `2^(bits + 1)`, and the value of one step; `None`
+/// for a non-finite value.
+#[inline(always)]
+pub(crate) fn fixed_point(x: &[f32], bits: i32) -> Option<(f32, f32)> {
+    let largest = largest_bits(x);
+    if largest >= INFINITE {
+        return None;
+    }
+    // The largest magnitude is below `2^(exponent + 1)`; powers of two are exact.
+    let exponent = ((largest >> 23) as i32 - 127).max(bits - 120);
+    let power = |exponent: i32| f32::from_bits(((127 + exponent) as u32) << 23);
+    Some((power(bits - exponent), power(exponent - bits)))
+}
+
+/// The largest magnitude of a token, at least a lower bound that keeps a token of zeros at zero; `None` for a non-finite
+/// value.
+#[inline(always)]
+pub(crate) fn largest(x: &[f32]) -> Option<f32> {
+    let bits = largest_bits(x);
+    (bits < INFINITE).then(|| f32::from_bits(bits).max(SMALLEST))
+}
+
 /// Bit pattern of infinity.
 const INFINITE: u32 = 0x7F80_0000;
 
 /// Bit pattern of the largest magnitude. As integers, magnitudes sort like the floats, and non-finite values sort
 /// above all others.
 #[inline(always)]
-fn largest(x: &[f32]) -> u32 {
+fn largest_bits(x: &[f32]) -> u32 {
     x.iter().fold(0, |m, v| (v.to_bits() & 0x7FFF_FFFF).max(m))
 }
 

@@ -18,6 +18,8 @@ impl Matrix {
     pub fn problem(&self, tokens: usize, precision: ActivationPrecision) -> LinearProblem {
         let (depth, precision) = match self {
             Self::Ternary(m) => (m.depth(), precision),
+            // Sixteen bits, or twice that.
+            Self::Int8(_) if precision != ActivationPrecision::F32 => (1, ActivationPrecision::Int16),
             Self::Int8(_) | Self::Dense(_) => (1, ActivationPrecision::F32),
         };
         LinearProblem {

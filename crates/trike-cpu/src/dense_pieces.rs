@@ -1,18 +1,13 @@
-//! Work of one thread of [`CpuOps::linear`](crate::CpuOps::linear) for int8 and dense weights.
+//! Work of one thread of [`CpuOps::linear`](crate::CpuOps::linear) for dense weights.
 
 use std::ops::Range;
 
 use crate::kernels::{FloatKernels, with_float_kernels};
 use crate::line::TILE;
-use crate::matrix::{DenseMatrix, Int8Matrix};
+use crate::matrix::DenseMatrix;
 use crate::piece::Piece;
 use trike_core::DenseData;
 use trike_host::Isa;
-
-pub(crate) fn int8_piece(isa: Isa, m: &Int8Matrix, x: &[f32], piece: &mut Piece<'_>) {
-    let w = m.slice(rows(piece, m.rows()));
-    with_float_kernels!(isa, kernels => kernels.product(w, x, &mut piece.out));
-}
 
 pub(crate) fn dense_piece(isa: Isa, m: &DenseMatrix, x: &[f32], piece: &mut Piece<'_>) {
     let rows = rows(piece, m.rows());

@@ -30,6 +30,7 @@ mod dense_pieces;
 mod error;
 mod gated;
 pub mod grad;
+mod int8;
 mod kernels;
 mod line;
 mod linear;

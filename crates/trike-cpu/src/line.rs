@@ -11,7 +11,7 @@ pub(crate) type IntLine = Line<[i32; 16]>;
 /// Sixteen f32, one per row.
 pub(crate) type FloatLine = Line<[f32; 16]>;
 
-/// Rows per tile of ternary weights: the 32-bit lanes of the widest vector.
+/// Rows per tile of ternary and int8 weights: the 32-bit lanes of the widest vector.
 pub(crate) const ROWS: usize = 16;
-/// Rows per tile of dense and int8 weights.
+/// Rows per tile of dense weights.
 pub(crate) const TILE: usize = 4;

@@ -5,8 +5,9 @@ use trike_trit::Hadamard;
 use trike_core::{ActivationPrecision, LinearProblem};
 
 use crate::activations::{Activations, Wanted};
-use crate::dense_pieces::{dense_piece, int8_piece};
+use crate::dense_pieces::dense_piece;
 use crate::error::{CpuError, check_len, check_rows};
+use crate::int8::{Pairs, Spread, int8_piece};
 use crate::matrix::Matrix;
 use crate::piece::Piece;
 use crate::ternary::ternary_piece;
@@ -48,8 +49,10 @@ pub(crate) fn linear_many(
         return Ok(());
     }
     let rotation = rotation_of(first);
-    if ws.iter().any(|w| rotation_of(w) != rotation) {
-        // Codes are shared only by matrices of one rotation. Ternary matrices come first, because they may reject `x`.
+    let mut spreads = ws.iter().filter_map(|w| spread_of(w));
+    let spread = spreads.next();
+    if ws.iter().any(|w| rotation_of(w) != rotation) || spreads.any(|other| Some(other) != spread) {
+        // Codes are shared only by matrices of one rotation, and of one padding. Ternary matrices come first, because they may reject `x`.
         for ternary in [true, false] {
             for (&w, out) in ws.iter().zip(outs.iter_mut()) {
                 if matches!(w, Matrix::Ternary(_)) == ternary {
@@ -73,12 +76,16 @@ pub(crate) fn linear_many(
         }
         None => Activations::default(),
     };
+    let pairs = match spread {
+        Some(spread) => Pairs::prepare(isa, cpu.pool(), x, cols, spread, precision),
+        None => Pairs::default(),
+    };
     let tasks = cut(ws, outs, cpu.pool().parts(work));
     cpu.pool().run(tasks, |pieces| {
         for mut piece in pieces {
             match piece.w {
                 Matrix::Ternary(m) => ternary_piece(isa, m, &prepared, precision, &mut piece),
-                Matrix::Int8(m) => int8_piece(isa, m, x, &mut piece),
+                Matrix::Int8(m) => int8_piece(isa, m, &pairs, &mut piece),
                 Matrix::Dense(m) => dense_piece(isa, m, x, &mut piece),
             }
         }
@@ -106,6 +113,14 @@ fn rotation_of(w: &Matrix) -> Option<Hadamard> {
     match w {
         Matrix::Ternary(m) => m.rotation(),
         Matrix::Int8(_) | Matrix::Dense(_) => None,
+    }
+}
+
+/// The padding of the activations of a matrix, if it needs those in pairs.
+fn spread_of(w: &Matrix) -> Option<Spread> {
+    match w {
+        Matrix::Int8(m) => Some(m.spread()),
+        Matrix::Ternary(_) | Matrix::Dense(_) => None,
     }
 }
 

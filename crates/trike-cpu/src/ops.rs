@@ -1,12 +1,12 @@
 //! The operations of a decoder, as methods of [`Cpu`].
 
-use trike_core::{ActivationPrecision, AttentionSpec, GatedActivation, Layout, RopePairing};
+use trike_core::{ActivationPrecision, AttentionSpec, GatedActivation, Int8Tensor, Layout, RopePairing};
 use trike_host::Cpu;
 use trike_trit::{Hadamard, TritTensor};
 
 use crate::attention::{self, KvView};
 use crate::error::CpuError;
-use crate::matrix::{self, Matrix, TernaryMatrix};
+use crate::matrix::{self, Int8Matrix, Matrix, TernaryMatrix};
 use crate::rope::{self, RopeTable};
 use crate::{gated, linear, norm, rotate};
 
@@ -209,6 +209,13 @@ pub trait CpuOps {
     ///
     /// Those of [`TernaryMatrix::pack_as`].
     fn pack(&self, tensor: &TritTensor, layout: Layout) -> Result<TernaryMatrix, CpuError>;
+
+    /// [`Int8Matrix::from_tensor`] on all threads, with a bit-identical result.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Int8Matrix::from_tensor`].
+    fn pack_int8(&self, tensor: &Int8Tensor) -> Result<Int8Matrix, CpuError>;
 }
 
 impl CpuOps for Cpu {
@@ -283,5 +290,9 @@ impl CpuOps for Cpu {
 
     fn pack(&self, tensor: &TritTensor, layout: Layout) -> Result<TernaryMatrix, CpuError> {
         matrix::pack(self, tensor, layout)
+    }
+
+    fn pack_int8(&self, tensor: &Int8Tensor) -> Result<Int8Matrix, CpuError> {
+        matrix::pack_int8(self, tensor)
     }
 }

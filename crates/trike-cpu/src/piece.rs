@@ -2,11 +2,62 @@
 
 use std::ops::Range;
 
+use crate::line::{FloatLine, ROWS};
 use crate::matrix::Matrix;
+use crate::simd::Simd;
+use trike_host::Line;
 
 /// A range of tiles of one matrix and their outputs: per token, the rows of those tiles.
 pub(crate) struct Piece<'a> {
     pub(crate) w: &'a Matrix,
     pub(crate) tiles: Range<usize>,
     pub(crate) out: Vec<&'a mut [f32]>,
+}
+
+/// How the sums of rows of activations become outputs: the `slices` rows of a token are digits, the least significant
+/// first.
+pub(crate) struct Joined<'a> {
+    pub(crate) slices: usize,
+    /// Value of a step of a digit in steps of the one before.
+    pub(crate) base: f32,
+    /// Value of one step, per token.
+    pub(crate) factors: &'a [f32],
+}
+
+impl Piece<'_> {
+    /// Writes the outputs of some tiles of [`ROWS`] rows; `sums` holds one line per tile and row of activations.
+    #[inline(always)]
+    pub(crate) fn write<S: Simd>(&mut self, s: S, x: &Joined<'_>, tiles: Range<usize>, sums: &[FloatLine]) {
+        /// Prefetch distance in tokens: their outputs are far apart, and many of them map to the same cache set.
+        const AHEAD: usize = 6;
+        let start = (tiles.start - self.tiles.start) * ROWS;
+        let rows = (tiles.len() * ROWS).min(self.w.rows() - tiles.start * ROWS);
+        let all = sums.len() / tiles.len();
+        for token in 0..self.out.len() {
+            if let Some(out) = self.out.get(token + AHEAD) {
+                s.prefetch(&out[start], 0);
+                s.prefetch(&out[start + rows - 1], 0);
+            }
+            let mut place = token * x.slices;
+            for out in self.out[token][start..start + rows].chunks_mut(ROWS) {
+                // The most significant digit is last. With more than one digit factors are powers of two, so it does
+                // not matter for rounding that they come first; that way sums of large weights do not overflow.
+                let mut factor = x.factors[token] * x.base.powi(x.slices as i32 - 1);
+                let mut joined = s.splat(0.0);
+                for (digit, sum) in sums[place..place + x.slices].iter().rev().enumerate() {
+                    let part = s.mul(s.load_floats(sum), s.splat(factor));
+                    // A sum of zero and -0 would lose the sign.
+                    joined = if digit == 0 { part } else { s.add(joined, part) };
+                    factor /= x.base;
+                }
+                let mut line = Line([0.0; ROWS]);
+                s.store_floats(joined, &mut line);
+                match out.as_chunks_mut::<ROWS>().0 {
+                    [out] => *out = line.0,
+                    _ => out.copy_from_slice(&line.0[..out.len()]),
+                }
+                place += all;
+            }
+        }
+    }
 }

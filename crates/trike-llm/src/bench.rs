@@ -4,7 +4,7 @@ use std::{any::Any, time::Instant};
 
 use serde::Serialize;
 use trike_core::{Bounds, Cost, OptionError};
-use trike_cpu::{Cpu, probe};
+use trike_cpu::{Cpu, Isa, probe};
 use trike_nn::{Backend, CpuBackend, Decoder, DecoderSpec, KvPrecision, KvSpec, Sequence, Step};
 
 use crate::{LlmError, generate::STEP};
@@ -34,6 +34,8 @@ pub struct BenchOptions {
     pub sequences: Vec<usize>,
     /// Thread counts to measure on the host, 0 = one per physical core; a device ignores them.
     pub threads: Vec<usize>,
+    /// Instruction set on the host; `None` = the best available. The int8 peak is that of the same instruction set.
+    pub isa: Option<Isa>,
     /// Repetitions, after an uncounted warm-up.
     pub repetitions: usize,
     /// Precision of cached keys and values.
@@ -48,6 +50,7 @@ impl Default for BenchOptions {
             depths: vec![0],
             sequences: vec![1],
             threads: vec![0],
+            isa: None,
             repetitions: 5,
             kv: KvPrecision::F16,
         }
@@ -83,6 +86,12 @@ impl BenchOptions {
     #[must_use]
     pub fn with_threads(self, threads: impl Into<Vec<usize>>) -> Self {
         Self { threads: threads.into(), ..self }
+    }
+
+    /// Sets [`isa`](Self::isa).
+    #[must_use]
+    pub fn with_isa(self, isa: impl Into<Option<Isa>>) -> Self {
+        Self { isa: isa.into(), ..self }
     }
 
     /// Sets [`repetitions`](Self::repetitions).
@@ -211,7 +220,7 @@ fn run_on_host(
     let mut done = 0;
     let (mut rows, mut ceilings) = (Vec::new(), Vec::new());
     for &threads in &options.threads {
-        let cpu = Cpu::new(threads)?;
+        let cpu = Cpu::with_isa(options.isa.unwrap_or_else(Isa::detect), threads)?;
         let ceiling = ceiling(&cpu)?;
         decoder.backend_mut().set_cpu(cpu);
         for &subject in &subjects {

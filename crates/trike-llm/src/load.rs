@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use trike_core::Layout;
+use trike_core::{Int8Tensor, Layout};
 use trike_cpu::Cpu;
 use trike_nn::{
     ActivationPolicy, ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, KvSpec,
@@ -377,7 +377,9 @@ impl DecoderWeights for SourceWeights<'_> {
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         match self.load(name)? {
             Tensor::Dense(dense) if self.int8_head && self.is_head(name) => {
-                let int8 = trike_format::Int8Tensor::quantize(&dense, HEAD_GROUP, false);
+                // f16 scales, as in `Q8_0`, save a twentieth of the bytes; those of very large weights overflow f16.
+                let int8 = Int8Tensor::quantize(&dense, HEAD_GROUP, true)
+                    .or_else(|_| Int8Tensor::quantize(&dense, HEAD_GROUP, false));
                 Ok(Tensor::Int8(int8.map_err(|e| load_error(name, e))?))
             }
             tensor => {

@@ -6,8 +6,8 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use trike_core::Cost;
 use trike_cpu::{
-    Cpu, CpuOps, DenseMatrix, EditOutcome, Int8Matrix, KvData, KvView, Lines, Matrix, RopeTable,
-    choose_layout, quantize_head,
+    Cpu, CpuOps, DenseMatrix, EditOutcome, KvData, KvView, Lines, Matrix, RopeTable, choose_layout,
+    quantize_head,
 };
 use trike_trit::{Edit, TritTensor};
 
@@ -295,7 +295,7 @@ impl Backend for CpuBackend {
     fn load_matrix(&self, weight: Tensor) -> Result<Matrix, NnError> {
         Ok(match weight {
             Tensor::Ternary(w) => Matrix::Ternary(self.cpu.pack(&w, self.layout_of(&w))?),
-            Tensor::Int8(w) => Matrix::Int8(Int8Matrix::from_tensor(&w)?),
+            Tensor::Int8(w) => Matrix::Int8(self.cpu.pack_int8(&w)?),
             Tensor::Dense(w) => Matrix::Dense(DenseMatrix::from_tensor(w)),
         })
     }
@@ -403,7 +403,7 @@ impl Backend for CpuBackend {
         let mut slices: Vec<&mut [f32]> = outs.iter_mut().map(CpuTensor::values_mut).collect();
         let ternary = weights.iter().filter(|w| matches!(w, Matrix::Ternary(_)));
         let mut precisions = ternary.map(|w| self.precision_of(w));
-        let first = precisions.next().unwrap_or(ActivationPrecision::F32);
+        let first = precisions.next().unwrap_or_else(|| self.activations.precision(None));
         if precisions.all(|precision| precision == first) {
             self.cpu.linear_many(x.values(), weights, first, &mut slices)?;
         } else {

@@ -387,6 +387,10 @@ pub(crate) struct BenchArgs {
         value_parser = threads()
     )]
     pub(crate) threads: Vec<usize>,
+    /// Instruction set: scalar, sse4.1, avx2, avx-vnni or avx512-vnni; peaks are those of the same one [default: the best
+    /// available]
+    #[arg(long, env = "TRIKE_ISA", hide_env_values = true, value_parser = Isa::by_name)]
+    pub(crate) isa: Option<Isa>,
     /// Repetitions, after one warm-up
     #[arg(short, long, default_value_t = 3)]
     pub(crate) repetitions: usize,

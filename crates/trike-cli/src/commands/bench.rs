@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 use trike::{
-    Cpu, Device, Isa, KvSpec, Model, ModelFile,
+    Cpu, Device, Isa, KvSpec, LoadOptions, Model, ModelFile,
     llm::{
         Synthetic,
         bench::{BenchOptions, BenchReport},
@@ -81,13 +81,23 @@ pub(crate) fn bench(args: &BenchArgs, quiet: bool) -> anyhow::Result<BenchOutcom
     let report = model.bench(&options, &mut |done, total| progress.set(done, total))?;
     Ok(BenchOutcome {
         model: measured,
-        isa: on_host.then(|| Isa::detect().name()),
+        isa: on_host.then(|| isa(args).name()),
         backend: model.backend(),
         activations: args::activations_name(&model.activations()),
         kv: kv.name(),
         device: model.device_use().map(DeviceOutcome::from),
         report,
     })
+}
+
+/// The CPU that packs the weights; the benchmark has its own thread counts.
+fn cpu(args: &BenchArgs) -> anyhow::Result<Cpu> {
+    Ok(Cpu::with_isa(isa(args), 0)?)
+}
+
+/// The instruction set of the host.
+fn isa(args: &BenchArgs) -> Isa {
+    args.isa.unwrap_or_else(Isa::detect)
 }
 
 fn options(args: &BenchArgs, context: usize) -> BenchOptions {
@@ -97,6 +107,7 @@ fn options(args: &BenchArgs, context: usize) -> BenchOptions {
         .with_depths(args.depth.clone())
         .with_sequences(args.sequences.clone())
         .with_threads(args.threads.clone())
+        .with_isa(args.isa)
         .with_repetitions(args.repetitions)
         .with_kv(args.kv)
 }
@@ -106,14 +117,15 @@ type Subject = (BenchModel, Box<dyn Model>);
 
 /// A model of random trits.
 fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> anyhow::Result<Subject> {
-    let activations = args.activations.0.unwrap_or_default();
-    let weights = (args.encoding, args.group);
-    let kv = KvSpec::new(args.kv, options(args, size.spec().context).positions());
+    let load = LoadOptions::default()
+        .with_cpu(cpu(args)?)
+        .with_activations(args.activations.0.unwrap_or_default())
+        .with_layout(args.layout.0)
+        .with_sequence(KvSpec::new(args.kv, options(args, size.spec().context).positions()));
     let progress = Progress::start(format!("building {}", size.name()), quiet);
-    let made =
-        device.load_synthetic(size, weights, activations, args.layout.0, &kv, &mut |done, total| {
-            progress.set(done, total);
-        })?;
+    let made = device.load_synthetic(size, (args.encoding, args.group), &load, &mut |done, total| {
+        progress.set(done, total);
+    })?;
     let measured = BenchModel {
         name: format!("synthetic {}", size.name()),
         resident_bytes: made.model.weight_bytes(),
@@ -137,9 +149,8 @@ fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subje
         kv: Some(args.kv),
         layout: args.layout,
     };
-    // The benchmark uses its own thread counts.
     let wanted = precision
-        .options(&file, &Cpu::new(1)?)
+        .options(&file, &cpu(args)?)
         .with_sequence(KvSpec::new(args.kv, options(args, context).positions().min(context)));
     let model = load(device, &file, &wanted, quiet)?;
     let measured = BenchModel {

@@ -183,6 +183,18 @@ fn bench_decodes_many_sequences_at_once() {
 }
 
 #[test]
+fn bench_runs_on_the_chosen_instruction_set() {
+    let trike = Trike::new();
+    let tiny = tiny();
+    for args in [["-m", &tiny].as_slice(), &["--synthetic", "125m"]] {
+        let rest = ["-p", "0", "-n", "1", "-t", "1", "-r", "1", "--isa", "scalar", "--json"];
+        let json = trike.json(&[&["bench"], args, &rest].concat());
+        assert_eq!((&json["isa"], &json["backend"]), (&"scalar".into(), &"cpu (scalar, 1 threads)".into()));
+    }
+    assert!(trike.fails(2, &["bench", "--isa", "mmx"]).contains("avx2"));
+}
+
+#[test]
 fn bench_makes_a_model_of_random_trits() {
     let args =
         ["bench", "--synthetic", "125m", "--encoding", "base3", "-p", "0", "-n", "1", "-t", "1", "-r", "1"];

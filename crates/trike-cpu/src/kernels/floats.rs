@@ -1,4 +1,4 @@
-//! Vector operations shared by attention and the kernels for float and int8 weights.
+//! Vector operations shared by attention and the kernels for float weights.
 //!
 //! They are methods of the instruction-set tokens and safe, because the existence of a token proves that the
 //! instructions are available. Implementations use `#[inline(always)]` instead of `#[target_feature]`, because a trait
@@ -35,7 +35,7 @@ pub(crate) trait FloatLanes: Kernels {
     fn fold_lanes(self, lanes: [Self::Lanes; 4]) -> [f32; 4];
 }
 
-/// Additional operations of the vectorized kernels for float and int8 weights.
+/// Additional operations of the vectorized kernels for float weights.
 #[cfg(target_arch = "x86_64")]
 pub(crate) trait Streaming: FloatLanes {
     /// Tokens whose running sums with four rows fit the registers; at most [`MOST_TOKENS`].

@@ -1,7 +1,7 @@
 //! Kernels per instruction set, behind one trait; the scalar implementation is the specification.
 //!
 //! The ternary kernels are written with the vector operations of [`crate::simd`] and are bit-identical on every
-//! instruction set. The kernels for float and int8 weights use FMA and all lanes of the machine, so they agree only
+//! instruction set. The kernels for float weights use FMA and all lanes of the machine, so they agree only
 //! within rounding: the error of each is at most twice that of a plain f32 sum (`tests/dense.rs`). Within one
 //! instruction set no result depends on the other tokens and rows of the call.
 
@@ -33,10 +33,10 @@ pub(crate) trait Kernels: Simd {
     fn run<L: Loop>(self, task: L) -> L::Output;
 }
 
-/// Kernels of dense and int8 weights. Instruction sets that differ only in integer products share them
+/// Kernels of dense weights. Instruction sets that differ only in integer products share them
 /// ([`with_float_kernels`]).
 pub(crate) trait FloatKernels: FloatLanes {
-    /// `out[t][r] = w[r] . x[t]` for dense or int8 rows; `x` holds `out.len()` tokens, and each slice of `out` has
+    /// `out[t][r] = w[r] . x[t]` for dense rows; `x` holds `out.len()` tokens, and each slice of `out` has
     /// `w.count()` elements. An output is bit-identical for any other rows and tokens of the call.
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]);
 

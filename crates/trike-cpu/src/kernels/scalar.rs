@@ -7,11 +7,9 @@ use trike_host::isa::Scalar;
 
 impl FloatKernels for Scalar {
     fn product<E: Element>(self, w: Rows<'_, E>, x: &[f32], out: &mut [&mut [f32]]) {
-        let mut weights = vec![0.0; w.cols];
         for row in 0..w.count() {
-            w.write_weights(row, &mut weights);
             for (x, out) in x.chunks_exact(w.cols).zip(out.iter_mut()) {
-                out[row] = dot(&weights, x);
+                out[row] = dot(w.row(row), x);
             }
         }
     }

@@ -75,7 +75,7 @@ impl DenseMatrix {
 
     /// A range of rows of `data`, the elements of this matrix, for a kernel.
     pub(crate) fn slice<'a, E: Element>(&self, data: &'a [E], rows: std::ops::Range<usize>) -> Rows<'a, E> {
-        let all = Rows { codes: data, cols: self.cols, scales: &[], group: self.cols };
+        let all = Rows { elements: data, cols: self.cols };
         all.slice(rows)
     }
 }

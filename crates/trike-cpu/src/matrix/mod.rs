@@ -14,6 +14,7 @@ pub use choose::choose_layout;
 pub use dense::DenseMatrix;
 pub use edit::EditOutcome;
 pub use int8::Int8Matrix;
+pub(crate) use int8::pack_int8;
 pub(crate) use ternary::Groups;
 pub(crate) use ternary::pack;
 pub use ternary::{MAX_COLS, TernaryMatrix};
@@ -66,8 +67,8 @@ impl Matrix {
     /// Rows per tile, the unit of work distribution over threads.
     pub(crate) fn tile_rows(&self) -> usize {
         match self {
-            Self::Ternary(_) => ROWS,
-            Self::Int8(_) | Self::Dense(_) => TILE,
+            Self::Ternary(_) | Self::Int8(_) => ROWS,
+            Self::Dense(_) => TILE,
         }
     }
 
@@ -88,15 +89,7 @@ impl Matrix {
     pub(crate) fn dequantize_row(&self, isa: Isa, row: usize, out: &mut [f32]) {
         match self {
             Self::Ternary(m) => m.dequantize_row(isa, row, out),
-            Self::Int8(m) => {
-                let row = m.slice(row..row + 1);
-                with_float_kernels!(isa, kernels => kernels.widen(row.codes, out));
-                for (out, scale) in out.chunks_mut(m.group()).zip(row.scales) {
-                    for out in out {
-                        *out *= scale;
-                    }
-                }
-            }
+            Self::Int8(m) => m.dequantize_row(row, out),
             Self::Dense(m) => {
                 let range = row * m.cols()..(row + 1) * m.cols();
                 match m.data() {

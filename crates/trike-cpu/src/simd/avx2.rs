@@ -133,6 +133,15 @@ macro_rules! common {
         }
 
         #[inline(always)]
+        fn load_pairs(self, line: &CodeLine, half: usize) -> [__m256i; 2] {
+            let quarters = line.0.as_chunks::<16>().0;
+            // SAFETY: a quarter of a line is 16 readable bytes, aligned to 16 by the type of the line; the token proves
+            // AVX.
+            let bytes = halves!(h => unsafe { _mm_load_si128(quarters[2 * half + h].as_ptr().cast()) });
+            halves!(h => op!(_mm256_cvtepi8_epi16(bytes[h])))
+        }
+
+        #[inline(always)]
         fn load_ints(self, line: &IntLine) -> [__m256i; 2] {
             let halves = line.0.as_chunks::<8>().0;
             // SAFETY: half a line is 32 readable bytes, aligned to 32 by the type of the line; the token proves AVX.

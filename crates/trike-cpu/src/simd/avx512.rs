@@ -3,6 +3,7 @@
 //! The 2-bit fields of a line are used in place: masked, field `f` is the code times `4^f`, and its sum is divided by
 //! `4^f` at the end. A step adds at most `4 * 2 * 64 * 128 = 2^16`, so an i32 holds `2^15 - 1` lines.
 
+use std::arch::asm;
 use std::arch::x86_64::*;
 
 use half::f16;
@@ -17,6 +18,24 @@ macro_rules! op {
         // SAFETY: `Avx512::detect` creates `self` only on a CPU with AVX-512 F, BW, VL and VNNI.
         unsafe { $call }
     };
+}
+
+/// `vpdpwssd`. For the intrinsic the compiler emits a product and a sum, and those sums compete with other products for
+/// ports.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn add_pairs(mut acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    // SAFETY: one instruction on registers, of a feature that this function has.
+    unsafe {
+        asm!(
+            "vpdpwssd {acc}, {a}, {b}",
+            acc = inout(zmm_reg) acc,
+            a = in(zmm_reg) a,
+            b = in(zmm_reg) b,
+            options(pure, nomem, nostack, preserves_flags),
+        );
+    }
+    acc
 }
 
 impl Simd for Avx512 {
@@ -173,7 +192,15 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn dot_pairs(self, acc: __m512i, a: __m512i, b: __m512i) -> __m512i {
-        op!(_mm512_dpwssd_epi32(acc, a, b))
+        op!(add_pairs(acc, a, b))
+    }
+
+    #[inline(always)]
+    fn load_pairs(self, line: &CodeLine, half: usize) -> __m512i {
+        let halves = line.0.as_chunks::<32>().0;
+        // SAFETY: half a line is 32 readable bytes, aligned to 32 by the type of the line; the token proves AVX.
+        let bytes = unsafe { _mm256_load_si256(halves[half].as_ptr().cast()) };
+        op!(_mm512_cvtepi8_epi16(bytes))
     }
 
     #[inline(always)]

@@ -109,6 +109,8 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     fn scale_add(self, a: Self::Ints, factor: i32, b: Self::Ints) -> Self::Ints;
     /// Adds the sums of the products of two pairs of i16, one pair in each row; wrapping.
     fn dot_pairs(self, acc: Self::Ints, a: Self::Ints, b: Self::Ints) -> Self::Ints;
+    /// Loads the half of a line of int8 codes, two columns of each row, as pairs of i16.
+    fn load_pairs(self, line: &CodeLine, half: usize) -> Self::Ints;
     /// Loads integers.
     fn load_ints(self, line: &IntLine) -> Self::Ints;
     /// Stores integers.

@@ -157,6 +157,13 @@ impl Simd for Scalar {
     }
 
     #[inline(always)]
+    fn load_pairs(self, line: &CodeLine, half: usize) -> [i32; 16] {
+        let widened = |code: u8| i32::from(code.cast_signed());
+        let pairs = line.0[32 * half..][..32].as_chunks::<2>().0;
+        from_fn(|row| widened(pairs[row][0]) & 0xFFFF | widened(pairs[row][1]) << 16)
+    }
+
+    #[inline(always)]
     fn load_ints(self, line: &IntLine) -> [i32; 16] {
         line.0
     }

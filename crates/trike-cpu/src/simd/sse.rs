@@ -213,6 +213,14 @@ impl Simd for Sse41 {
     }
 
     #[inline(always)]
+    fn load_pairs(self, line: &CodeLine, half: usize) -> [__m128i; 4] {
+        let eighths = line.0.as_chunks::<8>().0;
+        // SAFETY: an eighth of a line is eight readable bytes, and the load has no alignment requirement.
+        let bytes = quarters!(q => unsafe { _mm_loadl_epi64(eighths[4 * half + q].as_ptr().cast()) });
+        quarters!(q => op!(_mm_cvtepi8_epi16(bytes[q])))
+    }
+
+    #[inline(always)]
     fn load_ints(self, line: &IntLine) -> [__m128i; 4] {
         let quarters = line.0.as_chunks::<4>().0;
         // SAFETY: a quarter of a line is 16 readable bytes, aligned to 16 by the type of the line.

@@ -2,7 +2,7 @@
 //! the weights of two tiles are unpacked in registers, anew for every few rows. Masks and shifts run on execution ports
 //! that products do not use, so repeating them costs less than a panel.
 
-use super::{Units, add_means, bias, write};
+use super::{Units, add_means, bias};
 use crate::activations::{Activations, Panel};
 use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::matrix::TernaryMatrix;
@@ -95,7 +95,7 @@ impl<K: Simd> Loop for Batch<'_, '_, K> {
                     add_means(k, x, units, groups, &mut sums[t * x.rows()..][..x.rows()]);
                 }
             }
-            write(k, x, m, tile..tile + tiles, &sums[..tiles * x.rows()], piece);
+            piece.write(k, &x.joined(), tile..tile + tiles, &sums[..tiles * x.rows()]);
             tile += tiles;
         }
     }

@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::{Ahead, Units, add_means, bias, products, write};
+use super::{Ahead, Units, add_means, bias, products};
 use crate::activations::{Activations, Panel};
 use crate::kernels::Kernels;
 use crate::line::{CodeLine, FloatLine, IntLine, ROWS};
@@ -152,7 +152,7 @@ impl<K: Kernels, const T: usize> Loop for FewTokens<'_, '_, K, T> {
             if m.means(k, tile, &mut groups) {
                 add_means(k, x, units, &groups, &mut outputs);
             }
-            write(k, x, m, tile..tile + 1, &outputs, piece);
+            piece.write(k, &x.joined(), tile..tile + 1, &outputs);
         }
     }
 }
@@ -283,7 +283,7 @@ impl<K: Kernels> Loop for ManyTokens<'_, '_, K> {
                     add_means(k, job.x, job.units, &scratch.groups, sums);
                 }
             }
-            write(k, job.x, m, tile..tile + tiles, &scratch.sums[..tiles * rows], piece);
+            piece.write(k, &job.x.joined(), tile..tile + tiles, &scratch.sums[..tiles * rows]);
             tile += tiles;
         }
     }

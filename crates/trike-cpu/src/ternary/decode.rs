@@ -1,7 +1,7 @@
 //! Decode kernels, for one to four rows of activations: one pass over the weights in memory order.
 
 use super::permutes::{PermuteLoop, Permutes};
-use super::{Ahead, TernaryKernels, Units, Unpack, bias, products, sparse, write};
+use super::{Ahead, TernaryKernels, Units, Unpack, bias, products, sparse};
 use crate::activations::Activations;
 use crate::line::{CodeLine, IntLine, ROWS, TableLine};
 use crate::matrix::layout::{Fixed, LONG};
@@ -167,7 +167,7 @@ impl<'a> Job<'a, '_> {
             for t in 0..T {
                 s.store_floats(sums[t], &mut outputs[t]);
             }
-            write(s, x, m, tile..tile + 1, &outputs, piece);
+            piece.write(s, &x.joined(), tile..tile + 1, &outputs);
         }
     }
 }

@@ -31,20 +31,18 @@ mod sparse;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
-
 use trike_trit::GroupSize;
 
 use trike_core::ActivationPrecision;
 
 use crate::activations::Activations;
 use crate::kernels::with_kernels;
-use crate::line::{CodeLine, FloatLine, ROWS};
+use crate::line::{CodeLine, FloatLine};
 use crate::matrix::TernaryMatrix;
 use crate::matrix::layout::{Fixed, LONG, Shape};
 use crate::piece::Piece;
 use crate::simd::Simd;
-use trike_host::{Isa, Line};
+use trike_host::Isa;
 
 use permutes::{PermuteLoop, Permutes, RunPermuting};
 use sparse::Columns;
@@ -132,46 +130,6 @@ fn piece_with<K: TernaryKernels>(
         kernels.run(batch::Batch::new(kernels, m, x, units, piece));
     } else {
         kernels.run(prefill::Prefill::new(kernels, m, x, units, piece));
-    }
-}
-
-/// Writes the outputs of some tiles; `sums` holds one line per tile and row of activations.
-#[inline(always)]
-fn write<S: Simd>(
-    s: S,
-    x: &Activations,
-    m: &TernaryMatrix,
-    tiles: Range<usize>,
-    sums: &[FloatLine],
-    piece: &mut Piece<'_>,
-) {
-    /// Prefetch distance in tokens: their outputs are far apart, and many of them map to the same cache set.
-    const AHEAD: usize = 6;
-    let start = (tiles.start - piece.tiles.start) * ROWS;
-    let rows = (tiles.len() * ROWS).min(m.rows() - tiles.start * ROWS);
-    let all = sums.len() / tiles.len();
-    for token in 0..piece.out.len() {
-        if let Some(out) = piece.out.get(token + AHEAD) {
-            s.prefetch(&out[start], 0);
-            s.prefetch(&out[start + rows - 1], 0);
-        }
-        let factor = s.splat(x.factor(token));
-        let mut place = token * x.slices();
-        for out in piece.out[token][start..start + rows].chunks_mut(ROWS) {
-            let slices = &sums[place..place + x.slices()];
-            // The most significant byte is last.
-            let mut joined = s.load_floats(&slices[slices.len() - 1]);
-            for low in slices[..slices.len() - 1].iter().rev() {
-                joined = s.add(s.mul(joined, s.splat(256.0)), s.load_floats(low));
-            }
-            let mut line = Line([0.0; ROWS]);
-            s.store_floats(s.mul(joined, factor), &mut line);
-            match out.as_chunks_mut::<ROWS>().0 {
-                [out] => *out = line.0,
-                _ => out.copy_from_slice(&line.0[..out.len()]),
-            }
-            place += all;
-        }
     }
 }
 

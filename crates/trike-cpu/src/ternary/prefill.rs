@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::permutes::RunPermuting;
-use super::{Ahead, Units, Unpack, add_means, bias, products, write};
+use super::{Ahead, Units, Unpack, add_means, bias, products};
 use crate::activations::{Activations, Panel, SEGMENT};
 use crate::line::{CodeLine, FloatLine, IntLine, ROWS};
 use crate::matrix::TernaryMatrix;
@@ -156,7 +156,7 @@ impl<K: RunPermuting> Loop for Prefill<'_, '_, K> {
                     add_means(k, x, units, groups, &mut scratch.sums[t * x.rows()..][..x.rows()]);
                 }
             }
-            write(k, x, m, tile..tile + tiles, &scratch.sums, piece);
+            piece.write(k, &x.joined(), tile..tile + tiles, &scratch.sums);
             tile += tiles;
         }
     }

@@ -5,11 +5,11 @@ mod plan;
 use std::{fmt, path::Path, str::FromStr};
 
 use serde::Serialize;
-use trike_core::{DeviceSpec, Layout, Runtime, UnknownDevice};
+use trike_core::{DeviceSpec, Runtime, UnknownDevice};
 use trike_cpu::Cpu;
-use trike_nn::{ActivationPolicy, CpuBackend, KvSpec};
 #[cfg(feature = "gpu")]
 use trike_nn::{Backend, CubeBackend};
+use trike_nn::{CpuBackend, KvPrecision, KvSpec};
 use trike_trit::{Encoding, Granularity};
 
 use crate::{LanguageModel, LlmError, LoadOptions, Model, ModelFile, Synthetic, SyntheticModel};
@@ -147,9 +147,8 @@ impl Device {
     }
 
     /// Loads a model of random trits with the given encoding and scales (`weights`), for benchmarks. Its context is that of
-    /// [`Synthetic::spec`], or the capacity of `kv` if that is more. On a GPU, the model and a KV cache of `kv` must fit its memory
-    /// together.
-    /// `progress` is called with the weights generated and in total.
+    /// [`Synthetic::spec`], or the capacity of the planned sequence if that is more. Of the options, the tokenizer and the
+    /// precision of the head are not used. `progress` is called with the weights generated and in total.
     ///
     /// # Errors
     ///
@@ -158,21 +157,23 @@ impl Device {
         self,
         size: Synthetic,
         weights: (Encoding, Granularity),
-        activations: ActivationPolicy,
-        layout: Option<Layout>,
-        kv: &KvSpec,
+        options: &LoadOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<SyntheticModel, LlmError> {
+        let activations = options.activations.unwrap_or_default();
+        let whole = || KvSpec::new(KvPrecision::F16, size.spec().context);
+        let kv = options.sequence.unwrap_or_else(whole);
         match self.0 {
             Kind::Cpu => {
                 // Host memory is not checked in advance.
-                let backend = CpuBackend::new(Cpu::new(0)?, activations).with_layout(layout);
+                let cpu = options.cpu.clone().map_or_else(|| Cpu::new(0), Ok)?;
+                let backend = CpuBackend::new(cpu, activations).with_layout(options.layout);
                 SyntheticModel::load_on(backend, size, weights, kv.capacity, progress)
             }
             #[cfg(feature = "gpu")]
             Kind::Gpu(device) => {
-                let backend = CubeBackend::new(device, activations).with_layout(layout);
-                let kv = supported(&backend, *kv);
+                let backend = CubeBackend::new(device, activations).with_layout(options.layout);
+                let kv = supported(&backend, kv);
                 backend.check_memory(&plan::synthetic_plan(&size.spec(), &kv))?;
                 SyntheticModel::load_on(backend, size, weights, kv.capacity, progress)
             }

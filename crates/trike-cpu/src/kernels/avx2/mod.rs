@@ -1,4 +1,4 @@
-//! AVX2 with FMA and F16C: dense and int8 weights.
+//! AVX2 with FMA and F16C: dense weights.
 
 #![allow(
     clippy::needless_range_loop,

@@ -1,4 +1,4 @@
-//! AVX-512 with VNNI: dense and int8 weights.
+//! AVX-512 with VNNI: dense weights.
 
 #![allow(
     clippy::needless_range_loop,

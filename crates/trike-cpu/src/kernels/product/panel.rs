@@ -1,11 +1,11 @@
 //! GEMM for many tokens, with weights widened into panels of 32 rows of one span.
 //!
-//! A panel stays in the L2 cache while all tokens are processed, in groups that stay in L1. Meanwhile the codes of the
+//! A panel stays in the L2 cache while all tokens are processed, in groups that stay in L1. Meanwhile the weights of the
 //! next panel are prefetched.
 
 use std::ops::Range;
 
-use super::{Block, ForTokens, LINE, PANEL, SIDE, Source, aligned, for_tokens, groups, lines, weight};
+use super::{Block, ForTokens, LINE, PANEL, SIDE, Source, aligned, for_tokens, groups, lines};
 use crate::kernels::Element;
 use crate::kernels::floats::Streaming;
 use crate::kernels::rows::{BLOCK, Rows};
@@ -17,7 +17,7 @@ const QUAD: usize = SIDE * BLOCK;
 const ROWS_AHEAD: usize = 4;
 
 /// The product for many tokens, panel by panel.
-pub(super) fn many<S: Streaming, E: Element, const SCALES: usize>(
+pub(super) fn many<S: Streaming, E: Element>(
     simd: S,
     w: Rows<'_, E>,
     x: &[Block<f32>],
@@ -37,7 +37,7 @@ pub(super) fn many<S: Streaming, E: Element, const SCALES: usize>(
         let (some, range) = at(panel);
         let quads = some.count().div_ceil(SIDE);
         let numbers = buffer[aligned..][..quads * range.len() * QUAD].as_chunks_mut().0;
-        simd.run(Pack::<S, E, SCALES> { simd, w: some, range: range.clone(), panel: numbers });
+        simd.run(Pack { simd, w: some, range: range.clone(), panel: numbers });
         let ahead = panels.get(p + 1).map(at).map_or_else(Vec::new, |(w, range)| runs(w, &range));
         for (group, tokens) in groups(out.len(), S::SIDE_TOKENS).enumerate() {
             for_tokens(Group {
@@ -54,23 +54,23 @@ pub(super) fn many<S: Streaming, E: Element, const SCALES: usize>(
     }
 }
 
-/// Addresses of the codes of a panel, in runs of as many lines as the panel has blocks.
+/// Addresses of the weights of a panel, in runs of as many lines as the panel has blocks.
 fn runs<E: Element>(w: Rows<'_, E>, range: &Range<usize>) -> Vec<*const u8> {
     let bytes = size_of::<Block<E>>();
-    let begin = |row| w.codes(row).as_ptr().cast::<u8>().wrapping_add(range.start * bytes);
+    let begin = |row| w.row(row).as_ptr().cast::<u8>().wrapping_add(range.start * bytes);
     let runs = |row| (0..bytes / LINE).map(move |run| begin(row).wrapping_add(run * range.len() * LINE));
     (0..w.count()).flat_map(runs).collect()
 }
 
 /// Widens some blocks of at most [`PANEL`] rows to f32 in the order of [`QUAD`]; missing rows repeat the last one.
-struct Pack<'a, S, E, const SCALES: usize> {
+struct Pack<'a, S, E> {
     simd: S,
     w: Rows<'a, E>,
     range: Range<usize>,
     panel: &'a mut [[f32; QUAD]],
 }
 
-impl<S: Streaming, E: Element, const SCALES: usize> Loop for Pack<'_, S, E, SCALES> {
+impl<S: Streaming, E: Element> Loop for Pack<'_, S, E> {
     type Output = ();
 
     #[inline(always)]
@@ -79,9 +79,8 @@ impl<S: Streaming, E: Element, const SCALES: usize> Loop for Pack<'_, S, E, SCAL
         let last = w.count() - 1;
         for (q, panel) in panel.chunks_exact_mut(range.len()).enumerate() {
             for r in 0..SIDE {
-                let source = Source::<E, SCALES>::new(w, (q * SIDE + r).min(last));
+                let source = Source::new(w, (q * SIDE + r).min(last));
                 for (block, quad) in range.clone().zip(panel.iter_mut()) {
-                    let scales = source.scales(block);
                     let broken;
                     let codes = match source.blocks.get(block) {
                         Some(codes) => codes,
@@ -91,13 +90,13 @@ impl<S: Streaming, E: Element, const SCALES: usize> Loop for Pack<'_, S, E, SCAL
                         }
                     };
                     for line in 0..lines::<E>() {
-                        let bytes = ROWS_AHEAD * size_of_val(w.codes(0)) + line * LINE;
+                        let bytes = ROWS_AHEAD * size_of_val(w.row(0)) + line * LINE;
                         simd.prefetch_lanes::<false>(
                             std::ptr::from_ref(codes).cast::<u8>().wrapping_add(bytes),
                         );
                     }
                     for at in (0..BLOCK).step_by(S::LANES) {
-                        simd.store_lanes(quad, at * SIDE + r * S::LANES, weight(simd, codes, scales, at));
+                        simd.store_lanes(quad, at * SIDE + r * S::LANES, simd.load_lanes(codes, at));
                     }
                 }
             }

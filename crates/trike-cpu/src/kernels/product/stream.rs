@@ -4,7 +4,7 @@
 //! its own page, and the hardware prefetchers work within a page. The rows of a stream are contiguous, so a fixed
 //! prefetch distance is also correct at the ends of rows.
 
-use super::{Block, ForTokens, LINE, SIDE, Source, few, lines, weight};
+use super::{Block, ForTokens, LINE, SIDE, Source, few, lines};
 use crate::kernels::Element;
 use crate::kernels::floats::Streaming;
 use crate::kernels::rows::{BLOCK, Rows};
@@ -14,14 +14,14 @@ use trike_host::Loop;
 const AHEAD: usize = 2048;
 
 /// The whole product for a few tokens.
-pub(super) struct Few<'a, 'o, S, E, const SCALES: usize> {
+pub(super) struct Few<'a, 'o, S, E> {
     pub(super) simd: S,
     pub(super) w: Rows<'a, E>,
     pub(super) x: &'a [Block<f32>],
     pub(super) out: &'a mut [&'o mut [f32]],
 }
 
-impl<S: Streaming, E: Element, const SCALES: usize> ForTokens for Few<'_, '_, S, E, SCALES> {
+impl<S: Streaming, E: Element> ForTokens for Few<'_, '_, S, E> {
     const MOST: usize = few::<S>();
 
     fn tokens(&self) -> usize {
@@ -32,19 +32,19 @@ impl<S: Streaming, E: Element, const SCALES: usize> ForTokens for Few<'_, '_, S,
         let Self { simd, w, x, out } = self;
         let blocks = w.blocks();
         let x = std::array::from_fn(|t| &x[t * blocks..][..blocks]);
-        simd.run(Stream::<S, E, SCALES, T> { simd, w, x, out });
+        simd.run(Stream::<S, E, T> { simd, w, x, out });
     }
 }
 
 /// One pass over all rows, in four streams.
-struct Stream<'a, 'o, S, E, const SCALES: usize, const T: usize> {
+struct Stream<'a, 'o, S, E, const T: usize> {
     simd: S,
     w: Rows<'a, E>,
     x: [&'a [Block<f32>]; T],
     out: &'a mut [&'o mut [f32]],
 }
 
-impl<S: Streaming, E: Element, const SCALES: usize, const T: usize> Loop for Stream<'_, '_, S, E, SCALES, T> {
+impl<S: Streaming, E: Element, const T: usize> Loop for Stream<'_, '_, S, E, T> {
     type Output = ();
 
     #[inline(always)]
@@ -52,7 +52,7 @@ impl<S: Streaming, E: Element, const SCALES: usize, const T: usize> Loop for Str
         let Self { simd, w, x, out } = self;
         let (rows, quarter) = (w.count(), w.count() / SIDE);
         for row in 0..quarter {
-            let sums = four_rows::<S, E, SCALES, T>(simd, w, [0, 1, 2, 3].map(|q| q * quarter + row), x);
+            let sums = four_rows(simd, w, [0, 1, 2, 3].map(|q| q * quarter + row), x);
             for (out, sums) in out.iter_mut().zip(sums) {
                 for (q, sum) in sums.into_iter().enumerate() {
                     out[q * quarter + row] = sum;
@@ -61,8 +61,7 @@ impl<S: Streaming, E: Element, const SCALES: usize, const T: usize> Loop for Str
         }
         let left = SIDE * quarter;
         if left < rows {
-            let sums =
-                four_rows::<S, E, SCALES, T>(simd, w, [0, 1, 2, 3].map(|q| (left + q).min(rows - 1)), x);
+            let sums = four_rows(simd, w, [0, 1, 2, 3].map(|q| (left + q).min(rows - 1)), x);
             for (out, sums) in out.iter_mut().zip(sums) {
                 out[left..rows].copy_from_slice(&sums[..rows - left]);
             }
@@ -72,37 +71,35 @@ impl<S: Streaming, E: Element, const SCALES: usize, const T: usize> Loop for Str
 
 /// Four rows times `T` tokens.
 #[inline(always)]
-fn four_rows<S: Streaming, E: Element, const SCALES: usize, const T: usize>(
+fn four_rows<S: Streaming, E: Element, const T: usize>(
     simd: S,
     w: Rows<'_, E>,
     rows: [usize; SIDE],
     x: [&[Block<f32>]; T],
 ) -> [[f32; SIDE]; T] {
     let (blocks, span) = (w.blocks(), w.span());
-    let source = rows.map(|row| Source::<E, SCALES>::new(w, row));
+    let source = rows.map(|row| Source::new(w, row));
     let whole = w.cols / BLOCK;
     let mut sums = [[0.0; SIDE]; T];
     for start in (0..blocks).step_by(span) {
         let end = (start + span).min(blocks);
         let mut acc = [[simd.splat_lanes(0.0); SIDE]; T];
-        let codes = source.map(|source| &source.blocks[start..end.min(whole)]);
+        let weights = source.map(|source| &source.blocks[start..end.min(whole)]);
         let xs = x.map(|x| &x[start..end]);
-        for i in 0..codes[0].len() {
-            let codes = codes.map(|codes| &codes[i]);
-            for codes in codes {
+        for i in 0..weights[0].len() {
+            let weights = weights.map(|weights| &weights[i]);
+            for weights in weights {
                 for line in 0..lines::<E>() {
                     simd.prefetch_lanes::<true>(
-                        std::ptr::from_ref(codes).cast::<u8>().wrapping_add(AHEAD + line * LINE),
+                        std::ptr::from_ref(weights).cast::<u8>().wrapping_add(AHEAD + line * LINE),
                     );
                 }
             }
-            let scales = source.map(|source| source.scales(start + i));
-            add_block(simd, codes, scales, xs.map(|x| &x[i]), &mut acc);
+            add_block(simd, weights, xs.map(|x| &x[i]), &mut acc);
         }
         if end > whole {
-            let codes = source.map(|source| source.last());
-            let scales = source.map(|source| source.scales(whole));
-            add_block(simd, codes.each_ref(), scales, xs.map(|x| &x[whole - start]), &mut acc);
+            let weights = source.map(|source| source.last());
+            add_block(simd, weights.each_ref(), xs.map(|x| &x[whole - start]), &mut acc);
         }
         for (sums, acc) in sums.iter_mut().zip(acc) {
             let folded = simd.fold_lanes(acc);
@@ -118,10 +115,9 @@ fn four_rows<S: Streaming, E: Element, const SCALES: usize, const T: usize>(
 
 /// Accumulates the products of one block.
 #[inline(always)]
-fn add_block<S: Streaming, E: Element, const SCALES: usize, const T: usize>(
+fn add_block<S: Streaming, E: Element, const T: usize>(
     simd: S,
-    codes: [&Block<E>; SIDE],
-    scales: [[f32; SCALES]; SIDE],
+    weights: [&Block<E>; SIDE],
     x: [&Block<f32>; T],
     acc: &mut [[S::Lanes; SIDE]; T],
 ) {
@@ -131,7 +127,7 @@ fn add_block<S: Streaming, E: Element, const SCALES: usize, const T: usize>(
             xs[t] = simd.load_lanes(x[t], at);
         }
         for r in 0..SIDE {
-            let w = weight(simd, codes[r], scales[r], at);
+            let w = simd.load_lanes(weights[r], at);
             for t in 0..T {
                 acc[t][r] = simd.mul_add(w, xs[t], acc[t][r]);
             }

@@ -8,8 +8,8 @@
 mod avx512;
 mod columns;
 
+use super::Units;
 use super::permutes::Permutes;
-use super::{Units, write};
 use crate::activations::{Activations, BESIDE, Beside};
 use crate::kernels::Kernels;
 use crate::line::{FloatLine, IntLine, ROWS, TableLine};
@@ -206,7 +206,7 @@ impl<K: Kernels + Columns> Loop for ManyTokens<'_, '_, K> {
                 if m.means(k, first + t, &mut groups) {
                     super::add_means(k, x, units, &groups, &mut outputs[..x.rows()]);
                 }
-                write(k, x, m, first + t..first + t + 1, &outputs[..x.rows()], piece);
+                piece.write(k, &x.joined(), first + t..first + t + 1, &outputs[..x.rows()]);
             }
             first += tiles;
         }
