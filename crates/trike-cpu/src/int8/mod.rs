@@ -18,7 +18,7 @@
 
 mod pairs;
 
-pub(crate) use pairs::{Pairs, Spread};
+pub(crate) use pairs::Pairs;
 
 use std::ops::Range;
 

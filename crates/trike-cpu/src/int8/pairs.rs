@@ -5,6 +5,7 @@ use trike_core::ActivationPrecision;
 use crate::activations::{fixed_point, largest};
 use crate::kernels::{Kernels, with_kernels};
 use crate::line::ROWS;
+use crate::matrix::Spread;
 use crate::piece::Joined;
 use crate::simd::Simd;
 use trike_host::{Isa, Line, Loop, Pool};
@@ -23,31 +24,6 @@ pub(crate) struct Pairs {
     values: Vec<Four>,
     /// Value of one step, per token.
     factors: Vec<f32>,
-}
-
-/// How the columns of int8 weights are padded: every group to whole lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spread {
-    /// Columns of a group; the last group of a row may be shorter.
-    pub(crate) group: usize,
-    /// Columns of a group with padding.
-    pub(crate) padded: usize,
-}
-
-impl Spread {
-    pub(crate) fn new(cols: usize, group: usize) -> Self {
-        // Groups that end with a line need no padding between them: they share activations whatever their size.
-        if group.is_multiple_of(4) || group >= cols {
-            Self { group: 4, padded: 4 }
-        } else {
-            Self { group, padded: group.next_multiple_of(4) }
-        }
-    }
-
-    /// Lines of four columns.
-    pub(crate) fn lines(self, cols: usize) -> usize {
-        (cols / self.group * self.padded + cols % self.group).div_ceil(4)
-    }
 }
 
 impl Pairs {

@@ -5,7 +5,6 @@ use trike_core::Int8Tensor;
 use trike_trit::ScaleValues;
 
 use crate::error::{CpuError, check_len, check_range};
-use crate::int8::Spread;
 use crate::line::{CodeLine, ROWS};
 use crate::matrix::shares::{Share, for_tiles};
 
@@ -42,6 +41,31 @@ pub struct Int8Matrix {
     lines: Lines<CodeLine>,
     /// Whether the scales are f16.
     halves: bool,
+}
+
+/// How the columns of int8 weights are padded: every group to whole lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Spread {
+    /// Columns of a group; the last group of a row may be shorter.
+    pub(crate) group: usize,
+    /// Columns of a group with padding.
+    pub(crate) padded: usize,
+}
+
+impl Spread {
+    pub(crate) fn new(cols: usize, group: usize) -> Self {
+        // Groups that end with a line need no padding between them: they share activations whatever their size.
+        if group.is_multiple_of(4) || group >= cols {
+            Self { group: 4, padded: 4 }
+        } else {
+            Self { group, padded: group.next_multiple_of(4) }
+        }
+    }
+
+    /// Lines of four columns.
+    pub(crate) fn lines(self, cols: usize) -> usize {
+        (cols / self.group * self.padded + cols % self.group).div_ceil(4)
+    }
 }
 
 /// A group of a tile.

@@ -14,7 +14,7 @@ pub use choose::choose_layout;
 pub use dense::DenseMatrix;
 pub use edit::EditOutcome;
 pub use int8::Int8Matrix;
-pub(crate) use int8::pack_int8;
+pub(crate) use int8::{Spread, pack_int8};
 pub(crate) use ternary::Groups;
 pub(crate) use ternary::pack;
 pub use ternary::{MAX_COLS, TernaryMatrix};
