@@ -127,6 +127,13 @@ fn attend<S: Lanes, E: Element>(
     let next = cell.positions.end..cell.positions.end + 1;
     let [next_keys, _] = job.runs(k, cell.kv_head, &next);
     let after_keys = if more_keys.is_empty() { values } else { more_keys };
+    if E::CODES {
+        // Needed after the keys, and too few lines for the hardware to fetch them ahead.
+        for ring in [k, v] {
+            let scales = job.scales(ring, cell.kv_head, &cell.positions);
+            scales.into_iter().flat_map(|scales| scales.chunks(16)).for_each(|line| s.prefetch(&line[0], 0));
+        }
+    }
     s.run(ScoreRows { s, q, rows: keys, next: after_keys, scores, first: 0, share });
     s.run(ScoreRows { s, q, rows: more_keys, next: values, scores, first: wrap, share });
     if E::CODES {

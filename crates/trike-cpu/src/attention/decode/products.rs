@@ -11,7 +11,7 @@ use trike_host::Loop;
 /// Rows read by all heads of a group before the next ones: 16 KiB of f16 for heads of 128.
 const BLOCK: usize = 64;
 /// Prefetch distance, in bytes.
-const AHEAD: usize = 4096;
+const AHEAD: usize = 8192;
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
