@@ -18,7 +18,7 @@ impl Matrix {
     pub fn problem(&self, tokens: usize, precision: ActivationPrecision) -> LinearProblem {
         let (depth, precision) = match self {
             Self::Ternary(m) => (m.depth(), precision),
-            // Sixteen bits, or twice that.
+            // One row of 16-bit activations costs as much as two of int8.
             Self::Int8(_) if precision != ActivationPrecision::F32 => (1, ActivationPrecision::Int16),
             Self::Int8(_) | Self::Dense(_) => (1, ActivationPrecision::F32),
         };

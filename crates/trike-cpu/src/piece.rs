@@ -33,6 +33,7 @@ impl Piece<'_> {
         let start = (tiles.start - self.tiles.start) * ROWS;
         let rows = (tiles.len() * ROWS).min(self.w.rows() - tiles.start * ROWS);
         let all = sums.len() / tiles.len();
+        let highest = x.base.powi(x.slices as i32 - 1);
         for token in 0..self.out.len() {
             if let Some(out) = self.out.get(token + AHEAD) {
                 s.prefetch(&out[start], 0);
@@ -42,13 +43,12 @@ impl Piece<'_> {
             for out in self.out[token][start..start + rows].chunks_mut(ROWS) {
                 // The most significant digit is last. With more than one digit factors are powers of two, so it does
                 // not matter for rounding that they come first; that way sums of large weights do not overflow.
-                let mut factor = x.factors[token] * x.base.powi(x.slices as i32 - 1);
-                let mut joined = s.splat(0.0);
-                for (digit, sum) in sums[place..place + x.slices].iter().rev().enumerate() {
-                    let part = s.mul(s.load_floats(sum), s.splat(factor));
-                    // A sum of zero and -0 would lose the sign.
-                    joined = if digit == 0 { part } else { s.add(joined, part) };
+                let mut factor = x.factors[token] * highest;
+                let slices = &sums[place..place + x.slices];
+                let mut joined = s.mul(s.load_floats(&slices[slices.len() - 1]), s.splat(factor));
+                for low in slices[..slices.len() - 1].iter().rev() {
                     factor /= x.base;
+                    joined = s.add(joined, s.mul(s.load_floats(low), s.splat(factor)));
                 }
                 let mut line = Line([0.0; ROWS]);
                 s.store_floats(joined, &mut line);
