@@ -48,6 +48,7 @@ pub(crate) const HOUSE: &[Row] = &[
         uses: "",
         registry: "bytemuck memmap2 thiserror",
         unsafe_in: &[
+            ("src/map.rs", "mapped files"),
             ("src/memory.rs", "huge pages"),
             ("src/pool/crew/mod.rs", "work handed to threads"),
             ("src/probe/x86.rs", "SIMD"),
@@ -57,9 +58,9 @@ pub(crate) const HOUSE: &[Row] = &[
         layer: 2,
         name: "trike-format",
         purpose: "reading and writing model files: GGUF, safetensors directories, llama2.c",
-        uses: "trike-trit trike-core",
-        registry: "bytemuck half memmap2 safetensors serde_json tempfile thiserror",
-        unsafe_in: &[("src/map.rs", "mapped files"), ("tests/hostile.rs", "a counting allocator in a test")],
+        uses: "trike-trit trike-core trike-host",
+        registry: "bytemuck half safetensors serde_json tempfile thiserror",
+        unsafe_in: &[("tests/hostile.rs", "a counting allocator in a test")],
     },
     Row {
         layer: 2,

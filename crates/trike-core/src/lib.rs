@@ -8,6 +8,8 @@
 //! at run time.
 //!
 //! * weights: [`Tensor`], [`DenseTensor`] with [`DenseData`], [`Int8Tensor`]; layouts of resident ternary weights: [`Layout`]
+//! * tiled matrices, the order of weights for host kernels in memory and in files: [`Tiles`], [`TritTiles`] with [`TritShape`],
+//!   [`Int8Tiles`] with [`Int8Shape`]
 //! * ternarization of dense weights, with definitions that several crates share: [`exact_trits`], [`absmean_trits`], [`absmean`]
 //! * precisions: [`ActivationPrecision`], [`ActivationPolicy`], [`KvPrecision`]
 //! * operations: [`GatedActivation`], [`AttentionSpec`], [`RopeSpec`] with [`RopePairing`] and [`RopeScaling`], [`TritScore`]
@@ -32,6 +34,7 @@ mod precision;
 mod rope;
 mod tensor;
 mod ternary;
+mod tiles;
 
 pub use attention::AttentionSpec;
 pub use cost::{Cost, LinearProblem};
@@ -46,3 +49,7 @@ pub use precision::{ActivationPolicy, ActivationPrecision, KvPrecision};
 pub use rope::{RopePairing, RopeScaling, RopeSpec};
 pub use tensor::Tensor;
 pub use ternary::{absmean, absmean_trits, exact_trits};
+pub use tiles::{
+    Int8Shape, Int8Tiles, LINE_BYTES, Spread, TILE_ROWS, TileLayout, Tiles, TritShape, TritTiles,
+    put_two_bits,
+};

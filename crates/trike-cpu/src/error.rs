@@ -108,6 +108,19 @@ pub enum CpuError {
         /// The requested layout.
         layout: trike_core::Layout,
     },
+    /// A byte of the weights that is not a code of their layout.
+    #[error("byte {index} of the weights is {byte:#04x}, which is not a code of {layout}")]
+    Code {
+        /// Index of the byte.
+        index: usize,
+        /// The byte.
+        byte: u8,
+        /// The layout.
+        layout: trike_core::Layout,
+    },
+    /// A tensor with an invalid shape or contents.
+    #[error(transparent)]
+    Tensor(#[from] trike_core::TensorError),
     /// A trit tensor that could not be read.
     #[error(transparent)]
     Trit(#[from] TritError),

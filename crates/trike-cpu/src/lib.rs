@@ -53,5 +53,6 @@ pub use rope::RopeTable;
 pub use transpose::transpose;
 pub use trike_core::{
     ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, Layout, LinearProblem, RopePairing,
+    Tiles,
 };
-pub use trike_host::{Cpu, HostError, Isa, Lines, MAX_THREADS, probe};
+pub use trike_host::{Cpu, FileRange, HostError, Isa, Lines, MAX_THREADS, probe};

@@ -8,10 +8,11 @@ use crate::activations::{Activations, Wanted};
 use crate::dense_pieces::dense_piece;
 use crate::error::{CpuError, check_len, check_rows};
 use crate::int8::{Pairs, int8_piece};
-use crate::matrix::{Matrix, Spread};
+use crate::matrix::Matrix;
 use crate::piece::Piece;
 use crate::ternary::ternary_piece;
 use trike_core::Layout;
+use trike_core::Spread;
 use trike_host::Cpu;
 
 /// [`CpuOps::linear`](crate::CpuOps::linear).

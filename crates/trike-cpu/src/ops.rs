@@ -1,7 +1,9 @@
 //! The operations of a decoder, as methods of [`Cpu`].
 
-use trike_core::{ActivationPrecision, AttentionSpec, GatedActivation, Int8Tensor, Layout, RopePairing};
-use trike_host::Cpu;
+use trike_core::{
+    ActivationPrecision, AttentionSpec, GatedActivation, Int8Tensor, Layout, RopePairing, Tiles,
+};
+use trike_host::{Cpu, FileRange};
 use trike_trit::{Hadamard, TritTensor};
 
 use crate::attention::{self, KvView};
@@ -216,6 +218,14 @@ pub trait CpuOps {
     ///
     /// Those of [`Int8Matrix::from_tensor`].
     fn pack_int8(&self, tensor: &Int8Tensor) -> Result<Int8Matrix, CpuError>;
+
+    /// The matrix of tiles in a mapped file, in place: pages are read when they are used, and shared with other processes. Products
+    /// are bit-identical to those of the packed tensor. Codes and scales are checked, on all threads.
+    ///
+    /// # Errors
+    ///
+    /// [`CpuError::Range`], [`CpuError::Tensor`], [`CpuError::Code`] and [`CpuError::NonFiniteParameter`] for invalid tiles.
+    fn map_tiles(&self, tiles: &Tiles<FileRange>) -> Result<Matrix, CpuError>;
 }
 
 impl CpuOps for Cpu {
@@ -294,5 +304,9 @@ impl CpuOps for Cpu {
 
     fn pack_int8(&self, tensor: &Int8Tensor) -> Result<Int8Matrix, CpuError> {
         matrix::pack_int8(self, tensor)
+    }
+
+    fn map_tiles(&self, tiles: &Tiles<FileRange>) -> Result<Matrix, CpuError> {
+        matrix::map_tiles(self, tiles)
     }
 }

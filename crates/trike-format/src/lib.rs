@@ -5,7 +5,7 @@
 //! [`Tensor`]. [`GgufWriter`] and [`HfDirWriter`] write models.
 //!
 //! The decision that shaped this crate: files are memory-mapped, and a tensor is copied out of the map when it is
-//! loaded. Opening a file of any size touches only its header, no second copy of a model stays in memory, and a loaded
+//! loaded ([`HfDir::tiles`] alone gives parts of the map). Opening a file of any size touches only its header, no second copy of a model stays in memory, and a loaded
 //! tensor is validated once and independent of the file. The price is that copy, and a condition that cannot be
 //! enforced: **a file must not be truncated or rewritten in place while it is open**. The writers of this crate replace
 //! a file atomically, so they never violate it.
@@ -22,7 +22,8 @@
 //! * GGUF metadata: [`Metadata`], [`MetaValue`], [`MetaArray`], [`StringArray`]
 //! * errors: [`FormatError`], [`TensorError`]
 //!
-//! It depends on `trike-trit`, `trike-core` and a few file libraries; it has no Cargo features.
+//! It depends on `trike-trit`, `trike-core`, `trike-host` and a few file libraries; it has no Cargo features.
+#![forbid(unsafe_code)]
 
 mod bytes;
 mod detect;

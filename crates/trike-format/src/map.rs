@@ -1,4 +1,4 @@
-//! Memory mapping of files; the only module of the crate that does it.
+//! Mapped files with their paths.
 
 use std::{
     fs::File,
@@ -6,9 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use memmap2::Mmap;
-#[cfg(unix)]
-use memmap2::UncheckedAdvice;
+use trike_host::{FileMap, FileRange};
 
 use crate::{FormatError, look};
 
@@ -19,7 +17,7 @@ use crate::{FormatError, look};
 #[derive(Debug)]
 pub(crate) struct MappedFile {
     path: PathBuf,
-    map: Mmap,
+    map: FileMap,
 }
 
 impl MappedFile {
@@ -36,11 +34,11 @@ impl MappedFile {
 
     /// Maps an open file; `path` is for error messages.
     pub(crate) fn map(path: &Path, file: &File) -> Result<Self, FormatError> {
-        // SAFETY: the map is read-only and owned by this value. That nobody truncates or rewrites the file in
-        // the meantime is the documented condition of every reader in this crate (`lib.rs`); no operating
-        // system that Rust supports can enforce it.
-        let map = unsafe { Mmap::map(file) };
-        let map = map.map_err(|source| FormatError::Io { path: path.to_owned(), action: "map", source })?;
+        let map = FileMap::new(file).map_err(|source| FormatError::Io {
+            path: path.to_owned(),
+            action: "map",
+            source,
+        })?;
         Ok(Self { path: path.to_owned(), map })
     }
 
@@ -48,21 +46,14 @@ impl MappedFile {
         &self.path
     }
 
-    /// Removes a range from this process's memory after its content has been copied: otherwise a loaded model counts twice. The
-    /// pages stay in the system's cache, and a later access maps them again.
+    /// A range that outlives this value.
+    pub(crate) fn range(&self, range: Range<usize>) -> Option<FileRange> {
+        self.map.range(range)
+    }
+
+    /// [`FileMap::release`].
     pub(crate) fn release(&self, range: Range<usize>) {
-        #[cfg(unix)]
-        {
-            // SAFETY: the mapping is read-only and backed by a file, so a dropped page is read again from the file
-            // on the next access, with the same content (`map`); no write can be lost.
-            let released = unsafe {
-                self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len())
-            };
-            // Without it, the pages stay mapped: more memory, the same result.
-            drop(released);
-        }
-        #[cfg(not(unix))]
-        let _ = range;
+        self.map.release(range);
     }
 }
 

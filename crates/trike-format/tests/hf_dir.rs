@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use safetensors::{Dtype, tensor::TensorView};
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use trike_core::{TileLayout, Tiles};
 use trike_format::{
     DenseData, DenseTensor, FileKind, FormatError, HfDir, HfDirWriter, Int8Tensor, Tensor, TensorSource,
     detect, exact_trits,
@@ -62,15 +63,27 @@ fn ternary_tensors() -> Vec<(String, Tensor)> {
 }
 
 fn write(path: &Path, tensors: &[(String, Tensor)], limit: Option<u64>) {
+    write_as(path, tensors, limit, None);
+}
+
+fn write_as(path: &Path, tensors: &[(String, Tensor)], limit: Option<u64>, tiles: Option<TileLayout>) {
     let mut writer = HfDirWriter::create(path, json!({ "model_type": "llama", "hidden_size": 4 })).unwrap();
     if let Some(limit) = limit {
         writer = writer.shard_limit(limit);
     }
     for (name, tensor) in tensors {
-        writer.tensor(name, tensor).unwrap();
+        match tiles {
+            Some(layout) => writer.tiles(name, tensor, layout).unwrap(),
+            None => writer.tensor(name, tensor).unwrap(),
+        }
     }
     writer.write_file("tokenizer.json", b"{}").unwrap();
     writer.finish().unwrap();
+}
+
+fn tensor_encoding(tensor: &Tensor) -> Encoding {
+    let Tensor::Ternary(tensor) = tensor else { panic!("not ternary") };
+    tensor.encoding()
 }
 
 #[test]
@@ -91,9 +104,11 @@ fn every_packed_form_comes_back_bit_for_bit_in_one_file_and_in_shards() {
     for (name, data) in data {
         tensors.push((format!("norm.{name}"), DenseTensor::new(vec![6], data).unwrap().into()));
     }
-    for limit in [None, Some(10_000), Some(0)] {
+    let whole = [None, Some(10_000), Some(0)].map(|limit| (limit, None));
+    let tiled = [(None, Some(TileLayout::TwoBit)), (Some(10_000), Some(TileLayout::Base3))];
+    for (limit, tiles) in whole.into_iter().chain(tiled) {
         let (_dir, path) = scratch();
-        write(&path, &tensors, limit);
+        write_as(&path, &tensors, limit, tiles);
         assert_eq!(detect(&path).unwrap(), FileKind::HfDir);
         let dir = HfDir::open(&path).unwrap();
         assert_eq!(dir.config()["hidden_size"], 4);
@@ -103,6 +118,20 @@ fn every_packed_form_comes_back_bit_for_bit_in_one_file_and_in_shards() {
         for (name, tensor) in &tensors {
             assert_eq!(&dir.load(name).unwrap(), tensor, "{name}");
             assert_eq!(dir.info(name).unwrap().shape, tensor.shape());
+            let mapped = dir.tiles(name).unwrap();
+            assert_eq!(mapped.is_some(), tiles.is_some() && !matches!(tensor, Tensor::Dense(_)), "{name}");
+            match mapped {
+                Some(Tiles::Trits(tiles)) => {
+                    tiles.check().unwrap();
+                    assert!(tiles.codes.as_ptr().addr().is_multiple_of(64), "{name} is aligned");
+                    assert_eq!(&Tensor::from(tiles.to_tensor(tensor_encoding(tensor)).unwrap()), tensor);
+                }
+                Some(Tiles::Int8(tiles)) => {
+                    assert!(tiles.lines.as_ptr().addr().is_multiple_of(64), "{name} is aligned");
+                    assert_eq!(&Tensor::from(tiles.to_tensor().unwrap()), tensor);
+                }
+                None => {}
+            }
         }
         let left: Vec<_> = std::fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert!(left.iter().all(|n| !n.to_string_lossy().starts_with('.')), "{left:?}");
@@ -137,6 +166,56 @@ fn the_parts_are_what_the_documentation_says() {
     let part = file.tensor("w.trits").unwrap();
     assert_eq!((part.dtype(), part.shape(), part.data()), (Dtype::U8, &[1, 1, 2][..], &[140, 118][..]));
     assert_eq!(file.tensor("w.scales").unwrap().data(), 0.5f32.to_le_bytes());
+}
+
+#[test]
+fn the_tiles_are_what_the_documentation_says() {
+    let (_dir, path) = scratch();
+    let trits: Vec<i8> = (0..2 * 17).map(|i| if i == 17 { -1 } else { 1 }).collect();
+    let scales = Scales::new(Granularity::Row, vec![0.5, 2.0], None);
+    let tensor = Tensor::from(TritTensor::from_trits(2, 17, &trits, Encoding::Base3, scales).unwrap());
+    write_as(&path, &[("w".to_owned(), tensor.clone())], None, Some(TileLayout::TwoBit));
+    let config: Value = serde_json::from_slice(&std::fs::read(path.join("config.json")).unwrap()).unwrap();
+    let entry = json!({ "shape": [2, 17], "encoding": "base3", "tiles": "two-bit", "depth": 1,
+                        "coupling": "free", "granularity": "row", "scale_dtype": "F32" });
+    let packing = json!({ "quant_method": "trike", "version": 3, "tensors": { "w": entry } });
+    assert_eq!(config["quantization_config"], packing);
+    let bytes = std::fs::read(path.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let tiles = file.tensor("w.tiles").unwrap();
+    assert_eq!((tiles.dtype(), tiles.shape()), (Dtype::U8, &[2, 64][..]));
+    // 2, 2, 2 and 2 in row 0; 0 in column 0 of row 1; column 16 and its padding; rows of padding.
+    let expected = [[0xAA; 4], [0xA8, 0xAA, 0xAA, 0xAA], [0x55; 4]];
+    assert_eq!(tiles.data()[..12], expected.concat());
+    assert_eq!(tiles.data()[64..72], [0x56, 0x55, 0x55, 0x55, 0x56, 0x55, 0x55, 0x55]);
+    let scales = file.tensor("w.scales").unwrap();
+    assert_eq!((scales.dtype(), scales.shape()), (Dtype::F32, &[1, 1, 1, 16][..]));
+    assert_eq!(scales.data()[..12], floats(&[0.5, 2.0, 0.0]));
+
+    // Overwritten in place, in tiles.
+    let trits: Vec<i8> = (0..34).map(|i| [0, -1, 1][i % 3]).collect();
+    let scales = Scales::new(Granularity::Row, vec![0.5, 3.0], None);
+    let other = Tensor::from(TritTensor::from_trits(2, 17, &trits, Encoding::Base3, scales).unwrap());
+    HfDir::open(&path).unwrap().overwrite("w", &other).unwrap();
+    assert_eq!(HfDir::open(&path).unwrap().load("w").unwrap(), other);
+
+    // A layout of the future, and damaged parts.
+    let text = config.to_string();
+    let open = |from: &str, to: &str| {
+        std::fs::write(path.join("config.json"), text.replace(from, to)).unwrap();
+        HfDir::open(&path).and_then(|dir| dir.load("w")).unwrap_err().to_string()
+    };
+    assert!(open("two-bit", "four-bit").contains("use a newer version of Trike"));
+    assert!(open("two-bit", "base3").contains("`.tiles` as U8 [1, 64]"));
+    assert!(open("[2,17]", "[2,100]").contains("`.tiles` as U8 [7, 64]"));
+    assert!(open("\"version\":3", "\"version\":4").contains("version 4"));
+    std::fs::write(path.join("config.json"), &text).unwrap();
+    let mut damaged = bytes.clone();
+    let start = bytes.len() - 2 * 64;
+    damaged[start] = 0xFF;
+    std::fs::write(path.join("model.safetensors"), damaged).unwrap();
+    let message = HfDir::open(&path).unwrap().load("w").unwrap_err().to_string();
+    assert!(message.contains("255 is not a code"), "{message}");
 }
 
 /// A stored tensor: name, type, shape, bytes.
@@ -269,7 +348,7 @@ fn other_packings_and_other_versions_are_refused_by_name() {
     for (packing, expected) in [
         (json!({ "quant_method": "gptq", "bits": 4 }), "`quant_method gptq`"),
         (json!({ "bits": 4 }), "`quant_method (none)`"),
-        (json!({ "quant_method": "trike", "version": 3, "tensors": {} }), "`trike packing version 3`"),
+        (json!({ "quant_method": "trike", "version": 4, "tensors": {} }), "`trike packing version 4`"),
         (json!({ "quant_method": "trike", "version": "1" }), "version \"1\""),
         (json!({ "quant_method": "trike", "version": 1 }), "`quantization_config.tensors`"),
     ] {

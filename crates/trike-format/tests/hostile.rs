@@ -15,6 +15,7 @@ use std::{
 
 use common::{RawGguf, q2_0_blocks, string};
 use serde_json::json;
+use trike_core::TileLayout;
 use trike_format::{
     DenseData, DenseTensor, FileKind, FormatError, Gguf, HfDir, HfDirWriter, Int8Tensor, Llama2c, Tensor,
     TensorSource, detect,
@@ -214,11 +215,16 @@ fn packed_directory(path: &Path, shard_limit: u64) {
         let means = rng.normals(6);
         let scales = Scales::new(Granularity::Group(GroupSize::G64), rng.normals(12), Some(means.into()));
         let tensor = TritTensor::from_planes(3, 70, &planes, encoding, Coupling::Free, scales).unwrap();
-        writer.tensor(&format!("w.{encoding}"), &tensor.into()).unwrap();
+        writer.tensor(&format!("w.{encoding}"), &tensor.clone().into()).unwrap();
+        if let Encoding::TwoBit | Encoding::Base3 = encoding {
+            let layout = if encoding == Encoding::Base3 { TileLayout::Base3 } else { TileLayout::TwoBit };
+            writer.tiles(&format!("t.{encoding}"), &tensor.into(), layout).unwrap();
+        }
     }
     let dense = DenseTensor::new(vec![2, 40], DenseData::F32(rng.normals(80))).unwrap();
     let int8 = Int8Tensor::quantize(&dense, 32, true).unwrap();
-    writer.tensor("int8", &int8.into()).unwrap();
+    writer.tensor("int8", &int8.clone().into()).unwrap();
+    writer.tiles("int8.t", &int8.into(), TileLayout::TwoBit).unwrap();
     writer.tensor("norm", &Tensor::from(dense)).unwrap();
     writer.finish().unwrap();
 }

@@ -9,7 +9,8 @@
 //!
 //! * executor: [`Cpu`], [`Isa`], [`Pool`], [`ranges`]
 //! * kernels: [`isa::Token`], [`Loop`]
-//! * memory: [`Line`] (one aligned cache line), [`Lines`] (a zeroed buffer, in huge pages if it is large)
+//! * memory: [`Line`] (one aligned cache line), [`Lines`] (a zeroed buffer, in huge pages if it is large, or a part of a mapped
+//!   file), [`FileMap`]
 //! * peak rates: [`probe`]
 //! * errors: [`HostError`]
 //!
@@ -18,6 +19,7 @@
 mod cpu;
 mod error;
 pub mod isa;
+mod map;
 mod memory;
 mod pool;
 pub mod probe;
@@ -26,5 +28,6 @@ mod topology;
 pub use cpu::Cpu;
 pub use error::HostError;
 pub use isa::{Isa, Loop};
+pub use map::{FileMap, FileRange};
 pub use memory::{Line, Lines};
 pub use pool::{MAX_THREADS, Pool, ranges};

@@ -1,4 +1,4 @@
-//! Large buffers in huge pages.
+//! Large buffers in huge pages, or in mapped files.
 //!
 //! With 4 KiB pages, address translation costs one core a fifth of its streaming bandwidth. A matrix is
 //! often smaller than a huge page, so matrices are allocated consecutively from shared chunks.
@@ -6,9 +6,10 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 
-use bytemuck::Zeroable;
+use bytemuck::{AnyBitPattern, NoUninit, Zeroable};
 
 use crate::error::HostError;
+use crate::map::{FileRange, Mapped};
 
 /// One or more cache lines of 64 bytes, aligned so that no vector load crosses a line.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,12 @@ pub struct Line<T>(pub T);
 
 // SAFETY: a `Line` consists of its field and possibly padding, and all zeros is valid for the field.
 unsafe impl<T: Zeroable> Zeroable for Line<T> {}
+
+// SAFETY: a `Line` consists of its field, for which every bit pattern is valid, and possibly padding.
+unsafe impl<T: AnyBitPattern> AnyBitPattern for Line<T> {}
+
+// SAFETY: 64 bytes fill the line, so there is no padding.
+unsafe impl NoUninit for Line<[u8; 64]> {}
 
 /// Minimum size in bytes of a buffer that is allocated from a chunk; smaller buffers are on the heap.
 const LARGE: usize = 64 << 10;
@@ -38,6 +45,7 @@ pub struct Lines<T>(Store<T>);
 
 enum Store<T> {
     Heap(Vec<T>),
+    Mapped(Mapped<T>),
     #[cfg(target_os = "linux")]
     Cut(chunks::Cut<T>),
 }
@@ -100,17 +108,24 @@ impl<T> Deref for Lines<T> {
     fn deref(&self) -> &[T] {
         match &self.0 {
             Store::Heap(heap) => heap,
+            Store::Mapped(mapped) => mapped.as_slice(),
             #[cfg(target_os = "linux")]
             Store::Cut(cut) => cut.as_slice(),
         }
     }
 }
 
-impl<T> DerefMut for Lines<T> {
+impl<T: Copy + Zeroable> DerefMut for Lines<T> {
+    /// Copies the elements first if they are in a mapped file.
     #[inline]
     fn deref_mut(&mut self) -> &mut [T] {
+        if let Store::Mapped(mapped) = &self.0 {
+            *self = Self::copy_of(mapped.as_slice());
+        }
         match &mut self.0 {
             Store::Heap(heap) => heap,
+            // Copied above.
+            Store::Mapped(_) => &mut [],
             #[cfg(target_os = "linux")]
             Store::Cut(cut) => cut.as_mut_slice(),
         }
@@ -123,15 +138,47 @@ impl<T> Default for Lines<T> {
     }
 }
 
-impl<T: Copy + Zeroable> Clone for Lines<T> {
-    fn clone(&self) -> Self {
-        match Self::zeroed(self.len()) {
+impl<T: AnyBitPattern> Lines<T> {
+    /// The elements in a part of a mapped file, without a copy; `None` if the part is not aligned for them or not a whole number
+    /// of them. Writing to the buffer copies them first.
+    ///
+    /// ```
+    /// use std::io::Write;
+    /// use trike_host::{FileMap, Lines};
+    ///
+    /// let mut file = tempfile::tempfile()?;
+    /// file.write_all(&[1, 0, 0, 0, 2, 0, 0, 0, 3])?;
+    /// let map = FileMap::new(&file)?;
+    /// let part = map.range(0..8).expect("it has nine bytes");
+    /// let mut lines = Lines::<[u8; 4]>::mapped(&part).expect("two elements");
+    /// assert_eq!(lines[1], [2, 0, 0, 0]);
+    /// lines[1] = [7; 4];
+    /// assert_eq!((lines[1], map[4]), ([7; 4], 2));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    pub fn mapped(part: &FileRange) -> Option<Self> {
+        Mapped::new(part).map(|mapped| Self(Store::Mapped(mapped)))
+    }
+}
+
+impl<T: Copy + Zeroable> Lines<T> {
+    fn copy_of(elements: &[T]) -> Self {
+        match Self::zeroed(elements.len()) {
             Ok(mut copy) => {
-                copy.copy_from_slice(self);
+                copy.copy_from_slice(elements);
                 copy
             }
             // Out of memory: aborts the process, like any other clone.
-            Err(_) => Self(Store::Heap(self.to_vec())),
+            Err(_) => Self(Store::Heap(elements.to_vec())),
+        }
+    }
+}
+
+impl<T: Copy + Zeroable> Clone for Lines<T> {
+    fn clone(&self) -> Self {
+        match &self.0 {
+            Store::Mapped(mapped) => Self(Store::Mapped(mapped.share())),
+            _ => Self::copy_of(self),
         }
     }
 }
@@ -140,6 +187,7 @@ impl<T> fmt::Debug for Lines<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match &self.0 {
             Store::Heap(_) => "heap",
+            Store::Mapped(_) => "mapped file",
             #[cfg(target_os = "linux")]
             Store::Cut(_) => "huge pages",
         };

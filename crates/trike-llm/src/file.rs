@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use trike_cpu::{FileRange, Tiles};
 use trike_format::{
     DenseTensor, FileKind, FormatError, Gguf, HfDir, Int8Tensor, Llama2c, StoredType, Tensor, TensorInfo,
     TensorSource, absmean_trits, detect,
@@ -195,6 +196,16 @@ impl WeightSource for ModelFile {
 
     fn load(&self, name: WeightName) -> Result<Tensor, LlmError> {
         self.load(name)
+    }
+
+    fn tiles(&self, name: WeightName) -> Result<Option<Tiles<FileRange>>, LlmError> {
+        match &self.tensors {
+            Tensors::Hf(dir) => {
+                self.info(name)?;
+                Ok(dir.tiles(&self.stored_name(name))?)
+            }
+            Tensors::Gguf(_) | Tensors::Llama2c(_) => Ok(None),
+        }
     }
 
     fn is_online_ternary(&self, name: WeightName) -> bool {

@@ -1,12 +1,13 @@
 //! Loading a checkpoint as a model.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, HashSet},
     path::{Path, PathBuf},
 };
 
 use trike_core::{Int8Tensor, Layout};
-use trike_cpu::Cpu;
+use trike_cpu::{Cpu, FileRange, Tiles};
+use trike_format::FormatError;
 use trike_nn::{
     ActivationPolicy, ActivationPrecision, Backend, CpuBackend, Decoder, DecoderWeights, KvPrecision, KvSpec,
     NnError, Tensor, WeightName,
@@ -217,8 +218,17 @@ impl<B: Backend> LanguageModel<B> {
         let int8_head = head.rounds(source);
         let total = source.weights().len();
         let (policy, activations) = (backend.activations(), BTreeSet::new());
-        let mut weights = SourceWeights { source, int8_head, progress, done: 0, total, policy, activations };
-        let decoder = Decoder::new(backend, source.config().spec.clone(), &mut weights)?;
+        let mut weights =
+            SourceWeights { source, int8_head, progress, done: HashSet::new(), total, policy, activations };
+        let decoder = Decoder::new(backend, source.config().spec.clone(), &mut weights);
+        let decoder = decoder.map_err(|error| match error {
+            NnError::Tiles { name, source: reason } => LlmError::from(FormatError::Values {
+                path: source.path().to_owned(),
+                tensor: name,
+                found: reason.to_string(),
+            }),
+            error => error.into(),
+        })?;
         let activations = weights.activations;
         let (path, config) = (source.path().to_owned(), source.config().clone());
         let mut model = Self::from_decoder(decoder, path, config, activations);
@@ -344,7 +354,7 @@ struct SourceWeights<'a> {
     source: &'a dyn WeightSource,
     int8_head: bool,
     progress: &'a mut dyn FnMut(usize, usize),
-    done: usize,
+    done: HashSet<WeightName>,
     total: usize,
     policy: ActivationPolicy,
     /// Activation precisions of the ternary weights loaded so far.
@@ -354,9 +364,15 @@ struct SourceWeights<'a> {
 impl SourceWeights<'_> {
     fn load(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         let tensor = self.source.load(name).map_err(|e| load_error(name, e))?;
-        self.done += 1;
-        (self.progress)(self.done, self.total);
+        self.count(name);
         Ok(tensor)
+    }
+
+    /// Reports a weight as loaded, the first time.
+    fn count(&mut self, name: WeightName) {
+        if self.done.insert(name) {
+            (self.progress)(self.done.len(), self.total);
+        }
     }
 
     /// Whether a weight is the LM head; with a tied head, the embedding is.
@@ -374,6 +390,17 @@ fn load_error(name: WeightName, error: impl std::error::Error + Send + Sync + 's
 }
 
 impl DecoderWeights for SourceWeights<'_> {
+    fn tiles(&mut self, name: WeightName) -> Result<Option<Tiles<FileRange>>, NnError> {
+        let tiles = self.source.tiles(name).map_err(|e| load_error(name, e))?;
+        if let Some(tiles) = &tiles {
+            self.count(name);
+            if let Tiles::Trits(trits) = tiles {
+                self.activations.insert(self.policy.precision(trits.granularity.group()));
+            }
+        }
+        Ok(tiles)
+    }
+
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError> {
         match self.load(name)? {
             Tensor::Dense(dense) if self.int8_head && self.is_head(name) => {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use trike_cpu::{FileRange, Tiles};
 use trike_format::{StoredType, Tensor, TensorInfo};
 use trike_nn::WeightName;
 
@@ -44,6 +45,16 @@ pub trait WeightSource {
     ///
     /// When it is missing, is stored in an unsupported type, or contains invalid values.
     fn load(&self, name: WeightName) -> Result<Tensor, LlmError>;
+
+    /// A matrix that the source stores in the order of the host kernels, in a mapped file.
+    ///
+    /// # Errors
+    ///
+    /// As [`load`](Self::load).
+    fn tiles(&self, name: WeightName) -> Result<Option<Tiles<FileRange>>, LlmError> {
+        let _ = name;
+        Ok(None)
+    }
 
     /// Loads a weight in the type that a copy of the model stores.
     ///

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use common::{SHAPE, Shape, ids, random_llama};
 use tempfile::TempDir;
+use trike_core::Layout;
 use trike_llm::{
     ConvertOptions, ConvertReport, HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Target,
     convert,
@@ -116,6 +117,71 @@ fn rounded_embeddings_say_how_much_they_changed() {
         .expect("it converts");
     assert!(report.largest_change > 1e-4 && report.largest_change < 1.0 / 127.0, "{report:?}");
     assert_close(&logits(&out), &logits(&dense), 2e-2);
+}
+
+#[test]
+fn packed_weights_are_mapped_and_compute_the_same() {
+    let dir = TempDir::new().expect("a directory");
+    let dense = model(&dir, "dense", WIDE, false);
+    for (encoding, int8) in [(Encoding::TwoBit, true), (Encoding::Base3, true), (Encoding::Base3, false)] {
+        let [plain, packed, back] =
+            ["plain", "packed", "back"].map(|name| dir.path().join(format!("{name}-{encoding}-{int8}")));
+        let options = ConvertOptions::new(Target::Trike).with_encoding(encoding).with_int8_embeddings(int8);
+        let run = |from: &Path, to: &Path, packed: bool| {
+            let options = options.clone().with_packed(packed);
+            convert(&ModelFile::open(from).expect("a model"), to, &options, &mut |_, _| ())
+                .expect("it converts")
+        };
+        run(&dense, &plain, false);
+        run(&dense, &packed, true);
+        run(&packed, &back, false);
+        let same = std::fs::read(plain.join("model.safetensors")).expect("weights")
+            == std::fs::read(back.join("model.safetensors")).expect("weights");
+        assert!(same, "{encoding}: a packed model does not convert back");
+        assert_eq!(logits(&plain), logits(&packed), "{encoding}");
+        // A layout that the file does not have is packed at load time, and all weights are counted once.
+        for layout in [None, Some(Layout::TwoBit), Some(Layout::Base3), Some(Layout::Sparse)] {
+            let load = |path: &Path| {
+                let options = LoadOptions::default().with_layout(layout);
+                let (mut last, mut calls) = ((0, 0), 0);
+                let file = ModelFile::open(path).expect("a model");
+                let model = LanguageModel::load_with(&file, &options, &mut |done, total| {
+                    (last, calls) = ((done, total), calls + 1);
+                });
+                assert_eq!((last.0, calls), (last.1, last.1));
+                model.expect("it loads")
+            };
+            let (plain, packed) = (load(&plain), load(&packed));
+            assert_eq!(plain.decoder().layouts(), packed.decoder().layouts(), "{layout:?}");
+            assert_eq!(plain.activations(), packed.activations());
+        }
+    }
+}
+
+#[test]
+fn damaged_packed_weights_are_named() {
+    let dir = TempDir::new().expect("a directory");
+    let dense = model(&dir, "dense", WIDE, false);
+    let packed = dir.path().join("packed");
+    let options = ConvertOptions::new(Target::Trike).with_packed(true).with_encoding(Encoding::TwoBit);
+    convert(&ModelFile::open(&dense).expect("a model"), &packed, &options, &mut |_, _| ())
+        .expect("it converts");
+    let weights = packed.join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).expect("weights");
+    // Tiles come first, in the order of their names.
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
+    bytes[start + 5] = 0xFF;
+    std::fs::write(&weights, bytes).expect("it is written");
+    let file = ModelFile::open(&packed).expect("a model");
+    let error =
+        LanguageModel::load_with(&file, &LoadOptions::default(), &mut |_, _| ()).err().expect("damaged");
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(&error);
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    assert!(text.contains("model.layers.0.mlp.down_proj.weight") && text.contains("0xff"), "{text}");
 }
 
 #[test]

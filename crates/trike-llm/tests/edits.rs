@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use trike_core::Tensor;
 use trike_cpu::Cpu;
 use trike_format::{HfDir, TensorSource};
-use trike_llm::{LanguageModel, LlmError, LoadOptions, ModelFile};
+use trike_llm::{ConvertOptions, LanguageModel, LlmError, LoadOptions, ModelFile, Target, convert};
 use trike_nn::{
     ActivationPrecision, Backend, CpuBackend, KvPrecision, KvSpec, Logits, NnError, Step, WeightName,
 };
@@ -36,8 +36,21 @@ fn set(tensor: &mut TritTensor, edits: &[Edit]) -> Result<Vec<Edit>, LlmError> {
 
 fn check<B: Backend>(backend: impl Fn() -> B) {
     let start = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tiny");
+    check_model(&backend, &start);
+    // Resident weights in a mapped file.
     let dir = tempfile::TempDir::new().expect("a directory");
-    for file in fs::read_dir(&start).expect("the model") {
+    let packed = dir.path().join("packed");
+    let options = ConvertOptions::new(Target::Trike).with_packed(true);
+    convert(&ModelFile::open(&start).expect("a model"), &packed, &options, &mut |_, _| ())
+        .expect("it converts");
+    let tiles = HfDir::open(&packed).and_then(|dir| dir.tiles(&WeightName::Key(0).to_string()));
+    assert!(tiles.expect("a tensor").is_some());
+    check_model(&backend, &packed);
+}
+
+fn check_model<B: Backend>(backend: impl Fn() -> B, start: &Path) {
+    let dir = tempfile::TempDir::new().expect("a directory");
+    for file in fs::read_dir(start).expect("the model") {
         let file = file.expect("a file");
         fs::copy(file.path(), dir.path().join(file.file_name())).expect("a copy");
     }
@@ -46,7 +59,7 @@ fn check<B: Backend>(backend: impl Fn() -> B) {
         let model = LanguageModel::load_on(backend(), &file, &LoadOptions::default(), &mut |_, _| ());
         (file, model.expect("it loads"))
     };
-    let (file, mut model) = load(&start);
+    let (file, mut model) = load(start);
     let mut undo = Vec::new();
     let mut seen = vec![logits(&model)];
     for name in [WeightName::Key(0), WeightName::Up(1), WeightName::Down(0), WeightName::Key(0)] {

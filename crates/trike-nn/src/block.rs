@@ -354,14 +354,28 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
         rows: usize,
         cols: usize,
     ) -> Result<B::Matrix, NnError> {
+        if let Some(matrix) = self.tiles(name, rows, cols)? {
+            return Ok(matrix);
+        }
         let weight = self.weight(name, rows, cols)?;
         self.backend.load_matrix(weight)
     }
 
     /// A matrix for row lookups and products.
     pub(crate) fn table(&mut self, name: WeightName, rows: usize, cols: usize) -> Result<B::Matrix, NnError> {
+        if let Some(matrix) = self.tiles(name, rows, cols)? {
+            return Ok(matrix);
+        }
         let weight = self.weight(name, rows, cols)?;
         self.backend.load_table(weight)
+    }
+
+    /// A matrix that the source and the backend keep in a mapped file.
+    fn tiles(&mut self, name: WeightName, rows: usize, cols: usize) -> Result<Option<B::Matrix>, NnError> {
+        let Some(tiles) = self.weights.tiles(name)? else { return Ok(None) };
+        check(name, (rows, cols), (tiles.rows(), tiles.cols()))?;
+        let invalid = |source| NnError::Tiles { name: name.to_string(), source: Box::new(source) };
+        self.backend.load_tiles(&tiles).map_err(invalid)
     }
 
     fn weight(&mut self, name: WeightName, rows: usize, cols: usize) -> Result<Tensor, NnError> {
@@ -376,13 +390,20 @@ impl<B: Backend, W: DecoderWeights> Loader<'_, B, W> {
         cols: usize,
         layers: [(WeightName, usize, Option<WeightName>); N],
     ) -> Result<[Linear<B>; N], NnError> {
+        let mut mapped = Vec::with_capacity(N);
+        for &(name, rows, _) in &layers {
+            mapped.push(self.tiles(name, rows, cols)?);
+        }
         let weights = &mut *self.weights;
-        let mut each = layers.iter().map(|&(name, rows, _)| {
+        let others = layers.iter().zip(&mapped).filter(|(_, mapped)| mapped.is_none());
+        let mut each = others.map(|(&(name, rows, _), _)| {
             let weight = weights.matrix(name)?;
             check(name, (rows, cols), (weight.rows(), weight.cols()))?;
             Ok(weight)
         });
-        let matrices = self.backend.load_matrices(&mut each)?;
+        let mut loaded = self.backend.load_matrices(&mut each)?.into_iter();
+        let matrices: Vec<B::Matrix> =
+            mapped.into_iter().filter_map(|matrix| matrix.or_else(|| loaded.next())).collect();
         let got = matrices.len();
         let mut linears = Vec::with_capacity(N);
         for (weight, (_, rows, bias)) in matrices.into_iter().zip(layers) {

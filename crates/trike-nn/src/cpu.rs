@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
-use trike_core::Cost;
+use trike_core::{Cost, TileLayout};
 use trike_cpu::{
-    Cpu, CpuOps, DenseMatrix, EditOutcome, KvData, KvView, Lines, Matrix, RopeTable, choose_layout,
-    quantize_head,
+    Cpu, CpuOps, DenseMatrix, EditOutcome, FileRange, KvData, KvView, Lines, Matrix, RopeTable, Tiles,
+    choose_layout, quantize_head,
 };
 use trike_trit::{Edit, TritTensor};
 
@@ -298,6 +298,21 @@ impl Backend for CpuBackend {
             Tensor::Int8(w) => Matrix::Int8(self.cpu.pack_int8(&w)?),
             Tensor::Dense(w) => Matrix::Dense(DenseMatrix::from_tensor(w)),
         })
+    }
+
+    fn load_tiles(&self, tiles: &Tiles<FileRange>) -> Result<Option<Matrix>, NnError> {
+        let wanted = match tiles {
+            Tiles::Int8(_) => true,
+            // Base 3 was chosen on a machine that is fast with it, or for its size.
+            Tiles::Trits(tiles) => match tiles.layout {
+                TileLayout::TwoBit => matches!(self.layout, None | Some(Layout::TwoBit | Layout::Bitmap)),
+                TileLayout::Base3 => match self.layout {
+                    None => self.cpu.isa().has_vbmi(),
+                    Some(layout) => layout == Layout::Base3,
+                },
+            },
+        };
+        Ok(if wanted { Some(self.cpu.map_tiles(tiles)?) } else { None })
     }
 
     fn edit(&self, matrix: &mut Matrix, edits: &[Edit], edited: &TritTensor) -> Result<MatrixEdit, NnError> {

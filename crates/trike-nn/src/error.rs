@@ -78,6 +78,14 @@ pub enum NnError {
         /// The error of the weight source.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// A matrix of a mapped file with invalid contents.
+    #[error("weight `{name}`: {source}")]
+    Tiles {
+        /// The weight's name.
+        name: String,
+        /// The error of the backend.
+        source: Box<NnError>,
+    },
     /// Invalid input of a host kernel.
     #[error(transparent)]
     Cpu(#[from] trike_cpu::CpuError),

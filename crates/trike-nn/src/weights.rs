@@ -3,6 +3,7 @@
 use std::fmt;
 
 use trike_core::Tensor;
+use trike_cpu::{FileRange, Tiles};
 
 use crate::NnError;
 
@@ -127,6 +128,17 @@ pub trait DecoderWeights {
     ///
     /// [`NnError::Load`] when it is missing or cannot be read.
     fn matrix(&mut self, name: WeightName) -> Result<Tensor, NnError>;
+
+    /// A matrix that the source stores in the order of the host kernels, in a mapped file; `None` for every other one. A backend
+    /// that cannot use it gets the [`matrix`](Self::matrix).
+    ///
+    /// # Errors
+    ///
+    /// As [`matrix`](Self::matrix).
+    fn tiles(&mut self, name: WeightName) -> Result<Option<Tiles<FileRange>>, NnError> {
+        let _ = name;
+        Ok(None)
+    }
 
     /// The weights of a norm, or a bias.
     ///

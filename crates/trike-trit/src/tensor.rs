@@ -130,21 +130,46 @@ impl TritTensor {
         scales: Scales,
     ) -> Result<Self, TritError> {
         let expected = check_shape(rows, cols)?;
-        let mut packed = Vec::with_capacity(planes.len());
-        for trits in planes {
-            if trits.len() != expected {
-                return Err(TritError::Length { what: "trits", expected, got: trits.len() });
-            }
-            if let Some(index) = trits.iter().position(|t| !(-1..=1).contains(t)) {
-                return Err(TritError::Value { index, value: trits[index] });
-            }
-            let mut data = TritData::empty(encoding, rows, cols);
-            for row in trits.chunks_exact(cols) {
-                data.push_row(row)?;
-            }
-            packed.push(data);
+        if let Some(trits) = planes.iter().find(|trits| trits.len() != expected) {
+            return Err(TritError::Length { what: "trits", expected, got: trits.len() });
         }
-        Self::new(rows, cols, packed, coupling, scales)
+        Self::from_rows(rows, cols, planes.len(), encoding, coupling, scales, |plane, row, trits| {
+            trits.copy_from_slice(&planes[plane][row * cols..][..cols]);
+        })
+    }
+
+    /// A tensor of `depth` planes from its rows, one at a time: `row(plane, index, trits)` writes numbers -1, 0 and 1.
+    ///
+    /// # Errors
+    ///
+    /// See [`from_trits`](Self::from_trits).
+    pub fn from_rows(
+        rows: usize,
+        cols: usize,
+        depth: usize,
+        encoding: Encoding,
+        coupling: Coupling,
+        scales: Scales,
+        mut row: impl FnMut(usize, usize, &mut [i8]),
+    ) -> Result<Self, TritError> {
+        check_shape(rows, cols)?;
+        if !(1..=MAX_DEPTH).contains(&depth) {
+            return Err(TritError::Depth { got: depth });
+        }
+        let mut trits = vec![0; cols];
+        let mut planes = Vec::with_capacity(depth);
+        for plane in 0..depth {
+            let mut data = TritData::empty(encoding, rows, cols);
+            for index in 0..rows {
+                row(plane, index, &mut trits);
+                if let Some(col) = trits.iter().position(|t| !(-1..=1).contains(t)) {
+                    return Err(TritError::Value { index: index * cols + col, value: trits[col] });
+                }
+                data.push_row(&trits)?;
+            }
+            planes.push(data);
+        }
+        Self::new(rows, cols, planes, coupling, scales)
     }
 
     /// Output features.

@@ -267,6 +267,9 @@ pub(crate) struct ConvertArgs {
     /// Encoding of trits with `--to trike` [default: base3]
     #[arg(long, value_parser = one_of(ENCODINGS))]
     pub(crate) encoding: Option<Encoding>,
+    /// With `--to trike`: matrices in the order in which the CPU kernels read them, mapped at start instead of packed
+    #[arg(long)]
+    pub(crate) packed: bool,
     /// Embedding and output head: as stored, or quantized to int8 in groups of 32 (the only lossy option)
     #[arg(long, default_value = "stored", value_parser = one_of(EMBEDDINGS))]
     pub(crate) embeddings: Embeddings,

@@ -16,6 +16,11 @@ pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<Convert
             "--encoding applies only to `--to trike`; the other formats have a fixed encoding",
         ));
     }
+    if args.packed && args.to != Target::Trike {
+        return Err(conflict(
+            "--packed applies only to `--to trike`; the other formats have a fixed order of weights",
+        ));
+    }
     let int8_embeddings = args.embeddings == Embeddings::Int8;
     if int8_embeddings && args.to == Target::F16 {
         return Err(conflict("`--embeddings int8` cannot be combined with `--to f16`, which stores floats"));
@@ -28,6 +33,7 @@ pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<Convert
     let options = ConvertOptions::new(args.to)
         .with_encoding(args.encoding.unwrap_or(Encoding::Base3))
         .with_int8_embeddings(int8_embeddings)
+        .with_packed(args.packed)
         .with_tokenizer(args.tokenizer.tokenizer.clone());
     let progress = Progress::start(format!("writing {}", args.output.display()), quiet);
     let report = trike::convert(&input, &args.output, &options, &mut |done, total| progress.set(done, total));

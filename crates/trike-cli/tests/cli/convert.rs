@@ -18,6 +18,7 @@ fn conversions_there_and_back_keep_every_value() {
     for encoding in ["planes", "2bit", "base3", "bitmap", "csr"] {
         ways.push((encoding, vec!["trike", "--encoding", encoding]));
     }
+    ways.push(("packed", vec!["trike", "--packed"]));
     for (name, to) in ways {
         let (there, back) = (trike.path(name), trike.path(&format!("{name}.f16")));
         let json = trike.json(&[&["convert", &checkpoint, &there, "--json", "--to"], &to[..]].concat());
@@ -98,6 +99,7 @@ fn an_existing_output_and_paths_that_do_not_fit_are_refused() {
     );
     let error =
         trike.fails(2, &["convert", &model, &trike.path("a.gguf"), "--to", "tq1_0", "--encoding", "csr"]);
+    trike.fails(2, &["convert", &model, &trike.path("a.gguf"), "--to", "tq1_0", "--packed"]);
     assert!(error.contains("--to trike"), "{error}");
     trike.fails(2, &["convert", &model, &trike.path("a"), "--to", "f16", "--embeddings", "int8"]);
     trike.fails(2, &["convert", &model, &trike.path("a"), "--to", "q4_0"]);

@@ -5,9 +5,9 @@ use trike_core::ActivationPrecision;
 use crate::activations::{fixed_point, largest};
 use crate::kernels::{Kernels, with_kernels};
 use crate::line::ROWS;
-use crate::matrix::Spread;
 use crate::piece::Joined;
 use crate::simd::Simd;
+use trike_core::Spread;
 use trike_host::{Isa, Line, Loop, Pool};
 
 /// Four columns as two pairs of i16, the lower column in the lower half.

@@ -2,10 +2,10 @@
 
 use trike_trit::{BLOCK_TRITS, TritTensor};
 
-use super::layout::put_two_bits;
 use super::shares::{Share, for_tiles};
 use crate::error::CpuError;
 use crate::line::{CodeLine, ROWS};
+use trike_core::put_two_bits;
 use trike_host::Line;
 use trike_host::Pool;
 use trike_host::{HostError, Lines};
@@ -188,7 +188,7 @@ fn pack_tile(
         for (block, place) in lines.iter_mut().zip(places) {
             let codes = codes[usize::from(*place) * BLOCK..].as_chunks::<LINE>().0;
             for (line, codes) in block.iter_mut().zip(codes) {
-                put_two_bits(line, r, codes);
+                put_two_bits(&mut line.0, r, codes);
             }
         }
     }

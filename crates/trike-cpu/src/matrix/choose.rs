@@ -1,10 +1,9 @@
 //! Choice of the fastest layout of a tensor.
 
-use trike_core::Layout;
+use trike_core::{Layout, TileLayout, TritShape};
 use trike_trit::{Encoding, Granularity, TritTensor};
 
 use super::blocks::share_present;
-use super::layout::{Fixed, Shape};
 use super::ternary::kept_planes;
 use trike_host::isa::Isa;
 
@@ -58,8 +57,8 @@ pub fn choose_layout(tensor: &TritTensor, isa: Isa) -> Layout {
         Granularity::Group(size) => Some(size),
         Granularity::Tensor | Granularity::Row => None,
     };
-    let lines = |layout| Shape::new(layout, tensor.cols(), group).lines() as f64;
-    let small = lines(Fixed::Base3) <= BASE3_UP_TO * lines(Fixed::TwoBit);
+    let lines = |layout| TritShape::new(layout, tensor.cols(), group).lines() as f64;
+    let small = lines(TileLayout::Base3) <= BASE3_UP_TO * lines(TileLayout::TwoBit);
     let wanted = tensor.encoding() == Encoding::Base3 && isa.has_vbmi();
     let dense = if wanted && small { (Layout::Base3, BASE3_TIME) } else { (Layout::TwoBit, 1.0) };
     let all = tensor.rows() as f64 * tensor.cols() as f64 * tensor.depth() as f64;

@@ -1,9 +1,9 @@
 //! In-place edits of trits.
 
+use trike_core::{TileLayout, TritShape};
 use trike_trit::{Edit, Trit};
 
 use super::blocks::{BLOCK, Blocks, LINE};
-use super::layout::{Fixed, Shape};
 use super::sparse::{EMPTY, NEGATIVE, Sparse, WINDOW};
 use super::ternary::{Store, TernaryMatrix, kept};
 use crate::error::{CpuError, check_range};
@@ -40,7 +40,8 @@ impl TernaryMatrix {
     /// [`Layout::TwoBit`](crate::Layout::TwoBit) and [`Layout::Base3`](crate::Layout::Base3) store every weight of a
     /// packed plane. [`Layout::Sparse`](crate::Layout::Sparse) has slots for the nonzeros of a row and some free ones,
     /// [`Layout::Blocks`](crate::Layout::Blocks) stores the weights of nonzero blocks. In all layouts a plane that is
-    /// not packed cannot get a nonzero, and the last nonzero of a plane cannot be removed.
+    /// not packed cannot get a nonzero, and the last nonzero of a plane cannot be removed. A matrix in the memory of a mapped
+    /// file is not edited in place.
     ///
     /// ```
     /// use trike_cpu::{EditOutcome, Layout, TernaryMatrix};
@@ -67,14 +68,16 @@ impl TernaryMatrix {
             check_range("row of an edit", 0, self.rows - 1, edit.row)?;
             check_range("column of an edit", 0, self.cols - 1, edit.col)?;
         }
-        let packed = kept(self.coupling, &self.nonzeros);
+        let Some(counts) = &self.nonzeros else { return Ok(EditOutcome::NeedsRepack) };
+        let packed = kept(self.coupling, counts);
         let mut undo = Vec::with_capacity(edits.len());
         let made = edits.iter().try_for_each(|edit| {
             let trit = self.put(&packed, edit)?;
             undo.push(Edit { trit, ..*edit });
             Ok::<_, NoPlace>(())
         });
-        if made.is_ok() && kept(self.coupling, &self.nonzeros) == packed {
+        if made.is_ok() && self.nonzeros.as_ref().is_some_and(|counts| kept(self.coupling, counts) == packed)
+        {
             return Ok(EditOutcome::InPlace);
         }
         for edit in undo.iter().rev() {
@@ -99,8 +102,10 @@ impl TernaryMatrix {
             Store::Sparse(sparse) => swap_sparse(sparse, place, edit.trit)?,
             Store::Blocks(blocks) => swap_block(blocks, place, edit.trit)?,
         };
-        let count = &mut self.nonzeros[edit.plane];
-        *count = *count + u64::from(edit.trit != Trit::Z) - u64::from(old != Trit::Z);
+        if let Some(counts) = &mut self.nonzeros {
+            let count = &mut counts[edit.plane];
+            *count = *count + u64::from(edit.trit != Trit::Z) - u64::from(old != Trit::Z);
+        }
         Ok(old)
     }
 }
@@ -121,11 +126,13 @@ fn swap_two_bits(byte: &mut u8, shift: usize, new: Trit) -> Trit {
     old
 }
 
-/// Changes a weight in the lines of one plane of one tile; see [`Shape`] for the layout.
-fn swap_fixed(shape: &Shape, lines: &mut [CodeLine], Place { row, col, .. }: Place, new: Trit) -> Trit {
+/// Changes a weight in the lines of one plane of one tile; see [`TritShape`] for the layout.
+fn swap_fixed(shape: &TritShape, lines: &mut [CodeLine], Place { row, col, .. }: Place, new: Trit) -> Trit {
     match shape.layout() {
-        Fixed::TwoBit => swap_two_bits(&mut lines[col / 16].0[4 * row + col % 4], 2 * (col % 16 / 4), new),
-        Fixed::Base3 => {
+        TileLayout::TwoBit => {
+            swap_two_bits(&mut lines[col / 16].0[4 * row + col % 4], 2 * (col % 16 / 4), new)
+        }
+        TileLayout::Base3 => {
             let span = shape.span();
             let (period, rest) = (col / (5 * span), col % (5 * span));
             let (field, inner) = (rest / span, rest % span);

@@ -1,7 +1,6 @@
 //! Int8 weights with group scales.
 
-use half::f16;
-use trike_core::Int8Tensor;
+use trike_core::{Int8Shape, Int8Tensor, Spread};
 use trike_trit::ScaleValues;
 
 use crate::error::{CpuError, check_len, check_range};
@@ -32,40 +31,13 @@ use trike_host::{Cpu, Lines, Pool};
 /// ```
 #[derive(Clone, Debug)]
 pub struct Int8Matrix {
-    rows: usize,
-    cols: usize,
-    group: usize,
-    /// `[tile][block]`, one stream. A block is a line of scales and the codes of the groups that they belong to: two
-    /// groups with f16 scales, one with f32. A half of a line of codes holds two columns of each row, row after row, as
-    /// i8; every group is padded to whole lines, and the rows to whole tiles.
-    lines: Lines<CodeLine>,
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    pub(super) group: usize,
+    /// `[tile][line]`, one stream; a tile as in [`Int8Shape`], the rows padded to whole tiles.
+    pub(super) lines: Lines<CodeLine>,
     /// Whether the scales are f16.
-    halves: bool,
-}
-
-/// How the columns of int8 weights are padded: every group to whole lines.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Spread {
-    /// Columns of a group; the last group of a row may be shorter.
-    pub(crate) group: usize,
-    /// Columns of a group with padding.
-    pub(crate) padded: usize,
-}
-
-impl Spread {
-    pub(crate) fn new(cols: usize, group: usize) -> Self {
-        // Groups that end with a line need no padding between them: they share activations whatever their size.
-        if group.is_multiple_of(4) || group >= cols {
-            Self { group: 4, padded: 4 }
-        } else {
-            Self { group, padded: group.next_multiple_of(4) }
-        }
-    }
-
-    /// Lines of four columns.
-    pub(crate) fn lines(self, cols: usize) -> usize {
-        (cols / self.group * self.padded + cols % self.group).div_ceil(4)
-    }
+    pub(super) halves: bool,
 }
 
 /// A group of a tile.
@@ -142,18 +114,13 @@ impl Int8Matrix {
     /// Writes the weights of one row; the caller has checked `row` and the length of `out`.
     pub(crate) fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         let (tile, row) = (row / ROWS, row % ROWS);
+        let mut all = vec![0; self.group];
         for (g, out) in out.chunks_mut(self.group).enumerate() {
-            let Int8Group { scales, halves, codes } = self.group_of(tile, g);
-            let scale = if halves {
-                bytemuck::cast_ref::<[u8; 64], [[f16; ROWS]; 2]>(&scales.0)[g % 2][row].to_f32()
-            } else {
-                bytemuck::cast_ref::<[u8; 64], [f32; ROWS]>(&scales.0)[row]
-            };
-            for (line, out) in codes.iter().zip(out.chunks_mut(4)) {
-                for (col, out) in out.iter_mut().enumerate() {
-                    *out = scale * f32::from(line.0[place(row, col)].cast_signed());
-                }
-            }
+            let Int8Group { scales, codes, .. } = self.group_of(tile, g);
+            let (shape, group_codes) = (self.shape(), &mut all[..out.len()]);
+            shape.read_codes(codes.iter().map(|line| &line.0), row, group_codes);
+            let scale = shape.scale(&scales.0, g, row);
+            out.iter_mut().zip(group_codes).for_each(|(out, code)| *out = scale * f32::from(*code));
         }
     }
 
@@ -173,8 +140,8 @@ impl Int8Matrix {
     }
 
     #[inline(always)]
-    fn shape(&self) -> Shape {
-        Shape { cols: self.cols, group: self.group, halves: self.halves }
+    fn shape(&self) -> Int8Shape {
+        Int8Shape { cols: self.cols, group: self.group, halves: self.halves }
     }
 
     /// A group of a tile.
@@ -190,42 +157,6 @@ impl Int8Matrix {
     }
 }
 
-/// Places of the parts of a tile.
-#[derive(Clone, Copy)]
-struct Shape {
-    cols: usize,
-    group: usize,
-    halves: bool,
-}
-
-impl Shape {
-    /// Lines of codes.
-    #[inline(always)]
-    fn code_lines(self) -> usize {
-        Spread::new(self.cols, self.group).lines(self.cols)
-    }
-
-    /// Lines of codes and scales.
-    #[inline(always)]
-    fn lines(self) -> usize {
-        let groups = self.cols.div_ceil(self.group);
-        self.code_lines() + if self.halves { groups.div_ceil(2) } else { groups }
-    }
-
-    /// Of a group, the line of its scales and the first line of its codes.
-    #[inline(always)]
-    fn place(self, group: usize) -> (usize, usize) {
-        let lines = self.group.div_ceil(4);
-        if self.halves {
-            let block = group / 2 * (2 * lines + 1);
-            (block, block + 1 + group % 2 * lines)
-        } else {
-            let block = group * (lines + 1);
-            (block, block + 1)
-        }
-    }
-}
-
 /// [`CpuOps::pack_int8`](crate::CpuOps::pack_int8).
 pub(crate) fn pack_int8(cpu: &Cpu, tensor: &Int8Tensor) -> Result<Int8Matrix, CpuError> {
     from_tensor(tensor, Some(cpu.pool()))
@@ -234,11 +165,6 @@ pub(crate) fn pack_int8(cpu: &Cpu, tensor: &Int8Tensor) -> Result<Int8Matrix, Cp
 fn from_tensor(tensor: &Int8Tensor, pool: Option<&Pool>) -> Result<Int8Matrix, CpuError> {
     let (rows, cols, group) = (tensor.rows(), tensor.cols(), tensor.group());
     Source { rows, cols, group, codes: tensor.codes(), scales: tensor.scales() }.pack(pool)
-}
-
-/// The byte of a column, of four, in a line.
-fn place(row: usize, col: usize) -> usize {
-    32 * (col / 2) + 2 * row + col % 2
 }
 
 /// Checked row-major weights.
@@ -253,55 +179,19 @@ struct Source<'a> {
 impl Source<'_> {
     fn pack(self, pool: Option<&Pool>) -> Result<Int8Matrix, CpuError> {
         let Self { rows, cols, group, codes, scales } = self;
-        let shape = Shape { cols, group, halves: matches!(scales, ScaleValues::F16(_)) };
+        let shape = Int8Shape { cols, group, halves: matches!(scales, ScaleValues::F16(_)) };
         let (tiles, lines, groups) = (rows.div_ceil(ROWS), shape.lines(), cols.div_ceil(group));
         // LM heads are the largest matrices read in every step: in huge pages if available.
         let mut all = Lines::<CodeLine>::zeroed(tiles * lines)?;
         for_tiles(pool, rows * cols, tiles, &mut all, &|tile| tile * lines, |Share { tiles, part }| {
             for (tile, part) in tiles.zip(part.chunks_exact_mut(lines)) {
                 for row in tile * ROWS..rows.min((tile + 1) * ROWS) {
-                    let codes = codes[row * cols..][..cols].chunks(group);
-                    for (g, codes) in codes.enumerate() {
-                        let (scale_line, first) = shape.place(g);
-                        put_scale(&mut part[scale_line], scales, row * groups + g, row % ROWS, g % 2);
-                        let (fours, tail) = codes.as_chunks::<4>();
-                        let mut lines = part[first..].iter_mut();
-                        for (four, line) in fours.iter().zip(&mut lines) {
-                            put(line, row % ROWS, *four);
-                        }
-                        if !tail.is_empty()
-                            && let Some(line) = lines.next()
-                        {
-                            let mut four = [0; 4];
-                            four[..tail.len()].copy_from_slice(tail);
-                            put(line, row % ROWS, four);
-                        }
-                    }
+                    let (tile, codes) = (bytemuck::cast_slice_mut(part), &codes[row * cols..][..cols]);
+                    shape.write_row(tile, row % ROWS, codes, scales, row * groups);
                 }
             }
             Ok(())
         })?;
         Ok(Int8Matrix { rows, cols, group, lines: all, halves: shape.halves })
-    }
-}
-
-/// Writes the scale of a row; `odd` is 1 for odd groups.
-fn put_scale(line: &mut CodeLine, scales: &ScaleValues, index: usize, row: usize, odd: usize) {
-    match scales {
-        ScaleValues::F16(scales) => {
-            bytemuck::cast_mut::<[u8; 64], [[f16; ROWS]; 2]>(&mut line.0)[odd][row] = scales[index];
-        }
-        ScaleValues::F32(scales) => {
-            bytemuck::cast_mut::<[u8; 64], [f32; ROWS]>(&mut line.0)[row] = scales[index];
-        }
-    }
-}
-
-/// Writes four columns of a row.
-fn put(line: &mut CodeLine, row: usize, four: [i8; 4]) {
-    for half in 0..2 {
-        let at = place(row, 2 * half);
-        line.0[at] = four[2 * half].cast_unsigned();
-        line.0[at + 1] = four[2 * half + 1].cast_unsigned();
     }
 }

@@ -5,25 +5,31 @@ mod choose;
 mod dense;
 mod edit;
 mod int8;
-pub(crate) mod layout;
 mod shares;
 pub(crate) mod sparse;
 mod ternary;
+mod tiles;
 
 pub use choose::choose_layout;
 pub use dense::DenseMatrix;
 pub use edit::EditOutcome;
 pub use int8::Int8Matrix;
-pub(crate) use int8::{Spread, pack_int8};
+pub(crate) use int8::pack_int8;
 pub(crate) use ternary::Groups;
 pub(crate) use ternary::pack;
 pub use ternary::{MAX_COLS, TernaryMatrix};
+pub(crate) use tiles::map_tiles;
 
 use trike_core::DenseData;
 use trike_host::Isa;
 
 use crate::kernels::{FloatKernels, with_float_kernels};
 use crate::line::{ROWS, TILE};
+
+/// Maximum columns per integer sum of a long unit: a multiple of the steps of the layouts and panels.
+///
+/// With six folded planes and activations of -128 the sum stays below `364 * 128 * 16320 < 2^30`.
+pub(crate) const LONG: usize = 16_320;
 
 /// A weight matrix for [`CpuOps::linear`](crate::CpuOps::linear): `rows x cols`, out by in.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@ use trike_trit::TritTensor;
 
 use crate::error::CpuError;
 use crate::line::{CodeLine, ROWS, TableLine};
-use crate::matrix::layout::LONG;
+use crate::matrix::LONG;
 use crate::matrix::shares::{Share, for_tiles};
 use trike_host::Line;
 use trike_host::Pool;

@@ -9,12 +9,11 @@ use crate::error::{CpuError, check_range};
 use crate::kernels::{Kernels, with_kernels};
 use crate::line::{CodeLine, FloatLine, ROWS};
 use crate::matrix::blocks::Blocks;
-use crate::matrix::layout::{Fixed, Shape};
 use crate::matrix::shares::{Share, for_tiles};
 use crate::matrix::sparse::Sparse;
 use crate::rotate::Rotate;
 use crate::simd::Simd;
-use trike_core::Layout;
+use trike_core::{Layout, TileLayout, TritShape};
 use trike_host::Lines;
 use trike_host::isa::Scalar;
 use trike_host::{Cpu, Pool};
@@ -64,22 +63,24 @@ pub struct TernaryMatrix {
     pub(super) rows: usize,
     pub(super) cols: usize,
     pub(super) coupling: Coupling,
-    /// Nonzeros of each plane of the tensor.
-    pub(super) nonzeros: Vec<u64>,
+    /// Planes of the tensor.
+    pub(super) depth: usize,
+    /// Nonzeros of each of them; `None` if they were not counted, and every plane is stored.
+    pub(super) nonzeros: Option<Vec<u64>>,
     /// Sets of planes with independent scales, without all-zero ones.
     pub(super) sets: usize,
     /// Tied planes of a set, from the first to the last nonzero one.
     pub(super) planes: usize,
     /// Omitted tied planes before them: the scale of the first is `3^-skipped` of that of the set.
-    skipped: usize,
-    group: Option<GroupSize>,
+    pub(super) skipped: usize,
+    pub(super) group: Option<GroupSize>,
     /// Padding of the columns and line layout.
-    pub(super) shape: Shape,
+    pub(super) shape: TritShape,
     pub(super) store: Store,
-    scales: Shared,
-    means: Option<Shared>,
+    pub(super) scales: Shared,
+    pub(super) means: Option<Shared>,
     /// The rotation of the inputs.
-    rotation: Option<Hadamard>,
+    pub(super) rotation: Option<Hadamard>,
 }
 
 /// Storage of the weights.
@@ -93,18 +94,35 @@ pub(super) enum Store {
 
 /// Scales or means: one per set, or one per row of each tile, set and group.
 #[derive(Clone, Debug)]
-enum Shared {
+pub(super) enum Shared {
     Tensor(Vec<f32>),
-    F16(Vec<[f16; ROWS]>),
-    F32(Vec<[f32; ROWS]>),
+    F16(Lines<[f16; ROWS]>),
+    F32(Lines<[f32; ROWS]>),
 }
 
 impl Shared {
     fn bytes(&self) -> usize {
         match self {
             Self::Tensor(v) => size_of_val(v.as_slice()),
-            Self::F16(v) => size_of_val(v.as_slice()),
-            Self::F32(v) => size_of_val(v.as_slice()),
+            Self::F16(v) => size_of_val::<[_]>(v),
+            Self::F32(v) => size_of_val::<[_]>(v),
+        }
+    }
+
+    /// The first infinity or NaN, with its index.
+    pub(super) fn first_non_finite(&self) -> Option<(usize, f32)> {
+        match self {
+            Self::Tensor(v) => v.iter().copied().enumerate().find(|(_, v)| !v.is_finite()),
+            Self::F16(v) => {
+                // The largest exponent is that of infinities and NaNs.
+                let tile = |tile: &[f16; ROWS]| {
+                    tile.iter().fold(0, |most, v| most.max(v.to_bits() & 0x7C00)) == 0x7C00
+                };
+                let tile_index = v.iter().position(tile)?;
+                let row = v[tile_index].iter().position(|v| !v.is_finite())?;
+                Some((tile_index * ROWS + row, v[tile_index][row].to_f32()))
+            }
+            Self::F32(v) => v.as_flattened().iter().copied().enumerate().find(|(_, v)| !v.is_finite()),
         }
     }
 
@@ -191,14 +209,14 @@ impl TernaryMatrix {
             Granularity::Group(size) => Some(size),
             Granularity::Tensor | Granularity::Row => None,
         };
-        let nonzeros = nonzeros(tensor);
-        let kept = kept(coupling, &nonzeros);
+        let counts = nonzeros(tensor);
+        let kept = kept(coupling, &counts);
         let (sets, planes, skipped) = match (coupling, kept.first()) {
             (Coupling::Tied, Some(&first)) => (1, kept.len(), first),
             (Coupling::Tied, None) | (Coupling::Free, _) => (kept.len(), 1, 0),
         };
-        let fixed = if layout == Layout::Base3 { Fixed::Base3 } else { Fixed::TwoBit };
-        let shape = Shape::new(fixed, cols, group);
+        let fixed = if layout == Layout::Base3 { TileLayout::Base3 } else { TileLayout::TwoBit };
+        let shape = TritShape::new(fixed, cols, group);
         let halves = matches!(scales.values(), trike_trit::ScaleValues::F16(_));
         // Scales of tied planes are derived; plane 0 has the stored ones.
         let stored = |set: usize| if skipped + planes > 1 { 0 } else { kept[set] };
@@ -224,7 +242,8 @@ impl TernaryMatrix {
             rows,
             cols,
             coupling,
-            nonzeros,
+            depth: tensor.depth(),
+            nonzeros: Some(counts),
             sets,
             planes,
             skipped,
@@ -249,7 +268,7 @@ impl TernaryMatrix {
 
     /// Planes of the tensor, 1 to 6, including all-zero ones.
     pub fn depth(&self) -> usize {
-        self.nonzeros.len()
+        self.depth
     }
 
     /// Columns per scale; `None` if a whole row shares one.
@@ -267,8 +286,8 @@ impl TernaryMatrix {
         match (&self.store, self.shape.layout()) {
             (Store::Sparse(_), _) => Layout::Sparse,
             (Store::Blocks(_), _) => Layout::Blocks,
-            (Store::Fixed(_), Fixed::TwoBit) => Layout::TwoBit,
-            (Store::Fixed(_), Fixed::Base3) => Layout::Base3,
+            (Store::Fixed(_), TileLayout::TwoBit) => Layout::TwoBit,
+            (Store::Fixed(_), TileLayout::Base3) => Layout::Base3,
         }
     }
 
@@ -299,7 +318,7 @@ impl TernaryMatrix {
         }
     }
 
-    pub(crate) fn shape(&self) -> &Shape {
+    pub(crate) fn shape(&self) -> &TritShape {
         &self.shape
     }
 
@@ -402,7 +421,9 @@ impl TernaryMatrix {
                 let divisor = 3f32.powi((self.skipped + plane) as i32);
                 let index = self.plane_index(tile, set, plane);
                 match &self.store {
-                    Store::Fixed(_) => self.shape.read_row(self.tile(tile, set, plane), r, &mut codes),
+                    Store::Fixed(_) => {
+                        self.shape.read_row(bytemuck::cast_slice(self.tile(tile, set, plane)), r, &mut codes);
+                    }
                     Store::Sparse(sparse) => sparse.read_row(index, r, &mut codes),
                     Store::Blocks(blocks) => blocks.read_row(index, r, &mut codes),
                 }
@@ -455,7 +476,7 @@ pub(super) fn kept(coupling: Coupling, nonzeros: &[u64]) -> Vec<usize> {
 fn pack_lines(
     tensor: &TritTensor,
     planes: &[usize],
-    shape: &Shape,
+    shape: &TritShape,
     pool: Option<&Pool>,
 ) -> Result<Lines<CodeLine>, CpuError> {
     let (rows, cols, per_tile) = (tensor.rows(), tensor.cols(), planes.len() * shape.lines());
@@ -478,7 +499,7 @@ fn pack_lines(
                     codes.fill(1);
                 }
             }
-            shape.pack(&codes, lines);
+            shape.pack(&codes, bytemuck::cast_slice_mut(lines));
         }
         Ok(())
     })?;
@@ -497,17 +518,27 @@ fn shared(
         return Ok(Shared::Tensor(values?));
     }
     let (rows, groups) = (tensor.rows(), tensor.groups_per_row());
-    let mut all = vec![[0.0; ROWS]; rows.div_ceil(ROWS) * sets * groups];
-    for row in 0..rows {
-        for set in 0..sets {
-            for group in 0..groups {
-                all[(row / ROWS * sets + set) * groups + group][row % ROWS] = value(set, row, group)?;
+    let tiles = rows.div_ceil(ROWS) * sets * groups;
+    let each = |put: &mut dyn FnMut(usize, usize, f32)| -> Result<(), CpuError> {
+        for row in 0..rows {
+            for set in 0..sets {
+                for group in 0..groups {
+                    let index = (row / ROWS * sets + set) * groups + group;
+                    put(index, row % ROWS, value(set, row, group)?);
+                }
             }
         }
-    }
+        Ok(())
+    };
     if halves {
+        let mut all = Lines::zeroed(tiles)?;
+        let places: &mut [[f16; ROWS]] = &mut all;
         // The values were f16, so this is exact.
-        return Ok(Shared::F16(all.iter().map(|tile| tile.map(f16::from_f32)).collect()));
+        each(&mut |index, row, value| places[index][row] = f16::from_f32(value))?;
+        return Ok(Shared::F16(all));
     }
+    let mut all = Lines::zeroed(tiles)?;
+    let places: &mut [[f32; ROWS]] = &mut all;
+    each(&mut |index, row, value| places[index][row] = value)?;
     Ok(Shared::F32(all))
 }

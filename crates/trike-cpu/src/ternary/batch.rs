@@ -5,10 +5,11 @@
 use super::{Units, add_means, bias};
 use crate::activations::{Activations, Panel};
 use crate::line::{CodeLine, FloatLine, ROWS};
+use crate::matrix::LONG;
 use crate::matrix::TernaryMatrix;
-use crate::matrix::layout::{Fixed, LONG};
 use crate::piece::Piece;
 use crate::simd::{Simd, takes};
+use trike_core::TileLayout;
 use trike_host::Line;
 use trike_host::Loop;
 
@@ -44,7 +45,7 @@ impl<'a, 'p, K: Simd> Batch<'a, 'p, K> {
             && K::TILES == 2
             && m.planes() == 1
             && m.sparse().is_none()
-            && m.shape().layout() == Fixed::TwoBit
+            && m.shape().layout() == TileLayout::TwoBit
             && (units.cols == LONG || x.rows() <= GROUPED_ROWS)
     }
 }

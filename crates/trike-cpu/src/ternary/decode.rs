@@ -4,11 +4,12 @@ use super::permutes::{PermuteLoop, Permutes};
 use super::{Ahead, TernaryKernels, Units, Unpack, bias, products, sparse};
 use crate::activations::Activations;
 use crate::line::{CodeLine, IntLine, ROWS, TableLine};
-use crate::matrix::layout::{Fixed, LONG};
+use crate::matrix::LONG;
 use crate::matrix::sparse::Sparse;
 use crate::matrix::{Groups, TernaryMatrix};
 use crate::piece::Piece;
 use crate::simd::Simd;
+use trike_core::TileLayout;
 use trike_host::Line;
 use trike_host::Loop;
 
@@ -36,8 +37,8 @@ pub(super) fn piece<K: TernaryKernels>(
 fn rows<K: TernaryKernels, const T: usize>(k: K, job: Job<'_, '_>) {
     match (job.m.sparse(), job.m.shape().layout()) {
         (Some(sparse), _) => k.run_permuting(Sparsely::<T> { job, sparse }),
-        (None, Fixed::TwoBit) => k.run(TwoBits::<K, T> { k, job }),
-        (None, Fixed::Base3) => k.run_permuting(Base3::<T> { job }),
+        (None, TileLayout::TwoBit) => k.run(TwoBits::<K, T> { k, job }),
+        (None, TileLayout::Base3) => k.run_permuting(Base3::<T> { job }),
     }
 }
 

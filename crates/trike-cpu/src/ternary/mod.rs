@@ -38,10 +38,11 @@ use trike_core::ActivationPrecision;
 use crate::activations::Activations;
 use crate::kernels::with_kernels;
 use crate::line::{CodeLine, FloatLine};
+use crate::matrix::LONG;
 use crate::matrix::TernaryMatrix;
-use crate::matrix::layout::{Fixed, LONG, Shape};
 use crate::piece::Piece;
 use crate::simd::Simd;
+use trike_core::{TileLayout, TritShape};
 use trike_host::Isa;
 
 use permutes::{PermuteLoop, Permutes, RunPermuting};
@@ -150,7 +151,7 @@ fn add_means<S: Simd>(s: S, x: &Activations, units: Units, means: &[FloatLine], 
 /// Unpacks columns `start..end` of one plane of one tile into lines of four columns; planes after the first of a run
 /// are folded in. `start` and `end` are multiples of the layout's period, or the end of its padding.
 struct Unpack<'a> {
-    shape: &'a Shape,
+    shape: &'a TritShape,
     lines: &'a [CodeLine],
     /// Distance in bytes to the next lines to unpack, for prefetching.
     ahead: usize,
@@ -161,7 +162,7 @@ struct Unpack<'a> {
 
 impl<'a> Unpack<'a> {
     fn new(
-        shape: &'a Shape,
+        shape: &'a TritShape,
         lines: &'a [CodeLine],
         (start, end): (usize, usize),
         ahead: usize,
@@ -175,8 +176,8 @@ impl<'a> Unpack<'a> {
     #[inline(always)]
     fn unpack<K: RunPermuting>(self, k: K) {
         match self.shape.layout() {
-            Fixed::TwoBit => self.two_bit(k),
-            Fixed::Base3 => k.run_permuting(self),
+            TileLayout::TwoBit => self.two_bit(k),
+            TileLayout::Base3 => k.run_permuting(self),
         }
     }
 

@@ -4,6 +4,7 @@ use std::{collections::HashMap, path::Path};
 
 use safetensors::{Dtype, tensor::TensorInfo as Entry};
 use serde_json::{Map, Value};
+use trike_host::FileRange;
 
 use crate::{
     FormatError,
@@ -15,7 +16,7 @@ use crate::{
 /// The largest real headers have about 100,000 tensors of 110 bytes each. Parsing may take 16 times the header size in memory.
 const MAX_HEADER_BYTES: usize = 16 << 20;
 /// Bytes of the header length at the start of the file.
-const PREFIX: usize = 8;
+pub(super) const PREFIX: usize = 8;
 
 /// A mapped safetensors file; all tensors are inside the file and do not overlap.
 #[derive(Debug)]
@@ -119,6 +120,11 @@ impl Container {
     /// The bytes of a tensor of this file.
     pub(crate) fn bytes(&self, slot: &Slot) -> &[u8] {
         &self.map[slot.start..slot.start + slot.len]
+    }
+
+    /// The bytes of a tensor of this file, which outlive it.
+    pub(crate) fn range(&self, slot: &Slot) -> Option<FileRange> {
+        self.map.range(slot.start..slot.start + slot.len)
     }
 
     /// [`MappedFile::release`] for a tensor that has been copied.

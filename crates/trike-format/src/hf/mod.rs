@@ -20,6 +20,8 @@ use packed::Packed;
 use safetensors::Dtype;
 use scheme::Scheme;
 use serde_json::Value;
+use trike_core::Tiles;
+use trike_host::FileRange;
 pub use writer::HfDirWriter;
 
 use crate::{
@@ -174,6 +176,27 @@ impl HfDir {
     pub fn is_online_ternary(&self, name: &str) -> bool {
         let matrix = self.info(name).is_some_and(|info| info.shape.len() == 2);
         matrix && self.bitnet.as_ref().is_some_and(|bitnet| bitnet.is_online_ternary(name))
+    }
+
+    /// A tensor in the order of the host kernels, without a copy: the parts are mapped as long as they are used. Only the lengths
+    /// are checked; whoever computes with the tiles validates codes and scales. `None` for a tensor in another order.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::MissingTensor`].
+    pub fn tiles(&self, name: &str) -> Result<Option<Tiles<FileRange>>, FormatError> {
+        let missing = || Place { path: &self.path, tensor: name }.missing();
+        if cfg!(target_endian = "big") {
+            // Files are little-endian.
+            return Ok(None);
+        }
+        let Stored::Packed(description, parts) = &self.entries.get(name).ok_or_else(missing)?.stored else {
+            return Ok(None);
+        };
+        Ok(description.tiles(|suffix| {
+            let (_, file, slot) = parts.iter().find(|(s, ..)| *s == suffix)?;
+            self.containers[*file].range(slot)
+        }))
     }
 
     /// The path of a file of the directory, such as `tokenizer.json`; `None` if it does not exist.

@@ -6,7 +6,7 @@ use std::{
     path::PathBuf,
 };
 
-use super::{HfDir, Stored, packed::Packed, parts};
+use super::{HfDir, Stored, parts};
 use crate::{FormatError, Tensor, TensorSource, error::Place, spill::io_error};
 
 impl HfDir {
@@ -23,7 +23,7 @@ impl HfDir {
         let Stored::Packed(description, stored) = &entry.stored else {
             return Err(FormatError::NotPacked { path: self.path().to_owned(), tensor: name.to_owned() });
         };
-        if Packed::of(tensor).as_ref() != Some(description) {
+        if description.like(tensor).as_ref() != Some(description) {
             return Err(FormatError::Write {
                 path: self.path().to_owned(),
                 what: format!("`{name}`"),
@@ -32,7 +32,7 @@ impl HfDir {
             });
         }
         let mut changes: Vec<(PathBuf, u64, Vec<u8>)> = Vec::new();
-        for (suffix, _, _, new) in parts::pack(tensor) {
+        for (suffix, _, _, new) in parts::pack(place, description, tensor)? {
             let found = stored.iter().find(|(s, ..)| *s == suffix);
             let Some((_, file, slot)) = found.filter(|(_, _, slot)| slot.len == new.len()) else {
                 return Err(FormatError::PackedSize {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
+use trike_core::{Int8Tiles, LINE_BYTES, TILE_ROWS, TileLayout, Tiles, TritTiles};
 use trike_trit::{Coupling, Encoding, Granularity, Hadamard, MAX_DEPTH, ScaleValues};
 
 use super::container::{Container, Slot};
@@ -18,6 +19,8 @@ use crate::{
 pub(crate) const VERSION: u64 = 1;
 /// Version of a description with rotated tensors.
 pub(crate) const ROTATED: u64 = 2;
+/// Version of a description with tiled tensors.
+pub(crate) const TILED: u64 = 3;
 
 /// The description of a packed tensor in `quantization_config`.
 #[derive(Clone, Debug, PartialEq)]
@@ -32,9 +35,13 @@ pub(crate) struct Packed {
 pub(super) enum Form {
     Int8 {
         group: usize,
+        /// Whether codes and scales are one stream of tiles.
+        tiled: bool,
     },
     Trits {
         encoding: Encoding,
+        /// The line layout of tiles, if the trits are in tiles; they still load in `encoding`.
+        tiles: Option<TileLayout>,
         depth: usize,
         coupling: Coupling,
         granularity: Granularity,
@@ -58,7 +65,11 @@ impl Packed {
             if group == 0 || group > cols {
                 return Err(place.layout(format!("a group of 1 to {cols}"), group.to_string()));
             }
-            Form::Int8 { group }
+            let tiled = match fields.get("tiles") {
+                Value::Null => false,
+                _ => fields.one_of("tiles", &[("int8", true)])?,
+            };
+            Form::Int8 { group, tiled }
         } else {
             let depth = fields.number("depth")?;
             if !(1..=MAX_DEPTH).contains(&depth) {
@@ -69,9 +80,14 @@ impl Packed {
                 Value::Null => None,
                 _ => Some(fields.rotation(cols)?),
             };
+            let tiles = match fields.get("tiles") {
+                Value::Null => None,
+                _ => Some(fields.one_of("tiles", &TILE_LAYOUTS)?),
+            };
             Form::Trits {
                 rotation,
                 encoding: fields.parse("encoding")?,
+                tiles,
                 depth,
                 coupling: fields.parse("coupling")?,
                 granularity: fields.parse("granularity")?,
@@ -87,11 +103,13 @@ impl Packed {
         match tensor {
             Tensor::Dense(_) => None,
             Tensor::Int8(t) => {
-                Some(Self { rows, cols, form: Form::Int8 { group: t.group() }, scales: dtype_of(t.scales()) })
+                let form = Form::Int8 { group: t.group(), tiled: false };
+                Some(Self { rows, cols, form, scales: dtype_of(t.scales()) })
             }
             Tensor::Ternary(t) => {
                 let form = Form::Trits {
                     encoding: t.encoding(),
+                    tiles: None,
                     depth: t.depth(),
                     coupling: t.coupling(),
                     granularity: t.scales().granularity(),
@@ -103,15 +121,77 @@ impl Packed {
         }
     }
 
+    /// The description of a tensor in tiles, trits in lines of `layout`; `None` for a dense tensor.
+    pub(crate) fn tiled(tensor: &Tensor, layout: TileLayout) -> Option<Self> {
+        let mut packed = Self::of(tensor)?;
+        match &mut packed.form {
+            Form::Int8 { tiled, .. } => *tiled = true,
+            Form::Trits { tiles, .. } => *tiles = Some(layout),
+        }
+        Some(packed)
+    }
+
+    /// The description of another tensor in the same order of weights; `None` for a dense tensor.
+    pub(crate) fn like(&self, tensor: &Tensor) -> Option<Self> {
+        match self.form {
+            Form::Int8 { tiled: true, .. } => Self::tiled(tensor, TileLayout::TwoBit),
+            Form::Trits { tiles: Some(layout), .. } => Self::tiled(tensor, layout),
+            _ => Self::of(tensor),
+        }
+    }
+
+    /// Whether the weights are in tiles.
+    pub(crate) fn is_tiled(&self) -> bool {
+        matches!(self.form, Form::Int8 { tiled: true, .. } | Form::Trits { tiles: Some(_), .. })
+    }
+
+    /// The tiles, with the given bytes of each part; `None` if the tensor is not in tiles or a part is missing.
+    pub(crate) fn tiles<B>(&self, mut part: impl FnMut(&str) -> Option<B>) -> Option<Tiles<B>> {
+        let (rows, cols, half_scales) = (self.rows, self.cols, self.scales == Dtype::F16);
+        match self.form {
+            Form::Int8 { group, tiled: true } => {
+                Some(Tiles::Int8(Int8Tiles { rows, cols, group, half_scales, lines: part(".tiles")? }))
+            }
+            Form::Trits { tiles: Some(layout), depth, coupling, granularity, means, rotation, .. } => {
+                let means = match means {
+                    Some(dtype) => Some((part(".means")?, dtype == Dtype::F16)),
+                    None => None,
+                };
+                Some(Tiles::Trits(TritTiles {
+                    rows,
+                    cols,
+                    layout,
+                    depth,
+                    coupling,
+                    granularity,
+                    rotation,
+                    codes: part(".tiles")?,
+                    scales: part(".scales")?,
+                    half_scales,
+                    means,
+                }))
+            }
+            _ => None,
+        }
+    }
+
     /// The entry of `quantization_config.tensors`.
     pub(crate) fn to_json(&self) -> Value {
         let mut entry = json!({ "shape": [self.rows, self.cols], "scale_dtype": self.scales.to_string() });
         match &self.form {
-            Form::Int8 { group } => {
+            Form::Int8 { group, tiled } => {
                 entry["encoding"] = "int8".into();
                 entry["group"] = (*group).into();
+                if *tiled {
+                    entry["tiles"] = "int8".into();
+                }
             }
-            Form::Trits { encoding, depth, coupling, granularity, means, rotation } => {
+            Form::Trits { encoding, tiles, depth, coupling, granularity, means, rotation } => {
+                if let Some((name, _)) =
+                    TILE_LAYOUTS.iter().find(|(_, layout)| Some(layout) == tiles.as_ref())
+                {
+                    entry["tiles"] = (*name).into();
+                }
                 if let Some(rotation) = rotation {
                     entry["rotation"] = rotation.block().into();
                 }
@@ -129,7 +209,7 @@ impl Packed {
 
     pub(crate) fn kind(&self) -> StoredType {
         match self.form {
-            Form::Int8 { group } => StoredType::Int8 { group },
+            Form::Int8 { group, .. } => StoredType::Int8 { group },
             Form::Trits { encoding, depth, coupling, .. } => StoredType::Trits { encoding, depth, coupling },
         }
     }
@@ -137,12 +217,15 @@ impl Packed {
     /// The stored parts; `None` if a size overflows.
     pub(crate) fn parts(&self) -> Option<Vec<Part>> {
         let (rows, cols) = (self.rows, self.cols);
+        if let Some(tiles) = self.tiles(|_| Some(())) {
+            return self.tiled_parts(&tiles);
+        }
         match &self.form {
-            Form::Int8 { group } => Some(vec![
+            Form::Int8 { group, .. } => Some(vec![
                 (".int8", Dtype::I8, Some(vec![rows, cols])),
                 (".scales", self.scales, Some(vec![rows, cols.div_ceil(*group)])),
             ]),
-            Form::Trits { encoding, depth, coupling, granularity, means, rotation } => {
+            Form::Trits { encoding, depth, coupling, granularity, means, rotation, .. } => {
                 let depth = *depth;
                 // Another name, so that a reader that looks only at the part names does not mistake them for unrotated trits.
                 let name = if rotation.is_some() { ".rotated" } else { ".trits" };
@@ -177,6 +260,34 @@ impl Packed {
         }
     }
 }
+
+impl Packed {
+    /// The stored parts of a tensor in tiles: a line of 64 bytes is a row of `.tiles`.
+    fn tiled_parts(&self, tiles: &Tiles<()>) -> Option<Vec<Part>> {
+        let lines = |bytes: usize| (".tiles", Dtype::U8, Some(vec![bytes / LINE_BYTES, LINE_BYTES]));
+        match tiles {
+            Tiles::Int8(tiles) => Some(vec![lines(tiles.bytes()?)]),
+            Tiles::Trits(tiles) => {
+                let [codes, ..] = tiles.part_bytes()?;
+                let groups = tiles.granularity.groups_per_row(self.cols);
+                let numbers = |sets: usize| match tiles.granularity {
+                    Granularity::Tensor => vec![sets],
+                    Granularity::Row | Granularity::Group(_) => {
+                        vec![self.rows.div_ceil(TILE_ROWS), sets, groups, TILE_ROWS]
+                    }
+                };
+                let mut parts = vec![lines(codes), (".scales", self.scales, Some(numbers(tiles.sets())))];
+                if let Form::Trits { means: Some(means), .. } = &self.form {
+                    parts.push((".means", *means, Some(numbers(1))));
+                }
+                Some(parts)
+            }
+        }
+    }
+}
+
+/// Names of line layouts.
+const TILE_LAYOUTS: [(&str, TileLayout); 2] = [("two-bit", TileLayout::TwoBit), ("base3", TileLayout::Base3)];
 
 fn dtype_of(values: &ScaleValues) -> Dtype {
     match values {
@@ -238,6 +349,16 @@ impl Fields<'_> {
         number.ok_or_else(|| self.wrong(key, "a count"))
     }
 
+    /// A name out of a list; an unknown one may be from a newer version.
+    fn one_of<T: Copy>(&self, key: &str, names: &[(&str, T)]) -> Result<T, FormatError> {
+        let name = self.text(key)?;
+        names.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
+            let known: Vec<&str> = names.iter().map(|(known, _)| *known).collect();
+            let remedy = format!("expected {}: use a newer version of Trike", known.join(" or "));
+            self.place.unsupported(format!("`{key}` {name:?}"), remedy)
+        })
+    }
+
     fn rotation(&self, cols: usize) -> Result<Hadamard, FormatError> {
         let block = self.number("rotation")?;
         let rotation = Hadamard::new(block).ok().filter(|_| cols.is_multiple_of(block));
@@ -279,7 +400,7 @@ impl Fields<'_> {
 /// Reads Trike's `quantization_config`: the packed tensors by name.
 pub(crate) fn descriptions(path: &Path, quantization: &Value) -> Result<Vec<(String, Packed)>, FormatError> {
     let version = quantization.get("version").unwrap_or(&Value::Null);
-    if !version.as_u64().is_some_and(|v| [VERSION, ROTATED].contains(&v)) {
+    if !version.as_u64().is_some_and(|v| (VERSION..=TILED).contains(&v)) {
         let name = format!("trike packing version {version}");
         return Err(unsupported(path, name, "use a newer version of Trike"));
     }

@@ -1,7 +1,8 @@
 //! Conversion of packed tensors from and to the bytes of their parts.
 
 use safetensors::Dtype;
-use trike_trit::{Encoding, ScaleValues, Scales, TritData, TritTensor};
+use trike_core::{Int8Tiles, Tiles, TritTiles};
+use trike_trit::{Encoding, ScaleValues, Scales, TritData, TritError, TritTensor};
 
 use super::packed::{Form, Packed, Part, missing_part};
 use crate::{
@@ -17,15 +18,18 @@ impl Packed {
         place: Place<'_>,
         part: impl Fn(&str) -> Option<&'a [u8]>,
     ) -> Result<Tensor, FormatError> {
+        if let Some(tiles) = self.tiles(&part) {
+            return self.load_tiles(place, &tiles);
+        }
         let part = |suffix: &str| part(suffix).ok_or_else(|| missing_part(place, suffix));
         let scales = scale_values(self.scales, part(".scales")?);
         match &self.form {
-            Form::Int8 { group } => {
+            Form::Int8 { group, .. } => {
                 let codes = bytemuck::cast_slice::<u8, i8>(part(".int8")?).to_vec();
                 let tensor = Int8Tensor::new(self.rows, self.cols, *group, codes, scales);
                 tensor.map(Tensor::Int8).map_err(|e| place.tensor_error(&e))
             }
-            Form::Trits { encoding, depth, coupling, granularity, means, rotation } => {
+            Form::Trits { encoding, depth, coupling, granularity, means, rotation, .. } => {
                 let means = match means {
                     Some(dtype) => Some(scale_values(*dtype, part(".means")?)),
                     None => None,
@@ -58,6 +62,21 @@ impl Packed {
                 let tensor = TritTensor::new(self.rows, self.cols, planes, *coupling, scales);
                 let tensor = tensor.and_then(|tensor| tensor.with_rotation(*rotation));
                 tensor.map(Tensor::Ternary).map_err(|e| place.trits(e))
+            }
+        }
+    }
+}
+
+impl Packed {
+    /// The tensor of tiles.
+    fn load_tiles(&self, place: Place<'_>, tiles: &Tiles<&[u8]>) -> Result<Tensor, FormatError> {
+        match (tiles, &self.form) {
+            (Tiles::Trits(tiles), Form::Trits { encoding, .. }) => {
+                tiles.to_tensor(*encoding).map(Tensor::Ternary).map_err(|e| place.trits(e))
+            }
+            (Tiles::Trits(_), Form::Int8 { .. }) => Err(missing_part(place, ".int8")),
+            (Tiles::Int8(tiles), _) => {
+                tiles.to_tensor().map(Tensor::Int8).map_err(|e| place.tensor_error(&e))
             }
         }
     }
@@ -131,21 +150,45 @@ fn no_rest<T>(place: Place<'_>, rest: &[T], planes: Vec<TritData>) -> Result<Vec
     Err(place.layout("nothing after the last plane", format!("{} more elements", rest.len())))
 }
 
-/// The bytes of each stored part of a tensor, in the order of [`Packed::parts`], with the shape of each.
-pub(crate) fn pack(tensor: &Tensor) -> Vec<(&'static str, Dtype, Vec<usize>, Vec<u8>)> {
-    let Some(parts) = Packed::of(tensor).and_then(|packed| packed.parts()) else { return Vec::new() };
-    let content = |suffix| match tensor {
+/// A part of a tensor to write: name suffix, type, shape and bytes.
+pub(crate) type Content = (&'static str, Dtype, Vec<usize>, Vec<u8>);
+
+/// The stored parts of a tensor that `packed` describes, in the order of [`Packed::parts`].
+pub(crate) fn pack(place: Place<'_>, packed: &Packed, tensor: &Tensor) -> Result<Vec<Content>, FormatError> {
+    let parts = packed.parts().ok_or_else(|| place.layout("an addressable tensor", "sizes that overflow"))?;
+    let contents = match tile(packed, tensor).map_err(|e| place.trits(e))? {
+        Some(Tiles::Int8(tiles)) => vec![tiles.lines],
+        Some(Tiles::Trits(tiles)) => {
+            [tiles.codes, tiles.scales].into_iter().chain(tiles.means.map(|(bytes, _)| bytes)).collect()
+        }
+        None => parts.iter().map(|(suffix, ..)| content(tensor, suffix)).collect(),
+    };
+    let part = |((suffix, dtype, shape), bytes): (Part, Vec<u8>)| {
+        let shape = shape.unwrap_or_else(|| vec![bytes.len()]);
+        (suffix, dtype, shape, bytes)
+    };
+    Ok(parts.into_iter().zip(contents).map(part).collect())
+}
+
+/// The bytes of a part of a tensor that is not in tiles.
+fn content(tensor: &Tensor, suffix: &str) -> Vec<u8> {
+    match tensor {
         Tensor::Ternary(t) => trit_part(t, suffix),
         Tensor::Int8(t) if suffix == ".int8" => bytemuck::cast_slice(t.codes()).to_vec(),
         Tensor::Int8(t) => scale_bytes(t.scales()),
         Tensor::Dense(_) => Vec::new(),
-    };
-    let part = |(suffix, dtype, shape): Part| {
-        let bytes: Vec<u8> = content(suffix);
-        let shape = shape.unwrap_or_else(|| vec![bytes.len()]);
-        (suffix, dtype, shape, bytes)
-    };
-    parts.into_iter().map(part).collect()
+    }
+}
+
+/// The tiles of a tensor, if `packed` describes tiles.
+fn tile(packed: &Packed, tensor: &Tensor) -> Result<Option<Tiles<Vec<u8>>>, TritError> {
+    Ok(match (tensor, &packed.form) {
+        (Tensor::Ternary(tensor), Form::Trits { tiles: Some(layout), .. }) => {
+            Some(Tiles::Trits(TritTiles::of(tensor, *layout)?))
+        }
+        (Tensor::Int8(tensor), Form::Int8 { tiled: true, .. }) => Some(Tiles::Int8(Int8Tiles::of(tensor))),
+        _ => None,
+    })
 }
 
 fn trit_part(tensor: &TritTensor, suffix: &str) -> Vec<u8> {

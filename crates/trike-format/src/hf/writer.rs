@@ -11,15 +11,18 @@ use safetensors::{
     tensor::{Metadata, TensorInfo as Entry},
 };
 use serde_json::{Map, Value, json};
+use trike_core::{LINE_BYTES, TileLayout};
 
 use super::{
     CONFIG, INDEX, WEIGHTS,
-    packed::{Packed, ROTATED, VERSION},
+    container::PREFIX,
+    packed::{Packed, ROTATED, TILED, VERSION},
     parts,
 };
 use crate::{
     DenseData, FormatError, Tensor,
     bytes::{put_bf16s, put_f16s, put_f32s},
+    error::Place,
     map::MappedFile,
     spill::{self, Spill, io_error},
 };
@@ -51,6 +54,8 @@ struct Part {
     shape: Vec<usize>,
     start: usize,
     len: usize,
+    /// Whether it starts at a multiple of 64 bytes in the file, as tiles must to be used as they are.
+    aligned: bool,
 }
 
 impl HfDirWriter {
@@ -118,20 +123,36 @@ impl HfDirWriter {
                         Dtype::BF16
                     }
                 };
-                self.part(name.to_owned(), dtype, dense.shape().to_vec(), &bytes)
+                self.part(name.to_owned(), dtype, dense.shape().to_vec(), &bytes, false)
             }
-            Some(packed) => {
-                if self.descriptions.insert(name.to_owned(), packed.to_json()).is_some()
-                    || self.names.contains(name)
-                {
-                    return Err(self.duplicate(name));
-                }
-                for (suffix, dtype, shape, bytes) in parts::pack(tensor) {
-                    self.part(format!("{name}{suffix}"), dtype, shape, &bytes)?;
-                }
-                Ok(())
-            }
+            Some(packed) => self.packed(name, tensor, &packed),
         }
+    }
+
+    /// Adds an int8 or ternary tensor in the order of the host kernels ([`Tiles`](trike_core::Tiles)), trits in lines of
+    /// `layout`: [`HfDir::tiles`](crate::HfDir::tiles) gives it without a copy, [`HfDir::load`](crate::HfDir) as the same tensor.
+    /// A dense tensor is added as it is.
+    ///
+    /// # Errors
+    ///
+    /// As [`tensor`](Self::tensor).
+    pub fn tiles(&mut self, name: &str, tensor: &Tensor, layout: TileLayout) -> Result<(), FormatError> {
+        match Packed::tiled(tensor, layout) {
+            None => self.tensor(name, tensor),
+            Some(packed) => self.packed(name, tensor, &packed),
+        }
+    }
+
+    fn packed(&mut self, name: &str, tensor: &Tensor, packed: &Packed) -> Result<(), FormatError> {
+        if self.descriptions.insert(name.to_owned(), packed.to_json()).is_some() || self.names.contains(name)
+        {
+            return Err(self.duplicate(name));
+        }
+        let parts = parts::pack(Place { path: &self.dir, tensor: name }, packed, tensor)?;
+        for (suffix, dtype, shape, bytes) in parts {
+            self.part(format!("{name}{suffix}"), dtype, shape, &bytes, packed.is_tiled())?;
+        }
+        Ok(())
     }
 
     fn part(
@@ -140,6 +161,7 @@ impl HfDirWriter {
         dtype: Dtype,
         shape: Vec<usize>,
         bytes: &[u8],
+        aligned: bool,
     ) -> Result<(), FormatError> {
         let reserved = name == "__metadata__" || self.descriptions.contains_key(&name);
         if reserved || !self.names.insert(name.clone()) {
@@ -147,7 +169,7 @@ impl HfDirWriter {
         }
         let start = self.data.len() as usize;
         self.data.write(bytes)?;
-        self.parts.push(Part { name, dtype, shape, start, len: bytes.len() });
+        self.parts.push(Part { name, dtype, shape, start, len: bytes.len(), aligned });
         Ok(())
     }
 
@@ -226,8 +248,14 @@ impl HfDirWriter {
         }
         self.config.remove("quantization_config");
         if !self.descriptions.is_empty() {
-            let rotated = self.descriptions.values().any(|tensor| tensor.get("rotation").is_some());
-            let version = if rotated { ROTATED } else { VERSION };
+            let any = |field: &str| self.descriptions.values().any(|tensor| tensor.get(field).is_some());
+            let version = if any("tiles") {
+                TILED
+            } else if any("rotation") {
+                ROTATED
+            } else {
+                VERSION
+            };
             let packing =
                 json!({ "quant_method": "trike", "version": version, "tensors": self.descriptions });
             self.config.insert("quantization_config".to_owned(), packing);
@@ -257,8 +285,13 @@ fn shards(parts: Vec<Part>, limit: u64) -> Vec<Vec<Part>> {
 }
 
 fn write_container(path: &Path, mut parts: Vec<Part>, data: &[u8]) -> Result<(), FormatError> {
-    // The widest types first, so that every tensor is aligned to its element size.
-    parts.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.name.cmp(&b.name)));
+    // Tiles first, of whole lines; then the widest types, so that every tensor is aligned to its element size.
+    let whole = |part: &Part| part.aligned && part.len.is_multiple_of(LINE_BYTES);
+    let tiled = parts.iter().any(|part| part.aligned);
+    parts.sort_by(|a, b| {
+        let order = whole(b).cmp(&whole(a)).then_with(|| b.dtype.cmp(&a.dtype));
+        order.then_with(|| a.name.cmp(&b.name))
+    });
     let mut end = 0;
     let mut entries = Vec::with_capacity(parts.len());
     for part in &parts {
@@ -272,7 +305,8 @@ fn write_container(path: &Path, mut parts: Vec<Part>, data: &[u8]) -> Result<(),
     let header = Metadata::new(Some(format), entries).and_then(|m| Ok(serde_json::to_vec(&m)?));
     let mut header =
         header.map_err(|e| refuse(path, "the header", &e.to_string(), "report this as a bug"))?;
-    header.resize(header.len().next_multiple_of(8), b' ');
+    let before = if tiled { LINE_BYTES } else { 8 };
+    header.resize((PREFIX + header.len()).next_multiple_of(before) - PREFIX, b' ');
     let prefix = (header.len() as u64).to_le_bytes();
     let mut slices: Vec<&[u8]> = vec![&prefix, &header];
     slices.extend(parts.iter().map(|part| &data[part.start..part.start + part.len]));

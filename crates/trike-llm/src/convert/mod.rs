@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde_json::Value;
+use trike_core::{Layout, TileLayout};
+use trike_cpu::{Isa, choose_layout};
 use trike_format::{
     DenseData, DenseTensor, GgufType, GgufWriter, HfDirWriter, Int8Tensor, Tensor, exact_trits,
 };
@@ -52,6 +54,9 @@ pub struct ConvertOptions {
     pub encoding: Encoding,
     /// Round the embedding and the LM head to int8 in groups of 32. The only option that changes values.
     pub int8_embeddings: bool,
+    /// With [`Target::Trike`]: matrices in the order in which the host kernels read them, so that a load maps them instead of
+    /// packing them. Trits are laid out as this machine prefers; every machine can read them.
+    pub packed: bool,
     /// A tokenizer to store with the result, instead of the model's own. A GGUF file can store only a `tokenizer.json`, and
     /// a result made from a GGUF file as a GGUF file keeps its own.
     pub tokenizer: Option<PathBuf>,
@@ -68,7 +73,7 @@ impl ConvertOptions {
     /// ```
     #[must_use]
     pub fn new(target: Target) -> Self {
-        Self { target, encoding: Encoding::Base3, int8_embeddings: false, tokenizer: None }
+        Self { target, encoding: Encoding::Base3, int8_embeddings: false, packed: false, tokenizer: None }
     }
 
     /// Sets [`encoding`](Self::encoding).
@@ -81,6 +86,12 @@ impl ConvertOptions {
     #[must_use]
     pub fn with_int8_embeddings(self, int8_embeddings: bool) -> Self {
         Self { int8_embeddings, ..self }
+    }
+
+    /// Sets [`packed`](Self::packed).
+    #[must_use]
+    pub fn with_packed(self, packed: bool) -> Self {
+        Self { packed, ..self }
     }
 
     /// Sets [`tokenizer`](Self::tokenizer).
@@ -279,7 +290,10 @@ impl Job<'_> {
         for (done, &name) in all.iter().enumerate() {
             let (tensor, change) = self.load(name, RopePairing::Halves)?;
             largest = largest.max(change);
-            writer.tensor(&name.to_string(), &tensor)?;
+            match tile_layout(&tensor).filter(|_| self.options.packed) {
+                Some(layout) => writer.tiles(&name.to_string(), &tensor, layout)?,
+                None => writer.tensor(&name.to_string(), &tensor)?,
+            }
             progress(done + 1, all.len());
         }
         let notes = write_tokenizer(&writer, self.input, self.options.tokenizer.as_deref())?;
@@ -375,6 +389,27 @@ impl Job<'_> {
             Some(_) | None => notes.push(NO_TOKENIZER.to_owned()),
         }
         Ok(())
+    }
+}
+
+/// The layout of a tensor in tiles; `None` if it is dense, or if the fastest layout on this machine is not one of tiles.
+fn tile_layout(tensor: &Tensor) -> Option<TileLayout> {
+    match tensor {
+        Tensor::Dense(_) => None,
+        Tensor::Int8(_) => Some(TileLayout::TwoBit),
+        Tensor::Ternary(tensor) => {
+            let all = tensor.rows() as u64 * tensor.cols() as u64;
+            let empty = |plane| tensor.sparsity(plane).is_some_and(|sparsity| sparsity.zeros() == all);
+            if (0..tensor.depth()).any(empty) {
+                // Kernels omit empty planes; tiles hold all.
+                return None;
+            }
+            match choose_layout(tensor, Isa::detect()) {
+                Layout::TwoBit => Some(TileLayout::TwoBit),
+                Layout::Base3 => Some(TileLayout::Base3),
+                Layout::Sparse | Layout::Bitmap | Layout::Blocks => None,
+            }
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod token;
 
 use trike_core::{AttentionSpec, GatedActivation, KvPrecision, Layout, RopeSpec, Tensor};
+use trike_cpu::{FileRange, Tiles};
 use trike_trit::{Edit, TritTensor};
 
 pub(crate) use self::token::logits_of;
@@ -148,6 +149,16 @@ pub trait Backend {
         weights: &mut dyn Iterator<Item = Result<Tensor, NnError>>,
     ) -> Result<Vec<Self::Matrix>, NnError> {
         weights.map(|weight| self.load_matrix(weight?)).collect()
+    }
+
+    /// A matrix in a mapped file, used in place; `None` if the backend needs it in its own memory or another layout.
+    ///
+    /// # Errors
+    ///
+    /// When its contents are invalid.
+    fn load_tiles(&self, tiles: &Tiles<FileRange>) -> Result<Option<Self::Matrix>, NnError> {
+        let _ = tiles;
+        Ok(None)
     }
 
     /// Applies `edits` to a resident matrix of [`load_matrix`](Self::load_matrix) or [`load_matrices`](Self::load_matrices).

@@ -1,0 +1,138 @@
+//! Files mapped into memory.
+
+use std::fs::File;
+use std::io;
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use bytemuck::AnyBitPattern;
+use memmap2::Mmap;
+#[cfg(unix)]
+use memmap2::UncheckedAdvice;
+
+/// A file mapped read-only: pages are loaded on access. Clones share the mapping.
+///
+/// **The file must not be truncated or rewritten in place while it is mapped.** No operating system that Rust supports can
+/// enforce that; Trike's writers replace files by renaming.
+///
+/// ```
+/// use std::io::Write;
+/// use trike_host::FileMap;
+///
+/// let mut file = tempfile::tempfile()?;
+/// file.write_all(b"trits")?;
+/// let map = FileMap::new(&file)?;
+/// assert_eq!(map.range(1..3).as_deref(), Some(&b"ri"[..]));
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct FileMap(Arc<Mmap>);
+
+impl FileMap {
+    /// Maps an open file.
+    ///
+    /// # Errors
+    ///
+    /// Those of the operating system.
+    pub fn new(file: &File) -> io::Result<Self> {
+        // SAFETY: the map is read-only and owned by this value. That nobody truncates or rewrites the file in the meantime is
+        // the documented condition of this type.
+        let map = unsafe { Mmap::map(file)? };
+        // Best effort: a file that is not in the system's cache is read into huge pages.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+        Ok(Self(Arc::new(map)))
+    }
+
+    /// Bytes `range` of the file; `None` if they are not all in it.
+    pub fn range(&self, range: Range<usize>) -> Option<FileRange> {
+        self.get(range.clone())?;
+        Some(FileRange { map: self.clone(), range })
+    }
+
+    /// Removes a range from this process's memory, for example after its content has been copied: otherwise a loaded model counts
+    /// twice. The pages stay in the system's cache, and a later access maps them again.
+    pub fn release(&self, range: Range<usize>) {
+        #[cfg(unix)]
+        {
+            // SAFETY: the mapping is read-only and backed by a file, so a dropped page is read again from the file on the next
+            // access, with the same content (`new`); no write can be lost.
+            let released =
+                unsafe { self.0.unchecked_advise_range(UncheckedAdvice::DontNeed, range.start, range.len()) };
+            // Without it, the pages stay mapped: more memory, the same result.
+            drop(released);
+        }
+        #[cfg(not(unix))]
+        let _ = range;
+    }
+}
+
+impl Deref for FileMap {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// A range of a mapped file, which stays mapped.
+#[derive(Clone, Debug)]
+pub struct FileRange {
+    map: FileMap,
+    /// Inside the file.
+    range: Range<usize>,
+}
+
+impl Deref for FileRange {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map[self.range.clone()]
+    }
+}
+
+impl AsRef<[u8]> for FileRange {
+    fn as_ref(&self) -> &[u8] {
+        self
+    }
+}
+
+/// Elements in a mapped file.
+#[derive(Debug)]
+pub(crate) struct Mapped<T> {
+    start: NonNull<T>,
+    len: usize,
+    /// Keeps the memory mapped.
+    map: FileMap,
+    _elements: PhantomData<T>,
+}
+
+// SAFETY: the elements are only read, and their memory is unmapped when the last owner is dropped, on any thread.
+unsafe impl<T: Sync> Send for Mapped<T> {}
+// SAFETY: as above; sharing it gives only shared access to the elements.
+unsafe impl<T: Sync> Sync for Mapped<T> {}
+
+impl<T: AnyBitPattern> Mapped<T> {
+    /// The range as elements; `None` if it is not aligned for them or not a whole number of them.
+    pub(crate) fn new(range: &FileRange) -> Option<Self> {
+        let elements: &[T] = bytemuck::try_cast_slice(range).ok()?;
+        let start = NonNull::from(elements).cast();
+        Some(Self { start, len: elements.len(), map: range.map.clone(), _elements: PhantomData })
+    }
+}
+
+impl<T> Mapped<T> {
+    #[inline]
+    pub(crate) fn as_slice(&self) -> &[T] {
+        // SAFETY: `new` cast this many elements from a slice of `map`, which keeps them mapped at the same address; the memory is
+        // never written (`FileMap::new`).
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+
+    /// The same elements again.
+    pub(crate) fn share(&self) -> Self {
+        Self { start: self.start, len: self.len, map: self.map.clone(), _elements: PhantomData }
+    }
+}
