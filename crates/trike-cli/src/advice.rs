@@ -107,6 +107,14 @@ fn of_llm(error: &LlmError) -> Option<String> {
         LlmError::Nn(NnError::Memory { .. }) | LlmError::TooLarge { .. } => {
             own("use --device cpu to run the model on the CPU")
         }
+        LlmError::Planes { .. } => {
+            own("keep it as it is with --to trike, or quantize the dense model with --planes 1")
+        }
+        LlmError::Int8Groups { .. } => own("round it again with --embeddings int8 or --embeddings f16"),
+        LlmError::LeftOut { .. } => own("omit --strict to convert the rest"),
+        LlmError::UnreadTensors { .. } => {
+            own("get the configuration that belongs to these weights: half a model would run")
+        }
         LlmError::NotLossless { .. } => own("`trike quantize` makes a dense model ternary"),
         LlmError::ExpectedGguf { .. } | LlmError::ExpectedDirectory { .. } => {
             own("choose another OUT, or another format with --to")

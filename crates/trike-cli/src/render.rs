@@ -116,9 +116,19 @@ impl Show for Inspection {
             ("ternary zeros", or_dash(t.ternary_zeros.map(percent))),
         ];
         let mut text = format!("{}\n{}\n{}", facts(head), plain(tensors), facts(totals));
+        // A note about many tensors is said once.
+        let mut notes: Vec<(&str, Vec<&str>)> = Vec::new();
         for t in &self.tensors {
-            if let Some(note) = &t.note {
-                text += &format!("note: {}: {note}\n", t.name);
+            let Some(note) = t.note.as_deref() else { continue };
+            match notes.iter_mut().find(|(known, _)| *known == note) {
+                Some((_, names)) => names.push(&t.name),
+                None => notes.push((note, vec![&t.name])),
+            }
+        }
+        for (note, names) in notes {
+            match names.as_slice() {
+                [first, _, ..] => text += &format!("note: {first} and {} more: {note}\n", names.len() - 1),
+                names => text += &format!("note: {}: {note}\n", names.concat()),
             }
         }
         text

@@ -17,7 +17,7 @@
 //!
 //! * detection: [`detect`], [`FileKind`]
 //! * readers: [`TensorSource`], [`TensorInfo`], [`StoredType`]; [`Gguf`], [`HfDir`], [`Llama2c`]
-//! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]
+//! * writers: [`GgufWriter`], [`GgufType`]; [`HfDirWriter`]; [`Claim`] for outputs that appear whole
 //! * tensors: [`Tensor`], [`DenseTensor`], [`Int8Tensor`]; [`exact_trits`], [`absmean_trits`]
 //! * GGUF metadata: [`Metadata`], [`MetaValue`], [`MetaArray`], [`StringArray`]
 //! * errors: [`FormatError`], [`TensorError`]
@@ -26,6 +26,7 @@
 #![forbid(unsafe_code)]
 
 mod bytes;
+mod claim;
 mod detect;
 mod error;
 mod gguf;
@@ -36,6 +37,7 @@ mod map;
 mod spill;
 mod tensor;
 
+pub use claim::Claim;
 pub use detect::{FileKind, detect};
 pub use error::FormatError;
 pub use gguf::{Gguf, GgufType, GgufWriter, MetaArray, MetaValue, Metadata, StringArray};

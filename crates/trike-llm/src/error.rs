@@ -123,6 +123,53 @@ pub enum LlmError {
         /// The reason and a suggested action.
         reason: String,
     },
+    /// A ternary matrix with more planes than the target holds.
+    #[error("{}: {tensor} has {planes} planes of trits, and {target} holds one", path.display())]
+    Planes {
+        /// The model.
+        path: PathBuf,
+        /// The matrix.
+        tensor: String,
+        /// Its planes.
+        planes: usize,
+        /// The requested target.
+        target: String,
+    },
+    /// An int8 matrix whose groups or scales the target does not hold.
+    #[error(
+        "{}: {tensor} is int8 in groups of {group} with {scales} scales, and {target} holds groups of 32 with f16 scales",
+        path.display()
+    )]
+    Int8Groups {
+        /// The model.
+        path: PathBuf,
+        /// The matrix.
+        tensor: String,
+        /// Columns that share a scale.
+        group: usize,
+        /// `f16` or `f32`.
+        scales: &'static str,
+        /// The type that would store it.
+        target: &'static str,
+    },
+    /// Tensors that no layer reads: the configuration does not match the weights.
+    #[error("{}: {count} tensors belong to no layer of the configuration: {names}", path.display())]
+    UnreadTensors {
+        /// The model.
+        path: PathBuf,
+        /// Number of tensors.
+        count: usize,
+        /// The names of the first ones.
+        names: String,
+    },
+    /// The target cannot hold parts of the model, and nothing may be left out.
+    #[error("{}: {notes}", path.display())]
+    LeftOut {
+        /// The model.
+        path: PathBuf,
+        /// What is left out.
+        notes: String,
+    },
     /// A model of the hub is not in the cache.
     #[error("{id} is not in {}: {reason}; download it with the hub's own tools, or give a path", cache.display())]
     NotInCache {

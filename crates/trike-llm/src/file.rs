@@ -1,6 +1,6 @@
 //! An open checkpoint: its configuration, its tensors under the decoder's names, its tokenizer.
 
-use std::path::Path;
+use std::{collections::HashSet, path::Path};
 
 use trike_cpu::{FileRange, Tiles};
 use trike_format::{
@@ -10,7 +10,7 @@ use trike_format::{
 use trike_nn::{KvPrecision, WeightName};
 use trike_trit::{Encoding, Granularity};
 
-use crate::{LlmError, ModelConfig, WeightSource, names};
+use crate::{LlmError, ModelConfig, WeightSource, config::ROPE_FACTORS, names};
 
 /// The open file behind a [`ModelFile`].
 #[derive(Debug)]
@@ -110,10 +110,18 @@ impl ModelFile {
         self.tensors.format()
     }
 
-    /// The name of a weight in the file.
+    /// The name of a weight in the file. With a tied head, the one matrix may be stored under the name of the head only.
     pub fn stored_name(&self, name: WeightName) -> String {
         match &self.tensors {
             Tensors::Gguf(_) => names::gguf(name),
+            Tensors::Hf(dir)
+                if name == WeightName::Embedding
+                    && self.config.spec.tied_head
+                    && dir.info(&name.to_string()).is_none()
+                    && dir.info(&WeightName::Head.to_string()).is_some() =>
+            {
+                WeightName::Head.to_string()
+            }
             Tensors::Hf(_) | Tensors::Llama2c(_) => name.to_string(),
         }
     }
@@ -121,6 +129,31 @@ impl ModelFile {
     /// Every weight of the decoder, in the order of a checkpoint.
     pub fn weights(&self) -> Vec<WeightName> {
         names::all(&self.config.spec)
+    }
+
+    /// Tensors that no layer of the configuration reads.
+    pub(crate) fn unread(&self) -> Vec<&str> {
+        let known: HashSet<String> = self.weights().into_iter().map(|name| self.stored_name(name)).collect();
+        // Old checkpoints store the rotary frequencies, which follow from theta; GGUF's divisors are in the spec.
+        let derived = |name: &str| name.ends_with("rotary_emb.inv_freq") || name == ROPE_FACTORS;
+        let names = self.source().tensors().iter().map(|tensor| tensor.name.as_str());
+        names.filter(|name| !known.contains(*name) && !derived(name)).collect()
+    }
+
+    /// Checks that the layers of the configuration read every tensor; a second copy of a tied head is allowed.
+    pub(crate) fn check_all_read(&self) -> Result<(), LlmError> {
+        let mut unread = self.unread();
+        if self.config.spec.tied_head {
+            unread.retain(|name| *name != self.stored_name(WeightName::Head));
+        }
+        if unread.is_empty() {
+            return Ok(());
+        }
+        let mut names = unread[..unread.len().min(3)].join(", ");
+        if unread.len() > 3 {
+            names.push_str(", ...");
+        }
+        Err(LlmError::UnreadTensors { path: self.path().to_owned(), count: unread.len(), names })
     }
 
     /// Shape and stored type of a weight.

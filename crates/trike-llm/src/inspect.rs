@@ -15,12 +15,14 @@ pub struct Inspection {
     pub path: String,
     /// Name of the format.
     pub format: &'static str,
-    /// The architecture and its sizes, when the decoder block can run it.
+    /// The architecture and its sizes, when the decoder block implements it.
     pub model: Option<ModelReport>,
-    /// Otherwise the reason why the decoder block cannot run it.
+    /// The reason why it cannot be run: the decoder block does not implement it, or tensors belong to none of its layers.
     pub refusal: Option<String>,
     /// Every tensor, in the order of the file.
     pub tensors: Vec<TensorReport>,
+    /// Tensors of a type that Trike reads, but with contents that cannot be loaded.
+    pub damaged: usize,
     /// Sums over the tensors.
     pub totals: Totals,
 }
@@ -120,16 +122,21 @@ pub fn inspect(
     let path = path.as_ref();
     let tensors = Tensors::open(path)?;
     let (model, refusal) = match ModelFile::from_tensors(path, Tensors::open(path)?) {
-        Ok(file) => (Some(model_report(file.config())), None),
+        Ok(file) => {
+            let unread = file.check_all_read().err().map(|error| error.to_string());
+            (Some(model_report(file.config())), unread)
+        }
         Err(error) => (None, Some(error.to_string())),
     };
     let source = tensors.source();
     let total = source.tensors().len();
     let mut reports = Vec::with_capacity(total);
+    let mut damaged = 0;
     let mut totals = Totals { tensors: total, ..Totals::default() };
     let (mut ternary_bytes, mut trits, mut zeros) = (0u64, 0f64, 0f64);
     for (done, info) in source.tensors().iter().enumerate() {
         let loaded = source.load(&info.name);
+        damaged += usize::from(loaded.is_err() && info.kind.is_supported());
         if let Ok(Tensor::Ternary(t)) = &loaded {
             totals.ternary_parameters += info.elements();
             ternary_bytes += info.bytes;
@@ -147,7 +154,7 @@ pub fn inspect(
         totals.ternary_zeros = Some(zeros / trits);
     }
     let path = path.display().to_string();
-    Ok(Inspection { path, format: tensors.format(), model, refusal, tensors: reports, totals })
+    Ok(Inspection { path, format: tensors.format(), model, refusal, tensors: reports, damaged, totals })
 }
 
 fn bits(bytes: u64, weights: u64) -> f64 {

@@ -50,7 +50,9 @@ pub use trike_text::{
 };
 
 pub use config::{Family, ModelConfig, SpecialIds};
-pub use convert::{ConvertOptions, ConvertReport, Target, convert, hf_config, hf_tensor, write_tokenizer};
+pub use convert::{
+    ConvertOptions, ConvertReport, EmbeddingStorage, Target, convert, hf_config, hf_tensor, write_tokenizer,
+};
 pub use device::{Device, DeviceChoice, DeviceReport, devices, memory_plan, open};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};

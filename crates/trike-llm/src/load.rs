@@ -188,6 +188,7 @@ impl<B: Backend> LanguageModel<B> {
         options: &LoadOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self, LlmError> {
+        file.check_all_read()?;
         // A tokenizer mismatch should be reported before gigabytes are loaded.
         let tokenizer = match &options.tokenizer {
             Some(tokenizer) => {

@@ -8,8 +8,8 @@ use common::{SHAPE, Shape, ids, random_llama};
 use tempfile::TempDir;
 use trike_core::Layout;
 use trike_llm::{
-    ConvertOptions, ConvertReport, HeadPrecision, LanguageModel, LlmError, LoadOptions, ModelFile, Target,
-    convert,
+    ConvertOptions, ConvertReport, EmbeddingStorage, HeadPrecision, LanguageModel, LlmError, LoadOptions,
+    ModelFile, Target, convert,
 };
 use trike_nn::{ActivationPrecision, KvPrecision};
 use trike_testkit::assert_close;
@@ -110,8 +110,9 @@ fn a_dense_model_needs_quantize() {
 fn rounded_embeddings_say_how_much_they_changed() {
     let dir = TempDir::new().expect("a directory");
     let dense = model(&dir, "dense", Shape { tied: true, ..WIDE }, false);
-    let options =
-        ConvertOptions::new(Target::Trike).with_encoding(Encoding::TwoBit).with_int8_embeddings(true);
+    let options = ConvertOptions::new(Target::Trike)
+        .with_encoding(Encoding::TwoBit)
+        .with_embeddings(EmbeddingStorage::Int8);
     let out = dir.path().join("int8");
     let report = convert(&ModelFile::open(&dense).expect("a model"), &out, &options, &mut |_, _| ())
         .expect("it converts");
@@ -126,7 +127,11 @@ fn packed_weights_are_mapped_and_compute_the_same() {
     for (encoding, int8) in [(Encoding::TwoBit, true), (Encoding::Base3, true), (Encoding::Base3, false)] {
         let [plain, packed, back] =
             ["plain", "packed", "back"].map(|name| dir.path().join(format!("{name}-{encoding}-{int8}")));
-        let options = ConvertOptions::new(Target::Trike).with_encoding(encoding).with_int8_embeddings(int8);
+        let options = ConvertOptions::new(Target::Trike).with_encoding(encoding).with_embeddings(if int8 {
+            EmbeddingStorage::Int8
+        } else {
+            EmbeddingStorage::Stored
+        });
         let run = |from: &Path, to: &Path, packed: bool| {
             let options = options.clone().with_packed(packed);
             convert(&ModelFile::open(from).expect("a model"), to, &options, &mut |_, _| ())

@@ -82,9 +82,9 @@ pub use trike_calibrate::{
 };
 pub use trike_cpu::{Cpu, Isa};
 pub use trike_llm::{
-    Comparison, ConvertOptions, ConvertReport, Device, DeviceChoice, FinishReason, GenerateOptions,
-    Generation, HeadPrecision, Inspection, LanguageModel, LlmError, LoadOptions, Model, ModelFile, Score,
-    ScoreOptions, Split, Target, convert, devices, inspect, memory_plan, open,
+    Comparison, ConvertOptions, ConvertReport, Device, DeviceChoice, EmbeddingStorage, FinishReason,
+    GenerateOptions, Generation, HeadPrecision, Inspection, LanguageModel, LlmError, LoadOptions, Model,
+    ModelFile, Score, ScoreOptions, Split, Target, convert, devices, inspect, memory_plan, open,
 };
 #[cfg(feature = "gpu")]
 pub use trike_nn::CubeBackend;

@@ -9,8 +9,8 @@ use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
-    ActivationPolicy, DeviceChoice, Encoding, HeadPrecision, Isa, KvPrecision, Split, Target, core::Layout,
-    llm::Synthetic, trit::Granularity,
+    ActivationPolicy, DeviceChoice, EmbeddingStorage, Encoding, HeadPrecision, Isa, KvPrecision, Split,
+    Target, core::Layout, llm::Synthetic, trit::Granularity,
 };
 
 pub(crate) use edit::EditArgs;
@@ -270,9 +270,13 @@ pub(crate) struct ConvertArgs {
     /// With `--to trike`: matrices in the order in which the CPU kernels read them, mapped at start instead of packed
     #[arg(long)]
     pub(crate) packed: bool,
-    /// Embedding and output head: as stored, or quantized to int8 in groups of 32 (the only lossy option)
+    /// Embedding and output head: as stored, rounded to int8 in groups of 32 (GGUF's q8_0), or rounded to f16; the only lossy
+    /// option
     #[arg(long, default_value = "stored", value_parser = one_of(EMBEDDINGS))]
-    pub(crate) embeddings: Embeddings,
+    pub(crate) embeddings: EmbeddingStorage,
+    /// Refuse a conversion that leaves anything out (a tokenizer, a template), instead of noting it
+    #[arg(long)]
+    pub(crate) strict: bool,
     #[command(flatten)]
     pub(crate) tokenizer: TokenizerArg,
     #[command(flatten)]
@@ -447,9 +451,9 @@ pub(crate) struct DoctorArgs {
     pub(crate) json: JsonArg,
 }
 
-/// Storage of the embedding and the output head in `trike convert`.
+/// Storage of the output head in `trike quantize`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Embeddings {
+pub(crate) enum HeadStorage {
     Stored,
     Int8,
 }

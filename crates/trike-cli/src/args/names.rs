@@ -5,14 +5,15 @@ use clap::{
     value_parser,
 };
 use trike::{
-    ActivationPolicy, ActivationPrecision, Encoding, HeadPrecision, KvPrecision, Split, Target,
+    ActivationPolicy, ActivationPrecision, EmbeddingStorage, Encoding, HeadPrecision, KvPrecision, Split,
+    Target,
     core::Layout,
     cpu::MAX_THREADS,
     llm::Synthetic,
     trit::{Granularity, GroupSize},
 };
 
-use super::{ActivationChoice, Embeddings, LayoutChoice};
+use super::{ActivationChoice, HeadStorage, LayoutChoice};
 
 /// The names of an option's values.
 pub(super) type Names<T> = &'static [(&'static str, T)];
@@ -76,8 +77,14 @@ pub(super) const GROUPS: Names<Granularity> = &[
     ("row", Granularity::Row),
     ("tensor", Granularity::Tensor),
 ];
-pub(super) const EMBEDDINGS: Names<Embeddings> =
-    &[("stored", Embeddings::Stored), ("int8", Embeddings::Int8)];
+pub(super) const EMBEDDINGS: Names<EmbeddingStorage> = &[
+    ("stored", EmbeddingStorage::Stored),
+    ("int8", EmbeddingStorage::Int8),
+    ("q8_0", EmbeddingStorage::Int8),
+    ("f16", EmbeddingStorage::F16),
+];
+pub(super) const HEAD_STORAGE: Names<HeadStorage> =
+    &[("stored", HeadStorage::Stored), ("int8", HeadStorage::Int8)];
 pub(super) const SIZES: Names<Synthetic> = &[
     (Synthetic::M125.name(), Synthetic::M125),
     (Synthetic::Large.name(), Synthetic::Large),

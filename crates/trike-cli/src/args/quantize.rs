@@ -11,8 +11,8 @@ use trike::{
 };
 
 use super::{
-    Embeddings, JsonArg, ModelArg, TokenizerArg,
-    names::{EMBEDDINGS, GROUPS, Names, SPLITS, one_of, threads},
+    HeadStorage, JsonArg, ModelArg, TokenizerArg,
+    names::{GROUPS, HEAD_STORAGE, Names, SPLITS, one_of, threads},
 };
 
 /// Quantization method.
@@ -218,8 +218,8 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, default_value_t = 0)]
     pub(crate) min_size: usize,
     /// Embedding and output head: as stored, or quantized to int8 in groups of 32
-    #[arg(long, default_value = "stored", value_parser = one_of(EMBEDDINGS))]
-    pub(crate) head: Embeddings,
+    #[arg(long, default_value = "stored", value_parser = one_of(HEAD_STORAGE))]
+    pub(crate) head: HeadStorage,
     /// Maximum number of calibration sequences, or the number to generate without a text
     #[arg(long, default_value_t = 128)]
     pub(crate) sequences: usize,

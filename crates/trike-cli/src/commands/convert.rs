@@ -1,13 +1,10 @@
 //! `trike convert`.
 
 use anyhow::bail;
-use trike::{ConvertOptions, ConvertReport, Encoding, ModelFile, Target};
+use trike::{ConvertOptions, ConvertReport, EmbeddingStorage, Encoding, ModelFile, Target};
 
 use super::conflict;
-use crate::{
-    args::{ConvertArgs, Embeddings},
-    progress::Progress,
-};
+use crate::{args::ConvertArgs, progress::Progress};
 
 /// Converts a model to another format.
 pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<ConvertReport> {
@@ -21,8 +18,7 @@ pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<Convert
             "--packed applies only to `--to trike`; the other formats have a fixed order of weights",
         ));
     }
-    let int8_embeddings = args.embeddings == Embeddings::Int8;
-    if int8_embeddings && args.to == Target::F16 {
+    if args.embeddings == EmbeddingStorage::Int8 && args.to == Target::F16 {
         return Err(conflict("`--embeddings int8` cannot be combined with `--to f16`, which stores floats"));
     }
     let input = ModelFile::open(super::hub::resolve(&args.input, quiet)?)?;
@@ -32,14 +28,12 @@ pub(crate) fn convert(args: &ConvertArgs, quiet: bool) -> anyhow::Result<Convert
     }
     let options = ConvertOptions::new(args.to)
         .with_encoding(args.encoding.unwrap_or(Encoding::Base3))
-        .with_int8_embeddings(int8_embeddings)
+        .with_embeddings(args.embeddings)
+        .with_strict(args.strict)
         .with_packed(args.packed)
         .with_tokenizer(args.tokenizer.tokenizer.clone());
     let progress = Progress::start(format!("writing {}", args.output.display()), quiet);
-    let report = trike::convert(&input, &args.output, &options, &mut |done, total| progress.set(done, total));
-    if report.is_err() {
-        // On failure, remove the new directory if it is still empty; files are kept.
-        let _ = std::fs::remove_dir(&args.output);
-    }
-    Ok(report?)
+    let report =
+        trike::convert(&input, &args.output, &options, &mut |done, total| progress.set(done, total))?;
+    Ok(report)
 }

@@ -59,7 +59,17 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Inspect(args) if args.memory => {
             output::show(&inspect::memory(&args, quiet)?, args.json.json)?;
         }
-        Command::Inspect(args) => output::show(&inspect::inspect(&args, quiet)?, args.json.json)?,
+        Command::Inspect(args) => {
+            let outcome = inspect::inspect(&args, quiet)?;
+            output::show(&outcome, args.json.json)?;
+            if outcome.damaged > 0 {
+                output::note(&format!(
+                    "error: {} of {} tensors are damaged: download or convert the model again",
+                    outcome.damaged, outcome.totals.tensors
+                ));
+                return Ok(ExitCode::FAILURE);
+            }
+        }
         Command::Convert(args) => output::show(&convert::convert(&args, quiet)?, args.json.json)?,
         Command::Quantize(args) => output::show(&quantize::quantize(&args, quiet)?, args.json.json)?,
         Command::Edit(args) => output::show(&edit::edit(&args)?, args.json.json)?,

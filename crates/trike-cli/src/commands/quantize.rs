@@ -16,7 +16,7 @@ use trike::{
 
 use super::text::read;
 use crate::{
-    args::{BudgetArgs, Embeddings, Method, Packing, QuantizeArgs},
+    args::{BudgetArgs, HeadStorage, Method, Packing, QuantizeArgs},
     progress::Progress,
 };
 
@@ -204,7 +204,7 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
         .with_input_rotation(args.hadamard)
         .with_skip_patterns(args.skip.clone())
         .with_min_layer_size(args.min_size)
-        .with_int8_head(args.head == Embeddings::Int8)
+        .with_int8_head(args.head == HeadStorage::Int8)
         .with_tokenizer(args.tokenizer.tokenizer.clone())
         .with_threads(args.threads))
 }

@@ -99,7 +99,9 @@ fn weights_that_are_no_numbers_are_named() {
         let error = trike.fails(1, &args);
         assert!(error.contains("nan.bin") && error.contains("layers.0.self_attn.q_proj"), "{error}");
     }
-    assert!(trike.stdout(&["inspect", &path]).contains("note: model.layers.0.self_attn.q_proj.weight"));
+    let (text, error) = trike.both_failing(&["inspect", &path]);
+    assert!(text.contains("note: model.layers.0.self_attn.q_proj.weight"), "{text}");
+    assert!(error.contains("1 of 47 tensors are damaged"), "{error}");
 }
 
 #[test]
@@ -203,6 +205,14 @@ fn an_output_that_cannot_be_written() {
     let nowhere = trike.path("no/where");
     let error = trike.fails(1, &["logits", "-m", &tiny(), "--ids", "1", "-o", &nowhere]);
     assert!(error.contains("no/where"), "{error}");
-    let error = trike.fails(1, &["convert", &tiny(), &trike.path("no/where.gguf"), "--to", "tq1_0"]);
-    assert!(error.contains("no/where.gguf"), "{error}");
+    // Folders above an output are made, but not out of a file.
+    let file = trike.write("file", "");
+    for output in [format!("{file}/where.gguf"), format!("{file}/where")] {
+        let target = if output.ends_with("gguf") { "tq1_0" } else { "trike" };
+        let error = trike.fails(1, &["convert", &tiny(), &output, "--to", target]);
+        assert!(error.contains(&file), "{error}");
+    }
+    trike.stdout(&["convert", &tiny(), &trike.path("a/new/folder/x.gguf"), "--to", "tq1_0"]);
+    let left: Vec<_> = std::fs::read_dir(trike.path("a/new/folder")).unwrap().collect();
+    assert_eq!(left.len(), 1, "no lock is left: {left:?}");
 }

@@ -157,6 +157,33 @@ fn inspect_shows_what_it_cannot_run_with_the_reason() {
 }
 
 #[test]
+fn inspect_fails_on_damaged_weights_and_names_tensors_without_a_layer() {
+    let trike = Trike::new();
+    let dir = trike.copy_model(&tiny(), "damaged");
+    let weights = dir.join("model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    // An infinite scale: scales are the widest numbers that are stored after the header.
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[start..start + 4].copy_from_slice(&f32::INFINITY.to_le_bytes());
+    std::fs::write(&weights, bytes).unwrap();
+    let path = crate::harness::text(dir);
+    let (_, error) = trike.both_failing(&["inspect", &path]);
+    assert!(error.contains("1 of 38 tensors are damaged"), "{error}");
+
+    let dir = trike.copy_model(&tiny(), "half");
+    let config = std::fs::read_to_string(dir.join("config.json")).unwrap();
+    let fewer = config.replace("\"num_hidden_layers\": 4", "\"num_hidden_layers\": 3");
+    assert_ne!(fewer, config);
+    std::fs::write(dir.join("config.json"), fewer).unwrap();
+    let path = crate::harness::text(dir);
+    let error = trike.fails(1, &["run", "-m", &path, "-p", "x"]);
+    assert!(error.contains("9 tensors belong to no layer") && error.contains("model.layers.3."), "{error}");
+    let json = trike.json(&["inspect", &path, "--json"]);
+    assert_eq!(json["damaged"], 0);
+    assert!(json["refusal"].as_str().is_some_and(|reason| reason.contains("model.layers.3.")), "{json}");
+}
+
+#[test]
 fn inspect_reads_all_formats() {
     let cases = [
         ("data/models/stories260K.bin", "llama2.c checkpoint", "F32"),

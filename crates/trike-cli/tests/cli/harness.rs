@@ -110,6 +110,15 @@ impl Trike {
         stderr
     }
 
+    /// What a run that prints a result and still fails with 1 says on stdout and stderr.
+    pub(crate) fn both_failing(&self, args: &[&str]) -> (String, String) {
+        let output = self.output(args);
+        let (stdout, stderr) = (utf8(output.stdout), utf8(output.stderr));
+        assert_eq!(output.status.code(), Some(1), "trike {args:?}: {stderr}");
+        assert!(stderr.starts_with("error: ") && !stderr.contains("panicked"), "trike {args:?}: {stderr}");
+        (stdout, stderr)
+    }
+
     /// The logits of `ids`, `[ids][vocabulary]`, and their shape.
     pub(crate) fn logits(&self, model: &str, ids: &[u32], more: &[&str]) -> (Vec<usize>, Vec<f32>) {
         let out = self.path("logits.npy");

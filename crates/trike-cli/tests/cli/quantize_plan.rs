@@ -85,7 +85,7 @@ fn one_plane_becomes_gguf_with_equal_logits() {
     near(&trike.logits(&gguf, &ids, &[]).1, &trike.logits(&fine, &ids, &[]).1);
     let (two, _) = rounded(&trike, &model, "two", &["--planes", "2", "--group", "256"]);
     let error = trike.fails(1, &["convert", &two, &trike.path("y.gguf"), "--to", "tq2_0"]);
-    assert!(error.contains("one plane"), "{error}");
+    assert!(error.contains("has 2 planes") && error.contains("--planes 1"), "{error}");
 }
 
 #[test]

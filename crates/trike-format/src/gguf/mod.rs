@@ -122,6 +122,27 @@ impl Gguf {
         self.typed(key, "an integer from 0 to 4294967295", MetaValue::as_u32)
     }
 
+    /// An integer; `None` if the key is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Header`] if the value is not an integer that fits i64.
+    pub fn i64(&self, key: &str) -> Result<Option<i64>, FormatError> {
+        self.typed(key, "an integer", MetaValue::as_i64)
+    }
+
+    /// An array of bytes; `None` if the key is absent.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Header`] if the value is not an array of unsigned integers of 8 bits.
+    pub fn bytes(&self, key: &str) -> Result<Option<&[u8]>, FormatError> {
+        self.typed(key, "an array of bytes", |v| match v {
+            MetaValue::Array(MetaArray::U8(bytes)) => Some(bytes.as_slice()),
+            _ => None,
+        })
+    }
+
     /// A float; `None` if the key is absent.
     ///
     /// # Errors

@@ -92,6 +92,11 @@ impl HfDirWriter {
         })
     }
 
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.dir
+    }
+
     /// Maximum size of a shard in bytes, 5 GB by default. A tensor part is never split, so a larger part gets its own shard.
     #[must_use]
     pub fn shard_limit(mut self, bytes: u64) -> Self {

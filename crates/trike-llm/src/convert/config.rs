@@ -148,6 +148,6 @@ pub(super) fn rope_factors(spec: &DecoderSpec) -> Option<Vec<f32>> {
 }
 
 /// The f64 with the shortest decimal that round-trips through this f32, as configurations are written.
-fn exact(value: f32) -> f64 {
+pub(super) fn exact(value: f32) -> f64 {
     value.to_string().parse().unwrap_or(f64::from(value))
 }

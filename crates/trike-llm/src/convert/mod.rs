@@ -1,6 +1,9 @@
 //! Lossless conversion between file formats.
 
 mod config;
+mod text;
+
+pub use text::write_tokenizer;
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +12,8 @@ use serde_json::Value;
 use trike_core::{Layout, TileLayout};
 use trike_cpu::{Isa, choose_layout};
 use trike_format::{
-    DenseData, DenseTensor, GgufType, GgufWriter, HfDirWriter, Int8Tensor, Tensor, exact_trits,
+    Claim, DenseData, DenseTensor, GgufType, GgufWriter, HfDirWriter, Int8Tensor, StoredType, Tensor,
+    exact_trits,
 };
 use trike_nn::{DecoderSpec, RopePairing, WeightName};
 use trike_trit::Encoding;
@@ -44,6 +48,18 @@ impl Target {
     }
 }
 
+/// Storage of the embedding and the LM head of a converted model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EmbeddingStorage {
+    /// As in the input.
+    #[default]
+    Stored,
+    /// Rounded to int8 in groups of 32 with f16 scales, `Q8_0` in GGUF.
+    Int8,
+    /// Rounded to f16.
+    F16,
+}
+
 /// Options of a conversion.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -52,28 +68,36 @@ pub struct ConvertOptions {
     pub target: Target,
     /// Encoding of trits in [`Target::Trike`].
     pub encoding: Encoding,
-    /// Round the embedding and the LM head to int8 in groups of 32. The only option that changes values.
-    pub int8_embeddings: bool,
+    /// Storage of the embedding and the LM head. The only option that changes values.
+    pub embeddings: EmbeddingStorage,
     /// With [`Target::Trike`]: matrices in the order in which the host kernels read them, so that a load maps them instead of
     /// packing them. Trits are laid out as this machine prefers; every machine can read them.
     pub packed: bool,
-    /// A tokenizer to store with the result, instead of the model's own. A GGUF file can store only a `tokenizer.json`, and
-    /// a result made from a GGUF file as a GGUF file keeps its own.
+    /// A tokenizer to store with the result, instead of the model's own: a file of any kind, or a directory that has one.
     pub tokenizer: Option<PathBuf>,
+    /// Refuse a conversion that leaves anything out, instead of noting it.
+    pub strict: bool,
 }
 
 impl ConvertOptions {
     /// Defaults: every value unchanged, trits in base 3, the model's own tokenizer.
     ///
     /// ```
-    /// use trike_llm::{ConvertOptions, Target};
+    /// use trike_llm::{ConvertOptions, EmbeddingStorage, Target};
     ///
-    /// let options = ConvertOptions::new(Target::Tq2_0).with_int8_embeddings(true);
+    /// let options = ConvertOptions::new(Target::Tq2_0).with_embeddings(EmbeddingStorage::Int8);
     /// assert_eq!((options.target, options.tokenizer), (Target::Tq2_0, None));
     /// ```
     #[must_use]
     pub fn new(target: Target) -> Self {
-        Self { target, encoding: Encoding::Base3, int8_embeddings: false, packed: false, tokenizer: None }
+        Self {
+            target,
+            encoding: Encoding::Base3,
+            embeddings: EmbeddingStorage::Stored,
+            packed: false,
+            tokenizer: None,
+            strict: false,
+        }
     }
 
     /// Sets [`encoding`](Self::encoding).
@@ -82,10 +106,16 @@ impl ConvertOptions {
         Self { encoding, ..self }
     }
 
-    /// Sets [`int8_embeddings`](Self::int8_embeddings).
+    /// Sets [`embeddings`](Self::embeddings).
     #[must_use]
-    pub fn with_int8_embeddings(self, int8_embeddings: bool) -> Self {
-        Self { int8_embeddings, ..self }
+    pub fn with_embeddings(self, embeddings: EmbeddingStorage) -> Self {
+        Self { embeddings, ..self }
+    }
+
+    /// Sets [`strict`](Self::strict).
+    #[must_use]
+    pub fn with_strict(self, strict: bool) -> Self {
+        Self { strict, ..self }
     }
 
     /// Sets [`packed`](Self::packed).
@@ -123,26 +153,14 @@ pub struct ConvertReport {
 /// Weights that share a scale when embeddings are rounded: a block of `Q8_0`.
 const EMBEDDING_GROUP: usize = 32;
 
-/// Files of a HuggingFace directory that belong to the model and are copied unchanged.
-const AUXILIARY: [&str; 8] = [
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer.bin",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "generation_config.json",
-    "chat_template.jinja",
-];
-
-/// Converts `input` to `output`. Every weight keeps its value, except for embeddings with
-/// [`int8_embeddings`](ConvertOptions::int8_embeddings). `progress` is called with the tensors done and in total.
+/// Converts `input` to `output`, which must not exist. Every weight keeps its value, except for rounded
+/// [`embeddings`](ConvertOptions::embeddings). `progress` is called with the tensors done and in total.
 ///
 /// # Errors
 ///
 /// [`LlmError::NotLossless`] when the target cannot represent a weight exactly or cannot store a tensor,
 /// [`LlmError::ExpectedGguf`] and [`LlmError::ExpectedDirectory`] for a path that does not match the target, and errors of
-/// reading and writing. An incomplete output keeps the name of a temporary file.
+/// reading and writing; [`LlmError::LeftOut`] with [`strict`](ConvertOptions::strict). The output appears when it is complete.
 pub fn convert(
     input: &ModelFile,
     output: &Path,
@@ -164,7 +182,11 @@ pub fn convert(
     };
     let job = Job { input, output, options };
     job.check_nothing_is_dropped()?;
-    if to_gguf { job.gguf(progress) } else { job.directory(progress) }
+    if to_gguf {
+        job.check_planes()?;
+    }
+    let claim = Claim::new(output)?;
+    if to_gguf { job.gguf(progress) } else { job.directory(claim, progress) }
 }
 
 struct Job<'a> {
@@ -183,17 +205,50 @@ impl Job<'_> {
         }
     }
 
+    /// Refuses, before anything is written, trits that no type of GGUF holds.
+    fn check_planes(&self) -> Result<(), LlmError> {
+        if self.options.target == Target::F16 {
+            return Ok(());
+        }
+        for name in self.input.weights() {
+            if let StoredType::Trits { depth: depth @ 2.., .. } = self.input.info(name)?.kind {
+                return Err(LlmError::Planes {
+                    path: self.input.path().to_owned(),
+                    tensor: self.input.stored_name(name),
+                    planes: depth,
+                    target: self.options.target.name().to_owned(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// With [`strict`](ConvertOptions::strict), an error if anything is left out.
+    fn check_notes(&self, notes: &[String]) -> Result<(), LlmError> {
+        if !self.options.strict || notes.is_empty() {
+            return Ok(());
+        }
+        Err(LlmError::LeftOut { path: self.input.path().to_owned(), notes: notes.join("; ") })
+    }
+
     /// Refuses a tensor that is not a decoder weight, which would be lost.
     fn check_nothing_is_dropped(&self) -> Result<(), LlmError> {
-        let known: Vec<String> = self.input.weights().iter().map(|&w| self.input.stored_name(w)).collect();
-        let tensors = self.input.source().tensors();
-        // Old checkpoints store the rotary frequencies, which follow from theta; GGUF's divisors are in the spec.
-        let derived = |name: &str| name.ends_with("rotary_emb.inv_freq") || name == ROPE_FACTORS;
-        let lost = tensors.iter().find(|t| !known.contains(&t.name) && !derived(&t.name));
-        match lost {
-            None => Ok(()),
-            Some(t) => Err(self.not_lossless(&t.name, "it is not a decoder weight and would be dropped")),
+        for name in self.input.unread() {
+            if !self.is_copy_of_embedding(name)? {
+                return Err(self.not_lossless(name, "it is not a decoder weight and would be dropped"));
+            }
         }
+        Ok(())
+    }
+
+    /// Whether a tensor is the head of a model whose head is tied, stored a second time.
+    fn is_copy_of_embedding(&self, name: &str) -> Result<bool, LlmError> {
+        let input = self.input;
+        if !input.config().spec.tied_head || name != input.stored_name(WeightName::Head) {
+            return Ok(false);
+        }
+        let (copy, embedding) = (input.source().load(name)?, input.load(WeightName::Embedding)?);
+        Ok(copy.shape() == embedding.shape() && copy.into_f32() == embedding.into_f32())
     }
 
     /// Loads a weight in its target type and with the RoPE pairing `pairing`; also returns the relative rounding error.
@@ -203,22 +258,32 @@ impl Job<'_> {
         if name.is_vector() {
             return Ok((tensor, 0.0));
         }
-        if self.options.target == Target::F16 {
+        let rounded = !name.is_block_matrix() && self.options.embeddings == EmbeddingStorage::F16;
+        if self.options.target == Target::F16 && !rounded {
             return Ok((self.dense(&stored, tensor)?, 0.0));
         }
         if name.is_block_matrix() {
             return Ok((self.trits(&stored, tensor)?, 0.0));
         }
-        match tensor {
-            Tensor::Dense(dense) if self.options.int8_embeddings => {
-                let int8 = Int8Tensor::quantize(&dense, EMBEDDING_GROUP, true)?;
-                let (before, after) = (dense.to_f32(), int8.dequantize());
-                let largest = before.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(v.abs()));
-                let change = before.iter().zip(&after).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
-                Ok((int8.into(), change / largest))
+        let rounded: Tensor = match (self.options.embeddings, &tensor) {
+            (EmbeddingStorage::Stored, _) => return Ok((tensor, 0.0)),
+            (EmbeddingStorage::Int8, Tensor::Dense(dense)) => {
+                Int8Tensor::quantize(dense, EMBEDDING_GROUP, true)?.into()
             }
-            tensor => Ok((tensor, 0.0)),
-        }
+            (EmbeddingStorage::Int8, Tensor::Int8(int8)) if is_q8_0(int8) => return Ok((tensor, 0.0)),
+            (EmbeddingStorage::Int8, _) => {
+                let dense = DenseTensor::new(tensor.shape(), DenseData::F32(tensor.to_f32()))?;
+                Int8Tensor::quantize(&dense, EMBEDDING_GROUP, true)?.into()
+            }
+            (EmbeddingStorage::F16, _) => {
+                let halves = tensor.to_f32().into_iter().map(half::f16::from_f32).collect();
+                DenseTensor::new(tensor.shape(), DenseData::F16(halves))?.into()
+            }
+        };
+        let (before, after) = (tensor.to_f32(), rounded.to_f32());
+        let largest = before.iter().fold(f32::MIN_POSITIVE, |m, v| m.max(v.abs()));
+        let change = before.iter().zip(&after).fold(0f32, |m, (a, b)| m.max((a - b).abs()));
+        Ok((rounded, change / largest))
     }
 
     fn trits(&self, name: &str, tensor: Tensor) -> Result<Tensor, LlmError> {
@@ -283,8 +348,14 @@ impl Job<'_> {
         })
     }
 
-    fn directory(&self, progress: &mut dyn FnMut(usize, usize)) -> Result<ConvertReport, LlmError> {
-        let mut writer = HfDirWriter::create(self.output, self.config_json()?)?;
+    fn directory(
+        &self,
+        claim: Claim,
+        progress: &mut dyn FnMut(usize, usize),
+    ) -> Result<ConvertReport, LlmError> {
+        let mut writer = HfDirWriter::create(claim.staging()?, self.config_json()?)?;
+        let notes = write_tokenizer(&writer, self.input, self.options.tokenizer.as_deref())?;
+        self.check_notes(&notes)?;
         let all = self.input.weights();
         let mut largest = 0f32;
         for (done, &name) in all.iter().enumerate() {
@@ -296,8 +367,8 @@ impl Job<'_> {
             }
             progress(done + 1, all.len());
         }
-        let notes = write_tokenizer(&writer, self.input, self.options.tokenizer.as_deref())?;
         writer.finish()?;
+        claim.publish()?;
         self.report(all.len(), largest, notes)
     }
 
@@ -316,13 +387,25 @@ impl Job<'_> {
         match self.input.tensors() {
             Tensors::Gguf(file) => {
                 // The writer sets the alignment, and the file type is that of the old file.
-                let own = |key: &str| !["general.alignment", "general.file_type"].contains(&key);
+                let replaced = |key: &str| self.options.tokenizer.is_some() && text::is_tokenizer(key);
+                let own =
+                    |key: &str| !["general.alignment", "general.file_type"].contains(&key) && !replaced(key);
                 for (key, value) in file.metadata().iter().filter(|(key, _)| own(key)) {
                     writer.metadata(key, value.clone())?;
                 }
+                if let Some(path) = &self.options.tokenizer {
+                    notes.extend(text::tokenizer_keys(&mut writer, self.input, Some(path.clone()))?);
+                }
             }
-            Tensors::Hf(_) | Tensors::Llama2c(_) => self.gguf_metadata(&mut writer, &mut notes)?,
+            Tensors::Hf(_) | Tensors::Llama2c(_) => {
+                let name = self.output.file_stem().and_then(|s| s.to_str());
+                for (key, value) in config::to_gguf(self.input.config(), name) {
+                    writer.metadata(&key, value)?;
+                }
+                notes.extend(text::write_keys(&mut writer, self.input, self.options.tokenizer.as_deref())?);
+            }
         }
+        self.check_notes(&notes)?;
         let all = self.input.weights();
         let mut largest = 0f32;
         let pairing = self.input.config().family.gguf_pairing();
@@ -353,6 +436,16 @@ impl Job<'_> {
             (Tensor::Ternary(_), Target::Trike | Target::F16) => {
                 Err(self.not_lossless(&name.to_string(), "this target does not store trits"))
             }
+            (Tensor::Int8(int8), _) if !is_q8_0(int8) => {
+                let halves = matches!(int8.scales(), trike_trit::ScaleValues::F16(_));
+                Err(LlmError::Int8Groups {
+                    path: self.input.path().to_owned(),
+                    tensor: self.input.stored_name(name),
+                    group: int8.group(),
+                    scales: if halves { "f16" } else { "f32" },
+                    target: "Q8_0",
+                })
+            }
             (Tensor::Int8(_), _) => Ok(GgufType::Q8_0),
             (Tensor::Dense(t), _) => Ok(match t.data() {
                 DenseData::F32(_) => GgufType::F32,
@@ -361,35 +454,11 @@ impl Job<'_> {
             }),
         }
     }
+}
 
-    fn gguf_metadata(&self, writer: &mut GgufWriter, notes: &mut Vec<String>) -> Result<(), LlmError> {
-        let special = &self.input.config().special;
-        let name = self.output.file_stem().and_then(|s| s.to_str());
-        for (key, value) in config::to_gguf(self.input.config(), name) {
-            writer.metadata(&key, value)?;
-        }
-        if let Some(bos) = special.bos {
-            writer.metadata("tokenizer.ggml.bos_token_id", bos)?;
-        }
-        if let Some(&eos) = special.eos.first() {
-            writer.metadata("tokenizer.ggml.eos_token_id", eos)?;
-        }
-        let own = match self.input.tensors() {
-            Tensors::Hf(dir) => dir.file("tokenizer.json"),
-            _ => None,
-        };
-        match self.options.tokenizer.clone().or(own) {
-            Some(path) if path.extension().is_some_and(|e| e == "json") => {
-                let json = String::from_utf8(read(&path)?).map_err(|e| LlmError::Io {
-                    path: path.clone(),
-                    source: std::io::Error::new(std::io::ErrorKind::InvalidData, e),
-                })?;
-                writer.metadata("tokenizer.huggingface.json", json)?;
-            }
-            Some(_) | None => notes.push(NO_TOKENIZER.to_owned()),
-        }
-        Ok(())
-    }
+/// Whether `Q8_0` holds these weights as they are.
+fn is_q8_0(tensor: &Int8Tensor) -> bool {
+    tensor.group() == EMBEDDING_GROUP && tensor.scales().iter().all(|s| half::f16::from_f32(s).to_f32() == s)
 }
 
 /// The layout of a tensor in tiles; `None` if it is dense, or if the fastest layout on this machine is not one of tiles.
@@ -449,44 +518,5 @@ fn repaired(
     match names::rotary_rows(name, spec, spec.rope.pairing, pairing) {
         Some(rows) => select_rows(&tensor, &rows),
         None => Ok(tensor),
-    }
-}
-
-/// Writes a tokenizer (the one given or the model's own) and the model's other auxiliary files into a directory. Returns notes
-/// for the user.
-pub fn write_tokenizer(
-    writer: &HfDirWriter,
-    input: &ModelFile,
-    tokenizer: Option<&Path>,
-) -> Result<Vec<String>, LlmError> {
-    match (tokenizer, input.tensors()) {
-        (Some(path), _) => writer.write_file(tokenizer_name(path)?, &read(path)?)?,
-        (None, Tensors::Hf(dir)) => {
-            for path in AUXILIARY.iter().filter_map(|name| dir.file(name)) {
-                writer.copy_file(path)?;
-            }
-        }
-        (None, Tensors::Gguf(file)) => match file.str("tokenizer.huggingface.json")? {
-            Some(json) => writer.write_file("tokenizer.json", json.as_bytes())?,
-            None => return Ok(vec![NO_TOKENIZER.to_owned()]),
-        },
-        (None, Tensors::Llama2c(_)) => return Ok(vec![NO_TOKENIZER.to_owned()]),
-    }
-    Ok(Vec::new())
-}
-
-const NO_TOKENIZER: &str = "the result has no tokenizer: none was given or found that this format can store";
-
-fn read(path: &Path) -> Result<Vec<u8>, LlmError> {
-    std::fs::read(path).map_err(|source| LlmError::Io { path: path.to_owned(), source })
-}
-
-/// The file name of a tokenizer of this format in a model directory.
-fn tokenizer_name(path: &Path) -> Result<&'static str, LlmError> {
-    match path.extension().and_then(|e| e.to_str()) {
-        Some("json") => Ok("tokenizer.json"),
-        Some("model") => Ok("tokenizer.model"),
-        Some("bin") => Ok("tokenizer.bin"),
-        _ => Err(LlmError::TokenizerFile { path: path.to_owned() }),
     }
 }

@@ -1,14 +1,17 @@
 //! The tokenizer of a GGUF file.
 
-use trike_format::{Gguf, TensorSource as _};
+use trike_format::{Gguf, StringArray, TensorSource as _};
 
+use super::FILE_KEY;
 use crate::{
     LlmError,
+    sampler::GenerationConfig,
     tokenizer::{BpeVocab, PieceType, PreTokenizer, SpVocab, Tokenizer},
 };
 
 /// The tokenizer of a GGUF file: a whole `tokenizer.json` under `tokenizer.huggingface.json`, a
-/// SentencePiece vocabulary (`llama`) or a byte-level one (`gpt2`). `None` when the file has no tokenizer.
+/// SentencePiece vocabulary (`llama`), a byte-level one (`gpt2`), or a tiktoken file as `trike convert` stores it. `None` when
+/// the file has no tokenizer.
 ///
 /// # Errors
 ///
@@ -19,7 +22,10 @@ pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
         Tokenizer::from_hf_json_bytes(json.as_bytes())?
     } else {
         match file.str("tokenizer.ggml.model")? {
-            None => return Ok(None),
+            None => match file.bytes(&format!("{FILE_KEY}tokenizer.model"))? {
+                Some(bytes) => Tokenizer::from_bytes(bytes)?,
+                None => return Ok(None),
+            },
             Some("llama") => Tokenizer::from_sentencepiece_vocab(&sentencepiece(file)?)?,
             Some("gpt2") => Tokenizer::from_byte_level_vocab(&byte_level(file)?)?,
             Some(other) => {
@@ -32,6 +38,52 @@ pub fn gguf_tokenizer(file: &Gguf) -> Result<Option<Tokenizer>, LlmError> {
         Some(adds_bos) => tokenizer.with_adds_bos(adds_bos),
         None => tokenizer,
     }))
+}
+
+/// The chat templates of a GGUF file by name.
+pub(crate) fn gguf_templates(file: &Gguf) -> Result<Vec<(&str, &str)>, LlmError> {
+    let mut named = Vec::new();
+    if let Some(text) = file.str("tokenizer.chat_template")? {
+        named.push(("default", text));
+    }
+    let names = file.strings("tokenizer.chat_templates")?;
+    for name in names.into_iter().flat_map(StringArray::iter) {
+        if let Some(text) = file.str(&format!("tokenizer.chat_template.{name}"))? {
+            named.push((name, text));
+        }
+    }
+    Ok(named)
+}
+
+/// The key of a sampling default.
+pub(crate) fn sampling_key(name: &str) -> String {
+    format!("general.sampling.{name}")
+}
+
+/// The sampling defaults of a GGUF file: those of its `generation_config.json`, if `trike convert` stored it, else the keys. A
+/// temperature of 0 is greedy decoding.
+pub(crate) fn gguf_generation(file: &Gguf) -> Result<GenerationConfig, LlmError> {
+    let key = format!("{FILE_KEY}generation_config.json");
+    if let Some(text) = file.str(&key)? {
+        return GenerationConfig::from_json(text).map_err(|error| LlmError::Config {
+            path: file.path().to_owned(),
+            key,
+            expected: "a generation configuration".to_owned(),
+            got: error.to_string(),
+        });
+    }
+    let float = |name: &str| file.f32(&sampling_key(name));
+    let temperature = float("temp")?;
+    let top_k = file.i64(&sampling_key("top_k"))?;
+    Ok(GenerationConfig {
+        do_sample: temperature.map(|temperature| temperature > 0.0),
+        temperature: temperature.filter(|temperature| *temperature > 0.0),
+        // Zero and negative numbers keep all tokens.
+        top_k: top_k.map(|k| usize::try_from(k).unwrap_or(0)),
+        top_p: float("top_p")?,
+        min_p: float("min_p")?,
+        repetition_penalty: float("penalty_repeat")?,
+    })
 }
 
 fn sentencepiece(file: &Gguf) -> Result<SpVocab, LlmError> {

@@ -4,9 +4,11 @@
 
 mod gguf;
 
+pub(crate) use gguf::{gguf_generation, gguf_templates, sampling_key};
+
 use std::path::{Path, PathBuf};
 
-use trike_format::{Gguf, StringArray, TensorSource as _};
+use trike_format::{Gguf, TensorSource as _};
 
 use crate::{
     LlmError, ModelFile, Tensors,
@@ -17,21 +19,30 @@ use crate::{
 
 pub use gguf::gguf_tokenizer;
 
+/// The default chat template of a model directory.
+pub(crate) const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// The vocabulary of a GGUF file in a model directory: a GGUF file without tensors.
+pub(crate) const TOKENIZER_GGUF: &str = "tokenizer.gguf";
+
+/// Tokenizers of a model directory; the first one found is used.
+pub(crate) const TOKENIZER_FILES: [&str; 4] =
+    ["tokenizer.json", "tokenizer.model", "tokenizer.bin", TOKENIZER_GGUF];
+
+/// Start of GGUF keys with whole files of a model directory: text as strings, other files as bytes.
+pub(crate) const FILE_KEY: &str = "trike.file.";
+
 /// The chat templates of a GGUF file, with its special tokens. `None` when it has no template.
 ///
 /// # Errors
 ///
 /// Keys of the wrong type, and a template that does not compile.
 pub fn gguf_chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<ChatTemplate>, LlmError> {
-    let mut named = Vec::new();
-    if let Some(text) = file.str("tokenizer.chat_template")? {
-        named.push(("default", text));
-    }
-    let names = file.strings("tokenizer.chat_templates")?;
-    for name in names.into_iter().flat_map(StringArray::iter) {
-        if let Some(text) = file.str(&format!("tokenizer.chat_template.{name}"))? {
-            named.push((name, text));
-        }
+    let named = gguf_templates(file)?;
+    if let Some(config) = file.str(&format!("{FILE_KEY}tokenizer_config.json"))? {
+        // It says more than the keys: the text of special tokens, and the other templates.
+        let default = named.iter().find(|(name, _)| *name == "default").map(|(_, text)| *text);
+        return Ok(ChatTemplate::from_tokenizer_config(config, default)?);
     }
     let Some(mut template) = ChatTemplate::from_named(named)? else { return Ok(None) };
     for (variable, key) in [
@@ -98,10 +109,7 @@ impl ModelFile {
         let none = || LlmError::NoTokenizer { path: self.path().to_owned() };
         match self.tensors() {
             Tensors::Hf(dir) => {
-                let path: PathBuf = ["tokenizer.json", "tokenizer.model", "tokenizer.bin"]
-                    .iter()
-                    .find_map(|f| dir.file(f))
-                    .ok_or_else(none)?;
+                let path: PathBuf = TOKENIZER_FILES.iter().find_map(|f| dir.file(f)).ok_or_else(none)?;
                 self.open_tokenizer(&path)
             }
             Tensors::Gguf(file) => gguf_tokenizer(file)?.ok_or_else(none),
@@ -130,12 +138,15 @@ impl ModelFile {
     ///
     /// # Errors
     ///
-    /// As [`GenerationConfig::read`].
+    /// As [`GenerationConfig::read`], and keys of the wrong type.
     pub fn generation_config(&self) -> Result<GenerationConfig, LlmError> {
-        let path = match self.tensors() {
-            Tensors::Hf(dir) => dir.file("generation_config.json"),
-            Tensors::Gguf(_) | Tensors::Llama2c(_) => None,
-        };
-        Ok(path.map_or_else(|| Ok(GenerationConfig::default()), |path| GenerationConfig::read(&path))?)
+        match self.tensors() {
+            Tensors::Hf(dir) => match dir.file("generation_config.json") {
+                Some(path) => Ok(GenerationConfig::read(&path)?),
+                None => Ok(GenerationConfig::default()),
+            },
+            Tensors::Gguf(file) => gguf_generation(file),
+            Tensors::Llama2c(_) => Ok(GenerationConfig::default()),
+        }
     }
 }

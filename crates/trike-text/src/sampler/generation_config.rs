@@ -40,6 +40,15 @@ pub struct GenerationConfig {
 }
 
 impl GenerationConfig {
+    /// The content of a `generation_config.json`.
+    ///
+    /// # Errors
+    ///
+    /// When it is not a JSON object or has values of the wrong types.
+    pub fn from_json(text: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(text)
+    }
+
     /// Reads a `generation_config.json`.
     ///
     /// # Errors
@@ -49,7 +58,7 @@ impl GenerationConfig {
         let failed = |source| GenerationConfigError::Io { path: path.to_owned(), source };
         let mut text = String::new();
         File::open(path).and_then(|file| file.take(MAX_BYTES).read_to_string(&mut text)).map_err(failed)?;
-        serde_json::from_str(&text)
+        Self::from_json(&text)
             .map_err(|source| GenerationConfigError::Malformed { path: path.to_owned(), source })
     }
 }

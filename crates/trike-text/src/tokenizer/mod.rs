@@ -117,6 +117,57 @@ impl fmt::Debug for Tokenizer {
     }
 }
 
+/// Formats of tokenizer files, told apart by their first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FileFormat {
+    Json,
+    Gguf,
+    Tiktoken,
+    Llama2c,
+    SentencePiece,
+}
+
+impl FileFormat {
+    fn of(bytes: &[u8]) -> Option<Self> {
+        Some(match bytes {
+            _ if bytes.trim_ascii_start().starts_with(b"{") => Self::Json,
+            [b'G', b'G', b'U', b'F', ..] => Self::Gguf,
+            _ if is_tiktoken(bytes) => Self::Tiktoken,
+            // The i32 in llama2.c's header is small, so its upper half is zero; in a `.model`, the
+            // second byte is the length of the first piece, which has a name, a score and a type.
+            [_, _, 0, 0, ..] => Self::Llama2c,
+            [0x0a, ..] => Self::SentencePiece,
+            _ => return None,
+        })
+    }
+}
+
+impl SpVocab {
+    /// The vocabulary of a SentencePiece `.model` or of a llama2.c file; `None` for a file of another format.
+    ///
+    /// # Errors
+    ///
+    /// As [`Tokenizer::from_sentencepiece`](Tokenizer::from_sentencepiece) and
+    /// [`Tokenizer::from_llama2c`](Tokenizer::from_llama2c).
+    pub fn read(bytes: &[u8]) -> Result<Option<Self>, TokenizerError> {
+        Ok(match FileFormat::of(bytes) {
+            Some(FileFormat::SentencePiece) => Some(proto::parse(bytes)?.vocab),
+            Some(FileFormat::Llama2c) => {
+                let mut vocab = llama2c::parse(bytes)?;
+                // llama2.c writes spaces as they are.
+                vocab.tokens.iter_mut().for_each(|token| *token = token.replace(' ', spm::SPACE_SYMBOL));
+                // And line feeds around the names of control tokens.
+                let named = vocab.tokens.iter_mut().zip(&vocab.types);
+                for (token, _) in named.filter(|(_, kind)| **kind == PieceType::Control) {
+                    *token = token.trim_matches('\n').to_owned();
+                }
+                Some(vocab)
+            }
+            Some(FileFormat::Json | FileFormat::Tiktoken | FileFormat::Gguf) | None => None,
+        })
+    }
+}
+
 impl Tokenizer {
     /// Opens a tokenizer file of any supported format, or a directory with `tokenizer.json` or
     /// `tokenizer.model`.
@@ -277,20 +328,25 @@ impl Tokenizer {
         .with_special(vocab.bos, vocab.eos.clone())
     }
 
-    fn from_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
-        let remedy = "pass a tokenizer.json, a SentencePiece or tiktoken .model or a llama2.c .bin";
-        match bytes {
-            _ if bytes.trim_ascii_start().starts_with(b"{") => Self::from_hf_json_bytes(bytes),
-            [b'G', b'G', b'U', b'F', ..] => Err(TokenizerError::unsupported(
+    /// [`open`](Self::open) on the content of a file.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open).
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, TokenizerError> {
+        match FileFormat::of(bytes) {
+            Some(FileFormat::Json) => Self::from_hf_json_bytes(bytes),
+            Some(FileFormat::Gguf) => Err(TokenizerError::unsupported(
                 "a GGUF file as a tokenizer",
                 "a GGUF model uses its own tokenizer; for another model, pass that model's tokenizer",
             )),
-            _ if is_tiktoken(bytes) => Self::from_tiktoken_bytes(bytes),
-            // The i32 in llama2.c's header is small, so its upper half is zero; in a `.model`, the
-            // second byte is the length of the first piece, which has a name, a score and a type.
-            [_, _, 0, 0, ..] => Self::from_llama2c_bytes(bytes),
-            [0x0a, ..] => Self::from_sentencepiece_bytes(bytes),
-            _ => Err(TokenizerError::unsupported("this file's format", remedy)),
+            Some(FileFormat::Tiktoken) => Self::from_tiktoken_bytes(bytes),
+            Some(FileFormat::Llama2c) => Self::from_llama2c_bytes(bytes),
+            Some(FileFormat::SentencePiece) => Self::from_sentencepiece_bytes(bytes),
+            None => {
+                let remedy = "pass a tokenizer.json, a SentencePiece or tiktoken .model or a llama2.c .bin";
+                Err(TokenizerError::unsupported("this file's format", remedy))
+            }
         }
     }
 

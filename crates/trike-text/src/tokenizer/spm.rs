@@ -55,6 +55,12 @@ impl PieceType {
             _ => return None,
         })
     }
+
+    /// The number of the type in the file format.
+    #[must_use]
+    pub fn number(self) -> u32 {
+        self as u32 + 1
+    }
 }
 
 /// A SentencePiece BPE vocabulary, from any file format.

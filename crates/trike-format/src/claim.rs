@@ -1,0 +1,183 @@
+//! Outputs that appear whole or not at all, written by one process at a time.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File, TryLockError},
+    path::{Path, PathBuf},
+};
+
+use crate::{FormatError, spill::io_error};
+
+/// Name of the file that marks a directory of [`Claim::staging`], so that nothing else is ever removed.
+const MARK: &str = ".trike-staging";
+
+/// The right to create an output, for one process at a time.
+///
+/// A lock is held on a hidden file next to the output. After a crash the system releases it, and the next claim
+/// removes what the crashed process left.
+///
+/// ```
+/// use trike_format::Claim;
+///
+/// # let dir = tempfile::tempdir()?;
+/// let output = dir.path().join("models/new");
+/// let claim = Claim::new(&output)?;
+/// assert!(Claim::new(&output).is_err(), "another process is writing it");
+/// let staging = claim.staging()?;
+/// std::fs::write(staging.join("config.json"), "{}")?;
+/// assert!(!output.exists());
+/// claim.publish()?;
+/// assert!(output.join("config.json").exists());
+/// assert!(Claim::new(&output).is_err(), "it exists");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Claim {
+    output: PathBuf,
+    lock: PathBuf,
+    /// Locked until it is dropped.
+    _file: File,
+}
+
+impl Claim {
+    /// Claims `output`, which must not exist; creates the directories above it.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Write`] if it exists or another process has claimed it; [`FormatError::Io`].
+    pub fn new(output: &Path) -> Result<Self, FormatError> {
+        // Trailing separators are ignored.
+        let output: PathBuf = output.components().collect();
+        let refuse = |reason: &str, remedy: &str| FormatError::Write {
+            path: output.clone(),
+            what: "the output".to_owned(),
+            reason: reason.to_owned(),
+            remedy: remedy.to_owned(),
+        };
+        let Some(name) = output.file_name() else {
+            return Err(refuse("the path has no file name", "give the path of a new file or directory"));
+        };
+        let mut hidden = OsString::from(".");
+        hidden.push(name);
+        hidden.push(".lock");
+        let lock = output.with_file_name(hidden);
+        if let Some(parent) = output.parent().filter(|parent| !parent.as_os_str().is_empty()) {
+            fs::create_dir_all(parent).map_err(|e| io_error(parent, "create", e))?;
+        }
+        let file = File::options().create(true).truncate(false).write(true).open(&lock);
+        let file = file.map_err(|e| io_error(&lock, "create", e))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(refuse(
+                    "another process is writing it",
+                    "wait for that process or choose another output",
+                ));
+            }
+            Err(TryLockError::Error(e)) => return Err(io_error(&lock, "lock", e)),
+        }
+        let claim = Self { output: output.clone(), lock, _file: file };
+        if output.exists() {
+            return Err(refuse("it exists", "remove it or choose another output"));
+        }
+        Ok(claim)
+    }
+
+    fn staging_path(&self) -> PathBuf {
+        let mut name = self.output.file_name().unwrap_or_default().to_owned();
+        name.push(".incomplete");
+        self.output.with_file_name(name)
+    }
+
+    /// A new directory next to the output, to be filled and then [published](Self::publish). What an earlier process left
+    /// there is removed.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Write`] if something else has its name; [`FormatError::Io`].
+    pub fn staging(&self) -> Result<PathBuf, FormatError> {
+        let path = self.staging_path();
+        if path.exists() {
+            if !path.join(MARK).is_file() {
+                return Err(FormatError::Write {
+                    path,
+                    what: "the unfinished output".to_owned(),
+                    reason: "something else has this name".to_owned(),
+                    remedy: "move it or choose another output".to_owned(),
+                });
+            }
+            fs::remove_dir_all(&path).map_err(|e| io_error(&path, "remove", e))?;
+        }
+        fs::create_dir(&path).map_err(|e| io_error(&path, "create", e))?;
+        fs::write(path.join(MARK), []).map_err(|e| io_error(&path, "write", e))?;
+        Ok(path)
+    }
+
+    /// Renames the directory of [`staging`](Self::staging) to the output.
+    ///
+    /// # Errors
+    ///
+    /// [`FormatError::Io`].
+    pub fn publish(self) -> Result<(), FormatError> {
+        let staging = self.staging_path();
+        fs::remove_file(staging.join(MARK)).map_err(|e| io_error(&staging, "write", e))?;
+        fs::rename(&staging, &self.output).map_err(|e| io_error(&self.output, "create", e))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let staging = self.staging_path();
+        if staging.join(MARK).is_file() {
+            // Best effort: the next claim removes it.
+            let _ = fs::remove_dir_all(&staging);
+        }
+        let _ = fs::remove_file(&self.lock);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_process_left_is_removed_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let output = dir.path().join("out");
+        let claim = Claim::new(&output).unwrap();
+        let staging = claim.staging().unwrap();
+        fs::write(staging.join("half"), "x").unwrap();
+        // Killed: neither dropped nor published.
+        let (lock, left) = (claim.lock.clone(), staging.clone());
+        std::mem::forget(claim);
+        assert!(lock.exists() && left.exists());
+        let message = Claim::new(&output).unwrap_err().to_string();
+        assert!(message.contains("another process is writing it"), "{message}");
+        // The system releases the lock of a dead process; here the file is replaced instead.
+        fs::remove_file(&lock).unwrap();
+        let claim = Claim::new(&output).unwrap();
+        assert!(!claim.staging().unwrap().join("half").exists());
+        drop(claim);
+        assert!(!lock.exists() && !left.exists() && !output.exists());
+
+        fs::create_dir(&left).unwrap();
+        fs::write(left.join("mine"), "x").unwrap();
+        let claim = Claim::new(&output).unwrap();
+        let message = claim.staging().unwrap_err().to_string();
+        assert!(message.contains("something else has this name"), "{message}");
+        drop(claim);
+        assert!(left.join("mine").exists());
+    }
+
+    #[test]
+    fn paths_without_a_name_are_refused() {
+        for path in ["/", "..", ""] {
+            assert!(Claim::new(Path::new(path)).is_err(), "{path:?}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let claim = Claim::new(&dir.path().join("slash/")).unwrap();
+        claim.staging().unwrap();
+        claim.publish().unwrap();
+        assert!(dir.path().join("slash").is_dir());
+    }
+}
