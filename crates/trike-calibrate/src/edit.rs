@@ -175,6 +175,7 @@ struct Entry {
 /// Those of [`edit_tensor`]; [`CalibrateError::Edit`] when the tensor is not ternary, and I/O and format errors, for
 /// example when a compressed encoding has no room for another nonzero.
 pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditReport, CalibrateError> {
+    check_directory(dir)?;
     let mut journal = journal(dir)?;
     let (hf, mut trits) = open(dir, tensor)?;
     let undo = edit_tensor(&mut trits, changes)?;
@@ -206,6 +207,7 @@ pub fn edit_file(dir: &Path, tensor: &str, changes: &[Change]) -> Result<EditRep
 ///
 /// [`CalibrateError::Edit`] when there are fewer, and I/O and format errors.
 pub fn undo_edits(dir: &Path, steps: usize) -> Result<EditReport, CalibrateError> {
+    check_directory(dir)?;
     let mut journal = journal(dir)?;
     if steps == 0 || journal.len() < steps {
         return Err(EditError::Undo { asked: steps, made: journal.len() }.into());
@@ -236,6 +238,11 @@ fn open(dir: &Path, name: &str) -> Result<(HfDir, TritTensor), CalibrateError> {
             Err(EditError::NotTernary { tensor: name.to_owned(), kind }.into())
         }
     }
+}
+
+/// Refuses a file; a path that does not exist is refused when it is opened.
+fn check_directory(path: &Path) -> Result<(), CalibrateError> {
+    if path.is_file() { Err(EditError::NotADirectory { path: path.to_owned() }.into()) } else { Ok(()) }
 }
 
 fn journal(dir: &Path) -> Result<Vec<Entry>, CalibrateError> {

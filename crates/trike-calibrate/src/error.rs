@@ -86,6 +86,12 @@ pub enum CalibrateError {
         /// The closest achievable budget.
         closest: String,
     },
+    /// Every layer is ternary already.
+    #[error("{}: every layer is ternary already: quantize the dense model that it was made from", path.display())]
+    AlreadyTernary {
+        /// The model.
+        path: PathBuf,
+    },
     /// The output exists.
     #[error("{} exists: remove it or choose another output", path.display())]
     OutputExists {
@@ -238,6 +244,12 @@ pub enum EditError {
     Value {
         /// The given value.
         got: f32,
+    },
+    /// A file where the directory of a packed model is expected.
+    #[error("{}: a file; edits change the directory of a packed model", path.display())]
+    NotADirectory {
+        /// The path.
+        path: PathBuf,
     },
     /// A value for a weight of a matrix whose inputs are rotated.
     #[error(

@@ -39,23 +39,30 @@ const LEAST_TOKENS: usize = 16;
 ///
 /// # Errors
 ///
-/// [`CalibrateError::OutputExists`], [`CalibrateError::Config`] for incompatible options,
+/// [`CalibrateError::OutputExists`], [`CalibrateError::AlreadyTernary`], [`CalibrateError::Config`] for incompatible options,
 /// [`CalibrateError::CalibrationText`] for too little text, [`CalibrateError::Quantize`] for a weight, and errors of
 /// reading, running and writing. `input` is never modified.
 ///
 /// ```
 /// # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
 /// # let dir = tempfile::tempdir()?;
-/// # let out = dir.path().join("ternary");
-/// use trike_calibrate::{Calibration, ModelQuantizationConfig, quantize};
+/// # let (dense, out) = (dir.path().join("dense"), dir.path().join("ternary"));
+/// use trike_calibrate::{Calibration, ModelQuantizationConfig, QuantizeMethod, quantize};
 /// use trike_llm::{LanguageModel, ModelFile};
+/// use trike_quant::ScaleRule;
 ///
-/// let model = ModelFile::open(path)?;
+/// # use trike_llm::{ConvertOptions, EmbeddingStorage, Target, convert};
+/// # let options = ConvertOptions::new(Target::F16).with_embeddings(EmbeddingStorage::F16);
+/// # convert(&ModelFile::open(path)?, &dense, &options, &mut |_, _| ())?;
+/// let model = ModelFile::open(&dense)?;
 /// let text = Calibration::Generated { sequences: 1, seed: 1 };
-/// let report = quantize(&model, &out, &text, &ModelQuantizationConfig::planes(2), &mut |_, _| ())?;
-// This model is already ternary and is not changed.
-/// assert_eq!(report.ternary.layers, 0);
-/// assert!(LanguageModel::load(&out).is_ok());
+/// let rounded = ModelQuantizationConfig::planes(1).with_method(QuantizeMethod::Round(ScaleRule::LeastSquares));
+/// let report = quantize(&model, &out, &text, &rounded, &mut |_, _| ())?;
+/// assert_eq!(report.ternary.layers, 28);
+/// // The result has nothing left to quantize.
+/// let ternary = ModelFile::open(&out)?;
+/// assert!(quantize(&ternary, &dir.path().join("again"), &text, &rounded, &mut |_, _| ()).is_err());
+/// # assert!(LanguageModel::load(&out).is_ok());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn quantize(
@@ -67,6 +74,7 @@ pub fn quantize(
 ) -> Result<QuantizeReport, CalibrateError> {
     config.validate()?;
     refuse_existing(output)?;
+    refuse_ternary(input)?;
     let ids = match rewrite::needs_text(config) {
         false => Vec::new(),
         true => calibration_ids(input, calibration, config)?,
@@ -80,6 +88,16 @@ pub(crate) fn refuse_existing(output: &Path) -> Result<(), CalibrateError> {
         true => Err(CalibrateError::OutputExists { path: output.to_owned() }),
         false => Ok(()),
     }
+}
+
+/// Refuses a model that has nothing to quantize.
+pub(crate) fn refuse_ternary(input: &ModelFile) -> Result<(), CalibrateError> {
+    for name in input.weights().into_iter().filter(|name| name.is_block_matrix()) {
+        if !input.is_online_ternary(name) && !input.info(name)?.kind.is_ternary() {
+            return Ok(());
+        }
+    }
+    Err(CalibrateError::AlreadyTernary { path: input.path().to_owned() })
 }
 
 /// [`quantize()`] with a tokenized text.

@@ -3,6 +3,10 @@
 //! The libraries name fields, values and remedies, but are independent of the command line. This module maps both to
 //! flags; it also distinguishes wrong usage from other failures, by type and never by text.
 
+use clap::{
+    CommandFactory,
+    error::{ContextKind, ContextValue},
+};
 use trike::{
     CalibrateError, LlmError,
     calibrate::{ConfigError, EditError, FoldError},
@@ -12,6 +16,31 @@ use trike::{
     quant::QuantError,
     text::{chat::ChatError, sampler::SamplerError, tokenizer::TokenizerError},
 };
+
+/// A value that is not a number, in words: the parsers of numbers say "invalid digit found in string".
+pub(crate) fn reword(error: clap::Error) -> clap::Error {
+    let Some(cause) = std::error::Error::source(&error) else { return error };
+    let expected = if let Some(error) = cause.downcast_ref::<std::num::ParseIntError>() {
+        match error.kind() {
+            std::num::IntErrorKind::PosOverflow => "a smaller number",
+            _ => "a whole number, 0 or more",
+        }
+    } else if cause.is::<std::num::ParseFloatError>() {
+        "a number"
+    } else {
+        return error;
+    };
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let (Some(value), Some(argument)) = (text(ContextKind::InvalidValue), text(ContextKind::InvalidArg))
+    else {
+        return error;
+    };
+    let message = format!("invalid value '{value}' for '{argument}': expected {expected}");
+    crate::args::Cli::command().error(clap::error::ErrorKind::ValueValidation, message)
+}
 
 /// The library error found in an error chain.
 enum Refusal<'a> {
@@ -152,6 +181,12 @@ fn of_calibrate(error: &CalibrateError) -> Option<String> {
         }
         CalibrateError::OutputExists { .. } | CalibrateError::NotOurs { .. } => {
             "choose another output with --output"
+        }
+        CalibrateError::AlreadyTernary { .. } => {
+            "choose a dense model with -m; `trike convert` changes the format of this one"
+        }
+        CalibrateError::Edit(EditError::NotADirectory { .. }) => {
+            "`trike convert FILE DIR --to trike` makes such a directory"
         }
         CalibrateError::Format(error) => return of_format(error),
         _ => return None,

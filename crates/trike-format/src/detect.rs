@@ -1,10 +1,6 @@
 //! Detection of the kind of a model file.
 
-use std::{
-    fs::File,
-    io::{ErrorKind, Read},
-    path::Path,
-};
+use std::{fs::File, io::Read, path::Path};
 
 use crate::{
     FormatError, hf, llama2c,
@@ -44,7 +40,7 @@ pub fn detect(path: impl AsRef<Path>) -> Result<FileKind, FormatError> {
     let path = path.as_ref();
     let not = |found: &str, remedy: &str| Err(look::not_a_model(path, found, remedy));
     let Some(metadata) = look::target(path)? else {
-        return Err(io_error(path, "open", ErrorKind::NotFound.into()));
+        return Err(look::missing(path));
     };
     if metadata.is_dir() {
         if look::regular(&path.join(hf::CONFIG))?.is_some() {

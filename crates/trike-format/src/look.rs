@@ -36,12 +36,17 @@ pub(crate) fn regular(path: &Path) -> Result<Option<Metadata>, FormatError> {
 /// The metadata of a nonempty regular file.
 pub(crate) fn content(path: &Path) -> Result<Metadata, FormatError> {
     match regular(path)? {
-        None => Err(io_error(path, "open", ErrorKind::NotFound.into())),
+        None => Err(missing(path)),
         Some(metadata) if metadata.len() == 0 => {
             Err(not_a_model(path, "an empty file", "finish the download"))
         }
         Some(metadata) => Ok(metadata),
     }
+}
+
+/// The error for a path that does not exist. The system's message would differ between systems.
+pub(crate) fn missing(path: &Path) -> FormatError {
+    io_error(path, "open", std::io::Error::new(ErrorKind::NotFound, "no such file or directory"))
 }
 
 /// The first bytes of a Git LFS pointer file.

@@ -89,6 +89,12 @@ pub enum LlmError {
     /// No sequence of the text has two tokens or more.
     #[error("nothing to score: no sequence of the text has two tokens or more")]
     NothingToScore,
+    /// A task file without a question.
+    #[error("{}: no questions: expected one JSON object per line", path.display())]
+    NoQuestions {
+        /// The file.
+        path: PathBuf,
+    },
     /// A logit is infinite or NaN.
     #[error(
         "logit {index} of token {token} is {value}: the weights are damaged or overflow in this precision"

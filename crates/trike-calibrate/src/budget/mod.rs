@@ -7,6 +7,7 @@ mod options;
 mod search;
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     fs,
     path::{Path, PathBuf},
 };
@@ -14,18 +15,19 @@ use std::{
 use trike_cpu::Cpu;
 use trike_llm::{ModelFile, WeightSource};
 use trike_nn::{ActivationPrecision, CpuBackend, WeightName};
-use trike_quant::QuantError;
+use trike_quant::{MatrixView, QuantError, QuantizeConfig, quantize_matrix};
 
 use self::allot::{plan, solve, solve_loss};
 pub use self::options::{Budget, PlanOptions};
 use crate::{
-    CalibrateError, Calibration, ConfigError, ModelQuantizationConfig, Plan, Planning, QuantizeReport,
-    Sensitivity,
-    assemble::stored_bytes,
+    CalibrateError, Calibration, ConfigError, LayerChoice, Measured, ModelQuantizationConfig, Plan, Planning,
+    QuantizeReport, Sensitivity, Stored,
+    assemble::{HEAD_GROUP, stored_bytes},
     error::io,
-    quantize::{calibration_ids, quantize_ids, refuse_existing},
+    quantize::{calibration_ids, quantize_ids, refuse_existing, refuse_ternary},
     rewrite::Prepared,
     store,
+    weights::is_convertible,
 };
 
 /// Tokens for the measurement of sensitivities.
@@ -56,6 +58,7 @@ pub fn quantize_to(
     let mut planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
         progress("scaling the inputs of layers", done, total);
     })?;
+    planner.check_smallest()?;
     let sensitivities = planner.sensitivities(progress)?;
     match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.allotted(sensitivities, progress),
@@ -80,6 +83,7 @@ pub fn plan_for(
     let planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
         progress("scaling the inputs of layers", done, total);
     })?;
+    planner.check_smallest()?;
     let sensitivities = planner.sensitivities(progress)?;
     let chosen = match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.within_or_clean(&sensitivities)?,
@@ -115,6 +119,7 @@ impl<'a> Planner<'a> {
         let budget = options.budget;
         config.validate()?;
         refuse_existing(output)?;
+        refuse_ternary(input)?;
         if config.prune.is_some() {
             return Err(ConfigError::BudgetPruned.into());
         }
@@ -199,6 +204,45 @@ impl<'a> Planner<'a> {
         let text = serde_json::to_vec(&measured).map_err(|e| io(&path)(e.into()))?;
         fs::write(&path, text).map_err(io(&path))?;
         Ok(measured)
+    }
+
+    /// Refuses a budget of bytes or bits below what the shapes allow, before anything is measured.
+    fn check_smallest(&self) -> Result<(), CalibrateError> {
+        if !matches!(self.budget, Budget::Bits(_) | Budget::Bytes(_)) {
+            return Ok(());
+        }
+        let mut smallest: HashMap<(usize, usize), u64> = HashMap::new();
+        let mut layers = Vec::new();
+        for name in self.input().weights().into_iter().filter(|name| name.is_block_matrix()) {
+            let info = self.input().info(name)?;
+            if !is_convertible(self.input(), &self.config, name)? {
+                continue;
+            }
+            let &[rows, cols] = info.shape.as_slice() else { continue };
+            let bytes = match smallest.entry((rows, cols)) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(place) => *place.insert(self.smallest(rows, cols)),
+            };
+            let stored = Stored::of(&LayerChoice::Int8);
+            let choices = vec![Measured { stored, bytes, kl: 0.0 }];
+            layers.push(Sensitivity { layer: name.to_string(), weights: info.elements(), choices });
+        }
+        // A plan without layers is another error.
+        if layers.is_empty() { Ok(()) } else { self.within(&layers).map(drop) }
+    }
+
+    /// The bytes of the smallest candidate for a matrix of a shape; 0 for a layout that least squares does not fit.
+    fn smallest(&self, rows: usize, cols: usize) -> u64 {
+        let zeros = vec![0.0; rows * cols];
+        let int8 = rows * cols + 2 * rows * cols.div_ceil(HEAD_GROUP.min(cols));
+        let mut smallest = int8 as u64;
+        for &granularity in &self.options.groups {
+            let layout = self.config.layout.with_depth(1).with_granularity(granularity);
+            let config = QuantizeConfig::default().with_layout(layout);
+            let trits = MatrixView::new(rows, cols, &zeros).and_then(|view| quantize_matrix(view, &config));
+            smallest = smallest.min(trits.map_or(0, |(trits, _)| trits.bytes() as u64));
+        }
+        smallest
     }
 
     /// Bytes and weights of the `wanted` tensors that are not part of the plan.

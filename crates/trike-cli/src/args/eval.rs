@@ -12,8 +12,8 @@ use super::{
 
 /// Evaluate a model on multiple-choice tasks and texts
 ///
-/// Each line of a task is a JSON object: `context`, `choices`, `answer` (an index); or BLiMP (`sentence_good`,
-/// `sentence_bad`), HellaSwag (`ctx`, `endings`, `label`), PIQA (`goal`, `sol1`, `sol2`, `label`), ARC (`question`,
+/// Each line of a task is a JSON object: `context` or `question` (MMLU), `choices`, `answer` (an index); or BLiMP
+/// (`sentence_good`, `sentence_bad`), HellaSwag (`ctx`, `endings`, `label`), PIQA (`goal`, `sol1`, `sol2`, `label`), ARC (`question`,
 /// `answerKey`). Prints the accuracy by likelihood, the accuracy by likelihood per byte, each with its standard error, and
 /// the chance level.
 #[derive(Args, Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) tokenizer: TokenizerArg,
     /// Task files, one JSON object per line
-    #[arg(short, long, required_unless_present = "text", num_args = 1..)]
+    #[arg(short, long, num_args = 1..)]
     pub(crate) tasks: Vec<PathBuf>,
     /// UTF-8 text files for perplexity
     #[arg(long, num_args = 1..)]

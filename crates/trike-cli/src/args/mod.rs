@@ -192,9 +192,9 @@ pub(crate) struct ChatArgs {
     /// System prompt
     #[arg(long, env = "TRIKE_SYSTEM", hide_env_values = true)]
     pub(crate) system: Option<String>,
-    /// Jinja chat template file [default: the model's own]
+    /// Jinja chat template: a file, or the text itself [default: the model's own]
     #[arg(long, env = "TRIKE_CHAT_TEMPLATE", hide_env_values = true)]
-    pub(crate) chat_template: Option<PathBuf>,
+    pub(crate) chat_template: Option<String>,
     /// Maximum number of new tokens per answer; the conversation is trimmed to leave room for them
     #[arg(short = 'n', long, default_value_t = 512, env = "TRIKE_MAX_TOKENS", hide_env_values = true)]
     pub(crate) max_tokens: usize,

@@ -103,6 +103,12 @@ pub(super) fn threads() -> impl TypedValueParser<Value = usize> {
     value_parser!(u64).range(0..=MAX_THREADS as u64).map(|n| n as usize)
 }
 
+/// Parses a count that cannot be 0.
+pub(super) fn positive(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|&number| number > 0);
+    number.ok_or_else(|| "expected a whole number, 1 or more".to_owned())
+}
+
 /// The name of a split.
 pub(crate) fn split_name(split: Split) -> &'static str {
     SPLITS.iter().find(|(_, value)| *value == split).map_or("", |(name, _)| name)

@@ -12,7 +12,7 @@ use trike::{
 
 use super::{
     HeadStorage, JsonArg, ModelArg, TokenizerArg,
-    names::{GROUPS, HEAD_STORAGE, Names, SPLITS, one_of, threads},
+    names::{GROUPS, HEAD_STORAGE, Names, SPLITS, one_of, positive, threads},
 };
 
 /// Quantization method.
@@ -221,7 +221,7 @@ pub(crate) struct QuantizeArgs {
     #[arg(long, default_value = "stored", value_parser = one_of(HEAD_STORAGE))]
     pub(crate) head: HeadStorage,
     /// Maximum number of calibration sequences, or the number to generate without a text
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value_t = 128, value_parser = positive)]
     pub(crate) sequences: usize,
     /// How texts are split into sequences [default: stories if the text contains `<|endoftext|>`, else window]
     #[arg(long, value_parser = one_of(SPLITS))]

@@ -58,8 +58,14 @@ pub(crate) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
 
 /// The given template, or the model's own.
 fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
-    if let Some(path) = &args.chat_template {
-        let source = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    if let Some(given) = &args.chat_template {
+        // A text with Jinja's braces is the template itself.
+        let source = match ["{%", "{{"].iter().any(|braces| given.contains(braces)) {
+            true => given.clone(),
+            false => {
+                std::fs::read_to_string(given).with_context(|| format!("cannot read the template {given}"))?
+            }
+        };
         return Ok(ChatTemplate::from_source(&source)?.with_tokens_of(tokenizer));
     }
     file.chat_template(tokenizer)?.with_context(|| {

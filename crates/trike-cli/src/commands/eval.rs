@@ -51,6 +51,11 @@ pub(crate) struct TextOutcome {
 
 /// Evaluates all tasks and scores all texts.
 pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> {
+    if args.tasks.is_empty() && args.text.is_empty() {
+        return Err(super::conflict(
+            "nothing to evaluate: give task files with --tasks, texts with --text, or both",
+        ));
+    }
     let path = args.model.path(quiet)?;
     let mut tasks = Vec::with_capacity(args.tasks.len());
     for file in &args.tasks {

@@ -1,6 +1,9 @@
 //! Location of the bundled model.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 use anyhow::bail;
 
@@ -10,11 +13,13 @@ const PLACE: &str = "models/tiny";
 /// The working directory, then every directory above the executable, nearest first: `target/release` is in the
 /// repository, and a release has `models` next to the executable.
 fn places() -> Vec<PathBuf> {
+    let mut seen = HashSet::new();
     let executable = std::env::current_exe().and_then(|path| path.canonicalize()).unwrap_or_default();
     std::env::current_dir()
         .into_iter()
         .chain(executable.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty()).map(Path::to_owned))
         .map(|dir| dir.join(PLACE))
+        .filter(|place| seen.insert(place.clone()))
         .collect()
 }
 

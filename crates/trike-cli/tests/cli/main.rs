@@ -12,6 +12,7 @@ mod harness;
 #[cfg(feature = "hub")]
 mod hub_server;
 mod measure;
+mod messages;
 mod quantize;
 mod quantize_plan;
 mod reference;

@@ -216,7 +216,8 @@ fn what_cannot_be_done_is_refused_and_leaves_nothing() {
     let trike = Trike::new();
     let out = trike.path("out");
     let (short, empty) = (trike.write("short.txt", "Hi"), trike.write("empty.txt", ""));
-    let model = tiny();
+    let model = trike.path("dense");
+    trike.stdout(&["convert", &tiny(), &model, "--to", "f16", "--embeddings", "f16"]);
     let error = trike.fails(1, &["quantize", "-m", &model, "-o", &model, "-c", &short]);
     assert!(error.contains("exists"), "{error}");
     let error = trike.fails(1, &["quantize", "-m", &model, "-o", &out, "-c", &short]);
@@ -244,15 +245,20 @@ fn what_cannot_be_done_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn a_ternary_model_stays_as_it_is() {
+fn a_ternary_model_is_refused_before_anything_is_measured() {
     let trike = Trike::new();
     let out = trike.path("out");
-    let report = trike.json(&["quantize", "-m", &tiny(), "-o", &out, "--sequences", "1", "--json"]);
-    assert_eq!(report["ternary"]["layers"], 0);
-    assert!(report["layers"].as_array().unwrap().iter().all(|l| l["kept"] == "it is ternary already"));
-    let (_, before) = trike.logits(&tiny(), &[0, 405, 422], &[]);
-    let (_, after) = trike.logits(&out, &[0, 405, 422], &[]);
-    assert_eq!(before, after);
+    let plan = trike.path("plan.json");
+    for more in [
+        &["-o", &out][..],
+        &["-o", &out, "--max-ppl-ratio", "1.1"],
+        &["-o", &plan, "--bits", "2", "--plan-only"],
+    ] {
+        let error = trike.fails(1, &[&["quantize", "-m", &tiny(), "--sequences", "1"], more].concat());
+        assert!(error.contains("every layer is ternary already") && error.contains("-m"), "{error}");
+    }
+    let left: Vec<_> = std::fs::read_dir(trike.path("")).unwrap().collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[test]

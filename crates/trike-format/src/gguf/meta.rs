@@ -118,21 +118,21 @@ impl MetaValue {
         }
     }
 
-    /// The name of the type and, for an array, the number of elements.
+    /// The name of the type with the value: for a string its start, for an array the number of elements.
     pub fn describe(&self) -> String {
         match self {
-            Self::U8(_) => "u8".to_owned(),
-            Self::I8(_) => "i8".to_owned(),
-            Self::U16(_) => "u16".to_owned(),
-            Self::I16(_) => "i16".to_owned(),
-            Self::U32(_) => "u32".to_owned(),
-            Self::I32(_) => "i32".to_owned(),
-            Self::F32(_) => "f32".to_owned(),
-            Self::Bool(_) => "bool".to_owned(),
-            Self::Str(_) => "string".to_owned(),
-            Self::U64(_) => "u64".to_owned(),
-            Self::I64(_) => "i64".to_owned(),
-            Self::F64(_) => "f64".to_owned(),
+            Self::U8(v) => format!("u8 {v}"),
+            Self::I8(v) => format!("i8 {v}"),
+            Self::U16(v) => format!("u16 {v}"),
+            Self::I16(v) => format!("i16 {v}"),
+            Self::U32(v) => format!("u32 {v}"),
+            Self::I32(v) => format!("i32 {v}"),
+            Self::F32(v) => format!("f32 {v}"),
+            Self::Bool(v) => format!("bool {v}"),
+            Self::U64(v) => format!("u64 {v}"),
+            Self::I64(v) => format!("i64 {v}"),
+            Self::F64(v) => format!("f64 {v}"),
+            Self::Str(text) => format!("string {:?}", text.chars().take(40).collect::<String>()),
             Self::Array(a) => format!("array of {} {}", a.len(), a.element_name()),
         }
     }

@@ -75,7 +75,7 @@ impl TaskScore {
 ///
 /// | task | fields |
 /// |---|---|
-/// | any | `context`, `choices` (texts), `answer` (index) |
+/// | any, MMLU | `context` or `question`, `choices` (texts), `answer` (index) |
 /// | BLiMP | `sentence_good`, `sentence_bad` |
 /// | HellaSwag | `ctx`, `endings`, `label` |
 /// | PIQA | `goal`, `sol1`, `sol2`, `label` |
@@ -93,28 +93,44 @@ impl TaskScore {
 ///
 /// # Errors
 ///
-/// [`LlmError::Config`], which names `path` and the line, for a line in none of these formats.
+/// [`LlmError::Config`], which names `path` and the line, for a line in none of these formats; [`LlmError::NoQuestions`].
 pub fn read_questions(path: &Path, text: &str) -> Result<Vec<Question>, LlmError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    lines
+    let questions: Vec<Question> = lines
         .map(|(i, line)| {
-            let wrong = |got: String| LlmError::Config {
+            let wrong = |expected: String, got: String| LlmError::Config {
                 path: path.to_owned(),
                 key: format!("line {}", i + 1),
-                expected:
-                    "a question: {context, choices, answer}, or a line of BLiMP, HellaSwag, PIQA or ARC"
-                        .to_owned(),
+                expected,
                 got,
             };
-            let value: Value = serde_json::from_str(line).map_err(|e| wrong(e.to_string()))?;
-            let question = question(&value).filter(|q| q.options.len() > 1 && q.answer < q.options.len());
-            question.filter(|q| q.options.iter().all(|o| !o.trim().is_empty())).ok_or_else(|| {
+            let value: Value = serde_json::from_str(line)
+                .map_err(|e| wrong("a JSON object".to_owned(), format!("no JSON ({e})")))?;
+            let question = question(&value).ok_or_else(|| {
                 let keys =
                     value.as_object().map(|o| o.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
-                wrong(keys.map_or("no object".to_owned(), |keys| format!("an object with {keys}")))
-            })
+                wrong(
+                    "a question: {context, choices, answer}, or a line of BLiMP, HellaSwag, PIQA, ARC or MMLU".to_owned(),
+                    keys.map_or("no object".to_owned(), |keys| format!("an object with {keys}")),
+                )
+            })?;
+            let choices = question.options.len();
+            if choices < 2 {
+                return Err(wrong("two choices or more".to_owned(), choices.to_string()));
+            }
+            if question.answer >= choices {
+                return Err(wrong(format!("an answer from 0 to {}", choices - 1), question.answer.to_string()));
+            }
+            if let Some(empty) = question.options.iter().position(|option| option.trim().is_empty()) {
+                return Err(wrong("choices with text".to_owned(), format!("an empty choice {empty}")));
+            }
+            Ok(question)
         })
-        .collect()
+        .collect::<Result<_, _>>()?;
+    if questions.is_empty() {
+        return Err(LlmError::NoQuestions { path: path.to_owned() });
+    }
+    Ok(questions)
 }
 
 fn question(value: &Value) -> Option<Question> {
@@ -147,7 +163,8 @@ fn question(value: &Value) -> Option<Question> {
         });
     }
     Some(Question {
-        context: text("context")?,
+        // MMLU calls the context a question.
+        context: text("context").or_else(|| text("question"))?,
         options: texts(value.get("choices")?)?,
         answer: index("answer")?,
     })
@@ -228,6 +245,7 @@ mod tests {
     fn every_form_is_read() {
         let lines = [
             (r#"{"context": "A", "choices": ["b", "c"], "answer": 1}"#, "A", " b", 1),
+            (r#"{"question": "A", "choices": ["b", "c"], "answer": 1, "subject": "s"}"#, "A", " b", 1),
             (r#"{"sentence_good": "x y", "sentence_bad": "y x", "UID": "u"}"#, "", "x y", 0),
             (r#"{"ctx": "A", "endings": ["b", "c", "d"], "label": "2"}"#, "A", " b", 2),
             (r#"{"goal": "A", "sol1": "b", "sol2": "c", "label": 0}"#, "A", " b", 0),
@@ -250,9 +268,11 @@ mod tests {
             ("{", "line 1"),
             ("[]", "no object"),
             (r#"{"ctx": "A"}"#, "ctx"),
-            (r#"{"context": "A", "choices": ["b", "c"], "answer": 2}"#, "choices"),
-            (r#"{"context": "A", "choices": ["b"], "answer": 0}"#, "choices"),
-            (r#"{"context": "A", "choices": ["b", " "], "answer": 0}"#, "choices"),
+            (r#"{"context": "A", "choices": ["b", "c"], "answer": 2}"#, "an answer from 0 to 1, got 2"),
+            (r#"{"context": "A", "choices": ["b"], "answer": 0}"#, "two choices or more, got 1"),
+            (r#"{"context": "A", "choices": ["b", " "], "answer": 0}"#, "an empty choice 1"),
+            ("hello", "no JSON"),
+            (" \n\n", "no questions"),
         ] {
             let error = read_questions(Path::new("t"), bad).unwrap_err().to_string();
             assert!(error.contains(part), "{bad}: {error}");
