@@ -162,6 +162,35 @@ fn what_the_writer_writes_as_q2_0_the_independent_decoder_reads() {
 }
 
 #[test]
+fn a_file_cut_short_in_its_last_tensor_is_called_so_for_every_type() {
+    let mut rng = Rng::new(16);
+    let g = |size| Granularity::Group(size);
+    for (kind, group) in [
+        (GgufType::Tq1_0, GroupSize::G256),
+        (GgufType::Tq2_0, GroupSize::G256),
+        (GgufType::Q2_0G64, GroupSize::G64),
+        (GgufType::Q2_0G128, GroupSize::G128),
+    ] {
+        for tensors in [1, 2] {
+            let (_dir, path) = scratch();
+            let mut writer = GgufWriter::create(&path).unwrap();
+            for i in 0..tensors {
+                let tensor = ternary(&mut rng, 16, 512, g(group), Encoding::TwoBit);
+                writer.tensor(&format!("w{i}"), &tensor.into(), kind).unwrap();
+            }
+            writer.finish().unwrap();
+            let bytes = std::fs::read(&path).unwrap();
+            for cut in [33, 100, 1000] {
+                let error = open(&bytes[..bytes.len() - cut]).err().expect("it is cut");
+                let last = format!("w{}", tensors - 1);
+                assert!(matches!(error, FormatError::Truncated { .. }), "{kind:?} -{cut}: {error}");
+                assert!(error.to_string().contains(&last), "{kind:?} -{cut}: {error}");
+            }
+        }
+    }
+}
+
+#[test]
 fn the_block_size_of_q2_0_must_be_certain() {
     // One row of 128: 36 and 34 bytes, both padded to 64.
     let tiny = RawGguf::default().tensor("w", &[128], 42, &q2_0_blocks(&[1; 128], 64, |_| 0)[..34]);

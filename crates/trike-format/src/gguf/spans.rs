@@ -106,8 +106,38 @@ fn q2_0_size(header: &Header, spans: &[usize], last: Option<usize>) -> Result<Gg
         (true, false) => Ok(GgufType::Q2_0G64),
         (false, true) => Ok(GgufType::Q2_0G128),
         (true, true) => Err(format!("{because} both: use a TQ2_0 file of the model")),
-        (false, false) => Err(format!("{because} neither: the file is damaged or uses another block size")),
+        (false, false) => {
+            // A file cut short in its last tensor: the others decide, and the caller says what is missing.
+            let cut = |kind: &GgufType| is_cut(*kind, entries(), header, spans, last);
+            let sizes = [GgufType::Q2_0G64, GgufType::Q2_0G128];
+            // A last tensor that one of the sizes fills is whole: the file mixes them.
+            let whole = last.is_some_and(|i| {
+                let tensor = &header.tensors[i];
+                sizes.iter().any(|&kind| fits_exactly(kind, tensor, header, spans[i], true))
+            });
+            let mut sizes = sizes.into_iter().filter(|kind| !whole && cut(kind));
+            sizes
+                .next()
+                .ok_or_else(|| format!("{because} neither: the file is damaged or uses another block size"))
+        }
     }
+}
+
+/// Whether blocks of `kind` fill the spans of all `entries` but the last tensor of the file, whose span is too short for them.
+fn is_cut<'a>(
+    kind: GgufType,
+    mut entries: impl Iterator<Item = (usize, &'a RawTensor)>,
+    header: &Header,
+    spans: &[usize],
+    last: Option<usize>,
+) -> bool {
+    let mut short = false;
+    let fit = entries.all(|(i, tensor)| {
+        let is_short = last == Some(i) && kind.bytes(&tensor.shape).is_some_and(|bytes| bytes > spans[i]);
+        short |= is_short;
+        is_short || fits_exactly(kind, tensor, header, spans[i], last == Some(i))
+    });
+    fit && short
 }
 
 /// Whether blocks of `kind` fill the span of a tensor exactly. Writers align every tensor, often including the last one; nothing
@@ -120,8 +150,12 @@ fn fits_exactly(kind: GgufType, tensor: &RawTensor, header: &Header, span: usize
 /// `I2_S` if all such tensors have the size of the x86 layout, otherwise the reason why they are not read. The id determines
 /// neither the layout nor the program that wrote the file: other builds of llama.cpp used it for another type for a while.
 fn i2_s_layout(header: &Header, spans: &[usize], last: Option<usize>) -> Result<GgufType, String> {
-    let mut entries = header.tensors.iter().enumerate().filter(|(_, t)| t.type_id == I2_S_ID);
-    let misfit = entries.find(|&(i, t)| !fits_exactly(GgufType::I2S, t, header, spans[i], last == Some(i)));
+    let entries = || header.tensors.iter().enumerate().filter(|(_, t)| t.type_id == I2_S_ID);
+    // One tensor alone may be of another layout.
+    if entries().count() > 1 && is_cut(GgufType::I2S, entries(), header, spans, last) {
+        return Ok(GgufType::I2S);
+    }
+    let misfit = entries().find(|&(i, t)| !fits_exactly(GgufType::I2S, t, header, spans[i], last == Some(i)));
     match misfit {
         None => Ok(GgufType::I2S),
         Some((i, tensor)) => Err(format!(
