@@ -181,7 +181,7 @@ fn a_file_cut_short_in_its_last_tensor_is_called_so_for_every_type() {
             writer.finish().unwrap();
             let bytes = std::fs::read(&path).unwrap();
             for cut in [33, 100, 1000] {
-                let error = open(&bytes[..bytes.len() - cut]).err().expect("it is cut");
+                let error = open(&bytes[..bytes.len() - cut]).expect_err("it is cut");
                 let last = format!("w{}", tensors - 1);
                 assert!(matches!(error, FormatError::Truncated { .. }), "{kind:?} -{cut}: {error}");
                 assert!(error.to_string().contains(&last), "{kind:?} -{cut}: {error}");
