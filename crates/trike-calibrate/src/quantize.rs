@@ -3,6 +3,7 @@
 use std::{path::Path, time::Instant};
 
 use trike_cpu::Cpu;
+use trike_format::Claim;
 use trike_llm::{
     GenerateOptions, LanguageModel, LlmError, LoadOptions, ModelFile, WeightSource, hf_config,
     sampler::SamplerConfig, sequences,
@@ -75,6 +76,8 @@ pub fn quantize(
     config.validate()?;
     refuse_existing(output)?;
     refuse_ternary(input)?;
+    // Two runs would write to the same unfinished directory.
+    let _claim = Claim::new(output)?;
     let ids = match rewrite::needs_text(config) {
         false => Vec::new(),
         true => calibration_ids(input, calibration, config)?,

@@ -13,6 +13,7 @@ use std::{
 };
 
 use trike_cpu::Cpu;
+use trike_format::Claim;
 use trike_llm::{ModelFile, WeightSource};
 use trike_nn::{ActivationPrecision, CpuBackend, WeightName};
 use trike_quant::{MatrixView, QuantError, QuantizeConfig, quantize_matrix};
@@ -105,6 +106,8 @@ struct Planner<'a> {
     calibration: Vec<Vec<u32>>,
     held: Vec<Vec<u32>>,
     dir: PathBuf,
+    /// Two runs would write to the same unfinished directories.
+    _claim: Claim,
 }
 
 impl<'a> Planner<'a> {
@@ -120,6 +123,7 @@ impl<'a> Planner<'a> {
         config.validate()?;
         refuse_existing(output)?;
         refuse_ternary(input)?;
+        let claim = Claim::new(output)?;
         if config.prune.is_some() {
             return Err(ConfigError::BudgetPruned.into());
         }
@@ -146,6 +150,7 @@ impl<'a> Planner<'a> {
             calibration: all,
             held,
             dir: store::beside(output, ".plan"),
+            _claim: claim,
         })
     }
 

@@ -106,6 +106,30 @@ fn an_existing_output_and_paths_that_do_not_fit_are_refused() {
 }
 
 #[test]
+fn a_second_writer_to_a_path_is_refused() {
+    let trike = Trike::new();
+    let dense = trike.path("dense");
+    trike.stdout(&["convert", &tiny(), &dense, "--to", "f16", "--embeddings", "f16"]);
+    let (out, gguf) = (trike.path("out"), trike.path("out.gguf"));
+    let text = trike.write("text.txt", "Once upon a time there was a sea. ".repeat(20));
+    let first = [&out, &gguf].map(|path| trike::format::Claim::new(path.as_ref()).unwrap());
+    for args in [
+        vec!["convert", &dense, &out, "--to", "f16"],
+        vec!["convert", &dense, &gguf, "--to", "f16"],
+        vec!["quantize", "-m", &dense, "-o", &out, "-c", &text, "--method", "absmean", "--planes", "1"],
+        vec!["quantize", "-m", &dense, "-o", &out, "-c", &text, "--bits", "3"],
+    ] {
+        let error = trike.fails(1, &args);
+        assert!(error.contains("another process is writing it"), "{args:?}: {error}");
+    }
+    drop(first);
+    trike
+        .stdout(&["quantize", "-m", &dense, "-o", &out, "-c", &text, "--method", "absmean", "--planes", "1"]);
+    trike.stdout(&["convert", &dense, &gguf, "--to", "f16"]);
+    assert!(trike.fails(1, &["convert", &dense, &gguf, "--to", "f16"]).contains("exists"));
+}
+
+#[test]
 fn inspect_shows_every_tensor() {
     let trike = Trike::new();
     let json = trike.json(&["inspect", &tiny(), "--json"]);
