@@ -72,7 +72,7 @@ fn wrong_inputs_are_explained() {
             1,
             &["empty.txt", "no questions", "JSON object per line"],
         ),
-        (vec!["eval", "-m", "TINY", "--tasks", &no_json], 1, &["line 1", "no JSON"]),
+        (vec!["eval", "-m", "TINY", "--tasks", &no_json], 1, &["line 1", "not JSON"]),
         (vec!["eval", "-m", "TINY", "--tasks", &form], 1, &["line 1", "{context, choices, answer}", "foo"]),
         (vec!["eval", "-m", "TINY", "--tasks", &answer], 1, &["line 1", "an answer from 0 to 1, got 5"]),
         (vec!["eval", "-m", "TINY", "--tasks", &single], 1, &["two choices or more, got 1"]),

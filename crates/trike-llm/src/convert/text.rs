@@ -13,7 +13,10 @@ use trike_format::{
 use crate::{
     LlmError, ModelFile, Tensors,
     sampler::GenerationConfig,
-    text::{CHAT_TEMPLATE, FILE_KEY, TOKENIZER_FILES, TOKENIZER_GGUF, gguf_templates, sampling_key},
+    text::{
+        CHAT_TEMPLATE, FILE_KEY, SPECIAL_TOKENS, TOKENIZER_FILES, TOKENIZER_GGUF, gguf_templates,
+        sampling_key,
+    },
     tokenizer::SpVocab,
 };
 
@@ -140,12 +143,7 @@ fn write_gguf_text(writer: &HfDirWriter, file: &Gguf, with_tokenizer: bool) -> R
 fn tokenizer_config(file: &Gguf, templates: &[(&str, &str)]) -> Result<Value, LlmError> {
     let mut config = Map::new();
     let tokens = file.strings("tokenizer.ggml.tokens")?;
-    for (name, key) in [
-        ("bos_token", "bos_token_id"),
-        ("eos_token", "eos_token_id"),
-        ("unk_token", "unknown_token_id"),
-        ("pad_token", "padding_token_id"),
-    ] {
+    for (name, key) in SPECIAL_TOKENS {
         let id = file.u32(&format!("tokenizer.ggml.{key}"))?;
         if let Some(token) = id.zip(tokens).and_then(|(id, tokens)| tokens.get(id as usize)) {
             config.insert(name.to_owned(), token.into());

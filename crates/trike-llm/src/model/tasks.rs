@@ -105,7 +105,7 @@ pub fn read_questions(path: &Path, text: &str) -> Result<Vec<Question>, LlmError
                 got,
             };
             let value: Value = serde_json::from_str(line)
-                .map_err(|e| wrong("a JSON object".to_owned(), format!("no JSON ({e})")))?;
+                .map_err(|e| wrong("a JSON object".to_owned(), format!("text that is not JSON ({e})")))?;
             let question = question(&value).ok_or_else(|| {
                 let keys =
                     value.as_object().map(|o| o.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
@@ -271,7 +271,7 @@ mod tests {
             (r#"{"context": "A", "choices": ["b", "c"], "answer": 2}"#, "an answer from 0 to 1, got 2"),
             (r#"{"context": "A", "choices": ["b"], "answer": 0}"#, "two choices or more, got 1"),
             (r#"{"context": "A", "choices": ["b", " "], "answer": 0}"#, "an empty choice 1"),
-            ("hello", "no JSON"),
+            ("hello", "not JSON"),
             (" \n\n", "no questions"),
         ] {
             let error = read_questions(Path::new("t"), bad).unwrap_err().to_string();

@@ -29,6 +29,14 @@ pub(crate) const TOKENIZER_GGUF: &str = "tokenizer.gguf";
 pub(crate) const TOKENIZER_FILES: [&str; 4] =
     ["tokenizer.json", "tokenizer.model", "tokenizer.bin", TOKENIZER_GGUF];
 
+/// Names of special tokens in templates and in `tokenizer_config.json`, and their keys in GGUF after `tokenizer.ggml.`.
+pub(crate) const SPECIAL_TOKENS: [(&str, &str); 4] = [
+    ("bos_token", "bos_token_id"),
+    ("eos_token", "eos_token_id"),
+    ("unk_token", "unknown_token_id"),
+    ("pad_token", "padding_token_id"),
+];
+
 /// Start of GGUF keys with whole files of a model directory: text as strings, other files as bytes.
 pub(crate) const FILE_KEY: &str = "trike.file.";
 
@@ -45,12 +53,7 @@ pub fn gguf_chat_template(file: &Gguf, tokenizer: &Tokenizer) -> Result<Option<C
         return Ok(ChatTemplate::from_tokenizer_config(config, default)?);
     }
     let Some(mut template) = ChatTemplate::from_named(named)? else { return Ok(None) };
-    for (variable, key) in [
-        ("bos_token", "bos_token_id"),
-        ("eos_token", "eos_token_id"),
-        ("unk_token", "unknown_token_id"),
-        ("pad_token", "padding_token_id"),
-    ] {
+    for (variable, key) in SPECIAL_TOKENS {
         let id = file.u32(&format!("tokenizer.ggml.{key}"))?;
         if let Some(token) = id.and_then(|id| tokenizer.name_of(id)) {
             template = template.with_token(variable, token);
