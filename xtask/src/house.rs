@@ -114,7 +114,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-nn",
         purpose: "the `Backend` trait, the decoder, sequences and their KV caches",
         uses: "trike-trit trike-core trike-cpu trike-cube?",
-        registry: "half thiserror",
+        registry: "bytemuck half thiserror",
         unsafe_in: &[],
     },
     Row {
@@ -122,7 +122,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-text",
         purpose: "tokenizers, chat templates, samplers, streaming detokenization; independent of any model",
         uses: "trike-core",
-        registry: "minijinja minijinja-contrib rand_chacha serde serde_json thiserror tokenizers",
+        registry: "llguidance minijinja minijinja-contrib rand_chacha serde serde_json thiserror tokenizers",
         unsafe_in: &[],
     },
     Row {
@@ -159,11 +159,19 @@ pub(crate) const HOUSE: &[Row] = &[
         unsafe_in: &[],
     },
     Row {
+        layer: 0,
+        name: "trike-models",
+        purpose: "the files of the bundled model",
+        uses: "",
+        registry: "",
+        unsafe_in: &[],
+    },
+    Row {
         layer: 8,
         name: "trike-cli",
         purpose: "the `trike` command",
-        uses: "trike",
-        registry: "anyhow clap clap_complete clap_mangen comfy-table ctrlc indicatif ring? serde serde_json thiserror? ureq?",
+        uses: "trike trike-models",
+        registry: "anyhow clap clap_complete clap_mangen comfy-table ctrlc indicatif ring? rustyline serde serde_json thiserror? ureq?",
         unsafe_in: &[],
     },
     Row {

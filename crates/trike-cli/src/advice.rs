@@ -14,7 +14,7 @@ use trike::{
     format::FormatError,
     nn::NnError,
     quant::QuantError,
-    text::{chat::ChatError, sampler::SamplerError, tokenizer::TokenizerError},
+    text::{chat::ChatError, constraint::ConstraintError, sampler::SamplerError, tokenizer::TokenizerError},
 };
 
 /// A value that is not a number, in words: the parsers of numbers say "invalid digit found in string".
@@ -80,6 +80,7 @@ pub(crate) fn is_usage(error: &anyhow::Error) -> bool {
             | LlmError::ExpectedDirectory { .. }
             | LlmError::TokenizerFile { .. }
             | LlmError::Sampler(SamplerError::Option(_))
+            | LlmError::Constraint(ConstraintError::Grammar { .. })
             | LlmError::Tokenizer(TokenizerError::EmptyStop { .. }) => true,
             LlmError::Nn(error) => is_missing_device(error),
             _ => false,
@@ -128,7 +129,7 @@ fn of_llm(error: &LlmError) -> Option<String> {
             }
             _ => None,
         },
-        LlmError::PromptTooLong { .. } => own("use --window N for a rolling window"),
+        LlmError::PromptTooLong { .. } => own("shorten it, or use --window N for a rolling window"),
         LlmError::NotBuilt { .. } => own("`trike doctor` lists the devices that this build supports"),
         LlmError::Nn(error) if is_missing_device(error) => {
             own("`trike doctor` lists the devices that this build supports")
@@ -136,6 +137,13 @@ fn of_llm(error: &LlmError) -> Option<String> {
         LlmError::Nn(NnError::Memory { .. }) | LlmError::TooLarge { .. } => {
             own("use --device cpu to run the model on the CPU")
         }
+        LlmError::HostMemory { .. } => own(
+            "shorten the sequence with --context N, use --kv int8, or map the weights: `trike convert --to trike --packed`",
+        ),
+        LlmError::SessionFile { .. } => {
+            own("choose another file with --prompt-cache FILE, or remove this one")
+        }
+        LlmError::Nn(NnError::NoSavedCache { .. }) => own("omit --prompt-cache, or use --device cpu"),
         LlmError::Planes { .. } => {
             own("keep it as it is with --to trike, or quantize the dense model with --planes 1")
         }
@@ -281,6 +289,7 @@ mod tests {
         let range = |field| OptionError::check(field, Bounds::at_least(1usize), 0usize).unwrap_err();
         let fields = [
             "window",
+            "context",
             "prompt",
             "generate",
             "depths",

@@ -35,6 +35,7 @@ const FAILURE: u8 = 1;
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
+    output::seconds();
     let cli = args::Cli::try_parse().unwrap_or_else(|error| advice::reword(error).exit());
     interrupt::install();
     match commands::dispatch(cli) {

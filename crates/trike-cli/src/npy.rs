@@ -28,6 +28,9 @@ impl NpyWriter {
         let mut partial = path.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
+            std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+        }
         let file = File::create(&partial).with_context(|| format!("cannot create {}", path.display()))?;
         let mut writer = Self { path: path.to_owned(), partial, file: BufWriter::new(file), finished: false };
         writer

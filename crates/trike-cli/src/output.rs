@@ -1,8 +1,20 @@
 //! Terminal output: the only module that writes to stdout and stderr.
 
-use std::io::{self, IsTerminal, Write};
+use std::{
+    io::{self, IsTerminal, Write},
+    sync::LazyLock,
+    time::Instant,
+};
 
 use serde::Serialize;
+
+/// The start of the command.
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Seconds since the first call, which `main` makes.
+pub(crate) fn seconds() -> f64 {
+    START.elapsed().as_secs_f64()
+}
 
 /// A result with a human-readable form.
 pub(crate) trait Show: Serialize {
@@ -33,12 +45,50 @@ pub(crate) fn end_stream() -> io::Result<()> {
     if io::stdout().is_terminal() { stream("\n") } else { Ok(()) }
 }
 
-/// Prints an input prompt if stdin is a terminal.
-pub(crate) fn ask() {
-    if io::stdin().is_terminal() {
-        // Errors are ignored: without stderr the prompt is not needed.
-        let _ = write!(io::stderr().lock(), "> ").and_then(|()| io::stderr().flush());
+/// Colours of a terminal.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Paint {
+    /// The prompt of a chat.
+    Prompt,
+    /// The answers of a chat.
+    Answer,
+    /// What is beside the point.
+    Dim,
+}
+
+impl Paint {
+    /// The code that starts it on stdout; empty where there are no colours.
+    pub(crate) fn start(self) -> String {
+        if colours(io::stdout().is_terminal()) { self.code().to_owned() } else { String::new() }
     }
+
+    /// The code that ends it on stdout.
+    pub(crate) fn end(self) -> String {
+        if self.start().is_empty() { String::new() } else { "\x1b[0m".to_owned() }
+    }
+
+    /// A text for stderr.
+    pub(crate) fn on_stderr(self, text: &str) -> String {
+        if colours(io::stderr().is_terminal()) {
+            format!("{}{text}\x1b[0m", self.code())
+        } else {
+            text.to_owned()
+        }
+    }
+
+    fn code(self) -> &'static str {
+        match self {
+            Self::Prompt => "\x1b[1;36m",
+            Self::Answer => "\x1b[32m",
+            Self::Dim => "\x1b[2m",
+        }
+    }
+}
+
+/// Whether to use colours: on a terminal that has them, unless `NO_COLOR` is set.
+fn colours(terminal: bool) -> bool {
+    let set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    terminal && !set("NO_COLOR") && std::env::var_os("TERM").is_some_and(|term| term != "dumb")
 }
 
 /// Writes a line to stderr.

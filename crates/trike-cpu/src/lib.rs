@@ -55,4 +55,4 @@ pub use trike_core::{
     ActivationPrecision, AttentionSpec, Cost, DenseData, GatedActivation, Layout, LinearProblem, RopePairing,
     Tiles,
 };
-pub use trike_host::{Cpu, FileRange, HostError, Isa, Lines, MAX_THREADS, probe};
+pub use trike_host::{Cpu, FileRange, HostError, Isa, Lines, MAX_THREADS, MemoryLimit, free_memory, probe};

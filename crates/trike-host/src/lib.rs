@@ -10,7 +10,7 @@
 //! * executor: [`Cpu`], [`Isa`], [`Pool`], [`ranges`]
 //! * kernels: [`isa::Token`], [`Loop`]
 //! * memory: [`Line`] (one aligned cache line), [`Lines`] (a zeroed buffer, in huge pages if it is large, or a part of a mapped
-//!   file), [`FileMap`]
+//!   file), [`FileMap`], [`free_memory`]
 //! * peak rates: [`probe`]
 //! * errors: [`HostError`]
 //!
@@ -18,6 +18,7 @@
 
 mod cpu;
 mod error;
+mod free;
 pub mod isa;
 mod map;
 mod memory;
@@ -27,6 +28,7 @@ mod topology;
 
 pub use cpu::Cpu;
 pub use error::HostError;
+pub use free::{MemoryLimit, free_memory};
 pub use isa::{Isa, Loop};
 pub use map::{FileMap, FileRange};
 pub use memory::{Line, Lines};

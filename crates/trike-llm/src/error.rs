@@ -25,6 +25,34 @@ pub enum LlmError {
     /// Logits could not be sampled.
     #[error(transparent)]
     Sampler(#[from] crate::sampler::SamplerError),
+    /// An invalid grammar, or a text that left it.
+    #[error(transparent)]
+    Constraint(#[from] trike_text::constraint::ConstraintError),
+    /// A file that should have a saved [`Session`](crate::Session) has something else.
+    #[error("{}: expected {expected}, got {got}", path.display())]
+    SessionFile {
+        /// The file.
+        path: PathBuf,
+        /// The expected content.
+        expected: String,
+        /// The content.
+        got: String,
+    },
+    /// The host has too little free memory for a model. Nothing was loaded.
+    #[error(
+        "the model needs {} of memory ({} weights, {} keys and values, the rest for activations and buffers), but {limit} leaves {}",
+        gigabytes(*needed), gigabytes(plan.weights), gigabytes(plan.cache), gigabytes(*available)
+    )]
+    HostMemory {
+        /// Bytes in total.
+        needed: u64,
+        /// The parts of the model in it.
+        plan: trike_nn::MemoryPlan,
+        /// Free bytes.
+        available: u64,
+        /// What limits them, such as `its control group`.
+        limit: &'static str,
+    },
     /// An error of the decoder.
     #[error(transparent)]
     Nn(#[from] trike_nn::NnError),
@@ -299,4 +327,9 @@ impl From<trike_format::FormatError> for LlmError {
         // Boxed: it is several times as large as the other variants.
         Self::Format(Box::new(error))
     }
+}
+
+/// A size in GB with two decimals.
+fn gigabytes(bytes: u64) -> String {
+    format!("{:.2} GB", bytes as f64 / 1e9)
 }

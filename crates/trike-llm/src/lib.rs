@@ -15,7 +15,7 @@
 //!   [`memory_plan()`]
 //! * text: [`tokenizer`], [`gguf_tokenizer`], [`chat`], [`gguf_chat_template`], [`sampler`], [`stream`], [`GenerateOptions`],
 //!   [`GenerationConfig`], [`Generation`], [`FinishReason`], [`OnText`]
-//! * the hub's cache: [`HubCache`], [`ModelId`], [`HubModel`], [`hub_shards`]
+//! * the hub's cache: [`HubCache`], [`CachedModel`], [`ModelId`], [`HubModel`], [`hub_shards`]
 //! * measurement: [`ScoreOptions`], [`Split`], [`Score`], [`Comparison`], [`compare_ids()`], [`sequences()`], [`divergence()`],
 //!   [`read_questions()`], [`Question`], [`TaskScore`], [`inspect()`], [`mod@bench`] with [`Synthetic`] and
 //!   [`SyntheticModel`]
@@ -44,7 +44,7 @@ mod synthetic;
 mod text;
 
 pub use trike_text::{
-    chat,
+    chat, constraint,
     sampler::{self, GenerationConfig},
     stream, tokenizer,
 };
@@ -53,11 +53,11 @@ pub use config::{Family, ModelConfig, SpecialIds};
 pub use convert::{
     ConvertOptions, ConvertReport, EmbeddingStorage, Target, convert, hf_config, hf_tensor, write_tokenizer,
 };
-pub use device::{Device, DeviceChoice, DeviceReport, devices, memory_plan, open};
+pub use device::{Device, DeviceChoice, DeviceReport, devices, fitting_context, memory_plan, open};
 pub use error::LlmError;
 pub use file::{ModelFile, Tensors};
-pub use generate::{FinishReason, GenerateOptions, Generation};
-pub use hub::{HubCache, HubModel, ModelId, hub_shards};
+pub use generate::{FinishReason, GenerateOptions, Generation, Pooling, Session, TokenLogprobs};
+pub use hub::{CachedModel, HubCache, HubModel, ModelId, hub_shards};
 pub use inspect::{Inspection, ModelReport, ScaleReport, TensorReport, Totals, inspect};
 pub use load::{HeadPrecision, LanguageModel, LoadOptions};
 pub use model::{

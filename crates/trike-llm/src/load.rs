@@ -58,8 +58,8 @@ pub struct LoadOptions {
     pub head: HeadPrecision,
     /// Layout of ternary weights, for every weight that the kernels support in it; `None` = chosen per weight.
     pub layout: Option<Layout>,
-    /// KV cache of the longest planned sequence, which must fit a GPU's memory together with the weights; `None` = the whole
-    /// context. The host grows its KV cache on demand.
+    /// KV cache of the longest planned sequence, which must fit into memory together with the weights; `None` = on a GPU the whole
+    /// context, on the host not counted.
     pub sequence: Option<KvSpec>,
 }
 
@@ -144,35 +144,6 @@ pub struct LanguageModel<B: Backend = CpuBackend> {
     activations: BTreeSet<ActivationPrecision>,
     /// Linear layers that replaced those of the source.
     replaced: HashMap<WeightName, TritTensor>,
-}
-
-impl LanguageModel<CpuBackend> {
-    /// Loads the model at `path` onto the CPU, with its own tokenizer.
-    ///
-    /// # Errors
-    ///
-    /// As [`ModelFile::open`] and [`ModelFile::tokenizer`], and for damaged weights. Errors name the file.
-    pub fn load(path: impl AsRef<Path>) -> Result<Self, LlmError> {
-        let file = ModelFile::open(path)?;
-        let options = LoadOptions::default().with_tokenizer(file.tokenizer(None)?);
-        Self::load_with(&file, &options, &mut |_, _| ())
-    }
-
-    /// Loads an open model onto the CPU. `progress` is called with the weights loaded and in total. If no tokenizer is given or
-    /// found, the model runs on token ids only.
-    ///
-    /// # Errors
-    ///
-    /// As [`load`](Self::load), except that a missing tokenizer is not an error; one that does not match the model is.
-    pub fn load_with(
-        file: &ModelFile,
-        options: &LoadOptions,
-        progress: &mut dyn FnMut(usize, usize),
-    ) -> Result<Self, LlmError> {
-        let cpu = options.cpu.clone().map_or_else(|| Cpu::new(0), Ok)?;
-        let backend = CpuBackend::new(cpu, options.activations_of(file)).with_layout(options.layout);
-        Self::load_on(backend, file, options, progress)
-    }
 }
 
 impl<B: Backend> LanguageModel<B> {

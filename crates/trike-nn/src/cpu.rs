@@ -246,6 +246,28 @@ impl Elements {
         }
     }
 
+    /// The memory of the elements, one part for each array, with the bytes of a slot.
+    fn bytes(&self, head_dim: usize) -> Vec<(&[u8], usize)> {
+        match self {
+            Self::F32(v) => vec![(bytemuck::cast_slice(v), 4 * head_dim)],
+            Self::F16(v) => vec![(bytemuck::cast_slice(v), 2 * head_dim)],
+            Self::Int8(codes, scales) => {
+                vec![(bytemuck::cast_slice(codes), head_dim), (bytemuck::cast_slice(scales), 4)]
+            }
+        }
+    }
+
+    /// [`bytes`](Self::bytes) to write to.
+    fn bytes_mut(&mut self, head_dim: usize) -> Vec<(&mut [u8], usize)> {
+        match self {
+            Self::F32(v) => vec![(bytemuck::cast_slice_mut(v), 4 * head_dim)],
+            Self::F16(v) => vec![(bytemuck::cast_slice_mut(v), 2 * head_dim)],
+            Self::Int8(codes, scales) => {
+                vec![(bytemuck::cast_slice_mut(codes), head_dim), (bytemuck::cast_slice_mut(scales), 4)]
+            }
+        }
+    }
+
     fn view(&self) -> KvData<'_> {
         match self {
             Self::F32(v) => KvData::F32(v),
@@ -351,6 +373,36 @@ impl Backend for CpuBackend {
         })?;
         let zeros = || Elements::zeros(spec.precision, spec.kv_heads * spec.capacity, spec.head_dim);
         Ok(CpuCache { k: zeros()?, v: zeros()?, spec: *spec })
+    }
+
+    /// For each array of the keys, then of the values: each head's positions.
+    fn save_cache(&self, cache: &CpuCache, positions: usize) -> Result<Vec<u8>, NnError> {
+        let CacheSpec { head_dim, capacity, .. } = cache.spec;
+        let mut saved = Vec::new();
+        for (array, slot) in cache.k.bytes(head_dim).into_iter().chain(cache.v.bytes(head_dim)) {
+            for head in array.chunks_exact(capacity * slot) {
+                saved.extend_from_slice(&head[..positions.min(capacity) * slot]);
+            }
+        }
+        Ok(saved)
+    }
+
+    fn restore_cache(&self, cache: &mut CpuCache, positions: usize, saved: &[u8]) -> Result<(), NnError> {
+        let CacheSpec { kv_heads, head_dim, capacity, .. } = cache.spec;
+        let arrays = || cache.k.bytes(head_dim).into_iter().chain(cache.v.bytes(head_dim));
+        let expected = arrays().map(|(_, slot)| kv_heads * positions.min(capacity) * slot).sum();
+        if positions > capacity || saved.len() != expected {
+            return Err(NnError::SavedCache { expected, got: saved.len() });
+        }
+        let mut rest = saved;
+        for (array, slot) in cache.k.bytes_mut(head_dim).into_iter().chain(cache.v.bytes_mut(head_dim)) {
+            for head in array.chunks_exact_mut(capacity * slot) {
+                let (own, after) = rest.split_at(positions * slot);
+                head[..own.len()].copy_from_slice(own);
+                rest = after;
+            }
+        }
+        Ok(())
     }
 
     fn matrix_bytes(&self, matrix: &Matrix) -> usize {

@@ -170,6 +170,12 @@ impl<B: Backend> Decoder<B> {
         &self.backend
     }
 
+    /// A number that no other decoder of this process has, and that changes with the weights: what was computed under another one
+    /// cannot be continued.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
     /// The backend, mutable, for changes between steps.
     pub fn backend_mut(&mut self) -> &mut B {
         self.version = next_version();
@@ -233,22 +239,28 @@ impl<B: Backend> Decoder<B> {
         }
         let inputs = self.backend.inputs(self.step_inputs(steps)?)?;
         let all = self.backend.move_to_host(self.run(steps, &inputs, logits)?)?;
-        let counts: Vec<usize> = match logits {
-            Logits::Last => vec![1; steps.len()],
-            Logits::All => steps.iter().map(|s| s.ids.len()).collect(),
-        };
+        let counts = counts(steps, logits);
         advance(steps);
-        // The usual case is one sequence: return its logits without a copy.
-        if let [_] = counts[..] {
-            return Ok(vec![all]);
+        Ok(split(all, &counts, self.spec.vocab))
+    }
+
+    /// As [`forward`](Self::forward), but returns the hidden states after the final norm, `[tokens, hidden]` of each step, and not the
+    /// logits that the head makes of them.
+    ///
+    /// # Errors
+    ///
+    /// As [`forward`](Self::forward).
+    pub fn hidden(&self, steps: &mut [Step<'_, B>], rows: Logits) -> Result<Vec<Vec<f32>>, NnError> {
+        if !self.check(steps)? {
+            return Ok(Vec::new());
         }
-        let mut rest = all.as_slice();
-        let mut next = |n: &usize| {
-            let (rows, tail) = rest.split_at(n * self.spec.vocab);
-            rest = tail;
-            rows.to_vec()
-        };
-        Ok(counts.iter().map(&mut next).collect())
+        let inputs = self.backend.inputs(self.step_inputs(steps)?)?;
+        let states = self.states(steps, &inputs, rows)?;
+        let normed = self.backend.rms_norm(&states, &self.norm, self.spec.rms_eps)?;
+        let all = self.backend.move_to_host(normed)?;
+        let counts = counts(steps, rows);
+        advance(steps);
+        Ok(split(all, &counts, self.spec.hidden))
     }
 
     /// As [`forward`](Self::forward) for the last token of each sequence, when its `k` largest logits are sufficient. A device
@@ -335,6 +347,20 @@ impl<B: Backend> Decoder<B> {
         inputs: &B::Inputs,
         logits: Logits,
     ) -> Result<B::Tensor, NnError> {
+        let x = self.states(steps, inputs, logits)?;
+        let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: self.spec.rms_eps });
+        let head = self.head.as_ref().unwrap_or(&self.embedding);
+        let [out] = linear(&self.backend, normed, [head])?;
+        Ok(out)
+    }
+
+    /// Runs checked steps through all blocks, and returns the rows of the residual stream that are wanted.
+    fn states(
+        &self,
+        steps: &mut [Step<'_, B>],
+        inputs: &B::Inputs,
+        rows: Logits,
+    ) -> Result<B::Tensor, NnError> {
         let mut x = self.backend.embed(&self.embedding, inputs)?;
         let context = BlockContext { backend: &self.backend, spec: &self.spec, rope: &self.rope };
         for (layer, block) in self.blocks.iter().enumerate() {
@@ -347,14 +373,34 @@ impl<B: Backend> Decoder<B> {
         });
         let last: Vec<usize> = ends.map(|end| end - 1).collect();
         // With one token per sequence, every row is a last row, and no selection is needed.
-        if logits == Logits::Last && last.last().is_some_and(|row| row + 1 > last.len()) {
+        if rows == Logits::Last && last.last().is_some_and(|row| row + 1 > last.len()) {
             x = self.backend.select_rows(&x, &last)?;
         }
-        let normed = Input::Normed(&x, Norm { weight: &self.norm, eps: self.spec.rms_eps });
-        let head = self.head.as_ref().unwrap_or(&self.embedding);
-        let [out] = linear(&self.backend, normed, [head])?;
-        Ok(out)
+        Ok(x)
     }
+}
+
+/// Rows of the result of each step.
+fn counts<B: Backend>(steps: &[Step<'_, B>], rows: Logits) -> Vec<usize> {
+    match rows {
+        Logits::Last => vec![1; steps.len()],
+        Logits::All => steps.iter().map(|step| step.ids.len()).collect(),
+    }
+}
+
+/// The rows of each step, `width` values wide.
+fn split(all: Vec<f32>, counts: &[usize], width: usize) -> Vec<Vec<f32>> {
+    // The usual case is one sequence: its rows are returned without a copy.
+    if let [_] = counts {
+        return vec![all];
+    }
+    let mut rest = all.as_slice();
+    let mut next = |count: &usize| {
+        let (rows, tail) = rest.split_at(count * width);
+        rest = tail;
+        rows.to_vec()
+    };
+    counts.iter().map(&mut next).collect()
 }
 
 /// Advances every sequence by the tokens of its step.

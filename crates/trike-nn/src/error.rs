@@ -92,6 +92,20 @@ pub enum NnError {
     /// Memory or threads could not be allocated, or this machine lacks an instruction set.
     #[error(transparent)]
     Host(#[from] trike_cpu::HostError),
+    /// The backend cannot copy KV caches to the host.
+    #[error("{backend} cannot save KV caches, only the CPU can")]
+    NoSavedCache {
+        /// Name of the backend.
+        backend: String,
+    },
+    /// Saved keys and values that are not those of this cache.
+    #[error("saved keys and values: expected {expected} bytes, got {got}")]
+    SavedCache {
+        /// Bytes of the positions in this cache.
+        expected: usize,
+        /// Bytes given.
+        got: usize,
+    },
     /// An invalid tensor or an invalid operation on one.
     #[error(transparent)]
     Tensor(#[from] trike_core::TensorError),

@@ -66,6 +66,39 @@ impl<B: Backend> Sequence<B> {
         Ok(())
     }
 
+    /// The keys and values of all tokens so far, layer by layer, for [`restore`](Self::restore).
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::save_cache`].
+    pub fn save(&self, backend: &B) -> Result<Vec<Vec<u8>>, NnError> {
+        self.caches.iter().map(|cache| backend.save_cache(cache, self.len)).collect()
+    }
+
+    /// Makes an empty sequence one of `len` tokens, whose keys and values were saved from a sequence of the same decoder with the
+    /// same precision.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::ContextFull`] when they do not fit, [`NnError::Spec`] for a rolling cache, a sequence with tokens, or another number
+    /// of layers, and as [`Backend::restore_cache`]; the sequence is then unusable.
+    pub fn restore(&mut self, backend: &B, len: usize, layers: &[&[u8]]) -> Result<(), NnError> {
+        let fail = |field, rule, got: usize| Err(NnError::Spec { field, rule, got: got.to_string() });
+        match self.spec.window {
+            Some(window) => return fail("window", "must not be set to restore a sequence", window),
+            None if self.len > 0 => return fail("length", "must be 0 to restore a sequence", self.len),
+            None if layers.len() != self.caches.len() => {
+                return fail("layers", "must be those of the decoder", layers.len());
+            }
+            None => self.check_step(len)?,
+        }
+        for (cache, saved) in self.caches.iter_mut().zip(layers) {
+            backend.restore_cache(cache, len, saved)?;
+        }
+        self.len = len;
+        Ok(())
+    }
+
     /// Checks that the cache has space for `tokens` more tokens.
     pub(crate) fn check_step(&self, tokens: usize) -> Result<(), NnError> {
         if tokens == 0 {

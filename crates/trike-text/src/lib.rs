@@ -28,11 +28,13 @@
 //!
 //! * [`tokenizer`]: text to ids and back
 //! * [`chat`]: messages to a prompt, with the model's chat template
+//! * [`constraint`]: texts of a JSON schema, a grammar or a regular expression
 //! * [`sampler`]: logits to the next token
 //! * [`stream`]: ids to text as they are generated
 #![forbid(unsafe_code)]
 
 pub mod chat;
+pub mod constraint;
 pub mod sampler;
 pub mod stream;
 pub mod tokenizer;

@@ -23,7 +23,7 @@ pub(crate) struct EvalArgs {
     #[command(flatten)]
     pub(crate) tokenizer: TokenizerArg,
     /// Task files, one JSON object per line
-    #[arg(short, long, num_args = 1..)]
+    #[arg(long, num_args = 1..)]
     pub(crate) tasks: Vec<PathBuf>,
     /// UTF-8 text files for perplexity
     #[arg(long, num_args = 1..)]

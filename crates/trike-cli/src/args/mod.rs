@@ -2,8 +2,10 @@
 
 mod edit;
 mod eval;
+mod models;
 mod names;
 mod quantize;
+mod run;
 
 use std::path::PathBuf;
 
@@ -15,11 +17,17 @@ use trike::{
 
 pub(crate) use edit::EditArgs;
 pub(crate) use eval::EvalArgs;
+#[cfg(feature = "hub")]
+pub(crate) use models::PullArgs;
+pub(crate) use models::{ListArgs, ModelArg, RmArgs, ShowArgs};
+#[cfg(test)]
+pub(crate) use names::Seed;
 use names::{
     ACTIVATIONS, EMBEDDINGS, ENCODINGS, GROUPS, HEADS, KV, LAYOUTS, SIZES, SPLITS, TARGETS, one_of, threads,
 };
 pub(crate) use names::{activations_name, split_name};
 pub(crate) use quantize::{BudgetArgs, Method, Packing, QuantizeArgs};
+pub(crate) use run::{ChatArgs, EmbedArgs, FormArgs, RunArgs, SamplingArgs};
 
 /// Run, make, inspect, convert and measure ternary language models
 ///
@@ -47,6 +55,11 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     Run(RunArgs),
     Chat(ChatArgs),
+    #[cfg(feature = "hub")]
+    Pull(PullArgs),
+    List(ListArgs),
+    Show(ShowArgs),
+    Rm(RmArgs),
     Inspect(InspectArgs),
     Convert(ConvertArgs),
     Quantize(QuantizeArgs),
@@ -54,18 +67,11 @@ pub(crate) enum Command {
     Perplexity(PerplexityArgs),
     Eval(EvalArgs),
     Logits(LogitsArgs),
+    Embed(EmbedArgs),
     Bench(BenchArgs),
     Doctor(DoctorArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
-}
-
-/// Model argument.
-#[derive(Args, Debug)]
-pub(crate) struct ModelArg {
-    /// Model directory or file, or org/name[@revision][:file] on the HuggingFace hub [default: the bundled model]
-    #[arg(short, long, env = "TRIKE_MODEL", hide_env_values = true)]
-    pub(crate) model: Option<PathBuf>,
 }
 
 /// Tokenizer argument.
@@ -89,8 +95,10 @@ pub(crate) struct JsonArg {
 pub(crate) struct CpuArgs {
     /// Number of threads; 0 = one per physical core
     #[arg(
+        short,
         long,
         default_value_t = 0,
+        allow_negative_numbers = true,
         env = "TRIKE_THREADS",
         hide_env_values = true,
         value_parser = threads()
@@ -143,98 +151,6 @@ pub(crate) struct ActivationChoice(pub(crate) Option<ActivationPolicy>);
 /// A layout of ternary weights, or `auto`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LayoutChoice(pub(crate) Option<Layout>);
-
-/// Continue a prompt
-///
-/// Prompt and continuation are streamed to stdout; the speed is printed to stderr. Ctrl-C stops after the current token.
-#[derive(Args, Debug)]
-pub(crate) struct RunArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArg,
-    #[command(flatten)]
-    pub(crate) tokenizer: TokenizerArg,
-    /// Text to continue; may be empty
-    #[arg(short, long, allow_hyphen_values = true)]
-    pub(crate) prompt: String,
-    /// Maximum number of new tokens [default: until the text or the context ends]
-    #[arg(short = 'n', long, env = "TRIKE_MAX_TOKENS", hide_env_values = true)]
-    pub(crate) max_tokens: Option<usize>,
-    /// Rolling attention window in tokens: each token attends to this many, and the text may outgrow the context
-    #[arg(long, env = "TRIKE_WINDOW", hide_env_values = true)]
-    pub(crate) window: Option<usize>,
-    /// Stop string, not part of the output; may be repeated
-    #[arg(long, allow_hyphen_values = true)]
-    pub(crate) stop: Vec<String>,
-    #[command(flatten)]
-    pub(crate) precision: PrecisionArgs,
-    #[command(flatten)]
-    pub(crate) cpu: CpuArgs,
-    #[command(flatten)]
-    pub(crate) device: DeviceArg,
-    #[command(flatten)]
-    pub(crate) json: JsonArg,
-    // Last, because its help heading applies to all following arguments.
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
-}
-
-/// Chat with a model
-///
-/// Reads one message per line from stdin and answers on stdout, using the model's chat template. When the conversation
-/// outgrows the context, its oldest turns are dropped, with a notice. `/clear` starts a new conversation; `/exit` or the end
-/// of stdin exits. Ctrl-C stops an answer, or exits while waiting for a message.
-#[derive(Args, Debug)]
-pub(crate) struct ChatArgs {
-    #[command(flatten)]
-    pub(crate) model: ModelArg,
-    #[command(flatten)]
-    pub(crate) tokenizer: TokenizerArg,
-    /// System prompt
-    #[arg(long, env = "TRIKE_SYSTEM", hide_env_values = true)]
-    pub(crate) system: Option<String>,
-    /// Jinja chat template: a file, or the text itself [default: the model's own]
-    #[arg(long, env = "TRIKE_CHAT_TEMPLATE", hide_env_values = true)]
-    pub(crate) chat_template: Option<String>,
-    /// Maximum number of new tokens per answer; the conversation is trimmed to leave room for them
-    #[arg(short = 'n', long, default_value_t = 512, env = "TRIKE_MAX_TOKENS", hide_env_values = true)]
-    pub(crate) max_tokens: usize,
-    /// Stop string, not part of the answer; may be repeated
-    #[arg(long, allow_hyphen_values = true)]
-    pub(crate) stop: Vec<String>,
-    #[command(flatten)]
-    pub(crate) precision: PrecisionArgs,
-    #[command(flatten)]
-    pub(crate) cpu: CpuArgs,
-    #[command(flatten)]
-    pub(crate) device: DeviceArg,
-    // Last, because its help heading applies to all following arguments.
-    #[command(flatten)]
-    pub(crate) sampling: SamplingArgs,
-}
-
-/// Sampling. Options that are not given are taken from the model's `generation_config.json`.
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Sampling (defaults: the model's generation_config.json)")]
-pub(crate) struct SamplingArgs {
-    /// Sampling temperature; 0 = greedy decoding [default: 1 if another sampling option is given, else 0]
-    #[arg(long, env = "TRIKE_TEMPERATURE", hide_env_values = true, allow_negative_numbers = true)]
-    pub(crate) temperature: Option<f32>,
-    /// Sample from the k most probable tokens
-    #[arg(long, env = "TRIKE_TOP_K", hide_env_values = true, allow_negative_numbers = true)]
-    pub(crate) top_k: Option<usize>,
-    /// Sample from the smallest set of most probable tokens with this total probability
-    #[arg(long, env = "TRIKE_TOP_P", hide_env_values = true, allow_negative_numbers = true)]
-    pub(crate) top_p: Option<f32>,
-    /// Sample from tokens with at least this fraction of the highest probability
-    #[arg(long, env = "TRIKE_MIN_P", hide_env_values = true, allow_negative_numbers = true)]
-    pub(crate) min_p: Option<f32>,
-    /// Repetition penalty over the last 64 tokens; 1 = none
-    #[arg(long, env = "TRIKE_REPETITION_PENALTY", hide_env_values = true, allow_negative_numbers = true)]
-    pub(crate) repetition_penalty: Option<f32>,
-    /// RNG seed (random if omitted; printed at the end)
-    #[arg(long, env = "TRIKE_SEED", hide_env_values = true)]
-    pub(crate) seed: Option<u64>,
-}
 
 /// Show a model's architecture and the encoding, size, zeros and scales of each tensor
 ///
@@ -343,19 +259,17 @@ pub(crate) struct LogitsArgs {
 /// with the same threads. On a GPU it prints speeds and peak memory.
 #[derive(Args, Debug)]
 pub(crate) struct BenchArgs {
-    // Without `env`: a set variable would conflict with `--synthetic`. The command reads the variable itself.
-    /// Model directory or file [default: the bundled model] [env: TRIKE_MODEL]
-    #[arg(short, long)]
-    pub(crate) model: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
     /// Synthetic model of random trits instead of a real one
-    #[arg(long, conflicts_with = "model", value_parser = one_of(SIZES))]
+    #[arg(long, conflicts_with_all = ["model", "name"], value_parser = one_of(SIZES))]
     pub(crate) synthetic: Option<Synthetic>,
     /// Stored encoding of the synthetic model
     #[arg(
         long,
         requires = "synthetic",
         // clap waives `requires` if the required argument conflicts with a given one.
-        conflicts_with = "model",
+        conflicts_with_all = ["model", "name"],
         default_value = "2bit",
         value_parser = one_of(ENCODINGS)
     )]
@@ -365,7 +279,7 @@ pub(crate) struct BenchArgs {
         short,
         long,
         requires = "synthetic",
-        conflicts_with = "model",
+        conflicts_with_all = ["model", "name"],
         default_value = "row",
         value_parser = one_of(GROUPS)
     )]

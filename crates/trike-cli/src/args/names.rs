@@ -9,7 +9,7 @@ use trike::{
     Target,
     core::Layout,
     cpu::MAX_THREADS,
-    llm::Synthetic,
+    llm::{Pooling, Synthetic},
     trit::{Granularity, GroupSize},
 };
 
@@ -90,6 +90,41 @@ pub(super) const SIZES: Names<Synthetic> = &[
     (Synthetic::Large.name(), Synthetic::Large),
     (Synthetic::B2.name(), Synthetic::B2),
 ];
+
+pub(super) const POOLINGS: Names<Pooling> = &[("mean", Pooling::Mean), ("last", Pooling::Last)];
+
+/// A number of tokens; `None` without a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tokens(pub(crate) Option<usize>);
+
+/// Parses a number of tokens; -1 is no limit.
+pub(super) fn tokens(text: &str) -> Result<Tokens, String> {
+    match text.parse() {
+        Ok(-1) => Ok(Tokens(None)),
+        Ok(number) if number >= 0i64 => Ok(Tokens(Some(number as usize))),
+        Err(error) if *error.kind() == std::num::IntErrorKind::PosOverflow => {
+            Err("expected a smaller number".to_owned())
+        }
+        _ => Err("expected a whole number, 0 or more, or -1 for no limit".to_owned()),
+    }
+}
+
+/// An RNG seed; `None` for a random one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seed(pub(crate) Option<u64>);
+
+/// Parses a seed; -1 is a random one.
+pub(super) fn seed(text: &str) -> Result<Seed, String> {
+    match text {
+        "-1" => Ok(Seed(None)),
+        _ => text.parse().map(|seed| Seed(Some(seed))).map_err(|error: std::num::ParseIntError| match error
+            .kind()
+        {
+            std::num::IntErrorKind::PosOverflow => "expected a smaller number".to_owned(),
+            _ => "expected a whole number, 0 or more, or -1 for a random one".to_owned(),
+        }),
+    }
+}
 
 /// Parses one of the names; lists them in the help and in errors.
 pub(super) fn one_of<T: Copy + Send + Sync + 'static>(names: Names<T>) -> impl TypedValueParser<Value = T> {

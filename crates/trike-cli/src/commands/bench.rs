@@ -16,7 +16,7 @@ use super::{
     load::{layouts, load, open},
 };
 use crate::{
-    args::{self, BenchArgs, ModelArg, PrecisionArgs},
+    args::{self, BenchArgs, PrecisionArgs},
     output,
     progress::Progress,
 };
@@ -139,9 +139,7 @@ fn synthetic(args: &BenchArgs, device: Device, size: Synthetic, quiet: bool) -> 
 
 /// A model from a file.
 fn stored(args: &BenchArgs, device: Device, quiet: bool) -> anyhow::Result<Subject> {
-    let from_environment = || std::env::var_os("TRIKE_MODEL").map(Into::into);
-    let model = ModelArg { model: args.model.clone().or_else(from_environment) };
-    let file = ModelFile::open(model.path(quiet)?)?;
+    let file = ModelFile::open(args.model.path(quiet)?)?;
     let context = file.config().spec.context;
     let precision = PrecisionArgs {
         activations: Some(args.activations),

@@ -68,7 +68,8 @@ pub(crate) fn eval(args: &EvalArgs, quiet: bool) -> anyhow::Result<EvalOutcome> 
     let cpu = args.cpu.cpu()?;
     let file = ModelFile::open(&path)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
-    let wanted = |file: &ModelFile| args.precision.options(file, &cpu);
+    // Only sequences as long as the questions and texts take memory.
+    let wanted = |file: &ModelFile| args.precision.options(file, &cpu).with_sequence(None);
     let model = load(Device::cpu(), &file, &wanted(&file).with_tokenizer(tokenizer), quiet)?;
     let base = match &args.base {
         Some(base) => {

@@ -22,15 +22,17 @@ pub(super) const VARIABLES: [&str; 9] = [
     "HUGGINGFACE_HUB_CACHE",
 ];
 
-/// An existing path as it is. Otherwise, if it parses as a model id of the hub, the path of the model in the cache,
-/// downloaded first if necessary.
+/// An existing path as it is. Otherwise the path of the bundled model for its name or, if it parses as a model id of the hub, the
+/// path of the model in the cache, downloaded first if necessary.
 pub(super) fn resolve(path: &Path, quiet: bool) -> anyhow::Result<PathBuf> {
-    let id = path.to_str().and_then(|text| text.parse::<ModelId>().ok());
-    let (Some(id), Some(root)) = (id, root()) else { return Ok(path.to_owned()) };
     if path.exists() {
         return Ok(path.to_owned());
     }
-    let cache = HubCache::new(root);
+    if path.as_os_str() == super::shipped::NAME {
+        return super::shipped::find();
+    }
+    let id = path.to_str().and_then(|text| text.parse::<ModelId>().ok());
+    let (Some(id), Some(cache)) = (id, cache()) else { return Ok(path.to_owned()) };
     match cache.resolve(&id) {
         Err(LlmError::NotInCache { reason, .. }) => absent(&id, &cache, &reason, quiet),
         found => Ok(found?),
@@ -39,15 +41,42 @@ pub(super) fn resolve(path: &Path, quiet: bool) -> anyhow::Result<PathBuf> {
 
 #[cfg(feature = "hub")]
 fn absent(id: &ModelId, cache: &HubCache, reason: &str, quiet: bool) -> anyhow::Result<PathBuf> {
-    if let Some(name) = ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().find(|name| is_set(name)) {
+    if let Some(name) = offline() {
         bail!(
             "{id} is not in {}: {reason}; {name} is set: unset it to download the model, or pass a path",
             cache.root().display()
         );
     }
+    download(id, cache, quiet)
+}
+
+/// Downloads the missing files of a model and returns its path.
+#[cfg(feature = "hub")]
+fn download(id: &ModelId, cache: &HubCache, quiet: bool) -> anyhow::Result<PathBuf> {
     let endpoint = remote::endpoint()?;
     crate::download::download(id, cache, endpoint, quiet || is_set("HF_HUB_DISABLE_PROGRESS_BARS"))?;
     Ok(cache.resolve(id)?)
+}
+
+/// Downloads what is missing in the cache of the newest state of a model's revision.
+#[cfg(feature = "hub")]
+pub(super) fn pull(id: &ModelId, quiet: bool) -> anyhow::Result<PathBuf> {
+    if let Some(name) = offline() {
+        bail!("{name} is set: unset it to download {id}");
+    }
+    let cache = cache().ok_or_else(|| anyhow::anyhow!("no cache: neither HF_HOME nor HOME is set"))?;
+    download(id, &cache, quiet)
+}
+
+/// The variable that forbids downloads, if it is set.
+#[cfg(feature = "hub")]
+fn offline() -> Option<&'static str> {
+    ["HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"].into_iter().find(|name| is_set(name))
+}
+
+/// The cache of the hub's tools; `None` without a home directory.
+pub(super) fn cache() -> Option<HubCache> {
+    root().map(HubCache::new)
 }
 
 #[cfg(not(feature = "hub"))]
@@ -56,7 +85,7 @@ fn absent(id: &ModelId, cache: &HubCache, reason: &str, _quiet: bool) -> anyhow:
         if id.revision() == "main" { String::new() } else { format!(" --revision {}", id.revision()) };
     let file = id.file().map_or_else(String::new, |file| format!(" {file}"));
     bail!(
-        "{id} is not in {}: {reason}; this build cannot download: run `hf download {}/{}{file}{revision}`, build it with `--features hub`, or pass a path",
+        "{id} is not in {}: {reason}; this build cannot download: run `hf download {}/{}{file}{revision}`, install it with the default features, or pass a path",
         cache.root().display(),
         id.org(),
         id.name(),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use trike::{
     Cpu, Device, DeviceChoice, HeadPrecision, Isa, KvPrecision, KvSpec, LoadOptions, Model, ModelFile,
+    llm::fitting_context,
 };
 
 use crate::{
@@ -38,6 +39,28 @@ impl PrecisionArgs {
             .with_layout(self.layout.0)
             .with_sequence(KvSpec::new(self.kv_of(file), file.config().spec.context))
     }
+}
+
+/// The length of a sequence on the CPU for which there is memory: `kv`, or less with a note. At least the prompt has to fit, or the
+/// load fails with the numbers.
+pub(super) fn context(
+    file: &ModelFile,
+    options: &LoadOptions,
+    kv: KvSpec,
+    prompt: usize,
+    quiet: bool,
+) -> anyhow::Result<usize> {
+    let fitting = fitting_context(file, options, &kv)?;
+    if fitting >= kv.capacity || fitting <= prompt {
+        return Ok(kv.capacity);
+    }
+    if !quiet {
+        output::note(&format!(
+            "memory for {fitting} of {} tokens: the context is shortened; --context N sets it, --kv int8 halves what it takes",
+            kv.capacity
+        ));
+    }
+    Ok(fitting)
 }
 
 /// Opens a device, with a note if `auto` found no GPU.

@@ -7,11 +7,13 @@ mod convert;
 mod device;
 mod doctor;
 mod edit;
+mod embed;
 mod eval;
 mod hub;
 mod inspect;
 mod load;
 mod logits;
+mod models;
 mod perplexity;
 mod quantize;
 mod run;
@@ -24,16 +26,18 @@ use std::{path::PathBuf, process::ExitCode};
 use clap::{CommandFactory, error::ErrorKind};
 
 use crate::{
-    args::{Cli, Command, ModelArg},
+    args::{Cli, Command, ModelArg, RunArgs},
     interrupt, output,
 };
 
 pub(crate) use bench::BenchOutcome;
 pub(crate) use device::DeviceOutcome;
 pub(crate) use doctor::{Diagnosis, Measured};
+pub(crate) use embed::EmbedOutcome;
 pub(crate) use eval::EvalOutcome;
 pub(crate) use inspect::MemoryOutcome;
 pub(crate) use logits::LogitsOutcome;
+pub(crate) use models::{KnownOutcome, ListOutcome, LocalModel, Removed, RmOutcome, ShowOutcome};
 pub(crate) use perplexity::PerplexityOutcome;
 pub(crate) use quantize::QuantizeOutcome;
 pub(crate) use run::RunOutcome;
@@ -42,20 +46,14 @@ pub(crate) use run::RunOutcome;
 pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     let quiet = cli.quiet;
     match cli.command {
-        Command::Run(args) if args.json.json => {
-            let outcome = run::run(&args, quiet, &mut |_| Ok(()))?;
-            output::show(&outcome, true)?;
-            return Ok(finished(&outcome));
-        }
-        Command::Run(args) => {
-            let outcome = run::run(&args, quiet, &mut output::stream)?;
-            output::end_stream()?;
-            if !quiet {
-                output::note(&outcome.speed());
-            }
-            return Ok(finished(&outcome));
-        }
+        Command::Run(args) => return generate(args, quiet),
         Command::Chat(args) => chat::chat(&args, quiet)?,
+        #[cfg(feature = "hub")]
+        Command::Pull(args) => output::show(&models::pull(&args, quiet)?, args.json.json)?,
+        Command::List(args) if args.known => output::show(&models::known_models(), args.json.json)?,
+        Command::List(args) => output::show(&models::list(&args)?, args.json.json)?,
+        Command::Show(args) => output::show(&models::show(&args, quiet)?, args.json.json)?,
+        Command::Rm(args) => output::show(&models::rm(&args)?, args.json.json)?,
         Command::Inspect(args) if args.memory => {
             output::show(&inspect::memory(&args, quiet)?, args.json.json)?;
         }
@@ -76,6 +74,7 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Perplexity(args) => output::show(&perplexity::perplexity(&args, quiet)?, args.json.json)?,
         Command::Eval(args) => output::show(&eval::eval(&args, quiet)?, args.json.json)?,
         Command::Logits(args) => output::show(&logits::logits(&args, quiet)?, args.json.json)?,
+        Command::Embed(args) => output::show(&embed::embed(&args, quiet)?, args.json.json)?,
         Command::Bench(args) => {
             output::show(&bench::bench(&args, quiet)?, args.json || args.output == "json")?;
         }
@@ -86,18 +85,49 @@ pub(crate) fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Continues a prompt; without one in a terminal, starts a chat if the model can.
+fn generate(args: RunArgs, quiet: bool) -> anyhow::Result<ExitCode> {
+    let Some(prompt) = text::prompt(&args)? else {
+        return match args.json.json {
+            true => Err(text::no_prompt()),
+            false => chat::start(args.into(), quiet).map(|()| ExitCode::SUCCESS),
+        };
+    };
+    if args.json.json {
+        let outcome = run::run(&args, &prompt, quiet, &mut |_| Ok(()))?;
+        output::show(&outcome, true)?;
+        return Ok(finished(&outcome));
+    }
+    let outcome = run::run(&args, &prompt, quiet, &mut output::stream)?;
+    output::end_stream()?;
+    if !quiet {
+        output::note(&outcome.speed());
+    }
+    Ok(finished(&outcome))
+}
+
 fn finished(outcome: &RunOutcome) -> ExitCode {
     if outcome.is_interrupted() { ExitCode::from(interrupt::CODE) } else { ExitCode::SUCCESS }
 }
 
 impl ModelArg {
-    /// The given model, or the bundled one.
-    fn path(&self, quiet: bool) -> anyhow::Result<PathBuf> {
-        match &self.model {
-            Some(path) => hub::resolve(path, quiet),
-            None => shipped::find(),
-        }
+    /// The given model, the one of the environment, or the bundled one: its path or name.
+    fn given(&self) -> PathBuf {
+        let environment =
+            || std::env::var_os("TRIKE_MODEL").filter(|value| !value.is_empty()).map(PathBuf::from);
+        let given = self.name.clone().or_else(|| self.model.clone()).or_else(environment);
+        given.unwrap_or_else(|| PathBuf::from(shipped::NAME))
     }
+
+    /// The path of the model, which is downloaded if necessary.
+    fn path(&self, quiet: bool) -> anyhow::Result<PathBuf> {
+        hub::resolve(&self.given(), quiet)
+    }
+}
+
+/// Error for a missing argument, formatted by clap.
+fn missing(message: &str) -> anyhow::Error {
+    Cli::command().error(ErrorKind::MissingRequiredArgument, message).into()
 }
 
 /// Error for conflicting options, formatted by clap.

@@ -104,7 +104,12 @@ pub(crate) fn perplexity(args: &PerplexityArgs, quiet: bool) -> anyhow::Result<P
     };
     let device = open(args.device.device, quiet)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
-    let wanted = |file: &ModelFile| args.precision.options(file, &cpu);
+    // On the host, only sequences as long as those of the text take memory.
+    let on_host = device.is_cpu();
+    let wanted = |file: &ModelFile| {
+        let options = args.precision.options(file, &cpu);
+        if on_host { options.with_sequence(None) } else { options }
+    };
     let model = load(device, &file, &wanted(&file).with_tokenizer(tokenizer), quiet)?;
     // The base model scores the token ids of the measured model, so it needs no tokenizer. It is a reference: its activations are
     // not rounded.

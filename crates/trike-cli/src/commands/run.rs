@@ -1,17 +1,22 @@
 //! `trike run`.
 
-use std::{collections::BTreeMap, io, ops::ControlFlow, time::Duration};
+use std::{collections::BTreeMap, io, ops::ControlFlow, time::Instant};
 
 use serde::Serialize;
-use trike::{FinishReason, GenerateOptions, ModelFile};
+use trike::{
+    FinishReason, GenerateOptions, ModelFile, Tokenizer,
+    llm::{Session, TokenLogprobs},
+    text::constraint::Constraint,
+};
 
 use super::{
     DeviceOutcome,
-    load::{layouts, load, open},
+    load::{context, layouts, load, open},
+    text,
 };
 use crate::{
     args::{self, RunArgs},
-    interrupt,
+    interrupt, output,
     progress::Progress,
 };
 
@@ -28,10 +33,19 @@ pub(crate) struct RunOutcome {
     finish: &'static str,
     /// RNG seed; `None` for greedy decoding.
     seed: Option<u64>,
+    /// Seconds to load the model.
+    load_seconds: f64,
+    /// Seconds from the start of the command to the first new token.
+    first_token_seconds: f64,
     prompt_seconds: f64,
+    /// Tokens of the prompt that `--prompt-cache` had.
+    reused_tokens: usize,
     prompt_tokens_per_second: f64,
     decode_seconds: f64,
     decode_tokens_per_second: f64,
+    /// The log-probabilities of the new tokens, with `--logprobs`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    logprobs: Option<Vec<Logprobs>>,
     backend: String,
     /// Activation precisions of ternary layers.
     activations: String,
@@ -41,17 +55,40 @@ pub(crate) struct RunOutcome {
     device: Option<DeviceOutcome>,
 }
 
+/// A token with its log-probability, and the most probable ones in its place.
+#[derive(Debug, Serialize)]
+struct Logprobs {
+    #[serde(flatten)]
+    token: Logprob,
+    top: Vec<Logprob>,
+}
+
+/// A token and the natural logarithm of its probability.
+#[derive(Debug, Serialize)]
+struct Logprob {
+    id: u32,
+    /// Its text, with U+FFFD for a part of a character.
+    token: String,
+    logprob: f32,
+}
+
 impl RunOutcome {
     /// The summary line.
     pub(crate) fn speed(&self) -> String {
         let seed = self.seed.map_or_else(String::new, |seed| format!("; seed {seed}"));
+        let reused = match self.reused_tokens {
+            0 => String::new(),
+            n => format!(" ({n} from the prompt cache)"),
+        };
         format!(
-            "prompt {} tokens, {:.1} tok/s; decode {} tokens, {:.1} tok/s; ended by {}; {}; activations {}{seed}",
+            "prompt {} tokens{reused}, {:.1} tok/s; decode {} tokens, {:.1} tok/s; ended by {}; load {:.2} s, first token after {:.2} s; {}; activations {}{seed}",
             self.prompt_ids.len(),
             self.prompt_tokens_per_second,
             self.ids.len(),
             self.decode_tokens_per_second,
             self.finish,
+            self.load_seconds,
+            self.first_token_seconds,
             self.backend,
             self.activations,
         )
@@ -66,30 +103,65 @@ impl RunOutcome {
 /// Continues a prompt and passes the prompt and each new piece to `sink`, which can abort with an error.
 pub(crate) fn run(
     args: &RunArgs,
+    prompt: &str,
     quiet: bool,
     sink: &mut dyn FnMut(&str) -> io::Result<()>,
 ) -> anyhow::Result<RunOutcome> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
     let sampler = args.sampling.config(&file)?;
     let seed = (sampler.temperature > 0.0).then_some(sampler.seed);
+    let grammar = text::grammar(&args.form)?;
     let options = GenerateOptions::default()
-        .with_max_tokens(args.max_tokens)
+        .with_max_tokens(args.max_tokens.and_then(|tokens| tokens.0))
         .with_sampler(sampler)
         .with_stop(args.stop.clone())
         .with_kv(args.precision.kv)
-        .with_window(args.window);
+        .with_window(args.window)
+        .with_context(args.context)
+        .with_grammar(grammar)
+        .with_logprobs(args.logprobs);
     // Open the device first, so that a missing one is reported before anything is read.
     let device = open(args.device.device, quiet)?;
     let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
-    let prompt_ids = tokenizer.encode_prompt(&args.prompt)?;
+    if let Some(grammar) = &options.grammar {
+        // Report a wrong grammar before anything is loaded.
+        Constraint::new(grammar, &tokenizer, tokenizer.eos()).map_err(trike::LlmError::from)?;
+    }
+    let prompt_ids = tokenizer.encode_prompt(prompt)?;
     let prompt = tokenizer.decode(&prompt_ids)?;
+    let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer.clone());
     let sequence = options.cache(prompt_ids.len(), file.config().spec.context, file.default_kv())?;
-    let wanted = args
-        .precision
-        .options(&file, &args.cpu.cpu()?)
-        .with_tokenizer(tokenizer.clone())
-        .with_sequence(sequence);
-    let model = load(device, &file, &wanted, quiet)?;
+    let (options, sequence) = match args.window.is_none() && args.context.is_none() && device.is_cpu() {
+        true => {
+            let fitting = context(&file, &wanted, sequence, prompt_ids.len(), quiet)?;
+            match fitting < sequence.capacity {
+                true => {
+                    let options = options.with_context(fitting);
+                    let sequence =
+                        options.cache(prompt_ids.len(), file.config().spec.context, file.default_kv())?;
+                    (options, sequence)
+                }
+                false => (options, sequence),
+            }
+        }
+        false => (options, sequence),
+    };
+    let start = Instant::now();
+    let model = load(device, &file, &wanted.with_sequence(sequence), quiet)?;
+    let load_seconds = start.elapsed().as_secs_f64();
+    let mut session = match &args.prompt_cache {
+        Some(path) if path.exists() => {
+            let session = model.load_session(path)?;
+            if session.is_none() && !quiet {
+                output::note(&format!(
+                    "{}: made by another model or other options, replaced",
+                    path.display()
+                ));
+            }
+            session.unwrap_or_default()
+        }
+        _ => Session::default(),
+    };
 
     // The prompt is printed with the first piece, so a rejected prompt leaves stdout empty.
     let mut reading = Some(Progress::start("reading the prompt", quiet));
@@ -101,8 +173,11 @@ pub(crate) fn run(
         sink(piece)
     };
     let mut failed = None;
+    let before = output::seconds();
     let generation =
-        model.generate_ids(prompt_ids, tokenizer.eos(), &options, &mut |piece| match write(piece) {
+        model.generate_in(&mut session, prompt_ids, tokenizer.eos(), &options, &mut |piece| match write(
+            piece,
+        ) {
             Ok(()) if interrupt::requested() => ControlFlow::Break(()),
             Ok(()) => ControlFlow::Continue(()),
             Err(error) => {
@@ -114,18 +189,27 @@ pub(crate) fn run(
         return Err(error.into());
     }
     write("")?;
+    if let Some(path) = &args.prompt_cache {
+        model.save_session(&session, path)?;
+    }
     Ok(RunOutcome {
         model: file.path().display().to_string(),
+        load_seconds,
+        first_token_seconds: before + generation.prefill.as_secs_f64(),
         prompt_tokens_per_second: generation.prompt_tokens_per_second(),
         decode_tokens_per_second: generation.tokens_per_second(),
-        prompt_seconds: seconds(generation.prefill),
-        decode_seconds: seconds(generation.decode),
+        prompt_seconds: generation.prefill.as_secs_f64(),
+        decode_seconds: generation.decode.as_secs_f64(),
         prompt,
         text: generation.text,
         prompt_ids: generation.prompt_ids,
         ids: generation.ids,
         finish: generation.finish.name(),
         seed,
+        reused_tokens: generation.reused,
+        logprobs: args
+            .logprobs
+            .map(|_| generation.logprobs.iter().map(|token| named(token, &tokenizer)).collect()),
         backend: model.backend(),
         activations: args::activations_name(&model.activations()),
         layouts: layouts(&*model),
@@ -133,6 +217,14 @@ pub(crate) fn run(
     })
 }
 
-fn seconds(time: Duration) -> f64 {
-    time.as_secs_f64()
+/// Log-probabilities with the texts of their tokens.
+fn named(token: &TokenLogprobs, tokenizer: &Tokenizer) -> Logprobs {
+    let one = |id: u32, logprob: f32| {
+        let bytes = tokenizer.token_bytes(id).unwrap_or_default();
+        Logprob { id, token: String::from_utf8_lossy(bytes).into_owned(), logprob }
+    };
+    Logprobs {
+        token: one(token.id, token.logprob),
+        top: token.top.iter().map(|&(id, logprob)| one(id, logprob)).collect(),
+    }
 }

@@ -6,12 +6,35 @@ use trike::{ModelFile, SamplerConfig, llm::GenerationConfig};
 
 use crate::args::SamplingArgs;
 
+/// Temperature and min-p of a chat with a model that recommends nothing.
+const CHAT: (f32, f32) = (0.8, 0.05);
+
 impl SamplingArgs {
     /// Merges the command line, the model's configuration and the defaults, in this order of precedence.
     pub(crate) fn config(&self, file: &ModelFile) -> anyhow::Result<SamplerConfig> {
         let config = self.merge(file.generation_config()?);
         config.validate().map_err(trike::LlmError::from)?;
         Ok(config)
+    }
+
+    /// As [`config`](Self::config), but a chat is greedy only when a temperature of 0 is given: a model that recommends nothing is
+    /// sampled with the values of [`CHAT`].
+    pub(crate) fn chat(&self, file: &ModelFile) -> anyhow::Result<SamplerConfig> {
+        let mut model = file.generation_config()?;
+        if model.do_sample != Some(true) {
+            let silent = model.temperature.is_none() && model.top_p.is_none() && model.top_k.is_none();
+            model.do_sample = Some(true);
+            model.temperature = model.temperature.filter(|&value| value > 0.0).or(Some(CHAT.0));
+            model.min_p = model.min_p.or(silent.then_some(CHAT.1));
+        }
+        let config = self.merge(model);
+        config.validate().map_err(trike::LlmError::from)?;
+        Ok(config)
+    }
+
+    /// The given seed.
+    fn seed(&self) -> Option<u64> {
+        self.seed?.0
     }
 
     fn merge(&self, model: GenerationConfig) -> SamplerConfig {
@@ -22,7 +45,7 @@ impl SamplingArgs {
             GenerationConfig { repetition_penalty: model.repetition_penalty, ..GenerationConfig::default() }
         };
         let asked =
-            self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.seed.is_some();
+            self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.seed().is_some();
         let neutral = if sampled.do_sample == Some(true) || asked { 1.0 } else { 0.0 };
         let open = SamplerConfig::default();
         open.clone()
@@ -35,13 +58,14 @@ impl SamplingArgs {
                 self.repetition_penalty.or(sampled.repetition_penalty).unwrap_or(open.repetition_penalty),
             )
             // The keys of a hash map are random; 32 bits are short enough to retype.
-            .with_seed(self.seed.unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)))
+            .with_seed(self.seed().unwrap_or_else(|| RandomState::new().hash_one(0) & u64::from(u32::MAX)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::args::Seed;
 
     const NOTHING: SamplingArgs = SamplingArgs {
         temperature: None,
@@ -74,10 +98,13 @@ mod tests {
             SamplingArgs { top_k: Some(5), ..NOTHING },
             SamplingArgs { top_p: Some(0.5), ..NOTHING },
             SamplingArgs { min_p: Some(0.5), ..NOTHING },
-            SamplingArgs { seed: Some(5), ..NOTHING },
+            SamplingArgs { seed: Some(Seed(Some(5))), ..NOTHING },
         ] {
             assert_eq!(args.merge(GenerationConfig::default()).temperature, 1.0, "{args:?}");
         }
-        assert_eq!(SamplingArgs { seed: Some(5), ..NOTHING }.merge(GenerationConfig::default()).seed, 5);
+        assert_eq!(
+            SamplingArgs { seed: Some(Seed(Some(5))), ..NOTHING }.merge(GenerationConfig::default()).seed,
+            5
+        );
     }
 }

@@ -1,40 +1,83 @@
-//! Location of the bundled model.
+//! The bundled model: files in the command, unpacked into the user's cache, because models are mapped from files.
 
 use std::{
-    collections::HashSet,
+    fs, io,
     path::{Path, PathBuf},
 };
 
-use anyhow::bail;
+use anyhow::Context;
+use trike_models::TINY;
 
-/// Path in the repository and in a release.
-const PLACE: &str = "models/tiny";
+/// The name that the commands take, where no file has it.
+pub(super) const NAME: &str = "tiny";
 
-/// The working directory, then every directory above the executable, nearest first: `target/release` is in the
-/// repository, and a release has `models` next to the executable.
-fn places() -> Vec<PathBuf> {
-    let mut seen = HashSet::new();
-    let executable = std::env::current_exe().and_then(|path| path.canonicalize()).unwrap_or_default();
-    std::env::current_dir()
-        .into_iter()
-        .chain(executable.ancestors().skip(1).filter(|path| !path.as_os_str().is_empty()).map(Path::to_owned))
-        .map(|dir| dir.join(PLACE))
-        .filter(|place| seen.insert(place.clone()))
-        .collect()
+/// Bytes of its files.
+pub(super) fn bytes() -> u64 {
+    TINY.iter().map(|(_, content)| content.len() as u64).sum()
 }
 
-/// Finds the bundled model.
+/// Its directory, which is written first where it is missing or incomplete.
 ///
 /// # Errors
 ///
-/// If it is not found; the error lists all searched paths.
-pub(crate) fn find() -> anyhow::Result<PathBuf> {
-    let places = places();
-    match places.iter().find(|path| path.join("config.json").is_file()) {
-        Some(path) => Ok(path.clone()),
-        None => {
-            let looked: Vec<String> = places.iter().map(|path| path.display().to_string()).collect();
-            bail!("bundled model not found: choose a model with -m; searched {}", looked.join(", "))
+/// If no folder can be written.
+pub(super) fn find() -> anyhow::Result<PathBuf> {
+    // Another version has other files.
+    let name = format!("{NAME}-{:016x}", digest());
+    let mut last = None;
+    for folder in folders() {
+        let place = folder.join(&name);
+        if is_complete(&place) {
+            return Ok(place);
+        }
+        match unpack(&place) {
+            Ok(()) => return Ok(place),
+            Err(error) => last = Some((place, error)),
         }
     }
+    let (place, error) =
+        last.context("the bundled model needs a folder: set XDG_CACHE_HOME, or choose a model")?;
+    Err(error).with_context(|| format!("cannot write the bundled model to {}", place.display()))
+}
+
+/// The user's cache, then the folder for temporary files.
+fn folders() -> impl Iterator<Item = PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = variable("XDG_CACHE_HOME")
+        .or_else(|| variable("LOCALAPPDATA"))
+        .or_else(|| Some(variable("HOME")?.join(".cache")));
+    [cache, Some(std::env::temp_dir())].into_iter().flatten().map(|folder| folder.join("trike"))
+}
+
+fn is_complete(place: &Path) -> bool {
+    TINY.iter().all(|(name, content)| {
+        place.join(name).metadata().is_ok_and(|meta| meta.is_file() && meta.len() == content.len() as u64)
+    })
+}
+
+/// Writes the files under another name, then renames the folder, so that two commands at once do not disturb each other.
+fn unpack(place: &Path) -> io::Result<()> {
+    let folder = place.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let temporary = place.with_extension(std::process::id().to_string());
+    fs::create_dir_all(&temporary)?;
+    for (name, content) in TINY {
+        fs::write(temporary.join(name), content)?;
+    }
+    if place.is_dir() {
+        // A file of it was cut or removed.
+        fs::remove_dir_all(place)?;
+    }
+    let renamed = fs::rename(&temporary, place);
+    if renamed.is_err() && is_complete(place) {
+        // Another command was faster.
+        return fs::remove_dir_all(&temporary);
+    }
+    renamed
+}
+
+/// FNV-1a of the files.
+fn digest() -> u64 {
+    let bytes = TINY.iter().flat_map(|(name, content)| name.bytes().chain(content.iter().copied()));
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

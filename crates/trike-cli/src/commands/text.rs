@@ -1,11 +1,95 @@
-//! Text files.
+//! Texts that a command is given: in arguments, in files and on stdin.
 
-use std::path::Path;
+use std::{
+    io::{self, IsTerminal, Read},
+    path::Path,
+};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use trike::text::constraint::Grammar;
+
+use crate::args::{FormArgs, RunArgs};
+
+/// Longer prompts exceed every context.
+const MAX_PROMPT: u64 = 1 << 30;
 
 /// Reads a text file.
 pub(super) fn read(path: &Path) -> anyhow::Result<String> {
     let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
     String::from_utf8(bytes).with_context(|| format!("{}: expected UTF-8 text", path.display()))
+}
+
+/// Reads a text from stdin, without the newline at its end.
+pub(super) fn stdin() -> anyhow::Result<String> {
+    let mut bytes = Vec::new();
+    io::stdin().lock().take(MAX_PROMPT).read_to_end(&mut bytes).context("cannot read stdin")?;
+    Ok(line(String::from_utf8(bytes).context("stdin: expected UTF-8 text")?))
+}
+
+/// The prompt of `trike run`; `None` where none is given and stdin is a terminal.
+pub(super) fn prompt(args: &RunArgs) -> anyhow::Result<Option<String>> {
+    if let Some(path) = &args.file {
+        return Ok(Some(line(read(path)?)));
+    }
+    match args.prompt.as_deref().or(args.text.as_deref()) {
+        Some("-") => stdin().map(Some),
+        Some(text) => Ok(Some(text.to_owned())),
+        None if io::stdin().is_terminal() => Ok(None),
+        None => match stdin()? {
+            text if text.is_empty() => Err(no_prompt()),
+            text => Ok(Some(text)),
+        },
+    }
+}
+
+/// The error without a prompt.
+pub(super) fn no_prompt() -> anyhow::Error {
+    super::missing("no prompt: pass a text with -p TEXT, a file with -f FILE, or pipe one in")
+}
+
+/// A text without the newline that editors and `echo` put at its end.
+fn line(mut text: String) -> String {
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    text
+}
+
+/// The grammar of the options, if any.
+pub(super) fn grammar(args: &FormArgs) -> anyhow::Result<Option<Grammar>> {
+    let FormArgs { json_schema, grammar, regex } = args;
+    Ok(if let Some(schema) = json_schema {
+        // Every schema but `true` and `false`, which allow anything and nothing, is an object.
+        let own = schema.trim_start().starts_with('{') || ["true", "false"].contains(&schema.trim());
+        Some(Grammar::JsonSchema(given(schema, own)?))
+    } else if let Some(grammar) = grammar {
+        Some(Grammar::Lark(given(grammar, grammar.contains(':') && grammar.contains("start"))?))
+    } else {
+        regex.clone().map(Grammar::Regex)
+    })
+}
+
+/// The text itself if it is one, else the content of the file that it names.
+fn given(text: &str, is_text: bool) -> anyhow::Result<String> {
+    if is_text { Ok(text.to_owned()) } else { read(Path::new(text)) }
+}
+
+/// The texts of `trike embed`.
+pub(super) fn texts(args: &crate::args::EmbedArgs) -> anyhow::Result<Vec<String>> {
+    let texts: Vec<String> = match &args.file {
+        Some(path) => read(path)?.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect(),
+        None => {
+            let given = args.texts.iter().chain(&args.prompt);
+            given
+                .map(|text| if text == "-" { stdin() } else { Ok(text.clone()) })
+                .collect::<Result<_, _>>()?
+        }
+    };
+    if texts.is_empty() {
+        bail!("{}: no line with text", args.file.as_deref().unwrap_or(Path::new("")).display());
+    }
+    Ok(texts)
 }

@@ -57,7 +57,7 @@ fn each_answer_ends_with_the_activation_precision() {
     {
         let args = [&["-n", "2"], more].concat();
         let (_, notes) = good(talk(&trike, &args, "Once upon a time\nAnd then\n"));
-        assert_eq!(notes.matches(&format!("tok/s; {want}; ended by max_tokens)")).count(), 2, "{notes}");
+        assert_eq!(notes.matches(&format!(" of 256; {want}; ended by max_tokens)")).count(), 2, "{notes}");
     }
 }
 
@@ -130,6 +130,83 @@ fn a_model_is_found_in_the_cache_by_its_name() {
     }
 }
 
+#[test]
+fn slash_commands_change_the_conversation() {
+    let trike = Trike::new();
+    let file = trike.path("talk.json");
+    let first = good(talk(&trike, &["-n", "12", "-q"], "Once upon a time\n")).0;
+    // Taken back, and said again; saved and loaded; a greedy answer comes again the same.
+    let second =
+        good(talk(&trike, &["-n", "12", "-q"], "Once upon a time\nAnd then\n")).0[first.len()..].to_owned();
+    let undone = good(talk(&trike, &["-n", "12", "-q"], "Tom is sad\n/undo\nOnce upon a time\n")).0;
+    assert!(undone.ends_with(&first), "{undone}");
+    let again = good(talk(&trike, &["-n", "12", "-q"], "Once upon a time\n/regenerate\n")).0;
+    assert_eq!(again, first.repeat(2));
+    let (saved, notes) = good(talk(&trike, &["-n", "12"], &format!("Once upon a time\n/save {file}\n")));
+    assert_eq!(saved, first);
+    assert!(notes.contains("2 messages in "), "{notes}");
+    let loaded = good(talk(&trike, &["-n", "12", "-q"], &format!("/load {file}\nAnd then\n"))).0;
+    assert_eq!(loaded, second);
+    // Parameters; what is wrong is said on stderr, and the chat goes on.
+    let (_, notes) = good(talk(
+        &trike,
+        &["-n", "2"],
+        "/params top-k 5\n/params top-k x\n/params height 3\n/save\n/nothing\n",
+    ));
+    for word in [
+        "top-k                5",
+        "expected a whole number",
+        "height: no such parameter",
+        "expected a file name",
+        "/nothing: no such command",
+    ] {
+        assert!(notes.contains(word), "{word} in {notes}");
+    }
+    let (spaced, _) = good(talk(&trike, &["-n", "3", "-q"], " /nothing\n"));
+    assert!(!spaced.is_empty(), "a message");
+}
+
+#[test]
+fn answers_as_lines_of_json() {
+    let trike = Trike::new();
+    let (lines, notes) = good(talk(&trike, &["-n", "5", "--json"], "Once upon a time\nAnd then\n"));
+    assert_eq!(notes, "");
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert_eq!(lines.len(), 2);
+    for line in &lines {
+        assert_eq!((&line["tokens"], &line["finish"]), (&5.into(), &"max_tokens".into()), "{line}");
+    }
+    // The second prompt begins with the first and its answer, which are not read again.
+    assert!(lines[1]["reused_tokens"].as_u64() > lines[0]["prompt_tokens"].as_u64(), "{lines:?}");
+}
+
+#[test]
+fn a_chat_samples_unless_told_otherwise_and_survives_bytes() {
+    let trike = Trike::new();
+    let model = trike.copy_model(&tiny(), "plain");
+    std::fs::remove_file(model.join("generation_config.json")).unwrap();
+    let model = text(model);
+    let say = |input: &'static [u8]| {
+        let mut child = trike
+            .command(&["chat", &model, "--chat-template", TEMPLATE, "-n", "3", "--json"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts");
+        child.stdin.take().expect("a pipe").write_all(input).expect("it reads");
+        child.wait_with_output().expect("it ends")
+    };
+    let line = |output: Output| serde_json::from_str::<serde_json::Value>(&good(output).0).expect("JSON");
+    let seeds =
+        [line(say(b"Once\n")), line(say(b"Once\n"))].map(|line| line["seed"].as_u64().expect("sampled"));
+    assert_ne!(seeds[0], seeds[1]);
+    let (lines, notes) = good(say(b"caf\xe9\nOnce\n"));
+    assert_eq!(lines.lines().count(), 2);
+    assert!(notes.contains("not UTF-8"), "{notes}");
+}
+
 #[cfg(unix)]
 #[test]
 fn a_conversation_through_a_terminal() {
@@ -152,6 +229,11 @@ fn a_conversation_through_a_terminal() {
     for answer in piped.trim_end().lines().filter(|line| !line.is_empty()) {
         assert!(shown.contains(answer), "{answer:?} in {shown:?}");
     }
+    // The arrow key brings the last line back; a wrong command is answered and not sent.
+    let (code, shown, errors) = run(&["Once upon a time", "/halp", "\x1b[A\x1b[A", "/exit"]);
+    assert_eq!(code, Some(0), "{errors}");
+    assert_eq!(shown.matches("12 tokens").count(), 2, "{shown}");
+    assert!(shown.contains("/halp: no such command"), "{shown}");
     // Ctrl-C while it waits ends it, with the code that shells give.
     let (code, shown, _) = run(&["Once upon a time", "\x03"]);
     assert_eq!(code, Some(130), "{shown}");

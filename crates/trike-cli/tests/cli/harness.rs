@@ -65,7 +65,12 @@ impl Trike {
             }
         }
         // A test asks no hub but its own.
-        command.env("HF_HUB_OFFLINE", "1").env("HF_HOME", self.path("hf")).env_remove("TRANSFORMERS_OFFLINE");
+        command
+            .env("HF_HUB_OFFLINE", "1")
+            .env("HF_HOME", self.path("hf"))
+            .env("XDG_CACHE_HOME", self.path("cache"))
+            .env("TRIKE_HISTORY", self.path("history"))
+            .env_remove("TRANSFORMERS_OFFLINE");
         // Where there is no desktop, the libraries of one complain on stderr when devices are listed.
         command.env("XDG_RUNTIME_DIR", self.dir.path());
         command.args(args).current_dir(self.dir.path()).stdin(Stdio::null());

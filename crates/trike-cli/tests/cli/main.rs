@@ -13,6 +13,8 @@ mod harness;
 mod hub_server;
 mod measure;
 mod messages;
+mod models;
+mod prompts;
 mod quantize;
 mod quantize_plan;
 mod reference;

@@ -8,9 +8,13 @@ const PAGE: &str = "docs/src/cli.md";
 const START: &str = "## Reference\n";
 /// Set to write the page in place of comparing it.
 const UPDATE: &str = "UPDATE_REFERENCE";
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 18] = [
     "run",
     "chat",
+    "pull",
+    "list",
+    "show",
+    "rm",
     "inspect",
     "convert",
     "quantize",
@@ -18,6 +22,7 @@ const COMMANDS: [&str; 13] = [
     "perplexity",
     "eval",
     "logits",
+    "embed",
     "bench",
     "doctor",
     "completions",

@@ -24,7 +24,7 @@ fn greedy_text_is_that_of_llama2c_byte_for_byte() {
         let line = stderr.strip_suffix('\n').expect("a line");
         assert!(line.starts_with("prompt 1 tokens, "), "{line}");
         assert!(
-            line.contains("; decode 200 tokens, ") && line.contains(" tok/s; ended by max_tokens; cpu ("),
+            line.contains("; decode 200 tokens, ") && line.contains(" tok/s; ended by max_tokens; load "),
             "{line}"
         );
     }

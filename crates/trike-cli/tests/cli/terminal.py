@@ -6,6 +6,7 @@ A prompt that does not come within a minute is a failure.
 
 import os
 import pty
+import re
 import select
 import sys
 import time
@@ -14,15 +15,18 @@ split = sys.argv.index("--")
 lines, command = sys.argv[1:split], sys.argv[split + 1 :]
 pid, terminal = pty.fork()
 if pid == 0:
+    os.environ["TERM"] = "xterm"
     os.execv(command[0], command)
 shown = b""
+# What moves the cursor and sets colours.
+CODES = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
 def read(until, start):
     """Reads until the text shown since `start` ends with `until`, or to the end when that is None."""
     global shown
     deadline = time.monotonic() + 60
-    while until is None or not shown[start:].endswith(until):
+    while until is None or not CODES.sub(b"", shown[start:]).endswith(until):
         if not select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0]:
             sys.exit(f"no {until!r} within a minute; shown: {shown!r}")
         try:

@@ -1,5 +1,6 @@
 //! Choosing and opening a device, and loading a model onto it.
 
+mod host;
 mod plan;
 
 use std::{fmt, path::Path, str::FromStr};
@@ -14,6 +15,7 @@ use trike_trit::{Encoding, Granularity};
 
 use crate::{LanguageModel, LlmError, LoadOptions, Model, ModelFile, Synthetic, SyntheticModel};
 
+pub use host::fitting_context;
 pub use plan::memory_plan;
 
 /// The device that a model runs on: the CPU, a device by name, or the first available device.
@@ -165,7 +167,7 @@ impl Device {
         let kv = options.sequence.unwrap_or_else(whole);
         match self.0 {
             Kind::Cpu => {
-                // Host memory is not checked in advance.
+                host::check(&plan::synthetic_plan(&size.spec(), &kv), 0, &trike_cpu::free_memory())?;
                 let cpu = options.cpu.clone().map_or_else(|| Cpu::new(0), Ok)?;
                 let backend = CpuBackend::new(cpu, activations).with_layout(options.layout);
                 SyntheticModel::load_on(backend, size, weights, kv.capacity, progress)

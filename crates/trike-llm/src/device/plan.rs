@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 
 use trike_core::Layout;
 use trike_format::StoredType;
-#[cfg(feature = "gpu")]
-use trike_nn::DecoderSpec;
-use trike_nn::{KvSpec, MemoryPlan, WeightName};
+use trike_nn::{DecoderSpec, KvSpec, MemoryPlan, WeightName};
 use trike_trit::{Coupling, Encoding};
 
 use crate::{LlmError, LoadOptions, ModelFile, generate::STEP, load::HEAD_GROUP};
@@ -212,7 +210,6 @@ fn codes(rows: u64, cols: u64) -> u64 {
 }
 
 /// Memory plan of a random-trit model.
-#[cfg(feature = "gpu")]
 pub(super) fn synthetic_plan(spec: &DecoderSpec, kv: &KvSpec) -> MemoryPlan {
     let table = spec.vocab as u64 * spec.hidden as u64;
     let (hidden, query, keys) = (spec.hidden as u64, spec.query_width() as u64, spec.kv_width() as u64);

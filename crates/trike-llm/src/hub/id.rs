@@ -8,7 +8,9 @@ use crate::LlmError;
 /// Maximum number of file names that an error lists.
 const SHOWN: usize = 24;
 
-/// A model on the hub: `org/name`, optionally a revision after `@`, and after `:` a file, if the repository has several models.
+/// A model on the hub: `org/name`, optionally a revision after `@`, and after `:` a GGUF file or its variant, if the repository
+/// has several models. A variant is a part of the file's name between separators, in either case, such as `Q2_0` in
+/// `model-Q2_0.gguf`.
 ///
 /// ```
 /// use trike_llm::ModelId;
@@ -60,7 +62,7 @@ impl ModelId {
         self.revision.as_deref().unwrap_or("main")
     }
 
-    /// The requested file.
+    /// The requested file, or its variant.
     pub fn file(&self) -> Option<&str> {
         self.file.as_deref()
     }
@@ -101,28 +103,61 @@ impl ModelId {
         let has = |name: &str| files.iter().any(|file| file == name);
         match &self.file {
             Some(file) if has(file) => Found::One(HubModel::File(file.clone())),
-            Some(_) => Found::Nothing,
+            Some(variant) => one_of(files.iter().filter(|file| is_variant(file, variant))),
             None if has(CONFIG) && (has(WEIGHTS) || has(INDEX)) => Found::One(HubModel::Directory),
-            None => {
-                let mut models: Vec<&String> = files.iter().filter(|file| is_gguf_model(file)).collect();
-                models.sort();
-                match &models[..] {
-                    [] => Found::Nothing,
-                    [file] => Found::One(HubModel::File((*file).clone())),
-                    several => Found::Several(several.iter().map(|&file| file.clone()).collect()),
-                }
-            }
+            None => one_of(files.iter().filter(|file| is_gguf_model(file))),
         }
     }
 
     /// The error message for several models.
     pub(super) fn which(&self) -> String {
-        format!("it has several GGUF files; choose one as {self}:FILE")
+        let repository = Self { file: None, ..self.clone() };
+        format!(
+            "it has several GGUF files; choose one as {repository}:FILE, or by a part of its name, such as :Q2_0"
+        )
+    }
+
+    /// The same repository and revision, with this file.
+    pub(super) fn with_file(&self, file: &str) -> Self {
+        Self { file: Some(file.to_owned()), ..self.clone() }
+    }
+
+    /// A model of a folder in the cache.
+    pub(super) fn of_folder(name: &str, revision: &str) -> Option<Self> {
+        let (org, name) = name.strip_prefix("models--")?.split_once("--")?;
+        let revision = if revision == "main" { String::new() } else { format!("@{revision}") };
+        format!("{org}/{name}{revision}").parse().ok()
     }
 }
 
+/// The result of a search that found these files.
+fn one_of<'a>(files: impl Iterator<Item = &'a String>) -> Found {
+    let mut models: Vec<&String> = files.collect();
+    models.sort();
+    match &models[..] {
+        [] => Found::Nothing,
+        [file] => Found::One(HubModel::File((*file).clone())),
+        several => Found::Several(several.iter().map(|&file| file.clone()).collect()),
+    }
+}
+
+/// Whether a GGUF file of a repository has the variant in its name, between separators: `Q2_0` is in `m-q2_0.gguf`, and not in
+/// `m-TQ2_0.gguf`.
+fn is_variant(path: &str, variant: &str) -> bool {
+    let name = path.rsplit('/').next().unwrap_or(path).to_ascii_lowercase();
+    let variant = variant.to_ascii_lowercase();
+    let Some(stem) = name.strip_suffix(".gguf").filter(|_| is_gguf_model(path) && !variant.is_empty()) else {
+        return false;
+    };
+    // `_` is part of the names of types, so it separates nothing.
+    let inside = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    stem.match_indices(&variant).any(|(start, found)| {
+        !stem[..start].ends_with(inside) && !stem[start + found.len()..].starts_with(inside)
+    })
+}
+
 /// Excludes other GGUF files of a repository: image projectors (`mmproj`) and importance matrices for quantizers.
-fn is_gguf_model(path: &str) -> bool {
+pub(super) fn is_gguf_model(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     name.ends_with(".gguf") && !name.starts_with("mmproj") && !name.contains("imatrix")
 }
@@ -255,10 +290,30 @@ mod tests {
         }
         let one = ["README.md", CONFIG, "q/m.gguf", "mmproj-m.gguf", "m-imatrix.gguf"];
         assert_eq!(choose("a/b", &one).unwrap(), HubModel::File("q/m.gguf".to_owned()));
+        let variants = [
+            "m-F16.gguf",
+            "m-Q2_0.gguf",
+            "m-TQ2_0.gguf",
+            "m_tq1_0.gguf",
+            "mmproj-Q2_0.gguf",
+            CONFIG,
+            WEIGHTS,
+        ];
+        for (variant, file) in [("Q2_0", 1), ("q2_0", 1), ("TQ2_0", 2), ("f16", 0), ("m_tq1_0", 3)] {
+            let found = choose(&format!("a/b:{variant}"), &variants).unwrap();
+            assert_eq!(found, HubModel::File(variants[file].to_owned()), "{variant}");
+        }
+        for variant in ["2_0", "TQ1_0", "gguf", "q8_0"] {
+            assert!(choose(&format!("a/b:{variant}"), &variants).is_err(), "{variant}");
+        }
         let two = ["b.gguf", "a.gguf", CONFIG];
         assert_eq!(choose("a/b@v1:b.gguf", &two).unwrap(), HubModel::File("b.gguf".to_owned()));
         for (id, files, want) in [
-            ("a/b@v1", &two[..], "choose one as a/b@v1:FILE; files: a.gguf, b.gguf"),
+            (
+                "a/b@v1",
+                &two[..],
+                "choose one as a/b@v1:FILE, or by a part of its name, such as :Q2_0; files: a.gguf, b.gguf",
+            ),
             ("a/b:c.gguf", &two, "no file `c.gguf`; files: b.gguf, a.gguf, config.json"),
             ("a/b", &["pytorch_model.bin", CONFIG], "neither config.json with model.safetensors"),
             ("a/b", &[], "neither"),

@@ -1,5 +1,6 @@
 //! Models in the local cache of the HuggingFace tools.
 
+mod contents;
 mod id;
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
 use serde_json::Value;
 
 use crate::LlmError;
+pub use contents::CachedModel;
 use id::{Found, is_inside, shown};
 pub use id::{HubModel, ModelId};
 

@@ -7,7 +7,7 @@ use trike_nn::{ActivationPrecision, Backend, DeviceUse, KvPrecision, KvSpec, Mem
 
 use super::{Model, OnText};
 use crate::{
-    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig,
+    GenerateOptions, Generation, LanguageModel, LlmError, ModelConfig, Pooling, Session,
     bench::{self, BenchOptions, BenchReport},
     generate::STEP,
     tokenizer::Tokenizer,
@@ -71,14 +71,27 @@ impl<B: Backend + 'static> Model for LanguageModel<B> {
         LanguageModel::logits(self, ids, kv, on_row)
     }
 
-    fn generate_ids(
+    fn generate_in(
         &self,
+        session: &mut Session,
         prompt_ids: Vec<u32>,
         ends: &[u32],
         options: &GenerateOptions,
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError> {
-        LanguageModel::generate_ids(self, prompt_ids, ends, options, on_text)
+        LanguageModel::generate_in(self, session, prompt_ids, ends, options, on_text)
+    }
+
+    fn save_session(&self, session: &Session, path: &Path) -> Result<(), LlmError> {
+        LanguageModel::save_session(self, session, path)
+    }
+
+    fn load_session(&self, path: &Path) -> Result<Option<Session>, LlmError> {
+        LanguageModel::load_session(self, path)
+    }
+
+    fn embed(&self, ids: &[u32], pooling: Pooling) -> Result<Vec<f32>, LlmError> {
+        LanguageModel::embed(self, ids, pooling)
     }
 
     fn bench(

@@ -10,7 +10,7 @@ use trike_core::Layout;
 use trike_nn::{ActivationPrecision, DeviceUse, KvPrecision, KvSpec, MemoryPlan};
 
 use crate::{
-    GenerateOptions, Generation, LlmError, ModelConfig,
+    GenerateOptions, Generation, LlmError, ModelConfig, Pooling, Session,
     bench::{BenchOptions, BenchReport},
     tokenizer::Tokenizer,
 };
@@ -93,21 +93,48 @@ pub trait Model {
         on_row: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), LlmError>;
 
-    /// Continues a prompt of token ids, such as a rendered conversation, until one of `ends` is sampled or a limit of `options`
-    /// is reached. Each piece of new text is passed to `on_text` as soon as it is final; the pieces joined are
+    /// Continues a prompt of token ids, such as a rendered conversation, until one of `ends` is sampled or a limit of `options` is
+    /// reached, without reading the tokens again that the prompt and the text of `session` start with; afterwards the session has
+    /// this text. Each piece of new text is passed to `on_text` as soon as it is final; the pieces joined are
     /// [`Generation::text`].
     ///
     /// # Errors
     ///
     /// [`TokenizerError::EmptyPrompt`](crate::tokenizer::TokenizerError::EmptyPrompt) for no ids, [`LlmError::PromptTooLong`],
     /// options out of range, and logits that cannot be sampled.
-    fn generate_ids(
+    fn generate_in(
         &self,
+        session: &mut Session,
         prompt_ids: Vec<u32>,
         ends: &[u32],
         options: &GenerateOptions,
         on_text: &mut OnText<'_>,
     ) -> Result<Generation, LlmError>;
+
+    /// Writes a session that this model filled to a file, which is replaced when it is complete.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Io`]; [`LlmError::SessionFile`] when the file exists and is not a saved session; errors of a backend that cannot
+    /// copy its caches: only the CPU can.
+    fn save_session(&self, session: &Session, path: &Path) -> Result<(), LlmError>;
+
+    /// Reads a session that [`save_session`](Self::save_session) wrote; `None` when it is one of another model, another backend or
+    /// other activations.
+    ///
+    /// # Errors
+    ///
+    /// [`LlmError::Io`], [`LlmError::SessionFile`] for a file that is damaged or something else, and errors of a backend that cannot
+    /// copy its caches.
+    fn load_session(&self, path: &Path) -> Result<Option<Session>, LlmError>;
+
+    /// An embedding of a text: its hidden states after the final norm, pooled, with a length of one.
+    ///
+    /// # Errors
+    ///
+    /// [`TokenizerError::EmptyPrompt`](crate::tokenizer::TokenizerError::EmptyPrompt) for no ids, [`LlmError::PromptTooLong`],
+    /// [`LlmError::NonFinite`] for damaged weights, and errors of the decoder.
+    fn embed(&self, ids: &[u32], pooling: Pooling) -> Result<Vec<f32>, LlmError>;
 
     /// Measures prefill and decode. On the host, every thread count of `options` is measured, together with the machine's
     /// ceilings; on a device the thread counts are ignored. `progress` is called with the repetitions done and in total.
@@ -120,6 +147,21 @@ pub trait Model {
         options: &BenchOptions,
         progress: &mut dyn FnMut(usize, usize),
     ) -> Result<BenchReport, LlmError>;
+
+    /// [`generate_in`](Self::generate_in) an empty session.
+    ///
+    /// # Errors
+    ///
+    /// As [`generate_in`](Self::generate_in).
+    fn generate_ids(
+        &self,
+        prompt_ids: Vec<u32>,
+        ends: &[u32],
+        options: &GenerateOptions,
+        on_text: &mut OnText<'_>,
+    ) -> Result<Generation, LlmError> {
+        self.generate_in(&mut Session::default(), prompt_ids, ends, options, on_text)
+    }
 
     /// Continues `prompt`.
     ///

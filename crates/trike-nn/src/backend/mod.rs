@@ -210,6 +210,27 @@ pub trait Backend {
     /// When it does not fit in memory.
     fn new_cache(&self, spec: &CacheSpec) -> Result<Self::Cache, NnError>;
 
+    /// The keys and values of the first `positions` positions of a cache that holds them, for [`restore_cache`](Self::restore_cache)
+    /// of a backend with the same name on the same kind of machine.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::NoSavedCache`].
+    fn save_cache(&self, cache: &Self::Cache, positions: usize) -> Result<Vec<u8>, NnError> {
+        let _ = (cache, positions);
+        Err(NnError::NoSavedCache { backend: self.name() })
+    }
+
+    /// Writes saved keys and values of the first `positions` positions into a cache with the same shape but for its capacity.
+    ///
+    /// # Errors
+    ///
+    /// [`NnError::NoSavedCache`]; [`NnError::SavedCache`] when the bytes are those of another number of positions or another shape.
+    fn restore_cache(&self, cache: &mut Self::Cache, positions: usize, saved: &[u8]) -> Result<(), NnError> {
+        let _ = (cache, positions, saved);
+        Err(NnError::NoSavedCache { backend: self.name() })
+    }
+
     // ---- Tensors to and from the host.
 
     /// Copies rows of `width` values, row-major, from the host.

@@ -16,6 +16,9 @@ use crate::tokenizer::Tokenizer;
 /// chat.push(Message::assistant("Hi."));
 /// assert_eq!(chat.turns(), 1);
 /// assert_eq!(chat.messages().len(), 3);
+/// chat.set_system(None);
+/// assert_eq!(chat.pop_turn().len(), 2);
+/// assert!(chat.messages().is_empty());
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct Conversation {
@@ -40,6 +43,12 @@ impl Conversation {
         Self { messages: system.into_iter().map(Message::system).collect() }
     }
 
+    /// A conversation of these messages.
+    #[must_use]
+    pub fn of(messages: Vec<Message>) -> Self {
+        Self { messages }
+    }
+
     /// Appends a message.
     pub fn push(&mut self, message: Message) {
         self.messages.push(message);
@@ -48,6 +57,18 @@ impl Conversation {
     /// Removes and returns the last message, for example after a failed answer.
     pub fn pop(&mut self) -> Option<Message> {
         self.messages.pop()
+    }
+
+    /// Replaces the system prompt, or removes it.
+    pub fn set_system(&mut self, system: Option<&str>) {
+        let rest = self.messages.split_off(self.system_len());
+        self.messages = system.into_iter().map(Message::system).chain(rest).collect();
+    }
+
+    /// Removes and returns the last turn: a message of the user with its answers. Empty if there is none.
+    pub fn pop_turn(&mut self) -> Vec<Message> {
+        let start = self.turn_starts().pop().unwrap_or(self.messages.len());
+        self.messages.split_off(start)
     }
 
     /// Removes all messages except the system prompt.

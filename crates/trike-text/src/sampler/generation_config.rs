@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 /// Size limit; a generation configuration has a few hundred bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -23,7 +23,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// assert_eq!((config.do_sample, config.temperature, config.top_p), (Some(true), Some(0.7), None));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct GenerationConfig {
     /// Whether tokens are sampled; otherwise decoding is greedy, and only the repetition penalty has an effect.
     pub do_sample: Option<bool>,

@@ -48,7 +48,12 @@ impl Hub {
 
     /// Greedy text of three tokens.
     fn command(&self, trike: &Trike, id: &str) -> Command {
-        let mut command = trike.command(&["run", "-m", id, "-p", "Once", "-n", "3", "--temperature", "0"]);
+        self.other(trike, &["run", "-m", id, "-p", "Once", "-n", "3", "--temperature", "0"])
+    }
+
+    /// Another command, with this hub.
+    fn other(&self, trike: &Trike, args: &[&str]) -> Command {
+        let mut command = trike.command(args);
         let command_ref =
             command.env("HF_ENDPOINT", &self.main.url).env("HF_HUB_CACHE", trike.path("hf/hub"));
         command_ref
@@ -183,7 +188,7 @@ fn one_of_several_gguf_files_is_named() {
     files.files.insert("mmproj-tiny.gguf".to_owned(), b"of images".to_vec());
     let hub = Hub::of(files);
     let error = hub.fails(&trike, "trike/tiny@main");
-    assert!(error.contains("trike/tiny@main:FILE; files: q/tiny-tq1_0.gguf, q/tiny-tq2_0.gguf\n"), "{error}");
+    assert!(error.contains("trike/tiny@main:FILE, or by a part of its name, such as :Q2_0; files: q/tiny-tq1_0.gguf, q/tiny-tq2_0.gguf\n"), "{error}");
     let error = hub.fails(&trike, "trike/tiny:q/tiny.gguf");
     assert!(error.contains("no file `q/tiny.gguf`") && error.contains("q/tiny-tq1_0.gguf"), "{error}");
     assert!(hub.cdn.asked().is_empty());
@@ -335,4 +340,27 @@ fn two_at_once_download_once() {
         assert_eq!(text.join().unwrap(), plain_text());
     }
     assert_eq!(hub.cdn.asked().len(), 1);
+}
+
+#[test]
+fn pull_downloads_once_and_brings_up_to_date() {
+    let trike = Trike::new();
+    let hub = Hub::of(Repository::of(&tiny()));
+    let pull = |args: &[&str]| {
+        let output =
+            hub.other(&trike, &[&["pull", "trike/tiny"], args].concat()).output().expect("it starts");
+        assert_eq!(output.status.code(), Some(0), "{}", utf8(output.stderr));
+        utf8(output.stdout)
+    };
+    let first = pull(&[]);
+    assert!(first.starts_with("trike/tiny: ") && first.contains("kB in "), "{first}");
+    let (asked, sent) = (hub.asked(), hub.cdn.asked().len());
+    let json: serde_json::Value = serde_json::from_str(&pull(&["--json"])).expect("JSON");
+    assert!(json["path"].as_str().expect("a path").ends_with(COMMIT), "{json}");
+    assert!(hub.asked() > asked, "it asks for the newest state");
+    assert_eq!(hub.cdn.asked().len(), sent, "and has it already");
+    let listed = hub.other(&trike, &["list"]).output().expect("it starts");
+    assert!(utf8(listed.stdout).contains("trike/tiny"));
+    let offline = trike.fails(1, &["pull", "trike/tiny"]);
+    assert!(offline.contains("HF_HUB_OFFLINE is set"), "{offline}");
 }

@@ -1,5 +1,7 @@
 //! Text form of results.
 
+mod models;
+
 use std::fmt::{Display, Write};
 
 use comfy_table::{CellAlignment, Row, Table, TableStyle, presets};
@@ -7,8 +9,8 @@ use trike::{ConvertReport, Inspection, QuantizeReport, calibrate::EditReport};
 
 use crate::{
     commands::{
-        BenchOutcome, Diagnosis, EvalOutcome, LogitsOutcome, Measured, MemoryOutcome, PerplexityOutcome,
-        QuantizeOutcome, RunOutcome,
+        BenchOutcome, Diagnosis, EmbedOutcome, EvalOutcome, LogitsOutcome, Measured, MemoryOutcome,
+        PerplexityOutcome, QuantizeOutcome, RunOutcome,
     },
     output::Show,
 };
@@ -62,6 +64,16 @@ fn or_dash(value: Option<impl Display>) -> String {
 impl Show for RunOutcome {
     fn text(&self) -> String {
         format!("{}{}\n", self.prompt, self.text)
+    }
+}
+
+impl Show for EmbedOutcome {
+    fn text(&self) -> String {
+        let line = |row: &Vec<f32>| row.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ") + "\n";
+        match &self.output {
+            Some(path) => format!("{path}: f32, {} x {}\n", self.tokens.len(), self.width),
+            None => self.embeddings.iter().map(line).collect(),
+        }
     }
 }
 

@@ -1,0 +1,74 @@
+//! Choosing a model, and `trike pull`, `list`, `show` and `rm`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use trike::llm::ModelId;
+
+use super::JsonArg;
+
+/// Model argument.
+#[derive(Args, Debug)]
+pub(crate) struct ModelArg {
+    /// A model directory or file, org/name[@revision][:file or variant] on the HuggingFace hub, or tiny, the bundled model
+    /// [default: TRIKE_MODEL, else tiny]
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    pub(crate) name: Option<PathBuf>,
+    // Without `env`: a set variable would conflict with MODEL. The command reads the variable itself.
+    /// The same as MODEL [env: TRIKE_MODEL]
+    #[arg(short, long, value_name = "MODEL")]
+    pub(crate) model: Option<PathBuf>,
+}
+
+/// Parses the name of a model on the hub.
+fn model_id(text: &str) -> Result<ModelId, String> {
+    text.parse().map_err(|_| "expected org/name, org/name@revision or org/name:file".to_owned())
+}
+
+/// Download a model from the HuggingFace hub, or bring it up to date
+///
+/// Only what Trike reads is downloaded, into the cache that Hugging Face's own tools use; files that are there already are not
+/// downloaded again. Every command that takes a MODEL downloads a missing one by itself.
+#[cfg(feature = "hub")]
+#[derive(Args, Debug)]
+pub(crate) struct PullArgs {
+    /// org/name[@revision][:file or variant], such as org/name-gguf:Q2_0
+    #[arg(value_name = "MODEL", value_parser = model_id)]
+    pub(crate) id: ModelId,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}
+
+/// List the models in the cache, with their sizes
+#[derive(Args, Debug)]
+pub(crate) struct ListArgs {
+    /// List published ternary models in formats that Trike reads instead, with the sizes of their downloads
+    #[arg(long)]
+    pub(crate) known: bool,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}
+
+/// Show what a model is: sizes, formats, tokenizer, chat template and recommended sampling
+///
+/// Reads headers only; `trike inspect` reads every tensor.
+#[derive(Args, Debug)]
+pub(crate) struct ShowArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}
+
+/// Remove models from the cache
+///
+/// org/name removes the repository with all its revisions, org/name@revision one revision, org/name:file one file. What another
+/// revision shares is kept. The cache is the one of Hugging Face's own tools.
+#[derive(Args, Debug)]
+pub(crate) struct RmArgs {
+    /// org/name[@revision][:file or variant]
+    #[arg(value_name = "MODEL", required = true, value_parser = model_id)]
+    pub(crate) ids: Vec<ModelId>,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}

@@ -1,0 +1,182 @@
+//! `trike run`, `trike chat` and `trike embed`.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args};
+use trike::llm::Pooling;
+
+use super::{
+    CpuArgs, DeviceArg, JsonArg, ModelArg, PrecisionArgs, TokenizerArg,
+    names::{POOLINGS, Seed, Tokens, one_of, seed, tokens},
+};
+
+/// Continue a prompt
+///
+/// Prompt and continuation are streamed to stdout; times and speeds are printed to stderr. Without a prompt it is read from stdin,
+/// and in a terminal a chat starts, if the model can. Ctrl-C stops after the current token.
+#[derive(Args, Debug)]
+#[command(group(ArgGroup::new("source").args(["text", "prompt", "file"])))]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    /// The same as --prompt
+    #[arg(value_name = "PROMPT")]
+    pub(crate) text: Option<String>,
+    #[command(flatten)]
+    pub(crate) tokenizer: TokenizerArg,
+    /// Text to continue; may be empty; - = stdin
+    #[arg(short, long, allow_hyphen_values = true)]
+    pub(crate) prompt: Option<String>,
+    /// File with the text to continue, in UTF-8, without the newline at its end
+    #[arg(short, long)]
+    pub(crate) file: Option<PathBuf>,
+    /// Maximum number of new tokens; -1 = until the text or the context ends [default: -1]
+    #[arg(short = 'n', long, env = "TRIKE_MAX_TOKENS", hide_env_values = true, value_parser = tokens, allow_negative_numbers = true)]
+    pub(crate) max_tokens: Option<Tokens>,
+    /// Maximum number of tokens of prompt and continuation together [default: the model's context, or what fits into memory]
+    #[arg(short, long, env = "TRIKE_CONTEXT", hide_env_values = true)]
+    pub(crate) context: Option<usize>,
+    /// Rolling attention window in tokens: each token attends to this many, and the text may outgrow the context
+    #[arg(long, env = "TRIKE_WINDOW", hide_env_values = true)]
+    pub(crate) window: Option<usize>,
+    /// Stop string, not part of the output; may be repeated
+    #[arg(long, allow_hyphen_values = true)]
+    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) form: FormArgs,
+    /// With --json: the log-probability of each new token, and of this many most probable ones
+    #[arg(long, requires = "json", value_name = "COUNT")]
+    pub(crate) logprobs: Option<usize>,
+    /// File that keeps the text's keys and values: a prompt that starts like the text of the last run is not read again; CPU only
+    #[arg(long, value_name = "FILE", conflicts_with = "window")]
+    pub(crate) prompt_cache: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) precision: PrecisionArgs,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArg,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+    // Last, because its help heading applies to all following arguments.
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// The form of the text.
+#[derive(Args, Clone, Debug)]
+#[group(id = "form", multiple = false)]
+pub(crate) struct FormArgs {
+    /// Generate JSON that this schema describes: a file, or the schema itself
+    #[arg(long, value_name = "SCHEMA")]
+    pub(crate) json_schema: Option<String>,
+    /// Generate text of this grammar, in llguidance's variant of Lark's syntax: a file, or the grammar itself
+    #[arg(long)]
+    pub(crate) grammar: Option<String>,
+    /// Generate text that this regular expression matches as a whole
+    #[arg(long, allow_hyphen_values = true)]
+    pub(crate) regex: Option<String>,
+}
+
+/// Chat with a model
+///
+/// In a terminal, lines can be edited and recalled, and `/help` lists the commands. From a pipe, each line is a message. Answers go
+/// to stdout, everything else to stderr. When the conversation outgrows the context, its oldest turns are dropped, with a notice.
+/// Ctrl-C stops an answer, or exits while waiting for a message.
+#[derive(Args, Debug)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) tokenizer: TokenizerArg,
+    /// System prompt
+    #[arg(long, env = "TRIKE_SYSTEM", hide_env_values = true)]
+    pub(crate) system: Option<String>,
+    /// Jinja chat template: a file, or the text itself [default: the model's own]
+    #[arg(long, env = "TRIKE_CHAT_TEMPLATE", hide_env_values = true)]
+    pub(crate) chat_template: Option<String>,
+    /// Maximum number of new tokens per answer; the conversation is trimmed to leave room for them; -1 = until the answer or the
+    /// context ends [default: -1]
+    #[arg(short = 'n', long, env = "TRIKE_MAX_TOKENS", hide_env_values = true, value_parser = tokens, allow_negative_numbers = true)]
+    pub(crate) max_tokens: Option<Tokens>,
+    /// Maximum number of tokens of the conversation [default: the model's context, or what fits into memory]
+    #[arg(short, long, env = "TRIKE_CONTEXT", hide_env_values = true)]
+    pub(crate) context: Option<usize>,
+    /// Stop string, not part of the answer; may be repeated
+    #[arg(long, allow_hyphen_values = true)]
+    pub(crate) stop: Vec<String>,
+    #[command(flatten)]
+    pub(crate) form: FormArgs,
+    #[command(flatten)]
+    pub(crate) precision: PrecisionArgs,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArg,
+    /// Print one JSON object per answer, on a line of its own, instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+    // Last, because its help heading applies to all following arguments.
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// Sampling. Options that are not given are taken from the model's `generation_config.json`.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "Sampling (defaults: as the model recommends)")]
+pub(crate) struct SamplingArgs {
+    /// Sampling temperature; 0 = greedy decoding [default: 0.8 for `chat`; 1 if another sampling option is given; else 0]
+    #[arg(long, env = "TRIKE_TEMPERATURE", hide_env_values = true, allow_negative_numbers = true)]
+    pub(crate) temperature: Option<f32>,
+    /// Sample from the k most probable tokens
+    #[arg(long, env = "TRIKE_TOP_K", hide_env_values = true, allow_negative_numbers = true)]
+    pub(crate) top_k: Option<usize>,
+    /// Sample from the smallest set of most probable tokens with this total probability
+    #[arg(long, env = "TRIKE_TOP_P", hide_env_values = true, allow_negative_numbers = true)]
+    pub(crate) top_p: Option<f32>,
+    /// Sample from tokens with at least this fraction of the highest probability [default: 0.05 for `chat`, else 0]
+    #[arg(long, env = "TRIKE_MIN_P", hide_env_values = true, allow_negative_numbers = true)]
+    pub(crate) min_p: Option<f32>,
+    /// Repetition penalty over the last 64 tokens; 1 = none
+    #[arg(long, env = "TRIKE_REPETITION_PENALTY", hide_env_values = true, allow_negative_numbers = true)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// RNG seed; -1 = a random one, printed at the end [default: -1]
+    #[arg(long, env = "TRIKE_SEED", hide_env_values = true, value_parser = seed, allow_negative_numbers = true)]
+    pub(crate) seed: Option<Seed>,
+}
+
+/// Compute embeddings of texts
+///
+/// An embedding is the pooled hidden states after the model's final norm, with a length of one, so that the dot product of two is
+/// their cosine. Prints one per line, as numbers or, with --json, all in one object.
+#[derive(Args, Debug)]
+#[command(group(ArgGroup::new("source").required(true).args(["texts", "prompt", "file"])))]
+pub(crate) struct EmbedArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) tokenizer: TokenizerArg,
+    /// Texts
+    #[arg(value_name = "TEXT")]
+    pub(crate) texts: Vec<String>,
+    /// A text; may be repeated; - = stdin
+    #[arg(short, long, allow_hyphen_values = true)]
+    pub(crate) prompt: Vec<String>,
+    /// File with a text in each line, in UTF-8; empty lines are skipped
+    #[arg(short, long)]
+    pub(crate) file: Option<PathBuf>,
+    /// How the states of a text's tokens become one vector
+    #[arg(long, default_value = "mean", value_parser = one_of(POOLINGS))]
+    pub(crate) pooling: Pooling,
+    /// Write the embeddings to this .npy file instead: f32, shape [texts, width]; overwritten if it exists
+    #[arg(short, long)]
+    pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) precision: PrecisionArgs,
+    #[command(flatten)]
+    pub(crate) cpu: CpuArgs,
+    #[command(flatten)]
+    pub(crate) device: DeviceArg,
+    #[command(flatten)]
+    pub(crate) json: JsonArg,
+}

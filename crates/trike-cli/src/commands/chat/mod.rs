@@ -1,0 +1,285 @@
+//! `trike chat`.
+
+mod input;
+mod slash;
+
+use std::ops::ControlFlow;
+
+use anyhow::Context;
+use serde::Serialize;
+use trike::{
+    FinishReason, GenerateOptions, Generation, KvSpec, Model, ModelFile, SamplerConfig, Tokenizer,
+    llm::Session,
+    text::{
+        chat::{ChatTemplate, Conversation, Message, RenderOptions},
+        constraint::Constraint,
+    },
+};
+
+use super::{
+    load::{context, load, open},
+    text,
+};
+use crate::{
+    advice::advice,
+    args::{self, ChatArgs, RunArgs},
+    interrupt, is_broken_pipe,
+    output::{self, Paint},
+};
+use input::{Input, Line};
+use slash::Slash;
+
+/// A conversation with its model.
+struct Chat {
+    model: Box<dyn Model>,
+    template: ChatTemplate,
+    talk: Conversation,
+    options: GenerateOptions,
+    /// Maximum number of tokens of the conversation.
+    context: usize,
+    /// What the model has read.
+    session: Session,
+    /// Number of answers, which moves the seed on.
+    answers: u64,
+    quiet: bool,
+    json: bool,
+}
+
+/// An answer. The field names are the schema of the lines of `trike chat --json`.
+#[derive(Debug, Serialize)]
+struct Answer<'a> {
+    answer: &'a str,
+    finish: &'static str,
+    /// Tokens of the answer.
+    tokens: usize,
+    tokens_per_second: f64,
+    /// Tokens of the prompt: the conversation as the template renders it.
+    prompt_tokens: usize,
+    /// Those of them that the model had read before.
+    reused_tokens: usize,
+    prompt_seconds: f64,
+    /// Tokens of the conversation, and how many there can be.
+    context_used: usize,
+    context: usize,
+    /// RNG seed; `None` for greedy decoding.
+    seed: Option<u64>,
+    activations: String,
+}
+
+impl From<RunArgs> for ChatArgs {
+    /// A run without a prompt.
+    fn from(args: RunArgs) -> Self {
+        Self {
+            model: args.model,
+            tokenizer: args.tokenizer,
+            system: None,
+            chat_template: None,
+            max_tokens: args.max_tokens,
+            context: args.context,
+            stop: args.stop,
+            form: args.form,
+            precision: args.precision,
+            cpu: args.cpu,
+            device: args.device,
+            json: false,
+            sampling: args.sampling,
+        }
+    }
+}
+
+/// Starts a chat for `trike run` without a prompt, if the model can chat.
+pub(super) fn start(args: ChatArgs, quiet: bool) -> anyhow::Result<()> {
+    let file = ModelFile::open(args.model.path(quiet)?)?;
+    let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
+    match file.chat_template(&tokenizer)? {
+        Some(_) => chat(&args, quiet),
+        None => Err(text::no_prompt()),
+    }
+}
+
+/// Runs the conversation until the input ends.
+pub(super) fn chat(args: &ChatArgs, quiet: bool) -> anyhow::Result<()> {
+    let mut chat = Chat::open(args, quiet)?;
+    let mut input = Input::open();
+    if input.is_terminal() && !quiet {
+        output::note(&format!("{}: /help lists the commands, /exit ends", args.model.given().display()));
+    }
+    loop {
+        let message = match input.read()? {
+            Line::Message(message) => message,
+            Line::Interrupted => std::process::exit(i32::from(interrupt::CODE)),
+            Line::End => return Ok(()),
+        };
+        let done = match Slash::parse(&message) {
+            // A space before the slash sends a message that starts with one.
+            None => chat.send(message.trim()),
+            Some(Slash::Exit) => return Ok(()),
+            // A script that gives a wrong command goes on, as a person does.
+            Some(command) => chat.execute(command).or_else(|error| {
+                output::error(&error, None);
+                Ok(())
+            }),
+        };
+        if let Err(error) = done {
+            // In a terminal the next message may be a better one.
+            if !input.is_terminal() || is_broken_pipe(&error) {
+                return Err(error);
+            }
+            chat.talk.pop_turn();
+            output::error(&error, advice(&error).as_deref());
+        }
+    }
+}
+
+impl Chat {
+    fn open(args: &ChatArgs, quiet: bool) -> anyhow::Result<Self> {
+        let file = ModelFile::open(args.model.path(quiet)?)?;
+        let sampler = args.sampling.chat(&file)?;
+        let device = open(args.device.device, quiet)?;
+        let tokenizer = file.tokenizer(args.tokenizer.tokenizer.as_deref())?;
+        let template = template(args, &file, &tokenizer)?;
+        let grammar = text::grammar(&args.form)?;
+        if let Some(grammar) = &grammar {
+            // Report a wrong grammar before anything is loaded.
+            Constraint::new(grammar, &tokenizer, &tokenizer.turn_ends()).map_err(trike::LlmError::from)?;
+        }
+        let options = GenerateOptions::default()
+            .with_max_tokens(args.max_tokens.and_then(|tokens| tokens.0))
+            .with_sampler(sampler)
+            .with_stop(args.stop.clone())
+            .with_kv(args.precision.kv)
+            .with_grammar(grammar);
+        let wanted = args.precision.options(&file, &args.cpu.cpu()?).with_tokenizer(tokenizer);
+        let whole = GenerateOptions::default().with_kv(args.precision.kv).with_context(args.context);
+        let whole = whole.cache(0, file.config().spec.context, file.default_kv())?;
+        let capacity = match device.is_cpu() && args.context.is_none() {
+            true => context(&file, &wanted, whole, 0, quiet)?,
+            false => whole.capacity,
+        };
+        let sequence = KvSpec::new(whole.precision, capacity);
+        let model = load(device, &file, &wanted.with_sequence(sequence), quiet)?;
+        Ok(Self {
+            model,
+            template,
+            talk: Conversation::new(args.system.as_deref()),
+            options: options.with_context(capacity),
+            context: capacity,
+            session: Session::default(),
+            answers: 0,
+            quiet,
+            json: args.json,
+        })
+    }
+
+    /// Adds a message and generates its answer.
+    fn send(&mut self, message: &str) -> anyhow::Result<()> {
+        if message.is_empty() {
+            return Ok(());
+        }
+        self.talk.push(Message::user(message));
+        self.answer()
+    }
+
+    /// Answers the last message.
+    fn answer(&mut self) -> anyhow::Result<()> {
+        let seed = self.options.sampler.seed.wrapping_add(self.answers);
+        let sampler = self.options.sampler.clone().with_seed(seed);
+        self.answers += 1;
+        let answer = self.generate(&self.options.clone().with_sampler(sampler.clone()))?;
+        self.talk.push(Message::assistant(answer.text.trim()));
+        let line = self.describe(&answer, &sampler);
+        if self.json {
+            output::stream(&(serde_json::to_string(&line)? + "\n"))?;
+            return Ok(());
+        }
+        output::stream("\n")?;
+        if !self.quiet {
+            let why = match answer.finish {
+                FinishReason::Eos | FinishReason::Stop => String::new(),
+                other => format!("; ended by {}", other.name()),
+            };
+            output::note(&Paint::Dim.on_stderr(&format!(
+                "({} tokens, {:.1} tok/s; context {} of {}; activations {}{why})",
+                line.tokens, line.tokens_per_second, line.context_used, line.context, line.activations
+            )));
+        }
+        Ok(())
+    }
+
+    fn describe<'a>(&self, answer: &'a Generation, sampler: &SamplerConfig) -> Answer<'a> {
+        Answer {
+            answer: answer.text.trim(),
+            finish: answer.finish.name(),
+            tokens: answer.ids.len(),
+            tokens_per_second: answer.tokens_per_second(),
+            prompt_tokens: answer.prompt_ids.len(),
+            reused_tokens: answer.reused,
+            prompt_seconds: answer.prefill.as_secs_f64(),
+            context_used: answer.prompt_ids.len() + answer.ids.len(),
+            context: self.context,
+            seed: (sampler.temperature > 0.0).then_some(sampler.seed),
+            activations: args::activations_name(&self.model.activations()),
+        }
+    }
+
+    /// Generates an answer and streams it to stdout.
+    fn generate(&mut self, options: &GenerateOptions) -> anyhow::Result<Generation> {
+        let tokenizer = self.model.tokenizer()?;
+        // At least half of the context is reserved for the conversation.
+        let room = options.max_tokens.unwrap_or(self.context / 4).min(self.context / 2);
+        let budget = self.context - room;
+        let prompt = self.talk.fit(&self.template, tokenizer, &RenderOptions::default(), budget)?;
+        if prompt.dropped_turns > 0 && !self.quiet {
+            output::note(&format!(
+                "the conversation exceeded the context: dropped the oldest {} messages",
+                prompt.dropped_messages
+            ));
+        }
+        interrupt::stop_gracefully();
+        let ends = tokenizer.turn_ends();
+        let mut colour = Paint::Answer.start();
+        let mut failed = None;
+        let json = self.json;
+        let generation =
+            self.model.generate_in(&mut self.session, prompt.ids, &ends, options, &mut |piece| {
+                let piece = if json { String::new() } else { std::mem::take(&mut colour) + piece };
+                match output::stream(&piece) {
+                    Ok(()) if interrupt::requested() => ControlFlow::Break(()),
+                    Ok(()) => ControlFlow::Continue(()),
+                    Err(error) => {
+                        failed = Some(error);
+                        ControlFlow::Break(())
+                    }
+                }
+            });
+        interrupt::resume();
+        if !json {
+            output::stream(&Paint::Answer.end())?;
+        }
+        match failed {
+            Some(error) => Err(error.into()),
+            None => Ok(generation?),
+        }
+    }
+}
+
+/// The given template, or the model's own.
+fn template(args: &ChatArgs, file: &ModelFile, tokenizer: &Tokenizer) -> anyhow::Result<ChatTemplate> {
+    if let Some(given) = &args.chat_template {
+        // A text with Jinja's braces is the template itself.
+        let source = match ["{%", "{{"].iter().any(|braces| given.contains(braces)) {
+            true => given.clone(),
+            false => {
+                std::fs::read_to_string(given).with_context(|| format!("cannot read the template {given}"))?
+            }
+        };
+        return Ok(ChatTemplate::from_source(&source)?.with_tokens_of(tokenizer));
+    }
+    file.chat_template(tokenizer)?.with_context(|| {
+        let path = file.path().display();
+        format!(
+            "{path}: the model has no chat template; pass one with --chat-template, or use `trike run`; \
+             `trike list --known` names models that can chat"
+        )
+    })
+}

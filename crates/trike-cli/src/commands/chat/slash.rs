@@ -1,0 +1,219 @@
+//! The commands of a chat.
+
+use std::path::Path;
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use trike::text::chat::{Conversation, Message};
+
+use super::Chat;
+use crate::{commands::text, output};
+
+/// Name, argument and meaning.
+pub(super) const COMMANDS: [(&str, &str, &str); 10] = [
+    ("/help", "", "list these commands"),
+    ("/system", "[TEXT]", "set the system prompt, or remove it"),
+    ("/save", "FILE", "write the conversation to a JSON file"),
+    ("/load", "FILE", "continue a conversation from a file"),
+    ("/regenerate", "", "answer the last message again, with another seed"),
+    ("/undo", "", "take back the last message and its answer"),
+    ("/params", "[NAME VALUE]", "show the sampling parameters, or set one"),
+    ("/clear", "", "start a new conversation; the system prompt stays"),
+    ("/exit", "", "end (also Ctrl-D)"),
+    ("/bye", "", "the same"),
+];
+
+/// A command.
+#[derive(Debug, PartialEq)]
+pub(super) enum Slash<'a> {
+    Help,
+    System(&'a str),
+    Save(&'a str),
+    Load(&'a str),
+    Regenerate,
+    Undo,
+    Params(&'a str),
+    Clear,
+    Exit,
+    Unknown(&'a str),
+}
+
+impl<'a> Slash<'a> {
+    /// The command of a line that starts with a slash; `None` for a message.
+    pub(super) fn parse(line: &'a str) -> Option<Self> {
+        let line = line.starts_with('/').then(|| line.trim())?;
+        let (name, argument) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        let argument = argument.trim();
+        Some(match name {
+            "/help" | "/?" => Self::Help,
+            "/system" => Self::System(argument),
+            "/save" => Self::Save(argument),
+            "/load" => Self::Load(argument),
+            "/regenerate" => Self::Regenerate,
+            "/undo" => Self::Undo,
+            "/params" => Self::Params(argument),
+            "/clear" => Self::Clear,
+            "/exit" | "/bye" | "/quit" => Self::Exit,
+            _ => Self::Unknown(name),
+        })
+    }
+}
+
+/// A saved conversation.
+#[derive(Debug, Deserialize, Serialize)]
+struct Saved {
+    messages: Vec<SavedMessage>,
+}
+
+#[derive(Debug, Deserialize, Serialize)]
+struct SavedMessage {
+    role: String,
+    content: String,
+}
+
+impl Chat {
+    /// Executes a command. What it says goes to stderr, so that stdout has answers only.
+    pub(super) fn execute(&mut self, command: Slash<'_>) -> anyhow::Result<()> {
+        match command {
+            Slash::Help => output::note(&help()),
+            Slash::System(text) => {
+                self.talk.set_system(Some(text).filter(|text| !text.is_empty()));
+                self.say(if text.is_empty() { "no system prompt" } else { "system prompt set" });
+            }
+            Slash::Save("") | Slash::Load("") => bail!("expected a file name"),
+            Slash::Save(path) => self.save(Path::new(path))?,
+            Slash::Load(path) => self.load(Path::new(path))?,
+            Slash::Regenerate => {
+                let mut turn = self.talk.pop_turn();
+                turn.truncate(1);
+                match turn.pop() {
+                    Some(message) => {
+                        self.talk.push(message);
+                        self.answer()?;
+                    }
+                    None => bail!("there is no message to answer"),
+                }
+            }
+            Slash::Undo => match self.talk.pop_turn()[..] {
+                [] => bail!("there is nothing to take back"),
+                _ => self.say("taken back"),
+            },
+            Slash::Params("") => output::note(&self.params()),
+            Slash::Params(text) => {
+                self.set(text)?;
+                output::note(&self.params());
+            }
+            Slash::Clear => {
+                self.talk.clear();
+                self.say("a new conversation");
+            }
+            Slash::Exit => {}
+            Slash::Unknown(name) => {
+                bail!(
+                    "{name}: no such command; /help lists them, and a space before the slash sends a message"
+                )
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&self, line: &str) {
+        if !self.quiet {
+            output::note(line);
+        }
+    }
+
+    fn save(&self, path: &Path) -> anyhow::Result<()> {
+        let message = |m: &Message| SavedMessage { role: m.role.clone(), content: m.content.clone() };
+        let saved = Saved { messages: self.talk.messages().iter().map(message).collect() };
+        let json = serde_json::to_string_pretty(&saved)? + "\n";
+        std::fs::write(path, json).with_context(|| format!("cannot write {}", path.display()))?;
+        self.say(&format!("{} messages in {}", saved.messages.len(), path.display()));
+        Ok(())
+    }
+
+    fn load(&mut self, path: &Path) -> anyhow::Result<()> {
+        let saved: Saved = serde_json::from_str(&text::read(path)?)
+            .with_context(|| format!("{}: expected a saved conversation", path.display()))?;
+        let count = saved.messages.len();
+        self.talk =
+            Conversation::of(saved.messages.into_iter().map(|m| Message::new(m.role, m.content)).collect());
+        self.say(&format!("{count} messages from {}", path.display()));
+        Ok(())
+    }
+
+    /// The sampling parameters, one per line.
+    fn params(&self) -> String {
+        let sampler = &self.options.sampler;
+        let or = |value: Option<usize>, none: &str| value.map_or(none.to_owned(), |value| value.to_string());
+        [
+            ("temperature", sampler.temperature.to_string()),
+            ("top-k", or(sampler.top_k, "all")),
+            ("top-p", sampler.top_p.to_string()),
+            ("min-p", sampler.min_p.to_string()),
+            ("repetition-penalty", sampler.repetition_penalty.to_string()),
+            ("seed", sampler.seed.to_string()),
+            ("max-tokens", or(self.options.max_tokens, "-1")),
+        ]
+        .map(|(name, value)| format!("{name:20} {value}"))
+        .join("\n")
+    }
+
+    /// Sets a parameter from its name and value.
+    fn set(&mut self, text: &str) -> anyhow::Result<()> {
+        let (name, value) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+        let value = value.trim();
+        let number =
+            || value.parse::<f32>().with_context(|| format!("{name}: expected a number, got `{value}`"));
+        let whole = || {
+            value.parse::<u64>().with_context(|| format!("{name}: expected a whole number, got `{value}`"))
+        };
+        let sampler = self.options.sampler.clone();
+        let sampler = match name.replace('_', "-").as_str() {
+            "temperature" => sampler.with_temperature(number()?),
+            "top-k" if value == "all" => sampler.with_top_k(None),
+            "top-k" => sampler.with_top_k(whole()? as usize),
+            "top-p" => sampler.with_top_p(number()?),
+            "min-p" => sampler.with_min_p(number()?),
+            "repetition-penalty" => sampler.with_repetition_penalty(number()?),
+            "seed" => {
+                self.answers = 0;
+                sampler.with_seed(whole()?)
+            }
+            "max-tokens" => {
+                let tokens = if value == "-1" { None } else { Some(whole()? as usize) };
+                self.options = self.options.clone().with_max_tokens(tokens);
+                return Ok(());
+            }
+            _ => bail!("{name}: no such parameter"),
+        };
+        sampler.validate()?;
+        self.options = self.options.clone().with_sampler(sampler);
+        Ok(())
+    }
+}
+
+fn help() -> String {
+    let line = |(name, argument, meaning): &(&str, &str, &str)| {
+        format!("{:24} {meaning}", format!("{name} {argument}"))
+    };
+    let lines: Vec<String> = COMMANDS.iter().map(line).collect();
+    lines.join("\n") + "\n\nA line that ends with \\ is continued, and so is text between \"\"\" and \"\"\"."
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_with_a_slash_is_a_command() {
+        assert_eq!(Slash::parse("hello /help"), None);
+        assert_eq!(Slash::parse(" /etc is a folder"), None);
+        assert_eq!(Slash::parse("/system  Be brief. \n"), Some(Slash::System("Be brief.")));
+        assert_eq!(Slash::parse("/halp me"), Some(Slash::Unknown("/halp")));
+        for (name, ..) in COMMANDS {
+            assert!(!matches!(Slash::parse(name), None | Some(Slash::Unknown(_))), "{name}");
+            assert!(help().contains(name));
+        }
+    }
+}

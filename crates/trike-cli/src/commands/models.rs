@@ -1,0 +1,195 @@
+//! `trike pull`, `list`, `show` and `rm`.
+
+use std::{collections::BTreeMap, path::Path, time::UNIX_EPOCH};
+
+use serde::Serialize;
+use trike::{
+    ModelFile,
+    llm::{GenerationConfig, LlmError},
+};
+
+use super::{hub, shipped};
+use crate::args::{ListArgs, RmArgs, ShowArgs};
+
+/// A model in the cache. The field names are the schema of `trike list --json` and `trike pull --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct LocalModel {
+    /// The name that the commands take.
+    pub(crate) name: String,
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    /// Last change, in seconds since 1970 UTC.
+    pub(crate) modified: Option<u64>,
+}
+
+/// The cached models. The field names are the schema of `trike list --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ListOutcome {
+    /// Folder of the cache.
+    pub(crate) cache: Option<String>,
+    pub(crate) models: Vec<LocalModel>,
+}
+
+/// A published model in a format that Trike reads.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct KnownModel {
+    pub(crate) name: &'static str,
+    pub(crate) format: &'static str,
+    /// Bytes of the download, rounded.
+    pub(crate) bytes: u64,
+    pub(crate) license: &'static str,
+}
+
+/// The published models. The field names are the schema of `trike list --known --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct KnownOutcome {
+    pub(crate) models: &'static [KnownModel],
+}
+
+/// Ternary models on the hub that are trained to chat and whose formats and architectures Trike implements, smallest first. Sizes
+/// as their pages give them.
+const KNOWN: &[KnownModel] = &[
+    known("prism-ml/Ternary-Bonsai-1.7B-gguf:Q2_0", "GGUF Q2_0", 460, "Apache-2.0"),
+    known("tiiuae/Falcon-E-1B-Instruct", "BitNet, packed", 665, "Falcon-LLM"),
+    known("tiiuae/Falcon-E-3B-Instruct", "BitNet, packed", 999, "Falcon-LLM"),
+    known("prism-ml/Ternary-Bonsai-4B-gguf:Q2_0", "GGUF Q2_0", 1070, "Apache-2.0"),
+    known("microsoft/bitnet-b1.58-2B-4T", "BitNet, packed", 1180, "MIT"),
+    known("prism-ml/Ternary-Bonsai-8B-gguf:Q2_0", "GGUF Q2_0", 2180, "Apache-2.0"),
+];
+
+const fn known(
+    name: &'static str,
+    format: &'static str,
+    megabytes: u64,
+    license: &'static str,
+) -> KnownModel {
+    KnownModel { name, format, bytes: megabytes * 1_000_000, license }
+}
+
+/// Downloads a model, or brings it up to date.
+#[cfg(feature = "hub")]
+pub(crate) fn pull(args: &crate::args::PullArgs, quiet: bool) -> anyhow::Result<LocalModel> {
+    let path = hub::pull(&args.id, quiet)?;
+    let bytes = bytes_of(&path)?;
+    Ok(LocalModel { name: args.id.to_string(), path: path.display().to_string(), bytes, modified: None })
+}
+
+/// Bytes of a model's file, or of the files of its directory.
+fn bytes_of(path: &Path) -> anyhow::Result<u64> {
+    if path.is_file() {
+        return Ok(path.metadata()?.len());
+    }
+    let sizes = path.read_dir()?.flatten().filter_map(|entry| entry.path().metadata().ok());
+    Ok(sizes.filter(std::fs::Metadata::is_file).map(|meta| meta.len()).sum())
+}
+
+/// The published models.
+pub(crate) fn known_models() -> KnownOutcome {
+    KnownOutcome { models: KNOWN }
+}
+
+/// The models in the cache, after the bundled one.
+pub(crate) fn list(_args: &ListArgs) -> anyhow::Result<ListOutcome> {
+    let tiny = LocalModel {
+        name: shipped::NAME.to_owned(),
+        path: "in the command".to_owned(),
+        bytes: shipped::bytes(),
+        modified: None,
+    };
+    let cache = hub::cache();
+    let cached = cache.as_ref().map(trike::llm::HubCache::models).transpose()?.unwrap_or_default();
+    let local = cached.into_iter().map(|model| LocalModel {
+        name: model.id.to_string(),
+        path: model.path.display().to_string(),
+        bytes: model.bytes,
+        modified: model.modified.and_then(|time| Some(time.duration_since(UNIX_EPOCH).ok()?.as_secs())),
+    });
+    Ok(ListOutcome {
+        cache: cache.map(|cache| cache.root().display().to_string()),
+        models: std::iter::once(tiny).chain(local).collect(),
+    })
+}
+
+/// Removed models. The field names are the schema of `trike rm --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct RmOutcome {
+    pub(crate) removed: Vec<Removed>,
+}
+
+/// A removed model.
+#[derive(Debug, Serialize)]
+pub(crate) struct Removed {
+    pub(crate) name: String,
+    /// Bytes freed.
+    pub(crate) bytes: u64,
+}
+
+/// Removes models from the cache.
+pub(crate) fn rm(args: &RmArgs) -> anyhow::Result<RmOutcome> {
+    let cache = hub::cache().ok_or_else(|| anyhow::anyhow!("no cache: neither HF_HOME nor HOME is set"))?;
+    let remove = |id: &trike::llm::ModelId| {
+        Ok::<_, LlmError>(Removed { name: id.to_string(), bytes: cache.remove(id)? })
+    };
+    Ok(RmOutcome { removed: args.ids.iter().map(remove).collect::<Result<_, _>>()? })
+}
+
+/// What a model is. The field names are the schema of `trike show --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ShowOutcome {
+    pub(crate) path: String,
+    pub(crate) format: &'static str,
+    pub(crate) architecture: String,
+    pub(crate) parameters: u64,
+    pub(crate) layers: usize,
+    pub(crate) hidden: usize,
+    pub(crate) vocabulary: usize,
+    /// Context length in tokens.
+    pub(crate) context: usize,
+    /// Bytes of all tensors.
+    pub(crate) bytes: u64,
+    /// Bytes of tensors by stored type.
+    pub(crate) types: BTreeMap<String, u64>,
+    /// Whether the linear layers are ternary.
+    pub(crate) ternary: bool,
+    /// Entries of the tokenizer; `None` when the model has none.
+    pub(crate) tokens: Option<usize>,
+    /// Whether it has a chat template.
+    pub(crate) chat: bool,
+    /// Recommended sampling, from its generation configuration.
+    pub(crate) sampling: GenerationConfig,
+}
+
+/// Describes a model from its headers.
+pub(crate) fn show(args: &ShowArgs, quiet: bool) -> anyhow::Result<ShowOutcome> {
+    let file = ModelFile::open(args.model.path(quiet)?)?;
+    let tokenizer = match file.tokenizer(None) {
+        Err(LlmError::NoTokenizer { .. }) => None,
+        tokenizer => Some(tokenizer?),
+    };
+    let chat = match &tokenizer {
+        Some(tokenizer) => file.chat_template(tokenizer)?.is_some(),
+        None => false,
+    };
+    let tensors = file.source().tensors();
+    let mut types = BTreeMap::new();
+    for tensor in tensors {
+        *types.entry(tensor.kind.to_string()).or_default() += tensor.bytes;
+    }
+    let spec = &file.config().spec;
+    Ok(ShowOutcome {
+        path: file.path().display().to_string(),
+        format: file.format(),
+        architecture: file.config().architecture.clone(),
+        parameters: tensors.iter().map(trike::format::TensorInfo::elements).sum(),
+        layers: spec.layers,
+        hidden: spec.hidden,
+        vocabulary: spec.vocab,
+        context: spec.context,
+        bytes: tensors.iter().map(|tensor| tensor.bytes).sum(),
+        types,
+        ternary: file.is_ternary(),
+        tokens: tokenizer.map(|tokenizer| tokenizer.vocab_size()),
+        chat,
+        sampling: file.generation_config()?,
+    })
+}

@@ -1,0 +1,89 @@
+//! `trike list`, `show`, `rm`, and the bundled model.
+
+use std::{fs, path::Path};
+
+use crate::harness::{Trike, tiny};
+
+/// A cache with the repository `org/name`: two revisions, one of them with two variants.
+fn cache(trike: &Trike) -> String {
+    let root = trike.path("hf/hub");
+    let folder = Path::new(&root).join("models--org--name");
+    for sub in ["blobs", "refs", "snapshots/aaa", "snapshots/bbb"] {
+        fs::create_dir_all(folder.join(sub)).unwrap();
+    }
+    fs::write(folder.join("refs/main"), "aaa").unwrap();
+    let gguf = trike.path("tiny.gguf");
+    trike.stdout(&["convert", &tiny(), &gguf, "--to", "tq2_0"]);
+    for name in ["aaa/m-TQ2_0.gguf", "aaa/m-F16.gguf", "bbb/m.gguf"] {
+        fs::copy(&gguf, folder.join("snapshots").join(name)).unwrap();
+    }
+    root
+}
+
+#[test]
+fn cached_models_are_listed_run_by_their_variants_and_removed() {
+    let trike = Trike::new();
+    let root = cache(&trike);
+    let names = || -> Vec<String> {
+        let json = trike.json(&["list", "--json"]);
+        assert_eq!(json["cache"], root.as_str());
+        let models = json["models"].as_array().expect("models");
+        models.iter().map(|model| model["name"].as_str().expect("a name").to_owned()).collect()
+    };
+    assert_eq!(names(), ["tiny", "org/name:m-F16.gguf", "org/name:m-TQ2_0.gguf", "org/name@bbb"]);
+    let text = trike.stdout(&["list"]);
+    assert!(text.contains("org/name@bbb") && text.contains("kB") && text.contains("20"), "{text}");
+    let story = trike.stdout(&["run", "tiny", "Once", "-n", "4", "--temperature", "0"]);
+    for name in ["org/name:tq2_0", "org/name:m-TQ2_0.gguf", "org/name@bbb"] {
+        assert_eq!(trike.stdout(&["run", name, "Once", "-n", "4", "--temperature", "0"]), story, "{name}");
+        assert!(trike.stdout(&["show", name]).contains("TQ2_0"), "{name}");
+    }
+    let error = trike.fails(1, &["run", "org/name", "Once"]);
+    assert!(
+        error.contains("several GGUF files") && error.contains(":Q2_0") && error.contains("m-F16.gguf"),
+        "{error}"
+    );
+    assert!(trike.fails(1, &["rm", "org/other"]).contains("org/other"));
+    assert!(trike.fails(2, &["rm", "nothing"]).contains("expected org/name"));
+    let json = trike.json(&["rm", "org/name:F16", "--json"]);
+    assert!(json["removed"][0]["bytes"].as_u64().expect("a number") > 0, "{json}");
+    assert_eq!(names(), ["tiny", "org/name", "org/name@bbb"]);
+    assert!(trike.stdout(&["rm", "org/name"]).starts_with("removed org/name: "));
+    assert_eq!(names(), ["tiny"]);
+    assert!(!Path::new(&root).join("models--org--name").exists());
+}
+
+#[test]
+fn the_bundled_model_is_in_the_command() {
+    let trike = Trike::new();
+    let shown = trike.json(&["show", "--json"]);
+    assert_eq!((&shown["ternary"], &shown["chat"]), (&true.into(), &false.into()));
+    assert_eq!(shown["parameters"], trike.json(&["show", &tiny(), "--json"])["parameters"]);
+    let path = shown["path"].as_str().expect("a path").to_owned();
+    assert!(path.starts_with(&trike.path("cache")), "{path}");
+    // A file that was cut is written again; where nothing can be written, the message names the folder.
+    fs::write(Path::new(&path).join("model.safetensors"), "cut").unwrap();
+    let story = trike.stdout(&["run", "-p", "Once", "-n", "4", "--temperature", "0"]);
+    assert_eq!(story, trike.stdout(&["run", &tiny(), "Once", "-n", "4", "--temperature", "0"]));
+    let file = trike.write("file", "");
+    let output = trike.command(&["show"]).env("XDG_CACHE_HOME", &file).env("TMPDIR", &file).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("cannot write the bundled model"));
+    // A folder of that name comes first.
+    trike.copy_model(&tiny(), "tiny");
+    assert_eq!(trike.json(&["show", "tiny", "--json"])["path"], "tiny");
+}
+
+#[test]
+fn known_models_have_names_that_the_commands_take() {
+    let trike = Trike::new();
+    let known = trike.json(&["list", "--known", "--json"]);
+    let models = known["models"].as_array().expect("models");
+    assert!(models.len() >= 4);
+    for model in models {
+        let name = model["name"].as_str().expect("a name");
+        // Offline, a name of the hub is looked for in the cache; anything else is a path.
+        assert!(trike.fails(1, &["run", name, "x"]).contains("is not in"), "{name}");
+        assert!(trike.stdout(&["list", "--known"]).contains(name));
+    }
+}

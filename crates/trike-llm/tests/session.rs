@@ -1,0 +1,192 @@
+//! Sessions, grammars, log-probabilities and embeddings, on the bundled model.
+
+use std::ops::ControlFlow;
+
+use trike_llm::{
+    FinishReason, GenerateOptions, LanguageModel, LlmError, Model, ModelFile, Pooling, Session,
+    constraint::Grammar, sampler::SamplerConfig,
+};
+use trike_nn::KvPrecision;
+use trike_testkit::assert_near;
+
+const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+
+fn model() -> LanguageModel {
+    LanguageModel::load(TINY).expect("it loads")
+}
+
+fn ids(model: &LanguageModel, text: &str) -> Vec<u32> {
+    model.tokenizer().expect("it has one").encode_prompt(text).expect("tokens")
+}
+
+/// The text after `prompt`, and the number of tokens that were not read again.
+fn continued(
+    model: &LanguageModel,
+    session: &mut Session,
+    prompt: &[u32],
+    options: &GenerateOptions,
+) -> (Vec<u32>, usize) {
+    let go = |_: &str| ControlFlow::Continue(());
+    let generation = model.generate_in(session, prompt.to_vec(), &[], options, go).expect("text");
+    (generation.ids, generation.reused)
+}
+
+#[test]
+fn a_session_continues_as_if_everything_were_read_again() {
+    let model = model();
+    let first = ids(&model, "Once upon a time there was a little dog.");
+    for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+        let options = GenerateOptions::default().with_max_tokens(8).with_kv(kv);
+        let fresh = |prompt: &[u32]| continued(&model, &mut Session::default(), prompt, &options).0;
+        let mut session = Session::default();
+        let (more, reused) = continued(&model, &mut session, &first, &options);
+        assert_eq!((&more, reused), (&fresh(&first), 0));
+        assert_eq!(session.ids().len(), first.len() + 7, "the last token was not read");
+        // A longer text, a shorter one, one that turns off, and another one.
+        let longer = [&first[..], &more, &ids(&model, " The end")[1..]].concat();
+        assert_eq!(continued(&model, &mut session, &longer, &options), (fresh(&longer), first.len() + 7));
+        assert_eq!(continued(&model, &mut session, &first, &options), (fresh(&first), first.len() - 1));
+        let branch = [&first[..5], &ids(&model, "cat")[1..]].concat();
+        assert_eq!(continued(&model, &mut session, &branch, &options), (fresh(&branch), 5));
+        let other = &first[1..];
+        assert_eq!(continued(&model, &mut session, other, &options), (fresh(other), 0));
+        // Another precision cannot be continued.
+        let precision = if kv == KvPrecision::F32 { KvPrecision::F16 } else { KvPrecision::F32 };
+        let (_, reused) = continued(&model, &mut session, other, &options.clone().with_kv(precision));
+        assert_eq!(reused, 0);
+    }
+    // Another model's session is not one of this model, though it has the same type.
+    let mut session = Session::default();
+    let options = GenerateOptions::default().with_max_tokens(2);
+    continued(&model, &mut session, &first, &options);
+    assert_eq!(continued(&self::model(), &mut session, &first, &options).1, 0);
+    // A rolling cache keeps nothing.
+    let rolling = options.with_window(16);
+    continued(&model, &mut session, &first, &rolling);
+    assert!(session.ids().is_empty());
+}
+
+#[test]
+fn a_saved_session_is_the_same_and_a_damaged_one_is_refused() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let path = dir.path().join("prompt");
+    let model = model();
+    let prompt = ids(&model, "Once upon a time there was a little dog.");
+    for kv in [KvPrecision::F32, KvPrecision::F16, KvPrecision::Int8] {
+        let options = GenerateOptions::default().with_max_tokens(8).with_kv(kv);
+        let mut session = Session::default();
+        let (text, _) = continued(&model, &mut session, &prompt, &options);
+        model.save_session(&session, &path).expect("it is written");
+        // Also into the same model in another process.
+        let other = self::model();
+        let mut loaded = other.load_session(&path).expect("it is read").expect("the same model");
+        assert_eq!(loaded.ids(), session.ids());
+        assert_eq!(continued(&other, &mut loaded, &prompt, &options), (text, prompt.len() - 1));
+        let direct = Model::load_session(&model, &path).expect("it is read").expect("the same model");
+        assert_eq!(direct.ids(), session.ids());
+    }
+    let bytes = std::fs::read(&path).expect("the file");
+    let f32 = trike_llm::LoadOptions::default().with_activations(trike_nn::ActivationPrecision::F32);
+    let file = ModelFile::open(TINY).expect("a model");
+    let other = LanguageModel::load_with(&file, &f32, &mut |_, _| ()).expect("it loads");
+    assert!(other.load_session(&path).expect("it is read").is_none(), "other activations");
+    let mut kept = 0;
+    for at in (0..bytes.len()).step_by(97) {
+        let mut cut = bytes.clone();
+        cut.truncate(at);
+        std::fs::write(&path, cut).expect("it is written");
+        assert!(model.load_session(&path).is_err(), "cut at {at}");
+        let mut bad = bytes.clone();
+        bad[at] ^= 0x5a;
+        std::fs::write(&path, bad).expect("it is written");
+        // Changed keys cannot be noticed; they may not make it panic.
+        if let Ok(Some(mut session)) = model.load_session(&path) {
+            kept += 1;
+            let options = GenerateOptions::default().with_max_tokens(2).with_kv(KvPrecision::Int8);
+            let go = |_: &str| ControlFlow::Continue(());
+            let _ = model.generate_in(&mut session, prompt.clone(), &[], &options, go);
+        }
+    }
+    assert!(kept > 0);
+    std::fs::write(&path, "mine").expect("it is written");
+    let mut session = Session::default();
+    continued(&model, &mut session, &prompt, &GenerateOptions::default().with_max_tokens(1));
+    let error = model.save_session(&session, &path).expect_err("not ours");
+    assert!(matches!(error, LlmError::SessionFile { .. }), "{error}");
+    assert_eq!(std::fs::read(&path).expect("the file"), b"mine");
+}
+
+#[test]
+fn a_grammar_decides_what_the_text_is() {
+    let model = model();
+    let seeds = 0..10;
+    let sampler = SamplerConfig::default().with_temperature(1.5);
+    for seed in seeds {
+        let options = GenerateOptions::default()
+            .with_sampler(sampler.clone().with_seed(seed))
+            .with_grammar(Grammar::Regex("(yes|no), (Tom|Lily)".to_owned()));
+        let text = model.generate("Once", &options).expect("text");
+        assert!(
+            ["yes, Tom", "yes, Lily", "no, Tom", "no, Lily"].contains(&text.text.as_str()),
+            "{}",
+            text.text
+        );
+        assert_eq!(text.finish, FinishReason::Stop);
+    }
+    let wrong = GenerateOptions::default().with_grammar(Grammar::JsonSchema("[".to_owned()));
+    let error = model.generate("Once", &wrong).expect_err("not JSON");
+    assert!(matches!(error, LlmError::Constraint(_)), "{error}");
+}
+
+#[test]
+fn log_probabilities_are_those_of_the_logits() {
+    let model = model();
+    let prompt = ids(&model, "Once upon a time");
+    // A sampler and a grammar change what is chosen, not what the model says.
+    let options = GenerateOptions::default()
+        .with_max_tokens(4)
+        .with_kv(KvPrecision::F32)
+        .with_sampler(SamplerConfig::default().with_temperature(2.0).with_seed(3))
+        .with_grammar(Grammar::Regex("[a-z ]+".to_owned()))
+        .with_logprobs(3);
+    let go = |_: &str| ControlFlow::Continue(());
+    let text = model.generate_ids(prompt.clone(), &[], &options, go).expect("text");
+    assert_eq!(text.logprobs.len(), text.ids.len());
+    let all = [prompt.clone(), text.ids.clone()].concat();
+    let mut rows = Vec::new();
+    model.logits(&all, KvPrecision::F32, |_, row| rows.push(row.to_vec())).expect("logits");
+    for (token, (said, id)) in (prompt.len() - 1..).zip(text.logprobs.iter().zip(&text.ids)) {
+        let sum: f64 = rows[token].iter().map(|&logit| f64::from(logit).exp()).sum();
+        let logprob = |id: u32| f64::from(rows[token][id as usize]) - sum.ln();
+        assert_eq!((said.id, said.top.len()), (*id, 3));
+        for &(id, value) in said.top.iter().chain([&(said.id, said.logprob)]) {
+            assert_near!(f64::from(value), logprob(id), abs = 1e-3, "{id}");
+        }
+        assert!(said.top.windows(2).all(|pair| pair[0].1 >= pair[1].1), "{said:?}");
+        let best = (0..rows[token].len() as u32).max_by(|&a, &b| logprob(a).total_cmp(&logprob(b)));
+        assert_eq!(said.top.first().map(|&(id, _)| id), best);
+    }
+}
+
+#[test]
+fn embeddings_are_directions_that_mean_something() {
+    let model = model();
+    let embed = |text: &str, pooling| model.embed(&ids(&model, text), pooling).expect("an embedding");
+    for pooling in [Pooling::Mean, Pooling::Last] {
+        let [dog, hound, number] =
+            ["The dog ran to the park.", "The dog ran home.", "7 8 9 1 2 3"].map(|text| embed(text, pooling));
+        let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        assert_eq!(dog.len(), model.config().spec.hidden);
+        assert_near!(f64::from(dot(&dog, &dog)), 1.0, abs = 1e-5);
+        assert!(dot(&dog, &hound) > dot(&dog, &number), "{pooling:?}");
+    }
+    // One token has one state.
+    let one = ids(&model, "")[..1].to_vec();
+    assert_eq!(
+        model.embed(&one, Pooling::Mean).expect("one"),
+        model.embed(&one, Pooling::Last).expect("one")
+    );
+    assert!(matches!(model.embed(&[], Pooling::Mean), Err(LlmError::Tokenizer(_))));
+    let long = vec![5; 257];
+    assert!(matches!(model.embed(&long, Pooling::Mean), Err(LlmError::PromptTooLong { .. })));
+}
