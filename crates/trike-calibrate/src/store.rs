@@ -17,6 +17,8 @@ const SETTINGS: &str = "settings.txt";
 const MARK: &str = "trike quantize 1 ";
 const LAYERS: &str = "layers.json";
 const TUNED: &str = "tuned";
+/// File of measured sensitivities in the directory of an unfinished search.
+pub(crate) const SENSITIVITIES: &str = "sensitivities.json";
 
 /// The directory `<output>.partial`.
 #[derive(Debug)]
@@ -49,6 +51,19 @@ pub(crate) fn resume(dir: &Path, settings: &str) -> Result<bool, CalibrateError>
     fs::create_dir_all(dir).map_err(io(dir))?;
     fs::write(&path, settings).map_err(io(&path))?;
     Ok(false)
+}
+
+/// Whether the same call of [`quantize`](crate::quantize()) or [`quantize_to`](crate::quantize_to()) resumes from finished
+/// parts of an earlier one: blocks, or the sensitivities of layers.
+pub fn is_resumable(output: &Path) -> bool {
+    let any_block = |dir: PathBuf| {
+        let finished = |entry: std::io::Result<fs::DirEntry>| {
+            entry.is_ok_and(|entry| entry.path().join("config.json").exists())
+        };
+        fs::read_dir(dir).is_ok_and(|mut entries| entries.any(finished))
+    };
+    !output.exists()
+        && (any_block(beside(output, ".partial")) || beside(output, ".plan").join(SENSITIVITIES).exists())
 }
 
 /// FNV-1a hash of the tokens.
