@@ -228,7 +228,8 @@ fn what_was_interrupted_goes_on() {
     let input = model(&dir.path().join("dense"), |_, _| ());
     let config = options(2, Some(short()));
     let output = dir.path().join("out");
-    assert!(!store::is_resumable(&output));
+    let start = std::time::SystemTime::now();
+    assert!(!store::is_resumable(&output, start));
     let store = Store::open(&output, "same").unwrap();
     let whole = walk(&input, &config, &store).unwrap();
     let part = |name: &str| dir.path().join("out.partial").join(name);
@@ -236,7 +237,7 @@ fn what_was_interrupted_goes_on() {
     let bytes = read();
     let written = || fs::metadata(part("block-0").join("model.safetensors")).unwrap().modified().unwrap();
     let first = written();
-    assert!(store::is_resumable(&output));
+    assert!(store::is_resumable(&output, start));
     // The first block was finished, the second was being written.
     fs::remove_dir_all(part("tuned")).unwrap();
     fs::remove_file(part("block-1").join("config.json")).unwrap();
@@ -250,8 +251,12 @@ fn what_was_interrupted_goes_on() {
     // All is done: nothing is done again.
     let done = walk(&input, &config, &Store::open(&output, "same").unwrap()).unwrap();
     assert_eq!(done.layers.len(), 7 * LAYERS);
+    // Parts count only after they were opened.
+    let later = start + std::time::Duration::from_secs(60);
+    assert!(!store::is_resumable(&output, later));
     // With other settings it starts over.
     Store::open(&output, "other").unwrap();
+    assert!(!store::is_resumable(&output, start));
     assert!(!part("block-0").exists());
 }
 

@@ -1,6 +1,6 @@
 //! `trike quantize`.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::SystemTime};
 
 use anyhow::{Context, bail};
 use serde::Serialize;
@@ -113,11 +113,11 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
 
 /// What Ctrl-C says: whether the same command resumes.
 fn advise(args: &QuantizeArgs) {
-    let output = args.output.clone();
+    let (output, start) = (args.output.clone(), SystemTime::now());
     interrupt::advise(move || {
         if output.exists() {
             format!("interrupted: {} is complete, but its report is not", output.display())
-        } else if is_resumable(&output) {
+        } else if is_resumable(&output, start) {
             "interrupted: run the same command again to continue".to_owned()
         } else {
             "interrupted: nothing was finished yet; the same command starts over".to_owned()

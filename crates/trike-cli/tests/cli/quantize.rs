@@ -280,6 +280,16 @@ fn text_that_a_search_used_is_said_to_be_so() {
     let (page, report) = bench.unasked("searched", &more);
     assert_eq!(report["evaluation"]["searched"], true);
     assert!(page.contains("on which the precision of the layers was also chosen"));
+    // A plan for bits leaves text that it did not see, if there is enough.
+    let calibration = shared("data/corpora/tinystories_calibration.txt").unwrap();
+    let out = bench.trike.path("fresh");
+    let mut args =
+        bench.bare(&out, &["--bits", "3.2", "--sequences", "40", "--planes", "2", "--group", "64"]);
+    let at = args.iter().position(|arg| *arg == bench.calibration).unwrap();
+    args[at] = calibration;
+    let fresh = bench.trike.json(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(fresh["evaluation"]["searched"], false);
+    assert!(fresh["evaluation"]["tokens"].as_u64().unwrap() >= 1000);
     // Every uniform setting that was measured layer by layer has its estimate.
     let alternatives = report["alternatives"].as_array().unwrap();
     let known = |a: &Value| a["predicted_kl"].as_f64().is_some_and(|kl| kl > 0.0);
