@@ -146,7 +146,7 @@ pub(crate) const HOUSE: &[Row] = &[
         name: "trike-calibrate",
         purpose: "quantization of models: sensitivities, budgets, tuning, folds, edits, report",
         uses: "trike-trit trike-core trike-cpu trike-format trike-quant trike-nn trike-llm",
-        registry: "half plotters rand_chacha serde serde_json thiserror",
+        registry: "half rand_chacha serde serde_json thiserror",
         unsafe_in: &[],
     },
     Row {

@@ -32,6 +32,7 @@ impl QuantizeReport {
     /// Quantizes the same model with one to four planes for all layers, measures each on the text of
     /// [`evaluate`](Self::evaluate), and stores bits and perplexities in [`curve`](Self::curve), together with this
     /// model's own. The other models are removed. `progress` is called with the number of models done and in total.
+    ///
     /// # Errors
     ///
     /// [`LlmError::NothingToScore`] before `evaluate`; and those of [`quantize`] and `evaluate`.
@@ -63,12 +64,15 @@ impl QuantizeReport {
                     store::resume(&scratch, "curve")?;
                 }
                 let path = scratch.join("model");
-                let mut report = quantize(input, &path, calibration, &alike, &mut |_, _| ())?;
-                let measured = report.evaluate("", text, split, limit, &alike, &mut |_, _| ());
+                let mut report = quantize(input, &path, calibration, &alike, &mut |_, _, _| ())?;
+                let measured = report.compare(text, split, limit, &alike);
                 fs::remove_dir_all(&scratch).map_err(io(&scratch))?;
-                measured?;
+                report.evaluation = Some(measured?);
                 let name = format!("{planes} {}", if planes == 1 { "plane" } else { "planes" });
-                curve.extend(report.point(&name));
+                if let Some(point) = report.point(&name) {
+                    self.fill_measured(planes, config, &point);
+                    curve.push(point);
+                }
             }
             progress(planes, MOST_PLANES);
         }
@@ -86,6 +90,7 @@ impl QuantizeReport {
             bits_per_weight: 8.0 * bytes as f64 / weights.max(1.0),
             bytes: self.output_bytes,
             ratio: evaluation.ratio,
+            ratio_error: evaluation.ratio_error,
             kl: evaluation.kl,
         })
     }

@@ -13,7 +13,8 @@
 //! * quantizing: [`quantize()`], [`ModelQuantizationConfig`], [`QuantizeMethod`], [`Compensation`], [`Calibration`], [`Tuning`],
 //!   [`Pruning`]
 //! * within a budget: [`quantize_to()`], [`plan_for()`], [`Budget`], [`PlanOptions`], [`Plan`], [`Sensitivity`]
-//! * results: [`QuantizeReport`] and its parts
+//! * results: [`QuantizeReport`] and its parts: [`Verdict`], [`Evaluation`], [`Sample`], [`Alternative`], [`LayerReport`]
+//! * interruptions: [`is_resumable`]
 //! * rewriting weights without changing the function of the model: [`Fold`], [`Folded`]
 //! * changing a packed model: [`edit_tensor`], [`edit_file`], [`undo_edits`], [`edit_layer`], [`undo_layer`],
 //!   [`Change`]
@@ -32,6 +33,7 @@ mod error;
 mod evaluate;
 mod factors;
 mod fold;
+mod held_out;
 mod packing;
 mod plan;
 mod quantize;
@@ -57,7 +59,8 @@ pub use fold::{Fold, Folded};
 pub use plan::{Plan, PlannedLayer};
 pub use quantize::quantize;
 pub use report::{
-    CurvePoint, Evaluation, LayerReport, Measured, Planning, QuantizeReport, SalienceReport, Sensitivity,
-    TernaryTotals, Trial, TuningReport,
+    Alternative, CurvePoint, Evaluation, LayerReport, Measured, Planning, QuantizeReport, Rating,
+    SalienceReport, Sample, Sensitivity, TernaryTotals, TextSource, Trial, TuningReport, Verdict,
 };
+pub use store::is_resumable;
 pub use stored::{Stored, StoredKind};

@@ -4,10 +4,7 @@ use std::{path::Path, time::Instant};
 
 use trike_cpu::Cpu;
 use trike_format::Claim;
-use trike_llm::{
-    GenerateOptions, LanguageModel, LlmError, LoadOptions, ModelFile, WeightSource, hf_config,
-    sampler::SamplerConfig, sequences,
-};
+use trike_llm::{LlmError, ModelFile, WeightSource, hf_config};
 use trike_nn::{ActivationPrecision, CpuBackend};
 use trike_trit::Coupling;
 
@@ -15,25 +12,22 @@ use crate::{
     CalibrateError, Calibration, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, TernaryTotals,
     Tuning,
     assemble::assemble,
-    rewrite::{self, Prepared},
+    held_out::divided,
+    report::{HeldOut, alternatives},
+    rewrite::Prepared,
     store::{self, Store},
     walk,
 };
 
-/// Maximum length of a calibration sequence: attention over a sequence is in memory as a whole, and longer ones add
-/// little information about weights.
-const LONGEST: usize = 2048;
-/// Minimum number of tokens of a calibration text.
-const LEAST_TOKENS: usize = 16;
-
 /// Quantizes `input` to ternary and writes the result, with its tokenizer, to the directory `output`. `progress` is
-/// called with the number of linear layers done and in total; tuning the whole model counts as a tenth more of them. A
-/// preceding search for scales of inputs has its own count of layers.
+/// called with the current step, and the units of it done and in total.
 ///
 /// With error compensation the text of `calibration` runs through the model one block at a time. The dense model and
 /// the partially quantized model run side by side, so that a layer is fitted to the inputs that it gets at inference,
 /// with the outputs of the dense model as its target. Only one block and the residual streams of the text are in
-/// memory. Codes and scales are then tuned according to [`Tuning`].
+/// memory. Codes and scales are then tuned according to [`Tuning`]. The text that
+/// [`hold_out`](ModelQuantizationConfig::hold_out) keeps back is in the report, for
+/// [`QuantizeReport::evaluate_held_out`].
 ///
 /// Finished blocks are kept in `<output>.partial` until the end: the same call after an interruption resumes from
 /// there, and a call with other options starts over. `output` is created atomically at the end.
@@ -58,11 +52,11 @@ const LEAST_TOKENS: usize = 16;
 /// let model = ModelFile::open(&dense)?;
 /// let text = Calibration::Generated { sequences: 1, seed: 1 };
 /// let rounded = ModelQuantizationConfig::planes(1).with_method(QuantizeMethod::Round(ScaleRule::LeastSquares));
-/// let report = quantize(&model, &out, &text, &rounded, &mut |_, _| ())?;
+/// let report = quantize(&model, &out, &text, &rounded, &mut |_, _, _| ())?;
 /// assert_eq!(report.ternary.layers, 28);
 /// // The result has nothing left to quantize.
 /// let ternary = ModelFile::open(&out)?;
-/// assert!(quantize(&ternary, &dir.path().join("again"), &text, &rounded, &mut |_, _| ()).is_err());
+/// assert!(quantize(&ternary, &dir.path().join("again"), &text, &rounded, &mut |_, _, _| ()).is_err());
 /// # assert!(LanguageModel::load(&out).is_ok());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -71,20 +65,24 @@ pub fn quantize(
     output: &Path,
     calibration: &Calibration<'_>,
     config: &ModelQuantizationConfig,
-    progress: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<QuantizeReport, CalibrateError> {
     config.validate()?;
     refuse_existing(output)?;
     refuse_ternary(input)?;
     // Two runs would write to the same unfinished directory.
     let _claim = Claim::new(output)?;
-    let ids = match rewrite::needs_text(config) {
-        false => Vec::new(),
-        true => calibration_ids(input, calibration, config)?,
-    };
-    let prepared = Prepared::new(input, config, &ids, progress)?;
-    quantize_ids(&prepared, output, &ids, config, progress)
+    let (ids, held) = divided(input, calibration, config, progress)?;
+    let prepared = Prepared::new(input, config, &ids, &mut |done, total| progress(SCALING, done, total))?;
+    let mut report = quantize_ids(&prepared, output, &ids, config, progress)?;
+    report.held = held;
+    Ok(report)
 }
+
+/// Name of the step that searches for scales of inputs.
+pub(crate) const SCALING: &str = "scaling the inputs of layers";
+/// Name of the step that writes the model.
+const WRITING: &str = "writing the model";
 
 pub(crate) fn refuse_existing(output: &Path) -> Result<(), CalibrateError> {
     match output.exists() {
@@ -109,7 +107,7 @@ pub(crate) fn quantize_ids(
     output: &Path,
     ids: &[Vec<u32>],
     config: &ModelQuantizationConfig,
-    progress: &mut dyn FnMut(usize, usize),
+    progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<QuantizeReport, CalibrateError> {
     config.validate()?;
     let start = Instant::now();
@@ -138,6 +136,7 @@ pub(crate) fn quantize_ids(
     if layers.iter().any(|l| l.damping.is_some_and(|d| d > compensation_damping(config))) {
         notes.push("some Hessians needed more damping than configured: use more calibration text".to_owned());
     }
+    progress(WRITING, 0, 1);
     let (output_bytes, parameters) = assemble(file, input, config, &store, json, &mut notes)?;
     store.finish(output)?;
     let plain = (config.planes_name(), config.layout.granularity.to_string());
@@ -145,7 +144,14 @@ pub(crate) fn quantize_ids(
         true => plain,
         false => ("per layer, from the plan".to_owned(), "group from the plan".to_owned()),
     };
+    progress(WRITING, 1, 1);
+    let alternatives = alternatives::listed(&layers, config, output_bytes);
     Ok(QuantizeReport {
+        version: env!("CARGO_PKG_VERSION"),
+        command: None,
+        date: None,
+        model: file.path().display().to_string(),
+        verdict: None,
         input: file.path().display().to_string(),
         output: output.display().to_string(),
         planes: layouts.0,
@@ -165,6 +171,10 @@ pub(crate) fn quantize_ids(
         output_bytes,
         bits_per_weight: 8.0 * output_bytes as f64 / parameters.max(1) as f64,
         evaluation: None,
+        not_measured: None,
+        samples: Vec::new(),
+        alternatives,
+        held: HeldOut::default(),
         planning: None,
         curve: Vec::new(),
         seconds: start.elapsed().as_secs_f64(),
@@ -205,43 +215,4 @@ fn compensation_damping(config: &ModelQuantizationConfig) -> f64 {
         QuantizeMethod::Round(_) => f64::INFINITY,
         QuantizeMethod::Compensate(c) => c.damping,
     }
-}
-
-/// The calibration sequences.
-pub(crate) fn calibration_ids(
-    input: &ModelFile,
-    calibration: &Calibration<'_>,
-    config: &ModelQuantizationConfig,
-) -> Result<Vec<Vec<u32>>, CalibrateError> {
-    let context = input.config().spec.context.min(LONGEST);
-    let mut ids = match *calibration {
-        Calibration::Text { text, split, limit } => {
-            let tokenizer = input.tokenizer(config.tokenizer.as_deref())?;
-            sequences(&tokenizer, text, split, context, limit)?
-        }
-        Calibration::Generated { sequences, seed } => {
-            let options = LoadOptions::default()
-                .with_tokenizer(input.tokenizer(config.tokenizer.as_deref())?)
-                .with_cpu(Cpu::new(config.threads)?);
-            let model = LanguageModel::load_with(input, &options, &mut |_, _| ())?;
-            let one = |i: usize| {
-                let sampler =
-                    SamplerConfig::default().with_temperature(1.0).with_seed(seed.wrapping_add(i as u64));
-                let options =
-                    GenerateOptions::default().with_max_tokens(context.min(512)).with_sampler(sampler);
-                let text = model.generate("", &options)?;
-                Ok([text.prompt_ids, text.ids].concat())
-            };
-            (0..sequences).map(one).collect::<Result<_, CalibrateError>>()?
-        }
-    };
-    ids.retain(|ids| ids.len() > 1);
-    for ids in &mut ids {
-        ids.truncate(context);
-    }
-    let tokens = ids.iter().map(Vec::len).sum();
-    if tokens < LEAST_TOKENS {
-        return Err(CalibrateError::CalibrationText { sequences: ids.len(), tokens, needed: LEAST_TOKENS });
-    }
-    Ok(ids)
 }

@@ -3,7 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use serde_json::json;
@@ -17,6 +17,8 @@ const SETTINGS: &str = "settings.txt";
 const MARK: &str = "trike quantize 1 ";
 const LAYERS: &str = "layers.json";
 const TUNED: &str = "tuned";
+/// File of measured sensitivities in the directory of an unfinished search.
+pub(crate) const SENSITIVITIES: &str = "sensitivities.json";
 
 /// The directory `<output>.partial`.
 #[derive(Debug)]
@@ -38,7 +40,14 @@ pub(crate) fn resume(dir: &Path, settings: &str) -> Result<bool, CalibrateError>
     let settings = format!("{MARK}{settings}");
     if dir.exists() {
         match fs::read_to_string(&path) {
-            Ok(found) if found == settings => return Ok(true),
+            Ok(found) if found == settings => {
+                // The time tells `is_resumable` that these parts are in use. It only informs: failing to set it is no error.
+                let _ = fs::File::options()
+                    .append(true)
+                    .open(&path)
+                    .and_then(|file| file.set_modified(SystemTime::now()));
+                return Ok(true);
+            }
             Ok(found) if found.starts_with(MARK) => fs::remove_dir_all(dir).map_err(io(dir))?,
             // Not created by Trike: must not be removed.
             _ => {
@@ -49,6 +58,24 @@ pub(crate) fn resume(dir: &Path, settings: &str) -> Result<bool, CalibrateError>
     fs::create_dir_all(dir).map_err(io(dir))?;
     fs::write(&path, settings).map_err(io(&path))?;
     Ok(false)
+}
+
+/// Whether a call of [`quantize`](crate::quantize()) or [`quantize_to`](crate::quantize_to()) that began at `since` and was
+/// interrupted has left finished parts, blocks or the sensitivities of layers, from which the same call resumes. Parts
+/// that an earlier call with other options left do not count.
+pub fn is_resumable(output: &Path, since: SystemTime) -> bool {
+    // Some file systems count in two seconds.
+    let since = since.checked_sub(Duration::from_secs(2)).unwrap_or(since);
+    let opened = |dir: &Path| {
+        let modified = fs::metadata(dir.join(SETTINGS)).and_then(|meta| meta.modified());
+        modified.is_ok_and(|modified| modified >= since)
+    };
+    let finished = |entry: std::io::Result<fs::DirEntry>| {
+        entry.is_ok_and(|entry| entry.path().join("config.json").exists())
+    };
+    let (partial, plan) = (beside(output, ".partial"), beside(output, ".plan"));
+    let blocks = opened(&partial) && fs::read_dir(&partial).is_ok_and(|mut parts| parts.any(finished));
+    !output.exists() && (blocks || opened(&plan) && plan.join(SENSITIVITIES).exists())
 }
 
 /// FNV-1a hash of the tokens.

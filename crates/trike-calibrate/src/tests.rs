@@ -99,7 +99,8 @@ fn walk(
         QuantizeMethod::Compensate(_) => text(1),
     };
     let tuning = tuning_of(input, config, &mut Vec::new())?;
-    walk::Walk::new(input, config, &backend, store, &ids, tuning)?.run(&mut |done, all| assert!(done <= all))
+    walk::Walk::new(input, config, &backend, store, &ids, tuning)?
+        .run(&mut |_, done, all| assert!(done <= all))
 }
 
 /// Quantizes into the directory `name` and returns the tensors' bytes, and the divergence from the dense model on a text.
@@ -170,11 +171,65 @@ fn the_same_bytes_every_time_and_on_any_number_of_threads() {
 }
 
 #[test]
+fn steps_are_named() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    let ids = text(1);
+    for (tuning, names) in [
+        (None, &["quantizing layers", "writing the model"][..]),
+        (Some(short()), &["quantizing and tuning layers", "tuning the whole model", "writing the model"]),
+    ] {
+        let config = options(1, tuning);
+        let prepared = Prepared::new(&input, &config, &ids, &mut |_, _| ()).unwrap();
+        let mut seen: Vec<String> = Vec::new();
+        let mut step = |name: &str, done: usize, total: usize| {
+            assert!(done <= total, "{name}");
+            if seen.last().is_none_or(|last| last != name) {
+                seen.push(name.to_owned());
+            }
+        };
+        let out = dir.path().join(format!("out{}", names.len()));
+        quantize_ids(&prepared, &out, &ids, &config, &mut step).unwrap();
+        assert_eq!(seen, names);
+    }
+}
+
+#[test]
+fn sizes_of_alternatives_are_those_of_the_models() {
+    let dir = TempDir::new().unwrap();
+    let input = model(&dir.path().join("dense"), |_, _| ());
+    let ids = text(1);
+    let made = |name: &str, config: &ModelQuantizationConfig| {
+        let prepared = Prepared::new(&input, config, &ids, &mut |_, _| ()).unwrap();
+        quantize_ids(&prepared, &dir.path().join(name), &ids, config, &mut |_, _, _| ()).unwrap()
+    };
+    let report = made("own", &options(2, None));
+    // Rows have 32 or 40 weights: all larger groups are whole rows.
+    assert_eq!(report.alternatives.len(), 4);
+    for (i, alternative) in report.alternatives.iter().enumerate() {
+        let mut config = options(alternative.stored.planes.unwrap(), None);
+        config.layout.granularity = match alternative.stored.group.as_deref() {
+            Some("32") => Granularity::Group(GroupSize::G32),
+            Some("64") => Granularity::Group(GroupSize::G64),
+            group => panic!("{group:?}"),
+        };
+        let other = made(&format!("other{i}"), &config);
+        assert_eq!(other.output_bytes, alternative.bytes, "{:?}", alternative.stored);
+        assert_eq!(alternative.current, other.output_bytes == report.output_bytes);
+    }
+    // Where sizes depend on the weights, none is claimed.
+    let config = options(1, None).with_auto_encoding(true);
+    assert!(made("auto", &config).alternatives.is_empty());
+}
+
+#[test]
 fn what_was_interrupted_goes_on() {
     let dir = TempDir::new().unwrap();
     let input = model(&dir.path().join("dense"), |_, _| ());
     let config = options(2, Some(short()));
     let output = dir.path().join("out");
+    let start = std::time::SystemTime::now();
+    assert!(!store::is_resumable(&output, start));
     let store = Store::open(&output, "same").unwrap();
     let whole = walk(&input, &config, &store).unwrap();
     let part = |name: &str| dir.path().join("out.partial").join(name);
@@ -182,6 +237,7 @@ fn what_was_interrupted_goes_on() {
     let bytes = read();
     let written = || fs::metadata(part("block-0").join("model.safetensors")).unwrap().modified().unwrap();
     let first = written();
+    assert!(store::is_resumable(&output, start));
     // The first block was finished, the second was being written.
     fs::remove_dir_all(part("tuned")).unwrap();
     fs::remove_file(part("block-1").join("config.json")).unwrap();
@@ -195,8 +251,12 @@ fn what_was_interrupted_goes_on() {
     // All is done: nothing is done again.
     let done = walk(&input, &config, &Store::open(&output, "same").unwrap()).unwrap();
     assert_eq!(done.layers.len(), 7 * LAYERS);
+    // Parts count only after they were opened.
+    let later = start + std::time::Duration::from_secs(60);
+    assert!(!store::is_resumable(&output, later));
     // With other settings it starts over.
     Store::open(&output, "other").unwrap();
+    assert!(!store::is_resumable(&output, start));
     assert!(!part("block-0").exists());
 }
 
@@ -299,7 +359,7 @@ fn rewritten_models_stay_what_they_were() {
         let ids = text(1);
         let prepared = Prepared::new(&input, &config, &ids, &mut |done, all| assert!(done <= all)).unwrap();
         let out = dir.path().join(format!("out-{}", all.len()));
-        let report = quantize_ids(&prepared, &out, &ids, &config, &mut |_, _| ()).unwrap();
+        let report = quantize_ids(&prepared, &out, &ids, &config, &mut |_, _, _| ()).unwrap();
         let output = ModelFile::open(&out).unwrap();
         let lost = divergence(&input, &output);
         assert!(lost < 0.01, "{salience} {rotation:?}: {lost}");
@@ -377,7 +437,7 @@ fn salience_helps_rounding_where_a_few_inputs_are_strong() {
     let lost = |config: &ModelQuantizationConfig, name: &str| {
         let (ids, out) = (text(1), dir.path().join(name));
         let prepared = Prepared::new(&input, config, &ids, &mut |_, _| ()).unwrap();
-        quantize_ids(&prepared, &out, &ids, config, &mut |_, _| ()).unwrap();
+        quantize_ids(&prepared, &out, &ids, config, &mut |_, _, _| ()).unwrap();
         divergence(&input, &ModelFile::open(&out).unwrap())
     };
     let plain = lost(&config, "plain");

@@ -1,6 +1,11 @@
 //! Ctrl-C.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{
+    Mutex,
+    atomic::{AtomicU8, Ordering},
+};
+
+use crate::output;
 
 /// Exit code of an interrupted command: 128 plus the signal number, as in shells.
 pub(crate) const CODE: u8 = 130;
@@ -14,14 +19,29 @@ const REQUESTED: u8 = 2;
 
 static STATE: AtomicU8 = AtomicU8::new(ABRUPT);
 
+/// What an interrupted command says.
+type Advice = Box<dyn Fn() -> String + Send>;
+
+static ADVICE: Mutex<Option<Advice>> = Mutex::new(None);
+
 /// Installs the Ctrl-C handler. Ctrl-C exits with [`CODE`], unless the command stops gracefully; a second Ctrl-C
 /// always exits. If the handler cannot be installed, the system default applies.
 pub(crate) fn install() {
     let _ = ctrlc::set_handler(|| {
         if STATE.compare_exchange(GRACEFUL, REQUESTED, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            if let Some(advice) = ADVICE.lock().ok().as_deref().and_then(Option::as_ref) {
+                output::interrupted(&advice());
+            }
             std::process::exit(i32::from(CODE));
         }
     });
+}
+
+/// Sets the line that Ctrl-C prints before it exits; it is made when it is needed.
+pub(crate) fn advise(advice: impl Fn() -> String + Send + 'static) {
+    if let Ok(mut place) = ADVICE.lock() {
+        *place = Some(Box::new(advice));
+    }
 }
 
 /// Declares that the command polls [`requested`] from now on.

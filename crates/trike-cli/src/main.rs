@@ -11,7 +11,7 @@
 //! * terminal output: [`output`], [`progress`]; results as text: [`render`]
 //! * `.npy` files: [`npy`]
 //! * advice on errors and the flags they refer to: [`advice`]
-//! * Ctrl-C: [`interrupt`]
+//! * Ctrl-C: [`interrupt`]; the command line and date in reports: [`invocation`]
 #![forbid(unsafe_code)]
 
 mod advice;
@@ -20,6 +20,7 @@ mod commands;
 #[cfg(feature = "hub")]
 mod download;
 mod interrupt;
+mod invocation;
 mod npy;
 mod output;
 mod progress;

@@ -97,6 +97,14 @@ pub(crate) fn note(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
+/// Writes the last line of an interrupted command to stderr, below a progress bar.
+pub(crate) fn interrupted(line: &str) {
+    if io::stderr().is_terminal() {
+        note("");
+    }
+    note(line);
+}
+
 /// Prints an error chain, outermost context first, and the advice.
 pub(crate) fn error(error: &anyhow::Error, advice: Option<&str>) {
     let mut line = "error".to_owned();

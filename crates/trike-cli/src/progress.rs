@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const TICK: Duration = Duration::from_millis(100);
 
 const UNKNOWN: &str = "{spinner} {msg} {elapsed}";
-const KNOWN: &str = "{msg} [{bar:30}] {pos}/{len} {eta}";
+const KNOWN: &str = "{msg} [{bar:30}] {pos}/{len}, {eta} left";
 #[cfg(feature = "hub")]
 const BYTES: &str = "{msg} [{bar:30}] {bytes}/{total_bytes} {bytes_per_sec} {eta}";
 

@@ -33,7 +33,7 @@
 //! # let text = trike::Calibration::Generated { sequences: 1, seed: 1 };
 //! # let options = trike::ModelQuantizationConfig::planes(2);
 //! let dense = trike::ModelFile::open(&path)?;
-//! let report = trike::quantize(&dense, &out, &text, &options, &mut |_, _| ())?;
+//! let report = trike::quantize(&dense, &out, &text, &options, &mut |_, _, _| ())?;
 //! let story = trike::LanguageModel::load(&out)?.generate("Once upon a time", &Default::default())?;
 //! println!("{:.2} bits per weight: {}", report.ternary.bits_per_weight, story.text);
 //! # assert_eq!(report.ternary.layers, 28);

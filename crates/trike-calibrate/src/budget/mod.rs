@@ -22,10 +22,12 @@ use self::allot::{plan, solve, solve_loss};
 pub use self::options::{Budget, PlanOptions};
 use crate::{
     CalibrateError, Calibration, ConfigError, LayerChoice, Measured, ModelQuantizationConfig, Plan, Planning,
-    QuantizeReport, Sensitivity, Stored,
+    QuantizeReport, Sensitivity, Stored, TextSource,
     assemble::{HEAD_GROUP, stored_bytes},
     error::io,
-    quantize::{calibration_ids, quantize_ids, refuse_existing, refuse_ternary},
+    held_out::{calibration_ids, without},
+    quantize::{SCALING, quantize_ids, refuse_existing, refuse_ternary},
+    report::HeldOut,
     rewrite::Prepared,
     store,
     weights::is_convertible,
@@ -33,6 +35,8 @@ use crate::{
 
 /// Tokens for the measurement of sensitivities.
 const HELD_TOKENS: usize = 8192;
+/// Tokens that a search has not used and that are enough to measure its result on.
+const LEAST_FRESH: usize = 1024;
 
 /// Plans a model for a budget: measures the loss of each candidate for each layer on calibration text, and allocates
 /// planes, scales, int8 or dense.
@@ -56,15 +60,21 @@ pub fn quantize_to(
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<QuantizeReport, CalibrateError> {
-    let mut planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
-        progress("scaling the inputs of layers", done, total);
-    })?;
+    let mut planner = Planner::new(input, output, calibration, config, options, progress)?;
     planner.check_smallest()?;
     let sensitivities = planner.sensitivities(progress)?;
-    match options.budget {
+    let mut report = match options.budget {
         Budget::Bits(_) | Budget::Bytes(_) => planner.allotted(sensitivities, progress),
         Budget::PerplexityRatio(_) | Budget::Divergence(_) => planner.searched(sensitivities, progress),
+    }?;
+    if let Some(planning) = report.planning.take() {
+        report.fill_predicted(&planning.sensitivities);
+        report.planning = Some(planning);
     }
+    if config.hold_out {
+        report.held = planner.held_out(calibration);
+    }
+    Ok(report)
 }
 
 /// Only the plan of [`quantize_to`], with the measured sensitivities of the layers; writes no model. For a quality budget, the
@@ -81,9 +91,7 @@ pub fn plan_for(
     options: &PlanOptions,
     progress: &mut dyn FnMut(&str, usize, usize),
 ) -> Result<(Plan, Vec<Sensitivity>), CalibrateError> {
-    let planner = Planner::new(input, output, calibration, config, options, &mut |done, total| {
-        progress("scaling the inputs of layers", done, total);
-    })?;
+    let planner = Planner::new(input, output, calibration, config, options, progress)?;
     planner.check_smallest()?;
     let sensitivities = planner.sensitivities(progress)?;
     let chosen = match options.budget {
@@ -117,7 +125,7 @@ impl<'a> Planner<'a> {
         calibration: &Calibration<'_>,
         config: &ModelQuantizationConfig,
         options: &PlanOptions,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<Self, CalibrateError> {
         let budget = options.budget;
         config.validate()?;
@@ -133,14 +141,16 @@ impl<'a> Planner<'a> {
         options.validate()?;
         // Held-out text for planning and trials is separate from the calibration text.
         let wanted = calibration.limit();
-        let mut all = calibration_ids(input, &calibration.with_limit(wanted.saturating_mul(2)), config)?;
+        let more = calibration.with_limit(wanted.saturating_mul(2));
+        let mut all = calibration_ids(input, &more, config, progress)?;
         if all.len() < 2 {
             return Err(ConfigError::NothingHeldOut { got: all.len() }.into());
         }
         let keep = wanted.min((3 * all.len()).div_ceil(4)).min(all.len() - 1);
         let held = all.split_off(keep);
         let (config, options) = (config.clone(), options.clone());
-        let prepared = Prepared::new(input, &config, &all, progress)?;
+        let prepared =
+            Prepared::new(input, &config, &all, &mut |done, total| progress(SCALING, done, total))?;
         Ok(Self {
             prepared,
             output,
@@ -159,6 +169,35 @@ impl<'a> Planner<'a> {
         self.prepared.source()
     }
 
+    /// Number of held-out sequences on which sensitivities are measured.
+    fn probed(&self) -> usize {
+        let mut tokens = 0;
+        let room = |ids: &&Vec<u32>| {
+            let room = tokens < HELD_TOKENS;
+            tokens += ids.len();
+            room
+        };
+        self.held.iter().take_while(room).count()
+    }
+
+    /// The text to measure the result on: held-out sequences that the search did not use, or else those that it did.
+    fn held_out(&self, calibration: &Calibration<'_>) -> HeldOut {
+        let source = match calibration {
+            Calibration::Text { .. } => TextSource::HeldOut,
+            Calibration::Generated { .. } => TextSource::Generated,
+        };
+        let fresh = match self.budget {
+            Budget::Bits(_) | Budget::Bytes(_) => {
+                without(self.held[self.probed()..].to_vec(), &self.held[..self.probed()])
+            }
+            // Trials were measured on all of it.
+            Budget::PerplexityRatio(_) | Budget::Divergence(_) => Vec::new(),
+        };
+        let searched = fresh.iter().map(Vec::len).sum::<usize>() < LEAST_FRESH;
+        let ids = if searched { self.held.clone() } else { fresh };
+        HeldOut::new(without(ids, &self.calibration), source, searched)
+    }
+
     /// Removes the stored measurements.
     fn clean(&self) -> Result<(), CalibrateError> {
         fs::remove_dir_all(&self.dir).map_err(io(&self.dir))
@@ -174,7 +213,7 @@ impl<'a> Planner<'a> {
             store::fingerprint(self.input().path(), &self.config, &[&self.calibration, &self.held]),
             (self.options.planes, &self.options.groups)
         );
-        let path = self.dir.join("sensitivities.json");
+        let path = self.dir.join(store::SENSITIVITIES);
         if store::resume(&self.dir, &settings)?
             && let Ok(text) = fs::read(&path)
             && let Ok(measured) = serde_json::from_slice(&text)
@@ -182,23 +221,12 @@ impl<'a> Planner<'a> {
             return Ok(measured);
         }
         let backend = CpuBackend::new(Cpu::new(self.config.threads)?, ActivationPrecision::F32);
-        let mut tokens = 0;
-        let few: Vec<Vec<u32>> = self
-            .held
-            .iter()
-            .take_while(|ids| {
-                let room = tokens < HELD_TOKENS;
-                tokens += ids.len();
-                room
-            })
-            .cloned()
-            .collect();
         let options = measure::options(self.options.planes, &self.options.groups);
         let measured = measure::measure(
             self.input(),
             &self.config,
             &backend,
-            [&self.calibration, &few],
+            [&self.calibration, &self.held[..self.probed()]],
             &options,
             &mut |done, total| progress("measuring sensitivities", done, total),
         )?;
@@ -318,10 +346,7 @@ impl<'a> Planner<'a> {
         let plan = plan(&sensitivities, &chosen, self.budget.to_string());
         let mut config = self.config.clone();
         config.layers = plan.choices(self.output, self.input())?;
-        let mut report =
-            quantize_ids(&self.prepared, self.output, &self.calibration, &config, &mut |done, total| {
-                progress("writing", done, total);
-            })?;
+        let mut report = quantize_ids(&self.prepared, self.output, &self.calibration, &config, progress)?;
         report.planning =
             Some(Planning { budget: self.budget.to_string(), sensitivities, trials: Vec::new(), plan });
         self.clean()?;

@@ -69,7 +69,8 @@ impl Planner<'_> {
                 }
             }
             let name = format!("trial {}", number + 1);
-            let mut say = |done: usize, total: usize| progress(&name, done, total);
+            let mut say =
+                |step: &str, done: usize, total: usize| progress(&format!("{name}: {step}"), done, total);
             let made = self.trial(&dense, &sensitivities, &chosen, number, &mut say)?;
             let (bytes, predicted, lost) =
                 (made.trial.bytes, made.trial.predicted_kl, self.measured(&made.trial));
@@ -128,7 +129,7 @@ impl Planner<'_> {
         sensitivities: &[Sensitivity],
         chosen: &[usize],
         number: usize,
-        progress: &mut dyn FnMut(usize, usize),
+        progress: &mut dyn FnMut(&str, usize, usize),
     ) -> Result<Made, CalibrateError> {
         let plan = plan(sensitivities, chosen, self.budget.to_string());
         let mut config = self.config.clone();
@@ -140,7 +141,9 @@ impl Planner<'_> {
         let report = quantize_ids(&self.prepared, &path, &self.calibration, &config, progress)?;
         let made = self.load(&ModelFile::open(&path)?)?;
         let options = ScoreOptions::new(Split::Stories).with_kv(KvPrecision::F32);
-        let comparison = compare_ids(&made, dense, &self.held, &options, &mut |_, _| ())?;
+        let comparison = compare_ids(&made, dense, &self.held, &options, &mut |done, total| {
+            progress("measuring", done, total);
+        })?;
         let (bytes, predicted_kl) = totals(sensitivities, chosen);
         let weights: u64 = sensitivities.iter().map(|s| s.weights).sum();
         let ratio = comparison.score.perplexity / comparison.base.perplexity;

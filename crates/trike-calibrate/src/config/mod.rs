@@ -66,6 +66,10 @@ pub struct ModelQuantizationConfig {
     /// Whether the encoding of each layer is chosen by its zeros (the measured crossover of the kernels, then size),
     /// overriding `layout.encoding`.
     pub auto_encoding: bool,
+    /// Whether a tenth of the calibration text is held out from calibration and tuning, for
+    /// [`QuantizeReport::evaluate_held_out`](crate::QuantizeReport::evaluate_held_out). Sequences beyond the limit of
+    /// [`Calibration::Text`] are used first, so that a long text loses nothing.
+    pub hold_out: bool,
     /// Threads; 0 = one per physical core.
     pub threads: usize,
 }
@@ -95,6 +99,7 @@ impl ModelQuantizationConfig {
             layers: BTreeMap::new(),
             prune: None,
             auto_encoding: false,
+            hold_out: true,
             threads: 0,
         }
     }
@@ -175,6 +180,12 @@ impl ModelQuantizationConfig {
     #[must_use]
     pub fn with_auto_encoding(self, auto_encoding: bool) -> Self {
         Self { auto_encoding, ..self }
+    }
+
+    /// Sets [`hold_out`](Self::hold_out).
+    #[must_use]
+    pub fn with_hold_out(self, hold_out: bool) -> Self {
+        Self { hold_out, ..self }
     }
 
     /// Sets [`threads`](Self::threads).

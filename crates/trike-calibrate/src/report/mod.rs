@@ -1,17 +1,35 @@
 //! Report on a quantized model.
 
+pub(crate) mod alternatives;
 mod html;
 mod planning;
+mod text;
+mod verdict;
 
 use serde::{Deserialize, Serialize};
 
 use trike_llm::{Comparison, Score};
 
+pub use alternatives::Alternative;
 pub use planning::{Measured, Planning, Sensitivity, Trial};
+pub use text::TextSource;
+pub(crate) use text::{HeldOut, LONGEST_HELD};
+pub(crate) use verdict::size;
+pub use verdict::{Rating, Verdict};
 
 /// Report on a quantized model. The field names are the schema of `report.json` and of `trike quantize --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct QuantizeReport {
+    /// Version of Trike.
+    pub version: &'static str,
+    /// The command line, if the caller gave it with [`with_command`](Self::with_command).
+    pub command: Option<String>,
+    /// Date, if the caller gave it with [`with_date`](Self::with_date).
+    pub date: Option<String>,
+    /// Name of the model: `input`, or what the caller gave with [`with_model_name`](Self::with_model_name).
+    pub model: String,
+    /// What the measured figures amount to, if there are any.
+    pub verdict: Option<Verdict>,
     /// Path of the input.
     pub input: String,
     /// Path of the output.
@@ -42,8 +60,14 @@ pub struct QuantizeReport {
     pub output_bytes: u64,
     /// Bits per weight over all tensors written, including embeddings and norms.
     pub bits_per_weight: f64,
-    /// Quality before and after, if an evaluation text was given.
+    /// Quality before and after, on held-out text or on the given one.
     pub evaluation: Option<Evaluation>,
+    /// Why [`evaluate_held_out`](Self::evaluate_held_out) measured nothing.
+    pub not_measured: Option<String>,
+    /// The same prompts continued by both models.
+    pub samples: Vec<Sample>,
+    /// The nearest other settings and their sizes, by size; includes the model itself, unless layers differ.
+    pub alternatives: Vec<Alternative>,
     /// How the precision of the layers was allocated, if a budget was given.
     pub planning: Option<Planning>,
     /// Other settings of the same model on the text of `evaluation`, if a curve was requested; includes the model
@@ -53,6 +77,24 @@ pub struct QuantizeReport {
     pub seconds: f64,
     /// Notes for the user.
     pub notes: Vec<String>,
+    /// Text held out from calibration.
+    #[serde(skip)]
+    pub(crate) held: HeldOut,
+}
+
+/// A prompt continued by both models with greedy decoding.
+#[derive(Clone, Debug, Serialize)]
+pub struct Sample {
+    /// The beginning of a sequence of the text of `evaluation`.
+    pub prompt: String,
+    /// Continuation by the dense model.
+    pub dense: String,
+    /// Continuation by the ternary model.
+    pub ternary: String,
+    /// Tokens of the longer continuation.
+    pub tokens: usize,
+    /// Number of tokens before the continuations differ.
+    pub same_tokens: usize,
 }
 
 /// One point of the curve of quality over size.
@@ -66,6 +108,8 @@ pub struct CurvePoint {
     pub bytes: u64,
     /// Ratio of the perplexity to that of the dense model.
     pub ratio: f64,
+    /// Standard error of the ratio.
+    pub ratio_error: f64,
     /// Kullback-Leibler divergence from the dense model, in nats per token.
     pub kl: f64,
 }
@@ -157,6 +201,12 @@ pub struct TernaryTotals {
 pub struct Evaluation {
     /// Name of the text.
     pub text: String,
+    /// Where the text comes from.
+    pub source: TextSource,
+    /// Whether the precision of layers was chosen on this text, so that other text may lose more.
+    pub searched: bool,
+    /// Number of sequences scored.
+    pub sequences: usize,
     /// Number of tokens scored.
     pub tokens: usize,
     /// Perplexity of the dense model.
@@ -177,12 +227,36 @@ pub struct Evaluation {
     pub top1_agreement: f64,
 }
 
+impl QuantizeReport {
+    /// Adds the command line that made the model.
+    #[must_use]
+    pub fn with_command(self, command: impl Into<String>) -> Self {
+        Self { command: Some(command.into()), ..self }
+    }
+
+    /// Adds the date.
+    #[must_use]
+    pub fn with_date(self, date: impl Into<String>) -> Self {
+        Self { date: Some(date.into()), ..self }
+    }
+
+    /// Sets the name of the model.
+    #[must_use]
+    pub fn with_model_name(self, model: impl Into<String>) -> Self {
+        Self { model: model.into(), ..self }
+    }
+}
+
 impl Evaluation {
     pub(crate) fn new(text: String, comparison: &Comparison) -> Self {
-        let Comparison { score: Score { perplexity, nats_error, tokens, .. }, base, .. } = comparison;
+        let Comparison { score: Score { perplexity, nats_error, tokens, sequences, .. }, base, .. } =
+            comparison;
         let ratio = perplexity / base.perplexity;
         Self {
             text,
+            source: TextSource::Given,
+            searched: false,
+            sequences: *sequences,
             tokens: *tokens,
             perplexity_before: base.perplexity,
             perplexity_after: *perplexity,

@@ -76,15 +76,19 @@ impl<'a> Walk<'a> {
     }
 
     /// Quantizes all linear layers of the blocks in order, then tunes them together.
-    pub(crate) fn run(mut self, progress: &mut dyn FnMut(usize, usize)) -> Result<Walked, CalibrateError> {
+    pub(crate) fn run(
+        mut self,
+        progress: &mut dyn FnMut(&str, usize, usize),
+    ) -> Result<Walked, CalibrateError> {
         let layers = self.blocks.spec().layers;
         let whole = self.tuning.filter(|t| t.model_epochs > 0 && !self.ids.is_empty());
         let mut walked = Walked { layers: Vec::new(), blocks: Vec::new(), model: None };
         if let (Some(_), Some((layers, blocks, model))) = (whole, self.store.tuned()?) {
             return Ok(Walked { layers, blocks, model: Some(model) });
         }
-        // Tuning the whole model counts as a tenth more layers.
-        let steps = layers * LAYERS + whole.map_or(0, |_| layers * LAYERS / 10 + 1);
+        let steps = layers * LAYERS;
+        let tunes = self.tuning.is_some_and(|t| t.block_epochs > 0) && !self.ids.is_empty();
+        let step = if tunes { "quantizing and tuning layers" } else { "quantizing layers" };
         for layer in 0..layers {
             match self.store.load(layer)? {
                 Some((done, tuned, block)) => {
@@ -96,19 +100,18 @@ impl<'a> Walk<'a> {
                 }
                 None => {
                     let before = walked.layers.len();
-                    let mut report = |done| progress(layer * LAYERS + done, steps);
+                    let mut report = |done| progress(step, layer * LAYERS + done, steps);
                     let (tensors, tuned) = self.block(layer, &mut walked.layers, &mut report)?;
                     self.store.save(layer, &walked.layers[before..], tuned, tensors)?;
                     walked.blocks.extend(tuned.map(|t| (layer, t)));
                 }
             }
-            progress((layer + 1) * LAYERS, steps);
+            progress(step, (layer + 1) * LAYERS, steps);
         }
         if let Some(tuning) = whole {
             self.whole(&tuning, &mut walked, &mut |done, all| {
-                progress(layers * LAYERS + done * (steps - layers * LAYERS) / all.max(1), steps);
+                progress("tuning the whole model", done, all);
             })?;
-            progress(steps, steps);
         }
         Ok(walked)
     }

@@ -117,8 +117,8 @@ pub(crate) struct BudgetArgs {
 /// Quantize a dense model to ternary weights and report the loss
 ///
 /// Writes a model directory with its tokenizer, a report.json and a report.html. The model is calibrated block by block on a
-/// text; the remaining weights compensate the rounding error (GPTQ). An interrupted run resumes when the same command is run
-/// again.
+/// text; the remaining weights compensate the rounding error (GPTQ). Both models are measured on text that was held out. An
+/// interrupted run resumes when the same command is run again.
 #[derive(Args, Debug)]
 pub(crate) struct QuantizeArgs {
     #[command(flatten)]
@@ -229,7 +229,8 @@ pub(crate) struct QuantizeArgs {
     /// RNG seed of the generated calibration text
     #[arg(long, default_value_t = 1, conflicts_with = "calibration")]
     pub(crate) seed: u64,
-    /// Evaluation text, UTF-8, on which both models are measured; should differ from the calibration text
+    /// Evaluation text, UTF-8, on which both models are measured; should differ from the calibration text [default: a part of
+    /// the calibration text that is held out]
     #[arg(short, long)]
     pub(crate) eval: Option<PathBuf>,
     /// Also measure uniform models of one to four planes; the report plots perplexity against bits per weight

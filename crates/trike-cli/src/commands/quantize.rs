@@ -1,14 +1,14 @@
 //! `trike quantize`.
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, time::SystemTime};
 
 use anyhow::{Context, bail};
 use serde::Serialize;
 use trike::{
     Calibration, Encoding, ModelFile, ModelQuantizationConfig, QuantizeMethod, QuantizeReport, Split,
     calibrate::{
-        Budget, Compensation, Importance, Plan, PlanOptions, Pruning, Sensitivity, Tuning, plan_for,
-        quantize_to,
+        Budget, Compensation, Importance, Plan, PlanOptions, Pruning, Sensitivity, Tuning, is_resumable,
+        plan_for, quantize_to,
     },
     quant::{CalibrationMethod, ColumnOrder, PrunePattern, ScaleRule, TritLayout},
     trit::{Granularity, GroupSize},
@@ -17,6 +17,7 @@ use trike::{
 use super::text::read;
 use crate::{
     args::{BudgetArgs, HeadStorage, Method, Packing, QuantizeArgs},
+    interrupt, invocation,
     progress::Progress,
 };
 
@@ -62,7 +63,10 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
     if let Some(path) = &args.plan {
         config.layers = Plan::parse(path, &read(path)?)?.choices(path, &input)?;
     }
-    let (mut report, calibration) = match args.budget.budget() {
+    advise(args);
+    let steps = Steps::new(quiet);
+    let mut set = |what: &str, done: usize, total: usize| steps.set(what, done, total);
+    let report = match args.budget.budget() {
         Some(budget) => {
             let mut options = PlanOptions::new(budget);
             if let Some(planes) = args.planes {
@@ -71,8 +75,6 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
             if let Some(group) = args.group {
                 options = options.with_groups([group]);
             }
-            let steps = Steps::new(quiet);
-            let mut set = |what: &str, done: usize, total: usize| steps.set(what, done, total);
             if args.plan_only {
                 let (plan, sensitivities) =
                     plan_for(&input, &args.output, &calibration, &config, &options, &mut set)?;
@@ -80,33 +82,57 @@ pub(crate) fn quantize(args: &QuantizeArgs, quiet: bool) -> anyhow::Result<Quant
                 fs::write(&args.output, plan.to_json()).with_context(|| output.clone())?;
                 return Ok(QuantizeOutcome::Plan(PlanOutcome { output, plan, sensitivities }));
             }
-            (quantize_to(&input, &args.output, &calibration, &config, &options, &mut set)?, calibration)
+            quantize_to(&input, &args.output, &calibration, &config, &options, &mut set)?
         }
-        None => {
-            let progress = Progress::start(format!("writing {}", args.output.display()), quiet);
-            let report = trike::quantize(&input, &args.output, &calibration, &config, &mut |done, total| {
-                progress.set(done, total);
-            })?;
-            (report, calibration)
-        }
+        None => trike::quantize(&input, &args.output, &calibration, &config, &mut set)?,
     };
+    drop(steps);
+    let mut report = stamped(report, args);
     // Save first: the model is complete, and the evaluation can fail or be interrupted.
     report.save()?;
     if let (Some(text), Some(path)) = (&eval, &args.eval) {
-        let progress = Progress::start("measuring", quiet);
         let name = path.display().to_string();
+        let progress = Progress::start(format!("measuring on {name}"), quiet);
         report.evaluate(&name, text, split(text), None, &config, &mut |done, total| {
             progress.set(done, total);
         })?;
+        drop(progress);
         report.save()?;
         if args.curve {
             let progress = Progress::start("measuring the curve", quiet);
             let mut set = |done, total| progress.set(done, total);
             report.measure_curve(&input, &calibration, &config, text, split(text), None, &mut set)?;
         }
-        report.save()?;
+    } else {
+        let progress = Progress::start("measuring on held-out text", quiet);
+        report.evaluate_held_out(&config, &mut |done, total| progress.set(done, total))?;
     }
+    report.save()?;
     Ok(QuantizeOutcome::Model(Box::new(report)))
+}
+
+/// What Ctrl-C says: whether the same command resumes.
+fn advise(args: &QuantizeArgs) {
+    let (output, start) = (args.output.clone(), SystemTime::now());
+    interrupt::advise(move || {
+        if output.exists() {
+            format!("interrupted: {} is complete, but its report is not", output.display())
+        } else if is_resumable(&output, start) {
+            "interrupted: run the same command again to continue".to_owned()
+        } else {
+            "interrupted: nothing was finished yet; the same command starts over".to_owned()
+        }
+    });
+}
+
+/// The report with what only the command knows.
+fn stamped(report: QuantizeReport, args: &QuantizeArgs) -> QuantizeReport {
+    let mut report = report.with_command(invocation::command_line());
+    if let Some(date) = invocation::date() {
+        report = report.with_date(date);
+    }
+    let model = args.model.model.as_ref();
+    report.with_model_name(model.map_or_else(|| "the bundled model".to_owned(), |m| m.display().to_string()))
 }
 
 /// One progress bar per step.
@@ -206,5 +232,6 @@ fn config(args: &QuantizeArgs) -> anyhow::Result<ModelQuantizationConfig> {
         .with_min_layer_size(args.min_size)
         .with_int8_head(args.head == HeadStorage::Int8)
         .with_tokenizer(args.tokenizer.tokenizer.clone())
+        .with_hold_out(args.eval.is_none())
         .with_threads(args.threads))
 }

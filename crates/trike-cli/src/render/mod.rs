@@ -253,6 +253,9 @@ fn quantize_report(report: &QuantizeReport) -> String {
     if let Some(planning) = &report.planning {
         pairs.push(("planned for", planning.budget.clone()));
     }
+    if let Some(reason) = &report.not_measured {
+        pairs.push(("not measured", reason.clone()));
+    }
     let mut text = format!("{}\n{}", plain(layers), facts(pairs));
     if !report.curve.is_empty() {
         let mut curve = table(presets::NOTHING, 1, ["setting", "bits/weight", "bytes", "ratio", "KL"]);
@@ -274,6 +277,9 @@ fn quantize_report(report: &QuantizeReport) -> String {
     }
     for note in &report.notes {
         text += &format!("note: {note}\n");
+    }
+    if let Some(verdict) = &report.verdict {
+        text += &format!("\n{}\n", verdict.sentence);
     }
     text
 }

@@ -52,6 +52,14 @@ impl Bench {
         args.iter().chain(&text).chain(more).chain(untuned(more)).map(|&arg| arg.to_owned()).collect()
     }
 
+    /// A run without a text to measure on: its page and its report.
+    fn unasked(&self, name: &str, more: &[&str]) -> (String, Value) {
+        let out = self.trike.path(name);
+        let args = self.bare(&out, more);
+        let report = self.trike.json(&args.iter().map(String::as_str).collect::<Vec<_>>());
+        (std::fs::read_to_string(format!("{out}/report.html")).unwrap(), report)
+    }
+
     /// A run without a group, measured on so many stories.
     pub(crate) fn run_with(&self, name: &str, more: &[&str], stories: usize) -> Value {
         let text = std::fs::read_to_string(&self.eval).unwrap();
@@ -212,6 +220,110 @@ fn an_interrupted_run_goes_on_and_gives_the_same_model() {
 }
 
 #[test]
+fn quality_is_measured_without_being_asked_on_text_that_was_held_out() {
+    let Some(bench) = Bench::new() else { return };
+    let (page, report) = bench.unasked("one", &["--planes", "2", "--group", "32"]);
+    let e = &report["evaluation"];
+    assert_eq!(
+        (&e["source"], &e["searched"], &e["sequences"]),
+        (&"held_out".into(), &false.into(), &4.into())
+    );
+    assert_eq!(report["calibration_sequences"], 12, "of sixteen stories four are held out");
+    for key in ["ratio", "ratio_error", "kl", "kl_error"] {
+        assert!(e[key].as_f64().unwrap() > 0.0, "{key}: {e}");
+    }
+    let verdict = report["verdict"]["sentence"].as_str().unwrap();
+    assert!(verdict.contains("held out from the calibration text"), "{verdict}");
+    let figures = format!("ratio {:.4} ± {:.4}", ratio(&report), e["ratio_error"].as_f64().unwrap());
+    assert!(verdict.contains(&figures), "{verdict}");
+    // What is asked first comes first.
+    let at = |part: &str| page.find(part).unwrap_or_else(|| panic!("{part}"));
+    assert!(at(verdict) < at("id=\"samples\"") && at("id=\"samples\"") < at("id=\"alternatives\""));
+    assert!(at("id=\"alternatives\"") < at("id=\"layers\""));
+    // The command, with the paths as they were given, the version and the date.
+    let command = report["command"].as_str().unwrap();
+    assert!(command.starts_with("trike quantize -m ") && command.contains("--planes 2"), "{command}");
+    let date = report["date"].as_str().unwrap();
+    assert!(date.starts_with("20") && date.ends_with(" UTC"), "{date}");
+    for part in [command, date, report["version"].as_str().unwrap(), report["model"].as_str().unwrap()] {
+        assert!(page.contains(part), "{part}");
+    }
+    let samples = report["samples"].as_array().unwrap();
+    assert_eq!(samples.len(), 3);
+    for sample in samples {
+        let of = |key: &str| sample[key].as_str().unwrap();
+        assert!(
+            !of("prompt").trim().is_empty() && of("dense").len() > 20 && of("ternary").len() > 20,
+            "{sample}"
+        );
+    }
+    // Sizes without measuring, and no quality without it.
+    let alternatives = report["alternatives"].as_array().unwrap();
+    let current: Vec<_> = alternatives.iter().filter(|a| a["current"] == true).collect();
+    assert_eq!((current.len(), &current[0]["bytes"]), (1, &report["output_bytes"]));
+    let three = alternatives.iter().find(|a| a["planes"] == 3).unwrap();
+    assert!(three["kl"].is_null() && three["predicted_kl"].is_null(), "{three}");
+    let (_, larger) = bench.unasked("two", &["--planes", "3", "--group", "32"]);
+    assert_eq!(three["bytes"], larger["output_bytes"]);
+    // With a text to measure on, nothing is held out.
+    let given = bench.run("three", &["--planes", "2"]);
+    assert_eq!(
+        (&given["evaluation"]["source"], &given["calibration_sequences"]),
+        (&"given".into(), &16.into())
+    );
+}
+
+#[test]
+fn text_that_a_search_used_is_said_to_be_so() {
+    let Some(bench) = Bench::new() else { return };
+    let more = ["--max-kl", "0.4", "--sequences", "8", "--planes", "3", "--group", "64"];
+    let (page, report) = bench.unasked("searched", &more);
+    assert_eq!(report["evaluation"]["searched"], true);
+    assert!(page.contains("on which the precision of the layers was also chosen"));
+    // A plan for bits leaves text that it did not see, if there is enough.
+    let calibration = shared("data/corpora/tinystories_calibration.txt").unwrap();
+    let out = bench.trike.path("fresh");
+    let mut args =
+        bench.bare(&out, &["--bits", "3.2", "--sequences", "40", "--planes", "2", "--group", "64"]);
+    let at = args.iter().position(|arg| *arg == bench.calibration).unwrap();
+    args[at] = calibration;
+    let fresh = bench.trike.json(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    assert_eq!(fresh["evaluation"]["searched"], false);
+    assert!(fresh["evaluation"]["tokens"].as_u64().unwrap() >= 1000);
+    // Every uniform setting that was measured layer by layer has its estimate.
+    let alternatives = report["alternatives"].as_array().unwrap();
+    let known = |a: &Value| a["predicted_kl"].as_f64().is_some_and(|kl| kl > 0.0);
+    assert!(alternatives.iter().any(known), "{alternatives:?}");
+}
+
+#[cfg(unix)]
+#[test]
+fn ctrl_c_says_that_the_same_command_continues_if_it_does() {
+    let Some(bench) = Bench::new() else { return };
+    let out = bench.trike.path("broken");
+    let args = bench.args(&out, &["--planes", "1"]);
+    let finished = bench.trike.path("broken.partial/block-0/config.json");
+    let mut child = bench
+        .trike
+        .command(&args)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    while !std::path::Path::new(&finished).exists() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before it could be stopped");
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let interrupt = format!("kill -INT {}", child.id());
+    assert!(std::process::Command::new("sh").args(["-c", &interrupt]).status().unwrap().success());
+    let output = child.wait_with_output().unwrap();
+    let stderr = crate::harness::utf8(output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{stderr}");
+    assert_eq!(stderr, "interrupted: run the same command again to continue\n");
+    bench.trike.json(&args);
+}
+
+#[test]
 fn what_cannot_be_done_is_refused_and_leaves_nothing() {
     let trike = Trike::new();
     let out = trike.path("out");
@@ -270,6 +382,9 @@ fn without_a_text_the_model_writes_its_own_and_the_seed_says_which() {
         let more = ["--planes", "1", "--sequences", "1", "--seed", seed, "--group", "32", "--no-tune"];
         let report = bench.trike.json(&[&model[..], &more].concat());
         assert_eq!(report["calibration_sequences"], 1);
+        assert_eq!(report["evaluation"]["source"], "generated");
+        let sentence = report["verdict"]["sentence"].as_str().unwrap();
+        assert!(sentence.contains("generated by the dense model"), "{sentence}");
         std::fs::read(format!("{out}/model.safetensors")).unwrap()
     };
     let first = weights("a", "1");

@@ -52,6 +52,15 @@ fn rounded(trike: &Trike, model: &str, name: &str, more: &[&str]) -> (String, Va
     (out, report)
 }
 
+#[test]
+fn a_model_without_a_tokenizer_is_not_measured_and_the_page_says_why() {
+    let trike = Trike::new();
+    let (out, report) = rounded(&trike, &small(&trike), "blind", &["--planes", "1"]);
+    assert!(report["evaluation"].is_null() && report["verdict"].is_null());
+    assert!(report["not_measured"].as_str().unwrap().contains("tokenizer"), "{}", report["not_measured"]);
+    assert!(fs::read_to_string(format!("{out}/report.html")).unwrap().contains("Quality was not measured"));
+}
+
 /// Equal but for the order of sums: a GGUF file of this architecture has the two halves of rotary pairs side by side.
 #[track_caller]
 fn near(got: &[f32], want: &[f32]) {
@@ -190,15 +199,22 @@ fn pages_have_every_section_and_plot_and_need_nothing_else() {
     let report = bench.run_with("paged", &more, 4);
     let out = bench.trike.path("paged");
     let page = fs::read_to_string(format!("{out}/report.html")).unwrap();
-    for section in ["summary", "quality", "curve", "layers", "sensitivity", "plan", "tuning", "notes"] {
+    for section in ["samples", "alternatives", "curve", "summary", "layers", "sensitivity", "plan"] {
         assert!(page.contains(&format!("<h2 id=\"{section}\"")), "{section}");
     }
-    for plot in ["curve", "bits", "output-error", "weight-error", "sensitivity"] {
-        let at = page.find(&format!("<figure id=\"plot-{plot}\"")).unwrap_or_else(|| panic!("{plot}"));
-        let end = at + page[at..].find("</figure>").unwrap();
-        let drawn = ["<rect", "<polyline", "<circle"].iter().map(|s| page[at..end].matches(s).count());
-        assert!(drawn.sum::<usize>() > 5, "{plot} is empty");
+    let at = page.find("<figure id=\"plot-curve\"").unwrap();
+    assert_eq!(page[at..].matches("<circle").count(), 5, "a point for each setting");
+    // Every layer has a bar for its bits and its errors, and for its sensitivity.
+    let bars = |section: &str, next: &str| {
+        let (start, end) = (page.find(section).unwrap(), page.find(next).unwrap());
+        page[start..end].matches("class=\"bar\"").count()
+    };
+    assert_eq!(bars("id=\"layers\"", "id=\"sensitivity\""), 3 * 35);
+    assert_eq!(bars("id=\"sensitivity\"", "id=\"plan\""), 2 * 35);
+    for media in ["prefers-color-scheme:dark", "@media print", "@media (max-width"] {
+        assert!(page.contains(media), "{media}");
     }
+    assert!(!page.contains('`'), "backquotes are for source code");
     assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
     for foreign in ["http:", "https:", "<script", "<link", "@import", "url("] {
         let found = page.replace("http://www.w3.org/2000/svg", "").contains(foreign);

@@ -1,0 +1,268 @@
+//! The calibration text in tokens, and the part of it that is held out.
+
+use trike_cpu::Cpu;
+use trike_llm::{
+    GenerateOptions, LanguageModel, LlmError, LoadOptions, ModelFile, sampler::SamplerConfig, sequences,
+};
+
+use crate::{
+    CalibrateError, Calibration, ModelQuantizationConfig, TextSource,
+    report::{HeldOut, LONGEST_HELD},
+    rewrite,
+};
+
+/// Maximum length of a calibration sequence: attention over a sequence is in memory as a whole, and longer ones add
+/// little information about weights.
+const LONGEST: usize = 2048;
+/// Maximum length of a generated sequence.
+const LONGEST_GENERATED: usize = 512;
+/// Minimum number of tokens of a calibration text.
+const LEAST_TOKENS: usize = 16;
+/// One of this many sequences is held out.
+const SHARE: usize = 10;
+/// Minimum number of sequences held out, and of sequences generated if none can be.
+const FEW: usize = 4;
+/// Maximum length of a sequence that is generated only to be measured on.
+const LONGEST_STAND_IN: usize = 256;
+
+/// The sequences to calibrate on, empty if none are needed, and those that are held out.
+pub(crate) fn divided(
+    input: &ModelFile,
+    calibration: &Calibration<'_>,
+    config: &ModelQuantizationConfig,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<(Vec<Vec<u32>>, HeldOut), CalibrateError> {
+    let stand_in = || stand_in_for(input, config, calibration);
+    if !rewrite::needs_text(config) {
+        let held = match (config.hold_out, calibration) {
+            (false, _) => HeldOut::Off,
+            (true, Calibration::Generated { .. }) => stand_in(),
+            // Nothing is fitted to the text, so all of it may be measured on.
+            (true, &Calibration::Text { .. }) => {
+                let limit = held_count(calibration.limit());
+                let few = calibration.with_limit(limit);
+                match sequences_of(input, &few, config, progress) {
+                    Ok(ids) => HeldOut::new(ids, TextSource::HeldOut, false),
+                    Err(error) => HeldOut::Missing(error.to_string()),
+                }
+            }
+        };
+        return Ok((Vec::new(), if held.is_empty() { stand_in() } else { held }));
+    }
+    if !config.hold_out {
+        return Ok((calibration_ids(input, calibration, config, progress)?, HeldOut::Off));
+    }
+    let wanted = calibration.limit();
+    let (mut ids, source) = match *calibration {
+        Calibration::Text { .. } => {
+            let more = calibration.with_limit(wanted.saturating_add(held_count(wanted)));
+            (calibration_ids(input, &more, config, progress)?, TextSource::HeldOut)
+        }
+        Calibration::Generated { sequences, seed } => {
+            let sequences = sequences + held_count(wanted).min(wanted);
+            let more = Calibration::Generated { sequences, seed };
+            (calibration_ids(input, &more, config, progress)?, TextSource::Generated)
+        }
+    };
+    let held = ids.split_off(kept(ids.len(), wanted));
+    let tokens: usize = ids.iter().map(Vec::len).sum();
+    if tokens < LEAST_TOKENS {
+        return Err(CalibrateError::CalibrationText { sequences: ids.len(), tokens, needed: LEAST_TOKENS });
+    }
+    let held = HeldOut::new(without(held, &ids), source, false);
+    let held = if held.is_empty() { stand_in() } else { held };
+    Ok((ids, held))
+}
+
+/// Removes the sequences that were calibrated on, too: a text may repeat itself.
+pub(crate) fn without(mut held: Vec<Vec<u32>>, calibration: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    held.retain(|ids| !calibration.iter().any(|seen| seen.starts_with(&ids[..ids.len().min(LONGEST_HELD)])));
+    held
+}
+
+/// Number of sequences held out of so many.
+fn held_count(sequences: usize) -> usize {
+    sequences.div_ceil(SHARE).max(FEW)
+}
+
+/// Number of sequences to calibrate on, of `all`, if at most `wanted` are. The others are held out: a tenth, at least
+/// four, at most a quarter; none of fewer than four.
+fn kept(all: usize, wanted: usize) -> usize {
+    let held = held_count(all.min(wanted)).min(all / 4);
+    wanted.min(all - held)
+}
+
+/// Generated text, with a seed that no calibration sequence has. Measuring requires a tokenizer, which rounding does
+/// not: without one there is no text.
+fn stand_in_for(
+    input: &ModelFile,
+    config: &ModelQuantizationConfig,
+    calibration: &Calibration<'_>,
+) -> HeldOut {
+    let seed = match *calibration {
+        Calibration::Text { .. } => 0,
+        Calibration::Generated { sequences, seed } => seed.wrapping_add(sequences as u64),
+    };
+    match input.tokenizer(config.tokenizer.as_deref()) {
+        Ok(_) => HeldOut::ToGenerate { seed },
+        Err(error) => HeldOut::Missing(error.to_string()),
+    }
+}
+
+/// The calibration sequences, which are enough to calibrate on.
+pub(crate) fn calibration_ids(
+    input: &ModelFile,
+    calibration: &Calibration<'_>,
+    config: &ModelQuantizationConfig,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<Vec<Vec<u32>>, CalibrateError> {
+    let ids = sequences_of(input, calibration, config, progress)?;
+    let tokens = ids.iter().map(Vec::len).sum();
+    if tokens < LEAST_TOKENS {
+        return Err(CalibrateError::CalibrationText { sequences: ids.len(), tokens, needed: LEAST_TOKENS });
+    }
+    Ok(ids)
+}
+
+/// The sequences of a text, of two tokens or more.
+fn sequences_of(
+    input: &ModelFile,
+    calibration: &Calibration<'_>,
+    config: &ModelQuantizationConfig,
+    progress: &mut dyn FnMut(&str, usize, usize),
+) -> Result<Vec<Vec<u32>>, CalibrateError> {
+    let context = input.config().spec.context.min(LONGEST);
+    let mut ids = match *calibration {
+        Calibration::Text { text, split, limit } => {
+            let tokenizer = input.tokenizer(config.tokenizer.as_deref())?;
+            sequences(&tokenizer, text, split, context, limit)?
+        }
+        Calibration::Generated { sequences, seed } => {
+            let options = LoadOptions::default()
+                .with_tokenizer(input.tokenizer(config.tokenizer.as_deref())?)
+                .with_cpu(Cpu::new(config.threads)?);
+            let model = LanguageModel::load_with(input, &options, &mut |_, _| ())?;
+            generated(&model, sequences, seed, LONGEST_GENERATED, &mut |done| {
+                progress("generating calibration text", done, sequences);
+            })?
+        }
+    };
+    ids.retain(|ids| ids.len() > 1);
+    for ids in &mut ids {
+        ids.truncate(context);
+    }
+    Ok(ids)
+}
+
+/// Sequences of at most `longest` tokens that a model generates at temperature 1; `progress` gets the number done.
+fn generated(
+    model: &LanguageModel,
+    sequences: usize,
+    seed: u64,
+    longest: usize,
+    progress: &mut dyn FnMut(usize),
+) -> Result<Vec<Vec<u32>>, LlmError> {
+    let longest = model.config().spec.context.min(longest);
+    let one = |i: usize| {
+        let sampler = SamplerConfig::default().with_temperature(1.0).with_seed(seed.wrapping_add(i as u64));
+        let options = GenerateOptions::default().with_max_tokens(longest).with_sampler(sampler);
+        let text = model.generate("", &options)?;
+        progress(i + 1);
+        Ok([text.prompt_ids, text.ids].concat())
+    };
+    (0..sequences).map(one).collect()
+}
+
+/// Sequences that the dense model generates only to be measured on.
+pub(crate) fn stand_in(dense: &LanguageModel, seed: u64) -> Result<Vec<Vec<u32>>, LlmError> {
+    let mut ids = generated(dense, FEW, seed, LONGEST_STAND_IN, &mut |_| ())?;
+    ids.retain(|ids| ids.len() > 1);
+    Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use trike_llm::Split;
+    use trike_quant::ScaleRule;
+
+    use super::*;
+    use crate::QuantizeMethod;
+
+    /// Divides a text for the shipped model, of which only the tokenizer matters.
+    fn parts(calibration: &Calibration<'_>, config: &ModelQuantizationConfig) -> (Vec<Vec<u32>>, HeldOut) {
+        let model = concat!(env!("CARGO_MANIFEST_DIR"), "/../../models/tiny");
+        divided(&ModelFile::open(model).unwrap(), calibration, config, &mut |_, _, _| ()).unwrap()
+    }
+
+    #[test]
+    fn nothing_is_both_calibrated_on_and_measured_on() {
+        let text: Vec<String> = (0..40).map(|i| format!("Once there was a cat that had {i} hats.")).collect();
+        let text = text.join("<|endoftext|>");
+        let config = ModelQuantizationConfig::default();
+        for (limit, calibrated) in [(None, 36), (Some(40), 36), (Some(36), 36), (Some(20), 20)] {
+            let calibration = Calibration::Text { text: &text, split: Split::Stories, limit };
+            let (seen, HeldOut::Sequences { ids, source, searched }) = parts(&calibration, &config) else {
+                panic!("sequences are held out")
+            };
+            assert_eq!((seen.len(), ids.len()), (calibrated, 4), "{limit:?}");
+            assert!(ids.iter().all(|ids| !seen.contains(ids)));
+            assert_eq!((source, searched), (TextSource::HeldOut, false));
+            let (whole, off) = parts(&calibration, &config.clone().with_hold_out(false));
+            assert!(matches!(off, HeldOut::Off) && whole.len() == limit.unwrap_or(40).min(40));
+            assert_eq!(whole[..calibrated], seen, "only what is held out is missing");
+        }
+        let rounded = config.with_method(QuantizeMethod::Round(ScaleRule::LeastSquares));
+        let calibration = Calibration::Text { text: &text, split: Split::Stories, limit: None };
+        let (seen, held) = parts(&calibration, &rounded);
+        assert!(seen.is_empty() && matches!(held, HeldOut::Sequences { ids, .. } if ids.len() == 40));
+    }
+
+    #[test]
+    fn a_text_with_nothing_to_spare_is_replaced_by_generated_text() {
+        let config = ModelQuantizationConfig::default();
+        let story = "Once upon a time there was a cat that had nine hats and a very small house.";
+        for (text, calibrated) in [(story.to_owned(), 1), ([story; 8].join("<|endoftext|>"), 6)] {
+            let calibration = Calibration::Text { text: &text, split: Split::Stories, limit: None };
+            let (seen, held) = parts(&calibration, &config);
+            assert!(matches!(held, HeldOut::ToGenerate { .. }) && seen.len() == calibrated, "{held:?}");
+        }
+    }
+
+    #[test]
+    fn generated_text_is_held_out_under_other_seeds() {
+        let config = ModelQuantizationConfig::default();
+        let calibration = Calibration::Generated { sequences: 2, seed: 3 };
+        let (seen, HeldOut::Sequences { ids, source, .. }) = parts(&calibration, &config) else {
+            panic!("sequences are held out")
+        };
+        assert_eq!((seen.len(), ids.len(), source), (2, 2, TextSource::Generated));
+        assert!(ids.iter().all(|ids| !seen.iter().any(|seen| seen.starts_with(ids))));
+        assert_eq!(parts(&calibration, &config.with_hold_out(false)).0, seen);
+    }
+
+    #[test]
+    fn a_long_text_loses_nothing_and_a_short_one_a_tenth() {
+        for (all, wanted, keep) in [
+            (0, 128, 0),
+            (1, 128, 1),
+            (3, 128, 3),
+            (4, 128, 3),
+            (16, 128, 12),
+            (100, 128, 90),
+            (128, 128, 115),
+            (130, 128, 117),
+            (141, 128, 128),
+            (10, 6, 6),
+            (2, 1, 1),
+            (6, 2, 2),
+        ] {
+            assert_eq!(kept(all, wanted), keep, "{all} of which {wanted} are wanted");
+        }
+    }
+
+    #[test]
+    fn what_was_seen_is_not_held_out() {
+        let seen = [vec![1, 2, 3], vec![4, 5]];
+        assert_eq!(without(vec![vec![1, 2], vec![4, 5], vec![5, 4]], &seen), [vec![5, 4]]);
+    }
+}
