@@ -44,6 +44,14 @@ pub(crate) fn advise(advice: impl Fn() -> String + Send + 'static) {
     }
 }
 
+/// Takes back what [`advise`] set.
+#[cfg(feature = "hub")]
+pub(crate) fn advise_nothing() {
+    if let Ok(mut place) = ADVICE.lock() {
+        *place = None;
+    }
+}
+
 /// Declares that the command polls [`requested`] from now on.
 pub(crate) fn stop_gracefully() {
     // On failure the state was already set, and remains.

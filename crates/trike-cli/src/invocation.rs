@@ -22,6 +22,13 @@ fn quoted(arg: &str) -> String {
     }
 }
 
+/// The day of a time in seconds since 1970, in UTC.
+pub(crate) fn day(seconds: u64) -> String {
+    let mut time = utc(seconds);
+    time.truncate(10);
+    time
+}
+
 /// Seconds since 1970 as `2026-11-23 07:40 UTC`.
 fn utc(seconds: u64) -> String {
     let (day, minute) = (seconds / 86_400, seconds % 86_400 / 60);

@@ -11,7 +11,8 @@
 //! * terminal output: [`output`], [`progress`]; results as text: [`render`]
 //! * `.npy` files: [`npy`]
 //! * advice on errors and the flags they refer to: [`advice`]
-//! * Ctrl-C: [`interrupt`]; the command line and date in reports: [`invocation`]
+//! * Ctrl-C: [`interrupt`]
+//! * examples, JSON fields and manual pages: [`manual`]; the command line and date in reports: [`invocation`]
 #![forbid(unsafe_code)]
 
 mod advice;
@@ -21,14 +22,13 @@ mod commands;
 mod download;
 mod interrupt;
 mod invocation;
+mod manual;
 mod npy;
 mod output;
 mod progress;
 mod render;
 
 use std::process::ExitCode;
-
-use clap::Parser;
 
 /// Exit code of a failed run.
 const FAILURE: u8 = 1;
@@ -37,7 +37,7 @@ const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
     output::seconds();
-    let cli = args::Cli::try_parse().unwrap_or_else(|error| advice::reword(error).exit());
+    let cli = args::Cli::read().unwrap_or_else(|error| advice::reword(error).exit());
     interrupt::install();
     match commands::dispatch(cli) {
         Ok(code) => code,

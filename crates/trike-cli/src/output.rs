@@ -8,12 +8,28 @@ use std::{
 
 use serde::Serialize;
 
+use crate::manual::SCHEMA;
+
 /// The start of the command.
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// Seconds since the first call, which `main` makes.
 pub(crate) fn seconds() -> f64 {
     START.elapsed().as_secs_f64()
+}
+
+/// An object with the version of its fields, which comes first.
+#[derive(Serialize)]
+pub(crate) struct Versioned<'a, T> {
+    schema_version: u32,
+    #[serde(flatten)]
+    result: &'a T,
+}
+
+impl<'a, T> Versioned<'a, T> {
+    pub(crate) fn of(result: &'a T) -> Self {
+        Self { schema_version: SCHEMA, result }
+    }
 }
 
 /// A result with a human-readable form.
@@ -24,7 +40,7 @@ pub(crate) trait Show: Serialize {
 
 /// Writes a result to stdout, as text or as one JSON object.
 pub(crate) fn show<T: Show>(result: &T, json: bool) -> io::Result<()> {
-    let mut text = if json { serde_json::to_string_pretty(result)? + "\n" } else { result.text() };
+    let mut text = if json { serde_json::to_string_pretty(&Versioned::of(result))? } else { result.text() };
     if !text.ends_with('\n') {
         text.push('\n');
     }

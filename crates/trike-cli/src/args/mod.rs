@@ -9,7 +9,7 @@ mod run;
 
 use std::path::PathBuf;
 
-use clap::{ArgAction, Args, Parser, Subcommand, builder::FalseyValueParser};
+use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, builder::FalseyValueParser};
 use trike::{
     ActivationPolicy, DeviceChoice, EmbeddingStorage, Encoding, HeadPrecision, Isa, KvPrecision, Split,
     Target, core::Layout, llm::Synthetic, trit::Granularity,
@@ -49,6 +49,18 @@ pub(crate) struct Cli {
     pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+/// The command line, with the examples of every command.
+pub(crate) fn command() -> clap::Command {
+    crate::manual::with_examples(Cli::command())
+}
+
+impl Cli {
+    /// Parses the command line of the process.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        Self::from_arg_matches(&command().try_get_matches()?)
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -374,8 +386,6 @@ pub(crate) enum HeadStorage {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     #[test]

@@ -2,15 +2,13 @@
 
 use std::path::Path;
 
+use crate::{args, manual};
 use anyhow::Context;
-use clap::CommandFactory;
-
-use crate::args::Cli;
 
 /// Generates a completion script.
 pub(super) fn script(shell: clap_complete::Shell) -> anyhow::Result<String> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "trike", &mut script);
+    clap_complete::generate(shell, &mut args::command(), "trike", &mut script);
     Ok(String::from_utf8(script)?)
 }
 
@@ -18,13 +16,14 @@ pub(super) fn script(shell: clap_complete::Shell) -> anyhow::Result<String> {
 pub(super) fn manual(dir: &Path) -> anyhow::Result<String> {
     let doing = || format!("cannot write manual pages to {}", dir.display());
     std::fs::create_dir_all(dir).with_context(doing)?;
-    clap_mangen::generate_to(Cli::command(), dir).with_context(doing)?;
-    let mut pages: Vec<String> = dir
-        .read_dir()
-        .with_context(doing)?
-        .filter_map(|entry| Some(entry.ok()?.path().display().to_string()))
-        .filter(|page| page.ends_with(".1"))
-        .collect();
-    pages.sort();
-    Ok(pages.join("\n") + "\n")
+    let mut command = args::command().disable_help_subcommand(true);
+    command.build();
+    let mut pages = String::new();
+    for command in std::iter::once(&command).chain(command.get_subcommands()) {
+        let name = command.get_display_name().unwrap_or(command.get_name());
+        let path = dir.join(format!("{name}.1"));
+        std::fs::write(&path, manual::page(command).with_context(doing)?).with_context(doing)?;
+        pages += &format!("{}\n", path.display());
+    }
+    Ok(pages)
 }

@@ -64,6 +64,7 @@ pub(crate) fn download(
     endpoint: Endpoint,
     quiet: bool,
 ) -> anyhow::Result<()> {
+    crate::interrupt::advise(|| "run the same command again to continue the download".to_owned());
     let progress = Progress::start(format!("downloading {id}"), quiet);
     let client = Client::new(endpoint, format!("{}/{}", id.org(), id.name()), id.revision())?;
     let folder = cache.folder(id);
@@ -112,7 +113,9 @@ pub(crate) fn download(
     for remote in &wanted {
         store.link(remote, &commit)?;
     }
-    Ok(store.name(id.revision(), &commit)?)
+    store.name(id.revision(), &commit)?;
+    crate::interrupt::advise_nothing();
+    Ok(())
 }
 
 /// The commit of a revision and its files.

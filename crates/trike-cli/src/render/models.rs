@@ -5,6 +5,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use super::{bytes, facts, or_dash, plain};
 use crate::{
     commands::{KnownOutcome, ListOutcome, LocalModel, RmOutcome, ShowOutcome},
+    invocation,
     output::Show,
 };
 
@@ -20,7 +21,11 @@ impl Show for ListOutcome {
         table.load_style(presets::NOTHING).set_header(["name", "size", "changed"]);
         right(&mut table, 1);
         for model in &self.models {
-            table.add_row([model.name.clone(), bytes(model.bytes), or_dash(model.modified.map(date))]);
+            table.add_row([
+                model.name.clone(),
+                bytes(model.bytes),
+                or_dash(model.modified.map(invocation::day)),
+            ]);
         }
         plain(table)
     }
@@ -88,38 +93,5 @@ fn count(n: u64) -> String {
         0..1_000_000 => n.to_string(),
         1_000_000..1_000_000_000 => format!("{:.1} million", n as f64 / 1e6),
         _ => format!("{:.1} billion", n as f64 / 1e9),
-    }
-}
-
-/// The day of a time in seconds since 1970, in UTC.
-fn date(seconds: u64) -> String {
-    // Days since 0000-03-01 in the Gregorian calendar, whose eras of 400 years have 146,097 days.
-    let days = seconds / 86_400 + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1_460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (year, month) = if month < 10 { (year, month + 3) } else { (year + 1, month - 9) };
-    format!("{:04}-{month:02}-{day:02}", 400 * era + year)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn days_are_those_of_the_calendar() {
-        for (seconds, day) in [
-            (0, "1970-01-01"),
-            (951_782_399, "2000-02-28"),
-            (951_782_400, "2000-02-29"),
-            (951_868_800, "2000-03-01"),
-            (1_795_392_000, "2026-11-23"),
-            (4_107_542_399, "2100-02-28"),
-            (4_107_542_400, "2100-03-01"),
-        ] {
-            assert_eq!(date(seconds), day);
-        }
     }
 }

@@ -8,6 +8,7 @@ mod device;
 mod download;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod emulated;
+mod fields;
 mod harness;
 #[cfg(feature = "hub")]
 mod hub_server;

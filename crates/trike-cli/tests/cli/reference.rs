@@ -5,6 +5,8 @@ use std::fmt::Write;
 use crate::harness::{Trike, repository};
 
 const PAGE: &str = "docs/src/cli.md";
+/// The one definition of the fields.
+const FIELDS: &str = include_str!("../../src/json.txt");
 const START: &str = "## Reference\n";
 /// Set to write the page in place of comparing it.
 const UPDATE: &str = "UPDATE_REFERENCE";
@@ -29,17 +31,37 @@ const COMMANDS: [&str; 18] = [
     "man",
 ];
 
+/// The fields of a command's JSON: path, whether it is always there, meaning.
+pub(crate) fn fields(command: &str) -> Vec<(String, bool, String)> {
+    let start = format!("# {command}");
+    let lines = FIELDS.lines().skip_while(|line| *line != start).skip(1).take_while(|line| !line.is_empty());
+    let field = |line: &str| {
+        let (path, meaning) = line.split_once(": ").expect("a path and its meaning");
+        (path.trim_end_matches('?').to_owned(), !path.ends_with('?'), meaning.to_owned())
+    };
+    lines.map(field).collect()
+}
+
 /// The last section of the page.
 fn reference() -> String {
     let trike = Trike::new();
     let mut text = START.to_owned();
-    text += "\nThese are the help texts of the command; a test compares them.\n";
+    text += "\nThese are the help texts and JSON fields of the command; tests compare them. A field with a star may be missing, null or \
+             empty.\n";
     for command in std::iter::once(None).chain(COMMANDS.map(Some)) {
         let args: Vec<&str> = command.into_iter().chain(["--help"]).collect();
         let help = trike.stdout(&args);
         let help: Vec<&str> = help.trim_end().lines().map(str::trim_end).collect();
         let title = command.map_or_else(|| "trike".to_owned(), |command| format!("trike {command}"));
         write!(text, "\n### {title}\n\n```text\n{}\n```\n", help.join("\n")).unwrap();
+        let fields = command.map(fields).unwrap_or_default();
+        if !fields.is_empty() {
+            text += "\n| JSON field | meaning |\n|---|---|\n";
+        }
+        for (path, always, meaning) in fields {
+            let path = if always { format!("`{path}`") } else { format!("`{path}` *") };
+            writeln!(text, "| {path} | {meaning} |").unwrap();
+        }
     }
     text
 }

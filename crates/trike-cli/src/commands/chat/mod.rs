@@ -189,7 +189,7 @@ impl Chat {
         self.talk.push(Message::assistant(answer.text.trim()));
         let line = self.describe(&answer, &sampler);
         if self.json {
-            output::stream(&(serde_json::to_string(&line)? + "\n"))?;
+            output::stream(&(serde_json::to_string(&output::Versioned::of(&line))? + "\n"))?;
             return Ok(());
         }
         output::stream("\n")?;
