@@ -52,10 +52,18 @@ pub(crate) fn run(ws: &Workspace) -> Result<String> {
 pub(crate) fn package_all(ws: &Workspace) -> Result<Vec<(PathBuf, u64)>> {
     let published = ws.published();
     let selection = published.iter().flat_map(|package| ["-p", package.name.as_str()]);
-    let output = cmd!(ws.sh, "cargo package --locked --no-verify --allow-dirty {selection...}")
-        .quiet()
-        .ignore_status()
-        .output()?;
+    // Offline first: with what earlier commands know of the registry this takes seconds, and asking again about every
+    // dependency of every package a minute.
+    let package = |offline: Option<&str>| {
+        let selection = selection.clone();
+        let command =
+            cmd!(ws.sh, "cargo package {offline...} --locked --no-verify --allow-dirty {selection...}");
+        command.quiet().ignore_status().output()
+    };
+    let mut output = package(Some("--offline"))?;
+    if !output.status.success() {
+        output = package(None)?;
+    }
     let messages = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "cargo package failed:\n{messages}");
     for line in unexpected(&messages) {

@@ -35,7 +35,7 @@ fn findings(text: &str, exists: &dyn Fn(&str) -> bool) -> Vec<String> {
         let words: Vec<&str> = value.split_whitespace().collect();
         match name.as_str() {
             "COPY" if words.len() < 2 => {
-                findings.push(format!("COPY {value}: expected sources and a target"))
+                findings.push(format!("COPY {value}: expected sources and a target"));
             }
             "COPY" => {
                 let (target, sources) = words.split_last().expect("two words were counted");
@@ -47,7 +47,7 @@ fn findings(text: &str, exists: &dyn Fn(&str) -> bool) -> Vec<String> {
                 }
             }
             "LABEL" | "ENV" if !value.contains('=') => {
-                findings.push(format!("{name} {value}: expected name=value"))
+                findings.push(format!("{name} {value}: expected name=value"));
             }
             "ENTRYPOINT" | "CMD" if list(value).is_none_or(|words| words.is_empty()) => {
                 findings.push(format!("{name} {value}: expected [\"word\", ..]; the image has no shell"));

@@ -22,7 +22,7 @@ pub(super) fn publish_dry_run(ws: &Workspace) -> Result<()> {
             position(&package.name).with_context(|| format!("{} would not be uploaded", package.name))?;
         for dependency in package.dependencies.iter().filter(|d| d.path.is_some()) {
             // Without a version the dependency is left out of the package: tests only.
-            let is_published = dependency.req.comparators.first().is_some();
+            let is_published = !dependency.req.comparators.is_empty();
             let before = position(&dependency.name).is_some_and(|its| its < at);
             ensure!(before || !is_published, "{} would be uploaded before {}", package.name, dependency.name);
         }
