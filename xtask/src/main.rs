@@ -24,6 +24,8 @@ mod modules;
 mod package;
 mod pages;
 mod readme;
+mod release;
+mod rust_version;
 mod source;
 mod spdx;
 mod steps;
@@ -59,7 +61,7 @@ enum Command {
     Deny,
     /// Check dependency counts and forbidden dependencies.
     Deps,
-    /// Check the package contents of each publishable crate.
+    /// Check the manifest and package contents of each publishable crate, and package all of them in release order.
     Package,
     /// Run Clippy over all targets, with warnings denied.
     Clippy,
@@ -77,6 +79,11 @@ enum Command {
     Coverage,
     /// Compile the GPU kernels for every target without a GPU, and run them on every device found.
     GpuTest(gpu_test::Options),
+    /// Build the archive of a release for one target, and check it (outside of `ci`); with `--dry-run`, also all packages,
+    /// the installer and the container description.
+    Release(release::Options),
+    /// Fail unless the compiler in use is the oldest that the manifests promise (outside of `ci`).
+    RustVersion,
     /// Build a folder that tests and times the GPU kernels on another machine (outside of `ci`).
     GpuBundle,
     /// Run the benchmarks, compare them with the last record, and record them (outside of `ci`); with `--gpu`, the
@@ -124,6 +131,8 @@ fn run(ws: &Workspace, command: &Command) -> Result<ExitCode> {
         // Without the frame of a step, as for `test`.
         Command::GpuTest(options) => gpu_test::run(ws, options),
         Command::GpuBundle => gpu_bundle::run(ws),
+        Command::Release(options) => release::run(ws, options),
+        Command::RustVersion => rust_version::run(ws),
         Command::Readme => steps::run_one(ws, "readme"),
         Command::Coverage => coverage::run(ws),
         // A void run has a status of its own.

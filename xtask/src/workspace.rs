@@ -43,6 +43,15 @@ impl Workspace {
         found
     }
 
+    /// The packages that a release publishes, each after its dependencies.
+    pub(crate) fn published(&self) -> Vec<&Package> {
+        let mut found = self.metadata.workspace_packages();
+        // `publish = false` is an empty list of registries.
+        found.retain(|package| package.publish.as_ref().is_none_or(|registries| !registries.is_empty()));
+        found.sort_by_key(|package| house::HOUSE.iter().position(|row| row.name == package.name.as_str()));
+        found
+    }
+
     /// The folder of a package, relative to the root.
     pub(crate) fn folder(&self, package: &Package) -> String {
         let folder = package.manifest_path.parent().unwrap_or(&package.manifest_path);
