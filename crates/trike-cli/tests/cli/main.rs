@@ -8,6 +8,8 @@ mod device;
 mod download;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod emulated;
+#[cfg(unix)]
+mod guide;
 mod harness;
 #[cfg(feature = "hub")]
 mod hub_server;
