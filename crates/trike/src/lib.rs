@@ -71,6 +71,9 @@ pub struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/src/guide/rust.md")]
 pub struct Handbook;
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/migration.md")]
+pub struct Migration;
 
 pub use trike_calibrate as calibrate;
 #[cfg(feature = "candle")]

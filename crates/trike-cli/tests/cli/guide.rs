@@ -21,7 +21,7 @@ const GUIDE: &str = "docs/src/guide";
 const PAGES: [&str; 7] =
     ["evaluate.md", "glossary.md", "gpu.md", "quantize.md", "rust.md", "start.md", "troubleshooting.md"];
 /// Pages whose Rust examples are doc tests of `trike`.
-const WITH_RUST: [&str; 2] = ["README.md", "docs/src/guide/rust.md"];
+const WITH_RUST: [&str; 3] = ["README.md", "docs/src/guide/rust.md", "docs/src/migration.md"];
 const ISAS: [&str; 5] = ["avx512-vnni", "avx-vnni", "avx2", "sse4.1", "scalar"];
 
 /// A fenced block of a page.
