@@ -64,6 +64,17 @@
 //! Candle modules, and the reference backend. A library should depend only on the individual crate that it needs.
 #![forbid(unsafe_code)]
 
+// Compiles and runs the examples of the README and of the handbook as doc tests. These files are not in the published package.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct Readme;
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/guide/rust.md")]
+pub struct Handbook;
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/src/migration.md")]
+pub struct Migration;
+
 pub use trike_calibrate as calibrate;
 #[cfg(feature = "candle")]
 pub use trike_candle as candle;

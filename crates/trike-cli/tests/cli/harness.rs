@@ -55,6 +55,17 @@ impl Trike {
         self.prepare(emulator, args)
     }
 
+    /// A line of a shell that finds the command by its name.
+    #[cfg(unix)]
+    pub(crate) fn shell(&self, line: &str) -> Command {
+        let folder = Path::new(env!("CARGO_BIN_EXE_trike")).parent().expect("a folder");
+        let others = std::env::var_os("PATH").unwrap_or_default();
+        let folders = std::iter::once(folder.to_owned()).chain(std::env::split_paths(&others));
+        let mut command = self.prepare(Command::new("sh"), &["-c", line]);
+        command.env("PATH", std::env::join_paths(folders).expect("no colon in a path"));
+        command
+    }
+
     /// A clean environment, and the arguments.
     fn prepare(&self, mut command: Command, args: &[&str]) -> Command {
         for (name, _) in std::env::vars_os() {

@@ -9,6 +9,8 @@ mod download;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod emulated;
 mod fields;
+#[cfg(unix)]
+mod guide;
 mod harness;
 #[cfg(feature = "hub")]
 mod hub_server;

@@ -1,0 +1,313 @@
+//! The commands in the README and in the Guide run, and print what the pages show.
+//!
+//! Every line of a `sh` block runs in a directory with the files that the page names. A line that needs the network, a GPU or
+//! another program is skipped; the tests assert how many. A `text` block directly below is compared with the output as a
+//! terminal shows it. Numbers, names of instruction sets and white space may differ, and `...` stands for any text in a line or,
+//! alone, for any lines. An output that begins with `error:` is that of a command that fails.
+
+use std::fs;
+
+use crate::harness::{Trike, repository, shared, utf8};
+
+/// Files that the pages name, and where they come from.
+const FILES: [(&str, &str); 4] = [
+    ("stories260K.bin", "data/models/stories260K.bin"),
+    ("tok512.bin", "data/tokenizers/tok512.bin"),
+    ("stories.txt", "data/corpora/tinystories_calibration.txt"),
+    ("other-stories.txt", "data/corpora/tinystories_eval.txt"),
+];
+const GUIDE: &str = "docs/src/guide";
+/// The pages of the Guide, each with a test below.
+const PAGES: [&str; 7] =
+    ["evaluate.md", "glossary.md", "gpu.md", "quantize.md", "rust.md", "start.md", "troubleshooting.md"];
+/// Pages whose Rust examples are doc tests of `trike`.
+const WITH_RUST: [&str; 3] = ["README.md", "docs/src/guide/rust.md", "docs/src/migration.md"];
+const ISAS: [&str; 5] = ["avx512-vnni", "avx-vnni", "avx2", "sse4.1", "scalar"];
+
+/// A fenced block of a page.
+struct Block {
+    language: String,
+    /// Number of its first line.
+    line: usize,
+    lines: Vec<String>,
+    /// Name in a comment `<!-- file: NAME -->` above the block, which is the content of that file.
+    file: Option<String>,
+    /// Whether only empty lines separate it from the block before.
+    follows: bool,
+}
+
+fn blocks(page: &str) -> Vec<Block> {
+    let mut found: Vec<Block> = Vec::new();
+    let (mut inside, mut follows, mut file) = (false, false, None);
+    for (number, line) in (1..).zip(page.lines()) {
+        match line.strip_prefix("```") {
+            Some(_) if inside => (inside, follows) = (false, true),
+            Some(language) => {
+                let (language, file) = (language.to_owned(), file.take());
+                found.push(Block { language, line: number + 1, lines: Vec::new(), file, follows });
+                inside = true;
+            }
+            None if inside => found.last_mut().expect("an open block").lines.push(line.to_owned()),
+            None if line.is_empty() => {}
+            None => {
+                follows = false;
+                let name = line.strip_prefix("<!-- file: ").and_then(|rest| rest.strip_suffix(" -->"));
+                file = name.map(str::to_owned);
+            }
+        }
+    }
+    assert!(!inside, "a block is not closed");
+    found
+}
+
+/// What becomes of a line of a `sh` block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Line {
+    Run,
+    Network,
+    Device,
+    OtherProgram,
+}
+
+/// The lines of a block, with continued ones joined, without comments and empty ones.
+fn commands(block: &Block) -> Vec<String> {
+    let text = block.lines.join("\n").replace("\\\n", " ");
+    let lines = text.lines().map(str::trim);
+    lines.filter(|line| !line.is_empty() && !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+fn classify(command: &str) -> Line {
+    let Some(own) = command.split(" | ").find(|part| part.split_whitespace().next() == Some("trike")) else {
+        return Line::OtherProgram;
+    };
+    let words: Vec<&str> = own.split_whitespace().take_while(|word| !word.starts_with('#')).collect();
+    let after = |option: &str| words.iter().position(|word| *word == option).and_then(|at| words.get(at + 1));
+    if after("--device").is_some_and(|device| !["cpu", "auto"].contains(device)) {
+        return Line::Device;
+    }
+    let is_hub = |name: &&str| {
+        let parts: Vec<&str> = name.split('/').collect();
+        let [org, model] = parts[..] else { return false };
+        !model.is_empty() && org.starts_with(|first: char| first.is_ascii_alphanumeric())
+    };
+    let needs_hub = ["pull", "rm"].contains(words.get(1).unwrap_or(&""))
+        || words.get(2).is_some_and(is_hub)
+        || after("-m").is_some_and(is_hub);
+    if needs_hub { Line::Network } else { Line::Run }
+}
+
+/// A line with every number and instruction set replaced by a sign, and white space reduced to single spaces.
+fn normal(line: &str) -> String {
+    let mut line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+    for isa in ISAS {
+        line = line.replace(isa, "ISA");
+    }
+    let mut out = String::new();
+    let mut rest = line.as_str();
+    while let Some(start) = rest.find(|c: char| c.is_ascii_digit()) {
+        let (before, number) = rest.split_at(start);
+        out += before;
+        out.push('#');
+        let mut end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
+        // A decimal point or a separator of thousands belongs to the number when a digit follows.
+        while number[end..].starts_with(['.', ',']) && number[end + 1..].starts_with(|c: char| c.is_ascii_digit())
+        {
+            let tail = &number[end + 1..];
+            end += 1 + tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len());
+        }
+        rest = &number[end..];
+    }
+    out + rest
+}
+
+/// The parts around `...` occur in this order, the first at the start and the last at the end.
+fn line_matches(want: &str, got: &str) -> bool {
+    let parts: Vec<&str> = want.split("...").map(str::trim).collect();
+    let [first, middle @ .., last] = &parts[..] else { return want == got };
+    let Some(mut rest) = got.strip_prefix(first) else { return false };
+    for part in middle {
+        let Some(at) = rest.find(part) else { return false };
+        rest = &rest[at + part.len()..];
+    }
+    rest.ends_with(last)
+}
+
+fn matches(want: &[String], got: &[String]) -> bool {
+    match want.split_first() {
+        None => got.is_empty(),
+        Some((first, rest)) if first == "..." => (0..=got.len()).any(|n| matches(rest, &got[n..])),
+        Some((first, rest)) => {
+            got.split_first().is_some_and(|(line, more)| line_matches(first, line) && matches(rest, more))
+        }
+    }
+}
+
+/// Output as a terminal shows it, without empty lines.
+fn shown(text: &str) -> Vec<String> {
+    text.lines().map(normal).filter(|line| !line.is_empty()).collect()
+}
+
+/// Numbers of lines and blocks of a page.
+#[derive(Debug, PartialEq)]
+struct Counts {
+    ran: usize,
+    /// Outputs that were compared.
+    compared: usize,
+    network: usize,
+    device: usize,
+    other_program: usize,
+}
+
+/// Runs the lines of a block and returns their output, or `None` when one of them was skipped.
+fn run(trike: &Trike, page: &str, block: &Block, fails: bool, counts: &mut Counts) -> Option<String> {
+    let (mut output, mut complete) = (String::new(), true);
+    for command in commands(block) {
+        match classify(&command) {
+            Line::Run => {}
+            Line::Network => counts.network += 1,
+            Line::Device => counts.device += 1,
+            Line::OtherProgram => counts.other_program += 1,
+        }
+        if classify(&command) != Line::Run {
+            complete = false;
+            continue;
+        }
+        let result = trike.shell(&command).output().expect("a shell");
+        let (stdout, stderr) = (utf8(result.stdout), utf8(result.stderr));
+        assert_eq!(result.status.success(), !fails, "{page}:{}: {command}\n{stdout}\n{stderr}", block.line);
+        assert!(!stderr.contains("panicked"), "{page}:{}: {command}\n{stderr}", block.line);
+        counts.ran += 1;
+        output += &stdout;
+        if !output.is_empty() && !output.ends_with('\n') {
+            output.push('\n');
+        }
+        output += &stderr;
+    }
+    complete.then_some(output)
+}
+
+/// Runs a page; does nothing when it needs shared data and there is none.
+#[track_caller]
+fn check(page: &str, expected: Counts) {
+    let text = fs::read_to_string(format!("{}/{page}", repository())).expect("the page");
+    let trike = Trike::new();
+    for (name, data) in FILES.iter().filter(|(name, _)| text.contains(&format!(" {name}"))) {
+        let Some(from) = shared(data) else { return };
+        fs::copy(from, trike.path(name)).expect("a copy");
+    }
+    let mut counts = Counts { ran: 0, compared: 0, network: 0, device: 0, other_program: 0 };
+    let blocks = blocks(&text);
+    for (at, block) in blocks.iter().enumerate() {
+        if let Some(name) = &block.file {
+            trike.write(name, block.lines.join("\n") + "\n");
+        }
+        assert!(
+            !block.language.starts_with("rust") || WITH_RUST.contains(&page),
+            "{page}:{}: Rust that no doc test compiles",
+            block.line
+        );
+        if block.language != "sh" {
+            continue;
+        }
+        let below = blocks.get(at + 1).filter(|next| next.follows && next.language == "text");
+        let fails = below.is_some_and(|text| text.lines[0].starts_with("error:"));
+        let output = run(&trike, page, block, fails, &mut counts);
+        if let (Some(output), Some(text)) = (output, below) {
+            let want = shown(&text.lines.join("\n"));
+            assert!(
+                matches(&want, &shown(&output)),
+                "{page}:{}: the page shows\n{}\nand the command prints\n{output}",
+                text.line,
+                text.lines.join("\n")
+            );
+            counts.compared += 1;
+        }
+    }
+    println!("{page}: {counts:?}");
+    assert_eq!(counts, expected, "{page}: a line was added or removed: correct the counts of its test");
+}
+
+#[test]
+fn the_readme_runs() {
+    check("README.md", Counts { ran: 0, compared: 0, network: 0, device: 0, other_program: 0 });
+}
+
+#[test]
+fn from_nothing_to_chat_runs() {
+    check(
+        "docs/src/guide/start.md",
+        Counts { ran: 7, compared: 5, network: 1, device: 0, other_program: 1 },
+    );
+}
+
+#[test]
+fn make_a_model_ternary_runs() {
+    check(
+        "docs/src/guide/quantize.md",
+        Counts { ran: 0, compared: 0, network: 0, device: 0, other_program: 0 },
+    );
+}
+
+#[test]
+fn evaluate_a_model_runs() {
+    check(
+        "docs/src/guide/evaluate.md",
+        Counts { ran: 0, compared: 0, network: 0, device: 0, other_program: 0 },
+    );
+}
+
+#[test]
+fn troubleshooting_runs() {
+    check(
+        "docs/src/guide/troubleshooting.md",
+        Counts { ran: 0, compared: 0, network: 0, device: 0, other_program: 0 },
+    );
+}
+
+#[test]
+fn the_other_pages_run() {
+    let none = || Counts { ran: 0, compared: 0, network: 0, device: 0, other_program: 0 };
+    check("docs/src/introduction.md", none());
+    check("docs/src/migration.md", none());
+    check("docs/src/guide/rust.md", none());
+    check("docs/src/guide/glossary.md", none());
+    check("docs/src/guide/gpu.md", Counts { ran: 0, compared: 0, network: 0, device: 0, other_program: 0 });
+}
+
+#[test]
+fn every_page_of_the_guide_has_a_test() {
+    let entries = fs::read_dir(format!("{}/{GUIDE}", repository())).expect("the folder");
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8")).collect();
+    names.sort();
+    assert_eq!(names, PAGES);
+}
+
+#[test]
+fn lines_are_classified() {
+    for (command, line) in [
+        ("trike run tiny \"One (happy|sad)\" -n 3", Line::Run),
+        ("echo Once | trike run", Line::Run),
+        ("trike run tiny --device cpu", Line::Run),
+        ("trike inspect ternary/ # as it is", Line::Run),
+        ("trike chat org/name", Line::Network),
+        ("trike run -m org/name:Q2_0 -p Once", Line::Network),
+        ("trike pull org/name", Line::Network),
+        ("trike run tiny --device vulkan:0", Line::Device),
+        ("cargo install --path crates/trike-cli", Line::OtherProgram),
+        ("curl -LO https://example.org/trike", Line::OtherProgram),
+    ] {
+        assert_eq!(classify(command), line, "{command}");
+    }
+}
+
+#[test]
+fn numbers_instruction_sets_and_white_space_may_differ() {
+    let matches = |want: &str, got: &str| matches(&shown(want), &shown(got));
+    assert!(matches("8,793.6 tok/s;  cpu (avx512-vnni)", "9 tok/s; cpu (avx2)"));
+    assert!(matches("a\n...\nd 1", "a\n\nb\nc\nd 2"));
+    assert!(matches("path  ...\nx", "path  /a/b\nx"));
+    assert!(!matches("a\n...\nd", "a\nb"));
+    assert!(!matches("tokens", "token"));
+    assert!(!matches("a ... c", "a b"));
+}
