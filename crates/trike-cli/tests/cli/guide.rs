@@ -110,7 +110,8 @@ fn normal(line: &str) -> String {
         out.push('#');
         let mut end = number.find(|c: char| !c.is_ascii_digit()).unwrap_or(number.len());
         // A decimal point or a separator of thousands belongs to the number when a digit follows.
-        while number[end..].starts_with(['.', ',']) && number[end + 1..].starts_with(|c: char| c.is_ascii_digit())
+        while number[end..].starts_with(['.', ','])
+            && number[end + 1..].starts_with(|c: char| c.is_ascii_digit())
         {
             let tail = &number[end + 1..];
             end += 1 + tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len());
@@ -234,10 +235,7 @@ fn the_readme_runs() {
 
 #[test]
 fn from_nothing_to_chat_runs() {
-    check(
-        "docs/src/guide/start.md",
-        Counts { ran: 7, compared: 5, network: 1, device: 0, other_program: 1 },
-    );
+    check("docs/src/guide/start.md", Counts { ran: 7, compared: 5, network: 1, device: 0, other_program: 1 });
 }
 
 #[test]
