@@ -14,8 +14,8 @@ const MAX_PACKAGE_BYTES: u64 = 10 * 1024 * 1024;
 /// Larger files that belong to a package: crate, path, maximum size.
 const ALLOWED: &[(&str, &str, u64)] = &[("trike-models", "tiny/model.safetensors", 1024 * 1024)];
 
-/// Lints of `cargo package` that hold for every crate here: integration tests stay in the repository, and there is no
-/// address of a repository yet.
+/// Warnings of `cargo package` that are expected for every crate: integration tests are not packaged, and there is no
+/// repository address yet.
 const EXPECTED_WARNINGS: &[&str] = &[
     "is not included in the published package",
     "manifest has no documentation, homepage or repository",
@@ -94,7 +94,7 @@ fn manifest_findings(package: &Package) -> Vec<String> {
         docs["features"].as_array().into_iter().flatten().filter_map(|f| f.as_str()).collect();
     let unknown = docs_features.iter().filter(|f| !package.features.contains_key(**f));
     let unknown = unknown.map(|f| format!("{}: docs.rs would enable `{f}`, no such feature", package.name));
-    // Public items exist behind this feature; those of runtimes add none.
+    // The feature adds public items; those of runtimes add none.
     let shows_gpu = !package.features.contains_key("gpu")
         || docs_features.contains(&"gpu")
         || package.targets.iter().all(|target| !target.is_lib());

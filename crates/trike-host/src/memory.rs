@@ -26,6 +26,7 @@ unsafe impl<T: AnyBitPattern> AnyBitPattern for Line<T> {}
 unsafe impl NoUninit for Line<[u8; 64]> {}
 
 /// Minimum size in bytes of a buffer that is allocated from a chunk; smaller buffers are on the heap.
+#[cfg(any(target_os = "linux", test))]
 const LARGE: usize = 64 << 10;
 
 /// A zero-initialized buffer, in huge pages if it is large and the system supports them.

@@ -19,7 +19,7 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("powershell", "_trike.ps1"),
     ("zsh", "_trike"),
 ];
-/// A release binary above this size was not stripped, or has a dependency too many.
+/// A larger release binary was not stripped, or gained a large dependency.
 const MAX_STRIPPED_BYTES: u64 = 32 * 1024 * 1024;
 
 /// Makes the archive in an empty output folder; the unpacked folder stays beside it, for the container image.
@@ -81,7 +81,7 @@ pub(super) fn write_checksums(ws: &Workspace, out: &Path) -> Result<()> {
     std::fs::write(out.join(CHECKSUMS), sums + "\n").context("cannot write the checksums")
 }
 
-/// Unpacks the archive elsewhere, checks what is in it, and generates text with the bundled model in an empty home.
+/// Unpacks the archive elsewhere, checks its files, and generates text with the bundled model in an empty home.
 pub(super) fn check(ws: &Workspace, release: &Release, archive: &Path) -> Result<()> {
     let temporary = ws.sh.create_temp_dir()?;
     let root = temporary.path();
@@ -117,7 +117,7 @@ pub(super) fn unpack(ws: &Workspace, archive: &Path, root: &Path) -> Result<Path
     Ok(folder)
 }
 
-/// Runs an installed command as a new user: with the version asked for, and with the model that it carries.
+/// Runs an installed command with an empty home: it must report this version and generate text with the bundled model.
 pub(super) fn runs(command: &Path, root: &Path, version: &str) -> Result<String> {
     let home = root.join("home");
     std::fs::create_dir_all(&home)?;

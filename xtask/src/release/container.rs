@@ -19,7 +19,7 @@ pub(super) fn check(ws: &Workspace, release: &Release) -> Result<()> {
     Ok(())
 }
 
-/// What an engine would reject, and what the image must have: existing sources, a user other than root, a program.
+/// Instructions that an engine would reject, and missing requirements: existing sources, a user other than root, a program.
 fn findings(text: &str, exists: &dyn Fn(&str) -> bool) -> Vec<String> {
     let instructions = instructions(text);
     let mut findings = Vec::new();

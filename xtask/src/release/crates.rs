@@ -39,8 +39,8 @@ fn uploads(messages: &str) -> Vec<&str> {
 
 /// Builds the command from unpacked packages and nothing else of the repository, as `cargo install trike-cli` would.
 ///
-/// With the profiles and the lock file of the workspace: packages have neither, and so what the release build compiled
-/// of the registry is not compiled again.
+/// With the profiles and the lock file of the workspace, so that the registry crates of the release build are reused:
+/// packages have no profiles, and lock files of their own.
 pub(super) fn build_from_packages(ws: &Workspace, version: &str) -> Result<()> {
     let packages = package::package_all(ws)?;
     let target = ws.metadata.target_directory.as_std_path();

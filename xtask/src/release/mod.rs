@@ -1,4 +1,4 @@
-//! What a release publishes besides crates: an archive per target, checksums, an installer and an image description.
+//! Artefacts of a release other than crates: an archive per target, checksums, an installer and an image description.
 //!
 //! Start from [`run`]. Nothing here uploads anything: `.github/workflows/release.yml` calls this command on one machine
 //! per target and uploads the files of `target/dist`.
@@ -36,7 +36,7 @@ pub(crate) struct Options {
     tag: Option<String>,
 }
 
-/// The executable of a release, and how its files are called.
+/// The executable of a release, and the names of its files.
 struct Release {
     version: String,
     target: String,

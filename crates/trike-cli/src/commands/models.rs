@@ -1,6 +1,6 @@
 //! `trike pull`, `list`, `show` and `rm`.
 
-use std::{collections::BTreeMap, path::Path, time::UNIX_EPOCH};
+use std::{collections::BTreeMap, time::UNIX_EPOCH};
 
 use serde::Serialize;
 use trike::{
@@ -75,7 +75,8 @@ pub(crate) fn pull(args: &crate::args::PullArgs, quiet: bool) -> anyhow::Result<
 }
 
 /// Bytes of a model's file, or of the files of its directory.
-fn bytes_of(path: &Path) -> anyhow::Result<u64> {
+#[cfg(feature = "hub")]
+fn bytes_of(path: &std::path::Path) -> anyhow::Result<u64> {
     if path.is_file() {
         return Ok(path.metadata()?.len());
     }
