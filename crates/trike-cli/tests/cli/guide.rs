@@ -189,6 +189,7 @@ fn run(trike: &Trike, page: &str, block: &Block, fails: bool, counts: &mut Count
 
 /// Runs a page; does nothing when it needs shared data and there is none.
 #[track_caller]
+#[expect(clippy::print_stdout, reason = "the numbers of lines that ran and that were skipped")]
 fn check(page: &str, expected: Counts) {
     let text = fs::read_to_string(format!("{}/{page}", repository())).expect("the page");
     let trike = Trike::new();
