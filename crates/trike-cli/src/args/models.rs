@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use trike::llm::ModelId;
 
-use super::JsonArg;
+use super::{JsonArg, TokenizerArg};
 
 /// Model argument.
 #[derive(Args, Debug)]
@@ -56,6 +56,8 @@ pub(crate) struct ListArgs {
 pub(crate) struct ShowArgs {
     #[command(flatten)]
     pub(crate) model: ModelArg,
+    #[command(flatten)]
+    pub(crate) tokenizer: TokenizerArg,
     #[command(flatten)]
     pub(crate) json: JsonArg,
 }

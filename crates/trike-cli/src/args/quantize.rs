@@ -238,8 +238,10 @@ pub(crate) struct QuantizeArgs {
     pub(crate) curve: bool,
     /// Number of threads; 0 = one per physical core
     #[arg(
+        short,
         long,
         default_value_t = 0,
+        allow_negative_numbers = true,
         env = "TRIKE_THREADS",
         hide_env_values = true,
         value_parser = threads()

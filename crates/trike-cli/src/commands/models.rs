@@ -163,7 +163,7 @@ pub(crate) struct ShowOutcome {
 /// Describes a model from its headers.
 pub(crate) fn show(args: &ShowArgs, quiet: bool) -> anyhow::Result<ShowOutcome> {
     let file = ModelFile::open(args.model.path(quiet)?)?;
-    let tokenizer = match file.tokenizer(None) {
+    let tokenizer = match file.tokenizer(args.tokenizer.tokenizer.as_deref()) {
         Err(LlmError::NoTokenizer { .. }) => None,
         tokenizer => Some(tokenizer?),
     };

@@ -131,8 +131,7 @@ fn stamped(report: QuantizeReport, args: &QuantizeArgs) -> QuantizeReport {
     if let Some(date) = invocation::date() {
         report = report.with_date(date);
     }
-    let model = args.model.model.as_ref();
-    report.with_model_name(model.map_or_else(|| "the bundled model".to_owned(), |m| m.display().to_string()))
+    report.with_model_name(args.model.given().display().to_string())
 }
 
 /// One progress bar per step.

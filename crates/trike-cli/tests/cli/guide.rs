@@ -189,6 +189,7 @@ fn run(trike: &Trike, page: &str, block: &Block, fails: bool, counts: &mut Count
 
 /// Runs a page; does nothing when it needs shared data and there is none.
 #[track_caller]
+#[expect(clippy::print_stdout, reason = "the numbers of lines that ran and that were skipped")]
 fn check(page: &str, expected: Counts) {
     let text = fs::read_to_string(format!("{}/{page}", repository())).expect("the page");
     let trike = Trike::new();
@@ -240,7 +241,7 @@ fn from_nothing_to_chat_runs() {
 
 #[test]
 fn make_a_model_ternary_runs() {
-    let expected = Counts { ran: 5, compared: 3, other_program: 3, ..Counts::default() };
+    let expected = Counts { ran: 5, compared: 3, other_program: 5, ..Counts::default() };
     check("docs/src/guide/quantize.md", expected);
 }
 
