@@ -225,6 +225,7 @@ fn check(page: &str, expected: Counts) {
             counts.compared += 1;
         }
     }
+    println!("{page}: {counts:?}");
     assert_eq!(counts, expected, "{page}: a line was added or removed: correct the counts of its test");
 }
 
