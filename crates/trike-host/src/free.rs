@@ -112,15 +112,15 @@ mod tests {
     #[test]
     fn the_tightest_group_counts_without_cached_files() {
         let files = |path: &Path| {
-            Some(match path.to_str()? {
+            let text = match path.to_str()? {
                 "/sys/fs/cgroup/a/b/memory.max" => "max\n",
                 "/sys/fs/cgroup/a/memory.max" => "1000\n",
                 "/sys/fs/cgroup/a/memory.current" => "900\n",
                 "/sys/fs/cgroup/a/memory.stat" => "anon 500\ninactive_file 300\nactive_file 100\n",
                 "/sys/fs/cgroup/memory/c/memory.limit_in_bytes" => "5000",
                 _ => return None,
-            })
-            .map(str::to_owned)
+            };
+            Some(text.to_owned())
         };
         assert_eq!(group("0::/a/b\n", &files), Some(500));
         assert_eq!(group("5:cpu,memory:/c\n1:cpu:/a\n", &files), Some(5000));
