@@ -189,9 +189,9 @@ pub(crate) struct ConvertArgs {
     /// Output, which must not exist: a path ending in .gguf for tq1_0, tq2_0 and q2_0, a directory for trike, either for
     /// f16
     pub(crate) output: PathBuf,
-    /// Output format
+    /// Output format [default: tq2_0 for an output that ends in .gguf, else trike]
     #[arg(long, value_parser = one_of(TARGETS))]
-    pub(crate) to: Target,
+    pub(crate) to: Option<Target>,
     /// Encoding of trits with `--to trike` [default: base3]
     #[arg(long, value_parser = one_of(ENCODINGS))]
     pub(crate) encoding: Option<Encoding>,

@@ -88,7 +88,7 @@ fn json_has_the_fields_of_the_reference() {
     check(
         "convert",
         &[
-            json(&["convert", &model, &packed, "--to", "trike"]),
+            json(&["convert", &model, &packed]),
             json(&["convert", &model, &dense, "--to", "f16", "--embeddings", "f16"]),
         ],
     );

@@ -13,7 +13,7 @@ fn cache(trike: &Trike) -> String {
     }
     fs::write(folder.join("refs/main"), "aaa").unwrap();
     let gguf = trike.path("tiny.gguf");
-    trike.stdout(&["convert", &tiny(), &gguf, "--to", "tq2_0"]);
+    trike.stdout(&["convert", &tiny(), &gguf]);
     for name in ["aaa/m-TQ2_0.gguf", "aaa/m-F16.gguf", "bbb/m.gguf"] {
         fs::copy(&gguf, folder.join("snapshots").join(name)).unwrap();
     }
