@@ -8,7 +8,7 @@ use std::error::Error;
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion};
-use trike_bench::{Ceiling, Measured, ceilings_text, clock, figure_table, figures};
+use trike_bench::{Ceiling, Launching, Measured, ceilings_text, clock, figure_table, figures};
 use trike_benches::{
     BASES, CASES, DENSE, Kernel, LIMITS, Plan, Problem, RIVAL_ISA, Rival, Weights, raise_all,
 };
@@ -96,6 +96,7 @@ fn run(
                 samples: vec![seconds],
                 cost,
                 limits: LIMITS,
+                launching: Launching::default(),
             }));
         }
     }
@@ -133,6 +134,7 @@ fn time_kernel(
         samples: vec![seconds],
         cost,
         limits: LIMITS,
+        launching: Launching::default(),
     }));
     Ok(())
 }

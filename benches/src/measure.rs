@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, anyhow};
 use rayon::ThreadPool;
-use trike_bench::{Ceiling, Contender, Limit, Measured, clock, interleave};
+use trike_bench::{Ceiling, Contender, Launching, Limit, Measured, clock, interleave};
 use trike_cpu::{Cpu, CpuOps, Isa, Matrix};
 use trike_testkit::Rng;
 
@@ -222,6 +222,7 @@ impl Bench {
                 samples: contender.into_samples()?,
                 cost: problem.cost(bytes),
                 limits: LIMITS,
+                launching: Launching::default(),
             })
         });
         measured.collect()

@@ -1,7 +1,7 @@
 //! Whole models with random ternary weights, as in `trike bench --synthetic`.
 
 use anyhow::{Context, Result};
-use trike_bench::{Ceiling, Limit, Measured, Model, ModelRun, raise, rounded};
+use trike_bench::{Ceiling, Launching, Limit, Measured, Model, ModelRun, raise, rounded};
 use trike_cpu::{Cost, Cpu, Isa};
 use trike_llm::{
     Device, LoadOptions, Synthetic,
@@ -137,6 +137,7 @@ pub(crate) fn add_round(measured: &mut Vec<Measured>, rows: &[BenchRow], round: 
             samples: vec![seconds],
             cost: Cost { macs, bytes },
             limits: LIMITS,
+            launching: Launching::default(),
         });
     }
     Ok(())

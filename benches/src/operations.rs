@@ -1,7 +1,7 @@
 //! Times the operations without weights.
 
 use anyhow::{Context, Result};
-use trike_bench::{Ceiling, Contender, Measured, interleave};
+use trike_bench::{Ceiling, Contender, Launching, Measured, interleave};
 use trike_cpu::Cpu;
 use trike_testkit::Rng;
 
@@ -58,6 +58,7 @@ pub fn operations(
                 samples: contender.into_samples()?,
                 cost: operation.cost(),
                 limits: operation.limits(),
+                launching: Launching::default(),
             });
         }
     }

@@ -185,7 +185,9 @@ mod tests {
     use crate::engines::TRIKE;
     use crate::measure::{LIMITS, RIVAL_ISA};
     use expect_test::expect;
-    use trike_bench::{Ceiling, Engine, Limit, Machine, Measured, NotRun, SCHEMA, Software, figures};
+    use trike_bench::{
+        Ceiling, Engine, Launching, Limit, Machine, Measured, NotRun, SCHEMA, Software, figures,
+    };
     use trike_cpu::Cost;
 
     /// Two kernels, candle and a model.
@@ -200,6 +202,7 @@ mod tests {
             samples: vec![0.95 * seconds, seconds, 1.05 * seconds],
             cost: Cost { macs: 16_777_216, bytes: 4_227_072 },
             limits: LIMITS,
+            launching: Launching::default(),
         };
         let ceiling = |limit, threads: usize, one: f64, variant: &str| Ceiling {
             limit,

@@ -251,9 +251,11 @@ pub struct Model {
 }
 
 impl Model {
-    /// Dimensions of BitNet-b1.58-2B-4T.
+    /// Dimensions of BitNet-b1.58-2B-4T, with the vocabulary of Llama 2.
     pub const B2: Self =
         Self { name: "2b", layers: 30, hidden: 2560, intermediate: 6912, heads: Heads::B2, vocab: 32_000 };
+    /// [`Model::B2`] with its own vocabulary, whose head is a third of what a token reads.
+    pub const B2_128K: Self = Self { name: "2b-128k", vocab: 128_256, ..Self::B2 };
     /// 125 million weights.
     pub const M125: Self =
         Self { name: "125m", layers: 12, hidden: 768, intermediate: 2048, heads: Heads::M125, vocab: 32_000 };

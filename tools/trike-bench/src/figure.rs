@@ -28,6 +28,17 @@ pub struct Measured {
     pub cost: Cost,
     /// The ceilings that can limit it; fractions of the others would be meaningless.
     pub limits: &'static [Limit],
+    /// How its calls reached a device.
+    pub launching: Launching,
+}
+
+/// How the timed calls of a row reached a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Launching {
+    /// Calls per replay of a recorded graph; 0 where the host launched each call, and for calls on the host.
+    pub recorded: usize,
+    /// Seconds per call where the host launches each by itself, if `seconds` is that of a graph.
+    pub live_seconds: Option<f64>,
 }
 
 /// One row of a report: a time, and the rates and ratios derived from it.
@@ -53,6 +64,12 @@ pub struct Figure {
     pub seconds: f64,
     /// Interquartile range divided by the median.
     pub spread: f64,
+    /// Calls per replay of the recorded graph that was timed; 0 where each call was launched by itself.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub recorded: usize,
+    /// Time per call where the host launches each by itself; what it exceeds `seconds` by is waiting for the host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub live_seconds: Option<f64>,
     /// Multiply-adds per call.
     pub macs: u64,
     /// Compulsory memory traffic per call, in bytes.
@@ -72,6 +89,12 @@ pub struct Figure {
     pub x_rival: Option<f64>,
     /// Speedup over two-bit weights with one scale ([`Bases::kernel`]), also with the same instruction set.
     pub x_ternary: Option<f64>,
+}
+
+/// For fields that are left out of a record when they are zero.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(n: &usize) -> bool {
+    *n == 0
 }
 
 /// Reference rows for the speedups of the other rows of a problem.
@@ -130,6 +153,8 @@ pub fn figures(measured: &[Measured], ceilings: &[Ceiling], bases: Bases) -> Vec
             rounds: row.samples.len(),
             seconds: rounded(seconds),
             spread: rounded(spread(&row.samples)?),
+            recorded: row.launching.recorded,
+            live_seconds: row.launching.live_seconds.map(rounded),
             macs: row.cost.macs,
             bytes: row.cost.bytes,
             gmac_per_second: rounded(macs / 1e9),
@@ -148,7 +173,7 @@ pub fn figures(measured: &[Measured], ceilings: &[Ceiling], bases: Bases) -> Vec
 /// threads on a device, f16 on the host.
 ///
 /// ```
-/// use trike_bench::{Bases, Ceiling, Limit, Measured, figure_table, figures};
+/// use trike_bench::{Bases, Ceiling, Launching, Limit, Measured, figure_table, figures};
 /// use trike_core::Cost;
 ///
 /// let ceiling = |limit, per_second| Ceiling { limit, threads: 1, per_second, variant: "a loop".into() };
@@ -162,6 +187,7 @@ pub fn figures(measured: &[Measured], ceilings: &[Ceiling], bases: Bases) -> Vec
 ///     samples: vec![seconds],
 ///     cost: Cost { macs: 4_000_000, bytes: 1_000_000 },
 ///     limits: &[Limit::Memory, Limit::Int8],
+///     launching: Launching::default(),
 /// };
 /// let bases = Bases { rival: "candle f32", kernel: "ternary" };
 /// let ceilings = [ceiling(Limit::Memory, 20e9), ceiling(Limit::Int8, 400e9)];
@@ -184,6 +210,7 @@ pub fn figure_table(rows: &[Figure], bases: Bases) -> String {
     }
     columns.extend(["time", "spread", "GMAC/s", "GB/s", "of bandwidth", "of int8 peak"].map(|c| (c, Right)));
     if on_device {
+        columns.insert(columns.len() - 5, ("launched alone", Right));
         columns.push(("of f16 peak", Right));
     }
     columns.extend([(rival.as_str(), Right), ("x 2-bit", Right)]);
@@ -198,8 +225,11 @@ pub fn figure_table(rows: &[Figure], bases: Bases) -> String {
         if !on_device {
             cells.push(row.threads.to_string());
         }
+        cells.push(time(row.seconds));
+        if on_device {
+            cells.push(row.live_seconds.map_or("-".to_owned(), time));
+        }
         cells.extend([
-            time(row.seconds),
             percent(row.spread),
             format!("{:.1}", row.gmac_per_second),
             format!("{:.1}", row.gb_per_second),
@@ -233,6 +263,7 @@ mod tests {
             samples: vec![2e-3, 1e-3, 3e-3],
             cost: Cost { macs: 2_000_000, bytes: 0 },
             limits: &[Limit::Memory, Limit::Int8],
+            launching: Launching::default(),
         };
         let nothing = Measured { samples: Vec::new(), ..row.clone() };
         let text = figure_table(&figures(&[row, nothing], &[], BASES), BASES);
@@ -255,6 +286,7 @@ mod tests {
             samples: vec![seconds; 3],
             cost: Cost { macs: 1, bytes: 1 },
             limits: &[Limit::Memory, Limit::Int8],
+            launching: Launching::default(),
         };
         let all = [
             row(BASES.kernel, "avx2", 1, 2.0),
@@ -283,6 +315,7 @@ mod tests {
             samples: vec![1e-6],
             cost: Cost { macs: 1_000_000, bytes: 500_000 },
             limits,
+            launching: Launching { recorded: 64, live_seconds: Some(8e-6) },
         };
         let of = |limits| {
             let figure = figures(&[row(limits)], &ceilings, BASES).remove(0);

@@ -13,7 +13,7 @@
 //! * timing: [`Contender`], [`interleave`], [`clock`]; [`median`], [`rounded`]
 //! * other engines with the same model file: [`LlamaBench`] runs an [`EngineJob`] and returns its [`EngineTime`]s and the
 //!   [`Engine`], or an [`EngineError`]
-//! * evaluation: [`Limit`], [`Ceiling`], [`raise`], [`Measured`], [`Bases`], [`figures`], [`Figure`], [`Target`],
+//! * evaluation: [`Limit`], [`Ceiling`], [`raise`], [`Measured`], [`Launching`], [`Bases`], [`figures`], [`Figure`], [`Target`],
 //!   [`Measure`]
 //! * records: [`Record`] of a [`Machine`], its [`DeviceFacts`] and [`Software`], with the kernels that were
 //!   [`NotRun`]; [`keep`] compares it with the last one by a [`Judgement`] ([`parse_threshold`]) and returns [`Kept`]
@@ -37,7 +37,7 @@ mod timing;
 pub use book::{Page, with_part, write_pages};
 pub use catalogue::{Attention, Heads, Model, ModelRun, Product, Shape, Zeros};
 pub use ceiling::{Ceiling, Limit, ceilings_text, raise, threads_text};
-pub use figure::{Bases, Figure, Measured, figure_table, figures, row_name};
+pub use figure::{Bases, Figure, Launching, Measured, figure_table, figures, row_name};
 pub use keep::{Judgement, Kept, keep, parse_threshold};
 pub use llama_bench::{Engine, EngineError, EngineJob, EngineTime, LlamaBench};
 pub use machine::{DeviceFacts, Machine, Software, load};

@@ -208,7 +208,7 @@ fn date(seconds: u64) -> String {
 pub(crate) mod tests {
     use super::*;
     use crate::ceiling::Limit;
-    use crate::figure::{Bases, Measured, figures};
+    use crate::figure::{Bases, Launching, Measured, figures};
     use crate::timing::rounded;
     use trike_core::Cost;
 
@@ -224,6 +224,8 @@ pub(crate) mod tests {
             rounds: 15,
             seconds,
             spread: 0.05,
+            recorded: 0,
+            live_seconds: None,
             macs: 16_777_216,
             bytes: 4_227_072,
             gmac_per_second: rounded(0.016_777_2 / seconds),
@@ -282,6 +284,7 @@ pub(crate) mod tests {
         for row in &mut rows {
             (row.isa, row.threads) = ("cuda".into(), 0);
             (row.blueprint, row.share_of_f16_peak) = ("Mma".into(), Some(0.5));
+            (row.recorded, row.live_seconds) = (64, Some(0.000_2));
         }
         let absent = NotRun { problem: None, kernel: "cubek f16".into(), reason: "no f16".into() };
         Record { device: Some(DeviceFacts::example()), rows, not_run: vec![absent], ..example() }
@@ -295,7 +298,16 @@ pub(crate) mod tests {
             assert_eq!(Record::parse(&record.to_text().unwrap()).unwrap(), record);
         }
         let text = example().to_text().unwrap();
-        for absent in ["device", "blueprint", "share_of_f16_peak", "engines", "not_run", "failures"] {
+        for absent in [
+            "device",
+            "blueprint",
+            "recorded",
+            "live_seconds",
+            "share_of_f16_peak",
+            "engines",
+            "not_run",
+            "failures",
+        ] {
             assert!(!text.contains(&format!("\"{absent}\"")), "{absent} says nothing on a host");
         }
         let path = |folder: &str| Path::new(folder).join("2026-11-21-0731.json");
@@ -316,6 +328,7 @@ pub(crate) mod tests {
             samples: vec![seconds, 1.1 * seconds, seconds / 3.0],
             cost: Cost { macs: 257_257, bytes: 1_034_060 },
             limits: &[Limit::Memory, Limit::Int8],
+            launching: Launching { recorded: 64, live_seconds: Some(seconds * 7.0 / 3.0) },
         };
         let bases = Bases { rival: "candle f32", kernel: "ternary x int8" };
         let all = [measured(bases.kernel, 7.0 / 9e6), measured(bases.rival, 1.0 / 7e3)];

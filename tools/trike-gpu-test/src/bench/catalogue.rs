@@ -3,6 +3,8 @@
 use trike_bench::{Attention, Heads, Limit, Model, ModelRun, Product, Shape, Zeros};
 use trike_trit::{Granularity, GroupSize};
 
+use super::operations::{OPERATIONS, Operation, TINY};
+
 /// Weight format of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Weights {
@@ -83,6 +85,8 @@ pub struct Catalogue {
     pub cases: Vec<Case>,
     /// Attention.
     pub attention: Vec<Attention>,
+    /// Operations without weights.
+    pub operations: &'static [Operation],
     /// Whole models.
     pub models: Vec<ModelRun>,
 }
@@ -130,8 +134,9 @@ impl Catalogue {
                 }
             }
         }
-        let models = vec![ModelRun { model: Model::B2, prompt: 2048, generate: 128 }];
-        Self { cases, attention, models }
+        let models = [Model::B2, Model::B2_128K];
+        let models = models.map(|model| ModelRun { model, prompt: 2048, generate: 128 }).to_vec();
+        Self { cases, attention, operations: OPERATIONS, models }
     }
 
     /// One small case of each kind, for testing the benchmark itself on a software device.
@@ -150,7 +155,8 @@ impl Catalogue {
         ];
         let prefill = Attention { heads: Heads::TINY, tokens: 40, positions: 40, batch: 2 };
         let attention = vec![prefill, Attention { tokens: 1, ..prefill }];
-        Self { cases, attention, models: vec![ModelRun { model: Model::TINY, prompt: 9, generate: 3 }] }
+        let models = vec![ModelRun { model: Model::TINY, prompt: 9, generate: 3 }];
+        Self { cases, attention, operations: TINY, models }
     }
 
     /// All products with their weight formats.
@@ -167,8 +173,9 @@ impl Catalogue {
     pub fn names(&self) -> Vec<(String, String)> {
         let products = self.products().map(|(product, weights)| (product.to_string(), weights.name()));
         let attention = self.attention.iter().map(|a| (a.to_string(), TRIKE.to_owned()));
+        let operations = self.operations.iter().map(|o| (o.to_string(), TRIKE.to_owned()));
         let models = self.models.iter().flat_map(ModelRun::problems).map(|p| (p, TRIKE.to_owned()));
-        products.chain(attention).chain(models).collect()
+        products.chain(attention).chain(operations).chain(models).collect()
     }
 }
 

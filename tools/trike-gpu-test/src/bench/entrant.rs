@@ -1,8 +1,9 @@
 //! Kernels and rivals to be timed at a problem, with their clock and the metadata of their row.
 
 use anyhow::Result;
-use trike_bench::{Contender, Limit};
-use trike_cube::{Cost, Device};
+use std::time::Duration;
+use trike_bench::{Contender, Launching, Limit, median};
+use trike_cube::{Cost, CubeError, Device, Graphs};
 
 /// A kernel or a rival at a problem.
 pub(super) struct Entrant<'a> {
@@ -14,7 +15,7 @@ pub(super) struct Entrant<'a> {
     pub(super) rival: bool,
     pub(super) cost: Cost,
     pub(super) limits: &'static [Limit],
-    pub(super) contender: Contender<'a>,
+    pub(super) timed: Timed<'a>,
 }
 
 /// A kernel or rival that could not be timed, with the reason.
@@ -33,18 +34,61 @@ pub(super) trait Operands {
     fn entrants<'a>(&'a self, tokens: usize) -> Vec<Result<Entrant<'a>, Absent>>;
 }
 
-/// A contender timed by the device's clock, after a first launch that compiles the kernel. `launch` receives an increasing
-/// index, by which it selects a copy of its operands.
+/// A function of the device with the way in which it is launched.
+pub(super) struct Timed<'a> {
+    pub(super) contender: Contender<'a>,
+    pub(super) launching: Launching,
+}
+
+/// Calls recorded in a graph, at least: the host's time for one replay is spread over as many.
+pub(super) const RECORDED: usize = 64;
+/// Calls that take longer are enqueued faster than they run, so that recording them would change nothing.
+pub(super) const LONG: Duration = Duration::from_millis(1);
+/// Windows of the time of calls that the host launches one by one.
+pub(super) const LIVE_WINDOWS: usize = 3;
+
+/// A contender timed by the device's clock. `launch` receives an index, by which it selects one of `copies` copies of its
+/// operands.
+///
+/// Calls are recorded as a graph, each copy equally often, and its replays are timed: launched one by one, short kernels
+/// would wait for the host. That time is measured beside it. Calls that cannot be recorded, and long ones, are launched.
 pub(super) fn launches<'a>(
     device: &'a Device,
+    copies: usize,
     launch: impl Fn(usize) -> trike_cube::Result<()> + Sync + 'a,
-) -> Result<Contender<'a>> {
+) -> Result<Timed<'a>> {
+    // The first launch compiles the kernel.
     launch(0)?;
     device.sync()?;
-    let mut next = 0;
-    Ok(Contender::by(move |calls| {
-        let numbers = next..next + calls as usize;
-        next = numbers.end;
-        Ok(device.timed(|| numbers.into_iter().try_for_each(&launch))?)
-    }))
+    let alone = device.timed(|| launch(1))?;
+    let length = RECORDED.next_multiple_of(copies.max(1));
+    let recorded = if alone < LONG && device.capabilities().graphs != Graphs::None {
+        match device.capture(|| (0..length).try_for_each(&launch)) {
+            Ok((graph, ())) => Some(graph),
+            Err(CubeError::Capture { .. }) => None,
+            Err(e) => return Err(e.into()),
+        }
+    } else {
+        None
+    };
+    let Some(graph) = recorded else {
+        let mut next = 0;
+        let contender = Contender::by(move |calls| {
+            let numbers = next..next + calls as usize;
+            next = numbers.end;
+            Ok(device.timed(|| numbers.into_iter().try_for_each(&launch))?)
+        });
+        return Ok(Timed { contender, launching: Launching::default() });
+    };
+    let live = || device.timed(|| (0..length).try_for_each(&launch));
+    let live: Vec<f64> = (0..LIVE_WINDOWS)
+        .map(|_| Ok(live()?.as_secs_f64() / length as f64))
+        .collect::<trike_cube::Result<_>>()?;
+    let launching = Launching { recorded: length, live_seconds: median(&live) };
+    let contender = Contender::by(move |calls| {
+        let replays = calls.div_ceil(length as u64);
+        let elapsed = device.timed(|| (0..replays).try_for_each(|_| graph.replay()))?;
+        Ok(elapsed.mul_f64(calls as f64 / (replays * length as u64) as f64))
+    });
+    Ok(Timed { contender, launching })
 }

@@ -12,6 +12,7 @@ mod catalogue;
 mod entrant;
 mod models;
 mod operands;
+mod operations;
 pub mod predict;
 pub mod report;
 mod rivals;
@@ -19,6 +20,7 @@ mod run;
 mod targets;
 
 pub use catalogue::{Case, Catalogue, Weights};
+pub use operations::Operation;
 
 use anyhow::{Context, Result, bail};
 use std::path::PathBuf;
@@ -105,6 +107,10 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Record> {
         run.time(std::iter::once(ours).chain(theirs).collect())?;
         run.settle();
     }
+    for operation in catalogue.operations.iter().filter(|o| options.wants(&o.to_string())) {
+        run.time(vec![operation.entrant(&device)])?;
+        run.settle();
+    }
     for model in &catalogue.models {
         if model.problems().iter().any(|problem| options.wants(problem)) {
             models::time(&mut run, model)?;
@@ -179,9 +185,9 @@ fn products(run: &mut Run<'_>, rivals: &[Box<dyn Library>], case: &Case) -> Resu
 fn fits(device: &Device, case: &Case, all: &[Who<'_>], most_tokens: usize, rotate: usize) -> bool {
     /// Assumed memory of a device that does not report it.
     const UNKNOWN: u64 = 4 << 30;
-    // Upper bounds: FP16 weights in at least two copies, activations and outputs in f32.
-    let halves = 2 * case.shape.rows * case.shape.cols;
-    let each = rotate.max(2 * halves) + halves + 4 * most_tokens * (case.shape.rows + case.shape.cols);
+    // Upper bounds: f32 weights in at least two copies, activations and outputs in f32.
+    let floats = 4 * case.shape.rows * case.shape.cols;
+    let each = rotate.max(2 * floats) + floats + 4 * most_tokens * (case.shape.rows + case.shape.cols);
     let memory = device.capabilities().memory_bytes.unwrap_or(UNKNOWN);
     (all.len() * each) as u64 <= memory / 2
 }

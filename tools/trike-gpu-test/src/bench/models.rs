@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use std::time::Instant;
-use trike_bench::{Contender, Limit, Model, ModelRun};
+use trike_bench::{Contender, Launching, Limit, Model, ModelRun};
 use trike_core::{DenseData, DenseTensor, Int8Tensor};
 use trike_cube::{Cost, Device};
 use trike_nn::{
@@ -13,7 +13,7 @@ use trike_testkit::Rng;
 use trike_trit::{Encoding, Granularity, ScaleValues, Scales, TritTensor};
 
 use super::catalogue::TRIKE;
-use super::entrant::{Absent, Entrant};
+use super::entrant::{Absent, Entrant, Timed};
 use super::run::Run;
 
 /// Group size of the scales of the LM head.
@@ -76,7 +76,7 @@ fn phases<'a>(device: &Device, decoder: &'a Decoder<CubeBackend>, run: &ModelRun
         rival: false,
         cost,
         limits: &[Limit::Memory, Limit::Int8],
-        contender,
+        timed: Timed { contender, launching: Launching::default() },
     };
     let [named, also] = run.problems();
     [entrant(named, decode, costs[0], "step of one token"), entrant(also, prefill, costs[1], "one step")]

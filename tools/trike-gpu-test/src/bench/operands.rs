@@ -70,7 +70,7 @@ impl<'a> Matrices<'a> {
                 let told = format!("{blueprint:?}");
                 let forced = Strategy::Forced(blueprint);
                 let launch = move |i: usize| device.sparse(&x, &all[i % all.len()], &out, &forced);
-                self.entrant(product, self.weights.name(), told, problem.cost(), launch)
+                self.entrant(product, (self.weights.name(), told), problem.cost(), all.len(), launch)
             }
             Copies::Dense(all) => {
                 let problem = DenseProblem { tokens: product.tokens, w: all[0].form(), add: false };
@@ -79,7 +79,7 @@ impl<'a> Matrices<'a> {
                 let told = format!("{blueprint:?}");
                 let forced = Strategy::Forced(blueprint);
                 let launch = move |i: usize| device.dense(&x, &all[i % all.len()], &out, &forced);
-                self.entrant(product, self.weights.name(), told, problem.cost(), launch)
+                self.entrant(product, (self.weights.name(), told), problem.cost(), all.len(), launch)
             }
         }
     }
@@ -114,20 +114,20 @@ impl<'a> Matrices<'a> {
         let told = format!("{blueprint:?}");
         let forced = Strategy::Forced(blueprint);
         let launch = move |i: usize| device.linear(&x, &all[i % all.len()], &[&out], &forced);
-        self.entrant(product, kernel, told, problem.cost(), launch)
+        self.entrant(product, (kernel, told), problem.cost(), all.len(), launch)
     }
 
     fn entrant<'b>(
         &'b self,
         product: &Product,
-        kernel: String,
-        blueprint: String,
+        (kernel, blueprint): (String, String),
         cost: Cost,
+        copies: usize,
         launch: impl Fn(usize) -> trike_cube::Result<()> + Sync + 'b,
     ) -> Result<Entrant<'b>> {
         let (problem, limits) = (product.to_string(), self.weights.limits());
-        let contender = launches(self.device, launch)?;
-        Ok(Entrant { problem, kernel, blueprint, rival: false, cost, limits, contender })
+        let timed = launches(self.device, copies, launch)?;
+        Ok(Entrant { problem, kernel, blueprint, rival: false, cost, limits, timed })
     }
 }
 
@@ -244,7 +244,7 @@ fn attend<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>> {
     let problem = AttentionProblem { heads, window: None, tokens, first_position: first, cache: shape };
     let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
     let spec = of.spec();
-    let contender = launches(device, move |_| {
+    let timed = launches(device, 1, move |_| {
         caches.iter().try_for_each(|cache| {
             let segment = Segment { rows: 0..tokens, positions: &asked, cache };
             device.attention(&spec, &q, &segment, &out, &Strategy::Forced(blueprint))
@@ -257,6 +257,6 @@ fn attend<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>> {
         rival: false,
         cost: case.cost(),
         limits: HALVES,
-        contender,
+        timed,
     })
 }

@@ -7,6 +7,7 @@
 use trike_bench::{Attention, ModelRun, Product, Zeros};
 
 use super::catalogue::{Catalogue, TRIKE, Weights};
+use super::operations::Operation;
 
 /// Copy bandwidth, in bytes per second.
 const COPY: f64 = 4.3e12;
@@ -166,6 +167,17 @@ pub fn attention(case: &Attention) -> Prediction {
     }
 }
 
+/// Predicts an operation without weights: memory traffic, and the launches of what is not fused.
+pub fn operation(operation: &Operation) -> Prediction {
+    let memory = operation.cost().bytes as f64 / (COPY * DECODE);
+    let launches = match operation {
+        Operation::GateThenQuantize { .. } | Operation::Top { .. } => 2.0,
+        _ => 1.0,
+    };
+    let one = largest(&[(memory, Bound::Memory)]);
+    Prediction { seconds: one.seconds + (launches - 1.0) * LAUNCH, ..one }
+}
+
 /// Predicts the time per token of a model: decode, then prefill.
 pub fn model(run: &ModelRun) -> [Prediction; 2] {
     let model = &run.model;
@@ -198,9 +210,10 @@ pub fn cublas(product: &Product) -> Prediction {
 pub fn all(catalogue: &Catalogue) -> Vec<(String, String, Prediction)> {
     let products = catalogue.products().map(|(p, w)| (p.to_string(), w.name(), product(&p, w)));
     let attention = catalogue.attention.iter().map(|a| (a.to_string(), TRIKE.to_owned(), attention(a)));
+    let operations = catalogue.operations.iter().map(|o| (o.to_string(), TRIKE.to_owned(), operation(o)));
     let models = catalogue.models.iter().flat_map(|m| m.problems().into_iter().zip(model(m)));
     let models = models.map(|(problem, prediction)| (problem, TRIKE.to_owned(), prediction));
-    products.chain(attention).chain(models).collect()
+    products.chain(attention).chain(operations).chain(models).collect()
 }
 
 #[cfg(test)]

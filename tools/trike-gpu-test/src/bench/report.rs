@@ -184,7 +184,7 @@ mod tests {
     use crate::bench::BASES;
     use crate::bench::catalogue::{G128_NAME, HALVES};
     use trike_bench::{
-        Ceiling, DeviceFacts, Limit, Machine, Measured, NotRun, SCHEMA, Software, figures, now,
+        Ceiling, DeviceFacts, Launching, Limit, Machine, Measured, NotRun, SCHEMA, Software, figures, now,
     };
 
     /// Two bits beside cuBLAS at one problem.
@@ -209,6 +209,7 @@ mod tests {
             samples: vec![seconds; 3],
             cost: product.cost(14_680_064),
             limits: HALVES,
+            launching: Launching { recorded: 64, live_seconds: Some(7e-6) },
         };
         let measured = [row(G128_NAME, false, 5e-6), row(CUBLAS, true, 28e-6)];
         let ceiling = Ceiling { limit: Limit::Memory, threads: 0, per_second: 4e12, variant: "copy".into() };

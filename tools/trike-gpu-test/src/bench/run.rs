@@ -75,16 +75,16 @@ impl<'a> Run<'a> {
         let (mut contenders, mut facts) = (Vec::new(), Vec::new());
         for entrant in entrants {
             match entrant {
-                Ok(Entrant { contender, problem, kernel, blueprint, rival, cost, limits }) => {
-                    contenders.push(contender);
-                    facts.push((problem, kernel, blueprint, rival, cost, limits));
+                Ok(Entrant { timed, problem, kernel, blueprint, rival, cost, limits }) => {
+                    contenders.push(timed.contender);
+                    facts.push((problem, kernel, blueprint, rival, cost, limits, timed.launching));
                 }
                 Err(absent) => self.absent(absent),
             }
         }
         interleave(&mut contenders, self.options.windows.max(1), window);
         let isa = self.record.isa().to_owned();
-        for (contender, (problem, kernel, blueprint, rival, cost, limits)) in
+        for (contender, (problem, kernel, blueprint, rival, cost, limits, launching)) in
             contenders.into_iter().zip(facts)
         {
             match contender.into_samples() {
@@ -100,6 +100,7 @@ impl<'a> Run<'a> {
                         samples,
                         cost,
                         limits,
+                        launching,
                     });
                 }
                 Err(error) => self.absent(Absent { problem: Some(problem), kernel, rival, error }),
@@ -185,7 +186,11 @@ fn copy(device: &Device, bytes: usize) -> Probe<'_> {
     let from = device.upload(&vec![0x3f80_0000u32; words])?;
     let to: Buffer<u32> = device.empty(words)?;
     let Cost { bytes, .. } = device.probe_copy(&from, &to)?;
-    Ok((Limit::Memory, bytes, launches(device, move |_| device.probe_copy(&from, &to).map(drop))?))
+    Ok((
+        Limit::Memory,
+        bytes,
+        launches(device, 1, move |_| device.probe_copy(&from, &to).map(drop))?.contender,
+    ))
 }
 
 /// Products of operands in registers.
@@ -196,7 +201,11 @@ fn peak(device: &Device, products: Products) -> Probe<'_> {
     let rounds = if device.is_software() { 4 } else { 4096 };
     let Cost { macs, .. } = device.probe_products(products, rounds, &out)?;
     let limit = if products == Products::F16Mma { Limit::F16 } else { Limit::Int8 };
-    Ok((limit, macs, launches(device, move |_| device.probe_products(products, rounds, &out).map(drop))?))
+    Ok((
+        limit,
+        macs,
+        launches(device, 1, move |_| device.probe_products(products, rounds, &out).map(drop))?.contender,
+    ))
 }
 
 /// The error on one line of at most 300 characters, without its backtrace.

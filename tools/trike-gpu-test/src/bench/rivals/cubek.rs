@@ -14,13 +14,13 @@ use cubek_matmul::{launch::launch_ref, multi_level, strategy::Strategy};
 use cubek_std::InputBinding;
 use half::f16;
 use std::time::Duration;
-use trike_bench::{Attention, Contender, Heads, Product, Shape};
+use trike_bench::{Attention, Contender, Heads, Launching, Product, Shape};
 use trike_cube::{Cost, Device, DeviceSpec, Runtime};
 
-use super::oracle::{self, check_attention, halves};
+use super::oracle::{self, Numbers, check_attention, halves};
 use super::{CUBEK, Library, absent, caught};
 use crate::bench::catalogue::{Case, HALVES};
-use crate::bench::entrant::{Absent, Entrant, Operands};
+use crate::bench::entrant::{Absent, Entrant, Operands, Timed};
 use crate::bench::run::one_line;
 
 const F16: ElemType = ElemType::Float(FloatKind::F16);
@@ -107,8 +107,10 @@ impl Cubek {
             next += calls as usize;
             caught(|| self.timed(&launch, calls as usize, first))
         });
+        // cubek plans and allocates in each launch, so its launches cannot be recorded.
+        let timed = Timed { contender, launching: Launching::default() };
         let kernel = CUBEK.to_owned();
-        Ok(Entrant { problem, kernel, blueprint, rival: true, cost, limits: HALVES, contender })
+        Ok(Entrant { problem, kernel, blueprint, rival: true, cost, limits: HALVES, timed })
     }
 
     /// Total time of `launches` launches by the device's clock.
@@ -143,7 +145,8 @@ impl Cubek {
             launch_ref(&strategy, &self.client, lhs, rhs, out, &mut types).map_err(|e| anyhow!("{e:?}"))
         };
         launch(0).with_context(|| name.clone())?;
-        operands.check(product, &self.read(&y)?).with_context(|| name.clone())?;
+        let written: Vec<f64> = self.read(&y)?.into_iter().map(f16::to_f64).collect();
+        operands.check(product, &written).with_context(|| name.clone())?;
         Ok((Box::new(launch), name))
     }
 
@@ -202,7 +205,7 @@ impl Library for Cubek {
         rotate: usize,
     ) -> Result<Box<dyn Operands + 'a>> {
         caught(|| {
-            let operands = oracle::Operands::new(case.shape, tokens, rotate);
+            let operands = oracle::Operands::new(case.shape, tokens, rotate, Numbers::F16);
             let weights = (0..operands.copies).map(|_| self.upload(&operands.w)).collect();
             let x = self.upload(&operands.x);
             Ok(Box::new(Held { cubek: self, case, operands, weights, x }) as _)

@@ -1,4 +1,4 @@
-//! Rival implementations of the same problems, timed in the same run: cuBLAS and cubek, in f16.
+//! Rival implementations of the same problems, timed in the same run: cuBLAS in f16, f32 and int8, cubek in f16.
 //!
 //! They cycle through copies of their weights and are interleaved with Trike's kernels by the device's clock, like those.
 //! Before a rival is timed, some of its outputs are compared with an f64 loop. A rival that cannot run is recorded with the
@@ -20,6 +20,8 @@ use trike_bench::Attention;
 use super::catalogue::Case;
 use super::entrant::{Absent, Entrant, Operands};
 use super::run::Run;
+#[cfg(feature = "rivals")]
+use oracle::Numbers;
 
 /// Name of cuBLAS in records.
 pub(super) const CUBLAS: &str = "cuBLAS f16";
@@ -48,7 +50,7 @@ pub(super) trait Library {
 /// Records that this binary was built without rivals.
 #[cfg(not(feature = "rivals"))]
 pub(super) fn open(run: &mut Run<'_>) -> Vec<Box<dyn Library>> {
-    for rival in [CUBLAS, CUBEK] {
+    for rival in ["cuBLAS", CUBEK] {
         run.absent(absent(None, rival, anyhow::anyhow!("built without the feature `rivals`")));
     }
     Vec::new()
@@ -58,10 +60,13 @@ pub(super) fn open(run: &mut Run<'_>) -> Vec<Box<dyn Library>> {
 #[cfg(feature = "rivals")]
 pub(super) fn open(run: &mut Run<'_>) -> Vec<Box<dyn Library>> {
     let device = run.device;
-    let opened: [(&str, Result<Box<dyn Library>>); 2] = [
-        (CUBLAS, caught(|| Ok(Box::new(cublas::Library::open(device)?) as _))),
-        (CUBEK, caught(|| Ok(Box::new(cubek::Cubek::open(device)?) as _))),
-    ];
+    let mut opened: Vec<(&str, Result<Box<dyn Library>>)> = [Numbers::F16, Numbers::F32, Numbers::Int8]
+        .map(|numbers| {
+            let library = caught(|| Ok(Box::new(cublas::Library::open(device, numbers)?) as _));
+            (cublas::name(numbers), library)
+        })
+        .into();
+    opened.push((CUBEK, caught(|| Ok(Box::new(cubek::Cubek::open(device)?) as _))));
     let mut rivals = Vec::new();
     for (name, opened) in opened {
         match opened {

@@ -17,8 +17,72 @@ pub(super) fn halves(seed: u64, len: usize) -> Vec<f16> {
     some.iter().copied().cycle().take(len).collect()
 }
 
-/// FP16 weights and activations of a shape, for all numbers of tokens.
+/// Number type of a rival's operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Numbers {
+    /// FP16, as are the outputs.
+    F16,
+    /// f32, as are the outputs.
+    F32,
+    /// Signed bytes; outputs are 32-bit integers.
+    Int8,
+}
+
+impl Numbers {
+    /// Bytes of an operand's element.
+    pub(super) fn size(self) -> usize {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+            Self::Int8 => 1,
+        }
+    }
+
+    /// Bytes of an output.
+    pub(super) fn output_size(self) -> usize {
+        if self == Self::F16 { 2 } else { 4 }
+    }
+
+    /// Operands in this type: the values, or 16 times as much rounded to bytes.
+    pub(super) fn bytes(self, values: &[f16]) -> Vec<u8> {
+        match self {
+            Self::F16 => values.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Self::F32 => values.iter().flat_map(|x| x.to_f32().to_le_bytes()).collect(),
+            Self::Int8 => values.iter().map(|x| byte(*x).cast_unsigned()).collect(),
+        }
+    }
+
+    /// Outputs of this type.
+    pub(super) fn outputs(self, bytes: &[u8]) -> Vec<f64> {
+        let words = || bytes.as_chunks::<4>().0.iter();
+        match self {
+            Self::F16 => bytes.as_chunks::<2>().0.iter().map(|b| f16::from_le_bytes(*b).to_f64()).collect(),
+            Self::F32 => words().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
+            Self::Int8 => words().map(|b| f64::from(i32::from_le_bytes(*b))).collect(),
+        }
+    }
+
+    fn value(self, x: f16) -> f64 {
+        if self == Self::Int8 { f64::from(byte(x)) } else { x.to_f64() }
+    }
+
+    /// Tolerance of a sum of products, with the sum of their squares: an f32 sum, rounded to f16 where outputs are.
+    fn allowed(self, sum: f64, squares: f64) -> f64 {
+        match self {
+            Self::F16 => sum.abs() / 1024.0 + 2e-3 * squares.sqrt() + 1e-3,
+            Self::F32 => 1e-4 * squares.sqrt() + 1e-5,
+            Self::Int8 => 0.0,
+        }
+    }
+}
+
+fn byte(x: f16) -> i8 {
+    (16.0 * x.to_f32()).round().clamp(-127.0, 127.0) as i8
+}
+
+/// Weights and activations of a shape, for all numbers of tokens.
 pub(super) struct Operands {
+    numbers: Numbers,
     /// `rows x cols`.
     pub(super) w: Vec<f16>,
     /// `tokens x cols`, for the largest number of tokens.
@@ -29,28 +93,27 @@ pub(super) struct Operands {
 
 impl Operands {
     /// Operands for products with these numbers of tokens.
-    pub(super) fn new(shape: Shape, tokens: &[usize], rotate: usize) -> Self {
+    pub(super) fn new(shape: Shape, tokens: &[usize], rotate: usize, numbers: Numbers) -> Self {
         let Shape { rows, cols, .. } = shape;
         let most = tokens.iter().copied().max().unwrap_or(1);
-        let copies = rotate.div_ceil(2 * rows * cols).clamp(2, MOST_COPIES);
-        Self { w: halves(1, rows * cols), x: halves(2, most * cols), copies }
+        let copies = rotate.div_ceil(numbers.size() * rows * cols).clamp(2, MOST_COPIES);
+        Self { numbers, w: halves(1, rows * cols), x: halves(2, most * cols), copies }
     }
 
     /// Compares some of the outputs (`tokens x rows`) with exact sums.
     ///
     /// # Errors
     /// The first output that is out of tolerance, or a wrong number of outputs.
-    pub(super) fn check(&self, product: &Product, y: &[f16]) -> Result<()> {
+    pub(super) fn check(&self, product: &Product, y: &[f64]) -> Result<()> {
         let &Product { shape: Shape { rows, cols, .. }, tokens, .. } = product;
         ensure!(y.len() == rows * tokens, "expected {} outputs, got {}", rows * tokens, y.len());
         for token in some_of(tokens) {
             for row in some_of(rows) {
                 let (w, x) = (&self.w[row * cols..][..cols], &self.x[token * cols..][..cols]);
-                let terms = w.iter().zip(x).map(|(w, x)| w.to_f64() * x.to_f64());
+                let terms = w.iter().zip(x).map(|(w, x)| self.numbers.value(*w) * self.numbers.value(*x));
                 let (sum, squares) = terms.fold((0.0, 0.0), |(sum, squares), t| (sum + t, squares + t * t));
-                let got = y[token * rows + row].to_f64();
-                // Tolerance of an f32 sum that is rounded to f16.
-                let allowed = sum.abs() / 1024.0 + 2e-3 * f64::sqrt(squares) + 1e-3;
+                let got = y[token * rows + row];
+                let allowed = self.numbers.allowed(sum, squares);
                 let fits = (got - sum).abs() <= allowed;
                 ensure!(fits, "output {row} of token {token}: expected {sum} +- {allowed}, got {got}");
             }
@@ -108,20 +171,26 @@ mod tests {
     fn a_product_of_the_transpose_is_noticed() {
         let shape = Shape { name: "square", rows: 12, cols: 12 };
         let product = Product { shape, tokens: 3, zeros: Zeros::Trained };
-        let operands = Operands::new(shape, &[3], 1);
-        let times = |at: fn(usize, usize) -> usize| -> Vec<f16> {
-            let one = |i: usize| {
-                let (token, row) = (i / 12, i % 12);
-                let terms =
-                    (0..12).map(|c| operands.w[at(row, c)].to_f32() * operands.x[token * 12 + c].to_f32());
-                f16::from_f32(terms.sum())
+        for numbers in [Numbers::F16, Numbers::F32, Numbers::Int8] {
+            let operands = Operands::new(shape, &[3], 1, numbers);
+            let [w, x] = [&operands.w, &operands.x].map(|of| numbers.bytes(of));
+            assert_eq!((w.len(), x.len()), (144 * numbers.size(), 36 * numbers.size()));
+            // Operands are read back as outputs are, except for bytes.
+            let read = |bytes: &[u8]| match numbers {
+                Numbers::Int8 => bytes.iter().map(|b| f64::from(b.cast_signed())).collect(),
+                _ => numbers.outputs(bytes),
             };
-            (0..36).map(one).collect()
-        };
-        operands.check(&product, &times(|row, col| row * 12 + col)).unwrap();
-        let wrong = operands.check(&product, &times(|row, col| col * 12 + row)).unwrap_err();
-        assert!(wrong.to_string().contains("expected"), "{wrong}");
-        assert!(operands.check(&product, &[]).is_err());
+            let (w, x) = (read(&w), read(&x));
+            let times = |at: fn(usize, usize) -> usize| -> Vec<f64> {
+                let one = |i: usize| (0..12).map(|c| w[at(i % 12, c)] * x[i / 12 * 12 + c]).sum();
+                (0..36).map(one).collect()
+            };
+            operands.check(&product, &times(|row, col| row * 12 + col)).unwrap();
+            let wrong = operands.check(&product, &times(|row, col| col * 12 + row)).unwrap_err();
+            assert!(wrong.to_string().contains("expected"), "{wrong}");
+            assert!(operands.check(&product, &[]).is_err());
+        }
+        assert_eq!(Numbers::Int8.outputs(&(-70_000i32).to_le_bytes()), [-70_000.0]);
     }
 
     #[test]

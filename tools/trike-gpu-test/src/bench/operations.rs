@@ -1,0 +1,294 @@
+//! What happens between products, and hypervectors: operations without weights, as data, and their launches.
+
+use anyhow::Result;
+use std::fmt;
+use trike_bench::{Heads, Limit};
+use trike_cube::attention::Positions;
+use trike_cube::linear::{ActivationPrecision, ActivationShape, Activations};
+use trike_cube::ops::{
+    Elementwise, ElementwiseProblem, GatedActivation, Norm, RopePairing, RopeProblem, RopeTable, RowInput,
+    RowProblem, RowSource, RowTarget, TopProblem,
+};
+use trike_cube::{Buffer, Cost, Device, Plan, Strategy, TritScore, TritTable};
+use trike_testkit::Rng;
+use trike_trit::{Encoding, Scales, TritTensor};
+
+use super::catalogue::TRIKE;
+use super::entrant::{Absent, Entrant, Timed, launches};
+
+/// An operation of a size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// RMSNorm to f32.
+    RmsNorm {
+        /// Rows.
+        tokens: usize,
+        /// Columns.
+        width: usize,
+    },
+    /// RMSNorm, then int8 codes for a ternary layer.
+    NormAndQuantize {
+        /// Rows.
+        tokens: usize,
+        /// Columns.
+        width: usize,
+    },
+    /// Rotary position embedding of all query heads.
+    Rotary {
+        /// Tokens.
+        tokens: usize,
+        /// The heads; all query heads are rotated.
+        heads: Heads,
+    },
+    /// `silu(gate) * up` in f32, then int8 codes, in two launches.
+    GateThenQuantize {
+        /// Rows.
+        tokens: usize,
+        /// Columns.
+        width: usize,
+    },
+    /// The same in one launch.
+    GateAndQuantize {
+        /// Rows.
+        tokens: usize,
+        /// Columns.
+        width: usize,
+    },
+    /// The largest logits of a vocabulary.
+    Top {
+        /// Number of logits.
+        vocab: usize,
+        /// Number of results.
+        k: usize,
+    },
+    /// Dot products of trit vectors with the rows of a table, by popcount.
+    Scores {
+        /// Query vectors.
+        queries: usize,
+        /// Rows of the table.
+        rows: usize,
+        /// Elements per vector.
+        trits: usize,
+    },
+    /// Bundles of `each` hypervectors: both signs of each dimension counted.
+    Bundle {
+        /// Number of bundles.
+        bundles: usize,
+        /// Vectors per bundle.
+        each: usize,
+        /// Elements per vector.
+        trits: usize,
+    },
+}
+
+/// Operations of the 2b model for one token and for many, its top-k, and hypervectors of usual lengths.
+pub(super) const OPERATIONS: &[Operation] = &[
+    Operation::RmsNorm { tokens: 1, width: 2560 },
+    Operation::RmsNorm { tokens: 2048, width: 2560 },
+    Operation::NormAndQuantize { tokens: 1, width: 2560 },
+    Operation::NormAndQuantize { tokens: 2048, width: 2560 },
+    Operation::Rotary { tokens: 1, heads: Heads::B2 },
+    Operation::Rotary { tokens: 2048, heads: Heads::B2 },
+    Operation::GateThenQuantize { tokens: 1, width: 6912 },
+    Operation::GateAndQuantize { tokens: 1, width: 6912 },
+    Operation::GateThenQuantize { tokens: 2048, width: 6912 },
+    Operation::GateAndQuantize { tokens: 2048, width: 6912 },
+    Operation::Top { vocab: 128_256, k: 1 },
+    Operation::Top { vocab: 128_256, k: 40 },
+    Operation::Scores { queries: 1, rows: 65_536, trits: 10_240 },
+    Operation::Scores { queries: 64, rows: 65_536, trits: 10_240 },
+    Operation::Bundle { bundles: 256, each: 64, trits: 10_240 },
+];
+
+/// One of each kind, for testing the benchmark itself.
+pub(super) const TINY: &[Operation] = &[
+    Operation::RmsNorm { tokens: 2, width: 96 },
+    Operation::NormAndQuantize { tokens: 2, width: 128 },
+    Operation::Rotary { tokens: 2, heads: Heads::TINY },
+    Operation::GateThenQuantize { tokens: 2, width: 128 },
+    Operation::GateAndQuantize { tokens: 2, width: 128 },
+    Operation::Top { vocab: 500, k: 4 },
+    Operation::Scores { queries: 3, rows: 20, trits: 300 },
+    Operation::Bundle { bundles: 2, each: 3, trits: 300 },
+];
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::RmsNorm { tokens, width } => write!(f, "rms-norm {width} m={tokens}"),
+            Self::NormAndQuantize { tokens, width } => write!(f, "rms-norm and codes {width} m={tokens}"),
+            Self::Rotary { tokens, heads } => {
+                write!(f, "rotary {} x {} m={tokens}", heads.heads, heads.head_dim)
+            }
+            Self::GateThenQuantize { tokens, width } => write!(f, "swiglu, then codes {width} m={tokens}"),
+            Self::GateAndQuantize { tokens, width } => write!(f, "swiglu and codes {width} m={tokens}"),
+            Self::Top { vocab, k } => write!(f, "top {k} of {vocab}"),
+            Self::Scores { queries, rows, trits } => write!(f, "trits {rows} x {trits} m={queries}"),
+            Self::Bundle { bundles, each, trits } => write!(f, "{bundles} bundles of {each} x {trits}"),
+        }
+    }
+}
+
+/// Problem of rows that are quantized to int8 per token.
+fn rows(tokens: usize, cols: usize, source: RowSource, norm: bool) -> RowProblem {
+    let target = RowTarget::Codes(ActivationPrecision::Int8PerToken);
+    RowProblem { rows: tokens, cols, source, norm, target, rotation: None }
+}
+
+const GATED: RowSource = RowSource::Gated(GatedActivation::SiLu);
+
+impl Operation {
+    /// Work and memory traffic of one call, all launches together.
+    pub(super) fn cost(&self) -> Cost {
+        match *self {
+            Self::RmsNorm { tokens, width } => {
+                let target = RowTarget::Floats;
+                RowProblem { target, ..rows(tokens, width, RowSource::Plain, true) }.cost()
+            }
+            Self::NormAndQuantize { tokens, width } => rows(tokens, width, RowSource::Plain, true).cost(),
+            Self::Rotary { tokens, heads } => rotary(tokens, heads).cost(),
+            Self::GateThenQuantize { tokens, width } => {
+                let operation = Elementwise::Gated(GatedActivation::SiLu);
+                let gate = ElementwiseProblem { operation, len: tokens * width }.cost();
+                let codes = rows(tokens, width, RowSource::Plain, false).cost();
+                Cost { macs: gate.macs + codes.macs, bytes: gate.bytes + codes.bytes }
+            }
+            Self::GateAndQuantize { tokens, width } => rows(tokens, width, GATED, false).cost(),
+            Self::Top { vocab, k } => TopProblem { rows: 1, cols: vocab, k }.cost(),
+            Self::Scores { queries, rows, trits } => {
+                let bytes = (rows + queries) * trits.div_ceil(4) + 4 * queries * rows;
+                Cost { macs: (queries * rows * trits) as u64, bytes: bytes as u64 }
+            }
+            Self::Bundle { bundles, each, trits } => {
+                let bytes = bundles * (each * trits.div_ceil(4) + 8 * trits);
+                Cost { macs: (bundles * each * trits) as u64, bytes: bytes as u64 }
+            }
+        }
+    }
+
+    /// The contender.
+    pub(super) fn entrant<'a>(&self, device: &'a Device) -> Result<Entrant<'a>, Absent> {
+        let problem = self.to_string();
+        let timed = self.timed(device).map_err(|error| Absent {
+            problem: Some(problem.clone()),
+            kernel: TRIKE.to_owned(),
+            rival: false,
+            error,
+        })?;
+        Ok(Entrant {
+            problem,
+            kernel: TRIKE.to_owned(),
+            blueprint: String::new(),
+            rival: false,
+            cost: self.cost(),
+            limits: &[Limit::Memory],
+            timed,
+        })
+    }
+
+    fn timed<'a>(&self, device: &'a Device) -> Result<Timed<'a>> {
+        let mut rng = Rng::new(13);
+        match *self {
+            Self::RmsNorm { tokens, width } => {
+                let x = device.upload(&rng.normals(tokens * width))?;
+                let weight = device.upload(&rng.normals(width))?;
+                let out = device.empty(tokens * width)?;
+                launches(device, 1, move |_| {
+                    let norm = Norm { weight: &weight, eps: 1e-5 };
+                    device.rms_norm(RowInput::Plain(&x), norm, &out, &Strategy::Inferred)
+                })
+            }
+            Self::NormAndQuantize { tokens, width } => {
+                let x = device.upload(&rng.normals(tokens * width))?;
+                let weight = device.upload(&rng.normals(width))?;
+                let out = codes(device, tokens, width)?;
+                launches(device, 1, move |_| {
+                    let norm = Norm { weight: &weight, eps: 1e-5 };
+                    device.quantize(RowInput::Plain(&x), Some(norm), &out, &Strategy::Inferred)
+                })
+            }
+            Self::Rotary { tokens, heads: Heads { heads, head_dim, .. } } => {
+                let x = device.upload(&rng.normals(tokens * heads * head_dim))?;
+                let frequencies: Vec<f32> =
+                    (0..head_dim / 2).map(|i| 1e4f32.powf(-2.0 * i as f32 / head_dim as f32)).collect();
+                let turns = RopeTable::upload(device, &frequencies, tokens, RopePairing::Halves)?;
+                let at: Vec<u32> = (0..tokens as u32).collect();
+                let positions = Positions::upload(device, &at)?;
+                launches(device, 1, move |_| {
+                    device.rope(&x, head_dim, &positions, &turns, &Strategy::Inferred)
+                })
+            }
+            Self::GateThenQuantize { tokens, width } => {
+                let [gate, up] = gates(device, tokens * width, &mut rng)?;
+                let between: Buffer<f32> = device.empty(tokens * width)?;
+                let out = codes(device, tokens, width)?;
+                launches(device, 1, move |_| {
+                    device.gated(&gate, &up, GatedActivation::SiLu, &between, &Strategy::Inferred)?;
+                    device.quantize(RowInput::Plain(&between), None, &out, &Strategy::Inferred)
+                })
+            }
+            Self::GateAndQuantize { tokens, width } => {
+                let [gate, up] = gates(device, tokens * width, &mut rng)?;
+                let out = codes(device, tokens, width)?;
+                launches(device, 1, move |_| {
+                    let input = RowInput::Gated { gate: &gate, up: &up, activation: GatedActivation::SiLu };
+                    device.quantize(input, None, &out, &Strategy::Inferred)
+                })
+            }
+            Self::Top { vocab, k } => {
+                let x = device.upload(&rng.normals(vocab))?;
+                let values = device.empty(k)?;
+                launches(device, 1, move |_| device.top(&x, vocab, k, &values, &Strategy::Inferred).map(drop))
+            }
+            Self::Scores { queries, rows, trits } => {
+                let table = hypervectors(device, rows, trits, &mut rng)?;
+                let some = hypervectors(device, queries, trits, &mut rng)?;
+                let out = device.empty(queries * rows)?;
+                launches(device, 1, move |_| {
+                    device.trit_scores(TritScore::Dot, &some, &table, &out, &Strategy::Inferred)
+                })
+            }
+            Self::Bundle { bundles, each, trits } => {
+                let table = hypervectors(device, bundles * each, trits, &mut rng)?;
+                launches(device, 1, move |_| device.bundle(&table, each, None).map(drop))
+            }
+        }
+    }
+}
+
+fn rotary(tokens: usize, heads: Heads) -> RopeProblem {
+    let Heads { heads, head_dim, .. } = heads;
+    RopeProblem { tokens, heads, head_dim, rotated: head_dim, pairing: RopePairing::Halves }
+}
+
+fn codes(device: &Device, tokens: usize, cols: usize) -> Result<Activations> {
+    let precision = ActivationPrecision::Int8PerToken;
+    Ok(Activations::empty(device, ActivationShape { tokens, cols, precision })?)
+}
+
+fn gates(device: &Device, len: usize, rng: &mut Rng) -> Result<[Buffer<f32>; 2]> {
+    Ok([device.upload(&rng.normals(len))?, device.upload(&rng.normals(len))?])
+}
+
+/// Random hypervectors with a third of zeros.
+fn hypervectors(device: &Device, rows: usize, trits: usize, rng: &mut Rng) -> Result<TritTable> {
+    let values = rng.trits(rows * trits, 2.0 / 3.0);
+    let tensor = TritTensor::from_trits(rows, trits, &values, Encoding::Planes, Scales::tensor(1.0))?;
+    Ok(TritTable::upload(device, &tensor)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fusing_the_gate_saves_a_pass_over_memory() {
+        let [apart, fused] = [
+            Operation::GateThenQuantize { tokens: 7, width: 6912 },
+            Operation::GateAndQuantize { tokens: 7, width: 6912 },
+        ];
+        // The product in f32, written and read again.
+        assert_eq!(apart.cost().bytes - fused.cost().bytes, 2 * 4 * 7 * 6912);
+        assert_eq!(apart.to_string(), "swiglu, then codes 6912 m=7");
+    }
+}
