@@ -259,14 +259,13 @@ impl<B: Backend> DecoderBlock<B> {
             }
             input = Input::Plain(made);
         }
-        let [mut q, mut k, v] = project(backend, input, [&self.query, &self.key, &self.value])?;
+        let [mut q, mut k, mut v] = project(backend, input, [&self.query, &self.key, &self.value])?;
         if let Some((q_norm, k_norm)) = &self.qk_norm {
             q = backend.head_norm(&q, q_norm, eps)?;
             k = backend.head_norm(&k, k_norm, eps)?;
         }
-        backend.rope(&mut q, rope, inputs)?;
-        backend.rope(&mut k, rope, inputs)?;
-        let attended = backend.attention(&spec.attention(), &q, &k, &v, inputs, caches)?;
+        let attended =
+            backend.rotate_and_attend(&spec.attention(), [&mut q, &mut k, &mut v], rope, inputs, caches)?;
         let mut input = match &self.attention_sub_norm {
             None => Input::Plain(&attended),
             Some(weight) => Input::Normed(&attended, Norm { weight, eps }),

@@ -136,6 +136,11 @@ impl KvCache {
         self.shape
     }
 
+    /// Keys and values, as buffers that a launch writes.
+    pub(super) fn written(&self) -> [&dyn AnyBuffer; 2] {
+        [self.k.memory(), self.v.memory()]
+    }
+
     /// Returns true if a tensor shares memory with the cache.
     pub(super) fn overlaps(&self, other: &Buffer<f32>) -> bool {
         self.k.overlaps(other) || self.v.overlaps(other)
@@ -275,6 +280,27 @@ pub struct Segment<'a> {
     pub cache: &'a KvCache,
 }
 
+impl Segment<'_> {
+    /// Checks new keys and values (`positions x kv_heads x head_dim`) of the segment before they are stored.
+    pub(super) fn check_new(&self, k: &Buffer<f32>, v: &Buffer<f32>, is_capturing: bool) -> Result<()> {
+        let Self { rows, positions, cache } = self;
+        let shape = cache.shape;
+        let width = shape.kv_heads * shape.head_dim;
+        check_len("new keys", positions.values().len() * width, k.len())?;
+        check_len("new values", positions.values().len() * width, v.len())?;
+        positions.first_of(rows)?;
+        check_range("tokens to store in a cache", 1, shape.capacity, rows.len())?;
+        if is_capturing && rows.len() > 1 {
+            // Positions written before a replay need not be consecutive.
+            return Err(CubeError::Capture { what: "keys and values of several positions" });
+        }
+        if [k, v].iter().any(|new| cache.overlaps(new)) {
+            return Err(CubeError::Overlap { what: "new keys or values and the cache" });
+        }
+        Ok(())
+    }
+}
+
 /// `below` is at least 1.
 fn check_values(values: &[u32], below: usize) -> Result<()> {
     check_range("positions", 1, u32::MAX as usize, values.len())?;
@@ -324,20 +350,10 @@ impl Device {
     /// [`CubeError::Length`] for keys or values of the wrong length, [`CubeError::Range`] for rows that do not exist or exceed
     /// the cache capacity, [`CubeError::NotConsecutive`], [`CubeError::Overlap`], and those of the launch.
     pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &Segment<'_>) -> Result<()> {
-        let Segment { rows, positions, cache } = segment;
+        segment.check_new(k, v, self.is_capturing())?;
+        let Segment { rows, cache, .. } = segment;
         let shape = cache.shape;
         let width = shape.kv_heads * shape.head_dim;
-        check_len("new keys", positions.values().len() * width, k.len())?;
-        check_len("new values", positions.values().len() * width, v.len())?;
-        positions.first_of(rows)?;
-        check_range("tokens to store in a cache", 1, shape.capacity, rows.len())?;
-        if self.is_capturing() && rows.len() > 1 {
-            // Positions written before a replay need not be consecutive.
-            return Err(CubeError::Capture { what: "keys and values of several positions" });
-        }
-        if [k, v].iter().any(|new| cache.overlaps(new)) {
-            return Err(CubeError::Overlap { what: "new keys or values and the cache" });
-        }
         let lanes = shape.lanes();
         let count = rows.len() * width / lanes;
         let cubes = spread(count.div_ceil(UNITS as usize));

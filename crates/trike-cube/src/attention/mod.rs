@@ -1,12 +1,14 @@
 //! Causal attention over a ring-buffer KV cache; keys and values shared by query heads (GQA) are not expanded.
 //!
-//! [`Device::store`] appends keys and values to a [`KvCache`], [`Device::attention`] computes attention over it.
+//! [`Device::store`] appends keys and values to a [`KvCache`], [`Device::rotate_and_store`] rotates them and the queries as well,
+//! and [`Device::attention`] computes attention over the cache.
 
 mod cache;
 mod decode;
 mod mma;
 mod plan;
 mod prefill;
+mod rotate;
 
 use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim, Float};

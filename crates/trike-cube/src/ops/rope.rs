@@ -58,6 +58,15 @@ impl RopeTable {
         2 * self.frequencies
     }
 
+    /// `[position][2][frequency]`: cosines, then sines.
+    pub(crate) fn turns(&self) -> &Buffer<f32> {
+        &self.turns
+    }
+
+    pub(crate) fn pairing(&self) -> RopePairing {
+        self.pairing
+    }
+
     /// Number of positions in the table; token positions must be below it.
     #[must_use]
     pub fn positions(&self) -> usize {

@@ -363,6 +363,25 @@ pub trait Backend {
         caches: &mut [&mut Self::Cache],
     ) -> Result<Self::Tensor, NnError>;
 
+    /// [`Backend::rope`] of queries and keys, then [`Backend::attention`]; a backend may do both at once, and what it leaves in
+    /// `q` and `k` is not used.
+    ///
+    /// # Errors
+    ///
+    /// Those of the two.
+    fn rotate_and_attend(
+        &self,
+        spec: &AttentionSpec,
+        [q, k, v]: [&mut Self::Tensor; 3],
+        rope: &Self::Rope,
+        inputs: &Self::Inputs,
+        caches: &mut [&mut Self::Cache],
+    ) -> Result<Self::Tensor, NnError> {
+        self.rope(q, rope, inputs)?;
+        self.rope(k, rope, inputs)?;
+        self.attention(spec, q, k, v, inputs, caches)
+    }
+
     /// `activation(gate) * up`.
     ///
     /// # Errors

@@ -241,7 +241,18 @@ impl Backend for CubeBackend {
         inputs: &CubeInputs,
         caches: &mut [&mut KvCache],
     ) -> Result<CubeTensor, NnError> {
-        self.attend(spec, [q, k, v], inputs, caches)
+        self.attend(spec, [q, k, v], None, inputs, caches)
+    }
+
+    fn rotate_and_attend(
+        &self,
+        spec: &AttentionSpec,
+        [q, k, v]: [&mut CubeTensor; 3],
+        rope: &CubeRope,
+        inputs: &CubeInputs,
+        caches: &mut [&mut KvCache],
+    ) -> Result<CubeTensor, NnError> {
+        self.attend(spec, [&*q, &*k, &*v], Some(rope), inputs, caches)
     }
 
     fn gated(

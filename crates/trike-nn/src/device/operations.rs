@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use trike_cube::attention::{self, KvCache};
 use trike_cube::linear::{ActivationShape, Activations};
-use trike_cube::ops::{self, Indices, RowInput};
+use trike_cube::ops::{self, Indices, RopeTable, RowInput};
 use trike_cube::{Buffer, Strategy};
 use trike_trit::Hadamard;
 
@@ -235,27 +235,46 @@ impl CubeBackend {
         rope: &CubeRope,
         inputs: &CubeInputs,
     ) -> Result<(), NnError> {
-        check::rope(x.shape(), rope.head_dim, &inputs.host)?;
-        let needed = inputs.host.positions().iter().max().map_or(0, |&last| last as usize + 1);
-        let table = rope.table(self, needed)?;
+        let table = self.rope_table(x, rope, inputs)?;
         let positions = &inputs.positions;
         Ok(self.device.rope(&x.buffer, rope.head_dim, positions, &table, &Strategy::Inferred)?)
     }
 
+    /// The table of a rotation, long enough for the positions of the step.
+    fn rope_table(&self, x: &CubeTensor, rope: &CubeRope, inputs: &CubeInputs) -> Result<RopeTable, NnError> {
+        check::rope(x.shape(), rope.head_dim, &inputs.host)?;
+        let needed = inputs.host.positions().iter().max().map_or(0, |&last| last as usize + 1);
+        rope.table(self, needed)
+    }
+
+    /// Stores keys and values, then attends; with `rope`, queries and keys are rotated before, in the launch of the store.
     pub(super) fn attend(
         &self,
         spec: &AttentionSpec,
         [q, k, v]: [&CubeTensor; 3],
+        rope: Option<&CubeRope>,
         inputs: &CubeInputs,
         caches: &mut [&mut KvCache],
     ) -> Result<CubeTensor, NnError> {
         let specs: Vec<CacheSpec> = caches.iter().map(|cache| spec_of(cache)).collect();
         check::attention(spec, [q, k, v].map(CubeTensor::shape), &inputs.host, specs.iter())?;
+        let table = match rope {
+            Some(rope) => {
+                check::rope(k.shape(), rope.head_dim, &inputs.host)?;
+                Some(self.rope_table(q, rope, inputs)?)
+            }
+            None => None,
+        };
         let out = self.tensor(q.rows(), q.width)?;
         for (segment, cache) in inputs.host.segments().iter().zip(caches) {
             let spec = spec.within(segment.window);
             let rows = attention::Segment { rows: segment.rows.clone(), positions: &inputs.positions, cache };
-            self.device.store(&k.buffer, &v.buffer, &rows)?;
+            match &table {
+                Some(table) => {
+                    self.device.rotate_and_store(&q.buffer, &k.buffer, &v.buffer, &rows, table)?;
+                }
+                None => self.device.store(&k.buffer, &v.buffer, &rows)?,
+            }
             self.device.attention(&spec, &q.buffer, &rows, &out.buffer, &Strategy::Inferred)?;
         }
         Ok(out)

@@ -10,6 +10,7 @@ pub mod graphs;
 pub mod linear;
 pub mod matrices;
 pub mod probe;
+pub mod rotations;
 pub mod rows;
 pub mod sampling;
 pub mod vsa;
@@ -24,6 +25,7 @@ pub fn all(session: &mut Session) {
     elementwise::elementwise(session);
     sampling::sampling(session);
     attention::attention(session);
+    rotations::rotations(session);
     graphs::graphs(session);
     probe::probe(session);
     vsa::vsa(session);

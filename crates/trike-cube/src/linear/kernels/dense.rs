@@ -118,26 +118,47 @@ pub(in crate::linear) fn dense_decode(
     }
     let mut index = unit;
     while index < stride {
+        // The activations of a word, `[weight][token]`, shared by the rows. The padding's weights are zero; `x` has no padding.
+        let mut xs = Array::<f32>::new(comptime!(per * each));
+        #[unroll]
+        for i in 0..per {
+            let col = index * per + i;
+            let at = clamp_max(col, cols - 1);
+            #[unroll]
+            for m in 0..each {
+                let token = clamp_max(first_token + m, last_token);
+                xs[comptime!(i * each + m)] = select(col < cols, x[token * cols + at], 0.0f32);
+            }
+        }
         #[unroll]
         for r in 0..ROWS {
             // Rows and tokens past the last repeat the last one and are not stored.
             let row = clamp_max(first_row + r, last_row);
             let word = words[row * stride + index];
+            let mut products = Array::<f32>::new(each);
+            #[unroll]
+            for m in 0..each {
+                products[m] = 0.0;
+            }
             #[unroll]
             for i in 0..per {
-                let col = index * per + i;
                 let mut weight = weight_of(word, i, form.kind);
-                if comptime!(form.scale == ScaleMode::Word || form.scale == ScaleMode::Weight) {
-                    weight *= scale_of(scales, row, col, group, groups);
+                if comptime!(form.scale == ScaleMode::Weight) {
+                    weight *= scale_of(scales, row, index * per + i, group, groups);
                 }
-                // The padding's weights are zero; `x` has no padding.
-                let at = clamp_max(col, cols - 1);
                 #[unroll]
                 for m in 0..each {
-                    let token = clamp_max(first_token + m, last_token);
-                    sums[comptime!(r * each + m)] +=
-                        weight * select(col < cols, x[token * cols + at], 0.0f32);
+                    products[m] += weight * xs[comptime!(i * each + m)];
                 }
+            }
+            // One division and one scale for a word.
+            let mut scale = 1.0f32;
+            if comptime!(form.scale == ScaleMode::Word) {
+                scale = scale_of(scales, row, index * per, group, groups);
+            }
+            #[unroll]
+            for m in 0..each {
+                sums[comptime!(r * each + m)] += products[m] * scale;
             }
         }
         index += UNITS;

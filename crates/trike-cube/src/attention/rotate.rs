@@ -1,0 +1,182 @@
+//! Rotation of queries and keys, and the store of keys and values, in one launch.
+
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use half::f16;
+use trike_core::RopePairing;
+
+use super::Segment;
+use super::cache::KvBuffer;
+use crate::device::{Buffer, Device, Launch};
+use crate::error::{CubeError, Result, check_len, check_range};
+use crate::ops::RopeTable;
+use crate::plan::{Settings, spread};
+
+/// Units per cube.
+const UNITS: u32 = 128;
+
+mod kernel {
+    use super::*;
+
+    /// Places of the two elements of a pair in a head: pairs past the rotated ones are neighbours.
+    #[cube]
+    fn places(pair: usize, rotated: usize, #[comptime] pairing: RopePairing) -> (usize, usize) {
+        let pairs = rotated / 2;
+        let neighbours = comptime!(pairing == RopePairing::Adjacent) || pair >= pairs;
+        let low = select(neighbours, 2 * pair, pair);
+        let high = select(neighbours, 2 * pair + 1, pair + pairs);
+        (low, high)
+    }
+
+    /// Unit `i` takes pair `i % (head_dim / 2)` of one head of one row: of a query, which is rotated in place, or of a key and
+    /// of its value, which are stored in the cache, the key rotated.
+    #[cube(launch_unchecked)]
+    pub(super) fn rotate_and_store<E: Float>(
+        q: &mut [f32],
+        k: &[f32],
+        v: &[f32],
+        positions: &[u32],
+        turns: &[f32],
+        keys: &mut [E],
+        values: &mut [E],
+        count: u32,
+        first_row: u32,
+        heads: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        rotated: u32,
+        capacity: u32,
+        #[comptime] pairing: RopePairing,
+    ) {
+        let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
+        if i < count as usize {
+            let (heads, kv_heads, rotated) = (heads as usize, kv_heads as usize, rotated as usize);
+            let (dim, half) = (head_dim as usize, head_dim as usize / 2);
+            let (pair, rest) = (i % half, i / half);
+            let (head, row) = (rest % (heads + kv_heads), first_row as usize + rest / (heads + kv_heads));
+            let position = positions[row];
+            let (low, high) = places(pair, rotated, pairing);
+            let turns_at = position as usize * rotated + pair;
+            if head < heads {
+                if pair < rotated / 2 {
+                    let at = (row * heads + head) * dim;
+                    let (a, b) = (q[at + low], q[at + high]);
+                    let (cos, sin) = (turns[turns_at], turns[turns_at + rotated / 2]);
+                    q[at + low] = a * cos - b * sin;
+                    q[at + high] = a * sin + b * cos;
+                }
+            } else {
+                let head = head - heads;
+                let from = (row * kv_heads + head) * dim;
+                let to = (head * capacity as usize + (position % capacity) as usize) * dim;
+                let (mut a, mut b) = (k[from + low], k[from + high]);
+                if pair < rotated / 2 {
+                    let (cos, sin) = (turns[turns_at], turns[turns_at + rotated / 2]);
+                    let (x, y) = (a, b);
+                    a = x * cos - y * sin;
+                    b = x * sin + y * cos;
+                }
+                keys[to + low] = E::cast_from(a);
+                keys[to + high] = E::cast_from(b);
+                values[to + low] = E::cast_from(v[from + low]);
+                values[to + high] = E::cast_from(v[from + high]);
+            }
+        }
+    }
+}
+
+impl Device {
+    /// Rotates the queries of a segment in place, and stores its keys, rotated, and its values in its cache: what
+    /// [`Device::rope`] for both and [`Device::store`] do, in one launch. `q` has the shape
+    /// `positions x heads x head_dim`; `k` and `v` have `positions x kv_heads x head_dim` and are not changed. Rows of other
+    /// segments are left alone.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::rope`] and [`Device::store`]; [`CubeError::NotMultiple`] for an odd `head_dim`.
+    pub fn rotate_and_store(
+        &self,
+        q: &Buffer<f32>,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+        segment: &Segment<'_>,
+        table: &RopeTable,
+    ) -> Result<()> {
+        let Segment { rows, positions, cache } = segment;
+        let shape = cache.shape();
+        let all = positions.values().len();
+        let unit = all.saturating_mul(shape.head_dim).max(1);
+        if q.len() == 0 || !q.len().is_multiple_of(unit) {
+            return Err(CubeError::NotMultiple { what: "queries to rotate", unit, got: q.len() });
+        }
+        let heads = q.len() / unit;
+        if !shape.head_dim.is_multiple_of(2) {
+            return Err(CubeError::NotMultiple { what: "head_dim of rope", unit: 2, got: shape.head_dim });
+        }
+        check_range("head_dim of rope", table.rotated(), 1 << 16, shape.head_dim)?;
+        segment.check_new(k, v, self.is_capturing())?;
+        if q.overlaps(k) || q.overlaps(v) || cache.overlaps(q) {
+            return Err(CubeError::Overlap { what: "queries, and keys, values or the cache" });
+        }
+        let last = positions.values()[rows.clone()].iter().copied().max().unwrap_or(0);
+        check_range("position of rope", 0, table.positions() - 1, last as usize)?;
+        if self.is_capturing() {
+            positions.keep_below(table.positions());
+        }
+        let each = (heads + shape.kv_heads) * (shape.head_dim / 2);
+        let count = rows.len().saturating_mul(each);
+        check_len("pairs to rotate and store", count, count.min(u32::MAX as usize))?;
+        let cubes = spread(count.div_ceil(UNITS as usize));
+        let settings = Settings { cubes, ..Settings::linear(1, UNITS, 7) };
+        let launch = Launch::new("rotate_and_store", &(shape.precision, table.pairing()), settings);
+        let written = cache.written();
+        self.launch(&launch, &[q, written[0], written[1]], |client, cubes, units| {
+            let sizes =
+                [count, rows.start, heads, shape.kv_heads, shape.head_dim, table.rotated(), shape.capacity];
+            // Each was checked against a length that fits 32 bits.
+            let sizes = sizes.map(|n| n as u32);
+            match cache.k {
+                KvBuffer::F32(_) => launch_as::<f32>(client, cubes, units, [q, k, v], segment, table, sizes),
+                KvBuffer::F16(_) => launch_as::<f16>(client, cubes, units, [q, k, v], segment, table, sizes),
+            }
+        })
+    }
+}
+
+fn launch_as<E: Float>(
+    client: &Client,
+    cubes: CubeCount,
+    units: CubeDim,
+    [q, k, v]: [&Buffer<f32>; 3],
+    segment: &Segment<'_>,
+    table: &RopeTable,
+    [count, first, heads, kv_heads, dim, rotated, capacity]: [u32; 7],
+) {
+    let (keys, values) = (segment.cache.k.vectors(1), segment.cache.v.vectors(1));
+    let (positions, turns) = (segment.positions.buffer().arg(), table.turns().arg());
+    // SAFETY: `Device::rotate_and_store` checked the lengths, rows are within `positions`, positions within the table
+    // (`Positions::write` checks later ones of recorded launches), a slot is below the capacity, and no two rows share a slot
+    // because the positions are consecutive and at most `capacity` in number.
+    unsafe {
+        kernel::rotate_and_store::launch_unchecked::<E>(
+            client,
+            cubes,
+            units,
+            q.arg(),
+            k.arg(),
+            v.arg(),
+            positions,
+            turns,
+            keys,
+            values,
+            count,
+            first,
+            heads,
+            kv_heads,
+            dim,
+            rotated,
+            capacity,
+            table.pairing(),
+        );
+    }
+}
