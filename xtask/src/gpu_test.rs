@@ -22,6 +22,12 @@ const WHEELS: &[&str] = &[
     "nvidia-cuda-cccl-cu12==12.9.27",
 ];
 
+/// NVIDIA's disassembler, which reads the machine code of older versions; there is none of version 12.
+const DISASSEMBLER: &str = "nvidia-cuda-nvdisasm==13.5.37";
+
+/// The table of counts.
+const COUNTS: &str = "tools/trike-gpu-test/src/counts/counts.tsv";
+
 /// Options; by default all phases.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub(crate) struct Options {
@@ -38,6 +44,9 @@ pub(crate) struct Options {
     /// Only cases whose name contains this.
     #[arg(long)]
     filter: Option<String>,
+    /// Replace the table of counts of machine code by those of this run.
+    #[arg(long)]
+    accept_counts: bool,
 }
 
 /// The step of `ci`: the subcommand without options.
@@ -93,6 +102,10 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
         compile.arg("compile").arg("--out").arg(ws.root.join("target/gpu-test"));
         match compilers(ws) {
             Ok(nvidia) => {
+                if let Err(e) = disassembler(ws, &nvidia) {
+                    let reason = format!("NVIDIA's disassembler could not be installed: {e}");
+                    compile.arg(format!("--why-no-nvdisasm={}", one_line(&reason)));
+                }
                 // The loader reads the variable at process start, so the binary cannot set it for itself.
                 compile.env("LD_LIBRARY_PATH", nvidia.join("cuda_nvrtc/lib")).arg("--nvidia").arg(nvidia);
             }
@@ -103,6 +116,9 @@ fn phases(ws: &Workspace, binary: &Path, options: &Options, device_required: boo
         }
         for (flag, value) in [("--target", &options.target), ("--filter", &options.filter)] {
             compile.args(value.iter().flat_map(|v| [flag, v.as_str()]));
+        }
+        if options.accept_counts {
+            compile.arg("--accept-counts").arg(ws.root.join(COUNTS));
         }
         green &= counted(compile, &mut total)?;
         times.push(format!("compile {:.0} s", start.elapsed().as_secs_f64()));
@@ -168,6 +184,23 @@ pub(crate) fn compilers(ws: &Workspace) -> Result<PathBuf> {
     );
     pip.quiet().run()?;
     packages(&venv).with_context(|| format!("the packages are not under {}", venv.display()))
+}
+
+/// Installs the disassembler beside the compilers, if it is missing. Some platforms have the compilers alone.
+fn disassembler(ws: &Workspace, nvidia: &Path) -> Result<()> {
+    let program = nvidia.join("cu13/bin/nvdisasm");
+    if program.exists() {
+        return Ok(());
+    }
+    println!("installing NVIDIA's disassembler");
+    let python = ws.metadata.target_directory.as_std_path().join("gpu-venv/bin/python");
+    let pip = cmd!(
+        ws.sh,
+        "{python} -m pip install --quiet --disable-pip-version-check --retries 1 --timeout 20 {DISASSEMBLER}"
+    );
+    pip.quiet().run()?;
+    ensure!(program.exists(), "the package has no {}", program.display());
+    Ok(())
 }
 
 /// Path of the compilers in an environment, if all are present.

@@ -13,6 +13,7 @@
 //!
 //! * cases and outcomes: [`Session`], [`Oracle`], [`Tally`], [`suites`]
 //! * without a GPU: [`compile`], [`mod@record`], [`mod@emulate`], [`target`]
+//! * the machine code of CUDA kernels, counted: `counts`
 //! * on devices: [`run`], [`mod@bench`]
 //!
 //! A development tool, never published. `unsafe` is limited to the launch function that CubeCL declares unsafe, which
@@ -21,6 +22,7 @@
 
 pub mod bench;
 pub mod compile;
+mod counts;
 pub mod emulate;
 pub mod record;
 pub mod run;

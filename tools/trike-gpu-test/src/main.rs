@@ -27,6 +27,12 @@ enum Command {
         /// Reason for the report why `--nvidia` is missing.
         #[arg(long, default_value = "no --nvidia was given", conflicts_with = "nvidia")]
         why_no_nvidia: String,
+        /// Reason for the report why the packages lack NVIDIA's disassembler, if they do.
+        #[arg(long, default_value = "the folder has no nvdisasm")]
+        why_no_nvdisasm: String,
+        /// Table of counts to replace by those of this run.
+        #[arg(long, value_name = "FILE")]
+        accept_counts: Option<PathBuf>,
         /// Only targets whose name contains this.
         #[arg(long)]
         target: Option<String>,
@@ -81,14 +87,22 @@ fn main() -> ExitCode {
 
 fn execute(command: Command) -> Result<()> {
     match command {
-        Command::Compile { nvidia, why_no_nvidia, target, filter, out } => {
-            use trike_gpu_test::compile::{Options, Toolkit, run};
+        Command::Compile { nvidia, why_no_nvidia, why_no_nvdisasm, accept_counts, target, filter, out } => {
+            use trike_gpu_test::compile::{Disassembler, Options, Toolkit, run};
+            let disassembler = nvidia.as_deref().and_then(|folder| Disassembler::find(folder).ok());
+            let disassembler = disassembler.ok_or(why_no_nvdisasm);
             let toolkit = match nvidia {
                 Some(folder) => Ok(Toolkit::find(&folder)?),
                 None => Err(why_no_nvidia),
             };
-            let options =
-                Options { target: target.as_deref(), filter: filter.as_deref(), toolkit, out: &out };
+            let options = Options {
+                target: target.as_deref(),
+                filter: filter.as_deref(),
+                toolkit,
+                disassembler,
+                accept_counts: accept_counts.as_deref(),
+                out: &out,
+            };
             let report = run(&options, |line| println!("{line}"))?;
             print!("{report}");
             finish(report.tally(), true)

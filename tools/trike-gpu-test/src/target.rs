@@ -85,6 +85,15 @@ impl CudaSm {
     pub fn arch(&self) -> String {
         format!("sm_{}{}", self.version, if self.version >= 90 { "a" } else { "" })
     }
+
+    /// Offset of a kernel's arguments in the constant bank.
+    pub(crate) fn arguments_at(&self) -> usize {
+        match self.version {
+            ..90 => 0x160,
+            90..100 => 0x210,
+            100.. => 0x380,
+        }
+    }
 }
 
 impl Target {

@@ -9,6 +9,7 @@
 //! problem that fails is recorded with its error, and the run continues.
 
 mod catalogue;
+pub(crate) mod counted;
 mod entrant;
 mod models;
 mod operands;

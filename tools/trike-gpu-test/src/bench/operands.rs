@@ -29,7 +29,7 @@ pub(super) struct Matrices<'a> {
     copies: Copies,
 }
 
-enum Copies {
+pub(super) enum Copies {
     /// Packed trits.
     Ternary(Vec<TernaryMatrix>),
     /// Lists of nonzeros.
@@ -150,7 +150,7 @@ impl Operands for Matrices<'_> {
 }
 
 impl Copies {
-    fn new(device: &Device, case: &Case, weights: Weights, rotate: usize) -> Result<Self> {
+    pub(super) fn new(device: &Device, case: &Case, weights: Weights, rotate: usize) -> Result<Self> {
         let (rows, cols) = (case.shape.rows, case.shape.cols);
         let mut rng = Rng::new(7);
         if weights == Weights::F16 {
@@ -184,7 +184,7 @@ impl Copies {
     }
 }
 
-fn activations(product: &Product) -> ActivationShape {
+pub(super) fn activations(product: &Product) -> ActivationShape {
     let precision = ActivationPrecision::Int8PerToken;
     ActivationShape { tokens: product.tokens, cols: product.shape.cols, precision }
 }

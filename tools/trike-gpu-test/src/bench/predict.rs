@@ -1,13 +1,17 @@
 //! Predicted times on an H200, written before any measurement on one.
 //!
-//! A prediction is the launch overhead plus the larger of memory time and arithmetic time. Device rates are those measured by
-//! other projects; the fraction of them that a kernel reaches is estimated from its bytes in flight. Each estimate is one
-//! constant, so that a wrong prediction can be traced to it.
+//! A prediction is the launch overhead plus the largest of the times for memory, cache, issue slots and matrix instructions.
+//! Device rates are those measured by other projects. Instructions per weight, activations loaded per weight and bytes in
+//! flight are counts of the compiled kernel, from the table that the compile phase checks; what remains of guesses is one
+//! constant each, so that a wrong prediction can be traced to it.
 
-use trike_bench::{Attention, ModelRun, Product, Zeros};
+use trike_bench::{Align, Attention, Heads, ModelRun, Product, Shape, Table, Zeros};
+use trike_trit::Granularity;
 
 use super::catalogue::{Catalogue, TRIKE, Weights};
+use super::counted::Counted;
 use super::operations::Operation;
+use crate::counts::{Row, table};
 
 /// Copy bandwidth, in bytes per second.
 const COPY: f64 = 4.3e12;
@@ -15,34 +19,29 @@ const COPY: f64 = 4.3e12;
 const INT8: f64 = 1.0e15;
 /// FP16 `mma` operations per second.
 const F16: f64 = 0.5e15;
-/// Integer instructions per second: 132 multiprocessors of 64 lanes at 1.755 GHz.
-const INTEGER: f64 = 132.0 * 64.0 * 1.755e9;
+/// Instructions of lanes issued per second: 132 multiprocessors with four schedulers of 32 lanes, at 1.755 GHz.
+const ISSUE: f64 = 132.0 * 4.0 * 32.0 * 1.755e9;
+/// Latency of a load under load, in seconds.
+const LATENCY: f64 = 700e-9;
 /// Bandwidth of the last-level cache, in bytes per second.
 const CACHE: f64 = 5.5e12;
 /// Number of multiprocessors.
 const PROCESSORS: f64 = 132.0;
 /// Time between the end of a kernel and full throughput of the next one, in seconds.
 const LAUNCH: f64 = 1.5e-6;
-/// Host time per launch, in seconds: planning, locking, enqueueing. It limits small kernels.
-const HOST: f64 = 7.0e-6;
-
 /// Host time per recorded step, in seconds: two small copies, the graph launch, a blocking read-back.
 const STEP: f64 = 70.0e-6;
 
-/// Fraction of the copy bandwidth reached by weight reads with one or two tokens.
-const DECODE: f64 = 0.75;
-/// The same for more tokens, with matrix instructions and fewer subgroups.
-const FEW: f64 = 0.70;
-/// Fraction of the matrix rate reached with many tokens.
-const MANY: f64 = 0.60;
+/// Fraction of the shorter of two times, for issue slots and for matrix instructions, that the longer one does not hide: the
+/// planes of a cube wait at the same barriers.
+const EXPOSED: f64 = 0.5;
 /// Fraction of the copy bandwidth reached with a list of nonzeros, which gathers activations one by one.
 const LIST: f64 = 0.35;
-/// Fraction of the copy bandwidth reached with FP16 weights, which are converted by bit operations.
-const HALVES: f64 = 0.60;
-/// Fraction of the matrix rate reached by attention in prefill.
-const ATTEND: f64 = 0.34;
-/// Fraction of the copy bandwidth reached by attention of one token.
-const ATTEND_ONE: f64 = 0.45;
+/// Fraction of the copy bandwidth reached by operations without weights.
+const SIMPLE: f64 = 0.6;
+/// The same fraction as [`EXPOSED`] in attention of a prompt: the softmax of a tile waits for its scores, and the second product
+/// for the softmax.
+const EXPOSED_IN_ATTENTION: f64 = 1.0;
 /// Operations per second of the portable dense kernel: 30 % of the f32 rate (59 T/s).
 const DENSE: f64 = 0.3 * 59.0e12;
 
@@ -53,12 +52,10 @@ pub enum Bound {
     Memory,
     /// Bandwidth of the last-level cache.
     Cache,
-    /// Integer instructions for unpacking and multiplying.
+    /// Issue slots.
     Instructions,
     /// Matrix instructions.
     Matrix,
-    /// Launch rate of the host.
-    Host,
 }
 
 impl Bound {
@@ -69,7 +66,6 @@ impl Bound {
             Self::Cache => "cache",
             Self::Instructions => "instructions",
             Self::Matrix => "matrix",
-            Self::Host => "host",
         }
     }
 }
@@ -98,9 +94,49 @@ fn balance(cubes: usize) -> f64 {
     each / each.ceil()
 }
 
+/// The target of the counts.
+const H200: &str = "cuda-sm90a";
+
+/// Counts of all kernels that are counted.
+fn rows() -> impl Iterator<Item = &'static Row> {
+    table().iter().filter(|row| row.target == H200)
+}
+
+/// Counts of the kernel for a problem that is counted.
+fn row(counted: Counted) -> Option<&'static Row> {
+    let (problem, kernel) = (counted.problem(), counted.kernel());
+    rows().find(|row| row.problem == problem && row.kernel == kernel)
+}
+
+/// Counts of a product's kernel: those for the same weights and the next larger number of tokens that is counted.
+fn of_product(weights: Weights, tokens: usize) -> Option<&'static Row> {
+    let at = |counted: &Counted| match *counted {
+        Counted::Product(product, of) if of == weights && product.shape == Shape::DOWN_8B => {
+            Some(product.tokens)
+        }
+        _ => None,
+    };
+    let all = Counted::all().into_iter().filter_map(|counted| Some((at(&counted)?, counted)));
+    let (_, counted) = all.min_by_key(|&(counted, _)| (counted < tokens, counted.abs_diff(tokens)))?;
+    row(counted)
+}
+
+/// Fraction of the copy bandwidth that a kernel's bytes in flight sustain.
+fn share(row: &Row) -> f64 {
+    (row.flight_of_multiprocessor() / (COPY / PROCESSORS * LATENCY)).min(1.0)
+}
+
+/// Time for multiply-adds, and whether issue slots or matrix instructions need the larger part.
+fn busy(row: &Row, macs: f64, matrix_rate: f64, exposed: f64) -> (f64, Bound) {
+    let issue = macs * row.slots_per_mac() / ISSUE;
+    let matrix = if row.has_matrix_instructions() { 2.0 * macs / matrix_rate } else { 0.0 };
+    let bound = if issue > matrix { Bound::Instructions } else { Bound::Matrix };
+    (issue.max(matrix) + exposed * issue.min(matrix), bound)
+}
+
 /// Predicts a matrix product.
 pub fn product(product: &Product, weights: Weights) -> Prediction {
-    use Bound::{Instructions, Matrix, Memory};
+    use Bound::{Cache, Instructions, Memory};
     let (rows, cols) = (product.shape.rows, product.shape.cols);
     let Product { tokens, zeros, .. } = *product;
     let count = (rows * cols) as f64;
@@ -110,66 +146,64 @@ pub fn product(product: &Product, weights: Weights) -> Prediction {
         (Weights::Sparse, Zeros::Random(share)) => 1.0 - f64::from(share),
         _ => 1.0,
     };
-    let (bytes, share) = match weights {
-        Weights::TwoBit(granularity) => {
-            let scales = 2.0 * (rows * granularity.groups_per_row(cols)) as f64;
-            (count / 4.0 + scales, if tokens <= 2 { DECODE } else { FEW })
-        }
-        Weights::Blocks => (stored * count / 4.0, DECODE),
-        Weights::ThreePlanes => (0.75 * count + count / 64.0, if tokens <= 2 { DECODE } else { FEW }),
-        Weights::Base3 => (count / 5.0, DECODE),
-        Weights::Sparse => (2.0 * stored * count, LIST),
-        Weights::F16 => (2.0 * count, HALVES),
+    let bytes = match weights {
+        Weights::TwoBit(granularity) => count / 4.0 + 2.0 * (rows * granularity.groups_per_row(cols)) as f64,
+        Weights::Blocks => stored * count / 4.0,
+        Weights::ThreePlanes => 0.75 * count + count / 64.0,
+        Weights::Base3 => count / 5.0,
+        Weights::Sparse => 2.0 * stored * count,
+        Weights::F16 => 2.0 * count,
     };
     let tiles = rows.div_ceil(16);
-    let memory = ((bytes + io) / (COPY * share * balance(tiles)), Memory);
-    match weights {
-        Weights::F16 if tokens > 8 => largest(&[memory, (2.0 * count * tokens as f64 / DENSE, Instructions)]),
-        Weights::F16 | Weights::Sparse => largest(&[memory]),
-        // Per weight: two instructions to extract the digit, and per token a quarter of a four-way dot product.
-        Weights::Base3 => largest(&[memory, (count * (2.0 + 0.25 * tokens as f64) / INTEGER, Instructions)]),
-        _ if tokens <= 2 => {
-            let planes = if weights == Weights::ThreePlanes { 3.0 } else { 1.0 };
-            let unpack = stored * count * (0.44 * planes + 0.25 * tokens as f64) / (INTEGER * balance(tiles));
-            largest(&[memory, (unpack, Instructions)])
-        }
-        _ if tokens <= 32 => {
-            let padded = tokens.next_multiple_of(8) as f64;
-            largest(&[memory, (2.0 * count * padded / (INT8 * MANY), Matrix)])
-        }
-        _ => {
-            // Tiles of 128 tokens by 128, 64 or 32 rows (`TernaryProblem::candidates`), one per multiprocessor at a time;
-            // each tile reads the activations of all columns.
-            let squares = |side: usize| rows.div_ceil(side) * tokens.div_ceil(128);
-            let side = [128, 64].into_iter().find(|&side| squares(side) as f64 >= PROCESSORS).unwrap_or(32);
-            let waves = (squares(side) as f64 / PROCESSORS).ceil();
-            let square = 2.0 * 128.0 * (side * cols) as f64 / (INT8 * MANY / PROCESSORS);
-            let activations = (squares(side) * 128 * cols) as f64 / CACHE;
-            largest(&[memory, (activations, Bound::Cache), (waves * square, Matrix)])
-        }
+    let memory = |share: f64| ((bytes + io) / (COPY * share * balance(tiles)), Memory);
+    let Some(row) = of_product(weights, tokens) else { return largest(&[memory(LIST)]) };
+    if weights == Weights::F16 && tokens > 8 {
+        return largest(&[memory(share(row)), (2.0 * count * tokens as f64 / DENSE, Instructions)]);
     }
+    // Tiles of 128 tokens by 128, 64 or 32 rows (`TernaryProblem::candidates`).
+    let squares = |side: usize| rows.div_ceil(side) * tokens.div_ceil(128);
+    let (padded, parts) = if tokens > 32 {
+        let side = [128, 64].into_iter().find(|&side| squares(side) as f64 >= PROCESSORS).unwrap_or(32);
+        (tokens.next_multiple_of(128), squares(side))
+    } else {
+        (tokens.next_multiple_of(row.reuse().round() as usize), tiles)
+    };
+    let macs = stored * count * padded as f64;
+    let (time, bound) = busy(row, macs, INT8, EXPOSED);
+    let mut limits = vec![memory(share(row)), (time / balance(parts), bound)];
+    // Each plane loads the activations of its code rows for itself. With dot products eight lanes share them.
+    if row.has_matrix_instructions() {
+        limits.push((macs / row.reuse() * row.cached_per_weight() / CACHE, Cache));
+    }
+    largest(&limits)
 }
 
 /// Predicts attention.
 pub fn attention(case: &Attention) -> Prediction {
     let cost = case.cost();
-    let matrix = cost.operations() as f64 / (F16 * ATTEND);
-    let memory = cost.bytes as f64 / COPY;
+    let bytes = cost.bytes as f64 / COPY;
     let batch = case.batch as f64;
+    let counts = |heads: Heads, tokens: usize, positions: usize, batch: usize| {
+        row(Counted::Attention(Attention { heads, tokens, positions, batch }))
+    };
     // One launch per sequence, two if positions are split.
     if case.tokens == 1 {
-        let one = (memory / ATTEND_ONE, Bound::Memory);
-        let host = (2.0 * batch * HOST, Bound::Host);
-        largest(&[one, host])
+        let sustained = counts(Heads::B2, 1, 4096, 1).map_or(1.0, share);
+        let all = largest(&[(bytes / sustained, Bound::Memory)]);
+        // Launches are recorded, so that none waits for the host.
+        Prediction { seconds: all.seconds + (2.0 * batch - 1.0) * LAUNCH, ..all }
     } else {
-        let all = largest(&[(memory, Bound::Memory), (matrix, Bound::Matrix)]);
+        let macs = cost.operations() as f64 / 2.0;
+        let time = counts(Heads::B2, 2048, 2048, 1).map(|row| busy(row, macs, F16, EXPOSED_IN_ATTENTION));
+        let time = time.unwrap_or((2.0 * macs / F16, Bound::Matrix));
+        let all = largest(&[(bytes, Bound::Memory), time]);
         Prediction { seconds: all.seconds + (batch - 1.0) * LAUNCH, ..all }
     }
 }
 
 /// Predicts an operation without weights: memory traffic, and the launches of what is not fused.
 pub fn operation(operation: &Operation) -> Prediction {
-    let memory = operation.cost().bytes as f64 / (COPY * DECODE);
+    let memory = operation.cost().bytes as f64 / (COPY * SIMPLE);
     let launches = match operation {
         Operation::GateThenQuantize { .. } | Operation::Top { .. } => 2.0,
         _ => 1.0,
@@ -181,19 +215,26 @@ pub fn operation(operation: &Operation) -> Prediction {
 /// Predicts the time per token of a model: decode, then prefill.
 pub fn model(run: &ModelRun) -> [Prediction; 2] {
     let model = &run.model;
-    // 13 launches per decoder block and 4 outside the blocks (`docs/src/gpu.md`).
-    let launches = (13 * model.layers + 4) as f64;
+    let two_bits = Weights::TwoBit(Granularity::Row);
+    // 11 launches per decoder block and 4 outside the blocks (`docs/src/gpu.md`).
+    let launches = (11 * model.layers + 4) as f64;
     let weights = model.weights() as f64;
     let head = (model.vocab * model.hidden) as f64;
+    let one = of_product(two_bits, 1).map_or(1.0, share);
+    let head = row(Counted::HEAD)
+        .map_or(head / COPY, |row| (head / (COPY * share(row))).max(busy(row, head, INT8, EXPOSED).0));
     // All launches are one graph; the next token id and position are uploaded before, and the best logits read back after it.
-    let decode = (weights / 4.0 + head) / (COPY * DECODE) + launches * LAUNCH + STEP;
+    let decode = weights / 4.0 / (COPY * one) + head + launches * LAUNCH + STEP;
     let tokens = run.prompt as f64;
-    let products = 2.0 * weights * tokens / (INT8 * MANY * 0.8);
+    let macs = weights * tokens;
+    let products =
+        of_product(two_bits, run.prompt).map_or(2.0 * macs / INT8, |row| busy(row, macs, INT8, EXPOSED).0);
     let case = Attention { heads: model.heads, tokens: run.prompt, positions: run.prompt, batch: 1 };
     let attend = model.layers as f64 * attention(&case).seconds;
     // Norms, gates and quantization read and write activations in f32: about 40 bytes per column and layer.
     let rows = model.layers as f64 * tokens * (40 * model.hidden + 12 * model.intermediate) as f64 / COPY;
-    let prefill = (products + attend + rows + 50e-6) / tokens;
+    // Products of a layer have few squares more than multiprocessors, and the last ones leave most of them idle.
+    let prefill = (products / 0.8 + attend + rows + 50e-6) / tokens;
     [
         Prediction { seconds: decode, bound: Bound::Memory },
         Prediction { seconds: prefill, bound: Bound::Matrix },
@@ -204,6 +245,36 @@ pub fn model(run: &ModelRun) -> [Prediction; 2] {
 pub fn cublas(product: &Product) -> Prediction {
     let cost = product.cost_in_halves();
     largest(&[(cost.bytes as f64 / COPY, Bound::Memory), (cost.operations() as f64 / 790e12, Bound::Matrix)])
+}
+
+/// The counts that predictions are made from, for the book.
+pub(super) fn counts() -> Table {
+    use Align::{Left, Right};
+    let mut table = Table::new(&[
+        ("problem", Left),
+        ("kernel", Left),
+        ("instructions", Right),
+        ("matrix or dot", Right),
+        ("per weight", Right),
+        ("in flight, KB", Right),
+        ("warps", Right),
+        ("registers", Right),
+        ("spilled, B", Right),
+    ]);
+    for row in rows() {
+        table.row([
+            row.problem.clone(),
+            row.kernel.clone(),
+            row.counts.slots.to_string(),
+            row.products().to_string(),
+            format!("{:.2}", row.per_weight()),
+            format!("{:.1}", row.flight_of_multiprocessor() / 1e3),
+            format!("{:.0}", row.warps),
+            row.registers.to_string(),
+            row.spilled.to_string(),
+        ]);
+    }
+    table
 }
 
 /// Problem, kernel and prediction for all problems of the catalogue.
@@ -219,9 +290,6 @@ pub fn all(catalogue: &Catalogue) -> Vec<(String, String, Prediction)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use trike_bench::Shape;
-    use trike_trit::Granularity;
-
     const ROW: Weights = Weights::TwoBit(Granularity::Row);
 
     fn at(tokens: usize) -> Product {

@@ -14,8 +14,8 @@ use super::targets::{TARGETS, predicted};
 
 /// Path of the chapter, relative to the book's sources.
 const CHAPTER: &str = "performance.md";
-/// Name of its generated part.
-const PART: &str = "tables";
+/// Names of its generated parts: times, and counts of machine code.
+const PARTS: [&str; 2] = ["tables", "counts"];
 /// Table entry for a missing measurement.
 const MISSING: &str = "not measured yet";
 
@@ -71,7 +71,9 @@ fn chapter(records: &Path, book: &Path) -> Result<Page> {
     let file = book.join(CHAPTER);
     let text = std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
     let shown = newest(&all, true).map(|(path, record)| (path.as_path(), record));
-    Ok((CHAPTER.to_owned(), with_part(&text, PART, &tables(shown))?))
+    let [times, counts] = PARTS;
+    let text = with_part(&text, times, &tables(shown))?;
+    Ok((CHAPTER.to_owned(), with_part(&text, counts, &predict::counts().to_string())?))
 }
 
 /// The tables: targets, predicted and measured times, rivals.
@@ -242,11 +244,11 @@ mod tests {
         let some = tables(Some((Path::new("nvidia-h200-cuda/2026.json"), &record)));
         assert!(some.contains("; `benches/records/nvidia-h200-cuda/2026.json`."), "{some}");
         assert!(
-            some.contains("| 4096 x 14336, one token, over cuBLAS f16 | 4.64x | 5.60x | 5.00x | yes |"),
+            some.contains("| 4096 x 14336, one token, over cuBLAS f16 | 4.39x | 5.60x | 5.00x | yes |"),
             "{some}"
         );
         assert!(
-            some.contains("| down-8b m=1 | two bits, group128 scales | memory | 6.5 | 5.0 | 74 % |  |"),
+            some.contains("| down-8b m=1 | two bits, group128 scales | memory | 6.9 | 5.0 | 74 % |  |"),
             "{some}"
         );
         assert!(some.contains(MISSING), "{some}");
@@ -265,7 +267,8 @@ mod tests {
             threshold: 0.1,
             accept: false,
         };
-        let page = (CHAPTER.to_owned(), "<!-- tables: begin --><!-- tables: end -->\n".to_owned());
+        let parts = PARTS.map(|part| format!("<!-- {part}: begin --><!-- {part}: end -->\n"));
+        let page = (CHAPTER.to_owned(), parts.concat());
         write_pages(&book, &[page]).unwrap();
         let run_of = |record: &Record| {
             record.write(options.record.as_ref().unwrap()).unwrap();

@@ -1,10 +1,14 @@
 //! Builds one form of a kernel, from its recorded launch to the output of its compilers.
 
 use anyhow::{Context, Result};
+use cubecl_runtime::id::KernelId;
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::cache::{self, Outcomes};
+use super::cuda::Compiled;
+use super::disassemble::{Disassembler, kept, listing_of};
 use super::generate::Source;
 use super::shared::Sources;
 use super::times::Clocks;
@@ -18,6 +22,8 @@ pub(super) struct Builder<'a> {
     pub(super) outcomes: &'a Outcomes,
     pub(super) sources: &'a Sources,
     pub(super) clocks: &'a Clocks,
+    /// The launches whose machine code is counted, by target and form.
+    pub(super) counted: &'a HashSet<(&'static str, KernelId)>,
 }
 
 impl Builder<'_> {
@@ -26,7 +32,9 @@ impl Builder<'_> {
     pub(super) fn build(&self, target: &Target, launch: &Launch) -> Result<Built> {
         // Without addresses in this program, this is the identity that CubeCL's on-disk caches use for a kernel.
         let form = format!("{} {}", target.name, launch.id.stable_format());
-        let (source, outcome) = match self.outcomes.get(&form) {
+        let disassembler = self.disassembler(target, launch);
+        let known = self.outcomes.get(&form);
+        let (source, outcome) = match known.filter(|(file, _)| disassembler.is_none() || is_listed(file)) {
             Some((source, code)) => {
                 self.clocks.known.fetch_add(1, Ordering::Relaxed);
                 (Some(source), Ok(code))
@@ -35,7 +43,8 @@ impl Builder<'_> {
                 Err(refused) => (None, Err(refused)),
                 Ok(source) => {
                     let file = self.write(target, launch, &source)?;
-                    let checked = self.check(target, &source, &file).map_err(|e| format!("{e:#}"));
+                    let checked =
+                        self.check(target, &source, &file, disassembler).map_err(|e| format!("{e:#}"));
                     if let Ok(code) = &checked {
                         self.outcomes.put(&form, &file, code)?;
                     }
@@ -45,6 +54,12 @@ impl Builder<'_> {
         };
         let units = launch.id.cube_dim.num_elems();
         Ok(Built { target: target.name, path: launch.path(), form: form_of(launch), units, source, outcome })
+    }
+
+    /// The disassembler, if a launch's machine code is counted.
+    fn disassembler(&self, target: &Target, launch: &Launch) -> Option<&Disassembler> {
+        let is_counted = self.counted.contains(&(target.name, launch.id.clone()));
+        self.options.disassembler.as_ref().ok().filter(|_| is_counted)
     }
 
     /// Writes a source to a file named after the hash of its contents.
@@ -68,22 +83,34 @@ impl Builder<'_> {
     }
 
     /// Compiles or validates a source, as far as its target allows on this machine.
-    fn check(&self, target: &Target, source: &Source, file: &Path) -> Result<Code> {
+    fn check(
+        &self,
+        target: &Target,
+        source: &Source,
+        file: &Path,
+        disassembler: Option<&Disassembler>,
+    ) -> Result<Code> {
         let text = || std::str::from_utf8(&source.bytes).context("the source is not text");
         let mut code =
             Code { source_bytes: source.bytes.len(), dynamic_shared: source.dynamic_shared, machine: None };
         match (target.family, &self.options.toolkit) {
             (Family::Cuda(sm), Ok(toolkit)) => {
                 let ptx_file = file.with_extension("ptx");
-                let (resources, ptx) = match cache::machine_code(&ptx_file) {
+                let listed = disassembler.is_none() || is_listed(file);
+                let (resources, ptx) = match cache::machine_code(&ptx_file).filter(|_| listed) {
                     Some(kept) => {
                         self.clocks.compiled.fetch_add(1, Ordering::Relaxed);
                         kept
                     }
                     None => {
                         let text = text()?;
-                        let (ptx, resources) = self.clocks.nvrtc.time(|| toolkit.compile(text, sm))?;
+                        let Compiled { ptx, resources, code } =
+                            self.clocks.nvrtc.time(|| toolkit.compile(text, sm))?;
                         cache::keep_machine_code(&ptx_file, &resources, &ptx)?;
+                        if let Some(disassembler) = disassembler {
+                            let listing = listing_of(file);
+                            self.clocks.disassemble.time(|| disassembler.keep(&code, &listing))?;
+                        }
                         (resources, ptx)
                     }
                 };
@@ -95,6 +122,11 @@ impl Builder<'_> {
         }
         Ok(code)
     }
+}
+
+/// Whether the listing of a source's machine code is there.
+fn is_listed(source: &Path) -> bool {
+    kept(&listing_of(source)).is_some()
 }
 
 /// All compile-time parameters of a form, on one line.

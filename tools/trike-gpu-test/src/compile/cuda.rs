@@ -44,12 +44,11 @@ impl Toolkit {
         &self.identity
     }
 
-    /// Compiles a source to PTX with the options of CubeCL's runtime, and returns the resource usage of its machine
-    /// code, which is discarded.
+    /// Compiles a source with the options of CubeCL's runtime.
     ///
     /// # Errors
     /// Errors of NVRTC.
-    pub fn compile(&self, source: &str, sm: CudaSm) -> Result<(String, Resources)> {
+    pub fn compile(&self, source: &str, sm: CudaSm) -> Result<Compiled> {
         let source = CString::new(source).context("the source has a zero byte")?;
         let program = Program::new(&source)?;
         let arch = format!("--gpu-architecture={}", sm.arch());
@@ -62,8 +61,19 @@ impl Toolkit {
         let log = program.log()?;
         compiled.map_err(|e| first_lines(&format!("NVRTC: {e:?}: {log}")))?;
         let resources = Resources::parse(&log);
-        Ok((program.ptx()?, resources.with_context(|| format!("no register count in the ptxas log: {log}"))?))
+        let resources = resources.with_context(|| format!("no register count in the ptxas log: {log}"))?;
+        Ok(Compiled { ptx: program.ptx()?, resources, code: program.code()? })
     }
+}
+
+/// What NVRTC makes of a source.
+pub struct Compiled {
+    /// The intermediate code.
+    pub ptx: String,
+    /// Registers, spills and shared memory of the machine code.
+    pub resources: Resources,
+    /// The machine code, as an ELF file.
+    pub code: Vec<u8>,
 }
 
 /// Length and modification time of a file: enough to detect another version of a compiler.
@@ -102,6 +112,19 @@ impl<'a> Program<'a> {
         // SAFETY: as in `compile`.
         let ptx = unsafe { result::get_ptx(self.program) };
         Ok(text(&ptx.map_err(|e| anyhow!("NVRTC has no PTX: {e:?}"))?))
+    }
+
+    fn code(&self) -> Result<Vec<u8>> {
+        let failed = |e| anyhow!("NVRTC has no machine code: {e:?}");
+        let mut bytes = 0;
+        // SAFETY: as in `compile`; the function writes one number.
+        unsafe { sys::nvrtcGetCUBINSize(self.program, &raw mut bytes) }.result().map_err(failed)?;
+        let mut code = vec![0u8; bytes];
+        // SAFETY: as in `compile`; the buffer has the length that NVRTC asked for.
+        unsafe { sys::nvrtcGetCUBIN(self.program, code.as_mut_ptr().cast::<c_char>()) }
+            .result()
+            .map_err(failed)?;
+        Ok(code)
     }
 }
 

@@ -4,11 +4,15 @@
 //! generated for that target. CUDA is compiled to machine code, WGSL is validated by wgpu's validator; HIP, Metal and
 //! SPIR-V stop at the generated source. A kernel that is launched on one target but not on another must be listed in
 //! the table of unsupported pairs.
+//!
+//! For CUDA the main loops of the kernels behind the benchmark are counted in the machine code, and compared with a table.
 
 mod build;
 mod cache;
 mod capture;
+mod count;
 mod cuda;
+mod disassemble;
 mod expect;
 mod generate;
 mod report;
@@ -16,7 +20,8 @@ mod shared;
 mod times;
 mod wgsl;
 
-pub use cuda::{Resources, Toolkit, occupancy};
+pub use cuda::{Compiled, Resources, Toolkit, occupancy};
+pub use disassemble::Disassembler;
 pub use report::Report;
 pub use times::Times;
 
@@ -32,9 +37,10 @@ use self::cache::Outcomes;
 use self::capture::{Captured, capture};
 use self::shared::Sources;
 use self::times::Clocks;
+use crate::counts::{self, Row};
 use crate::record::Launch;
 use crate::tally::{Outcome, Tally};
-use crate::target::Target;
+use crate::target::{Family, Target};
 
 /// Options of the compile phase.
 pub struct Options<'a> {
@@ -44,6 +50,10 @@ pub struct Options<'a> {
     pub filter: Option<&'a str>,
     /// NVIDIA's compilers, or the reason why they are missing.
     pub toolkit: std::result::Result<Toolkit, String>,
+    /// NVIDIA's disassembler, or the reason why it is missing.
+    pub disassembler: std::result::Result<Disassembler, String>,
+    /// The table of counts to replace by those of this run, instead of comparing with it.
+    pub accept_counts: Option<&'a Path>,
     /// The folder for generated sources and caches.
     pub out: &'a Path,
 }
@@ -98,6 +108,8 @@ struct Scope {
     /// Why CUDA stops at the generated source, if it does.
     missing_tools: Option<String>,
     times: Times,
+    /// Counts of main loops.
+    rows: Vec<Row>,
 }
 
 /// Captures and compiles everything; `say` is called with a line per target as soon as its kernels are known.
@@ -124,11 +136,17 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
     let outcomes = Outcomes::open(&options.out.join("outcomes"), compilers)?;
     let clocks = Clocks::default();
     let sources = Sources::of(&captured);
-    let builder = Builder { options, outcomes: &outcomes, sources: &sources, clocks: &clocks };
+    let of_target = |c: &Captured| -> Vec<_> {
+        c.counted.iter().map(|counted| (c.target.name, c.launches[counted.launch].id.clone())).collect()
+    };
+    let counted = captured.iter().flat_map(of_target).collect();
+    let builder =
+        Builder { options, outcomes: &outcomes, sources: &sources, clocks: &clocks, counted: &counted };
     let (built, threads) = build_all(&captured, &builder)?;
     let times = clocks.read(capture_time, start.elapsed(), threads);
     let targets: Vec<&'static str> = captured.iter().map(|c| c.target.name).collect();
     let mut tally = Tally::default();
+    let rows = count_all(options, &captured, &built, &mut tally)?;
     for (capture, name) in captured.into_iter().zip(&targets) {
         for (case, found) in capture.tally.failures() {
             tally.add(&format!("{name}: {case}"), Outcome::Fail(found.clone()));
@@ -143,7 +161,46 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Report> {
         outcomes.prune();
     }
     let missing_tools = options.toolkit.as_ref().err().cloned();
-    Ok(Report::new(built, targets, tally, Scope { everything: options.everything(), missing_tools, times }))
+    Ok(Report::new(
+        built,
+        targets,
+        tally,
+        Scope { everything: options.everything(), missing_tools, times, rows },
+    ))
+}
+
+/// Counts the kernels behind the benchmark, and compares them with the table or replaces it.
+fn count_all(
+    options: &Options,
+    captured: &[Captured],
+    built: &[Built],
+    tally: &mut Tally,
+) -> Result<Vec<Row>> {
+    let tools = (options.toolkit.as_ref().err()).or(options.disassembler.as_ref().err());
+    let mut found = Tally::default();
+    let mut rows = Vec::new();
+    let mut first = 0;
+    for Captured { target, launches, counted, .. } in captured {
+        // Builds are in the order of launches.
+        let of_target = &built[first..first + launches.len()];
+        first += launches.len();
+        if let Family::Cuda(sm) = target.family {
+            rows.extend(count::check(of_target, counted, sm, tools.map(String::as_str), &mut found));
+        }
+    }
+    if options.everything() {
+        for row in count::stale() {
+            found.add(
+                &format!("counts.tsv: {row}"),
+                Outcome::Fail("stale row: not counted any more".to_owned()),
+            );
+        }
+    }
+    match options.accept_counts {
+        Some(file) => counts::accept(file, &rows, options.everything())?,
+        None => tally.merge(found),
+    }
+    Ok(rows)
 }
 
 /// Builds every launch of every target on all logical CPUs, and returns the number of threads.
@@ -179,10 +236,10 @@ fn build_all(captured: &[Captured], builder: &Builder) -> Result<(Vec<Built>, us
     }
 }
 
-/// Removes sources, and their PTX, that no kernel uses.
+/// Removes sources, with their PTX and listings, that no kernel uses.
 fn remove_unused(folder: &Path, used: &HashSet<&Path>) {
     for path in std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()) {
-        let source = if path.extension().is_some_and(|end| end == "ptx") {
+        let source = if path.extension().is_some_and(|end| end == "ptx" || end == "sass") {
             path.with_extension("cu")
         } else {
             path.clone()

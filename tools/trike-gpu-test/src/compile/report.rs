@@ -229,6 +229,12 @@ impl<'a> Compiled<'a> {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.table())?;
+        if !self.scope.rows.is_empty() {
+            writeln!(f, "main loops, per warp and iteration:")?;
+        }
+        for row in &self.scope.rows {
+            writeln!(f, "{row}")?;
+        }
         for target in &self.targets {
             let kernels = self.built.iter().filter(|b| b.target == *target).count();
             let bytes: usize = self

@@ -17,6 +17,8 @@ pub struct Times {
     pub generate: Duration,
     /// NVRTC including its `ptxas`, summed over threads.
     pub nvrtc: Duration,
+    /// Disassembling machine code, summed over threads.
+    pub disassemble: Duration,
     /// Validating WGSL, summed over threads.
     pub naga: Duration,
     /// Forms with a stored result of an earlier run.
@@ -29,12 +31,13 @@ pub struct Times {
 
 impl fmt::Display for Times {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [capture, build, generate, nvrtc, naga] =
-            [self.capture, self.build, self.generate, self.nvrtc, self.naga].map(|time| time.as_secs_f64());
+        let [capture, build, generate, nvrtc, disassemble, naga] =
+            [self.capture, self.build, self.generate, self.nvrtc, self.disassemble, self.naga]
+                .map(|time| time.as_secs_f64());
         write!(
             f,
             "capture {capture:.1} s, build {build:.1} s with {} threads (thread time: sources {generate:.1} s, NVRTC \
-             {nvrtc:.1} s, naga {naga:.1} s); {} forms cached, {} sources shared between targets, machine code of \
+             {nvrtc:.1} s, nvdisasm {disassemble:.1} s, naga {naga:.1} s); {} forms cached, {} sources shared between targets, machine code of \
              {} sources cached",
             self.threads, self.known, self.shared, self.compiled
         )
@@ -64,6 +67,7 @@ impl Clock {
 pub(super) struct Clocks {
     pub(super) generate: Clock,
     pub(super) nvrtc: Clock,
+    pub(super) disassemble: Clock,
     pub(super) naga: Clock,
     pub(super) known: AtomicU64,
     pub(super) shared: AtomicU64,
@@ -78,6 +82,7 @@ impl Clocks {
             threads,
             generate: self.generate.read(),
             nvrtc: self.nvrtc.read(),
+            disassemble: self.disassemble.read(),
             naga: self.naga.read(),
             known: self.known.load(Ordering::Relaxed),
             shared: self.shared.load(Ordering::Relaxed),
