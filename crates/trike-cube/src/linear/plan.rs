@@ -12,8 +12,8 @@ use trike_core::Cost;
 const LANES: usize = 32;
 /// Buffers bound by the kernels.
 const BINDINGS: usize = 10;
-/// Units per multiprocessor with a vector of weights in flight, two cubes of 512: 16 KiB, plus the next block's. Reading 4.3
-/// TB/s with 132 multiprocessors takes about 23 KB in flight per multiprocessor (at 700 ns).
+/// Units that a multiprocessor holds, two cubes of 512. Reading 4.3 TB/s with 132 multiprocessors takes about 23 KB in flight
+/// per multiprocessor (at 700 ns), which is 1.4 vectors of weights for each.
 const BUSY_UNITS: usize = 1024;
 
 /// Load latency on a busy data-centre GPU, in nanoseconds.
@@ -248,10 +248,11 @@ impl TernaryProblem {
     ///
     /// A multiprocessor's bandwidth is its bytes in flight per latency; all together are limited by the memory bandwidth.
     fn predicted(&self, kernel: SplitKernel, one: &Settings, cubes: usize, multiprocessors: usize) -> f64 {
-        // A unit has one vector in flight, or two if it prefetches the next block.
+        // Vectors that a unit has in flight: those of its ring, or of this block and the next.
         let vectors = match kernel {
             SplitKernel::Decode(b) if b.rows > 2 || self.w.layout != TernaryLayout::TwoBit => 1,
-            SplitKernel::Decode(_) | SplitKernel::Mma(_) => 2,
+            SplitKernel::Decode(_) => 3,
+            SplitKernel::Mma(_) => 2,
         };
         let count = one.cubes.iter().fold(cubes, |product, &n| product.saturating_mul(n as usize));
         let units = one.units_per_cube() as usize;

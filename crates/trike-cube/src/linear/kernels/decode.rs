@@ -16,8 +16,8 @@ use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_o
 /// When the columns are also split across cubes, cube `(tile, chunk, z)` has the groups from `z * splits` on, and stores its
 /// partial sums to `out0`, which is then the scratch buffer of [`combine`](super::combine::combine), not an output.
 ///
-/// For one or two code rows, where the kernel is memory-bound, the weights and activations of the next blocks are in flight
-/// while one is multiplied: a ring of [`ring_slots`] blocks, whose slots are registers because the loop is unrolled.
+/// For one or two code rows, where the kernel is memory-bound, the weights of the next blocks (for one row of one plane the
+/// activations too) are in flight while one is multiplied: a ring of [`ring_slots`] blocks, whose slots are registers because the loop is unrolled.
 ///
 /// When zero blocks are omitted, `index` holds the start of each tile's blocks, followed by the block numbers.
 #[cube(launch_unchecked)]
@@ -59,7 +59,9 @@ pub(in crate::linear) fn decode<S: Float>(
     let mut xs = Array::<Quad>::new(2 * rows);
     let slots = comptime!(ring_slots(form, rows));
     let mut ring = Array::<Quad>::new(comptime!((slots * form.planes).max(1)));
-    let mut ring_x = Array::<Quad>::new(comptime!((slots * 2 * rows).max(1)));
+    // More planes or rows would take the registers of half of the warps.
+    let has_x = comptime!(slots > 1 && form.planes == 1 && rows == 1);
+    let mut ring_x = Array::<Quad>::new(comptime!(if has_x { slots * 2 * rows } else { 1 }));
     let step = comptime!(splits * cubes);
 
     #[unroll]
@@ -72,7 +74,9 @@ pub(in crate::linear) fn decode<S: Float>(
                 // Past the last block the last one is loaded again, from cache.
                 let block = clamp_max(first + comptime!(s * step), blocks - 1);
                 load_words(&mut ring, codes, plane * blocks + block, &place, s, form.planes);
-                load_x(&mut ring_x, x, block, &place, &dims, s, rows);
+                if comptime!(has_x) {
+                    load_x(&mut ring_x, x, block, &place, &dims, s, rows);
+                }
             }
             while at < end {
                 #[unroll]
@@ -83,13 +87,19 @@ pub(in crate::linear) fn decode<S: Float>(
                         for p in 0..form.planes {
                             words[p] = ring[s * form.planes + p];
                         }
-                        #[unroll]
-                        for m in 0..2 * rows {
-                            xs[m] = ring_x[s * 2 * rows + m];
+                        if comptime!(has_x) {
+                            #[unroll]
+                            for m in 0..2 * rows {
+                                xs[m] = ring_x[s * 2 * rows + m];
+                            }
+                        } else {
+                            load_x(&mut xs, x, block, &place, &dims, 0usize, rows);
                         }
                         let ahead = clamp_max(block + comptime!(slots * step), blocks - 1);
                         load_words(&mut ring, codes, plane * blocks + ahead, &place, s, form.planes);
-                        load_x(&mut ring_x, x, ahead, &place, &dims, s, rows);
+                        if comptime!(has_x) {
+                            load_x(&mut ring_x, x, ahead, &place, &dims, s, rows);
+                        }
                         multiply_block(
                             &words,
                             &xs,
@@ -164,11 +174,13 @@ pub(in crate::linear) fn decode<S: Float>(
 /// Blocks whose weights and activations are in flight while one is multiplied; 0 if blocks are loaded when they are needed.
 ///
 /// Reading 4.3 TB/s with 132 multiprocessors takes 23 KB in flight on each; 1,024 resident units with three vectors of weights
-/// each are 48 KB, which leaves room for matrices of few tiles. A slot takes `4 planes + 8 rows` registers.
+/// each are 48 KB, which leaves room for matrices of few tiles. Of two planes or more, two blocks are as many bytes.
 fn ring_slots(form: Form, rows: usize) -> usize {
-    match 4 * form.planes + 8 * rows {
+    match form.planes {
         _ if form.skip || rows > 2 => 0,
-        0..=12 => 3,
+        // The loop is unrolled once for each set as well, and cubes of 1,024 units have 64 registers each.
+        _ if form.sets > 1 => 1,
+        1 => 3,
         _ => 2,
     }
 }

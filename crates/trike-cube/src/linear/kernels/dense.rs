@@ -110,6 +110,7 @@ pub(in crate::linear) fn dense_decode(
     let (cols, stride) = (cols as usize, stride as usize);
     let per = comptime!(form.kind.per_word());
     let count = comptime!(ROWS * each);
+    let is_word = comptime!(form.scale == ScaleMode::Word);
 
     let mut sums = Array::<f32>::new(count);
     #[unroll]
@@ -118,47 +119,55 @@ pub(in crate::linear) fn dense_decode(
     }
     let mut index = unit;
     while index < stride {
-        // The activations of a word, `[weight][token]`, shared by the rows. The padding's weights are zero; `x` has no padding.
-        let mut xs = Array::<f32>::new(comptime!(per * each));
+        let mut packed = Array::<u32>::new(ROWS);
+        #[unroll]
+        for r in 0..ROWS {
+            // Rows and tokens past the last repeat the last one and are not stored.
+            packed[r] = words[clamp_max(first_row + r, last_row) * stride + index];
+        }
+        // Sums of a word, where one scale is for all of it.
+        let mut products = Array::<f32>::new(comptime!(if is_word { count } else { 1 }));
+        #[unroll]
+        for n in 0..comptime!(if is_word { count } else { 0 }) {
+            products[n] = 0.0;
+        }
         #[unroll]
         for i in 0..per {
             let col = index * per + i;
+            let mut weights = Array::<f32>::new(ROWS);
+            #[unroll]
+            for r in 0..ROWS {
+                weights[r] = weight_of(packed[r], i, form.kind);
+                if comptime!(form.scale == ScaleMode::Weight) {
+                    weights[r] *= scale_of(scales, clamp_max(first_row + r, last_row), col, group, groups);
+                }
+            }
+            // The padding's weights are zero; `x` has no padding.
             let at = clamp_max(col, cols - 1);
             #[unroll]
             for m in 0..each {
                 let token = clamp_max(first_token + m, last_token);
-                xs[comptime!(i * each + m)] = select(col < cols, x[token * cols + at], 0.0f32);
+                let value = select(col < cols, x[token * cols + at], 0.0f32);
+                #[unroll]
+                for r in 0..ROWS {
+                    if comptime!(is_word) {
+                        products[comptime!(r * each + m)] += weights[r] * value;
+                    } else {
+                        sums[comptime!(r * each + m)] += weights[r] * value;
+                    }
+                }
             }
         }
-        #[unroll]
-        for r in 0..ROWS {
-            // Rows and tokens past the last repeat the last one and are not stored.
-            let row = clamp_max(first_row + r, last_row);
-            let word = words[row * stride + index];
-            let mut products = Array::<f32>::new(each);
+        if comptime!(is_word) {
+            // One division and one scale for a word.
             #[unroll]
-            for m in 0..each {
-                products[m] = 0.0;
-            }
-            #[unroll]
-            for i in 0..per {
-                let mut weight = weight_of(word, i, form.kind);
-                if comptime!(form.scale == ScaleMode::Weight) {
-                    weight *= scale_of(scales, row, index * per + i, group, groups);
-                }
+            for r in 0..ROWS {
+                let row = clamp_max(first_row + r, last_row);
+                let scale = scale_of(scales, row, index * per, group, groups);
                 #[unroll]
                 for m in 0..each {
-                    products[m] += weight * xs[comptime!(i * each + m)];
+                    sums[comptime!(r * each + m)] += products[comptime!(r * each + m)] * scale;
                 }
-            }
-            // One division and one scale for a word.
-            let mut scale = 1.0f32;
-            if comptime!(form.scale == ScaleMode::Word) {
-                scale = scale_of(scales, row, index * per, group, groups);
-            }
-            #[unroll]
-            for m in 0..each {
-                sums[comptime!(r * each + m)] += products[m] * scale;
             }
         }
         index += UNITS;
