@@ -47,14 +47,15 @@ impl Row {
         32.0 * self.counts.slots as f64 / self.weights as f64
     }
 
-    /// Multiply-adds per weight: rows of codes that a warp multiplies with each weight.
+    /// Multiply-adds per weight: rows of codes that a warp multiplies with each weight. Taken as one where single multiply-adds
+    /// do the work, because conversions use them too.
     pub(crate) fn reuse(&self) -> f64 {
-        self.counts.macs as f64 / self.weights as f64
+        if self.products() == 0 { 1.0 } else { self.counts.macs as f64 / self.weights as f64 }
     }
 
     /// Instructions of lanes per multiply-add.
     pub(crate) fn slots_per_mac(&self) -> f64 {
-        32.0 * self.counts.slots as f64 / self.counts.macs as f64
+        self.per_weight() / self.reuse()
     }
 
     /// Matrix instructions, or dot products if there are none.
