@@ -56,7 +56,7 @@ impl CacheShape {
 
 /// Keys or values, `[kv_head][slot][head_dim]`.
 #[derive(Clone, Debug)]
-pub(super) enum KvBuffer {
+pub(crate) enum KvBuffer {
     F32(Buffer<f32>),
     F16(Buffer<f16>),
 }
@@ -73,7 +73,7 @@ impl KvBuffer {
         }
     }
 
-    pub(super) fn vectors(&self, lanes: usize) -> BufferArg {
+    pub(crate) fn vectors(&self, lanes: usize) -> BufferArg {
         match self {
             Self::F32(buffer) => buffer.vectors(lanes),
             Self::F16(buffer) => buffer.vectors(lanes),
@@ -110,8 +110,8 @@ impl KvBuffer {
 /// KV cache of one layer of one sequence, a ring buffer: position `p` is stored in slot `p % capacity`.
 #[derive(Clone, Debug)]
 pub struct KvCache {
-    pub(super) k: KvBuffer,
-    pub(super) v: KvBuffer,
+    pub(crate) k: KvBuffer,
+    pub(crate) v: KvBuffer,
     shape: CacheShape,
 }
 
@@ -137,12 +137,12 @@ impl KvCache {
     }
 
     /// Keys and values, as buffers that a launch writes.
-    pub(super) fn written(&self) -> [&dyn AnyBuffer; 2] {
+    pub(crate) fn written(&self) -> [&dyn AnyBuffer; 2] {
         [self.k.memory(), self.v.memory()]
     }
 
     /// Returns true if a tensor shares memory with the cache.
-    pub(super) fn overlaps(&self, other: &Buffer<f32>) -> bool {
+    pub(crate) fn overlaps(&self, other: &Buffer<f32>) -> bool {
         self.k.overlaps(other) || self.v.overlaps(other)
     }
 
@@ -282,7 +282,7 @@ pub struct Segment<'a> {
 
 impl Segment<'_> {
     /// Checks new keys and values (`positions x kv_heads x head_dim`) of the segment before they are stored.
-    pub(super) fn check_new(&self, k: &Buffer<f32>, v: &Buffer<f32>, is_capturing: bool) -> Result<()> {
+    pub(crate) fn check_new(&self, k: &Buffer<f32>, v: &Buffer<f32>, is_capturing: bool) -> Result<()> {
         let Self { rows, positions, cache } = self;
         let shape = cache.shape;
         let width = shape.kv_heads * shape.head_dim;

@@ -8,16 +8,14 @@ mod decode;
 mod mma;
 mod plan;
 mod prefill;
-mod rotate;
 
 use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim, Float};
 use half::f16;
 pub use trike_core::{AttentionSpec, KvPrecision};
 
-use cache::KvBuffer;
-pub(crate) use cache::MAX_POSITION;
 pub use cache::{CacheShape, KvCache, Positions, Segment};
+pub(crate) use cache::{KvBuffer, MAX_POSITION};
 pub use plan::{AttentionBlueprint, AttentionProblem, horizon};
 
 use crate::device::{Buffer, Device, Launch};

@@ -8,6 +8,7 @@ mod lookup;
 mod math;
 mod reduce;
 mod rope;
+mod rotate;
 mod rows;
 mod top;
 

@@ -59,11 +59,11 @@ impl RopeTable {
     }
 
     /// `[position][2][frequency]`: cosines, then sines.
-    pub(crate) fn turns(&self) -> &Buffer<f32> {
+    pub(super) fn turns(&self) -> &Buffer<f32> {
         &self.turns
     }
 
-    pub(crate) fn pairing(&self) -> RopePairing {
+    pub(super) fn pairing(&self) -> RopePairing {
         self.pairing
     }
 

@@ -3,6 +3,7 @@
 use trike_bench::{Attention, Heads, Limit, Model, ModelRun, Product, Shape, Zeros};
 use trike_trit::{Granularity, GroupSize};
 
+pub(super) use super::entrant::TRIKE;
 use super::operations::{OPERATIONS, Operation, TINY};
 
 /// Weight format of a product.
@@ -26,8 +27,6 @@ pub enum Weights {
 pub(super) const ROW_NAME: &str = "two bits, row scales";
 /// Name of two bits with one scale per 128 weights in records.
 pub(super) const G128_NAME: &str = "two bits, group128 scales";
-/// Name of Trike's kernels for problems without a choice of weight formats in records.
-pub(super) const TRIKE: &str = "trike";
 
 impl Weights {
     /// Name in reports.

@@ -5,6 +5,9 @@ use std::time::Duration;
 use trike_bench::{Contender, Launching, Limit, median};
 use trike_cube::{Cost, CubeError, Device, Graphs};
 
+/// Name of Trike's kernels for problems without a choice of weight formats in records.
+pub(super) const TRIKE: &str = "trike";
+
 /// A kernel or a rival at a problem.
 pub(super) struct Entrant<'a> {
     pub(super) problem: String,

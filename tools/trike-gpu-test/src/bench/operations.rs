@@ -13,8 +13,7 @@ use trike_cube::{Buffer, Cost, Device, Plan, Strategy, TritScore, TritTable};
 use trike_testkit::Rng;
 use trike_trit::{Encoding, Scales, TritTensor};
 
-use super::catalogue::TRIKE;
-use super::entrant::{Absent, Entrant, Timed, launches};
+use super::entrant::{Absent, Entrant, TRIKE, Timed, launches};
 
 /// An operation of a size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

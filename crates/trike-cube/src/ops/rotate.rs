@@ -5,11 +5,10 @@ use cubecl::prelude::*;
 use half::f16;
 use trike_core::RopePairing;
 
-use super::Segment;
-use super::cache::KvBuffer;
+use super::rope::RopeTable;
+use crate::attention::{KvBuffer, Segment};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_range};
-use crate::ops::RopeTable;
 use crate::plan::{Settings, spread};
 
 /// Units per cube.
