@@ -68,15 +68,16 @@ mod kernel {
                 let head = head - heads;
                 let from = (row * kv_heads + head) * dim;
                 let to = (head * capacity as usize + (position % capacity) as usize) * dim;
-                let (mut a, mut b) = (k[from + low], k[from + high]);
+                let (a, b) = (k[from + low], k[from + high]);
+                let mut first = a;
+                let mut second = b;
                 if pair < rotated / 2 {
                     let (cos, sin) = (turns[turns_at], turns[turns_at + rotated / 2]);
-                    let (x, y) = (a, b);
-                    a = x * cos - y * sin;
-                    b = x * sin + y * cos;
+                    first = a * cos - b * sin;
+                    second = a * sin + b * cos;
                 }
-                keys[to + low] = E::cast_from(a);
-                keys[to + high] = E::cast_from(b);
+                keys[to + low] = E::cast_from(first);
+                keys[to + high] = E::cast_from(second);
                 values[to + low] = E::cast_from(v[from + low]);
                 values[to + high] = E::cast_from(v[from + high]);
             }
