@@ -390,12 +390,15 @@ fn planes_share_columns_until_they_fill_a_large_device() {
 #[test]
 fn cubes_share_columns_where_a_second_launch_is_predicted_to_pay() {
     // Sixteen tiles of long rows leave most multiprocessors of a large device without a cube.
-    for (tokens, cubes) in [(1, 4), (16, 8)] {
-        match inferred(256, 57344, tokens, Some(132)) {
+    for (cols, tokens, cubes) in [(114_688, 1, 8), (57_344, 16, 8)] {
+        match inferred(256, cols, tokens, Some(132)) {
             LinearBlueprint::Split(split) => assert_eq!(split.cubes, cubes, "{split:?}"),
             other => panic!("{tokens}: {other:?}"),
         }
     }
+    // With three blocks in flight, one cube of a tile is as fast as several and a second launch.
+    let one = inferred(256, 57_344, 1, Some(132));
+    assert!(matches!(one, LinearBlueprint::Decode(_)), "{one:?}");
     // Shorter rows, more rows, few multiprocessors, and a device that does not say how many it has.
     for (rows, cols, multiprocessors) in
         [(256, 4096, Some(132)), (8192, 57344, Some(132)), (256, 57344, Some(8)), (256, 57344, None)]
