@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use cubecl::prelude::*;
-use trike_trit::{Edit, Trit};
+use trike_trit::Edit;
 
 use super::shape::BLOCK;
-use super::ternary::{TILE, TernaryForm, TernaryLayout, TernaryMatrix};
+use super::ternary::{TILE, TernaryForm, TernaryLayout, TernaryMatrix, code_of};
 use crate::device::{Device, Launch};
 use crate::error::{CubeError, Result, unsupported};
 use crate::plan::{Settings, spread};
@@ -77,11 +77,7 @@ fn changes(form: &TernaryForm, depth: usize, part: usize, edits: &[Edit]) -> Res
         let line = ((tile * form.sets + set) * form.blocks() + block) * form.planes + plane;
         let word = line * BLOCK + (4 * (r % 8) + t) * 4 + i;
         let shift = 8 * b + 2 * (2 * h + r / 8);
-        let code: u32 = match edit.trit {
-            Trit::N => 0,
-            Trit::Z => 1,
-            Trit::P => 2,
-        };
+        let code = u32::from(code_of(form.planes)(edit.trit.value()));
         // The matrix was checked to have fewer than `2^32` words.
         let (mask, bits) = words.entry(word as u32).or_default();
         *mask |= 3 << shift;
@@ -96,7 +92,7 @@ mod tests {
     use super::*;
     use crate::testing;
     use trike_testkit::Rng;
-    use trike_trit::{Coupling, Encoding, Scales, TritTensor};
+    use trike_trit::{Coupling, Encoding, Scales, Trit, TritTensor};
 
     fn tensor(rng: &mut Rng, rows: usize, depth: usize) -> TritTensor {
         let trits: Vec<Vec<i8>> = (0..depth).map(|_| rng.trits(rows * 140, 0.5)).collect();

@@ -1,5 +1,6 @@
 //! Kernel choice and launch settings of ternary linears.
 
+use super::kernels::decode::ring_slots;
 use super::kernels::{Form, MAX_STAGES, MmaShape, Staging, WmmaShape, combine, tiled};
 use super::shape::{ActivationShape, BLOCK};
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
@@ -103,6 +104,7 @@ impl TernaryProblem {
             parts: self.w.parts.len(),
             add: self.add,
             skip: self.w.layout == TernaryLayout::Blocks,
+            base3: self.w.layout == TernaryLayout::Base3,
         }
     }
 
@@ -248,10 +250,10 @@ impl TernaryProblem {
     ///
     /// A multiprocessor's bandwidth is its bytes in flight per latency; all together are limited by the memory bandwidth.
     fn predicted(&self, kernel: SplitKernel, one: &Settings, cubes: usize, multiprocessors: usize) -> f64 {
-        // Vectors that a unit has in flight: those of its ring, or of this block and the next.
+        // Vectors of a plane that a unit has in flight: those of its ring, or of this block and the next.
         let vectors = match kernel {
-            SplitKernel::Decode(b) if b.rows > 2 || self.w.layout != TernaryLayout::TwoBit => 1,
-            SplitKernel::Decode(_) => 3,
+            SplitKernel::Decode(_) if self.w.layout != TernaryLayout::TwoBit => 1,
+            SplitKernel::Decode(b) => ring_slots(self.compiled(), b.rows).max(1),
             SplitKernel::Mma(_) => 2,
         };
         let count = one.cubes.iter().fold(cubes, |product, &n| product.saturating_mul(n as usize));

@@ -34,7 +34,7 @@ pub enum TernaryLayout {
 /// One or more trit tensors with the same columns on a device (q/k/v, gate/up): one launch, several outputs.
 ///
 /// ```text
-/// codes    [tile][set][block][plane][lane][word i of 4]: trit + 1 in two bits
+/// codes    [tile][set][block][plane][lane][word i of 4]: two bits, two's complement; trit + 1 in sets of several planes
 /// lane     4 g + t
 /// word i   field j (bits 2j, 2j+1 of each byte), byte b: row 16 tile + g + 8 (j & 1),
 ///          column 128 block + 32 i + 16 (j >> 1) + 4 t + b
@@ -46,8 +46,8 @@ pub enum TernaryLayout {
 /// its eight bits. Digit `e` of word `i` is field `f = 5i + e`: row `16 tile + g + 8 (f & 1)`, column
 /// `160 block + 16 (f >> 1) + 4 t + b`.
 ///
-/// A lane loads one vector of 16 bytes, `(word >> 2j) & 0x03030303` are the four weights that pair with one word of the
-/// activations in a 4-byte dot product, and the four fields are also the lane's part of a 16 x 32 operand of the matrix
+/// A lane loads one vector of 16 bytes, `(word << 6 - 2j) & 0xC0C0C0C0` are the four weights times 64 that pair with one word
+/// of the activations in a 4-byte dot product, and the four fields are also the lane's part of a 16 x 32 operand of the matrix
 /// instruction. Both use the same unpacking.
 ///
 /// With [`TernaryLayout::Blocks`] the codes are `[stored block][set][plane][lane][word i of 4]`; a separate index holds, per
@@ -336,6 +336,7 @@ pub(super) fn pack(form: &TernaryForm, tensors: &[&TritTensor]) -> Result<Packed
     let mut means = form.means.then(|| vec![0.0; form.tiles() * groups * TILE]);
     let tiles = tensors.iter().flat_map(|t| (0..t.rows().div_ceil(TILE)).map(move |tile| (*t, tile)));
     let per_tile = codes.len() / form.tiles();
+    let code = code_of(planes);
     // Sixteen rows of one plane, padded with trit zero.
     let width = form.cols.next_multiple_of(BLOCK).max(form.cols.next_multiple_of(BASE3_BLOCK));
     let mut trits = vec![0i8; TILE * width];
@@ -353,7 +354,7 @@ pub(super) fn pack(form: &TernaryForm, tensors: &[&TritTensor]) -> Result<Packed
                     let at = ((set * form.steps() + block) * planes + plane) * LANES * 4;
                     match form.layout {
                         TernaryLayout::TwoBit | TernaryLayout::Blocks => {
-                            pack_block(&trits, width, block, &mut codes[at..at + LANES * 4]);
+                            pack_block(&trits, width, block, code, &mut codes[at..at + LANES * 4]);
                         }
                         TernaryLayout::Base3 => {
                             pack_base3(&trits, width, block, &mut codes[at..at + LANES * 4]);
@@ -386,14 +387,19 @@ fn plane_of(tensor: &TritTensor, sets: usize, planes: usize, set: usize, plane: 
     (set * planes + plane).checked_sub(sets * planes - tensor.depth())
 }
 
+/// The two bits of a trit, in sets of `planes` planes.
+pub(super) fn code_of(planes: usize) -> fn(i8) -> u8 {
+    if planes == 1 { |trit| trit as u8 & 3 } else { |trit| (trit + 1) as u8 }
+}
+
 /// One block of sixteen rows: 32 lanes of four words.
-fn pack_block(trits: &[i8], width: usize, block: usize, out: &mut [u32]) {
+fn pack_block(trits: &[i8], width: usize, block: usize, code: fn(i8) -> u8, out: &mut [u32]) {
     for (lane, words) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
         let (g, t) = (lane / 4, lane % 4);
         for (i, word) in words.iter_mut().enumerate() {
             *word = (0..4).fold(0, |word, j| {
                 let at = (g + 8 * (j & 1)) * width + block * BLOCK + 32 * i + 16 * (j >> 1) + 4 * t;
-                let four = u32::from_le_bytes([0, 1, 2, 3].map(|b| (trits[at + b] + 1) as u8));
+                let four = u32::from_le_bytes([0, 1, 2, 3].map(|b| code(trits[at + b])));
                 word | four << (2 * j)
             });
         }
@@ -403,15 +409,15 @@ fn pack_block(trits: &[i8], width: usize, block: usize, out: &mut [u32]) {
 /// Omits the blocks whose words are all trit zero, and makes the planes of the others contiguous. Returns the index of the
 /// stored blocks.
 fn without_zeros(form: &mut TernaryForm, codes: &mut Vec<u32>) -> Vec<u32> {
-    /// Sixteen trits of zero.
-    const ZEROS: u32 = 0x5555_5555;
+    // Sixteen trits of zero.
+    let zeros = 0x5555_5555 * u32::from(code_of(form.planes)(0));
     let (blocks, vectors) = (form.blocks(), form.planes * LANES * 4);
     let mut index = vec![0];
     let (mut numbers, mut kept) = (Vec::new(), Vec::new());
     for tile in codes.chunks_exact(form.sets * blocks * vectors) {
         for block in 0..blocks {
             let sets = || tile.chunks_exact(blocks * vectors).map(|set| &set[block * vectors..][..vectors]);
-            if sets().any(|words| words.iter().any(|&word| word != ZEROS)) {
+            if sets().any(|words| words.iter().any(|&word| word != zeros)) {
                 sets().for_each(|words| kept.extend_from_slice(words));
                 numbers.push(block as u32);
             }
@@ -421,7 +427,7 @@ fn without_zeros(form: &mut TernaryForm, codes: &mut Vec<u32>) -> Vec<u32> {
     form.stored = numbers.len();
     // Buffers must not be empty and must hold a whole vector.
     if kept.is_empty() {
-        kept.resize(4, ZEROS);
+        kept.resize(4, zeros);
     }
     *codes = kept;
     index.extend(numbers);
@@ -463,7 +469,11 @@ mod tests {
             for plane in 0..form.planes {
                 let at = (((tile * form.sets + set) * form.blocks() + block) * form.planes + plane) * 128;
                 let word = packed.codes[at + (4 * g + t) * 4 + i];
-                folded = 3 * folded + (word >> (8 * b + 2 * j) & 3) as i32 - 1;
+                let code = (word >> (8 * b + 2 * j) & 3) as i32;
+                // Two's complement: 3 is -1.
+                let trit = if form.planes == 1 { code - (code & 2) * 2 } else { code - 1 };
+                assert!((-1..=1).contains(&trit), "code {code}");
+                folded = 3 * folded + trit;
             }
             let scale = packed.scales[((tile * form.sets + set) * form.groups() + group) * TILE + r];
             sum += scale * folded as f32;

@@ -74,6 +74,7 @@ static inline int __dp4a(int a, int b, int c) {
     return c;
 }
 static inline int __popc(unsigned value) { return __builtin_popcount(value); }
+static inline int __ffs(int value) { return __builtin_ffs(value); }
 static inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 static inline float exp(float a) { return __builtin_expf(a); }

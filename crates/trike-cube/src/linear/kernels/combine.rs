@@ -79,7 +79,9 @@ pub(in crate::linear) fn combine<S: Float>(
                 }
             }
             if comptime!(form.exact()) {
-                int -= sum_of(sums, row, 0, &dims, 0usize) * comptime!(form.bias());
+                if comptime!(form.needs_sums()) {
+                    int -= sum_of(sums, row, 0, &dims, 0usize) * comptime!(form.bias());
+                }
                 digit = f32::cast_from(int);
             }
             value = value * 256.0 + digit;

@@ -17,7 +17,8 @@ use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_o
 /// partial sums to `out0`, which is then the scratch buffer of [`combine`](super::combine::combine), not an output.
 ///
 /// For one or two code rows, where the kernel is memory-bound, the weights of the next blocks (for one row of one plane the
-/// activations too) are in flight while one is multiplied: a ring of [`ring_slots`] blocks, whose slots are registers because the loop is unrolled.
+/// activations too) are in flight while one is multiplied: a ring of [`ring_slots`] blocks, whose slots are registers because
+/// the loop is unrolled.
 ///
 /// When zero blocks are omitted, `index` holds the start of each tile's blocks, followed by the block numbers.
 #[cube(launch_unchecked)]
@@ -175,7 +176,7 @@ pub(in crate::linear) fn decode<S: Float>(
 ///
 /// Reading 4.3 TB/s with 132 multiprocessors takes 23 KB in flight on each; 1,024 resident units with three vectors of weights
 /// each are 48 KB, which leaves room for matrices of few tiles. Of two planes or more, two blocks are as many bytes.
-fn ring_slots(form: Form, rows: usize) -> usize {
+pub(in crate::linear) fn ring_slots(form: Form, rows: usize) -> usize {
     match form.planes {
         _ if form.skip || rows > 2 => 0,
         // The loop is unrolled once for each set as well, and cubes of 1,024 units have 64 registers each.
@@ -298,7 +299,7 @@ impl Place {
 }
 
 /// Scales the integer sums of a segment, from segment number `at32` on, or those of a whole row of one set; one of the four
-/// lanes of a row subtracts the bias for all four.
+/// lanes of a row adds the mean and subtracts the bias for all four.
 #[cube]
 pub(super) fn scale_segment<S: Float>(
     ints: &mut Array<i32>,
@@ -326,8 +327,10 @@ pub(super) fn scale_segment<S: Float>(
         let row = clamp_max(place.first + m, last);
         let factor = segment_factor(factors, row / form.slices, at32, dims, form.x_group);
         let mut sum = 0i32;
-        if takes {
-            sum = sum_of(sums, row, at32, dims, segment);
+        if comptime!(form.needs_sums()) {
+            if takes {
+                sum = sum_of(sums, row, at32, dims, segment);
+            }
         }
         #[unroll]
         for half in 0..2usize {
@@ -335,7 +338,9 @@ pub(super) fn scale_segment<S: Float>(
             let int = ints[n] - sum * comptime!(form.bias());
             let mut value = f32::cast_from(int) * f32::cast_from(scales[at + comptime!(8 * half)]);
             if comptime!(form.means && set == 0) {
-                value += f32::cast_from(sum) * f32::cast_from(means[of_mean + comptime!(8 * half)]);
+                value += f32::cast_from(sum)
+                    * f32::cast_from(means[of_mean + comptime!(8 * half)])
+                    * comptime!(form.unit());
             }
             totals[n] += value * factor;
             ints[n] = 0;
@@ -419,7 +424,9 @@ pub(super) fn finish<S: Float>(
                         for part in 0..comptime!(4 * splits) {
                             int += shared_ints[part * per_lane + m * 16 + r];
                         }
-                        int -= sum_of(sums, place.first + m, 0, dims, 0usize) * comptime!(form.bias());
+                        if comptime!(form.needs_sums()) {
+                            int -= sum_of(sums, place.first + m, 0, dims, 0usize) * comptime!(form.bias());
+                        }
                         digit = f32::cast_from(int);
                     } else {
                         for part in 0..comptime!(4 * splits) {

@@ -271,30 +271,31 @@ pub(in crate::linear) fn mma<S: Float>(
                     let at32 = block * 4 + comptime!(((i + 1) * 32 - segment) / 32);
                     let group = group_of(at32, &dims, form.group);
                     #[unroll]
-                    for b in 0..shape.octets {
+                    for a in 0..shape.tiles {
+                        let tile = clamp_max(first_tile + a, last_tile);
                         #[unroll]
-                        for col in 0..2usize {
-                            let row = clamp_max(first + comptime!(8 * b + col) + 2 * t, last);
-                            let factor =
-                                segment_factor(factors, row / form.slices, at32, &dims, form.x_group);
-                            let sum = sum_of(sums, row, at32, &dims, segment);
+                        for half in 0..2usize {
+                            let r = g + comptime!(8 * half);
+                            let at = ((tile * form.sets + set) * dims.groups as usize + group) * 16 + r;
+                            let scale = f32::cast_from(scales[at]);
                             #[unroll]
-                            for a in 0..shape.tiles {
-                                let tile = clamp_max(first_tile + a, last_tile);
+                            for b in 0..shape.octets {
                                 #[unroll]
-                                for half in 0..2usize {
+                                for col in 0..2usize {
+                                    let row = clamp_max(first + comptime!(8 * b + col) + 2 * t, last);
                                     let n = comptime!(a * shape.octets + b);
-                                    let r = g + comptime!(8 * half);
-                                    let at =
-                                        ((tile * form.sets + set) * dims.groups as usize + group) * 16 + r;
                                     let c = acc.index_mut(n);
-                                    let int = c[half].extract(col) - sum * comptime!(form.bias());
-                                    let mut value = f32::cast_from(int) * f32::cast_from(scales[at]);
+                                    let mut value = f32::cast_from(c[half].extract(col)) * scale;
                                     if comptime!(form.means && set == 0) {
                                         let mean = means[(tile * dims.groups as usize + group) * 16 + r];
-                                        value += f32::cast_from(sum) * f32::cast_from(mean);
+                                        let sum = sum_of(sums, row, at32, &dims, segment);
+                                        value += f32::cast_from(sum)
+                                            * f32::cast_from(mean)
+                                            * comptime!(form.unit());
                                     }
-                                    totals[comptime!(4 * n + 2 * half + col)] += value * factor;
+                                    value *=
+                                        segment_factor(factors, row / form.slices, at32, &dims, form.x_group);
+                                    totals[comptime!(4 * n + 2 * half + col)] += value;
                                 }
                             }
                         }
@@ -329,8 +330,10 @@ pub(in crate::linear) fn mma<S: Float>(
                 for col in 0..2usize {
                     let row = clamp_max(first + comptime!(8 * b + col) + 2 * t, last);
                     let mut sum = 0i32;
-                    if k == 0 {
-                        sum = sum_of(sums, row, 0, &dims, 0usize);
+                    if comptime!(form.means) {
+                        if k == 0 {
+                            sum = sum_of(sums, row, 0, &dims, 0usize);
+                        }
                     }
                     #[unroll]
                     for a in 0..shape.tiles {
@@ -340,11 +343,12 @@ pub(in crate::linear) fn mma<S: Float>(
                             let n = comptime!(a * shape.octets + b);
                             let r = g + comptime!(8 * half);
                             let c = acc.index_mut(n);
-                            let int = c[half].extract(col) - sum * comptime!(form.bias());
-                            let mut value = f32::cast_from(int)
+                            let mut value = f32::cast_from(c[half].extract(col))
                                 * f32::cast_from(scales[(tile * form.sets + set) * 16 + r]);
                             if comptime!(form.means && set == 0) {
-                                value += f32::cast_from(sum) * f32::cast_from(means[tile * 16 + r]);
+                                value += f32::cast_from(sum)
+                                    * f32::cast_from(means[tile * 16 + r])
+                                    * comptime!(form.unit());
                             }
                             totals[comptime!(4 * n + 2 * half + col)] += value;
                         }
@@ -377,9 +381,7 @@ pub(in crate::linear) fn mma<S: Float>(
                     for col in 0..2usize {
                         if comptime!(form.exact()) {
                             let c = acc.index_mut(n);
-                            let sum = sum_of(sums, clamp_max(row + col, last), 0, &dims, 0usize);
-                            let int = c[half].extract(col) - sum * comptime!(form.bias());
-                            pair[col] = f32::cast_from(int)
+                            pair[col] = f32::cast_from(c[half].extract(col))
                                 * f32::cast_from(scales[clamp_max(tile, last_tile) * 16 + r]);
                         } else {
                             pair[col] = totals[comptime!(4 * n + 2 * half + col)];
@@ -482,7 +484,6 @@ pub(in crate::linear) fn mma<S: Float>(
                             for part in 0..shape.splits {
                                 int += shared_ints[part * per_split + m * height + r];
                             }
-                            int -= sum_of(sums, first + m, 0, &dims, 0usize) * comptime!(form.bias());
                             digit = f32::cast_from(int);
                         } else {
                             #[unroll]

@@ -39,14 +39,14 @@ pub(crate) struct Form {
     pub(crate) add: bool,
     /// Zero blocks are omitted.
     pub(crate) skip: bool,
+    /// Five trits per byte, see [`TernaryLayout::Base3`](super::TernaryLayout::Base3).
+    pub(crate) base3: bool,
 }
 
 impl Form {
     /// Columns after which integer sums are scaled, at most a block; 0 = at the end of the row.
     pub(super) fn segment(self) -> usize {
         match (self.group, self.x_group) {
-            // The bias of omitted blocks must not be subtracted.
-            (0, 0) if self.skip => 128,
             (0, 0) => 0,
             (0, n) | (n, 0) => n.min(128),
             (a, b) => a.min(b).min(128),
@@ -58,10 +58,20 @@ impl Form {
         self.segment() == 0 && self.sets == 1 && !self.means
     }
 
-    /// Bias of the weight codes, subtracted once per unit of the activation sum: codes are trits plus one; folded codes of five
-    /// planes are offset by -128 to fit a signed byte.
+    /// What the kernels multiply for a trit of one: the place of the two bits at the top of a byte, so that they need no sign
+    /// extension; 1 for folded planes and for base 3. [`store`] divides by it, which is exact for a power of two.
+    pub(super) fn unit(self) -> f32 {
+        if self.planes == 1 && !self.base3 { 64.0 } else { 1.0 }
+    }
+
+    /// Bias of the weight codes of base 3, which are trits plus one; subtracted once per unit of the activation sum.
     pub(super) fn bias(self) -> i32 {
-        if self.planes == 5 { -7 } else { (3i32.pow(self.planes as u32) - 1) / 2 }
+        i32::from(self.base3)
+    }
+
+    /// True if sums of activations are needed.
+    pub(super) fn needs_sums(self) -> bool {
+        self.base3 || self.means
     }
 }
 
@@ -86,7 +96,7 @@ pub(super) struct Dims {
     pub(super) rows2: u32,
 }
 
-/// Field `j` of word `i` of a lane's planes: four codes, each folded into one signed byte.
+/// Field `j` of word `i` of a lane's planes: four signed bytes, each [`Form::unit`] times the weight.
 #[cube]
 pub(super) fn four_codes(
     words: &Array<Quad>,
@@ -94,16 +104,21 @@ pub(super) fn four_codes(
     #[comptime] j: usize,
     #[comptime] planes: usize,
 ) -> i32 {
-    let mut codes = (words[0].extract(i) >> comptime!(2 * j as u32)) & 0x0303_0303;
-    #[unroll]
-    for p in 1..planes {
-        // The sum stays below 243, so no byte carries into the next.
-        codes = codes * 3 + ((words[p].extract(i) >> comptime!(2 * j as u32)) & 0x0303_0303);
+    let mut four = words[0].extract(i);
+    if comptime!(planes == 1) {
+        // Two bits of two's complement at the top of each byte.
+        four = (four << comptime!(6 - 2 * j as u32)) & 0xC0C0_C0C0;
+    } else {
+        four = (four >> comptime!(2 * j as u32)) & 0x0303_0303;
+        #[unroll]
+        for p in 1..planes {
+            // Trits plus one: the sum stays below 243, so no byte carries into the next.
+            four = four * 3 + ((words[p].extract(i) >> comptime!(2 * j as u32)) & 0x0303_0303);
+        }
+        // Minus `(3^planes - 1) / 2` in each byte: up to where the most is 255, then the sign.
+        four = (four + comptime!(0x0101_0101 * (128 - (3u32.pow(planes as u32) - 1) / 2))) ^ 0x8080_8080;
     }
-    if comptime!(planes == 5) {
-        codes ^= 0x8080_8080;
-    }
-    i32::reinterpret(codes)
+    i32::reinterpret(four)
 }
 
 /// The sum of a row's codes over the columns scaled together: `segment` columns starting at segment `first`, or the whole row.
@@ -151,7 +166,7 @@ pub(super) fn segment_factor(
     factor
 }
 
-/// Writes the output of row `r` of a tile for a token; padding rows are dropped.
+/// Writes the output of row `r` of a tile for a token, `value` over [`Form::unit`]; padding rows are dropped.
 #[cube]
 pub(super) fn store(
     out0: &mut [f32],
@@ -164,6 +179,7 @@ pub(super) fn store(
     dims: &Dims,
     #[comptime] form: Form,
 ) {
+    let value = value * comptime!(1.0 / form.unit());
     if comptime!(form.parts == 1) {
         store_part(out0, value, token, tile * 16 + r, dims.rows0 as usize, form.add);
     } else {

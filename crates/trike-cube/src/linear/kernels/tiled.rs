@@ -122,17 +122,19 @@ pub(in crate::linear) fn tiled<S: Float>(
                     for m in 0..EACH {
                         let row = clamp_max(first + c * EACH + m, last);
                         let factor = segment_factor(factors, row / form.slices, at32, &dims, form.x_group);
-                        let sum = sum_of(sums, row, at32, &dims, segment);
+                        let mut sum = 0i32;
+                        if comptime!(form.means) {
+                            sum = sum_of(sums, row, at32, &dims, segment);
+                        }
                         #[unroll]
                         for q in 0..TILES {
                             let tile = clamp_max(first_tile + q, last_tile);
                             let n = comptime!(q * EACH + m);
                             let at = ((tile * form.sets + set) * dims.groups as usize + group) * 16 + r;
-                            let int = ints[n] - sum * comptime!(form.bias());
-                            let mut value = f32::cast_from(int) * f32::cast_from(scales[at]);
+                            let mut value = f32::cast_from(ints[n]) * f32::cast_from(scales[at]);
                             if comptime!(form.means && set == 0) {
                                 let mean = means[(tile * dims.groups as usize + group) * 16 + r];
-                                value += f32::cast_from(sum) * f32::cast_from(mean);
+                                value += f32::cast_from(sum) * f32::cast_from(mean) * comptime!(form.unit());
                             }
                             totals[n] += value * factor;
                             ints[n] = 0;
@@ -145,20 +147,24 @@ pub(in crate::linear) fn tiled<S: Float>(
         if comptime!(segment == 0) {
             #[unroll]
             for m in 0..EACH {
-                let sum = sum_of(sums, clamp_max(first + c * EACH + m, last), 0, &dims, 0usize);
+                let mut sum = 0i32;
+                if comptime!(form.means) {
+                    sum = sum_of(sums, clamp_max(first + c * EACH + m, last), 0, &dims, 0usize);
+                }
                 #[unroll]
                 for q in 0..TILES {
                     let tile = clamp_max(first_tile + q, last_tile);
                     let n = comptime!(q * EACH + m);
-                    let int = ints[n] - sum * comptime!(form.bias());
                     let scale = f32::cast_from(scales[(tile * form.sets + set) * 16 + r]);
                     // The scale is applied after the digits of a token are combined.
                     if comptime!(form.exact()) {
-                        totals[n] = f32::cast_from(int);
+                        totals[n] = f32::cast_from(ints[n]);
                     } else {
-                        totals[n] += f32::cast_from(int) * scale;
+                        totals[n] += f32::cast_from(ints[n]) * scale;
                         if comptime!(form.means && set == 0) {
-                            totals[n] += f32::cast_from(sum) * f32::cast_from(means[tile * 16 + r]);
+                            totals[n] += f32::cast_from(sum)
+                                * f32::cast_from(means[tile * 16 + r])
+                                * comptime!(form.unit());
                         }
                     }
                     ints[n] = 0;

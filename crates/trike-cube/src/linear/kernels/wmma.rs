@@ -469,8 +469,7 @@ fn collect<S: Float>(
             #[unroll]
             for s in 0..form.slices {
                 let code_row = clamp_max(first + row + s, last);
-                let sum = sum_of(sums, code_row, at32, dims, segment);
-                let int = scratch[base + comptime!(s * shape.m)] - sum * comptime!(form.bias());
+                let int = scratch[base + comptime!(s * shape.m)];
                 let at = comptime!((n * pairs + pair) * form.slices + s);
                 if comptime!(form.exact()) {
                     // Scaled after the digits of a token are combined.
@@ -479,8 +478,9 @@ fn collect<S: Float>(
                     let scale = scales[((tile * form.sets + set) * groups + group) * 16 + r];
                     let mut value = f32::cast_from(int) * f32::cast_from(scale);
                     if comptime!(form.means && set == 0) {
-                        value +=
-                            f32::cast_from(sum) * f32::cast_from(means[(tile * groups + group) * 16 + r]);
+                        let sum = sum_of(sums, code_row, at32, dims, segment);
+                        let mean = f32::cast_from(means[(tile * groups + group) * 16 + r]);
+                        value += f32::cast_from(sum) * mean * comptime!(form.unit());
                     }
                     totals[at] +=
                         value * segment_factor(factors, code_row / form.slices, at32, dims, form.x_group);
