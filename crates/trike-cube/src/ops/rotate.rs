@@ -8,7 +8,7 @@ use trike_core::RopePairing;
 use super::rope::RopeTable;
 use crate::attention::{KvBuffer, Segment};
 use crate::device::{Buffer, Device, Launch};
-use crate::error::{CubeError, Result, check_len, check_range};
+use crate::error::{CubeError, Result, check_range};
 use crate::plan::{Settings, spread};
 
 /// Units per cube.
@@ -124,8 +124,8 @@ impl Device {
             positions.keep_below(table.positions());
         }
         let each = (heads + shape.kv_heads) * (shape.head_dim / 2);
-        let count = rows.len().saturating_mul(each);
-        check_len("pairs to rotate and store", count, count.min(u32::MAX as usize))?;
+        // Half of the elements of queries and keys, of which there are fewer than 2^32 each.
+        let count = rows.len() * each;
         let cubes = spread(count.div_ceil(UNITS as usize));
         let settings = Settings { cubes, ..Settings::linear(1, UNITS, 7) };
         let launch = Launch::new("rotate_and_store", &(shape.precision, table.pairing()), settings);

@@ -44,11 +44,11 @@ pub(super) struct Timed<'a> {
 }
 
 /// Calls recorded in a graph, at least: the host's time for one replay is spread over as many.
-pub(super) const RECORDED: usize = 64;
+const RECORDED: usize = 64;
 /// Calls that take longer are enqueued faster than they run, so that recording them would change nothing.
 pub(super) const LONG: Duration = Duration::from_millis(1);
 /// Windows of the time of calls that the host launches one by one.
-pub(super) const LIVE_WINDOWS: usize = 3;
+const LIVE_WINDOWS: usize = 3;
 
 /// A contender timed by the device's clock. `launch` receives an index, by which it selects one of `copies` copies of its
 /// operands.
@@ -64,7 +64,7 @@ pub(super) fn launches<'a>(
     launch(0)?;
     device.sync()?;
     let alone = device.timed(|| launch(1))?;
-    let length = RECORDED.next_multiple_of(copies.max(1));
+    let length = calls_to_record(copies);
     let recorded = if alone < LONG && device.capabilities().graphs != Graphs::None {
         match device.capture(|| (0..length).try_for_each(&launch)) {
             Ok((graph, ())) => Some(graph),
@@ -83,15 +83,37 @@ pub(super) fn launches<'a>(
         });
         return Ok(Timed { contender, launching: Launching::default() });
     };
-    let live = || device.timed(|| (0..length).try_for_each(&launch));
-    let live: Vec<f64> = (0..LIVE_WINDOWS)
-        .map(|_| Ok(live()?.as_secs_f64() / length as f64))
-        .collect::<trike_cube::Result<_>>()?;
-    let launching = Launching { recorded: length, live_seconds: median(&live) };
+    let live_seconds = live_seconds(length, || Ok(device.timed(|| (0..length).try_for_each(&launch))?))?;
+    let launching = Launching { recorded: length, live_seconds };
+    Ok(replayed(
+        launching,
+        move |replays| Ok(device.timed(|| (0..replays).try_for_each(|_| graph.replay()))?),
+    ))
+}
+
+/// Number of calls in a graph, with each copy of the operands equally often.
+pub(super) fn calls_to_record(copies: usize) -> usize {
+    RECORDED.next_multiple_of(copies.max(1))
+}
+
+/// Seconds per call where the host launches each by itself; `window` launches `calls` of them, and returns the time of all by
+/// the device's clock.
+pub(super) fn live_seconds(calls: usize, window: impl FnMut() -> Result<Duration>) -> Result<Option<f64>> {
+    let all: Vec<Duration> = std::iter::repeat_with(window).take(LIVE_WINDOWS).collect::<Result<_>>()?;
+    let seconds: Vec<f64> = all.iter().map(|all| all.as_secs_f64() / calls as f64).collect();
+    Ok(median(&seconds))
+}
+
+/// A contender that replays a graph of `launching.recorded` calls; `replay` replays it a number of times, and returns the time
+/// of all by the device's clock.
+pub(super) fn replayed<'a>(
+    launching: Launching,
+    mut replay: impl FnMut(u64) -> Result<Duration> + 'a,
+) -> Timed<'a> {
+    let length = launching.recorded as u64;
     let contender = Contender::by(move |calls| {
-        let replays = calls.div_ceil(length as u64);
-        let elapsed = device.timed(|| (0..replays).try_for_each(|_| graph.replay()))?;
-        Ok(elapsed.mul_f64(calls as f64 / (replays * length as u64) as f64))
+        let replays = calls.div_ceil(length);
+        Ok(replay(replays)?.mul_f64(calls as f64 / (replays * length) as f64))
     });
-    Ok(Timed { contender, launching })
+    Timed { contender, launching }
 }

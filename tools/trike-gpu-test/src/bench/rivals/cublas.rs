@@ -14,13 +14,15 @@ use cudarc::driver::{CudaContext, CudaGraph, CudaSlice, CudaStream, DevicePtr, D
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::Duration;
-use trike_bench::{Contender, Launching, Limit, Product, Shape, median};
+use trike_bench::{Contender, Launching, Limit, Product, Shape};
 use trike_cube::{Cost, Device, DeviceSpec, Runtime};
 
 use super::oracle::{self, Numbers};
 use super::{absent, caught};
 use crate::bench::catalogue::{Case, HALVES};
-use crate::bench::entrant::{Absent, Entrant, LIVE_WINDOWS, LONG, Operands, RECORDED, Timed};
+use crate::bench::entrant::{
+    Absent, Entrant, LONG, Operands, Timed, calls_to_record, live_seconds, replayed,
+};
 
 /// cuBLAS on a device, with operands of one type.
 pub(super) struct Library {
@@ -197,24 +199,19 @@ impl Held<'_> {
             let contender = Contender::by(move |calls| caught(|| library.timed(|| launch(calls))));
             return Ok(Timed { contender, launching: Launching::default() });
         }
-        let length = RECORDED.next_multiple_of(weights.len()) as u64;
-        let live = || Ok(library.timed(|| launch(length))?.as_secs_f64() / length as f64);
-        let live: Vec<f64> = std::iter::repeat_with(live).take(LIVE_WINDOWS).collect::<Result<_>>()?;
+        let length = calls_to_record(weights.len());
+        let live_seconds = live_seconds(length, || library.timed(|| launch(length as u64)))?;
         library.stream.begin_capture(CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
-        let recorded = launch(length);
+        let recorded = launch(length as u64);
         // Ends the capture whether or not it failed.
         let graph = library.stream.end_capture(CUgraphInstantiate_flags(0));
         recorded?;
         let graph: CudaGraph = graph?.context("nothing was recorded")?;
-        let launching = Launching { recorded: length as usize, live_seconds: median(&live) };
-        let contender = Contender::by(move |calls| {
-            // The operands, which the graph uses.
+        Ok(replayed(Launching { recorded: length, live_seconds }, move |replays| {
+            // The outputs, which the graph writes.
             let _kept = &launch;
-            let replays = calls.div_ceil(length);
-            let elapsed = caught(|| library.timed(|| (0..replays).try_for_each(|_| Ok(graph.launch()?))))?;
-            Ok(elapsed.mul_f64(calls as f64 / (replays * length) as f64))
-        });
-        Ok(Timed { contender, launching })
+            caught(|| library.timed(|| (0..replays).try_for_each(|_| Ok(graph.launch()?))))
+        }))
     }
 }
 
