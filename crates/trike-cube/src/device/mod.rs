@@ -11,7 +11,7 @@ mod open;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use cubecl::MemoryAllocationMode;
@@ -65,6 +65,8 @@ pub struct Device {
     common: Arc<allocation::Common>,
     /// Kernels that were compiled and enqueued once without error.
     proven: Arc<Mutex<HashSet<u64>>>,
+    /// Zeros that kernels count in, and leave as zeros.
+    counters: Arc<OnceLock<Buffer<u32>>>,
 }
 
 impl std::fmt::Debug for Device {
@@ -151,6 +153,7 @@ impl Device {
             capabilities: Arc::new(capabilities),
             common: Arc::default(),
             proven: Arc::default(),
+            counters: Arc::default(),
         }
     }
 
@@ -235,6 +238,15 @@ impl Device {
         let _turn = self.common.captures.enter_to("a copy to the device")?;
         let handle = self.client.create_from_slice(bytemuck::cast_slice(values));
         Ok(Buffer::over(handle, values.len(), self.capabilities.alignment, &self.common))
+    }
+
+    /// `len` zeros, the same for every caller, that kernels may count in if they leave zeros: launches run one after another.
+    pub(crate) fn counters(&self, len: usize) -> Result<Buffer<u32>> {
+        if let Some(counters) = self.counters.get() {
+            return Ok(counters.clone());
+        }
+        let made = self.upload_weights(&vec![0u32; len])?;
+        Ok(self.counters.get_or_init(|| made).clone())
     }
 
     /// Uploads long-lived `values`: weights get allocations of exactly their size, which are not moved or reused.

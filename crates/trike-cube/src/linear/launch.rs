@@ -6,7 +6,7 @@ use half::f16;
 
 use super::activations::Activations;
 use super::kernels::{self, DimsLaunch, Form, MmaShape, WmmaShape};
-use super::plan::{DecodeBlueprint, LinearBlueprint, SplitBlueprint, SplitKernel, TernaryProblem};
+use super::plan::{DecodeBlueprint, LinearBlueprint, SplitBlueprint, TernaryProblem};
 use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_rotation};
@@ -64,7 +64,13 @@ impl Device {
                 return Err(CubeError::Overlap { what: "outputs of a linear" });
             }
         }
-        let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
+        let blueprint = match *strategy {
+            Strategy::Forced(blueprint) => blueprint,
+            Strategy::Inferred => {
+                w.planned((problem.x, add), || Ok(problem.plan(&Strategy::Inferred, self.capabilities())?.0))?
+            }
+        };
+        let (blueprint, settings) = problem.plan(&Strategy::Forced(blueprint), self.capabilities())?;
         let form = problem.compiled();
         let args = Args { x, w, outs, dims: &problem.w, code_rows: problem.x.code_rows() };
         let launch = Launch::new(
@@ -72,17 +78,25 @@ impl Device {
             &(blueprint, form, problem.w.f16_scales, problem.w.layout),
             settings,
         );
-        let LinearBlueprint::Split(SplitBlueprint { cubes, .. }) = blueprint else {
-            return self.launch(&launch, &written(outs), |client, grid, units| {
-                args.run(client, grid, units, form, blueprint);
-            });
-        };
-        let scratch = self.empty::<f32>(problem.scratch_numbers(cubes)?)?;
-        let first = Args { outs: &[&scratch], ..args };
-        self.launch(&launch, &[&scratch], |client, grid, units| {
-            first.run(client, grid, units, form, blueprint);
-        })?;
-        self.combine_columns(&problem, &args, &scratch, form, cubes)
+        match blueprint {
+            LinearBlueprint::Split(SplitBlueprint { cubes, .. }) => {
+                let scratch = self.empty::<f32>(problem.scratch_numbers(cubes)?)?;
+                let first = Args { outs: &[&scratch], ..args };
+                self.launch(&launch, &[&scratch], |client, grid, units| {
+                    first.run(client, grid, units, form, blueprint, &scratch);
+                })?;
+                self.combine_columns(&problem, &args, &scratch, form, cubes)
+            }
+            LinearBlueprint::Mma(shape) if shape.cubes > 1 => {
+                let scratch = self.empty::<f32>(problem.mma_scratch(shape)?)?;
+                self.launch(&launch, &written(outs), |client, grid, units| {
+                    args.run(client, grid, units, form, blueprint, &scratch);
+                })
+            }
+            _ => self.launch(&launch, &written(outs), |client, grid, units| {
+                args.run(client, grid, units, form, blueprint, outs[0]);
+            }),
+        }
     }
 
     /// Launches the second kernel of split columns, which adds up the partial sums of the cubes.
@@ -144,31 +158,44 @@ impl Args<'_> {
         )
     }
 
-    /// Runs the kernel of a blueprint; with split columns, the first of the two.
-    fn run(&self, client: &Client, grid: CubeCount, units: CubeDim, form: Form, blueprint: LinearBlueprint) {
-        let (kernel, cubes) = match blueprint {
-            LinearBlueprint::Split(SplitBlueprint { kernel, cubes }) => (kernel, cubes),
-            LinearBlueprint::Decode(b) => (SplitKernel::Decode(b), 1),
-            LinearBlueprint::Mma(shape) => (SplitKernel::Mma(shape), 1),
-            LinearBlueprint::Tiled if self.dims.f16_scales => {
-                return self.tiled::<f16>(client, grid, units, form);
-            }
-            LinearBlueprint::Tiled => return self.tiled::<f32>(client, grid, units, form),
-            LinearBlueprint::Wmma(shape) if self.dims.f16_scales => {
-                return self.wmma::<f16>(client, grid, units, form, shape);
-            }
-            LinearBlueprint::Wmma(shape) => return self.wmma::<f32>(client, grid, units, form, shape),
+    /// Runs the kernel of a blueprint; with [`LinearBlueprint::Split`], the first of the two. `scratch` is a placeholder unless
+    /// the cubes of [`LinearBlueprint::Mma`] split the columns.
+    fn run(
+        &self,
+        client: &Client,
+        grid: CubeCount,
+        units: CubeDim,
+        form: Form,
+        blueprint: LinearBlueprint,
+        scratch: &Buffer<f32>,
+    ) {
+        if self.dims.f16_scales {
+            self.run_as::<f16>(client, grid, units, form, blueprint, scratch);
+        } else {
+            self.run_as::<f32>(client, grid, units, form, blueprint, scratch);
+        }
+    }
+
+    fn run_as<S: cubecl::prelude::Float>(
+        &self,
+        client: &Client,
+        grid: CubeCount,
+        units: CubeDim,
+        form: Form,
+        blueprint: LinearBlueprint,
+        scratch: &Buffer<f32>,
+    ) {
+        let (decode, cubes) = match blueprint {
+            LinearBlueprint::Split(SplitBlueprint { decode, cubes }) => (decode, cubes),
+            LinearBlueprint::Decode(decode) => (decode, 1),
+            LinearBlueprint::Mma(shape) => return self.mma::<S>(client, grid, units, form, shape, scratch),
+            LinearBlueprint::Tiled => return self.tiled::<S>(client, grid, units, form),
+            LinearBlueprint::Wmma(shape) => return self.wmma::<S>(client, grid, units, form, shape),
         };
-        let base3 = self.dims.layout == TernaryLayout::Base3;
-        match (kernel, self.dims.f16_scales) {
-            (SplitKernel::Decode(b), true) if base3 => self.base3::<f16>(client, grid, units, form, b, cubes),
-            (SplitKernel::Decode(b), false) if base3 => {
-                self.base3::<f32>(client, grid, units, form, b, cubes);
-            }
-            (SplitKernel::Decode(b), true) => self.decode::<f16>(client, grid, units, form, b, cubes),
-            (SplitKernel::Decode(b), false) => self.decode::<f32>(client, grid, units, form, b, cubes),
-            (SplitKernel::Mma(shape), true) => self.mma::<f16>(client, grid, units, form, shape, cubes),
-            (SplitKernel::Mma(shape), false) => self.mma::<f32>(client, grid, units, form, shape, cubes),
+        if self.dims.layout == TernaryLayout::Base3 {
+            self.base3::<S>(client, grid, units, form, decode, cubes);
+        } else {
+            self.decode::<S>(client, grid, units, form, decode, cubes);
         }
     }
 
@@ -313,10 +340,12 @@ impl Args<'_> {
         units: CubeDim,
         form: Form,
         shape: MmaShape,
-        split_cubes: usize,
+        scratch: &Buffer<f32>,
     ) {
         let (scales, means) = (self.w.scales.arg(), self.w.means.as_ref().unwrap_or(&self.w.scales).arg());
-        // SAFETY: as in `tiled`; the plan checked that the device's planes match the instruction.
+        // SAFETY: as in `tiled`; the plan checked that the device's planes match the instruction. With cubes that split the
+        // columns, `scratch` has the length of `TernaryProblem::mma_scratch`, the plan checked that there are at most as many
+        // squares of outputs as counters, and a device with the instruction has counters.
         unsafe {
             kernels::mma::mma::launch_unchecked::<S>(
                 client,
@@ -331,11 +360,12 @@ impl Args<'_> {
                 self.out(0).arg(),
                 self.out(1).arg(),
                 self.out(2).arg(),
+                scratch.arg(),
+                self.w.arrived.as_ref().unwrap_or(&self.w.codes).arg(),
                 self.dims(),
                 self.dims.tiles() as u32,
                 form,
                 shape,
-                split_cubes,
             );
         }
     }

@@ -7,6 +7,7 @@ mod dense_plan;
 mod edit;
 pub(crate) mod kernels;
 mod launch;
+mod mma_plan;
 mod plan;
 mod quantize;
 mod shape;
@@ -20,10 +21,8 @@ pub use activations::Activations;
 pub use choose::{choose_layout, has_kernel};
 pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
 pub use dense_plan::{DenseBlueprint, DenseProblem};
-pub use kernels::{MAX_STAGES, MmaShape, Staging, WmmaShape};
-pub use plan::{
-    DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint, SplitKernel, TernaryProblem,
-};
+pub use kernels::{MAX_STAGES, MmaShape, WmmaShape};
+pub use plan::{DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint, TernaryProblem};
 pub use shape::{ActivationShape, BLOCK, MAX_COLS, SEGMENT};
 pub use sparse::{SparseBlueprint, SparseProblem};
 pub use sparse_matrix::{MAX_SPARSE_COLS, SparseForm, SparseLayout, SparseMatrix};

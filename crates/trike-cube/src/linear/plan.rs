@@ -1,7 +1,7 @@
 //! Kernel choice and launch settings of ternary linears.
 
 use super::kernels::decode::ring_slots;
-use super::kernels::{Form, MAX_STAGES, MmaShape, Staging, WmmaShape, combine, tiled};
+use super::kernels::{Form, MmaShape, WmmaShape, combine, tiled};
 use super::shape::{ActivationShape, BLOCK};
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
 use crate::capabilities::Capabilities;
@@ -10,19 +10,19 @@ use crate::plan::{Plan, Settings};
 use trike_core::Cost;
 
 /// Lanes per tile.
-const LANES: usize = 32;
+pub(super) const LANES: usize = 32;
 /// Buffers bound by the kernels.
-const BINDINGS: usize = 10;
+pub(super) const BINDINGS: usize = 10;
 /// Units that a multiprocessor holds, two cubes of 512. Reading 4.3 TB/s with 132 multiprocessors takes about 23 KB in flight
 /// per multiprocessor (at 700 ns), which is 1.4 vectors of weights for each.
 const BUSY_UNITS: usize = 1024;
 
 /// Load latency on a busy data-centre GPU, in nanoseconds.
-const LATENCY: f64 = 700.0;
+pub(super) const LATENCY: f64 = 700.0;
 /// Maximum bandwidth of a multiprocessor, in bytes per nanosecond: 64 bytes per clock at 1.7 GHz.
 const MULTIPROCESSOR_RATE: f64 = 110.0;
 /// Memory bandwidth per multiprocessor, in bytes per nanosecond: 4.3 TB/s for 132.
-const MEMORY_RATE: f64 = 33.0;
+pub(super) const MEMORY_RATE: f64 = 33.0;
 /// Cost of the second launch in nanoseconds: the gap between two queued kernels, and one or two load latencies.
 const SECOND_LAUNCH: f64 = 2500.0;
 
@@ -58,18 +58,9 @@ pub enum LinearBlueprint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SplitBlueprint {
     /// The first kernel.
-    pub kernel: SplitKernel,
+    pub decode: DecodeBlueprint,
     /// Cubes that split the columns, 2 to [`MAX_SPLIT_CUBES`].
     pub cubes: usize,
-}
-
-/// The first kernel of a [`SplitBlueprint`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SplitKernel {
-    /// 4-byte dot products.
-    Decode(DecodeBlueprint),
-    /// Matrix instructions, with at least two planes that split the columns of a cube, and no staging.
-    Mma(MmaShape),
 }
 
 /// Maximum cubes that split the columns of a matrix.
@@ -140,52 +131,6 @@ impl TernaryProblem {
         }
     }
 
-    fn mma_settings(&self, shape: MmaShape, device: &Capabilities) -> Result<Settings> {
-        let needs = |feature| CubeError::Feature { kernel: Self::NAME, feature, device: device.name.clone() };
-        if !device.int8_mma {
-            return Err(needs("int8 matrix instructions (s8 m16n8k32)"));
-        }
-        if device.planes != Some((32, 32)) {
-            return Err(needs("planes of 32 units"));
-        }
-        check_range("tiles of a plane", 1, 4, shape.tiles)?;
-        check_range("octets of a plane", 1, 8, shape.octets)?;
-        check_range("planes of a cube", 1, 16, shape.planes())?;
-        if shape.splits > 1 {
-            check_range(
-                "row and code planes of a cube that splits columns",
-                1,
-                1,
-                shape.row_planes * shape.code_planes,
-            )?;
-        }
-        if let Staging::Async { stages } = shape.staging {
-            if !device.async_copy {
-                return Err(needs("asynchronous copies to shared memory"));
-            }
-            check_range("blocks of activations in shared memory", 2, MAX_STAGES, stages)?;
-        }
-        if shape.staging != Staging::Direct {
-            check_range("column splits with staged activations", 1, 1, shape.splits)?;
-            let per_unit = 2 * shape.octets;
-            if !per_unit.is_multiple_of(shape.row_planes) {
-                let unit = shape.row_planes;
-                return Err(CubeError::NotMultiple { what: "vectors staged per unit", unit, got: per_unit });
-            }
-        }
-        let side = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        Ok(Settings {
-            cubes: [
-                side(self.w.tiles().div_ceil(shape.tiles * shape.row_planes)),
-                side(self.x.code_rows().div_ceil(8 * shape.octets * shape.code_planes)),
-                1,
-            ],
-            units: [LANES as u32, side(shape.planes())],
-            shared_bytes: shape.shared_bytes(),
-            bindings: BINDINGS,
-        })
-    }
-
     fn wmma_settings(&self, shape: WmmaShape, device: &Capabilities) -> Result<Settings> {
         let needs = |feature| CubeError::Feature { kernel: Self::NAME, feature, device: device.name.clone() };
         let WmmaShape { m, n, k, .. } = shape;
@@ -225,15 +170,9 @@ impl TernaryProblem {
         })
     }
 
-    fn split_settings(&self, blueprint: SplitBlueprint, device: &Capabilities) -> Result<Settings> {
+    fn split_settings(&self, blueprint: SplitBlueprint) -> Result<Settings> {
         check_range("cubes that split the columns", 2, MAX_SPLIT_CUBES, blueprint.cubes)?;
-        let one = match blueprint.kernel {
-            SplitKernel::Decode(decode) => self.decode_settings(decode)?,
-            SplitKernel::Mma(shape) => {
-                check_range("column splits within a cube that splits columns", 2, 16, shape.splits)?;
-                self.mma_settings(shape, device)?
-            }
-        };
+        let one = self.decode_settings(blueprint.decode)?;
         self.scratch_numbers(blueprint.cubes)?;
         Ok(Settings { cubes: [one.cubes[0], one.cubes[1], blueprint.cubes as u32], ..one })
     }
@@ -249,12 +188,17 @@ impl TernaryProblem {
     /// Predicted time in nanoseconds with the columns split across `cubes` cubes.
     ///
     /// A multiprocessor's bandwidth is its bytes in flight per latency; all together are limited by the memory bandwidth.
-    fn predicted(&self, kernel: SplitKernel, one: &Settings, cubes: usize, multiprocessors: usize) -> f64 {
-        // Vectors of a plane that a unit has in flight: those of its ring, or of this block and the next.
-        let vectors = match kernel {
-            SplitKernel::Decode(_) if self.w.layout != TernaryLayout::TwoBit => 1,
-            SplitKernel::Decode(b) => ring_slots(self.compiled(), b.rows).max(1),
-            SplitKernel::Mma(_) => 2,
+    fn predicted(
+        &self,
+        decode: DecodeBlueprint,
+        one: &Settings,
+        cubes: usize,
+        multiprocessors: usize,
+    ) -> f64 {
+        // Vectors of a plane that a unit has in flight: those of its ring, or one.
+        let vectors = match self.w.layout {
+            TernaryLayout::TwoBit => ring_slots(self.compiled(), decode.rows).max(1),
+            _ => 1,
         };
         let count = one.cubes.iter().fold(cubes, |product, &n| product.saturating_mul(n as usize));
         let units = one.units_per_cube() as usize;
@@ -268,56 +212,20 @@ impl TernaryProblem {
     }
 
     /// Splits the columns across cubes if the predicted gain exceeds the cost of the second launch.
-    fn split_candidate(&self, kernel: SplitKernel, device: &Capabilities) -> Option<SplitBlueprint> {
+    fn split_candidate(&self, decode: DecodeBlueprint, device: &Capabilities) -> Option<SplitBlueprint> {
         let multiprocessors = device.multiprocessors? as usize;
         if multiprocessors == 0 {
             return None;
         }
-        let (one, splits) = match kernel {
-            SplitKernel::Decode(decode) => (self.decode_settings(decode).ok()?, decode.splits),
-            SplitKernel::Mma(shape) => (self.mma_settings(shape, device).ok()?, shape.splits),
-        };
-        let alone = self.predicted(kernel, &one, 1, multiprocessors);
-        let ways =
-            [2, 4, 8, MAX_SPLIT_CUBES].into_iter().filter(|cubes| self.w.steps() >= 2 * splits * cubes);
-        let ways = ways.map(|cubes| (cubes, self.predicted(kernel, &one, cubes, multiprocessors)));
+        let one = self.decode_settings(decode).ok()?;
+        let alone = self.predicted(decode, &one, 1, multiprocessors);
+        let ways = [2, 4, 8, MAX_SPLIT_CUBES]
+            .into_iter()
+            .filter(|cubes| self.w.steps() >= 2 * decode.splits * cubes)
+            .map(|cubes| (cubes, self.predicted(decode, &one, cubes, multiprocessors)));
         let (cubes, time) = ways.min_by(|a, b| a.1.total_cmp(&b.1))?;
-        let blueprint = SplitBlueprint { kernel, cubes };
-        (time < alone && self.split_settings(blueprint, device).is_ok()).then_some(blueprint)
-    }
-
-    /// The blueprint for matrix instructions: for few code rows the planes split the columns, for many the activations are
-    /// staged.
-    fn mma_candidate(&self, device: &Capabilities) -> Option<MmaShape> {
-        let code_rows = self.x.code_rows();
-        let shape = if code_rows <= 32 {
-            let octets = code_rows.div_ceil(8).next_power_of_two();
-            // As in `decode_candidates`, more than eight only if the device has few tiles to work on.
-            let units = device.multiprocessors.map_or(0, |n| n as usize * BUSY_UNITS);
-            let of = |splits| MmaShape {
-                tiles: 1,
-                octets,
-                row_planes: 1,
-                code_planes: 1,
-                splits,
-                staging: Staging::Direct,
-            };
-            let splits = [16, 8, 4, 2, 1].into_iter().find(|&splits| {
-                let few = splits <= 8 || self.w.tiles().saturating_mul(LANES * splits) <= units;
-                let fits = splits <= 8 || of(splits).shared_bytes() <= device.max_shared_bytes;
-                few && fits && (splits == 1 || self.w.blocks() >= 2 * splits)
-            })?;
-            of(splits)
-        } else {
-            // Squares of 128 rows by 128 code rows; narrower if there would be fewer cubes than multiprocessors.
-            let (row_planes, code_planes, octets) = (2, 4, 4);
-            let columns = code_rows.div_ceil(8 * octets * code_planes);
-            let cubes = |tiles: usize| self.w.tiles().div_ceil(tiles * row_planes) * columns;
-            let enough = device.multiprocessors.map_or(1, |n| n as usize);
-            let tiles = [4, 2].into_iter().find(|&tiles| cubes(tiles) >= enough).unwrap_or(1);
-            MmaShape { tiles, octets, row_planes, code_planes, splits: 1, staging: Staging::Registers }
-        };
-        self.mma_settings(shape, device).ok().map(|_| shape)
+        let blueprint = SplitBlueprint { decode, cubes };
+        (time < alone && self.split_settings(blueprint).is_ok()).then_some(blueprint)
     }
 
     /// The blueprint for cooperative matrices: four planes with squares of 32 rows by 32 code rows; fewer code rows, then fewer
@@ -370,9 +278,8 @@ impl TernaryProblem {
 impl TernaryProblem {
     /// The decode kernel's blueprints, preceded by the best one with columns split across cubes if that pays.
     fn with_split(&self, decode: Vec<DecodeBlueprint>, device: &Capabilities) -> Vec<LinearBlueprint> {
-        let best = decode.first().map(|&decode| SplitKernel::Decode(decode));
-        let split = best.filter(|_| self.x.code_rows() <= 16);
-        let split = split.and_then(|kernel| self.split_candidate(kernel, device)).map(LinearBlueprint::Split);
+        let best = decode.first().copied().filter(|_| self.x.code_rows() <= 16);
+        let split = best.and_then(|decode| self.split_candidate(decode, device)).map(LinearBlueprint::Split);
         split.into_iter().chain(decode.into_iter().map(LinearBlueprint::Decode)).collect()
     }
 }
@@ -401,15 +308,7 @@ impl Plan for TernaryProblem {
         // 4-byte dot products keep up with memory only for one or two code rows; see the instruction budget in the chapter on
         // GPUs.
         if code_rows > 2 {
-            let shape = self.mma_candidate(device);
-            let few = shape.filter(|shape| shape.splits > 1);
-            let split = few.and_then(|shape| self.split_candidate(SplitKernel::Mma(shape), device));
-            all.extend(split.map(LinearBlueprint::Split));
-            all.extend(shape.map(LinearBlueprint::Mma));
-            // Multiplying a block takes longer than copying the next: two stages are enough.
-            let copied = shape.filter(|shape| shape.staging == Staging::Registers && device.async_copy);
-            let copied = copied.map(|shape| MmaShape { staging: Staging::Async { stages: 2 }, ..shape });
-            all.extend(copied.map(LinearBlueprint::Mma));
+            all.extend(self.mma_candidate(device).map(LinearBlueprint::Mma));
         }
         let decode = self.with_split(self.decode_candidates(device), device);
         if code_rows <= 16 {
@@ -426,11 +325,7 @@ impl Plan for TernaryProblem {
     }
 
     fn settings(&self, blueprint: &LinearBlueprint, device: &Capabilities) -> Result<Settings> {
-        let of_any_layout = matches!(
-            blueprint,
-            LinearBlueprint::Decode(_)
-                | LinearBlueprint::Split(SplitBlueprint { kernel: SplitKernel::Decode(_), .. })
-        );
+        let of_any_layout = matches!(blueprint, LinearBlueprint::Decode(_) | LinearBlueprint::Split(_));
         if self.w.layout != TernaryLayout::TwoBit && !of_any_layout {
             let (feature, device) = ("two bits per weight (TernaryLayout::TwoBit)", "the matrix".to_owned());
             return Err(CubeError::Feature { kernel: Self::NAME, feature, device });
@@ -440,7 +335,7 @@ impl Plan for TernaryProblem {
             LinearBlueprint::Tiled => Ok(self.tiled_settings()),
             LinearBlueprint::Mma(shape) => self.mma_settings(shape, device),
             LinearBlueprint::Wmma(shape) => self.wmma_settings(shape, device),
-            LinearBlueprint::Split(blueprint) => self.split_settings(blueprint, device),
+            LinearBlueprint::Split(blueprint) => self.split_settings(blueprint),
         }
     }
 

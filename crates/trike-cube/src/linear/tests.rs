@@ -314,7 +314,8 @@ fn wrong_lengths_are_refused_before_anything_is_written() {
                     row_planes: 1,
                     code_planes: 1,
                     splits: 1,
-                    staging: Staging::Direct,
+                    stages: 2,
+                    cubes: 1,
                 })),
             ),
             "which llvmpipe",
@@ -329,8 +330,7 @@ fn wrong_lengths_are_refused_before_anything_is_written() {
 
 /// What is inferred for a plain matrix on a device with matrix instructions and so many multiprocessors.
 fn inferred(rows: usize, cols: usize, tokens: usize, multiprocessors: Option<u32>) -> LinearBlueprint {
-    let mut device = Capabilities { multiprocessors, max_units: 1024, ..Capabilities::smallest() };
-    (device.int8_mma, device.planes, device.max_shared_bytes) = (true, Some((32, 32)), 232_448);
+    let device = Capabilities { multiprocessors, ..large() };
     let (w, x) = problem(rows, cols, tokens);
     TernaryProblem { x, w, add: false }.candidates(&device)[0]
 }
@@ -373,29 +373,10 @@ fn few_tiles_of_long_rows_get_more_groups_on_large_devices() {
 }
 
 #[test]
-fn planes_share_columns_until_they_fill_a_large_device() {
-    for (rows, cols, tokens, multiprocessors, splits) in [
-        (4096, 14336, 16, Some(132), 16),
-        (4352, 14336, 16, Some(132), 8),
-        (4096, 128 * 31, 3, Some(132), 8),
-        (4096, 14336, 3, None, 8),
-    ] {
-        match inferred(rows, cols, tokens, multiprocessors) {
-            LinearBlueprint::Mma(shape) => assert_eq!(shape.splits, splits, "{rows} x {cols}: {shape:?}"),
-            other => panic!("{rows} x {cols}: {other:?}"),
-        }
-    }
-}
-
-#[test]
 fn cubes_share_columns_where_a_second_launch_is_predicted_to_pay() {
     // Sixteen tiles of long rows leave most multiprocessors of a large device without a cube.
-    for (cols, tokens, cubes) in [(114_688, 1, 8), (57_344, 16, 8)] {
-        match inferred(256, cols, tokens, Some(132)) {
-            LinearBlueprint::Split(split) => assert_eq!(split.cubes, cubes, "{split:?}"),
-            other => panic!("{tokens}: {other:?}"),
-        }
-    }
+    let split = inferred(256, 114_688, 1, Some(132));
+    assert!(matches!(split, LinearBlueprint::Split(SplitBlueprint { cubes: 8, .. })), "{split:?}");
     // With three blocks in flight, one cube of a tile is as fast as several and a second launch.
     let one = inferred(256, 57_344, 1, Some(132));
     assert!(matches!(one, LinearBlueprint::Decode(_)), "{one:?}");
@@ -403,89 +384,88 @@ fn cubes_share_columns_where_a_second_launch_is_predicted_to_pay() {
     for (rows, cols, multiprocessors) in
         [(256, 4096, Some(132)), (8192, 57344, Some(132)), (256, 57344, Some(8)), (256, 57344, None)]
     {
-        for tokens in [1, 16] {
-            let found = inferred(rows, cols, tokens, multiprocessors);
-            assert!(!matches!(found, LinearBlueprint::Split(_)), "{rows} x {cols}, {tokens}: {found:?}");
-        }
+        let found = inferred(rows, cols, 1, multiprocessors);
+        assert!(!matches!(found, LinearBlueprint::Split(_)), "{rows} x {cols}: {found:?}");
     }
 }
 
 #[test]
 fn what_cubes_cannot_share_is_refused() {
     let mut device = Capabilities { max_bindings: 16, ..Capabilities::smallest() };
-    (device.int8_mma, device.planes) = (true, Some((32, 32)));
+    (device.int8_mma, device.async_copy, device.planes) = (true, true, Some((32, 32)));
+    device.max_shared_bytes = 48 << 10;
     let (w, x) = problem(256, 57344, 1);
     let problem = TernaryProblem { x, w, add: false };
-    let decode = SplitKernel::Decode(DecodeBlueprint { rows: 1, splits: 8 });
+    let decode = DecodeBlueprint { rows: 1, splits: 8 };
     let shape =
-        MmaShape { tiles: 1, octets: 1, row_planes: 1, code_planes: 1, splits: 2, staging: Staging::Direct };
-    let plan = |kernel, cubes| {
-        let split = LinearBlueprint::Split(SplitBlueprint { kernel, cubes });
-        problem.plan(&Strategy::Forced(split), &device)
-    };
-    for kernel in [decode, SplitKernel::Mma(shape)] {
-        for cubes in [2, MAX_SPLIT_CUBES] {
-            let (_, settings) = plan(kernel, cubes).expect("inside of the limits");
+        MmaShape { tiles: 1, octets: 1, row_planes: 1, code_planes: 1, splits: 2, stages: 2, cubes: 1 };
+    let of = [
+        (|decode, _, cubes| LinearBlueprint::Split(SplitBlueprint { decode, cubes })) as fn(_, _, _) -> _,
+        |_, shape, cubes| LinearBlueprint::Mma(MmaShape { cubes, ..shape }),
+    ];
+    for (kernel, fewest) in of.into_iter().zip([2, 1]) {
+        let plan = |cubes| problem.plan(&Strategy::Forced(kernel(decode, shape, cubes)), &device);
+        for cubes in [fewest, MAX_SPLIT_CUBES] {
+            let (_, settings) = plan(cubes).expect("inside of the limits");
             assert_eq!(settings.cubes, [16, 1, cubes as u32]);
         }
-        for cubes in [0, 1, MAX_SPLIT_CUBES + 1] {
-            assert!(matches!(plan(kernel, cubes), Err(crate::CubeError::Range { got, .. }) if got == cubes));
-        }
-    }
-    // The sums of a cube's planes meet in shared memory, which one plane alone does not use.
-    let alone = plan(SplitKernel::Mma(MmaShape { splits: 1, ..shape }), 2);
-    assert!(matches!(alone, Err(crate::CubeError::Range { minimum: 2, got: 1, .. })));
-}
-
-#[test]
-fn squares_are_narrower_where_they_would_leave_multiprocessors_idle() {
-    for (rows, tokens, multiprocessors, tiles) in [
-        (4096, 8192, Some(132), 4),
-        (2560, 2048, Some(132), 4),
-        (13824, 128, Some(132), 2),
-        (4096, 128, Some(132), 1),
-        (4096, 128, Some(32), 4),
-        (4096, 128, None, 4),
-    ] {
-        match inferred(rows, 2560, tokens, multiprocessors) {
-            LinearBlueprint::Mma(shape) => {
-                assert!(
-                    shape.staging == Staging::Registers && shape.tiles == tiles,
-                    "{rows}, {tokens}: {shape:?}"
-                );
-            }
-            other => panic!("{rows}, {tokens}: {other:?}"),
+        for cubes in [0, fewest - 1, MAX_SPLIT_CUBES + 1] {
+            assert!(matches!(plan(cubes), Err(crate::CubeError::Range { got, .. }) if got == cubes));
         }
     }
 }
 
-#[test]
-fn asynchronous_copies_are_refused_where_there_are_none_and_offered_second() {
+/// A device like an H200.
+fn large() -> Capabilities {
     let mut device = Capabilities { max_units: 1024, max_bindings: 16, ..Capabilities::smallest() };
-    (device.int8_mma, device.planes, device.max_shared_bytes) = (true, Some((32, 32)), 232_448);
+    (device.max_unit_sides, device.max_shared_bytes) = ([1024; 3], 232_448);
+    (device.int8_mma, device.async_copy, device.planes) = (true, true, Some((32, 32)));
+    device.multiprocessors = Some(132);
+    device
+}
+
+#[test]
+fn cubes_of_matrix_instructions_fill_a_large_device() {
+    for (rows, cols, tokens) in [
+        (4096, 14336, 8),
+        (4096, 14336, 16),
+        (4096, 14336, 32),
+        (4096, 14336, 64),
+        (4096, 14336, 128),
+        (13824, 2560, 16),
+        (2560, 2560, 16),
+        (4096, 14336, 8192),
+    ] {
+        let (w, x) = problem(rows, cols, tokens);
+        let (chosen, settings) = TernaryProblem { x, w, add: false }
+            .plan(&Strategy::Inferred, &large())
+            .expect("there is a kernel");
+        let LinearBlueprint::Mma(shape) = chosen else { panic!("{rows} x {cols}, {tokens}: {chosen:?}") };
+        let cubes: u32 = settings.cubes.iter().product();
+        assert!(cubes >= 80, "{rows} x {cols}, {tokens}: {cubes} cubes of {shape:?}");
+        // Activations are read from the last cache once for as many rows: less often than the weights where rows are few.
+        assert!(shape.rows() >= 64 || rows < 4096, "{rows} x {cols}, {tokens}: {shape:?}");
+    }
+}
+
+#[test]
+fn matrix_instructions_need_asynchronous_copies_and_memory_for_their_steps() {
+    let device = large();
     let (w, x) = problem(4096, 2560, 2048);
     let problem = TernaryProblem { x, w, add: false };
-    let staged = |device: &Capabilities| -> Vec<Staging> {
-        let all = problem.candidates(device).into_iter();
-        all.filter_map(|b| if let LinearBlueprint::Mma(shape) = b { Some(shape.staging) } else { None })
-            .collect()
-    };
-    assert_eq!(staged(&device), [Staging::Registers]);
     let shape =
-        MmaShape { tiles: 4, octets: 4, row_planes: 2, code_planes: 4, splits: 1, staging: Staging::Direct };
+        MmaShape { tiles: 4, octets: 4, row_planes: 2, code_planes: 4, splits: 1, stages: 2, cubes: 1 };
     let plan = |stages, device: &Capabilities| {
-        let staging = Staging::Async { stages };
-        problem.plan(&Strategy::Forced(LinearBlueprint::Mma(MmaShape { staging, ..shape })), device)
+        problem.plan(&Strategy::Forced(LinearBlueprint::Mma(MmaShape { stages, ..shape })), device)
     };
-    assert!(matches!(plan(2, &device), Err(crate::CubeError::Feature { .. })));
-    device.async_copy = true;
-    assert_eq!(staged(&device), [Staging::Registers, Staging::Async { stages: 2 }]);
+    let without = Capabilities { async_copy: false, ..large() };
+    assert!(matches!(plan(2, &without), Err(crate::CubeError::Feature { .. })));
     for (stages, fine) in [(1, false), (2, true), (MAX_STAGES, true), (MAX_STAGES + 1, false)] {
         let found = plan(stages, &device);
         assert_eq!(found.is_ok(), fine, "{stages}: {found:?}");
-        // 128 rows of codes of 128 bytes, and a vector of padding each.
+        // 128 rows of weights of 32 bytes, 128 rows of codes of 128 bytes, and a vector of padding each.
         if let Ok((_, settings)) = found {
-            assert_eq!(settings.shared_bytes, stages * 128 * 144 + 8);
+            assert_eq!(settings.shared_bytes, stages * 128 * (32 + 144) + 12);
         }
     }
 }

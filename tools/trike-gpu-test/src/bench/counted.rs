@@ -33,7 +33,7 @@ const HEAD_2B: Shape = Shape { name: "head-2b", rows: 128_256, cols: 2560 };
 /// Columns that share a scale of the head.
 const HEAD_GROUP: usize = 64;
 /// Tokens at which products are counted. The kernels for numbers between are those of the next larger one.
-const TOKENS: &[usize] = &[1, 2, 8, 16, 32, 128, 8192];
+const TOKENS: &[usize] = &[1, 2, 8, 16, 32, 64, 128, 8192];
 
 impl Counted {
     /// The head of the 2b model.

@@ -61,7 +61,7 @@ impl<'a> Matrices<'a> {
             Copies::Ternary(all) => {
                 let problem = TernaryProblem { x: shape, w: all[0].form().clone(), add: false };
                 let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-                self.ternary(product, all, &problem, blueprint, self.weights.name())
+                self.ternary(product, all, &problem, blueprint)
             }
             Copies::Sparse(all) => {
                 let problem = SparseProblem { x: shape, w: all[0].form(), add: false };
@@ -84,21 +84,6 @@ impl<'a> Matrices<'a> {
         }
     }
 
-    /// A variant with asynchronous copies of the activations, if it is among the plan's candidates; the measurement decides
-    /// which variant should be preferred.
-    fn copied(&self, product: &Product) -> Option<Result<Entrant<'_>>> {
-        let Copies::Ternary(all) = &self.copies else { return None };
-        let problem = TernaryProblem { x: activations(product), w: all[0].form().clone(), add: false };
-        let mut candidates = problem.candidates(self.device.capabilities()).into_iter();
-        let copied =
-            candidates.find(|b| matches!(b, LinearBlueprint::Mma(shape) if shape.staging.is_async()))?;
-        Some(self.ternary(product, all, &problem, copied, self.copied_name()))
-    }
-
-    fn copied_name(&self) -> String {
-        format!("{}, asynchronous copies", self.weights.name())
-    }
-
     /// A ternary product with a given blueprint.
     fn ternary<'b>(
         &'b self,
@@ -106,7 +91,6 @@ impl<'a> Matrices<'a> {
         all: &'b [TernaryMatrix],
         problem: &TernaryProblem,
         blueprint: LinearBlueprint,
-        kernel: String,
     ) -> Result<Entrant<'b>> {
         let device = self.device;
         let x = Activations::upload(device, problem.x, &numbers(problem.x.tokens * problem.x.cols))?;
@@ -114,7 +98,7 @@ impl<'a> Matrices<'a> {
         let told = format!("{blueprint:?}");
         let forced = Strategy::Forced(blueprint);
         let launch = move |i: usize| device.linear(&x, &all[i % all.len()], &[&out], &forced);
-        self.entrant(product, (kernel, told), problem.cost(), all.len(), launch)
+        self.entrant(product, (self.weights.name(), told), problem.cost(), all.len(), launch)
     }
 
     fn entrant<'b>(
@@ -137,15 +121,13 @@ impl Operands for Matrices<'_> {
             return Vec::new();
         }
         let product = self.case.product(tokens);
-        let absent = |kernel: String, error| Absent {
+        let absent = |error| Absent {
             problem: Some(product.to_string()),
-            kernel,
+            kernel: self.weights.name(),
             rival: false,
             error,
         };
-        let planned = self.planned(&product).map_err(|e| absent(self.weights.name(), e));
-        let copied = self.copied(&product).map(|found| found.map_err(|e| absent(self.copied_name(), e)));
-        std::iter::once(planned).chain(copied).collect()
+        vec![self.planned(&product).map_err(absent)]
     }
 }
 

@@ -6,10 +6,13 @@
 //! constant each, so that a wrong prediction can be traced to it.
 
 use trike_bench::{Align, Attention, Heads, ModelRun, Product, Shape, Table, Zeros};
-use trike_trit::Granularity;
+use trike_cube::linear::{LinearBlueprint, TernaryForm, TernaryLayout, TernaryProblem};
+use trike_cube::{Capabilities, Plan, Settings, Strategy};
+use trike_trit::{Granularity, GroupSize};
 
 use super::catalogue::{Catalogue, TRIKE, Weights};
 use super::counted::Counted;
+use super::operands::activations;
 use super::operations::Operation;
 use crate::counts::{Row, table};
 
@@ -29,6 +32,9 @@ const CACHE: f64 = 5.5e12;
 const PROCESSORS: f64 = 132.0;
 /// Time between the end of a kernel and full throughput of the next one, in seconds.
 const LAUNCH: f64 = 1.5e-6;
+/// Time from the last product of a cube until the last cube has added up the sums of all, in seconds: two barriers, a counter,
+/// and loads.
+const JOIN: f64 = 1.2e-6;
 /// Host time per recorded step, in seconds: two small copies, the graph launch, a blocking read-back.
 const STEP: f64 = 70.0e-6;
 
@@ -154,28 +160,59 @@ pub fn product(product: &Product, weights: Weights) -> Prediction {
         Weights::Sparse => 2.0 * stored * count,
         Weights::F16 => 2.0 * count,
     };
-    let tiles = rows.div_ceil(16);
-    let memory = |share: f64| ((bytes + io) / (COPY * share * balance(tiles)), Memory);
+    let plan = planned(product, weights);
+    let cubes = plan
+        .map_or_else(|| rows.div_ceil(16), |(_, settings)| settings.cubes.iter().product::<u32>() as usize);
+    let memory = |share: f64| ((bytes + io) / (COPY * share * balance(cubes)), Memory);
     let Some(row) = of_product(weights, tokens) else { return largest(&[memory(LIST)]) };
     if weights == Weights::F16 && tokens > 8 {
         return largest(&[memory(share(row)), (2.0 * count * tokens as f64 / DENSE, Instructions)]);
     }
-    // Tiles of 128 tokens by 128, 64 or 32 rows (`TernaryProblem::candidates`).
-    let squares = |side: usize| rows.div_ceil(side) * tokens.div_ceil(128);
-    let (padded, parts) = if tokens > 32 {
-        let side = [128, 64].into_iter().find(|&side| squares(side) as f64 >= PROCESSORS).unwrap_or(32);
-        (tokens.next_multiple_of(128), squares(side))
-    } else {
-        (tokens.next_multiple_of(row.reuse().round() as usize), tiles)
-    };
+    let padded = tokens.next_multiple_of(row.reuse().round() as usize);
     let macs = stored * count * padded as f64;
     let (time, bound) = busy(row, macs, INT8, EXPOSED);
-    let mut limits = vec![memory(share(row)), (time / balance(parts), bound)];
-    // Each plane loads the activations of its code rows for itself. With dot products eight lanes share them.
+    let mut limits = vec![memory(share(row)), (time / balance(cubes), bound)];
+    // Each cube loads its weights and the activations of its code rows for itself. With dot products eight lanes share them.
     if row.has_matrix_instructions() {
-        limits.push((macs / row.reuse() * row.cached_per_weight() / CACHE, Cache));
+        let per_weight = row.cached_per_weight() + bytes / count;
+        limits.push((macs / row.reuse() * per_weight / CACHE, Cache));
     }
-    largest(&limits)
+    let mut found = largest(&limits);
+    match plan {
+        Some((LinearBlueprint::Split(_), _)) => found.seconds += LAUNCH,
+        Some((LinearBlueprint::Mma(shape), _)) if shape.cubes > 1 => {
+            // Sums are written, and read again by the last cube.
+            found.seconds += JOIN + (8 * cubes * shape.rows() * shape.code_rows()) as f64 / CACHE;
+        }
+        _ => {}
+    }
+    found
+}
+
+/// The plan for two bits per weight on an H200.
+fn planned(product: &Product, weights: Weights) -> Option<(LinearBlueprint, Settings)> {
+    let (group, planes) = match weights {
+        Weights::TwoBit(granularity) => (granularity.group().map(GroupSize::get), 1),
+        Weights::ThreePlanes => (Some(128), 3),
+        _ => return None,
+    };
+    let mut device = Capabilities::smallest();
+    device.multiprocessors = Some(PROCESSORS as u32);
+    (device.max_units, device.max_unit_sides, device.max_shared_bytes) = (1024, [1024; 3], 232_448);
+    (device.max_cubes, device.max_bindings) = ([u32::MAX; 3], 16);
+    (device.int8_mma, device.async_copy, device.planes) = (true, true, Some((32, 32)));
+    let w = TernaryForm {
+        parts: vec![product.shape.rows],
+        cols: product.shape.cols,
+        group,
+        sets: 1,
+        planes,
+        means: false,
+        f16_scales: planes == 1,
+        layout: TernaryLayout::TwoBit,
+        stored: product.shape.rows.div_ceil(16) * product.shape.cols.div_ceil(128),
+    };
+    TernaryProblem { x: activations(product), w, add: false }.plan(&Strategy::Inferred, &device).ok()
 }
 
 /// Predicts attention.
@@ -255,7 +292,7 @@ pub(super) fn counts() -> Table {
         ("kernel", Left),
         ("instructions", Right),
         ("matrix or dot", Right),
-        ("per weight", Right),
+        ("per product", Right),
         ("in flight, KB", Right),
         ("warps", Right),
         ("registers", Right),
@@ -267,7 +304,7 @@ pub(super) fn counts() -> Table {
             row.kernel.clone(),
             row.counts.slots.to_string(),
             row.products().to_string(),
-            format!("{:.2}", row.per_weight()),
+            format!("{:.3}", row.slots_per_mac()),
             format!("{:.1}", row.flight_of_multiprocessor() / 1e3),
             format!("{:.0}", row.warps),
             row.registers.to_string(),

@@ -21,15 +21,31 @@ const fn target(
 pub(super) const TARGETS: &[Target] = &[
     target("4096 x 14336, one token, over cuBLAS f16", ("down-8b m=1", TWO_BITS), Measure::Rival, 5.0),
     target("13824 x 2560, one token, over cuBLAS f16", ("gate-up-2b m=1", TWO_BITS), Measure::Rival, 3.2),
-    target("4096 x 14336, 16 tokens, over cuBLAS f16", ("down-8b m=16", TWO_BITS), Measure::Rival, 4.5),
+    target("4096 x 14336, 8 tokens, over cuBLAS f16", ("down-8b m=8", TWO_BITS), Measure::Rival, 4.5),
+    target("4096 x 14336, 16 tokens, over cuBLAS f16", ("down-8b m=16", TWO_BITS), Measure::Rival, 4.0),
+    target("4096 x 14336, 32 tokens, over cuBLAS f16", ("down-8b m=32", TWO_BITS), Measure::Rival, 3.0),
+    target("4096 x 14336, 64 tokens, over cuBLAS f16", ("down-8b m=64", TWO_BITS), Measure::Rival, 1.9),
+    target("4096 x 14336, 128 tokens, over cuBLAS f16", ("down-8b m=128", TWO_BITS), Measure::Rival, 1.2),
     target("4096 x 14336, 8192 tokens, over cuBLAS f16", ("down-8b m=8192", TWO_BITS), Measure::Rival, 1.0),
+    target(
+        "4096 x 14336, 8192 tokens, groups of 128, over cuBLAS f16",
+        ("down-8b m=8192", &[G128_NAME]),
+        Measure::Rival,
+        0.9,
+    ),
     target(
         "attention, heads of 128, causal, 2048 tokens, TFLOP/s",
         ("attention-7b prefill 2048 batch 8", &[TRIKE]),
         Measure::TeraOperations,
         200.0,
     ),
-    target("decode of `2b`, tokens/s", ("2b decode", &[TRIKE]), Measure::Rate, 400.0),
+    target("decode of `2b`, tokens/s", ("2b decode", &[TRIKE]), Measure::Rate, 1000.0),
+    target(
+        "decode of `2b` with 128,256 tokens in the vocabulary, tokens/s",
+        ("2b-128k decode", &[TRIKE]),
+        Measure::Rate,
+        800.0,
+    ),
 ];
 
 /// Predicted value of a target; `None` if there is no prediction for its problem or measure.

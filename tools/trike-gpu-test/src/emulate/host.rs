@@ -14,14 +14,11 @@ const HEADER: &str = include_str!("runtime.h");
 const RUNTIME: &str = include_str!("runtime.cpp");
 
 /// No optimization: kernels run for milliseconds but compile for seconds. All accesses and shifts are checked.
-/// Emulated threads have their own stacks, which the address sanitizer would report as corrupted. Floating-point
-/// contraction is off: fused operations in CUDA are written as `fma`.
+/// Emulated threads have their own stacks, which the address sanitizer would report as corrupted.
 const FLAGS: &[&str] = &[
     "-std=c++17",
-    "-O0",
     "-w",
     "-fno-strict-aliasing",
-    "-ffp-contract=off",
     "-fsanitize=address,alignment,bounds,signed-integer-overflow,shift,integer-divide-by-zero",
     "-fno-sanitize-recover=all",
     "--param",
@@ -29,9 +26,29 @@ const FLAGS: &[&str] = &[
     "-fno-stack-protector",
 ];
 
+/// What a compiler may do with a product that is added to something: NVRTC joins the two to one operation that rounds once, where
+/// it sees them, and rounds twice where it does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Contraction {
+    /// Every operation rounds, but for those that are written as `fma`.
+    Off,
+    /// The compiler joins what it can, which takes it an optimization.
+    On,
+}
+
+impl Contraction {
+    fn flags(self) -> &'static [&'static str] {
+        match self {
+            Self::Off => &["-O0", "-ffp-contract=off"],
+            Self::On => &["-O1", "-ffp-contract=fast", "-mfma"],
+        }
+    }
+}
+
 /// The compiler, the runtime, and the compiled programs.
 pub(super) struct Host {
     folder: PathBuf,
+    contraction: Contraction,
     programs: Mutex<HashMap<u64, Program>>,
     times: Mutex<Times>,
 }
@@ -72,7 +89,7 @@ impl Host {
     /// # Errors
     /// When g++ or its sanitizers are missing, or the runtime does not support the machine: the reason why nothing can
     /// be emulated.
-    pub(super) fn new(folder: &Path) -> Result<Self> {
+    pub(super) fn new(folder: &Path, contraction: Contraction) -> Result<Self> {
         ensure!(cfg!(target_arch = "x86_64"), "emulation requires x86-64");
         let version = Command::new("g++").arg("--version").output();
         ensure!(version.is_ok_and(|v| v.status.success()), "g++ not found");
@@ -80,7 +97,8 @@ impl Host {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         std::fs::write(folder.join("runtime.h"), HEADER)?;
         std::fs::write(folder.join("runtime.cpp"), RUNTIME)?;
-        let host = Self { folder: folder.to_owned(), programs: Mutex::default(), times: Mutex::default() };
+        let (programs, times) = (Mutex::default(), Mutex::default());
+        let host = Self { folder: folder.to_owned(), contraction, programs, times };
         host.compile(&["-c", "runtime.cpp", "-o", "runtime.o"])
             .context("g++ does not compile the runtime")?;
         Ok(host)
@@ -108,7 +126,12 @@ impl Host {
     }
 
     fn compile(&self, arguments: &[&str]) -> Result<()> {
-        let output = Command::new("g++").args(FLAGS).args(arguments).current_dir(&self.folder).output()?;
+        let output = Command::new("g++")
+            .args(FLAGS)
+            .args(self.contraction.flags())
+            .args(arguments)
+            .current_dir(&self.folder)
+            .output()?;
         if !output.status.success() {
             bail!("g++ {}: {}", arguments.join(" "), beginning(&output.stderr));
         }
@@ -204,7 +227,7 @@ mod tests {
     fn mistakes_in_kernels_are_noticed() {
         let folder = std::env::temp_dir().join(format!("trike-emulate-{}", std::process::id()));
         // A machine without a compiler has nothing to test here.
-        let Ok(host) = Host::new(&folder) else { return };
+        let Ok(host) = Host::new(&folder, Contraction::Off) else { return };
         let right = neighbours(&host, "unchanged", str::to_owned).unwrap();
         assert!(right.iter().enumerate().all(|(i, &v)| v as usize == (i + 1) % 64), "{right:?}");
         let changes: [(&str, &str, &str, &str); 4] = [

@@ -5,8 +5,8 @@
 //! functions and instructions; with these implemented from NVIDIA's documentation, a launch becomes a program that
 //! reads and writes buffers. A device whose server starts such programs runs the same suites as a real one.
 //!
-//! This is not a simulator: nothing is timed, float arithmetic is the host's, and tensor maps, clusters and memory
-//! barriers are rejected. It detects the errors listed in `runtime.cpp`: wrong results, out-of-bounds accesses,
+//! This is not a simulator: nothing is timed, float arithmetic is the host's, cubes run one after another, and tensor maps and
+//! clusters are rejected. Each case runs without and with contraction of products and sums. It detects the errors listed in `runtime.cpp`: wrong results, out-of-bounds accesses,
 //! missing or divergent barriers, and sums that overflow 32 bits.
 
 mod host;
@@ -22,7 +22,7 @@ use std::time::Instant;
 use crate::session::Session;
 use crate::suites::{self, attention::attention, linear::linear, probe::probe};
 use crate::tally::{Outcome, Tally};
-use host::Host;
+use host::{Contraction, Host};
 use server::{Change, Emulation};
 use trike_cube::{Device, DeviceOptions, DeviceSpec, Runtime};
 
@@ -42,6 +42,7 @@ type Suite = fn(&mut Session<'_>);
 struct Job {
     suite: Suite,
     filter: String,
+    contraction: Contraction,
     /// A mutation of the kernels that must be detected, with its description.
     change: Option<(&'static str, Change)>,
     /// Whether at least one case must run.
@@ -50,9 +51,9 @@ struct Job {
 
 /// The cases with matrix instructions, in parts of similar duration.
 const CASES: &[(Suite, &str)] = &[
-    (linear, "staging: Direct"),
-    (linear, "staging: Registers"),
-    (linear, "staging: Async"),
+    (linear, "stages: 2"),
+    (linear, "stages: 3"),
+    (linear, "stages: 4"),
     (linear, "Wmma"),
     (attention, "Mma { planes: 8 }"),
     (attention, "Mma { planes: 4 }"),
@@ -65,6 +66,18 @@ const CHANGES: &[(Suite, &str, &str, Change)] = &[
     (linear, "[70] x 130 m=66 Int8PerToken, row x1, Mma", "a product without barriers", without_barriers),
     (linear, LONG_ASYNC, "copies without waits", without_waits),
     (linear, LONG_ASYNC, "waits one block too late", waiting_late),
+    (
+        linear,
+        "[17] x 2049 m=16 Int8PerToken, tensor, 16 cubes share columns, Mma",
+        "cubes that nobody counts",
+        uncounted,
+    ),
+    (
+        linear,
+        "[17] x 2049 m=16 Int8PerToken, tensor, 16 cubes share columns, Mma",
+        "counters left behind",
+        unreset,
+    ),
     (linear, LONG_WMMA, "cooperative matrices without barriers", without_barriers),
     (linear, LONG_WMMA, "cooperative matrices column-major instead of row-major", by_columns),
     (linear, "[48, 31] x 257 m=16 Int8PerToken, row x1, added, Mma", "swapped int8 sums", exchanged),
@@ -94,6 +107,16 @@ fn waiting_late(text: &str) -> String {
     text.replace("emu_wait_group(__LINE__, ", "emu_wait_group(__LINE__, 1 + ")
 }
 
+/// No cube finds itself the last.
+fn uncounted(text: &str) -> String {
+    text.replace("emu_atomic_add(__LINE__, ", "emu_atomic_read(__LINE__, ")
+}
+
+/// The next launch starts with the counts of this one.
+fn unreset(text: &str) -> String {
+    text.replace("atomicExch(", "emu_exchange_nothing(")
+}
+
 /// Loads the matrix of codes with rows and columns swapped.
 fn by_columns(text: &str) -> String {
     text.replace("nvcuda::wmma::col_major", "nvcuda::wmma::row_major")
@@ -112,28 +135,34 @@ fn exchanged(text: &str) -> String {
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Tally> {
     let start = Instant::now();
     let mut tally = Tally::default();
-    let host = match Host::new(&options.out) {
-        Ok(host) => Arc::new(host),
+    let ways = [(Contraction::Off, "separate"), (Contraction::On, "contracted")];
+    let host = |(contraction, folder)| Host::new(&options.out.join(folder), contraction).map(Arc::new);
+    let hosts = match ways.map(host).into_iter().collect::<Result<Vec<_>>>() {
+        Ok(hosts) => hosts,
         Err(e) => {
             tally.skip(&format!("emulation is not available: {e:#}"), 1);
             return Ok(tally);
         }
     };
+    let job = |(suite, filter, change): (Suite, &str, _), contraction, required| Job {
+        suite,
+        filter: filter.to_owned(),
+        contraction,
+        change,
+        required,
+    };
     let jobs: Vec<Job> = match &options.filter {
         Some(filter) => {
-            vec![Job { suite: suites::all, filter: filter.clone(), change: None, required: false }]
+            ways.iter().map(|&(way, _)| job((suites::all, filter.as_str(), None), way, false)).collect()
         }
         None => {
-            let job = |suite, filter: &str, change| Job {
-                suite,
-                filter: filter.to_owned(),
-                change,
-                required: true,
+            let both = |&(suite, filter): &(Suite, &'static str)| {
+                [Contraction::On, Contraction::Off].map(|way| job((suite, filter, None), way, true))
             };
-            let cases = CASES.iter().map(|&(suite, filter)| job(suite, filter, None));
-            let changes =
-                CHANGES.iter().map(|&(suite, filter, what, change)| job(suite, filter, Some((what, change))));
-            cases.chain(changes).collect()
+            let changes = CHANGES.iter().map(|&(suite, filter, what, change)| {
+                job((suite, filter, Some((what, change))), Contraction::Off, true)
+            });
+            CASES.iter().flat_map(both).chain(changes).collect()
         }
     };
     let queue = Mutex::new(VecDeque::from(jobs));
@@ -143,34 +172,39 @@ pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Tally> {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some(job) = lock(&queue).pop_front() {
-                    let found = job.run(&host);
+                    let found = job.run(&hosts[job.contraction as usize]);
                     lock(&done).push((job, found));
                 }
             });
         }
     });
     let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(job, _)| job.name());
+    done.sort_by_key(|(job, _)| (job.contraction, job.name()));
     for (job, found) in done {
         let found = found?;
         say(&format!("{}: {found}", job.name()));
         tally.merge(found);
     }
-    let times = host.times();
-    say(&format!(
-        "{} kernels compiled in {:.0} s, {} launches in {:.0} s, {:.0} s in all",
-        times.kernels,
-        times.compile.as_secs_f64(),
-        times.launches,
-        times.run.as_secs_f64(),
-        start.elapsed().as_secs_f64(),
-    ));
+    for (host, (_, way)) in hosts.iter().zip(ways) {
+        let times = host.times();
+        say(&format!(
+            "products and sums {way}: {} kernels compiled in {:.0} s, {} launches in {:.0} s",
+            times.kernels,
+            times.compile.as_secs_f64(),
+            times.launches,
+            times.run.as_secs_f64(),
+        ));
+    }
+    say(&format!("{:.0} s in all", start.elapsed().as_secs_f64()));
     Ok(tally)
 }
 
 impl Job {
     fn name(&self) -> String {
         match self.change {
+            None if self.contraction == Contraction::On => {
+                format!("cases with {:?}, products and sums contracted", self.filter)
+            }
             None => format!("cases with {:?}", self.filter),
             Some((what, _)) => format!("mutation is detected: {what}"),
         }

@@ -75,6 +75,20 @@ static inline int __dp4a(int a, int b, int c) {
 }
 static inline int __popc(unsigned value) { return __builtin_popcount(value); }
 static inline int __ffs(int value) { return __builtin_ffs(value); }
+// Cubes run one after another.
+static inline void __threadfence() {}
+static inline unsigned atomicExch(unsigned *at, unsigned value) {
+    unsigned before = *at;
+    *at = value;
+    return before;
+}
+// For mutations: a counter that does not count, and an exchange that stores nothing.
+template <class T> static inline void emu_atomic_read(int, unsigned &before, T at, unsigned) { before = *(unsigned *)at; }
+static inline unsigned emu_exchange_nothing(unsigned *at, unsigned) { return *at; }
+template <class T> static inline void emu_atomic_add(int, unsigned &before, T at, unsigned value) {
+    before = *(unsigned *)at;
+    *(unsigned *)at += value;
+}
 static inline float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 static inline float exp(float a) { return __builtin_expf(a); }

@@ -18,13 +18,14 @@ pub(super) struct Source {
     pub(super) shared: usize,
 }
 
-/// Prefixes of PTX instructions, and the functions that emulate them: matrix instructions and asynchronous copies.
+/// Prefixes of PTX instructions, and the functions that emulate them: matrix instructions, asynchronous copies, and atomics.
 const INSTRUCTIONS: &[(&str, &str)] = &[
     ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "emu_mma_s8"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "emu_mma_f16"),
     ("cp.async.cg.shared::cta.global [%0], [%1], 16, 16;", "emu_copy_async"),
     ("cp.async.commit_group;", "emu_commit_group"),
     (WAIT_GROUP, "emu_wait_group"),
+    ("atom.relaxed.add.u32 %0, [%1], %2;", "emu_atomic_add"),
 ];
 
 /// The only instruction with a number in its text.

@@ -2,7 +2,7 @@
 
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, BLOCK, DecodeBlueprint, LinearBlueprint, MAX_STAGES,
-    MmaShape, SplitBlueprint, SplitKernel, Staging, TernaryForm, TernaryMatrix, TernaryProblem, WmmaShape,
+    MmaShape, SplitBlueprint, TernaryForm, TernaryMatrix, TernaryProblem, WmmaShape,
 };
 use trike_cube::{CubeError, Device, Plan, Strategy};
 use trike_testkit::Rng;
@@ -163,25 +163,29 @@ fn split(session: &mut Session) {
         let inputs = Inputs { tensors, x, tokens, precision, add };
         let code_rows = (tokens * precision.slices()).next_power_of_two().clamp(precision.slices(), 16);
         let decode = DecodeBlueprint { rows: code_rows, splits };
-        let mut kernels = vec![(SplitKernel::Decode(decode), LinearBlueprint::Decode(decode))];
-        if code_rows > 2 && device.capabilities().int8_mma {
-            // The columns of a cube are also split over its planes.
-            let (octets, splits) = (code_rows.div_ceil(8), splits.max(2));
+        let mut kernels =
+            vec![(LinearBlueprint::Decode(decode), LinearBlueprint::Split(SplitBlueprint { decode, cubes }))];
+        if device.capabilities().int8_mma {
+            // The columns of a cube are also split over its planes, and the last planes may have no block.
             let shape = MmaShape {
-                tiles: 1,
-                octets,
-                row_planes: 1,
+                tiles: 2,
+                octets: code_rows.div_ceil(8),
+                row_planes: 1 + seed % 2,
                 code_planes: 1,
                 splits,
-                staging: Staging::Direct,
+                stages: 2 + seed % 3,
+                cubes,
             };
-            kernels.push((SplitKernel::Mma(shape), LinearBlueprint::Mma(shape)));
+            kernels.push((
+                LinearBlueprint::Mma(MmaShape { splits: 1, cubes: 1, ..shape }),
+                LinearBlueprint::Mma(shape),
+            ));
         }
         let exact = !matches!(weights.granularity, Granularity::Group(_)) && weights.depth == 1;
-        for (kernel, alone) in kernels {
-            let forced = Strategy::Forced(LinearBlueprint::Split(SplitBlueprint { kernel, cubes }));
+        for (alone, split) in kernels {
+            let forced = Strategy::Forced(split);
             let name = format!(
-                "ternary linear {rows:?} x {} m={tokens} {precision:?}, {}, {cubes} cubes share columns, {kernel:?}",
+                "ternary linear {rows:?} x {} m={tokens} {precision:?}, {}, {cubes} cubes share columns, {split:?}",
                 weights.cols, weights.granularity
             );
             session.case(name, |oracle| {
@@ -204,9 +208,13 @@ fn split(session: &mut Session) {
 /// blueprint.
 type Forced = (&'static [usize], Weights, usize, ActivationPrecision, bool, LinearBlueprint);
 
-/// Matrix instructions on one or two planes.
-const fn mma([row_planes, code_planes]: [usize; 2], staging: Staging) -> LinearBlueprint {
-    LinearBlueprint::Mma(MmaShape { tiles: 1, octets: 1, row_planes, code_planes, splits: 1, staging })
+/// Matrix instructions: tiles and octets per plane, planes per cube, and steps of blocks in shared memory.
+const fn mma(
+    [tiles, octets]: [usize; 2],
+    [row_planes, code_planes, splits]: [usize; 3],
+    stages: usize,
+) -> LinearBlueprint {
+    LinearBlueprint::Mma(MmaShape { tiles, octets, row_planes, code_planes, splits, stages, cubes: 1 })
 }
 
 /// Cooperative matrices per plane and planes per cube.
@@ -220,17 +228,17 @@ const fn wmma(
 
 /// Blueprints that no plan chooses for small shapes, or not on every device that supports them.
 ///
-/// With asynchronous copies: more and fewer blocks than fit in shared memory, several sets, parts, rows that end
-/// inside a cube. With cooperative matrices of each shape: the same, and every kind of scale, mean and digit.
+/// With matrix instructions: more and fewer blocks than fit in shared memory, several sets, parts, rows that end
+/// inside a cube, copies that do not divide evenly among the units, planes without a block. With cooperative matrices of each shape: the same, and every kind of scale, mean and digit.
 const FORCED: &[Forced] = &[
-    (&[37], Weights { cols: 700, ..PLAIN }, 21, INT8, false, mma([1, 2], Staging::Async { stages: 3 })),
+    (&[37], Weights { cols: 700, ..PLAIN }, 21, INT8, false, mma([1, 1], [1, 2, 1], 3)),
     (
         &[21, 18],
         Weights { cols: 1030, depth: 2, coupling: Coupling::Tied, ..PLAIN },
         33,
         INT8,
         true,
-        mma([2, 1], Staging::Async { stages: 2 }),
+        mma([1, 2], [2, 1, 1], 2),
     ),
     (
         &[20],
@@ -238,15 +246,18 @@ const FORCED: &[Forced] = &[
         9,
         ActivationPrecision::Int16,
         false,
-        mma([1, 2], Staging::Async { stages: MAX_STAGES }),
+        mma([1, 1], [1, 2, 4], MAX_STAGES),
     ),
+    (&[9], Weights { cols: 128, ..PLAIN }, 5, INT8, false, mma([1, 1], [1, 1, 1], MAX_STAGES)),
+    (&[37], Weights { cols: 700, ..PLAIN }, 21, INT8, false, mma([3, 3], [3, 1, 3], 2)),
+    (&[190], Weights { cols: 260, ..PLAIN }, 70, ActivationPrecision::F32, true, mma([4, 8], [2, 2, 1], 3)),
     (
-        &[9],
-        Weights { cols: 128, ..PLAIN },
-        5,
+        &[150],
+        Weights { cols: 600, granularity: groups(GroupSize::G128), means: true, precise: false, ..PLAIN },
+        130,
         INT8,
         false,
-        mma([1, 1], Staging::Async { stages: MAX_STAGES }),
+        mma([4, 4], [2, 4, 1], 3),
     ),
     (&[37], Weights { cols: 700, ..PLAIN }, 21, INT8, false, wmma([16, 16, 16], [1, 1], [1, 2])),
     (
@@ -400,19 +411,7 @@ pub fn shapes(session: &mut Session) {
                         let x = ActivationShape { tokens, cols, precision: INT8 };
                         let problem = TernaryProblem { x, w: form, add: false };
                         let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-                        inputs.check(oracle, device, &Strategy::Forced(blueprint))?;
-                        // An alternative of the tuner for one of the shapes, so that the report lists its registers as
-                        // well.
-                        let is_async = |b: &LinearBlueprint| {
-                            matches!(b, LinearBlueprint::Mma(shape) if shape.staging.is_async())
-                        };
-                        if (parts, cols, tokens, depth) == (one, 2560, 2048, 1) && granularity != groups(GroupSize::G64) {
-                            let others = problem.candidates(device.capabilities()).into_iter().filter(is_async);
-                            for blueprint in others {
-                                inputs.check(oracle, device, &Strategy::Forced(blueprint))?;
-                            }
-                        }
-                        Ok(())
+                        inputs.check(oracle, device, &Strategy::Forced(blueprint))
                     },
                 );
             }

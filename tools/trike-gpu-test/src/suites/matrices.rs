@@ -4,7 +4,7 @@ use half::{bf16, f16};
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, DecodeBlueprint, DenseMatrix, DenseProblem,
     DenseValues, LinearBlueprint, MAX_COLS, MAX_SPARSE_COLS, SparseLayout, SparseMatrix, SparseProblem,
-    SplitBlueprint, SplitKernel, TernaryLayout, TernaryMatrix, TernaryProblem,
+    SplitBlueprint, TernaryLayout, TernaryMatrix, TernaryProblem,
 };
 use trike_cube::{CubeError, Strategy, TritDotProblem, TritScore, TritTable};
 use trike_testkit::Rng;
@@ -272,7 +272,7 @@ fn each_layout(
         return;
     }
     let decode = DecodeBlueprint { rows: shape.code_rows().next_power_of_two().clamp(slices, 16), splits: 2 };
-    let blueprint = SplitBlueprint { kernel: SplitKernel::Decode(decode), cubes: 3 };
+    let blueprint = SplitBlueprint { decode, cubes: 3 };
     session.case(format_args!("ternary linear {name}, {blueprint:?}"), |oracle| {
         check(oracle, &Strategy::Forced(LinearBlueprint::Split(blueprint)))
     });

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 #[expect(unused_imports, reason = "the launch function's arguments")]
 use super::DimsLaunch;
-use super::decode::{Place, finish, scale_segment};
+use super::decode::{Place, finish, load_ahead, scale_segment};
 use super::{Dims, Form, Quad};
 
 /// As [`decode`](super::decode::decode), over blocks of 160 columns.
@@ -34,6 +34,7 @@ pub(in crate::linear) fn base3<S: Float>(
     let last = dims.code_rows as usize - 1;
     let steps = steps as usize;
     let sixteens = dims.blocks as usize * 8;
+    let ahead = load_ahead(scales, factors, out0, out1, out2, &place, &dims, form, rows, splits, cubes);
 
     let mut ints = Array::<i32>::new(2 * rows);
     let mut totals = Array::<f32>::new(2 * rows);
@@ -122,5 +123,8 @@ pub(in crate::linear) fn base3<S: Float>(
             );
         }
     }
-    finish(&ints, &totals, scales, sums, factors, out0, out1, out2, &place, &dims, form, rows, splits, cubes);
+    finish(
+        &ints, &totals, &ahead, scales, sums, factors, out0, out1, out2, &place, &dims, form, rows, splits,
+        cubes,
+    );
 }

@@ -5,7 +5,7 @@ use cubecl::prelude::*;
 #[expect(unused_imports, reason = "the launch function's arguments")]
 use super::DimsLaunch;
 use super::combine::leave;
-use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, sum_of};
+use super::{Dims, Form, Quad, four_codes, group_of, segment_factor, store, stored, sum_of};
 
 /// Cube `(tile, chunk)` computes 16 rows for `rows` code rows.
 ///
@@ -48,6 +48,7 @@ pub(in crate::linear) fn decode<S: Float>(
         end = index[place.tile + 1] as usize;
     }
     let segment = comptime!(form.segment());
+    let ahead = load_ahead(scales, factors, out0, out1, out2, &place, &dims, form, rows, splits, cubes);
 
     let mut ints = Array::<i32>::new(2 * rows);
     let mut totals = Array::<f32>::new(2 * rows);
@@ -169,7 +170,61 @@ pub(in crate::linear) fn decode<S: Float>(
             );
         }
     }
-    finish(&ints, &totals, scales, sums, factors, out0, out1, out2, &place, &dims, form, rows, splits, cubes);
+    finish(
+        &ints, &totals, &ahead, scales, sums, factors, out0, out1, out2, &place, &dims, form, rows, splits,
+        cubes,
+    );
+}
+
+/// What a unit needs for its output after the sums, loaded before them: at the end nothing else hides the latency.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Ahead {
+    scale: f32,
+    factor: f32,
+    /// The output that the product is added to.
+    old: f32,
+}
+
+/// True if each unit of a cube stores at most one output, so that [`Ahead`] has all of them.
+fn is_early(form: Form, rows: usize, splits: usize, cubes: usize) -> bool {
+    cubes == 1 && rows / form.slices <= 2 * splits
+}
+
+/// Loads it; defaults where [`finish`] loads for itself.
+#[cube]
+pub(super) fn load_ahead<S: Float>(
+    scales: &[S],
+    factors: &[f32],
+    out0: &mut [f32],
+    out1: &mut [f32],
+    out2: &mut [f32],
+    place: &Place,
+    dims: &Dims,
+    #[comptime] form: Form,
+    #[comptime] rows: usize,
+    #[comptime] splits: usize,
+    #[comptime] cubes: usize,
+) -> Ahead {
+    let mut scale = 1.0f32;
+    let mut factor = 1.0f32;
+    let mut old = 0.0f32;
+    if comptime!(is_early(form, rows, splits, cubes)) {
+        let index = place.slot * 32 + place.lane;
+        let r = index % 16;
+        let token = place.first / form.slices + index / 16;
+        if index < comptime!(16 * rows / form.slices) && token * form.slices < dims.code_rows as usize {
+            if comptime!(form.exact()) {
+                scale = f32::cast_from(scales[place.tile * 16 + r]);
+            }
+            if comptime!(form.x_group == 0) {
+                factor = factors[token];
+            }
+            if comptime!(form.add) {
+                old = stored(out0, out1, out2, token, place.tile, r, dims, form);
+            }
+        }
+    }
+    Ahead { scale, factor, old }
 }
 
 /// Blocks whose weights and activations are in flight while one is multiplied; 0 if blocks are loaded when they are needed.
@@ -327,10 +382,8 @@ pub(super) fn scale_segment<S: Float>(
         let row = clamp_max(place.first + m, last);
         let factor = segment_factor(factors, row / form.slices, at32, dims, form.x_group);
         let mut sum = 0i32;
-        if comptime!(form.needs_sums()) {
-            if takes {
-                sum = sum_of(sums, row, at32, dims, segment);
-            }
+        if comptime!(form.needs_sums()) && takes {
+            sum = sum_of(sums, row, at32, dims, segment);
         }
         #[unroll]
         for half in 0..2usize {
@@ -354,6 +407,7 @@ pub(super) fn scale_segment<S: Float>(
 pub(super) fn finish<S: Float>(
     ints: &Array<i32>,
     totals: &Array<f32>,
+    ahead: &Ahead,
     scales: &[S],
     sums: &[i32],
     factors: &[f32],
@@ -435,13 +489,22 @@ pub(super) fn finish<S: Float>(
                     }
                     value = value * 256.0 + digit;
                 }
-                if comptime!(form.exact()) {
-                    value *= f32::cast_from(scales[place.tile * 16 + r]);
+                if comptime!(is_early(form, rows, splits, cubes)) {
+                    value = value * ahead.scale * ahead.factor;
+                    if comptime!(form.add) {
+                        value += ahead.old * comptime!(form.unit());
+                    }
+                    let form = comptime!(Form { add: false, ..form });
+                    store(out0, out1, out2, value, token, place.tile, r, dims, form);
+                } else {
+                    if comptime!(form.exact()) {
+                        value *= f32::cast_from(scales[place.tile * 16 + r]);
+                    }
+                    if comptime!(form.x_group == 0) {
+                        value *= factors[token];
+                    }
+                    store(out0, out1, out2, value, token, place.tile, r, dims, form);
                 }
-                if comptime!(form.x_group == 0) {
-                    value *= factors[token];
-                }
-                store(out0, out1, out2, value, token, place.tile, r, dims, form);
             }
             index += comptime!(32 * splits);
         }

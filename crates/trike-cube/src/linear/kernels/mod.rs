@@ -10,7 +10,7 @@ pub(super) mod sparse;
 pub(super) mod tiled;
 pub(super) mod wmma;
 
-pub use mma::{MAX_STAGES, MmaShape, Staging};
+pub use mma::{MAX_STAGES, MmaShape};
 pub use wmma::WmmaShape;
 
 use cubecl::prelude::*;
@@ -198,6 +198,37 @@ pub(super) fn store(
             }
         }
     }
+}
+
+/// The output that [`store`] would add to; zero where there is none.
+#[cube]
+pub(super) fn stored(
+    out0: &mut [f32],
+    out1: &mut [f32],
+    out2: &mut [f32],
+    token: usize,
+    tile: usize,
+    r: usize,
+    dims: &Dims,
+    #[comptime] form: Form,
+) -> f32 {
+    let (tile1, tile2) = (dims.tile1 as usize, dims.tile2 as usize);
+    if comptime!(form.parts == 1) || tile < tile1 {
+        stored_part(out0, token, tile * 16 + r, dims.rows0 as usize)
+    } else if comptime!(form.parts == 2) || tile < tile2 {
+        stored_part(out1, token, (tile - tile1) * 16 + r, dims.rows1 as usize)
+    } else {
+        stored_part(out2, token, (tile - tile2) * 16 + r, dims.rows2 as usize)
+    }
+}
+
+#[cube]
+fn stored_part(out: &mut [f32], token: usize, row: usize, rows: usize) -> f32 {
+    let mut value = 0.0f32;
+    if row < rows {
+        value = out[token * rows + row];
+    }
+    value
 }
 
 #[cube]

@@ -1,0 +1,219 @@
+//! From the sums of the units to outputs.
+
+use cubecl::prelude::*;
+
+use super::super::store;
+use super::{Dims, Form, MmaShape, Place};
+
+/// Stores the outputs of a plane that has all columns.
+#[cube]
+pub(super) fn from_registers<S: Float, NC: Size>(
+    acc: &mut Sequence<Array<Vector<i32, NC>>>,
+    totals: &Array<f32>,
+    scales: &[S],
+    factors: &[f32],
+    out0: &mut [f32],
+    out1: &mut [f32],
+    out2: &mut [f32],
+    place: &Place,
+    dims: &Dims,
+    #[comptime] form: Form,
+    #[comptime] shape: MmaShape,
+) {
+    #[unroll]
+    for b in 0..shape.octets {
+        // The lane's two code rows; with four slices per token, its neighbour has the other two.
+        let row = place.row + comptime!(8 * b) + 2 * place.t;
+        #[unroll]
+        for a in 0..shape.tiles {
+            let tile = place.tile + a;
+            #[unroll]
+            for half in 0..2usize {
+                let n = comptime!(a * shape.octets + b);
+                let r = place.g + comptime!(8 * half);
+                let mut pair = Array::<f32>::new(2usize);
+                #[unroll]
+                for col in 0..2usize {
+                    if comptime!(form.exact()) {
+                        let c = acc.index_mut(n);
+                        pair[col] = f32::cast_from(c[half].extract(col));
+                    } else {
+                        pair[col] = totals[comptime!(4 * n + 2 * half + col)];
+                    }
+                }
+                let mut scale = 1.0f32;
+                if comptime!(form.exact()) {
+                    scale = f32::cast_from(scales[clamp_max(tile, place.last_tile) * 16 + r]);
+                }
+                if comptime!(form.slices == 1) {
+                    #[unroll]
+                    for col in 0..2usize {
+                        let token = row + col;
+                        if token <= place.last && tile <= place.last_tile {
+                            let mut value = pair[col] * scale;
+                            if comptime!(form.x_group == 0) {
+                                value *= factors[token];
+                            }
+                            store(out0, out1, out2, value, token, tile, r, dims, form);
+                        }
+                    }
+                } else {
+                    // Digits are joined from the most significant down, as in `from_parts` and in other kernels.
+                    let mut value = pair[1] * 256.0 + pair[0];
+                    if comptime!(form.slices == 4) {
+                        value = (plane_shuffle_xor(value, 1u32) * 256.0 + pair[1]) * 256.0 + pair[0];
+                    }
+                    let token = row / form.slices;
+                    // Only the lane whose pair starts a token stores.
+                    let mine = token * form.slices == row;
+                    if mine && row <= place.last && tile <= place.last_tile {
+                        store(out0, out1, out2, value * scale * factors[token], token, tile, r, dims, form);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Adds up the sums of planes, and of cubes, that split the columns, and stores the outputs.
+///
+/// A cube leaves its sums in `scratch`, `[z][y][x][code row of the cube][row of the cube]`, integers by their bits. The last of
+/// the cubes that share an output to arrive adds them up, in their order, so that results do not depend on which it was.
+#[cube]
+pub(super) fn from_parts<S: Float, NC: Size>(
+    acc: &mut Sequence<Array<Vector<i32, NC>>>,
+    totals: &Array<f32>,
+    scales: &[S],
+    factors: &[f32],
+    out0: &mut [f32],
+    out1: &mut [f32],
+    out2: &mut [f32],
+    scratch: &mut [f32],
+    arrived: &mut [Atomic<u32>],
+    place: &Place,
+    dims: &Dims,
+    #[comptime] form: Form,
+    #[comptime] shape: MmaShape,
+) {
+    let height = comptime!(shape.rows());
+    let partial = comptime!(shape.partial());
+    let units = comptime!(shape.units());
+    // A cube's square among those of all `z`.
+    let square = CUBE_POS_Y as usize * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
+    let layer = CUBE_COUNT_Y as usize * CUBE_COUNT_X as usize * partial;
+    let mine = CUBE_POS_Z as usize * layer + square * partial;
+    let in_shared = comptime!(shape.splits > 1);
+    let mut shared =
+        Shared::<[f32]>::new_slice(comptime!(if in_shared { shape.splits * partial } else { 1 }));
+
+    #[unroll]
+    for a in 0..shape.tiles {
+        #[unroll]
+        for b in 0..shape.octets {
+            #[unroll]
+            for half in 0..2usize {
+                #[unroll]
+                for col in 0..2usize {
+                    let n = comptime!(a * shape.octets + b);
+                    let row = place.row - place.cube_row + comptime!(8 * b + col) + 2 * place.t;
+                    let r = (place.tile - place.cube_tile) * 16 + comptime!(16 * a + 8 * half) + place.g;
+                    let value = if comptime!(form.exact()) {
+                        let c = acc.index_mut(n);
+                        f32::reinterpret(c[half].extract(col))
+                    } else {
+                        totals[comptime!(4 * n + 2 * half + col)]
+                    };
+                    if comptime!(in_shared) {
+                        shared[place.slot * partial + row * height + r] = value;
+                    } else {
+                        scratch[mine + row * height + r] = value;
+                    }
+                }
+            }
+        }
+    }
+    let mut last = true;
+    if comptime!(shape.cubes > 1) {
+        if comptime!(in_shared) {
+            sync_cube();
+            let mut index = place.unit;
+            while index < partial {
+                scratch[mine + index] = added(&mut shared, index, partial, shape.splits, form);
+                index += units;
+            }
+        }
+        let mut before = Shared::<u32>::new();
+        sync_storage();
+        if place.unit == 0 {
+            *before = arrived[square].fetch_add(1u32);
+        }
+        sync_storage();
+        last = *before == comptime!(shape.cubes as u32 - 1);
+        if last && place.unit == 0 {
+            // For the next launch.
+            arrived[square].store(0u32);
+        }
+    } else {
+        sync_cube();
+    }
+    if last {
+        let mut index = place.unit;
+        while index < comptime!(partial / form.slices) {
+            let (r, within) = (index % height, index / height);
+            let token = place.cube_row / form.slices + within;
+            let tile = place.cube_tile + r / 16;
+            if token * form.slices <= place.last && tile <= place.last_tile {
+                let mut value = 0.0f32;
+                // From the most significant digit down.
+                #[unroll]
+                for s in 0..form.slices {
+                    let at = (within * form.slices + comptime!(form.slices - 1 - s)) * height + r;
+                    let digit = if comptime!(shape.cubes > 1) {
+                        added(scratch, square * partial + at, layer, shape.cubes, form)
+                    } else {
+                        added(&mut shared, at, partial, shape.splits, form)
+                    };
+                    if comptime!(form.exact()) {
+                        value = value * 256.0 + f32::cast_from(i32::reinterpret(digit));
+                    } else {
+                        value = value * 256.0 + digit;
+                    }
+                }
+                if comptime!(form.exact()) {
+                    value *= f32::cast_from(scales[tile * 16 + r % 16]);
+                }
+                if comptime!(form.x_group == 0) {
+                    value *= factors[token];
+                }
+                store(out0, out1, out2, value, token, tile, r % 16, dims, form);
+            }
+            index += units;
+        }
+    }
+}
+
+/// The sum of `count` parts, `stride` apart; of integers, if the form has those, by their bits. Changes nothing.
+#[cube]
+fn added(
+    parts: &mut [f32],
+    first: usize,
+    stride: usize,
+    #[comptime] count: usize,
+    #[comptime] form: Form,
+) -> f32 {
+    let mut int = 0i32;
+    let mut float = 0.0f32;
+    #[unroll]
+    for part in 0..count {
+        let value = parts[first + part * stride];
+        if comptime!(form.exact()) {
+            int += i32::reinterpret(value);
+        } else {
+            float += value;
+        }
+    }
+    if comptime!(form.exact()) {
+        float = f32::reinterpret(int);
+    }
+    float
+}
