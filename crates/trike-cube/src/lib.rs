@@ -17,7 +17,7 @@
 //! * recorded launches, replayed with one call: [`Device::capture`], [`Graph`]
 //! * plans: [`Plan`], [`Strategy`], [`Settings`], [`Cost`]
 //! * linear layers: [`linear`]
-//! * other decoder operations: [`ops`]
+//! * other decoder operations: [`ops`]; with a linear layer in one launch: [`fused`]
 //! * attention: [`attention`]
 //! * dot products of trits with trits: [`TritTable`]; hypervectors: [`vsa`]
 //! * measured ceilings of a device: [`Device::probe_copy`], [`Products`]
@@ -30,6 +30,7 @@ mod capabilities;
 mod device;
 mod error;
 mod fill;
+pub mod fused;
 pub mod linear;
 pub mod ops;
 mod plan;

@@ -54,16 +54,7 @@ impl Device {
     ) -> Result<()> {
         check_rotation("activations of a linear", w.rotation(), x.rotation())?;
         let problem = TernaryProblem { x: x.shape(), w: w.form().clone(), add };
-        check_len("outputs of a linear", problem.w.parts.len(), outs.len())?;
-        for (i, (out, rows)) in outs.iter().zip(&problem.w.parts).enumerate() {
-            let expected = problem.x.tokens.checked_mul(*rows);
-            let overflow =
-                CubeError::Shape { what: "output of a linear", rows: problem.x.tokens, cols: *rows };
-            check_len("output of a linear", expected.ok_or(overflow)?, out.len())?;
-            if outs[..i].iter().any(|other| other.overlaps(out)) {
-                return Err(CubeError::Overlap { what: "outputs of a linear" });
-            }
-        }
+        check_outputs(&problem, outs)?;
         let blueprint = match *strategy {
             Strategy::Forced(blueprint) => blueprint,
             Strategy::Inferred => {
@@ -122,8 +113,38 @@ impl Device {
     }
 }
 
+/// Checks the outputs of a problem: as many as parts, of their lengths, and apart from each other.
+pub(crate) fn check_outputs(problem: &TernaryProblem, outs: &[&Buffer<f32>]) -> Result<()> {
+    check_len("outputs of a linear", problem.w.parts.len(), outs.len())?;
+    for (i, (out, rows)) in outs.iter().zip(&problem.w.parts).enumerate() {
+        let expected = problem.x.tokens.checked_mul(*rows);
+        let overflow = CubeError::Shape { what: "output of a linear", rows: problem.x.tokens, cols: *rows };
+        check_len("output of a linear", expected.ok_or(overflow)?, out.len())?;
+        if outs[..i].iter().any(|other| other.overlaps(out)) {
+            return Err(CubeError::Overlap { what: "outputs of a linear" });
+        }
+    }
+    Ok(())
+}
+
+/// Shapes of a launch.
+pub(crate) fn dims_of(w: &TernaryForm, code_rows: usize) -> DimsLaunch {
+    let rows = |part: usize| w.parts.get(part).copied().unwrap_or(0);
+    let tiles = |parts: usize| (0..parts).map(|part| rows(part).div_ceil(TILE)).sum::<usize>();
+    DimsLaunch::new(
+        w.blocks() as u32,
+        w.groups() as u32,
+        code_rows as u32,
+        tiles(1) as u32,
+        tiles(2) as u32,
+        rows(0) as u32,
+        rows(1) as u32,
+        rows(2) as u32,
+    )
+}
+
 /// The outputs as the written buffers of a launch.
-fn written<'a>(outs: &'a [&'a Buffer<f32>]) -> Vec<&'a dyn AnyBuffer> {
+pub(crate) fn written<'a>(outs: &'a [&'a Buffer<f32>]) -> Vec<&'a dyn AnyBuffer> {
     outs.iter().map(|&out| out as &dyn AnyBuffer).collect()
 }
 
@@ -144,18 +165,7 @@ impl Args<'_> {
     }
 
     fn dims(&self) -> DimsLaunch {
-        let rows = |part: usize| self.dims.parts.get(part).copied().unwrap_or(0);
-        let tiles = |parts: usize| (0..parts).map(|part| rows(part).div_ceil(TILE)).sum::<usize>();
-        DimsLaunch::new(
-            self.dims.blocks() as u32,
-            self.dims.groups() as u32,
-            self.code_rows as u32,
-            tiles(1) as u32,
-            tiles(2) as u32,
-            rows(0) as u32,
-            rows(1) as u32,
-            rows(2) as u32,
-        )
+        dims_of(self.dims, self.code_rows)
     }
 
     /// Runs the kernel of a blueprint; with [`LinearBlueprint::Split`], the first of the two. `scratch` is a placeholder unless
@@ -406,7 +416,7 @@ impl Args<'_> {
 }
 
 impl Shared {
-    fn arg(&self) -> cubecl::prelude::BufferArg {
+    pub(crate) fn arg(&self) -> cubecl::prelude::BufferArg {
         match self {
             Self::F16(buffer) => buffer.arg(),
             Self::F32(buffer) => buffer.arg(),

@@ -17,6 +17,8 @@ mod ternary;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use launch::{check_outputs, dims_of, written};
+
 pub use activations::Activations;
 pub use choose::{choose_layout, has_kernel};
 pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};

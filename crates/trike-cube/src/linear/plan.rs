@@ -84,7 +84,7 @@ impl DecodeBlueprint {
 
 impl TernaryProblem {
     /// Compile-time parameters of the kernels.
-    pub(super) fn compiled(&self) -> Form {
+    pub(crate) fn compiled(&self) -> Form {
         Form {
             sets: self.w.sets,
             planes: self.w.planes,

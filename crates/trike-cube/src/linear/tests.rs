@@ -496,7 +496,7 @@ fn cooperative_matrices_are_for_many_tokens_and_devices_without_other_matrices()
     (device.max_shared_bytes, device.planes, device.int8_cmma) = (64 << 10, Some((8, 32)), vec![[8, 16, 32]]);
     assert_eq!((wmma(2048, &device).0.rows(), wmma(2048, &device).0.code_rows()), (64, 64));
     assert!(matches!(chosen(16, &device).0, LinearBlueprint::Decode(_)));
-    device.int8_mma = true;
+    (device.int8_mma, device.async_copy) = (true, true);
     device.planes = Some((32, 32));
     assert!(matches!(chosen(2048, &device).0, LinearBlueprint::Mma(_)));
     (device.int8_mma, device.planes) = (false, None);

@@ -22,7 +22,7 @@ pub(crate) fn exp(x: f32) -> f32 {
     let p = p * r + comptime!(1.0f32 / 6.0);
     let p = p * r + 0.5;
     let p = (p * r) * r + r + 1.0;
-    let power = f32::reinterpret((whole + 127) << 23);
+    let power = f32::reinterpret(u32::cast_from(whole + 127) << 23);
     let value = select(x < -87.0f32, 0.0f32, p * power);
     // The integer operations above do not preserve NaN.
     select(magnitude(x) > 0x7F80_0000, x, value)

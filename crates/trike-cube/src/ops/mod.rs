@@ -9,7 +9,7 @@ mod math;
 mod reduce;
 mod rope;
 mod rotate;
-mod rows;
+pub(crate) mod rows;
 mod top;
 
 pub use elementwise::{Elementwise, ElementwiseBlueprint, ElementwiseProblem};

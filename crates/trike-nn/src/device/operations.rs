@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use trike_cube::attention::{self, KvCache};
-use trike_cube::linear::{ActivationShape, Activations};
+use trike_cube::linear::{ActivationShape, Activations, TernaryMatrix};
 use trike_cube::ops::{self, Indices, RopeTable, RowInput};
 use trike_cube::{Buffer, Strategy};
 use trike_trit::Hadamard;
@@ -29,6 +29,19 @@ fn shape_of(input: &Input<'_, CubeBackend>) -> Result<check::Shape, NnError> {
     Ok(x.shape())
 }
 
+/// The tensors of an input, and its norm.
+fn rows_of<'a>(input: &Input<'a, CubeBackend>) -> (RowInput<'a>, Option<ops::Norm<'a>>) {
+    let (rows, norm) = match input {
+        Input::Plain(x) => (RowInput::Plain(&x.buffer), None),
+        Input::Normed(x, norm) => (RowInput::Plain(&x.buffer), Some(norm)),
+        Input::Gated { gate, up, activation, norm } => {
+            let activation = *activation;
+            (RowInput::Gated { gate: &gate.buffer, up: &up.buffer, activation }, norm.as_ref())
+        }
+    };
+    (rows, norm.map(|norm| ops::Norm { weight: norm.weight, eps: norm.eps }))
+}
+
 /// Properties of quantized activations that depend on the weights.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct CodesKind {
@@ -48,20 +61,26 @@ impl CubeBackend {
 
     /// Quantized activations for a ternary layer, directly from the tensors of `input`.
     fn codes(&self, input: &Input<'_, Self>, kind: CodesKind) -> Result<Activations, NnError> {
-        let (rows, norm, tokens, cols) = match input {
-            Input::Plain(x) => (RowInput::Plain(&x.buffer), None, x.rows(), x.width),
-            Input::Normed(x, norm) => (RowInput::Plain(&x.buffer), Some(norm), x.rows(), x.width),
-            Input::Gated { gate, up, activation, norm } => {
-                let activation = *activation;
-                let rows = RowInput::Gated { gate: &gate.buffer, up: &up.buffer, activation };
-                (rows, norm.as_ref(), gate.rows(), gate.width)
-            }
-        };
+        let (rows, norm) = rows_of(input);
+        let (tokens, cols) = shape_of(input)?;
         let shape = ActivationShape { tokens, cols, precision: kind.precision };
         let codes = Activations::empty(&self.device, shape)?.with_rotation(kind.rotation)?;
-        let norm = norm.map(|norm| ops::Norm { weight: norm.weight, eps: norm.eps });
         self.device.quantize(rows, norm, &codes, &Strategy::Inferred)?;
         Ok(codes)
+    }
+
+    /// `input` quantized and multiplied, for codes that nothing else needs.
+    fn quantized_product(
+        &self,
+        input: &Input<'_, Self>,
+        weight: &CubeMatrix,
+        packed: &TernaryMatrix,
+        outs: &[&Buffer<f32>],
+        add: bool,
+    ) -> Result<(), NnError> {
+        let (rows, norm) = rows_of(input);
+        let precision = self.codes_of(weight).precision;
+        Ok(self.device.quantized_linear(rows, norm, precision, packed, outs, add, &Strategy::Inferred)?)
     }
 
     /// The activations for `weight`: the last ones, if they are of the same kind.
@@ -152,11 +171,16 @@ impl CubeBackend {
                 // Already computed together with an earlier one.
                 _ if outs[i].is_some() => {}
                 Kind::Ternary { packed, .. } => {
-                    let x = self.shared_codes(&mut codes, &input, weights[i])?;
                     let parts = packed.form().parts.iter();
                     let made = parts.map(|&rows| self.tensor(tokens, rows)).collect::<Result<Vec<_>, _>>()?;
                     let buffers: Vec<_> = made.iter().map(|out| &out.buffer).collect();
-                    self.device.linear(x, packed, &buffers, &Strategy::Inferred)?;
+                    let is_part = |other: &&CubeMatrix| matches!(&other.0, Kind::Ternary { packed: other, .. } if Arc::ptr_eq(packed, other));
+                    if weights.iter().all(is_part) {
+                        self.quantized_product(&input, weights[i], packed, &buffers, false)?;
+                    } else {
+                        let x = self.shared_codes(&mut codes, &input, weights[i])?;
+                        self.device.linear(x, packed, &buffers, &Strategy::Inferred)?;
+                    }
                     let mut made: Vec<_> = made.into_iter().map(Some).collect();
                     for (weight, out) in weights.iter().zip(&mut outs).skip(i) {
                         match &weight.0 {
@@ -205,8 +229,7 @@ impl CubeBackend {
         check::add(to.shape(), (tokens, rows))?;
         match &weight.0 {
             Kind::Ternary { packed, .. } if packed.form().parts.len() == 1 => {
-                let codes = self.codes(&input, self.codes_of(weight))?;
-                self.device.linear_add(&codes, packed, &[&to.buffer], &Strategy::Inferred)?;
+                self.quantized_product(&input, weight, packed, &[&to.buffer], true)?;
             }
             Kind::Sparse { matrix, .. } => {
                 let codes = self.codes(&input, self.codes_of(weight))?;

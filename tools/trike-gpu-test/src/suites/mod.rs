@@ -6,6 +6,7 @@
 
 pub mod attention;
 pub mod elementwise;
+pub mod fused;
 pub mod graphs;
 pub mod linear;
 pub mod matrices;
@@ -22,6 +23,7 @@ pub fn all(session: &mut Session) {
     linear::linear(session);
     matrices::matrices(session);
     rows::rows(session);
+    fused::fused(session);
     elementwise::elementwise(session);
     sampling::sampling(session);
     attention::attention(session);

@@ -178,7 +178,7 @@ pub(in crate::linear) fn decode<S: Float>(
 
 /// What a unit needs for its output after the sums, loaded before them: at the end nothing else hides the latency.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Ahead {
+pub(crate) struct Ahead {
     scale: f32,
     factor: f32,
     /// The output that the product is added to.
@@ -192,7 +192,7 @@ fn is_early(form: Form, rows: usize, splits: usize, cubes: usize) -> bool {
 
 /// Loads it; defaults where [`finish`] loads for itself.
 #[cube]
-pub(super) fn load_ahead<S: Float>(
+pub(crate) fn load_ahead<S: Float>(
     scales: &[S],
     factors: &[f32],
     out0: &mut [f32],
@@ -231,7 +231,7 @@ pub(super) fn load_ahead<S: Float>(
 ///
 /// Reading 4.3 TB/s with 132 multiprocessors takes 23 KB in flight on each; 1,024 resident units with three vectors of weights
 /// each are 48 KB, which leaves room for matrices of few tiles. Of two planes or more, two blocks are as many bytes.
-pub(in crate::linear) fn ring_slots(form: Form, rows: usize) -> usize {
+pub(crate) fn ring_slots(form: Form, rows: usize) -> usize {
     match form.planes {
         _ if form.skip || rows > 2 => 0,
         // The loop is unrolled once for each set as well, and cubes of 1,024 units have 64 registers each.
@@ -243,7 +243,7 @@ pub(in crate::linear) fn ring_slots(form: Form, rows: usize) -> usize {
 
 /// Loads a lane's words of all planes of a block into a slot of `words`.
 #[cube]
-fn load_words(
+pub(crate) fn load_words(
     words: &mut Array<Quad>,
     codes: &[Quad],
     vectors: usize,
@@ -280,7 +280,7 @@ fn load_x(
 
 /// Adds a block's products to the integer sums, and scales them where a segment ends.
 #[cube]
-fn multiply_block<S: Float>(
+pub(crate) fn multiply_block<S: Float>(
     words: &Array<Quad>,
     xs: &Array<Quad>,
     ints: &mut Array<i32>,
@@ -321,24 +321,24 @@ fn multiply_block<S: Float>(
 
 /// Position of a unit in the problem.
 #[derive(CubeType, Clone, Copy)]
-pub(super) struct Place {
+pub(crate) struct Place {
     /// The tile of the cube.
-    pub(super) tile: usize,
+    pub(crate) tile: usize,
     /// The lane of the tile, `4 g + t`.
-    pub(super) lane: usize,
-    pub(super) g: usize,
-    pub(super) t: usize,
+    pub(crate) lane: usize,
+    pub(crate) g: usize,
+    pub(crate) t: usize,
     /// Index of its group among all groups of units that split the columns, across cubes.
-    pub(super) k: usize,
+    pub(crate) k: usize,
     /// Index of its group within the cube.
-    pub(super) slot: usize,
+    pub(crate) slot: usize,
     /// The first code row of the cube.
-    pub(super) first: usize,
+    pub(crate) first: usize,
 }
 
 #[cube]
 impl Place {
-    pub(super) fn new(#[comptime] rows: usize, #[comptime] splits: usize) -> Place {
+    pub(crate) fn new(#[comptime] rows: usize, #[comptime] splits: usize) -> Place {
         let lane = UNIT_POS_X as usize;
         let slot = UNIT_POS_Y as usize;
         Place {
@@ -356,7 +356,7 @@ impl Place {
 /// Scales the integer sums of a segment, from segment number `at32` on, or those of a whole row of one set; one of the four
 /// lanes of a row adds the mean and subtracts the bias for all four.
 #[cube]
-pub(super) fn scale_segment<S: Float>(
+pub(crate) fn scale_segment<S: Float>(
     ints: &mut Array<i32>,
     totals: &mut Array<f32>,
     scales: &[S],
@@ -404,7 +404,7 @@ pub(super) fn scale_segment<S: Float>(
 /// Adds up the sums of a cube's units, combines the digits of each token, and stores the outputs; with columns split across
 /// cubes, stores partial sums for [`combine`](super::combine::combine).
 #[cube]
-pub(super) fn finish<S: Float>(
+pub(crate) fn finish<S: Float>(
     ints: &Array<i32>,
     totals: &Array<f32>,
     ahead: &Ahead,

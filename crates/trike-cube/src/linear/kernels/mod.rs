@@ -3,7 +3,7 @@
 pub(super) mod base3;
 pub(super) mod bitmap;
 pub(super) mod combine;
-pub(super) mod decode;
+pub(crate) mod decode;
 pub(crate) mod dense;
 pub(super) mod mma;
 pub(super) mod sparse;
@@ -16,7 +16,7 @@ pub use wmma::WmmaShape;
 use cubecl::prelude::*;
 
 /// Four words of a lane.
-pub(super) type Quad = Vector<u32, Const<4>>;
+pub(crate) type Quad = Vector<u32, Const<4>>;
 
 /// Compile-time parameters of all ternary kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -45,7 +45,7 @@ pub(crate) struct Form {
 
 impl Form {
     /// Columns after which integer sums are scaled, at most a block; 0 = at the end of the row.
-    pub(super) fn segment(self) -> usize {
+    pub(crate) fn segment(self) -> usize {
         match (self.group, self.x_group) {
             (0, 0) => 0,
             (0, n) | (n, 0) => n.min(128),
@@ -54,7 +54,7 @@ impl Form {
     }
 
     /// Returns true if a whole row is one integer sum.
-    pub(super) fn exact(self) -> bool {
+    pub(crate) fn exact(self) -> bool {
         self.segment() == 0 && self.sets == 1 && !self.means
     }
 
@@ -77,9 +77,9 @@ impl Form {
 
 /// Run-time shapes.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Dims {
+pub(crate) struct Dims {
     /// Blocks of 128 columns.
-    pub(super) blocks: u32,
+    pub(crate) blocks: u32,
     /// Groups per row.
     pub(super) groups: u32,
     /// Code rows of the activations.

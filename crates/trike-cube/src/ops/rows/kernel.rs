@@ -9,21 +9,21 @@ use trike_core::GatedActivation;
 
 /// Compile-time parameters of the row kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Form {
+pub(crate) struct Form {
     /// Gated activation of the two inputs; `None` = one input.
-    pub(super) gate: Option<GatedActivation>,
+    pub(crate) gate: Option<GatedActivation>,
     /// Rows are normalized.
-    pub(super) norm: bool,
+    pub(crate) norm: bool,
     /// Code rows per token.
-    pub(super) slices: usize,
+    pub(crate) slices: usize,
     /// Columns that share a factor; 0 = one factor per row.
-    pub(super) group: usize,
+    pub(crate) group: usize,
     /// Units per cube, a power of two.
-    pub(super) units: usize,
+    pub(crate) units: usize,
     /// Reductions use plane operations.
-    pub(super) planes: bool,
+    pub(crate) planes: bool,
     /// Block size of the rotation in columns; 0 = no rotation.
-    pub(super) rotation: usize,
+    pub(crate) rotation: usize,
 }
 
 impl Form {
@@ -263,7 +263,7 @@ fn scale_of(bits: u32, #[comptime] slices: usize) -> (f32, f32) {
 }
 
 #[cube]
-fn to_codes<N: Size>(
+pub(crate) fn to_codes<N: Size>(
     x: &[Vector<f32, N>],
     other: &[Vector<f32, N>],
     weight: &[Vector<f32, N>],

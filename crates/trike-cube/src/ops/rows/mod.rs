@@ -1,6 +1,6 @@
 //! Fused row operations: gate, RMSNorm, and output as floats or as codes for the ternary kernels, in one kernel.
 
-mod kernel;
+pub(crate) mod kernel;
 
 use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim};
@@ -82,7 +82,7 @@ impl RowProblem {
         of_block.max(if grouped { 64 } else { 32 })
     }
 
-    fn form(&self, blueprint: &RowBlueprint) -> Form {
+    pub(crate) fn form(&self, blueprint: &RowBlueprint) -> Form {
         let precision = self.codes().map(|shape| shape.precision);
         Form {
             gate: match self.source {
@@ -211,7 +211,7 @@ pub enum RowInput<'a> {
 }
 
 impl<'a> RowInput<'a> {
-    fn source(&self) -> RowSource {
+    pub(crate) fn source(&self) -> RowSource {
         match self {
             Self::Plain(_) => RowSource::Plain,
             Self::Gated { activation, .. } => RowSource::Gated(*activation),
@@ -219,7 +219,7 @@ impl<'a> RowInput<'a> {
     }
 
     /// The first buffer, and the second or, as a placeholder, the first.
-    fn buffers(&self) -> (&'a Buffer<f32>, &'a Buffer<f32>) {
+    pub(crate) fn buffers(&self) -> (&'a Buffer<f32>, &'a Buffer<f32>) {
         match *self {
             Self::Plain(x) => (x, x),
             Self::Gated { gate, up, .. } => (gate, up),
@@ -336,7 +336,7 @@ impl Device {
 }
 
 /// The number of rows of an input; its buffers must have equal lengths.
-fn checked_rows(input: &RowInput<'_>, cols: usize) -> Result<usize> {
+pub(crate) fn checked_rows(input: &RowInput<'_>, cols: usize) -> Result<usize> {
     let (x, other) = input.buffers();
     check_len("second input of rows", x.len(), other.len())?;
     if x.len().is_multiple_of(cols) {
