@@ -80,18 +80,6 @@ impl KvBuffer {
         }
     }
 
-    /// The f16 elements as words, two per word.
-    ///
-    /// # Errors
-    ///
-    /// [`CubeError::NotMultiple`] when the bytes are not a whole number of words.
-    pub(super) fn words(&self) -> Result<Buffer<u32>> {
-        match self {
-            Self::F32(buffer) => buffer.cast(),
-            Self::F16(buffer) => buffer.cast(),
-        }
-    }
-
     fn memory(&self) -> &dyn AnyBuffer {
         match self {
             Self::F32(buffer) => buffer,

@@ -8,6 +8,7 @@ mod decode;
 mod mma;
 mod plan;
 mod prefill;
+mod ptx;
 
 use cubecl::client::Client;
 use cubecl::prelude::{CubeCount, CubeDim, Float};
@@ -99,9 +100,8 @@ impl Device {
             AttentionBlueprint::Mma { planes } => {
                 let form = problem.mma_form(planes);
                 let launch = Launch::new("attention/mma", &form, settings);
-                let (k, v) = (cache.k.words()?, cache.v.words()?);
                 self.launch(&launch, &[out], |client, cubes, units| {
-                    call.mma(client, cubes, units, form, (&k, &v), out);
+                    call.mma(client, cubes, units, form, out);
                 })
             }
         }
@@ -209,16 +209,9 @@ impl Call<'_> {
         }
     }
 
-    fn mma(
-        &self,
-        client: &Client,
-        cubes: CubeCount,
-        units: CubeDim,
-        form: mma::Form,
-        (k, v): (&Buffer<u32>, &Buffer<u32>),
-        out: &Buffer<f32>,
-    ) {
-        let (q, k, v, out) = (self.q.vectors(4), k.vectors(4), v.vectors(4), out.vectors(2));
+    fn mma(&self, client: &Client, cubes: CubeCount, units: CubeDim, form: mma::Form, out: &Buffer<f32>) {
+        let (q, k, v, out) =
+            (self.q.vectors(2), self.cache.k.vectors(8), self.cache.v.vectors(8), out.vectors(2));
         let [tokens, first, position, heads, capacity] = self.sizes();
         // SAFETY: as in `decode_as`; tokens past the last are clamped and not stored.
         unsafe {

@@ -90,7 +90,8 @@ impl AttentionProblem {
     }
 
     pub(super) fn mma_form(&self, planes: usize) -> mma::Form {
-        mma::Form { head_dim: self.cache.head_dim, share: self.share(), planes }
+        let windowed = self.window.is_some();
+        mma::Form { head_dim: self.cache.head_dim, share: self.share(), planes, windowed }
     }
 
     /// Cubes along the rows, with `rows` rows per cube.
@@ -163,9 +164,10 @@ impl Plan for AttentionProblem {
         let possible = |blueprint: &AttentionBlueprint| {
             self.settings(blueprint, device).is_ok_and(|s| s.check(Self::NAME, device).is_ok())
         };
-        // Large cubes read keys less often, small ones occupy more of the device.
-        let wide = self.blocks(8 * mma::PLANE_ROWS) * self.cache.kv_heads >= wanted / 2;
-        let planes: &[usize] = if wide { &[8, 6, 4, 2] } else { &[4, 2, 6, 8] };
+        // Two cubes of four planes fill a multiprocessor, and one multiplies while the other one computes weights. Larger cubes
+        // read keys less often, smaller ones occupy more of the device.
+        let wide = self.blocks(4 * mma::PLANE_ROWS) * self.cache.kv_heads >= wanted / 2;
+        let planes: &[usize] = if wide { &[4, 8, 2] } else { &[2, 4, 8] };
         let mma = planes.iter().map(|&planes| AttentionBlueprint::Mma { planes });
         let tiles: Vec<_> = mma.chain([AttentionBlueprint::Prefill]).filter(possible).collect();
         let many = self.tokens > 1 && self.tokens * self.share() > FEW_ROWS;
@@ -228,6 +230,9 @@ impl Plan for AttentionProblem {
                 };
                 if !device.f16_mma {
                     return missing("matrix instructions on f16");
+                }
+                if !device.async_copy {
+                    return missing("asynchronous copies");
                 }
                 if device.planes != Some((mma::LANES as u32, mma::LANES as u32)) {
                     return missing("planes of 32 units");

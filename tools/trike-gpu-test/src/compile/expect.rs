@@ -100,7 +100,14 @@ pub(crate) const EXPECTED: &[Expected] = &[
     Expected {
         kernel: "attention::mma::mma::Mma",
         form: "",
-        instructions: &["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"],
+        instructions: &[
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+            "ldmatrix.sync.aligned.m8n8.x4.shared",
+            "ldmatrix.sync.aligned.m8n8.x4.trans",
+            "cp.async.cg.shared::cta.global",
+            "ex2.approx.ftz.f32",
+            "cvt.rn.f16x2.f32",
+        ],
     },
     // `dp4a` is used in the forms for three or more rows of codes.
     Expected {
@@ -184,12 +191,11 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "attention::mma::mma::Mma",
-        // Six planes for three query heads per key head; two planes for short prompts, 37 KB of shared memory per
-        // cube.
+        // Two planes for short prompts.
         occupancy: 0.08,
         spilled: 32,
-        reason: "one cube of eight planes per multiprocessor by design: the sums of 16 x head, the scores of 16 x 64 and the \
-                 next tile stay in registers",
+        reason: "eight planes per multiprocessor by design, in two cubes: the sums of 16 x head, the scores of 16 x 64 and the \
+                 queries stay in registers",
     },
     Tight {
         kernel: "attention::decode::decode::Decode",

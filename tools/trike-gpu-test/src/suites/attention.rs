@@ -35,17 +35,28 @@ const CASES: &[Row] = &[
     (2, 2, 96, 50, 31, 17, None, F32),
     (2, 1, 128, 100, 60, 40, None, F16),
     (3, 1, 8, 48, 200, 31, Some(17), F32),
+    (6, 2, 32, 97, 150, 45, Some(37), F16),
+    (5, 1, 96, 131, 300, 33, Some(99), F16),
+    (2, 2, 128, 193, 180, 70, Some(120), F16),
 ];
+
+/// As [`CASES`], with scores so far apart that the running maximum rises in every tile.
+const STEEP: &[Row] = &[(4, 2, 64, 300, 0, 280, None, F16), (4, 2, 64, 300, 290, 1, None, F16)];
 
 /// Attention, and the stores into the cache.
 pub fn attention(session: &mut Session) {
     let device = session.device();
-    for (seed, row) in CASES.iter().enumerate() {
-        let case = Case::new(seed as u64, *row);
+    let rows = CASES.iter().map(|row| (row, false)).chain(STEEP.iter().map(|row| (row, true)));
+    for (seed, (row, steep)) in rows.enumerate() {
+        let mut case = Case::new(seed as u64, *row);
         let &(heads, kv_heads, head_dim, capacity, first, tokens, window, precision) = row;
-        let name = format!(
+        let mut name = format!(
             "{heads}/{kv_heads} heads of {head_dim}, {tokens} at {first} in {capacity}, window {window:?}, {precision:?}"
         );
+        if steep {
+            case.make_steep();
+            name += ", steep";
+        }
         session.each(name, &case.problem, |oracle, strategy| case.check(oracle, device, strategy));
     }
     refusals(session);
@@ -105,6 +116,17 @@ impl Case {
         let q = rng.normals((BEFORE + tokens + AFTER) * heads * head_dim);
         let (k, v) = (rng.normals(count), rng.normals(count));
         Self { problem, scale: 2.0 / (head_dim as f32).sqrt(), q, k, v }
+    }
+
+    /// Makes the scores of later keys larger, and all scores differ more.
+    fn make_steep(&mut self) {
+        let shape = self.problem.cache;
+        let width = shape.kv_heads * shape.head_dim;
+        let all = self.problem.first_position + self.problem.tokens;
+        for (position, key) in self.k.chunks_mut(width).enumerate() {
+            let factor = 0.5 + 8.0 * position as f32 / all as f32;
+            key.iter_mut().for_each(|x| *x *= factor);
+        }
     }
 
     /// A value rounded to the precision of the cache.
