@@ -10,8 +10,10 @@ mod plan;
 mod prefill;
 mod ptx;
 
+use std::f32::consts::LOG2_E;
+
 use cubecl::client::Client;
-use cubecl::prelude::{CubeCount, CubeDim, Float};
+use cubecl::prelude::{CubeCount, CubeDim, Float, Numeric};
 use half::f16;
 pub use trike_core::{AttentionSpec, KvPrecision};
 
@@ -76,7 +78,7 @@ impl Device {
         let call = Call { problem: &problem, q, positions, cache, first_row: rows.start, scale };
         match blueprint {
             AttentionBlueprint::Decode { units, heads, splits } => {
-                let form = problem.decode_form(units, heads, splits);
+                let form = problem.decode_form(units, heads, splits, self.capabilities());
                 let launch = Launch::new("attention/decode", &(form, shape.precision), settings);
                 if splits == 1 {
                     return self.launch(&launch, &[out], |client, cubes, units| {
@@ -116,10 +118,11 @@ impl Device {
         out: &Buffer<f32>,
     ) -> Result<()> {
         /// Units per cube.
-        const UNITS: u32 = 64;
+        const UNITS: u32 = 128;
         let (rows, head_dim) = (problem.tokens * problem.heads, problem.cache.head_dim);
         let settings = Settings { cubes: spread(rows), ..Settings::linear(1, UNITS, 2) };
-        let launch = Launch::new("attention/combine", &head_dim, settings);
+        let ptx = self.capabilities().ptx;
+        let launch = Launch::new("attention/combine", &(head_dim, ptx), settings);
         self.launch(&launch, &[out], |client, cubes, units| {
             let [count, first, splits] = [rows, first_row * problem.heads, splits].map(|n| n as u32);
             let (parts, out) = (parts.arg(), out.arg());
@@ -137,6 +140,7 @@ impl Device {
                     splits,
                     head_dim,
                     UNITS as usize,
+                    ptx,
                 );
             }
         })
@@ -167,17 +171,24 @@ impl Call<'_> {
         form: decode::Form,
         out: &Buffer<f32>,
     ) {
+        let n = form.width;
         match self.cache.k {
-            KvBuffer::F32(_) => self.decode_as::<f32>(client, cubes, units, form, out),
-            KvBuffer::F16(_) => self.decode_as::<f16>(client, cubes, units, form, out),
+            KvBuffer::F32(_) => self.decode_as::<f32, f32>(client, cubes, units, n, form, out),
+            // Other compilers take words apart at no better time, or have no vectors of eight f16.
+            KvBuffer::F16(_) if form.ptx && n > 1 => {
+                self.decode_as::<f16, u32>(client, cubes, units, n / 2, form, out);
+            }
+            KvBuffer::F16(_) => self.decode_as::<f16, f16>(client, cubes, units, n, form, out),
         }
     }
 
-    fn decode_as<E: Float>(
+    /// `words` numbers of type `S` are a vector of the form's width.
+    fn decode_as<E: Float, S: Numeric>(
         &self,
         client: &Client,
         cubes: CubeCount,
         units: CubeDim,
+        words: usize,
         form: decode::Form,
         out: &Buffer<f32>,
     ) {
@@ -189,11 +200,13 @@ impl Call<'_> {
         // SAFETY: `Device::attention` checked the lengths; slots are below the capacity, heads past the last are clamped, rows
         // are within `positions`.
         unsafe {
-            decode::decode::launch_unchecked::<E>(
+            decode::decode::launch_unchecked::<E, S>(
                 client,
                 cubes,
                 units,
                 n,
+                words,
+                form.heads.next_power_of_two(),
                 q,
                 k,
                 v,
@@ -203,7 +216,8 @@ impl Call<'_> {
                 heads,
                 capacity,
                 self.window(),
-                self.scale,
+                // For PTX weights are powers of two.
+                if form.ptx { self.scale * LOG2_E } else { self.scale },
                 form,
             );
         }

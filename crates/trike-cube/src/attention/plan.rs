@@ -45,12 +45,16 @@ pub enum AttentionBlueprint {
     },
 }
 
-/// Positions per update of the running maximum in the decode kernel.
+/// Positions of a cube of the decode kernel that are on their way at once, if its shared memory suffices.
 const CHUNK: usize = 64;
+/// Units per cube of the decode kernel.
+const DECODE_UNITS: u32 = 128;
 /// Maximum query heads per cube of the decode kernel: their sums stay in registers.
 const MOST_HEADS: usize = 4;
-/// Cubes assumed to fill a device with an unknown number of multiprocessors.
-const CUBES: usize = 64;
+/// Multiprocessors assumed for a device that does not say how many it has.
+const PROCESSORS: usize = 32;
+/// Cubes of the decode kernel that fit on a multiprocessor: 168 registers per unit with four heads of 128.
+const RESIDENT: usize = 3;
 /// Maximum rows for which the decode kernel, which reads the keys once per row, is preferred.
 const FEW_ROWS: usize = 16;
 
@@ -71,18 +75,28 @@ impl AttentionProblem {
         horizon(last, self.window, self.cache.capacity)
     }
 
-    pub(super) fn decode_form(&self, units: u32, heads: usize, splits: usize) -> decode::Form {
-        let vectors = self.cache.head_dim / self.cache.lanes();
-        decode::Form {
-            head_dim: self.cache.head_dim,
+    pub(super) fn decode_form(
+        &self,
+        units: u32,
+        heads: usize,
+        splits: usize,
+        device: &Capabilities,
+    ) -> decode::Form {
+        let CacheShape { head_dim, precision, .. } = self.cache;
+        // Loads of 16 bytes, where the device has such vectors.
+        let widest = if precision == KvPrecision::F32 { 4 } else { 8 };
+        let wide = head_dim.is_multiple_of(widest) && widest <= device.max_vector;
+        let form = decode::Form {
+            head_dim,
             share: self.share(),
             heads,
-            lanes: dot_units(vectors),
-            chunk: CHUNK,
             units: units as usize,
-            width: self.cache.lanes(),
+            width: if wide { widest } else { self.cache.lanes() },
+            each: 1,
             split: splits > 1,
-        }
+            ptx: device.ptx,
+        };
+        form.with_turns_of(CHUNK, device.max_shared_bytes)
     }
 
     pub(super) fn prefill_form(&self) -> prefill::Form {
@@ -118,11 +132,6 @@ pub fn horizon(position: usize, window: Option<usize>, capacity: usize) -> usize
     chunks.saturating_mul(CHUNK).min(window.min(capacity).max(seen))
 }
 
-/// Units per dot product of `vectors` vectors.
-fn dot_units(vectors: usize) -> usize {
-    if vectors >= 8 { 8 } else { 1 << vectors.ilog2() }
-}
-
 impl Plan for AttentionProblem {
     type Blueprint = AttentionBlueprint;
     const NAME: &'static str = "attention";
@@ -144,16 +153,16 @@ impl Plan for AttentionProblem {
     }
 
     fn candidates(&self, device: &Capabilities) -> Vec<AttentionBlueprint> {
-        let vectors = self.cache.head_dim / self.cache.lanes();
         let most = device.max_units.min(device.max_unit_sides[0]);
-        // One unit per vector of a head, and several positions in parallel if the device allows the units.
-        let units = u32::try_from(vectors.next_power_of_two()).unwrap_or(u32::MAX).clamp(128, 512).min(most);
-        let units = units.min((CHUNK * dot_units(vectors)) as u32);
-        let heads = self.share().min(MOST_HEADS);
+        let units = 1 << DECODE_UNITS.min(most).max(1).ilog2();
+        let fits = |heads: &usize| {
+            self.decode_form(units, *heads, 1, device).shared_bytes() <= device.max_shared_bytes
+        };
+        let heads = (1..=self.share().min(MOST_HEADS)).rev().find(fits).unwrap_or(1);
         let chunks = self.horizon().div_ceil(CHUNK);
         let cubes = self.tokens * self.cache.kv_heads * self.share().div_ceil(heads);
-        let wanted = device.multiprocessors.map_or(CUBES, |n| 2 * n as usize);
-        let splits = wanted.div_ceil(cubes).clamp(1, chunks);
+        let processors = device.multiprocessors.map_or(PROCESSORS, |n| n as usize);
+        let splits = (RESIDENT * processors).div_ceil(cubes).clamp(1, chunks);
         let decode = AttentionBlueprint::Decode { units, heads, splits };
         let mut all = vec![decode];
         if splits > 1 {
@@ -166,7 +175,7 @@ impl Plan for AttentionProblem {
         };
         // Two cubes of four planes fill a multiprocessor, and one multiplies while the other one computes weights. Larger cubes
         // read keys less often, smaller ones occupy more of the device.
-        let wide = self.blocks(4 * mma::PLANE_ROWS) * self.cache.kv_heads >= wanted / 2;
+        let wide = self.blocks(4 * mma::PLANE_ROWS) * self.cache.kv_heads >= processors;
         let planes: &[usize] = if wide { &[4, 8, 2] } else { &[2, 4, 8] };
         let mma = planes.iter().map(|&planes| AttentionBlueprint::Mma { planes });
         let tiles: Vec<_> = mma.chain([AttentionBlueprint::Prefill]).filter(possible).collect();
@@ -193,18 +202,12 @@ impl Plan for AttentionProblem {
             AttentionBlueprint::Decode { units, heads, splits } => {
                 check_range("query heads of a cube", 1, self.share().min(8), heads)?;
                 check_range("parts of the positions", 1, self.horizon().div_ceil(CHUNK), splits)?;
-                let vectors = head_dim / self.cache.lanes();
-                // One unit per vector of a head, and at most a chunk of positions in parallel.
-                check_range("units of a cube of attention", vectors.max(32), 512, units as usize)?;
-                let form = self.decode_form(units, heads, splits);
-                if !units.is_power_of_two() || form.units / form.lanes > CHUNK {
-                    let got = units as usize;
-                    return Err(CubeError::NotMultiple {
-                        what: "units of a cube (power of two)",
-                        unit: 32,
-                        got,
-                    });
+                check_range("units of a cube of attention", 32, 512, units as usize)?;
+                if !units.is_power_of_two() {
+                    let (what, got) = ("units of a cube (power of two)", units as usize);
+                    return Err(CubeError::NotMultiple { what, unit: 32, got });
                 }
+                let form = self.decode_form(units, heads, splits, device);
                 if splits > 1 {
                     self.parts(splits)?;
                 }

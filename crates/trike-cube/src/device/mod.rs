@@ -141,6 +141,7 @@ impl Device {
         unsafe { client.set_stream(stream) };
         let mut capabilities = Capabilities::new(client.properties(), software, options.planes);
         capabilities.graphs = graph::supported(&client, spec);
+        capabilities.ptx = matches!(spec, DeviceSpec::Numbered(Runtime::Cuda, _));
         if matches!(spec, DeviceSpec::Numbered(Runtime::Wgpu | Runtime::Vulkan | Runtime::Metal, _)) {
             // Shaders address bytes with 32 bits, regardless of the driver's allocation limit.
             capabilities.max_buffer_bytes = capabilities.max_buffer_bytes.min(u32::MAX.into());

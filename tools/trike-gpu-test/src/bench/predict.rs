@@ -188,8 +188,11 @@ pub fn attention(case: &Attention) -> Prediction {
     };
     // One launch per sequence, two if positions are split.
     if case.tokens == 1 {
-        let sustained = counts(Heads::B2, 1, 4096, 1).map_or(1.0, share);
-        let all = largest(&[(bytes / sustained, Bound::Memory)]);
+        let row = counts(Heads::B2, 1, 4096, 1);
+        let sustained = row.map_or(1.0, share);
+        // Keys and values of two bytes, counted where four query heads share them.
+        let issue = row.map_or(0.0, |row| cost.bytes as f64 / 2.0 * row.per_weight() / ISSUE);
+        let all = largest(&[(bytes / sustained, Bound::Memory), (issue, Bound::Instructions)]);
         // Launches are recorded, so that none waits for the host.
         Prediction { seconds: all.seconds + (2.0 * batch - 1.0) * LAUNCH, ..all }
     } else {
