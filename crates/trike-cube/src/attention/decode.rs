@@ -23,7 +23,7 @@ pub(super) struct Form {
     pub(super) width: usize,
     /// Positions of a group per turn, a power of two of at most [`Form::lanes`].
     pub(super) each: usize,
-    /// True if positions are split across cubes, so that partial sums are written for [`combine`].
+    /// True if positions are split across cubes, so that partial sums are written for [`combine`](super::combine).
     pub(super) split: bool,
     /// True for PTX: units of a plane wait for each other instead of the cube, and weights are powers of two.
     pub(super) ptx: bool,
@@ -88,7 +88,7 @@ impl Form {
 
 /// `2^x` for PTX, else `e^x`.
 #[cube]
-fn power(x: f32, #[comptime] ptx: bool) -> f32 {
+pub(super) fn power(x: f32, #[comptime] ptx: bool) -> f32 {
     if comptime!(ptx) { ptx::exp2(x) } else { f32::exp(x) }
 }
 
@@ -105,6 +105,8 @@ fn sync_group(#[comptime] form: Form) {
 /// Where a part of the positions is in the cache.
 #[derive(CubeType, Clone, Copy)]
 struct Part {
+    /// First vector of the cache.
+    place: usize,
     /// First slot of the KV head.
     base: usize,
     /// Slot of the first position, counted from there.
@@ -124,7 +126,7 @@ fn locate(at: &mut Array<usize>, part: &Part, turn: u32, group: u32, #[comptime]
             + group;
         let past = part.first + min(offset, part.count - 1);
         let slot = select(past >= part.capacity, past - part.capacity, past);
-        at[j] = (part.base + slot as usize) * comptime!(form.vectors());
+        at[j] = part.place + (part.base + slot as usize) * comptime!(form.vectors());
     }
 }
 
@@ -177,14 +179,15 @@ fn floats_of<E: Float, S: Numeric, N: Size, W: Size>(taken: Vector<S, W>) -> Vec
 /// The loops depend only on the row's position, so every unit reaches every barrier. The kernel, not the host, computes the
 /// extent of a part, because the arguments of a recorded launch are fixed: the grid is sized for
 /// [`AttentionProblem::horizon`](super::AttentionProblem::horizon), and the position is read from a buffer.
-#[cube(launch_unchecked)]
-pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
+#[cube]
+fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     q: &[Vector<f32, N>],
     k: &[Vector<S, W>],
     v: &[Vector<S, W>],
-    positions: &[u32],
     out: &mut [f32],
-    first_row: u32,
+    row: usize,
+    position: u32,
+    place: usize,
     kv_heads: u32,
     capacity: u32,
     window: u32,
@@ -201,14 +204,14 @@ pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     let kv_head = CUBE_POS_Y as usize / blocks;
     let first_head = CUBE_POS_Y as usize % blocks * heads;
     let query_heads = kv_heads as usize * form.share;
-    let row = first_row as usize + CUBE_POS_Z as usize;
 
-    let end = positions[row] + 1;
+    let end = position + 1;
     let start = end - min(window, end);
     let groups = comptime!(form.groups() as u32);
     let per = (end - start).div_ceil(CUBE_COUNT_X).div_ceil(groups) * groups;
     let from = min(start + CUBE_POS_X * per, end);
     let part = Part {
+        place,
         base: kv_head * capacity as usize,
         first: from % capacity,
         count: min(per, end - from),
@@ -451,62 +454,43 @@ pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     }
 }
 
-/// Parts whose results a unit of [`combine`] loads before it uses them.
-const AT_ONCE: usize = 16;
-
-/// Cube `i` combines the partial results of all splits for one head of one row: sums, their maximum, and total weights.
+/// Attention of the tokens from `first_row` on, whose keys and values are in one cache.
 #[cube(launch_unchecked)]
-pub(super) fn combine(
-    parts: &[f32],
+pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
+    q: &[Vector<f32, N>],
+    k: &[Vector<S, W>],
+    v: &[Vector<S, W>],
+    positions: &[u32],
     out: &mut [f32],
-    count: u32,
-    first: u32,
-    splits: u32,
-    #[comptime] head_dim: usize,
-    #[comptime] units: usize,
-    #[comptime] ptx: bool,
+    first_row: u32,
+    kv_heads: u32,
+    capacity: u32,
+    window: u32,
+    scale: f32,
+    #[comptime] form: Form,
 ) {
-    let stride = comptime!(head_dim + 2);
-    let splits = splits as usize;
-    if CUBE_POS < count as usize {
-        let base = CUBE_POS * splits * stride;
-        let mut maxima = Array::<f32>::new(AT_ONCE);
-        let mut totals = Array::<f32>::new(AT_ONCE);
-        let mut sums = Array::<f32>::new(AT_ONCE);
-        let mut most = LOWEST.runtime();
-        for block in 0..splits.div_ceil(AT_ONCE) {
-            #[unroll]
-            for i in 0..AT_ONCE {
-                let s = clamp_max(block * AT_ONCE + i, splits - 1);
-                maxima[i] = parts[base + s * stride + head_dim];
-            }
-            #[unroll]
-            for i in 0..AT_ONCE {
-                most = max(most, maxima[i]);
-            }
-        }
-        let mut d = UNIT_POS as usize;
-        while d < head_dim {
-            let mut sum = 0.0f32;
-            let mut total = 0.0f32;
-            for block in 0..splits.div_ceil(AT_ONCE) {
-                #[unroll]
-                for i in 0..AT_ONCE {
-                    let at = base + clamp_max(block * AT_ONCE + i, splits - 1) * stride;
-                    sums[i] = parts[at + d];
-                    maxima[i] = parts[at + head_dim];
-                    totals[i] = parts[at + comptime!(head_dim + 1)];
-                }
-                #[unroll]
-                for i in 0..AT_ONCE {
-                    let weight = power(maxima[i] - most, ptx);
-                    let weight = select(block * AT_ONCE + i < splits, weight, 0.0f32);
-                    sum += sums[i] * weight;
-                    total += totals[i] * weight;
-                }
-            }
-            out[(first as usize + CUBE_POS) * head_dim + d] = sum / total;
-            d += units;
-        }
-    }
+    let row = first_row as usize + CUBE_POS_Z as usize;
+    let position = positions[row];
+    attend::<E, S, N, W, M>(q, k, v, out, row, position, 0usize, kv_heads, capacity, window, scale, form);
+}
+
+/// Attention of the tokens of a [table](super::Tokens), whose caches are in one allocation.
+#[cube(launch_unchecked)]
+pub(super) fn decode_several<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
+    q: &[Vector<f32, N>],
+    k: &[Vector<S, W>],
+    v: &[Vector<S, W>],
+    table: &[u32],
+    out: &mut [f32],
+    kv_heads: u32,
+    capacity: u32,
+    window: u32,
+    scale: f32,
+    #[comptime] form: Form,
+) {
+    let at = 3 * CUBE_POS_Z as usize;
+    let row = table[at] as usize;
+    let place = table[at + 1] as usize / form.width;
+    let position = table[at + 2];
+    attend::<E, S, N, W, M>(q, k, v, out, row, position, place, kv_heads, capacity, window, scale, form);
 }

@@ -16,8 +16,11 @@ pub struct AttentionProblem {
     pub heads: usize,
     /// Sliding window in positions, including the query's own; `None` = full causal attention.
     pub window: Option<usize>,
-    /// Number of query tokens.
+    /// Number of query tokens of each sequence.
     pub tokens: usize,
+    /// Number of sequences, each with a cache of its own. Several are planned like the one at `first_position`, which is the
+    /// largest of their positions, and have one token each.
+    pub sequences: usize,
     /// Position of the first token.
     pub first_position: usize,
     /// Shape of the KV cache.
@@ -59,6 +62,11 @@ const RESIDENT: usize = 3;
 const FEW_ROWS: usize = 16;
 
 impl AttentionProblem {
+    /// Query tokens of all sequences.
+    pub(super) fn rows(&self) -> usize {
+        self.tokens.saturating_mul(self.sequences)
+    }
+
     fn share(&self) -> usize {
         self.heads / self.cache.kv_heads
     }
@@ -115,7 +123,7 @@ impl AttentionProblem {
 
     /// Floats of the partial results of all rows for the second kernel.
     pub(super) fn parts(&self, splits: usize) -> Result<usize> {
-        let rows = self.tokens.saturating_mul(self.heads).saturating_mul(splits);
+        let rows = self.rows().saturating_mul(self.heads).saturating_mul(splits);
         check_shape("parts of an attention", rows, self.cache.head_dim + 2)
     }
 }
@@ -143,10 +151,12 @@ impl Plan for AttentionProblem {
             let (unit, got) = (self.cache.kv_heads, self.heads);
             return Err(CubeError::NotMultiple { what: "query heads of attention", unit, got });
         }
-        check_range("tokens of attention", 1, MAX_POSITION, self.tokens)?;
+        check_range("sequences of attention", 1, MAX_POSITION, self.sequences)?;
+        let most = if self.sequences > 1 { 1 } else { MAX_POSITION };
+        check_range("tokens of attention", 1, most, self.tokens)?;
         check_range("first position of attention", 0, MAX_POSITION - self.tokens, self.first_position)?;
         check_range("window of attention", 1, usize::MAX, self.window.unwrap_or(1))?;
-        check_shape("queries of attention", self.tokens, self.heads.saturating_mul(self.cache.head_dim))?;
+        check_shape("queries of attention", self.rows(), self.heads.saturating_mul(self.cache.head_dim))?;
         // From the oldest position visible to the first token to the last token's own.
         let needed = self.seen(0) + self.tokens - 1;
         check_range("positions that a cache has to hold", 1, self.cache.capacity, needed)
@@ -160,7 +170,7 @@ impl Plan for AttentionProblem {
         };
         let heads = (1..=self.share().min(MOST_HEADS)).rev().find(fits).unwrap_or(1);
         let chunks = self.horizon().div_ceil(CHUNK);
-        let cubes = self.tokens * self.cache.kv_heads * self.share().div_ceil(heads);
+        let cubes = self.rows() * self.cache.kv_heads * self.share().div_ceil(heads);
         let processors = device.multiprocessors.map_or(PROCESSORS, |n| n as usize);
         let splits = (RESIDENT * processors).div_ceil(cubes).clamp(1, chunks);
         let decode = AttentionBlueprint::Decode { units, heads, splits };
@@ -178,6 +188,10 @@ impl Plan for AttentionProblem {
         let wide = self.blocks(4 * mma::PLANE_ROWS) * self.cache.kv_heads >= processors;
         let planes: &[usize] = if wide { &[4, 8, 2] } else { &[2, 4, 8] };
         let mma = planes.iter().map(|&planes| AttentionBlueprint::Mma { planes });
+        // Kernels for many tokens have one cache.
+        if self.sequences > 1 {
+            return all;
+        }
         let tiles: Vec<_> = mma.chain([AttentionBlueprint::Prefill]).filter(possible).collect();
         let many = self.tokens > 1 && self.tokens * self.share() > FEW_ROWS;
         let at = if many { 0 } else { all.len() };
@@ -211,8 +225,16 @@ impl Plan for AttentionProblem {
                 if splits > 1 {
                     self.parts(splits)?;
                 }
-                let cubes = sides(splits, kv_heads * self.share().div_ceil(heads), self.tokens);
+                let cubes = sides(splits, kv_heads * self.share().div_ceil(heads), self.rows());
                 Ok(Settings { cubes, ..Settings::linear(1, units, 5) }.shared(form.shared_bytes()))
+            }
+            AttentionBlueprint::Prefill | AttentionBlueprint::Mma { .. } if self.sequences > 1 => {
+                Err(CubeError::Range {
+                    what: "sequences of a prompt",
+                    minimum: 1,
+                    maximum: 1,
+                    got: self.sequences,
+                })
             }
             AttentionBlueprint::Prefill => {
                 if !head_dim.is_multiple_of(4) {
@@ -274,7 +296,11 @@ impl Plan for AttentionProblem {
         let head = precision.bytes_per_head(head_dim) as u64;
         let read = 2 * head * (self.seen(0) + self.tokens - 1) as u64 * kv_heads as u64;
         let queries = 8 * self.tokens as u64 * (self.heads * head_dim) as u64;
-        Cost { macs: 2 * pairs * (self.heads * head_dim) as u64, bytes: read + queries }
+        let sequences = self.sequences as u64;
+        Cost {
+            macs: sequences * 2 * pairs * (self.heads * head_dim) as u64,
+            bytes: sequences * (read + queries),
+        }
     }
 }
 
@@ -284,14 +310,16 @@ mod tests {
 
     fn problem() -> AttentionProblem {
         let cache = CacheShape { kv_heads: 2, head_dim: 64, capacity: 100, precision: KvPrecision::F32 };
-        AttentionProblem { heads: 6, window: None, tokens: 20, first_position: 80, cache }
+        AttentionProblem { heads: 6, window: None, tokens: 20, sequences: 1, first_position: 80, cache }
     }
 
     #[test]
     fn limits_are_refused_at_their_edge() {
         problem().validate().expect("just fits");
         type Spoil = fn(&mut AttentionProblem);
-        let table: [(&str, Spoil); 8] = [
+        let table: [(&str, Spoil); 10] = [
+            ("sequences", |p| p.sequences = 0),
+            ("tokens", |p| p.sequences = 2),
             ("heads", |p| p.heads = 7),
             ("heads", |p| p.heads = 0),
             ("tokens", |p| p.tokens = 0),

@@ -186,15 +186,14 @@ pub fn attention(case: &Attention) -> Prediction {
     let counts = |heads: Heads, tokens: usize, positions: usize, batch: usize| {
         row(Counted::Attention(Attention { heads, tokens, positions, batch }))
     };
-    // One launch per sequence, two if positions are split.
+    // One launch per prompt; two for single tokens of all sequences, whose positions are split.
     if case.tokens == 1 {
         let row = counts(Heads::B2, 1, 4096, 1);
         let sustained = row.map_or(1.0, share);
         // Keys and values of two bytes, counted where four query heads share them.
         let issue = row.map_or(0.0, |row| cost.bytes as f64 / 2.0 * row.per_weight() / ISSUE);
         let all = largest(&[(bytes / sustained, Bound::Memory), (issue, Bound::Instructions)]);
-        // Launches are recorded, so that none waits for the host.
-        Prediction { seconds: all.seconds + (2.0 * batch - 1.0) * LAUNCH, ..all }
+        Prediction { seconds: all.seconds + LAUNCH, ..all }
     } else {
         let macs = cost.operations() as f64 / 2.0;
         let time = counts(Heads::B2, 2048, 2048, 1).map(|row| busy(row, macs, F16, EXPOSED_IN_ATTENTION));

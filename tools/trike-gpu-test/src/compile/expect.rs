@@ -206,6 +206,12 @@ pub(crate) const TIGHT: &[Tight] = &[
                  instead of warps",
     },
     Tight {
+        kernel: "attention::decode::decode_several::DecodeSeveral",
+        occupancy: 0.16,
+        spilled: 0,
+        reason: "as the decode kernel",
+    },
+    Tight {
         kernel: "attention::prefill::prefill::Prefill",
         occupancy: 0.25,
         spilled: 120,

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::session::Session;
-use crate::suites::{self, attention::attention, linear::linear, probe::probe};
+use crate::suites::{self, attention::attention, linear::linear, probe::probe, several::several};
 use crate::tally::{Outcome, Tally};
 use host::Host;
 use server::{Change, Emulation};
@@ -58,6 +58,7 @@ const CASES: &[(Suite, &str)] = &[
     (attention, "Mma { planes: 4 }"),
     (attention, "Mma { planes: 2 }"),
     (attention, "F16, Decode"),
+    (several, "F16, Decode"),
     (probe, "mma"),
 ];
 

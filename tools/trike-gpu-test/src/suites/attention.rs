@@ -75,7 +75,8 @@ pub fn shapes(session: &mut Session) {
         for (first_position, tokens) in [(0, 1), (500, 1), (4000, 1), (100, 4), (0, 2048)] {
             for precision in [F32, F16] {
                 let cache = CacheShape { kv_heads, head_dim, capacity: 8192, precision };
-                let large = AttentionProblem { heads, window: None, tokens, first_position, cache };
+                let large =
+                    AttentionProblem { heads, window: None, tokens, sequences: 1, first_position, cache };
                 let name = format!(
                     "attention {heads}/{kv_heads} heads of {head_dim}, {tokens} at {first_position} {precision:?}"
                 );
@@ -116,7 +117,7 @@ impl Case {
     fn new(seed: u64, row: Row) -> Self {
         let (heads, kv_heads, head_dim, capacity, first_position, tokens, window, precision) = row;
         let cache = CacheShape { kv_heads, head_dim, capacity, precision };
-        let problem = AttentionProblem { heads, window, tokens, first_position, cache };
+        let problem = AttentionProblem { heads, window, tokens, sequences: 1, first_position, cache };
         let mut rng = Rng::new(seed);
         let count = (first_position + tokens) * kv_heads * head_dim;
         let q = rng.normals((BEFORE + tokens + AFTER) * heads * head_dim);
@@ -168,7 +169,7 @@ impl Case {
     /// The expected outputs, exact and by f32 loops, with scaled queries and weights rounded to f16 if `halves`.
     fn expected(&self, halves: bool) -> (Vec<f64>, Vec<f32>) {
         let stored = |x: f32| if halves { f16::from_f32(x).to_f32() } else { x };
-        let AttentionProblem { heads, window, tokens, first_position, cache } = self.problem;
+        let AttentionProblem { heads, window, tokens, first_position, cache, .. } = self.problem;
         let (d, width) = (cache.head_dim, cache.kv_heads * cache.head_dim);
         let (mut exact, mut plain) = (Vec::new(), Vec::new());
         for token in 0..tokens {
@@ -206,7 +207,7 @@ impl Case {
     }
 
     fn check(&self, oracle: &Oracle, device: &Device, strategy: &Strategy<AttentionBlueprint>) -> Verdict {
-        let AttentionProblem { heads, window, tokens, first_position, cache: shape } = self.problem;
+        let AttentionProblem { heads, window, tokens, first_position, cache: shape, .. } = self.problem;
         let cache = self.fill(device)?;
         let first = first_position as u32;
         let mut positions = vec![first + 500];
