@@ -68,6 +68,10 @@ pub struct Capabilities {
     pub f16_mma: bool,
     /// Asynchronous copies from global to shared memory.
     pub async_copy: bool,
+    /// Instructions of PTX in kernels: CUDA.
+    pub ptx: bool,
+    /// Maximum elements of a vector.
+    pub max_vector: usize,
     /// Support for replaying recorded launches.
     pub graphs: Graphs,
     /// Number of multiprocessors, if the runtime reports it.
@@ -114,6 +118,8 @@ impl Capabilities {
             int8_cmma: cooperative_bytes(properties),
             f16_mma: mma(ElemType::Float(FloatKind::F16), ElemType::Float(FloatKind::F32), 16),
             async_copy: features.copy_async,
+            ptx: false,
+            max_vector: hardware.max_vector_size,
             graphs: Graphs::None,
             multiprocessors: hardware.num_streaming_multiprocessors,
             cache_bytes: hardware.last_level_cache_size,
@@ -142,6 +148,8 @@ impl Capabilities {
             int8_cmma: Vec::new(),
             f16_mma: false,
             async_copy: false,
+            ptx: false,
+            max_vector: 4,
             graphs: Graphs::None,
             multiprocessors: None,
             cache_bytes: None,

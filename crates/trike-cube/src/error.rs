@@ -186,6 +186,11 @@ pub enum CubeError {
         /// Name of the values.
         what: &'static str,
     },
+    /// Caches of different shapes or allocations, or in other places than the tokens were uploaded with, for one launch.
+    #[error(
+        "caches of several sequences are not those that the tokens were uploaded with, or not made together"
+    )]
+    Apart,
     /// A failed transfer or wait: the device is lost, or an earlier launch failed during execution.
     #[error("{operation} on {device} failed: {reason}")]
     Device {

@@ -215,6 +215,17 @@ impl<B: Backend> Decoder<B> {
         Sequence::new(&self.backend, &self.spec, spec)
     }
 
+    /// `count` new, empty sequences that are stepped together: a device stores and attends to their next tokens in one launch
+    /// each per layer, instead of one per sequence, because their caches share allocations. These are free again when all of
+    /// the sequences are dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`sequence`](Self::sequence).
+    pub fn sequences(&self, spec: KvSpec, count: usize) -> Result<Vec<Sequence<B>>, NnError> {
+        Sequence::several(&self.backend, &self.spec, spec, count)
+    }
+
     /// Runs all `steps` as one ragged batch and returns the logits of each as `[tokens, vocab]`, row-major: depending on
     /// `logits`, one row or one row per new token. Every sequence grows by its tokens.
     ///

@@ -4,7 +4,7 @@ use crate::{Backend, CacheSpec, DecoderSpec, KvSpec, NnError};
 
 /// One sequence of a [`Decoder`](crate::Decoder): cached keys and values of every layer.
 ///
-/// Made by [`Decoder::sequence`](crate::Decoder::sequence).
+/// Made by [`Decoder::sequence`](crate::Decoder::sequence) and [`Decoder::sequences`](crate::Decoder::sequences).
 pub struct Sequence<B: Backend> {
     /// The backend's recording, which refers to the caches; declared before them, so that it is dropped first.
     pub(crate) recorded: B::Recorded,
@@ -13,17 +13,40 @@ pub struct Sequence<B: Backend> {
     len: usize,
 }
 
+/// The caches of a sequence.
+fn cache_of(decoder: &DecoderSpec, spec: &KvSpec) -> Result<CacheSpec, NnError> {
+    spec.validate()?;
+    Ok(CacheSpec {
+        kv_heads: decoder.kv_heads,
+        head_dim: decoder.head_dim,
+        capacity: spec.capacity,
+        precision: spec.precision,
+    })
+}
+
 impl<B: Backend> Sequence<B> {
     pub(crate) fn new(backend: &B, decoder: &DecoderSpec, spec: KvSpec) -> Result<Self, NnError> {
-        spec.validate()?;
-        let cache = CacheSpec {
-            kv_heads: decoder.kv_heads,
-            head_dim: decoder.head_dim,
-            capacity: spec.capacity,
-            precision: spec.precision,
-        };
+        let cache = cache_of(decoder, &spec)?;
         let caches = (0..decoder.layers).map(|_| backend.new_cache(&cache)).collect::<Result<_, _>>()?;
         Ok(Self { recorded: B::Recorded::default(), caches, spec, len: 0 })
+    }
+
+    /// `count` sequences whose caches are made together.
+    pub(crate) fn several(
+        backend: &B,
+        decoder: &DecoderSpec,
+        spec: KvSpec,
+        count: usize,
+    ) -> Result<Vec<Self>, NnError> {
+        let cache = cache_of(decoder, &spec)?;
+        let empty = || Self { recorded: B::Recorded::default(), caches: Vec::new(), spec, len: 0 };
+        let mut sequences: Vec<Self> = (0..count).map(|_| empty()).collect();
+        for _ in 0..decoder.layers {
+            for (sequence, cache) in sequences.iter_mut().zip(backend.new_caches(&cache, count)?) {
+                sequence.caches.push(cache);
+            }
+        }
+        Ok(sequences)
     }
 
     /// Number of tokens, which is also the position of the next token.

@@ -4,14 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use cubecl::client::Client;
-use cubecl::prelude::*;
+use cubecl::prelude::BufferArg;
 use half::f16;
 use trike_core::KvPrecision;
 
-use crate::device::{AnyBuffer, Buffer, Device, Launch};
+use crate::device::{AnyBuffer, Buffer, Device};
 use crate::error::{CubeError, Result, check_len, check_range};
-use crate::plan::{Settings, spread};
 
 /// Shape of the KV cache of one layer of one sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -80,19 +78,38 @@ impl KvBuffer {
         }
     }
 
-    /// The f16 elements as words, two per word.
-    ///
-    /// # Errors
-    ///
-    /// [`CubeError::NotMultiple`] when the bytes are not a whole number of words.
-    pub(super) fn words(&self) -> Result<Buffer<u32>> {
+    fn view(&self, start: usize, len: usize) -> Result<Self> {
+        Ok(match self {
+            Self::F32(buffer) => Self::F32(buffer.view(start, len)?),
+            Self::F16(buffer) => Self::F16(buffer.view(start, len)?),
+        })
+    }
+
+    /// The whole allocation of a view.
+    pub(crate) fn all(&self) -> Self {
         match self {
-            Self::F32(buffer) => buffer.cast(),
-            Self::F16(buffer) => buffer.cast(),
+            Self::F32(buffer) => Self::F32(buffer.all()),
+            Self::F16(buffer) => Self::F16(buffer.all()),
         }
     }
 
-    fn memory(&self) -> &dyn AnyBuffer {
+    /// The first element of a view in its allocation.
+    pub(super) fn start(&self) -> usize {
+        match self {
+            Self::F32(buffer) => buffer.start(),
+            Self::F16(buffer) => buffer.start(),
+        }
+    }
+
+    pub(super) fn is_beside(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::F32(one), Self::F32(other)) => one.is_beside(other),
+            (Self::F16(one), Self::F16(other)) => one.is_beside(other),
+            _ => false,
+        }
+    }
+
+    pub(super) fn memory(&self) -> &dyn AnyBuffer {
         match self {
             Self::F32(buffer) => buffer,
             Self::F16(buffer) => buffer,
@@ -123,11 +140,20 @@ impl KvCache {
     /// As [`CacheShape::elements`] and [`Device::empty`]; [`CubeError::Feature`] for f16 on a device without
     /// it, and for int8.
     pub fn empty(device: &Device, shape: CacheShape) -> Result<Self> {
-        let len = shape.elements()?;
+        Self::of_elements(device, shape, shape.elements()?)
+    }
+
+    /// As [`KvCache::empty`], with another number of elements.
+    pub(super) fn of_elements(device: &Device, shape: CacheShape, len: usize) -> Result<Self> {
         let buffer = || KvBuffer::empty(device, shape.precision, len);
         let (k, v) = (buffer()?, buffer()?);
         device.confirm("allocating keys and values", &[k.memory(), v.memory()])?;
         Ok(Self { k, v, shape })
+    }
+
+    /// A cache in `len` elements of this one's memory.
+    pub(super) fn part(&self, start: usize, len: usize) -> Result<Self> {
+        Ok(Self { k: self.k.view(start, len)?, v: self.v.view(start, len)?, ..*self })
     }
 
     /// Its shape.
@@ -306,86 +332,4 @@ fn check_values(values: &[u32], below: usize) -> Result<()> {
     check_range("positions", 1, u32::MAX as usize, values.len())?;
     let last = values.iter().copied().max().unwrap_or(0);
     check_range("position", 0, below - 1, last as usize)
-}
-
-mod kernel {
-    use super::*;
-
-    /// Unit `i` stores vector `i` of the new keys and of the new values.
-    #[cube(launch_unchecked)]
-    pub(super) fn store<E: Float, N: Size>(
-        k: &[Vector<f32, N>],
-        v: &[Vector<f32, N>],
-        positions: &[u32],
-        keys: &mut [Vector<E, N>],
-        values: &mut [Vector<E, N>],
-        count: u32,
-        first_row: u32,
-        kv_heads: u32,
-        dim: u32,
-        capacity: u32,
-    ) {
-        let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
-        if i < count as usize {
-            let (d, rest) = (i % dim as usize, i / dim as usize);
-            let (head, row) = (rest % kv_heads as usize, first_row as usize + rest / kv_heads as usize);
-            let slot = (positions[row] % capacity) as usize;
-            let from = first_row as usize * (kv_heads * dim) as usize + i;
-            let to = (head * capacity as usize + slot) * dim as usize + d;
-            keys[to] = Vector::cast_from(k[from]);
-            values[to] = Vector::cast_from(v[from]);
-        }
-    }
-}
-
-/// Units per cube of the store kernel.
-const UNITS: u32 = 128;
-
-impl Device {
-    /// Stores the keys and values of a segment in its cache, each at its position. `k` and `v` have the shape
-    /// `positions x kv_heads x head_dim`.
-    ///
-    /// # Errors
-    ///
-    /// [`CubeError::Length`] for keys or values of the wrong length, [`CubeError::Range`] for rows that do not exist or exceed
-    /// the cache capacity, [`CubeError::NotConsecutive`], [`CubeError::Overlap`], and those of the launch.
-    pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &Segment<'_>) -> Result<()> {
-        segment.check_new(k, v, self.is_capturing())?;
-        let Segment { rows, cache, .. } = segment;
-        let shape = cache.shape;
-        let width = shape.kv_heads * shape.head_dim;
-        let lanes = shape.lanes();
-        let count = rows.len() * width / lanes;
-        let cubes = spread(count.div_ceil(UNITS as usize));
-        let settings = Settings { cubes, ..Settings::linear(1, UNITS, 5) };
-        let launch = Launch::new("store", &(shape.precision, lanes), settings);
-        self.launch(&launch, &[cache.k.memory(), cache.v.memory()], |client, cubes, units| match cache.k {
-            KvBuffer::F32(_) => store::<f32>(client, cubes, units, (k, v), segment),
-            KvBuffer::F16(_) => store::<f16>(client, cubes, units, (k, v), segment),
-        })
-    }
-}
-
-fn store<E: Float>(
-    client: &Client,
-    cubes: CubeCount,
-    units: CubeDim,
-    (k, v): (&Buffer<f32>, &Buffer<f32>),
-    segment: &Segment<'_>,
-) {
-    let (shape, rows) = (segment.cache.shape, &segment.rows);
-    let lanes = shape.lanes();
-    let (k, v, positions) = (k.vectors(lanes), v.vectors(lanes), segment.positions.buffer().arg());
-    let (keys, values) = (segment.cache.k.vectors(lanes), segment.cache.v.vectors(lanes));
-    let dim = shape.head_dim / lanes;
-    let sizes = [rows.len() * shape.kv_heads * dim, rows.start, shape.kv_heads, dim, shape.capacity];
-    // Each was checked against a length that fits 32 bits.
-    let [count, first, heads, dim, capacity] = sizes.map(|n| n as u32);
-    // SAFETY: `Device::store` checked the lengths, rows are within `positions`, a slot is below the capacity, and no two rows
-    // share a slot because the positions are consecutive and at most `capacity` in number.
-    unsafe {
-        kernel::store::launch_unchecked::<E>(
-            client, cubes, units, lanes, k, v, positions, keys, values, count, first, heads, dim, capacity,
-        );
-    }
 }

@@ -3,6 +3,8 @@
 
 use cubecl::prelude::*;
 
+use super::ptx;
+
 /// Score of masked positions: finite, so that the difference of two is not NaN.
 pub(super) const LOWEST: f32 = -3.0e38;
 
@@ -15,61 +17,447 @@ pub(super) struct Form {
     pub(super) share: usize,
     /// Query heads per cube.
     pub(super) heads: usize,
-    /// Units per key: they split its dot products.
-    pub(super) lanes: usize,
-    /// Positions per update of the running maximum.
-    pub(super) chunk: usize,
-    /// Units per cube.
+    /// Units per cube, a power of two of at least 32.
     pub(super) units: usize,
     /// Elements per vector load.
     pub(super) width: usize,
-    /// True if positions are split across cubes, so that partial sums are written for [`combine`].
+    /// Positions of a group per turn, a power of two of at most [`Form::lanes`].
+    pub(super) each: usize,
+    /// True if positions are split across cubes, so that partial sums are written for [`combine`](super::combine).
     pub(super) split: bool,
+    /// True for PTX: units of a plane wait for each other instead of the cube, and weights are powers of two.
+    pub(super) ptx: bool,
 }
 
 impl Form {
+    /// Maximum units per group.
+    const LANES: usize = 16;
+    /// Vectors of keys, and as many of values, that a unit loads before it uses them.
+    const AHEAD: usize = 4;
+
+    /// The form with the most positions per turn whose scores fit `bytes` of shared memory, if any.
+    pub(super) fn with_turns_of(self, positions: usize, bytes: usize) -> Self {
+        let most = (positions / self.groups()).min(Self::AHEAD / self.columns()).min(self.lanes());
+        let forms = (0..=most.max(1).ilog2()).rev().map(|log| Self { each: 1 << log, ..self });
+        forms.into_iter().find(|form| form.shared_bytes() <= bytes).unwrap_or(Self { each: 1, ..self })
+    }
+
     /// Vectors per head.
     fn vectors(self) -> usize {
         self.head_dim / self.width
     }
 
-    /// Groups of units that sum the values of different positions.
-    fn subsets(self) -> usize {
-        self.units / self.vectors()
+    /// Units per group: they share positions, and each of them has some of the columns.
+    fn lanes(self) -> usize {
+        self.vectors().next_power_of_two().min(Self::LANES)
     }
 
-    /// Partial maxima per head, each computed by one unit.
-    const MAXIMA: usize = 16;
+    /// Vectors of a key or value per unit.
+    fn columns(self) -> usize {
+        self.vectors().div_ceil(self.lanes())
+    }
 
-    /// Floats of scratch memory for the partial scores, later for the partial sums.
+    /// Groups of units, each with positions of its own.
+    fn groups(self) -> usize {
+        self.units / self.lanes()
+    }
+
+    /// Units of a group that add up the dot products of the same position.
+    fn adders(self) -> usize {
+        self.lanes() / self.each
+    }
+
+    /// Partial dot products of a position in shared memory: one more than lanes, so that those of eight positions start in
+    /// different banks.
+    fn stride(self) -> usize {
+        self.lanes() + 1
+    }
+
+    /// Numbers of [`Form::heads`] heads in shared memory: partial dot products, later the sums of half of the groups.
     fn scratch(self) -> usize {
-        let scores = self.heads * self.chunk * self.lanes;
-        scores.max(self.heads * self.subsets() * self.head_dim)
+        let dots = self.groups() * self.each * self.stride();
+        dots.max(self.groups() / 2 * (self.head_dim + 1))
     }
 
     /// Bytes of shared memory.
     pub(super) fn shared_bytes(self) -> usize {
-        let query = self.heads * self.head_dim;
-        let small = self.heads * (Self::MAXIMA + 3 + self.subsets());
-        4 * (query + self.heads * self.chunk + self.scratch() + small)
+        let all = self.scratch() + self.groups() * self.lanes() + self.groups();
+        4 * self.heads.next_power_of_two() * all
     }
 }
 
-/// Cube `(split, KV head and block of its query heads, row)` computes attention of `heads` query heads over its part of the
-/// row's visible positions. All parts have the same number of whole chunks; the last ones are empty when there are fewer chunks
-/// than parts.
+/// `2^x` for PTX, else `e^x`.
+#[cube]
+pub(super) fn power(x: f32, #[comptime] ptx: bool) -> f32 {
+    if comptime!(ptx) { ptx::exp2(x) } else { f32::exp(x) }
+}
+
+/// Waits until the units of a group have written to shared memory.
+#[cube]
+fn sync_group(#[comptime] form: Form) {
+    if comptime!(form.ptx) {
+        sync_plane();
+    } else {
+        sync_cube();
+    }
+}
+
+/// Where a part of the positions is in the cache.
+#[derive(CubeType, Clone, Copy)]
+struct Part {
+    /// First vector of the cache.
+    place: usize,
+    /// First slot of the KV head.
+    base: usize,
+    /// Slot of the first position, counted from there.
+    first: u32,
+    /// Number of positions.
+    count: u32,
+    capacity: u32,
+}
+
+/// Finds the positions of the unit's group in a turn, as numbers of vectors. Those past the last repeat it.
+#[cube]
+fn locate(at: &mut Array<usize>, part: &Part, turn: u32, group: u32, #[comptime] form: Form) {
+    #[unroll]
+    for j in 0..form.each {
+        let offset = turn * comptime!((form.each * form.groups()) as u32)
+            + comptime!((j * form.groups()) as u32)
+            + group;
+        let past = part.first + min(offset, part.count - 1);
+        let slot = select(past >= part.capacity, past - part.capacity, past);
+        at[j] = part.place + (part.base + slot as usize) * comptime!(form.vectors());
+    }
+}
+
+/// The unit's `i`-th vector of a head; past the last one, that one.
+#[cube]
+fn column_of(lane: usize, #[comptime] i: usize, #[comptime] form: Form) -> usize {
+    let mut column = lane + comptime!(i * form.lanes());
+    if comptime!(form.columns() * form.lanes() != form.vectors()) {
+        column = clamp_max(column, comptime!(form.vectors() - 1));
+    }
+    column
+}
+
+/// Loads the unit's columns of the located positions.
+#[cube]
+fn take<S: Numeric, W: Size>(
+    from: &[Vector<S, W>],
+    taken: &mut Array<Vector<S, W>>,
+    at: &Array<usize>,
+    lane: usize,
+    #[comptime] form: Form,
+) {
+    #[unroll]
+    for j in 0..form.each {
+        #[unroll]
+        for i in 0..form.columns() {
+            taken[comptime!(j * form.columns() + i)] = from[at[j] + column_of(lane, i, form)];
+        }
+    }
+}
+
+/// A loaded vector in f32.
+#[cube]
+fn floats_of<E: Float, S: Numeric, N: Size, W: Size>(taken: Vector<S, W>) -> Vector<f32, N> {
+    Vector::<f32, N>::cast_from(Vector::<E, N>::reinterpret(taken))
+}
+
+/// Cube `(part, KV head and block of its query heads, row)` computes attention of `heads` query heads over its part of the
+/// row's visible positions. The last parts are empty when there are fewer positions than parts.
 ///
-/// For each chunk of positions: `lanes` units compute the dot products of a key with all heads, the scores become weights
-/// relative to the running maximum, and units that hold a vector of columns sum the values (online softmax: Milakov and
-/// Gimelshein, 2018). The loops depend only on the row's position, so every unit reaches every barrier.
+/// A group of units takes every `groups`-th position of the part, several in a turn, with the columns of keys and values among
+/// its units, and has a maximum and sums of its own (online softmax: Milakov and Gimelshein, 2018); at the end the sums of all
+/// groups are joined. In a turn the units multiply their columns of the keys, add up the products of the group through shared
+/// memory, and sum their columns of the values. The keys of the next turn are on their way from when those of this one are
+/// multiplied, and the next values from when these are summed.
 ///
-/// The kernel, not the host, computes the extent of a part, because the arguments of a recorded launch are fixed: the grid is
-/// sized for [`AttentionProblem::horizon`](super::AttentionProblem::horizon), and the position is read from a buffer.
-#[cube(launch_unchecked)]
-pub(super) fn decode<E: Float, N: Size>(
+/// Vectors of `N` elements of type `E` are loaded as `W` numbers of type `S`: words where two f16 fit, because a compiler that
+/// sees f16 separates them into registers of their own as soon as they arrive, and so waits for them.
+///
+/// The loops depend only on the row's position, so every unit reaches every barrier. The kernel, not the host, computes the
+/// extent of a part, because the arguments of a recorded launch are fixed: the grid is sized for
+/// [`AttentionProblem::horizon`](super::AttentionProblem::horizon), and the position is read from a buffer.
+#[cube]
+fn attend<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
     q: &[Vector<f32, N>],
-    k: &[Vector<E, N>],
-    v: &[Vector<E, N>],
+    k: &[Vector<S, W>],
+    v: &[Vector<S, W>],
+    out: &mut [f32],
+    row: usize,
+    position: u32,
+    place: usize,
+    kv_heads: u32,
+    capacity: u32,
+    window: u32,
+    scale: f32,
+    #[comptime] form: Form,
+) {
+    let unit = UNIT_POS as usize;
+    let (lane, group) = (unit % comptime!(form.lanes()), unit / comptime!(form.lanes()));
+    let vectors = comptime!(form.vectors());
+    let columns = comptime!(form.columns());
+    let each = form.each;
+    let heads = form.heads;
+    let blocks = comptime!(form.share.div_ceil(form.heads));
+    let kv_head = CUBE_POS_Y as usize / blocks;
+    let first_head = CUBE_POS_Y as usize % blocks * heads;
+    let query_heads = kv_heads as usize * form.share;
+
+    let end = position + 1;
+    let start = end - min(window, end);
+    let groups = comptime!(form.groups() as u32);
+    let per = (end - start).div_ceil(CUBE_COUNT_X).div_ceil(groups) * groups;
+    let from = min(start + CUBE_POS_X * per, end);
+    let part = Part {
+        place,
+        base: kv_head * capacity as usize,
+        first: from % capacity,
+        count: min(per, end - from),
+        capacity,
+    };
+
+    let mut scratch = Shared::<[Vector<f32, M>]>::new_slice(comptime!(form.scratch()));
+    let mut added = Shared::<[Vector<f32, M>]>::new_slice(comptime!(form.groups() * form.lanes()));
+    let mut maxima = Shared::<[Vector<f32, M>]>::new_slice(comptime!(form.groups()));
+
+    let mut at = Array::<usize>::new(each);
+    let mut keys = Array::<Vector<S, W>>::new(comptime!(form.each * form.columns()));
+    let mut values = Array::<Vector<S, W>>::new(comptime!(form.each * form.columns()));
+    if part.count > 0 {
+        locate(&mut at, &part, 0u32, group as u32, form);
+        take::<S, W>(k, &mut keys, &at, lane, form);
+        take::<S, W>(v, &mut values, &at, lane, form);
+    }
+
+    let mut queries = Array::<Vector<f32, N>>::new(comptime!(form.heads * form.columns()));
+    let mut sums = Array::<Vector<f32, N>>::new(comptime!(form.heads * form.columns()));
+    let mut totals = Array::<f32>::new(heads);
+    let mut largest = Array::<f32>::new(heads);
+    #[unroll]
+    for h in 0..heads {
+        // Heads past the last repeat the last one and are not stored.
+        let head = kv_head * form.share + clamp_max(first_head + h, comptime!(form.share - 1));
+        #[unroll]
+        for i in 0..columns {
+            let query = q[(row * query_heads + head) * vectors + column_of(lane, i, form)];
+            // Columns past the last add nothing.
+            let used = lane + comptime!(i * form.lanes()) < vectors;
+            queries[comptime!(h * columns + i)] = query * Vector::new(select(used, scale, 0.0f32));
+            sums[comptime!(h * columns + i)] = Vector::new(0.0f32);
+        }
+        totals[h] = 0.0;
+        largest[h] = LOWEST;
+    }
+
+    let mut scores = Array::<f32>::new(comptime!(form.each * form.heads));
+    let turns = part.count.div_ceil(comptime!((form.each * form.groups()) as u32));
+    for turn in 0..turns {
+        #[unroll]
+        for j in 0..each {
+            let mut dots = Vector::<f32, M>::new(0.0f32);
+            #[unroll]
+            for h in 0..heads {
+                let mut dot = 0.0f32;
+                #[unroll]
+                for i in 0..columns {
+                    let key = floats_of::<E, S, N, W>(keys[comptime!(j * columns + i)]);
+                    let query = queries[comptime!(h * columns + i)];
+                    #[unroll]
+                    for n in 0..form.width {
+                        dot += key.extract(n) * query.extract(n);
+                    }
+                }
+                dots.insert(h, dot);
+            }
+            scratch[(group * each + j) * comptime!(form.stride()) + lane] = dots;
+        }
+        if turn + 1 < turns {
+            locate(&mut at, &part, turn + 1, group as u32, form);
+            take::<S, W>(k, &mut keys, &at, lane, form);
+        }
+        sync_group(form);
+        // A unit adds `each` of the products of one position.
+        let mut sum = Vector::<f32, M>::new(0.0f32);
+        #[unroll]
+        for l in 0..each {
+            sum += scratch[(group * each + lane % each) * comptime!(form.stride()) + lane / each * each + l];
+        }
+        added[group * comptime!(form.lanes()) + lane] = sum;
+        sync_group(form);
+        // From here on all units of a group compute the same weights.
+        #[unroll]
+        for j in 0..each {
+            let mut score = added[group * comptime!(form.lanes()) + j];
+            #[unroll]
+            for l in 1..comptime!(form.adders()) {
+                score += added[group * comptime!(form.lanes()) + comptime!(l * form.each + j)];
+            }
+            let offset = turn * comptime!((form.each * form.groups()) as u32)
+                + comptime!((j * form.groups()) as u32)
+                + group as u32;
+            #[unroll]
+            for h in 0..heads {
+                scores[comptime!(j * heads + h)] = select(offset < part.count, score.extract(h), LOWEST);
+            }
+        }
+        #[unroll]
+        for h in 0..heads {
+            let mut most = largest[h];
+            #[unroll]
+            for j in 0..each {
+                most = max(most, scores[comptime!(j * heads + h)]);
+            }
+            // A group without a position so far gets zero weights.
+            let reference = select(most == LOWEST, 0.0f32, most);
+            let kept = power(largest[h] - most, form.ptx);
+            largest[h] = most;
+            let mut total = totals[h] * kept;
+            #[unroll]
+            for j in 0..each {
+                let weight = power(scores[comptime!(j * heads + h)] - reference, form.ptx);
+                scores[comptime!(j * heads + h)] = weight;
+                total += weight;
+            }
+            totals[h] = total;
+            #[unroll]
+            for i in 0..columns {
+                sums[comptime!(h * columns + i)] *= Vector::new(kept);
+            }
+        }
+        #[unroll]
+        for j in 0..each {
+            #[unroll]
+            for i in 0..columns {
+                let value = floats_of::<E, S, N, W>(values[comptime!(j * columns + i)]);
+                #[unroll]
+                for h in 0..heads {
+                    let weight = scores[comptime!(j * heads + h)];
+                    sums[comptime!(h * columns + i)] += value * Vector::new(weight);
+                }
+            }
+        }
+        if turn + 1 < turns {
+            take::<S, W>(v, &mut values, &at, lane, form);
+        }
+    }
+
+    // Sums of all groups, relative to the largest score of all.
+    if lane == 0 {
+        let mut own = Vector::<f32, M>::new(LOWEST);
+        #[unroll]
+        for h in 0..heads {
+            own.insert(h, largest[h]);
+        }
+        maxima[group] = own;
+    }
+    sync_cube();
+    #[unroll]
+    for h in 0..heads {
+        let mut most = LOWEST.runtime();
+        for g in 0..comptime!(form.groups()) {
+            most = max(most, maxima[g].extract(h));
+        }
+        let kept = power(largest[h] - most, form.ptx);
+        largest[h] = most;
+        totals[h] *= kept;
+        #[unroll]
+        for i in 0..columns {
+            sums[comptime!(h * columns + i)] *= Vector::new(kept);
+        }
+    }
+    let size = comptime!(form.head_dim + 1);
+    #[unroll]
+    for round in 0..comptime!(form.groups().ilog2() as usize) {
+        let half = comptime!(form.groups() >> (round + 1));
+        if group >= half && group < comptime!(2 * half) {
+            let place = (group - half) * size;
+            #[unroll]
+            for i in 0..columns {
+                #[unroll]
+                for n in 0..form.width {
+                    let mut all = Vector::<f32, M>::new(0.0f32);
+                    #[unroll]
+                    for h in 0..heads {
+                        all.insert(h, sums[comptime!(h * columns + i)].extract(n));
+                    }
+                    // Columns past the last hold what the last does.
+                    scratch[place + n * vectors + column_of(lane, i, form)] = all;
+                }
+            }
+            if lane == 0 {
+                let mut all = Vector::<f32, M>::new(0.0f32);
+                #[unroll]
+                for h in 0..heads {
+                    all.insert(h, totals[h]);
+                }
+                scratch[place + form.head_dim] = all;
+            }
+        }
+        sync_cube();
+        if group < half {
+            let place = group * size;
+            #[unroll]
+            for i in 0..columns {
+                #[unroll]
+                for n in 0..form.width {
+                    let all = scratch[place + n * vectors + column_of(lane, i, form)];
+                    #[unroll]
+                    for h in 0..heads {
+                        let mut sum = sums[comptime!(h * columns + i)];
+                        sum.insert(n, sum.extract(n) + all.extract(h));
+                        sums[comptime!(h * columns + i)] = sum;
+                    }
+                }
+            }
+            let all = scratch[place + form.head_dim];
+            #[unroll]
+            for h in 0..heads {
+                totals[h] += all.extract(h);
+            }
+        }
+        sync_cube();
+    }
+
+    if group == 0 {
+        #[unroll]
+        for h in 0..heads {
+            if first_head + h < form.share {
+                let head = kv_head * form.share + first_head + h;
+                let part =
+                    (CUBE_POS_Z as usize * query_heads + head) * CUBE_COUNT_X as usize + CUBE_POS_X as usize;
+                #[unroll]
+                for i in 0..columns {
+                    let column = lane + comptime!(i * form.lanes());
+                    if column < vectors {
+                        #[unroll]
+                        for n in 0..form.width {
+                            let sum = sums[comptime!(h * columns + i)].extract(n);
+                            let d = column * form.width + n;
+                            if comptime!(form.split) {
+                                out[part * comptime!(form.head_dim + 2) + d] = sum;
+                            } else {
+                                out[(row * query_heads + head) * form.head_dim + d] = sum / totals[h];
+                            }
+                        }
+                    }
+                }
+                if comptime!(form.split) && lane == 0 {
+                    out[part * comptime!(form.head_dim + 2) + form.head_dim] = largest[h];
+                    out[part * comptime!(form.head_dim + 2) + comptime!(form.head_dim + 1)] = totals[h];
+                }
+            }
+        }
+    }
+}
+
+/// Attention of the tokens from `first_row` on, whose keys and values are in one cache.
+#[cube(launch_unchecked)]
+pub(super) fn decode<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
+    q: &[Vector<f32, N>],
+    k: &[Vector<S, W>],
+    v: &[Vector<S, W>],
     positions: &[u32],
     out: &mut [f32],
     first_row: u32,
@@ -79,230 +467,28 @@ pub(super) fn decode<E: Float, N: Size>(
     scale: f32,
     #[comptime] form: Form,
 ) {
-    let unit = UNIT_POS as usize;
-    let vectors = comptime!(form.vectors());
-    let subsets = comptime!(form.subsets());
-    let chunk = form.chunk;
-    let blocks = comptime!(form.share.div_ceil(form.heads));
-    let kv_head = CUBE_POS_Y as usize / blocks;
-    let first_head = CUBE_POS_Y as usize % blocks * form.heads;
-    let query_heads = kv_heads as usize * form.share;
     let row = first_row as usize + CUBE_POS_Z as usize;
-
-    let end = positions[row] + 1;
-    let start = select(window < end, end - min(window, end), 0u32);
-    let parts = CUBE_COUNT_X;
-    let chunk_len = comptime!(form.chunk as u32);
-    let per = (end - start).div_ceil(parts).div_ceil(chunk_len) * chunk_len;
-    let from = start + CUBE_POS_X * per;
-    // A part that begins after the last position is empty.
-    let to = max(from, min(from + per, end));
-
-    let mut queries = Shared::<[Vector<f32, N>]>::new_slice(comptime!(form.heads * form.vectors()));
-    let mut scores = Shared::<[f32]>::new_slice(comptime!(form.heads * form.chunk));
-    let mut scratch = Shared::<[f32]>::new_slice(comptime!(form.scratch()));
-    let mut maxima = Shared::<[f32]>::new_slice(comptime!(form.heads * Form::MAXIMA));
-    let mut largest = Shared::<[f32]>::new_slice(form.heads);
-    let mut next = Shared::<[f32]>::new_slice(form.heads);
-    let mut kept = Shared::<[f32]>::new_slice(form.heads);
-    let mut weights = Shared::<[f32]>::new_slice(comptime!(form.heads * form.subsets()));
-
-    let mut i = unit;
-    while i < comptime!(form.heads * form.vectors()) {
-        // Heads past the last repeat the last one and are not stored.
-        let head = kv_head * form.share + clamp_max(first_head + i / vectors, comptime!(form.share - 1));
-        queries[i] = q[(row * query_heads + head) * vectors + i % vectors] * Vector::new(scale);
-        i += form.units;
-    }
-    if unit < form.heads {
-        largest[unit] = LOWEST;
-    }
-    let mut sums = Array::<Vector<f32, N>>::new(form.heads);
-    let mut weight_sums = Array::<f32>::new(form.heads);
-    #[unroll]
-    for h in 0..form.heads {
-        sums[h] = Vector::new(0.0f32);
-        weight_sums[h] = 0.0;
-    }
-    let (column, subset) = (unit % vectors, unit / vectors);
-    let (lane, slot) = (unit % form.lanes, unit / form.lanes);
-    let at_once = comptime!(form.units / form.lanes);
-    sync_cube();
-
-    for c in 0..(to - from).div_ceil(chunk_len) as usize {
-        let base = from as usize + c * chunk;
-        // Partial scores, one per lane.
-        for turn in 0..comptime!(form.chunk / (form.units / form.lanes)) {
-            let j = turn * at_once + slot;
-            let mut dots = Array::<Vector<f32, N>>::new(form.heads);
-            #[unroll]
-            for h in 0..form.heads {
-                dots[h] = Vector::new(0.0f32);
-            }
-            if base + j < to as usize {
-                let at = (kv_head * capacity as usize + (base + j) % capacity as usize) * vectors;
-                let mut i = lane;
-                while i < vectors {
-                    let key = Vector::<f32, N>::cast_from(k[at + i]);
-                    #[unroll]
-                    for h in 0..form.heads {
-                        dots[h] += key * queries[h * vectors + i];
-                    }
-                    i += form.lanes;
-                }
-            }
-            #[unroll]
-            for h in 0..form.heads {
-                let mut dot = 0.0f32;
-                #[unroll]
-                for n in 0..form.width {
-                    dot += dots[h].extract(n);
-                }
-                scratch[(h * chunk + j) * form.lanes + lane] = dot;
-            }
-        }
-        sync_cube();
-        let mut n = unit;
-        while n < comptime!(form.heads * form.chunk) {
-            let mut score = 0.0f32;
-            #[unroll]
-            for l in 0..form.lanes {
-                score += scratch[n * form.lanes + l];
-            }
-            scores[n] = select(base + n % chunk < to as usize, score, LOWEST);
-            n += form.units;
-        }
-        sync_cube();
-        let mut n = unit;
-        while n < comptime!(form.heads * Form::MAXIMA) {
-            let each = comptime!(form.chunk / Form::MAXIMA);
-            let mut most = scores[n * each];
-            #[unroll]
-            for l in 1..each {
-                most = max(most, scores[n * each + l]);
-            }
-            maxima[n] = most;
-            n += form.units;
-        }
-        sync_cube();
-        // Weights relative to the new maximum.
-        let mut n = unit;
-        while n < comptime!(form.heads * form.chunk) {
-            let h = n / chunk;
-            let mut most = largest[h];
-            #[unroll]
-            for l in 0..Form::MAXIMA {
-                most = max(most, maxima[h * Form::MAXIMA + l]);
-            }
-            scores[n] = select(base + n % chunk < to as usize, f32::exp(scores[n] - most), 0.0f32);
-            if n == h * chunk {
-                next[h] = most;
-                kept[h] = f32::exp(largest[h] - most);
-            }
-            n += form.units;
-        }
-        sync_cube();
-        if unit < form.heads {
-            largest[unit] = next[unit];
-        }
-        if subset < subsets {
-            #[unroll]
-            for h in 0..form.heads {
-                sums[h] *= Vector::new(kept[h]);
-                weight_sums[h] *= kept[h];
-            }
-            let mut j = subset;
-            while j < chunk {
-                if base + j < to as usize {
-                    let at =
-                        (kv_head * capacity as usize + (base + j) % capacity as usize) * vectors + column;
-                    let value = Vector::<f32, N>::cast_from(v[at]);
-                    #[unroll]
-                    for h in 0..form.heads {
-                        let weight = scores[h * chunk + j];
-                        sums[h] += value * Vector::new(weight);
-                        weight_sums[h] += weight;
-                    }
-                }
-                j += subsets;
-            }
-        }
-        sync_cube();
-    }
-
-    if subset < subsets {
-        #[unroll]
-        for h in 0..form.heads {
-            #[unroll]
-            for n in 0..form.width {
-                scratch[(h * subsets + subset) * form.head_dim + column * form.width + n] =
-                    sums[h].extract(n);
-            }
-            if column == 0 {
-                weights[h * subsets + subset] = weight_sums[h];
-            }
-        }
-    }
-    sync_cube();
-    let mut n = unit;
-    while n < comptime!(form.heads * form.head_dim) {
-        let (h, d) = (n / form.head_dim, n % form.head_dim);
-        if first_head + h < form.share {
-            let mut sum = 0.0f32;
-            let mut total = 0.0f32;
-            for s in 0..subsets {
-                sum += scratch[(h * subsets + s) * form.head_dim + d];
-                total += weights[h * subsets + s];
-            }
-            let head = kv_head * form.share + first_head + h;
-            if comptime!(form.split) {
-                let stride = comptime!(form.head_dim + 2);
-                let at = ((CUBE_POS_Z as usize * query_heads + head) * CUBE_COUNT_X as usize
-                    + CUBE_POS_X as usize)
-                    * stride;
-                out[at + d] = sum;
-                if d == 0 {
-                    out[at + form.head_dim] = largest[h];
-                    out[at + form.head_dim + 1] = total;
-                }
-            } else {
-                out[(row * query_heads + head) * form.head_dim + d] = sum / total;
-            }
-        }
-        n += form.units;
-    }
+    let position = positions[row];
+    attend::<E, S, N, W, M>(q, k, v, out, row, position, 0usize, kv_heads, capacity, window, scale, form);
 }
 
-/// Cube `i` combines the partial results of all splits for one head of one row: sums, their maximum, and total weights.
+/// Attention of the tokens of a [table](super::Tokens), whose caches are in one allocation.
 #[cube(launch_unchecked)]
-pub(super) fn combine(
-    parts: &[f32],
+pub(super) fn decode_several<E: Float, S: Numeric, N: Size, W: Size, M: Size>(
+    q: &[Vector<f32, N>],
+    k: &[Vector<S, W>],
+    v: &[Vector<S, W>],
+    table: &[u32],
     out: &mut [f32],
-    count: u32,
-    first: u32,
-    splits: u32,
-    #[comptime] head_dim: usize,
-    #[comptime] units: usize,
+    kv_heads: u32,
+    capacity: u32,
+    window: u32,
+    scale: f32,
+    #[comptime] form: Form,
 ) {
-    let stride = comptime!(head_dim + 2);
-    if CUBE_POS < count as usize {
-        let base = CUBE_POS * splits as usize * stride;
-        let mut most = LOWEST.runtime();
-        for s in 0..splits as usize {
-            most = max(most, parts[base + s * stride + head_dim]);
-        }
-        let mut d = UNIT_POS as usize;
-        while d < head_dim {
-            let mut sum = 0.0f32;
-            let mut total = 0.0f32;
-            for s in 0..splits as usize {
-                let at = base + s * stride;
-                let weight = f32::exp(parts[at + head_dim] - most);
-                sum += parts[at + d] * weight;
-                total += parts[at + head_dim + 1] * weight;
-            }
-            out[(first as usize + CUBE_POS) * head_dim + d] = sum / total;
-            d += units;
-        }
-    }
+    let at = 3 * CUBE_POS_Z as usize;
+    let row = table[at] as usize;
+    let place = table[at + 1] as usize / form.width;
+    let position = table[at + 2];
+    attend::<E, S, N, W, M>(q, k, v, out, row, position, place, kv_heads, capacity, window, scale, form);
 }

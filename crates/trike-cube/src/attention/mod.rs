@@ -1,22 +1,30 @@
 //! Causal attention over a ring-buffer KV cache; keys and values shared by query heads (GQA) are not expanded.
 //!
 //! [`Device::store`] appends keys and values to a [`KvCache`], [`Device::rotate_and_store`] rotates them and the queries as well,
-//! and [`Device::attention`] computes attention over the cache.
+//! and [`Device::attention`] computes attention over the cache. Single tokens of several sequences, whose caches were made by
+//! [`KvCache::several`], are a [`Batch`]: one launch of each instead of one per sequence.
 
 mod cache;
+mod combine;
 mod decode;
 mod mma;
 mod plan;
 mod prefill;
+mod ptx;
+mod several;
+mod store;
+
+use std::f32::consts::LOG2_E;
 
 use cubecl::client::Client;
-use cubecl::prelude::{CubeCount, CubeDim, Float};
+use cubecl::prelude::{CubeCount, CubeDim, Float, Numeric};
 use half::f16;
 pub use trike_core::{AttentionSpec, KvPrecision};
 
 pub use cache::{CacheShape, KvCache, Positions, Segment};
 pub(crate) use cache::{KvBuffer, MAX_POSITION};
 pub use plan::{AttentionBlueprint, AttentionProblem, horizon};
+pub use several::{Batch, Token, Tokens};
 
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_shape};
@@ -48,35 +56,66 @@ impl Device {
     ) -> Result<()> {
         let Segment { rows, positions, cache } = segment;
         let first_position = positions.first_of(rows)?;
-        let (AttentionSpec { heads, kv_heads, head_dim, scale, window }, shape) = (*spec, cache.shape());
-        check_len("key/value heads of a cache", kv_heads, shape.kv_heads)?;
-        check_len("head_dim of a cache", head_dim, shape.head_dim)?;
-        let problem = AttentionProblem { heads, window, tokens: rows.len(), first_position, cache: shape };
-        problem.validate()?;
+        let problem = problem_of(spec, cache, rows.len(), 1, first_position)?;
         let count = check_shape(
             "queries of a batch",
             positions.values().len(),
-            heads.saturating_mul(shape.head_dim),
+            spec.heads.saturating_mul(spec.head_dim),
         )?;
         check_len("queries of attention", count, q.len())?;
-        check_len("output of attention", count, out.len())?;
+        let of_rows = positions.buffer();
+        let call = Call { problem, q, of_rows, cache, first_row: rows.start, scale: spec.scale };
+        self.attend(&call, strategy, out)
+    }
+
+    /// As [`Device::attention`], for single tokens of several sequences.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::attention`], and [`CubeError::Apart`].
+    pub fn attention_of_tokens(
+        &self,
+        spec: &AttentionSpec,
+        q: &Buffer<f32>,
+        batch: &Batch<'_>,
+        out: &Buffer<f32>,
+        strategy: &Strategy<AttentionBlueprint>,
+    ) -> Result<()> {
+        let cache = batch.first("queries of attention", q.len(), spec.heads)?;
+        let problem = problem_of(spec, cache, 1, batch.len(), batch.last())?;
+        if batch.caches.iter().any(|cache| cache.overlaps(out)) {
+            return Err(CubeError::Overlap { what: "output of attention and an input" });
+        }
+        let of_rows = batch.tokens.table();
+        let call = Call { problem, q, of_rows, cache, first_row: 0, scale: spec.scale };
+        self.attend(&call, strategy, out)
+    }
+
+    fn attend(
+        &self,
+        call: &Call<'_>,
+        strategy: &Strategy<AttentionBlueprint>,
+        out: &Buffer<f32>,
+    ) -> Result<()> {
+        let Call { problem, q, cache, scale, .. } = call;
+        check_len("output of attention", q.len(), out.len())?;
         if !scale.is_finite() {
-            return Err(CubeError::NonFinite { what: "scale of attention", index: 0, value: scale });
+            return Err(CubeError::NonFinite { what: "scale of attention", index: 0, value: *scale });
         }
         if out.overlaps(q) || cache.overlaps(out) {
             return Err(CubeError::Overlap { what: "output of attention and an input" });
         }
+        let (shape, several) = (problem.cache, problem.sequences > 1);
         let (blueprint, settings) = problem.plan(strategy, self.capabilities())?;
-        let one = rows.len() == 1;
+        let one = problem.tokens == 1;
         if self.is_capturing() && !(one && matches!(blueprint, AttentionBlueprint::Decode { .. })) {
             // Their position is a launch argument, and so is the start of a window.
             return Err(CubeError::Capture { what: "attention of prompts" });
         }
-        let call = Call { problem: &problem, q, positions, cache, first_row: rows.start, scale };
         match blueprint {
             AttentionBlueprint::Decode { units, heads, splits } => {
-                let form = problem.decode_form(units, heads, splits);
-                let launch = Launch::new("attention/decode", &(form, shape.precision), settings);
+                let form = problem.decode_form(units, heads, splits, self.capabilities());
+                let launch = Launch::new("attention/decode", &(form, shape.precision, several), settings);
                 if splits == 1 {
                     return self.launch(&launch, &[out], |client, cubes, units| {
                         call.decode(client, cubes, units, form, out);
@@ -86,7 +125,7 @@ impl Device {
                 self.launch(&launch, &[&parts], |client, cubes, units| {
                     call.decode(client, cubes, units, form, &parts);
                 })?;
-                self.combine(&problem, &parts, rows.start, splits, out)
+                self.combine(call, &parts, splits, out)
             }
             AttentionBlueprint::Prefill => {
                 let form = problem.prefill_form();
@@ -99,55 +138,69 @@ impl Device {
             AttentionBlueprint::Mma { planes } => {
                 let form = problem.mma_form(planes);
                 let launch = Launch::new("attention/mma", &form, settings);
-                let (k, v) = (cache.k.words()?, cache.v.words()?);
                 self.launch(&launch, &[out], |client, cubes, units| {
-                    call.mma(client, cubes, units, form, (&k, &v), out);
+                    call.mma(client, cubes, units, form, out);
                 })
             }
         }
     }
 
-    fn combine(
-        &self,
-        problem: &AttentionProblem,
-        parts: &Buffer<f32>,
-        first_row: usize,
-        splits: usize,
-        out: &Buffer<f32>,
-    ) -> Result<()> {
+    fn combine(&self, call: &Call<'_>, parts: &Buffer<f32>, splits: usize, out: &Buffer<f32>) -> Result<()> {
         /// Units per cube.
-        const UNITS: u32 = 64;
-        let (rows, head_dim) = (problem.tokens * problem.heads, problem.cache.head_dim);
-        let settings = Settings { cubes: spread(rows), ..Settings::linear(1, UNITS, 2) };
-        let launch = Launch::new("attention/combine", &head_dim, settings);
+        const UNITS: u32 = 128;
+        let problem = &call.problem;
+        let (rows, head_dim) = (problem.rows() * problem.heads, problem.cache.head_dim);
+        let settings = Settings { cubes: spread(rows), ..Settings::linear(1, UNITS, 3) };
+        let (ptx, several) = (self.capabilities().ptx, problem.sequences > 1);
+        let launch = Launch::new("attention/combine", &(head_dim, ptx, several), settings);
         self.launch(&launch, &[out], |client, cubes, units| {
-            let [count, first, splits] = [rows, first_row * problem.heads, splits].map(|n| n as u32);
-            let (parts, out) = (parts.arg(), out.arg());
+            let first = call.first_row * problem.heads;
+            let [count, first, heads, splits] = [rows, first, problem.heads, splits].map(|n| n as u32);
+            let (parts, out, unit) = (parts.arg(), out.arg(), UNITS as usize);
+            if several {
+                let table = call.of_rows.arg();
+                // SAFETY: as below; the rows of the table are within `out` (`Batch::first`).
+                unsafe {
+                    combine::combine_several::launch_unchecked(
+                        client, cubes, units, parts, table, out, count, heads, splits, head_dim, unit, ptx,
+                    );
+                }
+                return;
+            }
             // SAFETY: `parts` has the length of `AttentionProblem::parts`, and the length of `out` was checked against all rows
             // of the batch.
             unsafe {
-                decode::combine::launch_unchecked(
-                    client,
-                    cubes,
-                    units,
-                    parts,
-                    out,
-                    count,
-                    first,
-                    splits,
-                    head_dim,
-                    UNITS as usize,
+                combine::combine::launch_unchecked(
+                    client, cubes, units, parts, out, count, first, splits, head_dim, unit, ptx,
                 );
             }
         })
     }
 }
 
+/// The problem of `tokens` tokens of each of `sequences` sequences with caches like this one.
+fn problem_of(
+    spec: &AttentionSpec,
+    cache: &KvCache,
+    tokens: usize,
+    sequences: usize,
+    first_position: usize,
+) -> Result<AttentionProblem> {
+    let (AttentionSpec { heads, kv_heads, head_dim, window, .. }, shape) = (*spec, cache.shape());
+    check_len("key/value heads of a cache", kv_heads, shape.kv_heads)?;
+    check_len("head_dim of a cache", head_dim, shape.head_dim)?;
+    let problem = AttentionProblem { heads, window, tokens, sequences, first_position, cache: shape };
+    problem.validate()?;
+    Ok(problem)
+}
+
 /// Checked arguments of a call.
 struct Call<'a> {
-    problem: &'a AttentionProblem,
+    problem: AttentionProblem,
     q: &'a Buffer<f32>,
-    positions: &'a Positions,
+    /// The position of each row, or the table of several sequences.
+    of_rows: &'a Buffer<u32>,
+    /// The cache, or the first one of several sequences.
     cache: &'a KvCache,
     first_row: usize,
     scale: f32,
@@ -167,58 +220,59 @@ impl Call<'_> {
         form: decode::Form,
         out: &Buffer<f32>,
     ) {
+        let n = form.width;
         match self.cache.k {
-            KvBuffer::F32(_) => self.decode_as::<f32>(client, cubes, units, form, out),
-            KvBuffer::F16(_) => self.decode_as::<f16>(client, cubes, units, form, out),
+            KvBuffer::F32(_) => self.decode_as::<f32, f32>(client, cubes, units, n, form, out),
+            // Other compilers take words apart at no better time, or have no vectors of eight f16.
+            KvBuffer::F16(_) if form.ptx && n > 1 => {
+                self.decode_as::<f16, u32>(client, cubes, units, n / 2, form, out);
+            }
+            KvBuffer::F16(_) => self.decode_as::<f16, f16>(client, cubes, units, n, form, out),
         }
     }
 
-    fn decode_as<E: Float>(
+    /// `words` numbers of type `S` are a vector of the form's width.
+    fn decode_as<E: Float, S: Numeric>(
         &self,
         client: &Client,
         cubes: CubeCount,
         units: CubeDim,
+        words: usize,
         form: decode::Form,
         out: &Buffer<f32>,
     ) {
         let n = form.width;
-        let (q, k, v) = (self.q.vectors(n), self.cache.k.vectors(n), self.cache.v.vectors(n));
-        let shape = self.problem.cache;
+        let m = form.heads.next_power_of_two();
+        let (shape, window) = (self.problem.cache, self.window());
         let [first, heads, capacity] = [self.first_row, shape.kv_heads, shape.capacity].map(|n| n as u32);
-        let (positions, out) = (self.positions.buffer().arg(), out.arg());
-        // SAFETY: `Device::attention` checked the lengths; slots are below the capacity, heads past the last are clamped, rows
-        // are within `positions`.
+        let (q, of_rows, out) = (self.q.vectors(n), self.of_rows.arg(), out.arg());
+        // For PTX weights are powers of two.
+        let scale = if form.ptx { self.scale * LOG2_E } else { self.scale };
+        if self.problem.sequences > 1 {
+            let (k, v) = (self.cache.k.all().vectors(n), self.cache.v.all().vectors(n));
+            // SAFETY: as below; rows and places of the table were checked by `Batch::first`.
+            unsafe {
+                decode::decode_several::launch_unchecked::<E, S>(
+                    client, cubes, units, n, words, m, q, k, v, of_rows, out, heads, capacity, window, scale,
+                    form,
+                );
+            }
+            return;
+        }
+        let (k, v) = (self.cache.k.vectors(n), self.cache.v.vectors(n));
+        // SAFETY: `Device::attend` and its callers checked the lengths; slots are below the capacity, heads past the last are
+        // clamped, rows are within `of_rows`.
         unsafe {
-            decode::decode::launch_unchecked::<E>(
-                client,
-                cubes,
-                units,
-                n,
-                q,
-                k,
-                v,
-                positions,
-                out,
-                first,
-                heads,
-                capacity,
-                self.window(),
-                self.scale,
-                form,
+            decode::decode::launch_unchecked::<E, S>(
+                client, cubes, units, n, words, m, q, k, v, of_rows, out, first, heads, capacity, window,
+                scale, form,
             );
         }
     }
 
-    fn mma(
-        &self,
-        client: &Client,
-        cubes: CubeCount,
-        units: CubeDim,
-        form: mma::Form,
-        (k, v): (&Buffer<u32>, &Buffer<u32>),
-        out: &Buffer<f32>,
-    ) {
-        let (q, k, v, out) = (self.q.vectors(4), k.vectors(4), v.vectors(4), out.vectors(2));
+    fn mma(&self, client: &Client, cubes: CubeCount, units: CubeDim, form: mma::Form, out: &Buffer<f32>) {
+        let (q, k, v, out) =
+            (self.q.vectors(2), self.cache.k.vectors(8), self.cache.v.vectors(8), out.vectors(2));
         let [tokens, first, position, heads, capacity] = self.sizes();
         // SAFETY: as in `decode_as`; tokens past the last are clamped and not stored.
         unsafe {
@@ -244,7 +298,7 @@ impl Call<'_> {
 
     /// Tokens, first row, first position, KV heads and capacity.
     fn sizes(&self) -> [u32; 5] {
-        let (problem, shape) = (self.problem, self.problem.cache);
+        let (problem, shape) = (&self.problem, self.problem.cache);
         // Each was checked against a length that fits 32 bits.
         [problem.tokens, self.first_row, problem.first_position, shape.kv_heads, shape.capacity]
             .map(|n| n as u32)

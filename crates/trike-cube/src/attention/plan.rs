@@ -16,8 +16,11 @@ pub struct AttentionProblem {
     pub heads: usize,
     /// Sliding window in positions, including the query's own; `None` = full causal attention.
     pub window: Option<usize>,
-    /// Number of query tokens.
+    /// Number of query tokens of each sequence.
     pub tokens: usize,
+    /// Number of sequences, each with a cache of its own. Several are planned like the one at `first_position`, which is the
+    /// largest of their positions, and have one token each.
+    pub sequences: usize,
     /// Position of the first token.
     pub first_position: usize,
     /// Shape of the KV cache.
@@ -45,16 +48,25 @@ pub enum AttentionBlueprint {
     },
 }
 
-/// Positions per update of the running maximum in the decode kernel.
+/// Positions of a cube of the decode kernel that are on their way at once, if its shared memory suffices.
 const CHUNK: usize = 64;
+/// Units per cube of the decode kernel.
+const DECODE_UNITS: u32 = 128;
 /// Maximum query heads per cube of the decode kernel: their sums stay in registers.
 const MOST_HEADS: usize = 4;
-/// Cubes assumed to fill a device with an unknown number of multiprocessors.
-const CUBES: usize = 64;
+/// Multiprocessors assumed for a device that does not say how many it has.
+const PROCESSORS: usize = 32;
+/// Cubes of the decode kernel that fit on a multiprocessor: 168 registers per unit with four heads of 128.
+const RESIDENT: usize = 3;
 /// Maximum rows for which the decode kernel, which reads the keys once per row, is preferred.
 const FEW_ROWS: usize = 16;
 
 impl AttentionProblem {
+    /// Query tokens of all sequences.
+    pub(super) fn rows(&self) -> usize {
+        self.tokens.saturating_mul(self.sequences)
+    }
+
     fn share(&self) -> usize {
         self.heads / self.cache.kv_heads
     }
@@ -71,18 +83,28 @@ impl AttentionProblem {
         horizon(last, self.window, self.cache.capacity)
     }
 
-    pub(super) fn decode_form(&self, units: u32, heads: usize, splits: usize) -> decode::Form {
-        let vectors = self.cache.head_dim / self.cache.lanes();
-        decode::Form {
-            head_dim: self.cache.head_dim,
+    pub(super) fn decode_form(
+        &self,
+        units: u32,
+        heads: usize,
+        splits: usize,
+        device: &Capabilities,
+    ) -> decode::Form {
+        let CacheShape { head_dim, precision, .. } = self.cache;
+        // Loads of 16 bytes, where the device has such vectors.
+        let widest = if precision == KvPrecision::F32 { 4 } else { 8 };
+        let wide = head_dim.is_multiple_of(widest) && widest <= device.max_vector;
+        let form = decode::Form {
+            head_dim,
             share: self.share(),
             heads,
-            lanes: dot_units(vectors),
-            chunk: CHUNK,
             units: units as usize,
-            width: self.cache.lanes(),
+            width: if wide { widest } else { self.cache.lanes() },
+            each: 1,
             split: splits > 1,
-        }
+            ptx: device.ptx,
+        };
+        form.with_turns_of(CHUNK, device.max_shared_bytes)
     }
 
     pub(super) fn prefill_form(&self) -> prefill::Form {
@@ -90,7 +112,8 @@ impl AttentionProblem {
     }
 
     pub(super) fn mma_form(&self, planes: usize) -> mma::Form {
-        mma::Form { head_dim: self.cache.head_dim, share: self.share(), planes }
+        let windowed = self.window.is_some();
+        mma::Form { head_dim: self.cache.head_dim, share: self.share(), planes, windowed }
     }
 
     /// Cubes along the rows, with `rows` rows per cube.
@@ -100,7 +123,7 @@ impl AttentionProblem {
 
     /// Floats of the partial results of all rows for the second kernel.
     pub(super) fn parts(&self, splits: usize) -> Result<usize> {
-        let rows = self.tokens.saturating_mul(self.heads).saturating_mul(splits);
+        let rows = self.rows().saturating_mul(self.heads).saturating_mul(splits);
         check_shape("parts of an attention", rows, self.cache.head_dim + 2)
     }
 }
@@ -117,11 +140,6 @@ pub fn horizon(position: usize, window: Option<usize>, capacity: usize) -> usize
     chunks.saturating_mul(CHUNK).min(window.min(capacity).max(seen))
 }
 
-/// Units per dot product of `vectors` vectors.
-fn dot_units(vectors: usize) -> usize {
-    if vectors >= 8 { 8 } else { 1 << vectors.ilog2() }
-}
-
 impl Plan for AttentionProblem {
     type Blueprint = AttentionBlueprint;
     const NAME: &'static str = "attention";
@@ -133,26 +151,28 @@ impl Plan for AttentionProblem {
             let (unit, got) = (self.cache.kv_heads, self.heads);
             return Err(CubeError::NotMultiple { what: "query heads of attention", unit, got });
         }
-        check_range("tokens of attention", 1, MAX_POSITION, self.tokens)?;
+        check_range("sequences of attention", 1, MAX_POSITION, self.sequences)?;
+        let most = if self.sequences > 1 { 1 } else { MAX_POSITION };
+        check_range("tokens of attention", 1, most, self.tokens)?;
         check_range("first position of attention", 0, MAX_POSITION - self.tokens, self.first_position)?;
         check_range("window of attention", 1, usize::MAX, self.window.unwrap_or(1))?;
-        check_shape("queries of attention", self.tokens, self.heads.saturating_mul(self.cache.head_dim))?;
+        check_shape("queries of attention", self.rows(), self.heads.saturating_mul(self.cache.head_dim))?;
         // From the oldest position visible to the first token to the last token's own.
         let needed = self.seen(0) + self.tokens - 1;
         check_range("positions that a cache has to hold", 1, self.cache.capacity, needed)
     }
 
     fn candidates(&self, device: &Capabilities) -> Vec<AttentionBlueprint> {
-        let vectors = self.cache.head_dim / self.cache.lanes();
         let most = device.max_units.min(device.max_unit_sides[0]);
-        // One unit per vector of a head, and several positions in parallel if the device allows the units.
-        let units = u32::try_from(vectors.next_power_of_two()).unwrap_or(u32::MAX).clamp(128, 512).min(most);
-        let units = units.min((CHUNK * dot_units(vectors)) as u32);
-        let heads = self.share().min(MOST_HEADS);
+        let units = 1 << DECODE_UNITS.min(most).max(1).ilog2();
+        let fits = |heads: &usize| {
+            self.decode_form(units, *heads, 1, device).shared_bytes() <= device.max_shared_bytes
+        };
+        let heads = (1..=self.share().min(MOST_HEADS)).rev().find(fits).unwrap_or(1);
         let chunks = self.horizon().div_ceil(CHUNK);
-        let cubes = self.tokens * self.cache.kv_heads * self.share().div_ceil(heads);
-        let wanted = device.multiprocessors.map_or(CUBES, |n| 2 * n as usize);
-        let splits = wanted.div_ceil(cubes).clamp(1, chunks);
+        let cubes = self.rows() * self.cache.kv_heads * self.share().div_ceil(heads);
+        let processors = device.multiprocessors.map_or(PROCESSORS, |n| n as usize);
+        let splits = (RESIDENT * processors).div_ceil(cubes).clamp(1, chunks);
         let decode = AttentionBlueprint::Decode { units, heads, splits };
         let mut all = vec![decode];
         if splits > 1 {
@@ -163,10 +183,15 @@ impl Plan for AttentionProblem {
         let possible = |blueprint: &AttentionBlueprint| {
             self.settings(blueprint, device).is_ok_and(|s| s.check(Self::NAME, device).is_ok())
         };
-        // Large cubes read keys less often, small ones occupy more of the device.
-        let wide = self.blocks(8 * mma::PLANE_ROWS) * self.cache.kv_heads >= wanted / 2;
-        let planes: &[usize] = if wide { &[8, 6, 4, 2] } else { &[4, 2, 6, 8] };
+        // Two cubes of four planes fill a multiprocessor, and one multiplies while the other one computes weights. Larger cubes
+        // read keys less often, smaller ones occupy more of the device.
+        let wide = self.blocks(4 * mma::PLANE_ROWS) * self.cache.kv_heads >= processors;
+        let planes: &[usize] = if wide { &[4, 8, 2] } else { &[2, 4, 8] };
         let mma = planes.iter().map(|&planes| AttentionBlueprint::Mma { planes });
+        // Kernels for many tokens have one cache.
+        if self.sequences > 1 {
+            return all;
+        }
         let tiles: Vec<_> = mma.chain([AttentionBlueprint::Prefill]).filter(possible).collect();
         let many = self.tokens > 1 && self.tokens * self.share() > FEW_ROWS;
         let at = if many { 0 } else { all.len() };
@@ -191,23 +216,25 @@ impl Plan for AttentionProblem {
             AttentionBlueprint::Decode { units, heads, splits } => {
                 check_range("query heads of a cube", 1, self.share().min(8), heads)?;
                 check_range("parts of the positions", 1, self.horizon().div_ceil(CHUNK), splits)?;
-                let vectors = head_dim / self.cache.lanes();
-                // One unit per vector of a head, and at most a chunk of positions in parallel.
-                check_range("units of a cube of attention", vectors.max(32), 512, units as usize)?;
-                let form = self.decode_form(units, heads, splits);
-                if !units.is_power_of_two() || form.units / form.lanes > CHUNK {
-                    let got = units as usize;
-                    return Err(CubeError::NotMultiple {
-                        what: "units of a cube (power of two)",
-                        unit: 32,
-                        got,
-                    });
+                check_range("units of a cube of attention", 32, 512, units as usize)?;
+                if !units.is_power_of_two() {
+                    let (what, got) = ("units of a cube (power of two)", units as usize);
+                    return Err(CubeError::NotMultiple { what, unit: 32, got });
                 }
+                let form = self.decode_form(units, heads, splits, device);
                 if splits > 1 {
                     self.parts(splits)?;
                 }
-                let cubes = sides(splits, kv_heads * self.share().div_ceil(heads), self.tokens);
+                let cubes = sides(splits, kv_heads * self.share().div_ceil(heads), self.rows());
                 Ok(Settings { cubes, ..Settings::linear(1, units, 5) }.shared(form.shared_bytes()))
+            }
+            AttentionBlueprint::Prefill | AttentionBlueprint::Mma { .. } if self.sequences > 1 => {
+                Err(CubeError::Range {
+                    what: "sequences of a prompt",
+                    minimum: 1,
+                    maximum: 1,
+                    got: self.sequences,
+                })
             }
             AttentionBlueprint::Prefill => {
                 if !head_dim.is_multiple_of(4) {
@@ -228,6 +255,9 @@ impl Plan for AttentionProblem {
                 };
                 if !device.f16_mma {
                     return missing("matrix instructions on f16");
+                }
+                if !device.async_copy {
+                    return missing("asynchronous copies");
                 }
                 if device.planes != Some((mma::LANES as u32, mma::LANES as u32)) {
                     return missing("planes of 32 units");
@@ -266,7 +296,11 @@ impl Plan for AttentionProblem {
         let head = precision.bytes_per_head(head_dim) as u64;
         let read = 2 * head * (self.seen(0) + self.tokens - 1) as u64 * kv_heads as u64;
         let queries = 8 * self.tokens as u64 * (self.heads * head_dim) as u64;
-        Cost { macs: 2 * pairs * (self.heads * head_dim) as u64, bytes: read + queries }
+        let sequences = self.sequences as u64;
+        Cost {
+            macs: sequences * 2 * pairs * (self.heads * head_dim) as u64,
+            bytes: sequences * (read + queries),
+        }
     }
 }
 
@@ -276,14 +310,16 @@ mod tests {
 
     fn problem() -> AttentionProblem {
         let cache = CacheShape { kv_heads: 2, head_dim: 64, capacity: 100, precision: KvPrecision::F32 };
-        AttentionProblem { heads: 6, window: None, tokens: 20, first_position: 80, cache }
+        AttentionProblem { heads: 6, window: None, tokens: 20, sequences: 1, first_position: 80, cache }
     }
 
     #[test]
     fn limits_are_refused_at_their_edge() {
         problem().validate().expect("just fits");
         type Spoil = fn(&mut AttentionProblem);
-        let table: [(&str, Spoil); 8] = [
+        let table: [(&str, Spoil); 10] = [
+            ("sequences", |p| p.sequences = 0),
+            ("tokens", |p| p.sequences = 2),
             ("heads", |p| p.heads = 7),
             ("heads", |p| p.heads = 0),
             ("tokens", |p| p.tokens = 0),

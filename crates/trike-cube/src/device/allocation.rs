@@ -31,6 +31,8 @@ impl Counter {
 #[derive(Debug, Default)]
 pub(super) struct Common {
     pub(super) counter: Counter,
+    /// Kernels launched so far.
+    pub(super) launches: AtomicU64,
     pub(super) captures: Captures,
 }
 

@@ -116,6 +116,21 @@ impl<T: Element> Buffer<T> {
         })
     }
 
+    /// The first element of a view in its allocation.
+    pub(crate) fn start(&self) -> usize {
+        self.start
+    }
+
+    /// The whole allocation of a view.
+    pub(crate) fn all(&self) -> Self {
+        Self::whole(Arc::clone(&self.allocation), self.alignment)
+    }
+
+    /// Returns true if two buffers are views of one allocation.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.allocation, &other.allocation)
+    }
+
     /// Returns true if two buffers share memory.
     #[must_use]
     pub fn overlaps<U: Element>(&self, other: &Buffer<U>) -> bool {

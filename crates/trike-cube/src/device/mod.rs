@@ -11,6 +11,7 @@ mod open;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -143,6 +144,7 @@ impl Device {
         unsafe { client.set_stream(stream) };
         let mut capabilities = Capabilities::new(client.properties(), software, options.planes);
         capabilities.graphs = graph::supported(&client, spec);
+        capabilities.ptx = matches!(spec, DeviceSpec::Numbered(Runtime::Cuda, _));
         if matches!(spec, DeviceSpec::Numbered(Runtime::Wgpu | Runtime::Vulkan | Runtime::Metal, _)) {
             // Shaders address bytes with 32 bits, regardless of the driver's allocation limit.
             capabilities.max_buffer_bytes = capabilities.max_buffer_bytes.min(u32::MAX.into());
@@ -179,6 +181,12 @@ impl Device {
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
+    }
+
+    /// Number of kernels launched through this device and its clones, without those of replays.
+    #[must_use]
+    pub fn launches(&self) -> u64 {
+        self.common.launches.load(Ordering::Relaxed)
     }
 
     /// Current memory use.
@@ -378,6 +386,7 @@ impl Device {
         let _turn = capture::enter();
         let proven = self.proven.lock().unwrap_or_else(PoisonError::into_inner).contains(&key);
         self.common.captures.note(launch, proven)?;
+        self.common.launches.fetch_add(1, Ordering::Relaxed);
         enqueue(&self.client, CubeCount::Static(x, y, z), CubeDim::new_2d(units_x, units_y));
         if proven {
             return Ok(());

@@ -116,8 +116,8 @@ impl Plan for RowLinearProblem {
 }
 
 impl Device {
-    /// `outs[i] = q(rows) W_i^T` for the parts of `w`, or `outs[i] += ..` with `add`: [`Device::quantize`] in `precision`, with
-    /// the rotation of `w`, and [`Device::linear`], for one token in one launch where that is predicted to pay.
+    /// `outs[i] = q(rows) W_i^T` for the parts of `w`: [`Device::quantize`] in `precision`, with the rotation of `w`, and
+    /// [`Device::linear`], for one token in one launch where that is predicted to pay.
     ///
     /// # Errors
     ///
@@ -126,6 +126,34 @@ impl Device {
         &self,
         input: RowInput<'_>,
         norm: Option<Norm<'_>>,
+        precision: ActivationPrecision,
+        w: &TernaryMatrix,
+        outs: &[&Buffer<f32>],
+        strategy: &Strategy<RowLinearBlueprint>,
+    ) -> Result<()> {
+        self.row_linear((input, norm), precision, w, outs, false, strategy)
+    }
+
+    /// `outs[i] += q(rows) W_i^T`, as [`Device::quantized_linear`]: fuses a residual connection.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::quantized_linear`].
+    pub fn quantized_linear_add(
+        &self,
+        input: RowInput<'_>,
+        norm: Option<Norm<'_>>,
+        precision: ActivationPrecision,
+        w: &TernaryMatrix,
+        outs: &[&Buffer<f32>],
+        strategy: &Strategy<RowLinearBlueprint>,
+    ) -> Result<()> {
+        self.row_linear((input, norm), precision, w, outs, true, strategy)
+    }
+
+    fn row_linear(
+        &self,
+        (input, norm): (RowInput<'_>, Option<Norm<'_>>),
         precision: ActivationPrecision,
         w: &TernaryMatrix,
         outs: &[&Buffer<f32>],

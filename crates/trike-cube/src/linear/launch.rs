@@ -5,8 +5,9 @@ use cubecl::prelude::{CubeCount, CubeDim};
 use half::f16;
 
 use super::activations::Activations;
+use super::blueprint::{DecodeBlueprint, LinearBlueprint, SplitBlueprint};
 use super::kernels::{self, DimsLaunch, Form, MmaShape, WmmaShape};
-use super::plan::{DecodeBlueprint, LinearBlueprint, SplitBlueprint, TernaryProblem};
+use super::plan::TernaryProblem;
 use super::ternary::{Shared, TILE, TernaryForm, TernaryLayout, TernaryMatrix};
 use crate::device::{AnyBuffer, Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_len, check_rotation};

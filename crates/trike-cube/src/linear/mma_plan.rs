@@ -1,7 +1,9 @@
 //! The shape of the matrix-instruction kernel for a problem.
 
+use super::blueprint::MAX_SPLIT_CUBES;
 use super::kernels::{MAX_STAGES, MmaShape};
-use super::plan::{BINDINGS, LANES, LATENCY, MAX_SPLIT_CUBES, MEMORY_RATE, TernaryProblem};
+use super::plan::{BINDINGS, LANES, LATENCY, MEMORY_RATE, TernaryProblem};
+use super::shape::COUNTERS;
 use crate::capabilities::Capabilities;
 use crate::error::{CubeError, Result, check_range};
 use crate::plan::{Plan, Settings};
@@ -22,8 +24,6 @@ const BUSY_PLANES: f64 = 8.0;
 const REGISTERS: usize = 65536;
 /// Nanoseconds from a cube's last product until the last cube has added up those of all: two barriers, a counter, and loads.
 const LAST_CUBE: f64 = 1200.0;
-/// Counters of arrived cubes, one for each square of outputs.
-pub(super) const COUNTERS: usize = 1024;
 
 impl TernaryProblem {
     pub(super) fn mma_settings(&self, shape: MmaShape, device: &Capabilities) -> Result<Settings> {

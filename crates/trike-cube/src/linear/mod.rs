@@ -1,6 +1,7 @@
 //! Linear layers: `y = x W^T`, with `x` of `m x k`, `W` of `n x k` and `y` of `m x n`, all row-major.
 
 mod activations;
+mod blueprint;
 mod choose;
 mod dense;
 mod dense_plan;
@@ -20,11 +21,12 @@ mod tests;
 pub(crate) use launch::{check_outputs, dims_of, written};
 
 pub use activations::Activations;
+pub use blueprint::{DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint};
 pub use choose::{choose_layout, has_kernel};
 pub use dense::{DenseForm, DenseKind, DenseMatrix, DenseValues};
 pub use dense_plan::{DenseBlueprint, DenseProblem};
 pub use kernels::{MAX_STAGES, MmaShape, WmmaShape};
-pub use plan::{DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint, TernaryProblem};
+pub use plan::TernaryProblem;
 pub use shape::{ActivationShape, BLOCK, MAX_COLS, SEGMENT};
 pub use sparse::{SparseBlueprint, SparseProblem};
 pub use sparse_matrix::{MAX_SPARSE_COLS, SparseForm, SparseLayout, SparseMatrix};

@@ -1,7 +1,8 @@
 //! Kernel choice and launch settings of ternary linears.
 
+use super::blueprint::{DecodeBlueprint, LinearBlueprint, MAX_SPLIT_CUBES, SplitBlueprint};
 use super::kernels::decode::ring_slots;
-use super::kernels::{Form, MmaShape, WmmaShape, combine, tiled};
+use super::kernels::{Form, WmmaShape, combine, tiled};
 use super::shape::{ActivationShape, BLOCK};
 use super::ternary::{TILE, TernaryForm, TernaryLayout};
 use crate::capabilities::Capabilities;
@@ -37,49 +38,9 @@ pub struct TernaryProblem {
     pub add: bool,
 }
 
-/// Kernel variants of a ternary linear.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LinearBlueprint {
-    /// 4-byte dot products for few tokens, see [`DecodeBlueprint`]; the only kernel for [`TernaryLayout::Base3`] and
-    /// [`TernaryLayout::Blocks`].
-    Decode(DecodeBlueprint),
-    /// 4-byte dot products for many tokens: 64 rows times 32 code rows per cube, unpacked into shared memory.
-    Tiled,
-    /// Matrix instructions; see [`MmaShape`].
-    Mma(MmaShape),
-    /// Cooperative matrices, for many tokens on devices without other int8 matrix instructions; see [`WmmaShape`].
-    Wmma(WmmaShape),
-    /// Columns split across cubes; see [`SplitBlueprint`].
-    Split(SplitBlueprint),
-}
-
-/// Columns split across cubes (split-K), for few tokens and so few rows of weights that most multiprocessors would be idle:
-/// each cube stores partial sums in a scratch buffer, and a second kernel adds them up in cube order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct SplitBlueprint {
-    /// The first kernel.
-    pub decode: DecodeBlueprint,
-    /// Cubes that split the columns, 2 to [`MAX_SPLIT_CUBES`].
-    pub cubes: usize,
-}
-
-/// Maximum cubes that split the columns of a matrix.
-pub const MAX_SPLIT_CUBES: usize = 16;
-
-/// One tile and `rows` code rows per cube; the units of a cube split the columns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DecodeBlueprint {
-    /// Code rows per cube: 1, 2, 4, 8 or 16, and at least those of one token.
-    pub rows: usize,
-    /// Groups of 32 units that split the columns.
-    pub splits: usize,
-}
-
-impl DecodeBlueprint {
-    /// Bytes of shared memory for the partial sums of all lanes.
-    fn shared_bytes(self) -> usize {
-        4 * self.splits * TILE * self.rows * 4 + 4
-    }
+/// Bytes of shared memory of a decode kernel, for the partial sums of all lanes.
+fn decode_shared_bytes(blueprint: DecodeBlueprint) -> usize {
+    4 * blueprint.splits * TILE * blueprint.rows * 4 + 4
 }
 
 impl TernaryProblem {
@@ -112,7 +73,7 @@ impl TernaryProblem {
         Ok(Settings {
             cubes: [side(self.w.tiles()), side(chunks), 1],
             units: [LANES as u32, side(splits)],
-            shared_bytes: blueprint.shared_bytes(),
+            shared_bytes: decode_shared_bytes(blueprint),
             bindings: BINDINGS,
         })
     }
@@ -261,7 +222,8 @@ impl TernaryProblem {
         let units = device.multiprocessors.map_or(0, |n| n as usize * BUSY_UNITS);
         let cubes = self.w.tiles() * code_rows.div_ceil(rows);
         let widest = [32, 16, 8, 4, 2, 1].into_iter().find(|&splits| {
-            let fits = DecodeBlueprint { rows, splits }.shared_bytes() <= device.max_shared_bytes.min(16384)
+            let fits = decode_shared_bytes(DecodeBlueprint { rows, splits })
+                <= device.max_shared_bytes.min(16384)
                 && (LANES * splits) as u32 <= device.max_units;
             let few = splits <= 8 || cubes.saturating_mul(LANES * splits) <= units;
             fits && few && (splits == 1 || self.w.steps() >= 2 * splits)

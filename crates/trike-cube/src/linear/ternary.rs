@@ -6,9 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use half::f16;
 use trike_trit::{Coupling, Granularity, Hadamard, ScaleValues, TritTensor};
 
-use super::mma_plan::COUNTERS;
-use super::plan::LinearBlueprint;
-use super::shape::{ActivationShape, BLOCK, MAX_COLS};
+use super::blueprint::LinearBlueprint;
+use super::shape::{ActivationShape, BLOCK, COUNTERS, MAX_COLS};
 use crate::device::{Buffer, Device};
 use crate::error::{CubeError, Result, check_range, check_shape, unsupported};
 

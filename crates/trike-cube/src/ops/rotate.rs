@@ -6,7 +6,7 @@ use half::f16;
 use trike_core::RopePairing;
 
 use super::rope::RopeTable;
-use crate::attention::{KvBuffer, Segment};
+use crate::attention::{Batch, KvBuffer, KvCache, Segment};
 use crate::device::{Buffer, Device, Launch};
 use crate::error::{CubeError, Result, check_range};
 use crate::plan::{Settings, spread};
@@ -27,8 +27,59 @@ mod kernel {
         (low, high)
     }
 
-    /// Unit `i` takes pair `i % (head_dim / 2)` of one head of one row: of a query, which is rotated in place, or of a key and
-    /// of its value, which are stored in the cache, the key rotated.
+    /// Pair `i` of a row, counted over its query and key heads: of a query, which is rotated in place, or of a key and of its
+    /// value, which are stored in the cache that begins with element `place`, the key rotated.
+    #[cube]
+    fn take_pair<E: Float>(
+        q: &mut [f32],
+        k: &[f32],
+        v: &[f32],
+        turns: &[f32],
+        keys: &mut [E],
+        values: &mut [E],
+        i: usize,
+        row: usize,
+        position: u32,
+        place: usize,
+        heads: usize,
+        kv_heads: usize,
+        head_dim: u32,
+        rotated: usize,
+        capacity: u32,
+        #[comptime] pairing: RopePairing,
+    ) {
+        let (dim, half) = (head_dim as usize, head_dim as usize / 2);
+        let (pair, head) = (i % half, i / half);
+        let (low, high) = places(pair, rotated, pairing);
+        let turns_at = position as usize * rotated + pair;
+        if head < heads {
+            if pair < rotated / 2 {
+                let at = (row * heads + head) * dim;
+                let (a, b) = (q[at + low], q[at + high]);
+                let (cos, sin) = (turns[turns_at], turns[turns_at + rotated / 2]);
+                q[at + low] = a * cos - b * sin;
+                q[at + high] = a * sin + b * cos;
+            }
+        } else {
+            let head = head - heads;
+            let from = (row * kv_heads + head) * dim;
+            let to = place + (head * capacity as usize + (position % capacity) as usize) * dim;
+            let (a, b) = (k[from + low], k[from + high]);
+            let mut first = a;
+            let mut second = b;
+            if pair < rotated / 2 {
+                let (cos, sin) = (turns[turns_at], turns[turns_at + rotated / 2]);
+                first = a * cos - b * sin;
+                second = a * sin + b * cos;
+            }
+            keys[to + low] = E::cast_from(first);
+            keys[to + high] = E::cast_from(second);
+            values[to + low] = E::cast_from(v[from + low]);
+            values[to + high] = E::cast_from(v[from + high]);
+        }
+    }
+
+    /// Unit `i` takes pair `i` of all rows.
     #[cube(launch_unchecked)]
     pub(super) fn rotate_and_store<E: Float>(
         q: &mut [f32],
@@ -50,37 +101,73 @@ mod kernel {
         let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
         if i < count as usize {
             let (heads, kv_heads, rotated) = (heads as usize, kv_heads as usize, rotated as usize);
-            let (dim, half) = (head_dim as usize, head_dim as usize / 2);
-            let (pair, rest) = (i % half, i / half);
-            let (head, row) = (rest % (heads + kv_heads), first_row as usize + rest / (heads + kv_heads));
+            let each = (heads + kv_heads) * (head_dim as usize / 2);
+            let row = first_row as usize + i / each;
             let position = positions[row];
-            let (low, high) = places(pair, rotated, pairing);
-            let turns_at = position as usize * rotated + pair;
-            if head < heads {
-                if pair < rotated / 2 {
-                    let at = (row * heads + head) * dim;
-                    let (a, b) = (q[at + low], q[at + high]);
-                    let (cos, sin) = (turns[turns_at], turns[turns_at + rotated / 2]);
-                    q[at + low] = a * cos - b * sin;
-                    q[at + high] = a * sin + b * cos;
-                }
-            } else {
-                let head = head - heads;
-                let from = (row * kv_heads + head) * dim;
-                let to = (head * capacity as usize + (position % capacity) as usize) * dim;
-                let (a, b) = (k[from + low], k[from + high]);
-                let mut first = a;
-                let mut second = b;
-                if pair < rotated / 2 {
-                    let (cos, sin) = (turns[turns_at], turns[turns_at + rotated / 2]);
-                    first = a * cos - b * sin;
-                    second = a * sin + b * cos;
-                }
-                keys[to + low] = E::cast_from(first);
-                keys[to + high] = E::cast_from(second);
-                values[to + low] = E::cast_from(v[from + low]);
-                values[to + high] = E::cast_from(v[from + high]);
-            }
+            take_pair::<E>(
+                q,
+                k,
+                v,
+                turns,
+                keys,
+                values,
+                i % each,
+                row,
+                position,
+                0usize,
+                heads,
+                kv_heads,
+                head_dim,
+                rotated,
+                capacity,
+                pairing,
+            );
+        }
+    }
+
+    /// As [`rotate_and_store`], for the rows and caches of a [table](crate::attention::Tokens).
+    #[cube(launch_unchecked)]
+    pub(super) fn rotate_and_store_several<E: Float>(
+        q: &mut [f32],
+        k: &[f32],
+        v: &[f32],
+        table: &[u32],
+        turns: &[f32],
+        keys: &mut [E],
+        values: &mut [E],
+        count: u32,
+        heads: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        rotated: u32,
+        capacity: u32,
+        #[comptime] pairing: RopePairing,
+    ) {
+        let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
+        if i < count as usize {
+            let (heads, kv_heads, rotated) = (heads as usize, kv_heads as usize, rotated as usize);
+            let each = (heads + kv_heads) * (head_dim as usize / 2);
+            let at = 3 * (i / each);
+            let (row, place) = (table[at] as usize, table[at + 1] as usize);
+            let position = table[at + 2];
+            take_pair::<E>(
+                q,
+                k,
+                v,
+                turns,
+                keys,
+                values,
+                i % each,
+                row,
+                position,
+                place,
+                heads,
+                kv_heads,
+                head_dim,
+                rotated,
+                capacity,
+                pairing,
+            );
         }
     }
 }
@@ -103,19 +190,9 @@ impl Device {
         table: &RopeTable,
     ) -> Result<()> {
         let Segment { rows, positions, cache } = segment;
-        let shape = cache.shape();
-        let all = positions.values().len();
-        let unit = all.saturating_mul(shape.head_dim).max(1);
-        if q.len() == 0 || !q.len().is_multiple_of(unit) {
-            return Err(CubeError::NotMultiple { what: "queries to rotate", unit, got: q.len() });
-        }
-        let heads = q.len() / unit;
-        if !shape.head_dim.is_multiple_of(2) {
-            return Err(CubeError::NotMultiple { what: "head_dim of rope", unit: 2, got: shape.head_dim });
-        }
-        check_range("head_dim of rope", table.rotated(), 1 << 16, shape.head_dim)?;
         segment.check_new(k, v, self.is_capturing())?;
-        if q.overlaps(k) || q.overlaps(v) || cache.overlaps(q) {
+        let heads = heads_of([q, k, v], cache, positions.values().len(), table)?;
+        if cache.overlaps(q) {
             return Err(CubeError::Overlap { what: "queries, and keys, values or the cache" });
         }
         let last = positions.values()[rows.clone()].iter().copied().max().unwrap_or(0);
@@ -123,16 +200,10 @@ impl Device {
         if self.is_capturing() {
             positions.keep_below(table.positions());
         }
-        let each = (heads + shape.kv_heads) * (shape.head_dim / 2);
-        // Half of the elements of queries and keys, of which there are fewer than 2^32 each.
-        let count = rows.len() * each;
-        let cubes = spread(count.div_ceil(UNITS as usize));
-        let settings = Settings { cubes, ..Settings::linear(1, UNITS, 7) };
-        let launch = Launch::new("rotate_and_store", &(shape.precision, table.pairing()), settings);
+        let (count, launch) = launch_of("rotate_and_store", cache, heads, rows.len(), table);
         let written = cache.written();
         self.launch(&launch, &[q, written[0], written[1]], |client, cubes, units| {
-            let sizes =
-                [count, rows.start, heads, shape.kv_heads, shape.head_dim, table.rotated(), shape.capacity];
+            let sizes = [count, rows.start, heads];
             // Each was checked against a length that fits 32 bits.
             let sizes = sizes.map(|n| n as u32);
             match cache.k {
@@ -140,6 +211,120 @@ impl Device {
                 KvBuffer::F16(_) => launch_as::<f16>(client, cubes, units, [q, k, v], segment, table, sizes),
             }
         })
+    }
+
+    /// As [`Device::rotate_and_store`], for single tokens of several sequences.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::rotate_and_store`], and [`CubeError::Apart`].
+    pub fn rotate_and_store_tokens(
+        &self,
+        q: &Buffer<f32>,
+        k: &Buffer<f32>,
+        v: &Buffer<f32>,
+        batch: &Batch<'_>,
+        table: &RopeTable,
+    ) -> Result<()> {
+        let cache = batch.check_new(k, v)?;
+        let shape = cache.shape();
+        let heads = heads_of([q, k, v], cache, k.len() / (shape.kv_heads * shape.head_dim), table)?;
+        if batch.caches.iter().any(|cache| cache.overlaps(q)) {
+            return Err(CubeError::Overlap { what: "queries, and keys, values or the cache" });
+        }
+        check_range("position of rope", 0, table.positions() - 1, batch.last())?;
+        let (count, launch) = launch_of("rotate_and_store_tokens", cache, heads, batch.len(), table);
+        let written = cache.written();
+        self.launch(&launch, &[q, written[0], written[1]], |client, cubes, units| {
+            // Each was checked against a length that fits 32 bits.
+            let sizes = [count, heads].map(|n| n as u32);
+            match cache.k {
+                KvBuffer::F32(_) => {
+                    launch_several::<f32>(client, cubes, units, [q, k, v], batch, table, sizes);
+                }
+                KvBuffer::F16(_) => {
+                    launch_several::<f16>(client, cubes, units, [q, k, v], batch, table, sizes);
+                }
+            }
+        })
+    }
+}
+
+/// Query heads of a batch of `rows` rows whose keys and values were checked.
+fn heads_of([q, k, v]: [&Buffer<f32>; 3], cache: &KvCache, rows: usize, table: &RopeTable) -> Result<usize> {
+    let shape = cache.shape();
+    let unit = rows.saturating_mul(shape.head_dim).max(1);
+    if q.len() == 0 || !q.len().is_multiple_of(unit) {
+        return Err(CubeError::NotMultiple { what: "queries to rotate", unit, got: q.len() });
+    }
+    if !shape.head_dim.is_multiple_of(2) {
+        return Err(CubeError::NotMultiple { what: "head_dim of rope", unit: 2, got: shape.head_dim });
+    }
+    check_range("head_dim of rope", table.rotated(), 1 << 16, shape.head_dim)?;
+    if q.overlaps(k) || q.overlaps(v) {
+        return Err(CubeError::Overlap { what: "queries, and keys, values or the cache" });
+    }
+    Ok(q.len() / unit)
+}
+
+/// The number of pairs of some rows, and the launch that takes them.
+fn launch_of(
+    kernel: &'static str,
+    cache: &KvCache,
+    heads: usize,
+    rows: usize,
+    table: &RopeTable,
+) -> (usize, Launch) {
+    let shape = cache.shape();
+    // Half of the elements of queries and keys, of which there are fewer than 2^32 each.
+    let count = rows * (heads + shape.kv_heads) * (shape.head_dim / 2);
+    let cubes = spread(count.div_ceil(UNITS as usize));
+    let settings = Settings { cubes, ..Settings::linear(1, UNITS, 7) };
+    (count, Launch::new(kernel, &(shape.precision, table.pairing()), settings))
+}
+
+/// Key heads, head dimension, rotated elements and capacity.
+fn sizes_of(cache: &KvCache, table: &RopeTable) -> [u32; 4] {
+    let shape = cache.shape();
+    // Each was checked against a length that fits 32 bits.
+    [shape.kv_heads, shape.head_dim, table.rotated(), shape.capacity].map(|n| n as u32)
+}
+
+fn launch_several<E: Float>(
+    client: &Client,
+    cubes: CubeCount,
+    units: CubeDim,
+    [q, k, v]: [&Buffer<f32>; 3],
+    batch: &Batch<'_>,
+    table: &RopeTable,
+    [count, heads]: [u32; 2],
+) {
+    let cache = batch.caches[0];
+    let [kv_heads, dim, rotated, capacity] = sizes_of(cache, table);
+    let (keys, values) = (cache.k.all().vectors(1), cache.v.all().vectors(1));
+    let (places, turns) = (batch.tokens.table().arg(), table.turns().arg());
+    // SAFETY: `Device::rotate_and_store_tokens` checked the lengths, that rows are within them, that positions are within the
+    // table and that caches are where the tokens say; a slot is below the capacity, and no two rows share a cache.
+    unsafe {
+        kernel::rotate_and_store_several::launch_unchecked::<E>(
+            client,
+            cubes,
+            units,
+            q.arg(),
+            k.arg(),
+            v.arg(),
+            places,
+            turns,
+            keys,
+            values,
+            count,
+            heads,
+            kv_heads,
+            dim,
+            rotated,
+            capacity,
+            table.pairing(),
+        );
     }
 }
 
@@ -150,8 +335,9 @@ fn launch_as<E: Float>(
     [q, k, v]: [&Buffer<f32>; 3],
     segment: &Segment<'_>,
     table: &RopeTable,
-    [count, first, heads, kv_heads, dim, rotated, capacity]: [u32; 7],
+    [count, first, heads]: [u32; 3],
 ) {
+    let [kv_heads, dim, rotated, capacity] = sizes_of(segment.cache, table);
     let (keys, values) = (segment.cache.k.vectors(1), segment.cache.v.vectors(1));
     let (positions, turns) = (segment.positions.buffer().arg(), table.turns().arg());
     // SAFETY: `Device::rotate_and_store` checked the lengths, rows are within `positions`, positions within the table

@@ -210,6 +210,16 @@ pub trait Backend {
     /// When it does not fit in memory.
     fn new_cache(&self, spec: &CacheSpec) -> Result<Self::Cache, NnError>;
 
+    /// Empty KV caches of the same layer of several sequences, which a backend may place so that tokens of these sequences cost
+    /// fewer launches.
+    ///
+    /// # Errors
+    ///
+    /// As [`new_cache`](Self::new_cache).
+    fn new_caches(&self, spec: &CacheSpec, count: usize) -> Result<Vec<Self::Cache>, NnError> {
+        (0..count).map(|_| self.new_cache(spec)).collect()
+    }
+
     /// The keys and values of the first `positions` positions of a cache that holds them, for [`restore_cache`](Self::restore_cache)
     /// of a backend with the same name on the same kind of machine.
     ///

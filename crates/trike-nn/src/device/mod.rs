@@ -1,8 +1,9 @@
 //! The backend on the kernels of a device.
 //!
 //! [`CubeBackend`] contains the device and its settings; module `tensors` has activations and transfers to and from the host,
-//! `matrices` resident weights, `operations` the kernel launches, and `recordings` the recorded step of one token.
+//! `matrices` resident weights, `operations` and `attention` the kernel launches, and `recordings` the recorded step of one token.
 
+mod attention;
 mod matrices;
 mod operations;
 mod recordings;
@@ -173,6 +174,12 @@ impl Backend for CubeBackend {
     fn new_cache(&self, spec: &CacheSpec) -> Result<KvCache, NnError> {
         let CacheSpec { kv_heads, head_dim, capacity, precision } = *spec;
         Ok(KvCache::empty(&self.device, CacheShape { kv_heads, head_dim, capacity, precision })?)
+    }
+
+    fn new_caches(&self, spec: &CacheSpec, count: usize) -> Result<Vec<KvCache>, NnError> {
+        let CacheSpec { kv_heads, head_dim, capacity, precision } = *spec;
+        let shape = CacheShape { kv_heads, head_dim, capacity, precision };
+        Ok(KvCache::several(&self.device, shape, count)?)
     }
 
     fn upload(&self, values: &[f32], width: usize) -> Result<CubeTensor, NnError> {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use trike_cube::attention::{self, KvCache};
 use trike_cube::linear::{ActivationShape, Activations, TernaryMatrix};
 use trike_cube::ops::{self, Indices, RopeTable, RowInput};
 use trike_cube::{Buffer, Strategy};
@@ -13,7 +12,7 @@ use super::recordings::can_find;
 use super::tensors::Token;
 use super::{CubeBackend, CubeInputs, CubeMatrix, CubeRope, CubeTensor};
 use crate::backend::Input;
-use crate::{ActivationPrecision, AttentionSpec, CacheSpec, Largest, NnError, check};
+use crate::{ActivationPrecision, Largest, NnError, check};
 
 /// Rows and columns of an input, after checking that its tensors have one shape.
 fn shape_of(input: &Input<'_, CubeBackend>) -> Result<check::Shape, NnError> {
@@ -80,7 +79,12 @@ impl CubeBackend {
     ) -> Result<(), NnError> {
         let (rows, norm) = rows_of(input);
         let precision = self.codes_of(weight).precision;
-        Ok(self.device.quantized_linear(rows, norm, precision, packed, outs, add, &Strategy::Inferred)?)
+        let inferred = Strategy::Inferred;
+        match add {
+            true => self.device.quantized_linear_add(rows, norm, precision, packed, outs, &inferred)?,
+            false => self.device.quantized_linear(rows, norm, precision, packed, outs, &inferred)?,
+        }
+        Ok(())
     }
 
     /// The activations for `weight`: the last ones, if they are of the same kind.
@@ -264,43 +268,15 @@ impl CubeBackend {
     }
 
     /// The table of a rotation, long enough for the positions of the step.
-    fn rope_table(&self, x: &CubeTensor, rope: &CubeRope, inputs: &CubeInputs) -> Result<RopeTable, NnError> {
+    pub(super) fn rope_table(
+        &self,
+        x: &CubeTensor,
+        rope: &CubeRope,
+        inputs: &CubeInputs,
+    ) -> Result<RopeTable, NnError> {
         check::rope(x.shape(), rope.head_dim, &inputs.host)?;
         let needed = inputs.host.positions().iter().max().map_or(0, |&last| last as usize + 1);
         rope.table(self, needed)
-    }
-
-    /// Stores keys and values, then attends; with `rope`, queries and keys are rotated before, in the launch of the store.
-    pub(super) fn attend(
-        &self,
-        spec: &AttentionSpec,
-        [q, k, v]: [&CubeTensor; 3],
-        rope: Option<&CubeRope>,
-        inputs: &CubeInputs,
-        caches: &mut [&mut KvCache],
-    ) -> Result<CubeTensor, NnError> {
-        let specs: Vec<CacheSpec> = caches.iter().map(|cache| spec_of(cache)).collect();
-        check::attention(spec, [q, k, v].map(CubeTensor::shape), &inputs.host, specs.iter())?;
-        let table = match rope {
-            Some(rope) => {
-                check::rope(k.shape(), rope.head_dim, &inputs.host)?;
-                Some(self.rope_table(q, rope, inputs)?)
-            }
-            None => None,
-        };
-        let out = self.tensor(q.rows(), q.width)?;
-        for (segment, cache) in inputs.host.segments().iter().zip(caches) {
-            let spec = spec.within(segment.window);
-            let rows = attention::Segment { rows: segment.rows.clone(), positions: &inputs.positions, cache };
-            match &table {
-                Some(table) => {
-                    self.device.rotate_and_store(&q.buffer, &k.buffer, &v.buffer, &rows, table)?;
-                }
-                None => self.device.store(&k.buffer, &v.buffer, &rows)?,
-            }
-            self.device.attention(&spec, &q.buffer, &rows, &out.buffer, &Strategy::Inferred)?;
-        }
-        Ok(out)
     }
 
     pub(super) fn select(&self, x: &CubeTensor, rows: &[usize]) -> Result<CubeTensor, NnError> {
@@ -324,15 +300,5 @@ impl CubeBackend {
         self.traffic.read(size_of_val(&ids[..]) + size_of_val(&values[..]));
         let pairs: Vec<(u32, f32)> = ids.into_iter().zip(values).collect();
         Ok(Some(pairs.chunks_exact(k).map(<[_]>::to_vec).collect()))
-    }
-}
-
-fn spec_of(cache: &KvCache) -> CacheSpec {
-    let shape = cache.shape();
-    CacheSpec {
-        kv_heads: shape.kv_heads,
-        head_dim: shape.head_dim,
-        capacity: shape.capacity,
-        precision: shape.precision,
     }
 }

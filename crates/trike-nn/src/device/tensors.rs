@@ -1,9 +1,9 @@
 //! Activations on a device, and transfers between device and host.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
-use trike_cube::attention::Positions;
+use trike_cube::attention::{Positions, Tokens};
 use trike_cube::ops::Indices;
 use trike_cube::{Buffer, CubeError};
 use trike_trit::TritTensor;
@@ -33,6 +33,8 @@ impl CubeTensor {
 pub struct CubeInputs {
     pub(super) host: StepInputs,
     pub(super) positions: Positions,
+    /// Tokens of several sequences that a layer processed together; most layers find those of the first.
+    pub(super) tokens: Mutex<Vec<Tokens>>,
     /// The token buffer of a recorded step, overwritten before each replay.
     pub(super) token: Option<Token>,
 }
@@ -98,7 +100,7 @@ impl CubeBackend {
     pub(super) fn upload_inputs(&self, host: StepInputs) -> Result<CubeInputs, NnError> {
         self.traffic.uploaded(size_of_val(host.positions()));
         let positions = Positions::upload(&self.device, host.positions())?;
-        Ok(CubeInputs { host, positions, token: None })
+        Ok(CubeInputs { host, positions, tokens: Mutex::default(), token: None })
     }
 
     pub(super) fn used(&self) -> DeviceUse {

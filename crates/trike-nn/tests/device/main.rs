@@ -12,6 +12,7 @@ use trike_nn::{
 use trike_testkit::{Rng, assert_close};
 use trike_trit::{Coupling, Encoding, Granularity, GroupSize, Hadamard, ScaleValues, Scales, TritTensor};
 
+mod batches;
 mod edits;
 mod graphs;
 

@@ -3,7 +3,9 @@
 use anyhow::Result;
 use half::f16;
 use trike_bench::{Attention, Heads, Product};
-use trike_cube::attention::{AttentionProblem, CacheShape, KvCache, KvPrecision, Positions, Segment};
+use trike_cube::attention::{
+    AttentionProblem, Batch, CacheShape, KvCache, KvPrecision, Positions, Segment, Token, Tokens,
+};
 use trike_cube::linear::{
     ActivationPrecision, ActivationShape, Activations, DenseMatrix, DenseProblem, DenseValues,
     LinearBlueprint, SparseMatrix, SparseProblem, TernaryLayout, TernaryMatrix, TernaryProblem,
@@ -191,7 +193,8 @@ fn copies<T>(
     Ok(all)
 }
 
-/// Attention over a full FP16 KV cache (f32 if the device lacks f16), one launch per sequence.
+/// Attention over a full FP16 KV cache (f32 if the device lacks f16): one launch for the tokens of all sequences, or one per
+/// prompt.
 pub(super) fn attention<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>, Absent> {
     let problem = case.to_string();
     attend(device, case).map_err(|error| Absent {
@@ -212,26 +215,39 @@ fn attend<'a>(device: &'a Device, case: &Attention) -> Result<Entrant<'a>> {
     let positions: Vec<u32> = (0..capacity as u32).collect();
     let all = Positions::upload(device, &positions)?;
     let asked = Positions::upload(device, &positions[first..])?;
-    let mut caches = Vec::with_capacity(batch);
     let width = kv_heads * head_dim;
     let k = device.upload(&rng.normals(capacity * width))?;
     let v = device.upload(&rng.normals(capacity * width))?;
-    for _ in 0..batch {
-        let cache = KvCache::empty(device, shape)?;
-        device.store(&k, &v, &Segment { rows: 0..capacity, positions: &all, cache: &cache })?;
-        caches.push(cache);
+    let caches = KvCache::several(device, shape, batch)?;
+    for cache in &caches {
+        device.store(&k, &v, &Segment { rows: 0..capacity, positions: &all, cache })?;
     }
-    let q = device.upload(&rng.normals(tokens * heads * head_dim))?;
-    let out: Buffer<f32> = device.empty(tokens * heads * head_dim)?;
-    let problem = AttentionProblem { heads, window: None, tokens, first_position: first, cache: shape };
+    // Single tokens are one launch for all sequences, prompts one for each.
+    let together = tokens == 1 && batch > 1;
+    let (sequences, rows) = if together { (batch, batch) } else { (1, tokens) };
+    let q = device.upload(&rng.normals(rows * heads * head_dim))?;
+    let out: Buffer<f32> = device.empty(rows * heads * head_dim)?;
+    let problem =
+        AttentionProblem { heads, window: None, tokens, sequences, first_position: first, cache: shape };
     let (blueprint, _) = problem.plan(&Strategy::Inferred, device.capabilities())?;
-    let spec = of.spec();
-    let timed = launches(device, 1, move |_| {
-        caches.iter().try_for_each(|cache| {
-            let segment = Segment { rows: 0..tokens, positions: &asked, cache };
-            device.attention(&spec, &q, &segment, &out, &Strategy::Forced(blueprint))
-        })
-    })?;
+    let (spec, forced) = (of.spec(), Strategy::Forced(blueprint));
+    let timed = if together {
+        let token = |(row, cache)| Token { row, position: first as u32, cache };
+        let tokens: Vec<Token<'_>> = caches.iter().enumerate().map(token).collect();
+        let tokens = Tokens::upload(device, &tokens)?;
+        launches(device, 1, move |_| {
+            let caches: Vec<&KvCache> = caches.iter().collect();
+            let batch = Batch { tokens: &tokens, caches: &caches };
+            device.attention_of_tokens(&spec, &q, &batch, &out, &forced)
+        })?
+    } else {
+        launches(device, 1, move |_| {
+            caches.iter().try_for_each(|cache| {
+                let segment = Segment { rows: 0..tokens, positions: &asked, cache };
+                device.attention(&spec, &q, &segment, &out, &forced)
+            })
+        })?
+    };
     Ok(Entrant {
         problem: case.to_string(),
         kernel: TRIKE.to_owned(),

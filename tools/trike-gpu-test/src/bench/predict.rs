@@ -223,12 +223,14 @@ pub fn attention(case: &Attention) -> Prediction {
     let counts = |heads: Heads, tokens: usize, positions: usize, batch: usize| {
         row(Counted::Attention(Attention { heads, tokens, positions, batch }))
     };
-    // One launch per sequence, two if positions are split.
+    // One launch per prompt; two for single tokens of all sequences, whose positions are split.
     if case.tokens == 1 {
-        let sustained = counts(Heads::B2, 1, 4096, 1).map_or(1.0, share);
-        let all = largest(&[(bytes / sustained, Bound::Memory)]);
-        // Launches are recorded, so that none waits for the host.
-        Prediction { seconds: all.seconds + (2.0 * batch - 1.0) * LAUNCH, ..all }
+        let row = counts(Heads::B2, 1, 4096, 1);
+        let sustained = row.map_or(1.0, share);
+        // Keys and values of two bytes, counted where four query heads share them.
+        let issue = row.map_or(0.0, |row| cost.bytes as f64 / 2.0 * row.per_weight() / ISSUE);
+        let all = largest(&[(bytes / sustained, Bound::Memory), (issue, Bound::Instructions)]);
+        Prediction { seconds: all.seconds + LAUNCH, ..all }
     } else {
         let macs = cost.operations() as f64 / 2.0;
         let time = counts(Heads::B2, 2048, 2048, 1).map(|row| busy(row, macs, F16, EXPOSED_IN_ATTENTION));
@@ -253,8 +255,8 @@ pub fn operation(operation: &Operation) -> Prediction {
 pub fn model(run: &ModelRun) -> [Prediction; 2] {
     let model = &run.model;
     let two_bits = Weights::TwoBit(Granularity::Row);
-    // 11 launches per decoder block and 4 outside the blocks (`docs/src/gpu.md`).
-    let launches = (11 * model.layers + 4) as f64;
+    // 8 launches per decoder block and 4 outside the blocks (`docs/src/gpu.md`).
+    let launches = (8 * model.layers + 4) as f64;
     let weights = model.weights() as f64;
     let head = (model.vocab * model.hidden) as f64;
     let one = of_product(two_bits, 1).map_or(1.0, share);

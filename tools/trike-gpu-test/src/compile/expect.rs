@@ -105,8 +105,16 @@ pub(crate) const EXPECTED: &[Expected] = &[
     Expected {
         kernel: "attention::mma::mma::Mma",
         form: "",
-        instructions: &["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"],
+        instructions: &[
+            "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+            "ldmatrix.sync.aligned.m8n8.x4.shared",
+            "ldmatrix.sync.aligned.m8n8.x4.trans",
+            "cp.async.cg.shared::cta.global",
+            "ex2.approx.ftz.f32",
+            "cvt.rn.f16x2.f32",
+        ],
     },
+    Expected { kernel: "attention::decode::decode::Decode", form: "", instructions: &["ex2.approx.ftz.f32"] },
     // `dp4a` is used in the forms for three or more rows of codes.
     Expected {
         kernel: "linear::kernels::bitmap::bitmap::Bitmap",
@@ -190,24 +198,30 @@ pub(crate) const TIGHT: &[Tight] = &[
     },
     Tight {
         kernel: "attention::mma::mma::Mma",
-        // Six planes for three query heads per key head; two planes for short prompts, 37 KB of shared memory per
-        // cube.
+        // Two planes for short prompts.
         occupancy: 0.08,
-        spilled: 32,
-        reason: "one cube of eight planes per multiprocessor by design: the sums of 16 x head, the scores of 16 x 64 and the \
-                 next tile stay in registers",
+        spilled: 40,
+        reason: "eight planes per multiprocessor by design, in two cubes: the sums of 16 x head, the scores of 16 x 64 and the \
+                 queries stay in registers",
     },
     Tight {
         kernel: "attention::decode::decode::Decode",
-        occupancy: 0.25,
+        occupancy: 0.12,
         spilled: 40,
-        reason: "sums of four heads and their partial dot products stay in registers",
+        reason: "queries and sums of four heads, and the next keys and values stay in registers: bytes in flight per warp \
+                 instead of warps",
+    },
+    Tight {
+        kernel: "attention::decode::decode_several::DecodeSeveral",
+        occupancy: 0.16,
+        spilled: 0,
+        reason: "as the decode kernel",
     },
     Tight {
         kernel: "attention::prefill::prefill::Prefill",
-        occupancy: 0.31,
+        occupancy: 0.25,
         spilled: 120,
-        reason: "the portable path keeps a tile of scores in registers and 15 KB in shared memory; CUDA prefers matrix \
+        reason: "the portable path keeps a tile of scores in registers and 15 to 23 KB in shared memory; CUDA prefers matrix \
                  instructions if the cache is FP16",
     },
     Tight {

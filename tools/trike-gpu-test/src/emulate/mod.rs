@@ -1,7 +1,7 @@
 //! The emulate phase: CUDA C++ of kernels that no driver here can run, compiled by g++ and compared with the oracles.
 //!
-//! Software drivers have no int8 or FP16 matrix instructions that CubeCL supports, so without a GPU the kernels with
-//! matrix instructions could not be tested. The code that CubeCL generates for CUDA is plain C++ except for some
+//! Software drivers have no int8 or FP16 matrix instructions that CubeCL supports, and no PTX, so without a GPU the kernels with
+//! such instructions could not be tested. The code that CubeCL generates for CUDA is plain C++ except for some
 //! functions and instructions; with these implemented from NVIDIA's documentation, a launch becomes a program that
 //! reads and writes buffers. A device whose server starts such programs runs the same suites as a real one.
 //!
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::session::Session;
-use crate::suites::{self, attention::attention, linear::linear, probe::probe};
+use crate::suites::{self, attention::attention, linear::linear, probe::probe, several::several};
 use crate::tally::{Outcome, Tally};
 use host::{Contraction, Host};
 use server::{Change, Emulation};
@@ -49,7 +49,7 @@ struct Job {
     required: bool,
 }
 
-/// The cases with matrix instructions, in parts of similar duration.
+/// The cases with matrix instructions and other PTX, in parts of similar duration.
 const CASES: &[(Suite, &str)] = &[
     (linear, "stages: 2"),
     (linear, "stages: 3"),
@@ -58,6 +58,8 @@ const CASES: &[(Suite, &str)] = &[
     (attention, "Mma { planes: 8 }"),
     (attention, "Mma { planes: 4 }"),
     (attention, "Mma { planes: 2 }"),
+    (attention, "F16, Decode"),
+    (several, "F16, Decode"),
     (probe, "mma"),
 ];
 
@@ -87,6 +89,12 @@ const CHANGES: &[(Suite, &str, &str, Change)] = &[
         "swapped FP16 sums",
         exchanged,
     ),
+    (
+        attention,
+        "6/2 heads of 64, 1 at 250 in 300, window None, F16, Decode",
+        "a group of units without barriers",
+        without_barriers_of_planes,
+    ),
 ];
 
 /// More blocks than fit in shared memory, and rows of codes that end inside a cube.
@@ -96,6 +104,10 @@ const LONG_WMMA: &str = "[37] x 700 m=21 Int8PerToken, row x1, Wmma";
 
 fn without_barriers(text: &str) -> String {
     text.replace("__syncthreads();", "")
+}
+
+fn without_barriers_of_planes(text: &str) -> String {
+    text.replace("__syncwarp();", "")
 }
 
 fn without_waits(text: &str) -> String {

@@ -249,6 +249,55 @@ void emu_mma_f16(int line, float &d0, float &d1, float &d2, float &d3, unsigned 
     d3 = mine.f[lane][3];
 }
 
+// PTX ISA, "ldmatrix": lane 8 i + r names row r of matrix i, 16 bytes; lane 4 g + t gets elements 2 t and 2 t + 1 of row g of
+// each matrix, or of column g if transposed.
+static void load_matrices(int line, unsigned row, bool transposed, unsigned *words[4]) {
+    warp &mine = warps[emu_current->index / 32];
+    int lane = emu_current->index % 32;
+    if (row % 16) fail("misaligned row of a matrix");
+    if (row + 16 > shared_bytes) fail("row of a matrix outside of shared memory");
+    mine.value[lane] = row;
+    together(line, [=](warp &w) {
+        for (int l = 0; l < 32; l++)
+            for (int i = 0; i < 4; i++) {
+                unsigned short two[2];
+                for (int j = 0; j < 2; j++) {
+                    int g = l / 4, c = l % 4 * 2 + j;
+                    unsigned from = w.value[8 * i + (transposed ? c : g)] + 2 * (transposed ? g : c);
+                    memcpy(&two[j], emu_shared + from, 2);
+                }
+                w.a[l][i] = two[0] | (unsigned)two[1] << 16;
+            }
+    });
+    for (int i = 0; i < 4; i++) *words[i] = mine.a[lane][i];
+}
+
+void emu_load_matrices(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned row) {
+    unsigned *words[4] = {&d0, &d1, &d2, &d3};
+    load_matrices(line, row, false, words);
+}
+
+void emu_load_transposed(int line, unsigned &d0, unsigned &d1, unsigned &d2, unsigned &d3, unsigned row) {
+    unsigned *words[4] = {&d0, &d1, &d2, &d3};
+    load_matrices(line, row, true, words);
+}
+
+// PTX ISA, "ex2": the relative error is up to 2^-22, and numbers below 2^-126 become zero. The error here has this size, and a
+// sign that depends on the argument, so that no kernel passes because the host is more exact.
+void emu_exp2(int, float &power, float x) {
+    unsigned bits;
+    memcpy(&bits, &x, 4);
+    float error = x == 0 ? 0 : (bits * 2654435761u >> 31 ? 1 : -1) * 0x1p-22f;
+    power = __builtin_exp2f(x) * (1 + error);
+    if (power < 0x1p-126f) power = 0;
+}
+
+// PTX ISA, "cvt" to f16x2: the first operand is the high half.
+void emu_pack(int, unsigned &word, float high, float low) {
+    __half halves[2] = {(__half)low, (__half)high};
+    memcpy(&word, halves, 4);
+}
+
 unsigned emu_shuffle(int line, unsigned value, int kind, unsigned argument) {
     warp &mine = warps[emu_current->index / 32];
     int lane = emu_current->index % 32, from = lane;

@@ -18,10 +18,15 @@ pub(super) struct Source {
     pub(super) shared: usize,
 }
 
-/// Prefixes of PTX instructions, and the functions that emulate them: matrix instructions, asynchronous copies, and atomics.
+/// Prefixes of PTX instructions, and the functions that emulate them: matrix instructions and their loads, asynchronous copies,
+/// powers of two, packing and atomics.
 const INSTRUCTIONS: &[(&str, &str)] = &[
     ("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", "emu_mma_s8"),
     ("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", "emu_mma_f16"),
+    ("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16", "emu_load_matrices"),
+    ("ldmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16", "emu_load_transposed"),
+    ("ex2.approx.ftz.f32", "emu_exp2"),
+    ("cvt.rn.f16x2.f32", "emu_pack"),
     ("cp.async.cg.shared::cta.global [%0], [%1], 16, 16;", "emu_copy_async"),
     ("cp.async.commit_group;", "emu_commit_group"),
     (WAIT_GROUP, "emu_wait_group"),
@@ -60,7 +65,9 @@ pub(super) fn for_host(source: &str) -> Result<String> {
         let _ = writeln!(text, "{line}");
     }
     let mut entry = None;
-    for line in source[body..].lines().filter(|line| !line.starts_with("#include")) {
+    // One instruction per line.
+    let statements = source[body..].replace(";asm ", ";\nasm ");
+    for line in statements.lines().filter(|line| !line.starts_with("#include")) {
         if let Some(signature) = line.strip_prefix(ENTRY) {
             entry = Some(call(signature)?);
         }
@@ -81,7 +88,8 @@ pub(super) fn for_host(source: &str) -> Result<String> {
 /// Replaces the inline PTX of a line by a call of the emulation.
 fn instruction(line: &str) -> Result<String> {
     let unknown = || format!("instruction is not emulated: {line}");
-    let (before, text) = line.split_once("asm volatile(\"").with_context(unknown)?;
+    let (before, text) = line.split_once("asm ").with_context(unknown)?;
+    let text = text.strip_prefix("volatile").unwrap_or(text).strip_prefix("(\"").with_context(unknown)?;
     let known = INSTRUCTIONS.iter().find(|(name, _)| text.starts_with(name));
     let (name, function) = known.with_context(unknown)?;
     // Other statements may follow.
@@ -186,6 +194,8 @@ mod tests {
         assert_eq!(instruction(copy).unwrap(), "emu_copy_async(__LINE__, v1, v2);}");
         let wait = "asm volatile(\"cp.async.wait_group 1;\" :  :  : \"memory\");__syncthreads();";
         assert_eq!(instruction(wait).unwrap(), "emu_wait_group(__LINE__, 1);__syncthreads();");
+        let power = "asm (\"ex2.approx.ftz.f32 %0, %1;\" : \"=f\"(result) : \"f\"(v10) );";
+        assert_eq!(instruction(power).unwrap(), "emu_exp2(__LINE__, result, v10);");
         let other = instruction("asm volatile(\"lop3.b32 %0, %1;\" : \"=r\"(d) : \"r\"(a));").unwrap_err();
         assert!(other.to_string().contains("not emulated"), "{other}");
     }

@@ -35,17 +35,34 @@ const CASES: &[Row] = &[
     (2, 2, 96, 50, 31, 17, None, F32),
     (2, 1, 128, 100, 60, 40, None, F16),
     (3, 1, 8, 48, 200, 31, Some(17), F32),
+    (3, 1, 128, 700, 1500, 1, Some(650), F16),
+    (3, 1, 128, 500, 700, 1, Some(333), F32),
+    (8, 1, 64, 200, 199, 1, None, F16),
+    (2, 1, 256, 150, 140, 1, None, F16),
+    (2, 2, 6, 40, 33, 1, None, F16),
+    (5, 1, 80, 300, 450, 2, Some(260), F16),
+    (6, 2, 32, 97, 150, 45, Some(37), F16),
+    (5, 1, 96, 131, 300, 33, Some(99), F16),
+    (2, 2, 128, 193, 180, 70, Some(120), F16),
 ];
+
+/// As [`CASES`], with scores so far apart that the running maximum rises in every tile.
+const STEEP: &[Row] = &[(4, 2, 64, 300, 0, 280, None, F16), (4, 2, 64, 300, 290, 1, None, F16)];
 
 /// Attention, and the stores into the cache.
 pub fn attention(session: &mut Session) {
     let device = session.device();
-    for (seed, row) in CASES.iter().enumerate() {
-        let case = Case::new(seed as u64, *row);
+    let rows = CASES.iter().map(|row| (row, false)).chain(STEEP.iter().map(|row| (row, true)));
+    for (seed, (row, steep)) in rows.enumerate() {
+        let mut case = Case::new(seed as u64, *row);
         let &(heads, kv_heads, head_dim, capacity, first, tokens, window, precision) = row;
-        let name = format!(
+        let mut name = format!(
             "{heads}/{kv_heads} heads of {head_dim}, {tokens} at {first} in {capacity}, window {window:?}, {precision:?}"
         );
+        if steep {
+            case.make_steep();
+            name += ", steep";
+        }
         session.each(name, &case.problem, |oracle, strategy| case.check(oracle, device, strategy));
     }
     refusals(session);
@@ -58,7 +75,8 @@ pub fn shapes(session: &mut Session) {
         for (first_position, tokens) in [(0, 1), (500, 1), (4000, 1), (100, 4), (0, 2048)] {
             for precision in [F32, F16] {
                 let cache = CacheShape { kv_heads, head_dim, capacity: 8192, precision };
-                let large = AttentionProblem { heads, window: None, tokens, first_position, cache };
+                let large =
+                    AttentionProblem { heads, window: None, tokens, sequences: 1, first_position, cache };
                 let name = format!(
                     "attention {heads}/{kv_heads} heads of {head_dim}, {tokens} at {first_position} {precision:?}"
                 );
@@ -99,12 +117,23 @@ impl Case {
     fn new(seed: u64, row: Row) -> Self {
         let (heads, kv_heads, head_dim, capacity, first_position, tokens, window, precision) = row;
         let cache = CacheShape { kv_heads, head_dim, capacity, precision };
-        let problem = AttentionProblem { heads, window, tokens, first_position, cache };
+        let problem = AttentionProblem { heads, window, tokens, sequences: 1, first_position, cache };
         let mut rng = Rng::new(seed);
         let count = (first_position + tokens) * kv_heads * head_dim;
         let q = rng.normals((BEFORE + tokens + AFTER) * heads * head_dim);
         let (k, v) = (rng.normals(count), rng.normals(count));
         Self { problem, scale: 2.0 / (head_dim as f32).sqrt(), q, k, v }
+    }
+
+    /// Makes the scores of later keys larger, and all scores differ more.
+    fn make_steep(&mut self) {
+        let shape = self.problem.cache;
+        let width = shape.kv_heads * shape.head_dim;
+        let all = self.problem.first_position + self.problem.tokens;
+        for (position, key) in self.k.chunks_mut(width).enumerate() {
+            let factor = 0.5 + 8.0 * position as f32 / all as f32;
+            key.iter_mut().for_each(|x| *x *= factor);
+        }
     }
 
     /// A value rounded to the precision of the cache.
@@ -140,7 +169,7 @@ impl Case {
     /// The expected outputs, exact and by f32 loops, with scaled queries and weights rounded to f16 if `halves`.
     fn expected(&self, halves: bool) -> (Vec<f64>, Vec<f32>) {
         let stored = |x: f32| if halves { f16::from_f32(x).to_f32() } else { x };
-        let AttentionProblem { heads, window, tokens, first_position, cache } = self.problem;
+        let AttentionProblem { heads, window, tokens, first_position, cache, .. } = self.problem;
         let (d, width) = (cache.head_dim, cache.kv_heads * cache.head_dim);
         let (mut exact, mut plain) = (Vec::new(), Vec::new());
         for token in 0..tokens {
@@ -178,7 +207,7 @@ impl Case {
     }
 
     fn check(&self, oracle: &Oracle, device: &Device, strategy: &Strategy<AttentionBlueprint>) -> Verdict {
-        let AttentionProblem { heads, window, tokens, first_position, cache: shape } = self.problem;
+        let AttentionProblem { heads, window, tokens, first_position, cache: shape, .. } = self.problem;
         let cache = self.fill(device)?;
         let first = first_position as u32;
         let mut positions = vec![first + 500];

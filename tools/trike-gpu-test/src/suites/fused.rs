@@ -149,7 +149,10 @@ impl Operands<'_> {
         let norm = case.norm.then_some(Norm { weight, eps: 1e-5 });
         let outs = self.outs(case.add)?;
         let got: Vec<_> = outs.iter().collect();
-        device.quantized_linear(input, norm, case.precision, &self.w, &got, case.add, strategy)?;
+        match case.add {
+            true => device.quantized_linear_add(input, norm, case.precision, &self.w, &got, strategy)?,
+            false => device.quantized_linear(input, norm, case.precision, &self.w, &got, strategy)?,
+        }
 
         // Squares are added in an order that depends on the units of a cube.
         let (rows, linear) = match *strategy {
@@ -183,7 +186,7 @@ fn refusals(oracle: &Oracle, device: &Device) -> Verdict {
     let precision = PLAIN.precision;
     let out = device.upload(&[7.0f32; 33])?;
     let run = |input, norm, outs: &[&_]| {
-        device.quantized_linear(input, norm, precision, &operands.w, outs, false, &Strategy::Inferred)
+        device.quantized_linear(input, norm, precision, &operands.w, outs, &Strategy::Inferred)
     };
     let short = x.view(0, 199)?;
     let cut = run(RowInput::Plain(&short), None, &[&out]);

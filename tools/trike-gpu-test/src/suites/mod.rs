@@ -14,6 +14,7 @@ pub mod probe;
 pub mod rotations;
 pub mod rows;
 pub mod sampling;
+pub mod several;
 pub mod vsa;
 
 use crate::session::Session;
@@ -27,6 +28,7 @@ pub fn all(session: &mut Session) {
     elementwise::elementwise(session);
     sampling::sampling(session);
     attention::attention(session);
+    several::several(session);
     rotations::rotations(session);
     graphs::graphs(session);
     probe::probe(session);

@@ -1,0 +1,33 @@
+//! Instructions of PTX for which CubeCL has no function. Only kernels for CUDA may use them.
+
+use cubecl::prelude::*;
+
+/// `2^x` in one instruction, with a relative error of up to `2^-22`; numbers below `2^-126` become zero.
+#[cube]
+pub(super) fn exp2(x: f32) -> f32 {
+    let power: f32;
+    gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) power, in(_) x, options(pure, nomem));
+    // A value: as an operand of another instruction, CubeCL would pass the address of the variable.
+    power * 1.0
+}
+
+/// Two numbers rounded to f16 in one word, the first in the low half.
+#[cube]
+pub(super) fn packed(low: f32, high: f32) -> u32 {
+    let word: u32;
+    gpu_asm!("cvt.rn.f16x2.f32 {}, {}, {};", out(_) word, in(_) high, in(_) low, options(pure, nomem));
+    // A value, as in `exp2`.
+    word | 0u32.runtime()
+}
+
+/// Ends the unit's current group of asynchronous copies.
+#[cube]
+pub(super) fn end_of_copies() {
+    gpu_asm!("cp.async.commit_group;");
+}
+
+/// Waits for all asynchronous copies of the unit.
+#[cube]
+pub(super) fn wait_for_copies() {
+    gpu_asm!("cp.async.wait_group 0;");
+}

@@ -1,0 +1,156 @@
+//! Single tokens of several sequences, whose caches are in one allocation: one launch for all of them.
+
+use crate::device::{Buffer, Device};
+use crate::error::{CubeError, Result, check_len, check_range};
+
+use super::cache::{CacheShape, KvCache, MAX_POSITION};
+
+impl KvCache {
+    /// Caches of one shape side by side in as few allocations as the device allows, so that tokens of their sequences can be
+    /// processed [together](Batch). The memory of an allocation is free again when all of its caches are dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`KvCache::empty`].
+    pub fn several(device: &Device, shape: CacheShape, count: usize) -> Result<Vec<Self>> {
+        let len = shape.elements()?;
+        let bytes = shape.precision.bytes_per_head(shape.head_dim) / shape.head_dim;
+        // Views start at multiples of the alignment.
+        let stride = len.next_multiple_of((device.capabilities().alignment as usize).div_ceil(bytes.max(1)));
+        let largest = usize::try_from(device.capabilities().max_buffer_bytes).unwrap_or(usize::MAX);
+        let most = (largest / bytes.max(1)).min(u32::MAX as usize) / stride;
+        let mut caches = Vec::with_capacity(count);
+        while caches.len() < count {
+            let together = (count - caches.len()).min(most.max(1));
+            // A single cache that is too large is refused with its own size.
+            let elements = if together == 1 { len } else { together * stride };
+            let all = Self::of_elements(device, shape, elements)?;
+            for i in 0..together {
+                caches.push(all.part(i * stride, len)?);
+            }
+        }
+        Ok(caches)
+    }
+
+    /// Returns true if both have one shape and are in one allocation, so that one launch can process their tokens.
+    #[must_use]
+    pub fn is_beside(&self, other: &Self) -> bool {
+        self.shape() == other.shape() && self.k.is_beside(&other.k) && self.v.is_beside(&other.v)
+    }
+}
+
+/// A single token of a sequence, in a batch with tokens of others.
+#[derive(Clone, Copy, Debug)]
+pub struct Token<'a> {
+    /// Row of the batch.
+    pub row: usize,
+    /// Position in its sequence.
+    pub position: u32,
+    /// The sequence's cache of a layer.
+    pub cache: &'a KvCache,
+}
+
+impl Token<'_> {
+    /// What kernels have to know: row, first element of the cache, position.
+    fn place(&self) -> Result<[u32; 3]> {
+        check_range("row of a token", 0, u32::MAX as usize, self.row)?;
+        check_range("position", 0, MAX_POSITION - 1, self.position as usize)?;
+        // An allocation has fewer than 2^32 elements.
+        Ok([self.row as u32, self.cache.k.start() as u32, self.position])
+    }
+}
+
+/// Rows of a batch that are single tokens of sequences, with the position of each token and the place of its sequence's cache,
+/// on the host and on the device.
+///
+/// Caches of other layers that were made in the same way have the same places, so one upload is enough for a step. A recorded
+/// launch has these positions in each replay.
+#[derive(Clone, Debug)]
+pub struct Tokens {
+    places: Vec<[u32; 3]>,
+    table: Buffer<u32>,
+}
+
+impl Tokens {
+    /// Uploads rows, positions and the places of caches.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Range`] for fewer than two tokens, a row of `2^32` or more or a position of `2^30` or more, [`CubeError::Overlap`] for
+    /// two tokens with one cache or row, and those of [`Device::upload`].
+    pub fn upload(device: &Device, tokens: &[Token<'_>]) -> Result<Self> {
+        let places = tokens.iter().map(Token::place).collect::<Result<Vec<_>>>()?;
+        check_range("tokens of several sequences", 2, u32::MAX as usize, places.len())?;
+        for column in 0..2 {
+            let mut values: Vec<u32> = places.iter().map(|place| place[column]).collect();
+            values.sort_unstable();
+            if values.windows(2).any(|two| two[0] == two[1]) {
+                return Err(CubeError::Overlap { what: "tokens of several sequences" });
+            }
+        }
+        let table = device.upload(places.as_flattened())?;
+        Ok(Self { places, table })
+    }
+
+    /// Returns true if an upload of these tokens would be the same.
+    #[must_use]
+    pub fn are(&self, tokens: &[Token<'_>]) -> bool {
+        let same = |(place, token): (&[u32; 3], &Token<'_>)| token.place().is_ok_and(|of| of == *place);
+        self.places.len() == tokens.len() && self.places.iter().zip(tokens).all(same)
+    }
+
+    pub(crate) fn table(&self) -> &Buffer<u32> {
+        &self.table
+    }
+}
+
+/// Single tokens of several sequences with their caches of one layer.
+#[derive(Clone, Copy, Debug)]
+pub struct Batch<'a> {
+    /// Rows, positions and places of the caches.
+    pub tokens: &'a Tokens,
+    /// The sequences' caches of this layer, in the order of the tokens, [beside](KvCache::is_beside) each other.
+    pub caches: &'a [&'a KvCache],
+}
+
+impl Batch<'_> {
+    /// The first cache, whose shape is that of all. Checks that the tokens can be processed together, and that their rows are
+    /// within a tensor of `elements` elements, with `heads` heads per row.
+    pub(crate) fn first(&self, what: &'static str, elements: usize, heads: usize) -> Result<&KvCache> {
+        let Self { tokens, caches } = self;
+        check_len("caches of several sequences", tokens.places.len(), caches.len())?;
+        let first = caches[0];
+        let unit = heads.saturating_mul(first.shape().head_dim).max(1);
+        if !elements.is_multiple_of(unit) {
+            return Err(CubeError::NotMultiple { what, unit, got: elements });
+        }
+        for (place, cache) in tokens.places.iter().zip(*caches) {
+            check_range("rows of a batch", place[0] as usize + 1, u32::MAX as usize, elements / unit)?;
+            if !cache.is_beside(first) || [cache.k.start(), cache.v.start()] != [place[1] as usize; 2] {
+                return Err(CubeError::Apart);
+            }
+        }
+        Ok(first)
+    }
+
+    /// Checks new keys and values (`rows x kv_heads x head_dim`) before they are stored; returns the first cache.
+    pub(crate) fn check_new(&self, k: &Buffer<f32>, v: &Buffer<f32>) -> Result<&KvCache> {
+        let heads = self.caches.first().map_or(1, |cache| cache.shape().kv_heads);
+        let cache = self.first("new keys", k.len(), heads)?;
+        check_len("new values", k.len(), v.len())?;
+        if self.caches.iter().any(|cache| cache.overlaps(k) || cache.overlaps(v)) {
+            return Err(CubeError::Overlap { what: "new keys or values and the cache" });
+        }
+        Ok(cache)
+    }
+
+    /// Number of tokens.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.places.len()
+    }
+
+    /// The largest position.
+    pub(crate) fn last(&self) -> usize {
+        self.tokens.places.iter().map(|place| place[2] as usize).max().unwrap_or(0)
+    }
+}

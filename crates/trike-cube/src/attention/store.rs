@@ -1,0 +1,174 @@
+//! Storing keys and values in caches.
+
+use cubecl::client::Client;
+use cubecl::prelude::*;
+use half::f16;
+
+use super::cache::{CacheShape, KvBuffer, KvCache, Segment};
+use super::several::Batch;
+use crate::device::{Buffer, Device, Launch};
+use crate::error::Result;
+use crate::plan::{Settings, spread};
+
+mod kernel {
+    use super::*;
+
+    /// Stores vector `i` of the keys and of the values of a row in the cache that begins with vector `place`.
+    #[cube]
+    fn store_vector<E: Float, N: Size>(
+        k: &[Vector<f32, N>],
+        v: &[Vector<f32, N>],
+        keys: &mut [Vector<E, N>],
+        values: &mut [Vector<E, N>],
+        i: usize,
+        row: usize,
+        place: usize,
+        slot: u32,
+        kv_heads: u32,
+        dim: u32,
+        capacity: u32,
+    ) {
+        let (head, d) = (i / dim as usize, i % dim as usize);
+        let from = row * (kv_heads * dim) as usize + i;
+        let to = place + (head * capacity as usize + slot as usize) * dim as usize + d;
+        keys[to] = Vector::cast_from(k[from]);
+        values[to] = Vector::cast_from(v[from]);
+    }
+
+    /// Unit `i` stores vector `i` of the new keys and of the new values.
+    #[cube(launch_unchecked)]
+    pub(super) fn store<E: Float, N: Size>(
+        k: &[Vector<f32, N>],
+        v: &[Vector<f32, N>],
+        positions: &[u32],
+        keys: &mut [Vector<E, N>],
+        values: &mut [Vector<E, N>],
+        count: u32,
+        first_row: u32,
+        kv_heads: u32,
+        dim: u32,
+        capacity: u32,
+    ) {
+        let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
+        if i < count as usize {
+            let width = (kv_heads * dim) as usize;
+            let row = first_row as usize + i / width;
+            let slot = positions[row] % capacity;
+            store_vector::<E, N>(k, v, keys, values, i % width, row, 0usize, slot, kv_heads, dim, capacity);
+        }
+    }
+
+    /// As [`store`], for the rows and caches of a [table](super::super::Tokens).
+    #[cube(launch_unchecked)]
+    pub(super) fn store_several<E: Float, N: Size>(
+        k: &[Vector<f32, N>],
+        v: &[Vector<f32, N>],
+        table: &[u32],
+        keys: &mut [Vector<E, N>],
+        values: &mut [Vector<E, N>],
+        count: u32,
+        kv_heads: u32,
+        dim: u32,
+        capacity: u32,
+    ) {
+        let i = CUBE_POS * CUBE_DIM as usize + UNIT_POS as usize;
+        if i < count as usize {
+            let width = (kv_heads * dim) as usize;
+            let row = table[3 * (i / width)] as usize;
+            let place = table[3 * (i / width) + 1] as usize / N::value();
+            let slot = table[3 * (i / width) + 2] % capacity;
+            store_vector::<E, N>(k, v, keys, values, i % width, row, place, slot, kv_heads, dim, capacity);
+        }
+    }
+}
+
+/// Units per cube of the store kernel.
+const UNITS: u32 = 128;
+
+impl Device {
+    /// Stores the keys and values of a segment in its cache, each at its position. `k` and `v` have the shape
+    /// `positions x kv_heads x head_dim`.
+    ///
+    /// # Errors
+    ///
+    /// [`CubeError::Length`] for keys or values of the wrong length, [`CubeError::Range`] for rows that do not exist or exceed
+    /// the cache capacity, [`CubeError::NotConsecutive`], [`CubeError::Overlap`], and those of the launch.
+    pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &Segment<'_>) -> Result<()> {
+        segment.check_new(k, v, self.is_capturing())?;
+        let Segment { rows, cache, .. } = segment;
+        let launch = launch_of_store("store", cache.shape(), rows.len());
+        self.launch(&launch, &[cache.k.memory(), cache.v.memory()], |client, cubes, units| match cache.k {
+            KvBuffer::F32(_) => store::<f32>(client, cubes, units, (k, v), segment),
+            KvBuffer::F16(_) => store::<f16>(client, cubes, units, (k, v), segment),
+        })
+    }
+
+    /// As [`Device::store`], for single tokens of several sequences.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Device::store`] and [`CubeError::Apart`].
+    pub fn store_tokens(&self, k: &Buffer<f32>, v: &Buffer<f32>, batch: &Batch<'_>) -> Result<()> {
+        let cache = batch.check_new(k, v)?;
+        let launch = launch_of_store("store_tokens", cache.shape(), batch.len());
+        self.launch(&launch, &[cache.k.memory(), cache.v.memory()], |client, cubes, units| match cache.k {
+            KvBuffer::F32(_) => store_several::<f32>(client, cubes, units, (k, v), batch, cache),
+            KvBuffer::F16(_) => store_several::<f16>(client, cubes, units, (k, v), batch, cache),
+        })
+    }
+}
+
+fn launch_of_store(kernel: &'static str, shape: CacheShape, rows: usize) -> Launch {
+    let count = rows * shape.kv_heads * shape.head_dim / shape.lanes();
+    let cubes = spread(count.div_ceil(UNITS as usize));
+    let settings = Settings { cubes, ..Settings::linear(1, UNITS, 5) };
+    Launch::new(kernel, &(shape.precision, shape.lanes()), settings)
+}
+
+fn store_several<E: Float>(
+    client: &Client,
+    cubes: CubeCount,
+    units: CubeDim,
+    (k, v): (&Buffer<f32>, &Buffer<f32>),
+    batch: &Batch<'_>,
+    cache: &KvCache,
+) {
+    let shape = cache.shape();
+    let lanes = shape.lanes();
+    let (k, v, table) = (k.vectors(lanes), v.vectors(lanes), batch.tokens.table().arg());
+    let (keys, values) = (cache.k.all().vectors(lanes), cache.v.all().vectors(lanes));
+    let dim = shape.head_dim / lanes;
+    let sizes = [batch.len() * shape.kv_heads * dim, shape.kv_heads, dim, shape.capacity];
+    // Each was checked against a length that fits 32 bits.
+    let [count, heads, dim, capacity] = sizes.map(|n| n as u32);
+    // SAFETY: `Batch::check_new` checked the lengths, that the rows exist and that the caches are where the table says; a slot is below the capacity, and no two rows share a cache.
+    unsafe {
+        kernel::store_several::launch_unchecked::<E>(
+            client, cubes, units, lanes, k, v, table, keys, values, count, heads, dim, capacity,
+        );
+    }
+}
+
+fn store<E: Float>(
+    client: &Client,
+    cubes: CubeCount,
+    units: CubeDim,
+    (k, v): (&Buffer<f32>, &Buffer<f32>),
+    segment: &Segment<'_>,
+) {
+    let (shape, rows) = (segment.cache.shape(), &segment.rows);
+    let lanes = shape.lanes();
+    let (k, v, positions) = (k.vectors(lanes), v.vectors(lanes), segment.positions.buffer().arg());
+    let (keys, values) = (segment.cache.k.vectors(lanes), segment.cache.v.vectors(lanes));
+    let dim = shape.head_dim / lanes;
+    let sizes = [rows.len() * shape.kv_heads * dim, rows.start, shape.kv_heads, dim, shape.capacity];
+    // Each was checked against a length that fits 32 bits.
+    let [count, first, heads, dim, capacity] = sizes.map(|n| n as u32);
+    // SAFETY: `Device::store` checked the lengths, rows are within `positions`, a slot is below the capacity, and no two rows
+    // share a slot because the positions are consecutive and at most `capacity` in number.
+    unsafe {
+        kernel::store::launch_unchecked::<E>(
+            client, cubes, units, lanes, k, v, positions, keys, values, count, first, heads, dim, capacity,
+        );
+    }
+}

@@ -1,0 +1,126 @@
+//! Attention of a step: prompts one by one, the next tokens of sequences made together in one launch.
+
+use std::sync::PoisonError;
+
+use trike_cube::attention::{Batch, KvCache, Segment, Token, Tokens};
+use trike_cube::ops::RopeTable;
+use trike_cube::{Buffer, Strategy};
+
+use super::{CubeBackend, CubeInputs, CubeRope, CubeTensor};
+use crate::{AttentionSpec, CacheSpec, NnError, check};
+
+impl CubeBackend {
+    /// Stores keys and values, then attends; with `rope`, queries and keys are rotated before, in the launch of the store.
+    pub(super) fn attend(
+        &self,
+        spec: &AttentionSpec,
+        [q, k, v]: [&CubeTensor; 3],
+        rope: Option<&CubeRope>,
+        inputs: &CubeInputs,
+        caches: &mut [&mut KvCache],
+    ) -> Result<CubeTensor, NnError> {
+        let caches: Vec<&KvCache> = caches.iter().map(|cache| &**cache).collect();
+        let specs: Vec<CacheSpec> = caches.iter().map(|cache| spec_of(cache)).collect();
+        check::attention(spec, [q, k, v].map(CubeTensor::shape), &inputs.host, specs.iter())?;
+        let table = match rope {
+            Some(rope) => {
+                check::rope(k.shape(), rope.head_dim, &inputs.host)?;
+                Some(self.rope_table(q, rope, inputs)?)
+            }
+            None => None,
+        };
+        let out = self.tensor(q.rows(), q.width)?;
+        let qkv = [&q.buffer, &k.buffer, &v.buffer];
+        let segments = inputs.host.segments();
+        for together in groups(inputs, &caches) {
+            let spec = spec.within(segments[together[0]].window);
+            match together[..] {
+                [one] => {
+                    let (rows, cache) = (segments[one].rows.clone(), caches[one]);
+                    let rows = Segment { rows, positions: &inputs.positions, cache };
+                    self.attend_to_one(&spec, qkv, table.as_ref(), &rows, &out.buffer)?;
+                }
+                _ => {
+                    self.attend_to_several(&spec, qkv, table.as_ref(), (inputs, &together), &caches, &out)?;
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    fn attend_to_one(
+        &self,
+        spec: &AttentionSpec,
+        [q, k, v]: [&Buffer<f32>; 3],
+        table: Option<&RopeTable>,
+        rows: &Segment<'_>,
+        out: &Buffer<f32>,
+    ) -> Result<(), NnError> {
+        match table {
+            Some(table) => self.device.rotate_and_store(q, k, v, rows, table)?,
+            None => self.device.store(k, v, rows)?,
+        }
+        Ok(self.device.attention(spec, q, rows, out, &Strategy::Inferred)?)
+    }
+
+    fn attend_to_several(
+        &self,
+        spec: &AttentionSpec,
+        [q, k, v]: [&Buffer<f32>; 3],
+        table: Option<&RopeTable>,
+        (inputs, together): (&CubeInputs, &[usize]),
+        caches: &[&KvCache],
+        out: &CubeTensor,
+    ) -> Result<(), NnError> {
+        let (segments, positions) = (inputs.host.segments(), inputs.host.positions());
+        let token = |&i: &usize| {
+            let row = segments[i].rows.start;
+            Token { row, position: positions[row], cache: caches[i] }
+        };
+        let tokens: Vec<Token<'_>> = together.iter().map(token).collect();
+        let mut known = inputs.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = match known.iter().position(|known| known.are(&tokens)) {
+            Some(at) => at,
+            None => {
+                self.traffic.uploaded(3 * size_of::<u32>() * tokens.len());
+                known.push(Tokens::upload(&self.device, &tokens)?);
+                known.len() - 1
+            }
+        };
+        let caches: Vec<&KvCache> = tokens.iter().map(|token| token.cache).collect();
+        let batch = Batch { tokens: &known[at], caches: &caches };
+        match table {
+            Some(table) => self.device.rotate_and_store_tokens(q, k, v, &batch, table)?,
+            None => self.device.store_tokens(k, v, &batch)?,
+        }
+        Ok(self.device.attention_of_tokens(spec, q, &batch, &out.buffer, &Strategy::Inferred)?)
+    }
+}
+
+/// The segments of a step that are processed together: single tokens with one window whose caches are beside each other.
+fn groups(inputs: &CubeInputs, caches: &[&KvCache]) -> Vec<Vec<usize>> {
+    let segments = inputs.host.segments();
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (i, segment) in segments.iter().enumerate() {
+        let fits = |group: &&mut Vec<usize>| {
+            let first = group[0];
+            let singles = segment.rows.len() == 1 && segments[first].rows.len() == 1;
+            singles && segments[first].window == segment.window && caches[first].is_beside(caches[i])
+        };
+        match groups.iter_mut().find(fits) {
+            Some(group) => group.push(i),
+            None => groups.push(vec![i]),
+        }
+    }
+    groups
+}
+
+fn spec_of(cache: &KvCache) -> CacheSpec {
+    let shape = cache.shape();
+    CacheSpec {
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+        capacity: shape.capacity,
+        precision: shape.precision,
+    }
+}
