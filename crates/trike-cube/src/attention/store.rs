@@ -91,8 +91,10 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Length`] for keys or values of the wrong length, [`CubeError::Range`] for rows that do not exist or exceed
-    /// the cache capacity, [`CubeError::NotConsecutive`], [`CubeError::Overlap`], and those of the launch.
+    /// [`CubeError::Length`](crate::CubeError::Length) for keys or values of the wrong length,
+    /// [`CubeError::Range`](crate::CubeError::Range) for rows that do not exist or exceed the cache capacity,
+    /// [`CubeError::NotConsecutive`](crate::CubeError::NotConsecutive), [`CubeError::Overlap`](crate::CubeError::Overlap), and
+    /// those of the launch.
     pub fn store(&self, k: &Buffer<f32>, v: &Buffer<f32>, segment: &Segment<'_>) -> Result<()> {
         segment.check_new(k, v, self.is_capturing())?;
         let Segment { rows, cache, .. } = segment;
@@ -107,7 +109,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// Those of [`Device::store`] and [`CubeError::Apart`].
+    /// Those of [`Device::store`] and [`CubeError::Apart`](crate::CubeError::Apart).
     pub fn store_tokens(&self, k: &Buffer<f32>, v: &Buffer<f32>, batch: &Batch<'_>) -> Result<()> {
         let cache = batch.check_new(k, v)?;
         let launch = launch_of_store("store_tokens", cache.shape(), batch.len());

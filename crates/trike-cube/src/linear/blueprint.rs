@@ -5,8 +5,8 @@ use super::kernels::{MmaShape, WmmaShape};
 /// Kernel variants of a ternary linear.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LinearBlueprint {
-    /// 4-byte dot products for few tokens, see [`DecodeBlueprint`]; the only kernel for [`TernaryLayout::Base3`] and
-    /// [`TernaryLayout::Blocks`].
+    /// 4-byte dot products for few tokens, see [`DecodeBlueprint`]; the only kernel for [`TernaryLayout::Base3`](super::TernaryLayout::Base3) and
+    /// [`TernaryLayout::Blocks`](super::TernaryLayout::Blocks).
     Decode(DecodeBlueprint),
     /// 4-byte dot products for many tokens: 64 rows times 32 code rows per cube, unpacked into shared memory.
     Tiled,
