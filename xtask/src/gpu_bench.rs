@@ -10,14 +10,14 @@ use clap::Parser;
 use std::process::Command;
 use xshell::cmd;
 
-/// Time the kernels on a device, record the results, and update the performance chapter from the newest record.
+/// Time the kernels on devices, record the results, and update the performance chapter from the newest record.
 #[derive(Parser)]
 #[command(name = "cargo xtask bench-report --gpu", bin_name = "cargo xtask bench-report --gpu")]
 struct Options {
-    /// Device, such as `cuda:0`, `hip:0`, `vulkan:0` or `wgpu:0`; by default the first GPU: through CUDA or HIP if
-    /// this machine has the driver, else through Vulkan.
-    #[arg(long, default_value = "auto")]
-    device: String,
+    /// Devices, comma-separated, such as `cuda:0,vulkan:0`; by default all GPUs, through CUDA and HIP if this machine has
+    /// the driver, and through Vulkan.
+    #[arg(long, value_delimiter = ',', default_value = "all")]
+    device: Vec<String>,
     /// Only problems whose name contains this; nothing is recorded.
     #[arg(long)]
     filter: Option<String>,
@@ -43,8 +43,14 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
     if options.render {
         return binary(ws, &runtimes, &["report"]);
     }
-    let file = ws.metadata.target_directory.join("gpu-test/bench.json").into_string();
-    let mut arguments = vec!["bench", "--device", &options.device, "--output", &file];
+    let folder = ws.metadata.target_directory.join("gpu-test/bench");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder)?;
+    let file = folder.join("run.json").into_string();
+    // A build without SPIR-V has the software driver only.
+    let devices =
+        if options.tiny && options.device == ["all"] { "auto".to_owned() } else { options.device.join(",") };
+    let mut arguments = vec!["bench", "--device", &devices, "--output", &file];
     arguments.extend(options.filter.iter().flat_map(|filter| ["--filter", filter.as_str()]));
     if options.tiny {
         arguments.extend(["--tiny", "--software", "--windows", "3", "--window-ms", "5", "--rotate-mib", "1"]);
@@ -54,24 +60,34 @@ pub(crate) fn run(ws: &Workspace, options: &[String]) -> Result<()> {
         println!("not recorded: only full runs are recorded");
         return Ok(());
     }
-    let mut arguments = vec!["report", "--record", &file, "--threshold", &options.threshold];
+    let mut files = Vec::new();
+    for entry in folder.read_dir_utf8()? {
+        files.push(entry?.into_path().into_string());
+    }
+    files.sort();
+    let mut arguments = vec!["report", "--threshold", &options.threshold];
+    arguments.extend(files.iter().flat_map(|file| ["--record", file.as_str()]));
     arguments.extend(options.accept.then_some("--accept"));
     binary(ws, &runtimes, &arguments)
 }
 
-/// The runtimes to build for a device.
+/// The runtimes to build for the devices.
 fn runtimes(ws: &Workspace, options: &Options) -> Vec<String> {
-    let runtime = options.device.split(':').next().unwrap_or_default();
-    match runtime {
-        "cuda" | "hip" | "metal" | "vulkan" => vec![runtime.to_owned()],
-        // A build with SPIR-V does not open software drivers.
-        "auto" if !options.tiny => {
-            let mut found = drivers(ws);
-            found.push("vulkan".to_owned());
-            found
+    let mut all = Vec::new();
+    for device in &options.device {
+        match device.split(':').next().unwrap_or_default() {
+            runtime @ ("cuda" | "hip" | "metal" | "vulkan") => all.push(runtime.to_owned()),
+            // A build with SPIR-V does not open software drivers.
+            "all" | "auto" if !options.tiny => {
+                all.extend(drivers(ws));
+                all.push("vulkan".to_owned());
+            }
+            _ => {}
         }
-        _ => Vec::new(),
     }
+    all.sort();
+    all.dedup();
+    all
 }
 
 /// Builds the test binary as users build theirs, and runs it in the root.

@@ -46,7 +46,7 @@ for runtime in $TRIKE_RUNTIMES; do
     "$here/trike-gpu-test" run --runtime "$runtime" >"$out/suites-$runtime.txt" 2>&1 || status=1
     tail -n 1 "$out/suites-$runtime.txt"
     echo "== benchmarks on $runtime"
-    "$here/trike-gpu-test" bench --device "$runtime:0" --output "$out/bench-$runtime.json" ${TRIKE_BENCH:-} >"$out/bench-$runtime.txt" 2>&1 || status=1
+    "$here/trike-gpu-test" bench --device "$runtime" --output "$out/bench-$runtime.json" ${TRIKE_BENCH:-} >"$out/bench-$runtime.txt" 2>&1 || status=1
     tail -n 1 "$out/bench-$runtime.txt"
 done
 exit $status

@@ -156,5 +156,23 @@ mod tests {
         assert_eq!(spare.read(&view).expect("a device"), [1.5; 10]);
         drop(view);
         assert_eq!((spare.memory().in_use, spare.memory().peak), (before.in_use, before.in_use + 4000));
+        assert!(spare.memory().limit.is_none() && spare.memory().unused() <= spare.memory().reserved);
+    }
+
+    #[test]
+    fn a_limit_refuses_what_is_beyond_it_and_nothing_else() {
+        let Some(device) = device(Planes::Off) else { return };
+        let options = DeviceOptions::default().with_planes(Planes::Off).with_memory_limit(4000);
+        let limited = Device::open_with(device.spec(), options).expect("there");
+        let first = limited.upload(&[1.5f32; 900]).expect("room");
+        assert_eq!(limited.memory().available(), Some(400));
+        let refused = limited.empty::<f32>(101).expect_err("four bytes too many");
+        assert!(matches!(refused, CubeError::Memory { requested: 4004, limit: 4000, .. }), "{refused}");
+        assert!(matches!(limited.upload_weights(&[0u32; 200]), Err(CubeError::Memory { .. })));
+        let rest = limited.empty::<f32>(100).expect("the rest");
+        assert_eq!(limited.clone().memory().available(), Some(0), "clones share the limit");
+        drop((first, rest));
+        limited.upload(&[0.0f32; 1000]).expect("all of it");
+        device.upload(&[0.0f32; 2000]).expect("another device has no limit");
     }
 }

@@ -118,13 +118,26 @@ fn execute(command: Command) -> Result<()> {
             finish(&tally, true)
         }
         Command::Bench(options) => {
-            let record = bench::run(&options, |line| println!("{line}"))?;
-            let (figures, failures, path) = (record.rows.len(), record.failures.len(), record.path());
-            println!(
-                "{figures} figures, {failures} failures; a full run belongs to benches/records/{}",
-                path.display()
-            );
-            ensure!(record.failures.is_empty(), "{} kernels failed", record.failures.len());
+            let mut problems = Vec::new();
+            for (spec, file) in options.runs()? {
+                // The other devices go on.
+                let record = match bench::run(&options, spec, file, |line| println!("{line}")) {
+                    Ok(record) => record,
+                    Err(e) => {
+                        problems.push(format!("{e:#}"));
+                        continue;
+                    }
+                };
+                let (figures, failures, path) = (record.rows.len(), record.failures.len(), record.path());
+                println!(
+                    "{figures} figures, {failures} failures; a full run belongs to benches/records/{}",
+                    path.display()
+                );
+                if failures > 0 {
+                    problems.push(format!("{spec}: {failures} kernels failed"));
+                }
+            }
+            ensure!(problems.is_empty(), "{}", problems.join("; "));
             Ok(())
         }
         Command::Report(options) => {

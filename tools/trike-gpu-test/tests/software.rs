@@ -33,7 +33,9 @@ fn a_tiny_record_has_every_problem_and_counts_for_nothing() {
     let file = file.display().to_string();
     let options = Bench::parse_from(arguments.into_iter().chain(["--rotate-mib", "1", "-o", &file])).options;
     let mut said = String::new();
-    let record = bench::run(&options, |line| said += line).expect("every problem is timed");
+    let [(spec, output)] = &options.runs().expect("one device")[..] else { panic!("{options:?}") };
+    let record =
+        bench::run(&options, *spec, output.clone(), |line| said += line).expect("every problem is timed");
     assert!(record.failures.is_empty(), "{:?}", record.failures);
     assert!(record.complete && !record.counts(), "it ran on the host");
     for (problem, kernel) in bench::Catalogue::tiny().names() {
@@ -47,7 +49,7 @@ fn a_tiny_record_has_every_problem_and_counts_for_nothing() {
     assert_eq!(Record::parse(&kept).expect("a record"), record);
     std::fs::remove_file(options.output.expect("given")).expect("it is there");
     let plain = Bench::parse_from(["bench", "--device", &device, "--tiny"]).options;
-    let refused = bench::run(&plain, |_| {}).expect_err("figures of the host mean nothing");
+    let refused = bench::run(&plain, *spec, None, |_| {}).expect_err("figures of the host mean nothing");
     assert!(refused.to_string().contains("is a software device"), "{refused}");
 }
 

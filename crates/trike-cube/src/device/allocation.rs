@@ -34,6 +34,8 @@ pub(super) struct Common {
     /// Kernels launched so far.
     pub(super) launches: AtomicU64,
     pub(super) captures: Captures,
+    /// Maximum bytes in buffers.
+    pub(super) limit: Option<u64>,
 }
 
 /// One allocation, freed when the last buffer over it is dropped.

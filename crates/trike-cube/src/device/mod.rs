@@ -35,9 +35,17 @@ use crate::plan::Settings;
 pub struct DeviceOptions {
     /// Use of plane operations.
     pub planes: Planes,
+    /// Maximum bytes in buffers at a time; `None` for as many as the device has.
+    pub memory_limit: Option<u64>,
 }
 
 impl DeviceOptions {
+    /// Sets [`memory_limit`](Self::memory_limit): allocations beyond it are refused with [`CubeError::Memory`].
+    #[must_use]
+    pub fn with_memory_limit(self, bytes: u64) -> Self {
+        Self { memory_limit: Some(bytes), ..self }
+    }
+
     /// Sets [`planes`](Self::planes).
     #[must_use]
     pub fn with_planes(self, planes: Planes) -> Self {
@@ -87,6 +95,25 @@ pub struct Memory {
     pub reserved: u64,
     /// Total memory, if the runtime reports it.
     pub total: Option<u64>,
+    /// Maximum in buffers, if the device was opened with a limit.
+    pub limit: Option<u64>,
+}
+
+impl Memory {
+    /// Free for buffers: less what pools keep, which serves buffers of like sizes only; `None` if neither the total nor a limit
+    /// is known.
+    #[must_use]
+    pub fn available(&self) -> Option<u64> {
+        let of_device = self.total.map(|total| total.saturating_sub(self.in_use.max(self.reserved)));
+        let of_limit = self.limit.map(|limit| limit.saturating_sub(self.in_use));
+        of_device.into_iter().chain(of_limit).min()
+    }
+
+    /// Reserved by the runtime, but in no buffer: freed buffers that its pools keep, and what is lost between buffers.
+    #[must_use]
+    pub fn unused(&self) -> u64 {
+        self.reserved.saturating_sub(self.in_use)
+    }
 }
 
 /// A launch: kernel, compile-time key and launch settings.
@@ -153,7 +180,10 @@ impl Device {
             client,
             spec,
             capabilities: Arc::new(capabilities),
-            common: Arc::default(),
+            common: Arc::new(allocation::Common {
+                limit: options.memory_limit,
+                ..allocation::Common::default()
+            }),
             proven: Arc::default(),
             counters: Arc::default(),
         }
@@ -198,6 +228,7 @@ impl Device {
             peak: self.common.counter.peak(),
             reserved: usage.bytes_reserved,
             total: self.capabilities.memory_bytes,
+            limit: self.common.limit,
         }
     }
 
@@ -409,6 +440,12 @@ impl Device {
         let limit = self.capabilities.max_buffer_bytes;
         if bytes as u64 > limit {
             return Err(CubeError::Memory { what: "a buffer", requested: bytes as u64, limit });
+        }
+        if let Some(limit) = self.common.limit {
+            let requested = self.common.counter.now().saturating_add(bytes as u64);
+            if requested > limit {
+                return Err(CubeError::Memory { what: "all buffers of a limited device", requested, limit });
+            }
         }
         Ok(bytes)
     }

@@ -89,10 +89,10 @@ impl Plan for RowLinearProblem {
     fn candidates(&self, device: &Capabilities) -> Vec<RowLinearBlueprint> {
         let of_column = if self.rows.source == RowSource::Plain { 1 } else { 4 };
         let mut all = Vec::with_capacity(2);
-        let product = self.linear.candidates(device).into_iter().next();
-        if let Some(LinearBlueprint::Decode(DecodeBlueprint { rows: 1, splits })) = product
-            && of_column * self.rows.cols <= MOST_WORK
-        {
+        let is_short = self.linear.x.code_rows() == 1 && of_column * self.rows.cols <= MOST_WORK;
+        // Shapes for many tokens take long to compare.
+        let product = if is_short { self.linear.candidates(device).into_iter().next() } else { None };
+        if let Some(LinearBlueprint::Decode(DecodeBlueprint { rows: 1, splits })) = product {
             let units = 32 * splits as u32;
             let lanes = if self.rows.cols.is_multiple_of(4) { 4 } else { 1 };
             let planes = device.planes.is_some_and(|(_, most)| most <= units);
@@ -176,14 +176,14 @@ impl Device {
         let x = ActivationShape { tokens, cols, precision };
         let linear = TernaryProblem { x, w: w.form().clone(), add };
         let problem = RowLinearProblem { rows, linear };
-        let (mut blueprint, settings) = problem.plan(strategy, self.capabilities())?;
+        // Of several tokens the product remembers its own plan.
+        let of_one = x.code_rows() == 1 || *strategy != Strategy::Inferred;
+        let planned = of_one.then(|| problem.plan(strategy, self.capabilities())).transpose()?;
         let (first, second) = input.buffers();
         let weight = norm.map_or(second, |norm| norm.weight);
-        if [first, second, weight].iter().any(|input| outs.iter().any(|out| out.overlaps(input))) {
-            // A cube may store its outputs before another has read the row.
-            blueprint = RowLinearBlueprint::Separate;
-        }
-        let RowLinearBlueprint::Fused { rows, splits } = blueprint else {
+        // A cube may store its outputs before another has read the row.
+        let apart = ![first, second, weight].iter().any(|input| outs.iter().any(|out| out.overlaps(input)));
+        let Some((RowLinearBlueprint::Fused { rows, splits }, settings)) = planned.filter(|_| apart) else {
             let codes = Activations::empty(self, x)?.with_rotation(w.rotation())?;
             self.quantize(input, norm, &codes, &Strategy::Inferred)?;
             return match add {

@@ -91,9 +91,7 @@ impl CubeBackend {
     pub fn check_memory(&self, plan: &MemoryPlan) -> Result<(), NnError> {
         // Memory of earlier models in the runtime's pools is free but unusable for weights of other sizes: release it.
         self.device.release()?;
-        let memory = self.device.memory();
-        let available = memory.total.map(|total| total.saturating_sub(memory.in_use.max(memory.reserved)));
-        match available {
+        match self.device.memory().available() {
             Some(available) if plan.total() > available => {
                 Err(NnError::Memory { device: self.name(), plan: *plan, needed: plan.total(), available })
             }

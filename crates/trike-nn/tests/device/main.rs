@@ -403,6 +403,11 @@ fn what_does_not_fit_is_refused_before_it_is_loaded() {
         other => panic!("{other:?}"),
     }
     backend.check_memory(&MemoryPlan { weights: 1, cache: 1, scratch: 1 }).expect("three bytes fit");
+    let options = DeviceOptions::default().with_planes(Planes::Forced).with_memory_limit(1000);
+    let limited =
+        CubeBackend::new(Device::open_with(device.spec(), options).expect("there"), ActivationPrecision::F32);
+    let refused = limited.check_memory(&MemoryPlan { weights: 1001, cache: 0, scratch: 0 });
+    assert!(matches!(refused, Err(NnError::Memory { needed: 1001, available: 1000, .. })), "{refused:?}");
     let decoder = gpu(&device, &base(), Kind::Trits, ActivationPrecision::F32);
     let mut sequence = decoder.sequence(KvSpec::new(KvPrecision::F32, 4)).expect("a sequence");
     let mut steps = [Step { sequence: &mut sequence, ids: &[113] }];

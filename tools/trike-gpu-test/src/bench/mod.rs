@@ -23,10 +23,11 @@ mod targets;
 pub use catalogue::{Case, Catalogue, Weights};
 pub use operations::Operation;
 
-use anyhow::{Context, Result, bail};
-use std::path::PathBuf;
+use anyhow::{Context, Result, bail, ensure};
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use trike_bench::{Bases, Record, Zeros};
-use trike_cube::{CubeError, Device, DeviceSpec, Runtime};
+use trike_cube::{CubeError, Device, DeviceSpec, Runtime, devices};
 
 use entrant::{Absent, Operands};
 use operands::Matrices;
@@ -39,9 +40,10 @@ pub(crate) const BASES: Bases = Bases { rival: rivals::CUBLAS, kernel: catalogue
 /// Options of a run.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Options {
-    /// Device, such as `cuda:0` (default: the first that is not a software device).
-    #[arg(long, default_value = "auto")]
-    pub device: DeviceSpec,
+    /// Devices, comma-separated, such as `cuda:0,vulkan:1`; `cuda` for all of a runtime, `all` for all that are no software; by
+    /// default the first of those.
+    #[arg(long = "device", value_name = "DEVICES", value_delimiter = ',', default_value = "auto")]
+    pub devices: Vec<Choice>,
     /// Time only problems whose name contains this text.
     #[arg(long)]
     pub filter: Option<String>,
@@ -60,12 +62,70 @@ pub struct Options {
     /// Time a few tiny problems instead of the catalogue, to test the benchmark itself.
     #[arg(long)]
     pub tiny: bool,
-    /// Write the record to this file after each problem.
+    /// Write the record to this file after each problem; with several devices one for each, their names added to the file's.
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
 }
 
+/// Devices to time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Every device of every runtime that is no software.
+    All,
+    /// Those of one runtime.
+    Of(Runtime),
+    /// One device.
+    One(DeviceSpec),
+}
+
+impl std::str::FromStr for Choice {
+    type Err = <DeviceSpec as std::str::FromStr>::Err;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "all" {
+            return Ok(Self::All);
+        }
+        match Runtime::ALL.into_iter().find(|runtime| runtime.name() == text) {
+            Some(runtime) => Ok(Self::Of(runtime)),
+            None => text.parse().map(Self::One),
+        }
+    }
+}
+
 impl Options {
+    /// The devices to time, each once and with the file of its record.
+    ///
+    /// # Errors
+    /// When no device is found.
+    pub fn runs(&self) -> Result<Vec<(DeviceSpec, Option<PathBuf>)>> {
+        let hardware = |of: Option<Runtime>| {
+            let found = devices()
+                .into_iter()
+                .filter(|info| info.capabilities.as_ref().is_ok_and(|found| !found.software));
+            let specs = found.map(|info| info.spec);
+            specs.filter(move |spec| {
+                of.is_none_or(|of| matches!(spec, DeviceSpec::Numbered(r, _) if *r == of))
+            })
+        };
+        let mut all = Vec::new();
+        for choice in &self.devices {
+            match *choice {
+                Choice::One(spec) => all.push(spec),
+                Choice::All => all.extend(hardware(None)),
+                Choice::Of(runtime) => all.extend(hardware(Some(runtime))),
+            }
+        }
+        let mut seen = HashSet::new();
+        all.retain(|spec| seen.insert(*spec));
+        ensure!(!all.is_empty(), "no GPU was found through the runtimes of this build");
+        let several = all.len() > 1;
+        let file = |spec: &DeviceSpec| {
+            let file = self.output.as_ref()?;
+            Some(if several { file_of(file, *spec) } else { file.clone() })
+        };
+        Ok(all.into_iter().map(|spec| (spec, file(&spec))).collect())
+    }
+
     fn wants(&self, problem: &str) -> bool {
         self.filter.as_ref().is_none_or(|part| problem.contains(part.as_str()))
     }
@@ -76,9 +136,16 @@ impl Options {
     }
 }
 
-/// Opens the device. `auto` selects a software device only with `--software` and if there is no other.
-fn open(options: &Options) -> trike_cube::Result<Device> {
-    match (Device::open(options.device), options.device) {
+/// `folder/bench.json` as `folder/bench-cuda-0.json`.
+fn file_of(file: &Path, spec: DeviceSpec) -> PathBuf {
+    let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+    let name = format!("{stem}-{}", spec.to_string().replace(':', "-"));
+    file.with_file_name(name).with_extension(file.extension().unwrap_or_default())
+}
+
+/// Opens a device. `auto` selects a software device only with `--software` and if there is no other.
+fn open(spec: DeviceSpec, options: &Options) -> trike_cube::Result<Device> {
+    match (Device::open(spec), spec) {
         (Err(CubeError::NoDevice { .. }), DeviceSpec::Auto) if options.software => {
             Device::open(DeviceSpec::Numbered(Runtime::Wgpu, 0))
         }
@@ -86,16 +153,21 @@ fn open(options: &Options) -> trike_cube::Result<Device> {
     }
 }
 
-/// Times the problems; `say` receives the tables as they are finished.
+/// Times the problems on a device; `say` receives the tables as they are finished, `file` the record.
 ///
 /// # Errors
 /// If the device cannot be opened or the record cannot be written. Failures of single problems are stored in the record.
-pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<Record> {
-    let device = open(options).context("cannot open a device to time")?;
+pub fn run(
+    options: &Options,
+    spec: DeviceSpec,
+    file: Option<PathBuf>,
+    mut say: impl FnMut(&str),
+) -> Result<Record> {
+    let device = open(spec, options).with_context(|| format!("cannot open {spec} to time it"))?;
     if device.is_software() && !options.software {
         bail!("{} is a software device; pass --software to time it anyway", device.name());
     }
-    let mut run = Run::new(&device, options, &mut say);
+    let mut run = Run::new(&device, options, file, &mut say);
     run.ceilings()?;
     let rivals = rivals::open(&mut run);
     let catalogue = options.catalogue();
@@ -191,4 +263,31 @@ fn fits(device: &Device, case: &Case, all: &[Who<'_>], most_tokens: usize, rotat
     let each = rotate.max(2 * floats) + floats + 4 * most_tokens * (case.shape.rows + case.shape.cols);
     let memory = device.capabilities().memory_bytes.unwrap_or(UNKNOWN);
     (all.len() * each) as u64 <= memory / 2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        options: Options,
+    }
+
+    #[test]
+    fn each_device_is_timed_once_into_a_file_of_its_own() {
+        let of = |arguments: &[&str]| {
+            Cli::try_parse_from(["bench"].iter().chain(arguments)).map(|cli| cli.options)
+        };
+        let one = of(&["--output", "a/b.json"]).unwrap().runs().unwrap();
+        assert_eq!(one, [(DeviceSpec::Auto, Some("a/b.json".into()))]);
+        let several = of(&["--device", "cuda:0,vulkan:1,cuda:0", "-o", "a/b.json"]).unwrap().runs().unwrap();
+        let [cuda, vulkan] =
+            [(Runtime::Cuda, 0), (Runtime::Vulkan, 1)].map(|(r, n)| DeviceSpec::Numbered(r, n));
+        let files = ["a/b-cuda-0.json", "a/b-vulkan-1.json"].map(|file| Some(file.into()));
+        assert_eq!(several, [cuda, vulkan].into_iter().zip(files).collect::<Vec<_>>());
+        assert!(of(&["--device", "cuda:x"]).is_err());
+    }
 }

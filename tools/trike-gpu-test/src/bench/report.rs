@@ -28,33 +28,35 @@ pub struct Options {
     /// Folder of the book's sources.
     #[arg(long, default_value = "docs/src")]
     pub book: PathBuf,
-    /// Record of a run, written by `bench --output`, to compare and store.
-    #[arg(long, value_name = "FILE")]
-    pub record: Option<PathBuf>,
+    /// Records of runs, written by `bench --output`, to compare and store.
+    #[arg(long = "record", value_name = "FILE", num_args = 1..)]
+    pub run: Vec<PathBuf>,
     /// Drop in a row's share of the ceiling and in its speedup over the rival that counts as a regression, in percent.
     #[arg(long, value_name = "PERCENT", default_value = "10", value_parser = parse_threshold)]
     pub threshold: f64,
     /// Record the run as the new baseline despite regressions.
-    #[arg(long, requires = "record")]
+    #[arg(long, requires = "run")]
     pub accept: bool,
 }
 
-/// Returns whether the run, if given, is valid and did not regress.
+/// Returns whether all runs that are given are valid and did not regress.
 ///
 /// # Errors
 /// If a record or the chapter cannot be read or written.
 pub fn run(options: &Options, mut say: impl FnMut(&str)) -> Result<bool> {
     let mut is_good = true;
-    if let Some(file) = &options.record {
+    let mut changed = options.run.is_empty();
+    for file in &options.run {
         let text =
             std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
         let run = Record::parse(&text).with_context(|| format!("{} is not a record", file.display()))?;
         let judgement = Judgement { threshold: options.threshold, accept: options.accept };
         let kept = keep(&options.records, &load_all(&options.records)?, &run, judgement, &mut say)?;
-        is_good = kept.is_good();
-        if kept != Kept::Yes {
-            return Ok(is_good);
-        }
+        is_good &= kept.is_good();
+        changed |= kept == Kept::Yes;
+    }
+    if !changed {
+        return Ok(is_good);
     }
     let page = chapter(&options.records, &options.book)?;
     write_pages(&options.book, &[page])?;
@@ -261,7 +263,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("trike-report-{}", std::process::id()));
         let (records, book) = (folder.join("records"), folder.join("book"));
         let options = Options {
-            record: Some(folder.join("run.json")),
+            run: vec![folder.join("run.json")],
             records: records.clone(),
             book: book.clone(),
             threshold: 0.1,
@@ -271,7 +273,7 @@ mod tests {
         let page = (CHAPTER.to_owned(), parts.concat());
         write_pages(&book, &[page]).unwrap();
         let run_of = |record: &Record| {
-            record.write(options.record.as_ref().unwrap()).unwrap();
+            record.write(&options.run[0]).unwrap();
             let mut said = String::new();
             (run(&options, |line| said += line).unwrap(), said)
         };

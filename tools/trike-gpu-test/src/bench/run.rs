@@ -1,6 +1,7 @@
 //! State of a benchmark run: interleaved timing, and the record that is extended with each problem.
 
 use anyhow::{Context, Result};
+use std::path::PathBuf;
 use std::time::Duration;
 use trike_bench::{
     Ceiling, Contender, DeviceFacts, Limit, Machine, Measured, NotRun, Record, SCHEMA, Software,
@@ -16,6 +17,8 @@ use super::{BASES, Options};
 pub(super) struct Run<'a> {
     pub(super) device: &'a Device,
     pub(super) options: &'a Options,
+    /// The file of the record.
+    file: Option<PathBuf>,
     say: &'a mut dyn FnMut(&str),
     record: Record,
     /// Samples of problems that are not final yet, because more contenders will be timed at them.
@@ -25,7 +28,12 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    pub(super) fn new(device: &'a Device, options: &'a Options, say: &'a mut dyn FnMut(&str)) -> Self {
+    pub(super) fn new(
+        device: &'a Device,
+        options: &'a Options,
+        file: Option<PathBuf>,
+        say: &'a mut dyn FnMut(&str),
+    ) -> Self {
         let capabilities = device.capabilities();
         let software = device.is_software();
         let facts = DeviceFacts {
@@ -55,7 +63,7 @@ impl<'a> Run<'a> {
             not_run: Vec::new(),
             failures: Vec::new(),
         };
-        Self { device, options, say, record, open: Vec::new(), settled: 0 }
+        Self { device, options, file, say, record, open: Vec::new(), settled: 0 }
     }
 
     /// Records a kernel or rival that could not be timed.
@@ -167,7 +175,7 @@ impl<'a> Run<'a> {
     fn write(&mut self) -> Result<()> {
         self.record.date = now();
         self.record.load[1] = load();
-        self.options.output.as_ref().map_or(Ok(()), |file| self.record.write(file))
+        self.file.as_ref().map_or(Ok(()), |file| self.record.write(file))
     }
 }
 

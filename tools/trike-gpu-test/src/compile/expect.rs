@@ -61,6 +61,11 @@ pub(crate) const UNSUPPORTED: &[Unsupported] = &[
         feature: "ten storage buffers for the kernel that writes the partial sums",
     },
     Unsupported {
+        kernel: "fused::kernel::fused::Fused",
+        targets: &["wgsl-minimal"],
+        feature: "nine storage buffers",
+    },
+    Unsupported {
         kernel: "linear::kernels::bitmap::bitmap::Bitmap",
         targets: &["wgsl-minimal"],
         feature: "eight storage buffers",
