@@ -295,13 +295,12 @@ fn time<B: Backend>(
 ) -> Result<BenchRow, LlmError> {
     let Subject { kind, tokens, depth, sequences: count_of } = subject;
     let mut rates = Vec::with_capacity(options.repetitions);
-    let mut sequences = Vec::with_capacity(count_of);
-    for _ in 0..count_of {
-        let mut sequence = decoder.sequence(KvSpec::new(options.kv, depth + tokens))?;
-        if depth > 0 {
-            fill(decoder, &mut sequence, depth)?;
+    // Made together: a device attends to the next tokens of all of them in one launch.
+    let mut sequences = decoder.sequences(KvSpec::new(options.kv, depth + tokens), count_of)?;
+    if depth > 0 {
+        for sequence in &mut sequences {
+            fill(decoder, sequence, depth)?;
         }
-        sequences.push(sequence);
     }
     let step = if kind == "prefill" { STEP } else { 1 };
     for repetition in 0..=options.repetitions {

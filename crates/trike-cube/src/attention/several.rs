@@ -76,8 +76,8 @@ impl Tokens {
     ///
     /// # Errors
     ///
-    /// [`CubeError::Range`] for fewer than two tokens, a row of `2^32` or more or a position of `2^30` or more, [`CubeError::Overlap`] for
-    /// two tokens with one cache or row, and those of [`Device::upload`].
+    /// [`CubeError::Range`] for fewer than two tokens, a row of `2^32` or more or a position of `2^30` or more,
+    /// [`CubeError::Overlap`] for two tokens with one cache or row, and those of [`Device::upload`].
     pub fn upload(device: &Device, tokens: &[Token<'_>]) -> Result<Self> {
         let places = tokens.iter().map(Token::place).collect::<Result<Vec<_>>>()?;
         check_range("tokens of several sequences", 2, u32::MAX as usize, places.len())?;

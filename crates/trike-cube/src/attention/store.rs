@@ -143,7 +143,8 @@ fn store_several<E: Float>(
     let sizes = [batch.len() * shape.kv_heads * dim, shape.kv_heads, dim, shape.capacity];
     // Each was checked against a length that fits 32 bits.
     let [count, heads, dim, capacity] = sizes.map(|n| n as u32);
-    // SAFETY: `Batch::check_new` checked the lengths, that the rows exist and that the caches are where the table says; a slot is below the capacity, and no two rows share a cache.
+    // SAFETY: `Batch::check_new` checked the lengths, that the rows exist and that the caches are where the table says; a slot is
+    // below the capacity, and no two rows share a cache.
     unsafe {
         kernel::store_several::launch_unchecked::<E>(
             client, cubes, units, lanes, k, v, table, keys, values, count, heads, dim, capacity,
